@@ -9,27 +9,27 @@ use lodge_proto::client::Client;
 use serde_json::{Value, json};
 use tokio::task::LocalSet;
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::floor::Floors;
 use crate::sample::Sample;
-use crate::table::{Row, Table};
+use crate::table::{BenchRow, BenchTable};
 use crate::wal::Wal;
-use crate::world::{Model, World};
+use crate::world::{BenchModel, BenchWorld};
 
 const CLIENTS: usize = 64;
 
-struct Sender {
+struct CommitClient {
     client: Client,
     agent: String,
     session: String,
 }
 
-pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
-    let world = World::start().await;
-    let agent = world.agent("commits", Model::Http).await;
+pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable) {
+    let world = BenchWorld::start().await;
+    let agent = world.agent("commits", BenchModel::Http).await;
     let mut senders = Vec::new();
     for number in 0..CLIENTS {
-        let mut sender = Sender {
+        let mut sender = CommitClient {
             client: world.lodge.client().await,
             agent: agent.clone(),
             session: format!("c{number}"),
@@ -50,21 +50,22 @@ pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
         }
     }
     fsync.extend(&floors.fsync(20));
-    let row = Row::rounds(format!("durable changes acknowledged a second, {CLIENTS} clients"), "/s", &rate);
+    let row =
+        BenchRow::rounds(format!("durable changes acknowledged a second, {CLIENTS} clients"), "/s", &rate);
     table.row(row.beside("1/fsync", 1e3 / fsync.p50()));
     if shared.len() > 0 {
-        table.row(Row::rounds("  changes that shared one commit", "", &shared));
+        table.row(BenchRow::rounds("  changes that shared one commit", "", &shared));
     }
 }
 
-impl Sender {
+impl CommitClient {
     async fn send(&mut self, text: &str) -> Value {
         let turn = json!({"agent": self.agent, "session": self.session, "text": text});
         self.client.call_value("turn/send", turn).await.expect("an accepted turn")
     }
 }
 
-async fn round(senders: Vec<Sender>, pairs: usize) -> Vec<Sender> {
+async fn round(senders: Vec<CommitClient>, pairs: usize) -> Vec<CommitClient> {
     let tasks = LocalSet::new();
     let running: Vec<_> = senders
         .into_iter()

@@ -2,13 +2,13 @@
 //!
 //! Two daemons on two state directories take turns, so that a disk that changes its mind changes both.
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::floor::Floors;
 use crate::proc;
 use crate::sample::Sample;
-use crate::table::{Hold, Row, Table};
+use crate::table::{BenchRow, BenchTable, NumberBound};
 use crate::wal::Wal;
-use crate::world::{Model, Talk, World};
+use crate::world::{BenchModel, BenchSession, BenchWorld};
 
 /// The window around turn 10.
 const YOUNG: std::ops::RangeInclusive<usize> = 5..=15;
@@ -19,17 +19,17 @@ const MB: f64 = 1024.0 * 1024.0;
 
 const TEXT: &str = "a message of the usual length, give or take a word or two";
 
-pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
-    let (old, young) = (World::start().await, World::start().await);
+pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable) {
+    let (old, young) = (BenchWorld::start().await, BenchWorld::start().await);
     let (old_agent, young_agent) =
-        (old.agent("old", Model::Http).await, young.agent("young", Model::Http).await);
+        (old.agent("old", BenchModel::Http).await, young.agent("young", BenchModel::Http).await);
     let mut talk = old.talk(&old_agent, "old").await;
     let window = YOUNG.end() - YOUNG.start() + 1;
     let until = sizes.old_turns.saturating_sub(sizes.young_sessions * window / 2);
     let aging = age(&old, &mut talk, until).await;
 
     let (mut aged, mut fresh, mut fsync) = (Sample::default(), Sample::default(), Sample::default());
-    let (mut aged_log, mut fresh_log) = (Logged::default(), Logged::default());
+    let (mut aged_log, mut fresh_log) = (WalGrowth::default(), WalGrowth::default());
     for session in 0..sizes.young_sessions {
         let mut youth = young.talk(&young_agent, &format!("young-{session}")).await;
         fsync.extend(&floors.fsync(10));
@@ -45,26 +45,28 @@ pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
             }
         }
     }
-    table.row(Row::times("whole turn around turn 10, model over HTTP", &fresh).beside("fsync", fsync.p50()));
+    table.row(
+        BenchRow::times("whole turn around turn 10, model over HTTP", &fresh).beside("fsync", fsync.p50()),
+    );
     let what = format!("whole turn around turn {}", sizes.old_turns);
-    table.row(Row::times(what, &aged).beside("fsync", fsync.p50()));
-    let ratio = Row::new("  the later beside the earlier", "x", aged.p50() / fresh.p50());
-    table.row(ratio.hold(Hold::at_most("", RATIO_MAX)));
+    table.row(BenchRow::times(what, &aged).beside("fsync", fsync.p50()));
+    let ratio = BenchRow::new("  the later beside the earlier", "x", aged.p50() / fresh.p50());
+    table.row(ratio.hold(NumberBound::at_most("", RATIO_MAX)));
     written(&aging, table);
     logged(&fresh_log, &aged_log, sizes, table);
-    let wal = Row::new("  largest write-ahead log seen", "MB", aging.log_bytes_max as f64 / MB);
-    table.row(wal.hold(Hold::at_most("", WAL_MAX_MB)));
+    let wal = BenchRow::new("  largest write-ahead log seen", "MB", aging.log_bytes_max as f64 / MB);
+    table.row(wal.hold(NumberBound::at_most("", WAL_MAX_MB)));
 }
 
 /// What a session wrote while it grew.
 #[derive(Debug)]
-struct Aging {
+struct SessionGrowth {
     /// By the daemon, in KB a turn: over all turns, their first tenth and their last.
     kb: Option<[f64; 3]>,
     log_bytes_max: u64,
 }
 
-async fn age(world: &World, talk: &mut Talk, turns: usize) -> Aging {
+async fn age(world: &BenchWorld, talk: &mut BenchSession, turns: usize) -> SessionGrowth {
     let daemon = world.lodge.pid().expect("a running daemon");
     let tenth = (turns / 10).max(1);
     let mut log_bytes_max = 0;
@@ -82,28 +84,28 @@ async fn age(world: &World, talk: &mut Talk, turns: usize) -> Aging {
         let each = |from: u64, to: u64, turns: usize| (to - from) as f64 / 1024.0 / turns as f64;
         Some([each(*start, *end, turns), each(*start, *early, tenth), each(*late, *end, tenth)])
     });
-    Aging { kb, log_bytes_max }
+    SessionGrowth { kb, log_bytes_max }
 }
 
-fn written(aging: &Aging, table: &mut Table) {
+fn written(aging: &SessionGrowth, table: &mut BenchTable) {
     let Some([all, early, late]) = aging.kb else {
         return table.note("bytes written a turn: only root may read them");
     };
-    let hold = || Hold::at_most("", BYTES_A_TURN_MAX);
-    table.row(Row::new("  written a turn by the daemon, log and copying back", "KB", all).hold(hold()));
-    table.row(Row::new("    of the first tenth of these turns", "KB", early).hold(hold()));
-    table.row(Row::new("    of the last tenth", "KB", late).beside("first", early).hold(hold()));
+    let hold = || NumberBound::at_most("", BYTES_A_TURN_MAX);
+    table.row(BenchRow::new("  written a turn by the daemon, log and copying back", "KB", all).hold(hold()));
+    table.row(BenchRow::new("    of the first tenth of these turns", "KB", early).hold(hold()));
+    table.row(BenchRow::new("    of the last tenth", "KB", late).beside("first", early).hold(hold()));
 }
 
 /// What turns added to the log, as far as it did not start over meanwhile.
 #[derive(Debug, Default)]
-struct Logged {
+struct WalGrowth {
     turns: usize,
     kb: f64,
 }
 
-impl Logged {
-    fn add(&mut self, before: Option<Wal>, world: &World) {
+impl WalGrowth {
+    fn add(&mut self, before: Option<Wal>, world: &BenchWorld) {
         if let Some((before, after)) = before.zip(Wal::read(&Wal::path(&world.lodge)))
             && let Some((_, pages)) = after.since(&before)
         {
@@ -113,13 +115,13 @@ impl Logged {
     }
 }
 
-fn logged(fresh: &Logged, aged: &Logged, sizes: Sizes, table: &mut Table) {
+fn logged(fresh: &WalGrowth, aged: &WalGrowth, sizes: BenchSizes, table: &mut BenchTable) {
     if fresh.turns == 0 || aged.turns == 0 {
         return table.note("written to the log a turn: it started over during every turn");
     }
     let (fresh, aged) = (fresh.kb / fresh.turns as f64, aged.kb / aged.turns as f64);
-    let hold = || Hold::at_most("", BYTES_A_TURN_MAX);
-    table.row(Row::new("  written to the log around turn 10", "KB", fresh).hold(hold()));
+    let hold = || NumberBound::at_most("", BYTES_A_TURN_MAX);
+    table.row(BenchRow::new("  written to the log around turn 10", "KB", fresh).hold(hold()));
     let what = format!("  written to the log around turn {}", sizes.old_turns);
-    table.row(Row::new(what, "KB", aged).beside("turn 10", fresh).hold(hold()));
+    table.row(BenchRow::new(what, "KB", aged).beside("turn 10", fresh).hold(hold()));
 }

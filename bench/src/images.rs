@@ -13,16 +13,21 @@ pub(crate) mod stock;
 mod store;
 mod transfer;
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::floor::Floors;
 use crate::images::peers::Peers;
-use crate::table::Table;
+use crate::table::BenchTable;
 
 /// Those of this part that can be had alone.
 pub(crate) const PARTS: [&str; 6] = ["transfer", "layers", "packing", "stock", "catalog", "footprint"];
 
 /// All parts when `images` is wanted, else those that are.
-pub(crate) async fn run(wanted: impl Fn(&str) -> bool, sizes: Sizes, floors: &mut Floors, table: &mut Table) {
+pub(crate) async fn run(
+    wanted: impl Fn(&str) -> bool,
+    sizes: BenchSizes,
+    floors: &mut Floors,
+    table: &mut BenchTable,
+) {
     let wanted = |part: &str| wanted("images") || wanted(part);
     if !PARTS.into_iter().any(wanted) {
         return;

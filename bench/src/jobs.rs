@@ -12,12 +12,12 @@ mod tools;
 mod tsp;
 mod width;
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::floor::Floors;
 pub(crate) use crate::jobs::tools::Missing;
-use crate::jobs::tools::Tools;
+use crate::jobs::tools::PeerTools;
 use crate::sample::Sample;
-use crate::table::{Row, Table};
+use crate::table::{BenchRow, BenchTable};
 
 /// Small jobs that run at once, of everybody.
 const WIDTH: usize = 4;
@@ -27,16 +27,16 @@ pub(crate) const PARTS: [&str; 5] = ["submit", "width", "printing", "listed", "o
 /// All parts when `jobs` is wanted, else those that are.
 pub(crate) async fn run(
     wanted: impl Fn(&str) -> bool,
-    sizes: Sizes,
+    sizes: BenchSizes,
     missing: Missing,
     floors: &mut Floors,
-    table: &mut Table,
+    table: &mut BenchTable,
 ) {
     let wanted = |part: &str| wanted("jobs") || wanted(part);
     if !PARTS.into_iter().any(wanted) {
         return;
     }
-    let tools = Tools::find(missing, table);
+    let tools = PeerTools::find(missing, table);
     if wanted("submit") {
         submit::run(sizes, &tools, floors, table).await;
     }
@@ -56,6 +56,6 @@ pub(crate) async fn run(
 }
 
 /// The line under a row of durations.
-fn p99(table: &mut Table, sample: &Sample) {
-    table.row(Row::new("    the 99th in a hundred", "ms", sample.p99()));
+fn p99(table: &mut BenchTable, sample: &Sample) {
+    table.row(BenchRow::new("    the 99th in a hundred", "ms", sample.p99()));
 }

@@ -2,13 +2,13 @@
 //!
 //! Two sessions of one agent take turns, so that a disk that changes its mind changes both.
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::floor::Floors;
 use crate::proc;
 use crate::sample::Sample;
-use crate::table::{Row, Table};
+use crate::table::{BenchRow, BenchTable};
 use crate::wal::Wal;
-use crate::world::{Model, Talk, World};
+use crate::world::{BenchModel, BenchSession, BenchWorld};
 
 /// Turns in a row of one kind.
 const STRIDE: usize = 10;
@@ -17,7 +17,7 @@ const WITH_TOOL: &str = "[[tool:true|[]]] [[reply:done]]";
 
 /// What the turns of one kind took.
 #[derive(Debug, Default)]
-struct Cost {
+struct TurnCost {
     turns: usize,
     time: Sample,
     cpu_ms: f64,
@@ -29,13 +29,13 @@ struct Cost {
     page_kb: f64,
 }
 
-pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
-    let mut world = World::start().await;
-    let agent = world.agent("ledger", Model::Http).await;
+pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable) {
+    let mut world = BenchWorld::start().await;
+    let agent = world.agent("ledger", BenchModel::Http).await;
     let (mut without, mut with) = (world.talk(&agent, "without").await, world.talk(&agent, "with").await);
-    let (mut plain, mut tool) = (Cost::default(), Cost::default());
-    measure(&world, &mut without, PLAIN, &mut Cost::default()).await;
-    measure(&world, &mut with, WITH_TOOL, &mut Cost::default()).await;
+    let (mut plain, mut tool) = (TurnCost::default(), TurnCost::default());
+    measure(&world, &mut without, PLAIN, &mut TurnCost::default()).await;
+    measure(&world, &mut with, WITH_TOOL, &mut TurnCost::default()).await;
     let (mut model, mut spawn, mut fsync) = (Sample::default(), Sample::default(), Sample::default());
     while plain.turns < sizes.ledger_turns {
         fsync.extend(&floors.fsync(4));
@@ -47,11 +47,12 @@ pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
     let own = model.p50();
     let (plain_ms, tool_ms) = (plain.time.less(own), tool.time.less(2.0 * own));
     table.row(
-        Row::times("turn with one tool call beside one without", &tool_ms).beside("turn", plain_ms.p50()),
+        BenchRow::times("turn with one tool call beside one without", &tool_ms)
+            .beside("turn", plain_ms.p50()),
     );
-    let more = Row::new("  the call itself, beside the bare tool", "ms", tool_ms.p50() - plain_ms.p50());
+    let more = BenchRow::new("  the call itself, beside the bare tool", "ms", tool_ms.p50() - plain_ms.p50());
     table.row(more.beside("spawn", spawn.p50()));
-    let more = Row::new("  the same beside a flush of the disk", "ms", tool_ms.p50() - plain_ms.p50());
+    let more = BenchRow::new("  the same beside a flush of the disk", "ms", tool_ms.p50() - plain_ms.p50());
     table.row(more.beside("fsync", fsync.p50()));
     each("  CPU, daemon, keeper and runtime", "ms", &plain, &tool, table, |cost| {
         Some(cost.cpu_ms / cost.turns as f64)
@@ -71,18 +72,18 @@ pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
 fn each(
     what: &str,
     unit: &'static str,
-    plain: &Cost,
-    tool: &Cost,
-    table: &mut Table,
-    of: impl Fn(&Cost) -> Option<f64>,
+    plain: &TurnCost,
+    tool: &TurnCost,
+    table: &mut BenchTable,
+    of: impl Fn(&TurnCost) -> Option<f64>,
 ) {
     match (of(plain), of(tool)) {
-        (Some(plain), Some(tool)) => table.row(Row::new(what, unit, tool).beside("turn", plain)),
+        (Some(plain), Some(tool)) => table.row(BenchRow::new(what, unit, tool).beside("turn", plain)),
         (None, _) | (_, None) => table.note(&format!("{}: could not be measured", what.trim())),
     }
 }
 
-async fn measure(world: &World, talk: &mut Talk, text: &str, cost: &mut Cost) {
+async fn measure(world: &BenchWorld, talk: &mut BenchSession, text: &str, cost: &mut TurnCost) {
     let family = world.family();
     let path = Wal::path(&world.lodge);
     let (log, written, cpu_ms) = (Wal::read(&path), proc::written(family.daemon), family.cpu_ms());

@@ -33,12 +33,12 @@ use clap::Parser;
 
 use crate::floor::Floors;
 use crate::jobs::Missing;
-use crate::table::Table;
+use crate::table::BenchTable;
 
 /// Measures Lodge's claims on this machine, each beside the floor of the same run.
 #[derive(Debug, Parser)]
 #[command(name = "lodge-bench")]
-struct Flags {
+struct BenchFlags {
     /// A smoke run of a few seconds: everything runs, and nothing is asserted about time.
     #[arg(long)]
     quick: bool,
@@ -60,7 +60,7 @@ struct Flags {
 
 /// How much of everything.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Sizes {
+pub(crate) struct BenchSizes {
     pub(crate) starts: usize,
     pub(crate) filled_starts: usize,
     pub(crate) filled_agents: u32,
@@ -117,7 +117,7 @@ pub(crate) struct Sizes {
     pub(crate) collect_commits: usize,
 }
 
-const FULL: Sizes = Sizes {
+const FULL: BenchSizes = BenchSizes {
     starts: 15,
     filled_starts: 7,
     filled_agents: 10_000,
@@ -173,7 +173,7 @@ const FULL: Sizes = Sizes {
     collect_commits: 300,
 };
 
-const QUICK: Sizes = Sizes {
+const QUICK: BenchSizes = BenchSizes {
     starts: 2,
     filled_starts: 1,
     filled_agents: 50,
@@ -235,7 +235,7 @@ const PARTS: [&str; 16] = [
 ];
 
 fn main() -> ExitCode {
-    let flags = Flags::parse();
+    let flags = BenchFlags::parse();
     let parts = [&PARTS[..], &jobs::PARTS, &images::PARTS].concat();
     if let Some(unknown) = flags.only.iter().find(|part| !parts.contains(&part.as_str())) {
         eprintln!("error: there is no part `{unknown}`\n\nhint: the parts are {}", parts.join(", "));
@@ -251,7 +251,7 @@ fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let wanted = |part: &str| flags.only.is_empty() || flags.only.iter().any(|only| only == part);
     let mut floors = Floors::new();
-    let mut table = Table::new(floors.dir(), flags.quick);
+    let mut table = BenchTable::new(floors.dir(), flags.quick);
     table.floors(&floors.measure_all(if flags.quick { 20 } else { 200 }));
     runtime.block_on(async {
         if wanted("start") {

@@ -4,21 +4,21 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::floor::Floors;
 use crate::parallel::round;
 use crate::proc;
 use crate::sample::Sample;
-use crate::table::{Hold, Row, Table};
-use crate::world::{Model, World, wait_ready};
+use crate::table::{BenchRow, BenchTable, NumberBound};
+use crate::world::{BenchModel, BenchWorld, wait_ready};
 
 const AGENT_MB_MAX: f64 = 0.8;
 /// How many create requests are under way at once.
 const CREATORS: usize = 8;
 
 /// Creates agents, all of them at once, and looks at what they take.
-pub(crate) async fn idle(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
-    let world = World::start().await;
+pub(crate) async fn idle(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable) {
+    let world = BenchWorld::start().await;
     let before = proc::pss_kb(world.family().daemon);
     let spawn = floors.spawn(20);
     let from = Instant::now();
@@ -26,27 +26,27 @@ pub(crate) async fn idle(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
     let took_ms = from.elapsed().as_secs_f64() * 1e3;
     let n = sizes.many as f64;
     let what = format!("{} agents created until all are ready", sizes.many);
-    table.row(Row::new(what, "s", took_ms / 1e3));
-    table.row(Row::new("  each", "ms", took_ms / n).beside("spawn", spawn.p50()));
+    table.row(BenchRow::new(what, "s", took_ms / 1e3));
+    table.row(BenchRow::new("  each", "ms", took_ms / n).beside("spawn", spawn.p50()));
     let family = world.family();
     let of = |pids: &[u32]| pids.iter().map(|pid| proc::pss_kb(*pid)).sum::<Option<u64>>();
     let mb = |kb: u64| kb as f64 / 1024.0;
     match (before, proc::pss_kb(family.daemon), of(&family.keepers), of(&family.runtimes)) {
         (Some(before), Some(daemon), Some(keepers), Some(runtimes)) => {
             let row =
-                Row::new("  memory (PSS) of each, keeper and runtime", "MB", mb(keepers + runtimes) / n);
-            table.row(row.hold(Hold::at_most("", AGENT_MB_MAX)));
+                BenchRow::new("  memory (PSS) of each, keeper and runtime", "MB", mb(keepers + runtimes) / n);
+            table.row(row.hold(NumberBound::at_most("", AGENT_MB_MAX)));
             let more = (mb(daemon) - mb(before)) * 1024.0 / n;
-            table.row(Row::new("  what each adds to the daemon", "KB", more));
+            table.row(BenchRow::new("  what each adds to the daemon", "KB", more));
         }
         _ => table.note("their memory: keepers and runtimes are not dumpable, so only root may read it"),
     }
 }
 
 /// Every agent has a turn in flight all the time.
-pub(crate) async fn working(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
+pub(crate) async fn working(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable) {
     let all = sizes.working.to_string();
-    let world = World::start_with(&[("LODGED_MAX_CONCURRENT", &all)]).await;
+    let world = BenchWorld::start_with(&[("LODGED_MAX_CONCURRENT", &all)]).await;
     let ids = create(&world, sizes.working).await;
     let mut talks = Vec::new();
     for id in &ids {
@@ -66,9 +66,10 @@ pub(crate) async fn working(sizes: Sizes, floors: &mut Floors, table: &mut Table
             cpu.push_ms((family.cpu_ms() - cpu_from) / turns);
         }
         let what = format!("{words} a second, {} agents at work at once", sizes.working);
-        table.row(Row::rounds(what, "/s", &rate));
-        table.row(Row::rounds("  CPU a turn, daemon, keepers and runtimes", "ms", &cpu));
-        table.row(Row::times("  one of them, as its client sees it", &each).beside("fsync", fsync.p50()));
+        table.row(BenchRow::rounds(what, "/s", &rate));
+        table.row(BenchRow::rounds("  CPU a turn, daemon, keepers and runtimes", "ms", &cpu));
+        table
+            .row(BenchRow::times("  one of them, as its client sees it", &each).beside("fsync", fsync.p50()));
     }
     let mut client = world.lodge.client().await;
     let ready = client.call_value("agent/list", json!({"all": true, "limit": 1})).await;
@@ -76,14 +77,14 @@ pub(crate) async fn working(sizes: Sizes, floors: &mut Floors, table: &mut Table
 }
 
 /// Creates so many agents and waits until every one is ready.
-async fn create(world: &World, count: usize) -> Vec<String> {
+async fn create(world: &BenchWorld, count: usize) -> Vec<String> {
     let queue = std::cell::RefCell::new((0..count).collect::<Vec<_>>());
     let ids = std::cell::RefCell::new(Vec::new());
     let creator = async || {
         let mut client = world.lodge.client().await;
         loop {
             let Some(number) = queue.borrow_mut().pop() else { return };
-            let id = world.create(&mut client, &format!("many{number}"), Model::Http).await;
+            let id = world.create(&mut client, &format!("many{number}"), BenchModel::Http).await;
             ids.borrow_mut().push(id);
         }
     };

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use crate::Sizes;
-use crate::proc::{self, Family};
+use crate::BenchSizes;
+use crate::proc::{self, DaemonProcesses};
 use crate::sample::Sample;
-use crate::table::{Hold, Row, Table};
-use crate::world::{Model, World, wait_ready};
+use crate::table::{BenchRow, BenchTable, NumberBound};
+use crate::world::{BenchModel, BenchWorld, wait_ready};
 
 const DAEMON_MB_MAX: f64 = 10.0;
 const AGENT_MB_MAX: f64 = 0.8;
@@ -16,20 +16,20 @@ const IDLE_CPU_MS_MAX: f64 = 10.0;
 const SETTLE: Duration = Duration::from_secs(2);
 
 /// Returns the world with its agents alive.
-pub(crate) async fn run(sizes: Sizes, table: &mut Table) -> World {
-    let world = World::start().await;
+pub(crate) async fn run(sizes: BenchSizes, table: &mut BenchTable) -> BenchWorld {
+    let world = BenchWorld::start().await;
     let fresh = world.family();
     let empty = proc::pss_kb(fresh.daemon);
     let mut client = world.lodge.client().await;
     let (mut ids, mut ready) = (Vec::new(), Sample::default());
     for number in 0..sizes.agents {
         let from = Instant::now();
-        let id = world.create(&mut client, &format!("a{number}"), Model::Http).await;
+        let id = world.create(&mut client, &format!("a{number}"), BenchModel::Http).await;
         wait_ready(&mut client, &id).await;
         ready.push(from.elapsed());
         ids.push(id);
     }
-    table.row(Row::times("agent created until ready (looked at every 2 ms)", &ready));
+    table.row(BenchRow::times("agent created until ready (looked at every 2 ms)", &ready));
     for id in &ids {
         let mut talk = world.talk(id, &format!("idle-{id}")).await;
         for _ in 0..sizes.agent_turns {
@@ -40,14 +40,14 @@ pub(crate) async fn run(sizes: Sizes, table: &mut Table) -> World {
     tokio::time::sleep(SETTLE).await;
     let family = world.family();
     if let Some(kb) = empty {
-        table.row(Row::new("idle memory (PSS): daemon without agents", "MB", mb(kb)));
+        table.row(BenchRow::new("idle memory (PSS): daemon without agents", "MB", mb(kb)));
     }
     pss(&family, sizes, table);
     idle(&family, sizes, table).await;
     world
 }
 
-fn pss(family: &Family, sizes: Sizes, table: &mut Table) {
+fn pss(family: &DaemonProcesses, sizes: BenchSizes, table: &mut BenchTable) {
     let of = |pids: &[u32]| pids.iter().map(|pid| proc::pss_kb(*pid)).sum::<Option<u64>>();
     let (daemon, keepers, runtimes) =
         (proc::pss_kb(family.daemon), of(&family.keepers), of(&family.runtimes));
@@ -58,17 +58,17 @@ fn pss(family: &Family, sizes: Sizes, table: &mut Table) {
     assert_eq!(family.runtimes.len(), sizes.agents, "every agent has one runtime");
     let n = sizes.agents as f64;
     let what = format!("  daemon with {} agents that did {} turns each", sizes.agents, sizes.agent_turns);
-    table.row(Row::new(what, "MB", mb(daemon)).hold(Hold::at_most("", DAEMON_MB_MAX)));
+    table.row(BenchRow::new(what, "MB", mb(daemon)).hold(NumberBound::at_most("", DAEMON_MB_MAX)));
     if let Some(kb) = proc::anonymous_kb(family.daemon) {
-        table.row(Row::new("    of which its own, the rest is its program's file", "MB", mb(kb)));
+        table.row(BenchRow::new("    of which its own, the rest is its program's file", "MB", mb(kb)));
     }
-    let each = Row::new("  each agent, keeper and runtime", "MB", mb(keepers + runtimes) / n);
-    table.row(each.hold(Hold::at_most("", AGENT_MB_MAX)));
-    table.row(Row::new("    keeper", "MB", mb(keepers) / n));
-    table.row(Row::new("    runtime", "MB", mb(runtimes) / n));
+    let each = BenchRow::new("  each agent, keeper and runtime", "MB", mb(keepers + runtimes) / n);
+    table.row(each.hold(NumberBound::at_most("", AGENT_MB_MAX)));
+    table.row(BenchRow::new("    keeper", "MB", mb(keepers) / n));
+    table.row(BenchRow::new("    runtime", "MB", mb(runtimes) / n));
 }
 
-async fn idle(family: &Family, sizes: Sizes, table: &mut Table) {
+async fn idle(family: &DaemonProcesses, sizes: BenchSizes, table: &mut BenchTable) {
     let before = family.threads_ns();
     // Without this a reading that is forbidden would look like perfect rest.
     if before.len() < family.all().count() || before.values().any(|ns| *ns == 0) {
@@ -79,7 +79,7 @@ async fn idle(family: &Family, sizes: Sizes, table: &mut Table) {
     let since = |(thread, ns): (&String, &u64)| ns - before.get(thread).copied().unwrap_or(0).min(*ns);
     let used = family.threads_ns().iter().map(since).sum::<u64>() as f64 / 1e6;
     let what = format!("idle CPU of all processes in {} s", sizes.idle_s);
-    table.row(Row::new(what, "ms", used).hold(Hold::at_most("under one tick", IDLE_CPU_MS_MAX)));
+    table.row(BenchRow::new(what, "ms", used).hold(NumberBound::at_most("under one tick", IDLE_CPU_MS_MAX)));
 }
 
 fn mb(kb: u64) -> f64 {

@@ -8,11 +8,11 @@ use std::path::PathBuf;
 use lodge_testkit::lodge::Lodge;
 use serde_json::{Value, json};
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::proc;
 use crate::sample::Sample;
-use crate::table::{Hold, Row, Table};
-use crate::world::{World, wait_ready};
+use crate::table::{BenchRow, BenchTable, NumberBound};
+use crate::world::{BenchWorld, wait_ready};
 
 const CONNECT_MORE_MS_MAX: f64 = 0.2;
 const HANDED_IN_SHARE_MIN: f64 = 0.9;
@@ -52,51 +52,51 @@ const CLIENT: &str = "import json, os, socket, sys, time\n\
     open('measured', 'w').write(json.dumps({'times': times, 'sent': sent, 'got': got}))\n";
 
 /// What a tool measured.
-struct Measured {
+struct NetworkSample {
     connects: Sample,
     sent_mb_s: f64,
     got_mb_s: f64,
 }
 
 /// An agent that measures.
-struct Client {
+struct NetworkAgent {
     id: String,
     root: PathBuf,
 }
 
-pub(crate) async fn run(sizes: Sizes, table: &mut Table) {
+pub(crate) async fn run(sizes: BenchSizes, table: &mut BenchTable) {
     let Some(address) = own_address() else {
         return table.note("network: this host has no address beside its loopback");
     };
     let server = serve(address);
-    let world = World::start().await;
+    let world = BenchWorld::start().await;
     let (filtering, relaying) = (world_without(NO_LANDLOCK).await, world_without(NO_GUARD).await);
     let direct = client(&world, "direct", "NETWORK host").await;
     let handed_in = client(&world, "handed-in", &format!("NETWORK {server}")).await;
     let filtered = client(&filtering, "filtered", &format!("NETWORK {server}")).await;
     let relayed = client(&relaying, "relayed", &format!("NETWORK {server}")).await;
     let clients = [(&world, &direct), (&world, &handed_in), (&filtering, &filtered), (&relaying, &relayed)];
-    let mut found: [Vec<Measured>; 4] = Default::default();
+    let mut found: [Vec<NetworkSample>; 4] = Default::default();
     for round in 0..sizes.network_rounds {
         for (found, (world, client)) in found.iter_mut().zip(clients) {
             found.push(measure(world, client, server, sizes, round).await);
         }
     }
-    let [direct, handed_in, filtered, relayed] = found.map(Totals::of);
-    table.row(Row::times("connect of a tool, the host's network", &direct.connects));
+    let [direct, handed_in, filtered, relayed] = found.map(NetworkTotals::of);
+    table.row(BenchRow::times("connect of a tool, the host's network", &direct.connects));
     for (name, totals) in [(HANDED_IN, &handed_in), (FILTERED, &filtered)] {
-        let more = Hold::at_most("direct + 0.2 ms", direct.connects.p50() + CONNECT_MORE_MS_MAX);
-        let row = Row::times(name, &totals.connects).beside("direct", direct.connects.p50());
+        let more = NumberBound::at_most("direct + 0.2 ms", direct.connects.p50() + CONNECT_MORE_MS_MAX);
+        let row = BenchRow::times(name, &totals.connects).beside("direct", direct.connects.p50());
         table.row(row.hold(more));
     }
     for (what, direct, handed_in, filtered, relayed) in [
         ("sent by a tool", direct.sent, handed_in.sent, filtered.sent, relayed.sent),
         ("received by a tool", direct.got, handed_in.got, filtered.got, relayed.got),
     ] {
-        table.row(Row::rounds(format!("{what}, the host's network"), "MB/s", &direct));
+        table.row(BenchRow::rounds(format!("{what}, the host's network"), "MB/s", &direct));
         let row = |name: &str, sample: &Sample, share: f64| {
-            let hold = Hold::at_least(&format!("{share} of direct"), share * direct.p50());
-            Row::rounds(name, "MB/s", sample).beside("direct", direct.p50()).hold(hold)
+            let hold = NumberBound::at_least(&format!("{share} of direct"), share * direct.p50());
+            BenchRow::rounds(name, "MB/s", sample).beside("direct", direct.p50()).hold(hold)
         };
         table.row(row(HANDED_IN, &handed_in, HANDED_IN_SHARE_MIN));
         table.row(row(FILTERED, &filtered, HANDED_IN_SHARE_MIN));
@@ -106,23 +106,23 @@ pub(crate) async fn run(sizes: Sizes, table: &mut Table) {
 }
 
 /// A daemon whose keepers do without something.
-async fn world_without(what: &str) -> World {
+async fn world_without(what: &str) -> BenchWorld {
     let mut lodge = Lodge::new();
     lodge.set_env("LODGED_KEEPER_CRASH_AT", what);
-    World::of(lodge, &[]).await
+    BenchWorld::of(lodge, &[]).await
 }
 
 /// Each kind of measurement, of all rounds.
-struct Totals {
+struct NetworkTotals {
     connects: Sample,
     sent: Sample,
     got: Sample,
 }
 
-impl Totals {
-    fn of(rounds: Vec<Measured>) -> Totals {
+impl NetworkTotals {
+    fn of(rounds: Vec<NetworkSample>) -> NetworkTotals {
         let mut totals =
-            Totals { connects: Sample::default(), sent: Sample::default(), got: Sample::default() };
+            NetworkTotals { connects: Sample::default(), sent: Sample::default(), got: Sample::default() };
         for round in rounds {
             totals.connects.extend(&round.connects);
             totals.sent.push_ms(round.sent_mb_s);
@@ -133,7 +133,7 @@ impl Totals {
 }
 
 /// What an agent with the default network takes beyond one without any.
-async fn memory(world: &World, sizes: Sizes, table: &mut Table) {
+async fn memory(world: &BenchWorld, sizes: BenchSizes, table: &mut BenchTable) {
     let mut each = Vec::new();
     for (word, network) in [("none", "NETWORK none"), ("public", "")] {
         let before = used_kb(world);
@@ -147,13 +147,13 @@ async fn memory(world: &World, sizes: Sizes, table: &mut Table) {
             (_, _) => return table.note("memory with a network: only root may read it"),
         }
     }
-    let hold = Hold::at_most("without + 0.3 MB", each[0] + AGENT_MORE_MB_MAX);
-    let row = Row::new("idle memory (PSS) of an agent with the default network", "MB", each[1]);
+    let hold = NumberBound::at_most("without + 0.3 MB", each[0] + AGENT_MORE_MB_MAX);
+    let row = BenchRow::new("idle memory (PSS) of an agent with the default network", "MB", each[1]);
     table.row(row.beside("without one", each[0]).hold(hold));
 }
 
 /// Of all keepers and everything below them, their gates included.
-fn used_kb(world: &World) -> Option<u64> {
+fn used_kb(world: &BenchWorld) -> Option<u64> {
     let family = world.family();
     family.keepers.iter().chain(&family.runtimes).map(|pid| proc::pss_kb(*pid)).sum()
 }
@@ -192,7 +192,7 @@ fn serve(address: IpAddr) -> SocketAddr {
     at
 }
 
-async fn client(world: &World, name: &str, network: &str) -> Client {
+async fn client(world: &BenchWorld, name: &str, network: &str) -> NetworkAgent {
     let text = format!(
         "FROM scratch\nNAME {name}\nMODEL mock/m\nBIN python3 host:/usr/bin/python3 safe \"measures\"\n\
          ADD client.py \"what it runs\"\n{network}\n"
@@ -203,10 +203,16 @@ async fn client(world: &World, name: &str, network: &str) -> Client {
     let id = made["id"].as_str().expect("an agent has an id").to_owned();
     wait_ready(&mut client, &id).await;
     let view = client.call_value("agent/get", json!({"agent": id})).await.expect("an agent");
-    Client { id, root: view["root"].as_str().expect("a root").into() }
+    NetworkAgent { id, root: view["root"].as_str().expect("a root").into() }
 }
 
-async fn measure(world: &World, client: &Client, server: SocketAddr, sizes: Sizes, round: usize) -> Measured {
+async fn measure(
+    world: &BenchWorld,
+    client: &NetworkAgent,
+    server: SocketAddr,
+    sizes: BenchSizes,
+    round: usize,
+) -> NetworkSample {
     let script = client.root.join("etc/data/client.py");
     let words = [
         script.display().to_string(),
@@ -224,5 +230,5 @@ async fn measure(world: &World, client: &Client, server: SocketAddr, sizes: Size
         connects.push_ms(time.as_f64().expect("a time"));
     }
     let rate = |name: &str| found[name].as_f64().expect("a rate");
-    Measured { connects, sent_mb_s: rate("sent"), got_mb_s: rate("got") }
+    NetworkSample { connects, sent_mb_s: rate("sent"), got_mb_s: rate("got") }
 }

@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use tokio::task::LocalSet;
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::floor::Floors;
 use crate::sample::Sample;
-use crate::table::{Hold, Row, Table};
+use crate::table::{BenchRow, BenchTable, NumberBound};
 use crate::wal::Wal;
-use crate::world::{Model, Talk, World};
+use crate::world::{BenchModel, BenchSession, BenchWorld};
 
 const SESSIONS: usize = 32;
 const SHARE: f64 = 0.6;
@@ -17,9 +17,9 @@ const FLUSHES: f64 = 4.0;
 const CPU_MS_MAX: f64 = 1.0;
 const MB: f64 = 1024.0 * 1024.0;
 
-pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
-    for (model, words) in [(Model::Script, "scripted model"), (Model::Http, "model over HTTP")] {
-        let world = World::start().await;
+pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable) {
+    for (model, words) in [(BenchModel::Script, "scripted model"), (BenchModel::Http, "model over HTTP")] {
+        let world = BenchWorld::start().await;
         let agent = world.agent("parallel", model).await;
         let mut talks = Vec::new();
         for session in 0..SESSIONS {
@@ -42,8 +42,8 @@ pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
         fsync.extend(&floors.fsync(20));
         let bound = SESSIONS as f64 / (FLUSHES * fsync.p50() / 1e3);
         let what = format!("durable turns a second, {SESSIONS} sessions, {words}");
-        let row = Row::rounds(what, "/s", &rate).beside("bound", bound);
-        table.row(row.hold(Hold::at_least("0.6 x 32 / (4 fsync)", SHARE * bound)));
+        let row = BenchRow::rounds(what, "/s", &rate).beside("bound", bound);
+        table.row(row.hold(NumberBound::at_least("0.6 x 32 / (4 fsync)", SHARE * bound)));
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
         if SHARE * bound > cores * 1e3 / CPU_MS_MAX {
             table.note(&format!(
@@ -52,26 +52,27 @@ pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
             ));
         }
         table.row(
-            Row::rounds("  CPU a turn, daemon, keepers and runtimes", "ms", &cpu)
-                .hold(Hold::at_most("", CPU_MS_MAX)),
+            BenchRow::rounds("  CPU a turn, daemon, keepers and runtimes", "ms", &cpu)
+                .hold(NumberBound::at_most("", CPU_MS_MAX)),
         );
         table.row(
-            Row::times("  one of those turns, as its client sees it", &each).beside("fsync", fsync.p50()),
+            BenchRow::times("  one of those turns, as its client sees it", &each)
+                .beside("fsync", fsync.p50()),
         );
         table.row(
-            Row::new("  largest write-ahead log seen", "MB", wal_bytes as f64 / MB)
-                .hold(Hold::at_most("", 48.0)),
+            BenchRow::new("  largest write-ahead log seen", "MB", wal_bytes as f64 / MB)
+                .hold(NumberBound::at_most("", 48.0)),
         );
     }
 }
 
 /// Every session does its turns, all at once, on this thread.
 pub(crate) async fn round(
-    talks: Vec<Talk>,
+    talks: Vec<BenchSession>,
     turns: usize,
     text: &'static str,
     each: &mut Sample,
-) -> Vec<Talk> {
+) -> Vec<BenchSession> {
     let tasks = LocalSet::new();
     let running: Vec<_> = talks
         .into_iter()

@@ -6,12 +6,12 @@ use lodge_testkit::golden::previous_lodged;
 use lodge_testkit::lodge::Lodge;
 use serde_json::json;
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::images::stock::until_ready;
 use crate::proc;
 use crate::sample::Sample;
-use crate::table::{Hold, Row, Table};
-use crate::world::{Talk, World, wait_ready};
+use crate::table::{BenchRow, BenchTable, NumberBound};
+use crate::world::{BenchSession, BenchWorld, wait_ready};
 
 const START_RATIO_MAX: f64 = 1.3;
 const START_MORE_MS: f64 = 2.0;
@@ -20,29 +20,29 @@ const WARM_UP: usize = 20;
 const WITH_TOOL: &str = "[[tool:true|[]]] [[reply:done]]";
 
 /// What an Agentfile says of its network, and what that may cost in memory.
-struct Mode {
+struct NetworkSetting {
     words: &'static str,
     image: &'static str,
     line: &'static str,
     more_mb_max: f64,
 }
 
-const MODES: [Mode; 2] = [
-    Mode { words: "the default network", image: "plain", line: "", more_mb_max: 0.3 },
-    Mode { words: "NETWORK none", image: "closed", line: "NETWORK none\n", more_mb_max: 0.05 },
+const MODES: [NetworkSetting; 2] = [
+    NetworkSetting { words: "the default network", image: "plain", line: "", more_mb_max: 0.3 },
+    NetworkSetting { words: "NETWORK none", image: "closed", line: "NETWORK none\n", more_mb_max: 0.05 },
 ];
 
 /// One of the two daemons, with an image for each mode.
-struct Side {
-    world: World,
+struct ComparedDaemon {
+    world: BenchWorld,
     client: Client,
     // The previous release's program is in it.
     _dir: Option<tempfile::TempDir>,
 }
 
-impl Side {
-    async fn of(lodge: Lodge, dir: Option<tempfile::TempDir>) -> Side {
-        let world = World::of(lodge, &[]).await;
+impl ComparedDaemon {
+    async fn of(lodge: Lodge, dir: Option<tempfile::TempDir>) -> ComparedDaemon {
+        let world = BenchWorld::of(lodge, &[]).await;
         let mut client = world.lodge.client().await;
         for mode in &MODES {
             let text = format!(
@@ -55,7 +55,7 @@ impl Side {
         client.call_value("client/attach", json!({"all": true})).await.expect("an attachment");
         // The first agent of a daemon pays for what every agent needs.
         until_ready(&mut client, MODES[0].image).await;
-        Side { world, client, _dir: dir }
+        ComparedDaemon { world, client, _dir: dir }
     }
 
     /// Megabytes of each of so many agents at rest; they are removed afterwards. None when only root may know.
@@ -81,7 +81,7 @@ impl Side {
         kb.map(|kb| kb as f64 / 1024.0 / count as f64)
     }
 
-    async fn talk(&mut self) -> Talk {
+    async fn talk(&mut self) -> BenchSession {
         let made = self.client.call_value("agent/create", json!({"image": MODES[0].image})).await;
         let id = made.expect("an agent")["id"].as_str().expect("an id").to_owned();
         wait_ready(&mut self.world.lodge.client().await, &id).await;
@@ -93,14 +93,14 @@ impl Side {
     }
 }
 
-pub(crate) async fn run(sizes: Sizes, table: &mut Table) {
+pub(crate) async fn run(sizes: BenchSizes, table: &mut BenchTable) {
     if !cfg!(target_arch = "x86_64") {
         return table.not_run("this release beside the previous one", "its program is for x86_64");
     }
     let dir = tempfile::Builder::new().prefix("lodge-previous-").tempdir().expect("a temporary directory");
     let previous = Lodge::of(previous_lodged(dir.path()));
-    let mut before = Side::of(previous, Some(dir)).await;
-    let mut now = Side::of(Lodge::new(), None).await;
+    let mut before = ComparedDaemon::of(previous, Some(dir)).await;
+    let mut now = ComparedDaemon::of(Lodge::new(), None).await;
     for mode in &MODES {
         starts(mode, sizes.beside_starts, &mut before, &mut now, table).await;
     }
@@ -110,30 +110,43 @@ pub(crate) async fn run(sizes: Sizes, table: &mut Table) {
     tools(sizes.beside_turns, &mut before, &mut now, table).await;
 }
 
-async fn starts(mode: &Mode, rounds: usize, before: &mut Side, now: &mut Side, table: &mut Table) {
+async fn starts(
+    mode: &NetworkSetting,
+    rounds: usize,
+    before: &mut ComparedDaemon,
+    now: &mut ComparedDaemon,
+    table: &mut BenchTable,
+) {
     let (mut was, mut is) = (Sample::default(), Sample::default());
     for _ in 0..rounds {
         was.push(until_ready(&mut before.client, mode.image).await);
         is.push(until_ready(&mut now.client, mode.image).await);
     }
     let limit = START_RATIO_MAX * was.p50() + START_MORE_MS;
-    let row = Row::times(format!("agent created until ready, {}", mode.words), &is);
-    let hold = Hold::at_most(&format!("{START_RATIO_MAX} x previous + {START_MORE_MS} ms"), limit);
+    let row = BenchRow::times(format!("agent created until ready, {}", mode.words), &is);
+    let hold = NumberBound::at_most(&format!("{START_RATIO_MAX} x previous + {START_MORE_MS} ms"), limit);
     table.row(row.beside("previous", was.p50()).hold(hold));
 }
 
-async fn memory(mode: &Mode, agents: usize, before: &mut Side, now: &mut Side, table: &mut Table) {
+async fn memory(
+    mode: &NetworkSetting,
+    agents: usize,
+    before: &mut ComparedDaemon,
+    now: &mut ComparedDaemon,
+    table: &mut BenchTable,
+) {
     let was = before.agent_mb(mode.image, agents).await;
     let (Some(was), Some(is)) = (was, now.agent_mb(mode.image, agents).await) else {
         table.note("memory beside the previous release: only root may read it");
         return;
     };
     let words = format!("previous + {} MB", mode.more_mb_max);
-    let row = Row::new(format!("memory of each agent, {}", mode.words), "MB", is).beside("previous", was);
-    table.row(row.hold(Hold::at_most(&words, was + mode.more_mb_max)));
+    let row =
+        BenchRow::new(format!("memory of each agent, {}", mode.words), "MB", is).beside("previous", was);
+    table.row(row.hold(NumberBound::at_most(&words, was + mode.more_mb_max)));
 }
 
-async fn tools(turns: usize, before: &mut Side, now: &mut Side, table: &mut Table) {
+async fn tools(turns: usize, before: &mut ComparedDaemon, now: &mut ComparedDaemon, table: &mut BenchTable) {
     let mut sides = [before.talk().await, now.talk().await];
     let mut with = [Sample::default(), Sample::default()];
     let mut without = [Sample::default(), Sample::default()];
@@ -144,8 +157,8 @@ async fn tools(turns: usize, before: &mut Side, now: &mut Side, table: &mut Tabl
         }
     }
     let [was, is] = &with;
-    let row = Row::times("turn with one tool call", is).beside("previous", was.p50());
-    table.row(row.hold(Hold::at_most("1.05 x previous", TOOL_RATIO_MAX * was.p50())));
+    let row = BenchRow::times("turn with one tool call", is).beside("previous", was.p50());
+    table.row(row.hold(NumberBound::at_most("1.05 x previous", TOOL_RATIO_MAX * was.p50())));
     let [was, is] = &without;
-    table.row(Row::times("turn without", is).beside("previous", was.p50()));
+    table.row(BenchRow::times("turn without", is).beside("previous", was.p50()));
 }

@@ -9,15 +9,15 @@ const TICKS_A_SECOND: u64 = 100;
 
 /// The processes of one daemon.
 #[derive(Debug, Clone)]
-pub(crate) struct Family {
+pub(crate) struct DaemonProcesses {
     pub(crate) daemon: u32,
     /// With the guardians that stand between them and their runtimes where there are no cgroups.
     pub(crate) keepers: Vec<u32>,
     pub(crate) runtimes: Vec<u32>,
 }
 
-impl Family {
-    pub(crate) fn of(daemon: u32, keepers: &[i32]) -> Family {
+impl DaemonProcesses {
+    pub(crate) fn of(daemon: u32, keepers: &[i32]) -> DaemonProcesses {
         let mut keepers: Vec<u32> = keepers.iter().map(|pid| pid.cast_unsigned()).collect();
         let below = |above: &[u32]| -> Vec<u32> {
             all().filter(|pid| parent(*pid).is_some_and(|parent| above.contains(&parent))).collect()
@@ -26,7 +26,7 @@ impl Family {
             below(&keepers).into_iter().partition(|pid| is_runtime(*pid));
         runtimes.extend(below(&guardians).into_iter().filter(|pid| is_runtime(*pid)));
         keepers.extend(guardians);
-        Family { daemon, keepers, runtimes }
+        DaemonProcesses { daemon, keepers, runtimes }
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = u32> {

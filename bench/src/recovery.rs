@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::fill;
 use crate::floor::Floors;
 use crate::sample::Sample;
 use crate::start;
-use crate::table::{Hold, Row, Table};
-use crate::world::{Model, World, wait_ready};
+use crate::table::{BenchRow, BenchTable, NumberBound};
+use crate::world::{BenchModel, BenchWorld, wait_ready};
 
 const HOLD_MS: f64 = 150.0;
 /// Of each agent that is stored beside the living ones.
@@ -20,7 +20,7 @@ const SEEDS: u32 = 2;
 
 /// What some rounds took.
 #[derive(Debug, Default)]
-struct Recovered {
+struct RecoverySamples {
     /// From the exec of the daemon to its first answer.
     answered: Sample,
     /// From the exec until every living agent was adopted.
@@ -29,19 +29,24 @@ struct Recovered {
 }
 
 /// With as many living agents again as the world has, and nothing else.
-pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, world: &mut World, table: &mut Table) {
+pub(crate) async fn run(
+    sizes: BenchSizes,
+    floors: &mut Floors,
+    world: &mut BenchWorld,
+    table: &mut BenchTable,
+) {
     let live = sizes.agents * 2;
     bring_up(world, sizes.agents..live).await;
     let recovered = rounds(sizes, floors, world, live).await;
     let what = format!("kill -9 with {live} live agents: exec until all adopted");
-    let row = Row::times(what, &recovered.adopted).beside("fsync", recovered.fsync.p50());
-    table.row(row.hold(Hold::at_most("", HOLD_MS)));
+    let row = BenchRow::times(what, &recovered.adopted).beside("fsync", recovered.fsync.p50());
+    table.row(row.hold(NumberBound::at_most("", HOLD_MS)));
     tell(&recovered, live, table);
 }
 
 /// With many more agents that are stopped or failed, half of each.
-pub(crate) async fn run_stored(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
-    let mut world = World::start().await;
+pub(crate) async fn run_stored(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable) {
+    let mut world = BenchWorld::start().await;
     fill::stopped(&world.lodge).await;
     fill::broken(&world.lodge).await;
     bring_up(&world, 0..sizes.agents).await;
@@ -55,29 +60,34 @@ pub(crate) async fn run_stored(sizes: Sizes, floors: &mut Floors, table: &mut Ta
         "kill -9 with {} agents stored, {} of them live: all adopted",
         sizes.stored_agents, sizes.agents
     );
-    let row = Row::times(what, &recovered.adopted).beside("fsync", recovered.fsync.p50());
-    table.row(row.hold(Hold::at_most("", HOLD_MS)));
+    let row = BenchRow::times(what, &recovered.adopted).beside("fsync", recovered.fsync.p50());
+    table.row(row.hold(NumberBound::at_most("", HOLD_MS)));
     tell(&recovered, sizes.agents, table);
 }
 
-fn tell(recovered: &Recovered, live: usize, table: &mut Table) {
-    let answered = Row::times("  exec until the first answer", &recovered.answered);
+fn tell(recovered: &RecoverySamples, live: usize, table: &mut BenchTable) {
+    let answered = BenchRow::times("  exec until the first answer", &recovered.answered);
     table.row(answered.beside("fsync", recovered.fsync.p50()));
     let rest = recovered.adopted.p50() - recovered.answered.p50();
-    table.row(Row::new("  after that, for each live agent", "ms", rest / live as f64));
-    table.row(Row::new("  slowest round", "ms", recovered.adopted.max()));
+    table.row(BenchRow::new("  after that, for each live agent", "ms", rest / live as f64));
+    table.row(BenchRow::new("  slowest round", "ms", recovered.adopted.max()));
 }
 
-async fn bring_up(world: &World, numbers: std::ops::Range<usize>) {
+async fn bring_up(world: &BenchWorld, numbers: std::ops::Range<usize>) {
     let mut client = world.lodge.client().await;
     for number in numbers {
-        let id = world.create(&mut client, &format!("a{number}"), Model::Http).await;
+        let id = world.create(&mut client, &format!("a{number}"), BenchModel::Http).await;
         wait_ready(&mut client, &id).await;
     }
 }
 
-async fn rounds(sizes: Sizes, floors: &mut Floors, world: &mut World, live: usize) -> Recovered {
-    let mut recovered = Recovered::default();
+async fn rounds(
+    sizes: BenchSizes,
+    floors: &mut Floors,
+    world: &mut BenchWorld,
+    live: usize,
+) -> RecoverySamples {
+    let mut recovered = RecoverySamples::default();
     for _ in 0..sizes.recoveries {
         recovered.fsync.extend(&floors.fsync(10));
         let mut client = world.lodge.client().await;
@@ -104,7 +114,7 @@ async fn rounds(sizes: Sizes, floors: &mut Floors, world: &mut World, live: usiz
     recovered
 }
 
-fn keepers(world: &World) -> Vec<i32> {
+fn keepers(world: &BenchWorld) -> Vec<i32> {
     let mut keepers = world.lodge.keepers();
     keepers.sort_unstable();
     keepers

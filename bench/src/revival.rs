@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 use lodge_testkit::lodge::PATIENCE;
 use serde_json::json;
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::floor::Floors;
-use crate::proc::{self, Family};
+use crate::proc::{self, DaemonProcesses};
 use crate::sample::Sample;
-use crate::table::{Row, Table};
-use crate::world::{Model, Talk, World, wait_ready};
+use crate::table::{BenchRow, BenchTable};
+use crate::world::{BenchModel, BenchSession, BenchWorld, wait_ready};
 
-pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
-    let world = World::start().await;
-    let agent = world.agent("revived", Model::Http).await;
+pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable) {
+    let world = BenchWorld::start().await;
+    let agent = world.agent("revived", BenchModel::Http).await;
     let mut talk = world.talk(&agent, "between").await;
     let (mut runtime, mut sandbox) = (Sample::default(), Sample::default());
     let (mut started, mut fsync) = (Sample::default(), Sample::default());
@@ -32,16 +32,20 @@ pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
         until_ready(&mut client).await;
         started.push(from.elapsed());
     }
-    let start = Row::times("agent started until ready", &started);
+    let start = BenchRow::times("agent started until ready", &started);
     table.row(start.beside("fsync", fsync.p50()));
-    let row = Row::times("  runtime killed until ready again, in its sandbox", &runtime);
+    let row = BenchRow::times("  runtime killed until ready again, in its sandbox", &runtime);
     table.row(row.beside("start", started.p50()));
-    let row = Row::times("  sandbox killed until ready again, in another", &sandbox);
+    let row = BenchRow::times("  sandbox killed until ready again, in another", &sandbox);
     table.row(row.beside("start", started.p50()));
 }
 
 /// How long it takes from the death of one of the agent's processes until it is ready, as a client sees it.
-async fn ready_after(world: &World, talk: &mut Talk, which: impl FnOnce(&Family) -> u32) -> Duration {
+async fn ready_after(
+    world: &BenchWorld,
+    talk: &mut BenchSession,
+    which: impl FnOnce(&DaemonProcesses) -> u32,
+) -> Duration {
     // A finished turn between two deaths: the next revival does not wait.
     talk.turn("hello").await;
     let agent = talk.agent.as_str();

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use crate::floor::Floors;
 use crate::sample::Sample;
-use crate::table::{Hold, Row, Table};
-use crate::{Sizes, fill, proc, start};
+use crate::table::{BenchRow, BenchTable, NumberBound};
+use crate::{BenchSizes, fill, proc, start};
 
 /// The largest page that the API gives.
 const PAGE: u32 = 500;
@@ -16,7 +16,7 @@ const PAGE_MS_MAX: f64 = 50.0;
 /// After the last search, for what is released later.
 const SETTLE: Duration = Duration::from_secs(3);
 
-pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
+pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable) {
     let mut lodge = fill::filled(sizes.filled_agents, sizes.filled_events);
     start::start(&mut lodge);
     let mut client = lodge.client().await;
@@ -37,8 +37,8 @@ pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
         assert!(seen >= sizes.filled_agents as usize, "every session is listed: {seen}");
     }
     let (sessions, fsync) = (sizes.filled_agents, floors.fsync(20).p50());
-    let row = |what: String, sample: &Sample| Row::times(what, sample).beside("fsync", fsync);
-    let hold = Hold::at_most("instantly", PAGE_MS_MAX);
+    let row = |what: String, sample: &Sample| BenchRow::times(what, sample).beside("fsync", fsync);
+    let hold = NumberBound::at_most("instantly", PAGE_MS_MAX);
     table.row(row(format!("a page of {PAGE} of {sessions} sessions"), &page).hold(hold));
     table.row(row(format!("all {sessions} sessions, page after page"), &all));
     let pid = lodge.pid().expect("a daemon");
@@ -55,7 +55,8 @@ pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
     tokio::time::sleep(SETTLE).await;
     if let (Some(before), Some(after)) = (before, proc::pss_kb(pid)) {
         let mb = |kb: u64| kb as f64 / 1024.0;
-        table.row(Row::new("daemon (PSS) after searching", "MB", mb(after)).beside("before", mb(before)));
+        table
+            .row(BenchRow::new("daemon (PSS) after searching", "MB", mb(after)).beside("before", mb(before)));
     }
 }
 

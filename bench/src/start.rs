@@ -8,13 +8,13 @@ use lodge_testkit::lodge::{Lodge, PATIENCE};
 
 use crate::floor::Floors;
 use crate::sample::Sample;
-use crate::table::{Hold, Row, Table};
-use crate::{Sizes, fill};
+use crate::table::{BenchRow, BenchTable, NumberBound};
+use crate::{BenchSizes, fill};
 
 /// Between two looks at the socket.
 const LOOK: Duration = Duration::from_micros(200);
 
-pub(crate) fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
+pub(crate) fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable) {
     let (mut empty, mut existing, mut fsync) = (Sample::default(), Sample::default(), Sample::default());
     for _ in 0..sizes.starts {
         let mut lodge = quiet();
@@ -24,10 +24,10 @@ pub(crate) fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
         fsync.extend(&floors.fsync(5));
         existing.push(start(&mut lodge));
     }
-    let hold = |fsync: &Sample, ms: f64, words: &str| Hold::at_most(words, 2.0 * fsync.p50() + ms);
+    let hold = |fsync: &Sample, ms: f64, words: &str| NumberBound::at_most(words, 2.0 * fsync.p50() + ms);
     let short = hold(&fsync, 15.0, "2 fsync + 15 ms");
     let row = |what: &str, sample: &Sample, fsync: &Sample| {
-        Row::times(format!("start to first answer, {what}"), sample).beside("fsync", fsync.p50())
+        BenchRow::times(format!("start to first answer, {what}"), sample).beside("fsync", fsync.p50())
     };
     table.row(row("empty directory", &empty, &fsync).hold(short.clone()));
     table.row(row("existing one, after kill -9", &existing, &fsync).hold(short));

@@ -10,61 +10,65 @@ use crate::sample::Sample;
 
 /// What a number must not pass.
 #[derive(Debug, Clone)]
-pub(crate) enum Hold {
+pub(crate) enum NumberBound {
     AtMost { words: String, limit: f64 },
     AtLeast { words: String, limit: f64 },
 }
 
-impl Hold {
-    pub(crate) fn at_most(words: &str, limit: f64) -> Hold {
-        Hold::AtMost { words: words.to_owned(), limit }
+impl NumberBound {
+    pub(crate) fn at_most(words: &str, limit: f64) -> NumberBound {
+        NumberBound::AtMost { words: words.to_owned(), limit }
     }
 
-    pub(crate) fn at_least(words: &str, limit: f64) -> Hold {
-        Hold::AtLeast { words: words.to_owned(), limit }
+    pub(crate) fn at_least(words: &str, limit: f64) -> NumberBound {
+        NumberBound::AtLeast { words: words.to_owned(), limit }
     }
 
     fn holds(&self, value: f64) -> bool {
         match self {
-            Hold::AtMost { limit, .. } => value <= *limit,
-            Hold::AtLeast { limit, .. } => value >= *limit,
+            NumberBound::AtMost { limit, .. } => value <= *limit,
+            NumberBound::AtLeast { limit, .. } => value >= *limit,
         }
     }
 }
 
 /// One line of the table.
 #[derive(Debug, Clone)]
-pub(crate) struct Row {
+pub(crate) struct BenchRow {
     what: String,
     unit: &'static str,
     value: f64,
     min: Option<f64>,
     p95: Option<f64>,
     floor: Option<(String, f64)>,
-    hold: Option<Hold>,
+    hold: Option<NumberBound>,
 }
 
-impl Row {
-    pub(crate) fn new(what: impl Into<String>, unit: &'static str, value: f64) -> Row {
-        Row { what: what.into(), unit, value, min: None, p95: None, floor: None, hold: None }
+impl BenchRow {
+    pub(crate) fn new(what: impl Into<String>, unit: &'static str, value: f64) -> BenchRow {
+        BenchRow { what: what.into(), unit, value, min: None, p95: None, floor: None, hold: None }
     }
 
     /// A row about durations: the median, with the least and the 95th in a hundred beside it.
-    pub(crate) fn times(what: impl Into<String>, sample: &Sample) -> Row {
-        Row { min: Some(sample.min()), p95: Some(sample.p95()), ..Row::new(what, "ms", sample.p50()) }
+    pub(crate) fn times(what: impl Into<String>, sample: &Sample) -> BenchRow {
+        BenchRow {
+            min: Some(sample.min()),
+            p95: Some(sample.p95()),
+            ..BenchRow::new(what, "ms", sample.p50())
+        }
     }
 
     /// A row about a rate or an amount, measured in several rounds.
-    pub(crate) fn rounds(what: impl Into<String>, unit: &'static str, sample: &Sample) -> Row {
-        Row { min: Some(sample.min()), ..Row::new(what, unit, sample.p50()) }
+    pub(crate) fn rounds(what: impl Into<String>, unit: &'static str, sample: &Sample) -> BenchRow {
+        BenchRow { min: Some(sample.min()), ..BenchRow::new(what, unit, sample.p50()) }
     }
 
-    pub(crate) fn beside(mut self, floor: &str, value: f64) -> Row {
+    pub(crate) fn beside(mut self, floor: &str, value: f64) -> BenchRow {
         self.floor = Some((floor.to_owned(), value));
         self
     }
 
-    pub(crate) fn hold(mut self, hold: Hold) -> Row {
+    pub(crate) fn hold(mut self, hold: NumberBound) -> BenchRow {
         self.hold = Some(hold);
         self
     }
@@ -84,8 +88,8 @@ impl Row {
         let ratio = self.floor.as_ref().map_or_else(dash, |(_, value)| format!("{:.1}x", self.value / value));
         let hold = match &self.hold {
             None => dash(),
-            Some(Hold::AtMost { words, limit }) => format!("<= {}{}", short(*limit), detail(words)),
-            Some(Hold::AtLeast { words, limit }) => format!(">= {}{}", short(*limit), detail(words)),
+            Some(NumberBound::AtMost { words, limit }) => format!("<= {}{}", short(*limit), detail(words)),
+            Some(NumberBound::AtLeast { words, limit }) => format!(">= {}{}", short(*limit), detail(words)),
         };
         format!(
             "{:<58} {:>9} {:>8} {:>8} {:<5} {:>14} {:>7}  {:<38} {}",
@@ -103,8 +107,8 @@ impl Row {
 
     fn json(&self) -> Value {
         let hold = self.hold.as_ref().map(|hold| match hold {
-            Hold::AtMost { words, limit } => json!({"at_most": limit, "words": words}),
-            Hold::AtLeast { words, limit } => json!({"at_least": limit, "words": words}),
+            NumberBound::AtMost { words, limit } => json!({"at_most": limit, "words": words}),
+            NumberBound::AtLeast { words, limit } => json!({"at_least": limit, "words": words}),
         });
         json!({
             "what": self.what,
@@ -121,15 +125,15 @@ impl Row {
 
 /// Rows, printed as they come.
 #[derive(Debug)]
-pub(crate) struct Table {
-    rows: Vec<Row>,
+pub(crate) struct BenchTable {
+    rows: Vec<BenchRow>,
     not_run: Vec<(String, String)>,
     machine: String,
     quick: bool,
 }
 
-impl Table {
-    pub(crate) fn new(dir: PathBuf, quick: bool) -> Table {
+impl BenchTable {
+    pub(crate) fn new(dir: PathBuf, quick: bool) -> BenchTable {
         let machine = format!(
             "{} cores, load {} at the start, files on {}, {}",
             std::thread::available_parallelism().map_or(0, usize::from),
@@ -145,10 +149,10 @@ impl Table {
             "\n{:<58} {:>9} {:>8} {:>8} {:<5} {:>14} {:>7}  hold",
             "what", "median", "min", "p95", "unit", "floor", "ratio"
         );
-        Table { rows: Vec::new(), not_run: Vec::new(), machine, quick }
+        BenchTable { rows: Vec::new(), not_run: Vec::new(), machine, quick }
     }
 
-    pub(crate) fn row(&mut self, row: Row) {
+    pub(crate) fn row(&mut self, row: BenchRow) {
         println!("{}", row.line());
         self.rows.push(row);
     }
@@ -165,9 +169,9 @@ impl Table {
     }
 
     pub(crate) fn floors(&mut self, readings: &Readings) {
-        self.row(Row::times("floor: fdatasync of a 4 KB append", &readings.fsync));
-        self.row(Row::times("floor: spawn and wait of `true`", &readings.spawn));
-        self.row(Row::times("floor: Unix socket round trip, 128 bytes", &readings.socket));
+        self.row(BenchRow::times("floor: fdatasync of a 4 KB append", &readings.fsync));
+        self.row(BenchRow::times("floor: spawn and wait of `true`", &readings.spawn));
+        self.row(BenchRow::times("floor: Unix socket round trip, 128 bytes", &readings.socket));
     }
 
     pub(crate) fn end(&self) {
@@ -181,7 +185,7 @@ impl Table {
     }
 
     pub(crate) fn json(&self) -> Value {
-        let rows: Vec<Value> = self.rows.iter().map(Row::json).collect();
+        let rows: Vec<Value> = self.rows.iter().map(BenchRow::json).collect();
         let not_run = self.not_run.iter().map(|(what, why)| json!({"what": what, "why": why}));
         let not_run: Vec<Value> = not_run.collect();
         json!({"machine": self.machine, "quick": self.quick, "rows": rows, "not_run": not_run})

@@ -1,11 +1,11 @@
 //! What one turn costs beyond the model's own time.
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::floor::Floors;
 use crate::sample::Sample;
-use crate::table::{Hold, Row, Table};
+use crate::table::{BenchRow, BenchTable, NumberBound};
 use crate::wal::Wal;
-use crate::world::{Model, Talk, World};
+use crate::world::{BenchModel, BenchSession, BenchWorld};
 
 const WARM_UP: usize = 20;
 /// Turns between two looks at the floors.
@@ -14,9 +14,9 @@ const HOLD_MS: f64 = 2.0;
 /// Turns between two looks at the log.
 const COUNTED: usize = 10;
 
-pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
-    let mut world = World::start().await;
-    for (model, words) in [(Model::Script, "scripted model"), (Model::Http, "model over HTTP")] {
+pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable) {
+    let mut world = BenchWorld::start().await;
+    for (model, words) in [(BenchModel::Script, "scripted model"), (BenchModel::Http, "model over HTTP")] {
         let agent = world.agent(&format!("one-{}", words.len()), model).await;
         let mut talk = world.talk(&agent, words.split(' ').next().unwrap_or(words)).await;
         for _ in 0..WARM_UP.min(sizes.turns) {
@@ -24,40 +24,42 @@ pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
         }
         let measured = measure(&mut world, &mut talk, model, sizes.turns, floors, "hello").await;
         let hold = 2.0 * measured.fsync.p50() + HOLD_MS;
-        let row = Row::times(format!("turn without tools, {words}, one session"), &measured.beyond);
-        table.row(row.beside("fsync", measured.fsync.p50()).hold(Hold::at_most("2 fsync + 2 ms", hold)));
-        let tail = Row::new("  the same, 95th in a hundred beside fsync's", "ms", measured.beyond.p95());
+        let row = BenchRow::times(format!("turn without tools, {words}, one session"), &measured.beyond);
+        table.row(
+            row.beside("fsync", measured.fsync.p50()).hold(NumberBound::at_most("2 fsync + 2 ms", hold)),
+        );
+        let tail = BenchRow::new("  the same, 95th in a hundred beside fsync's", "ms", measured.beyond.p95());
         table.row(tail.beside("fsync", measured.fsync.p95()));
-        if model == Model::Http {
-            table.row(Row::times("  of which not counted: the model server alone", &measured.model));
+        if model == BenchModel::Http {
+            table.row(BenchRow::times("  of which not counted: the model server alone", &measured.model));
             let with_tool = "[[tool:true|[]]] [[reply:done]]";
             let tool = measure(&mut world, &mut talk, model, sizes.tool_turns, floors, with_tool).await;
             let spawn = floors.spawn(20);
-            let row = Row::times("turn with one tool call (`true`), two model calls", &tool.beyond);
+            let row = BenchRow::times("turn with one tool call (`true`), two model calls", &tool.beyond);
             table.row(row.beside("spawn", spawn.p50()));
         }
         commits(&world, &mut talk, sizes, table).await;
     }
 }
 
-struct Measured {
+struct TurnSamples {
     beyond: Sample,
     model: Sample,
     fsync: Sample,
 }
 
 async fn measure(
-    world: &mut World,
-    talk: &mut Talk,
-    model: Model,
+    world: &mut BenchWorld,
+    talk: &mut BenchSession,
+    model: BenchModel,
     turns: usize,
     floors: &mut Floors,
     text: &str,
-) -> Measured {
+) -> TurnSamples {
     let (mut whole, mut alone, mut fsync) = (Sample::default(), Sample::default(), Sample::default());
     while whole.len() < turns {
         fsync.extend(&floors.fsync(4));
-        if model == Model::Http {
+        if model == BenchModel::Http {
             alone.extend(&world.mock_alone(3));
         }
         for _ in 0..STRIDE.min(turns - whole.len()) {
@@ -66,12 +68,12 @@ async fn measure(
     }
     fsync.extend(&floors.fsync(4));
     let calls = if text.contains("[[tool:") { 2.0 } else { 1.0 };
-    let own = if model == Model::Http { alone.p50() * calls } else { 0.0 };
-    Measured { beyond: whole.less(own), model: alone, fsync }
+    let own = if model == BenchModel::Http { alone.p50() * calls } else { 0.0 };
+    TurnSamples { beyond: whole.less(own), model: alone, fsync }
 }
 
 /// Commits of a turn, counted in the log: a turn without tools waits for exactly two.
-async fn commits(world: &World, talk: &mut Talk, sizes: Sizes, table: &mut Table) {
+async fn commits(world: &BenchWorld, talk: &mut BenchSession, sizes: BenchSizes, table: &mut BenchTable) {
     let path = Wal::path(&world.lodge);
     let (mut turns, mut commits, mut pages, mut page_kb) = (0, 0, 0, 0.0);
     for _ in 0..10 {
@@ -96,8 +98,9 @@ async fn commits(world: &World, talk: &mut Talk, sizes: Sizes, table: &mut Table
     }
     let a_turn = commits as f64 / turns as f64;
     table.row(
-        Row::new("commits a turn without tools, counted in the log", "", a_turn).hold(Hold::at_most("", 2.0)),
+        BenchRow::new("commits a turn without tools, counted in the log", "", a_turn)
+            .hold(NumberBound::at_most("", 2.0)),
     );
     let kb = pages as f64 * page_kb / turns as f64;
-    table.row(Row::new(format!("  written by such a turn to the log, pages of {page_kb} KB"), "KB", kb));
+    table.row(BenchRow::new(format!("  written by such a turn to the log, pages of {page_kb} KB"), "KB", kb));
 }

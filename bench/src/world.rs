@@ -9,7 +9,7 @@ use lodge_testkit::lodge::{Lodge, PATIENCE};
 use lodge_testkit::mock::MockLlm;
 use serde_json::{Value, json};
 
-use crate::proc::Family;
+use crate::proc::DaemonProcesses;
 use crate::sample::Sample;
 
 const BINS: &str = "BIN true host:true safe \"does nothing\"\n";
@@ -17,7 +17,7 @@ const SCRIPT: &str = "turns:\n  - steps:\n      - text: \"ok\"\n";
 
 /// Where an agent's answers come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Model {
+pub(crate) enum BenchModel {
     /// A script within the daemon.
     Script,
     /// An OpenAI-compatible server over HTTP.
@@ -25,7 +25,7 @@ pub(crate) enum Model {
 }
 
 #[derive(Debug)]
-pub(crate) struct World {
+pub(crate) struct BenchWorld {
     pub(crate) lodge: Lodge,
     pub(crate) mock: MockLlm,
     /// Beside the mock's log; outlives both.
@@ -33,18 +33,18 @@ pub(crate) struct World {
     requests: u64,
 }
 
-impl World {
-    pub(crate) async fn start() -> World {
-        World::start_with(&[]).await
+impl BenchWorld {
+    pub(crate) async fn start() -> BenchWorld {
+        BenchWorld::start_with(&[]).await
     }
 
     /// With settings of the daemon as environment variables.
-    pub(crate) async fn start_with(settings: &[(&str, &str)]) -> World {
-        World::of(Lodge::new(), settings).await
+    pub(crate) async fn start_with(settings: &[(&str, &str)]) -> BenchWorld {
+        BenchWorld::of(Lodge::new(), settings).await
     }
 
     /// On a daemon of the caller's choice.
-    pub(crate) async fn of(mut lodge: Lodge, settings: &[(&str, &str)]) -> World {
+    pub(crate) async fn of(mut lodge: Lodge, settings: &[(&str, &str)]) -> BenchWorld {
         let dir = tempfile::Builder::new().prefix("lodge-mock-").tempdir().expect("a temporary directory");
         let mock = MockLlm::spawn(dir.path()).expect("a model server");
         lodge.set_env("LODGED_LOG_LEVEL", "info");
@@ -55,14 +55,14 @@ impl World {
         let mut client = lodge.client().await;
         let provider = json!({"name": "mock", "kind": "openai", "base_url": mock.base_url(), "api_key": "k"});
         client.call_value("provider/add", provider).await.expect("a provider");
-        World { lodge, mock, _dir: dir, requests: 0 }
+        BenchWorld { lodge, mock, _dir: dir, requests: 0 }
     }
 
     /// Creates an agent and returns its id, not waiting until it is ready.
-    pub(crate) async fn create(&self, client: &mut Client, name: &str, model: Model) -> String {
+    pub(crate) async fn create(&self, client: &mut Client, name: &str, model: BenchModel) -> String {
         let (word, add) = match model {
-            Model::Script => ("script/bench", "ADD bench.yaml \"what the model says\"\n"),
-            Model::Http => ("mock/instant", ""),
+            BenchModel::Script => ("script/bench", "ADD bench.yaml \"what the model says\"\n"),
+            BenchModel::Http => ("mock/instant", ""),
         };
         // A summary is a model call, and what is measured here are turns of one.
         let text = format!(
@@ -76,7 +76,7 @@ impl World {
     }
 
     /// An agent that is ready.
-    pub(crate) async fn agent(&self, name: &str, model: Model) -> String {
+    pub(crate) async fn agent(&self, name: &str, model: BenchModel) -> String {
         let mut client = self.lodge.client().await;
         let id = self.create(&mut client, name, model).await;
         wait_ready(&mut client, &id).await;
@@ -84,14 +84,14 @@ impl World {
     }
 
     /// A connection that is attached to one session of an agent.
-    pub(crate) async fn talk(&self, agent: &str, session: &str) -> Talk {
+    pub(crate) async fn talk(&self, agent: &str, session: &str) -> BenchSession {
         let mut client = self.lodge.client().await;
         client.call_value("client/attach", json!({"session": session})).await.expect("an attachment");
-        Talk { client, agent: agent.to_owned(), session: session.to_owned(), sent: 0 }
+        BenchSession { client, agent: agent.to_owned(), session: session.to_owned(), sent: 0 }
     }
 
-    pub(crate) fn family(&self) -> Family {
-        Family::of(self.lodge.pid().expect("a running daemon"), &self.lodge.keepers())
+    pub(crate) fn family(&self) -> DaemonProcesses {
+        DaemonProcesses::of(self.lodge.pid().expect("a running daemon"), &self.lodge.keepers())
     }
 
     /// The model server's own time: one request on an open connection, without Lodge.
@@ -143,14 +143,14 @@ pub(crate) async fn wait_ready(client: &mut Client, agent: &str) {
 
 /// One person in one session.
 #[derive(Debug)]
-pub(crate) struct Talk {
+pub(crate) struct BenchSession {
     pub(crate) client: Client,
     pub(crate) agent: String,
     pub(crate) session: String,
     sent: u64,
 }
 
-impl Talk {
+impl BenchSession {
     /// Sends a message and waits for the end of its turn, as a client sees it.
     pub(crate) async fn turn(&mut self, text: &str) -> Duration {
         self.sent += 1;
@@ -184,15 +184,15 @@ impl Talk {
 
 /// One who changes what is recorded, and waits for it.
 #[derive(Debug)]
-pub(crate) struct Talker {
+pub(crate) struct BenchTalker {
     pub(crate) client: Client,
     agent: String,
 }
 
-impl Talker {
+impl BenchTalker {
     /// Behind a turn whose model never answers, so that a message is recorded and nothing else happens.
-    pub(crate) async fn of(world: &World, agent: &str) -> Talker {
-        let mut talker = Talker { client: world.lodge.client().await, agent: agent.to_owned() };
+    pub(crate) async fn of(world: &BenchWorld, agent: &str) -> BenchTalker {
+        let mut talker = BenchTalker { client: world.lodge.client().await, agent: agent.to_owned() };
         talker.say("[[hang]]").await;
         talker
     }

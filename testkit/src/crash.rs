@@ -6,8 +6,8 @@ pub use lodge_selftest::crash::*;
 use crate::lodge::bin;
 
 /// A run on the programs under test.
-pub fn setup(model: Model, seed: u64) -> Setup {
-    Setup::new(Programs { lodge: bin("lodge"), lodged: bin("lodged") }, model, seed)
+pub fn setup(model: CrashModel, seed: u64) -> CrashSetup {
+    CrashSetup::new(Programs { lodge: bin("lodge"), lodged: bin("lodged") }, model, seed)
 }
 
 /// The seed of a run: `LODGE_CRASH_SEED`, or the test's own.

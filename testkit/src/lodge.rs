@@ -9,7 +9,7 @@ use std::process::{Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use lodge_proto::client::Client;
-use lodge_selftest::Look;
+use lodge_selftest::DaemonStatus;
 pub use lodge_selftest::{PATIENCE, is_alive, processes_of};
 use serde_json::{Value, json};
 
@@ -95,9 +95,9 @@ impl Lodge {
         let end = Instant::now() + PATIENCE;
         loop {
             match self.look().expect("a child can be looked at") {
-                Look::Answers => return Ok(()),
-                Look::Ended(status) => return Err(status),
-                Look::Starting => {}
+                DaemonStatus::Answers => return Ok(()),
+                DaemonStatus::Ended(status) => return Err(status),
+                DaemonStatus::Starting => {}
             }
             assert!(Instant::now() < end, "the daemon did not answer:\n{}", self.log());
             pause();

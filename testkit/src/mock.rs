@@ -6,7 +6,9 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub use lodge_selftest::mock::{Options, Outcome, RequestLine, ScriptLine, UNKNOWN_MODEL, run, serve};
+pub use lodge_selftest::mock::{
+    MockOptions, RequestLine, RequestOutcome, ScriptLine, UNKNOWN_MODEL, run, serve,
+};
 
 const PROGRAM: &str = "mock-llm";
 

@@ -18,12 +18,12 @@ use sha2::{Digest as _, Sha256};
 #[derive(Debug)]
 pub struct MockRegistry {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<RegistryState>,
 }
 
 /// One request, as it came.
 #[derive(Debug, Clone, Default)]
-pub struct Seen {
+pub struct RecordedRequest {
     pub method: String,
     /// With its query.
     pub path: String,
@@ -35,7 +35,7 @@ pub struct Seen {
     pub served: u64,
 }
 
-impl Seen {
+impl RecordedRequest {
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
@@ -43,7 +43,7 @@ impl Seen {
 
 /// Who is let in.
 #[derive(Debug, Clone, Default)]
-pub enum Door {
+pub enum RegistryDoor {
     #[default]
     Everybody,
     /// Whoever shows this as `Basic …`.
@@ -54,7 +54,7 @@ pub enum Door {
 
 /// What goes wrong with an answer. Several can at once.
 #[derive(Debug, Clone)]
-pub enum Fault {
+pub enum RegistryFault {
     /// This is answered instead.
     Answer { status: u16, headers: Vec<(String, String)>, body: Vec<u8> },
     /// The connection ends after so many bytes of the answer's body.
@@ -81,35 +81,35 @@ pub enum Fault {
 
 /// How often something goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Times {
+pub enum FaultCount {
     Next(u32),
     Always,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+struct RegistryState {
+    state: Mutex<RegistryTables>,
     ended: Mutex<bool>,
     ending: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    door: Door,
+struct RegistryTables {
+    door: RegistryDoor,
     blobs: BTreeMap<String, Arc<Vec<u8>>>,
     /// By repository and tag or digest: the media type and the digest.
     manifests: BTreeMap<(String, String), (String, String)>,
     uploads: BTreeMap<String, Vec<u8>>,
-    rules: Vec<Rule>,
-    seen: Vec<Seen>,
+    rules: Vec<FaultRule>,
+    seen: Vec<RecordedRequest>,
 }
 
 #[derive(Debug)]
-struct Rule {
+struct FaultRule {
     method: String,
     part: String,
     left: Option<u32>,
-    fault: Fault,
+    fault: RegistryFault,
 }
 
 impl MockRegistry {
@@ -121,7 +121,7 @@ impl MockRegistry {
     pub fn start_at(address: IpAddr) -> io::Result<MockRegistry> {
         let listener = TcpListener::bind((address, 0))?;
         let address = listener.local_addr()?;
-        let shared = Arc::<Shared>::default();
+        let shared = Arc::<RegistryState>::default();
         let served = Arc::clone(&shared);
         thread::spawn(move || {
             for stream in listener.incoming() {
@@ -147,17 +147,17 @@ impl MockRegistry {
         format!("http://{}{path}", self.address)
     }
 
-    pub fn set_door(&self, door: Door) {
+    pub fn set_door(&self, door: RegistryDoor) {
         self.shared.state().door = door;
     }
 
     /// Makes answers to requests go wrong whose path contains `part`.
-    pub fn fault(&self, method: &str, part: &str, times: Times, fault: Fault) {
+    pub fn fault(&self, method: &str, part: &str, times: FaultCount, fault: RegistryFault) {
         let left = match times {
-            Times::Next(left) => Some(left),
-            Times::Always => None,
+            FaultCount::Next(left) => Some(left),
+            FaultCount::Always => None,
         };
-        let rule = Rule { method: method.to_owned(), part: part.to_owned(), left, fault };
+        let rule = FaultRule { method: method.to_owned(), part: part.to_owned(), left, fault };
         self.shared.state().rules.push(rule);
     }
 
@@ -187,7 +187,7 @@ impl MockRegistry {
     }
 
     /// Every request so far.
-    pub fn seen(&self) -> Vec<Seen> {
+    pub fn seen(&self) -> Vec<RecordedRequest> {
         self.shared.state().seen.clone()
     }
 
@@ -212,8 +212,8 @@ impl Drop for MockRegistry {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl RegistryState {
+    fn state(&self) -> MutexGuard<'_, RegistryTables> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -230,7 +230,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl RegistryTables {
     fn put(&mut self, bytes: Vec<u8>) -> String {
         let digest = digest(&bytes);
         self.blobs.insert(digest.clone(), Arc::new(bytes));
@@ -247,7 +247,7 @@ impl State {
     }
 
     /// What goes wrong with the answer to this one.
-    fn faults(&mut self, method: &str, path: &str) -> Vec<Fault> {
+    fn faults(&mut self, method: &str, path: &str) -> Vec<RegistryFault> {
         let mut found = Vec::new();
         for rule in &mut self.rules {
             if rule.method != method || !path.contains(&rule.part) || rule.left == Some(0) {

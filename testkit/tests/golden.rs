@@ -14,21 +14,21 @@ use serde_json::{Value, json};
 
 /// A state directory and what its release printed of it. Root's agents have users of their own, so each kind of daemon
 /// has its own directory.
-struct Golden {
+struct GoldenState {
     state: &'static [u8],
     expected: &'static str,
 }
 
-const BY_ROOT: Golden = Golden {
+const BY_ROOT: GoldenState = GoldenState {
     state: include_bytes!("../fixtures/golden/state-root.tar.gz"),
     expected: include_str!("../fixtures/golden/expected-root.json"),
 };
-const BY_USER: Golden = Golden {
+const BY_USER: GoldenState = GoldenState {
     state: include_bytes!("../fixtures/golden/state-user.tar.gz"),
     expected: include_str!("../fixtures/golden/expected-user.json"),
 };
 
-fn golden() -> &'static Golden {
+fn golden() -> &'static GoldenState {
     // SAFETY: it cannot fail and touches no memory.
     if unsafe { libc::geteuid() } == 0 { &BY_ROOT } else { &BY_USER }
 }

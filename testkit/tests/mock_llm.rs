@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use lodge_testkit::lodge::until;
-use lodge_testkit::mock::{MockLlm, Outcome};
+use lodge_testkit::mock::{MockLlm, RequestOutcome};
 
 /// Sends one request on `stream` and reads its chunked reply to the end.
 fn exchange(stream: &mut TcpStream, text: &str) -> String {
@@ -37,7 +37,11 @@ fn one_connection_carries_many_requests_and_each_is_logged_before_its_answer() {
         assert_eq!((log.len(), log[number - 1].number), (number, number as u64));
     }
     until("every request has an end", || {
-        mock.requests().expect("a log").iter().all(|line| line.outcome == Some(Outcome::Done)).then_some(())
+        mock.requests()
+            .expect("a log")
+            .iter()
+            .all(|line| line.outcome == Some(RequestOutcome::Done))
+            .then_some(())
     });
 }
 

@@ -18,9 +18,9 @@ const AGENTFILE: &str = "FROM scratch\nNAME tester\nMODEL mock/m\nBIN sh host:sh
 const MAY_LOOK: u64 = 1 << 19;
 
 /// A daemon that must not outlive its test.
-struct Traced(Child);
+struct TracedDaemon(Child);
 
-impl Drop for Traced {
+impl Drop for TracedDaemon {
     fn drop(&mut self) {
         // It may have ended by itself, which is what was asked of it.
         drop(self.0.kill());
@@ -58,7 +58,7 @@ fn an_intent_is_synced_before_its_exec_is_claimed_and_an_outcome_before_its_file
 
 /// Starts the daemon so that everything it and its keepers do is written down. A host where that cannot be done fails
 /// the test: what was not tried was not shown.
-fn traced(lodge: &Lodge, trace: &Path) -> Traced {
+fn traced(lodge: &Lodge, trace: &Path) -> TracedDaemon {
     let daemon = lodge.daemon_command();
     let mut command = match may_look() {
         true => Command::new("strace"),
@@ -85,7 +85,7 @@ fn traced(lodge: &Lodge, trace: &Path) -> Traced {
     // By which strace itself is found.
     command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
     let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    Traced(quiet.spawn().expect("strace runs"))
+    TracedDaemon(quiet.spawn().expect("strace runs"))
 }
 
 fn may_look() -> bool {
@@ -95,14 +95,14 @@ fn may_look() -> bool {
 }
 
 /// A write to a file of the database: its number, and the file as the trace names it.
-type Written<'a> = (usize, &'a str);
+type TracedWrite<'a> = (usize, &'a str);
 
 /// Where each exec stands, and which write to the WAL must be synced before it may go on.
 #[derive(Debug, Default)]
-struct Followed<'a> {
-    intent: Option<Written<'a>>,
+struct ExecOrder<'a> {
+    intent: Option<TracedWrite<'a>>,
     recorded: bool,
-    outcome: Option<Written<'a>>,
+    outcome: Option<TracedWrite<'a>>,
     gone: bool,
 }
 
@@ -112,8 +112,9 @@ struct Followed<'a> {
 /// Whom the kernel does not tell the paths of a daemon's files, an ordinary user, is told their numbers: then a write
 /// counts for the file that has the same number, and a file without a name is one of the exec that was claimed last.
 fn read(trace: &str) -> Result<usize, String> {
-    let mut execs: BTreeMap<String, Followed<'_>> = BTreeMap::new();
-    let (mut syncing, mut synced) = (BTreeMap::<&str, Written<'_>>::new(), BTreeMap::<&str, usize>::new());
+    let mut execs: BTreeMap<String, ExecOrder<'_>> = BTreeMap::new();
+    let (mut syncing, mut synced) =
+        (BTreeMap::<&str, TracedWrite<'_>>::new(), BTreeMap::<&str, usize>::new());
     let (mut writes, mut last) = (0, None);
     for line in trace.lines() {
         let (pid, call) = line.split_once(' ').ok_or_else(|| line.to_owned())?;
@@ -136,7 +137,7 @@ fn read(trace: &str) -> Result<usize, String> {
         if is_sync && call.ends_with("= 0") {
             synced.extend(syncing.remove(pid).map(|(writes, file)| (file, writes)));
         }
-        let is_synced = |write: Option<Written<'_>>| {
+        let is_synced = |write: Option<TracedWrite<'_>>| {
             write.is_some_and(|(number, file)| synced.get(file).is_some_and(|synced| number <= *synced))
         };
         // A cgroup bears the name of its exec, too, and a number.

@@ -23,7 +23,7 @@ const OUTPUT_LINES: usize = 500;
 
 /// When the power goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Moment {
+enum PowerMoment {
     ToolRuns,
     /// The keeper wrote its record; no daemon heard of it.
     ToolEnded,
@@ -33,7 +33,7 @@ enum Moment {
 
 /// How the tool's step must stand when the turn is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Expected {
+enum ExpectedStep {
     /// Its own outcome, whole.
     Outcome,
     /// Its own outcome, and the result says that output is missing.
@@ -46,7 +46,7 @@ enum Expected {
 }
 
 /// A state directory as the cut left it, to be put back before each try.
-struct Cut {
+struct PowerCut {
     lodge: Lodge,
     mock: MockLlm,
     saved: PathBuf,
@@ -55,9 +55,9 @@ struct Cut {
     exec_dir: PathBuf,
 }
 
-impl Cut {
+impl PowerCut {
     /// Lets an agent work with `tool` until the moment, then ends every process at once.
-    async fn at(moment: Moment, tool: &str) -> Cut {
+    async fn at(moment: PowerMoment, tool: &str) -> PowerCut {
         let mut lodge = Lodge::new();
         let home = lodge.home();
         fs::DirBuilder::new().mode(0o700).create(&home).expect("a state directory");
@@ -88,13 +88,13 @@ impl Cut {
         until("its output is captured", || (fs::read(&output).ok()? == expected_output()).then_some(()));
         let go = || fs::write(workspace.join("go"), "").expect("a file");
         match moment {
-            Moment::ToolRuns => lodge.kill9(),
-            Moment::ToolEnded => {
+            PowerMoment::ToolRuns => lodge.kill9(),
+            PowerMoment::ToolEnded => {
                 lodge.kill9();
                 go();
                 until("its end is recorded", || exec_dir.join("exit").exists().then_some(()));
             }
-            Moment::TurnEnded => {
+            PowerMoment::TurnEnded => {
                 go();
                 ended(&mut client, &turn).await;
                 lodge.kill9();
@@ -108,11 +108,11 @@ impl Cut {
         let saved = lodge.dir().join("saved");
         copy(&home, &saved);
         let exec_dir = exec_dir.strip_prefix(&home).expect("it lies beneath").to_owned();
-        Cut { lodge, mock, saved, agent, turn, exec_dir }
+        PowerCut { lodge, mock, saved, agent, turn, exec_dir }
     }
 
     /// Puts the directory back, tears it, starts a daemon and lets the turn end.
-    async fn then(&mut self, what: &str, tear: impl FnOnce(&Torn), expected: Expected) {
+    async fn then(&mut self, what: &str, tear: impl FnOnce(&TearTarget), expected: ExpectedStep) {
         let home = self.lodge.home();
         // A keeper that was being started when its daemon was killed is seen a moment later.
         until("the last try can be removed", || {
@@ -120,7 +120,7 @@ impl Cut {
             fs::remove_dir_all(&home).ok()
         });
         copy(&self.saved, &home);
-        let torn = Torn { exec: home.join(&self.exec_dir), home };
+        let torn = TearTarget { exec: home.join(&self.exec_dir), home };
         tear(&torn);
         let before = self.mock.requests().expect("a log").len();
         self.lodge.start();
@@ -134,7 +134,7 @@ impl Cut {
         assert!(asked <= 2, "{what}: the model was asked {asked} times");
     }
 
-    fn judge(&self, what: &str, turn: &Value, page: &Value, expected: Expected) {
+    fn judge(&self, what: &str, turn: &Value, page: &Value, expected: ExpectedStep) {
         assert_eq!((&turn["status"], &turn["text"]), (&json!("done"), &json!("last")), "{what}: {turn:#}");
         let step = &turn["steps"][1];
         let messages = page["messages"].as_array().expect("messages");
@@ -144,25 +144,25 @@ impl Cut {
         let workspace = self.lodge.home().join("agents").join(&self.agent).join("workspace");
         let whole = String::from_utf8(expected_output()).expect("digits");
         match expected {
-            Expected::Outcome | Expected::Repeated => {
+            ExpectedStep::Outcome | ExpectedStep::Repeated => {
                 assert_eq!(step["exit_code"], 3, "{what}: {step:#}");
                 assert!(result.contains(whole.trim()), "{what}: a torn output is told as whole: {result}");
             }
-            Expected::WithoutOutput => {
+            ExpectedStep::WithoutOutput => {
                 assert_eq!(step["exit_code"], 3, "{what}: {step:#}");
                 assert!(
                     result.contains("bytes left out"),
                     "{what}: a torn output is told as whole: {result}"
                 );
             }
-            Expected::Doubted => {
+            ExpectedStep::Doubted => {
                 assert_eq!(step["exit_code"], 3, "{what}: {step:#}");
                 assert!(
                     result.contains("machine was restarted"),
                     "{what}: holes are told as output: {result}"
                 );
             }
-            Expected::Unknown => {
+            ExpectedStep::Unknown => {
                 assert_eq!(step["status"], "unknown", "{what}: {step:#}");
                 assert!(result.contains("outcome unknown"), "{what}: {result}");
             }
@@ -170,10 +170,13 @@ impl Cut {
         let ran = effects(&workspace);
         match expected {
             // Files of the agent's own were not synced either.
-            Expected::Outcome | Expected::WithoutOutput | Expected::Doubted | Expected::Unknown => {
+            ExpectedStep::Outcome
+            | ExpectedStep::WithoutOutput
+            | ExpectedStep::Doubted
+            | ExpectedStep::Unknown => {
                 assert!(ran <= 1, "{what}: it ran {ran} times");
             }
-            Expected::Repeated => assert_eq!(ran, 2, "{what}"),
+            ExpectedStep::Repeated => assert_eq!(ran, 2, "{what}"),
         }
     }
 }
@@ -185,13 +188,13 @@ fn record_len(exec: &Path) -> u64 {
 }
 
 /// Where to tear.
-struct Torn {
+struct TearTarget {
     home: PathBuf,
     /// The tool's own directory.
     exec: PathBuf,
 }
 
-impl Torn {
+impl TearTarget {
     fn cut(&self, file: &str, len: impl FnOnce(u64) -> u64) {
         let file = fs::File::options().write(true).open(self.exec.join(file)).expect("a file");
         let now = file.metadata().expect("a length").len();
@@ -227,48 +230,48 @@ impl Torn {
 
 #[tokio::test]
 async fn a_record_is_taken_whole_or_not_at_all() {
-    let mut cut = Cut::at(Moment::ToolEnded, "sh").await;
-    cut.then("all arrived", |_| {}, Expected::Outcome).await;
+    let mut cut = PowerCut::at(PowerMoment::ToolEnded, "sh").await;
+    cut.then("all arrived", |_| {}, ExpectedStep::Outcome).await;
     let len = record_len(&cut.saved.join(&cut.exec_dir));
     for kept in [0, 1, len / 2, len - 1] {
-        cut.then("the record is short", |torn| torn.cut("exit", |_| kept), Expected::Unknown).await;
+        cut.then("the record is short", |torn| torn.cut("exit", |_| kept), ExpectedStep::Unknown).await;
     }
-    cut.then("the record is zeros", |torn| torn.empty("exit", 0), Expected::Unknown).await;
-    cut.then("the record ends in zeros", |torn| torn.empty("exit", 8), Expected::Unknown).await;
-    cut.then("the record has no name", |torn| torn.remove("exit"), Expected::Unknown).await;
+    cut.then("the record is zeros", |torn| torn.empty("exit", 0), ExpectedStep::Unknown).await;
+    cut.then("the record ends in zeros", |torn| torn.empty("exit", 8), ExpectedStep::Unknown).await;
+    cut.then("the record has no name", |torn| torn.remove("exit"), ExpectedStep::Unknown).await;
     let under_its_first_name =
-        |torn: &Torn| fs::rename(torn.exec.join("exit"), torn.exec.join("exit.new")).expect("a file");
-    cut.then("the record has its first name", under_its_first_name, Expected::Unknown).await;
+        |torn: &TearTarget| fs::rename(torn.exec.join("exit"), torn.exec.join("exit.new")).expect("a file");
+    cut.then("the record has its first name", under_its_first_name, ExpectedStep::Unknown).await;
 }
 
 #[tokio::test]
 async fn an_outcome_whose_output_did_not_arrive_says_so() {
-    let mut cut = Cut::at(Moment::ToolEnded, "sh").await;
-    cut.then("the output is short", |torn| torn.cut("stdout", |_| 512), Expected::WithoutOutput).await;
-    cut.then("the output is empty", |torn| torn.cut("stdout", |_| 0), Expected::WithoutOutput).await;
-    cut.then("the output has no name", |torn| torn.remove("stdout"), Expected::WithoutOutput).await;
-    cut.then("the output has holes", |torn| torn.empty("stdout", 512), Expected::Doubted).await;
+    let mut cut = PowerCut::at(PowerMoment::ToolEnded, "sh").await;
+    cut.then("the output is short", |torn| torn.cut("stdout", |_| 512), ExpectedStep::WithoutOutput).await;
+    cut.then("the output is empty", |torn| torn.cut("stdout", |_| 0), ExpectedStep::WithoutOutput).await;
+    cut.then("the output has no name", |torn| torn.remove("stdout"), ExpectedStep::WithoutOutput).await;
+    cut.then("the output has holes", |torn| torn.empty("stdout", 512), ExpectedStep::Doubted).await;
 }
 
 #[tokio::test]
 async fn nothing_is_repeated_when_the_claim_did_not_arrive() {
-    for moment in [Moment::ToolRuns, Moment::ToolEnded] {
-        let mut cut = Cut::at(moment, "sh").await;
+    for moment in [PowerMoment::ToolRuns, PowerMoment::ToolEnded] {
+        let mut cut = PowerCut::at(moment, "sh").await;
         let exec = cut.exec_dir.clone();
         cut.then(
             "all of the claim",
             |_| {},
-            if moment == Moment::ToolRuns { Expected::Unknown } else { Expected::Outcome },
+            if moment == PowerMoment::ToolRuns { ExpectedStep::Unknown } else { ExpectedStep::Outcome },
         )
         .await;
-        let gone = |torn: &Torn| fs::remove_dir_all(torn.home.join(&exec)).expect("a directory");
-        cut.then("no claim", gone, Expected::Unknown).await;
-        let empty = |torn: &Torn| {
+        let gone = |torn: &TearTarget| fs::remove_dir_all(torn.home.join(&exec)).expect("a directory");
+        cut.then("no claim", gone, ExpectedStep::Unknown).await;
+        let empty = |torn: &TearTarget| {
             gone(torn);
             fs::create_dir(&torn.exec).expect("a directory");
         };
-        cut.then("an empty claim", empty, Expected::Unknown).await;
-        cut.then("no sandbox", |torn| torn.remove_dir("run"), Expected::Unknown).await;
+        cut.then("an empty claim", empty, ExpectedStep::Unknown).await;
+        cut.then("no sandbox", |torn| torn.remove_dir("run"), ExpectedStep::Unknown).await;
         cut.then("no log", |torn| torn.remove_dir("logs"), found(moment)).await;
         // The workspace goes with it, and so does the evidence of how often it ran; the turn still ends.
         cut.then("no files of agents", |torn| torn.remove_dir("agents"), found(moment)).await;
@@ -278,48 +281,49 @@ async fn nothing_is_repeated_when_the_claim_did_not_arrive() {
 /// What the other tests must never see: with the boot of the intent, a missing claim proves that nothing ran.
 #[tokio::test]
 async fn a_repeated_effect_would_be_noticed() {
-    let mut cut = Cut::at(Moment::ToolEnded, "sh").await;
-    let same_boot_without_claim = |torn: &Torn| {
+    let mut cut = PowerCut::at(PowerMoment::ToolEnded, "sh").await;
+    let same_boot_without_claim = |torn: &TearTarget| {
         set_boot(&torn.home, &this_boot());
         torn.remove_dir("run");
     };
-    cut.then("the same boot and no claim", same_boot_without_claim, Expected::Repeated).await;
+    cut.then("the same boot and no claim", same_boot_without_claim, ExpectedStep::Repeated).await;
 }
 
 #[tokio::test]
 async fn what_is_declared_safe_runs_again_when_its_outcome_did_not_arrive() {
-    let mut cut = Cut::at(Moment::ToolEnded, "again").await;
-    cut.then("all arrived", |_| {}, Expected::Outcome).await;
-    let half = |torn: &Torn| torn.cut("exit", |_| record_len(&torn.exec) / 2);
-    cut.then("the record is short", half, Expected::Repeated).await;
-    cut.then("no sandbox", |torn| torn.remove_dir("run"), Expected::Repeated).await;
+    let mut cut = PowerCut::at(PowerMoment::ToolEnded, "again").await;
+    cut.then("all arrived", |_| {}, ExpectedStep::Outcome).await;
+    let half = |torn: &TearTarget| torn.cut("exit", |_| record_len(&torn.exec) / 2);
+    cut.then("the record is short", half, ExpectedStep::Repeated).await;
+    cut.then("no sandbox", |torn| torn.remove_dir("run"), ExpectedStep::Repeated).await;
 }
 
 #[tokio::test]
 async fn an_outcome_that_was_stored_needs_no_file() {
-    let mut cut = Cut::at(Moment::TurnEnded, "sh").await;
-    cut.then("all arrived", |_| {}, Expected::Outcome).await;
-    cut.then("no sandbox", |torn| torn.remove_dir("run"), Expected::Outcome).await;
-    cut.then("no programs", |torn| torn.remove_dir("bin"), Expected::Outcome).await;
+    let mut cut = PowerCut::at(PowerMoment::TurnEnded, "sh").await;
+    cut.then("all arrived", |_| {}, ExpectedStep::Outcome).await;
+    cut.then("no sandbox", |torn| torn.remove_dir("run"), ExpectedStep::Outcome).await;
+    cut.then("no programs", |torn| torn.remove_dir("bin"), ExpectedStep::Outcome).await;
 }
 
 #[tokio::test]
 async fn files_of_a_keeper_that_is_gone_may_hold_anything() {
-    let mut cut = Cut::at(Moment::ToolRuns, "sh").await;
-    let every = |torn: &Torn, change: fn(&Path)| torn.keepers_files().iter().for_each(|path| change(path));
+    let mut cut = PowerCut::at(PowerMoment::ToolRuns, "sh").await;
+    let every =
+        |torn: &TearTarget, change: fn(&Path)| torn.keepers_files().iter().for_each(|path| change(path));
     let empty = |path: &Path| fs::write(path, "").expect("a file");
     let zeros = |path: &Path| fs::write(path, [0; 512]).expect("a file");
     let gone = |path: &Path| fs::remove_file(path).expect("a file");
-    cut.then("they are empty", |torn| every(torn, empty), Expected::Unknown).await;
-    cut.then("they are zeros", |torn| every(torn, zeros), Expected::Unknown).await;
-    cut.then("they are gone", |torn| every(torn, gone), Expected::Unknown).await;
+    cut.then("they are empty", |torn| every(torn, empty), ExpectedStep::Unknown).await;
+    cut.then("they are zeros", |torn| every(torn, zeros), ExpectedStep::Unknown).await;
+    cut.then("they are gone", |torn| every(torn, gone), ExpectedStep::Unknown).await;
 }
 
 /// Programs and credentials are synced before they get their name; until then they have another.
 #[tokio::test]
 async fn what_is_half_written_is_never_run_nor_believed() {
-    let mut cut = Cut::at(Moment::ToolRuns, "sh").await;
-    let programs = |torn: &Torn, change: &dyn Fn(&Path)| {
+    let mut cut = PowerCut::at(PowerMoment::ToolRuns, "sh").await;
+    let programs = |torn: &TearTarget, change: &dyn Fn(&Path)| {
         let all = fs::read_dir(torn.home.join("bin")).expect("bin").flatten().map(|entry| entry.path());
         all.for_each(|path| change(&path));
     };
@@ -328,27 +332,27 @@ async fn what_is_half_written_is_never_run_nor_believed() {
         fs::remove_file(path).expect("a program");
         fs::write(path.with_file_name(".new-1-0"), &bytes[..bytes.len() / 2]).expect("half a program");
     };
-    cut.then("half a program without its name", |torn| programs(torn, &unnamed), Expected::Unknown).await;
+    cut.then("half a program without its name", |torn| programs(torn, &unnamed), ExpectedStep::Unknown).await;
     let short = |path: &Path| {
         let bytes = fs::read(path).expect("a program");
         fs::remove_file(path).expect("a program");
         fs::write(path, &bytes[..bytes.len() / 2]).expect("half a program");
     };
-    cut.then("half a program", |torn| programs(torn, &short), Expected::Unknown).await;
-    let credentials = |torn: &Torn| {
+    cut.then("half a program", |torn| programs(torn, &short), ExpectedStep::Unknown).await;
+    let credentials = |torn: &TearTarget| {
         fs::remove_file(torn.home.join("credentials.json")).expect("credentials");
         fs::write(torn.home.join(".credentials.json.new"), "{\"tok").expect("half of them");
     };
-    cut.then("half the credentials", credentials, Expected::Unknown).await;
-    let lock = |torn: &Torn| fs::write(torn.home.join("anchor.lock"), [0; 512]).expect("a lock");
-    cut.then("a lock that says nothing", lock, Expected::Unknown).await;
+    cut.then("half the credentials", credentials, ExpectedStep::Unknown).await;
+    let lock = |torn: &TearTarget| fs::write(torn.home.join("anchor.lock"), [0; 512]).expect("a lock");
+    cut.then("a lock that says nothing", lock, ExpectedStep::Unknown).await;
 }
 
 /// What the files tell when all of them arrived.
-fn found(moment: Moment) -> Expected {
+fn found(moment: PowerMoment) -> ExpectedStep {
     match moment {
-        Moment::ToolRuns => Expected::Unknown,
-        Moment::ToolEnded | Moment::TurnEnded => Expected::Outcome,
+        PowerMoment::ToolRuns => ExpectedStep::Unknown,
+        PowerMoment::ToolEnded | PowerMoment::TurnEnded => ExpectedStep::Outcome,
     }
 }
 

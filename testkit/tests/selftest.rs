@@ -9,13 +9,13 @@ use lodge_testkit::lodge::{PATIENCE, bin, processes_of, until};
 use serde_json::Value;
 
 /// Places of our own for a run: where it may put its things, and where it must not.
-struct Place {
+struct SelftestDir {
     dir: tempfile::TempDir,
 }
 
-impl Place {
-    fn new() -> Place {
-        let place = Place { dir: tempfile::tempdir().expect("a directory") };
+impl SelftestDir {
+    fn new() -> SelftestDir {
+        let place = SelftestDir { dir: tempfile::tempdir().expect("a directory") };
         for name in ["tmp", "bin"] {
             fs::create_dir(place.path(name)).expect("a directory");
         }
@@ -89,7 +89,7 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn a_clean_run_prints_every_number_as_json_and_leaves_nothing_behind() {
-    let place = Place::new();
+    let place = SelftestDir::new();
     let output = place.run(&["selftest", "--crash", "8", "--seed", "4711", "--json"]);
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{out}\n{err}");
@@ -110,7 +110,7 @@ fn a_clean_run_prints_every_number_as_json_and_leaves_nothing_behind() {
 
 #[test]
 fn a_run_for_people_ends_with_a_table_and_the_way_to_repeat_it() {
-    let place = Place::new();
+    let place = SelftestDir::new();
     let output = place.run(&["selftest", "--crash", "2"]);
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{out}\n{err}");
@@ -126,7 +126,7 @@ fn a_run_for_people_ends_with_a_table_and_the_way_to_repeat_it() {
 
 #[test]
 fn wrong_arguments_are_bad_usage() {
-    let place = Place::new();
+    let place = SelftestDir::new();
     for args in [
         &["selftest"][..],
         &["selftest", "--crash", "0"],
@@ -144,7 +144,7 @@ fn wrong_arguments_are_bad_usage() {
 
 #[test]
 fn without_a_daemon_that_runs_it_says_what_is_missing_and_ends_with_one() {
-    let place = Place::new();
+    let place = SelftestDir::new();
     let lodge = place.copy();
     let output = place.run_as(&lodge, &["selftest", "--crash", "1"]);
     let err = text(&output.stderr);
@@ -162,7 +162,7 @@ fn without_a_daemon_that_runs_it_says_what_is_missing_and_ends_with_one() {
 #[cfg(debug_assertions)]
 #[test]
 fn a_daemon_that_forgets_fails_the_test_and_its_state_is_kept() {
-    let place = Place::new();
+    let place = SelftestDir::new();
     let real = bin("lodged");
     let script = format!(
         "#!/bin/sh\nLODGED_MUTATION=reply-before-commit\nexport LODGED_MUTATION\nexec {} \"$@\"\n",
@@ -186,7 +186,7 @@ fn a_daemon_that_forgets_fails_the_test_and_its_state_is_kept() {
 
 #[test]
 fn an_interrupted_run_ends_with_130_and_leaves_nothing_behind() {
-    let place = Place::new();
+    let place = SelftestDir::new();
     let mut child = place
         .lodge(&bin("lodge"), &["selftest", "--crash", "100000"])
         .stdout(Stdio::null())

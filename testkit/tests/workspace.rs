@@ -1,11 +1,12 @@
-//! What documents say of the source: who may use whom (ARCHITECTURE.md), and the layers of the fence (docs/security.md).
+//! Rules of the source: who may use whom (ARCHITECTURE.md), the layers of the fence (docs/security.md), and names of types.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Crate, and which of ours it may depend on.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("core", &[]),
+    ("engine", &["core"]),
     ("link", &[]),
     ("runtime-messages", &[]),
     ("proto", &["link"]),
@@ -15,7 +16,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("model", &["core"]),
     ("keeper", &["link"]),
     ("runtime", &["runtime-messages"]),
-    ("daemon", &["core", "proto", "store", "exec", "image", "model", "runtime-messages"]),
+    ("daemon", &["core", "engine", "proto", "store", "exec", "image", "model", "runtime-messages"]),
     ("selftest", &["proto"]),
     ("cli", &["proto", "selftest"]),
 ];
@@ -23,6 +24,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 /// What crates with a promise of their own may take from outside.
 const OUTSIDE: &[(&str, &[&str])] = &[
     ("core", &["prost", "thiserror"]),
+    ("engine", &["serde_json", "sha2", "thiserror"]),
     ("link", &["libc"]),
     ("keeper", &["libc"]),
     ("runtime", &["libc", "serde", "serde_json"]),
@@ -99,4 +101,89 @@ fn every_layer_of_the_fence_is_explained() {
     for layer in layers {
         assert!(table.contains(&format!("`{layer}`")), "docs/security.md does not explain {layer}");
     }
+}
+
+/// A reader who searches for the name of a type finds one definition, or two.
+const DEFINITIONS_MAX: usize = 2;
+
+/// Names that are still defined more often. Rename the types and remove the name from this list; nothing is added to it.
+const REPEATED_NAMES: &[&str] = &[
+    "Asked", "Batch", "Call", "Change", "Found", "Home", "Outcome", "Part", "Place", "Refused", "Said",
+    "Started", "State", "Told", "Wanted", "World",
+];
+
+/// The source files below a directory, without what was built.
+fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// A line without its visibility and `unsafe`.
+fn without_modifiers(line: &str) -> &str {
+    let line = line.trim_start();
+    let line = match line.strip_prefix("pub(") {
+        Some(rest) => rest.split_once(')').map_or(line, |(_, item)| item.trim_start()),
+        None => line.strip_prefix("pub ").unwrap_or(line),
+    };
+    line.strip_prefix("unsafe ").unwrap_or(line)
+}
+
+/// The types that a formatted file defines, with their lines. A `type` of an `impl` or of a trait is not a definition.
+fn types_of(text: &str) -> Vec<(String, usize)> {
+    let mut types = Vec::new();
+    let mut blocks: Vec<usize> = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        let indent = line.len() - line.trim_start().len();
+        if line.trim_start().starts_with('}') && blocks.last().is_some_and(|block| indent <= *block) {
+            blocks.pop();
+        }
+        let item = without_modifiers(line);
+        if let Some((keyword, rest)) = item.split_once(' ')
+            && (matches!(keyword, "struct" | "enum" | "trait" | "union")
+                || (keyword == "type" && blocks.is_empty()))
+        {
+            let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            if name.starts_with(char::is_uppercase) {
+                types.push((name, at + 1));
+            }
+        }
+        let opens = ["impl ", "impl<", "trait "].iter().any(|start| item.starts_with(start));
+        if opens && !line.ends_with(['}', ';']) {
+            blocks.push(indent);
+        }
+    }
+    types
+}
+
+#[test]
+fn no_type_name_is_defined_three_times() {
+    let workspace = crates().join("..");
+    let mut files = Vec::new();
+    for dir in ["crates", "testkit", "bench"] {
+        sources(&workspace.join(dir), &mut files);
+    }
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for file in &files {
+        for (name, line) in types_of(&std::fs::read_to_string(file).unwrap()) {
+            places
+                .entry(name)
+                .or_default()
+                .push(format!("{}:{line}", file.strip_prefix(&workspace).unwrap().display()));
+        }
+    }
+    assert!(places.len() > 1_000, "only {} types were found", places.len());
+    places.retain(|_, places| places.len() > DEFINITIONS_MAX);
+    for name in REPEATED_NAMES {
+        assert!(
+            places.remove(*name).is_some(),
+            "`{name}` is not repeated any more: remove it from REPEATED_NAMES"
+        );
+    }
+    assert!(places.is_empty(), "name these types for what they are: {places:#?}");
 }

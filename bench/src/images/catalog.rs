@@ -7,12 +7,12 @@ use lodge_testkit::lodge::PATIENCE;
 use serde_json::{Value, json};
 use tokio::task::LocalSet;
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::floor::Floors;
 use crate::images::{plain, store};
 use crate::sample::Sample;
-use crate::table::{Hold, Row, Table};
-use crate::world::{Model, Talker, World};
+use crate::table::{BenchRow, BenchTable, NumberBound};
+use crate::world::{BenchModel, BenchTalker, BenchWorld};
 
 /// Connections that build at once.
 const BUILDERS: usize = 8;
@@ -22,9 +22,9 @@ const PAGE_MS_MAX: f64 = 50.0;
 /// Flushes that the slowest change in a hundred may take, as while jobs print.
 const FSYNCS_MAX: f64 = 3.0;
 
-pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
-    let world = World::start().await;
-    let agent = world.agent("commits", Model::Http).await;
+pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable) {
+    let world = BenchWorld::start().await;
+    let agent = world.agent("commits", BenchModel::Http).await;
     let from = Instant::now();
     filled(&world, sizes).await;
     let took = from.elapsed().as_secs_f64() * 1e3;
@@ -32,13 +32,13 @@ pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
     let each = took / (images + bins) as f64;
     let fsync = floors.fsync(50);
     let what = format!("{images} images and {bins} tools built by {BUILDERS} at once, each");
-    table.row(Row::new(what, "ms", each).beside("fsync", fsync.p50()));
+    table.row(BenchRow::new(what, "ms", each).beside("fsync", fsync.p50()));
     listed(&world, sizes, table).await;
-    let mut talker = Talker::of(&world, &agent).await;
+    let mut talker = BenchTalker::of(&world, &agent).await;
     removed(&world, sizes, &mut talker, floors, table).await;
 }
 
-async fn filled(world: &World, sizes: Sizes) {
+async fn filled(world: &BenchWorld, sizes: BenchSizes) {
     let program = format!("/bin/{}", if std::path::Path::new("/bin/true").is_file() { "true" } else { "sh" });
     let platform = store::platform();
     let tasks = LocalSet::new();
@@ -65,7 +65,7 @@ async fn filled(world: &World, sizes: Sizes) {
     tasks.await;
 }
 
-async fn listed(world: &World, sizes: Sizes, table: &mut Table) {
+async fn listed(world: &BenchWorld, sizes: BenchSizes, table: &mut BenchTable) {
     let mut client = world.lodge.client().await;
     for (method, key, count) in [("image/list", "images", sizes.images), ("bin/list", "bins", sizes.bins)] {
         for limit in PAGES {
@@ -75,8 +75,8 @@ async fn listed(world: &World, sizes: Sizes, table: &mut Table) {
                 client.call_value(method, json!({"limit": limit})).await.expect("a page");
                 sample.push(from.elapsed());
             }
-            let row = Row::times(format!("{limit} of {count} by {method}"), &sample);
-            table.row(row.hold(Hold::at_most("", PAGE_MS_MAX)));
+            let row = BenchRow::times(format!("{limit} of {count} by {method}"), &sample);
+            table.row(row.hold(NumberBound::at_most("", PAGE_MS_MAX)));
         }
         let mut whole = Sample::default();
         for _ in 0..sizes.list_rounds.div_ceil(5) {
@@ -85,7 +85,7 @@ async fn listed(world: &World, sizes: Sizes, table: &mut Table) {
             whole.push(from.elapsed());
             assert!(seen >= count, "{seen} of {count} by {method}");
         }
-        table.row(Row::times(format!("  all of them, {} a page", PAGES[1]), &whole));
+        table.row(BenchRow::times(format!("  all of them, {} a page", PAGES[1]), &whole));
     }
 }
 
@@ -103,7 +103,13 @@ async fn all(client: &mut Client, method: &str, key: &str) -> usize {
 }
 
 /// Removes images one after the other, and changes what is recorded until the contents of each are gone.
-async fn removed(world: &World, sizes: Sizes, talker: &mut Talker, floors: &mut Floors, table: &mut Table) {
+async fn removed(
+    world: &BenchWorld,
+    sizes: BenchSizes,
+    talker: &mut BenchTalker,
+    floors: &mut Floors,
+    table: &mut BenchTable,
+) {
     let mut client = world.lodge.client().await;
     let (mut quiet, mut quiet_fsync) = (Sample::default(), Sample::default());
     plain::flushed();
@@ -129,18 +135,20 @@ async fn removed(world: &World, sizes: Sizes, talker: &mut Talker, floors: &mut 
     }
     let others = sizes.images;
     table.row(
-        Row::times(format!("image removed beside {others} others"), &answer).beside("fsync", fsync.p50()),
+        BenchRow::times(format!("image removed beside {others} others"), &answer)
+            .beside("fsync", fsync.p50()),
     );
-    table.row(Row::times("  until its contents are gone", &collection));
+    table.row(BenchRow::times("  until its contents are gone", &collection));
     for (words, sample, fsync) in [
         ("while nothing is collected", &quiet, &quiet_fsync),
         ("while contents are collected", &busy, &fsync),
     ] {
-        table.row(Row::times(format!("state commit {words}"), sample).beside("fsync", fsync.p50()));
-        let row = Row::new("  the 99th in a hundred", "ms", sample.p99()).beside("its fsync", fsync.p99());
-        table.row(row.hold(Hold::at_most("3 times fsync's 99th", FSYNCS_MAX * fsync.p99())));
+        table.row(BenchRow::times(format!("state commit {words}"), sample).beside("fsync", fsync.p50()));
+        let row =
+            BenchRow::new("  the 99th in a hundred", "ms", sample.p99()).beside("its fsync", fsync.p99());
+        table.row(row.hold(NumberBound::at_most("3 times fsync's 99th", FSYNCS_MAX * fsync.p99())));
     }
-    table.row(Row::new("  state commits that met a collection", "", busy.len() as f64));
+    table.row(BenchRow::new("  state commits that met a collection", "", busy.len() as f64));
 }
 
 /// So that two removals are not one collection.

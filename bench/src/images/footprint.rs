@@ -7,12 +7,12 @@ use lodge_testkit::lodge::Lodge;
 use crate::images::peers::Peers;
 use crate::images::store;
 use crate::proc;
-use crate::table::{Row, Table};
+use crate::table::{BenchRow, BenchTable};
 
 /// For what is released later.
 const SETTLE: Duration = Duration::from_secs(2);
 
-pub(crate) fn run(peers: &Peers, table: &mut Table) {
+pub(crate) fn run(peers: &Peers, table: &mut BenchTable) {
     let archive = match store::stock_archive() {
         Ok(archive) => archive,
         Err(why) => return table.not_run("the memory that images take", &why),
@@ -25,9 +25,9 @@ pub(crate) fn run(peers: &Peers, table: &mut Table) {
     lodge.cli_ok(import);
     let with_tools = memory(&lodge);
     let what = "idle memory (PSS): daemon that never had an image";
-    table.row(Row::new(what, "MB", before));
+    table.row(BenchRow::new(what, "MB", before));
     if let Some(mb) = with_tools {
-        table.row(Row::new("  with the stock set imported", "MB", mb).beside("before", before));
+        table.row(BenchRow::new("  with the stock set imported", "MB", mb).beside("before", before));
     }
     let Some(registry) = peers.registry() else {
         return table.not_run("the memory after a pull", "there is no registry");
@@ -41,10 +41,12 @@ pub(crate) fn run(peers: &Peers, table: &mut Table) {
     lodge.cli_ok(["-q", "bin", "rm", "stock/busybox"]);
     lodge.cli_ok(["-q", "bin", "pull", &there]);
     if let Some(mb) = memory(&lodge) {
-        table.row(Row::new("  and with a tool pulled from a registry", "MB", mb).beside("before", before));
+        table.row(
+            BenchRow::new("  and with a tool pulled from a registry", "MB", mb).beside("before", before),
+        );
     }
     if let Some(kb) = lodge.pid().and_then(proc::anonymous_kb) {
-        table.row(Row::new("    of which its own", "MB", kb as f64 / 1024.0));
+        table.row(BenchRow::new("    of which its own", "MB", kb as f64 / 1024.0));
     }
 }
 

@@ -4,16 +4,16 @@ use std::path::PathBuf;
 
 use lodge_testkit::lodge::Lodge;
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::images::peers::Peers;
 use crate::images::{plain, store};
 use crate::sample::Sample;
-use crate::table::{Hold, Row, Table};
+use crate::table::{BenchRow, BenchTable, NumberBound};
 
 const PART_BYTES: usize = 2048;
 const NAME: &str = "parts:latest";
 
-pub(crate) fn run(sizes: Sizes, peers: &Peers, table: &mut Table) {
+pub(crate) fn run(sizes: BenchSizes, peers: &Peers, table: &mut BenchTable) {
     let Some(registry) = peers.registry() else {
         return table.not_run("an agent of many parts pulled", "there is no registry");
     };
@@ -46,14 +46,14 @@ pub(crate) fn run(sizes: Sizes, peers: &Peers, table: &mut Table) {
         }
     }
     let n = parts.len();
-    table.row(Row::times(format!("floor: {n} files of 2 KB written, each flushed"), &floor));
-    let row = Row::times(format!("agent of {n} small parts pulled"), &ours);
+    table.row(BenchRow::times(format!("floor: {n} files of 2 KB written, each flushed"), &floor));
+    let row = BenchRow::times(format!("agent of {n} small parts pulled"), &ours);
     if skopeo.len() == 0 {
         return table.row(row.beside("written", floor.p50()));
     }
-    table.row(row.beside("skopeo", skopeo.p50()).hold(Hold::at_most("skopeo", skopeo.p50())));
-    table.row(Row::new("  beside the floor", "x", ours.p50() / floor.p50()));
-    table.row(Row::times("  skopeo", &skopeo).beside("written", floor.p50()));
+    table.row(row.beside("skopeo", skopeo.p50()).hold(NumberBound::at_most("skopeo", skopeo.p50())));
+    table.row(BenchRow::new("  beside the floor", "x", ours.p50() / floor.p50()));
+    table.row(BenchRow::times("  skopeo", &skopeo).beside("written", floor.p50()));
 }
 
 /// The directory of an agent with so many contexts and so many files, and what is in them.

@@ -1,15 +1,15 @@
 //! An agent's directory packed as an image: first, and again when nothing changed.
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::floor::Floors;
 use crate::images::layers::agent;
 use crate::images::{plain, store};
 use crate::sample::Sample;
-use crate::table::{Row, Table};
+use crate::table::{BenchRow, BenchTable};
 
 const FILE_BYTES: usize = 1024 * 1024;
 
-pub(crate) fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
+pub(crate) fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable) {
     let lodge = store::daemon();
     let (mut first, mut again) = (Sample::default(), Sample::default());
     let (mut hash, mut floor, mut spawn) = (Sample::default(), Sample::default(), Sample::default());
@@ -30,9 +30,9 @@ pub(crate) fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
         again.push(store::timed(&lodge, args));
     }
     let what = format!("image of {} contexts and {} MB of files built", sizes.pack_contexts, sizes.pack_mb);
-    table.row(Row::times("floor: the same bytes hashed once", &hash));
-    table.row(Row::times("floor: hashed once, written once, each file flushed", &floor));
-    table.row(Row::times("floor: spawn and wait of `true`, in turn with the builds", &spawn));
-    table.row(Row::times(what, &first).beside("hash + write", floor.p50()));
-    table.row(Row::times("  again, when nothing changed", &again).beside("hash", hash.p50()));
+    table.row(BenchRow::times("floor: the same bytes hashed once", &hash));
+    table.row(BenchRow::times("floor: hashed once, written once, each file flushed", &floor));
+    table.row(BenchRow::times("floor: spawn and wait of `true`, in turn with the builds", &spawn));
+    table.row(BenchRow::times(what, &first).beside("hash + write", floor.p50()));
+    table.row(BenchRow::times("  again, when nothing changed", &again).beside("hash", hash.p50()));
 }

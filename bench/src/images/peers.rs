@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use lodge_testkit::lodge::until;
 
-use crate::table::Table;
+use crate::table::BenchTable;
 
 /// The directories in which a distribution puts programs.
 const PROGRAM_DIRS: [&str; 2] = ["/usr/bin", "/usr/local/bin"];
@@ -19,7 +19,7 @@ pub(crate) struct Peers {
 
 impl Peers {
     /// Finds them, and says of each which version it is, or that it does not run.
-    pub(crate) fn find(table: &mut Table) -> Peers {
+    pub(crate) fn find(table: &mut BenchTable) -> Peers {
         let registry = found("docker-registry", table);
         let skopeo = found("skopeo", table).map(|program| Skopeo { program });
         for program in registry.iter().chain(skopeo.iter().map(|skopeo| &skopeo.program)) {
@@ -29,12 +29,12 @@ impl Peers {
     }
 
     /// A registry with nothing in it.
-    pub(crate) fn registry(&self) -> Option<Registry> {
-        self.registry.as_deref().map(Registry::start)
+    pub(crate) fn registry(&self) -> Option<PeerRegistry> {
+        self.registry.as_deref().map(PeerRegistry::start)
     }
 }
 
-fn found(name: &str, table: &mut Table) -> Option<PathBuf> {
+fn found(name: &str, table: &mut BenchTable) -> Option<PathBuf> {
     let path = PROGRAM_DIRS.iter().map(|dir| Path::new(dir).join(name)).find(|path| path.is_file());
     if path.is_none() {
         table.not_run(name, "it is not installed: run `make tools`");
@@ -50,14 +50,14 @@ fn version(program: &Path) -> String {
 
 /// A registry on a port and in a directory of its own, gone with this.
 #[derive(Debug)]
-pub(crate) struct Registry {
+pub(crate) struct PeerRegistry {
     child: Child,
     pub(crate) host: String,
     _dir: tempfile::TempDir,
 }
 
-impl Registry {
-    fn start(program: &Path) -> Registry {
+impl PeerRegistry {
+    fn start(program: &Path) -> PeerRegistry {
         let dir =
             tempfile::Builder::new().prefix("lodge-registry-").tempdir().expect("a temporary directory");
         let (config, log) = (dir.path().join("config.yml"), dir.path().join("log"));
@@ -75,7 +75,7 @@ impl Registry {
             .stderr(std::fs::File::create(&log).expect("a file"))
             .spawn()
             .expect("docker-registry starts");
-        let mut registry = Registry { child, host: String::new(), _dir: dir };
+        let mut registry = PeerRegistry { child, host: String::new(), _dir: dir };
         registry.host = until("the registry listens", || {
             let told = std::fs::read_to_string(&log).expect("a log");
             let (address, _) = told.split_once("listening on ")?.1.split_once('"')?;
@@ -85,7 +85,7 @@ impl Registry {
     }
 }
 
-impl Drop for Registry {
+impl Drop for PeerRegistry {
     fn drop(&mut self) {
         drop(self.child.kill());
         drop(self.child.wait());

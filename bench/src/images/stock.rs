@@ -6,12 +6,12 @@ use lodge_proto::client::Client;
 use lodge_testkit::lodge::PATIENCE;
 use serde_json::{Value, json};
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::floor::Floors;
 use crate::images::{plain, store};
 use crate::sample::Sample;
-use crate::table::{Hold, Row, Table};
-use crate::world::World;
+use crate::table::{BenchRow, BenchTable, NumberBound};
+use crate::world::BenchWorld;
 
 const STOCK: &str = "BIN sh stock/busybox:latest \"a shell\"\nBIN rg stock/rg:latest \"searches\"\n\
                      BIN fd stock/fd:latest \"finds\"\nBIN jq stock/jq:latest \"reads JSON\"\n\
@@ -23,7 +23,7 @@ const RATIO_MAX: f64 = 1.5;
 const MORE_MS: f64 = 3.0;
 
 #[derive(Debug, Default)]
-struct Samples {
+struct StockSamples {
     import: Sample,
     first: Sample,
     later: Sample,
@@ -31,14 +31,14 @@ struct Samples {
     fsync: Sample,
 }
 
-pub(crate) async fn run(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
+pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable) {
     let archive = match store::stock_archive() {
         Ok(archive) => archive,
         Err(why) => return table.not_run("an agent with five stock tools", &why),
     };
-    let mut samples = Samples::default();
+    let mut samples = StockSamples::default();
     for _ in 0..sizes.stock_daemons {
-        let world = World::start().await;
+        let world = BenchWorld::start().await;
         plain::flushed();
         let args =
             ["-q".as_ref(), "image".as_ref(), "import".as_ref(), "--yes".as_ref(), archive.as_os_str()];
@@ -92,14 +92,15 @@ async fn until(client: &mut Client, agent: &Value, kind: &str) {
     }
 }
 
-fn rows(samples: &Samples, table: &mut Table) {
+fn rows(samples: &StockSamples, table: &mut BenchTable) {
     let (host, fsync) = (samples.host.p50(), samples.fsync.p50());
-    table.row(Row::times("stock set imported through the CLI", &samples.import).beside("fsync", fsync));
-    table.row(Row::times("agent with five tools of the host, created until ready", &samples.host));
-    let later = Row::times("  with five stock tools", &samples.later).beside("host", host);
+    table.row(BenchRow::times("stock set imported through the CLI", &samples.import).beside("fsync", fsync));
+    table.row(BenchRow::times("agent with five tools of the host, created until ready", &samples.host));
+    let later = BenchRow::times("  with five stock tools", &samples.later).beside("host", host);
     let limit = RATIO_MAX * host + MORE_MS;
-    table.row(later.hold(Hold::at_most(&format!("{RATIO_MAX} x host + {MORE_MS} ms"), limit)));
+    table.row(later.hold(NumberBound::at_most(&format!("{RATIO_MAX} x host + {MORE_MS} ms"), limit)));
     table.row(
-        Row::times("  with five that are unpacked for the first time", &samples.first).beside("host", host),
+        BenchRow::times("  with five that are unpacked for the first time", &samples.first)
+            .beside("host", host),
     );
 }

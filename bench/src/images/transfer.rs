@@ -1,10 +1,10 @@
 //! One large tool to a registry on this machine and back, beside skopeo.
 
-use crate::Sizes;
-use crate::images::peers::{Peers, Registry, Skopeo};
+use crate::BenchSizes;
+use crate::images::peers::{PeerRegistry, Peers, Skopeo};
 use crate::images::{plain, store};
 use crate::sample::Sample;
-use crate::table::{Hold, Row, Table};
+use crate::table::{BenchRow, BenchTable, NumberBound};
 
 use lodge_testkit::lodge::Lodge;
 
@@ -12,14 +12,14 @@ const MB: usize = 1024 * 1024;
 const NAME: &str = "large:latest";
 
 #[derive(Debug, Default)]
-struct Samples {
+struct TransferSamples {
     hash: Sample,
     floor: Sample,
     ours: Sample,
     skopeo: Sample,
 }
 
-pub(crate) fn run(sizes: Sizes, peers: &Peers, table: &mut Table) {
+pub(crate) fn run(sizes: BenchSizes, peers: &Peers, table: &mut BenchTable) {
     let Some(registry) = peers.registry() else {
         return table.not_run("a large tool moved", "there is no registry");
     };
@@ -44,15 +44,15 @@ pub(crate) fn run(sizes: Sizes, peers: &Peers, table: &mut Table) {
     let pulls = pulled(sizes, peers.skopeo.as_ref(), &lodge, &registry, &bytes);
     let mb = sizes.image_mb;
     let floor = pulls.floor.p50();
-    let row = Row::new(format!("tool of {mb} MB packed, once"), "ms", built.as_secs_f64() * 1e3);
+    let row = BenchRow::new(format!("tool of {mb} MB packed, once"), "ms", built.as_secs_f64() * 1e3);
     table.row(row.beside("hash + write", floor));
     rows(&format!("tool of {mb} MB pulled"), &pulls, table);
     rows(&format!("tool of {mb} MB pushed"), &pushes, table);
 }
 
 /// Every round to registries that have nothing: one that has it is not sent it again, by anybody.
-fn pushed(sizes: Sizes, peers: &Peers, lodge: &Lodge, layout: &str, bytes: &[u8]) -> Samples {
-    let mut samples = Samples::default();
+fn pushed(sizes: BenchSizes, peers: &Peers, lodge: &Lodge, layout: &str, bytes: &[u8]) -> TransferSamples {
+    let mut samples = TransferSamples::default();
     for _ in 0..sizes.image_rounds {
         samples.hash.push(plain::hashed([bytes]));
         let written = plain::written([bytes]);
@@ -71,14 +71,14 @@ fn pushed(sizes: Sizes, peers: &Peers, lodge: &Lodge, layout: &str, bytes: &[u8]
 }
 
 fn pulled(
-    sizes: Sizes,
+    sizes: BenchSizes,
     skopeo: Option<&Skopeo>,
     lodge: &Lodge,
-    registry: &Registry,
+    registry: &PeerRegistry,
     bytes: &[u8],
-) -> Samples {
+) -> TransferSamples {
     let there = format!("{}/large/tool:v1", registry.host);
-    let mut samples = Samples::default();
+    let mut samples = TransferSamples::default();
     for _ in 0..sizes.image_rounds {
         samples.hash.push(plain::hashed([bytes]));
         let written = plain::written([bytes]);
@@ -97,16 +97,16 @@ fn pulled(
     samples
 }
 
-fn rows(what: &str, samples: &Samples, table: &mut Table) {
-    table.row(Row::times("floor: the same bytes hashed once", &samples.hash));
-    table.row(Row::times("floor: hashed once, written once, flushed", &samples.floor));
+fn rows(what: &str, samples: &TransferSamples, table: &mut BenchTable) {
+    table.row(BenchRow::times("floor: the same bytes hashed once", &samples.hash));
+    table.row(BenchRow::times("floor: hashed once, written once, flushed", &samples.floor));
     let floor = samples.floor.p50();
-    let ours = Row::times(what, &samples.ours);
+    let ours = BenchRow::times(what, &samples.ours);
     if samples.skopeo.len() == 0 {
         return table.row(ours.beside("hash + write", floor));
     }
     let skopeo = samples.skopeo.p50();
-    table.row(ours.beside("skopeo", skopeo).hold(Hold::at_most("skopeo", skopeo)));
-    table.row(Row::new("  beside the floor", "x", samples.ours.p50() / floor));
-    table.row(Row::times("  skopeo", &samples.skopeo).beside("hash + write", floor));
+    table.row(ours.beside("skopeo", skopeo).hold(NumberBound::at_most("skopeo", skopeo)));
+    table.row(BenchRow::new("  beside the floor", "x", samples.ours.p50() / floor));
+    table.row(BenchRow::times("  skopeo", &samples.skopeo).beside("hash + write", floor));
 }

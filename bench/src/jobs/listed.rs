@@ -10,15 +10,15 @@ use lodge_testkit::lodge::Lodge;
 use rusqlite::{Connection, params};
 use serde_json::{Value, json};
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::floor::Floors;
-use crate::jobs::ours::{Ours, agent, archived, submit};
+use crate::jobs::ours::{LodgeJobs, agent, archived, submit};
 use crate::jobs::pueue::Pueue;
-use crate::jobs::tools::Tools;
+use crate::jobs::tools::PeerTools;
 use crate::jobs::tsp::Tsp;
 use crate::proc;
 use crate::sample::Sample;
-use crate::table::{Hold, Row, Table};
+use crate::table::{BenchRow, BenchTable, NumberBound};
 
 /// As many as share the jobs equally.
 const AGENTS: usize = 10;
@@ -31,7 +31,7 @@ const PAGE_MS_MAX: f64 = 50.0;
 /// A peer that hands out everything it has is asked less often.
 const PEER_ROUNDS: usize = 3;
 
-pub(crate) async fn run(sizes: Sizes, tools: &Tools, floors: &mut Floors, table: &mut Table) {
+pub(crate) async fn run(sizes: BenchSizes, tools: &PeerTools, floors: &mut Floors, table: &mut BenchTable) {
     let mut ours = filled(sizes.listed_jobs).await;
     let from = Instant::now();
     ours.world.lodge.start();
@@ -39,7 +39,7 @@ pub(crate) async fn run(sizes: Sizes, tools: &Tools, floors: &mut Floors, table:
     let n = sizes.listed_jobs;
     let fsync = floors.fsync(20);
     let what = format!("start to first answer, {n} jobs, {AGENTS} live agents");
-    table.row(Row::new(what, "ms", started).beside("fsync", fsync.p50()));
+    table.row(BenchRow::new(what, "ms", started).beside("fsync", fsync.p50()));
     let mut client = ours.world.lodge.client().await;
     let session = format!("s-{}-3", ours.agent);
     let pages = [
@@ -58,8 +58,8 @@ pub(crate) async fn run(sizes: Sizes, tools: &Tools, floors: &mut Floors, table:
     ];
     for (words, filter) in pages {
         let sample = page(&mut client, &filter, sizes.list_rounds).await;
-        let row = Row::times(format!("{PAGE} of {n} jobs listed: {words}"), &sample);
-        table.row(row.hold(Hold::at_most("", PAGE_MS_MAX)));
+        let row = BenchRow::times(format!("{PAGE} of {n} jobs listed: {words}"), &sample);
+        table.row(row.hold(NumberBound::at_most("", PAGE_MS_MAX)));
     }
     let cli = repeated(sizes.list_rounds, || {
         let mut command =
@@ -67,9 +67,9 @@ pub(crate) async fn run(sizes: Sizes, tools: &Tools, floors: &mut Floors, table:
         let output = command.stderr(Stdio::null()).output().expect("lodge runs");
         assert!(output.status.success(), "{}", output.status);
     });
-    table.row(Row::times("  by status error, through the CLI", &cli));
+    table.row(BenchRow::times("  by status error, through the CLI", &cli));
     if let Some(kb) = proc::pss_kb(ours.world.family().daemon) {
-        table.row(Row::new("  memory (PSS) of lodged then", "MB", kb as f64 / 1024.0));
+        table.row(BenchRow::new("  memory (PSS) of lodged then", "MB", kb as f64 / 1024.0));
     }
     peers(sizes, tools, table);
 }
@@ -97,17 +97,17 @@ fn repeated(rounds: usize, mut act: impl FnMut()) -> Sample {
     sample
 }
 
-fn peers(sizes: Sizes, tools: &Tools, table: &mut Table) {
+fn peers(sizes: BenchSizes, tools: &PeerTools, table: &mut BenchTable) {
     if let Some(tool) = &tools.pueue {
         let n = sizes.listed_jobs;
         let dir = Pueue::filled(n, AGENTS);
         let from = Instant::now();
         let pueue = Pueue::start_on(tool, dir);
         let started = from.elapsed().as_secs_f64() * 1e3;
-        table.row(Row::new(format!("  pueue: start to first answer, {n} jobs"), "ms", started));
+        table.row(BenchRow::new(format!("  pueue: start to first answer, {n} jobs"), "ms", started));
         let mut wire = pueue.connect();
         let all = repeated(PEER_ROUNDS, || drop(wire.status()));
-        table.row(Row::times("  pueue: listed through its socket, which sends all", &all));
+        table.row(BenchRow::times("  pueue: listed through its socket, which sends all", &all));
         let last = format!("last {PAGE}");
         let (failed, rare) = (format!("status=failed {last}"), format!("label=batch7 {last}"));
         let asked: [(&str, &[&str]); 4] = [
@@ -118,10 +118,10 @@ fn peers(sizes: Sizes, tools: &Tools, table: &mut Table) {
         ];
         for (words, args) in asked {
             let sample = repeated(PEER_ROUNDS, || drop(pueue.ok(args)));
-            table.row(Row::times(format!("  pueue: {PAGE} through its CLI: {words}"), &sample));
+            table.row(BenchRow::times(format!("  pueue: {PAGE} through its CLI: {words}"), &sample));
         }
         if let Some(kb) = proc::pss_kb(pueue.pid()) {
-            table.row(Row::new("  memory (PSS) of pueued then", "MB", kb as f64 / 1024.0));
+            table.row(BenchRow::new("  memory (PSS) of pueued then", "MB", kb as f64 / 1024.0));
         }
     }
     if let Some(tool) = &tools.tsp {
@@ -129,14 +129,14 @@ fn peers(sizes: Sizes, tools: &Tools, table: &mut Table) {
         (0..sizes.tsp_listed).for_each(|_| drop(tsp.ok(&["true"])));
         let sample = repeated(PEER_ROUNDS, || drop(tsp.ok(&["-l"])));
         let what = format!("  task-spooler: all of {} through its CLI", sizes.tsp_listed);
-        table.row(Row::times(what, &sample));
+        table.row(BenchRow::times(what, &sample));
         table.note("task-spooler keeps its jobs in memory alone, so it has as many as could be submitted");
     }
 }
 
 /// A directory without a daemon that has so many finished jobs, each as one of a hundred real ones.
-async fn filled(jobs: usize) -> Ours {
-    let mut ours = Ours::start(&[]).await;
+async fn filled(jobs: usize) -> LodgeJobs {
+    let mut ours = LodgeJobs::start(&[]).await;
     let mut agents = vec![ours.agent.clone()];
     for number in 1..AGENTS {
         agents.push(agent(&ours.world, &mut ours.client, &format!("jobs{number}")).await);

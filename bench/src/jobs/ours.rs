@@ -8,25 +8,25 @@ use lodge_proto::client::Client;
 use lodge_testkit::lodge::PATIENCE;
 use serde_json::{Value, json};
 
-use crate::world::{World, wait_ready};
+use crate::world::{BenchWorld, wait_ready};
 
 /// Longer than any job of a measurement, also on a machine that does other things.
 const ENDS_WITHIN: Duration = Duration::from_secs(300);
 
 #[derive(Debug)]
-pub(crate) struct Ours {
-    pub(crate) world: World,
+pub(crate) struct LodgeJobs {
+    pub(crate) world: BenchWorld,
     pub(crate) agent: String,
     pub(crate) client: Client,
 }
 
-impl Ours {
+impl LodgeJobs {
     /// A daemon with these settings and one agent that is ready.
-    pub(crate) async fn start(settings: &[(&str, &str)]) -> Ours {
-        let world = World::start_with(settings).await;
+    pub(crate) async fn start(settings: &[(&str, &str)]) -> LodgeJobs {
+        let world = BenchWorld::start_with(settings).await;
         let mut client = world.lodge.client().await;
         let agent = agent(&world, &mut client, "jobs").await;
-        Ours { world, agent, client }
+        LodgeJobs { world, agent, client }
     }
 
     pub(crate) async fn submit(&mut self, bin: &str, args: &[&str]) -> String {
@@ -41,10 +41,10 @@ impl Ours {
     }
 
     /// A connection that hears of everything the agent's jobs do from now on.
-    pub(crate) async fn watcher(&self) -> Watcher {
+    pub(crate) async fn watcher(&self) -> JobWatcher {
         let mut client = self.world.lodge.client().await;
         client.call_value("client/attach", json!({"agent": self.agent})).await.expect("an attachment");
-        Watcher { client }
+        JobWatcher { client }
     }
 
     /// Where the keeper writes what a job prints; gone as soon as all of it is archived.
@@ -54,7 +54,7 @@ impl Ours {
     }
 }
 
-pub(crate) async fn agent(world: &World, client: &mut Client, name: &str) -> String {
+pub(crate) async fn agent(world: &BenchWorld, client: &mut Client, name: &str) -> String {
     let perl = if super::printing::has_perl() { "BIN perl host:perl \"prints at a pace\"\n" } else { "" };
     let text = format!(
         "# syntax=lodge/agentfile:1\nFROM scratch\nNAME {name}\nMODEL mock/instant\n\
@@ -77,11 +77,11 @@ pub(crate) async fn submit(client: &mut Client, params: Value) -> String {
 
 /// One who waits for ends.
 #[derive(Debug)]
-pub(crate) struct Watcher {
+pub(crate) struct JobWatcher {
     client: Client,
 }
 
-impl Watcher {
+impl JobWatcher {
     /// Waits until so many jobs have ended, all of them well: one that could not be run is soon over.
     pub(crate) async fn ended(&mut self, count: usize) {
         let end = Instant::now() + ENDS_WITHIN;
@@ -101,7 +101,7 @@ impl Watcher {
 }
 
 /// Waits until a job's output has left the keeper's files.
-pub(crate) async fn archived(ours: &Ours, job: &str) {
+pub(crate) async fn archived(ours: &LodgeJobs, job: &str) {
     let end = Instant::now() + ENDS_WITHIN;
     while ours.files_of(job).is_some() {
         assert!(Instant::now() < end, "{job} was not archived in time\n{}", ours.world.lodge.log());

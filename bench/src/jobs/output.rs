@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::floor::Floors;
-use crate::jobs::ours::{Ours, archived, submit};
+use crate::jobs::ours::{LodgeJobs, archived, submit};
 use crate::jobs::pueue::Pueue;
-use crate::jobs::tools::Tools;
+use crate::jobs::tools::PeerTools;
 use crate::jobs::tsp::Tsp;
 use crate::sample::Sample;
-use crate::table::{Hold, Row, Table};
+use crate::table::{BenchRow, BenchTable, NumberBound};
 
 /// Of what a program reaches that writes into a pipe which somebody copies into a file.
 const SHARE_MIN: f64 = 0.8;
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 const ZEROS: &str = "/dev/zero";
 
 #[derive(Debug, Default)]
-struct Samples {
+struct OutputSamples {
     raw: Sample,
     whole: Sample,
     archived: Sample,
@@ -41,13 +41,13 @@ struct Samples {
     fsync: Sample,
 }
 
-pub(crate) async fn run(sizes: Sizes, tools: &Tools, floors: &mut Floors, table: &mut Table) {
+pub(crate) async fn run(sizes: BenchSizes, tools: &PeerTools, floors: &mut Floors, table: &mut BenchTable) {
     let bytes = sizes.output_mb * MB;
-    let mut ours = Ours::start(&[]).await;
+    let mut ours = LodgeJobs::start(&[]).await;
     let pueue = tools.pueue.as_ref().map(|tool| Pueue::start(tool, 1));
     let tsp = tools.tsp.as_ref().map(|tool| Tsp::start(tool, 1));
-    let logs = Logs::watched(&ours.world.lodge.home());
-    let mut samples = Samples::default();
+    let logs = WalWatch::watched(&ours.world.lodge.home());
+    let mut samples = OutputSamples::default();
     for _ in 0..sizes.output_rounds {
         samples.fsync.extend(&floors.fsync(20));
         samples.raw.push_ms(rate(bytes, raw(bytes)));
@@ -67,22 +67,22 @@ pub(crate) async fn run(sizes: Sizes, tools: &Tools, floors: &mut Floors, table:
     logs.rows(table);
 }
 
-fn rows(sizes: Sizes, samples: &Samples, table: &mut Table) {
+fn rows(sizes: BenchSizes, samples: &OutputSamples, table: &mut BenchTable) {
     let size = format!("{} MB", sizes.output_mb);
     let floor = samples.raw.p50();
-    table.row(Row::rounds(format!("floor: {size} through a pipe into a file"), "MB/s", &samples.raw));
-    table.row(Row::times("floor: fdatasync, in turn with it", &samples.fsync));
-    let hold = Hold::at_least("0.8 of the floor", SHARE_MIN * floor);
+    table.row(BenchRow::rounds(format!("floor: {size} through a pipe into a file"), "MB/s", &samples.raw));
+    table.row(BenchRow::times("floor: fdatasync, in turn with it", &samples.fsync));
+    let hold = NumberBound::at_least("0.8 of the floor", SHARE_MIN * floor);
     let what = format!("output of a job captured, {size}, all of it kept");
-    table.row(Row::rounds(what, "MB/s", &samples.whole).beside("raw", floor).hold(hold.clone()));
+    table.row(BenchRow::rounds(what, "MB/s", &samples.whole).beside("raw", floor).hold(hold.clone()));
     let what = "  from its end until all of it is archived";
-    table.row(Row::rounds(what, "s", &samples.archived));
+    table.row(BenchRow::rounds(what, "s", &samples.archived));
     let what = "  with the cap as it is unless set: head and tail kept";
-    table.row(Row::rounds(what, "MB/s", &samples.capped).beside("raw", floor).hold(hold));
+    table.row(BenchRow::rounds(what, "MB/s", &samples.capped).beside("raw", floor).hold(hold));
     for (name, sample) in [("pueue", &samples.pueue), ("task-spooler", &samples.tsp)] {
         if sample.len() > 0 {
             let what = format!("  {name}, whose job writes into the file itself");
-            table.row(Row::rounds(what, "MB/s", sample).beside("raw", floor));
+            table.row(BenchRow::rounds(what, "MB/s", sample).beside("raw", floor));
         }
     }
 }
@@ -113,7 +113,7 @@ fn raw(bytes: u64) -> Duration {
 }
 
 /// From the submission until its end is known, and from there until its output is archived.
-async fn of_ours(ours: &mut Ours, bytes: u64, keep: Option<u64>) -> (Duration, Duration) {
+async fn of_ours(ours: &mut LodgeJobs, bytes: u64, keep: Option<u64>) -> (Duration, Duration) {
     let mut watcher = ours.watcher().await;
     let mut params = json!({"agent": ours.agent, "bin": "head", "args": ["-c", bytes.to_string(), ZEROS]});
     if let Some(keep) = keep {
@@ -162,22 +162,22 @@ fn wait(who: &str, from: Instant, mut is_done: impl FnMut() -> bool) {
 
 /// The largest that the write-ahead logs of both databases became, looked at all the while.
 #[derive(Debug)]
-pub(crate) struct Logs {
-    shared: Arc<Largest>,
+pub(crate) struct WalWatch {
+    shared: Arc<WalMaxima>,
     looker: Option<std::thread::JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Largest {
+struct WalMaxima {
     daemon: (PathBuf, AtomicU64),
     output: (PathBuf, AtomicU64),
     is_over: AtomicBool,
 }
 
-impl Logs {
-    pub(crate) fn watched(home: &Path) -> Logs {
+impl WalWatch {
+    pub(crate) fn watched(home: &Path) -> WalWatch {
         let of = |name: &str| (home.join(name), AtomicU64::new(0));
-        let shared = Arc::new(Largest {
+        let shared = Arc::new(WalMaxima {
             daemon: of("daemon.db-wal"),
             output: of("output.db-wal"),
             is_over: AtomicBool::new(false),
@@ -189,19 +189,19 @@ impl Logs {
                 std::thread::sleep(LOOK);
             }
         });
-        Logs { shared, looker: Some(looker) }
+        WalWatch { shared, looker: Some(looker) }
     }
 
-    pub(crate) fn rows(&self, table: &mut Table) {
+    pub(crate) fn rows(&self, table: &mut BenchTable) {
         for (name, log) in [("daemon.db", &self.shared.daemon), ("output.db", &self.shared.output)] {
             let mb = log.1.load(Ordering::Relaxed) as f64 / MB as f64;
-            let row = Row::new(format!("  largest write-ahead log of {name}"), "MB", mb);
-            table.row(row.hold(Hold::at_most("", WAL_MB_MAX)));
+            let row = BenchRow::new(format!("  largest write-ahead log of {name}"), "MB", mb);
+            table.row(row.hold(NumberBound::at_most("", WAL_MB_MAX)));
         }
     }
 }
 
-impl Largest {
+impl WalMaxima {
     fn look(&self) {
         for (path, largest) in [&self.daemon, &self.output] {
             let bytes = std::fs::metadata(path).map_or(0, |meta| meta.len());
@@ -210,7 +210,7 @@ impl Largest {
     }
 }
 
-impl Drop for Logs {
+impl Drop for WalWatch {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::Relaxed);
         if let Some(looker) = self.looker.take() {

@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 use lodge_testkit::lodge::PATIENCE;
 use serde_json::json;
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::floor::Floors;
-use crate::jobs::ours::{Ours, cancel};
-use crate::jobs::output::Logs;
+use crate::jobs::ours::{LodgeJobs, cancel};
+use crate::jobs::output::WalWatch;
 use crate::jobs::p99;
 use crate::jobs::pueue::Pueue;
-use crate::jobs::tools::Tools;
+use crate::jobs::tools::PeerTools;
 use crate::jobs::tsp::Tsp;
 use crate::sample::Sample;
-use crate::table::{Hold, Row, Table};
-use crate::world::Talker;
+use crate::table::{BenchRow, BenchTable, NumberBound};
+use crate::world::BenchTalker;
 
 /// Flushes that the slowest commit in a hundred may take.
 const FSYNCS_MAX: f64 = 3.0;
@@ -35,7 +35,7 @@ pub(crate) fn has_perl() -> bool {
     Path::new(PERL).is_file()
 }
 
-pub(crate) async fn run(sizes: Sizes, tools: &Tools, floors: &mut Floors, table: &mut Table) {
+pub(crate) async fn run(sizes: BenchSizes, tools: &PeerTools, floors: &mut Floors, table: &mut BenchTable) {
     if !has_perl() {
         table.not_run("jobs that print at a pace", "there is no perl here");
         return;
@@ -58,12 +58,12 @@ pub(crate) async fn run(sizes: Sizes, tools: &Tools, floors: &mut Floors, table:
     }
 }
 
-async fn of_ours(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
+async fn of_ours(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable) {
     let n = sizes.printers;
     let slots = (2 * n).to_string();
-    let mut ours = Ours::start(&[("LODGED_MAX_JOBS", &slots)]).await;
-    let logs = Logs::watched(&ours.world.lodge.home());
-    let mut talker = Talker::of(&ours.world, &ours.agent).await;
+    let mut ours = LodgeJobs::start(&[("LODGED_MAX_JOBS", &slots)]).await;
+    let logs = WalWatch::watched(&ours.world.lodge.home());
+    let mut talker = BenchTalker::of(&ours.world, &ours.agent).await;
     let (quiet_fsync, quiet) = commits(sizes, floors, &mut talker).await;
     let mut jobs = Vec::new();
     for _ in 0..n {
@@ -77,23 +77,24 @@ async fn of_ours(sizes: Sizes, floors: &mut Floors, table: &mut Table) {
     for job in &jobs {
         cancel(&mut ours.client, job).await;
     }
-    table.row(Row::times("floor: fdatasync while nothing prints", &quiet_fsync));
+    table.row(BenchRow::times("floor: fdatasync while nothing prints", &quiet_fsync));
     p99(table, &quiet_fsync);
-    table.row(Row::times("state commit while nothing prints", &quiet).beside("fsync", quiet_fsync.p50()));
+    table
+        .row(BenchRow::times("state commit while nothing prints", &quiet).beside("fsync", quiet_fsync.p50()));
     p99(table, &quiet);
-    table.row(Row::times(format!("floor: fdatasync while {n} jobs print"), &fsync));
+    table.row(BenchRow::times(format!("floor: fdatasync while {n} jobs print"), &fsync));
     p99(table, &fsync);
     let what = format!("state commit while {n} jobs print");
-    table.row(Row::times(what, &commit).beside("fsync", fsync.p50()));
-    let row = Row::new("  the 99th in a hundred", "ms", commit.p99()).beside("its fsync", fsync.p99());
-    table.row(row.hold(Hold::at_most("3 times fsync's 99th", FSYNCS_MAX * fsync.p99())));
-    table.row(Row::new("  CPU of daemon and keeper before that, of one core", "%", cpu));
-    table.row(Row::new("  printed by all of them, when they were ended", "MB", printed as f64 / 1e6));
+    table.row(BenchRow::times(what, &commit).beside("fsync", fsync.p50()));
+    let row = BenchRow::new("  the 99th in a hundred", "ms", commit.p99()).beside("its fsync", fsync.p99());
+    table.row(row.hold(NumberBound::at_most("3 times fsync's 99th", FSYNCS_MAX * fsync.p99())));
+    table.row(BenchRow::new("  CPU of daemon and keeper before that, of one core", "%", cpu));
+    table.row(BenchRow::new("  printed by all of them, when they were ended", "MB", printed as f64 / 1e6));
     logs.rows(table);
 }
 
 /// Of daemon and keeper, while nobody else asks anything of them: in hundredths of a core.
-async fn cpu_of_printing(ours: &Ours) -> f64 {
+async fn cpu_of_printing(ours: &LodgeJobs) -> f64 {
     let family = ours.world.family();
     let (from, cpu_from) = (Instant::now(), family.cpu_ms());
     tokio::time::sleep(PRINTING_FOR).await;
@@ -101,7 +102,7 @@ async fn cpu_of_printing(ours: &Ours) -> f64 {
 }
 
 /// Flushes and durable changes, in turn.
-async fn commits(sizes: Sizes, floors: &mut Floors, talker: &mut Talker) -> (Sample, Sample) {
+async fn commits(sizes: BenchSizes, floors: &mut Floors, talker: &mut BenchTalker) -> (Sample, Sample) {
     let (mut fsync, mut commit) = (Sample::default(), Sample::default());
     for _ in 0..sizes.printing_commits {
         fsync.extend(&floors.fsync(1));
@@ -111,7 +112,7 @@ async fn commits(sizes: Sizes, floors: &mut Floors, talker: &mut Talker) -> (Sam
 }
 
 /// Waits until so many run.
-async fn running(ours: &mut Ours, count: usize) {
+async fn running(ours: &mut LodgeJobs, count: usize) {
     let end = Instant::now() + PATIENCE;
     loop {
         let page = json!({"agent": ours.agent, "status": "running", "limit": count});
@@ -124,7 +125,7 @@ async fn running(ours: &mut Ours, count: usize) {
     }
 }
 
-async fn printed(ours: &mut Ours, jobs: &[String]) -> u64 {
+async fn printed(ours: &mut LodgeJobs, jobs: &[String]) -> u64 {
     let mut bytes = 0;
     for job in jobs {
         let seen = ours.client.call_value("job/get", json!({"job": job})).await.expect("a job");
@@ -134,7 +135,7 @@ async fn printed(ours: &mut Ours, jobs: &[String]) -> u64 {
 }
 
 /// A peer's nearest thing to a change of state, which it does not flush.
-async fn peer(sizes: Sizes, floors: &mut Floors, mut act: impl FnMut()) -> (Sample, Sample) {
+async fn peer(sizes: BenchSizes, floors: &mut Floors, mut act: impl FnMut()) -> (Sample, Sample) {
     tokio::time::sleep(WARM_UP).await;
     let (mut fsync, mut sample) = (Sample::default(), Sample::default());
     for _ in 0..sizes.printing_commits {
@@ -146,7 +147,7 @@ async fn peer(sizes: Sizes, floors: &mut Floors, mut act: impl FnMut()) -> (Samp
     (fsync, sample)
 }
 
-fn peer_rows(what: &str, (fsync, sample): &(Sample, Sample), table: &mut Table) {
-    table.row(Row::times(format!("  {what}"), sample).beside("fsync", fsync.p50()));
-    table.row(Row::new("  the 99th in a hundred", "ms", sample.p99()).beside("its fsync", fsync.p99()));
+fn peer_rows(what: &str, (fsync, sample): &(Sample, Sample), table: &mut BenchTable) {
+    table.row(BenchRow::times(format!("  {what}"), sample).beside("fsync", fsync.p50()));
+    table.row(BenchRow::new("  the 99th in a hundred", "ms", sample.p99()).beside("its fsync", fsync.p99()));
 }

@@ -89,10 +89,10 @@ impl Pueue {
         out.into_owned()
     }
 
-    pub(crate) fn connect(&self) -> Wire {
+    pub(crate) fn connect(&self) -> PueueConnection {
         let stream = UnixStream::connect(self.dir.path().join("socket")).expect("pueue's socket");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        let mut wire = Wire { stream, dir: self.dir.path().to_string_lossy().into_owned() };
+        let mut wire = PueueConnection { stream, dir: self.dir.path().to_string_lossy().into_owned() };
         let secret = fs::read(self.dir.path().join("state/shared_secret")).expect("pueue's secret");
         wire.send(&secret);
         let version = wire.receive();
@@ -129,12 +129,12 @@ fn environment(command: &mut Command, dir: &Path) {
 
 /// A connection past its handshake.
 #[derive(Debug)]
-pub(crate) struct Wire {
+pub(crate) struct PueueConnection {
     stream: UnixStream,
     dir: String,
 }
 
-impl Wire {
+impl PueueConnection {
     /// Submits a command line and waits until it was taken.
     pub(crate) fn add(&mut self, line: &str) {
         let add = json!({

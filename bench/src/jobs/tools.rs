@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::proc;
-use crate::table::Table;
+use crate::table::BenchTable;
 
 /// The newest that builds with the Rust this workspace asks for.
 const PUEUE_VERSION: &str = "4.0.4";
@@ -33,14 +33,14 @@ pub(crate) struct TspTool {
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct Tools {
+pub(crate) struct PeerTools {
     pub(crate) pueue: Option<PueueTool>,
     pub(crate) tsp: Option<TspTool>,
 }
 
-impl Tools {
+impl PeerTools {
     /// Finds the peers, and says of each which version it is, or why it does not run.
-    pub(crate) fn find(missing: Missing, table: &mut Table) -> Tools {
+    pub(crate) fn find(missing: Missing, table: &mut BenchTable) -> PeerTools {
         let pueue = found(pueue(missing, table), "pueue", table);
         let tsp = found(tsp(missing, table), "task-spooler", table);
         if let Some(tool) = &pueue {
@@ -49,11 +49,11 @@ impl Tools {
         if let Some(tool) = &tsp {
             table.note(&format!("beside {}", version(&tool.program, "-V")));
         }
-        Tools { pueue, tsp }
+        PeerTools { pueue, tsp }
     }
 }
 
-fn found<T>(looked: Result<T, String>, name: &str, table: &mut Table) -> Option<T> {
+fn found<T>(looked: Result<T, String>, name: &str, table: &mut BenchTable) -> Option<T> {
     match looked {
         Ok(tool) => Some(tool),
         Err(why) => {
@@ -63,7 +63,7 @@ fn found<T>(looked: Result<T, String>, name: &str, table: &mut Table) -> Option<
     }
 }
 
-fn pueue(missing: Missing, table: &Table) -> Result<PueueTool, String> {
+fn pueue(missing: Missing, table: &BenchTable) -> Result<PueueTool, String> {
     let root = tools_dir()?;
     let tool = PueueTool { client: root.join("bin/pueue"), daemon: root.join("bin/pueued") };
     let is_there = || tool.daemon.is_file() && version(&tool.client, "--version").contains(PUEUE_VERSION);
@@ -84,7 +84,7 @@ fn pueue(missing: Missing, table: &Table) -> Result<PueueTool, String> {
     }
 }
 
-fn tsp(missing: Missing, table: &Table) -> Result<TspTool, String> {
+fn tsp(missing: Missing, table: &BenchTable) -> Result<TspTool, String> {
     let look = || PROGRAM_DIRS.iter().map(|dir| Path::new(dir).join("tsp")).find(|path| path.is_file());
     if let Some(program) = look() {
         return Ok(TspTool { program });

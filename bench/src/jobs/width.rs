@@ -8,15 +8,15 @@ use futures_util::future::{join, join_all};
 use lodge_proto::client::Client;
 use serde_json::json;
 
-use crate::Sizes;
+use crate::BenchSizes;
 use crate::floor::Floors;
 use crate::jobs::WIDTH;
-use crate::jobs::ours::{Ours, submit};
+use crate::jobs::ours::{LodgeJobs, submit};
 use crate::jobs::pueue::Pueue;
-use crate::jobs::tools::Tools;
+use crate::jobs::tools::PeerTools;
 use crate::jobs::tsp::Tsp;
 use crate::sample::Sample;
-use crate::table::{Hold, Row, Table};
+use crate::table::{BenchRow, BenchTable, NumberBound};
 
 /// Of what spawning alone reaches.
 const SHARE_MIN: f64 = 0.5;
@@ -26,13 +26,13 @@ const SUBMITTERS: usize = 8;
 const LOOK: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(600);
 
-pub(crate) async fn run(sizes: Sizes, tools: &Tools, floors: &mut Floors, table: &mut Table) {
+pub(crate) async fn run(sizes: BenchSizes, tools: &PeerTools, floors: &mut Floors, table: &mut BenchTable) {
     let (mut raw, mut socket, mut cli, mut tsp) =
         (Sample::default(), Sample::default(), Sample::default(), Sample::default());
     let (mut cpu, mut fsync) = (Sample::default(), Sample::default());
     let width = WIDTH.to_string();
     for _ in 0..sizes.width_rounds {
-        let mut ours = Ours::start(&[("LODGED_MAX_JOBS", &width)]).await;
+        let mut ours = LodgeJobs::start(&[("LODGED_MAX_JOBS", &width)]).await;
         fsync.extend(&floors.fsync(20));
         raw.push_ms(raw_spawns(sizes.width_jobs));
         let (rate, cpu_ms) = through_socket(&mut ours, sizes.width_jobs).await;
@@ -45,21 +45,23 @@ pub(crate) async fn run(sizes: Sizes, tools: &Tools, floors: &mut Floors, table:
         }
     }
     let n = sizes.width_jobs;
-    table.row(Row::rounds(format!("floor: `true` spawned, {n} of them, {WIDTH} at once"), "/s", &raw));
+    table.row(BenchRow::rounds(format!("floor: `true` spawned, {n} of them, {WIDTH} at once"), "/s", &raw));
     let what = format!("jobs a second, {n} of `true`, {WIDTH} at once, through the socket");
-    let hold = Hold::at_least("half of spawning alone", SHARE_MIN * raw.p50());
-    table.row(Row::rounds(what, "/s", &socket).beside("raw spawn", raw.p50()).hold(hold));
-    table.row(Row::rounds("  CPU a job, daemon and keeper", "ms", &cpu));
-    table.row(Row::times("  fdatasync then", &fsync));
-    let row = Row::rounds("  through the CLI, one submission after another", "/s", &cli);
+    let hold = NumberBound::at_least("half of spawning alone", SHARE_MIN * raw.p50());
+    table.row(BenchRow::rounds(what, "/s", &socket).beside("raw spawn", raw.p50()).hold(hold));
+    table.row(BenchRow::rounds("  CPU a job, daemon and keeper", "ms", &cpu));
+    table.row(BenchRow::times("  fdatasync then", &fsync));
+    let row = BenchRow::rounds("  through the CLI, one submission after another", "/s", &cli);
     table.row(row.beside("raw spawn", raw.p50()));
     if tsp.len() > 0 {
-        let row = Row::rounds("  task-spooler through its CLI, one after another", "/s", &tsp);
+        let row = BenchRow::rounds("  task-spooler through its CLI, one after another", "/s", &tsp);
         table.row(row.beside("raw spawn", raw.p50()));
     }
     if let Some(tool) = &tools.pueue {
         let rate = of_pueue(&Pueue::start(tool, WIDTH), n);
-        table.row(Row::new("  pueue through its socket, once", "/s", rate).beside("raw spawn", raw.p50()));
+        table.row(
+            BenchRow::new("  pueue through its socket, once", "/s", rate).beside("raw spawn", raw.p50()),
+        );
     }
 }
 
@@ -82,7 +84,7 @@ fn raw_spawns(count: usize) -> f64 {
 }
 
 /// Jobs a second, and the CPU of each.
-async fn through_socket(ours: &mut Ours, count: usize) -> (f64, f64) {
+async fn through_socket(ours: &mut LodgeJobs, count: usize) -> (f64, f64) {
     let mut watcher = ours.watcher().await;
     let mut clients = Vec::new();
     for _ in 0..SUBMITTERS {
@@ -102,7 +104,7 @@ async fn through_socket(ours: &mut Ours, count: usize) -> (f64, f64) {
     (count as f64 / took, (family.cpu_ms() - cpu_from) / count as f64)
 }
 
-async fn through_cli(ours: &Ours, count: usize) -> f64 {
+async fn through_cli(ours: &LodgeJobs, count: usize) -> f64 {
     let mut watcher = ours.watcher().await;
     let from = Instant::now();
     // Nobody reads the watcher's connection meanwhile; its events wait in the store.

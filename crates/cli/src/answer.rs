@@ -8,9 +8,9 @@ use lodge_proto::{
 };
 use serde_json::{Map, Value};
 
-use crate::failure::{Exit, Failure};
-use crate::fold::{Action, Piece, TextFold};
-use crate::follow::{Daemon, SHUTTING_DOWN, Seen};
+use crate::failure::{CommandExit, CommandFailure};
+use crate::fold::{FoldAction, StepText, TextFold};
+use crate::follow::{DaemonClient, FollowedItem, SHUTTING_DOWN};
 use crate::render;
 use crate::words::Words;
 
@@ -19,7 +19,7 @@ const QUARANTINED: &str = "work.quarantined";
 
 /// What of a turn is shown while it happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Show {
+pub(crate) enum ShownSteps {
     All,
     /// Not the text: of several answers only the last one counts.
     Steps,
@@ -27,14 +27,14 @@ pub(crate) enum Show {
 
 /// How a turn ended.
 #[derive(Debug)]
-pub(crate) enum Ending {
+pub(crate) enum TurnEnding {
     Done,
-    Broken(Failure),
+    Broken(CommandFailure),
 }
 
 /// The agent that is asked.
 #[derive(Debug, Clone)]
-pub(crate) struct Asked {
+pub(crate) struct PromptedAgent {
     pub id: String,
     pub name: String,
     /// Whether it is still there after the command, for a turn to go on with.
@@ -43,33 +43,33 @@ pub(crate) struct Asked {
 
 /// How a turn ended, as its events tell it.
 #[derive(Debug)]
-enum Over {
+enum TurnVerdict {
     Done,
     Interrupted,
-    Failed(Failure),
+    Failed(CommandFailure),
 }
 
 /// Follows a turn to its end, or to that of its agent. With `--json` nothing is shown meanwhile.
 pub(crate) async fn follow(
-    daemon: &mut Daemon<'_>,
-    agent: &Asked,
+    daemon: &mut DaemonClient<'_>,
+    agent: &PromptedAgent,
     turn: &TurnView,
     words: &Words,
-    show: Show,
-) -> Result<Ending, Failure> {
+    show: ShownSteps,
+) -> Result<TurnEnding, CommandFailure> {
     let mut is_accepted = false;
-    let mut screen = Screen { words, fold: TextFold::default(), show };
+    let mut screen = TurnScreen { words, fold: TextFold::default(), show };
     let mut befell = None;
     // The answer to a turn that was sent twice is as old as the first of them.
     if turn.quarantine.is_some()
         && let Some(work) = quarantine_now(daemon, turn).await?
     {
-        return Ok(Ending::Broken(quarantined(&work, agent, turn)));
+        return Ok(TurnEnding::Broken(quarantined(&work, agent, turn)));
     }
     loop {
         match daemon.next().await.map_err(shut_down)? {
-            Seen::Preview(delta) if delta.turn == turn.id => {
-                let piece = Piece {
+            FollowedItem::Preview(delta) if delta.turn == turn.id => {
+                let piece = StepText {
                     step: delta.step,
                     attempt: delta.attempt,
                     offset: delta.offset,
@@ -79,53 +79,53 @@ pub(crate) async fn follow(
                 screen.show(actions)?;
             }
             // Of this turn, or of one before it. By now an operator may have decided.
-            Seen::Event(event)
+            FollowedItem::Event(event)
                 if event.kind == "work.quarantined"
                     && text_of(&event.data, "session") == Some(turn.session.as_str()) =>
             {
                 if let Some(work) = quarantine_now(daemon, turn).await? {
                     words.end_line()?;
-                    return Ok(Ending::Broken(quarantined(&work, agent, turn)));
+                    return Ok(TurnEnding::Broken(quarantined(&work, agent, turn)));
                 }
             }
-            Seen::Event(event) if text_of(&event.data, "turn") == Some(turn.id.as_str()) => {
+            FollowedItem::Event(event) if text_of(&event.data, "turn") == Some(turn.id.as_str()) => {
                 is_accepted = true;
                 let Some(over) = screen.event(&event)? else { continue };
                 words.end_line()?;
                 return Ok(match over {
-                    Over::Done => Ending::Done,
-                    Over::Interrupted => {
+                    TurnVerdict::Done => TurnEnding::Done,
+                    TurnVerdict::Interrupted => {
                         let befell = match befell {
                             Some(befell) => Some(befell),
                             None => what_befell(daemon, agent).await,
                         };
-                        Ending::Broken(interrupted(befell, agent, turn))
+                        TurnEnding::Broken(interrupted(befell, agent, turn))
                     }
-                    Over::Failed(failure) => Ending::Broken(way_out(failure, agent, turn)),
+                    TurnVerdict::Failed(failure) => TurnEnding::Broken(way_out(failure, agent, turn)),
                 });
             }
             // What befell the agent before it had the turn does not touch the turn.
-            Seen::Event(event) if is_accepted && event.stream == turn.agent => {
+            FollowedItem::Event(event) if is_accepted && event.stream == turn.agent => {
                 let Some(end) = agent_end(&event) else { continue };
                 match rest(daemon, agent, turn).await {
-                    Rest::Over => befell = Some(end),
-                    Rest::GoesOn => {}
-                    Rest::Left(left) => {
+                    TurnAfterAgent::Over => befell = Some(end),
+                    TurnAfterAgent::GoesOn => {}
+                    TurnAfterAgent::Left(left) => {
                         words.end_line()?;
-                        return Ok(Ending::Broken(left_alone(&end, left, agent, turn)));
+                        return Ok(TurnEnding::Broken(left_alone(&end, left, agent, turn)));
                     }
                 }
             }
-            Seen::Event(_) | Seen::Preview(_) => {}
+            FollowedItem::Event(_) | FollowedItem::Preview(_) => {}
         }
     }
 }
 
 /// What the person at a prompt wants to know of a shutdown.
-fn shut_down(failure: Failure) -> Failure {
+fn shut_down(failure: CommandFailure) -> CommandFailure {
     if failure.is(SHUTTING_DOWN) {
-        let what = "the daemon was shut down; the turn goes on with the next one";
-        return Failure::new(Exit::NoDaemon, what).with_code(SHUTTING_DOWN);
+        let what = "the daemon was shut down; the turn continues when a daemon is running again";
+        return CommandFailure::new(CommandExit::NoDaemon, what).with_code(SHUTTING_DOWN);
     }
     failure
 }
@@ -156,17 +156,17 @@ fn agent_end(event: &Event) -> Option<AgentEnd> {
 
 /// What became of a turn whose agent ended.
 #[derive(Debug)]
-enum Rest {
+enum TurnAfterAgent {
     /// It ended, too: its own event tells how.
     Over,
     /// Another process has taken over by now.
     GoesOn,
     /// It waits, and nothing would come of waiting for it.
-    Left(Left),
+    Left(AbandonedTurn),
 }
 
 #[derive(Debug)]
-enum Left {
+enum AbandonedTurn {
     /// For a decision about this lineage.
     Asked(String),
     /// For a start of its agent.
@@ -176,24 +176,26 @@ enum Left {
 }
 
 /// Looks at the turn, the agent and its lineage: the agent's policy has decided by the time its end is told.
-async fn rest(daemon: &mut Daemon<'_>, agent: &Asked, turn: &TurnView) -> Rest {
+async fn rest(daemon: &mut DaemonClient<'_>, agent: &PromptedAgent, turn: &TurnView) -> TurnAfterAgent {
     let Ok(now) = daemon.look::<GetTurn>(TurnRef { turn: turn.id.clone() }).await else {
-        return Rest::Left(Left::Gone);
+        return TurnAfterAgent::Left(AbandonedTurn::Gone);
     };
     if matches!(now.status.as_str(), "done" | "failed" | "interrupted") {
-        return Rest::Over;
+        return TurnAfterAgent::Over;
     }
-    let Ok((agent, lineage)) = agent_now(daemon, agent).await else { return Rest::Left(Left::Gone) };
+    let Ok((agent, lineage)) = agent_now(daemon, agent).await else {
+        return TurnAfterAgent::Left(AbandonedTurn::Gone);
+    };
     match (lineage.status.as_str(), agent.status.as_str()) {
-        ("ask_pending", _) => Rest::Left(Left::Asked(lineage.id)),
-        (_, "failed" | "stopped") => Rest::Left(Left::Stopped),
-        (_, "removing" | "removed") => Rest::Left(Left::Gone),
-        (_, _) => Rest::GoesOn,
+        ("ask_pending", _) => TurnAfterAgent::Left(AbandonedTurn::Asked(lineage.id)),
+        (_, "failed" | "stopped") => TurnAfterAgent::Left(AbandonedTurn::Stopped),
+        (_, "removing" | "removed") => TurnAfterAgent::Left(AbandonedTurn::Gone),
+        (_, _) => TurnAfterAgent::GoesOn,
     }
 }
 
 /// Why a turn was interrupted, when no event of its agent came before.
-async fn what_befell(daemon: &mut Daemon<'_>, agent: &Asked) -> Option<AgentEnd> {
+async fn what_befell(daemon: &mut DaemonClient<'_>, agent: &PromptedAgent) -> Option<AgentEnd> {
     let (agent, lineage) = match agent_now(daemon, agent).await {
         Ok(now) => now,
         Err(failure) if failure.is("agent.not_found") => return Some(AgentEnd::plain("was removed")),
@@ -208,7 +210,10 @@ async fn what_befell(daemon: &mut Daemon<'_>, agent: &Asked) -> Option<AgentEnd>
     }
 }
 
-async fn agent_now(daemon: &mut Daemon<'_>, agent: &Asked) -> Result<(AgentView, LineageView), Failure> {
+async fn agent_now(
+    daemon: &mut DaemonClient<'_>,
+    agent: &PromptedAgent,
+) -> Result<(AgentView, LineageView), CommandFailure> {
     let given = AgentRef { agent: agent.id.clone(), request_id: None };
     let view = daemon.look::<GetAgent>(given).await?.agent;
     let given = LineageRef { lineage: view.lineage.clone() };
@@ -217,7 +222,10 @@ async fn agent_now(daemon: &mut Daemon<'_>, agent: &Asked) -> Result<(AgentView,
 }
 
 /// The work in quarantine that a turn waits for. A turn that cannot be looked up waits for none.
-async fn quarantine_now(daemon: &mut Daemon<'_>, turn: &TurnView) -> Result<Option<QuarantineView>, Failure> {
+async fn quarantine_now(
+    daemon: &mut DaemonClient<'_>,
+    turn: &TurnView,
+) -> Result<Option<QuarantineView>, CommandFailure> {
     match daemon.look::<GetTurn>(TurnRef { turn: turn.id.clone() }).await {
         Ok(now) => Ok(now.quarantine),
         Err(failure) if failure.is("turn.not_found") => Ok(None),
@@ -226,14 +234,14 @@ async fn quarantine_now(daemon: &mut Daemon<'_>, turn: &TurnView) -> Result<Opti
 }
 
 /// What to say of a turn that cannot go on before an operator has decided.
-fn quarantined(work: &QuarantineView, agent: &Asked, turn: &TurnView) -> Failure {
+fn quarantined(work: &QuarantineView, agent: &PromptedAgent, turn: &TurnView) -> CommandFailure {
     let kind = render::work_kind(&work.kind);
     let failure = match work.turn.as_deref() {
         Some(other) if other != turn.id => {
             let other = render::one_line(other);
-            Failure::refused(format!("the turn waits behind {other}, which is in quarantine"))
+            CommandFailure::refused(format!("the turn waits behind {other}, which is in quarantine"))
         }
-        Some(_) | None => Failure::refused("the turn is in quarantine"),
+        Some(_) | None => CommandFailure::refused("the turn is in quarantine"),
     };
     let failure = failure
         .because(format!("its {kind} killed the daemon {}", render::in_a_row(work.deaths)))
@@ -249,40 +257,41 @@ fn quarantined(work: &QuarantineView, agent: &Asked, turn: &TurnView) -> Failure
 }
 
 /// What to say of a turn that is not over and whose agent ended.
-fn left_alone(end: &AgentEnd, left: Left, agent: &Asked, turn: &TurnView) -> Failure {
+fn left_alone(end: &AgentEnd, left: AbandonedTurn, agent: &PromptedAgent, turn: &TurnView) -> CommandFailure {
     let name = &agent.name;
-    let failure = Failure::refused(format!("{name} {} before the turn was over", end.how));
-    let failure = end.causes.iter().fold(failure, Failure::because);
+    let failure = CommandFailure::refused(format!("{name} {} before the turn was over", end.how));
+    let failure = end.causes.iter().fold(failure, CommandFailure::because);
     let session = &turn.session;
     match left {
         _ if !agent.stays => failure,
-        Left::Asked(lineage) => {
+        AbandonedTurn::Asked(lineage) => {
             failure.hint(format!("the turn waits for your decision: {}", render::next_step(&lineage)))
         }
-        Left::Stopped => failure.hint(format!(
+        AbandonedTurn::Stopped => failure.hint(format!(
             "the turn waits: run `lodge start {name}` and it continues; `lodge session show {session}` shows it"
         )),
-        Left::Gone => failure,
+        AbandonedTurn::Gone => failure,
     }
 }
 
-fn interrupted(befell: Option<AgentEnd>, agent: &Asked, turn: &TurnView) -> Failure {
-    let failure = Failure::refused("the turn was interrupted");
+fn interrupted(befell: Option<AgentEnd>, agent: &PromptedAgent, turn: &TurnView) -> CommandFailure {
+    let failure = CommandFailure::refused("the turn was interrupted");
     let failure = match befell {
         Some(AgentEnd { how, causes }) => {
             let failure = failure.because(format!("{} {how}", agent.name));
-            causes.iter().fold(failure, Failure::because)
+            causes.iter().fold(failure, CommandFailure::because)
         }
         None => failure.because("`turn/interrupt` was called, or its agent was stopped and started again"),
     };
     if !agent.stays {
         return failure;
     }
-    failure.hint(format!("it does not go on; `lodge session show {}` shows how far it came", turn.session))
+    failure
+        .hint(format!("the turn will not continue; `lodge session show {}` shows its progress", turn.session))
 }
 
 /// The next step after a failure that names none.
-fn way_out(failure: Failure, agent: &Asked, turn: &TurnView) -> Failure {
+fn way_out(failure: CommandFailure, agent: &PromptedAgent, turn: &TurnView) -> CommandFailure {
     let session = &turn.session;
     if !agent.stays {
         return failure;
@@ -295,7 +304,7 @@ fn way_out(failure: Failure, agent: &Asked, turn: &TurnView) -> Failure {
         return failure;
     }
     failure.hint(format!(
-        "`lodge session show {session}` shows how far it came, `lodge session regenerate {session}` asks again"
+        "`lodge session show {session}` shows its progress, `lodge session regenerate {session}` asks again"
     ))
 }
 
@@ -305,14 +314,14 @@ fn submitted(tool: &str, result: Option<&str>) -> Option<String> {
     Some(told.get("job_id")?.as_str()?.to_owned())
 }
 
-struct Screen<'a> {
+struct TurnScreen<'a> {
     words: &'a Words,
     fold: TextFold,
-    show: Show,
+    show: ShownSteps,
 }
 
-impl Screen<'_> {
-    fn event(&mut self, event: &Event) -> Result<Option<Over>, Failure> {
+impl TurnScreen<'_> {
+    fn event(&mut self, event: &Event) -> Result<Option<TurnVerdict>, CommandFailure> {
         let data = &event.data;
         let step = number_of(data, "step").unwrap_or(0);
         let attempt = number_of(data, "attempt");
@@ -321,7 +330,7 @@ impl Screen<'_> {
             "turn.step_restarted" => {
                 attempt.map(|attempt| self.fold.step_restarted(step, attempt)).unwrap_or_default()
             }
-            "turn.text" => self.fold.durable(Piece {
+            "turn.text" => self.fold.durable(StepText {
                 step,
                 attempt: attempt.unwrap_or(0),
                 offset: data.get("offset").and_then(Value::as_u64).unwrap_or(0),
@@ -354,9 +363,9 @@ impl Screen<'_> {
                 let actions = self.fold.settle();
                 self.show(actions)?;
                 return Ok(Some(match event.kind.as_str() {
-                    "turn.finished" => Over::Done,
-                    "turn.interrupted" => Over::Interrupted,
-                    _failed => Over::Failed(failed(data)),
+                    "turn.finished" => TurnVerdict::Done,
+                    "turn.interrupted" => TurnVerdict::Interrupted,
+                    _failed => TurnVerdict::Failed(failed(data)),
                 }));
             }
             _ => Vec::new(),
@@ -365,24 +374,24 @@ impl Screen<'_> {
         Ok(None)
     }
 
-    fn show(&mut self, actions: Vec<Action>) -> Result<(), Failure> {
-        if self.words.json || self.show == Show::Steps {
+    fn show(&mut self, actions: Vec<FoldAction>) -> Result<(), CommandFailure> {
+        if self.words.json || self.show == ShownSteps::Steps {
             return Ok(());
         }
         for action in actions {
             match action {
-                Action::Print(bytes) => self.words.part(&bytes)?,
-                Action::Restart => {
+                FoldAction::Print(bytes) => self.words.part(&bytes)?,
+                FoldAction::Restart => {
                     self.words.end_line()?;
                     self.words.murmur("[answer restarted]");
                 }
-                Action::NewStep => self.words.end_line()?,
+                FoldAction::NewStep => self.words.end_line()?,
             }
         }
         Ok(())
     }
 
-    fn tool(&self, line: &str) -> Result<(), Failure> {
+    fn tool(&self, line: &str) -> Result<(), CommandFailure> {
         if self.words.watched() && !self.words.json {
             if self.words.stdout_is_terminal() {
                 self.words.end_line()?;
@@ -393,8 +402,8 @@ impl Screen<'_> {
     }
 }
 
-fn failed(data: &Map<String, Value>) -> Failure {
-    let failure = Failure::refused("the turn failed");
+fn failed(data: &Map<String, Value>) -> CommandFailure {
+    let failure = CommandFailure::refused("the turn failed");
     let failure = match (text_of(data, "message"), text_of(data, "code")) {
         (Some(message), Some(code)) => failure.because(format!("{message} ({code})")),
         (Some(cause), None) | (None, Some(cause)) => failure.because(cause),
@@ -429,8 +438,8 @@ mod tests {
         serde_json::from_value(turn).unwrap()
     }
 
-    fn ada(stays: bool) -> Asked {
-        Asked { id: "agt_1".to_owned(), name: "ada".to_owned(), stays }
+    fn ada(stays: bool) -> PromptedAgent {
+        PromptedAgent { id: "agt_1".to_owned(), name: "ada".to_owned(), stays }
     }
 
     fn end(kind: &str, data: &Value) -> Option<AgentEnd> {
@@ -439,9 +448,9 @@ mod tests {
         agent_end(&serde_json::from_value(event).unwrap())
     }
 
-    fn parts(failure: Failure) -> (String, Vec<String>, Option<String>) {
-        let Failure::Told(report) = failure else { panic!("not told") };
-        assert_eq!(report.exit, Exit::Refused);
+    fn parts(failure: CommandFailure) -> (String, Vec<String>, Option<String>) {
+        let CommandFailure::Told(report) = failure else { panic!("not told") };
+        assert_eq!(report.exit, CommandExit::Refused);
         (report.what, report.because, report.hint)
     }
 
@@ -460,16 +469,19 @@ mod tests {
         let told = |kind: &str, left, stays| {
             parts(left_alone(&end(kind, &crash).unwrap(), left, &ada(stays), &turn()))
         };
-        let (what, because, hint) = told("agent.failed", Left::Stopped, true);
+        let (what, because, hint) = told("agent.failed", AbandonedTurn::Stopped, true);
         assert_eq!(what, "ada failed before the turn was over");
         assert_eq!(because, ["it crashed: ended by signal 9"]);
         assert!(hint.unwrap().starts_with("the turn waits: run `lodge start ada` and it continues"));
-        let hint = told("agent.failed", Left::Asked("lin_1".to_owned()), true).2.unwrap();
+        let hint = told("agent.failed", AbandonedTurn::Asked("lin_1".to_owned()), true).2.unwrap();
         assert!(hint.contains("`lodge lineage resolve lin_1 --revive`") && !hint.contains("start"), "{hint}");
-        assert_eq!(told("agent.stopped", Left::Stopped, true).0, "ada was stopped before the turn was over");
+        assert_eq!(
+            told("agent.stopped", AbandonedTurn::Stopped, true).0,
+            "ada was stopped before the turn was over"
+        );
         // Nobody can start what is gone, or is about to be.
-        assert_eq!(told("agent.removed", Left::Gone, true).2, None);
-        assert_eq!(told("agent.failed", Left::Stopped, false).2, None);
+        assert_eq!(told("agent.removed", AbandonedTurn::Gone, true).2, None);
+        assert_eq!(told("agent.failed", AbandonedTurn::Stopped, false).2, None);
     }
 
     #[test]
@@ -499,7 +511,7 @@ mod tests {
         );
         assert_eq!(
             hint.as_deref(),
-            Some("it does not go on; `lodge session show ses_1` shows how far it came")
+            Some("the turn will not continue; `lodge session show ses_1` shows its progress")
         );
         assert_eq!(parts(interrupted(None, &ada(true), &turn())).1.len(), 1);
         // Whatever names no next step gets one, unless its agent is gone with the answer.

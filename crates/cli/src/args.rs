@@ -26,16 +26,16 @@ pub(crate) use self::providers::*;
 pub(crate) use self::talk::*;
 
 const AFTER_HELP: &str =
-    "Start here: `lodge run DIR \"a question\"` with a directory that has an Agentfile; `lodge COMMAND --help` tells more.
+    "Start here: `lodge run DIR \"a question\"` with a directory that contains an Agentfile. See `lodge COMMAND --help` for details.
 
-A daemon of another machine, with TLS:
+Use a daemon on another machine, with TLS:
   LODGE_TOKEN=... lodge --daemon https://box.example:5500 ps
 
-Environment, beside the variables above:
+Environment variables, in addition to those above:
   LODGE_HOME         the state directory
-  LODGE_TOKEN        the token, in place of that of the state directory
-  LODGE_CA_FILE      authorities that may have issued the daemon's certificate, as PEM; otherwise the system's
-  LODGE_DAEMON_ADDR  the daemon's own address, such as 127.0.0.1:5500, where a tunnel without TLS leads to it";
+  LODGE_TOKEN        the token; overrides the token in the state directory
+  LODGE_CA_FILE      CA certificates for the daemon's certificate (PEM); default: the system's
+  LODGE_DAEMON_ADDR  the daemon's own address, such as 127.0.0.1:5500, when it is reached through a tunnel without TLS";
 
 /// A durable home for agents
 #[derive(Debug, Parser)]
@@ -48,23 +48,23 @@ Environment, beside the variables above:
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
-    pub global: Global,
+    pub global: GlobalArgs,
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 /// The commands of jobs alone: scripts call them often, and describing all others takes longer than most of these.
 #[derive(Debug, Parser)]
 #[command(name = "lodge")]
-struct JobsAlone {
+struct JobsCli {
     #[command(flatten)]
-    global: Global,
+    global: GlobalArgs,
     #[command(subcommand)]
-    command: JobsWord,
+    command: JobsOnlyCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum JobsWord {
+enum JobsOnlyCommand {
     #[command(alias = "job")]
     Jobs {
         #[command(subcommand)]
@@ -76,9 +76,9 @@ impl Cli {
     /// Reads the arguments, the program's name first. What the short way does not take is read, or refused, in the long one.
     pub(crate) fn read(words: &[OsString]) -> Result<Cli, clap::Error> {
         let jobs = words.get(1).is_some_and(|word| word == "jobs" || word == "job");
-        match jobs.then(|| JobsAlone::try_parse_from(words)) {
-            Some(Ok(JobsAlone { global, command: JobsWord::Jobs { command } })) => {
-                Ok(Cli { global, command: Command::Jobs { command } })
+        match jobs.then(|| JobsCli::try_parse_from(words)) {
+            Some(Ok(JobsCli { global, command: JobsOnlyCommand::Jobs { command } })) => {
+                Ok(Cli { global, command: CliCommand::Jobs { command } })
             }
             Some(Err(_)) | None => Cli::try_parse_from(words),
         }
@@ -86,11 +86,11 @@ impl Cli {
 }
 
 #[derive(Debug, Clone, Default, Args)]
-pub(crate) struct Global {
+pub(crate) struct GlobalArgs {
     /// Print JSON: an array for listings, an object for one thing, JSON Lines for streams
     #[arg(long, global = true, help_heading = "Global options")]
     pub json: bool,
-    /// Say only what was asked for (listings: ids only)
+    /// Print only the requested data (listings: ids only)
     #[arg(short, long, global = true, help_heading = "Global options")]
     pub quiet: bool,
     /// The daemon's Unix socket [env: LODGE_SOCKET]
@@ -111,68 +111,68 @@ pub(crate) struct Global {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
-    /// Create an agent, start it, and with a prompt print its answer
+pub(crate) enum CliCommand {
+    /// Create and start an agent; with a prompt, print its answer
     Run(RunArgs),
     /// List agents
     Ps(ListArgs),
-    /// Look after agents
+    /// Manage agents
     Agent {
         #[command(subcommand)]
         command: AgentCommand,
     },
-    /// Show everything about agents
-    Inspect(Refs),
+    /// Show details of agents
+    Inspect(AgentRefs),
     /// Start agents and wait until they are ready
-    Start(Refs),
-    /// Stop agents; turns in flight are broken off
+    Start(AgentRefs),
+    /// Stop agents and interrupt their running turns
     Stop(StopArgs),
-    /// Start agents anew and wait until they are ready; turns in flight are broken off
+    /// Restart agents and wait until they are ready; running turns are interrupted
     Restart(StopArgs),
-    /// Change an agent in place; turns in flight finish on what they began with
+    /// Change an agent in place; running turns finish with the old settings
     Update(UpdateArgs),
-    /// Kill agents and end their work for good: nothing takes it up again
-    Kill(Refs),
+    /// Kill agents and drop their work permanently
+    Kill(AgentRefs),
     /// Remove agents
     Rm(RemoveArgs),
     /// Show an agent's log
     Logs(LogsArgs),
-    /// Ask an agent and print its answer
+    /// Send a prompt to an agent and print its answer
     Prompt(PromptArgs),
-    /// Talk to an agent, line by line
+    /// Start an interactive conversation with an agent
     Chat(ChatArgs),
-    /// Look at conversations: read, search, fork, rewind
+    /// Manage conversations: read, search, fork, rewind
     Session {
         #[command(subcommand)]
         command: SessionCommand,
     },
-    /// Run programs beside the conversation, and look after them
+    /// Run programs in the background and manage them
     #[command(visible_alias = "job")]
     Jobs {
         #[command(subcommand)]
         command: JobsCommand,
     },
-    /// Look at work and decide what becomes of it when its process died
+    /// Show lineages and decide what happens to work whose process died
     Lineage {
         #[command(subcommand)]
         command: LineageCommand,
     },
-    /// Look after images: what Agentfiles are built into
+    /// Manage images, which are built from Agentfiles
     Image {
         #[command(subcommand)]
         command: ImageCommand,
     },
-    /// Look after tools that are packaged as images
+    /// Manage tools that are packaged as images
     Bin {
         #[command(subcommand)]
         command: BinCommand,
     },
-    /// Look after providers of models
+    /// Manage model providers
     Provider {
         #[command(subcommand)]
         command: ProviderCommand,
     },
-    /// Look after tokens: who may call, until when
+    /// Manage access tokens
     Token {
         #[command(subcommand)]
         command: TokenCommand,
@@ -182,28 +182,28 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: QuarantineCommand,
     },
-    /// Show the daemon and what it is configured with
+    /// Show the daemon's status and configuration
     #[command(
         after_help = "Examples:\n  lodge info\n  lodge info --json   # http, isolation, quarantine, warnings, config and more"
     )]
     Info,
-    /// Show what happened; at a terminal the newest 50, else everything
+    /// Show events: the newest 50 at a terminal, otherwise all
     Events(EventsArgs),
-    /// End the daemon; agents live on unless told otherwise
+    /// Stop the daemon; agents keep running unless --agents is given
     Shutdown {
-        /// End the agents too
+        /// Stop the agents too
         #[arg(long)]
         agents: bool,
     },
-    /// Look which sandboxes live and clear away what dead ones left; signals nothing
+    /// Check which sandboxes are alive and clean up after dead ones; sends no signals
     Reap,
-    /// Let the daemon read its configuration again; what is under way goes on as it began
+    /// Reload the daemon's configuration; running work keeps the old settings
     Reload,
-    /// Kill daemons, runtimes and keepers with agents at work, and count what is lost or happens twice
+    /// Kill daemons, runtimes and keepers while agents work, and count lost and repeated work
     Selftest(SelftestArgs),
     /// Print a completion script: `source <(lodge completions bash)`
     Completions {
-        /// The shell that reads it
+        /// The shell to generate the script for
         shell: clap_complete::Shell,
     },
 }

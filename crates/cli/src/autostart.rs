@@ -15,8 +15,8 @@ use lodge_proto::state_dir::check_program;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
-use crate::connect::{Address, is_absent};
-use crate::failure::{Exit, Failure, io_words};
+use crate::connect::{DaemonAddress, is_absent};
+use crate::failure::{CommandExit, CommandFailure, io_words};
 use crate::words::Words;
 
 /// How long a daemon may take from its start until it answers.
@@ -34,9 +34,9 @@ const LOG_BYTES_READ: u64 = 16 * 1024;
 const LODGED_ALREADY_RUNNING: i32 = 75;
 
 /// Starts a daemon for this address and returns a connection to it, or to the one that was faster.
-pub(crate) async fn start(address: &Address, words: &Words) -> Result<Client, Failure> {
+pub(crate) async fn start(address: &DaemonAddress, words: &Words) -> Result<Client, CommandFailure> {
     let deadline = Instant::now() + START_MAX;
-    let mut daemon = Started::spawn(&address.state_dir)?;
+    let mut daemon = StartedDaemon::spawn(&address.state_dir)?;
     let mut give_up = deadline;
     let mut pause = DIAL_PAUSE_MIN;
     loop {
@@ -56,7 +56,7 @@ pub(crate) async fn start(address: &Address, words: &Words) -> Result<Client, Fa
         }
         match ended {
             Some(LODGED_ALREADY_RUNNING) if daemon.born.elapsed() >= RESTART_PAUSE => {
-                daemon = Started::spawn(&address.state_dir)?;
+                daemon = StartedDaemon::spawn(&address.state_dir)?;
             }
             Some(LODGED_ALREADY_RUNNING) | None => {}
             Some(_) => give_up = give_up.min(Instant::now() + LOSER_GRACE),
@@ -67,7 +67,7 @@ pub(crate) async fn start(address: &Address, words: &Words) -> Result<Client, Fa
 }
 
 /// Whether a refusal may be over in a moment: not listening yet, or listening before its token was written.
-fn may_come_up(error: &ClientError, address: &Address) -> bool {
+fn may_come_up(error: &ClientError, address: &DaemonAddress) -> bool {
     match error {
         ClientError::Handshake { status: Some(401), .. } => address.login().is_empty(),
         _ => is_absent(error),
@@ -75,7 +75,7 @@ fn may_come_up(error: &ClientError, address: &Address) -> bool {
 }
 
 /// A daemon that we started.
-struct Started {
+struct StartedDaemon {
     /// Kept so that the runtime collects it when it ends: nobody shall see it as a zombie.
     child: Child,
     pid: u32,
@@ -85,8 +85,8 @@ struct Started {
     log_start: u64,
 }
 
-impl Started {
-    fn spawn(state_dir: &Path) -> Result<Started, Failure> {
+impl StartedDaemon {
+    fn spawn(state_dir: &Path) -> Result<StartedDaemon, CommandFailure> {
         let (log, file) = open_log(state_dir).map_err(|cause| {
             let log = state_dir.join("logs/lodged.log");
             could_not_start(format!("no log can be written at {}", log.display())).because(io_words(&cause))
@@ -103,18 +103,18 @@ impl Started {
             )
         })?;
         let pid = child.id().unwrap_or_default();
-        Ok(Started { child, pid, born: Instant::now(), log, log_start })
+        Ok(StartedDaemon { child, pid, born: Instant::now(), log, log_start })
     }
 
     /// Its exit code, when it has ended; -1 when a signal ended it.
-    fn ended(&mut self) -> Result<Option<i32>, Failure> {
+    fn ended(&mut self) -> Result<Option<i32>, CommandFailure> {
         match self.child.try_wait() {
             Ok(status) => Ok(status.map(|status| status.code().unwrap_or(-1))),
             Err(cause) => Err(could_not_start("its state is unknown").because(cause)),
         }
     }
 
-    fn failure(&self, ended: Option<i32>, last: ClientError) -> Failure {
+    fn failure(&self, ended: Option<i32>, last: ClientError) -> CommandFailure {
         let failure = match (ended, last) {
             (Some(code), _) if code >= 0 => could_not_start(format!("lodged exited with code {code}")),
             (Some(_), _) => could_not_start("lodged was killed"),
@@ -145,8 +145,8 @@ fn unwrap_told(text: &str) -> (Vec<String>, Option<String>) {
     (causes, hint)
 }
 
-fn could_not_start(cause: impl ToString) -> Failure {
-    Failure::new(Exit::NoDaemon, "could not start the daemon").because(cause)
+fn could_not_start(cause: impl ToString) -> CommandFailure {
+    CommandFailure::new(CommandExit::NoDaemon, "could not start the daemon").because(cause)
 }
 
 /// The `lodged` beside this program, else whatever the PATH has.

@@ -14,9 +14,9 @@ use lodge_proto::state_dir::check_state_dir;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::args::Global;
+use crate::args::GlobalArgs;
 use crate::autostart;
-use crate::failure::{Exit, Failure, io_words};
+use crate::failure::{CommandExit, CommandFailure, io_words};
 use crate::parse::{daemon_url, is_loopback};
 use crate::words::Words;
 
@@ -32,7 +32,7 @@ pub(crate) enum Autostart {
 
 /// Everything needed to reach the daemon, decided before anything is dialled.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Address {
+pub(crate) struct DaemonAddress {
     pub target: Target,
     pub state_dir: PathBuf,
     pub autostart: Autostart,
@@ -50,9 +50,12 @@ struct Credentials {
     http: Option<String>,
 }
 
-impl Address {
+impl DaemonAddress {
     /// Decides from the flags, then the environment, then the state directory.
-    pub(crate) fn resolve(global: &Global, env: impl Fn(&str) -> Option<String>) -> Result<Address, Failure> {
+    pub(crate) fn resolve(
+        global: &GlobalArgs,
+        env: impl Fn(&str) -> Option<String>,
+    ) -> Result<DaemonAddress, CommandFailure> {
         let env = |name: &str| env(name).filter(|value| !value.is_empty());
         let state_dir = state_dir(&env)?;
         let default_socket = state_dir.join(SOCKET_NAME);
@@ -76,20 +79,21 @@ impl Address {
         if let Some(token) = env("LODGE_TOKEN") {
             check_token(&token)?;
         }
-        Ok(Address { target, state_dir, autostart, listens_at, ca_file })
+        Ok(DaemonAddress { target, state_dir, autostart, listens_at, ca_file })
     }
 
     /// Refuses a state directory that another user could change, when its socket or its token is to be used.
-    pub(crate) fn check_state_dir(&self) -> Result<(), Failure> {
+    pub(crate) fn check_state_dir(&self) -> Result<(), CommandFailure> {
         if !self.uses_state_dir() {
             return Ok(());
         }
         if std::fs::metadata(&self.state_dir).is_ok_and(|found| !found.is_dir()) {
             let what = format!("the state directory {} is not a directory", self.state_dir.display());
-            return Err(Failure::refused(what).hint("move it away, or set LODGE_HOME to a directory"));
+            return Err(CommandFailure::refused(what).hint("move it away, or set LODGE_HOME to a directory"));
         }
         check_state_dir(&self.state_dir).map(drop).map_err(|error| {
-            let failure = Failure::refused(error.to_string()).with_code(error.code()).hint(error.hint());
+            let failure =
+                CommandFailure::refused(error.to_string()).with_code(error.code()).hint(error.hint());
             match std::error::Error::source(&error) {
                 Some(cause) => failure.because(cause),
                 None => failure,
@@ -124,7 +128,7 @@ impl Address {
     }
 
     /// Dials, and starts a daemon when there is none and that is allowed.
-    pub(crate) async fn connect(&self, words: &Words) -> Result<Client, Failure> {
+    pub(crate) async fn connect(&self, words: &Words) -> Result<Client, CommandFailure> {
         match self.dial().await {
             Ok(client) => Ok(client),
             Err(error) if self.autostart == Autostart::Allowed && is_absent(&error) => {
@@ -197,33 +201,36 @@ fn credentials(dir: &Path) -> Option<(Credentials, u32)> {
     Some((serde_json::from_str(&text).ok()?, file.metadata().ok()?.uid()))
 }
 
-fn state_dir(env: &impl Fn(&str) -> Option<String>) -> Result<PathBuf, Failure> {
+fn state_dir(env: &impl Fn(&str) -> Option<String>) -> Result<PathBuf, CommandFailure> {
     if let Some(home) = env("LODGE_HOME") {
         return absolute(Path::new(&home));
     }
     match env("HOME") {
         Some(home) => absolute(&Path::new(&home).join(".lodge")),
-        None => Err(Failure::usage("there is no state directory: neither `LODGE_HOME` nor `HOME` is set")
-            .hint("set `LODGE_HOME` to a directory of yours")),
+        None => {
+            Err(CommandFailure::usage("there is no state directory: neither `LODGE_HOME` nor `HOME` is set")
+                .hint("set `LODGE_HOME` to a directory of yours"))
+        }
     }
 }
 
-fn absolute(path: &Path) -> Result<PathBuf, Failure> {
-    std::path::absolute(path)
-        .map_err(|cause| Failure::usage(format!("`{}` is not a usable path", path.display())).because(cause))
+fn absolute(path: &Path) -> Result<PathBuf, CommandFailure> {
+    std::path::absolute(path).map_err(|cause| {
+        CommandFailure::usage(format!("`{}` is not a usable path", path.display())).because(cause)
+    })
 }
 
 /// Refuses what no daemon issued before it is sent to one.
-fn check_token(token: &str) -> Result<(), Failure> {
+fn check_token(token: &str) -> Result<(), CommandFailure> {
     if token.bytes().all(|byte| byte.is_ascii_graphic()) && token_id(token).is_some() {
         return Ok(());
     }
-    Err(Failure::refused("LODGE_TOKEN is not a token of Lodge")
+    Err(CommandFailure::refused("LODGE_TOKEN is not a token of Lodge")
         .hint("set LODGE_TOKEN to the line that `lodge token issue` printed, or unset it")
         .with_code("auth.invalid"))
 }
 
-fn own_address(text: &str) -> Result<SocketAddr, Failure> {
+fn own_address(text: &str) -> Result<SocketAddr, CommandFailure> {
     without_localhost(text).parse().map_err(|_| {
         let hint = match daemon_url(text) {
             Ok(Target::Tcp(addr) | Target::Tls(addr)) => {
@@ -237,13 +244,16 @@ fn own_address(text: &str) -> Result<SocketAddr, Failure> {
                 "write it as the daemon's `http-addr`, such as `127.0.0.1:5500`".to_owned()
             }
         };
-        Failure::usage(format!("`{text}` given by LODGE_DAEMON_ADDR is not an address")).hint(hint)
+        CommandFailure::usage(format!("`{text}` given by LODGE_DAEMON_ADDR is not an address")).hint(hint)
     })
 }
 
-fn parse_url(url: &str, given_by: &str) -> Result<Target, Failure> {
+fn parse_url(url: &str, given_by: &str) -> Result<Target, CommandFailure> {
     daemon_url(url).map_err(|why| {
-        let failure = Failure::new(Exit::Usage, format!("`{url}` given by {given_by} is not a daemon's URL"));
+        let failure = CommandFailure::new(
+            CommandExit::Usage,
+            format!("`{url}` given by {given_by} is not a daemon's URL"),
+        );
         let Some(path) = path_in(url) else {
             return failure.because(why).hint("write it as `http://127.0.0.1:5500` or `https://HOST:PORT`");
         };
@@ -272,12 +282,12 @@ fn path_in(text: &str) -> Option<&Path> {
     (path.starts_with(['/', '.', '~']) || path.ends_with(".sock")).then_some(Path::new(path))
 }
 
-fn socket_path(path: &Path, given_by: &str) -> Result<PathBuf, Failure> {
+fn socket_path(path: &Path, given_by: &str) -> Result<PathBuf, CommandFailure> {
     match path.to_str() {
-        Some(url) if daemon_url(url).is_ok() => {
-            Err(Failure::usage(format!("`{url}` given by {given_by} is a URL, not the path of a socket"))
-                .hint(format!("write `--daemon {url}`, or set LODGE_DAEMON")))
-        }
+        Some(url) if daemon_url(url).is_ok() => Err(CommandFailure::usage(format!(
+            "`{url}` given by {given_by} is a URL, not the path of a socket"
+        ))
+        .hint(format!("write `--daemon {url}`, or set LODGE_DAEMON"))),
         Some(_) | None => absolute(path),
     }
 }
@@ -286,10 +296,10 @@ fn socket_path(path: &Path, given_by: &str) -> Result<PathBuf, Failure> {
 mod tests {
     use super::*;
 
-    fn resolve(global: &Global, env: &[(&str, &str)]) -> Result<Address, Failure> {
+    fn resolve(global: &GlobalArgs, env: &[(&str, &str)]) -> Result<DaemonAddress, CommandFailure> {
         let pairs: Vec<(String, String)> =
             env.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        Address::resolve(global, |name| {
+        DaemonAddress::resolve(global, |name| {
             pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone())
         })
     }
@@ -300,26 +310,26 @@ mod tests {
 
     #[test]
     fn the_state_directory_is_lodge_home_and_else_below_home() {
-        let address = resolve(&Global::default(), &[("HOME", "/h")]).unwrap();
+        let address = resolve(&GlobalArgs::default(), &[("HOME", "/h")]).unwrap();
         assert_eq!(address.target, unix("/h/.lodge/lodge.sock"));
-        let address = resolve(&Global::default(), &[("HOME", "/h"), ("LODGE_HOME", "/s")]).unwrap();
+        let address = resolve(&GlobalArgs::default(), &[("HOME", "/h"), ("LODGE_HOME", "/s")]).unwrap();
         assert_eq!(address.target, unix("/s/lodge.sock"));
         assert_eq!(address.autostart, Autostart::Allowed);
     }
 
     #[test]
     fn a_flag_beats_the_environment_and_an_empty_variable_counts_for_nothing() {
-        let global = Global { daemon: Some("http://127.0.0.1:5500".into()), ..Global::default() };
+        let global = GlobalArgs { daemon: Some("http://127.0.0.1:5500".into()), ..GlobalArgs::default() };
         let address = resolve(&global, &[("HOME", "/h"), ("LODGE_SOCKET", "/other.sock")]).unwrap();
         assert_eq!(address.target, Target::Tcp("127.0.0.1:5500".into()));
-        let address = resolve(&Global::default(), &[("HOME", "/h"), ("LODGE_SOCKET", "")]).unwrap();
+        let address = resolve(&GlobalArgs::default(), &[("HOME", "/h"), ("LODGE_SOCKET", "")]).unwrap();
         assert_eq!(address.target, unix("/h/.lodge/lodge.sock"));
     }
 
     #[test]
     fn an_https_address_is_dialled_with_tls_and_the_authorities_of_the_environment() {
         let env = [("HOME", "/h"), ("LODGE_DAEMON", "https://box:5500"), ("LODGE_CA_FILE", "/ca.pem")];
-        let address = resolve(&Global::default(), &env).unwrap();
+        let address = resolve(&GlobalArgs::default(), &env).unwrap();
         assert_eq!(address.target, Target::Tls("box:5500".into()));
         assert_eq!(address.ca_file, Some("/ca.pem".into()));
         assert!(!address.is_this_machine());
@@ -328,7 +338,7 @@ mod tests {
     #[test]
     fn only_the_state_directorys_own_socket_is_started_for() {
         let check = |env: &[(&str, &str)], expected: Autostart| {
-            assert_eq!(resolve(&Global::default(), env).unwrap().autostart, expected, "{env:?}");
+            assert_eq!(resolve(&GlobalArgs::default(), env).unwrap().autostart, expected, "{env:?}");
         };
         check(&[("LODGE_HOME", "/s"), ("LODGE_SOCKET", "/s/lodge.sock")], Autostart::Allowed);
         check(&[("LODGE_HOME", "/s"), ("LODGE_SOCKET", "/t/lodge.sock")], Autostart::Forbidden);
@@ -337,8 +347,8 @@ mod tests {
         check(&[("LODGE_HOME", "/s"), ("LODGE_NO_AUTOSTART", "0")], Autostart::Allowed);
     }
 
-    fn words(failure: Failure) -> String {
-        let Failure::Told(report) = failure else { panic!("not told") };
+    fn words(failure: CommandFailure) -> String {
+        let CommandFailure::Told(report) = failure else { panic!("not told") };
         format!("{}\n{}\n{}", report.what, report.because.join("\n"), report.hint.unwrap_or_default())
     }
 
@@ -353,8 +363,8 @@ mod tests {
             (env("LODGE_DAEMON_ADDR", "http://127.0.0.1:1"), "LODGE_DAEMON_ADDR=127.0.0.1:1"),
             (env("LODGE_DAEMON_ADDR", "/s/lodge.sock"), "a socket is chosen by LODGE_SOCKET"),
         ] {
-            let failure = resolve(&Global::default(), &env).unwrap_err();
-            assert_eq!(failure.exit(), Exit::Usage);
+            let failure = resolve(&GlobalArgs::default(), &env).unwrap_err();
+            assert_eq!(failure.exit(), CommandExit::Usage);
             let told = words(failure);
             assert!(told.contains(expected), "{told}");
         }
@@ -364,7 +374,7 @@ mod tests {
     fn what_is_no_token_is_told_before_anything_is_dialled() {
         // {"alg":"HS256"} . {"jti":"tok_01"} . x
         let token = "eyJhbGciOiJIUzI1NiJ9.eyJqdGkiOiJ0b2tfMDEifQ.x";
-        let given = |token: &str| resolve(&Global::default(), &[("HOME", "/h"), ("LODGE_TOKEN", token)]);
+        let given = |token: &str| resolve(&GlobalArgs::default(), &[("HOME", "/h"), ("LODGE_TOKEN", token)]);
         assert!(given(token).is_ok());
         assert!(given("").is_ok(), "an empty variable counts for nothing");
         for garbage in ["garbage", "a.b.c", &format!("{token} "), &format!("{token}\nx")] {
@@ -377,12 +387,12 @@ mod tests {
     #[test]
     fn a_bad_url_is_bad_usage() {
         let failure =
-            resolve(&Global::default(), &[("HOME", "/h"), ("LODGE_DAEMON", "nonsense")]).unwrap_err();
-        assert_eq!(failure.exit(), Exit::Usage);
-        let failure =
-            resolve(&Global::default(), &[("HOME", "/h"), ("LODGE_DAEMON_ADDR", "nonsense")]).unwrap_err();
-        assert_eq!(failure.exit(), Exit::Usage);
-        let failure = resolve(&Global::default(), &[]).unwrap_err();
-        assert_eq!(failure.exit(), Exit::Usage);
+            resolve(&GlobalArgs::default(), &[("HOME", "/h"), ("LODGE_DAEMON", "nonsense")]).unwrap_err();
+        assert_eq!(failure.exit(), CommandExit::Usage);
+        let failure = resolve(&GlobalArgs::default(), &[("HOME", "/h"), ("LODGE_DAEMON_ADDR", "nonsense")])
+            .unwrap_err();
+        assert_eq!(failure.exit(), CommandExit::Usage);
+        let failure = resolve(&GlobalArgs::default(), &[]).unwrap_err();
+        assert_eq!(failure.exit(), CommandExit::Usage);
     }
 }

@@ -12,7 +12,7 @@ use lodge_proto::tls::TlsError;
 
 /// The exit codes that scripts rely on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Exit {
+pub(crate) enum CommandExit {
     Done,
     Refused,
     Usage,
@@ -22,33 +22,33 @@ pub(crate) enum Exit {
     Program(u8),
 }
 
-impl Exit {
+impl CommandExit {
     pub(crate) fn code(self) -> i32 {
         match self {
-            Exit::Done => 0,
-            Exit::Refused => 1,
-            Exit::Usage => 2,
-            Exit::NoDaemon => 3,
-            Exit::Interrupted => 130,
-            Exit::Program(code) => i32::from(code),
+            CommandExit::Done => 0,
+            CommandExit::Refused => 1,
+            CommandExit::Usage => 2,
+            CommandExit::NoDaemon => 3,
+            CommandExit::Interrupted => 130,
+            CommandExit::Program(code) => i32::from(code),
         }
     }
 }
 
 /// Why a command ends early.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub(crate) enum CommandFailure {
     /// To be told: what failed, why, and the way out.
-    Told(Box<Report>),
+    Told(Box<FailureReport>),
     /// Everything was said already; only the exit code is left.
-    Silent(Exit),
+    Silent(CommandExit),
     /// Whoever read our output has stopped reading: nothing is wrong.
     PipeClosed,
 }
 
 #[derive(Debug)]
-pub(crate) struct Report {
-    pub exit: Exit,
+pub(crate) struct FailureReport {
+    pub exit: CommandExit,
     pub what: String,
     pub because: Vec<String>,
     pub hint: Option<String>,
@@ -56,9 +56,9 @@ pub(crate) struct Report {
     pub code: Option<String>,
 }
 
-impl Failure {
-    pub(crate) fn new(exit: Exit, what: impl Into<String>) -> Self {
-        Failure::Told(Box::new(Report {
+impl CommandFailure {
+    pub(crate) fn new(exit: CommandExit, what: impl Into<String>) -> Self {
+        CommandFailure::Told(Box::new(FailureReport {
             exit,
             what: what.into(),
             because: Vec::new(),
@@ -68,17 +68,17 @@ impl Failure {
     }
 
     pub(crate) fn refused(what: impl Into<String>) -> Self {
-        Failure::new(Exit::Refused, what)
+        CommandFailure::new(CommandExit::Refused, what)
     }
 
     pub(crate) fn usage(what: impl Into<String>) -> Self {
-        Failure::new(Exit::Usage, what)
+        CommandFailure::new(CommandExit::Usage, what)
     }
 
     /// Adds causes, one for each line of `cause`.
     #[must_use]
     pub(crate) fn because(mut self, cause: impl ToString) -> Self {
-        if let Failure::Told(report) = &mut self {
+        if let CommandFailure::Told(report) = &mut self {
             let cause = cause.to_string();
             report.because.extend(cause.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned));
         }
@@ -87,7 +87,7 @@ impl Failure {
 
     #[must_use]
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
-        if let Failure::Told(report) = &mut self {
+        if let CommandFailure::Told(report) = &mut self {
             report.hint = Some(hint.into());
         }
         self
@@ -96,7 +96,7 @@ impl Failure {
     /// Adds another way out.
     #[must_use]
     pub(crate) fn and_hint(mut self, hint: &str) -> Self {
-        if let Failure::Told(report) = &mut self {
+        if let CommandFailure::Told(report) = &mut self {
             report.hint = Some(match report.hint.take() {
                 Some(first) => format!("{first}; {hint}"),
                 None => hint.to_owned(),
@@ -107,7 +107,7 @@ impl Failure {
 
     #[must_use]
     pub(crate) fn with_code(mut self, code: &str) -> Self {
-        if let Failure::Told(report) = &mut self {
+        if let CommandFailure::Told(report) = &mut self {
             report.code = Some(code.to_owned());
         }
         self
@@ -115,33 +115,33 @@ impl Failure {
 
     /// Whether it names the next step.
     pub(crate) fn has_hint(&self) -> bool {
-        matches!(self, Failure::Told(report) if report.hint.is_some())
+        matches!(self, CommandFailure::Told(report) if report.hint.is_some())
     }
 
     /// Whether the daemon refused with this code.
     pub(crate) fn is(&self, code: &str) -> bool {
-        matches!(self, Failure::Told(report) if report.code.as_deref() == Some(code))
+        matches!(self, CommandFailure::Told(report) if report.code.as_deref() == Some(code))
     }
 
-    pub(crate) fn exit(&self) -> Exit {
+    pub(crate) fn exit(&self) -> CommandExit {
         match self {
-            Failure::Told(report) => report.exit,
-            Failure::Silent(exit) => *exit,
-            Failure::PipeClosed => Exit::Done,
+            CommandFailure::Told(report) => report.exit,
+            CommandFailure::Silent(exit) => *exit,
+            CommandFailure::PipeClosed => CommandExit::Done,
         }
     }
 
     /// A failure to write the output.
     pub(crate) fn output(cause: io::Error) -> Self {
         match cause.kind() {
-            io::ErrorKind::BrokenPipe => Failure::PipeClosed,
-            _ => Failure::refused("could not write the output").because(cause),
+            io::ErrorKind::BrokenPipe => CommandFailure::PipeClosed,
+            _ => CommandFailure::refused("could not write the output").because(cause),
         }
     }
 
     fn from_body(body: ErrorBody) -> Self {
-        Failure::Told(Box::new(Report {
-            exit: Exit::Refused,
+        CommandFailure::Told(Box::new(FailureReport {
+            exit: CommandExit::Refused,
             what: body.message,
             because: body.data.cause.iter().flat_map(|cause| cause.lines()).map(str::to_owned).collect(),
             hint: body.data.hint,
@@ -150,29 +150,29 @@ impl Failure {
     }
 }
 
-impl From<ClientError> for Failure {
+impl From<ClientError> for CommandFailure {
     fn from(error: ClientError) -> Self {
         let what = error.to_string();
         match error {
             ClientError::NoDaemon { target: Target::Unix(path), cause } => no_socket(what, &path, &cause),
             ClientError::NoDaemon { target: Target::Tcp(_) | Target::Tls(_), cause } => {
                 let hint = "check the address given by `--daemon` or `LODGE_DAEMON`";
-                Failure::new(Exit::NoDaemon, what).because(io_words(&cause)).hint(hint)
+                CommandFailure::new(CommandExit::NoDaemon, what).because(io_words(&cause)).hint(hint)
             }
             ClientError::Handshake { target, body: Some(body), .. } if body.data.code == "auth.missing" => {
                 no_token(&target)
             }
-            ClientError::Handshake { body: Some(body), .. } => Failure::from_body(*body),
+            ClientError::Handshake { body: Some(body), .. } => CommandFailure::from_body(*body),
             ClientError::Handshake { body: None, detail, status, .. } => {
                 let (exit, hint) = match status {
-                    Some(401 | 403) => (Exit::Refused, "set `LODGE_TOKEN`, or use the state directory of that daemon"),
-                    Some(_) => (Exit::Refused, "perhaps another program listens there"),
-                    None => (Exit::NoDaemon, "perhaps another program listens there"),
+                    Some(401 | 403) => (CommandExit::Refused, "set `LODGE_TOKEN`, or use the state directory of that daemon"),
+                    Some(_) => (CommandExit::Refused, "perhaps another program listens there"),
+                    None => (CommandExit::NoDaemon, "perhaps another program listens there"),
                 };
-                Failure::new(exit, what).because(detail).hint(hint)
+                CommandFailure::new(exit, what).because(detail).hint(hint)
             }
             ClientError::Unverified { why: Unverified::Tls(TlsError::CaFile { path, detail }), .. } => {
-                Failure::refused(format!("the file given by LODGE_CA_FILE cannot be used: {}", path.display()))
+                CommandFailure::refused(format!("the file given by LODGE_CA_FILE cannot be used: {}", path.display()))
                     .because(detail)
                     .hint(
                         "set LODGE_CA_FILE to a PEM file with at least one certificate, or unset it to trust the \
@@ -181,7 +181,7 @@ impl From<ClientError> for Failure {
                     .with_code("auth.unverified")
             }
             ClientError::Unverified { target, why: why @ Unverified::Peer { uid, .. } } => {
-                Failure::refused(format!("the token was not sent: another user listens on the socket {target}"))
+                CommandFailure::refused(format!("the token was not sent: another user listens on the socket {target}"))
                     .because(&why)
                     .hint(format!(
                         "if it is the daemon of user {uid}, run this as that user; otherwise check the path of the \
@@ -190,11 +190,11 @@ impl From<ClientError> for Failure {
                     .with_code("auth.unverified")
             }
             ClientError::Unverified { why, .. } => {
-                Failure::refused(what).because(&why).hint(why.hint()).with_code("auth.unverified")
+                CommandFailure::refused(what).because(&why).hint(why.hint()).with_code("auth.unverified")
             }
-            ClientError::Lost => Failure::new(Exit::NoDaemon, what).hint("run the command again"),
-            ClientError::Refused(body) => Failure::from_body(*body),
-            ClientError::Garbled { cause } => Failure::refused(what)
+            ClientError::Lost => CommandFailure::new(CommandExit::NoDaemon, what).hint("run the command again"),
+            ClientError::Refused(body) => CommandFailure::from_body(*body),
+            ClientError::Garbled { cause } => CommandFailure::refused(what)
                 .because(cause)
                 .hint("`lodge` and `lodged` may be of different versions: compare `lodge --version` and `lodge info`"),
         }
@@ -202,7 +202,7 @@ impl From<ClientError> for Failure {
 }
 
 /// Nothing was sent that says who we are, and the daemon wants to know.
-fn no_token(target: &Target) -> Failure {
+fn no_token(target: &Target) -> CommandFailure {
     let hint = match target {
         Target::Unix(_) => {
             "set LODGE_HOME to the daemon's state directory, or LODGE_TOKEN to what `lodge token issue` printed"
@@ -211,18 +211,20 @@ fn no_token(target: &Target) -> Failure {
             "run `lodge token issue` on the daemon's machine, and set LODGE_TOKEN to what it prints"
         }
     };
-    Failure::refused(format!("there is no token for the daemon at {target}"))
+    CommandFailure::refused(format!("there is no token for the daemon at {target}"))
         .because("LODGE_TOKEN is not set, and the state directory has no token for that address")
         .hint(hint)
         .with_code("auth.missing")
 }
 
 /// Why nobody answers on a socket.
-fn no_socket(what: String, path: &Path, cause: &io::Error) -> Failure {
+fn no_socket(what: String, path: &Path, cause: &io::Error) -> CommandFailure {
     if cause.kind() == io::ErrorKind::PermissionDenied {
-        let failure =
-            Failure::new(Exit::NoDaemon, format!("could not connect to the socket {}", path.display()))
-                .because(io_words(cause));
+        let failure = CommandFailure::new(
+            CommandExit::NoDaemon,
+            format!("could not connect to the socket {}", path.display()),
+        )
+        .because(io_words(cause));
         // What keeps us out is the socket, or the directory beyond which we cannot see.
         let seen = path.ancestors().find_map(|path| Some((path, path.symlink_metadata().ok()?.uid())));
         return match seen {
@@ -233,14 +235,14 @@ fn no_socket(what: String, path: &Path, cause: &io::Error) -> Failure {
             None => failure,
         };
     }
-    let failure = Failure::new(Exit::NoDaemon, what);
+    let failure = CommandFailure::new(CommandExit::NoDaemon, what);
     match path.symlink_metadata() {
         Ok(found) if found.is_dir() => failure.because("it is a directory").hint(format!(
             "name the socket in it, such as `--socket {}`, or set LODGE_HOME to the directory",
             path.join("lodge.sock").display()
         )),
         Ok(found) if found.is_file() => failure
-            .because("it is a file and no socket")
+            .because("it is a file, not a socket")
             .hint("check the path given by `--socket` or LODGE_SOCKET"),
         Ok(_) | Err(_) => failure.because(io_words(cause)).hint("start one with `lodged serve`"),
     }
@@ -252,7 +254,7 @@ pub(crate) fn io_words(cause: &io::Error) -> String {
         io::ErrorKind::NotFound => "no such file or directory".to_owned(),
         io::ErrorKind::ConnectionRefused => "connection refused".to_owned(),
         io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
-        io::ErrorKind::TimedOut => "it took too long to answer".to_owned(),
+        io::ErrorKind::TimedOut => "it did not answer in time".to_owned(),
         _ => cause.to_string(),
     }
 }
@@ -265,20 +267,23 @@ mod tests {
     fn a_daemons_refusal_keeps_its_message_cause_hint_and_code() {
         let body =
             ErrorBody::new("agent.not_found", "no agent `x`").because("one\ntwo").hint("run `lodge ps -a`");
-        let failure = Failure::from(ClientError::Refused(Box::new(body)));
+        let failure = CommandFailure::from(ClientError::Refused(Box::new(body)));
         assert!(failure.is("agent.not_found"));
-        let Failure::Told(report) = failure else { panic!("not told") };
+        let CommandFailure::Told(report) = failure else { panic!("not told") };
         assert_eq!(report.what, "no agent `x`");
         assert_eq!(report.because, ["one", "two"]);
         assert_eq!(report.hint.as_deref(), Some("run `lodge ps -a`"));
-        assert_eq!(report.exit, Exit::Refused);
+        assert_eq!(report.exit, CommandExit::Refused);
     }
 
     #[test]
     fn an_absent_daemon_ends_with_three_and_a_closed_pipe_with_zero() {
         let cause = io::Error::from(io::ErrorKind::NotFound);
         let absent = ClientError::NoDaemon { target: Target::Unix("/x".into()), cause };
-        assert_eq!(Failure::from(absent).exit(), Exit::NoDaemon);
-        assert_eq!(Failure::output(io::Error::from(io::ErrorKind::BrokenPipe)).exit(), Exit::Done);
+        assert_eq!(CommandFailure::from(absent).exit(), CommandExit::NoDaemon);
+        assert_eq!(
+            CommandFailure::output(io::Error::from(io::ErrorKind::BrokenPipe)).exit(),
+            CommandExit::Done
+        );
     }
 }

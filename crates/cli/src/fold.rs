@@ -11,7 +11,7 @@ const AHEAD_BYTES_MAX: usize = 256 * 1024;
 
 /// What to do, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Action {
+pub(crate) enum FoldAction {
     Print(Vec<u8>),
     /// What was printed of this step is replaced by what follows.
     Restart,
@@ -20,11 +20,11 @@ pub(crate) enum Action {
 }
 
 /// A model step's number and the attempt at it.
-type Place = (u32, u32);
+type StepAttempt = (u32, u32);
 
 /// A part of a step's text.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Piece<'a> {
+pub(crate) struct StepText<'a> {
     pub step: u32,
     pub attempt: u32,
     pub offset: u64,
@@ -34,28 +34,28 @@ pub(crate) struct Piece<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct TextFold {
     /// The step and attempt whose text is being printed.
-    open: Option<Place>,
+    open: Option<StepAttempt>,
     /// The step began without saying which attempt it is: its first text tells.
     attempt_untold: bool,
     /// The text of the open attempt so far, which is on the screen.
     printed: Vec<u8>,
     /// What an earlier attempt at this step left on the screen, while the open one says the same and has not come as far.
     left: Vec<u8>,
-    ahead: Option<Ahead>,
+    ahead: Option<HeldBackText>,
     printed_earlier_step: bool,
 }
 
 /// Previews that stand beyond a hole, or belong to an attempt no event has opened yet.
 #[derive(Debug)]
-struct Ahead {
-    place: Place,
+struct HeldBackText {
+    place: StepAttempt,
     offset: usize,
     bytes: Vec<u8>,
 }
 
 impl TextFold {
     /// An event says that this step begins.
-    pub(crate) fn step_started(&mut self, step: u32, attempt: Option<u32>) -> Vec<Action> {
+    pub(crate) fn step_started(&mut self, step: u32, attempt: Option<u32>) -> Vec<FoldAction> {
         match attempt {
             Some(attempt) => self.step_restarted(step, attempt),
             None if self.open.is_some_and(|open| open.0 >= step) => Vec::new(),
@@ -70,7 +70,7 @@ impl TextFold {
     }
 
     /// An event says that this step's text is made anew.
-    pub(crate) fn step_restarted(&mut self, step: u32, attempt: u32) -> Vec<Action> {
+    pub(crate) fn step_restarted(&mut self, step: u32, attempt: u32) -> Vec<FoldAction> {
         let mut actions = Vec::new();
         if self.open.is_none_or(|open| open < (step, attempt)) {
             self.enter((step, attempt), &mut actions);
@@ -80,7 +80,7 @@ impl TextFold {
     }
 
     /// Durable text: it opens its step when no other event has.
-    pub(crate) fn durable(&mut self, piece: Piece<'_>) -> Vec<Action> {
+    pub(crate) fn durable(&mut self, piece: StepText<'_>) -> Vec<FoldAction> {
         let mut actions = Vec::new();
         let place = (piece.step, piece.attempt);
         self.learn_attempt(place);
@@ -96,7 +96,7 @@ impl TextFold {
     }
 
     /// A preview: printed when it continues the open step, held when it is early, dropped when it is late.
-    pub(crate) fn preview(&mut self, piece: Piece<'_>) -> Vec<Action> {
+    pub(crate) fn preview(&mut self, piece: StepText<'_>) -> Vec<FoldAction> {
         let mut actions = Vec::new();
         let place = (piece.step, piece.attempt);
         self.learn_attempt(place);
@@ -111,23 +111,27 @@ impl TextFold {
     }
 
     /// The open step's text is whole: what an earlier attempt said beyond it does not stay.
-    pub(crate) fn settle(&mut self) -> Vec<Action> {
+    pub(crate) fn settle(&mut self) -> Vec<FoldAction> {
         if self.left.len() <= self.printed.len() {
             return Vec::new();
         }
         self.left.clear();
         let whole = self.printed.clone();
-        if whole.is_empty() { vec![Action::Restart] } else { vec![Action::Restart, Action::Print(whole)] }
+        if whole.is_empty() {
+            vec![FoldAction::Restart]
+        } else {
+            vec![FoldAction::Restart, FoldAction::Print(whole)]
+        }
     }
 
-    fn learn_attempt(&mut self, place: Place) {
+    fn learn_attempt(&mut self, place: StepAttempt) {
         if self.attempt_untold && self.open.is_some_and(|open| open.0 == place.0) {
             self.open = Some(place);
             self.attempt_untold = false;
         }
     }
 
-    fn enter(&mut self, place: Place, actions: &mut Vec<Action>) {
+    fn enter(&mut self, place: StepAttempt, actions: &mut Vec<FoldAction>) {
         let same_step = self.open.is_some_and(|open| open.0 == place.0);
         if same_step {
             if self.left.len() < self.printed.len() {
@@ -147,13 +151,13 @@ impl TextFold {
     }
 
     /// Prints what of `bytes` is new. A hole before it can only mean lost durable text; it is then dropped.
-    fn place(&mut self, offset: usize, bytes: &[u8], actions: &mut Vec<Action>) {
+    fn place(&mut self, offset: usize, bytes: &[u8], actions: &mut Vec<FoldAction>) {
         let Some(known) = self.printed.get(offset..) else { return };
         let overlap = known.len().min(bytes.len());
         let fresh = if known[..overlap] == bytes[..overlap] {
             bytes[overlap..].to_vec()
         } else {
-            actions.push(Action::Restart);
+            actions.push(FoldAction::Restart);
             let mut whole = self.printed[..offset].to_vec();
             whole.extend_from_slice(bytes);
             self.printed.clear();
@@ -164,41 +168,42 @@ impl TextFold {
             return;
         }
         if self.printed.is_empty() && std::mem::take(&mut self.printed_earlier_step) {
-            actions.push(Action::NewStep);
+            actions.push(FoldAction::NewStep);
         }
         self.printed.extend_from_slice(&fresh);
         self.beyond_left(fresh, actions);
     }
 
     /// Prints `fresh`, the end of the text so far, unless an earlier attempt has put it on the screen already.
-    fn beyond_left(&mut self, fresh: Vec<u8>, actions: &mut Vec<Action>) {
+    fn beyond_left(&mut self, fresh: Vec<u8>, actions: &mut Vec<FoldAction>) {
         if self.left.is_empty() {
-            return actions.push(Action::Print(fresh));
+            return actions.push(FoldAction::Print(fresh));
         }
         if self.left.starts_with(&self.printed) {
             return;
         }
         let left = std::mem::take(&mut self.left);
         match self.printed.strip_prefix(left.as_slice()) {
-            Some(rest) => actions.push(Action::Print(rest.to_vec())),
-            None => actions.extend([Action::Restart, Action::Print(self.printed.clone())]),
+            Some(rest) => actions.push(FoldAction::Print(rest.to_vec())),
+            None => actions.extend([FoldAction::Restart, FoldAction::Print(self.printed.clone())]),
         }
     }
 
-    fn hold(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+    fn hold(&mut self, place: StepAttempt, offset: usize, bytes: &[u8]) {
         match &mut self.ahead {
             Some(ahead) if ahead.place == place && ahead.offset + ahead.bytes.len() == offset => {
                 if ahead.bytes.len() + bytes.len() <= AHEAD_BYTES_MAX {
                     ahead.bytes.extend_from_slice(bytes);
                 }
             }
-            _ => self.ahead = Some(Ahead { place, offset, bytes: bytes.to_vec() }),
+            _ => self.ahead = Some(HeldBackText { place, offset, bytes: bytes.to_vec() }),
         }
     }
 
     /// Prints the held previews once nothing is missing before them.
-    fn drain(&mut self, actions: &mut Vec<Action>) {
-        let fits = |ahead: &mut Ahead| self.open == Some(ahead.place) && ahead.offset <= self.printed.len();
+    fn drain(&mut self, actions: &mut Vec<FoldAction>) {
+        let fits =
+            |ahead: &mut HeldBackText| self.open == Some(ahead.place) && ahead.offset <= self.printed.len();
         if let Some(ahead) = self.ahead.take_if(fits) {
             self.place(ahead.offset, &ahead.bytes, actions);
         }
@@ -213,12 +218,12 @@ fn usize_of(offset: u64) -> usize {
 mod tests {
     use super::*;
 
-    fn piece(step: u32, attempt: u32, offset: u64, text: &str) -> Piece<'_> {
-        Piece { step, attempt, offset, text }
+    fn piece(step: u32, attempt: u32, offset: u64, text: &str) -> StepText<'_> {
+        StepText { step, attempt, offset, text }
     }
 
-    fn print(text: &str) -> Action {
-        Action::Print(text.as_bytes().to_vec())
+    fn print(text: &str) -> FoldAction {
+        FoldAction::Print(text.as_bytes().to_vec())
     }
 
     fn opened() -> TextFold {
@@ -260,7 +265,7 @@ mod tests {
         assert_eq!(fold.step_restarted(1, 2), []);
         assert_eq!(fold.preview(piece(1, 1, 9, " late")), []);
         assert_eq!(fold.durable(piece(1, 2, 0, "the ")), []);
-        assert_eq!(fold.durable(piece(1, 2, 4, "second")), [Action::Restart, print("the second")]);
+        assert_eq!(fold.durable(piece(1, 2, 4, "second")), [FoldAction::Restart, print("the second")]);
         assert_eq!(fold.durable(piece(1, 2, 10, "!")), [print("!")]);
         assert_eq!(fold.settle(), []);
     }
@@ -285,11 +290,11 @@ mod tests {
         fold.preview(piece(1, 1, 0, "yes and no"));
         fold.step_restarted(1, 2);
         assert_eq!(fold.durable(piece(1, 2, 0, "yes")), []);
-        assert_eq!(fold.settle(), [Action::Restart, print("yes")]);
+        assert_eq!(fold.settle(), [FoldAction::Restart, print("yes")]);
         assert_eq!(fold.settle(), []);
         // The beginning of the next step ends this one as well.
         fold.step_restarted(1, 3);
-        assert_eq!(fold.step_started(2, Some(1)), [Action::Restart]);
+        assert_eq!(fold.step_started(2, Some(1)), [FoldAction::Restart]);
         assert_eq!(fold.durable(piece(2, 1, 0, "then")), [print("then")]);
     }
 
@@ -305,7 +310,7 @@ mod tests {
         let mut fold = opened();
         fold.preview(piece(1, 1, 0, "a"));
         assert_eq!(fold.step_restarted(1, 2), []);
-        assert_eq!(fold.preview(piece(1, 2, 0, "b")), [Action::Restart, print("b")]);
+        assert_eq!(fold.preview(piece(1, 2, 0, "b")), [FoldAction::Restart, print("b")]);
         assert_eq!(fold.step_restarted(1, 2), []);
         assert_eq!(fold.preview(piece(1, 2, 0, "b")), []);
         assert_eq!(fold.step_started(1, Some(1)), []);
@@ -315,7 +320,7 @@ mod tests {
     fn text_that_contradicts_what_was_printed_starts_over_with_the_whole_text() {
         let mut fold = opened();
         fold.preview(piece(1, 1, 0, "the cat sat"));
-        assert_eq!(fold.durable(piece(1, 1, 4, "dog ran")), [Action::Restart, print("the dog ran")]);
+        assert_eq!(fold.durable(piece(1, 1, 4, "dog ran")), [FoldAction::Restart, print("the dog ran")]);
         assert_eq!(fold.preview(piece(1, 1, 11, "!")), [print("!")]);
     }
 
@@ -333,7 +338,7 @@ mod tests {
         let mut fold = opened();
         fold.durable(piece(1, 1, 0, "looking"));
         assert_eq!(fold.step_started(3, Some(1)), []);
-        assert_eq!(fold.preview(piece(3, 1, 0, "found")), [Action::NewStep, print("found")]);
+        assert_eq!(fold.preview(piece(3, 1, 0, "found")), [FoldAction::NewStep, print("found")]);
         assert_eq!(fold.preview(piece(3, 1, 5, " it")), [print(" it")]);
     }
 
@@ -343,7 +348,7 @@ mod tests {
         fold.preview(piece(1, 1, 0, "a"));
         assert_eq!(fold.preview(piece(3, 1, 0, "early")), []);
         assert_eq!(fold.durable(piece(1, 1, 0, "ab")), [print("b")]);
-        assert_eq!(fold.step_started(3, Some(1)), [Action::NewStep, print("early")]);
+        assert_eq!(fold.step_started(3, Some(1)), [FoldAction::NewStep, print("early")]);
     }
 
     #[test]
@@ -351,7 +356,7 @@ mod tests {
         let mut fold = TextFold::default();
         assert_eq!(fold.preview(piece(1, 1, 0, "ab")), []);
         assert_eq!(fold.durable(piece(1, 1, 0, "abc")), [print("abc")]);
-        assert_eq!(fold.durable(piece(1, 2, 0, "xyz")), [Action::Restart, print("xyz")]);
+        assert_eq!(fold.durable(piece(1, 2, 0, "xyz")), [FoldAction::Restart, print("xyz")]);
     }
 
     #[test]
@@ -361,7 +366,7 @@ mod tests {
         assert_eq!(fold.preview(piece(1, 4, 0, "a")), [print("a")]);
         assert_eq!(fold.preview(piece(1, 3, 0, "z")), []);
         assert_eq!(fold.preview(piece(2, 1, 0, "b")), []);
-        assert_eq!(fold.step_started(2, None), [Action::NewStep, print("b")]);
+        assert_eq!(fold.step_started(2, None), [FoldAction::NewStep, print("b")]);
         assert_eq!(fold.step_started(2, None), []);
     }
 

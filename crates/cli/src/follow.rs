@@ -8,9 +8,9 @@ use lodge_proto::client::{Client, ClientError, DaemonProcess};
 use lodge_proto::{ApiMethod, AttachClient, AttachParams, AttachState, Delta, Event, Notification, Progress};
 use tokio::time::{Instant, sleep};
 
-use crate::connect::Address;
-use crate::failure::{Exit, Failure};
-use crate::progress::Meter;
+use crate::connect::DaemonAddress;
+use crate::failure::{CommandExit, CommandFailure};
+use crate::progress::TransferMeter;
 use crate::words::Words;
 
 /// How long we try to get a daemon back.
@@ -26,63 +26,69 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// What happened, each event once and in order.
 #[derive(Debug)]
-pub(crate) enum Seen {
+pub(crate) enum FollowedItem {
     Event(Event),
     Preview(Delta),
 }
 
 /// What to watch.
 #[derive(Debug, Clone)]
-pub(crate) enum Scope {
+pub(crate) enum FollowScope {
     Agent(String),
     All,
 }
 
 /// Where an attachment stands.
 #[derive(Debug)]
-struct Watch {
-    scope: Scope,
+struct FollowPosition {
+    scope: FollowScope,
     cursor: u64,
     log: String,
 }
 
 /// The daemon, as one command sees it.
 #[derive(Debug)]
-pub(crate) struct Daemon<'a> {
-    address: &'a Address,
+pub(crate) struct DaemonClient<'a> {
+    address: &'a DaemonAddress,
     words: &'a Words,
     client: Client,
-    watch: Option<Watch>,
+    watch: Option<FollowPosition>,
 }
 
-impl<'a> Daemon<'a> {
-    pub(crate) async fn open(address: &'a Address, words: &'a Words) -> Result<Daemon<'a>, Failure> {
+impl<'a> DaemonClient<'a> {
+    pub(crate) async fn open(
+        address: &'a DaemonAddress,
+        words: &'a Words,
+    ) -> Result<DaemonClient<'a>, CommandFailure> {
         let client = address.connect(words).await?;
-        Ok(Daemon { address, words, client, watch: None })
+        Ok(DaemonClient { address, words, client, watch: None })
     }
 
     /// One call and no more, over plain HTTP: for changes that carry a `request_id`. Whatever is not as usual is found out,
     /// and mended, by an ordinary connection, which calls again.
     pub(crate) async fn ask<M: ApiMethod>(
-        address: &'a Address,
+        address: &'a DaemonAddress,
         words: &'a Words,
         params: M::Params,
-    ) -> Result<M::Reply, Failure> {
-        let garbled = |cause| Failure::from(ClientError::Garbled { cause });
+    ) -> Result<M::Reply, CommandFailure> {
+        let garbled = |cause| CommandFailure::from(ClientError::Garbled { cause });
         match address.post(M::NAME, serde_json::to_value(&params).map_err(garbled)?).await {
             Ok(answer) => serde_json::from_value(answer).map_err(garbled),
             Err(refused @ ClientError::Refused(_)) => Err(refused.into()),
-            Err(_) => Daemon::open(address, words).await?.call::<M>(params).await,
+            Err(_) => DaemonClient::open(address, words).await?.call::<M>(params).await,
         }
     }
 
     /// Calls once: for changes that may not happen twice.
-    pub(crate) async fn call_once<M: ApiMethod>(&mut self, params: M::Params) -> Result<M::Reply, Failure> {
+    pub(crate) async fn call_once<M: ApiMethod>(
+        &mut self,
+        params: M::Params,
+    ) -> Result<M::Reply, CommandFailure> {
         Ok(self.client.call::<M>(&params).await?)
     }
 
     /// Calls until there is an answer: for reading, and for changes that carry a `request_id`.
-    pub(crate) async fn call<M: ApiMethod>(&mut self, params: M::Params) -> Result<M::Reply, Failure> {
+    pub(crate) async fn call<M: ApiMethod>(&mut self, params: M::Params) -> Result<M::Reply, CommandFailure> {
         loop {
             match self.client.call::<M>(&params).await {
                 Ok(answer) => return Ok(answer),
@@ -96,8 +102,8 @@ impl<'a> Daemon<'a> {
     pub(crate) async fn transfer<M: ApiMethod>(
         &mut self,
         params: M::Params,
-        meter: &Meter,
-    ) -> Result<M::Reply, Failure> {
+        meter: &TransferMeter,
+    ) -> Result<M::Reply, CommandFailure> {
         loop {
             let told = |progress: &Progress| meter.add(&progress.parts);
             let call = self.client.call_with_progress::<M>(&params, told);
@@ -110,12 +116,12 @@ impl<'a> Daemon<'a> {
     }
 
     /// Like `call`, for a command that only looks on: it does not bring back what was shut down.
-    pub(crate) async fn look<M: ApiMethod>(&mut self, params: M::Params) -> Result<M::Reply, Failure> {
+    pub(crate) async fn look<M: ApiMethod>(&mut self, params: M::Params) -> Result<M::Reply, CommandFailure> {
         loop {
             match self.client.call::<M>(&params).await {
                 Ok(answer) => return Ok(answer),
                 Err(ClientError::Lost) => self.lost().await?,
-                Err(other) => match Failure::from(other) {
+                Err(other) => match CommandFailure::from(other) {
                     failure if failure.is(SHUTTING_DOWN) => self.replaced().await?,
                     failure => return Err(failure),
                 },
@@ -124,12 +130,16 @@ impl<'a> Daemon<'a> {
     }
 
     /// Attaches, and returns what is there now. Everything after that comes from `next`.
-    pub(crate) async fn watch(&mut self, scope: Scope, since: Option<u64>) -> Result<AttachState, Failure> {
+    pub(crate) async fn watch(
+        &mut self,
+        scope: FollowScope,
+        since: Option<u64>,
+    ) -> Result<AttachState, CommandFailure> {
         loop {
             let params = attach_params(&scope, since, None);
             match self.client.call::<AttachClient>(&params).await {
                 Ok(attached) => {
-                    self.watch = Some(Watch { scope, cursor: attached.seq, log: attached.log });
+                    self.watch = Some(FollowPosition { scope, cursor: attached.seq, log: attached.log });
                     return Ok(attached.state);
                 }
                 Err(ClientError::Lost) => self.reconnect().await?,
@@ -144,7 +154,7 @@ impl<'a> Daemon<'a> {
     }
 
     /// The next event after the cursor, or a preview. Waits for as long as nothing happens.
-    pub(crate) async fn next(&mut self) -> Result<Seen, Failure> {
+    pub(crate) async fn next(&mut self) -> Result<FollowedItem, CommandFailure> {
         loop {
             match self.client.next().await {
                 Ok(note) => {
@@ -170,36 +180,36 @@ impl<'a> Daemon<'a> {
     }
 
     /// After a crash we bring the daemon back; after a shutdown that is for whoever asked for it.
-    async fn lost(&mut self) -> Result<(), Failure> {
+    async fn lost(&mut self) -> Result<(), CommandFailure> {
         if self.client.was_shut_down() { self.replaced().await } else { self.reconnect().await }
     }
 
     /// Waits a moment for the daemon that takes the place of one that was shut down.
-    async fn replaced(&mut self) -> Result<(), Failure> {
+    async fn replaced(&mut self) -> Result<(), CommandFailure> {
         let lost_at = Instant::now();
         let mut pause = PAUSE_MIN;
         while lost_at.elapsed() < REPLACED_MAX {
             if let Ok(client) = self.address.dial().await {
                 self.client = client;
                 if self.reattach().await? {
-                    self.words.say("the daemon was shut down; another took its place");
+                    self.words.say("the daemon was shut down; reconnected to the new one");
                     return Ok(());
                 }
             }
             sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
-        Err(Failure::new(Exit::NoDaemon, "the daemon was shut down").with_code(SHUTTING_DOWN))
+        Err(CommandFailure::new(CommandExit::NoDaemon, "the daemon was shut down").with_code(SHUTTING_DOWN))
     }
 
-    async fn reconnect(&mut self) -> Result<(), Failure> {
-        self.words.say("daemon went away; reconnecting");
+    async fn reconnect(&mut self) -> Result<(), CommandFailure> {
+        self.words.say("connection to the daemon lost; reconnecting");
         let lost_at = Instant::now();
         let mut pause = PAUSE_MIN;
         loop {
             let waited = lost_at.elapsed();
             let dialled = if waited < RESTART_GRACE {
-                self.address.dial().await.map_err(Failure::from)
+                self.address.dial().await.map_err(CommandFailure::from)
             } else {
                 self.address.connect(self.words).await
             };
@@ -212,12 +222,12 @@ impl<'a> Daemon<'a> {
                 }
                 Err(failure) if waited >= RECONNECT_MAX => return Err(given_up(failure)),
                 // No daemon yet, or one that is still coming up or going down: worth another try.
-                Err(failure) if failure.exit() == Exit::NoDaemon || is_passing(&failure) => {}
+                Err(failure) if failure.exit() == CommandExit::NoDaemon || is_passing(&failure) => {}
                 Err(failure) if waited < RESTART_GRACE => drop(failure),
                 Err(failure) => return Err(failure),
             }
             if lost_at.elapsed() >= RECONNECT_MAX {
-                return Err(Failure::new(Exit::NoDaemon, "the daemon did not come back"));
+                return Err(CommandFailure::new(CommandExit::NoDaemon, "the daemon did not come back"));
             }
             sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
@@ -225,7 +235,7 @@ impl<'a> Daemon<'a> {
     }
 
     /// Goes on from the cursor. False when the connection was lost again.
-    async fn reattach(&mut self) -> Result<bool, Failure> {
+    async fn reattach(&mut self) -> Result<bool, CommandFailure> {
         let Some(watch) = &mut self.watch else { return Ok(true) };
         let params = attach_params(&watch.scope, Some(watch.cursor), Some(watch.log.clone()));
         match self.client.call::<AttachClient>(&params).await {
@@ -234,7 +244,7 @@ impl<'a> Daemon<'a> {
                 Ok(true)
             }
             Err(ClientError::Lost) => Ok(false),
-            Err(other) => match Failure::from(other) {
+            Err(other) => match CommandFailure::from(other) {
                 failure if is_passing(&failure) => Ok(false),
                 failure => Err(failure),
             },
@@ -243,14 +253,14 @@ impl<'a> Daemon<'a> {
 }
 
 /// Whether the refusal is over in a moment.
-fn is_passing(failure: &Failure) -> bool {
+fn is_passing(failure: &CommandFailure) -> bool {
     failure.is(SHUTTING_DOWN) || failure.is("daemon.busy")
 }
 
-fn given_up(failure: Failure) -> Failure {
-    let given_up = Failure::new(Exit::NoDaemon, "the daemon did not come back");
+fn given_up(failure: CommandFailure) -> CommandFailure {
+    let given_up = CommandFailure::new(CommandExit::NoDaemon, "the daemon did not come back");
     match failure {
-        Failure::Told(report) => {
+        CommandFailure::Told(report) => {
             let because = [vec![report.what], report.because].concat().join("\n");
             let told = given_up.because(because);
             match report.hint {
@@ -258,21 +268,21 @@ fn given_up(failure: Failure) -> Failure {
                 None => told,
             }
         }
-        Failure::Silent(_) | Failure::PipeClosed => given_up,
+        CommandFailure::Silent(_) | CommandFailure::PipeClosed => given_up,
     }
 }
 
-fn attach_params(scope: &Scope, since: Option<u64>, log: Option<String>) -> AttachParams {
+fn attach_params(scope: &FollowScope, since: Option<u64>, log: Option<String>) -> AttachParams {
     let base = AttachParams { since, log, ..AttachParams::default() };
     match scope {
-        Scope::Agent(agent) => AttachParams { agent: Some(agent.clone()), ..base },
-        Scope::All => AttachParams { all: true, ..base },
+        FollowScope::Agent(agent) => AttachParams { agent: Some(agent.clone()), ..base },
+        FollowScope::All => AttachParams { all: true, ..base },
     }
 }
 
 /// Reads a notification and moves the cursor; nothing comes of an event that was seen before.
-fn understand(note: Notification, cursor: Option<&mut u64>) -> Result<Option<Seen>, Failure> {
-    let garbled = |cause| Failure::from(ClientError::Garbled { cause });
+fn understand(note: Notification, cursor: Option<&mut u64>) -> Result<Option<FollowedItem>, CommandFailure> {
+    let garbled = |cause| CommandFailure::from(ClientError::Garbled { cause });
     match note.method.as_str() {
         "event" => {
             let event: Event = serde_json::from_value(note.params).map_err(garbled)?;
@@ -281,9 +291,9 @@ fn understand(note: Notification, cursor: Option<&mut u64>) -> Result<Option<See
                 Some(cursor) => *cursor = event.seq,
                 None => {}
             }
-            Ok(Some(Seen::Event(event)))
+            Ok(Some(FollowedItem::Event(event)))
         }
-        "delta" => Ok(Some(Seen::Preview(serde_json::from_value(note.params).map_err(garbled)?))),
+        "delta" => Ok(Some(FollowedItem::Preview(serde_json::from_value(note.params).map_err(garbled)?))),
         // A gap only means lost previews, which the events make up for; unknown kinds are for newer clients.
         _ => Ok(None),
     }

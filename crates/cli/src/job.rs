@@ -4,7 +4,7 @@
 
 use lodge_proto::JobView;
 
-use crate::failure::Exit;
+use crate::failure::CommandExit;
 use crate::render::{self, moment_ms, quoted, size};
 
 /// The longest command line in a listing.
@@ -84,12 +84,12 @@ pub(crate) fn standing(job: &JobView, now_ms: i64) -> String {
 }
 
 /// The code that whoever waited for it ends with: its own, or what a shell says of a signal.
-pub(crate) fn exit(job: &JobView) -> Exit {
+pub(crate) fn exit(job: &JobView) -> CommandExit {
     let code = job.exit_code.or(job.signal.map(|signal| SIGNAL_BASE + signal));
     match (job.status.as_str(), code) {
-        ("done", Some(0)) => Exit::Done,
-        ("done", Some(code)) => u8::try_from(code).map_or(Exit::Refused, Exit::Program),
-        (_, _) => Exit::Refused,
+        ("done", Some(0)) => CommandExit::Done,
+        ("done", Some(code)) => u8::try_from(code).map_or(CommandExit::Refused, CommandExit::Program),
+        (_, _) => CommandExit::Refused,
     }
 }
 
@@ -144,7 +144,11 @@ pub(crate) fn detail(job: &JobView, now_ms: i64) -> String {
         ),
         (
             "removed",
-            if job.output_removed { "its output, as the retention says".to_owned() } else { String::new() },
+            if job.output_removed {
+                "its output, by the retention settings".to_owned()
+            } else {
+                String::new()
+            },
         ),
         ("labels", labels.join(" ")),
     ];

@@ -7,7 +7,7 @@ const CELLS_MAX: usize = 4_000_000;
 
 /// One line of both texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Line<'a> {
+pub(crate) enum DiffLine<'a> {
     Same(&'a str),
     Gone(&'a str),
     New(&'a str),
@@ -16,25 +16,25 @@ pub(crate) enum Line<'a> {
 }
 
 /// The lines that differ, with a few around them.
-pub(crate) fn line_diff<'a>(before: &'a str, after: &'a str) -> Vec<Line<'a>> {
+pub(crate) fn line_diff<'a>(before: &'a str, after: &'a str) -> Vec<DiffLine<'a>> {
     let (before, after): (Vec<&str>, Vec<&str>) = (before.lines().collect(), after.lines().collect());
     let shorter = before.len().min(after.len());
     let head = (0..shorter).take_while(|at| before[*at] == after[*at]).count();
     let tail = (0..shorter - head)
         .take_while(|at| before[before.len() - 1 - at] == after[after.len() - 1 - at])
         .count();
-    let mut all: Vec<Line<'a>> = before[..head].iter().map(|line| Line::Same(line)).collect();
+    let mut all: Vec<DiffLine<'a>> = before[..head].iter().map(|line| DiffLine::Same(line)).collect();
     all.extend(between(&before[head..before.len() - tail], &after[head..after.len() - tail]));
-    all.extend(before[before.len() - tail..].iter().map(|line| Line::Same(line)));
+    all.extend(before[before.len() - tail..].iter().map(|line| DiffLine::Same(line)));
     shortened(&all)
 }
 
 /// The changes with the longest part that stays.
-fn between<'a>(before: &[&'a str], after: &[&'a str]) -> Vec<Line<'a>> {
+fn between<'a>(before: &[&'a str], after: &[&'a str]) -> Vec<DiffLine<'a>> {
     let (rows, columns) = (before.len() + 1, after.len() + 1);
     if rows.saturating_mul(columns) > CELLS_MAX {
-        let gone = before.iter().map(|line| Line::Gone(line));
-        return gone.chain(after.iter().map(|line| Line::New(line))).collect();
+        let gone = before.iter().map(|line| DiffLine::Gone(line));
+        return gone.chain(after.iter().map(|line| DiffLine::New(line))).collect();
     }
     // How many lines from here on can stay.
     let mut stay = vec![0_u32; rows * columns];
@@ -51,16 +51,16 @@ fn between<'a>(before: &[&'a str], after: &[&'a str]) -> Vec<Line<'a>> {
     while row < before.len() || column < after.len() {
         let both = row < before.len() && column < after.len();
         if both && before[row] == after[column] {
-            lines.push(Line::Same(before[row]));
+            lines.push(DiffLine::Same(before[row]));
             (row, column) = (row + 1, column + 1);
         } else if row < before.len()
             && (column == after.len()
                 || stay[(row + 1) * columns + column] >= stay[row * columns + column + 1])
         {
-            lines.push(Line::Gone(before[row]));
+            lines.push(DiffLine::Gone(before[row]));
             row += 1;
         } else {
-            lines.push(Line::New(after[column]));
+            lines.push(DiffLine::New(after[column]));
             column += 1;
         }
     }
@@ -68,8 +68,8 @@ fn between<'a>(before: &[&'a str], after: &[&'a str]) -> Vec<Line<'a>> {
 }
 
 /// Leaves out what is far from any change.
-fn shortened<'a>(all: &[Line<'a>]) -> Vec<Line<'a>> {
-    let is_change = |line: &Line<'_>| matches!(line, Line::Gone(_) | Line::New(_));
+fn shortened<'a>(all: &[DiffLine<'a>]) -> Vec<DiffLine<'a>> {
+    let is_change = |line: &DiffLine<'_>| matches!(line, DiffLine::Gone(_) | DiffLine::New(_));
     let near = |at: usize| {
         let (from, to) = (at.saturating_sub(AROUND), (at + AROUND + 1).min(all.len()));
         all[from..to].iter().any(is_change)
@@ -77,14 +77,14 @@ fn shortened<'a>(all: &[Line<'a>]) -> Vec<Line<'a>> {
     let (mut lines, mut skipped) = (Vec::new(), 0);
     for (at, line) in all.iter().enumerate() {
         if near(at) {
-            lines.extend((skipped > 0).then_some(Line::Skipped(skipped)));
+            lines.extend((skipped > 0).then_some(DiffLine::Skipped(skipped)));
             skipped = 0;
             lines.push(*line);
         } else {
             skipped += 1;
         }
     }
-    lines.extend((skipped > 0).then_some(Line::Skipped(skipped)));
+    lines.extend((skipped > 0).then_some(DiffLine::Skipped(skipped)));
     lines
 }
 
@@ -93,11 +93,11 @@ mod tests {
     use super::*;
 
     fn told(before: &str, after: &str) -> String {
-        let line = |line: &Line<'_>| match line {
-            Line::Same(text) => format!(" {text}"),
-            Line::Gone(text) => format!("-{text}"),
-            Line::New(text) => format!("+{text}"),
-            Line::Skipped(count) => format!("@{count}"),
+        let line = |line: &DiffLine<'_>| match line {
+            DiffLine::Same(text) => format!(" {text}"),
+            DiffLine::Gone(text) => format!("-{text}"),
+            DiffLine::New(text) => format!("+{text}"),
+            DiffLine::Skipped(count) => format!("@{count}"),
         };
         line_diff(before, after).iter().map(line).collect::<Vec<_>>().join("|")
     }
@@ -137,15 +137,17 @@ mod tests {
             for after in texts.iter().step_by(3) {
                 let (old, new): (Vec<&str>, Vec<&str>) = (before.lines().collect(), after.lines().collect());
                 let lines = between(&old, &new);
-                let side = |keep: fn(&Line<'_>) -> bool| -> Vec<String> {
-                    let text = |line: &Line<'_>| match line {
-                        Line::Same(text) | Line::Gone(text) | Line::New(text) => (*text).to_owned(),
-                        Line::Skipped(_) => unreachable!("nothing is left out here"),
+                let side = |keep: fn(&DiffLine<'_>) -> bool| -> Vec<String> {
+                    let text = |line: &DiffLine<'_>| match line {
+                        DiffLine::Same(text) | DiffLine::Gone(text) | DiffLine::New(text) => {
+                            (*text).to_owned()
+                        }
+                        DiffLine::Skipped(_) => unreachable!("nothing is left out here"),
                     };
                     lines.iter().filter(|line| keep(line)).map(text).collect()
                 };
-                assert_eq!(side(|line| !matches!(line, Line::New(_))), old);
-                assert_eq!(side(|line| !matches!(line, Line::Gone(_))), new);
+                assert_eq!(side(|line| !matches!(line, DiffLine::New(_))), old);
+                assert_eq!(side(|line| !matches!(line, DiffLine::Gone(_))), new);
             }
         }
     }

@@ -23,10 +23,10 @@ mod words;
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 
 use crate::args::Cli;
-use crate::commands::Context;
-use crate::connect::Address;
-use crate::failure::{Exit, Failure};
-use crate::screen::Stream;
+use crate::commands::CommandContext;
+use crate::connect::DaemonAddress;
+use crate::failure::{CommandExit, CommandFailure};
+use crate::screen::TerminalStream;
 use crate::words::Words;
 
 fn main() {
@@ -41,7 +41,7 @@ fn main() {
         Ok(cli) => conclude(run(cli)),
         Err(error) => {
             drop(show_usage(&error));
-            if error.exit_code() == 0 { Exit::Done } else { Exit::Usage }
+            if error.exit_code() == 0 { CommandExit::Done } else { CommandExit::Usage }
         }
     };
     // A thread may still wait for a line on stdin; nobody waits for it.
@@ -52,22 +52,22 @@ fn main() {
 fn show_usage(error: &clap::Error) -> std::io::Result<()> {
     let text = error.render();
     if error.use_stderr() {
-        return screen::write(Stream::Stderr, &text.to_string());
+        return screen::write(TerminalStream::Stderr, &text.to_string());
     }
     screen::write_help(&text.to_string(), &text.ansi().to_string(), words::colours())
 }
 
-fn run(cli: Cli) -> Result<(), Failure> {
+fn run(cli: Cli) -> Result<(), CommandFailure> {
     let words = Words::new(cli.global.quiet, cli.global.json);
     // These have nothing to do with any daemon of the user's, nor with where its state is.
     match cli.command {
-        args::Command::Completions { shell } => return commands::completions(shell),
-        args::Command::Selftest(args) => return runtime()?.block_on(commands::selftest(&words, args)),
+        args::CliCommand::Completions { shell } => return commands::completions(shell),
+        args::CliCommand::Selftest(args) => return runtime()?.block_on(commands::selftest(&words, args)),
         _ => {}
     }
-    let address = Address::resolve(&cli.global, |name| std::env::var(name).ok())?;
+    let address = DaemonAddress::resolve(&cli.global, |name| std::env::var(name).ok())?;
     address.check_state_dir()?;
-    let context = Context::new(address, words);
+    let context = CommandContext::new(address, words);
     let runtime = runtime()?;
     let ended = runtime.block_on(async {
         let interrupt = tokio::signal::ctrl_c();
@@ -83,16 +83,16 @@ fn run(cli: Cli) -> Result<(), Failure> {
 
 /// One that runs on this thread and nowhere else: without the code of one that has several the program needs no library of
 /// mathematics, which every command would load.
-fn runtime() -> Result<LocalRuntime, Failure> {
+fn runtime() -> Result<LocalRuntime, CommandFailure> {
     let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
-    runtime.map_err(|cause| Failure::refused("could not start").because(cause))
+    runtime.map_err(|cause| CommandFailure::refused("could not start").because(cause))
 }
 
-fn conclude(ended: Result<(), Failure>) -> Exit {
+fn conclude(ended: Result<(), CommandFailure>) -> CommandExit {
     match ended {
-        Ok(()) => Exit::Done,
+        Ok(()) => CommandExit::Done,
         Err(failure) => {
-            if let Failure::Told(report) = &failure {
+            if let CommandFailure::Told(report) = &failure {
                 render::error(report);
             }
             failure.exit()

@@ -57,7 +57,7 @@ pub(crate) fn mount(text: &str) -> Result<MountArg, String> {
         && (NOT_MODES.iter().any(|mode| word.eq_ignore_ascii_case(mode))
             || ["ro", "rw"].iter().any(|mode| word.eq_ignore_ascii_case(mode)))
     {
-        return Err(format!("`{word}` is no mode: write `ro` or `rw` at the end"));
+        return Err(format!("`{word}` is not a mode: write `ro` or `rw` at the end"));
     }
     let description = description.map(str::to_owned);
     Ok(MountArg { host: host.into(), target: target.to_owned(), description, read_only })
@@ -175,7 +175,7 @@ pub(crate) fn program(text: &str) -> Result<ProgramArg, String> {
     let parts: Vec<&str> = platform.split('/').collect();
     let fits = parts.iter().all(|part| !part.is_empty() && part.bytes().all(letter));
     if !fits || !(2..=3).contains(&parts.len()) {
-        return Err(format!("`{platform}` is no platform: {FORM}"));
+        return Err(format!("`{platform}` is not a platform: {FORM}"));
     }
     Ok(ProgramArg { platform: platform.to_owned(), path: path.into() })
 }

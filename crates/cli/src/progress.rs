@@ -11,8 +11,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use unicode_width::UnicodeWidthStr;
 
 use crate::render::{one_line, within};
-use crate::screen::{Ink, Piece, Stream, draw, painted};
-use crate::words::{Canvas, Room, Words, tell};
+use crate::screen::{Ink, ScreenOp, TerminalStream, draw, painted};
+use crate::words::{Canvas, TerminalSize, Words, tell};
 
 /// Between two pictures on a terminal.
 const REDRAW: Duration = Duration::from_millis(100);
@@ -36,61 +36,61 @@ const BAR_WIDTH_MIN: usize = 6;
 
 /// Who is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Audience {
-    Terminal(Look),
+enum MeterOutput {
+    Terminal(MeterStyle),
     /// A file or a pipe: lines, and few.
     Lines,
     Nobody,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Look {
+enum MeterStyle {
     Plain,
     Coloured,
 }
 
 /// One transfer on its way.
 #[derive(Debug)]
-pub(crate) struct Meter {
+pub(crate) struct TransferMeter {
     /// As in `pulling otter:v1`.
     doing: String,
-    audience: Audience,
-    state: Mutex<State>,
+    audience: MeterOutput,
+    state: Mutex<MeterState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct MeterState {
     parts: Vec<ProgressPart>,
-    rate: Rate,
+    rate: TransferRate,
     told: Instant,
     /// Lines on the terminal that are ours.
     drawn: usize,
 }
 
-impl State {
+impl MeterState {
     /// Bytes in a second. What came before we looked on is not of this transfer's speed.
     fn look(&mut self, now: Instant) -> Option<u64> {
         if self.parts.is_empty() {
             return None;
         }
-        self.rate.look(now, Sum::of(&self.parts).moved_bytes)
+        self.rate.look(now, TransferTotals::of(&self.parts).moved_bytes)
     }
 }
 
-impl Meter {
-    pub(crate) fn new(words: &Words, doing: impl Into<String>) -> Meter {
+impl TransferMeter {
+    pub(crate) fn new(words: &Words, doing: impl Into<String>) -> TransferMeter {
         let audience = match (words.quiet || words.json, words.canvas()) {
-            (true, _) => Audience::Nobody,
-            (false, Canvas::Lines) => Audience::Lines,
-            (false, Canvas::Plain) => Audience::Terminal(Look::Plain),
-            (false, Canvas::Coloured) => Audience::Terminal(Look::Coloured),
+            (true, _) => MeterOutput::Nobody,
+            (false, Canvas::Lines) => MeterOutput::Lines,
+            (false, Canvas::Plain) => MeterOutput::Terminal(MeterStyle::Plain),
+            (false, Canvas::Coloured) => MeterOutput::Terminal(MeterStyle::Coloured),
         };
         let now = Instant::now();
-        let state = State { parts: Vec::new(), rate: Rate::default(), told: now, drawn: 0 };
-        Meter { doing: one_line(&doing.into()), audience, state: Mutex::new(state) }
+        let state = MeterState { parts: Vec::new(), rate: TransferRate::default(), told: now, drawn: 0 };
+        TransferMeter { doing: one_line(&doing.into()), audience, state: Mutex::new(state) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, MeterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -115,8 +115,8 @@ impl Meter {
     /// Shows it until the work is over, and leaves nothing behind but what the work gives.
     pub(crate) async fn during<T>(&self, work: impl Future<Output = T>) -> T {
         // The picture goes also when nobody waits for the work any more.
-        let _wiped = Wiped(self);
-        if self.audience == Audience::Lines {
+        let _wiped = MeterGuard(self);
+        if self.audience == MeterOutput::Lines {
             tell(&self.doing);
         }
         tokio::select! {
@@ -132,20 +132,20 @@ impl Meter {
             tick.tick().await;
             let now = Instant::now();
             match self.audience {
-                Audience::Terminal(look) => self.draw(now, look),
-                Audience::Lines => self.line(now),
-                Audience::Nobody => {}
+                MeterOutput::Terminal(look) => self.draw(now, look),
+                MeterOutput::Lines => self.line(now),
+                MeterOutput::Nobody => {}
             }
         }
     }
 
-    fn draw(&self, now: Instant, look: Look) {
+    fn draw(&self, now: Instant, look: MeterStyle) {
         let mut state = self.state();
         let rate = state.look(now);
-        let frame = frame(&self.doing, &state.parts, rate, Room::of_stderr());
+        let frame = frame(&self.doing, &state.parts, rate, TerminalSize::of_stderr());
         let dim = |text: &String| match look {
-            Look::Coloured => painted(Ink::Dim, text),
-            Look::Plain => text.clone(),
+            MeterStyle::Coloured => painted(Ink::Dim, text),
+            MeterStyle::Plain => text.clone(),
         };
         let lines: Vec<String> = match frame.split_last() {
             Some((total, bars)) => bars.iter().cloned().chain([dim(total)]).collect(),
@@ -153,14 +153,17 @@ impl Meter {
         };
         let before = std::mem::replace(&mut state.drawn, lines.len());
         let text = format!("{}\n", lines.join("\n"));
-        draw(Stream::Stderr, &[Piece::Up(before), Piece::Return, Piece::ClearBelow, Piece::Text(&text)]);
+        draw(
+            TerminalStream::Stderr,
+            &[ScreenOp::Up(before), ScreenOp::Return, ScreenOp::ClearBelow, ScreenOp::Text(&text)],
+        );
     }
 
     /// Takes the picture away, for something else to be said.
     pub(crate) fn wipe(&self) {
         let drawn = std::mem::take(&mut self.state().drawn);
         if drawn > 0 {
-            draw(Stream::Stderr, &[Piece::Up(drawn), Piece::Return, Piece::ClearBelow]);
+            draw(TerminalStream::Stderr, &[ScreenOp::Up(drawn), ScreenOp::Return, ScreenOp::ClearBelow]);
         }
     }
 
@@ -175,17 +178,17 @@ impl Meter {
 
     /// What came of a pull. Nobody tells of parts where nothing had to be brought.
     pub(crate) fn pulled(&self, reference: &str) -> String {
-        match Sum::of(&self.state().parts) {
-            Sum { moved_bytes: 0, .. } => format!("{reference} is up to date"),
-            Sum { moved_bytes, .. } => format!("pulled {reference}: {}", bytes_text(moved_bytes)),
+        match TransferTotals::of(&self.state().parts) {
+            TransferTotals { moved_bytes: 0, .. } => format!("{reference} is up to date"),
+            TransferTotals { moved_bytes, .. } => format!("pulled {reference}: {}", bytes_text(moved_bytes)),
         }
     }
 }
 
 /// Takes the picture away when it goes.
-struct Wiped<'a>(&'a Meter);
+struct MeterGuard<'a>(&'a TransferMeter);
 
-impl Drop for Wiped<'_> {
+impl Drop for MeterGuard<'_> {
     fn drop(&mut self) {
         self.0.wipe();
     }
@@ -193,11 +196,11 @@ impl Drop for Wiped<'_> {
 
 /// How fast it goes, from what was seen lately.
 #[derive(Debug, Default)]
-struct Rate {
+struct TransferRate {
     looks: std::collections::VecDeque<(Instant, u64)>,
 }
 
-impl Rate {
+impl TransferRate {
     /// Bytes in a second, when there is something to tell it from.
     fn look(&mut self, now: Instant, bytes: u64) -> Option<u64> {
         self.looks.push_back((now, bytes));
@@ -215,7 +218,7 @@ impl Rate {
 
 /// All parts together.
 #[derive(Debug, PartialEq, Eq)]
-struct Sum {
+struct TransferTotals {
     parts: usize,
     over: usize,
     there: usize,
@@ -223,10 +226,10 @@ struct Sum {
     total_bytes: u64,
 }
 
-impl Sum {
+impl TransferTotals {
     /// What was there already is neither moved nor waited for.
-    fn of(parts: &[ProgressPart]) -> Sum {
-        let mut sum = Sum { parts: 0, over: 0, there: 0, moved_bytes: 0, total_bytes: 0 };
+    fn of(parts: &[ProgressPart]) -> TransferTotals {
+        let mut sum = TransferTotals { parts: 0, over: 0, there: 0, moved_bytes: 0, total_bytes: 0 };
         for part in parts {
             if part.there {
                 sum.there += 1;
@@ -250,19 +253,19 @@ fn is_running(part: &ProgressPart) -> bool {
 }
 
 /// What a terminal of this size shows: what is done, the parts that run, and all together.
-fn frame(doing: &str, parts: &[ProgressPart], rate: Option<u64>, room: Room) -> Vec<String> {
+fn frame(doing: &str, parts: &[ProgressPart], rate: Option<u64>, room: TerminalSize) -> Vec<String> {
     // A line that is as wide as the terminal moves the cursor in some.
     let columns = room.columns.saturating_sub(1);
     // What has scrolled away cannot be wiped.
     let lines_max = LINES_MAX.min(room.rows.saturating_sub(4));
     let named = |part: &&ProgressPart| is_running(part) && !part.title.is_empty();
     let running: Vec<&ProgressPart> = parts.iter().filter(named).collect();
-    let sum = Sum::of(parts);
+    let sum = TransferTotals::of(parts);
     if sum.parts == 0 {
         return vec![within(&format!("{doing}: {}", total_text(parts, rate)), columns)];
     }
-    let mut rows: Vec<Row> = running.iter().take(lines_max).map(|part| Row::of(part)).collect();
-    rows.push(Row {
+    let mut rows: Vec<MeterRow> = running.iter().take(lines_max).map(|part| MeterRow::of(part)).collect();
+    rows.push(MeterRow {
         title: if sum.parts > 1 { format!("{} of {} parts", sum.over, sum.parts) } else { String::new() },
         done: sum.moved_bytes,
         total: sum.total_bytes,
@@ -278,28 +281,28 @@ fn frame(doing: &str, parts: &[ProgressPart], rate: Option<u64>, room: Room) -> 
 }
 
 /// One line with a bar.
-struct Row {
+struct MeterRow {
     title: String,
     done: u64,
     total: u64,
     after: String,
 }
 
-impl Row {
-    fn of(part: &ProgressPart) -> Row {
+impl MeterRow {
+    fn of(part: &ProgressPart) -> MeterRow {
         let (done, total) = (part.done_bytes, part.total_bytes);
-        Row { title: one_line(&part.title), done, total, after: amount(done, total) }
+        MeterRow { title: one_line(&part.title), done, total, after: amount(done, total) }
     }
 }
 
 /// Bars under each other, as wide as there is room for.
-fn laid_out(rows: &[Row], columns: usize) -> Vec<String> {
-    let widest = |width: fn(&Row) -> usize| rows.iter().map(width).max().unwrap_or(0);
+fn laid_out(rows: &[MeterRow], columns: usize) -> Vec<String> {
+    let widest = |width: fn(&MeterRow) -> usize| rows.iter().map(width).max().unwrap_or(0);
     let title_width = widest(|row| row.title.width()).min(TITLE_WIDTH_MAX).min(columns / 3);
     let after_width = widest(|row| row.after.width()).max(AFTER_WIDTH.min(columns / 2));
     let taken = title_width + after_width + "    ".len();
     let bar_width = columns.saturating_sub(taken).min(BAR_WIDTH_MAX);
-    let line = |row: &Row| {
+    let line = |row: &MeterRow| {
         let title = within(&row.title, title_width);
         let gap = if title_width == 0 { 0 } else { title_width - title.width() + 1 };
         let bar = match row.total {
@@ -321,9 +324,9 @@ fn bar(done: u64, total: u64, width: usize) -> String {
 
 /// All of it in words, as in `2 of 7 parts, 3.4 of 12.0 MiB, 1.2 MiB/s, 7 s left`.
 fn total_text(parts: &[ProgressPart], rate: Option<u64>) -> String {
-    let sum = Sum::of(parts);
+    let sum = TransferTotals::of(parts);
     if parts.is_empty() {
-        return "looking what there is to do".to_owned();
+        return "checking what to transfer".to_owned();
     }
     let mut told = Vec::new();
     if sum.parts > 1 {
@@ -339,7 +342,7 @@ fn total_text(parts: &[ProgressPart], rate: Option<u64>) -> String {
 }
 
 /// How much came, how fast, and how long it will take when that can be told.
-fn bytes_told(sum: &Sum, rate: Option<u64>) -> String {
+fn bytes_told(sum: &TransferTotals, rate: Option<u64>) -> String {
     /// Of so many parts one must have come before it is told how long the others take.
     const TELLING_PART: u64 = 50;
     let mut told = amount(sum.moved_bytes, sum.total_bytes);

@@ -9,7 +9,7 @@ use lodge_proto::visible::{visible, visible_line};
 use serde_json::Value;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use crate::failure::Report;
+use crate::failure::FailureReport;
 use crate::words::tell;
 
 /// Columns are this far apart.
@@ -24,11 +24,11 @@ const COLUMN_WIDTH_MIN: usize = 8;
 pub(crate) const SUMMARY_CHARS_MAX: usize = 160;
 
 /// The error, its causes, and the way out, on stderr.
-pub(crate) fn error(report: &Report) {
+pub(crate) fn error(report: &FailureReport) {
     tell(&error_text(report));
 }
 
-fn error_text(report: &Report) -> String {
+fn error_text(report: &FailureReport) -> String {
     let mut text = format!("error: {}", set_back(&report.what));
     for cause in &report.because {
         text.push_str(&format!("\n  because: {}", visible_line(cause)));
@@ -46,12 +46,12 @@ fn set_back(text: &str) -> String {
 
 /// How a decision about a lineage is made.
 pub(crate) fn next_step(lineage: &str) -> String {
-    format!("`lodge lineage resolve {lineage} --revive` goes on with it, `--reap` drops it")
+    format!("`lodge lineage resolve {lineage} --revive` continues it, `--reap` drops it")
 }
 
 /// How a decision about work in quarantine is made.
 pub(crate) fn quarantine_step(work: &str) -> String {
-    format!("`lodge quarantine retry {work}` tries again, `lodge quarantine drop {work}` gives it up")
+    format!("`lodge quarantine retry {work}` tries again, `lodge quarantine drop {work}` drops it")
 }
 
 /// Work in quarantine, with what it is of and why it is there.
@@ -237,13 +237,13 @@ pub(crate) fn ago(at: &str, now_s: i64) -> String {
     let Some(then_s) = seconds(at) else { return at.to_owned() };
     match now_s - then_s {
         ..5 => "just now".to_owned(),
-        passed => format!("{} ago", span(passed, Part::Begun)),
+        passed => format!("{} ago", span(passed, UnitRounding::Begun)),
     }
 }
 
 /// What becomes of the part of a unit.
 #[derive(Debug, Clone, Copy)]
-enum Part {
+enum UnitRounding {
     /// A unit counts when it is over.
     Begun,
     /// A token of 90 days is one also a second later.
@@ -251,10 +251,10 @@ enum Part {
 }
 
 /// A time in the largest unit that fits.
-fn span(seconds: i64, part: Part) -> String {
+fn span(seconds: i64, part: UnitRounding) -> String {
     let whole = |unit: i64| match part {
-        Part::Begun => seconds / unit,
-        Part::Nearest => (seconds + unit / 2) / unit,
+        UnitRounding::Begun => seconds / unit,
+        UnitRounding::Nearest => (seconds + unit / 2) / unit,
     };
     match seconds {
         ..120 => format!("{seconds} s"),
@@ -269,7 +269,7 @@ pub(crate) fn length(ms: i64) -> String {
     match ms {
         ..0 => length(0),
         0..10_000 => format!("{}.{} s", ms / 1000, ms % 1000 / 100),
-        10_000.. => span(ms / 1000, Part::Begun),
+        10_000.. => span(ms / 1000, UnitRounding::Begun),
     }
 }
 
@@ -293,7 +293,7 @@ pub(crate) fn size(bytes: u64) -> String {
 /// Why an agent failed, in one line: the word of the state in words for people, and what is known beside.
 pub(crate) fn why_failed(reason: Option<&str>, detail: Option<&str>) -> Option<String> {
     let words = reason.map(|reason| match reason {
-        "pull" => "its image or a tool of it could not be had",
+        "pull" => "its image or one of its tools could not be pulled",
         "init" => "it could not be started",
         "model" => "its model cannot be used",
         "readiness_timeout" => "it did not answer in time",
@@ -322,7 +322,7 @@ pub(crate) fn until(at: &str, now_s: i64) -> String {
     let Some(then_s) = seconds(at) else { return at.to_owned() };
     match then_s - now_s {
         ..=0 => "now".to_owned(),
-        left => format!("in {}", span(left, Part::Nearest)),
+        left => format!("in {}", span(left, UnitRounding::Nearest)),
     }
 }
 
@@ -355,7 +355,7 @@ fn seconds(at: &str) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::failure::Failure;
+    use crate::failure::CommandFailure;
     use serde_json::json;
 
     #[test]
@@ -408,8 +408,9 @@ mod tests {
 
     #[test]
     fn an_error_tells_each_cause_and_then_the_way_out() {
-        let failure = Failure::refused("could not start x").because("one\ntwo").hint("run `lodge logs x`");
-        let Failure::Told(report) = failure else { panic!("not told") };
+        let failure =
+            CommandFailure::refused("could not start x").because("one\ntwo").hint("run `lodge logs x`");
+        let CommandFailure::Told(report) = failure else { panic!("not told") };
         let expected = "error: could not start x\n  because: one\n  because: two\n\nhint: run `lodge logs x`";
         assert_eq!(error_text(&report), expected);
     }

@@ -22,29 +22,29 @@ use lodge_proto::visible::{Coloured, Colours, visible, visible_json};
 const MARK: char = '\u{10fe01}';
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stream {
+pub(crate) enum TerminalStream {
     Stdout,
     Stderr,
 }
 
-impl Stream {
+impl TerminalStream {
     pub(crate) fn is_terminal(self) -> bool {
         static TERMINALS: OnceLock<(bool, bool)> = OnceLock::new();
         let (stdout, stderr) =
             *TERMINALS.get_or_init(|| (io::stdout().is_terminal(), io::stderr().is_terminal()));
         match self {
-            Stream::Stdout => stdout,
-            Stream::Stderr => stderr,
+            TerminalStream::Stdout => stdout,
+            TerminalStream::Stderr => stderr,
         }
     }
 
     fn write(self, bytes: &[u8]) -> io::Result<()> {
         match self {
-            Stream::Stdout => {
+            TerminalStream::Stdout => {
                 let mut out = io::stdout().lock();
                 out.write_all(bytes).and_then(|()| out.flush())
             }
-            Stream::Stderr => io::stderr().lock().write_all(bytes),
+            TerminalStream::Stderr => io::stderr().lock().write_all(bytes),
         }
     }
 }
@@ -89,37 +89,37 @@ fn secret() -> &'static str {
 }
 
 /// Text, as the stream may show it.
-pub(crate) fn write(stream: Stream, text: &str) -> io::Result<()> {
+pub(crate) fn write(stream: TerminalStream, text: &str) -> io::Result<()> {
     let shown = if stream.is_terminal() { inked(text) } else { text.into() };
     stream.write(shown.as_bytes())
 }
 
 /// Text that may be cut in the middle of a letter, which only a pipe can put together again.
-pub(crate) fn write_bytes(stream: Stream, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn write_bytes(stream: TerminalStream, bytes: &[u8]) -> io::Result<()> {
     if stream.is_terminal() { write(stream, &String::from_utf8_lossy(bytes)) } else { stream.write(bytes) }
 }
 
 /// JSON, which stays JSON.
 pub(crate) fn write_json(text: &str) -> io::Result<()> {
-    let shown = if Stream::Stdout.is_terminal() { visible_json(text) } else { text.into() };
-    Stream::Stdout.write(shown.as_bytes())
+    let shown = if TerminalStream::Stdout.is_terminal() { visible_json(text) } else { text.into() };
+    TerminalStream::Stdout.write(shown.as_bytes())
 }
 
 /// The help of the command line, which is all our own.
 pub(crate) fn write_help(plain: &str, coloured: &str, colours: Colours) -> io::Result<()> {
-    let text = match (Stream::Stdout.is_terminal(), colours) {
+    let text = match (TerminalStream::Stdout.is_terminal(), colours) {
         (true, Colours::Pass) => {
             let mut help = Coloured::new(colours);
             help.feed(coloured) + &help.finish()
         }
         (true, Colours::Drop) | (false, _) => plain.to_owned(),
     };
-    Stream::Stdout.write(text.as_bytes())
+    TerminalStream::Stdout.write(text.as_bytes())
 }
 
 /// Stdout for what is no text. None when it is a terminal.
 pub(crate) fn binary() -> Option<impl Write> {
-    (!Stream::Stdout.is_terminal()).then(|| io::stdout().lock())
+    (!TerminalStream::Stdout.is_terminal()).then(|| io::stdout().lock())
 }
 
 /// Our marks as a terminal knows them, and everything else visible.
@@ -150,7 +150,7 @@ fn is_ink(number: &str) -> bool {
 
 /// What is drawn on a terminal.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Piece<'a> {
+pub(crate) enum ScreenOp<'a> {
     Text(&'a str),
     Up(usize),
     Right(usize),
@@ -165,21 +165,21 @@ pub(crate) enum Piece<'a> {
 }
 
 /// Draws at once. A terminal that is gone is noticed elsewhere.
-pub(crate) fn draw(stream: Stream, pieces: &[Piece<'_>]) {
+pub(crate) fn draw(stream: TerminalStream, pieces: &[ScreenOp<'_>]) {
     let mut out = String::new();
     for piece in pieces {
         match piece {
-            Piece::Text(text) => out.push_str(&inked(text)),
-            Piece::Up(0) | Piece::Right(0) => {}
-            Piece::Up(rows) => out.push_str(&format!("\x1b[{rows}A")),
-            Piece::Right(columns) => out.push_str(&format!("\x1b[{columns}C")),
-            Piece::Return => out.push('\r'),
-            Piece::Wrap => out.push_str(" \r"),
-            Piece::ClearBelow => out.push_str("\x1b[J"),
-            Piece::ClearLine => out.push_str("\x1b[2K"),
-            Piece::ClearScreen => out.push_str("\x1b[2J\x1b[H"),
-            Piece::PasteMarks(true) => out.push_str("\x1b[?2004h"),
-            Piece::PasteMarks(false) => out.push_str("\x1b[?2004l"),
+            ScreenOp::Text(text) => out.push_str(&inked(text)),
+            ScreenOp::Up(0) | ScreenOp::Right(0) => {}
+            ScreenOp::Up(rows) => out.push_str(&format!("\x1b[{rows}A")),
+            ScreenOp::Right(columns) => out.push_str(&format!("\x1b[{columns}C")),
+            ScreenOp::Return => out.push('\r'),
+            ScreenOp::Wrap => out.push_str(" \r"),
+            ScreenOp::ClearBelow => out.push_str("\x1b[J"),
+            ScreenOp::ClearLine => out.push_str("\x1b[2K"),
+            ScreenOp::ClearScreen => out.push_str("\x1b[2J\x1b[H"),
+            ScreenOp::PasteMarks(true) => out.push_str("\x1b[?2004h"),
+            ScreenOp::PasteMarks(false) => out.push_str("\x1b[?2004l"),
         }
     }
     drop(stream.write(out.as_bytes()));
@@ -188,14 +188,14 @@ pub(crate) fn draw(stream: Stream, pieces: &[Piece<'_>]) {
 /// What a program wrote, on its way to a stream. A terminal gets its colours and nothing else that steers.
 #[derive(Debug)]
 pub(crate) struct ProgramOutput {
-    to: Stream,
+    to: TerminalStream,
     /// The beginning of a letter whose rest is in the next part.
     begun: Vec<u8>,
     coloured: Coloured,
 }
 
 impl ProgramOutput {
-    pub(crate) fn new(to: Stream, colours: Colours) -> ProgramOutput {
+    pub(crate) fn new(to: TerminalStream, colours: Colours) -> ProgramOutput {
         ProgramOutput { to, begun: Vec::new(), coloured: Coloured::new(colours) }
     }
 

@@ -8,8 +8,8 @@ use std::cell::Cell;
 use lodge_proto::visible::Colours;
 use serde::Serialize;
 
-use crate::failure::Failure;
-use crate::screen::{self, Ink, Stream, painted};
+use crate::failure::CommandFailure;
+use crate::screen::{self, Ink, TerminalStream, painted};
 
 /// How to speak on stderr, and how to print on stdout.
 #[derive(Debug)]
@@ -30,8 +30,8 @@ impl Words {
         Words {
             quiet,
             json,
-            stdout_is_terminal: Stream::Stdout.is_terminal(),
-            stderr_is_terminal: Stream::Stderr.is_terminal(),
+            stdout_is_terminal: TerminalStream::Stdout.is_terminal(),
+            stderr_is_terminal: TerminalStream::Stderr.is_terminal(),
             colour: colours() == Colours::Pass,
             dumb,
             line_open: Cell::new(false),
@@ -88,11 +88,11 @@ impl Words {
     }
 
     /// A line on stdout about what is there, gone or other than before.
-    pub(crate) fn marked(&self, mark: Mark, text: &str) -> String {
+    pub(crate) fn marked(&self, mark: ChangeMark, text: &str) -> String {
         let (sign, ink) = match mark {
-            Mark::New => ('+', Ink::Green),
-            Mark::Gone => ('-', Ink::Red),
-            Mark::Changed => ('~', Ink::Yellow),
+            ChangeMark::New => ('+', Ink::Green),
+            ChangeMark::Gone => ('-', Ink::Red),
+            ChangeMark::Changed => ('~', Ink::Yellow),
         };
         let line = format!("{sign} {text}");
         let line = line.trim_end();
@@ -113,43 +113,43 @@ impl Words {
     }
 
     /// Prints a part of an answer, which may end in the middle of a line.
-    pub(crate) fn part(&self, bytes: &[u8]) -> Result<(), Failure> {
+    pub(crate) fn part(&self, bytes: &[u8]) -> Result<(), CommandFailure> {
         if let Some(last) = bytes.last() {
             self.line_open.set(*last != b'\n');
         }
-        screen::write_bytes(Stream::Stdout, bytes).map_err(Failure::output)
+        screen::write_bytes(TerminalStream::Stdout, bytes).map_err(CommandFailure::output)
     }
 
     /// Ends the current line of the answer, when something stands on it.
-    pub(crate) fn end_line(&self) -> Result<(), Failure> {
+    pub(crate) fn end_line(&self) -> Result<(), CommandFailure> {
         if self.line_open.take() { put("\n") } else { Ok(()) }
     }
 
     /// Prints one thing as JSON.
-    pub(crate) fn json<T: Serialize>(&self, thing: &T) -> Result<(), Failure> {
+    pub(crate) fn json<T: Serialize>(&self, thing: &T) -> Result<(), CommandFailure> {
         let text = serde_json::to_string_pretty(thing).map_err(unencodable)?;
         put_json(&format!("{text}\n"))
     }
 
     /// Prints one line of JSON Lines.
-    pub(crate) fn json_line<T: Serialize>(&self, thing: &T) -> Result<(), Failure> {
+    pub(crate) fn json_line<T: Serialize>(&self, thing: &T) -> Result<(), CommandFailure> {
         let text = serde_json::to_string(thing).map_err(unencodable)?;
         put_json(&format!("{text}\n"))
     }
 }
 
-fn unencodable(cause: serde_json::Error) -> Failure {
-    Failure::refused("could not write the output").because(cause)
+fn unencodable(cause: serde_json::Error) -> CommandFailure {
+    CommandFailure::refused("could not write the output").because(cause)
 }
 
 /// Writes to stdout at once.
-pub(crate) fn put(text: &str) -> Result<(), Failure> {
-    screen::write(Stream::Stdout, text).map_err(Failure::output)
+pub(crate) fn put(text: &str) -> Result<(), CommandFailure> {
+    screen::write(TerminalStream::Stdout, text).map_err(CommandFailure::output)
 }
 
 /// Writes JSON, or a part of it, to stdout at once.
-pub(crate) fn put_json(text: &str) -> Result<(), Failure> {
-    screen::write_json(text).map_err(Failure::output)
+pub(crate) fn put_json(text: &str) -> Result<(), CommandFailure> {
+    screen::write_json(text).map_err(CommandFailure::output)
 }
 
 /// Whether people want colours.
@@ -161,17 +161,17 @@ pub(crate) fn colours() -> Colours {
 
 /// One line on stderr. A closed stderr is no reason to stop.
 pub(crate) fn tell(line: &str) {
-    drop(screen::write(Stream::Stderr, &format!("{line}\n")));
+    drop(screen::write(TerminalStream::Stderr, &format!("{line}\n")));
 }
 
 /// Words that wait for something to be typed behind them.
 pub(crate) fn tell_part(words: &str) {
-    drop(screen::write(Stream::Stderr, words));
+    drop(screen::write(TerminalStream::Stderr, words));
 }
 
 /// What became of something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mark {
+pub(crate) enum ChangeMark {
     New,
     Gone,
     Changed,
@@ -188,25 +188,25 @@ pub(crate) enum Canvas {
 
 /// The size of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct TerminalSize {
     pub columns: usize,
     pub rows: usize,
 }
 
-impl Room {
-    pub(crate) fn of_stderr() -> Room {
-        Room::of(libc::STDERR_FILENO)
+impl TerminalSize {
+    pub(crate) fn of_stderr() -> TerminalSize {
+        TerminalSize::of(libc::STDERR_FILENO)
     }
 
-    fn of(terminal: libc::c_int) -> Room {
-        const USUAL: Room = Room { columns: 80, rows: 24 };
+    fn of(terminal: libc::c_int) -> TerminalSize {
+        const USUAL: TerminalSize = TerminalSize { columns: 80, rows: 24 };
         // SAFETY: `winsize` is plain data, for which all zeroes are a value; the kernel fills it.
         let mut size: libc::winsize = unsafe { std::mem::zeroed() };
         // SAFETY: the pointer is to a live `winsize`, which is what this request writes.
         let asked = unsafe { libc::ioctl(terminal, libc::TIOCGWINSZ, &raw mut size) };
         match (asked, usize::from(size.ws_col), usize::from(size.ws_row)) {
-            (0, columns @ 8.., 0) => Room { columns, ..USUAL },
-            (0, columns @ 8.., rows) => Room { columns, rows },
+            (0, columns @ 8.., 0) => TerminalSize { columns, ..USUAL },
+            (0, columns @ 8.., rows) => TerminalSize { columns, rows },
             (_, _, _) => USUAL,
         }
     }
@@ -214,7 +214,7 @@ impl Room {
 
 /// How wide the terminal on stdout is.
 pub(crate) fn columns() -> usize {
-    Room::of(libc::STDOUT_FILENO).columns
+    TerminalSize::of(libc::STDOUT_FILENO).columns
 }
 
 /// While it lives, the terminal shows nothing of what is typed.

@@ -18,6 +18,7 @@ pub mod quarantine;
 pub mod record;
 pub mod retry;
 pub mod session;
+pub mod summary;
 pub mod time;
 pub mod token;
 pub mod turn;

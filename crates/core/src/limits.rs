@@ -93,3 +93,13 @@ pub const KEPT_FILES_MAX: usize = 64;
 /// Most bytes of tool output that are kept for an agent, and the part of its disk that this may be: one in so many.
 pub const KEPT_BYTES_MAX: u64 = 256 * 1024 * 1024;
 pub const KEPT_SHARE: u64 = 4;
+
+/// A limit of time in words.
+pub fn span(ms: u64) -> String {
+    match ms {
+        0..1_000 => format!("{ms} ms"),
+        120_000.. if ms.is_multiple_of(60_000) => format!("{} min", ms / 60_000),
+        1_000.. if ms.is_multiple_of(1_000) => format!("{} s", ms / 1_000),
+        1_000.. => format!("{:.1} s", ms as f64 / 1_000.0),
+    }
+}

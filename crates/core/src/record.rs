@@ -4,18 +4,19 @@
 //! spec once, so that fields that a newer release added survive an older one.
 
 mod image;
+mod write;
 
 use std::collections::BTreeMap;
 
 use crate::agent::AgentState;
 use crate::cause::Cause;
-use crate::epoch::{Epoch, EpochRow};
+use crate::epoch::Epoch;
 use crate::event::{EventData, EventKind};
-use crate::id::{AgentId, ExecId, LineageId, SandboxId, SessionId, StepId, TurnId, WorkId};
-use crate::job::{JobRow, JobWrite};
+use crate::id::{AgentId, ExecId, LineageId, SandboxId, SessionId, StepId, TurnId};
+use crate::job::JobRow;
 use crate::lineage::LineageState;
 use crate::quarantine::QuarantineRow;
-use crate::session::{Fork, ForkPoint, PathChange, TurnPlace};
+use crate::session::{ForkPoint, TurnPlace};
 use crate::time::Timestamp;
 use crate::token::TokenRow;
 use crate::turn::{StepState, TurnState};
@@ -25,6 +26,8 @@ pub use self::image::{
     FileRecord, HostProgramRecord, ImageContents, ImageHeld, ImageKind, ImageRecord, ImageRow, ImageState,
     LimitsRecord, MountRecord, NetworkMode, NetworkRecord, RuntimeRecord, ToolRecord, pinned_digest,
 };
+
+pub use self::write::{AgentWrite, ImageWrite, SessionWrite, TurnWrite, WorkWrite, Write};
 
 /// One message of a conversation, its variable part.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -349,89 +352,6 @@ pub struct ImageRefRow {
     pub digest: String,
     /// When it was given.
     pub at: Timestamp,
-}
-
-/// One change to what is stored. Batches of them are applied in one transaction, in order.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Write {
-    /// An image is here, or more of it than before.
-    Image(Box<ImageRow>),
-    /// The name means this image from now on, whatever it meant before.
-    ImageRef(ImageRefRow),
-    ImageRefGone {
-        reference: String,
-    },
-    /// Neither a name nor an agent has it any more.
-    ImageGone {
-        digest: String,
-    },
-    Agent(AgentRow),
-    AgentState {
-        id: AgentId,
-        state: AgentState,
-        detail: Option<String>,
-        lineage: LineageId,
-        incarnation: u32,
-        runs: u32,
-        started_at: Option<Timestamp>,
-        retry: Retry,
-    },
-    /// What an agent is made of was changed, or will be.
-    AgentSpec {
-        id: AgentId,
-        image: String,
-        image_digest: String,
-        spec: Box<AgentSpec>,
-        next: Option<Box<NextSpec>>,
-    },
-    /// Whole, whether or not it is there.
-    Lineage(LineageRow),
-    Session(SessionRow),
-    SessionPath(PathChange),
-    SessionFork(Box<Fork>),
-    /// With everything that belongs to it, its events excepted.
-    SessionDeleted {
-        id: SessionId,
-    },
-    Turn(TurnRow),
-    TurnState {
-        id: TurnId,
-        state: TurnState,
-        ended_at: Option<Timestamp>,
-        usage: Usage,
-        failure: Option<FailureRecord>,
-    },
-    Step(StepRow),
-    StepState {
-        turn: TurnId,
-        step: u32,
-        ordinal: u32,
-        state: StepState,
-        attempt: u32,
-        exit_code: Option<i32>,
-        signal: Option<i32>,
-        cause: Option<Cause>,
-        ended_at: Option<Timestamp>,
-    },
-    Message(MessageRow),
-    /// What a turn is told before its user's message, as a whole, when it begins.
-    Note {
-        turn: TurnId,
-        note: String,
-    },
-    /// A new epoch of a session.
-    Epoch(EpochRow),
-    Event(EventRow),
-    Request(RequestRow),
-    /// Whole, whether or not it is there; one that is revoked stays so.
-    Token(TokenRow),
-    Job(JobWrite),
-    /// Work is set aside.
-    Quarantined(QuarantineRow),
-    /// It is not any more.
-    Released {
-        id: WorkId,
-    },
 }
 
 /// A session as the store knows it, for an engine that does not hold it in memory.

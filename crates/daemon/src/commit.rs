@@ -7,15 +7,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use lodge_core::job::JobWrite;
-use lodge_core::record::{EventRow, Role, StepKind, Write};
+use lodge_core::record::{EventRow, Role, SessionWrite, StepKind, TurnWrite, Write};
 use lodge_core::turn::StepState;
 use lodge_store::{Unwritten, WriteError, Writer};
 
 use crate::crash::{self, Mutation};
 use crate::decide::{Halt, Recorded, ToWriter};
-use crate::engine::{Batch, Effect, Out, RequestName, Ticket};
 use crate::room;
 use crate::shell::{Shell, now};
+use crate::view;
+use lodge_engine::{Batch, Effect, Out, RequestName, SandboxEffect, Ticket};
 
 /// Batches that may wait for the disk; then the engine waits too.
 pub const BATCHES_MAX: usize = 64;
@@ -178,33 +179,9 @@ struct Lost {
 
 impl Lost {
     fn take(&mut self, writes: &[Write], after: Vec<Out>) {
-        self.requests.extend(writes.iter().filter_map(|write| match write {
-            Write::Request(request) => Some((request.caller.clone(), request.request_id.clone())),
-            Write::Image(_)
-            | Write::ImageRef(_)
-            | Write::ImageRefGone { .. }
-            | Write::ImageGone { .. }
-            | Write::Agent(_)
-            | Write::AgentState { .. }
-            | Write::AgentSpec { .. }
-            | Write::Lineage(_)
-            | Write::Session(_)
-            | Write::SessionPath(_)
-            | Write::SessionFork(_)
-            | Write::SessionDeleted { .. }
-            | Write::Turn(_)
-            | Write::TurnState { .. }
-            | Write::Step(_)
-            | Write::StepState { .. }
-            | Write::Epoch(_)
-            | Write::Message(_)
-            | Write::Note { .. }
-            | Write::Event(_)
-            | Write::Token(_)
-            | Write::Job(_)
-            | Write::Quarantined(_)
-            | Write::Released { .. } => None,
-        }));
+        self.requests.extend(
+            writes.iter().filter_map(Write::request).map(|row| (row.caller.clone(), row.request_id.clone())),
+        );
         self.tickets.extend(after.into_iter().filter_map(|out| match out {
             Out::Reply { ticket, .. } => Some(ticket),
             Out::Act(_) => None,
@@ -271,7 +248,9 @@ fn end(error: &WriteError) -> ! {
 fn release(after: Vec<Out>, shell: &Arc<Shell>) {
     for out in after {
         match out {
-            Out::Reply { ticket, reply } => shell.answer(ticket, reply),
+            Out::Reply { ticket, reply } => {
+                shell.answer(ticket, reply.map(|answer| view::answer(&answer)).map_err(view::refused));
+            }
             Out::Act(effect) => shell.act(effect),
         }
     }
@@ -282,40 +261,31 @@ fn points(batches: &[Batch]) -> Vec<&'static str> {
     let writes = batches.iter().flat_map(|batch| &batch.writes);
     let mut points: Vec<&'static str> = writes
         .filter_map(|write| match write {
-            Write::Turn(_) => Some("after_accept"),
-            Write::Step(step) if step.kind == StepKind::Tool && step.state == StepState::Intent => {
+            Write::Turn(TurnWrite::New(_)) => Some("after_accept"),
+            Write::Turn(TurnWrite::Step(step))
+                if step.kind == StepKind::Tool && step.state == StepState::Intent =>
+            {
                 Some("after_intent")
             }
-            Write::StepState { ordinal, .. } if *ordinal > 0 => Some("after_outcome"),
-            Write::Message(message) if message.role == Role::Assistant => Some("after_answer"),
-            Write::Epoch(_) => Some("after_compaction"),
-            Write::SessionPath(_)
-            | Write::SessionFork(_)
-            | Write::SessionDeleted { .. }
+            Write::Turn(TurnWrite::StepState { ordinal, .. }) if *ordinal > 0 => Some("after_outcome"),
+            Write::Turn(TurnWrite::Message(message)) if message.role == Role::Assistant => {
+                Some("after_answer")
+            }
+            Write::Session(SessionWrite::Epoch(_)) => Some("after_compaction"),
+            Write::Session(SessionWrite::Path(_) | SessionWrite::Fork(_) | SessionWrite::Deleted { .. })
             | Write::Token(_) => Some("after_change"),
             Write::Job(JobWrite::New { .. }) => Some("after_job_submit"),
             Write::Job(JobWrite::Progress { progress, .. }) if !progress.state.is_open() => {
                 Some("after_job_end")
             }
-            Write::Image(_)
-            | Write::ImageRef(_)
-            | Write::ImageRefGone { .. }
-            | Write::ImageGone { .. }
-            | Write::Agent(_)
-            | Write::AgentState { .. }
-            | Write::AgentSpec { .. }
-            | Write::Lineage(_)
-            | Write::Session(_)
-            | Write::TurnState { .. }
-            | Write::Step(_)
-            | Write::StepState { .. }
-            | Write::Message(_)
-            | Write::Note { .. }
-            | Write::Event(_)
-            | Write::Request(_)
+            Write::Agent(_)
+            | Write::Session(SessionWrite::New(_))
+            | Write::Turn(_)
+            | Write::Image(_)
             | Write::Job(_)
-            | Write::Quarantined(_)
-            | Write::Released { .. } => None,
+            | Write::Work(_)
+            | Write::Event(_)
+            | Write::Request(_) => None,
         })
         .collect();
     points.dedup();
@@ -340,13 +310,15 @@ fn mutate(mut batch: Batch, mutation: Mutation, shell: &Arc<Shell>) -> Batch {
             }
         }
         Mutation::DropIntent => {
-            let is_start = |out: &Out| matches!(out, Out::Act(Effect::StartExec { .. }));
+            let is_start = |out: &Out| {
+                matches!(out, Out::Act(Effect::Sandbox { what: SandboxEffect::StartExec { .. }, .. }))
+            };
             if batch.after.iter().any(is_start) {
                 let (early, late) = batch.after.into_iter().partition(is_start);
                 batch.after = late;
                 batch
                     .writes
-                    .retain(|write| !matches!(write, Write::Step(step) if step.kind == StepKind::Tool));
+                    .retain(|write| !matches!(write, Write::Turn(TurnWrite::Step(step)) if step.kind == StepKind::Tool));
                 batch.urgent = false;
                 release(early, shell);
             }

@@ -19,10 +19,10 @@ use lodge_proto::ConfigValue;
 use lodge_proto::state_dir::check_state_dir;
 use serde_json::Value;
 
-use crate::engine::Settings;
 pub use error::ConfigError;
 use file::{Keys, Written};
 pub use formats::{ExecutorKind, LogFormat};
+use lodge_engine::Settings;
 pub use reload::Reread;
 pub(crate) use table::edits;
 use table::{SETTINGS, env_name};

@@ -12,10 +12,10 @@ use lodge_core::quarantine::WorkKind;
 use lodge_core::record::Loaded;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::engine::{Batch, Engine, Input, RequestName, Seen};
 use crate::room;
 use crate::shell::{ENGINE_QUEUE_MAX, Shell, now};
 use crate::suspects::{Mark, Watched};
+use lodge_engine::{Batch, Engine, Input, RequestName, Seen, TurnSeen};
 
 /// Inputs decided in one step.
 const STEP_MAX: usize = 128;
@@ -46,7 +46,9 @@ pub struct Recorded {
 /// The work whose result an input is.
 fn suspect(input: &Input) -> Option<(WorkKind, &str)> {
     match input {
-        Input::Seen(Seen::ModelAnswered { turn, .. }) => Some((WorkKind::ModelCall, turn.as_str())),
+        Input::Seen(Seen::Turn(TurnSeen::ModelAnswered { turn, .. })) => {
+            Some((WorkKind::ModelCall, turn.as_str()))
+        }
         Input::Seen(_) | Input::Api { .. } => None,
     }
 }
@@ -117,7 +119,7 @@ impl Decider {
 
     /// Does at once what may be done at once, and hands the rest to the writer.
     async fn pass_on(&self, mut batch: Batch) -> Option<()> {
-        for effect in std::mem::take(&mut batch.now) {
+        for effect in std::mem::take(&mut batch.early) {
             self.shell.act(effect);
         }
         if batch.writes.is_empty() && batch.after.is_empty() {

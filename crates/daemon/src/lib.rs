@@ -1,10 +1,7 @@
 //! lodged: decides, records and routes.
 //!
-//! The one path: input, decide (`engine`), commit, reply and publish, act. This crate is the only place where the
+//! The one path: input, decide (`lodge_engine`), commit, reply and publish, act. This crate is the only place where the
 //! store, processes, images and models meet.
-
-pub mod engine;
-mod view;
 
 mod act;
 mod api;
@@ -31,6 +28,7 @@ mod shell;
 mod suspects;
 pub mod tasks;
 mod tls;
+pub mod view;
 
 /// An error and its causes, told once.
 pub fn chain(error: &dyn std::error::Error) -> String {

@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
+use lodge_core::limits::span;
 use lodge_core::limits::{MEMORY_SHARE_DEFAULT, OUTPUT_BYTES_MAX, PIDS_DEFAULT};
 use lodge_core::record::{AgentRow, LimitsRecord};
 use lodge_core::{Cause, limits};
-use lodge_exec::{InForce, Limits, Resource};
+use lodge_exec::{EnforcedLimit, Limits, Resource};
 use lodge_image::agentfile::LimitKey;
 use lodge_proto::LimitView;
 
@@ -38,7 +39,7 @@ pub fn archive_max(row: &AgentRow) -> Option<u64> {
 }
 
 /// Every limit of an agent. Those of a sandbox that lives are the ones that its keeper tells.
-pub fn view(row: &AgentRow, in_force: Option<&[InForce]>) -> Vec<LimitView> {
+pub fn view(row: &AgentRow, in_force: Option<&[EnforcedLimit]>) -> Vec<LimitView> {
     let asked = asked(row);
     let all = [
         (Resource::Memory, asked.memory_bytes, half_of_memory()),
@@ -125,7 +126,7 @@ fn free_bytes(dir: &Path) -> Option<u64> {
 }
 
 /// The cause as it is recorded.
-pub fn recorded(cause: &lodge_exec::Cause) -> Cause {
+pub fn recorded(cause: &lodge_exec::LimitHit) -> Cause {
     match cause.resource {
         Resource::Memory => Cause::Oom,
         Resource::Pids => Cause::Pids,
@@ -137,7 +138,7 @@ pub fn recorded(cause: &lodge_exec::Cause) -> Cause {
 }
 
 /// The cause in words.
-pub fn words(cause: &lodge_exec::Cause) -> String {
+pub fn words(cause: &lodge_exec::LimitHit) -> String {
     let limit = cause.limit;
     match cause.resource {
         Resource::Memory => format!("out of memory (limit {})", bytes(limit)),
@@ -165,23 +166,13 @@ fn bytes(count: u64) -> String {
     }
 }
 
-/// A limit of time in words.
-pub fn span(ms: u64) -> String {
-    match ms {
-        0..1_000 => format!("{ms} ms"),
-        120_000.. if ms.is_multiple_of(60_000) => format!("{} min", ms / 60_000),
-        1_000.. if ms.is_multiple_of(1_000) => format!("{} s", ms / 1_000),
-        1_000.. => format!("{:.1} s", ms as f64 / 1_000.0),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_cause_says_what_ran_out_and_where_the_limit_is() {
-        let told = |resource, limit, used| words(&lodge_exec::Cause { resource, limit, used });
+        let told = |resource, limit, used| words(&lodge_exec::LimitHit { resource, limit, used });
         assert_eq!(told(Resource::Memory, 512 << 20, 0), "out of memory (limit 512 MiB)");
         assert_eq!(told(Resource::Disk, 3 << 29, 1 << 31), "out of disk space (limit 1.5 GiB, 2 GiB used)");
         assert_eq!(told(Resource::CpuTime, 1_500, 0), "out of processor time (limit 1.5 s)");

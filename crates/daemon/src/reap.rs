@@ -15,8 +15,8 @@ use lodge_store::ReadError;
 
 use crate::act::{Pruning, prune};
 use crate::chain;
-use crate::engine::{Part, Seen};
 use crate::shell::Shell;
+use lodge_engine::{AgentSeen, Part, Seen};
 
 /// Between two sweeps that nobody asked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(10 * 60);
@@ -131,7 +131,7 @@ async fn died(shell: &Arc<Shell>, row: &AgentRow, reaped: &mut Reaped) {
     }
     reaped.dead.push(row.id.to_string());
     let (agent, run, detail) = (row.id.clone(), row.runs, "its sandbox was found dead".to_owned());
-    shell.tell(Seen::Died { agent, run, part: Part::Sandbox, detail }).await;
+    shell.tell(Seen::Agent(AgentSeen::Died { agent, run, part: Part::Sandbox, detail })).await;
 }
 
 async fn take_away(

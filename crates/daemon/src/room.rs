@@ -16,7 +16,9 @@ use lodge_core::lineage::Policy;
 use lodge_proto::{ErrorBody, StorageView};
 use rustix::fs::FallocateFlags;
 
-use crate::engine::{Command, Release, SessionWhat};
+use lodge_engine::{
+    AgentCommand, Command, ImageCommand, JobCommand, Refusal, Release, SessionWhat, TurnCommand,
+};
 
 /// Taken from the file system while there is room, so that outcomes can be recorded when there is none.
 pub const RESERVE_BYTES: u64 = 4 << 20;
@@ -42,19 +44,20 @@ pub enum Needs {
 impl Needs {
     pub fn of(command: &Command) -> Needs {
         match command {
-            Command::CreateAgent(_)
-            | Command::AddImage(_)
-            | Command::AddImageBesides(_)
-            | Command::StartAgent { .. }
-            | Command::RestartAgent { .. }
-            | Command::UpdateAgent(_)
-            | Command::SendTurn(_)
-            | Command::SubmitJob(_) => Needs::Room,
-            Command::ChangeSession(change) => match change.what {
+            Command::Agent(
+                AgentCommand::Create(_)
+                | AgentCommand::Start { .. }
+                | AgentCommand::Restart { .. }
+                | AgentCommand::Update(_),
+            )
+            | Command::Image(ImageCommand::Add(_) | ImageCommand::AddNew(_))
+            | Command::Turn(TurnCommand::Send(_))
+            | Command::Job(JobCommand::Submit(_)) => Needs::Room,
+            Command::Session(change) => match change.what {
                 SessionWhat::Fork { .. } | SessionWhat::Regenerate(_) => Needs::Room,
                 SessionWhat::Rewind(_) | SessionWhat::Activate { .. } | SessionWhat::Delete => Needs::Record,
             },
-            Command::SettleLineage(settlement) => match settlement.policy {
+            Command::Agent(AgentCommand::SettleLineage(settlement)) => match settlement.policy {
                 Policy::Revive | Policy::Ask => Needs::Room,
                 Policy::Reap => Needs::Record,
             },
@@ -62,15 +65,13 @@ impl Needs {
                 Release::Retry => Needs::Room,
                 Release::Drop => Needs::Record,
             },
-            Command::StopAgent { .. }
-            | Command::KillAgent { .. }
-            | Command::RemoveAgent { .. }
-            | Command::InterruptTurn { .. }
-            | Command::CancelJob { .. }
-            | Command::IssueToken(_)
-            | Command::TagImage { .. }
-            | Command::RemoveImage(_)
-            | Command::RevokeToken { .. }
+            Command::Agent(
+                AgentCommand::Stop { .. } | AgentCommand::Kill { .. } | AgentCommand::Remove { .. },
+            )
+            | Command::Turn(TurnCommand::Interrupt { .. })
+            | Command::Job(JobCommand::Cancel { .. })
+            | Command::Image(ImageCommand::Tag { .. } | ImageCommand::Remove(_))
+            | Command::Token(_)
             | Command::Again { .. }
             | Command::Reloaded { .. }
             | Command::Keep { .. } => Needs::Record,
@@ -333,9 +334,7 @@ impl Room {
 
 /// The refusal of a change that is not recorded, and will not be.
 pub fn not_recorded() -> ErrorBody {
-    ErrorBody::new("daemon.disk_full", "the disk is full: this was not done, and nothing can be recorded")
-        .because("a commit failed for lack of room, also with the daemon's reserve")
-        .hint("make room on the state directory's file system; the daemon goes on by itself, then ask again")
+    crate::view::refused(Refusal::NotRecorded)
 }
 
 /// Whether an error of the kernel's means that there is no room, or none in the owner's quota.

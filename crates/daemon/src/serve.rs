@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use lodge_core::IdSource;
 use lodge_core::quarantine::{WorkKind, YOUNG_MS};
 use lodge_core::token::TokenRow;
-use lodge_exec::Program;
+use lodge_exec::ProgramImage;
 use lodge_proto::ErrorBody;
 use lodge_store::OpenError;
 use tokio::signal::unix::{SignalKind, signal};
@@ -20,7 +20,6 @@ use crate::commit::{self, BATCHES_MAX};
 use crate::config::{Config, ExecutorKind};
 use crate::crash;
 use crate::decide::{Decider, ToWriter};
-use crate::engine::{Command, Engine, Host, Input, NewToken, TokenFor};
 use crate::home::{Home, HomeError};
 use crate::log::LogLevel;
 use crate::room::Room;
@@ -28,18 +27,19 @@ use crate::shell::{ENGINE_QUEUE_MAX, Http, Parts, Shell, now};
 use crate::suspects::Suspects;
 use crate::tasks::TaskKind;
 use crate::tls::Tls;
+use lodge_engine::{Command, Engine, Host, Input, NewToken, SandboxEffect, TokenCommand, TokenFor};
 
 /// The programs of every sandbox, built with the daemon and carried in it.
 // SAFETY: both come from `include_bytes!`.
-static KEEPER: Program = unsafe {
-    Program::carried(
+static KEEPER: ProgramImage = unsafe {
+    ProgramImage::carried(
         include_bytes!(concat!(env!("OUT_DIR"), "/keeper")),
         include_bytes!(concat!(env!("OUT_DIR"), "/keeper.sha256")),
     )
 };
 // SAFETY: as above.
-static RUNTIME: Program = unsafe {
-    Program::carried(
+static RUNTIME: ProgramImage = unsafe {
+    ProgramImage::carried(
         include_bytes!(concat!(env!("OUT_DIR"), "/runtime")),
         include_bytes!(concat!(env!("OUT_DIR"), "/runtime.sha256")),
     )
@@ -136,7 +136,7 @@ pub async fn serve(
         }
         signed => signed?,
     }
-    let host = Arc::new(lodge_exec::Host::open(&config.data_dir, KEEPER)?.with_file_limit(file_limit));
+    let host = Arc::new(lodge_exec::SandboxHost::open(&config.data_dir, KEEPER)?.with_file_limit(file_limit));
     // Before any work is begun: some of it may be what ended the last daemon.
     let (suspects, convicted) = Suspects::open(&home.dir, host.boot_id());
     let requests = opened.loaded.quarantine.iter().filter(|row| row.work.kind == WorkKind::Request);
@@ -149,6 +149,7 @@ pub async fn serve(
         boot: host.boot_id().to_owned(),
         own_uids: rustix::process::geteuid().is_root(),
         settings: config.engine_settings(),
+        render: crate::view::rendered,
     };
     let parts = Parts {
         config,
@@ -279,7 +280,7 @@ fn bring_down_strays(shell: &Arc<Shell>) {
             && sandboxes.iter().any(|sandbox| sandbox == found.row.sandbox.as_str());
         if stray && shell.host.is_held(found.row.sandbox.as_str()) {
             let (agent, sandbox, run) = (found.row.id, found.row.sandbox, found.row.runs);
-            shell.act(crate::engine::Effect::Down { agent, sandbox, run });
+            shell.act(lodge_engine::Effect::Sandbox { agent, what: SandboxEffect::Down { sandbox, run } });
         }
     }
 }
@@ -351,7 +352,10 @@ fn ask_token(shell: &Shell) -> (Input, TokenAnswer) {
     let (ticket, answer) = shell.ticket();
     let expires_at = now().plus_ms(CREDENTIALS_MS);
     let new = NewToken { holder: TokenFor::Credentials, name: None, expires_at };
-    (Input::Api { ticket, request: None, command: Command::IssueToken(Box::new(new)) }, answer)
+    (
+        Input::Api { ticket, request: None, command: Command::Token(TokenCommand::Issue(Box::new(new))) },
+        answer,
+    )
 }
 
 async fn new_token(shell: &Shell, gate: &Gate, answer: TokenAnswer) -> Result<String, ServeError> {

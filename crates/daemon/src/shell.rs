@@ -18,7 +18,6 @@ use crate::act::Actors;
 use crate::auth::Access;
 use crate::compute::Compute;
 use crate::config::Config;
-use crate::engine::{Command, Effect, Input, RequestKey, Seen, Ticket};
 use crate::host_etc::HostEtc;
 use crate::hub::Hub;
 use crate::images::Images;
@@ -29,6 +28,7 @@ use crate::suspects::Suspects;
 use crate::tasks::{TaskKind, named};
 use crate::tls::Tls;
 use crate::view::Living;
+use lodge_engine::{Command, Effect, Input, JobCommand, RequestKey, Seen, Ticket};
 
 /// Inputs that may wait for the engine. Clients are refused beyond it; observations wait.
 pub const ENGINE_QUEUE_MAX: usize = 1_024;
@@ -67,10 +67,10 @@ pub struct Shell {
     pub access: Access,
     pub providers: Providers,
     pub calls: CallContext,
-    pub host: Arc<lodge_exec::Host>,
+    pub host: Arc<lodge_exec::SandboxHost>,
     /// What agents have of the host's `/etc`.
     pub host_etc: HostEtc,
-    pub runtime: lodge_exec::Stored,
+    pub runtime: lodge_exec::StoredProgram,
     /// No more requests are taken.
     pub stop: CancellationToken,
     /// Those that were taken are answered or cut: everything ends.
@@ -180,8 +180,8 @@ pub struct Parts {
     pub head: u64,
     pub room: Room,
     pub access: Access,
-    pub host: Arc<lodge_exec::Host>,
-    pub runtime: lodge_exec::Stored,
+    pub host: Arc<lodge_exec::SandboxHost>,
+    pub runtime: lodge_exec::StoredProgram,
     pub suspects: Suspects,
     pub tls: Tls,
 }
@@ -242,7 +242,7 @@ impl Shell {
     /// Asks the engine and waits until the answer is durable.
     pub async fn ask(&self, request: Option<RequestKey>, command: Command) -> Result<Value, ErrorBody> {
         self.room.admit(Needs::of(&command), now())?;
-        if matches!(command, Command::SubmitJob(_)) {
+        if matches!(command, Command::Job(JobCommand::Submit(_))) {
             self.admit_job()?;
         }
         let (ticket, answer) = self.ticket();

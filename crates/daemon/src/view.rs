@@ -1,5 +1,6 @@
 //! From what is recorded to what clients see: the one file that knows both shapes.
 
+mod answers;
 mod bins;
 mod images;
 mod jobs;
@@ -13,22 +14,23 @@ use lodge_core::lineage::{LineageState, Policy};
 use lodge_core::liveness::Liveness;
 use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{AgentRow, EventRow, LineageRow, StepRow, TurnRow};
+use lodge_core::summary::TurnFull;
 use lodge_core::token::TokenRow;
 use lodge_core::{EventData, Timestamp, TurnId};
 use lodge_proto::{
     AgentUpdated, AgentView, Event, HttpView, LayerView, LineageView, Mount, QuarantineView, StepView,
     TokenView, ToolView, TurnError, TurnView, UsageView,
 };
-use lodge_store::{Around, TurnFull};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+pub use self::answers::{answer, for_model, no_image, refused, rendered, text};
 pub use self::bins::{bin, bin_detail, new_bin};
 pub use self::images::{agentfile, capability, image, image_detail};
 pub use self::jobs::{job, no_job};
 pub use self::sessions::{epoch, exported, hit, message, no_session, other_agent, session, session_exists};
-use crate::engine::InForce;
 use crate::shell::Http;
+use lodge_engine::InForce;
 
 /// What is asked from the host about a live sandbox, never stored.
 #[derive(Debug)]
@@ -36,7 +38,7 @@ pub struct Living {
     pub pid: Option<u32>,
     pub layers: Vec<LayerView>,
     /// Empty also for a keeper that knows of none.
-    pub limits: Vec<lodge_exec::InForce>,
+    pub limits: Vec<lodge_exec::EnforcedLimit>,
     /// The runtime's process, as its sandbox numbers it; 0: not known.
     runtime: AtomicU32,
     /// When the runtime was heard last; 0: not yet.
@@ -45,7 +47,7 @@ pub struct Living {
 }
 
 impl Living {
-    pub fn new(pid: Option<u32>, layers: Vec<LayerView>, limits: Vec<lodge_exec::InForce>) -> Self {
+    pub fn new(pid: Option<u32>, layers: Vec<LayerView>, limits: Vec<lodge_exec::EnforcedLimit>) -> Self {
         Living {
             pid,
             layers,
@@ -61,7 +63,7 @@ impl Living {
     }
 
     /// The runtime's process on this host.
-    pub fn runtime_pid(&self, host: &lodge_exec::Host) -> Option<u32> {
+    pub fn runtime_pid(&self, host: &lodge_exec::SandboxHost) -> Option<u32> {
         host.process_of(self.pid?, self.runtime.load(Ordering::Relaxed))
     }
 
@@ -273,19 +275,7 @@ fn dollars(micro_usd: u64) -> f64 {
 }
 
 pub fn full_turn(full: TurnFull) -> TurnView {
-    let is_own = |row: &QuarantineRow| row.work.subject == full.row.id.as_str();
-    let waits_for = full.around.as_ref().map(|Around { agent_ready, updating, earlier, quarantine }| {
-        let word = match (agent_ready, updating, earlier) {
-            (true | false, true | false, true | false) if quarantine.as_ref().is_some_and(is_own) => {
-                "quarantine"
-            }
-            (false, true | false, true | false) => "agent",
-            (true, true, true | false) => "update",
-            (true, false, true) => "session",
-            (true, false, false) => "slot",
-        };
-        word.to_owned()
-    });
+    let waits_for = full.around.as_ref().map(|around| around.waits_for(&full.row.id).to_owned());
     let quarantine = full.around.and_then(|around| around.quarantine);
     TurnView {
         waits_for,
@@ -300,7 +290,7 @@ pub fn quarantined(row: &QuarantineRow, status: &str) -> QuarantineView {
         kind: row.work.kind.word().to_owned(),
         status: status.to_owned(),
         agent: row.agent.as_ref().map(ToString::to_string),
-        turn: crate::engine::turn_of(&row.work).map(|turn| turn.to_string()),
+        turn: lodge_engine::turn_of(&row.work).map(|turn| turn.to_string()),
         detail: Some(row.detail.clone()).filter(|detail| !detail.is_empty()),
         deaths: row.deaths,
         since: row.since.to_string(),
@@ -339,7 +329,7 @@ fn at(time: Timestamp) -> String {
 
 fn data(data: &EventData, stream: &str) -> Map<String, Value> {
     let mut map = Map::new();
-    if stream != crate::engine::DAEMON_STREAM {
+    if stream != lodge_engine::DAEMON_STREAM {
         map.insert("agent".to_owned(), Value::from(stream));
     }
     let EventData {

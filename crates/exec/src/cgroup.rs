@@ -18,7 +18,7 @@ use lodge_link::is_valid_id;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use sha2::{Digest, Sha256};
 
-use crate::controllers::{self, Held, Places};
+use crate::controllers::{self, ControllerDirs, LockedControllers};
 
 const FAMILY: &str = "lodge-";
 const CGROUP2_MAGIC: u64 = 0x6367_7270;
@@ -33,14 +33,14 @@ const NEIGHBOURS_MAX: usize = 65_536;
 #[derive(Debug)]
 pub(crate) struct Cgroups {
     place: Result<PathBuf, String>,
-    legacy: Places,
+    legacy: ControllerDirs,
     prefix: String,
     swept: Once,
 }
 
 /// A new cgroup, locked. It is removed again when this is dropped, unless a keeper has it by then.
 #[derive(Debug)]
-pub(crate) struct Made {
+pub(crate) struct NewCgroup {
     dir: Option<OwnedFd>,
     pub(crate) name: String,
     path: PathBuf,
@@ -48,7 +48,7 @@ pub(crate) struct Made {
 
 /// How far the end of a cgroup is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum CgroupRemoval {
     Gone,
     /// What is in it was killed and is not gone yet.
     Dying,
@@ -61,11 +61,11 @@ impl Cgroups {
         let digest = Sha256::digest(state_dir.as_os_str().as_encoded_bytes());
         let hex: String = digest.iter().take(DIGEST_BYTES).map(|byte| format!("{byte:02x}")).collect();
         let prefix = format!("{FAMILY}{hex}-");
-        Cgroups { place: place(), legacy: Places::find(), prefix, swept: Once::new() }
+        Cgroups { place: place(), legacy: ControllerDirs::find(), prefix, swept: Once::new() }
     }
 
     /// Makes those of the first version for one launch of a sandbox's keeper, as far as there can be any.
-    pub(crate) fn make_legacy(&self, sandbox: &str) -> Held {
+    pub(crate) fn make_legacy(&self, sandbox: &str) -> LockedControllers {
         self.legacy.make(&self.next_name(sandbox))
     }
 
@@ -76,7 +76,7 @@ impl Cgroups {
     }
 
     /// Makes a cgroup for one launch of a sandbox's keeper, or says why there can be none.
-    pub(crate) fn make(&self, sandbox: &str) -> Result<Made, String> {
+    pub(crate) fn make(&self, sandbox: &str) -> Result<NewCgroup, String> {
         self.swept.call_once(|| {
             self.place.iter().for_each(|place| sweep(place));
             self.legacy.sweep();
@@ -86,7 +86,7 @@ impl Cgroups {
             let name = self.next_name(sandbox);
             let path = place.join(&name);
             match make_locked(&path) {
-                Ok(Some(dir)) => return usable(Made { dir: Some(dir), name, path }),
+                Ok(Some(dir)) => return usable(NewCgroup { dir: Some(dir), name, path }),
                 Ok(None) => {}
                 Err(error) => return Err(format!("{}: {error}", place.display())),
             }
@@ -138,14 +138,14 @@ impl Cgroups {
     }
 }
 
-impl Made {
+impl NewCgroup {
     /// The directory with its lock, to be given to a keeper.
     pub(crate) fn take_dir(&mut self) -> Option<OwnedFd> {
         self.dir.take()
     }
 }
 
-impl Drop for Made {
+impl Drop for NewCgroup {
     fn drop(&mut self) {
         drop(self.dir.take());
         // One that a keeper holds stays. What cannot be removed now goes with the next launch or the sandbox.
@@ -154,21 +154,21 @@ impl Drop for Made {
 }
 
 /// Kills what a dead keeper left in its cgroup, and removes that once it is empty.
-pub(crate) fn end(path: &Path) -> io::Result<Ending> {
+pub(crate) fn end(path: &Path) -> io::Result<CgroupRemoval> {
     let Some(_dir) = open_locked(path)? else {
-        return Ok(if path.try_exists()? { Ending::InUse } else { Ending::Gone });
+        return Ok(if path.try_exists()? { CgroupRemoval::InUse } else { CgroupRemoval::Gone });
     };
     if is_populated(path)? {
         let killed = fs::write(path.join("cgroup.kill"), "1");
         return killed
             .or_else(|error| if is_gone(&error) { Ok(()) } else { Err(error) })
-            .map(|()| Ending::Dying);
+            .map(|()| CgroupRemoval::Dying);
     }
     match remove(path) {
-        Ok(()) => Ok(Ending::Gone),
-        Err(error) if is_gone(&error) => Ok(Ending::Gone),
+        Ok(()) => Ok(CgroupRemoval::Gone),
+        Err(error) if is_gone(&error) => Ok(CgroupRemoval::Gone),
         // Something was born in it, or is still on its way out.
-        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(Ending::Dying),
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(CgroupRemoval::Dying),
         Err(error) => Err(error),
     }
 }
@@ -276,7 +276,7 @@ pub(crate) fn open_locked(path: &Path) -> io::Result<Option<OwnedFd>> {
 }
 
 /// Whether programs can be put into it and killed in it.
-fn usable(made: Made) -> Result<Made, String> {
+fn usable(made: NewCgroup) -> Result<NewCgroup, String> {
     let kind = fs::read_to_string(made.path.join("cgroup.type")).unwrap_or_default();
     let why = if !made.path.join("cgroup.kill").exists() {
         "this kernel cannot kill by it"
@@ -348,7 +348,7 @@ mod tests {
     fn only_the_name_of_a_sandboxs_own_cgroup_is_believed() {
         let cgroups = Cgroups {
             place: Err(String::new()),
-            legacy: Places::default(),
+            legacy: ControllerDirs::default(),
             prefix: "lodge-ab-".to_owned(),
             swept: Once::new(),
         };

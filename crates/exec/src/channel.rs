@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use lodge_link::{Assembler, Command, Event, Welcome, limits};
+use lodge_link::{Assembler, KeeperCommand, KeeperEvent, Welcome, limits};
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 
@@ -23,18 +23,18 @@ pub struct Link {
 /// Sends commands. Clones share the connection.
 #[derive(Debug, Clone)]
 pub struct Sender {
-    shared: Arc<Shared>,
+    shared: Arc<LinkSocket>,
 }
 
 /// Receives events, in the order in which the keeper told them.
 #[derive(Debug)]
 pub struct Receiver {
-    shared: Arc<Shared>,
+    shared: Arc<LinkSocket>,
     input: Assembler,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct LinkSocket {
     stream: UnixStream,
     /// Held while a frame is written, so that frames do not mix.
     writing: Mutex<()>,
@@ -48,7 +48,7 @@ impl Link {
         input: Assembler,
         pidfd: Option<OwnedFd>,
     ) -> Link {
-        let shared = Arc::new(Shared { stream, writing: Mutex::new(()), pidfd });
+        let shared = Arc::new(LinkSocket { stream, writing: Mutex::new(()), pidfd });
         Link { welcome, sender: Sender { shared: shared.clone() }, receiver: Receiver { shared, input } }
     }
 
@@ -56,12 +56,12 @@ impl Link {
         self.sender.clone()
     }
 
-    pub async fn send(&self, command: &Command) -> Result<(), SendError> {
+    pub async fn send(&self, command: &KeeperCommand) -> Result<(), SendError> {
         self.sender.send(command).await
     }
 
     /// As [`Receiver::next`].
-    pub async fn next(&mut self) -> Option<Event> {
+    pub async fn next(&mut self) -> Option<KeeperEvent> {
         self.receiver.next().await
     }
 
@@ -72,14 +72,14 @@ impl Link {
 
 impl Sender {
     /// Hands a command to the connection, whole or not at all: dropped halfway, it closes the link.
-    pub async fn send(&self, command: &Command) -> Result<(), SendError> {
+    pub async fn send(&self, command: &KeeperCommand) -> Result<(), SendError> {
         let mut bytes = Vec::new();
         command.append_to(&mut bytes);
         if bytes.len() > limits::FRAME_MAX {
             return Err(SendError::TooLong { len: bytes.len(), len_max: limits::FRAME_MAX });
         }
         let _turn = self.shared.writing.lock().await;
-        let unless_done = CloseUnlessDone { shared: &self.shared };
+        let unless_done = CloseUnlessSent { shared: &self.shared };
         match write_all(&self.shared.stream, &bytes).await {
             Ok(()) => {
                 std::mem::forget(unless_done);
@@ -119,17 +119,17 @@ impl Sender {
 }
 
 /// Half a frame would make nonsense of everything after it.
-struct CloseUnlessDone<'a> {
-    shared: &'a Shared,
+struct CloseUnlessSent<'a> {
+    shared: &'a LinkSocket,
 }
 
-impl Drop for CloseUnlessDone<'_> {
+impl Drop for CloseUnlessSent<'_> {
     fn drop(&mut self) {
         self.shared.close();
     }
 }
 
-impl Shared {
+impl LinkSocket {
     fn close(&self) {
         // A connection that is closed already is what was wanted.
         if rustix::net::shutdown(&self.stream, rustix::net::Shutdown::Both).is_err() {}
@@ -140,11 +140,11 @@ impl Receiver {
     /// The next event. `None`: the connection is lost, or the keeper speaks nonsense, which is the same.
     ///
     /// Dropping the future loses nothing.
-    pub async fn next(&mut self) -> Option<Event> {
+    pub async fn next(&mut self) -> Option<KeeperEvent> {
         loop {
             loop {
                 match self.input.next_frame(limits::FRAME_MAX) {
-                    Ok(Some(frame)) => match Event::decode(frame) {
+                    Ok(Some(frame)) => match KeeperEvent::decode(frame) {
                         Ok(Some(event)) => return Some(event),
                         Ok(None) => {}
                         Err(_) => return self.lost(),
@@ -159,7 +159,7 @@ impl Receiver {
         }
     }
 
-    fn lost(&self) -> Option<Event> {
+    fn lost(&self) -> Option<KeeperEvent> {
         self.shared.close();
         None
     }

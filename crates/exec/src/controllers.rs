@@ -10,37 +10,37 @@ use std::path::{Path, PathBuf};
 
 use lodge_link::Controllers;
 
-use crate::cgroup::{Ending, family, is_delegated, is_gone, make_locked, open_locked};
+use crate::cgroup::{CgroupRemoval, family, is_delegated, is_gone, make_locked, open_locked};
 
 const CGROUP1_MAGIC: u64 = 0x0027_E0EB;
 
 /// The controllers that limits need, and where this process is in their hierarchies.
 #[derive(Debug, Default)]
-pub(crate) struct Places {
+pub(crate) struct ControllerDirs {
     memory: Option<PathBuf>,
     pids: Option<PathBuf>,
 }
 
 /// New cgroups, locked.
 #[derive(Debug, Default)]
-pub(crate) struct Held {
+pub(crate) struct LockedControllers {
     pub(crate) controllers: Controllers,
     locks: Vec<OwnedFd>,
 }
 
-impl Places {
+impl ControllerDirs {
     /// Where others may be made. Those of the first version are root's.
-    pub(crate) fn find() -> Places {
+    pub(crate) fn find() -> ControllerDirs {
         let is_ruled = Path::new("/run/systemd/system").is_dir();
         if !rustix::process::geteuid().is_root() {
-            return Places::default();
+            return ControllerDirs::default();
         }
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let (mountinfo, own) = (read("/proc/self/mountinfo"), read("/proc/self/cgroup"));
         // Where systemd rules the tree, a part of it may be used only if it was given away.
         let usable = |place: &PathBuf| !is_ruled || place.ancestors().any(is_delegated);
         let find = |controller| own_place(&mountinfo, &own, controller).filter(usable);
-        Places { memory: find("memory"), pids: find("pids") }
+        ControllerDirs { memory: find("memory"), pids: find("pids") }
     }
 
     fn all(&self) -> impl Iterator<Item = &PathBuf> {
@@ -48,8 +48,8 @@ impl Places {
     }
 
     /// Makes one for each controller. A controller without one is done without.
-    pub(crate) fn make(&self, name: &str) -> Held {
-        let mut held = Held::default();
+    pub(crate) fn make(&self, name: &str) -> LockedControllers {
+        let mut held = LockedControllers::default();
         let mut make = |place: &Option<PathBuf>| {
             let path = place.as_ref()?.join(name);
             let lock = make_locked(&path).ok().flatten()?;
@@ -87,7 +87,7 @@ impl Places {
     }
 }
 
-impl Drop for Held {
+impl Drop for LockedControllers {
     fn drop(&mut self) {
         self.locks.clear();
         let made = [self.controllers.memory.take(), self.controllers.pids.take()];
@@ -99,14 +99,14 @@ impl Drop for Held {
 }
 
 /// Removes one in which nothing is left.
-pub(crate) fn end(path: &Path) -> io::Result<Ending> {
+pub(crate) fn end(path: &Path) -> io::Result<CgroupRemoval> {
     let Some(_dir) = open_locked(path)? else {
-        return Ok(if path.try_exists()? { Ending::InUse } else { Ending::Gone });
+        return Ok(if path.try_exists()? { CgroupRemoval::InUse } else { CgroupRemoval::Gone });
     };
     match fs::remove_dir(path) {
-        Ok(()) => Ok(Ending::Gone),
-        Err(error) if is_gone(&error) => Ok(Ending::Gone),
-        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(Ending::Dying),
+        Ok(()) => Ok(CgroupRemoval::Gone),
+        Err(error) if is_gone(&error) => Ok(CgroupRemoval::Gone),
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(CgroupRemoval::Dying),
         Err(error) => Err(error),
     }
 }

@@ -6,14 +6,14 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use lodge_link::{
-    Assembler, Challenge, Hello, NONCE_LEN, SOCKET_FILE, Secret, TurnedAway, TurnedAwayWhy, VERSION, Welcome,
-    daemon_proof, is_valid_id, keeper_proof, limits, same_bytes,
+    Assembler, ConnectionRefused, Hello, KeeperChallenge, NONCE_LEN, RefusedWhy, SOCKET_FILE, Secret,
+    VERSION, Welcome, daemon_proof, is_valid_id, keeper_proof, limits, same_bytes,
 };
 use tokio::net::UnixStream;
 
 use crate::channel::{self, Link};
 use crate::error::DialError;
-use crate::host::Host;
+use crate::host::SandboxHost;
 
 /// How long a keeper may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -21,7 +21,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 const FULL_PAUSE: Duration = Duration::from_millis(2);
 const SO_PEERPIDFD: libc::c_int = 77;
 
-impl Host {
+impl SandboxHost {
     /// Connects to the sandbox's keeper as the daemon of `epoch`.
     ///
     /// A daemon of the same or an older epoch is cut off. Both ends have proved that they know the secret.
@@ -69,7 +69,7 @@ async fn shake_hands(
     let garbled = |cause| DialError::Garbled { sandbox: sandbox.to_owned(), cause };
     let broke = |cause| DialError::Broke { sandbox: sandbox.to_owned(), cause };
     let frame = frame(stream, input, sandbox).await?;
-    let challenge = match Challenge::decode(frame.raw()).map_err(|cause| garbled(Some(cause)))? {
+    let challenge = match KeeperChallenge::decode(frame.raw()).map_err(|cause| garbled(Some(cause)))? {
         Some(challenge) => challenge,
         None => return Err(turned_away(&frame, sandbox)),
     };
@@ -93,21 +93,27 @@ async fn shake_hands(
 }
 
 /// A frame of the handshake, owned.
-struct Frame {
+struct HandshakeFrame {
     kind: u8,
     payload: Vec<u8>,
 }
 
-impl Frame {
+impl HandshakeFrame {
     fn raw(&self) -> lodge_link::RawFrame<'_> {
         lodge_link::RawFrame { kind: self.kind, payload: &self.payload }
     }
 }
 
-async fn frame(stream: &UnixStream, input: &mut Assembler, sandbox: &str) -> Result<Frame, DialError> {
+async fn frame(
+    stream: &UnixStream,
+    input: &mut Assembler,
+    sandbox: &str,
+) -> Result<HandshakeFrame, DialError> {
     loop {
         match input.next_frame(limits::FRAME_MAX) {
-            Ok(Some(frame)) => return Ok(Frame { kind: frame.kind, payload: frame.payload.to_vec() }),
+            Ok(Some(frame)) => {
+                return Ok(HandshakeFrame { kind: frame.kind, payload: frame.payload.to_vec() });
+            }
             Ok(None) => {}
             Err(_) => return Err(DialError::Garbled { sandbox: sandbox.to_owned(), cause: None }),
         }
@@ -118,14 +124,14 @@ async fn frame(stream: &UnixStream, input: &mut Assembler, sandbox: &str) -> Res
     }
 }
 
-fn turned_away(frame: &Frame, sandbox: &str) -> DialError {
+fn turned_away(frame: &HandshakeFrame, sandbox: &str) -> DialError {
     let sandbox = sandbox.to_owned();
-    match TurnedAway::decode(frame.raw()) {
-        Ok(Some(TurnedAway { why: TurnedAwayWhy::BadProof })) => DialError::WrongSecret { sandbox },
-        Ok(Some(TurnedAway { why: TurnedAwayWhy::OldEpoch { current } })) => {
+    match ConnectionRefused::decode(frame.raw()) {
+        Ok(Some(ConnectionRefused { why: RefusedWhy::BadProof })) => DialError::WrongSecret { sandbox },
+        Ok(Some(ConnectionRefused { why: RefusedWhy::OldEpoch { current } })) => {
             DialError::OldEpoch { sandbox, current }
         }
-        Ok(Some(TurnedAway { why: TurnedAwayWhy::TooManyWaiting })) => DialError::Busy { sandbox },
+        Ok(Some(ConnectionRefused { why: RefusedWhy::TooManyWaiting })) => DialError::Busy { sandbox },
         Ok(None) => DialError::Garbled { sandbox, cause: None },
         Err(cause) => DialError::Garbled { sandbox, cause: Some(cause) },
     }

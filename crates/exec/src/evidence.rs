@@ -13,7 +13,7 @@ use lodge_link::{EXEC_DIR, EXIT_FILE, ExitRecord, STDERR_FILE, STDOUT_FILE, is_v
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use crate::error::ReadError;
-use crate::host::Host;
+use crate::host::SandboxHost;
 
 /// What the directory of an exec tells about it.
 #[derive(Debug)]
@@ -29,21 +29,21 @@ pub enum Evidence {
 
 /// One of an exec's streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stream {
+pub enum ExecStream {
     Stdout,
     Stderr,
 }
 
 /// Both ends of what was captured of a stream. They do not overlap.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Captured {
+pub struct CapturedStream {
     pub head: Vec<u8>,
     pub tail: Vec<u8>,
     /// Bytes in the file when it was read.
     pub total: u64,
 }
 
-impl Host {
+impl SandboxHost {
     /// What is on disk about an exec.
     pub fn evidence(&self, sandbox: &str, exec: &str) -> Evidence {
         if let Err(error) = check_ids(sandbox, exec) {
@@ -75,16 +75,16 @@ impl Host {
         &self,
         sandbox: &str,
         exec: &str,
-        stream: Stream,
+        stream: ExecStream,
         head_max: usize,
         tail_max: usize,
-    ) -> Result<Captured, ReadError> {
+    ) -> Result<CapturedStream, ReadError> {
         let file = self.output(sandbox, exec, stream)?;
         let total = file.metadata().map_err(read_failed)?.len();
         let head = read_at(&file, OUTPUT, 0, head_max as u64, total)?;
         let tail_from = total.saturating_sub(tail_max as u64).max(head.len() as u64);
         let tail = read_at(&file, OUTPUT, tail_from, total - tail_from, total)?;
-        Ok(Captured { head, tail, total })
+        Ok(CapturedStream { head, tail, total })
     }
 
     /// At most `len_max` captured bytes from `offset` on. Empty: nothing was captured beyond it so far.
@@ -92,7 +92,7 @@ impl Host {
         &self,
         sandbox: &str,
         exec: &str,
-        stream: Stream,
+        stream: ExecStream,
         offset: u64,
         len_max: usize,
     ) -> Result<Vec<u8>, ReadError> {
@@ -101,11 +101,11 @@ impl Host {
         read_at(&file, OUTPUT, offset, len_max as u64, total)
     }
 
-    pub(crate) fn output(&self, sandbox: &str, exec: &str, stream: Stream) -> Result<File, ReadError> {
+    pub(crate) fn output(&self, sandbox: &str, exec: &str, stream: ExecStream) -> Result<File, ReadError> {
         check_ids(sandbox, exec)?;
         let name = match stream {
-            Stream::Stdout => STDOUT_FILE,
-            Stream::Stderr => STDERR_FILE,
+            ExecStream::Stdout => STDOUT_FILE,
+            ExecStream::Stderr => STDERR_FILE,
         };
         open_plain(&self.run.join(sandbox), format!("{EXEC_DIR}/{exec}/{name}").as_ref(), OUTPUT)
     }

@@ -16,11 +16,11 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use tokio::io::unix::AsyncFd;
 
-use crate::cgroup::{self, Ending};
+use crate::cgroup::{self, CgroupRemoval};
 use crate::controllers;
 use crate::error::ReadError;
 use crate::evidence;
-use crate::host::Host;
+use crate::host::SandboxHost;
 
 /// First and longest pause between two looks at what nothing notifies about.
 const PAUSE_FIRST: Duration = Duration::from_millis(1);
@@ -36,12 +36,12 @@ const CONTROLLERS_MAX: usize = 4 * CGROUP_PATH_MAX;
 
 /// What there is of a sandbox's processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Tree {
+enum SandboxProcesses {
     Gone,
     Lives,
 }
 
-impl Host {
+impl SandboxHost {
     /// Waits until the sandbox has no keeper and no process of its tree is left. False: there still is, or
     /// nobody can tell.
     ///
@@ -53,13 +53,13 @@ impl Host {
     async fn gone(&self, sandbox: &str) {
         let mut pause = PAUSE_FIRST;
         // An error may pass, as that of too many open files does. The caller has set the bound.
-        while !matches!(self.tree(sandbox).await, Ok(Tree::Gone)) {
+        while !matches!(self.tree(sandbox).await, Ok(SandboxProcesses::Gone)) {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 
-    async fn tree(&self, sandbox: &str) -> io::Result<Tree> {
+    async fn tree(&self, sandbox: &str) -> io::Result<SandboxProcesses> {
         // The keeper is pid 1 of its namespace: it counts as dead only when all of the namespace is, and it
         // gives up its lock before that.
         if let Some(pidfd) = self.keeper_pidfd(sandbox)? {
@@ -67,32 +67,32 @@ impl Host {
         }
         if self.is_held(sandbox) {
             self.wake_guardians(sandbox)?;
-            return Ok(Tree::Lives);
+            return Ok(SandboxProcesses::Lives);
         }
         Ok(match self.end_cgroups(sandbox)? {
-            Ending::Gone => Tree::Gone,
-            Ending::Dying | Ending::InUse => Tree::Lives,
+            CgroupRemoval::Gone => SandboxProcesses::Gone,
+            CgroupRemoval::Dying | CgroupRemoval::InUse => SandboxProcesses::Lives,
         })
     }
 
     /// Ends what dead keepers of the sandbox left in cgroups: without a pid namespace, the kernel does not.
     ///
     /// In the one that the last keeper wrote down, and in those of the sandbox's name that nobody uses.
-    pub(crate) fn end_cgroups(&self, sandbox: &str) -> io::Result<Ending> {
+    pub(crate) fn end_cgroups(&self, sandbox: &str) -> io::Result<CgroupRemoval> {
         if !is_valid_id(sandbox) {
-            return Ok(Ending::Gone);
+            return Ok(CgroupRemoval::Gone);
         }
-        let mut ending = Ending::Gone;
+        let mut ending = CgroupRemoval::Gone;
         for path in self.cgroup_of(sandbox)?.into_iter().chain(self.cgroups.named(sandbox)?) {
             match cgroup::end(&path)? {
-                Ending::Gone => {}
-                left @ (Ending::Dying | Ending::InUse) => ending = left,
+                CgroupRemoval::Gone => {}
+                left @ (CgroupRemoval::Dying | CgroupRemoval::InUse) => ending = left,
             }
         }
         for path in self.controllers_of(sandbox)?.into_iter().chain(self.cgroups.legacy_named(sandbox)?) {
             match controllers::end(&path)? {
-                Ending::Gone => {}
-                left @ (Ending::Dying | Ending::InUse) => ending = left,
+                CgroupRemoval::Gone => {}
+                left @ (CgroupRemoval::Dying | CgroupRemoval::InUse) => ending = left,
             }
         }
         Ok(ending)

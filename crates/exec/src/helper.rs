@@ -36,14 +36,14 @@ pub struct Helper {
 
 /// What a program answered. It may be a secret, so it is not printed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Helped {
+pub struct HelperAnswer {
     /// Absent when a signal ended it.
     pub code: Option<i32>,
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
 }
 
-impl std::fmt::Debug for Helped {
+impl std::fmt::Debug for HelperAnswer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Helped").field("code", &self.code).finish_non_exhaustive()
     }
@@ -65,7 +65,7 @@ pub enum HelperError {
 
 impl Helper {
     /// Runs the program with `input` as its stdin and waits for its end. Blocks; whatever it started ends with it.
-    pub fn ask(&self, input: &[u8]) -> Result<Helped, HelperError> {
+    pub fn ask(&self, input: &[u8]) -> Result<HelperAnswer, HelperError> {
         let not_run = |cause| HelperError::NotRun { program: self.program.clone(), cause };
         let mut command = Command::new(&self.program);
         command.args(&self.args).env_clear().envs(self.env.iter().cloned()).current_dir("/");
@@ -78,10 +78,10 @@ impl Helper {
         };
         // SAFETY: it makes only system calls, and allocates nothing.
         unsafe { command.pre_exec(lower_limit) };
-        let mut running = Running { child: command.spawn().map_err(not_run)?, ended: None };
+        let mut running = HelperProcess { child: command.spawn().map_err(not_run)?, ended: None };
         let (stdout, stderr) = self.converse(&mut running.child, input)?;
         let status = running.end().map_err(not_run)?;
-        Ok(Helped { code: status.code(), stdout, stderr })
+        Ok(HelperAnswer { code: status.code(), stdout, stderr })
     }
 
     /// All that it says, once it has ended.
@@ -97,10 +97,10 @@ impl Helper {
         while out.is_some() || err.is_some() {
             let left = self.left(until)?;
             let (out_ready, err_ready) = ready(&out, &err, left).map_err(not_run)?;
-            if out_ready && take(&mut out, &mut stdout).map_err(not_run)? == Stream::Ended {
+            if out_ready && take(&mut out, &mut stdout).map_err(not_run)? == PipeState::Ended {
                 out = None;
             }
-            if err_ready && take(&mut err, &mut stderr).map_err(not_run)? == Stream::Ended {
+            if err_ready && take(&mut err, &mut stderr).map_err(not_run)? == PipeState::Ended {
                 err = None;
             }
             if stdout.len().max(stderr.len()) > self.output_max {
@@ -135,12 +135,12 @@ pub fn find_program(path: &std::ffi::OsStr, name: &str) -> Option<PathBuf> {
 }
 
 /// A program that is ended, and its group with it, when nobody waits for it any more.
-struct Running {
+struct HelperProcess {
     child: Child,
     ended: Option<ExitStatus>,
 }
 
-impl Running {
+impl HelperProcess {
     /// Ends whatever of it is left. Its number is its own until it is waited for, which is after the signal.
     fn end(&mut self) -> io::Result<ExitStatus> {
         if let Some(status) = self.ended {
@@ -158,7 +158,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for HelperProcess {
     fn drop(&mut self) {
         // Whoever could be told has an error of his own already.
         drop(self.end());
@@ -181,7 +181,7 @@ fn has_ended(child: &Child) -> io::Result<bool> {
 }
 
 #[derive(PartialEq, Eq)]
-enum Stream {
+enum PipeState {
     Open,
     Ended,
 }
@@ -201,16 +201,16 @@ fn ready(out: &Option<impl AsFd>, err: &Option<impl AsFd>, within: Duration) -> 
     Ok((out_ready, err.is_some() && said.next().unwrap_or(false)))
 }
 
-fn take(stream: &mut Option<impl Read>, into: &mut Vec<u8>) -> io::Result<Stream> {
-    let Some(stream) = stream else { return Ok(Stream::Ended) };
+fn take(stream: &mut Option<impl Read>, into: &mut Vec<u8>) -> io::Result<PipeState> {
+    let Some(stream) = stream else { return Ok(PipeState::Ended) };
     let mut piece = [0; PIECE];
     match stream.read(&mut piece) {
-        Ok(0) => Ok(Stream::Ended),
+        Ok(0) => Ok(PipeState::Ended),
         Ok(read) => {
             into.extend_from_slice(&piece[..read]);
-            Ok(Stream::Open)
+            Ok(PipeState::Open)
         }
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Stream::Open),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(PipeState::Open),
         Err(error) => Err(error),
     }
 }
@@ -263,7 +263,7 @@ mod tests {
             while held.is_some() {
                 let (ready, _) = ready(&held, &None::<File>, Duration::from_secs(20)).unwrap();
                 assert!(ready, "somebody holds it still: {script}");
-                if take(&mut held, &mut said).unwrap() == Stream::Ended {
+                if take(&mut held, &mut said).unwrap() == PipeState::Ended {
                     held = None;
                 }
             }

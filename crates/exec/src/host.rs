@@ -9,28 +9,28 @@ use std::path::{Path, PathBuf};
 use lodge_link::{EXEC_DIR, Grouping, LOCK_FILE, Layer, descriptors, is_valid_id};
 use rustix::fs::{Mode, OFlags};
 
-use crate::cgroup::{Cgroups, Ending, Made};
+use crate::cgroup::{CgroupRemoval, Cgroups, NewCgroup};
 use crate::error::{HostError, RemoveError};
 use crate::open_files::FileLimit;
-use crate::programs::{Program, Stored};
+use crate::programs::{ProgramImage, StoredProgram};
 use crate::{lock, start};
 
 /// The sandboxes of one state directory. There can be several in one process, as in tests.
 #[derive(Debug)]
-pub struct Host {
+pub struct SandboxHost {
     pub(crate) state_dir: PathBuf,
     pub(crate) run: PathBuf,
     bin: PathBuf,
-    pub(crate) keeper: Stored,
+    pub(crate) keeper: StoredProgram,
     boot_id: String,
     pub(crate) cgroups: Cgroups,
     /// What keepers begin with. None: what this process has.
     pub(crate) file_limit: Option<FileLimit>,
 }
 
-impl Host {
+impl SandboxHost {
     /// Opens the state directory's `run/` and `bin/`. The keeper is put there before the first one starts.
-    pub fn open(state_dir: &Path, keeper: impl Into<Program>) -> Result<Host, HostError> {
+    pub fn open(state_dir: &Path, keeper: impl Into<ProgramImage>) -> Result<SandboxHost, HostError> {
         let prepare = |path: &Path| {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
             made.map_err(|cause| HostError::Prepare { path: path.to_owned(), cause })
@@ -44,20 +44,20 @@ impl Host {
         prepare(&bin)?;
         let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
         let boot_id = boot_id.map_err(|cause| HostError::NoBootId { cause })?.trim().to_owned();
-        let keeper = Stored::new(&bin, "keeper", keeper.into())?;
+        let keeper = StoredProgram::new(&bin, "keeper", keeper.into())?;
         let cgroups = Cgroups::of(&state_dir);
-        Ok(Host { state_dir, run, bin, keeper, boot_id, cgroups, file_limit: None })
+        Ok(SandboxHost { state_dir, run, bin, keeper, boot_id, cgroups, file_limit: None })
     }
 
     /// Lets keepers begin with this limit of open files. None: with this process's own.
     #[must_use]
-    pub fn with_file_limit(self, limit: Option<FileLimit>) -> Host {
-        Host { file_limit: limit, ..self }
+    pub fn with_file_limit(self, limit: Option<FileLimit>) -> SandboxHost {
+        SandboxHost { file_limit: limit, ..self }
     }
 
     /// A program that is stored as `bin/<name>-<digest>` when its path is asked for.
-    pub fn program(&self, name: &str, program: impl Into<Program>) -> Result<Stored, HostError> {
-        Stored::new(&self.bin, name, program.into())
+    pub fn program(&self, name: &str, program: impl Into<ProgramImage>) -> Result<StoredProgram, HostError> {
+        StoredProgram::new(&self.bin, name, program.into())
     }
 
     pub(crate) fn sandbox_dir(&self, sandbox: &str) -> PathBuf {
@@ -89,7 +89,7 @@ impl Host {
             }
         }
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-        let fds: Vec<OwnedFd> = made.as_mut().and_then(Made::take_dir).into_iter().collect();
+        let fds: Vec<OwnedFd> = made.as_mut().and_then(NewCgroup::take_dir).into_iter().collect();
         start::give(&mut command, &fds, &[descriptors::CGROUP], self.file_limit);
         let output = async { start::spawn(&mut command).await?.wait_with_output().await };
         let output = output.await;
@@ -145,8 +145,8 @@ impl Host {
         let Some(held) = self.take(sandbox)? else { return Ok(()) };
         let path = self.run.join(sandbox);
         match self.end_cgroups(sandbox) {
-            Ok(Ending::Gone) => {}
-            Ok(Ending::Dying | Ending::InUse) => {
+            Ok(CgroupRemoval::Gone) => {}
+            Ok(CgroupRemoval::Dying | CgroupRemoval::InUse) => {
                 return Err(RemoveError::Dying { sandbox: sandbox.to_owned() });
             }
             Err(cause) => return Err(RemoveError::Remove { path, cause }),

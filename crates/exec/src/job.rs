@@ -14,8 +14,8 @@ use rustix::fs::{AtFlags, Dir, FallocateFlags, OFlags};
 use rustix::io::Errno;
 
 use crate::error::ReadError;
-use crate::evidence::{Stream, check_ids, is_there, open_beneath, open_plain_at, read_at};
-use crate::host::Host;
+use crate::evidence::{ExecStream, check_ids, is_there, open_beneath, open_plain_at, read_at};
+use crate::host::SandboxHost;
 
 /// Most entries of a job's directory that are looked at. There are a dozen.
 const ENTRIES_MAX: usize = 256;
@@ -67,17 +67,17 @@ impl JobStream {
 pub struct JobTotals {
     pub stdout: JobStream,
     pub stderr: JobStream,
-    /// Bytes of marks, see [`Host::job_order`].
+    /// Bytes of marks, see [`SandboxHost::job_order`].
     pub order: u64,
 }
 
-impl Host {
+impl SandboxHost {
     /// At most `len_max` bytes of a stream from `offset` on, or from the first that is kept beyond it.
     pub fn job_read(
         &self,
         sandbox: &str,
         job: &str,
-        stream: Stream,
+        stream: ExecStream,
         offset: u64,
         len_max: usize,
     ) -> Result<JobBytes, ReadError> {
@@ -93,12 +93,12 @@ impl Host {
                 Err(ReadError::Absent { .. }) => 0,
                 Err(error) => return Err(error),
             };
-            let of = |stream: Stream| stream_totals(dir, stream, released.of(stream));
-            Ok(JobTotals { stdout: of(Stream::Stdout)?, stderr: of(Stream::Stderr)?, order })
+            let of = |stream: ExecStream| stream_totals(dir, stream, released.of(stream));
+            Ok(JobTotals { stdout: of(ExecStream::Stdout)?, stderr: of(ExecStream::Stderr)?, order })
         })
     }
 
-    /// The marks of the order in which both streams spoke, from `offset` on: see [`Runs`](lodge_link::Runs).
+    /// The marks of the order in which both streams spoke, from `offset` on: see [`Runs`](lodge_link::OrderRuns).
     pub fn job_order(&self, sandbox: &str, job: &str, offset: u64) -> Result<Vec<u8>, ReadError> {
         self.in_job(sandbox, job, |dir| {
             let file = match open_plain_at(dir, ORDER_FILE, ORDER, OFlags::RDONLY) {
@@ -115,7 +115,13 @@ impl Host {
     ///
     /// Where the file system cannot do that, the bytes stay until the job is forgotten. One that was forgotten has
     /// nothing to give back.
-    pub fn job_release(&self, sandbox: &str, job: &str, stream: Stream, upto: u64) -> Result<(), ReadError> {
+    pub fn job_release(
+        &self,
+        sandbox: &str,
+        job: &str,
+        stream: ExecStream,
+        upto: u64,
+    ) -> Result<(), ReadError> {
         let dir = match self.job_dir(sandbox, job) {
             Ok(dir) => dir,
             Err(ReadError::Absent { .. }) => return Ok(()),
@@ -169,10 +175,10 @@ impl Host {
     }
 }
 
-fn file_name(stream: Stream) -> &'static str {
+fn file_name(stream: ExecStream) -> &'static str {
     match stream {
-        Stream::Stdout => STDOUT_FILE,
-        Stream::Stderr => STDERR_FILE,
+        ExecStream::Stdout => STDOUT_FILE,
+        ExecStream::Stderr => STDERR_FILE,
     }
 }
 
@@ -185,7 +191,12 @@ fn len_of(file: &File, what: &'static str) -> Result<u64, ReadError> {
 }
 
 /// Bytes of a stream that were not stored elsewhere before they were read.
-fn read_unreleased(dir: &File, stream: Stream, offset: u64, len_max: usize) -> Result<JobBytes, ReadError> {
+fn read_unreleased(
+    dir: &File,
+    stream: ExecStream,
+    offset: u64,
+    len_max: usize,
+) -> Result<JobBytes, ReadError> {
     let mut released = read_released(dir)?.of(stream);
     for _ in 0..ROUNDS_MAX {
         let from = offset.max(released);
@@ -212,7 +223,7 @@ fn open_part(dir: &File, name: &str) -> Result<Option<File>, ReadError> {
 /// The segments of a stream that follow each other up to its end, by their place in it.
 ///
 /// Those before a gap were pushed out by what came behind it: a keeper that died before it removed them leaves them.
-fn segments(dir: &File, stream: Stream) -> Result<Vec<Segment>, ReadError> {
+fn segments(dir: &File, stream: ExecStream) -> Result<Vec<Segment>, ReadError> {
     let mut all = listed(dir, stream)?;
     let mut from = all.len().saturating_sub(1);
     while let Some([before, after]) = from.checked_sub(1).and_then(|at| all.get(at..=from)) {
@@ -225,7 +236,7 @@ fn segments(dir: &File, stream: Stream) -> Result<Vec<Segment>, ReadError> {
     Ok(all.split_off(from))
 }
 
-fn listed(dir: &File, stream: Stream) -> Result<Vec<Segment>, ReadError> {
+fn listed(dir: &File, stream: ExecStream) -> Result<Vec<Segment>, ReadError> {
     let mut found = Vec::new();
     let entries = Dir::read_from(dir).map_err(|errno| failed(OUTPUT, errno.into()))?;
     for entry in entries.take(ENTRIES_MAX) {
@@ -240,7 +251,7 @@ fn listed(dir: &File, stream: Stream) -> Result<Vec<Segment>, ReadError> {
 /// Bytes from `from` on, with where they begin. None: what was to be read was replaced meanwhile.
 fn read_parts(
     dir: &File,
-    stream: Stream,
+    stream: ExecStream,
     from: u64,
     len_max: usize,
 ) -> Result<Option<(u64, Vec<u8>)>, ReadError> {
@@ -273,7 +284,7 @@ fn read_parts(
     Ok(Some((offset, bytes)))
 }
 
-fn stream_totals(dir: &File, stream: Stream, released: u64) -> Result<JobStream, ReadError> {
+fn stream_totals(dir: &File, stream: ExecStream, released: u64) -> Result<JobStream, ReadError> {
     for _ in 0..ROUNDS_MAX {
         let segments = segments(dir, stream)?;
         let head = match open_part(dir, file_name(stream))? {
@@ -294,31 +305,31 @@ fn stream_totals(dir: &File, stream: Stream, released: u64) -> Result<JobStream,
 
 /// How much of either stream was stored elsewhere.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Released {
+struct ReleasedBytes {
     stdout: u64,
     stderr: u64,
 }
 
-impl Released {
-    fn of(self, stream: Stream) -> u64 {
+impl ReleasedBytes {
+    fn of(self, stream: ExecStream) -> u64 {
         match stream {
-            Stream::Stdout => self.stdout,
-            Stream::Stderr => self.stderr,
+            ExecStream::Stdout => self.stdout,
+            ExecStream::Stderr => self.stderr,
         }
     }
 
-    fn with(self, stream: Stream, upto: u64) -> Released {
+    fn with(self, stream: ExecStream, upto: u64) -> ReleasedBytes {
         match stream {
-            Stream::Stdout => Released { stdout: upto, ..self },
-            Stream::Stderr => Released { stderr: upto, ..self },
+            ExecStream::Stdout => ReleasedBytes { stdout: upto, ..self },
+            ExecStream::Stderr => ReleasedBytes { stderr: upto, ..self },
         }
     }
 }
 
-fn read_released(dir: &File) -> Result<Released, ReadError> {
+fn read_released(dir: &File) -> Result<ReleasedBytes, ReadError> {
     let file = match open_plain_at(dir, RELEASED_FILE, RELEASED, OFlags::RDONLY) {
         Ok(file) => file,
-        Err(ReadError::Absent { .. }) => return Ok(Released::default()),
+        Err(ReadError::Absent { .. }) => return Ok(ReleasedBytes::default()),
         Err(error) => return Err(error),
     };
     let bytes = read_at(&file, RELEASED, 0, RELEASED_BYTES as u64, RELEASED_BYTES as u64)?;
@@ -326,11 +337,11 @@ fn read_released(dir: &File) -> Result<Released, ReadError> {
         let bytes = bytes.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
         bytes.map_or(0, u64::from_le_bytes)
     };
-    Ok(Released { stdout: number(0), stderr: number(8) })
+    Ok(ReleasedBytes { stdout: number(0), stderr: number(8) })
 }
 
 /// Said on the disk before anything is taken from it, so that whoever reads at the same time learns of it.
-fn write_released(dir: &File, released: Released) -> Result<(), ReadError> {
+fn write_released(dir: &File, released: ReleasedBytes) -> Result<(), ReadError> {
     let file = open_plain_at(dir, RELEASED_FILE, RELEASED, OFlags::RDWR | OFlags::CREATE)?;
     let mut bytes = [0; RELEASED_BYTES];
     bytes[..8].copy_from_slice(&released.stdout.to_le_bytes());
@@ -339,7 +350,7 @@ fn write_released(dir: &File, released: Released) -> Result<(), ReadError> {
 }
 
 /// Makes a hole in the head, which keeps its length.
-fn punch(dir: &File, stream: Stream, before: u64, upto: u64) -> Result<(), ReadError> {
+fn punch(dir: &File, stream: ExecStream, before: u64, upto: u64) -> Result<(), ReadError> {
     let head = match open_plain_at(dir, file_name(stream), OUTPUT, OFlags::RDWR) {
         Ok(head) => head,
         Err(ReadError::Absent { .. }) => return Ok(()),

@@ -16,8 +16,8 @@ use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 
 use crate::error::ReadError;
-use crate::evidence::{Stream, open_beneath};
-use crate::host::Host;
+use crate::evidence::{ExecStream, open_beneath};
+use crate::host::SandboxHost;
 
 /// Where kept output lies in an agent's root.
 const PLACE: [&str; 3] = ["var", "log", "tools"];
@@ -27,7 +27,7 @@ const ENTRIES_MAX: usize = 16_384;
 
 /// What is kept of an agent's output, and for how long.
 #[derive(Debug)]
-pub struct Keeping<'a> {
+pub struct KeepRules<'a> {
     /// The agent's root.
     pub root: &'a Path,
     /// Who may read and remove it, where the daemon may choose.
@@ -38,18 +38,18 @@ pub struct Keeping<'a> {
     pub bytes_max: u64,
 }
 
-impl Keeping<'_> {
+impl KeepRules<'_> {
     /// Where a stream of an exec is kept, below the agent's root as `seen` by its programs.
-    pub fn path(&self, seen: &Path, exec: &str, stream: Stream) -> PathBuf {
+    pub fn path(&self, seen: &Path, exec: &str, stream: ExecStream) -> PathBuf {
         PLACE.iter().fold(seen.to_owned(), |path, part| path.join(part)).join(kept_name(exec, stream))
     }
 }
 
-impl Host {
+impl SandboxHost {
     /// Moves the long streams of an exec to where the agent can read them, and removes the oldest that were kept.
-    pub fn keep_output(&self, sandbox: &str, exec: &str, keeping: &Keeping<'_>) -> Result<(), ReadError> {
+    pub fn keep_output(&self, sandbox: &str, exec: &str, keeping: &KeepRules<'_>) -> Result<(), ReadError> {
         let mut kept = Vec::new();
-        for stream in [Stream::Stdout, Stream::Stderr] {
+        for stream in [ExecStream::Stdout, ExecStream::Stderr] {
             let file = match self.output(sandbox, exec, stream) {
                 Ok(file) => file,
                 // Moved before, or never captured.
@@ -75,14 +75,14 @@ impl Host {
     }
 }
 
-fn kept_name(exec: &str, stream: Stream) -> String {
+fn kept_name(exec: &str, stream: ExecStream) -> String {
     format!("{exec}.{}", file_name(stream))
 }
 
-fn file_name(stream: Stream) -> &'static str {
+fn file_name(stream: ExecStream) -> &'static str {
     match stream {
-        Stream::Stdout => STDOUT_FILE,
-        Stream::Stderr => STDERR_FILE,
+        ExecStream::Stdout => STDOUT_FILE,
+        ExecStream::Stderr => STDERR_FILE,
     }
 }
 
@@ -91,7 +91,7 @@ fn failed(cause: io::Error) -> ReadError {
 }
 
 /// The directory of kept output, made if it is not there, or is not one.
-fn open_place(keeping: &Keeping<'_>) -> io::Result<OwnedFd> {
+fn open_place(keeping: &KeepRules<'_>) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut at = rustix::fs::open(keeping.root, flags, Mode::empty())?;
     for part in PLACE {
@@ -120,7 +120,7 @@ fn put(
     file: &File,
     from: &File,
     place: &OwnedFd,
-    (stream, name): (Stream, &str),
+    (stream, name): (ExecStream, &str),
     uid: Option<u32>,
 ) -> io::Result<()> {
     hand_over(file, uid)?;
@@ -157,7 +157,7 @@ fn copy(mut file: &File, place: &OwnedFd, name: &str, uid: Option<u32>) -> io::R
 }
 
 /// Removes what is more than may be kept, the oldest first; what was kept just now goes last.
-fn make_room(place: &OwnedFd, keeping: &Keeping<'_>, newest: &[String]) -> io::Result<()> {
+fn make_room(place: &OwnedFd, keeping: &KeepRules<'_>, newest: &[String]) -> io::Result<()> {
     let mut found = Vec::new();
     for entry in Dir::read_from(place)?.take(ENTRIES_MAX) {
         let entry = entry?;
@@ -189,19 +189,19 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    struct World {
+    struct KeptOutputTest {
         dir: tempfile::TempDir,
-        host: Host,
+        host: SandboxHost,
         root: PathBuf,
     }
 
-    impl World {
-        fn new() -> World {
+    impl KeptOutputTest {
+        fn new() -> KeptOutputTest {
             let dir = tempfile::tempdir().unwrap();
-            let host = Host::open(&dir.path().join("state"), &b"keeper"[..]).unwrap();
+            let host = SandboxHost::open(&dir.path().join("state"), &b"keeper"[..]).unwrap();
             let root = dir.path().join("state/agents/a");
             fs::create_dir_all(&root).unwrap();
-            World { dir, host, root }
+            KeptOutputTest { dir, host, root }
         }
 
         fn exec(&self, exec: &str, stdout: &str) {
@@ -212,7 +212,7 @@ mod tests {
         }
 
         fn keep(&self, exec: &str, files_max: usize, bytes_max: u64) -> Result<(), ReadError> {
-            let keeping = Keeping { root: &self.root, uid: None, more_than: 4, files_max, bytes_max };
+            let keeping = KeepRules { root: &self.root, uid: None, more_than: 4, files_max, bytes_max };
             self.host.keep_output("box", exec, &keeping)
         }
 
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_long_stream_is_moved_once_and_a_short_one_stays() {
-        let world = World::new();
+        let world = KeptOutputTest::new();
         world.exec("e1", "long enough");
         world.keep("e1", 9, 99).unwrap();
         world.keep("e1", 9, 99).unwrap();
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn links_planted_on_the_way_lead_nowhere() {
-        let world = World::new();
+        let world = KeptOutputTest::new();
         let elsewhere = world.dir.path().join("elsewhere");
         fs::create_dir_all(elsewhere.join("tools")).unwrap();
         fs::create_dir(world.root.join("var")).unwrap();
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn the_oldest_go_when_there_are_too_many_or_too_much_and_the_newest_never() {
-        let world = World::new();
+        let world = KeptOutputTest::new();
         for number in 1..=4 {
             let exec = format!("e{number}");
             world.exec(&exec, "0123456789");

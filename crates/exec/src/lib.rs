@@ -21,17 +21,17 @@ mod start;
 
 pub use channel::{Link, Receiver, Sender};
 pub use error::{DialError, HostError, ReadError, RemoveError, SendError, StartError};
-pub use evidence::{Captured, Evidence, Stream};
+pub use evidence::{CapturedStream, Evidence, ExecStream};
 pub use gone::is_over;
-pub use helper::{Helped, Helper, HelperError, find_program};
-pub use host::Host;
+pub use helper::{Helper, HelperAnswer, HelperError, find_program};
+pub use host::SandboxHost;
 pub use job::{JobBytes, JobStream, JobTotals};
-pub use kept::Keeping;
+pub use kept::KeepRules;
 pub use lodge_link::{
-    Bind, Cause, Command, Counted, Ended, Event as KeeperEvent, ExecKind, ExecState, ExitRecord,
-    FileIdentity, InForce, KnownExec, Layer, Limits, Network, PrivateRoot, Resource, Runs, Secret, Speaker,
-    Start, Usage, Welcome, limits,
+    Bind, EnforcedLimit, ExecKind, ExecState, ExitOutcome, ExitRecord, FileIdentity, KeeperCommand,
+    KeeperEvent, KnownExec, Layer, LimitHit, Limits, Network, OrderRuns, PrivateRoot, Resource,
+    ResourceUsage, Secret, Speaker, StartExec, StreamCount, Welcome, limits,
 };
 pub use open_files::FileLimit;
-pub use programs::{Program, Stored, Verified};
+pub use programs::{ProgramImage, StoredProgram, VerifiedProgram};
 pub use start::SandboxSpec;

@@ -23,54 +23,54 @@ const PIECE: usize = 64 * 1024;
 
 /// A program's bytes, and the digest that names them.
 #[derive(Debug, Clone, Copy)]
-pub struct Program {
+pub struct ProgramImage {
     bytes: &'static [u8],
     sha256: [u8; 32],
     carried: bool,
 }
 
-impl Program {
+impl ProgramImage {
     /// A program that this one carries as a constant, with its SHA-256 counted when this one was built: neither
     /// starting nor staying alive needs its bytes in memory.
     ///
     /// # Safety
     /// `bytes` must come from `include_bytes!`: their pages are given back, and read again from this program's file.
-    pub const unsafe fn carried(bytes: &'static [u8], sha256: &[u8; 32]) -> Program {
-        Program { bytes, sha256: *sha256, carried: true }
+    pub const unsafe fn carried(bytes: &'static [u8], sha256: &[u8; 32]) -> ProgramImage {
+        ProgramImage { bytes, sha256: *sha256, carried: true }
     }
 }
 
-impl From<&'static [u8]> for Program {
-    fn from(bytes: &'static [u8]) -> Program {
-        Program { bytes, sha256: Sha256::digest(bytes).into(), carried: false }
+impl From<&'static [u8]> for ProgramImage {
+    fn from(bytes: &'static [u8]) -> ProgramImage {
+        ProgramImage { bytes, sha256: Sha256::digest(bytes).into(), carried: false }
     }
 }
 
 /// A program that gets its place in `bin` when it is needed first.
 #[derive(Debug)]
-pub struct Stored {
+pub struct StoredProgram {
     path: PathBuf,
-    program: Program,
+    program: ProgramImage,
     /// Its file, once it was checked. Locked while it is written, so that it is written once.
-    checked: Mutex<Option<Checked>>,
+    checked: Mutex<Option<CheckedFile>>,
 }
 
 /// A file whose contents were checked, and what it was then.
 #[derive(Debug, Clone)]
-struct Checked {
+struct CheckedFile {
     file: Arc<OwnedFd>,
     identity: FileIdentity,
 }
 
 /// A file in `bin` that has exactly the bytes of its program, and that no other user can change.
 #[derive(Debug, Clone)]
-pub struct Verified<'s> {
+pub struct VerifiedProgram<'s> {
     path: &'s Path,
     file: Arc<OwnedFd>,
     identity: FileIdentity,
 }
 
-impl Verified<'_> {
+impl VerifiedProgram<'_> {
     /// A command that runs this very file, also when its name leads to another by then. It is listed under its path.
     pub fn command(&self) -> Command {
         let mut command = Command::new(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
@@ -88,26 +88,26 @@ impl Verified<'_> {
     }
 }
 
-impl Stored {
-    pub(crate) fn new(bin: &Path, name: &str, program: Program) -> Result<Stored, HostError> {
+impl StoredProgram {
+    pub(crate) fn new(bin: &Path, name: &str, program: ProgramImage) -> Result<StoredProgram, HostError> {
         if !lodge_link::is_valid_id(name) {
             return Err(HostError::BadName { name: name.to_owned() });
         }
         let hex: String = program.sha256[..DIGEST_BYTES].iter().map(|byte| format!("{byte:02x}")).collect();
         let path = bin.join(format!("{name}-{hex}"));
-        Ok(Stored { path, program, checked: Mutex::new(None) })
+        Ok(StoredProgram { path, program, checked: Mutex::new(None) })
     }
 
     /// Its file, checked. What another program was put in place of is written again.
-    pub fn verified(&self) -> Result<Verified<'_>, HostError> {
+    pub fn verified(&self) -> Result<VerifiedProgram<'_>, HostError> {
         let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
         let known = checked.as_ref().filter(|known| known.is_at(&self.path)).cloned();
         let known = match known {
             Some(known) => known,
             None => self.check_or_write()?,
         };
-        let Checked { file, identity } = checked.insert(known).clone();
-        Ok(Verified { path: &self.path, file, identity })
+        let CheckedFile { file, identity } = checked.insert(known).clone();
+        Ok(VerifiedProgram { path: &self.path, file, identity })
     }
 
     /// Its path, which leads to a file that was checked.
@@ -115,7 +115,7 @@ impl Stored {
         Ok(self.verified()?.path)
     }
 
-    fn check_or_write(&self) -> Result<Checked, HostError> {
+    fn check_or_write(&self) -> Result<CheckedFile, HostError> {
         let not_stored = |cause| HostError::StoreProgram { path: self.path.clone(), cause };
         // One that is not there, not ours or not what it should be is replaced: its name says what has to be in it.
         if let Ok(file) = self.open() {
@@ -130,7 +130,7 @@ impl Stored {
     }
 
     /// Opens the file and checks that it is this program and nobody else's to change.
-    fn open(&self) -> io::Result<Checked> {
+    fn open(&self) -> io::Result<CheckedFile> {
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let mut file = File::options().read(true).custom_flags(flags).open(&self.path)?;
         let meta = file.metadata()?;
@@ -144,11 +144,11 @@ impl Stored {
         if !is_program || FileIdentity::of(&file.metadata()?) != identity {
             return Err(io::Error::other("it is not the program that was stored"));
         }
-        Ok(Checked { file: Arc::new(out_of_the_way(file.into())?), identity })
+        Ok(CheckedFile { file: Arc::new(out_of_the_way(file.into())?), identity })
     }
 }
 
-impl Checked {
+impl CheckedFile {
     /// Whether the path still leads to that file, and nobody changed it.
     fn is_at(&self, path: &Path) -> bool {
         path.symlink_metadata().is_ok_and(|named| FileIdentity::of(&named) == self.identity)
@@ -171,7 +171,7 @@ fn give_back(bytes: &'static [u8]) {
     let from = bytes.as_ptr().align_offset(PAGE);
     let whole = bytes.len().saturating_sub(from) / PAGE * PAGE;
     let Some(pages) = bytes.get(from..from + whole) else { return };
-    // SAFETY: whole pages within a constant of this program, as `Program::carried` demands: mapped from its file,
+    // SAFETY: whole pages within a constant of this program, as `ProgramImage::carried` demands: mapped from its file,
     // read-only and never changed, so what is dropped comes back equal.
     let given = unsafe { libc::madvise(pages.as_ptr().cast_mut().cast(), pages.len(), libc::MADV_DONTNEED) };
     // A kernel that refuses keeps them; nothing depends on it.
@@ -206,10 +206,10 @@ mod tests {
     fn a_program_is_written_once_when_it_is_needed_and_another_content_gets_another_name() {
         let dir = tempfile::tempdir().unwrap();
         let put = |bytes: &'static [u8]| {
-            let stored = Stored::new(dir.path(), "keeper", bytes.into()).unwrap();
+            let stored = StoredProgram::new(dir.path(), "keeper", bytes.into()).unwrap();
             stored.path().unwrap().to_owned()
         };
-        drop(Stored::new(dir.path(), "keeper", b"none".as_slice().into()).unwrap());
+        drop(StoredProgram::new(dir.path(), "keeper", b"none".as_slice().into()).unwrap());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         let first = put(b"one");
         let inode = first.metadata().unwrap().ino();
@@ -224,10 +224,10 @@ mod tests {
     #[test]
     fn a_file_in_the_place_of_a_program_is_replaced_before_anything_runs() {
         let dir = tempfile::tempdir().unwrap();
-        let program: Program = b"one".as_slice().into();
-        let stored = || Stored::new(dir.path(), "keeper", program).unwrap();
+        let program: ProgramImage = b"one".as_slice().into();
+        let stored = || StoredProgram::new(dir.path(), "keeper", program).unwrap();
         let path = stored().path().unwrap().to_owned();
-        let is_whole = |stored: &Stored| {
+        let is_whole = |stored: &StoredProgram| {
             let verified = stored.verified().unwrap();
             let meta = path.symlink_metadata().unwrap();
             let open = rustix::fs::fstat(&verified.file).unwrap();
@@ -262,7 +262,7 @@ mod tests {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        let stored = || Stored::new(dir.path(), "keeper", b"one".as_slice().into()).unwrap();
+        let stored = || StoredProgram::new(dir.path(), "keeper", b"one".as_slice().into()).unwrap();
         let path = stored().path().unwrap().to_owned();
         std::os::unix::fs::chown(&path, Some(54_321), None).unwrap();
         stored().verified().unwrap();
@@ -273,7 +273,7 @@ mod tests {
     async fn a_program_runs_from_its_descriptor_and_not_from_its_name() {
         let dir = tempfile::tempdir().unwrap();
         let echo: &'static [u8] = Box::leak(fs::read("/bin/echo").unwrap().into_boxed_slice());
-        let stored = Stored::new(dir.path(), "echo", echo.into()).unwrap();
+        let stored = StoredProgram::new(dir.path(), "echo", echo.into()).unwrap();
         let verified = stored.verified().unwrap();
         fs::write(dir.path().join("new"), b"swapped").unwrap();
         fs::rename(dir.path().join("new"), verified.path()).unwrap();
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn a_name_that_is_a_path_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let refused = Stored::new(dir.path(), "../keeper", b"one".as_slice().into()).unwrap_err();
+        let refused = StoredProgram::new(dir.path(), "../keeper", b"one".as_slice().into()).unwrap_err();
         assert_eq!(refused.code(), "host.bad_program_name");
     }
 }

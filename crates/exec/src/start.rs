@@ -17,11 +17,11 @@ use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 use tokio::process::Command;
 
-use crate::cgroup::{Cgroups, Ending, Made};
+use crate::cgroup::{CgroupRemoval, Cgroups, NewCgroup};
 use crate::error::StartError;
-use crate::host::Host;
+use crate::host::SandboxHost;
 use crate::open_files::FileLimit;
-use crate::programs::Verified;
+use crate::programs::VerifiedProgram;
 
 /// How long a keeper may take until it can be dialled. It may have to wait for the tree of a dead one.
 const READY_WITHIN: Duration = Duration::from_secs(20);
@@ -57,26 +57,26 @@ pub struct SandboxSpec {
 }
 
 /// What became of a keeper that somebody else started.
-enum Other {
+enum OtherKeeper {
     Listens,
     Ended,
 }
 
 /// What became of those who were there before.
-enum Old {
+enum OldProcesses {
     Gone,
     Lives,
 }
 
 /// What a keeper that starts says about it.
-enum Announced {
+enum StartAnnouncement {
     Listening,
     Held,
     Failed(String),
     Nothing,
 }
 
-impl Host {
+impl SandboxHost {
     /// Sees to it that the sandbox has a keeper, and returns once it can be dialled.
     ///
     /// Doing so twice, even at the same time, leaves one keeper.
@@ -92,15 +92,17 @@ impl Host {
             loop {
                 if self.is_held(&spec.id) {
                     match self.await_other(spec).await? {
-                        Other::Listens => return Ok(()),
-                        Other::Ended => {}
+                        OtherKeeper::Listens => return Ok(()),
+                        OtherKeeper::Ended => {}
                     }
                 }
                 match self.launch(spec).await? {
-                    Announced::Listening => return Ok(()),
-                    Announced::Held => {}
-                    Announced::Failed(why) => return Err(StartError::GaveUp { sandbox: sandbox(), why }),
-                    Announced::Nothing => return Err(StartError::Died { sandbox: sandbox() }),
+                    StartAnnouncement::Listening => return Ok(()),
+                    StartAnnouncement::Held => {}
+                    StartAnnouncement::Failed(why) => {
+                        return Err(StartError::GaveUp { sandbox: sandbox(), why });
+                    }
+                    StartAnnouncement::Nothing => return Err(StartError::Died { sandbox: sandbox() }),
                 }
             }
         };
@@ -108,7 +110,7 @@ impl Host {
         timed.unwrap_or(Err(StartError::NotReady { sandbox: sandbox(), waited_s: READY_WITHIN.as_secs() }))
     }
 
-    async fn launch(&self, spec: &SandboxSpec) -> Result<Announced, StartError> {
+    async fn launch(&self, spec: &SandboxSpec) -> Result<StartAnnouncement, StartError> {
         let prepare = |cause| StartError::Prepare { sandbox: spec.id.clone(), cause };
         let path = self.run.join(&spec.id);
         DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(prepare)?;
@@ -116,12 +118,12 @@ impl Host {
         let log = File::options().append(true).create(true).mode(0o600).open(&spec.log);
         let log = log.map_err(|cause| StartError::Log { path: spec.log.clone(), cause })?;
         match self.await_old_cgroups(&spec.id).await? {
-            Old::Gone => {}
-            Old::Lives => return Ok(Announced::Held),
+            OldProcesses::Gone => {}
+            OldProcesses::Lives => return Ok(StartAnnouncement::Held),
         }
         // Dropped last, however this ends: by then its descriptors are closed, and only a keeper can have it.
         let (grouping, mut made) = grouping(&self.cgroups, &spec.id);
-        let cgroup = made.as_mut().and_then(Made::take_dir);
+        let cgroup = made.as_mut().and_then(NewCgroup::take_dir);
         let legacy = self.cgroups.make_legacy(&spec.id);
         let spec_file = self.spec_file(spec, grouping, legacy.controllers.clone())?;
         let (announced, announce) = pipe_pair().map_err(prepare)?;
@@ -140,22 +142,22 @@ impl Host {
         // The first process hands over to pid 1 of the new namespace and ends, or ends having failed.
         child.wait().await.map_err(no_keeper)?;
         Ok(match message.split_first() {
-            Some((&ready::LISTENING, _)) => Announced::Listening,
-            Some((&ready::HELD, _)) => Announced::Held,
-            Some((_, why)) => Announced::Failed(String::from_utf8_lossy(why).into_owned()),
-            None => Announced::Nothing,
+            Some((&ready::LISTENING, _)) => StartAnnouncement::Listening,
+            Some((&ready::HELD, _)) => StartAnnouncement::Held,
+            Some((_, why)) => StartAnnouncement::Failed(String::from_utf8_lossy(why).into_owned()),
+            None => StartAnnouncement::Nothing,
         })
     }
 
     /// Nothing is revived while something of the last one lives. Whoever calls has set the bound.
-    async fn await_old_cgroups(&self, sandbox: &str) -> Result<Old, StartError> {
+    async fn await_old_cgroups(&self, sandbox: &str) -> Result<OldProcesses, StartError> {
         loop {
             let ending = self.end_cgroups(sandbox);
             match ending.map_err(|cause| StartError::OldTree { sandbox: sandbox.to_owned(), cause })? {
-                Ending::Gone => return Ok(Old::Gone),
-                Ending::InUse if self.is_held(sandbox) => return Ok(Old::Lives),
+                CgroupRemoval::Gone => return Ok(OldProcesses::Gone),
+                CgroupRemoval::InUse if self.is_held(sandbox) => return Ok(OldProcesses::Lives),
                 // A keeper that is about to die or to start.
-                Ending::InUse | Ending::Dying => tokio::time::sleep(OTHER_PAUSE).await,
+                CgroupRemoval::InUse | CgroupRemoval::Dying => tokio::time::sleep(OTHER_PAUSE).await,
             }
         }
     }
@@ -196,26 +198,26 @@ impl Host {
     }
 
     /// Another keeper holds the lock: waits until it listens, or ends.
-    async fn await_other(&self, spec: &SandboxSpec) -> Result<Other, StartError> {
+    async fn await_other(&self, spec: &SandboxSpec) -> Result<OtherKeeper, StartError> {
         let path = self.run.join(&spec.id);
         let dir = File::open(&path);
         let dir = dir.map_err(|cause| StartError::Prepare { sandbox: spec.id.clone(), cause })?;
         let socket = format!("/proc/self/fd/{}/{SOCKET_FILE}", dir.as_raw_fd());
         while UnixStream::connect(&socket).await.is_err() {
             if !self.is_held(&spec.id) {
-                return Ok(Other::Ended);
+                return Ok(OtherKeeper::Ended);
             }
             // The lock may be all that is left of it, held by guardians.
             let woken = self.wake_guardians(&spec.id);
             woken.map_err(|cause| StartError::OldTree { sandbox: spec.id.clone(), cause })?;
             tokio::time::sleep(OTHER_PAUSE).await;
         }
-        Ok(Other::Listens)
+        Ok(OtherKeeper::Listens)
     }
 }
 
 /// A cgroup for a sandbox, with what its keeper is told of it.
-pub(crate) fn grouping(cgroups: &Cgroups, sandbox: &str) -> (Grouping, Option<Made>) {
+pub(crate) fn grouping(cgroups: &Cgroups, sandbox: &str) -> (Grouping, Option<NewCgroup>) {
     match cgroups.make(sandbox) {
         Ok(made) => (Grouping::Cgroup { name: made.name.clone() }, Some(made)),
         Err(why) => (Grouping::None { why }, None),
@@ -223,7 +225,7 @@ pub(crate) fn grouping(cgroups: &Cgroups, sandbox: &str) -> (Grouping, Option<Ma
 }
 
 async fn run_keeper(
-    keeper: &Verified<'_>,
+    keeper: &VerifiedProgram<'_>,
     given: &[OwnedFd],
     file_limit: Option<FileLimit>,
 ) -> io::Result<tokio::process::Child> {

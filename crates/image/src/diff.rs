@@ -3,11 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Digest;
-use crate::agentfile::{ConfigValue, ContextSource, LimitKey, Loaded, McpSource, Network, ServiceNeed};
+use crate::agentfile::{
+    ConfigValue, ContextSource, LimitKey, LoadedAgentfile, McpSource, NetworkAccess, ServiceNeed,
+};
 
 /// In the order in which people should read them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Section {
+pub enum DiffSection {
     Network,
     Limits,
     Capabilities,
@@ -24,8 +26,8 @@ pub enum Section {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
-    pub section: Section,
+pub struct DiffChange {
+    pub section: DiffSection,
     /// Which of its kind: the name of a tool, a key.
     pub key: String,
     /// Absent: it was not there before.
@@ -39,24 +41,28 @@ pub struct Change {
 /// Values are as they are in the images: whoever shows those of `Env` masks what looks like a secret. A permission that
 /// one of them leaves open is told as what then holds: what is no longer forbidden must not look like less.
 /// `unasked` tells what holds where nobody asks for a limit.
-pub fn diff(before: &Loaded, after: &Loaded, unasked: fn(LimitKey) -> String) -> Vec<Change> {
+pub fn diff(
+    before: &LoadedAgentfile,
+    after: &LoadedAgentfile,
+    unasked: fn(LimitKey) -> String,
+) -> Vec<DiffChange> {
     let (mut before, mut after) = (facts(before), facts(after));
     open_limits(&mut before, &after, unasked);
     open_limits(&mut after, &before, unasked);
-    let keys: BTreeSet<(Section, String)> = before.keys().chain(after.keys()).cloned().collect();
+    let keys: BTreeSet<(DiffSection, String)> = before.keys().chain(after.keys()).cloned().collect();
     let changes = keys.into_iter().filter_map(|at| {
         let (before, after) = (before.remove(&at), after.remove(&at));
         let (section, key) = at;
-        (before != after).then_some(Change { section, key, before, after })
+        (before != after).then_some(DiffChange { section, key, before, after })
     });
     changes.collect()
 }
 
-type Facts = BTreeMap<(Section, String), String>;
+type ImageFacts = BTreeMap<(DiffSection, String), String>;
 
 /// Everything that an agent is, each under a key that people know it by.
-fn facts(loaded: &Loaded) -> Facts {
-    let mut facts = Facts::new();
+fn facts(loaded: &LoadedAgentfile) -> ImageFacts {
+    let mut facts = ImageFacts::new();
     permissions(&mut facts, loaded);
     programs(&mut facts, loaded);
     services(&mut facts, loaded);
@@ -66,46 +72,46 @@ fn facts(loaded: &Loaded) -> Facts {
     facts
 }
 
-fn permissions(facts: &mut Facts, loaded: &Loaded) {
+fn permissions(facts: &mut ImageFacts, loaded: &LoadedAgentfile) {
     let agentfile = &loaded.agentfile;
-    let network = agentfile.network.as_ref().map_or(&Network::Public, |network| &network.value);
+    let network = agentfile.network.as_ref().map_or(&NetworkAccess::Public, |network| &network.value);
     let network = network.words().join(" ");
-    put(facts, Section::Network, "network", network);
+    put(facts, DiffSection::Network, "network", network);
     for limit in &agentfile.limits {
-        put(facts, Section::Limits, limit.value.key().word(), limit.value.to_string());
+        put(facts, DiffSection::Limits, limit.value.key().word(), limit.value.to_string());
     }
     for capability in &agentfile.capabilities {
-        put(facts, Section::Capabilities, &capability.value, "asked for".to_owned());
+        put(facts, DiffSection::Capabilities, &capability.value, "asked for".to_owned());
     }
 }
 
 /// What holds for the limits that only the other one has.
-fn open_limits(facts: &mut Facts, other: &Facts, unasked: fn(LimitKey) -> String) {
+fn open_limits(facts: &mut ImageFacts, other: &ImageFacts, unasked: fn(LimitKey) -> String) {
     for key in LimitKey::ALL {
-        let at = (Section::Limits, key.word().to_owned());
+        let at = (DiffSection::Limits, key.word().to_owned());
         if other.contains_key(&at) {
             facts.entry(at).or_insert_with(|| unasked(*key));
         }
     }
 }
 
-fn programs(facts: &mut Facts, loaded: &Loaded) {
+fn programs(facts: &mut ImageFacts, loaded: &LoadedAgentfile) {
     let agentfile = &loaded.agentfile;
     if let Some(runtime) = &agentfile.runtime {
-        put(facts, Section::Runtime, "runtime", runtime.value.to_string());
+        put(facts, DiffSection::Runtime, "runtime", runtime.value.to_string());
     }
     if let Some(exec) = &agentfile.exec {
-        put(facts, Section::Runtime, "exec", format!("{:?}", exec.value));
+        put(facts, DiffSection::Runtime, "exec", format!("{:?}", exec.value));
     }
     for bin in &agentfile.bins {
         let safe = if bin.safe { " safe" } else { "" };
-        put(facts, Section::Bins, &bin.name, format!("{}{safe}", bin.source));
-        put_text(facts, Section::Bins, &bin.name, "description", bin.description.as_deref());
-        put_text(facts, Section::Bins, &bin.name, "usage", bin.usage.as_deref());
+        put(facts, DiffSection::Bins, &bin.name, format!("{}{safe}", bin.source));
+        put_text(facts, DiffSection::Bins, &bin.name, "description", bin.description.as_deref());
+        put_text(facts, DiffSection::Bins, &bin.name, "usage", bin.usage.as_deref());
     }
 }
 
-fn services(facts: &mut Facts, loaded: &Loaded) {
+fn services(facts: &mut ImageFacts, loaded: &LoadedAgentfile) {
     let agentfile = &loaded.agentfile;
     for service in &agentfile.services {
         let need = match service.need {
@@ -113,10 +119,10 @@ fn services(facts: &mut Facts, loaded: &Loaded) {
             ServiceNeed::Optional => " optional",
         };
         let key = format!("service {}", service.name);
-        put(facts, Section::Services, &key, format!("{}{need}", service.image));
-        put_text(facts, Section::Services, &key, "healthcheck", service.healthcheck.as_deref());
+        put(facts, DiffSection::Services, &key, format!("{}{need}", service.image));
+        put_text(facts, DiffSection::Services, &key, "healthcheck", service.healthcheck.as_deref());
         for (env, value) in &service.envs {
-            put(facts, Section::Env, &format!("{}:{env}", service.name), value.clone());
+            put(facts, DiffSection::Env, &format!("{}:{env}", service.name), value.clone());
         }
     }
     for mcp in &agentfile.mcps {
@@ -125,12 +131,12 @@ fn services(facts: &mut Facts, loaded: &Loaded) {
             McpSource::Program { program, args } if args.is_empty() => program.to_string(),
             McpSource::Program { program, args } => format!("{program} {args:?}"),
         };
-        put(facts, Section::Services, &format!("mcp {}", mcp.name), target);
+        put(facts, DiffSection::Services, &format!("mcp {}", mcp.name), target);
     }
     for skill in &agentfile.skills {
-        put(facts, Section::Services, &format!("skill {}", skill.value), "asked for".to_owned());
+        put(facts, DiffSection::Services, &format!("skill {}", skill.value), "asked for".to_owned());
     }
-    let mut counted = Counted::default();
+    let mut counted = RepeatedKeys::default();
     for schedule in &agentfile.schedules {
         counted.put(facts, format!("schedule {}", schedule.cron), &schedule.prompt);
     }
@@ -139,20 +145,20 @@ fn services(facts: &mut Facts, loaded: &Loaded) {
     }
 }
 
-fn settings(facts: &mut Facts, loaded: &Loaded) {
+fn settings(facts: &mut ImageFacts, loaded: &LoadedAgentfile) {
     let agentfile = &loaded.agentfile;
     for env in &agentfile.envs {
-        put(facts, Section::Env, &env.key, env.value.clone());
+        put(facts, DiffSection::Env, &env.key, env.value.clone());
         put_text(
             facts,
-            Section::Other,
+            DiffSection::Other,
             &format!("env {}", env.key),
             "description",
             env.description.as_deref(),
         );
     }
     if let Some(model) = &agentfile.model {
-        put(facts, Section::Model, "model", model.value.to_string());
+        put(facts, DiffSection::Model, "model", model.value.to_string());
     }
     for config in &agentfile.configs {
         let value = match &config.value {
@@ -164,32 +170,32 @@ fn settings(facts: &mut Facts, loaded: &Loaded) {
             None if config.required => "required".to_owned(),
             None => "not set".to_owned(),
         };
-        put(facts, Section::Config, &config.key, value);
-        put_text(facts, Section::Config, &config.key, "description", config.description.as_deref());
+        put(facts, DiffSection::Config, &config.key, value);
+        put_text(facts, DiffSection::Config, &config.key, "description", config.description.as_deref());
     }
 }
 
-fn contents(facts: &mut Facts, loaded: &Loaded) {
+fn contents(facts: &mut ImageFacts, loaded: &LoadedAgentfile) {
     for context in &loaded.contexts {
-        put(facts, Section::Contexts, &context.name, context.text.clone());
-        put_text(facts, Section::Contexts, &context.name, "description", context.description.as_deref());
+        put(facts, DiffSection::Contexts, &context.name, context.text.clone());
+        put_text(facts, DiffSection::Contexts, &context.name, "description", context.description.as_deref());
     }
     let order: Vec<&str> = loaded.contexts.iter().map(|context| context.name.as_str()).collect();
     if order.len() > 1 {
-        put(facts, Section::Contexts, "order of the contexts", order.join(", "));
+        put(facts, DiffSection::Contexts, "order of the contexts", order.join(", "));
     }
     for file in &loaded.files {
         let value = format!("{} {} bytes", Digest::of(&file.bytes), file.bytes.len());
-        put(facts, Section::Files, &file.name, value);
+        put(facts, DiffSection::Files, &file.name, value);
     }
     for label in &loaded.agentfile.labels {
-        put(facts, Section::Labels, &label.key, label.value.clone());
+        put(facts, DiffSection::Labels, &label.key, label.value.clone());
     }
 }
 
-fn others(facts: &mut Facts, loaded: &Loaded) {
+fn others(facts: &mut ImageFacts, loaded: &LoadedAgentfile) {
     let agentfile = &loaded.agentfile;
-    let other = Section::Other;
+    let other = DiffSection::Other;
     if let Some(name) = &agentfile.name {
         put(facts, other, "name", name.value.clone());
     }
@@ -218,11 +224,11 @@ fn others(facts: &mut Facts, loaded: &Loaded) {
     }
 }
 
-fn put(facts: &mut Facts, section: Section, key: &str, value: String) {
+fn put(facts: &mut ImageFacts, section: DiffSection, key: &str, value: String) {
     facts.insert((section, key.to_owned()), value);
 }
 
-fn put_text(facts: &mut Facts, section: Section, key: &str, what: &str, text: Option<&str>) {
+fn put_text(facts: &mut ImageFacts, section: DiffSection, key: &str, what: &str, text: Option<&str>) {
     if let Some(text) = text {
         put(facts, section, &format!("{key} {what}"), text.to_owned());
     }
@@ -230,13 +236,13 @@ fn put_text(facts: &mut Facts, section: Section, key: &str, what: &str, text: Op
 
 /// Several of these can have the same key, and are told apart by their place.
 #[derive(Default)]
-struct Counted(BTreeMap<String, usize>);
+struct RepeatedKeys(BTreeMap<String, usize>);
 
-impl Counted {
-    fn put(&mut self, facts: &mut Facts, key: String, value: &str) {
+impl RepeatedKeys {
+    fn put(&mut self, facts: &mut ImageFacts, key: String, value: &str) {
         let nth = self.0.entry(key.clone()).or_default();
         *nth += 1;
         let key = if *nth == 1 { key } else { format!("{key} ({nth})") };
-        put(facts, Section::Services, &key, value.to_owned());
+        put(facts, DiffSection::Services, &key, value.to_owned());
     }
 }

@@ -11,6 +11,6 @@ pub mod oci;
 mod reference;
 pub mod registry;
 
-pub use blobs::{BlobError, Blobs, Checked, Collected, Fresh, Incoming, NO_ROOM_HINT, Pins};
+pub use blobs::{BlobError, Blobs, CheckedBlob, CollectionTotals, IncomingBlob, NO_ROOM_HINT, NewBlob, Pins};
 pub use digest::{BadDigest, Digest, Hasher};
-pub use reference::{BadReference, Reference, Remote, Tagged, Version, stock_hint};
+pub use reference::{BadReference, ImageVersion, Reference, RemoteImage, TaggedName, stock_hint};

@@ -17,14 +17,14 @@ const DIGEST_LETTERS: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reference {
     /// `[host[:port]/]name[/name…]:tag`; without a tag, `latest` was meant.
-    Name(Tagged),
+    Name(TaggedName),
     /// `sha256:…`, whole or the beginning of one.
     Digest(String),
 }
 
 /// A name with its tag. It is written in one way only, so that the same name is the same text.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Tagged(String);
+pub struct TaggedName(String);
 
 /// Why a text names no image.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -35,16 +35,16 @@ pub struct BadReference {
 
 /// An image in a registry.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Remote {
+pub struct RemoteImage {
     /// `host` or `host:port`.
     pub host: String,
     pub repository: String,
-    pub version: Version,
+    pub version: ImageVersion,
 }
 
 /// Which of the images of a repository.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Version {
+pub enum ImageVersion {
     Tag(String),
     Digest(Digest),
 }
@@ -66,14 +66,14 @@ impl Reference {
         if is_digest(text) {
             return Ok(Reference::Digest(text.to_owned()));
         }
-        Tagged::read(text).map(Reference::Name)
+        TaggedName::read(text).map(Reference::Name)
     }
 
     /// Reads `name[:tag]@sha256:…`: a name, and what it led to once. `None` when nothing is pinned.
-    pub fn pinned(text: &str) -> Result<Option<(Tagged, Digest)>, BadReference> {
+    pub fn pinned(text: &str) -> Result<Option<(TaggedName, Digest)>, BadReference> {
         let Some((name, digest)) = text.split_once('@') else { return Ok(None) };
         let bad = || BadReference { given: text.to_owned() };
-        let name = Tagged::read(name).map_err(|_| bad())?;
+        let name = TaggedName::read(name).map_err(|_| bad())?;
         Ok(Some((name, digest.parse().map_err(|_| bad())?)))
     }
 
@@ -83,8 +83,8 @@ impl Reference {
     }
 }
 
-impl Tagged {
-    pub fn read(text: &str) -> Result<Tagged, BadReference> {
+impl TaggedName {
+    pub fn read(text: &str) -> Result<TaggedName, BadReference> {
         let bad = || BadReference { given: text.to_owned() };
         // A digest is never read as a name, so nothing can be called so.
         if text.contains('@') || is_digest(text) {
@@ -98,7 +98,7 @@ impl Tagged {
         let whole = format!("{name}:{tag}");
         // What NAME allows is a name here too, or its image could not be asked for.
         let plain = names::path_name(name) && names::image_tag(tag);
-        if plain || names::image_ref(&whole) { Ok(Tagged(whole)) } else { Err(bad()) }
+        if plain || names::image_ref(&whole) { Ok(TaggedName(whole)) } else { Err(bad()) }
     }
 
     pub fn as_str(&self) -> &str {
@@ -116,42 +116,42 @@ impl Tagged {
     }
 }
 
-impl Remote {
+impl RemoteImage {
     /// Reads `host/name[:tag][@sha256:…]`; the digest goes before the tag. `None` when it names no registry: its first
     /// part has neither a dot nor a port and is not `localhost`.
-    pub fn read(text: &str) -> Result<Option<Remote>, BadReference> {
+    pub fn read(text: &str) -> Result<Option<RemoteImage>, BadReference> {
         let bad = || BadReference { given: text.to_owned() };
         let (name, digest) = match Reference::pinned(text)? {
             Some((name, digest)) => (name, Some(digest)),
             None if is_digest(text) => return Ok(None),
-            None => (Tagged::read(text)?, None),
+            None => (TaggedName::read(text)?, None),
         };
         let Some((host, rest)) = name.as_str().split_once('/').filter(|(host, _)| names::is_registry(host))
         else {
             return Ok(None);
         };
         let (repository, tag) = rest.split_once(':').ok_or_else(bad)?;
-        let version = digest.map_or_else(|| Version::Tag(tag.to_owned()), Version::Digest);
-        Ok(Some(Remote { host: host.to_ascii_lowercase(), repository: repository.to_owned(), version }))
+        let version = digest.map_or_else(|| ImageVersion::Tag(tag.to_owned()), ImageVersion::Digest);
+        Ok(Some(RemoteImage { host: host.to_ascii_lowercase(), repository: repository.to_owned(), version }))
     }
 
     /// The same repository, and another of its images.
-    pub fn with(&self, version: Version) -> Remote {
-        Remote { version, ..self.clone() }
+    pub fn with(&self, version: ImageVersion) -> RemoteImage {
+        RemoteImage { version, ..self.clone() }
     }
 }
 
-impl fmt::Display for Remote {
+impl fmt::Display for RemoteImage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.host, self.repository)?;
         match &self.version {
-            Version::Tag(tag) => write!(f, ":{tag}"),
-            Version::Digest(digest) => write!(f, "@{digest}"),
+            ImageVersion::Tag(tag) => write!(f, ":{tag}"),
+            ImageVersion::Digest(digest) => write!(f, "@{digest}"),
         }
     }
 }
 
-impl fmt::Display for Tagged {
+impl fmt::Display for TaggedName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -190,13 +190,13 @@ mod tests {
             ("sha256:abc", "sha256:abc"),
             ("abcdef", "abcdef:latest"),
         ] {
-            assert_eq!(Reference::read(text), Ok(Reference::Name(Tagged(written.to_owned()))), "{text}");
+            assert_eq!(Reference::read(text), Ok(Reference::Name(TaggedName(written.to_owned()))), "{text}");
         }
     }
 
     #[test]
     fn who_gives_an_address_or_wants_the_stock_tools_is_told_what_to_do() {
-        let hint = |text: &str| Remote::read(text).unwrap_err().hint();
+        let hint = |text: &str| RemoteImage::read(text).unwrap_err().hint();
         assert!(hint("https://registry.example/a:v1").starts_with("leave out"));
         assert!(hint("a b").starts_with("names are"));
         assert!(stock_hint("stock/rg:latest").is_some_and(|hint| hint.contains("make stock")));
@@ -217,9 +217,9 @@ mod tests {
     fn what_is_pinned_is_read_as_it_was_written() {
         let digest: Digest = DIGEST.parse().expect("a digest");
         for (text, name) in [("rg", "rg:latest"), ("stock/rg:1", "stock/rg:1"), ("rg-", "rg-:latest")] {
-            let pinned = Tagged::read(text).expect("a name").pin(&digest);
+            let pinned = TaggedName::read(text).expect("a name").pin(&digest);
             assert_eq!(pinned, format!("{name}@{DIGEST}"));
-            assert_eq!(Reference::pinned(&pinned), Ok(Some((Tagged(name.to_owned()), digest))));
+            assert_eq!(Reference::pinned(&pinned), Ok(Some((TaggedName(name.to_owned()), digest))));
         }
         assert_eq!(Reference::pinned("rg"), Ok(None));
         for text in ["rg@", "@", "rg@sha256:0123", "../rg@", "rg@sha512:00", "a@b@c"] {
@@ -233,22 +233,22 @@ mod tests {
     #[test]
     fn a_registry_is_named_by_a_dot_a_port_or_localhost() {
         let digest: Digest = DIGEST.parse().expect("a digest");
-        let tag = |tag: &str| Version::Tag(tag.to_owned());
+        let tag = |tag: &str| ImageVersion::Tag(tag.to_owned());
         for (text, host, repository, version) in [
             ("localhost/a", "localhost", "a", tag("latest")),
             ("localhost:5000/a/b:v1", "localhost:5000", "a/b", tag("v1")),
             ("Registry.Example/a", "registry.example", "a", tag("latest")),
             ("[::1]:5000/a:1", "[::1]:5000", "a", tag("1")),
             ("10.0.0.1/a:b", "10.0.0.1", "a", tag("b")),
-            (&format!("r.example/a@{DIGEST}"), "r.example", "a", Version::Digest(digest)),
-            (&format!("r.example/a:v1@{DIGEST}"), "r.example", "a", Version::Digest(digest)),
+            (&format!("r.example/a@{DIGEST}"), "r.example", "a", ImageVersion::Digest(digest)),
+            (&format!("r.example/a:v1@{DIGEST}"), "r.example", "a", ImageVersion::Digest(digest)),
         ] {
-            let remote = Remote { host: host.to_owned(), repository: repository.to_owned(), version };
-            assert_eq!(Remote::read(text), Ok(Some(remote.clone())), "{text}");
-            assert_eq!(Remote::read(&remote.to_string()), Ok(Some(remote)), "{text}");
+            let remote = RemoteImage { host: host.to_owned(), repository: repository.to_owned(), version };
+            assert_eq!(RemoteImage::read(text), Ok(Some(remote.clone())), "{text}");
+            assert_eq!(RemoteImage::read(&remote.to_string()), Ok(Some(remote)), "{text}");
         }
         for text in ["a", "a:b", "agents/a:v1", DIGEST, "sha256:012345", &format!("a/b@{DIGEST}")] {
-            assert_eq!(Remote::read(text), Ok(None), "{text}");
+            assert_eq!(RemoteImage::read(text), Ok(None), "{text}");
         }
         for text in [
             "r.example/",
@@ -270,27 +270,27 @@ mod tests {
             "r.example/a@sha256:0123",
             "r.example/a\r\nx:1",
         ] {
-            assert!(Remote::read(text).is_err(), "{text:?}");
+            assert!(RemoteImage::read(text).is_err(), "{text:?}");
         }
     }
 
     #[test]
     fn what_begins_as_a_program_of_the_host_does_is_taken_for_one() {
         for text in ["host", "host:v1", "host:5000/rg"] {
-            assert!(Tagged::read(text).expect("a name").reads_as_program(), "{text}");
+            assert!(TaggedName::read(text).expect("a name").reads_as_program(), "{text}");
         }
         for text in ["hosts", "stock/host", "host/rg", "host.example/host:v1", "Host"] {
-            assert!(!Tagged::read(text).expect("a name").reads_as_program(), "{text}");
+            assert!(!TaggedName::read(text).expect("a name").reads_as_program(), "{text}");
         }
     }
 
     #[test]
     fn nothing_can_be_called_what_is_read_as_a_digest() {
         for text in [DIGEST, "sha256:012345", "sha256:abcdef"] {
-            assert!(Tagged::read(text).is_err(), "{text}");
+            assert!(TaggedName::read(text).is_err(), "{text}");
         }
         for text in ["sha256", "sha256:latest", "sha256:01234", "a/sha256:012345"] {
-            assert!(Tagged::read(text).is_ok(), "{text}");
+            assert!(TaggedName::read(text).is_ok(), "{text}");
         }
     }
 

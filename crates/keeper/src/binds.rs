@@ -17,22 +17,22 @@ use crate::read_only;
 use crate::sys;
 
 /// A bind whose source was opened before anything was hidden.
-pub(crate) struct Opened {
+pub(crate) struct OpenBind {
     pub(crate) bind: Bind,
     pub(crate) source: OwnedFd,
 }
 
 /// Why a bind is not what was asked for.
-pub(crate) enum NotBound {
+pub(crate) enum BindFailure {
     /// It is not there.
     Absent(io::Error),
     /// It was there, but not read-only.
     Writable(io::Error),
 }
 
-impl From<io::Error> for NotBound {
-    fn from(error: io::Error) -> NotBound {
-        NotBound::Absent(error)
+impl From<io::Error> for BindFailure {
+    fn from(error: io::Error) -> BindFailure {
+        BindFailure::Absent(error)
     }
 }
 
@@ -48,14 +48,14 @@ pub(crate) fn is_absent(error: &io::Error) -> bool {
 }
 
 /// Opens the sources of binds in the new mount namespace. One that is not there is a missing layer.
-pub(crate) fn open(binds: impl Iterator<Item = Bind>, layers: &mut Layers) -> io::Result<Vec<Opened>> {
+pub(crate) fn open(binds: impl Iterator<Item = Bind>, layers: &mut Layers) -> io::Result<Vec<OpenBind>> {
     let mut opened = Vec::new();
     for bind in binds {
         match sys::open_path(bind.source.as_os_str()) {
             Ok(source) => {
                 check_itself(&bind.source, &source)?;
                 check_identity(&bind, &source)?;
-                opened.push(Opened { bind, source });
+                opened.push(OpenBind { bind, source });
             }
             Err(error) if is_absent(&error) => {
                 layers.missing("bind", format!("{}: {error}", bind.source.display()));
@@ -67,16 +67,16 @@ pub(crate) fn open(binds: impl Iterator<Item = Bind>, layers: &mut Layers) -> io
 }
 
 /// Binds what was opened into a root that is being built: each target lies in it, whatever its path says.
-pub(crate) fn bind_into(root: &Path, opened: &[Opened], layers: &mut Layers) -> io::Result<()> {
-    for Opened { bind, source } in opened {
+pub(crate) fn bind_into(root: &Path, opened: &[OpenBind], layers: &mut Layers) -> io::Result<()> {
+    for OpenBind { bind, source } in opened {
         let target =
             if bind.target.starts_with(root) { bind.target.clone() } else { within(root, &bind.target) };
         let inside = Bind { target, ..bind.clone() };
         match bind_one(&inside, source, Some(root)) {
             Ok(()) => {}
-            Err(NotBound::Writable(error)) => return Err(not_read_only(bind, &error)),
-            Err(NotBound::Absent(error)) if !is_absent(&error) => return Err(not_bound(bind, &error)),
-            Err(NotBound::Absent(error)) => {
+            Err(BindFailure::Writable(error)) => return Err(not_read_only(bind, &error)),
+            Err(BindFailure::Absent(error)) if !is_absent(&error) => return Err(not_bound(bind, &error)),
+            Err(BindFailure::Absent(error)) => {
                 layers.missing("bind", format!("{}: {error}", bind.target.display()));
             }
         }
@@ -125,7 +125,7 @@ pub(crate) fn not_bound(bind: &Bind, error: &io::Error) -> io::Error {
     io::Error::other(format!("a bind cannot be made ({error}): {}", bind.target.display()))
 }
 
-pub(crate) fn bind_one(bind: &Bind, source: &OwnedFd, base: Option<&Path>) -> Result<(), NotBound> {
+pub(crate) fn bind_one(bind: &Bind, source: &OwnedFd, base: Option<&Path>) -> Result<(), BindFailure> {
     let is_dir = sys::stat(source.as_raw_fd())?.st_mode & libc::S_IFMT == libc::S_IFDIR;
     let target = match base {
         Some(base) => make_target(base, &bind.target, is_dir)?,
@@ -138,7 +138,7 @@ pub(crate) fn bind_one(bind: &Bind, source: &OwnedFd, base: Option<&Path>) -> Re
         // By its path, because the descriptor refers to what the mount now covers.
         if let Err(error) = read_only::make_tree(&bind.target) {
             unmount(&bind.target);
-            return Err(NotBound::Writable(error));
+            return Err(BindFailure::Writable(error));
         }
     }
     Ok(())

@@ -11,12 +11,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use lodge_link::{CONTROLLERS_FILE, Controllers, ExecKind, InForce, KeeperSpec, Limits, Resource};
+use lodge_link::{CONTROLLERS_FILE, Controllers, EnforcedLimit, ExecKind, KeeperSpec, Limits, Resource};
 
-use crate::confine::User;
-use crate::disk::Space;
+use crate::confine::ExecUser;
+use crate::disk::WriteSpace;
 use crate::fence::{self, Fence, Namespaces};
-use crate::group::Groups;
+use crate::group::SandboxCgroup;
 use crate::launch;
 use crate::sys;
 
@@ -36,17 +36,17 @@ const CPU_ROOM_S: u64 = 5;
 #[derive(Debug, Default)]
 pub(crate) struct Bounds {
     pub(crate) limits: Limits,
-    memory: Option<Counted>,
-    pids: Option<Counted>,
+    memory: Option<CgroupLimit>,
+    pids: Option<CgroupLimit>,
     /// Whether the time of an exec's dead processes is known by its cgroup.
     counts_cpu: bool,
-    entered: Vec<Entered>,
-    users: Users,
+    entered: Vec<LegacyCgroup>,
+    users: RlimitScope,
 }
 
 /// Whose processes an rlimit counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Users {
+enum RlimitScope {
     /// Those of the sandbox alone.
     Own,
     /// Those of the sandbox, with its keeper and guardians.
@@ -58,14 +58,14 @@ enum Users {
 
 /// Whether the keeper sees the processes of its sandbox, so that it can add up what they use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Processes {
+pub(crate) enum ProcessView {
     Seen,
     Hidden,
 }
 
 /// A limit in a cgroup, and the number of times that it was hit.
 #[derive(Debug)]
-struct Counted {
+struct CgroupLimit {
     file: File,
     key: &'static str,
     by: &'static str,
@@ -73,7 +73,7 @@ struct Counted {
 
 /// A cgroup of the first version that this process is in.
 #[derive(Debug)]
-struct Entered {
+struct LegacyCgroup {
     parent: OwnedFd,
     /// The parent's list of processes, open for the way back.
     back: File,
@@ -109,24 +109,24 @@ pub(crate) fn record(dir: &OwnedFd, controllers: &Controllers) -> io::Result<()>
 }
 
 impl Bounds {
-    fn hold_memory(&mut self, legacy: Option<&Path>, groups: Option<&Groups>) -> io::Result<()> {
+    fn hold_memory(&mut self, legacy: Option<&Path>, groups: Option<&SandboxCgroup>) -> io::Result<()> {
         let limit = self.limits.memory_bytes;
         let held = match (legacy, groups) {
-            (Some(path), _) => Entered::enter(path, |dir| {
+            (Some(path), _) => LegacyCgroup::enter(path, |dir| {
                 if let Some(limit) = limit {
                     let limit = limit.to_string();
                     put(dir, c"memory.limit_in_bytes", &limit)?;
                     // Without an account of swap there is no such file.
                     ignore_absent(put(dir, c"memory.memsw.limit_in_bytes", &limit))?;
                 }
-                Counted::open(dir, c"memory.oom_control", "oom_kill", "cgroup (memory, version 1)")
+                CgroupLimit::open(dir, c"memory.oom_control", "oom_kill", "cgroup (memory, version 1)")
             })
             .map(|(entered, counted)| {
                 self.entered.push(entered);
                 counted
             }),
             (None, Some(groups)) => {
-                Counted::open(&groups.dir, c"memory.events", "oom_kill", "cgroup (memory)").and_then(
+                CgroupLimit::open(&groups.dir, c"memory.events", "oom_kill", "cgroup (memory)").and_then(
                     |counted| {
                         if let Some(limit) = limit {
                             put(&groups.dir, c"memory.max", &limit.to_string())?;
@@ -142,20 +142,20 @@ impl Bounds {
         Ok(())
     }
 
-    fn hold_pids(&mut self, legacy: Option<&Path>, groups: Option<&Groups>) -> io::Result<()> {
+    fn hold_pids(&mut self, legacy: Option<&Path>, groups: Option<&SandboxCgroup>) -> io::Result<()> {
         let limit = self.limits.pids;
         let held = match (legacy, groups) {
-            (Some(path), _) => Entered::enter(path, |dir| {
+            (Some(path), _) => LegacyCgroup::enter(path, |dir| {
                 if let Some(limit) = limit {
                     put(dir, c"pids.max", &limit.saturating_add(OWN_TASKS).to_string())?;
                 }
-                Counted::open(dir, c"pids.events", "max", "cgroup (pids, version 1)")
+                CgroupLimit::open(dir, c"pids.events", "max", "cgroup (pids, version 1)")
             })
             .map(|(entered, counted)| {
                 self.entered.push(entered);
                 counted
             }),
-            (None, Some(groups)) => Counted::open(&groups.dir, c"pids.events", "max", "cgroup (pids)")
+            (None, Some(groups)) => CgroupLimit::open(&groups.dir, c"pids.events", "max", "cgroup (pids)")
                 .and_then(|counted| {
                     if let Some(limit) = limit {
                         put(&groups.dir, c"pids.max", &limit.to_string())?;
@@ -168,50 +168,50 @@ impl Bounds {
         Ok(())
     }
 
-    pub(crate) fn set_users(&mut self, user: User, namespaces: Namespaces) {
+    pub(crate) fn set_users(&mut self, user: ExecUser, namespaces: Namespaces) {
         self.users = match (user, namespaces) {
-            (User::Own(_), Namespaces::Own | Namespaces::Host) => Users::Own,
-            (User::Keeper, Namespaces::Own) => Users::Namespace,
-            (User::Keeper, Namespaces::Host) => Users::Host,
+            (ExecUser::Own(_), Namespaces::Own | Namespaces::Host) => RlimitScope::Own,
+            (ExecUser::Keeper, Namespaces::Own) => RlimitScope::Namespace,
+            (ExecUser::Keeper, Namespaces::Host) => RlimitScope::Host,
         };
     }
 
     /// How often the kernel killed for want of memory. None: nobody counts, so that somebody has to watch.
     pub(crate) fn oom_kills(&self) -> Option<u64> {
-        self.memory.as_ref().map(Counted::read)
+        self.memory.as_ref().map(CgroupLimit::read)
     }
 
     /// How often the kernel refused a process. None: as above.
     pub(crate) fn refused_forks(&self) -> Option<u64> {
-        self.pids.as_ref().map(Counted::read)
+        self.pids.as_ref().map(CgroupLimit::read)
     }
 
     /// In a child, before it becomes its program: what holds where no cgroup does. `guardians` live beside it.
-    pub(crate) fn restrict(&self, kind: ExecKind, space: Space, guardians: u64) -> io::Result<()> {
+    pub(crate) fn restrict(&self, kind: ExecKind, space: WriteSpace, guardians: u64) -> io::Result<()> {
         if let Some(bytes) = self.limits.memory_bytes.filter(|_| self.memory.is_none()) {
             let data = bytes.saturating_add(bytes.max(DATA_ROOM_BYTES));
             sys::set_rlimit(libc::RLIMIT_DATA, data, data)?;
         }
         if let Some(pids) = self.limits.pids.filter(|_| self.pids.is_none()) {
             let most = match self.users {
-                Users::Own => Some(pids),
-                Users::Namespace => Some(pids.saturating_add(OWN_TASKS + guardians)),
-                Users::Host => None,
+                RlimitScope::Own => Some(pids),
+                RlimitScope::Namespace => Some(pids.saturating_add(OWN_TASKS + guardians)),
+                RlimitScope::Host => None,
             };
             most.map_or(Ok(()), |most| sys::set_rlimit(libc::RLIMIT_NPROC, most, most))?;
         }
         if let Some(bytes) = self.limits.disk_bytes {
             let most = match space {
-                Space::Left => bytes,
-                Space::Full { .. } => 0,
+                WriteSpace::Left => bytes,
+                WriteSpace::Full { .. } => 0,
             };
             sys::set_rlimit(libc::RLIMIT_FSIZE, most, most)?;
         }
         match (kind, space) {
-            (ExecKind::Tool | ExecKind::Job, Space::Left) => {}
+            (ExecKind::Tool | ExecKind::Job, WriteSpace::Left) => {}
             // To be refused a write is no reason to die: for a runtime, whose log is a file, nor for whoever removes files.
             // SAFETY: no memory is passed.
-            (ExecKind::Runtime, _) | (ExecKind::Tool | ExecKind::Job, Space::Full { .. }) => unsafe {
+            (ExecKind::Runtime, _) | (ExecKind::Tool | ExecKind::Job, WriteSpace::Full { .. }) => unsafe {
                 libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
             },
         }
@@ -226,16 +226,16 @@ impl Bounds {
     }
 
     /// Each limit, with what enforces it.
-    pub(crate) fn in_force(&self, processes: Processes) -> Vec<InForce> {
+    pub(crate) fn in_force(&self, processes: ProcessView) -> Vec<EnforcedLimit> {
         let watching = |rlimit: &str| match processes {
-            Processes::Seen => format!("{rlimit} and watching"),
-            Processes::Hidden => rlimit.to_owned(),
+            ProcessView::Seen => format!("{rlimit} and watching"),
+            ProcessView::Hidden => rlimit.to_owned(),
         };
         let memory = self.memory.as_ref().map_or_else(|| watching("rlimit"), |held| held.by.to_owned());
         let pids = match (&self.pids, self.users) {
             (Some(held), _) => held.by.to_owned(),
-            (None, Users::Own | Users::Namespace) => watching("rlimit"),
-            (None, Users::Host) => "watching".to_owned(),
+            (None, RlimitScope::Own | RlimitScope::Namespace) => watching("rlimit"),
+            (None, RlimitScope::Host) => "watching".to_owned(),
         };
         let cpu = if self.counts_cpu { "cgroup (cpu) and rlimit".to_owned() } else { watching("rlimit") };
         let all = [
@@ -245,7 +245,7 @@ impl Bounds {
             (Resource::Disk, self.limits.disk_bytes, "rlimit and watching".to_owned()),
         ];
         all.into_iter()
-            .filter_map(|(resource, limit, by)| Some(InForce { resource, limit: limit?, by }))
+            .filter_map(|(resource, limit, by)| Some(EnforcedLimit { resource, limit: limit?, by }))
             .collect()
     }
 
@@ -263,12 +263,12 @@ impl Bounds {
     }
 }
 
-impl Entered {
+impl LegacyCgroup {
     /// Enters a cgroup, once `prepare` has set its limits.
     fn enter(
         path: &Path,
-        prepare: impl FnOnce(&OwnedFd) -> io::Result<Counted>,
-    ) -> io::Result<(Entered, Counted)> {
+        prepare: impl FnOnce(&OwnedFd) -> io::Result<CgroupLimit>,
+    ) -> io::Result<(LegacyCgroup, CgroupLimit)> {
         let dir = sys::open_at(
             libc::AT_FDCWD,
             &sys::c_string(path.as_os_str())?,
@@ -280,14 +280,14 @@ impl Entered {
         let name = path.file_name().ok_or_else(|| io::Error::other("it has no name"))?;
         let counted = prepare(&dir)?;
         move_into(&dir)?;
-        Ok((Entered { parent, back, name: sys::c_string(name)? }, counted))
+        Ok((LegacyCgroup { parent, back, name: sys::c_string(name)? }, counted))
     }
 }
 
-impl Counted {
-    fn open(dir: &OwnedFd, name: &CStr, key: &'static str, by: &'static str) -> io::Result<Counted> {
+impl CgroupLimit {
+    fn open(dir: &OwnedFd, name: &CStr, key: &'static str, by: &'static str) -> io::Result<CgroupLimit> {
         let file = File::from(sys::open_at(dir.as_raw_fd(), name, libc::O_RDONLY, 0)?);
-        Ok(Counted { file, key, by })
+        Ok(CgroupLimit { file, key, by })
     }
 
     /// 0 also where nothing can be read any more: then nothing was hit that could be told.
@@ -346,9 +346,9 @@ mod tests {
     #[test]
     fn what_no_cgroup_holds_is_told_as_watched() {
         let limits = Limits { memory_bytes: Some(5), pids: Some(6), cpu_ms: None, disk_bytes: Some(8) };
-        let bounds = Bounds { limits, users: Users::Namespace, ..Bounds::default() };
+        let bounds = Bounds { limits, users: RlimitScope::Namespace, ..Bounds::default() };
         let told: Vec<(Resource, u64, String)> = bounds
-            .in_force(Processes::Seen)
+            .in_force(ProcessView::Seen)
             .into_iter()
             .map(|one| (one.resource, one.limit, one.by))
             .collect();

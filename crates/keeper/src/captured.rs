@@ -8,9 +8,9 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 
-use lodge_link::Counted;
+use lodge_link::StreamCount;
 
-use crate::parts::Parts;
+use crate::parts::StreamFiles;
 use crate::sys;
 
 /// Most bytes moved by one call.
@@ -22,7 +22,7 @@ const COPY_MAX: usize = 4096;
 
 /// Whether there may be more to come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Flow {
+pub(crate) enum PipeFlow {
     /// The pipe is empty for now.
     Dry,
     /// There is more than one turn's worth.
@@ -32,18 +32,18 @@ pub(crate) enum Flow {
 
 /// Where a stream goes.
 #[derive(Debug)]
-pub(crate) enum Place {
+pub(crate) enum StreamTarget {
     /// It is counted and thrown away.
     Nowhere,
     /// Its first bytes, as many as the cap says.
     File { file: File, cap: u64 },
     /// Both ends of it.
-    Parts(Parts),
+    Parts(StreamFiles),
 }
 
 /// What happens to the next bytes of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum NextBytes {
     Drop,
     /// They fit into this open file.
     Into {
@@ -61,18 +61,18 @@ pub(crate) enum Next {
 /// While the kernel writes the bytes of a pipe to a file, it lets nobody write to that pipe. Between two pipes it moves
 /// pages in no time: so a program goes on while what it said is on its way to the disk.
 #[derive(Debug)]
-pub(crate) struct Ways {
+pub(crate) struct SplicePipes {
     null: File,
     /// A pipe that is empty between two moves.
     from: OwnedFd,
     into: OwnedFd,
 }
 
-impl Ways {
-    pub(crate) fn open() -> io::Result<Rc<Ways>> {
+impl SplicePipes {
+    pub(crate) fn open() -> io::Result<Rc<SplicePipes>> {
         let (from, into) = sys::pipe()?;
         sys::set_nonblocking(from.as_raw_fd())?;
-        Ok(Rc::new(Ways { null: File::options().write(true).open("/dev/null")?, from, into }))
+        Ok(Rc::new(SplicePipes { null: File::options().write(true).open("/dev/null")?, from, into }))
     }
 
     fn clear(&self) {
@@ -82,35 +82,35 @@ impl Ways {
 
 /// A stream on its way into files.
 #[derive(Debug)]
-pub(crate) struct Captured {
+pub(crate) struct StreamCapture {
     pub(crate) pipe: Option<OwnedFd>,
-    place: Place,
-    pub(crate) counted: Counted,
+    place: StreamTarget,
+    pub(crate) counted: StreamCount,
     /// Why the rest is not kept, if that is not for the cap.
     pub(crate) trouble: Option<io::Error>,
 }
 
-impl Captured {
-    pub(crate) fn new(pipe: Option<OwnedFd>, place: Place) -> Captured {
-        Captured { pipe, place, counted: Counted::default(), trouble: None }
+impl StreamCapture {
+    pub(crate) fn new(pipe: Option<OwnedFd>, place: StreamTarget) -> StreamCapture {
+        StreamCapture { pipe, place, counted: StreamCount::default(), trouble: None }
     }
 
     /// Moves what is there. What is not kept is counted and thrown away.
-    pub(crate) fn pump(&mut self, ways: &Ways) -> Flow {
+    pub(crate) fn pump(&mut self, ways: &SplicePipes) -> PipeFlow {
         for _ in 0..MOVES_MAX {
             match self.shift(ways) {
-                Flow::More => {}
-                other @ (Flow::Dry | Flow::Ended) => return other,
+                PipeFlow::More => {}
+                other @ (PipeFlow::Dry | PipeFlow::Ended) => return other,
             }
         }
-        Flow::More
+        PipeFlow::More
     }
 
     /// Moves once.
-    pub(crate) fn shift(&mut self, ways: &Ways) -> Flow {
-        let Some(pipe) = &self.pipe else { return Flow::Ended };
+    pub(crate) fn shift(&mut self, ways: &SplicePipes) -> PipeFlow {
+        let Some(pipe) = &self.pipe else { return PipeFlow::Ended };
         match self.next() {
-            Next::Begin { room } => match self.needless(pipe) {
+            NextBytes::Begin { room } => match self.needless(pipe) {
                 0 => self.copy(pipe.as_raw_fd(), at_most(room, COPY_MAX)),
                 len => match sys::splice(pipe.as_fd(), ways.null.as_raw_fd(), at_most(len, MOVE_MAX)) {
                     Ok(0) => self.ended(),
@@ -118,16 +118,16 @@ impl Captured {
                     Err(error) => self.not_read(error),
                 },
             },
-            Next::Into { file, room } => {
+            NextBytes::Into { file, room } => {
                 match sys::splice(pipe.as_fd(), ways.into.as_raw_fd(), at_most(room, MOVE_MAX)) {
                     Ok(0) => self.ended(),
                     Ok(len) => self.carry(ways, file, len),
                     Err(error) => self.not_read(error),
                 }
             }
-            Next::Drop => match sys::splice(pipe.as_fd(), ways.null.as_raw_fd(), MOVE_MAX) {
+            NextBytes::Drop => match sys::splice(pipe.as_fd(), ways.null.as_raw_fd(), MOVE_MAX) {
                 Ok(0) => self.ended(),
-                Ok(len) => self.count(len as u64, Kept::No),
+                Ok(len) => self.count(len as u64, ByteFate::No),
                 Err(error) => self.not_read(error),
             },
         }
@@ -137,26 +137,28 @@ impl Captured {
     fn needless(&self, pipe: &OwnedFd) -> u64 {
         match &self.place {
             // Where it cannot be known, all of it is written.
-            Place::Parts(parts) => sys::waiting(pipe.as_fd()).map_or(0, |waiting| parts.needless(waiting)),
-            Place::Nowhere | Place::File { .. } => 0,
+            StreamTarget::Parts(parts) => {
+                sys::waiting(pipe.as_fd()).map_or(0, |waiting| parts.needless(waiting))
+            }
+            StreamTarget::Nowhere | StreamTarget::File { .. } => 0,
         }
     }
 
-    fn skip(&mut self, len: u64) -> Flow {
+    fn skip(&mut self, len: u64) -> PipeFlow {
         self.counted.seen += len;
-        if let Place::Parts(parts) = &mut self.place {
+        if let StreamTarget::Parts(parts) = &mut self.place {
             parts.skip(len);
         }
-        Flow::More
+        PipeFlow::More
     }
 
     /// Takes what is in the way to its file.
-    fn carry(&mut self, ways: &Ways, file: RawFd, len: usize) -> Flow {
+    fn carry(&mut self, ways: &SplicePipes, file: RawFd, len: usize) -> PipeFlow {
         let mut left = len;
         while left > 0 {
             let before = self.counted.seen;
             match sys::splice(ways.from.as_fd(), file, left) {
-                Ok(moved) => self.count(moved as u64, Kept::Yes),
+                Ok(moved) => self.count(moved as u64, ByteFate::Yes),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 // For the few files that cannot be spliced to.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
@@ -170,47 +172,47 @@ impl Captured {
                 self.keep_no_more(io::ErrorKind::WriteZero.into());
             }
             left = left.saturating_sub(moved);
-            if matches!(self.place, Place::Nowhere) {
+            if matches!(self.place, StreamTarget::Nowhere) {
                 ways.clear();
-                return self.count(left as u64, Kept::No);
+                return self.count(left as u64, ByteFate::No);
             }
         }
-        Flow::More
+        PipeFlow::More
     }
 
     /// Nothing that comes from here on is kept.
-    pub(crate) fn keep_no_more(&mut self, why: io::Error) -> Flow {
-        self.place = Place::Nowhere;
+    pub(crate) fn keep_no_more(&mut self, why: io::Error) -> PipeFlow {
+        self.place = StreamTarget::Nowhere;
         self.trouble.get_or_insert(why);
-        Flow::More
+        PipeFlow::More
     }
 
-    fn next(&self) -> Next {
+    fn next(&self) -> NextBytes {
         match &self.place {
-            Place::Nowhere => Next::Drop,
-            Place::File { file, cap } => match cap.saturating_sub(self.counted.kept) {
-                0 => Next::Drop,
-                room => Next::Into { file: file.as_raw_fd(), room },
+            StreamTarget::Nowhere => NextBytes::Drop,
+            StreamTarget::File { file, cap } => match cap.saturating_sub(self.counted.kept) {
+                0 => NextBytes::Drop,
+                room => NextBytes::Into { file: file.as_raw_fd(), room },
             },
-            Place::Parts(parts) => parts.next(),
+            StreamTarget::Parts(parts) => parts.next(),
         }
     }
 
-    fn copy(&mut self, from: RawFd, len: usize) -> Flow {
+    fn copy(&mut self, from: RawFd, len: usize) -> PipeFlow {
         let mut chunk = [0; COPY_MAX];
         match sys::read(from, &mut chunk[..len]) {
             Ok(0) => self.ended(),
             Ok(read) => {
                 let wrote = match &mut self.place {
-                    Place::Nowhere => Ok(()),
-                    Place::File { file, .. } => file.write_all(&chunk[..read]),
-                    Place::Parts(parts) => parts.write(&chunk[..read]),
+                    StreamTarget::Nowhere => Ok(()),
+                    StreamTarget::File { file, .. } => file.write_all(&chunk[..read]),
+                    StreamTarget::Parts(parts) => parts.write(&chunk[..read]),
                 };
                 match wrote {
-                    Ok(()) => self.count(read as u64, Kept::Yes),
+                    Ok(()) => self.count(read as u64, ByteFate::Yes),
                     Err(error) => {
                         self.keep_no_more(error);
-                        self.count(read as u64, Kept::No)
+                        self.count(read as u64, ByteFate::No)
                     }
                 }
             }
@@ -218,10 +220,10 @@ impl Captured {
         }
     }
 
-    fn not_read(&mut self, error: io::Error) -> Flow {
+    fn not_read(&mut self, error: io::Error) -> PipeFlow {
         match error.kind() {
-            io::ErrorKind::WouldBlock => Flow::Dry,
-            io::ErrorKind::Interrupted => Flow::More,
+            io::ErrorKind::WouldBlock => PipeFlow::Dry,
+            io::ErrorKind::Interrupted => PipeFlow::More,
             _broken => {
                 self.keep_no_more(error);
                 self.ended()
@@ -229,25 +231,25 @@ impl Captured {
         }
     }
 
-    fn ended(&mut self) -> Flow {
+    fn ended(&mut self) -> PipeFlow {
         self.pipe = None;
-        Flow::Ended
+        PipeFlow::Ended
     }
 
-    fn count(&mut self, moved: u64, kept: Kept) -> Flow {
+    fn count(&mut self, moved: u64, kept: ByteFate) -> PipeFlow {
         self.counted.seen += moved;
         match (&mut self.place, kept) {
-            (Place::Nowhere, _) | (_, Kept::No) => {}
-            (Place::File { .. }, Kept::Yes) => self.counted.kept += moved,
-            (Place::Parts(parts), Kept::Yes) => self.counted.kept = parts.took(moved),
+            (StreamTarget::Nowhere, _) | (_, ByteFate::No) => {}
+            (StreamTarget::File { .. }, ByteFate::Yes) => self.counted.kept += moved,
+            (StreamTarget::Parts(parts), ByteFate::Yes) => self.counted.kept = parts.took(moved),
         }
-        Flow::More
+        PipeFlow::More
     }
 }
 
 /// Whether bytes go to where they are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kept {
+enum ByteFate {
     Yes,
     No,
 }

@@ -8,59 +8,63 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use lodge_link::{
-    Command, Ended, Event, ExecKind, ExecState, ExitRecord, STDERR_FILE, STDOUT_FILE, Start, Usage,
-    is_valid_id,
+    ExecKind, ExecState, ExitOutcome, ExitRecord, KeeperCommand, KeeperEvent, ResourceUsage, STDERR_FILE,
+    STDOUT_FILE, StartExec, is_valid_id,
 };
 
-use crate::captured::{Captured, Place};
-use crate::disk::{Room, Space};
-use crate::execs::{self, Claim, Claimed, Output, Running, Stage};
-use crate::files::Holding;
-use crate::group::Group;
-use crate::job::Job;
+use crate::captured::{StreamCapture, StreamTarget};
+use crate::disk::{DiskVerdict, WriteSpace};
+use crate::execs::{self, ClaimedExec, ExecClaim, ExecStage, OutputTarget, RunningExec};
+use crate::files::OpenDescriptors;
+use crate::group::ExecCgroup;
+use crate::job::JobCapture;
 use crate::keep::Keeper;
-use crate::kills::Held;
+use crate::kills::ProcessHold;
 use crate::notify::Supervisor;
-use crate::parts::{Layout, Parts};
-use crate::relay::{Feed, Lines, WhenEmpty};
-use crate::spawn::{self, Hold, NotSpawned, Progress, Replaced, Spawned};
+use crate::parts::{StreamFiles, StreamLayout};
+use crate::relay::{LineSplitter, PipeFeed, WhenEmpty};
+use crate::spawn::{self, ProgramReplacement, SpawnError, SpawnHold, SpawnProgress, SpawnedChild};
 use crate::sys;
-use crate::watch::Before;
+use crate::watch::CountersAtStart;
 
 /// Most execs at a time in one sandbox.
 const RUNNING_MAX: usize = 256;
 
 impl Keeper {
-    pub(crate) fn obey(&mut self, command: Command) {
+    pub(crate) fn obey(&mut self, command: KeeperCommand) {
         match command {
-            Command::Start(start) => self.start(start),
-            Command::Kill { exec, grace_ms } => self.kill(&exec, Duration::from_millis(grace_ms.into())),
-            Command::Forget { exec } => self.forget(&exec),
-            Command::RuntimeLine(line) => self.feed_runtime(&line),
-            Command::End { grace_ms } => self.end(Duration::from_millis(grace_ms.into()), Instant::now()),
-            Command::Ping { token } => self.tell(&Event::Pong { token }),
+            KeeperCommand::Start(start) => self.start(start),
+            KeeperCommand::Kill { exec, grace_ms } => {
+                self.kill(&exec, Duration::from_millis(grace_ms.into()))
+            }
+            KeeperCommand::Forget { exec } => self.forget(&exec),
+            KeeperCommand::RuntimeLine(line) => self.feed_runtime(&line),
+            KeeperCommand::End { grace_ms } => {
+                self.end(Duration::from_millis(grace_ms.into()), Instant::now())
+            }
+            KeeperCommand::Ping { token } => self.tell(&KeeperEvent::Pong { token }),
         }
     }
 
-    fn start(&mut self, start: Start) {
+    fn start(&mut self, start: StartExec) {
         if let Some(why) = self.refusal(&start) {
             return self.refuse(start.exec, why);
         }
         match self.room(&start, Instant::now()) {
-            Room::Known(space) => self.begin(start, space),
-            Room::Wait => {}
+            DiskVerdict::Known(space) => self.begin(start, space),
+            DiskVerdict::Wait => {}
         }
     }
 
-    pub(crate) fn begin(&mut self, start: Start, space: Space) {
+    pub(crate) fn begin(&mut self, start: StartExec, space: WriteSpace) {
         let claimed = match self.shelf.claim(&start.exec, start.kind) {
-            Ok(Claim::New(claimed)) => claimed,
-            Ok(Claim::Taken) => return self.tell_state(&start.exec),
+            Ok(ExecClaim::New(claimed)) => claimed,
+            Ok(ExecClaim::Taken) => return self.tell_state(&start.exec),
             Err(error) => return self.refuse(start.exec, &format!("cannot claim it: {error}")),
         };
         self.fail_at("keeper.after_claim", start.kind);
         let (serial, started_ms, before) = (self.next_serial(), sys::now_ms(), self.before());
-        let Claimed { dir, record: room, output } = claimed;
+        let ClaimedExec { dir, record: room, output } = claimed;
         match self.spawn(&start, serial, output, space) {
             Ok(mut begun) => {
                 self.supervise(begun.calls.take());
@@ -77,17 +81,17 @@ impl Keeper {
     }
 
     /// Tells of a program that runs, or may do so.
-    fn began(&mut self, serial: u64, went: Went) {
+    fn began(&mut self, serial: u64, went: StartResult) {
         let Some(one) = self.running.iter().find(|one| one.serial == serial) else { return };
         let (exec, pid, kind) = (one.id.clone(), one.shown_pid(), one.kind);
         match went {
-            Went::Unknown => return,
-            Went::Well | Went::Late => self.fail_at("keeper.after_spawn", kind),
+            StartResult::Unknown => return,
+            StartResult::Well | StartResult::Late => self.fail_at("keeper.after_spawn", kind),
         }
         self.runtime_works(Instant::now());
         self.record_guardians();
-        self.tell(&Event::Started { exec, pid });
-        if went == Went::Late {
+        self.tell(&KeeperEvent::Started { exec, pid });
+        if went == StartResult::Late {
             self.condemn(serial, "it was held up before it could begin. ");
         }
     }
@@ -97,16 +101,16 @@ impl Keeper {
         exec: String,
         (dir, room): (&OwnedFd, &File),
         started_ms: u64,
-        error: NotSpawned,
+        error: SpawnError,
     ) {
-        let NotSpawned { errno, why } = error;
-        let ended = Ended::NotStarted { errno, why: why.clone() };
+        let SpawnError { errno, why } = error;
+        let ended = ExitOutcome::NotStarted { errno, why: why.clone() };
         let recorded = self.record_not_started(&exec, (dir, room), ended, started_ms).is_some();
         // It did not run and nothing says so: without its claim it can be asked for again.
         if !recorded {
             self.forget(&exec);
         }
-        self.tell(&Event::Refused { exec, why, recorded });
+        self.tell(&KeeperEvent::Refused { exec, why, recorded });
     }
 
     /// Hears from children that are on their way to become their programs, as far as they have something to say.
@@ -120,9 +124,9 @@ impl Keeper {
                     at += 1;
                     continue;
                 }
-                Some(Replaced::Yes) => Went::Well,
-                Some(Replaced::NotYet) => Went::Late,
-                Some(Replaced::Failed { step, errno }) => {
+                Some(ProgramReplacement::Yes) => StartResult::Well,
+                Some(ProgramReplacement::NotYet) => StartResult::Late,
+                Some(ProgramReplacement::Failed { step, errno }) => {
                     let one = self.running.swap_remove(at);
                     self.gave_up(one, step, errno);
                     continue;
@@ -152,20 +156,20 @@ impl Keeper {
     }
 
     /// Clears up after a child that could not become its program.
-    fn gave_up(&mut self, one: Running, step: u8, errno: i32) {
+    fn gave_up(&mut self, one: RunningExec, step: u8, errno: i32) {
         let Some(report) = &one.starting else { return };
         let error = report.failed(step, errno);
-        if let Some(pid) = one.pid.filter(|_| one.stage == Stage::Alive) {
+        if let Some(pid) = one.pid.filter(|_| one.stage == ExecStage::Alive) {
             spawn::collect(pid);
         }
-        if let Held::Group(group) = &one.held {
+        if let ProcessHold::Group(group) = &one.held {
             self.remove_group(&one.id, group);
         }
         self.did_not_begin(one.id.clone(), (&one.dir, &one.room), one.started_ms, error);
         (0..report.asked_again).for_each(|_| self.tell_not_running(&one.id));
     }
 
-    fn remove_group(&self, exec: &str, group: &Group) {
+    fn remove_group(&self, exec: &str, group: &ExecCgroup) {
         if let Some(groups) = &self.confined.groups
             && !groups.remove(group)
         {
@@ -174,11 +178,11 @@ impl Keeper {
     }
 
     pub(crate) fn refuse(&mut self, exec: String, why: &str) {
-        self.tell(&Event::Refused { exec, why: why.to_owned(), recorded: false });
+        self.tell(&KeeperEvent::Refused { exec, why: why.to_owned(), recorded: false });
     }
 
     /// Why an exec is not even claimed.
-    pub(crate) fn refusal(&self, start: &Start) -> Option<&'static str> {
+    pub(crate) fn refusal(&self, start: &StartExec) -> Option<&'static str> {
         let is_known = self.running.iter().any(|one| one.id == start.exec);
         let has_runtime = self.running.iter().any(|one| one.kind == ExecKind::Runtime);
         if !is_valid_id(&start.exec) {
@@ -198,36 +202,46 @@ impl Keeper {
         }
     }
 
-    fn holding(&self) -> Holding {
+    fn holding(&self) -> OpenDescriptors {
         let calls = self.supervisor.as_ref().map_or(0, Supervisor::descriptors);
-        Holding { execs: self.running.len(), rest: self.left_behind() + self.leftovers.len() + calls }
+        OpenDescriptors { execs: self.running.len(), rest: self.left_behind() + self.leftovers.len() + calls }
     }
 
-    fn spawn(&self, start: &Start, serial: u64, output: Output, space: Space) -> Result<Begun, NotSpawned> {
-        let failed = |cause: std::io::Error| NotSpawned {
+    fn spawn(
+        &self,
+        start: &StartExec,
+        serial: u64,
+        output: OutputTarget,
+        space: WriteSpace,
+    ) -> Result<SpawnedExec, SpawnError> {
+        let failed = |cause: std::io::Error| SpawnError {
             errno: cause.raw_os_error().unwrap_or(libc::EIO),
             why: format!("cannot prepare it: {cause}"),
         };
         let groups = self.confined.groups.as_ref();
         let group = groups.map(|groups| groups.make(&start.exec, serial)).transpose().map_err(failed)?;
         let (out_place, err_place, given) = match output {
-            Output::Files { stdout, stderr } => {
-                let place = |file| Place::File { file, cap: start.output_cap };
+            OutputTarget::Files { stdout, stderr } => {
+                let place = |file| StreamTarget::File { file, cap: start.output_cap };
                 (place(stdout), place(stderr), None)
             }
-            Output::Parts { dir } => {
-                let layout = Layout { head: start.job_head, segment: start.job_segment };
-                let place = |name| Place::Parts(Parts::new(dir.clone(), name, layout));
+            OutputTarget::Parts { dir } => {
+                let layout = StreamLayout { head: start.job_head, segment: start.job_segment };
+                let place = |name| StreamTarget::Parts(StreamFiles::new(dir.clone(), name, layout));
                 (place(STDOUT_FILE), place(STDERR_FILE), None)
             }
-            Output::Log => (Place::Nowhere, Place::Nowhere, Some(self.log.duplicate().map_err(failed)?)),
+            OutputTarget::Log => {
+                (StreamTarget::Nowhere, StreamTarget::Nowhere, Some(self.log.duplicate().map_err(failed)?))
+            }
         };
         let hold = match &group {
-            Some(group) => Hold::Group(group),
-            None => Hold::Guardian { lock: self.lock.as_raw_fd(), others: self.guardians().len() as u64 },
+            Some(group) => SpawnHold::Group(group),
+            None => {
+                SpawnHold::Guardian { lock: self.lock.as_raw_fd(), others: self.guardians().len() as u64 }
+            }
         };
         let spawned = spawn::spawn(start, &self.confined, hold, given, space);
-        let Spawned { pid, guard, stdin, stdout, stderr, progress, calls } = match spawned {
+        let SpawnedChild { pid, guard, stdin, stdout, stderr, progress, calls } = match spawned {
             Ok(spawned) => spawned,
             Err(error) => {
                 if let Some(group) = &group {
@@ -237,19 +251,20 @@ impl Keeper {
             }
         };
         let held = match (group, guard) {
-            (Some(group), _) => Held::Group(group),
-            (None, Some(guard)) => Held::Guard(guard),
+            (Some(group), _) => ProcessHold::Group(group),
+            (None, Some(guard)) => ProcessHold::Guard(guard),
             (None, None) => return Err(failed(std::io::Error::from_raw_os_error(libc::ECHILD))),
         };
-        let (stdout, stderr) = (Captured::new(Some(stdout), out_place), Captured::new(stderr, err_place));
-        Ok(Begun { pid, held, stdin, stdout, stderr, progress, calls })
+        let (stdout, stderr) =
+            (StreamCapture::new(Some(stdout), out_place), StreamCapture::new(stderr, err_place));
+        Ok(SpawnedExec { pid, held, stdin, stdout, stderr, progress, calls })
     }
 
     fn record_not_started(
         &self,
         exec: &str,
         (dir, room): (&OwnedFd, &File),
-        ended: Ended,
+        ended: ExitOutcome,
         started_ms: u64,
     ) -> Option<ExitRecord> {
         let record = ExitRecord {
@@ -258,7 +273,7 @@ impl Keeper {
             finished_ms: sys::now_ms(),
             stdout: Default::default(),
             stderr: Default::default(),
-            usage: Usage::default(),
+            usage: ResourceUsage::default(),
             note: String::new(),
             cause: None,
         };
@@ -281,9 +296,9 @@ impl Keeper {
         let state = self.shelf.state(exec, &self.running);
         let exec = exec.to_owned();
         self.tell(&match state {
-            ExecState::Running { pid } => Event::Started { exec, pid },
-            ExecState::Exited(record) => Event::Exited { exec, record },
-            ExecState::Lost => Event::Lost { exec },
+            ExecState::Running { pid } => KeeperEvent::Started { exec, pid },
+            ExecState::Exited(record) => KeeperEvent::Exited { exec, record },
+            ExecState::Lost => KeeperEvent::Lost { exec },
         });
     }
 
@@ -333,7 +348,7 @@ impl Keeper {
 
 /// How a start went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Went {
+enum StartResult {
     /// It is on its way.
     Unknown,
     Well,
@@ -342,40 +357,40 @@ enum Went {
 }
 
 /// An exec that was just spawned.
-struct Begun {
+struct SpawnedExec {
     pid: Option<i32>,
-    held: Held,
+    held: ProcessHold,
     stdin: OwnedFd,
-    stdout: Captured,
-    stderr: Captured,
-    progress: Progress,
+    stdout: StreamCapture,
+    stderr: StreamCapture,
+    progress: SpawnProgress,
     /// What it calls, where that is known already.
     calls: Option<OwnedFd>,
 }
 
-impl Begun {
+impl SpawnedExec {
     fn running(
         self,
-        start: Start,
+        start: StartExec,
         serial: u64,
         dir: Rc<OwnedFd>,
         room: File,
         started_ms: u64,
-    ) -> (Running, Went) {
+    ) -> (RunningExec, StartResult) {
         let (starting, went) = match self.progress {
-            Progress::Begun(report) => (Some(report), Went::Unknown),
-            Progress::Runs => (None, Went::Well),
-            Progress::Late => (None, Went::Late),
+            SpawnProgress::Begun(report) => (Some(report), StartResult::Unknown),
+            SpawnProgress::Runs => (None, StartResult::Well),
+            SpawnProgress::Late => (None, StartResult::Late),
         };
         let job = match start.kind {
-            ExecKind::Job => Some(Job::new(dir.clone(), start.keep_free)),
+            ExecKind::Job => Some(JobCapture::new(dir.clone(), start.keep_free)),
             ExecKind::Tool | ExecKind::Runtime => None,
         };
         let when_empty = match start.kind {
             ExecKind::Tool | ExecKind::Job => WhenEmpty::Close,
             ExecKind::Runtime => WhenEmpty::StayOpen,
         };
-        let running = Running {
+        let running = RunningExec {
             id: start.exec,
             serial,
             kind: start.kind,
@@ -384,13 +399,13 @@ impl Begun {
             dir,
             room,
             started_ms,
-            stdin: Feed::new(self.stdin, start.stdin, when_empty),
+            stdin: PipeFeed::new(self.stdin, start.stdin, when_empty),
             stdout: self.stdout,
             stderr: self.stderr,
-            lines: Lines::default(),
+            lines: LineSplitter::default(),
             job,
             starting,
-            stage: Stage::Alive,
+            stage: ExecStage::Alive,
             retry_at: None,
             note: String::new(),
             cause: None,
@@ -399,8 +414,8 @@ impl Begun {
                 .flatten(),
             timeout_ms: start.timeout_ms,
             output_max: start.output_max,
-            before: Before::default(),
-            space: Space::Left,
+            before: CountersAtStart::default(),
+            space: WriteSpace::Left,
             cpu_us: 0,
         };
         (running, went)

@@ -7,18 +7,18 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use lodge_link::{ExecKind, InForce, KeeperSpec};
+use lodge_link::{EnforcedLimit, ExecKind, KeeperSpec};
 
-use crate::bounds::{Bounds, Processes};
+use crate::bounds::{Bounds, ProcessView};
 use crate::counters;
-use crate::fence::{Fence, Namespaces, View};
-use crate::files::Files;
-use crate::group::Groups;
-use crate::landlock::{self, Place, Ruleset, Tcp};
+use crate::fence::{Fence, FileView, Namespaces};
+use crate::files::DescriptorLimits;
+use crate::group::SandboxCgroup;
+use crate::landlock::{self, KeeperDir, Ruleset, TcpAccess};
 use crate::layers::Layers;
-use crate::network::{Net, SocketGuard};
+use crate::network::{SandboxNetwork, SocketGuard};
 use crate::notify_sys;
-use crate::seccomp::{self, Clone3, Looks};
+use crate::seccomp::{self, Clone3, ProcessInspection};
 use crate::sys;
 use crate::tool_thread::ToolThread;
 
@@ -39,7 +39,7 @@ const USER_CAPABILITIES: u64 = 1 << 19;
 
 /// Whose rights execs run with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum User {
+pub(crate) enum ExecUser {
     /// The user whom the keeper runs as, who is not root.
     Keeper,
     /// The sandbox's own.
@@ -48,13 +48,13 @@ pub(crate) enum User {
 
 /// The sandbox, confined.
 #[derive(Debug)]
-pub(crate) struct Confined {
+pub(crate) struct ConfinedSandbox {
     pub(crate) layers: Layers,
     pub(crate) namespaces: Namespaces,
     /// Where the agent's directory is for this process.
     pub(crate) root: PathBuf,
     pub(crate) proc_is_ours: bool,
-    pub(crate) user: User,
+    pub(crate) user: ExecUser,
     pub(crate) oom: Option<OomScore>,
     /// Rules that each exec has to enter by itself.
     pub(crate) rules: Option<Ruleset>,
@@ -64,11 +64,11 @@ pub(crate) struct Confined {
     pub(crate) apart: Option<Ruleset>,
     /// Rules by which a tool can make no file, for when there is no room.
     pub(crate) makes_nothing: Option<Ruleset>,
-    pub(crate) groups: Option<Groups>,
+    pub(crate) groups: Option<SandboxCgroup>,
     /// Whether each exec has to refuse `clone3` to itself.
     pub(crate) refuses_clone3: bool,
-    pub(crate) files: Files,
-    pub(crate) net: Net,
+    pub(crate) files: DescriptorLimits,
+    pub(crate) net: SandboxNetwork,
     /// Whether the keeper answers calls of its execs.
     pub(crate) supervises: bool,
     /// Rules for a runtime by which it connects and binds nothing by itself, where Landlock guards the network. Those for
@@ -77,10 +77,10 @@ pub(crate) struct Confined {
     pub(crate) bounds: Bounds,
 }
 
-impl Confined {
+impl ConfinedSandbox {
     /// Each limit of the sandbox, with what enforces it.
-    pub(crate) fn limits_in_force(&self) -> Vec<InForce> {
-        let processes = if self.proc_is_ours { Processes::Seen } else { Processes::Hidden };
+    pub(crate) fn limits_in_force(&self) -> Vec<EnforcedLimit> {
+        let processes = if self.proc_is_ours { ProcessView::Seen } else { ProcessView::Hidden };
         self.bounds.in_force(processes)
     }
 }
@@ -122,12 +122,12 @@ impl OomScore {
 }
 
 /// Confines this process and everything that it will start.
-pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Result<Confined> {
+pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Result<ConfinedSandbox> {
     let (root, hides_keeper) = (fence.root(spec), fence.hides_keeper());
     let Fence { mut layers, namespaces, view, proc_is_ours, groups, net, mut bounds } = fence;
     let user = user(spec, &mut layers)?;
     bounds.set_users(user, namespaces);
-    let files = Files::raise()?;
+    let files = DescriptorLimits::raise()?;
     let oom = match OomScore::open() {
         Ok(score) => {
             layers.holds("oom_score");
@@ -161,7 +161,7 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
     }
     let closes_tcp = net.supervised.as_ref().is_some_and(|with| with.guard == SocketGuard::Landlock);
     let without_tcp = closes_tcp.then(landlock::without_tcp).transpose()?;
-    let tcp = if closes_tcp { Tcp::Closed } else { Tcp::Open };
+    let tcp = if closes_tcp { TcpAccess::Closed } else { TcpAccess::Open };
     let apart = layers.has("landlock").then(|| landlock::apart(tcp)).transpose()?;
     if closes_tcp && apart.is_none() {
         return Err(io::Error::other("the sandbox's network cannot be guarded without landlock"));
@@ -171,13 +171,13 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
     let scoped = layers.has("landlock_scope") && rules.is_none();
     let tools = ToolThread::new(if scoped { landlock::tools_scope()? } else { None });
     let clone3 = if groups.is_some() { Clone3::LeftToExecs } else { Clone3::Refused };
-    let looks = if supervises { Looks::LeftToExecs } else { Looks::Refused };
+    let looks = if supervises { ProcessInspection::LeftToExecs } else { ProcessInspection::Refused };
     let is_filtered = layers.note("seccomp", seccomp::enter(clone3, looks));
     if supervises && !is_filtered {
         return Err(io::Error::other("the sandbox's network cannot be guarded without seccomp"));
     }
     let refuses_clone3 = is_filtered && clone3 == Clone3::LeftToExecs;
-    Ok(Confined {
+    Ok(ConfinedSandbox {
         layers,
         namespaces,
         root,
@@ -199,25 +199,29 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
 }
 
 /// What the keeper itself has to write. Masks, owners and read-only mounts keep execs from it.
-fn own_places<'a>(dir: &'a OwnedFd, groups: Option<&'a Groups>, bounds: &'a Bounds) -> Vec<Place<'a>> {
-    let groups = groups.map(|groups| [Place::Write(&groups.dir), Place::RemoveFrom(&groups.parent)]);
-    let own = std::iter::once(Place::Write(dir)).chain(groups.into_iter().flatten());
-    own.chain(bounds.parents().map(Place::RemoveFrom)).collect()
+fn own_places<'a>(
+    dir: &'a OwnedFd,
+    groups: Option<&'a SandboxCgroup>,
+    bounds: &'a Bounds,
+) -> Vec<KeeperDir<'a>> {
+    let groups = groups.map(|groups| [KeeperDir::Write(&groups.dir), KeeperDir::RemoveFrom(&groups.parent)]);
+    let own = std::iter::once(KeeperDir::Write(dir)).chain(groups.into_iter().flatten());
+    own.chain(bounds.parents().map(KeeperDir::RemoveFrom)).collect()
 }
 
 /// Where programs may read. In a root of its own there is nothing that a sandbox should not.
-fn readable(view: View) -> &'static [&'static str] {
+fn readable(view: FileView) -> &'static [&'static str] {
     match view {
-        View::Private => &["/"],
-        View::Host => &landlock::HOST_PLACES,
+        FileView::Private => &["/"],
+        FileView::Host => &landlock::HOST_PLACES,
     }
 }
 
 /// Where programs may write. The root itself is not among it: an ordinary user owns it, and could rename its parts.
-fn writable(spec: &KeeperSpec, view: View) -> Vec<PathBuf> {
+fn writable(spec: &KeeperSpec, view: FileView) -> Vec<PathBuf> {
     let binds = spec.binds.iter().filter(|bind| !bind.read_only).map(|bind| &bind.target);
     match (view, &spec.private_root) {
-        (View::Private, Some(plan)) => {
+        (FileView::Private, Some(plan)) => {
             let inside = |path: &PathBuf| {
                 let below = path.strip_prefix(&spec.root).or_else(|_| path.strip_prefix("/"));
                 Path::new("/").join(below.unwrap_or(path))
@@ -225,23 +229,23 @@ fn writable(spec: &KeeperSpec, view: View) -> Vec<PathBuf> {
             let parts = plan.writable.iter().map(|part| Path::new("/").join(part));
             parts.chain(binds.map(inside)).chain(["/dev".into()]).collect()
         }
-        (View::Private | View::Host, _) => {
+        (FileView::Private | FileView::Host, _) => {
             let own = [spec.root.clone(), "/tmp".into(), "/var/tmp".into(), "/dev".into()];
             own.into_iter().chain(binds.cloned()).collect()
         }
     }
 }
 
-fn user(spec: &KeeperSpec, layers: &mut Layers) -> io::Result<User> {
+fn user(spec: &KeeperSpec, layers: &mut Layers) -> io::Result<ExecUser> {
     match (sys::is_root(), spec.uid) {
         (true, Some(uid)) if uid != 0 => {
             layers.holds("own_uid");
-            Ok(User::Own(uid))
+            Ok(ExecUser::Own(uid))
         }
         (true, Some(_) | None) => Err(io::Error::other("as root, a sandbox needs a uid of its own")),
         (false, Some(_) | None) => {
             layers.missing("own_uid", "needs root");
-            Ok(User::Keeper)
+            Ok(ExecUser::Keeper)
         }
     }
 }

@@ -7,10 +7,10 @@ use std::ffi::CString;
 use std::io;
 use std::time::{Duration, Instant};
 
-use lodge_link::{Cause, ExecKind, Resource, Start};
+use lodge_link::{ExecKind, LimitHit, Resource, StartExec};
 
 use crate::keep::Keeper;
-use crate::measure::{ENTRY_BYTES, Measuring};
+use crate::measure::{ENTRY_BYTES, RootMeasurement};
 use crate::sys;
 
 /// How old a count may get while tools run: so many times as long as it took, within these. Others may free as much as
@@ -30,39 +30,39 @@ const FULL_GROWS_MAX: u64 = 1 << 20;
 
 /// What is known of the root.
 #[derive(Debug, Default)]
-pub(crate) struct Disk {
-    counted: Option<Count>,
-    under_way: Option<(Measuring, Free, Instant)>,
+pub(crate) struct RootDisk {
+    counted: Option<DiskCount>,
+    under_way: Option<(RootMeasurement, FreeSpace, Instant)>,
     not_before: Option<Instant>,
     failures: u32,
     /// Tools that are started once it is known whether there is room.
-    waiting: Vec<Start>,
+    waiting: Vec<StartExec>,
 }
 
 /// A count, and what was free when it began.
 #[derive(Debug, Clone, Copy)]
-struct Count {
+struct DiskCount {
     used: u64,
-    free: Free,
+    free: FreeSpace,
     at: Instant,
     took: Duration,
 }
 
 /// What a file system has left.
 #[derive(Debug, Clone, Copy)]
-struct Free {
+struct FreeSpace {
     bytes: u64,
     files: u64,
 }
 
-impl Free {
-    fn of(root: &CString) -> io::Result<Free> {
+impl FreeSpace {
+    fn of(root: &CString) -> io::Result<FreeSpace> {
         let stat = sys::statfs(root)?;
-        Ok(Free { bytes: stat.f_bfree.saturating_mul(stat.f_bsize.max(0) as u64), files: stat.f_ffree })
+        Ok(FreeSpace { bytes: stat.f_bfree.saturating_mul(stat.f_bsize.max(0) as u64), files: stat.f_ffree })
     }
 
     /// What was taken since, by whomever.
-    fn taken_until(self, now: Free) -> u64 {
+    fn taken_until(self, now: FreeSpace) -> u64 {
         let files = self.files.saturating_sub(now.files).saturating_mul(ENTRY_BYTES);
         self.bytes.saturating_sub(now.bytes).max(files)
     }
@@ -70,7 +70,7 @@ impl Free {
 
 /// Whether a tool may write files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Space {
+pub(crate) enum WriteSpace {
     Left,
     /// So much was used when it began.
     Full {
@@ -79,19 +79,19 @@ pub(crate) enum Space {
 }
 
 /// What is known when a tool is to be started.
-pub(crate) enum Room {
-    Known(Space),
+pub(crate) enum DiskVerdict {
+    Known(WriteSpace),
     /// It begins by itself, as soon as it is known.
     Wait,
 }
 
-impl Space {
+impl WriteSpace {
     /// What the result of a tool says that began like this.
     pub(crate) fn note(self, limit: Option<u64>) -> String {
         let used = match (self, limit) {
-            (Space::Left, _) | (Space::Full { .. }, None) => return String::new(),
-            (Space::Full { used: u64::MAX }, Some(_)) => "they cannot be counted".to_owned(),
-            (Space::Full { used }, Some(limit)) => format!("{used} bytes of {limit} are used"),
+            (WriteSpace::Left, _) | (WriteSpace::Full { .. }, None) => return String::new(),
+            (WriteSpace::Full { used: u64::MAX }, Some(_)) => "they cannot be counted".to_owned(),
+            (WriteSpace::Full { used }, Some(limit)) => format!("{used} bytes of {limit} are used"),
         };
         format!(
             "no room is left for the agent's files ({used}), so this ran without being able to write any. \
@@ -102,8 +102,8 @@ impl Space {
     /// Whether a tool that began like this may be the reason that so much is used now.
     pub(crate) fn may_have_taken(self, used_now: u64) -> bool {
         match self {
-            Space::Left => true,
-            Space::Full { used } => used_now > used.saturating_add(FULL_GROWS_MAX),
+            WriteSpace::Left => true,
+            WriteSpace::Full { used } => used_now > used.saturating_add(FULL_GROWS_MAX),
         }
     }
 }
@@ -125,16 +125,16 @@ impl Keeper {
         }
     }
 
-    fn free(&self) -> Option<Free> {
+    fn free(&self) -> Option<FreeSpace> {
         let root = sys::c_string(self.confined.root.as_os_str()).ok()?;
-        Free::of(&root).ok()
+        FreeSpace::of(&root).ok()
     }
 
-    fn count(&mut self, free: Free, now: Instant) {
+    fn count(&mut self, free: FreeSpace, now: Instant) {
         if self.disk.under_way.is_some() || self.disk.not_before.is_some_and(|at| now < at) {
             return;
         }
-        match Measuring::begin(&self.confined.root, &self.dir, self.confined.namespaces, now) {
+        match RootMeasurement::begin(&self.confined.root, &self.dir, self.confined.namespaces, now) {
             Ok(measuring) => self.disk.under_way = Some((measuring, free, now)),
             // No process could be had. There may be one at the next look.
             Err(_) => self.disk.not_before = Some(now + PAUSE),
@@ -159,7 +159,7 @@ impl Keeper {
         match used {
             Some(used) => {
                 self.disk.failures = 0;
-                self.disk.counted = Some(Count { used, free, at: now, took });
+                self.disk.counted = Some(DiskCount { used, free, at: now, took });
                 self.settle_disk(used);
             }
             None => {
@@ -167,7 +167,7 @@ impl Keeper {
                 if self.disk.failures >= FAILURES_MAX {
                     self.disk.failures = 0;
                     self.log.say("the root cannot be counted, so nobody may write to it");
-                    self.disk.counted = Some(Count { used: u64::MAX, free, at: now, took });
+                    self.disk.counted = Some(DiskCount { used: u64::MAX, free, at: now, took });
                     self.settle_disk(u64::MAX);
                 }
             }
@@ -176,7 +176,7 @@ impl Keeper {
 
     fn settle_disk(&mut self, used: u64) {
         let Some(limit) = self.confined.bounds.limits.disk_bytes else { return };
-        let cause = Cause { resource: Resource::Disk, limit, used };
+        let cause = LimitHit { resource: Resource::Disk, limit, used };
         if used > limit {
             self.end_writers(cause);
         }
@@ -184,20 +184,22 @@ impl Keeper {
             // The sandbox may have begun to end, or filled with others, while this one waited.
             match self.refusal(&start) {
                 Some(why) => self.refuse(start.exec, why),
-                None if used >= limit => self.begin(start, Space::Full { used }),
-                None => self.begin(start, Space::Left),
+                None if used >= limit => self.begin(start, WriteSpace::Full { used }),
+                None => self.begin(start, WriteSpace::Left),
             }
         }
     }
 
     /// Whether there is room for what a tool may write. A tool that has to wait begins by itself.
-    pub(crate) fn room(&mut self, start: &Start, now: Instant) -> Room {
-        let Some(limit) = self.confined.bounds.limits.disk_bytes else { return Room::Known(Space::Left) };
-        let Some(Count { used, .. }) = self.disk.counted.filter(|count| count.used >= limit) else {
-            return Room::Known(Space::Left);
+    pub(crate) fn room(&mut self, start: &StartExec, now: Instant) -> DiskVerdict {
+        let Some(limit) = self.confined.bounds.limits.disk_bytes else {
+            return DiskVerdict::Known(WriteSpace::Left);
+        };
+        let Some(DiskCount { used, .. }) = self.disk.counted.filter(|count| count.used >= limit) else {
+            return DiskVerdict::Known(WriteSpace::Left);
         };
         if start.kind == ExecKind::Runtime || self.shelf.is_claimed(&start.exec) {
-            return Room::Known(Space::Left);
+            return DiskVerdict::Known(WriteSpace::Left);
         }
         if self.disk.waiting.len() < WAITING_MAX
             && let Some(free) = self.free()
@@ -207,12 +209,12 @@ impl Keeper {
             self.count(free, now);
         }
         if self.disk.under_way.is_none() || self.disk.waiting.len() >= WAITING_MAX {
-            return Room::Known(Space::Full { used });
+            return DiskVerdict::Known(WriteSpace::Full { used });
         }
         self.disk.waiting.retain(|waiting| waiting.exec != start.exec);
         self.disk.waiting.push(start.clone());
         self.watch_from(now);
-        Room::Wait
+        DiskVerdict::Wait
     }
 
     /// Drops a tool that waits.

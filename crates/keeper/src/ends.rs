@@ -6,16 +6,16 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use lodge_link::{Ended, Event, ExecKind, Usage};
+use lodge_link::{ExecKind, ExitOutcome, KeeperEvent, ResourceUsage};
 
-use crate::captured::{Captured, Flow, Place};
-use crate::execs::{self, Running, Stage};
+use crate::captured::{PipeFlow, StreamCapture, StreamTarget};
+use crate::execs::{self, ExecStage, RunningExec};
 use crate::fence::Namespaces;
-use crate::group::Groups;
-use crate::guardian::{self, Died};
-use crate::keep::{Ending, Keeper};
+use crate::group::SandboxCgroup;
+use crate::guardian::{self, ProgramDeath};
+use crate::keep::{Keeper, SandboxEnd};
 use crate::sys;
-use crate::tree::{self, Reach, Walk, Without};
+use crate::tree::{self, ExcludedProcesses, PidUse, ProcessTree};
 
 /// How long output of an exec's other processes counts after its main process ended.
 const DRAIN: Duration = Duration::from_millis(100);
@@ -87,11 +87,12 @@ impl Keeper {
                 return self.hear_starts(Instant::now());
             }
             let died = if libc::WIFSIGNALED(status) {
-                Died::Signal(libc::WTERMSIG(status))
+                ProgramDeath::Signal(libc::WTERMSIG(status))
             } else {
-                Died::Code(libc::WEXITSTATUS(status))
+                ProgramDeath::Code(libc::WEXITSTATUS(status))
             };
-            let main = self.running.iter_mut().find(|one| one.pid == Some(pid) && one.stage == Stage::Alive);
+            let main =
+                self.running.iter_mut().find(|one| one.pid == Some(pid) && one.stage == ExecStage::Alive);
             match main {
                 Some(one) => one.ended(died.into(), guardian::from_rusage(&usage)),
                 None if self.confined.net.gate.as_ref().is_some_and(|gate| gate.pid == pid) => {
@@ -103,11 +104,11 @@ impl Keeper {
     }
 
     /// Without its gate a sandbox would wait for a network that never answers, and nobody inside can have another.
-    fn gate_died(&mut self, died: Died) {
+    fn gate_died(&mut self, died: ProgramDeath) {
         self.close_gate();
         self.log.say(&format!("its gate died ({died:?}), so it ends"));
         // Programs did not end by themselves, so nothing is recorded of how they did: they are lost, as with the keeper.
-        self.ending = Some(Ending::Over);
+        self.ending = Some(SandboxEnd::Over);
     }
 
     /// Lets the gate end.
@@ -123,50 +124,54 @@ impl Keeper {
         let mut at = 0;
         while at < self.running.len() {
             let due = match self.running[at].stage {
-                Stage::Alive => None,
+                ExecStage::Alive => None,
                 // It is told how the start went before it is told how it ended.
-                Stage::Draining { .. } if self.running[at].starting.is_some() => None,
-                Stage::Draining { .. } if self.running[at].retry_at.is_some_and(|again| now < again) => None,
-                Stage::Draining { until, .. } => Some(now >= until),
+                ExecStage::Draining { .. } if self.running[at].starting.is_some() => None,
+                ExecStage::Draining { .. } if self.running[at].retry_at.is_some_and(|again| now < again) => {
+                    None
+                }
+                ExecStage::Draining { until, .. } => Some(now >= until),
             };
             match due {
-                Some(is_late) if self.drain(at) == Flow::Ended || is_late => self.finish(at),
+                Some(is_late) if self.drain(at) == PipeFlow::Ended || is_late => self.finish(at),
                 Some(_) | None => at += 1,
             }
         }
     }
 
     /// Takes what is in the pipes of an exec now.
-    fn drain(&mut self, at: usize) -> Flow {
+    fn drain(&mut self, at: usize) -> PipeFlow {
         let (ways, serial) = (self.ways.clone(), self.running[at].serial);
         for _ in 0..LAST_ROUNDS_MAX {
             let stdout = match self.running[at].kind {
                 ExecKind::Tool => self.running[at].stdout.pump(&ways),
                 ExecKind::Runtime => self.relay(serial),
                 ExecKind::Job => match self.pump_job(serial) {
-                    Flow::More => continue,
-                    both @ (Flow::Dry | Flow::Ended) => return both,
+                    PipeFlow::More => continue,
+                    both @ (PipeFlow::Dry | PipeFlow::Ended) => return both,
                 },
             };
             self.check_output(serial);
             let stderr = match &self.running[at].stderr.pipe {
                 Some(_) => self.running[at].stderr.pump(&ways),
-                None => Flow::Ended,
+                None => PipeFlow::Ended,
             };
             match (stdout, stderr) {
-                (Flow::Ended, Flow::Ended) => return Flow::Ended,
-                (Flow::More, _) | (_, Flow::More) => {}
-                (Flow::Dry, Flow::Dry | Flow::Ended) | (Flow::Ended, Flow::Dry) => return Flow::Dry,
+                (PipeFlow::Ended, PipeFlow::Ended) => return PipeFlow::Ended,
+                (PipeFlow::More, _) | (_, PipeFlow::More) => {}
+                (PipeFlow::Dry, PipeFlow::Dry | PipeFlow::Ended) | (PipeFlow::Ended, PipeFlow::Dry) => {
+                    return PipeFlow::Dry;
+                }
             }
         }
-        Flow::More
+        PipeFlow::More
     }
 
     fn finish(&mut self, at: usize) {
         let mut one = self.running.swap_remove(at);
         let (ended, usage, finished_ms) = match &one.stage {
-            Stage::Draining { ended, usage, finished_ms, .. } => (ended.clone(), *usage, *finished_ms),
-            Stage::Alive => return self.running.push(one),
+            ExecStage::Draining { ended, usage, finished_ms, .. } => (ended.clone(), *usage, *finished_ms),
+            ExecStage::Alive => return self.running.push(one),
         };
         let cause = self.cause_of(&one, &ended);
         let record = one.record(ended, usage, finished_ms, cause);
@@ -190,7 +195,7 @@ impl Keeper {
             if let Some(pipe) = stream.pipe.take()
                 && self.leftovers.len() < LEFTOVERS_MAX
             {
-                self.leftovers.push(Captured::new(Some(pipe), Place::Nowhere));
+                self.leftovers.push(StreamCapture::new(Some(pipe), StreamTarget::Nowhere));
             }
         }
         self.remember(one.id.clone(), one.pid, one.held);
@@ -199,7 +204,7 @@ impl Keeper {
             // What it left behind is part of what ran into the limit.
             self.doom(&one.id, Duration::ZERO);
         }
-        self.tell(&Event::Exited { exec: one.id, record });
+        self.tell(&KeeperEvent::Exited { exec: one.id, record });
     }
 
     /// Begins the end of the sandbox, or brings it nearer.
@@ -207,41 +212,41 @@ impl Keeper {
         let until = now + grace;
         match self.ending {
             None => {
-                let alive = self.running.iter_mut().filter(|one| one.stage == Stage::Alive);
+                let alive = self.running.iter_mut().filter(|one| one.stage == ExecStage::Alive);
                 for one in alive {
                     one.note.push_str("ended by Lodge, with its sandbox: what it did may be half done. ");
                 }
                 self.ask_everybody();
-                self.ending = Some(Ending::Asked { until });
+                self.ending = Some(SandboxEnd::Asked { until });
             }
-            Some(Ending::Asked { until: before }) => {
-                self.ending = Some(Ending::Asked { until: before.min(until) });
+            Some(SandboxEnd::Asked { until: before }) => {
+                self.ending = Some(SandboxEnd::Asked { until: before.min(until) });
             }
-            Some(Ending::Forced { .. } | Ending::Over) => {}
+            Some(SandboxEnd::Forced { .. } | SandboxEnd::Over) => {}
         }
     }
 
     pub(crate) fn go_on_ending(&mut self, now: Instant) {
         let is_empty = self.ending.is_some() && self.is_empty();
         match self.ending {
-            None | Some(Ending::Over) => {}
-            Some(Ending::Asked { .. } | Ending::Forced { .. }) if is_empty => {
-                self.ending = Some(Ending::Over);
+            None | Some(SandboxEnd::Over) => {}
+            Some(SandboxEnd::Asked { .. } | SandboxEnd::Forced { .. }) if is_empty => {
+                self.ending = Some(SandboxEnd::Over);
             }
-            Some(Ending::Asked { until }) if now >= until => {
+            Some(SandboxEnd::Asked { until }) if now >= until => {
                 self.kill_everybody();
                 self.ending =
-                    Some(Ending::Forced { again: now + FORCE_AGAIN_AFTER, until: now + FORCED_WITHIN });
+                    Some(SandboxEnd::Forced { again: now + FORCE_AGAIN_AFTER, until: now + FORCED_WITHIN });
             }
-            Some(Ending::Forced { until, .. }) if now >= until => {
+            Some(SandboxEnd::Forced { until, .. }) if now >= until => {
                 self.log.say("some processes did not end");
-                self.ending = Some(Ending::Over);
+                self.ending = Some(SandboxEnd::Over);
             }
-            Some(Ending::Forced { again, until }) if now >= again => {
+            Some(SandboxEnd::Forced { again, until }) if now >= again => {
                 self.kill_everybody();
-                self.ending = Some(Ending::Forced { again: now + FORCE_AGAIN_AFTER, until });
+                self.ending = Some(SandboxEnd::Forced { again: now + FORCE_AGAIN_AFTER, until });
             }
-            Some(Ending::Asked { .. } | Ending::Forced { .. }) => {}
+            Some(SandboxEnd::Asked { .. } | SandboxEnd::Forced { .. }) => {}
         }
     }
 
@@ -264,7 +269,7 @@ impl Keeper {
 
     /// Kills all who are left, and whom they forked meanwhile.
     fn kill_everybody(&self) {
-        let by_group = self.confined.groups.as_ref().map(Groups::kill);
+        let by_group = self.confined.groups.as_ref().map(SandboxCgroup::kill);
         match by_group {
             Some(Ok(())) => {}
             Some(Err(_)) | None => self.kill_walking(),
@@ -279,7 +284,11 @@ impl Keeper {
                 let (own, guardians) = (std::process::id().cast_signed(), self.guardians());
                 // Without its guardian, what forks all the time would have nobody left to hold it together:
                 // a guardian ends by itself once it is alone, and outlives the keeper until then.
-                Walk::now().kill_descendants(own, Without::Themselves(&guardians), Reach::Processes);
+                ProcessTree::now().kill_descendants(
+                    own,
+                    ExcludedProcesses::Themselves(&guardians),
+                    PidUse::Processes,
+                );
                 // One that somebody stopped would never see that it is alone.
                 guardians.into_iter().for_each(|guardian| drop(sys::kill(guardian, libc::SIGCONT)));
             }
@@ -291,7 +300,7 @@ impl Keeper {
         match self.confined.namespaces {
             Namespaces::Own => drop(sys::kill(-1, libc::SIGTERM)),
             Namespaces::Host => {
-                for process in Walk::now().descendants(std::process::id().cast_signed()) {
+                for process in ProcessTree::now().descendants(std::process::id().cast_signed()) {
                     // One that ended in the meantime is what was wanted.
                     if !process.is_zombie && tree::signal(&process, libc::SIGTERM).is_err() {}
                 }
@@ -308,10 +317,10 @@ impl Keeper {
     }
 }
 
-impl Running {
+impl RunningExec {
     /// The main process ended: what others still write counts for a moment.
-    pub(crate) fn ended(&mut self, ended: Ended, usage: Usage) {
+    pub(crate) fn ended(&mut self, ended: ExitOutcome, usage: ResourceUsage) {
         let until = Instant::now() + DRAIN;
-        self.stage = Stage::Draining { ended, usage, finished_ms: sys::now_ms(), until };
+        self.stage = ExecStage::Draining { ended, usage, finished_ms: sys::now_ms(), until };
     }
 }

@@ -12,51 +12,51 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use lodge_link::{
-    Cause, Counted, EXEC_DIR, EXIT_FILE, Ended, ExecKind, ExecState, ExitRecord, KnownExec, STDERR_FILE,
-    STDOUT_FILE, Usage, is_valid_id, limits,
+    EXEC_DIR, EXIT_FILE, ExecKind, ExecState, ExitOutcome, ExitRecord, KnownExec, LimitHit, ResourceUsage,
+    STDERR_FILE, STDOUT_FILE, StreamCount, is_valid_id, limits,
 };
 
-use crate::captured::Captured;
-use crate::disk::Space;
-use crate::job::Job;
-use crate::kills::Held;
-use crate::relay::{Feed, Lines};
-use crate::spares::{Given, Spares};
-use crate::spawn::Report;
+use crate::captured::StreamCapture;
+use crate::disk::WriteSpace;
+use crate::job::JobCapture;
+use crate::kills::ProcessHold;
+use crate::relay::{LineSplitter, PipeFeed};
+use crate::spares::{SpareDirs, SpareResult};
+use crate::spawn::ChildReport;
 use crate::sys;
-use crate::watch::Before;
+use crate::watch::CountersAtStart;
 
 const EXIT_NEW: &str = "exit.new";
 const EXIT_TEMPORARY: &CStr = c"exit.new";
 
 /// The directory that holds one directory for each claimed exec.
 #[derive(Debug)]
-pub(crate) struct Shelf {
+pub(crate) struct ExecDirs {
     dir: OwnedFd,
-    spares: Spares,
+    spares: SpareDirs,
 }
 
 /// How claiming an exec went.
 #[derive(Debug)]
-pub(crate) enum Claim {
+pub(crate) enum ExecClaim {
     /// It is ours to start.
-    New(Claimed),
+    New(ClaimedExec),
     /// It was claimed before.
     Taken,
 }
 
 /// A claimed exec, with everything taken that its end will need.
 #[derive(Debug)]
-pub(crate) struct Claimed {
+pub(crate) struct ClaimedExec {
     pub(crate) dir: Rc<OwnedFd>,
     /// As long as a record can be: what will be written there has its room on the disk.
     pub(crate) record: File,
-    pub(crate) output: Output,
+    pub(crate) output: OutputTarget,
 }
 
 /// Where the streams of an exec go.
 #[derive(Debug)]
-pub(crate) enum Output {
+pub(crate) enum OutputTarget {
     /// A tool's, each to a file.
     Files { stdout: File, stderr: File },
     /// A job's, to files that are made as they are needed.
@@ -67,58 +67,58 @@ pub(crate) enum Output {
 
 /// An exec whose main process runs or ended a moment ago.
 #[derive(Debug)]
-pub(crate) struct Running {
+pub(crate) struct RunningExec {
     pub(crate) id: String,
     /// Names it among descriptors, because pids come back.
     pub(crate) serial: u64,
     pub(crate) kind: ExecKind,
     /// The main process, unless nobody could see it.
     pub(crate) pid: Option<i32>,
-    pub(crate) held: Held,
+    pub(crate) held: ProcessHold,
     pub(crate) dir: Rc<OwnedFd>,
     pub(crate) room: File,
     pub(crate) started_ms: u64,
-    pub(crate) stdin: Feed,
-    pub(crate) stdout: Captured,
-    pub(crate) stderr: Captured,
-    pub(crate) lines: Lines,
+    pub(crate) stdin: PipeFeed,
+    pub(crate) stdout: StreamCapture,
+    pub(crate) stderr: StreamCapture,
+    pub(crate) lines: LineSplitter,
     /// What a job has beyond that.
-    pub(crate) job: Option<Job>,
+    pub(crate) job: Option<JobCapture>,
     /// Its program is not known to run yet: this will tell.
-    pub(crate) starting: Option<Report>,
-    pub(crate) stage: Stage,
+    pub(crate) starting: Option<ChildReport>,
+    pub(crate) stage: ExecStage,
     /// Its record could not be written: not before this moment is that tried again.
     pub(crate) retry_at: Option<Instant>,
     pub(crate) note: String,
     /// The limit that it ran into, once it is known.
-    pub(crate) cause: Option<Cause>,
+    pub(crate) cause: Option<LimitHit>,
     /// When its time is over, and how long that was.
     pub(crate) deadline: Option<Instant>,
     pub(crate) timeout_ms: u64,
     /// Most that it may write; 0: anything.
     pub(crate) output_max: u64,
     /// What the kernel had counted when it began.
-    pub(crate) before: Before,
+    pub(crate) before: CountersAtStart,
     /// Whether it may write files.
-    pub(crate) space: Space,
+    pub(crate) space: WriteSpace,
     /// What it was seen to have used of processors.
     pub(crate) cpu_us: u64,
 }
 
 /// Where an exec is between its start and its record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum ExecStage {
     Alive,
     /// The main process ended; what others still write counts until then.
     Draining {
-        ended: Ended,
-        usage: Usage,
+        ended: ExitOutcome,
+        usage: ResourceUsage,
         finished_ms: u64,
         until: Instant,
     },
 }
 
-impl Running {
+impl RunningExec {
     /// The main process as it is told to others.
     pub(crate) fn shown_pid(&self) -> u32 {
         self.pid.unwrap_or_default().cast_unsigned()
@@ -126,17 +126,17 @@ impl Running {
 
     pub(crate) fn record(
         &self,
-        ended: Ended,
-        usage: Usage,
+        ended: ExitOutcome,
+        usage: ResourceUsage,
         finished_ms: u64,
-        cause: Option<Cause>,
+        cause: Option<LimitHit>,
     ) -> ExitRecord {
         let mut note = self.note.clone();
         for (stream, captured) in [("stdout", &self.stdout), ("stderr", &self.stderr)] {
             if let Some(trouble) = &captured.trouble
                 && captured.counted.seen > captured.counted.kept
             {
-                let Counted { seen, kept } = captured.counted;
+                let StreamCount { seen, kept } = captured.counted;
                 note.push_str(&format!("{} bytes of its {stream} were dropped: {trouble}. ", seen - kept));
             }
         }
@@ -153,8 +153,8 @@ impl Running {
     }
 }
 
-impl Shelf {
-    pub(crate) fn open(keeper_dir: &OwnedFd) -> io::Result<Shelf> {
+impl ExecDirs {
+    pub(crate) fn open(keeper_dir: &OwnedFd) -> io::Result<ExecDirs> {
         let name = c_name(EXEC_DIR)?;
         match sys::mkdir_at(keeper_dir.as_raw_fd(), &name, 0o700) {
             Ok(()) => {}
@@ -162,18 +162,18 @@ impl Shelf {
             Err(error) => return Err(error),
         }
         let dir = open_dir(keeper_dir, &name)?;
-        Ok(Shelf { spares: Spares::open(&dir)?, dir })
+        Ok(ExecDirs { spares: SpareDirs::open(&dir)?, dir })
     }
 
     /// Claims an exec: from here on it was either started by this call or never will be by another.
-    pub(crate) fn claim(&mut self, exec: &str, kind: ExecKind) -> io::Result<Claim> {
+    pub(crate) fn claim(&mut self, exec: &str, kind: ExecKind) -> io::Result<ExecClaim> {
         let name = c_name(exec)?;
         let given = match self.spares.give(&self.dir, &name) {
-            Given::Taken => return Ok(Claim::Taken),
-            Given::Ready(dir, record) => Some((dir, record)),
-            Given::None => match sys::mkdir_at(self.dir.as_raw_fd(), &name, 0o700) {
+            SpareResult::Taken => return Ok(ExecClaim::Taken),
+            SpareResult::Ready(dir, record) => Some((dir, record)),
+            SpareResult::None => match sys::mkdir_at(self.dir.as_raw_fd(), &name, 0o700) {
                 Ok(()) => None,
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(Claim::Taken),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(ExecClaim::Taken),
                 Err(error) => return Err(error),
             },
         };
@@ -181,9 +181,10 @@ impl Shelf {
             Some((dir, record)) => Ok((dir, record)),
             None => self.equip(&name),
         };
-        match equipped.and_then(|(dir, record)| Ok(Claimed { output: make_output(&dir, kind)?, dir, record }))
+        match equipped
+            .and_then(|(dir, record)| Ok(ClaimedExec { output: make_output(&dir, kind)?, dir, record }))
         {
-            Ok(claimed) => Ok(Claim::New(claimed)),
+            Ok(claimed) => Ok(ExecClaim::New(claimed)),
             Err(error) => {
                 // It did not run: without its claim it can be asked for again.
                 self.take_back(exec)?;
@@ -257,7 +258,7 @@ impl Shelf {
     }
 
     /// Every claimed exec, with its state as far as `running` and the records tell.
-    pub(crate) fn known(&self, running: &[Running]) -> Vec<KnownExec> {
+    pub(crate) fn known(&self, running: &[RunningExec]) -> Vec<KnownExec> {
         let path = format!("/proc/self/fd/{}", self.dir.as_raw_fd());
         let Ok(entries) = std::fs::read_dir(path) else { return Vec::new() };
         let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
@@ -268,7 +269,7 @@ impl Shelf {
             .collect()
     }
 
-    pub(crate) fn state(&self, exec: &str, running: &[Running]) -> ExecState {
+    pub(crate) fn state(&self, exec: &str, running: &[RunningExec]) -> ExecState {
         match running.iter().find(|one| one.id == exec) {
             Some(one) => ExecState::Running { pid: one.shown_pid() },
             None => self.record(exec).map_or(ExecState::Lost, ExecState::Exited),
@@ -283,14 +284,14 @@ pub(crate) fn write_record(dir: &OwnedFd, room: &File, exec: &str, record: &Exit
     sys::rename_at(dir.as_raw_fd(), EXIT_TEMPORARY, &c_name(EXIT_FILE)?)
 }
 
-fn make_output(dir: &Rc<OwnedFd>, kind: ExecKind) -> io::Result<Output> {
+fn make_output(dir: &Rc<OwnedFd>, kind: ExecKind) -> io::Result<OutputTarget> {
     Ok(match kind {
-        ExecKind::Tool => Output::Files {
+        ExecKind::Tool => OutputTarget::Files {
             stdout: create_output(dir, STDOUT_FILE)?.into(),
             stderr: create_output(dir, STDERR_FILE)?.into(),
         },
-        ExecKind::Job => Output::Parts { dir: dir.clone() },
-        ExecKind::Runtime => Output::Log,
+        ExecKind::Job => OutputTarget::Parts { dir: dir.clone() },
+        ExecKind::Runtime => OutputTarget::Log,
     })
 }
 

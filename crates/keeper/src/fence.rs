@@ -15,11 +15,11 @@ use lodge_link::{Bind, KeeperSpec};
 use crate::binds;
 use crate::bounds::Bounds;
 use crate::counters;
-use crate::group::Groups;
+use crate::group::SandboxCgroup;
 use crate::layers::Layers;
 use crate::mounts::{host_forbids, host_forbids_namespaces, make_private, mount};
-use crate::network::Net;
-use crate::private_root::{self, Built, NotBuilt};
+use crate::network::SandboxNetwork;
+use crate::private_root::{self, BuiltRoot, RootBuildError};
 use crate::supplementary;
 use crate::sys;
 
@@ -32,7 +32,7 @@ pub(crate) enum Namespaces {
 
 /// Which tree of files the sandbox sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum View {
+pub(crate) enum FileView {
     /// One of its own: the agent's directory is `/`.
     Private,
     /// The host's, with parts of it hidden as far as that was possible.
@@ -44,12 +44,12 @@ pub(crate) enum View {
 pub(crate) struct Fence {
     pub(crate) layers: Layers,
     pub(crate) namespaces: Namespaces,
-    pub(crate) view: View,
+    pub(crate) view: FileView,
     /// Whether pids in `/proc` are the pids that signals go by.
     pub(crate) proc_is_ours: bool,
     /// The sandbox's cgroup, where execs can be held by it.
-    pub(crate) groups: Option<Groups>,
-    pub(crate) net: Net,
+    pub(crate) groups: Option<SandboxCgroup>,
+    pub(crate) net: SandboxNetwork,
     pub(crate) bounds: Bounds,
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn unshare(spec: &KeeperSpec, layers: &mut Layers) -> io::Result<Name
     // SAFETY: these cannot fail and touch no memory.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     // Only a process that stays outside may map more than one group.
-    let mapper = if is_root { None } else { supplementary::Mapper::begin(uid, gid) };
+    let mapper = if is_root { None } else { supplementary::GroupMapper::begin(uid, gid) };
     // SAFETY: no memory is passed.
     if let Err(error) = sys::check(unsafe { libc::unshare(flags) }) {
         if !host_forbids_namespaces(&error) {
@@ -126,12 +126,12 @@ impl Fence {
         dir: &OwnedFd,
         namespaces: Namespaces,
         layers: Layers,
-        net: Net,
+        net: SandboxNetwork,
     ) -> io::Result<Fence> {
         let mut fence = Fence {
             layers,
             namespaces,
-            view: View::Host,
+            view: FileView::Host,
             proc_is_ours: false,
             groups: None,
             net,
@@ -160,7 +160,7 @@ impl Fence {
     }
 
     /// Builds a root of the sandbox's own, to be entered later, or lays masks over the host's.
-    fn mounts(&mut self, spec: &KeeperSpec) -> io::Result<Option<Built>> {
+    fn mounts(&mut self, spec: &KeeperSpec) -> io::Result<Option<BuiltRoot>> {
         if let Err(error) = make_private() {
             if !host_forbids(&error) {
                 return Err(refused("mounts of its own", &error));
@@ -178,11 +178,11 @@ impl Fence {
                 opened.extend(binds::open(self.own_resolver(spec).into_iter(), &mut self.layers)?);
                 match private_root::build(spec, plan, &opened, self.net.gate.as_ref(), &mut self.layers) {
                     Ok(built) => {
-                        (self.view, self.proc_is_ours) = (View::Private, built.proc_is_ours);
+                        (self.view, self.proc_is_ours) = (FileView::Private, built.proc_is_ours);
                         return Ok(Some(built));
                     }
-                    Err(NotBuilt::Refused(error)) => return Err(refused("a root of its own", &error)),
-                    Err(NotBuilt::Impossible(error)) => {
+                    Err(RootBuildError::Refused(error)) => return Err(refused("a root of its own", &error)),
+                    Err(RootBuildError::Impossible(error)) => {
                         opened.truncate(asked);
                         error.to_string()
                     }
@@ -195,7 +195,7 @@ impl Fence {
         Ok(None)
     }
 
-    fn enter(&mut self, spec: &KeeperSpec, dir: &OwnedFd, built: Built) -> io::Result<()> {
+    fn enter(&mut self, spec: &KeeperSpec, dir: &OwnedFd, built: BuiltRoot) -> io::Result<()> {
         let apart = self.unshare_cgroups();
         self.layers.note("cgroupns", apart);
         built.show_system(spec, self.groups.as_ref(), &mut self.layers);
@@ -224,14 +224,14 @@ impl Fence {
     /// Where execs and the keeper find the agent's directory.
     pub(crate) fn root(&self, spec: &KeeperSpec) -> PathBuf {
         match self.view {
-            View::Private => PathBuf::from("/"),
-            View::Host => spec.root.clone(),
+            FileView::Private => PathBuf::from("/"),
+            FileView::Host => spec.root.clone(),
         }
     }
 
     /// Whether execs do not see the keeper's own directory.
     pub(crate) fn hides_keeper(&self) -> bool {
-        self.view == View::Private || (self.namespaces == Namespaces::Own && self.layers.has("masks"))
+        self.view == FileView::Private || (self.namespaces == Namespaces::Own && self.layers.has("masks"))
     }
 }
 

@@ -14,7 +14,7 @@ const RESERVED: usize = 80;
 
 /// The limits on descriptors.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Files {
+pub(crate) struct DescriptorLimits {
     /// As it was inherited, where the keeper's own is another now.
     ordinary: Option<libc::rlimit>,
     own: libc::rlim_t,
@@ -22,24 +22,24 @@ pub(crate) struct Files {
 
 /// What holds descriptors in a keeper.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Holding {
+pub(crate) struct OpenDescriptors {
     pub(crate) execs: usize,
     /// Of execs that ended: a cgroup or a pipe that others still have, each with one descriptor.
     pub(crate) rest: usize,
 }
 
-impl Files {
+impl DescriptorLimits {
     /// Raises the keeper's own limit as far as it goes.
-    pub(crate) fn raise() -> io::Result<Files> {
+    pub(crate) fn raise() -> io::Result<DescriptorLimits> {
         let mut ordinary = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: the structure is filled in, and outlives the call.
         sys::check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut ordinary) })?;
         let raised = libc::rlimit { rlim_cur: ordinary.rlim_max, ..ordinary };
         // SAFETY: the structure outlives the call.
         match sys::check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raised) }) {
-            Ok(_) => Ok(Files { ordinary: Some(ordinary), own: raised.rlim_cur }),
+            Ok(_) => Ok(DescriptorLimits { ordinary: Some(ordinary), own: raised.rlim_cur }),
             // A host that lowered its own bound since then refuses any change.
-            Err(_) => Ok(Files { ordinary: None, own: ordinary.rlim_cur }),
+            Err(_) => Ok(DescriptorLimits { ordinary: None, own: ordinary.rlim_cur }),
         }
     }
 
@@ -56,7 +56,7 @@ impl Files {
     }
 
     /// Whether there are descriptors for one exec more.
-    pub(crate) fn suffice(&self, holding: Holding) -> bool {
+    pub(crate) fn suffice(&self, holding: OpenDescriptors) -> bool {
         let needed = RESERVED + holding.rest + (holding.execs + 1) * PER_EXEC;
         libc::rlim_t::try_from(needed).is_ok_and(|needed| needed <= self.own)
     }
@@ -69,8 +69,8 @@ mod tests {
     #[test]
     fn as_many_execs_run_as_there_are_descriptors_for() {
         let most = |own: libc::rlim_t, rest: usize| {
-            let files = Files { ordinary: None, own };
-            (0..1000).take_while(|execs| files.suffice(Holding { execs: *execs, rest })).count()
+            let files = DescriptorLimits { ordinary: None, own };
+            (0..1000).take_while(|execs| files.suffice(OpenDescriptors { execs: *execs, rest })).count()
         };
         assert_eq!(most(64, 0), 0);
         assert_eq!(most(1024, 0), 94);

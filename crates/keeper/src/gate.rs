@@ -12,11 +12,11 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crate::confine;
-use crate::gate_answers::{Answers, Opened};
-use crate::gate_rules::Rules;
+use crate::gate_answers::{NameServer, OpenedAddress};
+use crate::gate_rules::NetworkRules;
 use crate::gate_serve;
 use crate::landlock;
-use crate::network::{self, ProxyListeners, Setup};
+use crate::network::{self, GateSetup, ProxyListeners};
 use crate::seccomp;
 use crate::sys;
 
@@ -50,15 +50,15 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
-fn prepare(control: &OwnedFd) -> io::Result<Gate> {
-    let Setup { datagrams, streams, proxy, uid, rules } = network::receive(control)?;
+fn prepare(control: &OwnedFd) -> io::Result<GateServer> {
+    let GateSetup { datagrams, streams, proxy, uid, rules } = network::receive(control)?;
     let proxy = match proxy {
-        Some(listeners) => Some(Proxy::new(listeners)?),
+        Some(listeners) => Some(GateProxy::new(listeners)?),
         None => None,
     };
-    let answers = Answers::new(datagrams, streams)?;
+    let answers = NameServer::new(datagrams, streams)?;
     confine(uid)?;
-    Ok(Gate { rules, answers, proxy })
+    Ok(GateServer { rules, answers, proxy })
 }
 
 /// Gives up everything that a gate does not need.
@@ -85,7 +85,7 @@ fn confine(uid: Option<u32>) -> io::Result<()> {
         }
     }
     drop(
-        seccomp::enter(seccomp::Clone3::Refused, seccomp::Looks::Refused)
+        seccomp::enter(seccomp::Clone3::Refused, seccomp::ProcessInspection::Refused)
             .and_then(|()| seccomp::refuse_programs()),
     );
     Ok(())
@@ -113,14 +113,14 @@ fn children() -> io::Result<OwnedFd> {
 }
 
 /// A gate at work.
-struct Gate {
-    rules: Rules,
-    answers: Answers,
+struct GateServer {
+    rules: NetworkRules,
+    answers: NameServer,
     /// Where sockets cannot be handed over.
-    proxy: Option<Proxy>,
+    proxy: Option<GateProxy>,
 }
 
-impl Gate {
+impl GateServer {
     fn serve(mut self, control: &OwnedFd) -> ExitCode {
         let mut polled = Vec::new();
         loop {
@@ -176,7 +176,7 @@ fn obey(control: &OwnedFd) -> io::Result<()> {
     }
 }
 
-fn tell_opened(control: &OwnedFd, (address, port): Opened) -> io::Result<()> {
+fn tell_opened(control: &OwnedFd, (address, port): OpenedAddress) -> io::Result<()> {
     let [high, low] = port.to_be_bytes();
     let mut message = vec![hand::OPENED, high, low];
     match address {
@@ -198,8 +198,8 @@ pub(crate) mod hand {
 }
 
 /// The way out for programs that know proxies, where sockets cannot be handed over.
-struct Proxy {
-    doors: Vec<Door>,
+struct GateProxy {
+    doors: Vec<ProxyListener>,
     children: OwnedFd,
     /// Processes that serve.
     serving: usize,
@@ -208,16 +208,16 @@ struct Proxy {
 }
 
 /// Where programs of the sandbox come in.
-struct Door {
+struct ProxyListener {
     listener: TcpListener,
-    leads: DoorLeads,
+    leads: ProxyRoute,
     /// Nothing is accepted before this moment.
     paused_until: Option<Instant>,
 }
 
-impl Door {
-    fn new(listener: TcpListener, leads: DoorLeads) -> Door {
-        Door { listener, leads, paused_until: None }
+impl ProxyListener {
+    fn new(listener: TcpListener, leads: ProxyRoute) -> ProxyListener {
+        ProxyListener { listener, leads, paused_until: None }
     }
 
     fn is_paused(&self, now: Instant) -> bool {
@@ -230,22 +230,22 @@ impl Door {
 }
 
 #[derive(Clone, Copy)]
-enum DoorLeads {
+enum ProxyRoute {
     /// Where the program asks for.
     Asked,
     /// To this address of the host's loopback.
     Loopback(SocketAddr),
 }
 
-impl Proxy {
-    fn new(ProxyListeners { proxy, loopback }: ProxyListeners) -> io::Result<Proxy> {
-        let mut doors = vec![Door::new(proxy, DoorLeads::Asked)];
+impl GateProxy {
+    fn new(ProxyListeners { proxy, loopback }: ProxyListeners) -> io::Result<GateProxy> {
+        let mut doors = vec![ProxyListener::new(proxy, ProxyRoute::Asked)];
         for listener in loopback {
-            let leads = DoorLeads::Loopback(listener.local_addr()?);
-            doors.push(Door::new(listener, leads));
+            let leads = ProxyRoute::Loopback(listener.local_addr()?);
+            doors.push(ProxyListener::new(listener, leads));
         }
         doors.iter().try_for_each(|door| door.listener.set_nonblocking(true))?;
-        Ok(Proxy { doors, children: children()?, serving: 0, refusing: Vec::new() })
+        Ok(GateProxy { doors, children: children()?, serving: 0, refusing: Vec::new() })
     }
 
     fn collect(&mut self) {
@@ -265,7 +265,7 @@ impl Proxy {
     }
 
     /// Accepts one client at each door that is ready.
-    fn accept(&mut self, ready: &[bool], rules: &Rules) {
+    fn accept(&mut self, ready: &[bool], rules: &NetworkRules) {
         for at in 0..self.doors.len() {
             if ready.get(at).is_some_and(|is_ready| *is_ready) {
                 self.accept_at(at, rules);
@@ -278,8 +278,8 @@ impl Proxy {
         self.doors[at].paused_until = Some(Instant::now() + SHORT_PAUSE);
     }
 
-    fn accept_at(&mut self, at: usize, rules: &Rules) {
-        let Door { listener, leads, .. } = &self.doors[at];
+    fn accept_at(&mut self, at: usize, rules: &NetworkRules) {
+        let ProxyListener { listener, leads, .. } = &self.doors[at];
         let leads = *leads;
         let client = match listener.accept() {
             Ok((client, _)) => client,
@@ -299,7 +299,7 @@ impl Proxy {
     }
 
     /// Runs in a process of its own.
-    fn serve_one(&self, client: TcpStream, leads: DoorLeads, rules: &Rules) -> ! {
+    fn serve_one(&self, client: TcpStream, leads: ProxyRoute, rules: &NetworkRules) -> ! {
         // SAFETY: the numbers are passed as they are; the descriptors that are closed belong to the parent.
         unsafe {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
@@ -310,11 +310,11 @@ impl Proxy {
         }
         if client.set_nonblocking(false).is_ok() {
             match (self.serving < CONNECTIONS_MAX, leads) {
-                (true, DoorLeads::Asked) => gate_serve::serve(&client, rules),
-                (true, DoorLeads::Loopback(to)) => gate_serve::serve_loopback(&client, to),
-                (false, DoorLeads::Asked) => gate_serve::turn_away(&client, CONNECTIONS_MAX),
+                (true, ProxyRoute::Asked) => gate_serve::serve(&client, rules),
+                (true, ProxyRoute::Loopback(to)) => gate_serve::serve_loopback(&client, to),
+                (false, ProxyRoute::Asked) => gate_serve::turn_away(&client, CONNECTIONS_MAX),
                 // It hears that by the end of its connection.
-                (false, DoorLeads::Loopback(_)) => {}
+                (false, ProxyRoute::Loopback(_)) => {}
             }
         }
         drop(client);
@@ -335,8 +335,8 @@ mod tests {
     fn fail_to_accept() {
         let listen = || TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let listeners = ProxyListeners { proxy: listen(), loopback: vec![listen(), listen()] };
-        let mut proxy = Proxy::new(listeners).unwrap();
-        let rules = Rules::read(crate::gate_rules::Reach::Listed, &[]).unwrap();
+        let mut proxy = GateProxy::new(listeners).unwrap();
+        let rules = NetworkRules::read(crate::gate_rules::DefaultReach::Listed, &[]).unwrap();
         let clients: Vec<TcpStream> = proxy.doors[..2]
             .iter()
             .map(|door| TcpStream::connect(door.listener.local_addr().unwrap()).unwrap())

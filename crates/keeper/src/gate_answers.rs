@@ -9,9 +9,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, U
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-use crate::gate_dns::{self, ANSWER_MAX, Asked, Code};
+use crate::gate_dns::{self, ANSWER_MAX, DnsCode, DnsQuestion};
 use crate::gate_names;
-use crate::gate_rules::{Host, Reach, Rules};
+use crate::gate_rules::{DefaultReach, NetworkRules, TargetHost};
 use crate::sys;
 
 /// Most questions under way; the next waits until its program asks again.
@@ -28,17 +28,17 @@ const TURN_MAX: usize = 16;
 
 /// The name server inside a sandbox.
 #[derive(Debug)]
-pub(crate) struct Answers {
+pub(crate) struct NameServer {
     datagrams: UdpSocket,
     streams: TcpListener,
-    clients: Vec<Client>,
-    questions: Vec<Question>,
+    clients: Vec<StreamClient>,
+    questions: Vec<ForwardedQuestion>,
     serial: u64,
 }
 
 /// A program that asks by a stream.
 #[derive(Debug)]
-struct Client {
+struct StreamClient {
     serial: u64,
     stream: TcpStream,
     bytes: Vec<u8>,
@@ -46,19 +46,19 @@ struct Client {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum From {
+enum QuestionSource {
     Datagram(SocketAddr),
     Stream(u64),
 }
 
 /// A question that was passed on.
 #[derive(Debug)]
-struct Question {
-    from: From,
+struct ForwardedQuestion {
+    from: QuestionSource,
     /// As the program wrote it, with an id of ours.
     message: Vec<u8>,
     theirs: [u8; 2],
-    asked: Asked,
+    asked: DnsQuestion,
     /// None where the next server has to be tried.
     upstream: Option<Upstream>,
     tried: usize,
@@ -72,13 +72,13 @@ enum Upstream {
 }
 
 /// Addresses that a listed name led to, and at which port they are open.
-pub(crate) type Opened = (IpAddr, u16);
+pub(crate) type OpenedAddress = (IpAddr, u16);
 
-impl Answers {
-    pub(crate) fn new(datagrams: UdpSocket, streams: TcpListener) -> io::Result<Answers> {
+impl NameServer {
+    pub(crate) fn new(datagrams: UdpSocket, streams: TcpListener) -> io::Result<NameServer> {
         datagrams.set_nonblocking(true)?;
         streams.set_nonblocking(true)?;
-        Ok(Answers { datagrams, streams, clients: Vec::new(), questions: Vec::new(), serial: 0 })
+        Ok(NameServer { datagrams, streams, clients: Vec::new(), questions: Vec::new(), serial: 0 })
     }
 
     pub(crate) fn watch(&self, polled: &mut Vec<libc::pollfd>) {
@@ -113,14 +113,14 @@ impl Answers {
     }
 
     /// Does whatever can be done now. `open` tells the keeper of an address, before the program hears of it.
-    pub(crate) fn serve(&mut self, rules: &Rules, now: Instant, open: &mut dyn FnMut(Opened)) {
+    pub(crate) fn serve(&mut self, rules: &NetworkRules, now: Instant, open: &mut dyn FnMut(OpenedAddress)) {
         let mut bytes = vec![0; ANSWER_MAX];
         for _ in 0..TURN_MAX {
             if self.questions.len() >= QUESTIONS_MAX {
                 break;
             }
             let Ok((len, from)) = self.datagrams.recv_from(&mut bytes) else { break };
-            self.take(&bytes[..len], From::Datagram(from), rules, now, open);
+            self.take(&bytes[..len], QuestionSource::Datagram(from), rules, now, open);
         }
         self.accept(now);
         self.hear_clients(rules, now, open);
@@ -133,12 +133,12 @@ impl Answers {
             self.serial += 1;
             if stream.set_nonblocking(true).is_ok() {
                 let until = now + STREAM_WITHIN;
-                self.clients.push(Client { serial: self.serial, stream, bytes: Vec::new(), until });
+                self.clients.push(StreamClient { serial: self.serial, stream, bytes: Vec::new(), until });
             }
         }
     }
 
-    fn hear_clients(&mut self, rules: &Rules, now: Instant, open: &mut dyn FnMut(Opened)) {
+    fn hear_clients(&mut self, rules: &NetworkRules, now: Instant, open: &mut dyn FnMut(OpenedAddress)) {
         let mut asked = Vec::new();
         self.clients.retain_mut(|client| {
             let is_open = client.read();
@@ -149,35 +149,35 @@ impl Answers {
             is_open && now < client.until
         });
         for (serial, message) in asked {
-            self.take(&message, From::Stream(serial), rules, now, open);
+            self.take(&message, QuestionSource::Stream(serial), rules, now, open);
         }
     }
 
     fn take(
         &mut self,
         message: &[u8],
-        from: From,
-        rules: &Rules,
+        from: QuestionSource,
+        rules: &NetworkRules,
         now: Instant,
-        open: &mut dyn FnMut(Opened),
+        open: &mut dyn FnMut(OpenedAddress),
     ) {
         let Some(asked) = gate_dns::asked(message) else { return };
         let known = known(&asked, rules);
         let answer = match known {
-            Known::Elsewhere if self.questions.len() >= QUESTIONS_MAX => {
-                Some(gate_dns::reply(message, &asked, Code::Failed, &[]))
+            LocalAnswer::Elsewhere if self.questions.len() >= QUESTIONS_MAX => {
+                Some(gate_dns::reply(message, &asked, DnsCode::Failed, &[]))
             }
-            Known::Elsewhere => None,
-            Known::No => Some(gate_dns::reply(message, &asked, Code::NoName, &[])),
-            Known::Addresses(addresses) => {
+            LocalAnswer::Elsewhere => None,
+            LocalAnswer::No => Some(gate_dns::reply(message, &asked, DnsCode::NoName, &[])),
+            LocalAnswer::Addresses(addresses) => {
                 tell(&asked, rules, &addresses, open);
-                Some(gate_dns::reply(message, &asked, Code::Fine, &addresses))
+                Some(gate_dns::reply(message, &asked, DnsCode::Fine, &addresses))
             }
         };
         if let Some(answer) = answer {
             return self.answer(from, &answer);
         }
-        let mut question = Question {
+        let mut question = ForwardedQuestion {
             from,
             message: message.to_vec(),
             theirs: [message[0], message[1]],
@@ -193,17 +193,19 @@ impl Answers {
         self.questions.push(question);
     }
 
-    fn hear_servers(&mut self, rules: &Rules, now: Instant, open: &mut dyn FnMut(Opened)) {
+    fn hear_servers(&mut self, rules: &NetworkRules, now: Instant, open: &mut dyn FnMut(OpenedAddress)) {
         let mut at = 0;
         while at < self.questions.len() {
             let question = &mut self.questions[at];
             let answer = match question.hear() {
-                Heard::Answer(answer) => {
+                UpstreamReply::Answer(answer) => {
                     tell(&question.asked, rules, &gate_dns::addresses(&answer), open);
                     Some(answer)
                 }
-                Heard::Nothing if now < question.until => None,
-                Heard::Nothing | Heard::Failed => question.ask_next(now).is_err().then(|| question.failed()),
+                UpstreamReply::Nothing if now < question.until => None,
+                UpstreamReply::Nothing | UpstreamReply::Failed => {
+                    question.ask_next(now).is_err().then(|| question.failed())
+                }
             };
             match answer {
                 Some(answer) => {
@@ -216,10 +218,10 @@ impl Answers {
     }
 
     /// A program that does not take its answer asks again, or is gone.
-    fn answer(&mut self, to: From, message: &[u8]) {
+    fn answer(&mut self, to: QuestionSource, message: &[u8]) {
         match to {
-            From::Datagram(address) => drop(self.datagrams.send_to(message, address)),
-            From::Stream(serial) => {
+            QuestionSource::Datagram(address) => drop(self.datagrams.send_to(message, address)),
+            QuestionSource::Stream(serial) => {
                 let Some(client) = self.clients.iter_mut().find(|client| client.serial == serial) else {
                     return;
                 };
@@ -235,45 +237,50 @@ impl Answers {
 }
 
 /// What is known of a name without asking anybody.
-enum Known {
+enum LocalAnswer {
     Addresses(Vec<IpAddr>),
     /// Not listed.
     No,
     Elsewhere,
 }
 
-fn known(asked: &Asked, rules: &Rules) -> Known {
+fn known(asked: &DnsQuestion, rules: &NetworkRules) -> LocalAnswer {
     let loopback = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
     let Some(name) = &asked.name else {
-        return if rules.reach() == Reach::Listed { Known::No } else { Known::Elsewhere };
+        return if rules.reach() == DefaultReach::Listed { LocalAnswer::No } else { LocalAnswer::Elsewhere };
     };
     if name == "localhost" || name.ends_with(".localhost") {
-        return Known::Addresses(of_kind(asked, loopback.to_vec()));
+        return LocalAnswer::Addresses(of_kind(asked, loopback.to_vec()));
     }
-    if rules.reach() == Reach::Listed && rules.ports_of(name).is_empty() {
-        return Known::No;
+    if rules.reach() == DefaultReach::Listed && rules.ports_of(name).is_empty() {
+        return LocalAnswer::No;
     }
-    if !asked.wants_address() || !matches!(Host::read(name), Some(Host::Name(_))) {
-        return Known::Elsewhere;
+    if !asked.wants_address() || !matches!(TargetHost::read(name), Some(TargetHost::Name(_))) {
+        return LocalAnswer::Elsewhere;
     }
     match gate_names::from_file(name) {
-        found if found.is_empty() => Known::Elsewhere,
-        found => Known::Addresses(of_kind(asked, found)),
+        found if found.is_empty() => LocalAnswer::Elsewhere,
+        found => LocalAnswer::Addresses(of_kind(asked, found)),
     }
 }
 
-fn of_kind(asked: &Asked, addresses: Vec<IpAddr>) -> Vec<IpAddr> {
+fn of_kind(asked: &DnsQuestion, addresses: Vec<IpAddr>) -> Vec<IpAddr> {
     addresses.into_iter().filter(|address| asked.wants(*address)).collect()
 }
 
-fn tell(asked: &Asked, rules: &Rules, addresses: &[IpAddr], open: &mut dyn FnMut(Opened)) {
-    let (Reach::Listed, Some(name)) = (rules.reach(), &asked.name) else { return };
+fn tell(
+    asked: &DnsQuestion,
+    rules: &NetworkRules,
+    addresses: &[IpAddr],
+    open: &mut dyn FnMut(OpenedAddress),
+) {
+    let (DefaultReach::Listed, Some(name)) = (rules.reach(), &asked.name) else { return };
     for port in rules.ports_of(name) {
         addresses.iter().for_each(|address| open((*address, port)));
     }
 }
 
-impl Client {
+impl StreamClient {
     /// Whether there may be more.
     fn read(&mut self) -> bool {
         let mut chunk = [0; 4096];
@@ -304,14 +311,14 @@ fn framed(bytes: &[u8]) -> Option<&[u8]> {
 }
 
 /// What a name server said so far.
-enum Heard {
+enum UpstreamReply {
     Nothing,
     /// With the program's own id.
     Answer(Vec<u8>),
     Failed,
 }
 
-impl Question {
+impl ForwardedQuestion {
     /// Passes the question on to the next server, the first at first.
     fn ask_next(&mut self, now: Instant) -> io::Result<()> {
         let servers = gate_names::host_servers();
@@ -323,8 +330,8 @@ impl Question {
             sys::random(&mut id)?;
             self.message[..2].copy_from_slice(&id);
             let begun = match self.from {
-                From::Datagram(_) => by_datagram(server, &self.message),
-                From::Stream(_) => by_stream(server, &self.message),
+                QuestionSource::Datagram(_) => by_datagram(server, &self.message),
+                QuestionSource::Stream(_) => by_stream(server, &self.message),
             };
             if let Ok(upstream) = begun {
                 self.upstream = Some(upstream);
@@ -335,10 +342,10 @@ impl Question {
         Err(io::ErrorKind::TimedOut.into())
     }
 
-    fn hear(&mut self) -> Heard {
+    fn hear(&mut self) -> UpstreamReply {
         let mut bytes = vec![0; ANSWER_MAX];
         let heard = match &mut self.upstream {
-            None => return Heard::Failed,
+            None => return UpstreamReply::Failed,
             Some(Upstream::Datagram(socket)) => match socket.recv(&mut bytes) {
                 Ok(len) => Ok(Some(bytes[..len].to_vec())),
                 Err(error) if is_passing(&error) => Ok(None),
@@ -347,24 +354,24 @@ impl Question {
             Some(Upstream::Stream { socket, out, heard }) => progress(socket, out, heard, &mut bytes),
         };
         match heard {
-            Ok(None) => Heard::Nothing,
-            Err(_) => Heard::Failed,
+            Ok(None) => UpstreamReply::Nothing,
+            Err(_) => UpstreamReply::Failed,
             Ok(Some(mut answer)) if gate_dns::answers(&answer, &self.message) => {
                 if gate_dns::is_failure(&answer) {
-                    return Heard::Failed;
+                    return UpstreamReply::Failed;
                 }
                 answer[..2].copy_from_slice(&self.theirs);
-                Heard::Answer(answer)
+                UpstreamReply::Answer(answer)
             }
             // Not what was asked for: what was may still come.
-            Ok(Some(_)) => Heard::Nothing,
+            Ok(Some(_)) => UpstreamReply::Nothing,
         }
     }
 
     fn failed(&self) -> Vec<u8> {
         let mut message = self.message.clone();
         message[..2].copy_from_slice(&self.theirs);
-        gate_dns::reply(&message, &self.asked, Code::Failed, &[])
+        gate_dns::reply(&message, &self.asked, DnsCode::Failed, &[])
     }
 }
 

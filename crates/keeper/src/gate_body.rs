@@ -7,15 +7,15 @@ const LINE_MAX: u32 = 8 * 1024;
 
 /// A body that is being passed on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Body {
+pub(crate) enum BodyRelay {
     /// So many bytes are still to come.
     Sized(u64),
-    Chunked(Chunk),
+    Chunked(ChunkState),
 }
 
 /// Where in a chunked body the next byte belongs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Chunk {
+pub(crate) enum ChunkState {
     Size {
         size: u64,
         digits: u8,
@@ -39,39 +39,39 @@ pub(crate) enum Chunk {
 
 /// The body is not what its head promised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Broken;
+pub(crate) struct MalformedBody;
 
-impl Body {
-    pub(crate) fn chunked() -> Body {
-        Body::Chunked(Chunk::Size { size: 0, digits: 0 })
+impl BodyRelay {
+    pub(crate) fn chunked() -> BodyRelay {
+        BodyRelay::Chunked(ChunkState::Size { size: 0, digits: 0 })
     }
 
     pub(crate) fn is_over(&self) -> bool {
-        matches!(self, Body::Sized(0) | Body::Chunked(Chunk::Over))
+        matches!(self, BodyRelay::Sized(0) | BodyRelay::Chunked(ChunkState::Over))
     }
 
     /// How many of these bytes still belong to the body.
-    pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
+    pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<usize, MalformedBody> {
         match self {
-            Body::Sized(left) => {
+            BodyRelay::Sized(left) => {
                 let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
                 *left -= taken as u64;
                 Ok(taken)
             }
-            Body::Chunked(chunk) => take_chunked(chunk, bytes),
+            BodyRelay::Chunked(chunk) => take_chunked(chunk, bytes),
         }
     }
 }
 
-fn take_chunked(chunk: &mut Chunk, bytes: &[u8]) -> Result<usize, Broken> {
+fn take_chunked(chunk: &mut ChunkState, bytes: &[u8]) -> Result<usize, MalformedBody> {
     let mut at = 0;
-    while at < bytes.len() && *chunk != Chunk::Over {
-        if let Chunk::Data { left } = chunk {
+    while at < bytes.len() && *chunk != ChunkState::Over {
+        if let ChunkState::Data { left } = chunk {
             let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len() - at);
             *left -= taken as u64;
             at += taken;
             if *left == 0 {
-                *chunk = Chunk::DataEnd;
+                *chunk = ChunkState::DataEnd;
             }
         } else {
             *chunk = after(chunk, bytes[at])?;
@@ -82,28 +82,30 @@ fn take_chunked(chunk: &mut Chunk, bytes: &[u8]) -> Result<usize, Broken> {
 }
 
 /// The place behind one byte that is not data.
-fn after(chunk: &Chunk, byte: u8) -> Result<Chunk, Broken> {
+fn after(chunk: &ChunkState, byte: u8) -> Result<ChunkState, MalformedBody> {
     Ok(match *chunk {
-        Chunk::Size { size, digits } => match char::from(byte).to_digit(16) {
+        ChunkState::Size { size, digits } => match char::from(byte).to_digit(16) {
             Some(digit) if digits < SIZE_DIGITS_MAX => {
-                Chunk::Size { size: size * 16 + u64::from(digit), digits: digits + 1 }
+                ChunkState::Size { size: size * 16 + u64::from(digit), digits: digits + 1 }
             }
-            Some(_) => return Err(Broken),
-            None if digits == 0 => return Err(Broken),
-            None => after(&Chunk::AfterSize { size, len: 0 }, byte)?,
+            Some(_) => return Err(MalformedBody),
+            None if digits == 0 => return Err(MalformedBody),
+            None => after(&ChunkState::AfterSize { size, len: 0 }, byte)?,
         },
-        Chunk::AfterSize { size: 0, .. } if byte == b'\n' => Chunk::Trailer { len: 0 },
-        Chunk::AfterSize { size, .. } if byte == b'\n' => Chunk::Data { left: size },
-        Chunk::AfterSize { size, len } if len < LINE_MAX => Chunk::AfterSize { size, len: len + 1 },
-        Chunk::DataEnd if byte == b'\r' => Chunk::DataEnd,
-        Chunk::DataEnd if byte == b'\n' => Chunk::Size { size: 0, digits: 0 },
-        Chunk::Trailer { len: 0 } if byte == b'\n' => Chunk::Over,
-        Chunk::Trailer { .. } if byte == b'\n' => Chunk::Trailer { len: 0 },
-        Chunk::Trailer { len } if byte == b'\r' => Chunk::Trailer { len },
-        Chunk::Trailer { len } if len < LINE_MAX => Chunk::Trailer { len: len + 1 },
-        Chunk::AfterSize { .. } | Chunk::DataEnd | Chunk::Trailer { .. } => return Err(Broken),
-        Chunk::Data { left } => Chunk::Data { left },
-        Chunk::Over => Chunk::Over,
+        ChunkState::AfterSize { size: 0, .. } if byte == b'\n' => ChunkState::Trailer { len: 0 },
+        ChunkState::AfterSize { size, .. } if byte == b'\n' => ChunkState::Data { left: size },
+        ChunkState::AfterSize { size, len } if len < LINE_MAX => ChunkState::AfterSize { size, len: len + 1 },
+        ChunkState::DataEnd if byte == b'\r' => ChunkState::DataEnd,
+        ChunkState::DataEnd if byte == b'\n' => ChunkState::Size { size: 0, digits: 0 },
+        ChunkState::Trailer { len: 0 } if byte == b'\n' => ChunkState::Over,
+        ChunkState::Trailer { .. } if byte == b'\n' => ChunkState::Trailer { len: 0 },
+        ChunkState::Trailer { len } if byte == b'\r' => ChunkState::Trailer { len },
+        ChunkState::Trailer { len } if len < LINE_MAX => ChunkState::Trailer { len: len + 1 },
+        ChunkState::AfterSize { .. } | ChunkState::DataEnd | ChunkState::Trailer { .. } => {
+            return Err(MalformedBody);
+        }
+        ChunkState::Data { left } => ChunkState::Data { left },
+        ChunkState::Over => ChunkState::Over,
     })
 }
 
@@ -112,7 +114,7 @@ mod tests {
     use super::*;
 
     /// Feeds a body in pieces of `step` bytes and says how much of it belongs to it.
-    fn length(body: &Body, bytes: &[u8], step: usize) -> Result<(usize, bool), Broken> {
+    fn length(body: &BodyRelay, bytes: &[u8], step: usize) -> Result<(usize, bool), MalformedBody> {
         let (mut body, mut at) = (body.clone(), 0);
         for piece in bytes.chunks(step) {
             let taken = body.take(piece)?;
@@ -128,10 +130,10 @@ mod tests {
     fn a_body_ends_where_its_head_says_however_it_arrives() {
         let chunked = "5;name=value\r\nhello\r\nA\r\n0123456789\r\n0\r\nTrailer: x\r\n\r\n";
         for (body, text) in [
-            (Body::Sized(5), "hello"),
-            (Body::Sized(0), ""),
-            (Body::chunked(), chunked),
-            (Body::chunked(), "0\r\n\r\n"),
+            (BodyRelay::Sized(5), "hello"),
+            (BodyRelay::Sized(0), ""),
+            (BodyRelay::chunked(), chunked),
+            (BodyRelay::chunked(), "0\r\n\r\n"),
         ] {
             let sent = format!("{text}GET http://other.example/ HTTP/1.1\r\n\r\n");
             for step in 1..sent.len() {
@@ -151,7 +153,7 @@ mod tests {
     fn a_body_that_breaks_its_own_rules_is_not_passed_on() {
         let long = format!("1;{}", "x".repeat(10_000));
         for text in ["x", "\r\n", "5\r\nhelloX", "1234567890abcdef\r\n", long.as_str()] {
-            assert_eq!(length(&Body::chunked(), text.as_bytes(), 7), Err(Broken), "{text:.20}");
+            assert_eq!(length(&BodyRelay::chunked(), text.as_bytes(), 7), Err(MalformedBody), "{text:.20}");
         }
     }
 }

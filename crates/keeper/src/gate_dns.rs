@@ -31,23 +31,23 @@ const POINTER: u8 = 0xc0;
 
 /// Which kind of address is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum AddressKind {
     V4,
     V6,
 }
 
-impl Kind {
+impl AddressKind {
     fn number(self) -> u16 {
         match self {
-            Kind::V4 => 1,
-            Kind::V6 => 28,
+            AddressKind::V4 => 1,
+            AddressKind::V6 => 28,
         }
     }
 }
 
 /// What a program asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct DnsQuestion {
     /// In small letters, without a dot at its end. None: a label has bytes that no name of a host has, so that two
     /// readers could see two names.
     pub(crate) name: Option<String>,
@@ -56,20 +56,20 @@ pub(crate) struct Asked {
     end: usize,
 }
 
-impl Asked {
+impl DnsQuestion {
     pub(crate) fn wants_address(&self) -> bool {
-        [Kind::V4, Kind::V6].iter().any(|kind| kind.number() == self.record)
+        [AddressKind::V4, AddressKind::V6].iter().any(|kind| kind.number() == self.record)
     }
 
     pub(crate) fn wants(&self, address: IpAddr) -> bool {
-        let kind = if address.is_ipv4() { Kind::V4 } else { Kind::V6 };
+        let kind = if address.is_ipv4() { AddressKind::V4 } else { AddressKind::V6 };
         kind.number() == self.record
     }
 }
 
 /// How a reply of our own goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Code {
+pub(crate) enum DnsCode {
     Fine = 0,
     Failed = 2,
     NoName = 3,
@@ -77,7 +77,7 @@ pub(crate) enum Code {
 
 /// What an answer says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Said {
+pub(crate) enum DnsAnswer {
     /// Perhaps none of this kind.
     Addresses(Vec<IpAddr>),
     NoSuchName,
@@ -88,7 +88,7 @@ pub(crate) enum Said {
 }
 
 /// A question. `name` is one that was checked.
-pub(crate) fn question(id: u16, name: &str, kind: Kind) -> Vec<u8> {
+pub(crate) fn question(id: u16, name: &str, kind: AddressKind) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_LEN + name.len() + 6);
     for word in [id, ASKS_RECURSION, 1, 0, 0, 0] {
         out.extend_from_slice(&word.to_be_bytes());
@@ -105,7 +105,7 @@ pub(crate) fn question(id: u16, name: &str, kind: Kind) -> Vec<u8> {
 }
 
 /// What `bytes` say in answer to `question`. None: they are not an answer to it.
-pub(crate) fn answer(bytes: &[u8], question: &[u8], kind: Kind) -> Option<Said> {
+pub(crate) fn answer(bytes: &[u8], question: &[u8], kind: AddressKind) -> Option<DnsAnswer> {
     let header = [0, 2, 4, 6].map(|at| word(bytes, at).unwrap_or_default());
     let [id, flags, questions, answers] = header;
     let asked = question.get(HEADER_LEN..)?;
@@ -118,12 +118,12 @@ pub(crate) fn answer(bytes: &[u8], question: &[u8], kind: Kind) -> Option<Said> 
         return None;
     }
     if flags & IS_CUT != 0 {
-        return Some(Said::Cut);
+        return Some(DnsAnswer::Cut);
     }
     match flags & CODE_MASK {
         0 => {}
-        CODE_NO_NAME => return Some(Said::NoSuchName),
-        1.. => return Some(Said::Failed),
+        CODE_NO_NAME => return Some(DnsAnswer::NoSuchName),
+        1.. => return Some(DnsAnswer::Failed),
     }
     let mut found = Vec::new();
     let mut at = HEADER_LEN + asked.len();
@@ -137,11 +137,11 @@ pub(crate) fn answer(bytes: &[u8], question: &[u8], kind: Kind) -> Option<Said> 
         }
         at += 10 + len;
     }
-    Some(Said::Addresses(found))
+    Some(DnsAnswer::Addresses(found))
 }
 
 /// Reads a question of somebody else's. None: it is none, or one that nobody can answer.
-pub(crate) fn asked(message: &[u8]) -> Option<Asked> {
+pub(crate) fn asked(message: &[u8]) -> Option<DnsQuestion> {
     let [flags, questions] = [2, 4].map(|at| word(message, at).unwrap_or_default());
     if flags & (IS_ANSWER | OPCODE_MASK) != 0 || questions != 1 {
         return None;
@@ -164,12 +164,12 @@ pub(crate) fn asked(message: &[u8]) -> Option<Asked> {
     let end = at + 5;
     (class == CLASS_INTERNET && end <= NAME_END_MAX).then(|| {
         let name = labels.into_iter().collect::<Option<Vec<String>>>().map(|labels| labels.join("."));
-        Asked { name, record, end }
+        DnsQuestion { name, record, end }
     })
 }
 
 /// An answer of our own to a question that was read, with addresses of the kind that it asks for.
-pub(crate) fn reply(message: &[u8], asked: &Asked, code: Code, addresses: &[IpAddr]) -> Vec<u8> {
+pub(crate) fn reply(message: &[u8], asked: &DnsQuestion, code: DnsCode, addresses: &[IpAddr]) -> Vec<u8> {
     let mut out = message[..asked.end].to_vec();
     let wants_recursion = word(message, 2).unwrap_or_default() & ASKS_RECURSION;
     let flags = IS_ANSWER | wants_recursion | RECURSES | code as u16;
@@ -217,7 +217,7 @@ pub(crate) fn addresses(answer: &[u8]) -> Vec<IpAddr> {
             let (record, class, len) =
                 (word(answer, at)?, word(answer, at + 2)?, usize::from(word(answer, at + 8)?));
             let data = answer.get(at + 10..at + 10 + len)?;
-            let kind = [Kind::V4, Kind::V6].into_iter().find(|kind| kind.number() == record);
+            let kind = [AddressKind::V4, AddressKind::V6].into_iter().find(|kind| kind.number() == record);
             found.extend(kind.filter(|_| class == CLASS_INTERNET).and_then(|kind| address(data, kind)));
             at += 10 + len;
             if found.len() == ANSWER_ADDRESSES_MAX {
@@ -231,10 +231,10 @@ pub(crate) fn addresses(answer: &[u8]) -> Vec<IpAddr> {
     found
 }
 
-fn address(data: &[u8], kind: Kind) -> Option<IpAddr> {
+fn address(data: &[u8], kind: AddressKind) -> Option<IpAddr> {
     match kind {
-        Kind::V4 => data.try_into().ok().map(|octets: [u8; 4]| IpAddr::V4(Ipv4Addr::from(octets))),
-        Kind::V6 => data.try_into().ok().map(|octets: [u8; 16]| IpAddr::V6(Ipv6Addr::from(octets))),
+        AddressKind::V4 => data.try_into().ok().map(|octets: [u8; 4]| IpAddr::V4(Ipv4Addr::from(octets))),
+        AddressKind::V6 => data.try_into().ok().map(|octets: [u8; 16]| IpAddr::V6(Ipv6Addr::from(octets))),
     }
 }
 
@@ -276,38 +276,38 @@ mod tests {
 
     #[test]
     fn addresses_of_the_kind_that_was_asked_for_are_found_behind_other_records() {
-        let asked = question(7, "www.example.com", Kind::V4);
+        let asked = question(7, "www.example.com", AddressKind::V4);
         let bytes = answered(&asked, 0, &[(5, b"\x01a\xc0\x10"), (1, &[192, 0, 2, 7]), (28, &[0; 16])]);
         let found = vec![IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7))];
-        assert_eq!(answer(&bytes, &asked, Kind::V4), Some(Said::Addresses(found)));
+        assert_eq!(answer(&bytes, &asked, AddressKind::V4), Some(DnsAnswer::Addresses(found)));
         let shouted = bytes.to_ascii_uppercase();
-        assert!(answer(&shouted, &asked, Kind::V4).is_some());
-        for (flags, said) in [(IS_CUT, Said::Cut), (3, Said::NoSuchName), (2, Said::Failed)] {
-            assert_eq!(answer(&answered(&asked, flags, &[]), &asked, Kind::V4), Some(said));
+        assert!(answer(&shouted, &asked, AddressKind::V4).is_some());
+        for (flags, said) in [(IS_CUT, DnsAnswer::Cut), (3, DnsAnswer::NoSuchName), (2, DnsAnswer::Failed)] {
+            assert_eq!(answer(&answered(&asked, flags, &[]), &asked, AddressKind::V4), Some(said));
         }
     }
 
     #[test]
     fn an_answer_to_another_question_is_none_and_a_broken_one_says_nothing() {
-        let asked = question(7, "www.example.com", Kind::V4);
+        let asked = question(7, "www.example.com", AddressKind::V4);
         let bytes = answered(&asked, 0, &[(1, &[192, 0, 2, 7])]);
         for other in [
-            question(8, "www.example.com", Kind::V4),
-            question(7, "wwx.example.com", Kind::V4),
-            question(7, "www.example.com", Kind::V6),
+            question(8, "www.example.com", AddressKind::V4),
+            question(7, "wwx.example.com", AddressKind::V4),
+            question(7, "www.example.com", AddressKind::V6),
         ] {
-            assert_eq!(answer(&bytes, &other, Kind::V4), None);
+            assert_eq!(answer(&bytes, &other, AddressKind::V4), None);
         }
-        assert_eq!(answer(&asked, &asked, Kind::V4), None, "a question is no answer");
+        assert_eq!(answer(&asked, &asked, AddressKind::V4), None, "a question is no answer");
         for cut in 0..bytes.len() {
-            assert_eq!(answer(&bytes[..cut], &asked, Kind::V4), None, "{cut}");
+            assert_eq!(answer(&bytes[..cut], &asked, AddressKind::V4), None, "{cut}");
         }
         // Every byte may be anything: it is read to its end, or not at all.
         for at in 0..bytes.len() {
             for value in [0, 1, 63, 64, 191, 192, 255] {
                 let mut bytes = bytes.clone();
                 bytes[at] = value;
-                drop(answer(&bytes, &asked, Kind::V4));
+                drop(answer(&bytes, &asked, AddressKind::V4));
             }
         }
     }
@@ -315,20 +315,20 @@ mod tests {
     #[test]
     fn a_label_that_no_host_has_makes_no_name() {
         for odd in [&b"a.example"[..], b"a\0", b"\xc3\xa4", b"a b", b"\xff"] {
-            let mut message = question(7, "x.com", Kind::V4);
+            let mut message = question(7, "x.com", AddressKind::V4);
             message.splice(HEADER_LEN..HEADER_LEN + 2, [&[odd.len() as u8], odd].concat());
             let read = asked(&message).unwrap();
             assert_eq!(read.name, None, "{odd:?}");
             // It can still be passed on and answered.
-            assert!(answers(&reply(&message, &read, Code::NoName, &[]), &message));
+            assert!(answers(&reply(&message, &read, DnsCode::NoName, &[]), &message));
         }
-        let message = question(7, "_sip._tcp.Ex-ample.com", Kind::V4);
+        let message = question(7, "_sip._tcp.Ex-ample.com", AddressKind::V4);
         assert_eq!(asked(&message).unwrap().name.as_deref(), Some("_sip._tcp.ex-ample.com"));
     }
 
     #[test]
     fn an_answer_opens_so_many_addresses_and_no_more() {
-        let asked = question(7, "www.example.com", Kind::V4);
+        let asked = question(7, "www.example.com", AddressKind::V4);
         let data: Vec<[u8; 4]> = (0..200).map(|last| [203, 0, 113, last]).collect();
         let records: Vec<(u16, &[u8])> = data.iter().map(|data| (1, &data[..])).collect();
         let found = addresses(&answered(&asked, 0, &records));
@@ -337,20 +337,23 @@ mod tests {
 
     #[test]
     fn a_question_is_read_and_answered_and_nothing_else_is() {
-        let message = question(7, "www.Example.com", Kind::V4);
+        let message = question(7, "www.Example.com", AddressKind::V4);
         let read = asked(&message).unwrap();
         assert_eq!(read.name.as_deref(), Some("www.example.com"));
         let addresses_of = [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7)), IpAddr::V4(Ipv4Addr::new(192, 0, 2, 8))];
         assert!(
             read.wants_address() && read.wants(addresses_of[0]) && !read.wants(Ipv6Addr::LOCALHOST.into())
         );
-        let out = reply(&message, &read, Code::Fine, &addresses_of);
+        let out = reply(&message, &read, DnsCode::Fine, &addresses_of);
         assert!(answers(&out, &message) && !is_failure(&out));
-        assert_eq!(answer(&out, &message, Kind::V4), Some(Said::Addresses(addresses_of.to_vec())));
+        assert_eq!(
+            answer(&out, &message, AddressKind::V4),
+            Some(DnsAnswer::Addresses(addresses_of.to_vec()))
+        );
         assert_eq!(addresses(&out), addresses_of);
-        let none = reply(&message, &read, Code::NoName, &[]);
-        assert_eq!(answer(&none, &message, Kind::V4), Some(Said::NoSuchName));
-        assert!(is_failure(&reply(&message, &read, Code::Failed, &[])));
+        let none = reply(&message, &read, DnsCode::NoName, &[]);
+        assert_eq!(answer(&none, &message, AddressKind::V4), Some(DnsAnswer::NoSuchName));
+        assert!(is_failure(&reply(&message, &read, DnsCode::Failed, &[])));
         assert!(asked(&out).is_none(), "an answer is no question");
         for cut in 0..message.len() {
             assert!(asked(&message[..cut]).is_none(), "{cut}");
@@ -363,7 +366,7 @@ mod tests {
                 drop(addresses(&bytes));
                 bytes[2] &= 0x7f;
                 if let Some(read) = asked(&bytes) {
-                    drop(reply(&bytes, &read, Code::Fine, &addresses_of));
+                    drop(reply(&bytes, &read, DnsCode::Fine, &addresses_of));
                 }
             }
         }

@@ -4,8 +4,8 @@
 
 use std::fmt::Write as _;
 
-use crate::gate_body::Body;
-use crate::gate_rules::Host;
+use crate::gate_body::BodyRelay;
+use crate::gate_rules::TargetHost;
 
 /// Longest head of a request.
 pub(crate) const HEAD_MAX: usize = 32 * 1024;
@@ -25,23 +25,23 @@ const HOP_BY_HOP: [&str; 9] = [
 
 /// Whom to connect to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Target {
-    pub(crate) host: Host,
+pub(crate) struct ProxyTarget {
+    pub(crate) host: TargetHost,
     pub(crate) port: u16,
 }
 
 /// What a client asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum ProxyRequest {
     /// Bytes in both directions.
     Tunnel,
     /// One request: its head as it is passed on, and the body that follows.
-    Request { head: String, body: Body },
+    Request { head: String, body: BodyRelay },
 }
 
 /// What is wrong with a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Bad {
+pub(crate) enum BadRequest {
     /// Not a request of HTTP/1.
     Head,
     /// A path alone, as one sends it to a server.
@@ -52,14 +52,14 @@ pub(crate) enum Bad {
     Body,
 }
 
-impl Bad {
+impl BadRequest {
     pub(crate) fn text(self) -> &'static str {
         match self {
-            Bad::Head => "this is no request of HTTP/1.1",
-            Bad::NoUrl => "this is the sandbox's proxy, and a request to it needs a whole URL",
-            Bad::Scheme => "a proxy takes `http` URLs; anything else goes through CONNECT",
-            Bad::Host => "the request names no valid host",
-            Bad::Body => "the length of the request's body is not clear",
+            BadRequest::Head => "this is no request of HTTP/1.1",
+            BadRequest::NoUrl => "this is the sandbox's proxy, and a request to it needs a whole URL",
+            BadRequest::Scheme => "a proxy takes `http` URLs; anything else goes through CONNECT",
+            BadRequest::Host => "the request names no valid host",
+            BadRequest::Body => "the length of the request's body is not clear",
         }
     }
 }
@@ -70,36 +70,36 @@ pub(crate) fn head_len(bytes: &[u8]) -> Option<usize> {
 }
 
 /// Reads a whole head.
-pub(crate) fn read(head: &[u8]) -> Result<(Target, Asked), Bad> {
-    let text = std::str::from_utf8(head).map_err(|_| Bad::Head)?;
-    let mut lines = text.strip_suffix("\r\n\r\n").ok_or(Bad::Head)?.split("\r\n");
+pub(crate) fn read(head: &[u8]) -> Result<(ProxyTarget, ProxyRequest), BadRequest> {
+    let text = std::str::from_utf8(head).map_err(|_| BadRequest::Head)?;
+    let mut lines = text.strip_suffix("\r\n\r\n").ok_or(BadRequest::Head)?.split("\r\n");
     let mut words = lines.next().unwrap_or_default().split(' ');
     let (Some(method), Some(url), Some(version), None) =
         (words.next(), words.next(), words.next(), words.next())
     else {
-        return Err(Bad::Head);
+        return Err(BadRequest::Head);
     };
     let is_known = matches!(version, "HTTP/1.1" | "HTTP/1.0");
     if !is_known || !is_token(method) || url.bytes().any(|byte| byte.is_ascii_control()) {
-        return Err(Bad::Head);
+        return Err(BadRequest::Head);
     }
     let fields = lines.map(field).collect::<Result<Vec<_>, _>>()?;
     if method == "CONNECT" {
-        return Ok((authority(url, None)?, Asked::Tunnel));
+        return Ok((authority(url, None)?, ProxyRequest::Tunnel));
     }
     if url.starts_with('/') || url == "*" {
-        return Err(Bad::NoUrl);
+        return Err(BadRequest::NoUrl);
     }
-    let (scheme, rest) = url.split_once("://").ok_or(Bad::NoUrl)?;
+    let (scheme, rest) = url.split_once("://").ok_or(BadRequest::NoUrl)?;
     if !scheme.eq_ignore_ascii_case("http") {
-        return Err(Bad::Scheme);
+        return Err(BadRequest::Scheme);
     }
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let (host, path) = rest.split_at(end);
     let target = authority(host, Some(80))?;
     let body = body(&fields)?;
     let head = passed_on((method, path, version), &target, &fields);
-    Ok((target, Asked::Request { head, body }))
+    Ok((target, ProxyRequest::Request { head, body }))
 }
 
 fn is_token(word: &str) -> bool {
@@ -107,15 +107,15 @@ fn is_token(word: &str) -> bool {
     !word.is_empty() && word.bytes().all(is_part)
 }
 
-fn field(line: &str) -> Result<(&str, &str), Bad> {
-    let (name, value) = line.split_once(':').ok_or(Bad::Head)?;
+fn field(line: &str) -> Result<(&str, &str), BadRequest> {
+    let (name, value) = line.split_once(':').ok_or(BadRequest::Head)?;
     let value = value.trim_matches([' ', '\t']);
     let is_clean = value.bytes().all(|byte| byte == b'\t' || !byte.is_ascii_control());
-    if is_token(name) && is_clean { Ok((name, value)) } else { Err(Bad::Head) }
+    if is_token(name) && is_clean { Ok((name, value)) } else { Err(BadRequest::Head) }
 }
 
 /// A host and its port. Names and passwords in front of it are for nobody here to read.
-fn authority(text: &str, port: Option<u16>) -> Result<Target, Bad> {
+fn authority(text: &str, port: Option<u16>) -> Result<ProxyTarget, BadRequest> {
     let (host, port) = match text.rsplit_once(':') {
         // The colon is one inside an address.
         Some((_, after)) if after.ends_with(']') => (text, port),
@@ -126,30 +126,30 @@ fn authority(text: &str, port: Option<u16>) -> Result<Target, Bad> {
         }
         None => (text, port),
     };
-    match (Host::read(host), port) {
-        (Some(host), Some(port)) => Ok(Target { host, port }),
-        (Some(_) | None, Some(_) | None) => Err(Bad::Host),
+    match (TargetHost::read(host), port) {
+        (Some(host), Some(port)) => Ok(ProxyTarget { host, port }),
+        (Some(_) | None, Some(_) | None) => Err(BadRequest::Host),
     }
 }
 
 /// What follows the head, if that is said once and clearly.
-fn body(fields: &[(&str, &str)]) -> Result<Body, Bad> {
+fn body(fields: &[(&str, &str)]) -> Result<BodyRelay, BadRequest> {
     let values = |wanted: &str| -> Vec<&str> {
         let found = fields.iter().filter(|(name, _)| name.eq_ignore_ascii_case(wanted));
         found.map(|(_, value)| *value).collect()
     };
     match (values("transfer-encoding").as_slice(), values("content-length").as_slice()) {
-        ([], []) => Ok(Body::Sized(0)),
+        ([], []) => Ok(BodyRelay::Sized(0)),
         ([], [len]) if !len.is_empty() && len.bytes().all(|byte| byte.is_ascii_digit()) => {
-            len.parse().map(Body::Sized).map_err(|_| Bad::Body)
+            len.parse().map(BodyRelay::Sized).map_err(|_| BadRequest::Body)
         }
-        ([coding], []) if coding.eq_ignore_ascii_case("chunked") => Ok(Body::chunked()),
-        ([..], [..]) => Err(Bad::Body),
+        ([coding], []) if coding.eq_ignore_ascii_case("chunked") => Ok(BodyRelay::chunked()),
+        ([..], [..]) => Err(BadRequest::Body),
     }
 }
 
 /// The head as the server gets it: for its own name, and for one request on this connection.
-fn passed_on(line: (&str, &str, &str), target: &Target, fields: &[(&str, &str)]) -> String {
+fn passed_on(line: (&str, &str, &str), target: &ProxyTarget, fields: &[(&str, &str)]) -> String {
     let (method, path, version) = line;
     let path = path.split('#').next().unwrap_or_default();
     let slash = if path.starts_with('/') { "" } else { "/" };
@@ -189,8 +189,8 @@ pub(crate) fn answer(status: &str, text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn target(host: &str, port: u16) -> Target {
-        Target { host: Host::read(host).unwrap(), port }
+    fn target(host: &str, port: u16) -> ProxyTarget {
+        ProxyTarget { host: TargetHost::read(host).unwrap(), port }
     }
 
     #[test]
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(to, target("api.example.com", 8080));
         let expected = "POST /a/b?c=d HTTP/1.1\r\nHost: api.example.com:8080\r\nAccept: */*\r\nContent-Length: 3\r\n\
             Via: 1.1 lodge\r\nConnection: close\r\n\r\n";
-        assert_eq!(asked, Asked::Request { head: expected.to_owned(), body: Body::Sized(3) });
+        assert_eq!(asked, ProxyRequest::Request { head: expected.to_owned(), body: BodyRelay::Sized(3) });
     }
 
     #[test]
@@ -218,41 +218,44 @@ mod tests {
         ] {
             let (to, asked) = read(format!("{line}\r\n\r\n").as_bytes()).unwrap();
             assert_eq!(to, target(host, port), "{line}");
-            assert_eq!(asked == Asked::Tunnel, line.starts_with("CONNECT"), "{line}");
+            assert_eq!(asked == ProxyRequest::Tunnel, line.starts_with("CONNECT"), "{line}");
         }
     }
 
     #[test]
     fn a_head_that_two_readers_could_read_differently_is_refused() {
         for (head, bad) in [
-            ("", Bad::Head),
-            ("GET http://a.example/", Bad::Head),
-            ("GET  http://a.example/ HTTP/1.1", Bad::Head),
-            ("GET http://a.example/ HTTP/2", Bad::Head),
-            ("G@T http://a.example/ HTTP/1.1", Bad::Head),
-            ("GET http://a.example/\n HTTP/1.1", Bad::Head),
-            ("GET http://a.example/ HTTP/1.1\r\nno colon", Bad::Head),
-            ("GET http://a.example/ HTTP/1.1\r\nA: b\r\n folded: c", Bad::Head),
-            ("GET http://a.example/ HTTP/1.1\r\nA : b", Bad::Head),
-            ("GET http://a.example/ HTTP/1.1\r\nA: b\nC: d", Bad::Head),
-            ("GET http://a.example/ HTTP/1.1\r\nA: \0", Bad::Head),
-            ("GET / HTTP/1.1", Bad::NoUrl),
-            ("OPTIONS * HTTP/1.1", Bad::NoUrl),
-            ("GET a.example HTTP/1.1", Bad::NoUrl),
-            ("GET https://a.example/ HTTP/1.1", Bad::Scheme),
-            ("GET ftp://a.example/ HTTP/1.1", Bad::Scheme),
-            ("GET http://user@a.example/ HTTP/1.1", Bad::Host),
-            ("GET http://127.1/ HTTP/1.1", Bad::Host),
-            ("GET http:///x HTTP/1.1", Bad::Host),
-            ("CONNECT a.example HTTP/1.1", Bad::Host),
-            ("CONNECT a.example:0 HTTP/1.1", Bad::Host),
-            ("CONNECT a.example:+44 HTTP/1.1", Bad::Host),
-            ("CONNECT a.example:99999 HTTP/1.1", Bad::Host),
-            ("POST http://a.example/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2", Bad::Body),
-            ("POST http://a.example/ HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked", Bad::Body),
-            ("POST http://a.example/ HTTP/1.1\r\nTransfer-Encoding: gzip, chunked", Bad::Body),
-            ("POST http://a.example/ HTTP/1.1\r\nContent-Length: +1", Bad::Body),
-            ("POST http://a.example/ HTTP/1.1\r\nContent-Length:", Bad::Body),
+            ("", BadRequest::Head),
+            ("GET http://a.example/", BadRequest::Head),
+            ("GET  http://a.example/ HTTP/1.1", BadRequest::Head),
+            ("GET http://a.example/ HTTP/2", BadRequest::Head),
+            ("G@T http://a.example/ HTTP/1.1", BadRequest::Head),
+            ("GET http://a.example/\n HTTP/1.1", BadRequest::Head),
+            ("GET http://a.example/ HTTP/1.1\r\nno colon", BadRequest::Head),
+            ("GET http://a.example/ HTTP/1.1\r\nA: b\r\n folded: c", BadRequest::Head),
+            ("GET http://a.example/ HTTP/1.1\r\nA : b", BadRequest::Head),
+            ("GET http://a.example/ HTTP/1.1\r\nA: b\nC: d", BadRequest::Head),
+            ("GET http://a.example/ HTTP/1.1\r\nA: \0", BadRequest::Head),
+            ("GET / HTTP/1.1", BadRequest::NoUrl),
+            ("OPTIONS * HTTP/1.1", BadRequest::NoUrl),
+            ("GET a.example HTTP/1.1", BadRequest::NoUrl),
+            ("GET https://a.example/ HTTP/1.1", BadRequest::Scheme),
+            ("GET ftp://a.example/ HTTP/1.1", BadRequest::Scheme),
+            ("GET http://user@a.example/ HTTP/1.1", BadRequest::Host),
+            ("GET http://127.1/ HTTP/1.1", BadRequest::Host),
+            ("GET http:///x HTTP/1.1", BadRequest::Host),
+            ("CONNECT a.example HTTP/1.1", BadRequest::Host),
+            ("CONNECT a.example:0 HTTP/1.1", BadRequest::Host),
+            ("CONNECT a.example:+44 HTTP/1.1", BadRequest::Host),
+            ("CONNECT a.example:99999 HTTP/1.1", BadRequest::Host),
+            ("POST http://a.example/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2", BadRequest::Body),
+            (
+                "POST http://a.example/ HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked",
+                BadRequest::Body,
+            ),
+            ("POST http://a.example/ HTTP/1.1\r\nTransfer-Encoding: gzip, chunked", BadRequest::Body),
+            ("POST http://a.example/ HTTP/1.1\r\nContent-Length: +1", BadRequest::Body),
+            ("POST http://a.example/ HTTP/1.1\r\nContent-Length:", BadRequest::Body),
         ] {
             assert_eq!(read(format!("{head}\r\n\r\n").as_bytes()), Err(bad), "{head:?}");
         }
@@ -265,7 +268,7 @@ mod tests {
             for byte in 0..=255 {
                 let mut head = head.to_vec();
                 head[at] = byte;
-                if let Ok((_, Asked::Request { head, .. })) = read(&head) {
+                if let Ok((_, ProxyRequest::Request { head, .. })) = read(&head) {
                     assert_eq!(head_len(head.as_bytes()), Some(head.len()), "{head:?}");
                 }
             }

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::gate_dns::{self, ANSWER_MAX, Kind, Said};
+use crate::gate_dns::{self, ANSWER_MAX, AddressKind, DnsAnswer};
 use crate::sys;
 
 const HOSTS: &str = "/etc/hosts";
@@ -69,13 +69,13 @@ fn resolve_by(name: &str, hosts: &str, servers: &[SocketAddr]) -> Result<Vec<IpA
     for _ in 0..ROUNDS_MAX {
         for server in servers {
             match ask(*server, name) {
-                Ok(Said::Addresses(found)) if found.is_empty() => return Err(NoAddress::NoSuchName),
-                Ok(Said::Addresses(mut found)) => {
+                Ok(DnsAnswer::Addresses(found)) if found.is_empty() => return Err(NoAddress::NoSuchName),
+                Ok(DnsAnswer::Addresses(mut found)) => {
                     found.truncate(ADDRESSES_MAX);
                     return Ok(found);
                 }
-                Ok(Said::NoSuchName) => return Err(NoAddress::NoSuchName),
-                Ok(Said::Cut | Said::Failed) | Err(_) => {}
+                Ok(DnsAnswer::NoSuchName) => return Err(NoAddress::NoSuchName),
+                Ok(DnsAnswer::Cut | DnsAnswer::Failed) | Err(_) => {}
             }
         }
     }
@@ -104,13 +104,13 @@ fn servers(text: &str) -> Vec<SocketAddr> {
 }
 
 /// Asks one server for both kinds of address at once.
-fn ask(server: SocketAddr, name: &str) -> io::Result<Said> {
+fn ask(server: SocketAddr, name: &str) -> io::Result<DnsAnswer> {
     let any: SocketAddr = if server.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
     let socket = UdpSocket::bind(any)?;
     // The kernel then drops what comes from anybody else.
     socket.connect(server)?;
     let mut asked = Vec::new();
-    for kind in [Kind::V4, Kind::V6] {
+    for kind in [AddressKind::V4, AddressKind::V6] {
         let mut id = [0; 2];
         sys::random(&mut id)?;
         let question = gate_dns::question(u16::from_be_bytes(id), name, kind);
@@ -134,43 +134,50 @@ fn ask(server: SocketAddr, name: &str) -> io::Result<Said> {
         for (kind, question, said) in &mut asked {
             if let Some(heard) = gate_dns::answer(&bytes[..len], question, *kind) {
                 *said = Some(match heard {
-                    Said::Cut => ask_by_stream(server, question, *kind, until)?,
-                    Said::Addresses(_) | Said::NoSuchName | Said::Failed => heard,
+                    DnsAnswer::Cut => ask_by_stream(server, question, *kind, until)?,
+                    DnsAnswer::Addresses(_) | DnsAnswer::NoSuchName | DnsAnswer::Failed => heard,
                 });
             }
         }
     }
     // A question without an answer is one that the server could not answer: the next may.
-    Ok(together(asked.into_iter().map(|(_, _, said)| said.unwrap_or(Said::Failed))))
+    Ok(together(asked.into_iter().map(|(_, _, said)| said.unwrap_or(DnsAnswer::Failed))))
 }
 
 /// What two answers say: what one of them knows counts.
-fn together(answers: impl Iterator<Item = Said>) -> Said {
+fn together(answers: impl Iterator<Item = DnsAnswer>) -> DnsAnswer {
     let both = answers.reduce(|all, said| {
         match (all, said) {
-            (Said::Addresses(mut before), Said::Addresses(more)) => {
+            (DnsAnswer::Addresses(mut before), DnsAnswer::Addresses(more)) => {
                 before.extend(more);
-                Said::Addresses(before)
+                DnsAnswer::Addresses(before)
             }
             // That there is none of one kind says nothing of the other.
-            (Said::Addresses(known), Said::Failed | Said::Cut)
-            | (Said::Failed | Said::Cut, Said::Addresses(known))
+            (DnsAnswer::Addresses(known), DnsAnswer::Failed | DnsAnswer::Cut)
+            | (DnsAnswer::Failed | DnsAnswer::Cut, DnsAnswer::Addresses(known))
                 if known.is_empty() =>
             {
-                Said::Failed
+                DnsAnswer::Failed
             }
             // Some servers deny the name when it only has no address of one kind.
-            (Said::Addresses(known), Said::NoSuchName | Said::Failed | Said::Cut)
-            | (Said::NoSuchName | Said::Failed | Said::Cut, Said::Addresses(known)) => Said::Addresses(known),
-            (Said::NoSuchName, Said::NoSuchName | Said::Failed | Said::Cut)
-            | (Said::Failed | Said::Cut, Said::NoSuchName) => Said::NoSuchName,
-            (Said::Failed | Said::Cut, Said::Failed | Said::Cut) => Said::Failed,
+            (DnsAnswer::Addresses(known), DnsAnswer::NoSuchName | DnsAnswer::Failed | DnsAnswer::Cut)
+            | (DnsAnswer::NoSuchName | DnsAnswer::Failed | DnsAnswer::Cut, DnsAnswer::Addresses(known)) => {
+                DnsAnswer::Addresses(known)
+            }
+            (DnsAnswer::NoSuchName, DnsAnswer::NoSuchName | DnsAnswer::Failed | DnsAnswer::Cut)
+            | (DnsAnswer::Failed | DnsAnswer::Cut, DnsAnswer::NoSuchName) => DnsAnswer::NoSuchName,
+            (DnsAnswer::Failed | DnsAnswer::Cut, DnsAnswer::Failed | DnsAnswer::Cut) => DnsAnswer::Failed,
         }
     });
-    both.unwrap_or(Said::Failed)
+    both.unwrap_or(DnsAnswer::Failed)
 }
 
-fn ask_by_stream(server: SocketAddr, question: &[u8], kind: Kind, until: Instant) -> io::Result<Said> {
+fn ask_by_stream(
+    server: SocketAddr,
+    question: &[u8],
+    kind: AddressKind,
+    until: Instant,
+) -> io::Result<DnsAnswer> {
     let left = || match until.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(io::Error::from(io::ErrorKind::TimedOut)),
         left => Ok(left),
@@ -184,7 +191,7 @@ fn ask_by_stream(server: SocketAddr, question: &[u8], kind: Kind, until: Instant
     stream.read_exact(&mut len)?;
     let mut bytes = vec![0; usize::from(u16::from_be_bytes(len)).min(ANSWER_MAX)];
     stream.read_exact(&mut bytes)?;
-    Ok(gate_dns::answer(&bytes, question, kind).unwrap_or(Said::Failed))
+    Ok(gate_dns::answer(&bytes, question, kind).unwrap_or(DnsAnswer::Failed))
 }
 
 #[cfg(test)]
@@ -242,9 +249,9 @@ mod tests {
         let at = server_that_misses(1, 4, &[[203, 0, 113, 7]]);
         let found = resolve_by("c.example", "", &[at]);
         assert_eq!(found, Ok(vec!["203.0.113.7".parse::<IpAddr>().unwrap()]));
-        let none = || Said::Addresses(Vec::new());
-        assert_eq!(together([none(), Said::Failed].into_iter()), Said::Failed);
-        assert_eq!(together([none(), Said::NoSuchName].into_iter()), none());
+        let none = || DnsAnswer::Addresses(Vec::new());
+        assert_eq!(together([none(), DnsAnswer::Failed].into_iter()), DnsAnswer::Failed);
+        assert_eq!(together([none(), DnsAnswer::NoSuchName].into_iter()), none());
         assert_eq!(together([none(), none()].into_iter()), none());
     }
 

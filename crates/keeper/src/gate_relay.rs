@@ -7,7 +7,7 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use crate::gate_body::Body;
+use crate::gate_body::BodyRelay;
 
 /// How long a connection may be silent once one side of a tunnel has said all.
 const SILENT_HALF_MAX: Duration = Duration::from_secs(120);
@@ -17,15 +17,15 @@ const LINGER: Duration = Duration::from_secs(2);
 
 /// What of a client's bytes goes to the server.
 #[derive(Debug)]
-pub(crate) enum Upward {
+pub(crate) enum ClientBytes {
     /// All, and then the end of them.
     Everything,
     /// What is left of one request.
-    Request(Body),
+    Request(BodyRelay),
 }
 
 /// One direction.
-struct Way<'a> {
+struct RelayDirection<'a> {
     from: &'a TcpStream,
     to: &'a TcpStream,
     buffer: Vec<u8>,
@@ -42,36 +42,36 @@ pub(crate) fn relay(
     client: &TcpStream,
     server: &TcpStream,
     first: Vec<u8>,
-    mut upward: Upward,
+    mut upward: ClientBytes,
     silent_max: Duration,
 ) -> io::Result<()> {
     client.set_nonblocking(true)?;
     server.set_nonblocking(true)?;
-    let mut up = Way::new(client, server, first);
-    let mut down = Way::new(server, client, Vec::new());
-    up.is_ended = matches!(&upward, Upward::Request(body) if body.is_over());
+    let mut up = RelayDirection::new(client, server, first);
+    let mut down = RelayDirection::new(server, client, Vec::new());
+    up.is_ended = matches!(&upward, ClientBytes::Request(body) if body.is_over());
     loop {
         up.flush()?;
         down.flush()?;
-        let is_answered = matches!(upward, Upward::Request(_)) && down.is_shut;
+        let is_answered = matches!(upward, ClientBytes::Request(_)) && down.is_shut;
         if is_answered || (up.is_shut && down.is_shut) {
             break;
         }
         // Of a request it is known that nothing more is to come; else its client may be gone, which cannot be seen.
-        let is_half = matches!(upward, Upward::Everything) && (up.is_shut || down.is_shut);
+        let is_half = matches!(upward, ClientBytes::Everything) && (up.is_shut || down.is_shut);
         if !wait(&up, &down, if is_half { SILENT_HALF_MAX } else { silent_max })? {
             break;
         }
         up.read(&mut upward)?;
-        down.read(&mut Upward::Everything)?;
+        down.read(&mut ClientBytes::Everything)?;
     }
     linger(client);
     Ok(())
 }
 
-impl<'a> Way<'a> {
-    fn new(from: &'a TcpStream, to: &'a TcpStream, buffer: Vec<u8>) -> Way<'a> {
-        Way { from, to, buffer, sent: 0, is_ended: false, is_shut: false }
+impl<'a> RelayDirection<'a> {
+    fn new(from: &'a TcpStream, to: &'a TcpStream, buffer: Vec<u8>) -> RelayDirection<'a> {
+        RelayDirection { from, to, buffer, sent: 0, is_ended: false, is_shut: false }
     }
 
     fn is_waiting_to_write(&self) -> bool {
@@ -97,7 +97,7 @@ impl<'a> Way<'a> {
         Ok(())
     }
 
-    fn read(&mut self, upward: &mut Upward) -> io::Result<()> {
+    fn read(&mut self, upward: &mut ClientBytes) -> io::Result<()> {
         if !self.is_waiting_to_read() {
             return Ok(());
         }
@@ -109,13 +109,13 @@ impl<'a> Way<'a> {
             Ok(0) => {
                 self.is_ended = true;
                 match upward {
-                    Upward::Everything => self.pass_end_on(),
+                    ClientBytes::Everything => self.pass_end_on(),
                     // It left before its request was whole, and nobody could answer that.
-                    Upward::Request(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+                    ClientBytes::Request(_) => Err(io::ErrorKind::UnexpectedEof.into()),
                 }
             }
             Ok(_) => {
-                if let Upward::Request(body) = upward {
+                if let ClientBytes::Request(body) = upward {
                     let taken = body.take(&self.buffer).map_err(|_| io::ErrorKind::InvalidData)?;
                     self.buffer.truncate(taken);
                     self.is_ended = body.is_over();
@@ -139,8 +139,8 @@ impl<'a> Way<'a> {
 }
 
 /// Waits until one of the ways can go on. False: it was silent for too long.
-fn wait(up: &Way<'_>, down: &Way<'_>, silent_max: Duration) -> io::Result<bool> {
-    let events = |reads: &Way<'_>, writes: &Way<'_>| {
+fn wait(up: &RelayDirection<'_>, down: &RelayDirection<'_>, silent_max: Duration) -> io::Result<bool> {
+    let events = |reads: &RelayDirection<'_>, writes: &RelayDirection<'_>| {
         let reads = if reads.is_waiting_to_read() { libc::POLLIN } else { 0 };
         let writes = if writes.is_waiting_to_write() { libc::POLLOUT } else { 0 };
         reads | writes
@@ -198,7 +198,7 @@ mod tests {
     }
 
     /// A client and a server with a relay between them.
-    fn between(first: &[u8], upward: Upward) -> (TcpStream, TcpStream) {
+    fn between(first: &[u8], upward: ClientBytes) -> (TcpStream, TcpStream) {
         let ((client, inner), (server, outer)) = (pair(), pair());
         let first = first.to_vec();
         std::thread::spawn(move || drop(relay(&inner, &outer, first, upward, Duration::from_secs(60))));
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_side_that_said_all_still_hears_the_other() {
-        let (mut client, mut server) = between(b"first ", Upward::Everything);
+        let (mut client, mut server) = between(b"first ", ClientBytes::Everything);
         client.write_all(b"question").unwrap();
         client.shutdown(Shutdown::Write).unwrap();
         assert_eq!(all(&server), b"first question");
@@ -222,7 +222,7 @@ mod tests {
         drop(server);
         assert_eq!(all(&client), answer);
         // And the other way round.
-        let (mut client, mut server) = between(b"", Upward::Everything);
+        let (mut client, mut server) = between(b"", ClientBytes::Everything);
         server.write_all(b"banner").unwrap();
         server.shutdown(Shutdown::Write).unwrap();
         assert_eq!(all(&client), b"banner");
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn what_follows_a_request_goes_to_nobody() {
-        let (mut client, mut server) = between(b"head ", Upward::Request(Body::Sized(4)));
+        let (mut client, mut server) = between(b"head ", ClientBytes::Request(BodyRelay::Sized(4)));
         client.write_all(b"bodyGET http://other.example/ HTTP/1.1\r\n\r\n").unwrap();
         let mut got = [0; 9];
         server.read_exact(&mut got).unwrap();

@@ -20,26 +20,26 @@ const METADATA: [IpAddr; 4] = [
     IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
 ];
 
-const METADATA_RANGE: Range =
-    Range { first: IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0)), bits: 32 };
+const METADATA_RANGE: AddressRange =
+    AddressRange { first: IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0)), bits: 32 };
 
 /// Whom a request names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Host {
+pub(crate) enum TargetHost {
     /// In small letters, without a dot at its end.
     Name(String),
     Address(IpAddr),
 }
 
-impl Host {
+impl TargetHost {
     /// From a request or a list. An address in a form that only old libraries read is nobody.
-    pub(crate) fn read(word: &str) -> Option<Host> {
+    pub(crate) fn read(word: &str) -> Option<TargetHost> {
         if let Some(inner) = word.strip_prefix('[') {
             let address = inner.strip_suffix(']')?.parse::<Ipv6Addr>().ok()?;
-            return Some(Host::Address(IpAddr::V6(address)));
+            return Some(TargetHost::Address(IpAddr::V6(address)));
         }
         if let Ok(address) = word.parse::<Ipv4Addr>() {
-            return Some(Host::Address(IpAddr::V4(address)));
+            return Some(TargetHost::Address(IpAddr::V4(address)));
         }
         let name = word.strip_suffix('.').unwrap_or(word);
         let is_label = |label: &str| {
@@ -50,31 +50,31 @@ impl Host {
         let last = name.rsplit('.').next().unwrap_or_default();
         let is_number = last.bytes().all(|byte| byte.is_ascii_digit()) || last.starts_with("0x");
         let is_name = name.len() <= NAME_MAX && name.split('.').all(is_label) && !is_number;
-        is_name.then(|| Host::Name(name.to_ascii_lowercase()))
+        is_name.then(|| TargetHost::Name(name.to_ascii_lowercase()))
     }
 }
 
-impl fmt::Display for Host {
+impl fmt::Display for TargetHost {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Host::Name(name) => out.write_str(name),
-            Host::Address(IpAddr::V4(address)) => write!(out, "{address}"),
-            Host::Address(IpAddr::V6(address)) => write!(out, "[{address}]"),
+            TargetHost::Name(name) => out.write_str(name),
+            TargetHost::Address(IpAddr::V4(address)) => write!(out, "{address}"),
+            TargetHost::Address(IpAddr::V6(address)) => write!(out, "[{address}]"),
         }
     }
 }
 
 /// A network, by its first address and how many of its bits count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Range {
+struct AddressRange {
     first: IpAddr,
     bits: u32,
 }
 
-impl Range {
-    fn one(address: IpAddr) -> Range {
+impl AddressRange {
+    fn one(address: IpAddr) -> AddressRange {
         let bits = if address.is_ipv4() { 32 } else { 128 };
-        Range { first: address, bits }
+        AddressRange { first: address, bits }
     }
 
     fn has(&self, address: IpAddr) -> bool {
@@ -93,34 +93,34 @@ impl Range {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Hosts {
+enum HostPattern {
     Named(String),
     /// What ends with this, which begins with a dot.
     Beneath(String),
-    Range(Range),
+    Range(AddressRange),
 }
 
-impl Hosts {
+impl HostPattern {
     /// Whether this is a name, and matches.
     fn names(&self, name: &str) -> bool {
         match self {
-            Hosts::Named(named) => named == name,
-            Hosts::Beneath(end) => name.len() > end.len() && name.ends_with(end.as_str()),
-            Hosts::Range(_) => false,
+            HostPattern::Named(named) => named == name,
+            HostPattern::Beneath(end) => name.len() > end.len() && name.ends_with(end.as_str()),
+            HostPattern::Range(_) => false,
         }
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Rule {
-    hosts: Hosts,
+struct AllowRule {
+    hosts: HostPattern,
     /// None: every port.
     port: Option<u16>,
 }
 
 /// What is open beside what a list names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub(crate) enum DefaultReach {
     /// Every address that is routed in public.
     Public,
     /// The same, and private ranges.
@@ -129,27 +129,27 @@ pub(crate) enum Reach {
     Listed,
 }
 
-impl Reach {
-    const ALL: [Reach; 3] = [Reach::Public, Reach::Lan, Reach::Listed];
+impl DefaultReach {
+    const ALL: [DefaultReach; 3] = [DefaultReach::Public, DefaultReach::Lan, DefaultReach::Listed];
 
     pub(crate) fn word(self) -> &'static str {
         match self {
-            Reach::Public => "public",
-            Reach::Lan => "lan",
-            Reach::Listed => "list",
+            DefaultReach::Public => "public",
+            DefaultReach::Lan => "lan",
+            DefaultReach::Listed => "list",
         }
     }
 
-    pub(crate) fn from_word(word: &str) -> Option<Reach> {
-        Reach::ALL.into_iter().find(|reach| reach.word() == word)
+    pub(crate) fn from_word(word: &str) -> Option<DefaultReach> {
+        DefaultReach::ALL.into_iter().find(|reach| reach.word() == word)
     }
 }
 
 /// What a sandbox may reach, and the words as they were written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Rules {
-    reach: Reach,
-    list: Vec<Rule>,
+pub(crate) struct NetworkRules {
+    reach: DefaultReach,
+    list: Vec<AllowRule>,
     /// Ports of the host's loopback that are open.
     loopback: Vec<u16>,
     words: String,
@@ -157,7 +157,7 @@ pub(crate) struct Rules {
 
 /// Where an address lies, seen from the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum AddressOwner {
     /// One of the host's own addresses, whatever it is.
     Own,
     Elsewhere,
@@ -165,16 +165,16 @@ pub(crate) enum Place {
 
 /// Why an address is not connected to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Closed {
+pub(crate) enum ClosedAddress {
     /// Nothing opens it.
     Always,
     /// A list opens it by naming the address or its range.
     UnlessListed,
 }
 
-impl Rules {
+impl NetworkRules {
     /// Reads a list, or says which of its words has no meaning.
-    pub(crate) fn read(reach: Reach, words: &[String]) -> Result<Rules, String> {
+    pub(crate) fn read(reach: DefaultReach, words: &[String]) -> Result<NetworkRules, String> {
         let (mut list, mut loopback) = (Vec::new(), Vec::new());
         for word in words {
             match word.strip_prefix(LOOPBACK_WORD) {
@@ -182,10 +182,10 @@ impl Rules {
                 None => list.push(rule(word).ok_or_else(|| word.clone())?),
             }
         }
-        Ok(Rules { reach, list, loopback, words: words.join(" ") })
+        Ok(NetworkRules { reach, list, loopback, words: words.join(" ") })
     }
 
-    pub(crate) fn reach(&self) -> Reach {
+    pub(crate) fn reach(&self) -> DefaultReach {
         self.reach
     }
 
@@ -197,17 +197,19 @@ impl Rules {
     /// The line as people wrote it.
     pub(crate) fn words(&self) -> &str {
         match self.reach {
-            Reach::Public | Reach::Lan => self.reach.word(),
-            Reach::Listed => &self.words,
+            DefaultReach::Public | DefaultReach::Lan => self.reach.word(),
+            DefaultReach::Listed => &self.words,
         }
     }
 
-    /// Whether this host is named. For an address that is not all: see [`Rules::check`].
-    pub(crate) fn name(&self, host: &Host, port: u16) -> bool {
+    /// Whether this host is named. For an address that is not all: see [`NetworkRules::check`].
+    pub(crate) fn name(&self, host: &TargetHost, port: u16) -> bool {
         match (self.reach, host) {
-            (Reach::Public | Reach::Lan, _) => true,
-            (Reach::Listed, Host::Name(name)) => self.matching(port).any(|hosts| hosts.names(name)),
-            (Reach::Listed, Host::Address(address)) => self.lists(canonical(*address), port),
+            (DefaultReach::Public | DefaultReach::Lan, _) => true,
+            (DefaultReach::Listed, TargetHost::Name(name)) => {
+                self.matching(port).any(|hosts| hosts.names(name))
+            }
+            (DefaultReach::Listed, TargetHost::Address(address)) => self.lists(canonical(*address), port),
         }
     }
 
@@ -228,48 +230,52 @@ impl Rules {
     }
 
     /// Whether an address of a host that is named may be connected to.
-    pub(crate) fn check(&self, address: IpAddr, port: u16, place: Place) -> Result<(), Closed> {
+    pub(crate) fn check(&self, address: IpAddr, port: u16, place: AddressOwner) -> Result<(), ClosedAddress> {
         let address = canonical(address);
         if is_never(address) {
-            return Err(Closed::Always);
+            return Err(ClosedAddress::Always);
         }
         match (self.reach, place) {
             // One of the host's own is meant only where it is written as it is.
-            (Reach::Listed, Place::Own) if self.lists_alone(address, port) => Ok(()),
-            (Reach::Listed, Place::Own) => Err(Closed::UnlessListed),
-            (Reach::Public | Reach::Lan, Place::Own) => Err(Closed::Always),
-            (Reach::Lan, Place::Elsewhere) => Ok(()),
-            (Reach::Public, Place::Elsewhere) if is_private(address) => Err(Closed::Always),
-            (Reach::Public, Place::Elsewhere) => Ok(()),
-            (Reach::Listed, Place::Elsewhere) if is_private(address) && !self.lists(address, port) => {
-                Err(Closed::UnlessListed)
+            (DefaultReach::Listed, AddressOwner::Own) if self.lists_alone(address, port) => Ok(()),
+            (DefaultReach::Listed, AddressOwner::Own) => Err(ClosedAddress::UnlessListed),
+            (DefaultReach::Public | DefaultReach::Lan, AddressOwner::Own) => Err(ClosedAddress::Always),
+            (DefaultReach::Lan, AddressOwner::Elsewhere) => Ok(()),
+            (DefaultReach::Public, AddressOwner::Elsewhere) if is_private(address) => {
+                Err(ClosedAddress::Always)
             }
-            (Reach::Listed, Place::Elsewhere) => Ok(()),
+            (DefaultReach::Public, AddressOwner::Elsewhere) => Ok(()),
+            (DefaultReach::Listed, AddressOwner::Elsewhere)
+                if is_private(address) && !self.lists(address, port) =>
+            {
+                Err(ClosedAddress::UnlessListed)
+            }
+            (DefaultReach::Listed, AddressOwner::Elsewhere) => Ok(()),
         }
     }
 
     /// Whether an address may be connected to that a program names by itself. `answered`: it was the answer for a
     /// name that is open at this port.
-    pub(crate) fn opens(&self, address: IpAddr, port: u16, place: Place, answered: bool) -> bool {
-        let is_named = answered || self.name(&Host::Address(address), port);
+    pub(crate) fn opens(&self, address: IpAddr, port: u16, place: AddressOwner, answered: bool) -> bool {
+        let is_named = answered || self.name(&TargetHost::Address(address), port);
         is_named && self.check(address, port, place).is_ok()
     }
 
     fn lists_alone(&self, address: IpAddr, port: u16) -> bool {
         self.matching(port).any(|hosts| match hosts {
-            Hosts::Range(range) => *range == Range::one(address),
-            Hosts::Named(_) | Hosts::Beneath(_) => false,
+            HostPattern::Range(range) => *range == AddressRange::one(address),
+            HostPattern::Named(_) | HostPattern::Beneath(_) => false,
         })
     }
 
     fn lists(&self, address: IpAddr, port: u16) -> bool {
         self.matching(port).any(|hosts| match hosts {
-            Hosts::Range(range) => range.has(address),
-            Hosts::Named(_) | Hosts::Beneath(_) => false,
+            HostPattern::Range(range) => range.has(address),
+            HostPattern::Named(_) | HostPattern::Beneath(_) => false,
         })
     }
 
-    fn matching(&self, port: u16) -> impl Iterator<Item = &Hosts> {
+    fn matching(&self, port: u16) -> impl Iterator<Item = &HostPattern> {
         let rules = self.list.iter().filter(move |rule| rule.port.is_none_or(|only| only == port));
         rules.map(|rule| &rule.hosts)
     }
@@ -279,30 +285,34 @@ fn port_of(word: &str) -> Option<u16> {
     word.parse().ok().filter(|port| *port > 0)
 }
 
-fn rule(word: &str) -> Option<Rule> {
+fn rule(word: &str) -> Option<AllowRule> {
     if let Some((address, bits)) = word.split_once('/') {
         let (first, bits): (IpAddr, u32) = (address.parse().ok()?, bits.parse().ok()?);
         let bits_max = if first.is_ipv4() { 32 } else { 128 };
-        return (bits <= bits_max).then_some(Rule { hosts: Hosts::Range(Range { first, bits }), port: None });
+        return (bits <= bits_max)
+            .then_some(AllowRule { hosts: HostPattern::Range(AddressRange { first, bits }), port: None });
     }
     if let Ok(address) = word.parse::<IpAddr>() {
-        return Some(Rule { hosts: Hosts::Range(Range::one(canonical(address))), port: None });
+        return Some(AllowRule {
+            hosts: HostPattern::Range(AddressRange::one(canonical(address))),
+            port: None,
+        });
     }
     let (host, port) = match word.rsplit_once(':') {
         Some((host, port)) => (host, Some(port_of(port)?)),
         None => (word, None),
     };
     let hosts = match host.strip_prefix("*.") {
-        Some(name) => match Host::read(name)? {
-            Host::Name(name) => Hosts::Beneath(format!(".{name}")),
-            Host::Address(_) => return None,
+        Some(name) => match TargetHost::read(name)? {
+            TargetHost::Name(name) => HostPattern::Beneath(format!(".{name}")),
+            TargetHost::Address(_) => return None,
         },
-        None => match Host::read(host)? {
-            Host::Name(name) => Hosts::Named(name),
-            Host::Address(address) => Hosts::Range(Range::one(canonical(address))),
+        None => match TargetHost::read(host)? {
+            TargetHost::Name(name) => HostPattern::Named(name),
+            TargetHost::Address(address) => HostPattern::Range(AddressRange::one(canonical(address))),
         },
     };
-    Some(Rule { hosts, port })
+    Some(AllowRule { hosts, port })
 }
 
 /// The address that a packet really goes to: the older one, where a newer form only wraps it.
@@ -366,13 +376,13 @@ fn is_private(address: IpAddr) -> bool {
 mod tests {
     use super::*;
 
-    fn rules(line: &str) -> Rules {
+    fn rules(line: &str) -> NetworkRules {
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        Rules::read(Reach::Listed, &words).unwrap()
+        NetworkRules::read(DefaultReach::Listed, &words).unwrap()
     }
 
     fn named(line: &str, host: &str, port: u16) -> bool {
-        Host::read(host).is_some_and(|host| rules(line).name(&host, port))
+        TargetHost::read(host).is_some_and(|host| rules(line).name(&host, port))
     }
 
     #[test]
@@ -424,10 +434,10 @@ mod tests {
             "a b",
             "a%2eb",
         ] {
-            assert_eq!(Host::read(odd), None, "{odd}");
+            assert_eq!(TargetHost::read(odd), None, "{odd}");
         }
         let long = "a.".repeat(200);
-        assert_eq!(Host::read(&long), None);
+        assert_eq!(TargetHost::read(&long), None);
     }
 
     #[test]
@@ -461,7 +471,11 @@ mod tests {
             "2002:7f00:1::",
         ] {
             let address: IpAddr = closed.parse().unwrap();
-            assert_eq!(everything.check(address, 80, Place::Elsewhere), Err(Closed::Always), "{closed}");
+            assert_eq!(
+                everything.check(address, 80, AddressOwner::Elsewhere),
+                Err(ClosedAddress::Always),
+                "{closed}"
+            );
         }
     }
 
@@ -470,18 +484,18 @@ mod tests {
         let names = rules("*.example.com");
         let both = rules("*.example.com 10.0.0.0/8 192.168.1.1:80 fd12::/16 203.0.113.9");
         for (address, port, place, open) in [
-            ("203.0.113.7", 443, Place::Elsewhere, [true, true]),
-            ("203.0.113.7", 443, Place::Own, [false, false]),
-            ("203.0.113.9", 443, Place::Own, [false, true]),
-            ("10.1.2.3", 443, Place::Own, [false, false]),
-            ("10.1.2.3", 443, Place::Elsewhere, [false, true]),
-            ("::ffff:10.1.2.3", 443, Place::Elsewhere, [false, true]),
-            ("192.168.1.1", 80, Place::Elsewhere, [false, true]),
-            ("192.168.1.1", 81, Place::Elsewhere, [false, false]),
-            ("100.64.0.1", 80, Place::Elsewhere, [false, false]),
-            ("fd12::1", 80, Place::Elsewhere, [false, true]),
-            ("fc00::1", 80, Place::Elsewhere, [false, false]),
-            ("2001:db8::1", 80, Place::Elsewhere, [true, true]),
+            ("203.0.113.7", 443, AddressOwner::Elsewhere, [true, true]),
+            ("203.0.113.7", 443, AddressOwner::Own, [false, false]),
+            ("203.0.113.9", 443, AddressOwner::Own, [false, true]),
+            ("10.1.2.3", 443, AddressOwner::Own, [false, false]),
+            ("10.1.2.3", 443, AddressOwner::Elsewhere, [false, true]),
+            ("::ffff:10.1.2.3", 443, AddressOwner::Elsewhere, [false, true]),
+            ("192.168.1.1", 80, AddressOwner::Elsewhere, [false, true]),
+            ("192.168.1.1", 81, AddressOwner::Elsewhere, [false, false]),
+            ("100.64.0.1", 80, AddressOwner::Elsewhere, [false, false]),
+            ("fd12::1", 80, AddressOwner::Elsewhere, [false, true]),
+            ("fc00::1", 80, AddressOwner::Elsewhere, [false, false]),
+            ("2001:db8::1", 80, AddressOwner::Elsewhere, [true, true]),
         ] {
             let address: IpAddr = address.parse().unwrap();
             let found = [&names, &both].map(|rules| rules.check(address, port, place).is_ok());
@@ -503,13 +517,14 @@ mod tests {
             "loopback:0",
             "loopback:x",
         ] {
-            assert_eq!(Rules::read(Reach::Listed, &[word.to_owned()]), Err(word.to_owned()));
+            assert_eq!(NetworkRules::read(DefaultReach::Listed, &[word.to_owned()]), Err(word.to_owned()));
         }
     }
 
     #[test]
     fn public_is_what_is_routed_and_lan_adds_private_ranges_and_neither_opens_the_host() {
-        let [public, lan] = [Reach::Public, Reach::Lan].map(|reach| Rules::read(reach, &[]).unwrap());
+        let [public, lan] =
+            [DefaultReach::Public, DefaultReach::Lan].map(|reach| NetworkRules::read(reach, &[]).unwrap());
         for (address, open) in [
             ("203.0.113.7", [true, true]),
             ("2001:db8::1", [true, true]),
@@ -534,9 +549,9 @@ mod tests {
             ("0.0.0.0", [false, false]),
         ] {
             let address: IpAddr = address.parse().unwrap();
-            let found = [&public, &lan].map(|rules| rules.opens(address, 80, Place::Elsewhere, false));
+            let found = [&public, &lan].map(|rules| rules.opens(address, 80, AddressOwner::Elsewhere, false));
             assert_eq!(found, open, "{address}");
-            let own = [&public, &lan].map(|rules| rules.opens(address, 80, Place::Own, true));
+            let own = [&public, &lan].map(|rules| rules.opens(address, 80, AddressOwner::Own, true));
             assert_eq!(own, [false, false], "{address}");
         }
     }
@@ -545,15 +560,15 @@ mod tests {
     fn a_list_opens_what_it_has_or_what_answered_for_its_names_and_ports_of_the_loopback() {
         let list = rules("a.example:443 *.b.example 203.0.113.9:22 loopback:5432");
         let address: IpAddr = "203.0.113.7".parse().unwrap();
-        assert!(!list.opens(address, 443, Place::Elsewhere, false));
-        assert!(list.opens(address, 443, Place::Elsewhere, true));
-        assert!(!list.opens("10.1.2.3".parse().unwrap(), 443, Place::Elsewhere, true));
-        assert!(list.opens("203.0.113.9".parse().unwrap(), 22, Place::Elsewhere, false));
-        assert!(!list.opens("203.0.113.9".parse().unwrap(), 23, Place::Elsewhere, false));
+        assert!(!list.opens(address, 443, AddressOwner::Elsewhere, false));
+        assert!(list.opens(address, 443, AddressOwner::Elsewhere, true));
+        assert!(!list.opens("10.1.2.3".parse().unwrap(), 443, AddressOwner::Elsewhere, true));
+        assert!(list.opens("203.0.113.9".parse().unwrap(), 22, AddressOwner::Elsewhere, false));
+        assert!(!list.opens("203.0.113.9".parse().unwrap(), 23, AddressOwner::Elsewhere, false));
         assert_eq!(list.ports_of("a.example"), [443]);
         assert_eq!(list.ports_of("x.b.example"), [0]);
         assert_eq!(list.ports_of("c.example"), Vec::<u16>::new());
         assert!(list.opens_loopback(5432) && !list.opens_loopback(80));
-        assert!(!list.opens("127.0.0.1".parse().unwrap(), 5432, Place::Own, true));
+        assert!(!list.opens("127.0.0.1".parse().unwrap(), 5432, AddressOwner::Own, true));
     }
 }

@@ -7,11 +7,11 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::gate_http::{self, Asked, Bad, HEAD_MAX, Target};
+use crate::gate_http::{self, BadRequest, HEAD_MAX, ProxyRequest, ProxyTarget};
 use crate::gate_names::{self, NoAddress};
-use crate::gate_relay::{self, Upward};
-use crate::gate_rules::{Closed, Host, Place, Rules};
-use crate::netlink::{Leads, Routes};
+use crate::gate_relay::{self, ClientBytes};
+use crate::gate_rules::{AddressOwner, ClosedAddress, NetworkRules, TargetHost};
+use crate::netlink::{RouteSocket, RouteVerdict};
 
 /// How long a client may take to say what it wants.
 const HEAD_WITHIN: Duration = Duration::from_secs(30);
@@ -27,37 +27,37 @@ const SILENT_LOOPBACK_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Why a client is not connected.
 #[derive(Debug)]
-enum Refused {
+enum ProxyRefusal {
     /// It left, and nobody is there to be told.
     Gone,
     Late,
     TooLong,
-    Bad(Bad),
-    NotListed(Target),
+    Bad(BadRequest),
+    NotListed(ProxyTarget),
     Closed {
-        target: Target,
+        target: ProxyTarget,
         address: IpAddr,
-        closed: Closed,
+        closed: ClosedAddress,
     },
     NoAddress {
         name: String,
         why: NoAddress,
     },
     NotConnected {
-        target: Target,
+        target: ProxyTarget,
         cause: io::Error,
     },
 }
 
 /// Serves one client to its end.
-pub(crate) fn serve(client: &TcpStream, rules: &Rules) {
+pub(crate) fn serve(client: &TcpStream, rules: &NetworkRules) {
     let served = open(client, rules);
     match served {
         // How a connection ended that was open is between its two ends.
-        Ok(Opened { server, first, upward }) => {
+        Ok(OpenedServer { server, first, upward }) => {
             drop(gate_relay::relay(client, &server, first, upward, SILENT_MAX));
         }
-        Err(Refused::Gone) => {}
+        Err(ProxyRefusal::Gone) => {}
         Err(refused) => {
             let (status, text) = refused.told(rules);
             say(client, &gate_http::answer(&status, &text));
@@ -70,7 +70,7 @@ pub(crate) fn serve_loopback(client: &TcpStream, to: SocketAddr) {
     // As above; a client of a port where nobody listens hears that by its end.
     drop(client.set_nodelay(true));
     if let Ok(server) = connect_loopback(to) {
-        drop(gate_relay::relay(client, &server, Vec::new(), Upward::Everything, SILENT_LOOPBACK_MAX));
+        drop(gate_relay::relay(client, &server, Vec::new(), ClientBytes::Everything, SILENT_LOOPBACK_MAX));
     }
 }
 
@@ -88,18 +88,18 @@ fn connect_loopback(to: SocketAddr) -> io::Result<TcpStream> {
 }
 
 /// The address of the host's loopback that a target means, if that is open.
-fn open_loopback(target: &Target, rules: &Rules) -> Option<SocketAddr> {
+fn open_loopback(target: &ProxyTarget, rules: &NetworkRules) -> Option<SocketAddr> {
     let address = match &target.host {
-        Host::Name(name) if name == "localhost" => Ipv4Addr::LOCALHOST.into(),
-        Host::Address(address) if address.to_canonical().is_loopback() => address.to_canonical(),
-        Host::Name(_) | Host::Address(_) => return None,
+        TargetHost::Name(name) if name == "localhost" => Ipv4Addr::LOCALHOST.into(),
+        TargetHost::Address(address) if address.to_canonical().is_loopback() => address.to_canonical(),
+        TargetHost::Name(_) | TargetHost::Address(_) => return None,
     };
     rules.opens_loopback(target.port).then(|| SocketAddr::new(address, target.port))
 }
 
 /// Tells a client that there are too many, as soon as it has asked.
 pub(crate) fn turn_away(client: &TcpStream, connections_max: usize) {
-    if matches!(read_head(client), Err(Refused::Gone)) {
+    if matches!(read_head(client), Err(ProxyRefusal::Gone)) {
         return;
     }
     let text = format!("this sandbox has {connections_max} connections open, which is the most it may have");
@@ -113,76 +113,78 @@ fn say(mut client: &TcpStream, answer: &str) {
 }
 
 /// A server that may be reached, and what it gets first.
-struct Opened {
+struct OpenedServer {
     server: TcpStream,
     first: Vec<u8>,
-    upward: Upward,
+    upward: ClientBytes,
 }
 
-fn open(mut client: &TcpStream, rules: &Rules) -> Result<Opened, Refused> {
+fn open(mut client: &TcpStream, rules: &NetworkRules) -> Result<OpenedServer, ProxyRefusal> {
     // Small answers go at once; a socket that refuses this still works.
     drop(client.set_nodelay(true));
     let (bytes, len) = read_head(client)?;
-    let (target, asked) = gate_http::read(&bytes[..len]).map_err(Refused::Bad)?;
+    let (target, asked) = gate_http::read(&bytes[..len]).map_err(ProxyRefusal::Bad)?;
     let after = &bytes[len..];
     match asked {
-        Asked::Tunnel => {
+        ProxyRequest::Tunnel => {
             let server = connect(target, rules)?;
-            client.write_all(b"HTTP/1.1 200 Connected\r\n\r\n").map_err(|_| Refused::Gone)?;
-            Ok(Opened { server, first: after.to_vec(), upward: Upward::Everything })
+            client.write_all(b"HTTP/1.1 200 Connected\r\n\r\n").map_err(|_| ProxyRefusal::Gone)?;
+            Ok(OpenedServer { server, first: after.to_vec(), upward: ClientBytes::Everything })
         }
-        Asked::Request { head, mut body } => {
-            let taken = body.take(after).map_err(|_| Refused::Bad(Bad::Body))?;
+        ProxyRequest::Request { head, mut body } => {
+            let taken = body.take(after).map_err(|_| ProxyRefusal::Bad(BadRequest::Body))?;
             let server = connect(target, rules)?;
             let mut first = head.into_bytes();
             first.extend_from_slice(&after[..taken]);
-            Ok(Opened { server, first, upward: Upward::Request(body) })
+            Ok(OpenedServer { server, first, upward: ClientBytes::Request(body) })
         }
     }
 }
 
 /// What a client sent until its head was whole, and where that ends.
-fn read_head(mut client: &TcpStream) -> Result<(Vec<u8>, usize), Refused> {
+fn read_head(mut client: &TcpStream) -> Result<(Vec<u8>, usize), ProxyRefusal> {
     let until = Instant::now() + HEAD_WITHIN;
     let mut bytes = Vec::new();
     loop {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Refused::Late);
+            return Err(ProxyRefusal::Late);
         }
-        client.set_read_timeout(Some(left)).map_err(|_| Refused::Gone)?;
+        client.set_read_timeout(Some(left)).map_err(|_| ProxyRefusal::Gone)?;
         let mut chunk = [0; READ_LEN];
         match client.read(&mut chunk) {
-            Ok(0) => return Err(Refused::Gone),
+            Ok(0) => return Err(ProxyRefusal::Gone),
             Ok(len) => bytes.extend_from_slice(&chunk[..len]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(Refused::Late),
-            Err(_) => return Err(Refused::Gone),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(ProxyRefusal::Late),
+            Err(_) => return Err(ProxyRefusal::Gone),
         }
         match gate_http::head_len(&bytes) {
             Some(len) if len <= HEAD_MAX => return Ok((bytes, len)),
-            Some(_) => return Err(Refused::TooLong),
-            None if bytes.len() >= HEAD_MAX => return Err(Refused::TooLong),
+            Some(_) => return Err(ProxyRefusal::TooLong),
+            None if bytes.len() >= HEAD_MAX => return Err(ProxyRefusal::TooLong),
             None => {}
         }
     }
 }
 
 /// Connects to the first address that may be connected to and answers.
-fn connect(target: Target, rules: &Rules) -> Result<TcpStream, Refused> {
+fn connect(target: ProxyTarget, rules: &NetworkRules) -> Result<TcpStream, ProxyRefusal> {
     if let Some(at) = open_loopback(&target, rules) {
-        return connect_loopback(at).map_err(|cause| Refused::NotConnected { target, cause });
+        return connect_loopback(at).map_err(|cause| ProxyRefusal::NotConnected { target, cause });
     }
     let port = target.port;
     let check = |address: IpAddr| rules.check(address, port, place_of(address));
     let is_named = rules.name(&target.host, port);
     let addresses = match &target.host {
         // Advice to list it would be wrong: no list opens it.
-        Host::Address(address) if check(*address) == Err(Closed::Always) => vec![*address],
-        Host::Address(_) | Host::Name(_) if !is_named => return Err(Refused::NotListed(target)),
-        Host::Address(address) => vec![*address],
-        Host::Name(name) => {
-            gate_names::resolve(name).map_err(|why| Refused::NoAddress { name: name.clone(), why })?
+        TargetHost::Address(address) if check(*address) == Err(ClosedAddress::Always) => vec![*address],
+        TargetHost::Address(_) | TargetHost::Name(_) if !is_named => {
+            return Err(ProxyRefusal::NotListed(target));
+        }
+        TargetHost::Address(address) => vec![*address],
+        TargetHost::Name(name) => {
+            gate_names::resolve(name).map_err(|why| ProxyRefusal::NoAddress { name: name.clone(), why })?
         }
     };
     let (mut closed, mut failed) = (None, None);
@@ -201,36 +203,38 @@ fn connect(target: Target, rules: &Rules) -> Result<TcpStream, Refused> {
         }
     }
     match (failed, closed) {
-        (Some(cause), _) => Err(Refused::NotConnected { target, cause }),
-        (None, Some((address, closed))) => Err(Refused::Closed { target, address, closed }),
-        (None, None) => Err(Refused::NotConnected { target, cause: io::ErrorKind::AddrNotAvailable.into() }),
+        (Some(cause), _) => Err(ProxyRefusal::NotConnected { target, cause }),
+        (None, Some((address, closed))) => Err(ProxyRefusal::Closed { target, address, closed }),
+        (None, None) => {
+            Err(ProxyRefusal::NotConnected { target, cause: io::ErrorKind::AddrNotAvailable.into() })
+        }
     }
 }
 
 /// Whether an address is one of the host's own. One that no way leads to is not: connecting to it fails.
-fn place_of(address: IpAddr) -> Place {
-    match Routes::open().and_then(|mut routes| routes.look_up(address)) {
-        Ok(Leads::Out) => Place::Elsewhere,
+fn place_of(address: IpAddr) -> AddressOwner {
+    match RouteSocket::open().and_then(|mut routes| routes.look_up(address)) {
+        Ok(RouteVerdict::Out) => AddressOwner::Elsewhere,
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENETUNREACH | libc::EHOSTUNREACH)) => {
-            Place::Elsewhere
+            AddressOwner::Elsewhere
         }
-        Ok(Leads::NotOut) | Err(_) => Place::Own,
+        Ok(RouteVerdict::NotOut) | Err(_) => AddressOwner::Own,
     }
 }
 
-impl Refused {
+impl ProxyRefusal {
     /// The status and the words of the answer.
-    fn told(&self, rules: &Rules) -> (String, String) {
+    fn told(&self, rules: &NetworkRules) -> (String, String) {
         let plain = |status: &str, text: &str| (status.to_owned(), text.to_owned());
         match self {
-            Refused::Gone => plain("400 Bad Request", ""),
-            Refused::Late => plain("408 Request Timeout", "the request did not come"),
-            Refused::TooLong => {
+            ProxyRefusal::Gone => plain("400 Bad Request", ""),
+            ProxyRefusal::Late => plain("408 Request Timeout", "the request did not come"),
+            ProxyRefusal::TooLong => {
                 let text = format!("the head of a request may be {HEAD_MAX} bytes long");
                 plain("431 Request Header Fields Too Large", &text)
             }
-            Refused::Bad(bad) => plain("400 Bad Request", bad.text()),
-            Refused::NotListed(Target { host, port }) => {
+            ProxyRefusal::Bad(bad) => plain("400 Bad Request", bad.text()),
+            ProxyRefusal::NotListed(ProxyTarget { host, port }) => {
                 let text = format!(
                     "the agent's NETWORK does not list {host}:{port}\n  now:  NETWORK {}\n  hint: add `{host}:{port}` to \
                      that line of its Agentfile, and update the agent",
@@ -238,27 +242,27 @@ impl Refused {
                 );
                 (format!("403 {host} is not listed by NETWORK"), text)
             }
-            Refused::Closed { target: Target { host, .. }, address, closed } => {
+            ProxyRefusal::Closed { target: ProxyTarget { host, .. }, address, closed } => {
                 let text = match closed {
-                    Closed::Always => format!(
+                    ClosedAddress::Always => format!(
                         "{host} leads to {address}, which NETWORK does not open: it is private, the \
                          host's own, link-local or metadata\n  hint: serve it at another address, or give the agent `NETWORK host`"
                     ),
-                    Closed::UnlessListed => format!(
+                    ClosedAddress::UnlessListed => format!(
                         "{host} leads to {address}, which is private or the host's own\n  hint: add `{address}` to the \
                          NETWORK line of the agent's Agentfile, too, and update the agent"
                     ),
                 };
                 (format!("403 {address} is closed to NETWORK"), text)
             }
-            Refused::NoAddress { name, why: NoAddress::NoSuchName } => {
+            ProxyRefusal::NoAddress { name, why: NoAddress::NoSuchName } => {
                 plain("502 No such name", &format!("there is no address for {name}"))
             }
-            Refused::NoAddress { name, why: NoAddress::NoAnswer } => {
+            ProxyRefusal::NoAddress { name, why: NoAddress::NoAnswer } => {
                 let text = format!("no name server of this host answered for {name}");
                 plain("504 No answer from name servers", &text)
             }
-            Refused::NotConnected { target: Target { host, port }, cause } => {
+            ProxyRefusal::NotConnected { target: ProxyTarget { host, port }, cause } => {
                 plain("502 Not connected", &format!("could not connect to {host}:{port}: {cause}"))
             }
         }
@@ -281,7 +285,7 @@ mod tests {
     /// What a client hears that says this to a gate with this list.
     fn told(list: &str, said: &[u8]) -> String {
         let words: Vec<String> = list.split_whitespace().map(str::to_owned).collect();
-        let rules = Rules::read(crate::gate_rules::Reach::Listed, &words).unwrap();
+        let rules = NetworkRules::read(crate::gate_rules::DefaultReach::Listed, &words).unwrap();
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (far, _) = listener.accept().unwrap();

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use lodge_link::{Grouping, KeeperSpec, descriptors};
 
 use crate::bounds::number;
-use crate::fence::{self, Fence, Namespaces, View};
+use crate::fence::{self, Fence, FileView, Namespaces};
 use crate::read_only;
 use crate::sys;
 
@@ -29,7 +29,7 @@ const PIDFDS_MAX: usize = 256;
 
 /// The sandbox's cgroup. A lock on it, inherited with it, says that it is in use.
 #[derive(Debug)]
-pub(crate) struct Groups {
+pub(crate) struct SandboxCgroup {
     pub(crate) dir: OwnedFd,
     pub(crate) parent: OwnedFd,
     name: CString,
@@ -39,7 +39,7 @@ pub(crate) struct Groups {
 
 /// The cgroup of one exec.
 #[derive(Debug)]
-pub(crate) struct Group {
+pub(crate) struct ExecCgroup {
     pub(crate) dir: OwnedFd,
     name: CString,
 }
@@ -86,8 +86,8 @@ impl Fence {
         sys::check(unsafe { libc::unshare(libc::CLONE_NEWCGROUP) }).map(drop)
     }
 
-    fn take_groups(&self, name: &str) -> io::Result<Groups> {
-        let groups = Groups {
+    fn take_groups(&self, name: &str) -> io::Result<SandboxCgroup> {
+        let groups = SandboxCgroup {
             dir: sys::inherit(descriptors::CGROUP)?,
             parent: sys::open_at(descriptors::CGROUP, c"..", libc::O_RDONLY | libc::O_DIRECTORY, 0)?,
             name: CString::new(name)?,
@@ -101,7 +101,7 @@ impl Fence {
         }
         match self.namespaces {
             // Only its own is shown in there, and that read-only.
-            Namespaces::Own if self.view == View::Private => Ok(groups),
+            Namespaces::Own if self.view == FileView::Private => Ok(groups),
             Namespaces::Own if self.layers.has("masks") => read_only::cgroups().map(|()| groups),
             Namespaces::Own => Err(io::Error::other("its mounts cannot be made read-only")),
             Namespaces::Host => Err(io::Error::other("it needs a mount namespace")),
@@ -109,7 +109,7 @@ impl Fence {
     }
 }
 
-impl Groups {
+impl SandboxCgroup {
     /// Where the host has the sandbox's cgroup.
     pub(crate) fn path(&self) -> Option<PathBuf> {
         self.path.clone()
@@ -126,7 +126,7 @@ impl Groups {
     }
 
     /// Makes the cgroup of an exec. `serial` tells it from one of the same id that is not empty yet.
-    pub(crate) fn make(&self, exec: &str, serial: u64) -> io::Result<Group> {
+    pub(crate) fn make(&self, exec: &str, serial: u64) -> io::Result<ExecCgroup> {
         let name = CString::new(format!("{exec}.{serial}"))?;
         sys::mkdir_at(self.dir.as_raw_fd(), &name, 0o755)?;
         let opened = sys::open_at(
@@ -136,7 +136,7 @@ impl Groups {
             0,
         );
         match opened {
-            Ok(dir) => Ok(Group { dir, name }),
+            Ok(dir) => Ok(ExecCgroup { dir, name }),
             Err(error) => {
                 sys::unlink_at(self.dir.as_raw_fd(), &name, libc::AT_REMOVEDIR)?;
                 Err(error)
@@ -150,7 +150,7 @@ impl Groups {
     }
 
     /// Removes the cgroup of an exec. False: something still lives in it.
-    pub(crate) fn remove(&self, group: &Group) -> bool {
+    pub(crate) fn remove(&self, group: &ExecCgroup) -> bool {
         match sys::unlink_at(self.dir.as_raw_fd(), &group.name, libc::AT_REMOVEDIR) {
             Ok(()) => true,
             Err(error) => error.kind() == io::ErrorKind::NotFound,
@@ -163,7 +163,7 @@ impl Groups {
     }
 }
 
-impl Group {
+impl ExecCgroup {
     pub(crate) fn is_empty(&self) -> bool {
         let mut events = String::new();
         let read = open(&self.dir, EVENTS, libc::O_RDONLY)

@@ -9,11 +9,11 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
-use lodge_link::{Ended, Usage};
+use lodge_link::{ExitOutcome, ResourceUsage};
 
 use crate::confine;
 use crate::sys;
-use crate::tree::{Reach, Walk, Without};
+use crate::tree::{ExcludedProcesses, PidUse, ProcessTree};
 
 /// Where a guardian keeps what it needs, once everything else of the keeper's is closed.
 const STATUS_FD: RawFd = 3;
@@ -26,7 +26,7 @@ const ENDING_LEN: usize = 29;
 
 /// A guardian as its keeper sees it.
 #[derive(Debug)]
-pub(crate) struct Guard {
+pub(crate) struct Guardian {
     /// None once it was reaped: then nothing of its exec is left, unless somebody killed it.
     pub(crate) pid: Option<i32>,
     /// None once it told how the program ended.
@@ -39,7 +39,7 @@ pub(crate) struct Guard {
 
 /// What a guardian told about its program by the moment that was set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Met {
+pub(crate) enum GuardianReport {
     Program(i32),
     /// It was killed before it could tell: the program ran, and nobody saw it.
     Nobody,
@@ -49,40 +49,42 @@ pub(crate) enum Met {
 
 /// How a program ended, as its guardian tells it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ending {
-    pub(crate) died: Died,
-    pub(crate) usage: Usage,
+pub(crate) struct ProgramEnd {
+    pub(crate) died: ProgramDeath,
+    pub(crate) usage: ResourceUsage,
 }
 
 /// The two ways in which a process that ran can end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Died {
+pub(crate) enum ProgramDeath {
     Code(i32),
     Signal(i32),
 }
 
-impl From<Died> for Ended {
-    fn from(died: Died) -> Ended {
+impl From<ProgramDeath> for ExitOutcome {
+    fn from(died: ProgramDeath) -> ExitOutcome {
         match died {
-            Died::Code(code) => Ended::Code(code),
-            Died::Signal(signal) => Ended::Signal(signal),
+            ProgramDeath::Code(code) => ExitOutcome::Code(code),
+            ProgramDeath::Signal(signal) => ExitOutcome::Signal(signal),
         }
     }
 }
 
-impl Guard {
+impl Guardian {
     /// Waits for the guardian to say which process the program is, which it does at once unless it is stopped.
     ///
     /// `status` does not block.
-    pub(crate) fn meet(pid: i32, status: OwnedFd, until: Instant) -> (Guard, Met) {
+    pub(crate) fn meet(pid: i32, status: OwnedFd, until: Instant) -> (Guardian, GuardianReport) {
         let mut told = [0; PID_LEN];
         let read = sys::read_until(status.as_raw_fd(), &mut told, until);
         let (status, told, met) = match read {
-            Ok(PID_LEN) => (Some(status), told.to_vec(), Met::Program(i32::from_le_bytes(told))),
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => (Some(status), Vec::new(), Met::Late),
-            Ok(_) | Err(_) => (None, Vec::new(), Met::Nobody),
+            Ok(PID_LEN) => (Some(status), told.to_vec(), GuardianReport::Program(i32::from_le_bytes(told))),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                (Some(status), Vec::new(), GuardianReport::Late)
+            }
+            Ok(_) | Err(_) => (None, Vec::new(), GuardianReport::Nobody),
         };
-        (Guard { pid: Some(pid), status, told, main: None }, met)
+        (Guardian { pid: Some(pid), status, told, main: None }, met)
     }
 
     /// Holds on to the program, for signalling its group when its number may be somebody else's.
@@ -122,7 +124,7 @@ impl Guard {
     }
 
     /// How the program ended, if that was told and not taken yet.
-    pub(crate) fn ending(&mut self) -> Option<Ending> {
+    pub(crate) fn ending(&mut self) -> Option<ProgramEnd> {
         let mut rest = [0; PID_LEN + ENDING_LEN];
         let rest = &mut rest[self.told.len()..];
         match sys::read(self.status.as_ref()?.as_raw_fd(), rest) {
@@ -207,9 +209,12 @@ fn reap(main: i32) {
             return;
         }
         if pid == main {
-            let died =
-                if info.si_code == libc::CLD_EXITED { Died::Code(status) } else { Died::Signal(status) };
-            let message = encode(&Ending { died, usage: from_rusage(&usage) });
+            let died = if info.si_code == libc::CLD_EXITED {
+                ProgramDeath::Code(status)
+            } else {
+                ProgramDeath::Signal(status)
+            };
+            let message = encode(&ProgramEnd { died, usage: from_rusage(&usage) });
             // A keeper that does not listen is dead or was told by others.
             if sys::write(STATUS_FD, &message).is_err() {}
         }
@@ -225,8 +230,8 @@ fn end_all(main: i32) -> ! {
     let mut known = HashSet::new();
     loop {
         // One by one: the program may not have left this process's own group yet.
-        let walk = Walk::now();
-        walk.kill_descendants(own, Without::Themselves(&[]), Reach::Processes);
+        let walk = ProcessTree::now();
+        walk.kill_descendants(own, ExcludedProcesses::Themselves(&[]), PidUse::Processes);
         reap(main);
         // SAFETY: takes a plain number.
         unsafe { libc::usleep(pause_us) };
@@ -249,10 +254,10 @@ fn wait_for_signal() {
     }
 }
 
-fn encode(ending: &Ending) -> [u8; ENDING_LEN] {
+fn encode(ending: &ProgramEnd) -> [u8; ENDING_LEN] {
     let (tag, number) = match ending.died {
-        Died::Code(code) => (1, code),
-        Died::Signal(signal) => (2, signal),
+        ProgramDeath::Code(code) => (1, code),
+        ProgramDeath::Signal(signal) => (2, signal),
     };
     let usage = ending.usage;
     let mut message = [0; ENDING_LEN];
@@ -264,24 +269,24 @@ fn encode(ending: &Ending) -> [u8; ENDING_LEN] {
     message
 }
 
-fn decode(message: &[u8; ENDING_LEN]) -> Ending {
+fn decode(message: &[u8; ENDING_LEN]) -> ProgramEnd {
     let number = i32::from_le_bytes([message[1], message[2], message[3], message[4]]);
     let long = |at: usize| {
         let mut bytes = [0; 8];
         bytes.copy_from_slice(&message[at..at + 8]);
         u64::from_le_bytes(bytes)
     };
-    let died = if message[0] == 1 { Died::Code(number) } else { Died::Signal(number) };
-    Ending { died, usage: Usage { user_us: long(5), system_us: long(13), max_rss_kb: long(21) } }
+    let died = if message[0] == 1 { ProgramDeath::Code(number) } else { ProgramDeath::Signal(number) };
+    ProgramEnd { died, usage: ResourceUsage { user_us: long(5), system_us: long(13), max_rss_kb: long(21) } }
 }
 
-pub(crate) fn from_rusage(usage: &libc::rusage) -> Usage {
+pub(crate) fn from_rusage(usage: &libc::rusage) -> ResourceUsage {
     let us = |time: libc::timeval| {
         let (seconds, rest) = (time.tv_sec.max(0) as u64, time.tv_usec.max(0) as u64);
         seconds * 1_000_000 + rest
     };
     let max_rss_kb = usage.ru_maxrss.max(0) as u64;
-    Usage { user_us: us(usage.ru_utime), system_us: us(usage.ru_stime), max_rss_kb }
+    ResourceUsage { user_us: us(usage.ru_utime), system_us: us(usage.ru_stime), max_rss_kb }
 }
 
 #[cfg(test)]
@@ -290,9 +295,9 @@ mod tests {
 
     #[test]
     fn an_ending_comes_back() {
-        let usage = Usage { user_us: 1 << 40, system_us: 2, max_rss_kb: 3 };
-        for died in [Died::Code(255), Died::Signal(9)] {
-            let ending = Ending { died, usage };
+        let usage = ResourceUsage { user_us: 1 << 40, system_us: 2, max_rss_kb: 3 };
+        for died in [ProgramDeath::Code(255), ProgramDeath::Signal(9)] {
+            let ending = ProgramEnd { died, usage };
             assert_eq!(decode(&encode(&ending)), ending);
         }
     }

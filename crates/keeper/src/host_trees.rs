@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use lodge_link::Bind;
 
-use crate::binds::{self, NotBound, bind_one, fd_path, make_target, unmount, within};
+use crate::binds::{self, BindFailure, bind_one, fd_path, make_target, unmount, within};
 use crate::layers::Layers;
 use crate::masked;
 use crate::mounts::{beneath, host_forbids, mount};
@@ -46,7 +46,7 @@ pub(crate) fn show(
     let mut mounts: Vec<PathBuf> = trees.iter().flat_map(|tree| beneath(&mountinfo, tree)).collect();
     mounts.sort();
     mounts.dedup();
-    let mut showing = Showing { root, empty, mounts, overlays, bound: None, layers };
+    let mut showing = HostTreeMounts { root, empty, mounts, overlays, bound: None, layers };
     for tree in trees {
         showing.show(tree)?;
     }
@@ -60,7 +60,7 @@ pub(crate) fn show(
 }
 
 /// What is shown, while it is.
-struct Showing<'s> {
+struct HostTreeMounts<'s> {
     root: &'s Path,
     empty: &'s OwnedFd,
     /// The host's mounts in all trees, sorted.
@@ -71,20 +71,20 @@ struct Showing<'s> {
     layers: &'s mut Layers,
 }
 
-impl Showing<'_> {
+impl HostTreeMounts<'_> {
     /// Shows a directory with all that is mounted in it, or a file.
     fn show(&mut self, path: &Path) -> io::Result<()> {
         match self.try_show(path) {
             Ok(()) => Ok(()),
-            Err(NotBound::Absent(error)) if binds::is_absent(&error) => {
+            Err(BindFailure::Absent(error)) if binds::is_absent(&error) => {
                 self.layers.missing("bind", format!("{}: {error}", path.display()));
                 Ok(())
             }
-            Err(NotBound::Absent(error) | NotBound::Writable(error)) => Err(error),
+            Err(BindFailure::Absent(error) | BindFailure::Writable(error)) => Err(error),
         }
     }
 
-    fn try_show(&mut self, path: &Path) -> Result<(), NotBound> {
+    fn try_show(&mut self, path: &Path) -> Result<(), BindFailure> {
         let source = sys::open_path(path.as_os_str())?;
         binds::check_itself(path, &source)?;
         let target = within(self.root, path);

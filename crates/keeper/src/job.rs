@@ -8,12 +8,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use lodge_link::{Event, Marks, ORDER_FILE, Speaker};
+use lodge_link::{KeeperEvent, ORDER_FILE, OrderMarks, Speaker};
 
-use crate::captured::{Captured, Flow, MOVES_MAX, Ways};
-use crate::execs::{self, Running};
+use crate::captured::{MOVES_MAX, PipeFlow, SplicePipes, StreamCapture};
+use crate::execs::{self, RunningExec};
 use crate::keep::Keeper;
-use crate::peers::{Daemon, OUT_SOFT_MAX};
+use crate::peers::{DaemonPeer, OUT_SOFT_MAX};
 use crate::sys;
 
 /// Between two times that the daemon is told of output which flows.
@@ -23,10 +23,10 @@ const LOOK_EVERY_BYTES: u64 = 1 << 20;
 
 /// What a job has beyond its streams.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct JobCapture {
     dir: Rc<OwnedFd>,
-    marks: Marks,
-    order: Order,
+    marks: OrderMarks,
+    order: OrderFile,
     keep_free: u64,
     /// How much was seen when the disk is looked at next.
     look_at: u64,
@@ -37,7 +37,7 @@ pub(crate) struct Job {
 
 /// The file of the marks.
 #[derive(Debug)]
-enum Order {
+enum OrderFile {
     /// Only one stream spoke so far.
     Unmade,
     Open(File),
@@ -45,12 +45,12 @@ enum Order {
     Over,
 }
 
-impl Job {
-    pub(crate) fn new(dir: Rc<OwnedFd>, keep_free: u64) -> Job {
-        Job {
+impl JobCapture {
+    pub(crate) fn new(dir: Rc<OwnedFd>, keep_free: u64) -> JobCapture {
+        JobCapture {
             dir,
-            marks: Marks::default(),
-            order: Order::Unmade,
+            marks: OrderMarks::default(),
+            order: OrderFile::Unmade,
             keep_free,
             look_at: 0,
             told_at: None,
@@ -60,17 +60,17 @@ impl Job {
 
     fn spoke(&mut self, who: Speaker, len: u64) {
         let Some(mark) = self.marks.spoke(who, len) else { return };
-        if matches!(self.order, Order::Unmade) {
+        if matches!(self.order, OrderFile::Unmade) {
             let made = execs::create_output(&self.dir, ORDER_FILE);
-            self.order = made.map_or(Order::Over, |file| Order::Open(file.into()));
+            self.order = made.map_or(OrderFile::Over, |file| OrderFile::Open(file.into()));
         }
         match &mut self.order {
-            Order::Open(file) => {
+            OrderFile::Open(file) => {
                 if file.write_all(&mark).is_err() {
-                    self.order = Order::Over;
+                    self.order = OrderFile::Over;
                 }
             }
-            Order::Unmade | Order::Over => {}
+            OrderFile::Unmade | OrderFile::Over => {}
         }
     }
 
@@ -88,15 +88,20 @@ impl Job {
 }
 
 /// Moves what both streams of a job have, a little of each by turns, so that their order is known as well as it can be.
-pub(crate) fn pump(job: &mut Job, stdout: &mut Captured, stderr: &mut Captured, ways: &Ways) -> Flow {
+pub(crate) fn pump(
+    job: &mut JobCapture,
+    stdout: &mut StreamCapture,
+    stderr: &mut StreamCapture,
+    ways: &SplicePipes,
+) -> PipeFlow {
     for _ in 0..MOVES_MAX {
         if let Some(why) = job.look_at_disk(stdout.counted.seen + stderr.counted.seen) {
             stderr.keep_no_more(io::Error::other(why.to_string()));
             stdout.keep_no_more(why);
-            job.order = Order::Over;
+            job.order = OrderFile::Over;
             job.keep_free = 0;
         }
-        let mut shift = |who: Speaker, stream: &mut Captured| {
+        let mut shift = |who: Speaker, stream: &mut StreamCapture| {
             let before = stream.counted.seen;
             let flow = stream.shift(ways);
             if stream.counted.seen > before {
@@ -105,20 +110,24 @@ pub(crate) fn pump(job: &mut Job, stdout: &mut Captured, stderr: &mut Captured, 
             flow
         };
         match (shift(Speaker::Stdout, stdout), shift(Speaker::Stderr, stderr)) {
-            (Flow::Ended, Flow::Ended) => return Flow::Ended,
-            (Flow::More, _) | (_, Flow::More) => {}
-            (Flow::Dry, Flow::Dry | Flow::Ended) | (Flow::Ended, Flow::Dry) => return Flow::Dry,
+            (PipeFlow::Ended, PipeFlow::Ended) => return PipeFlow::Ended,
+            (PipeFlow::More, _) | (_, PipeFlow::More) => {}
+            (PipeFlow::Dry, PipeFlow::Dry | PipeFlow::Ended) | (PipeFlow::Ended, PipeFlow::Dry) => {
+                return PipeFlow::Dry;
+            }
         }
     }
-    Flow::More
+    PipeFlow::More
 }
 
 impl Keeper {
     /// Moves what a job has to say, and has the daemon told of it.
-    pub(crate) fn pump_job(&mut self, serial: u64) -> Flow {
+    pub(crate) fn pump_job(&mut self, serial: u64) -> PipeFlow {
         let ways = self.ways.clone();
-        let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else { return Flow::Ended };
-        let Some(job) = &mut one.job else { return Flow::Ended };
+        let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else {
+            return PipeFlow::Ended;
+        };
+        let Some(job) = &mut one.job else { return PipeFlow::Ended };
         let before = one.stdout.counted.seen + one.stderr.counted.seen;
         let flow = pump(job, &mut one.stdout, &mut one.stderr, &ways);
         if one.stdout.counted.seen + one.stderr.counted.seen > before {
@@ -133,9 +142,9 @@ impl Keeper {
 
     /// Tells of the output for which it is time. What nobody is there to hear is found in the files.
     pub(crate) fn tell_outputs(&mut self, now: Instant) {
-        let behind = self.daemon.as_ref().map(Daemon::behind);
+        let behind = self.daemon.as_ref().map(DaemonPeer::behind);
         let is_due =
-            |one: &&mut Running| one.job.as_ref().and_then(|job| job.tell_at).is_some_and(|at| at <= now);
+            |one: &&mut RunningExec| one.job.as_ref().and_then(|job| job.tell_at).is_some_and(|at| at <= now);
         let mut events = Vec::new();
         for one in self.running.iter_mut().filter(is_due) {
             let Some(job) = &mut one.job else { continue };
@@ -145,7 +154,7 @@ impl Keeper {
                 Some(_) => {
                     (job.told_at, job.tell_at) = (Some(now), None);
                     let (stdout, stderr) = (one.stdout.counted.seen, one.stderr.counted.seen);
-                    events.push(Event::Output { exec: one.id.clone(), stdout, stderr });
+                    events.push(KeeperEvent::Output { exec: one.id.clone(), stdout, stderr });
                 }
                 None => job.tell_at = None,
             }

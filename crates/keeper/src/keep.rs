@@ -9,19 +9,22 @@ use std::os::unix::net::UnixListener;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use lodge_link::{Event, ExecKind, KeeperSpec, TurnedAwayWhy, VERSION, Welcome, keeper_proof};
+use lodge_link::{ExecKind, KeeperEvent, KeeperSpec, RefusedWhy, VERSION, Welcome, keeper_proof};
 
-use crate::captured::{Captured, Flow, Ways};
-use crate::confine::Confined;
-use crate::disk::Disk;
-use crate::execs::{Running, Shelf, Stage};
-use crate::kills::{Doomed, Held, Past, Strays};
-use crate::log::Log;
-use crate::notify::{Supervisor, Watched};
-use crate::peers::{self, Daemon, Lost, Met, OUT_HARD_MAX, OUT_SOFT_MAX, STRANGERS_MAX, Stranger};
-use crate::relay::{LineTooLong, Lines};
+use crate::captured::{PipeFlow, SplicePipes, StreamCapture};
+use crate::confine::ConfinedSandbox;
+use crate::disk::RootDisk;
+use crate::execs::{ExecDirs, ExecStage, RunningExec};
+use crate::kills::{EndedExec, PendingKill, ProcessHold, StraySearch};
+use crate::log::KeeperLog;
+use crate::notify::{Supervisor, WatchedDescriptor};
+use crate::peers::{
+    self, ConnectionLost, DaemonPeer, HandshakeResult, OUT_HARD_MAX, OUT_SOFT_MAX, STRANGERS_MAX,
+    UnprovenPeer,
+};
+use crate::relay::{LineSplitter, LineTooLong};
 use crate::sys;
-use crate::watch::Watch;
+use crate::watch::LimitWatch;
 
 /// How often a keeper without a daemon looks whether it is still wanted.
 const LOOK_AROUND_EVERY: Duration = Duration::from_secs(60);
@@ -40,37 +43,37 @@ pub(crate) struct Keeper {
     pub(crate) dir: OwnedFd,
     /// Held for as long as this process and the guardians live; never read.
     pub(crate) lock: OwnedFd,
-    pub(crate) log: Log,
+    pub(crate) log: KeeperLog,
     listener: UnixListener,
     host_pid: Option<u32>,
-    pub(crate) confined: Confined,
-    pub(crate) shelf: Shelf,
+    pub(crate) confined: ConfinedSandbox,
+    pub(crate) shelf: ExecDirs,
     pub(crate) signals: OwnedFd,
-    pub(crate) ways: Rc<Ways>,
-    strangers: Vec<Stranger>,
-    pub(crate) daemon: Option<Daemon>,
+    pub(crate) ways: Rc<SplicePipes>,
+    strangers: Vec<UnprovenPeer>,
+    pub(crate) daemon: Option<DaemonPeer>,
     /// The highest epoch that was ever served.
     epoch: u64,
-    pub(crate) running: Vec<Running>,
-    pub(crate) doomed: Vec<Doomed>,
+    pub(crate) running: Vec<RunningExec>,
+    pub(crate) doomed: Vec<PendingKill>,
     /// Execs that ended: what they left behind can still be killed by their names.
-    pub(crate) past: Vec<Past>,
-    pub(crate) strays: Option<Strays>,
+    pub(crate) past: Vec<EndedExec>,
+    pub(crate) strays: Option<StraySearch>,
     /// Pipes that outlived their exec. They are emptied, so that nobody who writes to one is stopped.
-    pub(crate) leftovers: Vec<Captured>,
-    pub(crate) ending: Option<Ending>,
+    pub(crate) leftovers: Vec<StreamCapture>,
+    pub(crate) ending: Option<SandboxEnd>,
     alone_since: Instant,
     looked_around: Instant,
     pub(crate) serial: u64,
-    pub(crate) watch: Watch,
-    pub(crate) disk: Disk,
+    pub(crate) watch: LimitWatch,
+    pub(crate) disk: RootDisk,
     /// Where calls of programs are answered here.
     pub(crate) supervisor: Option<Supervisor>,
 }
 
 /// The end of the sandbox, once it has begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum SandboxEnd {
     /// Everybody was asked to go.
     Asked {
         until: Instant,
@@ -85,7 +88,7 @@ pub(crate) enum Ending {
 
 /// Whose descriptor woke the loop.
 #[derive(Debug, Clone, Copy)]
-enum Source {
+enum WakeSource {
     Signals,
     Listener,
     Stranger(u64),
@@ -97,7 +100,7 @@ enum Source {
     Starts,
     Leftovers,
     Count,
-    Net(Watched),
+    Net(WatchedDescriptor),
 }
 
 impl Keeper {
@@ -105,10 +108,10 @@ impl Keeper {
         spec: KeeperSpec,
         dir: OwnedFd,
         lock: OwnedFd,
-        log: Log,
+        log: KeeperLog,
         listener: UnixListener,
         host_pid: Option<u32>,
-        mut confined: Confined,
+        mut confined: ConfinedSandbox,
     ) -> io::Result<Keeper> {
         let now = Instant::now();
         let user = confined.user;
@@ -119,9 +122,9 @@ impl Keeper {
         let supervisor =
             supervised.map(|with| Supervisor::new(with, control, user, descriptors)).transpose()?;
         Ok(Keeper {
-            shelf: Shelf::open(&dir)?,
+            shelf: ExecDirs::open(&dir)?,
             signals: crate::ends::signals()?,
-            ways: Ways::open()?,
+            ways: SplicePipes::open()?,
             strangers: Vec::new(),
             daemon: None,
             epoch: 0,
@@ -134,8 +137,8 @@ impl Keeper {
             alone_since: now,
             looked_around: now,
             serial: 0,
-            watch: Watch::default(),
-            disk: Disk::default(),
+            watch: LimitWatch::default(),
+            disk: RootDisk::default(),
             supervisor,
             lock,
             spec,
@@ -151,7 +154,7 @@ impl Keeper {
     pub(crate) fn run(mut self) {
         self.log.say(&format!("keeps {} incarnation {}", self.spec.sandbox, self.spec.incarnation));
         let (mut polled, mut sources) = (Vec::new(), Vec::new());
-        while self.ending != Some(Ending::Over) {
+        while self.ending != Some(SandboxEnd::Over) {
             self.watch(&mut polled, &mut sources);
             let timeout_ms = self.sleep_ms(Instant::now());
             // SAFETY: the list is as long as is announced and outlives the call.
@@ -176,79 +179,79 @@ impl Keeper {
         self.log.say("ends");
     }
 
-    fn watch(&self, polled: &mut Vec<libc::pollfd>, sources: &mut Vec<Source>) {
+    fn watch(&self, polled: &mut Vec<libc::pollfd>, sources: &mut Vec<WakeSource>) {
         polled.clear();
         sources.clear();
-        let mut add = |fd: RawFd, events: libc::c_short, source: Source| {
+        let mut add = |fd: RawFd, events: libc::c_short, source: WakeSource| {
             polled.push(libc::pollfd { fd, events, revents: 0 });
             sources.push(source);
         };
-        add(self.signals.as_raw_fd(), libc::POLLIN, Source::Signals);
-        add(self.listener.as_raw_fd(), libc::POLLIN, Source::Listener);
+        add(self.signals.as_raw_fd(), libc::POLLIN, WakeSource::Signals);
+        add(self.listener.as_raw_fd(), libc::POLLIN, WakeSource::Listener);
         for stranger in &self.strangers {
-            add(stranger.stream.as_raw_fd(), libc::POLLIN, Source::Stranger(stranger.serial));
+            add(stranger.stream.as_raw_fd(), libc::POLLIN, WakeSource::Stranger(stranger.serial));
         }
-        let behind = self.daemon.as_ref().map_or(0, Daemon::behind);
+        let behind = self.daemon.as_ref().map_or(0, DaemonPeer::behind);
         if let Some(daemon) = &self.daemon {
             let reads = if behind < OUT_HARD_MAX { libc::POLLIN } else { 0 };
             let writes = if behind > 0 { libc::POLLOUT } else { 0 };
-            add(daemon.stream.as_raw_fd(), reads | writes, Source::Daemon);
+            add(daemon.stream.as_raw_fd(), reads | writes, WakeSource::Daemon);
         }
         for one in &self.running {
-            if let Held::Guard(guard) = &one.held
+            if let ProcessHold::Guard(guard) = &one.held
                 && let Some(status) = guard.watched()
             {
-                add(status.as_raw_fd(), libc::POLLIN, Source::Guard(one.serial));
+                add(status.as_raw_fd(), libc::POLLIN, WakeSource::Guard(one.serial));
             }
             if let Some(report) = &one.starting {
-                add(report.socket.as_raw_fd(), libc::POLLIN, Source::Starts);
+                add(report.socket.as_raw_fd(), libc::POLLIN, WakeSource::Starts);
             }
             if let Some(pipe) = one.stdin.waiting() {
-                add(pipe.as_raw_fd(), libc::POLLOUT, Source::Stdin(one.serial));
+                add(pipe.as_raw_fd(), libc::POLLOUT, WakeSource::Stdin(one.serial));
             }
             let is_held_back = one.kind == ExecKind::Runtime && behind > OUT_SOFT_MAX;
             if let Some(pipe) = one.stdout.pipe.as_ref().filter(|_| !is_held_back) {
-                add(pipe.as_raw_fd(), libc::POLLIN, Source::Stdout(one.serial));
+                add(pipe.as_raw_fd(), libc::POLLIN, WakeSource::Stdout(one.serial));
             }
             if let Some(pipe) = &one.stderr.pipe {
-                add(pipe.as_raw_fd(), libc::POLLIN, Source::Stderr(one.serial));
+                add(pipe.as_raw_fd(), libc::POLLIN, WakeSource::Stderr(one.serial));
             }
         }
         if let Some(answer) = self.count_answer() {
-            add(answer.as_raw_fd(), libc::POLLIN, Source::Count);
+            add(answer.as_raw_fd(), libc::POLLIN, WakeSource::Count);
         }
         for pipe in self.leftovers.iter().filter_map(|leftover| leftover.pipe.as_ref()) {
-            add(pipe.as_raw_fd(), libc::POLLIN, Source::Leftovers);
+            add(pipe.as_raw_fd(), libc::POLLIN, WakeSource::Leftovers);
         }
         // Behind everything else: whoever calls often has no say over what comes before.
         if let Some(supervisor) = &self.supervisor {
-            supervisor.watch(|fd, events, watched| add(fd, events, Source::Net(watched)));
+            supervisor.watch(|fd, events, watched| add(fd, events, WakeSource::Net(watched)));
         }
     }
 
-    fn serve(&mut self, source: Source, events: libc::c_short) {
+    fn serve(&mut self, source: WakeSource, events: libc::c_short) {
         match source {
-            Source::Signals => self.take_signals(),
-            Source::Listener => self.accept(),
-            Source::Stranger(serial) => self.hear_stranger(serial),
-            Source::Daemon => self.serve_daemon(events),
-            Source::Stdin(serial) => {
+            WakeSource::Signals => self.take_signals(),
+            WakeSource::Listener => self.accept(),
+            WakeSource::Stranger(serial) => self.hear_stranger(serial),
+            WakeSource::Daemon => self.serve_daemon(events),
+            WakeSource::Stdin(serial) => {
                 if let Some(one) = self.find(serial) {
                     one.stdin.pump();
                 }
             }
-            Source::Stdout(serial) => self.hear_stdout(serial),
-            Source::Stderr(serial) => self.hear_stderr(serial),
-            Source::Count => self.hear_count(Instant::now()),
-            Source::Guard(serial) => self.hear_guard(serial),
-            Source::Starts => self.hear_starts(Instant::now()),
-            Source::Net(watched) => {
+            WakeSource::Stdout(serial) => self.hear_stdout(serial),
+            WakeSource::Stderr(serial) => self.hear_stderr(serial),
+            WakeSource::Count => self.hear_count(Instant::now()),
+            WakeSource::Guard(serial) => self.hear_guard(serial),
+            WakeSource::Starts => self.hear_starts(Instant::now()),
+            WakeSource::Net(watched) => {
                 if let Some(supervisor) = &mut self.supervisor {
                     supervisor.serve(watched, events);
                 }
             }
-            Source::Leftovers => {
-                self.leftovers.retain_mut(|leftover| leftover.pump(&self.ways) != Flow::Ended)
+            WakeSource::Leftovers => {
+                self.leftovers.retain_mut(|leftover| leftover.pump(&self.ways) != PipeFlow::Ended)
             }
         }
     }
@@ -279,7 +282,7 @@ impl Keeper {
         }
     }
 
-    fn find(&mut self, serial: u64) -> Option<&mut Running> {
+    fn find(&mut self, serial: u64) -> Option<&mut RunningExec> {
         self.running.iter_mut().find(|one| one.serial == serial)
     }
 
@@ -291,11 +294,11 @@ impl Keeper {
     fn accept(&mut self) {
         while let Ok((stream, _)) = self.listener.accept() {
             if self.strangers.len() >= STRANGERS_MAX {
-                peers::turn_away(&stream, TurnedAwayWhy::TooManyWaiting);
+                peers::turn_away(&stream, RefusedWhy::TooManyWaiting);
                 continue;
             }
             let serial = self.next_serial();
-            if let Ok(stranger) = Stranger::meet(stream, serial, Instant::now()) {
+            if let Ok(stranger) = UnprovenPeer::meet(stream, serial, Instant::now()) {
                 self.strangers.push(stranger);
             }
         }
@@ -304,20 +307,20 @@ impl Keeper {
     fn hear_stranger(&mut self, serial: u64) {
         let Some(at) = self.strangers.iter().position(|stranger| stranger.serial == serial) else { return };
         let met = self.strangers[at].read(&self.spec.secret);
-        if matches!(met, Met::Waiting) {
+        if matches!(met, HandshakeResult::Waiting) {
             return;
         }
         let stranger = self.strangers.swap_remove(at);
         match met {
-            Met::Waiting | Met::Gone => {}
-            Met::Liar => {
+            HandshakeResult::Waiting | HandshakeResult::Gone => {}
+            HandshakeResult::Liar => {
                 self.log.say("turned away a peer without the secret");
-                stranger.turn_away(TurnedAwayWhy::BadProof);
+                stranger.turn_away(RefusedWhy::BadProof);
             }
-            Met::Proven(_, hello) if hello.epoch < self.epoch => {
-                stranger.turn_away(TurnedAwayWhy::OldEpoch { current: self.epoch });
+            HandshakeResult::Proven(_, hello) if hello.epoch < self.epoch => {
+                stranger.turn_away(RefusedWhy::OldEpoch { current: self.epoch });
             }
-            Met::Proven(challenge, hello) => {
+            HandshakeResult::Proven(challenge, hello) => {
                 let welcome = Welcome {
                     proof: keeper_proof(&self.spec.secret, &challenge, &hello),
                     version: VERSION,
@@ -352,7 +355,7 @@ impl Keeper {
     }
 
     /// Carries out every whole command that arrived, even from a daemon that is gone since.
-    fn obey_all(&mut self) -> Result<(), Lost> {
+    fn obey_all(&mut self) -> Result<(), ConnectionLost> {
         while let Some(daemon) = &mut self.daemon {
             match daemon.next_command()? {
                 Some(command) => self.obey(command),
@@ -370,7 +373,7 @@ impl Keeper {
     }
 
     /// Tells the daemon, if there is one. What it misses it finds in the exec's directory.
-    pub(crate) fn tell(&mut self, event: &Event) {
+    pub(crate) fn tell(&mut self, event: &KeeperEvent) {
         if let Some(daemon) = &mut self.daemon {
             event.append_to(&mut daemon.out);
             if daemon.write().is_err() {
@@ -380,25 +383,29 @@ impl Keeper {
     }
 
     /// Passes the runtime's lines on. Without a daemon they are dropped: the runtime says them again.
-    pub(crate) fn relay(&mut self, serial: u64) -> Flow {
+    pub(crate) fn relay(&mut self, serial: u64) -> PipeFlow {
         let mut chunk = [0; READ_MAX];
-        let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else { return Flow::Ended };
-        let Some(pipe) = &one.stdout.pipe else { return Flow::Ended };
+        let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else {
+            return PipeFlow::Ended;
+        };
+        let Some(pipe) = &one.stdout.pipe else { return PipeFlow::Ended };
         let len = match sys::read(pipe.as_raw_fd(), &mut chunk) {
             Ok(0) => {
                 one.stdout.pipe = None;
-                return Flow::Ended;
+                return PipeFlow::Ended;
             }
             Ok(len) => len,
-            Err(_) => return Flow::Dry,
+            Err(_) => return PipeFlow::Dry,
         };
         one.stdout.counted.seen += len as u64;
         self.runtime_works(Instant::now());
-        let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else { return Flow::Ended };
+        let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else {
+            return PipeFlow::Ended;
+        };
         let daemon = &mut self.daemon;
         let cut = one.lines.push(&chunk[..len], |line| {
             if let Some(daemon) = daemon {
-                Event::append_runtime_line(line, &mut daemon.out);
+                KeeperEvent::append_runtime_line(line, &mut daemon.out);
             }
         });
         if let Err(LineTooLong) = cut {
@@ -406,7 +413,7 @@ impl Keeper {
             // Closed only after the kill, so that the record tells of that and not of a broken pipe.
             if let Some(one) = self.find(serial) {
                 one.stdout.pipe = None;
-                one.lines = Lines::default();
+                one.lines = LineSplitter::default();
             }
         }
         if let Some(daemon) = &mut self.daemon
@@ -414,25 +421,25 @@ impl Keeper {
         {
             self.lose_daemon();
         }
-        Flow::More
+        PipeFlow::More
     }
 
     /// Milliseconds until something is due, or -1 for none.
     fn sleep_ms(&self, now: Instant) -> i32 {
         let strangers = self.strangers.iter().map(|stranger| stranger.until);
         let drains = self.running.iter().filter_map(|one| match one.stage {
-            Stage::Alive => None,
-            Stage::Draining { until, .. } => Some(one.retry_at.unwrap_or(until)),
+            ExecStage::Alive => None,
+            ExecStage::Draining { until, .. } => Some(one.retry_at.unwrap_or(until)),
         });
         let doomed = self.doomed.iter().map(|doomed| doomed.at);
         let ending = self.ending.and_then(|ending| match ending {
-            Ending::Asked { until } => Some(until),
-            Ending::Forced { again, until } => Some(again.min(until)),
-            Ending::Over => None,
+            SandboxEnd::Asked { until } => Some(until),
+            SandboxEnd::Forced { again, until } => Some(again.min(until)),
+            SandboxEnd::Over => None,
         });
         let alone = self.daemon.is_none().then_some(self.look_around_at());
         let strays = self.strays.map(|strays| strays.at);
-        let alive = self.running.iter().filter(|one| one.stage == Stage::Alive);
+        let alive = self.running.iter().filter(|one| one.stage == ExecStage::Alive);
         let starts = self.running.iter().filter_map(|one| Some(one.starting.as_ref()?.until));
         let watches = alive.filter_map(|one| one.deadline).chain(self.watch.at).chain(starts);
         let due = strangers.chain(drains).chain(doomed).chain(strays).chain(ending).chain(alone);

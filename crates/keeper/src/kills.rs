@@ -6,16 +6,16 @@
 use std::cell::OnceCell;
 use std::time::{Duration, Instant};
 
-use lodge_link::{Ended, GUARDIANS_FILE, Usage, limits};
+use lodge_link::{ExitOutcome, GUARDIANS_FILE, ResourceUsage, limits};
 
-use crate::execs::{Running, Stage};
+use crate::execs::{ExecStage, RunningExec};
 use crate::fence::Namespaces;
-use crate::group::Group;
-use crate::guardian::{Died, Guard};
+use crate::group::ExecCgroup;
+use crate::guardian::{Guardian, ProgramDeath};
 use crate::keep::Keeper;
 use crate::launch;
 use crate::sys;
-use crate::tree::{self, Reach, Walk, Without};
+use crate::tree::{self, ExcludedProcesses, PidUse, ProcessTree};
 
 /// Most ended execs that are remembered though nothing lives on of them.
 const ENDED_MAX: usize = 1024;
@@ -28,14 +28,14 @@ const STRAYS_QUIET: Duration = Duration::from_millis(200);
 
 /// What holds the processes of one exec together.
 #[derive(Debug)]
-pub(crate) enum Held {
-    Group(Group),
-    Guard(Guard),
+pub(crate) enum ProcessHold {
+    Group(ExecCgroup),
+    Guard(Guardian),
 }
 
 /// An exec to be killed once its grace is over, whether or not its main process still runs.
 #[derive(Debug)]
-pub(crate) struct Doomed {
+pub(crate) struct PendingKill {
     exec: String,
     pub(crate) at: Instant,
     until: Instant,
@@ -43,15 +43,15 @@ pub(crate) struct Doomed {
 
 /// An exec that ended, and what may live on of it.
 #[derive(Debug)]
-pub(crate) struct Past {
+pub(crate) struct EndedExec {
     pub(crate) exec: String,
     main: Option<i32>,
-    pub(crate) held: Option<Held>,
+    pub(crate) held: Option<ProcessHold>,
 }
 
 /// The search for processes whose guardian was killed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Strays {
+pub(crate) struct StraySearch {
     pub(crate) at: Instant,
     quiet_since: Instant,
     until: Instant,
@@ -59,7 +59,7 @@ pub(crate) struct Strays {
 
 /// What a blow left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Left {
+enum KillLeftover {
     Nothing,
     Something,
 }
@@ -85,7 +85,7 @@ impl Keeper {
         match self.doomed.iter_mut().find(|doomed| doomed.exec == exec) {
             Some(doomed) if doomed.at <= at => {}
             Some(doomed) => (doomed.at, doomed.until) = (at, until),
-            None => self.doomed.push(Doomed { exec: exec.to_owned(), at, until }),
+            None => self.doomed.push(PendingKill { exec: exec.to_owned(), at, until }),
         }
     }
 
@@ -109,21 +109,21 @@ impl Keeper {
                 continue;
             }
             match self.strike(&self.doomed[at].exec, &walk) {
-                Left::Something if now < self.doomed[at].until => {
+                KillLeftover::Something if now < self.doomed[at].until => {
                     self.doomed[at].at = now + STRIKE_AGAIN_AFTER;
                     at += 1;
                 }
-                Left::Something => {
+                KillLeftover::Something => {
                     let doomed = self.doomed.swap_remove(at);
                     self.log.say(&format!("some processes of {} did not end", doomed.exec));
                 }
-                Left::Nothing => drop(self.doomed.swap_remove(at)),
+                KillLeftover::Nothing => drop(self.doomed.swap_remove(at)),
             }
         }
     }
 
     /// Everything under this name: an exec may run again while something of its first run lives.
-    fn holds<'a>(&'a self, exec: &'a str) -> impl Iterator<Item = (Option<i32>, &'a Held)> {
+    fn holds<'a>(&'a self, exec: &'a str) -> impl Iterator<Item = (Option<i32>, &'a ProcessHold)> {
         let running = self.running.iter().filter(move |one| one.id == exec).map(|one| (one.pid, &one.held));
         let past = self.past.iter().filter(move |past| past.exec == exec);
         running.chain(past.filter_map(|past| Some((past.main, past.held.as_ref()?))))
@@ -132,15 +132,15 @@ impl Keeper {
     fn ask(&self, exec: &str) {
         for (main, held) in self.holds(exec) {
             let asked = match held {
-                Held::Group(group) => group.signal(libc::SIGTERM),
-                Held::Guard(Guard { pid: Some(guardian), .. }) if self.confined.proc_is_ours => {
-                    for process in Walk::now().descendants(*guardian) {
+                ProcessHold::Group(group) => group.signal(libc::SIGTERM),
+                ProcessHold::Guard(Guardian { pid: Some(guardian), .. }) if self.confined.proc_is_ours => {
+                    for process in ProcessTree::now().descendants(*guardian) {
                         // One that ended in the meantime is what was wanted.
                         if !process.is_zombie && tree::signal(&process, libc::SIGTERM).is_err() {}
                     }
                     Ok(())
                 }
-                Held::Guard(guard) => guard.signal_group(main, libc::SIGTERM),
+                ProcessHold::Guard(guard) => guard.signal_group(main, libc::SIGTERM),
             };
             if let Err(error) = asked {
                 self.log.say(&format!("could not ask {exec} to end: {error}"));
@@ -148,30 +148,34 @@ impl Keeper {
         }
     }
 
-    fn strike(&self, exec: &str, walk: &OnceCell<Walk>) -> Left {
-        let mut left = Left::Nothing;
+    fn strike(&self, exec: &str, walk: &OnceCell<ProcessTree>) -> KillLeftover {
+        let mut left = KillLeftover::Nothing;
         for (main, held) in self.holds(exec) {
             let is_gone = match held {
-                Held::Group(group) => {
+                ProcessHold::Group(group) => {
                     // Whether it worked is seen by whether anything is left.
                     drop(group.kill());
                     group.is_empty()
                 }
-                Held::Guard(guard) => self.strike_guarded(guard, main, walk),
+                ProcessHold::Guard(guard) => self.strike_guarded(guard, main, walk),
             };
             if !is_gone {
-                left = Left::Something;
+                left = KillLeftover::Something;
             }
         }
         left
     }
 
     /// Whether everything that descends from the guardian is gone, which is so once it is gone itself.
-    fn strike_guarded(&self, guard: &Guard, main: Option<i32>, walk: &OnceCell<Walk>) -> bool {
+    fn strike_guarded(&self, guard: &Guardian, main: Option<i32>, walk: &OnceCell<ProcessTree>) -> bool {
         let Some(guardian) = guard.pid else { return true };
         if self.confined.proc_is_ours {
-            let reach = Reach::within(self.confined.namespaces, guardian);
-            walk.get_or_init(Walk::now).kill_descendants(guardian, Without::Themselves(&[]), reach);
+            let reach = PidUse::within(self.confined.namespaces, guardian);
+            walk.get_or_init(ProcessTree::now).kill_descendants(
+                guardian,
+                ExcludedProcesses::Themselves(&[]),
+                reach,
+            );
         } else {
             drop(guard.signal_group(main, libc::SIGKILL));
         }
@@ -183,7 +187,7 @@ impl Keeper {
     /// Hears from the guardian how a program ended.
     pub(crate) fn hear_guard(&mut self, serial: u64) {
         let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else { return };
-        if let Held::Guard(guard) = &mut one.held
+        if let ProcessHold::Guard(guard) = &mut one.held
             && let Some(ending) = guard.ending()
         {
             one.ended(ending.died.into(), ending.usage);
@@ -191,16 +195,16 @@ impl Keeper {
     }
 
     /// A process was collected that is no exec's main one: perhaps a guardian, or the last one in a cgroup.
-    pub(crate) fn collected(&mut self, pid: i32, died: Died) {
-        let is_his = |held: &Held| matches!(held, Held::Guard(Guard { pid: Some(his), .. }) if *his == pid);
+    pub(crate) fn collected(&mut self, pid: i32, died: ProgramDeath) {
+        let is_his = |held: &ProcessHold| matches!(held, ProcessHold::Guard(Guardian { pid: Some(his), .. }) if *his == pid);
         if let Some(at) = self.running.iter().position(|one| is_his(&one.held)) {
             self.hear_guard(self.running[at].serial);
             let is_ending = self.ending.is_some();
             let one = &mut self.running[at];
-            if let Held::Guard(guard) = &mut one.held {
+            if let ProcessHold::Guard(guard) = &mut one.held {
                 guard.pid = None;
             }
-            if one.stage == Stage::Alive {
+            if one.stage == ExecStage::Alive {
                 if !is_ending {
                     one.note.push_str("its guardian was killed. ");
                 }
@@ -212,9 +216,11 @@ impl Keeper {
         }
         match died {
             // A guardian ends by itself when nothing of its exec is left.
-            Died::Code(_) => {}
-            Died::Signal(_) if self.confined.groups.is_none() => self.strays = Some(Strays::new()),
-            Died::Signal(_) => {}
+            ProgramDeath::Code(_) => {}
+            ProgramDeath::Signal(_) if self.confined.groups.is_none() => {
+                self.strays = Some(StraySearch::new())
+            }
+            ProgramDeath::Signal(_) => {}
         }
         self.remove_empty_groups();
     }
@@ -224,10 +230,10 @@ impl Keeper {
         let Some(mut strays) = self.strays.filter(|strays| strays.at <= now) else { return };
         if self.confined.proc_is_ours {
             let own = std::process::id().cast_signed();
-            let reach = Reach::within(self.confined.namespaces, own);
+            let reach = PidUse::within(self.confined.namespaces, own);
             let gate = self.confined.net.gate.as_ref().map(|gate| gate.pid);
             let spared: Vec<i32> = self.guardians().into_iter().chain(gate).collect();
-            if Walk::now().kill_descendants(own, Without::Children(&spared), reach) > 0 {
+            if ProcessTree::now().kill_descendants(own, ExcludedProcesses::Children(&spared), reach) > 0 {
                 strays.quiet_since = now;
             }
         }
@@ -240,9 +246,9 @@ impl Keeper {
     pub(crate) fn guardians(&self) -> Vec<i32> {
         let running = self.running.iter().map(|one| &one.held);
         let past = self.past.iter().filter_map(|past| past.held.as_ref());
-        let guardian = |held: &Held| match held {
-            Held::Guard(guard) => guard.pid,
-            Held::Group(_) => None,
+        let guardian = |held: &ProcessHold| match held {
+            ProcessHold::Guard(guard) => guard.pid,
+            ProcessHold::Group(_) => None,
         };
         running.chain(past).filter_map(guardian).collect()
     }
@@ -268,17 +274,17 @@ impl Keeper {
     }
 
     /// Remembers an exec that ended, for killing what it left behind.
-    pub(crate) fn remember(&mut self, exec: String, main: Option<i32>, held: Held) {
+    pub(crate) fn remember(&mut self, exec: String, main: Option<i32>, held: ProcessHold) {
         // Those of whom something lives are as many as there are processes, and stay.
         let idle = self.past.iter().position(|past| past.held.is_none());
         if let Some(idle) = idle.filter(|_| self.past.len() >= ENDED_MAX) {
             self.past.remove(idle);
         }
         let held = match held {
-            Held::Guard(Guard { pid: None, .. }) => None,
-            held @ (Held::Guard(_) | Held::Group(_)) => Some(held),
+            ProcessHold::Guard(Guardian { pid: None, .. }) => None,
+            held @ (ProcessHold::Guard(_) | ProcessHold::Group(_)) => Some(held),
         };
-        self.past.push(Past { exec, main, held });
+        self.past.push(EndedExec { exec, main, held });
         self.remove_empty_groups();
     }
 
@@ -290,7 +296,7 @@ impl Keeper {
     fn remove_empty_groups(&mut self) {
         let Some(groups) = &self.confined.groups else { return };
         for past in &mut self.past {
-            if let Some(Held::Group(group)) = &past.held
+            if let Some(ProcessHold::Group(group)) = &past.held
                 && groups.remove(group)
             {
                 past.held = None;
@@ -304,17 +310,17 @@ impl Keeper {
     }
 }
 
-impl Strays {
-    fn new() -> Strays {
+impl StraySearch {
+    fn new() -> StraySearch {
         let now = Instant::now();
-        Strays { at: now, quiet_since: now, until: now + STRIKE_WITHIN }
+        StraySearch { at: now, quiet_since: now, until: now + STRIKE_WITHIN }
     }
 }
 
 /// Without its guardian, the main process came to the keeper, which will see its end, or ended unseen.
-fn await_ward(one: &mut Running) {
+fn await_ward(one: &mut RunningExec) {
     if !one.pid.is_some_and(sys::is_child) {
         one.note.push_str("how it ended is not known. ");
-        one.ended(Ended::Signal(libc::SIGKILL), Usage::default());
+        one.ended(ExitOutcome::Signal(libc::SIGKILL), ResourceUsage::default());
     }
 }

@@ -74,7 +74,7 @@ struct PathBeneath {
 
 /// A directory of the keeper's own, and what it does there.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Place<'a> {
+pub(crate) enum KeeperDir<'a> {
     Write(&'a OwnedFd),
     /// Empty directories may be removed from it.
     RemoveFrom(&'a OwnedFd),
@@ -102,7 +102,7 @@ impl Ruleset {
 pub(crate) fn prepare(
     readable: &[&str],
     writable: &[PathBuf],
-    own: &[Place<'_>],
+    own: &[KeeperDir<'_>],
     layers: &mut Layers,
 ) -> Option<Ruleset> {
     let made = abi().and_then(|abi| Ok((abi, ruleset(abi, readable, writable, own)?)));
@@ -127,10 +127,10 @@ pub(crate) fn prepare(
 /// outside of it can be looked into: not the runtime's memory, environment or pipes.
 ///
 /// With `Tcp::Closed` they take connecting and binding away as well, which the keeper then does for them.
-pub(crate) fn apart(tcp: Tcp) -> io::Result<Ruleset> {
+pub(crate) fn apart(tcp: TcpAccess) -> io::Result<Ruleset> {
     let (handled_net, size) = match tcp {
-        Tcp::Open => (0, size_of::<u64>()),
-        Tcp::Closed => (BIND_TCP | CONNECT_TCP, 2 * size_of::<u64>()),
+        TcpAccess::Open => (0, size_of::<u64>()),
+        TcpAccess::Closed => (BIND_TCP | CONNECT_TCP, 2 * size_of::<u64>()),
     };
     let handled_fs = if abi()? < REFER_SINCE { MAKE_BLOCK } else { MAKE_BLOCK | REFER };
     with_moves(&RulesetAttr { handled_fs, handled_net, scoped: 0 }, size)
@@ -138,7 +138,7 @@ pub(crate) fn apart(tcp: Tcp) -> io::Result<Ruleset> {
 
 /// Whether an exec may connect and bind streams by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tcp {
+pub(crate) enum TcpAccess {
     Open,
     Closed,
 }
@@ -232,7 +232,7 @@ fn create(attr: &RulesetAttr, size: usize) -> io::Result<OwnedFd> {
     }
 }
 
-fn ruleset(abi: i64, readable: &[&str], writable: &[PathBuf], own: &[Place<'_>]) -> io::Result<Ruleset> {
+fn ruleset(abi: i64, readable: &[&str], writable: &[PathBuf], own: &[KeeperDir<'_>]) -> io::Result<Ruleset> {
     let (handled, ruleset) = (handled(abi), empty(abi)?);
     for path in readable {
         match sys::open_path(Path::new(path).as_os_str()) {
@@ -243,8 +243,8 @@ fn ruleset(abi: i64, readable: &[&str], writable: &[PathBuf], own: &[Place<'_>])
     }
     for place in own {
         match place {
-            Place::Write(dir) => allow(&ruleset, dir, handled)?,
-            Place::RemoveFrom(dir) => allow(&ruleset, dir, REMOVE_DIR)?,
+            KeeperDir::Write(dir) => allow(&ruleset, dir, handled)?,
+            KeeperDir::RemoveFrom(dir) => allow(&ruleset, dir, REMOVE_DIR)?,
         }
     }
     for path in writable {

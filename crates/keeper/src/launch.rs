@@ -21,7 +21,7 @@ use crate::confine;
 use crate::fence::{self, Fence};
 use crate::keep::Keeper;
 use crate::layers::Layers;
-use crate::log::Log;
+use crate::log::KeeperLog;
 use crate::network;
 use crate::sys;
 use crate::tree;
@@ -31,19 +31,19 @@ use crate::watchdog;
 const OLD_TREE_WITHIN_MS: i32 = 10_000;
 
 /// Why a keeper gave up before it served.
-enum Failed {
+enum LaunchError {
     Held,
     Step { what: &'static str, cause: io::Error },
 }
 
 /// Lets `?` say which step failed.
-trait During<T> {
-    fn during(self, what: &'static str) -> Result<T, Failed>;
+trait StepContext<T> {
+    fn during(self, what: &'static str) -> Result<T, LaunchError>;
 }
 
-impl<T> During<T> for io::Result<T> {
-    fn during(self, what: &'static str) -> Result<T, Failed> {
-        self.map_err(|cause| Failed::Step { what, cause })
+impl<T> StepContext<T> for io::Result<T> {
+    fn during(self, what: &'static str) -> Result<T, LaunchError> {
+        self.map_err(|cause| LaunchError::Step { what, cause })
     }
 }
 
@@ -63,11 +63,11 @@ pub(crate) fn keep() -> ExitCode {
     }
     match served {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failed::Held) => {
+        Err(LaunchError::Held) => {
             announce(&ready, ready::HELD, "");
             exit_code(EXIT_HELD)
         }
-        Err(Failed::Step { what, cause }) => {
+        Err(LaunchError::Step { what, cause }) => {
             announce(&ready, ready::FAILED, &format!("{what}: {cause}"));
             exit_code(EXIT_FAILED)
         }
@@ -85,11 +85,11 @@ fn announce(mut ready: &File, status: u8, text: &str) {
     if ready.write_all(&message).is_err() {}
 }
 
-fn serve(ready: &File) -> Result<(), Failed> {
+fn serve(ready: &File) -> Result<(), LaunchError> {
     let dir = sys::inherit(descriptors::DIR).during("inherit the directory")?;
     let lock = take_lock(&dir)?;
     let spec_file = sys::inherit(descriptors::SPEC).during("inherit the spec")?;
-    let log = Log::new(sys::inherit(descriptors::LOG).during("inherit the log")?);
+    let log = KeeperLog::new(sys::inherit(descriptors::LOG).during("inherit the log")?);
     let spec = read_spec(File::from(spec_file))?;
     await_old_tree(&dir);
     settle_process().during("settle the process")?;
@@ -131,17 +131,17 @@ fn close_ready(ready: &File) {
     }
 }
 
-fn take_lock(dir: &OwnedFd) -> Result<OwnedFd, Failed> {
+fn take_lock(dir: &OwnedFd) -> Result<OwnedFd, LaunchError> {
     let name = c_name(LOCK_FILE);
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_NOFOLLOW;
     let lock = sys::open_at(dir.as_raw_fd(), &name, flags, 0o600).during("open the lock")?;
     if !sys::try_lock(lock.as_raw_fd()).during("take the lock")? {
-        return Err(Failed::Held);
+        return Err(LaunchError::Held);
     }
     // A lock that was removed between opening and taking it guards nothing.
     let stat = sys::stat(lock.as_raw_fd()).during("inspect the lock")?;
     if stat.st_nlink == 0 {
-        return Err(Failed::Held);
+        return Err(LaunchError::Held);
     }
     Ok(lock)
 }
@@ -150,7 +150,7 @@ fn c_name(name: &str) -> std::ffi::CString {
     std::ffi::CString::new(name).unwrap_or_default()
 }
 
-fn read_spec(file: File) -> Result<KeeperSpec, Failed> {
+fn read_spec(file: File) -> Result<KeeperSpec, LaunchError> {
     let mut bytes = Vec::with_capacity(4096);
     file.take(limits::SPEC_MAX as u64).read_to_end(&mut bytes).during("read the spec")?;
     KeeperSpec::decode(&mut bytes).map_err(io::Error::other).during("decode the spec")

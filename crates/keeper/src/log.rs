@@ -8,11 +8,11 @@ use crate::sys;
 
 /// Shared with the runtime, whose stderr it is.
 #[derive(Debug)]
-pub(crate) struct Log(File);
+pub(crate) struct KeeperLog(File);
 
-impl Log {
-    pub(crate) fn new(fd: OwnedFd) -> Log {
-        Log(File::from(fd))
+impl KeeperLog {
+    pub(crate) fn new(fd: OwnedFd) -> KeeperLog {
+        KeeperLog(File::from(fd))
     }
 
     /// One line. A log that cannot be written must not stop the work it tells of.

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 use lodge_link::{Bind, KeeperSpec};
 
-use crate::binds::{self, NotBound, Opened, bind_one, fd_path, make_target, not_bound, not_read_only};
+use crate::binds::{self, BindFailure, OpenBind, bind_one, fd_path, make_target, not_bound, not_read_only};
 use crate::devices;
 use crate::fence::{self, Fence, NO_PROC, tests_without};
 use crate::masks;
 use crate::mounts::{host_forbids, mount};
-use crate::network::Gate;
+use crate::network::GateHandle;
 use crate::read_only;
 use crate::sys;
 
@@ -22,14 +22,14 @@ const SHARED_MEMORY: &str = "/dev/shm";
 
 impl Fence {
     /// Hides parts of the host, and binds back what the sandbox is to see.
-    pub(crate) fn mask(&mut self, spec: &KeeperSpec, opened: Vec<Opened>) -> io::Result<()> {
+    pub(crate) fn mask(&mut self, spec: &KeeperSpec, opened: Vec<OpenBind>) -> io::Result<()> {
         let opened = self.all_opened(spec, opened)?;
         let temporary = open_temporary(&spec.root);
         let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
         let fresh = if tests_without(spec, NO_PROC) {
             Err(io::Error::other("a test does without"))
         } else {
-            let options = self.net.gate.as_ref().and_then(Gate::proc_options);
+            let options = self.net.gate.as_ref().and_then(GateHandle::proc_options);
             mount(Some(c"proc"), c"/proc", Some(c"proc"), flags, options)
         };
         self.proc_is_ours = self.layers.note("proc", fresh);
@@ -72,11 +72,11 @@ impl Fence {
     }
 
     /// The agent's directory first, then what was asked for, what programs need, and what names resolve by.
-    fn all_opened(&mut self, spec: &KeeperSpec, asked: Vec<Opened>) -> io::Result<Vec<Opened>> {
+    fn all_opened(&mut self, spec: &KeeperSpec, asked: Vec<OpenBind>) -> io::Result<Vec<OpenBind>> {
         let root =
             Bind { source: spec.root.clone(), target: spec.root.clone(), read_only: false, checked: None };
         let source = sys::open_path(root.source.as_os_str())?;
-        let mut opened = vec![Opened { bind: root, source }];
+        let mut opened = vec![OpenBind { bind: root, source }];
         // What Lodge wrote for the agent is not the agent's to change.
         let etc =
             spec.private_root.iter().filter(|plan| plan.host_etc.is_some()).map(|_| spec.root.join("etc"));
@@ -99,8 +99,8 @@ impl Fence {
         Ok(opened)
     }
 
-    fn bind_back(&mut self, spec: &KeeperSpec, opened: Vec<Opened>, masked: &[PathBuf]) -> io::Result<()> {
-        for (index, Opened { bind, source }) in opened.into_iter().enumerate() {
+    fn bind_back(&mut self, spec: &KeeperSpec, opened: Vec<OpenBind>, masked: &[PathBuf]) -> io::Result<()> {
+        for (index, OpenBind { bind, source }) in opened.into_iter().enumerate() {
             let is_root = index == 0;
             let hiding = deepest(masked, &bind.target);
             if bind.source == bind.target && hiding.is_none() && !bind.read_only {
@@ -111,18 +111,18 @@ impl Fence {
             let base = if is_agents { Some(spec.root.as_path()) } else { hiding };
             match bind_one(&bind, &source, base) {
                 Ok(()) => close_other_way(&bind, &source, masked)?,
-                Err(NotBound::Writable(error)) => return Err(not_read_only(&bind, &error)),
+                Err(BindFailure::Writable(error)) => return Err(not_read_only(&bind, &error)),
                 // The host's own path is there without the bind, and nothing keeps it from being written.
-                Err(NotBound::Absent(error))
+                Err(BindFailure::Absent(error))
                     if bind.read_only && bind.source == bind.target && hiding.is_none() =>
                 {
                     return Err(not_read_only(&bind, &error));
                 }
-                Err(NotBound::Absent(error)) if is_root => return Err(error),
-                Err(NotBound::Absent(error)) if !binds::is_absent(&error) => {
+                Err(BindFailure::Absent(error)) if is_root => return Err(error),
+                Err(BindFailure::Absent(error)) if !binds::is_absent(&error) => {
                     return Err(not_bound(&bind, &error));
                 }
-                Err(NotBound::Absent(error)) => {
+                Err(BindFailure::Absent(error)) => {
                     self.layers.missing("bind", format!("{}: {error}", bind.target.display()));
                 }
             }
@@ -139,7 +139,7 @@ fn close_other_way(bind: &Bind, source: &OwnedFd, masked: &[PathBuf]) -> io::Res
     }
     let own = Bind { target: bind.source.clone(), ..bind.clone() };
     bind_one(&own, source, None).map_err(|error| match error {
-        NotBound::Absent(error) | NotBound::Writable(error) => not_read_only(&own, &error),
+        BindFailure::Absent(error) | BindFailure::Writable(error) => not_read_only(&own, &error),
     })
 }
 

@@ -34,34 +34,34 @@ const COUNTER_NAME: &CStr = c"keeper-counts";
 
 /// A count under way.
 #[derive(Debug)]
-pub(crate) struct Measuring {
+pub(crate) struct RootMeasurement {
     pid: i32,
     pub(crate) answer: OwnedFd,
     pub(crate) until: Instant,
 }
 
 /// What one entry of a directory is.
-struct Entry {
+struct DirEntryStat {
     is_dir: bool,
     bytes: u64,
     mount: u64,
 }
 
 /// An open directory that is read entry by entry.
-struct Reading {
+struct DirReader {
     stream: *mut libc::DIR,
     /// How it was closed to its owner, and is again afterwards.
     closed: Option<libc::mode_t>,
 }
 
-impl Measuring {
+impl RootMeasurement {
     /// Begins to count in a child: the root, and what `dir`, the keeper's own, has of execs.
     pub(crate) fn begin(
         root: &Path,
         dir: &OwnedFd,
         namespaces: Namespaces,
         now: Instant,
-    ) -> io::Result<Measuring> {
+    ) -> io::Result<RootMeasurement> {
         let (answer, theirs) = sys::pipe()?;
         sys::set_nonblocking(answer.as_raw_fd())?;
         let pid = sys::fork()?;
@@ -80,7 +80,7 @@ impl Measuring {
             // SAFETY: ends the child at once.
             unsafe { libc::_exit(i32::from(told.is_err())) }
         }
-        Ok(Measuring { pid, answer, until: now + WITHIN })
+        Ok(RootMeasurement { pid, answer, until: now + WITHIN })
     }
 
     /// The answer, if there is one by now. An error is all that will come.
@@ -114,7 +114,7 @@ fn used_bytes(root: &Path, namespaces: Namespaces) -> io::Result<u64> {
     })
 }
 
-fn walk(top: Reading, mount: u64) -> io::Result<u64> {
+fn walk(top: DirReader, mount: u64) -> io::Result<u64> {
     let mut used = 0_u64;
     let mut open = vec![top];
     while let Some(reading) = open.last_mut() {
@@ -148,7 +148,7 @@ fn walk(top: Reading, mount: u64) -> io::Result<u64> {
     Ok(used)
 }
 
-fn look(dir: RawFd, name: &CStr) -> io::Result<Entry> {
+fn look(dir: RawFd, name: &CStr) -> io::Result<DirEntryStat> {
     let flags = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT;
     let mask = libc::STATX_TYPE | libc::STATX_NLINK | libc::STATX_BLOCKS | libc::STATX_MNT_ID;
     // SAFETY: `statx` is plain data, for which zeroes are a valid value, and outlives the call, as the name does.
@@ -163,20 +163,20 @@ fn look(dir: RawFd, name: &CStr) -> io::Result<Entry> {
     // Before Linux 5.8 mounts have no number, and those of other devices alone are told apart.
     let device = u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor);
     let mount = if found.stx_mask & libc::STATX_MNT_ID == 0 { device } else { found.stx_mnt_id };
-    Ok(Entry { is_dir, bytes: found.stx_blocks.saturating_mul(512) / names, mount })
+    Ok(DirEntryStat { is_dir, bytes: found.stx_blocks.saturating_mul(512) / names, mount })
 }
 
 /// Opens a directory to be read, also one that its owner may not look into at the moment. None: it is gone, or somebody
 /// else's.
-fn enter(dir: RawFd, name: &CStr) -> io::Result<Option<Reading>> {
+fn enter(dir: RawFd, name: &CStr) -> io::Result<Option<DirReader>> {
     match sys::open_at(dir, name, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0) {
-        Ok(inner) if may_look_into(inner.as_raw_fd()) => Reading::new(inner).map(Some),
+        Ok(inner) if may_look_into(inner.as_raw_fd()) => DirReader::new(inner).map(Some),
         Err(error) if error.raw_os_error() != Some(libc::EACCES) => Ok(None),
         Ok(_) | Err(_) => enter_closed(dir, name),
     }
 }
 
-fn enter_closed(dir: RawFd, name: &CStr) -> io::Result<Option<Reading>> {
+fn enter_closed(dir: RawFd, name: &CStr) -> io::Result<Option<DirReader>> {
     let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
     let Ok(path) = sys::open_at(dir, name, flags, 0) else { return Ok(None) };
     let mode = sys::stat(path.as_raw_fd())?.st_mode & 0o7777;
@@ -188,7 +188,7 @@ fn enter_closed(dir: RawFd, name: &CStr) -> io::Result<Option<Reading>> {
         return Ok(None);
     }
     let opened = sys::open_at(libc::AT_FDCWD, &itself, libc::O_RDONLY | libc::O_DIRECTORY, 0);
-    match opened.and_then(Reading::new) {
+    match opened.and_then(DirReader::new) {
         Ok(mut reading) => {
             reading.closed = Some(mode);
             Ok(Some(reading))
@@ -213,8 +213,8 @@ fn output_bytes(dir: &OwnedFd) -> io::Result<u64> {
     walk(top, mount)
 }
 
-impl Reading {
-    fn new(dir: OwnedFd) -> io::Result<Reading> {
+impl DirReader {
+    fn new(dir: OwnedFd) -> io::Result<DirReader> {
         let fd = dir.into_raw_fd();
         // SAFETY: the descriptor is that of a directory, and the stream owns it from here on.
         let stream = unsafe { libc::fdopendir(fd) };
@@ -224,7 +224,7 @@ impl Reading {
             drop(unsafe { OwnedFd::from_raw_fd(fd) });
             return Err(error);
         }
-        Ok(Reading { stream, closed: None })
+        Ok(DirReader { stream, closed: None })
     }
 
     fn fd(&self) -> RawFd {
@@ -241,7 +241,7 @@ impl Reading {
     }
 }
 
-impl Drop for Reading {
+impl Drop for DirReader {
     fn drop(&mut self) {
         // SAFETY: the stream is open, and closed here alone.
         unsafe {

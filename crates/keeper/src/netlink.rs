@@ -26,7 +26,7 @@ const ANSWER_MAX: usize = 4096;
 
 /// Where the kernel would send a packet for an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Leads {
+pub(crate) enum RouteVerdict {
     /// To another machine.
     Out,
     /// To this one, or to many at once.
@@ -35,22 +35,22 @@ pub(crate) enum Leads {
 
 /// A socket for questions about the network namespace that it was opened in.
 #[derive(Debug)]
-pub(crate) struct Routes {
+pub(crate) struct RouteSocket {
     socket: OwnedFd,
     serial: u32,
 }
 
-impl Routes {
-    pub(crate) fn open() -> io::Result<Routes> {
+impl RouteSocket {
+    pub(crate) fn open() -> io::Result<RouteSocket> {
         // Netlink's protocol 0 is that of routes.
-        Ok(Routes { socket: sys::socket(libc::AF_NETLINK, libc::SOCK_RAW)?, serial: 0 })
+        Ok(RouteSocket { socket: sys::socket(libc::AF_NETLINK, libc::SOCK_RAW)?, serial: 0 })
     }
 
     /// Asks where an address leads now. The kernel answers within the call.
-    pub(crate) fn look_up(&mut self, to: IpAddr) -> io::Result<Leads> {
+    pub(crate) fn look_up(&mut self, to: IpAddr) -> io::Result<RouteVerdict> {
         match self.route_to(to)?.get(ROUTE_TYPE_AT) {
-            Some(&libc::RTN_UNICAST) => Ok(Leads::Out),
-            Some(_) => Ok(Leads::NotOut),
+            Some(&libc::RTN_UNICAST) => Ok(RouteVerdict::Out),
+            Some(_) => Ok(RouteVerdict::NotOut),
             None => Err(io::ErrorKind::InvalidData.into()),
         }
     }
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_connection_to_the_host_itself_has_the_address_that_the_kernel_would_choose() {
-        let mut routes = Routes::open().unwrap();
+        let mut routes = RouteSocket::open().unwrap();
         for (to, source) in [("127.0.0.1", "127.0.0.1"), ("127.8.9.10", "127.0.0.1"), ("::1", "::1")] {
             assert_eq!(routes.source_for(to.parse().unwrap()).unwrap().to_string(), source, "{to}");
         }
@@ -181,13 +181,13 @@ mod tests {
 
     #[test]
     fn this_hosts_own_addresses_do_not_lead_out() {
-        let mut routes = Routes::open().unwrap();
+        let mut routes = RouteSocket::open().unwrap();
         for own in ["127.0.0.1", "127.8.9.10", "::1"] {
-            assert_eq!(routes.look_up(own.parse().unwrap()).unwrap(), Leads::NotOut, "{own}");
+            assert_eq!(routes.look_up(own.parse().unwrap()).unwrap(), RouteVerdict::NotOut, "{own}");
         }
         // With a way out or without: an address of another machine is never one of this.
         if let Ok(leads) = routes.look_up("198.51.100.77".parse().unwrap()) {
-            assert_eq!(leads, Leads::Out);
+            assert_eq!(leads, RouteVerdict::Out);
         }
     }
 }

@@ -15,10 +15,10 @@ use std::time::Duration;
 use lodge_link::{KeeperSpec, Network, limits};
 
 use crate::fence::{Namespaces, tests_without};
-use crate::gate_rules::{Reach, Rules};
+use crate::gate_rules::{DefaultReach, NetworkRules};
 use crate::landlock;
 use crate::layers::Layers;
-use crate::netlink::{Leads, Routes};
+use crate::netlink::{RouteSocket, RouteVerdict};
 use crate::notify_probe;
 use crate::notify_sys;
 use crate::peer_filter::PeerFilter;
@@ -72,15 +72,15 @@ const VARIABLES: [(&str, &str); 8] = [
 
 /// The network that a sandbox entered.
 #[derive(Debug, Default)]
-pub(crate) struct Net {
-    pub(crate) gate: Option<Gate>,
+pub(crate) struct SandboxNetwork {
+    pub(crate) gate: Option<GateHandle>,
     /// Where the keeper decides about each connection of its programs.
-    pub(crate) supervised: Option<Supervised>,
+    pub(crate) supervised: Option<ConnectionPolicy>,
     /// The file that names are found by, if it is not the host's.
     pub(crate) resolver: Option<PathBuf>,
 }
 
-impl Net {
+impl SandboxNetwork {
     /// What the keeper needs for this network beyond what every keeper does.
     pub(crate) fn capabilities(&self) -> u64 {
         match self.supervised.as_ref().map(|with| &with.guard) {
@@ -100,14 +100,14 @@ impl Net {
 
 /// The running gate of a sandbox. It ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct GateHandle {
     pub(crate) pid: i32,
     /// None once the supervisor has it, which asks for sockets by it.
     pub(crate) control: Option<OwnedFd>,
     has_proxy: bool,
 }
 
-impl Gate {
+impl GateHandle {
     /// How `/proc` is mounted beside it. A proxy has processes that come and go, and whose network is the host's: programs
     /// then see those processes alone that they may look into.
     pub(crate) fn proc_options(&self) -> Option<&'static CStr> {
@@ -117,12 +117,12 @@ impl Gate {
 
 /// What is needed to decide about connections.
 #[derive(Debug)]
-pub(crate) struct Supervised {
+pub(crate) struct ConnectionPolicy {
     /// None: nothing beyond the loopback is open.
-    pub(crate) rules: Option<Rules>,
+    pub(crate) rules: Option<NetworkRules>,
     pub(crate) guard: SocketGuard,
     /// Of the host's network.
-    pub(crate) routes: Routes,
+    pub(crate) routes: RouteSocket,
     /// By which sockets of the sandbox's own network are known.
     pub(crate) cookie: u64,
 }
@@ -137,16 +137,20 @@ pub(crate) enum SocketGuard {
 }
 
 /// Moves this process, and all that it will start, into the network that it is to have.
-pub(crate) fn enter(spec: &KeeperSpec, namespaces: Namespaces, layers: &mut Layers) -> io::Result<Net> {
+pub(crate) fn enter(
+    spec: &KeeperSpec,
+    namespaces: Namespaces,
+    layers: &mut Layers,
+) -> io::Result<SandboxNetwork> {
     let rules =
         match rules(&spec.network).map_err(|word| io::Error::other(format!("`{word}` names no host")))? {
-            Wanted::Host => return Ok(Net::default()),
-            Wanted::None => None,
-            Wanted::Some(rules) => Some(rules),
+            RequestedNetwork::Host => return Ok(SandboxNetwork::default()),
+            RequestedNetwork::None => None,
+            RequestedNetwork::Some(rules) => Some(rules),
         };
     // While this process still has the host's network.
-    let mut routes = Routes::open()?;
-    let has_v6 = matches!(routes.look_up(FAR_V6.into()), Ok(Leads::Out));
+    let mut routes = RouteSocket::open()?;
+    let has_v6 = matches!(routes.look_up(FAR_V6.into()), Ok(RouteVerdict::Out));
     let gate = rules.as_ref().map(|_| start_gate()).transpose()?;
     let mut found = Layers::default();
     let guard = find_guard(spec, rules.as_ref(), &mut found)?;
@@ -155,13 +159,13 @@ pub(crate) fn enter(spec: &KeeperSpec, namespaces: Namespaces, layers: &mut Laye
     layers.list.append(&mut found.list);
     let cookie = notify_sys::own_cookie();
     let supervised = match guard {
-        Some(guard) => Some(Supervised { rules: rules.clone(), guard, routes, cookie: cookie? }),
+        Some(guard) => Some(ConnectionPolicy { rules: rules.clone(), guard, routes, cookie: cookie? }),
         None => None,
     };
     // Without this, programs have the ports from 1024 on.
     drop(std::fs::write(LOW_PORTS, "0"));
     let (Some((pid, control)), Some(rules)) = (gate, rules) else {
-        return Ok(Net { gate: None, supervised, resolver: None });
+        return Ok(SandboxNetwork { gate: None, supervised, resolver: None });
     };
     give_addresses(has_v6)?;
     let proxy = match &supervised {
@@ -170,8 +174,8 @@ pub(crate) fn enter(spec: &KeeperSpec, namespaces: Namespaces, layers: &mut Laye
     };
     hand_over(&control, proxy.as_ref(), &rules)?;
     layers.holds("gate");
-    let gate = Gate { pid, control: Some(control), has_proxy: proxy.is_some() };
-    Ok(Net { gate: Some(gate), supervised, resolver: None })
+    let gate = GateHandle { pid, control: Some(control), has_proxy: proxy.is_some() };
+    Ok(SandboxNetwork { gate: Some(gate), supervised, resolver: None })
 }
 
 /// Where a gate listens inside a sandbox to which it cannot hand over sockets.
@@ -183,7 +187,7 @@ pub(crate) struct ProxyListeners {
 }
 
 impl ProxyListeners {
-    fn bind(rules: &Rules) -> io::Result<ProxyListeners> {
+    fn bind(rules: &NetworkRules) -> io::Result<ProxyListeners> {
         let proxy = TcpListener::bind((Ipv4Addr::LOCALHOST, PROXY_PORT))?;
         let mut loopback = Vec::new();
         // The gate's own ports lead to itself; through the proxy these two lead to the host as well.
@@ -202,27 +206,27 @@ impl ProxyListeners {
     }
 }
 
-enum Wanted {
+enum RequestedNetwork {
     Host,
     None,
-    Some(Rules),
+    Some(NetworkRules),
 }
 
-fn rules(network: &Network) -> Result<Wanted, String> {
-    let read = |reach, words: &[String]| Rules::read(reach, words).map(Wanted::Some);
+fn rules(network: &Network) -> Result<RequestedNetwork, String> {
+    let read = |reach, words: &[String]| NetworkRules::read(reach, words).map(RequestedNetwork::Some);
     match network {
-        Network::Host => Ok(Wanted::Host),
-        Network::None => Ok(Wanted::None),
-        Network::Public => read(Reach::Public, &[]),
-        Network::Lan => read(Reach::Lan, &[]),
-        Network::List { allow } => read(Reach::Listed, allow),
+        Network::Host => Ok(RequestedNetwork::Host),
+        Network::None => Ok(RequestedNetwork::None),
+        Network::Public => read(DefaultReach::Public, &[]),
+        Network::Lan => read(DefaultReach::Lan, &[]),
+        Network::List { allow } => read(DefaultReach::Listed, allow),
     }
 }
 
 /// Notes what of a network of its own this host could give a sandbox, by closing this process's own.
 pub(crate) fn probe(spec: &KeeperSpec, namespaces: Namespaces, layers: &mut Layers) {
     let mut found = Layers::default();
-    let any = Rules::read(Reach::Public, &[]).ok();
+    let any = NetworkRules::read(DefaultReach::Public, &[]).ok();
     let guard = find_guard(spec, any.as_ref(), &mut found);
     if layers.note("netns", unshare(spec, namespaces)) {
         layers.list.append(&mut found.list);
@@ -238,7 +242,7 @@ pub(crate) fn probe(spec: &KeeperSpec, namespaces: Namespaces, layers: &mut Laye
 /// Must run while this process has the host's network. `rules`: what is open beyond the loopback.
 fn find_guard(
     spec: &KeeperSpec,
-    rules: Option<&Rules>,
+    rules: Option<&NetworkRules>,
     layers: &mut Layers,
 ) -> io::Result<Option<SocketGuard>> {
     let answering = settle(notify_probe::try_answering())?;
@@ -307,7 +311,7 @@ fn raise_loopback() -> io::Result<()> {
 }
 
 fn give_addresses(has_v6: bool) -> io::Result<()> {
-    let mut routes = Routes::open()?;
+    let mut routes = RouteSocket::open()?;
     routes.add_to_loopback(INSIDE.into())?;
     if has_v6 {
         // A kernel without that kind of address has no use for one.
@@ -353,7 +357,7 @@ fn start_gate() -> io::Result<(i32, OwnedFd)> {
 }
 
 /// Gives the gate its sockets and its rules, and waits until it serves.
-fn hand_over(control: &OwnedFd, proxy: Option<&ProxyListeners>, rules: &Rules) -> io::Result<()> {
+fn hand_over(control: &OwnedFd, proxy: Option<&ProxyListeners>, rules: &NetworkRules) -> io::Result<()> {
     let datagrams = UdpSocket::bind((Ipv4Addr::LOCALHOST, NAMES_PORT))?;
     let streams = TcpListener::bind((Ipv4Addr::LOCALHOST, NAMES_PORT))?;
     let uid = if sys::is_root() { GATE_UID.to_string() } else { "-".to_owned() };
@@ -393,16 +397,16 @@ mod part {
 
 /// What a gate is given.
 #[derive(Debug)]
-pub(crate) struct Setup {
+pub(crate) struct GateSetup {
     pub(crate) datagrams: UdpSocket,
     pub(crate) streams: TcpListener,
     pub(crate) proxy: Option<ProxyListeners>,
     pub(crate) uid: Option<u32>,
-    pub(crate) rules: Rules,
+    pub(crate) rules: NetworkRules,
 }
 
 /// In the gate: takes what the keeper gives.
-pub(crate) fn receive(control: &OwnedFd) -> io::Result<Setup> {
+pub(crate) fn receive(control: &OwnedFd) -> io::Result<GateSetup> {
     let (mut datagrams, mut streams, mut proxy, mut loopback) = (None, None, None, Vec::new());
     let mut message = vec![0; limits::SPEC_MAX];
     let text = loop {
@@ -424,15 +428,15 @@ pub(crate) fn receive(control: &OwnedFd) -> io::Result<Setup> {
         Some(uid) => Some(uid.parse().map_err(io::Error::other)?),
         None => return Err(io::ErrorKind::InvalidData.into()),
     };
-    let reach = lines.next().and_then(Reach::from_word).ok_or(io::ErrorKind::InvalidData)?;
+    let reach = lines.next().and_then(DefaultReach::from_word).ok_or(io::ErrorKind::InvalidData)?;
     let words: Vec<String> = lines.filter(|word| !word.is_empty()).map(str::to_owned).collect();
-    let rules = Rules::read(reach, &words);
+    let rules = NetworkRules::read(reach, &words);
     let rules = rules.map_err(|word| io::Error::other(format!("`{word}` names no host")))?;
     let (Some(datagrams), Some(streams)) = (datagrams, streams) else {
         return Err(io::ErrorKind::InvalidData.into());
     };
     let proxy = proxy.map(|proxy| ProxyListeners { proxy, loopback });
-    Ok(Setup { datagrams, streams, proxy, uid, rules })
+    Ok(GateSetup { datagrams, streams, proxy, uid, rules })
 }
 
 /// Writes the file by which programs find the gate's names into the keeper's directory, and tells where that is. Must

@@ -7,13 +7,13 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use crate::confine::User;
-use crate::network::Supervised;
-use crate::notify_address::Address;
-use crate::notify_epoll::Epolls;
+use crate::confine::ExecUser;
+use crate::network::ConnectionPolicy;
+use crate::notify_address::SyscallAddress;
+use crate::notify_epoll::EpollCache;
 use crate::notify_open::OpenConnections;
-use crate::notify_sys::{self, Answer, Call};
-use crate::stock::{Family, Stock};
+use crate::notify_sys::{self, SupervisedSyscall, SyscallAnswer};
+use crate::stock::{AddressFamily, SocketStock};
 use crate::watchdog::Watchdog;
 
 /// Most calls of one exec that wait for something. Its next ones wait in the kernel.
@@ -33,12 +33,12 @@ const HAND_IN_EVERY: Duration = Duration::from_millis(20);
 /// Everybody whose calls come here.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
-    pub(crate) with: Supervised,
-    pub(crate) stock: Option<Stock>,
-    pub(crate) user: User,
-    listeners: Vec<Listener>,
-    pub(crate) waiting: Vec<Waiting>,
-    pub(crate) epolls: Epolls,
+    pub(crate) with: ConnectionPolicy,
+    pub(crate) stock: Option<SocketStock>,
+    pub(crate) user: ExecUser,
+    listeners: Vec<SyscallListener>,
+    pub(crate) waiting: Vec<PendingSyscall>,
+    pub(crate) epolls: EpollCache,
     pub(crate) open: OpenConnections,
     /// Sockets that were handed in and whose program was not told yet that they are connected.
     pub(crate) untold: Vec<u64>,
@@ -51,29 +51,29 @@ pub(crate) struct Supervisor {
 
 /// The calls of one exec and all that it started.
 #[derive(Debug)]
-struct Listener {
+struct SyscallListener {
     serial: u64,
     fd: OwnedFd,
 }
 
 /// A call that cannot be answered yet.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct PendingSyscall {
     serial: u64,
     pub(crate) listener: u64,
-    pub(crate) call: Call,
-    pub(crate) stage: Stage,
+    pub(crate) call: SupervisedSyscall,
+    pub(crate) stage: SyscallStage,
     pub(crate) until: Option<Instant>,
 }
 
 /// What a call waits for.
 #[derive(Debug)]
-pub(crate) enum Stage {
+pub(crate) enum SyscallStage {
     /// A socket of the host's network, to take the place of the program's.
     Socket {
         theirs: OwnedFd,
-        family: Family,
-        address: Address,
+        family: AddressFamily,
+        address: SyscallAddress,
         /// When the program gives up.
         until: Option<Instant>,
     },
@@ -96,7 +96,7 @@ pub(crate) struct PendingSocket {
 
 /// What is watched, and whose it is.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Watched {
+pub(crate) enum WatchedDescriptor {
     Calls(u64),
     Gate,
     Waits(u64),
@@ -105,19 +105,19 @@ pub(crate) enum Watched {
 impl Supervisor {
     /// `descriptors` is how many the keeper may have.
     pub(crate) fn new(
-        with: Supervised,
+        with: ConnectionPolicy,
         control: Option<OwnedFd>,
-        user: User,
+        user: ExecUser,
         descriptors: usize,
     ) -> io::Result<Supervisor> {
-        let stock = control.map(Stock::new).transpose()?;
+        let stock = control.map(SocketStock::new).transpose()?;
         Ok(Supervisor {
             with,
             stock,
             user,
             listeners: Vec::new(),
             waiting: Vec::new(),
-            epolls: Epolls::default(),
+            epolls: EpollCache::default(),
             open: OpenConnections::new()?,
             untold: Vec::new(),
             looked_at: Instant::now(),
@@ -131,7 +131,7 @@ impl Supervisor {
     pub(crate) fn add(&mut self, fd: OwnedFd) {
         notify_sys::prefer_speed(&fd);
         self.serial += 1;
-        self.listeners.push(Listener { serial: self.serial, fd });
+        self.listeners.push(SyscallListener { serial: self.serial, fd });
     }
 
     /// How many descriptors are held here.
@@ -142,23 +142,23 @@ impl Supervisor {
     /// Where calls are that wait for their program.
     fn hand_ins(&self) -> impl Iterator<Item = usize> {
         let waiting = self.waiting.iter().enumerate();
-        waiting.filter(|(_, waiting)| matches!(waiting.stage, Stage::HandIn(_))).map(|(at, _)| at)
+        waiting.filter(|(_, waiting)| matches!(waiting.stage, SyscallStage::HandIn(_))).map(|(at, _)| at)
     }
 
-    pub(crate) fn watch(&self, mut add: impl FnMut(RawFd, libc::c_short, Watched)) {
+    pub(crate) fn watch(&self, mut add: impl FnMut(RawFd, libc::c_short, WatchedDescriptor)) {
         if let Some(stock) = &self.stock {
-            add(stock.watched(), libc::POLLIN, Watched::Gate);
+            add(stock.watched(), libc::POLLIN, WatchedDescriptor::Gate);
         }
         let has_room = self.waiting.len() < self.waiting_max;
         for listener in &self.listeners {
             let own = self.waiting.iter().filter(|waiting| waiting.listener == listener.serial).count();
             // Its end is told in any case.
             let events = if has_room && own < WAITING_OF_ONE_MAX { libc::POLLIN } else { 0 };
-            add(listener.fd.as_raw_fd(), events, Watched::Calls(listener.serial));
+            add(listener.fd.as_raw_fd(), events, WatchedDescriptor::Calls(listener.serial));
         }
         for waiting in &self.waiting {
-            if let Stage::Connected(socket) = &waiting.stage {
-                add(socket.as_raw_fd(), libc::POLLOUT, Watched::Waits(waiting.serial));
+            if let SyscallStage::Connected(socket) = &waiting.stage {
+                add(socket.as_raw_fd(), libc::POLLOUT, WatchedDescriptor::Waits(waiting.serial));
             }
         }
     }
@@ -171,11 +171,11 @@ impl Supervisor {
         until.into_iter().chain(look).chain(hand_in).min()
     }
 
-    pub(crate) fn serve(&mut self, watched: Watched, events: libc::c_short) {
+    pub(crate) fn serve(&mut self, watched: WatchedDescriptor, events: libc::c_short) {
         let _watchdog = Watchdog::start();
         match watched {
-            Watched::Gate => self.hear_gate(),
-            Watched::Calls(serial) => {
+            WatchedDescriptor::Gate => self.hear_gate(),
+            WatchedDescriptor::Calls(serial) => {
                 for _ in 0..TURN_MAX {
                     if !self.take_call(serial) {
                         break;
@@ -187,7 +187,7 @@ impl Supervisor {
                     self.waiting.retain(|waiting| waiting.listener != serial);
                 }
             }
-            Watched::Waits(serial) => {
+            WatchedDescriptor::Waits(serial) => {
                 if let Some(at) = self.waiting.iter().position(|waiting| waiting.serial == serial) {
                     let waiting = self.waiting.swap_remove(at);
                     self.go_on(waiting);
@@ -202,7 +202,7 @@ impl Supervisor {
             return;
         }
         let _watchdog = Watchdog::start();
-        let is_due = |waiting: &Waiting| waiting.until.is_some_and(|until| until <= now);
+        let is_due = |waiting: &PendingSyscall| waiting.until.is_some_and(|until| until <= now);
         while let Some(at) = self.waiting.iter().position(is_due) {
             let waiting = self.waiting.swap_remove(at);
             self.time_out(&waiting);
@@ -226,8 +226,8 @@ impl Supervisor {
     /// Hands in a socket whose program did not take it. The others have their turn after it.
     fn hand_in_again(&mut self) {
         let Some(at) = self.hand_ins().next() else { return };
-        let Waiting { listener, call, stage, until, .. } = self.waiting.remove(at);
-        let Stage::HandIn(pending) = stage else { return };
+        let PendingSyscall { listener, call, stage, until, .. } = self.waiting.remove(at);
+        let SyscallStage::HandIn(pending) = stage else { return };
         if self.still_waits(listener, &call) {
             let decided = pending.check_place(&call);
             let decided = decided.and_then(|()| self.hand_in((listener, call), pending, until));
@@ -237,24 +237,30 @@ impl Supervisor {
     }
 
     /// Has a call wait, at most until `until`.
-    pub(crate) fn wait(&mut self, (listener, call): (u64, Call), stage: Stage, until: Option<Instant>) {
+    pub(crate) fn wait(
+        &mut self,
+        (listener, call): (u64, SupervisedSyscall),
+        stage: SyscallStage,
+        until: Option<Instant>,
+    ) {
         self.serial += 1;
         let now = Instant::now();
         if self.waiting.is_empty() {
             self.looked_at = now;
         }
         let until = match &stage {
-            Stage::Socket { until: own, .. } | Stage::HandIn(PendingSocket { until: own, .. }) => {
+            SyscallStage::Socket { until: own, .. }
+            | SyscallStage::HandIn(PendingSocket { until: own, .. }) => {
                 let until = until.unwrap_or(now + SOCKET_WITHIN);
                 Some(own.map_or(until, |own| own.min(until)))
             }
-            Stage::Connected(_) => until,
+            SyscallStage::Connected(_) => until,
         };
-        self.waiting.push(Waiting { serial: self.serial, listener, call, stage, until });
+        self.waiting.push(PendingSyscall { serial: self.serial, listener, call, stage, until });
     }
 
     /// Whether whoever called still does. What was fetched from it before is its own then.
-    pub(crate) fn still_waits(&self, listener: u64, call: &Call) -> bool {
+    pub(crate) fn still_waits(&self, listener: u64, call: &SupervisedSyscall) -> bool {
         self.listener(listener).is_some_and(|fd| notify_sys::is_valid(fd, call.id))
     }
 
@@ -284,7 +290,7 @@ impl Supervisor {
     }
 
     /// Answers, unless nobody waits for it any more.
-    pub(crate) fn answer(&self, listener: u64, call: &Call, answer: Answer) -> bool {
+    pub(crate) fn answer(&self, listener: u64, call: &SupervisedSyscall, answer: SyscallAnswer) -> bool {
         self.listener(listener).is_some_and(|fd| notify_sys::answer(fd, call.id, answer).is_ok())
     }
 }
@@ -301,44 +307,45 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
-    use crate::gate_rules::{Reach, Rules};
-    use crate::netlink::Routes;
+    use crate::gate_rules::{DefaultReach, NetworkRules};
+    use crate::netlink::RouteSocket;
     use crate::network::SocketGuard;
     use crate::sys;
 
     /// A supervisor with the far end of its gate's socket.
     fn supervisor() -> (Supervisor, OwnedFd) {
         let (control, gate) = sys::packet_pair().unwrap();
-        let with = Supervised {
-            rules: Some(Rules::read(Reach::Public, &[]).unwrap()),
+        let with = ConnectionPolicy {
+            rules: Some(NetworkRules::read(DefaultReach::Public, &[]).unwrap()),
             guard: SocketGuard::Landlock,
-            routes: Routes::open().unwrap(),
+            routes: RouteSocket::open().unwrap(),
             cookie: notify_sys::own_cookie().unwrap(),
         };
-        (Supervisor::new(with, Some(control), User::Keeper, 1024).unwrap(), gate)
+        (Supervisor::new(with, Some(control), ExecUser::Keeper, 1024).unwrap(), gate)
     }
 
     fn stream() -> OwnedFd {
         TcpListener::bind(("127.0.0.1", 0)).map(OwnedFd::from).unwrap()
     }
 
-    const CALL: Call = Call { id: 1, thread: 1, number: libc::SYS_connect, args: [0; 3] };
+    const CALL: SupervisedSyscall =
+        SupervisedSyscall { id: 1, thread: 1, number: libc::SYS_connect, args: [0; 3] };
 
     #[test]
     fn a_call_that_gets_no_socket_is_answered_in_the_end() {
         let (mut supervisor, _gate) = supervisor();
         let to = sys::SocketAddress::from(std::net::SocketAddr::from(([203, 0, 113, 5], 80)));
-        let stage = Stage::Socket {
+        let stage = SyscallStage::Socket {
             theirs: stream(),
-            family: Family::V4,
-            address: Address::of(to.bytes()),
+            family: AddressFamily::V4,
+            address: SyscallAddress::of(to.bytes()),
             until: None,
         };
         supervisor.wait((1, CALL), stage, None);
         supervisor.keep_time(Instant::now() + SOCKET_WITHIN);
         assert_eq!(supervisor.waiting.len(), 0);
         // One that was dialled waits as long as the kernel does.
-        supervisor.wait((1, CALL), Stage::Connected(stream()), None);
+        supervisor.wait((1, CALL), SyscallStage::Connected(stream()), None);
         assert_eq!(supervisor.waiting[0].until, None);
     }
 
@@ -350,15 +357,15 @@ mod tests {
     fn a_socket_that_its_program_does_not_take_is_handed_in_again_and_not_for_ever() {
         let (mut supervisor, _gate) = supervisor();
         let begun = Instant::now();
-        supervisor.wait((1, CALL), Stage::HandIn(pending(None)), None);
+        supervisor.wait((1, CALL), SyscallStage::HandIn(pending(None)), None);
         let until = supervisor.waiting[0].until.unwrap();
         assert!(until >= begun + SOCKET_WITHIN);
         // Both sockets are held meanwhile, and the next attempt is soon.
         assert_eq!(supervisor.descriptors(), 2);
         assert!(supervisor.due().unwrap() <= Instant::now() + HAND_IN_EVERY);
         // What was given up before has no second time, and a program that gives up earlier is answered then.
-        supervisor.wait((1, CALL), Stage::HandIn(pending(None)), Some(until));
-        supervisor.wait((1, CALL), Stage::HandIn(pending(Some(begun))), Some(until));
+        supervisor.wait((1, CALL), SyscallStage::HandIn(pending(None)), Some(until));
+        supervisor.wait((1, CALL), SyscallStage::HandIn(pending(Some(begun))), Some(until));
         let bounds: Vec<_> = supervisor.waiting[1..].iter().map(|waiting| waiting.until).collect();
         assert_eq!(bounds, [Some(until), Some(begun)]);
         supervisor.keep_time(until);
@@ -369,8 +376,8 @@ mod tests {
     fn a_socket_whose_caller_is_gone_is_closed_and_those_behind_it_stay() {
         let (mut supervisor, _gate) = supervisor();
         for thread in [7, 8] {
-            let call = Call { thread, ..CALL };
-            supervisor.wait((1, call), Stage::HandIn(pending(None)), None);
+            let call = SupervisedSyscall { thread, ..CALL };
+            supervisor.wait((1, call), SyscallStage::HandIn(pending(None)), None);
         }
         supervisor.hand_in_again();
         let left: Vec<i32> = supervisor.waiting.iter().map(|waiting| waiting.call.thread).collect();
@@ -385,8 +392,12 @@ mod tests {
         let to = sys::SocketAddress::from(server.local_addr().unwrap());
         let [theirs, ours] =
             [0, 1].map(|_| sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK).unwrap());
-        let stage =
-            Stage::Socket { theirs, family: Family::V4, address: Address::of(to.bytes()), until: None };
+        let stage = SyscallStage::Socket {
+            theirs,
+            family: AddressFamily::V4,
+            address: SyscallAddress::of(to.bytes()),
+            until: None,
+        };
         supervisor.wait((1, CALL), stage, None);
         sys::send_packet(gate.as_raw_fd(), &[crate::gate::hand::V4], Some(ours.as_raw_fd())).unwrap();
         drop(ours);

@@ -4,8 +4,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use crate::notify_sys::{self, Call};
-use crate::stock::Family;
+use crate::notify_sys::{self, SupervisedSyscall};
+use crate::stock::AddressFamily;
 use crate::sys;
 
 /// How long an address of a socket can be.
@@ -15,14 +15,14 @@ const V6_LEN: usize = 24;
 
 /// An address, copied once from the program that wrote it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Address {
+pub(crate) struct SyscallAddress {
     bytes: [u8; ADDRESS_MAX],
     len: usize,
 }
 
 /// Where an address of the internet leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Leads {
+pub(crate) enum AddressTarget {
     /// Nowhere: what was connected is not any more.
     Away,
     To(IpAddr, u16),
@@ -30,20 +30,20 @@ pub(crate) enum Leads {
 
 /// What kind of socket a call is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum SocketKind {
     /// One by which nothing beyond the sandbox's own network is reached.
     Other,
     /// A stream of the sandbox's own network.
-    Own(Family),
+    Own(AddressFamily),
     /// One of the host's network, which was handed in.
-    Hosts(Family),
+    Hosts(AddressFamily),
 }
 
-impl Address {
+impl SyscallAddress {
     /// Copies the address that `connect` or `bind` was given.
-    pub(crate) fn fetch(call: &Call) -> io::Result<Address> {
+    pub(crate) fn fetch(call: &SupervisedSyscall) -> io::Result<SyscallAddress> {
         let len = usize::try_from(call.args[2] as u32).unwrap_or(usize::MAX);
-        let mut address = Address { bytes: [0; ADDRESS_MAX], len };
+        let mut address = SyscallAddress { bytes: [0; ADDRESS_MAX], len };
         let bytes = address.bytes.get_mut(..len).filter(|bytes| bytes.len() >= size_of::<u16>());
         let bytes = bytes.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
         notify_sys::read_memory(call.thread, call.args[1], bytes)?;
@@ -51,8 +51,8 @@ impl Address {
     }
 
     /// The first bytes of one that is too long.
-    pub(crate) fn of(bytes: &[u8]) -> Address {
-        let mut address = Address { bytes: [0; ADDRESS_MAX], len: bytes.len().min(ADDRESS_MAX) };
+    pub(crate) fn of(bytes: &[u8]) -> SyscallAddress {
+        let mut address = SyscallAddress { bytes: [0; ADDRESS_MAX], len: bytes.len().min(ADDRESS_MAX) };
         address.bytes[..address.len].copy_from_slice(&bytes[..address.len]);
         address
     }
@@ -62,21 +62,21 @@ impl Address {
     }
 
     /// Where it leads a socket of this family.
-    pub(crate) fn leads(&self, family: Family) -> io::Result<Leads> {
+    pub(crate) fn leads(&self, family: AddressFamily) -> io::Result<AddressTarget> {
         let named = u16::from_ne_bytes([self.bytes[0], self.bytes[1]]);
         let port = u16::from_be_bytes([self.bytes[2], self.bytes[3]]);
         match (i32::from(named), family) {
-            (libc::AF_UNSPEC, _) => Ok(Leads::Away),
-            (libc::AF_INET, Family::V4) if self.len >= V4_LEN => {
+            (libc::AF_UNSPEC, _) => Ok(AddressTarget::Away),
+            (libc::AF_INET, AddressFamily::V4) if self.len >= V4_LEN => {
                 let [a, b, c, d] = [4, 5, 6, 7].map(|at| self.bytes[at]);
-                Ok(Leads::To(IpAddr::V4(Ipv4Addr::new(a, b, c, d)), port))
+                Ok(AddressTarget::To(IpAddr::V4(Ipv4Addr::new(a, b, c, d)), port))
             }
-            (libc::AF_INET6, Family::V6) if self.len >= V6_LEN => {
+            (libc::AF_INET6, AddressFamily::V6) if self.len >= V6_LEN => {
                 let mut octets = [0; 16];
                 octets.copy_from_slice(&self.bytes[8..24]);
-                Ok(Leads::To(Ipv6Addr::from(octets).to_canonical(), port))
+                Ok(AddressTarget::To(Ipv6Addr::from(octets).to_canonical(), port))
             }
-            (libc::AF_INET, Family::V4) | (libc::AF_INET6, Family::V6) => {
+            (libc::AF_INET, AddressFamily::V4) | (libc::AF_INET6, AddressFamily::V6) => {
                 Err(io::Error::from_raw_os_error(libc::EINVAL))
             }
             (_, _) => Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT)),
@@ -84,20 +84,24 @@ impl Address {
     }
 }
 
-impl Kind {
+impl SocketKind {
     /// `own` is what sockets of the sandbox's own network are known by.
-    pub(crate) fn of(socket: &OwnedFd, own: u64) -> io::Result<Kind> {
+    pub(crate) fn of(socket: &OwnedFd, own: u64) -> io::Result<SocketKind> {
         let option = |name| sys::socket_option::<i32>(socket.as_raw_fd(), libc::SOL_SOCKET, name);
         let family = match option(libc::SO_DOMAIN)? {
-            libc::AF_INET => Family::V4,
-            libc::AF_INET6 => Family::V6,
-            _ => return Ok(Kind::Other),
+            libc::AF_INET => AddressFamily::V4,
+            libc::AF_INET6 => AddressFamily::V6,
+            _ => return Ok(SocketKind::Other),
         };
         let (kind, protocol) = (option(libc::SO_TYPE)?, option(libc::SO_PROTOCOL)?);
         if kind != libc::SOCK_STREAM || !matches!(protocol, libc::IPPROTO_TCP | libc::IPPROTO_MPTCP) {
-            return Ok(Kind::Other);
+            return Ok(SocketKind::Other);
         }
-        Ok(if notify_sys::cookie(socket)? == own { Kind::Own(family) } else { Kind::Hosts(family) })
+        Ok(if notify_sys::cookie(socket)? == own {
+            SocketKind::Own(family)
+        } else {
+            SocketKind::Hosts(family)
+        })
     }
 }
 
@@ -108,15 +112,21 @@ mod tests {
     #[test]
     fn an_address_leads_where_the_kernel_would_take_it() {
         let v4 = [&(libc::AF_INET as u16).to_ne_bytes()[..], &[0, 80, 10, 1, 2, 3], &[0; 8]].concat();
-        assert_eq!(Address::of(&v4).leads(Family::V4).unwrap(), Leads::To("10.1.2.3".parse().unwrap(), 80));
-        let errno = |leads: io::Result<Leads>| leads.unwrap_err().raw_os_error();
-        assert_eq!(errno(Address::of(&v4).leads(Family::V6)), Some(libc::EAFNOSUPPORT));
-        assert_eq!(errno(Address::of(&v4[..8]).leads(Family::V4)), Some(libc::EINVAL));
+        assert_eq!(
+            SyscallAddress::of(&v4).leads(AddressFamily::V4).unwrap(),
+            AddressTarget::To("10.1.2.3".parse().unwrap(), 80)
+        );
+        let errno = |leads: io::Result<AddressTarget>| leads.unwrap_err().raw_os_error();
+        assert_eq!(errno(SyscallAddress::of(&v4).leads(AddressFamily::V6)), Some(libc::EAFNOSUPPORT));
+        assert_eq!(errno(SyscallAddress::of(&v4[..8]).leads(AddressFamily::V4)), Some(libc::EINVAL));
         let mapped = Ipv4Addr::new(127, 0, 0, 1).to_ipv6_mapped().octets();
         let v6 = [&(libc::AF_INET6 as u16).to_ne_bytes()[..], &[1, 0], &[0; 4], &mapped, &[0; 4]].concat();
-        assert_eq!(Address::of(&v6).leads(Family::V6).unwrap(), Leads::To("127.0.0.1".parse().unwrap(), 256));
-        assert_eq!(errno(Address::of(&v6).leads(Family::V4)), Some(libc::EAFNOSUPPORT));
-        assert_eq!(errno(Address::of(&v6[..20]).leads(Family::V6)), Some(libc::EINVAL));
-        assert_eq!(Address::of(&[0, 0, 0, 0]).leads(Family::V4).unwrap(), Leads::Away);
+        assert_eq!(
+            SyscallAddress::of(&v6).leads(AddressFamily::V6).unwrap(),
+            AddressTarget::To("127.0.0.1".parse().unwrap(), 256)
+        );
+        assert_eq!(errno(SyscallAddress::of(&v6).leads(AddressFamily::V4)), Some(libc::EAFNOSUPPORT));
+        assert_eq!(errno(SyscallAddress::of(&v6[..20]).leads(AddressFamily::V6)), Some(libc::EINVAL));
+        assert_eq!(SyscallAddress::of(&[0, 0, 0, 0]).leads(AddressFamily::V4).unwrap(), AddressTarget::Away);
     }
 }

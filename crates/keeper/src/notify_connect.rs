@@ -9,16 +9,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
-use crate::confine::{self, User};
-use crate::gate_rules::{Place, canonical};
+use crate::confine::{self, ExecUser};
+use crate::gate_rules::{AddressOwner, canonical};
 use crate::netlink;
-use crate::network::{self, SocketGuard, Supervised};
-use crate::notify::{PendingSocket, Stage, Supervisor, Waiting};
-use crate::notify_address::{Address, Kind, Leads};
+use crate::network::{self, ConnectionPolicy, SocketGuard};
+use crate::notify::{PendingSocket, PendingSyscall, Supervisor, SyscallStage};
+use crate::notify_address::{AddressTarget, SocketKind, SyscallAddress};
 use crate::notify_epoll;
 use crate::notify_options;
-use crate::notify_sys::{self, Answer, Call};
-use crate::stock::{Family, Stock};
+use crate::notify_sys::{self, SupervisedSyscall, SyscallAnswer};
+use crate::stock::{AddressFamily, SocketStock};
 use crate::sys;
 
 /// What a program is told of an address that it may not reach.
@@ -33,23 +33,23 @@ const CLOSE: u8 = 7;
 const FLAGS_READ_MAX: u64 = 4096;
 
 /// Where a connection leads.
-enum Way {
+enum ConnectRoute {
     /// To the sandbox's own network.
     Inside,
     Outside,
 }
 
 /// What is known of a socket that was handed in.
-enum Before {
+enum SocketHistory {
     /// It is free to be connected anew.
     Nothing,
-    Answer(Answer),
+    Answer(SyscallAnswer),
     /// It is on its way.
     Wait,
 }
 
 /// How far a socket is in the place of a program's.
-enum Replaced {
+enum SocketReplacement {
     Done,
     /// The program's thread did not get a processor in time. Its own socket is still there.
     NotYet(OwnedFd),
@@ -58,7 +58,7 @@ enum Replaced {
 impl PendingSocket {
     /// Refuses to replace anything but the socket that the call was made with: another thread may have closed it
     /// meanwhile, and opened something else in its place, or have connected it.
-    pub(crate) fn check_place(&self, call: &Call) -> io::Result<()> {
+    pub(crate) fn check_place(&self, call: &SupervisedSyscall) -> io::Result<()> {
         let there = notify_sys::get_fd(&notify_sys::open_thread(call.thread)?, call.fd())?;
         let is_same =
             matches!((cookie(&there), cookie(&self.theirs)), (Ok(there), Ok(theirs)) if there == theirs);
@@ -72,133 +72,142 @@ impl PendingSocket {
 
 impl Supervisor {
     /// The answer, unless the call has to wait.
-    pub(crate) fn decide(&mut self, listener: u64, call: Call) -> io::Result<Option<Answer>> {
+    pub(crate) fn decide(
+        &mut self,
+        listener: u64,
+        call: SupervisedSyscall,
+    ) -> io::Result<Option<SyscallAnswer>> {
         let process = notify_sys::open_thread(call.thread)?;
         let theirs = notify_sys::get_fd(&process, call.fd())?;
-        let kind = Kind::of(&theirs, self.with.cookie)?;
+        let kind = SocketKind::of(&theirs, self.with.cookie)?;
         match (call.number, kind) {
-            (libc::SYS_connect | libc::SYS_bind, Kind::Other) => Ok(Some(Answer::Continue)),
-            (libc::SYS_bind, Kind::Own(_)) => {
+            (libc::SYS_connect | libc::SYS_bind, SocketKind::Other) => Ok(Some(SyscallAnswer::Continue)),
+            (libc::SYS_bind, SocketKind::Own(_)) => {
                 let address = self.address(listener, &call)?;
                 Ok(Some(sys::bind(theirs.as_raw_fd(), address.bytes()).into()))
             }
-            (libc::SYS_listen, Kind::Own(_) | Kind::Other) => {
+            (libc::SYS_listen, SocketKind::Own(_) | SocketKind::Other) => {
                 self.check_waits(listener, &call)?;
                 Ok(Some(self.listen(&theirs, call.args[1] as i32).into()))
             }
             // It has the port that it was connected from, and no other.
-            (libc::SYS_bind | libc::SYS_listen, Kind::Hosts(_)) => Ok(Some(Answer::Error(libc::EINVAL))),
-            (libc::SYS_connect, Kind::Own(family) | Kind::Hosts(family)) => {
+            (libc::SYS_bind | libc::SYS_listen, SocketKind::Hosts(_)) => {
+                Ok(Some(SyscallAnswer::Error(libc::EINVAL)))
+            }
+            (libc::SYS_connect, SocketKind::Own(family) | SocketKind::Hosts(family)) => {
                 let address = self.address(listener, &call)?;
                 self.connect((listener, call), theirs, (kind, family), address)
             }
-            (_, _) => Ok(Some(Answer::Error(libc::ENOSYS))),
+            (_, _) => Ok(Some(SyscallAnswer::Error(libc::ENOSYS))),
         }
     }
 
     /// The address of a call, copied once, from a caller that is still the same.
-    fn address(&self, listener: u64, call: &Call) -> io::Result<Address> {
-        let address = Address::fetch(call)?;
+    fn address(&self, listener: u64, call: &SupervisedSyscall) -> io::Result<SyscallAddress> {
+        let address = SyscallAddress::fetch(call)?;
         self.check_waits(listener, call)?;
         Ok(address)
     }
 
-    fn check_waits(&self, listener: u64, call: &Call) -> io::Result<()> {
+    fn check_waits(&self, listener: u64, call: &SupervisedSyscall) -> io::Result<()> {
         let waits = self.still_waits(listener, call);
         if waits { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ENOENT)) }
     }
 
     fn connect(
         &mut self,
-        caller: (u64, Call),
+        caller: (u64, SupervisedSyscall),
         theirs: OwnedFd,
-        (kind, family): (Kind, Family),
-        address: Address,
-    ) -> io::Result<Option<Answer>> {
+        (kind, family): (SocketKind, AddressFamily),
+        address: SyscallAddress,
+    ) -> io::Result<Option<SyscallAnswer>> {
         let (to, port) = match address.leads(family)? {
-            Leads::To(to, port) => (to, port),
-            Leads::Away => return Ok(Some(sys::connect(theirs.as_raw_fd(), address.bytes()).into())),
+            AddressTarget::To(to, port) => (to, port),
+            AddressTarget::Away => return Ok(Some(sys::connect(theirs.as_raw_fd(), address.bytes()).into())),
         };
         let until = give_up_at(&theirs);
-        if let Kind::Hosts(_) = kind {
+        if let SocketKind::Hosts(_) = kind {
             match self.connected_before(&theirs)? {
-                Before::Nothing => {}
-                Before::Answer(answer) => return Ok(Some(answer)),
-                Before::Wait => {
-                    self.wait(caller, Stage::Connected(theirs), until);
+                SocketHistory::Nothing => {}
+                SocketHistory::Answer(answer) => return Ok(Some(answer)),
+                SocketHistory::Wait => {
+                    self.wait(caller, SyscallStage::Connected(theirs), until);
                     return Ok(None);
                 }
             }
         }
         match (self.way(to, port)?, kind) {
-            (Way::Inside, Kind::Own(_)) => self.connect_inside(caller, theirs, &address, until),
+            (ConnectRoute::Inside, SocketKind::Own(_)) => {
+                self.connect_inside(caller, theirs, &address, until)
+            }
             // One of the host's network never leads there.
-            (Way::Inside, Kind::Hosts(_) | Kind::Other) => {
+            (ConnectRoute::Inside, SocketKind::Hosts(_) | SocketKind::Other) => {
                 let ours = own_socket(family)?;
                 self.dial(caller, theirs, (ours, &address), until)
             }
-            (Way::Outside, _) => {
+            (ConnectRoute::Outside, _) => {
                 let waiting = self.waiting_for_sockets(family);
-                let Some(stock) = &mut self.stock else { return Ok(Some(Answer::Error(libc::ENETUNREACH))) };
+                let Some(stock) = &mut self.stock else {
+                    return Ok(Some(SyscallAnswer::Error(libc::ENETUNREACH)));
+                };
                 match stock.take(family, waiting) {
                     Ok(Some(ours)) => self.dial_outside(caller, theirs, ours, (&address, to, port), until),
                     Ok(None) => {
-                        self.wait(caller, Stage::Socket { theirs, family, address, until }, None);
+                        self.wait(caller, SyscallStage::Socket { theirs, family, address, until }, None);
                         Ok(None)
                     }
-                    Err(errno) => Ok(Some(Answer::Error(errno))),
+                    Err(errno) => Ok(Some(SyscallAnswer::Error(errno))),
                 }
             }
         }
     }
 
     /// Where an address leads, if it is open.
-    fn way(&mut self, to: IpAddr, port: u16) -> io::Result<Way> {
+    fn way(&mut self, to: IpAddr, port: u16) -> io::Result<ConnectRoute> {
         let errno = |errno| Err(io::Error::from_raw_os_error(errno));
         let rules = self.with.rules.as_ref();
         if network::is_inside(to) {
             let is_loopback = to.is_loopback() || to.is_unspecified();
             let opens = is_loopback && rules.is_some_and(|rules| rules.opens_loopback(port));
-            return Ok(if opens { Way::Outside } else { Way::Inside });
+            return Ok(if opens { ConnectRoute::Outside } else { ConnectRoute::Inside });
         }
         let (Some(rules), Some(stock)) = (rules, &mut self.stock) else { return errno(libc::ENETUNREACH) };
         // What the gate answered comes here before the program hears of it.
         stock.hear();
         let answered = stock.is_opened(to, port, Instant::now());
         // Rules that close it whatever the host's own addresses are need no look at those.
-        if !rules.opens(to, port, Place::Elsewhere, answered) {
+        if !rules.opens(to, port, AddressOwner::Elsewhere, answered) {
             return errno(CLOSED);
         }
-        let mut place = Place::Elsewhere;
+        let mut place = AddressOwner::Elsewhere;
         for address in [to, canonical(to)] {
-            if self.with.routes.look_up(address)? == netlink::Leads::NotOut {
-                place = Place::Own;
+            if self.with.routes.look_up(address)? == netlink::RouteVerdict::NotOut {
+                place = AddressOwner::Own;
             }
             if canonical(to) == to {
                 break;
             }
         }
-        if rules.opens(to, port, place, answered) { Ok(Way::Outside) } else { errno(CLOSED) }
+        if rules.opens(to, port, place, answered) { Ok(ConnectRoute::Outside) } else { errno(CLOSED) }
     }
 
-    fn waiting_for_sockets(&self, wanted: Family) -> usize {
-        let waits =
-            |waiting: &&Waiting| matches!(waiting.stage, Stage::Socket { family, .. } if family == wanted);
+    fn waiting_for_sockets(&self, wanted: AddressFamily) -> usize {
+        let waits = |waiting: &&PendingSyscall| matches!(waiting.stage, SyscallStage::Socket { family, .. } if family == wanted);
         self.waiting.iter().filter(waits).count()
     }
 
     /// What a socket that was handed in before answers by itself, as the kernel would.
-    fn connected_before(&mut self, theirs: &OwnedFd) -> io::Result<Before> {
+    fn connected_before(&mut self, theirs: &OwnedFd) -> io::Result<SocketHistory> {
         let fd = theirs.as_raw_fd();
         Ok(match state(theirs)? {
             CLOSE => match sys::socket_option::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR)? {
-                0 => Before::Nothing,
-                errno => Before::Answer(Answer::Error(errno)),
+                0 => SocketHistory::Nothing,
+                errno => SocketHistory::Answer(SyscallAnswer::Error(errno)),
             },
-            SYN_SENT if is_blocking(theirs)? => Before::Wait,
-            SYN_SENT => Before::Answer(Answer::Error(libc::EALREADY)),
-            _ if self.is_told_now(theirs)? => Before::Answer(Answer::Done),
-            _ => Before::Answer(Answer::Error(libc::EISCONN)),
+            SYN_SENT if is_blocking(theirs)? => SocketHistory::Wait,
+            SYN_SENT => SocketHistory::Answer(SyscallAnswer::Error(libc::EALREADY)),
+            _ if self.is_told_now(theirs)? => SocketHistory::Answer(SyscallAnswer::Done),
+            _ => SocketHistory::Answer(SyscallAnswer::Error(libc::EISCONN)),
         })
     }
 
@@ -215,11 +224,11 @@ impl Supervisor {
     /// Connects the program's own socket, without waiting for it here.
     fn connect_inside(
         &mut self,
-        caller: (u64, Call),
+        caller: (u64, SupervisedSyscall),
         theirs: OwnedFd,
-        address: &Address,
+        address: &SyscallAddress,
         until: Option<Instant>,
-    ) -> io::Result<Option<Answer>> {
+    ) -> io::Result<Option<SyscallAnswer>> {
         let fd = theirs.as_raw_fd();
         if !is_blocking(&theirs)? {
             return Ok(Some(sys::connect(fd, address.bytes()).into()));
@@ -231,7 +240,7 @@ impl Supervisor {
         match connected.as_ref().map_err(io::Error::raw_os_error) {
             // Interrupted by the watchdog: another thread made the socket blocking meanwhile.
             Err(Some(libc::EINPROGRESS | libc::EALREADY | libc::EINTR)) => {
-                self.wait(caller, Stage::Connected(theirs), until);
+                self.wait(caller, SyscallStage::Connected(theirs), until);
                 Ok(None)
             }
             Ok(()) | Err(_) => Ok(Some(connected.into())),
@@ -241,20 +250,20 @@ impl Supervisor {
     /// As [`Supervisor::dial`], by a socket of the host's network, which is of use for this peer alone.
     fn dial_outside(
         &mut self,
-        caller: (u64, Call),
+        caller: (u64, SupervisedSyscall),
         theirs: OwnedFd,
         ours: OwnedFd,
-        (address, to, port): (&Address, IpAddr, u16),
+        (address, to, port): (&SyscallAddress, IpAddr, u16),
         until: Option<Instant>,
-    ) -> io::Result<Option<Answer>> {
+    ) -> io::Result<Option<SyscallAnswer>> {
         self.open.add(&ours, Instant::now())?;
-        let Supervised { guard, routes, .. } = &mut self.with;
+        let ConnectionPolicy { guard, routes, .. } = &mut self.with;
         let restricted = match guard {
             SocketGuard::Landlock => None,
             SocketGuard::Filter(filter) => Some(filter.restrict(&ours, SocketAddr::new(to, port), routes)?),
         };
         // A bound socket that connects to no address would reach its own.
-        let to_peer = restricted.map(|peer| Address::of(peer.bytes()));
+        let to_peer = restricted.map(|peer| SyscallAddress::of(peer.bytes()));
         self.dial(caller, theirs, (ours, to_peer.as_ref().unwrap_or(address)), until)
     }
 
@@ -262,14 +271,14 @@ impl Supervisor {
     /// meanwhile finds it there.
     fn dial(
         &mut self,
-        (listener, call): (u64, Call),
+        (listener, call): (u64, SupervisedSyscall),
         theirs: OwnedFd,
-        (ours, address): (OwnedFd, &Address),
+        (ours, address): (OwnedFd, &SyscallAddress),
         until: Option<Instant>,
-    ) -> io::Result<Option<Answer>> {
+    ) -> io::Result<Option<SyscallAnswer>> {
         // The program's own is closed below. To close one that is connected can wait for its peer (SO_LINGER).
         if state(&theirs)? != CLOSE {
-            return Ok(Some(Answer::Error(libc::EISCONN)));
+            return Ok(Some(SyscallAnswer::Error(libc::EISCONN)));
         }
         notify_options::copy(&theirs, &ours);
         let connected = sys::connect(ours.as_raw_fd(), address.bytes());
@@ -285,27 +294,27 @@ impl Supervisor {
     /// a processor in time is tried again until `try_until`.
     pub(crate) fn hand_in(
         &mut self,
-        (listener, call): (u64, Call),
+        (listener, call): (u64, SupervisedSyscall),
         pending: PendingSocket,
         try_until: Option<Instant>,
-    ) -> io::Result<Option<Answer>> {
+    ) -> io::Result<Option<SyscallAnswer>> {
         let PendingSocket { theirs, ours, is_under_way, until } = pending;
         let blocks = is_blocking(&theirs)?;
         match self.replace(listener, &call, theirs, &ours)? {
-            Replaced::Done => {}
-            Replaced::NotYet(theirs) => {
+            SocketReplacement::Done => {}
+            SocketReplacement::NotYet(theirs) => {
                 let pending = PendingSocket { theirs, ours, is_under_way, until };
-                self.wait((listener, call), Stage::HandIn(pending), try_until);
+                self.wait((listener, call), SyscallStage::HandIn(pending), try_until);
                 return Ok(None);
             }
         }
         self.untold.truncate(UNTOLD_MAX - 1);
         self.untold.insert(0, cookie(&ours)?);
         if is_under_way && blocks {
-            self.wait((listener, call), Stage::Connected(ours), until);
+            self.wait((listener, call), SyscallStage::Connected(ours), until);
             return Ok(None);
         }
-        let answer = if is_under_way { Answer::Error(libc::EINPROGRESS) } else { Answer::Done };
+        let answer = if is_under_way { SyscallAnswer::Error(libc::EINPROGRESS) } else { SyscallAnswer::Done };
         if self.answer(listener, &call, answer) && !is_under_way {
             self.is_told_now(&ours)?;
         }
@@ -316,10 +325,10 @@ impl Supervisor {
     fn replace(
         &mut self,
         listener: u64,
-        call: &Call,
+        call: &SupervisedSyscall,
         theirs: OwnedFd,
         ours: &OwnedFd,
-    ) -> io::Result<Replaced> {
+    ) -> io::Result<SocketReplacement> {
         let flags = sys::flags_of(theirs.as_raw_fd())? & libc::O_NONBLOCK;
         sys::set_flags(ours.as_raw_fd(), flags)?;
         // One that waits in the call itself is not watched by it at the same time.
@@ -333,7 +342,7 @@ impl Supervisor {
         let fd = self.listener(listener).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))?;
         match notify_sys::replace(fd, call.id, call.fd(), ours, closes) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                return Ok(Replaced::NotYet(theirs));
+                return Ok(SocketReplacement::NotYet(theirs));
             }
             replaced => replaced?,
         }
@@ -345,7 +354,7 @@ impl Supervisor {
             // One whose epoll is gone has nobody who waits.
             drop(registration.renew(ours, call.fd()));
         }
-        Ok(Replaced::Done)
+        Ok(SocketReplacement::Done)
     }
 
     /// Hears the gate, and gives what it sent to those who wait for it.
@@ -358,16 +367,16 @@ impl Supervisor {
 
     /// Gives what is there to those who wait for it, whoever heard of it.
     pub(crate) fn give_sockets(&mut self) {
-        let is_next = |waiting: &Waiting, stock: &Stock| match waiting.stage {
-            Stage::Socket { family, .. } => stock.has_news(family),
-            Stage::HandIn(_) | Stage::Connected(_) => false,
+        let is_next = |waiting: &PendingSyscall, stock: &SocketStock| match waiting.stage {
+            SyscallStage::Socket { family, .. } => stock.has_news(family),
+            SyscallStage::HandIn(_) | SyscallStage::Connected(_) => false,
         };
         while let Some(stock) = &self.stock
             && let Some(at) = self.waiting.iter().position(|waiting| is_next(waiting, stock))
         {
             // The order in which they came.
-            let Waiting { listener, call, stage, .. } = self.waiting.remove(at);
-            let Stage::Socket { theirs, family, address, until } = stage else { continue };
+            let PendingSyscall { listener, call, stage, .. } = self.waiting.remove(at);
+            let SyscallStage::Socket { theirs, family, address, until } = stage else { continue };
             let decided = self.give_socket((listener, call), theirs, (family, &address), until);
             self.finish(listener, &call, decided);
         }
@@ -377,80 +386,85 @@ impl Supervisor {
     /// address meanwhile.
     fn give_socket(
         &mut self,
-        caller: (u64, Call),
+        caller: (u64, SupervisedSyscall),
         theirs: OwnedFd,
-        (family, address): (Family, &Address),
+        (family, address): (AddressFamily, &SyscallAddress),
         until: Option<Instant>,
-    ) -> io::Result<Option<Answer>> {
-        let Leads::To(to, port) = address.leads(family)? else {
-            return Ok(Some(Answer::Error(libc::EINVAL)));
+    ) -> io::Result<Option<SyscallAnswer>> {
+        let AddressTarget::To(to, port) = address.leads(family)? else {
+            return Ok(Some(SyscallAnswer::Error(libc::EINVAL)));
         };
         match self.way(to, port)? {
-            Way::Outside => {}
-            Way::Inside => return Ok(Some(Answer::Error(CLOSED))),
+            ConnectRoute::Outside => {}
+            ConnectRoute::Inside => return Ok(Some(SyscallAnswer::Error(CLOSED))),
         }
-        let Some(stock) = &mut self.stock else { return Ok(Some(Answer::Error(libc::ENETUNREACH))) };
+        let Some(stock) = &mut self.stock else { return Ok(Some(SyscallAnswer::Error(libc::ENETUNREACH))) };
         match stock.take(family, 0) {
             Ok(Some(ours)) => self.dial_outside(caller, theirs, ours, (address, to, port), until),
-            Ok(None) => Ok(Some(Answer::Error(libc::EAGAIN))),
-            Err(errno) => Ok(Some(Answer::Error(errno))),
+            Ok(None) => Ok(Some(SyscallAnswer::Error(libc::EAGAIN))),
+            Err(errno) => Ok(Some(SyscallAnswer::Error(errno))),
         }
     }
 
     /// Answers as it was decided, if it was.
-    pub(crate) fn finish(&mut self, listener: u64, call: &Call, decided: io::Result<Option<Answer>>) {
+    pub(crate) fn finish(
+        &mut self,
+        listener: u64,
+        call: &SupervisedSyscall,
+        decided: io::Result<Option<SyscallAnswer>>,
+    ) {
         let answer = match decided {
             Ok(Some(answer)) => answer,
             Ok(None) => return,
-            Err(error) => Answer::Error(error.raw_os_error().unwrap_or(libc::EIO)),
+            Err(error) => SyscallAnswer::Error(error.raw_os_error().unwrap_or(libc::EIO)),
         };
         self.answer(listener, call, answer);
     }
 
     /// A connection stands, or is known not to. Whoever was interrupted sees by itself how it went.
-    pub(crate) fn go_on(&mut self, waiting: Waiting) {
-        let Waiting { listener, call, stage, .. } = waiting;
-        let Stage::Connected(socket) = stage else { return };
+    pub(crate) fn go_on(&mut self, waiting: PendingSyscall) {
+        let PendingSyscall { listener, call, stage, .. } = waiting;
+        let SyscallStage::Connected(socket) = stage else { return };
         if !self.still_waits(listener, &call) {
             return;
         }
         match sys::socket_option::<i32>(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ERROR) {
             Ok(0) => {
-                if self.answer(listener, &call, Answer::Done) {
+                if self.answer(listener, &call, SyscallAnswer::Done) {
                     // One that cannot be asked what it is was not remembered.
                     drop(self.is_told_now(&socket));
                 }
             }
-            other => self.finish(listener, &call, other.map(|errno| Some(Answer::Error(errno)))),
+            other => self.finish(listener, &call, other.map(|errno| Some(SyscallAnswer::Error(errno)))),
         }
     }
 
     /// The bound for this call is over. A connection of a socket that the program has goes on without it.
-    pub(crate) fn time_out(&mut self, waiting: &Waiting) {
+    pub(crate) fn time_out(&mut self, waiting: &PendingSyscall) {
         let errno = match waiting.stage {
-            Stage::Socket { .. } | Stage::HandIn(_) => libc::ETIMEDOUT,
-            Stage::Connected(_) => libc::EINPROGRESS,
+            SyscallStage::Socket { .. } | SyscallStage::HandIn(_) => libc::ETIMEDOUT,
+            SyscallStage::Connected(_) => libc::EINPROGRESS,
         };
-        self.answer(waiting.listener, &waiting.call, Answer::Error(errno));
+        self.answer(waiting.listener, &waiting.call, SyscallAnswer::Error(errno));
     }
 
     /// Lets a program's socket listen. Peers of one that is a file see who did that, so it is the program's user.
     fn listen(&self, theirs: &OwnedFd, backlog: i32) -> io::Result<()> {
         let domain: i32 = sys::socket_option(theirs.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN)?;
         match self.user {
-            User::Own(uid) if domain == libc::AF_UNIX => {
+            ExecUser::Own(uid) if domain == libc::AF_UNIX => {
                 confine::as_user(uid, || sys::listen(theirs.as_raw_fd(), backlog))?
             }
-            User::Own(_) | User::Keeper => sys::listen(theirs.as_raw_fd(), backlog),
+            ExecUser::Own(_) | ExecUser::Keeper => sys::listen(theirs.as_raw_fd(), backlog),
         }
     }
 }
 
 /// A socket of the sandbox's own network, which this process is in.
-fn own_socket(family: Family) -> io::Result<OwnedFd> {
+fn own_socket(family: AddressFamily) -> io::Result<OwnedFd> {
     let domain = match family {
-        Family::V4 => libc::AF_INET,
-        Family::V6 => libc::AF_INET6,
+        AddressFamily::V4 => libc::AF_INET,
+        AddressFamily::V6 => libc::AF_INET6,
     };
     sys::socket(domain, libc::SOCK_STREAM | libc::SOCK_NONBLOCK)
 }

@@ -22,24 +22,24 @@ const INFO_BYTES_MAX: u64 = 256 * 1024;
 
 /// The epolls of processes, as they were found last.
 #[derive(Debug, Default)]
-pub(crate) struct Epolls {
+pub(crate) struct EpollCache {
     known: VecDeque<(i32, Vec<RawFd>)>,
 }
 
 /// One registration of a socket.
 #[derive(Debug)]
-pub(crate) struct Registration {
+pub(crate) struct EpollRegistration {
     epoll: OwnedFd,
     events: u32,
     data: u64,
 }
 
-impl Epolls {
+impl EpollCache {
     /// All registrations of a process's descriptor. A process that is gone has none.
-    pub(crate) fn of(&mut self, thread: i32, pidfd: &OwnedFd, fd: RawFd) -> Vec<Registration> {
+    pub(crate) fn of(&mut self, thread: i32, pidfd: &OwnedFd, fd: RawFd) -> Vec<EpollRegistration> {
         let Ok(process) = notify_sys::process_of(thread) else { return Vec::new() };
         let known = self.known.iter().find(|(pid, _)| *pid == process);
-        let found: Vec<Registration> = known.map_or_else(Vec::new, |(_, epolls)| {
+        let found: Vec<EpollRegistration> = known.map_or_else(Vec::new, |(_, epolls)| {
             epolls.iter().filter_map(|epoll| registration(process, pidfd, *epoll, fd)).collect()
         });
         if !found.is_empty() {
@@ -57,13 +57,14 @@ impl Epolls {
     }
 }
 
-impl Registration {
+impl EpollRegistration {
     /// Registers `socket` as the file before it was, by the same number.
     pub(crate) fn renew(&self, socket: &OwnedFd, number: RawFd) -> io::Result<()> {
         // Not by the number that is lent.
         let apart = if self.epoll.as_raw_fd() == number { Some(self.epoll.try_clone()?) } else { None };
         let epoll = apart.as_ref().unwrap_or(&self.epoll);
-        let lent = if socket.as_raw_fd() == number { None } else { Some(Lent::take(socket, number)?) };
+        let lent =
+            if socket.as_raw_fd() == number { None } else { Some(BorrowedNumber::take(socket, number)?) };
         let mut event = libc::epoll_event { events: self.events, u64: self.data };
         // SAFETY: the kernel reads the structure, which outlives the call.
         let added = unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, number, &mut event) };
@@ -74,13 +75,13 @@ impl Registration {
 }
 
 /// A number of this process's that refers to another file for a moment. Whatever had it keeps its file meanwhile.
-struct Lent {
+struct BorrowedNumber {
     number: RawFd,
     before: Option<(OwnedFd, i32)>,
 }
 
-impl Lent {
-    fn take(socket: &OwnedFd, number: RawFd) -> io::Result<Lent> {
+impl BorrowedNumber {
+    fn take(socket: &OwnedFd, number: RawFd) -> io::Result<BorrowedNumber> {
         // SAFETY: no memory is passed. The number is given back before anybody could miss it: the other
         // thread of this process, which forks tools, waits for a message meanwhile.
         unsafe {
@@ -92,12 +93,12 @@ impl Lent {
                 Some((OwnedFd::from_raw_fd(kept), flags))
             };
             sys::check(libc::dup3(socket.as_raw_fd(), number, libc::O_CLOEXEC))?;
-            Ok(Lent { number, before })
+            Ok(BorrowedNumber { number, before })
         }
     }
 }
 
-impl Drop for Lent {
+impl Drop for BorrowedNumber {
     fn drop(&mut self) {
         // SAFETY: as above.
         unsafe {
@@ -140,10 +141,10 @@ fn number(name: &std::ffi::OsStr) -> Option<RawFd> {
     name.to_str()?.parse().ok()
 }
 
-fn registration(process: i32, pidfd: &OwnedFd, epoll: RawFd, fd: RawFd) -> Option<Registration> {
+fn registration(process: i32, pidfd: &OwnedFd, epoll: RawFd, fd: RawFd) -> Option<EpollRegistration> {
     let text = read_bounded(&format!("/proc/{process}/fdinfo/{epoll}"), INFO_BYTES_MAX);
     let (events, data) = text.lines().find_map(|line| line_of(line, fd))?;
-    Some(Registration { epoll: notify_sys::get_fd(pidfd, epoll).ok()?, events, data })
+    Some(EpollRegistration { epoll: notify_sys::get_fd(pidfd, epoll).ok()?, events, data })
 }
 
 /// What a line says of this descriptor: `tfd: 5 events: 19 data: 7 pos:…`, all but the first in hexadecimal.
@@ -194,9 +195,9 @@ mod tests {
             assert_eq!(added, 0);
         };
         watch(kept.iter().rev().find(|epoll| !found.contains(&epoll.as_raw_fd())).unwrap());
-        assert_eq!(Epolls::default().of(own, &pidfd, near.as_raw_fd()).len(), 0);
+        assert_eq!(EpollCache::default().of(own, &pidfd, near.as_raw_fd()).len(), 0);
         watch(kept.iter().find(|epoll| found.contains(&epoll.as_raw_fd())).unwrap());
-        assert_eq!(Epolls::default().of(own, &pidfd, near.as_raw_fd()).len(), 1);
+        assert_eq!(EpollCache::default().of(own, &pidfd, near.as_raw_fd()).len(), 1);
     }
 
     fn search_descriptors() {
@@ -225,7 +226,7 @@ mod tests {
         assert_eq!(unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, number, &mut event) }, 0);
         let own = std::process::id().cast_signed();
         let pidfd = sys::pidfd_open(own).unwrap();
-        let mut epolls = Epolls::default();
+        let mut epolls = EpollCache::default();
         for _ in 0..2 {
             let found = epolls.of(own, &pidfd, number);
             assert_eq!(found.len(), 1);

@@ -31,13 +31,13 @@ const NUMBERS: [(libc::c_int, libc::c_int); 17] = [
 ];
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Time {
+struct SocketTimeout {
     seconds: i64,
     micros: i64,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Linger {
+struct SocketLinger {
     on: i32,
     seconds: i32,
 }
@@ -49,7 +49,7 @@ pub(crate) fn copy(theirs: &OwnedFd, ours: &OwnedFd) {
         copy_one::<i32>(from, to, level, name);
     }
     for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-        copy_one::<Time>(from, to, libc::SOL_SOCKET, name);
+        copy_one::<SocketTimeout>(from, to, libc::SOL_SOCKET, name);
     }
     let locked = sys::socket_option::<i32>(from, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(0);
     for (lock, name) in [(SENDS, libc::SO_SNDBUF), (RECEIVES, libc::SO_RCVBUF)] {
@@ -64,12 +64,13 @@ pub(crate) fn copy(theirs: &OwnedFd, ours: &OwnedFd) {
 
 /// As [`copy`], for how long closing waits.
 pub(crate) fn copy_linger(theirs: &OwnedFd, ours: &OwnedFd) {
-    copy_one::<Linger>(theirs.as_raw_fd(), ours.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER);
+    copy_one::<SocketLinger>(theirs.as_raw_fd(), ours.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER);
 }
 
 /// After how long a call that sends gives up, if it does.
 pub(crate) fn send_timeout(socket: &OwnedFd) -> Option<std::time::Duration> {
-    let time = sys::socket_option::<Time>(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDTIMEO).ok()?;
+    let time =
+        sys::socket_option::<SocketTimeout>(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDTIMEO).ok()?;
     let seconds = u64::try_from(time.seconds).ok()?;
     let micros = u64::try_from(time.micros).ok()?;
     let whole = std::time::Duration::from_secs(seconds) + std::time::Duration::from_micros(micros);
@@ -103,7 +104,7 @@ mod tests {
         set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
         set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 77);
         set(libc::SOL_SOCKET, libc::SO_RCVBUF, 50_000);
-        let time = Time { seconds: 3, micros: 0 };
+        let time = SocketTimeout { seconds: 3, micros: 0 };
         sys::set_socket_option(theirs.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDTIMEO, &time).unwrap();
         copy(&theirs, &ours);
         let get = |level, name| sys::socket_option::<i32>(ours.as_raw_fd(), level, name).unwrap();

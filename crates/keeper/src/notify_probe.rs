@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
-use crate::notify_sys::{self, Answer};
+use crate::notify_sys::{self, SyscallAnswer};
 use crate::seccomp_network;
 use crate::sys;
 use crate::trial::TrialError;
@@ -117,7 +117,7 @@ fn answer_call(child: &OwnedFd, pid: i32, replacement: &OwnedFd) -> Result<(), T
     }
     notify_sys::replace(&calls, call.id, call.fd(), replacement, true)
         .map_err(TrialError::during("replace a descriptor of a program"))?;
-    notify_sys::answer(&calls, call.id, Answer::Error(TRIAL_ERRNO))
+    notify_sys::answer(&calls, call.id, SyscallAnswer::Error(TRIAL_ERRNO))
         .map_err(TrialError::during("answer a call of a program"))?;
     let (len, _) =
         receive(child, &mut message).map_err(TrialError::during("hear how a call was answered"))?;

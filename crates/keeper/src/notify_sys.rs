@@ -27,7 +27,7 @@ const YAMA: &str = "/proc/sys/kernel/yama/ptrace_scope";
 
 /// A call that waits for its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Call {
+pub(crate) struct SupervisedSyscall {
     pub(crate) id: u64,
     /// The thread that made it.
     pub(crate) thread: i32,
@@ -35,7 +35,7 @@ pub(crate) struct Call {
     pub(crate) args: [u64; 3],
 }
 
-impl Call {
+impl SupervisedSyscall {
     /// The descriptor that it is about, which is the first argument of all calls here.
     pub(crate) fn fd(&self) -> RawFd {
         self.args[0] as RawFd
@@ -44,18 +44,18 @@ impl Call {
 
 /// How a call is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum SyscallAnswer {
     Done,
     Error(i32),
     /// The kernel carries it out, with whatever its arguments mean by then.
     Continue,
 }
 
-impl From<io::Result<()>> for Answer {
-    fn from(done: io::Result<()>) -> Answer {
+impl From<io::Result<()>> for SyscallAnswer {
+    fn from(done: io::Result<()>) -> SyscallAnswer {
         match done {
-            Ok(()) => Answer::Done,
-            Err(error) => Answer::Error(error.raw_os_error().unwrap_or(libc::EIO)),
+            Ok(()) => SyscallAnswer::Done,
+            Err(error) => SyscallAnswer::Error(error.raw_os_error().unwrap_or(libc::EIO)),
         }
     }
 }
@@ -92,10 +92,10 @@ pub(crate) fn prefer_speed(listener: &OwnedFd) {
 }
 
 /// Takes the next call. Only for a listener that is ready: without a call it would wait.
-pub(crate) fn receive(listener: &OwnedFd) -> io::Result<Call> {
+pub(crate) fn receive(listener: &OwnedFd) -> io::Result<SupervisedSyscall> {
     #[repr(C, align(8))]
-    struct Room([u8; ROOM]);
-    let mut room = Room([0; ROOM]);
+    struct NotificationBuffer([u8; ROOM]);
+    let mut room = NotificationBuffer([0; ROOM]);
     // SAFETY: the kernel writes its structure, which was checked to fit, and expects zeroes before.
     sys::check(unsafe { libc::ioctl(listener.as_raw_fd(), RECEIVE as _, &mut room) })?;
     let long = |at: usize| {
@@ -108,7 +108,12 @@ pub(crate) fn receive(listener: &OwnedFd) -> io::Result<Call> {
         bytes.copy_from_slice(&room.0[at..at + 4]);
         i32::from_ne_bytes(bytes)
     };
-    Ok(Call { id: long(0), thread: int(8), number: int(16).into(), args: [long(32), long(40), long(48)] })
+    Ok(SupervisedSyscall {
+        id: long(0),
+        thread: int(8),
+        number: int(16).into(),
+        args: [long(32), long(40), long(48)],
+    })
 }
 
 /// Whether the caller still waits. What was fetched from it before is its own then.
@@ -133,20 +138,20 @@ fn uninterrupted(mut call: impl FnMut() -> io::Result<libc::c_int>) -> io::Resul
 }
 
 /// Answers a call. An error: nobody waits for it any more.
-pub(crate) fn answer(listener: &OwnedFd, id: u64, answer: Answer) -> io::Result<()> {
+pub(crate) fn answer(listener: &OwnedFd, id: u64, answer: SyscallAnswer) -> io::Result<()> {
     #[repr(C)]
-    struct Response {
+    struct NotificationResponse {
         id: u64,
         value: i64,
         error: i32,
         flags: u32,
     }
     let (error, flags) = match answer {
-        Answer::Done => (0, 0),
-        Answer::Error(errno) => (-errno, 0),
-        Answer::Continue => (0, CONTINUE),
+        SyscallAnswer::Done => (0, 0),
+        SyscallAnswer::Error(errno) => (-errno, 0),
+        SyscallAnswer::Continue => (0, CONTINUE),
     };
-    let mut response = Response { id, value: 0, error, flags };
+    let mut response = NotificationResponse { id, value: 0, error, flags };
     uninterrupted(|| {
         // SAFETY: the kernel reads the structure, which has the layout that it asks for and outlives the call.
         sys::check(unsafe { libc::ioctl(listener.as_raw_fd(), SEND as _, &mut response) })
@@ -164,7 +169,7 @@ pub(crate) fn replace(
     closes_on_exec: bool,
 ) -> io::Result<()> {
     #[repr(C)]
-    struct AddFd {
+    struct NotificationAddFd {
         id: u64,
         flags: u32,
         from: u32,
@@ -173,7 +178,7 @@ pub(crate) fn replace(
     }
     let to_flags = if closes_on_exec { libc::O_CLOEXEC.cast_unsigned() } else { 0 };
     let from = ours.as_raw_fd().cast_unsigned();
-    let mut request = AddFd { id, flags: REPLACE, from, to: theirs.cast_unsigned(), to_flags };
+    let mut request = NotificationAddFd { id, flags: REPLACE, from, to: theirs.cast_unsigned(), to_flags };
     // SAFETY: the kernel reads the structure, which has the layout that it asks for and outlives the call.
     sys::check(unsafe { libc::ioctl(listener.as_raw_fd(), ADD_FD as _, &mut request) }).map(drop)
 }

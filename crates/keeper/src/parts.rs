@@ -10,26 +10,26 @@ use std::rc::Rc;
 
 use lodge_link::segment_name;
 
-use crate::captured::Next;
+use crate::captured::NextBytes;
 use crate::execs;
 use crate::sys;
 
 /// How much of a stream is kept: so many bytes of its beginning, and at its end one to two segments of that length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub(crate) struct StreamLayout {
     pub(crate) head: u64,
     pub(crate) segment: u64,
 }
 
 /// The files of one stream.
 #[derive(Debug)]
-pub(crate) struct Parts {
+pub(crate) struct StreamFiles {
     dir: Rc<OwnedFd>,
     /// That of the head, with which the names of the segments begin.
     name: &'static str,
-    layout: Layout,
+    layout: StreamLayout,
     file: Option<File>,
-    part: Part,
+    part: CurrentFile,
     /// Bytes in that part.
     len: u64,
     /// Where the segment before the one that is written begins.
@@ -38,7 +38,7 @@ pub(crate) struct Parts {
 
 /// The file that is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum CurrentFile {
     Head,
     Segment {
         base: u64,
@@ -50,18 +50,18 @@ enum Part {
     },
 }
 
-impl Parts {
-    pub(crate) fn new(dir: Rc<OwnedFd>, name: &'static str, layout: Layout) -> Parts {
-        Parts { dir, name, layout, file: None, part: Part::Head, len: 0, previous: None }
+impl StreamFiles {
+    pub(crate) fn new(dir: Rc<OwnedFd>, name: &'static str, layout: StreamLayout) -> StreamFiles {
+        StreamFiles { dir, name, layout, file: None, part: CurrentFile::Head, len: 0, previous: None }
     }
 
-    pub(crate) fn next(&self) -> Next {
+    pub(crate) fn next(&self) -> NextBytes {
         let room = self.room();
         match &self.file {
-            Some(file) if room > 0 => Next::Into { file: file.as_raw_fd(), room },
-            None if room > 0 => Next::Begin { room },
-            Some(_) | None if self.layout.segment > 0 => Next::Begin { room: self.layout.segment },
-            Some(_) | None => Next::Drop,
+            Some(file) if room > 0 => NextBytes::Into { file: file.as_raw_fd(), room },
+            None if room > 0 => NextBytes::Begin { room },
+            Some(_) | None if self.layout.segment > 0 => NextBytes::Begin { room: self.layout.segment },
+            Some(_) | None => NextBytes::Drop,
         }
     }
 
@@ -80,9 +80,11 @@ impl Parts {
     pub(crate) fn took(&mut self, bytes: u64) -> u64 {
         self.len += bytes;
         match self.part {
-            Part::Head => self.len,
-            Part::Segment { base } => self.layout.head + (base - self.previous.unwrap_or(base)) + self.len,
-            Part::Skipped { .. } => self.layout.head,
+            CurrentFile::Head => self.len,
+            CurrentFile::Segment { base } => {
+                self.layout.head + (base - self.previous.unwrap_or(base)) + self.len
+            }
+            CurrentFile::Skipped { .. } => self.layout.head,
         }
     }
 
@@ -98,18 +100,20 @@ impl Parts {
     /// So many bytes get no file. What they push out goes when the next segment is there.
     pub(crate) fn skip(&mut self, bytes: u64) {
         self.part = match self.part {
-            Part::Head => Part::Skipped { base: self.len + bytes, last: None },
-            Part::Segment { base } => Part::Skipped { base: base + self.len + bytes, last: Some(base) },
-            Part::Skipped { base, last } => Part::Skipped { base: base + bytes, last },
+            CurrentFile::Head => CurrentFile::Skipped { base: self.len + bytes, last: None },
+            CurrentFile::Segment { base } => {
+                CurrentFile::Skipped { base: base + self.len + bytes, last: Some(base) }
+            }
+            CurrentFile::Skipped { base, last } => CurrentFile::Skipped { base: base + bytes, last },
         };
         (self.file, self.len) = (None, 0);
     }
 
     fn room(&self) -> u64 {
         let most = match self.part {
-            Part::Head => self.layout.head,
-            Part::Segment { .. } => self.layout.segment,
-            Part::Skipped { .. } => 0,
+            CurrentFile::Head => self.layout.head,
+            CurrentFile::Segment { .. } => self.layout.segment,
+            CurrentFile::Skipped { .. } => 0,
         };
         most.saturating_sub(self.len)
     }
@@ -117,18 +121,18 @@ impl Parts {
     /// Makes the next file. The segments before the last one go, so that there are never more than two.
     fn begin(&mut self) -> io::Result<()> {
         let (base, last, passed) = match self.part {
-            Part::Head if self.room() > 0 => {
+            CurrentFile::Head if self.room() > 0 => {
                 self.file = Some(execs::create_output(&self.dir, self.name)?.into());
                 return Ok(());
             }
-            Part::Head => (self.len, None, None),
-            Part::Segment { base } => (base + self.len, Some(base), None),
-            Part::Skipped { base, last } => (base, None, last),
+            CurrentFile::Head => (self.len, None, None),
+            CurrentFile::Segment { base } => (base + self.len, Some(base), None),
+            CurrentFile::Skipped { base, last } => (base, None, last),
         };
         self.file = Some(execs::create_output(&self.dir, &segment_name(self.name, base))?.into());
         let oldest = std::mem::replace(&mut self.previous, last);
         oldest.into_iter().chain(passed).try_for_each(|base| self.unlink(base))?;
-        (self.part, self.len) = (Part::Segment { base }, 0);
+        (self.part, self.len) = (CurrentFile::Segment { base }, 0);
         Ok(())
     }
 
@@ -150,20 +154,20 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::captured::{Captured, Flow, Place, Ways};
+    use crate::captured::{PipeFlow, SplicePipes, StreamCapture, StreamTarget};
 
     /// A directory of its own for each test, which goes with it.
-    struct Scratch(PathBuf);
+    struct ScratchDir(PathBuf);
 
-    impl Scratch {
-        fn new(name: &str) -> Scratch {
+    impl ScratchDir {
+        fn new(name: &str) -> ScratchDir {
             let dir = std::env::temp_dir().join(format!("keeper-parts-{name}-{}", std::process::id()));
             std::fs::create_dir_all(&dir).unwrap();
-            Scratch(dir)
+            ScratchDir(dir)
         }
 
-        fn parts(&self, layout: Layout) -> Parts {
-            Parts::new(Rc::new(sys::open_path(self.0.as_os_str()).unwrap()), "stdout", layout)
+        fn parts(&self, layout: StreamLayout) -> StreamFiles {
+            StreamFiles::new(Rc::new(sys::open_path(self.0.as_os_str()).unwrap()), "stdout", layout)
         }
 
         fn files(&self) -> BTreeMap<String, String> {
@@ -173,7 +177,7 @@ mod tests {
         }
     }
 
-    impl Drop for Scratch {
+    impl Drop for ScratchDir {
         fn drop(&mut self) {
             std::fs::remove_dir_all(&self.0).unwrap();
         }
@@ -184,25 +188,28 @@ mod tests {
     }
 
     /// Has these bytes captured from a pipe, all at once.
-    fn capture(captured: &mut Captured, bytes: &[u8]) -> Flow {
+    fn capture(captured: &mut StreamCapture, bytes: &[u8]) -> PipeFlow {
         let (ours, theirs) = sys::pipe().unwrap();
         sys::set_nonblocking(ours.as_raw_fd()).unwrap();
         assert_eq!(sys::write(theirs.as_raw_fd(), bytes).unwrap(), bytes.len());
         drop(theirs);
         captured.pipe = Some(ours);
-        let ways = Ways::open().unwrap();
+        let ways = SplicePipes::open().unwrap();
         loop {
             match captured.pump(&ways) {
-                Flow::More => {}
-                over @ (Flow::Dry | Flow::Ended) => return over,
+                PipeFlow::More => {}
+                over @ (PipeFlow::Dry | PipeFlow::Ended) => return over,
             }
         }
     }
 
     #[test]
     fn the_head_and_the_last_one_to_two_segments_are_kept_and_nothing_else_is() {
-        let scratch = Scratch::new("kept");
-        let mut captured = Captured::new(None, Place::Parts(scratch.parts(Layout { head: 3, segment: 2 })));
+        let scratch = ScratchDir::new("kept");
+        let mut captured = StreamCapture::new(
+            None,
+            StreamTarget::Parts(scratch.parts(StreamLayout { head: 3, segment: 2 })),
+        );
         let steps: [(&str, u64, BTreeMap<String, String>); 7] = [
             ("", 0, files([])),
             ("ab", 2, files([("stdout", "ab")])),
@@ -214,7 +221,7 @@ mod tests {
         ];
         let mut seen = 0;
         for (bytes, kept, expected) in steps {
-            assert_eq!(capture(&mut captured, bytes.as_bytes()), Flow::Ended);
+            assert_eq!(capture(&mut captured, bytes.as_bytes()), PipeFlow::Ended);
             seen += bytes.len() as u64;
             assert_eq!((captured.counted.seen, captured.counted.kept), (seen, kept), "{bytes}");
             assert_eq!(scratch.files(), expected, "{bytes}");
@@ -224,12 +231,12 @@ mod tests {
     #[test]
     fn without_segments_the_head_alone_is_kept_and_without_a_head_the_end() {
         for (name, layout, expected) in [
-            ("head", Layout { head: 4, segment: 0 }, files([("stdout", "abcd")])),
-            ("tail", Layout { head: 0, segment: 4 }, files([("stdout.4", "efgh"), ("stdout.8", "ij")])),
-            ("none", Layout { head: 0, segment: 0 }, files([])),
+            ("head", StreamLayout { head: 4, segment: 0 }, files([("stdout", "abcd")])),
+            ("tail", StreamLayout { head: 0, segment: 4 }, files([("stdout.4", "efgh"), ("stdout.8", "ij")])),
+            ("none", StreamLayout { head: 0, segment: 0 }, files([])),
         ] {
-            let scratch = Scratch::new(name);
-            let mut captured = Captured::new(None, Place::Parts(scratch.parts(layout)));
+            let scratch = ScratchDir::new(name);
+            let mut captured = StreamCapture::new(None, StreamTarget::Parts(scratch.parts(layout)));
             capture(&mut captured, b"abcdefghij");
             assert_eq!(captured.counted.seen, 10);
             assert_eq!(scratch.files(), expected, "{name}");
@@ -238,11 +245,14 @@ mod tests {
 
     #[test]
     fn a_segment_that_cannot_be_made_ends_what_is_kept_and_not_the_stream() {
-        let scratch = Scratch::new("trouble");
+        let scratch = ScratchDir::new("trouble");
         // Somebody else's file lies where the second segment would.
         std::fs::write(scratch.0.join("stdout.5"), "x").unwrap();
-        let mut captured = Captured::new(None, Place::Parts(scratch.parts(Layout { head: 3, segment: 2 })));
-        assert_eq!(capture(&mut captured, b"abcdefgh"), Flow::Ended);
+        let mut captured = StreamCapture::new(
+            None,
+            StreamTarget::Parts(scratch.parts(StreamLayout { head: 3, segment: 2 })),
+        );
+        assert_eq!(capture(&mut captured, b"abcdefgh"), PipeFlow::Ended);
         assert_eq!((captured.counted.seen, captured.counted.kept), (8, 5));
         assert!(captured.trouble.is_some());
         let expected = files([("stdout", "abc"), ("stdout.3", "de"), ("stdout.5", "x")]);
@@ -251,9 +261,9 @@ mod tests {
 
     #[test]
     fn no_file_is_made_for_what_would_go_again_at_once() {
-        let scratch = Scratch::new("skipped");
-        let layout = Layout { head: 3, segment: 2 };
-        let mut captured = Captured::new(None, Place::Parts(scratch.parts(layout)));
+        let scratch = ScratchDir::new("skipped");
+        let layout = StreamLayout { head: 3, segment: 2 };
+        let mut captured = StreamCapture::new(None, StreamTarget::Parts(scratch.parts(layout)));
         capture(&mut captured, b"abcdefg");
         // In the way of whoever makes a file for each segment.
         std::fs::write(scratch.0.join("stdout.9"), "x").unwrap();
@@ -269,8 +279,11 @@ mod tests {
 
     #[test]
     fn a_segment_that_somebody_took_elsewhere_is_not_missed() {
-        let scratch = Scratch::new("taken");
-        let mut captured = Captured::new(None, Place::Parts(scratch.parts(Layout { head: 1, segment: 1 })));
+        let scratch = ScratchDir::new("taken");
+        let mut captured = StreamCapture::new(
+            None,
+            StreamTarget::Parts(scratch.parts(StreamLayout { head: 1, segment: 1 })),
+        );
         capture(&mut captured, b"abc");
         std::fs::remove_file(scratch.0.join("stdout.1")).unwrap();
         let head = File::options().write(true).open(scratch.0.join("stdout")).unwrap();

@@ -16,7 +16,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use crate::bpf::{answer, jump, statement};
 use crate::confine;
 use crate::local_ports::LocalPorts;
-use crate::netlink::Routes;
+use crate::netlink::RouteSocket;
 use crate::sys;
 use crate::trial::TrialError;
 
@@ -72,7 +72,7 @@ impl PeerFilter {
         &self,
         socket: &OwnedFd,
         peer: SocketAddr,
-        routes: &mut Routes,
+        routes: &mut RouteSocket,
     ) -> io::Result<sys::SocketAddress> {
         let peer = SocketAddr::new(answering_address(peer.ip()), peer.port());
         self.ports.bind_one(socket, self.source_for(peer.ip(), routes)?, peer)?;
@@ -81,7 +81,7 @@ impl PeerFilter {
     }
 
     /// The address to connect from.
-    fn source_for(&self, peer: IpAddr, routes: &mut Routes) -> io::Result<IpAddr> {
+    fn source_for(&self, peer: IpAddr, routes: &mut RouteSocket) -> io::Result<IpAddr> {
         match peer {
             IpAddr::V4(v4) if v4.is_loopback() => Ok(self.loopback.into()),
             // There is only one such address, and servers have it: a tool could take their ports.
@@ -230,7 +230,7 @@ mod tests {
         let loopback = loopback_source().unwrap();
         let ports = LocalPorts::choose().unwrap();
         let filter = PeerFilter { capabilities: 0, ports, loopback };
-        let mut routes = Routes::open().unwrap();
+        let mut routes = RouteSocket::open().unwrap();
         assert_eq!(filter.source_for([127, 0, 0, 1].into(), &mut routes).unwrap(), loopback);
         let refused = filter.source_for(Ipv6Addr::LOCALHOST.into(), &mut routes).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
@@ -245,7 +245,7 @@ mod tests {
         };
         let [peer, other] = [0, 1].map(|_| TcpListener::bind(("127.0.0.1", 0)).unwrap());
         let socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM).unwrap();
-        filter.restrict(&socket, peer.local_addr().unwrap(), &mut Routes::open().unwrap()).unwrap();
+        filter.restrict(&socket, peer.local_addr().unwrap(), &mut RouteSocket::open().unwrap()).unwrap();
         let connect = |to: &TcpListener| {
             let address = sys::SocketAddress::from(to.local_addr().unwrap());
             sys::connect(socket.as_raw_fd(), address.bytes())

@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use lodge_link::{
-    Assembler, Challenge, Command, Hello, NONCE_LEN, Secret, TurnedAway, TurnedAwayWhy, VERSION,
-    daemon_proof, limits, same_bytes,
+    Assembler, ConnectionRefused, Hello, KeeperChallenge, KeeperCommand, NONCE_LEN, RefusedWhy, Secret,
+    VERSION, daemon_proof, limits, same_bytes,
 };
 
 use crate::sys;
@@ -31,81 +31,89 @@ const READS_MAX: usize = 64;
 
 /// A connection that proved nothing yet.
 #[derive(Debug)]
-pub(crate) struct Stranger {
+pub(crate) struct UnprovenPeer {
     pub(crate) serial: u64,
     pub(crate) stream: UnixStream,
     pub(crate) until: Instant,
-    challenge: Challenge,
+    challenge: KeeperChallenge,
     input: Assembler,
 }
 
 /// What a stranger turned out to be.
 #[derive(Debug)]
-pub(crate) enum Met {
+pub(crate) enum HandshakeResult {
     /// It has not said enough.
     Waiting,
     Gone,
     /// It knows the secret.
-    Proven(Challenge, Hello),
+    Proven(KeeperChallenge, Hello),
     Liar,
 }
 
-impl Stranger {
+impl UnprovenPeer {
     /// Challenges a new connection.
-    pub(crate) fn meet(stream: UnixStream, serial: u64, now: Instant) -> io::Result<Stranger> {
+    pub(crate) fn meet(stream: UnixStream, serial: u64, now: Instant) -> io::Result<UnprovenPeer> {
         stream.set_nonblocking(true)?;
         let mut nonce = [0; NONCE_LEN];
         sys::random(&mut nonce)?;
-        let challenge = Challenge { version: VERSION, nonce };
+        let challenge = KeeperChallenge { version: VERSION, nonce };
         let mut bytes = Vec::new();
         challenge.append_to(&mut bytes);
         // An empty socket takes this much at once, or something is wrong with it.
         (&stream).write_all(&bytes)?;
-        Ok(Stranger { serial, stream, until: now + STRANGER_WITHIN, challenge, input: Assembler::default() })
+        Ok(UnprovenPeer {
+            serial,
+            stream,
+            until: now + STRANGER_WITHIN,
+            challenge,
+            input: Assembler::default(),
+        })
     }
 
-    pub(crate) fn read(&mut self, secret: &Secret) -> Met {
+    pub(crate) fn read(&mut self, secret: &Secret) -> HandshakeResult {
         let mut chunk = [0; limits::STRANGER_FRAME_MAX];
         match (&self.stream).read(&mut chunk) {
-            Ok(0) => return Met::Gone,
+            Ok(0) => return HandshakeResult::Gone,
             Ok(len) => self.input.push(&chunk[..len]),
-            Err(error) if is_passing(&error) => return Met::Waiting,
-            Err(_) => return Met::Gone,
+            Err(error) if is_passing(&error) => return HandshakeResult::Waiting,
+            Err(_) => return HandshakeResult::Gone,
         }
-        let Ok(frame) = self.input.next_frame(limits::STRANGER_FRAME_MAX) else { return Met::Liar };
-        let Some(frame) = frame else { return Met::Waiting };
+        let Ok(frame) = self.input.next_frame(limits::STRANGER_FRAME_MAX) else {
+            return HandshakeResult::Liar;
+        };
+        let Some(frame) = frame else { return HandshakeResult::Waiting };
         match Hello::decode(frame) {
             Ok(Some(hello)) => {
                 if same_bytes(&hello.proof, &daemon_proof(secret, &self.challenge, &hello)) {
-                    Met::Proven(self.challenge.clone(), hello)
+                    HandshakeResult::Proven(self.challenge.clone(), hello)
                 } else {
-                    Met::Liar
+                    HandshakeResult::Liar
                 }
             }
-            Ok(None) | Err(_) => Met::Liar,
+            Ok(None) | Err(_) => HandshakeResult::Liar,
         }
     }
 
     /// Says why it is not served. Whether it hears that is its own affair.
-    pub(crate) fn turn_away(&self, why: TurnedAwayWhy) {
+    pub(crate) fn turn_away(&self, why: RefusedWhy) {
         turn_away(&self.stream, why);
     }
 
     /// The proven stranger's connection. What it sent after its hello is kept.
-    pub(crate) fn into_daemon(self, epoch: u64, welcome: Vec<u8>) -> Daemon {
-        Daemon { stream: self.stream, epoch, input: self.input, out: welcome, sent: 0 }
+    pub(crate) fn into_daemon(self, epoch: u64, welcome: Vec<u8>) -> DaemonPeer {
+        DaemonPeer { stream: self.stream, epoch, input: self.input, out: welcome, sent: 0 }
     }
 }
 
-pub(crate) fn turn_away(mut stream: &UnixStream, why: TurnedAwayWhy) {
+pub(crate) fn turn_away(mut stream: &UnixStream, why: RefusedWhy) {
     let mut bytes = Vec::new();
-    TurnedAway { why }.append_to(&mut bytes);
+    ConnectionRefused { why }.append_to(&mut bytes);
     if stream.write_all(&bytes).is_err() {}
 }
 
 /// The daemon that drives this keeper.
 #[derive(Debug)]
-pub(crate) struct Daemon {
+pub(crate) struct DaemonPeer {
     pub(crate) stream: UnixStream,
     pub(crate) epoch: u64,
     input: Assembler,
@@ -115,20 +123,20 @@ pub(crate) struct Daemon {
 
 /// The connection is of no use any more.
 #[derive(Debug)]
-pub(crate) struct Lost;
+pub(crate) struct ConnectionLost;
 
-impl Daemon {
+impl DaemonPeer {
     /// Bytes that the daemon has not taken yet.
     pub(crate) fn behind(&self) -> usize {
         self.out.len() - self.sent
     }
 
     /// Takes in what the daemon sent.
-    pub(crate) fn read(&mut self) -> Result<(), Lost> {
+    pub(crate) fn read(&mut self) -> Result<(), ConnectionLost> {
         let mut chunk = [0; READ_MAX];
         for _ in 0..READS_MAX {
             match (&self.stream).read(&mut chunk) {
-                Ok(0) => return Err(Lost),
+                Ok(0) => return Err(ConnectionLost),
                 Ok(len) => {
                     self.input.push(&chunk[..len]);
                     if len < chunk.len() {
@@ -136,33 +144,33 @@ impl Daemon {
                     }
                 }
                 Err(error) if is_passing(&error) => return Ok(()),
-                Err(_) => return Err(Lost),
+                Err(_) => return Err(ConnectionLost),
             }
         }
         Ok(())
     }
 
     /// The next whole command. Types of a later version are passed over.
-    pub(crate) fn next_command(&mut self) -> Result<Option<Command>, Lost> {
+    pub(crate) fn next_command(&mut self) -> Result<Option<KeeperCommand>, ConnectionLost> {
         loop {
-            let frame = self.input.next_frame(limits::FRAME_MAX).map_err(|_| Lost)?;
+            let frame = self.input.next_frame(limits::FRAME_MAX).map_err(|_| ConnectionLost)?;
             let Some(frame) = frame else { return Ok(None) };
-            match Command::decode(frame) {
+            match KeeperCommand::decode(frame) {
                 Ok(Some(command)) => return Ok(Some(command)),
                 Ok(None) => {}
-                Err(_) => return Err(Lost),
+                Err(_) => return Err(ConnectionLost),
             }
         }
     }
 
     /// Sends what the socket takes.
-    pub(crate) fn write(&mut self) -> Result<(), Lost> {
+    pub(crate) fn write(&mut self) -> Result<(), ConnectionLost> {
         while self.sent < self.out.len() {
             match (&self.stream).write(&self.out[self.sent..]) {
-                Ok(0) => return Err(Lost),
+                Ok(0) => return Err(ConnectionLost),
                 Ok(len) => self.sent += len,
                 Err(error) if is_passing(&error) => return Ok(()),
-                Err(_) => return Err(Lost),
+                Err(_) => return Err(ConnectionLost),
             }
         }
         self.out.clear();

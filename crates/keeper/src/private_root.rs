@@ -12,15 +12,15 @@ use std::path::{Path, PathBuf};
 
 use lodge_link::{Bind, KeeperSpec, PrivateRoot};
 
-use crate::binds::{self, NotBound, Opened, bind_one, fd_path, make_target, unmount, within};
+use crate::binds::{self, BindFailure, OpenBind, bind_one, fd_path, make_target, unmount, within};
 use crate::devices;
 use crate::fence::{self, NO_PROC, tests_without};
-use crate::group::Groups;
+use crate::group::SandboxCgroup;
 use crate::host_trees::{self, Overlays};
 use crate::layers::Layers;
 use crate::masked;
 use crate::mounts::{clone_dir, host_forbids, mount, of_controllers, pivot};
-use crate::network::Gate;
+use crate::network::GateHandle;
 use crate::read_only;
 use crate::sys;
 
@@ -40,44 +40,44 @@ const TO_HOST_ETC: &str = "../opt/lodge/etc";
 const NO_OVERLAY: &str = "keeper.no_overlay";
 
 /// A root that was built and is not entered yet.
-pub(crate) struct Built {
+pub(crate) struct BuiltRoot {
     root: PathBuf,
     /// Whether its `/proc` shows the sandbox's own processes.
     pub(crate) proc_is_ours: bool,
 }
 
 /// Why there is no root.
-pub(crate) enum NotBuilt {
+pub(crate) enum RootBuildError {
     /// This host cannot have one. What was mounted is gone again.
     Impossible(io::Error),
     /// The sandbox must not start at all.
     Refused(io::Error),
 }
 
-impl NotBuilt {
+impl RootBuildError {
     /// For the failure of a mount call.
-    fn by_mount(error: io::Error) -> NotBuilt {
-        if host_forbids(&error) { NotBuilt::Impossible(error) } else { NotBuilt::Refused(error) }
+    fn by_mount(error: io::Error) -> RootBuildError {
+        if host_forbids(&error) { RootBuildError::Impossible(error) } else { RootBuildError::Refused(error) }
     }
 }
 
 /// What is no mount call can be done on every host.
-impl From<io::Error> for NotBuilt {
-    fn from(error: io::Error) -> NotBuilt {
-        NotBuilt::Refused(error)
+impl From<io::Error> for RootBuildError {
+    fn from(error: io::Error) -> RootBuildError {
+        RootBuildError::Refused(error)
     }
 }
 
-/// Builds the root of the sandbox at the path of the agent's directory. Nothing sees it before [`Built::enter`].
+/// Builds the root of the sandbox at the path of the agent's directory. Nothing sees it before [`BuiltRoot::enter`].
 pub(crate) fn build(
     spec: &KeeperSpec,
     plan: &PrivateRoot,
-    opened: &[Opened],
-    gate: Option<&Gate>,
+    opened: &[OpenBind],
+    gate: Option<&GateHandle>,
     layers: &mut Layers,
-) -> Result<Built, NotBuilt> {
+) -> Result<BuiltRoot, RootBuildError> {
     if tests_without(spec, NO_PRIVATE_ROOT) {
-        return Err(NotBuilt::Impossible(io::Error::other("a test does without")));
+        return Err(RootBuildError::Impossible(io::Error::other("a test does without")));
     }
     bind_itself(&spec.root)?;
     let mut noted = Layers::default();
@@ -89,15 +89,16 @@ pub(crate) fn build(
     binds::bind_into(&spec.root, opened, &mut noted)?;
     binds::bind_into(&spec.root, etc.flatten().as_slice(), &mut noted)?;
     layers.list.append(&mut noted.list);
-    Ok(Built { root: spec.root.clone(), proc_is_ours })
+    Ok(BuiltRoot { root: spec.root.clone(), proc_is_ours })
 }
 
 /// A mount of the agent's directory: a root has to be one.
-fn bind_itself(root: &Path) -> Result<(), NotBuilt> {
+fn bind_itself(root: &Path) -> Result<(), RootBuildError> {
     let source = sys::open_path(root.as_os_str())?;
     binds::check_itself(root, &source)?;
     let place = fd_path(&source);
-    mount(Some(&place), &place, None, libc::MS_BIND | libc::MS_REC, None).map_err(NotBuilt::by_mount)?;
+    mount(Some(&place), &place, None, libc::MS_BIND | libc::MS_REC, None)
+        .map_err(RootBuildError::by_mount)?;
     // A bonus: nobody inside could make a device, or gain anything by a set-id program.
     drop(read_only::without_devices(root));
     Ok(())
@@ -107,9 +108,9 @@ fn bind_itself(root: &Path) -> Result<(), NotBuilt> {
 fn furnish(
     spec: &KeeperSpec,
     plan: &PrivateRoot,
-    gate: Option<&Gate>,
+    gate: Option<&GateHandle>,
     layers: &mut Layers,
-) -> Result<bool, NotBuilt> {
+) -> Result<bool, RootBuildError> {
     let root = &spec.root;
     if tests_without(spec, NO_ROOM) {
         return Err(io::Error::from_raw_os_error(libc::ENOSPC).into());
@@ -119,17 +120,18 @@ fn furnish(
         return Err(io::Error::other("the agent's directory has something in the place of /proc").into());
     }
     // Once covered, nothing can be put there.
-    host_trees::show(root, &plan.host_trees, &place, overlays(spec), layers).map_err(NotBuilt::by_mount)?;
+    host_trees::show(root, &plan.host_trees, &place, overlays(spec), layers)
+        .map_err(RootBuildError::by_mount)?;
     if plan.host_trees.iter().any(|tree| spec.state_dir.starts_with(tree)) {
         // The daemon's own files are never shown, wherever they are.
         let state = within(root, &spec.state_dir);
-        masked::hide(&state).map_err(NotBuilt::by_mount)?;
-        read_only::remount(&sys::c_string(state.as_os_str())?).map_err(NotBuilt::by_mount)?;
+        masked::hide(&state).map_err(RootBuildError::by_mount)?;
+        read_only::remount(&sys::c_string(state.as_os_str())?).map_err(RootBuildError::by_mount)?;
     }
     let is_ours = mount_proc(spec, gate, &place, layers)?;
     // No link of the agent's making is followed.
     drop(make_target(root, &root.join("dev"), true)?);
-    devices::make(&root.join("dev")).map_err(NotBuilt::by_mount)?;
+    devices::make(&root.join("dev")).map_err(RootBuildError::by_mount)?;
     layers.holds("devices");
     fence::share_memory(spec, &root.join("dev/shm"), layers);
     Ok(is_ours)
@@ -138,15 +140,15 @@ fn furnish(
 /// Mounts `/proc` at `place`, and says whether it is the sandbox's own.
 fn mount_proc(
     spec: &KeeperSpec,
-    gate: Option<&Gate>,
+    gate: Option<&GateHandle>,
     place: &OwnedFd,
     layers: &mut Layers,
-) -> Result<bool, NotBuilt> {
+) -> Result<bool, RootBuildError> {
     let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
     let fresh = if tests_without(spec, NO_PROC) {
         Err(io::Error::from_raw_os_error(libc::EPERM))
     } else {
-        mount(Some(c"proc"), &fd_path(place), Some(c"proc"), flags, gate.and_then(Gate::proc_options))
+        mount(Some(c"proc"), &fd_path(place), Some(c"proc"), flags, gate.and_then(GateHandle::proc_options))
     };
     match fresh {
         Ok(()) => {
@@ -157,16 +159,16 @@ fn mount_proc(
         Err(error) if host_forbids(&error) => {
             layers.missing("proc", error.to_string());
             let bound = mount(Some(c"/proc"), &fd_path(place), None, libc::MS_BIND | libc::MS_REC, None);
-            bound.map_err(NotBuilt::by_mount)?;
+            bound.map_err(RootBuildError::by_mount)?;
             Ok(false)
         }
-        Err(error) => Err(NotBuilt::Refused(error)),
+        Err(error) => Err(RootBuildError::Refused(error)),
     }
 }
 
 /// Mounts the agent's `/etc`, read-only: its own files, and beneath them the copy of the host's. On a host without overlays
 /// its own has links instead, and the copy is returned, to be bound where they lead.
-fn mount_etc(spec: &KeeperSpec, host_etc: &Path) -> Result<Option<Opened>, NotBuilt> {
+fn mount_etc(spec: &KeeperSpec, host_etc: &Path) -> Result<Option<OpenBind>, RootBuildError> {
     let target = spec.root.join("etc");
     let own = make_target(&spec.root, &target, true)?;
     let copy = sys::open_path(host_etc.as_os_str())?;
@@ -174,7 +176,7 @@ fn mount_etc(spec: &KeeperSpec, host_etc: &Path) -> Result<Option<Opened>, NotBu
     match host_trees::overlay(&own, &copy, &own, overlays(spec)) {
         Ok(()) => return Ok(None),
         Err(error) if host_trees::cannot_overlay(&error) => {}
-        Err(error) => return Err(NotBuilt::Refused(error)),
+        Err(error) => return Err(RootBuildError::Refused(error)),
     }
     for entry in std::fs::read_dir(host_etc)? {
         let name = entry?.file_name();
@@ -192,9 +194,9 @@ fn mount_etc(spec: &KeeperSpec, host_etc: &Path) -> Result<Option<Opened>, NotBu
         checked: None,
     };
     bind_one(&read_only(&target, &target), &own, Some(&spec.root)).map_err(|error| match error {
-        NotBound::Writable(error) | NotBound::Absent(error) => NotBuilt::Refused(error),
+        BindFailure::Writable(error) | BindFailure::Absent(error) => RootBuildError::Refused(error),
     })?;
-    Ok(Some(Opened { bind: read_only(host_etc, &place), source: copy }))
+    Ok(Some(OpenBind { bind: read_only(host_etc, &place), source: copy }))
 }
 
 fn overlays(spec: &KeeperSpec) -> Overlays {
@@ -218,14 +220,14 @@ fn evidence_of_controllers() -> Vec<(PathBuf, PathBuf)> {
     named.collect()
 }
 
-impl Built {
+impl BuiltRoot {
     /// Shows the processors, and the sandbox's own cgroups as far as it has any. The cgroup namespace comes before:
     /// its root is what programs are told that they are in.
-    pub(crate) fn show_system(&self, spec: &KeeperSpec, groups: Option<&Groups>, layers: &mut Layers) {
+    pub(crate) fn show_system(&self, spec: &KeeperSpec, groups: Option<&SandboxCgroup>, layers: &mut Layers) {
         let legacy = [("memory", &spec.controllers.memory), ("pids", &spec.controllers.pids)];
         let legacy: Vec<(&str, &Path)> =
             legacy.into_iter().filter_map(|(name, path)| Some((name, path.as_deref()?))).collect();
-        let unified = groups.and_then(Groups::path);
+        let unified = groups.and_then(SandboxCgroup::path);
         let mut shown = vec![(PathBuf::from(PROCESSORS), PathBuf::from(PROCESSORS))];
         if let Some(path) = unified {
             let at =
@@ -294,7 +296,7 @@ mod tests {
         std::fs::create_dir_all(&root).unwrap();
         let root = root.canonicalize().unwrap();
         let has_mounts = || !beneath(&std::fs::read("/proc/self/mountinfo").unwrap(), &root).is_empty();
-        let built = Built { root: root.clone(), proc_is_ours: false };
+        let built = BuiltRoot { root: root.clone(), proc_is_ours: false };
         let may_mount = sys::passes_in_child(|| enter_own().unwrap());
         let passes = sys::passes_in_child(std::panic::AssertUnwindSafe(|| {
             enter_own().unwrap();

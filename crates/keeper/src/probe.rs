@@ -13,7 +13,7 @@ use crate::confine;
 use crate::fence::{self, Fence, Namespaces};
 use crate::layers::Layers;
 use crate::mounts::{make_private, mount};
-use crate::network::{self, Net};
+use crate::network::{self, SandboxNetwork};
 use crate::sys;
 
 /// Any user that is not root will do to see whether there can be one.
@@ -61,7 +61,7 @@ fn try_layers((grouping, controllers): (Grouping, Controllers)) -> io::Result<()
     }
     let dir: OwnedFd = std::fs::File::open(PROBE_ROOT)?.into();
     network::probe(&spec, namespaces, &mut layers);
-    let fence = Fence::build(&spec, &dir, namespaces, layers, Net::default())?;
+    let fence = Fence::build(&spec, &dir, namespaces, layers, SandboxNetwork::default())?;
     let confined = confine::enter(&spec, &dir, fence)?;
     let mut out = io::stdout().lock();
     for layer in &confined.layers.list {

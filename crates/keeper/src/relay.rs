@@ -20,11 +20,11 @@ pub(crate) struct LineTooLong;
 
 /// Bytes of a stream, cut into lines.
 #[derive(Debug, Default)]
-pub(crate) struct Lines {
+pub(crate) struct LineSplitter {
     partial: Vec<u8>,
 }
 
-impl Lines {
+impl LineSplitter {
     /// Takes in bytes and hands out each line that they complete, without its newline.
     pub(crate) fn push(&mut self, mut bytes: &[u8], mut line: impl FnMut(&[u8])) -> Result<(), LineTooLong> {
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
@@ -53,16 +53,16 @@ pub(crate) enum WhenEmpty {
 
 /// Bytes on their way into a pipe.
 #[derive(Debug)]
-pub(crate) struct Feed {
+pub(crate) struct PipeFeed {
     pipe: Option<OwnedFd>,
     queued: Vec<u8>,
     written: usize,
     when_empty: WhenEmpty,
 }
 
-impl Feed {
-    pub(crate) fn new(pipe: OwnedFd, bytes: Vec<u8>, when_empty: WhenEmpty) -> Feed {
-        let mut feed = Feed { pipe: Some(pipe), queued: bytes, written: 0, when_empty };
+impl PipeFeed {
+    pub(crate) fn new(pipe: OwnedFd, bytes: Vec<u8>, when_empty: WhenEmpty) -> PipeFeed {
+        let mut feed = PipeFeed { pipe: Some(pipe), queued: bytes, written: 0, when_empty };
         feed.pump();
         feed
     }
@@ -128,7 +128,7 @@ mod tests {
     fn lines_come_out_the_same_however_the_stream_is_cut() {
         let stream = b"one\n\ntwo and more\nthree";
         for step in 1..=stream.len() {
-            let (mut lines, mut got) = (Lines::default(), Vec::new());
+            let (mut lines, mut got) = (LineSplitter::default(), Vec::new());
             for chunk in stream.chunks(step) {
                 lines.push(chunk, |line| got.push(line.to_vec())).unwrap();
             }
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_line_without_end_is_refused() {
-        let mut lines = Lines::default();
+        let mut lines = LineSplitter::default();
         let chunk = vec![b'x'; RUNTIME_LINE_MAX];
         assert_eq!(lines.push(&chunk, |_| ()), Ok(()));
         assert_eq!(lines.push(b"x", |_| ()), Err(LineTooLong));
@@ -154,7 +154,7 @@ mod tests {
     fn feed_readers() {
         let (reader, writer) = sys::pipe().unwrap();
         sys::set_nonblocking(writer.as_raw_fd()).unwrap();
-        let mut feed = Feed::new(writer, Vec::new(), WhenEmpty::StayOpen);
+        let mut feed = PipeFeed::new(writer, Vec::new(), WhenEmpty::StayOpen);
         let line = vec![b'x'; RUNTIME_LINE_MAX];
         assert!(feed.line(&line) && feed.line(&line));
         assert!(!feed.line(&line));

@@ -15,7 +15,7 @@ const DELETED: &str = " (deleted)";
 pub(crate) fn bytes(device: u64) -> u64 {
     let own = std::process::id().to_string();
     let is_other = |name: &OsStr| name.as_bytes().iter().all(u8::is_ascii_digit) && name != own.as_str();
-    let mut files = Files { device, ..Files::default() };
+    let mut files = RemovedFiles { device, ..RemovedFiles::default() };
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     for process in processes.filter(|entry| is_other(&entry.file_name())) {
         files.look_at(&process.path());
@@ -25,19 +25,19 @@ pub(crate) fn bytes(device: u64) -> u64 {
 
 /// What was found so far.
 #[derive(Debug, Default)]
-struct Files {
+struct RemovedFiles {
     device: u64,
     /// Files that could be looked at, by their numbers.
     seen: HashSet<u64>,
     seen_bytes: u64,
     /// Files of which nothing is known but what is mapped of them.
-    mapped: HashMap<u64, Mapped>,
+    mapped: HashMap<u64, MappedRanges>,
 }
 
 /// The parts of one file that are mapped, by where they begin and end in it.
-type Mapped = HashSet<(u64, u64)>;
+type MappedRanges = HashSet<(u64, u64)>;
 
-impl Files {
+impl RemovedFiles {
     fn look_at(&mut self, process: &Path) {
         let descriptors = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
         for descriptor in descriptors {
@@ -46,7 +46,7 @@ impl Files {
         let device = self.device;
         let maps = std::fs::read_to_string(process.join("maps")).unwrap_or_default();
         for mapping in maps.lines().filter_map(parse).filter(|mapping| mapping.device == device) {
-            let Mapping { inode, addresses, part, .. } = mapping;
+            let RemovedMapping { inode, addresses, part, .. } = mapping;
             if !self.seen.contains(&inode) && !self.add(&process.join("map_files").join(addresses)) {
                 self.mapped.entry(inode).or_default().insert(part);
             }
@@ -69,7 +69,7 @@ impl Files {
 }
 
 /// How much of a file these parts are together.
-fn length(parts: &Mapped) -> u64 {
+fn length(parts: &MappedRanges) -> u64 {
     let mut parts: Vec<(u64, u64)> = parts.iter().copied().collect();
     parts.sort_unstable();
     let (mut sum, mut upto) = (0_u64, 0);
@@ -82,7 +82,7 @@ fn length(parts: &Mapped) -> u64 {
 
 /// A mapped file that was removed.
 #[derive(Debug, PartialEq, Eq)]
-struct Mapping<'a> {
+struct RemovedMapping<'a> {
     addresses: &'a str,
     device: u64,
     inode: u64,
@@ -90,7 +90,7 @@ struct Mapping<'a> {
 }
 
 /// `from-to rights offset major:minor inode   path (deleted)`
-fn parse(line: &str) -> Option<Mapping<'_>> {
+fn parse(line: &str) -> Option<RemovedMapping<'_>> {
     let rest = line.strip_suffix(DELETED)?;
     let mut words = rest.split_ascii_whitespace();
     let (addresses, _rights, offset) = (words.next()?, words.next()?, words.next()?);
@@ -100,7 +100,7 @@ fn parse(line: &str) -> Option<Mapping<'_>> {
     let (major, minor) = device.split_once(':')?;
     let (major, minor) = (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
     let (offset, length) = (hex(offset)?, hex(to)?.checked_sub(hex(from)?)?);
-    Some(Mapping {
+    Some(RemovedMapping {
         addresses,
         device: libc::makedev(major, minor),
         inode: inode.parse().ok()?,
@@ -133,7 +133,7 @@ mod tests {
             std::fs::create_dir_all(&dir).unwrap();
             let device = std::fs::metadata(&dir).unwrap().dev();
             let mut child = holder(&dir, program);
-            let mut files = Files { device, ..Files::default() };
+            let mut files = RemovedFiles { device, ..RemovedFiles::default() };
             files.look_at(&Path::new("/proc").join(child.id().to_string()));
             assert!((1 << 20..2 << 20).contains(&files.bytes()), "{program}: {files:?}");
             child.kill().unwrap();
@@ -147,9 +147,9 @@ mod tests {
         let line = "7f00-9f00 rw-s 00001000 fd:01 77                 /a b (deleted)";
         let part = (0x1000, 0x3000);
         let device = libc::makedev(0xfd, 1);
-        assert_eq!(parse(line), Some(Mapping { addresses: "7f00-9f00", device, inode: 77, part }));
+        assert_eq!(parse(line), Some(RemovedMapping { addresses: "7f00-9f00", device, inode: 77, part }));
         assert_eq!(parse(line.strip_suffix(DELETED).unwrap()), None);
         assert_eq!(parse("7f00-9f00 rw-s (deleted)"), None);
-        assert_eq!(length(&Mapped::from([part, (0, 0x2000), (0x5000, 0x6000)])), 0x4000);
+        assert_eq!(length(&MappedRanges::from([part, (0, 0x2000), (0x5000, 0x6000)])), 0x4000);
     }
 }

@@ -124,14 +124,14 @@ pub(crate) enum Clone3 {
 
 /// What becomes of calls by which one process looks into another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Looks {
+pub(crate) enum ProcessInspection {
     Refused,
     /// The keeper needs them; each exec refuses them to itself by `seccomp_network::supervise`.
     LeftToExecs,
 }
 
 /// Installs the filter on this process and all that it starts. Needs `no_new_privs`.
-pub(crate) fn enter(clone3: Clone3, looks: Looks) -> io::Result<()> {
+pub(crate) fn enter(clone3: Clone3, looks: ProcessInspection) -> io::Result<()> {
     install(program(clone3, looks))
 }
 
@@ -172,7 +172,7 @@ pub(crate) fn install(mut program: Vec<libc::sock_filter>) -> io::Result<()> {
     sys::check(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter) }).map(drop)
 }
 
-pub(crate) fn program(clone3: Clone3, looks: Looks) -> Vec<libc::sock_filter> {
+pub(crate) fn program(clone3: Clone3, looks: ProcessInspection) -> Vec<libc::sock_filter> {
     let mut code = vec![
         load(ARCH_AT),
         jump(libc::BPF_JEQ, ARCH, 1, 0),
@@ -183,8 +183,8 @@ pub(crate) fn program(clone3: Clone3, looks: Looks) -> Vec<libc::sock_filter> {
     #[cfg(target_arch = "x86_64")]
     code.extend([jump(libc::BPF_JGE, X32_BIT, 0, 1), answer(refuse(libc::ENOSYS))]);
     let looks = match looks {
-        Looks::Refused => &LOOKS[..],
-        Looks::LeftToExecs => &[],
+        ProcessInspection::Refused => &LOOKS[..],
+        ProcessInspection::LeftToExecs => &[],
     };
     for number in DENIED.iter().chain(looks) {
         code.extend([jump(libc::BPF_JEQ, *number as u32, 0, 1), answer(refuse(libc::EPERM))]);
@@ -268,7 +268,7 @@ pub(crate) mod tests {
     use super::*;
 
     fn decide(arch: u32, number: u32, first: u32) -> u32 {
-        run(&program(Clone3::Refused, Looks::Refused), arch, number, [first, 0])
+        run(&program(Clone3::Refused, ProcessInspection::Refused), arch, number, [first, 0])
     }
 
     /// Runs a filter as the kernel would, with all but the first argument the same.
@@ -360,7 +360,7 @@ pub(crate) mod tests {
             }
         }
         for (number, process) in SELF_ONLY_BY_KIND {
-            let program = program(Clone3::LeftToExecs, Looks::Refused);
+            let program = program(Clone3::LeftToExecs, ProcessInspection::Refused);
             let decide = |arguments| run(&program, ARCH, *number as u32, arguments);
             assert_eq!(decide([*process, 0]), libc::SECCOMP_RET_ALLOW, "{number}");
             for kind in 0..4 {
@@ -385,7 +385,7 @@ pub(crate) mod tests {
     #[test]
     fn execs_have_no_clone3_also_where_the_keeper_does() {
         let clone3 = libc::SYS_clone3 as u32;
-        let left = program(Clone3::LeftToExecs, Looks::Refused);
+        let left = program(Clone3::LeftToExecs, ProcessInspection::Refused);
         assert_eq!(run(&left, ARCH, clone3, [0; 2]), libc::SECCOMP_RET_ALLOW);
         assert_eq!(run(&without_clone3(), ARCH, clone3, [0; 2]), refuse(libc::ENOSYS));
         for number in [libc::SYS_clone, libc::SYS_read, libc::SYS_execve] {

@@ -135,7 +135,7 @@ fn steering() -> Vec<libc::sock_filter> {
 mod tests {
     use super::*;
     use crate::seccomp::tests::{run, run_with};
-    use crate::seccomp::{ARCH, Clone3, Looks, program};
+    use crate::seccomp::{ARCH, Clone3, ProcessInspection, program};
 
     #[test]
     fn a_supervised_exec_is_asked_about_and_has_nothing_that_the_keeper_has_beyond_it() {
@@ -147,7 +147,7 @@ mod tests {
         }
         for number in LOOKS {
             assert_eq!(decide(number, 0), refuse(libc::EPERM), "{number}");
-            let left = program(Clone3::Refused, Looks::LeftToExecs);
+            let left = program(Clone3::Refused, ProcessInspection::LeftToExecs);
             assert_eq!(run(&left, ARCH, number as u32, [0; 2]), libc::SECCOMP_RET_ALLOW);
         }
         assert_eq!(decide(libc::SYS_clone3, 0), refuse(libc::ENOSYS));

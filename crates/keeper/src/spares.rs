@@ -22,14 +22,14 @@ const PREFIX: &str = ".spare-";
 
 /// The directories that wait.
 #[derive(Debug, Default)]
-pub(crate) struct Spares {
-    waiting: Vec<Spare>,
+pub(crate) struct SpareDirs {
+    waiting: Vec<SpareDir>,
     made: u64,
 }
 
 /// A directory with nothing in it but the room for a record, as every exec gets it.
 #[derive(Debug)]
-struct Spare {
+struct SpareDir {
     name: CString,
     dir: Rc<OwnedFd>,
     record: File,
@@ -37,35 +37,35 @@ struct Spare {
 
 /// What came of asking for one.
 #[derive(Debug)]
-pub(crate) enum Given {
+pub(crate) enum SpareResult {
     Ready(Rc<OwnedFd>, File),
     /// The name is taken.
     Taken,
     None,
 }
 
-impl Spares {
+impl SpareDirs {
     /// Removes what an earlier keeper left of its own.
-    pub(crate) fn open(shelf: &OwnedFd) -> io::Result<Spares> {
+    pub(crate) fn open(shelf: &OwnedFd) -> io::Result<SpareDirs> {
         for name in sys::names(shelf.as_raw_fd())? {
             if name.as_bytes().starts_with(PREFIX.as_bytes()) {
                 remove(shelf, &name)?;
             }
         }
-        Ok(Spares::default())
+        Ok(SpareDirs::default())
     }
 
     /// Gives one the name of an exec, if there is one and the name is free.
-    pub(crate) fn give(&mut self, shelf: &OwnedFd, exec: &CStr) -> Given {
-        let Some(spare) = self.waiting.pop() else { return Given::None };
+    pub(crate) fn give(&mut self, shelf: &OwnedFd, exec: &CStr) -> SpareResult {
+        let Some(spare) = self.waiting.pop() else { return SpareResult::None };
         match sys::rename_new(shelf.as_raw_fd(), &spare.name, exec) {
-            Ok(()) => Given::Ready(spare.dir, spare.record),
+            Ok(()) => SpareResult::Ready(spare.dir, spare.record),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 self.waiting.push(spare);
-                Given::Taken
+                SpareResult::Taken
             }
             // Somebody removed it, or its disk does not take it: one is made.
-            Err(_) => Given::None,
+            Err(_) => SpareResult::None,
         }
     }
 
@@ -92,7 +92,7 @@ impl Spares {
             return Ok(Some(dir));
         }
         match sys::rename_at(dir.as_raw_fd(), record, room) {
-            Ok(()) => self.waiting.push(Spare { name, dir: Rc::new(dir), record: file }),
+            Ok(()) => self.waiting.push(SpareDir { name, dir: Rc::new(dir), record: file }),
             Err(_) => remove(shelf, &name)?,
         }
         Ok(None)

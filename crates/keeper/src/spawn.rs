@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use lodge_link::{ExecKind, Start};
+use lodge_link::{ExecKind, StartExec};
 
 /// How often, and after which pause, a program that is still open for writing is tried again.
 const BUSY_RETRIES_MAX: u32 = 100;
@@ -26,11 +26,11 @@ const REPORT_LEN: usize = 5;
 /// How a child begins that gives the keeper what it calls.
 const GIVES_CALLS: u8 = b'C';
 
-use crate::confine::{self, Confined, User};
-use crate::disk::Space;
+use crate::confine::{self, ConfinedSandbox, ExecUser};
+use crate::disk::WriteSpace;
 use crate::fence::Namespaces;
-use crate::group::Group;
-use crate::guardian::{self, Guard, Met};
+use crate::group::ExecCgroup;
+use crate::guardian::{self, Guardian, GuardianReport};
 use crate::landlock::Ruleset;
 use crate::seccomp;
 use crate::seccomp_network;
@@ -38,8 +38,8 @@ use crate::sys;
 
 /// What holds the processes of the new exec together.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Hold<'a> {
-    Group(&'a Group),
+pub(crate) enum SpawnHold<'a> {
+    Group(&'a ExecCgroup),
     /// A guardian, which shares the sandbox's lock.
     Guardian {
         lock: RawFd,
@@ -50,25 +50,25 @@ pub(crate) enum Hold<'a> {
 
 /// A running child and this side of its streams.
 #[derive(Debug)]
-pub(crate) struct Spawned {
+pub(crate) struct SpawnedChild {
     /// None where a guardian was killed before it could tell.
     pub(crate) pid: Option<i32>,
     /// The guardian, where that was asked for.
-    pub(crate) guard: Option<Guard>,
+    pub(crate) guard: Option<Guardian>,
     pub(crate) stdin: OwnedFd,
     pub(crate) stdout: OwnedFd,
     /// None where the child writes straight to a descriptor it was given.
     pub(crate) stderr: Option<OwnedFd>,
-    pub(crate) progress: Progress,
+    pub(crate) progress: SpawnProgress,
     /// What it calls, where the keeper answers that and it is known already.
     pub(crate) calls: Option<OwnedFd>,
 }
 
 /// How far a child came.
 #[derive(Debug)]
-pub(crate) enum Progress {
+pub(crate) enum SpawnProgress {
     /// It is on its way, and reports how that went.
-    Begun(Report),
+    Begun(ChildReport),
     Runs,
     /// Somebody holds it up. Whether the program began cannot be told.
     Late,
@@ -76,7 +76,7 @@ pub(crate) enum Progress {
 
 /// What a child has to say, once it has replaced itself or could not, and what it was to become.
 #[derive(Debug)]
-pub(crate) struct Report {
+pub(crate) struct ChildReport {
     pub(crate) socket: OwnedFd,
     /// What it calls, once it has given that.
     pub(crate) calls: Option<OwnedFd>,
@@ -89,45 +89,45 @@ pub(crate) struct Report {
 }
 
 /// What a child says about replacing itself.
-pub(crate) enum Replaced {
+pub(crate) enum ProgramReplacement {
     Yes,
     NotYet,
     Failed { step: u8, errno: i32 },
 }
 
-impl Report {
-    fn new(socket: OwnedFd, until: Instant, start: &Start) -> Report {
+impl ChildReport {
+    fn new(socket: OwnedFd, until: Instant, start: &StartExec) -> ChildReport {
         let program = start.argv.first().cloned().unwrap_or_default();
-        Report { socket, calls: None, until, asked_again: 0, program, cwd: start.cwd.clone() }
+        ChildReport { socket, calls: None, until, asked_again: 0, program, cwd: start.cwd.clone() }
     }
 
     /// What the child says, if it is known by now or the child had its time.
-    pub(crate) fn look(&mut self, now: Instant) -> Option<Replaced> {
+    pub(crate) fn look(&mut self, now: Instant) -> Option<ProgramReplacement> {
         loop {
             return match hear(&self.socket) {
-                Ok(Heard::Calls(calls)) => {
+                Ok(ChildMessage::Calls(calls)) => {
                     self.calls = Some(calls);
                     continue;
                 }
-                Ok(Heard::Went(went)) => Some(went),
+                Ok(ChildMessage::Went(went)) => Some(went),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    (now >= self.until).then_some(Replaced::NotYet)
+                    (now >= self.until).then_some(ProgramReplacement::NotYet)
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => None,
-                Err(_) => Some(Replaced::Yes),
+                Err(_) => Some(ProgramReplacement::Yes),
             };
         }
     }
 
     /// Why there is no program.
-    pub(crate) fn failed(&self, step: u8, errno: i32) -> NotSpawned {
+    pub(crate) fn failed(&self, step: u8, errno: i32) -> SpawnError {
         not_spawned(&self.program, &self.cwd, step, errno)
     }
 }
 
 /// Why there is no child.
 #[derive(Debug)]
-pub(crate) struct NotSpawned {
+pub(crate) struct SpawnError {
     pub(crate) errno: i32,
     pub(crate) why: String,
 }
@@ -135,7 +135,7 @@ pub(crate) struct NotSpawned {
 /// What a child was about to do when it failed.
 #[derive(Clone, Copy)]
 #[repr(u8)]
-enum Step {
+enum ChildStep {
     Streams = 1,
     User = 2,
     Directory = 3,
@@ -145,14 +145,14 @@ enum Step {
 
 /// The child's ends of its streams, and where it reports a failure.
 #[derive(Clone, Copy)]
-struct Theirs {
+struct ChildEnds {
     streams: [RawFd; 3],
     report: RawFd,
 }
 
 /// What a guardian has to know of those around it.
 #[derive(Clone, Copy)]
-struct Guards {
+struct GuardianContext {
     keeper: i32,
     status: RawFd,
     lock: RawFd,
@@ -160,9 +160,9 @@ struct Guards {
 }
 
 /// Everything that the child needs, made before the fork.
-struct Prepared {
+struct PreparedChild {
     kind: ExecKind,
-    space: Space,
+    space: WriteSpace,
     argv: Vec<CString>,
     env: Vec<CString>,
     /// Where the program may lie, in the order of the search.
@@ -175,14 +175,14 @@ struct Prepared {
 ///
 /// `stderr` replaces the pipe that it would otherwise get.
 pub(crate) fn spawn(
-    start: &Start,
-    confined: &Confined,
-    hold: Hold<'_>,
+    start: &StartExec,
+    confined: &ConfinedSandbox,
+    hold: SpawnHold<'_>,
     stderr: Option<OwnedFd>,
-    space: Space,
-) -> Result<Spawned, NotSpawned> {
+    space: WriteSpace,
+) -> Result<SpawnedChild, SpawnError> {
     let prepared = prepare(start, space, confined.net.variables())?;
-    let failed = |cause: io::Error| NotSpawned {
+    let failed = |cause: io::Error| SpawnError {
         errno: cause.raw_os_error().unwrap_or(libc::EIO),
         why: format!("cannot start a process: {cause}"),
     };
@@ -197,10 +197,10 @@ pub(crate) fn spawn(
         sys::set_nonblocking(fd.as_raw_fd()).map_err(failed)?;
     }
     let streams = [stdin_theirs.as_raw_fd(), stdout_theirs.as_raw_fd(), stderr_theirs.as_raw_fd()];
-    let theirs = Theirs { streams, report: report_theirs.as_raw_fd() };
+    let theirs = ChildEnds { streams, report: report_theirs.as_raw_fd() };
     let until = Instant::now() + SPAWN_WITHIN;
     let (first, status) = match hold {
-        Hold::Group(group) => {
+        SpawnHold::Group(group) => {
             let child = || {
                 let (step, error) = become_program(&prepared, confined, theirs, 0);
                 tell(step, error, theirs.report)
@@ -208,14 +208,22 @@ pub(crate) fn spawn(
             let pid = fork(confined, start.kind, || sys::fork_into(group.dir.as_raw_fd()), child);
             let pid = pid.map_err(failed)?;
             drop((stdin_theirs, stdout_theirs, stderr_theirs, report_theirs));
-            let progress = Progress::Begun(Report::new(report, until, start));
-            return Ok(Spawned { pid: Some(pid), guard: None, stdin, stdout, stderr, progress, calls: None });
+            let progress = SpawnProgress::Begun(ChildReport::new(report, until, start));
+            return Ok(SpawnedChild {
+                pid: Some(pid),
+                guard: None,
+                stdin,
+                stdout,
+                stderr,
+                progress,
+                calls: None,
+            });
         }
-        Hold::Guardian { lock, others } => {
+        SpawnHold::Guardian { lock, others } => {
             let (status, status_theirs) = UnixStream::pair().map_err(failed)?;
             status.set_nonblocking(true).map_err(failed)?;
             let keeper = std::process::id().cast_signed();
-            let guards = Guards { keeper, status: status_theirs.as_raw_fd(), lock, others };
+            let guards = GuardianContext { keeper, status: status_theirs.as_raw_fd(), lock, others };
             let child = || become_guardian(&prepared, confined, theirs, guards);
             let pid = fork(confined, start.kind, sys::fork, child).map_err(failed)?;
             (pid, OwnedFd::from(status))
@@ -224,34 +232,38 @@ pub(crate) fn spawn(
     drop((stdin_theirs, stdout_theirs, stderr_theirs, report_theirs));
     let (went, calls) = await_program(&report, until);
     let mut progress = match went {
-        Replaced::Yes => Progress::Runs,
-        Replaced::NotYet => Progress::Late,
-        Replaced::Failed { step, errno } => {
+        ProgramReplacement::Yes => SpawnProgress::Runs,
+        ProgramReplacement::NotYet => SpawnProgress::Late,
+        ProgramReplacement::Failed { step, errno } => {
             collect(first);
             let program = start.argv.first().map_or(OsStr::new(""), OsString::as_os_str);
             return Err(not_spawned(program, &start.cwd, step, errno));
         }
     };
-    let (pid, guard) = match Guard::meet(first, status, until) {
-        (mut guard, Met::Program(main)) => {
+    let (pid, guard) = match Guardian::meet(first, status, until) {
+        (mut guard, GuardianReport::Program(main)) => {
             if !confined.proc_is_ours {
                 guard.hold_main(main);
             }
             (Some(main), guard)
         }
-        (guard, Met::Nobody) => (None, guard),
-        (guard, Met::Late) => {
-            progress = Progress::Late;
+        (guard, GuardianReport::Nobody) => (None, guard),
+        (guard, GuardianReport::Late) => {
+            progress = SpawnProgress::Late;
             (None, guard)
         }
     };
     guard.go_on();
-    Ok(Spawned { pid, guard: Some(guard), stdin, stdout, stderr, progress, calls })
+    Ok(SpawnedChild { pid, guard: Some(guard), stdin, stdout, stderr, progress, calls })
 }
 
 /// `added` are variables that the start may set otherwise.
-fn prepare(start: &Start, space: Space, added: &[(&str, &str)]) -> Result<Prepared, NotSpawned> {
-    let invalid = |why: &str| NotSpawned { errno: libc::EINVAL, why: why.to_owned() };
+fn prepare(
+    start: &StartExec,
+    space: WriteSpace,
+    added: &[(&str, &str)],
+) -> Result<PreparedChild, SpawnError> {
+    let invalid = |why: &str| SpawnError { errno: libc::EINVAL, why: why.to_owned() };
     let c = |text: &OsStr| sys::c_string(text).map_err(|_| invalid("a zero byte in an argument or variable"));
     let Some(program) = start.argv.first().filter(|program| !program.is_empty()) else {
         return Err(invalid("no program was named"));
@@ -274,7 +286,7 @@ fn prepare(start: &Start, space: Space, added: &[(&str, &str)]) -> Result<Prepar
         let dirs = path.unwrap_or_default().split(|byte| *byte == b':').filter(|dir| !dir.is_empty());
         dirs.map(|dir| c(&join(OsStr::from_bytes(dir), b'/', program))).collect::<Result<_, _>>()?
     };
-    Ok(Prepared { kind: start.kind, space, argv, env, programs, cwd: c(start.cwd.as_os_str())? })
+    Ok(PreparedChild { kind: start.kind, space, argv, env, programs, cwd: c(start.cwd.as_os_str())? })
 }
 
 fn join(left: &OsStr, between: u8, right: &OsStr) -> OsString {
@@ -286,7 +298,7 @@ fn join(left: &OsStr, between: u8, right: &OsStr) -> OsString {
 
 /// Forks with the score of an exec, which the keeper gives back at once, and where its kind belongs.
 fn fork(
-    confined: &Confined,
+    confined: &ConfinedSandbox,
     kind: ExecKind,
     fork: impl FnOnce() -> io::Result<i32>,
     child: impl FnOnce() -> Infallible,
@@ -310,7 +322,12 @@ fn fork(
 }
 
 /// Runs in the child: forks the program and stays as its guardian.
-fn become_guardian(prepared: &Prepared, confined: &Confined, theirs: Theirs, guards: Guards) -> Infallible {
+fn become_guardian(
+    prepared: &PreparedChild,
+    confined: &ConfinedSandbox,
+    theirs: ChildEnds,
+    guards: GuardianContext,
+) -> Infallible {
     match guardian::prepare().and_then(|()| sys::fork()) {
         Ok(0) => {
             let (step, error) = become_program(prepared, confined, theirs, guards.others + 1);
@@ -323,46 +340,46 @@ fn become_guardian(prepared: &Prepared, confined: &Confined, theirs: Theirs, gua
             {}
             guardian::guard(main, guards.keeper, guards.status, guards.lock)
         }
-        Err(error) => tell(Step::Hold, error, theirs.report),
+        Err(error) => tell(ChildStep::Hold, error, theirs.report),
     }
 }
 
 /// Runs in the child, and returns only if something failed.
 fn become_program(
-    prepared: &Prepared,
-    confined: &Confined,
-    theirs: Theirs,
+    prepared: &PreparedChild,
+    confined: &ConfinedSandbox,
+    theirs: ChildEnds,
     guardians: u64,
-) -> (Step, io::Error) {
+) -> (ChildStep, io::Error) {
     let apart = match prepared.kind {
         ExecKind::Tool | ExecKind::Job => confined.apart.as_ref(),
         ExecKind::Runtime => confined.without_tcp.as_ref(),
     };
     let makes_nothing = match prepared.space {
-        Space::Left => None,
-        Space::Full { .. } => confined.makes_nothing.as_ref(),
+        WriteSpace::Left => None,
+        WriteSpace::Full { .. } => confined.makes_nothing.as_ref(),
     };
     let rules = confined.rules.as_ref().into_iter().chain(apart).chain(makes_nothing);
     match rules.into_iter().try_for_each(Ruleset::enter) {
         Ok(()) => {}
-        Err(error) => return (Step::User, error),
+        Err(error) => return (ChildStep::User, error),
     }
     match arrange_streams(theirs.streams, theirs.report) {
         Ok(()) => {}
-        Err(error) => return (Step::Streams, error),
+        Err(error) => return (ChildStep::Streams, error),
     }
     let restricted = become_user(confined)
         .and_then(|()| confined.bounds.restrict(prepared.kind, prepared.space, guardians));
     match restricted {
         Ok(()) => {}
-        Err(error) => return (Step::User, error),
+        Err(error) => return (ChildStep::User, error),
     }
     // SAFETY: the path is a C string that outlives the call.
     match sys::check(unsafe { libc::chdir(prepared.cwd.as_ptr()) }) {
         Ok(_) => {}
-        Err(error) => return (Step::Directory, error),
+        Err(error) => return (ChildStep::Directory, error),
     }
-    (Step::Program, replace(prepared))
+    (ChildStep::Program, replace(prepared))
 }
 
 /// Where a child reports to, once its descriptors are arranged.
@@ -384,10 +401,10 @@ fn arrange_streams(streams: [RawFd; 3], report: RawFd) -> io::Result<()> {
     }
 }
 
-fn become_user(confined: &Confined) -> io::Result<()> {
+fn become_user(confined: &ConfinedSandbox) -> io::Result<()> {
     match confined.user {
-        User::Keeper => {}
-        User::Own(uid) => sys::become_user(uid)?,
+        ExecUser::Keeper => {}
+        ExecUser::Own(uid) => sys::become_user(uid)?,
     }
     confine::set_capabilities(0)?;
     confined.files.restore()?;
@@ -407,7 +424,7 @@ fn become_user(confined: &Confined) -> io::Result<()> {
     }
 }
 
-fn replace(prepared: &Prepared) -> io::Error {
+fn replace(prepared: &PreparedChild) -> io::Error {
     let argv = pointers(&prepared.argv);
     let env = pointers(&prepared.env);
     let mut worst = io::Error::from_raw_os_error(libc::ENOENT);
@@ -442,7 +459,7 @@ fn pointers(texts: &[CString]) -> Vec<*const libc::c_char> {
 }
 
 /// Reports a failure to the keeper and ends the child.
-fn tell(step: Step, error: io::Error, report: RawFd) -> ! {
+fn tell(step: ChildStep, error: io::Error, report: RawFd) -> ! {
     let errno = error.raw_os_error().unwrap_or(libc::EIO).to_le_bytes();
     let message = [step as u8, errno[0], errno[1], errno[2], errno[3]];
     // Before the descriptors are arranged it lies where the keeper opened it; then 3 is a directory.
@@ -456,69 +473,69 @@ fn tell(step: Step, error: io::Error, report: RawFd) -> ! {
 }
 
 /// Waits for the child to replace itself, which closes the socket, or to say why not.
-fn await_program(report: &OwnedFd, until: Instant) -> (Replaced, Option<OwnedFd>) {
+fn await_program(report: &OwnedFd, until: Instant) -> (ProgramReplacement, Option<OwnedFd>) {
     let mut calls = None;
     loop {
         match hear(report) {
-            Ok(Heard::Calls(given)) => calls = Some(given),
-            Ok(Heard::Went(went)) => return (went, calls),
+            Ok(ChildMessage::Calls(given)) => calls = Some(given),
+            Ok(ChildMessage::Went(went)) => return (went, calls),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let left = until.saturating_duration_since(Instant::now());
                 if left.is_zero() {
-                    return (Replaced::NotYet, calls);
+                    return (ProgramReplacement::NotYet, calls);
                 }
                 let left_ms = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
                 // Cut short, it only means to look once more.
                 drop(sys::wait_readable(report.as_raw_fd(), left_ms));
             }
-            Err(_) => return (Replaced::Yes, calls),
+            Err(_) => return (ProgramReplacement::Yes, calls),
         }
     }
 }
 
 /// One message of a child.
-enum Heard {
+enum ChildMessage {
     /// Where its calls are answered.
     Calls(OwnedFd),
-    Went(Replaced),
+    Went(ProgramReplacement),
 }
 
-fn hear(report: &OwnedFd) -> io::Result<Heard> {
+fn hear(report: &OwnedFd) -> io::Result<ChildMessage> {
     let mut message = [0; REPORT_LEN];
     match sys::receive_packet(report.as_raw_fd(), &mut message)? {
-        (_, Some(calls)) => Ok(Heard::Calls(calls)),
-        (len, None) => Ok(Heard::Went(replaced(message, len))),
+        (_, Some(calls)) => Ok(ChildMessage::Calls(calls)),
+        (len, None) => Ok(ChildMessage::Went(replaced(message, len))),
     }
 }
 
 /// A child that replaced itself closed the socket without a word.
-fn replaced(message: [u8; REPORT_LEN], len: usize) -> Replaced {
+fn replaced(message: [u8; REPORT_LEN], len: usize) -> ProgramReplacement {
     let [step, errno @ ..] = message;
     if len == REPORT_LEN {
-        Replaced::Failed { step, errno: i32::from_le_bytes(errno) }
+        ProgramReplacement::Failed { step, errno: i32::from_le_bytes(errno) }
     } else {
-        Replaced::Yes
+        ProgramReplacement::Yes
     }
 }
 
-fn not_spawned(program: &OsStr, cwd: &Path, step: u8, errno: i32) -> NotSpawned {
+fn not_spawned(program: &OsStr, cwd: &Path, step: u8, errno: i32) -> SpawnError {
     let cause = io::Error::from_raw_os_error(errno);
     let program = program.to_string_lossy();
-    let why = if step == Step::Program as u8 && errno == libc::ENOENT {
+    let why = if step == ChildStep::Program as u8 && errno == libc::ENOENT {
         format!("no program `{program}`")
-    } else if step == Step::Program as u8 {
+    } else if step == ChildStep::Program as u8 {
         format!("cannot run `{program}`: {cause}")
-    } else if step == Step::Directory as u8 {
+    } else if step == ChildStep::Directory as u8 {
         format!("cannot enter {}: {cause}", cwd.display())
-    } else if step == Step::User as u8 {
+    } else if step == ChildStep::User as u8 {
         format!("cannot become the sandbox's user: {cause}")
-    } else if step == Step::Hold as u8 {
+    } else if step == ChildStep::Hold as u8 {
         format!("cannot hold its processes together: {cause}")
     } else {
         format!("cannot arrange its streams: {cause}")
     };
-    NotSpawned { errno, why }
+    SpawnError { errno, why }
 }
 
 /// Collects a child that has nothing left to do but to end, or its guardian. One that somebody stopped is killed

@@ -23,56 +23,56 @@ const OPENED_FOR: Duration = Duration::from_secs(3600);
 
 /// Which addresses a socket can be connected to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Family {
+pub(crate) enum AddressFamily {
     V4,
     V6,
 }
 
 /// What the gate has handed over.
 #[derive(Debug)]
-pub(crate) struct Stock {
+pub(crate) struct SocketStock {
     control: OwnedFd,
-    sockets: [Shelf; 2],
+    sockets: [StockShelf; 2],
     /// Answers for listed names: the address, the port or zero, and until when it counts.
     opened: VecDeque<(IpAddr, u16, Instant)>,
 }
 
 #[derive(Debug, Default)]
-struct Shelf {
+struct StockShelf {
     ready: VecDeque<OwnedFd>,
     asked: usize,
     /// Why there are none.
     refused: Option<i32>,
 }
 
-impl Family {
-    const ALL: [Family; 2] = [Family::V4, Family::V6];
+impl AddressFamily {
+    const ALL: [AddressFamily; 2] = [AddressFamily::V4, AddressFamily::V6];
 
     fn code(self) -> u8 {
         match self {
-            Family::V4 => hand::V4,
-            Family::V6 => hand::V6,
+            AddressFamily::V4 => hand::V4,
+            AddressFamily::V6 => hand::V6,
         }
     }
 
-    fn of(code: u8) -> Option<Family> {
-        Family::ALL.into_iter().find(|family| family.code() == code)
+    fn of(code: u8) -> Option<AddressFamily> {
+        AddressFamily::ALL.into_iter().find(|family| family.code() == code)
     }
 
     fn kept(self) -> usize {
         match self {
-            Family::V4 => KEPT_V4,
-            Family::V6 => KEPT_V6,
+            AddressFamily::V4 => KEPT_V4,
+            AddressFamily::V6 => KEPT_V6,
         }
     }
 }
 
-impl Stock {
+impl SocketStock {
     /// `control` leads to a gate that serves.
-    pub(crate) fn new(control: OwnedFd) -> io::Result<Stock> {
+    pub(crate) fn new(control: OwnedFd) -> io::Result<SocketStock> {
         sys::set_nonblocking(control.as_raw_fd())?;
-        let mut stock = Stock { control, sockets: Default::default(), opened: VecDeque::new() };
-        Family::ALL.iter().for_each(|family| stock.refill(*family, 0));
+        let mut stock = SocketStock { control, sockets: Default::default(), opened: VecDeque::new() };
+        AddressFamily::ALL.iter().for_each(|family| stock.refill(*family, 0));
         Ok(stock)
     }
 
@@ -81,7 +81,7 @@ impl Stock {
     }
 
     /// One that is there, or why there will be none. `Ok(None)`: one is on its way, for each of so many that wait.
-    pub(crate) fn take(&mut self, family: Family, waiting: usize) -> Result<Option<OwnedFd>, i32> {
+    pub(crate) fn take(&mut self, family: AddressFamily, waiting: usize) -> Result<Option<OwnedFd>, i32> {
         let shelf = &mut self.sockets[family as usize];
         let taken = shelf.ready.pop_front();
         if taken.is_none()
@@ -94,12 +94,12 @@ impl Stock {
     }
 
     /// Whether whoever waits for one can be told something.
-    pub(crate) fn has_news(&self, family: Family) -> bool {
+    pub(crate) fn has_news(&self, family: AddressFamily) -> bool {
         let shelf = &self.sockets[family as usize];
         !shelf.ready.is_empty() || shelf.refused.is_some()
     }
 
-    fn refill(&mut self, family: Family, waiting: usize) {
+    fn refill(&mut self, family: AddressFamily, waiting: usize) {
         let shelf = &mut self.sockets[family as usize];
         let wanted = (family.kept() + waiting).min(ASKED_MAX);
         while shelf.ready.len() + shelf.asked < wanted {
@@ -119,14 +119,14 @@ impl Stock {
             let Ok((len @ 1.., fd)) = received else { return };
             match (&message[..len], fd) {
                 ([code], Some(socket)) => {
-                    if let Some(family) = Family::of(*code) {
+                    if let Some(family) = AddressFamily::of(*code) {
                         let shelf = &mut self.sockets[family as usize];
                         shelf.asked = shelf.asked.saturating_sub(1);
                         shelf.ready.push_back(socket);
                     }
                 }
                 ([hand::NONE, code, low, high], None) => {
-                    if let Some(family) = Family::of(*code) {
+                    if let Some(family) = AddressFamily::of(*code) {
                         let shelf = &mut self.sockets[family as usize];
                         shelf.asked = shelf.asked.saturating_sub(1);
                         shelf.refused = Some(i32::from_le_bytes([*low, *high, 0, 0]));
@@ -139,7 +139,7 @@ impl Stock {
                 }
                 // One was sent and there was no room for it here.
                 ([code], None) => {
-                    if let Some(family) = Family::of(*code) {
+                    if let Some(family) = AddressFamily::of(*code) {
                         let shelf = &mut self.sockets[family as usize];
                         shelf.asked = shelf.asked.saturating_sub(1);
                         shelf.refused = Some(libc::EMFILE);
@@ -184,8 +184,8 @@ mod tests {
 
     fn lose_socket() {
         let (ours, gate) = sys::packet_pair().unwrap();
-        let mut stock = Stock::new(ours).unwrap();
-        assert_eq!(stock.take(Family::V4, 0).map(|taken| taken.is_some()), Ok(false));
+        let mut stock = SocketStock::new(ours).unwrap();
+        assert_eq!(stock.take(AddressFamily::V4, 0).map(|taken| taken.is_some()), Ok(false));
         let sent = OwnedFd::from(std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap());
         let hand_over = || sys::send_packet(gate.as_raw_fd(), &[hand::V4], Some(sent.as_raw_fd())).unwrap();
         hand_over();
@@ -198,14 +198,14 @@ mod tests {
             stock.hear();
             assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &before), 0);
         }
-        assert!(stock.has_news(Family::V4));
-        let asked = stock.sockets[Family::V4 as usize].asked;
-        assert_eq!(stock.take(Family::V4, 0).map(|taken| taken.is_some()), Err(libc::EMFILE));
+        assert!(stock.has_news(AddressFamily::V4));
+        let asked = stock.sockets[AddressFamily::V4 as usize].asked;
+        assert_eq!(stock.take(AddressFamily::V4, 0).map(|taken| taken.is_some()), Err(libc::EMFILE));
         // It counts as asked for no more, so that another takes its place.
-        assert_eq!(stock.take(Family::V4, 0).map(|taken| taken.is_some()), Ok(false));
-        assert_eq!(stock.sockets[Family::V4 as usize].asked, asked + 1);
+        assert_eq!(stock.take(AddressFamily::V4, 0).map(|taken| taken.is_some()), Ok(false));
+        assert_eq!(stock.sockets[AddressFamily::V4 as usize].asked, asked + 1);
         hand_over();
         stock.hear();
-        assert_eq!(stock.take(Family::V4, 0).map(|taken| taken.is_some()), Ok(true));
+        assert_eq!(stock.take(AddressFamily::V4, 0).map(|taken| taken.is_some()), Ok(true));
     }
 }

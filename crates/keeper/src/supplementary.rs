@@ -19,15 +19,15 @@ const SUBGID: &str = "/etc/subgid";
 const PASSWD: &str = "/etc/passwd";
 
 /// A process outside of the namespace to come that will map its groups.
-pub(crate) struct Mapper {
+pub(crate) struct GroupMapper {
     pid: i32,
     /// Says that the namespace is there; closed without a word, it is not.
     begin: File,
 }
 
-impl Mapper {
+impl GroupMapper {
     /// None: there are no groups to drop, or no way to.
-    pub(crate) fn begin(uid: u32, gid: u32) -> Option<Mapper> {
+    pub(crate) fn begin(uid: u32, gid: u32) -> Option<GroupMapper> {
         if others(gid).ok()?.is_empty() || !Path::new(NEWGIDMAP).exists() {
             return None;
         }
@@ -44,7 +44,7 @@ impl Mapper {
                 drop(begin);
                 map_after(&wait, &program, &words)
             }
-            pid => Some(Mapper { pid, begin: begin.into() }),
+            pid => Some(GroupMapper { pid, begin: begin.into() }),
         }
     }
 
@@ -76,9 +76,9 @@ fn map_after(wait: &OwnedFd, program: &CString, words: &[CString]) -> ! {
 
 /// Maps the user's own group into the namespace that this process just made, and drops all others where that is
 /// possible.
-pub(crate) fn map(mapper: Option<Mapper>, gid: u32, layers: &mut Layers) -> io::Result<()> {
+pub(crate) fn map(mapper: Option<GroupMapper>, gid: u32, layers: &mut Layers) -> io::Result<()> {
     let has_none = others(gid)?.is_empty();
-    if mapper.is_some_and(Mapper::finish) {
+    if mapper.is_some_and(GroupMapper::finish) {
         // SAFETY: an empty list of groups is a null pointer and no length.
         let dropped = sys::check(unsafe { libc::setgroups(0, std::ptr::null()) });
         layers.note("groups", dropped.map(drop));

@@ -18,25 +18,25 @@ const STACK_BYTES: usize = 256 * 1024;
 pub(crate) struct ToolThread {
     /// The rules of the domain, until the thread has entered it. None from the start: this kernel has no such domain.
     rules: RefCell<Option<Ruleset>>,
-    desk: OnceCell<Arc<Desk>>,
+    desk: OnceCell<Arc<ThreadExchange>>,
 }
 
 /// Where the keeper and the thread meet. Nothing here allocates: a child that was forked while the other thread did could
 /// not do so itself.
 #[derive(Debug)]
-struct Desk {
-    turn: Mutex<Turn>,
+struct ThreadExchange {
+    turn: Mutex<ThreadState>,
     changed: Condvar,
 }
 
 /// Whose turn it is, and for what.
 #[derive(Debug)]
-enum Turn {
+enum ThreadState {
     /// The thread is about to enter its domain.
     Entering,
     /// The keeper may ask.
     Idle,
-    Asked(Request),
+    Asked(ThreadCall),
     /// The thread does what it was asked for.
     Working,
     /// The keeper may look at what became of it.
@@ -47,10 +47,10 @@ enum Turn {
 
 /// What the thread is to call, once.
 #[derive(Debug)]
-struct Request(*mut (dyn FnMut() + 'static));
+struct ThreadCall(*mut (dyn FnMut() + 'static));
 
 // SAFETY: the caller waits until the thread has called it, and touches nothing that it borrows meanwhile.
-unsafe impl Send for Request {}
+unsafe impl Send for ThreadCall {}
 
 impl ToolThread {
     /// The thread is made with the first tool: an agent that runs none does not pay for it.
@@ -66,11 +66,11 @@ impl ToolThread {
         let call: &mut dyn FnMut() = &mut call;
         // SAFETY: only the lifetime is changed, and what is borrowed outlives the call, whose end is waited for.
         let call = unsafe { std::mem::transmute::<&mut dyn FnMut(), *mut (dyn FnMut() + 'static)>(call) };
-        desk.ask(Request(call))?;
+        desk.ask(ThreadCall(call))?;
         forked.unwrap_or_else(|| Err(gone()))
     }
 
-    fn desk(&self) -> io::Result<Option<&Desk>> {
+    fn desk(&self) -> io::Result<Option<&ThreadExchange>> {
         if let Some(desk) = self.desk.get() {
             return Ok(Some(desk));
         }
@@ -83,37 +83,41 @@ impl ToolThread {
     }
 }
 
-impl Desk {
-    fn turn(&self) -> MutexGuard<'_, Turn> {
+impl ThreadExchange {
+    fn turn(&self) -> MutexGuard<'_, ThreadState> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, turn: Turn) {
+    fn set(&self, turn: ThreadState) {
         *self.turn() = turn;
         self.changed.notify_all();
     }
 
     fn wait_while<'a>(
         &self,
-        turn: MutexGuard<'a, Turn>,
-        is_so: fn(&mut Turn) -> bool,
-    ) -> MutexGuard<'a, Turn> {
+        turn: MutexGuard<'a, ThreadState>,
+        is_so: fn(&mut ThreadState) -> bool,
+    ) -> MutexGuard<'a, ThreadState> {
         self.changed.wait_while(turn, is_so).unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has the thread call this, and waits for the end of that.
-    fn ask(&self, request: Request) -> io::Result<()> {
+    fn ask(&self, request: ThreadCall) -> io::Result<()> {
         let mut turn = self.turn();
-        if matches!(*turn, Turn::Gone(_)) {
+        if matches!(*turn, ThreadState::Gone(_)) {
             return Err(gone());
         }
-        *turn = Turn::Asked(request);
+        *turn = ThreadState::Asked(request);
         self.changed.notify_all();
-        turn = self.wait_while(turn, |turn| matches!(turn, Turn::Asked(_) | Turn::Working));
-        match std::mem::replace(&mut *turn, Turn::Idle) {
-            Turn::Done => Ok(()),
-            Turn::Entering | Turn::Idle | Turn::Asked(_) | Turn::Working | Turn::Gone(_) => {
-                *turn = Turn::Gone(gone());
+        turn = self.wait_while(turn, |turn| matches!(turn, ThreadState::Asked(_) | ThreadState::Working));
+        match std::mem::replace(&mut *turn, ThreadState::Idle) {
+            ThreadState::Done => Ok(()),
+            ThreadState::Entering
+            | ThreadState::Idle
+            | ThreadState::Asked(_)
+            | ThreadState::Working
+            | ThreadState::Gone(_) => {
+                *turn = ThreadState::Gone(gone());
                 Err(gone())
             }
         }
@@ -122,25 +126,28 @@ impl Desk {
     /// What the thread does as long as the keeper lives.
     fn serve(&self) {
         loop {
-            let waits = |turn: &mut Turn| !matches!(turn, Turn::Asked(_));
+            let waits = |turn: &mut ThreadState| !matches!(turn, ThreadState::Asked(_));
             let mut turn = self.wait_while(self.turn(), waits);
-            let Turn::Asked(Request(call)) = std::mem::replace(&mut *turn, Turn::Working) else { return };
+            let ThreadState::Asked(ThreadCall(call)) = std::mem::replace(&mut *turn, ThreadState::Working)
+            else {
+                return;
+            };
             drop(turn);
             // SAFETY: whoever asked waits for the end of the call and keeps alive what it borrows.
             unsafe { (*call)() };
-            self.set(Turn::Done);
+            self.set(ThreadState::Done);
         }
     }
 }
 
 /// Says that the thread is gone, however that came.
-struct Leaves(Arc<Desk>);
+struct ThreadExitGuard(Arc<ThreadExchange>);
 
-impl Drop for Leaves {
+impl Drop for ThreadExitGuard {
     fn drop(&mut self) {
-        let is_said = matches!(*self.0.turn(), Turn::Gone(_));
+        let is_said = matches!(*self.0.turn(), ThreadState::Gone(_));
         if !is_said {
-            self.0.set(Turn::Gone(gone()));
+            self.0.set(ThreadState::Gone(gone()));
         }
     }
 }
@@ -150,22 +157,26 @@ fn gone() -> io::Error {
 }
 
 /// Starts the thread, and returns once it is in its domain.
-fn start(rules: Ruleset) -> io::Result<Arc<Desk>> {
-    let desk = Arc::new(Desk { turn: Mutex::new(Turn::Entering), changed: Condvar::new() });
-    let leaves = Leaves(desk.clone());
+fn start(rules: Ruleset) -> io::Result<Arc<ThreadExchange>> {
+    let desk = Arc::new(ThreadExchange { turn: Mutex::new(ThreadState::Entering), changed: Condvar::new() });
+    let leaves = ThreadExitGuard(desk.clone());
     let thread = std::thread::Builder::new().name("tools".to_owned()).stack_size(STACK_BYTES);
     thread.spawn(move || match rules.enter() {
         Ok(()) => {
             drop(rules);
-            leaves.0.set(Turn::Idle);
+            leaves.0.set(ThreadState::Idle);
             leaves.0.serve();
         }
-        Err(error) => leaves.0.set(Turn::Gone(error)),
+        Err(error) => leaves.0.set(ThreadState::Gone(error)),
     })?;
-    let mut turn = desk.wait_while(desk.turn(), |turn| matches!(turn, Turn::Entering));
-    match std::mem::replace(&mut *turn, Turn::Idle) {
-        Turn::Gone(error) => Err(error),
-        Turn::Entering | Turn::Idle | Turn::Asked(_) | Turn::Working | Turn::Done => {
+    let mut turn = desk.wait_while(desk.turn(), |turn| matches!(turn, ThreadState::Entering));
+    match std::mem::replace(&mut *turn, ThreadState::Idle) {
+        ThreadState::Gone(error) => Err(error),
+        ThreadState::Entering
+        | ThreadState::Idle
+        | ThreadState::Asked(_)
+        | ThreadState::Working
+        | ThreadState::Done => {
             drop(turn);
             Ok(desk)
         }

@@ -45,19 +45,19 @@ fn parse(pid: i32, stat: &str) -> Option<Process> {
 
 /// Every process that `/proc` showed at one moment, by its parent.
 #[derive(Debug)]
-pub(crate) struct Walk {
+pub(crate) struct ProcessTree {
     seen: HashSet<i32>,
     children: HashMap<i32, Vec<Process>>,
 }
 
-impl Walk {
+impl ProcessTree {
     /// Looks at all of them once, which costs the more the more there are: once in a turn is often enough.
-    pub(crate) fn now() -> Walk {
-        Walk::of(pids().filter_map(process))
+    pub(crate) fn now() -> ProcessTree {
+        ProcessTree::of(pids().filter_map(process))
     }
 
-    fn of(all: impl Iterator<Item = Process>) -> Walk {
-        let mut walk = Walk { seen: HashSet::new(), children: HashMap::new() };
+    fn of(all: impl Iterator<Item = Process>) -> ProcessTree {
+        let mut walk = ProcessTree { seen: HashSet::new(), children: HashMap::new() };
         for process in all {
             walk.seen.insert(process.pid);
             walk.children.entry(process.parent).or_default().push(process);
@@ -68,13 +68,18 @@ impl Walk {
     /// Kills what descends from `ancestor`, and chases what that forked since the look around.
     ///
     /// Returns how many there were, of whom some may be missed that fork and go in no time.
-    pub(crate) fn kill_descendants(&self, ancestor: i32, without: Without<'_>, reach: Reach) -> usize {
+    pub(crate) fn kill_descendants(
+        &self,
+        ancestor: i32,
+        without: ExcludedProcesses<'_>,
+        reach: PidUse,
+    ) -> usize {
         let found = self.descendants_but(ancestor, without);
         let killed = kill_all(&found, reach);
         if killed > 0 {
             let held: &[i32] = match without {
-                Without::Children(_) => &[],
-                Without::Themselves(pids) => pids,
+                ExcludedProcesses::Children(_) => &[],
+                ExcludedProcesses::Themselves(pids) => pids,
             };
             let found = found.iter().map(|process| process.pid);
             let mut family: HashSet<i32> = found.chain([ancestor]).chain(held.iter().copied()).collect();
@@ -90,11 +95,11 @@ impl Walk {
 
     /// Everything that descends from `ancestor`, without it.
     pub(crate) fn descendants(&self, ancestor: i32) -> Vec<Process> {
-        self.descendants_but(ancestor, Without::Children(&[]))
+        self.descendants_but(ancestor, ExcludedProcesses::Children(&[]))
     }
 
-    /// As [`Walk::descendants`], without some.
-    pub(crate) fn descendants_but(&self, ancestor: i32, without: Without<'_>) -> Vec<Process> {
+    /// As [`ProcessTree::descendants`], without some.
+    pub(crate) fn descendants_but(&self, ancestor: i32, without: ExcludedProcesses<'_>) -> Vec<Process> {
         let mut found: Vec<Process> = Vec::new();
         let mut seen = HashSet::from([ancestor]);
         let mut parents = vec![ancestor];
@@ -105,9 +110,11 @@ impl Walk {
                     continue;
                 }
                 match without {
-                    Without::Children(pids) if parent == ancestor && pids.contains(&child.pid) => continue,
-                    Without::Themselves(pids) if pids.contains(&child.pid) => {}
-                    Without::Children(_) | Without::Themselves(_) => found.push(*child),
+                    ExcludedProcesses::Children(pids) if parent == ancestor && pids.contains(&child.pid) => {
+                        continue;
+                    }
+                    ExcludedProcesses::Themselves(pids) if pids.contains(&child.pid) => {}
+                    ExcludedProcesses::Children(_) | ExcludedProcesses::Themselves(_) => found.push(*child),
                 }
                 parents.push(child.pid);
             }
@@ -139,7 +146,7 @@ fn chase(seen: &mut HashSet<i32>, family: &mut HashSet<i32>) -> usize {
 
 /// Who is left out of the descendants of a process.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Without<'a> {
+pub(crate) enum ExcludedProcesses<'a> {
     /// These of its children, and what descends from those.
     Children(&'a [i32]),
     /// These, but not what descends from them.
@@ -148,7 +155,7 @@ pub(crate) enum Without<'a> {
 
 /// What may be named by a number alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub(crate) enum PidUse {
     /// Process groups, since no number here belongs to anybody outside of the sandbox. One is spared: a program
     /// that was just forked may still be in the group of whoever holds it.
     GroupsBut(i32),
@@ -156,11 +163,11 @@ pub(crate) enum Reach {
     Processes,
 }
 
-impl Reach {
-    pub(crate) fn within(namespaces: Namespaces, spared: i32) -> Reach {
+impl PidUse {
+    pub(crate) fn within(namespaces: Namespaces, spared: i32) -> PidUse {
         match namespaces {
-            Namespaces::Own => Reach::GroupsBut(spared),
-            Namespaces::Host => Reach::Processes,
+            Namespaces::Own => PidUse::GroupsBut(spared),
+            Namespaces::Host => PidUse::Processes,
         }
     }
 }
@@ -178,14 +185,14 @@ pub(crate) fn signal(target: &Process, signal: i32) -> io::Result<()> {
 /// what it forks meanwhile with it. An exec's groups are its own, as each exec has a session of its own.
 ///
 /// Zombies are passed over. Returns how many were not.
-fn kill_all(found: &[Process], reach: Reach) -> usize {
+fn kill_all(found: &[Process], reach: PidUse) -> usize {
     let living = || found.iter().filter(|process| !process.is_zombie);
     let groups: HashSet<i32> = match reach {
-        Reach::GroupsBut(spared) => {
+        PidUse::GroupsBut(spared) => {
             let groups = living().map(|process| process.group);
             groups.filter(|group| *group > 1 && *group != spared).collect()
         }
-        Reach::Processes => HashSet::new(),
+        PidUse::Processes => HashSet::new(),
     };
     // One that ended in the meantime is what was wanted.
     for group in groups {
@@ -232,22 +239,23 @@ mod tests {
             one(20, 1, 20, 20),
             one(21, 20, 20, 20),
         ];
-        let walk = Walk::of(all.into_iter());
+        let walk = ProcessTree::of(all.into_iter());
         assert_eq!(pids(walk.descendants(10)), [11, 12]);
-        assert_eq!(pids(walk.descendants_but(1, Without::Children(&[10]))), [20, 21]);
-        assert_eq!(pids(walk.descendants_but(1, Without::Themselves(&[10, 20]))), [11, 12, 21]);
+        assert_eq!(pids(walk.descendants_but(1, ExcludedProcesses::Children(&[10]))), [20, 21]);
+        assert_eq!(pids(walk.descendants_but(1, ExcludedProcesses::Themselves(&[10, 20]))), [11, 12, 21]);
     }
 
     #[test]
     fn pids_that_came_back_during_a_walk_do_not_lead_in_circles() {
-        let walk = Walk::of([one(10, 1, 10, 10), one(11, 10, 10, 10), one(10, 11, 10, 10)].into_iter());
+        let walk =
+            ProcessTree::of([one(10, 1, 10, 10), one(11, 10, 10, 10), one(10, 11, 10, 10)].into_iter());
         assert_eq!(pids(walk.descendants(1)), [10, 11]);
     }
 
     #[test]
     fn a_chain_as_long_as_the_host_has_pids_is_walked_in_a_moment() {
         let longest = 200_000;
-        let walk = Walk::of((2..longest).map(|pid| one(pid, pid - 1, pid, pid)));
+        let walk = ProcessTree::of((2..longest).map(|pid| one(pid, pid - 1, pid, pid)));
         assert_eq!(walk.descendants(1).len(), longest as usize - 2);
     }
 }

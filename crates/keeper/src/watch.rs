@@ -5,13 +5,13 @@
 
 use std::time::{Duration, Instant};
 
-use lodge_link::{Cause, Ended, ExecKind, Resource};
+use lodge_link::{ExecKind, ExitOutcome, LimitHit, Resource};
 
-use crate::disk::Space;
-use crate::execs::{Running, Stage};
+use crate::disk::WriteSpace;
+use crate::execs::{ExecStage, RunningExec};
 use crate::fence::Namespaces;
 use crate::keep::Keeper;
-use crate::kills::Held;
+use crate::kills::ProcessHold;
 use crate::loads::{self, Load, Loads, Share};
 
 /// Between two looks while a tool runs.
@@ -34,7 +34,7 @@ const TASKS_NEAR: u64 = 2;
 
 /// What is remembered from look to look.
 #[derive(Debug, Default)]
-pub(crate) struct Watch {
+pub(crate) struct LimitWatch {
     /// When to look next. None: nothing runs.
     pub(crate) at: Option<Instant>,
     oom_kills: u64,
@@ -49,13 +49,13 @@ pub(crate) struct Watch {
 
 /// The counters when an exec began.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Before {
+pub(crate) struct CountersAtStart {
     oom_kills: u64,
     refused_forks: u64,
 }
 
 /// An exec that uses something, be it over or not.
-struct Using {
+struct ExecUsageSample {
     exec: String,
     /// None: it is over, and what lives of it was left behind.
     serial: Option<u64>,
@@ -65,9 +65,9 @@ struct Using {
 }
 
 impl Keeper {
-    pub(crate) fn before(&self) -> Before {
+    pub(crate) fn before(&self) -> CountersAtStart {
         let bounds = &self.confined.bounds;
-        Before {
+        CountersAtStart {
             oom_kills: bounds.oom_kills().unwrap_or(0),
             refused_forks: bounds.refused_forks().unwrap_or(0),
         }
@@ -128,11 +128,11 @@ impl Keeper {
         let mut over = Vec::new();
         for one in self.running.iter_mut().filter(|one| one.kind.is_called()) {
             let used_us = match (&one.held, loads) {
-                (Held::Group(group), _) => group.cpu_us(),
-                (Held::Guard(guard), Some(loads)) => guard.pid.map_or(0, |guardian| {
+                (ProcessHold::Group(group), _) => group.cpu_us(),
+                (ProcessHold::Guard(guard), Some(loads)) => guard.pid.map_or(0, |guardian| {
                     loads.sum(&loads.below(guardian)).cpu_us + loads.of(guardian).cpu_us
                 }),
-                (Held::Guard(_), None) => 0,
+                (ProcessHold::Guard(_), None) => 0,
             };
             // Processes were not read all at once: one that was waited for meanwhile may be missing for a moment.
             one.cpu_us = one.cpu_us.max(used_us);
@@ -141,7 +141,7 @@ impl Keeper {
             }
         }
         for (serial, used) in over {
-            self.breach(serial, Cause { resource: Resource::CpuTime, limit, used }, Duration::ZERO);
+            self.breach(serial, LimitHit { resource: Resource::CpuTime, limit, used }, Duration::ZERO);
         }
     }
 
@@ -152,13 +152,13 @@ impl Keeper {
             return self.watch.killed_at = None;
         }
         let Some(limit) = self.confined.bounds.limits.memory_bytes else { return };
-        let cause = Cause { resource: Resource::Memory, limit, used: 0 };
-        let fell = |one: &&Running| match &one.stage {
-            Stage::Draining { ended, .. } => *ended != Ended::Code(0),
-            Stage::Alive => false,
+        let cause = LimitHit { resource: Resource::Memory, limit, used: 0 };
+        let fell = |one: &&RunningExec| match &one.stage {
+            ExecStage::Draining { ended, .. } => *ended != ExitOutcome::Code(0),
+            ExecStage::Alive => false,
         };
         // Whoever began later was not there.
-        let was_there = |one: &&Running| one.before.oom_kills < kills;
+        let was_there = |one: &&RunningExec| one.before.oom_kills < kills;
         if let Some(one) = self.running.iter().filter(was_there).find(|one| fell(one) && one.cause.is_none())
         {
             self.watch.oom_kills = kills;
@@ -166,11 +166,13 @@ impl Keeper {
         }
         if self.confined.proc_is_ours {
             let present: Vec<u64> = self.running.iter().filter(was_there).map(|one| one.serial).collect();
-            let was_there = |using: &Using| using.serial.is_none_or(|serial| present.contains(&serial));
+            let was_there =
+                |using: &ExecUsageSample| using.serial.is_none_or(|serial| present.contains(&serial));
             // Had it been the runtime, it would have fallen.
-            let is_tool = |using: &Using| using.kind.is_called();
+            let is_tool = |using: &ExecUsageSample| using.kind.is_called();
             let all = self.using(&Loads::now()).into_iter();
-            let using: Vec<Using> = all.filter(|using| is_tool(using) && was_there(using)).collect();
+            let using: Vec<ExecUsageSample> =
+                all.filter(|using| is_tool(using) && was_there(using)).collect();
             let since = *self.watch.killed_at.get_or_insert(now);
             if using.len() > 1 && now < since + FALLS_WITHIN {
                 return;
@@ -205,9 +207,10 @@ impl Keeper {
         // What is mapped of shared memory is part of it.
         let used = own + mapped.max(shared);
         if used > limit {
-            let cause = Cause { resource: Resource::Memory, limit, used };
+            let cause = LimitHit { resource: Resource::Memory, limit, used };
             self.watch.shares_at = None;
-            let holds = |using: &Using| using.load.rss_bytes + loads::memory_files_bytes(using.pids.iter());
+            let holds =
+                |using: &ExecUsageSample| using.load.rss_bytes + loads::memory_files_bytes(using.pids.iter());
             if let Some(largest) = largest(using, holds) {
                 self.end_using(&largest, cause);
             }
@@ -233,7 +236,7 @@ impl Keeper {
         self.watch.refusals = 0;
         let using = self.using(&Loads::now());
         if let Some(most) = largest(using, |using| using.load.tasks) {
-            let cause = Cause { resource: Resource::Pids, limit, used: most.load.tasks };
+            let cause = LimitHit { resource: Resource::Pids, limit, used: most.load.tasks };
             self.end_using(&most, cause);
         }
     }
@@ -243,24 +246,24 @@ impl Keeper {
     }
 
     /// Ends those of the tools that wrote the most. Those that cannot write have to be left to remove files.
-    pub(crate) fn end_writers(&mut self, cause: Cause) {
+    pub(crate) fn end_writers(&mut self, cause: LimitHit) {
         let loads = Loads::now();
-        let spaces: Vec<(u64, Space)> = self.running.iter().map(|one| (one.serial, one.space)).collect();
-        let may_have_taken = |using: &Using| {
+        let spaces: Vec<(u64, WriteSpace)> = self.running.iter().map(|one| (one.serial, one.space)).collect();
+        let may_have_taken = |using: &ExecUsageSample| {
             let own = spaces.iter().find(|(serial, _)| using.serial == Some(*serial));
             own.is_none_or(|(_, space)| space.may_have_taken(cause.used))
         };
-        let is_tool = |using: &Using| using.kind.is_called();
+        let is_tool = |using: &ExecUsageSample| using.kind.is_called();
         let using = self.using(&loads).into_iter().filter(|using| is_tool(using) && may_have_taken(using));
         // What a job says is written by the keeper.
         let said = |serial: Option<u64>| {
             let one = self.running.iter().find(|one| serial == Some(one.serial));
             one.map_or(0, |one| one.stdout.counted.kept + one.stderr.counted.kept)
         };
-        let written = |using: &Using| {
+        let written = |using: &ExecUsageSample| {
             using.pids.iter().map(|pid| loads::written_bytes(*pid)).sum::<u64>() + said(using.serial)
         };
-        let using: Vec<(u64, Using)> = using.map(|using| (written(&using), using)).collect();
+        let using: Vec<(u64, ExecUsageSample)> = using.map(|using| (written(&using), using)).collect();
         let most = using.iter().map(|(written, _)| *written).max().unwrap_or(0);
         for (_, using) in using.iter().filter(|(written, _)| *written == most) {
             self.end_using(using, cause);
@@ -268,8 +271,8 @@ impl Keeper {
     }
 
     /// Everything that runs, with what it uses.
-    fn using(&self, loads: &Loads) -> Vec<Using> {
-        let pids = |held: &Held| pids_of(held, loads);
+    fn using(&self, loads: &Loads) -> Vec<ExecUsageSample> {
+        let pids = |held: &ProcessHold| pids_of(held, loads);
         let running =
             self.running.iter().map(|one| (one.id.clone(), Some(one.serial), one.kind, pids(&one.held)));
         let past = self
@@ -277,11 +280,17 @@ impl Keeper {
             .iter()
             .filter_map(|past| Some((past.exec.clone(), None, ExecKind::Tool, pids(past.held.as_ref()?))));
         let all = running.chain(past);
-        all.map(|(exec, serial, kind, pids)| Using { load: loads.sum(&pids), exec, serial, kind, pids })
-            .collect()
+        all.map(|(exec, serial, kind, pids)| ExecUsageSample {
+            load: loads.sum(&pids),
+            exec,
+            serial,
+            kind,
+            pids,
+        })
+        .collect()
     }
 
-    fn end_using(&mut self, using: &Using, cause: Cause) {
+    fn end_using(&mut self, using: &ExecUsageSample, cause: LimitHit) {
         match using.serial {
             Some(serial) => self.breach(serial, cause, Duration::ZERO),
             None => {
@@ -294,7 +303,7 @@ impl Keeper {
     }
 
     /// Ends an exec that ran into a limit. The first limit is the one that is told.
-    pub(crate) fn breach(&mut self, serial: u64, cause: Cause, grace: Duration) {
+    pub(crate) fn breach(&mut self, serial: u64, cause: LimitHit, grace: Duration) {
         let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else { return };
         if one.cause.is_some() {
             return;
@@ -309,7 +318,7 @@ impl Keeper {
     /// What the kernel counted until now is told of somebody, so that it is told of nobody else who lives.
     pub(crate) fn explained(&mut self, resource: Resource) {
         let now = self.before();
-        for one in self.running.iter_mut().filter(|one| one.stage == Stage::Alive) {
+        for one in self.running.iter_mut().filter(|one| one.stage == ExecStage::Alive) {
             match resource {
                 Resource::Memory => one.before.oom_kills = now.oom_kills,
                 Resource::Pids => one.before.refused_forks = now.refused_forks,
@@ -320,10 +329,11 @@ impl Keeper {
 
     /// Ends those whose time is over.
     pub(crate) fn end_overdue(&mut self, now: Instant) {
-        let overdue = |one: &&Running| one.stage == Stage::Alive && one.deadline.is_some_and(|at| at <= now);
+        let overdue =
+            |one: &&RunningExec| one.stage == ExecStage::Alive && one.deadline.is_some_and(|at| at <= now);
         while let Some(one) = self.running.iter().find(overdue) {
             let (serial, limit) = (one.serial, one.timeout_ms);
-            self.breach(serial, Cause { resource: Resource::Time, limit, used: limit }, TIMEOUT_GRACE);
+            self.breach(serial, LimitHit { resource: Resource::Time, limit, used: limit }, TIMEOUT_GRACE);
             if let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) {
                 one.deadline = None;
             }
@@ -335,19 +345,20 @@ impl Keeper {
         let Some(one) = self.running.iter().find(|one| one.serial == serial) else { return };
         let used = one.stdout.counted.seen + one.stderr.counted.seen;
         if one.kind.is_called() && one.output_max > 0 && used > one.output_max {
-            let cause = Cause { resource: Resource::Output, limit: one.output_max, used };
+            let cause = LimitHit { resource: Resource::Output, limit: one.output_max, used };
             self.breach(serial, cause, Duration::ZERO);
         }
     }
 
     /// The limit that an exec which is over ran into, from how it ended and what the kernel counted meanwhile.
-    pub(crate) fn cause_of(&mut self, one: &Running, ended: &Ended) -> Option<Cause> {
+    pub(crate) fn cause_of(&mut self, one: &RunningExec, ended: &ExitOutcome) -> Option<LimitHit> {
         if one.cause.is_some() {
             return one.cause;
         }
         let limits = self.confined.bounds.limits;
-        let by = |signal: i32| *ended == Ended::Signal(signal) || *ended == Ended::Code(128 + signal);
-        let cause = |resource, limit: Option<u64>| limit.map(|limit| Cause { resource, limit, used: 0 });
+        let by =
+            |signal: i32| *ended == ExitOutcome::Signal(signal) || *ended == ExitOutcome::Code(128 + signal);
+        let cause = |resource, limit: Option<u64>| limit.map(|limit| LimitHit { resource, limit, used: 0 });
         if one.kind.is_called() && by(libc::SIGXCPU) && limits.cpu_ms.is_some() {
             return cause(Resource::CpuTime, limits.cpu_ms);
         }
@@ -359,13 +370,13 @@ impl Keeper {
         let is_alone = one.kind.is_called() && !self.running.iter().any(|one| one.kind.is_called());
         let was_asked_to_end = self.is_doomed(&one.id) || self.ending.is_some();
         let was_large = match (&one.stage, limits.memory_bytes) {
-            (Stage::Draining { usage, .. }, Some(limit)) => {
+            (ExecStage::Draining { usage, .. }, Some(limit)) => {
                 usage.max_rss_kb.saturating_mul(1024) >= limit / 2
             }
-            (Stage::Draining { .. } | Stage::Alive, _) => false,
+            (ExecStage::Draining { .. } | ExecStage::Alive, _) => false,
         };
         // A kill that nobody was told of: what fails at that moment, or was that large, is whom it struck.
-        let is_new = now.oom_kills > self.watch.oom_kills && (was_large || *ended != Ended::Code(0));
+        let is_new = now.oom_kills > self.watch.oom_kills && (was_large || *ended != ExitOutcome::Code(0));
         let fell = by(libc::SIGKILL) || is_alone || (is_new && one.kind.is_called());
         if now.oom_kills > one.before.oom_kills && fell && !was_asked_to_end {
             self.watch.oom_kills = now.oom_kills;
@@ -376,7 +387,7 @@ impl Keeper {
     }
 
     /// Whether the kernel refused processes while this exec ran.
-    fn is_refused(&self, one: &Running, ended: &Ended) -> bool {
+    fn is_refused(&self, one: &RunningExec, ended: &ExitOutcome) -> bool {
         let Some(limit) = self.confined.bounds.limits.pids.filter(|_| one.kind.is_called()) else {
             return false;
         };
@@ -384,7 +395,7 @@ impl Keeper {
             Some(refused) => refused > one.before.refused_forks,
             // Nobody counts, so what it left has to tell.
             None => {
-                *ended != Ended::Code(0) && self.confined.proc_is_ours && {
+                *ended != ExitOutcome::Code(0) && self.confined.proc_is_ours && {
                     let loads = Loads::now();
                     self.is_full(&loads, limit.saturating_sub(left_tasks(one, &loads)))
                 }
@@ -393,7 +404,7 @@ impl Keeper {
     }
 
     /// Whether more than half of the tasks that are allowed are those which this exec left.
-    fn has_most_tasks(&self, one: &Running) -> bool {
+    fn has_most_tasks(&self, one: &RunningExec) -> bool {
         let limit = self.confined.bounds.limits.pids;
         self.confined.proc_is_ours
             && limit.is_some_and(|limit| left_tasks(one, &Loads::now()).saturating_mul(2) > limit)
@@ -401,20 +412,20 @@ impl Keeper {
 }
 
 /// The tasks of an exec that is over. It is not among those that run any more, and neither is its main process.
-fn left_tasks(one: &Running, loads: &Loads) -> u64 {
+fn left_tasks(one: &RunningExec, loads: &Loads) -> u64 {
     loads.sum(&pids_of(&one.held, loads)).tasks + 1
 }
 
 /// The processes of an exec.
-fn pids_of(held: &Held, loads: &Loads) -> Vec<i32> {
+fn pids_of(held: &ProcessHold, loads: &Loads) -> Vec<i32> {
     match held {
-        Held::Group(group) => group.pids().unwrap_or_default(),
-        Held::Guard(guard) => guard.pid.map(|guardian| loads.below(guardian)).unwrap_or_default(),
+        ProcessHold::Group(group) => group.pids().unwrap_or_default(),
+        ProcessHold::Guard(guard) => guard.pid.map(|guardian| loads.below(guardian)).unwrap_or_default(),
     }
 }
 
 /// A tool before the runtime, and of those the one that uses most.
-fn largest(using: Vec<Using>, of: impl Fn(&Using) -> u64) -> Option<Using> {
-    let rank = |using: &Using| (of(using) > 0, using.kind.is_called(), of(using));
+fn largest(using: Vec<ExecUsageSample>, of: impl Fn(&ExecUsageSample) -> u64) -> Option<ExecUsageSample> {
+    let rank = |using: &ExecUsageSample| (of(using) > 0, using.kind.is_called(), of(using));
     using.into_iter().filter(|using| of(using) > 0).max_by_key(rank)
 }

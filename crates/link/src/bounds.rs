@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::wire::{DecodeError, Put, Take};
+use crate::wire::{DecodeError, FieldReader, FieldWriter};
 
 /// What of the host a sandbox may use. Absent: as much as there is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub enum Resource {
 
 /// A limit that an exec ran into, and by which it was ended or hindered. Bytes, milliseconds, or processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cause {
+pub struct LimitHit {
     pub resource: Resource,
     pub limit: u64,
     /// How much was used when it was noticed; 0: not known.
@@ -47,7 +47,7 @@ pub struct Cause {
 
 /// A limit that a keeper enforces, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InForce {
+pub struct EnforcedLimit {
     pub resource: Resource,
     pub limit: u64,
     pub by: String,
@@ -80,7 +80,7 @@ impl Resource {
 }
 
 impl Limits {
-    pub(crate) fn put(&self, put: &mut Put) {
+    pub(crate) fn put(&self, put: &mut FieldWriter) {
         let all = [
             (Resource::Memory, self.memory_bytes),
             (Resource::Pids, self.pids),
@@ -94,7 +94,7 @@ impl Limits {
         });
     }
 
-    pub(crate) fn take(take: &mut Take<'_>) -> Result<Limits, DecodeError> {
+    pub(crate) fn take(take: &mut FieldReader<'_>) -> Result<Limits, DecodeError> {
         let mut limits = Limits::default();
         for (code, limit) in take.list(|take| Ok((take.u8()?, take.u64()?)))? {
             match Resource::from_code(code) {
@@ -111,7 +111,7 @@ impl Limits {
 }
 
 impl Controllers {
-    pub(crate) fn put(&self, put: &mut Put) {
+    pub(crate) fn put(&self, put: &mut FieldWriter) {
         let all = [(Resource::Memory, &self.memory), (Resource::Pids, &self.pids)];
         let given: Vec<(Resource, &PathBuf)> =
             all.into_iter().filter_map(|(resource, path)| Some((resource, path.as_ref()?))).collect();
@@ -120,7 +120,7 @@ impl Controllers {
         });
     }
 
-    pub(crate) fn take(take: &mut Take<'_>) -> Result<Controllers, DecodeError> {
+    pub(crate) fn take(take: &mut FieldReader<'_>) -> Result<Controllers, DecodeError> {
         let mut controllers = Controllers::default();
         for (code, path) in take.list(|take| Ok((take.u8()?, take.os()?)))? {
             match Resource::from_code(code) {
@@ -133,29 +133,29 @@ impl Controllers {
     }
 }
 
-impl Cause {
-    pub(crate) fn put(cause: Option<&Cause>, put: &mut Put) {
+impl LimitHit {
+    pub(crate) fn put(cause: Option<&LimitHit>, put: &mut FieldWriter) {
         match cause {
-            Some(Cause { resource, limit, used }) => put.u8(resource.code()).u64(*limit).u64(*used),
+            Some(LimitHit { resource, limit, used }) => put.u8(resource.code()).u64(*limit).u64(*used),
             None => put.u8(0).u64(0).u64(0),
         };
     }
 
     /// A resource that a later version added is none that could be told here.
-    pub(crate) fn take(take: &mut Take<'_>) -> Result<Option<Cause>, DecodeError> {
+    pub(crate) fn take(take: &mut FieldReader<'_>) -> Result<Option<LimitHit>, DecodeError> {
         let (code, limit, used) = (take.u8()?, take.u64()?, take.u64()?);
-        Ok(Resource::from_code(code).map(|resource| Cause { resource, limit, used }))
+        Ok(Resource::from_code(code).map(|resource| LimitHit { resource, limit, used }))
     }
 }
 
-impl InForce {
-    pub(crate) fn put(&self, put: &mut Put) {
+impl EnforcedLimit {
+    pub(crate) fn put(&self, put: &mut FieldWriter) {
         put.u8(self.resource.code()).u64(self.limit).text(&self.by);
     }
 
-    pub(crate) fn take(take: &mut Take<'_>) -> Result<Option<InForce>, DecodeError> {
+    pub(crate) fn take(take: &mut FieldReader<'_>) -> Result<Option<EnforcedLimit>, DecodeError> {
         let (code, limit, by) = (take.u8()?, take.u64()?, take.text()?);
-        Ok(Resource::from_code(code).map(|resource| InForce { resource, limit, by }))
+        Ok(Resource::from_code(code).map(|resource| EnforcedLimit { resource, limit, by }))
     }
 }
 
@@ -166,22 +166,22 @@ mod tests {
     #[test]
     fn limits_come_back_and_those_that_later_versions_add_are_passed_over() {
         let limits = Limits { memory_bytes: Some(1 << 40), pids: Some(7), cpu_ms: None, disk_bytes: Some(0) };
-        let mut put = Put::default();
+        let mut put = FieldWriter::default();
         limits.put(&mut put);
-        assert_eq!(Limits::take(&mut Take::new(&put.out)), Ok(limits));
-        let mut later = Put::default();
+        assert_eq!(Limits::take(&mut FieldReader::new(&put.out)), Ok(limits));
+        let mut later = FieldWriter::default();
         later.list(&[(200u8, 5u64), (Resource::Pids.code(), 9)], |put, (code, limit)| {
             put.u8(*code).u64(*limit).text("more");
         });
         let expected = Limits { pids: Some(9), ..Limits::default() };
-        assert_eq!(Limits::take(&mut Take::new(&later.out)), Ok(expected));
+        assert_eq!(Limits::take(&mut FieldReader::new(&later.out)), Ok(expected));
     }
 
     #[test]
     fn controllers_come_back() {
         let controllers = Controllers { memory: Some("/m".into()), pids: None };
-        let mut put = Put::default();
+        let mut put = FieldWriter::default();
         controllers.put(&mut put);
-        assert_eq!(Controllers::take(&mut Take::new(&put.out)), Ok(controllers));
+        assert_eq!(Controllers::take(&mut FieldReader::new(&put.out)), Ok(controllers));
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::record::ExitRecord;
-use crate::wire::{DecodeError, Put, Take};
+use crate::wire::{DecodeError, FieldReader, FieldWriter};
 
 pub(crate) const LEN_BYTES: usize = 4;
 
@@ -32,7 +32,7 @@ impl ExecKind {
 
 /// One program to run.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Start {
+pub struct StartExec {
     pub exec: String,
     pub kind: ExecKind,
     /// The program, searched in the given `PATH` unless it contains a slash, and its arguments.
@@ -56,7 +56,7 @@ pub struct Start {
     pub keep_free: u64,
 }
 
-impl fmt::Debug for Start {
+impl fmt::Debug for StartExec {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Arguments, environment and input are what people and programs wrote.
         out.debug_struct("Start").field("exec", &self.exec).field("kind", &self.kind).finish_non_exhaustive()
@@ -65,8 +65,8 @@ impl fmt::Debug for Start {
 
 /// What the daemon asks of a keeper. Each can be asked twice without harm.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Command {
-    Start(Start),
+pub enum KeeperCommand {
+    Start(StartExec),
     /// SIGTERM to the exec and its descendants, and SIGKILL once the grace is over.
     Kill {
         exec: String,
@@ -89,7 +89,7 @@ pub enum Command {
 
 /// What a keeper tells the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub enum KeeperEvent {
     /// The exec runs, as `pid` of the sandbox.
     Started {
         exec: String,
@@ -173,9 +173,9 @@ pub(crate) mod kind {
 }
 
 /// Appends one frame to `out`, with the fields that `put` writes.
-pub(crate) fn append(out: &mut Vec<u8>, kind: u8, put: impl FnOnce(&mut Put)) {
+pub(crate) fn append(out: &mut Vec<u8>, kind: u8, put: impl FnOnce(&mut FieldWriter)) {
     let at = out.len();
-    let mut fields = Put { out: std::mem::take(out) };
+    let mut fields = FieldWriter { out: std::mem::take(out) };
     fields.u32(0).u8(kind);
     put(&mut fields);
     *out = fields.out;
@@ -183,45 +183,45 @@ pub(crate) fn append(out: &mut Vec<u8>, kind: u8, put: impl FnOnce(&mut Put)) {
     out[at..at + LEN_BYTES].copy_from_slice(&len.to_le_bytes());
 }
 
-impl Command {
+impl KeeperCommand {
     pub fn append_to(&self, out: &mut Vec<u8>) {
         match self {
-            Command::Start(start) => append(out, kind::START, |put| start.put(put)),
-            Command::Kill { exec, grace_ms } => append(out, kind::KILL, |put| {
+            KeeperCommand::Start(start) => append(out, kind::START, |put| start.put(put)),
+            KeeperCommand::Kill { exec, grace_ms } => append(out, kind::KILL, |put| {
                 put.text(exec).u32(*grace_ms);
             }),
-            Command::Forget { exec } => append(out, kind::FORGET, |put| {
+            KeeperCommand::Forget { exec } => append(out, kind::FORGET, |put| {
                 put.text(exec);
             }),
-            Command::RuntimeLine(line) => append(out, kind::LINE_TO_RUNTIME, |put| {
+            KeeperCommand::RuntimeLine(line) => append(out, kind::LINE_TO_RUNTIME, |put| {
                 put.bytes(line);
             }),
-            Command::End { grace_ms } => append(out, kind::END, |put| {
+            KeeperCommand::End { grace_ms } => append(out, kind::END, |put| {
                 put.u32(*grace_ms);
             }),
-            Command::Ping { token } => append(out, kind::PING, |put| {
+            KeeperCommand::Ping { token } => append(out, kind::PING, |put| {
                 put.u64(*token);
             }),
         }
     }
 
     /// `None` is a type that a later version added: skip it.
-    pub fn decode(frame: RawFrame<'_>) -> Result<Option<Command>, DecodeError> {
-        let mut take = Take::new(frame.payload);
+    pub fn decode(frame: RawFrame<'_>) -> Result<Option<KeeperCommand>, DecodeError> {
+        let mut take = FieldReader::new(frame.payload);
         Ok(Some(match frame.kind {
-            kind::START => Command::Start(Start::take(&mut take)?),
-            kind::KILL => Command::Kill { exec: take.text()?, grace_ms: take.u32()? },
-            kind::FORGET => Command::Forget { exec: take.text()? },
-            kind::LINE_TO_RUNTIME => Command::RuntimeLine(take.bytes()?.to_vec()),
-            kind::END => Command::End { grace_ms: take.u32()? },
-            kind::PING => Command::Ping { token: take.u64()? },
+            kind::START => KeeperCommand::Start(StartExec::take(&mut take)?),
+            kind::KILL => KeeperCommand::Kill { exec: take.text()?, grace_ms: take.u32()? },
+            kind::FORGET => KeeperCommand::Forget { exec: take.text()? },
+            kind::LINE_TO_RUNTIME => KeeperCommand::RuntimeLine(take.bytes()?.to_vec()),
+            kind::END => KeeperCommand::End { grace_ms: take.u32()? },
+            kind::PING => KeeperCommand::Ping { token: take.u64()? },
             _unknown => return Ok(None),
         }))
     }
 }
 
-impl Start {
-    fn put(&self, put: &mut Put) {
+impl StartExec {
+    fn put(&self, put: &mut FieldWriter) {
         put.text(&self.exec);
         put.u8(match self.kind {
             ExecKind::Tool => 1,
@@ -239,8 +239,8 @@ impl Start {
         put.u64(self.job_head).u64(self.job_segment).u64(self.keep_free);
     }
 
-    fn take(take: &mut Take<'_>) -> Result<Start, DecodeError> {
-        Ok(Start {
+    fn take(take: &mut FieldReader<'_>) -> Result<StartExec, DecodeError> {
+        Ok(StartExec {
             exec: take.text()?,
             kind: match take.u8()? {
                 1 => ExecKind::Tool,
@@ -263,26 +263,26 @@ impl Start {
     }
 }
 
-impl Event {
+impl KeeperEvent {
     pub fn append_to(&self, out: &mut Vec<u8>) {
         match self {
-            Event::Started { exec, pid } => append(out, kind::STARTED, |put| {
+            KeeperEvent::Started { exec, pid } => append(out, kind::STARTED, |put| {
                 put.text(exec).u32(*pid);
             }),
-            Event::Exited { exec, record } => append(out, kind::EXITED, |put| {
+            KeeperEvent::Exited { exec, record } => append(out, kind::EXITED, |put| {
                 put.text(exec).bytes(&record.encode());
             }),
-            Event::Refused { exec, why, recorded } => append(out, kind::REFUSED, |put| {
+            KeeperEvent::Refused { exec, why, recorded } => append(out, kind::REFUSED, |put| {
                 put.text(exec).text(why).u8((*recorded).into());
             }),
-            Event::Lost { exec } => append(out, kind::LOST, |put| {
+            KeeperEvent::Lost { exec } => append(out, kind::LOST, |put| {
                 put.text(exec);
             }),
-            Event::RuntimeLine(line) => Event::append_runtime_line(line, out),
-            Event::Pong { token } => append(out, kind::PONG, |put| {
+            KeeperEvent::RuntimeLine(line) => KeeperEvent::append_runtime_line(line, out),
+            KeeperEvent::Pong { token } => append(out, kind::PONG, |put| {
                 put.u64(*token);
             }),
-            Event::Output { exec, stdout, stderr } => append(out, kind::OUTPUT, |put| {
+            KeeperEvent::Output { exec, stdout, stderr } => append(out, kind::OUTPUT, |put| {
                 put.text(exec).u64(*stdout).u64(*stderr);
             }),
         }
@@ -296,18 +296,22 @@ impl Event {
     }
 
     /// `None` is a type that a later version added: skip it.
-    pub fn decode(frame: RawFrame<'_>) -> Result<Option<Event>, DecodeError> {
-        let mut take = Take::new(frame.payload);
+    pub fn decode(frame: RawFrame<'_>) -> Result<Option<KeeperEvent>, DecodeError> {
+        let mut take = FieldReader::new(frame.payload);
         Ok(Some(match frame.kind {
-            kind::STARTED => Event::Started { exec: take.text()?, pid: take.u32()? },
-            kind::EXITED => Event::Exited { exec: take.text()?, record: ExitRecord::decode(take.bytes()?)? },
-            kind::REFUSED => {
-                Event::Refused { exec: take.text()?, why: take.text()?, recorded: take.u8()? != 0 }
+            kind::STARTED => KeeperEvent::Started { exec: take.text()?, pid: take.u32()? },
+            kind::EXITED => {
+                KeeperEvent::Exited { exec: take.text()?, record: ExitRecord::decode(take.bytes()?)? }
             }
-            kind::LOST => Event::Lost { exec: take.text()? },
-            kind::LINE_FROM_RUNTIME => Event::RuntimeLine(take.bytes()?.to_vec()),
-            kind::PONG => Event::Pong { token: take.u64()? },
-            kind::OUTPUT => Event::Output { exec: take.text()?, stdout: take.u64()?, stderr: take.u64()? },
+            kind::REFUSED => {
+                KeeperEvent::Refused { exec: take.text()?, why: take.text()?, recorded: take.u8()? != 0 }
+            }
+            kind::LOST => KeeperEvent::Lost { exec: take.text()? },
+            kind::LINE_FROM_RUNTIME => KeeperEvent::RuntimeLine(take.bytes()?.to_vec()),
+            kind::PONG => KeeperEvent::Pong { token: take.u64()? },
+            kind::OUTPUT => {
+                KeeperEvent::Output { exec: take.text()?, stdout: take.u64()?, stderr: take.u64()? }
+            }
             _unknown => return Ok(None),
         }))
     }
@@ -362,10 +366,10 @@ impl Assembler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Counted, Ended, Usage};
+    use crate::record::{ExitOutcome, ResourceUsage, StreamCount};
 
-    fn commands() -> Vec<Command> {
-        let start = Start {
+    fn commands() -> Vec<KeeperCommand> {
+        let start = StartExec {
             exec: "e1".to_owned(),
             kind: ExecKind::Tool,
             argv: vec!["sh".into(), "-c".into()],
@@ -380,36 +384,36 @@ mod tests {
             keep_free: 15,
         };
         vec![
-            Command::Start(Start { kind: ExecKind::Job, ..start.clone() }),
-            Command::Start(start),
-            Command::Kill { exec: "e1".to_owned(), grace_ms: 5 },
-            Command::Forget { exec: "e1".to_owned() },
-            Command::RuntimeLine(b"{}".to_vec()),
-            Command::End { grace_ms: 1 },
-            Command::Ping { token: 9 },
+            KeeperCommand::Start(StartExec { kind: ExecKind::Job, ..start.clone() }),
+            KeeperCommand::Start(start),
+            KeeperCommand::Kill { exec: "e1".to_owned(), grace_ms: 5 },
+            KeeperCommand::Forget { exec: "e1".to_owned() },
+            KeeperCommand::RuntimeLine(b"{}".to_vec()),
+            KeeperCommand::End { grace_ms: 1 },
+            KeeperCommand::Ping { token: 9 },
         ]
     }
 
-    fn events() -> Vec<Event> {
+    fn events() -> Vec<KeeperEvent> {
         let record = ExitRecord {
-            ended: Ended::Code(3),
+            ended: ExitOutcome::Code(3),
             started_ms: 1,
             finished_ms: 2,
-            stdout: Counted::default(),
-            stderr: Counted::default(),
-            usage: Usage::default(),
+            stdout: StreamCount::default(),
+            stderr: StreamCount::default(),
+            usage: ResourceUsage::default(),
             note: String::new(),
             cause: None,
         };
         let exec = || "e1".to_owned();
         vec![
-            Event::Started { exec: exec(), pid: 2 },
-            Event::Exited { exec: exec(), record },
-            Event::Refused { exec: exec(), why: "no".to_owned(), recorded: true },
-            Event::Lost { exec: exec() },
-            Event::RuntimeLine(b"{}".to_vec()),
-            Event::Pong { token: 9 },
-            Event::Output { exec: exec(), stdout: 3, stderr: 4 },
+            KeeperEvent::Started { exec: exec(), pid: 2 },
+            KeeperEvent::Exited { exec: exec(), record },
+            KeeperEvent::Refused { exec: exec(), why: "no".to_owned(), recorded: true },
+            KeeperEvent::Lost { exec: exec() },
+            KeeperEvent::RuntimeLine(b"{}".to_vec()),
+            KeeperEvent::Pong { token: 9 },
+            KeeperEvent::Output { exec: exec(), stdout: 3, stderr: 4 },
         ]
     }
 
@@ -424,13 +428,13 @@ mod tests {
             for chunk in stream[..commands_end].chunks(step) {
                 assembler.push(chunk);
                 while let Some(frame) = assembler.next_frame(1024).unwrap() {
-                    got_commands.push(Command::decode(frame).unwrap().unwrap());
+                    got_commands.push(KeeperCommand::decode(frame).unwrap().unwrap());
                 }
             }
             for chunk in stream[commands_end..].chunks(step) {
                 assembler.push(chunk);
                 while let Some(frame) = assembler.next_frame(1024).unwrap() {
-                    got_events.push(Event::decode(frame).unwrap().unwrap());
+                    got_events.push(KeeperEvent::decode(frame).unwrap().unwrap());
                 }
             }
             assert_eq!((got_commands, got_events), (commands(), events()));
@@ -448,10 +452,10 @@ mod tests {
         });
         let mut assembler = Assembler::default();
         assembler.push(&stream);
-        let unknown = Command::decode(assembler.next_frame(64).unwrap().unwrap());
+        let unknown = KeeperCommand::decode(assembler.next_frame(64).unwrap().unwrap());
         assert_eq!(unknown, Ok(None));
-        let ping = Command::decode(assembler.next_frame(64).unwrap().unwrap());
-        assert_eq!(ping, Ok(Some(Command::Ping { token: 9 })));
+        let ping = KeeperCommand::decode(assembler.next_frame(64).unwrap().unwrap());
+        assert_eq!(ping, Ok(Some(KeeperCommand::Ping { token: 9 })));
     }
 
     #[test]
@@ -463,17 +467,21 @@ mod tests {
 
     #[test]
     fn a_start_of_a_daemon_that_knew_no_jobs_is_one_without_their_fields() {
-        let Command::Start(start) = commands().remove(1) else { panic!() };
-        let mut put = Put::default();
+        let KeeperCommand::Start(start) = commands().remove(1) else { panic!() };
+        let mut put = FieldWriter::default();
         start.put(&mut put);
-        let fields = [(0, start.clone()), (1, Start { keep_free: 0, ..start.clone() })];
-        let none = Start { job_head: 0, job_segment: 0, keep_free: 0, ..start.clone() };
-        for (missing, expected) in
-            fields.into_iter().chain([(3, none.clone()), (5, Start { timeout_ms: 0, output_max: 0, ..none })])
+        let fields = [(0, start.clone()), (1, StartExec { keep_free: 0, ..start.clone() })];
+        let none = StartExec { job_head: 0, job_segment: 0, keep_free: 0, ..start.clone() };
+        for (missing, expected) in fields
+            .into_iter()
+            .chain([(3, none.clone()), (5, StartExec { timeout_ms: 0, output_max: 0, ..none })])
         {
             let bytes = &put.out[..put.out.len() - missing * size_of::<u64>()];
-            assert_eq!(Start::take(&mut Take::new(bytes)), Ok(expected), "without {missing}");
-            assert!(Start::take(&mut Take::new(&bytes[..bytes.len() - 1])).is_err(), "cut before {missing}");
+            assert_eq!(StartExec::take(&mut FieldReader::new(bytes)), Ok(expected), "without {missing}");
+            assert!(
+                StartExec::take(&mut FieldReader::new(&bytes[..bytes.len() - 1])).is_err(),
+                "cut before {missing}"
+            );
         }
     }
 

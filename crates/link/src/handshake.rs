@@ -1,15 +1,15 @@
 //! How the two ends of a link prove themselves, and what a keeper tells first.
 //!
-//! The keeper opens with a [`Challenge`]; the daemon answers with a [`Hello`]; the keeper answers with a
+//! The keeper opens with a [`KeeperChallenge`]; the daemon answers with a [`Hello`]; the keeper answers with a
 //! [`Welcome`] or turns it away. Either proof covers both nonces, both versions and the epoch, and the
 //! two are labelled, so that neither can be replayed or reflected.
 
-use crate::bounds::InForce;
+use crate::bounds::EnforcedLimit;
 use crate::frame::{Layer, RawFrame, append, kind};
 use crate::record::ExitRecord;
 use crate::secret::Secret;
 use crate::sha256::{DIGEST_LEN, hmac_sha256};
-use crate::wire::{DecodeError, Put, Take};
+use crate::wire::{DecodeError, FieldReader, FieldWriter};
 
 /// The version of the link that this code speaks.
 pub const VERSION: u32 = 2;
@@ -20,7 +20,7 @@ pub const NONCE_LEN: usize = 32;
 
 /// The keeper's first frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Challenge {
+pub struct KeeperChallenge {
     pub version: u32,
     pub nonce: [u8; NONCE_LEN],
 }
@@ -46,7 +46,7 @@ pub struct Welcome {
     /// Every exec whose directory exists, up to `WELCOME_EXECS_MAX`.
     pub execs: Vec<KnownExec>,
     /// The limits of the sandbox and who enforces them.
-    pub limits: Vec<InForce>,
+    pub limits: Vec<EnforcedLimit>,
 }
 
 impl Welcome {
@@ -76,7 +76,7 @@ pub enum ExecState {
 
 /// Why a daemon is turned away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TurnedAwayWhy {
+pub enum RefusedWhy {
     BadProof,
     /// A daemon of this later epoch was here before.
     OldEpoch {
@@ -87,28 +87,28 @@ pub enum TurnedAwayWhy {
 
 /// The keeper's last frame to a daemon that it does not serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TurnedAway {
-    pub why: TurnedAwayWhy,
+pub struct ConnectionRefused {
+    pub why: RefusedWhy,
 }
 
 /// What only a daemon that knows the secret can answer.
-pub fn daemon_proof(secret: &Secret, challenge: &Challenge, hello: &Hello) -> [u8; DIGEST_LEN] {
+pub fn daemon_proof(secret: &Secret, challenge: &KeeperChallenge, hello: &Hello) -> [u8; DIGEST_LEN] {
     proof(secret, b"lodge daemon\0", challenge, hello)
 }
 
 /// What only the keeper that knows the secret can answer.
-pub fn keeper_proof(secret: &Secret, challenge: &Challenge, hello: &Hello) -> [u8; DIGEST_LEN] {
+pub fn keeper_proof(secret: &Secret, challenge: &KeeperChallenge, hello: &Hello) -> [u8; DIGEST_LEN] {
     proof(secret, b"lodge keeper\0", challenge, hello)
 }
 
-fn proof(secret: &Secret, label: &[u8], challenge: &Challenge, hello: &Hello) -> [u8; DIGEST_LEN] {
+fn proof(secret: &Secret, label: &[u8], challenge: &KeeperChallenge, hello: &Hello) -> [u8; DIGEST_LEN] {
     let (keeper_version, daemon_version) = (challenge.version.to_le_bytes(), hello.version.to_le_bytes());
     let epoch = hello.epoch.to_le_bytes();
     let parts: [&[u8]; 6] = [label, &challenge.nonce, &hello.nonce, &epoch, &keeper_version, &daemon_version];
     hmac_sha256(secret.expose(), &parts)
 }
 
-impl Challenge {
+impl KeeperChallenge {
     pub fn append_to(&self, out: &mut Vec<u8>) {
         append(out, kind::CHALLENGE, |put| {
             put.u32(self.version).fixed(&self.nonce);
@@ -116,12 +116,12 @@ impl Challenge {
     }
 
     /// `None` is another type of frame.
-    pub fn decode(frame: RawFrame<'_>) -> Result<Option<Challenge>, DecodeError> {
-        let mut take = Take::new(frame.payload);
+    pub fn decode(frame: RawFrame<'_>) -> Result<Option<KeeperChallenge>, DecodeError> {
+        let mut take = FieldReader::new(frame.payload);
         if frame.kind != kind::CHALLENGE {
             return Ok(None);
         }
-        Ok(Some(Challenge { version: take.u32()?, nonce: take.fixed()? }))
+        Ok(Some(KeeperChallenge { version: take.u32()?, nonce: take.fixed()? }))
     }
 }
 
@@ -134,7 +134,7 @@ impl Hello {
 
     /// `None` is another type of frame.
     pub fn decode(frame: RawFrame<'_>) -> Result<Option<Hello>, DecodeError> {
-        let mut take = Take::new(frame.payload);
+        let mut take = FieldReader::new(frame.payload);
         if frame.kind != kind::HELLO {
             return Ok(None);
         }
@@ -159,7 +159,7 @@ impl Welcome {
 
     /// `None` is another type of frame.
     pub fn decode(frame: RawFrame<'_>) -> Result<Option<Welcome>, DecodeError> {
-        let mut take = Take::new(frame.payload);
+        let mut take = FieldReader::new(frame.payload);
         if frame.kind != kind::WELCOME {
             return Ok(None);
         }
@@ -180,14 +180,14 @@ impl Welcome {
             limits: if take.is_empty() {
                 Vec::new()
             } else {
-                take.list(InForce::take)?.into_iter().flatten().collect()
+                take.list(EnforcedLimit::take)?.into_iter().flatten().collect()
             },
         }))
     }
 }
 
 impl KnownExec {
-    fn put(&self, put: &mut Put) {
+    fn put(&self, put: &mut FieldWriter) {
         put.text(&self.exec);
         match &self.state {
             ExecState::Running { pid } => put.u8(1).u32(*pid),
@@ -196,7 +196,7 @@ impl KnownExec {
         };
     }
 
-    fn take(take: &mut Take<'_>) -> Result<KnownExec, DecodeError> {
+    fn take(take: &mut FieldReader<'_>) -> Result<KnownExec, DecodeError> {
         let exec = take.text()?;
         let state = match take.u8()? {
             1 => ExecState::Running { pid: take.u32()? },
@@ -208,31 +208,31 @@ impl KnownExec {
     }
 }
 
-impl TurnedAway {
+impl ConnectionRefused {
     pub fn append_to(&self, out: &mut Vec<u8>) {
         append(out, kind::TURNED_AWAY, |put| {
             match self.why {
-                TurnedAwayWhy::BadProof => put.u8(1).u64(0),
-                TurnedAwayWhy::OldEpoch { current } => put.u8(2).u64(current),
-                TurnedAwayWhy::TooManyWaiting => put.u8(3).u64(0),
+                RefusedWhy::BadProof => put.u8(1).u64(0),
+                RefusedWhy::OldEpoch { current } => put.u8(2).u64(current),
+                RefusedWhy::TooManyWaiting => put.u8(3).u64(0),
             };
         });
     }
 
     /// `None` is another type of frame.
-    pub fn decode(frame: RawFrame<'_>) -> Result<Option<TurnedAway>, DecodeError> {
-        let mut take = Take::new(frame.payload);
+    pub fn decode(frame: RawFrame<'_>) -> Result<Option<ConnectionRefused>, DecodeError> {
+        let mut take = FieldReader::new(frame.payload);
         if frame.kind != kind::TURNED_AWAY {
             return Ok(None);
         }
         let (tag, current) = (take.u8()?, take.u64()?);
         let why = match tag {
-            1 => TurnedAwayWhy::BadProof,
-            2 => TurnedAwayWhy::OldEpoch { current },
-            3 => TurnedAwayWhy::TooManyWaiting,
+            1 => RefusedWhy::BadProof,
+            2 => RefusedWhy::OldEpoch { current },
+            3 => RefusedWhy::TooManyWaiting,
             unknown => return Err(DecodeError::BadTag(unknown)),
         };
-        Ok(Some(TurnedAway { why }))
+        Ok(Some(ConnectionRefused { why }))
     }
 }
 
@@ -241,8 +241,8 @@ mod tests {
     use super::*;
     use crate::frame::Assembler;
 
-    fn pair() -> (Challenge, Hello) {
-        let challenge = Challenge { version: VERSION, nonce: [1; NONCE_LEN] };
+    fn pair() -> (KeeperChallenge, Hello) {
+        let challenge = KeeperChallenge { version: VERSION, nonce: [1; NONCE_LEN] };
         let hello = Hello { version: VERSION, epoch: 5, nonce: [2; NONCE_LEN], proof: [0; DIGEST_LEN] };
         (challenge, hello)
     }
@@ -254,7 +254,10 @@ mod tests {
         let proof = daemon_proof(&secret, &challenge, &hello);
         assert_ne!(proof, keeper_proof(&secret, &challenge, &hello));
         assert_ne!(proof, daemon_proof(&Secret::new([8; 32]), &challenge, &hello));
-        assert_ne!(proof, daemon_proof(&secret, &Challenge { nonce: [9; 32], ..challenge.clone() }, &hello));
+        assert_ne!(
+            proof,
+            daemon_proof(&secret, &KeeperChallenge { nonce: [9; 32], ..challenge.clone() }, &hello)
+        );
         assert_ne!(proof, daemon_proof(&secret, &challenge, &Hello { nonce: [9; 32], ..hello.clone() }));
         assert_ne!(proof, daemon_proof(&secret, &challenge, &Hello { epoch: 6, ..hello }));
     }
@@ -275,13 +278,13 @@ mod tests {
                 KnownExec { exec: "e1".to_owned(), state: ExecState::Running { pid: 4 } },
                 KnownExec { exec: "e2".to_owned(), state: ExecState::Lost },
             ],
-            limits: vec![InForce {
+            limits: vec![EnforcedLimit {
                 resource: crate::bounds::Resource::Disk,
                 limit: 5,
                 by: "watching".to_owned(),
             }],
         };
-        let away = TurnedAway { why: TurnedAwayWhy::OldEpoch { current: 8 } };
+        let away = ConnectionRefused { why: RefusedWhy::OldEpoch { current: 8 } };
         let mut stream = Vec::new();
         challenge.append_to(&mut stream);
         hello.append_to(&mut stream);
@@ -289,9 +292,12 @@ mod tests {
         away.append_to(&mut stream);
         let mut assembler = Assembler::default();
         assembler.push(&stream);
-        assert_eq!(Challenge::decode(assembler.next_frame(4096).unwrap().unwrap()), Ok(Some(challenge)));
+        assert_eq!(
+            KeeperChallenge::decode(assembler.next_frame(4096).unwrap().unwrap()),
+            Ok(Some(challenge))
+        );
         assert_eq!(Hello::decode(assembler.next_frame(4096).unwrap().unwrap()), Ok(Some(hello)));
         assert_eq!(Welcome::decode(assembler.next_frame(4096).unwrap().unwrap()), Ok(Some(welcome)));
-        assert_eq!(TurnedAway::decode(assembler.next_frame(4096).unwrap().unwrap()), Ok(Some(away)));
+        assert_eq!(ConnectionRefused::decode(assembler.next_frame(4096).unwrap().unwrap()), Ok(Some(away)));
     }
 }

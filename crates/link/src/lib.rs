@@ -18,15 +18,15 @@ mod sha256;
 mod spec;
 mod wire;
 
-pub use bounds::{Cause, Controllers, InForce, Limits, Resource};
-pub use frame::{Assembler, Command, Event, ExecKind, FrameError, Layer, RawFrame, Start};
+pub use bounds::{Controllers, EnforcedLimit, LimitHit, Limits, Resource};
+pub use frame::{Assembler, ExecKind, FrameError, KeeperCommand, KeeperEvent, Layer, RawFrame, StartExec};
 pub use handshake::{
-    Challenge, ExecState, Hello, KnownExec, NONCE_LEN, TurnedAway, TurnedAwayWhy, VERSION, Welcome,
+    ConnectionRefused, ExecState, Hello, KeeperChallenge, KnownExec, NONCE_LEN, RefusedWhy, VERSION, Welcome,
     daemon_proof, keeper_proof,
 };
 pub use job_files::{Segment, segment_name};
-pub use order::{Marks, Runs, Speaker};
-pub use record::{Counted, Ended, ExitRecord, Usage};
+pub use order::{OrderMarks, OrderRuns, Speaker};
+pub use record::{ExitOutcome, ExitRecord, ResourceUsage, StreamCount};
 pub use secret::{SECRET_LEN, Secret};
 pub use sha256::{DIGEST_LEN, Sha256, hmac_sha256, same_bytes};
 pub use spec::{Bind, FileIdentity, Grouping, KeeperSpec, Network, PrivateRoot};
@@ -56,7 +56,7 @@ pub const EXIT_FILE: &str = "exit";
 pub const STDOUT_FILE: &str = "stdout";
 /// Within an exec's directory: what it wrote to its standard error.
 pub const STDERR_FILE: &str = "stderr";
-/// Within a job's directory: in which order its streams spoke, see [`Runs`].
+/// Within a job's directory: in which order its streams spoke, see [`OrderRuns`].
 pub const ORDER_FILE: &str = "order";
 /// Within a job's directory: how much of either stream was taken elsewhere, so that it may be gone from here.
 pub const RELEASED_FILE: &str = "released";

@@ -26,19 +26,19 @@ impl Speaker {
 
 /// Marks on their way to the file.
 #[derive(Debug)]
-pub struct Marks {
+pub struct OrderMarks {
     turn: Speaker,
     run: u64,
     written: usize,
 }
 
-impl Default for Marks {
-    fn default() -> Marks {
-        Marks { turn: Speaker::Stdout, run: 0, written: 0 }
+impl Default for OrderMarks {
+    fn default() -> OrderMarks {
+        OrderMarks { turn: Speaker::Stdout, run: 0, written: 0 }
     }
 }
 
-impl Marks {
+impl OrderMarks {
     /// Takes note of bytes that came, and returns what has to be appended to the file, which mostly is nothing.
     pub fn spoke(&mut self, who: Speaker, len: u64) -> Option<Vec<u8>> {
         if who == self.turn {
@@ -68,14 +68,14 @@ pub fn append_run(mut run: u64, out: &mut Vec<u8>) {
 
 /// The runs of a file of marks, with whose each is. A number without its end is none.
 #[derive(Debug, Clone)]
-pub struct Runs<'a> {
+pub struct OrderRuns<'a> {
     bytes: &'a [u8],
     turn: Speaker,
 }
 
-impl<'a> Runs<'a> {
-    pub fn new(bytes: &'a [u8]) -> Runs<'a> {
-        Runs { bytes, turn: Speaker::Stdout }
+impl<'a> OrderRuns<'a> {
+    pub fn new(bytes: &'a [u8]) -> OrderRuns<'a> {
+        OrderRuns { bytes, turn: Speaker::Stdout }
     }
 
     /// Whose turn it is after the last run that was returned.
@@ -84,7 +84,7 @@ impl<'a> Runs<'a> {
     }
 }
 
-impl Iterator for Runs<'_> {
+impl Iterator for OrderRuns<'_> {
     type Item = (Speaker, u64);
 
     fn next(&mut self) -> Option<(Speaker, u64)> {
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     fn marks(spoken: &[(Speaker, u64)]) -> Vec<u8> {
-        let mut marks = Marks::default();
+        let mut marks = OrderMarks::default();
         spoken.iter().filter_map(|(who, len)| marks.spoke(*who, *len)).flatten().collect()
     }
 
@@ -117,7 +117,7 @@ mod tests {
         let spoken =
             [(Stdout, 1), (Stdout, 126), (Stderr, 128), (Stdout, u64::MAX), (Stderr, 0), (Stdout, 5)];
         let bytes = marks(&spoken);
-        let mut runs = Runs::new(&bytes);
+        let mut runs = OrderRuns::new(&bytes);
         let got: Vec<_> = runs.by_ref().collect();
         assert_eq!(got, [(Stdout, 127), (Stderr, 128), (Stdout, u64::MAX), (Stderr, 0)]);
         assert_eq!(runs.turn(), Stdout);
@@ -132,16 +132,16 @@ mod tests {
     #[test]
     fn half_a_number_and_one_that_is_too_long_are_no_runs() {
         let bytes = marks(&[(Speaker::Stdout, 1000), (Speaker::Stderr, 1)]);
-        assert_eq!(Runs::new(&bytes[..1]).count(), 0);
-        assert_eq!(Runs::new(&[0xff; 64]).count(), 0);
+        assert_eq!(OrderRuns::new(&bytes[..1]).count(), 0);
+        assert_eq!(OrderRuns::new(&[0xff; 64]).count(), 0);
         let mut long = vec![0x80; RUN_BYTES_MAX];
         long.push(0);
-        assert_eq!(Runs::new(&long).count(), 0);
+        assert_eq!(OrderRuns::new(&long).count(), 0);
     }
 
     #[test]
     fn marks_end_where_their_room_does() {
-        let mut marks = Marks::default();
+        let mut marks = OrderMarks::default();
         let (mut who, mut len) = (Speaker::Stderr, 0);
         for _ in 0..2 * ORDER_BYTES_MAX {
             len += marks.spoke(who, 200).map_or(0, |bytes| bytes.len());

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use crate::bounds::{Controllers, Limits};
 use crate::secret::{SECRET_LEN, Secret, wipe};
-use crate::wire::{DecodeError, Put, Take};
+use crate::wire::{DecodeError, FieldReader, FieldWriter};
 
 const MAGIC: &[u8; 4] = b"LKS1";
 
@@ -38,12 +38,12 @@ impl FileIdentity {
         FileIdentity { dev: meta.dev(), ino: meta.ino(), size: meta.size(), changed_at }
     }
 
-    fn put(&self, put: &mut Put) {
+    fn put(&self, put: &mut FieldWriter) {
         put.u64(self.dev).u64(self.ino).u64(self.size);
         put.u64(self.changed_at.0.cast_unsigned()).u64(self.changed_at.1.cast_unsigned());
     }
 
-    fn take(take: &mut Take<'_>) -> Result<FileIdentity, DecodeError> {
+    fn take(take: &mut FieldReader<'_>) -> Result<FileIdentity, DecodeError> {
         let (dev, ino, size) = (take.u64()?, take.u64()?, take.u64()?);
         let changed_at = (take.u64()?.cast_signed(), take.u64()?.cast_signed());
         Ok(FileIdentity { dev, ino, size, changed_at })
@@ -88,7 +88,7 @@ pub struct PrivateRoot {
 }
 
 impl PrivateRoot {
-    fn put(&self, put: &mut Put) {
+    fn put(&self, put: &mut FieldWriter) {
         put.text(&self.hostname);
         let host_etc: Vec<PathBuf> = self.host_etc.iter().cloned().collect();
         for paths in [&self.host_trees, &self.writable, &host_etc] {
@@ -98,7 +98,7 @@ impl PrivateRoot {
         }
     }
 
-    fn take(take: &mut Take<'_>) -> Result<PrivateRoot, DecodeError> {
+    fn take(take: &mut FieldReader<'_>) -> Result<PrivateRoot, DecodeError> {
         Ok(PrivateRoot {
             hostname: take.text()?,
             host_trees: take.list(|take| Ok(take.os()?.into()))?,
@@ -134,7 +134,7 @@ pub struct KeeperSpec {
 impl KeeperSpec {
     /// The bytes contain the secret: hand them to the keeper and to nothing else.
     pub fn encode(&self) -> Vec<u8> {
-        let mut put = Put::default();
+        let mut put = FieldWriter::default();
         put.fixed(MAGIC).fixed(self.secret.expose());
         put.text(&self.sandbox).u32(self.incarnation);
         put.os(self.state_dir.as_os_str()).os(self.root.as_os_str());
@@ -177,7 +177,7 @@ impl KeeperSpec {
     }
 
     fn decode_kept(bytes: &[u8]) -> Result<KeeperSpec, DecodeError> {
-        let mut take = Take::new(bytes);
+        let mut take = FieldReader::new(bytes);
         if &take.fixed::<4>()? != MAGIC {
             return Err(DecodeError::BadMagic);
         }
@@ -243,7 +243,7 @@ impl KeeperSpec {
     }
 }
 
-fn put_network(put: &mut Put, kind: u8, allow: &[String]) {
+fn put_network(put: &mut FieldWriter, kind: u8, allow: &[String]) {
     put.u8(kind).list(allow, |put, word| {
         put.text(word);
     });
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn a_spec_of_a_daemon_that_knew_no_cgroups_is_one_without() {
         let spec = sample();
-        let mut grouping = Put::default();
+        let mut grouping = FieldWriter::default();
         grouping.u8(1).text("lodge-box");
         let mut bytes = spec.encode();
         let before = at(&bytes, &grouping.out);
@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn a_spec_of_a_daemon_that_knew_no_networks_is_one_with_the_hosts() {
         let spec = sample();
-        let mut network = Put::default();
+        let mut network = FieldWriter::default();
         put_network(&mut network, 2, &["*.example.com:443".to_owned(), "10.0.0.0/8".to_owned()]);
         let mut bytes = spec.encode();
         let before = at(&bytes, &network.out);
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn a_spec_of_a_daemon_that_knew_no_limits_is_one_without() {
-        let mut limits = Put::default();
+        let mut limits = FieldWriter::default();
         sample().limits.put(&mut limits);
         let before = at(&sample().encode(), &limits.out);
         let back = KeeperSpec::decode(&mut sample().encode()[..before]).unwrap();
@@ -356,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_spec_of_a_daemon_that_knew_no_private_roots_is_one_without() {
-        let mut root = Put::default();
+        let mut root = FieldWriter::default();
         sample().private_root.as_ref().unwrap().put(root.u8(1));
         let before = sample().encode().len() - root.out.len();
         let back = KeeperSpec::decode(&mut sample().encode()[..before]).unwrap();

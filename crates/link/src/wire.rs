@@ -40,11 +40,11 @@ impl std::error::Error for DecodeError {}
 
 /// Appends fields to a buffer.
 #[derive(Debug, Default)]
-pub(crate) struct Put {
+pub(crate) struct FieldWriter {
     pub(crate) out: Vec<u8>,
 }
 
-impl Put {
+impl FieldWriter {
     pub(crate) fn u8(&mut self, value: u8) -> &mut Self {
         self.out.push(value);
         self
@@ -85,7 +85,7 @@ impl Put {
     }
 
     /// Each element is length-prefixed, so that elements can grow fields too.
-    pub(crate) fn list<T>(&mut self, items: &[T], mut put: impl FnMut(&mut Put, &T)) -> &mut Self {
+    pub(crate) fn list<T>(&mut self, items: &[T], mut put: impl FnMut(&mut FieldWriter, &T)) -> &mut Self {
         self.u32(count(items.len()));
         for item in items {
             let at = self.out.len();
@@ -105,13 +105,13 @@ fn count(len: usize) -> u32 {
 
 /// Takes fields off the front of a slice.
 #[derive(Debug)]
-pub(crate) struct Take<'a> {
+pub(crate) struct FieldReader<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Take<'a> {
-    pub(crate) fn new(bytes: &'a [u8]) -> Take<'a> {
-        Take { rest: bytes }
+impl<'a> FieldReader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> FieldReader<'a> {
+        FieldReader { rest: bytes }
     }
 
     /// Whether an earlier version would have ended here.
@@ -155,7 +155,7 @@ impl<'a> Take<'a> {
 
     pub(crate) fn list<T>(
         &mut self,
-        mut take: impl FnMut(&mut Take<'a>) -> Result<T, DecodeError>,
+        mut take: impl FnMut(&mut FieldReader<'a>) -> Result<T, DecodeError>,
     ) -> Result<Vec<T>, DecodeError> {
         let len = self.u32()? as usize;
         if len > LIST_MAX {
@@ -164,7 +164,7 @@ impl<'a> Take<'a> {
         // Every element costs at least its length, so a lying count cannot reserve more than was sent.
         let mut items = Vec::with_capacity(len.min(self.rest.len() / 4));
         for _ in 0..len {
-            items.push(take(&mut Take::new(self.bytes()?))?);
+            items.push(take(&mut FieldReader::new(self.bytes()?))?);
         }
         Ok(items)
     }
@@ -176,11 +176,11 @@ mod tests {
 
     #[test]
     fn every_field_comes_back() {
-        let mut put = Put::default();
+        let mut put = FieldWriter::default();
         put.u8(7).u32(70_000).u64(1 << 40).bytes(b"ab").text("cd").list(&[1u32, 2], |put, n| {
             put.u32(*n);
         });
-        let mut take = Take::new(&put.out);
+        let mut take = FieldReader::new(&put.out);
         assert_eq!(take.u8(), Ok(7));
         assert_eq!(take.u32(), Ok(70_000));
         assert_eq!(take.u64(), Ok(1 << 40));
@@ -192,16 +192,16 @@ mod tests {
 
     #[test]
     fn a_cut_field_is_short_and_a_huge_list_is_refused() {
-        assert_eq!(Take::new(&[1, 2, 3]).u32(), Err(DecodeError::Short));
-        assert_eq!(Take::new(&[9, 0, 0, 0, 1]).bytes(), Err(DecodeError::Short));
-        assert_eq!(Take::new(&[255; 8]).list(|take| take.u8()), Err(DecodeError::TooMany));
+        assert_eq!(FieldReader::new(&[1, 2, 3]).u32(), Err(DecodeError::Short));
+        assert_eq!(FieldReader::new(&[9, 0, 0, 0, 1]).bytes(), Err(DecodeError::Short));
+        assert_eq!(FieldReader::new(&[255; 8]).list(|take| take.u8()), Err(DecodeError::TooMany));
     }
 
     #[test]
     fn long_texts_are_cut_between_characters() {
-        let mut put = Put::default();
+        let mut put = FieldWriter::default();
         put.text(&"ä".repeat(TEXT_MAX));
-        let text = Take::new(&put.out).text().unwrap();
+        let text = FieldReader::new(&put.out).text().unwrap();
         assert!(text.len() <= TEXT_MAX && text.chars().all(|c| c == 'ä'));
     }
 }

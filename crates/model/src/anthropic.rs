@@ -12,11 +12,11 @@ use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use serde::Deserialize;
 
-use self::stream::Stream;
-use crate::context::Limits;
-use crate::dialect::{Dialect, Framing, Meaning, Reads, Reported, below, secret_header};
+use self::stream::AnthropicReader;
+use crate::context::CallLimits;
+use crate::dialect::{AnswerReader, Dialect, FailureMeaning, Framing, ProviderReport, below, secret_header};
 use crate::provider::Provider;
-use crate::request::Request;
+use crate::request::ModelRequest;
 use crate::secret::Secret;
 
 pub(crate) struct Anthropic;
@@ -48,67 +48,67 @@ impl Dialect for Anthropic {
         headers
     }
 
-    fn body(&self, provider: &Provider, request: &Request) -> Vec<u8> {
+    fn body(&self, provider: &Provider, request: &ModelRequest) -> Vec<u8> {
         wire::body(provider, request)
     }
 
-    fn reader(&self, limits: Limits, messages: usize) -> Box<dyn Reads> {
-        Box::new(Stream::new(limits, messages))
+    fn reader(&self, limits: CallLimits, messages: usize) -> Box<dyn AnswerReader> {
+        Box::new(AnthropicReader::new(limits, messages))
     }
 
     fn models(&self, body: &[u8]) -> Option<Vec<String>> {
-        let list: ModelList = serde_json::from_slice(body).ok()?;
+        let list: AnthropicModels = serde_json::from_slice(body).ok()?;
         Some(list.data.into_iter().map(|model| model.id).collect())
     }
 
-    fn reported(&self, body: &[u8]) -> Option<Reported> {
-        serde_json::from_slice::<Refusal>(body).ok().map(|refusal| refusal.error.reported())
+    fn reported(&self, body: &[u8]) -> Option<ProviderReport> {
+        serde_json::from_slice::<AnthropicRefusal>(body).ok().map(|refusal| refusal.error.reported())
     }
 
-    fn meaning(&self, reported: &Reported) -> Meaning {
+    fn meaning(&self, reported: &ProviderReport) -> FailureMeaning {
         match reported.code.as_deref() {
-            Some("authentication_error" | "permission_error") => Meaning::Key,
-            Some("billing_error") => Meaning::Quota,
-            Some("request_too_large") => Meaning::ContextTooLong,
+            Some("authentication_error" | "permission_error") => FailureMeaning::Key,
+            Some("billing_error") => FailureMeaning::Quota,
+            Some("request_too_large") => FailureMeaning::ContextTooLong,
             // Both come as an ordinary mistake of the request, and are told apart by their words alone.
             Some("invalid_request_error") if reported.message.starts_with("prompt is too long") => {
-                Meaning::ContextTooLong
+                FailureMeaning::ContextTooLong
             }
             Some("invalid_request_error")
                 if reported.message.starts_with("Your credit balance is too low") =>
             {
-                Meaning::Quota
+                FailureMeaning::Quota
             }
-            Some("invalid_request_error" | "not_found_error") => Meaning::Request,
-            Some(_) | None => Meaning::Other,
+            Some("invalid_request_error" | "not_found_error") => FailureMeaning::Request,
+            Some(_) | None => FailureMeaning::Other,
         }
     }
 }
 
 #[derive(Deserialize)]
-struct ModelList {
-    data: Vec<Model>,
+struct AnthropicModels {
+    data: Vec<AnthropicModel>,
 }
 
 #[derive(Deserialize)]
-struct Model {
+struct AnthropicModel {
     id: String,
 }
 
 #[derive(Deserialize)]
-struct Refusal {
-    error: WireError,
+struct AnthropicRefusal {
+    error: AnthropicError,
 }
 
 #[derive(Debug, Deserialize)]
-struct WireError {
+struct AnthropicError {
     r#type: Option<String>,
     #[serde(default)]
     message: String,
 }
 
-impl WireError {
-    fn reported(self) -> Reported {
-        Reported { code: self.r#type, message: self.message, retry_after: None }
+impl AnthropicError {
+    fn reported(self) -> ProviderReport {
+        ProviderReport { code: self.r#type, message: self.message, retry_after: None }
     }
 }

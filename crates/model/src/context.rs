@@ -9,7 +9,7 @@ use reqwest::Url;
 
 /// Bounds on one call. All of them are refusals with a name, never silent truncation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct CallLimits {
     pub connect: Duration,
     /// From sending the request to the first byte of the answer: some models are loaded first.
     pub first_byte: Duration,
@@ -28,7 +28,7 @@ pub struct Limits {
     pub call_bytes_max: usize,
 }
 
-impl Default for Limits {
+impl Default for CallLimits {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(10),
@@ -49,24 +49,24 @@ impl Default for Limits {
 pub struct CallContext {
     /// Where `<model>.yaml` is looked up for script providers without a `base-url`.
     pub data_dir: PathBuf,
-    pub limits: Limits,
-    http: Arc<Http>,
+    pub limits: CallLimits,
+    http: Arc<HttpClients>,
 }
 
 /// Clients, each built when first needed: an idle daemon holds none.
 #[derive(Debug, Default)]
-struct Http {
+struct HttpClients {
     clients: Mutex<Vec<(ClientKind, reqwest::Client)>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ClientKind {
     connect: Duration,
-    reach: Reach,
+    reach: ClientScope,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reach {
+enum ClientScope {
     /// Plain HTTP to this machine: no proxy, and no certificate store in memory.
     Local,
     Remote,
@@ -79,10 +79,10 @@ const IDLE_CONNECTION_KEPT: Duration = Duration::from_secs(60);
 
 impl CallContext {
     pub fn new(data_dir: impl Into<PathBuf>) -> Self {
-        Self::with_limits(data_dir, Limits::default())
+        Self::with_limits(data_dir, CallLimits::default())
     }
 
-    pub fn with_limits(data_dir: impl Into<PathBuf>, limits: Limits) -> Self {
+    pub fn with_limits(data_dir: impl Into<PathBuf>, limits: CallLimits) -> Self {
         Self { data_dir: data_dir.into(), limits, http: Arc::default() }
     }
 
@@ -97,7 +97,7 @@ impl CallContext {
         url: &Url,
         connect: Option<Duration>,
     ) -> Result<reqwest::Client, reqwest::Error> {
-        let reach = if is_plain_loopback(url) { Reach::Local } else { Reach::Remote };
+        let reach = if is_plain_loopback(url) { ClientScope::Local } else { ClientScope::Remote };
         let wanted = ClientKind { connect: connect.unwrap_or(self.limits.connect), reach };
         // A panic while building leaves the list as it was, which is a valid state.
         let mut clients = self.http.clients.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,7 +112,7 @@ impl CallContext {
             .pool_idle_timeout(IDLE_CONNECTION_KEPT)
             // A redirected POST becomes a GET, and a key must not travel to a host nobody configured.
             .redirect(reqwest::redirect::Policy::none());
-        if reach == Reach::Local {
+        if reach == ClientScope::Local {
             builder = builder.no_proxy().tls_certs_only([]);
         }
         let client = builder.build()?;

@@ -30,7 +30,7 @@ mod tests {
     #[test]
     fn what_is_no_number_of_tokens_is_not_counted_and_nothing_else_is_lost() {
         #[derive(Deserialize)]
-        struct Told {
+        struct TokenCount {
             #[serde(default, deserialize_with = "count")]
             tokens: Option<u64>,
         }
@@ -49,9 +49,9 @@ mod tests {
             ("[1]", None),
             ("{\"a\": {}}", None),
         ] {
-            let told: Told = serde_json::from_str(&format!("{{\"tokens\": {text}}}")).expect(text);
+            let told: TokenCount = serde_json::from_str(&format!("{{\"tokens\": {text}}}")).expect(text);
             assert_eq!(told.tokens, expected, "{text}");
         }
-        assert_eq!(serde_json::from_str::<Told>("{}").unwrap().tokens, None);
+        assert_eq!(serde_json::from_str::<TokenCount>("{}").unwrap().tokens, None);
     }
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::context::Limits;
-use crate::draft::{OnText, Written};
-use crate::error::Fault;
-use crate::provider::{Kind, Provider};
-use crate::request::Request;
+use crate::context::CallLimits;
+use crate::draft::{FinishedDraft, OnText};
+use crate::error::AnswerFault;
+use crate::provider::{Provider, ProviderKind};
+use crate::request::ModelRequest;
 use crate::secret::Secret;
 use crate::{anthropic, gemini, ollama, openai};
 
@@ -30,29 +30,29 @@ pub(crate) trait Dialect: Sync {
     fn listing(&self, provider: &Provider) -> Url;
     /// The key and whatever else every request must carry.
     fn headers(&self, key: Option<&Secret>) -> HeaderMap;
-    fn body(&self, provider: &Provider, request: &Request) -> Vec<u8>;
-    fn reader(&self, limits: Limits, messages: usize) -> Box<dyn Reads>;
+    fn body(&self, provider: &Provider, request: &ModelRequest) -> Vec<u8>;
+    fn reader(&self, limits: CallLimits, messages: usize) -> Box<dyn AnswerReader>;
     /// The names in a listing, if it is one.
     fn models(&self, body: &[u8]) -> Option<Vec<String>>;
     /// A refusal in the protocol's own shape.
-    fn reported(&self, body: &[u8]) -> Option<Reported>;
+    fn reported(&self, body: &[u8]) -> Option<ProviderReport>;
     /// What the refusal is about, by its own words for it.
-    fn meaning(&self, reported: &Reported) -> Meaning;
+    fn meaning(&self, reported: &ProviderReport) -> FailureMeaning;
 }
 
 /// Puts an answer together.
-pub(crate) trait Reads: Send {
+pub(crate) trait AnswerReader: Send {
     /// Takes the data of one event, or one line.
-    fn event(&mut self, data: &str, on_text: OnText<'_>) -> Result<(), Fault>;
+    fn event(&mut self, data: &str, on_text: OnText<'_>) -> Result<(), AnswerFault>;
     /// Takes the one JSON object of a server that does not stream.
-    fn whole(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), Fault>;
-    fn progress(&self) -> Progress;
+    fn whole(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), AnswerFault>;
+    fn progress(&self) -> AnswerProgress;
     /// The answer, if it is all there.
-    fn finish(self: Box<Self>) -> Result<Written, Fault>;
+    fn finish(self: Box<Self>) -> Result<FinishedDraft, AnswerFault>;
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum AnswerProgress {
     Open,
     /// What was asked for is all there: a connection that breaks now takes nothing away.
     Settled,
@@ -62,7 +62,7 @@ pub(crate) enum Progress {
 
 /// What a provider says of a failure.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Reported {
+pub(crate) struct ProviderReport {
     /// Its own name for it.
     pub(crate) code: Option<String>,
     pub(crate) message: String,
@@ -70,7 +70,7 @@ pub(crate) struct Reported {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Meaning {
+pub(crate) enum FailureMeaning {
     Key,
     /// There is no money or no allowance left, and waiting does not help.
     Quota,
@@ -82,13 +82,13 @@ pub(crate) enum Meaning {
     Other,
 }
 
-pub(crate) fn of(kind: Kind) -> Option<&'static dyn Dialect> {
+pub(crate) fn of(kind: ProviderKind) -> Option<&'static dyn Dialect> {
     match kind {
-        Kind::Openai => Some(&openai::Openai),
-        Kind::Anthropic => Some(&anthropic::Anthropic),
-        Kind::Gemini => Some(&gemini::Gemini),
-        Kind::Ollama => Some(&ollama::Ollama),
-        Kind::Script => None,
+        ProviderKind::Openai => Some(&openai::Openai),
+        ProviderKind::Anthropic => Some(&anthropic::Anthropic),
+        ProviderKind::Gemini => Some(&gemini::Gemini),
+        ProviderKind::Ollama => Some(&ollama::Ollama),
+        ProviderKind::Script => None,
     }
 }
 

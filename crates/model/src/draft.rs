@@ -1,42 +1,42 @@
 //! An answer in the making, within its limits, whatever protocol it comes in.
 
-use crate::context::Limits;
-use crate::error::{Fault, Nonsense, Oversize};
-use crate::request::{Stop, ToolCall, Usage};
+use crate::context::CallLimits;
+use crate::error::{AnswerFault, AnswerLimit, UnreadableAnswer};
+use crate::request::{CallUsage, StopReason, ToolCall};
 
 /// Where text goes as it arrives.
 pub(crate) type OnText<'a> = &'a mut (dyn FnMut(&str) + Send);
 
 #[derive(Debug)]
-pub(crate) struct Draft {
-    pub(crate) limits: Limits,
+pub(crate) struct AnswerDraft {
+    pub(crate) limits: CallLimits,
     /// Number of messages in the request: part of the ids made up for calls that came without.
     messages: usize,
     text: String,
     pub(crate) calls: Vec<ToolCall>,
     /// Bytes of text, calls and thoughts.
     size: usize,
-    pub(crate) usage: Usage,
-    pub(crate) stop: Option<Stop>,
+    pub(crate) usage: CallUsage,
+    pub(crate) stop: Option<StopReason>,
 }
 
 /// An answer that is all there, but for whose it is.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Written {
+pub(crate) struct FinishedDraft {
     pub(crate) text: String,
     pub(crate) calls: Vec<ToolCall>,
-    pub(crate) usage: Usage,
-    pub(crate) stop: Stop,
+    pub(crate) usage: CallUsage,
+    pub(crate) stop: StopReason,
     pub(crate) blocks: Vec<Vec<u8>>,
 }
 
-impl Draft {
-    pub(crate) fn new(limits: Limits, messages: usize) -> Self {
-        let (text, calls, usage) = (String::new(), Vec::new(), Usage::default());
+impl AnswerDraft {
+    pub(crate) fn new(limits: CallLimits, messages: usize) -> Self {
+        let (text, calls, usage) = (String::new(), Vec::new(), CallUsage::default());
         Self { limits, messages, text, calls, size: 0, usage, stop: None }
     }
 
-    pub(crate) fn say(&mut self, piece: &str, on_text: OnText<'_>) -> Result<(), Fault> {
+    pub(crate) fn say(&mut self, piece: &str, on_text: OnText<'_>) -> Result<(), AnswerFault> {
         if !piece.is_empty() {
             self.grow(piece.len())?;
             self.text.push_str(piece);
@@ -46,9 +46,9 @@ impl Draft {
     }
 
     /// Begins a call and tells its place.
-    pub(crate) fn begin_call(&mut self) -> Result<usize, Fault> {
+    pub(crate) fn begin_call(&mut self) -> Result<usize, AnswerFault> {
         if self.calls.len() >= self.limits.calls_max {
-            return Err(Fault::Oversize { what: Oversize::Calls, limit: self.limits.calls_max });
+            return Err(AnswerFault::Oversize { what: AnswerLimit::Calls, limit: self.limits.calls_max });
         }
         let (id, name, arguments) = (String::new(), String::new(), String::new());
         self.calls.push(ToolCall { id, name, arguments });
@@ -62,7 +62,7 @@ impl Draft {
         id: String,
         name: &str,
         arguments: &str,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), AnswerFault> {
         self.grow(id.len() + name.len() + arguments.len())?;
         let Some(call) = self.calls.get_mut(place) else { return Ok(()) };
         if call.id.is_empty() {
@@ -74,30 +74,36 @@ impl Draft {
         }
         call.arguments.push_str(arguments);
         if call.name.len() + call.arguments.len() > self.limits.call_bytes_max {
-            return Err(Fault::Oversize { what: Oversize::Call, limit: self.limits.call_bytes_max });
+            return Err(AnswerFault::Oversize { what: AnswerLimit::Call, limit: self.limits.call_bytes_max });
         }
         Ok(())
     }
 
-    pub(crate) fn grow(&mut self, by: usize) -> Result<(), Fault> {
+    pub(crate) fn grow(&mut self, by: usize) -> Result<(), AnswerFault> {
         self.size += by;
         if self.size > self.limits.answer_bytes_max {
-            return Err(Fault::Oversize { what: Oversize::Answer, limit: self.limits.answer_bytes_max });
+            return Err(AnswerFault::Oversize {
+                what: AnswerLimit::Answer,
+                limit: self.limits.answer_bytes_max,
+            });
         }
         Ok(())
     }
 
     /// The answer. `stop` is what it ended with, as the protocol says.
-    pub(crate) fn finish(self, stop: Stop, blocks: Vec<Vec<u8>>) -> Result<Written, Fault> {
+    pub(crate) fn finish(self, stop: StopReason, blocks: Vec<Vec<u8>>) -> Result<FinishedDraft, AnswerFault> {
         // Some servers call it a plain stop although there are calls to make.
         let stop = match stop {
-            Stop::End if !self.calls.is_empty() => Stop::ToolCalls,
+            StopReason::End if !self.calls.is_empty() => StopReason::ToolCalls,
             other => other,
         };
         let mut calls: Vec<ToolCall> = Vec::with_capacity(self.calls.len());
         for (place, mut call) in self.calls.into_iter().enumerate() {
             if call.name.is_empty() {
-                return Err(Fault::Nonsense { what: Nonsense::NamelessCall, text: call.arguments });
+                return Err(AnswerFault::Nonsense {
+                    what: UnreadableAnswer::NamelessCall,
+                    text: call.arguments,
+                });
             }
             if call.id.is_empty() {
                 call.id = format!("call_{}_{place}", self.messages);
@@ -105,7 +111,7 @@ impl Draft {
             call.id = unlike_the_others(call.id, &calls);
             calls.push(call);
         }
-        Ok(Written { text: self.text, calls, usage: self.usage, stop, blocks })
+        Ok(FinishedDraft { text: self.text, calls, usage: self.usage, stop, blocks })
     }
 }
 
@@ -120,13 +126,13 @@ fn unlike_the_others(id: String, calls: &[ToolCall]) -> String {
 }
 
 /// What a stream was asked for and is not a stream: all of it at once, or an explanation that did not arrive.
-pub(crate) fn not_json(error: &serde_json::Error, text: &str) -> Fault {
+pub(crate) fn not_json(error: &serde_json::Error, text: &str) -> AnswerFault {
     if error.is_eof() {
-        return Fault::Incomplete;
+        return AnswerFault::Incomplete;
     }
     const SHOWN_MAX: usize = 4096;
     let text = text.chars().take(SHOWN_MAX).collect();
-    Fault::Nonsense { what: Nonsense::NotJson, text }
+    AnswerFault::Nonsense { what: UnreadableAnswer::NotJson, text }
 }
 
 /// Arguments as the object that a protocol wants; text that is none is passed on inside one.

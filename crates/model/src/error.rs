@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::dialect::Reported;
-use crate::provider::Kind;
-use crate::reach::Unreached;
+use crate::dialect::ProviderReport;
+use crate::provider::ProviderKind;
+use crate::reach::UnreachableWhy;
 use crate::script::ScriptError;
 
 #[derive(Debug, thiserror::Error)]
@@ -13,7 +13,7 @@ pub enum CallError {
     Unreachable {
         provider: String,
         origin: String,
-        why: Unreached,
+        why: UnreachableWhy,
         #[source]
         cause: Option<reqwest::Error>,
     },
@@ -26,7 +26,7 @@ pub enum CallError {
     #[error("provider `{provider}` answered with status {status}: {body}")]
     Status {
         provider: String,
-        kind: Kind,
+        kind: ProviderKind,
         status: u16,
         /// The provider's own name for the failure, when it gave one.
         error_code: Option<String>,
@@ -54,7 +54,7 @@ pub enum CallError {
     #[error("the model of provider `{provider}` did not answer: {words}")]
     Refused { provider: String, words: String },
     #[error("the answer of `{model}` reached its limit of tokens {place}")]
-    Length { model: String, place: Cut },
+    Length { model: String, place: TokenLimitCut },
     #[error("`{model}` of provider `{provider}` answered with nothing")]
     Empty { provider: String, model: String },
     #[error("the answer of provider `{provider}` ended after {received} bytes, before it was complete")]
@@ -65,11 +65,11 @@ pub enum CallError {
         cause: Option<reqwest::Error>,
     },
     #[error("provider `{provider}` sent {what}: {excerpt}")]
-    Garbage { provider: String, what: Nonsense, excerpt: String },
+    Garbage { provider: String, what: UnreadableAnswer, excerpt: String },
     #[error("the answer of provider `{provider}` is too large: {what} over {limit}")]
-    TooLarge { provider: String, what: Oversize, limit: usize },
+    TooLarge { provider: String, what: AnswerLimit, limit: usize },
     #[error("provider `{provider}` was silent for {} ms{when}", waited.as_millis())]
-    Idle { provider: String, waited: Duration, when: Silence },
+    Idle { provider: String, waited: Duration, when: SilentPhase },
     #[error("provider `{provider}` was not finished after {} s", limit.as_secs())]
     TooLong { provider: String, limit: Duration },
     #[error(transparent)]
@@ -78,7 +78,7 @@ pub enum CallError {
 
 /// When a provider was silent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Silence {
+pub enum SilentPhase {
     #[error(" before its answer began")]
     BeforeTheFirstByte,
     #[error(" in the middle of its answer")]
@@ -87,7 +87,7 @@ pub enum Silence {
 
 /// Where an answer ran out of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Cut {
+pub enum TokenLimitCut {
     #[error("before it said anything")]
     BeforeText,
     #[error("within a tool call, which was not run")]
@@ -96,7 +96,7 @@ pub enum Cut {
 
 /// What was wrong with an answer that could not be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Nonsense {
+pub enum UnreadableAnswer {
     #[error("text that is not UTF-8")]
     NotUtf8,
     #[error("something that is not the JSON of an answer")]
@@ -115,7 +115,7 @@ pub enum Nonsense {
 
 /// Which limit an answer went over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Oversize {
+pub enum AnswerLimit {
     #[error("bytes in a line of the stream")]
     Line,
     #[error("bytes received")]
@@ -130,18 +130,18 @@ pub enum Oversize {
 
 /// What can be wrong with an answer, before anyone says whose answer it was.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum AnswerFault {
     /// `text` is raw: it is shortened and cleaned of keys when it becomes a [`CallError`].
     Nonsense {
-        what: Nonsense,
+        what: UnreadableAnswer,
         text: String,
     },
     Oversize {
-        what: Oversize,
+        what: AnswerLimit,
         limit: usize,
     },
     /// The provider reported a failure where the answer should have been.
-    Reported(Reported),
+    Reported(ProviderReport),
     /// It will not answer this, for a reason that it names.
     Blocked {
         reason: String,
@@ -205,10 +205,10 @@ impl CallError {
             }
             Self::Refused { .. } => Some("say it in other words, or rewind the session".to_owned()),
             Self::Length { .. } => Some("raise `max-tokens`".to_owned()),
-            Self::Idle { provider, when: Silence::BeforeTheFirstByte, .. } => {
+            Self::Idle { provider, when: SilentPhase::BeforeTheFirstByte, .. } => {
                 Some(format!("raise `first-byte-timeout` of `{provider}` if it needs longer to begin"))
             }
-            Self::Idle { provider, when: Silence::WithinTheAnswer, .. } => {
+            Self::Idle { provider, when: SilentPhase::WithinTheAnswer, .. } => {
                 Some(format!("raise `idle-timeout` of `{provider}` if it needs longer pauses"))
             }
             Self::Script(error) => error.hint(),

@@ -10,15 +10,15 @@ use reqwest::{Response, Url};
 use tokio::time::Instant;
 
 use crate::context::CallContext;
-use crate::dialect::{Dialect, Framing, Meaning, Progress, Reported};
-use crate::draft::{OnText, Written};
-use crate::error::{CallError, Fault, Nonsense, Silence};
+use crate::dialect::{AnswerProgress, Dialect, FailureMeaning, Framing, ProviderReport};
+use crate::draft::{FinishedDraft, OnText};
+use crate::error::{AnswerFault, CallError, SilentPhase, UnreadableAnswer};
 use crate::excerpt::excerpt;
-use crate::frames::Frames;
-use crate::names::Plain;
+use crate::frames::AnswerFrames;
+use crate::names::PlainNames;
 use crate::provider::Provider;
 use crate::reach;
-use crate::request::{Answer, Reasoning, Request};
+use crate::request::{CallAnswer, ModelRequest, Reasoning};
 use crate::retry_after::retry_after;
 
 /// Of a refusal we read no more than this.
@@ -48,7 +48,11 @@ impl<'a> Exchange<'a> {
     }
 
     /// The answer to a request.
-    pub(crate) async fn answer(&self, request: &Request, on_text: OnText<'_>) -> Result<Answer, CallError> {
+    pub(crate) async fn answer(
+        &self,
+        request: &ModelRequest,
+        on_text: OnText<'_>,
+    ) -> Result<CallAnswer, CallError> {
         let limit = self.context.limits.total;
         match tokio::time::timeout(limit, self.complete(request, on_text)).await {
             Ok(written) => written.map(|written| self.signed(written, request)),
@@ -66,13 +70,17 @@ impl<'a> Exchange<'a> {
             Some(names) => Ok(names.into_iter().take(MODELS_MAX).collect()),
             None => {
                 let is_page = body.trim_ascii_start().first() == Some(&b'<');
-                let what = if is_page { Nonsense::WebPage } else { Nonsense::NotJson };
+                let what = if is_page { UnreadableAnswer::WebPage } else { UnreadableAnswer::NotJson };
                 Err(CallError::Garbage { provider: self.name(), what, excerpt: self.excerpt(&body) })
             }
         }
     }
 
-    async fn complete(&self, request: &Request, on_text: OnText<'_>) -> Result<Written, CallError> {
+    async fn complete(
+        &self,
+        request: &ModelRequest,
+        on_text: OnText<'_>,
+    ) -> Result<FinishedDraft, CallError> {
         let url = self.dialect.address(self.provider, &request.model);
         let body = self.dialect.body(self.provider, request);
         let accept = match self.dialect.framing() {
@@ -87,9 +95,9 @@ impl<'a> Exchange<'a> {
     }
 
     /// Says whose thoughts they are, so that nobody else gets them, and which tools were meant.
-    fn signed(&self, written: Written, request: &Request) -> Answer {
-        let Written { text, mut calls, usage, stop, blocks } = written;
-        let plain = Plain::of(request);
+    fn signed(&self, written: FinishedDraft, request: &ModelRequest) -> CallAnswer {
+        let FinishedDraft { text, mut calls, usage, stop, blocks } = written;
+        let plain = PlainNames::of(request);
         for call in &mut calls {
             call.name = plain.meant(&call.name).to_owned();
         }
@@ -99,7 +107,7 @@ impl<'a> Exchange<'a> {
             model: self.model.to_owned(),
             blocks,
         });
-        Answer { text, calls, usage, stop, reasoning }
+        CallAnswer { text, calls, usage, stop, reasoning }
     }
 
     fn name(&self) -> String {
@@ -121,10 +129,10 @@ impl<'a> Exchange<'a> {
         let (timeouts, limits) = (self.provider.timeouts, self.context.limits);
         let (waited, left, when) = if received == 0 {
             let whole = timeouts.first_byte.unwrap_or(limits.first_byte);
-            (whole, whole.saturating_sub(self.began.elapsed()), Silence::BeforeTheFirstByte)
+            (whole, whole.saturating_sub(self.began.elapsed()), SilentPhase::BeforeTheFirstByte)
         } else {
             let whole = timeouts.idle.unwrap_or(limits.idle);
-            (whole, whole, Silence::WithinTheAnswer)
+            (whole, whole, SilentPhase::WithinTheAnswer)
         };
         let silent = |_| CallError::Idle { provider: self.name(), waited, when };
         tokio::time::timeout(left, step).await.map_err(silent)
@@ -169,14 +177,16 @@ impl<'a> Exchange<'a> {
         let meaning = self.dialect.meaning(&reported);
         let retry_after = by_header.or(reported.retry_after);
         match (meaning, status) {
-            (Meaning::Other, 401 | 403) => self.about(Meaning::Key, status, reported, shown),
-            (Meaning::Other, 402) => self.about(Meaning::Quota, status, reported, shown),
-            (Meaning::Other, 413) => self.about(Meaning::ContextTooLong, status, reported, shown),
-            // A 404 in the dialect's own shape is about the model; any other is about the address.
-            (Meaning::Other | Meaning::Request, 404) if in_shape && !self.model.is_empty() => {
-                self.about(Meaning::Model, status, reported, shown)
+            (FailureMeaning::Other, 401 | 403) => self.about(FailureMeaning::Key, status, reported, shown),
+            (FailureMeaning::Other, 402) => self.about(FailureMeaning::Quota, status, reported, shown),
+            (FailureMeaning::Other, 413) => {
+                self.about(FailureMeaning::ContextTooLong, status, reported, shown)
             }
-            (Meaning::Other | Meaning::Request, _) => CallError::Status {
+            // A 404 in the dialect's own shape is about the model; any other is about the address.
+            (FailureMeaning::Other | FailureMeaning::Request, 404) if in_shape && !self.model.is_empty() => {
+                self.about(FailureMeaning::Model, status, reported, shown)
+            }
+            (FailureMeaning::Other | FailureMeaning::Request, _) => CallError::Status {
                 provider: self.name(),
                 kind: self.provider.kind,
                 status,
@@ -184,25 +194,35 @@ impl<'a> Exchange<'a> {
                 body: shown,
                 retry_after,
             },
-            (Meaning::Key | Meaning::Quota | Meaning::Model | Meaning::ContextTooLong, _) => {
-                self.about(meaning, status, reported, shown)
-            }
+            (
+                FailureMeaning::Key
+                | FailureMeaning::Quota
+                | FailureMeaning::Model
+                | FailureMeaning::ContextTooLong,
+                _,
+            ) => self.about(meaning, status, reported, shown),
         }
     }
 
     /// A failure whose meaning is known.
-    fn about(&self, meaning: Meaning, status: u16, reported: Reported, body: String) -> CallError {
+    fn about(
+        &self,
+        meaning: FailureMeaning,
+        status: u16,
+        reported: ProviderReport,
+        body: String,
+    ) -> CallError {
         let (provider, model) = (self.name(), self.model.to_owned());
         match meaning {
-            Meaning::Key => CallError::RefusedAuth { provider, status, body },
-            Meaning::Quota => CallError::Quota { provider, body },
-            Meaning::Model => CallError::UnknownModel { provider, model },
-            Meaning::ContextTooLong => CallError::ContextTooLong { provider, model },
-            Meaning::Request | Meaning::Other => CallError::InStream {
+            FailureMeaning::Key => CallError::RefusedAuth { provider, status, body },
+            FailureMeaning::Quota => CallError::Quota { provider, body },
+            FailureMeaning::Model => CallError::UnknownModel { provider, model },
+            FailureMeaning::ContextTooLong => CallError::ContextTooLong { provider, model },
+            FailureMeaning::Request | FailureMeaning::Other => CallError::InStream {
                 provider,
                 error_code: reported.code,
                 message: body,
-                lasting: meaning == Meaning::Request,
+                lasting: meaning == FailureMeaning::Request,
             },
         }
     }
@@ -228,9 +248,10 @@ impl<'a> Exchange<'a> {
         mut response: Response,
         messages: usize,
         on_text: OnText<'_>,
-    ) -> Result<Written, CallError> {
+    ) -> Result<FinishedDraft, CallError> {
         let limits = self.context.limits;
-        let mut frames = Frames::new(self.dialect.framing(), limits, self.dialect.reader(limits, messages));
+        let mut frames =
+            AnswerFrames::new(self.dialect.framing(), limits, self.dialect.reader(limits, messages));
         loop {
             match self.lively(frames.received, response.chunk()).await? {
                 Ok(Some(chunk)) => {
@@ -241,11 +262,11 @@ impl<'a> Exchange<'a> {
                     break;
                 }
                 Err(cause) => match frames.progress() {
-                    Progress::Settled | Progress::Done => break,
-                    Progress::Open => return Err(self.cut(frames.received, Some(cause))),
+                    AnswerProgress::Settled | AnswerProgress::Done => break,
+                    AnswerProgress::Open => return Err(self.cut(frames.received, Some(cause))),
                 },
             }
-            if frames.progress() == Progress::Done {
+            if frames.progress() == AnswerProgress::Done {
                 // Reading to the end lets the connection serve the next call; an answer is not held up for it.
                 let _ = tokio::time::timeout(DRAIN_GRACE, response.chunk()).await;
                 break;
@@ -255,18 +276,18 @@ impl<'a> Exchange<'a> {
         frames.finish().map_err(|fault| self.fault(fault, received))
     }
 
-    fn fault(&self, fault: Fault, received: usize) -> CallError {
+    fn fault(&self, fault: AnswerFault, received: usize) -> CallError {
         let provider = self.name();
         match fault {
-            Fault::Nonsense { what, text } => {
+            AnswerFault::Nonsense { what, text } => {
                 CallError::Garbage { provider, what, excerpt: self.excerpt(text.as_bytes()) }
             }
-            Fault::Oversize { what, limit } => CallError::TooLarge { provider, what, limit },
-            Fault::Incomplete => self.cut(received, None),
-            Fault::Blocked { reason } => {
+            AnswerFault::Oversize { what, limit } => CallError::TooLarge { provider, what, limit },
+            AnswerFault::Incomplete => self.cut(received, None),
+            AnswerFault::Blocked { reason } => {
                 CallError::Refused { provider, words: self.excerpt(reason.as_bytes()) }
             }
-            Fault::Reported(reported) => {
+            AnswerFault::Reported(reported) => {
                 let meaning = self.dialect.meaning(&reported);
                 let shown = self.excerpt(reported.message.as_bytes());
                 self.about(meaning, 200, reported, shown)

@@ -3,25 +3,25 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::names::Plain;
-use crate::request::Tool;
+use crate::names::PlainNames;
+use crate::request::ToolSpec;
 
 #[derive(Serialize)]
 pub(crate) struct FunctionTool<'a> {
     r#type: &'static str,
-    function: Function<'a>,
+    function: FunctionSpec<'a>,
 }
 
 #[derive(Serialize)]
-struct Function<'a> {
+struct FunctionSpec<'a> {
     name: &'a str,
     description: &'a str,
     parameters: &'a Value,
 }
 
 impl<'a> FunctionTool<'a> {
-    pub(crate) fn all(tools: &'a [Tool], plain: &'a Plain<'a>) -> Vec<Self> {
-        let of = |tool: &'a Tool| Function {
+    pub(crate) fn all(tools: &'a [ToolSpec], plain: &'a PlainNames<'a>) -> Vec<Self> {
+        let of = |tool: &'a ToolSpec| FunctionSpec {
             name: plain.name(&tool.name),
             description: &tool.description,
             parameters: &tool.parameters,

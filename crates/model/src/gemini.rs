@@ -13,11 +13,11 @@ use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderName};
 use serde::Deserialize;
 
-use self::stream::Stream;
-use crate::context::Limits;
-use crate::dialect::{Dialect, Framing, Meaning, Reads, Reported, below, secret_header};
+use self::stream::GeminiReader;
+use crate::context::CallLimits;
+use crate::dialect::{AnswerReader, Dialect, FailureMeaning, Framing, ProviderReport, below, secret_header};
 use crate::provider::Provider;
-use crate::request::Request;
+use crate::request::ModelRequest;
 use crate::secret::Secret;
 
 pub(crate) struct Gemini;
@@ -53,17 +53,17 @@ impl Dialect for Gemini {
         headers
     }
 
-    fn body(&self, provider: &Provider, request: &Request) -> Vec<u8> {
+    fn body(&self, provider: &Provider, request: &ModelRequest) -> Vec<u8> {
         wire::body(provider, request)
     }
 
-    fn reader(&self, limits: Limits, messages: usize) -> Box<dyn Reads> {
-        Box::new(Stream::new(limits, messages))
+    fn reader(&self, limits: CallLimits, messages: usize) -> Box<dyn AnswerReader> {
+        Box::new(GeminiReader::new(limits, messages))
     }
 
     fn models(&self, body: &[u8]) -> Option<Vec<String>> {
-        let list: ModelList = serde_json::from_slice(body).ok()?;
-        let answers = |model: &Model| {
+        let list: GeminiModels = serde_json::from_slice(body).ok()?;
+        let answers = |model: &GeminiModel| {
             let methods = model.supported_generation_methods.as_ref();
             methods.is_none_or(|methods| methods.iter().any(|method| method == "generateContent"))
         };
@@ -71,64 +71,64 @@ impl Dialect for Gemini {
         Some(names.map(|name| name.strip_prefix("models/").map(str::to_owned).unwrap_or(name)).collect())
     }
 
-    fn reported(&self, body: &[u8]) -> Option<Reported> {
-        serde_json::from_slice::<Refusal>(body).ok().map(|refusal| refusal.error.reported())
+    fn reported(&self, body: &[u8]) -> Option<ProviderReport> {
+        serde_json::from_slice::<GeminiRefusal>(body).ok().map(|refusal| refusal.error.reported())
     }
 
-    fn meaning(&self, reported: &Reported) -> Meaning {
+    fn meaning(&self, reported: &ProviderReport) -> FailureMeaning {
         match reported.code.as_deref() {
-            Some("UNAUTHENTICATED" | "PERMISSION_DENIED" | "API_KEY_INVALID") => Meaning::Key,
+            Some("UNAUTHENTICATED" | "PERMISSION_DENIED" | "API_KEY_INVALID") => FailureMeaning::Key,
             // There is no name of its own for this.
             Some("INVALID_ARGUMENT") if reported.message.starts_with("The input token count") => {
-                Meaning::ContextTooLong
+                FailureMeaning::ContextTooLong
             }
-            Some("INVALID_ARGUMENT" | "FAILED_PRECONDITION" | "NOT_FOUND") => Meaning::Request,
-            Some(_) | None => Meaning::Other,
+            Some("INVALID_ARGUMENT" | "FAILED_PRECONDITION" | "NOT_FOUND") => FailureMeaning::Request,
+            Some(_) | None => FailureMeaning::Other,
         }
     }
 }
 
 #[derive(Deserialize)]
-struct ModelList {
+struct GeminiModels {
     #[serde(default)]
-    models: Vec<Model>,
+    models: Vec<GeminiModel>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Model {
+struct GeminiModel {
     name: String,
     supported_generation_methods: Option<Vec<String>>,
 }
 
 #[derive(Deserialize)]
-struct Refusal {
-    error: WireError,
+struct GeminiRefusal {
+    error: GeminiError,
 }
 
 #[derive(Debug, Deserialize)]
-struct WireError {
+struct GeminiError {
     status: Option<String>,
     #[serde(default)]
     message: String,
     #[serde(default)]
-    details: Vec<Detail>,
+    details: Vec<GeminiErrorDetail>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Detail {
+struct GeminiErrorDetail {
     reason: Option<String>,
     retry_delay: Option<String>,
 }
 
-impl WireError {
-    fn reported(self) -> Reported {
+impl GeminiError {
+    fn reported(self) -> ProviderReport {
         let bad_key = self.details.iter().any(|detail| detail.reason.as_deref() == Some("API_KEY_INVALID"));
         let code = if bad_key { Some("API_KEY_INVALID".to_owned()) } else { self.status };
         let retry_after =
             self.details.iter().find_map(|detail| detail.retry_delay.as_deref()).and_then(seconds);
-        Reported { code, message: self.message, retry_after }
+        ProviderReport { code, message: self.message, retry_after }
     }
 }
 

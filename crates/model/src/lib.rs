@@ -1,7 +1,7 @@
 //! Provider clients: one request in, one answer or one typed failure out.
 //!
 //! Owns: `providers.yaml`, the keys in it, the wire dialects and their streams, prices, the check of an answer against
-//! a schema. Never: retries (the engine decides), history (it arrives whole in each [`Request`]), or a global (the HTTP
+//! a schema. Never: retries (the engine decides), history (it arrives whole in each [`ModelRequest`]), or a global (the HTTP
 //! clients live in the [`CallContext`]).
 
 mod anthropic;
@@ -38,21 +38,24 @@ use std::time::{Duration, Instant};
 
 use exchange::Exchange;
 
-pub use context::{CallContext, Limits};
-pub use error::{CallError, Cut, Nonsense, Oversize, Silence};
+pub use context::{CallContext, CallLimits};
+pub use error::{AnswerLimit, CallError, SilentPhase, TokenLimitCut, UnreadableAnswer};
 pub use prices::Price;
-pub use provider::{Kind, Provider, ProviderProblem, Timeouts};
-pub use providers::{FileError, NewProvider, ProviderView, Providers, ProvidersError, Resolved};
-pub use reach::Unreached;
+pub use provider::{Provider, ProviderKind, ProviderProblem, Timeouts};
+pub use providers::{FileError, NewProvider, ProviderView, Providers, ProvidersError, ResolvedModel};
+pub use reach::UnreachableWhy;
 pub use redact::{RedactedStream, Redactor};
-pub use request::{Answer, Message, Outcome, Params, Reasoning, Request, Stop, Tool, ToolCall, Usage};
+pub use request::{
+    CallAnswer, CallParams, CallUsage, ModelMessage, ModelRequest, Reasoning, StopReason, ToolCall,
+    ToolOutcome, ToolSpec,
+};
 pub use script::ScriptError;
 pub use secret::Secret;
 pub use yaml::YamlProblem;
 
 /// What a provider said when it was tried.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tested {
+pub struct ProviderTest {
     /// The models it offers, as far as it tells.
     pub models: Vec<String>,
     /// The one that answered, when there was one to ask.
@@ -63,14 +66,14 @@ pub struct Tested {
 
 /// Makes one attempt at one model call.
 ///
-/// `on_text` sees each piece of text as it arrives; the pieces joined are [`Answer::text`]. Dropping the
+/// `on_text` sees each piece of text as it arrives; the pieces joined are [`CallAnswer::text`]. Dropping the
 /// future abandons the request and closes its connection.
 pub async fn call(
     provider: &Provider,
-    request: &Request,
+    request: &ModelRequest,
     context: &CallContext,
     on_text: &mut (dyn FnMut(&str) + Send),
-) -> Result<Answer, CallError> {
+) -> Result<CallAnswer, CallError> {
     let answer = match dialect::of(provider.kind) {
         Some(dialect) => {
             Exchange::new(provider, dialect, context, &request.model).answer(request, on_text).await?
@@ -86,11 +89,11 @@ pub async fn test(
     provider: &Provider,
     model: Option<&str>,
     context: &CallContext,
-) -> Result<Tested, CallError> {
+) -> Result<ProviderTest, CallError> {
     let mut started = Instant::now();
     let Some(dialect) = dialect::of(provider.kind) else {
         let models = script::probe(provider)?;
-        return Ok(Tested { models, answered: None, latency: started.elapsed() });
+        return Ok(ProviderTest { models, answered: None, latency: started.elapsed() });
     };
     let wanted = model.or(provider.models.first().map(String::as_str));
     // Without a model in mind, a 404 here is about the address and never about a model.
@@ -102,12 +105,13 @@ pub async fn test(
     };
     if let Some(wanted) = wanted {
         started = Instant::now();
-        let params = Params { max_tokens: Some(TEST_TOKENS), ..Params::default() };
-        let request = Request { params, ..Request::new(wanted, vec![Message::user("Say hi.")]) };
+        let params = CallParams { max_tokens: Some(TEST_TOKENS), ..CallParams::default() };
+        let request =
+            ModelRequest { params, ..ModelRequest::new(wanted, vec![ModelMessage::user("Say hi.")]) };
         // Whatever it says, and even if the tokens are not enough to say it: it answered.
         Exchange::new(provider, dialect, context, wanted).answer(&request, &mut |_| ()).await?;
     }
-    Ok(Tested { models, answered: wanted.map(str::to_owned), latency: started.elapsed() })
+    Ok(ProviderTest { models, answered: wanted.map(str::to_owned), latency: started.elapsed() })
 }
 
 /// What one try may cost.

@@ -1,6 +1,6 @@
 //! One JSON object a line: bytes in, whole lines out, however the bytes were cut up.
 
-use crate::error::{Fault, Nonsense, Oversize};
+use crate::error::{AnswerFault, AnswerLimit, UnreadableAnswer};
 
 #[derive(Debug, Default)]
 pub(crate) struct LineParser {
@@ -14,12 +14,12 @@ impl LineParser {
         mut bytes: &[u8],
         bytes_max: usize,
         lines: &mut Vec<String>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), AnswerFault> {
         while !bytes.is_empty() {
             let end = bytes.iter().position(|byte| *byte == b'\n');
             let piece = &bytes[..end.unwrap_or(bytes.len())];
             if self.line.len() + piece.len() > bytes_max {
-                return Err(Fault::Oversize { what: Oversize::Line, limit: bytes_max });
+                return Err(AnswerFault::Oversize { what: AnswerLimit::Line, limit: bytes_max });
             }
             self.line.extend_from_slice(piece);
             let Some(end) = end else { break };
@@ -30,19 +30,21 @@ impl LineParser {
     }
 
     /// The stream is over: the last line may lack its end.
-    pub(crate) fn finish(&mut self, lines: &mut Vec<String>) -> Result<(), Fault> {
+    pub(crate) fn finish(&mut self, lines: &mut Vec<String>) -> Result<(), AnswerFault> {
         match self.end_line(lines) {
             // Half a character is half a line.
-            Err(Fault::Nonsense { what: Nonsense::NotUtf8, .. }) => Err(Fault::Incomplete),
+            Err(AnswerFault::Nonsense { what: UnreadableAnswer::NotUtf8, .. }) => {
+                Err(AnswerFault::Incomplete)
+            }
             other => other,
         }
     }
 
-    fn end_line(&mut self, lines: &mut Vec<String>) -> Result<(), Fault> {
+    fn end_line(&mut self, lines: &mut Vec<String>) -> Result<(), AnswerFault> {
         let line = std::mem::take(&mut self.line);
         let text = std::str::from_utf8(&line).map_err(|_| {
             let text = String::from_utf8_lossy(&line).into_owned();
-            Fault::Nonsense { what: Nonsense::NotUtf8, text }
+            AnswerFault::Nonsense { what: UnreadableAnswer::NotUtf8, text }
         })?;
         if !text.trim().is_empty() {
             lines.push(text.to_owned());
@@ -57,7 +59,7 @@ impl LineParser {
 mod tests {
     use super::*;
 
-    fn parse(pieces: &[&[u8]]) -> Result<Vec<String>, Fault> {
+    fn parse(pieces: &[&[u8]]) -> Result<Vec<String>, AnswerFault> {
         let (mut parser, mut lines) = (LineParser::default(), Vec::new());
         for piece in pieces {
             parser.push(piece, 16, &mut lines)?;
@@ -79,9 +81,9 @@ mod tests {
 
     #[test]
     fn long_lines_and_lines_that_are_not_text_are_refused() {
-        assert_eq!(parse(&[&[b'x'; 17]]), Err(Fault::Oversize { what: Oversize::Line, limit: 16 }));
-        let odd = Fault::Nonsense { what: Nonsense::NotUtf8, text: "\u{fffd}".into() };
+        assert_eq!(parse(&[&[b'x'; 17]]), Err(AnswerFault::Oversize { what: AnswerLimit::Line, limit: 16 }));
+        let odd = AnswerFault::Nonsense { what: UnreadableAnswer::NotUtf8, text: "\u{fffd}".into() };
         assert_eq!(parse(&[b"\xff\n"]), Err(odd));
-        assert_eq!(parse(&[b"\"\xc3"]), Err(Fault::Incomplete), "a character that was cut");
+        assert_eq!(parse(&[b"\"\xc3"]), Err(AnswerFault::Incomplete), "a character that was cut");
     }
 }

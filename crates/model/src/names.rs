@@ -6,27 +6,27 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::request::{Message, Request};
+use crate::request::{ModelMessage, ModelRequest};
 
 const NAME_BYTES_MAX: usize = 64;
 
 /// What the odd ids and names of a request are written as; all others stay.
 #[derive(Debug)]
-pub(crate) struct Plain<'a> {
-    ids: Table<'a>,
-    names: Table<'a>,
+pub(crate) struct PlainNames<'a> {
+    ids: NameTable<'a>,
+    names: NameTable<'a>,
 }
 
-impl<'a> Plain<'a> {
-    pub(crate) fn of(request: &'a Request) -> Self {
+impl<'a> PlainNames<'a> {
+    pub(crate) fn of(request: &'a ModelRequest) -> Self {
         let calls = request.messages.iter().flat_map(|message| match message {
-            Message::Assistant { calls, .. } => calls.as_slice(),
-            Message::User { .. } | Message::ToolResult { .. } => &[],
+            ModelMessage::Assistant { calls, .. } => calls.as_slice(),
+            ModelMessage::User { .. } | ModelMessage::ToolResult { .. } => &[],
         });
         let tools = request.tools.iter().map(|tool| tool.name.as_str());
         Self {
-            ids: Table::of(calls.clone().map(|call| call.id.as_str()), usize::MAX),
-            names: Table::of(tools.chain(calls.map(|call| call.name.as_str())), NAME_BYTES_MAX),
+            ids: NameTable::of(calls.clone().map(|call| call.id.as_str()), usize::MAX),
+            names: NameTable::of(tools.chain(calls.map(|call| call.name.as_str())), NAME_BYTES_MAX),
         }
     }
 
@@ -45,11 +45,11 @@ impl<'a> Plain<'a> {
 }
 
 #[derive(Debug)]
-struct Table<'a> {
+struct NameTable<'a> {
     odd: HashMap<&'a str, String>,
 }
 
-impl<'a> Table<'a> {
+impl<'a> NameTable<'a> {
     /// No two of them are written alike.
     fn of(all: impl Iterator<Item = &'a str> + Clone, bytes_max: usize) -> Self {
         let fits = |text: &&str| is_plain(text) && text.len() <= bytes_max;
@@ -95,7 +95,7 @@ fn written(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::{Tool, ToolCall};
+    use crate::request::{ToolCall, ToolSpec};
 
     #[test]
     fn odd_ids_become_plain_ones_that_nobody_else_has() {
@@ -104,8 +104,8 @@ mod tests {
         let long = "n".repeat(NAME_BYTES_MAX + 1);
         let calls =
             vec![call("a.2", "sh"), call("a_2", "né"), call("a:2", ""), call("", &long), call("a.2", "sh")];
-        let request = Request::new("m", vec![Message::assistant("", calls)]);
-        let plain = Plain::of(&request);
+        let request = ModelRequest::new("m", vec![ModelMessage::assistant("", calls)]);
+        let plain = PlainNames::of(&request);
         let ids: Vec<&str> = ["a.2", "a_2", "a:2", "", "other"].iter().map(|id| plain.id(id)).collect();
         assert_eq!(ids, ["a_2_2", "a_2", "a_2_3", "_", "other"]);
         assert_eq!((plain.name("sh"), plain.name("né"), plain.name("")), ("sh", "n_", "_"));
@@ -114,14 +114,14 @@ mod tests {
 
     #[test]
     fn a_tool_with_an_odd_name_is_found_by_the_name_that_the_model_was_told() {
-        let tool = |name: &str| Tool {
+        let tool = |name: &str| ToolSpec {
             name: name.into(),
             description: String::new(),
             parameters: serde_json::Value::Null,
         };
         let tools = ["python3.11", "python3_11", "python3:11", "sh"].map(tool).to_vec();
-        let request = Request { tools, ..Request::new("m", vec![]) };
-        let plain = Plain::of(&request);
+        let request = ModelRequest { tools, ..ModelRequest::new("m", vec![]) };
+        let plain = PlainNames::of(&request);
         let told: Vec<&str> = request.tools.iter().map(|tool| plain.name(&tool.name)).collect();
         assert_eq!(told, ["python3_11_2", "python3_11", "python3_11_3", "sh"]);
         for (tool, told) in request.tools.iter().zip(told) {

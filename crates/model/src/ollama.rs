@@ -7,11 +7,11 @@ use reqwest::Url;
 use reqwest::header::HeaderMap;
 use serde::Deserialize;
 
-use self::stream::Stream;
-use crate::context::Limits;
-use crate::dialect::{Dialect, Framing, Meaning, Reads, Reported, bearer, below};
+use self::stream::OllamaReader;
+use crate::context::CallLimits;
+use crate::dialect::{AnswerReader, Dialect, FailureMeaning, Framing, ProviderReport, bearer, below};
 use crate::provider::Provider;
-use crate::request::Request;
+use crate::request::ModelRequest;
 use crate::secret::Secret;
 
 pub(crate) struct Ollama;
@@ -33,41 +33,41 @@ impl Dialect for Ollama {
         bearer(key)
     }
 
-    fn body(&self, provider: &Provider, request: &Request) -> Vec<u8> {
+    fn body(&self, provider: &Provider, request: &ModelRequest) -> Vec<u8> {
         wire::body(provider, request)
     }
 
-    fn reader(&self, limits: Limits, messages: usize) -> Box<dyn Reads> {
-        Box::new(Stream::new(limits, messages))
+    fn reader(&self, limits: CallLimits, messages: usize) -> Box<dyn AnswerReader> {
+        Box::new(OllamaReader::new(limits, messages))
     }
 
     fn models(&self, body: &[u8]) -> Option<Vec<String>> {
-        let list: ModelList = serde_json::from_slice(body).ok()?;
+        let list: OllamaModels = serde_json::from_slice(body).ok()?;
         Some(list.models.into_iter().map(|model| model.name).collect())
     }
 
-    fn reported(&self, body: &[u8]) -> Option<Reported> {
-        let refusal: Refusal = serde_json::from_slice(body).ok()?;
-        Some(Reported { message: refusal.error, ..Reported::default() })
+    fn reported(&self, body: &[u8]) -> Option<ProviderReport> {
+        let refusal: OllamaRefusal = serde_json::from_slice(body).ok()?;
+        Some(ProviderReport { message: refusal.error, ..ProviderReport::default() })
     }
 
     /// It has no names for failures: the status says it all.
-    fn meaning(&self, _reported: &Reported) -> Meaning {
-        Meaning::Other
+    fn meaning(&self, _reported: &ProviderReport) -> FailureMeaning {
+        FailureMeaning::Other
     }
 }
 
 #[derive(Deserialize)]
-struct ModelList {
-    models: Vec<Model>,
+struct OllamaModels {
+    models: Vec<OllamaModel>,
 }
 
 #[derive(Deserialize)]
-struct Model {
+struct OllamaModel {
     name: String,
 }
 
 #[derive(Deserialize)]
-struct Refusal {
+struct OllamaRefusal {
     error: String,
 }

@@ -10,11 +10,11 @@ mod wire;
 use reqwest::Url;
 use reqwest::header::HeaderMap;
 
-use self::assembly::Assembly;
-use crate::context::Limits;
-use crate::dialect::{Dialect, Framing, Meaning, Reads, Reported, bearer, below};
+use self::assembly::OpenaiReader;
+use crate::context::CallLimits;
+use crate::dialect::{AnswerReader, Dialect, FailureMeaning, Framing, ProviderReport, bearer, below};
 use crate::provider::Provider;
-use crate::request::Request;
+use crate::request::ModelRequest;
 use crate::secret::Secret;
 
 pub(crate) struct Openai;
@@ -36,32 +36,32 @@ impl Dialect for Openai {
         bearer(key)
     }
 
-    fn body(&self, provider: &Provider, request: &Request) -> Vec<u8> {
+    fn body(&self, provider: &Provider, request: &ModelRequest) -> Vec<u8> {
         wire::body(provider, request)
     }
 
-    fn reader(&self, limits: Limits, messages: usize) -> Box<dyn Reads> {
-        Box::new(Assembly::new(limits, messages))
+    fn reader(&self, limits: CallLimits, messages: usize) -> Box<dyn AnswerReader> {
+        Box::new(OpenaiReader::new(limits, messages))
     }
 
     fn models(&self, body: &[u8]) -> Option<Vec<String>> {
-        let list: wire::ModelList = serde_json::from_slice(body).ok()?;
+        let list: wire::OpenaiModels = serde_json::from_slice(body).ok()?;
         Some(list.data.into_iter().map(|model| model.id).collect())
     }
 
-    fn reported(&self, body: &[u8]) -> Option<Reported> {
-        serde_json::from_slice::<wire::Refusal>(body).ok().map(|refusal| refusal.error.reported())
+    fn reported(&self, body: &[u8]) -> Option<ProviderReport> {
+        serde_json::from_slice::<wire::OpenaiRefusal>(body).ok().map(|refusal| refusal.error.reported())
     }
 
-    fn meaning(&self, reported: &Reported) -> Meaning {
+    fn meaning(&self, reported: &ProviderReport) -> FailureMeaning {
         match reported.code.as_deref() {
-            Some("context_length_exceeded") => Meaning::ContextTooLong,
-            Some("model_not_found") => Meaning::Model,
+            Some("context_length_exceeded") => FailureMeaning::ContextTooLong,
+            Some("model_not_found") => FailureMeaning::Model,
             // An account without money, told with the status of an ordinary rate limit.
-            Some("insufficient_quota") => Meaning::Quota,
-            Some("invalid_api_key") => Meaning::Key,
-            Some("invalid_request_error") => Meaning::Request,
-            Some(_) | None => Meaning::Other,
+            Some("insufficient_quota") => FailureMeaning::Quota,
+            Some("invalid_api_key") => FailureMeaning::Key,
+            Some("invalid_request_error") => FailureMeaning::Request,
+            Some(_) | None => FailureMeaning::Other,
         }
     }
 }

@@ -8,9 +8,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(3600);
 
 /// `50ms`, `2s` or `1m`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Pause(pub(crate) Duration);
+pub(crate) struct ScriptPause(pub(crate) Duration);
 
-impl<'de> Deserialize<'de> for Pause {
+impl<'de> Deserialize<'de> for ScriptPause {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         pause(&text)

@@ -1,6 +1,6 @@
 //! What well-known models cost and how much they read, as their makers published it. `providers.yaml` overrides it.
 
-use crate::request::Usage;
+use crate::request::CallUsage;
 
 /// Millionths of a dollar for a million tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub struct Price {
 
 impl Price {
     /// What a call cost in millionths of a dollar, rounded to the nearest.
-    pub fn cost(&self, usage: &Usage) -> u64 {
+    pub fn cost(&self, usage: &CallUsage) -> u64 {
         let cached = usage.cached_tokens.min(usage.input_tokens);
         let written = usage.cache_write_tokens.min(usage.input_tokens - cached);
         let fresh = usage.input_tokens - cached - written;
@@ -32,7 +32,7 @@ impl Price {
 
 /// A model that this release knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Known {
+pub(crate) struct KnownModel {
     name: &'static str,
     /// Where its maker tells.
     pub(crate) context_window: Option<u64>,
@@ -41,8 +41,8 @@ pub(crate) struct Known {
     long: Option<(u64, Price)>,
 }
 
-impl Known {
-    pub(crate) fn price(&self, usage: &Usage) -> Price {
+impl KnownModel {
+    pub(crate) fn price(&self, usage: &CallUsage) -> Price {
         match self.long {
             Some((above, price)) if usage.input_tokens > above => price,
             Some(_) | None => self.price,
@@ -51,9 +51,9 @@ impl Known {
 }
 
 /// The model of that name, or of which it is a dated or preview edition.
-pub(crate) fn known(model: &str) -> Option<&'static Known> {
+pub(crate) fn known(model: &str) -> Option<&'static KnownModel> {
     let model = model.strip_prefix("models/").unwrap_or(model);
-    let fits = |known: &&Known| match model.strip_prefix(known.name) {
+    let fits = |known: &&KnownModel| match model.strip_prefix(known.name) {
         Some("") => true,
         Some(rest) => rest.strip_prefix('-').is_some_and(is_edition),
         None => false,
@@ -80,23 +80,23 @@ const fn with_writes(input: u64, cached: u64, output: u64) -> Price {
     Price { cache_write: input * 1250, ..price(input, cached, output) }
 }
 
-const fn flat(name: &'static str, window: u64, price: Price) -> Known {
-    Known { name, context_window: Some(window), price, long: None }
+const fn flat(name: &'static str, window: u64, price: Price) -> KnownModel {
+    KnownModel { name, context_window: Some(window), price, long: None }
 }
 
-const fn tiered(name: &'static str, window: u64, price: Price, above: u64, long: Price) -> Known {
-    Known { long: Some((above, long)), ..flat(name, window, price) }
+const fn tiered(name: &'static str, window: u64, price: Price, above: u64, long: Price) -> KnownModel {
+    KnownModel { long: Some((above, long)), ..flat(name, window, price) }
 }
 
-const fn windowless(name: &'static str, price: Price) -> Known {
-    Known { name, context_window: None, price, long: None }
+const fn windowless(name: &'static str, price: Price) -> KnownModel {
+    KnownModel { name, context_window: None, price, long: None }
 }
 
 const MILLION: u64 = 1_000_000;
 const GEMINI: u64 = 1_048_576;
 
 /// As their sources had it on 2026-11-15.
-const KNOWN: &[Known] = &[
+const KNOWN: &[KnownModel] = &[
     // platform.claude.com/docs/en/about-claude/pricing and the pages of the models
     windowless("claude-fable-5", with_writes(10_000, 1000, 50_000)),
     flat("claude-fable-5-1", MILLION, with_writes(10_000, 250, 50_000)),
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn cached_and_written_input_have_prices_of_their_own() {
         let price = with_writes(4000, 200, 20_000);
-        let usage = |input_tokens, cached_tokens, cache_write_tokens, output_tokens| Usage {
+        let usage = |input_tokens, cached_tokens, cache_write_tokens, output_tokens| CallUsage {
             input_tokens,
             output_tokens,
             cached_tokens,
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn a_long_prompt_has_the_price_of_long_prompts() {
         let pro = known("gemini-2.5-pro").unwrap();
-        let of = |input_tokens| pro.price(&Usage { input_tokens, ..Usage::default() }).input;
+        let of = |input_tokens| pro.price(&CallUsage { input_tokens, ..CallUsage::default() }).input;
         assert_eq!((of(200_000), of(200_001)), (1_250_000, 2_500_000));
     }
 }

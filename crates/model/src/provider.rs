@@ -8,12 +8,12 @@ use reqwest::Url;
 use reqwest::header::HeaderValue;
 
 use crate::prices::{self, Price};
-use crate::request::Usage;
+use crate::request::CallUsage;
 use crate::secret::Secret;
 
 /// The protocol a provider speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ProviderKind {
     Openai,
     Anthropic,
     Gemini,
@@ -21,7 +21,7 @@ pub enum Kind {
     Script,
 }
 
-impl Kind {
+impl ProviderKind {
     pub const ALL: [Self; 5] = [Self::Openai, Self::Anthropic, Self::Gemini, Self::Ollama, Self::Script];
 
     pub fn as_str(self) -> &'static str {
@@ -51,7 +51,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ProviderKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -67,7 +67,7 @@ pub struct Timeouts {
 
 /// What its owner says of a provider besides where it is.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Settings {
+pub(crate) struct ProviderSettings {
     pub(crate) timeouts: Timeouts,
     /// By model.
     pub(crate) prices: BTreeMap<String, Price>,
@@ -78,7 +78,7 @@ pub(crate) struct Settings {
 #[derive(Clone, PartialEq)]
 pub struct Provider {
     pub name: String,
-    pub kind: Kind,
+    pub kind: ProviderKind,
     /// For `script` a file or directory, else an address. May come from a variable, so it is not printed.
     pub(crate) base_url: Option<String>,
     pub(crate) api_key: Option<Secret>,
@@ -142,13 +142,13 @@ impl ProviderProblem {
 
 /// A provider as written, variables not expanded.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Written<'a> {
+pub(crate) struct ProviderEntry<'a> {
     pub(crate) name: &'a str,
-    pub(crate) kind: Kind,
+    pub(crate) kind: ProviderKind,
     pub(crate) base_url: Option<&'a str>,
     pub(crate) api_key: Option<&'a Secret>,
     pub(crate) models: &'a [String],
-    pub(crate) settings: &'a Settings,
+    pub(crate) settings: &'a ProviderSettings,
 }
 
 impl Provider {
@@ -160,7 +160,7 @@ impl Provider {
     /// A provider that needs no file: for tests and for trying one out before it is added.
     pub fn new(
         name: &str,
-        kind: Kind,
+        kind: ProviderKind,
         base_url: Option<&str>,
         api_key: Option<Secret>,
     ) -> Result<Self, ProviderProblem> {
@@ -177,7 +177,7 @@ impl Provider {
     }
 
     pub(crate) fn expand(
-        written: Written<'_>,
+        written: ProviderEntry<'_>,
         lookup: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Self, ProviderProblem> {
         let value = |key, text: &str| expand(written.name, key, text, lookup);
@@ -209,17 +209,17 @@ impl Provider {
     }
 
     /// What a call to `model` cost in millionths of a dollar, if its price is known.
-    pub fn cost(&self, model: &str, usage: &Usage) -> Option<u64> {
+    pub fn cost(&self, model: &str, usage: &CallUsage) -> Option<u64> {
         if let Some(price) = self.prices.get(model) {
             return Some(price.cost(usage));
         }
         match self.kind {
             // One's own machine sends no bill.
-            Kind::Ollama | Kind::Script => Some(0),
-            Kind::Openai | Kind::Anthropic | Kind::Gemini if self.is_official() => {
+            ProviderKind::Ollama | ProviderKind::Script => Some(0),
+            ProviderKind::Openai | ProviderKind::Anthropic | ProviderKind::Gemini if self.is_official() => {
                 prices::known(model).map(|known| known.price(usage).cost(usage))
             }
-            Kind::Openai | Kind::Anthropic | Kind::Gemini => None,
+            ProviderKind::Openai | ProviderKind::Anthropic | ProviderKind::Gemini => None,
         }
     }
 
@@ -237,7 +237,7 @@ impl Provider {
 
 fn checked(provider: Provider) -> Result<Provider, ProviderProblem> {
     let name = || provider.name.clone();
-    if let (Some(text), true) = (&provider.base_url, provider.kind != Kind::Script) {
+    if let (Some(text), true) = (&provider.base_url, provider.kind != ProviderKind::Script) {
         let url = Url::parse(text).map_err(|_| ProviderProblem::BadUrl { provider: name() })?;
         if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
             return Err(ProviderProblem::BadUrl { provider: name() });
@@ -309,9 +309,9 @@ mod tests {
 
     #[test]
     fn addresses_and_keys_are_checked_when_a_provider_is_made() {
-        assert!(Kind::ALL.iter().all(|kind| Url::parse(kind.default_url()).is_ok()));
+        assert!(ProviderKind::ALL.iter().all(|kind| Url::parse(kind.default_url()).is_ok()));
         let code = |url, key: Option<&str>| {
-            Provider::new("p", Kind::Openai, url, key.map(Secret::new))
+            Provider::new("p", ProviderKind::Openai, url, key.map(Secret::new))
                 .map_err(|problem| problem.code())
                 .err()
         };

@@ -10,8 +10,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use self::file::{Entry, Seen};
-use crate::provider::{Kind, Provider, ProviderProblem, Written, is_variable_name};
+use self::file::{FileEntry, FileVersion};
+use crate::provider::{Provider, ProviderEntry, ProviderKind, ProviderProblem, is_variable_name};
 use crate::redact::Redactor;
 use crate::secret::Secret;
 
@@ -27,29 +27,29 @@ type Lookup = dyn Fn(&str) -> Option<String> + Send + Sync;
 pub struct Providers {
     path: PathBuf,
     lookup: Box<Lookup>,
-    state: Mutex<State>,
+    state: Mutex<LoadedProviders>,
 }
 
 #[derive(Default)]
-struct State {
+struct LoadedProviders {
     /// What the file looked like when it was last read, if that can be relied on.
-    seen: Option<Seen>,
-    good: Option<Vec<Loaded>>,
+    seen: Option<FileVersion>,
+    good: Option<Vec<LoadedProvider>>,
     error: Option<Arc<FileError>>,
     /// For the keys of the last good copy.
     redactor: Arc<Redactor>,
 }
 
-impl State {
-    fn of(seen: Option<Seen>, loaded: Vec<Loaded>) -> State {
+impl LoadedProviders {
+    fn of(seen: Option<FileVersion>, loaded: Vec<LoadedProvider>) -> LoadedProviders {
         let providers = loaded.iter().filter_map(|loaded| loaded.provider.as_ref().ok());
         let keys = providers.filter_map(|provider| provider.api_key.as_ref()).map(Secret::expose);
-        State { seen, redactor: Arc::new(Redactor::new(keys)), good: Some(loaded), error: None }
+        LoadedProviders { seen, redactor: Arc::new(Redactor::new(keys)), good: Some(loaded), error: None }
     }
 }
 
 #[derive(Clone)]
-struct Loaded {
+struct LoadedProvider {
     view: ProviderView,
     provider: Result<Arc<Provider>, ProviderProblem>,
 }
@@ -58,7 +58,7 @@ struct Loaded {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProviderView {
     pub name: String,
-    pub kind: Kind,
+    pub kind: ProviderKind,
     /// As written, variables not expanded.
     pub base_url: Option<String>,
     /// `${NAME}` as written, or a mask; `None` when there is no key.
@@ -74,7 +74,7 @@ pub struct ProviderView {
 #[derive(Debug, Clone)]
 pub struct NewProvider {
     pub name: String,
-    pub kind: Kind,
+    pub kind: ProviderKind,
     pub base_url: Option<String>,
     pub api_key: Option<Secret>,
     pub models: Vec<String>,
@@ -82,7 +82,7 @@ pub struct NewProvider {
 
 /// A `<provider>/<model>` that was found.
 #[derive(Debug, Clone)]
-pub struct Resolved {
+pub struct ResolvedModel {
     pub provider: Arc<Provider>,
     pub model: String,
 }
@@ -163,7 +163,7 @@ impl Providers {
     }
 
     /// Finds `<provider>/<model>`; only the first `/` splits.
-    pub fn resolve(&self, model: &str) -> Result<Resolved, ProvidersError> {
+    pub fn resolve(&self, model: &str) -> Result<ResolvedModel, ProvidersError> {
         let (name, model) = model
             .split_once('/')
             .filter(|(name, model)| !name.is_empty() && !model.is_empty())
@@ -176,7 +176,7 @@ impl Providers {
                 listed: provider.models.clone(),
             });
         }
-        Ok(Resolved { provider, model: model.to_owned() })
+        Ok(ResolvedModel { provider, model: model.to_owned() })
     }
 
     pub fn get(&self, name: &str) -> Result<Arc<Provider>, ProvidersError> {
@@ -209,10 +209,11 @@ impl Providers {
         if !file::is_provider_name(&new.name) {
             return Err(ProvidersError::BadName { name: new.name.clone() });
         }
-        let entry = Entry::from(new);
+        let entry = FileEntry::from(new);
         let written = entry.written();
         // One by one, so that a variable which is set later does not hide a mistake that would stay.
-        for part in [Written { api_key: None, ..written }, Written { base_url: None, ..written }] {
+        for part in [ProviderEntry { api_key: None, ..written }, ProviderEntry { base_url: None, ..written }]
+        {
             match Provider::expand(part, &self.lookup) {
                 Ok(_) | Err(ProviderProblem::VariableUnset { .. }) => {}
                 Err(problem) => return Err(ProvidersError::Problem(problem)),
@@ -241,7 +242,7 @@ impl Providers {
     /// Reads the file anew, refusing to build on a broken one, and replaces it with what `change` makes of it.
     fn rewrite(
         &self,
-        change: impl FnOnce(&str, &[Entry]) -> Result<String, ProvidersError>,
+        change: impl FnOnce(&str, &[FileEntry]) -> Result<String, ProvidersError>,
     ) -> Result<(), ProvidersError> {
         let mut state = self.locked();
         let read = file::read(&self.path).map_err(|error| ProvidersError::File(Arc::new(error)))?;
@@ -259,24 +260,24 @@ impl Providers {
         Ok(())
     }
 
-    fn locked(&self) -> MutexGuard<'_, State> {
+    fn locked(&self) -> MutexGuard<'_, LoadedProviders> {
         // The state is replaced field by field with whole values; after a panic it is at worst out of date.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn refreshed(&self) -> MutexGuard<'_, State> {
+    fn refreshed(&self) -> MutexGuard<'_, LoadedProviders> {
         let mut state = self.locked();
-        if state.seen.is_some() && state.seen == Seen::of(&self.path) {
+        if state.seen.is_some() && state.seen == FileVersion::of(&self.path) {
             return state;
         }
         match file::read(&self.path) {
             Ok(None) => {
                 let loaded = self.load(&[]);
-                *state = State::of(None, loaded);
+                *state = LoadedProviders::of(None, loaded);
             }
             Ok(Some(read)) => {
                 let loaded = self.load(&read.entries);
-                *state = State::of(read.seen, loaded);
+                *state = LoadedProviders::of(read.seen, loaded);
             }
             // The last good copy stays, and the next use looks again.
             Err(error) => {
@@ -287,16 +288,16 @@ impl Providers {
         state
     }
 
-    fn load(&self, entries: &[Entry]) -> Vec<Loaded> {
+    fn load(&self, entries: &[FileEntry]) -> Vec<LoadedProvider> {
         let mut loaded: Vec<_> = entries.iter().map(|entry| self.load_one(entry, false)).collect();
         if !entries.iter().any(|entry| entry.name == SCRIPT) {
-            let implicit = Entry { name: SCRIPT.to_owned(), ..Entry::blank(Kind::Script) };
+            let implicit = FileEntry { name: SCRIPT.to_owned(), ..FileEntry::blank(ProviderKind::Script) };
             loaded.push(self.load_one(&implicit, true));
         }
         loaded
     }
 
-    fn load_one(&self, entry: &Entry, implicit: bool) -> Loaded {
+    fn load_one(&self, entry: &FileEntry, implicit: bool) -> LoadedProvider {
         let provider = Provider::expand(entry.written(), &self.lookup);
         let view = ProviderView {
             name: entry.name.clone(),
@@ -307,7 +308,7 @@ impl Providers {
             implicit,
             problem: provider.as_ref().err().cloned(),
         };
-        Loaded { view, provider: provider.map(Arc::new) }
+        LoadedProvider { view, provider: provider.map(Arc::new) }
     }
 }
 
@@ -317,8 +318,8 @@ impl std::fmt::Debug for Providers {
     }
 }
 
-impl State {
-    fn current(&self) -> Result<&[Loaded], ProvidersError> {
+impl LoadedProviders {
+    fn current(&self) -> Result<&[LoadedProvider], ProvidersError> {
         match (&self.good, &self.error) {
             (Some(good), _) => Ok(good),
             (None, Some(error)) => Err(ProvidersError::File(Arc::clone(error))),
@@ -327,7 +328,7 @@ impl State {
     }
 }
 
-fn not_found(name: &str, loaded: &[Loaded]) -> ProvidersError {
+fn not_found(name: &str, loaded: &[LoadedProvider]) -> ProvidersError {
     let known = loaded.iter().map(|loaded| loaded.view.name.clone()).collect();
     ProvidersError::NotFound { name: name.to_owned(), known }
 }

@@ -9,7 +9,7 @@ use reqwest::Url;
 
 /// What stood in the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unreached {
+pub enum UnreachableWhy {
     /// Its name has no address.
     NoSuchHost,
     /// Nobody listens there.
@@ -20,7 +20,7 @@ pub enum Unreached {
     Other,
 }
 
-impl fmt::Display for Unreached {
+impl fmt::Display for UnreachableWhy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NoSuchHost => "the name of the host has no address",
@@ -32,7 +32,7 @@ impl fmt::Display for Unreached {
     }
 }
 
-impl Unreached {
+impl UnreachableWhy {
     pub(crate) fn hint(self, provider: &str) -> String {
         let check = match self {
             Self::NoSuchHost => "check the host in its base-url, and this machine's DNS",
@@ -52,18 +52,18 @@ const LOOKUP_MAX: Duration = Duration::from_secs(2);
 
 /// Finds out after the fact. The error's types tell most; a name is looked up once more, because a failed lookup
 /// has no type of its own.
-pub(crate) async fn why(url: &Url, cause: &reqwest::Error) -> Unreached {
+pub(crate) async fn why(url: &Url, cause: &reqwest::Error) -> UnreachableWhy {
     if cause.is_timeout() {
-        return Unreached::TimedOut;
+        return UnreachableWhy::TimedOut;
     }
     let mut link: Option<&dyn Error> = cause.source();
     while let Some(error) = link {
         let io = error.downcast_ref::<io::Error>();
         match io.map(io::Error::kind) {
-            Some(io::ErrorKind::ConnectionRefused) => return Unreached::Refused,
-            Some(io::ErrorKind::TimedOut) => return Unreached::TimedOut,
+            Some(io::ErrorKind::ConnectionRefused) => return UnreachableWhy::Refused,
+            Some(io::ErrorKind::TimedOut) => return UnreachableWhy::TimedOut,
             Some(io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) if url.scheme() == "https" => {
-                return Unreached::Tls;
+                return UnreachableWhy::Tls;
             }
             Some(_) | None => {}
         }
@@ -73,14 +73,14 @@ pub(crate) async fn why(url: &Url, cause: &reqwest::Error) -> Unreached {
             None => error.source(),
         };
     }
-    let Some(host) = url.host_str() else { return Unreached::Other };
+    let Some(host) = url.host_str() else { return UnreachableWhy::Other };
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let place = (bare, url.port_or_known_default().unwrap_or(443));
     match tokio::time::timeout(LOOKUP_MAX, tokio::net::lookup_host(place)).await {
         Ok(Ok(mut addresses)) => match addresses.next() {
-            Some(_) => Unreached::Other,
-            None => Unreached::NoSuchHost,
+            Some(_) => UnreachableWhy::Other,
+            None => UnreachableWhy::NoSuchHost,
         },
-        Ok(Err(_)) | Err(_) => Unreached::NoSuchHost,
+        Ok(Err(_)) | Err(_) => UnreachableWhy::NoSuchHost,
     }
 }

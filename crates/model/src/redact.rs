@@ -14,7 +14,7 @@ mod views;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-use self::views::{Ending, Seen, View, Viewed};
+use self::views::{KeyView, TextEnd, ViewedByte, ViewedText};
 
 /// Shorter keys are found as they are and in no other form: ordinary text would look like them.
 const TRANSFORMED_BYTES_MIN: usize = 8;
@@ -30,9 +30,9 @@ const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 pub struct Redactor {
     /// Keys that are too short to be looked for in other forms.
     short: Vec<String>,
-    plain: Automaton,
-    hex: Automaton,
-    base64: Automaton,
+    plain: KeyAutomaton,
+    hex: KeyAutomaton,
+    base64: KeyAutomaton,
 }
 
 impl std::fmt::Debug for Redactor {
@@ -42,7 +42,7 @@ impl std::fmt::Debug for Redactor {
 }
 
 /// What was found in a text.
-struct Found {
+struct SecretMatches {
     /// In order; none is in another.
     spans: Vec<Range<usize>>,
     /// From here on there may be the beginning of a key.
@@ -66,14 +66,15 @@ impl Redactor {
     }
 
     fn add(&mut self, key: &str) {
-        let plain: Vec<u8> = Viewed::of(View::Plain, key, Ending::Nothing).map(|seen| seen.byte).collect();
+        let plain: Vec<u8> =
+            ViewedText::of(KeyView::Plain, key, TextEnd::Nothing).map(|seen| seen.byte).collect();
         // A key of which too little is left is found as it is.
         if plain.len() < TRANSFORMED_BYTES_MIN {
             return self.short.push(key.to_owned());
         }
-        self.plain.add(&plain, Wider::default());
+        self.plain.add(&plain, MatchExtent::default());
         let hex: String = key.bytes().map(|byte| format!("{byte:02x}")).collect();
-        self.hex.add(hex.as_bytes(), Wider::default());
+        self.hex.add(hex.as_bytes(), MatchExtent::default());
         for before in 0..3 {
             let (letters, wider) = base64_at(key.as_bytes(), before);
             self.base64.add(&letters, wider);
@@ -90,15 +91,15 @@ impl Redactor {
         if self.is_empty() {
             return text;
         }
-        let found = self.find(&text, Ending::Nothing);
+        let found = self.find(&text, TextEnd::Nothing);
         if found.spans.is_empty() { text } else { replaced(&text, &found.spans) }
     }
 
-    fn find(&self, text: &str, ending: Ending) -> Found {
-        let mut found = Found { spans: Vec::new(), open: text.len() };
-        self.plain.search(Viewed::of(View::Plain, text, ending), text.len(), &mut found);
-        self.hex.search(Viewed::of(View::Hex, text, ending), text.len(), &mut found);
-        self.base64.search(Viewed::of(View::Base64, text, ending), text.len(), &mut found);
+    fn find(&self, text: &str, ending: TextEnd) -> SecretMatches {
+        let mut found = SecretMatches { spans: Vec::new(), open: text.len() };
+        self.plain.search(ViewedText::of(KeyView::Plain, text, ending), text.len(), &mut found);
+        self.hex.search(ViewedText::of(KeyView::Hex, text, ending), text.len(), &mut found);
+        self.base64.search(ViewedText::of(KeyView::Base64, text, ending), text.len(), &mut found);
         for key in &self.short {
             found.spans.extend(text.match_indices(key).map(|(at, key)| at..at + key.len()));
             let begins = |len: &usize| key.get(..*len).is_some_and(|begin| text.ends_with(begin));
@@ -113,7 +114,7 @@ impl Redactor {
                 Some(_) | None => apart.push(span),
             }
         }
-        Found { spans: apart, open: found.open }
+        SecretMatches { spans: apart, open: found.open }
     }
 }
 
@@ -142,7 +143,7 @@ impl RedactedStream {
             return std::mem::take(&mut self.waiting) + part;
         }
         self.waiting.push_str(part);
-        let Found { spans, open } = redactor.find(&self.waiting, Ending::More);
+        let SecretMatches { spans, open } = redactor.find(&self.waiting, TextEnd::More);
         // A key that was found may go on: it is the beginning of a longer one, or letters of it follow.
         let open = spans.iter().find(|span| span.end >= open).map_or(open, |span| span.start.min(open));
         let whole: Vec<Range<usize>> = spans.into_iter().filter(|span| span.end <= open).collect();
@@ -159,7 +160,7 @@ impl RedactedStream {
 }
 
 /// The letters of base64 that are the same whatever stands around the key, when so many bytes stand before it in its group.
-fn base64_at(key: &[u8], before: usize) -> (Vec<u8>, Wider) {
+fn base64_at(key: &[u8], before: usize) -> (Vec<u8>, MatchExtent) {
     let mut bytes = vec![0; before];
     bytes.extend_from_slice(key);
     let bits = bytes.len() * 8;
@@ -171,42 +172,42 @@ fn base64_at(key: &[u8], before: usize) -> (Vec<u8>, Wider) {
     };
     let (first, end) = ((before * 8).div_ceil(6), bits / 6);
     // Letters at both ends have bits of the key as well.
-    let wider = Wider { before: before > 0, after: !bits.is_multiple_of(6) };
+    let wider = MatchExtent { before: before > 0, after: !bits.is_multiple_of(6) };
     ((first..end).map(letter).collect(), wider)
 }
 
 /// Whether the characters around what was found belong to it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Wider {
+struct MatchExtent {
     before: bool,
     after: bool,
 }
 
 /// All keys of one view, as a tree of their bytes with a way back for each failure (Aho and Corasick).
 #[derive(Default)]
-struct Automaton {
-    nodes: Vec<Node>,
+struct KeyAutomaton {
+    nodes: Vec<AutomatonNode>,
     longest: usize,
 }
 
 #[derive(Default)]
-struct Node {
+struct AutomatonNode {
     next: BTreeMap<u8, usize>,
     /// The longest end of this that is a beginning.
     back: usize,
     depth: usize,
     /// The longest key that ends here.
-    ends: Option<(usize, Wider)>,
+    ends: Option<(usize, MatchExtent)>,
 }
 
-impl Automaton {
+impl KeyAutomaton {
     fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    fn add(&mut self, key: &[u8], wider: Wider) {
+    fn add(&mut self, key: &[u8], wider: MatchExtent) {
         if self.nodes.is_empty() {
-            self.nodes.push(Node::default());
+            self.nodes.push(AutomatonNode::default());
         }
         let mut at = 0;
         for (depth, byte) in key.iter().enumerate() {
@@ -215,7 +216,7 @@ impl Automaton {
                 None => {
                     let new = self.nodes.len();
                     self.nodes[at].next.insert(*byte, new);
-                    self.nodes.push(Node { depth: depth + 1, ..Node::default() });
+                    self.nodes.push(AutomatonNode { depth: depth + 1, ..AutomatonNode::default() });
                     new
                 }
             };
@@ -253,10 +254,10 @@ impl Automaton {
         }
     }
 
-    fn search(&self, mut viewed: Viewed<'_>, text_len: usize, found: &mut Found) {
+    fn search(&self, mut viewed: ViewedText<'_>, text_len: usize, found: &mut SecretMatches) {
         let Some(root) = self.nodes.first() else { return };
         // The newest characters of the view, as many as a key has and the one before it.
-        let mut newest: VecDeque<Seen> = VecDeque::with_capacity(self.longest + 2);
+        let mut newest: VecDeque<ViewedByte> = VecDeque::with_capacity(self.longest + 2);
         let (mut at, mut widen) = (0, None::<usize>);
         for seen in viewed.by_ref() {
             let last_end = newest.back().map_or(0, |last| last.place.end);
@@ -296,7 +297,7 @@ impl Automaton {
 }
 
 /// Where the last `len` characters begin, or the one before them when that may belong to them.
-fn start_of(newest: &VecDeque<Seen>, len: usize, wider: bool) -> usize {
+fn start_of(newest: &VecDeque<ViewedByte>, len: usize, wider: bool) -> usize {
     let first = newest.len().saturating_sub(len);
     let before = first.checked_sub(1).and_then(|before| newest.get(before));
     match before.filter(|before| wider && before.byte != views::OTHER) {

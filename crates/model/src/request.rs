@@ -1,31 +1,31 @@
 //! What is asked of a model and what comes back, in no provider's dialect.
 
-use crate::provider::{Kind, Provider};
+use crate::provider::{Provider, ProviderKind};
 
 /// One model call: the whole context, every time.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Request {
+pub struct ModelRequest {
     /// The model's name as the provider knows it, without the provider's own name.
     pub model: String,
     /// Empty means no system message.
     pub system: String,
-    pub messages: Vec<Message>,
-    pub tools: Vec<Tool>,
-    pub params: Params,
+    pub messages: Vec<ModelMessage>,
+    pub tools: Vec<ToolSpec>,
+    pub params: CallParams,
     /// A JSON schema that the answer's text should fit. A protocol without a place for it is not told, so the
     /// instruction has to say it as well, and the answer has to be checked.
     pub schema: Option<serde_json::Value>,
 }
 
-impl Request {
+impl ModelRequest {
     /// A request with nothing but a model and messages.
-    pub fn new(model: impl Into<String>, messages: Vec<Message>) -> Self {
+    pub fn new(model: impl Into<String>, messages: Vec<ModelMessage>) -> Self {
         Self {
             model: model.into(),
             system: String::new(),
             messages,
             tools: Vec::new(),
-            params: Params::default(),
+            params: CallParams::default(),
             schema: None,
         }
     }
@@ -36,25 +36,28 @@ impl Request {
     /// may have been shortened since. Protocols need them back while tools run, so only those of the turn at hand
     /// are sent: the ones after the user's latest message.
     pub(crate) fn thoughts(&self, provider: &Provider, place: usize) -> &[Vec<u8>] {
-        let is_user = |message: &Message| matches!(message, Message::User { .. });
+        let is_user = |message: &ModelMessage| matches!(message, ModelMessage::User { .. });
         if self.messages.iter().skip(place).any(is_user) {
             return &[];
         }
         match self.messages.get(place) {
-            Some(Message::Assistant { reasoning: Some(reasoning), .. })
+            Some(ModelMessage::Assistant { reasoning: Some(reasoning), .. })
                 if reasoning.kind == provider.kind
                     && reasoning.provider == provider.name
                     && reasoning.model == self.model =>
             {
                 &reasoning.blocks
             }
-            Some(Message::Assistant { .. } | Message::User { .. } | Message::ToolResult { .. }) | None => &[],
+            Some(
+                ModelMessage::Assistant { .. } | ModelMessage::User { .. } | ModelMessage::ToolResult { .. },
+            )
+            | None => &[],
         }
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Message {
+pub enum ModelMessage {
     User {
         text: String,
     },
@@ -67,11 +70,11 @@ pub enum Message {
         call_id: String,
         text: String,
         /// How it went, for protocols that can say so.
-        outcome: Outcome,
+        outcome: ToolOutcome,
     },
 }
 
-impl Message {
+impl ModelMessage {
     pub fn user(text: impl Into<String>) -> Self {
         Self::User { text: text.into() }
     }
@@ -81,12 +84,12 @@ impl Message {
     }
 
     pub fn result(call_id: impl Into<String>, text: impl Into<String>) -> Self {
-        Self::ToolResult { call_id: call_id.into(), text: text.into(), outcome: Outcome::Succeeded }
+        Self::ToolResult { call_id: call_id.into(), text: text.into(), outcome: ToolOutcome::Succeeded }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ToolOutcome {
     Succeeded,
     Failed,
 }
@@ -94,14 +97,14 @@ pub enum Outcome {
 /// What a model thought: opaque blocks for the model that thought them, and for no other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reasoning {
-    pub kind: Kind,
+    pub kind: ProviderKind,
     pub provider: String,
     pub model: String,
     pub blocks: Vec<Vec<u8>>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Tool {
+pub struct ToolSpec {
     pub name: String,
     pub description: String,
     /// A JSON schema of the arguments.
@@ -118,7 +121,7 @@ pub struct ToolCall {
 
 /// Knobs; whatever is absent is left to the provider, and one that a protocol does not have is not sent.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Params {
+pub struct CallParams {
     pub max_tokens: Option<u32>,
     pub temperature: Option<f64>,
     pub top_p: Option<f64>,
@@ -131,18 +134,18 @@ pub struct Params {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct CallAnswer {
     pub text: String,
     pub calls: Vec<ToolCall>,
-    pub usage: Usage,
-    pub stop: Stop,
+    pub usage: CallUsage,
+    pub stop: StopReason,
     /// To be kept with the message, unread, and given back with it.
     pub reasoning: Option<Reasoning>,
 }
 
 /// Tokens as the provider counted them; zeros when it did not say.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct CallUsage {
     /// All of the input, cached or not.
     pub input_tokens: u64,
     pub output_tokens: u64,
@@ -154,7 +157,7 @@ pub struct Usage {
 
 /// Why the model stopped writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stop {
+pub enum StopReason {
     /// It was finished.
     End,
     /// It wants the results of its calls.

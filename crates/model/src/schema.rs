@@ -67,13 +67,13 @@ impl SchemaError {
 
 /// Why an answer does not fit, in words that a model can act on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Misfit {
+pub struct SchemaMismatch {
     pub reasons: Vec<String>,
     /// The check took too long and was given up: another answer would not help.
     pub gave_up: bool,
 }
 
-impl fmt::Display for Misfit {
+impl fmt::Display for SchemaMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.reasons.join("; "))
     }
@@ -130,8 +130,8 @@ impl Schema {
     }
 
     /// The answer as JSON, if it is JSON and fits.
-    pub fn check(&self, answer: &str) -> Result<Value, Misfit> {
-        let value = serde_json::from_str(answer).map_err(|error| Misfit {
+    pub fn check(&self, answer: &str) -> Result<Value, SchemaMismatch> {
+        let value = serde_json::from_str(answer).map_err(|error| SchemaMismatch {
             reasons: vec![format!("it is not JSON, or not JSON alone ({error})")],
             gave_up: false,
         })?;

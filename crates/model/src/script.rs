@@ -10,13 +10,13 @@ mod template;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use self::compose::{Composed, Moment, Reply};
-use self::file::{Fail, FailKind, Script, Step};
+use self::compose::{ComposedStep, ScriptPosition, ScriptReply};
+use self::file::{Script, ScriptFailure, ScriptFailureKind, ScriptStep};
 use crate::context::CallContext;
-use crate::error::{CallError, Cut, Nonsense, Oversize, Silence};
+use crate::error::{AnswerLimit, CallError, SilentPhase, TokenLimitCut, UnreadableAnswer};
 use crate::provider::Provider;
-use crate::reach::Unreached;
-use crate::request::{Answer, Message, Request, Stop, ToolCall, Usage};
+use crate::reach::UnreachableWhy;
+use crate::request::{CallAnswer, CallUsage, ModelMessage, ModelRequest, StopReason, ToolCall};
 use crate::yaml::YamlProblem;
 
 /// Pieces in which one reply is spoken.
@@ -88,36 +88,36 @@ impl ScriptError {
 
 pub(crate) async fn call(
     provider: &Provider,
-    request: &Request,
+    request: &ModelRequest,
     context: &CallContext,
     on_text: &mut (dyn FnMut(&str) + Send),
-) -> Result<Answer, CallError> {
+) -> Result<CallAnswer, CallError> {
     let place = file::place(provider.base_url.as_deref(), &context.data_dir, &request.model)?;
     let script = file::load(place).await?;
-    let moment = Moment::of(&script, &request.messages)?;
-    let play = Play { provider, request, context };
-    let Composed { step, reply } = play.compose(script, moment).await?;
+    let moment = ScriptPosition::of(&script, &request.messages)?;
+    let play = ScriptRun { provider, request, context };
+    let ComposedStep { step, reply } = play.compose(script, moment).await?;
     if let Some(delay) = step.delay {
         tokio::time::sleep(delay.0).await;
     }
     let cut_after = match &step.fail {
         None => None,
-        Some(Fail::CutAfter(chunks)) => Some(*chunks),
-        Some(Fail::Status { status, retry_after }) => {
+        Some(ScriptFailure::CutAfter(chunks)) => Some(*chunks),
+        Some(ScriptFailure::Status { status, retry_after }) => {
             return Err(play.refused(*status, retry_after.map(|pause| pause.0)));
         }
-        Some(Fail::Kind(FailKind::Length)) => None,
-        Some(Fail::Kind(kind)) => return Err(play.failed(*kind).await),
+        Some(ScriptFailure::Kind(ScriptFailureKind::Length)) => None,
+        Some(ScriptFailure::Kind(kind)) => return Err(play.failed(*kind).await),
     };
-    let Reply { text, calls } = reply.map_err(|what| play.too_large(what))?;
+    let ScriptReply { text, calls } = reply.map_err(|what| play.too_large(what))?;
     play.speak(&step, &text, cut_after, on_text).await?;
     let usage = step.usage.map_or_else(|| estimate(request, &text, &calls), |usage| usage.counted());
     let stop = match (&step.fail, calls.is_empty()) {
-        (Some(Fail::Kind(FailKind::Length)), _) => Stop::Length,
-        (_, true) => Stop::End,
-        (_, false) => Stop::ToolCalls,
+        (Some(ScriptFailure::Kind(ScriptFailureKind::Length)), _) => StopReason::Length,
+        (_, true) => StopReason::End,
+        (_, false) => StopReason::ToolCalls,
     };
-    Ok(Answer { text, calls, usage, stop, reasoning: None })
+    Ok(CallAnswer { text, calls, usage, stop, reasoning: None })
 }
 
 /// The scripts a provider has, as far as its configuration names a place; each of them must be readable.
@@ -129,16 +129,16 @@ pub(crate) fn probe(provider: &Provider) -> Result<Vec<String>, CallError> {
 }
 
 /// A reply being given.
-struct Play<'a> {
+struct ScriptRun<'a> {
     provider: &'a Provider,
-    request: &'a Request,
+    request: &'a ModelRequest,
     context: &'a CallContext,
 }
 
-impl Play<'_> {
+impl ScriptRun<'_> {
     async fn speak(
         &self,
-        step: &Step,
+        step: &ScriptStep,
         text: &str,
         cut_after: Option<usize>,
         on_text: &mut (dyn FnMut(&str) + Send),
@@ -179,36 +179,38 @@ impl Play<'_> {
         }
     }
 
-    async fn failed(&self, kind: FailKind) -> CallError {
+    async fn failed(&self, kind: ScriptFailureKind) -> CallError {
         let (provider, model) = (self.name(), self.request.model.clone());
         let limits = self.context.limits;
         match kind {
-            FailKind::Unreachable => {
-                let (origin, why) = ("the script".to_owned(), Unreached::Other);
+            ScriptFailureKind::Unreachable => {
+                let (origin, why) = ("the script".to_owned(), UnreachableWhy::Other);
                 CallError::Unreachable { provider, origin, why, cause: None }
             }
-            FailKind::Garbage => CallError::Garbage {
+            ScriptFailureKind::Garbage => CallError::Garbage {
                 provider,
-                what: Nonsense::NotJson,
+                what: UnreadableAnswer::NotJson,
                 excerpt: "as the script says".to_owned(),
             },
-            FailKind::TooLarge => {
-                CallError::TooLarge { provider, what: Oversize::Answer, limit: limits.answer_bytes_max }
+            ScriptFailureKind::TooLarge => {
+                CallError::TooLarge { provider, what: AnswerLimit::Answer, limit: limits.answer_bytes_max }
             }
-            FailKind::UnknownModel => CallError::UnknownModel { provider, model },
-            FailKind::ContextTooLong => CallError::ContextTooLong { provider, model },
-            FailKind::Hang => {
+            ScriptFailureKind::UnknownModel => CallError::UnknownModel { provider, model },
+            ScriptFailureKind::ContextTooLong => CallError::ContextTooLong { provider, model },
+            ScriptFailureKind::Hang => {
                 tokio::time::sleep(limits.idle).await;
-                CallError::Idle { provider, waited: limits.idle, when: Silence::BeforeTheFirstByte }
+                CallError::Idle { provider, waited: limits.idle, when: SilentPhase::BeforeTheFirstByte }
             }
-            FailKind::Refused => CallError::Refused { provider, words: "as the script says".to_owned() },
+            ScriptFailureKind::Refused => {
+                CallError::Refused { provider, words: "as the script says".to_owned() }
+            }
             // Its answer is given, and judged like any other.
-            FailKind::Length => CallError::Length { model, place: Cut::BeforeText },
+            ScriptFailureKind::Length => CallError::Length { model, place: TokenLimitCut::BeforeText },
         }
     }
 
     /// Off the async workers: a script of a mebibyte and a long message take a while.
-    async fn compose(&self, script: Script, moment: Moment) -> Result<Composed, ScriptError> {
+    async fn compose(&self, script: Script, moment: ScriptPosition) -> Result<ComposedStep, ScriptError> {
         let (path, limits) = (script.path.clone(), self.context.limits);
         match tokio::task::spawn_blocking(move || moment.compose(script, &limits)).await {
             Ok(composed) => composed,
@@ -216,11 +218,11 @@ impl Play<'_> {
         }
     }
 
-    fn too_large(&self, what: Oversize) -> CallError {
+    fn too_large(&self, what: AnswerLimit) -> CallError {
         let limits = self.context.limits;
         let limit = match what {
-            Oversize::Calls => limits.calls_max,
-            Oversize::Line | Oversize::Received | Oversize::Answer | Oversize::Call => {
+            AnswerLimit::Calls => limits.calls_max,
+            AnswerLimit::Line | AnswerLimit::Received | AnswerLimit::Answer | AnswerLimit::Call => {
                 limits.answer_bytes_max
             }
         };
@@ -230,7 +232,7 @@ impl Play<'_> {
 
 /// The text in the pieces it is spoken in: as many as asked for, else words if it is to be slow or cut. The last piece has
 /// all that is left.
-fn pieces<'a>(step: &Step, text: &'a str, is_cut: bool) -> Vec<&'a str> {
+fn pieces<'a>(step: &ScriptStep, text: &'a str, is_cut: bool) -> Vec<&'a str> {
     match step.chunks {
         Some(count) => {
             let count = count.get().min(PIECES_MAX);
@@ -252,20 +254,20 @@ fn pieces<'a>(step: &Step, text: &'a str, is_cut: bool) -> Vec<&'a str> {
 }
 
 /// Four bytes to a token: near enough for tests of budgets, and the same every time.
-fn estimate(request: &Request, text: &str, calls: &[ToolCall]) -> Usage {
+fn estimate(request: &ModelRequest, text: &str, calls: &[ToolCall]) -> CallUsage {
     let of_calls = |calls: &[ToolCall]| calls.iter().map(|call| call.arguments.len()).sum::<usize>();
     let input: usize = request
         .messages
         .iter()
         .map(|message| match message {
-            Message::User { text } | Message::ToolResult { text, .. } => text.len(),
-            Message::Assistant { text, calls, .. } => text.len() + of_calls(calls),
+            ModelMessage::User { text } | ModelMessage::ToolResult { text, .. } => text.len(),
+            ModelMessage::Assistant { text, calls, .. } => text.len() + of_calls(calls),
         })
         .sum();
     let tokens = |bytes: usize| bytes.div_ceil(4) as u64;
-    Usage {
+    CallUsage {
         input_tokens: tokens(input + request.system.len()),
         output_tokens: tokens(text.len() + of_calls(calls)),
-        ..Usage::default()
+        ..CallUsage::default()
     }
 }

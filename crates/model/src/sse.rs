@@ -1,6 +1,6 @@
 //! Server-sent events: bytes in, the data of whole events out, however the bytes were cut up.
 
-use crate::error::{Fault, Nonsense, Oversize};
+use crate::error::{AnswerFault, AnswerLimit, UnreadableAnswer};
 
 /// Feeds on chunks and hands out each event's data.
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ impl SseParser {
         mut bytes: &[u8],
         bytes_max: usize,
         events: &mut Vec<String>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), AnswerFault> {
         while !bytes.is_empty() {
             if self.after_cr {
                 self.after_cr = false;
@@ -47,18 +47,20 @@ impl SseParser {
     }
 
     /// The stream is over: some servers do not end their last event with an empty line.
-    pub(crate) fn finish(&mut self, bytes_max: usize, events: &mut Vec<String>) -> Result<(), Fault> {
+    pub(crate) fn finish(&mut self, bytes_max: usize, events: &mut Vec<String>) -> Result<(), AnswerFault> {
         match self.end_line(bytes_max, events) {
             Ok(()) => {}
             // Half a character is half a line.
-            Err(Fault::Nonsense { what: Nonsense::NotUtf8, .. }) => return Err(Fault::Incomplete),
+            Err(AnswerFault::Nonsense { what: UnreadableAnswer::NotUtf8, .. }) => {
+                return Err(AnswerFault::Incomplete);
+            }
             Err(fault) => return Err(fault),
         }
         self.end_event(events);
         Ok(())
     }
 
-    fn end_line(&mut self, bytes_max: usize, events: &mut Vec<String>) -> Result<(), Fault> {
+    fn end_line(&mut self, bytes_max: usize, events: &mut Vec<String>) -> Result<(), AnswerFault> {
         let line = std::mem::take(&mut self.line);
         let mut rest = line.as_slice();
         if !self.past_first_line {
@@ -101,12 +103,15 @@ fn data_of(line: &[u8]) -> Option<&[u8]> {
     Some(value.strip_prefix(b" ").unwrap_or(value))
 }
 
-fn too_long(limit: usize) -> Fault {
-    Fault::Oversize { what: Oversize::Line, limit }
+fn too_long(limit: usize) -> AnswerFault {
+    AnswerFault::Oversize { what: AnswerLimit::Line, limit }
 }
 
-fn not_utf8(value: &[u8]) -> Fault {
-    Fault::Nonsense { what: Nonsense::NotUtf8, text: String::from_utf8_lossy(value).into_owned() }
+fn not_utf8(value: &[u8]) -> AnswerFault {
+    AnswerFault::Nonsense {
+        what: UnreadableAnswer::NotUtf8,
+        text: String::from_utf8_lossy(value).into_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -115,7 +120,7 @@ mod tests {
 
     const LIMIT: usize = 64;
 
-    fn parse(pieces: &[&[u8]]) -> Result<Vec<String>, Fault> {
+    fn parse(pieces: &[&[u8]]) -> Result<Vec<String>, AnswerFault> {
         let (mut parser, mut events) = (SseParser::default(), Vec::new());
         for piece in pieces {
             parser.push(piece, LIMIT, &mut events)?;
@@ -159,6 +164,6 @@ mod tests {
     #[test]
     fn data_that_is_not_text_is_refused() {
         assert_eq!(parse(&[b"data: \xff\n\n"]), Err(not_utf8(b"\xff")));
-        assert_eq!(parse(&[b"data: \xc3"]), Err(Fault::Incomplete), "a character that was cut");
+        assert_eq!(parse(&[b"data: \xc3"]), Err(AnswerFault::Incomplete), "a character that was cut");
     }
 }

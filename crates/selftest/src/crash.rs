@@ -2,7 +2,7 @@
 //! happened twice.
 //!
 //! Owns: seeded runs against the real programs, with effects, model requests and events counted by other processes.
-//! Never: judges by panicking; a run returns a [`Report`], so that a deliberately broken daemon can be shown to be
+//! Never: judges by panicking; a run returns a [`CrashReport`], so that a deliberately broken daemon can be shown to be
 //! noticed.
 
 mod agents;
@@ -51,25 +51,25 @@ pub use self::left::left_daemons;
 pub use self::lives::agents_lives;
 pub use self::percentile::percentile;
 pub use self::pill::pill;
-pub use self::plan::Model;
+pub use self::plan::CrashModel;
 pub use self::points::{die_at, jobs_die_at, named_points};
-pub use self::report::{Broken, Failed, Report};
+pub use self::report::{BrokenPromise, CrashReport, FailedRun};
 pub use self::rounds::{KILLS_A_ROUND, restarts, rounds};
 pub use self::strike::Victim;
-pub use self::struck::{AtWork, struck, struck_after_the_end};
+pub use self::struck::{RunningTool, struck, struck_after_the_end};
 
 /// What a run is made of. The same setup makes the same choices.
 #[derive(Debug, Clone)]
-pub struct Setup {
+pub struct CrashSetup {
     pub programs: Programs,
-    pub model: Model,
+    pub model: CrashModel,
     pub seed: u64,
     /// For every daemon of the run.
     pub env: Vec<(String, String)>,
     /// Who is killed at random, as often as it stands there.
     pub victims: &'static [Victim],
-    pub progress: Arc<Progress>,
-    pub remains: Remains,
+    pub progress: Arc<CrashProgress>,
+    pub remains: FailedRunDir,
     /// How long the turns that are left may take in the end before they count as stuck.
     pub patience: Duration,
 }
@@ -78,47 +78,47 @@ const BROKEN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What becomes of the state directory of a run that broke a promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Remains {
+pub enum FailedRunDir {
     /// It stays where it is, for inspection.
     Kept,
     /// It goes: the promise was broken on purpose.
     Removed,
 }
 
-impl Setup {
-    pub fn new(programs: Programs, model: Model, seed: u64) -> Setup {
-        Setup {
+impl CrashSetup {
+    pub fn new(programs: Programs, model: CrashModel, seed: u64) -> CrashSetup {
+        CrashSetup {
             programs,
             model,
             seed,
             env: Vec::new(),
             victims: &Victim::USUAL,
             progress: Arc::default(),
-            remains: Remains::Kept,
+            remains: FailedRunDir::Kept,
             patience: PATIENCE,
         }
     }
 
     /// With a deliberate bug put into the daemon. Its remains tell nothing, and it may leave turns open for good.
     #[must_use]
-    pub fn broken_by(mut self, mutation: &str) -> Setup {
+    pub fn broken_by(mut self, mutation: &str) -> CrashSetup {
         self.env.push(("LODGED_MUTATION".to_owned(), mutation.to_owned()));
-        Setup { remains: Remains::Removed, patience: BROKEN_PATIENCE, ..self }
+        CrashSetup { remains: FailedRunDir::Removed, patience: BROKEN_PATIENCE, ..self }
     }
 
-    fn with_seed(&self, seed: u64) -> Setup {
-        Setup { seed, ..self.clone() }
+    fn with_seed(&self, seed: u64) -> CrashSetup {
+        CrashSetup { seed, ..self.clone() }
     }
 }
 
 /// How far a run has come, for whoever watches it.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct CrashProgress {
     kills: AtomicU64,
     acknowledged: AtomicU64,
 }
 
-impl Progress {
+impl CrashProgress {
     pub fn kills(&self) -> u64 {
         self.kills.load(Ordering::Relaxed)
     }

@@ -14,8 +14,8 @@ mod role;
 mod throw_away;
 mod trouble;
 
-pub use self::lodge::{End, Lodge, Look, PATIENCE};
+pub use self::lodge::{DaemonEnd, DaemonStatus, Lodge, PATIENCE};
 pub use self::processes::{is_alive, of as processes_of};
 pub use self::programs::{Programs, ROLE_COMMAND};
-pub use self::role::{Role, take_role};
+pub use self::role::{RoleProcess, take_role};
 pub use self::trouble::Trouble;

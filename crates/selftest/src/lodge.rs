@@ -34,21 +34,21 @@ pub struct Lodge {
     lodged: PathBuf,
     env: Vec<(String, String)>,
     alive_us: u64,
-    ends: Vec<End>,
+    ends: Vec<DaemonEnd>,
     dir: ThrowAway,
 }
 
 /// When a daemon ended: between the last look that saw it alive and the one that found it gone, in microseconds since
 /// 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct End {
+pub struct DaemonEnd {
     pub from_us: u64,
     pub to_us: u64,
 }
 
 /// How a started daemon stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look {
+pub enum DaemonStatus {
     Starting,
     Answers,
     Ended(ExitStatus),
@@ -142,25 +142,25 @@ impl Lodge {
         let until = Instant::now() + PATIENCE;
         loop {
             match self.look()? {
-                Look::Answers => return Ok(()),
-                Look::Ended(status) => return Err(Trouble::Ended { status, log: self.last_words() }),
-                Look::Starting if Instant::now() >= until => {
+                DaemonStatus::Answers => return Ok(()),
+                DaemonStatus::Ended(status) => return Err(Trouble::Ended { status, log: self.last_words() }),
+                DaemonStatus::Starting if Instant::now() >= until => {
                     return Err(Trouble::Silent { waited_s: PATIENCE.as_secs(), log: self.last_words() });
                 }
-                Look::Starting => tokio::time::sleep(LOOK_EVERY).await,
+                DaemonStatus::Starting => tokio::time::sleep(LOOK_EVERY).await,
             }
         }
     }
 
     /// How the daemon stands now.
-    pub fn look(&mut self) -> Result<Look, Trouble> {
+    pub fn look(&mut self) -> Result<DaemonStatus, Trouble> {
         if let Some(status) = self.ended()? {
-            return Ok(Look::Ended(status));
+            return Ok(DaemonStatus::Ended(status));
         }
         // What a killed daemon was just starting has its socket, too, until it becomes a program of its own.
         let listener = UnixStream::connect(self.home().join("lodge.sock")).and_then(|stream| peer(&stream));
         let answers = listener.is_ok_and(|listener| self.pid() == Some(listener));
-        Ok(if answers { Look::Answers } else { Look::Starting })
+        Ok(if answers { DaemonStatus::Answers } else { DaemonStatus::Starting })
     }
 
     /// How the daemon ended, if it did; told once.
@@ -172,7 +172,7 @@ impl Lodge {
         match ended {
             Some(_) => {
                 self.child = None;
-                self.ends.push(End { from_us: self.alive_us, to_us: now_us() });
+                self.ends.push(DaemonEnd { from_us: self.alive_us, to_us: now_us() });
             }
             None => self.alive_us = looked_us,
         }
@@ -200,12 +200,12 @@ impl Lodge {
         let Some(mut child) = self.child.take() else { return Ok(()) };
         let from_us = now_us();
         let gone = child.kill().and_then(|()| child.wait());
-        self.ends.push(End { from_us, to_us: now_us() });
+        self.ends.push(DaemonEnd { from_us, to_us: now_us() });
         gone.map(drop).map_err(|cause| Trouble::System { what: "end the daemon", cause })
     }
 
     /// When each daemon so far ended, in order.
-    pub fn ends(&self) -> &[End] {
+    pub fn ends(&self) -> &[DaemonEnd] {
         &self.ends
     }
 

@@ -16,13 +16,13 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::role::Role;
+use crate::role::RoleProcess;
 
 pub use self::arguments::run;
 pub(crate) use self::arguments::run_here;
-pub use self::journal::{Outcome, RequestLine};
+pub use self::journal::{RequestLine, RequestOutcome};
 pub use self::registry::MockRegistry;
-pub use self::server::{Options, ScriptLine, serve};
+pub use self::server::{MockOptions, ScriptLine, serve};
 
 /// Asking for this model gives what a provider says of a model it does not have.
 pub const UNKNOWN_MODEL: &str = "no-such-model";
@@ -30,7 +30,7 @@ pub const UNKNOWN_MODEL: &str = "no-such-model";
 /// A running model server. Dropping it kills the process; it also ends when this process does.
 #[derive(Debug)]
 pub struct MockLlm {
-    role: Role,
+    role: RoleProcess,
     log: PathBuf,
 }
 
@@ -39,7 +39,7 @@ impl MockLlm {
     pub fn start(mut command: Command, dir: &Path) -> io::Result<Self> {
         let log = dir.join("mock-llm.log");
         command.args(["--port", "0", "--until-stdin-closes", "--log"]).arg(&log);
-        Ok(Self { role: Role::spawn(command)?, log })
+        Ok(Self { role: RoleProcess::spawn(command)?, log })
     }
 
     pub fn address(&self) -> SocketAddr {

@@ -9,17 +9,17 @@ const RUNTIME: &str = "/opt/lodge/runtime ";
 
 /// One keeper: its pid alone would not say that it is the same process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Keeper {
+pub struct KeeperProcess {
     pub pid: i32,
     /// Clock ticks since boot.
     pub started: u64,
 }
 
 /// The living keeper of a sandbox, by its own note and by the kernel's word.
-pub fn keeper(home: &Path, sandbox: &str) -> Option<Keeper> {
+pub fn keeper(home: &Path, sandbox: &str) -> Option<KeeperProcess> {
     let note = fs::read_to_string(home.join("run").join(sandbox).join("pid")).ok()?;
     let (pid, started) = note.trim().split_once(' ')?;
-    let noted = Keeper { pid: pid.parse().ok()?, started: started.parse().ok()? };
+    let noted = KeeperProcess { pid: pid.parse().ok()?, started: started.parse().ok()? };
     (started_at(noted.pid)? == noted.started && is_alive(noted.pid)).then_some(noted)
 }
 
@@ -109,7 +109,7 @@ fn line(pid: i32) -> String {
 }
 
 /// The runtime that a keeper looks after, if it is there.
-pub fn runtime(keeper: Keeper) -> Option<i32> {
+pub fn runtime(keeper: KeeperProcess) -> Option<i32> {
     let found = alive(|pid| descends(pid, keeper.pid));
     found.into_iter().find(|(_, line)| line.contains(RUNTIME)).map(|(pid, _)| pid)
 }
@@ -180,13 +180,13 @@ mod tests {
     use crate::throw_away::ThrowAway;
 
     /// A process that goes with its test.
-    struct Asleep(Child);
+    struct SleepingChild(Child);
 
-    impl Asleep {
-        fn with(change: impl FnOnce(&mut Command) -> &mut Command) -> Asleep {
+    impl SleepingChild {
+        fn with(change: impl FnOnce(&mut Command) -> &mut Command) -> SleepingChild {
             let mut command = Command::new("sleep");
             command.arg("600").env_clear().current_dir("/").stdin(Stdio::null());
-            Asleep(change(&mut command).spawn().unwrap())
+            SleepingChild(change(&mut command).spawn().unwrap())
         }
 
         fn is_in(&self, found: &[(i32, String)]) -> bool {
@@ -194,7 +194,7 @@ mod tests {
         }
     }
 
-    impl Drop for Asleep {
+    impl Drop for SleepingChild {
         fn drop(&mut self) {
             self.0.kill().unwrap();
             self.0.wait().unwrap();
@@ -206,13 +206,13 @@ mod tests {
         let dir = ThrowAway::new("lodge-processes-").unwrap();
         let copy = dir.path().join("program");
         fs::copy("/bin/sleep", &copy).unwrap();
-        let stands = Asleep::with(|command| command.current_dir(dir.path()));
-        let given = Asleep::with(|command| command.env("HOME", dir.path().join("agents/one/home")));
+        let stands = SleepingChild::with(|command| command.current_dir(dir.path()));
+        let given = SleepingChild::with(|command| command.env("HOME", dir.path().join("agents/one/home")));
         // Its name says nothing, and it is given nothing.
         let link = ThrowAway::new("lodge-link-").unwrap();
         std::os::unix::fs::symlink(&copy, link.path().join("innocent")).unwrap();
         let mut runs = Command::new(link.path().join("innocent"));
-        let runs = Asleep(runs.arg("600").env_clear().current_dir("/").spawn().unwrap());
+        let runs = SleepingChild(runs.arg("600").env_clear().current_dir("/").spawn().unwrap());
         let found = of(dir.path());
         for (what, process) in [("cwd", &stands), ("environ", &given), ("exe", &runs)] {
             assert!(process.is_in(&found), "{what}: {found:?}");
@@ -231,9 +231,9 @@ mod tests {
     #[test]
     fn a_client_and_a_neighbour_are_not_of_the_directory() {
         let dir = ThrowAway::new("lodge-processes-").unwrap();
-        let client = Asleep::with(|command| command.env("LODGE_HOME", dir.path()));
+        let client = SleepingChild::with(|command| command.env("LODGE_HOME", dir.path()));
         let beside = format!("{}-beside/x", dir.path().display());
-        let neighbour = Asleep::with(|command| command.env("HOME", beside));
+        let neighbour = SleepingChild::with(|command| command.env("HOME", beside));
         let found = of(dir.path());
         assert!(!client.is_in(&found) && !neighbour.is_in(&found), "{found:?}");
     }

@@ -12,14 +12,14 @@ pub(crate) const MODEL: &str = "model";
 
 /// A process in one of the roles. Dropping it ends it; it also ends when this process does.
 #[derive(Debug)]
-pub struct Role {
+pub struct RoleProcess {
     child: Child,
     address: SocketAddr,
 }
 
-impl Role {
+impl RoleProcess {
     /// Starts it and waits for the line that says where it listens.
-    pub fn spawn(mut command: Command) -> io::Result<Role> {
+    pub fn spawn(mut command: Command) -> io::Result<RoleProcess> {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let address = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe.into()).and_then(|stdout| {
             let mut line = String::new();
@@ -28,7 +28,7 @@ impl Role {
             address.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("it said {line:?}")))
         });
         match address {
-            Ok(address) => Ok(Role { child, address }),
+            Ok(address) => Ok(RoleProcess { child, address }),
             Err(error) => {
                 child.kill()?;
                 child.wait()?;
@@ -46,7 +46,7 @@ impl Role {
     }
 }
 
-impl Drop for Role {
+impl Drop for RoleProcess {
     fn drop(&mut self) {
         // It may have ended by itself; there is nothing to do about that here.
         let _ = self.child.kill();

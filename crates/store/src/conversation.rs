@@ -1,11 +1,12 @@
 //! Reading what was said in a session: its path, or everything, page after page.
 
 use lodge_core::record::{MessageRow, Role, StepRow, TurnRow};
+use lodge_core::summary::TurnFull;
 use lodge_core::{SessionId, TurnId};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, params};
 
-use crate::read::{PAGE_BYTES_MAX, Reader, Result, TurnFull, full};
+use crate::read::{PAGE_BYTES_MAX, Reader, Result, full};
 use crate::rows;
 
 /// Which turns of a session are read.

@@ -42,9 +42,9 @@ pub use output::{
     OutputReader, OutputStore, OutputStream, SetAside,
 };
 pub use query::{BadQuery, Query};
-pub use read::{AgentFound, AgentSummary, Around, PAGE_BYTES_MAX, ReadError, Reader, TurnFull};
+pub use read::{AgentFound, AgentSummary, PAGE_BYTES_MAX, ReadError, Reader};
 pub use search::{Hit, Search, SearchError, Wanted as SearchWanted};
-pub use sessions::{LiveTurns, NoTurn, Repeat, SessionPlace, SessionSummary, Standing, TurnPick};
+pub use sessions::{NoTurn, Repeat, SessionPlace, Standing, TurnPick};
 pub use snapshots::{AtBoundary, Boundary, MessagePage, Place, Wanted};
 pub use tokens::TokenFilter;
 #[doc(hidden)]

@@ -75,7 +75,7 @@ pub(crate) fn remove(tx: &Connection, id: &WorkId) -> rusqlite::Result<()> {
 #[cfg(test)]
 mod tests {
     use lodge_core::quarantine::{Work, WorkKind};
-    use lodge_core::record::Write;
+    use lodge_core::record::{WorkWrite, Write};
     use lodge_core::{IdSource, Timestamp};
 
     use super::*;
@@ -96,7 +96,10 @@ mod tests {
             since: at,
         };
         let (call, request) = (row(WorkKind::ModelCall, Some("agt_1")), row(WorkKind::Request, None));
-        let writes = [Write::Quarantined(call.clone()), Write::Quarantined(request.clone())];
+        let writes = [
+            Write::Work(WorkWrite::Quarantined(call.clone())),
+            Write::Work(WorkWrite::Quarantined(request.clone())),
+        ];
         opened.writer.commit(&writes, ()).unwrap().into_inner();
         let mut both = vec![call.clone(), request.clone()];
         both.sort_by(|a, b| a.id.cmp(&b.id));
@@ -104,7 +107,7 @@ mod tests {
         drop(opened);
         let mut opened = crate::open(&path, &[1; 64]).unwrap();
         assert_eq!(opened.loaded.quarantine, both);
-        opened.writer.commit(&[Write::Released { id: call.id }], ()).unwrap().into_inner();
+        opened.writer.commit(&[Write::Work(WorkWrite::Released { id: call.id })], ()).unwrap().into_inner();
         assert_eq!(opened.reader.quarantine().unwrap(), [request]);
     }
 }

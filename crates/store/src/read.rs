@@ -6,6 +6,7 @@ use std::path::Path;
 use lodge_core::event::EventKind;
 use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{AgentRow, EventRow, MessageRow, RequestRow, Role, SessionFact, StepRow, TurnRow};
+use lodge_core::summary::{Around, TurnFull};
 use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, SessionId, TurnId};
 use rusqlite::{Connection, OptionalExtension, params};
@@ -37,29 +38,6 @@ pub struct AgentSummary {
     pub working: bool,
     /// Its work in quarantine.
     pub quarantine: Vec<QuarantineRow>,
-}
-
-#[derive(Debug, Clone)]
-pub struct TurnFull {
-    pub row: TurnRow,
-    pub steps: Vec<StepRow>,
-    pub text: String,
-    /// Whether `text` broke off, or may still grow.
-    pub partial: bool,
-    /// Of one that waits.
-    pub around: Option<Around>,
-}
-
-/// What stands around a turn that waits.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Around {
-    pub agent_ready: bool,
-    /// Its agent is to become another first.
-    pub updating: bool,
-    /// A turn before it in its session is not over.
-    pub earlier: bool,
-    /// The work in quarantine that it waits for: its own, or that of a turn before it in its session.
-    pub quarantine: Option<QuarantineRow>,
 }
 
 /// A page of a listing ends with the row that reaches so many bytes: rows can be megabytes, and a page hundreds of them.

@@ -5,9 +5,9 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 
 use lodge_core::epoch::{Epoch, EpochRow};
 use lodge_core::limits::PATH_TURNS_MAX;
-use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{MessageBody, SessionFact, SessionRow, TurnRow};
 use lodge_core::session::{ForkPlan, PathPlan};
+use lodge_core::summary::{LiveTurns, SessionSummary};
 use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, SessionId, Timestamp, TurnId};
 use rusqlite::{Connection, OptionalExtension, params};
@@ -17,42 +17,6 @@ use crate::{epochs, load, paths, quarantine, rows};
 
 /// So many letters of what was said first stand for a session.
 const TITLE_CHARS_MAX: usize = 60;
-
-#[derive(Debug, Clone)]
-pub struct SessionSummary {
-    pub row: SessionRow,
-    /// The first words that were said in it.
-    pub title: Option<String>,
-    /// Of its path.
-    pub turns: u32,
-    pub last_active: Timestamp,
-    /// The number of the epoch it is in.
-    pub epoch: u32,
-    pub agent_name: String,
-    pub agent_removed: bool,
-    pub live: LiveTurns,
-    /// The work of its turns that is in quarantine.
-    pub quarantine: Vec<QuarantineRow>,
-}
-
-/// The turns of a session that are not over, in their order.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct LiveTurns {
-    pub running: Option<TurnId>,
-    pub queued: Vec<TurnId>,
-    /// When the newest of them was accepted.
-    pub newest: Option<Timestamp>,
-}
-
-impl LiveTurns {
-    fn has_none(&self) -> bool {
-        self.running.is_none() && self.queued.is_empty()
-    }
-
-    fn all(&self) -> impl Iterator<Item = &TurnId> + Clone {
-        self.running.iter().chain(&self.queued)
-    }
-}
 
 /// Before which session a page of a listing goes on; the newest comes first.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -314,7 +278,7 @@ fn summary(
     let live = live.get(id).cloned().unwrap_or_default();
     // Most sessions have no open turn, and so nothing in quarantine.
     let quarantine =
-        if live.has_none() { Vec::new() } else { quarantine::of_turns(&quarantine::all(c)?, live.all()) };
+        if live.is_empty() { Vec::new() } else { quarantine::of_turns(&quarantine::all(c)?, live.all()) };
     Ok(Some(SessionSummary {
         title: title(c, id)?,
         turns,

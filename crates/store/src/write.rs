@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use lodge_core::limits::REQUEST_MEMORY_MS;
 use lodge_core::record::{
-    AgentRow, EventRow, LineageRow, Loaded, MessageRow, RequestRow, StepRow, TurnRow, Write,
+    AgentRow, AgentWrite, EventRow, ImageWrite, LineageRow, Loaded, MessageRow, RequestRow, SessionWrite,
+    StepRow, TurnRow, TurnWrite, WorkWrite, Write,
 };
 use lodge_core::{Cause, SessionId, Timestamp, TurnId};
 use prost::Message;
@@ -266,12 +267,21 @@ fn checkpoint_on_the_side(path: &Path, asked: &Receiver<()>, failed: &Mutex<Fail
 
 fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
     match write {
-        Write::Image(row) => images::put(tx, row)?,
-        Write::ImageRef(row) => images::put_ref(tx, row)?,
-        Write::ImageRefGone { reference } => images::remove_ref(tx, reference)?,
-        Write::ImageGone { digest } => images::remove(tx, digest)?,
-        Write::Agent(row) => insert_agent(tx, row)?,
-        Write::AgentState { id, state, detail, lineage, incarnation, runs, started_at, retry } => {
+        Write::Image(ImageWrite::Here(row)) => images::put(tx, row)?,
+        Write::Image(ImageWrite::Named(row)) => images::put_ref(tx, row)?,
+        Write::Image(ImageWrite::Unnamed { reference }) => images::remove_ref(tx, reference)?,
+        Write::Image(ImageWrite::Gone { digest }) => images::remove(tx, digest)?,
+        Write::Agent(AgentWrite::New(row)) => insert_agent(tx, row)?,
+        Write::Agent(AgentWrite::State {
+            id,
+            state,
+            detail,
+            lineage,
+            incarnation,
+            runs,
+            started_at,
+            retry,
+        }) => {
             let (code, reason) = state.codes();
             tx.prepare_cached(
                 "UPDATE agents SET state = ?2, failure_reason = ?3, failure_detail = ?4, lineage = ?5, incarnation = ?6, \
@@ -290,7 +300,7 @@ fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
                 retry.at.map(Timestamp::ms)
             ])?;
         }
-        Write::AgentSpec { id, image, image_digest, spec, next } => {
+        Write::Agent(AgentWrite::Spec { id, image, image_digest, spec, next }) => {
             tx.prepare_cached(
                 "UPDATE agents SET image = ?2, image_digest = ?3, spec = ?4, next = ?5, next_digest = ?6 WHERE id = ?1",
             )?
@@ -303,13 +313,13 @@ fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
                 next.as_ref().map(|next| &next.image_digest),
             ])?;
         }
-        Write::Lineage(row) => put_lineage(tx, row)?,
-        Write::Session(row) => paths::insert(tx, row)?,
-        Write::SessionPath(change) => paths::change(tx, change)?,
-        Write::SessionFork(fork) => paths::fork(tx, fork)?,
-        Write::SessionDeleted { id } => paths::delete(tx, id)?,
-        Write::Turn(row) => insert_turn(tx, row)?,
-        Write::TurnState { id, state, ended_at, usage, failure } => {
+        Write::Agent(AgentWrite::Lineage(row)) => put_lineage(tx, row)?,
+        Write::Session(SessionWrite::New(row)) => paths::insert(tx, row)?,
+        Write::Session(SessionWrite::Path(change)) => paths::change(tx, change)?,
+        Write::Session(SessionWrite::Fork(fork)) => paths::fork(tx, fork)?,
+        Write::Session(SessionWrite::Deleted { id }) => paths::delete(tx, id)?,
+        Write::Turn(TurnWrite::New(row)) => insert_turn(tx, row)?,
+        Write::Turn(TurnWrite::State { id, state, ended_at, usage, failure }) => {
             tx.prepare_cached(
                 "UPDATE turns SET state = ?2, ended_at = ?3, input_tokens = ?4, output_tokens = ?5, failure = ?6, \
                  cached_tokens = ?7, micro_usd = ?8 WHERE id = ?1",
@@ -328,8 +338,18 @@ fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
                 paths::touch(tx, id, *ended_at)?;
             }
         }
-        Write::Step(row) => insert_step(tx, row)?,
-        Write::StepState { turn, step, ordinal, state, attempt, exit_code, signal, cause, ended_at } => {
+        Write::Turn(TurnWrite::Step(row)) => insert_step(tx, row)?,
+        Write::Turn(TurnWrite::StepState {
+            turn,
+            step,
+            ordinal,
+            state,
+            attempt,
+            exit_code,
+            signal,
+            cause,
+            ended_at,
+        }) => {
             tx.prepare_cached(
                 "UPDATE steps SET state = ?4, attempt = ?5, exit_code = ?6, signal = ?7, ended_at = ?8, cause = ?9 \
                  WHERE turn = ?1 AND step = ?2 AND ordinal = ?3",
@@ -346,15 +366,15 @@ fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
                 cause.map(Cause::code)
             ])?;
         }
-        Write::Message(row) => insert_message(tx, row)?,
-        Write::Note { turn, note } => conversation::set_note(tx, turn, note)?,
-        Write::Epoch(row) => epochs::put(tx, row)?,
+        Write::Turn(TurnWrite::Message(row)) => insert_message(tx, row)?,
+        Write::Turn(TurnWrite::Note { turn, note }) => conversation::set_note(tx, turn, note)?,
+        Write::Session(SessionWrite::Epoch(row)) => epochs::put(tx, row)?,
         Write::Event(row) => insert_event(tx, row)?,
         Write::Request(row) => insert_request(tx, row)?,
         Write::Token(row) => tokens::put(tx, row)?,
         Write::Job(write) => jobs::apply(tx, write)?,
-        Write::Quarantined(row) => quarantine::put(tx, row)?,
-        Write::Released { id } => quarantine::remove(tx, id)?,
+        Write::Work(WorkWrite::Quarantined(row)) => quarantine::put(tx, row)?,
+        Write::Work(WorkWrite::Released { id }) => quarantine::remove(tx, id)?,
     }
     Ok(())
 }

@@ -2,9 +2,9 @@
 
 use lodge_core::agent::AgentState;
 use lodge_core::record::{
-    AgentRow, AgentSpec, BinImageRecord, BinPlatformRecord, BinRecord, FileRecord, ImageContents, ImageHeld,
-    ImageKind, ImageRecord, ImageRefRow, ImageRow, ImageState, NextSpec, Retry, RuntimeRecord, ToolRecord,
-    Write,
+    AgentRow, AgentSpec, AgentWrite, BinImageRecord, BinPlatformRecord, BinRecord, FileRecord, ImageContents,
+    ImageHeld, ImageKind, ImageRecord, ImageRefRow, ImageRow, ImageState, ImageWrite, NextSpec, Retry,
+    RuntimeRecord, ToolRecord, Write,
 };
 use lodge_core::{AgentId, IdSource, LineageId, SandboxId, Timestamp};
 use lodge_store::{Opened, open};
@@ -14,11 +14,20 @@ const NOW: Timestamp = Timestamp::from_ms(1_700_000_000_000);
 fn image(digest: &str, text: &str) -> Write {
     let file = FileRecord { name: "f".into(), bytes: text.into(), ..FileRecord::default() };
     let record = ImageRecord { files: vec![file], ..ImageRecord::default() };
-    Write::Image(Box::new(ImageRow::agent(digest.into(), "a:latest".into(), text.len() as u64, record)))
+    Write::Image(ImageWrite::Here(Box::new(ImageRow::agent(
+        digest.into(),
+        "a:latest".into(),
+        text.len() as u64,
+        record,
+    ))))
 }
 
 fn named(reference: &str, digest: &str) -> Write {
-    Write::ImageRef(ImageRefRow { reference: reference.into(), digest: digest.into(), at: NOW })
+    Write::Image(ImageWrite::Named(ImageRefRow {
+        reference: reference.into(),
+        digest: digest.into(),
+        at: NOW,
+    }))
 }
 
 fn agent(state: AgentState, digest: &str) -> AgentRow {
@@ -74,7 +83,7 @@ fn names_and_images_are_there_after_opening_again() {
     world.write(&[
         image("sha256:2", "two"),
         named("x:latest", "sha256:2"),
-        Write::Agent(agent(AgentState::Ready, "sha256:2")),
+        Write::Agent(AgentWrite::New(agent(AgentState::Ready, "sha256:2"))),
     ]);
     let world = world.again();
     let refs: Vec<_> = world
@@ -101,21 +110,27 @@ fn names_and_images_are_there_after_opening_again() {
 #[test]
 fn an_image_that_a_removed_agent_had_goes_and_can_come_again() {
     let mut world = World::new();
-    world.write(&[image("sha256:1", "one"), Write::Agent(agent(AgentState::Removed, "sha256:1"))]);
-    world.write(&[named("x:latest", "sha256:1"), Write::ImageRefGone { reference: "x:latest".into() }]);
-    world.write(&[Write::ImageGone { digest: "sha256:1".into() }]);
+    world.write(&[
+        image("sha256:1", "one"),
+        Write::Agent(AgentWrite::New(agent(AgentState::Removed, "sha256:1"))),
+    ]);
+    world.write(&[
+        named("x:latest", "sha256:1"),
+        Write::Image(ImageWrite::Unnamed { reference: "x:latest".into() }),
+    ]);
+    world.write(&[Write::Image(ImageWrite::Gone { digest: "sha256:1".into() })]);
     assert!(world.store.reader.image("sha256:1").unwrap().is_none());
     assert!(world.store.reader.images(ImageKind::Agent, None, 10).unwrap().is_empty());
     assert!(world.store.reader.find_digests("sha256:1").unwrap().is_empty());
     world.write(&[image("sha256:1", "one"), named("x:latest", "sha256:1")]);
     assert_eq!(world.store.reader.image("sha256:1").unwrap().unwrap().files[0].bytes, b"one");
     world.write(&[
-        Write::ImageRefGone { reference: "x:latest".into() },
-        Write::ImageGone { digest: "sha256:1".into() },
+        Write::Image(ImageWrite::Unnamed { reference: "x:latest".into() }),
+        Write::Image(ImageWrite::Gone { digest: "sha256:1".into() }),
     ]);
     // Without anybody who names it, nothing of it is left.
     world.write(&[image("sha256:2", "two")]);
-    world.write(&[Write::ImageGone { digest: "sha256:2".into() }]);
+    world.write(&[Write::Image(ImageWrite::Gone { digest: "sha256:2".into() })]);
     assert!(world.store.reader.image_summary("sha256:2").unwrap().is_none());
 }
 
@@ -143,7 +158,7 @@ fn with_rg() -> AgentSpec {
 }
 
 fn put(row: ImageRow) -> Write {
-    Write::Image(Box::new(row))
+    Write::Image(ImageWrite::Here(Box::new(row)))
 }
 
 #[test]
@@ -175,7 +190,10 @@ fn tools_are_listed_apart_from_agents_with_who_needs_them() {
     let mut world = World::new();
     world.write(&[put(bin()), put(needing("sha256:1", ImageState::Complete)), image("sha256:2", "two")]);
     world.write(&[put(needing("sha256:3", ImageState::Announced))]);
-    world.write(&[Write::Agent(AgentRow { spec: with_rg(), ..agent(AgentState::Ready, "sha256:1") })]);
+    world.write(&[Write::Agent(AgentWrite::New(AgentRow {
+        spec: with_rg(),
+        ..agent(AgentState::Ready, "sha256:1")
+    }))]);
     let reader = &world.store.reader;
     let digests = |kind| -> Vec<String> {
         reader.images(kind, None, 10).unwrap().into_iter().map(|one| one.digest).collect()
@@ -212,20 +230,25 @@ fn tools_are_listed_with_what_they_are_and_with_the_agents_that_were_given_them_
         spec: runtime("sha256:loop"),
         ..agent(AgentState::Ready, "sha256:1")
     };
-    let waits = Write::AgentSpec {
+    let waits = Write::Agent(AgentWrite::Spec {
         id: both.id.clone(),
         image: both.image.clone(),
         image_digest: both.image_digest.clone(),
         spec: Box::new(both.spec.clone()),
         next: Some(Box::new(next)),
-    };
+    });
     let gone = AgentRow {
         id: AgentId::new(&mut ids, NOW),
         spec: runtime("sha256:loop"),
         ..agent(AgentState::Removed, "sha256:1")
     };
     let plain = AgentRow { spec: with_rg(), ..agent(AgentState::Ready, "sha256:1") };
-    world.write(&[Write::Agent(plain), Write::Agent(both), Write::Agent(gone), waits]);
+    world.write(&[
+        Write::Agent(AgentWrite::New(plain)),
+        Write::Agent(AgentWrite::New(both)),
+        Write::Agent(AgentWrite::New(gone)),
+        waits,
+    ]);
     let reader = &world.store.reader;
     let found = reader.bins(None, 10).unwrap();
     let facts: Vec<_> = found.iter().map(|(one, _)| (one.digest.as_str(), one.agents, one.at)).collect();
@@ -241,7 +264,7 @@ fn what_a_recorded_image_needs_is_wanted_before_it_is_recorded_itself_and_no_lon
     let mut world = World::new();
     world.write(&[put(needing("sha256:1", ImageState::Announced))]);
     assert_eq!(world.store.reader.image_digests().unwrap(), ["sha256:1", RG]);
-    world.write(&[Write::ImageGone { digest: "sha256:1".into() }]);
+    world.write(&[Write::Image(ImageWrite::Gone { digest: "sha256:1".into() })]);
     assert!(world.store.reader.image_digests().unwrap().is_empty());
 }
 
@@ -249,8 +272,8 @@ fn what_a_recorded_image_needs_is_wanted_before_it_is_recorded_itself_and_no_lon
 fn an_image_that_goes_needs_nothing_and_one_that_comes_again_needs_what_it_did() {
     let mut world = World::new();
     let row = || put(needing("sha256:1", ImageState::Complete));
-    world.write(&[put(bin()), row(), Write::Agent(agent(AgentState::Removed, "sha256:1"))]);
-    world.write(&[Write::ImageGone { digest: "sha256:1".into() }]);
+    world.write(&[put(bin()), row(), Write::Agent(AgentWrite::New(agent(AgentState::Removed, "sha256:1")))]);
+    world.write(&[Write::Image(ImageWrite::Gone { digest: "sha256:1".into() })]);
     assert_eq!(world.store.reader.image_summary(RG).unwrap().unwrap().needed_by, 0);
     let mut world = world.again();
     assert_eq!(world.store.loaded.images.len(), 1);

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use lodge_core::agent::AgentState;
 use lodge_core::epoch::{EpochRow, Strategy, Summary};
 use lodge_core::record::{
-    AgentRow, AgentSpec, EventRow, ImageRecord, ImageRow, MessageBody, MessageRow, Retry, Role, SessionRow,
-    TurnRow, Usage, Write,
+    AgentRow, AgentSpec, AgentWrite, EventRow, ImageRecord, ImageRow, ImageWrite, MessageBody, MessageRow,
+    Retry, Role, SessionRow, SessionWrite, TurnRow, TurnWrite, Usage, Write,
 };
 use lodge_core::session::{Fork, ForkPoint, PathChange, TurnPlace};
 use lodge_core::turn::TurnState;
@@ -53,8 +53,8 @@ impl World {
         };
         let mut world = World { dir, store, ids, agent: row.id.clone(), now: 1_000, seq: 0 };
         let image = ImageRow::agent("sha256:0".into(), "a:latest".into(), 0, ImageRecord::default());
-        let image = Write::Image(Box::new(image));
-        world.commit(&[image, Write::Agent(row)]);
+        let image = Write::Image(ImageWrite::Here(Box::new(image)));
+        world.commit(&[image, Write::Agent(AgentWrite::New(row))]);
         world
     }
 
@@ -86,14 +86,14 @@ impl World {
             created_at: self.tick(),
             forked: None,
         };
-        self.commit(&[Write::Session(row)]);
+        self.commit(&[Write::Session(SessionWrite::New(row))]);
         id
     }
 
     /// A finished turn at the end of a session's path: what was asked and what was answered.
     fn turn(&mut self, session: &SessionId, asked: &str, answered: &str) -> TurnId {
         let writes = self.turn_writes(session, asked, answered);
-        let Write::Turn(row) = &writes[0] else { panic!("a turn comes first") };
+        let Write::Turn(TurnWrite::New(row)) = &writes[0] else { panic!("a turn comes first") };
         let id = row.id.clone();
         self.commit(&writes);
         id
@@ -120,7 +120,7 @@ impl World {
             failure: None,
         };
         let message = |seq, role, step, text: &str| {
-            Write::Message(MessageRow {
+            Write::Turn(TurnWrite::Message(MessageRow {
                 session: session.clone(),
                 seq,
                 turn: id.clone(),
@@ -129,19 +129,19 @@ impl World {
                 role,
                 at,
                 body: MessageBody { text: text.into(), ..MessageBody::default() },
-            })
+            }))
         };
         vec![
-            Write::Turn(row),
+            Write::Turn(TurnWrite::New(row)),
             message(first, Role::User, 0, asked),
             message(first + 1, Role::Assistant, 1, answered),
-            Write::TurnState {
+            Write::Turn(TurnWrite::State {
                 id: id.clone(),
                 state: TurnState::Done,
                 ended_at: Some(at),
                 usage,
                 failure: None,
-            },
+            }),
         ]
     }
 
@@ -156,7 +156,7 @@ impl World {
             restored: plan.restored,
             at,
         };
-        self.commit(&[Write::SessionPath(change)]);
+        self.commit(&[Write::Session(SessionWrite::Path(change))]);
         let fact = self.store.reader.session_fact(session).unwrap().unwrap();
         assert_eq!((fact.turns, fact.tip, fact.epoch), (plan.turns, plan.tip, plan.epoch));
     }
@@ -171,7 +171,7 @@ impl World {
             restored: plan.restored,
             at,
         };
-        self.commit(&[Write::SessionPath(change)]);
+        self.commit(&[Write::Session(SessionWrite::Path(change))]);
         let fact = self.store.reader.session_fact(session).unwrap().unwrap();
         assert_eq!((fact.turns, fact.tip, fact.epoch), (plan.turns, plan.tip, plan.epoch));
     }
@@ -189,7 +189,7 @@ impl World {
             forked: Some(ForkPoint { session: session.clone(), turn }),
         };
         let fork = Fork { row, turns: plan.turns.into_iter().zip(copies).collect() };
-        self.commit(&[Write::SessionFork(Box::new(fork))]);
+        self.commit(&[Write::Session(SessionWrite::Fork(Box::new(fork)))]);
         let fact = self.store.reader.session_fact(&id).unwrap().unwrap();
         assert_eq!((fact.turns, fact.messages, fact.epoch), (turn, plan.messages, plan.epoch));
         id
@@ -310,7 +310,7 @@ fn a_fork_reads_as_its_origin_and_goes_its_own_way() {
     let refused = world.store.reader.fork_plan(&s, &TurnPick::Id(dropped)).unwrap().unwrap().1;
     assert_eq!(refused.unwrap_err(), NoTurn::Inactive);
     // The origin goes, and the copy stays.
-    world.commit(&[Write::SessionDeleted { id: s.clone() }]);
+    world.commit(&[Write::Session(SessionWrite::Deleted { id: s.clone() })]);
     assert!(world.store.reader.session(&s).unwrap().is_none());
     world.turn(&f, "more", "more");
     assert_eq!(world.context(&f), ["q1", "a1", "more", "more"]);
@@ -321,7 +321,7 @@ fn a_deleted_session_leaves_nothing_and_its_name_can_be_used_again() {
     let mut world = World::new();
     let s = world.session("s");
     world.turn(&s, "q", "a");
-    world.commit(&[Write::SessionDeleted { id: s.clone() }]);
+    world.commit(&[Write::Session(SessionWrite::Deleted { id: s.clone() })]);
     assert!(world.store.reader.session_fact(&s).unwrap().is_none());
     let path = world.dir.path().join("daemon.db");
     let raw = rusqlite::Connection::open(path).unwrap();
@@ -358,8 +358,17 @@ fn a_change_of_a_session_is_on_disk_whole_or_not_at_all() {
             forked: Some(ForkPoint { session: s.clone(), turn: 4 }),
         };
         let writes = [
-            Write::SessionPath(PathChange { session: s.clone(), cut: 1, from: 5, restored: vec![], at }),
-            Write::SessionFork(Box::new(Fork { row, turns: plan.turns.into_iter().zip(copies).collect() })),
+            Write::Session(SessionWrite::Path(PathChange {
+                session: s.clone(),
+                cut: 1,
+                from: 5,
+                restored: vec![],
+                at,
+            })),
+            Write::Session(SessionWrite::Fork(Box::new(Fork {
+                row,
+                turns: plan.turns.into_iter().zip(copies).collect(),
+            }))),
         ];
         let now: u32 = {
             let raw = rusqlite::Connection::open(world.dir.path().join("daemon.db")).unwrap();
@@ -392,7 +401,7 @@ fn sessions_are_listed_by_when_they_were_used_last_and_paged_without_loss() {
     // A turn in flight counts from when it was accepted.
     let mut live = world.turn_writes(&ids[3], "q", "a");
     live.truncate(2);
-    if let Write::Turn(row) = &mut live[0] {
+    if let Write::Turn(TurnWrite::New(row)) = &mut live[0] {
         (row.state, row.ended_at) = (TurnState::Running, None);
     }
     world.commit(&live);
@@ -489,9 +498,9 @@ fn a_deleted_session_is_not_found_and_neither_is_what_another_of_its_name_never_
     world.turn(&s, "secret", "secret");
     world.turn(&t, "secret", "other");
     assert_eq!(world.hits("secret").len(), 3);
-    world.commit(&[Write::SessionDeleted { id: s.clone() }]);
+    world.commit(&[Write::Session(SessionWrite::Deleted { id: s.clone() })]);
     assert_eq!(world.hits("secret"), [("t".to_owned(), "secret".to_owned())]);
-    world.commit(&[Write::SessionDeleted { id: t.clone() }]);
+    world.commit(&[Write::Session(SessionWrite::Deleted { id: t.clone() })]);
     world.search().forget(&t).unwrap();
     let s = world.session("s");
     world.turn(&s, "harmless", "words");
@@ -543,11 +552,11 @@ fn an_epoch_is_weighed_by_its_messages_alone_and_keeps_the_summary_that_it_does_
     let before = world.store.reader.session_fact(&session).unwrap().unwrap().epoch.weight(5);
     assert_eq!((before.number, before.from_turn, before.messages, before.turns.len()), (1, 1, 9, 5));
     let first = epoch(2, 3, 3, Strategy::Summarize, Summary::Text("what was said".into()));
-    world.commit(&[Write::Epoch(first)]);
+    world.commit(&[Write::Session(SessionWrite::Epoch(first))]);
     let weight = world.store.reader.session_fact(&session).unwrap().unwrap().epoch.weight(5);
     assert_eq!((weight.number, weight.messages, &weight.turns[..]), (2, 5, &before.turns[2..]));
     assert_eq!(weight.bytes, "what was said".len() as u64 + before.turns[2..].iter().sum::<u64>());
-    world.commit(&[Write::Epoch(epoch(3, 5, 5, Strategy::Sliding, Summary::Kept))]);
+    world.commit(&[Write::Session(SessionWrite::Epoch(epoch(3, 5, 5, Strategy::Sliding, Summary::Kept)))]);
     let reader = &world.store.reader;
     assert_eq!(reader.summary(&session, 3).unwrap().as_deref(), Some("what was said"));
     assert_eq!(reader.session(&session).unwrap().unwrap().epoch, 3);

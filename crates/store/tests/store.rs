@@ -6,8 +6,9 @@ use std::path::Path;
 use lodge_core::agent::{AgentState, FailReason};
 use lodge_core::lineage::{EndReason, LineageState};
 use lodge_core::record::{
-    AgentRow, AgentSpec, CallRecord, EventRow, ExecRequest, FailureRecord, ImageRecord, ImageRow,
-    MessageBody, MessageRow, RequestRow, Retry, Role, SessionRow, StepKind, StepRow, TurnRow, Usage, Write,
+    AgentRow, AgentSpec, AgentWrite, CallRecord, EventRow, ExecRequest, FailureRecord, ImageRecord, ImageRow,
+    ImageWrite, MessageBody, MessageRow, RequestRow, Retry, Role, SessionRow, SessionWrite, StepKind,
+    StepRow, TurnRow, TurnWrite, Usage, Write,
 };
 use lodge_core::session::TurnPlace;
 use lodge_core::turn::{StepState, TurnState};
@@ -66,7 +67,12 @@ impl Ids {
 }
 
 fn image() -> Write {
-    Write::Image(Box::new(ImageRow::agent("sha256:0".into(), "a:latest".into(), 0, ImageRecord::default())))
+    Write::Image(ImageWrite::Here(Box::new(ImageRow::agent(
+        "sha256:0".into(),
+        "a:latest".into(),
+        0,
+        ImageRecord::default(),
+    ))))
 }
 
 /// An agent with a running turn whose tool call has no result yet.
@@ -89,7 +95,7 @@ fn live(ids: &mut Ids) -> (AgentRow, TurnRow, Vec<Write>) {
     };
     let call = CallRecord { id: "c1".into(), name: "sh".into(), arguments: "{}".into() };
     let message = |seq, role, text: &str, calls: Vec<CallRecord>| {
-        Write::Message(MessageRow {
+        Write::Turn(TurnWrite::Message(MessageRow {
             session: session.clone(),
             seq,
             turn: turn.id.clone(),
@@ -98,7 +104,7 @@ fn live(ids: &mut Ids) -> (AgentRow, TurnRow, Vec<Write>) {
             role,
             at: NOW,
             body: MessageBody { text: text.into(), calls, ..MessageBody::default() },
-        })
+        }))
     };
     let step = |ids: &mut Ids, ordinal, kind, state| StepRow {
         id: StepId::new(&mut ids.source, NOW),
@@ -127,19 +133,19 @@ fn live(ids: &mut Ids) -> (AgentRow, TurnRow, Vec<Write>) {
     let stream = agent.id.as_str().to_owned();
     let writes = vec![
         image(),
-        Write::Agent(agent.clone()),
-        Write::Session(SessionRow {
+        Write::Agent(AgentWrite::New(agent.clone())),
+        Write::Session(SessionWrite::New(SessionRow {
             id: session.clone(),
             agent: agent.id.clone(),
             sender: Some("ann".into()),
             created_at: NOW,
             forked: None,
-        }),
-        Write::Turn(turn.clone()),
+        })),
+        Write::Turn(TurnWrite::New(turn.clone())),
         message(1, Role::User, "hi", Vec::new()),
-        Write::Step(step(ids, 0, StepKind::Model, StepState::Done)),
+        Write::Turn(TurnWrite::Step(step(ids, 0, StepKind::Model, StepState::Done))),
         message(2, Role::Assistant, "let me see", vec![call]),
-        Write::Step(step(ids, 1, StepKind::Tool, StepState::Intent)),
+        Write::Turn(TurnWrite::Step(step(ids, 1, StepKind::Tool, StepState::Intent))),
         ids.event(
             &stream,
             1,
@@ -199,7 +205,7 @@ fn a_batch_is_acknowledged_exactly_when_it_survives_reopening() {
         let (_, _, mut writes) = live(&mut Ids::new());
         // Enough text to need pages of its own.
         for write in &mut writes {
-            if let Write::Message(message) = write {
+            if let Write::Turn(TurnWrite::Message(message)) = write {
                 message.body.text = "x".repeat(9_000);
             }
         }
@@ -250,7 +256,7 @@ fn a_newer_database_that_says_this_release_may_read_it_is_opened_and_keeps_what_
         connection.pragma_update(None, "user_version", version).unwrap();
     }
     let mut store = opened(&path);
-    let change = Write::AgentState {
+    let change = Write::Agent(AgentWrite::State {
         id: agent.id.clone(),
         state: AgentState::Failed(FailReason::Crashed),
         detail: Some("x".into()),
@@ -259,7 +265,7 @@ fn a_newer_database_that_says_this_release_may_read_it_is_opened_and_keeps_what_
         runs: 3,
         started_at: None,
         retry: Retry::default(),
-    };
+    });
     drop(store.writer.commit([&change], ()).unwrap());
     let (events, last) = store.reader.events(0, None, 100).unwrap();
     assert_eq!((events.len(), last), (2, 3), "an unknown kind is passed over");
@@ -339,7 +345,19 @@ fn an_agent_is_found_by_id_name_or_unique_prefix() {
     let mut store = opened(&dir.path().join("daemon.db"));
     let mut ids = Ids::new();
     let (one, two) = (ids.agent("one", AgentState::Ready), ids.agent("two", AgentState::Stopped));
-    drop(store.writer.commit(&[image(), Write::Agent(one.clone()), Write::Agent(two.clone())], ()).unwrap());
+    drop(
+        store
+            .writer
+            .commit(
+                &[
+                    image(),
+                    Write::Agent(AgentWrite::New(one.clone())),
+                    Write::Agent(AgentWrite::New(two.clone())),
+                ],
+                (),
+            )
+            .unwrap(),
+    );
     let find = |given: &str| store.reader.find_agent(given).unwrap();
     assert_eq!(find("one"), AgentFound::One(one.id.clone()));
     assert_eq!(find(two.id.as_str()), AgentFound::One(two.id.clone()));
@@ -403,13 +421,13 @@ fn a_failed_turn_keeps_its_reason_and_a_file_that_is_no_database_is_left_alone()
     let mut store = opened(&path);
     drop(store.writer.commit(&writes, ()).unwrap());
     let failure = FailureRecord { code: "model.cut".into(), message: "m".into(), hint: Some("h".into()) };
-    let end = Write::TurnState {
+    let end = Write::Turn(TurnWrite::State {
         id: turn.id.clone(),
         state: TurnState::Failed,
         ended_at: Some(NOW),
         usage: Usage { input_tokens: 3, output_tokens: 2, cached_tokens: 1, micro_usd: Some(7) },
         failure: Some(failure.clone()),
-    };
+    });
     drop(store.writer.commit([&end], ()).unwrap());
     assert_eq!(store.reader.turn(&turn.id).unwrap().unwrap().row.failure, Some(failure));
     drop(store);

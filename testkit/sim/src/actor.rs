@@ -10,13 +10,13 @@ use lodge_core::ledger::Repeat;
 use lodge_core::liveness::{Liveness, Silence};
 use lodge_core::record::{AgentRow, ExecRequest};
 use lodge_core::{AgentId, ExecId, JobId, SandboxId};
-use lodge_daemon::engine::{Effect, ExecHow, Lack, Part, Seen, Up};
+use lodge_engine::{AgentSeen, Effect, ExecHow, Lack, Part, SandboxEffect, Seen, TurnSeen, Up};
 
-use crate::keeper::{Command, Ended, Known, Told};
-use crate::plan::{Mutation, Point};
-use crate::pulse::{Pulse, THRESHOLDS};
-use crate::runtime::{Line, Said};
-use crate::world::{Next, World};
+use crate::keeper::{KeeperMessage, SimCommand, SimExecState, SimExit};
+use crate::plan::{CommitPoint, Mutation};
+use crate::pulse::{SimPulse, THRESHOLDS};
+use crate::runtime::{LineFromRuntime, LineToRuntime};
+use crate::world::{SimEvent, SimWorld};
 
 /// What the ids of execs that are runtimes begin with.
 const RUNTIME_EXEC: &str = "exe-runtime-";
@@ -25,17 +25,17 @@ const LOST_MS: u64 = 200;
 const CALL_MS: u64 = 5_000;
 
 #[derive(Debug, Default)]
-pub struct Actor {
+pub struct SimActor {
     pub effects: VecDeque<Effect>,
-    heard: VecDeque<(u64, Told)>,
-    pub up: Option<Linked>,
-    busy: Option<(u64, Busy)>,
-    pub pulse: Option<Pulse>,
+    heard: VecDeque<(u64, KeeperMessage)>,
+    pub up: Option<LinkedSandbox>,
+    busy: Option<(u64, ActorWork)>,
+    pub pulse: Option<SimPulse>,
 }
 
 /// A sandbox whose keeper is connected.
 #[derive(Debug)]
-pub struct Linked {
+pub struct LinkedSandbox {
     pub row: AgentRow,
     pub link: u64,
     pub probe: Option<u32>,
@@ -48,7 +48,7 @@ pub struct Linked {
 
 /// What takes a while, and keeps the task from everything else.
 #[derive(Debug)]
-pub enum Busy {
+pub enum ActorWork {
     /// A keeper holds its lock, and is called until it answers.
     Calling {
         row: Box<AgentRow>,
@@ -80,12 +80,12 @@ pub enum Busy {
     Clearing,
 }
 
-impl World {
-    pub fn actor(&mut self, agent: &AgentId) -> Option<&mut Actor> {
+impl SimWorld {
+    pub fn actor(&mut self, agent: &AgentId) -> Option<&mut SimActor> {
         self.daemon.as_mut()?.actors.get_mut(agent)
     }
 
-    pub fn linked(&mut self, agent: &AgentId) -> Option<&mut Linked> {
+    pub fn linked(&mut self, agent: &AgentId) -> Option<&mut LinkedSandbox> {
         self.actor(agent)?.up.as_mut()
     }
 
@@ -113,78 +113,83 @@ impl World {
         }
     }
 
-    pub fn busy(&mut self, agent: &AgentId, typical_ms: u64, what: Busy) {
+    pub fn busy(&mut self, agent: &AgentId, typical_ms: u64, what: ActorWork) {
         let pause = self.rng.delay(typical_ms);
         self.busy_for(agent, pause, what);
     }
 
-    fn busy_for(&mut self, agent: &AgentId, pause: u64, what: Busy) {
+    fn busy_for(&mut self, agent: &AgentId, pause: u64, what: ActorWork) {
         let serial = self.serial();
         let Some(actor) = self.actor(agent) else { return };
         actor.busy = Some((serial, what));
         let life = self.life;
-        self.after(pause, Next::Go { life, agent: agent.clone(), busy: serial });
+        self.after(pause, SimEvent::Go { life, agent: agent.clone(), busy: serial });
     }
 
     pub fn actor_goes(&mut self, agent: &AgentId, serial: u64) {
         let Some(actor) = self.actor(agent) else { return };
         let Some((_, busy)) = actor.busy.take_if(|(known, _)| *known == serial) else { return };
         match busy {
-            Busy::Calling { row, how, silence, level } => self.call(agent, *row, how, (silence, level)),
-            Busy::Starting { row, how } => self.spawn(agent, *row, how),
-            Busy::Killing { sandbox, run } => self.killed(agent, &sandbox, run),
-            Busy::Replacing { row, how } => {
+            ActorWork::Calling { row, how, silence, level } => self.call(agent, *row, how, (silence, level)),
+            ActorWork::Starting { row, how } => self.spawn(agent, *row, how),
+            ActorWork::Killing { sandbox, run } => self.killed(agent, &sandbox, run),
+            ActorWork::Replacing { row, how } => {
                 if self.machine.is_held(&row.sandbox) {
                     self.keeper_dies(&row.sandbox.clone(), "another incarnation is to come");
                 }
                 self.spawn(agent, *row, how);
             }
-            Busy::Ending { sandbox, run } => self.ended(agent, &sandbox, run),
-            Busy::Losing { row } => {
+            ActorWork::Ending { sandbox, run } => self.ended(agent, &sandbox, run),
+            ActorWork::Losing { row } => {
                 if self.machine.is_held(&row.sandbox) {
                     self.bring_up(agent, *row, Up::Adopt);
                 } else {
                     self.tell_died(agent, row.runs, Part::Sandbox);
                 }
             }
-            Busy::Clearing => self.clear(agent),
+            ActorWork::Clearing => self.clear(agent),
         }
         self.actor_runs(agent);
     }
 
     fn effect(&mut self, agent: &AgentId, effect: Effect) {
         match effect {
-            Effect::Up { row, how } => self.bring_up(agent, *row, how),
-            Effect::Down { sandbox, run, .. } => self.bring_down(agent, sandbox, run),
-            Effect::Clear { .. } => self.busy(agent, 5, Busy::Clearing),
-            Effect::KillRuntime { run, .. } => self.kill_runtime(agent, run),
-            Effect::KillSandbox { sandbox, run, .. } => self.kill_sandbox(agent, sandbox, run),
-            Effect::RunTurn { turn, number, step, calls, epoch, .. } => {
-                self.watch(agent);
-                let from_turn = epoch.from_turn;
-                self.line(agent, Line::Run { turn, number, from_turn, step, calls });
-            }
-            Effect::DropTurn { turn, .. } => self.line(agent, Line::Interrupt { turn }),
-            Effect::Answer { id, answer, .. } => self.line(agent, Line::Answer { id, answer }),
-            Effect::StartExec { exec, request, safe, resumed, .. } => {
-                let repeat = if safe { Repeat::Safe } else { Repeat::Unsafe };
-                self.start_exec(agent, exec.as_str(), request, repeat, resumed);
-            }
-            Effect::KillExec { exec, .. } => self.send(agent, Command::Kill { exec: exec.to_string() }),
-            Effect::ForgetExec { exec, .. } => self.send(agent, Command::Forget { exec: exec.to_string() }),
+            Effect::Sandbox { what, .. } => self.in_sandbox(agent, what),
+            Effect::Job { what, .. } => self.job_effect(agent, what),
             // These have tasks of their own.
-            Effect::CallModel(_)
-            | Effect::CancelModel { .. }
-            | Effect::ReviveLater { .. }
-            | Effect::RetryLater { .. }
-            | Effect::NoteFailure { .. }
-            | Effect::Pull { .. }
-            | Effect::DropPull { .. }
-            | Effect::CollectImages
+            Effect::Model(_)
+            | Effect::Timer(_)
+            | Effect::Pull(_)
             | Effect::Token(_)
             | Effect::Quarantine { .. }
             | Effect::RemoveOutput { .. } => {}
-            Effect::Job { what, .. } => self.job_effect(agent, what),
+        }
+    }
+
+    fn in_sandbox(&mut self, agent: &AgentId, what: SandboxEffect) {
+        match what {
+            SandboxEffect::Up { row, how } => self.bring_up(agent, *row, how),
+            SandboxEffect::Down { sandbox, run } => self.bring_down(agent, sandbox, run),
+            SandboxEffect::Clear { .. } => self.busy(agent, 5, ActorWork::Clearing),
+            SandboxEffect::KillRuntime { run } => self.kill_runtime(agent, run),
+            SandboxEffect::Kill { sandbox, run } => self.kill_sandbox(agent, sandbox, run),
+            SandboxEffect::RunTurn { turn, number, step, calls, epoch, .. } => {
+                self.watch(agent);
+                let from_turn = epoch.from_turn;
+                self.line(agent, LineToRuntime::Run { turn, number, from_turn, step, calls });
+            }
+            SandboxEffect::DropTurn { turn } => self.line(agent, LineToRuntime::Interrupt { turn }),
+            SandboxEffect::Answer { id, answer } => self.line(agent, LineToRuntime::Answer { id, answer }),
+            SandboxEffect::StartExec { exec, request, safe, resumed } => {
+                let repeat = if safe { Repeat::Safe } else { Repeat::Unsafe };
+                self.start_exec(agent, exec.as_str(), request, repeat, resumed);
+            }
+            SandboxEffect::KillExec { exec } => self.send(agent, SimCommand::Kill { exec: exec.to_string() }),
+            SandboxEffect::ForgetExec { exec } => {
+                self.send(agent, SimCommand::Forget { exec: exec.to_string() });
+            }
+            // Nobody reads a log here.
+            SandboxEffect::NoteFailure { .. } => {}
         }
     }
 
@@ -194,11 +199,11 @@ impl World {
         let row = Box::new(row);
         if self.machine.is_held(&row.sandbox) {
             let (silence, level) = (Silence::default(), Liveness::Active);
-            self.busy(agent, 5, Busy::Calling { row, how, silence, level });
+            self.busy(agent, 5, ActorWork::Calling { row, how, silence, level });
         } else if how == Up::Adopt && row.state == AgentState::Ready {
             self.tell_died(agent, row.runs, Part::Sandbox);
         } else {
-            self.busy(agent, 10, Busy::Starting { row, how });
+            self.busy(agent, 10, ActorWork::Starting { row, how });
         }
     }
 
@@ -209,17 +214,17 @@ impl World {
                 let level = silence.look(Duration::from_millis(CALL_MS), THRESHOLDS);
                 if level != was {
                     let (agent, run) = (agent.clone(), row.runs);
-                    self.tell(Seen::Silent { agent, run, level, part: Part::Sandbox });
+                    self.tell(Seen::Agent(AgentSeen::Silent { agent, run, level, part: Part::Sandbox }));
                 }
                 if level != Liveness::Crashed {
                     let row = Box::new(row);
-                    self.busy_for(agent, CALL_MS, Busy::Calling { row, how, silence, level });
+                    self.busy_for(agent, CALL_MS, ActorWork::Calling { row, how, silence, level });
                 }
             }
             Some((found, false)) if found == row.incarnation => self.connected(agent, row, how),
             Some((_, false)) => {
                 self.keeper_asked_to_end(&row.sandbox.clone());
-                self.busy(agent, 50, Busy::Replacing { row: Box::new(row), how });
+                self.busy(agent, 50, ActorWork::Replacing { row: Box::new(row), how });
             }
         }
     }
@@ -227,13 +232,13 @@ impl World {
     fn spawn(&mut self, agent: &AgentId, row: AgentRow, how: Up) {
         if !self.has_what_it_needs(&row) {
             let (agent, run, detail) = (agent.clone(), row.runs, "its image is gone".to_owned());
-            return self.tell(Seen::Lacks { agent, run, lack: Lack::Image, detail });
+            return self.tell(Seen::Agent(AgentSeen::Lacks { agent, run, lack: Lack::Image, detail }));
         }
         let sandbox = self.machine.sandbox(&row.sandbox, agent);
         if sandbox.lacks_model > 0 {
             sandbox.lacks_model -= 1;
             let (agent, run, detail) = (agent.clone(), row.runs, "nobody offers the model".to_owned());
-            return self.tell(Seen::Lacks { agent, run, lack: Lack::Model, detail });
+            return self.tell(Seen::Agent(AgentSeen::Lacks { agent, run, lack: Lack::Model, detail }));
         }
         if sandbox.spawn_fails > 0 {
             sandbox.spawn_fails -= 1;
@@ -245,7 +250,7 @@ impl World {
 
     fn spawn_failed(&mut self, agent: &AgentId, row: &AgentRow, why: &str) {
         let (agent, run, detail) = (agent.clone(), row.runs, why.to_owned());
-        self.tell(Seen::SpawnFailed { agent, run, detail });
+        self.tell(Seen::Agent(AgentSeen::SpawnFailed { agent, run, detail }));
     }
 
     fn connected(&mut self, agent: &AgentId, row: AgentRow, how: Up) {
@@ -254,13 +259,13 @@ impl World {
         let link = self.machine.links;
         let runtime = runtime_exec(row.runs);
         let Some(sandbox) = self.machine.sandboxes.get_mut(&row.sandbox) else { return };
-        let known: Vec<(String, Known)> =
+        let known: Vec<(String, SimExecState)> =
             sandbox.shelf.keys().map(|exec| (exec.clone(), sandbox.known(exec))).collect();
         let Some(keeper) = &mut sandbox.keeper else { return };
         (keeper.link, keeper.life) = (Some(link), life);
         let state = known.iter().find(|(exec, _)| *exec == runtime).map(|(_, state)| *state);
-        let runs = state == Some(Known::Running);
-        let up = Linked {
+        let runs = state == Some(SimExecState::Running);
+        let up = LinkedSandbox {
             row,
             link,
             probe: None,
@@ -272,11 +277,11 @@ impl World {
         if let Some(actor) = self.actor(agent) {
             actor.up = Some(up);
         }
-        if runs && self.die_at == Some(Point::Adopted) {
+        if runs && self.die_at == Some(CommitPoint::Adopted) {
             return self.daemon_dies("in the middle of an adoption");
         }
         self.jobs_found(agent, &known);
-        let execs = |wanted: fn(&Known) -> bool| -> Vec<ExecId> {
+        let execs = |wanted: fn(&SimExecState) -> bool| -> Vec<ExecId> {
             known
                 .iter()
                 .filter(|(_, state)| wanted(state))
@@ -284,21 +289,21 @@ impl World {
                 .collect()
         };
         let (running, ended) =
-            (execs(|state| *state == Known::Running), execs(|state| *state != Known::Running));
+            (execs(|state| *state == SimExecState::Running), execs(|state| *state != SimExecState::Running));
         if !running.is_empty() || !ended.is_empty() {
-            self.tell(Seen::ExecsFound { agent: agent.clone(), running, ended });
+            self.tell(Seen::Turn(TurnSeen::ExecsFound { agent: agent.clone(), running, ended }));
         }
         let earlier = known.iter().filter(|(exec, state)| {
-            exec.starts_with(RUNTIME_EXEC) && *exec != runtime && *state != Known::Running
+            exec.starts_with(RUNTIME_EXEC) && *exec != runtime && *state != SimExecState::Running
         });
         for exec in earlier.map(|(exec, _)| exec.clone()).collect::<Vec<_>>() {
-            self.send(agent, Command::Forget { exec });
+            self.send(agent, SimCommand::Forget { exec });
         }
-        if let Some(Known::Exited(ended)) = state {
+        if let Some(SimExecState::Exited(ended)) = state {
             return self.runtime_ended(agent, ended);
         }
         let alive = known.iter().find(|(exec, state)| {
-            exec.starts_with(RUNTIME_EXEC) && *exec != runtime && *state == Known::Running
+            exec.starts_with(RUNTIME_EXEC) && *exec != runtime && *state == SimExecState::Running
         });
         // Whoever tells deaths before they happened does not look, either.
         match alive.filter(|_| self.mutation != Mutation::HastyDeath) {
@@ -312,7 +317,7 @@ impl World {
         (actor.up, actor.pulse) = (None, None);
         if self.machine.is_held(&sandbox) {
             self.keeper_asked_to_end(&sandbox);
-            self.busy(agent, 50, Busy::Ending { sandbox, run });
+            self.busy(agent, 50, ActorWork::Ending { sandbox, run });
         } else {
             self.gone(agent, &sandbox, run);
         }
@@ -325,7 +330,7 @@ impl World {
             found.sticks -= 1;
             found.given_up = true;
             let detail = "it could not be killed".to_owned();
-            return self.tell(Seen::NotDown { agent: agent.clone(), run, detail });
+            return self.tell(Seen::Agent(AgentSeen::NotDown { agent: agent.clone(), run, detail }));
         }
         if found.keeper.is_some() {
             self.keeper_dies(sandbox, "its grace is over");
@@ -339,7 +344,7 @@ impl World {
         if !turns && !self.disk.has_unarchived_job(agent) {
             self.sandbox_files_go(sandbox);
         }
-        self.tell(Seen::Down { agent: agent.clone(), run });
+        self.tell(Seen::Agent(AgentSeen::Down { agent: agent.clone(), run }));
     }
 
     fn clear(&mut self, agent: &AgentId) {
@@ -349,26 +354,26 @@ impl World {
         if sandbox.keeper.is_some() || sandbox.files_stick > 0 {
             sandbox.files_stick = sandbox.files_stick.saturating_sub(1);
             let detail = "something is still there".to_owned();
-            return self.tell(Seen::NotCleared { agent: agent.clone(), detail });
+            return self.tell(Seen::Agent(AgentSeen::NotCleared { agent: agent.clone(), detail }));
         }
         self.sandbox_files_go(&id);
         self.machine.sandboxes.remove(&id);
-        self.tell(Seen::Cleared { agent: agent.clone() });
+        self.tell(Seen::Agent(AgentSeen::Cleared { agent: agent.clone() }));
     }
 
-    pub fn actor_hears(&mut self, agent: &AgentId, link: u64, told: Told) {
+    pub fn actor_hears(&mut self, agent: &AgentId, link: u64, told: KeeperMessage) {
         let Some(actor) = self.actor(agent) else { return };
         actor.heard.push_back((link, told));
         self.actor_runs(agent);
     }
 
-    fn keeper_told(&mut self, agent: &AgentId, told: Told) {
+    fn keeper_told(&mut self, agent: &AgentId, told: KeeperMessage) {
         match told {
-            Told::Said(said) => self.runtime_said(agent, said),
-            Told::Wrote { exec, bytes } => {
+            KeeperMessage::Said(said) => self.runtime_said(agent, said),
+            KeeperMessage::Wrote { exec, bytes } => {
                 exec.parse().into_iter().for_each(|job: JobId| self.job_wrote(&job, bytes));
             }
-            Told::Exited { exec, ended } => {
+            KeeperMessage::Exited { exec, ended } => {
                 if let Ok(job) = exec.parse() {
                     return self.job_exited(agent, &job, ended);
                 }
@@ -384,7 +389,7 @@ impl World {
                     self.tell_end(&exec, how(ended));
                 }
             }
-            Told::Refused { exec } => {
+            KeeperMessage::Refused { exec } => {
                 if let Ok(job) = exec.parse() {
                     return self.tell_job_end(&job, ExecHow::NotStarted, 0);
                 }
@@ -397,73 +402,77 @@ impl World {
                     self.tell_end(&exec, ExecHow::NotStarted);
                 }
             }
-            Told::Lost { exec } => match exec.parse() {
+            KeeperMessage::Lost { exec } => match exec.parse() {
                 Ok(job) => self.job_lost(agent, &job),
                 Err(_) => self.lost(agent, &exec),
             },
-            Told::Closed => {
+            KeeperMessage::Closed => {
                 let Some(actor) = self.actor(agent) else { return };
                 actor.pulse = None;
                 let Some(up) = actor.up.take() else { return };
-                self.busy(agent, LOST_MS / 20, Busy::Losing { row: Box::new(up.row) });
+                self.busy(agent, LOST_MS / 20, ActorWork::Losing { row: Box::new(up.row) });
             }
         }
     }
 
-    fn runtime_said(&mut self, agent: &AgentId, said: Said) {
+    fn runtime_said(&mut self, agent: &AgentId, said: LineFromRuntime) {
         let Some(up) = self.linked(agent) else { return };
         let waited = up.probe.map(|probe| (up.link, probe));
         let run = up.row.runs;
         match said {
-            Said::Ready { probe, running } if waited == Some(probe) => {
+            LineFromRuntime::Ready { probe, running } if waited == Some(probe) => {
                 up.probe = None;
                 up.row.state = AgentState::Ready;
                 let (agent, adopted) = (agent.clone(), std::mem::take(&mut up.adopted));
-                self.tell(Seen::RuntimeReady { agent, run, adopted, running });
+                self.tell(Seen::Agent(AgentSeen::RuntimeReady { agent, run, adopted, running }));
             }
-            Said::Stale { probe } if waited == Some(probe) => {
+            LineFromRuntime::Stale { probe } if waited == Some(probe) => {
                 up.probe = None;
                 let row = up.row.clone();
                 self.spawn_failed(agent, &row, "epoch.stale");
             }
-            Said::Ready { .. } | Said::Stale { .. } => {}
-            Said::Refused { turn } => {
-                self.tell(Seen::TurnRefused { agent: agent.clone(), turn, why: "it does not want to".into() })
-            }
+            LineFromRuntime::Ready { .. } | LineFromRuntime::Stale { .. } => {}
+            LineFromRuntime::Refused { turn } => self.tell(Seen::Turn(TurnSeen::Refused {
+                agent: agent.clone(),
+                turn,
+                why: "it does not want to".into(),
+            })),
             // Until it has answered the probe, what it says is for a daemon that is gone.
-            Said::Asked { .. } if waited.is_some() => {}
-            Said::Asked { id, ask } => self.tell(Seen::Asked { agent: agent.clone(), id, ask }),
+            LineFromRuntime::Asked { .. } if waited.is_some() => {}
+            LineFromRuntime::Asked { id, ask } => {
+                self.tell(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id, ask }))
+            }
         }
     }
 
-    fn runtime_ended(&mut self, agent: &AgentId, ended: Ended) {
+    fn runtime_ended(&mut self, agent: &AgentId, ended: SimExit) {
         let Some(actor) = self.actor(agent) else { return };
         actor.pulse = None;
         let Some(up) = &mut actor.up else { return };
         up.probe = None;
         let (run, row) = (up.row.runs, up.row.clone());
-        self.send(agent, Command::Kill { exec: runtime_exec(run) });
+        self.send(agent, SimCommand::Kill { exec: runtime_exec(run) });
         match ended {
-            Ended::Code(code) => {
+            SimExit::Code(code) => {
                 let (agent, detail) = (agent.clone(), "it left".to_owned());
-                self.tell(Seen::Exited { agent, run, code, detail });
+                self.tell(Seen::Agent(AgentSeen::Exited { agent, run, code, detail }));
             }
-            Ended::Signal(_) => self.tell_died(agent, run, Part::Runtime),
-            Ended::NotStarted => self.spawn_failed(agent, &row, "its runtime cannot be started"),
+            SimExit::Signal(_) => self.tell_died(agent, run, Part::Runtime),
+            SimExit::NotStarted => self.spawn_failed(agent, &row, "its runtime cannot be started"),
         }
     }
 
     pub fn tell_died(&mut self, agent: &AgentId, run: u32, part: Part) {
         let (agent, detail) = (agent.clone(), "it ended".to_owned());
-        self.tell(Seen::Died { agent, run, part, detail });
+        self.tell(Seen::Agent(AgentSeen::Died { agent, run, part, detail }));
     }
 
-    pub fn line(&mut self, agent: &AgentId, line: Line) {
-        self.send(agent, Command::Line(line));
+    pub fn line(&mut self, agent: &AgentId, line: LineToRuntime) {
+        self.send(agent, SimCommand::Line(line));
     }
 
     /// Without a link what is sent is lost on purpose: everything open is handed out again.
-    pub fn send(&mut self, agent: &AgentId, command: Command) {
+    pub fn send(&mut self, agent: &AgentId, command: SimCommand) {
         let pause = self.rng.delay(self.plan.link_ms);
         let Some(up) = self.linked(agent) else { return };
         let (link, sandbox) = (up.link, up.row.sandbox.clone());
@@ -473,15 +482,15 @@ impl World {
         };
         keeper.down_at = keeper.down_at.max(now + pause);
         let at = keeper.down_at;
-        self.at(at, Next::Down { sandbox, link, command: Box::new(command) });
+        self.at(at, SimEvent::Down { sandbox, link, command: Box::new(command) });
     }
 }
 
-pub fn how(ended: Ended) -> ExecHow {
+pub fn how(ended: SimExit) -> ExecHow {
     match ended {
-        Ended::Code(code) => ExecHow::Exited { code },
-        Ended::Signal(signal) => ExecHow::Killed { signal },
-        Ended::NotStarted => ExecHow::NotStarted,
+        SimExit::Code(code) => ExecHow::Exited { code },
+        SimExit::Signal(signal) => ExecHow::Killed { signal },
+        SimExit::NotStarted => ExecHow::NotStarted,
     }
 }
 

@@ -5,13 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use lodge_core::agent::AgentState;
 use lodge_core::job::{JobRow, JobState, JobWrite};
 use lodge_core::limits::{AGENT_TURNS_MAX, IDLE_SESSIONS_MAX, LIVE_TURNS_MAX, RECENT_REQUESTS_MAX};
-use lodge_core::record::{AgentRow, EventRow, Role, TurnRow, Write};
+use lodge_core::record::{
+    AgentRow, AgentWrite, EventRow, ImageWrite, Role, SessionWrite, TurnRow, TurnWrite, WorkWrite, Write,
+};
 use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{AgentId, EventKind, ExecId, IdSource};
-use lodge_daemon::engine::{Batch, Command, Engine, Facts, Input, Seen};
+use lodge_engine::{AgentCommand, Batch, Command, Engine, Facts, Input, Seen};
 
 use crate::jobs::{jobs_agree, most_jobs};
-use crate::world::World;
+use crate::world::SimWorld;
 
 /// The whole of an engine's memory is looked at every so many steps; its sizes after each.
 const AUDIT_EVERY: u64 = 61;
@@ -23,7 +25,7 @@ const CALLS_MAX: usize = 4;
 const UNSETTLED_MAX: usize = 2 * 64 * 128;
 
 /// No more jobs run than there are slots, and while the shared ones are taken an agent starts its first job alone.
-fn job_slots_are_shared(engine: &Engine, before: &Before, batch: &Batch) -> Result<(), String> {
+fn job_slots_are_shared(engine: &Engine, before: &EngineBefore, batch: &Batch) -> Result<(), String> {
     let running = engine.sizes().jobs.running;
     let most = before.jobs.max(most_jobs(before.max_jobs));
     if running > most {
@@ -52,7 +54,7 @@ fn job_slots_are_shared(engine: &Engine, before: &Before, batch: &Batch) -> Resu
 
 /// An engine before a step.
 #[derive(Debug, Default)]
-pub struct Before {
+pub struct EngineBefore {
     working: usize,
     /// The most that may work at any moment of the step.
     max_concurrent: usize,
@@ -64,7 +66,7 @@ pub struct Before {
     asked: BTreeSet<AgentId>,
 }
 
-impl World {
+impl SimWorld {
     pub fn check_step(&mut self) {
         let Some(daemon) = &self.daemon else { return };
         let sizes = daemon.engine.sizes();
@@ -84,7 +86,7 @@ impl World {
     }
 
     /// What a step may not do whatever happens: let more agents work than may, or start one that somebody stopped.
-    pub fn check_slots(&mut self, before: Before, batch: &Batch) {
+    pub fn check_slots(&mut self, before: EngineBefore, batch: &Batch) {
         let Some(daemon) = &self.daemon else { return };
         let sizes = daemon.engine.sizes();
         let most = before.working.max(before.max_concurrent);
@@ -95,7 +97,7 @@ impl World {
             return self.fail(broken);
         }
         let starts = |write: &Write| match write {
-            Write::AgentState { id, state: AgentState::Pulling, .. } => {
+            Write::Agent(AgentWrite::State { id, state: AgentState::Pulling, .. }) => {
                 (before.stopped.contains(id) && !before.asked.contains(id)).then(|| id.clone())
             }
             _ => None,
@@ -106,14 +108,18 @@ impl World {
     }
 
     /// What is to be known of an engine before it takes these inputs.
-    pub fn before_step(&self, inputs: &[Input]) -> Before {
-        let Some(daemon) = &self.daemon else { return Before::default() };
-        let asked = inputs.iter().filter_map(|input| match input {
-            Input::Api { command: Command::StartAgent { id } | Command::RestartAgent { id, .. }, .. } => {
-                Some(id.clone())
-            }
-            Input::Api { .. } | Input::Seen(_) => None,
-        });
+    pub fn before_step(&self, inputs: &[Input]) -> EngineBefore {
+        let Some(daemon) = &self.daemon else { return EngineBefore::default() };
+        let asked =
+            inputs.iter().filter_map(|input| match input {
+                Input::Api {
+                    command:
+                        Command::Agent(AgentCommand::Start { id })
+                        | Command::Agent(AgentCommand::Restart { id, .. }),
+                    ..
+                } => Some(id.clone()),
+                Input::Api { .. } | Input::Seen(_) => None,
+            });
         let (sizes, stopped) = (daemon.engine.sizes(), daemon.engine.stopped_agents());
         // The number of slots may change in the middle of the step, and again.
         let given = inputs.iter().filter_map(|input| match input {
@@ -123,12 +129,12 @@ impl World {
         let most = |(a, b): (usize, usize), (c, d): (usize, usize)| (a.max(c), b.max(d));
         let (max_concurrent, max_jobs) = given.fold((sizes.max_concurrent, sizes.jobs.max), most);
         let (working, jobs) = (sizes.working, sizes.jobs.running);
-        Before { working, max_concurrent, jobs, max_jobs, stopped, asked: asked.collect() }
+        EngineBefore { working, max_concurrent, jobs, max_jobs, stopped, asked: asked.collect() }
     }
 
     /// Now and then, when everything that was decided is on disk: a restart would find what the engine holds.
     pub fn check_rebuild(&mut self) {
-        let settled = self.daemon.as_ref().is_some_and(crate::daemon::Daemon::is_settled);
+        let settled = self.daemon.as_ref().is_some_and(crate::daemon::SimDaemon::is_settled);
         if settled && self.rng.chance(REBUILD_PER_MILLE) {
             self.rebuild();
         }
@@ -152,7 +158,7 @@ impl World {
         let mut found = engine.facts();
         // A boot says that it happened, and streams of agents that are gone are let go by whoever saw them go.
         found.seq -= 1;
-        found.streams.entry(lodge_daemon::engine::DAEMON_STREAM.to_owned()).and_modify(|head| *head -= 1);
+        found.streams.entry(lodge_engine::DAEMON_STREAM.to_owned()).and_modify(|head| *head -= 1);
         found.streams.retain(|stream, _| facts.streams.contains_key(stream));
         if found != facts {
             return self.fail(difference(&facts, &found));
@@ -177,43 +183,49 @@ impl World {
     pub fn check_commit(&mut self, writes: &[Write]) {
         for write in writes {
             match write {
-                Write::Message(row) if row.role == Role::User => {
+                Write::Turn(TurnWrite::Message(row)) if row.role == Role::User => {
                     self.check_once(&row.body.text);
                 }
-                Write::Message(row) => self.check_read(row),
-                Write::Note { turn, note } => self.check_note(turn, note),
+                Write::Turn(TurnWrite::Message(row)) => self.check_read(row),
+                Write::Turn(TurnWrite::Note { turn, note }) => self.check_note(turn, note),
                 Write::Job(write) => self.check_job_write(write),
-                Write::StepState { turn, step, ordinal, state: StepState::Interrupted, .. } => {
+                Write::Turn(TurnWrite::StepState {
+                    turn,
+                    step,
+                    ordinal,
+                    state: StepState::Interrupted,
+                    ..
+                }) => {
                     self.check_cut(turn, *step, *ordinal);
                 }
-                Write::Agent(row) => self.check_once(&row.image),
+                Write::Agent(AgentWrite::New(row)) => self.check_once(&row.image),
                 Write::Event(row) => self.count(row),
-                Write::TurnState { id, failure: Some(failure), .. } => {
+                Write::Turn(TurnWrite::State { id, failure: Some(failure), .. }) => {
                     let lied = failure.code == "runtime.refused" && !self.clients.refused.contains(id);
                     if lied {
                         self.fail(format!("{id} failed because another agent's runtime said so"));
                     }
                 }
-                Write::Image(_)
-                | Write::ImageRef(_)
-                | Write::ImageRefGone { .. }
-                | Write::ImageGone { .. }
-                | Write::AgentState { .. }
-                | Write::AgentSpec { .. }
-                | Write::Lineage(_)
-                | Write::Session(_)
-                | Write::SessionPath(_)
-                | Write::SessionFork(_)
-                | Write::SessionDeleted { .. }
-                | Write::Turn(_)
-                | Write::TurnState { .. }
-                | Write::Step(_)
-                | Write::StepState { .. }
-                | Write::Epoch(_)
+                Write::Image(ImageWrite::Here(_))
+                | Write::Image(ImageWrite::Named(_))
+                | Write::Image(ImageWrite::Unnamed { .. })
+                | Write::Image(ImageWrite::Gone { .. })
+                | Write::Agent(AgentWrite::State { .. })
+                | Write::Agent(AgentWrite::Spec { .. })
+                | Write::Agent(AgentWrite::Lineage(_))
+                | Write::Session(SessionWrite::New(_))
+                | Write::Session(SessionWrite::Path(_))
+                | Write::Session(SessionWrite::Fork(_))
+                | Write::Session(SessionWrite::Deleted { .. })
+                | Write::Turn(TurnWrite::New(_))
+                | Write::Turn(TurnWrite::State { .. })
+                | Write::Turn(TurnWrite::Step(_))
+                | Write::Turn(TurnWrite::StepState { .. })
+                | Write::Session(SessionWrite::Epoch(_))
                 | Write::Request(_)
                 | Write::Token(_)
-                | Write::Quarantined(_)
-                | Write::Released { .. } => {}
+                | Write::Work(WorkWrite::Quarantined(_))
+                | Write::Work(WorkWrite::Released { .. }) => {}
             }
         }
     }

@@ -10,11 +10,12 @@ use std::collections::{BTreeSet, HashMap};
 
 use lodge_core::lineage::Policy;
 use lodge_core::{AgentId, JobId, LineageId, SessionId, TokenId, TurnId, WorkId};
-use lodge_daemon::engine::{Command, ImageGiven, Input, Release, RequestKey, Ticket};
+use lodge_daemon::view;
+use lodge_engine::{Answer, Command, ImageGiven, Input, Release, RequestKey, Ticket};
 use lodge_proto::ErrorBody;
 use serde_json::Value;
 
-use crate::world::{Next, World};
+use crate::world::{SimEvent, SimWorld};
 
 /// How long a caller waits for an answer before it believes that it was lost.
 const PATIENCE_MS: u64 = 30_000;
@@ -26,12 +27,12 @@ const CHANGED_MS: u64 = 10;
 const RECENT_MAX: usize = 16;
 
 #[derive(Debug, Default)]
-pub struct Clients {
-    pub callers: Vec<Caller>,
+pub struct SimClients {
+    pub callers: Vec<SimCaller>,
     tickets: u64,
     names: u64,
     /// Requests whose answer somebody heard, and the answers by the request's id.
-    pub told: Vec<Told>,
+    pub told: Vec<AnsweredRequest>,
     answers: HashMap<String, Value>,
     /// How often each tool call had its effect.
     pub effects: HashMap<(TurnId, u32, u32), u32>,
@@ -46,21 +47,21 @@ pub struct Clients {
     /// Turns about which a runtime lied.
     pub harmed: BTreeSet<TurnId>,
     /// What is asked for whatever chance says, before anything else.
-    pub errands: Vec<What>,
+    pub errands: Vec<SimRequest>,
     pub idle: bool,
 }
 
 #[derive(Debug, Default)]
-pub struct Caller {
-    pub asks: Option<Asks>,
+pub struct SimCaller {
+    pub asks: Option<PendingRequest>,
     /// Raised with everything it does, so that an earlier alarm means nothing.
     turn: u64,
 }
 
 /// What a caller waits for.
 #[derive(Debug, Clone)]
-pub struct Asks {
-    what: What,
+pub struct PendingRequest {
+    what: SimRequest,
     request_id: Option<String>,
     /// Of the request as it was first made.
     digest: u8,
@@ -73,13 +74,13 @@ pub struct Asks {
 
 /// A request whose answer was heard.
 #[derive(Debug, Clone)]
-pub struct Told {
+pub struct AnsweredRequest {
     caller: usize,
-    asks: Asks,
+    asks: PendingRequest,
 }
 
 #[derive(Debug, Clone)]
-pub enum What {
+pub enum SimRequest {
     Create { text: String },
     Start(AgentId),
     Restart(AgentId),
@@ -89,12 +90,12 @@ pub enum What {
     Settle { agent: AgentId, lineage: LineageId, policy: Policy },
     Remove(AgentId),
     RemoveByForce(AgentId),
-    Send { agent: AgentId, session: Option<SessionId>, text: String, fit: Fit },
+    Send { agent: AgentId, session: Option<SessionId>, text: String, fit: AnswerFit },
     Interrupt(TurnId),
     Submit { agent: AgentId, session: Option<SessionId>, text: String },
     CancelJob(JobId),
     Release { id: WorkId, how: Release },
-    Edit { session: SessionId, edit: Edit },
+    Edit { session: SessionId, edit: SessionEdit },
     Issue { agent: Option<AgentId>, text: String },
     Revoke(TokenId),
     Build { text: String },
@@ -104,14 +105,14 @@ pub enum What {
 
 /// What an answer has to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fit {
+pub enum AnswerFit {
     Anything,
     Schema,
 }
 
 /// A change of a whole session.
 #[derive(Debug, Clone)]
-pub enum Edit {
+pub enum SessionEdit {
     /// Leaves so many turns.
     Rewind(u32),
     Activate(TurnId),
@@ -123,10 +124,10 @@ pub enum Edit {
     Delete,
 }
 
-impl Clients {
+impl SimClients {
     pub fn new(callers: usize) -> Self {
-        let mut clients = Clients::default();
-        clients.callers.resize_with(callers, Caller::default);
+        let mut clients = SimClients::default();
+        clients.callers.resize_with(callers, SimCaller::default);
         clients
     }
 
@@ -135,11 +136,11 @@ impl Clients {
     }
 }
 
-impl World {
+impl SimWorld {
     pub fn caller_later(&mut self, caller: usize, delay_ms: u64) {
         self.clients.callers[caller].turn += 1;
         let turn = self.clients.callers[caller].turn;
-        self.after(delay_ms, Next::Client { caller, turn });
+        self.after(delay_ms, SimEvent::Client { caller, turn });
     }
 
     /// A caller does the next thing, or loses patience with the last.
@@ -165,7 +166,7 @@ impl World {
         }
     }
 
-    fn choose(&mut self, caller: usize) -> Option<Asks> {
+    fn choose(&mut self, caller: usize) -> Option<PendingRequest> {
         if let Some(what) = self.clients.errands.pop() {
             let request_id = Some(self.name("r"));
             return Some(self.asks(what, request_id));
@@ -179,16 +180,16 @@ impl World {
             && told.caller == caller
         {
             let digest = if self.rng.chance(200) { told.asks.digest + 1 } else { told.asks.digest };
-            return Some(Asks { digest, ..told.asks });
+            return Some(PendingRequest { digest, ..told.asks });
         }
         let request_id = if self.rng.chance(750) { Some(self.name("r")) } else { None };
         let what = self.wish(request_id.is_some());
         Some(self.asks(what, request_id))
     }
 
-    fn asks(&self, what: What, request_id: Option<String>) -> Asks {
+    fn asks(&self, what: SimRequest, request_id: Option<String>) -> PendingRequest {
         let (keeper, begun) = (self.keeper_meant(&what), self.begun_meant(&what));
-        Asks { what, request_id, digest: 0, keeper, begun }
+        PendingRequest { what, request_id, digest: 0, keeper, begun }
     }
 
     fn name(&mut self, prefix: &str) -> String {
@@ -197,7 +198,7 @@ impl World {
     }
 
     /// The API's own part: a known answer is given from the store, and sessions are looked up there.
-    fn ask(&mut self, caller: usize, asks: Asks) {
+    fn ask(&mut self, caller: usize, asks: PendingRequest) {
         let patience = if self.rng.chance(self.plan.impatient) { self.rng.delay(20) } else { PATIENCE_MS };
         self.caller_later(caller, patience);
         let key = asks.request_id.as_ref().map(|request_id| RequestKey {
@@ -213,33 +214,35 @@ impl World {
             }
             let answer: Value = serde_json::from_slice(&row.answer).unwrap_or_default();
             match asks.what {
-                What::Stop(_)
-                | What::Kill(_)
-                | What::Remove(_)
-                | What::RemoveByForce(_)
-                | What::Issue { .. }
-                | What::Revoke(_) => {
-                    return self.put(caller, Some(key.clone()), Command::Again { answer });
+                SimRequest::Stop(_)
+                | SimRequest::Kill(_)
+                | SimRequest::Remove(_)
+                | SimRequest::RemoveByForce(_)
+                | SimRequest::Issue { .. }
+                | SimRequest::Revoke(_) => {
+                    return self.put(caller, Some(key.clone()), again(&answer));
                 }
-                What::Create { .. }
-                | What::Start(_)
-                | What::Restart(_)
-                | What::Update { .. }
-                | What::Settle { .. }
-                | What::Interrupt(_)
-                | What::Submit { .. }
-                | What::CancelJob(_)
-                | What::Release { .. }
-                | What::Edit { .. }
-                | What::Build { .. }
-                | What::RemoveImage(_)
-                | What::Tag { .. }
-                | What::Send { .. } => return self.heard(caller, Ok(answer)),
+                SimRequest::Create { .. }
+                | SimRequest::Start(_)
+                | SimRequest::Restart(_)
+                | SimRequest::Update { .. }
+                | SimRequest::Settle { .. }
+                | SimRequest::Interrupt(_)
+                | SimRequest::Submit { .. }
+                | SimRequest::CancelJob(_)
+                | SimRequest::Release { .. }
+                | SimRequest::Edit { .. }
+                | SimRequest::Build { .. }
+                | SimRequest::RemoveImage(_)
+                | SimRequest::Tag { .. }
+                | SimRequest::Send { .. } => return self.heard(caller, Ok(answer)),
             }
         }
         match self.command(&asks.what) {
             // What was found to be so without the engine is nobody's business unless it is asked for again.
-            Ok(Command::Keep { answer }) if key.is_none() => self.heard(caller, Ok(answer)),
+            Ok(Command::Keep { answer }) if key.is_none() => {
+                self.heard(caller, Ok(view::answer(&Answer::Rendered(answer))));
+            }
             Ok(command) => self.put(caller, key, command),
             Err(refusal) => self.heard(caller, Err(refusal)),
         }
@@ -285,7 +288,7 @@ impl World {
                 self.learn(&asks.what, &answer);
                 if let Some(request_id) = asks.request_id.clone() {
                     self.clients.answers.insert(request_id, answer);
-                    self.clients.told.push(Told { caller, asks });
+                    self.clients.told.push(AnsweredRequest { caller, asks });
                 }
             }
             Err(refusal) => {
@@ -304,45 +307,45 @@ impl World {
         self.caller_later(caller, pause);
     }
 
-    fn learn(&mut self, what: &What, answer: &Value) {
+    fn learn(&mut self, what: &SimRequest, answer: &Value) {
         let id = answer["id"].as_str().unwrap_or_default();
         match what {
-            What::Create { .. } => {
+            SimRequest::Create { .. } => {
                 if let Ok(agent) = id.parse()
                     && !self.clients.agents.contains(&agent)
                 {
                     self.clients.agents.push(agent);
                 }
             }
-            What::Send { .. } | What::Edit { edit: Edit::Regenerate(_), .. } => {
+            SimRequest::Send { .. } | SimRequest::Edit { edit: SessionEdit::Regenerate(_), .. } => {
                 self.tally.turns += 1;
                 self.tally.waited += u64::from(answer["waits_for"] == "slot");
                 remember(&mut self.clients.turns, id.parse().ok());
                 let session = answer["session"].as_str().unwrap_or_default().parse().ok();
                 remember(&mut self.clients.sessions, session);
             }
-            What::Edit { edit: Edit::Fork { .. }, .. } => {
+            SimRequest::Edit { edit: SessionEdit::Fork { .. }, .. } => {
                 remember(&mut self.clients.sessions, id.parse().ok());
             }
-            What::Issue { .. } => remember(&mut self.clients.tokens, id.parse().ok()),
-            What::Submit { .. } => remember(&mut self.clients.jobs, id.parse().ok()),
-            What::Remove(agent) | What::RemoveByForce(agent) => {
+            SimRequest::Issue { .. } => remember(&mut self.clients.tokens, id.parse().ok()),
+            SimRequest::Submit { .. } => remember(&mut self.clients.jobs, id.parse().ok()),
+            SimRequest::Remove(agent) | SimRequest::RemoveByForce(agent) => {
                 self.clients.agents.retain(|known| known != agent);
             }
-            What::Start(_)
-            | What::Restart(_)
-            | What::Update { .. }
-            | What::Stop(_)
-            | What::Kill(_)
-            | What::Settle { .. }
-            | What::Edit { .. }
-            | What::Revoke(_)
-            | What::Build { .. }
-            | What::RemoveImage(_)
-            | What::Tag { .. }
-            | What::CancelJob(_)
-            | What::Release { .. }
-            | What::Interrupt(_) => {}
+            SimRequest::Start(_)
+            | SimRequest::Restart(_)
+            | SimRequest::Update { .. }
+            | SimRequest::Stop(_)
+            | SimRequest::Kill(_)
+            | SimRequest::Settle { .. }
+            | SimRequest::Edit { .. }
+            | SimRequest::Revoke(_)
+            | SimRequest::Build { .. }
+            | SimRequest::RemoveImage(_)
+            | SimRequest::Tag { .. }
+            | SimRequest::CancelJob(_)
+            | SimRequest::Release { .. }
+            | SimRequest::Interrupt(_) => {}
         }
     }
 }
@@ -353,4 +356,10 @@ fn remember<T: PartialEq>(recent: &mut Vec<T>, new: Option<T>) {
         recent.remove(0);
     }
     recent.push(new);
+}
+
+/// A request that was decided before, with its recorded answer.
+fn again(answer: &Value) -> Command {
+    let agent = answer["id"].as_str().and_then(|id| id.parse().ok());
+    Command::Again { agent, answer: view::text(answer) }
 }

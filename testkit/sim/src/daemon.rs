@@ -6,21 +6,25 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use lodge_core::job::{JobState, JobWrite};
-use lodge_core::record::{StepKind, Write};
+use lodge_core::record::{SessionWrite, StepKind, TurnWrite, Write};
 use lodge_core::retry::Backoff;
 use lodge_core::token::TokenRow;
 use lodge_core::{AgentId, IdSource, TokenId, TurnId};
-use lodge_daemon::engine::jobs::JobEffect;
-use lodge_daemon::engine::{Batch, Effect, Engine, Host, Input, Out, Seen, Settings, Ticket};
+use lodge_daemon::view;
+use lodge_engine::jobs::JobEffect;
+use lodge_engine::{
+    Batch, Effect, Engine, Host, Input, ModelEffect, Out, PullEffect, SandboxEffect, Seen, Settings, Ticket,
+    Timer,
+};
 
-use crate::actor::Actor;
-use crate::images::Pulls;
-use crate::jobs::{Archiver, Reading};
-use crate::model::Call;
-use crate::plan::{Mutation, Point};
-use crate::room::Lost;
+use crate::actor::SimActor;
+use crate::images::SimPulls;
+use crate::jobs::{SimArchiver, SimRead};
+use crate::model::SimModelCall;
+use crate::plan::{CommitPoint, Mutation};
+use crate::room::LostDecisions;
 use crate::words;
-use crate::world::{Group, Next, World};
+use crate::world::{DiskGroup, SimEvent, SimWorld};
 
 /// As in the daemon: batches that may wait for the disk, inputs in one step, and how long nobody's writes wait.
 const BATCHES_MAX: usize = 64;
@@ -30,31 +34,31 @@ const LAZY_MS: u64 = 250;
 const TELL_EVERY: u64 = 128;
 
 #[derive(Debug)]
-pub struct Daemon {
+pub struct SimDaemon {
     pub life: u64,
     pub engine: Engine,
     pub inputs: VecDeque<Input>,
     pub deciding: bool,
     pub channel: VecDeque<Batch>,
-    pub writer: Writer,
-    pub actors: BTreeMap<AgentId, Actor>,
+    pub writer: SimWriter,
+    pub actors: BTreeMap<AgentId, SimActor>,
     /// The call that a cancellation would reach.
     pub models: BTreeMap<TurnId, u64>,
-    pub calls: BTreeMap<u64, Call>,
+    pub calls: BTreeMap<u64, SimModelCall>,
     /// Which caller waits, and with which of its requests.
     pub tickets: BTreeMap<Ticket, (usize, u64)>,
-    pub archiver: Archiver,
-    pub pulls: Pulls,
+    pub archiver: SimArchiver,
+    pub pulls: SimPulls,
     /// The tokens that let somebody in.
     pub doors: BTreeSet<TokenId>,
     /// Set while nothing can be recorded.
-    pub halted: Option<Lost>,
+    pub halted: Option<LostDecisions>,
 }
 
 #[derive(Debug, Default)]
-pub struct Writer {
+pub struct SimWriter {
     pub waiting: Vec<Batch>,
-    pub doing: Doing,
+    pub doing: WriterState,
     oldest: Option<u64>,
     /// Names the newest wait, so that an earlier timer means nothing.
     wait: u64,
@@ -64,24 +68,24 @@ pub struct Writer {
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub enum Doing {
+pub enum WriterState {
     #[default]
     Waiting,
     Writing,
     Releasing,
 }
 
-impl Daemon {
+impl SimDaemon {
     /// Whether everything that was decided is on disk and has left.
     pub fn is_settled(&self) -> bool {
         self.halted.is_none()
-            && self.writer.doing == Doing::Waiting
+            && self.writer.doing == WriterState::Waiting
             && self.writer.waiting.is_empty()
             && self.channel.is_empty()
     }
 }
 
-impl World {
+impl SimWorld {
     pub fn daemon_starts(&mut self) {
         if self.daemon.is_some() {
             return;
@@ -93,7 +97,7 @@ impl World {
         }
         let loaded = self.disk.load();
         if let Some(kept) = &mut self.kept {
-            kept.push(Group::Opened);
+            kept.push(DiskGroup::Opened);
         }
         let (life, epoch) = (self.life, loaded.epoch);
         self.say(|| format!("daemon {life} starts, epoch {epoch}"));
@@ -103,24 +107,24 @@ impl World {
         let (host, now) = (self.host(), self.wall());
         let (engine, mut first) = Engine::boot_without(loaded, convicted, host, ids, "sim", now);
         if self.mutation == Mutation::LostPull {
-            first.after.retain(|out| !matches!(out, Out::Act(Effect::Pull { .. })));
+            first.after.retain(|out| !matches!(out, Out::Act(Effect::Pull(PullEffect::Begin { .. }))));
         }
-        if !first.now.is_empty() {
+        if !first.early.is_empty() {
             self.fail("a boot asks for effects before its commit");
         }
-        self.daemon = Some(Daemon {
+        self.daemon = Some(SimDaemon {
             life,
             engine,
             inputs: VecDeque::new(),
             deciding: false,
             channel: VecDeque::from([first]),
-            writer: Writer::default(),
+            writer: SimWriter::default(),
             actors: BTreeMap::new(),
             models: BTreeMap::new(),
             calls: BTreeMap::new(),
             tickets: BTreeMap::new(),
-            archiver: Archiver::default(),
-            pulls: Pulls::default(),
+            archiver: SimArchiver::default(),
+            pulls: SimPulls::default(),
             doors,
             halted: None,
         });
@@ -140,7 +144,7 @@ impl World {
             max_jobs: self.plan.max_jobs,
             job_output: lodge_core::limits::JOB_OUTPUT_BYTES,
         };
-        Host { boot, own_uids: true, settings }
+        Host { boot, own_uids: true, settings, render: view::rendered }
     }
 
     fn bring_down_strays(&mut self) {
@@ -150,7 +154,10 @@ impl World {
             .iter()
             .filter(|row| row.state.codes().0 < 7 && !row.state.wants_sandbox() && row.retry.at.is_none())
             .filter(|row| self.machine.is_held(&row.sandbox))
-            .map(|row| Effect::Down { agent: row.id.clone(), sandbox: row.sandbox.clone(), run: row.runs })
+            .map(|row| Effect::Sandbox {
+                agent: row.id.clone(),
+                what: SandboxEffect::Down { sandbox: row.sandbox.clone(), run: row.runs },
+            })
             .collect();
         strays.into_iter().for_each(|stray| self.act(stray));
     }
@@ -167,7 +174,7 @@ impl World {
         self.asked.clear();
         self.callers_lose_daemon();
         let pause = self.rng.delay(20);
-        self.after(pause, Next::DaemonStarts);
+        self.after(pause, SimEvent::DaemonStarts);
     }
 
     /// Tells the engine, as soon as it listens.
@@ -196,7 +203,7 @@ impl World {
         daemon.deciding = true;
         let life = daemon.life;
         let pause = if self.rng.chance(200) { self.rng.delay(1) } else { 0 };
-        self.after(pause, Next::Decide { life });
+        self.after(pause, SimEvent::Decide { life });
     }
 
     pub fn decide(&mut self) {
@@ -219,7 +226,7 @@ impl World {
         self.tally.steps += 1;
         self.check_step();
         self.check_slots(before, &batch);
-        if self.die_at == Some(Point::Decided) {
+        if self.die_at == Some(CommitPoint::Decided) {
             return self.daemon_dies("right after a decision");
         }
         self.pass_on(batch);
@@ -227,7 +234,7 @@ impl World {
 
     /// Does at once what may be done at once, and hands the rest to the writer.
     pub fn pass_on(&mut self, mut batch: Batch) {
-        for effect in std::mem::take(&mut batch.now) {
+        for effect in std::mem::take(&mut batch.early) {
             self.act(effect);
         }
         self.mutate(&mut batch);
@@ -247,10 +254,17 @@ impl World {
                 self.release_outs(early);
             }
             Mutation::LostIntent => {
-                let starts = |out: &Out| matches!(out, Out::Act(Effect::StartExec { resumed: false, .. }));
+                let starts = |out: &Out| {
+                    matches!(
+                        out,
+                        Out::Act(Effect::Sandbox {
+                            what: SandboxEffect::StartExec { resumed: false, .. },
+                            ..
+                        })
+                    )
+                };
                 if batch.after.iter().any(starts) {
-                    let is_tool =
-                        |write: &Write| matches!(write, Write::Step(step) if step.kind == StepKind::Tool);
+                    let is_tool = |write: &Write| matches!(write, Write::Turn(TurnWrite::Step(step)) if step.kind == StepKind::Tool);
                     batch.writes.retain(|write| !is_tool(write));
                 }
             }
@@ -260,7 +274,9 @@ impl World {
                 }
                 _ => true,
             }),
-            Mutation::LostCut => batch.writes.retain(|write| !matches!(write, Write::SessionPath(_))),
+            Mutation::LostCut => {
+                batch.writes.retain(|write| !matches!(write, Write::Session(SessionWrite::Path(_))))
+            }
             Mutation::None
             | Mutation::NoResend
             | Mutation::BlindRerun
@@ -281,7 +297,7 @@ impl World {
         let now = self.now;
         let Some(daemon) = &mut self.daemon else { return };
         let (life, writer) = (daemon.life, &mut daemon.writer);
-        while writer.doing == Doing::Waiting {
+        while writer.doing == WriterState::Waiting {
             let Some(batch) = daemon.channel.pop_front() else { break };
             let urgent = batch.urgent;
             writer.waiting.push(batch);
@@ -292,19 +308,19 @@ impl World {
                 writer.oldest = Some(now);
                 writer.wait += 1;
                 let wait = writer.wait;
-                return self.after_and_go(LAZY_MS, Next::LazyOver { life, wait });
+                return self.after_and_go(LAZY_MS, SimEvent::LazyOver { life, wait });
             }
         }
-        let rests = writer.doing == Doing::Waiting && writer.oldest.is_none() && !writer.asleep;
+        let rests = writer.doing == WriterState::Waiting && writer.oldest.is_none() && !writer.asleep;
         if rests {
             writer.wait += 1;
             let wait = writer.wait;
             let pause = self.plan.rest_ms;
-            self.after(pause, Next::Rest { life, wait });
+            self.after(pause, SimEvent::Rest { life, wait });
         }
     }
 
-    fn after_and_go(&mut self, delay_ms: u64, next: Next) {
+    fn after_and_go(&mut self, delay_ms: u64, next: SimEvent) {
         self.after(delay_ms, next);
         self.writer_goes();
     }
@@ -312,7 +328,7 @@ impl World {
     pub fn lazy_over(&mut self, wait: u64) {
         let Some(daemon) = &mut self.daemon else { return };
         let writer = &daemon.writer;
-        if writer.wait == wait && writer.oldest.is_some() && writer.doing == Doing::Waiting {
+        if writer.wait == wait && writer.oldest.is_some() && writer.doing == WriterState::Waiting {
             self.write_group();
         }
     }
@@ -320,7 +336,7 @@ impl World {
     pub fn rest(&mut self, wait: u64) {
         let Some(daemon) = &mut self.daemon else { return };
         let writer = &mut daemon.writer;
-        if writer.wait != wait || writer.doing != Doing::Waiting || writer.oldest.is_some() {
+        if writer.wait != wait || writer.doing != WriterState::Waiting || writer.oldest.is_some() {
             return;
         }
         writer.asleep = true;
@@ -342,12 +358,12 @@ impl World {
         writer.requests += written;
         let life = daemon.life;
         if writer.waiting.iter().all(|batch| batch.writes.is_empty()) {
-            writer.doing = Doing::Releasing;
-            self.after(0, Next::Release { life });
+            writer.doing = WriterState::Releasing;
+            self.after(0, SimEvent::Release { life });
         } else {
-            writer.doing = Doing::Writing;
+            writer.doing = WriterState::Writing;
             let pause = self.rng.delay(self.plan.disk_ms);
-            self.after(pause, Next::Written { life });
+            self.after(pause, SimEvent::Written { life });
         }
         self.engine_wakes();
     }
@@ -366,7 +382,7 @@ impl World {
         let writes: Vec<Write> =
             daemon.writer.waiting.iter_mut().flat_map(|batch| std::mem::take(&mut batch.writes)).collect();
         let life = daemon.life;
-        daemon.writer.doing = Doing::Releasing;
+        daemon.writer.doing = WriterState::Releasing;
         self.tally.commits += 1;
         self.trace.say(self.now, || format!("committed {} writes", writes.len()));
         if let Err(broken) = self.disk.commit(&writes) {
@@ -375,18 +391,18 @@ impl World {
         self.check_commit(&writes);
         self.check_contents();
         if let Some(kept) = &mut self.kept {
-            kept.push(Group::Writes(writes.clone()));
+            kept.push(DiskGroup::Writes(writes.clone()));
         }
         if fails {
             return self.daemon_dies("the disk failed, after it wrote");
         }
-        if self.die_at == Some(Point::Committed) {
+        if self.die_at == Some(CommitPoint::Committed) {
             return self.daemon_dies("between commit and reply");
         }
         if let Some(first) = self.daemon.as_mut().and_then(|daemon| daemon.writer.waiting.first_mut()) {
             first.writes = writes;
         }
-        self.after(0, Next::Release { life });
+        self.after(0, SimEvent::Release { life });
     }
 
     pub fn release(&mut self) {
@@ -397,14 +413,14 @@ impl World {
             self.publish(batch.events());
             outs.extend(batch.after);
         }
-        if self.die_at == Some(Point::HalfReleased) && !outs.is_empty() {
+        if self.die_at == Some(CommitPoint::HalfReleased) && !outs.is_empty() {
             outs.truncate(self.rng.index(outs.len()));
             self.release_outs(outs);
             return self.daemon_dies("in the middle of a release");
         }
         self.release_outs(outs);
         let Some(daemon) = &mut self.daemon else { return };
-        daemon.writer.doing = Doing::Waiting;
+        daemon.writer.doing = WriterState::Waiting;
         let (requests, told) = (daemon.writer.requests, daemon.writer.told);
         if requests - told >= TELL_EVERY {
             daemon.writer.told = requests;
@@ -416,7 +432,10 @@ impl World {
     fn release_outs(&mut self, outs: Vec<Out>) {
         for out in outs {
             match out {
-                Out::Reply { ticket, reply } => self.answer(ticket, reply),
+                Out::Reply { ticket, reply } => {
+                    let reply = reply.map(|answer| view::answer(&answer)).map_err(view::refused);
+                    self.answer(ticket, reply);
+                }
                 Out::Act(effect) => self.act(effect),
             }
         }
@@ -434,41 +453,30 @@ impl World {
 
     fn act(&mut self, effect: Effect) {
         let agent = match &effect {
-            Effect::CallModel(order) => return self.call_model(order.as_ref().clone()),
-            Effect::CancelModel { turn } => return self.cancel_model(turn),
-            Effect::ReviveLater { agent, run, delay_ms } => {
+            Effect::Model(ModelEffect::Call(order)) => return self.call_model(order.as_ref().clone()),
+            Effect::Model(ModelEffect::Cancel { turn }) => return self.cancel_model(turn),
+            Effect::Timer(Timer::Revival { agent, run, delay_ms }) => {
                 let (life, agent, run) = (self.life, agent.clone(), *run);
-                return self.after(*delay_ms, Next::Revival { life, agent, run });
+                return self.after(*delay_ms, SimEvent::Revival { life, agent, run });
             }
-            Effect::RetryLater { agent, run, delay_ms } => {
+            Effect::Timer(Timer::Retry { agent, run, delay_ms }) => {
                 let (life, agent, run) = (self.life, agent.clone(), *run);
-                return self.after(*delay_ms, Next::Retry { life, agent, run });
+                return self.after(*delay_ms, SimEvent::Retry { life, agent, run });
             }
             Effect::Token(row) => return self.token(row),
-            Effect::Pull { row, ask } => return self.pull_begins(row, *ask),
-            Effect::DropPull { agent } => return self.pull_ends(agent),
-            Effect::CollectImages => return self.collect_images(),
+            Effect::Pull(PullEffect::Begin { row, ask }) => return self.pull_begins(row, *ask),
+            Effect::Pull(PullEffect::Drop { agent }) => return self.pull_ends(agent),
+            Effect::Pull(PullEffect::Collect) => return self.collect_images(),
             // Nobody reads a log here.
-            Effect::NoteFailure { .. } => return,
+            Effect::Sandbox { what: SandboxEffect::NoteFailure { .. }, .. } => return,
             Effect::RemoveOutput { jobs } => return self.outputs_go(jobs),
             Effect::Quarantine { work, .. } => return self.work_decided(work),
             Effect::Job { what: JobEffect::Archive { job }, .. } => return self.archive_all(job),
             Effect::Job { agent, what: JobEffect::Read { asked, session, wish } } => {
                 let (asked, session, wish) = (asked.clone(), session.clone(), wish.clone());
-                return self.read_later(Reading { asked, agent: agent.clone(), session, wish });
+                return self.read_later(SimRead { asked, agent: agent.clone(), session, wish });
             }
-            Effect::Up { row, .. } => row.id.clone(),
-            Effect::Down { agent, .. }
-            | Effect::KillRuntime { agent, .. }
-            | Effect::KillSandbox { agent, .. }
-            | Effect::Clear { agent, .. }
-            | Effect::RunTurn { agent, .. }
-            | Effect::Job { agent, .. }
-            | Effect::DropTurn { agent, .. }
-            | Effect::Answer { agent, .. }
-            | Effect::StartExec { agent, .. }
-            | Effect::KillExec { agent, .. }
-            | Effect::ForgetExec { agent, .. } => agent.clone(),
+            Effect::Sandbox { agent, .. } | Effect::Job { agent, .. } => agent.clone(),
         };
         self.trace.say(self.now, || format!("act {}", words::effect(&effect)));
         let Some(daemon) = &mut self.daemon else { return };

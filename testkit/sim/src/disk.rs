@@ -13,18 +13,18 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use lodge_core::epoch::{Epoch, EpochRow};
 use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{
-    AgentRow, ImageRefRow, LineageRow, LiveTurn, Loaded, MessageRow, RequestRow, Role, SessionFact,
-    SessionRow, StepRow, TurnRow, Write,
+    AgentRow, AgentWrite, ImageRefRow, ImageWrite, LineageRow, LiveTurn, Loaded, MessageRow, RequestRow,
+    Role, SessionFact, SessionRow, SessionWrite, StepRow, TurnRow, TurnWrite, WorkWrite, Write,
 };
 use lodge_core::token::TokenRow;
 use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, ExecId, LineageId, SessionId, TokenId, TurnId, WorkId};
 
 pub use self::jobs::jobs_in;
-use crate::laws::{self, Broken};
+use crate::laws::{self, LawViolation};
 
 #[derive(Debug, Default)]
-pub struct Disk {
+pub struct SimDisk {
     epoch: u64,
     seq: u64,
     streams: BTreeMap<String, u64>,
@@ -39,7 +39,7 @@ pub struct Disk {
     sessions: HashMap<SessionId, SessionFact>,
     /// With the cut that took them off the path, or 0.
     epochs: HashMap<SessionId, Vec<(EpochRow, u32)>>,
-    turns: HashMap<TurnId, Kept>,
+    turns: HashMap<TurnId, StoredTurn>,
     /// All turns of a session, on its path or off it.
     turns_of: HashMap<SessionId, Vec<TurnId>>,
     /// Turns that went with their session.
@@ -54,46 +54,55 @@ pub struct Disk {
     /// How often each text was accepted as a turn, and each image became an agent.
     accepted: HashMap<String, u32>,
     /// A short print of every event, by its place in the log.
-    prints: Vec<Print>,
+    prints: Vec<EventPrint>,
 }
 
 /// A turn with what belongs to it.
 #[derive(Debug, Clone)]
-pub struct Kept {
+pub struct StoredTurn {
     pub row: TurnRow,
     pub steps: Vec<StepRow>,
     pub messages: Vec<MessageRow>,
 }
 
 /// Enough of an event to notice that it changed.
-pub type Print = (u64, i64, i64);
+pub type EventPrint = (u64, i64, i64);
 
-impl Disk {
+impl SimDisk {
     /// Applies one group as one transaction. A write that breaks a law is reported; nothing of the group counts then.
-    pub fn commit<'w>(&mut self, writes: impl IntoIterator<Item = &'w Write>) -> Result<(), Broken> {
+    pub fn commit<'w>(&mut self, writes: impl IntoIterator<Item = &'w Write>) -> Result<(), LawViolation> {
         for write in writes {
             self.apply(write)?;
         }
         Ok(())
     }
 
-    fn apply(&mut self, write: &Write) -> Result<(), Broken> {
+    fn apply(&mut self, write: &Write) -> Result<(), LawViolation> {
         match write {
-            Write::Image(row) => {
+            Write::Image(ImageWrite::Here(row)) => {
                 self.images.put(row);
             }
-            Write::ImageRef(row) => {
+            Write::Image(ImageWrite::Named(row)) => {
                 if !self.has_image(&row.digest) {
                     return Err(format!("{} names an image that is not there", row.reference));
                 }
                 self.image_refs.insert(row.reference.clone(), row.clone());
             }
-            Write::ImageRefGone { reference } => {
+            Write::Image(ImageWrite::Unnamed { reference }) => {
                 self.image_refs.remove(reference).ok_or_else(|| format!("{reference} was gone already"))?;
             }
-            Write::ImageGone { digest } => self.remove_image(digest)?,
-            Write::Agent(row) => self.insert_agent(row)?,
-            Write::AgentState { id, state, detail, lineage, incarnation, runs, started_at, retry } => {
+            Write::Image(ImageWrite::Gone { digest }) => self.remove_image(digest)?,
+            Write::Agent(AgentWrite::New(row)) => self.insert_agent(row)?,
+            Write::Agent(AgentWrite::State {
+                id,
+                state,
+                detail,
+                lineage,
+                incarnation,
+                runs,
+                started_at,
+                retry,
+            }) => {
                 self.lineage_may_follow(id, lineage)?;
                 let row = self.agent_row(id)?;
                 laws::agent_moves(row, *state, *incarnation, *runs)?;
@@ -104,7 +113,7 @@ impl Disk {
                 (row.incarnation, row.runs) = (*incarnation, *runs);
                 (row.started_at, row.retry) = (*started_at, *retry);
             }
-            Write::AgentSpec { id, image, image_digest, spec, next } => {
+            Write::Agent(AgentWrite::Spec { id, image, image_digest, spec, next }) => {
                 let next_digest = next.as_ref().map(|next| &next.image_digest);
                 if !self.has_image(image_digest) || next_digest.is_some_and(|next| !self.has_image(next)) {
                     return Err(format!("{id} is to have an image that is not there"));
@@ -113,18 +122,18 @@ impl Disk {
                 (row.image, row.image_digest) = (image.clone(), image_digest.clone());
                 (row.spec, row.next) = (spec.as_ref().clone(), next.as_deref().cloned());
             }
-            Write::Lineage(row) => {
+            Write::Agent(AgentWrite::Lineage(row)) => {
                 laws::lineage_moves(self.lineages.get(&row.id), row)?;
                 if self.lineages.insert(row.id.clone(), row.clone()).is_none() {
                     self.lineage_order.push(row.id.clone());
                 }
             }
-            Write::Session(row) => self.insert_session(row)?,
-            Write::SessionPath(change) => self.change_path(change)?,
-            Write::SessionFork(fork) => self.copy_session(fork)?,
-            Write::SessionDeleted { id } => self.delete_session(id)?,
-            Write::Turn(row) => self.insert_turn(row)?,
-            Write::TurnState { id, state, ended_at, usage, failure } => {
+            Write::Session(SessionWrite::New(row)) => self.insert_session(row)?,
+            Write::Session(SessionWrite::Path(change)) => self.change_path(change)?,
+            Write::Session(SessionWrite::Fork(fork)) => self.copy_session(fork)?,
+            Write::Session(SessionWrite::Deleted { id }) => self.delete_session(id)?,
+            Write::Turn(TurnWrite::New(row)) => self.insert_turn(row)?,
+            Write::Turn(TurnWrite::State { id, state, ended_at, usage, failure }) => {
                 self.check_order(id, *state)?;
                 let kept = self.turns.get_mut(id).ok_or_else(|| format!("{id} is not stored"))?;
                 laws::turn_moves(kept, *state)?;
@@ -141,8 +150,18 @@ impl Disk {
                     self.all_told(id)?;
                 }
             }
-            Write::Step(row) => self.insert_step(row)?,
-            Write::StepState { turn, step, ordinal, state, attempt, exit_code, signal, cause, ended_at } => {
+            Write::Turn(TurnWrite::Step(row)) => self.insert_step(row)?,
+            Write::Turn(TurnWrite::StepState {
+                turn,
+                step,
+                ordinal,
+                state,
+                attempt,
+                exit_code,
+                signal,
+                cause,
+                ended_at,
+            }) => {
                 let kept = self.turns.get_mut(turn).ok_or_else(|| format!("{turn} is not stored"))?;
                 let row = kept.steps.iter_mut().find(|row| row.step == *step && row.ordinal == *ordinal);
                 let row = row.ok_or_else(|| format!("{turn} has no step {step}.{ordinal}"))?;
@@ -150,9 +169,9 @@ impl Disk {
                 (row.state, row.attempt, row.exit_code) = (*state, *attempt, *exit_code);
                 (row.signal, row.cause, row.ended_at) = (*signal, *cause, *ended_at);
             }
-            Write::Message(row) => self.insert_message(row)?,
-            Write::Note { turn, note } => self.note_turn(turn, note)?,
-            Write::Epoch(row) => self.insert_epoch(row)?,
+            Write::Turn(TurnWrite::Message(row)) => self.insert_message(row)?,
+            Write::Turn(TurnWrite::Note { turn, note }) => self.note_turn(turn, note)?,
+            Write::Session(SessionWrite::Epoch(row)) => self.insert_epoch(row)?,
             Write::Event(row) => {
                 let head = self.streams.entry(row.stream.clone()).or_insert(0);
                 if row.seq != self.seq + 1 || row.stream_seq != *head + 1 {
@@ -169,8 +188,8 @@ impl Disk {
                 }
             }
             Write::Job(write) => self.apply_job(write)?,
-            Write::Quarantined(row) => self.set_aside(row)?,
-            Write::Released { id } => self.released(id)?,
+            Write::Work(WorkWrite::Quarantined(row)) => self.set_aside(row)?,
+            Write::Work(WorkWrite::Released { id }) => self.released(id)?,
             Write::Request(row) => {
                 let key = (row.caller.clone(), row.request_id.clone());
                 if let Some(known) = self.requests.get(&key)
@@ -184,7 +203,7 @@ impl Disk {
         Ok(())
     }
 
-    fn insert_agent(&mut self, row: &AgentRow) -> Result<(), Broken> {
+    fn insert_agent(&mut self, row: &AgentRow) -> Result<(), LawViolation> {
         let taken = self.agents.iter().any(|known| known.name == row.name && known.state.codes().0 < 7);
         if taken || self.agent_at.contains_key(&row.id) || !self.has_image(&row.image_digest) {
             return Err(format!("agent {row:?} cannot be inserted"));
@@ -195,7 +214,7 @@ impl Disk {
         Ok(())
     }
 
-    fn insert_session(&mut self, row: &SessionRow) -> Result<(), Broken> {
+    fn insert_session(&mut self, row: &SessionRow) -> Result<(), LawViolation> {
         let fact = SessionFact {
             row: row.clone(),
             turns: 0,
@@ -212,7 +231,7 @@ impl Disk {
         }
     }
 
-    fn insert_turn(&mut self, row: &TurnRow) -> Result<(), Broken> {
+    fn insert_turn(&mut self, row: &TurnRow) -> Result<(), LawViolation> {
         let session = self.sessions.get_mut(&row.session);
         let session = session.ok_or_else(|| format!("{} has no session", row.id))?;
         if row.number != session.turns + 1 || session.row.agent != row.agent {
@@ -223,11 +242,11 @@ impl Disk {
         }
         (session.turns, session.tip) = (row.number, Some(row.id.clone()));
         self.live.insert((row.session.clone(), row.number, row.id.clone()));
-        self.keep_turn(Kept { row: row.clone(), steps: Vec::new(), messages: Vec::new() })
+        self.keep_turn(StoredTurn { row: row.clone(), steps: Vec::new(), messages: Vec::new() })
     }
 
     /// Nobody's turn has the id of another one, also not of one that was deleted.
-    fn keep_turn(&mut self, kept: Kept) -> Result<(), Broken> {
+    fn keep_turn(&mut self, kept: StoredTurn) -> Result<(), LawViolation> {
         let (id, session) = (kept.row.id.clone(), kept.row.session.clone());
         self.turns_of.entry(session).or_default().push(id.clone());
         if self.deleted.contains(&id) || self.turns.insert(id.clone(), kept).is_some() {
@@ -236,7 +255,7 @@ impl Disk {
         Ok(())
     }
 
-    fn insert_step(&mut self, row: &StepRow) -> Result<(), Broken> {
+    fn insert_step(&mut self, row: &StepRow) -> Result<(), LawViolation> {
         let kept = self.turns.get_mut(&row.turn).ok_or_else(|| format!("{} is not stored", row.turn))?;
         laws::step_begins(kept, row)?;
         let at = kept.steps.partition_point(|known| (known.step, known.ordinal) < (row.step, row.ordinal));
@@ -250,7 +269,7 @@ impl Disk {
         }
     }
 
-    fn note_turn(&mut self, turn: &TurnId, note: &str) -> Result<(), Broken> {
+    fn note_turn(&mut self, turn: &TurnId, note: &str) -> Result<(), LawViolation> {
         let kept = self.turns.get_mut(turn).ok_or_else(|| format!("{turn} is not stored"))?;
         let (session, number, state) = (kept.row.session.clone(), kept.row.number, kept.row.state);
         let message = kept.messages.first_mut().filter(|_| state == TurnState::Queued);
@@ -263,7 +282,7 @@ impl Disk {
         Ok(())
     }
 
-    fn insert_message(&mut self, row: &MessageRow) -> Result<(), Broken> {
+    fn insert_message(&mut self, row: &MessageRow) -> Result<(), LawViolation> {
         let session = self.sessions.get_mut(&row.session);
         let session = session.ok_or_else(|| format!("a message without a session: {row:?}"))?;
         if row.seq != session.messages + 1 {
@@ -282,7 +301,7 @@ impl Disk {
     }
 
     /// Epochs follow each other, and none goes back behind the one before it.
-    fn insert_epoch(&mut self, row: &EpochRow) -> Result<(), Broken> {
+    fn insert_epoch(&mut self, row: &EpochRow) -> Result<(), LawViolation> {
         let session = self.sessions.get_mut(&row.session);
         let session = session.ok_or_else(|| format!("an epoch without a session: {row:?}"))?;
         let follows = row.number == session.epoch.newest + 1 && row.from_turn > session.epoch.from_turn;
@@ -295,7 +314,7 @@ impl Disk {
     }
 
     /// Turns of one session never interleave and stay in order.
-    fn check_order(&self, id: &TurnId, next: lodge_core::turn::TurnState) -> Result<(), Broken> {
+    fn check_order(&self, id: &TurnId, next: lodge_core::turn::TurnState) -> Result<(), LawViolation> {
         let Some(kept) = self.turns.get(id) else { return Ok(()) };
         if next != lodge_core::turn::TurnState::Running {
             return Ok(());
@@ -366,7 +385,7 @@ impl Disk {
     }
 
     /// A start begins another lineage only when the last one is over.
-    fn lineage_may_follow(&self, agent: &AgentId, lineage: &LineageId) -> Result<(), Broken> {
+    fn lineage_may_follow(&self, agent: &AgentId, lineage: &LineageId) -> Result<(), LawViolation> {
         let before = self.agent(agent).and_then(|row| self.lineages.get(&row.lineage));
         match before {
             Some(before) if before.id != *lineage && !before.state.is_over() => {
@@ -392,7 +411,7 @@ impl Disk {
         self.agent_at.get(id).map(|at| &self.agents[*at])
     }
 
-    fn agent_row(&mut self, id: &AgentId) -> Result<&mut AgentRow, Broken> {
+    fn agent_row(&mut self, id: &AgentId) -> Result<&mut AgentRow, LawViolation> {
         let at = self.agent_at.get(id).ok_or_else(|| format!("{id} is not stored"))?;
         Ok(&mut self.agents[*at])
     }
@@ -401,7 +420,7 @@ impl Disk {
         self.sessions.get(id)
     }
 
-    pub fn turn(&self, id: &TurnId) -> Option<&Kept> {
+    pub fn turn(&self, id: &TurnId) -> Option<&StoredTurn> {
         self.turns.get(id)
     }
 
@@ -431,7 +450,7 @@ impl Disk {
         self.execs.get(exec)
     }
 
-    pub fn live_turns(&self) -> impl Iterator<Item = &Kept> {
+    pub fn live_turns(&self) -> impl Iterator<Item = &StoredTurn> {
         self.live.iter().filter_map(|(_, _, id)| self.turns.get(id))
     }
 
@@ -439,7 +458,7 @@ impl Disk {
         self.accepted.get(text).copied().unwrap_or(0)
     }
 
-    pub fn print(&self, seq: u64) -> Option<Print> {
+    pub fn print(&self, seq: u64) -> Option<EventPrint> {
         self.prints.get(usize::try_from(seq).ok()?.checked_sub(1)?).copied()
     }
 
@@ -448,7 +467,7 @@ impl Disk {
     }
 }
 
-fn live_turn(kept: &Kept) -> LiveTurn {
+fn live_turn(kept: &StoredTurn) -> LiveTurn {
     let newest = kept.messages.iter().rposition(|message| message.role == Role::Assistant);
     let calls = newest.map(|at| kept.messages[at].body.calls.clone()).unwrap_or_default();
     let after = newest.map_or(&kept.messages[..], |at| &kept.messages[at..]);

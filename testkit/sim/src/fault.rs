@@ -1,25 +1,25 @@
 //! What goes wrong, when, and to whom.
 
 use lodge_core::SandboxId;
-use lodge_daemon::engine::Seen;
+use lodge_engine::Seen;
 
-use crate::keeper::Ended;
-use crate::plan::Fault;
-use crate::world::{Next, World};
+use crate::keeper::SimExit;
+use crate::plan::SimFault;
+use crate::world::{SimEvent, SimWorld};
 
 /// The wall clock stays within this of the truth: what is remembered for a day stays remembered.
 const SKEW_MAX_MS: i64 = 6 * 60 * 60 * 1_000;
 
-impl World {
+impl SimWorld {
     pub fn fault(&mut self, storm: u64) {
         if storm != self.storm || self.calm {
             return;
         }
         let pause = self.rng.delay(self.plan.fault_every_ms);
-        self.after(pause, Next::Fault { storm });
+        self.after(pause, SimEvent::Fault { storm });
         let Some(fault) = self.rng.pick(&self.plan.faults).copied() else { return };
         self.tally.faults += 1;
-        let running = |world: &World| -> Vec<SandboxId> {
+        let running = |world: &SimWorld| -> Vec<SandboxId> {
             let held = world.machine.sandboxes.iter().filter(|(_, sandbox)| sandbox.keeper.is_some());
             held.map(|(id, _)| id.clone()).collect()
         };
@@ -27,58 +27,58 @@ impl World {
         let victim = self.rng.pick(&sandboxes).cloned();
         self.say(|| format!("fault: {fault:?} {victim:?}"));
         match (fault, victim) {
-            (Fault::DaemonDies, _) => self.daemon_dies("killed"),
-            (Fault::DaemonDiesAt(point), _) => self.die_at = Some(point),
-            (Fault::DiskFails, _) => self.disk_fails = true,
-            (Fault::DiskFull, _) => self.disk_full = true,
-            (Fault::PowerLoss, _) => self.power_loss(),
-            (Fault::ClockJumps, _) => {
+            (SimFault::DaemonDies, _) => self.daemon_dies("killed"),
+            (SimFault::DaemonDiesAt(point), _) => self.die_at = Some(point),
+            (SimFault::DiskFails, _) => self.disk_fails = true,
+            (SimFault::DiskFull, _) => self.disk_full = true,
+            (SimFault::PowerLoss, _) => self.power_loss(),
+            (SimFault::ClockJumps, _) => {
                 let jump = i64::try_from(self.rng.below(4_000_000)).unwrap_or(0) - 2_000_000;
                 self.skew = (self.skew + jump).clamp(-SKEW_MAX_MS, SKEW_MAX_MS);
             }
-            (Fault::KeeperDies, Some(id)) => self.keeper_dies(&id, "killed"),
-            (Fault::RuntimeDies, Some(id)) => self.runtime_ends(&id, Ended::Signal(9)),
-            (Fault::RuntimeExits, Some(id)) => {
+            (SimFault::KeeperDies, Some(id)) => self.keeper_dies(&id, "killed"),
+            (SimFault::RuntimeDies, Some(id)) => self.runtime_ends(&id, SimExit::Signal(9)),
+            (SimFault::RuntimeExits, Some(id)) => {
                 let code = i32::from(self.rng.chance(700));
-                self.runtime_ends(&id, Ended::Code(code));
+                self.runtime_ends(&id, SimExit::Code(code));
             }
-            (Fault::RuntimeHangs, Some(id)) => self.runtime_hangs(&id),
-            (Fault::KeeperHangs, Some(id)) => self.keeper_hangs(&id),
-            (Fault::LinkCut, Some(id)) => self.link_breaks(&id),
-            (Fault::SpawnFails, Some(id)) => self.stick(&id, |sandbox| sandbox.spawn_fails = 1),
-            (Fault::ModelGone, Some(id)) => {
+            (SimFault::RuntimeHangs, Some(id)) => self.runtime_hangs(&id),
+            (SimFault::KeeperHangs, Some(id)) => self.keeper_hangs(&id),
+            (SimFault::LinkCut, Some(id)) => self.link_breaks(&id),
+            (SimFault::SpawnFails, Some(id)) => self.stick(&id, |sandbox| sandbox.spawn_fails = 1),
+            (SimFault::ModelGone, Some(id)) => {
                 let times = u32::try_from(self.rng.between(1, 3)).unwrap_or(1);
                 self.stick(&id, |sandbox| sandbox.lacks_model = times);
             }
-            (Fault::ProvidersChange, _) => self.tell(Seen::ProvidersChanged),
-            (Fault::ArchiveFull, _) => self.jobs.archive_full = !self.jobs.archive_full,
-            (Fault::Retention, _) => self.retention_looks(),
-            (Fault::SlotsChange, _) => {
+            (SimFault::ProvidersChange, _) => self.tell(Seen::ProvidersChanged),
+            (SimFault::ArchiveFull, _) => self.jobs.archive_full = !self.jobs.archive_full,
+            (SimFault::Retention, _) => self.retention_looks(),
+            (SimFault::SlotsChange, _) => {
                 self.plan.max_jobs = self.rng.between(1, 4) as usize;
                 self.jobs.max_ever = self.jobs.max_ever.max(self.plan.max_jobs);
                 self.plan.max_concurrent = self.rng.between(1, 4) as usize;
                 let settings = self.host().settings;
                 self.tell(Seen::Configured(settings));
             }
-            (Fault::SandboxSticks, Some(id)) => self.stick(&id, |sandbox| sandbox.sticks = 1),
-            (Fault::FilesStick, Some(id)) => self.stick(&id, |sandbox| sandbox.files_stick = 1),
+            (SimFault::SandboxSticks, Some(id)) => self.stick(&id, |sandbox| sandbox.sticks = 1),
+            (SimFault::FilesStick, Some(id)) => self.stick(&id, |sandbox| sandbox.files_stick = 1),
             (
-                Fault::KeeperDies
-                | Fault::RuntimeDies
-                | Fault::RuntimeExits
-                | Fault::RuntimeHangs
-                | Fault::KeeperHangs
-                | Fault::LinkCut
-                | Fault::SpawnFails
-                | Fault::ModelGone
-                | Fault::SandboxSticks
-                | Fault::FilesStick,
+                SimFault::KeeperDies
+                | SimFault::RuntimeDies
+                | SimFault::RuntimeExits
+                | SimFault::RuntimeHangs
+                | SimFault::KeeperHangs
+                | SimFault::LinkCut
+                | SimFault::SpawnFails
+                | SimFault::ModelGone
+                | SimFault::SandboxSticks
+                | SimFault::FilesStick,
                 None,
             ) => {}
         }
     }
 
-    fn stick(&mut self, id: &SandboxId, how: impl FnOnce(&mut crate::keeper::Sandbox)) {
+    fn stick(&mut self, id: &SandboxId, how: impl FnOnce(&mut crate::keeper::SimSandbox)) {
         self.machine.sandboxes.get_mut(id).into_iter().for_each(|sandbox| {
             sandbox.spawn_fails = sandbox.spawn_fails.min(1);
         });
@@ -105,9 +105,9 @@ impl World {
         self.storm += 1;
         let storm = self.storm;
         let pause = self.rng.delay(self.plan.fault_every_ms);
-        self.after(pause, Next::Fault { storm });
+        self.after(pause, SimEvent::Fault { storm });
         if self.daemon.is_none() {
-            self.after(0, Next::DaemonStarts);
+            self.after(0, SimEvent::DaemonStarts);
         }
         for caller in 0..self.clients.callers.len() {
             let pause = self.rng.delay(self.plan.pause_ms);

@@ -11,10 +11,10 @@ use lodge_core::record::{
     AgentRow, AgentSpec, BinImageRecord, BinRecord, ImageContents, ImageRecord, ImageRow, ImageState,
     RuntimeRecord, ToolRecord,
 };
-use lodge_daemon::engine::{Again, Command, NewImage, Seen, Ticket};
+use lodge_engine::{Again, AgentCommand, Command, ImageCommand, NewImage, PullSeen, Seen, Ticket};
 
 use crate::plan::Mutation;
-use crate::world::{Next, World};
+use crate::world::{SimEvent, SimWorld};
 
 /// Agents' images and tools' images that there are in this world.
 pub const AGENTS: u64 = 4;
@@ -22,23 +22,23 @@ pub const BINS: u64 = 3;
 
 /// What a daemon does about images.
 #[derive(Debug, Default)]
-pub struct Pulls {
+pub struct SimPulls {
     /// The newest pull for each agent, until it is dropped.
-    begun: BTreeMap<AgentId, Pull>,
+    begun: BTreeMap<AgentId, SimPull>,
     /// Pulls that were broken off too late: they are told of all the same.
     ghosts: BTreeMap<u64, AgentRow>,
-    held: BTreeMap<Holder, BTreeSet<String>>,
+    held: BTreeMap<PinHolder, BTreeSet<String>>,
 }
 
 #[derive(Debug)]
-struct Pull {
+struct SimPull {
     ask: u64,
     row: AgentRow,
 }
 
 /// Who has something recorded before long.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Holder {
+enum PinHolder {
     Request(Ticket),
     Pull(AgentId),
 }
@@ -48,29 +48,31 @@ pub const HOPELESS: &str = "it has no program for this host";
 
 /// How a pull ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum PullEnd {
     Brought,
     Failed(Again),
 }
 
-impl Pulls {
-    fn dropped(&mut self, agent: &AgentId) -> Option<Pull> {
-        self.held.remove(&Holder::Pull(agent.clone()));
+impl SimPulls {
+    fn dropped(&mut self, agent: &AgentId) -> Option<SimPull> {
+        self.held.remove(&PinHolder::Pull(agent.clone()));
         self.begun.remove(agent)
     }
 
     pub fn answered(&mut self, ticket: Ticket) {
-        self.held.remove(&Holder::Request(ticket));
+        self.held.remove(&PinHolder::Request(ticket));
     }
 }
 
-impl World {
+impl SimWorld {
     /// A request brings contents with it, and whoever made it holds them until it is answered.
     pub fn hold_contents(&mut self, ticket: Ticket, command: &Command) {
         let new = match command {
-            Command::AddImage(new) | Command::AddImageBesides(new) => Some(new.as_ref()),
-            Command::CreateAgent(new) => Some(&new.image),
-            Command::UpdateAgent(update) => update.image.as_ref(),
+            Command::Image(ImageCommand::Add(new)) | Command::Image(ImageCommand::AddNew(new)) => {
+                Some(new.as_ref())
+            }
+            Command::Agent(AgentCommand::Create(new)) => Some(&new.image),
+            Command::Agent(AgentCommand::Update(update)) => update.image.as_ref(),
             _ => None,
         };
         let Some(NewImage { row, with, .. }) = new else { return };
@@ -78,7 +80,7 @@ impl World {
         let digests: BTreeSet<String> = whole.map(|row| row.digest.clone()).collect();
         self.contents.extend(digests.iter().cloned());
         if let Some(daemon) = &mut self.daemon {
-            daemon.pulls.held.insert(Holder::Request(ticket), digests);
+            daemon.pulls.held.insert(PinHolder::Request(ticket), digests);
         }
     }
 
@@ -89,15 +91,15 @@ impl World {
         let delay = if here { self.rng.below(2) } else { self.rng.delay(self.plan.pull_ms) };
         let Some(daemon) = &mut self.daemon else { return };
         let (life, agent) = (daemon.life, row.id.clone());
-        daemon.pulls.begun.insert(agent.clone(), Pull { ask, row: row.clone() });
-        self.after(delay, Next::Pull { life, agent, ask });
+        daemon.pulls.begun.insert(agent.clone(), SimPull { ask, row: row.clone() });
+        self.after(delay, SimEvent::Pull { life, agent, ask });
     }
 
     /// Nobody waits for it any more, or it is recorded. What was about to be told may be told nevertheless.
     pub fn pull_ends(&mut self, agent: &AgentId) {
         let late = self.rng.chance(300);
         let Some(daemon) = &mut self.daemon else { return };
-        if let Some(Pull { ask, row }) = daemon.pulls.dropped(agent)
+        if let Some(SimPull { ask, row }) = daemon.pulls.dropped(agent)
             && late
         {
             daemon.pulls.ghosts.insert(ask, row);
@@ -114,12 +116,12 @@ impl World {
         let waits = current.is_some();
         let row = current.map(|pull| pull.row.clone()).or_else(|| daemon.pulls.ghosts.remove(&ask));
         let Some(row) = row else { return };
-        let end = if fails { End::Failed(again) } else { End::Brought };
-        if end == End::Brought {
+        let end = if fails { PullEnd::Failed(again) } else { PullEnd::Brought };
+        if end == PullEnd::Brought {
             let brought: BTreeSet<String> = needs(&row).map(str::to_owned).collect();
             self.contents.extend(brought.iter().cloned());
             if waits && self.mutation != Mutation::LoosePull {
-                daemon.pulls.held.insert(Holder::Pull(agent.clone()), brought);
+                daemon.pulls.held.insert(PinHolder::Pull(agent.clone()), brought);
             }
         }
         for _ in 0..=usize::from(twice) {
@@ -127,21 +129,27 @@ impl World {
         }
     }
 
-    fn told(&self, row: &AgentRow, ask: u64, end: End) -> Seen {
+    fn told(&self, row: &AgentRow, ask: u64, end: PullEnd) -> Seen {
         let agent = row.id.clone();
         match end {
-            End::Failed(again) => {
+            PullEnd::Failed(again) => {
                 let detail = match again {
                     Again::Later => "the registry does not answer",
                     Again::Never => HOPELESS,
                 };
-                Seen::PullFailed { agent, ask, detail: detail.to_owned(), again }
+                Seen::Pull(PullSeen::Failed { agent, ask, detail: detail.to_owned(), again })
             }
-            End::Brought => {
+            PullEnd::Brought => {
                 let new = needs(row).filter(|digest| !self.disk.is_whole(digest));
                 let rows = new.collect::<BTreeSet<_>>().into_iter().map(image).collect();
                 let AgentSpec { tools, runtime, .. } = row.spec.clone();
-                Seen::Pulled { agent, ask, rows, tools: placed(tools), runtime: runtime.map(found) }
+                Seen::Pull(PullSeen::Pulled {
+                    agent,
+                    ask,
+                    rows,
+                    tools: placed(tools),
+                    runtime: runtime.map(found),
+                })
             }
         }
     }
@@ -285,7 +293,7 @@ pub fn bin_image(number: u64) -> NewImage {
     NewImage { row, with: Vec::new(), tags: vec![format!("b:{number}")] }
 }
 
-impl World {
+impl SimWorld {
     /// As it comes from a registry: only announced, whole, or with everything that it needs.
     pub fn some_arrival(&mut self, new: NewImage) -> NewImage {
         let NewImage { row, with, tags } = new;

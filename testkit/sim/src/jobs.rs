@@ -13,15 +13,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::JobId;
 
-pub use archive::{Archiver, Stage};
+pub use archive::{ArchiveStage, SimArchiver};
 pub use checks::{jobs_agree, most_jobs};
-pub use host::File;
-pub use reads::{Reading, wish_of};
+pub use host::JobFile;
+pub use reads::{SimRead, wish_of};
 
 #[derive(Debug, Default)]
-pub struct Jobs {
+pub struct SimJobs {
     /// Counted where they run.
-    pub truths: BTreeMap<JobId, Truth>,
+    pub truths: BTreeMap<JobId, JobTruth>,
     /// The second disk: how much of each job's output it has.
     pub archive: BTreeMap<JobId, u64>,
     /// Whether it has no room.
@@ -35,7 +35,7 @@ pub struct Jobs {
 
 /// What happened to a job.
 #[derive(Debug, Default, Clone, Copy)]
-pub struct Truth {
+pub struct JobTruth {
     /// How often its program was started.
     pub starts: u32,
     /// What it wrote and no power loss took.

@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use lodge_core::record::StepKind;
 use lodge_core::{AgentId, ExecId, JobId, SandboxId};
 
-use crate::jobs::File;
+use crate::jobs::JobFile;
 use crate::plan::Mutation;
-use crate::runtime::{Line, Runtime, Said};
-use crate::world::{Next, World};
+use crate::runtime::{LineFromRuntime, LineToRuntime, SimRuntime};
+use crate::world::{SimEvent, SimWorld};
 
 /// Between asking a program to end and killing it.
 pub const GRACE_MS: u64 = 5_000;
@@ -18,21 +18,21 @@ pub const GRACE_MS: u64 = 5_000;
 const HUNG_MS: u64 = 1_000;
 
 #[derive(Debug, Default)]
-pub struct Machine {
+pub struct SimMachine {
     /// Another number after every start of the machine.
     pub boot: u64,
-    pub sandboxes: BTreeMap<SandboxId, Sandbox>,
+    pub sandboxes: BTreeMap<SandboxId, SimSandbox>,
     pub links: u64,
 }
 
 #[derive(Debug)]
-pub struct Sandbox {
+pub struct SimSandbox {
     pub agent: AgentId,
     /// Claimed execs, with their record once they ended. Outlives its keepers.
-    pub shelf: BTreeMap<String, Option<Ended>>,
+    pub shelf: BTreeMap<String, Option<SimExit>>,
     /// What jobs wrote.
-    pub files: BTreeMap<JobId, File>,
-    pub keeper: Option<Keeper>,
+    pub files: BTreeMap<JobId, JobFile>,
+    pub keeper: Option<SimKeeper>,
     /// How often the next attempts to end it, to clear it and to start in it fail.
     pub sticks: u32,
     pub files_stick: u32,
@@ -44,7 +44,7 @@ pub struct Sandbox {
 }
 
 #[derive(Debug)]
-pub struct Keeper {
+pub struct SimKeeper {
     pub serial: u64,
     pub incarnation: u32,
     /// The connection that it listens to.
@@ -53,25 +53,25 @@ pub struct Keeper {
     pub life: u64,
     pub up_at: u64,
     pub down_at: u64,
-    pub running: BTreeMap<String, Running>,
+    pub running: BTreeMap<String, SimExec>,
     /// Execs that ended under this very keeper: whatever they left behind can still be killed.
     pub ended: BTreeSet<String>,
-    pub runtime: Option<Runtime>,
+    pub runtime: Option<SimRuntime>,
     pub ending: bool,
     /// Stopped: it reads nothing and records nothing until it wakes.
     pub hung: bool,
-    unread: Vec<(u64, Command)>,
+    unread: Vec<(u64, SimCommand)>,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub struct Running {
+pub struct SimExec {
     pub run: u64,
     pub doomed: bool,
 }
 
 /// How a program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
+pub enum SimExit {
     Code(i32),
     Signal(i32),
     NotStarted,
@@ -79,21 +79,21 @@ pub enum Ended {
 
 /// What a daemon tells a keeper.
 #[derive(Debug)]
-pub enum Command {
+pub enum SimCommand {
     StartRuntime { exec: String },
     Start { exec: String },
     Kill { exec: String },
     Forget { exec: String },
-    Line(Line),
+    Line(LineToRuntime),
 }
 
 /// What a keeper tells a daemon.
 #[derive(Debug)]
-pub enum Told {
-    Said(Said),
+pub enum KeeperMessage {
+    Said(LineFromRuntime),
     Exited {
         exec: String,
-        ended: Ended,
+        ended: SimExit,
     },
     Refused {
         exec: String,
@@ -112,23 +112,23 @@ pub enum Told {
 
 /// A claimed exec as a keeper that is met tells of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Known {
+pub enum SimExecState {
     Running,
-    Exited(Ended),
+    Exited(SimExit),
     Lost,
 }
 
-impl Machine {
+impl SimMachine {
     pub fn is_held(&self, sandbox: &SandboxId) -> bool {
         self.sandboxes.get(sandbox).is_some_and(|sandbox| sandbox.keeper.is_some())
     }
 
-    pub fn keeper(&mut self, sandbox: &SandboxId) -> Option<&mut Keeper> {
+    pub fn keeper(&mut self, sandbox: &SandboxId) -> Option<&mut SimKeeper> {
         self.sandboxes.get_mut(sandbox)?.keeper.as_mut()
     }
 
-    pub fn sandbox(&mut self, id: &SandboxId, agent: &AgentId) -> &mut Sandbox {
-        self.sandboxes.entry(id.clone()).or_insert_with(|| Sandbox {
+    pub fn sandbox(&mut self, id: &SandboxId, agent: &AgentId) -> &mut SimSandbox {
+        self.sandboxes.entry(id.clone()).or_insert_with(|| SimSandbox {
             agent: agent.clone(),
             shelf: BTreeMap::new(),
             files: BTreeMap::new(),
@@ -142,18 +142,18 @@ impl Machine {
     }
 }
 
-impl Sandbox {
-    pub fn known(&self, exec: &str) -> Known {
+impl SimSandbox {
+    pub fn known(&self, exec: &str) -> SimExecState {
         let runs = self.keeper.as_ref().is_some_and(|keeper| keeper.running.contains_key(exec));
         match self.shelf.get(exec) {
-            _ if runs => Known::Running,
-            Some(Some(ended)) => Known::Exited(*ended),
-            Some(None) | None => Known::Lost,
+            _ if runs => SimExecState::Running,
+            Some(Some(ended)) => SimExecState::Exited(*ended),
+            Some(None) | None => SimExecState::Lost,
         }
     }
 }
 
-impl World {
+impl SimWorld {
     /// Starts a keeper in a sandbox that has none.
     pub fn keeper_starts(&mut self, id: &SandboxId, agent: &AgentId, incarnation: u32) {
         let serial = self.serial();
@@ -164,7 +164,7 @@ impl World {
         }
         let double = sandbox.keeper.is_some();
         sandbox.given_up = false;
-        sandbox.keeper = Some(Keeper {
+        sandbox.keeper = Some(SimKeeper {
             serial,
             incarnation,
             link: None,
@@ -185,7 +185,7 @@ impl World {
     }
 
     /// A keeper says something to whoever is connected. Without a daemon it is lost, as are the words of a runtime.
-    pub fn keeper_tells(&mut self, id: &SandboxId, told: Told) {
+    pub fn keeper_tells(&mut self, id: &SandboxId, told: KeeperMessage) {
         let pause = self.rng.delay(self.plan.link_ms);
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
         let agent = sandbox.agent.clone();
@@ -193,10 +193,10 @@ impl World {
         let Some(link) = keeper.link else { return };
         keeper.up_at = keeper.up_at.max(self.now + pause);
         let (life, at) = (keeper.life, keeper.up_at);
-        self.at(at, Next::Up { life, agent, link, told: Box::new(told) });
+        self.at(at, SimEvent::Up { life, agent, link, told: Box::new(told) });
     }
 
-    pub fn keeper_obeys(&mut self, id: &SandboxId, link: u64, command: Command) {
+    pub fn keeper_obeys(&mut self, id: &SandboxId, link: u64, command: SimCommand) {
         // A newer connection drops what an older one still had to say.
         let Some(keeper) = self.machine.keeper(id).filter(|keeper| keeper.link == Some(link)) else { return };
         let (ending, serial) = (keeper.ending, keeper.serial);
@@ -205,24 +205,24 @@ impl World {
         }
         self.trace.say(self.now, || format!("keeper {serial} hears {}", crate::words::heard(&command)));
         match command {
-            Command::Line(line) => self.runtime_hears(id, line),
-            Command::StartRuntime { exec } | Command::Start { exec } if ending => {
-                self.keeper_tells(id, Told::Refused { exec });
+            SimCommand::Line(line) => self.runtime_hears(id, line),
+            SimCommand::StartRuntime { exec } | SimCommand::Start { exec } if ending => {
+                self.keeper_tells(id, KeeperMessage::Refused { exec });
             }
-            Command::StartRuntime { exec } => {
+            SimCommand::StartRuntime { exec } => {
                 if self.claim(id, &exec) {
                     self.runtime_starts(id, exec);
                 }
             }
-            Command::Start { exec } => {
+            SimCommand::Start { exec } => {
                 if self.claim(id, &exec) {
                     self.tool_starts(id, exec);
                 }
             }
-            Command::Kill { exec } => self.kill(id, exec),
-            Command::Forget { exec } => {
+            SimCommand::Kill { exec } => self.kill(id, exec),
+            SimCommand::Forget { exec } => {
                 let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
-                if sandbox.known(&exec) == Known::Running {
+                if sandbox.known(&exec) == SimExecState::Running {
                     return;
                 }
                 match exec.parse() {
@@ -248,10 +248,10 @@ impl World {
         let Some(sandbox) = self.machine.sandboxes.get(id) else { return };
         let exec = exec.to_owned();
         let told = match sandbox.known(&exec) {
-            Known::Running => return,
-            Known::Exited(ended) => Told::Exited { exec, ended },
-            Known::Lost if sandbox.shelf.contains_key(&exec) => Told::Lost { exec },
-            Known::Lost => Told::Refused { exec },
+            SimExecState::Running => return,
+            SimExecState::Exited(ended) => KeeperMessage::Exited { exec, ended },
+            SimExecState::Lost if sandbox.shelf.contains_key(&exec) => KeeperMessage::Lost { exec },
+            SimExecState::Lost => KeeperMessage::Refused { exec },
         };
         self.keeper_tells(id, told);
     }
@@ -264,21 +264,21 @@ impl World {
         }
         if self.rng.chance(20) {
             let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
-            sandbox.shelf.insert(exec.clone(), Some(Ended::NotStarted));
-            return self.keeper_tells(id, Told::Refused { exec });
+            sandbox.shelf.insert(exec.clone(), Some(SimExit::NotStarted));
+            return self.keeper_tells(id, KeeperMessage::Refused { exec });
         }
         let run = self.serial();
         let typical = if job.is_ok() { self.plan.job_ms } else { self.plan.tool_ms };
         let acts = self.rng.delay(typical);
         let ends = acts + self.rng.delay(typical);
         let Some(keeper) = self.machine.keeper(id) else { return };
-        keeper.running.insert(exec.clone(), Running { run, doomed: false });
+        keeper.running.insert(exec.clone(), SimExec { run, doomed: false });
         let (keeper, sandbox) = (keeper.serial, id.clone());
-        self.after(acts, Next::ToolActs { sandbox: sandbox.clone(), keeper, exec: exec.clone(), run });
-        self.after(ends, Next::ToolEnds { sandbox, keeper, exec, run });
+        self.after(acts, SimEvent::ToolActs { sandbox: sandbox.clone(), keeper, exec: exec.clone(), run });
+        self.after(ends, SimEvent::ToolEnds { sandbox, keeper, exec, run });
     }
 
-    fn running(&mut self, id: &SandboxId, keeper: u64, exec: &str, run: u64) -> Option<&mut Running> {
+    fn running(&mut self, id: &SandboxId, keeper: u64, exec: &str, run: u64) -> Option<&mut SimExec> {
         let keeper = self.machine.keeper(id).filter(|found| found.serial == keeper)?;
         keeper.running.get_mut(exec).filter(|running| running.run == run)
     }
@@ -299,14 +299,14 @@ impl World {
     pub fn tool_ends(&mut self, id: &SandboxId, keeper: u64, exec: &str, run: u64) {
         if self.machine.keeper(id).is_some_and(|found| found.serial == keeper && found.hung) {
             let (sandbox, exec) = (id.clone(), exec.to_owned());
-            return self.after(HUNG_MS, Next::ToolEnds { sandbox, keeper, exec, run });
+            return self.after(HUNG_MS, SimEvent::ToolEnds { sandbox, keeper, exec, run });
         }
         let Some(running) = self.running(id, keeper, exec, run).copied() else { return };
         let ended = match (running.doomed, self.rng.below(10)) {
-            (true, _) => Ended::Signal(15),
-            (false, 0) => Ended::Code(1),
-            (false, 1) => Ended::Signal(9),
-            (false, _) => Ended::Code(0),
+            (true, _) => SimExit::Signal(15),
+            (false, 0) => SimExit::Code(1),
+            (false, 1) => SimExit::Signal(9),
+            (false, _) => SimExit::Code(0),
         };
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
         let runtime = sandbox.keeper.as_ref().and_then(|keeper| keeper.runtime.as_ref());
@@ -318,7 +318,7 @@ impl World {
             keeper.running.remove(exec);
             keeper.ended.insert(exec.to_owned());
         }
-        self.keeper_tells(id, Told::Exited { exec: exec.to_owned(), ended });
+        self.keeper_tells(id, KeeperMessage::Exited { exec: exec.to_owned(), ended });
     }
 
     fn kill(&mut self, id: &SandboxId, exec: String) {
@@ -328,7 +328,7 @@ impl World {
             Some(running) => {
                 running.doomed = true;
                 let (keeper, run, sandbox) = (keeper.serial, running.run, id.clone());
-                self.after(pause, Next::ToolEnds { sandbox, keeper, exec, run });
+                self.after(pause, SimEvent::ToolEnds { sandbox, keeper, exec, run });
             }
             None if keeper.ended.contains(&exec) => {}
             None => self.tell_state(id, &exec),
@@ -344,7 +344,7 @@ impl World {
         for exec in execs {
             self.kill(id, exec);
         }
-        self.after(pause, Next::KeeperEnds { sandbox: id.clone(), keeper: serial });
+        self.after(pause, SimEvent::KeeperEnds { sandbox: id.clone(), keeper: serial });
     }
 
     pub fn keeper_ends(&mut self, id: &SandboxId, serial: u64) {
@@ -355,7 +355,7 @@ impl World {
 
     /// The keeper is gone, and the kernel ends everything that it kept.
     pub fn keeper_dies(&mut self, id: &SandboxId, why: &str) {
-        self.keeper_tells(id, Told::Closed);
+        self.keeper_tells(id, KeeperMessage::Closed);
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
         let Some(keeper) = sandbox.keeper.take() else { return };
         let serial = keeper.serial;
@@ -368,7 +368,7 @@ impl World {
         let Some(keeper) = self.machine.keeper(id) else { return };
         keeper.hung = true;
         let keeper = keeper.serial;
-        self.after(pause, Next::KeeperWakes { sandbox: id.clone(), keeper });
+        self.after(pause, SimEvent::KeeperWakes { sandbox: id.clone(), keeper });
     }
 
     pub fn keeper_wakes(&mut self, id: &SandboxId, serial: u64) {
@@ -381,7 +381,7 @@ impl World {
 
     /// The link breaks; both ends live.
     pub fn link_breaks(&mut self, id: &SandboxId) {
-        self.keeper_tells(id, Told::Closed);
+        self.keeper_tells(id, KeeperMessage::Closed);
         if let Some(keeper) = self.machine.keeper(id) {
             keeper.link = None;
         }

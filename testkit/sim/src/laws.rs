@@ -9,13 +9,18 @@ use lodge_core::lineage::{LineageEvent, LineageState};
 use lodge_core::record::{AgentRow, LineageRow, MessageRow, Retry, Role, StepKind, StepRow};
 use lodge_core::turn::{StepEvent, StepState, TurnEvent, TurnState};
 
-use crate::disk::Kept;
+use crate::disk::StoredTurn;
 use crate::images::HOPELESS;
 
 /// A law that did not hold, in words.
-pub type Broken = String;
+pub type LawViolation = String;
 
-pub fn agent_moves(row: &AgentRow, next: AgentState, incarnation: u32, runs: u32) -> Result<(), Broken> {
+pub fn agent_moves(
+    row: &AgentRow,
+    next: AgentState,
+    incarnation: u32,
+    runs: u32,
+) -> Result<(), LawViolation> {
     if !agent_table().contains(&(row.state, next)) {
         return Err(format!("{} moved from {} to {next}", row.id, row.state));
     }
@@ -34,7 +39,7 @@ pub fn retry_fits(
     next: AgentState,
     detail: Option<&str>,
     retry: Retry,
-) -> Result<(), Broken> {
+) -> Result<(), LawViolation> {
     let passes =
         matches!(next, AgentState::Failed(reason) if reason.passes_by_itself()) && detail != Some(HOPELESS);
     let counted = match next {
@@ -96,7 +101,7 @@ fn agent_table() -> &'static HashSet<(AgentState, AgentState)> {
 }
 
 /// A lineage moves along its table, is revived a bounded number of times in a row, and nothing moves one that is over.
-pub fn lineage_moves(before: Option<&LineageRow>, row: &LineageRow) -> Result<(), Broken> {
+pub fn lineage_moves(before: Option<&LineageRow>, row: &LineageRow) -> Result<(), LawViolation> {
     let id = &row.id;
     let Some(before) = before else {
         let fresh = row.state == LineageState::Active && row.revivals == 0 && row.deaths == 0;
@@ -126,7 +131,7 @@ pub fn lineage_moves(before: Option<&LineageRow>, row: &LineageRow) -> Result<()
     Ok(())
 }
 
-pub fn turn_moves(kept: &Kept, next: TurnState) -> Result<(), Broken> {
+pub fn turn_moves(kept: &StoredTurn, next: TurnState) -> Result<(), LawViolation> {
     let events = [
         TurnEvent::Started,
         TurnEvent::Parked,
@@ -153,7 +158,7 @@ pub fn turn_moves(kept: &Kept, next: TurnState) -> Result<(), Broken> {
     Ok(())
 }
 
-pub fn step_moves(row: &StepRow, next: StepState, attempt: u32) -> Result<(), Broken> {
+pub fn step_moves(row: &StepRow, next: StepState, attempt: u32) -> Result<(), LawViolation> {
     let events = [
         StepEvent::Succeeded,
         StepEvent::Failed,
@@ -177,7 +182,7 @@ pub fn step_moves(row: &StepRow, next: StepState, attempt: u32) -> Result<(), Br
     Ok(())
 }
 
-pub fn step_begins(kept: &Kept, row: &StepRow) -> Result<(), Broken> {
+pub fn step_begins(kept: &StoredTurn, row: &StepRow) -> Result<(), LawViolation> {
     let id = &row.turn;
     if kept.row.state != TurnState::Running {
         return Err(format!("{id} is {} and begins step {}", kept.row.state.word(), row.step));
@@ -209,7 +214,7 @@ pub fn step_begins(kept: &Kept, row: &StepRow) -> Result<(), Broken> {
 }
 
 /// Calls and results stay paired: an answer comes when every call before it has its result, and a result has a call.
-pub fn message_fits(kept: &Kept, row: &MessageRow) -> Result<(), Broken> {
+pub fn message_fits(kept: &StoredTurn, row: &MessageRow) -> Result<(), LawViolation> {
     let id = &row.turn;
     let fits = match row.role {
         // After the first one there is only what tells the model why its answer does not fit.
@@ -232,19 +237,19 @@ pub fn message_fits(kept: &Kept, row: &MessageRow) -> Result<(), Broken> {
 }
 
 /// Whether the newest message is an answer that does not fit, to somebody who asked for one that does.
-fn misfitted_last(kept: &Kept) -> bool {
+fn misfitted_last(kept: &StoredTurn) -> bool {
     let Some(last) = kept.messages.last() else { return false };
     let failed = misfits(kept).any(|step| step.step == last.step);
     last.role == Role::Assistant && last.body.calls.is_empty() && failed && wants_schema(kept)
 }
 
 /// Whether the answer of a turn has to fit a schema.
-pub fn wants_schema(kept: &Kept) -> bool {
+pub fn wants_schema(kept: &StoredTurn) -> bool {
     kept.messages.first().is_some_and(|first| first.body.schema.is_some())
 }
 
 /// Model calls whose answer is stored and did not fit.
-pub fn misfits(kept: &Kept) -> impl Iterator<Item = &StepRow> {
+pub fn misfits(kept: &StoredTurn) -> impl Iterator<Item = &StepRow> {
     let answered = |step: u32| {
         let is_answer = |message: &MessageRow| message.role == Role::Assistant && !message.body.partial;
         kept.messages.iter().any(|message| is_answer(message) && message.step == step)
@@ -254,7 +259,7 @@ pub fn misfits(kept: &Kept) -> impl Iterator<Item = &StepRow> {
 }
 
 /// A turn whose answers do not fit has a few tries, not one more, and its failure says so.
-pub fn tries_are_bounded(kept: &Kept) -> Result<(), Broken> {
+pub fn tries_are_bounded(kept: &StoredTurn) -> Result<(), LawViolation> {
     let (id, count) = (&kept.row.id, misfits(kept).count());
     let mismatch = kept.row.failure.as_ref().is_some_and(|failure| failure.code == "turn.schema_mismatch");
     let over = count >= MISFITS_MAX;
@@ -268,7 +273,7 @@ pub fn tries_are_bounded(kept: &Kept) -> Result<(), Broken> {
 }
 
 /// The calls of the newest answer that have no result message.
-pub fn open_calls(kept: &Kept) -> Vec<&str> {
+pub fn open_calls(kept: &StoredTurn) -> Vec<&str> {
     let Some(at) = kept.messages.iter().rposition(|message| message.role == Role::Assistant) else {
         return Vec::new();
     };

@@ -29,8 +29,8 @@ mod trace;
 mod words;
 mod world;
 
-pub use disk::Disk;
+pub use disk::SimDisk;
 pub use plan::Mutation;
-pub use run::{Failure, run, storms};
-pub use trace::Trace;
-pub use world::{Group, Tally, World};
+pub use run::{SimFailure, run, storms};
+pub use trace::SimTrace;
+pub use world::{DiskGroup, SimWorld, Tally};

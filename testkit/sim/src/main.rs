@@ -7,7 +7,7 @@ use lodge_sim::{Mutation, Tally, run};
 
 const USAGE: &str = "usage: lodge-sim [--seed S] [--steps N] [--runs R] [--trace LINES]";
 
-struct Wanted {
+struct SimArgs {
     seed: u64,
     steps: u64,
     runs: u64,
@@ -40,8 +40,8 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn wanted(mut args: impl Iterator<Item = String>) -> Result<Wanted, String> {
-    let mut wanted = Wanted { seed: 1, steps: 20_000, runs: 10, trace: 200 };
+fn wanted(mut args: impl Iterator<Item = String>) -> Result<SimArgs, String> {
+    let mut wanted = SimArgs { seed: 1, steps: 20_000, runs: 10, trace: 200 };
     while let Some(flag) = args.next() {
         let value = args.next().ok_or_else(|| format!("{flag} needs a value"))?;
         let number: u64 = value.parse().map_err(|_| format!("`{value}` is not a number"))?;

@@ -3,36 +3,36 @@
 use lodge_core::TurnId;
 use lodge_core::record::{CallRecord, FailureRecord, Role, Usage};
 use lodge_core::turn::StepState;
-use lodge_daemon::engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen};
+use lodge_engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen, TurnSeen};
 
 use crate::laws;
 use crate::strict::request_is_strict;
-use crate::world::{Next, World};
+use crate::world::{SimEvent, SimWorld};
 
 /// One call that the daemon makes.
 #[derive(Debug)]
-pub struct Call {
+pub struct SimModelCall {
     order: ModelOrder,
     /// What is still to come, the last first; `None` until the provider was asked.
-    rest: Option<Vec<Piece>>,
+    rest: Option<Vec<SimModelPart>>,
     offset: u64,
 }
 
 #[derive(Debug)]
-enum Piece {
+enum SimModelPart {
     Text(String),
     Answer(ModelAnswer),
     Failure(ModelFailure),
 }
 
-impl World {
+impl SimWorld {
     pub fn call_model(&mut self, order: ModelOrder) {
         let call = self.serial();
         let (life, delay) = (self.life, order.delay_ms);
         let Some(daemon) = &mut self.daemon else { return };
         daemon.models.insert(order.turn.clone(), call);
-        daemon.calls.insert(call, Call { order, rest: None, offset: 0 });
-        self.after(delay, Next::ModelGoes { life, call });
+        daemon.calls.insert(call, SimModelCall { order, rest: None, offset: 0 });
+        self.after(delay, SimEvent::ModelGoes { life, call });
     }
 
     pub fn cancel_model(&mut self, turn: &TurnId) {
@@ -72,24 +72,30 @@ impl World {
         };
         let end = match piece {
             None => None,
-            Some(Piece::Text(text)) => {
+            Some(SimModelPart::Text(text)) => {
                 let offset = call.offset;
                 call.offset += text.len() as u64;
-                self.tell(Seen::ModelText { turn: turn.clone(), step, attempt, offset, text });
+                self.tell(Seen::Turn(TurnSeen::ModelText {
+                    turn: turn.clone(),
+                    step,
+                    attempt,
+                    offset,
+                    text,
+                }));
                 None
             }
-            Some(Piece::Answer(answer)) => {
-                Some(Seen::ModelAnswered { turn: turn.clone(), step, attempt, answer })
+            Some(SimModelPart::Answer(answer)) => {
+                Some(Seen::Turn(TurnSeen::ModelAnswered { turn: turn.clone(), step, attempt, answer }))
             }
-            Some(Piece::Failure(failure)) => {
-                Some(Seen::ModelFailed { turn: turn.clone(), step, attempt, failure })
+            Some(SimModelPart::Failure(failure)) => {
+                Some(Seen::Turn(TurnSeen::ModelFailed { turn: turn.clone(), step, attempt, failure }))
             }
         };
         let Some(daemon) = &mut self.daemon else { return };
         match end {
             None => {
                 daemon.calls.insert(id, call);
-                self.after(pause, Next::ModelGoes { life, call: id });
+                self.after(pause, SimEvent::ModelGoes { life, call: id });
             }
             Some(seen) => {
                 daemon.models.remove(&turn);
@@ -100,11 +106,11 @@ impl World {
     }
 
     /// The next step of a turn. An answer that has to fit a schema may not; one that asks for tools is none yet.
-    fn step_pieces(&mut self, turn: &TurnId) -> Vec<Piece> {
+    fn step_pieces(&mut self, turn: &TurnId) -> Vec<SimModelPart> {
         let mut pieces = self.answer_pieces(Some(turn));
         let misfits =
             self.disk.turn(turn).is_some_and(laws::wants_schema) && self.rng.chance(self.plan.misfits);
-        if let Some(Piece::Answer(answer)) = pieces.first_mut()
+        if let Some(SimModelPart::Answer(answer)) = pieces.first_mut()
             && answer.calls.is_empty()
             && misfits
         {
@@ -116,7 +122,7 @@ impl World {
     }
 
     /// What the provider will say, the last first.
-    fn answer_pieces(&mut self, turn: Option<&TurnId>) -> Vec<Piece> {
+    fn answer_pieces(&mut self, turn: Option<&TurnId>) -> Vec<SimModelPart> {
         let mut pieces = Vec::new();
         let mut whole = String::new();
         for _ in 0..self.rng.below(4) {
@@ -125,7 +131,7 @@ impl World {
                 (*self.rng.pick(&["a word ", "ein Wort, größer ", "言葉 ", "…"]).unwrap_or(&"")).to_owned();
             whole.push_str(&text);
             if self.rng.chance(700) {
-                pieces.push(Piece::Text(text));
+                pieces.push(SimModelPart::Text(text));
             } else {
                 // The rest was shown and not stored before the end.
                 break;
@@ -139,12 +145,12 @@ impl World {
                 message: "it does not answer".into(),
                 hint: None,
             };
-            Piece::Failure(ModelFailure { record, retryable, after_ms })
+            SimModelPart::Failure(ModelFailure { record, retryable, after_ms })
         } else {
             let calls = if self.rng.chance(self.plan.tools) { self.tool_calls(turn) } else { Vec::new() };
             let (input_tokens, output_tokens) = (self.rng.below(100), self.rng.below(100));
             let usage = Usage { input_tokens, output_tokens, ..Usage::default() };
-            Piece::Answer(ModelAnswer { text: whole, calls, usage, reasoning: None, misfit: None })
+            SimModelPart::Answer(ModelAnswer { text: whole, calls, usage, reasoning: None, misfit: None })
         };
         pieces.push(end);
         pieces.reverse();
@@ -152,12 +158,12 @@ impl World {
     }
 
     /// A summary, one that says nothing, or a failure.
-    fn summary_pieces(&mut self) -> Vec<Piece> {
+    fn summary_pieces(&mut self) -> Vec<SimModelPart> {
         let mut pieces = self.answer_pieces(None);
         // Nobody is shown the text of a summary.
         pieces.truncate(1);
         for piece in &mut pieces {
-            if let Piece::Answer(answer) = piece {
+            if let SimModelPart::Answer(answer) = piece {
                 answer.calls.clear();
                 answer.misfit = None;
             }

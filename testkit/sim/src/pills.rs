@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::quarantine::{DEATHS_MAX, Suspect, Work, WorkKind, YOUNG_MS};
 use lodge_core::{TurnId, WorkId};
-use lodge_daemon::engine::Release;
+use lodge_engine::Release;
 
-use crate::client::What;
-use crate::world::World;
+use crate::client::SimRequest;
+use crate::world::SimWorld;
 
 #[derive(Debug, Default)]
 pub struct Pills {
@@ -28,7 +28,7 @@ fn call_of(turn: &TurnId) -> Work {
     Work { kind: WorkKind::ModelCall, subject: turn.to_string() }
 }
 
-impl World {
+impl SimWorld {
     /// What a daemon that starts has to set aside.
     pub fn convicted(&mut self) -> Vec<Suspect> {
         self.pills.born = self.now;
@@ -95,9 +95,9 @@ impl World {
     }
 
     /// An operator decides on everything that is set aside.
-    pub fn releases(&mut self) -> Vec<What> {
+    pub fn releases(&mut self) -> Vec<SimRequest> {
         let ids: Vec<WorkId> = self.disk.quarantine().map(|row| row.id.clone()).collect();
-        ids.into_iter().map(|id| What::Release { id, how: self.some_release() }).collect()
+        ids.into_iter().map(|id| SimRequest::Release { id, how: self.some_release() }).collect()
     }
 
     pub fn some_release(&mut self) -> Release {

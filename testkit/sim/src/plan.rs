@@ -2,7 +2,7 @@
 
 use lodge_core::lineage::Policy;
 
-use crate::rng::Rng;
+use crate::rng::SimRng;
 
 /// A deliberate bug in the simulated shell: a simulation that finds none of them proves nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,10 +42,10 @@ pub enum Mutation {
 
 /// What can go wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum SimFault {
     DaemonDies,
     /// At the next moment of this kind.
-    DaemonDiesAt(Point),
+    DaemonDiesAt(CommitPoint),
     DiskFails,
     DiskFull,
     KeeperDies,
@@ -72,7 +72,7 @@ pub enum Fault {
 
 /// Moments of the one path at which dying is most interesting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Point {
+pub enum CommitPoint {
     Decided,
     Committed,
     HalfReleased,
@@ -80,35 +80,35 @@ pub enum Point {
     Archived,
 }
 
-const FAULTS: [Fault; 24] = [
-    Fault::DaemonDies,
-    Fault::DaemonDiesAt(Point::Decided),
-    Fault::DaemonDiesAt(Point::Committed),
-    Fault::DaemonDiesAt(Point::HalfReleased),
-    Fault::DaemonDiesAt(Point::Adopted),
-    Fault::DaemonDiesAt(Point::Archived),
-    Fault::DiskFails,
-    Fault::DiskFull,
-    Fault::KeeperDies,
-    Fault::RuntimeDies,
-    Fault::RuntimeExits,
-    Fault::RuntimeHangs,
-    Fault::KeeperHangs,
-    Fault::LinkCut,
-    Fault::PowerLoss,
-    Fault::ClockJumps,
-    Fault::SpawnFails,
-    Fault::ModelGone,
-    Fault::ProvidersChange,
-    Fault::SlotsChange,
-    Fault::SandboxSticks,
-    Fault::FilesStick,
-    Fault::ArchiveFull,
-    Fault::Retention,
+const FAULTS: [SimFault; 24] = [
+    SimFault::DaemonDies,
+    SimFault::DaemonDiesAt(CommitPoint::Decided),
+    SimFault::DaemonDiesAt(CommitPoint::Committed),
+    SimFault::DaemonDiesAt(CommitPoint::HalfReleased),
+    SimFault::DaemonDiesAt(CommitPoint::Adopted),
+    SimFault::DaemonDiesAt(CommitPoint::Archived),
+    SimFault::DiskFails,
+    SimFault::DiskFull,
+    SimFault::KeeperDies,
+    SimFault::RuntimeDies,
+    SimFault::RuntimeExits,
+    SimFault::RuntimeHangs,
+    SimFault::KeeperHangs,
+    SimFault::LinkCut,
+    SimFault::PowerLoss,
+    SimFault::ClockJumps,
+    SimFault::SpawnFails,
+    SimFault::ModelGone,
+    SimFault::ProvidersChange,
+    SimFault::SlotsChange,
+    SimFault::SandboxSticks,
+    SimFault::FilesStick,
+    SimFault::ArchiveFull,
+    SimFault::Retention,
 ];
 
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct SimPlan {
     pub agents_max: usize,
     /// Sessions of each agent.
     pub sessions: u64,
@@ -121,7 +121,7 @@ pub struct Plan {
     /// After how long without work the writer rests; the daemon's second is long in a world this quick.
     pub rest_ms: u64,
     pub fault_every_ms: u64,
-    pub faults: Vec<Fault>,
+    pub faults: Vec<SimFault>,
     /// What the daemon is set to do about work whose process died.
     pub policy: Policy,
     /// Agents that work at the same time.
@@ -166,17 +166,17 @@ pub struct Plan {
     pub pills: u64,
 }
 
-impl Plan {
+impl SimPlan {
     /// Every seed gets its own mixture, so that rare combinations are common in some world.
-    pub fn new(rng: &mut Rng) -> Plan {
-        let mut faults: Vec<Fault> = FAULTS.into_iter().filter(|_| rng.chance(500)).collect();
+    pub fn new(rng: &mut SimRng) -> SimPlan {
+        let mut faults: Vec<SimFault> = FAULTS.into_iter().filter(|_| rng.chance(500)).collect();
         if faults.is_empty() {
-            faults.push(Fault::DaemonDies);
+            faults.push(SimFault::DaemonDies);
         }
         // Now and then one agent with more sessions than it works on at a time.
         let wide = rng.chance(30);
-        let pick = |rng: &mut Rng, from: &[u64]| rng.pick(from).copied().unwrap_or(1);
-        Plan {
+        let pick = |rng: &mut SimRng, from: &[u64]| rng.pick(from).copied().unwrap_or(1);
+        SimPlan {
             agents_max: if wide { 1 } else { rng.between(1, 6) as usize },
             sessions: if wide { 300 } else { rng.between(1, 4) },
             callers: if wide { 300 } else { rng.between(1, 8) as usize },
@@ -218,10 +218,10 @@ impl Plan {
 
     /// A bug that shows only in some worlds is looked for there: in one that hangs, or is changed a lot.
     #[must_use]
-    pub fn where_it_shows(mut self, mutation: Mutation) -> Plan {
+    pub fn where_it_shows(mut self, mutation: Mutation) -> SimPlan {
         match mutation {
             Mutation::HastyDeath => {
-                self.faults = vec![Fault::RuntimeHangs];
+                self.faults = vec![SimFault::RuntimeHangs];
                 (self.policy, self.own_policies) = (Policy::Revive, 0);
                 // Silence takes minutes to be noticed, and time passes only while there is little to do.
                 (self.callers, self.agents_max, self.sessions) = (2, 2, 2);

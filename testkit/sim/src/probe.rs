@@ -2,17 +2,17 @@
 
 use lodge_core::AgentId;
 use lodge_core::agent::AgentState;
-use lodge_daemon::engine::Seen;
+use lodge_engine::{AgentSeen, Seen};
 
-use crate::keeper::Command;
-use crate::runtime::Line;
-use crate::world::{Next, World};
+use crate::keeper::SimCommand;
+use crate::runtime::LineToRuntime;
+use crate::world::{SimEvent, SimWorld};
 
 const PROBE_MS: u64 = 60_000;
 
-impl World {
+impl SimWorld {
     pub fn start_runtime(&mut self, agent: &AgentId, runtime: String) {
-        self.send(agent, Command::StartRuntime { exec: runtime });
+        self.send(agent, SimCommand::StartRuntime { exec: runtime });
         self.probe(agent);
     }
 
@@ -23,8 +23,8 @@ impl World {
         // No probe has this number.
         let (link, probe) = (up.link, 0);
         (up.probe, up.follows) = (Some(probe), Some(earlier.clone()));
-        self.after(PROBE_MS, Next::ProbeOver { life, agent: agent.clone(), link, probe });
-        self.send(agent, Command::Kill { exec: earlier });
+        self.after(PROBE_MS, SimEvent::ProbeOver { life, agent: agent.clone(), link, probe });
+        self.send(agent, SimCommand::Kill { exec: earlier });
     }
 
     fn probe(&mut self, agent: &AgentId) {
@@ -37,9 +37,9 @@ impl World {
         if was_ready {
             self.watch(agent);
         } else {
-            self.after(PROBE_MS, Next::ProbeOver { life, agent: agent.clone(), link, probe });
+            self.after(PROBE_MS, SimEvent::ProbeOver { life, agent: agent.clone(), link, probe });
         }
-        self.line(agent, Line::Initialize { probe: (link, probe), epoch });
+        self.line(agent, LineToRuntime::Initialize { probe: (link, probe), epoch });
     }
 
     pub fn probe_over(&mut self, agent: &AgentId, link: u64, probe: u32) {
@@ -48,6 +48,6 @@ impl World {
         };
         up.probe = None;
         let (agent, run) = (agent.clone(), up.row.runs);
-        self.tell(Seen::ProbeTimedOut { agent, run });
+        self.tell(Seen::Agent(AgentSeen::ProbeTimedOut { agent, run }));
     }
 }

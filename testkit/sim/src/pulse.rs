@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use lodge_core::liveness::{Liveness, Silence, Thresholds};
 use lodge_core::{AgentId, SandboxId};
-use lodge_daemon::engine::{Part, Seen};
+use lodge_engine::{AgentSeen, Part, Seen};
 
-use crate::actor::{Busy, runtime_exec};
-use crate::keeper::{Command, GRACE_MS};
+use crate::actor::{ActorWork, runtime_exec};
+use crate::keeper::{GRACE_MS, SimCommand};
 use crate::plan::Mutation;
-use crate::world::{Next, World};
+use crate::world::{SimEvent, SimWorld};
 
 /// As the daemon's own.
 pub const THRESHOLDS: Thresholds =
@@ -20,7 +20,7 @@ const LOOK_MS: u64 = 10_000;
 const DYING_MS: u64 = GRACE_MS + 10_000;
 
 #[derive(Debug)]
-pub struct Pulse {
+pub struct SimPulse {
     serial: u64,
     runtime: Silence,
     keeper: Silence,
@@ -28,19 +28,19 @@ pub struct Pulse {
     dying_until: Option<u64>,
 }
 
-impl World {
+impl SimWorld {
     /// From now on signs of life are expected.
     pub fn watch(&mut self, agent: &AgentId) {
         let (serial, life) = (self.serial(), self.life);
         let Some(actor) = self.actor(agent).filter(|actor| actor.pulse.is_none()) else { return };
-        actor.pulse = Some(Pulse {
+        actor.pulse = Some(SimPulse {
             serial,
             runtime: Silence::default(),
             keeper: Silence::default(),
             level: Liveness::Active,
             dying_until: None,
         });
-        self.after(LOOK_MS, Next::Look { life, agent: agent.clone(), pulse: serial });
+        self.after(LOOK_MS, SimEvent::Look { life, agent: agent.clone(), pulse: serial });
     }
 
     /// One look. Whether a ping would be answered is known without sending one.
@@ -80,9 +80,9 @@ impl World {
             None => (level != pulse.level).then_some((level, part)),
         };
         pulse.level = level;
-        self.after(LOOK_MS, Next::Look { life, agent: agent.clone(), pulse: serial });
+        self.after(LOOK_MS, SimEvent::Look { life, agent: agent.clone(), pulse: serial });
         if let Some((level, part)) = told {
-            self.tell(Seen::Silent { agent: agent.clone(), run, level, part });
+            self.tell(Seen::Agent(AgentSeen::Silent { agent: agent.clone(), run, level, part }));
         }
     }
 
@@ -99,14 +99,14 @@ impl World {
         if self.mutation == Mutation::HastyDeath {
             self.tell_died(agent, run, Part::Runtime);
         }
-        self.send(agent, Command::Kill { exec: runtime_exec(run) });
+        self.send(agent, SimCommand::Kill { exec: runtime_exec(run) });
     }
 
     /// Ends a keeper that gives no sign of life, and everything with it.
     pub fn kill_sandbox(&mut self, agent: &AgentId, sandbox: SandboxId, run: u32) {
         let Some(actor) = self.actor(agent) else { return };
         (actor.up, actor.pulse) = (None, None);
-        self.busy(agent, 10, Busy::Killing { sandbox, run });
+        self.busy(agent, 10, ActorWork::Killing { sandbox, run });
     }
 
     pub fn killed(&mut self, agent: &AgentId, sandbox: &SandboxId, run: u32) {
@@ -115,7 +115,7 @@ impl World {
             found.sticks -= 1;
             found.given_up = true;
             let detail = "it could not be killed".to_owned();
-            return self.tell(Seen::NotDown { agent: agent.clone(), run, detail });
+            return self.tell(Seen::Agent(AgentSeen::NotDown { agent: agent.clone(), run, detail }));
         }
         if found.keeper.is_some() {
             self.keeper_dies(sandbox, "it gave no sign of life");

@@ -2,13 +2,13 @@
 
 /// SplitMix64. Good enough to choose with, and one number is its whole state.
 #[derive(Debug, Clone)]
-pub struct Rng {
+pub struct SimRng {
     state: u64,
 }
 
-impl Rng {
+impl SimRng {
     pub fn new(seed: u64) -> Self {
-        Rng { state: seed ^ 0x6c6f_6467_6573_696d }
+        SimRng { state: seed ^ 0x6c6f_6467_6573_696d }
     }
 
     pub fn next(&mut self) -> u64 {

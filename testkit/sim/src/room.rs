@@ -2,22 +2,22 @@
 
 use std::collections::HashSet;
 
-use lodge_core::record::Write;
-use lodge_daemon::engine::{Batch, Input, Out, RequestName, Ticket};
+use lodge_core::record::{TurnWrite, Write};
+use lodge_engine::{Batch, Input, Out, RequestName, Ticket};
 use lodge_proto::ErrorBody;
 
-use crate::daemon::Doing;
-use crate::world::{Next, World};
+use crate::daemon::WriterState;
+use crate::world::{SimEvent, SimWorld};
 
 /// What was decided and is not recorded.
 #[derive(Debug, Default)]
-pub struct Lost {
+pub struct LostDecisions {
     tickets: Vec<Ticket>,
     requests: HashSet<RequestName>,
     count: u64,
 }
 
-impl Lost {
+impl LostDecisions {
     fn take(&mut self, batch: Batch) {
         self.requests.extend(batch.writes.iter().filter_map(|write| match write {
             Write::Request(row) => Some((row.caller.clone(), row.request_id.clone())),
@@ -30,13 +30,13 @@ impl Lost {
     }
 }
 
-impl World {
+impl SimWorld {
     /// The group does not fit: it is rolled back, and with it goes everything that was decided after it.
     pub fn no_room(&mut self) {
         self.disk_full = false;
         let Some(daemon) = &mut self.daemon else { return };
         let life = daemon.life;
-        let mut lost = Lost::default();
+        let mut lost = LostDecisions::default();
         for batch in std::mem::take(&mut daemon.writer.waiting) {
             lost.take(batch);
         }
@@ -46,7 +46,7 @@ impl World {
             lost.take(batch);
         }
         let refused = std::mem::take(&mut lost.tickets);
-        daemon.writer.doing = Doing::Waiting;
+        daemon.writer.doing = WriterState::Waiting;
         let (waiting, seen): (Vec<Input>, Vec<Input>) = std::mem::take(&mut daemon.inputs)
             .into_iter()
             .partition(|input| matches!(input, Input::Api { .. }));
@@ -57,7 +57,7 @@ impl World {
         refused.into_iter().for_each(|ticket| self.answer(ticket, Err(not_recorded())));
         waiting.into_iter().for_each(|input| self.refuse_input(&input));
         let pause = self.rng.delay(100);
-        self.after(pause, Next::Room { life });
+        self.after(pause, SimEvent::Room { life });
     }
 
     /// A request that arrives while nothing can be recorded.
@@ -85,7 +85,7 @@ impl World {
         self.daemon = Some(daemon);
         self.say(|| "room again: the engine goes on from what is recorded".to_owned());
         // A turn that begins with it may be told something, which the store has when that is recorded.
-        if !batch.writes.iter().any(|write| matches!(write, Write::Note { .. })) {
+        if !batch.writes.iter().any(|write| matches!(write, Write::Turn(TurnWrite::Note { .. }))) {
             self.check_memory();
         }
         self.pass_on(batch);

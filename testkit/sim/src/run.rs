@@ -6,10 +6,10 @@ use lodge_core::AgentId;
 use lodge_core::agent::AgentState;
 use lodge_core::lineage::{LineageState, Policy};
 
-use crate::client::What;
+use crate::client::SimRequest;
 use crate::plan::Mutation;
-use crate::trace::Trace;
-use crate::world::{Tally, World};
+use crate::trace::SimTrace;
+use crate::world::{SimWorld, Tally};
 
 /// Engine steps between two calms.
 const STORM_STEPS: u64 = 1_500;
@@ -22,7 +22,7 @@ const CALM_MOMENTS_MAX: u64 = 400_000;
 
 /// A law that did not hold, and how to see it again.
 #[derive(Debug, Clone)]
-pub struct Failure {
+pub struct SimFailure {
     pub seed: u64,
     pub step: u64,
     pub what: String,
@@ -30,7 +30,7 @@ pub struct Failure {
     pub trace: Vec<String>,
 }
 
-impl std::fmt::Display for Failure {
+impl std::fmt::Display for SimFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for line in &self.trace {
             writeln!(f, "{line}")?;
@@ -40,14 +40,14 @@ impl std::fmt::Display for Failure {
 }
 
 /// Runs one seed for about so many steps of the engine. A failure is run again to tell how it came about.
-pub fn run(seed: u64, steps: u64, mutation: Mutation, trace: usize) -> Result<Tally, Box<Failure>> {
-    let mut world = World::new(seed, mutation, Trace::new(0));
+pub fn run(seed: u64, steps: u64, mutation: Mutation, trace: usize) -> Result<Tally, Box<SimFailure>> {
+    let mut world = SimWorld::new(seed, mutation, SimTrace::new(0));
     if storms(&mut world, steps).is_ok() {
         return Ok(world.tally);
     }
-    let mut again = World::new(seed, mutation, Trace::new(trace));
+    let mut again = SimWorld::new(seed, mutation, SimTrace::new(trace));
     let what = storms(&mut again, steps).err();
-    Err(Box::new(Failure {
+    Err(Box::new(SimFailure {
         seed,
         step: again.tally.steps,
         what: what.unwrap_or_else(|| format!("it does not fail when run again: {:?}", world.broken)),
@@ -56,7 +56,7 @@ pub fn run(seed: u64, steps: u64, mutation: Mutation, trace: usize) -> Result<Ta
 }
 
 /// Storms and calms, and what went wrong first. A panic of the engine is a law that did not hold.
-pub fn storms(world: &mut World, steps: u64) -> Result<(), String> {
+pub fn storms(world: &mut SimWorld, steps: u64) -> Result<(), String> {
     while world.tally.steps < steps && world.broken.is_none() {
         let until = (world.tally.steps + STORM_STEPS).min(steps);
         let round = catch_unwind(AssertUnwindSafe(|| round(world, until)));
@@ -72,7 +72,7 @@ pub fn storms(world: &mut World, steps: u64) -> Result<(), String> {
     }
 }
 
-fn round(world: &mut World, until: u64) {
+fn round(world: &mut SimWorld, until: u64) {
     world.storm_begins();
     let mut idle = (world.tally.steps, 0);
     while world.tally.steps < until && world.broken.is_none() && world.tick() {
@@ -84,7 +84,7 @@ fn round(world: &mut World, until: u64) {
     world.calm_down();
     let harmed = world.disk.live_turns().map(|turn| turn.row.id.clone());
     let harmed = harmed.filter(|turn| world.clients.harmed.contains(turn));
-    let errands = harmed.map(What::Interrupt).collect();
+    let errands = harmed.map(SimRequest::Interrupt).collect();
     send(world, errands);
     come_to_rest(world);
     // Agents that failed or stopped are started, so that every turn and every job that waits for one can end.
@@ -98,10 +98,10 @@ fn round(world: &mut World, until: u64) {
     let errands = waiting.into_iter().map(|agent| match world.disk.lineage(&agent) {
         Some(row) if row.state == LineageState::AskPending => {
             let (lineage, policy) = (row.id.clone(), Policy::Revive);
-            What::Settle { agent, lineage, policy }
+            SimRequest::Settle { agent, lineage, policy }
         }
-        Some(_) | None if is_going(world, &agent) => What::Remove(agent),
-        Some(_) | None => What::Start(agent),
+        Some(_) | None if is_going(world, &agent) => SimRequest::Remove(agent),
+        Some(_) | None => SimRequest::Start(agent),
     });
     let errands = errands.chain(releases).collect();
     send(world, errands);
@@ -120,12 +120,12 @@ fn round(world: &mut World, until: u64) {
     }
 }
 
-fn is_going(world: &World, agent: &AgentId) -> bool {
+fn is_going(world: &SimWorld, agent: &AgentId) -> bool {
     world.disk.agent(agent).is_some_and(|row| row.state == AgentState::Removing)
 }
 
 /// Lets callers do something certain before they rest.
-fn send(world: &mut World, errands: Vec<What>) {
+fn send(world: &mut SimWorld, errands: Vec<SimRequest>) {
     world.clients.errands = errands;
     let idle = (0..world.clients.callers.len()).filter(|at| world.clients.callers[*at].asks.is_none());
     for caller in idle.collect::<Vec<_>>() {
@@ -134,7 +134,7 @@ fn send(world: &mut World, errands: Vec<What>) {
 }
 
 /// Lets everything that is under way happen. What still waits after a long time waits for ever.
-fn come_to_rest(world: &mut World) {
+fn come_to_rest(world: &mut SimWorld) {
     let (mut moments, until) = (0, world.now + CALM_MS_MAX);
     while world.broken.is_none() && moments < CALM_MOMENTS_MAX && world.now < until && world.tick() {
         moments += 1;

@@ -3,21 +3,21 @@
 use lodge_core::epoch::Strategy;
 use lodge_core::record::{CallRecord, FailureRecord};
 use lodge_core::{SandboxId, TurnId};
-use lodge_daemon::engine::Ask;
-use lodge_daemon::engine::jobs::JobWish;
+use lodge_engine::Ask;
+use lodge_engine::jobs::JobWish;
 use serde_json::{Value, json};
 
 use crate::jobs::wish_of;
-use crate::keeper::{Ended, Running, Told};
+use crate::keeper::{KeeperMessage, SimExec, SimExit};
 use crate::plan::Mutation;
-use crate::world::{Next, World};
+use crate::world::{SimEvent, SimWorld};
 
 /// Model calls in one turn.
 const ITERATIONS_MAX: u32 = 20;
 
 /// A line to a runtime.
 #[derive(Debug)]
-pub enum Line {
+pub enum LineToRuntime {
     Initialize { probe: (u64, u32), epoch: u64 },
     Run { turn: TurnId, number: u32, from_turn: u32, step: u32, calls: Vec<CallRecord> },
     Interrupt { turn: TurnId },
@@ -26,7 +26,7 @@ pub enum Line {
 
 /// A line from a runtime.
 #[derive(Debug)]
-pub enum Said {
+pub enum LineFromRuntime {
     Ready { probe: (u64, u32), running: Vec<TurnId> },
     Stale { probe: (u64, u32) },
     Asked { id: Value, ask: Ask },
@@ -34,37 +34,37 @@ pub enum Said {
 }
 
 #[derive(Debug, Default)]
-pub struct Runtime {
+pub struct SimRuntime {
     pub exec: String,
     epoch: u64,
-    turns: Vec<Turn>,
+    turns: Vec<SimTurn>,
     unanswered: Vec<(String, Ask)>,
     /// Stopped: it reads nothing until it wakes.
     pub hung: bool,
-    unread: Vec<Line>,
+    unread: Vec<LineToRuntime>,
 }
 
 #[derive(Debug)]
-struct Turn {
+struct SimTurn {
     id: TurnId,
     /// The first turn that its model reads.
     from_turn: u32,
     step: u32,
 }
 
-impl World {
+impl SimWorld {
     pub fn runtime_starts(&mut self, id: &SandboxId, exec: String) {
         let run = self.serial();
         let Some(keeper) = self.machine.keeper(id) else { return };
         if keeper.runtime.is_some() {
             return self.fail(format!("{id} was to have two runtimes at once: {exec} is the second"));
         }
-        keeper.running.insert(exec.clone(), Running { run, doomed: false });
-        keeper.runtime = Some(Runtime { exec, ..Runtime::default() });
+        keeper.running.insert(exec.clone(), SimExec { run, doomed: false });
+        keeper.runtime = Some(SimRuntime { exec, ..SimRuntime::default() });
     }
 
     /// The runtime's process ends; its keeper lives and records it.
-    pub fn runtime_ends(&mut self, id: &SandboxId, ended: Ended) {
+    pub fn runtime_ends(&mut self, id: &SandboxId, ended: SimExit) {
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
         let Some(keeper) = &mut sandbox.keeper else { return };
         let Some(runtime) = keeper.runtime.take() else { return };
@@ -72,7 +72,7 @@ impl World {
         keeper.ended.insert(runtime.exec.clone());
         sandbox.shelf.insert(runtime.exec.clone(), Some(ended));
         self.say(|| format!("the runtime of {id} ends: {ended:?}"));
-        self.keeper_tells(id, Told::Exited { exec: runtime.exec, ended });
+        self.keeper_tells(id, KeeperMessage::Exited { exec: runtime.exec, ended });
     }
 
     /// A stopped process reads on from where it was.
@@ -85,7 +85,7 @@ impl World {
         }
     }
 
-    pub fn runtime_hears(&mut self, id: &SandboxId, line: Line) {
+    pub fn runtime_hears(&mut self, id: &SandboxId, line: LineToRuntime) {
         let odd = self.rng.below(1_000);
         let resends = self.mutation != Mutation::NoResend;
         let Some(runtime) = self.machine.keeper(id).and_then(|keeper| keeper.runtime.as_mut()) else {
@@ -97,19 +97,21 @@ impl World {
         }
         let mut said = Vec::new();
         match line {
-            Line::Initialize { probe, epoch } if epoch < runtime.epoch => said.push(Said::Stale { probe }),
-            Line::Initialize { probe, epoch } => {
+            LineToRuntime::Initialize { probe, epoch } if epoch < runtime.epoch => {
+                said.push(LineFromRuntime::Stale { probe })
+            }
+            LineToRuntime::Initialize { probe, epoch } => {
                 runtime.epoch = epoch;
                 let running = runtime.turns.iter().map(|turn| turn.id.clone()).collect();
-                said.push(Said::Ready { probe, running });
+                said.push(LineFromRuntime::Ready { probe, running });
                 if resends {
                     said.extend(runtime.unanswered.iter().map(|(id, ask)| asked(id, ask)));
                 }
             }
-            Line::Run { turn, .. } if odd < 3 => said.push(Said::Refused { turn }),
-            Line::Run { turn, number, from_turn, step, calls } => {
+            LineToRuntime::Run { turn, .. } if odd < 3 => said.push(LineFromRuntime::Refused { turn }),
+            LineToRuntime::Run { turn, number, from_turn, step, calls } => {
                 if !runtime.turns.iter().any(|known| known.id == turn) {
-                    runtime.turns.push(Turn { id: turn.clone(), from_turn, step });
+                    runtime.turns.push(SimTurn { id: turn.clone(), from_turn, step });
                     if step == 1 && number > from_turn && odd.is_multiple_of(3) {
                         runtime.compact(&turn, from_turn + 1, number, odd, &mut said);
                     } else {
@@ -118,22 +120,22 @@ impl World {
                     }
                 }
             }
-            Line::Interrupt { turn } => runtime.forget(&turn),
-            Line::Answer { id, answer } => runtime.answered(&id, answer, odd, &mut said),
+            LineToRuntime::Interrupt { turn } => runtime.forget(&turn),
+            LineToRuntime::Answer { id, answer } => runtime.answered(&id, answer, odd, &mut said),
         }
         if !self.calm && self.rng.chance(self.plan.lies) {
             said.extend(self.lie());
         }
         self.note_refusals(id, &said);
         for one in said {
-            self.keeper_tells(id, Told::Said(one));
+            self.keeper_tells(id, KeeperMessage::Said(one));
         }
     }
 
-    fn note_refusals(&mut self, id: &SandboxId, said: &[Said]) {
+    fn note_refusals(&mut self, id: &SandboxId, said: &[LineFromRuntime]) {
         let Some(agent) = self.machine.sandboxes.get(id).map(|sandbox| sandbox.agent.clone()) else { return };
         for one in said {
-            if let Said::Refused { turn } = one
+            if let LineFromRuntime::Refused { turn } = one
                 && self.disk.turn(turn).is_some_and(|kept| kept.row.agent == agent)
             {
                 self.clients.refused.insert(turn.clone());
@@ -142,7 +144,7 @@ impl World {
     }
 
     /// Something that is not so, about any turn that anybody heard of: at worst another agent's.
-    fn lie(&mut self) -> Option<Said> {
+    fn lie(&mut self) -> Option<LineFromRuntime> {
         let turn = self.rng.pick(&self.clients.turns)?.clone();
         // It may harm its own: such a turn need not end by itself.
         self.clients.harmed.insert(turn.clone());
@@ -152,7 +154,7 @@ impl World {
         let ask = match (self.rng.below(8), job) {
             (6, Some(job)) => Ask::Job { turn, step, call, wish: JobWish::Status { job } },
             (7, Some(job)) => Ask::Job { turn, step, call, wish: JobWish::Cancel { job } },
-            (0, _) => return Some(Said::Refused { turn }),
+            (0, _) => return Some(LineFromRuntime::Refused { turn }),
             (1, _) => Ask::Model { turn, step, context: "c".to_owned(), from_turn: 1 },
             (2, _) => {
                 let (bin, args, stdin) = ("sh".to_owned(), Vec::new(), Vec::new());
@@ -162,7 +164,7 @@ impl World {
             (3, _) => Ask::Answer { turn, step, call, text: "a lie".to_owned(), error: false },
             (_, _) => Ask::Finish { turn, code: "lie".to_owned(), message: "a lie".to_owned() },
         };
-        Some(Said::Asked { id: json!("lie"), ask })
+        Some(LineFromRuntime::Asked { id: json!("lie"), ask })
     }
 
     /// Stops a runtime for a while.
@@ -172,22 +174,28 @@ impl World {
         let serial = keeper.serial;
         let Some(runtime) = &mut keeper.runtime else { return };
         runtime.hung = true;
-        self.after(pause, Next::RuntimeWakes { sandbox: id.clone(), keeper: serial });
+        self.after(pause, SimEvent::RuntimeWakes { sandbox: id.clone(), keeper: serial });
     }
 }
 
-impl Runtime {
+impl SimRuntime {
     fn forget(&mut self, turn: &TurnId) {
         self.turns.retain(|known| known.id != *turn);
         self.unanswered.retain(|(_, ask)| ask.turn() != turn);
     }
 
-    fn ask(&mut self, id: String, ask: Ask, said: &mut Vec<Said>) {
+    fn ask(&mut self, id: String, ask: Ask, said: &mut Vec<LineFromRuntime>) {
         said.push(asked(&id, &ask));
         self.unanswered.push((id, ask));
     }
 
-    fn answered(&mut self, id: &Value, answer: Result<Value, FailureRecord>, odd: u64, said: &mut Vec<Said>) {
+    fn answered(
+        &mut self,
+        id: &Value,
+        answer: Result<Value, FailureRecord>,
+        odd: u64,
+        said: &mut Vec<LineFromRuntime>,
+    ) {
         let Some(at) = self.unanswered.iter().position(|(known, _)| Some(known.as_str()) == id.as_str())
         else {
             return;
@@ -223,7 +231,14 @@ impl Runtime {
         }
     }
 
-    fn model_answered(&mut self, turn: &TurnId, step: u32, answer: &Value, odd: u64, said: &mut Vec<Said>) {
+    fn model_answered(
+        &mut self,
+        turn: &TurnId,
+        step: u32,
+        answer: &Value,
+        odd: u64,
+        said: &mut Vec<LineFromRuntime>,
+    ) {
         if answer["finished"] == json!(true) {
             return self.forget(turn);
         }
@@ -246,7 +261,7 @@ impl Runtime {
         step: u32,
         calls: Vec<CallRecord>,
         odd: u64,
-        said: &mut Vec<Said>,
+        said: &mut Vec<LineFromRuntime>,
     ) {
         for (at, call) in calls.iter().enumerate() {
             // The same id twice is one call.
@@ -271,7 +286,7 @@ impl Runtime {
     }
 
     /// Asks for a new epoch that begins with one of some turns.
-    fn compact(&mut self, turn: &TurnId, from: u32, upto: u32, odd: u64, said: &mut Vec<Said>) {
+    fn compact(&mut self, turn: &TurnId, from: u32, upto: u32, odd: u64, said: &mut Vec<LineFromRuntime>) {
         let strategy = match odd % 5 {
             0 | 1 => Strategy::Sliding,
             2 => Strategy::Handoff,
@@ -283,7 +298,7 @@ impl Runtime {
     }
 
     /// Asks the model again once nothing of the turn is unanswered.
-    fn go_on(&mut self, turn: &TurnId, said: &mut Vec<Said>) {
+    fn go_on(&mut self, turn: &TurnId, said: &mut Vec<LineFromRuntime>) {
         if self.unanswered.iter().any(|(_, ask)| ask.turn() == turn) {
             return;
         }
@@ -300,6 +315,6 @@ impl Runtime {
     }
 }
 
-fn asked(id: &str, ask: &Ask) -> Said {
-    Said::Asked { id: json!(id), ask: ask.clone() }
+fn asked(id: &str, ask: &Ask) -> LineFromRuntime {
+    LineFromRuntime::Asked { id: json!(id), ask: ask.clone() }
 }

@@ -4,17 +4,17 @@ use std::collections::HashSet;
 
 use lodge_core::record::{MessageRow, Role};
 use lodge_daemon::context;
-use lodge_daemon::engine::ModelOrder;
+use lodge_engine::ModelOrder;
 
-use crate::disk::Disk;
-use crate::laws::Broken;
+use crate::disk::SimDisk;
+use crate::laws::LawViolation;
 
 /// Turns before the one that asks that are looked at: enough for every way in which two can follow each other.
 const LOOK_BACK_MAX: u32 = 12;
 
 /// A request as the model reads it: users and assistants take turns, each call has an id of its own and its result
 /// right behind it, and nothing is empty.
-pub fn request_is_strict(disk: &Disk, order: &ModelOrder) -> Result<(), Broken> {
+pub fn request_is_strict(disk: &SimDisk, order: &ModelOrder) -> Result<(), LawViolation> {
     let rows = messages(disk, order)?;
     if order.summary.is_some_and(|number| !disk.has_summary(&order.session, number)) {
         return Err(format!("{} reads what was written down off its path: {order:?}", order.turn));
@@ -50,7 +50,7 @@ pub fn request_is_strict(disk: &Disk, order: &ModelOrder) -> Result<(), Broken> 
 }
 
 /// The messages of the turn and of those before it, which are all on the path of their session.
-fn messages(disk: &Disk, order: &ModelOrder) -> Result<Vec<MessageRow>, Broken> {
+fn messages(disk: &SimDisk, order: &ModelOrder) -> Result<Vec<MessageRow>, LawViolation> {
     let from = order.from_turn.max(order.number.saturating_sub(LOOK_BACK_MAX)).max(1);
     let mut turns = Vec::new();
     let mut next = disk.turn(&order.turn);

@@ -3,14 +3,14 @@
 use lodge_core::AgentId;
 use lodge_core::ledger::{self, Doubt, Repeat, Settle};
 use lodge_core::record::ExecRequest;
-use lodge_daemon::engine::{ExecEnd, ExecHow, Part, Seen};
+use lodge_engine::{ExecEnd, ExecHow, Part, Seen, TurnSeen};
 
 use crate::actor::runtime_exec;
-use crate::keeper::Command;
+use crate::keeper::SimCommand;
 use crate::plan::Mutation;
-use crate::world::World;
+use crate::world::SimWorld;
 
-impl World {
+impl SimWorld {
     pub fn start_exec(
         &mut self,
         agent: &AgentId,
@@ -28,7 +28,7 @@ impl World {
         if resumed && other_boot && !claimed && ledger::settle(Doubt::OtherBoot, repeat) == Settle::Unknown {
             return self.tell_lost(agent, exec);
         }
-        self.send(agent, Command::Start { exec: exec.to_owned() });
+        self.send(agent, SimCommand::Start { exec: exec.to_owned() });
     }
 
     /// Claimed by a keeper that died, without an outcome.
@@ -43,7 +43,7 @@ impl World {
         match ledger::settle(Doubt::ClaimedOnly, repeat) {
             Settle::Unknown if !blind => self.tell_lost(agent, exec),
             Settle::Rerun | Settle::Unknown => {
-                self.send(agent, Command::Forget { exec: exec.to_owned() });
+                self.send(agent, SimCommand::Forget { exec: exec.to_owned() });
                 self.start_exec(agent, exec, request, repeat, false);
             }
         }
@@ -58,7 +58,7 @@ impl World {
     pub fn tell_end(&mut self, exec: &str, how: ExecHow) {
         if let Ok(exec) = exec.parse() {
             let end = ExecEnd { how, cause: None, text: "out".into(), stdout_bytes: 3, stderr_bytes: 0 };
-            self.tell(Seen::ExecEnded { exec, end });
+            self.tell(Seen::Turn(TurnSeen::ExecEnded { exec, end }));
         }
     }
 }

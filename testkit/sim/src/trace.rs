@@ -4,14 +4,14 @@
 use std::collections::VecDeque;
 
 #[derive(Debug, Default)]
-pub struct Trace {
+pub struct SimTrace {
     keep: usize,
     lines: VecDeque<String>,
 }
 
-impl Trace {
+impl SimTrace {
     pub fn new(keep: usize) -> Self {
-        Trace { keep, lines: VecDeque::new() }
+        SimTrace { keep, lines: VecDeque::new() }
     }
 
     pub fn say(&mut self, now: u64, what: impl FnOnce() -> String) {

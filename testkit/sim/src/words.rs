@@ -1,12 +1,15 @@
 //! What happened, in few enough words to read a page of it.
 
 use lodge_core::record::FailureRecord;
-use lodge_daemon::engine::{Command, Effect, Input, Seen, SessionChoice, SessionWhat};
+use lodge_engine::{
+    AgentCommand, Command, Effect, Input, ModelEffect, PullEffect, SandboxEffect, Seen, SessionChoice,
+    SessionWhat, TurnCommand, TurnSeen,
+};
 use lodge_proto::ErrorBody;
 use serde_json::Value;
 
 use crate::keeper;
-use crate::runtime::Line;
+use crate::runtime::LineToRuntime;
 
 pub fn input(input: &Input) -> String {
     match input {
@@ -14,22 +17,22 @@ pub fn input(input: &Input) -> String {
             let id = request.as_ref().map_or("-", |request| request.request_id.as_str());
             format!("ticket {ticket} {id} {}", self::command(command))
         }
-        Input::Seen(Seen::Asked { ask, .. }) => format!("{ask:?}"),
+        Input::Seen(Seen::Turn(TurnSeen::Asked { ask, .. })) => format!("{ask:?}"),
         Input::Seen(seen) => format!("{seen:?}"),
     }
 }
 
 fn command(command: &Command) -> String {
     match command {
-        Command::CreateAgent(new) => format!("CreateAgent {}", new.called),
-        Command::SendTurn(new) => {
+        Command::Agent(AgentCommand::Create(new)) => format!("CreateAgent {}", new.called),
+        Command::Turn(TurnCommand::Send(new)) => {
             let session = match &new.session {
                 SessionChoice::Fresh => "a new session",
                 SessionChoice::Named { id, .. } => id.as_str(),
             };
             format!("SendTurn {} to {} in {session}", new.text, new.agent)
         }
-        Command::ChangeSession(change) => match &change.what {
+        Command::Session(change) => match &change.what {
             SessionWhat::Rewind(plan) => format!("rewind {} to {}", change.fact.row.id, plan.turns),
             SessionWhat::Activate { turn, .. } => format!("activate {turn}"),
             SessionWhat::Fork { plan, .. } => {
@@ -38,72 +41,37 @@ fn command(command: &Command) -> String {
             SessionWhat::Regenerate(again) => format!("regenerate {}", again.turn),
             SessionWhat::Delete => format!("delete {}", change.fact.row.id),
         },
-        Command::StartAgent { .. }
-        | Command::RestartAgent { .. }
-        | Command::UpdateAgent(_)
-        | Command::Reloaded { .. }
-        | Command::StopAgent { .. }
-        | Command::KillAgent { .. }
-        | Command::SettleLineage(_)
-        | Command::RemoveAgent { .. }
-        | Command::InterruptTurn { .. }
-        | Command::IssueToken(_)
-        | Command::AddImage(_)
-        | Command::AddImageBesides(_)
-        | Command::TagImage { .. }
-        | Command::RemoveImage(_)
-        | Command::SubmitJob(_)
-        | Command::CancelJob { .. }
-        | Command::ReleaseWork { .. }
-        | Command::RevokeToken { .. }
-        | Command::Again { .. }
-        | Command::Keep { .. } => format!("{command:?}"),
+        command => format!("{command:?}"),
     }
 }
 
 pub fn effect(effect: &Effect) -> String {
     match effect {
-        Effect::Up { row, how } => {
+        Effect::Sandbox { what: SandboxEffect::Up { row, how }, .. } => {
             format!(
                 "Up {} {} {how:?}, {} incarnation {} run {}",
                 row.id, row.sandbox, row.state, row.incarnation, row.runs
             )
         }
-        Effect::Pull { row, ask } => format!("Pull {} for {}, ask {ask}", row.image_digest, row.id),
-        Effect::Answer { id, answer, .. } => answer_line(id, answer),
-        Effect::CallModel(order) => {
+        Effect::Pull(PullEffect::Begin { row, ask }) => {
+            format!("Pull {} for {}, ask {ask}", row.image_digest, row.id)
+        }
+        Effect::Sandbox { what: SandboxEffect::Answer { id, answer, .. }, .. } => answer_line(id, answer),
+        Effect::Model(ModelEffect::Call(order)) => {
             format!("CallModel {} step {} attempt {}", order.turn, order.step, order.attempt)
         }
-        Effect::Down { .. }
-        | Effect::KillRuntime { .. }
-        | Effect::KillSandbox { .. }
-        | Effect::ReviveLater { .. }
-        | Effect::RetryLater { .. }
-        | Effect::NoteFailure { .. }
-        | Effect::Clear { .. }
-        | Effect::RunTurn { .. }
-        | Effect::DropTurn { .. }
-        | Effect::CancelModel { .. }
-        | Effect::StartExec { .. }
-        | Effect::KillExec { .. }
-        | Effect::ForgetExec { .. }
-        | Effect::DropPull { .. }
-        | Effect::CollectImages
-        | Effect::Token(_)
-        | Effect::Job { .. }
-        | Effect::Quarantine { .. }
-        | Effect::RemoveOutput { .. } => format!("{effect:?}"),
+        effect => format!("{effect:?}"),
     }
 }
 
-pub fn heard(command: &keeper::Command) -> String {
+pub fn heard(command: &keeper::SimCommand) -> String {
     match command {
-        keeper::Command::Line(Line::Answer { id, answer }) => answer_line(id, answer),
-        keeper::Command::Line(line) => format!("{line:?}"),
-        keeper::Command::StartRuntime { .. }
-        | keeper::Command::Start { .. }
-        | keeper::Command::Kill { .. }
-        | keeper::Command::Forget { .. } => format!("{command:?}"),
+        keeper::SimCommand::Line(LineToRuntime::Answer { id, answer }) => answer_line(id, answer),
+        keeper::SimCommand::Line(line) => format!("{line:?}"),
+        keeper::SimCommand::StartRuntime { .. }
+        | keeper::SimCommand::Start { .. }
+        | keeper::SimCommand::Kill { .. }
+        | keeper::SimCommand::Forget { .. } => format!("{command:?}"),
     }
 }
 

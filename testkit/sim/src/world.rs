@@ -7,24 +7,24 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use lodge_core::{AgentId, SandboxId, Timestamp, TurnId};
-use lodge_daemon::engine::Seen;
+use lodge_engine::{AgentSeen, Seen};
 
-use crate::client::Clients;
-use crate::daemon::Daemon;
-use crate::disk::Disk;
-use crate::jobs::{Jobs, Reading, Stage};
-use crate::keeper::{Command, Machine, Told};
+use crate::client::SimClients;
+use crate::daemon::SimDaemon;
+use crate::disk::SimDisk;
+use crate::jobs::{ArchiveStage, SimJobs, SimRead};
+use crate::keeper::{KeeperMessage, SimCommand, SimMachine};
 use crate::pills::Pills;
-use crate::plan::{Mutation, Plan, Point};
-use crate::rng::Rng;
-use crate::trace::Trace;
+use crate::plan::{CommitPoint, Mutation, SimPlan};
+use crate::rng::SimRng;
+use crate::trace::SimTrace;
 
 /// The wall clock at the beginning.
 const DAWN_MS: i64 = 1_700_000_000_000;
 
 /// One thing that is to happen.
 #[derive(Debug)]
-pub enum Next {
+pub enum SimEvent {
     /// The engine takes what waits.
     Decide {
         life: u64,
@@ -89,14 +89,14 @@ pub enum Next {
     Down {
         sandbox: SandboxId,
         link: u64,
-        command: Box<Command>,
+        command: Box<SimCommand>,
     },
     /// Something that a keeper said reaches the agent's task.
     Up {
         life: u64,
         agent: AgentId,
         link: u64,
-        told: Box<Told>,
+        told: Box<KeeperMessage>,
     },
     ToolActs {
         sandbox: SandboxId,
@@ -131,12 +131,12 @@ pub enum Next {
     /// The archive's task goes on.
     Archive {
         life: u64,
-        stage: Stage,
+        stage: ArchiveStage,
     },
     /// Something is read for a model.
     JobReads {
         life: u64,
-        reading: Box<Reading>,
+        reading: Box<SimRead>,
     },
     Client {
         caller: usize,
@@ -149,27 +149,27 @@ pub enum Next {
 }
 
 #[derive(Debug)]
-struct Due {
+struct ScheduledEvent {
     at: u64,
     serial: u64,
-    next: Next,
+    next: SimEvent,
 }
 
-impl PartialEq for Due {
+impl PartialEq for ScheduledEvent {
     fn eq(&self, other: &Self) -> bool {
         self.serial == other.serial
     }
 }
 
-impl Eq for Due {}
+impl Eq for ScheduledEvent {}
 
-impl PartialOrd for Due {
+impl PartialOrd for ScheduledEvent {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Due {
+impl Ord for ScheduledEvent {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.at, self.serial).cmp(&(other.at, other.serial))
     }
@@ -257,56 +257,56 @@ impl Tally {
 }
 
 #[derive(Debug)]
-pub struct World {
-    pub plan: Plan,
+pub struct SimWorld {
+    pub plan: SimPlan,
     pub mutation: Mutation,
-    pub rng: Rng,
+    pub rng: SimRng,
     pub now: u64,
     pub skew: i64,
-    heap: BinaryHeap<Reverse<Due>>,
+    heap: BinaryHeap<Reverse<ScheduledEvent>>,
     serial: u64,
-    pub disk: Disk,
-    pub daemon: Option<Daemon>,
+    pub disk: SimDisk,
+    pub daemon: Option<SimDaemon>,
     /// Raised by every start of a daemon.
     pub life: u64,
-    pub machine: Machine,
-    pub jobs: Jobs,
+    pub machine: SimMachine,
+    pub jobs: SimJobs,
     pub pills: Pills,
     /// The images whose contents are on this host.
     pub contents: std::collections::BTreeSet<String>,
-    pub clients: Clients,
+    pub clients: SimClients,
     pub tally: Tally,
-    pub trace: Trace,
+    pub trace: SimTrace,
     pub broken: Option<String>,
     /// Raised by every storm; faults of an earlier one do not come any more.
     pub storm: u64,
     pub calm: bool,
-    pub die_at: Option<Point>,
+    pub die_at: Option<CommitPoint>,
     pub disk_fails: bool,
     pub disk_full: bool,
     /// The newest event that a subscriber has read.
     pub cursor: u64,
-    pub prints: Vec<crate::disk::Print>,
+    pub prints: Vec<crate::disk::EventPrint>,
     /// Turns whose model call is with the provider, in which life.
     pub asked: std::collections::BTreeMap<TurnId, u64>,
     /// Every group that was committed, for whoever wants to compare; empty unless asked for.
-    pub kept: Option<Vec<Group>>,
+    pub kept: Option<Vec<DiskGroup>>,
 }
 
 /// One transaction, or the opening of the store before a boot.
 #[derive(Debug)]
-pub enum Group {
+pub enum DiskGroup {
     Opened,
     Writes(Vec<lodge_core::record::Write>),
 }
 
-impl World {
-    pub fn new(seed: u64, mutation: Mutation, trace: Trace) -> World {
-        let mut rng = Rng::new(seed);
-        let plan = Plan::new(&mut rng).where_it_shows(mutation);
-        let clients = Clients::new(plan.callers);
-        let jobs = Jobs { max_ever: plan.max_jobs, ..Jobs::default() };
-        World {
+impl SimWorld {
+    pub fn new(seed: u64, mutation: Mutation, trace: SimTrace) -> SimWorld {
+        let mut rng = SimRng::new(seed);
+        let plan = SimPlan::new(&mut rng).where_it_shows(mutation);
+        let clients = SimClients::new(plan.callers);
+        let jobs = SimJobs { max_ever: plan.max_jobs, ..SimJobs::default() };
+        SimWorld {
             plan,
             mutation,
             rng,
@@ -314,10 +314,10 @@ impl World {
             skew: 0,
             heap: BinaryHeap::new(),
             serial: 0,
-            disk: Disk::default(),
+            disk: SimDisk::default(),
             daemon: None,
             life: 0,
-            machine: Machine::default(),
+            machine: SimMachine::default(),
             jobs,
             pills: Pills::default(),
             contents: std::collections::BTreeSet::new(),
@@ -347,13 +347,13 @@ impl World {
         self.serial
     }
 
-    pub fn after(&mut self, delay_ms: u64, next: Next) {
+    pub fn after(&mut self, delay_ms: u64, next: SimEvent) {
         self.at(self.now + delay_ms, next);
     }
 
-    pub fn at(&mut self, at: u64, next: Next) {
+    pub fn at(&mut self, at: u64, next: SimEvent) {
         let serial = self.serial();
-        self.heap.push(Reverse(Due { at, serial, next }));
+        self.heap.push(Reverse(ScheduledEvent { at, serial, next }));
     }
 
     /// Remembers the first law that did not hold. The run ends there.
@@ -375,45 +375,45 @@ impl World {
         true
     }
 
-    fn happen(&mut self, next: Next) {
+    fn happen(&mut self, next: SimEvent) {
         match next {
-            Next::Decide { life } => self.in_life(life, World::decide),
-            Next::LazyOver { life, wait } => self.in_life(life, |world| world.lazy_over(wait)),
-            Next::Rest { life, wait } => self.in_life(life, |world| world.rest(wait)),
-            Next::Written { life } => self.in_life(life, World::written),
-            Next::Revival { life, agent, run } => {
-                self.in_life(life, |world| world.tell(Seen::RevivalDue { agent, run }));
+            SimEvent::Decide { life } => self.in_life(life, SimWorld::decide),
+            SimEvent::LazyOver { life, wait } => self.in_life(life, |world| world.lazy_over(wait)),
+            SimEvent::Rest { life, wait } => self.in_life(life, |world| world.rest(wait)),
+            SimEvent::Written { life } => self.in_life(life, SimWorld::written),
+            SimEvent::Revival { life, agent, run } => {
+                self.in_life(life, |world| world.tell(Seen::Agent(AgentSeen::RevivalDue { agent, run })));
             }
-            Next::Retry { life, agent, run } => {
-                self.in_life(life, |world| world.tell(Seen::RetryDue { agent, run }));
+            SimEvent::Retry { life, agent, run } => {
+                self.in_life(life, |world| world.tell(Seen::Agent(AgentSeen::RetryDue { agent, run })));
             }
-            Next::Look { life, agent, pulse } => self.in_life(life, |world| world.look(&agent, pulse)),
-            Next::KeeperWakes { sandbox, keeper } => self.keeper_wakes(&sandbox, keeper),
-            Next::Room { life } => self.in_life(life, World::room),
-            Next::Release { life } => self.in_life(life, World::release),
-            Next::Go { life, agent, busy } => self.in_life(life, |world| world.actor_goes(&agent, busy)),
-            Next::ProbeOver { life, agent, link, probe } => {
+            SimEvent::Look { life, agent, pulse } => self.in_life(life, |world| world.look(&agent, pulse)),
+            SimEvent::KeeperWakes { sandbox, keeper } => self.keeper_wakes(&sandbox, keeper),
+            SimEvent::Room { life } => self.in_life(life, SimWorld::room),
+            SimEvent::Release { life } => self.in_life(life, SimWorld::release),
+            SimEvent::Go { life, agent, busy } => self.in_life(life, |world| world.actor_goes(&agent, busy)),
+            SimEvent::ProbeOver { life, agent, link, probe } => {
                 self.in_life(life, |world| world.probe_over(&agent, link, probe));
             }
-            Next::Up { life, agent, link, told } => {
+            SimEvent::Up { life, agent, link, told } => {
                 self.in_life(life, |world| world.actor_hears(&agent, link, *told));
             }
-            Next::Down { sandbox, link, command } => self.keeper_obeys(&sandbox, link, *command),
-            Next::ToolActs { sandbox, keeper, exec, run } => self.tool_acts(&sandbox, keeper, &exec, run),
-            Next::ToolEnds { sandbox, keeper, exec, run } => self.tool_ends(&sandbox, keeper, &exec, run),
-            Next::KeeperEnds { sandbox, keeper } => self.keeper_ends(&sandbox, keeper),
-            Next::RuntimeWakes { sandbox, keeper } => self.runtime_wakes(&sandbox, keeper),
-            Next::ModelGoes { life, call } => self.in_life(life, |world| world.model_goes(call)),
-            Next::Pull { life, agent, ask } => self.in_life(life, |world| world.pull_goes(&agent, ask)),
-            Next::Archive { life, stage } => self.in_life(life, |world| world.archive_goes(stage)),
-            Next::JobReads { life, reading } => self.in_life(life, |world| world.job_reads(*reading)),
-            Next::Client { caller, turn } => self.client_acts(caller, turn),
-            Next::DaemonStarts => self.daemon_starts(),
-            Next::Fault { storm } => self.fault(storm),
+            SimEvent::Down { sandbox, link, command } => self.keeper_obeys(&sandbox, link, *command),
+            SimEvent::ToolActs { sandbox, keeper, exec, run } => self.tool_acts(&sandbox, keeper, &exec, run),
+            SimEvent::ToolEnds { sandbox, keeper, exec, run } => self.tool_ends(&sandbox, keeper, &exec, run),
+            SimEvent::KeeperEnds { sandbox, keeper } => self.keeper_ends(&sandbox, keeper),
+            SimEvent::RuntimeWakes { sandbox, keeper } => self.runtime_wakes(&sandbox, keeper),
+            SimEvent::ModelGoes { life, call } => self.in_life(life, |world| world.model_goes(call)),
+            SimEvent::Pull { life, agent, ask } => self.in_life(life, |world| world.pull_goes(&agent, ask)),
+            SimEvent::Archive { life, stage } => self.in_life(life, |world| world.archive_goes(stage)),
+            SimEvent::JobReads { life, reading } => self.in_life(life, |world| world.job_reads(*reading)),
+            SimEvent::Client { caller, turn } => self.client_acts(caller, turn),
+            SimEvent::DaemonStarts => self.daemon_starts(),
+            SimEvent::Fault { storm } => self.fault(storm),
         }
     }
 
-    fn in_life(&mut self, life: u64, then: impl FnOnce(&mut World)) {
+    fn in_life(&mut self, life: u64, then: impl FnOnce(&mut SimWorld)) {
         if self.daemon.as_ref().is_some_and(|daemon| daemon.life == life) {
             then(self);
         }

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use lodge_core::SessionId;
 use lodge_core::job::JobWrite;
-use lodge_core::record::{Loaded, Write};
-use lodge_sim::{Disk, Group, Mutation, Trace, World, storms};
+use lodge_core::record::{Loaded, SessionWrite, Write};
+use lodge_sim::{DiskGroup, Mutation, SimDisk, SimTrace, SimWorld, storms};
 use lodge_store::{Opened, open};
 
 fn opened(path: &Path) -> Opened {
@@ -23,16 +23,16 @@ fn assert_same(simulated: &Loaded, real: &Loaded, seed: u64, group: usize) {
 fn a_restart_from_the_simulated_store_finds_what_a_restart_from_the_real_one_finds() {
     let (mut restarts, mut groups, mut jobs) = (0, 0, 0);
     for seed in [1, 2, 3, 4] {
-        let mut world = World::new(seed, Mutation::None, Trace::new(0));
+        let mut world = SimWorld::new(seed, Mutation::None, SimTrace::new(0));
         world.kept = Some(Vec::new());
         storms(&mut world, 1_000).unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("daemon.db");
-        let mut disk = Disk::default();
+        let mut disk = SimDisk::default();
         let mut real: Option<Opened> = None;
         for (at, group) in world.kept.take().unwrap().into_iter().enumerate() {
             match group {
-                Group::Opened => {
+                DiskGroup::Opened => {
                     // Closed before it is opened again, as a daemon that died has.
                     drop(real.take());
                     let again = opened(&path);
@@ -40,7 +40,7 @@ fn a_restart_from_the_simulated_store_finds_what_a_restart_from_the_real_one_fin
                     real = Some(again);
                     restarts += 1;
                 }
-                Group::Writes(writes) => {
+                DiskGroup::Writes(writes) => {
                     commit(&mut disk, real.as_mut().unwrap(), &writes);
                     groups += 1;
                     jobs += writes.iter().filter(|write| matches!(write, Write::Job(_))).count();
@@ -57,7 +57,7 @@ fn a_restart_from_the_simulated_store_finds_what_a_restart_from_the_real_one_fin
     );
 }
 
-fn commit(disk: &mut Disk, real: &mut Opened, writes: &[Write]) {
+fn commit(disk: &mut SimDisk, real: &mut Opened, writes: &[Write]) {
     disk.commit(writes).unwrap_or_else(|broken| panic!("{broken}"));
     real.writer.commit(writes, ()).unwrap_or_else(|error| panic!("{error:?}")).into_inner();
     for write in writes {
@@ -66,10 +66,10 @@ fn commit(disk: &mut Disk, real: &mut Opened, writes: &[Write]) {
                 let found = real.reader.request(&row.caller, &row.request_id).unwrap();
                 assert_eq!(found.as_ref(), disk.request(&row.caller, &row.request_id));
             }
-            Write::Session(row) => same_session(disk, real, &row.id),
-            Write::SessionFork(fork) => same_session(disk, real, &fork.row.id),
-            Write::SessionPath(change) => same_session(disk, real, &change.session),
-            Write::SessionDeleted { id } => same_session(disk, real, id),
+            Write::Session(SessionWrite::New(row)) => same_session(disk, real, &row.id),
+            Write::Session(SessionWrite::Fork(fork)) => same_session(disk, real, &fork.row.id),
+            Write::Session(SessionWrite::Path(change)) => same_session(disk, real, &change.session),
+            Write::Session(SessionWrite::Deleted { id }) => same_session(disk, real, id),
             Write::Job(write) => same_job(disk, real, write),
             Write::Token(row) => {
                 assert_eq!(real.reader.token(&row.id).unwrap().as_ref(), disk.token(&row.id))
@@ -79,7 +79,7 @@ fn commit(disk: &mut Disk, real: &mut Opened, writes: &[Write]) {
     }
 }
 
-fn same_job(disk: &Disk, real: &Opened, write: &JobWrite) {
+fn same_job(disk: &SimDisk, real: &Opened, write: &JobWrite) {
     let id = match write {
         JobWrite::New { row, .. } => &row.id,
         JobWrite::Progress { id, .. }
@@ -95,6 +95,6 @@ fn same_job(disk: &Disk, real: &Opened, write: &JobWrite) {
     }
 }
 
-fn same_session(disk: &Disk, real: &Opened, id: &SessionId) {
+fn same_session(disk: &SimDisk, real: &Opened, id: &SessionId) {
     assert_eq!(real.reader.session_fact(id).unwrap().as_ref(), disk.session(id));
 }

@@ -3,17 +3,17 @@
 use lodge_core::agent::AgentState;
 use lodge_core::epoch::{EpochRow, Strategy, Summary};
 use lodge_core::record::{
-    AgentRow, AgentSpec, ImageRecord, ImageRow, MessageBody, MessageRow, Retry, Role, SessionFact,
-    SessionRow, TurnRow, Usage, Write,
+    AgentRow, AgentSpec, AgentWrite, ImageRecord, ImageRow, ImageWrite, MessageBody, MessageRow, Retry, Role,
+    SessionFact, SessionRow, SessionWrite, TurnRow, TurnWrite, Usage, Write,
 };
 use lodge_core::session::{Fork, ForkPoint, PathChange, PathPlan, TurnPlace};
 use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, IdSource, LineageId, SandboxId, SessionId, Timestamp, TurnId};
-use lodge_sim::Disk;
+use lodge_sim::SimDisk;
 use lodge_store::{Opened, TurnPick, open};
 
-struct Both {
-    disk: Disk,
+struct DiskPair {
+    disk: SimDisk,
     real: Opened,
     ids: IdSource,
     agent: AgentId,
@@ -21,8 +21,8 @@ struct Both {
     chance: u64,
 }
 
-impl Both {
-    fn new(seed: u64, path: &std::path::Path) -> Both {
+impl DiskPair {
+    fn new(seed: u64, path: &std::path::Path) -> DiskPair {
         let real = open(path, &[7; 64]).unwrap();
         let (mut ids, at) = (IdSource::new(seed), Timestamp::from_ms(1));
         let row = AgentRow {
@@ -44,9 +44,12 @@ impl Both {
             next: None,
         };
         let agent = row.id.clone();
-        let mut both = Both { disk: Disk::default(), real, ids, agent, now: 1, chance: seed };
+        let mut both = DiskPair { disk: SimDisk::default(), real, ids, agent, now: 1, chance: seed };
         let image = ImageRow::agent("sha256:0".to_owned(), "a".to_owned(), 0, ImageRecord::default());
-        both.commit(vec![Write::Image(Box::new(image)), Write::Agent(row)]);
+        both.commit(vec![
+            Write::Image(ImageWrite::Here(Box::new(image))),
+            Write::Agent(AgentWrite::New(row)),
+        ]);
         both
     }
 
@@ -75,7 +78,13 @@ impl Both {
     fn session(&mut self, id: &str) -> SessionId {
         let (id, created_at): (SessionId, _) = (id.parse().unwrap(), self.tick());
         let (agent, sender, forked) = (self.agent.clone(), None, None);
-        self.commit(vec![Write::Session(SessionRow { id: id.clone(), agent, sender, created_at, forked })]);
+        self.commit(vec![Write::Session(SessionWrite::New(SessionRow {
+            id: id.clone(),
+            agent,
+            sender,
+            created_at,
+            forked,
+        }))]);
         id
     }
 
@@ -98,27 +107,29 @@ impl Both {
             usage: Usage::default(),
             failure: None,
         };
-        let state = |state: TurnState, ended_at| Write::TurnState {
-            id: id.clone(),
-            state,
-            ended_at,
-            usage: Usage::default(),
-            failure: None,
+        let state = |state: TurnState, ended_at| {
+            Write::Turn(TurnWrite::State {
+                id: id.clone(),
+                state,
+                ended_at,
+                usage: Usage::default(),
+                failure: None,
+            })
         };
         let message = |seq, role, step, text: String| {
             let body = MessageBody { text, ..MessageBody::default() };
             let (session, turn) = (session.clone(), id.clone());
-            Write::Message(MessageRow { session, seq, turn, number, step, role, at, body })
+            Write::Turn(TurnWrite::Message(MessageRow { session, seq, turn, number, step, role, at, body }))
         };
         let size = self.below(40) as usize;
         let mut writes = vec![
-            Write::Turn(row),
+            Write::Turn(TurnWrite::New(row)),
             message(first_message, Role::User, 0, "q".repeat(size)),
             state(TurnState::Running, None),
         ];
         if number > fact.epoch.from_turn && self.below(4) == 0 {
             let from_turn = fact.epoch.from_turn + 1 + self.below(number - fact.epoch.from_turn);
-            writes.push(Write::Epoch(EpochRow {
+            writes.push(Write::Session(SessionWrite::Epoch(EpochRow {
                 session: session.clone(),
                 number: fact.epoch.newest + 1,
                 turn: number,
@@ -130,7 +141,7 @@ impl Both {
                     _ => Summary::Text("s".repeat(size)),
                 },
                 at,
-            }));
+            })));
         }
         writes.push(message(first_message + 1, Role::Assistant, 1, "a".repeat(size)));
         writes.push(state(TurnState::Done, Some(at)));
@@ -144,7 +155,7 @@ impl Both {
         let PathPlan { from, restored, turns, tip, epoch } = plan;
         let at = self.tick();
         let change = PathChange { session: session.clone(), cut: fact.cuts + 1, from, restored, at };
-        self.commit(vec![Write::SessionPath(change)]);
+        self.commit(vec![Write::Session(SessionWrite::Path(change))]);
         let now = self.fact(session);
         assert_eq!((now.turns, now.tip, now.epoch), (turns, tip, epoch), "it is what it was said to be");
     }
@@ -175,7 +186,7 @@ impl Both {
         let row = SessionRow { id: id.clone(), agent, sender, created_at, forked };
         let copy = |turn| (turn, TurnId::new(&mut self.ids, created_at));
         let turns = plan.turns.into_iter().map(copy).collect();
-        self.commit(vec![Write::SessionFork(Box::new(Fork { row, turns }))]);
+        self.commit(vec![Write::Session(SessionWrite::Fork(Box::new(Fork { row, turns })))]);
         let fact = self.fact(&id);
         assert_eq!((fact.turns, fact.messages, fact.epoch), (turn, plan.messages, plan.epoch));
         Some(id)
@@ -187,7 +198,7 @@ fn both_stores_agree_on_every_path_and_what_a_change_would_make_of_it() {
     let mut made = 0;
     for seed in 0..6 {
         let dir = tempfile::tempdir().unwrap();
-        let mut both = Both::new(seed, &dir.path().join("daemon.db"));
+        let mut both = DiskPair::new(seed, &dir.path().join("daemon.db"));
         let mut sessions = vec![both.session("s")];
         for step in 0..120 {
             let count = u32::try_from(sessions.len()).unwrap();
@@ -199,7 +210,7 @@ fn both_stores_agree_on_every_path_and_what_a_change_would_make_of_it() {
                 8..10 => both.activate(&session),
                 10 => sessions.extend(both.fork(&session, &format!("f{step}"))),
                 _ if count > 1 => {
-                    both.commit(vec![Write::SessionDeleted { id: session.clone() }]);
+                    both.commit(vec![Write::Session(SessionWrite::Deleted { id: session.clone() })]);
                     assert!(both.disk.session(&session).is_none());
                     assert!(both.real.reader.session_fact(&session).unwrap().is_none());
                     sessions.remove(at);

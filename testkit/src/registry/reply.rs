@@ -1,33 +1,37 @@
 //! What an honest registry would answer.
 
-use super::{Door, Fault, Seen, State, digest};
+use super::{RecordedRequest, RegistryDoor, RegistryFault, RegistryTables, digest};
 
-pub(super) struct Reply {
+pub(super) struct RegistryReply {
     pub(super) status: u16,
     pub(super) headers: Vec<(String, String)>,
     pub(super) body: Vec<u8>,
 }
 
-impl Reply {
-    fn new(status: u16, body: impl Into<Vec<u8>>) -> Reply {
-        Reply { status, headers: Vec::new(), body: body.into() }
+impl RegistryReply {
+    fn new(status: u16, body: impl Into<Vec<u8>>) -> RegistryReply {
+        RegistryReply { status, headers: Vec::new(), body: body.into() }
     }
 
-    fn error(status: u16, code: &str) -> Reply {
+    fn error(status: u16, code: &str) -> RegistryReply {
         let body = format!(r#"{{"errors":[{{"code":"{code}","message":"{}"}}]}}"#, code.to_lowercase());
-        Reply::new(status, body).with("Content-Type", "application/json")
+        RegistryReply::new(status, body).with("Content-Type", "application/json")
     }
 
-    fn with(mut self, name: &str, value: impl Into<String>) -> Reply {
+    fn with(mut self, name: &str, value: impl Into<String>) -> RegistryReply {
         self.headers.push((name.to_owned(), value.into()));
         self
     }
 }
 
-pub(super) fn reply(state: &mut State, seen: &Seen, faults: &[Fault]) -> Reply {
+pub(super) fn reply(
+    state: &mut RegistryTables,
+    seen: &RecordedRequest,
+    faults: &[RegistryFault],
+) -> RegistryReply {
     for fault in faults {
-        if let Fault::Answer { status, headers, body } = fault {
-            return Reply { status: *status, headers: headers.clone(), body: body.clone() };
+        if let RegistryFault::Answer { status, headers, body } = fault {
+            return RegistryReply { status: *status, headers: headers.clone(), body: body.clone() };
         }
     }
     let (path, query) = seen.path.split_once('?').unwrap_or((&seen.path, ""));
@@ -39,16 +43,18 @@ pub(super) fn reply(state: &mut State, seen: &Seen, faults: &[Fault]) -> Reply {
         routed(state, seen, path, query)
     };
     for fault in faults {
-        if let Fault::Body(other) = fault {
+        if let RegistryFault::Body(other) = fault {
             answer.body.clone_from(other);
         }
     }
-    let no_ranges = faults.iter().any(|fault| matches!(fault, Fault::NoRanges));
+    let no_ranges = faults.iter().any(|fault| matches!(fault, RegistryFault::NoRanges));
     if path.contains("/blobs/sha256:") && !no_ranges { ranged(seen, answer) } else { answer }
 }
 
-fn token(state: &State, seen: &Seen) -> Reply {
-    let Door::Token { login, token, .. } = &state.door else { return Reply::error(404, "NO_REALM") };
+fn token(state: &RegistryTables, seen: &RecordedRequest) -> RegistryReply {
+    let RegistryDoor::Token { login, token, .. } = &state.door else {
+        return RegistryReply::error(404, "NO_REALM");
+    };
     let by_password = login.as_ref().map(|login| format!("Basic {login}"));
     let form = String::from_utf8_lossy(&seen.body);
     let by_token = form.split('&').find_map(|pair| pair.strip_prefix("refresh_token="));
@@ -57,61 +63,69 @@ fn token(state: &State, seen: &Seen) -> Reply {
         Some(login) => seen.header("authorization") == by_password.as_deref() || by_token == Some(login),
     };
     if !let_in {
-        return Reply::error(401, "UNAUTHORIZED");
+        return RegistryReply::error(401, "UNAUTHORIZED");
     }
-    Reply::new(200, format!(r#"{{"token":"{token}","expires_in":300}}"#))
+    RegistryReply::new(200, format!(r#"{{"token":"{token}","expires_in":300}}"#))
 }
 
-fn refused(door: &Door, seen: &Seen) -> Option<Reply> {
+fn refused(door: &RegistryDoor, seen: &RecordedRequest) -> Option<RegistryReply> {
     let (wanted, challenge) = match door {
-        Door::Everybody => return None,
-        Door::Basic { login } => (format!("Basic {login}"), "Basic realm=\"mock\"".to_owned()),
-        Door::Token { realm, token, .. } => {
+        RegistryDoor::Everybody => return None,
+        RegistryDoor::Basic { login } => (format!("Basic {login}"), "Basic realm=\"mock\"".to_owned()),
+        RegistryDoor::Token { realm, token, .. } => {
             (format!("Bearer {token}"), format!("Bearer realm=\"{realm}\",service=\"mock\""))
         }
     };
     let shown = seen.header("authorization") == Some(wanted.as_str());
-    (!shown).then(|| Reply::error(401, "UNAUTHORIZED").with("WWW-Authenticate", challenge))
+    (!shown).then(|| RegistryReply::error(401, "UNAUTHORIZED").with("WWW-Authenticate", challenge))
 }
 
-fn routed(state: &mut State, seen: &Seen, path: &str, query: &str) -> Reply {
-    let Some(rest) = path.strip_prefix("/v2/") else { return Reply::error(404, "NOT_HERE") };
+fn routed(state: &mut RegistryTables, seen: &RecordedRequest, path: &str, query: &str) -> RegistryReply {
+    let Some(rest) = path.strip_prefix("/v2/") else { return RegistryReply::error(404, "NOT_HERE") };
     if let Some((repository, id)) = rest.split_once("/blobs/uploads/") {
         return upload(state, seen, repository, id, query);
     }
     if let Some((_, digest)) = rest.split_once("/blobs/") {
         return match state.blobs.get(digest) {
-            Some(bytes) => Reply::new(200, bytes.to_vec()).with("Docker-Content-Digest", digest),
-            None => Reply::error(404, "BLOB_UNKNOWN"),
+            Some(bytes) => RegistryReply::new(200, bytes.to_vec()).with("Docker-Content-Digest", digest),
+            None => RegistryReply::error(404, "BLOB_UNKNOWN"),
         };
     }
     let Some((repository, reference)) = rest.split_once("/manifests/") else {
-        return Reply::error(404, "NOT_HERE");
+        return RegistryReply::error(404, "NOT_HERE");
     };
     if seen.method == "PUT" {
         let kind = seen.header("content-type").unwrap_or_default();
         let digest = state.name(repository, reference, kind, seen.body.clone());
-        return Reply::new(201, "").with("Docker-Content-Digest", digest);
+        return RegistryReply::new(201, "").with("Docker-Content-Digest", digest);
     }
     let found = state.manifests.get(&(repository.to_owned(), reference.to_owned()));
     match found.and_then(|(kind, digest)| Some((kind, digest, state.blobs.get(digest)?))) {
-        Some((kind, digest, bytes)) => Reply::new(200, bytes.to_vec())
+        Some((kind, digest, bytes)) => RegistryReply::new(200, bytes.to_vec())
             .with("Content-Type", kind.clone())
             .with("Docker-Content-Digest", digest.clone()),
-        None => Reply::error(404, "MANIFEST_UNKNOWN"),
+        None => RegistryReply::error(404, "MANIFEST_UNKNOWN"),
     }
 }
 
-fn upload(state: &mut State, seen: &Seen, repository: &str, id: &str, query: &str) -> Reply {
+fn upload(
+    state: &mut RegistryTables,
+    seen: &RecordedRequest,
+    repository: &str,
+    id: &str,
+    query: &str,
+) -> RegistryReply {
     let id = if seen.method == "POST" { state.seen.len().to_string() } else { id.to_owned() };
     if seen.method == "POST" {
         state.uploads.insert(id.clone(), Vec::new());
     }
-    let Some(bytes) = state.uploads.get_mut(&id) else { return Reply::error(404, "BLOB_UPLOAD_UNKNOWN") };
+    let Some(bytes) = state.uploads.get_mut(&id) else {
+        return RegistryReply::error(404, "BLOB_UPLOAD_UNKNOWN");
+    };
     if seen.method == "PATCH" {
         let begin = seen.header("content-range").and_then(|range| range.split_once('-')?.0.parse().ok());
         if begin != Some(bytes.len()) {
-            return Reply::error(416, "RANGE_INVALID");
+            return RegistryReply::error(416, "RANGE_INVALID");
         }
         bytes.extend_from_slice(&seen.body);
     }
@@ -120,20 +134,20 @@ fn upload(state: &mut State, seen: &Seen, repository: &str, id: &str, query: &st
         bytes.extend_from_slice(&seen.body);
         let wanted = query.split('&').find_map(|pair| pair.strip_prefix("digest="));
         if wanted.map(|text| text.replace("%3A", ":")) != Some(digest(bytes)) {
-            return Reply::error(400, "DIGEST_INVALID");
+            return RegistryReply::error(400, "DIGEST_INVALID");
         }
         let whole = state.uploads.remove(&id).unwrap_or_default();
         let digest = state.put(whole);
-        return Reply::new(201, "").with("Docker-Content-Digest", digest);
+        return RegistryReply::new(201, "").with("Docker-Content-Digest", digest);
     }
     let status = if seen.method == "GET" { 204 } else { 202 };
-    Reply::new(status, "")
+    RegistryReply::new(status, "")
         .with("Location", format!("/v2/{repository}/blobs/uploads/{id}"))
         .with("Range", range)
 }
 
 /// The part that was asked for.
-fn ranged(seen: &Seen, mut answer: Reply) -> Reply {
+fn ranged(seen: &RecordedRequest, mut answer: RegistryReply) -> RegistryReply {
     let range = seen.header("range").and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-'));
     let Some(begin) = range.and_then(|begin| begin.parse::<usize>().ok()) else { return answer };
     if answer.status != 200 {
@@ -141,7 +155,7 @@ fn ranged(seen: &Seen, mut answer: Reply) -> Reply {
     }
     let whole = answer.body.len();
     if begin >= whole {
-        return Reply::error(416, "RANGE_INVALID");
+        return RegistryReply::error(416, "RANGE_INVALID");
     }
     answer.body.drain(..begin);
     answer.status = 206;

@@ -3,13 +3,13 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
-use super::reply::{Reply, reply};
-use super::{Fault, Seen, Shared};
+use super::reply::{RegistryReply, reply};
+use super::{RecordedRequest, RegistryFault, RegistryState};
 
 const HEAD_LINE_MAX: u64 = 128 << 10;
 const PIECE: usize = 64 << 10;
 
-pub(super) fn serve(shared: &Shared, stream: TcpStream) -> io::Result<()> {
+pub(super) fn serve(shared: &RegistryState, stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut reader = BufReader::new(stream.try_clone()?);
     let mut writer = stream;
@@ -19,7 +19,7 @@ pub(super) fn serve(shared: &Shared, stream: TcpStream) -> io::Result<()> {
         }
         let faults = shared.state().faults(&seen.method, &seen.path);
         let take = faults.iter().find_map(|fault| match fault {
-            Fault::TakeOnly(bytes) => Some(*bytes),
+            RegistryFault::TakeOnly(bytes) => Some(*bytes),
             _other => None,
         });
         let length = seen.header("content-length").and_then(|text| text.parse().ok()).unwrap_or(0);
@@ -34,7 +34,7 @@ pub(super) fn serve(shared: &Shared, stream: TcpStream) -> io::Result<()> {
         if take.is_some() {
             return Ok(());
         }
-        if faults.iter().any(|fault| matches!(fault, Fault::Silence)) {
+        if faults.iter().any(|fault| matches!(fault, RegistryFault::Silence)) {
             shared.stall();
             return Ok(());
         }
@@ -47,8 +47,8 @@ pub(super) fn serve(shared: &Shared, stream: TcpStream) -> io::Result<()> {
 }
 
 /// The head of the next request; `None` at the end.
-fn head(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Seen>> {
-    let mut seen = Seen::default();
+fn head(reader: &mut BufReader<TcpStream>) -> io::Result<Option<RecordedRequest>> {
+    let mut seen = RecordedRequest::default();
     let mut first = String::new();
     if reader.take(HEAD_LINE_MAX).read_line(&mut first)? == 0 {
         return Ok(None);
@@ -66,28 +66,31 @@ fn head(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Seen>> {
 
 /// Returns whether the connection goes on.
 fn write(
-    shared: &Shared,
+    shared: &RegistryState,
     writer: &mut TcpStream,
-    seen: &Seen,
-    mut answer: Reply,
-    faults: &[Fault],
+    seen: &RecordedRequest,
+    mut answer: RegistryReply,
+    faults: &[RegistryFault],
     counted: impl Fn(u64),
 ) -> io::Result<bool> {
     let mut trickle = None;
     let (mut cut, mut stall, mut endless, mut told) = (None, None, false, answer.body.len() as u64);
     for fault in faults {
         match fault {
-            Fault::CutAt(at) => cut = Some(*at),
-            Fault::StallAt(at) => stall = Some(*at),
-            Fault::Trickle(pause) => trickle = Some(*pause),
-            Fault::Endless => endless = true,
-            Fault::Length(length) => told = *length,
-            Fault::Header(name, value) => {
+            RegistryFault::CutAt(at) => cut = Some(*at),
+            RegistryFault::StallAt(at) => stall = Some(*at),
+            RegistryFault::Trickle(pause) => trickle = Some(*pause),
+            RegistryFault::Endless => endless = true,
+            RegistryFault::Length(length) => told = *length,
+            RegistryFault::Header(name, value) => {
                 answer.headers.retain(|(key, _)| !key.eq_ignore_ascii_case(name));
                 answer.headers.push((name.clone(), value.clone()));
             }
-            Fault::Answer { .. } | Fault::Body(_) | Fault::NoRanges | Fault::Silence | Fault::TakeOnly(_) => {
-            }
+            RegistryFault::Answer { .. }
+            | RegistryFault::Body(_)
+            | RegistryFault::NoRanges
+            | RegistryFault::Silence
+            | RegistryFault::TakeOnly(_) => {}
         }
     }
     let mut head = format!("HTTP/1.1 {} Whatever\r\n", answer.status);

@@ -7,7 +7,7 @@ use std::time::Instant;
 use lodge_testkit::lodge::{PATIENCE, is_alive, until};
 use serde_json::{Value, json};
 
-use crate::world::{AGENTFILE, World, family, id, sh};
+use crate::world::{AGENTFILE, ApiWorld, family, id, sh};
 
 fn pid(view: &Value) -> i32 {
     i32::try_from(view["pid"].as_u64().expect("a pid")).expect("a pid")
@@ -19,7 +19,7 @@ fn root(view: &Value) -> &Path {
 
 #[tokio::test]
 async fn an_agent_runs_works_stops_starts_and_goes_and_each_change_is_an_event() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let view = api.ok("agent/get", json!({"agent": agent})).await;
@@ -66,7 +66,7 @@ async fn an_agent_runs_works_stops_starts_and_goes_and_each_change_is_an_event()
 
 #[tokio::test]
 async fn changes_that_do_not_fit_the_state_are_refused_with_the_next_step() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let error = api.refused("agent/remove", json!({"agent": agent}), "agent.wrong_state").await;
@@ -88,7 +88,7 @@ async fn changes_that_do_not_fit_the_state_are_refused_with_the_next_step() {
 
 #[tokio::test]
 async fn stopping_in_the_middle_of_a_tool_interrupts_the_turn_and_kills_the_tool() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let view = api.ok("agent/get", json!({"agent": agent})).await;
@@ -115,7 +115,7 @@ async fn stopping_in_the_middle_of_a_tool_interrupts_the_turn_and_kills_the_tool
 
 #[tokio::test]
 async fn interrupting_a_turn_kills_its_tool_and_leaves_the_agent_ready() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let view = api.ok("agent/get", json!({"agent": agent})).await;
@@ -137,7 +137,7 @@ async fn interrupting_a_turn_kills_its_tool_and_leaves_the_agent_ready() {
 
 #[tokio::test]
 async fn a_runtime_that_exits_and_one_that_is_not_ready_in_time_are_told_apart() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.start();
     let mut api = world.checked().await;
     let content = format!("{AGENTFILE}EXEC [\"no-such-command\"]\n");
@@ -174,7 +174,7 @@ async fn a_runtime_that_exits_and_one_that_is_not_ready_in_time_are_told_apart()
 
 #[tokio::test]
 async fn mounts_are_shown_seen_and_there_again_after_a_restart() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let shared = world.lodge.dir().join("shared");
     fs::create_dir(&shared).expect("a directory");

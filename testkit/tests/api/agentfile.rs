@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::world::{AGENTFILE, World, sh};
+use crate::world::{AGENTFILE, ApiWorld, sh};
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8")
 }
 
 /// The runtime that the daemon carries, where it put it.
-fn stock_runtime(world: &World) -> PathBuf {
+fn stock_runtime(world: &ApiWorld) -> PathBuf {
     let programs = fs::read_dir(world.lodge.home().join("bin")).expect("a directory").flatten();
     let mut runtimes = programs
         .filter(|program| program.file_name().to_str().is_some_and(|name| name.starts_with("runtime-")));
@@ -29,7 +29,7 @@ const CHILD: &str = "FROM ../src-base\nARG who=nobody\nNAME child\nCONTEXT SOUL 
 
 #[tokio::test]
 async fn a_child_is_recorded_flat_with_what_its_parent_said_and_it_did_not() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let base = world.lodge.agent_dir("base", BASE, &[("soul.md", "base soul"), ("data.txt", "base data")]);
     let child = world.lodge.agent_dir("child", CHILD, &[("data.txt", "child data")]);
     let mut api = world.checked().await;
@@ -85,7 +85,7 @@ async fn a_child_is_recorded_flat_with_what_its_parent_said_and_it_did_not() {
 
 #[tokio::test]
 async fn an_agent_runs_from_an_image_by_name_and_an_image_is_a_parent_by_name() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let dir = world.lodge.agent_dir("base", &format!("{AGENTFILE}ENV WHO=base\n"), &[]);
     let digest = world.lodge.cli_ok(["image", "build", text(&dir), "-t", "tools/base:v2"]);
     assert!(digest.starts_with("sha256:") && digest.trim().len() == 71, "{digest}");
@@ -127,7 +127,7 @@ async fn an_agent_runs_from_an_image_by_name_and_an_image_is_a_parent_by_name() 
 
 #[tokio::test]
 async fn names_are_kept_across_a_kill_of_the_daemon_and_go_only_when_nobody_has_the_image() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let request = json!({"content": AGENTFILE, "tags": ["a:1", "a:2"], "request_id": "b1"});
     let built = api.ok("image/build", request.clone()).await;
@@ -159,7 +159,7 @@ async fn names_are_kept_across_a_kill_of_the_daemon_and_go_only_when_nobody_has_
 
 #[tokio::test]
 async fn references_that_name_nothing_or_cannot_be_are_refused() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let huge = "x".repeat(1 << 20);
     for given in ["nobody", "nobody:v1", "team/nobody", "abcdef012345", &format!("sha256:{}", "0".repeat(64))]
@@ -200,7 +200,7 @@ async fn references_that_name_nothing_or_cannot_be_are_refused() {
 
 #[tokio::test]
 async fn a_child_without_a_name_is_called_like_its_directory_and_leaves_its_parents_name_alone() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let base = world.lodge.agent_dir("base", "FROM scratch\nNAME base\nMODEL mock/m\n", &[]);
     let parent = api.ok("image/build", json!({"path": base})).await;
@@ -221,7 +221,7 @@ async fn a_child_without_a_name_is_called_like_its_directory_and_leaves_its_pare
 
 #[tokio::test]
 async fn every_mistake_of_a_chain_is_told_at_once_and_nothing_is_recorded() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.lodge.agent_dir("base", "FROM scratch\nADD ../../etc/passwd x\nWAT\n", &[]);
     let child =
@@ -265,7 +265,7 @@ async fn every_mistake_of_a_chain_is_told_at_once_and_nothing_is_recorded() {
 
 #[tokio::test]
 async fn places_that_hold_no_agentfile_are_refused_without_waiting_for_them() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let empty = world.lodge.dir().join("empty");
     fs::create_dir(&empty).expect("a directory");
@@ -299,7 +299,7 @@ async fn places_that_hold_no_agentfile_are_refused_without_waiting_for_them() {
 
 #[tokio::test]
 async fn a_setting_that_must_be_given_and_is_not_fails_the_agent_and_tells_the_fix() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let needy = format!("{AGENTFILE}CONFIG room! \"where\"\nCONFIG floor!\nCONFIG color\n");
     let dir = world.lodge.agent_dir("needy", &needy, &[]);
@@ -337,7 +337,7 @@ async fn a_setting_that_must_be_given_and_is_not_fails_the_agent_and_tells_the_f
 
 #[tokio::test]
 async fn a_runtime_of_the_host_is_the_agents_runtime() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "stock").await;
     let program = world.lodge.dir().join("my-loop");
@@ -369,7 +369,7 @@ async fn a_runtime_of_the_host_is_the_agents_runtime() {
 
 #[tokio::test]
 async fn what_does_nothing_yet_is_recorded_and_shown_and_said_to_do_nothing() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let source = format!("{AGENTFILE}CAPABILITY note_save\nLIMIT budget-usd 2\nLIMIT context-tokens 9k\n");
     let dir = world.lodge.agent_dir("able", &source, &[]);
     let (code, out, err) = world.cli(&[

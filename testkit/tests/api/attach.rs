@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use lodge_testkit::lodge::PATIENCE;
 use serde_json::{Value, json};
 
-use crate::world::{World, id, sh};
+use crate::world::{ApiWorld, id, sh};
 
 fn seqs(events: &[Value]) -> Vec<u64> {
     events.iter().map(|event| event["seq"].as_u64().expect("a sequence")).collect()
@@ -13,7 +13,7 @@ fn seqs(events: &[Value]) -> Vec<u64> {
 
 #[tokio::test]
 async fn without_a_cursor_there_is_the_state_and_then_what_happens() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let slow = api.ok("turn/send", json!({"agent": agent, "session": "s", "text": "[[hang]]"})).await;
@@ -34,7 +34,7 @@ async fn without_a_cursor_there_is_the_state_and_then_what_happens() {
 
 #[tokio::test]
 async fn with_a_cursor_everything_after_it_comes_once_and_only_of_what_was_asked_for() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (one, two) = (world.agent(&mut api, "one").await, world.agent(&mut api, "two").await);
     for (agent, session) in [(&one, "a"), (&two, "b"), (&one, "c")] {
@@ -77,7 +77,7 @@ async fn with_a_cursor_everything_after_it_comes_once_and_only_of_what_was_asked
 
 #[tokio::test]
 async fn cursors_of_the_future_and_of_other_logs_and_unclear_targets_are_refused() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let future = json!({"all": true, "since": 1_000_000});
     let error = api.refused("client/attach", future, "cursor.future").await;
@@ -96,7 +96,7 @@ async fn cursors_of_the_future_and_of_other_logs_and_unclear_targets_are_refused
 
 #[tokio::test]
 async fn deltas_by_their_offsets_are_the_text_that_is_kept() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let mut other = api.again(&world.lodge).await;
@@ -132,7 +132,7 @@ fn rss_kb(pid: u32) -> u64 {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_loses_previews_and_no_event_and_costs_little() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let mut slow = Vec::new();
@@ -174,7 +174,7 @@ async fn a_client_that_does_not_read_loses_previews_and_no_event_and_costs_littl
 
 #[tokio::test]
 async fn after_a_kill_a_client_that_attaches_again_misses_nothing_and_sees_nothing_twice() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let attached = api.ok("client/attach", json!({"agent": agent, "since": 0})).await;

@@ -10,7 +10,7 @@ use rusqlite::Connection;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::world::{KEY, World, family, http_unix, sh};
+use crate::world::{ApiWorld, KEY, family, http_unix, sh};
 
 /// Signs claims with the key that a daemon's tokens are signed with.
 fn signed(lodge: &Lodge, algorithm: Algorithm, change: impl FnOnce(&mut Value)) -> String {
@@ -98,7 +98,7 @@ fn bad_tokens(lodge: &Lodge, other: &Lodge) -> Vec<(String, &'static str)> {
 
 #[tokio::test]
 async fn no_door_opens_without_a_token_of_this_daemons_that_is_still_good() {
-    let (world, other) = (World::new(), Lodge::started());
+    let (world, other) = (ApiWorld::new(), Lodge::started());
     let api = world.checked().await;
     let (addr, socket) = (world.lodge.http_addr(), world.lodge.home().join("lodge.sock"));
     let body = rpc("info", &json!({}));
@@ -133,7 +133,7 @@ async fn no_door_opens_without_a_token_of_this_daemons_that_is_still_good() {
 
 #[tokio::test]
 async fn pages_of_others_cannot_call_whatever_name_they_use_for_this_machine() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_ALLOWED_ORIGINS", "https://lodge.example");
     world.lodge.start();
     let (addr, bearer) = (world.lodge.http_addr(), format!("Bearer {}", world.lodge.token()));
@@ -202,7 +202,7 @@ fn the_token_is_kept_across_restarts_and_renewed_when_it_is_nearly_over() {
 
 #[tokio::test]
 async fn a_token_in_an_address_is_refused_whoever_brings_it_and_nobody_is_given_one() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let (addr, token) = (world.lodge.http_addr(), world.lodge.token());
     let bearer = format!("Bearer {token}");
     let with = [("authorization", bearer.as_str()), ("content-type", "application/json")];
@@ -254,7 +254,7 @@ pub fn holding_bytes(dir: &Path, needle: &[u8]) -> Vec<String> {
 
 #[tokio::test]
 async fn a_providers_key_and_the_operators_token_never_leave_the_daemon() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("OPENAI_API_KEY", "sk-from-the-environment");
     world.lodge.set_env("EXPANDED_KEY", KEY);
     world.put_providers(&world.provider("mock", &world.mock.base_url()).replace(KEY, "${EXPANDED_KEY}"));

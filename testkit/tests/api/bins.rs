@@ -4,8 +4,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
-use crate::world::World;
+use crate::checked::CheckedClient;
+use crate::world::ApiWorld;
 
 /// This host, as images call it.
 pub fn platform() -> String {
@@ -18,7 +18,7 @@ pub fn platform() -> String {
 }
 
 /// Builds a tool of a program of this host.
-pub async fn tool(api: &mut Checked, name: &str, path: &str, tags: &[&str]) -> Value {
+pub async fn tool(api: &mut CheckedClient, name: &str, path: &str, tags: &[&str]) -> Value {
     let programs = json!([{"platform": platform(), "path": path}]);
     let asked =
         json!({"name": name, "programs": programs, "description": format!("the tool {name}"), "tags": tags});
@@ -27,7 +27,7 @@ pub async fn tool(api: &mut Checked, name: &str, path: &str, tags: &[&str]) -> V
 
 #[tokio::test]
 async fn a_tool_is_built_for_several_platforms_and_the_same_input_is_the_same_tool() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let other = if platform() == "linux/arm64" { "linux/amd64" } else { "linux/arm64" };
     let asked = json!({
@@ -71,7 +71,7 @@ async fn a_tool_is_built_for_several_platforms_and_the_same_input_is_the_same_to
     assert_eq!(api.ok("bin/inspect", json!({"bin": short})).await["digest"], built["digest"]);
 }
 
-async fn listed(api: &mut Checked) -> Vec<Value> {
+async fn listed(api: &mut CheckedClient) -> Vec<Value> {
     let mut all = Vec::new();
     let mut after = Value::Null;
     loop {
@@ -86,7 +86,7 @@ async fn listed(api: &mut Checked) -> Vec<Value> {
 
 #[tokio::test]
 async fn an_agent_runs_the_tool_that_its_image_pins_whatever_the_name_means_later() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let first = tool(&mut api, "show", "/bin/cat", &["show"]).await;
     let agentfile = "FROM scratch\nNAME reader\nMODEL mock/m\nBIN show show\n";
@@ -126,7 +126,7 @@ async fn an_agent_runs_the_tool_that_its_image_pins_whatever_the_name_means_late
 
 #[tokio::test]
 async fn a_runtime_may_be_a_tool_of_an_image() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "stock").await;
     let programs = fs::read_dir(world.lodge.home().join("bin")).expect("a directory").flatten();
@@ -154,7 +154,7 @@ async fn a_runtime_may_be_a_tool_of_an_image() {
 
 #[tokio::test]
 async fn what_cannot_be_a_tool_is_refused_and_nothing_is_recorded() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let here = platform();
     let good = json!([{"platform": here, "path": "/bin/cat"}]);

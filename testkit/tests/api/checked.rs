@@ -96,25 +96,25 @@ fn fits(schema: &Validator, value: &Value, what: &str) {
 
 /// One connection whose every word is checked.
 #[derive(Debug)]
-pub struct Checked {
+pub struct CheckedClient {
     client: Client,
     pub schemas: Arc<Schemas>,
     pub called: BTreeSet<String>,
 }
 
-impl Checked {
-    pub async fn new(lodge: &Lodge) -> Checked {
+impl CheckedClient {
+    pub async fn new(lodge: &Lodge) -> CheckedClient {
         let mut client = lodge.client().await;
         let discovery = client.call_value("rpc/discover", json!({})).await.expect("a discovery");
         let schemas = Arc::new(Schemas::new(discovery));
         schemas.result("rpc/discover", &schemas.discovery);
-        Checked { client, schemas, called: BTreeSet::from(["rpc/discover".to_owned()]) }
+        CheckedClient { client, schemas, called: BTreeSet::from(["rpc/discover".to_owned()]) }
     }
 
     /// Another connection, perhaps to the next daemon, checked against the same schemas.
-    pub async fn again(&self, lodge: &Lodge) -> Checked {
+    pub async fn again(&self, lodge: &Lodge) -> CheckedClient {
         let called = BTreeSet::new();
-        Checked { client: lodge.client().await, schemas: self.schemas.clone(), called }
+        CheckedClient { client: lodge.client().await, schemas: self.schemas.clone(), called }
     }
 
     pub async fn call(&mut self, method: &str, params: Value) -> Result<Value, Value> {
@@ -211,7 +211,7 @@ impl Checked {
         self.ended(sent["id"].as_str().expect("an id")).await
     }
 
-    /// As [`Checked::say`], for turns that must succeed; returns the answer.
+    /// As [`CheckedClient::say`], for turns that must succeed; returns the answer.
     pub async fn answer(&mut self, agent: &str, session: &str, text: &str) -> String {
         let turn = self.say(agent, session, text).await;
         assert_eq!(turn["status"], "done", "{turn:#}");

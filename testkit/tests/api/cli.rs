@@ -6,7 +6,7 @@ use std::process::Stdio;
 use lodge_testkit::lodge::Lodge;
 use serde_json::{Value, json};
 
-use crate::world::{AGENTFILE, World, id, kill, sh, told};
+use crate::world::{AGENTFILE, ApiWorld, id, kill, sh, told};
 
 const AGENT_FIELDS: &str = "id name image image_digest model status failure_reason failure_detail lineage context_state \
     liveness last_heartbeat_at pid started_at created_at labels mounts sandbox isolation";
@@ -26,7 +26,7 @@ fn has(value: &Value, fields: &str) {
 
 #[tokio::test]
 async fn json_has_an_array_for_listings_an_object_for_one_thing_and_lines_for_streams() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let dir = world.lodge.agent_dir("one", AGENTFILE, &[]);
     let agent = world.cli_json(&[
         "--json",
@@ -82,7 +82,7 @@ async fn json_has_an_array_for_listings_an_object_for_one_thing_and_lines_for_st
 
 #[tokio::test]
 async fn references_are_an_id_a_name_or_a_unique_beginning_of_an_id() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (one, two) = (world.agent(&mut api, "one").await, world.agent(&mut api, "two").await);
     assert_eq!(world.lodge.cli_ok(["ps", "-q"]), format!("{one}\n{two}\n"));
@@ -100,7 +100,7 @@ async fn references_are_an_id_a_name_or_a_unique_beginning_of_an_id() {
 
 #[tokio::test]
 async fn errors_have_one_form_and_usage_has_its_own_code() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     let (code, out, err) = world.cli(&["rm", "one"]);
@@ -136,7 +136,7 @@ async fn errors_have_one_form_and_usage_has_its_own_code() {
 
 #[tokio::test]
 async fn a_prompt_comes_from_words_from_stdin_or_from_a_dash() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     assert_eq!(world.lodge.cli_ok(["prompt", "one", "[[reply:a", "b]]"]), "a b\n");
@@ -169,7 +169,7 @@ async fn a_prompt_comes_from_words_from_stdin_or_from_a_dash() {
 
 #[tokio::test]
 async fn a_conversation_is_shown_with_its_tools() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     world.lodge.cli_ok([
@@ -196,7 +196,7 @@ async fn a_conversation_is_shown_with_its_tools() {
 
 #[tokio::test]
 async fn events_are_listed_and_followed_from_a_sequence() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let count = api.log().await.len();
@@ -229,7 +229,7 @@ async fn events_are_listed_and_followed_from_a_sequence() {
 
 #[tokio::test]
 async fn an_interrupted_prompt_exits_with_130_and_its_turn_goes_on() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let go = world.lodge.dir().join("go");
@@ -256,7 +256,7 @@ async fn an_interrupted_prompt_exits_with_130_and_its_turn_goes_on() {
 
 #[tokio::test]
 async fn whoever_stops_reading_is_no_failure() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     api.answer(&agent, "s", "[[big:300000]]").await;

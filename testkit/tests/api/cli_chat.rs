@@ -6,16 +6,16 @@ use std::process::Stdio;
 use lodge_testkit::lodge::{PATIENCE, pause, until};
 use serde_json::json;
 
-use crate::terminal::{Typing, terminal};
-use crate::world::{World, sh, told};
+use crate::terminal::{TerminalSession, terminal};
+use crate::world::{ApiWorld, sh, told};
 
 #[tokio::test]
 async fn a_conversation_at_a_terminal_can_be_interrupted_and_taken_up_again() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "ada").await;
-    let mut typing = Typing::at(world.lodge.cli_command(["chat", "ada", "-s", "s1"]));
-    typing.see("session s1 begins with your first line");
+    let mut typing = TerminalSession::at(world.lodge.cli_command(["chat", "ada", "-s", "s1"]));
+    typing.see("session s1 starts with your first line");
     typing.type_in("/help\r");
     typing.see("/session new");
     typing.see("› ");
@@ -42,14 +42,14 @@ async fn a_conversation_at_a_terminal_can_be_interrupted_and_taken_up_again() {
     typing.type_in("\u{1b}[A\u{3}[[reply:still here]]\r");
     typing.see("still here\r\n");
     typing.type_in("\u{4}");
-    typing.see("go on with: lodge chat ada -s s1");
+    typing.see("to continue: lodge chat ada -s s1");
     assert_eq!(typing.end(), 0);
     let turns = api.ok("turn/list", json!({"session": "s1"})).await;
     let statuses: Vec<&str> =
         turns["turns"].as_array().unwrap().iter().map(|turn| turn["status"].as_str().unwrap()).collect();
     assert_eq!(statuses, ["done", "interrupted", "done"]);
     // Taken up again it shows where it stood.
-    let mut typing = Typing::at(world.lodge.cli_command(["chat", "ada", "--session", "s1"]));
+    let mut typing = TerminalSession::at(world.lodge.cli_command(["chat", "ada", "--session", "s1"]));
     typing.see("3 turns so far");
     typing.see("still here");
     typing.type_in("/session new\r");
@@ -60,21 +60,21 @@ async fn a_conversation_at_a_terminal_can_be_interrupted_and_taken_up_again() {
     typing.see("3 turns so far");
     typing.type_in("/session has space\r");
     typing.see("`has space` cannot be a session");
-    typing.see("this is still session s1");
+    typing.see("still in session s1");
     typing.type_in("/quit\r");
     assert_eq!(typing.end(), 0);
 }
 
 #[tokio::test]
 async fn a_turn_can_be_left_and_lines_that_are_typed_meanwhile_are_sent_after_it() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "ada").await;
     let workspace = world.lodge.home().join("agents").join(&agent).join("workspace");
     let waits = format!("{} [[reply:first]]", sh("touch began; until test -e go; do sleep 0.05; done"));
     let began = || until("the tool runs", || workspace.join("began").exists().then_some(()));
-    let mut typing = Typing::at(world.lodge.cli_command(["chat", "ada", "-s", "q"]));
-    typing.see("begins with your first line");
+    let mut typing = TerminalSession::at(world.lodge.cli_command(["chat", "ada", "-s", "q"]));
+    typing.see("starts with your first line");
     typing.type_in(&format!("{waits}\r"));
     typing.see("⚙ sh -c");
     began();
@@ -96,7 +96,7 @@ async fn a_turn_can_be_left_and_lines_that_are_typed_meanwhile_are_sent_after_it
         for file in ["began", "go"] {
             std::fs::remove_file(workspace.join(file)).expect("a file");
         }
-        let mut typing = Typing::at(world.lodge.cli_command(["chat", "ada", "-s", session]));
+        let mut typing = TerminalSession::at(world.lodge.cli_command(["chat", "ada", "-s", session]));
         typing.see("› ");
         typing.type_in(&format!("{waits}\r"));
         typing.see("⚙ sh -c");
@@ -105,7 +105,7 @@ async fn a_turn_can_be_left_and_lines_that_are_typed_meanwhile_are_sent_after_it
         typing.see("queued: never sent");
         typing.type_in(keys);
         typing.see("not sent: 1 queued line");
-        typing.see(&format!("the turn goes on: lodge chat ada -s {session}"));
+        typing.see(&format!("the turn is still running: lodge chat ada -s {session}"));
         assert_eq!(typing.end(), 0);
         std::fs::write(workspace.join("go"), "").expect("a file");
         api.until("session/get", json!({"session": session}), |view| view["running"].is_null()).await;
@@ -118,23 +118,23 @@ async fn a_turn_can_be_left_and_lines_that_are_typed_meanwhile_are_sent_after_it
 
 #[tokio::test]
 async fn a_conversation_with_an_agent_that_does_not_run_begins_with_how_to_start_it() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "ada").await;
     world.lodge.cli_ok(["stop", "ada"]);
-    let mut typing = Typing::at(world.lodge.cli_command(["chat", "ada"]));
-    typing.see("ada does not run (stopped): `lodge start ada` starts it");
+    let mut typing = TerminalSession::at(world.lodge.cli_command(["chat", "ada"]));
+    typing.see("ada is not running (stopped): `lodge start ada` starts it");
     typing.type_in("\u{4}");
     assert_eq!(typing.end(), 0);
 }
 
 #[tokio::test]
 async fn run_without_a_prompt_at_a_terminal_is_a_conversation() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let dir = world.lodge.agent_dir("talker", crate::world::AGENTFILE, &[]);
     let mut command = world.lodge.cli_command(["run"]);
     command.arg(dir);
-    let mut typing = Typing::at(command);
+    let mut typing = TerminalSession::at(command);
     typing.see("/help lists commands");
     typing.type_in("[[reply:at your service]]\r");
     typing.see("at your service\r\n");
@@ -144,7 +144,7 @@ async fn run_without_a_prompt_at_a_terminal_is_a_conversation() {
 
 #[tokio::test]
 async fn lines_of_a_pipe_are_turns_of_one_session_and_a_failed_one_is_told() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "ada").await;
     let piped = |args: &[&str], lines: &str| {
@@ -175,10 +175,10 @@ async fn lines_of_a_pipe_are_turns_of_one_session_and_a_failed_one_is_told() {
 
 #[tokio::test]
 async fn a_terminal_without_a_screen_for_the_line_is_read_line_by_line() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "ada").await;
-    let mut typing = Typing::at(world.lodge.cli_command(["chat", "ada", "--json"]));
+    let mut typing = TerminalSession::at(world.lodge.cli_command(["chat", "ada", "--json"]));
     typing.type_in("[[reply:an object]]\n");
     typing.see(r#""text":"an object""#);
     // The end of what is typed, as a terminal that edits its own lines has it.

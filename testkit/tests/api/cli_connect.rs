@@ -6,7 +6,7 @@ use std::process::Command;
 
 use lodge_testkit::lodge::{Lodge, bin};
 
-use crate::world::{World, is_root, told};
+use crate::world::{ApiWorld, is_root, told};
 
 /// A user that owns nothing here.
 const NOBODY: u32 = 65_534;
@@ -21,7 +21,7 @@ fn run(away: &Lodge, args: &[&str], env: &[(&str, &str)]) -> (i32, String) {
 
 #[test]
 fn a_daemon_elsewhere_is_reached_with_a_token_and_says_how_to_get_one() {
-    let (world, away) = (World::new(), Lodge::new());
+    let (world, away) = (ApiWorld::new(), Lodge::new());
     let url = format!("http://{}", world.lodge.http_addr());
     let expected = format!(
         "error: there is no token for the daemon at {url}\n  \
@@ -39,7 +39,7 @@ fn a_daemon_elsewhere_is_reached_with_a_token_and_says_how_to_get_one() {
 
 #[test]
 fn variables_with_something_else_in_them_are_named() {
-    let (world, away) = (World::new(), Lodge::new());
+    let (world, away) = (ApiWorld::new(), Lodge::new());
     let (url, socket) =
         (format!("http://{}", world.lodge.http_addr()), world.lodge.home().join("lodge.sock"));
     let socket = socket.to_str().expect("UTF-8");
@@ -70,7 +70,7 @@ fn variables_with_something_else_in_them_are_named() {
 
 #[test]
 fn a_path_or_a_url_in_the_wrong_place_is_told_with_the_right_one() {
-    let (world, away) = (World::new(), Lodge::new());
+    let (world, away) = (ApiWorld::new(), Lodge::new());
     let url = format!("http://{}", world.lodge.http_addr());
     let (home, socket) = (world.lodge.home(), world.lodge.home().join("lodge.sock"));
     let (home, socket) = (home.to_str().expect("UTF-8"), socket.to_str().expect("UTF-8"));
@@ -91,7 +91,7 @@ fn a_path_or_a_url_in_the_wrong_place_is_told_with_the_right_one() {
             format!("write `--daemon {url}`"),
         ),
         (["--socket", home], None, 3, "because: it is a directory\n", format!("`--socket {socket}`")),
-        (["--socket", file], None, 3, "because: it is a file and no socket\n", "check the path".to_owned()),
+        (["--socket", file], None, 3, "because: it is a file, not a socket\n", "check the path".to_owned()),
         (["--socket", missing], None, 3, "because: no such file or directory\n", "`lodged serve`".to_owned()),
         (
             ["--daemon", &url],
@@ -132,7 +132,7 @@ fn the_socket_of_another_user_is_told_with_that_user() {
         // Only root can be another user.
         return;
     }
-    let world = World::new();
+    let world = ApiWorld::new();
     let socket = world.lodge.home().join("lodge.sock");
     // A copy that anybody can run, and a state directory for it.
     let dir = tempfile::tempdir().expect("a directory");

@@ -6,10 +6,10 @@ use std::process::{Command, Stdio};
 use lodge_testkit::lodge::{Lodge, is_alive, until};
 use serde_json::{Value, json};
 
-use crate::world::{A_TOKEN, AGENTFILE, KEY, World, kill, sh, told};
+use crate::world::{A_TOKEN, AGENTFILE, ApiWorld, KEY, kill, sh, told};
 
 /// A state directory whose daemon nobody started by hand; it is ended with this.
-struct Unattended(World);
+struct Unattended(ApiWorld);
 
 impl Unattended {
     fn command(&self, args: &[&str]) -> Command {
@@ -36,7 +36,7 @@ impl Drop for Unattended {
 
 #[test]
 fn a_daemon_is_started_when_none_answers_and_outlives_the_command() {
-    let home = Unattended(World::asleep());
+    let home = Unattended(ApiWorld::asleep());
     let (code, out, err) = told(&home.command(&["--json", "info"]).output().expect("lodge runs"));
     assert_eq!(code, 0, "{err}");
     let info: Value = serde_json::from_str(&out).expect("JSON");
@@ -52,7 +52,7 @@ fn a_daemon_is_started_when_none_answers_and_outlives_the_command() {
 
 #[test]
 fn two_commands_at_once_start_one_daemon() {
-    let home = Unattended(World::asleep());
+    let home = Unattended(ApiWorld::asleep());
     let children: Vec<_> = (0..4)
         .map(|_| {
             home.command(&["--json", "info"])
@@ -73,7 +73,7 @@ fn two_commands_at_once_start_one_daemon() {
 
 #[test]
 fn a_daemon_that_cannot_start_says_why_through_the_command() {
-    let home = Unattended(World::asleep());
+    let home = Unattended(ApiWorld::asleep());
     std::fs::write(home.0.lodge.home().join("lodged.yaml"), "serve:\n  htp-addr: x\n").expect("a file");
     let (code, out, err) = told(&home.command(&["ps"]).output().expect("lodge runs"));
     assert_eq!((code, out.as_str()), (3, ""), "{err}");
@@ -83,7 +83,7 @@ fn a_daemon_that_cannot_start_says_why_through_the_command() {
 
 #[test]
 fn a_prompt_whose_daemon_is_killed_starts_another_and_prints_the_answer_once() {
-    let home = Unattended(World::asleep());
+    let home = Unattended(ApiWorld::asleep());
     let world = &home.0;
     let dir = world.lodge.agent_dir("one", AGENTFILE, &[]);
     let run = home.command(&["--json", "run", dir.to_str().expect("UTF-8")]).output().expect("lodge runs");
@@ -107,7 +107,7 @@ fn a_prompt_whose_daemon_is_killed_starts_another_and_prints_the_answer_once() {
     std::fs::write(workspace.join("go"), "").expect("a file");
     let (code, out, err) = told(&child.wait_with_output().expect("an end"));
     assert_eq!((code, out.as_str()), (0, "the one answer\n"), "{err}");
-    assert!(err.contains("daemon went away; reconnecting"), "{err}");
+    assert!(err.contains("connection to the daemon lost; reconnecting"), "{err}");
     assert_eq!(std::fs::read_to_string(workspace.join("runs")).expect("a file"), "run\n");
     assert_eq!(world.mock.requests().expect("a log").len(), 2);
 }
@@ -137,7 +137,7 @@ fn first_line(child: &mut std::process::Child) {
 
 #[test]
 fn a_shutdown_ends_who_only_follows_and_nobody_undoes_it() {
-    let home = Unattended(World::asleep());
+    let home = Unattended(ApiWorld::asleep());
     let (workspace, text) = waiting_agent(&home);
     let prompt = spawn(&home, &["prompt", "tester", &text]);
     until("the tool runs", || workspace.join("runs").exists().then_some(()));
@@ -153,7 +153,7 @@ fn a_shutdown_ends_who_only_follows_and_nobody_undoes_it() {
     let (code, _, err) = told(&home.command(&["shutdown"]).output().expect("lodge runs"));
     assert_eq!(code, 0, "{err}");
     let (code, out, err) = told(&prompt.wait_with_output().expect("an end"));
-    let words = "error: the daemon was shut down; the turn goes on with the next one\n";
+    let words = "error: the daemon was shut down; the turn continues when a daemon is running again\n";
     assert_eq!((code, out.as_str(), err.as_str()), (3, "", words));
     let (code, _, err) = told(&events.wait_with_output().expect("an end"));
     assert_eq!((code, err.as_str()), (3, "error: the daemon was shut down\n"));
@@ -170,7 +170,7 @@ fn a_shutdown_ends_who_only_follows_and_nobody_undoes_it() {
 
 #[test]
 fn a_daemon_that_is_replaced_at_once_is_followed_on() {
-    let home = Unattended(World::asleep());
+    let home = Unattended(ApiWorld::asleep());
     let (workspace, text) = waiting_agent(&home);
     let prompt = spawn(&home, &["prompt", "tester", &text]);
     until("the tool runs", || workspace.join("runs").exists().then_some(()));
@@ -185,12 +185,12 @@ fn a_daemon_that_is_replaced_at_once_is_followed_on() {
     std::fs::write(workspace.join("go"), "").expect("a file");
     let (code, out, err) = told(&prompt.wait_with_output().expect("an end"));
     assert_eq!((code, out.as_str()), (0, "the one answer\n"), "{err}");
-    assert_eq!(err, "the daemon was shut down; another took its place\n");
+    assert_eq!(err, "the daemon was shut down; reconnected to the new one\n");
 }
 
 #[tokio::test]
 async fn providers_are_added_shown_masked_tested_and_removed() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let url = world.mock.base_url();
     let add = [
         "provider",
@@ -233,7 +233,7 @@ async fn providers_are_added_shown_masked_tested_and_removed() {
 
 #[tokio::test]
 async fn the_command_line_obeys_its_variables_and_flags_for_where_the_daemon_is() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let away = Lodge::new();
     let (addr, socket) =
         (format!("http://{}", world.lodge.http_addr()), world.lodge.home().join("lodge.sock"));
@@ -260,7 +260,7 @@ async fn the_command_line_obeys_its_variables_and_flags_for_where_the_daemon_is(
 
 #[tokio::test]
 async fn run_takes_a_directory_a_file_or_stdin_and_can_tidy_up() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let dir = world.lodge.agent_dir("one", AGENTFILE, &[]);
     let dir = dir.to_str().expect("UTF-8");
     let out = world.lodge.cli_ok(["run", dir, "--name", "a"]);

@@ -3,7 +3,7 @@
 
 use serde_json::json;
 
-use crate::world::{AGENTFILE, World, id};
+use crate::world::{AGENTFILE, ApiWorld, id};
 
 const NO_AGENT: &str = "error: no agent `nosuch`\n\nhint: `lodge ps -a` lists all agents\n";
 const NO_SESSION: &str = "error: no session `nosuch`\n\nhint: `lodge session ls` lists all sessions\n";
@@ -17,7 +17,7 @@ const NO_TOKEN: &str = "error: no token `tok_zzz`\n\n\
 
 #[test]
 fn whatever_is_unknown_is_told_in_one_form_with_the_way_to_find_it() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let lines = [
         ("inspect nosuch", NO_AGENT),
         ("start nosuch", NO_AGENT),
@@ -62,7 +62,7 @@ fn whatever_is_unknown_is_told_in_one_form_with_the_way_to_find_it() {
 
 #[tokio::test]
 async fn a_beginning_that_several_have_is_told_with_all_of_them() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (one, two) = (world.agent(&mut api, "one").await, world.agent(&mut api, "two").await);
     let shared = |a: &str, b: &str| a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count();
@@ -90,7 +90,7 @@ async fn a_beginning_that_several_have_is_told_with_all_of_them() {
 
 #[tokio::test]
 async fn names_that_are_taken_or_cannot_be_are_told_with_what_to_do() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let dir = world.lodge.agent_dir("one", AGENTFILE, &[]);
     let dir = dir.to_str().expect("UTF-8");

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use lodge_testkit::lodge::Lodge;
-use lodge_testkit::registry::{Fault, MockRegistry, Times};
+use lodge_testkit::registry::{FaultCount, MockRegistry, RegistryFault};
 use serde_json::Value;
 
-use crate::terminal::{Typing, terminal};
-use crate::world::{World, kill};
+use crate::terminal::{TerminalSession, terminal};
+use crate::world::{ApiWorld, kill};
 
 const PLATFORM: &str = if cfg!(target_arch = "aarch64") { "linux/arm64" } else { "linux/amd64" };
 
@@ -26,7 +26,7 @@ fn program(lodge: &Lodge, name: &str, says: &str) -> PathBuf {
 }
 
 /// A tool and an agent that uses it, both under their own names.
-fn built(world: &World) -> (String, String) {
+fn built(world: &ApiWorld) -> (String, String) {
     let tool = program(&world.lodge, "tool", "hello from the tool");
     let place = format!("{PLATFORM}:{}", tool.display());
     let bin = world.lodge.cli_ok(["bin", "build", "greet", &place, "--description", "Greets"]);
@@ -45,7 +45,7 @@ fn files(dir: &Path) -> Vec<String> {
 
 #[tokio::test]
 async fn an_image_is_built_named_looked_at_and_removed() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let dir = world.lodge.agent_dir("otter", &agentfile("BIN sh host:sh \"a shell\"\n"), &[]);
     let dir = dir.to_str().expect("UTF-8");
     let (code, digest, words) = world.cli(&["image", "build", dir, "-t", "a:v1", "-t", "b"]);
@@ -71,7 +71,7 @@ async fn an_image_is_built_named_looked_at_and_removed() {
 
 #[tokio::test]
 async fn a_difference_tells_permissions_and_tools_first_and_texts_by_line() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let build = |name: &str, agentfile: &str| {
         let dir = world.lodge.agent_dir(name, agentfile, &[]);
         world.lodge.cli_ok(["image", "build", dir.to_str().expect("UTF-8"), "-t", name]).trim().to_owned()
@@ -100,7 +100,7 @@ async fn a_difference_tells_permissions_and_tools_first_and_texts_by_line() {
 
 #[tokio::test]
 async fn a_tool_is_built_from_relative_paths_and_described_from_stdin() {
-    let world = World::new();
+    let world = ApiWorld::new();
     program(&world.lodge, "odd:name", "amd");
     program(&world.lodge, "arm", "arm");
     let args =
@@ -147,7 +147,7 @@ async fn a_tool_is_built_from_relative_paths_and_described_from_stdin() {
 
 #[tokio::test]
 async fn an_agent_runs_from_a_registry_on_a_host_that_never_saw_its_tools() {
-    let (here, there) = (World::new(), World::new());
+    let (here, there) = (ApiWorld::new(), ApiWorld::new());
     let registry = MockRegistry::start().expect("a registry");
     let reference = format!("{}/team/otter:v1", registry.host());
     let (bin, image) = built(&here);
@@ -182,7 +182,7 @@ async fn an_agent_runs_from_a_registry_on_a_host_that_never_saw_its_tools() {
 
 #[tokio::test]
 async fn what_is_neither_a_directory_nor_an_image_is_told_with_what_to_do() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let registry = MockRegistry::start().expect("a registry");
     let (code, _, words) = world.cli(&["run", "exmaples/hello"]);
     assert_eq!(code, 1);
@@ -205,7 +205,7 @@ async fn what_is_neither_a_directory_nor_an_image_is_told_with_what_to_do() {
 
 #[tokio::test]
 async fn an_archive_carries_images_and_tools_and_is_there_whole_or_not_at_all() {
-    let (here, there) = (World::new(), World::new());
+    let (here, there) = (ApiWorld::new(), ApiWorld::new());
     let (bin, image) = built(&here);
     let dir = here.lodge.dir().join("out");
     fs::create_dir(&dir).expect("a directory");
@@ -223,7 +223,7 @@ async fn an_archive_carries_images_and_tools_and_is_there_whole_or_not_at_all() 
     assert_eq!(here.cli(&["image", "export", "otter", "--json"]).0, 2);
     let (code, out, words) = there.cli(&["image", "import", path]);
     assert_eq!((code, out.trim()), (0, image.as_str()), "{words}");
-    assert!(words.contains("imported 1 image: otter:latest, with 1 tool that came along\n"), "{words}");
+    assert!(words.contains("imported 1 image: otter:latest, with 1 tool\n"), "{words}");
     assert_eq!(there.lodge.cli_ok(["bin", "ls", "-q"]).trim(), bin);
     // A pipe carries the same bytes, and taking them in again changes nothing.
     let piped = here.lodge.cli(["image", "export", "otter"]);
@@ -240,7 +240,7 @@ async fn an_archive_carries_images_and_tools_and_is_there_whole_or_not_at_all() 
 
 #[tokio::test]
 async fn an_archive_takes_names_from_nobody_without_a_word() {
-    let (here, there) = (World::new(), World::new());
+    let (here, there) = (ApiWorld::new(), ApiWorld::new());
     let file = here.lodge.dir().join("tools.tar");
     let path = file.to_str().expect("UTF-8");
     let program = format!("{}:/bin/cat", crate::bins::platform());
@@ -253,7 +253,7 @@ async fn an_archive_takes_names_from_nobody_without_a_word() {
     // At a terminal there is a question, and no answer is a no.
     for (answer, code) in [("\n", 1), ("maybe\n", 1), ("y\n", 0)] {
         assert!(there.lodge.cli_ok(["bin", "ls", "-q"]).is_empty());
-        let mut typing = Typing::at(there.lodge.cli_command(["image", "import", path]));
+        let mut typing = TerminalSession::at(there.lodge.cli_command(["image", "import", path]));
         typing.see("take these names? [y]es or [N]o: ");
         typing.type_in(answer);
         assert_eq!(typing.end(), code, "{answer:?}");
@@ -268,7 +268,7 @@ async fn an_archive_takes_names_from_nobody_without_a_word() {
 
 #[tokio::test]
 async fn what_is_no_archive_is_refused_and_none_is_shown_to_a_terminal() {
-    let world = World::new();
+    let world = ApiWorld::new();
     built(&world);
     let nonsense = world.lodge.dir().join("nonsense");
     fs::write(&nonsense, "no archive".repeat(100_000)).expect("a file");
@@ -294,7 +294,7 @@ async fn what_is_no_archive_is_refused_and_none_is_shown_to_a_terminal() {
 }
 
 /// A tool whose program does not compress, so that its layer is as long.
-fn big_tool(world: &World, registry: &MockRegistry) -> String {
+fn big_tool(world: &ApiWorld, registry: &MockRegistry) -> String {
     let path = world.lodge.dir().join("big");
     let mut noise: u64 = 88_172_645_463_325_252;
     let mut next = || {
@@ -310,18 +310,18 @@ fn big_tool(world: &World, registry: &MockRegistry) -> String {
     reference
 }
 
-fn at_terminal(lodge: &Lodge, args: &[&str]) -> Typing {
+fn at_terminal(lodge: &Lodge, args: &[&str]) -> TerminalSession {
     let mut command: Command = lodge.cli_command(args);
     command.env("TERM", "xterm");
-    Typing::at(command)
+    TerminalSession::at(command)
 }
 
 #[tokio::test]
 async fn a_pull_shows_a_bar_at_a_terminal_and_goes_on_when_it_is_left() {
-    let (here, there) = (World::new(), World::new());
+    let (here, there) = (ApiWorld::new(), ApiWorld::new());
     let registry = MockRegistry::start().expect("a registry");
     let reference = big_tool(&here, &registry);
-    registry.fault("GET", "/blobs/", Times::Always, Fault::StallAt(1024 * 1024));
+    registry.fault("GET", "/blobs/", FaultCount::Always, RegistryFault::StallAt(1024 * 1024));
     let mut typing = at_terminal(&there.lodge, &["bin", "pull", &reference]);
     typing.see(&format!("pulling {reference}\r\n  big"));
     typing.see("█");
@@ -329,7 +329,7 @@ async fn a_pull_shows_a_bar_at_a_terminal_and_goes_on_when_it_is_left() {
     kill(i32::try_from(typing.pid()).expect("a pid"), libc::SIGINT);
     typing.see("\u{1b}[J");
     typing.see(&format!(
-        "interrupted; the daemon goes on with the pull: `lodge bin pull {reference}` looks on again"
+        "detached; the daemon continues the pull: `lodge bin pull {reference}` shows its progress again"
     ));
     assert_eq!(typing.end(), 130);
     // Whoever asks again waits for the same transfer.

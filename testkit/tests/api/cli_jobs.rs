@@ -9,26 +9,26 @@ use lodge_testkit::lodge::until;
 use serde_json::{Value, json};
 
 use crate::terminal::shown;
-use crate::world::{World, told};
+use crate::world::{ApiWorld, told};
 
 const JOB_FIELDS: &str = "id agent session bin args status exit_code signal error created_at started_at finished_at \
     stdout_bytes stderr_bytes truncated labels";
 
 /// A daemon with an agent `one` that has the usual tools.
-async fn with_agent() -> World {
-    let world = World::new();
+async fn with_agent() -> ApiWorld {
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     world
 }
 
-pub fn workspace(world: &World, agent: &str) -> PathBuf {
+pub fn workspace(world: &ApiWorld, agent: &str) -> PathBuf {
     let id = world.cli_json(&["--json", "inspect", agent])["id"].as_str().expect("an id").to_owned();
     world.lodge.home().join("agents").join(id).join("workspace")
 }
 
 /// Submits and returns the id.
-pub fn submit(world: &World, args: &[&str], script: &str) -> String {
+pub fn submit(world: &ApiWorld, args: &[&str], script: &str) -> String {
     let args = [&["jobs", "run", "one"], args, &["--", "sh", "-c", script]].concat();
     let printed = world.lodge.cli_ok(&args);
     let id = printed.strip_suffix('\n').expect("a line");
@@ -37,7 +37,7 @@ pub fn submit(world: &World, args: &[&str], script: &str) -> String {
 }
 
 /// Waits until the job has this status.
-pub fn is(world: &World, job: &str, status: &str) -> Value {
+pub fn is(world: &ApiWorld, job: &str, status: &str) -> Value {
     until(&format!("{job} is {status}"), || {
         let view = world.cli_json(&["--json", "jobs", "inspect", job]);
         (view["status"] == status).then_some(view)

@@ -9,18 +9,18 @@ use lodge_testkit::lodge::until;
 use serde_json::json;
 
 use crate::cli_jobs::{is, submit, workspace};
-use crate::terminal::{Typing, shown};
-use crate::world::{World, family, kill};
+use crate::terminal::{TerminalSession, shown};
+use crate::world::{ApiWorld, family, kill};
 
-async fn with_agent() -> World {
-    let world = World::new();
+async fn with_agent() -> ApiWorld {
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     world
 }
 
 /// A command whose output is read.
-fn begun(world: &World, args: &[&str]) -> Child {
+fn begun(world: &ApiWorld, args: &[&str]) -> Child {
     let mut command = world.lodge.cli_command(args);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().expect("lodge")
@@ -97,7 +97,7 @@ async fn whoever_follows_or_waits_goes_on_across_kills_of_the_daemon_with_every_
     let words: String =
         told.lines().filter(|line| line.starts_with("err")).map(|line| format!("{line}\n")).collect();
     assert_eq!(words, errs, "{told}");
-    assert!(told.contains("daemon went away; reconnecting"), "{told}");
+    assert!(told.contains("connection to the daemon lost; reconnecting"), "{told}");
     // And afterwards it is all still there.
     assert_eq!(world.lodge.cli_ok(["jobs", "logs", &job]), parts());
 }
@@ -115,7 +115,7 @@ async fn whoever_is_interrupted_leaves_the_job_alone() {
     let job = world.lodge.cli_ok(["jobs", "ls", "-q"]).trim().to_owned();
     let mut told = String::new();
     run.stderr.take().expect("stderr").read_to_string(&mut told).expect("output");
-    assert!(told.contains(&format!("the job goes on: lodge jobs logs -f {job}")), "{told}");
+    assert!(told.contains(&format!("the job is still running: lodge jobs logs -f {job}")), "{told}");
     fs::write(workspace.join("go"), "").expect("a file");
     assert_eq!(world.cli(&["jobs", "wait", &job]).0, 0);
 }
@@ -148,7 +148,7 @@ async fn a_stop_cancels_jobs_and_says_so_or_waits_or_is_refused() {
 
 #[tokio::test]
 async fn however_many_jobs_wait_the_one_that_a_restart_costs_is_told() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_MAX_JOBS", "1");
     world.lodge.start();
     let mut api = world.checked().await;
@@ -172,7 +172,7 @@ async fn at_a_terminal_a_stop_asks_what_becomes_of_jobs() {
     let workspace = workspace(&world, "one");
     let job = submit(&world, &[], "until test -e go; do sleep 0.02; done");
     is(&world, &job, "running");
-    let mut typing = Typing::at(world.lodge.cli_command(["stop", "one"]));
+    let mut typing = TerminalSession::at(world.lodge.cli_command(["stop", "one"]));
     typing.see("one has 1 job:");
     typing.see(&job);
     typing.see("[c]ancel them, [w]ait for them, or [n]o");
@@ -182,7 +182,7 @@ async fn at_a_terminal_a_stop_asks_what_becomes_of_jobs() {
     typing.see("one was not stopped");
     assert_eq!(typing.end(), 1);
     is(&world, &job, "running");
-    let mut typing = Typing::at(world.lodge.cli_command(["restart", "one"]));
+    let mut typing = TerminalSession::at(world.lodge.cli_command(["restart", "one"]));
     typing.see("[w]ait for them");
     typing.type_in("w\n");
     typing.see(&format!("waits for {job}"));
@@ -191,7 +191,7 @@ async fn at_a_terminal_a_stop_asks_what_becomes_of_jobs() {
     assert_eq!(is(&world, &job, "done")["exit_code"], 0);
     let job = submit(&world, &[], "sleep 600");
     is(&world, &job, "running");
-    let mut typing = Typing::at(world.lodge.cli_command(["stop", "one"]));
+    let mut typing = TerminalSession::at(world.lodge.cli_command(["stop", "one"]));
     typing.see("[c]ancel them");
     typing.type_in("c\n");
     typing.see("cancelled 1 job");
@@ -199,7 +199,7 @@ async fn at_a_terminal_a_stop_asks_what_becomes_of_jobs() {
     is(&world, &job, "cancelled");
     // Nobody is asked about nothing.
     world.lodge.cli_ok(["start", "one"]);
-    assert_eq!(Typing::at(world.lodge.cli_command(["stop", "one"])).end(), 0);
+    assert_eq!(TerminalSession::at(world.lodge.cli_command(["stop", "one"])).end(), 0);
 }
 
 #[tokio::test]
@@ -212,7 +212,7 @@ async fn a_chat_lists_shows_and_cancels_the_jobs_of_its_session_and_tells_their_
     let waits = "i=0; while [ $i -lt 30 ]; do echo \"line $i\"; i=$((i+1)); done; until test -e go; do sleep 0.02; done";
     let first = submit(&world, &["-s", "s"], waits);
     is(&world, &first, "running");
-    let mut typing = Typing::at(world.lodge.cli_command(["chat", "one", "-s", "s"]));
+    let mut typing = TerminalSession::at(world.lodge.cli_command(["chat", "one", "-s", "s"]));
     typing.see("hello");
     typing.type_in("/jobs\r");
     typing.see(&first);
@@ -253,7 +253,7 @@ async fn a_chat_lists_shows_and_cancels_the_jobs_of_its_session_and_tells_their_
 
 #[tokio::test]
 async fn the_example_starts_a_job_talks_on_and_hears_of_its_end() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/background");
     world.lodge.cli_ok(["run", example.to_str().expect("UTF-8"), "--name", "builder"]);
     let say = |text: &str| world.lodge.cli_ok(["prompt", "builder", "-s", "demo", text]);

@@ -5,13 +5,13 @@ use std::process::Stdio;
 use lodge_testkit::lodge::until;
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
-use crate::world::{AGENTFILE, World, id, kill, told};
+use crate::checked::CheckedClient;
+use crate::world::{AGENTFILE, ApiWorld, id, kill, told};
 
 const LINEAGE_FIELDS: &str = "id agent status ended_reason policy revivals last_turn";
 
 /// Creates an agent that asks and kills its keeper; returns it as it was before.
-async fn asking(api: &mut Checked, name: &str) -> Value {
+async fn asking(api: &mut CheckedClient, name: &str) -> Value {
     api.ok("agent/create", json!({"content": AGENTFILE, "name": name, "revival_policy": "ask"})).await;
     let view = api.agent_is(name, "ready").await;
     kill(i32::try_from(view["pid"].as_u64().expect("a pid")).expect("a pid"), libc::SIGKILL);
@@ -20,7 +20,7 @@ async fn asking(api: &mut Checked, name: &str) -> Value {
 }
 
 /// What a command prints, with single spaces between its words.
-fn plain(world: &World, args: &[&str]) -> String {
+fn plain(world: &ApiWorld, args: &[&str]) -> String {
     let text = world.lodge.cli_ok(args);
     let lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") + "\n");
     lines.collect()
@@ -32,13 +32,13 @@ fn lineage(view: &Value) -> &str {
 
 #[tokio::test]
 async fn an_agent_that_waits_for_a_decision_says_so_everywhere_with_the_next_step() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let one = asking(&mut api, "one").await;
     let asks = lineage(&one);
     let words = format!(
         "1 lineage waits for your decision: one (its sandbox died)\n\
-         hint: `lodge lineage resolve {asks} --revive` goes on with it, `--reap` drops it\n"
+         hint: `lodge lineage resolve {asks} --revive` continues it, `--reap` drops it\n"
     );
     let (code, out, err) = world.cli(&["lineage", "ls"]);
     let expected = format!(
@@ -63,7 +63,7 @@ async fn an_agent_that_waits_for_a_decision_says_so_everywhere_with_the_next_ste
     let (_, _, err) = world.cli(&["lineage", "ls"]);
     assert!(err.starts_with("2 lineages wait for your decision: one (its sandbox died), two ("), "{err}");
     let (code, out, err) = world.cli(&["lineage", "resolve", asks, "--revive"]);
-    assert_eq!((code, out, err), (0, format!("{asks}\n"), "one goes on with its work\n".to_owned()));
+    assert_eq!((code, out, err), (0, format!("{asks}\n"), "one continues its work\n".to_owned()));
     let (code, out, err) = world.cli(&["lineage", "resolve", asks, "--reap"]);
     let settled = format!(
         "error: lineage {asks} is active: there is nothing to settle\n\n\
@@ -80,7 +80,7 @@ async fn an_agent_that_waits_for_a_decision_says_so_everywhere_with_the_next_ste
 
 #[tokio::test]
 async fn a_kill_ends_work_for_good_and_says_so() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     for name in ["one", "two", "three"] {
         world.agent(&mut api, name).await;
@@ -89,8 +89,8 @@ async fn a_kill_ends_work_for_good_and_says_so() {
     let (code, out, err) = world.cli(&["kill", "one", "nobody", "two"]);
     assert_eq!((code, out.as_str()), (1, "one\ntwo\n"));
     for line in [
-        "the work of one ended for good; `lodge start one` begins anew",
-        "the work of two ended for good; `lodge start two` begins anew",
+        "the work of one ended permanently; `lodge start one` starts new work",
+        "the work of two ended permanently; `lodge start two` starts new work",
         "error: no agent `nobody`",
     ] {
         assert!(err.contains(line), "{err}");
@@ -98,7 +98,7 @@ async fn a_kill_ends_work_for_good_and_says_so() {
     let killed = world.cli_json(&["--json", "agent", "kill", "three"]);
     assert_eq!((&killed["name"], &killed["status"]), (&json!("three"), &json!("stopped")));
     let again = world.cli(&["kill", "one"]);
-    let words = "the work of one was over already; `lodge start one` begins anew\n";
+    let words = "the work of one had already ended; `lodge start one` starts new work\n";
     assert_eq!((again.0, again.1.as_str(), again.2.as_str()), (0, "one\n", words));
     until("nothing lives", || world.lodge.keepers().is_empty().then_some(()));
     let listed = world.lodge.cli_ok(["lineage", "ls", "--agent", "one"]);
@@ -122,7 +122,7 @@ async fn a_kill_ends_work_for_good_and_says_so() {
 }
 
 /// Starts a prompt that waits for its model, and returns it with its agent as it is then.
-async fn prompting(world: &World, api: &mut Checked, name: &str) -> (std::process::Child, Value) {
+async fn prompting(world: &ApiWorld, api: &mut CheckedClient, name: &str) -> (std::process::Child, Value) {
     let mut command = world.lodge.cli_command(["prompt", name, "-s", name, "[[hang]]"]);
     let prompt = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("lodge");
     api.agent_is(name, "working").await;
@@ -136,7 +136,7 @@ fn keeper(view: &Value) -> i32 {
 
 #[tokio::test]
 async fn a_prompt_whose_agent_dies_says_what_is_true_of_its_turn() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     for (name, policy) in [("asks", "ask"), ("reaps", "reap")] {
         api.ok("agent/create", json!({"content": AGENTFILE, "name": name, "revival_policy": policy})).await;
@@ -155,12 +155,12 @@ async fn a_prompt_whose_agent_dies_says_what_is_true_of_its_turn() {
     let (code, _, err) = told(&prompt.wait_with_output().expect("an end"));
     let words = "error: the turn was interrupted\n  because: reaps failed\n  because: it crashed";
     assert!(code == 1 && err.starts_with(words), "{err}");
-    assert!(err.contains("hint: it does not go on; `lodge session show reaps`"), "{err}");
+    assert!(err.contains("hint: the turn will not continue; `lodge session show reaps`"), "{err}");
 }
 
 #[tokio::test]
 async fn a_prompt_whose_agent_is_ended_by_somebody_says_by_what() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     for (name, command, how) in [
         ("one", vec!["stop", "one"], "one was stopped"),
@@ -186,7 +186,7 @@ async fn a_prompt_whose_agent_is_ended_by_somebody_says_by_what() {
 
 #[tokio::test]
 async fn a_prompt_whose_agent_dies_too_often_says_how_its_turn_goes_on() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_BACKOFF_BASE", "10ms");
     world.lodge.set_env("LODGED_BACKOFF_CAP", "10ms");
     world.lodge.start();
@@ -210,7 +210,7 @@ async fn a_prompt_whose_agent_dies_too_often_says_how_its_turn_goes_on() {
 
 #[tokio::test]
 async fn a_stale_agent_is_listed_as_one() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_HEARTBEAT_STALE", "300ms");
     world.lodge.set_env("LODGED_HEARTBEAT_CRASHED", "600s");
     world.lodge.start();
@@ -235,7 +235,7 @@ async fn a_stale_agent_is_listed_as_one() {
 
 #[tokio::test]
 async fn a_sweep_tells_what_it_took_away() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     std::fs::create_dir(world.lodge.home().join("run/sbx_stray")).expect("a directory");

@@ -8,10 +8,10 @@ use lodge_testkit::lodge::until;
 use serde_json::{Value, json};
 
 use crate::terminal::terminal;
-use crate::world::{AGENTFILE, World, id, kill, sh, told};
+use crate::world::{AGENTFILE, ApiWorld, id, kill, sh, told};
 
 /// What a command shows at a terminal of this width.
-fn shown(world: &World, args: &[&str], columns: u16) -> String {
+fn shown(world: &ApiWorld, args: &[&str], columns: u16) -> String {
     let (mut ours, theirs) = terminal();
     let size = libc::winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: the pointer is to a live `winsize`, which is what this request reads.
@@ -31,7 +31,7 @@ fn shown(world: &World, args: &[&str], columns: u16) -> String {
 
 #[tokio::test]
 async fn events_have_names_and_the_newest_can_be_asked_for() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (one, two) = (world.agent(&mut api, "one").await, world.agent(&mut api, "two").await);
     for _ in 0..6 {
@@ -81,7 +81,7 @@ async fn events_have_names_and_the_newest_can_be_asked_for() {
 
 #[tokio::test]
 async fn a_terminal_gets_a_screenful_and_no_line_that_wraps() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let one = world.agent(&mut api, "an-agent-with-a-rather-long-name").await;
     for _ in 0..5 {
@@ -121,7 +121,7 @@ async fn a_terminal_gets_a_screenful_and_no_line_that_wraps() {
 
 #[tokio::test]
 async fn agents_that_were_removed_are_found_by_name_where_their_history_is() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let old = world.agent(&mut api, "coder").await;
     api.answer(&old, "first", "[[reply:remember me]]").await;
@@ -165,7 +165,7 @@ async fn agents_that_were_removed_are_found_by_name_where_their_history_is() {
 
 #[tokio::test]
 async fn what_waits_for_a_decision_is_shown_with_its_open_turn_and_tools() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     api.ok("agent/create", json!({"content": AGENTFILE, "name": "one", "revival_policy": "ask"})).await;
     let view = api.agent_is("one", "ready").await;
@@ -194,7 +194,7 @@ async fn what_waits_for_a_decision_is_shown_with_its_open_turn_and_tools() {
 
 #[tokio::test]
 async fn a_listing_tells_of_the_next_try() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let dir = world.lodge.agent_dir("one", &AGENTFILE.replace("mock/m", "later/m"), &[]);
     let (code, out, err) = world.cli(&["run", dir.to_str().expect("UTF-8")]);
@@ -206,7 +206,7 @@ async fn a_listing_tells_of_the_next_try() {
         "{err}"
     );
     assert!(
-        err.contains("hint: add the provider with `lodge provider add`, and it comes up by itself"),
+        err.contains("hint: add the provider with `lodge provider add`, and the agent starts automatically"),
         "{err}"
     );
     api.until("agent/get", json!({"agent": "tester"}), |agent| agent["attempt"].as_u64() >= Some(3)).await;
@@ -219,7 +219,7 @@ async fn a_listing_tells_of_the_next_try() {
 
 #[test]
 fn completions_are_scripts_that_their_shells_can_read() {
-    let world = World::asleep();
+    let world = ApiWorld::asleep();
     for (shell, check) in
         [("bash", ["bash", "-n"]), ("zsh", ["zsh", "-n"]), ("fish", ["fish", "--no-execute"])]
     {
@@ -254,7 +254,7 @@ fn completions_are_scripts_that_their_shells_can_read() {
 
 #[tokio::test]
 async fn whoever_may_see_one_agent_gets_a_listing_of_it() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (one, two) = (world.agent(&mut api, "one").await, world.agent(&mut api, "two").await);
     let token = world.lodge.cli_ok(["token", "issue", "--agent", "one"]);
@@ -272,7 +272,7 @@ async fn whoever_may_see_one_agent_gets_a_listing_of_it() {
 
 #[tokio::test]
 async fn a_session_is_listed_with_its_first_words_and_shown_with_the_ids_of_its_turns() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     let long = format!("[[reply:a]] please {}", "look ".repeat(40));
@@ -296,7 +296,7 @@ async fn a_session_is_listed_with_its_first_words_and_shown_with_the_ids_of_its_
 
 #[tokio::test]
 async fn secrets_of_an_image_and_kinds_that_are_none_are_not_shown() {
-    let world = World::new();
+    let world = ApiWorld::new();
     // Keywords may be written in any case, and values with escapes.
     let secrets = "ENV A_TOKEN=hunt\nENV DB_PASSWORD=hunter2\nenv MY_TOKEN=hunter3\nENV APP_SECRET=\"hunter\\\"4\" \"of the till\"\n";
     let agentfile = format!("{AGENTFILE}{secrets}ENV PLACE=here\n");

@@ -8,33 +8,34 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use crate::checked::Checked;
-use crate::world::{AGENTFILE, KEY, World, id, sh};
+use crate::checked::CheckedClient;
+use crate::world::{AGENTFILE, ApiWorld, KEY, id, sh};
 
 /// How the daemon begins when it asks for a summary.
 const SUMMARY_ASKED: &str = "[This is not from the user.";
 
 /// A provider that keeps what it was asked, and is as strict as any.
 #[derive(Debug, Clone)]
-struct Provider {
+struct SummaryProvider {
     bodies: Arc<Mutex<Vec<Value>>>,
     /// What it does about summaries.
-    summaries: watch::Sender<Summaries>,
+    summaries: watch::Sender<SummaryMode>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Summaries {
+enum SummaryMode {
     Written,
     Refused,
     /// Not before this is another.
     Held,
 }
 
-impl Provider {
-    async fn start() -> (Provider, String) {
+impl SummaryProvider {
+    async fn start() -> (SummaryProvider, String) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}/v1", listener.local_addr().expect("an address"));
-        let provider = Provider { bodies: Arc::default(), summaries: watch::channel(Summaries::Written).0 };
+        let provider =
+            SummaryProvider { bodies: Arc::default(), summaries: watch::channel(SummaryMode::Written).0 };
         let serving = provider.clone();
         // Ends with the test's runtime.
         tokio::spawn(async move {
@@ -63,14 +64,14 @@ impl Provider {
             bodies.iter().filter(|body| is_summary(body)).count()
         };
         let mut summaries = self.summaries.subscribe();
-        let how = if of_summary { *summaries.borrow() } else { Summaries::Written };
+        let how = if of_summary { *summaries.borrow() } else { SummaryMode::Written };
         let answer = match how {
-            Summaries::Refused => {
+            SummaryMode::Refused => {
                 "HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}".to_owned()
             }
-            Summaries::Held | Summaries::Written => {
+            SummaryMode::Held | SummaryMode::Written => {
                 // A provider that is gone answers nobody.
-                drop(summaries.wait_for(|how| !of_summary || *how != Summaries::Held).await);
+                drop(summaries.wait_for(|how| !of_summary || *how != SummaryMode::Held).await);
                 let said = if of_summary { format!("summary {number}") } else { "ok".to_owned() };
                 let piece = json!({"choices": [{"index": 0, "delta": {"content": said}, "finish_reason": "stop"}],
                     "usage": {"prompt_tokens": 10, "completion_tokens": 1}});
@@ -104,9 +105,9 @@ fn words(message: &Value) -> &str {
 }
 
 /// A world with such a provider, and an agent that remembers four messages.
-async fn world(strategy: &str) -> (World, Provider, Checked, String) {
-    let mut world = World::asleep();
-    let (provider, url) = Provider::start().await;
+async fn world(strategy: &str) -> (ApiWorld, SummaryProvider, CheckedClient, String) {
+    let mut world = ApiWorld::asleep();
+    let (provider, url) = SummaryProvider::start().await;
     let entry = format!("  - name: kept\n    kind: openai\n    base-url: {url}\n    api-key: {KEY}\n");
     world.put_providers(&format!("{}{entry}", world.provider("mock", &world.mock.base_url())));
     world.lodge.start();
@@ -121,7 +122,7 @@ async fn world(strategy: &str) -> (World, Provider, Checked, String) {
     (world, provider, api, agent)
 }
 
-async fn compactions(api: &mut Checked) -> Vec<Value> {
+async fn compactions(api: &mut CheckedClient) -> Vec<Value> {
     api.log().await.into_iter().filter(|event| event["kind"] == "session.compacted").collect()
 }
 
@@ -200,7 +201,7 @@ async fn a_summary_that_cannot_be_had_is_done_without_and_says_why() {
     let (_world, provider, mut api, agent) = world("summarize").await;
     api.answer(&agent, "s", "question 1").await;
     api.answer(&agent, "s", "question 2").await;
-    provider.summaries.send_replace(Summaries::Refused);
+    provider.summaries.send_replace(SummaryMode::Refused);
     assert_eq!(api.answer(&agent, "s", "question 3").await, "ok");
     let last = provider.asked().pop().expect("a request");
     assert_eq!((last.len(), words(&last[0])), (1, "question 3"));
@@ -208,7 +209,7 @@ async fn a_summary_that_cannot_be_had_is_done_without_and_says_why() {
     let data = &event["data"];
     assert_eq!((&data["kind"], &data["code"]), (&json!("sliding"), &json!("model.status")));
     // The next one may be written again.
-    provider.summaries.send_replace(Summaries::Written);
+    provider.summaries.send_replace(SummaryMode::Written);
     api.answer(&agent, "s", "question 4").await;
     api.answer(&agent, "s", "question 5").await;
     let last = provider.asked().pop().expect("a request");
@@ -220,14 +221,14 @@ async fn a_summary_that_a_crash_cut_is_asked_for_once_more_and_one_that_is_store
     let (mut world, provider, mut api, agent) = world("summarize").await;
     api.answer(&agent, "s", "question 1").await;
     api.answer(&agent, "s", "question 2").await;
-    provider.summaries.send_replace(Summaries::Held);
+    provider.summaries.send_replace(SummaryMode::Held);
     let sent = api.ok("turn/send", json!({"agent": agent, "session": "s", "text": "question 3"})).await;
     let turn = json!({"turn": id(&sent)});
     let asked_for = |turn: &Value| turn["steps"].as_array().is_some_and(|steps| !steps.is_empty());
     api.until("turn/get", turn.clone(), asked_for).await;
     until_async("the provider is asked", async || (provider.asked().len() == 3).then_some(())).await;
     world.lodge.kill9();
-    provider.summaries.send_replace(Summaries::Written);
+    provider.summaries.send_replace(SummaryMode::Written);
     world.lodge.start();
     let mut api = api.again(&world.lodge).await;
     let ended = api.ended(id(&sent)).await;
@@ -245,7 +246,7 @@ async fn a_summary_that_a_crash_cut_is_asked_for_once_more_and_one_that_is_store
 
 #[tokio::test]
 async fn a_broken_off_turn_leaves_a_conversation_that_the_next_request_can_be_made_of() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     // Half an answer, a tool at work, and a model that says nothing at all.

@@ -9,7 +9,7 @@ use std::time::Instant;
 use lodge_testkit::lodge::{Lodge, PATIENCE, bin, pause};
 use serde_json::{Value, json};
 
-use crate::world::{World, is_root, told};
+use crate::world::{ApiWorld, is_root, told};
 
 /// Starts a daemon that must refuse, and checks its words.
 #[track_caller]
@@ -209,7 +209,7 @@ fn an_address_that_is_not_here_and_a_taken_socket_path_are_refused_with_the_next
 
 #[tokio::test]
 async fn a_second_daemon_names_the_first_and_does_it_no_harm() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let pid = world.lodge.pid().expect("a daemon");

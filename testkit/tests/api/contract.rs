@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 
 use crate::bins::platform;
 use crate::quarantine::two_aside;
-use crate::world::{AGENTFILE, World, http_unix, id, kill, sh};
+use crate::world::{AGENTFILE, ApiWorld, http_unix, id, kill, sh};
 
 #[tokio::test]
 async fn every_method_can_be_called_and_every_answer_fits_its_schema() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let [retried, dropped] = two_aside(&mut world).await;
     let mut api = world.checked().await;
     let attached = api.ok("client/attach", json!({"all": true})).await;
@@ -105,7 +105,7 @@ async fn every_method_can_be_called_and_every_answer_fits_its_schema() {
 
 #[tokio::test]
 async fn every_change_takes_a_request_id_and_nothing_unknown() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     for method in api.schemas.discovery["methods"].as_array().expect("methods").clone() {
         let name = method["name"].as_str().expect("a name");
@@ -126,7 +126,7 @@ fn same(mut answer: Value) -> Value {
 
 #[tokio::test]
 async fn post_gives_the_same_answers_as_a_websocket_on_both_doors() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     api.answer(&agent, "s", "[[reply:hi]]").await;
@@ -171,7 +171,7 @@ async fn post_gives_the_same_answers_as_a_websocket_on_both_doors() {
 }
 
 /// Reads server-sent events, each as (id, event, data).
-fn sse(world: &World, path: &str, last: Option<u64>, count: usize) -> Vec<(u64, String, Value)> {
+fn sse(world: &ApiWorld, path: &str, last: Option<u64>, count: usize) -> Vec<(u64, String, Value)> {
     let mut stream = TcpStream::connect(world.lodge.http_addr()).expect("a connection");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     let last = last.map(|last| format!("last-event-id: {last}\r\n")).unwrap_or_default();
@@ -200,7 +200,7 @@ fn sse(world: &World, path: &str, last: Option<u64>, count: usize) -> Vec<(u64, 
 
 #[tokio::test]
 async fn server_sent_events_resume_after_the_last_event_id() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     api.answer(&agent, "s", "[[reply:hi]]").await;
@@ -225,7 +225,7 @@ async fn server_sent_events_resume_after_the_last_event_id() {
 
 #[tokio::test]
 async fn a_stream_from_the_future_or_of_nothing_known_is_refused() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let api = world.checked().await;
     let bearer = format!("Bearer {}", world.lodge.token());
     for (path, last, code) in [
@@ -246,7 +246,7 @@ async fn a_stream_from_the_future_or_of_nothing_known_is_refused() {
 
 #[tokio::test]
 async fn health_is_told_without_a_token_and_nothing_else_is() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let addr = world.lodge.http_addr();
     let (status, body) = http(&addr, "GET", "/healthz", &[], b"").expect("an answer");
     let body: Value = serde_json::from_str(&body).expect("JSON");
@@ -260,7 +260,7 @@ async fn health_is_told_without_a_token_and_nothing_else_is() {
 
 #[tokio::test]
 async fn listings_are_paged_without_loss_or_repetition() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     for name in ["a", "b", "c", "d", "e"] {
         api.ok("agent/create", json!({"content": AGENTFILE, "name": name})).await;

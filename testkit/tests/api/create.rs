@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::world::{AGENTFILE, World};
+use crate::world::{AGENTFILE, ApiWorld};
 
 /// Creating is refused with this code, and leaves nothing behind.
-async fn refused(world: &World, params: Value, code: &str) -> Value {
+async fn refused(world: &ApiWorld, params: Value, code: &str) -> Value {
     let mut api = world.checked().await;
     let before = (api.ok("agent/list", json!({"all": true})).await, api.log().await.len());
     let error = api.refused("agent/create", params, code).await;
@@ -19,7 +19,7 @@ async fn refused(world: &World, params: Value, code: &str) -> Value {
 
 #[tokio::test]
 async fn all_mistakes_of_an_agentfile_are_told_with_file_line_and_column() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let text = "FROM scratch\nMODEL gpt\nBINN sh host:sh\nENV PATH=/x\nBIN ok host:sh\nLIMIT memroy 1g\n";
     let dir = world.lodge.agent_dir("bad", text, &[]);
     let error = refused(&world, json!({"path": dir}), "agentfile.invalid").await;
@@ -35,7 +35,7 @@ async fn all_mistakes_of_an_agentfile_are_told_with_file_line_and_column() {
 
 #[tokio::test]
 async fn what_an_agentfile_or_a_call_names_and_is_not_there_is_refused() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let with = |line: &str| json!({"content": format!("{AGENTFILE}{line}\n")});
     let model = |model: &str| json!({"content": AGENTFILE, "model": model});
     refused(&world, model("nonsense"), "model.bad_name").await;
@@ -53,7 +53,7 @@ async fn what_an_agentfile_or_a_call_names_and_is_not_there_is_refused() {
 
 #[tokio::test]
 async fn variables_mounts_and_names_that_cannot_be_are_refused() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "taken").await;
     let with = |key: &str, value: Value| {

@@ -6,7 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use lodge_link::{
-    Assembler, Challenge, Hello, NONCE_LEN, Secret, TurnedAway, TurnedAwayWhy, VERSION, Welcome, daemon_proof,
+    Assembler, ConnectionRefused, Hello, KeeperChallenge, NONCE_LEN, RefusedWhy, Secret, VERSION, Welcome,
+    daemon_proof,
 };
 use lodge_testkit::lodge::{Lodge, PATIENCE};
 use rusqlite::Connection;
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::auth::holding;
-use crate::world::{World, family, sh};
+use crate::world::{ApiWorld, family, sh};
 
 /// The secret of a sandbox's link, as the daemon makes it.
 fn secret(lodge: &Lodge, view: &Value) -> [u8; 32] {
@@ -39,7 +40,7 @@ fn socket(lodge: &Lodge, view: &Value) -> std::path::PathBuf {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Heard {
+enum HandshakeReply {
     Welcome,
     BadProof,
     /// Let in by its proof, and turned away for its age.
@@ -47,13 +48,13 @@ enum Heard {
 }
 
 /// Calls a keeper with a secret and an epoch that displaces nobody.
-fn knock(socket: &Path, secret: [u8; 32]) -> Heard {
+fn knock(socket: &Path, secret: [u8; 32]) -> HandshakeReply {
     let mut stream = UnixStream::connect(socket).expect("a keeper that listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     let mut input = Assembler::default();
     let challenge = loop {
         if let Some(frame) = input.next_frame(lodge_link::limits::FRAME_MAX).expect("frames") {
-            break Challenge::decode(frame).expect("a challenge").expect("a challenge");
+            break KeeperChallenge::decode(frame).expect("a challenge").expect("a challenge");
         }
         read(&mut stream, &mut input);
     };
@@ -65,12 +66,12 @@ fn knock(socket: &Path, secret: [u8; 32]) -> Heard {
     loop {
         if let Some(frame) = input.next_frame(lodge_link::limits::FRAME_MAX).expect("frames") {
             if Welcome::decode(frame).expect("a frame").is_some() {
-                return Heard::Welcome;
+                return HandshakeReply::Welcome;
             }
-            match TurnedAway::decode(frame).expect("a frame").expect("an answer").why {
-                TurnedAwayWhy::BadProof => return Heard::BadProof,
-                TurnedAwayWhy::OldEpoch { .. } => return Heard::OldEpoch,
-                TurnedAwayWhy::TooManyWaiting => panic!("nobody else knocks"),
+            match ConnectionRefused::decode(frame).expect("a frame").expect("an answer").why {
+                RefusedWhy::BadProof => return HandshakeReply::BadProof,
+                RefusedWhy::OldEpoch { .. } => return HandshakeReply::OldEpoch,
+                RefusedWhy::TooManyWaiting => panic!("nobody else knocks"),
             }
         }
         read(&mut stream, &mut input);
@@ -96,7 +97,7 @@ fn contains(bytes: &[u8], needle: &[u8]) -> bool {
 
 #[tokio::test]
 async fn the_secret_of_a_link_opens_its_own_keeper_and_no_other() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let mut views = Vec::new();
     for name in ["one", "two"] {
@@ -105,8 +106,14 @@ async fn the_secret_of_a_link_opens_its_own_keeper_and_no_other() {
     }
     let (one, two) = (secret(&world.lodge, &views[0]), secret(&world.lodge, &views[1]));
     let (at_one, at_two) = (socket(&world.lodge, &views[0]), socket(&world.lodge, &views[1]));
-    assert_eq!((knock(&at_one, one), knock(&at_two, two)), (Heard::OldEpoch, Heard::OldEpoch));
-    assert_eq!((knock(&at_two, one), knock(&at_one, two)), (Heard::BadProof, Heard::BadProof));
+    assert_eq!(
+        (knock(&at_one, one), knock(&at_two, two)),
+        (HandshakeReply::OldEpoch, HandshakeReply::OldEpoch)
+    );
+    assert_eq!(
+        (knock(&at_two, one), knock(&at_one, two)),
+        (HandshakeReply::BadProof, HandshakeReply::BadProof)
+    );
     // It is no token either.
     let hex: String = one.iter().map(|byte| format!("{byte:02x}")).collect();
     let bearer = format!("Bearer {hex}");
@@ -123,7 +130,7 @@ async fn the_secret_of_a_link_opens_its_own_keeper_and_no_other() {
 
 #[tokio::test]
 async fn the_secret_of_a_link_ends_with_its_process() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     let before = api.ok("agent/get", json!({"agent": "one"})).await;
@@ -132,13 +139,13 @@ async fn the_secret_of_a_link_ends_with_its_process() {
     assert!(UnixStream::connect(socket(&world.lodge, &before)).is_err(), "nobody listens");
     api.ok("agent/start", json!({"agent": "one"})).await;
     let after = api.agent_is("one", "ready").await;
-    assert_eq!(knock(&socket(&world.lodge, &after), old), Heard::BadProof);
-    assert_eq!(knock(&socket(&world.lodge, &after), secret(&world.lodge, &after)), Heard::OldEpoch);
+    assert_eq!(knock(&socket(&world.lodge, &after), old), HandshakeReply::BadProof);
+    assert_eq!(knock(&socket(&world.lodge, &after), secret(&world.lodge, &after)), HandshakeReply::OldEpoch);
 }
 
 #[tokio::test]
 async fn neither_the_runtime_nor_a_tool_can_see_the_secret_of_the_link() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let view = api.ok("agent/get", json!({"agent": agent})).await;

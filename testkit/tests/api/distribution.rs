@@ -12,16 +12,16 @@ use serde_json::{Value, json};
 
 use crate::bins::{platform, tool};
 use crate::tokens::issue;
-use crate::world::{AGENTFILE, World, http_unix};
+use crate::world::{AGENTFILE, ApiWorld, http_unix};
 
 /// An answer with its head.
-struct Answer {
+struct HttpAnswer {
     status: u16,
     head: Vec<(String, String)>,
     body: Vec<u8>,
 }
 
-impl Answer {
+impl HttpAnswer {
     fn header(&self, name: &str) -> &str {
         self.head.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value)
     }
@@ -38,7 +38,7 @@ impl Answer {
     }
 }
 
-fn ask(lodge: &Lodge, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+fn ask(lodge: &Lodge, method: &str, path: &str, headers: &[(&str, &str)]) -> HttpAnswer {
     let addr = lodge.http_addr();
     let mut stream = TcpStream::connect(&addr).expect("a connection");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
@@ -59,20 +59,20 @@ fn ask(lodge: &Lodge, method: &str, path: &str, headers: &[(&str, &str)]) -> Ans
     let head = lines.filter_map(split).collect();
     let mut body = Vec::new();
     reader.read_to_end(&mut body).expect("a body");
-    Answer { status: status.expect("a status"), head, body }
+    HttpAnswer { status: status.expect("a status"), head, body }
 }
 
 fn basic(user: &str, token: &str) -> String {
     format!("Basic {}", base64::encode(format!("{user}:{token}").as_bytes()))
 }
 
-fn get(lodge: &Lodge, path: &str) -> Answer {
+fn get(lodge: &Lodge, path: &str) -> HttpAnswer {
     ask(lodge, "GET", path, &[("authorization", &basic("lodge", &lodge.token()))])
 }
 
 #[tokio::test]
 async fn whoever_may_read_images_reads_them_here_and_nobody_else() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     let (_, of_agent) = issue(&mut api, json!({"agent": "one"})).await;
@@ -108,7 +108,7 @@ async fn whoever_may_read_images_reads_them_here_and_nobody_else() {
 
 #[tokio::test]
 async fn manifests_and_blobs_are_what_their_digests_say_whole_and_in_parts() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let built = api.ok("image/build", json!({"content": AGENTFILE, "tags": ["deep/er/name:v1"]})).await;
     let digest = built["digest"].as_str().expect("a digest");
@@ -179,7 +179,7 @@ async fn manifests_and_blobs_are_what_their_digests_say_whole_and_in_parts() {
 
 #[tokio::test]
 async fn a_blob_that_is_not_what_it_was_never_comes_to_its_end_and_is_damaged_from_then_on() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let program = world.lodge.home().join("program");
     for (name, bytes, status) in [("small", 1000, 500), ("large", 2 << 20, 200)] {
@@ -222,7 +222,7 @@ fn noise(len: usize) -> Vec<u8> {
 
 #[tokio::test]
 async fn names_and_tags_are_listed_in_pages() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let tags = ["a:1", "a:2", "a:3", "b/c:1", "z:1", "Upper:1", "localhost:5000/d:1"];
     api.ok("image/build", json!({"content": AGENTFILE, "tags": tags})).await;
@@ -276,7 +276,7 @@ fn tar(dir: &Path) -> Vec<u8> {
 
 #[tokio::test]
 async fn skopeo_copies_agents_and_tools_and_what_comes_back_has_the_same_digest() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let bin = tool(&mut api, "show", "/bin/cat", &["tools/show:v1"]).await;
     let source = format!("{AGENTFILE}BIN show tools/show:v1\n");
@@ -292,7 +292,7 @@ async fn skopeo_copies_agents_and_tools_and_what_comes_back_has_the_same_digest(
     let pinned = format!("team/reader@{}", bin["digest"].as_str().expect("a digest"));
     let dir = format!("dir:{}", world.lodge.dir().join("plain").display());
     skopeo(&world.lodge, &[&common[..], &[&from(&pinned), &dir]].concat());
-    let other = World::new();
+    let other = ApiWorld::new();
     let mut api = other.checked().await;
     let imported = crate::images_archive::import(&other.lodge, &tar(&out));
     assert_eq!(imported["images"][0]["digest"], agent["digest"], "{imported:#}");
@@ -308,13 +308,13 @@ async fn skopeo_copies_agents_and_tools_and_what_comes_back_has_the_same_digest(
 
 #[tokio::test]
 async fn one_lodge_pulls_from_another_with_a_token_as_its_login() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     tool(&mut api, "show", "/bin/cat", &["show"]).await;
     let source = format!("{AGENTFILE}BIN show show\n");
     let built = api.ok("image/build", json!({"content": source, "tags": ["team/reader:v1"]})).await;
     let from = world.lodge.http_addr();
-    let other = World::new();
+    let other = ApiWorld::new();
     let name = format!("{from}/team/reader:v1");
     let mut api = other.checked().await;
     api.refused("image/pull", json!({"image": name}), "registry.denied").await;

@@ -9,7 +9,7 @@ use lodge_testkit::lodge::{Lodge, until};
 use serde_json::{Value, json};
 
 use crate::auth::holding;
-use crate::world::{AGENTFILE, World, family, id, sh};
+use crate::world::{AGENTFILE, ApiWorld, family, id, sh};
 
 /// A directory of the host's that everybody may use, with a file in it.
 fn shared(lodge: &Lodge, name: &str) -> PathBuf {
@@ -33,7 +33,7 @@ fn text(path: impl AsRef<Path>) -> String {
 
 #[tokio::test]
 async fn a_mount_is_stored_shown_told_to_the_model_and_there_after_every_start() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (notes, out) = (shared(&world.lodge, "notes"), shared(&world.lodge, "out"));
     let mounts = json!([
@@ -72,7 +72,7 @@ async fn a_mount_is_stored_shown_told_to_the_model_and_there_after_every_start()
 
 #[tokio::test]
 async fn no_way_leads_to_writing_what_is_mounted_read_only() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let notes = shared(&world.lodge, "notes");
     fs::create_dir(notes.join("sub")).expect("a directory");
@@ -118,7 +118,7 @@ async fn no_way_leads_to_writing_what_is_mounted_read_only() {
 
 #[tokio::test]
 async fn a_mount_that_vanished_or_leads_elsewhere_keeps_its_agent_from_starting() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let notes = shared(&world.lodge, "notes");
     let away = notes.with_file_name("away");
@@ -148,7 +148,7 @@ async fn a_mount_that_vanished_or_leads_elsewhere_keeps_its_agent_from_starting(
 
 #[tokio::test]
 async fn a_host_program_that_vanished_keeps_its_agent_from_starting_until_it_is_back() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let kit = shared(&world.lodge, "kit");
     let (tool, away) = (kit.join("greet"), kit.join("away"));
@@ -182,7 +182,7 @@ async fn a_host_program_that_vanished_keeps_its_agent_from_starting_until_it_is_
 
 #[tokio::test]
 async fn bad_mounts_and_bad_variables_are_refused_before_anything_is_made() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let home = world.lodge.home();
     let link = world.lodge.dir().join("link");
@@ -232,7 +232,7 @@ async fn bad_mounts_and_bad_variables_are_refused_before_anything_is_made() {
 
 #[tokio::test]
 async fn the_command_line_expands_paths_and_keeps_values_as_they_are() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let source = world.lodge.agent_dir("one", AGENTFILE, &[]);
     let notes = shared(&world.lodge, "notes");
     let value = "a=b\nc  d\tünï 🦦 \"quoted\" $HOME `x`";
@@ -279,7 +279,7 @@ async fn the_command_line_expands_paths_and_keeps_values_as_they_are() {
 
 #[tokio::test]
 async fn what_is_an_agents_own_is_kept_across_starts_and_gone_with_it() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let content = format!("{AGENTFILE}BIN ln host:ln \"l\"\nBIN chmod host:chmod \"c\"\n");
     let created = api.ok("agent/create", json!({"content": content, "name": "one"})).await;
@@ -316,7 +316,7 @@ async fn what_is_an_agents_own_is_kept_across_starts_and_gone_with_it() {
 
 #[tokio::test]
 async fn what_is_told_to_an_agent_follows_every_change_and_masks_what_looks_secret() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let source = world.lodge.agent_dir(
         "one",
@@ -398,7 +398,7 @@ fn environ(pid: i32) -> BTreeSet<String> {
 
 #[tokio::test]
 async fn nothing_of_the_daemons_environment_and_no_key_reaches_a_process_a_file_or_a_database() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     let canaries = ["of-the-host-0123456789", "sk-planted-0123456789", "key-of-the-provider-0123456789"];
     world.lodge.set_env("PLANTED_BY_THE_HOST", canaries[0]);
     world.lodge.set_env("SSH_AUTH_SOCK", canaries[0]);

@@ -6,11 +6,11 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::world::{AGENTFILE, World, is_root, sh};
+use crate::world::{AGENTFILE, ApiWorld, is_root, sh};
 
 #[tokio::test]
 async fn the_environment_of_a_tool_is_the_documented_one_and_nothing_else() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("CANARY", "of-the-daemon");
     world.lodge.set_env("LD_LIBRARY_PATH", "/canary");
     world.lodge.start();
@@ -49,7 +49,7 @@ async fn the_environment_of_a_tool_is_the_documented_one_and_nothing_else() {
 
 #[tokio::test]
 async fn a_tool_reaches_neither_the_daemons_files_nor_its_socket_nor_another_agent() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let other = world.agent(&mut api, "two").await;
@@ -83,7 +83,7 @@ async fn a_tool_reaches_neither_the_daemons_files_nor_its_socket_nor_another_age
 
 #[tokio::test]
 async fn agents_of_root_have_users_of_their_own_and_others_stay_who_they_are() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let mut uids = Vec::new();
     for name in ["one", "two"] {
@@ -103,7 +103,7 @@ async fn agents_of_root_have_users_of_their_own_and_others_stay_who_they_are() {
 
 #[tokio::test]
 async fn the_isolation_in_force_is_told_and_each_missing_layer_says_why() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     let info = api.ok("info", json!({})).await;
@@ -132,7 +132,7 @@ async fn the_isolation_in_force_is_told_and_each_missing_layer_says_why() {
 
 #[tokio::test]
 async fn the_root_has_the_documented_layout_and_description() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let text = format!(
         "{AGENTFILE}CONFIG max-tokens=100\nCONFIG custom-key=kept\nENV GREETING=hello\nADD note.txt \"a note\"\nCONTEXT SOUL <<EOF\nBe kind.\nEOF\n"
@@ -181,7 +181,7 @@ async fn the_root_has_the_documented_layout_and_description() {
 
 #[tokio::test]
 async fn of_the_host_an_agent_reads_what_its_programs_are_made_of_and_nothing_else() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "reader").await;
     // Every Linux has all of them, open to everybody.

@@ -7,11 +7,11 @@ use rusqlite::Connection;
 use serde_json::{Value, json};
 
 use crate::tokens::issue;
-use crate::world::{AGENTFILE, World, id};
+use crate::world::{AGENTFILE, ApiWorld, id};
 
 #[tokio::test]
 async fn a_resend_gets_the_first_answer_also_from_the_next_daemon() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let changes = [
@@ -47,7 +47,7 @@ async fn a_resend_gets_the_first_answer_also_from_the_next_daemon() {
 
 #[tokio::test]
 async fn a_request_id_with_other_parameters_or_another_method_is_refused() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let first = json!({"agent": agent, "session": "s", "text": "a", "request_id": "r"});
@@ -68,7 +68,7 @@ async fn a_request_id_with_other_parameters_or_another_method_is_refused() {
 
 #[tokio::test]
 async fn request_ids_of_two_tokens_have_nothing_to_do_with_each_other() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let mut tokens = Vec::new();
@@ -98,7 +98,7 @@ async fn request_ids_of_two_tokens_have_nothing_to_do_with_each_other() {
 
 #[tokio::test]
 async fn the_token_in_credentials_json_is_the_same_caller_when_it_is_replaced() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let given = json!({"agent": agent, "session": "s", "text": "[[reply:x]]", "request_id": "r"});
@@ -112,7 +112,7 @@ async fn the_token_in_credentials_json_is_the_same_caller_when_it_is_replaced() 
 
 #[tokio::test]
 async fn requests_that_an_earlier_release_recorded_are_not_done_twice() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let (_, script) = issue(&mut api, json!({})).await;
@@ -144,7 +144,7 @@ async fn requests_that_an_earlier_release_recorded_are_not_done_twice() {
 
 #[tokio::test]
 async fn twenty_equal_requests_at_once_make_one_agent_and_one_turn() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let (addr, bearer) = (world.lodge.http_addr(), format!("Bearer {}", world.lodge.token()));

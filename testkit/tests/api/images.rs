@@ -7,11 +7,11 @@ use std::os::unix::fs::PermissionsExt;
 use serde_json::{Value, json};
 
 use crate::bins::{platform, tool};
-use crate::world::{AGENTFILE, World};
+use crate::world::{AGENTFILE, ApiWorld};
 
 #[tokio::test]
 async fn the_same_input_is_the_same_digest_from_anywhere_and_writes_nothing_twice() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let source =
         "FROM scratch\nNAME same\nMODEL mock/m\nCONTEXT SOUL file://soul.md\nADD data.bin\nLABEL a=b\n";
@@ -37,7 +37,7 @@ async fn the_same_input_is_the_same_digest_from_anywhere_and_writes_nothing_twic
 }
 
 /// The files of the store with when they were written.
-fn blobs(world: &World) -> BTreeMap<String, std::time::SystemTime> {
+fn blobs(world: &ApiWorld) -> BTreeMap<String, std::time::SystemTime> {
     let dir = world.lodge.home().join("registry/blobs/sha256");
     let found = fs::read_dir(dir).expect("a store").flatten();
     found
@@ -50,7 +50,7 @@ fn blobs(world: &World) -> BTreeMap<String, std::time::SystemTime> {
 
 #[tokio::test]
 async fn an_image_tells_its_blobs_as_they_lie_in_the_store() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let source =
         "FROM scratch\nNAME parts\nMODEL mock/m\nCONTEXT SOUL <<E\nwho\nE\nADD data.txt\nBIN sh host:sh\n";
@@ -88,7 +88,7 @@ async fn an_image_tells_its_blobs_as_they_lie_in_the_store() {
 
 #[tokio::test]
 async fn names_are_added_moved_and_kept_apart_by_kind() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = api.ok("image/build", json!({"content": AGENTFILE, "tags": ["a"]})).await;
     let bin = tool(&mut api, "cat", "/bin/cat", &["t"]).await;
@@ -141,7 +141,7 @@ async fn names_are_added_moved_and_kept_apart_by_kind() {
 
 #[tokio::test]
 async fn a_difference_tells_permissions_and_tools_first_and_no_secret() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let before = "FROM scratch\nNAME d\nMODEL mock/a\nBIN sh host:sh\nENV API_KEY=hunter2-before\nENV COLOR=red\n\
         CONTEXT SOUL <<E\none\nE\n";
@@ -186,7 +186,7 @@ async fn a_difference_tells_permissions_and_tools_first_and_no_secret() {
 
 #[tokio::test]
 async fn what_cannot_be_meant_is_refused_by_every_method_with_a_way_out() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     api.ok("image/build", json!({"content": AGENTFILE, "tags": ["a"]})).await;
     let many: Vec<String> = (0..65).map(|number| format!("t{number}")).collect();
@@ -233,7 +233,7 @@ async fn what_cannot_be_meant_is_refused_by_every_method_with_a_way_out() {
 
 #[tokio::test]
 async fn what_is_not_here_or_misspelled_is_told_with_the_very_next_step() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     api.ok("image/build", json!({"content": AGENTFILE, "tags": ["a"]})).await;
     let nowhere = "127.0.0.1:1/a/b:v1";
@@ -259,7 +259,7 @@ async fn what_is_not_here_or_misspelled_is_told_with_the_very_next_step() {
 
 #[tokio::test]
 async fn a_registry_that_nobody_can_reach_is_told_and_leaves_nothing() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     api.ok("image/build", json!({"content": AGENTFILE, "tags": ["a"]})).await;
     let nowhere = "127.0.0.1:1/a/b:v1";
@@ -295,7 +295,7 @@ async fn a_registry_that_nobody_can_reach_is_told_and_leaves_nothing() {
 
 #[tokio::test]
 async fn the_same_request_twice_is_one_image_with_one_answer_also_after_a_kill() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let programs = json!([{"platform": crate::bins::platform(), "path": "/bin/cat"}]);
     let changes = [

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::bins::tool;
 use crate::tokens::issue;
-use crate::world::{AGENTFILE, World};
+use crate::world::{AGENTFILE, ApiWorld};
 
 /// One exchange: the status and the body.
 fn exchange(lodge: &Lodge, token: &str, method: &str, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
@@ -56,7 +56,7 @@ pub fn refused(lodge: &Lodge, method: &str, path: &str, body: &[u8]) -> (u16, St
 
 #[tokio::test]
 async fn an_agent_comes_out_of_an_archive_with_its_tools_as_it_went_in() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let bin = tool(&mut api, "show", "/bin/cat", &["show"]).await;
     let source = "FROM scratch\nNAME reader\nMODEL mock/m\nBIN show show\nADD data.txt\nADD noise\n";
@@ -71,7 +71,7 @@ async fn an_agent_comes_out_of_an_archive_with_its_tools_as_it_went_in() {
         archive,
         "the same images, the same archive"
     );
-    let other = World::new();
+    let other = ApiWorld::new();
     let imported = import(&other.lodge, &archive);
     assert_eq!(imported["bins"], json!([]), "a tool that an agent needs is not named: {imported:#}");
     assert_eq!(imported["tools"], 1, "and yet it came along");
@@ -97,7 +97,7 @@ async fn an_agent_comes_out_of_an_archive_with_its_tools_as_it_went_in() {
     assert_eq!(status, 200);
     assert_eq!(api.ok("image/inspect", json!({"image": "reader:v1"})).await["digest"], built["digest"]);
     let tools = export(&world.lodge, &format!("image={}", bin["digest"].as_str().expect("a digest")));
-    let third = World::new();
+    let third = ApiWorld::new();
     let imported = import(&third.lodge, &tools);
     assert_eq!(
         (&imported["bins"][0]["refs"], &imported["images"]),
@@ -108,14 +108,14 @@ async fn an_agent_comes_out_of_an_archive_with_its_tools_as_it_went_in() {
 
 #[tokio::test]
 async fn a_tool_without_a_name_gets_one_that_no_program_of_the_host_has() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let bin = tool(&mut api, "host", "/bin/cat", &["my/host"]).await;
     api.ok("image/build", json!({"content": format!("{AGENTFILE}BIN h my/host\n"), "tags": ["a"]})).await;
     // Its name moves on, and the agent still has it.
     tool(&mut api, "host", "/bin/ls", &["my/host"]).await;
     let digest = bin["digest"].as_str().expect("a digest");
-    let other = World::new();
+    let other = ApiWorld::new();
     let imported = import(&other.lodge, &export(&world.lodge, &format!("image={digest}")));
     let name = format!("imported/host:{}", &digest["sha256:".len()..][..12]);
     assert_eq!(imported["bins"][0]["refs"], json!([name]), "{imported:#}");
@@ -123,12 +123,12 @@ async fn a_tool_without_a_name_gets_one_that_no_program_of_the_host_has() {
 
 #[tokio::test]
 async fn an_archive_that_is_cut_damaged_or_none_records_nothing() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     tool(&mut api, "show", "/bin/cat", &["show"]).await;
     api.ok("image/build", json!({"content": format!("{AGENTFILE}BIN show show\n"), "tags": ["a"]})).await;
     let good = export(&world.lodge, "image=a");
-    let other = World::new();
+    let other = ApiWorld::new();
     let mut api = other.checked().await;
     let mut damaged = good.clone();
     let middle = damaged.len() / 2;
@@ -165,7 +165,7 @@ async fn an_archive_that_is_cut_damaged_or_none_records_nothing() {
 
 #[tokio::test]
 async fn an_archive_takes_no_name_twice_and_none_of_a_tool() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     for name in ["one", "two"] {
         let content = format!("{AGENTFILE}LABEL which={name}\n");
@@ -180,7 +180,7 @@ async fn an_archive_takes_no_name_twice_and_none_of_a_tool() {
         }
     }
     assert_ne!(twice, good);
-    let other = World::new();
+    let other = ApiWorld::new();
     let mut api = other.checked().await;
     let refusal = |archive: &[u8]| refused(&other.lodge, "POST", "/v1/images/import", archive);
     assert_eq!(refusal(&twice), (400, "image.invalid".to_owned()));
@@ -193,12 +193,12 @@ async fn an_archive_takes_no_name_twice_and_none_of_a_tool() {
 
 #[tokio::test]
 async fn names_of_stock_tools_and_registries_are_taken_only_if_that_is_asked_for() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     for name in ["stock/rg", "rg:v1", "registry.example/team/show:v1"] {
         tool(&mut api, "show", "/bin/cat", &[name]).await;
         let archive = export(&world.lodge, &format!("image={name}"));
-        let other = World::new();
+        let other = ApiWorld::new();
         let claimed = refused(&other.lodge, "POST", "/v1/images/import", &archive);
         assert_eq!(claimed, (409, "image.name_claimed".to_owned()), "{name}");
         let claimed = refused(&other.lodge, "POST", "/v1/images/import?move=true", &archive);
@@ -216,7 +216,7 @@ async fn names_of_stock_tools_and_registries_are_taken_only_if_that_is_asked_for
 
 #[tokio::test]
 async fn exports_and_imports_are_refused_like_everything_else() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     let many = vec!["image=tester"; 65].join("&");
@@ -277,7 +277,7 @@ fn free_bytes(lodge: &Lodge) -> u64 {
 
 #[test]
 fn archives_that_come_together_do_not_count_on_the_same_room() {
-    let world = World::new();
+    let world = ApiWorld::new();
     // Others write to this disk, too: most of it is not all of it.
     let most = free_bytes(&world.lodge) / 3 * 2;
     assert!(has_no_room(&world.lodge, u64::MAX / 2), "not for so much alone");

@@ -8,16 +8,16 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use lodge_testkit::lodge::{Lodge, PATIENCE, until};
-use lodge_testkit::registry::{Fault, MockRegistry, Times};
+use lodge_testkit::registry::{FaultCount, MockRegistry, RegistryFault};
 use serde_json::{Value, json};
 
 use crate::bins::{platform, tool};
-use crate::checked::Checked;
+use crate::checked::CheckedClient;
 use crate::images_archive::{export, import};
-use crate::world::{AGENTFILE, World};
+use crate::world::{AGENTFILE, ApiWorld};
 
 /// What is recorded of images.
-async fn recorded(api: &mut Checked) -> Value {
+async fn recorded(api: &mut CheckedClient) -> Value {
     json!([api.ok("image/list", json!({})).await, api.ok("bin/list", json!({})).await])
 }
 
@@ -44,8 +44,8 @@ async fn settled(lodge: &Lodge) -> bool {
 /// Does something once a daemon dies before its first commit, before its second, and so on, until it is done. What could
 /// not be done leaves everything as it was. Returns how often that happened.
 async fn struck(
-    world: &mut World,
-    api: &mut Checked,
+    world: &mut ApiWorld,
+    api: &mut CheckedClient,
     what: &str,
     mut ask: impl AsyncFnMut(&Lodge) -> bool,
 ) -> u32 {
@@ -81,7 +81,7 @@ async fn struck(
 
 #[tokio::test]
 async fn a_change_of_images_that_is_cut_before_its_commit_leaves_nothing_and_happens_once_when_asked_again() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     tool(&mut api, "show", "/bin/cat", &["show"]).await;
     let content = format!("{AGENTFILE}BIN show show\n");
@@ -103,19 +103,19 @@ async fn a_change_of_images_that_is_cut_before_its_commit_leaves_nothing_and_hap
         api.ok(method, params.clone()).await;
         assert_eq!(recorded(&mut api).await, after, "{method} happened twice");
     }
-    import(&World::new().lodge, &export(&world.lodge, "image=a&image=c:2"));
+    import(&ApiWorld::new().lodge, &export(&world.lodge, "image=a&image=c:2"));
 }
 
 #[tokio::test]
 async fn an_import_that_is_cut_before_its_commit_leaves_nothing() {
     let archive = {
-        let world = World::new();
+        let world = ApiWorld::new();
         let mut api = world.checked().await;
         tool(&mut api, "show", "/bin/cat", &["show"]).await;
         api.ok("image/build", json!({"content": format!("{AGENTFILE}BIN show show\n"), "tags": ["a"]})).await;
         export(&world.lodge, "image=a")
     };
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     // So that there is a store.
     tool(&mut api, "list", "/bin/ls", &["list"]).await;
@@ -155,12 +155,12 @@ fn is_read(stream: &mut TcpStream) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_push_whose_daemon_dies_leaves_no_name_in_the_registry_and_sends_only_the_rest_when_asked_again() {
     let registry = MockRegistry::start().expect("a registry");
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     tool(&mut api, "show", "/bin/cat", &["show"]).await;
     api.ok("image/build", json!({"content": format!("{AGENTFILE}BIN show show\n"), "tags": ["a"]})).await;
     // The tool goes first, by its digest, and its contents before that.
-    registry.fault("PUT", "/manifests/sha256:", Times::Always, Fault::Silence);
+    registry.fault("PUT", "/manifests/sha256:", FaultCount::Always, RegistryFault::Silence);
     let asked = json!({"image": "a", "to": format!("{}/team/a:v1", registry.host()), "request_id": "p"});
     let mut client = world.lodge.client().await;
     let params = asked.clone();
@@ -177,7 +177,7 @@ async fn a_push_whose_daemon_dies_leaves_no_name_in_the_registry_and_sends_only_
     api.ok("image/push", json!({"image": "a", "to": format!("{}/team/a:v1", fresh.host())})).await;
     let uploads = |registry: &MockRegistry| registry.count("POST", "/blobs/uploads");
     assert_eq!(uploads(&registry), uploads(&fresh), "contents that were there came again");
-    let other = World::new();
+    let other = ApiWorld::new();
     let mut api = other.checked().await;
     let name = format!("{}/team/a:v1", registry.host());
     assert_eq!(api.ok("image/pull", json!({"image": name})).await["digest"], pushed["digest"]);
@@ -185,7 +185,7 @@ async fn a_push_whose_daemon_dies_leaves_no_name_in_the_registry_and_sends_only_
 
 #[tokio::test]
 async fn an_export_whose_daemon_dies_is_no_success() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let dir = world.lodge.agent_dir("large", &format!("{AGENTFILE}ADD noise\n"), &[]);
     // More than what is on its way between the two.
@@ -210,7 +210,7 @@ async fn an_export_whose_daemon_dies_is_no_success() {
 
 #[tokio::test]
 async fn an_export_of_damaged_contents_says_so_also_when_it_was_begun() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let dir = world.lodge.agent_dir("parts", &format!("{AGENTFILE}ADD data\n"), &[("data", "facts")]);
     api.ok("image/build", json!({"path": dir, "tags": ["parts"]})).await;
@@ -236,7 +236,7 @@ const PREPARED: usize = 32;
 
 #[tokio::test]
 async fn more_archives_than_may_come_at_once_wait_for_their_turn() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let mut first: Vec<TcpStream> = (0..ARCHIVES).map(|_| begun(&world.lodge, 10_240)).collect();
     first.iter_mut().for_each(is_read);
@@ -255,8 +255,8 @@ async fn more_archives_than_may_come_at_once_wait_for_their_turn() {
 #[tokio::test]
 async fn more_builds_than_are_prepared_at_once_wait_for_their_turn_and_hold_up_nothing_else() {
     let registry = MockRegistry::start().expect("a registry");
-    registry.fault("GET", "/manifests/", Times::Always, Fault::Silence);
-    let world = World::new();
+    registry.fault("GET", "/manifests/", FaultCount::Always, RegistryFault::Silence);
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let build = |n: usize| {
         let content = format!("FROM {}/base{n}:v1\n", registry.host());

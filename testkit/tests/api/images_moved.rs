@@ -2,16 +2,16 @@
 
 use lodge_proto::{ImagePullParams, Progress, PullImage};
 use lodge_testkit::lodge::until;
-use lodge_testkit::registry::{Fault, MockRegistry, Times};
+use lodge_testkit::registry::{FaultCount, MockRegistry, RegistryFault};
 use serde_json::{Value, json};
 
 use crate::bins::tool;
-use crate::checked::Checked;
-use crate::world::{AGENTFILE, World};
+use crate::checked::CheckedClient;
+use crate::world::{AGENTFILE, ApiWorld};
 
 /// An agent with a tool of its own, in a registry and nowhere else.
 pub async fn pushed(registry: &MockRegistry) -> String {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     tool(&mut api, "show", "/bin/cat", &["show"]).await;
     let source = "FROM scratch\nNAME reader\nMODEL mock/m\nBIN show show\nCONTEXT SOUL <<E\nwho\nE\n";
@@ -32,7 +32,7 @@ pub async fn pushed(registry: &MockRegistry) -> String {
 async fn a_pull_brings_the_agent_with_its_tools_once_and_tells_how_far_it_is() {
     let registry = MockRegistry::start().expect("a registry");
     let digest = pushed(&registry).await;
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let name = format!("{}/team/reader:v1", registry.host());
     let asked = ImagePullParams {
@@ -84,15 +84,15 @@ async fn a_pull_brings_the_agent_with_its_tools_once_and_tells_how_far_it_is() {
 async fn an_agent_of_an_image_that_is_not_here_is_pulling_until_it_is() {
     let registry = MockRegistry::start().expect("a registry");
     let digest = pushed(&registry).await;
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let name = format!("{}/team/reader:v1", registry.host());
     let config = layer(&registry, &digest, "SOUL.md");
     registry.fault(
         "GET",
         &config,
-        Times::Always,
-        Fault::Answer { status: 503, headers: Vec::new(), body: Vec::new() },
+        FaultCount::Always,
+        RegistryFault::Answer { status: 503, headers: Vec::new(), body: Vec::new() },
     );
     let created = api.ok("agent/create", json!({"image": name, "name": "far"})).await;
     assert_eq!((&created["image"], &created["image_digest"]), (&json!(name), &json!(digest)));
@@ -136,7 +136,7 @@ pub fn layer(registry: &MockRegistry, digest: &str, title: &str) -> String {
 async fn an_agent_is_updated_to_an_image_that_is_not_here_and_has_its_tools_then() {
     let registry = MockRegistry::start().expect("a registry");
     let digest = pushed(&registry).await;
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     let nobody = format!("{}/team/nobody:v1", registry.host());
@@ -159,7 +159,7 @@ async fn an_agent_is_updated_to_an_image_that_is_not_here_and_has_its_tools_then
 async fn parents_and_tools_of_a_build_are_brought_and_named_like_what_was_pulled() {
     let registry = MockRegistry::start().expect("a registry");
     let parent = pushed(&registry).await;
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let name = format!("{}/team/reader:v1", registry.host());
     let child = format!("FROM {name}\nNAME child\nLABEL a=b\n");
@@ -174,8 +174,8 @@ async fn parents_and_tools_of_a_build_are_brought_and_named_like_what_was_pulled
     let tool_name = format!("{}/tools/show:v1", registry.host());
     let bin = api.ok("bin/list", json!({})).await["bins"][0]["digest"].clone();
     api.ok("bin/push", json!({"bin": bin, "to": tool_name})).await;
-    let other = World::new();
-    let mut api: Checked = other.checked().await;
+    let other = ApiWorld::new();
+    let mut api: CheckedClient = other.checked().await;
     let source = format!("{AGENTFILE}BIN show {tool_name}\n");
     api.ok("image/build", json!({"content": source, "tags": ["x"]})).await;
     let detail = api.ok("image/inspect", json!({"image": "x"})).await;
@@ -195,7 +195,7 @@ async fn parents_and_tools_of_a_build_are_brought_and_named_like_what_was_pulled
 async fn nothing_is_left_of_a_pull_that_brought_what_was_not_meant() {
     let registry = MockRegistry::start().expect("a registry");
     pushed(&registry).await;
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let name = format!("{}/team/reader:v1", registry.host());
     api.refused("bin/pull", json!({"bin": name}), "bin.not_a_bin").await;
@@ -209,7 +209,7 @@ async fn nothing_is_left_of_a_pull_that_brought_what_was_not_meant() {
 
 #[tokio::test]
 async fn an_agent_with_a_tool_that_has_no_program_for_this_host_fails_and_is_not_tried_again() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let programs = json!([{"platform": "windows/amd64", "path": "/bin/cat"}]);
     api.ok("bin/build", json!({"name": "show", "programs": programs, "tags": ["show"]})).await;
@@ -222,5 +222,8 @@ async fn an_agent_with_a_tool_that_has_no_program_for_this_host_fails_and_is_not
         "{failed:#}"
     );
     let (code, _, told) = world.cli(&["start", "one"]);
-    assert!(code != 0 && told.contains("not tried again by itself") && !told.contains("comes up"), "{told}");
+    assert!(
+        code != 0 && told.contains("not retried automatically") && !told.contains("the agent starts"),
+        "{told}"
+    );
 }

@@ -7,33 +7,33 @@ use std::task::Poll;
 use lodge_testkit::lodge::PATIENCE;
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
-use crate::world::{World, id};
+use crate::checked::CheckedClient;
+use crate::world::{ApiWorld, id};
 
 /// A shell that runs until somebody touches `go` in its workspace.
 pub const UNTIL_GO: &str = "until test -e go; do sleep 0.02; done";
 
 /// Submits a script for the shell of an agent.
-pub async fn submit(api: &mut Checked, agent: &str, script: &str) -> String {
+pub async fn submit(api: &mut CheckedClient, agent: &str, script: &str) -> String {
     let job = json!({"agent": agent, "bin": "sh", "args": ["-c", script]});
     id(&api.ok("job/submit", job).await).to_owned()
 }
 
 /// The job when it is over.
-pub async fn over(api: &mut Checked, job: &str) -> Value {
+pub async fn over(api: &mut CheckedClient, job: &str) -> Value {
     let is_over = |job: &Value| !job["finished_at"].is_null();
     api.until("job/wait", json!({"job": job, "timeout_ms": 60_000}), is_over).await
 }
 
-pub async fn is(api: &mut Checked, job: &str, status: &str) -> Value {
+pub async fn is(api: &mut CheckedClient, job: &str, status: &str) -> Value {
     api.until("job/get", json!({"job": job}), |view| view["status"] == status).await
 }
 
-pub fn go(world: &World, agent: &str) {
+pub fn go(world: &ApiWorld, agent: &str) {
     touch(world, agent, "go");
 }
 
-pub fn touch(world: &World, agent: &str, file: &str) {
+pub fn touch(world: &ApiWorld, agent: &str, file: &str) {
     let workspace = world.lodge.home().join("agents").join(agent).join("workspace");
     std::fs::write(workspace.join(file), "").expect("a file");
 }
@@ -44,7 +44,7 @@ pub fn ids(page: &Value) -> Vec<&str> {
 
 #[tokio::test]
 async fn a_job_tells_what_it_is_from_its_beginning_to_its_end() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     api.answer(&agent, "s", "[[reply:hi]]").await;
@@ -111,7 +111,7 @@ async fn a_job_tells_what_it_is_from_its_beginning_to_its_end() {
 
 #[tokio::test]
 async fn what_cannot_be_a_job_is_refused_with_words_and_leaves_nothing() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     world.agent(&mut api, "two").await;
@@ -178,7 +178,7 @@ async fn what_cannot_be_a_job_is_refused_with_words_and_leaves_nothing() {
 
 #[tokio::test]
 async fn a_job_that_is_not_there_or_over_is_refused_in_the_words_that_people_look_for() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let job = submit(&mut api, &agent, "exit 0").await;
@@ -216,7 +216,7 @@ async fn a_job_that_is_not_there_or_over_is_refused_in_the_words_that_people_loo
 
 #[tokio::test]
 async fn the_same_submission_is_one_job_that_runs_once_also_when_the_daemon_is_killed_in_between() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let script = format!("echo ran >> runs; {UNTIL_GO}; cat runs");
@@ -243,7 +243,7 @@ async fn the_same_submission_is_one_job_that_runs_once_also_when_the_daemon_is_k
 
 #[tokio::test]
 async fn jobs_are_listed_newest_first_by_agent_status_session_and_labels_in_pages() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     for name in ["one", "two"] {
         world.agent(&mut api, name).await;
@@ -305,7 +305,7 @@ async fn jobs_are_listed_newest_first_by_agent_status_session_and_labels_in_page
 
 #[tokio::test]
 async fn a_wait_ends_with_the_job_or_with_its_time_whichever_comes_first() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let job = submit(&mut api, &agent, UNTIL_GO).await;
@@ -337,7 +337,7 @@ async fn a_wait_ends_with_the_job_or_with_its_time_whichever_comes_first() {
 
 #[tokio::test]
 async fn a_wait_does_not_hold_up_the_end_of_the_daemon() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     // With it a wait that is held on to would be longer than the patience of this test.
     world.lodge.set_env("LODGED_SHUTDOWN_TIMEOUT", "10m");
     world.lodge.start();
@@ -364,7 +364,7 @@ async fn a_wait_does_not_hold_up_the_end_of_the_daemon() {
 
 #[tokio::test]
 async fn a_cancelled_job_is_over_when_that_is_answered_and_keeps_what_it_wrote() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let job = submit(&mut api, &agent, "echo before; sleep 600 & sleep 600").await;
@@ -380,7 +380,7 @@ async fn a_cancelled_job_is_over_when_that_is_answered_and_keeps_what_it_wrote()
 
 #[tokio::test]
 async fn an_agent_with_running_jobs_is_not_stopped_by_those_who_do_not_want_that() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let job = submit(&mut api, &agent, UNTIL_GO).await;
@@ -404,7 +404,7 @@ async fn an_agent_with_running_jobs_is_not_stopped_by_those_who_do_not_want_that
 
 #[tokio::test]
 async fn output_comes_in_pieces_that_add_up_as_text_or_as_bytes() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let text = "grün und blau\n".repeat(9);

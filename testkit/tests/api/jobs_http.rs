@@ -6,13 +6,13 @@ use std::net::TcpStream;
 use lodge_testkit::lodge::{Lodge, PATIENCE, until};
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
+use crate::checked::CheckedClient;
 use crate::jobs_api::{go, is, over, submit};
 use crate::tokens::issue;
-use crate::world::{AGENTFILE, World, id, kill};
+use crate::world::{AGENTFILE, ApiWorld, id, kill};
 
 /// A response whose body is read as it comes.
-struct Body {
+struct StreamedResponse {
     status: u16,
     head: Vec<(String, String)>,
     reader: BufReader<TcpStream>,
@@ -20,8 +20,8 @@ struct Body {
     left: Option<u64>,
 }
 
-impl Body {
-    fn ask(lodge: &Lodge, token: &str, method: &str, path: &str, headers: &str) -> Body {
+impl StreamedResponse {
+    fn ask(lodge: &Lodge, token: &str, method: &str, path: &str, headers: &str) -> StreamedResponse {
         let addr = lodge.http_addr();
         let mut stream = TcpStream::connect(&addr).expect("a connection");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
@@ -41,13 +41,13 @@ impl Body {
         let split =
             |line: String| line.split_once(": ").map(|(name, value)| (name.to_owned(), value.to_owned()));
         let head: Vec<(String, String)> = lines.filter_map(split).collect();
-        let mut body = Body { status, head, reader, left: None };
+        let mut body = StreamedResponse { status, head, reader, left: None };
         body.left = body.header("content-length").and_then(|length| length.parse().ok());
         body
     }
 
-    fn get(lodge: &Lodge, path: &str) -> Body {
-        Body::ask(lodge, &lodge.token(), "GET", path, "")
+    fn get(lodge: &Lodge, path: &str) -> StreamedResponse {
+        StreamedResponse::ask(lodge, &lodge.token(), "GET", path, "")
     }
 
     fn header(&self, name: &str) -> Option<&str> {
@@ -112,7 +112,7 @@ fn numbers(last: u32) -> Vec<u8> {
     all
 }
 
-async fn counting(api: &mut Checked) -> String {
+async fn counting(api: &mut CheckedClient) -> String {
     let content = format!("{AGENTFILE}BIN seq host:seq \"numbers\"\n");
     let created = api.ok("agent/create", json!({"content": content, "name": "one"})).await;
     api.agent_is("one", "ready").await;
@@ -121,13 +121,13 @@ async fn counting(api: &mut Checked) -> String {
 
 #[tokio::test]
 async fn what_a_job_wrote_is_given_as_it_is_from_any_offset_and_in_ranges() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = counting(&mut api).await;
     let job = submit(&mut api, &agent, "seq 1 100000; printf oh >&2").await;
     over(&mut api, &job).await;
     let whole = numbers(100_000);
-    let mut body = Body::get(&world.lodge, &format!("{job}/stdout"));
+    let mut body = StreamedResponse::get(&world.lodge, &format!("{job}/stdout"));
     assert_eq!(body.status, 200);
     for (name, value) in [
         ("content-type", "text/plain; charset=utf-8"),
@@ -139,17 +139,21 @@ async fn what_a_job_wrote_is_given_as_it_is_from_any_offset_and_in_ranges() {
         assert_eq!(body.header(name), Some(value), "{name}");
     }
     assert!(body.rest() == whole);
-    assert_eq!(Body::get(&world.lodge, &format!("{job}/stderr")).rest(), b"oh");
-    assert_eq!(Body::get(&world.lodge, &format!("{job}/merged?follow=1")).rest().len(), whole.len() + 2);
+    assert_eq!(StreamedResponse::get(&world.lodge, &format!("{job}/stderr")).rest(), b"oh");
+    assert_eq!(
+        StreamedResponse::get(&world.lodge, &format!("{job}/merged?follow=1")).rest().len(),
+        whole.len() + 2
+    );
     for offset in [1, 4_096, 131_072, whole.len() - 1, whole.len(), whole.len() + 9] {
-        let mut body = Body::get(&world.lodge, &format!("{job}/stdout?offset={offset}"));
+        let mut body = StreamedResponse::get(&world.lodge, &format!("{job}/stdout?offset={offset}"));
         assert!(
             (body.status, body.rest().as_slice()) == (200, whole.get(offset..).unwrap_or_default()),
             "{offset}"
         );
     }
-    let range =
-        |range: &str| Body::ask(&world.lodge, &world.lodge.token(), "GET", &format!("{job}/stdout"), range);
+    let range = |range: &str| {
+        StreamedResponse::ask(&world.lodge, &world.lodge.token(), "GET", &format!("{job}/stdout"), range)
+    };
     for (header, from, to) in [
         ("bytes=0-9", 0, 10),
         ("bytes=1000-200000", 1_000, 200_001),
@@ -164,22 +168,25 @@ async fn what_a_job_wrote_is_given_as_it_is_from_any_offset_and_in_ranges() {
     let behind = range("range: bytes=999999999-\r\n");
     assert_eq!(behind.status, 416);
     assert!(range("range: bytes=0-1,4-5\r\n").rest() == whole, "several ranges are the whole");
-    let head = Body::ask(&world.lodge, &world.lodge.token(), "HEAD", &format!("{job}/stdout"), "");
+    let head =
+        StreamedResponse::ask(&world.lodge, &world.lodge.token(), "HEAD", &format!("{job}/stdout"), "");
     assert_eq!((head.status, head.left), (200, Some(whole.len() as u64)));
     // The same through a unique beginning of the id.
-    assert!(Body::get(&world.lodge, &format!("{}/stdout", &job[..job.len() - 1])).rest() == whole);
+    assert!(
+        StreamedResponse::get(&world.lodge, &format!("{}/stdout", &job[..job.len() - 1])).rest() == whole
+    );
 }
 
 #[tokio::test]
 async fn bytes_that_are_no_text_are_said_to_be_none() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let bytes: Vec<u8> = (0..=255).rev().collect();
     let job = json!({"agent": agent, "bin": "cat", "stdin_base64": lodge_proto::base64::encode(&bytes)});
     let job = id(&api.ok("job/submit", job).await).to_owned();
     over(&mut api, &job).await;
-    let mut body = Body::get(&world.lodge, &format!("{job}/stdout"));
+    let mut body = StreamedResponse::get(&world.lodge, &format!("{job}/stdout"));
     assert_eq!(body.header("content-type"), Some("application/octet-stream"));
     assert_eq!(body.header("x-content-type-options"), Some("nosniff"));
     assert_eq!(body.rest(), bytes);
@@ -187,14 +194,17 @@ async fn bytes_that_are_no_text_are_said_to_be_none() {
 
 #[tokio::test]
 async fn a_request_for_bytes_that_cannot_be_given_says_why() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (one, two) = (world.agent(&mut api, "one").await, world.agent(&mut api, "two").await);
     let (own, theirs) = (submit(&mut api, &one, "echo one").await, submit(&mut api, &two, "echo two").await);
     over(&mut api, &own).await;
     over(&mut api, &theirs).await;
     let (_, token) = issue(&mut api, json!({"agent": one})).await;
-    assert_eq!(Body::ask(&world.lodge, &token, "GET", &format!("{own}/stdout"), "").rest(), b"one\n");
+    assert_eq!(
+        StreamedResponse::ask(&world.lodge, &token, "GET", &format!("{own}/stdout"), "").rest(),
+        b"one\n"
+    );
     let operator = world.lodge.token();
     for (token, path, status, code) in [
         (operator.as_str(), "job_0/stdout".to_owned(), 404, "job.not_found"),
@@ -206,7 +216,7 @@ async fn a_request_for_bytes_that_cannot_be_given_says_why() {
         (&token, format!("{theirs}/stdout"), 404, "job.not_found"),
         ("nonsense", format!("{own}/stdout"), 401, "auth.invalid"),
     ] {
-        let mut body = Body::ask(&world.lodge, token, "GET", &path, "");
+        let mut body = StreamedResponse::ask(&world.lodge, token, "GET", &path, "");
         assert_eq!(body.status, status, "{path}");
         let error: Value = serde_json::from_slice(&body.rest()).expect("JSON");
         api.schemas.error(&error["error"]);
@@ -216,16 +226,16 @@ async fn a_request_for_bytes_that_cannot_be_given_says_why() {
 
 #[tokio::test]
 async fn followers_get_each_byte_when_it_comes_and_their_end_with_the_job() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let job =
         submit(&mut api, &agent, "echo one; until test -e go; do sleep 0.02; done; echo two; echo three >&2")
             .await;
     let lodge = &world.lodge;
-    let mut first = Body::get(lodge, &format!("{job}/stdout?follow=1"));
-    let mut second = Body::get(lodge, &format!("{job}/stdout?follow=true&offset=2"));
-    let mut merged = Body::get(lodge, &format!("{job}/merged?follow=1"));
+    let mut first = StreamedResponse::get(lodge, &format!("{job}/stdout?follow=1"));
+    let mut second = StreamedResponse::get(lodge, &format!("{job}/stdout?follow=true&offset=2"));
+    let mut merged = StreamedResponse::get(lodge, &format!("{job}/merged?follow=1"));
     assert_eq!(
         (first.status, first.left, first.header("content-type")),
         (200, None, Some("text/plain; charset=utf-8"))
@@ -235,7 +245,7 @@ async fn followers_get_each_byte_when_it_comes_and_their_end_with_the_job() {
         (b"one\n".into(), b"e\n".into(), b"one\n".into())
     );
     // Who does not follow gets what there is.
-    assert_eq!(Body::get(lodge, &format!("{job}/stdout")).rest(), b"one\n");
+    assert_eq!(StreamedResponse::get(lodge, &format!("{job}/stdout")).rest(), b"one\n");
     // One of them goes; that concerns nobody.
     drop(second);
     go(&world, &agent);
@@ -245,14 +255,14 @@ async fn followers_get_each_byte_when_it_comes_and_their_end_with_the_job() {
     let mut both = b"two\nthree\n".to_vec();
     both.sort_unstable();
     assert_eq!(rest, both);
-    assert_eq!(Body::get(lodge, &format!("{job}/stdout?follow=1&offset=4")).rest(), b"two\n");
+    assert_eq!(StreamedResponse::get(lodge, &format!("{job}/stdout?follow=1&offset=4")).rest(), b"two\n");
     let job = submit(&mut api, &agent, "exit 0").await;
-    assert_eq!(Body::get(lodge, &format!("{job}/stdout?follow=1")).rest(), b"");
+    assert_eq!(StreamedResponse::get(lodge, &format!("{job}/stdout?follow=1")).rest(), b"");
 }
 
 #[tokio::test]
 async fn where_output_was_not_kept_the_offsets_say_so_and_the_bytes_go_on_behind_it() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = counting(&mut api).await;
     let job = json!({"agent": agent, "bin": "seq", "args": ["1", "100000"], "output": "8k"});
@@ -278,7 +288,7 @@ async fn where_output_was_not_kept_the_offsets_say_so_and_the_bytes_go_on_behind
     }
     assert_eq!((offset, missing, pieces.len()), (whole.len(), dropped, whole.len() - dropped));
     let raw = |path: &str, headers: &str| {
-        Body::ask(&world.lodge, &world.lodge.token(), "GET", &format!("{job}/{path}"), headers)
+        StreamedResponse::ask(&world.lodge, &world.lodge.token(), "GET", &format!("{job}/{path}"), headers)
     };
     // There is no length to tell, and no range to count on.
     let mut body = raw("stdout", "range: bytes=0-9\r\n");
@@ -292,7 +302,7 @@ async fn where_output_was_not_kept_the_offsets_say_so_and_the_bytes_go_on_behind
 
 #[tokio::test]
 async fn output_that_was_removed_is_gone_and_not_merely_empty() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = counting(&mut api).await;
     let sandbox = api.ok("agent/get", json!({"agent": agent})).await["sandbox"].clone();
@@ -311,14 +321,14 @@ async fn output_that_was_removed_is_gone_and_not_merely_empty() {
     let view = api.until("job/get", json!({"job": old}), |job| job["output_removed"] == true).await;
     assert_eq!((&view["status"], &view["truncated"]), (&json!("done"), &json!(true)));
     api.refused("job/output", json!({"job": old}), "job.output_removed").await;
-    let body = Body::get(&world.lodge, &format!("{old}/stdout"));
+    let body = StreamedResponse::get(&world.lodge, &format!("{old}/stdout"));
     assert_eq!(body.status, 410);
-    assert!(Body::get(&world.lodge, &format!("{new}/stdout")).rest() == numbers(120_000));
+    assert!(StreamedResponse::get(&world.lodge, &format!("{new}/stdout")).rest() == numbers(120_000));
 }
 
 #[tokio::test]
 async fn a_body_whose_bytes_went_with_the_archive_ends_in_order_and_promises_no_length() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = counting(&mut api).await;
     let sandbox = api.ok("agent/get", json!({"agent": agent})).await["sandbox"].clone();
@@ -333,7 +343,7 @@ async fn a_body_whose_bytes_went_with_the_archive_ends_in_order_and_promises_no_
     world.lodge.start();
     for headers in ["", "range: bytes=0-9\r\n"] {
         let path = format!("{job}/stdout");
-        let mut body = Body::ask(&world.lodge, &world.lodge.token(), "GET", &path, headers);
+        let mut body = StreamedResponse::ask(&world.lodge, &world.lodge.token(), "GET", &path, headers);
         assert_eq!((body.status, body.left, body.header("accept-ranges")), (200, None, None));
         assert_eq!(body.header("lodge-offset"), Some("3893"), "where the bytes that are there begin");
         assert_eq!(body.rest(), b"");
@@ -351,12 +361,12 @@ fn own_memory(lodge: &Lodge) -> u64 {
 #[tokio::test]
 async fn a_follower_that_reads_nothing_costs_no_memory_and_gets_everything_later() {
     const LAST: u32 = 4_500_000;
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = counting(&mut api).await;
     let job = submit(&mut api, &agent, &format!("seq 1 {LAST}")).await;
-    let mut slow = Body::get(&world.lodge, &format!("{job}/stdout?follow=1"));
-    let mut quick = Body::get(&world.lodge, &format!("{job}/stdout?follow=1"));
+    let mut slow = StreamedResponse::get(&world.lodge, &format!("{job}/stdout?follow=1"));
+    let mut quick = StreamedResponse::get(&world.lodge, &format!("{job}/stdout?follow=1"));
     let before = own_memory(&world.lodge);
     let whole = numbers(LAST);
     assert!(whole.len() > 32 << 20, "too little to tell");
@@ -370,15 +380,15 @@ async fn a_follower_that_reads_nothing_costs_no_memory_and_gets_everything_later
 
 #[tokio::test]
 async fn a_body_that_the_end_of_the_daemon_or_of_the_token_cuts_does_not_look_whole() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let job = submit(&mut api, &agent, "echo one; until test -e go; do sleep 0.02; done; echo two").await;
     is(&mut api, &job, "running").await;
     let (token_id, token) = issue(&mut api, json!({"agent": "one"})).await;
     let path = format!("{job}/stdout?follow=1");
-    let mut theirs = Body::ask(&world.lodge, &token, "GET", &path, "");
-    let mut ours = Body::get(&world.lodge, &path);
+    let mut theirs = StreamedResponse::ask(&world.lodge, &token, "GET", &path, "");
+    let mut ours = StreamedResponse::get(&world.lodge, &path);
     assert_eq!((theirs.at_least(4), ours.at_least(4)), (b"one\n".into(), b"one\n".into()));
     api.ok("token/revoke", json!({"token": token_id})).await;
     theirs.cut();
@@ -389,10 +399,10 @@ async fn a_body_that_the_end_of_the_daemon_or_of_the_token_cuts_does_not_look_wh
     world.lodge.start();
     let mut api = api.again(&world.lodge).await;
     until("the job is there", || {
-        let mut body = Body::get(&world.lodge, &format!("{job}/stdout?offset=0"));
+        let mut body = StreamedResponse::get(&world.lodge, &format!("{job}/stdout?offset=0"));
         (body.status == 200 && body.rest() == b"one\n").then_some(())
     });
-    let mut rest = Body::get(&world.lodge, &format!("{job}/stdout?follow=1&offset=4"));
+    let mut rest = StreamedResponse::get(&world.lodge, &format!("{job}/stdout?follow=1&offset=4"));
     go(&world, &agent);
     assert_eq!(rest.rest(), b"two\n");
     assert_eq!(over(&mut api, &job).await["exit_code"], 0);

@@ -8,9 +8,9 @@ use lodge_proto::base64;
 use lodge_testkit::lodge::{PATIENCE, until};
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
+use crate::checked::CheckedClient;
 use crate::jobs_api::{is, over, submit};
-use crate::world::{AGENTFILE, World, family, id, kill};
+use crate::world::{AGENTFILE, ApiWorld, family, id, kill};
 
 /// Prints a part, of both streams, when the file that it waits for is there.
 const PARTS: &str = r#"
@@ -44,17 +44,17 @@ fn written(count: usize, lines: usize) -> [String; 2] {
     all
 }
 
-fn workspace(world: &World, agent: &str) -> PathBuf {
+fn workspace(world: &ApiWorld, agent: &str) -> PathBuf {
     world.lodge.home().join("agents").join(agent).join("workspace")
 }
 
-fn exec_dir(world: &World, job: &str) -> Option<PathBuf> {
+fn exec_dir(world: &ApiWorld, job: &str) -> Option<PathBuf> {
     let sandboxes = fs::read_dir(world.lodge.home().join("run")).ok()?;
     sandboxes.flatten().map(|sandbox| sandbox.path().join("exec").join(job)).find(|dir| dir.is_dir())
 }
 
 /// Everything that is kept of an output, read in pieces, and how much was passed over.
-async fn output(api: &mut Checked, job: &str, stream: &str, limit: u64) -> (Vec<u8>, u64) {
+async fn output(api: &mut CheckedClient, job: &str, stream: &str, limit: u64) -> (Vec<u8>, u64) {
     let (mut bytes, mut dropped, mut offset) = (Vec::new(), 0, 0);
     loop {
         let asked = json!({"job": job, "stream": stream, "offset": offset, "limit": limit});
@@ -72,7 +72,7 @@ async fn output(api: &mut Checked, job: &str, stream: &str, limit: u64) -> (Vec<
     }
 }
 
-async fn is_whole(api: &mut Checked, job: &str, expected: &[String; 2]) {
+async fn is_whole(api: &mut CheckedClient, job: &str, expected: &[String; 2]) {
     for (stream, expected) in ["stdout", "stderr"].into_iter().zip(expected) {
         let (bytes, dropped) = output(api, job, stream, 100_000).await;
         assert_eq!(dropped, 0, "{stream}");
@@ -108,7 +108,7 @@ async fn a_job_goes_on_through_any_number_of_killed_daemons_and_nothing_of_it_is
     let when_it_ended = ["before_job_end", "before_archive", "after_archive", "before_job_forget"];
     // The last part is printed in the life of the daemon that sees the end.
     let (count, lines) = (while_it_runs.len() + 1, 1_500);
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     world.lodge.kill9();
@@ -150,7 +150,7 @@ async fn a_job_goes_on_through_any_number_of_killed_daemons_and_nothing_of_it_is
 
 #[tokio::test]
 async fn a_job_whose_keeper_is_killed_is_an_error_with_everything_that_was_captured() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     for daemon in ["lives", "dies too"] {
@@ -184,7 +184,7 @@ async fn a_job_whose_keeper_is_killed_is_an_error_with_everything_that_was_captu
 
 #[tokio::test]
 async fn the_output_of_a_removed_agent_stays_and_nothing_else_of_it_does() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let done = submit(&mut api, &agent, "echo done").await;
@@ -210,7 +210,7 @@ async fn the_output_of_a_removed_agent_stays_and_nothing_else_of_it_does() {
 
 #[tokio::test]
 async fn a_long_output_keeps_both_ends_and_says_how_much_is_missing() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let script = "line=0; while [ $line -lt 20000 ]; do echo $((1000000 + line)); line=$((line + 1)); done
@@ -251,7 +251,7 @@ async fn a_long_output_keeps_both_ends_and_says_how_much_is_missing() {
 
 #[tokio::test]
 async fn a_job_that_takes_too_long_is_ended_and_is_an_error_that_says_so() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let asked =
@@ -267,7 +267,7 @@ async fn a_job_that_takes_too_long_is_ended_and_is_an_error_that_says_so() {
 
 #[tokio::test]
 async fn cancelling_ends_the_whole_tree_and_keeps_what_was_written() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let content = format!("{AGENTFILE}BIN setsid host:setsid \"leave\"\n");
     let agent = id(&api.ok("agent/create", json!({"content": content, "name": "one"})).await).to_owned();
@@ -294,7 +294,7 @@ async fn cancelling_ends_the_whole_tree_and_keeps_what_was_written() {
 
 #[tokio::test]
 async fn what_is_too_old_or_too_much_goes_when_that_is_set_and_never_before() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let mut jobs = Vec::new();
@@ -305,7 +305,7 @@ async fn what_is_too_old_or_too_much_goes_when_that_is_set_and_never_before() {
         until("it is archived", || exec_dir(&world, &job).is_none().then_some(()));
         jobs.push(job);
     }
-    let settings = |world: &World, text: &str| {
+    let settings = |world: &ApiWorld, text: &str| {
         fs::write(world.lodge.home().join("lodged.yaml"), format!("serve:\n{text}")).expect("a file");
     };
     settings(&world, "  job-retention-bytes: 250k\n");
@@ -338,7 +338,7 @@ async fn what_is_too_old_or_too_much_goes_when_that_is_set_and_never_before() {
 
 #[tokio::test]
 async fn without_room_no_job_is_taken_and_that_is_told_with_numbers() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_JOB_KEEP_FREE", "8000t");
     world.lodge.start();
     let mut api = world.checked().await;
@@ -351,7 +351,7 @@ async fn without_room_no_job_is_taken_and_that_is_told_with_numbers() {
 
 #[tokio::test]
 async fn a_damaged_archive_is_set_aside_and_said_and_jobs_go_on() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let before = submit(&mut api, &agent, "echo before").await;

@@ -3,22 +3,22 @@
 use lodge_proto::client::{Client, ClientError};
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
+use crate::checked::CheckedClient;
 use crate::jobs_api::{UNTIL_GO, go, ids, over, submit, touch};
 use crate::tokens::issue;
-use crate::world::{World, id};
+use crate::world::{ApiWorld, id};
 
 /// What a follower heard of a job.
 #[derive(Debug, Default)]
-struct Told {
+struct JobUpdates {
     events: Vec<Value>,
     /// The last count of both streams.
     written: (u64, u64),
 }
 
-impl Told {
+impl JobUpdates {
     /// Takes the next notification. Whoever is attached to the job hears of nothing else.
-    async fn next(&mut self, other: &mut Checked, target: &Value, agent: &str, job: &str) {
+    async fn next(&mut self, other: &mut CheckedClient, target: &Value, agent: &str, job: &str) {
         let (method, params) = other.next().await;
         match method.as_str() {
             "event" if params["data"]["job"] == json!(job) => self.events.push(params),
@@ -37,7 +37,7 @@ impl Told {
 
 #[tokio::test]
 async fn whoever_is_attached_to_a_job_hears_of_it_alone_from_any_cursor() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let script = format!("until test -e begin; do sleep 0.02; done; echo one; {UNTIL_GO}; echo two >&2");
@@ -64,7 +64,7 @@ async fn whoever_is_attached_to_a_job_hears_of_it_alone_from_any_cursor() {
     touch(&world, &agent, "begin");
     let mut heard = Vec::new();
     for (target, other) in &mut followers {
-        let mut told = Told::default();
+        let mut told = JobUpdates::default();
         while told.written.0 < 4 {
             told.next(other, target, &agent, &job).await;
         }
@@ -99,7 +99,7 @@ async fn whoever_is_attached_to_a_job_hears_of_it_alone_from_any_cursor() {
 
 #[tokio::test]
 async fn to_an_agents_token_the_jobs_of_others_are_not_there() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (one, two) = (world.agent(&mut api, "one").await, world.agent(&mut api, "two").await);
     let theirs = submit(&mut api, &two, "echo secret; sleep 600").await;

@@ -2,14 +2,20 @@
 
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
+use crate::checked::CheckedClient;
 use crate::jobs_api::{go, is, over, submit};
-use crate::world::{World, id};
+use crate::world::{ApiWorld, id};
 
 const UNTIL_GO: &str = "echo begun; echo oops >&2; until test -e go; do sleep 0.02; done; echo over; exit 3";
 
 /// One turn that calls a tool, and what the model was told of it.
-pub async fn call(api: &mut Checked, agent: &str, session: &str, tool: &str, arguments: Value) -> String {
+pub async fn call(
+    api: &mut CheckedClient,
+    agent: &str,
+    session: &str,
+    tool: &str,
+    arguments: Value,
+) -> String {
     api.answer(agent, session, &asking(tool, &arguments)).await;
     result(api, session).await
 }
@@ -19,7 +25,7 @@ fn asking(tool: &str, arguments: &Value) -> String {
 }
 
 /// The newest tool result of a session.
-async fn result(api: &mut Checked, session: &str) -> String {
+async fn result(api: &mut CheckedClient, session: &str) -> String {
     let page = api.ok("session/messages", json!({"session": session, "limit": 50})).await;
     let messages = page["messages"].as_array().expect("messages");
     let result = messages.iter().rev().find(|message| message["role"] == "tool").expect("a result");
@@ -27,7 +33,7 @@ async fn result(api: &mut Checked, session: &str) -> String {
 }
 
 /// A job that a model submitted, as it was told its id.
-async fn submitted(api: &mut Checked, agent: &str, session: &str) -> String {
+async fn submitted(api: &mut CheckedClient, agent: &str, session: &str) -> String {
     let told = call(api, agent, session, "job_submit", json!({"bin": "sh", "args": ["-c", UNTIL_GO]})).await;
     let told: Value = serde_json::from_str(&told).unwrap_or_else(|_| panic!("{told}"));
     told["job_id"].as_str().expect("an id").to_owned()
@@ -35,7 +41,7 @@ async fn submitted(api: &mut Checked, agent: &str, session: &str) -> String {
 
 #[tokio::test]
 async fn an_agent_that_waits_for_its_job_leaves_its_slot_to_another() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_MAX_CONCURRENT", "1");
     world.lodge.start();
     let mut api = world.checked().await;
@@ -61,7 +67,7 @@ async fn an_agent_that_waits_for_its_job_leaves_its_slot_to_another() {
 
 #[tokio::test]
 async fn a_model_starts_a_job_talks_on_peeks_and_waits_for_its_end() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let job = submitted(&mut api, &agent, "s").await;
@@ -98,7 +104,7 @@ async fn a_model_starts_a_job_talks_on_peeks_and_waits_for_its_end() {
 
 #[tokio::test]
 async fn an_interrupt_cancels_the_job_that_a_turn_waits_for_and_leaves_one_that_it_watches() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     for (tool, outcome) in [("job_watch", "running"), ("job_wait", "cancelled")] {
@@ -118,7 +124,7 @@ async fn an_interrupt_cancels_the_job_that_a_turn_waits_for_and_leaves_one_that_
 
 #[tokio::test]
 async fn a_wait_gets_its_result_from_whichever_daemon_sees_the_end() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let job = submitted(&mut api, &agent, "s").await;
@@ -141,7 +147,7 @@ async fn a_wait_gets_its_result_from_whichever_daemon_sees_the_end() {
 
 #[tokio::test]
 async fn a_model_can_end_its_own_jobs_and_those_of_others_are_not_there_for_it() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let own = submitted(&mut api, &agent, "s").await;
@@ -164,7 +170,7 @@ async fn a_model_can_end_its_own_jobs_and_those_of_others_are_not_there_for_it()
 
 #[tokio::test]
 async fn what_a_model_asks_of_jobs_in_the_wrong_way_is_told_to_it_and_starts_nothing() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     for (tool, arguments, words) in [
@@ -182,7 +188,7 @@ async fn what_a_model_asks_of_jobs_in_the_wrong_way_is_told_to_it_and_starts_not
 
 #[tokio::test]
 async fn a_job_that_ended_is_told_before_the_next_turn_of_its_session_and_once() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let job = submitted(&mut api, &agent, "s").await;
@@ -201,7 +207,7 @@ async fn a_job_that_ended_is_told_before_the_next_turn_of_its_session_and_once()
 
 #[tokio::test]
 async fn without_room_a_model_is_told_so_and_its_turn_goes_on() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_JOB_KEEP_FREE", "8000t");
     world.lodge.start();
     let mut api = world.checked().await;

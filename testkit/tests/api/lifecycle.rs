@@ -6,14 +6,14 @@ use std::os::unix::fs::PermissionsExt;
 use lodge_testkit::lodge::until;
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
-use crate::world::{AGENTFILE, World, id};
+use crate::checked::CheckedClient;
+use crate::world::{AGENTFILE, ApiWorld, id};
 
 /// An agent whose provider nobody added yet.
 const LATER: &str = "FROM scratch\nNAME later\nMODEL later/m\n";
 
-fn quick() -> World {
-    let mut world = World::asleep();
+fn quick() -> ApiWorld {
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_BACKOFF_BASE", "50ms");
     world.lodge.set_env("LODGED_BACKOFF_CAP", "200ms");
     world.lodge.start();
@@ -21,8 +21,8 @@ fn quick() -> World {
 }
 
 /// So slow that nothing is tried again while a test looks.
-fn patient() -> World {
-    let mut world = World::asleep();
+fn patient() -> ApiWorld {
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_BACKOFF_BASE", "1h");
     world.lodge.set_env("LODGED_BACKOFF_CAP", "1h");
     world.lodge.start();
@@ -34,7 +34,7 @@ fn words(log: &[Value], agent: &str) -> Vec<String> {
     of.map(|event| event["kind"].as_str().expect("a kind").to_owned()).collect()
 }
 
-async fn failed_with(api: &mut Checked, agent: &str, attempt: u64) -> Value {
+async fn failed_with(api: &mut CheckedClient, agent: &str, attempt: u64) -> Value {
     let failed = |view: &Value| {
         view["status"] == "failed" && view["attempt"].as_u64().is_some_and(|tries| tries >= attempt)
     };
@@ -42,7 +42,7 @@ async fn failed_with(api: &mut Checked, agent: &str, attempt: u64) -> Value {
 }
 
 /// The lines of an agent's log with these words, once there are so many: they are written after the event.
-async fn logged(api: &mut Checked, agent: &str, words: &str, count: usize) -> Vec<String> {
+async fn logged(api: &mut CheckedClient, agent: &str, words: &str, count: usize) -> Vec<String> {
     let lines = |answer: &Value| -> Vec<String> {
         let text = answer["text"].as_str().expect("a text");
         text.lines().filter(|line| line.contains(words)).map(str::to_owned).collect()
@@ -152,7 +152,7 @@ async fn a_run_without_its_provider_says_what_to_do_and_the_agent_stays() {
         "{err}"
     );
     assert!(
-        err.contains("hint: add the provider with `lodge provider add`, and it comes up by itself"),
+        err.contains("hint: add the provider with `lodge provider add`, and the agent starts automatically"),
         "{err}"
     );
     let listed = world.lodge.cli_ok(["ps", "-a"]);
@@ -166,7 +166,7 @@ async fn a_run_without_its_provider_says_what_to_do_and_the_agent_stays() {
 
 #[tokio::test]
 async fn a_runtime_that_says_nothing_is_a_readiness_timeout_and_waits_for_an_operator() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let settings = world.lodge.home().join("lodged.yaml");
     fs::write(&settings, "serve:\n  readiness-timeout: 300ms\n").expect("a file");
@@ -191,7 +191,7 @@ async fn a_runtime_that_says_nothing_is_a_readiness_timeout_and_waits_for_an_ope
 
 #[tokio::test]
 async fn only_so_many_agents_work_at_a_time_and_the_others_wait_in_order() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_MAX_CONCURRENT", "1");
     world.lodge.start();
     let mut api = world.checked().await;
@@ -242,7 +242,7 @@ async fn only_so_many_agents_work_at_a_time_and_the_others_wait_in_order() {
 
 #[tokio::test]
 async fn a_slot_is_free_after_an_interruption_a_stop_a_kill_and_a_removal() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_MAX_CONCURRENT", "1");
     world.lodge.start();
     let mut api = world.checked().await;

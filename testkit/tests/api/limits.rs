@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 use lodge_testkit::lodge::PATIENCE;
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
-use crate::world::{AGENTFILE, World, sh};
+use crate::checked::CheckedClient;
+use crate::world::{AGENTFILE, ApiWorld, sh};
 
 /// An agent with the usual tools and these lines.
-async fn agent_with(api: &mut Checked, name: &str, lines: &str) -> Value {
+async fn agent_with(api: &mut CheckedClient, name: &str, lines: &str) -> Value {
     let content = format!("{AGENTFILE}{lines}");
     api.ok("agent/create", json!({"content": content, "name": name})).await;
     api.agent_is(name, "ready").await
 }
 
 /// Runs a script and gives its step and what the model was told.
-async fn run(api: &mut Checked, agent: &str, session: &str, script: &str) -> (Value, String) {
+async fn run(api: &mut CheckedClient, agent: &str, session: &str, script: &str) -> (Value, String) {
     let script = format!("PATH=/usr/bin:/bin; {script}");
     let turn = api.say(agent, session, &format!("{} [[reply:{{{{tool}}}}]]", sh(&script))).await;
     assert_eq!(turn["status"], "done", "{turn}");
@@ -51,7 +51,7 @@ async fn every_bomb_is_told_by_name_and_neither_its_agent_nor_another_notices() 
         ("output", "LIMIT output 200k", "while :; do echo flood; done", "too much output (limit 200 KiB)"),
         ("timeout", "CONFIG tool-timeout=400ms", "sleep 60", "out of time (limit 400 ms)"),
     ];
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "other").await;
     for (cause, lines, script, words) in bombs {
@@ -73,7 +73,7 @@ async fn every_bomb_is_told_by_name_and_neither_its_agent_nor_another_notices() 
 
 #[tokio::test]
 async fn an_agent_without_room_is_told_so_and_makes_some_by_itself() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     agent_with(&mut api, "full", "LIMIT disk 8m\n").await;
     let (step, _) = run(&mut api, "full", "s", "head -c 40m /dev/zero >large; sleep 60").await;
@@ -87,7 +87,7 @@ async fn an_agent_without_room_is_told_so_and_makes_some_by_itself() {
 
 #[tokio::test]
 async fn a_runtime_without_memory_has_failed_and_waits_for_an_operator() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let content = "FROM scratch\nMODEL mock/m\nLIMIT memory 64m\nRUNTIME host:sh\n\
         EXEC [\"-c\", \"exec /usr/bin/tail /dev/zero\"]\n";
@@ -104,7 +104,7 @@ async fn a_runtime_without_memory_has_failed_and_waits_for_an_operator() {
 
 #[tokio::test]
 async fn each_limit_is_shown_with_what_enforces_it() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let plain = agent_with(&mut api, "plain", "").await;
     assert_eq!(limit(&plain, "pids")["limit"], 1024);
@@ -162,7 +162,7 @@ fn inside(root: &str, path: &Path) -> String {
 
 #[tokio::test]
 async fn long_output_is_kept_whole_where_the_agent_can_read_it() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let view = agent_with(&mut api, "one", "").await;
     let root = view["root"].as_str().expect("a root");
@@ -190,7 +190,7 @@ async fn long_output_is_kept_whole_where_the_agent_can_read_it() {
 #[tokio::test]
 async fn output_is_neither_lost_nor_doubled_by_a_crash_while_it_is_kept() {
     for point in ["after_outcome", "before_keeping", "after_keeping"] {
-        let mut world = World::asleep();
+        let mut world = ApiWorld::asleep();
         world.lodge.set_env("LODGED_CRASH_AT", point);
         world.lodge.start();
         let mut api = world.checked().await;

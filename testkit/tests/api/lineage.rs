@@ -5,8 +5,8 @@ use std::fs;
 use lodge_testkit::lodge::{is_alive, until};
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
-use crate::world::{AGENTFILE, World, family, id, kill, sh};
+use crate::checked::CheckedClient;
+use crate::world::{AGENTFILE, ApiWorld, family, id, kill, sh};
 
 fn pid(view: &Value) -> i32 {
     i32::try_from(view["pid"].as_u64().expect("a pid")).expect("a pid")
@@ -20,13 +20,13 @@ fn runtime_of(view: &Value) -> i32 {
     family(pid(view)).into_iter().find(is_runtime).expect("a runtime")
 }
 
-async fn kinds(api: &mut Checked) -> Vec<String> {
+async fn kinds(api: &mut CheckedClient) -> Vec<String> {
     let log = api.log().await;
     log.iter().map(|event| event["kind"].as_str().expect("a kind").to_owned()).collect()
 }
 
 /// A tool that waits for a file, and the turn that runs it.
-async fn at_work(world: &World, api: &mut Checked, agent: &str) -> (Value, std::path::PathBuf) {
+async fn at_work(world: &ApiWorld, api: &mut CheckedClient, agent: &str) -> (Value, std::path::PathBuf) {
     let script = "echo begun >> begun; until test -e go; do sleep 0.02; done; echo finished";
     let text = format!("{} [[reply:{{{{tool}}}}]]", sh(script));
     let sent = api.ok("turn/send", json!({"agent": agent, "session": "s", "text": text})).await;
@@ -38,7 +38,7 @@ async fn at_work(world: &World, api: &mut Checked, agent: &str) -> (Value, std::
 
 #[tokio::test]
 async fn a_killed_runtime_is_replaced_beside_its_running_tool_and_the_turn_goes_on() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let before = api.ok("agent/get", json!({"agent": agent})).await;
@@ -67,7 +67,7 @@ async fn a_killed_runtime_is_replaced_beside_its_running_tool_and_the_turn_goes_
 
 #[tokio::test]
 async fn a_killed_sandbox_is_replaced_and_its_tool_is_told_as_unknown() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let before = api.ok("agent/get", json!({"agent": agent})).await;
@@ -86,7 +86,7 @@ async fn a_killed_sandbox_is_replaced_and_its_tool_is_told_as_unknown() {
 
 #[tokio::test]
 async fn a_lineage_that_asks_waits_through_restarts_and_is_settled_once() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let content = format!("{AGENTFILE}LIMIT revival_policy ask\n");
     let agent = id(&api.ok("agent/create", json!({"content": content, "name": "one"})).await).to_owned();
@@ -125,7 +125,7 @@ async fn a_lineage_that_asks_waits_through_restarts_and_is_settled_once() {
 
 #[tokio::test]
 async fn under_the_policy_reap_the_turn_is_dropped_and_a_start_begins_another_lineage() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let create = json!({"content": AGENTFILE, "name": "one", "revival_policy": "reap"});
     let agent = id(&api.ok("agent/create", create).await).to_owned();
@@ -143,7 +143,7 @@ async fn under_the_policy_reap_the_turn_is_dropped_and_a_start_begins_another_li
 
 #[tokio::test]
 async fn a_killed_agent_leaves_no_process_and_its_lineage_is_never_revived() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let view = api.ok("agent/get", json!({"agent": agent})).await;
@@ -164,7 +164,7 @@ async fn a_killed_agent_leaves_no_process_and_its_lineage_is_never_revived() {
 #[tokio::test]
 async fn an_agent_whose_lock_somebody_took_away_is_ended_all_the_same() {
     for taken in ["lock", ""] {
-        let world = World::new();
+        let world = ApiWorld::new();
         let mut api = world.checked().await;
         let agent = world.agent(&mut api, "one").await;
         let view = api.ok("agent/get", json!({"agent": agent})).await;
@@ -184,7 +184,7 @@ async fn an_agent_whose_lock_somebody_took_away_is_ended_all_the_same() {
 
 #[tokio::test]
 async fn a_runtime_that_always_dies_is_given_up_and_a_start_goes_on_with_its_turns() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_BACKOFF_BASE", "20ms");
     world.lodge.start();
     let mut api = world.checked().await;
@@ -221,8 +221,8 @@ async fn a_runtime_that_always_dies_is_given_up_and_a_start_goes_on_with_its_tur
 }
 
 /// Thresholds that a hang passes while the test waits, and that nobody passes who only has to wait for a processor.
-fn impatient() -> World {
-    let mut world = World::asleep();
+fn impatient() -> ApiWorld {
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_HEARTBEAT_STALE", "2s");
     world.lodge.set_env("LODGED_HEARTBEAT_CRASHED", "4s");
     world.lodge.start();

@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::world::{World, id, sh};
+use crate::world::{ApiWorld, id, sh};
 
 #[tokio::test]
 async fn calls_of_one_answer_run_side_by_side() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     // Each of the two waits for what the other does.
@@ -20,7 +20,7 @@ async fn calls_of_one_answer_run_side_by_side() {
 
 #[tokio::test]
 async fn a_model_that_goes_round_in_circles_is_stopped_and_the_reason_names_the_tool() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let turn = api.say(&agent, "s", &sh("echo same").repeat(6)).await;
@@ -40,7 +40,7 @@ async fn a_model_that_goes_round_in_circles_is_stopped_and_the_reason_names_the_
 
 #[tokio::test]
 async fn a_turn_that_needs_too_many_steps_fails_and_says_which_setting_it_met() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let content = format!("{}CONFIG max-iterations=2\n", crate::world::AGENTFILE);
     let created = api.ok("agent/create", json!({"content": content, "name": "short"})).await;
@@ -58,7 +58,7 @@ async fn a_turn_that_needs_too_many_steps_fails_and_says_which_setting_it_met() 
 
 #[tokio::test]
 async fn of_many_calls_in_one_answer_the_first_are_run_and_the_model_hears_of_the_rest() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let call = |number: u32| {
@@ -82,7 +82,7 @@ async fn of_many_calls_in_one_answer_the_first_are_run_and_the_model_hears_of_th
 
 #[tokio::test]
 async fn nonsense_is_answered_to_the_model_and_the_turn_goes_on() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     for (call, says) in [

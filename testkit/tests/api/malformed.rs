@@ -8,10 +8,10 @@ use lodge_proto::client::{Client, ClientError, Target};
 use lodge_testkit::lodge::{PATIENCE, http};
 use serde_json::{Value, json};
 
-use crate::world::{World, told};
+use crate::world::{ApiWorld, told};
 
 /// The daemon still does what it is for.
-async fn still_works(world: &World) {
+async fn still_works(world: &ApiWorld) {
     let mut api = world.checked().await;
     let name = format!("w{}", api.log().await.len());
     let agent = world.agent(&mut api, &name).await;
@@ -48,7 +48,7 @@ const WRONG: &[(&str, &str, &str)] = &[
 
 #[tokio::test]
 async fn a_malformed_call_is_told_what_is_wrong_over_http() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let api = world.checked().await;
     let bearer = format!("Bearer {}", world.lodge.token());
     let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
@@ -65,7 +65,7 @@ async fn a_malformed_call_is_told_what_is_wrong_over_http() {
 
 #[tokio::test]
 async fn no_value_of_any_parameter_is_an_internal_error() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     api.answer(&agent, "s", "hi").await;
@@ -115,7 +115,7 @@ async fn no_value_of_any_parameter_is_an_internal_error() {
 struct RawSocket(UnixStream);
 
 impl RawSocket {
-    fn open(world: &World) -> RawSocket {
+    fn open(world: &ApiWorld) -> RawSocket {
         let mut stream = UnixStream::connect(world.lodge.home().join("lodge.sock")).expect("a connection");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         let head = format!(
@@ -182,7 +182,7 @@ impl RawSocket {
 
 #[tokio::test]
 async fn a_malformed_call_is_told_what_is_wrong_over_a_websocket_which_stays_open() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let api = world.checked().await;
     let mut socket = RawSocket::open(&world);
     for (body, code, part) in WRONG {
@@ -204,7 +204,7 @@ async fn a_malformed_call_is_told_what_is_wrong_over_a_websocket_which_stays_ope
 
 #[tokio::test]
 async fn a_hundred_megabytes_are_refused_with_the_limit_and_do_not_stay_in_memory() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let api = world.checked().await;
     let bearer = format!("Bearer {}", world.lodge.token());
     let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
@@ -255,7 +255,7 @@ fn crowd(addr: &str, count: usize) -> (Vec<TcpStream>, String) {
 
 #[tokio::test]
 async fn of_two_thousand_connections_the_oldest_give_way_in_words_and_the_owner_always_finds_room() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let api = world.checked().await;
     let mut before = Client::connect(&Target::Tcp(world.lodge.http_addr()), &world.lodge.token())
         .await
@@ -279,7 +279,7 @@ async fn of_two_thousand_connections_the_oldest_give_way_in_words_and_the_owner_
 
 #[tokio::test]
 async fn a_unix_door_full_of_those_without_a_token_lets_the_command_line_in() {
-    let world = World::new();
+    let world = ApiWorld::new();
     descriptors(4096);
     let socket = world.lodge.home().join("lodge.sock");
     let _open: Vec<UnixStream> =
@@ -303,7 +303,7 @@ async fn with_tokens(target: &Target, token: &str) -> (Vec<Client>, ClientError)
 
 #[tokio::test]
 async fn a_door_full_of_tokens_is_told_by_the_command_line_and_a_revoked_one_makes_room() {
-    let world = World::new();
+    let world = ApiWorld::new();
     descriptors(4096);
     let mut api = world.checked().await;
     let (id, token) = crate::tokens::issue(&mut api, json!({})).await;
@@ -321,7 +321,7 @@ async fn a_door_full_of_tokens_is_told_by_the_command_line_and_a_revoked_one_mak
 
 #[tokio::test]
 async fn clients_that_stall_in_the_middle_hold_up_nobody_and_those_that_say_nothing_are_let_go() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let addr = world.lodge.http_addr();
     let body = format!(
         "POST /v1/rpc HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\n\

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use lodge_testkit::lodge::{Lodge, bin};
 use serde_json::json;
 
-use crate::world::{AGENTFILE, World, sh};
+use crate::world::{AGENTFILE, ApiWorld, sh};
 
 const ORDINARY: u64 = 96;
 const AGENTS: u64 = 60;
@@ -18,7 +18,7 @@ async fn a_daemon_has_more_files_open_than_it_was_started_with_and_its_tools_do_
     let script = format!("#!/bin/sh\nulimit -S -n {ORDINARY}\nexec {} \"$@\"\n", bin("lodged").display());
     fs::write(&lodged, script).expect("a script");
     fs::set_permissions(&lodged, fs::Permissions::from_mode(0o755)).expect("its mode");
-    let mut world = World::with(Lodge::of(lodged));
+    let mut world = ApiWorld::with(Lodge::of(lodged));
     world.lodge.start();
     let mut api = world.checked().await;
     for number in 0..AGENTS {

@@ -11,8 +11,8 @@ use lodge_testkit::lodge::{Lodge, bin};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::checked::Checked;
-use crate::world::{World, family, is_root, kill, sh};
+use crate::checked::CheckedClient;
+use crate::world::{ApiWorld, family, is_root, kill, sh};
 
 const AGENTFILE: &str = "FROM scratch\nNAME tester\nMODEL mock/m\nBIN sh host:sh \"a shell\"\n\
     BIN python3 host:python3 \"a client\"\nBIN cat host:cat \"files\"\nBIN sleep host:sleep \"waits\"\n";
@@ -57,7 +57,7 @@ fn origin(address: IpAddr) -> SocketAddr {
 /// A daemon that finds these lines in its hosts file, which stays the host's own for everybody else.
 ///
 /// `without` is what its keepers do without.
-fn with_hosts(lines: &str, without: Option<&str>) -> (World, TempDir) {
+fn with_hosts(lines: &str, without: Option<&str>) -> (ApiWorld, TempDir) {
     let dir = tempfile::tempdir().expect("a directory");
     let (hosts, wrapper) = (dir.path().join("hosts"), dir.path().join("lodged-with-hosts"));
     let before = fs::read_to_string("/etc/hosts").unwrap_or_default();
@@ -77,7 +77,7 @@ fn with_hosts(lines: &str, without: Option<&str>) -> (World, TempDir) {
     fs::write(&wrapper, format!("#!/bin/sh\nPATH=/usr/sbin:/usr/bin:/sbin:/bin\n{script}\n"))
         .expect("a file");
     fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).expect("a mode");
-    let mut world = World::with(Lodge::of(wrapper));
+    let mut world = ApiWorld::with(Lodge::of(wrapper));
     if let Some(point) = without {
         world.lodge.set_env("LODGED_KEEPER_CRASH_AT", point);
     }
@@ -85,14 +85,14 @@ fn with_hosts(lines: &str, without: Option<&str>) -> (World, TempDir) {
     (world, dir)
 }
 
-async fn agent(api: &mut Checked, name: &str, network: &str) -> Value {
+async fn agent(api: &mut CheckedClient, name: &str, network: &str) -> Value {
     let content = format!("{AGENTFILE}{network}\n");
     api.ok("agent/create", json!({"content": content, "name": name})).await;
     api.agent_is(name, "ready").await
 }
 
 /// What a Python program of the agent prints, with `get(url)` and `dial(host, port)` at hand.
-async fn python(api: &mut Checked, agent: &str, session: &str, program: &str) -> String {
+async fn python(api: &mut CheckedClient, agent: &str, session: &str, program: &str) -> String {
     let helpers = "import socket, urllib.request, urllib.error\n\
         def get(url):\n    try: print(url, urllib.request.urlopen(url, timeout=10).read().decode())\n    \
         except urllib.error.HTTPError as e: print(url, e.code, e.reason, e.read().decode())\n    \
@@ -106,14 +106,14 @@ async fn python(api: &mut Checked, agent: &str, session: &str, program: &str) ->
     answer
 }
 
-fn daemon_port(world: &World) -> u16 {
+fn daemon_port(world: &ApiWorld) -> u16 {
     let addr = world.lodge.http_addr();
     addr.rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port")
 }
 
 #[tokio::test]
 async fn an_agent_without_a_network_reaches_neither_the_host_nor_the_daemon_and_still_thinks() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let view = agent(&mut api, "one", "NETWORK none").await;
     assert_eq!(view["network"], json!({"mode": "none", "allow": []}));
@@ -242,7 +242,7 @@ fn gate_of(view: &Value) -> Option<i32> {
 #[tokio::test]
 async fn a_gate_outlives_the_daemon_and_an_agent_whose_gate_died_gets_a_new_one() {
     let site = origin(own_address());
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let view = agent(&mut api, "one", &format!("NETWORK {site}")).await;
     let gate = gate_of(&view).expect("a gate");
@@ -271,7 +271,7 @@ async fn a_gate_outlives_the_daemon_and_an_agent_whose_gate_died_gets_a_new_one(
 
 #[tokio::test]
 async fn an_agent_that_cannot_have_a_network_of_its_own_fails_and_says_so() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_KEEPER_CRASH_AT", "keeper.no_network");
     world.lodge.start();
     let mut api = world.checked().await;
@@ -287,7 +287,7 @@ async fn an_agent_that_cannot_have_a_network_of_its_own_fails_and_says_so() {
 
 #[tokio::test]
 async fn with_the_hosts_network_its_abstract_sockets_are_closed_where_the_kernel_can() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let name = format!("lodge-test-bus-{}", std::process::id());
     let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).expect("a name");
@@ -311,7 +311,7 @@ async fn with_the_hosts_network_its_abstract_sockets_are_closed_where_the_kernel
 
 #[tokio::test]
 async fn info_says_whether_networks_can_be_closed_and_guarded_and_the_default_is_public() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let info = api.ok("info", json!({})).await;
     let layer = info["isolation"].as_array().expect("layers").iter().find(|layer| layer["name"] == "netns");

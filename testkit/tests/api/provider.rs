@@ -4,16 +4,16 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use lodge_testkit::lodge::until;
-use lodge_testkit::mock::Outcome;
+use lodge_testkit::mock::RequestOutcome;
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
-use crate::world::{World, id};
+use crate::checked::CheckedClient;
+use crate::world::{ApiWorld, id};
 
 const ATTEMPTS_MAX: u64 = 4;
 
 /// The kinds of a turn's events, and the last of them.
-async fn told(api: &mut Checked, turn: &Value) -> (Vec<String>, Value) {
+async fn told(api: &mut CheckedClient, turn: &Value) -> (Vec<String>, Value) {
     let log = api.log().await;
     let of_turn: Vec<&Value> = log.iter().filter(|event| event["data"]["turn"] == turn["id"]).collect();
     let kinds = of_turn.iter().map(|event| event["kind"].as_str().expect("a kind").to_owned()).collect();
@@ -22,7 +22,7 @@ async fn told(api: &mut Checked, turn: &Value) -> (Vec<String>, Value) {
 
 #[tokio::test]
 async fn a_failure_that_passes_is_tried_again_and_every_attempt_is_visible() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     for (place, fault) in
@@ -46,7 +46,7 @@ async fn a_failure_that_passes_is_tried_again_and_every_attempt_is_visible() {
 
 #[tokio::test]
 async fn a_failure_that_stays_ends_the_turn_and_the_message_can_be_sent_again() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let faults = [
@@ -77,7 +77,7 @@ async fn a_failure_that_stays_ends_the_turn_and_the_message_can_be_sent_again() 
             asked.iter().all(|line| line.outcome.is_some()).then_some(asked)
         });
         assert_eq!(asked.len() as u64, *attempts, "{fault}");
-        assert!(asked.iter().all(|line| line.outcome == Some(Outcome::Failed)));
+        assert!(asked.iter().all(|line| line.outcome == Some(RequestOutcome::Failed)));
         let (_, last) = told(&mut api, &turn).await;
         assert_eq!((&last["kind"], &last["data"]["code"]), (&json!("turn.failed"), &json!(code)));
         assert_eq!(last["data"]["message"], turn["error"]["message"]);
@@ -92,7 +92,7 @@ async fn a_failure_that_stays_ends_the_turn_and_the_message_can_be_sent_again() 
 
 #[tokio::test]
 async fn the_command_line_tells_a_failed_turn_with_its_cause_and_exits_with_one() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     let (code, out, err) = world.cli(&["prompt", "one", "[[status:401]]"]);
@@ -112,7 +112,7 @@ async fn the_command_line_tells_a_failed_turn_with_its_cause_and_exits_with_one(
 
 #[tokio::test]
 async fn a_provider_that_is_down_fails_the_turn_and_one_that_came_back_answers() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
     world.put_providers(&world.provider("mock", &format!("http://{port}/v1")));
     world.lodge.start();
@@ -128,7 +128,7 @@ async fn a_provider_that_is_down_fails_the_turn_and_one_that_came_back_answers()
 
 #[tokio::test]
 async fn a_silent_provider_holds_up_only_its_own_turn_which_can_be_interrupted() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     for (session, text) in [("a", "[[hang]]"), ("b", "[[hang-after:3]]")] {
@@ -144,7 +144,7 @@ async fn a_silent_provider_holds_up_only_its_own_turn_which_can_be_interrupted()
         // The call to the provider was given up, not merely forgotten.
         until("the call is cut", || {
             let asked = world.mock.requests_for(text).expect("a log");
-            (asked[0].outcome == Some(Outcome::Gone)).then_some(())
+            (asked[0].outcome == Some(RequestOutcome::Gone)).then_some(())
         });
         assert_eq!(api.answer(&agent, session, "[[reply:on we go]]").await, "on we go");
     }
@@ -152,7 +152,7 @@ async fn a_silent_provider_holds_up_only_its_own_turn_which_can_be_interrupted()
 
 #[tokio::test]
 async fn a_provider_removed_while_in_use_fails_the_next_call_with_a_name() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     api.ok("provider/remove", json!({"name": "mock"})).await;
@@ -170,7 +170,7 @@ async fn a_provider_removed_while_in_use_fails_the_next_call_with_a_name() {
 
 #[tokio::test]
 async fn providers_are_read_again_when_the_file_changes_and_a_bad_file_changes_nothing() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     world.put_providers(
@@ -201,7 +201,7 @@ async fn providers_are_read_again_when_the_file_changes_and_a_bad_file_changes_n
 
 #[tokio::test]
 async fn a_file_that_breaks_before_anybody_asked_for_a_provider_changes_nothing_either() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let file = world.lodge.home().join("providers.yaml");
     fs::write(&file, "providers:\n  - name: x\n    kind: opnai\n").expect("a file");
@@ -213,7 +213,7 @@ async fn a_file_that_breaks_before_anybody_asked_for_a_provider_changes_nothing_
 
 #[tokio::test]
 async fn a_provider_is_tested_by_asking_it() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let tested = api.ok("provider/test", json!({"name": "mock"})).await;
     assert_eq!((&tested["ok"], &tested["models"]), (&json!(true), &json!(["mock"])));

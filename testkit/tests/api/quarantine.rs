@@ -5,16 +5,16 @@ use std::process::{Child, Output, Stdio};
 use std::time::Duration;
 
 use lodge_testkit::lodge::{PATIENCE, http, until};
-use lodge_testkit::registry::{Fault, MockRegistry, Times};
+use lodge_testkit::registry::{FaultCount, MockRegistry, RegistryFault};
 use serde_json::{Value, json};
 
 use crate::bins::tool;
-use crate::checked::Checked;
+use crate::checked::CheckedClient;
 use crate::images_archive::{self, export, import};
 use crate::images_moved::{layer, pushed};
-use crate::world::{World, id, told};
+use crate::world::{ApiWorld, id, told};
 
-impl World {
+impl ApiWorld {
     /// From here on work of this kind with the word in it kills the daemon.
     fn restart_with_pill(&mut self, pill: &str) {
         self.lodge.kill9();
@@ -42,11 +42,11 @@ impl World {
 }
 
 /// Sends a search that kills the daemon until it is set aside.
-async fn set_request_aside(world: &mut World, pill: &Value) {
+async fn set_request_aside(world: &mut ApiWorld, pill: &Value) {
     set_call_aside(world, "session/search", pill).await;
 }
 
-async fn set_call_aside(world: &mut World, method: &str, pill: &Value) {
+async fn set_call_aside(world: &mut ApiWorld, method: &str, pill: &Value) {
     for _ in 0..3 {
         let mut client = world.lodge.client().await;
         assert!(client.call_value(method, pill.clone()).await.is_err());
@@ -55,7 +55,7 @@ async fn set_call_aside(world: &mut World, method: &str, pill: &Value) {
 }
 
 /// Two pieces of work that are set aside, in a world where nothing else is.
-pub async fn two_aside(world: &mut World) -> [Value; 2] {
+pub async fn two_aside(world: &mut ApiWorld) -> [Value; 2] {
     world.restart_with_pill("request:bitter");
     set_request_aside(world, &json!({"query": "bitter"})).await;
     set_request_aside(world, &json!({"query": "bitter too"})).await;
@@ -65,7 +65,7 @@ pub async fn two_aside(world: &mut World) -> [Value; 2] {
 }
 
 /// Sends the first message of the session `s`, which kills three daemons. The first may die before it has answered.
-async fn send_pill(world: &mut World, asked: Value) -> String {
+async fn send_pill(world: &mut ApiWorld, asked: Value) -> String {
     let mut client = world.lodge.client().await;
     drop(client.call_value("turn/send", asked).await);
     world.die(3);
@@ -74,13 +74,13 @@ async fn send_pill(world: &mut World, asked: Value) -> String {
     id(&turns["turns"][0]).to_owned()
 }
 
-async fn aside(api: &mut Checked) -> Vec<Value> {
+async fn aside(api: &mut CheckedClient) -> Vec<Value> {
     api.ok("quarantine/list", json!({})).await["work"].as_array().expect("a list").clone()
 }
 
 #[tokio::test]
 async fn a_model_call_that_kills_the_daemon_is_set_aside_and_others_go_on() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let (agent, other) = (world.agent(&mut api, "ada").await, world.agent(&mut api, "bob").await);
     world.restart_with_pill("model_call:bitter");
@@ -131,9 +131,9 @@ async fn a_model_call_that_kills_the_daemon_is_set_aside_and_others_go_on() {
 }
 
 /// A command that waits while daemons come and go. It is killed when it is dropped.
-struct Waiter(Child);
+struct WaitingCommand(Child);
 
-impl Drop for Waiter {
+impl Drop for WaitingCommand {
     fn drop(&mut self) {
         // One that has ended cannot be killed.
         drop(self.0.kill());
@@ -141,10 +141,10 @@ impl Drop for Waiter {
     }
 }
 
-impl Waiter {
-    fn new(world: &World, args: &[&str]) -> Waiter {
+impl WaitingCommand {
+    fn new(world: &ApiWorld, args: &[&str]) -> WaitingCommand {
         let mut command = world.lodge.cli_command(args);
-        Waiter(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("lodge runs"))
+        WaitingCommand(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("lodge runs"))
     }
 
     /// Its exit code, stdout and stderr. A command that waits on is a failure.
@@ -159,12 +159,12 @@ impl Waiter {
 
 fn next_steps(work: &Value) -> String {
     let id = id(work);
-    format!("`lodge quarantine retry {id}` tries again, `lodge quarantine drop {id}` gives it up")
+    format!("`lodge quarantine retry {id}` tries again, `lodge quarantine drop {id}` drops it")
 }
 
 #[tokio::test]
 async fn a_prompt_that_waits_ends_when_its_turn_or_one_before_it_is_set_aside() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "ada").await;
     world.restart_with_pill("model_call:bitter");
@@ -173,7 +173,7 @@ async fn a_prompt_that_waits_ends_when_its_turn_or_one_before_it_is_set_aside() 
     // Both wait behind a turn that works, so that both are there when the daemon dies.
     let mut waiters = Vec::new();
     for text in ["bitter [[reply:at last]]", "[[reply:then]]"] {
-        waiters.push(Waiter::new(&world, &["prompt", "ada", "-s", "s", text]));
+        waiters.push(WaitingCommand::new(&world, &["prompt", "ada", "-s", "s", text]));
         let queued = waiters.len();
         api.until("session/get", json!({"session": "s"}), |view| {
             view["queued"].as_array().is_some_and(|turns| turns.len() == queued)
@@ -209,10 +209,10 @@ async fn a_prompt_that_waits_ends_when_its_turn_or_one_before_it_is_set_aside() 
 
 #[tokio::test]
 async fn the_first_prompt_of_a_new_agent_ends_when_its_turn_is_set_aside() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     world.restart_with_pill("model_call:bitter");
     let dir = world.lodge.agent_dir("ada", "FROM scratch\nNAME ada\nMODEL mock/m\n", &[]);
-    let run = Waiter::new(&world, &["run", dir.to_str().expect("a path"), "bitter"]);
+    let run = WaitingCommand::new(&world, &["run", dir.to_str().expect("a path"), "bitter"]);
     world.die(3);
     let (code, out, err) = run.end();
     assert_eq!((code, out.as_str()), (1, ""), "{err}");
@@ -224,7 +224,7 @@ async fn the_first_prompt_of_a_new_agent_ends_when_its_turn_is_set_aside() {
 
 #[tokio::test]
 async fn work_in_quarantine_is_shown_wherever_people_look() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "ada").await;
     world.agent(&mut api, "bob").await;
@@ -235,7 +235,7 @@ async fn work_in_quarantine_is_shown_wherever_people_look() {
     let steps = next_steps(&work);
     let what = format!("{}: the model call of {pill} killed the daemon 3 times in a row", id(&work));
     // What is sent from now on is accepted, and waits.
-    let prompt = Waiter::new(&world, &["--json", "prompt", "ada", "-s", "s", "[[reply:then]]"]);
+    let prompt = WaitingCommand::new(&world, &["--json", "prompt", "ada", "-s", "s", "[[reply:then]]"]);
     let (code, out, err) = prompt.end();
     let behind: Value = serde_json::from_str(&out).expect("a turn");
     assert_eq!((code, &behind["status"], &behind["waits_for"]), (1, &json!("queued"), &json!("session")));
@@ -247,7 +247,7 @@ async fn work_in_quarantine_is_shown_wherever_people_look() {
     let mut chat = world.lodge.cli_command(["chat", "ada", "-s", "s"]);
     let mut chat = chat.stdin(Stdio::piped()).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     std::io::Write::write_all(&mut chat.stdin.take().expect("a pipe"), b"hello\n").expect("a line");
-    let (code, _, err) = Waiter(chat).end();
+    let (code, _, err) = WaitingCommand(chat).end();
     assert_eq!(code, 1, "{err}");
     assert!(err.contains(&format!("waits behind {pill}")) && err.contains(&steps), "{err}");
     // The API, as `--json` shows it.
@@ -293,7 +293,7 @@ async fn work_in_quarantine_is_shown_wherever_people_look() {
 
 #[tokio::test]
 async fn a_schema_check_that_kills_the_daemon_is_set_aside_and_dropped_with_its_turn() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "ada").await;
     world.restart_with_pill("schema_check:bitter");
@@ -312,7 +312,7 @@ async fn a_schema_check_that_kills_the_daemon_is_set_aside_and_dropped_with_its_
 
 #[tokio::test]
 async fn a_request_that_kills_the_daemon_is_refused_when_it_is_sent_again() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let pill = json!({"query": "bitter"});
     world.restart_with_pill("request:bitter");
     set_request_aside(&mut world, &pill).await;
@@ -336,7 +336,7 @@ async fn a_request_that_kills_the_daemon_is_refused_when_it_is_sent_again() {
 
 #[tokio::test]
 async fn a_pull_that_kills_the_daemon_fails_its_agent_which_is_not_tried_again_by_itself() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     tool(&mut api, "cat", "/bin/cat", &["cat"]).await;
     world.restart_with_pill("pull:bitter");
@@ -365,13 +365,13 @@ async fn a_pull_that_kills_the_daemon_fails_its_agent_which_is_not_tried_again_b
 async fn a_document_that_kills_the_daemon_fails_the_agent_that_it_was_pulled_for() {
     let registry = MockRegistry::start().expect("a registry");
     let digest = pushed(&registry).await;
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_SHUTDOWN_TIMEOUT", "1ms");
     world.lodge.start();
     let mut api = world.checked().await;
     // So that the pull is not over before the pill is there.
-    let answer = Fault::Answer { status: 503, headers: Vec::new(), body: Vec::new() };
-    registry.fault("GET", &layer(&registry, &digest, "SOUL.md"), Times::Always, answer);
+    let answer = RegistryFault::Answer { status: 503, headers: Vec::new(), body: Vec::new() };
+    registry.fault("GET", &layer(&registry, &digest, "SOUL.md"), FaultCount::Always, answer);
     let image = format!("{}/team/reader:v1", registry.host());
     api.ok("agent/create", json!({"image": image, "name": "far"})).await;
     // Killed, it may be caught computing the pull, which would be the first of three deaths.
@@ -396,7 +396,7 @@ async fn a_document_that_kills_the_daemon_fails_the_agent_that_it_was_pulled_for
 async fn work_on_images_that_kills_the_daemon_is_refused_when_it_is_asked_for_again() {
     let registry = MockRegistry::start().expect("a registry");
     pushed(&registry).await;
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let source = |name: &str| json!({"content": format!("FROM scratch\nNAME {name}\nMODEL mock/m\n")});
     let image = format!("{}/team/reader:v1", registry.host());
     for (pill, method, given, other) in [
@@ -433,7 +433,7 @@ async fn work_on_images_that_kills_the_daemon_is_refused_when_it_is_asked_for_ag
 
 #[tokio::test]
 async fn an_archive_that_kills_the_daemon_is_refused_and_others_are_not() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     for name in ["bitter", "sweet"] {
         let source = format!("FROM scratch\nNAME {name}\nMODEL mock/m\n");
@@ -448,7 +448,8 @@ async fn an_archive_that_kills_the_daemon_is_refused_and_others_are_not() {
         drop(http(&world.lodge.http_addr(), "POST", "/v1/images/import", &headers, &bitter));
         world.die(1);
     }
-    let refused = |world: &World| images_archive::refused(&world.lodge, "POST", "/v1/images/import", &bitter);
+    let refused =
+        |world: &ApiWorld| images_archive::refused(&world.lodge, "POST", "/v1/images/import", &bitter);
     assert_eq!(refused(&world), (409, "work.quarantined".to_owned()));
     import(&world.lodge, &sweet);
     let mut api = world.checked().await;
@@ -468,7 +469,7 @@ async fn an_archive_that_kills_the_daemon_is_refused_and_others_are_not() {
 
 #[tokio::test]
 async fn twenty_ordinary_kills_in_a_row_set_nothing_aside() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "ada").await;
     let turn =

@@ -7,14 +7,14 @@ use std::path::PathBuf;
 use lodge_testkit::lodge::{PATIENCE, until};
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
-use crate::world::{AGENTFILE, World, family, id, kill, sh};
+use crate::checked::CheckedClient;
+use crate::world::{AGENTFILE, ApiWorld, family, id, kill, sh};
 
 fn pid(view: &Value) -> i32 {
     i32::try_from(view["pid"].as_u64().expect("a pid")).expect("a pid")
 }
 
-fn run_of(world: &World, view: &Value) -> PathBuf {
+fn run_of(world: &ApiWorld, view: &Value) -> PathBuf {
     world.lodge.home().join("run").join(view["sandbox"].as_str().expect("an id"))
 }
 
@@ -24,12 +24,12 @@ fn state(pid: i32) -> char {
     stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).expect("a state")
 }
 
-async fn reap(api: &mut Checked) -> Value {
+async fn reap(api: &mut CheckedClient) -> Value {
     api.ok("daemon/reap", json!({})).await
 }
 
 /// Begins a turn whose tool waits, without starting anything, until something is written to the pipe that is returned.
-async fn at_work(world: &World, api: &mut Checked, agent: &str) -> (Value, PathBuf) {
+async fn at_work(world: &ApiWorld, api: &mut CheckedClient, agent: &str) -> (Value, PathBuf) {
     let script = "/usr/bin/mkfifo go; echo begun > begun; read line < go; echo finished";
     let text = format!("{} [[reply:{{{{tool}}}}]]", sh(script));
     let sent = api.ok("turn/send", json!({"agent": agent, "session": "s", "text": text})).await;
@@ -40,7 +40,7 @@ async fn at_work(world: &World, api: &mut Checked, agent: &str) -> (Value, PathB
 
 #[tokio::test]
 async fn a_live_sandbox_and_one_that_stands_still_are_counted_and_left_as_they_are() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "still").await;
     let busy = world.agent(&mut api, "busy").await;
@@ -75,18 +75,18 @@ async fn a_live_sandbox_and_one_that_stands_still_are_counted_and_left_as_they_a
 }
 
 /// The lock on a file, as a keeper holds it.
-struct Held(File);
+struct LockedFile(File);
 
-impl Drop for Held {
+impl Drop for LockedFile {
     /// By its own call: a process that another test begins has the file open, too, until it is another program.
     fn drop(&mut self) {
         set_lock(&self.0, libc::F_UNLCK);
     }
 }
 
-fn held(file: File) -> Held {
+fn held(file: File) -> LockedFile {
     set_lock(&file, libc::F_WRLCK);
-    Held(file)
+    LockedFile(file)
 }
 
 fn set_lock(file: &File, kind: libc::c_int) {
@@ -101,7 +101,7 @@ fn set_lock(file: &File, kind: libc::c_int) {
 
 #[tokio::test]
 async fn what_a_stop_that_was_cut_short_left_is_pruned_and_the_agent_starts_again() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_CRASH_AT", "during_stop");
     world.lodge.start();
     let mut api = world.checked().await;
@@ -129,7 +129,7 @@ async fn what_a_stop_that_was_cut_short_left_is_pruned_and_the_agent_starts_agai
 
 #[tokio::test]
 async fn a_removal_that_was_cut_short_leaves_nothing_after_a_restart_and_a_sweep() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_CRASH_AT", "during_stop");
     world.lodge.start();
     let mut api = world.checked().await;
@@ -153,7 +153,7 @@ async fn a_removal_that_was_cut_short_leaves_nothing_after_a_restart_and_a_sweep
 
 #[tokio::test]
 async fn what_open_work_needs_is_kept_until_it_is_decided_about() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let create = json!({"content": AGENTFILE, "name": "one", "revival_policy": "ask"});
     let agent = id(&api.ok("agent/create", create).await).to_owned();
@@ -176,7 +176,7 @@ async fn what_open_work_needs_is_kept_until_it_is_decided_about() {
 
 #[tokio::test]
 async fn sweeps_beside_a_death_revive_it_once() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let view = api.ok("agent/get", json!({"agent": agent})).await;
@@ -200,7 +200,7 @@ async fn sweeps_beside_a_death_revive_it_once() {
 
 #[tokio::test]
 async fn a_sweep_with_a_request_id_is_one_sweep_with_one_answer() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let stray = world.lodge.home().join("run/sbx_stray");
     fs::create_dir(&stray).expect("a directory");

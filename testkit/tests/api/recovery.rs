@@ -4,11 +4,11 @@ use lodge_testkit::lodge::until;
 use rusqlite::Connection;
 use serde_json::{Map, Value, json};
 
-use crate::checked::Checked;
-use crate::world::{AGENTFILE, World, id, sh};
+use crate::checked::CheckedClient;
+use crate::world::{AGENTFILE, ApiWorld, id, sh};
 
 /// Everything the API can tell, but for what a restart is documented to change.
-async fn everything(api: &mut Checked) -> Map<String, Value> {
+async fn everything(api: &mut CheckedClient) -> Map<String, Value> {
     let mut all = Map::new();
     let mut info = api.ok("info", json!({})).await;
     for changed in ["epoch", "pid", "started_at", "http_addr", "http", "storage"] {
@@ -53,7 +53,7 @@ async fn everything(api: &mut Checked) -> Map<String, Value> {
 
 /// Two agents at work or ready, one stopped, one failed, one removed; turns done, failed, interrupted, running
 /// and queued; a job that runs, and one of an agent that is gone.
-async fn furnish(world: &World, api: &mut Checked) {
+async fn furnish(world: &ApiWorld, api: &mut CheckedClient) {
     let busy = world.agent(api, "busy").await;
     let calm = world.agent(api, "calm").await;
     world.agent(api, "asleep").await;
@@ -102,7 +102,7 @@ async fn furnish(world: &World, api: &mut Checked) {
 }
 
 /// Deletes what can be derived, as somebody may who knows the page that says so.
-fn delete_derived(world: &World) {
+fn delete_derived(world: &ApiWorld) {
     let database = Connection::open(world.lodge.home().join("daemon.db")).expect("a database");
     database.execute("DELETE FROM streams", []).expect("a table");
     let indexes = "SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL";
@@ -118,7 +118,7 @@ fn delete_derived(world: &World) {
 
 #[tokio::test]
 async fn a_killed_daemon_that_lost_all_derived_state_tells_everything_as_before() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     furnish(&world, &mut api).await;
     let busy = api.ok("agent/get", json!({"agent": "busy"})).await;
@@ -162,7 +162,7 @@ async fn a_killed_daemon_that_lost_all_derived_state_tells_everything_as_before(
 
 #[tokio::test]
 async fn a_stream_goes_on_counting_where_it_stood() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     api.answer(&agent, "s", "hi").await;
@@ -188,7 +188,7 @@ async fn a_stream_goes_on_counting_where_it_stood() {
 
 #[tokio::test]
 async fn an_agent_whose_sandbox_died_with_the_daemon_comes_back_and_goes_on_with_its_work() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let text = format!("{} [[reply:done]]", sh("echo begun > begun; sleep 600"));

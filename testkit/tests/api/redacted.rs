@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::jobs_tools::call;
-use crate::world::{KEY, World, sh};
+use crate::world::{ApiWorld, KEY, sh};
 
 /// As a shell writes it, without the key standing in the command.
 fn in_shell(format: &str) -> String {
@@ -17,7 +17,7 @@ fn base64(text: &str) -> String {
 
 #[tokio::test]
 async fn a_key_in_the_arguments_of_a_tool_call_reaches_neither_the_tool_nor_a_reader() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     // How many bytes the tool was given, and not what they are.
@@ -40,7 +40,7 @@ async fn a_key_in_the_arguments_of_a_tool_call_reaches_neither_the_tool_nor_a_re
 
 #[tokio::test]
 async fn a_key_in_the_output_of_a_job_is_not_told_to_a_model() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let (first, second) = KEY.split_at(12);
@@ -74,7 +74,7 @@ fn forget_users(value: &mut Value) {
 
 #[tokio::test]
 async fn a_key_that_a_tool_or_a_model_says_is_read_by_nobody_in_any_form() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     let hex: String = KEY.bytes().map(|byte| format!("{byte:02x}")).collect();

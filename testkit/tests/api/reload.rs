@@ -5,16 +5,16 @@ use std::fs;
 use lodge_testkit::lodge::until;
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
-use crate::world::{World, id, kill};
+use crate::checked::CheckedClient;
+use crate::world::{ApiWorld, id, kill};
 
-fn put(world: &World, text: &str) {
+fn put(world: &ApiWorld, text: &str) {
     let (path, new) = (world.lodge.home().join("lodged.yaml"), world.lodge.home().join("lodged.new"));
     fs::write(&new, text).expect("a file");
     fs::rename(new, path).expect("a file");
 }
 
-async fn setting(api: &mut Checked, key: &str) -> Value {
+async fn setting(api: &mut CheckedClient, key: &str) -> Value {
     api.ok("info", json!({})).await["config"][key].clone()
 }
 
@@ -24,7 +24,7 @@ fn keys(list: &Value) -> Vec<&str> {
 
 #[tokio::test]
 async fn a_reload_says_what_changed_what_needs_a_restart_and_what_does_not_count() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_BACKOFF_BASE", "2s");
     world.lodge.start();
     let mut api = world.checked().await;
@@ -66,7 +66,7 @@ async fn a_reload_says_what_changed_what_needs_a_restart_and_what_does_not_count
 
 #[tokio::test]
 async fn a_file_with_a_mistake_changes_nothing_and_is_told_with_file_key_and_reason() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     put(&world, "serve:\n  max-concurrent: 3\n");
     api.ok("daemon/reload", json!({})).await;
@@ -104,7 +104,7 @@ async fn a_file_with_a_mistake_changes_nothing_and_is_told_with_file_key_and_rea
 
 #[tokio::test]
 async fn a_hangup_reloads_and_a_bad_file_leaves_the_daemon_as_it_was() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let pid = i32::try_from(world.lodge.pid().expect("a daemon")).expect("a pid");
     put(&world, "serve:\n  max-concurrent: 7\n");
@@ -119,7 +119,7 @@ async fn a_hangup_reloads_and_a_bad_file_leaves_the_daemon_as_it_was() {
 
 #[tokio::test]
 async fn more_slots_let_waiting_turns_start_at_once_and_fewer_let_running_ones_finish() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     put(&world, "serve:\n  max-concurrent: 1\n");
     api.ok("daemon/reload", json!({})).await;
@@ -148,7 +148,7 @@ async fn more_slots_let_waiting_turns_start_at_once_and_fewer_let_running_ones_f
 
 #[tokio::test]
 async fn a_variable_that_looks_like_a_setting_and_is_none_is_warned_of() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_MAX_CONCURENT", "3");
     world.lodge.set_env("LODGED_COFFEE", "black");
     world.lodge.start();

@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use crate::world::{World, id, sh};
+use crate::world::{ApiWorld, id, sh};
 
 /// How long the provider takes for each answer of a test.
 const DELAY_MS: u64 = 20;
 
 #[tokio::test]
 async fn a_session_is_found_by_its_id_or_by_who_speaks_to_whom() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (one, two) = (world.agent(&mut api, "one").await, world.agent(&mut api, "two").await);
     // A fresh one gets an id of its own.
@@ -39,7 +39,7 @@ async fn a_session_is_found_by_its_id_or_by_who_speaks_to_whom() {
 
 #[tokio::test]
 async fn a_sender_keeps_the_session_across_a_restart() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let params = json!({"agent": agent, "sender": "ann", "text": "[[reply:{{turn}}]]"});
@@ -55,7 +55,7 @@ async fn a_sender_keeps_the_session_across_a_restart() {
 
 #[tokio::test]
 async fn a_session_of_another_agent_and_ids_that_are_none_are_refused() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (one, two) = (world.agent(&mut api, "one").await, world.agent(&mut api, "two").await);
     api.answer(&one, "mine", "hi").await;
@@ -84,7 +84,7 @@ async fn a_session_of_another_agent_and_ids_that_are_none_are_refused() {
 
 #[tokio::test]
 async fn turns_of_one_session_never_interleave() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let mut turns = Vec::new();
@@ -124,7 +124,7 @@ async fn turns_of_one_session_never_interleave() {
 
 #[tokio::test]
 async fn a_full_session_refuses_and_says_so() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let send = json!({"agent": agent, "session": "s", "text": "[[hang]]"});
@@ -139,7 +139,7 @@ async fn a_full_session_refuses_and_says_so() {
 
 #[tokio::test]
 async fn a_conversation_is_readable_while_its_agent_is_stopped() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     api.answer(&agent, "s", "remember [[reply:this]]").await;
@@ -155,7 +155,7 @@ async fn a_conversation_is_readable_while_its_agent_is_stopped() {
 
 #[tokio::test]
 async fn messages_are_paged_backwards_to_the_first() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     for n in 0..6 {

@@ -3,16 +3,16 @@
 use lodge_testkit::lodge::PATIENCE;
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
-use crate::world::{World, id, sh};
+use crate::checked::CheckedClient;
+use crate::world::{ApiWorld, id, sh};
 
 /// How many messages of the user the model reads with the next turn of a session, that one included.
-async fn heard(api: &mut Checked, agent: &str, session: &str) -> u32 {
+async fn heard(api: &mut CheckedClient, agent: &str, session: &str) -> u32 {
     let text = api.answer(agent, session, "[[reply:{{turn}}]]").await;
     text.parse().expect("a number")
 }
 
-async fn answers(api: &mut Checked, session: &str) -> Vec<String> {
+async fn answers(api: &mut CheckedClient, session: &str) -> Vec<String> {
     let turns = api.ok("turn/list", json!({"session": session})).await;
     let turns = turns["turns"].as_array().expect("turns");
     turns.iter().map(|turn| turn["text"].as_str().expect("a text").to_owned()).collect()
@@ -24,7 +24,7 @@ fn texts(page: &Value) -> Vec<&str> {
 }
 
 /// A session of three turns.
-async fn three(world: &World, api: &mut Checked) -> String {
+async fn three(world: &ApiWorld, api: &mut CheckedClient) -> String {
     let agent = world.agent(api, "one").await;
     for n in 1..=3 {
         api.answer(&agent, "s", &format!("q{n} [[reply:a{n}]]")).await;
@@ -34,7 +34,7 @@ async fn three(world: &World, api: &mut Checked) -> String {
 
 #[tokio::test]
 async fn a_rewound_session_goes_on_from_its_turn_also_in_the_next_daemon() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = three(&world, &mut api).await;
     let view = api.ok("session/rewind", json!({"session": "s", "turn": "1"})).await;
@@ -68,7 +68,7 @@ async fn a_rewound_session_goes_on_from_its_turn_also_in_the_next_daemon() {
 
 #[tokio::test]
 async fn a_turn_is_done_again_in_its_place_and_its_branch_can_come_back() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     api.answer(&agent, "s", "[[reply:first]]").await;
@@ -109,7 +109,7 @@ async fn a_turn_is_done_again_in_its_place_and_its_branch_can_come_back() {
 
 #[tokio::test]
 async fn a_fork_begins_as_its_origin_and_goes_its_own_way() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = three(&world, &mut api).await;
     let fork = api.ok("session/fork", json!({"session": "s", "turn": "2", "to": "copy"})).await;
@@ -134,7 +134,7 @@ async fn a_fork_begins_as_its_origin_and_goes_its_own_way() {
 
 #[tokio::test]
 async fn a_deleted_session_is_gone_twice_is_no_error_and_its_events_stay() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = three(&world, &mut api).await;
     let events = api.ok("event/list", json!({"session": "s", "limit": 500})).await;
@@ -170,7 +170,7 @@ async fn a_deleted_session_is_gone_twice_is_no_error_and_its_events_stay() {
 
 #[tokio::test]
 async fn nothing_changes_a_session_while_a_turn_of_it_waits_or_runs_and_its_queue_is_shown() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = three(&world, &mut api).await;
     let send = json!({"agent": agent, "session": "s", "text": "[[hang]]"});
@@ -200,7 +200,7 @@ async fn nothing_changes_a_session_while_a_turn_of_it_waits_or_runs_and_its_queu
 
 #[tokio::test]
 async fn what_cannot_be_meant_is_refused_with_the_way_out() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = three(&world, &mut api).await;
     api.answer(&agent, "other", "hi").await;
@@ -240,7 +240,7 @@ async fn what_cannot_be_meant_is_refused_with_the_way_out() {
 
 #[tokio::test]
 async fn sessions_of_a_stopped_or_removed_agent_can_be_read_and_tidied() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = three(&world, &mut api).await;
     api.ok("agent/stop", json!({"agent": agent})).await;
@@ -264,7 +264,7 @@ async fn sessions_of_a_stopped_or_removed_agent_can_be_read_and_tidied() {
 
 #[tokio::test]
 async fn each_change_is_one_change_however_often_it_is_asked_for() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = three(&world, &mut api).await;
     let changes = [
@@ -302,7 +302,7 @@ async fn each_change_is_one_change_however_often_it_is_asked_for() {
 }
 
 /// A stopped agent leaves a daemon with nothing to commit but what it is asked for.
-async fn quiet(world: &mut World, api: &mut Checked) -> String {
+async fn quiet(world: &mut ApiWorld, api: &mut CheckedClient) -> String {
     let agent = three(world, api).await;
     api.answer(&agent, "s", "[[reply:a4]]").await;
     api.ok("session/rewind", json!({"session": "s", "turn": "3"})).await;
@@ -311,7 +311,7 @@ async fn quiet(world: &mut World, api: &mut Checked) -> String {
 }
 
 /// Everything that the API tells of all sessions, but for when they were used.
-async fn everything(api: &mut Checked) -> Value {
+async fn everything(api: &mut CheckedClient) -> Value {
     let mut all = json!({});
     let sessions = api.ok("session/list", json!({})).await;
     for session in sessions["sessions"].as_array().expect("sessions") {
@@ -329,7 +329,7 @@ async fn everything(api: &mut Checked) -> Value {
 
 #[tokio::test]
 async fn a_daemon_that_dies_between_decision_and_commit_leaves_a_session_as_it_was() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     quiet(&mut world, &mut api).await;
     let turns = api.ok("turn/list", json!({"session": "s", "all": true})).await;

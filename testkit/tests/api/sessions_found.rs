@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
-use crate::world::{World, id, sh};
+use crate::checked::CheckedClient;
+use crate::world::{ApiWorld, id, sh};
 
-async fn found(api: &mut Checked, params: Value) -> Vec<(String, u64, String)> {
+async fn found(api: &mut CheckedClient, params: Value) -> Vec<(String, u64, String)> {
     let page = api.ok("session/search", params).await;
     let hits = page["hits"].as_array().expect("hits");
     let word = |hit: &Value, key: &str| hit[key].as_str().expect("a word").to_owned();
@@ -20,7 +20,7 @@ fn hit(session: &str, number: u64, role: &str) -> (String, u64, String) {
 
 #[tokio::test]
 async fn messages_are_found_by_words_phrases_and_beginnings_wherever_they_stand() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (one, two) = (world.agent(&mut api, "one").await, world.agent(&mut api, "two").await);
     api.answer(&one, "a", "where is the Harbour [[reply:past the old lighthouse]]").await;
@@ -68,7 +68,7 @@ async fn messages_are_found_by_words_phrases_and_beginnings_wherever_they_stand(
 
 #[tokio::test]
 async fn a_query_that_says_nothing_is_refused_in_words() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     for query in ["", "  ", "\"open", "***", "!?", "a*b", &"x ".repeat(40), &"y".repeat(2_000)] {
         let error = api.refused("session/search", json!({"query": query}), "search.bad_query").await;
@@ -86,7 +86,7 @@ async fn a_query_that_says_nothing_is_refused_in_words() {
 
 #[tokio::test]
 async fn the_index_can_be_lost_and_what_was_deleted_or_rewound_is_told_as_it_is() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     for session in ["a", "b"] {
@@ -119,7 +119,7 @@ async fn the_index_can_be_lost_and_what_was_deleted_or_rewound_is_told_as_it_is(
 
 #[tokio::test]
 async fn an_export_has_everything_line_by_line_and_page_after_page() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let text = format!("{} [[usage:7:3]] [[reply:ok]]", sh("echo out; exit 3"));
@@ -172,7 +172,7 @@ async fn an_export_has_everything_line_by_line_and_page_after_page() {
 
 #[tokio::test]
 async fn sessions_are_listed_with_the_newest_first() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     for session in ["a", "b", "c"] {
@@ -188,7 +188,7 @@ async fn sessions_are_listed_with_the_newest_first() {
 
 #[tokio::test]
 async fn every_change_of_a_session_has_a_command() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     let count = format!("{} [[reply:answer {{{{tool}}}}]]", sh("printf x >> n; cat n"));

@@ -6,11 +6,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use lodge_testkit::lodge::{PATIENCE, is_alive, until};
 use serde_json::json;
 
-use crate::world::{World, family, id, kill, sh};
+use crate::world::{ApiWorld, family, id, kill, sh};
 
 /// Ends the daemon and starts the next one, which must find the agent as it was.
-async fn survives(how: impl FnOnce(&World)) {
-    let mut world = World::asleep();
+async fn survives(how: impl FnOnce(&ApiWorld)) {
+    let mut world = ApiWorld::asleep();
     // So that a daemon that waited for anybody would not end in time.
     world.lodge.set_env("LODGED_SHUTDOWN_TIMEOUT", "10m");
     world.lodge.start();
@@ -68,7 +68,7 @@ async fn the_shutdown_command_ends_the_daemon_and_no_agent() {
 
 #[tokio::test]
 async fn a_shutdown_through_a_forwarded_socket_does_not_wait_for_the_forwarder() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let (forwarded, socket) =
         (world.lodge.dir().join("forwarded.sock"), world.lodge.home().join("lodge.sock"));
     let listener = UnixListener::bind(&forwarded).expect("a socket");
@@ -93,7 +93,7 @@ async fn a_shutdown_through_a_forwarded_socket_does_not_wait_for_the_forwarder()
 
 #[tokio::test]
 async fn shutdown_with_agents_leaves_no_process() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     for name in ["one", "two"] {
         world.agent(&mut api, name).await;
@@ -120,7 +120,7 @@ async fn shutdown_with_agents_leaves_no_process() {
 
 #[tokio::test]
 async fn open_streams_and_stalled_requests_do_not_hold_up_the_end() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_SHUTDOWN_TIMEOUT", "500ms");
     world.lodge.start();
     let mut api = world.checked().await;

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use lodge_testkit::lodge::until;
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
-use crate::world::{AGENTFILE, World, id, sh, told};
+use crate::checked::CheckedClient;
+use crate::world::{AGENTFILE, ApiWorld, id, sh, told};
 
 /// The document, as the command line prints it.
-fn document(world: &World, lineage: &str) -> String {
+fn document(world: &ApiWorld, lineage: &str) -> String {
     world.lodge.cli_ok(["lineage", "show", lineage, "--snapshot"])
 }
 
@@ -24,7 +24,7 @@ fn texts(session: &Value) -> Vec<&str> {
 }
 
 /// Begins a turn whose tool waits for a file, which is returned.
-async fn hold(world: &World, api: &mut Checked, agent: &str, session: &str) -> (Value, PathBuf) {
+async fn hold(world: &ApiWorld, api: &mut CheckedClient, agent: &str, session: &str) -> (Value, PathBuf) {
     let script = format!("echo begun > begun-{session}; until test -e go-{session}; do sleep 0.02; done");
     let text = format!("held {} [[reply:let go]]", sh(&script));
     let sent = api.ok("turn/send", json!({"agent": agent, "session": session, "text": text})).await;
@@ -35,7 +35,7 @@ async fn hold(world: &World, api: &mut Checked, agent: &str, session: &str) -> (
 
 #[tokio::test]
 async fn a_turn_in_flight_leaves_no_byte_in_the_snapshot_also_when_the_daemon_is_killed_in_it() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let began = parsed(&document(&world, "one"));
@@ -82,7 +82,7 @@ async fn a_turn_in_flight_leaves_no_byte_in_the_snapshot_also_when_the_daemon_is
 
 #[tokio::test]
 async fn a_snapshot_has_its_documented_fields_and_nothing_of_the_place_where_it_runs() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let content = AGENTFILE
         .replace("BIN cat host:cat", "CONFIG temperature=0.5\nCONFIG notes=x\nBIN cat host:cat safe");
@@ -129,7 +129,7 @@ const GIVEN_UP: u64 = 70;
 
 #[tokio::test]
 async fn pages_hold_every_message_once_in_the_order_of_turns_and_no_page_is_large() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let (held, go) = hold(&world, &mut api, &agent, "s").await;
@@ -186,7 +186,7 @@ async fn pages_hold_every_message_once_in_the_order_of_turns_and_no_page_is_larg
 
 #[tokio::test]
 async fn sessions_are_paged_without_loss_or_repetition() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     for session in ["a", "b", "c", "d", "e"] {
@@ -206,7 +206,7 @@ async fn sessions_are_paged_without_loss_or_repetition() {
 
 #[tokio::test]
 async fn a_lineage_that_is_over_keeps_its_snapshot_and_the_next_one_counts_only_its_own_tokens() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     api.answer(&agent, "s", "[[reply:a]] [[usage:7:2]]").await;
@@ -240,7 +240,7 @@ fn log_of(home: &Path) -> (u64, u64) {
 }
 
 /// What some turns wrote, the middle of them.
-async fn pages_a_turn(world: &World, api: &mut Checked, agent: &str) -> u64 {
+async fn pages_a_turn(world: &ApiWorld, api: &mut CheckedClient, agent: &str) -> u64 {
     let mut written = Vec::new();
     while written.len() < 9 {
         let (log, before) = log_of(&world.lodge.home());
@@ -257,7 +257,7 @@ async fn pages_a_turn(world: &World, api: &mut Checked, agent: &str) -> u64 {
 
 #[tokio::test]
 async fn a_turn_writes_no_more_when_the_conversation_is_long() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let young = pages_a_turn(&world, &mut api, &agent).await;
@@ -281,7 +281,7 @@ async fn a_turn_writes_no_more_when_the_conversation_is_long() {
 
 #[tokio::test]
 async fn a_document_from_a_file_is_shown_and_upgraded_without_a_daemon() {
-    let world = World::asleep();
+    let world = ApiWorld::asleep();
     let file = world.lodge.dir().join("snapshot.json");
     let path = file.to_str().expect("UTF-8");
     fs::write(&file, include_bytes!("../../fixtures/snapshot-v1.json")).expect("a file");

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::world::{A_TOKEN, World, is_root, told};
+use crate::world::{A_TOKEN, ApiWorld, is_root, told};
 
 /// A user that runs no test.
 const STRANGER: u32 = 54_321;
@@ -18,7 +18,7 @@ fn chmod(path: &Path, mode: u32) {
 
 /// Both programs refuse the directory in the same words, and the daemon makes nothing in it.
 #[track_caller]
-fn refused(world: &World, why: &str, hint: &str) {
+fn refused(world: &ApiWorld, why: &str, hint: &str) {
     let before: Vec<_> =
         fs::read_dir(world.lodge.home()).expect("a directory").flatten().map(|e| e.path()).collect();
     let daemon = told(&world.lodge.daemon_command().output().expect("lodged runs"));
@@ -37,7 +37,7 @@ fn refused(world: &World, why: &str, hint: &str) {
 
 #[test]
 fn a_directory_that_others_can_write_is_refused_wherever_on_the_way_it_is() {
-    let world = World::asleep();
+    let world = ApiWorld::asleep();
     let (home, above) = (world.lodge.home(), world.lodge.dir().to_owned());
     for mode in [0o777, 0o720, 0o1777] {
         chmod(&home, mode);
@@ -59,7 +59,7 @@ fn a_directory_that_others_can_write_is_refused_wherever_on_the_way_it_is() {
 
 #[test]
 fn a_link_to_a_directory_that_others_can_replace_is_refused() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     let (dir, home) = (world.lodge.dir().to_owned(), world.lodge.home());
     let open = dir.join("open");
     fs::create_dir(&open).expect("a directory");
@@ -77,7 +77,7 @@ fn root_does_not_use_the_directory_of_another_user() {
     if !is_root() {
         return;
     }
-    let world = World::asleep();
+    let world = ApiWorld::asleep();
     let home = world.lodge.home();
     chown(&home, Some(STRANGER), Some(STRANGER)).expect("root gives away");
     refused(&world, &format!("belongs to user {STRANGER}, not to you (user 0)"), "set LODGE_HOME");
@@ -105,7 +105,7 @@ fn root_does_not_use_the_directory_of_another_user() {
 
 #[test]
 fn a_token_does_not_go_to_a_socket_in_a_directory_that_others_can_write() {
-    let world = World::asleep();
+    let world = ApiWorld::asleep();
     let home = world.lodge.home();
     let listener = UnixListener::bind(home.join("lodge.sock")).expect("a socket");
     listener.set_nonblocking(true).expect("a socket");
@@ -122,7 +122,7 @@ fn a_token_does_not_go_to_a_socket_in_a_directory_that_others_can_write() {
 
 #[tokio::test]
 async fn a_program_that_was_swapped_is_not_run() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     api.ok("agent/stop", json!({"agent": agent})).await;

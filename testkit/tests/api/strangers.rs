@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::bins::platform;
 use crate::terminal::terminal;
-use crate::world::{AGENTFILE, World, sh};
+use crate::world::{AGENTFILE, ApiWorld, sh};
 
 /// Moves the cursor, names the window, clears, changes colours and order, and has no width: C0, DEL, C1, bidirectional
 /// controls, zero-width characters, separators, fillers, variation selectors and tags.
@@ -20,7 +20,7 @@ const POISON: &str = "\u{1b}]0;own\u{7}\u{1b}[2J\u{8}\u{7f}\u{85}\u{9b}31m\u{ad}
 const SOFT: &str = "\u{202e}\u{ad}\u{61c}\u{200b}\u{200d}\u{200e}\u{2028}\u{2060}\u{2066}\u{3164}\u{fe01}\u{feff}\u{e0041}\u{e0101}X";
 
 /// What a command shows at a terminal, whether it succeeds or not.
-fn at_terminal(world: &World, args: &[&str]) -> String {
+fn at_terminal(world: &ApiWorld, args: &[&str]) -> String {
     let (mut ours, theirs) = terminal();
     let mut command = world.lodge.cli_command(args);
     // Without bars, which are drawn by moving the cursor.
@@ -37,7 +37,7 @@ fn at_terminal(world: &World, args: &[&str]) -> String {
 
 /// Runs a command in words and as JSON. What it shows has `marker`, and nothing that hides.
 #[track_caller]
-fn is_clean(world: &World, args: &[&str], marker: Option<&str>) {
+fn is_clean(world: &ApiWorld, args: &[&str], marker: Option<&str>) {
     for json in [false, true] {
         let mut args = args.to_vec();
         if json {
@@ -96,7 +96,7 @@ fn printf(text: &str) -> String {
 
 #[tokio::test]
 async fn what_models_tools_and_jobs_say_does_not_reach_a_terminal_as_it_is() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     // The answer, the arguments of a tool, its result, and the question.
@@ -129,7 +129,7 @@ async fn what_models_tools_and_jobs_say_does_not_reach_a_terminal_as_it_is() {
 
 #[tokio::test]
 async fn what_an_image_says_of_itself_does_not_reach_a_terminal_as_it_is() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let program = format!("{}:/bin/cat", platform());
     let (label, usage) = (format!("l={SOFT}"), world.lodge.dir().join("usage.md"));
     std::fs::write(&usage, format!("read {POISON}\nmore\n")).expect("a file");
@@ -160,7 +160,7 @@ async fn what_an_image_says_of_itself_does_not_reach_a_terminal_as_it_is() {
 
 #[tokio::test]
 async fn what_servers_and_runtimes_say_when_they_fail_does_not_reach_a_terminal_as_it_is() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let server = hostile_server();
     let own = world.provider("mock", &world.mock.base_url());
     world.put_providers(&format!("{own}{}", world.provider("bad", &format!("http://{server}/v1"))));
@@ -189,7 +189,7 @@ async fn what_servers_and_runtimes_say_when_they_fail_does_not_reach_a_terminal_
 
 #[tokio::test]
 async fn arguments_are_repeated_in_errors_without_what_hides_in_them() {
-    let world = World::new();
+    let world = ApiWorld::new();
     for args in [
         vec!["inspect", POISON],
         vec![POISON],

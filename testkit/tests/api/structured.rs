@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::world::{World, id};
+use crate::world::{ApiWorld, id};
 
 const SCRIPT: &str = "turns:
   - when: does not fit
@@ -27,7 +27,7 @@ fn schema() -> Value {
     })
 }
 
-async fn counter(world: &World) -> (crate::checked::Checked, String) {
+async fn counter(world: &ApiWorld) -> (crate::checked::CheckedClient, String) {
     let mut api = world.checked().await;
     let dir = world.lodge.agent_dir("counter", AGENTFILE, &[("counter.yaml", SCRIPT)]);
     let created = api.ok("agent/create", json!({"path": dir})).await;
@@ -38,7 +38,7 @@ async fn counter(world: &World) -> (crate::checked::Checked, String) {
 
 #[tokio::test]
 async fn an_answer_that_does_not_fit_is_asked_for_again_until_it_does() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let (mut api, agent) = counter(&world).await;
     let sent = api
         .ok("turn/send", json!({"agent": agent, "session": "s", "text": "how many?", "schema": schema()}))
@@ -70,7 +70,7 @@ async fn an_answer_that_does_not_fit_is_asked_for_again_until_it_does() {
 
 #[tokio::test]
 async fn a_model_that_never_fits_fails_its_turn_and_says_why() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "stubborn").await;
     let sent = api
@@ -85,7 +85,7 @@ async fn a_model_that_never_fits_fails_its_turn_and_says_why() {
 
 #[tokio::test]
 async fn schemas_that_cannot_be_checked_are_refused_before_anything_is_sent() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "ada").await;
     for bad in [
@@ -117,7 +117,7 @@ fn multiplying_schema() -> Value {
 
 #[tokio::test]
 async fn a_small_schema_that_multiplies_is_refused_while_others_are_served() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (agent, other) = (world.agent(&mut api, "ada").await, world.agent(&mut api, "bob").await);
     let bad = json!({"agent": agent, "text": "hi", "schema": multiplying_schema()});
@@ -140,7 +140,7 @@ async fn a_small_schema_that_multiplies_is_refused_while_others_are_served() {
 
 #[tokio::test]
 async fn a_check_that_takes_too_long_fails_its_turn_at_once_with_its_own_code() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     // Every item is compared with every choice.
     let choices: Vec<Value> = (0..200).map(|at| json!({"only": "x".repeat(100), "at": at})).collect();
@@ -159,7 +159,7 @@ async fn a_check_that_takes_too_long_fails_its_turn_at_once_with_its_own_code() 
 
 #[tokio::test]
 async fn a_script_that_expands_its_tool_result_without_end_fails_its_turn_and_nothing_else() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let bomb = "{{tool}}".repeat(16_000);
     let script = format!(
@@ -180,7 +180,7 @@ async fn a_script_that_expands_its_tool_result_without_end_fails_its_turn_and_no
 
 #[tokio::test]
 async fn the_command_prints_the_json_that_fits_and_nothing_else() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let (_, agent) = counter(&world).await;
     let file = world.lodge.dir().join("schema.json");
     std::fs::write(&file, schema().to_string()).expect("a file");

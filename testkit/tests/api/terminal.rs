@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use lodge_testkit::lodge::PATIENCE;
 use serde_json::json;
 
-use crate::world::{World, sh};
+use crate::world::{ApiWorld, sh};
 
 /// Both ends of a new terminal.
 pub fn terminal() -> (File, OwnedFd) {
@@ -24,15 +24,15 @@ pub fn terminal() -> (File, OwnedFd) {
 }
 
 /// A command at a terminal: what was typed goes in, what it shows is kept.
-pub struct Typing {
+pub struct TerminalSession {
     ours: File,
     child: Child,
     shown: Receiver<Vec<u8>>,
     text: String,
 }
 
-impl Typing {
-    pub fn at(mut command: Command) -> Typing {
+impl TerminalSession {
+    pub fn at(mut command: Command) -> TerminalSession {
         let (ours, theirs) = terminal();
         let end = |end: &OwnedFd| Stdio::from(end.try_clone().expect("a terminal"));
         command.env("NO_COLOR", "1").stdin(end(&theirs)).stdout(end(&theirs)).stderr(end(&theirs));
@@ -49,7 +49,7 @@ impl Typing {
                 }
             }
         });
-        Typing { ours, child, shown, text: String::new() }
+        TerminalSession { ours, child, shown, text: String::new() }
     }
 
     pub fn type_in(&mut self, keys: &str) {
@@ -83,7 +83,7 @@ impl Typing {
 }
 
 /// What a command writes when its stdout and stderr are a terminal.
-pub fn shown(world: &World, args: &[&str], no_color: Option<&str>) -> String {
+pub fn shown(world: &ApiWorld, args: &[&str], no_color: Option<&str>) -> String {
     let (mut ours, theirs) = terminal();
     let mut command = world.lodge.cli_command(args);
     command
@@ -105,7 +105,7 @@ pub fn shown(world: &World, args: &[&str], no_color: Option<&str>) -> String {
 
 #[tokio::test]
 async fn colours_are_for_terminals_that_want_them_and_models_cannot_steer_them() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     api.answer("one", "s", "[[reply:red \u{1b}[31mtext]]").await;
@@ -129,7 +129,7 @@ async fn colours_are_for_terminals_that_want_them_and_models_cannot_steer_them()
 
 #[tokio::test]
 async fn nothing_is_written_outside_the_state_directory() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     api.answer(&agent, "s", &format!("{} [[reply:x]]", sh("echo x > file; echo y > \"$HOME\"/file"))).await;

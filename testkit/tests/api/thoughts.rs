@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::world::{AGENTFILE, KEY, World, id};
+use crate::world::{AGENTFILE, ApiWorld, KEY, id};
 
 type Bodies = Arc<Mutex<Vec<Value>>>;
 
@@ -69,7 +69,7 @@ async fn serve(mut stream: TcpStream, bodies: Bodies) {
 
 #[tokio::test]
 async fn thoughts_come_back_to_their_model_although_the_daemon_was_killed_meanwhile() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     let (url, bodies) = thinker().await;
     let deep = format!(
         "  - name: deep\n    kind: anthropic\n    base-url: {url}\n    api-key: {KEY}\n    prices: {{m: {{input: 2, output: 10, cached: 0.5}}}}\n"
@@ -122,7 +122,7 @@ async fn thoughts_come_back_to_their_model_although_the_daemon_was_killed_meanwh
 
 #[tokio::test]
 async fn what_keeps_a_provider_from_working_is_said_in_words() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let free = {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         listener.local_addr().expect("an address").port()

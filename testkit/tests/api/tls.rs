@@ -17,8 +17,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
-use crate::world::{World, told};
+use crate::checked::CheckedClient;
+use crate::world::{ApiWorld, told};
 
 /// The names under which the daemon of these tests is dialled.
 const NAMES: &str = "DNS:localhost,IP:127.0.0.1,DNS:box.test";
@@ -78,8 +78,8 @@ impl Authority {
 }
 
 /// A daemon that is about to start with a certificate for these names.
-fn with_certificate(names: &str, valid: (&str, &str)) -> (World, Authority) {
-    let mut world = World::asleep();
+fn with_certificate(names: &str, valid: (&str, &str)) -> (ApiWorld, Authority) {
+    let mut world = ApiWorld::asleep();
     let authority = Authority::new(world.lodge.dir().join("authority"), "ours");
     authority.issue(&world.lodge.dir().join("tls"), names, valid);
     for (setting, file) in [("LODGED_TLS_CERT", "tls/cert.pem"), ("LODGED_TLS_KEY", "tls/key.pem")] {
@@ -89,24 +89,24 @@ fn with_certificate(names: &str, valid: (&str, &str)) -> (World, Authority) {
     (world, authority)
 }
 
-fn started() -> (World, Authority) {
+fn started() -> (ApiWorld, Authority) {
     let (mut world, authority) = with_certificate(NAMES, VALID);
     world.lodge.start();
     (world, authority)
 }
 
 /// `host:port` of a listener that speaks TLS.
-fn addr(world: &World) -> String {
+fn addr(world: &ApiWorld) -> String {
     let known = world.lodge.credentials().expect("credentials");
     known["http"].as_str().and_then(|url| url.strip_prefix("https://")).expect("an https address").to_owned()
 }
 
-fn login(world: &World, authority: &Authority) -> Login {
+fn login(world: &ApiWorld, authority: &Authority) -> Login {
     Login::new(world.lodge.token()).trusting(Some(authority.file()))
 }
 
 /// What `lodge` says with this address.
-fn lodge_at(world: &World, url: &str, ca_file: Option<&Path>, args: &[&str]) -> (i32, String, String) {
+fn lodge_at(world: &ApiWorld, url: &str, ca_file: Option<&Path>, args: &[&str]) -> (i32, String, String) {
     let mut command = world.lodge.cli_command(["--daemon", url].iter().chain(args));
     command.envs(ca_file.map(|file| ("LODGE_CA_FILE", file)));
     told(&command.output().expect("lodge runs"))
@@ -121,7 +121,7 @@ fn client_config(authority: &Authority) -> Arc<ClientConfig> {
 }
 
 /// One request over TLS, by a client that is not ours, and the certificate that it was shown.
-fn request(world: &World, authority: &Authority, head: &str, body: &[u8]) -> (String, Vec<u8>) {
+fn request(world: &ApiWorld, authority: &Authority, head: &str, body: &[u8]) -> (String, Vec<u8>) {
     let name = ServerName::try_from("localhost").expect("a name");
     let connection = ClientConnection::new(client_config(authority), name).expect("a client");
     let stream = TcpStream::connect(addr(world)).expect("a connection");
@@ -312,7 +312,7 @@ async fn tls_and_plain_http_that_meet_are_told_of_each_other() {
     let error = serde_json::from_str::<Value>(&body).expect("JSON")["error"].clone();
     assert_eq!((status, error["data"]["code"].as_str()), (400, Some("daemon.tls_required")));
     world.checked().await.schemas.error(&error);
-    let plain = World::new();
+    let plain = ApiWorld::new();
     let target = Target::Tls(plain.lodge.http_addr());
     let login = Login::new(plain.lodge.token()).trusting(Some(authority.file()));
     assert_eq!(unverified(Client::connect(&target, &login).await), Unverified::Tls(TlsError::NotTls));
@@ -322,7 +322,7 @@ async fn tls_and_plain_http_that_meet_are_told_of_each_other() {
 }
 
 /// What `info` says of the certificate.
-async fn warnings(api: &mut Checked) -> Vec<String> {
+async fn warnings(api: &mut CheckedClient) -> Vec<String> {
     let info = api.ok("info", json!({})).await;
     let all = info["warnings"].as_array().expect("a list").iter().filter_map(Value::as_str);
     all.filter(|warning| warning.starts_with("tls-cert: ")).map(str::to_owned).collect()
@@ -368,7 +368,7 @@ async fn a_certificate_that_every_client_refuses_is_told_when_it_is_loaded() {
     assert_eq!(warnings(&mut api).await, [""; 0]);
 }
 
-async fn http_state(api: &mut Checked) -> Value {
+async fn http_state(api: &mut CheckedClient) -> Value {
     api.ok("info", json!({})).await["http"].clone()
 }
 

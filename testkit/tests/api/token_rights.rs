@@ -7,9 +7,9 @@ use lodge_proto::client::{Client, ClientError};
 use lodge_testkit::lodge::PATIENCE;
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
+use crate::checked::CheckedClient;
 use crate::tokens::{attached, events, issue};
-use crate::world::{World, id};
+use crate::world::{ApiWorld, id};
 
 /// What a token of an agent may call, as the documents say.
 const AGENT_MAY: &[&str] = &[
@@ -37,7 +37,7 @@ const AGENT_MAY: &[&str] = &[
 ];
 
 /// Two agents with a session and a turn each: (agent, session, turn).
-async fn two_agents(world: &World, api: &mut Checked) -> [(String, String, String); 2] {
+async fn two_agents(world: &ApiWorld, api: &mut CheckedClient) -> [(String, String, String); 2] {
     let mut made = Vec::new();
     for name in ["one", "two"] {
         let agent = world.agent(api, name).await;
@@ -49,7 +49,7 @@ async fn two_agents(world: &World, api: &mut Checked) -> [(String, String, Strin
 
 #[tokio::test]
 async fn an_agents_token_may_call_its_list_and_is_told_what_that_is_for_everything_else() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let (_, token) = issue(&mut api, json!({"agent": "one", "name": "laptop"})).await;
@@ -80,7 +80,7 @@ async fn an_agents_token_may_call_its_list_and_is_told_what_that_is_for_everythi
 
 #[tokio::test]
 async fn an_agents_token_sees_and_changes_its_own_agent() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let [(agent, session, turn), _] = two_agents(&world, &mut api).await;
     let (_, token) = issue(&mut api, json!({"agent": agent})).await;
@@ -122,7 +122,7 @@ async fn an_agents_token_sees_and_changes_its_own_agent() {
 
 #[tokio::test]
 async fn to_an_agents_token_what_belongs_to_others_looks_as_if_it_were_not_there() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let [(agent, _, _), (other, session, turn)] = two_agents(&world, &mut api).await;
     let (_, token) = issue(&mut api, json!({"agent": agent})).await;
@@ -171,7 +171,7 @@ async fn to_an_agents_token_what_belongs_to_others_looks_as_if_it_were_not_there
 
 #[tokio::test]
 async fn an_agents_token_can_neither_find_out_nor_take_a_session_id_of_others() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let [(agent, session, _), (other, theirs, _)] = two_agents(&world, &mut api).await;
     let (_, token) = issue(&mut api, json!({"agent": agent})).await;
@@ -238,7 +238,7 @@ async fn an_agents_token_can_neither_find_out_nor_take_a_session_id_of_others() 
 
 #[tokio::test]
 async fn an_agents_token_hears_of_its_own_agent_alone_wherever_it_listens() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let [(agent, ..), (other, session, _)] = two_agents(&world, &mut api).await;
     let (_, token) = issue(&mut api, json!({"agent": agent})).await;

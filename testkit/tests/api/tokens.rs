@@ -8,11 +8,11 @@ use lodge_testkit::lodge::{Lodge, PATIENCE, http, rpc, until};
 use serde_json::{Value, json};
 
 use crate::auth::holding;
-use crate::checked::Checked;
-use crate::world::{World, id};
+use crate::checked::CheckedClient;
+use crate::world::{ApiWorld, id};
 
 /// A token's id and value.
-pub async fn issue(api: &mut Checked, params: Value) -> (String, String) {
+pub async fn issue(api: &mut CheckedClient, params: Value) -> (String, String) {
     let issued = api.ok("token/issue", params).await;
     (id(&issued).to_owned(), issued["token"].as_str().expect("a value").to_owned())
 }
@@ -36,7 +36,7 @@ async fn turned_away(lodge: &Lodge, token: &str) -> String {
 }
 
 /// A client that came with this token and attached to all it may see.
-pub async fn attached(world: &World, token: &str) -> Client {
+pub async fn attached(world: &ApiWorld, token: &str) -> Client {
     let mut client = Client::connect(&world.lodge.target(), token).await.expect("a connection");
     client.call_value("client/attach", json!({"all": true})).await.expect("an attachment");
     client
@@ -73,7 +73,7 @@ async fn closed(client: &mut Client) {
 
 #[tokio::test]
 async fn revoking_a_token_closes_every_connection_that_came_with_it_and_no_other() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     for params in [json!({"agent": agent}), json!({})] {
@@ -131,7 +131,7 @@ fn stubborn(lodge: &Lodge, token: &str) -> TcpStream {
 
 #[tokio::test]
 async fn a_client_that_reads_nothing_is_shown_out_like_any_other() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (token_id, token) = issue(&mut api, json!({})).await;
     let lodge = &world.lodge;
@@ -154,7 +154,7 @@ async fn a_client_that_reads_nothing_is_shown_out_like_any_other() {
 
 #[tokio::test]
 async fn a_token_whose_time_is_over_is_shown_out_as_if_it_were_revoked() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (token_id, token) = issue(&mut api, json!({"expires_in_s": 4})).await;
     let mut watching = attached(&world, &token).await;
@@ -175,7 +175,7 @@ async fn a_token_whose_time_is_over_is_shown_out_as_if_it_were_revoked() {
 
 #[tokio::test]
 async fn the_end_of_an_agent_is_the_end_of_its_tokens_and_of_nobody_elses() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (one, two) = (world.agent(&mut api, "one").await, world.agent(&mut api, "two").await);
     let (_, gone) = issue(&mut api, json!({"agent": one})).await;
@@ -191,7 +191,7 @@ async fn the_end_of_an_agent_is_the_end_of_its_tokens_and_of_nobody_elses() {
 
 #[tokio::test]
 async fn the_value_of_a_token_is_told_once_per_request_and_kept_nowhere() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let params = json!({"agent": agent, "name": "mine", "request_id": "r1"});
@@ -219,7 +219,7 @@ async fn the_value_of_a_token_is_told_once_per_request_and_kept_nowhere() {
 
 #[tokio::test]
 async fn the_token_in_credentials_json_is_a_token_like_any_other_and_a_start_replaces_it() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let first = world.lodge.token();
     let listed = api.ok("token/list", json!({})).await;
@@ -250,7 +250,7 @@ async fn the_token_in_credentials_json_is_a_token_like_any_other_and_a_start_rep
 
 #[tokio::test]
 async fn whatever_was_answered_about_a_token_holds_after_a_kill_at_any_commit() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let schemas = api.again(&world.lodge).await;
     for commit in 1..=6 {
@@ -286,7 +286,7 @@ async fn whatever_was_answered_about_a_token_holds_after_a_kill_at_any_commit() 
 
 #[tokio::test]
 async fn bad_wishes_for_tokens_are_refused_one_by_one() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let long = "x".repeat(129);
     for (params, code) in [
@@ -313,7 +313,7 @@ async fn bad_wishes_for_tokens_are_refused_one_by_one() {
 
 #[tokio::test]
 async fn a_person_issues_lists_and_revokes_tokens_on_the_command_line() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     let (code, out, words) =

@@ -10,9 +10,9 @@ use lodge_proto::client::{Client, Target};
 use lodge_testkit::lodge::{PATIENCE, http, rpc, until};
 use serde_json::json;
 
-use crate::world::{World, told};
+use crate::world::{ApiWorld, told};
 
-fn connect(world: &World) -> TcpStream {
+fn connect(world: &ApiWorld) -> TcpStream {
     let stream = TcpStream::connect(world.lodge.http_addr()).expect("a connection");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     stream
@@ -27,7 +27,7 @@ fn hear_out(mut stream: TcpStream) -> String {
 
 #[tokio::test]
 async fn a_connection_is_kept_for_those_who_have_a_token_and_for_nobody_else() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let token = world.lodge.token();
     for (line, head, status) in [
         ("GET /healthz", "", "200"),
@@ -79,7 +79,7 @@ fn trickle<S: Read + Write>(crowd: &mut [S], connect: impl Fn() -> S) {
 #[tokio::test]
 async fn slow_clients_without_a_token_leave_room_for_those_who_have_one() {
     const CROWD: usize = 700;
-    let world = World::new();
+    let world = ApiWorld::new();
     let (addr, socket) = (world.lodge.http_addr(), world.lodge.home().join("lodge.sock"));
     let (tcp_target, unix_target, token) =
         (Target::Tcp(addr.clone()), world.lodge.target(), world.lodge.token());
@@ -120,7 +120,7 @@ fn is_open(stream: &mut TcpStream, bytes: &[u8]) -> bool {
 
 #[tokio::test]
 async fn nothing_that_trickles_in_keeps_a_connection_without_a_token_open() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut open: Vec<(TcpStream, &[u8])> = TRICKLES.iter().map(|bytes| (connect(&world), *bytes)).collect();
     for (stream, _) in &open {
         stream.set_nonblocking(true).expect("a mode");
@@ -133,7 +133,7 @@ async fn nothing_that_trickles_in_keeps_a_connection_without_a_token_open() {
 
 #[tokio::test]
 async fn a_refusal_reaches_a_client_that_sends_everything_before_it_reads() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let (socket, body) = (world.lodge.home().join("lodge.sock"), vec![b'x'; 8 * 1024 * 1024]);
     let token = format!("authorization: Bearer {}\r\n", world.lodge.token());
     for (path, head, status) in [
@@ -176,7 +176,7 @@ fn send_all<S: Read + Write>(mut stream: S, head: &str, body: &[u8]) -> String {
 
 #[tokio::test]
 async fn a_host_or_an_origin_that_stands_there_twice_or_cannot_be_read_is_refused() {
-    let world = World::new();
+    let world = ApiWorld::new();
     for head in [
         &b"host: localhost\r\nhost: evil.example\r\n"[..],
         b"host: localhost\r\norigin: http://localhost\r\norigin: http://evil.example\r\n",
@@ -191,7 +191,7 @@ async fn a_host_or_an_origin_that_stands_there_twice_or_cannot_be_read_is_refuse
 
 #[tokio::test]
 async fn a_line_longer_than_any_call_is_refused_and_the_conversation_goes_on() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     let mut command = world.lodge.cli_command(["chat", "one"]);
@@ -210,7 +210,7 @@ async fn a_line_longer_than_any_call_is_refused_and_the_conversation_goes_on() {
 
 #[tokio::test]
 async fn a_schema_larger_than_models_are_told_is_refused_however_it_comes() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let schema = json!({"description": "x".repeat(300_000)});

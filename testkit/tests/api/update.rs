@@ -5,24 +5,24 @@ use std::fs;
 use lodge_testkit::lodge::until;
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
-use crate::world::{AGENTFILE, World, id, sh};
+use crate::checked::CheckedClient;
+use crate::world::{AGENTFILE, ApiWorld, id, sh};
 
 /// A second model, offered by the same provider.
 const OTHER: &str = "mock/other";
 
-async fn model_asked(api: &mut Checked, turn: &Value) -> String {
+async fn model_asked(api: &mut CheckedClient, turn: &Value) -> String {
     let turn = api.ok("turn/get", json!({"turn": turn["id"]})).await;
     turn["steps"][0]["name"].as_str().expect("a model").to_owned()
 }
 
-fn keepers(world: &World, count: usize) {
+fn keepers(world: &ApiWorld, count: usize) {
     until("the right number of keepers", || (world.lodge.keepers().len() == count).then_some(()));
 }
 
 #[tokio::test]
 async fn a_restart_keeps_everything_but_the_process() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     api.answer(&agent, "s", &format!("{} [[reply:x]]", sh("echo kept > kept"))).await;
@@ -51,7 +51,7 @@ async fn a_restart_keeps_everything_but_the_process() {
 async fn a_daemon_that_dies_anywhere_in_a_restart_leaves_the_next_one_a_running_agent() {
     for point in ["before_commit:2", "before_commit:3", "during_stop:1", "during_start:1", "after_adoption:1"]
     {
-        let mut world = World::new();
+        let mut world = ApiWorld::new();
         let mut api = world.checked().await;
         let agent = world.agent(&mut api, "one").await;
         world.lodge.kill9();
@@ -80,7 +80,7 @@ async fn a_daemon_that_dies_anywhere_in_a_restart_leaves_the_next_one_a_running_
 
 #[tokio::test]
 async fn running_turns_finish_on_the_old_settings_and_the_next_has_the_new_ones() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let go = world.lodge.dir().join("go");
@@ -114,7 +114,7 @@ async fn running_turns_finish_on_the_old_settings_and_the_next_has_the_new_ones(
 
 #[tokio::test]
 async fn a_stopped_agent_gets_it_at_its_next_start_and_what_is_taken_away_is_gone() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let given =
         json!({"content": AGENTFILE, "name": "one", "env": {"A": "1", "B": "2"}, "labels": {"x": "y"}});
@@ -133,7 +133,7 @@ async fn a_stopped_agent_gets_it_at_its_next_start_and_what_is_taken_away_is_gon
 
 #[tokio::test]
 async fn another_image_brings_its_tools_and_keeps_what_was_chosen_for_the_agent() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let given = json!({"content": "FROM scratch\nNAME old\nMODEL mock/m\nLABEL from=old\nBIN cat host:cat \"files\"\n",
         "name": "one", "env": {"MINE": "1"}, "labels": {"mine": "1"}});
@@ -160,7 +160,7 @@ async fn another_image_brings_its_tools_and_keeps_what_was_chosen_for_the_agent(
 
 #[tokio::test]
 async fn bad_input_is_refused_whole_and_changes_nothing() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     let before = api.ok("agent/get", json!({"agent": "one"})).await;
@@ -198,7 +198,7 @@ async fn bad_input_is_refused_whole_and_changes_nothing() {
 
 #[tokio::test]
 async fn limits_mounts_and_the_policy_are_changed_one_by_one() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     let shared = world.lodge.dir().join("shared");
@@ -222,7 +222,7 @@ async fn limits_mounts_and_the_policy_are_changed_one_by_one() {
 
 #[tokio::test]
 async fn an_update_of_an_agent_that_lacks_its_provider_brings_it_up() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     api.ok("agent/create", json!({"content": "FROM scratch\nNAME one\nMODEL later/m\n"})).await;
     api.until("agent/get", json!({"agent": "one"}), |view| view["retry_at"].is_string()).await;
@@ -236,7 +236,7 @@ async fn a_daemon_that_dies_while_an_update_waits_for_its_turn_still_makes_it() 
     for at in
         ["before it is recorded", "while the turn runs", "after_outcome:1", "during_stop:1", "during_start:1"]
     {
-        let mut world = World::new();
+        let mut world = ApiWorld::new();
         let mut api = world.checked().await;
         let agent = world.agent(&mut api, "one").await;
         let go = world.lodge.dir().join("go");

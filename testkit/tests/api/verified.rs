@@ -12,7 +12,7 @@ use lodge_proto::{post, transfer};
 use lodge_testkit::lodge::{Lodge, PATIENCE, http, rpc, until};
 use serde_json::{Value, json};
 
-use crate::world::{World, is_root, told};
+use crate::world::{ApiWorld, is_root, told};
 
 /// A program that listens where the daemon is looked for, answers as it likes, and writes down everything it hears.
 struct Impostor {
@@ -83,7 +83,7 @@ fn signature(token: &str) -> &str {
 }
 
 /// Every way in which a client sends a token to this address, and what it was told.
-async fn every_way(world: &World, addr: SocketAddr, token: &str) -> Vec<String> {
+async fn every_way(world: &ApiWorld, addr: SocketAddr, token: &str) -> Vec<String> {
     let (target, login) = (Target::Tcp(addr.to_string()), Login::new(token));
     let mut told_errors = Vec::new();
     let told_error = |error: Option<ClientError>| format!("{:?}", error.expect("a refusal"));
@@ -110,7 +110,7 @@ async fn every_way(world: &World, addr: SocketAddr, token: &str) -> Vec<String> 
 
 #[tokio::test]
 async fn what_only_claims_to_be_the_daemon_never_receives_a_token() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let (token, real) = (world.lodge.token(), world.lodge.http_addr());
     let impostors: Vec<(&str, Impostor)> = vec![
         (
@@ -169,7 +169,7 @@ async fn what_only_claims_to_be_the_daemon_never_receives_a_token() {
 
 #[tokio::test]
 async fn the_real_daemon_is_believed_on_every_way_and_with_tokens_of_all_kinds() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let addr = world.lodge.http_addr();
@@ -201,7 +201,7 @@ async fn the_real_daemon_is_believed_on_every_way_and_with_tokens_of_all_kinds()
 
 #[tokio::test]
 async fn a_proof_is_asked_for_without_a_token_and_tells_nothing_else() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (id, token) = crate::tokens::issue(&mut api, json!({})).await;
     let addr = world.lodge.http_addr();
@@ -243,7 +243,7 @@ async fn a_proof_is_asked_for_without_a_token_and_tells_nothing_else() {
 
 #[tokio::test]
 async fn localhost_is_the_daemons_address_and_not_the_one_an_impostor_has() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_HTTP_ADDR", "localhost:0");
     world.lodge.start();
     let (addr, token) = (world.lodge.http_addr(), world.lodge.token());
@@ -271,7 +271,7 @@ async fn localhost_is_the_daemons_address_and_not_the_one_an_impostor_has() {
 
 #[tokio::test]
 async fn a_tunnel_is_believed_when_the_user_says_where_it_leads() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let real = world.lodge.http_addr();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let tunnel = listener.local_addr().expect("an address");
@@ -320,7 +320,7 @@ async fn a_socket_of_another_user_gets_no_token() {
         // Only root can make a socket that belongs to somebody else.
         return;
     }
-    let world = World::new();
+    let world = ApiWorld::new();
     let dir = tempfile::tempdir().expect("a directory");
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777))
         .expect("a mode");
@@ -370,7 +370,7 @@ fn credentials_http(lodge: &Lodge) -> Value {
 
 #[tokio::test]
 async fn a_taken_port_does_not_keep_the_daemon_down_and_is_taken_when_it_is_free() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     let impostor = Arc::new(TcpListener::bind("127.0.0.1:0").expect("a port"));
     let addr = impostor.local_addr().expect("an address").to_string();
     world.lodge.set_env("LODGED_HTTP_ADDR", &addr);
@@ -417,7 +417,7 @@ async fn a_taken_port_does_not_keep_the_daemon_down_and_is_taken_when_it_is_free
 
 #[tokio::test]
 async fn a_daemon_that_waits_for_its_port_ends_when_it_is_asked_to() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     world.lodge.set_env("LODGED_HTTP_ADDR", &taken.local_addr().expect("an address").to_string());
     world.lodge.start();

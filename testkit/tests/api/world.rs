@@ -11,7 +11,7 @@ use lodge_testkit::lodge::{Lodge, PATIENCE, is_alive};
 use lodge_testkit::mock::MockLlm;
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
+use crate::checked::CheckedClient;
 
 /// A token of no daemon: {"alg":"HS256"}, {"jti":"tok_01"} and what is no signature.
 pub const A_TOKEN: &str = "eyJhbGciOiJIUzI1NiJ9.eyJqdGkiOiJ0b2tfMDEifQ.x";
@@ -25,28 +25,28 @@ pub const AGENTFILE: &str = "FROM scratch\nNAME tester\nMODEL mock/m\n\
 
 /// A daemon with a provider that does as it is told.
 #[derive(Debug)]
-pub struct World {
+pub struct ApiWorld {
     pub lodge: Lodge,
     pub mock: MockLlm,
 }
 
-impl World {
+impl ApiWorld {
     /// Everything but the daemon.
-    pub fn asleep() -> World {
-        World::with(Lodge::new())
+    pub fn asleep() -> ApiWorld {
+        ApiWorld::with(Lodge::new())
     }
 
     /// The same, around a state directory that is still empty.
-    pub fn with(lodge: Lodge) -> World {
+    pub fn with(lodge: Lodge) -> ApiWorld {
         fs::DirBuilder::new().mode(0o700).create(lodge.home()).expect("a state directory");
         let mock = MockLlm::spawn_with(lodge.dir(), &["--key", KEY]).expect("a provider");
-        let world = World { lodge, mock };
+        let world = ApiWorld { lodge, mock };
         world.put_providers(&world.provider("mock", &world.mock.base_url()));
         world
     }
 
-    pub fn new() -> World {
-        let mut world = World::asleep();
+    pub fn new() -> ApiWorld {
+        let mut world = ApiWorld::asleep();
         world.lodge.start();
         world
     }
@@ -64,12 +64,12 @@ impl World {
         fs::rename(new, path).expect("a file");
     }
 
-    pub async fn checked(&self) -> Checked {
-        Checked::new(&self.lodge).await
+    pub async fn checked(&self) -> CheckedClient {
+        CheckedClient::new(&self.lodge).await
     }
 
     /// Creates an agent with the usual tools and waits until it is ready.
-    pub async fn agent(&self, api: &mut Checked, name: &str) -> String {
+    pub async fn agent(&self, api: &mut CheckedClient, name: &str) -> String {
         let created = api.ok("agent/create", json!({"content": AGENTFILE, "name": name})).await;
         let id = created["id"].as_str().expect("an id").to_owned();
         api.agent_is(&id, "ready").await;

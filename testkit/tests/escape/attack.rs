@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
+use crate::checked::CheckedClient;
 use crate::targets::{CANARY, Targets};
-use crate::world::{World, is_root};
+use crate::world::{ApiWorld, is_root};
 
 const ATTACK: &str = include_str!("attack.py");
 const AGENTFILE: &str = "FROM scratch\nNAME burglar\nMODEL mock/m\nBIN python3 host:python3 \"tries\"\n\
@@ -47,7 +47,7 @@ async fn nothing_that_an_agent_tries_without_a_network_succeeds() {
 
 #[tokio::test]
 async fn a_hole_that_was_made_on_purpose_is_noticed() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let targets = Targets::plant();
     let hole = targets.secrets[0].parent().expect("a directory").to_owned();
@@ -71,8 +71,8 @@ async fn a_hole_that_was_made_on_purpose_is_noticed() {
 }
 
 /// A running daemon with two agents, and what lies around them.
-struct Scene {
-    world: World,
+struct AttackScene {
+    world: ApiWorld,
     targets: Targets,
     burglar: Value,
     victim: Value,
@@ -83,7 +83,7 @@ struct Scene {
 }
 
 async fn nothing_succeeds(network: &str) {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let scene = set(world, &mut api, Targets::plant(), network, json!([])).await;
     let root = PathBuf::from(scene.burglar["root"].as_str().expect("a root"));
@@ -107,7 +107,7 @@ async fn nothing_succeeds(network: &str) {
 }
 
 /// Lets the burglar try, and returns what it says of each attempt.
-async fn tried(api: &mut Checked, scene: &Scene, given: &Value) -> String {
+async fn tried(api: &mut CheckedClient, scene: &AttackScene, given: &Value) -> String {
     let root = PathBuf::from(scene.burglar["root"].as_str().expect("a root"));
     fs::write(root.join("workspace/given"), given.to_string()).expect("a file");
     let call = json!(["/etc/data/attack.py", "given"]);
@@ -117,7 +117,13 @@ async fn tried(api: &mut Checked, scene: &Scene, given: &Value) -> String {
     report
 }
 
-async fn set(world: World, api: &mut Checked, targets: Targets, network: &str, mounts: Value) -> Scene {
+async fn set(
+    world: ApiWorld,
+    api: &mut CheckedClient,
+    targets: Targets,
+    network: &str,
+    mounts: Value,
+) -> AttackScene {
     let agentfile = format!("{AGENTFILE}{network}\n");
     let dir = world.lodge.agent_dir("burglar", &agentfile, &[("attack.py", ATTACK)]);
     api.ok("agent/create", json!({"path": dir, "name": "burglar", "mounts": mounts})).await;
@@ -135,10 +141,17 @@ async fn set(world: World, api: &mut Checked, targets: Targets, network: &str, m
         .and_then(|socket| socket.connect("192.0.2.1:9").and(socket.local_addr()));
     let own = own.map_or(IpAddr::from([127, 0, 0, 1]), |own| own.ip());
     let server = TcpListener::bind((own, 0)).expect("a socket");
-    Scene { world, targets, burglar, victim, sleeper: sleeper.expect("the victim's process").into(), server }
+    AttackScene {
+        world,
+        targets,
+        burglar,
+        victim,
+        sleeper: sleeper.expect("the victim's process").into(),
+        server,
+    }
 }
 
-impl Scene {
+impl AttackScene {
     /// What the attack has to know.
     fn given(&self) -> Value {
         let home = self.world.lodge.home().canonicalize().expect("a state directory");

@@ -5,15 +5,15 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::checked::Checked;
-use crate::world::{World, family, sh};
+use crate::checked::CheckedClient;
+use crate::world::{ApiWorld, family, sh};
 
 const LIMITS: &str = "LIMIT pids 60\nLIMIT memory 128m\nLIMIT disk 32m\n";
 const PIDS_MAX: usize = 60;
 /// What may be written before the limit is noticed: half of what is tried. It is counted, so a fast disk gets far beyond it.
 const DISK_MAX_BYTES: u64 = 2 * 1024 * 1024 * 1024;
 
-async fn scene(world: &World) -> Checked {
+async fn scene(world: &ApiWorld) -> CheckedClient {
     let mut api = world.checked().await;
     let tools =
         "BIN python3 host:python3 \"takes all\"\nBIN sh host:sh \"a shell\"\nBIN dd host:dd \"writes\"\n";
@@ -25,7 +25,7 @@ async fn scene(world: &World) -> Checked {
 }
 
 /// Lets the bomb go off, whatever becomes of its turn, and the other agent answer.
-async fn explode(api: &mut Checked, program: &str) -> String {
+async fn explode(api: &mut CheckedClient, program: &str) -> String {
     let call = json!(["-c", program]);
     let turn = api.say("bomb", "s", &format!("[[tool:python3|{call}]] [[reply:{{{{tool}}}}]]")).await;
     let answer = api.answer("calm", "c", &format!("{} [[reply:{{{{tool}}}}]]", sh("echo well"))).await;
@@ -35,7 +35,7 @@ async fn explode(api: &mut Checked, program: &str) -> String {
 
 #[tokio::test]
 async fn a_fork_bomb_fills_its_own_sandbox_and_no_other() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = scene(&world).await;
     let program = "import os, time\nn = 0\nfor _ in range(2000):\n    try:\n        if os.fork() == 0: time.sleep(1000)\n        \
         n += 1\n    except OSError: pass\nprint('forked', n)";
@@ -53,7 +53,7 @@ async fn a_fork_bomb_fills_its_own_sandbox_and_no_other() {
 
 #[tokio::test]
 async fn a_memory_bomb_is_over_before_the_host_is() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = scene(&world).await;
     for program in [
         "b = []\nfor _ in range(4096): b.append(bytearray(b'x' * (1 << 20)))\nprint('TOOK', len(b))",
@@ -77,7 +77,7 @@ fn bytes_beneath(dir: &Path) -> u64 {
 
 #[tokio::test]
 async fn a_disk_is_not_filled_by_one_agent_wherever_it_writes() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = scene(&world).await;
     let view = api.ok("agent/get", json!({"agent": "bomb"})).await;
     let root = Path::new(view["root"].as_str().expect("a root")).to_owned();

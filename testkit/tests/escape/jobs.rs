@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use lodge_testkit::lodge::until;
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
+use crate::checked::CheckedClient;
 use crate::targets::CANARY;
-use crate::world::{AGENTFILE, World, id};
+use crate::world::{AGENTFILE, ApiWorld, id};
 
 /// Tries each way in the list, and says which were open.
 const ATTEMPTS: &str = r#"
@@ -42,28 +42,28 @@ for name in os.listdir('/proc/self/fd'):
 print('over')
 "#;
 
-async fn over(api: &mut Checked, job: &str) -> Value {
+async fn over(api: &mut CheckedClient, job: &str) -> Value {
     api.until("job/get", json!({"job": job}), |view| !view["finished_at"].is_null()).await
 }
 
-async fn output(api: &mut Checked, job: &str, stream: &str) -> String {
+async fn output(api: &mut CheckedClient, job: &str, stream: &str) -> String {
     let output = api.ok("job/output", json!({"job": job, "stream": stream, "limit": 1 << 20})).await;
     output["data"].as_str().expect("data").to_owned()
 }
 
-async fn submit(api: &mut Checked, agent: &str, script: &str) -> String {
+async fn submit(api: &mut CheckedClient, agent: &str, script: &str) -> String {
     let asked = json!({"agent": agent, "bin": "sh", "args": ["-c", script]});
     id(&api.ok("job/submit", asked).await).to_owned()
 }
 
 /// Where the files of a job that is not archived yet are.
-fn exec_dir(world: &World, job: &str) -> Option<PathBuf> {
+fn exec_dir(world: &ApiWorld, job: &str) -> Option<PathBuf> {
     let sandboxes = fs::read_dir(world.lodge.home().join("run")).ok()?;
     sandboxes.flatten().map(|sandbox| sandbox.path().join("exec").join(job)).find(|dir| dir.is_dir())
 }
 
 /// An agent that can run Python.
-async fn burglar(api: &mut Checked) -> String {
+async fn burglar(api: &mut CheckedClient) -> String {
     let content = format!("{AGENTFILE}BIN python3 host:python3 \"tries\"\n");
     let created = api.ok("agent/create", json!({"content": content, "name": "burglar"})).await;
     api.agent_is("burglar", "ready").await;
@@ -72,7 +72,7 @@ async fn burglar(api: &mut Checked) -> String {
 
 #[tokio::test]
 async fn nothing_that_a_job_tries_with_the_state_the_archive_and_the_output_of_others_succeeds() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (victim, burglar) = (world.agent(&mut api, "victim").await, burglar(&mut api).await);
     // One job whose output is archived, and one whose output lies in its files.
@@ -126,7 +126,7 @@ fn seen(home: &Path) -> Vec<String> {
 
 #[tokio::test]
 async fn a_model_reads_no_job_of_another_agent_by_its_tools() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (victim, burglar) = (world.agent(&mut api, "victim").await, burglar(&mut api).await);
     let asked = json!({"agent": victim, "session": "v", "bin": "sh", "args": ["-c", format!("echo {CANARY}; sleep 600")]});
@@ -145,7 +145,7 @@ type Plant<'a> = &'a dyn Fn(&Path);
 
 #[tokio::test]
 async fn names_planted_where_the_output_of_a_job_is_kept_lead_nowhere_and_stop_nobody() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let outside = world.lodge.dir().join("outside");

@@ -6,14 +6,14 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::checked::Checked;
-use crate::world::{AGENTFILE, World, sh};
+use crate::checked::CheckedClient;
+use crate::world::{AGENTFILE, ApiWorld, sh};
 
 /// More than is told to a model, so that the whole of it is kept as a file.
 const LOUD: &str = "i=0; while [ $i -lt 40000 ]; do echo 'a line that is long enough to count for something'; i=$((i+1)); done";
 
 /// A directory of somebody else, and how it was.
-fn outside(world: &World) -> (std::path::PathBuf, String) {
+fn outside(world: &ApiWorld) -> (std::path::PathBuf, String) {
     let dir = world.lodge.dir().join("outside");
     fs::create_dir(&dir).expect("a directory");
     fs::write(dir.join("kept"), "as it was").expect("a file");
@@ -39,14 +39,14 @@ fn seen(dir: &Path) -> String {
 }
 
 /// Lets the agent run a script, and then one that is loud: both turns must come to their end.
-async fn plant(api: &mut Checked, script: &str) {
+async fn plant(api: &mut CheckedClient, script: &str) {
     api.answer("one", "s", &format!("{} [[reply:planted]]", sh(script))).await;
     api.answer("one", "s", &format!("{} [[reply:loud]]", sh(LOUD))).await;
 }
 
 #[tokio::test]
 async fn links_in_place_of_an_agents_directories_are_not_followed_by_the_daemon() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     let (dir, before) = outside(&world);
@@ -83,7 +83,7 @@ async fn links_in_place_of_an_agents_directories_are_not_followed_by_the_daemon(
 
 #[tokio::test]
 async fn no_kind_of_file_in_the_place_of_a_log_holds_the_daemon_up() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let content = format!("{AGENTFILE}BIN python3 host:python3 \"makes files\"\n");
     api.ok("agent/create", json!({"content": content, "name": "one"})).await;

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
-use crate::world::{World, is_root};
+use crate::checked::CheckedClient;
+use crate::world::{ApiWorld, is_root};
 
 const ATTACK: &str = include_str!("network.py");
 const FAR: &str = include_str!("far.py");
@@ -117,13 +117,13 @@ impl Traps {
     }
 }
 
-fn daemon_port(world: &World) -> u16 {
+fn daemon_port(world: &ApiWorld) -> u16 {
     let addr = world.lodge.http_addr();
     addr.rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port")
 }
 
 /// Everything of the host that is closed in every mode but `host`.
-fn closed(world: &World, traps: &Traps) -> Vec<Value> {
+fn closed(world: &ApiWorld, traps: &Traps) -> Vec<Value> {
     let mut all = Vec::new();
     for port in [traps.port, daemon_port(world), world.mock.address().port()] {
         for host in OWN.iter().copied().chain(["127.0.0.1", "127.8.9.10", "0.0.0.0", "localhost", "::1"]) {
@@ -141,7 +141,7 @@ fn closed(world: &World, traps: &Traps) -> Vec<Value> {
     all
 }
 
-async fn agent(world: &World, api: &mut Checked, name: &str, network: &str) -> Value {
+async fn agent(world: &ApiWorld, api: &mut CheckedClient, name: &str, network: &str) -> Value {
     let agentfile = format!("{AGENTFILE}{network}\n");
     let dir = world.lodge.agent_dir(name, &agentfile, &[("network.py", ATTACK)]);
     api.ok("agent/create", json!({"path": dir, "name": name})).await;
@@ -149,7 +149,7 @@ async fn agent(world: &World, api: &mut Checked, name: &str, network: &str) -> V
 }
 
 /// What the agent says of what it tried.
-async fn tried(api: &mut Checked, view: &Value, given: &Value) -> String {
+async fn tried(api: &mut CheckedClient, view: &Value, given: &Value) -> String {
     let name = view["name"].as_str().expect("a name");
     let root = std::path::PathBuf::from(view["root"].as_str().expect("a root"));
     let script = format!("python3 {} '{given}' > report 2>&1", root.join("etc/data/network.py").display());
@@ -166,7 +166,7 @@ fn open(report: &str) -> Vec<&str> {
 }
 
 async fn nothing_succeeds(network: &str, reaches_far: bool) {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let view = agent(&world, &mut api, "burglar", network).await;
     attack(&world, &mut api, &view, reaches_far).await;
@@ -175,7 +175,7 @@ async fn nothing_succeeds(network: &str, reaches_far: bool) {
 /// As on a kernel whose Landlock knows no network: sockets that are handed in hear their one peer. Where no filter can be
 /// attached, the way out is a proxy.
 async fn nothing_succeeds_behind_filters(network: &str) {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_KEEPER_CRASH_AT", "keeper.no_landlock_tcp");
     world.lodge.start();
     let mut api = world.checked().await;
@@ -197,7 +197,7 @@ fn is_filtered(view: &Value) -> bool {
     is_filtered
 }
 
-async fn attack(world: &World, api: &mut Checked, view: &Value, reaches_far: bool) {
+async fn attack(world: &ApiWorld, api: &mut CheckedClient, view: &Value, reaches_far: bool) {
     let traps = Traps::set();
     let mut parts = vec!["direct", "fast_open", "datagrams", "other_sockets"];
     if reaches_far {
@@ -266,7 +266,7 @@ async fn the_hosts_network_is_noticed_to_be_open() {
     if !in_network("network::the_hosts_network_is_noticed_to_be_open") {
         return;
     }
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let traps = Traps::set();
     let view = agent(&world, &mut api, "burglar", "NETWORK host").await;
@@ -289,7 +289,7 @@ async fn ports_that_a_tool_takes_are_its_own_and_not_the_hosts() {
     if !in_network("network::ports_that_a_tool_takes_are_its_own_and_not_the_hosts") {
         return;
     }
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     let port =
         || TcpListener::bind(("127.0.0.1", 0)).and_then(|server| server.local_addr()).expect("a port").port();
     world.lodge.set_env("LODGED_HTTP_ADDR", &format!("127.0.0.1:{}", port()));
@@ -332,7 +332,7 @@ async fn ports_of_the_host_that_a_tool_keeps_are_few_and_no_servers() {
             drop(stream.write_all(peer.as_bytes()));
         }
     });
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     let everywhere = TcpListener::bind(("0.0.0.0", 0)).expect("a socket");
     let model_server = everywhere.local_addr().expect("an address").port();
     world.lodge.set_env("LODGED_KEEPER_CRASH_AT", "keeper.no_landlock_tcp");
@@ -383,7 +383,7 @@ async fn ordinary_programs_reach_what_is_open_and_know_no_proxy() {
     if !in_network("network::ordinary_programs_reach_what_is_open_and_know_no_proxy") {
         return;
     }
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let get = |host: &str| {
         format!(

@@ -6,20 +6,20 @@ use std::path::PathBuf;
 use lodge_testkit::lodge::{Lodge, until};
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
-use crate::world::{World, id, is_root};
+use crate::checked::CheckedClient;
+use crate::world::{ApiWorld, id, is_root};
 
 /// As many as there are shared slots.
 const ENDLESS_JOBS: usize = 10;
 
-async fn submit(api: &mut Checked, agent: &str, script: &str) -> Value {
+async fn submit(api: &mut CheckedClient, agent: &str, script: &str) -> Value {
     let asked = json!({"agent": agent, "bin": "sh", "args": ["-c", script]});
     api.ok("job/submit", asked).await
 }
 
 #[tokio::test]
 async fn ten_endless_jobs_of_one_agent_do_not_block_the_job_of_another() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (greedy, modest) = (world.agent(&mut api, "greedy").await, world.agent(&mut api, "modest").await);
     let mut endless = Vec::new();
@@ -45,19 +45,19 @@ const AGENTFILE: &str = "FROM scratch\nNAME taker\nMODEL mock/m\nBIN python3 hos
     BIN sh host:sh \"a shell\"\nBIN sleep host:sleep \"waits\"\n";
 
 /// An agent that can run Python, with these limits.
-async fn taker(api: &mut Checked, name: &str, limits: &str) -> Value {
+async fn taker(api: &mut CheckedClient, name: &str, limits: &str) -> Value {
     api.ok("agent/create", json!({"content": format!("{AGENTFILE}{limits}"), "name": name})).await;
     api.agent_is(name, "ready").await
 }
 
 /// Runs a Python program as a tool, and returns what it printed.
-async fn python(api: &mut Checked, agent: &str, program: &str) -> String {
+async fn python(api: &mut CheckedClient, agent: &str, program: &str) -> String {
     let call = json!(["-c", program]);
     api.answer(agent, "p", &format!("[[tool:python3|{call}]] [[reply:{{{{tool}}}}]]")).await
 }
 
 /// Runs a Python program as a job, and returns its id and what it printed once it did.
-async fn python_job(api: &mut Checked, agent: &str, args: &[&str]) -> (String, String) {
+async fn python_job(api: &mut CheckedClient, agent: &str, args: &[&str]) -> (String, String) {
     let asked = json!({"agent": agent, "bin": "python3", "args": args});
     let job = id(&api.ok("job/submit", asked).await).to_owned();
     let said = |view: &Value| view["stdout_bytes"] != 0 || !view["finished_at"].is_null();
@@ -148,7 +148,7 @@ fn standing(pid: &Value) -> Vec<String> {
 
 #[tokio::test]
 async fn a_tool_schedules_itself_and_neither_keeper_nor_runtime() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let view = taker(&mut api, "taker", "").await;
     let both = [&view["pid"], &view["runtime_pid"]];
@@ -204,7 +204,7 @@ fn counts(line: &str) -> std::collections::BTreeMap<String, u64> {
 
 #[tokio::test]
 async fn what_the_kernel_counts_for_all_is_not_taken_by_one_agent() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     taker(&mut api, "taker", "").await;
     taker(&mut api, "other", "").await;
@@ -235,7 +235,7 @@ const DISK: &str = "LIMIT disk 32m\n";
 
 #[tokio::test]
 async fn what_was_removed_and_is_only_mapped_counts_against_the_disk() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     taker(&mut api, "taker", DISK).await;
     let program = "import mmap, os, time\nmaps = []\nfor n in range(16):\n    f = open('fill', 'w+b')\n    \
@@ -265,7 +265,7 @@ fn files_of(lodge: &Lodge, job: &str) -> Option<PathBuf> {
 #[tokio::test]
 async fn output_of_jobs_counts_against_the_disk_and_the_oldest_goes() {
     const DISK_BYTES: u64 = 32 << 20;
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     taker(&mut api, "taker", DISK).await;
     let program = "import sys\nfor _ in range(8): sys.stdout.write('x' * (1 << 20))";
@@ -295,7 +295,7 @@ async fn output_of_jobs_counts_against_the_disk_and_the_oldest_goes() {
 
 #[tokio::test]
 async fn a_tool_cannot_kill_the_runtime_and_can_kill_what_an_earlier_one_left() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let view = taker(&mut api, "taker", "").await;
     let scoped = view["isolation"].as_array().expect("layers").iter();

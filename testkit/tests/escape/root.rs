@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
-use crate::world::{AGENTFILE, World, is_root, sh};
+use crate::checked::CheckedClient;
+use crate::world::{AGENTFILE, ApiWorld, is_root, sh};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What an agent's shell says to a script.
-async fn says(api: &mut Checked, agent: &str, script: &str) -> String {
+async fn says(api: &mut CheckedClient, agent: &str, script: &str) -> String {
     api.answer(agent, "s", &format!("{} [[reply:{{{{tool}}}}]]", sh(script))).await
 }
 
@@ -28,8 +28,8 @@ fn layer<'v>(view: &'v Value, name: &str) -> &'v Value {
 }
 
 /// A daemon with one agent that has the usual tools and these.
-async fn with_tools(tools: &str) -> (World, Checked, Value) {
-    let world = World::new();
+async fn with_tools(tools: &str) -> (ApiWorld, CheckedClient, Value) {
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let content = format!("{AGENTFILE}NETWORK none\n{tools}");
     api.ok("agent/create", json!({"content": content, "name": "one"})).await;
@@ -68,7 +68,7 @@ async fn files_move_and_link_between_the_parts_of_a_root() {
 
 #[tokio::test]
 async fn an_agent_without_host_programs_sees_no_directory_of_the_host() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let content = "FROM scratch\nNAME bare\nMODEL mock/m\nNETWORK none\n";
     api.ok("agent/create", json!({"content": content, "name": "bare"})).await;
@@ -125,7 +125,7 @@ async fn programs_of_the_host_run_as_they_do_outside() {
 
 #[tokio::test]
 async fn a_program_elsewhere_comes_with_its_own_tree_and_nothing_beside_it() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let base = world.lodge.dir().canonicalize().expect("a path");
     let kit = base.join("kit");
     fs::create_dir_all(kit.join("bin")).expect("a directory");
@@ -164,7 +164,7 @@ async fn a_program_elsewhere_comes_with_its_own_tree_and_nothing_beside_it() {
 
 #[tokio::test]
 async fn a_program_right_above_the_state_directory_does_not_bring_that_along() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let base = world.lodge.dir().canonicalize().expect("a path");
     let home = world.lodge.home().canonicalize().expect("a path");
     fs::create_dir(base.join("bin")).expect("a directory");
@@ -205,7 +205,7 @@ async fn no_descriptor_of_a_keeper_leads_out_of_its_own_directory() {
 
 #[tokio::test]
 async fn where_no_root_can_be_built_the_paths_of_the_host_are_told_and_used() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_KEEPER_CRASH_AT", "keeper.no_private_root");
     world.lodge.start();
     let mut api = world.checked().await;
@@ -235,7 +235,7 @@ async fn where_no_root_can_be_built_the_paths_of_the_host_are_told_and_used() {
 
 #[tokio::test]
 async fn an_agent_whose_root_cannot_be_built_for_now_fails_and_says_what_to_do() {
-    let mut world = World::asleep();
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_KEEPER_CRASH_AT", "keeper.no_room");
     world.lodge.start();
     let mut api = world.checked().await;
@@ -252,7 +252,7 @@ async fn an_agent_whose_root_cannot_be_built_for_now_fails_and_says_what_to_do()
 #[tokio::test]
 async fn settings_of_the_host_are_read_with_overlays_and_without() {
     for without in [None, Some("keeper.no_overlay")] {
-        let mut world = World::asleep();
+        let mut world = ApiWorld::asleep();
         if let Some(point) = without {
             world.lodge.set_env("LODGED_KEEPER_CRASH_AT", point);
         }
@@ -280,7 +280,7 @@ async fn settings_of_the_host_are_read_with_overlays_and_without() {
 
 #[tokio::test]
 async fn a_program_whose_link_was_moved_shows_nothing_more_of_the_host() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let base = world.lodge.dir().canonicalize().expect("a path");
     for place in ["kit", "private"] {
         fs::create_dir_all(base.join(place).join("bin")).expect("a directory");

@@ -40,7 +40,7 @@ pub struct Targets {
     /// Each with its reader.
     fifos: Vec<(PathBuf, fs::File)>,
     /// How the secrets were.
-    marks: Vec<(PathBuf, Mark)>,
+    marks: Vec<(PathBuf, FileMark)>,
     terminal: OwnedFd,
     pub terminal_path: PathBuf,
     pub shm_key: i32,
@@ -142,9 +142,9 @@ impl Targets {
 }
 
 /// Mode, owner, time of the last change of the contents, and attributes.
-type Mark = (u32, u32, i64, bool);
+type FileMark = (u32, u32, i64, bool);
 
-fn mark(path: &Path) -> Mark {
+fn mark(path: &Path) -> FileMark {
     let found = fs::symlink_metadata(path).expect("a file");
     let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).expect("a path");
     // SAFETY: both texts are C strings that outlive the call; with no room announced, the kernel only counts.

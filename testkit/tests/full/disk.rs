@@ -15,15 +15,15 @@ const DISK_MIB: u64 = 64;
 /// Runs `test`, which is the test called `name`, in a process that has a disk of its own.
 ///
 /// A host that cannot give it one fails the test: what was not tried was not shown.
-pub fn with_disk<F: Future<Output = ()>>(name: &str, test: impl FnOnce(Disk) -> F) {
+pub fn with_disk<F: Future<Output = ()>>(name: &str, test: impl FnOnce(SmallDisk) -> F) {
     if let Some(dir) = std::env::var_os(INSIDE) {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        return runtime.expect("a runtime").block_on(test(Disk { dir: PathBuf::from(dir) }));
+        return runtime.expect("a runtime").block_on(test(SmallDisk { dir: PathBuf::from(dir) }));
     }
     let dir = tempfile::Builder::new().prefix("lodge-disk-").tempdir().expect("a directory");
     let mut command = Command::new(std::env::current_exe().expect("a running program has a path"));
     command.args([name, "--exact", "--nocapture"]).env(INSIDE, dir.path());
-    let plan = Plan::new(dir.path());
+    let plan = MountPlan::new(dir.path());
     // SAFETY: `enter` makes system calls on values made before the fork, and allocates nothing.
     unsafe {
         command.pre_exec(move || plan.enter());
@@ -35,14 +35,14 @@ pub fn with_disk<F: Future<Output = ()>>(name: &str, test: impl FnOnce(Disk) -> 
 }
 
 /// What the child does between fork and exec, prepared.
-struct Plan {
+struct MountPlan {
     dir: CString,
     options: CString,
     maps: Option<[(&'static CStr, Vec<u8>); 3]>,
 }
 
-impl Plan {
-    fn new(dir: &Path) -> Plan {
+impl MountPlan {
+    fn new(dir: &Path) -> MountPlan {
         // SAFETY: both only read properties of the process.
         let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
         let map = |id: u32| format!("{id} {id} 1").into_bytes();
@@ -51,7 +51,7 @@ impl Plan {
             (c"/proc/self/uid_map", map(uid)),
             (c"/proc/self/gid_map", map(gid)),
         ];
-        Plan {
+        MountPlan {
             dir: CString::new(dir.as_os_str().as_bytes()).expect("a path without NUL"),
             options: CString::new(format!("size={DISK_MIB}m,mode=700")).expect("no NUL"),
             maps: (uid != 0).then_some(maps),
@@ -83,11 +83,11 @@ fn done(returned: i32) -> io::Result<()> {
 
 /// A disk that can be filled to the last byte.
 #[derive(Debug)]
-pub struct Disk {
+pub struct SmallDisk {
     dir: PathBuf,
 }
 
-impl Disk {
+impl SmallDisk {
     /// The directory for a daemon's state.
     pub fn home(&self) -> PathBuf {
         self.dir.join("home")

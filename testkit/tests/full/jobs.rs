@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use lodge_testkit::lodge::{PATIENCE, until};
 use serde_json::{Value, json};
 
-use crate::disk::{Disk, with_disk};
-use crate::strike::{By, Call};
+use crate::disk::{SmallDisk, with_disk};
+use crate::strike::{FailingCall, FailingThread};
 use crate::struck::{WRITES_MAX, assert_sound, start};
-use crate::world::{Api, Listener, World};
+use crate::world::{ApiConnection, AttachedListener, FullDiskWorld};
 
 const MIB: u64 = 1 << 20;
 
@@ -31,17 +31,17 @@ fn submission(agent: &str, name: &str, script: &str) -> Value {
     json!({"agent": agent, "bin": "sh", "args": ["-c", script], "request_id": name})
 }
 
-fn exec_dir(world: &World, job: &str) -> Option<PathBuf> {
+fn exec_dir(world: &FullDiskWorld, job: &str) -> Option<PathBuf> {
     let sandboxes = fs::read_dir(world.lodge.home().join("run")).ok()?;
     sandboxes.flatten().map(|sandbox| sandbox.path().join("exec").join(job)).find(|dir| dir.is_dir())
 }
 
-async fn over(api: &mut Api, job: &str) -> Value {
+async fn over(api: &mut ApiConnection, job: &str) -> Value {
     api.until("job/get", json!({"job": job}), |view| !view["finished_at"].is_null()).await
 }
 
 /// Everything that is kept of a stream, and how much was passed over.
-async fn output(api: &mut Api, job: &str, stream: &str) -> (String, u64) {
+async fn output(api: &mut ApiConnection, job: &str, stream: &str) -> (String, u64) {
     let (mut text, mut dropped, mut offset) = (String::new(), 0, 0);
     loop {
         let piece = api.ok("job/output", json!({"job": job, "stream": stream, "offset": offset})).await;
@@ -57,13 +57,13 @@ async fn output(api: &mut Api, job: &str, stream: &str) -> (String, u64) {
 /// One failure is mended, of `daemon.db` by its reserve and of `output.db` by another try; with two the daemon is read-only
 /// for a moment, or the archive waits once more.
 async fn writes_of_a_jobs_life_fail(times: u64, every: usize) {
-    let world = World::asleep(None);
+    let world = FullDiskWorld::asleep(None);
     let daemon = start(&world);
-    let (mut api, mut listener) = (world.api().await, Listener::new(&world).await);
+    let (mut api, mut listener) = (world.api().await, AttachedListener::new(&world).await);
     let agent = api.agent("one").await;
     let mut jobs = 0;
     for skip in (0..WRITES_MAX).step_by(every) {
-        daemon.arm(Call::Write, By::Anybody, skip, times);
+        daemon.arm(FailingCall::Write, FailingThread::Anybody, skip, times);
         let name = format!("j{skip}");
         let script = format!(
             "for n in 1 2 3 4; do mkdir {name}.ran.$n 2>/dev/null && break; done; echo out {name}; echo err {name} >&2; exit 4"
@@ -111,8 +111,8 @@ async fn a_job_survives_a_read_only_daemon_at_every_third_write_of_its_life() {
     writes_of_a_jobs_life_fail(2, 3).await;
 }
 
-fn started(disk: &Disk, keep_free: &str) -> World {
-    let mut world = World::asleep(Some(&disk.home()));
+fn started(disk: &SmallDisk, keep_free: &str) -> FullDiskWorld {
+    let mut world = FullDiskWorld::asleep(Some(&disk.home()));
     world.lodge.set_env("LODGED_JOB_KEEP_FREE", keep_free);
     world.lodge.start();
     world

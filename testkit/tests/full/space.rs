@@ -5,13 +5,13 @@ use std::fs;
 use lodge_testkit::lodge::{http, until};
 use serde_json::{Value, json};
 
-use crate::disk::{Disk, with_disk};
-use crate::world::{Listener, World, effect, waiting_effect};
+use crate::disk::{SmallDisk, with_disk};
+use crate::world::{AttachedListener, FullDiskWorld, effect, waiting_effect};
 
 const MIB: u64 = 1 << 20;
 
-fn started(disk: &Disk) -> World {
-    let mut world = World::asleep(Some(&disk.home()));
+fn started(disk: &SmallDisk) -> FullDiskWorld {
+    let mut world = FullDiskWorld::asleep(Some(&disk.home()));
     world.lodge.start();
     world
 }
@@ -72,7 +72,7 @@ fn an_answer_for_which_there_is_no_room_is_recorded_with_the_reserve() {
         "space::an_answer_for_which_there_is_no_room_is_recorded_with_the_reserve",
         |disk| async move {
             let world = started(&disk);
-            let (mut api, mut listener) = (world.api().await, Listener::new(&world).await);
+            let (mut api, mut listener) = (world.api().await, AttachedListener::new(&world).await);
             let agent = api.agent("one").await;
             let text = format!("{}[[big:1000000]]", waiting_effect("held"));
             let turn = api.send(&agent, "s", &text).await;
@@ -103,7 +103,7 @@ fn a_daemon_without_any_room_is_read_only_and_goes_on_by_itself_when_there_is_so
         "space::a_daemon_without_any_room_is_read_only_and_goes_on_by_itself_when_there_is_some",
         |disk| async move {
             let world = started(&disk);
-            let (mut api, mut listener) = (world.api().await, Listener::new(&world).await);
+            let (mut api, mut listener) = (world.api().await, AttachedListener::new(&world).await);
             let (tools, model) = (api.agent("tools").await, api.agent("model").await);
             let before = api.send(&tools, "s", &format!("{}[[reply:one]]", effect("before"))).await;
             api.done(&before).await;
@@ -146,7 +146,7 @@ fn a_daemon_without_any_room_is_read_only_and_goes_on_by_itself_when_there_is_so
 }
 
 /// What a daemon that can record nothing still does.
-async fn read_only(world: &World, api: &mut crate::world::Api, agent: &str, turn: &str) {
+async fn read_only(world: &FullDiskWorld, api: &mut crate::world::ApiConnection, agent: &str, turn: &str) {
     for (method, params) in [
         ("turn/send", json!({"agent": agent, "text": "hi"})),
         ("agent/stop", json!({"agent": agent})),

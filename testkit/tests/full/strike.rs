@@ -15,29 +15,29 @@ use lodge_testkit::lodge::{PATIENCE, until};
 
 /// What fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Call {
+pub enum FailingCall {
     /// With "no space left on device".
     Write,
     /// With "input/output error".
     Flush,
 }
 
-impl Call {
-    fn of(number: i32) -> Call {
-        if i64::from(number) == libc::SYS_pwrite64 { Call::Write } else { Call::Flush }
+impl FailingCall {
+    fn of(number: i32) -> FailingCall {
+        if i64::from(number) == libc::SYS_pwrite64 { FailingCall::Write } else { FailingCall::Flush }
     }
 
     fn error(self) -> i32 {
         match self {
-            Call::Write => libc::ENOSPC,
-            Call::Flush => libc::EIO,
+            FailingCall::Write => libc::ENOSPC,
+            FailingCall::Flush => libc::EIO,
         }
     }
 }
 
 /// Whose calls fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum By {
+pub enum FailingThread {
     Anybody,
     /// The thread that commits.
     Writer,
@@ -45,20 +45,20 @@ pub enum By {
     Checkpoint,
 }
 
-impl By {
+impl FailingThread {
     fn is(self, thread: &str) -> bool {
         match self {
-            By::Anybody => true,
-            By::Writer => thread == "writer",
-            By::Checkpoint => thread == "checkpoint",
+            FailingThread::Anybody => true,
+            FailingThread::Writer => thread == "writer",
+            FailingThread::Checkpoint => thread == "checkpoint",
         }
     }
 }
 
 #[derive(Debug)]
-struct Plan {
-    call: Call,
-    by: By,
+struct StrikePlan {
+    call: FailingCall,
+    by: FailingThread,
     /// So many pass first …
     skip: u64,
     /// … then so many fail.
@@ -68,16 +68,16 @@ struct Plan {
 
 /// A daemon whose writes and flushes are asked about.
 #[derive(Debug)]
-pub struct Struck {
+pub struct StruckDaemon {
     child: Child,
-    plan: Arc<Mutex<Plan>>,
+    plan: Arc<Mutex<StrikePlan>>,
     over: Arc<AtomicBool>,
     answering: Option<JoinHandle<()>>,
 }
 
-impl Struck {
+impl StruckDaemon {
     /// Starts the daemon. Nothing fails before it is told to.
-    pub fn start(mut command: Command) -> Struck {
+    pub fn start(mut command: Command) -> StruckDaemon {
         let (ours, theirs) = UnixDatagram::pair().expect("a pair of sockets");
         let (filter, to) = (filter(), theirs.as_raw_fd());
         // SAFETY: `install` makes system calls on values made before the fork, and allocates nothing.
@@ -86,20 +86,25 @@ impl Struck {
         }
         let child = command.spawn().expect("the kernel lets a program be asked about (seccomp notification)");
         let listener = receive(&ours).expect("the listener arrives");
-        let plan =
-            Arc::new(Mutex::new(Plan { call: Call::Write, by: By::Anybody, skip: 0, times: 0, struck: 0 }));
+        let plan = Arc::new(Mutex::new(StrikePlan {
+            call: FailingCall::Write,
+            by: FailingThread::Anybody,
+            skip: 0,
+            times: 0,
+            struck: 0,
+        }));
         let over = Arc::new(AtomicBool::new(false));
         let daemon = child.id();
         let answering = {
             let (plan, over) = (plan.clone(), over.clone());
             std::thread::spawn(move || answer_all(&listener, daemon, &plan, &over))
         };
-        Struck { child, plan, over, answering: Some(answering) }
+        StruckDaemon { child, plan, over, answering: Some(answering) }
     }
 
     /// After `skip` calls of the daemon's, so many fail.
-    pub fn arm(&self, call: Call, by: By, skip: u64, times: u64) {
-        *self.plan() = Plan { call, by, skip, times, struck: 0 };
+    pub fn arm(&self, call: FailingCall, by: FailingThread, skip: u64, times: u64) {
+        *self.plan() = StrikePlan { call, by, skip, times, struck: 0 };
     }
 
     /// How many calls failed.
@@ -114,7 +119,7 @@ impl Struck {
         plan.struck
     }
 
-    fn plan(&self) -> MutexGuard<'_, Plan> {
+    fn plan(&self) -> MutexGuard<'_, StrikePlan> {
         self.plan.lock().expect("nobody panicked")
     }
 
@@ -123,7 +128,7 @@ impl Struck {
     }
 }
 
-impl Drop for Struck {
+impl Drop for StruckDaemon {
     fn drop(&mut self) {
         drop(self.child.kill());
         drop(self.child.wait());
@@ -174,11 +179,11 @@ fn install(filter: &[libc::sock_filter], to: RawFd) -> io::Result<()> {
 
 /// Room for one descriptor beside a message.
 #[repr(C, align(8))]
-struct Beside([u8; 64]);
+struct DescriptorSpace([u8; 64]);
 
 /// Sends a descriptor. Allocates nothing.
 unsafe fn send(to: RawFd, descriptor: RawFd) -> io::Result<()> {
-    let (mut byte, mut beside) = ([0_u8], Beside([0; 64]));
+    let (mut byte, mut beside) = ([0_u8], DescriptorSpace([0; 64]));
     let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
     // SAFETY: all zeroes are a valid header; every pointer in it is to a local that outlives the call, and the control
     // buffer is aligned and large enough for one descriptor.
@@ -198,7 +203,7 @@ unsafe fn send(to: RawFd, descriptor: RawFd) -> io::Result<()> {
 
 fn receive(from: &UnixDatagram) -> io::Result<OwnedFd> {
     from.set_read_timeout(Some(PATIENCE))?;
-    let (mut byte, mut beside) = ([0_u8], Beside([0; 64]));
+    let (mut byte, mut beside) = ([0_u8], DescriptorSpace([0; 64]));
     let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
     // SAFETY: as in `send`; the descriptor that arrives is ours alone.
     unsafe {
@@ -218,7 +223,7 @@ fn receive(from: &UnixDatagram) -> io::Result<OwnedFd> {
 }
 
 /// Answers the kernel until nobody is left to ask about, or the test is over.
-fn answer_all(listener: &OwnedFd, daemon: u32, plan: &Mutex<Plan>, over: &AtomicBool) {
+fn answer_all(listener: &OwnedFd, daemon: u32, plan: &Mutex<StrikePlan>, over: &AtomicBool) {
     const LOOK_MS: i32 = 50;
     let mut poll = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     while !over.load(Ordering::SeqCst) {
@@ -239,7 +244,7 @@ fn answer_all(listener: &OwnedFd, daemon: u32, plan: &Mutex<Plan>, over: &Atomic
         }
         let thread = fs::read_to_string(format!("/proc/{daemon}/task/{}/comm", asked.pid)).ok();
         let error = thread.map_or(0, |thread| {
-            decide(&mut plan.lock().expect("nobody panicked"), Call::of(asked.data.nr), thread.trim())
+            decide(&mut plan.lock().expect("nobody panicked"), FailingCall::of(asked.data.nr), thread.trim())
         });
         let flags = if error == 0 { libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32 } else { 0 };
         let mut answer = libc::seccomp_notif_resp { id: asked.id, val: 0, error: -error, flags };
@@ -249,7 +254,7 @@ fn answer_all(listener: &OwnedFd, daemon: u32, plan: &Mutex<Plan>, over: &Atomic
 }
 
 /// The error that a call gets; 0 lets it pass.
-fn decide(plan: &mut Plan, call: Call, thread: &str) -> i32 {
+fn decide(plan: &mut StrikePlan, call: FailingCall, thread: &str) -> i32 {
     if plan.times == 0 || call != plan.call || !plan.by.is(thread) {
         return 0;
     }

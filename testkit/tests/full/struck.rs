@@ -7,19 +7,19 @@ use std::time::{Duration, Instant};
 use lodge_testkit::lodge::{PATIENCE, until};
 use serde_json::{Value, json};
 
-use crate::strike::{By, Call, Struck};
-use crate::world::{Listener, World, effect};
+use crate::strike::{FailingCall, FailingThread, StruckDaemon};
+use crate::world::{AttachedListener, FullDiskWorld, effect};
 
 /// Between two looks at a turn.
 const LOOK: Duration = Duration::from_millis(2);
 /// More writes than any scenario here makes.
 pub const WRITES_MAX: u64 = 2_000;
 
-pub fn start(world: &World) -> Struck {
+pub fn start(world: &FullDiskWorld) -> StruckDaemon {
     let log = File::options().create(true).append(true).open(world.lodge.log_path()).expect("a log");
     let mut command = world.lodge.daemon_command();
     command.stdout(Stdio::null()).stderr(log);
-    let daemon = Struck::start(command);
+    let daemon = StruckDaemon::start(command);
     until("the daemon answers", || {
         std::os::unix::net::UnixStream::connect(world.lodge.home().join("lodge.sock")).ok()
     });
@@ -38,13 +38,13 @@ fn assert_whole(log: &[Value], turns: usize) {
 /// One failure is mended by the reserve; with two the daemon is read-only and goes on at once; with four that happens
 /// again to what it does first.
 async fn every_write_of_a_turn_fails(times: u64) {
-    let world = World::asleep(None);
+    let world = FullDiskWorld::asleep(None);
     let daemon = start(&world);
-    let (mut api, mut listener) = (world.api().await, Listener::new(&world).await);
+    let (mut api, mut listener) = (world.api().await, AttachedListener::new(&world).await);
     let agent = api.agent("one").await;
     let mut turns = 0;
     for skip in 0..WRITES_MAX {
-        daemon.arm(Call::Write, By::Anybody, skip, times);
+        daemon.arm(FailingCall::Write, FailingThread::Anybody, skip, times);
         let (name, text) = (format!("e{skip}"), format!("{}[[reply:r{skip}]]", effect(&format!("e{skip}"))));
         let params = json!({"agent": agent, "session": "s", "text": text, "request_id": name});
         let sent = api.insist("turn/send", params).await;
@@ -75,7 +75,7 @@ async fn every_write_of_a_turn_fails(times: u64) {
 }
 
 /// A database is sound once the daemon is gone.
-pub fn assert_sound(world: &World, name: &str) {
+pub fn assert_sound(world: &FullDiskWorld, name: &str) {
     let database = rusqlite::Connection::open(world.lodge.home().join(name)).expect("a database");
     let told: String = database.query_row("PRAGMA integrity_check", [], |row| row.get(0)).expect("a check");
     assert_eq!(told, "ok");
@@ -98,11 +98,11 @@ async fn a_turn_survives_a_daemon_that_is_read_only_twice_at_every_write_of_it()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agents_life_survives_a_read_only_daemon_at_every_write_of_it() {
-    let world = World::asleep(None);
+    let world = FullDiskWorld::asleep(None);
     let daemon = start(&world);
     let mut api = world.api().await;
     for skip in 0..WRITES_MAX {
-        daemon.arm(Call::Write, By::Anybody, skip, 2);
+        daemon.arm(FailingCall::Write, FailingThread::Anybody, skip, 2);
         let name = format!("a{skip}");
         let agent = api.agent(&name).await;
         api.insist("agent/stop", json!({"agent": agent})).await;
@@ -127,7 +127,7 @@ async fn an_agents_life_survives_a_read_only_daemon_at_every_write_of_it() {
 /// The kernel has one listener for a tree of processes, and here this test has it.
 #[tokio::test(flavor = "multi_thread")]
 async fn where_somebody_else_answers_the_calls_of_programs_an_agent_gets_a_proxy_and_says_why() {
-    let world = World::asleep(None);
+    let world = FullDiskWorld::asleep(None);
     let daemon = start(&world);
     let mut api = world.api().await;
     let agent = api.agent("one").await;
@@ -146,14 +146,14 @@ async fn where_somebody_else_answers_the_calls_of_programs_an_agent_gets_a_proxy
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flush_that_fails_ends_the_daemon_and_what_was_acknowledged_is_there() {
-    let mut world = World::asleep(None);
+    let mut world = FullDiskWorld::asleep(None);
     let mut acknowledged: Vec<(String, String)> = Vec::new();
     for skip in 0..4 {
         let mut daemon = start(&world);
         let mut api = world.api().await;
         let agent = api.agent("one").await;
         // The archive of jobs may still be opened, and survives a flush that fails.
-        daemon.arm(Call::Flush, By::Writer, skip, 1);
+        daemon.arm(FailingCall::Flush, FailingThread::Writer, skip, 1);
         // Commits follow one another until one of them cannot be flushed.
         for n in 0.. {
             let text = format!("t{skip}.{n}");
@@ -178,10 +178,10 @@ async fn a_flush_that_fails_ends_the_daemon_and_what_was_acknowledged_is_there()
 }
 
 /// Sends turns that write much, until the log was copied back so often that so many calls have failed.
-async fn fill_log(world: &World, daemon: &Struck, times: u64) -> Vec<String> {
+async fn fill_log(world: &FullDiskWorld, daemon: &StruckDaemon, times: u64) -> Vec<String> {
     let mut api = world.api().await;
     let agent = api.agent("one").await;
-    daemon.arm(Call::Write, By::Checkpoint, 0, times);
+    daemon.arm(FailingCall::Write, FailingThread::Checkpoint, 0, times);
     let mut turns = Vec::new();
     while daemon.struck() < times {
         let turn = api.send(&agent, "s", "[[big:200000]]").await;
@@ -194,7 +194,7 @@ async fn fill_log(world: &World, daemon: &Struck, times: u64) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_that_finds_no_room_to_be_copied_back_is_copied_later_and_nobody_notices() {
-    let world = World::asleep(None);
+    let world = FullDiskWorld::asleep(None);
     let daemon = start(&world);
     let turns = fill_log(&world, &daemon, 3).await;
     let mut api = world.api().await;
@@ -208,11 +208,11 @@ async fn a_log_that_finds_no_room_to_be_copied_back_is_copied_later_and_nobody_n
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flush_that_fails_while_the_log_is_copied_back_ends_the_daemon_too() {
-    let mut world = World::asleep(None);
+    let mut world = FullDiskWorld::asleep(None);
     let mut daemon = start(&world);
     let mut api = world.api().await;
     let agent = api.agent("one").await;
-    daemon.arm(Call::Flush, By::Checkpoint, 0, 1);
+    daemon.arm(FailingCall::Flush, FailingThread::Checkpoint, 0, 1);
     let mut acknowledged = Vec::new();
     let params = json!({"agent": agent, "session": "s", "text": "[[big:200000]]"});
     while let Ok(turn) = api.client.call_value("turn/send", params.clone()).await {

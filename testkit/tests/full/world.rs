@@ -15,14 +15,14 @@ const AGENTFILE: &str = "FROM scratch\nNAME tester\nMODEL mock/m\nBIN sh host:sh
     BIN mkdir host:mkdir \"make\"\nBIN sleep host:sleep \"wait\"\n";
 
 #[derive(Debug)]
-pub struct World {
+pub struct FullDiskWorld {
     pub lodge: Lodge,
     _mock: MockLlm,
 }
 
-impl World {
+impl FullDiskWorld {
     /// Without a daemon. The state directory is `home`, when that is elsewhere.
-    pub fn asleep(home: Option<&Path>) -> World {
+    pub fn asleep(home: Option<&Path>) -> FullDiskWorld {
         let lodge = Lodge::new();
         let made = home.map_or_else(|| lodge.home(), Path::to_owned);
         fs::DirBuilder::new().mode(0o700).create(&made).expect("a state directory");
@@ -36,11 +36,11 @@ impl World {
         );
         fs::write(&path, text).expect("a file");
         fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("a mode");
-        World { lodge, _mock: mock }
+        FullDiskWorld { lodge, _mock: mock }
     }
 
-    pub async fn api(&self) -> Api {
-        Api { client: self.lodge.client().await }
+    pub async fn api(&self) -> ApiConnection {
+        ApiConnection { client: self.lodge.client().await }
     }
 
     pub fn workspace(&self, agent: &str) -> PathBuf {
@@ -66,7 +66,7 @@ pub fn effect(name: &str) -> String {
     format!("[[tool:sh|{}]]", json!(["-c", script]))
 }
 
-/// As [`effect`], and then waits for [`World::go`].
+/// As [`effect`], and then waits for [`FullDiskWorld::go`].
 pub fn waiting_effect(name: &str) -> String {
     let script = format!(
         "for n in 1 2 3 4; do mkdir {name}.ran.$n 2>/dev/null && break; done; until test -e {name}.go; do sleep 0.02; done"
@@ -76,11 +76,11 @@ pub fn waiting_effect(name: &str) -> String {
 
 /// One connection.
 #[derive(Debug)]
-pub struct Api {
+pub struct ApiConnection {
     pub client: Client,
 }
 
-impl Api {
+impl ApiConnection {
     pub async fn call(&mut self, method: &str, params: Value) -> Result<Value, Value> {
         match self.client.call_value(method, params.clone()).await {
             Ok(result) => Ok(result),
@@ -187,16 +187,16 @@ impl Api {
 
 /// Everything that a client which is attached hears, held against the log at the end.
 #[derive(Debug)]
-pub struct Listener {
-    api: Api,
+pub struct AttachedListener {
+    api: ApiConnection,
     heard: Vec<Value>,
 }
 
-impl Listener {
-    pub async fn new(world: &World) -> Listener {
+impl AttachedListener {
+    pub async fn new(world: &FullDiskWorld) -> AttachedListener {
         let mut api = world.api().await;
         api.ok("client/attach", json!({"all": true, "since": 0})).await;
-        Listener { api, heard: Vec::new() }
+        AttachedListener { api, heard: Vec::new() }
     }
 
     /// Hears everything up to the head of `log` and compares.

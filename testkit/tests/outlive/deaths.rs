@@ -5,11 +5,11 @@ use std::io::Read;
 use std::process::Stdio;
 
 use lodge_testkit::lodge::{is_alive, until};
-use lodge_testkit::mock::Outcome;
+use lodge_testkit::mock::RequestOutcome;
 use serde_json::{Value, json};
 
 use crate::processes::{at_work, events, let_go, lines, pid, runtime_of, stands_still, workspace};
-use crate::world::{AGENTFILE, World, id, kill, sh};
+use crate::world::{AGENTFILE, ApiWorld, id, kill, sh};
 
 fn kill9(pid: i32) {
     kill(pid, libc::SIGKILL);
@@ -18,7 +18,7 @@ fn kill9(pid: i32) {
 
 #[tokio::test]
 async fn a_client_that_dies_in_the_middle_of_an_answer_takes_no_word_of_it_along() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let cursor = api.log().await.len();
@@ -48,7 +48,7 @@ async fn a_client_that_dies_in_the_middle_of_an_answer_takes_no_word_of_it_along
 
 #[tokio::test]
 async fn a_daemon_that_dies_in_the_middle_of_an_answer_makes_no_client_print_a_word_twice() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
     let go = world.lodge.dir().join("go");
@@ -71,7 +71,7 @@ async fn a_daemon_that_dies_in_the_middle_of_an_answer_makes_no_client_print_a_w
 
 #[tokio::test]
 async fn a_runtime_that_died_while_no_daemon_was_there_is_replaced_in_its_sandbox_by_the_next_one() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let (busy, idle) = (world.agent(&mut api, "busy").await, world.agent(&mut api, "idle").await);
     let sent = at_work(&world, &mut api, &busy).await;
@@ -95,7 +95,7 @@ async fn a_runtime_that_died_while_no_daemon_was_there_is_replaced_in_its_sandbo
 
 #[tokio::test]
 async fn under_the_policy_ask_a_death_that_nobody_watched_is_asked_about_like_any_other() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let mut before = Vec::new();
     for name in ["runtime", "keeper"] {
@@ -128,7 +128,7 @@ async fn under_the_policy_ask_a_death_that_nobody_watched_is_asked_about_like_an
 
 #[tokio::test]
 async fn a_model_call_goes_on_while_its_runtime_dies_and_is_not_made_again() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let view = api.ok("agent/get", json!({"agent": agent})).await;
@@ -144,7 +144,7 @@ async fn a_model_call_goes_on_while_its_runtime_dies_and_is_not_made_again() {
     assert_eq!(turn["status"], "done", "{turn:#}");
     assert!(turn["text"].as_str().expect("a text").ends_with("word60 "), "{turn:#}");
     // The model's own note of it comes behind the last word.
-    until("the call is over", || (requests()[0].outcome == Some(Outcome::Done)).then_some(()));
+    until("the call is over", || (requests()[0].outcome == Some(RequestOutcome::Done)).then_some(()));
     assert_eq!(requests().len(), 1, "it was made again");
     let after = api.ok("agent/get", json!({"agent": agent})).await;
     assert_eq!((&after["runs"], pid(&after)), (&json!(2), pid(&view)));
@@ -153,7 +153,7 @@ async fn a_model_call_goes_on_while_its_runtime_dies_and_is_not_made_again() {
 
 #[tokio::test]
 async fn an_answer_that_came_while_the_runtime_could_not_take_it_is_given_to_the_next_one() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let view = api.ok("agent/get", json!({"agent": agent})).await;
@@ -180,7 +180,7 @@ async fn an_answer_that_came_while_the_runtime_could_not_take_it_is_given_to_the
 
 #[tokio::test]
 async fn when_everything_dies_whatever_lived_comes_back_with_its_work_and_whatever_was_stopped_does_not() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let mut agents = Vec::new();
     for name in ["busy", "calling", "idle", "asleep"] {

@@ -15,7 +15,7 @@ const RECONNECT: Duration = Duration::from_millis(5);
 
 /// What is followed, and how.
 #[derive(Debug, Clone)]
-pub enum What {
+pub enum FollowTarget {
     /// The whole log, whose numbers have no gap.
     All,
     /// One agent's events, whose own numbers have none.
@@ -25,7 +25,7 @@ pub enum What {
 }
 
 #[derive(Debug, Default)]
-struct Saw {
+struct OutliveEvents {
     events: Vec<Value>,
     wrong: Vec<String>,
     connections: usize,
@@ -33,16 +33,16 @@ struct Saw {
 
 /// Follows from the first event on, until it is dropped.
 #[derive(Debug)]
-pub struct Follower {
-    saw: Arc<Mutex<Saw>>,
+pub struct OutliveFollower {
+    saw: Arc<Mutex<OutliveEvents>>,
     task: JoinHandle<()>,
 }
 
-impl Follower {
-    pub fn start(target: Target, token: String, what: What) -> Follower {
-        let saw: Arc<Mutex<Saw>> = Arc::default();
+impl OutliveFollower {
+    pub fn start(target: Target, token: String, what: FollowTarget) -> OutliveFollower {
+        let saw: Arc<Mutex<OutliveEvents>> = Arc::default();
         let task = tokio::spawn(follow(saw.clone(), target, token, what));
-        Follower { saw, task }
+        OutliveFollower { saw, task }
     }
 
     /// The events so far, if all were new and none was left out.
@@ -71,20 +71,22 @@ impl Follower {
     }
 }
 
-impl Drop for Follower {
+impl Drop for OutliveFollower {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
 /// Follows through one connection after the other.
-async fn follow(saw: Arc<Mutex<Saw>>, target: Target, token: String, what: What) {
+async fn follow(saw: Arc<Mutex<OutliveEvents>>, target: Target, token: String, what: FollowTarget) {
     let mut log = Value::Null;
     loop {
         match &what {
-            What::All => attached(&saw, &target, &token, json!({"all": true}), &mut log).await,
-            What::Agent(agent) => attached(&saw, &target, &token, json!({"agent": agent}), &mut log).await,
-            What::ServerSent => server_sent(&saw, &target, &token).await.unwrap_or_default(),
+            FollowTarget::All => attached(&saw, &target, &token, json!({"all": true}), &mut log).await,
+            FollowTarget::Agent(agent) => {
+                attached(&saw, &target, &token, json!({"agent": agent}), &mut log).await
+            }
+            FollowTarget::ServerSent => server_sent(&saw, &target, &token).await.unwrap_or_default(),
         }
         if !saw.lock().expect("nobody panicked").wrong.is_empty() {
             return;
@@ -94,7 +96,13 @@ async fn follow(saw: Arc<Mutex<Saw>>, target: Target, token: String, what: What)
 }
 
 /// One attachment, for as long as its connection lives.
-async fn attached(saw: &Mutex<Saw>, target: &Target, token: &str, mut wanted: Value, log: &mut Value) {
+async fn attached(
+    saw: &Mutex<OutliveEvents>,
+    target: &Target,
+    token: &str,
+    mut wanted: Value,
+    log: &mut Value,
+) {
     let Ok(mut client) = Client::connect(target, token).await else { return };
     wanted["since"] = saw.lock().expect("nobody panicked").cursor().into();
     wanted["log"] = log.clone();
@@ -115,7 +123,7 @@ async fn attached(saw: &Mutex<Saw>, target: &Target, token: &str, mut wanted: Va
 }
 
 /// One stream, for as long as its connection lives.
-async fn server_sent(saw: &Mutex<Saw>, target: &Target, token: &str) -> io::Result<()> {
+async fn server_sent(saw: &Mutex<OutliveEvents>, target: &Target, token: &str) -> io::Result<()> {
     let Target::Unix(socket) = target else { panic!("these tests use the Unix socket") };
     let mut stream = UnixStream::connect(socket).await?;
     let cursor = saw.lock().expect("nobody panicked").cursor();
@@ -144,7 +152,7 @@ async fn server_sent(saw: &Mutex<Saw>, target: &Target, token: &str) -> io::Resu
     Ok(())
 }
 
-impl Saw {
+impl OutliveEvents {
     fn cursor(&self) -> u64 {
         self.events.last().map_or(0, |event| event["seq"].as_u64().expect("a sequence"))
     }

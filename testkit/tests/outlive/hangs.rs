@@ -4,11 +4,11 @@ use lodge_testkit::lodge::{is_alive, until};
 use serde_json::{Value, json};
 
 use crate::processes::{at_work, daemon, events, let_go, lines, pid, runtime_of, workspace};
-use crate::world::{World, family, kill};
+use crate::world::{ApiWorld, family, kill};
 
 /// Thresholds that a hang passes, or does not, while the test waits.
-fn patient(stale: &str, crashed: &str) -> World {
-    let mut world = World::asleep();
+fn patient(stale: &str, crashed: &str) -> ApiWorld {
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_HEARTBEAT_STALE", stale);
     world.lodge.set_env("LODGED_HEARTBEAT_CRASHED", crashed);
     world.lodge.start();
@@ -82,7 +82,7 @@ async fn a_runtime_that_stood_still_at_rest_is_found_out_by_the_next_message_whi
 
 #[tokio::test]
 async fn an_agent_whose_keeper_stands_still_can_be_stopped_killed_and_removed() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let mut asked = Vec::new();
     for method in ["stop", "kill", "remove"] {
@@ -111,7 +111,7 @@ async fn an_agent_whose_keeper_stands_still_can_be_stopped_killed_and_removed() 
 
 #[tokio::test]
 async fn an_agent_whose_keeper_stood_still_when_the_daemon_came_can_be_stopped() {
-    let mut world = World::new();
+    let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
     let view = api.ok("agent/get", json!({"agent": agent})).await;

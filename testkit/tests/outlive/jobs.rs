@@ -7,26 +7,26 @@ use std::process::Stdio;
 use lodge_testkit::lodge::{is_alive, until};
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
+use crate::checked::CheckedClient;
 use crate::processes::{lines, pid, runtime_of, workspace};
-use crate::world::{World, id, kill};
+use crate::world::{ApiWorld, id, kill};
 
 /// Tells that it began, speaks on both streams, ticks until it may end, and ends with a code.
 const SCRIPT: &str = "echo begun >> begun; echo said; echo more >&2; \
     until test -e go; do echo tick >> ticks; sleep 0.05; done; echo finished; exit 5";
 
 /// An agent with a job that runs and one that waits for its turn.
-struct Scene {
-    world: World,
-    api: Checked,
+struct JobScene {
+    world: ApiWorld,
+    api: CheckedClient,
     agent: String,
     running: String,
     pending: String,
 }
 
-impl Scene {
-    async fn new() -> Scene {
-        let mut world = World::asleep();
+impl JobScene {
+    async fn new() -> JobScene {
+        let mut world = ApiWorld::asleep();
         world.lodge.set_env("LODGED_MAX_JOBS", "1");
         world.lodge.start();
         let mut api = world.checked().await;
@@ -37,7 +37,7 @@ impl Scene {
         let pending = submit(&mut api, &agent, "echo second >> second; echo later").await;
         let view = api.ok("job/get", json!({"job": pending})).await;
         assert_eq!(view["status"], "pending");
-        Scene { world, api, agent, running, pending }
+        JobScene { world, api, agent, running, pending }
     }
 
     async fn view(&mut self) -> Value {
@@ -106,16 +106,16 @@ impl Scene {
     }
 }
 
-async fn submit(api: &mut Checked, agent: &str, script: &str) -> String {
+async fn submit(api: &mut CheckedClient, agent: &str, script: &str) -> String {
     let asked = json!({"agent": agent, "bin": "sh", "args": ["-c", script]});
     id(&api.ok("job/submit", asked).await).to_owned()
 }
 
-async fn over(api: &mut Checked, job: &str) -> Value {
+async fn over(api: &mut CheckedClient, job: &str) -> Value {
     api.until("job/get", json!({"job": job}), |view| !view["finished_at"].is_null()).await
 }
 
-fn exec_dir(world: &World, job: &str) -> Option<std::path::PathBuf> {
+fn exec_dir(world: &ApiWorld, job: &str) -> Option<std::path::PathBuf> {
     let sandboxes = fs::read_dir(world.lodge.home().join("run")).ok()?;
     sandboxes.flatten().map(|sandbox| sandbox.path().join("exec").join(job)).find(|dir| dir.is_dir())
 }
@@ -127,7 +127,7 @@ fn kill9(pid: i32) {
 
 #[tokio::test]
 async fn a_job_outlives_the_client_that_waits_for_it_and_the_one_that_follows_it() {
-    let mut scene = Scene::new().await;
+    let mut scene = JobScene::new().await;
     let running = scene.running.clone();
     for words in [["jobs", "wait", &running].as_slice(), &["jobs", "logs", "-f", &running]] {
         let mut client = scene.world.lodge.cli_command(words);
@@ -145,7 +145,7 @@ async fn a_job_outlives_the_client_that_waits_for_it_and_the_one_that_follows_it
 
 #[tokio::test]
 async fn a_job_outlives_the_daemon_and_goes_on_without_one() {
-    let mut scene = Scene::new().await;
+    let mut scene = JobScene::new().await;
     for _ in 0..2 {
         scene.world.lodge.kill9();
         scene.goes_on();
@@ -156,7 +156,7 @@ async fn a_job_outlives_the_daemon_and_goes_on_without_one() {
 
 #[tokio::test]
 async fn a_job_that_ended_while_no_daemon_was_there_is_done_with_its_code() {
-    let mut scene = Scene::new().await;
+    let mut scene = JobScene::new().await;
     scene.world.lodge.kill9();
     fs::write(workspace(&scene.world, &scene.agent).join("go"), "").expect("a file");
     let exit = exec_dir(&scene.world, &scene.running).expect("its directory").join("exit");
@@ -172,7 +172,7 @@ async fn a_job_that_ended_while_no_daemon_was_there_is_done_with_its_code() {
 #[tokio::test]
 async fn a_job_outlives_the_runtime_with_and_without_the_daemon() {
     for daemon in ["lives", "dies too"] {
-        let mut scene = Scene::new().await;
+        let mut scene = JobScene::new().await;
         let view = scene.view().await;
         if daemon == "dies too" {
             scene.world.lodge.kill9();
@@ -192,7 +192,7 @@ async fn a_job_outlives_the_runtime_with_and_without_the_daemon() {
 #[tokio::test]
 async fn a_job_dies_with_its_keeper_and_the_one_behind_it_runs_in_the_next_sandbox() {
     for daemon in ["lives", "dies too"] {
-        let mut scene = Scene::new().await;
+        let mut scene = JobScene::new().await;
         let view = scene.view().await;
         if daemon == "dies too" {
             scene.world.lodge.kill9();
@@ -208,7 +208,7 @@ async fn a_job_dies_with_its_keeper_and_the_one_behind_it_runs_in_the_next_sandb
 
 /// What a machine that went out leaves of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Left {
+enum JobRemains {
     /// All that a keeper had written.
     Files,
     /// Its claim was not on disk yet.
@@ -219,18 +219,18 @@ enum Left {
 
 #[tokio::test]
 async fn a_job_of_another_boot_is_what_its_files_say_and_never_run_again() {
-    for left in [Left::Files, Left::Nothing, Left::Record] {
-        let mut scene = Scene::new().await;
+    for left in [JobRemains::Files, JobRemains::Nothing, JobRemains::Record] {
+        let mut scene = JobScene::new().await;
         let view = scene.view().await;
         let dir = exec_dir(&scene.world, &scene.running).expect("its directory");
         scene.world.lodge.kill9();
-        if left == Left::Record {
+        if left == JobRemains::Record {
             fs::write(workspace(&scene.world, &scene.agent).join("go"), "").expect("a file");
             until("its end is recorded", || dir.join("exit").exists().then_some(()));
         }
         kill9(pid(&view));
         until("nothing is left", || scene.world.lodge.keepers().is_empty().then_some(()));
-        if left == Left::Nothing {
+        if left == JobRemains::Nothing {
             fs::remove_dir_all(&dir).expect("its files can be removed");
         }
         let database =
@@ -240,9 +240,9 @@ async fn a_job_of_another_boot_is_what_its_files_say_and_never_run_again() {
         drop(database);
         scene.start_again().await;
         match left {
-            Left::Files => scene.is_lost(["said\n", "more\n"]).await,
-            Left::Nothing => scene.is_lost(["", ""]).await,
-            Left::Record => {
+            JobRemains::Files => scene.is_lost(["said\n", "more\n"]).await,
+            JobRemains::Nothing => scene.is_lost(["", ""]).await,
+            JobRemains::Record => {
                 let done = over(&mut scene.api, &scene.running.clone()).await;
                 assert_eq!((&done["status"], &done["exit_code"]), (&json!("done"), &json!(5)), "{done:#}");
                 let running = scene.running.clone();
@@ -255,7 +255,7 @@ async fn a_job_of_another_boot_is_what_its_files_say_and_never_run_again() {
 
 #[tokio::test]
 async fn a_job_dies_with_the_stop_of_its_agent_and_so_does_the_one_behind_it_and_both_say_why() {
-    let mut scene = Scene::new().await;
+    let mut scene = JobScene::new().await;
     scene.api.ok("agent/stop", json!({"agent": scene.agent})).await;
     for job in [scene.running.clone(), scene.pending.clone()] {
         let view = over(&mut scene.api, &job).await;

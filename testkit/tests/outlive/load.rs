@@ -9,7 +9,7 @@ use lodge_testkit::lodge::PATIENCE;
 use serde_json::json;
 use tokio::task::JoinHandle;
 
-use crate::follow::Follower;
+use crate::follow::OutliveFollower;
 use crate::world::sh;
 
 /// Between two attempts to send, and two looks for an end.
@@ -17,7 +17,7 @@ const AGAIN: Duration = Duration::from_millis(5);
 
 /// What a turn is made of.
 #[derive(Debug, Clone, Copy)]
-enum Shape {
+enum LoadShape {
     Plain,
     Streaming,
     Tool,
@@ -25,11 +25,11 @@ enum Shape {
     SlowTool,
 }
 
-const SHAPES: [Shape; 4] = [Shape::Plain, Shape::SlowTool, Shape::Streaming, Shape::Tool];
+const SHAPES: [LoadShape; 4] = [LoadShape::Plain, LoadShape::SlowTool, LoadShape::Streaming, LoadShape::Tool];
 
 /// A message that was accepted.
 #[derive(Debug)]
-pub struct Said {
+pub struct AcceptedMessage {
     pub turn: String,
     /// What the answer must be.
     pub answer: String,
@@ -39,24 +39,25 @@ pub struct Said {
 
 /// One person in one session, who sends the next message when the answer to the last one was seen.
 #[derive(Debug)]
-pub struct Talker {
+pub struct LoadTalker {
     pub session: String,
     enough: Arc<AtomicBool>,
-    task: JoinHandle<Vec<Said>>,
+    task: JoinHandle<Vec<AcceptedMessage>>,
 }
 
-impl Talker {
+impl LoadTalker {
     pub fn start(
         target: Target,
         token: String,
         agent: &str,
         session: &str,
-        follower: Arc<Follower>,
-    ) -> Talker {
+        follower: Arc<OutliveFollower>,
+    ) -> LoadTalker {
         let enough: Arc<AtomicBool> = Arc::default();
-        let voice = Voice { target, token, agent: agent.to_owned(), session: session.to_owned(), follower };
+        let voice =
+            LoadSession { target, token, agent: agent.to_owned(), session: session.to_owned(), follower };
         let task = tokio::spawn(voice.talk(enough.clone()));
-        Talker { session: session.to_owned(), enough, task }
+        LoadTalker { session: session.to_owned(), enough, task }
     }
 
     pub fn is_talking(&self) -> bool {
@@ -64,22 +65,22 @@ impl Talker {
     }
 
     /// Lets the last answer come, and returns everything that was said.
-    pub async fn finish(self) -> Vec<Said> {
+    pub async fn finish(self) -> Vec<AcceptedMessage> {
         self.enough.store(true, Ordering::SeqCst);
         self.task.await.expect("nothing went wrong")
     }
 }
 
-struct Voice {
+struct LoadSession {
     target: Target,
     token: String,
     agent: String,
     session: String,
-    follower: Arc<Follower>,
+    follower: Arc<OutliveFollower>,
 }
 
-impl Voice {
-    async fn talk(self, enough: Arc<AtomicBool>) -> Vec<Said> {
+impl LoadSession {
+    async fn talk(self, enough: Arc<AtomicBool>) -> Vec<AcceptedMessage> {
         let mut said = Vec::new();
         while !enough.load(Ordering::SeqCst) {
             let shape = SHAPES[said.len() % SHAPES.len()];
@@ -90,7 +91,7 @@ impl Voice {
                 assert!(Instant::now() < until, "turn {turn} ({word}) does not end");
                 tokio::time::sleep(AGAIN).await;
             }
-            said.push(Said { turn, answer: shape.answer(&word), effects: shape.effects(&word) });
+            said.push(AcceptedMessage { turn, answer: shape.answer(&word), effects: shape.effects(&word) });
         }
         said
     }
@@ -116,14 +117,14 @@ impl Voice {
     }
 }
 
-impl Shape {
+impl LoadShape {
     fn message(self, word: &str) -> String {
         let tool = |script: &str| format!("{} [[reply:{{{{tool}}}}]]", sh(script));
         match self {
-            Shape::Plain => format!("[[reply:{}]]", self.answer(word)),
-            Shape::Streaming => format!("[[chunks:8:20]] [[reply:{}]]", self.answer(word)),
-            Shape::Tool => tool(&format!("echo {word} >> ran; echo did {word}")),
-            Shape::SlowTool => {
+            LoadShape::Plain => format!("[[reply:{}]]", self.answer(word)),
+            LoadShape::Streaming => format!("[[chunks:8:20]] [[reply:{}]]", self.answer(word)),
+            LoadShape::Tool => tool(&format!("echo {word} >> ran; echo did {word}")),
+            LoadShape::SlowTool => {
                 tool(&format!("echo {word}.begin >> ran; sleep 0.3; echo {word}.end >> ran; echo did {word}"))
             }
         }
@@ -131,17 +132,17 @@ impl Shape {
 
     fn answer(self, word: &str) -> String {
         match self {
-            Shape::Plain => word.to_owned(),
-            Shape::Streaming => format!("{word} in several pieces"),
-            Shape::Tool | Shape::SlowTool => format!("did {word}\n"),
+            LoadShape::Plain => word.to_owned(),
+            LoadShape::Streaming => format!("{word} in several pieces"),
+            LoadShape::Tool | LoadShape::SlowTool => format!("did {word}\n"),
         }
     }
 
     fn effects(self, word: &str) -> Vec<String> {
         match self {
-            Shape::Plain | Shape::Streaming => Vec::new(),
-            Shape::Tool => vec![word.to_owned()],
-            Shape::SlowTool => vec![format!("{word}.begin"), format!("{word}.end")],
+            LoadShape::Plain | LoadShape::Streaming => Vec::new(),
+            LoadShape::Tool => vec![word.to_owned()],
+            LoadShape::SlowTool => vec![format!("{word}.begin"), format!("{word}.end")],
         }
     }
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use lodge_testkit::lodge::{Lodge, until};
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
-use crate::world::{World, family, id, sh};
+use crate::checked::CheckedClient;
+use crate::world::{ApiWorld, family, id, sh};
 
 pub fn pid(view: &Value) -> i32 {
     i32::try_from(view["pid"].as_u64().expect("a pid")).expect("a pid")
@@ -35,7 +35,7 @@ pub fn runtime_of(keeper: i32) -> i32 {
     family(keeper).into_iter().find(is_runtime).expect("a runtime")
 }
 
-pub fn workspace(world: &World, agent: &str) -> PathBuf {
+pub fn workspace(world: &ApiWorld, agent: &str) -> PathBuf {
     world.lodge.home().join("agents").join(agent).join("workspace")
 }
 
@@ -45,7 +45,7 @@ pub fn lines(path: &Path) -> usize {
 }
 
 /// A turn whose tool tells that it began, then says `tick` ten times a second until it finds the file `go`.
-pub async fn at_work(world: &World, api: &mut Checked, agent: &str) -> Value {
+pub async fn at_work(world: &ApiWorld, api: &mut CheckedClient, agent: &str) -> Value {
     let script =
         "echo begun >> begun; until test -e go; do echo tick >> ticks; sleep 0.1; done; echo finished";
     let text = format!("{} [[reply:{{{{tool}}}}]]", sh(script));
@@ -56,7 +56,7 @@ pub async fn at_work(world: &World, api: &mut Checked, agent: &str) -> Value {
 }
 
 /// Lets the tool of [`at_work`] end, and checks that it ran once and that its turn has its result.
-pub async fn let_go(world: &World, api: &mut Checked, sent: &Value) {
+pub async fn let_go(world: &ApiWorld, api: &mut CheckedClient, sent: &Value) {
     let workspace = workspace(world, sent["agent"].as_str().expect("an agent"));
     fs::write(workspace.join("go"), "").expect("a file");
     let turn = api.ended(id(sent)).await;
@@ -65,7 +65,7 @@ pub async fn let_go(world: &World, api: &mut Checked, sent: &Value) {
 }
 
 /// Events of one kind, in order.
-pub async fn events(api: &mut Checked, kind: &str) -> Vec<Value> {
+pub async fn events(api: &mut CheckedClient, kind: &str) -> Vec<Value> {
     let log = api.log().await;
     log.into_iter().filter(|event| event["kind"] == kind).collect()
 }

@@ -19,16 +19,16 @@ const DIGEST_BYTES: usize = 32;
 
 /// Where a daemon's program lies, to be replaced.
 #[derive(Debug)]
-pub struct Place {
+pub struct ProgramDir {
     dir: TempDir,
     original: Vec<u8>,
 }
 
-impl Place {
+impl ProgramDir {
     /// With the program under test as it is.
-    pub fn new() -> Place {
+    pub fn new() -> ProgramDir {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let place = Place { dir, original: fs::read(bin("lodged")).expect("the program under test") };
+        let place = ProgramDir { dir, original: fs::read(bin("lodged")).expect("the program under test") };
         place.put(&place.original);
         place
     }

@@ -7,9 +7,9 @@ use std::process::{Child, Command, Stdio};
 use lodge_testkit::lodge::{is_alive, until};
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
+use crate::checked::CheckedClient;
 use crate::processes::pid;
-use crate::world::{World, kill};
+use crate::world::{ApiWorld, kill};
 
 /// A process that writes down every signal that it survives.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl Drop for Stranger {
 
 /// What a note of a dead keeper says of a stranger.
 #[derive(Debug, Clone, Copy)]
-enum Note {
+enum KeeperNote {
     /// Its pid, and when the keeper started: the pid was given out again.
     Recycled,
     /// Everything, as if it were the keeper; but it holds no lock.
@@ -68,7 +68,7 @@ enum Note {
 }
 
 /// An agent whose sandbox is dead and that is not revived for an hour.
-async fn dead(world: &World, api: &mut Checked, name: &str) -> (String, PathBuf) {
+async fn dead(world: &ApiWorld, api: &mut CheckedClient, name: &str) -> (String, PathBuf) {
     let agent = world.agent(api, name).await;
     let view = api.ok("agent/get", json!({"agent": agent})).await;
     kill(pid(&view), libc::SIGKILL);
@@ -84,8 +84,8 @@ async fn dead(world: &World, api: &mut Checked, name: &str) -> (String, PathBuf)
     (agent, sandbox)
 }
 
-fn lonely() -> World {
-    let mut world = World::asleep();
+fn lonely() -> ApiWorld {
+    let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_BACKOFF_BASE", "1h");
     world.lodge.set_env("LODGED_BACKOFF_CAP", "1h");
     world.lodge.start();
@@ -97,7 +97,7 @@ async fn a_process_with_the_pid_of_a_dead_keeper_is_not_signalled_by_stop_kill_o
     let world = lonely();
     let mut api = world.checked().await;
     let stranger = Stranger::new(world.lodge.dir());
-    for note in [Note::Recycled, Note::Whole] {
+    for note in [KeeperNote::Recycled, KeeperNote::Whole] {
         for method in ["stop", "kill", "remove"] {
             let (agent, sandbox) = dead(&world, &mut api, &format!("{method}-{note:?}").to_lowercase()).await;
             stranger.write(&sandbox, note);
@@ -115,14 +115,14 @@ async fn a_process_with_the_pid_of_a_dead_keeper_is_not_signalled_by_stop_kill_o
 
 #[tokio::test]
 async fn a_process_with_the_pid_of_a_dead_keeper_is_not_signalled_by_a_sweep() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let stranger = Stranger::new(world.lodge.dir());
     let stopped = world.agent(&mut api, "stopped").await;
     let view = api.ok("agent/get", json!({"agent": stopped})).await;
     api.ok("agent/stop", json!({"agent": stopped})).await;
     let run = world.lodge.home().join("run");
-    for note in [Note::Recycled, Note::Whole] {
+    for note in [KeeperNote::Recycled, KeeperNote::Whole] {
         // Of an agent that is stopped, and of none.
         for sandbox in [view["sandbox"].as_str().expect("a sandbox"), "sbx_nobodys"] {
             fs::create_dir(run.join(sandbox)).expect("a directory");
@@ -141,7 +141,7 @@ async fn a_process_with_the_pid_of_a_dead_keeper_is_not_taken_for_one_by_a_start
     let mut api = world.checked().await;
     let stranger = Stranger::new(world.lodge.dir());
     let mut agents = Vec::new();
-    for note in [Note::Recycled, Note::Whole] {
+    for note in [KeeperNote::Recycled, KeeperNote::Whole] {
         let (agent, sandbox) = dead(&world, &mut api, &format!("{note:?}").to_lowercase()).await;
         stranger.write(&sandbox, note);
         agents.push(agent);
@@ -159,13 +159,13 @@ async fn a_process_with_the_pid_of_a_dead_keeper_is_not_taken_for_one_by_a_start
 
 #[tokio::test]
 async fn a_living_keeper_whose_note_names_another_process_is_ended_and_that_process_is_not() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     let stranger = Stranger::new(world.lodge.dir());
     let agent = world.agent(&mut api, "one").await;
     let view = api.ok("agent/get", json!({"agent": agent})).await;
     let sandbox = world.lodge.home().join("run").join(view["sandbox"].as_str().expect("a sandbox"));
-    stranger.write(&sandbox, Note::Recycled);
+    stranger.write(&sandbox, KeeperNote::Recycled);
     assert_eq!(api.ok("agent/stop", json!({"agent": agent})).await["status"], "stopped");
     assert!(!is_alive(pid(&view)), "its keeper lives");
     stranger.was_left_alone();
@@ -173,10 +173,10 @@ async fn a_living_keeper_whose_note_names_another_process_is_ended_and_that_proc
 
 impl Stranger {
     /// Writes this process where a sandbox's keeper had written itself.
-    fn write(&self, sandbox: &Path, note: Note) {
+    fn write(&self, sandbox: &Path, note: KeeperNote) {
         let started = match note {
-            Note::Recycled => self.started_at() - 1,
-            Note::Whole => self.started_at(),
+            KeeperNote::Recycled => self.started_at() - 1,
+            KeeperNote::Whole => self.started_at(),
         };
         fs::write(sandbox.join("pid"), format!("{} {started}\n", self.pid())).expect("a note");
     }

@@ -4,7 +4,7 @@ use lodge_testkit::lodge::{is_alive, until};
 use serde_json::json;
 
 use crate::processes::{at_work, command_line, pid};
-use crate::world::{AGENTFILE, World, family, sh};
+use crate::world::{AGENTFILE, ApiWorld, family, sh};
 
 /// What is left running, by the numbers in its command line, after the tool itself has ended: daemons with a session of
 /// their own, one who does not listen, and one who holds the pipe open.
@@ -14,7 +14,7 @@ const LEAVE_BEHIND: &str = "setsid sh -c 'sleep 70001 & sleep 70002 &' < /dev/nu
 
 #[tokio::test]
 async fn daemons_deaf_children_and_holders_of_pipes_die_with_the_kill_stop_and_removal_of_their_agent() {
-    let world = World::new();
+    let world = ApiWorld::new();
     let mut api = world.checked().await;
     for method in ["kill", "stop", "remove"] {
         let content = format!("{AGENTFILE}BIN setsid host:setsid \"a session of its own\"\n");

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use lodge_testkit::lodge::{Lodge, PATIENCE, until};
 use serde_json::{Value, json};
 
-use crate::checked::Checked;
-use crate::follow::{Follower, What};
-use crate::load::{Said, Talker};
+use crate::checked::CheckedClient;
+use crate::follow::{FollowTarget, OutliveFollower};
+use crate::load::{AcceptedMessage, LoadTalker};
 use crate::processes::{command_line, events, pid, runtime_of, workspace};
-use crate::release::{Place, stored};
-use crate::world::{World, kill};
+use crate::release::{ProgramDir, stored};
+use crate::world::{ApiWorld, kill};
 
 const AGENTS: usize = 3;
 const SESSIONS: usize = 2;
@@ -20,27 +20,34 @@ const SESSIONS: usize = 2;
 const TURNS_BETWEEN: usize = 3;
 
 #[derive(Debug, Clone, Copy)]
-enum End {
+enum DaemonExit {
     Asked,
     Killed,
 }
 
 /// The first is the upgrade; after that releases come one after the other.
-const ENDS: [End; 6] = [End::Asked, End::Killed, End::Killed, End::Asked, End::Asked, End::Killed];
+const ENDS: [DaemonExit; 6] = [
+    DaemonExit::Asked,
+    DaemonExit::Killed,
+    DaemonExit::Killed,
+    DaemonExit::Asked,
+    DaemonExit::Asked,
+    DaemonExit::Killed,
+];
 
-fn end(world: &mut World, how: End) {
+fn end(world: &mut ApiWorld, how: DaemonExit) {
     match how {
-        End::Asked => {
+        DaemonExit::Asked => {
             world.lodge.terminate();
             assert_eq!(world.lodge.wait_killed(PATIENCE), Some(false), "it was not its own end");
         }
-        End::Killed => world.lodge.kill9(),
+        DaemonExit::Killed => world.lodge.kill9(),
     }
 }
 
 /// A daemon whose program can be replaced, and agents.
-async fn furnish(place: &Place) -> (World, Checked, Vec<String>) {
-    let mut world = World::with(Lodge::of(place.lodged()));
+async fn furnish(place: &ProgramDir) -> (ApiWorld, CheckedClient, Vec<String>) {
+    let mut world = ApiWorld::with(Lodge::of(place.lodged()));
     world.lodge.start();
     let mut api = world.checked().await;
     let mut agents = Vec::new();
@@ -50,39 +57,39 @@ async fn furnish(place: &Place) -> (World, Checked, Vec<String>) {
     (world, api, agents)
 }
 
-fn keepers(world: &World) -> Vec<i32> {
+fn keepers(world: &ApiWorld) -> Vec<i32> {
     let mut keepers = world.lodge.keepers();
     keepers.sort_unstable();
     keepers
 }
 
 /// How many turns of an agent a client saw finished.
-fn finished(follower: &Follower, agent: &str) -> usize {
+fn finished(follower: &OutliveFollower, agent: &str) -> usize {
     let of = |event: &&Value| event["kind"] == "turn.finished" && event["stream"] == agent;
     follower.with(|events| events.iter().filter(of).count())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_daemon_that_is_replaced_and_restarted_under_load_loses_no_event_and_no_turn_and_repeats_no_tool() {
-    let place = Place::new();
+    let place = ProgramDir::new();
     let (mut world, api, agents) = furnish(&place).await;
     let before = keepers(&world);
     let (target, token) = (world.lodge.target(), world.lodge.bearer());
-    let follow = |what| Arc::new(Follower::start(target.clone(), token.clone(), what));
-    let (all, sent) = (follow(What::All), follow(What::ServerSent));
-    let each: Vec<_> = agents.iter().map(|agent| follow(What::Agent(agent.clone()))).collect();
+    let follow = |what| Arc::new(OutliveFollower::start(target.clone(), token.clone(), what));
+    let (all, sent) = (follow(FollowTarget::All), follow(FollowTarget::ServerSent));
+    let each: Vec<_> = agents.iter().map(|agent| follow(FollowTarget::Agent(agent.clone()))).collect();
     let mut talkers = Vec::new();
     for (agent, follower) in agents.iter().zip(&each) {
         for number in 0..SESSIONS {
             let session = format!("s{}n{number}", talkers.len());
             let follower = follower.clone();
-            talkers.push(Talker::start(target.clone(), token.clone(), agent, &session, follower));
+            talkers.push(LoadTalker::start(target.clone(), token.clone(), agent, &session, follower));
         }
     }
     let work_on = |turns: usize| {
         let done: Vec<usize> = agents.iter().map(|agent| finished(&all, agent)).collect();
         until("every agent works", || {
-            assert!(talkers.iter().all(Talker::is_talking), "somebody gave up");
+            assert!(talkers.iter().all(LoadTalker::is_talking), "somebody gave up");
             let came = |(agent, done): (&String, &usize)| finished(&all, agent) >= done + turns;
             agents.iter().zip(&done).all(came).then_some(())
         });
@@ -124,9 +131,9 @@ async fn a_daemon_that_is_replaced_and_restarted_under_load_loses_no_event_and_n
 
 /// Every message of a session is one turn, done, with its answer.
 async fn check_session(
-    api: &mut Checked,
+    api: &mut CheckedClient,
     session: &str,
-    said: Vec<Said>,
+    said: Vec<AcceptedMessage>,
     effects: &mut BTreeMap<String, usize>,
 ) {
     assert!(said.len() > ENDS.len(), "{session} hardly spoke");
@@ -147,7 +154,7 @@ async fn check_session(
 
 /// A client saw these events, each once and in order, from every daemon.
 #[track_caller]
-fn saw(follower: &Follower, events: &[Value]) {
+fn saw(follower: &OutliveFollower, events: &[Value]) {
     let has_all = || follower.with(|seen| (seen.len() >= events.len()).then_some(()));
     until("the client has seen the log", has_all);
     follower.with(|seen| assert_eq!(seen, events));
@@ -165,7 +172,7 @@ fn nothing_was_lost(log: &[Value]) {
 
 #[tokio::test]
 async fn a_newer_keeper_is_for_agents_that_are_started_afterwards_and_the_older_ones_keep_theirs() {
-    let place = Place::new();
+    let place = ProgramDir::new();
     let (mut world, api, agents) = furnish(&place).await;
     let program = |view: &Value| command_line(pid(view)).split(' ').next().map(str::to_owned);
     let first = stored(&world.lodge.home(), "keeper");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use lodge_proto::base64;
 use lodge_testkit::lodge::{Lodge, pause};
 
-use crate::set::{ASKS, Ask, stocked, unpacked};
+use crate::set::{ASKS, ToolQuestion, stocked, unpacked};
 
 /// A Docker Engine is several programs, which a busy machine takes its time to start.
 const STARTS_WITHIN: Duration = Duration::from_secs(120);
@@ -25,7 +25,7 @@ fn bare(program: &str) -> Command {
     command
 }
 
-fn asked(mut command: Command, ask: &Ask) -> Output {
+fn asked(mut command: Command, ask: &ToolQuestion) -> Output {
     let mut child = command
         .args(ask.args)
         .stdin(Stdio::piped())
@@ -40,7 +40,7 @@ fn asked(mut command: Command, ask: &Ask) -> Output {
     child.wait_with_output().expect("our child")
 }
 
-fn answered(ask: &Ask, output: &Output) {
+fn answered(ask: &ToolQuestion, output: &Output) {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(
         output.status.success() && out.contains(ask.answer),

@@ -8,24 +8,24 @@ use serde_json::Value;
 
 /// A tool, what it is asked, and what must stand in its answer.
 #[derive(Debug)]
-pub struct Ask {
+pub struct ToolQuestion {
     pub tool: &'static str,
     pub args: &'static [&'static str],
     pub stdin: &'static str,
     pub answer: &'static str,
 }
 
-pub const ASKS: [Ask; 5] = [
-    Ask {
+pub const ASKS: [ToolQuestion; 5] = [
+    ToolQuestion {
         tool: "busybox",
         args: &["sh", "-c", "echo lodge | awk '{ print toupper($1) }'"],
         stdin: "",
         answer: "LODGE",
     },
-    Ask { tool: "rg", args: &["-n", "tw", "-"], stdin: "one\ntwo\n", answer: "2:two" },
-    Ask { tool: "fd", args: &["-u", "--max-depth", "1", ".", ".."], stdin: "", answer: "../" },
-    Ask { tool: "jaq", args: &["-c", ".a | add"], stdin: r#"{"a": [1, 2]}"#, answer: "3" },
-    Ask {
+    ToolQuestion { tool: "rg", args: &["-n", "tw", "-"], stdin: "one\ntwo\n", answer: "2:two" },
+    ToolQuestion { tool: "fd", args: &["-u", "--max-depth", "1", ".", ".."], stdin: "", answer: "../" },
+    ToolQuestion { tool: "jaq", args: &["-c", ".a | add"], stdin: r#"{"a": [1, 2]}"#, answer: "3" },
+    ToolQuestion {
         tool: "xh",
         args: &["--ignore-stdin", "--offline", "--print=H", "GET", "https://example.org/", "a==b"],
         stdin: "",

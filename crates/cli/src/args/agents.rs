@@ -2,25 +2,25 @@
 
 use clap::{Args, Subcommand};
 
-use super::{StopArgs, Voice};
+use super::{ConversationArgs, StopArgs};
 use crate::parse::{MountArg, key_value, mount};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AgentCommand {
     /// List agents
     Ls(ListArgs),
-    /// Show everything about agents
-    Inspect(Refs),
+    /// Show details of agents
+    Inspect(AgentRefs),
     /// Start agents and wait until they are ready
-    Start(Refs),
-    /// Stop agents; turns in flight are broken off
+    Start(AgentRefs),
+    /// Stop agents and interrupt their running turns
     Stop(StopArgs),
-    /// Start agents anew and wait until they are ready; turns in flight are broken off
+    /// Restart agents and wait until they are ready; running turns are interrupted
     Restart(StopArgs),
-    /// Change an agent in place; turns in flight finish on what they began with
+    /// Change an agent in place; running turns finish with the old settings
     Update(UpdateArgs),
-    /// Kill agents and end their work for good: nothing takes it up again
-    Kill(Refs),
+    /// Kill agents and drop their work permanently
+    Kill(AgentRefs),
     /// Remove agents
     Rm(RemoveArgs),
     /// Show an agent's log
@@ -32,53 +32,53 @@ pub(crate) enum AgentCommand {
     after_help = "Examples:\n  lodge run examples/hello \"What time is it?\"\n  lodge run registry.example/team/otter:v1 --name otter"
 )]
 pub(crate) struct RunArgs {
-    /// A directory with an Agentfile, an Agentfile, - for an Agentfile from stdin, or an image: one that is here, or one of a registry, which is pulled
+    /// A directory with an Agentfile, an Agentfile, - to read an Agentfile from stdin, or an image (pulled if it is not local)
     pub source: String,
-    /// What to ask; - reads it from stdin
+    /// The prompt; - reads it from stdin
     pub prompt: Vec<String>,
-    /// The agent's name; a free one is chosen when absent
+    /// The agent's name; default: a free name
     #[arg(long)]
     pub name: Option<String>,
-    /// The model, written provider/model
+    /// The model, as PROVIDER/MODEL
     #[arg(long)]
     pub model: Option<String>,
-    /// An environment variable of the agent
+    /// Set an environment variable for the agent
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub env: Vec<(String, String)>,
-    /// A directory or file of this machine that the agent sees
+    /// Mount a directory or file of this machine
     #[arg(short = 'v', long = "mount", value_name = "HOST:TARGET[:DESCRIPTION][:ro|rw]", value_parser = mount)]
     pub mounts: Vec<MountArg>,
-    /// A label of the agent
+    /// Set a label on the agent
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub label: Vec<(String, String)>,
-    /// A value for an ARG of the Agentfile
+    /// Set an ARG of the Agentfile
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub build_arg: Vec<(String, String)>,
-    /// A setting of the runtime; before what the image says
+    /// Set a CONFIG value of the runtime; overrides the image
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub config: Vec<(String, String)>,
-    /// What its runtime is, a program of the host or a tool's image; before what the image says
+    /// The runtime: a program of the host or a tool's image; overrides the image
     #[arg(long, value_name = "host:PROGRAM|BIN")]
     pub runtime: Option<String>,
-    /// A capability beside those of the image
+    /// Add a capability to those of the image
     #[arg(long = "cap", value_name = "NAME")]
     pub caps: Vec<String>,
-    /// What happens to its work when its process dies; before what the Agentfile and the daemon say
+    /// What happens to its work when its process dies; overrides the Agentfile and the daemon's setting
     #[arg(long, value_name = "POLICY", value_parser = ["revive", "reap", "ask"])]
     pub revival_policy: Option<String>,
-    /// Remove the agent when the answer is there
+    /// Remove the agent after the answer
     #[arg(long, requires = "prompt", conflicts_with = "detach")]
     pub rm: bool,
-    /// Do not wait; with a prompt print the turn's id
+    /// Do not wait; with a prompt, print the turn's id
     #[arg(short, long)]
     pub detach: bool,
     #[command(flatten)]
-    pub voice: Voice,
+    pub voice: ConversationArgs,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
-    /// Also agents that are stopped or failed
+    /// Include stopped and failed agents
     #[arg(short, long)]
     pub all: bool,
     /// Only agents with this label
@@ -87,41 +87,41 @@ pub(crate) struct ListArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Refs {
-    /// Ids, names or unique beginnings of ids
+pub(crate) struct AgentRefs {
+    /// Names or ids of agents, or any unique prefix of an id
     #[arg(required = true, value_name = "AGENT")]
     pub agents: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct UpdateArgs {
-    /// An id, a name or a unique beginning of an id
+    /// An agent's name or id, or any unique prefix of the id
     pub agent: String,
-    /// The model, written provider/model
+    /// The model, as PROVIDER/MODEL
     #[arg(long)]
     pub model: Option<String>,
-    /// An environment variable; without a value it is taken away
+    /// Set an environment variable; KEY= removes it
     #[arg(short, long, value_name = "KEY=[VALUE]", value_parser = key_value)]
     pub env: Vec<(String, String)>,
-    /// A CONFIG value; without one the image's counts again
+    /// Set a CONFIG value; KEY= restores the image's value
     #[arg(long, value_name = "KEY=[VALUE]", value_parser = key_value)]
     pub config: Vec<(String, String)>,
-    /// A label; without a value it is taken away
+    /// Set a label; KEY= removes it
     #[arg(long, value_name = "KEY=[VALUE]", value_parser = key_value)]
     pub label: Vec<(String, String)>,
-    /// Another image: its name, here or in a registry, a directory with an Agentfile, an Agentfile, or - for stdin
+    /// Use another image: a local or remote image, a directory with an Agentfile, an Agentfile, or - for stdin
     #[arg(long, value_name = "IMAGE|DIR")]
     pub image: Option<String>,
-    /// A value for an ARG of that Agentfile
+    /// Set an ARG of that Agentfile
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value, requires = "image")]
     pub build_arg: Vec<(String, String)>,
-    /// A directory or file of this machine; replaces the one at the same target
+    /// Mount a directory or file of this machine; replaces a mount at the same target
     #[arg(short = 'v', long = "mount", value_name = "HOST:TARGET[:DESCRIPTION][:ro|rw]", value_parser = mount)]
     pub mounts: Vec<MountArg>,
-    /// A target whose mount is taken away
+    /// Remove the mount at this target
     #[arg(long, value_name = "TARGET")]
     pub unmount: Vec<String>,
-    /// A limit, as LIMIT in an Agentfile
+    /// Set a limit, as LIMIT does in an Agentfile
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub limit: Vec<(String, String)>,
     /// What happens to its work when its process dies
@@ -154,7 +154,7 @@ impl UpdateArgs {
 #[derive(Debug, Args)]
 pub(crate) struct RemoveArgs {
     #[command(flatten)]
-    pub refs: Refs,
+    pub refs: AgentRefs,
     /// Stop a running agent first
     #[arg(short, long)]
     pub force: bool,
@@ -162,12 +162,12 @@ pub(crate) struct RemoveArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct LogsArgs {
-    /// An id, a name or a unique beginning of an id
+    /// An agent's name or id, or any unique prefix of the id
     pub agent: String,
-    /// How many of the newest lines
+    /// Print only the newest N lines
     #[arg(short = 'n', long, value_name = "N")]
     pub lines: Option<u32>,
-    /// Go on as the log grows
+    /// Follow the log as it grows
     #[arg(short, long)]
     pub follow: bool,
 }

@@ -8,25 +8,25 @@ use crate::parse::seconds;
 pub(crate) enum TokenCommand {
     /// Issue a token and print it, once
     Issue {
-        /// The one agent it is for; it is an operator's when absent
+        /// Limit the token to one agent; default: an operator token
         #[arg(long, value_name = "AGENT")]
         agent: Option<String>,
-        /// What you call it
+        /// A name for the token
         #[arg(long)]
         name: Option<String>,
-        /// How long it is good for: a number with s, m, h or d; 90d when absent
+        /// Lifetime: a number with s, m, h or d; default: 90d
         #[arg(long, value_name = "TIME", value_parser = seconds)]
         expires: Option<u64>,
     },
     /// List tokens, never their values
     Ls {
-        /// Also those that were revoked or are over
+        /// Include revoked and expired tokens
         #[arg(short, long)]
         all: bool,
     },
-    /// Revoke tokens; connections that are open with them are closed
+    /// Revoke tokens and close the connections that use them
     Revoke {
-        /// Ids that `token ls` shows, or unique beginnings of them
+        /// Ids that `token ls` shows, or any unique prefix
         #[arg(required = true, value_name = "ID")]
         tokens: Vec<String>,
     },
@@ -37,10 +37,10 @@ pub(crate) enum QuarantineCommand {
     /// List work that is set aside
     #[command(after_help = "Examples:\n  lodge quarantine ls\n  lodge quarantine ls --json")]
     Ls,
-    /// Compute work again; it is set aside again if it kills the daemon three more times
+    /// Try work again; it is set aside again after three more deaths of the daemon
     #[command(after_help = "Example: lodge quarantine retry wrk_1m7gad")]
     Retry(WorkRefs),
-    /// Give work up: a turn that waits for it fails
+    /// Drop work; a turn that waits for it fails
     #[command(
         after_help = "Examples:\n  lodge quarantine drop wrk_1m7gad\n  lodge quarantine drop $(lodge quarantine ls -q)"
     )]
@@ -56,19 +56,19 @@ pub(crate) struct WorkRefs {
 
 #[derive(Debug, Args)]
 pub(crate) struct EventsArgs {
-    /// Go on with what happens
+    /// Follow new events
     #[arg(short, long)]
     pub follow: bool,
-    /// How many of the newest; with -f those first, then what happens
+    /// Show only the newest N events; with -f, follow after them
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub newest: Option<u32>,
-    /// Only what happened after this sequence; 0 shows everything
+    /// Show only events after this sequence number; 0 shows all
     #[arg(long, value_name = "SEQ")]
     pub since: Option<u64>,
-    /// Only of this agent, also one that was removed
+    /// Show only this agent; it may be removed
     #[arg(long)]
     pub agent: Option<String>,
-    /// Only of this kind (turn.text) or family (turn)
+    /// Show only this kind (turn.text) or family (turn)
     #[arg(long)]
     pub kind: Option<String>,
 }
@@ -78,7 +78,7 @@ pub(crate) struct SelftestArgs {
     /// How many processes to kill
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=CRASH_KILLS_MAX))]
     pub crash: u64,
-    /// Make the choices of an earlier run; a new seed is drawn when absent
+    /// Repeat the choices of an earlier run; default: a random seed
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
 }

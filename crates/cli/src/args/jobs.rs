@@ -8,66 +8,66 @@ use crate::parse::{is_time, key_value, wait_ms};
 pub(crate) enum JobsCommand {
     /// Start one of an agent's tools as a job and print the job's id
     Run(JobRunArgs),
-    /// List jobs, the newest first
+    /// List jobs, newest first
     Ls(JobListArgs),
-    /// Show everything about jobs
+    /// Show details of jobs
     Inspect(JobRefs),
-    /// Print what a job wrote: its stdout to stdout, its stderr to stderr
+    /// Print a job's output: its stdout to stdout, its stderr to stderr
     Logs(JobLogsArgs),
-    /// Wait for the end of jobs and exit with the job's code
+    /// Wait until jobs end and exit with the job's exit code
     ///
-    /// Exits with 128 + N for a job that signal N ended, with 1 for one that failed or was cancelled, and of several with the first code that is not 0.
+    /// Exits with 128 + N if signal N ended the job, and with 1 if the job failed or was cancelled. With several jobs, exits with the first code that is not 0.
     Wait(JobWaitArgs),
-    /// Cancel jobs: they are killed with everything that they started
+    /// Cancel jobs and kill every process that they started
     Cancel(JobRefs),
 }
 
 #[derive(Debug, Args)]
 #[command(override_usage = "lodge jobs run [OPTIONS] AGENT -- BIN [ARGS]…")]
 pub(crate) struct JobRunArgs {
-    /// An id, a name or a unique beginning of an id
+    /// An agent's name or id, or any unique prefix of the id
     pub agent: String,
-    /// The session that hears of its end
+    /// The session to notify when the job ends
     #[arg(short, long)]
     pub session: Option<String>,
-    /// What it reads: a text, @FILE, or - for stdin
+    /// The job's stdin: a text, @FILE, or - for stdin
     #[arg(long, value_name = "TEXT|@FILE|-", allow_hyphen_values = true)]
     pub stdin: Option<String>,
-    /// End it after this time, such as 90s or 10m; without one it runs until it ends
+    /// Kill the job after this time, such as 90s or 10m; default: no limit
     #[arg(long, value_name = "TIME", value_parser = is_time)]
     pub timeout: Option<String>,
-    /// Its place among the agent's waiting jobs: -100 to 100, higher first
+    /// Priority among the agent's waiting jobs: -100 to 100, higher first
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-100..=100))]
     pub priority: Option<i32>,
-    /// A label of the job; give it again for more
+    /// Set a label on the job; can be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub label: Vec<(String, String)>,
-    /// How much is kept of each of its streams, 4k to 16g: most from the start, the rest from the end
+    /// How much of each stream to keep, 4k to 16g: most from the start, the rest from the end
     #[arg(long, value_name = "SIZE")]
     pub output: Option<String>,
-    /// Show its output, wait for its end and exit with its code
+    /// Show the output, wait until the job ends and exit with its code
     #[arg(short, long)]
     pub wait: bool,
-    /// The tool, by the name of its BIN in the Agentfile, and its arguments
+    /// The tool (its BIN name in the Agentfile) and its arguments
     #[arg(value_name = "BIN", trailing_var_arg = true)]
     pub command: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct JobListArgs {
-    /// Only of this agent, also one that was removed
+    /// Show only this agent; it may be removed
     #[arg(long)]
     pub agent: Option<String>,
-    /// Only with this status
+    /// Show only this status
     #[arg(long, value_parser = STATUSES)]
     pub status: Option<String>,
-    /// Only of this session
+    /// Show only this session
     #[arg(short, long)]
     pub session: Option<String>,
-    /// Only with this label; of several, given one by one, all must fit
+    /// Show only jobs with this label; can be repeated, all must match
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub label: Vec<(String, String)>,
-    /// How many; all when absent
+    /// Show at most N; default: all
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: Option<u32>,
 }
@@ -77,28 +77,28 @@ pub(crate) const STATUSES: [&str; 5] = ["pending", "running", "done", "error", "
 
 #[derive(Debug, Args)]
 pub(crate) struct JobRefs {
-    /// Ids or unique beginnings of ids
+    /// Ids of jobs, or any unique prefix
     #[arg(required = true, value_name = "JOB")]
     pub jobs: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct JobLogsArgs {
-    /// An id or a unique beginning of one
+    /// A job's id, or any unique prefix
     pub job: String,
-    /// Go on until the job ends
+    /// Follow the output until the job ends
     #[arg(short, long)]
     pub follow: bool,
-    /// Only its stderr, to stdout
+    /// Print only stderr, to stdout
     #[arg(long, conflicts_with = "merged")]
     pub stderr: bool,
-    /// Both streams to stdout, in the order in which they were written
+    /// Print both streams to stdout, in the order of writing
     #[arg(long)]
     pub merged: bool,
-    /// Begin at this byte; of stdout, and of that alone, unless --stderr or --merged says otherwise
+    /// Start at this byte of stdout and print only stdout, unless --stderr or --merged is given
     #[arg(long, value_name = "N", conflicts_with = "tail")]
     pub offset: Option<u64>,
-    /// Begin with the last N lines of each stream, or of both together where they are shown together
+    /// Start with the last N lines of each stream, or of the merged output
     #[arg(short = 'n', long, value_name = "N")]
     pub tail: Option<u64>,
 }
@@ -107,7 +107,7 @@ pub(crate) struct JobLogsArgs {
 pub(crate) struct JobWaitArgs {
     #[command(flatten)]
     pub refs: JobRefs,
-    /// How long to wait, such as 90s or 1h30m; as long as it takes when absent
+    /// How long to wait, such as 90s or 1h30m; default: no limit
     #[arg(long = "timeout", value_name = "TIME", value_parser = wait_ms)]
     pub timeout_ms: Option<u64>,
 }
@@ -115,20 +115,20 @@ pub(crate) struct JobWaitArgs {
 /// What becomes of the jobs of an agent that is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum JobsFate {
-    /// They are cancelled
+    /// Cancel them
     Cancel,
-    /// It is stopped when they are over
+    /// Wait for them, then stop
     Wait,
-    /// It is not stopped while one of them runs
+    /// Do not stop while one of them runs
     Refuse,
 }
 
-/// Agents to stop or to start anew.
+/// Agents to stop or to restart.
 #[derive(Debug, Args)]
 pub(crate) struct StopArgs {
     #[command(flatten)]
-    pub refs: super::Refs,
-    /// What becomes of its jobs; without it you are asked at a terminal, and elsewhere they are cancelled
+    pub refs: super::AgentRefs,
+    /// What to do with its jobs; default: ask at a terminal, otherwise cancel
     #[arg(long, value_name = "FATE")]
     pub jobs: Option<JobsFate>,
 }

@@ -8,28 +8,28 @@ use clap::{Args, Subcommand};
 pub(crate) enum LineageCommand {
     /// List lineages
     Ls {
-        /// Only of this agent
+        /// Show only this agent
         #[arg(long)]
         agent: Option<String>,
-        /// Only with this status
+        /// Show only this status
         #[arg(long, value_parser = ["active", "orphaned", "ask_pending", "reaped", "ended"])]
         status: Option<String>,
     },
-    /// Show a lineage, or with --snapshot its state at the last turn boundary
+    /// Show a lineage; with --snapshot, its state at the last turn boundary
     Show(LineageShowArgs),
-    /// Decide about a lineage that waits for it
+    /// Resolve a lineage that waits for a decision
     Resolve(ResolveArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct LineageShowArgs {
-    /// An id, a unique beginning of one, or an agent
+    /// A lineage's id or any unique prefix, or an agent
     #[arg(value_name = "LINEAGE", required_unless_present = "file", conflicts_with = "file")]
     pub lineage: Option<String>,
     /// Print its state at the last turn boundary, as one JSON document
     #[arg(long)]
     pub snapshot: bool,
-    /// Show a snapshot from a file; older versions are read too
+    /// Show a snapshot from a file; older versions are supported
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
 }
@@ -37,9 +37,9 @@ pub(crate) struct LineageShowArgs {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("decision").required(true))]
 pub(crate) struct ResolveArgs {
-    /// An id, a unique beginning of one, or an agent
+    /// A lineage's id or any unique prefix, or an agent
     pub lineage: String,
-    /// Go on with its work
+    /// Continue its work
     #[arg(long, group = "decision")]
     pub revive: bool,
     /// Drop its open work

@@ -4,7 +4,7 @@ use clap::{Subcommand, ValueEnum};
 
 /// The protocol that a provider speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Kind {
+pub(crate) enum ProviderKindArg {
     Openai,
     Anthropic,
     Gemini,
@@ -12,14 +12,14 @@ pub(crate) enum Kind {
     Script,
 }
 
-impl Kind {
+impl ProviderKindArg {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Kind::Openai => "openai",
-            Kind::Anthropic => "anthropic",
-            Kind::Gemini => "gemini",
-            Kind::Ollama => "ollama",
-            Kind::Script => "script",
+            ProviderKindArg::Openai => "openai",
+            ProviderKindArg::Anthropic => "anthropic",
+            ProviderKindArg::Gemini => "gemini",
+            ProviderKindArg::Ollama => "ollama",
+            ProviderKindArg::Script => "script",
         }
     }
 }
@@ -28,18 +28,18 @@ impl Kind {
 pub(crate) enum ProviderCommand {
     /// Add a provider
     Add {
-        /// What you call it; models are then written NAME/MODEL
+        /// The provider's name; models are then written NAME/MODEL
         name: String,
-        /// The protocol that it speaks
+        /// The provider's protocol
         #[arg(long)]
-        kind: Kind,
-        /// Where it is, when not at the usual place
+        kind: ProviderKindArg,
+        /// Base URL, if not the default of its kind
         #[arg(long, value_name = "URL")]
         base_url: Option<String>,
-        /// The key; - reads it from stdin, so that it stays out of the shell's history
+        /// The API key; - reads it from stdin, which keeps it out of the shell's history
         #[arg(long, value_name = "KEY")]
         api_key: Option<String>,
-        /// The models it may be asked for; any when absent
+        /// The allowed models; default: any
         #[arg(long, value_name = "MODEL,…", value_delimiter = ',')]
         models: Vec<String>,
     },
@@ -55,11 +55,11 @@ pub(crate) enum ProviderCommand {
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
-    /// Try a provider: its address, its key and a model
+    /// Test a provider: its address, its key and a model
     Test {
         /// A name that `provider ls` shows
         name: String,
-        /// The model to ask for a few words; the first it is configured with when absent
+        /// The model to call; default: the first configured model
         #[arg(long)]
         model: Option<String>,
     },

@@ -6,24 +6,24 @@ use clap::{Args, Subcommand};
 
 /// Which conversation a prompt belongs to.
 #[derive(Debug, Clone, Default, Args)]
-pub(crate) struct Voice {
+pub(crate) struct ConversationArgs {
     /// The session; a new id creates one
     #[arg(short, long)]
     pub session: Option<String>,
-    /// Who asks: each sender has a session with each agent
+    /// The sender; each sender has one session per agent
     #[arg(long, conflicts_with = "session")]
     pub sender: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct PromptArgs {
-    /// An id, a name or a unique beginning of an id
+    /// An agent's name or id, or any unique prefix of the id
     pub agent: String,
-    /// What to ask; - or nothing reads it from stdin
+    /// The prompt; - or no text reads it from stdin
     pub text: Vec<String>,
     #[command(flatten)]
-    pub voice: Voice,
-    /// A file with a JSON schema: the answer is JSON that fits it, or the turn fails and says why
+    pub voice: ConversationArgs,
+    /// A file with a JSON schema; the answer is JSON that matches it, or the turn fails
     #[arg(long, value_name = "FILE")]
     pub schema: Option<PathBuf>,
     /// Do not wait for the answer; print the turn's id
@@ -33,21 +33,21 @@ pub(crate) struct PromptArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ChatArgs {
-    /// An id, a name or a unique beginning of an id
+    /// An agent's name or id, or any unique prefix of the id
     pub agent: String,
-    /// The session; a new id creates one, and without one a new session begins
+    /// The session; a new id creates one. Default: a new session
     #[arg(short, long)]
     pub session: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SessionCommand {
-    /// List sessions, those that were used last first
+    /// List sessions, most recently used first
     Ls {
-        /// Only of this agent, also one that was removed
+        /// Show only this agent; it may be removed
         #[arg(long)]
         agent: Option<String>,
-        /// How many; all when absent
+        /// Show at most N; default: all
         #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         limit: Option<u32>,
     },
@@ -55,43 +55,43 @@ pub(crate) enum SessionCommand {
     Show {
         /// The id of a session
         session: String,
-        /// How many of the newest messages
+        /// Show only the newest N messages
         #[arg(short = 'n', long, value_name = "N")]
         messages: Option<u32>,
-        /// Also turns that are not on its path: other answers, and what was rewound
+        /// Include turns that are not on its path, such as other answers and rewound turns
         #[arg(short, long)]
         all: bool,
     },
     /// Find messages by their text
     Search(SearchArgs),
-    /// Print everything that was said as JSON Lines: the session, then its messages
+    /// Print the session and all its messages as JSON Lines
     Export {
         /// The id of a session
         session: String,
     },
-    /// Make a new session that begins as this one did
+    /// Create a new session that starts with the turns of this one
     Fork {
         /// The id of a session
         session: String,
-        /// The last turn that is copied, by number or id; all of them when absent
+        /// The last turn to copy, by number or id; default: all turns
         #[arg(long, value_name = "TURN")]
         at: Option<String>,
-        /// The new session's id; a new one is made when absent
+        /// The new session's id; default: a new id
         #[arg(long = "as", value_name = "ID")]
         to: Option<String>,
     },
-    /// Go back to a turn; what came after it is kept as a branch
+    /// Go back to a turn; later turns are kept as a branch
     Rewind {
         /// The id of a session
         session: String,
-        /// By number or id; 0 is before the first
+        /// A turn's number or id; 0 is before the first
         turn: String,
     },
-    /// Ask the same again, and keep the answer that there was as a branch
+    /// Send the same message again; the old answer is kept as a branch
     Regenerate {
         /// The id of a session
         session: String,
-        /// By number or id; the last one when absent
+        /// A turn's number or id; default: the last turn
         turn: Option<String>,
         /// Do not wait for the answer; print the turn's id
         #[arg(short, long)]
@@ -104,7 +104,7 @@ pub(crate) enum SessionCommand {
         /// The id of a turn that `session show --all` shows
         turn: String,
     },
-    /// Delete sessions with everything that was said in them
+    /// Delete sessions and all their messages
     Rm {
         /// Ids of sessions
         #[arg(required = true, value_name = "SESSION")]
@@ -114,16 +114,16 @@ pub(crate) enum SessionCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct SearchArgs {
-    /// Words that all occur; "a phrase" stands in quotation marks, begin* finds beginnings of words
+    /// Words that must all occur; use quotation marks for a "phrase" and word* for a prefix
     #[arg(required = true)]
     pub query: Vec<String>,
-    /// Only of this agent, also one that was removed
+    /// Show only this agent; it may be removed
     #[arg(long)]
     pub agent: Option<String>,
-    /// Only in this session
+    /// Search only this session
     #[arg(short, long)]
     pub session: Option<String>,
-    /// How many of the newest hits
+    /// Show only the newest N hits
     #[arg(short = 'n', long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
 }

@@ -14,7 +14,7 @@ fn the_definition_holds_together() {
 fn run_takes_flags_on_both_sides_of_the_prompt() {
     let line = "lodge run ./hello --name h -e A=1=2 -v src:/w:ro what time --label k=v --build-arg X= --json";
     let cli = parse(line).unwrap();
-    let Command::Run(run) = cli.command else { panic!("not run") };
+    let CliCommand::Run(run) = cli.command else { panic!("not run") };
     assert!(cli.global.json);
     assert_eq!((run.source.as_str(), run.prompt.join(" ").as_str()), ("./hello", "what time"));
     assert_eq!(run.env, [("A".to_owned(), "1=2".to_owned())]);
@@ -25,9 +25,9 @@ fn run_takes_flags_on_both_sides_of_the_prompt() {
 
 #[test]
 fn a_dash_is_a_source_and_a_prompt() {
-    let Command::Run(run) = parse("lodge run - hello").unwrap().command else { panic!("not run") };
+    let CliCommand::Run(run) = parse("lodge run - hello").unwrap().command else { panic!("not run") };
     assert_eq!(run.source, "-");
-    let Command::Prompt(prompt) = parse("lodge prompt a -").unwrap().command else { panic!("not prompt") };
+    let CliCommand::Prompt(prompt) = parse("lodge prompt a -").unwrap().command else { panic!("not prompt") };
     assert_eq!(prompt.text, ["-"]);
 }
 
@@ -131,7 +131,7 @@ fn contradictions_and_bad_values_are_bad_usage() {
 #[test]
 fn what_stands_behind_a_bin_is_the_bins_own() {
     let command = |line: &str| match parse(line).expect(line) {
-        Cli { command: Command::Jobs { command: JobsCommand::Run(run) }, global } => {
+        Cli { command: CliCommand::Jobs { command: JobsCommand::Run(run) }, global } => {
             (run.command.join(" "), run.wait, global.json)
         }
         other => panic!("not jobs run: {other:?}"),
@@ -147,7 +147,7 @@ fn what_stands_behind_a_bin_is_the_bins_own() {
 #[test]
 fn a_tool_has_a_program_for_each_platform_and_paths_keep_their_colons() {
     let line = "lodge bin build rg linux/amd64:a:b/rg linux/arm/v7:rg -t x -t y:v1 --usage - --label k=v";
-    let Ok(Cli { command: Command::Bin { command: BinCommand::Build(build) }, .. }) = parse(line) else {
+    let Ok(Cli { command: CliCommand::Bin { command: BinCommand::Build(build) }, .. }) = parse(line) else {
         panic!("not bin build")
     };
     let programs: Vec<(&str, &str)> =
@@ -159,7 +159,8 @@ fn a_tool_has_a_program_for_each_platform_and_paths_keep_their_colons() {
 #[test]
 fn an_archive_is_read_from_stdin_when_no_file_is_named() {
     for line in ["lodge image import", "lodge image import -"] {
-        let Ok(Cli { command: Command::Image { command: ImageCommand::Import(import) }, .. }) = parse(line)
+        let Ok(Cli { command: CliCommand::Image { command: ImageCommand::Import(import) }, .. }) =
+            parse(line)
         else {
             panic!("not image import")
         };

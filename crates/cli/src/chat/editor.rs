@@ -9,7 +9,7 @@ const HISTORY_MAX: usize = 500;
 
 /// What a key led to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum EditorOutcome {
     /// The line changed, or may have.
     Edited,
     /// This was sent.
@@ -40,7 +40,7 @@ impl Editor {
         self.text[..self.cursor].iter().collect()
     }
 
-    pub(super) fn press(&mut self, key: Key) -> Outcome {
+    pub(super) fn press(&mut self, key: Key) -> EditorOutcome {
         match key {
             Key::Char(letter) => self.insert([letter]),
             Key::NewLine => self.insert(['\n']),
@@ -55,11 +55,11 @@ impl Editor {
                     self.cut(self.cursor - 1, self.cursor);
                 }
             }
-            Key::Ctrl('d') if self.text.is_empty() => return Outcome::Ended,
+            Key::Ctrl('d') if self.text.is_empty() => return EditorOutcome::Ended,
             Key::Delete | Key::Ctrl('d') => self.cut(self.cursor, (self.cursor + 1).min(self.text.len())),
-            Key::Ctrl('c') if self.text.is_empty() => return Outcome::Cancelled,
+            Key::Ctrl('c') if self.text.is_empty() => return EditorOutcome::Cancelled,
             Key::Ctrl('c') => self.set(Vec::new()),
-            Key::Ctrl('l') => return Outcome::ClearScreen,
+            Key::Ctrl('l') => return EditorOutcome::ClearScreen,
             Key::Left | Key::Ctrl('b') => self.cursor = self.cursor.saturating_sub(1),
             Key::Right | Key::Ctrl('f') => self.cursor = (self.cursor + 1).min(self.text.len()),
             Key::WordLeft => self.cursor = self.word_start(),
@@ -73,7 +73,7 @@ impl Editor {
             Key::Down | Key::Ctrl('n') => self.newer(),
             Key::Escape | Key::Ctrl(_) => {}
         }
-        Outcome::Edited
+        EditorOutcome::Edited
     }
 
     fn insert(&mut self, letters: impl IntoIterator<Item = char>) {
@@ -92,7 +92,7 @@ impl Editor {
         self.text = text;
     }
 
-    fn send(&mut self) -> Outcome {
+    fn send(&mut self) -> EditorOutcome {
         let line = self.text();
         self.set(Vec::new());
         self.recalled = None;
@@ -102,7 +102,7 @@ impl Editor {
             }
             self.history.push(line.clone());
         }
-        Outcome::Sent(line)
+        EditorOutcome::Sent(line)
     }
 
     fn older(&mut self) {
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn what_was_typed_is_still_there_after_a_look_at_the_history() {
         let mut editor = typed("one");
-        assert_eq!(editor.press(Key::Enter), Outcome::Sent("one".into()));
+        assert_eq!(editor.press(Key::Enter), EditorOutcome::Sent("one".into()));
         for letter in "two".chars() {
             editor.press(Key::Char(letter));
         }
@@ -203,10 +203,10 @@ mod tests {
     #[test]
     fn an_empty_line_is_left_by_ctrl_d_and_a_full_one_is_emptied_by_ctrl_c() {
         let mut editor = typed("x");
-        assert_eq!(editor.press(Key::Ctrl('c')), Outcome::Edited);
+        assert_eq!(editor.press(Key::Ctrl('c')), EditorOutcome::Edited);
         assert_eq!(editor.text(), "");
-        assert_eq!(editor.press(Key::Ctrl('c')), Outcome::Cancelled);
-        assert_eq!(editor.press(Key::Ctrl('d')), Outcome::Ended);
+        assert_eq!(editor.press(Key::Ctrl('c')), EditorOutcome::Cancelled);
+        assert_eq!(editor.press(Key::Ctrl('d')), EditorOutcome::Ended);
     }
 
     #[test]

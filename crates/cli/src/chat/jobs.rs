@@ -4,12 +4,12 @@ use lodge_proto::{JobListParams, JobView};
 use tokio::sync::mpsc;
 
 use crate::args::STATUSES;
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::commands::jobs::{cancel_one, newest, one};
-use crate::commands::jobs_output::{Stream, last_lines};
-use crate::connect::{Address, Autostart};
-use crate::failure::Failure;
-use crate::follow::{Daemon, Scope, Seen};
+use crate::commands::jobs_output::{JobOutputStream, last_lines};
+use crate::connect::{Autostart, DaemonAddress};
+use crate::failure::CommandFailure;
+use crate::follow::{DaemonClient, FollowScope, FollowedItem};
 use crate::job;
 use crate::render::{self, now_ms};
 use crate::words::{Words, put};
@@ -23,16 +23,16 @@ pub(super) const ENDS_MAX: usize = 16;
 
 /// The newest jobs of a session.
 pub(super) async fn list(
-    context: &Context,
+    context: &CommandContext,
     session: Option<&str>,
     status: Option<String>,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     if let Some(word) = status.as_ref().filter(|word| !STATUSES.contains(&word.as_str())) {
-        let failure = Failure::refused(format!("`{word}` is not the status of a job"));
-        return Err(failure.hint(format!("those are {}", STATUSES.join(", "))));
+        let failure = CommandFailure::refused(format!("`{word}` is not the status of a job"));
+        return Err(failure.hint(format!("use one of {}", STATUSES.join(", "))));
     }
     let Some(session) = session else {
-        context.words.tell("there are no jobs: this session has not begun");
+        context.words.tell("there are no jobs: this session has not started");
         return Ok(());
     };
     let mut daemon = context.daemon().await?;
@@ -58,15 +58,19 @@ pub(super) async fn list(
 }
 
 /// How a job stands, and the end of what it wrote.
-pub(super) async fn show(context: &Context, session: Option<&str>, given: &str) -> Result<(), Failure> {
+pub(super) async fn show(
+    context: &CommandContext,
+    session: Option<&str>,
+    given: &str,
+) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let view = of_session(&mut daemon, session, given).await?;
     put(&format!("{}\n", context.words.bold(&line(&view))))?;
     if view.output_removed {
-        context.words.tell("its output was removed, as the retention says");
+        context.words.tell("its output was removed by the retention settings");
         return Ok(());
     }
-    for (stream, name) in [(Stream::Stdout, "stdout"), (Stream::Stderr, "stderr")] {
+    for (stream, name) in [(JobOutputStream::Stdout, "stdout"), (JobOutputStream::Stderr, "stderr")] {
         let lines = last_lines(context, &view, stream, LINES_SHOWN).await?;
         if lines.is_empty() {
             continue;
@@ -76,11 +80,15 @@ pub(super) async fn show(context: &Context, session: Option<&str>, given: &str) 
             put(&format!("  {}\n", render::one_line(&shown)))?;
         }
     }
-    context.words.murmur(&format!("`lodge jobs logs {}` has all of it", view.id));
+    context.words.murmur(&format!("`lodge jobs logs {}` shows all of it", view.id));
     Ok(())
 }
 
-pub(super) async fn cancel(context: &Context, session: Option<&str>, given: &str) -> Result<(), Failure> {
+pub(super) async fn cancel(
+    context: &CommandContext,
+    session: Option<&str>,
+    given: &str,
+) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let view = of_session(&mut daemon, session, given).await?;
     let ended = cancel_one(&mut daemon, &view.id).await?;
@@ -89,12 +97,16 @@ pub(super) async fn cancel(context: &Context, session: Option<&str>, given: &str
 }
 
 /// Nobody cancels the job of another conversation by a slip of the keyboard.
-async fn of_session(daemon: &mut Daemon<'_>, session: Option<&str>, given: &str) -> Result<JobView, Failure> {
+async fn of_session(
+    daemon: &mut DaemonClient<'_>,
+    session: Option<&str>,
+    given: &str,
+) -> Result<JobView, CommandFailure> {
     let view = one(daemon, given).await?;
     if view.session.as_deref() == session && session.is_some() {
         return Ok(view);
     }
-    let failure = Failure::refused(format!("{} is not a job of this session", view.id));
+    let failure = CommandFailure::refused(format!("{} is not a job of this session", view.id));
     let whose = view.session.map_or("none".to_owned(), |session| format!("session {session}"));
     Err(failure.hint(format!("it belongs to {whose}; `lodge jobs inspect {}` shows it", view.id)))
 }
@@ -105,16 +117,16 @@ pub(super) fn line(view: &JobView) -> String {
 }
 
 /// Tells of every job of the agent that ends. It brings no daemon back and says nothing: whoever talks next does.
-pub(super) async fn ends(context: &Context, agent: &str, told: mpsc::Sender<JobView>) {
-    let address = Address { autostart: Autostart::Forbidden, ..context.address.clone() };
+pub(super) async fn ends(context: &CommandContext, agent: &str, told: mpsc::Sender<JobView>) {
+    let address = DaemonAddress { autostart: Autostart::Forbidden, ..context.address.clone() };
     let words = Words::new(true, false);
-    let Ok(mut daemon) = Daemon::open(&address, &words).await else { return };
-    if daemon.watch(Scope::Agent(agent.to_owned()), None).await.is_err() {
+    let Ok(mut daemon) = DaemonClient::open(&address, &words).await else { return };
+    if daemon.watch(FollowScope::Agent(agent.to_owned()), None).await.is_err() {
         return;
     }
     loop {
         let Ok(seen) = daemon.next().await else { return };
-        let Seen::Event(event) = seen else { continue };
+        let FollowedItem::Event(event) = seen else { continue };
         if !matches!(event.kind.as_str(), "job.finished" | "job.cancelled") {
             continue;
         }

@@ -35,13 +35,13 @@ pub(super) enum Key {
 
 /// Takes bytes as they come and gives out whole keys.
 #[derive(Debug, Default)]
-pub(super) struct Decoder {
+pub(super) struct KeyDecoder {
     bytes: Vec<u8>,
     /// What there is of a paste whose end has not come.
     paste: Option<Vec<u8>>,
 }
 
-impl Decoder {
+impl KeyDecoder {
     /// Every key that is complete with these bytes.
     pub(super) fn feed(&mut self, bytes: &[u8]) -> Vec<Key> {
         self.bytes.extend_from_slice(bytes);
@@ -184,9 +184,9 @@ mod tests {
 
     #[track_caller]
     fn check(bytes: &[u8], expected: &[Key]) {
-        let mut whole = Decoder::default();
+        let mut whole = KeyDecoder::default();
         assert_eq!(whole.feed(bytes), expected, "{bytes:?} at once");
-        let mut split = Decoder::default();
+        let mut split = KeyDecoder::default();
         let keys: Vec<Key> = bytes.iter().flat_map(|byte| split.feed(&[*byte])).collect();
         assert_eq!(keys, expected, "{bytes:?} byte by byte");
     }
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn an_escape_alone_is_a_key_once_nothing_follows() {
-        let mut decoder = Decoder::default();
+        let mut decoder = KeyDecoder::default();
         assert_eq!(decoder.feed(b"\x1b"), []);
         assert!(decoder.is_in_doubt());
         assert_eq!(decoder.settle(), [Key::Escape]);
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn nothing_of_a_paste_that_is_too_long_is_taken_for_keys() {
-        let mut decoder = Decoder::default();
+        let mut decoder = KeyDecoder::default();
         let line = b"rm everything\r";
         let mut keys = decoder.feed(PASTE_BEGIN);
         for _ in 0..2 * PASTE_BYTES_MAX / line.len() {
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_sequence_without_end_does_not_grow_for_ever() {
-        let mut decoder = Decoder::default();
+        let mut decoder = KeyDecoder::default();
         decoder.feed(b"\x1b[");
         for _ in 0..100 {
             decoder.feed(b"1;");

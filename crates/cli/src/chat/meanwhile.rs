@@ -2,43 +2,43 @@
 
 use std::collections::VecDeque;
 
-use super::editor::{Editor, Outcome};
+use super::editor::{Editor, EditorOutcome};
 use super::keys::Key;
-use super::slash::{self, Slash};
+use super::slash::{self, ChatLine};
 use super::{QUEUED_MAX, jobs};
-use crate::commands::Context;
-use crate::failure::{Exit, Failure};
+use crate::commands::CommandContext;
+use crate::failure::{CommandExit, CommandFailure};
 use crate::render;
 use crate::words::Words;
 
 /// What was typed while a turn runs.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Meanwhile {
+pub(super) enum InputDuringTurn {
     Typed,
     Interrupt,
     Leave,
-    Look(Look),
+    Look(JobQuery),
 }
 
 /// What can be asked about jobs at any time: the turn that runs may be waiting for one.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Look {
+pub(super) enum JobQuery {
     Jobs(Option<String>),
     Job(String),
     Cancel(String),
 }
 
-impl Look {
+impl JobQuery {
     /// Whether it went well. Anything but a refusal ends the conversation.
-    pub(super) async fn at(self, context: &Context, session: &str) -> Result<bool, Failure> {
+    pub(super) async fn at(self, context: &CommandContext, session: &str) -> Result<bool, CommandFailure> {
         let looked = match self {
-            Look::Jobs(status) => jobs::list(context, Some(session), status).await,
-            Look::Job(id) => jobs::show(context, Some(session), &id).await,
-            Look::Cancel(id) => jobs::cancel(context, Some(session), &id).await,
+            JobQuery::Jobs(status) => jobs::list(context, Some(session), status).await,
+            JobQuery::Job(id) => jobs::show(context, Some(session), &id).await,
+            JobQuery::Cancel(id) => jobs::cancel(context, Some(session), &id).await,
         };
         match looked {
             Ok(()) => Ok(true),
-            Err(Failure::Told(report)) if report.exit == Exit::Refused => {
+            Err(CommandFailure::Told(report)) if report.exit == CommandExit::Refused => {
                 render::error(&report);
                 Ok(false)
             }
@@ -53,30 +53,32 @@ pub(super) fn meanwhile(
     editor: &mut Editor,
     queued: &mut VecDeque<String>,
     words: &Words,
-) -> Meanwhile {
+) -> InputDuringTurn {
     match key {
-        Key::Escape | Key::Ctrl('c') => return Meanwhile::Interrupt,
-        Key::Ctrl('d') => return Meanwhile::Leave,
+        Key::Escape | Key::Ctrl('c') => return InputDuringTurn::Interrupt,
+        Key::Ctrl('d') => return InputDuringTurn::Leave,
         Key::Enter => match slash::read(&editor.text()) {
-            Slash::Nothing => drop(editor.press(Key::Enter)),
-            Slash::Command(slash::Command::Quit) => return Meanwhile::Leave,
-            Slash::Command(slash::Command::Jobs(status)) => {
+            ChatLine::Nothing => drop(editor.press(Key::Enter)),
+            ChatLine::Command(slash::SlashCommand::Quit) => return InputDuringTurn::Leave,
+            ChatLine::Command(slash::SlashCommand::Jobs(status)) => {
                 drop(editor.press(Key::Enter));
-                return Meanwhile::Look(Look::Jobs(status));
+                return InputDuringTurn::Look(JobQuery::Jobs(status));
             }
-            Slash::Command(slash::Command::Job(id)) => {
+            ChatLine::Command(slash::SlashCommand::Job(id)) => {
                 drop(editor.press(Key::Enter));
-                return Meanwhile::Look(Look::Job(id));
+                return InputDuringTurn::Look(JobQuery::Job(id));
             }
-            Slash::Command(slash::Command::Cancel(id)) => {
+            ChatLine::Command(slash::SlashCommand::Cancel(id)) => {
                 drop(editor.press(Key::Enter));
-                return Meanwhile::Look(Look::Cancel(id));
+                return InputDuringTurn::Look(JobQuery::Cancel(id));
             }
-            Slash::Text(_) | Slash::Command(_) if queued.len() == QUEUED_MAX => {
-                words.murmur(&format!("{QUEUED_MAX} lines wait already; this one stays for the next prompt"));
+            ChatLine::Text(_) | ChatLine::Command(_) if queued.len() == QUEUED_MAX => {
+                words.murmur(&format!(
+                    "{QUEUED_MAX} lines are queued already; this one is kept for the next prompt"
+                ));
             }
-            Slash::Text(_) | Slash::Command(_) => {
-                if let Outcome::Sent(line) = editor.press(Key::Enter) {
+            ChatLine::Text(_) | ChatLine::Command(_) => {
+                if let EditorOutcome::Sent(line) = editor.press(Key::Enter) {
                     words.murmur(&format!("queued: {}", render::one_line(&line)));
                     queued.push_back(line);
                 }
@@ -84,17 +86,17 @@ pub(super) fn meanwhile(
         },
         key => drop(editor.press(key)),
     }
-    Meanwhile::Typed
+    InputDuringTurn::Typed
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn typed(text: &str, editor: &mut Editor, queued: &mut VecDeque<String>) -> Meanwhile {
+    fn typed(text: &str, editor: &mut Editor, queued: &mut VecDeque<String>) -> InputDuringTurn {
         let words = Words::new(true, false);
         for letter in text.chars() {
-            assert_eq!(meanwhile(Key::Char(letter), editor, queued, &words), Meanwhile::Typed);
+            assert_eq!(meanwhile(Key::Char(letter), editor, queued, &words), InputDuringTurn::Typed);
         }
         meanwhile(Key::Enter, editor, queued, &words)
     }
@@ -103,22 +105,22 @@ mod tests {
     fn lines_that_are_typed_during_a_turn_wait_in_order_and_quit_does_not() {
         let (mut editor, mut queued) = (Editor::default(), VecDeque::new());
         for line in ["one", "  ", "/session new"] {
-            assert_eq!(typed(line, &mut editor, &mut queued), Meanwhile::Typed);
+            assert_eq!(typed(line, &mut editor, &mut queued), InputDuringTurn::Typed);
         }
         assert_eq!(queued, ["one", "/session new"]);
-        assert_eq!(typed("/quit", &mut editor, &mut queued), Meanwhile::Leave);
+        assert_eq!(typed("/quit", &mut editor, &mut queued), InputDuringTurn::Leave);
         let words = Words::new(true, false);
-        assert_eq!(meanwhile(Key::Ctrl('d'), &mut editor, &mut queued, &words), Meanwhile::Leave);
-        assert_eq!(meanwhile(Key::Escape, &mut editor, &mut queued, &words), Meanwhile::Interrupt);
+        assert_eq!(meanwhile(Key::Ctrl('d'), &mut editor, &mut queued, &words), InputDuringTurn::Leave);
+        assert_eq!(meanwhile(Key::Escape, &mut editor, &mut queued, &words), InputDuringTurn::Interrupt);
     }
 
     #[test]
     fn jobs_can_be_looked_at_while_a_turn_waits_for_them() {
         let (mut editor, mut queued) = (Editor::default(), VecDeque::new());
         let mut look = |line: &str| typed(line, &mut editor, &mut queued);
-        assert_eq!(look("/jobs running"), Meanwhile::Look(Look::Jobs(Some("running".into()))));
-        assert_eq!(look("/job job_1"), Meanwhile::Look(Look::Job("job_1".into())));
-        assert_eq!(look("/cancel job_1"), Meanwhile::Look(Look::Cancel("job_1".into())));
+        assert_eq!(look("/jobs running"), InputDuringTurn::Look(JobQuery::Jobs(Some("running".into()))));
+        assert_eq!(look("/job job_1"), InputDuringTurn::Look(JobQuery::Job("job_1".into())));
+        assert_eq!(look("/cancel job_1"), InputDuringTurn::Look(JobQuery::Cancel("job_1".into())));
         assert_eq!((queued.len(), editor.text()), (0, String::new()));
     }
 
@@ -130,6 +132,6 @@ mod tests {
         }
         assert_eq!((queued.len(), editor.text()), (QUEUED_MAX, format!("line {QUEUED_MAX}")));
         editor.press(Key::Ctrl('u'));
-        assert_eq!(typed("/quit", &mut editor, &mut queued), Meanwhile::Leave);
+        assert_eq!(typed("/quit", &mut editor, &mut queued), InputDuringTurn::Leave);
     }
 }

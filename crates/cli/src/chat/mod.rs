@@ -18,17 +18,17 @@ use lodge_proto::{
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use self::editor::{Editor, Outcome};
+use self::editor::{Editor, EditorOutcome};
 use self::keys::Key;
-use self::meanwhile::{Meanwhile, meanwhile};
-use self::slash::Slash;
+use self::meanwhile::{InputDuringTurn, meanwhile};
+use self::slash::ChatLine;
 use self::terminal::Terminal;
-use crate::answer::{self, Asked, Ending, Show};
-use crate::args::{ChatArgs, Voice};
-use crate::commands::prompt::{Question, send};
-use crate::commands::{Context, request_id};
-use crate::failure::{Exit, Failure};
-use crate::follow::{Daemon, Scope};
+use crate::answer::{self, PromptedAgent, ShownSteps, TurnEnding};
+use crate::args::{ChatArgs, ConversationArgs};
+use crate::commands::prompt::{PromptText, send};
+use crate::commands::{CommandContext, request_id};
+use crate::failure::{CommandExit, CommandFailure};
+use crate::follow::{DaemonClient, FollowScope};
 use crate::render;
 use crate::words::put;
 
@@ -38,15 +38,19 @@ const RECALLED_MESSAGES: u32 = 6;
 const LINES_MAX: usize = 16;
 /// Lines that were typed during a turn and wait for its end.
 const QUEUED_MAX: usize = 16;
-const BEGINS: &str = "a new session begins with your next line";
+const BEGINS: &str = "your next line starts a new session";
 
-pub(crate) async fn chat(context: &Context, args: ChatArgs) -> Result<(), Failure> {
+pub(crate) async fn chat(context: &CommandContext, args: ChatArgs) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let given = AgentRef { agent: args.agent, request_id: None };
     let agent = daemon.call::<GetAgent>(given).await?.agent;
     let mut chat = Chat {
         context,
-        agent: Asked { id: agent.id.clone(), name: agent.name.clone(), stays: context.keeps_agents() },
+        agent: PromptedAgent {
+            id: agent.id.clone(),
+            name: agent.name.clone(),
+            stays: context.keeps_agents(),
+        },
         session: args.session,
         queued: VecDeque::new(),
         all_went_well: true,
@@ -64,7 +68,7 @@ pub(crate) async fn chat(context: &Context, args: ChatArgs) -> Result<(), Failur
 }
 
 /// Where a line came from.
-enum Typed<'t> {
+enum ChatInput<'t> {
     /// Keys that are pressed while it is answered are looked at, too.
     Keys(&'t mut Terminal, &'t mut Editor),
     Whole,
@@ -72,7 +76,7 @@ enum Typed<'t> {
 
 /// Whether the conversation goes on.
 #[derive(Debug, PartialEq, Eq)]
-enum Then {
+enum ChatNext {
     GoOn,
     Leave,
     /// While a turn runs.
@@ -80,8 +84,8 @@ enum Then {
 }
 
 struct Chat<'a> {
-    context: &'a Context,
-    agent: Asked,
+    context: &'a CommandContext,
+    agent: PromptedAgent,
     /// None until the first turn of a new one has been sent.
     session: Option<String>,
     /// At most `QUEUED_MAX`, in the order they were typed.
@@ -90,11 +94,11 @@ struct Chat<'a> {
 }
 
 impl Chat<'_> {
-    async fn greet(&mut self, agent: &AgentView) -> Result<(), Failure> {
+    async fn greet(&mut self, agent: &AgentView) -> Result<(), CommandFailure> {
         let (name, model, words) = (&agent.name, &agent.model, &self.context.words);
         words.murmur(&format!("{name} · {model} · /help lists commands, Esc interrupts, Ctrl-D leaves"));
         if matches!(agent.status.as_str(), "stopped" | "failed") {
-            words.tell(&format!("{name} does not run ({}): `lodge start {name}` starts it", agent.status));
+            words.tell(&format!("{name} is not running ({}): `lodge start {name}` starts it", agent.status));
         }
         match self.session.clone() {
             Some(session) => self.recall(&session).await,
@@ -103,20 +107,20 @@ impl Chat<'_> {
     }
 
     /// Shows the end of a conversation that is taken up again. One that does not exist yet is begun by the first line.
-    async fn recall(&mut self, session: &str) -> Result<(), Failure> {
+    async fn recall(&mut self, session: &str) -> Result<(), CommandFailure> {
         let words = &self.context.words;
         let mut daemon = self.context.daemon().await?;
         let given = SessionRef { session: session.to_owned() };
         let view = match daemon.call::<GetSession>(given).await {
             Ok(detail) => detail.session,
             Err(failure) if failure.is("session.not_found") => {
-                words.murmur(&format!("session {session} begins with your first line"));
+                words.murmur(&format!("session {session} starts with your first line"));
                 return Ok(());
             }
             Err(failure) => return Err(failure),
         };
         if view.agent != self.agent.id {
-            return Err(Failure::refused(format!("session `{session}` belongs to another agent"))
+            return Err(CommandFailure::refused(format!("session `{session}` belongs to another agent"))
                 .hint(format!("`lodge session ls --agent {}` lists its own", self.agent.name)));
         }
         let params = SessionMessagesParams {
@@ -138,7 +142,7 @@ impl Chat<'_> {
         Ok(())
     }
 
-    async fn at_terminal(&mut self, mut terminal: Terminal) -> Result<(), Failure> {
+    async fn at_terminal(&mut self, mut terminal: Terminal) -> Result<(), CommandFailure> {
         let mut editor = Editor::default();
         let (sender, mut ended) = mpsc::channel(jobs::ENDS_MAX);
         let (context, agent) = (self.context, self.agent.id.clone());
@@ -147,9 +151,9 @@ impl Chat<'_> {
         tokio::pin!(watching);
         let mut is_watched = true;
         let mut continued = signal(SignalKind::from_raw(libc::SIGCONT))
-            .map_err(|cause| Failure::refused("could not listen for signals").because(cause))?;
+            .map_err(|cause| CommandFailure::refused("could not listen for signals").because(cause))?;
         let mut resized = signal(SignalKind::window_change())
-            .map_err(|cause| Failure::refused("could not listen for signals").because(cause))?;
+            .map_err(|cause| CommandFailure::refused("could not listen for signals").because(cause))?;
         loop {
             terminal.draw(&editor);
             let key = tokio::select! {
@@ -177,29 +181,29 @@ impl Chat<'_> {
                 terminal.leave_line(&editor.text());
             }
             match editor.press(key) {
-                Outcome::Edited => {}
-                Outcome::ClearScreen => terminal.clear(),
-                Outcome::Cancelled => {
+                EditorOutcome::Edited => {}
+                EditorOutcome::ClearScreen => terminal.clear(),
+                EditorOutcome::Cancelled => {
                     terminal.erase();
                     self.context.words.murmur("Ctrl-D or /quit leaves");
                 }
-                Outcome::Ended => {
+                EditorOutcome::Ended => {
                     terminal.erase();
                     self.farewell();
                     return Ok(());
                 }
-                Outcome::Sent(line) => match self.lines(line, &mut terminal, &mut editor).await? {
-                    Then::GoOn if is_watched => {}
+                EditorOutcome::Sent(line) => match self.lines(line, &mut terminal, &mut editor).await? {
+                    ChatNext::GoOn if is_watched => {}
                     // There is a daemon again, if there was none.
-                    Then::GoOn => {
+                    ChatNext::GoOn => {
                         watching.set(jobs::ends(context, &agent, sender.clone()));
                         is_watched = true;
                     }
-                    Then::Leave => {
+                    ChatNext::Leave => {
                         self.farewell();
                         return Ok(());
                     }
-                    Then::LeaveTurn => {
+                    ChatNext::LeaveTurn => {
                         self.leave_turn();
                         return Ok(());
                     }
@@ -214,23 +218,23 @@ impl Chat<'_> {
         line: String,
         terminal: &mut Terminal,
         editor: &mut Editor,
-    ) -> Result<Then, Failure> {
+    ) -> Result<ChatNext, CommandFailure> {
         let mut next = Some(line);
         while let Some(line) = next {
-            match self.line(&line, Typed::Keys(terminal, editor)).await? {
-                Then::GoOn => {}
-                left @ (Then::Leave | Then::LeaveTurn) => return Ok(left),
+            match self.line(&line, ChatInput::Keys(terminal, editor)).await? {
+                ChatNext::GoOn => {}
+                left @ (ChatNext::Leave | ChatNext::LeaveTurn) => return Ok(left),
             }
             next = self.queued.pop_front();
             if let Some(line) = &next {
                 terminal.leave_line(line);
             }
         }
-        Ok(Then::GoOn)
+        Ok(ChatNext::GoOn)
     }
 
     /// One turn a line.
-    async fn over_pipe(&mut self) -> Result<(), Failure> {
+    async fn over_pipe(&mut self) -> Result<(), CommandFailure> {
         let (sender, mut lines) = mpsc::channel(LINES_MAX);
         // A thread, because reading a pipe cannot be called off. It ends with the program.
         std::thread::spawn(move || {
@@ -241,19 +245,20 @@ impl Chat<'_> {
             }
         });
         while let Some(line) = lines.recv().await {
-            let line = line.map_err(|cause| Failure::refused("could not read stdin").because(cause))?;
-            match self.line(&line, Typed::Whole).await? {
-                Then::GoOn => {}
-                Then::Leave | Then::LeaveTurn => break,
+            let line =
+                line.map_err(|cause| CommandFailure::refused("could not read stdin").because(cause))?;
+            match self.line(&line, ChatInput::Whole).await? {
+                ChatNext::GoOn => {}
+                ChatNext::Leave | ChatNext::LeaveTurn => break,
             }
         }
-        if self.all_went_well { Ok(()) } else { Err(Failure::Silent(Exit::Refused)) }
+        if self.all_went_well { Ok(()) } else { Err(CommandFailure::Silent(CommandExit::Refused)) }
     }
 
     fn farewell(&self) {
         if let (Some(session), true) = (&self.session, self.agent.stays) {
             let name = &self.agent.name;
-            self.context.words.say(&format!("go on with: lodge chat {name} -s {session}"));
+            self.context.words.say(&format!("to continue: lodge chat {name} -s {session}"));
         }
     }
 
@@ -264,32 +269,32 @@ impl Chat<'_> {
             words.say(&format!("not sent: {}", render::counted(self.queued.len(), "queued line")));
         }
         if let (Some(session), true) = (&self.session, self.agent.stays) {
-            words.say(&format!("the turn goes on: lodge chat {} -s {session}", self.agent.name));
+            words.say(&format!("the turn is still running: lodge chat {} -s {session}", self.agent.name));
         }
     }
 
-    async fn line(&mut self, line: &str, typed: Typed<'_>) -> Result<Then, Failure> {
+    async fn line(&mut self, line: &str, typed: ChatInput<'_>) -> Result<ChatNext, CommandFailure> {
         let ended = match slash::read(line) {
-            Slash::Nothing => Ok(Then::GoOn),
-            Slash::Text(text) => self.turn(text, typed).await,
-            Slash::Command(command) => {
-                if let (slash::Command::Clear, Typed::Keys(terminal, _)) = (&command, typed) {
+            ChatLine::Nothing => Ok(ChatNext::GoOn),
+            ChatLine::Text(text) => self.turn(text, typed).await,
+            ChatLine::Command(command) => {
+                if let (slash::SlashCommand::Clear, ChatInput::Keys(terminal, _)) = (&command, typed) {
                     terminal.clear();
-                    return Ok(Then::GoOn);
+                    return Ok(ChatNext::GoOn);
                 }
                 self.command(command).await
             }
         };
         match ended {
-            Err(failure) => self.refused(failure).map(|()| Then::GoOn),
+            Err(failure) => self.refused(failure).map(|()| ChatNext::GoOn),
             ended => ended,
         }
     }
 
     /// Tells of a refusal, after which the conversation goes on; anything else ends it.
-    fn refused(&mut self, failure: Failure) -> Result<(), Failure> {
+    fn refused(&mut self, failure: CommandFailure) -> Result<(), CommandFailure> {
         match failure {
-            Failure::Told(report) if report.exit == Exit::Refused => {
+            CommandFailure::Told(report) if report.exit == CommandExit::Refused => {
                 self.all_went_well = false;
                 self.context.words.end_line()?;
                 render::error(&report);
@@ -300,37 +305,37 @@ impl Chat<'_> {
     }
 
     /// Sends a turn and shows it, while keys can interrupt it or leave it.
-    async fn turn(&mut self, text: &str, typed: Typed<'_>) -> Result<Then, Failure> {
+    async fn turn(&mut self, text: &str, typed: ChatInput<'_>) -> Result<ChatNext, CommandFailure> {
         let mut daemon = self.context.daemon().await?;
-        daemon.watch(Scope::Agent(self.agent.id.clone()), None).await?;
-        let voice = Voice { session: self.session.clone(), sender: None };
-        let turn = send(&mut daemon, &self.agent.id, voice, Question::plain(text)).await?;
+        daemon.watch(FollowScope::Agent(self.agent.id.clone()), None).await?;
+        let voice = ConversationArgs { session: self.session.clone(), sender: None };
+        let turn = send(&mut daemon, &self.agent.id, voice, PromptText::plain(text)).await?;
         self.session = Some(turn.session.clone());
         let words = &self.context.words;
         let mut interrupted = false;
         let ending = {
-            let follow = answer::follow(&mut daemon, &self.agent, &turn, words, Show::All);
+            let follow = answer::follow(&mut daemon, &self.agent, &turn, words, ShownSteps::All);
             match typed {
-                Typed::Whole => follow.await?,
-                Typed::Keys(terminal, editor) => {
+                ChatInput::Whole => follow.await?,
+                ChatInput::Keys(terminal, editor) => {
                     tokio::pin!(follow);
                     loop {
                         tokio::select! {
                             ending = &mut follow => break ending?,
                             Some(key) = terminal.key() => match meanwhile(key, editor, &mut self.queued, words) {
-                                Meanwhile::Interrupt if !interrupted => {
+                                InputDuringTurn::Interrupt if !interrupted => {
                                     interrupted = true;
                                     words.murmur("interrupting");
                                     interrupt(self.context, &turn).await?;
                                 }
-                                Meanwhile::Interrupt | Meanwhile::Typed => {}
-                                Meanwhile::Look(look) => {
+                                InputDuringTurn::Interrupt | InputDuringTurn::Typed => {}
+                                InputDuringTurn::Look(look) => {
                                     words.end_line()?;
                                     self.all_went_well &= look.at(self.context, &turn.session).await?;
                                 }
-                                Meanwhile::Leave => {
+                                InputDuringTurn::Leave => {
                                     words.end_line()?;
-                                    return Ok(Then::LeaveTurn);
+                                    return Ok(ChatNext::LeaveTurn);
                                 }
                             },
                         }
@@ -343,59 +348,64 @@ impl Chat<'_> {
             words.json_line(&turn)?;
         }
         match ending {
-            Ending::Done => Ok(Then::GoOn),
-            Ending::Broken(_) if interrupted => {
+            TurnEnding::Done => Ok(ChatNext::GoOn),
+            TurnEnding::Broken(_) if interrupted => {
                 words.murmur("[interrupted]");
-                Ok(Then::GoOn)
+                Ok(ChatNext::GoOn)
             }
-            Ending::Broken(failure) => Err(failure),
+            TurnEnding::Broken(failure) => Err(failure),
         }
     }
 
-    async fn command(&mut self, command: slash::Command) -> Result<Then, Failure> {
+    async fn command(&mut self, command: slash::SlashCommand) -> Result<ChatNext, CommandFailure> {
         let words = &self.context.words;
         match command {
-            slash::Command::Help => words.tell(&slash::help()),
-            slash::Command::Quit => return Ok(Then::Leave),
-            slash::Command::Clear => {}
-            slash::Command::Session(None) => match &self.session {
+            slash::SlashCommand::Help => words.tell(&slash::help()),
+            slash::SlashCommand::Quit => return Ok(ChatNext::Leave),
+            slash::SlashCommand::Clear => {}
+            slash::SlashCommand::Session(None) => match &self.session {
                 Some(session) => words.tell(session),
                 None => words.tell(BEGINS),
             },
-            slash::Command::Session(Some(name)) if name == "new" => {
+            slash::SlashCommand::Session(Some(name)) if name == "new" => {
                 self.session = None;
                 words.murmur(BEGINS);
             }
-            slash::Command::Session(Some(session)) => match self.recall(&session).await {
+            slash::SlashCommand::Session(Some(session)) => match self.recall(&session).await {
                 Ok(()) => self.session = Some(session),
                 Err(failure) => self.stay(failure)?,
             },
-            slash::Command::NoSession(given) => {
-                let failure = Failure::refused(format!("`{given}` cannot be a session: an id is one word"));
+            slash::SlashCommand::NoSession(given) => {
+                let failure =
+                    CommandFailure::refused(format!("`{given}` cannot be a session: an id is one word"));
                 self.stay(failure.hint("`/sessions` lists this agent's sessions"))?;
             }
-            slash::Command::Sessions => {
+            slash::SlashCommand::Sessions => {
                 let mut daemon = self.context.daemon().await?;
                 slash::sessions(self.context, &mut daemon, &self.agent.id).await?;
             }
-            slash::Command::Jobs(status) => jobs::list(self.context, self.session.as_deref(), status).await?,
-            slash::Command::Job(id) => jobs::show(self.context, self.session.as_deref(), &id).await?,
-            slash::Command::Cancel(id) => jobs::cancel(self.context, self.session.as_deref(), &id).await?,
-            slash::Command::Lacking(form) => words.tell(&format!("write it as `{form}`")),
-            slash::Command::Unknown(word) => {
+            slash::SlashCommand::Jobs(status) => {
+                jobs::list(self.context, self.session.as_deref(), status).await?
+            }
+            slash::SlashCommand::Job(id) => jobs::show(self.context, self.session.as_deref(), &id).await?,
+            slash::SlashCommand::Cancel(id) => {
+                jobs::cancel(self.context, self.session.as_deref(), &id).await?
+            }
+            slash::SlashCommand::Lacking(form) => words.tell(&format!("write it as `{form}`")),
+            slash::SlashCommand::Unknown(word) => {
                 words.tell(&format!(
-                    "there is no command `/{word}`; /help lists them, //{word} says it to the agent"
+                    "there is no command `/{word}`; /help lists commands, //{word} sends it to the agent"
                 ));
             }
         }
-        Ok(Then::GoOn)
+        Ok(ChatNext::GoOn)
     }
 
     /// After a session that one cannot go to: why, and where one is.
-    fn stay(&mut self, failure: Failure) -> Result<(), Failure> {
+    fn stay(&mut self, failure: CommandFailure) -> Result<(), CommandFailure> {
         self.refused(failure)?;
         match &self.session {
-            Some(session) => self.context.words.say(&format!("this is still session {session}")),
+            Some(session) => self.context.words.say(&format!("still in session {session}")),
             None => self.context.words.say(BEGINS),
         }
         Ok(())
@@ -403,13 +413,13 @@ impl Chat<'_> {
 }
 
 /// On a connection of its own: the one that follows the turn is busy with it.
-async fn interrupt(context: &Context, turn: &TurnView) -> Result<(), Failure> {
-    let mut daemon: Daemon<'_> = context.daemon().await?;
+async fn interrupt(context: &CommandContext, turn: &TurnView) -> Result<(), CommandFailure> {
+    let mut daemon: DaemonClient<'_> = context.daemon().await?;
     let params = TurnInterruptParams { turn: turn.id.clone(), request_id: Some(request_id()?) };
     match daemon.call::<InterruptTurn>(params).await {
         Ok(_) => Ok(()),
         // It was over before we said so.
-        Err(failure) if failure.exit() == Exit::Refused => Ok(()),
+        Err(failure) if failure.exit() == CommandExit::Refused => Ok(()),
         Err(failure) => Err(failure),
     }
 }

@@ -2,24 +2,24 @@
 
 use lodge_proto::{ListSessions, SessionListParams, SessionView};
 
-use crate::commands::Context;
-use crate::failure::Failure;
-use crate::follow::Daemon;
+use crate::commands::CommandContext;
+use crate::failure::CommandFailure;
+use crate::follow::DaemonClient;
 use crate::render::{ago, now_s, or_dash};
 
 /// How many sessions are listed.
 const SESSIONS_SHOWN: u32 = 20;
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Slash<'a> {
+pub(super) enum ChatLine<'a> {
     Nothing,
     /// For the agent.
     Text(&'a str),
-    Command(Command),
+    Command(SlashCommand),
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Command {
+pub(super) enum SlashCommand {
     Help,
     Quit,
     Clear,
@@ -38,35 +38,35 @@ pub(super) enum Command {
 }
 
 /// A line that begins with `/` is a command; with `//` it is text that begins with one.
-pub(super) fn read(line: &str) -> Slash<'_> {
+pub(super) fn read(line: &str) -> ChatLine<'_> {
     let trimmed = line.trim();
     let Some(rest) = trimmed.strip_prefix('/') else {
-        return if trimmed.is_empty() { Slash::Nothing } else { Slash::Text(line) };
+        return if trimmed.is_empty() { ChatLine::Nothing } else { ChatLine::Text(line) };
     };
     if rest.starts_with('/') {
-        return Slash::Text(rest);
+        return ChatLine::Text(rest);
     }
     let mut words = rest.split_whitespace();
     let name = words.next().unwrap_or("");
     let arguments: Vec<&str> = words.collect();
-    Slash::Command(match name {
-        "help" | "h" | "?" => Command::Help,
-        "quit" | "q" | "exit" => Command::Quit,
-        "clear" => Command::Clear,
+    ChatLine::Command(match name {
+        "help" | "h" | "?" => SlashCommand::Help,
+        "quit" | "q" | "exit" => SlashCommand::Quit,
+        "clear" => SlashCommand::Clear,
         "session" => match arguments.as_slice() {
-            [] => Command::Session(None),
-            [session] => Command::Session(Some((*session).to_owned())),
-            [..] => Command::NoSession(arguments.join(" ")),
+            [] => SlashCommand::Session(None),
+            [session] => SlashCommand::Session(Some((*session).to_owned())),
+            [..] => SlashCommand::NoSession(arguments.join(" ")),
         },
-        "sessions" => Command::Sessions,
+        "sessions" => SlashCommand::Sessions,
         "jobs" => match arguments.as_slice() {
-            [] => Command::Jobs(None),
-            [status] => Command::Jobs(Some((*status).to_owned())),
-            [..] => Command::Lacking("/jobs [STATUS]"),
+            [] => SlashCommand::Jobs(None),
+            [status] => SlashCommand::Jobs(Some((*status).to_owned())),
+            [..] => SlashCommand::Lacking("/jobs [STATUS]"),
         },
-        "job" => one_word(&arguments).map_or(Command::Lacking("/job ID"), Command::Job),
-        "cancel" => one_word(&arguments).map_or(Command::Lacking("/cancel ID"), Command::Cancel),
-        other => Command::Unknown(other.to_owned()),
+        "job" => one_word(&arguments).map_or(SlashCommand::Lacking("/job ID"), SlashCommand::Job),
+        "cancel" => one_word(&arguments).map_or(SlashCommand::Lacking("/cancel ID"), SlashCommand::Cancel),
+        other => SlashCommand::Unknown(other.to_owned()),
     })
 }
 
@@ -79,28 +79,32 @@ fn one_word(arguments: &[&str]) -> Option<String> {
 
 pub(super) fn help() -> String {
     let commands = [
-        ("/session", "show which session this is"),
-        ("/session ID", "go to another session"),
-        ("/session new", "begin a new one"),
+        ("/session", "show the current session"),
+        ("/session ID", "switch to another session"),
+        ("/session new", "start a new session"),
         ("/sessions", "list this agent's sessions"),
         ("/jobs [STATUS]", "list the jobs of this session"),
-        ("/job ID", "show how a job stands and what it wrote last"),
+        ("/job ID", "show a job's status and its last output"),
         ("/cancel ID", "cancel a job"),
-        ("/clear", "clear the screen; nothing is forgotten"),
-        ("/quit", "leave, also during an answer: the turn goes on"),
-        ("//text", "say something that begins with a slash"),
+        ("/clear", "clear the screen; the conversation is kept"),
+        ("/quit", "leave; a running turn continues"),
+        ("//text", "send text that starts with a slash"),
         ("Esc, Ctrl-C", "interrupt the answer"),
         ("Enter", "send; during an answer, queue the line"),
-        ("Alt-Enter", "begin another line"),
+        ("Alt-Enter", "start a new line"),
         ("Up, Down", "earlier lines"),
-        ("Ctrl-D", "leave, also during an answer"),
+        ("Ctrl-D", "leave; a running turn continues"),
     ];
     let lines: Vec<String> = commands.iter().map(|(name, what)| format!("{name:<16}{what}")).collect();
     lines.join("\n")
 }
 
 /// The newest sessions of an agent.
-pub(super) async fn sessions(context: &Context, daemon: &mut Daemon<'_>, agent: &str) -> Result<(), Failure> {
+pub(super) async fn sessions(
+    context: &CommandContext,
+    daemon: &mut DaemonClient<'_>,
+    agent: &str,
+) -> Result<(), CommandFailure> {
     let params = SessionListParams {
         agent: Some(agent.to_owned()),
         limit: Some(SESSIONS_SHOWN),
@@ -130,21 +134,21 @@ mod tests {
 
     #[test]
     fn a_slash_makes_a_command_and_two_make_text() {
-        let check = |line: &str, expected: Slash<'_>| assert_eq!(read(line), expected, "{line}");
-        check("  ", Slash::Nothing);
-        check(" hello / there", Slash::Text(" hello / there"));
-        check("//etc/passwd?", Slash::Text("/etc/passwd?"));
-        check("/quit ", Slash::Command(Command::Quit));
-        check("/session ses_1", Slash::Command(Command::Session(Some("ses_1".into()))));
-        check("/session", Slash::Command(Command::Session(None)));
-        check("/session has  space", Slash::Command(Command::NoSession("has space".into())));
-        check("/jobs", Slash::Command(Command::Jobs(None)));
-        check("/jobs running", Slash::Command(Command::Jobs(Some("running".into()))));
-        check("/jobs a b", Slash::Command(Command::Lacking("/jobs [STATUS]")));
-        check("/job job_1", Slash::Command(Command::Job("job_1".into())));
-        check("/job", Slash::Command(Command::Lacking("/job ID")));
-        check("/cancel job_1 now", Slash::Command(Command::Lacking("/cancel ID")));
-        check("/nope x", Slash::Command(Command::Unknown("nope".into())));
-        check("/", Slash::Command(Command::Unknown(String::new())));
+        let check = |line: &str, expected: ChatLine<'_>| assert_eq!(read(line), expected, "{line}");
+        check("  ", ChatLine::Nothing);
+        check(" hello / there", ChatLine::Text(" hello / there"));
+        check("//etc/passwd?", ChatLine::Text("/etc/passwd?"));
+        check("/quit ", ChatLine::Command(SlashCommand::Quit));
+        check("/session ses_1", ChatLine::Command(SlashCommand::Session(Some("ses_1".into()))));
+        check("/session", ChatLine::Command(SlashCommand::Session(None)));
+        check("/session has  space", ChatLine::Command(SlashCommand::NoSession("has space".into())));
+        check("/jobs", ChatLine::Command(SlashCommand::Jobs(None)));
+        check("/jobs running", ChatLine::Command(SlashCommand::Jobs(Some("running".into()))));
+        check("/jobs a b", ChatLine::Command(SlashCommand::Lacking("/jobs [STATUS]")));
+        check("/job job_1", ChatLine::Command(SlashCommand::Job("job_1".into())));
+        check("/job", ChatLine::Command(SlashCommand::Lacking("/job ID")));
+        check("/cancel job_1 now", ChatLine::Command(SlashCommand::Lacking("/cancel ID")));
+        check("/nope x", ChatLine::Command(SlashCommand::Unknown("nope".into())));
+        check("/", ChatLine::Command(SlashCommand::Unknown(String::new())));
     }
 }

@@ -10,8 +10,8 @@ use tokio::sync::mpsc;
 use unicode_width::UnicodeWidthChar;
 
 use super::editor::Editor;
-use super::keys::{Decoder, Key};
-use crate::screen::{Piece, Stream, draw};
+use super::keys::{Key, KeyDecoder};
+use crate::screen::{ScreenOp, TerminalStream, draw};
 use crate::words::columns;
 
 const PROMPT: &str = "› ";
@@ -27,19 +27,19 @@ pub(super) struct Terminal {
     /// On which row of what was drawn the cursor stands.
     row: usize,
     bytes: mpsc::Receiver<Vec<u8>>,
-    decoder: Decoder,
+    decoder: KeyDecoder,
     keys: std::collections::VecDeque<Key>,
 }
 
 impl Terminal {
     /// Nothing when stdin is no terminal, or stdout is none: what is drawn is not data.
     pub(super) fn open() -> Option<Terminal> {
-        let before = attributes().filter(|_| Stream::Stdout.is_terminal())?;
+        let before = attributes().filter(|_| TerminalStream::Stdout.is_terminal())?;
         let (sender, bytes) = mpsc::channel(KEYS_MAX);
         // A thread, because reading a terminal cannot be called off. It ends with the program.
         std::thread::spawn(move || read_keys(&sender));
         let terminal =
-            Terminal { before, row: 0, bytes, decoder: Decoder::default(), keys: Default::default() };
+            Terminal { before, row: 0, bytes, decoder: KeyDecoder::default(), keys: Default::default() };
         terminal.enter();
         Some(terminal)
     }
@@ -53,7 +53,7 @@ impl Terminal {
         mode.c_cc[libc::VMIN] = 1;
         mode.c_cc[libc::VTIME] = 0;
         set(&mode);
-        draw(Stream::Stdout, &[Piece::PasteMarks(true)]);
+        draw(TerminalStream::Stdout, &[ScreenOp::PasteMarks(true)]);
     }
 
     /// The next key; nothing when the terminal is gone.
@@ -85,75 +85,75 @@ impl Terminal {
         let whole = format!("{PROMPT}{}", visible(&editor.text()));
         let (cursor, end) = (place(&before, width), place(&whole, width));
         let mut pieces = self.back().to_vec();
-        pieces.push(Piece::Text(&whole));
+        pieces.push(ScreenOp::Text(&whole));
         // At the right edge the terminal waits with the next row; it is drawn, so that rows can be counted.
         if end.column == 0 && end.row > 0 && !whole.ends_with('\n') {
-            pieces.push(Piece::Wrap);
+            pieces.push(ScreenOp::Wrap);
         }
         pieces.extend([
-            Piece::Up(end.row.saturating_sub(cursor.row)),
-            Piece::Return,
-            Piece::Right(cursor.column),
+            ScreenOp::Up(end.row.saturating_sub(cursor.row)),
+            ScreenOp::Return,
+            ScreenOp::Right(cursor.column),
         ]);
         self.row = cursor.row;
-        draw(Stream::Stdout, &pieces);
+        draw(TerminalStream::Stdout, &pieces);
     }
 
     /// Leaves the line as it stands and goes below it.
     pub(super) fn leave_line(&mut self, text: &str) {
         let whole = format!("{PROMPT}{text}\n");
         let mut pieces = self.back().to_vec();
-        pieces.push(Piece::Text(&whole));
+        pieces.push(ScreenOp::Text(&whole));
         self.row = 0;
-        draw(Stream::Stdout, &pieces);
+        draw(TerminalStream::Stdout, &pieces);
     }
 
     /// Takes away what was drawn of the line.
     pub(super) fn erase(&mut self) {
-        draw(Stream::Stdout, &self.back());
+        draw(TerminalStream::Stdout, &self.back());
         self.row = 0;
     }
 
     pub(super) fn clear(&mut self) {
         self.row = 0;
-        draw(Stream::Stdout, &[Piece::ClearScreen]);
+        draw(TerminalStream::Stdout, &[ScreenOp::ClearScreen]);
     }
 
     /// To the first row of what was drawn, and everything from there on cleared.
-    fn back(&self) -> [Piece<'static>; 3] {
-        [Piece::Up(self.row), Piece::Return, Piece::ClearBelow]
+    fn back(&self) -> [ScreenOp<'static>; 3] {
+        [ScreenOp::Up(self.row), ScreenOp::Return, ScreenOp::ClearBelow]
     }
 }
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        draw(Stream::Stdout, &[Piece::PasteMarks(false)]);
+        draw(TerminalStream::Stdout, &[ScreenOp::PasteMarks(false)]);
         set(&self.before);
     }
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Place {
+struct CellPosition {
     row: usize,
     column: usize,
 }
 
 /// Where the cursor stands after a text that began in the first column.
-fn place(text: &str, width: usize) -> Place {
-    let mut place = Place { row: 0, column: 0 };
+fn place(text: &str, width: usize) -> CellPosition {
+    let mut place = CellPosition { row: 0, column: 0 };
     for letter in text.chars() {
         if letter == '\n' {
-            place = Place { row: place.row + 1, column: 0 };
+            place = CellPosition { row: place.row + 1, column: 0 };
             continue;
         }
         let cells = letter.width().unwrap_or(0);
         // A wide letter that does not fit goes to the next row whole.
         if place.column + cells > width {
-            place = Place { row: place.row + 1, column: 0 };
+            place = CellPosition { row: place.row + 1, column: 0 };
         }
         place.column += cells;
         if place.column == width {
-            place = Place { row: place.row + 1, column: 0 };
+            place = CellPosition { row: place.row + 1, column: 0 };
         }
     }
     place
@@ -194,7 +194,8 @@ mod tests {
 
     #[test]
     fn the_cursor_is_counted_through_wraps_wide_letters_and_line_ends() {
-        let check = |text: &str, row, column| assert_eq!(place(text, 4), Place { row, column }, "{text:?}");
+        let check =
+            |text: &str, row, column| assert_eq!(place(text, 4), CellPosition { row, column }, "{text:?}");
         check("", 0, 0);
         check("abc", 0, 3);
         check("abcd", 1, 0);

@@ -6,18 +6,18 @@ use lodge_proto::{
 };
 use serde::Serialize;
 
-use super::jobs_stop::{End, Stopping};
-use super::{Context, lineages, map, request_id};
-use crate::args::{JobsFate, ListArgs, Refs};
-use crate::failure::{Exit, Failure};
-use crate::follow::{Daemon, Scope, Seen};
+use super::jobs_stop::{AgentStopKind, StopWithJobs};
+use super::{CommandContext, lineages, map, request_id};
+use crate::args::{AgentRefs, JobsFate, ListArgs};
+use crate::failure::{CommandExit, CommandFailure};
+use crate::follow::{DaemonClient, FollowScope, FollowedItem};
 use crate::render::{self, ago, now_s, or_dash, until};
 use crate::words::{Words, put};
 
 /// Most entries of quarantine that are printed one by one. Beyond these, the hint is `lodge quarantine ls`.
 const QUARANTINE_PRINTED_MAX: usize = 5;
 
-pub(super) async fn list(context: &Context, args: ListArgs) -> Result<(), Failure> {
+pub(super) async fn list(context: &CommandContext, args: ListArgs) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let labels = map(args.label);
     let mut agents: Vec<AgentView> = Vec::new();
@@ -49,7 +49,7 @@ pub(super) async fn list(context: &Context, args: ListArgs) -> Result<(), Failur
 }
 
 /// Says which of these agents have work in quarantine, and how a decision is made.
-fn tell_quarantine(context: &Context, agents: &[AgentView]) {
+fn tell_quarantine(context: &CommandContext, agents: &[AgentView]) {
     let all: Vec<(&str, &QuarantineView)> = agents
         .iter()
         .flat_map(|agent| agent.quarantine.iter().map(|work| (agent.name.as_str(), work)))
@@ -97,9 +97,9 @@ fn row(agent: &AgentView, stuck: &[&LineageView], now: i64) -> Vec<String> {
     ]
 }
 
-pub(super) async fn inspect(context: &Context, refs: Refs) -> Result<(), Failure> {
+pub(super) async fn inspect(context: &CommandContext, refs: AgentRefs) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let mut batch = Batch::new(&context.words, refs.agents.len());
+    let mut batch = ResultList::new(&context.words, refs.agents.len());
     for agent in refs.agents {
         let params = AgentRef { agent, request_id: None };
         match daemon.call::<GetAgent>(params).await {
@@ -114,7 +114,10 @@ pub(super) async fn inspect(context: &Context, refs: Refs) -> Result<(), Failure
 }
 
 /// The agent's lineage, if it waits for a decision.
-async fn asked(daemon: &mut Daemon<'_>, agent: &AgentView) -> Result<Option<LineageView>, Failure> {
+async fn asked(
+    daemon: &mut DaemonClient<'_>,
+    agent: &AgentView,
+) -> Result<Option<LineageView>, CommandFailure> {
     let waiting = lineages::waiting(daemon).await?;
     Ok(waiting.into_iter().find(|lineage| lineage.id == agent.lineage))
 }
@@ -218,7 +221,7 @@ fn next_try(at: &str, failures: Option<u32>) -> String {
 
 /// What to do with each of several agents.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Verb {
+pub(super) enum AgentAction {
     Start,
     /// And what becomes of its jobs; open when nobody said so.
     Stop {
@@ -234,15 +237,19 @@ pub(super) enum Verb {
 }
 
 /// Does it to each agent; one that fails does not keep the others from it.
-pub(super) async fn each(context: &Context, refs: Refs, verb: Verb) -> Result<(), Failure> {
-    let mut batch = Batch::new(&context.words, refs.agents.len());
+pub(super) async fn each(
+    context: &CommandContext,
+    refs: AgentRefs,
+    verb: AgentAction,
+) -> Result<(), CommandFailure> {
+    let mut batch = ResultList::new(&context.words, refs.agents.len());
     for agent in refs.agents {
         match one(context, &agent, verb).await {
             Ok((view, work)) => {
                 batch.done(&view, || format!("{}\n", view.name))?;
                 tell_end(context, &view, verb, work);
             }
-            Err(failure) if failure.exit() == Exit::NoDaemon => return Err(failure),
+            Err(failure) if failure.exit() == CommandExit::NoDaemon => return Err(failure),
             Err(failure) => batch.failed(failure)?,
         }
     }
@@ -251,64 +258,83 @@ pub(super) async fn each(context: &Context, refs: Refs, verb: Verb) -> Result<()
 
 /// The work of an agent before something was done to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Work {
+enum OpenWork {
     Open,
     Over,
 }
 
 /// A kill is more than a stop, and says so.
-fn tell_end(context: &Context, view: &AgentView, verb: Verb, before: Work) {
+fn tell_end(context: &CommandContext, view: &AgentView, verb: AgentAction, before: OpenWork) {
     match verb {
-        Verb::Kill if !context.words.json => {
+        AgentAction::Kill if !context.words.json => {
             let name = &view.name;
             let ended = match before {
-                Work::Open => "ended for good",
-                Work::Over => "was over already",
+                OpenWork::Open => "ended permanently",
+                OpenWork::Over => "had already ended",
             };
-            context.words.say(&format!("the work of {name} {ended}; `lodge start {name}` begins anew"));
+            context.words.say(&format!("the work of {name} {ended}; `lodge start {name}` starts new work"));
         }
-        Verb::Start | Verb::Stop { .. } | Verb::Restart { .. } | Verb::Kill | Verb::Remove { .. } => {}
+        AgentAction::Start
+        | AgentAction::Stop { .. }
+        | AgentAction::Restart { .. }
+        | AgentAction::Kill
+        | AgentAction::Remove { .. } => {}
     }
 }
 
-async fn one(context: &Context, agent: &str, verb: Verb) -> Result<(AgentView, Work), Failure> {
+async fn one(
+    context: &CommandContext,
+    agent: &str,
+    verb: AgentAction,
+) -> Result<(AgentView, OpenWork), CommandFailure> {
     let mut daemon = context.daemon().await?;
     // Attached before the change, so that its events cannot be missed. By id, for a name may go to another.
-    let state = daemon.watch(Scope::Agent(agent.to_owned()), None).await?;
+    let state = daemon.watch(FollowScope::Agent(agent.to_owned()), None).await?;
     let id = state.agents.first().map_or_else(|| agent.to_owned(), |view| view.id.clone());
     let work = match (verb, state.agents.first()) {
-        (Verb::Kill, Some(view)) => work_of(&mut daemon, view).await?,
-        (Verb::Kill | Verb::Start | Verb::Stop { .. } | Verb::Restart { .. } | Verb::Remove { .. }, _) => {
-            Work::Open
-        }
+        (AgentAction::Kill, Some(view)) => work_of(&mut daemon, view).await?,
+        (
+            AgentAction::Kill
+            | AgentAction::Start
+            | AgentAction::Stop { .. }
+            | AgentAction::Restart { .. }
+            | AgentAction::Remove { .. },
+            _,
+        ) => OpenWork::Open,
     };
     let request_id = Some(request_id()?);
-    let (view, goal): (AgentView, Goal) = match verb {
-        Verb::Start => (daemon.call::<StartAgent>(AgentRef { agent: id, request_id }).await?, Goal::Ready),
-        Verb::Restart { jobs } => {
-            (Stopping::new(context, End::Restart, id, state).run(&mut daemon, jobs).await?, Goal::Ready)
+    let (view, goal): (AgentView, AgentGoal) = match verb {
+        AgentAction::Start => {
+            (daemon.call::<StartAgent>(AgentRef { agent: id, request_id }).await?, AgentGoal::Ready)
         }
-        Verb::Stop { jobs } => {
-            (Stopping::new(context, End::Stop, id, state).run(&mut daemon, jobs).await?, Goal::Stopped)
+        AgentAction::Restart { jobs } => (
+            StopWithJobs::new(context, AgentStopKind::Restart, id, state).run(&mut daemon, jobs).await?,
+            AgentGoal::Ready,
+        ),
+        AgentAction::Stop { jobs } => (
+            StopWithJobs::new(context, AgentStopKind::Stop, id, state).run(&mut daemon, jobs).await?,
+            AgentGoal::Stopped,
+        ),
+        AgentAction::Kill => {
+            (daemon.call::<KillAgent>(AgentRef { agent: id, request_id }).await?, AgentGoal::Stopped)
         }
-        Verb::Kill => (daemon.call::<KillAgent>(AgentRef { agent: id, request_id }).await?, Goal::Stopped),
-        Verb::Remove { force } => {
+        AgentAction::Remove { force } => {
             let params = AgentRemoveParams { agent: id, force, request_id };
-            (daemon.call::<RemoveAgent>(params).await?, Goal::Removed)
+            (daemon.call::<RemoveAgent>(params).await?, AgentGoal::Removed)
         }
     };
     Ok((settle(&mut daemon, view, goal, &context.words).await?, work))
 }
 
-async fn work_of(daemon: &mut Daemon<'_>, agent: &AgentView) -> Result<Work, Failure> {
+async fn work_of(daemon: &mut DaemonClient<'_>, agent: &AgentView) -> Result<OpenWork, CommandFailure> {
     let given = LineageRef { lineage: agent.lineage.clone() };
     let lineage = daemon.call::<GetLineage>(given).await?.lineage;
-    Ok(if matches!(lineage.status.as_str(), "ended" | "reaped") { Work::Over } else { Work::Open })
+    Ok(if matches!(lineage.status.as_str(), "ended" | "reaped") { OpenWork::Over } else { OpenWork::Open })
 }
 
 /// The state to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Goal {
+pub(super) enum AgentGoal {
     Ready,
     /// On what is new, if it is to run at all.
     Updated,
@@ -317,7 +343,7 @@ pub(super) enum Goal {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
+enum GoalVerdict {
     Reached,
     Wait,
     Missed,
@@ -325,46 +351,50 @@ enum Verdict {
     Unknown,
 }
 
-impl Goal {
-    fn judge(self, status: &str) -> Verdict {
+impl AgentGoal {
+    fn judge(self, status: &str) -> GoalVerdict {
         match (self, status) {
-            (Goal::Ready | Goal::Updated, "ready" | "working") => Verdict::Reached,
-            (Goal::Ready | Goal::Updated, "pulling" | "starting") => Verdict::Wait,
-            (Goal::Updated, "stopped") => Verdict::Reached,
-            (Goal::Updated, "failed" | "removing" | "removed") => Verdict::Missed,
-            (Goal::Ready, "failed" | "stopped" | "removing" | "removed") => Verdict::Missed,
-            (Goal::Stopped, "stopped" | "failed" | "removed") => Verdict::Reached,
-            (Goal::Stopped, "pulling" | "starting" | "ready" | "working" | "removing") => Verdict::Wait,
-            (Goal::Removed, "removed") => Verdict::Reached,
+            (AgentGoal::Ready | AgentGoal::Updated, "ready" | "working") => GoalVerdict::Reached,
+            (AgentGoal::Ready | AgentGoal::Updated, "pulling" | "starting") => GoalVerdict::Wait,
+            (AgentGoal::Updated, "stopped") => GoalVerdict::Reached,
+            (AgentGoal::Updated, "failed" | "removing" | "removed") => GoalVerdict::Missed,
+            (AgentGoal::Ready, "failed" | "stopped" | "removing" | "removed") => GoalVerdict::Missed,
+            (AgentGoal::Stopped, "stopped" | "failed" | "removed") => GoalVerdict::Reached,
+            (AgentGoal::Stopped, "pulling" | "starting" | "ready" | "working" | "removing") => {
+                GoalVerdict::Wait
+            }
+            (AgentGoal::Removed, "removed") => GoalVerdict::Reached,
             (
-                Goal::Removed,
+                AgentGoal::Removed,
                 "pulling" | "starting" | "ready" | "working" | "stopped" | "failed" | "removing",
-            ) => Verdict::Wait,
-            (Goal::Ready | Goal::Updated | Goal::Stopped | Goal::Removed, _) => Verdict::Unknown,
+            ) => GoalVerdict::Wait,
+            (AgentGoal::Ready | AgentGoal::Updated | AgentGoal::Stopped | AgentGoal::Removed, _) => {
+                GoalVerdict::Unknown
+            }
         }
     }
 }
 
 /// Waits until the agent is where it shall be, by its events. `view` is its state after the change was accepted.
 pub(super) async fn settle(
-    daemon: &mut Daemon<'_>,
+    daemon: &mut DaemonClient<'_>,
     mut view: AgentView,
-    goal: Goal,
+    goal: AgentGoal,
     words: &Words,
-) -> Result<AgentView, Failure> {
+) -> Result<AgentView, CommandFailure> {
     loop {
         match goal.judge(&view.status) {
-            Verdict::Reached => return Ok(view),
-            Verdict::Missed => return Err(missed(&view)),
-            Verdict::Unknown => return Err(unknown(&view)),
-            Verdict::Wait => words.progress(&format!("{}: {}", view.name, view.status)),
+            GoalVerdict::Reached => return Ok(view),
+            GoalVerdict::Missed => return Err(missed(&view)),
+            GoalVerdict::Unknown => return Err(unknown(&view)),
+            GoalVerdict::Wait => words.progress(&format!("{}: {}", view.name, view.status)),
         }
         view.status = loop {
             let event = match daemon.next().await {
-                Ok(Seen::Event(event)) => event,
-                Ok(Seen::Preview(_)) => continue,
+                Ok(FollowedItem::Event(event)) => event,
+                Ok(FollowedItem::Preview(_)) => continue,
                 // A daemon that came back with the removal done does not know the agent any more.
-                Err(failure) if goal == Goal::Removed && failure.is("agent.not_found") => {
+                Err(failure) if goal == AgentGoal::Removed && failure.is("agent.not_found") => {
                     break "removed".to_owned();
                 }
                 Err(failure) => return Err(failure),
@@ -387,12 +417,12 @@ pub(super) async fn settle(
 const STATUSES: [&str; 8] =
     ["pulling", "starting", "ready", "working", "stopped", "failed", "removing", "removed"];
 
-fn missed(view: &AgentView) -> Failure {
+fn missed(view: &AgentView) -> CommandFailure {
     let what = match view.status.as_str() {
         "failed" => format!("{} did not become ready", view.name),
-        status => format!("{} did not become ready: it is {status}", view.name),
+        status => format!("{} did not become ready: its status is {status}", view.name),
     };
-    let failure = Failure::refused(what);
+    let failure = CommandFailure::refused(what);
     let failure = match render::why_failed(view.failure_reason.as_deref(), view.failure_detail.as_deref()) {
         Some(why) => failure.because(why),
         None => failure,
@@ -401,10 +431,10 @@ fn missed(view: &AgentView) -> Failure {
         "removing" | "removed" => failure,
         _ if view.retry_at.is_some() => failure.hint(comes_up(view)),
         "failed" if view.failure_reason.as_deref() == Some("pull") => failure.hint(format!(
-            "it is not tried again by itself: give it another image with `lodge update {0} --image …`, then `lodge start {0}`",
+            "it is not retried automatically: give it another image with `lodge update {0} --image …`, then `lodge start {0}`",
             view.name
         )),
-        _ => failure.hint(format!("run `lodge logs {}` to see what it said", view.name)),
+        _ => failure.hint(format!("run `lodge logs {}` to see its log", view.name)),
     }
 }
 
@@ -412,21 +442,21 @@ fn missed(view: &AgentView) -> Failure {
 fn comes_up(view: &AgentView) -> String {
     let (name, at) = (&view.name, view.retry_at.as_deref().unwrap_or_default());
     let mend = match view.failure_reason.as_deref() {
-        Some("model") => "add the provider with `lodge provider add`, and it comes up",
-        _ => "mend that, and it comes up",
+        Some("model") => "add the provider with `lodge provider add`, and the agent starts",
+        _ => "fix that, and the agent starts",
     };
     format!(
-        "{mend} by itself (next try {at}); `lodge start {name}` tries at once, `lodge stop {name}` gives up"
+        "{mend} automatically (next try {at}); `lodge start {name}` tries now, `lodge stop {name}` stops trying"
     )
 }
 
-fn unknown(view: &AgentView) -> Failure {
-    Failure::refused(format!("{} is `{}`, which this `lodge` does not know", view.name, view.status))
+fn unknown(view: &AgentView) -> CommandFailure {
+    CommandFailure::refused(format!("{} is `{}`, which this `lodge` does not know", view.name, view.status))
         .hint("`lodge` and `lodged` may be of different versions: compare `lodge --version` and `lodge info`")
 }
 
 /// Printing the outcome of several: as they come, or as one array at the end.
-pub(super) struct Batch<'a> {
+pub(super) struct ResultList<'a> {
     words: &'a Words,
     asked: usize,
     things: Vec<serde_json::Value>,
@@ -434,12 +464,16 @@ pub(super) struct Batch<'a> {
     first: bool,
 }
 
-impl<'a> Batch<'a> {
+impl<'a> ResultList<'a> {
     pub(super) fn new(words: &'a Words, asked: usize) -> Self {
-        Batch { words, asked, things: Vec::new(), failed: false, first: true }
+        ResultList { words, asked, things: Vec::new(), failed: false, first: true }
     }
 
-    pub(super) fn done<T: Serialize>(&mut self, thing: &T, text: impl Fn() -> String) -> Result<(), Failure> {
+    pub(super) fn done<T: Serialize>(
+        &mut self,
+        thing: &T,
+        text: impl Fn() -> String,
+    ) -> Result<(), CommandFailure> {
         if !self.words.json {
             let text = text();
             let apart = !std::mem::take(&mut self.first) && text.lines().count() > 1;
@@ -449,15 +483,15 @@ impl<'a> Batch<'a> {
             return self.words.json(thing);
         }
         let value = serde_json::to_value(thing)
-            .map_err(|cause| Failure::refused("could not write the output").because(cause))?;
+            .map_err(|cause| CommandFailure::refused("could not write the output").because(cause))?;
         self.things.push(value);
         Ok(())
     }
 
     /// The only one that was asked for fails the command; of several, each is told.
-    pub(super) fn failed(&mut self, failure: Failure) -> Result<(), Failure> {
+    pub(super) fn failed(&mut self, failure: CommandFailure) -> Result<(), CommandFailure> {
         match failure {
-            Failure::Told(report) if self.asked > 1 => {
+            CommandFailure::Told(report) if self.asked > 1 => {
                 render::error(&report);
                 self.failed = true;
                 Ok(())
@@ -466,11 +500,11 @@ impl<'a> Batch<'a> {
         }
     }
 
-    pub(super) fn finish(self) -> Result<(), Failure> {
+    pub(super) fn finish(self) -> Result<(), CommandFailure> {
         if self.words.json && self.asked > 1 {
             self.words.json(&self.things)?;
         }
-        if self.failed { Err(Failure::Silent(Exit::Refused)) } else { Ok(()) }
+        if self.failed { Err(CommandFailure::Silent(CommandExit::Refused)) } else { Ok(()) }
     }
 }
 
@@ -480,22 +514,22 @@ mod tests {
 
     #[test]
     fn a_goal_is_reached_missed_or_still_ahead() {
-        assert_eq!(Goal::Ready.judge("working"), Verdict::Reached);
-        assert_eq!(Goal::Ready.judge("failed"), Verdict::Missed);
-        assert_eq!(Goal::Ready.judge("starting"), Verdict::Wait);
-        assert_eq!(Goal::Stopped.judge("working"), Verdict::Wait);
-        assert_eq!(Goal::Stopped.judge("stopped"), Verdict::Reached);
-        assert_eq!(Goal::Removed.judge("stopped"), Verdict::Wait);
-        assert_eq!(Goal::Removed.judge("removed"), Verdict::Reached);
+        assert_eq!(AgentGoal::Ready.judge("working"), GoalVerdict::Reached);
+        assert_eq!(AgentGoal::Ready.judge("failed"), GoalVerdict::Missed);
+        assert_eq!(AgentGoal::Ready.judge("starting"), GoalVerdict::Wait);
+        assert_eq!(AgentGoal::Stopped.judge("working"), GoalVerdict::Wait);
+        assert_eq!(AgentGoal::Stopped.judge("stopped"), GoalVerdict::Reached);
+        assert_eq!(AgentGoal::Removed.judge("stopped"), GoalVerdict::Wait);
+        assert_eq!(AgentGoal::Removed.judge("removed"), GoalVerdict::Reached);
     }
 
     #[test]
     fn every_known_state_is_placed_and_an_unknown_one_is_not_waited_for() {
-        for goal in [Goal::Ready, Goal::Updated, Goal::Stopped, Goal::Removed] {
+        for goal in [AgentGoal::Ready, AgentGoal::Updated, AgentGoal::Stopped, AgentGoal::Removed] {
             for status in STATUSES {
-                assert_ne!(goal.judge(status), Verdict::Unknown, "{goal:?} {status}");
+                assert_ne!(goal.judge(status), GoalVerdict::Unknown, "{goal:?} {status}");
             }
-            assert_eq!(goal.judge("hibernating"), Verdict::Unknown);
+            assert_eq!(goal.judge("hibernating"), GoalVerdict::Unknown);
         }
     }
 }

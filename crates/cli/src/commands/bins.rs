@@ -7,13 +7,13 @@ use lodge_proto::{
     PAGE_MAX, RemoveBin,
 };
 
-use super::agents::Batch;
+use super::agents::ResultList;
 use super::images::{names_of, remove, short};
 use super::source::utf8;
-use super::transfers::{self, Kind};
-use super::{Context, map, read_bytes, read_stdin, request_id};
+use super::transfers::{self, TransferKind};
+use super::{CommandContext, map, read_bytes, read_stdin, request_id};
 use crate::args::{BinBuildArgs, BinCommand};
-use crate::failure::{Failure, io_words};
+use crate::failure::{CommandFailure, io_words};
 use crate::parse::ProgramArg;
 use crate::render::{cut, one_line, pairs, size};
 use crate::words::put;
@@ -23,13 +23,13 @@ const PLATFORMS_SHOWN: usize = 4;
 /// Letters of a label, with its key. `--json` has all of it.
 const LABEL_SHOWN: usize = 160;
 
-pub(super) async fn bin(context: &Context, command: BinCommand) -> Result<(), Failure> {
+pub(super) async fn bin(context: &CommandContext, command: BinCommand) -> Result<(), CommandFailure> {
     match command {
         BinCommand::Build(args) => build(context, args).await,
         BinCommand::Ls => list(context).await,
         BinCommand::Inspect(refs) => inspect(context, refs.bins).await,
-        BinCommand::Push(args) => transfers::push(context, Kind::Bin, args).await,
-        BinCommand::Pull(args) => transfers::pull(context, Kind::Bin, args).await,
+        BinCommand::Push(args) => transfers::push(context, TransferKind::Bin, args).await,
+        BinCommand::Pull(args) => transfers::pull(context, TransferKind::Bin, args).await,
         BinCommand::Rm(refs) => {
             let params = |bin, request_id| BinRef { bin, request_id };
             remove::<RemoveBin>(context, refs.bins, params).await
@@ -37,7 +37,7 @@ pub(super) async fn bin(context: &Context, command: BinCommand) -> Result<(), Fa
     }
 }
 
-async fn build(context: &Context, args: BinBuildArgs) -> Result<(), Failure> {
+async fn build(context: &CommandContext, args: BinBuildArgs) -> Result<(), CommandFailure> {
     let usage = match args.usage {
         Some(file) => Some(usage_text(file).await?),
         None => None,
@@ -69,7 +69,7 @@ async fn build(context: &Context, args: BinBuildArgs) -> Result<(), Failure> {
 }
 
 /// A tool that is of no use on the daemon's host is most likely a slip.
-pub(super) fn tell_elsewhere(context: &Context, bin: &BinView) {
+pub(super) fn tell_elsewhere(context: &CommandContext, bin: &BinView) {
     if !bin.runs_here {
         let platforms = bin.platforms.join(", ");
         context.words.say(&format!("it does not run on this host: it is for {platforms} only"));
@@ -77,8 +77,8 @@ pub(super) fn tell_elsewhere(context: &Context, bin: &BinView) {
 }
 
 /// The daemon reads the program, from its own host and with another working directory.
-fn program(context: &Context, given: &ProgramArg) -> Result<BinProgram, Failure> {
-    let cannot = || Failure::usage(format!("`{}` is no program", given.path.display()));
+fn program(context: &CommandContext, given: &ProgramArg) -> Result<BinProgram, CommandFailure> {
+    let cannot = || CommandFailure::usage(format!("`{}` is not a program", given.path.display()));
     let path = if context.address.is_this_machine() {
         std::fs::canonicalize(&given.path).map_err(|cause| cannot().because(io_words(&cause)))?
     } else if given.path.is_absolute() {
@@ -91,17 +91,17 @@ fn program(context: &Context, given: &ProgramArg) -> Result<BinProgram, Failure>
     Ok(BinProgram { platform: given.platform.clone(), path: utf8(&path)? })
 }
 
-async fn usage_text(file: String) -> Result<String, Failure> {
+async fn usage_text(file: String) -> Result<String, CommandFailure> {
     if file == "-" {
         return read_stdin("the usage").await;
     }
     let what = format!("`{file}`");
     let bytes = read_bytes(&what, move || std::fs::File::open(file)).await?;
     String::from_utf8(bytes)
-        .map_err(|_| Failure::refused(format!("could not read {what}")).because("it is not UTF-8"))
+        .map_err(|_| CommandFailure::refused(format!("could not read {what}")).because("it is not UTF-8"))
 }
 
-async fn list(context: &Context) -> Result<(), Failure> {
+async fn list(context: &CommandContext) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let mut bins: Vec<BinView> = Vec::new();
     let mut after = None;
@@ -145,9 +145,9 @@ fn few(platforms: &[String]) -> String {
     if more > 0 { format!("{shown},+{more}") } else { shown }
 }
 
-async fn inspect(context: &Context, bins: Vec<String>) -> Result<(), Failure> {
+async fn inspect(context: &CommandContext, bins: Vec<String>) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let mut batch = Batch::new(&context.words, bins.len());
+    let mut batch = ResultList::new(&context.words, bins.len());
     for bin in bins {
         let params = BinRef { bin, request_id: None };
         match daemon.call::<InspectBin>(params).await {

@@ -9,17 +9,17 @@ use lodge_proto::{
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::{Context, request_id};
-use crate::connect::{Address, Autostart};
-use crate::failure::{Exit, Failure};
-use crate::follow::Daemon;
+use super::{CommandContext, request_id};
+use crate::connect::{Autostart, DaemonAddress};
+use crate::failure::{CommandExit, CommandFailure};
+use crate::follow::DaemonClient;
 use crate::render::{or_dash, pairs, table};
 use crate::words::put;
 
 /// How long a daemon may take to end before we stop watching it.
 const END_MAX: Duration = Duration::from_secs(30);
 
-pub(super) async fn info(context: &Context) -> Result<(), Failure> {
+pub(super) async fn info(context: &CommandContext) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let info = daemon.call::<GetInfo>(Empty {}).await?;
     if context.words.json { context.words.json(&info) } else { put(&info_text(&info)) }
@@ -86,7 +86,7 @@ fn value_text(value: &Value) -> String {
     }
 }
 
-pub(super) async fn reap(context: &Context) -> Result<(), Failure> {
+pub(super) async fn reap(context: &CommandContext) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let reaped = daemon.call::<ReapSandboxes>(ReapParams { request_id: Some(request_id()?) }).await?;
     if context.words.json {
@@ -104,7 +104,7 @@ pub(super) async fn reap(context: &Context) -> Result<(), Failure> {
         context.put_table(&["PRUNED", "AGENT", "WHY"], &rows)?;
     }
     let Reaped { probed, alive, kept, pruned, dead, .. } = &reaped;
-    let counts = [(*kept, "dead and still needed"), (pruned.len() as u64, "pruned")];
+    let counts = [(*kept, "dead and still in use"), (pruned.len() as u64, "pruned")];
     let mut told = format!("{alive} alive");
     for (count, what) in counts.iter().filter(|(count, _)| *count > 0) {
         told.push_str(&format!(", {count} {what}"));
@@ -115,12 +115,12 @@ pub(super) async fn reap(context: &Context) -> Result<(), Failure> {
         context.words.say(&format!("{agent} was found dead; its revival policy decides what comes next"));
     }
     for failed in &reaped.failed {
-        context.words.say(&format!("{} could not be cleared away: {}", failed.sandbox, failed.detail));
+        context.words.say(&format!("{} could not be cleaned up: {}", failed.sandbox, failed.detail));
     }
     Ok(())
 }
 
-pub(super) async fn reload(context: &Context) -> Result<(), Failure> {
+pub(super) async fn reload(context: &CommandContext) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let reloaded = daemon.call::<ReloadSettings>(ReloadParams { request_id: Some(request_id()?) }).await?;
     if context.words.json {
@@ -138,7 +138,7 @@ pub(super) async fn reload(context: &Context) -> Result<(), Failure> {
     for Overridden { key, by, value, file } in overridden {
         let place = if by == "flag" { "a flag" } else { "the environment" };
         context.words.say(&format!(
-            "{key}: {} in the file does not count, {place} says {}",
+            "{key}: {} in the file is overridden: {place} says {}",
             value_text(file),
             value_text(value)
         ));
@@ -153,12 +153,12 @@ pub(super) async fn reload(context: &Context) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(super) async fn shutdown(context: &Context, agents: bool) -> Result<(), Failure> {
+pub(super) async fn shutdown(context: &CommandContext, agents: bool) -> Result<(), CommandFailure> {
     // Nobody starts a daemon in order to end it.
-    let address = Address { autostart: Autostart::Forbidden, ..context.address.clone() };
-    let mut daemon = Daemon::open(&address, &context.words).await.map_err(|failure| match failure {
-        Failure::Told(report) if report.exit == Exit::NoDaemon => {
-            Failure::new(Exit::NoDaemon, report.what).because(report.because.join("\n"))
+    let address = DaemonAddress { autostart: Autostart::Forbidden, ..context.address.clone() };
+    let mut daemon = DaemonClient::open(&address, &context.words).await.map_err(|failure| match failure {
+        CommandFailure::Told(report) if report.exit == CommandExit::NoDaemon => {
+            CommandFailure::new(CommandExit::NoDaemon, report.what).because(report.because.join("\n"))
         }
         other => other,
     })?;
@@ -173,7 +173,8 @@ pub(super) async fn shutdown(context: &Context, agents: bool) -> Result<(), Fail
         None => is_closed,
     };
     if !is_gone {
-        let failure = Failure::refused(format!("the daemon is still there after {} s", END_MAX.as_secs()));
+        let failure =
+            CommandFailure::refused(format!("the daemon is still there after {} s", END_MAX.as_secs()));
         return Err(failure.hint("see `lodge info`"));
     }
     if context.words.json {
@@ -182,7 +183,7 @@ pub(super) async fn shutdown(context: &Context, agents: bool) -> Result<(), Fail
     context.words.say(if agents {
         "the daemon and its agents ended"
     } else {
-        "the daemon ended; its agents live on"
+        "the daemon ended; its agents keep running"
     });
     Ok(())
 }

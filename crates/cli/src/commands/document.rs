@@ -5,18 +5,18 @@
 use lodge_proto::{SessionBoundary, Snapshot, SnapshotHead, SnapshotMessage, TokenUsage};
 use serde::Serialize;
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::words::put_json;
 
 /// A document that is being written.
 #[derive(Debug)]
-pub(super) struct Document {
+pub(super) struct SessionDocument {
     sessions: usize,
     messages: usize,
 }
 
-impl Document {
-    pub(super) fn begin(head: &SnapshotHead) -> Result<Document, Failure> {
+impl SessionDocument {
+    pub(super) fn begin(head: &SnapshotHead) -> Result<SessionDocument, CommandFailure> {
         let SnapshotHead { version, lineage_id, anchor_id, epoch, written_at, model, llm, config } = head;
         let fields = [
             ("version", json(version)?),
@@ -31,10 +31,10 @@ impl Document {
         let lines: Vec<String> =
             fields.iter().map(|(key, value)| format!("  \"{key}\": {value},\n")).collect();
         put_json(&format!("{{\n{}  \"sessions\": [", lines.concat()))?;
-        Ok(Document { sessions: 0, messages: 0 })
+        Ok(SessionDocument { sessions: 0, messages: 0 })
     }
 
-    pub(super) fn session(&mut self, session: &SessionBoundary) -> Result<(), Failure> {
+    pub(super) fn session(&mut self, session: &SessionBoundary) -> Result<(), CommandFailure> {
         let comma = if self.sessions == 0 { "" } else { "," };
         (self.sessions, self.messages) = (self.sessions + 1, 0);
         let SessionBoundary { id, sender, turns } = session;
@@ -44,7 +44,7 @@ impl Document {
         ))
     }
 
-    pub(super) fn messages(&mut self, messages: &[SnapshotMessage]) -> Result<(), Failure> {
+    pub(super) fn messages(&mut self, messages: &[SnapshotMessage]) -> Result<(), CommandFailure> {
         let mut text = String::new();
         for message in messages {
             let comma = if self.messages == 0 { "" } else { "," };
@@ -54,18 +54,18 @@ impl Document {
         put_json(&text)
     }
 
-    pub(super) fn end_session(&mut self) -> Result<(), Failure> {
+    pub(super) fn end_session(&mut self) -> Result<(), CommandFailure> {
         put_json(if self.messages == 0 { "]}" } else { "\n    ]}" })
     }
 
-    pub(super) fn end(self, usage: TokenUsage) -> Result<(), Failure> {
+    pub(super) fn end(self, usage: TokenUsage) -> Result<(), CommandFailure> {
         let close = if self.sessions == 0 { "]" } else { "\n  ]" };
         put_json(&format!("{close},\n  \"usage\": {}\n}}\n", json(&usage)?))
     }
 
     /// A snapshot that is in memory.
-    pub(super) fn whole(snapshot: &Snapshot) -> Result<(), Failure> {
-        let mut document = Document::begin(&snapshot.head)?;
+    pub(super) fn whole(snapshot: &Snapshot) -> Result<(), CommandFailure> {
+        let mut document = SessionDocument::begin(&snapshot.head)?;
         for session in &snapshot.sessions {
             let (id, sender, turns) = (session.id.clone(), session.sender.clone(), session.turns);
             document.session(&SessionBoundary { id, sender, turns })?;
@@ -76,7 +76,7 @@ impl Document {
     }
 }
 
-fn json<T: Serialize>(thing: &T) -> Result<String, Failure> {
+fn json<T: Serialize>(thing: &T) -> Result<String, CommandFailure> {
     serde_json::to_string(thing)
-        .map_err(|cause| Failure::refused("could not write the output").because(cause))
+        .map_err(|cause| CommandFailure::refused("could not write the output").because(cause))
 }

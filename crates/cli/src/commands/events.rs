@@ -3,11 +3,11 @@
 use lodge_proto::{EVENT_KINDS, Event, EventListParams, ListEvents, PAGE_MAX};
 use serde_json::Value;
 
-use super::Context;
-use super::names::Names;
+use super::CommandContext;
+use super::names::AgentNames;
 use crate::args::EventsArgs;
-use crate::failure::Failure;
-use crate::follow::{Daemon, Scope, Seen};
+use crate::failure::CommandFailure;
+use crate::follow::{DaemonClient, FollowScope, FollowedItem};
 use crate::parse::kind_matches;
 use crate::render::{SUMMARY_CHARS_MAX, cut, now_s, one_line, time_of_day, within};
 use crate::words::put;
@@ -21,15 +21,15 @@ const NAME_WIDTH: usize = 12;
 /// Ids stand behind what says more.
 const IDS: [&str; 5] = ["session", "turn", "call", "lineage", "job"];
 
-pub(super) async fn events(context: &Context, args: EventsArgs) -> Result<(), Failure> {
+pub(super) async fn events(context: &CommandContext, args: EventsArgs) -> Result<(), CommandFailure> {
     args.kind.as_deref().map_or(Ok(()), known)?;
     let daemon = context.daemon().await?;
-    let mut log = Log { context, daemon, names: Names::default(), args };
+    let mut log = EventPrinter { context, daemon, names: AgentNames::default(), args };
     match (log.args.follow, log.args.newest, log.args.since) {
         (true, _, _) => log.follow().await,
         (false, Some(wanted), _) => log.newest(wanted, END).await.map(drop),
         (false, None, None) if context.words.stdout_is_terminal() => {
-            if log.newest(SHOWN_AT_TERMINAL, END).await? == Older::LeftOut {
+            if log.newest(SHOWN_AT_TERMINAL, END).await? == OlderEvents::LeftOut {
                 context.words.murmur("older events are left out: `-n N` shows more, `--since 0` shows all");
             }
             Ok(())
@@ -39,7 +39,7 @@ pub(super) async fn events(context: &Context, args: EventsArgs) -> Result<(), Fa
 }
 
 /// Refuses a kind that no event has: nothing would ever be shown.
-fn known(wanted: &str) -> Result<(), Failure> {
+fn known(wanted: &str) -> Result<(), CommandFailure> {
     if EVENT_KINDS.iter().any(|kind| kind_matches(wanted, kind)) {
         return Ok(());
     }
@@ -53,25 +53,25 @@ fn known(wanted: &str) -> Result<(), Failure> {
     } else {
         format!("the kinds of that family are {}", kinds.join(", "))
     };
-    Err(Failure::usage(format!("there are no events of the kind `{wanted}`")).hint(hint))
+    Err(CommandFailure::usage(format!("there are no events of the kind `{wanted}`")).hint(hint))
 }
 
 /// Whether there is more before what was shown.
 #[derive(Debug, PartialEq, Eq)]
-enum Older {
+enum OlderEvents {
     None,
     LeftOut,
 }
 
-struct Log<'a> {
-    context: &'a Context,
-    daemon: Daemon<'a>,
-    names: Names,
+struct EventPrinter<'a> {
+    context: &'a CommandContext,
+    daemon: DaemonClient<'a>,
+    names: AgentNames,
     args: EventsArgs,
 }
 
-impl Log<'_> {
-    async fn list(&mut self) -> Result<(), Failure> {
+impl EventPrinter<'_> {
+    async fn list(&mut self) -> Result<(), CommandFailure> {
         let mut since = self.args.since;
         // What happens while we read belongs to the next call: without a bound a busy daemon would never end this.
         let mut end = None;
@@ -90,7 +90,7 @@ impl Log<'_> {
     }
 
     /// The newest ones before a place, the oldest of them first.
-    async fn newest(&mut self, wanted: u32, before: u64) -> Result<Older, Failure> {
+    async fn newest(&mut self, wanted: u32, before: u64) -> Result<OlderEvents, CommandFailure> {
         let (wanted, mut before) = (wanted as usize, Some(before));
         let mut newest: Vec<Event> = Vec::new();
         while before.is_some() && newest.len() < wanted {
@@ -100,7 +100,8 @@ impl Log<'_> {
             before = page.next;
             newest.extend(page.events.into_iter().rev().filter(|event| self.wants(event)));
         }
-        let older = if before.is_some() || newest.len() > wanted { Older::LeftOut } else { Older::None };
+        let older =
+            if before.is_some() || newest.len() > wanted { OlderEvents::LeftOut } else { OlderEvents::None };
         newest.truncate(wanted);
         for event in newest.iter().rev() {
             self.print(event).await?;
@@ -108,8 +109,8 @@ impl Log<'_> {
         Ok(older)
     }
 
-    async fn follow(&mut self) -> Result<(), Failure> {
-        let scope = self.args.agent.clone().map_or(Scope::All, Scope::Agent);
+    async fn follow(&mut self) -> Result<(), CommandFailure> {
+        let scope = self.args.agent.clone().map_or(FollowScope::All, FollowScope::Agent);
         match self.args.newest {
             Some(wanted) => {
                 // Attached before looking back, so that nothing falls between.
@@ -120,7 +121,7 @@ impl Log<'_> {
             None => drop(self.daemon.watch(scope, self.args.since).await?),
         }
         loop {
-            if let Seen::Event(event) = self.daemon.next().await? {
+            if let FollowedItem::Event(event) = self.daemon.next().await? {
                 self.print(&event).await?;
             }
         }
@@ -136,7 +137,7 @@ impl Log<'_> {
         self.args.kind.as_deref().is_none_or(|wanted| kind_matches(wanted, &event.kind))
     }
 
-    async fn print(&mut self, event: &Event) -> Result<(), Failure> {
+    async fn print(&mut self, event: &Event) -> Result<(), CommandFailure> {
         if !self.wants(event) {
             return Ok(());
         }
@@ -215,7 +216,7 @@ mod tests {
             assert!(known(kind).is_ok(), "{kind}");
         }
         let hint = |kind: &str| match known(kind) {
-            Err(Failure::Told(report)) => report.hint.unwrap(),
+            Err(CommandFailure::Told(report)) => report.hint.unwrap(),
             other => panic!("{kind}: {other:?}"),
         };
         assert_eq!(hint("nosuchkind"), "the families are agent, daemon, job, lineage, session, turn, work");

@@ -5,27 +5,27 @@ use lodge_proto::{
     ImageTagParams, ImageView, InspectImage, LimitsView, ListImages, PAGE_MAX, RemoveImage, TagImage,
 };
 
-use super::agents::Batch;
-use super::source::{Source, place};
-use super::transfers::{self, Kind};
-use super::{Context, images_archive, images_diff, map, request_id};
+use super::agents::ResultList;
+use super::source::{AgentSource, place};
+use super::transfers::{self, TransferKind};
+use super::{CommandContext, images_archive, images_diff, map, request_id};
 use crate::args::{ImageBuildArgs, ImageCommand};
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::render::{ago, now_s, or_dash, pairs, size};
 use crate::words::put;
 
 /// Letters of a digest that a listing shows; enough to name it again.
 const DIGEST_SHOWN: usize = "sha256:".len() + 12;
 
-pub(super) async fn image(context: &Context, command: ImageCommand) -> Result<(), Failure> {
+pub(super) async fn image(context: &CommandContext, command: ImageCommand) -> Result<(), CommandFailure> {
     match command {
         ImageCommand::Build(args) => build(context, args).await,
         ImageCommand::Ls => list(context).await,
         ImageCommand::Inspect(refs) => inspect(context, refs.images).await,
         ImageCommand::Diff { from, to } => images_diff::diff(context, from, to).await,
         ImageCommand::Tag { image, names } => tag(context, image, names).await,
-        ImageCommand::Push(args) => transfers::push(context, Kind::Image, args).await,
-        ImageCommand::Pull(args) => transfers::pull(context, Kind::Image, args).await,
+        ImageCommand::Push(args) => transfers::push(context, TransferKind::Image, args).await,
+        ImageCommand::Pull(args) => transfers::pull(context, TransferKind::Image, args).await,
         ImageCommand::Rm(refs) => {
             let params = |image, request_id| ImageRef { image, request_id };
             remove::<RemoveImage>(context, refs.images, params).await
@@ -35,10 +35,10 @@ pub(super) async fn image(context: &Context, command: ImageCommand) -> Result<()
     }
 }
 
-async fn build(context: &Context, args: ImageBuildArgs) -> Result<(), Failure> {
+async fn build(context: &CommandContext, args: ImageBuildArgs) -> Result<(), CommandFailure> {
     let (path, content) = match place(context, &args.source).await? {
-        Source::Path(path) => (Some(path), None),
-        Source::Content(content) | Source::Image(content) => (None, Some(content)),
+        AgentSource::Path(path) => (Some(path), None),
+        AgentSource::Content(content) | AgentSource::Image(content) => (None, Some(content)),
     };
     let params = ImageBuildParams {
         path,
@@ -49,7 +49,7 @@ async fn build(context: &Context, args: ImageBuildArgs) -> Result<(), Failure> {
     };
     let mut daemon = context.daemon().await?;
     // Parents and tools may have to come from registries first.
-    context.say_on_interrupt("interrupted; the daemon goes on with the build".to_owned());
+    context.say_on_interrupt("detached; the daemon continues the build".to_owned());
     let image = daemon.call::<BuildImage>(params).await?;
     if context.words.json {
         return context.words.json(&image);
@@ -58,7 +58,7 @@ async fn build(context: &Context, args: ImageBuildArgs) -> Result<(), Failure> {
     put(&format!("{}\n", image.digest))
 }
 
-async fn list(context: &Context) -> Result<(), Failure> {
+async fn list(context: &CommandContext) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let mut images: Vec<ImageView> = Vec::new();
     let mut after = None;
@@ -110,9 +110,9 @@ pub(super) fn short(digest: &str) -> String {
     digest.chars().take(DIGEST_SHOWN).collect()
 }
 
-async fn inspect(context: &Context, images: Vec<String>) -> Result<(), Failure> {
+async fn inspect(context: &CommandContext, images: Vec<String>) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let mut batch = Batch::new(&context.words, images.len());
+    let mut batch = ResultList::new(&context.words, images.len());
     for image in images {
         let params = ImageRef { image, request_id: None };
         match daemon.call::<InspectImage>(params).await {
@@ -142,7 +142,7 @@ fn detail_text(detail: &ImageDetail) -> String {
         ("policy", detail.revival_policy.clone().unwrap_or_default()),
         ("capabilities", capabilities.collect::<Vec<_>>().join(", ")),
         ("portable", portable(detail)),
-        ("complete", if image.complete { String::new() } else { "no: not wholly pulled yet".to_owned() }),
+        ("complete", if image.complete { String::new() } else { "no: not completely pulled yet".to_owned() }),
         ("size", size(image.size_bytes)),
         ("created", image.created_at.clone()),
         ("used by", detail.used_by.join(" ")),
@@ -224,7 +224,7 @@ fn dollars(micros: u64) -> String {
         .to_owned()
 }
 
-async fn tag(context: &Context, image: String, names: Vec<String>) -> Result<(), Failure> {
+async fn tag(context: &CommandContext, image: String, names: Vec<String>) -> Result<(), CommandFailure> {
     let told = names.join(", ");
     let params = ImageTagParams { image, tags: names, request_id: Some(request_id()?) };
     let image = context.daemon().await?.call::<TagImage>(params).await?;
@@ -237,12 +237,12 @@ async fn tag(context: &Context, image: String, names: Vec<String>) -> Result<(),
 
 /// Takes names away, or images and tools with them. `params` names one to the method.
 pub(super) async fn remove<M: ApiMethod<Reply = ImageRemoved>>(
-    context: &Context,
+    context: &CommandContext,
     given: Vec<String>,
     params: impl Fn(String, Option<String>) -> M::Params,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let mut batch = Batch::new(&context.words, given.len());
+    let mut batch = ResultList::new(&context.words, given.len());
     for one in given {
         let params = params(one, Some(request_id()?));
         match daemon.call::<M>(params).await {

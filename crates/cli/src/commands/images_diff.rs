@@ -2,17 +2,17 @@
 
 use lodge_proto::{DiffImages, ImageChange, ImageDiffParams};
 
-use super::Context;
+use super::CommandContext;
 use super::images::short;
-use crate::failure::Failure;
-use crate::line_diff::{Line, line_diff};
+use crate::failure::CommandFailure;
+use crate::line_diff::{DiffLine, line_diff};
 use crate::render::one_line;
-use crate::words::{Mark, Words, put};
+use crate::words::{ChangeMark, Words, put};
 
 /// A value that is longer than this is shown in lines of its own.
 const INLINE_CHARS_MAX: usize = 100;
 
-pub(super) async fn diff(context: &Context, from: String, to: String) -> Result<(), Failure> {
+pub(super) async fn diff(context: &CommandContext, from: String, to: String) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let params = ImageDiffParams { from, to };
     let diff = daemon.call::<DiffImages>(params).await?;
@@ -46,7 +46,7 @@ fn text(words: &Words, changes: &[ImageChange]) -> String {
 fn change_text(words: &Words, change: &ImageChange) -> String {
     // What there is one of is named by its section.
     let key = if change.key == change.section { String::new() } else { one_line(&change.key) };
-    let named = |mark: Mark, value: &str| {
+    let named = |mark: ChangeMark, value: &str| {
         let value = one_line(value);
         let space = if key.is_empty() || value.is_empty() { "" } else { " " };
         format!("  {}\n", words.marked(mark, &format!("{key}{space}{value}")))
@@ -54,19 +54,19 @@ fn change_text(words: &Words, change: &ImageChange) -> String {
     let shown = |value: &Option<String>| value.as_deref().map(without_tail);
     let (before, after) = (shown(&change.before), shown(&change.after));
     match (before.as_deref(), after.as_deref()) {
-        (None, None) => named(Mark::Changed, ""),
+        (None, None) => named(ChangeMark::Changed, ""),
         (Some(before), Some(after)) if is_long(before) || is_long(after) => {
-            format!("{}{}", named(Mark::Changed, ""), lines(words, before, after))
+            format!("{}{}", named(ChangeMark::Changed, ""), lines(words, before, after))
         }
-        (Some(before), Some(after)) => named(Mark::Changed, &format!("{before} → {after}")),
+        (Some(before), Some(after)) => named(ChangeMark::Changed, &format!("{before} → {after}")),
         (Some(before), None) if is_long(before) => {
-            format!("{}{}", named(Mark::Gone, ""), lines(words, before, ""))
+            format!("{}{}", named(ChangeMark::Gone, ""), lines(words, before, ""))
         }
-        (Some(before), None) => named(Mark::Gone, before),
+        (Some(before), None) => named(ChangeMark::Gone, before),
         (None, Some(after)) if is_long(after) => {
-            format!("{}{}", named(Mark::New, ""), lines(words, "", after))
+            format!("{}{}", named(ChangeMark::New, ""), lines(words, "", after))
         }
-        (None, Some(after)) => named(Mark::New, after),
+        (None, Some(after)) => named(ChangeMark::New, after),
     }
 }
 
@@ -82,12 +82,12 @@ fn is_long(value: &str) -> bool {
 }
 
 fn lines(words: &Words, before: &str, after: &str) -> String {
-    let line = |line: &Line<'_>| match line {
-        Line::Same(text) => format!("      {}", one_line(text)).trim_end().to_owned(),
-        Line::Gone(text) => format!("    {}", words.marked(Mark::Gone, &one_line(text))),
-        Line::New(text) => format!("    {}", words.marked(Mark::New, &one_line(text))),
-        Line::Skipped(1) => "      (1 line is the same)".to_owned(),
-        Line::Skipped(count) => format!("      ({count} lines are the same)"),
+    let line = |line: &DiffLine<'_>| match line {
+        DiffLine::Same(text) => format!("      {}", one_line(text)).trim_end().to_owned(),
+        DiffLine::Gone(text) => format!("    {}", words.marked(ChangeMark::Gone, &one_line(text))),
+        DiffLine::New(text) => format!("    {}", words.marked(ChangeMark::New, &one_line(text))),
+        DiffLine::Skipped(1) => "      (1 line is the same)".to_owned(),
+        DiffLine::Skipped(count) => format!("      ({count} lines are the same)"),
     };
     line_diff(before, after).iter().map(|one| line(one) + "\n").collect()
 }

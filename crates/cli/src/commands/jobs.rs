@@ -9,12 +9,12 @@ use lodge_proto::{
 };
 use tokio::time::Instant;
 
-use super::agents::Batch;
-use super::jobs_output::{self, Shown};
-use super::{Context, read_bytes, request_id};
+use super::agents::ResultList;
+use super::jobs_output::{self, ShownStreams};
+use super::{CommandContext, read_bytes, request_id};
 use crate::args::{JobListArgs, JobRunArgs, JobWaitArgs, JobsCommand};
-use crate::failure::{Exit, Failure};
-use crate::follow::Daemon;
+use crate::failure::{CommandExit, CommandFailure};
+use crate::follow::DaemonClient;
 use crate::job;
 use crate::render::{self, now_ms};
 use crate::words::put;
@@ -22,7 +22,7 @@ use crate::words::put;
 /// How long one question for the end of a job waits; it is asked again and again.
 const ASK_MAX: Duration = Duration::from_secs(30);
 
-pub(super) async fn jobs(context: &Context, command: JobsCommand) -> Result<(), Failure> {
+pub(super) async fn jobs(context: &CommandContext, command: JobsCommand) -> Result<(), CommandFailure> {
     match command {
         JobsCommand::Run(args) => run(context, args).await,
         JobsCommand::Ls(args) => list(context, args).await,
@@ -33,10 +33,10 @@ pub(super) async fn jobs(context: &Context, command: JobsCommand) -> Result<(), 
     }
 }
 
-async fn run(context: &Context, args: JobRunArgs) -> Result<(), Failure> {
+async fn run(context: &CommandContext, args: JobRunArgs) -> Result<(), CommandFailure> {
     let mut command = args.command.into_iter();
     let Some(bin) = command.next() else {
-        return Err(Failure::usage("there is no bin to run").hint(format!(
+        return Err(CommandFailure::usage("there is no bin to run").hint(format!(
             "name one of the agent's tools: `lodge jobs run {} -- BIN ARGS…`; `lodge inspect {0}` lists them",
             args.agent
         )));
@@ -59,15 +59,15 @@ async fn run(context: &Context, args: JobRunArgs) -> Result<(), Failure> {
         labels,
         request_id: Some(request_id()?),
     };
-    let submitted = Daemon::ask::<SubmitJob>(&context.address, &context.words, params).await?;
+    let submitted = DaemonClient::ask::<SubmitJob>(&context.address, &context.words, params).await?;
     let id = submitted.id.clone();
     if !args.wait {
         return if context.words.json { context.words.json(&submitted) } else { put(&format!("{id}\n")) };
     }
-    context.say_on_interrupt(format!("interrupted; the job goes on: lodge jobs logs -f {id}"));
+    context.say_on_interrupt(format!("detached; the job is still running: lodge jobs logs -f {id}"));
     context.words.progress(&format!("{id}: {}", job::command(&submitted)));
     if !context.words.json {
-        jobs_output::follow(context, &id, Shown::Both).await?;
+        jobs_output::follow(context, &id, ShownStreams::Both).await?;
     }
     let mut daemon = context.daemon().await?;
     let ended = end_of(&mut daemon, &id, None).await?;
@@ -78,7 +78,7 @@ async fn run(context: &Context, args: JobRunArgs) -> Result<(), Failure> {
 }
 
 /// What a job is to read: text as it is, and other bytes in letters.
-async fn stdin(given: String) -> Result<(Option<String>, Option<String>), Failure> {
+async fn stdin(given: String) -> Result<(Option<String>, Option<String>), CommandFailure> {
     let bytes = match given.strip_prefix('@') {
         Some(path) => {
             let named = path.to_owned();
@@ -101,11 +101,11 @@ fn letters(bytes: Vec<u8>) -> (Option<String>, Option<String>) {
 }
 
 /// A job has one value for a key: a second one is a mistake, and not more of the same.
-fn labels(given: Vec<(String, String)>) -> Result<BTreeMap<String, String>, Failure> {
+fn labels(given: Vec<(String, String)>) -> Result<BTreeMap<String, String>, CommandFailure> {
     let mut labels = BTreeMap::new();
     for (key, value) in given {
         if let Some(first) = labels.get(&key) {
-            return Err(Failure::usage(format!("`--label {key}=…` is given twice"))
+            return Err(CommandFailure::usage(format!("`--label {key}=…` is given twice"))
                 .hint(format!("a label has one value: `{key}={first}` or `{key}={value}`")));
         }
         labels.insert(key, value);
@@ -113,7 +113,7 @@ fn labels(given: Vec<(String, String)>) -> Result<BTreeMap<String, String>, Fail
     Ok(labels)
 }
 
-async fn list(context: &Context, args: JobListArgs) -> Result<(), Failure> {
+async fn list(context: &CommandContext, args: JobListArgs) -> Result<(), CommandFailure> {
     let labels = labels(args.label)?;
     let mut daemon = context.daemon().await?;
     let params = JobListParams {
@@ -138,10 +138,10 @@ async fn list(context: &Context, args: JobListArgs) -> Result<(), Failure> {
 
 /// The newest jobs, and whether there are more.
 pub(crate) async fn newest(
-    daemon: &mut Daemon<'_>,
+    daemon: &mut DaemonClient<'_>,
     params: JobListParams,
     wanted: usize,
-) -> Result<(Vec<JobView>, bool), Failure> {
+) -> Result<(Vec<JobView>, bool), CommandFailure> {
     let mut jobs: Vec<JobView> = Vec::new();
     let mut before = None;
     loop {
@@ -156,9 +156,9 @@ pub(crate) async fn newest(
     }
 }
 
-async fn inspect(context: &Context, jobs: Vec<String>) -> Result<(), Failure> {
+async fn inspect(context: &CommandContext, jobs: Vec<String>) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let mut batch = Batch::new(&context.words, jobs.len());
+    let mut batch = ResultList::new(&context.words, jobs.len());
     for given in jobs {
         match one(&mut daemon, &given).await {
             Ok(view) => batch.done(&view, || job::detail(&view, now_ms()))?,
@@ -169,16 +169,16 @@ async fn inspect(context: &Context, jobs: Vec<String>) -> Result<(), Failure> {
 }
 
 /// A job by its id or a beginning of it.
-pub(crate) async fn one(daemon: &mut Daemon<'_>, given: &str) -> Result<JobView, Failure> {
+pub(crate) async fn one(daemon: &mut DaemonClient<'_>, given: &str) -> Result<JobView, CommandFailure> {
     daemon.look::<GetJob>(JobRef { job: given.to_owned() }).await
 }
 
-async fn wait(context: &Context, args: JobWaitArgs) -> Result<(), Failure> {
+async fn wait(context: &CommandContext, args: JobWaitArgs) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let (given, timeout) = (args.refs.jobs, args.timeout_ms.map(Duration::from_millis));
     let deadline = timeout.map(|timeout| Instant::now() + timeout);
-    let mut batch = Batch::new(&context.words, given.len());
-    let mut first = Exit::Done;
+    let mut batch = ResultList::new(&context.words, given.len());
+    let mut first = CommandExit::Done;
     for given in given {
         let ended = match one(&mut daemon, &given).await {
             Ok(view) => end_of(&mut daemon, &view.id, deadline).await,
@@ -188,43 +188,43 @@ async fn wait(context: &Context, args: JobWaitArgs) -> Result<(), Failure> {
             Ok(view) if job::is_open(&view) => {
                 let waited = render::length(timeout.map_or(0, |waited| waited.as_millis() as i64));
                 let failure =
-                    Failure::refused(format!("{} is still {} after {waited}", view.id, view.status));
-                batch.failed(failure.hint(format!("`lodge jobs wait {}` goes on waiting", view.id)))?;
-                Exit::Refused
+                    CommandFailure::refused(format!("{} is still {} after {waited}", view.id, view.status));
+                batch.failed(failure.hint(format!("`lodge jobs wait {}` continues to wait", view.id)))?;
+                CommandExit::Refused
             }
             Ok(view) => {
                 batch.done(&view, String::new)?;
                 match conclude(context, &view) {
-                    Ok(()) => Exit::Done,
-                    Err(Failure::Silent(exit)) => exit,
+                    Ok(()) => CommandExit::Done,
+                    Err(CommandFailure::Silent(exit)) => exit,
                     Err(failure) => {
                         batch.failed(failure)?;
-                        Exit::Refused
+                        CommandExit::Refused
                     }
                 }
             }
-            Err(failure) if failure.exit() == Exit::NoDaemon => return Err(failure),
+            Err(failure) if failure.exit() == CommandExit::NoDaemon => return Err(failure),
             Err(failure) => {
                 batch.failed(failure)?;
-                Exit::Refused
+                CommandExit::Refused
             }
         };
-        if first == Exit::Done {
+        if first == CommandExit::Done {
             first = exit;
         }
     }
     match (batch.finish(), first) {
-        (_, Exit::Program(code)) => Err(Failure::Silent(Exit::Program(code))),
+        (_, CommandExit::Program(code)) => Err(CommandFailure::Silent(CommandExit::Program(code))),
         (finished, _) => finished,
     }
 }
 
 /// Waits until a job is over or the time is. The daemon may come and go meanwhile.
 pub(super) async fn end_of(
-    daemon: &mut Daemon<'_>,
+    daemon: &mut DaemonClient<'_>,
     id: &str,
     deadline: Option<Instant>,
-) -> Result<JobView, Failure> {
+) -> Result<JobView, CommandFailure> {
     loop {
         let left = deadline.map_or(ASK_MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
         let timeout_ms = u64::try_from(left.min(ASK_MAX).as_millis()).ok();
@@ -236,25 +236,27 @@ pub(super) async fn end_of(
 }
 
 /// Ends as the job did, and says why where a number does not.
-fn conclude(context: &Context, ended: &JobView) -> Result<(), Failure> {
+fn conclude(context: &CommandContext, ended: &JobView) -> Result<(), CommandFailure> {
     let what = format!("{} {}", ended.id, job::standing(ended, now_ms()));
     match (job::exit(ended), ended.signal) {
-        (Exit::Done, _) => Ok(()),
-        (exit @ Exit::Program(_), signal) => {
+        (CommandExit::Done, _) => Ok(()),
+        (exit @ CommandExit::Program(_), signal) => {
             if signal.is_some() && ended.exit_code.is_none() {
                 context.words.say(&what);
             }
-            Err(Failure::Silent(exit))
+            Err(CommandFailure::Silent(exit))
         }
-        (Exit::Refused | Exit::Usage | Exit::NoDaemon | Exit::Interrupted, _) => Err(broken(ended)),
+        (CommandExit::Refused | CommandExit::Usage | CommandExit::NoDaemon | CommandExit::Interrupted, _) => {
+            Err(broken(ended))
+        }
     }
 }
 
 /// A job that did not come to an end of its own.
-fn broken(ended: &JobView) -> Failure {
+fn broken(ended: &JobView) -> CommandFailure {
     let failure = match ended.status.as_str() {
-        "cancelled" => Failure::refused(format!("{} was cancelled", ended.id)),
-        _ => Failure::refused(format!("{} failed", ended.id)),
+        "cancelled" => CommandFailure::refused(format!("{} was cancelled", ended.id)),
+        _ => CommandFailure::refused(format!("{} failed", ended.id)),
     };
     let failure = match &ended.error {
         Some(why) => failure.because(why),
@@ -266,25 +268,28 @@ fn broken(ended: &JobView) -> Failure {
     failure.hint(format!("`lodge jobs logs {}` shows what it wrote", ended.id))
 }
 
-async fn cancel(context: &Context, jobs: Vec<String>) -> Result<(), Failure> {
+async fn cancel(context: &CommandContext, jobs: Vec<String>) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let mut batch = Batch::new(&context.words, jobs.len());
+    let mut batch = ResultList::new(&context.words, jobs.len());
     for given in jobs {
         match cancel_one(&mut daemon, &given).await {
             Ok(view) => {
                 batch.done(&view, || format!("{}\n", view.id))?;
                 if job::is_open(&view) && !context.words.json {
-                    context.words.say(&format!("{} does not end yet: it is being killed", view.id));
+                    context.words.say(&format!("{} has not ended yet: it is being killed", view.id));
                 }
             }
-            Err(failure) if failure.exit() == Exit::NoDaemon => return Err(failure),
+            Err(failure) if failure.exit() == CommandExit::NoDaemon => return Err(failure),
             Err(failure) => batch.failed(failure)?,
         }
     }
     batch.finish()
 }
 
-pub(crate) async fn cancel_one(daemon: &mut Daemon<'_>, given: &str) -> Result<JobView, Failure> {
+pub(crate) async fn cancel_one(
+    daemon: &mut DaemonClient<'_>,
+    given: &str,
+) -> Result<JobView, CommandFailure> {
     let params = JobCancelParams { job: given.to_owned(), request_id: Some(request_id()?) };
     daemon.call::<CancelJob>(params).await
 }

@@ -4,10 +4,10 @@
 
 use lodge_proto::{JobOutput, JobOutputParams, JobView, ReadJobOutput, base64};
 
-use super::{Context, jobs};
+use super::{CommandContext, jobs};
 use crate::args::JobLogsArgs;
-use crate::failure::Failure;
-use crate::follow::Daemon;
+use crate::failure::CommandFailure;
+use crate::follow::DaemonClient;
 use crate::screen::{self, ProgramOutput};
 use crate::words::Words;
 
@@ -20,129 +20,144 @@ const LOOK_BACK_BYTES: u64 = 64 * 1024;
 
 /// What of a job is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Shown {
+pub(super) enum ShownStreams {
     /// Each stream where it belongs.
     Both,
     /// This one, to stdout.
-    Only(Stream),
+    Only(JobOutputStream),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stream {
+pub(crate) enum JobOutputStream {
     Stdout,
     Stderr,
     /// Both, in the order in which they were written.
     Merged,
 }
 
-impl Stream {
+impl JobOutputStream {
     fn word(self) -> &'static str {
         match self {
-            Stream::Stdout => "stdout",
-            Stream::Stderr => "stderr",
-            Stream::Merged => "merged",
+            JobOutputStream::Stdout => "stdout",
+            JobOutputStream::Stderr => "stderr",
+            JobOutputStream::Merged => "merged",
         }
     }
 
     /// All that was written to it.
     fn bytes(self, job: &JobView) -> u64 {
         match self {
-            Stream::Stdout => job.stdout_bytes,
-            Stream::Stderr => job.stderr_bytes,
-            Stream::Merged => job.stdout_bytes + job.stderr_bytes,
+            JobOutputStream::Stdout => job.stdout_bytes,
+            JobOutputStream::Stderr => job.stderr_bytes,
+            JobOutputStream::Merged => job.stdout_bytes + job.stderr_bytes,
         }
     }
 }
 
 /// Where to begin.
 #[derive(Debug, Clone, Copy)]
-enum From {
+enum OutputStart {
     Byte(u64),
     LastLines(u64),
 }
 
 /// When to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Until {
+enum OutputEnd {
     /// With what is there now.
     Now,
     /// With the job.
     End,
 }
 
-pub(super) async fn logs(context: &Context, args: JobLogsArgs) -> Result<(), Failure> {
+pub(super) async fn logs(context: &CommandContext, args: JobLogsArgs) -> Result<(), CommandFailure> {
     let shown = match (args.stderr, args.merged, args.offset) {
-        (true, _, _) => Shown::Only(Stream::Stderr),
-        (false, true, _) => Shown::Only(Stream::Merged),
-        (false, false, Some(_)) => Shown::Only(Stream::Stdout),
-        (false, false, None) => Shown::Both,
+        (true, _, _) => ShownStreams::Only(JobOutputStream::Stderr),
+        (false, true, _) => ShownStreams::Only(JobOutputStream::Merged),
+        (false, false, Some(_)) => ShownStreams::Only(JobOutputStream::Stdout),
+        (false, false, None) => ShownStreams::Both,
     };
     let from = match (args.offset, args.tail) {
-        (Some(offset), _) => From::Byte(offset),
-        (None, Some(lines)) => From::LastLines(lines),
-        (None, None) => From::Byte(0),
+        (Some(offset), _) => OutputStart::Byte(offset),
+        (None, Some(lines)) => OutputStart::LastLines(lines),
+        (None, None) => OutputStart::Byte(0),
     };
-    let until = if args.follow { Until::End } else { Until::Now };
+    let until = if args.follow { OutputEnd::End } else { OutputEnd::Now };
     let job = jobs::one(&mut context.daemon().await?, &args.job).await?;
     show(context, &job.id, shown, from, until).await
 }
 
 /// Shows everything that a job writes, until it is over.
-pub(super) async fn follow(context: &Context, job: &str, shown: Shown) -> Result<(), Failure> {
-    show(context, job, shown, From::Byte(0), Until::End).await
+pub(super) async fn follow(
+    context: &CommandContext,
+    job: &str,
+    shown: ShownStreams,
+) -> Result<(), CommandFailure> {
+    show(context, job, shown, OutputStart::Byte(0), OutputEnd::End).await
 }
 
-async fn show(context: &Context, job: &str, shown: Shown, from: From, until: Until) -> Result<(), Failure> {
-    let stdout = |stream| Pump { context, job, stream, to: screen::Stream::Stdout };
+async fn show(
+    context: &CommandContext,
+    job: &str,
+    shown: ShownStreams,
+    from: OutputStart,
+    until: OutputEnd,
+) -> Result<(), CommandFailure> {
+    let stdout = |stream| StreamPump { context, job, stream, to: screen::TerminalStream::Stdout };
     match shown {
-        Shown::Only(stream) => stdout(stream).run(from, until).await,
+        ShownStreams::Only(stream) => stdout(stream).run(from, until).await,
         // Where both go to one place they come in the order in which they were written.
-        Shown::Both if !context.words.json && screen::is_one_place() => {
-            stdout(Stream::Merged).run(from, until).await
+        ShownStreams::Both if !context.words.json && screen::is_one_place() => {
+            stdout(JobOutputStream::Merged).run(from, until).await
         }
-        Shown::Both => {
-            let stderr = Pump { context, job, stream: Stream::Stderr, to: screen::Stream::Stderr };
-            let stdout = stdout(Stream::Stdout);
+        ShownStreams::Both => {
+            let stderr = StreamPump {
+                context,
+                job,
+                stream: JobOutputStream::Stderr,
+                to: screen::TerminalStream::Stderr,
+            };
+            let stdout = stdout(JobOutputStream::Stdout);
             tokio::try_join!(stdout.run(from, until), stderr.run(from, until)).map(drop)
         }
     }
 }
 
 /// One stream on its way, on a connection of its own.
-struct Pump<'a> {
-    context: &'a Context,
+struct StreamPump<'a> {
+    context: &'a CommandContext,
     job: &'a str,
-    stream: Stream,
-    to: screen::Stream,
+    stream: JobOutputStream,
+    to: screen::TerminalStream,
 }
 
-impl Pump<'_> {
-    async fn run(&self, from: From, until: Until) -> Result<(), Failure> {
+impl StreamPump<'_> {
+    async fn run(&self, from: OutputStart, until: OutputEnd) -> Result<(), CommandFailure> {
         // Of two connections one tells that the daemon went away.
         let silent = Words::new(true, self.context.words.json);
         let words = match self.to {
-            screen::Stream::Stdout => &self.context.words,
-            screen::Stream::Stderr => &silent,
+            screen::TerminalStream::Stdout => &self.context.words,
+            screen::TerminalStream::Stderr => &silent,
         };
-        let mut daemon = Daemon::open(&self.context.address, words).await?;
+        let mut daemon = DaemonClient::open(&self.context.address, words).await?;
         let mut offset = match from {
-            From::Byte(offset) => offset,
-            From::LastLines(lines) => self.last_lines(&mut daemon, lines).await?,
+            OutputStart::Byte(offset) => offset,
+            OutputStart::LastLines(lines) => self.last_lines(&mut daemon, lines).await?,
         };
         let mut output = ProgramOutput::new(self.to, self.context.words.colours());
         loop {
             let part = self.read(&mut daemon, offset, READ_BYTES, until).await?;
             if part.dropped > 0 {
-                output.finish().map_err(Failure::output)?;
+                output.finish().map_err(CommandFailure::output)?;
                 self.tell_dropped(&part, offset);
             }
             if self.context.words.json {
                 self.context.words.json_line(&part)?;
             } else {
-                output.write(&bytes_of(&part)?).map_err(Failure::output)?;
+                output.write(&bytes_of(&part)?).map_err(CommandFailure::output)?;
             }
-            if part.end || (until == Until::Now && part.next == offset) {
-                return output.finish().map_err(Failure::output);
+            if part.end || (until == OutputEnd::Now && part.next == offset) {
+                return output.finish().map_err(CommandFailure::output);
             }
             offset = part.next;
         }
@@ -150,17 +165,17 @@ impl Pump<'_> {
 
     async fn read(
         &self,
-        daemon: &mut Daemon<'_>,
+        daemon: &mut DaemonClient<'_>,
         offset: u64,
         limit: u64,
-        until: Until,
-    ) -> Result<JobOutput, Failure> {
+        until: OutputEnd,
+    ) -> Result<JobOutput, CommandFailure> {
         let params = JobOutputParams {
             job: self.job.to_owned(),
             stream: Some(self.stream.word().to_owned()),
             offset: Some(offset),
             limit: Some(limit),
-            wait_ms: (until == Until::End).then_some(WAIT_MS),
+            wait_ms: (until == OutputEnd::End).then_some(WAIT_MS),
         };
         daemon.look::<ReadJobOutput>(params).await
     }
@@ -170,9 +185,9 @@ impl Pump<'_> {
             return;
         }
         let what = match self.stream {
-            Stream::Stdout => "stdout",
-            Stream::Stderr => "stderr",
-            Stream::Merged => "its output",
+            JobOutputStream::Stdout => "stdout",
+            JobOutputStream::Stderr => "stderr",
+            JobOutputStream::Merged => "its output",
         };
         self.context
             .words
@@ -180,7 +195,7 @@ impl Pump<'_> {
     }
 
     /// Where the last lines begin. What was not kept has no lines.
-    async fn last_lines(&self, daemon: &mut Daemon<'_>, lines: u64) -> Result<u64, Failure> {
+    async fn last_lines(&self, daemon: &mut DaemonClient<'_>, lines: u64) -> Result<u64, CommandFailure> {
         let mut end = self.stream.bytes(&jobs::one(daemon, self.job).await?);
         let mut lines_left = lines;
         // The end of the last line does not begin another.
@@ -206,10 +221,15 @@ impl Pump<'_> {
     }
 
     /// What was kept between two places, each byte with where it is.
-    async fn block(&self, daemon: &mut Daemon<'_>, begin: u64, end: u64) -> Result<Vec<(u64, u8)>, Failure> {
+    async fn block(
+        &self,
+        daemon: &mut DaemonClient<'_>,
+        begin: u64,
+        end: u64,
+    ) -> Result<Vec<(u64, u8)>, CommandFailure> {
         let (mut block, mut at) = (Vec::new(), begin);
         while at < end {
-            let part = self.read(daemon, at, end - at, Until::Now).await?;
+            let part = self.read(daemon, at, end - at, OutputEnd::Now).await?;
             let bytes = bytes_of(&part)?;
             block.extend((part.offset..end).zip(bytes));
             if part.next <= at {
@@ -223,21 +243,21 @@ impl Pump<'_> {
 
 /// The last lines of a stream, as text.
 pub(crate) async fn last_lines(
-    context: &Context,
+    context: &CommandContext,
     job: &JobView,
-    stream: Stream,
+    stream: JobOutputStream,
     lines: u64,
-) -> Result<Vec<String>, Failure> {
-    let pump = Pump { context, job: &job.id, stream, to: screen::Stream::Stdout };
+) -> Result<Vec<String>, CommandFailure> {
+    let pump = StreamPump { context, job: &job.id, stream, to: screen::TerminalStream::Stdout };
     let mut daemon = context.daemon().await?;
     let offset = pump.last_lines(&mut daemon, lines).await?;
-    let part = pump.read(&mut daemon, offset, LOOK_BACK_BYTES, Until::Now).await?;
+    let part = pump.read(&mut daemon, offset, LOOK_BACK_BYTES, OutputEnd::Now).await?;
     let text = String::from_utf8_lossy(&bytes_of(&part)?).into_owned();
     Ok(text.lines().map(str::to_owned).collect())
 }
 
-fn bytes_of(part: &JobOutput) -> Result<Vec<u8>, Failure> {
-    let unreadable = || Failure::refused("the daemon sent something that does not fit the API");
+fn bytes_of(part: &JobOutput) -> Result<Vec<u8>, CommandFailure> {
+    let unreadable = || CommandFailure::refused("the daemon sent something that does not fit the API");
     match part.encoding.as_str() {
         "utf8" => Ok(part.data.clone().into_bytes()),
         "base64" => base64::decode(&part.data).ok_or_else(unreadable),

@@ -2,10 +2,10 @@
 
 use lodge_proto::{AgentStopParams, AgentView, AttachState, JobListParams, JobView, RestartAgent, StopAgent};
 
-use super::{Context, jobs, request_id};
+use super::{CommandContext, jobs, request_id};
 use crate::args::JobsFate;
-use crate::failure::Failure;
-use crate::follow::Daemon;
+use crate::failure::CommandFailure;
+use crate::follow::DaemonClient;
 use crate::job;
 use crate::render::{counted, now_ms};
 use crate::words::tell_part;
@@ -16,43 +16,48 @@ const WAYS_OUT: &str = "`--jobs cancel` cancels its jobs, `--jobs wait` waits fo
 
 /// What ends the agent's processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum AgentStopKind {
     Stop,
     Restart,
 }
 
-impl End {
+impl AgentStopKind {
     /// Whether it costs the job: what waits is started after a restart.
     fn touches(self, job: &JobView) -> bool {
         match self {
-            End::Stop => job::is_open(job),
-            End::Restart => job.status == "running",
+            AgentStopKind::Stop => job::is_open(job),
+            AgentStopKind::Restart => job.status == "running",
         }
     }
 }
 
 /// An agent that is about to be stopped, and the jobs that it would lose.
 #[derive(Debug)]
-pub(super) struct Stopping<'a> {
-    context: &'a Context,
-    end: End,
+pub(super) struct StopWithJobs<'a> {
+    context: &'a CommandContext,
+    end: AgentStopKind,
     agent: String,
     name: String,
     jobs: Vec<JobView>,
 }
 
-impl<'a> Stopping<'a> {
+impl<'a> StopWithJobs<'a> {
     /// `state` is what was told when the agent was attached to.
-    pub(super) fn new(context: &'a Context, end: End, agent: String, state: AttachState) -> Self {
+    pub(super) fn new(
+        context: &'a CommandContext,
+        end: AgentStopKind,
+        agent: String,
+        state: AttachState,
+    ) -> Self {
         let name = state.agents.first().map_or_else(|| agent.clone(), |view| view.name.clone());
-        Stopping { context, end, agent, name, jobs: state.jobs }
+        StopWithJobs { context, end, agent, name, jobs: state.jobs }
     }
 
     pub(super) async fn run(
         mut self,
-        daemon: &mut Daemon<'_>,
+        daemon: &mut DaemonClient<'_>,
         fate: Option<JobsFate>,
-    ) -> Result<AgentView, Failure> {
+    ) -> Result<AgentView, CommandFailure> {
         // What is told when one attaches ends somewhere, and those that run may be the oldest.
         if !self.jobs.is_empty() {
             self.look(daemon).await?;
@@ -83,19 +88,19 @@ impl<'a> Stopping<'a> {
         }
     }
 
-    async fn call(&self, daemon: &mut Daemon<'_>, jobs: &str) -> Result<AgentView, Failure> {
+    async fn call(&self, daemon: &mut DaemonClient<'_>, jobs: &str) -> Result<AgentView, CommandFailure> {
         let params = AgentStopParams {
             agent: self.agent.clone(),
             jobs: Some(jobs.to_owned()),
             request_id: Some(request_id()?),
         };
         match self.end {
-            End::Stop => daemon.call::<StopAgent>(params).await,
-            End::Restart => daemon.call::<RestartAgent>(params).await,
+            AgentStopKind::Stop => daemon.call::<StopAgent>(params).await,
+            AgentStopKind::Restart => daemon.call::<RestartAgent>(params).await,
         }
     }
 
-    async fn wait(&self, daemon: &mut Daemon<'_>) -> Result<(), Failure> {
+    async fn wait(&self, daemon: &mut DaemonClient<'_>) -> Result<(), CommandFailure> {
         for waited in &self.jobs {
             self.context.words.progress(&format!("{}: waits for {}", self.name, phrase(waited)));
             jobs::end_of(daemon, &waited.id, None).await?;
@@ -103,7 +108,7 @@ impl<'a> Stopping<'a> {
         Ok(())
     }
 
-    async fn look(&mut self, daemon: &mut Daemon<'_>) -> Result<(), Failure> {
+    async fn look(&mut self, daemon: &mut DaemonClient<'_>) -> Result<(), CommandFailure> {
         let mut open = Vec::new();
         for status in ["running", "pending"] {
             let params = JobListParams {
@@ -117,7 +122,7 @@ impl<'a> Stopping<'a> {
         Ok(())
     }
 
-    async fn ask(&self) -> Result<JobsFate, Failure> {
+    async fn ask(&self) -> Result<JobsFate, CommandFailure> {
         let words = &self.context.words;
         words.tell(&format!("{} has {}:", self.name, counted(self.jobs.len(), "job")));
         for job in self.jobs.iter().take(TOLD_MAX) {
@@ -142,12 +147,12 @@ impl<'a> Stopping<'a> {
         }
     }
 
-    fn left_alone(&self) -> Failure {
+    fn left_alone(&self) -> CommandFailure {
         let done = match self.end {
-            End::Stop => "stopped",
-            End::Restart => "restarted",
+            AgentStopKind::Stop => "stopped",
+            AgentStopKind::Restart => "restarted",
         };
-        Failure::refused(format!("{} was not {done}", self.name)).hint(WAYS_OUT)
+        CommandFailure::refused(format!("{} was not {done}", self.name)).hint(WAYS_OUT)
     }
 
     fn tell_cancelled(&self) {

@@ -9,11 +9,11 @@ use lodge_proto::{
     ResolveLineage, SNAPSHOT_VERSION, SessionBoundary, Snapshot, SnapshotLineage, TokenUsage, TurnView,
 };
 
-use super::document::Document;
-use super::{Context, request_id};
+use super::document::SessionDocument;
+use super::{CommandContext, request_id};
 use crate::args::{LineageCommand, LineageShowArgs, ResolveArgs};
-use crate::failure::{Failure, io_words};
-use crate::follow::Daemon;
+use crate::failure::{CommandFailure, io_words};
+use crate::follow::DaemonClient;
 use crate::render::{ago, counted, next_step, now_s, one_line, or_dash, pairs, quarantine_step};
 use crate::words::put;
 
@@ -22,7 +22,7 @@ const FILE_BYTES_MAX: u64 = 256 * 1024 * 1024;
 /// Lineages that are told about one by one; of more there is a listing.
 const WAITING_TOLD_MAX: usize = 5;
 
-pub(super) async fn lineage(context: &Context, command: LineageCommand) -> Result<(), Failure> {
+pub(super) async fn lineage(context: &CommandContext, command: LineageCommand) -> Result<(), CommandFailure> {
     match command {
         LineageCommand::Ls { agent, status } => list(context, agent, status).await,
         LineageCommand::Show(LineageShowArgs { file: Some(file), snapshot, .. }) => {
@@ -36,7 +36,11 @@ pub(super) async fn lineage(context: &Context, command: LineageCommand) -> Resul
     }
 }
 
-async fn list(context: &Context, agent: Option<String>, status: Option<String>) -> Result<(), Failure> {
+async fn list(
+    context: &CommandContext,
+    agent: Option<String>,
+    status: Option<String>,
+) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let lineages = all(&mut daemon, agent, status).await?;
     if context.words.json {
@@ -74,10 +78,10 @@ const ASK_PENDING: &str = "ask_pending";
 const ORPHANED: &str = "orphaned";
 
 async fn all(
-    daemon: &mut Daemon<'_>,
+    daemon: &mut DaemonClient<'_>,
     agent: Option<String>,
     status: Option<String>,
-) -> Result<Vec<LineageView>, Failure> {
+) -> Result<Vec<LineageView>, CommandFailure> {
     let mut lineages = Vec::new();
     let mut after = None;
     loop {
@@ -93,17 +97,17 @@ async fn all(
 }
 
 /// Every lineage that waits for a decision.
-pub(super) async fn waiting(daemon: &mut Daemon<'_>) -> Result<Vec<LineageView>, Failure> {
+pub(super) async fn waiting(daemon: &mut DaemonClient<'_>) -> Result<Vec<LineageView>, CommandFailure> {
     seen(daemon, ASK_PENDING).await
 }
 
 /// Every lineage whose process died and is about to be replaced.
-pub(super) async fn orphaned(daemon: &mut Daemon<'_>) -> Result<Vec<LineageView>, Failure> {
+pub(super) async fn orphaned(daemon: &mut DaemonClient<'_>) -> Result<Vec<LineageView>, CommandFailure> {
     seen(daemon, ORPHANED).await
 }
 
 /// What there is of a status for whoever asks: an agent's token may see its agent, and no lineages.
-async fn seen(daemon: &mut Daemon<'_>, status: &str) -> Result<Vec<LineageView>, Failure> {
+async fn seen(daemon: &mut DaemonClient<'_>, status: &str) -> Result<Vec<LineageView>, CommandFailure> {
     match all(daemon, None, Some(status.to_owned())).await {
         Err(failure) if failure.is("auth.forbidden") => Ok(Vec::new()),
         lineages => lineages,
@@ -123,7 +127,7 @@ pub(super) fn standing(lineage: &LineageView) -> String {
 }
 
 /// Says which lineages wait for a decision, and how it is made.
-pub(super) fn tell_waiting(context: &Context, waiting: &[LineageView]) {
+pub(super) fn tell_waiting(context: &CommandContext, waiting: &[LineageView]) {
     if waiting.is_empty() {
         return;
     }
@@ -145,7 +149,7 @@ fn waiting_text(lineage: &LineageView) -> String {
     }
 }
 
-async fn show(context: &Context, lineage: String) -> Result<(), Failure> {
+async fn show(context: &CommandContext, lineage: String) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let detail = daemon.call::<GetLineage>(LineageRef { lineage }).await?;
     if context.words.json {
@@ -198,7 +202,7 @@ fn open_text(turn: &TurnView, now: i64) -> String {
     format!("{} ({}) in session {}: {steps}{pending}{held_up}", turn.id, turn.status, turn.session)
 }
 
-async fn resolve(context: &Context, args: ResolveArgs) -> Result<(), Failure> {
+async fn resolve(context: &CommandContext, args: ResolveArgs) -> Result<(), CommandFailure> {
     let decision = if args.revive { "revive" } else { "reap" };
     let mut daemon = context.daemon().await?;
     let params = LineageResolveParams {
@@ -212,15 +216,15 @@ async fn resolve(context: &Context, args: ResolveArgs) -> Result<(), Failure> {
     }
     let name = &view.agent_name;
     context.words.say(&if args.revive {
-        format!("{name} goes on with its work")
+        format!("{name} continues its work")
     } else {
-        format!("the open work of {name} is dropped; `lodge start {name}` begins anew")
+        format!("the open work of {name} is dropped; `lodge start {name}` starts new work")
     });
     put(&format!("{}\n", view.id))
 }
 
 /// Streams the document: one page of messages is held at a time.
-async fn show_snapshot(context: &Context, lineage: &str) -> Result<(), Failure> {
+async fn show_snapshot(context: &CommandContext, lineage: &str) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let mut sessions: Vec<SessionBoundary> = Vec::new();
     let mut first = page_of(&mut daemon, lineage, None).await?;
@@ -233,7 +237,7 @@ async fn show_snapshot(context: &Context, lineage: &str) -> Result<(), Failure> 
         sessions.extend(page.sessions);
         after = page.next;
     }
-    let mut document = Document::begin(&first.head)?;
+    let mut document = SessionDocument::begin(&first.head)?;
     let mut usage = TokenUsage::default();
     for session in &sessions {
         document.session(session)?;
@@ -260,25 +264,25 @@ async fn show_snapshot(context: &Context, lineage: &str) -> Result<(), Failure> 
 }
 
 async fn page_of(
-    daemon: &mut Daemon<'_>,
+    daemon: &mut DaemonClient<'_>,
     lineage: &str,
     after: Option<String>,
-) -> Result<LineageSnapshot, Failure> {
+) -> Result<LineageSnapshot, CommandFailure> {
     let params = LineageSnapshotParams { lineage: lineage.to_owned(), after, limit: Some(PAGE_MAX) };
     daemon.call::<SnapshotLineage>(params).await
 }
 
-fn show_file(context: &Context, file: &Path, whole: bool) -> Result<(), Failure> {
+fn show_file(context: &CommandContext, file: &Path, whole: bool) -> Result<(), CommandFailure> {
     let bytes = read_file(file)?;
     let snapshot = Snapshot::read(&bytes).map_err(|error| {
-        let failure = Failure::refused(error.to_string()).hint(error.hint());
+        let failure = CommandFailure::refused(error.to_string()).hint(error.hint());
         match std::error::Error::source(&error) {
             Some(cause) => failure.because(cause),
             None => failure,
         }
     })?;
     if whole || context.words.json {
-        return Document::whole(&snapshot);
+        return SessionDocument::whole(&snapshot);
     }
     let Snapshot { head, sessions, usage } = &snapshot;
     let tools: Vec<&str> = head.config.tools.iter().map(|tool| tool.name.as_str()).collect();
@@ -301,9 +305,10 @@ fn show_file(context: &Context, file: &Path, whole: bool) -> Result<(), Failure>
     put(&pairs(&rows))
 }
 
-fn read_file(file: &Path) -> Result<Vec<u8>, Failure> {
-    let could_not =
-        |because: String| Failure::refused(format!("could not read `{}`", file.display())).because(because);
+fn read_file(file: &Path) -> Result<Vec<u8>, CommandFailure> {
+    let could_not = |because: String| {
+        CommandFailure::refused(format!("could not read `{}`", file.display())).because(because)
+    };
     let opened = std::fs::File::open(file).map_err(|cause| could_not(io_words(&cause)))?;
     let mut bytes = Vec::new();
     let read = opened.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes);

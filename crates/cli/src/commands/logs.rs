@@ -5,15 +5,15 @@ use std::time::Duration;
 use lodge_proto::{AgentLogsParams, ReadAgentLogs};
 use tokio::time::sleep;
 
-use super::Context;
+use super::CommandContext;
 use crate::args::LogsArgs;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::words::put;
 
 /// How often a growing log is looked at.
 const LOOK_PAUSE: Duration = Duration::from_millis(300);
 
-pub(super) async fn logs(context: &Context, args: LogsArgs) -> Result<(), Failure> {
+pub(super) async fn logs(context: &CommandContext, args: LogsArgs) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let params = AgentLogsParams { agent: args.agent.clone(), lines: args.lines, after: None };
     let mut part = daemon.call::<ReadAgentLogs>(params).await?;

@@ -36,10 +36,10 @@ use std::io::{BufRead, IsTerminal, Read};
 use clap::CommandFactory;
 use lodge_proto::{AgentRemoveParams, REQUEST_BYTES_MAX, RemoveAgent};
 
-use crate::args::{AgentCommand, Cli, Command};
-use crate::connect::Address;
-use crate::failure::{Exit, Failure, io_words};
-use crate::follow::Daemon;
+use crate::args::{AgentCommand, Cli, CliCommand};
+use crate::connect::DaemonAddress;
+use crate::failure::{CommandExit, CommandFailure, io_words};
+use crate::follow::DaemonClient;
 use crate::render::{fitted, table};
 use crate::words::{Words, put};
 
@@ -47,30 +47,30 @@ pub(crate) use self::selftest::{selftest, selftest_role};
 
 /// What every command gets.
 #[derive(Debug)]
-pub(crate) struct Context {
-    pub address: Address,
+pub(crate) struct CommandContext {
+    pub address: DaemonAddress,
     pub words: Words,
-    on_interrupt: RefCell<OnInterrupt>,
+    on_interrupt: RefCell<InterruptNote>,
 }
 
 /// What Ctrl-C leaves behind.
 #[derive(Debug, Default)]
-struct OnInterrupt {
+struct InterruptNote {
     say: Option<String>,
     remove: Option<String>,
 }
 
-impl Context {
-    pub(crate) fn new(address: Address, words: Words) -> Self {
-        Context { address, words, on_interrupt: RefCell::default() }
+impl CommandContext {
+    pub(crate) fn new(address: DaemonAddress, words: Words) -> Self {
+        CommandContext { address, words, on_interrupt: RefCell::default() }
     }
 
-    pub(crate) async fn daemon(&self) -> Result<Daemon<'_>, Failure> {
-        Daemon::open(&self.address, &self.words).await
+    pub(crate) async fn daemon(&self) -> Result<DaemonClient<'_>, CommandFailure> {
+        DaemonClient::open(&self.address, &self.words).await
     }
 
     /// Prints a listing; a terminal that is too narrow gets a narrower one.
-    pub(crate) fn put_table(&self, header: &[&str], rows: &[Vec<String>]) -> Result<(), Failure> {
+    pub(crate) fn put_table(&self, header: &[&str], rows: &[Vec<String>]) -> Result<(), CommandFailure> {
         put(&match self.words.columns() {
             Some(columns) => fitted(header, rows, columns),
             None => table(header, rows),
@@ -98,65 +98,65 @@ impl Context {
     }
 }
 
-pub(crate) async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
+pub(crate) async fn dispatch(context: &CommandContext, command: CliCommand) -> Result<(), CommandFailure> {
     match command {
-        Command::Run(args) => run::run(context, args).await,
-        Command::Ps(args) | Command::Agent { command: AgentCommand::Ls(args) } => {
+        CliCommand::Run(args) => run::run(context, args).await,
+        CliCommand::Ps(args) | CliCommand::Agent { command: AgentCommand::Ls(args) } => {
             agents::list(context, args).await
         }
-        Command::Inspect(refs) | Command::Agent { command: AgentCommand::Inspect(refs) } => {
+        CliCommand::Inspect(refs) | CliCommand::Agent { command: AgentCommand::Inspect(refs) } => {
             agents::inspect(context, refs).await
         }
-        Command::Start(refs) | Command::Agent { command: AgentCommand::Start(refs) } => {
-            agents::each(context, refs, agents::Verb::Start).await
+        CliCommand::Start(refs) | CliCommand::Agent { command: AgentCommand::Start(refs) } => {
+            agents::each(context, refs, agents::AgentAction::Start).await
         }
-        Command::Stop(args) | Command::Agent { command: AgentCommand::Stop(args) } => {
-            agents::each(context, args.refs, agents::Verb::Stop { jobs: args.jobs }).await
+        CliCommand::Stop(args) | CliCommand::Agent { command: AgentCommand::Stop(args) } => {
+            agents::each(context, args.refs, agents::AgentAction::Stop { jobs: args.jobs }).await
         }
-        Command::Restart(args) | Command::Agent { command: AgentCommand::Restart(args) } => {
-            agents::each(context, args.refs, agents::Verb::Restart { jobs: args.jobs }).await
+        CliCommand::Restart(args) | CliCommand::Agent { command: AgentCommand::Restart(args) } => {
+            agents::each(context, args.refs, agents::AgentAction::Restart { jobs: args.jobs }).await
         }
-        Command::Update(args) | Command::Agent { command: AgentCommand::Update(args) } => {
+        CliCommand::Update(args) | CliCommand::Agent { command: AgentCommand::Update(args) } => {
             update::update(context, args).await
         }
-        Command::Kill(refs) | Command::Agent { command: AgentCommand::Kill(refs) } => {
-            agents::each(context, refs, agents::Verb::Kill).await
+        CliCommand::Kill(refs) | CliCommand::Agent { command: AgentCommand::Kill(refs) } => {
+            agents::each(context, refs, agents::AgentAction::Kill).await
         }
-        Command::Rm(args) | Command::Agent { command: AgentCommand::Rm(args) } => {
-            agents::each(context, args.refs, agents::Verb::Remove { force: args.force }).await
+        CliCommand::Rm(args) | CliCommand::Agent { command: AgentCommand::Rm(args) } => {
+            agents::each(context, args.refs, agents::AgentAction::Remove { force: args.force }).await
         }
-        Command::Logs(args) | Command::Agent { command: AgentCommand::Logs(args) } => {
+        CliCommand::Logs(args) | CliCommand::Agent { command: AgentCommand::Logs(args) } => {
             logs::logs(context, args).await
         }
-        Command::Prompt(args) => prompt::prompt(context, args).await,
-        Command::Chat(args) => crate::chat::chat(context, args).await,
-        Command::Session { command } => sessions::session(context, command).await,
-        Command::Jobs { command } => jobs::jobs(context, command).await,
-        Command::Lineage { command } => lineages::lineage(context, command).await,
-        Command::Image { command } => images::image(context, command).await,
-        Command::Bin { command } => bins::bin(context, command).await,
-        Command::Provider { command } => providers::provider(context, command).await,
-        Command::Token { command } => tokens::token(context, command).await,
-        Command::Quarantine { command } => quarantine::quarantine(context, command).await,
-        Command::Info => daemon::info(context).await,
-        Command::Events(args) => events::events(context, args).await,
-        Command::Shutdown { agents } => daemon::shutdown(context, agents).await,
-        Command::Reap => daemon::reap(context).await,
-        Command::Reload => daemon::reload(context).await,
-        Command::Completions { shell } => completions(shell),
-        Command::Selftest(args) => selftest(&context.words, args).await,
+        CliCommand::Prompt(args) => prompt::prompt(context, args).await,
+        CliCommand::Chat(args) => crate::chat::chat(context, args).await,
+        CliCommand::Session { command } => sessions::session(context, command).await,
+        CliCommand::Jobs { command } => jobs::jobs(context, command).await,
+        CliCommand::Lineage { command } => lineages::lineage(context, command).await,
+        CliCommand::Image { command } => images::image(context, command).await,
+        CliCommand::Bin { command } => bins::bin(context, command).await,
+        CliCommand::Provider { command } => providers::provider(context, command).await,
+        CliCommand::Token { command } => tokens::token(context, command).await,
+        CliCommand::Quarantine { command } => quarantine::quarantine(context, command).await,
+        CliCommand::Info => daemon::info(context).await,
+        CliCommand::Events(args) => events::events(context, args).await,
+        CliCommand::Shutdown { agents } => daemon::shutdown(context, agents).await,
+        CliCommand::Reap => daemon::reap(context).await,
+        CliCommand::Reload => daemon::reload(context).await,
+        CliCommand::Completions { shell } => completions(shell),
+        CliCommand::Selftest(args) => selftest(&context.words, args).await,
     }
 }
 
 /// The last words after Ctrl-C. A second one ends the clearing up.
-pub(crate) async fn interrupted(context: &Context) -> Failure {
-    let OnInterrupt { say, remove } = context.on_interrupt.take();
+pub(crate) async fn interrupted(context: &CommandContext) -> CommandFailure {
+    let InterruptNote { say, remove } = context.on_interrupt.take();
     match remove {
         Some(agent) => {
             context.words.say(&format!("interrupted; removing {agent}"));
             tokio::select! {
                 removed = remove_agent(context, &agent) => {
-                    if let Err(Failure::Told(report)) = removed {
+                    if let Err(CommandFailure::Told(report)) = removed {
                         crate::render::error(&report);
                     }
                 }
@@ -165,36 +165,36 @@ pub(crate) async fn interrupted(context: &Context) -> Failure {
         }
         None => context.words.tell(say.as_deref().unwrap_or("interrupted")),
     }
-    Failure::Silent(Exit::Interrupted)
+    CommandFailure::Silent(CommandExit::Interrupted)
 }
 
-async fn remove_agent(context: &Context, agent: &str) -> Result<(), Failure> {
+async fn remove_agent(context: &CommandContext, agent: &str) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let params = AgentRemoveParams { agent: agent.to_owned(), force: true, request_id: Some(request_id()?) };
     daemon.call::<RemoveAgent>(params).await.map(drop)
 }
 
-pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
+pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), CommandFailure> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "lodge", &mut script);
     put(&String::from_utf8_lossy(&script))
 }
 
 /// A fresh id for one change, so that sending it again is still one change.
-pub(crate) fn request_id() -> Result<String, Failure> {
+pub(crate) fn request_id() -> Result<String, CommandFailure> {
     let mut bytes = [0_u8; 16];
     std::fs::File::open("/dev/urandom")
         .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(|cause| Failure::refused("could not read /dev/urandom").because(cause))?;
+        .map_err(|cause| CommandFailure::refused("could not read /dev/urandom").because(cause))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// All of stdin, which must be text.
-async fn read_stdin(what: &str) -> Result<String, Failure> {
+async fn read_stdin(what: &str) -> Result<String, CommandFailure> {
     let what = format!("{what} from stdin");
     let bytes = read_bytes(&what, || Ok(std::io::stdin())).await?;
     String::from_utf8(bytes)
-        .map_err(|_| Failure::refused(format!("could not read {what}")).because("it is not UTF-8"))
+        .map_err(|_| CommandFailure::refused(format!("could not read {what}")).because("it is not UTF-8"))
 }
 
 /// All that there is to read, as far as a call can hold it: a device has no end. On its own thread, so that Ctrl-C is
@@ -202,16 +202,16 @@ async fn read_stdin(what: &str) -> Result<String, Failure> {
 async fn read_bytes<R: Read>(
     what: &str,
     open: impl FnOnce() -> std::io::Result<R> + Send + 'static,
-) -> Result<Vec<u8>, Failure> {
+) -> Result<Vec<u8>, CommandFailure> {
     let read = tokio::task::spawn_blocking(move || {
         let mut bytes = Vec::new();
         open()?.take(REQUEST_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map(|_| bytes)
     });
     let read = read.await.map_err(std::io::Error::other).flatten();
-    let could_not = |cause| Failure::usage(format!("could not read {what}")).because(io_words(&cause));
+    let could_not = |cause| CommandFailure::usage(format!("could not read {what}")).because(io_words(&cause));
     let bytes = read.map_err(could_not)?;
     if bytes.len() > REQUEST_BYTES_MAX {
-        return Err(Failure::refused(format!("{what} has more than {REQUEST_BYTES_MAX} bytes"))
+        return Err(CommandFailure::refused(format!("{what} has more than {REQUEST_BYTES_MAX} bytes"))
             .hint("put large material into the agent's workspace instead"));
     }
     Ok(bytes)
@@ -227,8 +227,8 @@ fn can_ask(words: &Words) -> bool {
 }
 
 /// A line that was typed; nothing at the end. On its own thread, so that Ctrl-C is heard meanwhile.
-async fn read_line() -> Result<Option<String>, Failure> {
-    let could_not = |cause: String| Failure::refused("could not read your answer").because(cause);
+async fn read_line() -> Result<Option<String>, CommandFailure> {
+    let could_not = |cause: String| CommandFailure::refused("could not read your answer").because(cause);
     let read = tokio::task::spawn_blocking(|| {
         let mut line = String::new();
         std::io::stdin().lock().read_line(&mut line).map(|read| (read > 0).then_some(line))

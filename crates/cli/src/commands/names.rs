@@ -4,23 +4,27 @@ use std::collections::HashMap;
 
 use lodge_proto::{AgentRef, GetAgent};
 
-use crate::failure::{Exit, Failure};
-use crate::follow::Daemon;
+use crate::failure::{CommandExit, CommandFailure};
+use crate::follow::DaemonClient;
 
 /// The names that were looked up so far.
 #[derive(Debug, Default)]
-pub(super) struct Names {
+pub(super) struct AgentNames {
     known: HashMap<String, String>,
 }
 
-impl Names {
+impl AgentNames {
     /// Remembers a name that was told anyway.
     pub(super) fn learn(&mut self, agent: &str, name: &str) {
         self.known.insert(agent.to_owned(), name.to_owned());
     }
 
     /// The name of an agent; what has none is called by its id.
-    pub(super) async fn of(&mut self, daemon: &mut Daemon<'_>, agent: &str) -> Result<String, Failure> {
+    pub(super) async fn of(
+        &mut self,
+        daemon: &mut DaemonClient<'_>,
+        agent: &str,
+    ) -> Result<String, CommandFailure> {
         if let Some(name) = self.known.get(agent) {
             return Ok(name.clone());
         }
@@ -31,7 +35,7 @@ impl Names {
         let name = match daemon.look::<GetAgent>(given).await {
             Ok(detail) => detail.agent.name,
             // A token that may not look does not keep anybody from seeing the rest.
-            Err(failure) if failure.exit() == Exit::Refused => agent.to_owned(),
+            Err(failure) if failure.exit() == CommandExit::Refused => agent.to_owned(),
             Err(failure) => return Err(failure),
         };
         self.learn(agent, &name);

@@ -7,14 +7,17 @@ use lodge_proto::{
     ProviderView, RemoveProvider, TestProvider,
 };
 
-use super::agents::Batch;
-use super::{Context, read_stdin, request_id};
+use super::agents::ResultList;
+use super::{CommandContext, read_stdin, request_id};
 use crate::args::ProviderCommand;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::render::{one_line, or_dash};
 use crate::words::{HiddenInput, put, tell, tell_part};
 
-pub(super) async fn provider(context: &Context, command: ProviderCommand) -> Result<(), Failure> {
+pub(super) async fn provider(
+    context: &CommandContext,
+    command: ProviderCommand,
+) -> Result<(), CommandFailure> {
     match command {
         ProviderCommand::Add { name, kind, base_url, api_key, models } => {
             let api_key = match api_key.as_deref() {
@@ -34,35 +37,35 @@ pub(super) async fn provider(context: &Context, command: ProviderCommand) -> Res
 }
 
 /// Asks for a key without showing it.
-fn key_from_terminal(name: &str) -> Result<String, Failure> {
+fn key_from_terminal(name: &str) -> Result<String, CommandFailure> {
     tell_part(&format!("API key for {name}: "));
     let hidden = HiddenInput::begin();
     let mut line = String::new();
     let read = io::stdin().read_line(&mut line);
     drop(hidden);
     tell("");
-    read.map_err(|cause| Failure::refused("could not read the key").because(cause))?;
+    read.map_err(|cause| CommandFailure::refused("could not read the key").because(cause))?;
     match line.trim() {
-        "" => Err(Failure::usage("there is no key")),
+        "" => Err(CommandFailure::usage("there is no key")),
         key => Ok(key.to_owned()),
     }
 }
 
-async fn key_from_stdin() -> Result<String, Failure> {
+async fn key_from_stdin() -> Result<String, CommandFailure> {
     let text = read_stdin("the key").await?;
     match text.trim() {
-        "" => Err(Failure::usage("stdin has no key")),
+        "" => Err(CommandFailure::usage("stdin has no key")),
         key => Ok(key.to_owned()),
     }
 }
 
-async fn add(context: &Context, params: ProviderAddParams) -> Result<(), Failure> {
+async fn add(context: &CommandContext, params: ProviderAddParams) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let added = daemon.call::<AddProvider>(params).await?;
     if context.words.json { context.words.json(&added) } else { put(&format!("{}\n", added.name)) }
 }
 
-async fn list(context: &Context, reveal: bool) -> Result<(), Failure> {
+async fn list(context: &CommandContext, reveal: bool) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let list = daemon.call::<ListProviders>(ProviderListParams { reveal }).await?;
     if let Some(error) = &list.error {
@@ -93,9 +96,9 @@ async fn list(context: &Context, reveal: bool) -> Result<(), Failure> {
     context.put_table(&["NAME", "KIND", "BASE URL", "KEY", "MODELS", "PROBLEM"], &rows)
 }
 
-async fn remove(context: &Context, names: Vec<String>) -> Result<(), Failure> {
+async fn remove(context: &CommandContext, names: Vec<String>) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let mut batch = Batch::new(&context.words, names.len());
+    let mut batch = ResultList::new(&context.words, names.len());
     for name in names {
         let params = ProviderRef { name: name.clone(), request_id: Some(request_id()?) };
         match daemon.call::<RemoveProvider>(params).await {
@@ -108,7 +111,7 @@ async fn remove(context: &Context, names: Vec<String>) -> Result<(), Failure> {
     batch.finish()
 }
 
-async fn test(context: &Context, name: String, model: Option<String>) -> Result<(), Failure> {
+async fn test(context: &CommandContext, name: String, model: Option<String>) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let params = ProviderTestParams { name: name.clone(), model, request_id: None };
     let tested = daemon.call::<TestProvider>(params).await?;

@@ -5,15 +5,18 @@ use lodge_proto::{
     RetryQuarantined,
 };
 
-use super::agents::Batch;
-use super::names::Names;
-use super::{Context, request_id};
+use super::agents::ResultList;
+use super::names::AgentNames;
+use super::{CommandContext, request_id};
 use crate::args::QuarantineCommand;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::render::{ago, now_s, or_dash};
 use crate::words::put;
 
-pub(super) async fn quarantine(context: &Context, command: QuarantineCommand) -> Result<(), Failure> {
+pub(super) async fn quarantine(
+    context: &CommandContext,
+    command: QuarantineCommand,
+) -> Result<(), CommandFailure> {
     match command {
         QuarantineCommand::Ls => list(context).await,
         QuarantineCommand::Retry(refs) => release::<RetryQuarantined>(context, refs.work).await,
@@ -21,7 +24,7 @@ pub(super) async fn quarantine(context: &Context, command: QuarantineCommand) ->
     }
 }
 
-async fn list(context: &Context) -> Result<(), Failure> {
+async fn list(context: &CommandContext) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let mut all: Vec<QuarantineView> = Vec::new();
     let mut after = None;
@@ -40,7 +43,7 @@ async fn list(context: &Context) -> Result<(), Failure> {
     if context.words.quiet {
         return put(&all.iter().map(|work| format!("{}\n", work.id)).collect::<String>());
     }
-    let (now, mut names) = (now_s(), Names::default());
+    let (now, mut names) = (now_s(), AgentNames::default());
     let mut rows: Vec<Vec<String>> = Vec::new();
     for work in &all {
         let whose = match &work.agent {
@@ -59,12 +62,12 @@ async fn list(context: &Context) -> Result<(), Failure> {
     context.put_table(&["ID", "KIND", "AGENT", "WHAT", "DEATHS", "SINCE"], &rows)
 }
 
-async fn release<M>(context: &Context, ids: Vec<String>) -> Result<(), Failure>
+async fn release<M>(context: &CommandContext, ids: Vec<String>) -> Result<(), CommandFailure>
 where
     M: ApiMethod<Params = QuarantineRef, Reply = QuarantineView>,
 {
     let mut daemon = context.daemon().await?;
-    let mut batch = Batch::new(&context.words, ids.len());
+    let mut batch = ResultList::new(&context.words, ids.len());
     for work in ids {
         let params = QuarantineRef { work, request_id: Some(request_id()?) };
         match daemon.call::<M>(params).await {

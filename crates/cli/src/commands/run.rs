@@ -4,20 +4,20 @@ use std::io::IsTerminal;
 
 use lodge_proto::{AgentCreateParams, AgentView, CreateAgent, Mount};
 
-use super::agents::{Goal, settle};
-use super::prompt::{Question, ask, print_sent, prompt_from_stdin, send};
-use super::source::{Source, neither, source, utf8};
+use super::agents::{AgentGoal, settle};
+use super::prompt::{PromptText, ask, print_sent, prompt_from_stdin, send};
+use super::source::{AgentSource, neither, source, utf8};
 use super::transfers::bring;
-use super::{Context, map, remove_agent, request_id};
-use crate::answer::Asked;
-use crate::args::{ChatArgs, RunArgs, Voice};
-use crate::failure::{Failure, io_words};
-use crate::follow::{Daemon, Scope};
+use super::{CommandContext, map, remove_agent, request_id};
+use crate::answer::PromptedAgent;
+use crate::args::{ChatArgs, ConversationArgs, RunArgs};
+use crate::failure::{CommandFailure, io_words};
+use crate::follow::{DaemonClient, FollowScope};
 use crate::parse::{MountArg, expand_home};
 use crate::render;
 use crate::words::put;
 
-pub(super) async fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
+pub(super) async fn run(context: &CommandContext, args: RunArgs) -> Result<(), CommandFailure> {
     let prompt = prompt_of(&args).await?;
     let params = create_params(context, &args).await?;
     let mut daemon = context.daemon().await?;
@@ -47,14 +47,14 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<(), Failure>
     if args.detach {
         return match prompt {
             Some(text) => {
-                print_sent(context, &send(&mut daemon, &agent.id, args.voice, Question::plain(text)).await?)
+                print_sent(context, &send(&mut daemon, &agent.id, args.voice, PromptText::plain(text)).await?)
             }
             None => print_agent(context, &agent),
         };
     }
     let keeps = args.rm.then(|| context.remove_on_interrupt(&agent.id)).is_none();
     if keeps {
-        let line = format!("interrupted; the agent stays: lodge inspect {}", agent.name);
+        let line = format!("detached; the agent is still there: lodge inspect {}", agent.name);
         context.say_on_interrupt(line);
     }
     let id = agent.id.clone();
@@ -65,7 +65,7 @@ pub(super) async fn run(context: &Context, args: RunArgs) -> Result<(), Failure>
     }
     match (ended, remove_agent(context, &id).await) {
         (Ok(()), removed) => removed,
-        (Err(failure), Err(Failure::Told(report))) => {
+        (Err(failure), Err(CommandFailure::Told(report))) => {
             render::error(&report);
             Err(failure)
         }
@@ -88,7 +88,7 @@ fn instead(name: &str, source: &str) -> String {
 
 /// An agent with the host's network reaches everything that the host's own users reach, and one whose mode was
 /// misspelt reaches a host of that name alone.
-fn tell_network(context: &Context, agent: &AgentView) {
+fn tell_network(context: &CommandContext, agent: &AgentView) {
     let network = &agent.network;
     if network.mode == "host" {
         context.words.say("NETWORK host: its tools have this host's network, loopback included");
@@ -103,7 +103,7 @@ fn tell_network(context: &Context, agent: &AgentView) {
 }
 
 /// What was declared and does nothing yet.
-fn tell_idle(context: &Context, agent: &AgentView) {
+fn tell_idle(context: &CommandContext, agent: &AgentView) {
     let idle = agent.capabilities.iter().filter(|capability| !capability.granted);
     let idle: Vec<String> = idle.map(|capability| format!("`{}`", capability.name)).collect();
     if !idle.is_empty() {
@@ -117,19 +117,19 @@ fn tell_idle(context: &Context, agent: &AgentView) {
 
 /// Waits until the agent is ready, then asks it or tells its name.
 async fn attend(
-    context: &Context,
-    daemon: &mut Daemon<'_>,
+    context: &CommandContext,
+    daemon: &mut DaemonClient<'_>,
     agent: AgentView,
     stays: bool,
-    prompt: Option<(Voice, String)>,
-) -> Result<(), Failure> {
-    let state = daemon.watch(Scope::Agent(agent.id.clone()), None).await?;
+    prompt: Option<(ConversationArgs, String)>,
+) -> Result<(), CommandFailure> {
+    let state = daemon.watch(FollowScope::Agent(agent.id.clone()), None).await?;
     let current = state.agents.into_iter().find(|view| view.id == agent.id).unwrap_or(agent);
-    let agent = settle(daemon, current, Goal::Ready, &context.words).await?;
+    let agent = settle(daemon, current, AgentGoal::Ready, &context.words).await?;
     match prompt {
         Some((voice, text)) => {
-            let asked = Asked { id: agent.id, name: agent.name, stays };
-            ask(context, daemon, &asked, voice, Question::plain(text)).await
+            let asked = PromptedAgent { id: agent.id, name: agent.name, stays };
+            ask(context, daemon, &asked, voice, PromptText::plain(text)).await
         }
         None if is_conversation(context) => {
             let args = ChatArgs { agent: agent.id, session: None };
@@ -140,12 +140,12 @@ async fn attend(
 }
 
 /// Whether a person sits at both ends.
-fn is_conversation(context: &Context) -> bool {
+fn is_conversation(context: &CommandContext) -> bool {
     let words = &context.words;
     words.stdout_is_terminal() && std::io::stdin().is_terminal() && !words.json && !words.quiet
 }
 
-fn print_agent(context: &Context, agent: &AgentView) -> Result<(), Failure> {
+fn print_agent(context: &CommandContext, agent: &AgentView) -> Result<(), CommandFailure> {
     if context.words.json {
         context.words.json(agent)
     } else if context.words.quiet {
@@ -155,18 +155,21 @@ fn print_agent(context: &Context, agent: &AgentView) -> Result<(), Failure> {
     }
 }
 
-async fn prompt_of(args: &RunArgs) -> Result<Option<String>, Failure> {
+async fn prompt_of(args: &RunArgs) -> Result<Option<String>, CommandFailure> {
     match args.prompt.as_slice() {
         [] => Ok(None),
         [dash] if dash == "-" && args.source == "-" => {
-            Err(Failure::usage("stdin cannot be both the Agentfile and the prompt"))
+            Err(CommandFailure::usage("stdin cannot be both the Agentfile and the prompt"))
         }
         [dash] if dash == "-" => prompt_from_stdin().await.map(Some),
         words => Ok(Some(words.join(" "))),
     }
 }
 
-async fn create_params(context: &Context, args: &RunArgs) -> Result<AgentCreateParams, Failure> {
+async fn create_params(
+    context: &CommandContext,
+    args: &RunArgs,
+) -> Result<AgentCreateParams, CommandFailure> {
     let mut params = AgentCreateParams {
         name: args.name.clone(),
         model: args.model.clone(),
@@ -182,15 +185,15 @@ async fn create_params(context: &Context, args: &RunArgs) -> Result<AgentCreateP
         ..AgentCreateParams::default()
     };
     match source(context, &args.source).await? {
-        Source::Path(path) => params.path = Some(path),
-        Source::Content(content) => params.content = Some(content),
-        Source::Image(image) => params.image = Some(image),
+        AgentSource::Path(path) => params.path = Some(path),
+        AgentSource::Content(content) => params.content = Some(content),
+        AgentSource::Image(image) => params.image = Some(image),
     }
     Ok(params)
 }
 
-pub(super) fn mount_of(context: &Context, mount: &MountArg) -> Result<Mount, Failure> {
-    let cannot = || Failure::usage(format!("`{}` cannot be mounted", mount.host.display()));
+pub(super) fn mount_of(context: &CommandContext, mount: &MountArg) -> Result<Mount, CommandFailure> {
+    let cannot = || CommandFailure::usage(format!("`{}` cannot be mounted", mount.host.display()));
     let host = if context.address.is_this_machine() {
         let home = std::env::var_os("HOME").filter(|home| !home.is_empty()).map(std::path::PathBuf::from);
         let host = expand_home(&mount.host, home).map_err(|cause| cannot().because(cause))?;

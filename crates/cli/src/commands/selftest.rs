@@ -7,16 +7,16 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use lodge_selftest::crash::{Broken, Model, Progress, Report, Setup, rounds};
+use lodge_selftest::crash::{BrokenPromise, CrashModel, CrashProgress, CrashReport, CrashSetup, rounds};
 use lodge_selftest::{Programs, Trouble};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::SelftestArgs;
 use crate::autostart::{find_lodged, on_path};
-use crate::failure::{Exit, Failure};
+use crate::failure::{CommandExit, CommandFailure};
 use crate::render::{cut, pairs};
-use crate::screen::{Piece, Stream, draw};
+use crate::screen::{ScreenOp, TerminalStream, draw};
 use crate::words::{Words, put, tell};
 
 /// Between two looks at the progress, for a person who watches and for a log.
@@ -26,8 +26,9 @@ const LOGGED_EVERY: Duration = Duration::from_secs(10);
 const TOLD_MAX: usize = 10;
 const TOLD_CHARS_MAX: usize = 2_000;
 
-pub(crate) async fn selftest(words: &Words, args: SelftestArgs) -> Result<(), Failure> {
-    let could_not = |cause: io::Error| Failure::refused("could not start the self-test").because(cause);
+pub(crate) async fn selftest(words: &Words, args: SelftestArgs) -> Result<(), CommandFailure> {
+    let could_not =
+        |cause: io::Error| CommandFailure::refused("could not start the self-test").because(cause);
     let seed = match args.seed {
         Some(seed) => seed,
         None => new_seed().map_err(could_not)?,
@@ -36,7 +37,7 @@ pub(crate) async fn selftest(words: &Words, args: SelftestArgs) -> Result<(), Fa
         lodge: std::env::current_exe().map_err(could_not)?,
         lodged: on_path(find_lodged(), std::env::var_os("PATH").as_deref()),
     };
-    let setup = Setup::new(programs, Model::OpenAi, seed);
+    let setup = CrashSetup::new(programs, CrashModel::OpenAi, seed);
     let began = Instant::now();
     words.say(&format!("killing {} times, seed {seed}", args.crash));
     let report = watched(words, &setup, args.crash).await?;
@@ -44,16 +45,16 @@ pub(crate) async fn selftest(words: &Words, args: SelftestArgs) -> Result<(), Fa
 }
 
 /// What `lodge selftest-role` does: it counts, for another process of this program, outside of Lodge.
-pub(crate) fn selftest_role(role: &str, arguments: &[String]) -> Result<(), Failure> {
+pub(crate) fn selftest_role(role: &str, arguments: &[String]) -> Result<(), CommandFailure> {
     lodge_selftest::take_role(role, arguments).map_err(|cause| match cause.kind() {
-        io::ErrorKind::InvalidInput => Failure::usage(cause.to_string()),
-        _ => Failure::refused("could not count for the self-test").because(cause),
+        io::ErrorKind::InvalidInput => CommandFailure::usage(cause.to_string()),
+        _ => CommandFailure::refused("could not run the effect counter of the self-test").because(cause),
     })
 }
 
 /// The run, with its progress told, until it is over or somebody ends it.
-async fn watched(words: &Words, setup: &Setup, kills: u64) -> Result<Report, Failure> {
-    let could_not = |cause: io::Error| Failure::refused("could not listen for signals").because(cause);
+async fn watched(words: &Words, setup: &CrashSetup, kills: u64) -> Result<CrashReport, CommandFailure> {
+    let could_not = |cause: io::Error| CommandFailure::refused("could not listen for signals").because(cause);
     let mut terminate = signal(SignalKind::terminate()).map_err(could_not)?;
     let mut hang_up = signal(SignalKind::hangup()).map_err(could_not)?;
     let ended = tokio::select! {
@@ -64,7 +65,7 @@ async fn watched(words: &Words, setup: &Setup, kills: u64) -> Result<Report, Fai
         _ = hang_up.recv() => None,
     };
     if words.watched() {
-        draw(Stream::Stderr, &[Piece::Return, Piece::ClearLine]);
+        draw(TerminalStream::Stderr, &[ScreenOp::Return, ScreenOp::ClearLine]);
     }
     match ended {
         Some(Ok(report)) => Ok(report),
@@ -72,14 +73,14 @@ async fn watched(words: &Words, setup: &Setup, kills: u64) -> Result<Report, Fai
         None => {
             // What ran was dropped above, and everything that it had started went with it.
             tell(&format!("interrupted after {} kills; nothing is left behind", setup.progress.kills()));
-            Err(Failure::Silent(Exit::Interrupted))
+            Err(CommandFailure::Silent(CommandExit::Interrupted))
         }
     }
 }
 
-fn could_not_begin(trouble: &Trouble) -> Failure {
+fn could_not_begin(trouble: &Trouble) -> CommandFailure {
     let cause = trouble.whole().replace("\n  because: ", ": ");
-    let failure = Failure::refused("the self-test could not begin").because(cause);
+    let failure = CommandFailure::refused("the self-test could not start").because(cause);
     match trouble.hint() {
         Some(hint) => failure.hint(hint),
         None => failure,
@@ -87,7 +88,7 @@ fn could_not_begin(trouble: &Trouble) -> Failure {
 }
 
 /// A line that is kept up to date on a terminal, and now and then a line elsewhere.
-async fn tell_progress(words: &Words, progress: &Progress, kills: u64) -> std::convert::Infallible {
+async fn tell_progress(words: &Words, progress: &CrashProgress, kills: u64) -> std::convert::Infallible {
     let began = Instant::now();
     let every = if words.watched() { WATCHED_EVERY } else { LOGGED_EVERY };
     loop {
@@ -96,7 +97,7 @@ async fn tell_progress(words: &Words, progress: &Progress, kills: u64) -> std::c
         let line =
             format!("{done} of {kills} kills, {acknowledged} messages, {} s", began.elapsed().as_secs());
         if words.watched() {
-            draw(Stream::Stderr, &[Piece::Return, Piece::ClearLine, Piece::Text(&line)]);
+            draw(TerminalStream::Stderr, &[ScreenOp::Return, ScreenOp::ClearLine, ScreenOp::Text(&line)]);
         } else {
             words.say(&line);
         }
@@ -105,7 +106,7 @@ async fn tell_progress(words: &Words, progress: &Progress, kills: u64) -> std::c
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
-struct Told<'a> {
+struct SelftestJson<'a> {
     ok: bool,
     seed: u64,
     asked: u64,
@@ -134,29 +135,29 @@ struct Told<'a> {
     job_notes: u64,
     adopted: u64,
     replaced: u64,
-    recovery_ms: Recovery,
+    recovery_ms: RecoveryTimes,
     took_ms: u64,
     broken: Vec<String>,
-    kept: Vec<Kept<'a>>,
+    kept: Vec<KeptRun<'a>>,
 }
 
 #[derive(Debug, Serialize)]
-struct Recovery {
+struct RecoveryTimes {
     p50: f64,
     p99: f64,
 }
 
 #[derive(Debug, Serialize)]
-struct Kept<'a> {
+struct KeptRun<'a> {
     seed: u64,
     kills: u64,
     dir: &'a Path,
 }
 
-impl<'a> Told<'a> {
-    fn of(report: &'a Report, seed: u64, asked: u64, took: Duration) -> Told<'a> {
-        let unexplained = report.count(Broken::Unknown);
-        Told {
+impl<'a> SelftestJson<'a> {
+    fn of(report: &'a CrashReport, seed: u64, asked: u64, took: Duration) -> SelftestJson<'a> {
+        let unexplained = report.count(BrokenPromise::Unknown);
+        SelftestJson {
             ok: report.is_clean(),
             seed,
             asked,
@@ -165,15 +166,15 @@ impl<'a> Told<'a> {
             points: &report.points,
             restarts: report.restarts,
             acknowledged: report.acknowledged,
-            lost: report.count(Broken::Lost),
-            duplicated: report.count(Broken::Duplicated),
+            lost: report.count(BrokenPromise::Lost),
+            duplicated: report.count(BrokenPromise::Duplicated),
             unknown: report.unknown + unexplained as u64,
             unknown_unexplained: unexplained,
-            events_missed: report.count(Broken::EventMissed),
-            events_doubled: report.count(Broken::EventDoubled),
-            leftover_processes: report.count(Broken::LeftBehind),
-            keepers_not_adopted: report.count(Broken::Keeper),
-            ended_wrongly: report.count(Broken::Wrong),
+            events_missed: report.count(BrokenPromise::EventMissed),
+            events_doubled: report.count(BrokenPromise::EventDoubled),
+            leftover_processes: report.count(BrokenPromise::LeftBehind),
+            keepers_not_adopted: report.count(BrokenPromise::Keeper),
+            ended_wrongly: report.count(BrokenPromise::Wrong),
             effects: report.effects,
             effects_repeated: report.repeated,
             requests: report.requests,
@@ -184,21 +185,27 @@ impl<'a> Told<'a> {
             job_notes: report.job_notes,
             adopted: report.adoptions,
             replaced: report.replaced,
-            recovery_ms: Recovery { p50: report.recovery_ms(50), p99: report.recovery_ms(99) },
+            recovery_ms: RecoveryTimes { p50: report.recovery_ms(50), p99: report.recovery_ms(99) },
             took_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
             broken: report.broken.iter().map(|(kind, what)| format!("{}: {what}", kind.words())).collect(),
             kept: report
                 .failed
                 .iter()
-                .map(|failed| Kept { seed: failed.seed, kills: failed.kills, dir: &failed.kept })
+                .map(|failed| KeptRun { seed: failed.seed, kills: failed.kills, dir: &failed.kept })
                 .collect(),
         }
     }
 }
 
-fn tell_report(words: &Words, report: &Report, seed: u64, asked: u64, took: Duration) -> Result<(), Failure> {
+fn tell_report(
+    words: &Words,
+    report: &CrashReport,
+    seed: u64,
+    asked: u64,
+    took: Duration,
+) -> Result<(), CommandFailure> {
     if words.json {
-        words.json(&Told::of(report, seed, asked, took))?;
+        words.json(&SelftestJson::of(report, seed, asked, took))?;
     } else {
         put(&table(report, took))?;
         words.say(&format!("to repeat: {}", command(asked, seed)));
@@ -214,21 +221,21 @@ fn tell_report(words: &Words, report: &Report, seed: u64, asked: u64, took: Dura
 }
 
 /// The last line: whether the promise was kept.
-fn verdict(report: &Report) -> String {
+fn verdict(report: &CrashReport) -> String {
     if report.is_clean() {
         return format!("passed: {} kills, nothing lost, nothing twice, nothing left behind\n", report.kills);
     }
-    let broken = Broken::ALL.into_iter().map(|kind| (report.count(kind), kind.words()));
+    let broken = BrokenPromise::ALL.into_iter().map(|kind| (report.count(kind), kind.words()));
     let told: Vec<String> =
         broken.filter(|(count, _)| *count > 0).map(|(count, words)| format!("{count} {words}")).collect();
     format!("FAILED: {} kills, {}\n", report.kills, told.join(", "))
 }
 
-fn table(report: &Report, took: Duration) -> String {
+fn table(report: &CrashReport, took: Duration) -> String {
     let counts = report.counts();
     let mut rows: Vec<(&str, String)> =
         counts.iter().map(|(name, count)| (name.as_str(), count.to_string())).collect();
-    let must_be_0 = rows.split_off(rows.len().saturating_sub(Broken::ALL.len()));
+    let must_be_0 = rows.split_off(rows.len().saturating_sub(BrokenPromise::ALL.len()));
     rows.extend([
         ("recovery, half within", format!("{} ms", report.recovery_ms(50))),
         ("recovery, 99 of 100 within", format!("{} ms", report.recovery_ms(99))),
@@ -244,17 +251,17 @@ fn command(kills: u64, seed: u64) -> String {
     format!("lodge selftest --crash {kills} --seed {seed}")
 }
 
-fn failure(report: &Report) -> Failure {
+fn failure(report: &CrashReport) -> CommandFailure {
     let count = report.broken.len();
     let promises =
         if count == 1 { "a broken promise".to_owned() } else { format!("{count} broken promises") };
-    let mut failure = Failure::refused(format!("the self-test found {promises}"));
+    let mut failure = CommandFailure::refused(format!("the self-test found {promises}"));
     for (kind, what) in report.broken.iter().take(TOLD_MAX) {
         failure = failure.because(format!("{}: {}", kind.words(), cut(what, TOLD_CHARS_MAX)));
     }
     match report.failed.first() {
         Some(failed) => failure.hint(format!(
-            "what is left of it is in {}; run `{}` to bring it back",
+            "its state directory is {}; run `{}` to reproduce it",
             failed.kept.display(),
             command(failed.kills, failed.seed)
         )),
@@ -275,8 +282,9 @@ mod tests {
 
     #[test]
     fn a_clean_run_is_told_with_what_the_contract_names() {
-        let report = Report { kills: 3, acknowledged: 5, recovery_us: vec![12_345], ..Report::default() };
-        let told = serde_json::to_value(Told::of(&report, 9, 2, Duration::from_secs(1))).unwrap();
+        let report =
+            CrashReport { kills: 3, acknowledged: 5, recovery_us: vec![12_345], ..CrashReport::default() };
+        let told = serde_json::to_value(SelftestJson::of(&report, 9, 2, Duration::from_secs(1))).unwrap();
         for key in ["lost", "duplicated", "unknown", "events_missed", "events_doubled", "leftover_processes"]
         {
             assert_eq!(told[key], 0, "{key}");
@@ -291,13 +299,13 @@ mod tests {
 
     #[test]
     fn every_kind_of_broken_promise_ends_with_one_and_says_where_to_look() {
-        for broken in Broken::ALL {
-            let mut report = Report::default();
+        for broken in BrokenPromise::ALL {
+            let mut report = CrashReport::default();
             report.add(broken, "this");
-            let failed = lodge_selftest::crash::Failed { seed: 14, kills: 25, kept: "/tmp/kept".into() };
+            let failed = lodge_selftest::crash::FailedRun { seed: 14, kills: 25, kept: "/tmp/kept".into() };
             report.failed.push(failed);
-            let Failure::Told(told) = failure(&report) else { panic!("not told") };
-            assert_eq!(told.exit, Exit::Refused);
+            let CommandFailure::Told(told) = failure(&report) else { panic!("not told") };
+            assert_eq!(told.exit, CommandExit::Refused);
             assert_eq!(told.because, [format!("{}: this", broken.words())]);
             let hint = told.hint.unwrap();
             assert!(hint.contains("/tmp/kept") && hint.contains("--crash 25 --seed 14"), "{hint}");
@@ -311,7 +319,7 @@ mod tests {
                 must_be_0.lines().any(|line| line.starts_with(broken.words()) && line.ends_with(" 1")),
                 "{must_be_0}"
             );
-            assert_eq!(must_be_0.lines().count(), Broken::ALL.len());
+            assert_eq!(must_be_0.lines().count(), BrokenPromise::ALL.len());
         }
     }
 

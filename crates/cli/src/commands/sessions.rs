@@ -7,10 +7,10 @@ use lodge_proto::{
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Context, sessions_change, sessions_find};
+use super::{CommandContext, sessions_change, sessions_find};
 use crate::args::SessionCommand;
-use crate::failure::Failure;
-use crate::follow::Daemon;
+use crate::failure::CommandFailure;
+use crate::follow::DaemonClient;
 use crate::render::{self, ago, now_s, or_dash};
 use crate::words::{Words, put};
 
@@ -19,7 +19,7 @@ const MESSAGES_SHOWN: u32 = 100;
 /// How much of a tool's output is shown; `--json` has all.
 const TOOL_LINES_SHOWN: usize = 20;
 
-pub(super) async fn session(context: &Context, command: SessionCommand) -> Result<(), Failure> {
+pub(super) async fn session(context: &CommandContext, command: SessionCommand) -> Result<(), CommandFailure> {
     match command {
         SessionCommand::Ls { agent, limit } => list(context, agent, limit).await,
         SessionCommand::Show { session, messages, all } => {
@@ -37,7 +37,11 @@ pub(super) async fn session(context: &Context, command: SessionCommand) -> Resul
     }
 }
 
-async fn list(context: &Context, agent: Option<String>, limit: Option<u32>) -> Result<(), Failure> {
+async fn list(
+    context: &CommandContext,
+    agent: Option<String>,
+    limit: Option<u32>,
+) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let wanted = limit.map_or(usize::MAX, |limit| limit as usize);
     let mut sessions: Vec<SessionView> = Vec::new();
@@ -93,7 +97,12 @@ struct Conversation {
     turn_list: Vec<TurnView>,
 }
 
-async fn show(context: &Context, session: String, wanted: u32, all: bool) -> Result<(), Failure> {
+async fn show(
+    context: &CommandContext,
+    session: String,
+    wanted: u32,
+    all: bool,
+) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let view = daemon.call::<GetSession>(SessionRef { session: session.clone() }).await?;
     let (mut messages, older) = newest(&mut daemon, &session, wanted, all).await?;
@@ -190,7 +199,11 @@ fn held_up(turn: &TurnView, work: &QuarantineView) -> String {
 }
 
 /// All turns of a session, or those on its path.
-async fn turns(daemon: &mut Daemon<'_>, session: &str, all: bool) -> Result<Vec<TurnView>, Failure> {
+async fn turns(
+    daemon: &mut DaemonClient<'_>,
+    session: &str,
+    all: bool,
+) -> Result<Vec<TurnView>, CommandFailure> {
     let mut turns = Vec::new();
     let mut after = None;
     loop {
@@ -206,11 +219,11 @@ async fn turns(daemon: &mut Daemon<'_>, session: &str, all: bool) -> Result<Vec<
 
 /// The newest messages, oldest of them first, and whether there are older ones.
 async fn newest(
-    daemon: &mut Daemon<'_>,
+    daemon: &mut DaemonClient<'_>,
     session: &str,
     wanted: u32,
     all: bool,
-) -> Result<(Vec<MessageView>, bool), Failure> {
+) -> Result<(Vec<MessageView>, bool), CommandFailure> {
     let mut messages: Vec<MessageView> = Vec::new();
     let mut before = None;
     loop {
@@ -397,7 +410,7 @@ mod tests {
             head,
             "f  coder (removed)  2 turns\n  forked from s at turn 1\n  running: trn_8\n  queued: trn_9\n  \
              in quarantine: wrk_1: the model call of trn_8 killed the daemon 3 times in a row \
-             (`lodge quarantine retry wrk_1` tries again, `lodge quarantine drop wrk_1` gives it up)\n  \
+             (`lodge quarantine retry wrk_1` tries again, `lodge quarantine drop wrk_1` drops it)\n  \
              3 turns are on other branches\n"
         );
     }

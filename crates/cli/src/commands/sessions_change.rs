@@ -6,21 +6,21 @@ use lodge_proto::{
     SessionRewindParams, SessionView,
 };
 
-use super::agents::Batch;
+use super::agents::ResultList;
 use super::prompt::{print_sent, see};
 use super::sessions::turns_text;
-use super::{Context, request_id};
-use crate::answer::{Asked, Show};
-use crate::failure::Failure;
-use crate::follow::Scope;
+use super::{CommandContext, request_id};
+use crate::answer::{PromptedAgent, ShownSteps};
+use crate::failure::CommandFailure;
+use crate::follow::FollowScope;
 use crate::words::put;
 
 pub(super) async fn fork(
-    context: &Context,
+    context: &CommandContext,
     session: String,
     turn: Option<String>,
     to: Option<String>,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let params = SessionForkParams { session, turn, to, request_id: Some(request_id()?) };
     let view = daemon.call::<ForkSession>(params).await?;
@@ -31,7 +31,11 @@ pub(super) async fn fork(
     put(&format!("{}\n", view.id))
 }
 
-pub(super) async fn rewind(context: &Context, session: String, turn: String) -> Result<(), Failure> {
+pub(super) async fn rewind(
+    context: &CommandContext,
+    session: String,
+    turn: String,
+) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let params = SessionRewindParams { session, turn, request_id: Some(request_id()?) };
     let view = daemon.call::<RewindSession>(params).await?;
@@ -46,7 +50,11 @@ pub(super) async fn rewind(context: &Context, session: String, turn: String) -> 
     Ok(())
 }
 
-pub(super) async fn activate(context: &Context, session: String, turn: String) -> Result<(), Failure> {
+pub(super) async fn activate(
+    context: &CommandContext,
+    session: String,
+    turn: String,
+) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let params = SessionActivateParams { session, turn, request_id: Some(request_id()?) };
     let view = daemon.call::<ActivateBranch>(params).await?;
@@ -54,7 +62,7 @@ pub(super) async fn activate(context: &Context, session: String, turn: String) -
 }
 
 /// How a session stands whose path was changed.
-fn told(context: &Context, view: &SessionView) -> Result<(), Failure> {
+fn told(context: &CommandContext, view: &SessionView) -> Result<(), CommandFailure> {
     if context.words.json {
         return context.words.json(view);
     }
@@ -63,11 +71,11 @@ fn told(context: &Context, view: &SessionView) -> Result<(), Failure> {
 }
 
 pub(super) async fn regenerate(
-    context: &Context,
+    context: &CommandContext,
     session: String,
     turn: Option<String>,
     detach: bool,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let view = daemon.call::<GetSession>(SessionRef { session: session.clone() }).await?;
     let params = SessionRegenerateParams { session, turn, request_id: Some(request_id()?) };
@@ -75,17 +83,17 @@ pub(super) async fn regenerate(
         let turn = daemon.call::<RegenerateTurn>(params).await?;
         return print_sent(context, &turn);
     }
-    let agent = Asked { id: view.session.agent, name: view.session.agent_name, stays: true };
+    let agent = PromptedAgent { id: view.session.agent, name: view.session.agent_name, stays: true };
     // Attached before asking, so that the turn's first event cannot be missed.
-    daemon.watch(Scope::Agent(agent.id.clone()), None).await?;
+    daemon.watch(FollowScope::Agent(agent.id.clone()), None).await?;
     let turn = daemon.call::<RegenerateTurn>(params).await?;
-    see(context, &mut daemon, &agent, turn, Show::All).await
+    see(context, &mut daemon, &agent, turn, ShownSteps::All).await
 }
 
 /// Each by itself; what was not there is as good as deleted.
-pub(super) async fn remove(context: &Context, sessions: Vec<String>) -> Result<(), Failure> {
+pub(super) async fn remove(context: &CommandContext, sessions: Vec<String>) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let mut batch = Batch::new(&context.words, sessions.len());
+    let mut batch = ResultList::new(&context.words, sessions.len());
     for session in sessions {
         let params = SessionDeleteParams { session, request_id: Some(request_id()?) };
         match daemon.call::<DeleteSession>(params).await {

@@ -4,13 +4,13 @@ use lodge_proto::{
     ExportSession, PAGE_MAX, SearchSessions, SessionExportParams, SessionHit, SessionSearchParams,
 };
 
-use super::Context;
+use super::CommandContext;
 use crate::args::SearchArgs;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::render::{ago, now_s, one_line};
 use crate::words::{Words, put};
 
-pub(super) async fn search(context: &Context, args: SearchArgs) -> Result<(), Failure> {
+pub(super) async fn search(context: &CommandContext, args: SearchArgs) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let (query, wanted) = (query(&args.query), args.limit as usize);
     let mut hits: Vec<SessionHit> = Vec::new();
@@ -81,7 +81,7 @@ fn marked(hit: &SessionHit, words: &Words) -> String {
 }
 
 /// Page after page, so that a long conversation is never held whole, here or there.
-pub(super) async fn export(context: &Context, session: String) -> Result<(), Failure> {
+pub(super) async fn export(context: &CommandContext, session: String) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let mut after = None;
     loop {

@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use super::{Context, read_stdin};
-use crate::failure::{Failure, io_words};
+use super::{CommandContext, read_stdin};
+use crate::failure::{CommandFailure, io_words};
 
 const AGENTFILE_NAME: &str = "Agentfile";
 
 /// What the daemon is told about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum AgentSource {
     /// Of this machine, which is the daemon's.
     Path(String),
     Content(String),
@@ -17,38 +17,38 @@ pub(super) enum Source {
 }
 
 /// What `text` means: what is there on disk goes before an image of that name.
-pub(super) async fn source(context: &Context, text: &str) -> Result<Source, Failure> {
+pub(super) async fn source(context: &CommandContext, text: &str) -> Result<AgentSource, CommandFailure> {
     if text != "-" && !Path::new(text).exists() && !is_place(text) {
-        return Ok(Source::Image(text.to_owned()));
+        return Ok(AgentSource::Image(text.to_owned()));
     }
     place(context, text).await
 }
 
 /// Like [`source`], for what must be built.
-pub(super) async fn place(context: &Context, text: &str) -> Result<Source, Failure> {
+pub(super) async fn place(context: &CommandContext, text: &str) -> Result<AgentSource, CommandFailure> {
     match text {
-        "-" => Ok(Source::Content(read_stdin("the Agentfile").await?)),
-        text if context.address.is_this_machine() => Ok(Source::Path(local_path(text)?)),
+        "-" => Ok(AgentSource::Content(read_stdin("the Agentfile").await?)),
+        text if context.address.is_this_machine() => Ok(AgentSource::Path(local_path(text)?)),
         // Paths of this machine mean nothing to a daemon on another one, so the text travels.
-        text => Ok(Source::Content(agentfile_text(Path::new(text))?)),
+        text => Ok(AgentSource::Content(agentfile_text(Path::new(text))?)),
     }
 }
 
 /// A refusal of the daemon to find an image, for a person who may have meant a directory.
-pub(super) fn neither(text: &str, failure: Failure) -> Failure {
+pub(super) fn neither(text: &str, failure: CommandFailure) -> CommandFailure {
     const WHAT_ELSE: &str = "give a directory with an Agentfile, an Agentfile, `-` to read one from stdin, or an image: one of `lodge image ls`, or `registry.example/name:tag`";
     // An address is no directory, and the daemon says what is wrong with it.
     let is_address = text.contains("://");
     if (failure.is("image.not_found") || failure.is("image.bad_ref")) && !is_address {
         let what = format!("there is no directory or Agentfile `{text}`, and no image of that name");
-        return Failure::refused(what).hint(WHAT_ELSE).with_code("image.not_found");
+        return CommandFailure::refused(what).hint(WHAT_ELSE).with_code("image.not_found");
     }
     // With a port or a tag nobody meant a directory.
     let could_be_place = !text.contains(':');
     if could_be_place && (failure.is("registry.unreachable") || failure.is("registry.not_found")) {
         let host = text.split('/').next().unwrap_or_default();
         return failure.and_hint(&format!(
-            "there is no directory or Agentfile `{text}` here, so that it was looked for in the registry `{host}`"
+            "there is no directory or Agentfile `{text}` here, so it was looked up in the registry `{host}`"
         ));
     }
     failure
@@ -64,26 +64,26 @@ fn is_place(text: &str) -> bool {
     text.is_empty() || text.starts_with(['/', '.', '~']) || text.ends_with(['/', '.'])
 }
 
-fn local_path(text: &str) -> Result<String, Failure> {
+fn local_path(text: &str) -> Result<String, CommandFailure> {
     let path = std::fs::canonicalize(text).map_err(|cause| {
-        Failure::refused(format!("there is no Agentfile at `{text}`"))
+        CommandFailure::refused(format!("there is no Agentfile at `{text}`"))
             .because(io_words(&cause))
             .hint("give a directory with an Agentfile, an Agentfile, or `-` to read one from stdin")
     })?;
     utf8(&path)
 }
 
-fn agentfile_text(path: &Path) -> Result<String, Failure> {
+fn agentfile_text(path: &Path) -> Result<String, CommandFailure> {
     let file = if path.is_dir() { path.join(AGENTFILE_NAME) } else { path.to_owned() };
     std::fs::read_to_string(&file).map_err(|cause| {
-        Failure::refused(format!("could not read `{}`", file.display())).because(io_words(&cause))
+        CommandFailure::refused(format!("could not read `{}`", file.display())).because(io_words(&cause))
     })
 }
 
-pub(super) fn utf8(path: &Path) -> Result<String, Failure> {
+pub(super) fn utf8(path: &Path) -> Result<String, CommandFailure> {
     path.to_str()
         .map(str::to_owned)
-        .ok_or_else(|| Failure::usage(format!("`{}` is not written in UTF-8", path.display())))
+        .ok_or_else(|| CommandFailure::usage(format!("`{}` is not written in UTF-8", path.display())))
 }
 
 #[cfg(test)]
@@ -93,8 +93,8 @@ mod tests {
     #[test]
     fn what_could_be_a_directory_is_told_as_none_when_no_registry_has_it() {
         let told = |text: &str, code: &str| {
-            let failure = Failure::refused("what failed").hint("what to do").with_code(code);
-            let Failure::Told(report) = neither(text, failure) else { panic!("not told") };
+            let failure = CommandFailure::refused("what failed").hint("what to do").with_code(code);
+            let CommandFailure::Told(report) = neither(text, failure) else { panic!("not told") };
             (report.what, report.hint.unwrap_or_default())
         };
         let (what, hint) = told("hello.d/x", "registry.unreachable");

@@ -4,15 +4,15 @@ use lodge_proto::{
     IssueToken, ListTokens, RevokeToken, TokenIssueParams, TokenListParams, TokenRef, TokenView,
 };
 
-use super::agents::Batch;
-use super::names::Names;
-use super::{Context, request_id};
+use super::agents::ResultList;
+use super::names::AgentNames;
+use super::{CommandContext, request_id};
 use crate::args::TokenCommand;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::render::{ago, now_s, or_dash, until};
 use crate::words::put;
 
-pub(super) async fn token(context: &Context, command: TokenCommand) -> Result<(), Failure> {
+pub(super) async fn token(context: &CommandContext, command: TokenCommand) -> Result<(), CommandFailure> {
     match command {
         TokenCommand::Issue { agent, name, expires } => {
             let request_id = Some(request_id()?);
@@ -23,18 +23,18 @@ pub(super) async fn token(context: &Context, command: TokenCommand) -> Result<()
     }
 }
 
-async fn issue(context: &Context, params: TokenIssueParams) -> Result<(), Failure> {
+async fn issue(context: &CommandContext, params: TokenIssueParams) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let issued = daemon.call::<IssueToken>(params).await?;
     if context.words.json {
         return context.words.json(&issued);
     }
     let TokenView { id, expires_at, .. } = &issued.view;
-    context.words.say(&format!("{id}, good until {expires_at}; this is the only time it is shown"));
+    context.words.say(&format!("{id}, valid until {expires_at}; it is not shown again"));
     put(&format!("{}\n", issued.token))
 }
 
-async fn list(context: &Context, all: bool) -> Result<(), Failure> {
+async fn list(context: &CommandContext, all: bool) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let mut tokens: Vec<TokenView> = Vec::new();
     let mut after = None;
@@ -53,7 +53,7 @@ async fn list(context: &Context, all: bool) -> Result<(), Failure> {
     if context.words.quiet {
         return put(&tokens.iter().map(|token| format!("{}\n", token.id)).collect::<String>());
     }
-    let (now, mut names) = (now_s(), Names::default());
+    let (now, mut names) = (now_s(), AgentNames::default());
     let mut rows: Vec<Vec<String>> = Vec::new();
     for token in &tokens {
         let whom = match &token.agent {
@@ -73,9 +73,9 @@ async fn list(context: &Context, all: bool) -> Result<(), Failure> {
     context.put_table(&["ID", "NAME", "FOR", "STATUS", "ISSUED", "EXPIRES"], &rows)
 }
 
-async fn revoke(context: &Context, ids: Vec<String>) -> Result<(), Failure> {
+async fn revoke(context: &CommandContext, ids: Vec<String>) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let mut batch = Batch::new(&context.words, ids.len());
+    let mut batch = ResultList::new(&context.words, ids.len());
     for token in ids {
         let params = TokenRef { token, request_id: Some(request_id()?) };
         match daemon.call::<RevokeToken>(params).await {

@@ -7,41 +7,45 @@ use lodge_proto::{
 
 use super::bins::tell_elsewhere;
 use super::source::names_registry;
-use super::{Context, request_id};
+use super::{CommandContext, request_id};
 use crate::args::{PullArgs, PushArgs};
-use crate::failure::Failure;
-use crate::follow::Daemon;
-use crate::progress::{Meter, bytes_text};
+use crate::failure::CommandFailure;
+use crate::follow::DaemonClient;
+use crate::progress::{TransferMeter, bytes_text};
 use crate::words::put;
 
 /// What travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TransferKind {
     Image,
     Bin,
 }
 
-impl Kind {
+impl TransferKind {
     fn noun(self) -> &'static str {
         match self {
-            Kind::Image => "image",
-            Kind::Bin => "bin",
+            TransferKind::Image => "image",
+            TransferKind::Bin => "bin",
         }
     }
 }
 
-pub(super) async fn push(context: &Context, kind: Kind, args: PushArgs) -> Result<(), Failure> {
+pub(super) async fn push(
+    context: &CommandContext,
+    kind: TransferKind,
+    args: PushArgs,
+) -> Result<(), CommandFailure> {
     let PushArgs { from, to } = args;
     let mut daemon = context.daemon().await?;
-    let meter = Meter::new(&context.words, format!("pushing {}", to.as_ref().unwrap_or(&from)));
-    context.say_on_interrupt("interrupted; the daemon goes on with the push".to_owned());
+    let meter = TransferMeter::new(&context.words, format!("pushing {}", to.as_ref().unwrap_or(&from)));
+    context.say_on_interrupt("detached; the daemon continues the push".to_owned());
     let request_id = Some(request_id()?);
     let pushed: ImagePushed = match kind {
-        Kind::Image => {
+        TransferKind::Image => {
             let params = ImagePushParams { image: from, to, request_id };
             daemon.transfer::<PushImage>(params, &meter).await?
         }
-        Kind::Bin => {
+        TransferKind::Bin => {
             let params = BinPushParams { bin: from, to, request_id };
             daemon.transfer::<PushBin>(params, &meter).await?
         }
@@ -57,18 +61,22 @@ pub(super) async fn push(context: &Context, kind: Kind, args: PushArgs) -> Resul
     put(&format!("{}\n", pushed.digest))
 }
 
-pub(super) async fn pull(context: &Context, kind: Kind, args: PullArgs) -> Result<(), Failure> {
+pub(super) async fn pull(
+    context: &CommandContext,
+    kind: TransferKind,
+    args: PullArgs,
+) -> Result<(), CommandFailure> {
     let PullArgs { reference, tag } = args;
     let mut daemon = context.daemon().await?;
     match kind {
-        Kind::Image => {
+        TransferKind::Image => {
             let image = pull_image(context, &mut daemon, &reference, tag).await?;
             if context.words.json {
                 return context.words.json(&image);
             }
             put(&format!("{}\n", image.digest))
         }
-        Kind::Bin => {
+        TransferKind::Bin => {
             let meter = begin_pull(context, kind, &reference);
             let params = BinPullParams { bin: reference.clone(), tags: tag, request_id: Some(request_id()?) };
             let bin = daemon.transfer::<PullBin>(params, &meter).await?;
@@ -83,12 +91,12 @@ pub(super) async fn pull(context: &Context, kind: Kind, args: PullArgs) -> Resul
 }
 
 async fn pull_image(
-    context: &Context,
-    daemon: &mut Daemon<'_>,
+    context: &CommandContext,
+    daemon: &mut DaemonClient<'_>,
     reference: &str,
     tags: Vec<String>,
-) -> Result<ImageView, Failure> {
-    let meter = begin_pull(context, Kind::Image, reference);
+) -> Result<ImageView, CommandFailure> {
+    let meter = begin_pull(context, TransferKind::Image, reference);
     let params = ImagePullParams { image: reference.to_owned(), tags, request_id: Some(request_id()?) };
     let image = daemon.transfer::<PullImage>(params, &meter).await?;
     if !context.words.json {
@@ -97,22 +105,22 @@ async fn pull_image(
     Ok(image)
 }
 
-fn begin_pull(context: &Context, kind: Kind, reference: &str) -> Meter {
+fn begin_pull(context: &CommandContext, kind: TransferKind, reference: &str) -> TransferMeter {
     let noun = kind.noun();
     // The daemon fetches for whoever asks next, too.
     context.say_on_interrupt(format!(
-        "interrupted; the daemon goes on with the pull: `lodge {noun} pull {reference}` looks on again"
+        "detached; the daemon continues the pull: `lodge {noun} pull {reference}` shows its progress again"
     ));
-    Meter::new(&context.words, format!("pulling {reference}"))
+    TransferMeter::new(&context.words, format!("pulling {reference}"))
 }
 
 /// Brings an image that is not here and that names a registry, before an agent is made of it: whoever waits sees how far
 /// it is. What cannot be looked up or pulled is left to whatever comes next to complain about.
 pub(super) async fn bring(
-    context: &Context,
-    daemon: &mut Daemon<'_>,
+    context: &CommandContext,
+    daemon: &mut DaemonClient<'_>,
     reference: &str,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     if !names_registry(reference) {
         return Ok(());
     }

@@ -4,25 +4,25 @@ use std::collections::BTreeMap;
 
 use lodge_proto::{AgentUpdateParams, AgentUpdated, UpdateAgent};
 
-use super::agents::{Goal, settle};
+use super::agents::{AgentGoal, settle};
 use super::run::mount_of;
-use super::source::{Source, neither, source};
+use super::source::{AgentSource, neither, source};
 use super::transfers::bring;
-use super::{Context, map, request_id};
+use super::{CommandContext, map, request_id};
 use crate::args::UpdateArgs;
-use crate::failure::Failure;
-use crate::follow::Scope;
+use crate::failure::CommandFailure;
+use crate::follow::FollowScope;
 use crate::words::put;
 
-pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<(), Failure> {
+pub(super) async fn update(context: &CommandContext, args: UpdateArgs) -> Result<(), CommandFailure> {
     if args.is_empty() {
-        return Err(Failure::usage("there is nothing to change")
+        return Err(CommandFailure::usage("there is nothing to change")
             .hint("say what with `--model`, `-e`, `--config`, `--label`, `--image`, `-v`, `--unmount`, `--limit` or `--revival-policy`"));
     }
     let params = params(context, &args).await?;
     let mut daemon = context.daemon().await?;
     // Attached before the change, so that its events cannot be missed.
-    daemon.watch(Scope::Agent(args.agent.clone()), None).await?;
+    daemon.watch(FollowScope::Agent(args.agent.clone()), None).await?;
     let image = params.image.clone();
     if let Some(image) = &image {
         bring(context, &mut daemon, image).await.map_err(|failure| neither(image, failure))?;
@@ -34,7 +34,7 @@ pub(super) async fn update(context: &Context, args: UpdateArgs) -> Result<(), Fa
         None => updated?,
     };
     if updated.in_force == "now" {
-        updated.agent = settle(&mut daemon, updated.agent, Goal::Updated, &context.words).await?;
+        updated.agent = settle(&mut daemon, updated.agent, AgentGoal::Updated, &context.words).await?;
     }
     if context.words.json {
         return context.words.json(&updated);
@@ -50,14 +50,14 @@ fn told(updated: &AgentUpdated) -> String {
         "after_turns" => {
             let runs: Vec<&str> =
                 updated.after_turns.iter().chain(&updated.after_jobs).map(String::as_str).collect();
-            format!("{name} is updated after what runs now: {}", runs.join(", "))
+            format!("{name} is updated when these have ended: {}", runs.join(", "))
         }
-        "next_start" => format!("{name} is updated from its next start on: lodge start {name}"),
+        "next_start" => format!("{name} is updated at its next start: lodge start {name}"),
         _ => format!("{name} is updated"),
     }
 }
 
-async fn params(context: &Context, args: &UpdateArgs) -> Result<AgentUpdateParams, Failure> {
+async fn params(context: &CommandContext, args: &UpdateArgs) -> Result<AgentUpdateParams, CommandFailure> {
     let mut params = AgentUpdateParams {
         agent: args.agent.clone(),
         model: args.model.clone(),
@@ -74,9 +74,9 @@ async fn params(context: &Context, args: &UpdateArgs) -> Result<AgentUpdateParam
     };
     if let Some(image) = &args.image {
         match source(context, image).await? {
-            Source::Path(path) => params.path = Some(path),
-            Source::Content(content) => params.content = Some(content),
-            Source::Image(image) => params.image = Some(image),
+            AgentSource::Path(path) => params.path = Some(path),
+            AgentSource::Content(content) => params.content = Some(content),
+            AgentSource::Image(image) => params.image = Some(image),
         }
     }
     Ok(params)

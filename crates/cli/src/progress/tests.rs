@@ -10,8 +10,8 @@ fn there(title: &str, bytes: u64) -> ProgressPart {
     ProgressPart { there: true, ..part(title, bytes, bytes) }
 }
 
-fn room(columns: usize) -> Room {
-    Room { columns, rows: 24 }
+fn room(columns: usize) -> TerminalSize {
+    TerminalSize { columns, rows: 24 }
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn no_line_is_as_wide_as_the_terminal_and_no_title_steers_it() {
 #[test]
 fn many_parts_and_a_low_terminal_get_few_lines() {
     let parts: Vec<ProgressPart> = (0..40).map(|n| part(&format!("layer {n}"), 1, 2)).collect();
-    let frame_of = |rows| frame("pulling x", &parts, None, Room { columns: 80, rows });
+    let frame_of = |rows| frame("pulling x", &parts, None, TerminalSize { columns: 80, rows });
     assert_eq!(frame_of(24).len(), LINES_MAX + 3);
     assert_eq!(frame_of(24)[LINES_MAX + 1], "  and 34 more");
     assert!((1..24).all(|rows| frame_of(rows).len() < rows.max(4)));
@@ -83,7 +83,7 @@ fn a_bar_is_full_only_at_the_end() {
 #[test]
 fn what_was_there_is_not_waited_for() {
     assert_eq!(total_text(&[there("a", 5), there("b", 7)], Some(1)), "2 already there");
-    assert_eq!(total_text(&[], None), "looking what there is to do");
+    assert_eq!(total_text(&[], None), "checking what to transfer");
     assert_eq!(total_text(&[part("a", 2048, 4096)], Some(1024)), "2.0 of 4.0 KiB, 1.0 KiB/s, 3 s left");
     assert_eq!(total_text(&[part("a", 2048, 4096)], Some(0)), "2.0 of 4.0 KiB, 0 B/s");
 }
@@ -92,7 +92,7 @@ fn what_was_there_is_not_waited_for() {
 fn the_rate_is_that_of_the_last_seconds() {
     let begin = Instant::now();
     let at = |ms| begin + Duration::from_millis(ms);
-    let mut rate = Rate::default();
+    let mut rate = TransferRate::default();
     assert_eq!((rate.look(at(0), 0), rate.look(at(100), 500)), (None, None));
     assert_eq!(rate.look(at(1_000), 2_000), Some(2_000));
     // It stands still: the rate falls, and is nothing in the end.

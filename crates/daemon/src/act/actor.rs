@@ -14,8 +14,8 @@ use lodge_core::ledger::Repeat;
 use lodge_core::liveness::Liveness;
 use lodge_core::record::{AgentRow, ExecRequest, ImageRecord};
 use lodge_exec::{
-    Command, Ended, ExecKind, ExecState, ExitRecord, KeeperEvent as Event, Link, Receiver, Resource, Secret,
-    Sender, Start,
+    ExecKind, ExecState, ExitOutcome, ExitRecord, KeeperCommand, KeeperEvent, Link, Receiver, Resource,
+    Secret, Sender, StartExec,
 };
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -28,9 +28,9 @@ use super::{Order, root, runtime, tools};
 use crate::auth::derive;
 use crate::chain;
 use crate::crash;
-use crate::engine::{Effect, Part, Seen, Up};
 use crate::shell::{Shell, now};
 use crate::view::Living;
+use lodge_engine::{AgentSeen, Part, SandboxEffect, Seen, TurnSeen, Up};
 
 /// Between asking everything in a sandbox to end and killing it.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
@@ -72,7 +72,7 @@ pub(super) struct Sandbox {
     /// Execs that were asked for and have not ended.
     pub(super) open: HashMap<String, (ExecRequest, Repeat)>,
     /// An earlier runtime that has to end before this one is started.
-    pub(super) follows: Option<(String, Start)>,
+    pub(super) follows: Option<(String, StartExec)>,
     /// Whether its keeper can be asked to start jobs.
     pub(super) knows_jobs: bool,
     pub(super) outputs: Outputs,
@@ -86,6 +86,7 @@ pub(super) async fn run(shell: Arc<Shell>, agent: AgentId, mut orders: mpsc::Rec
         tokio::select! {
             order = orders.recv() => match order.map(|order| *order) {
                 Some(Order::Do(effect)) => actor.effect(effect).await,
+                Some(Order::Job(what)) => actor.job(what).await,
                 // Who asked may not wait any more.
                 Some(Order::Prune(answer)) => drop(answer.send(actor.prune())),
                 None => return,
@@ -96,7 +97,7 @@ pub(super) async fn run(shell: Arc<Shell>, agent: AgentId, mut orders: mpsc::Rec
     }
 }
 
-async fn next_event(up: Option<&mut Sandbox>) -> Option<Event> {
+async fn next_event(up: Option<&mut Sandbox>) -> Option<KeeperEvent> {
     match up {
         Some(up) => up.receiver.next().await,
         None => std::future::pending().await,
@@ -135,65 +136,51 @@ impl Actor {
         self.tell_outputs().await;
     }
 
-    async fn effect(&mut self, effect: Effect) {
+    async fn effect(&mut self, effect: SandboxEffect) {
         match effect {
             // Boxed, as every agent's task is kept and this happens seldom.
-            Effect::Up { row, how } => Box::pin(self.bring_up(*row, how)).await,
-            Effect::Down { sandbox, run, .. } => {
+            SandboxEffect::Up { row, how } => Box::pin(self.bring_up(*row, how)).await,
+            SandboxEffect::Down { sandbox, run } => {
                 let agent = self.agent.clone();
                 let seen = match Box::pin(self.bring_down(sandbox.as_str())).await {
-                    Ok(()) => Seen::Down { agent, run },
+                    Ok(()) => Seen::Agent(AgentSeen::Down { agent, run }),
                     Err(detail) => {
                         tracing::error!(event = "sandbox.not_ended", %agent, detail);
-                        Seen::NotDown { agent, run, detail }
+                        Seen::Agent(AgentSeen::NotDown { agent, run, detail })
                     }
                 };
                 self.shell.tell(seen).await;
             }
-            Effect::KillRuntime { run, .. } => self.kill_runtime(run).await,
-            Effect::KillSandbox { sandbox, run, .. } => {
+            SandboxEffect::KillRuntime { run } => self.kill_runtime(run).await,
+            SandboxEffect::Kill { sandbox, run } => {
                 Box::pin(self.kill_sandbox(sandbox.as_str(), run)).await;
             }
-            Effect::Clear { .. } => Box::pin(self.clear()).await,
-            Effect::NoteFailure { line, .. } => self.note_failure(line).await,
-            Effect::RunTurn { turn, session, number, step, calls, epoch, .. } => {
+            SandboxEffect::Clear { sandbox: _ } => Box::pin(self.clear()).await,
+            SandboxEffect::NoteFailure { line } => self.note_failure(line).await,
+            SandboxEffect::RunTurn { turn, session, number, step, calls, epoch } => {
                 self.watch();
                 self.line(runtime::run_turn(&turn, session.as_str(), number, step, &calls, &epoch)).await;
             }
-            Effect::DropTurn { turn, .. } => self.line(runtime::drop_turn(&turn)).await,
-            Effect::Answer { id, answer, .. } => {
+            SandboxEffect::DropTurn { turn } => self.line(runtime::drop_turn(&turn)).await,
+            SandboxEffect::Answer { id, answer } => {
                 let mut line = runtime::answer(&id, &answer);
                 if line.len() > lodge_exec::limits::RUNTIME_LINE_MAX {
-                    let large = crate::engine::failure(
-                        "turn.answer_too_large",
-                        "the answer does not fit into a line",
-                    );
+                    let large =
+                        lodge_engine::failure("turn.answer_too_large", "the answer does not fit into a line");
                     line = runtime::answer(&id, &Err(large));
                 }
                 self.line(line).await;
             }
-            Effect::StartExec { exec, request, safe, resumed, .. } => {
+            SandboxEffect::StartExec { exec, request, safe, resumed } => {
                 let safe = safe || crash::mutation() == crash::Mutation::RepeatUnsafe;
                 let repeat = if safe { Repeat::Safe } else { Repeat::Unsafe };
                 self.start_exec(exec.as_str(), request, repeat, resumed).await;
             }
-            Effect::KillExec { exec, .. } => {
+            SandboxEffect::KillExec { exec } => {
                 let grace_ms = u32::try_from(GRACE.as_millis()).unwrap_or(u32::MAX);
-                self.send(Command::Kill { exec: exec.as_str().to_owned(), grace_ms }).await;
+                self.send(KeeperCommand::Kill { exec: exec.as_str().to_owned(), grace_ms }).await;
             }
-            Effect::ForgetExec { exec, .. } => self.forget_exec(exec.as_str()).await,
-            // These have tasks of their own.
-            Effect::CallModel(_)
-            | Effect::CancelModel { .. }
-            | Effect::ReviveLater { .. }
-            | Effect::RetryLater { .. }
-            | Effect::Pull { .. }
-            | Effect::DropPull { .. }
-            | Effect::CollectImages
-            | Effect::Token(_)
-            | Effect::Quarantine { .. }
-            | Effect::RemoveOutput { .. } => {}
-            Effect::Job { what, .. } => self.job(what).await,
+            SandboxEffect::ForgetExec { exec } => self.forget_exec(exec.as_str()).await,
         }
     }
 
@@ -206,7 +193,10 @@ impl Actor {
         if how == Up::Adopt && row.state == AgentState::Ready {
             let detail = "its sandbox was gone when the daemon came back".to_owned();
             let (agent, run) = (self.agent.clone(), row.runs);
-            return self.shell.tell(Seen::Died { agent, run, part: Part::Sandbox, detail }).await;
+            return self
+                .shell
+                .tell(Seen::Agent(AgentSeen::Died { agent, run, part: Part::Sandbox, detail }))
+                .await;
         }
         self.start(row, how).await;
     }
@@ -269,16 +259,16 @@ impl Actor {
         self.jobs_found(&welcome.execs).await;
         if !running_tools.is_empty() || !ended_tools.is_empty() {
             let (agent, running, ended) = (self.agent.clone(), running_tools, ended_tools);
-            self.shell.tell(Seen::ExecsFound { agent, running, ended }).await;
+            self.shell.tell(Seen::Turn(TurnSeen::ExecsFound { agent, running, ended })).await;
         }
         for exec in earlier {
-            self.send(Command::Forget { exec }).await;
+            self.send(KeeperCommand::Forget { exec }).await;
         }
         if let Some(record) = ended {
             self.runtime_ended(&record).await;
             return;
         }
-        let start = Start {
+        let start = StartExec {
             exec: runtime,
             kind: ExecKind::Runtime,
             argv,
@@ -298,18 +288,18 @@ impl Actor {
         }
     }
 
-    pub(super) async fn start_runtime(&mut self, start: Start) {
-        self.send(Command::Start(start)).await;
+    pub(super) async fn start_runtime(&mut self, start: StartExec) {
+        self.send(KeeperCommand::Start(start)).await;
         self.probe().await;
     }
 
     /// A runtime that was given up lives, and there are never two: this one is started when that one has ended.
-    async fn start_after(&mut self, earlier: String, start: Start) {
+    async fn start_after(&mut self, earlier: String, start: StartExec) {
         let patience = self.shell.config.settings().readiness_timeout;
         let Some(up) = &mut self.up else { return };
         up.probe = Some((String::new(), Some(Instant::now() + patience)));
         up.follows = Some((earlier.clone(), start));
-        self.send(Command::Kill { exec: earlier, grace_ms: 0 }).await;
+        self.send(KeeperCommand::Kill { exec: earlier, grace_ms: 0 }).await;
     }
 
     /// Asks the runtime whether it is ready. The empty line ends whatever an earlier daemon left unfinished.
@@ -331,17 +321,17 @@ impl Actor {
     async fn probe_timed_out(&mut self) {
         let Some(up) = &mut self.up else { return };
         up.probe = None;
-        let seen = Seen::ProbeTimedOut { agent: self.agent.clone(), run: up.row.runs };
+        let seen = Seen::Agent(AgentSeen::ProbeTimedOut { agent: self.agent.clone(), run: up.row.runs });
         self.shell.tell(seen).await;
     }
 
-    async fn event(&mut self, event: Option<Event>) {
+    async fn event(&mut self, event: Option<KeeperEvent>) {
         let Some(event) = event else { return Box::pin(self.link_lost()).await };
-        let part = if matches!(event, Event::RuntimeLine(_)) { Part::Runtime } else { Part::Sandbox };
+        let part = if matches!(event, KeeperEvent::RuntimeLine(_)) { Part::Runtime } else { Part::Sandbox };
         self.sign_of_life(part).await;
         match event {
-            Event::RuntimeLine(line) => self.heard(&line).await,
-            Event::Started { exec, pid } => {
+            KeeperEvent::RuntimeLine(line) => self.heard(&line).await,
+            KeeperEvent::Started { exec, pid } => {
                 if let Some(up) = self.up.as_ref().filter(|up| runtime_exec(up.row.runs) == exec) {
                     up.living.set_runtime(pid);
                 }
@@ -349,24 +339,24 @@ impl Actor {
                     crash::point("during_effect");
                 }
             }
-            Event::Exited { exec, record } => match exec.parse() {
+            KeeperEvent::Exited { exec, record } => match exec.parse() {
                 Ok(job) => self.job_exited(job, &record).await,
                 Err(_) => self.exited(&exec, &record).await,
             },
-            Event::Refused { exec, why, .. } => match exec.parse() {
+            KeeperEvent::Refused { exec, why, .. } => match exec.parse() {
                 Ok(job) => self.job_refused(job, why).await,
                 Err(_) => self.refused(&exec, &why).await,
             },
-            Event::Lost { exec } => match exec.parse() {
+            KeeperEvent::Lost { exec } => match exec.parse() {
                 Ok(job) => self.job_lost(job).await,
                 Err(_) => self.lost(&exec).await,
             },
-            Event::Output { exec, stdout, stderr } => {
+            KeeperEvent::Output { exec, stdout, stderr } => {
                 if let Ok(job) = exec.parse() {
                     self.job_wrote(&job, stdout, stderr).await;
                 }
             }
-            Event::Pong { .. } => {}
+            KeeperEvent::Pong { .. } => {}
         }
     }
 
@@ -377,7 +367,7 @@ impl Actor {
         self.pulse = None;
         if self.shell.host.wait_gone(up.row.sandbox.as_str(), LOST_WITHIN).await {
             let (agent, run, detail) = (self.agent.clone(), up.row.runs, "its sandbox died".to_owned());
-            self.shell.tell(Seen::Died { agent, run, part: Part::Sandbox, detail }).await;
+            self.shell.tell(Seen::Agent(AgentSeen::Died { agent, run, part: Part::Sandbox, detail })).await;
         } else {
             self.bring_up(up.row, Up::Adopt).await;
         }
@@ -398,7 +388,7 @@ impl Actor {
                     crash::point("after_adoption");
                 }
                 let agent = self.agent.clone();
-                self.shell.tell(Seen::RuntimeReady { agent, run, adopted, running }).await;
+                self.shell.tell(Seen::Agent(AgentSeen::RuntimeReady { agent, run, adopted, running })).await;
             }
             // One that was ready and is not any more is replaced, and its tools go on.
             runtime::Said::NotReady(detail) if up.row.state == AgentState::Ready => {
@@ -406,7 +396,7 @@ impl Actor {
                 let agent = self.agent.clone();
                 tracing::warn!(event = "runtime.not_ready", %agent, detail);
                 let (level, part) = (Liveness::Crashed, Part::Runtime);
-                self.shell.tell(Seen::Silent { agent, run, level, part }).await;
+                self.shell.tell(Seen::Agent(AgentSeen::Silent { agent, run, level, part })).await;
             }
             runtime::Said::NotReady(detail) => {
                 up.probe = None;
@@ -414,13 +404,13 @@ impl Actor {
             }
             runtime::Said::Asked { id, ask } => {
                 let ask = self.admitted(ask);
-                self.shell.tell(Seen::Asked { agent: self.agent.clone(), id, ask }).await;
+                self.shell.tell(Seen::Turn(TurnSeen::Asked { agent: self.agent.clone(), id, ask })).await;
             }
             runtime::Said::Refused { turn, why } => {
-                self.shell.tell(Seen::TurnRefused { agent: self.agent.clone(), turn, why }).await;
+                self.shell.tell(Seen::Turn(TurnSeen::Refused { agent: self.agent.clone(), turn, why })).await;
             }
             runtime::Said::Nonsense { id, why } => {
-                let wrong = crate::engine::failure("runtime.bad_request", &why);
+                let wrong = lodge_engine::failure("runtime.bad_request", &why);
                 self.line(runtime::answer(&id, &Err(wrong))).await;
             }
             runtime::Said::Nothing => {}
@@ -437,33 +427,37 @@ impl Actor {
         self.pulse = None;
         let (agent, run) = (self.agent.clone(), up.row.runs);
         let seen = match &record.ended {
-            Ended::Code(_) | Ended::Signal(_) if is_out_of_memory(record) => {
+            ExitOutcome::Code(_) | ExitOutcome::Signal(_) if is_out_of_memory(record) => {
                 let detail = record.cause.as_ref().map(crate::limits::words).unwrap_or_default();
-                Seen::OutOfMemory { agent, run, detail: format!("the runtime was killed: {detail}") }
+                Seen::Agent(AgentSeen::OutOfMemory {
+                    agent,
+                    run,
+                    detail: format!("the runtime was killed: {detail}"),
+                })
             }
-            Ended::Code(code) => {
+            ExitOutcome::Code(code) => {
                 let detail = format!("the runtime exited with code {code}");
-                Seen::Exited { agent, run, code: *code, detail }
+                Seen::Agent(AgentSeen::Exited { agent, run, code: *code, detail })
             }
-            Ended::Signal(signal) => {
+            ExitOutcome::Signal(signal) => {
                 let detail = format!("the runtime was ended by signal {signal}");
-                Seen::Died { agent, run, part: Part::Runtime, detail }
+                Seen::Agent(AgentSeen::Died { agent, run, part: Part::Runtime, detail })
             }
-            Ended::NotStarted { why, .. } => {
+            ExitOutcome::NotStarted { why, .. } => {
                 let detail = format!("the runtime could not be started: {why}");
-                Seen::SpawnFailed { agent, run, detail }
+                Seen::Agent(AgentSeen::SpawnFailed { agent, run, detail })
             }
         };
-        self.send(Command::Kill { exec: runtime_exec(run), grace_ms: 0 }).await;
+        self.send(KeeperCommand::Kill { exec: runtime_exec(run), grace_ms: 0 }).await;
         self.shell.tell(seen).await;
     }
 
     pub(super) async fn line(&self, line: Vec<u8>) {
-        self.send(Command::RuntimeLine(line)).await;
+        self.send(KeeperCommand::RuntimeLine(line)).await;
     }
 
     /// Sends to the keeper. A lost link is noticed by its reader.
-    pub(super) async fn send(&self, command: Command) {
+    pub(super) async fn send(&self, command: KeeperCommand) {
         let Some(up) = &self.up else { return };
         // A keeper that takes nothing for so long has its link closed: the frame may be half there.
         match tokio::time::timeout(self.thresholds().stale, up.sender.send(&command)).await {

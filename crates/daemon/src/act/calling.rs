@@ -10,8 +10,8 @@ use tokio::time::Instant;
 
 use super::actor::Actor;
 use crate::chain;
-use crate::engine::{Part, Seen, Up};
 use crate::view::Living;
+use lodge_engine::{AgentSeen, Part, Seen, Up};
 
 /// Between two calls.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -84,7 +84,7 @@ impl Actor {
             living.set_liveness(level);
             self.shell.set_living(&agent, Some(Arc::new(living)));
             tracing::warn!(event = "agent.liveness", %agent, level = level.word(), part = ?Part::Sandbox);
-            self.shell.tell(Seen::Silent { agent, run, level, part: Part::Sandbox }).await;
+            self.shell.tell(Seen::Agent(AgentSeen::Silent { agent, run, level, part: Part::Sandbox })).await;
         }
     }
 }

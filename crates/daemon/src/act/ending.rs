@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use lodge_core::record::AgentRow;
-use lodge_exec::{Command, DialError, Sender};
+use lodge_exec::{DialError, KeeperCommand, Sender};
 
 use super::actor::{Actor, GONE_WITHIN, GRACE};
 use super::root;
 use crate::chain;
 use crate::crash;
-use crate::engine::Seen;
+use lodge_engine::{AgentSeen, Seen};
 
 /// Earlier incarnations whose secret is tried on a sandbox that should be gone.
 const INCARNATIONS_TRIED: usize = 16;
@@ -63,7 +63,7 @@ impl Actor {
     pub(super) async fn end(&self, sandbox: &str, sender: &Sender) -> Result<(), String> {
         let grace_ms = u32::try_from(GRACE.as_millis()).unwrap_or(u32::MAX);
         // One that takes nothing is killed below.
-        match tokio::time::timeout(GRACE, sender.send(&Command::End { grace_ms })).await {
+        match tokio::time::timeout(GRACE, sender.send(&KeeperCommand::End { grace_ms })).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(event = "keeper.unreachable", sandbox, error = chain(&error)),
             Err(_) => tracing::warn!(event = "keeper.unreachable", sandbox, error = "it takes nothing"),
@@ -109,7 +109,7 @@ impl Actor {
         let removed = tokio::task::spawn_blocking(move || root::remove(&data_dir, &found.row)).await;
         let detail = match removed {
             Ok(Ok(())) => {
-                self.shell.tell(Seen::Cleared { agent: self.agent.clone() }).await;
+                self.shell.tell(Seen::Agent(AgentSeen::Cleared { agent: self.agent.clone() })).await;
                 return super::forget_agent(&self.shell, &self.agent);
             }
             Ok(Err(error)) => chain(&error),
@@ -120,6 +120,6 @@ impl Actor {
 
     async fn not_cleared(&self, detail: String) {
         tracing::error!(event = "agent.not_cleared", agent = %self.agent, detail);
-        self.shell.tell(Seen::NotCleared { agent: self.agent.clone(), detail }).await;
+        self.shell.tell(Seen::Agent(AgentSeen::NotCleared { agent: self.agent.clone(), detail })).await;
     }
 }

@@ -4,8 +4,8 @@ use lodge_core::record::MessageRow;
 use lodge_store::ReadError;
 
 use crate::context;
-use crate::engine::{ModelOrder, Purpose};
 use crate::shell::Shell;
+use lodge_engine::{ModelOrder, Purpose};
 
 /// What the model reads, in order, with the instruction behind it where a summary is wanted.
 pub(super) fn history(shell: &Shell, order: &ModelOrder) -> Result<Vec<MessageRow>, ReadError> {

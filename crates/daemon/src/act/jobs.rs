@@ -7,19 +7,22 @@ use std::time::Duration;
 use lodge_core::job::JobStream;
 use lodge_core::limits::JOB_OUTPUT_EVERY_MS;
 use lodge_core::{AgentId, JobId};
-use lodge_exec::{Command, Ended, Evidence, ExecKind, ExecState, ExitRecord, KnownExec, Start};
+use lodge_exec::{
+    Evidence, ExecKind, ExecState, ExitOutcome, ExitRecord, KeeperCommand, KnownExec, StartExec,
+};
 use tokio::time::Instant;
 
 use super::actor::{Actor, Sandbox};
-use super::{root, to_agent};
+use super::{Order, root, to_agent};
 use crate::chain;
 use crate::crash;
-use crate::engine::jobs::{JobEffect, JobEnd, JobSeen, JobWish, words_of};
-use crate::engine::{Ask, Effect, ExecHow, Seen};
 use crate::jobs::{self, Layout, Whose};
 use crate::limits;
 use crate::shell::Shell;
 use crate::tasks::TaskKind;
+use crate::view;
+use lodge_engine::jobs::{JobEffect, JobEnd, JobSeen, JobWish};
+use lodge_engine::{Ask, ExecHow, Seen};
 
 /// How often the engine hears of a job's output. A little longer than what it takes, so that it takes each.
 const TELL_EVERY: Duration = Duration::from_millis(JOB_OUTPUT_EVERY_MS.cast_unsigned() + 50);
@@ -31,10 +34,10 @@ const OLD_KEEPER: &str =
 pub(super) fn act(shell: &Arc<Shell>, agent: &AgentId, what: JobEffect) {
     match what {
         JobEffect::Start { .. } | JobEffect::Kill { .. } => {
-            to_agent(shell, agent, Effect::Job { agent: agent.clone(), what });
+            to_agent(shell, agent, Order::Job(what));
         }
         JobEffect::Forget { .. } => {
-            to_agent(shell, agent, Effect::Job { agent: agent.clone(), what });
+            to_agent(shell, agent, Order::Job(what));
             jobs::settled(shell, agent);
         }
         JobEffect::Archive { job } => shell.jobs.archive(&job),
@@ -85,7 +88,7 @@ impl Actor {
         let Ask::Job { turn, step, call, wish: wish @ JobWish::Submit(_) } = ask else { return ask };
         match self.shell.admit_job() {
             Ok(()) => Ask::Job { turn, step, call, wish },
-            Err(refused) => Ask::Answer { turn, step, call, text: words_of(&refused), error: true },
+            Err(refused) => Ask::Answer { turn, step, call, text: view::for_model(&refused), error: true },
         }
     }
 
@@ -112,7 +115,7 @@ impl Actor {
             return self.tell_job_end(job, lost(why, [JobStream::default(); 2])).await;
         }
         let layout = Layout::of(&row);
-        let start = Start {
+        let start = StartExec {
             exec: job.as_str().to_owned(),
             kind: ExecKind::Job,
             argv: up.layout.tool_argv(&row.request.bin, &row.request.args),
@@ -127,14 +130,14 @@ impl Actor {
             keep_free: self.shell.config.settings().job_keep_free,
         };
         crash::point("before_job_start");
-        self.send(Command::Start(start)).await;
+        self.send(KeeperCommand::Start(start)).await;
         crash::point("after_job_start");
     }
 
     /// The keeper kills it, or says how it ended. Without one, what is left of it tells that.
     async fn kill_job(&mut self, job: JobId) {
         if self.up.is_some() {
-            return self.send(Command::Kill { exec: job.as_str().to_owned(), grace_ms: 0 }).await;
+            return self.send(KeeperCommand::Kill { exec: job.as_str().to_owned(), grace_ms: 0 }).await;
         }
         let Some(sandbox) = self.sandbox() else { return };
         // Whoever connects to a keeper that lives is told of it again.
@@ -156,7 +159,7 @@ impl Actor {
     async fn forget_job(&mut self, job: &JobId) {
         crash::point("before_job_forget");
         if self.up.is_some() {
-            return self.send(Command::Forget { exec: job.as_str().to_owned() }).await;
+            return self.send(KeeperCommand::Forget { exec: job.as_str().to_owned() }).await;
         }
         let Some(sandbox) = self.sandbox() else { return };
         let (host, job) = (self.shell.host.clone(), job.clone());
@@ -170,18 +173,18 @@ impl Actor {
     pub(super) async fn job_exited(&mut self, job: JobId, record: &ExitRecord) {
         crash::point("before_job_end");
         let how = match &record.ended {
-            Ended::Code(code) => ExecHow::Exited { code: *code },
-            Ended::Signal(signal) => ExecHow::Killed { signal: *signal },
-            Ended::NotStarted { .. } => ExecHow::NotStarted,
+            ExitOutcome::Code(code) => ExecHow::Exited { code: *code },
+            ExitOutcome::Signal(signal) => ExecHow::Killed { signal: *signal },
+            ExitOutcome::NotStarted { .. } => ExecHow::NotStarted,
         };
         let why = match &record.ended {
-            Ended::NotStarted { why, .. } => Some(why.clone()),
-            Ended::Code(_) | Ended::Signal(_) => None,
+            ExitOutcome::NotStarted { why, .. } => Some(why.clone()),
+            ExitOutcome::Code(_) | ExitOutcome::Signal(_) => None,
         };
         let cause = record.cause.as_ref().map(limits::words);
         let note = Some(record.note.clone()).filter(|note| !note.is_empty());
         let detail: Vec<String> = [why, cause, note].into_iter().flatten().collect();
-        let stream = |counted: lodge_exec::Counted| JobStream { seen: counted.seen, kept: counted.kept };
+        let stream = |counted: lodge_exec::StreamCount| JobStream { seen: counted.seen, kept: counted.kept };
         let end = JobEnd {
             how,
             cause: record.cause.as_ref().map(limits::recorded),

@@ -28,9 +28,10 @@ pub(crate) use root::mask;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::engine::Effect;
 use crate::shell::Shell;
 use crate::tasks::TaskKind;
+use lodge_engine::jobs::JobEffect;
+use lodge_engine::{AgentSeen, Effect, ModelEffect, PullEffect, SandboxEffect, Seen, Timer};
 
 /// Effects that may wait for one agent's task. A turn in flight has a few at most, so admission keeps this from being
 /// reached; if it were, the writer would wait for the task.
@@ -39,8 +40,9 @@ const EFFECTS_MAX: usize = 8 * lodge_core::limits::LIVE_TURNS_MAX;
 /// What an agent's task is told.
 #[derive(Debug)]
 enum Order {
-    /// In the order of commits.
-    Do(Effect),
+    /// In the order of commits, as are those about jobs.
+    Do(SandboxEffect),
+    Job(JobEffect),
     /// Take away what its dead sandbox left, if nobody needs it.
     Prune(oneshot::Sender<Pruning>),
 }
@@ -80,59 +82,48 @@ impl Actors {
 /// Does one effect, or hands it to the task whose business it is.
 pub fn act(shell: &Arc<Shell>, effect: Effect) {
     match effect {
-        Effect::CallModel(order) => {
+        Effect::Sandbox { agent, what } => to_agent(shell, &agent, Order::Do(what)),
+        Effect::Job { agent, what } => jobs::act(shell, &agent, what),
+        Effect::Model(ModelEffect::Call(order)) => {
             let token = CancellationToken::new();
             let turn = order.turn.clone();
             shell.actors.models.lock().unwrap_or_else(PoisonError::into_inner).insert(turn, token.clone());
             shell.spawn(TaskKind::ModelCall, model::call(shell.clone(), *order, token));
         }
-        Effect::CancelModel { turn } => {
+        Effect::Model(ModelEffect::Cancel { turn }) => {
             if let Some(token) =
                 shell.actors.models.lock().unwrap_or_else(PoisonError::into_inner).remove(&turn)
             {
                 token.cancel();
             }
         }
-        Effect::ReviveLater { agent, run, delay_ms } => {
-            let teller = shell.clone();
-            shell.spawn(TaskKind::RevivalPause, async move {
-                tokio::time::sleep(std::time::Duration::from_millis(delay_ms)).await;
-                teller.tell(crate::engine::Seen::RevivalDue { agent, run }).await;
-            });
-        }
-        Effect::Pull { row, ask } => pulls::begin(shell, *row, ask),
-        Effect::DropPull { agent } => pulls::drop_pull(shell, &agent),
-        Effect::CollectImages => pulls::collect(shell),
+        Effect::Timer(timer) => start_timer(shell, timer),
+        Effect::Pull(PullEffect::Begin { row, ask }) => pulls::begin(shell, *row, ask),
+        Effect::Pull(PullEffect::Drop { agent }) => pulls::drop_pull(shell, &agent),
+        Effect::Pull(PullEffect::Collect) => pulls::collect(shell),
         Effect::Token(row) => shell.access.put(*row),
         Effect::Quarantine { work, is_aside } => shell.suspects.decided(&work, is_aside),
         Effect::RemoveOutput { jobs } => shell.jobs.remove(jobs),
-        Effect::RetryLater { agent, run, delay_ms } => {
-            let teller = shell.clone();
-            shell.spawn(TaskKind::RetryPause, async move {
-                tokio::time::sleep(std::time::Duration::from_millis(delay_ms)).await;
-                teller.tell(crate::engine::Seen::RetryDue { agent, run }).await;
-            });
-        }
-        Effect::Up { ref row, .. } => to_agent(shell, &row.id.clone(), effect),
-        Effect::Down { ref agent, .. }
-        | Effect::KillRuntime { ref agent, .. }
-        | Effect::KillSandbox { ref agent, .. }
-        | Effect::Clear { ref agent, .. }
-        | Effect::NoteFailure { ref agent, .. }
-        | Effect::RunTurn { ref agent, .. }
-        | Effect::DropTurn { ref agent, .. }
-        | Effect::Answer { ref agent, .. }
-        | Effect::StartExec { ref agent, .. }
-        | Effect::KillExec { ref agent, .. }
-        | Effect::ForgetExec { ref agent, .. } => to_agent(shell, &agent.clone(), effect),
-        Effect::Job { agent, what } => jobs::act(shell, &agent, what),
     }
 }
 
-/// Hands an effect to an agent's task, which is started when there is none. Called in the order of commits.
-fn to_agent(shell: &Arc<Shell>, agent: &AgentId, effect: Effect) {
+/// Says something after a pause, unless the daemon ends before: the next one starts its own.
+fn start_timer(shell: &Arc<Shell>, timer: Timer) {
+    let teller = shell.clone();
+    let (delay_ms, due) = match timer {
+        Timer::Revival { agent, run, delay_ms } => (delay_ms, AgentSeen::RevivalDue { agent, run }),
+        Timer::Retry { agent, run, delay_ms } => (delay_ms, AgentSeen::RetryDue { agent, run }),
+    };
+    shell.spawn(TaskKind::AgentPause, async move {
+        tokio::time::sleep(std::time::Duration::from_millis(delay_ms)).await;
+        teller.tell(Seen::Agent(due)).await;
+    });
+}
+
+/// Hands an order to an agent's task, which is started when there is none. Called in the order of commits.
+fn to_agent(shell: &Arc<Shell>, agent: &AgentId, order: Order) {
     let sender = task_of(shell, agent);
-    match sender.try_send(Box::new(Order::Do(effect))) {
+    match sender.try_send(Box::new(order)) {
         Ok(()) => {}
         Err(mpsc::error::TrySendError::Full(order)) => {
             tracing::warn!(event = "agent.behind", %agent, waiting = EFFECTS_MAX);

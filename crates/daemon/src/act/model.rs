@@ -7,7 +7,8 @@ use lodge_core::quarantine::WorkKind;
 use lodge_core::record::{CallRecord, FailureRecord, MessageBody, MessageRow, ReasoningRecord, Role, Usage};
 use lodge_model::schema::{SCHEMA_BYTES_MAX, Schema};
 use lodge_model::{
-    Answer, Kind, Message, Outcome, Provider, Reasoning, RedactedStream, Redactor, Request, ToolCall,
+    CallAnswer, ModelMessage, ModelRequest, Provider, ProviderKind, Reasoning, RedactedStream, Redactor,
+    ToolCall, ToolOutcome,
 };
 use lodge_proto::{Delta, ErrorBody};
 use serde::de::IgnoredAny;
@@ -19,8 +20,8 @@ use super::runtime::Profile;
 use crate::chain;
 use crate::compute::Charge;
 use crate::crash;
-use crate::engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen, pieces};
 use crate::shell::Shell;
+use lodge_engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen, TurnSeen, pieces};
 
 /// How often text that was shown becomes an event.
 const TEXT_EVERY: Duration = Duration::from_millis(300);
@@ -50,11 +51,13 @@ pub(super) async fn call(shell: Arc<Shell>, order: ModelOrder, cancel: Cancellat
 }
 
 async fn attempt(shell: &Arc<Shell>, order: &ModelOrder) -> Seen {
-    let failed = |failure: ModelFailure| Seen::ModelFailed {
-        turn: order.turn.clone(),
-        step: order.step,
-        attempt: order.attempt,
-        failure,
+    let failed = |failure: ModelFailure| {
+        Seen::Turn(TurnSeen::ModelFailed {
+            turn: order.turn.clone(),
+            step: order.step,
+            attempt: order.attempt,
+            failure,
+        })
     };
     let request = match assembled(shell, order).await {
         Ok(request) => request,
@@ -64,7 +67,7 @@ async fn attempt(shell: &Arc<Shell>, order: &ModelOrder) -> Seen {
         Ok(resolved) => resolved,
         Err(error) => return failed(final_failure(error.code(), &chain(&error), error.hint())),
     };
-    let request = Request { model: resolved.model, ..request };
+    let request = ModelRequest { model: resolved.model, ..request };
     let data = shell.config.data_dir.join("agents").join(order.agent.as_str()).join("etc/data");
     let context = shell.calls.at(data);
     let shown: Arc<Mutex<Shown>> = Arc::default();
@@ -87,14 +90,14 @@ async fn attempt(shell: &Arc<Shell>, order: &ModelOrder) -> Seen {
         Ok(answer) => {
             // What the model thought is signed, and stays as it is.
             let calls = answer.calls.into_iter().map(|call| redact_call(&redactor, call)).collect();
-            let answer = Answer { text: redactor.redact(answer.text), calls, ..answer };
+            let answer = CallAnswer { text: redactor.redact(answer.text), calls, ..answer };
             match judged(shell, order, request.schema.clone(), &answer).await {
-                Ok(misfit) => Seen::ModelAnswered {
+                Ok(misfit) => Seen::Turn(TurnSeen::ModelAnswered {
                     turn: order.turn.clone(),
                     step: order.step,
                     attempt: order.attempt,
                     answer: told(&resolved.provider, &request, answer, misfit),
-                },
+                }),
                 Err(failure) => failed(failure),
             }
         }
@@ -117,7 +120,12 @@ async fn attempt(shell: &Arc<Shell>, order: &ModelOrder) -> Seen {
 }
 
 /// An answer as the engine takes it, with its price.
-fn told(provider: &Provider, request: &Request, answer: Answer, misfit: Option<Misfit>) -> ModelAnswer {
+fn told(
+    provider: &Provider,
+    request: &ModelRequest,
+    answer: CallAnswer,
+    misfit: Option<Misfit>,
+) -> ModelAnswer {
     ModelAnswer {
         misfit,
         usage: Usage {
@@ -183,7 +191,7 @@ async fn store_text(shell: &Shell, order: &ModelOrder, shown: &Mutex<Shown>) {
     };
     if !text.is_empty() {
         let (turn, step, attempt) = (order.turn.clone(), order.step, order.attempt);
-        shell.tell(Seen::ModelText { turn, step, attempt, offset, text }).await;
+        shell.tell(Seen::Turn(TurnSeen::ModelText { turn, step, attempt, offset, text })).await;
     }
 }
 
@@ -195,11 +203,11 @@ const SHORT_TURNS: u32 = 32;
 const CONVERSATION_BYTES: u64 = 64 << 10;
 
 /// The request. A conversation can be megabytes: then it is assembled off the async workers.
-async fn assembled(shell: &Arc<Shell>, order: &ModelOrder) -> Result<Request, ModelFailure> {
+async fn assembled(shell: &Arc<Shell>, order: &ModelOrder) -> Result<ModelRequest, ModelFailure> {
     let (reader, wanted) = (shell.clone(), order.clone());
     let assemble = move || {
         let request = request(&reader, &wanted);
-        if let Some(Message::User { text }) =
+        if let Some(ModelMessage::User { text }) =
             request.as_ref().ok().and_then(|request| request.messages.last())
         {
             crash::pill(WorkKind::ModelCall, text);
@@ -223,11 +231,11 @@ async fn assembled(shell: &Arc<Shell>, order: &ModelOrder) -> Result<Request, Mo
     assembled.unwrap_or_else(|error| Err(not_computed(&error)))
 }
 
-fn weight(request: &Request) -> usize {
-    let of = |message: &Message| match message {
-        Message::User { text } | Message::ToolResult { text, .. } | Message::Assistant { text, .. } => {
-            text.len()
-        }
+fn weight(request: &ModelRequest) -> usize {
+    let of = |message: &ModelMessage| match message {
+        ModelMessage::User { text }
+        | ModelMessage::ToolResult { text, .. }
+        | ModelMessage::Assistant { text, .. } => text.len(),
     };
     request.messages.iter().map(of).sum()
 }
@@ -240,7 +248,7 @@ fn not_computed(error: &ErrorBody) -> ModelFailure {
 }
 
 /// The request, from what the runtime registered and what the store holds.
-fn request(shell: &Shell, order: &ModelOrder) -> Result<Request, ModelFailure> {
+fn request(shell: &Shell, order: &ModelOrder) -> Result<ModelRequest, ModelFailure> {
     let registered = |profile: &Arc<Profile>| match order.purpose {
         Purpose::Step => profile.context == order.context,
         Purpose::Summary { .. } => true,
@@ -255,7 +263,7 @@ fn request(shell: &Shell, order: &ModelOrder) -> Result<Request, ModelFailure> {
     };
     let rows = history(shell, order);
     let rows = rows.map_err(|error| final_failure("daemon.internal", &chain(&error), None))?;
-    Ok(Request {
+    Ok(ModelRequest {
         model: String::new(),
         system: profile.system.clone(),
         schema: wanted_schema(order, &rows),
@@ -280,7 +288,7 @@ async fn judged(
     shell: &Arc<Shell>,
     order: &ModelOrder,
     schema: Option<Value>,
-    answer: &Answer,
+    answer: &CallAnswer,
 ) -> Result<Option<Misfit>, ModelFailure> {
     let Some(schema) = schema.filter(|_| answer.calls.is_empty()) else { return Ok(None) };
     let text = answer.text.clone();
@@ -317,10 +325,10 @@ fn asked(body: MessageBody) -> String {
     }
 }
 
-fn message(row: MessageRow) -> Message {
+fn message(row: MessageRow) -> ModelMessage {
     match row.role {
-        Role::User => Message::User { text: asked(row.body) },
-        Role::Assistant => Message::Assistant {
+        Role::User => ModelMessage::User { text: asked(row.body) },
+        Role::Assistant => ModelMessage::Assistant {
             text: row.body.text,
             calls: row
                 .body
@@ -330,10 +338,10 @@ fn message(row: MessageRow) -> Message {
                 .collect(),
             reasoning: row.body.reasoning.and_then(reasoning),
         },
-        Role::Tool => Message::ToolResult {
+        Role::Tool => ModelMessage::ToolResult {
             call_id: row.body.call.unwrap_or_default(),
             text: row.body.text,
-            outcome: if row.body.failed { Outcome::Failed } else { Outcome::Succeeded },
+            outcome: if row.body.failed { ToolOutcome::Failed } else { ToolOutcome::Succeeded },
         },
     }
 }
@@ -341,7 +349,7 @@ fn message(row: MessageRow) -> Message {
 /// Of a kind that this release does not know there is nobody to send it to.
 fn reasoning(record: ReasoningRecord) -> Option<Reasoning> {
     let ReasoningRecord { kind, provider, model, blocks } = record;
-    Some(Reasoning { kind: Kind::named(&kind)?, provider, model, blocks })
+    Some(Reasoning { kind: ProviderKind::named(&kind)?, provider, model, blocks })
 }
 
 /// A tool is called with what is recorded of the call, so it gets no key either.

@@ -10,10 +10,10 @@ use lodge_proto::ErrorBody;
 use tokio_util::sync::CancellationToken;
 
 use crate::crash;
-use crate::engine::{Again, Seen};
 use crate::images::Ready;
 use crate::shell::Shell;
 use crate::tasks::TaskKind;
+use lodge_engine::{Again, PullSeen, Seen};
 
 /// What is pulled for an agent.
 #[derive(Debug)]
@@ -54,12 +54,12 @@ async fn pull_for(shell: &Arc<Shell>, row: AgentRow, ask: u64) {
             if !hold(shell, &agent, ask, pins) {
                 return;
             }
-            Seen::Pulled { agent, ask, rows, tools, runtime }
+            Seen::Pull(PullSeen::Pulled { agent, ask, rows, tools, runtime })
         }
         Err(error) => {
             // What came and is of no recorded image, nor needed by one, belongs to nobody.
             collect(shell);
-            Seen::PullFailed { agent, ask, detail: told(&error), again: again(&error) }
+            Seen::Pull(PullSeen::Failed { agent, ask, detail: told(&error), again: again(&error) })
         }
     };
     shell.tell(seen).await;

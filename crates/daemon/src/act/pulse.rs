@@ -5,13 +5,13 @@
 use std::time::Duration;
 
 use lodge_core::liveness::{Liveness, Silence, Thresholds};
-use lodge_exec::Command;
+use lodge_exec::KeeperCommand;
 use tokio::time::Instant;
 
 use super::actor::{Actor, GONE_WITHIN, GRACE, runtime_exec};
 use super::runtime;
-use crate::engine::{Part, Seen};
 use crate::shell;
+use lodge_engine::{AgentSeen, Part, Seen};
 
 /// So many moments of a pause are those at which looks are made.
 const MOMENTS: u32 = 10;
@@ -109,7 +109,7 @@ impl Actor {
             self.looks(level, part).await;
         }
         if level != Liveness::Crashed {
-            self.send(Command::Ping { token: 0 }).await;
+            self.send(KeeperCommand::Ping { token: 0 }).await;
             self.line(runtime::ping()).await;
         }
     }
@@ -120,7 +120,7 @@ impl Actor {
         up.living.set_liveness(level);
         let (agent, run) = (self.agent.clone(), up.row.runs);
         tracing::warn!(event = "agent.liveness", %agent, level = level.word(), ?part);
-        self.shell.tell(Seen::Silent { agent, run, level, part }).await;
+        self.shell.tell(Seen::Agent(AgentSeen::Silent { agent, run, level, part })).await;
     }
 
     fn has_turns(&self) -> bool {
@@ -138,7 +138,7 @@ impl Actor {
             pulse.dying_until = Some(Instant::now() + GRACE + GONE_WITHIN);
         }
         let grace_ms = u32::try_from(GRACE.as_millis()).unwrap_or(u32::MAX);
-        self.send(Command::Kill { exec: runtime_exec(run), grace_ms }).await;
+        self.send(KeeperCommand::Kill { exec: runtime_exec(run), grace_ms }).await;
     }
 
     /// Ends a keeper that gives no sign of life, and everything with it. Not before that is proven is it dead.
@@ -150,11 +150,11 @@ impl Actor {
         let seen = match killed {
             Ok(()) => {
                 let detail = "its sandbox did not answer and was ended".to_owned();
-                Seen::Died { agent, run, part: Part::Sandbox, detail }
+                Seen::Agent(AgentSeen::Died { agent, run, part: Part::Sandbox, detail })
             }
             Err(detail) => {
                 tracing::error!(event = "sandbox.not_ended", %agent, detail);
-                Seen::NotDown { agent, run, detail }
+                Seen::Agent(AgentSeen::NotDown { agent, run, detail })
             }
         };
         self.shell.tell(seen).await;

@@ -1,10 +1,10 @@
 //! What a model is told about a program that ran.
 
-use lodge_exec::{Captured, Ended, ExitRecord, Stream};
+use lodge_exec::{CapturedStream, ExecStream, ExitOutcome, ExitRecord};
 
-use crate::engine::{ExecEnd, ExecHow};
 use crate::excerpt::both_ends;
 use crate::limits;
+use lodge_engine::{ExecEnd, ExecHow};
 
 /// Told with the output of a program that ended before the machine was restarted.
 pub(super) const OTHER_BOOT: &str =
@@ -14,18 +14,18 @@ pub(super) const OTHER_BOOT: &str =
 /// too long to be told can be read.
 pub(super) fn ended(
     record: &ExitRecord,
-    stdout: &Captured,
-    stderr: &Captured,
-    kept: impl Fn(Stream) -> String,
+    stdout: &CapturedStream,
+    stderr: &CapturedStream,
+    kept: impl Fn(ExecStream) -> String,
 ) -> ExecEnd {
     let mut parts = vec![head(record)];
     parts.retain(|part| !part.is_empty());
     // What was seen counts, not what is there: a full disk keeps nothing.
     if record.stdout.seen > 0 {
-        parts.push(text(stdout, record.stdout.seen, || kept(Stream::Stdout)));
+        parts.push(text(stdout, record.stdout.seen, || kept(ExecStream::Stdout)));
     }
     if record.stderr.seen > 0 {
-        parts.push(format!("[stderr]\n{}", text(stderr, record.stderr.seen, || kept(Stream::Stderr))));
+        parts.push(format!("[stderr]\n{}", text(stderr, record.stderr.seen, || kept(ExecStream::Stderr))));
     }
     if !record.note.is_empty() {
         parts.push(format!("[{}]", record.note));
@@ -34,9 +34,9 @@ pub(super) fn ended(
         parts.push("[exit code 0, no output]".to_owned());
     }
     let how = match record.ended {
-        Ended::Code(code) => ExecHow::Exited { code },
-        Ended::Signal(signal) => ExecHow::Killed { signal },
-        Ended::NotStarted { .. } => ExecHow::NotStarted,
+        ExitOutcome::Code(code) => ExecHow::Exited { code },
+        ExitOutcome::Signal(signal) => ExecHow::Killed { signal },
+        ExitOutcome::NotStarted { .. } => ExecHow::NotStarted,
     };
     ExecEnd {
         how,
@@ -51,13 +51,13 @@ pub(super) fn ended(
 fn head(record: &ExitRecord) -> String {
     let cause = record.cause.as_ref().map(limits::words);
     match (&record.ended, cause) {
-        (Ended::Code(0), None) => String::new(),
-        (Ended::Code(code), None) => format!("[exit code {code}]"),
-        (Ended::Code(code), Some(cause)) => format!("[stopped by a limit: {cause}; exit code {code}]"),
-        (Ended::Signal(signal), None) => format!("[ended by signal {signal}]"),
-        (Ended::Signal(_), Some(cause)) => format!("[killed: {cause}]"),
-        (Ended::NotStarted { why, .. }, None) => format!("[could not be started: {why}]"),
-        (Ended::NotStarted { why, .. }, Some(cause)) => {
+        (ExitOutcome::Code(0), None) => String::new(),
+        (ExitOutcome::Code(code), None) => format!("[exit code {code}]"),
+        (ExitOutcome::Code(code), Some(cause)) => format!("[stopped by a limit: {cause}; exit code {code}]"),
+        (ExitOutcome::Signal(signal), None) => format!("[ended by signal {signal}]"),
+        (ExitOutcome::Signal(_), Some(cause)) => format!("[killed: {cause}]"),
+        (ExitOutcome::NotStarted { why, .. }, None) => format!("[could not be started: {why}]"),
+        (ExitOutcome::NotStarted { why, .. }, Some(cause)) => {
             format!(
                 "[could not be started: {why}: {cause}. The operator can raise the limit or remove files]"
             )
@@ -66,20 +66,26 @@ fn head(record: &ExitRecord) -> String {
 }
 
 /// An exec of which nobody knows how it ended, with what evidence there is.
-pub(super) fn lost(stdout: &Captured, stderr: &Captured, kept: impl Fn(Stream) -> String) -> ExecEnd {
+pub(super) fn lost(
+    stdout: &CapturedStream,
+    stderr: &CapturedStream,
+    kept: impl Fn(ExecStream) -> String,
+) -> ExecEnd {
     let mut parts = vec![
         "[outcome unknown: the sandbox died while this ran. It may or may not have had its effect; check before \
          doing it again]"
             .to_owned(),
     ];
     if stdout.total > 0 {
-        parts
-            .push(format!("[captured before that]\n{}", text(stdout, stdout.total, || kept(Stream::Stdout))));
+        parts.push(format!(
+            "[captured before that]\n{}",
+            text(stdout, stdout.total, || kept(ExecStream::Stdout))
+        ));
     }
     if stderr.total > 0 {
         parts.push(format!(
             "[stderr captured before that]\n{}",
-            text(stderr, stderr.total, || kept(Stream::Stderr))
+            text(stderr, stderr.total, || kept(ExecStream::Stderr))
         ));
     }
     ExecEnd {
@@ -102,7 +108,7 @@ pub(super) fn refused(why: &str) -> ExecEnd {
     }
 }
 
-fn text(captured: &Captured, seen: u64, kept: impl Fn() -> String) -> String {
+fn text(captured: &CapturedStream, seen: u64, kept: impl Fn() -> String) -> String {
     let (head, tail, total) = (&captured.head, &captured.tail, captured.total);
     let whole = if total <= (head.len() + tail.len()) as u64 {
         String::new()

@@ -5,7 +5,7 @@ use lodge_core::id::BadId;
 use lodge_core::job::JobState;
 use lodge_core::record::{AgentRow, CallRecord, FailureRecord, ImageRecord};
 use lodge_core::{JobId, TurnId};
-use lodge_model::{Params, Tool};
+use lodge_model::{CallParams, ToolSpec};
 use lodge_runtime_messages::{
     AgentIdentity, AnswerCall, CompactStrategy, ContextFile, ConversationEpoch, DaemonMethod, ErrorReply,
     ExecRunRequest, InitializeReply, InitializeRequest, JobSubmitRequest, OneJobRequest, PROTOCOL,
@@ -15,8 +15,8 @@ use lodge_runtime_messages::{
 use serde_json::Value;
 
 use super::layout::Layout;
-use crate::engine::Ask;
-use crate::engine::jobs::{JobWish, JobWork};
+use lodge_engine::Ask;
+use lodge_engine::jobs::{JobWish, JobWork};
 
 /// Jobs that a model is shown at a time: where it does not say, and at most.
 const JOBS_LISTED: u32 = 20;
@@ -28,7 +28,7 @@ pub struct Profile {
     pub context: String,
     pub system: String,
     tools: Vec<ToolText>,
-    pub params: Params,
+    pub params: CallParams,
 }
 
 /// A tool with its schema as text: every agent's are kept, and a parsed schema is many times as large.
@@ -41,8 +41,8 @@ struct ToolText {
 
 impl Profile {
     /// The tools as a model is told of them.
-    pub(super) fn tools(&self) -> Vec<Tool> {
-        let tool = |tool: &ToolText| Tool {
+    pub(super) fn tools(&self) -> Vec<ToolSpec> {
+        let tool = |tool: &ToolText| ToolSpec {
             name: tool.name.clone(),
             description: tool.description.clone(),
             parameters: serde_json::from_str(&tool.parameters).unwrap_or_default(),
@@ -214,14 +214,14 @@ fn ready(result: Value) -> Said {
                         parameters: tool.parameters.to_string().into_boxed_str(),
                     })
                     .collect(),
-                params: Params {
+                params: CallParams {
                     max_tokens: ready.params.max_tokens,
                     temperature: ready.params.temperature,
                     top_p: ready.params.top_p,
                     top_k: ready.params.top_k,
                     presence_penalty: ready.params.presence_penalty,
                     frequency_penalty: ready.params.frequency_penalty,
-                    ..Params::default()
+                    ..CallParams::default()
                 },
             };
             Said::Ready(Box::new(profile), running)

@@ -11,9 +11,9 @@ use super::root::RootError;
 use super::{pulls, root};
 use crate::chain;
 use crate::crash;
-use crate::engine::{Lack, Seen, Up};
 use crate::host_trees::HostTrees;
 use crate::images::CheckedPrograms;
+use lodge_engine::{AgentSeen, Lack, Seen, Up};
 
 impl Actor {
     /// Starts the agent's keeper, and what belongs into it.
@@ -42,11 +42,11 @@ impl Actor {
     }
 
     async fn lacks(&self, run: u32, lack: Lack, detail: String) {
-        self.shell.tell(Seen::Lacks { agent: self.agent.clone(), run, lack, detail }).await;
+        self.shell.tell(Seen::Agent(AgentSeen::Lacks { agent: self.agent.clone(), run, lack, detail })).await;
     }
 
     pub(super) async fn not_started(&self, run: u32, detail: String) {
-        self.shell.tell(Seen::SpawnFailed { agent: self.agent.clone(), run, detail }).await;
+        self.shell.tell(Seen::Agent(AgentSeen::SpawnFailed { agent: self.agent.clone(), run, detail })).await;
     }
 
     pub(super) fn image_of(&self, row: &AgentRow) -> Result<ImageRecord, String> {

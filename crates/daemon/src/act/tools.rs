@@ -7,15 +7,16 @@ use lodge_core::limits::{
 };
 use lodge_core::record::ExecRequest;
 use lodge_exec::{
-    Captured, Command, Evidence, ExecKind, ExecState, ExitRecord, Keeping, KnownExec, Resource, Start, Stream,
+    CapturedStream, Evidence, ExecKind, ExecState, ExecStream, ExitRecord, KeepRules, KeeperCommand,
+    KnownExec, Resource, StartExec,
 };
 
 use super::actor::{Actor, RUNTIME_EXEC, Sandbox, runtime_exec};
 use super::{result, root};
 use crate::chain;
 use crate::crash;
-use crate::engine::{ExecEnd, Part, Seen};
 use crate::limits;
+use lodge_engine::{AgentSeen, ExecEnd, Part, Seen, TurnSeen};
 
 impl Actor {
     pub(super) async fn start_exec(
@@ -30,7 +31,7 @@ impl Actor {
             let why = format!("it has {} arguments; {EXEC_ARGS_MAX} is the most", request.args.len());
             return self.tell_end(exec, result::refused(&why)).await;
         }
-        let start = Start {
+        let start = StartExec {
             exec: exec.to_owned(),
             kind: ExecKind::Tool,
             argv: up.layout.tool_argv(&request.bin, &request.args),
@@ -53,7 +54,7 @@ impl Actor {
                 return self.tell_lost(exec).await;
             }
         }
-        self.send(Command::Start(start)).await;
+        self.send(KeeperCommand::Start(start)).await;
     }
 
     pub(super) async fn exited(&mut self, exec: &str, record: &ExitRecord) {
@@ -92,12 +93,15 @@ impl Actor {
         if exec == runtime_exec(up.row.runs) {
             let detail = "the runtime was lost with its sandbox".to_owned();
             let (agent, run) = (self.agent.clone(), up.row.runs);
-            return self.shell.tell(Seen::Died { agent, run, part: Part::Runtime, detail }).await;
+            return self
+                .shell
+                .tell(Seen::Agent(AgentSeen::Died { agent, run, part: Part::Runtime, detail }))
+                .await;
         }
         let Some((request, repeat)) = up.open.get(exec).cloned() else { return };
         match ledger::settle(Doubt::ClaimedOnly, repeat) {
             Settle::Rerun => {
-                self.send(Command::Forget { exec: exec.to_owned() }).await;
+                self.send(KeeperCommand::Forget { exec: exec.to_owned() }).await;
                 self.start_exec(exec, request, repeat, false).await;
             }
             Settle::Unknown => self.tell_lost(exec).await,
@@ -113,8 +117,8 @@ impl Actor {
         self.tell_end(exec, end).await;
     }
 
-    fn captured(&self, exec: &str) -> (Captured, Captured) {
-        let empty = || Captured { head: Vec::new(), tail: Vec::new(), total: 0 };
+    fn captured(&self, exec: &str) -> (CapturedStream, CapturedStream) {
+        let empty = || CapturedStream { head: Vec::new(), tail: Vec::new(), total: 0 };
         let Some(up) = &self.up else { return (empty(), empty()) };
         let sandbox = up.row.sandbox.as_str();
         let read = |stream| {
@@ -123,10 +127,10 @@ impl Actor {
             read.unwrap_or_else(|error| {
                 tracing::warn!(event = "exec.output_unreadable", exec, error = chain(&error));
                 let head = b"[its output could not be read]".to_vec();
-                Captured { total: head.len() as u64, head, tail: Vec::new() }
+                CapturedStream { total: head.len() as u64, head, tail: Vec::new() }
             })
         };
-        (read(Stream::Stdout), read(Stream::Stderr))
+        (read(ExecStream::Stdout), read(ExecStream::Stderr))
     }
 
     /// Its outcome is stored: its directory goes, and what of its output was too long to be told is kept.
@@ -137,11 +141,11 @@ impl Actor {
             tracing::warn!(event = "exec.output_not_kept", agent = %self.agent, exec, error = chain(&error));
         }
         crash::point("after_keeping");
-        self.send(Command::Forget { exec: exec.to_owned() }).await;
+        self.send(KeeperCommand::Forget { exec: exec.to_owned() }).await;
     }
 
     /// Where a stream lies once its exec is forgotten, as the agent sees it.
-    fn kept_path(&self, exec: &str, stream: Stream) -> String {
+    fn kept_path(&self, exec: &str, stream: ExecStream) -> String {
         let Some(up) = &self.up else { return String::new() };
         keeping(up).path(up.layout.root(), exec, stream).display().to_string()
     }
@@ -150,16 +154,16 @@ impl Actor {
         // A model does not need the key that it is called with, nor does who reads what it saw.
         let end = ExecEnd { text: self.shell.providers.redactor().redact(end.text), ..end };
         match exec.parse() {
-            Ok(exec) => self.shell.tell(Seen::ExecEnded { exec, end }).await,
+            Ok(exec) => self.shell.tell(Seen::Turn(TurnSeen::ExecEnded { exec, end })).await,
             Err(error) => tracing::warn!(event = "exec.unknown", %error),
         }
     }
 }
 
 /// Streams that are told whole are not kept; the others take a part of the agent's disk at most.
-fn keeping(up: &Sandbox) -> Keeping<'_> {
+fn keeping(up: &Sandbox) -> KeepRules<'_> {
     let disk = up.living.limits.iter().find(|limit| limit.resource == Resource::Disk);
-    Keeping {
+    KeepRules {
         root: &up.root,
         uid: up.row.uid,
         more_than: (RESULT_HEAD_BYTES + RESULT_TAIL_BYTES) as u64,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lodge_image::registry::Watch;
+use lodge_image::registry::TransferWatch;
 use lodge_proto::*;
 use lodge_store::AgentSummary;
 use serde_json::Value;
@@ -10,10 +10,10 @@ use serde_json::Value;
 use super::methods::{Answer, find_agent, internal, no_method, one_agent, page};
 use super::{create, params, update};
 use crate::auth::Who;
-use crate::engine::{Command, RequestKey, RunningJobs};
 use crate::host_trees::HostTrees;
 use crate::shell::Shell;
 use crate::view;
+use lodge_engine::{AgentCommand, Command, RequestKey, RunningJobs};
 
 const LOG_LINES_DEFAULT: u32 = 200;
 /// The longest piece of a log that one answer carries.
@@ -25,7 +25,7 @@ pub(super) async fn call(
     key: Option<RequestKey>,
     method: &str,
     given: Value,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     match method {
         CreateAgent::NAME => create::create(shell, key, params::<CreateAgent>(given)?, watch).await,
@@ -34,28 +34,38 @@ pub(super) async fn call(
         StartAgent::NAME => {
             let given = params::<StartAgent>(given)?;
             let id = find_agent(shell, &given.agent)?;
-            shell.ask(key, Command::StartAgent { id }).await
+            shell.ask(key, Command::Agent(AgentCommand::Start { id })).await
         }
         RestartAgent::NAME => {
             let given = params::<RestartAgent>(given)?;
             let id = find_agent(shell, &given.agent)?;
-            shell.ask(key, Command::RestartAgent { id, jobs: running_jobs(given.jobs.as_deref())? }).await
+            shell
+                .ask(
+                    key,
+                    Command::Agent(AgentCommand::Restart { id, jobs: running_jobs(given.jobs.as_deref())? }),
+                )
+                .await
         }
         UpdateAgent::NAME => update::update(shell, key, params::<UpdateAgent>(given)?, watch).await,
         StopAgent::NAME => {
             let given = params::<StopAgent>(given)?;
             let id = find_agent(shell, &given.agent)?;
-            shell.ask(key, Command::StopAgent { id, jobs: running_jobs(given.jobs.as_deref())? }).await
+            shell
+                .ask(
+                    key,
+                    Command::Agent(AgentCommand::Stop { id, jobs: running_jobs(given.jobs.as_deref())? }),
+                )
+                .await
         }
         KillAgent::NAME => {
             let given = params::<KillAgent>(given)?;
             let id = find_agent(shell, &given.agent)?;
-            shell.ask(key, Command::KillAgent { id }).await
+            shell.ask(key, Command::Agent(AgentCommand::Kill { id })).await
         }
         RemoveAgent::NAME => {
             let given = params::<RemoveAgent>(given)?;
             let id = find_agent(shell, &given.agent)?;
-            shell.ask(key, Command::RemoveAgent { id, force: given.force }).await
+            shell.ask(key, Command::Agent(AgentCommand::Remove { id, force: given.force })).await
         }
         ReadAgentLogs::NAME => agent_logs(shell, &params::<ReadAgentLogs>(given)?),
         _other => Err(no_method(method)),

@@ -31,12 +31,12 @@ use super::methods::{Prepared, detached, internal, record};
 use super::{Api, http, images, quarantine};
 use crate::auth::{Who, rights};
 use crate::crash;
-use crate::engine::images::no_image;
-use crate::engine::{Command, NewImage};
 use crate::images::errors;
 use crate::shell::{Shell, shutting_down};
 use crate::suspects::carry;
 use crate::tasks::TaskKind;
+use crate::view::no_image;
+use lodge_engine::{Command, ImageCommand, NewImage};
 
 /// Images of one archive.
 const EXPORT_MAX: usize = 64;
@@ -106,7 +106,7 @@ fn chosen(shell: &Shell, names: Vec<String>) -> Result<Chosen, ErrorBody> {
     let mut needed: Vec<Descriptor> = Vec::new();
     for given in names {
         let located = images::locate(shell, &given)?;
-        let unknown = || *no_image(&given);
+        let unknown = || no_image(&given);
         let summary = shell.reader.image_summary(&located.digest).map_err(internal)?.ok_or_else(unknown)?;
         if summary.state == ImageState::Announced {
             return Err(ErrorBody::new("image.not_found", format!("`{given}` is not wholly here yet"))
@@ -271,8 +271,8 @@ async fn recorded(shell: &Shell, taken: Taken, allowed: Allowed) -> Result<Image
     let Taken { agents, bins, pins, .. } = taken;
     let shape = |error: serde_json::Error| ErrorBody::new("daemon.internal", error.to_string());
     let add = |new: NewImage| match allowed.moves {
-        true => Prepared::of(Command::AddImage(Box::new(new))),
-        false => Prepared::of(Command::AddImageBesides(Box::new(new))),
+        true => Prepared::of(Command::Image(ImageCommand::Add(Box::new(new)))),
+        false => Prepared::of(Command::Image(ImageCommand::AddNew(Box::new(new)))),
     };
     for new in bins {
         let command = add(new);

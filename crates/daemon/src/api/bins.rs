@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use lodge_core::record::ImageKind;
 use lodge_image::oci::{BadImage, NewBin, pack_bin};
-use lodge_image::registry::Watch;
+use lodge_image::registry::TransferWatch;
 use lodge_proto::{
     ApiMethod, BinBuildParams, BinList, BinListParams, BinPullParams, BinPushParams, BinRef, BuildBin,
     ErrorBody, InspectBin, ListBins, PullBin, PushBin, RemoveBin,
@@ -18,17 +18,17 @@ use self::programs::programs;
 use super::images::{find_bin, free_for, pull, push, remove, tagged, tags_of};
 use super::methods::{Answer, Prepared, ask_prepared, internal, no_method, page};
 use super::params;
-use crate::engine::images::no_image;
-use crate::engine::{Command, NewImage, RequestKey};
 use crate::shell::Shell;
 use crate::view;
+use crate::view::no_image;
+use lodge_engine::{Command, ImageCommand, NewImage, RequestKey};
 
 pub(super) async fn call(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
     method: &str,
     given: Value,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     match method {
         BuildBin::NAME => {
@@ -83,7 +83,7 @@ fn build(shell: &Shell, given: BinBuildParams) -> Result<Prepared, ErrorBody> {
     shell.images.keep(&pins, &packed)?;
     let row =
         shell.images.found(&pins, &packed.digest.to_string(), tags.first().cloned().unwrap_or_default())?;
-    let command = Command::AddImage(Box::new(NewImage { row, with: Vec::new(), tags }));
+    let command = Command::Image(ImageCommand::Add(Box::new(NewImage { row, with: Vec::new(), tags })));
     Ok(Prepared { command, pins: vec![pins] })
 }
 
@@ -99,6 +99,6 @@ fn list(shell: &Shell, given: &BinListParams) -> Answer {
 fn inspect(shell: &Shell, given: &BinRef) -> Answer {
     let found = find_bin(shell, &given.bin)?;
     let summary = shell.reader.image_summary(&found.digest).map_err(internal)?;
-    let summary = summary.ok_or_else(|| *no_image(&given.bin))?;
+    let summary = summary.ok_or_else(|| no_image(&given.bin))?;
     Ok(view::json(&view::bin_detail(summary, found.record)))
 }

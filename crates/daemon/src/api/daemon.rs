@@ -7,9 +7,9 @@ use serde_json::Value;
 
 use super::methods::{Answer, internal, no_method};
 use super::{lineages, params, quarantine, reload};
-use crate::engine::{Command, RequestKey, RunningJobs};
 use crate::shell::{Shell, now};
 use crate::view;
+use lodge_engine::{AgentCommand, Command, RequestKey, RunningJobs};
 
 pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     match method {
@@ -82,7 +82,7 @@ async fn info(shell: &Shell) -> Answer {
 async fn reap(shell: &Arc<Shell>, key: Option<RequestKey>, ReapParams { .. }: &ReapParams) -> Answer {
     let answer = view::json(&crate::reap::reap(shell).await.map_err(internal)?);
     if key.is_some() {
-        match shell.ask(key, Command::Keep { answer: answer.clone() }).await {
+        match shell.ask(key, Command::Keep { answer: view::text(&answer) }).await {
             Ok(_) => {}
             // Sweeping twice harms nobody, and makes room where there is none.
             Err(error) if error.data.code == "daemon.disk_full" => {}
@@ -98,7 +98,12 @@ async fn shutdown(shell: &Arc<Shell>, key: Option<RequestKey>, given: &ShutdownP
         let stops = agents.into_iter().filter(|found| found.row.state.takes_turns()).map(|found| {
             let shell = shell.clone();
             async move {
-                shell.ask(None, Command::StopAgent { id: found.row.id, jobs: RunningJobs::Cancel }).await
+                shell
+                    .ask(
+                        None,
+                        Command::Agent(AgentCommand::Stop { id: found.row.id, jobs: RunningJobs::Cancel }),
+                    )
+                    .await
             }
         });
         for stopped in futures_util::future::join_all(stops).await {
@@ -107,7 +112,7 @@ async fn shutdown(shell: &Arc<Shell>, key: Option<RequestKey>, given: &ShutdownP
     }
     let answer = view::json(&Done { done: true });
     if key.is_some() {
-        match shell.ask(key, Command::Keep { answer: answer.clone() }).await {
+        match shell.ask(key, Command::Keep { answer: view::text(&answer) }).await {
             Ok(_) => {}
             // Asked twice it ends once, so a daemon that can record nothing can still be ended.
             Err(error) if error.data.code == "daemon.disk_full" => {}

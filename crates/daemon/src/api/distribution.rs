@@ -22,8 +22,8 @@ use axum::response::{IntoResponse, Response as HttpResponse};
 use axum::routing::any;
 use lodge_core::record::ImageState;
 use lodge_image::agentfile::shown;
-use lodge_image::oci::{Document, MANIFEST_MAX};
-use lodge_image::{BlobError, Digest, Hasher, Tagged};
+use lodge_image::oci::{MANIFEST_MAX, ManifestDocument};
+use lodge_image::{BlobError, Digest, Hasher, TaggedName};
 use lodge_proto::{ApiMethod, ErrorBody, InspectImage, base64};
 use serde_json::json;
 
@@ -260,7 +260,7 @@ fn read_manifest(shell: &Shell, name: &str, version: Version) -> Result<(Digest,
         }
         Err(error) => return Err(Refused::internal(&crate::images::errors::blob(&error))),
     };
-    let document = Document::read(&bytes).map_err(|_| unknown(format!("{digest} is no manifest")))?;
+    let document = ManifestDocument::read(&bytes).map_err(|_| unknown(format!("{digest} is no manifest")))?;
     Ok((digest, bytes, document.media_type().to_owned()))
 }
 
@@ -270,7 +270,7 @@ fn tagged(shell: &Shell, name: &str, tag: &str) -> Result<Digest, Refused> {
         Refused::unknown("MANIFEST_UNKNOWN", format!("no image is called `{}`", shown(&named)))
     };
     let internal = |error| Refused::internal(&methods::internal(error));
-    let named = Tagged::read(&format!("{name}:{tag}")).map_err(|_| unknown())?;
+    let named = TaggedName::read(&format!("{name}:{tag}")).map_err(|_| unknown())?;
     let row = shell.reader.image_ref(named.as_str()).map_err(internal)?.ok_or_else(unknown)?;
     let (_, state) = shell.reader.image_kind(&row.digest).map_err(internal)?.ok_or_else(unknown)?;
     match state {

@@ -20,10 +20,10 @@ use serde_json::Value;
 use super::methods::{Answer, find_agent_ever, internal, no_method, page, session_id};
 use super::params;
 use crate::auth::{Who, rights};
-use crate::engine::{Command, RequestKey};
 use crate::jobs::written;
 use crate::shell::Shell;
 use crate::view;
+use lodge_engine::{Command, JobCommand, RequestKey};
 
 const WAIT_DEFAULT_MS: u64 = 30_000;
 const WAIT_MAX_MS: u64 = 60_000;
@@ -41,7 +41,7 @@ pub(super) async fn call(
         SubmitJob::NAME => {
             let given = params::<SubmitJob>(given)?;
             let new = submit::read(shell, who, given)?;
-            shell.ask(key, Command::SubmitJob(Box::new(new))).await
+            shell.ask(key, Command::Job(JobCommand::Submit(Box::new(new)))).await
         }
         ListJobs::NAME => list(shell, &params::<ListJobs>(given)?),
         GetJob::NAME => {
@@ -52,7 +52,7 @@ pub(super) async fn call(
         CancelJob::NAME => {
             let given = params::<CancelJob>(given)?;
             let id = find(shell, &given.job, None)?;
-            let answer = shell.ask(key, Command::CancelJob { id }).await?;
+            let answer = shell.ask(key, Command::Job(JobCommand::Cancel { id })).await?;
             cancelled(shell, answer).await
         }
         ReadJobOutput::NAME => output::output(shell, who, params::<ReadJobOutput>(given)?).await,

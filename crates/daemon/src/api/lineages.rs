@@ -12,9 +12,9 @@ use serde_json::Value;
 
 use super::methods::{Answer, find_agent_ever, internal, no_method, one_agent, page};
 use super::{params, snapshots};
-use crate::engine::{Command, RequestKey, Settlement};
 use crate::shell::Shell;
 use crate::view;
+use lodge_engine::{AgentCommand, Command, RequestKey, Settlement};
 
 /// Agents that a warning names.
 const WAITING_SHOWN: u32 = 5;
@@ -90,7 +90,7 @@ async fn resolve(shell: &Shell, key: Option<RequestKey>, given: LineageResolvePa
     let found = one(shell, &given.lineage)?;
     let settlement =
         Settlement { agent: found.row.agent, lineage: found.row.id, policy, last_turn: found.last_turn };
-    shell.ask(key, Command::SettleLineage(Box::new(settlement))).await
+    shell.ask(key, Command::Agent(AgentCommand::SettleLineage(Box::new(settlement)))).await
 }
 
 /// What an operator should know about lineages that wait for a decision.

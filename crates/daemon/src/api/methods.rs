@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lodge_core::{AgentId, SessionId, TurnId};
 use lodge_image::Pins;
-use lodge_image::registry::Watch;
+use lodge_image::registry::TransferWatch;
 use lodge_proto::{
     ApiMethod, CancelJob, ErrorBody, IssueToken, KillAgent, PAGE_MAX, RemoveAgent, RevokeToken, StopAgent,
 };
@@ -17,10 +17,11 @@ use super::{
 };
 use crate::auth::Who;
 use crate::chain;
-use crate::engine::{Command, RequestKey, reused};
 use crate::shell::{Shell, shutting_down};
 use crate::suspects::{carry, follow};
 use crate::tasks::TaskKind;
+use crate::view;
+use lodge_engine::{Command, Refusal, RequestKey};
 
 const PAGE_DEFAULT: u32 = 100;
 
@@ -33,7 +34,7 @@ pub(super) async fn call(
     who: &Who,
     method: &str,
     given: Value,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     match quarantine::suspect(&api.shell, who, method, &given)? {
         Some(watched) => watched.watch(dispatch(api, who, method, given, watch)).await,
@@ -41,7 +42,13 @@ pub(super) async fn call(
     }
 }
 
-async fn dispatch(api: &Arc<Api>, who: &Who, method: &str, given: Value, watch: Arc<dyn Watch>) -> Answer {
+async fn dispatch(
+    api: &Arc<Api>,
+    who: &Who,
+    method: &str,
+    given: Value,
+    watch: Arc<dyn TransferWatch>,
+) -> Answer {
     let shell = &api.shell;
     let key = request_key(who, method, &given)?;
     let known = known_answer(shell, who, method, &given)?;
@@ -50,9 +57,9 @@ async fn dispatch(api: &Arc<Api>, who: &Who, method: &str, given: Value, watch: 
         return match method {
             // What was decided may not have come about yet.
             StopAgent::NAME | KillAgent::NAME | RemoveAgent::NAME | RevokeToken::NAME => {
-                shell.ask(key, Command::Again { answer }).await
+                shell.ask(key, again(&answer)).await
             }
-            IssueToken::NAME => tokens::issued(api, shell.ask(key, Command::Again { answer }).await?),
+            IssueToken::NAME => tokens::issued(api, shell.ask(key, again(&answer)).await?),
             CancelJob::NAME => jobs::cancelled(shell, answer).await,
             _ => Ok(answer),
         };
@@ -74,6 +81,12 @@ async fn dispatch(api: &Arc<Api>, who: &Who, method: &str, given: Value, watch: 
             .hint("connect to /v1/rpc with a WebSocket, or read /v1/events")),
         _other => Err(no_method(method)),
     }
+}
+
+/// A request that was decided before, with its recorded answer.
+fn again(answer: &Value) -> Command {
+    let agent = answer["id"].as_str().and_then(|id| id.parse().ok());
+    Command::Again { agent, answer: view::text(answer) }
 }
 
 /// The table of methods has it, and nobody does it.
@@ -103,7 +116,7 @@ pub(super) fn recorded_answer(shell: &Shell, key: &RequestKey) -> Result<Option<
         return Ok(None);
     };
     if row.digest != key.digest {
-        return Err(*reused(&key.request_id));
+        return Err(view::refused(Refusal::RequestReused { request_id: key.request_id.clone() }));
     }
     serde_json::from_slice(&row.answer)
         .map(Some)

@@ -41,8 +41,8 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::auth::{Gate, Who};
-use crate::engine::RequestKey;
 use crate::shell::Shell;
+use lodge_engine::RequestKey;
 
 /// What every connection shares.
 #[derive(Debug)]

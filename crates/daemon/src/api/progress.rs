@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use lodge_image::Digest;
 use lodge_image::oci::Descriptor;
-use lodge_image::registry::Watch;
+use lodge_image::registry::TransferWatch;
 use lodge_proto::{Notification, PROGRESS, Progress, ProgressPart};
 use serde_json::Value;
 use tokio::sync::Notify;
@@ -115,7 +115,7 @@ pub(super) enum Sent {
     NoRoom,
 }
 
-impl Watch for Board {
+impl TransferWatch for Board {
     fn planned(&self, part: &Descriptor) {
         self.put(part.digest, shown(part));
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lodge_model::{Kind, NewProvider, Secret};
+use lodge_model::{NewProvider, ProviderKind, Secret};
 use lodge_proto::{
     AddProvider, ApiMethod, Done, ErrorBody, ListProviders, ProviderAddParams, ProviderList,
     ProviderListParams, ProviderRef, ProviderTestParams, ProviderTested, ProviderView, RemoveProvider,
@@ -14,10 +14,10 @@ use super::methods::{Answer, known_answer};
 use super::params;
 use crate::auth::Who;
 use crate::chain;
-use crate::engine::{Command, RequestKey, Seen};
 use crate::room::Needs;
 use crate::shell::{Shell, now};
 use crate::view;
+use lodge_engine::{Command, RequestKey, Seen};
 
 pub(super) async fn call(
     shell: &Arc<Shell>,
@@ -58,13 +58,13 @@ async fn once(
     shell.room.admit(Needs::Room, now())?;
     let answer = change.await?;
     match key {
-        Some(key) => shell.ask(Some(key), Command::Keep { answer }).await,
+        Some(key) => shell.ask(Some(key), Command::Keep { answer: view::text(&answer) }).await,
         None => Ok(answer),
     }
 }
 
 async fn provider_add(shell: &Arc<Shell>, given: ProviderAddParams) -> Answer {
-    let kind = Kind::named(&given.kind).ok_or_else(|| {
+    let kind = ProviderKind::named(&given.kind).ok_or_else(|| {
         ErrorBody::new("provider.invalid", format!("`{}` is not a kind of provider", given.kind))
             .hint("kinds are openai, anthropic, gemini, ollama and script")
     })?;

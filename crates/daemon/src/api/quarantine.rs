@@ -13,10 +13,10 @@ use super::methods::{Answer, internal, no_method, page};
 use super::params;
 use crate::auth::Who;
 use crate::crash;
-use crate::engine::{Command, Release, RequestKey, no_work};
 use crate::shell::Shell;
 use crate::suspects::Watched;
 use crate::view;
+use lodge_engine::{Command, Release, RequestKey, WorkRefusal};
 
 pub(super) async fn call(shell: &Shell, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     let how = match method {
@@ -63,7 +63,7 @@ fn find(shell: &Shell, given: &str) -> Result<WorkId, ErrorBody> {
         return Ok(found.swap_remove(exactly));
     }
     match found.len() {
-        0 => Err(no_work(given)),
+        0 => Err(view::refused(WorkRefusal::NotFound { given: given.to_owned() })),
         1 => Ok(found.swap_remove(0)),
         _ => {
             let ids: Vec<String> = found.iter().map(ToString::to_string).collect();

@@ -7,11 +7,11 @@ use tokio::sync::oneshot;
 
 use super::methods::{Answer, recorded_answer};
 use crate::config::Reread;
-use crate::engine::{Command, RequestKey, Seen};
 use crate::shell::{Shell, shutting_down};
 use crate::tasks::TaskKind;
 use crate::tls::Certificate;
 use crate::view;
+use lodge_engine::{Command, RequestKey, Seen};
 
 /// Reads the same sources again and puts into effect what differs; a mistake anywhere changes nothing. Listeners stay
 /// bound, and what is under way goes on with what it began with.
@@ -42,7 +42,7 @@ async fn reload_whole(shell: &Arc<Shell>, key: Option<RequestKey>) -> Answer {
     };
     reread.told.changed.extend(certificate.as_ref().and_then(|new| certificate_change(shell, new)));
     let keys: Vec<String> = reread.told.changed.iter().map(|change| change.key.clone()).collect();
-    let command = Command::Reloaded { keys: keys.clone(), answer: view::json(&reread.told) };
+    let command = Command::Reloaded { keys: keys.clone(), answer: view::text(&reread.told) };
     let answer = shell.ask(key, command).await?;
     put_into_effect(shell, reread, certificate).await;
     tracing::info!(event = "daemon.reloaded", keys = keys.join(","));

@@ -14,10 +14,10 @@ use serde_json::Value;
 use super::methods::{Answer, find_agent_ever, internal, no_method, page, session_id};
 use super::params;
 use crate::chain;
-use crate::engine::{Command, RequestKey, SessionChange, SessionWhat, TurnAgain};
 use crate::room::Needs;
 use crate::shell::{Shell, now};
 use crate::view;
+use lodge_engine::{Command, RequestKey, SessionChange, SessionWhat, TurnAgain};
 
 /// Of the form of exported lines.
 const EXPORT_VERSION: u32 = 1;
@@ -211,13 +211,13 @@ async fn change(shell: &Shell, key: Option<RequestKey>, session: &str, change: C
     let mut tries = 0;
     loop {
         let answer = match planned(shell, &id, &change)? {
-            Some(planned) => shell.ask(key.clone(), Command::ChangeSession(Box::new(planned))).await,
+            Some(planned) => shell.ask(key.clone(), Command::Session(Box::new(planned))).await,
             None => match change {
                 // One that is not there is as deleted as it can be.
                 Change::Delete => {
                     let answer = view::json(&SessionDeleted { session: id.to_string(), deleted: false });
                     return match key {
-                        Some(_) => shell.ask(key, Command::Keep { answer }).await,
+                        Some(_) => shell.ask(key, Command::Keep { answer: view::text(&answer) }).await,
                         None => Ok(answer),
                     };
                 }

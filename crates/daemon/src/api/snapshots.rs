@@ -12,9 +12,9 @@ use lodge_store::{AtBoundary, Place, Wanted};
 
 use super::lineages;
 use super::methods::{Answer, internal, page, session_id};
-use crate::engine::DAEMON_STREAM;
 use crate::shell::Shell;
 use crate::view;
+use lodge_engine::DAEMON_STREAM;
 
 /// A page of messages ends with the one that reaches this.
 const PAGE_BYTES_MAX: usize = 1024 * 1024;

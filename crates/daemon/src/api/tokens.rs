@@ -15,9 +15,9 @@ use serde_json::Value;
 use super::methods::{Answer, find_agent, internal, no_method, page};
 use super::{Api, params};
 use crate::auth::DAY_MS;
-use crate::engine::{Command, NewToken, RequestKey, TokenFor};
 use crate::shell::{Shell, now};
 use crate::view;
+use lodge_engine::{Command, NewToken, RequestKey, TokenCommand, TokenFor};
 
 const EXPIRES_DEFAULT_S: u64 = 90 * 24 * 60 * 60;
 const EXPIRES_MAX_S: u64 = 3_650 * 24 * 60 * 60;
@@ -46,7 +46,7 @@ async fn issue(api: &Api, key: Option<RequestKey>, given: TokenIssueParams) -> A
     }
     let expires_at = now().plus_ms(expires_in_s.cast_signed() * 1_000);
     let new = NewToken { holder, name: given.name, expires_at };
-    let answer = shell.ask(key, Command::IssueToken(Box::new(new))).await?;
+    let answer = shell.ask(key, Command::Token(TokenCommand::Issue(Box::new(new)))).await?;
     issued(api, answer)
 }
 
@@ -72,7 +72,7 @@ fn list(shell: &Shell, given: &TokenListParams) -> Answer {
 
 async fn revoke(shell: &Shell, key: Option<RequestKey>, given: TokenRef) -> Answer {
     let row = one(shell, &given.token)?;
-    shell.ask(key, Command::RevokeToken { row: Box::new(row) }).await
+    shell.ask(key, Command::Token(TokenCommand::Revoke { row: Box::new(row) })).await
 }
 
 fn one(shell: &Shell, given: &str) -> Result<TokenRow, ErrorBody> {

@@ -10,9 +10,9 @@ use serde_json::Value;
 use super::methods::{Answer, find_agent, internal, no_method, no_turn, session_id};
 use super::{params, sessions};
 use crate::compute::Charge;
-use crate::engine::{Command, NewTurn, RequestKey, SessionChoice};
 use crate::shell::Shell;
 use crate::view;
+use lodge_engine::{Command, NewTurn, RequestKey, SessionChoice, TurnCommand};
 
 pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     match method {
@@ -25,7 +25,7 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
             if shell.reader.turn(&id).map_err(internal)?.is_none() {
                 return Err(no_turn(&id));
             }
-            shell.ask(key, Command::InterruptTurn { id }).await
+            shell.ask(key, Command::Turn(TurnCommand::Interrupt { id })).await
         }
         _other => Err(no_method(method)),
     }
@@ -66,7 +66,7 @@ async fn turn_send(shell: &Arc<Shell>, key: Option<RequestKey>, given: TurnSendP
         None => None,
     };
     let new = NewTurn { agent, session, sender: given.sender, text: given.text, schema };
-    shell.ask(key, Command::SendTurn(Box::new(new))).await
+    shell.ask(key, Command::Turn(TurnCommand::Send(Box::new(new)))).await
 }
 
 /// A schema that answers can be checked against, as text.

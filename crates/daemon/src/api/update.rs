@@ -6,27 +6,31 @@ use std::sync::Arc;
 use lodge_core::lineage::Policy;
 use lodge_core::record::{AgentSpec, ImageRecord, LimitsRecord, MountRecord};
 use lodge_image::agentfile;
-use lodge_image::registry::Watch;
+use lodge_image::registry::TransferWatch;
 use lodge_proto::{AgentUpdateParams, ErrorBody};
 
 use super::create::{
     Chosen, Named, check_env, check_model, choose, host_runtime, image_runtime, mounts, policy, spec_of,
 };
 use super::methods::{Answer, Prepared, ask_prepared, internal, one_agent};
-use crate::engine::{Change, Command, ImageChange, RequestKey, Update};
 use crate::images::record::limits_record;
 use crate::shell::Shell;
+use lodge_engine::{AgentCommand, Change, Command, ImageChange, RequestKey, Update};
 
 pub(super) async fn update(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
     given: AgentUpdateParams,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     ask_prepared(shell, key, move |shell| prepare(shell, &given, watch)).await
 }
 
-fn prepare(shell: &Shell, given: &AgentUpdateParams, watch: Arc<dyn Watch>) -> Result<Prepared, ErrorBody> {
+fn prepare(
+    shell: &Shell,
+    given: &AgentUpdateParams,
+    watch: Arc<dyn TransferWatch>,
+) -> Result<Prepared, ErrorBody> {
     if (AgentUpdateParams { agent: String::new(), request_id: None, ..given.clone() })
         == AgentUpdateParams::default()
     {
@@ -62,7 +66,7 @@ fn prepare(shell: &Shell, given: &AgentUpdateParams, watch: Arc<dyn Watch>) -> R
     let after = chosen.as_ref().map_or(&record, |chosen| &chosen.record);
     check_configs((&record, after), &spec, &given.configs)?;
     let (image, pins) = chosen.map_or((None, None), |chosen| (Some(chosen.image), chosen.pins));
-    let command = Command::UpdateAgent(Box::new(Update { agent: row.id, change, image }));
+    let command = Command::Agent(AgentCommand::Update(Box::new(Update { agent: row.id, change, image })));
     Ok(Prepared { command, pins: pins.into_iter().collect() })
 }
 
@@ -72,7 +76,7 @@ fn new_image(
     given: &AgentUpdateParams,
     record: &ImageRecord,
     change: &mut Change,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Result<Option<Chosen>, ErrorBody> {
     let AgentUpdateParams { path, content, image, build_args, .. } = given;
     if path.is_none() && content.is_none() && image.is_none() {

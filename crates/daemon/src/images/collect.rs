@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use lodge_image::oci::Document;
-use lodge_image::{BlobError, Blobs, Collected, Digest};
+use lodge_image::oci::ManifestDocument;
+use lodge_image::{BlobError, Blobs, CollectionTotals, Digest};
 use lodge_proto::ErrorBody;
 use lodge_store::Reader;
 
@@ -44,11 +44,11 @@ impl Images {
         }
     }
 
-    fn collect_now(&self) -> Result<Collected, ErrorBody> {
+    fn collect_now(&self) -> Result<CollectionTotals, ErrorBody> {
         let blobs = self.blobs()?;
         let collected = blobs.collect(&mut || wanted(blobs, &self.reader));
         let collected = collected.map_err(|error| super::errors::blob(&error))?;
-        if collected != Collected::default() {
+        if collected != CollectionTotals::default() {
             self.programs.forget();
         }
         Ok(collected)
@@ -79,11 +79,11 @@ fn wanted(blobs: &Blobs, reader: &Reader) -> Result<BTreeSet<Digest>, BlobError>
 fn what_is_left(blobs: &Blobs, digest: &Digest) -> Vec<Digest> {
     let read = |digest: &Digest| {
         let bytes = blobs.read(digest, lodge_image::oci::MANIFEST_MAX).ok()?;
-        Document::read(&bytes).ok()
+        ManifestDocument::read(&bytes).ok()
     };
     let Some(document) = read(digest) else { return Vec::new() };
     let mut left: Vec<Digest> = document.parts().into_iter().map(|part| part.digest).collect();
-    if let Document::Index(index) = &document {
+    if let ManifestDocument::Index(index) = &document {
         for child in index.manifests.iter().filter_map(|part| read(&part.digest)) {
             left.extend(child.parts().into_iter().map(|part| part.digest));
         }

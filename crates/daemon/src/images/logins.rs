@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lodge_exec::Helper;
-use lodge_image::registry::{Login, Logins};
+use lodge_image::registry::{RegistryLogin, RegistryLogins};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use serde::Deserialize;
@@ -62,7 +62,7 @@ impl DockerLogins {
         DockerLogins { dir, env: env.collect() }
     }
 
-    fn ask(&self, helper: &str, host: &str) -> Result<Option<Login>, String> {
+    fn ask(&self, helper: &str, host: &str) -> Result<Option<RegistryLogin>, String> {
         let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
         if helper.is_empty() || !helper.chars().all(plain) {
             return Err("it names a helper that no program can be called".to_owned());
@@ -95,8 +95,8 @@ impl std::fmt::Debug for DockerLogins {
     }
 }
 
-impl Logins for DockerLogins {
-    fn login(&self, host: &str) -> Result<Option<Login>, String> {
+impl RegistryLogins for DockerLogins {
+    fn login(&self, host: &str) -> Result<Option<RegistryLogin>, String> {
         let Some(dir) = &self.dir else { return Ok(None) };
         let path = dir.join(FILE);
         let told = |why: String| format!("{}: {why}", path.display());
@@ -144,7 +144,7 @@ struct Auth {
 
 impl Auth {
     /// An entry without a secret only says that a program has it.
-    fn login(&self) -> Result<Option<Login>, &'static str> {
+    fn login(&self) -> Result<Option<RegistryLogin>, &'static str> {
         let (user, secret) = if self.auth.is_empty() {
             (self.username.clone(), self.password.clone())
         } else {
@@ -154,10 +154,10 @@ impl Auth {
             (user.to_owned(), secret.trim_end_matches('\0').to_owned())
         };
         if !self.identitytoken.is_empty() {
-            return Ok(Some(Login { user, secret: self.identitytoken.clone(), is_token: true }));
+            return Ok(Some(RegistryLogin { user, secret: self.identitytoken.clone(), is_token: true }));
         }
         let is_empty = user.is_empty() && secret.is_empty();
-        Ok((!is_empty).then_some(Login { user, secret, is_token: false }))
+        Ok((!is_empty).then_some(RegistryLogin { user, secret, is_token: false }))
     }
 }
 
@@ -169,10 +169,10 @@ struct Given {
     secret: String,
 }
 
-fn given(stdout: &[u8]) -> Option<Login> {
+fn given(stdout: &[u8]) -> Option<RegistryLogin> {
     let Given { username, secret } = serde_json::from_slice(stdout).ok()?;
     let is_token = username == TOKEN_USER;
-    Some(Login { user: username, secret, is_token })
+    Some(RegistryLogin { user: username, secret, is_token })
 }
 
 /// The file; `None` when there is none. What is told of a broken one is where it is broken, and not what stands there.

@@ -22,10 +22,12 @@ use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 
 use lodge_core::record::{ImageContents, ImageRecord, ImageRow, ImageState, RuntimeRecord, ToolRecord};
-use lodge_image::agentfile::Loaded;
-use lodge_image::oci::{AgentKind, Descriptor, Document, MANIFEST_MAX, Manifest, Packed, read_agent_head};
-use lodge_image::registry::{Reading, Registries, Terms, Watch};
-use lodge_image::{Blobs, Digest, Pins, Remote, Version};
+use lodge_image::agentfile::LoadedAgentfile;
+use lodge_image::oci::{
+    AgentKind, Descriptor, MANIFEST_MAX, Manifest, ManifestDocument, PackedImage, read_agent_head,
+};
+use lodge_image::registry::{ReadTask, RegistryClient, RegistryTerms, TransferWatch};
+use lodge_image::{Blobs, Digest, ImageVersion, Pins, RemoteImage};
 use lodge_proto::ErrorBody;
 use lodge_store::Reader;
 
@@ -75,7 +77,7 @@ pub struct Images {
     reader: Arc<Reader>,
     room: Arc<Room>,
     logins: Arc<DockerLogins>,
-    registries: OnceLock<Registries>,
+    registries: OnceLock<RegistryClient>,
     transfers: Transfers,
     programs: Programs,
     collections: Collections,
@@ -113,15 +115,15 @@ impl Images {
     }
 
     /// The way to registries, made with the first transfer.
-    fn registries(&self) -> &Registries {
+    fn registries(&self) -> &RegistryClient {
         self.registries.get_or_init(|| {
-            let terms = Terms { carry: read_as_caller, ..Terms::default() };
-            Registries::with_terms(self.logins.clone(), terms)
+            let terms = RegistryTerms { carry: read_as_caller, ..RegistryTerms::default() };
+            RegistryClient::with_terms(self.logins.clone(), terms)
         })
     }
 
     /// Puts an image that was just made into the store, as far as it is not there.
-    pub fn keep(&self, pins: &Pins, packed: &Packed) -> Result<(), ErrorBody> {
+    pub fn keep(&self, pins: &Pins, packed: &PackedImage) -> Result<(), ErrorBody> {
         let blobs = self.blobs()?;
         let mut lacking = 0;
         for blob in &packed.blobs {
@@ -145,18 +147,18 @@ impl Images {
     }
 
     /// An image with the contents of its files, so that it can be a parent.
-    pub fn loaded(&self, record: ImageRecord) -> Result<Loaded, ErrorBody> {
+    pub fn loaded(&self, record: ImageRecord) -> Result<LoadedAgentfile, ErrorBody> {
         record::loaded_of(record, &mut |file| self.contents(file))
     }
 
     /// What an image in a registry says of itself, before its layers are here: its row is only announced.
-    pub async fn announce(self: &Arc<Self>, remote: &Remote) -> Result<Arrived, ErrorBody> {
+    pub async fn announce(self: &Arc<Self>, remote: &RemoteImage) -> Result<Arrived, ErrorBody> {
         let (blobs, registries) = (self.blobs()?, self.registries());
         let pins = blobs.pins();
         let resolved = registries.resolve(blobs, &pins, remote).await;
         let (descriptor, document) = resolved.map_err(|error| errors::registry(&error))?;
         let manifest = agents_manifest(remote, document)?;
-        let alone = Document::Manifest(Manifest { layers: Vec::new(), ..manifest.clone() });
+        let alone = ManifestDocument::Manifest(Manifest { layers: Vec::new(), ..manifest.clone() });
         let fetched = registries.fetch(blobs, &pins, remote, &alone, Arc::new(Unwatched)).await;
         fetched.map_err(|error| errors::registry(&error))?;
         let config =
@@ -164,12 +166,13 @@ impl Images {
         let head = read_agent_head(&manifest, &config).map_err(|error| errors::bad_image(&error))?;
         unsupported::refuse(&head.loaded.agentfile)?;
         if head.whole {
-            let at = remote.with(Version::Digest(descriptor.digest));
+            let at = remote.with(ImageVersion::Digest(descriptor.digest));
             let whole = self.obtain(&pins, &descriptor.digest, &[at], Arc::new(Unwatched)).await?;
             let (row, pins) = self.row_of(pins, whole, remote.to_string(), vec![remote.clone()]).await?;
             return Ok(Arrived { row, with: Vec::new(), pins });
         }
-        let whole = Whole { descriptor, document: Document::Manifest(manifest), children: Vec::new() };
+        let whole =
+            Whole { descriptor, document: ManifestDocument::Manifest(manifest), children: Vec::new() };
         let row = ImageRow {
             digest: whole.descriptor.digest.to_string(),
             name: remote.to_string(),
@@ -183,8 +186,8 @@ impl Images {
     /// Brings an image with the tools it needs. Whoever asks for the same one meanwhile waits for the same transfer.
     pub async fn pull(
         self: &Arc<Self>,
-        remote: &Remote,
-        watch: Arc<dyn Watch>,
+        remote: &RemoteImage,
+        watch: Arc<dyn TransferWatch>,
     ) -> Result<Arrived, ErrorBody> {
         let pins = self.blobs()?.pins();
         let held = self.bring(remote, watch.clone()).await?;
@@ -199,8 +202,8 @@ impl Images {
     pub async fn push(
         self: &Arc<Self>,
         digest: &str,
-        to: &Remote,
-        watch: Arc<dyn Watch>,
+        to: &RemoteImage,
+        watch: Arc<dyn TransferWatch>,
     ) -> Result<u64, ErrorBody> {
         let (blobs, registries) = (self.blobs()?, self.registries());
         let pins = blobs.pins();
@@ -211,7 +214,7 @@ impl Images {
         for need in agent.map(|record| ImageContents::Agent(record).needs()).unwrap_or_default() {
             let tool = self.packed(&pins, &need)?;
             // By its digest, so that nobody's name there becomes another.
-            let place = to.with(Version::Digest(tool.descriptor.digest));
+            let place = to.with(ImageVersion::Digest(tool.descriptor.digest));
             let pushed = registries.push(blobs, &tool.descriptor, &place, watch.clone()).await;
             sent += pushed.map_err(|error| errors::registry(&error))?;
         }
@@ -249,13 +252,13 @@ impl Images {
         pins: &Pins,
         whole: &Whole,
         name: String,
-        from: &[Remote],
+        from: &[RemoteImage],
     ) -> Result<ImageRow, ErrorBody> {
         let contents = match &whole.document {
-            Document::Manifest(manifest) if whole.is_agent() => {
+            ManifestDocument::Manifest(manifest) if whole.is_agent() => {
                 ImageContents::Agent(record::record_of(self.agent_of(pins, manifest, from)?))
             }
-            Document::Manifest(_) | Document::Index(_) => {
+            ManifestDocument::Manifest(_) | ManifestDocument::Index(_) => {
                 ImageContents::Bin(record::bin_record(whole.bin(self.blobs()?)?))
             }
         };
@@ -269,7 +272,7 @@ impl Images {
         pins: Pins,
         whole: Whole,
         name: String,
-        from: Vec<Remote>,
+        from: Vec<RemoteImage>,
     ) -> Result<(ImageRow, Pins), ErrorBody> {
         let images = self.clone();
         blocking(move || Ok((images.row(&pins, &whole, name, &from)?, pins))).await
@@ -278,30 +281,30 @@ impl Images {
     /// Everything of an image, in the store. All who ask for the same share one transfer.
     fn bring<'i>(
         self: &'i Arc<Self>,
-        remote: &'i Remote,
-        watch: Arc<dyn Watch>,
+        remote: &'i RemoteImage,
+        watch: Arc<dyn TransferWatch>,
     ) -> Pin<Box<dyn Future<Output = Outcome> + Send + 'i>> {
         let (images, at) = (self.clone(), remote.clone());
         let begin = |fan: Arc<Fan>| -> Running {
             match at.version {
-                Version::Tag(_) => Box::pin(images.bring_tag(at, fan)),
-                Version::Digest(digest) => Box::pin(images.bring_digest(at, digest, fan)),
+                ImageVersion::Tag(_) => Box::pin(images.bring_tag(at, fan)),
+                ImageVersion::Digest(digest) => Box::pin(images.bring_digest(at, digest, fan)),
             }
         };
         Box::pin(self.transfers.join(remote, watch, begin))
     }
 
     /// Finds out what a tag means now, and joins whoever brings that.
-    async fn bring_tag(self: Arc<Self>, at: Remote, fan: Arc<Fan>) -> Outcome {
+    async fn bring_tag(self: Arc<Self>, at: RemoteImage, fan: Arc<Fan>) -> Outcome {
         let blobs = self.blobs()?;
         // Until the end: what was resolved is not fetched again.
         let pins = blobs.pins();
         let resolved = self.registries().resolve(blobs, &pins, &at).await;
         let (descriptor, _) = resolved.map_err(|error| errors::registry(&error))?;
-        self.bring(&at.with(Version::Digest(descriptor.digest)), fan).await
+        self.bring(&at.with(ImageVersion::Digest(descriptor.digest)), fan).await
     }
 
-    async fn bring_digest(self: Arc<Self>, at: Remote, digest: Digest, fan: Arc<Fan>) -> Outcome {
+    async fn bring_digest(self: Arc<Self>, at: RemoteImage, digest: Digest, fan: Arc<Fan>) -> Outcome {
         let blobs = self.blobs()?;
         let pins = blobs.pins();
         match self.find_whole(&pins, &digest).await {
@@ -311,7 +314,7 @@ impl Images {
         }
         let (descriptor, document) = self.document(&pins, &at, &digest).await?;
         let mut children = Vec::new();
-        if let Document::Index(index) = &document {
+        if let ManifestDocument::Index(index) = &document {
             for part in &index.manifests {
                 let (_, child) = self.document(&pins, &at, &part.digest).await?;
                 children.push((part.clone(), only_manifest(child)?));
@@ -334,16 +337,16 @@ impl Images {
     async fn document(
         &self,
         pins: &Pins,
-        at: &Remote,
+        at: &RemoteImage,
         digest: &Digest,
-    ) -> Result<(Descriptor, Document), ErrorBody> {
+    ) -> Result<(Descriptor, ManifestDocument), ErrorBody> {
         let blobs = self.blobs()?;
         match whole::read_document(blobs, pins, digest) {
             Ok(found) => return Ok(found),
             Err(Gap::Missing(_) | Gap::Damaged(_)) => {}
             Err(Gap::Failed(error)) => return Err(error),
         }
-        let resolved = self.registries().resolve(blobs, pins, &at.with(Version::Digest(*digest))).await;
+        let resolved = self.registries().resolve(blobs, pins, &at.with(ImageVersion::Digest(*digest))).await;
         resolved.map_err(|error| errors::registry(&error))
     }
 
@@ -365,10 +368,10 @@ impl Images {
     }
 }
 
-fn agents_manifest(remote: &Remote, document: Document) -> Result<Manifest, ErrorBody> {
+fn agents_manifest(remote: &RemoteImage, document: ManifestDocument) -> Result<Manifest, ErrorBody> {
     match document {
-        Document::Manifest(manifest) if AgentKind::of(&manifest).is_some() => Ok(manifest),
-        Document::Manifest(_) | Document::Index(_) => {
+        ManifestDocument::Manifest(manifest) if AgentKind::of(&manifest).is_some() => Ok(manifest),
+        ManifestDocument::Manifest(_) | ManifestDocument::Index(_) => {
             Err(ErrorBody::new("image.not_an_agent", format!("`{remote}` is no agent"))
                 .hint("tools are brought with `lodge bin pull`"))
         }
@@ -376,7 +379,7 @@ fn agents_manifest(remote: &Remote, document: Document) -> Result<Manifest, Erro
 }
 
 /// Charges the reading of a registry's answer to the request that caused it.
-fn read_as_caller(reading: Reading) -> Reading {
+fn read_as_caller(reading: ReadTask) -> ReadTask {
     Box::new(crate::suspects::carry(move || {
         crash::pill_at("document", "");
         reading();

@@ -14,8 +14,8 @@ use lodge_core::record::{
 };
 use lodge_exec::FileIdentity;
 use lodge_image::oci::BinImage;
-use lodge_image::registry::Watch;
-use lodge_image::{Digest, Pins, Remote, Version, stock_hint};
+use lodge_image::registry::TransferWatch;
+use lodge_image::{Digest, ImageVersion, Pins, RemoteImage, stock_hint};
 use lodge_proto::ErrorBody;
 
 use super::programs::Program;
@@ -110,8 +110,8 @@ impl Images {
         self: &Arc<Self>,
         pins: &Pins,
         row: &ImageRow,
-        from: &[Remote],
-        watch: &Arc<dyn Watch>,
+        from: &[RemoteImage],
+        watch: &Arc<dyn TransferWatch>,
     ) -> Result<Vec<ImageRow>, ErrorBody> {
         let mut with = BTreeMap::new();
         for reference in references(row) {
@@ -130,8 +130,8 @@ impl Images {
         self: &Arc<Self>,
         pins: &Pins,
         reference: &str,
-        from: &[Remote],
-        watch: Arc<dyn Watch>,
+        from: &[RemoteImage],
+        watch: Arc<dyn TransferWatch>,
     ) -> Result<Whole, ErrorBody> {
         let obtained = self.somewhere(pins, reference, from, watch).await;
         if let Ok(whole) = &obtained
@@ -156,11 +156,11 @@ impl Images {
         self: &Arc<Self>,
         pins: &Pins,
         reference: &str,
-        from: &[Remote],
-        watch: Arc<dyn Watch>,
+        from: &[RemoteImage],
+        watch: Arc<dyn TransferWatch>,
     ) -> Result<Whole, ErrorBody> {
         let digest = pinned(reference)?;
-        let own = Remote::read(reference).ok().flatten();
+        let own = RemoteImage::read(reference).ok().flatten();
         match (self.obtain(pins, &digest, from, watch.clone()).await, own) {
             (Err(_), Some(own)) => {
                 self.refuse_inward(from, &own).await?;
@@ -172,7 +172,11 @@ impl Images {
 
     /// Refuses to go into this network because an image from outside says so: whoever made it would have us knock where
     /// they cannot. An image that came from nowhere was built here.
-    pub(super) async fn refuse_inward(&self, from: &[Remote], named: &Remote) -> Result<(), ErrorBody> {
+    pub(super) async fn refuse_inward(
+        &self,
+        from: &[RemoteImage],
+        named: &RemoteImage,
+    ) -> Result<(), ErrorBody> {
         if from.is_empty() || !self.registries().is_inward(named).await {
             return Ok(());
         }
@@ -193,8 +197,8 @@ impl Images {
         self: &Arc<Self>,
         pins: &Pins,
         digest: &Digest,
-        places: &[Remote],
-        watch: Arc<dyn Watch>,
+        places: &[RemoteImage],
+        watch: Arc<dyn TransferWatch>,
     ) -> Result<Whole, ErrorBody> {
         let mut failed = match self.find_whole(pins, digest).await {
             Ok(whole) => return Ok(whole),
@@ -202,7 +206,7 @@ impl Images {
             Err(Gap::Failed(error)) => return Err(error),
         };
         for place in places {
-            match self.bring(&place.with(Version::Digest(*digest)), watch.clone()).await {
+            match self.bring(&place.with(ImageVersion::Digest(*digest)), watch.clone()).await {
                 Ok(held) => {
                     held.whole.keep(pins);
                     return Ok(held.whole.clone());
@@ -232,7 +236,7 @@ impl Images {
         pins: &Pins,
         reference: &str,
         whole: Whole,
-        from: &[Remote],
+        from: &[RemoteImage],
     ) -> Result<Tool, ErrorBody> {
         match self.unpacked(whole).await {
             // What was found to be damaged is brought anew, where it can be had.
@@ -257,13 +261,13 @@ impl Images {
     }
 
     /// The repositories that an image may have come from: that of the name it was asked by, then those of its other names.
-    pub(super) fn origins(&self, asked: &str, digest: &str) -> Result<Vec<Remote>, ErrorBody> {
+    pub(super) fn origins(&self, asked: &str, digest: &str) -> Result<Vec<RemoteImage>, ErrorBody> {
         let summary = self.reader.image_summary(digest).map_err(|error| errors::internal(&error))?;
         let first = summary.as_ref().map(|summary| summary.name.clone());
         let named = summary.into_iter().flat_map(|summary| summary.refs).map(|row| row.reference);
-        let mut found: Vec<Remote> = Vec::new();
+        let mut found: Vec<RemoteImage> = Vec::new();
         for name in std::iter::once(asked.to_owned()).chain(first).chain(named) {
-            if let Ok(Some(remote)) = Remote::read(&name)
+            if let Ok(Some(remote)) = RemoteImage::read(&name)
                 && !found
                     .iter()
                     .any(|known| (&known.host, &known.repository) == (&remote.host, &remote.repository))

@@ -4,9 +4,11 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use lodge_core::record::{ImageKind, ImageState};
-use lodge_image::agentfile::{Agentfile, Builder, LoadError, Loaded, PARENTS_MAX, load_packed};
-use lodge_image::oci::{AgentKind, BadImage, Document, MANIFEST_MAX, Manifest, read_agent, unpack_foreign};
-use lodge_image::{Digest, Pins, Remote, Tagged, Version};
+use lodge_image::agentfile::{Agentfile, Builder, LoadError, LoadedAgentfile, PARENTS_MAX, load_packed};
+use lodge_image::oci::{
+    AgentKind, BadImage, MANIFEST_MAX, Manifest, ManifestDocument, read_agent, unpack_foreign,
+};
+use lodge_image::{Digest, ImageVersion, Pins, RemoteImage, TaggedName};
 use lodge_proto::ErrorBody;
 use tokio::runtime::Handle;
 
@@ -21,8 +23,8 @@ impl Images {
         self: &Arc<Self>,
         pins: &Pins,
         manifest: &Manifest,
-        from: &[Remote],
-    ) -> Result<Loaded, ErrorBody> {
+        from: &[RemoteImage],
+    ) -> Result<LoadedAgentfile, ErrorBody> {
         Parents { images: self, pins, from, depth: 0, failed: &RefCell::default() }.load(manifest)
     }
 }
@@ -32,7 +34,7 @@ struct Parents<'p> {
     images: &'p Arc<Images>,
     pins: &'p Pins,
     /// Where the image came from that names them.
-    from: &'p [Remote],
+    from: &'p [RemoteImage],
     depth: usize,
     /// Why something that was named cannot be had: it would be told as one mistake of many, and by its text alone.
     failed: &'p RefCell<Option<ErrorBody>>,
@@ -41,7 +43,7 @@ struct Parents<'p> {
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 impl Parents<'_> {
-    fn load(&self, manifest: &Manifest) -> Result<Loaded, ErrorBody> {
+    fn load(&self, manifest: &Manifest) -> Result<LoadedAgentfile, ErrorBody> {
         let blobs = self.images.blobs()?;
         let bad = |error: BadImage| errors::bad_image(&error);
         let mut blob = |part: &_| contents(blobs, part);
@@ -73,7 +75,7 @@ impl Parents<'_> {
     }
 
     /// What a name means in the store, if anything.
-    fn local(&self, kind: ImageKind, name: &Tagged) -> Result<Option<Digest>, ErrorBody> {
+    fn local(&self, kind: ImageKind, name: &TaggedName) -> Result<Option<Digest>, ErrorBody> {
         let reader = &self.images.reader;
         let internal = |error: lodge_store::ReadError| errors::internal(&error);
         let Some(named) = reader.image_ref(name.as_str()).map_err(internal)? else { return Ok(None) };
@@ -84,7 +86,7 @@ impl Parents<'_> {
 
     /// What a name leads to in its registry; `None` when it names none, or there is nothing.
     fn brought(&self, reference: &str) -> Result<Option<Whole>, ErrorBody> {
-        let Ok(Some(remote)) = Remote::read(reference) else { return Ok(None) };
+        let Ok(Some(remote)) = RemoteImage::read(reference) else { return Ok(None) };
         Handle::current().block_on(self.images.refuse_inward(self.from, &remote))?;
         match Handle::current().block_on(self.images.bring(&remote, Arc::new(Unwatched))) {
             Ok(held) => {
@@ -96,8 +98,8 @@ impl Parents<'_> {
         }
     }
 
-    fn parent(&self, reference: &str) -> Result<Option<Loaded>, ErrorBody> {
-        if let Ok(name) = Tagged::read(reference)
+    fn parent(&self, reference: &str) -> Result<Option<LoadedAgentfile>, ErrorBody> {
+        if let Ok(name) = TaggedName::read(reference)
             && let Some(digest) = self.local(ImageKind::Agent, &name)?
         {
             let record = self.images.reader.image(&digest.to_string());
@@ -105,19 +107,22 @@ impl Parents<'_> {
             return record.map(|record| self.images.loaded(record)).transpose();
         }
         match self.brought(reference)?.map(|whole| whole.document) {
-            Some(Document::Manifest(manifest)) => {
-                let from: Vec<Remote> = Remote::read(reference).ok().flatten().into_iter().collect();
+            Some(ManifestDocument::Manifest(manifest)) => {
+                let from: Vec<RemoteImage> =
+                    RemoteImage::read(reference).ok().flatten().into_iter().collect();
                 Parents { from: &from, ..*self }.load(&manifest).map(Some)
             }
-            Some(Document::Index(_)) => Err(errors::bad_image(&BadImage::new("its parent is no agent"))),
+            Some(ManifestDocument::Index(_)) => {
+                Err(errors::bad_image(&BadImage::new("its parent is no agent")))
+            }
             None => Ok(None),
         }
     }
 
     fn pinned(&self, reference: &str) -> Result<Option<String>, ErrorBody> {
-        let Ok(name) = Tagged::read(reference) else {
-            let pinned = Remote::read(reference).ok().flatten().map(|remote| remote.version);
-            return Ok(matches!(pinned, Some(Version::Digest(_))).then(|| reference.to_owned()));
+        let Ok(name) = TaggedName::read(reference) else {
+            let pinned = RemoteImage::read(reference).ok().flatten().map(|remote| remote.version);
+            return Ok(matches!(pinned, Some(ImageVersion::Digest(_))).then(|| reference.to_owned()));
         };
         if let Some(digest) = self.local(ImageKind::Bin, &name)? {
             return Ok(Some(name.pin(&digest)));
@@ -127,7 +132,7 @@ impl Parents<'_> {
 }
 
 impl Builder for Parents<'_> {
-    fn image(&self, reference: &str) -> Result<Option<Loaded>, Cause> {
+    fn image(&self, reference: &str) -> Result<Option<LoadedAgentfile>, Cause> {
         self.parent(reference).map_err(|error| self.told(error))
     }
 

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures_util::FutureExt;
 use futures_util::future::{Shared, WeakShared};
 use lodge_image::oci::Descriptor;
-use lodge_image::registry::Watch;
-use lodge_image::{Digest, Pins, Remote};
+use lodge_image::registry::TransferWatch;
+use lodge_image::{Digest, Pins, RemoteImage};
 use lodge_proto::ErrorBody;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -44,7 +44,7 @@ struct Transfer {
 
 /// The transfers that somebody waits for, by what was asked for.
 pub(crate) struct Transfers {
-    all: Mutex<BTreeMap<Remote, Transfer>>,
+    all: Mutex<BTreeMap<RemoteImage, Transfer>>,
     moving: Semaphore,
 }
 
@@ -64,8 +64,8 @@ impl Transfers {
     /// does, it is broken off, and what came so far stays to be gone on with.
     pub(crate) async fn join(
         &self,
-        at: &Remote,
-        watch: Arc<dyn Watch>,
+        at: &RemoteImage,
+        watch: Arc<dyn TransferWatch>,
         begin: impl FnOnce(Arc<Fan>) -> Running,
     ) -> Outcome {
         let (fan, running) = self.enter(at, begin);
@@ -73,7 +73,11 @@ impl Transfers {
         running.await
     }
 
-    fn enter(&self, at: &Remote, begin: impl FnOnce(Arc<Fan>) -> Running) -> (Arc<Fan>, Shared<Running>) {
+    fn enter(
+        &self,
+        at: &RemoteImage,
+        begin: impl FnOnce(Arc<Fan>) -> Running,
+    ) -> (Arc<Fan>, Shared<Running>) {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = all.get(at)
             && let Some(running) = known.running.upgrade()
@@ -107,7 +111,7 @@ pub(crate) struct Fan {
 #[derive(Default)]
 struct FanState {
     parts: BTreeMap<Digest, Part>,
-    watchers: BTreeMap<u64, Arc<dyn Watch>>,
+    watchers: BTreeMap<u64, Arc<dyn TransferWatch>>,
     next: u64,
 }
 
@@ -125,7 +129,7 @@ enum Way {
 }
 
 impl Way {
-    fn tell(self, part: &Descriptor, watch: &dyn Watch) {
+    fn tell(self, part: &Descriptor, watch: &dyn TransferWatch) {
         match self {
             Way::Planned => watch.planned(part),
             Way::There => watch.there(part),
@@ -146,7 +150,7 @@ impl Fan {
     }
 
     /// Tells `watch` until what this returns is dropped.
-    fn watch(self: &Arc<Self>, watch: Arc<dyn Watch>) -> Watching {
+    fn watch(self: &Arc<Self>, watch: Arc<dyn TransferWatch>) -> Watching {
         let mut state = self.state();
         for (digest, part) in &state.parts {
             part.way.tell(&part.descriptor, &*watch);
@@ -172,7 +176,7 @@ impl Drop for Watching {
     }
 }
 
-impl Watch for Fan {
+impl TransferWatch for Fan {
     fn planned(&self, part: &Descriptor) {
         self.found(part, Way::Planned);
     }
@@ -195,7 +199,7 @@ impl Watch for Fan {
 #[derive(Debug)]
 pub(crate) struct Unwatched;
 
-impl Watch for Unwatched {
+impl TransferWatch for Unwatched {
     fn planned(&self, _part: &Descriptor) {}
     fn there(&self, _part: &Descriptor) {}
     fn moved(&self, _part: &Digest, _bytes: u64) {}

@@ -9,14 +9,14 @@ use lodge_core::record::{
 };
 use lodge_image::Digest;
 use lodge_image::agentfile::{
-    Add, AddedFile, Agentfile, At, Bin, BinSource, Config, ConfigValue, Context, ContextSource, ContextText,
-    Env, Label, Limit, Loaded, Model, Network, RevivalPolicy,
+    Add, AddedFile, Agentfile, At, Bin, BinSource, Config, ConfigValue, ContextSection, ContextSource,
+    ContextText, Env, Label, Limit, LoadedAgentfile, ModelName, NetworkAccess, RevivalPolicy,
 };
-use lodge_image::oci::{BinImage, Head};
+use lodge_image::oci::{AgentImageHead, BinImage};
 
 /// What is recorded of an image whose layers are not here: texts are empty, and files are named alone.
-pub(crate) fn announced_record(head: Head) -> ImageRecord {
-    let Head { loaded, files, .. } = head;
+pub(crate) fn announced_record(head: AgentImageHead) -> ImageRecord {
+    let AgentImageHead { loaded, files, .. } = head;
     let mut record = record_of(loaded);
     for (file, part) in record.files.iter_mut().zip(files) {
         (file.digest, file.size) = (Some(part.digest.to_string()), part.size);
@@ -42,8 +42,8 @@ pub(crate) fn bin_record(bin: BinImage) -> BinImageRecord {
 }
 
 /// What is recorded of an image. What the builder refuses is not in it; the contents of files are named by their digests.
-pub(crate) fn record_of(loaded: Loaded) -> ImageRecord {
-    let Loaded { agentfile: file, source, from, own_name: _, parents, contexts, files } = loaded;
+pub(crate) fn record_of(loaded: LoadedAgentfile) -> ImageRecord {
+    let LoadedAgentfile { agentfile: file, source, from, own_name: _, parents, contexts, files } = loaded;
     let describe =
         |name: &str| file.adds.iter().find(|add| add.name == name).and_then(|add| add.description.clone());
     let files = files.into_iter().map(|AddedFile { name, bytes }| FileRecord {
@@ -146,13 +146,13 @@ pub(crate) fn limits_record<'l>(
     ((limits != LimitsRecord::default()).then_some(limits), policy)
 }
 
-fn network_record(network: Network) -> NetworkRecord {
+fn network_record(network: NetworkAccess) -> NetworkRecord {
     let (mode, allow) = match network {
-        Network::None => (NetworkMode::None, Vec::new()),
-        Network::Public => (NetworkMode::Public, Vec::new()),
-        Network::Lan => (NetworkMode::Lan, Vec::new()),
-        Network::Host => (NetworkMode::Host, Vec::new()),
-        Network::Allow(hosts) => (NetworkMode::List, hosts),
+        NetworkAccess::None => (NetworkMode::None, Vec::new()),
+        NetworkAccess::Public => (NetworkMode::Public, Vec::new()),
+        NetworkAccess::Lan => (NetworkMode::Lan, Vec::new()),
+        NetworkAccess::Host => (NetworkMode::Host, Vec::new()),
+        NetworkAccess::Allow(hosts) => (NetworkMode::List, hosts),
     };
     NetworkRecord { mode: mode.code(), allow, by_default: false }
 }
@@ -161,7 +161,7 @@ fn network_record(network: Network) -> NetworkRecord {
 pub(crate) fn loaded_of<E>(
     record: ImageRecord,
     contents: &mut dyn FnMut(&FileRecord) -> Result<Vec<u8>, E>,
-) -> Result<Loaded, E> {
+) -> Result<LoadedAgentfile, E> {
     let declared_limits = limits_of(&record);
     let runtime = record.runtime_image.map(BinSource::Image).or(record.runtime.map(BinSource::Host));
     let read = |file: &FileRecord| Ok(AddedFile { name: file.name.clone(), bytes: contents(file)? });
@@ -191,7 +191,7 @@ pub(crate) fn loaded_of<E>(
         description,
         text,
     });
-    Ok(Loaded {
+    Ok(LoadedAgentfile {
         agentfile,
         source: record.agentfile,
         from: record.from,
@@ -206,14 +206,14 @@ fn nowhere<T>(value: T) -> At<T> {
     At { line: 0, column: 0, value }
 }
 
-fn model_of(text: &str) -> Option<Model> {
+fn model_of(text: &str) -> Option<ModelName> {
     let (provider, name) = text.split_once('/')?;
-    Some(Model { provider: provider.to_owned(), name: name.to_owned() })
+    Some(ModelName { provider: provider.to_owned(), name: name.to_owned() })
 }
 
-/// The text stands beside the document, in [`Loaded::contexts`].
-fn context_of(context: &ContextRecord) -> Context {
-    Context {
+/// The text stands beside the document, in [`LoadedAgentfile::contexts`].
+fn context_of(context: &ContextRecord) -> ContextSection {
+    ContextSection {
         line: 0,
         name: context.name.clone(),
         description: context.description.clone(),
@@ -263,13 +263,13 @@ fn configs_of(
     configs
 }
 
-fn network_of(record: NetworkRecord) -> Network {
+fn network_of(record: NetworkRecord) -> NetworkAccess {
     match record.reach() {
-        NetworkMode::None => Network::None,
-        NetworkMode::Host => Network::Host,
-        NetworkMode::Public => Network::Public,
-        NetworkMode::Lan => Network::Lan,
-        NetworkMode::List => Network::Allow(record.allow),
+        NetworkMode::None => NetworkAccess::None,
+        NetworkMode::Host => NetworkAccess::Host,
+        NetworkMode::Public => NetworkAccess::Public,
+        NetworkMode::Lan => NetworkAccess::Lan,
+        NetworkMode::List => NetworkAccess::Allow(record.allow),
     }
 }
 
@@ -303,7 +303,10 @@ mod tests {
     struct Alone;
 
     impl Builder for Alone {
-        fn image(&self, _: &str) -> Result<Option<Loaded>, Box<dyn std::error::Error + Send + Sync>> {
+        fn image(
+            &self,
+            _: &str,
+        ) -> Result<Option<LoadedAgentfile>, Box<dyn std::error::Error + Send + Sync>> {
             Ok(None)
         }
 

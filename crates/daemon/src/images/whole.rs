@@ -1,7 +1,8 @@
 //! An image as the store has it: its manifest or index, and the manifests of that.
 
 use lodge_image::oci::{
-    AgentKind, BadImage, BinImage, Descriptor, Document, Index, LAYER_MAX, MANIFEST_MAX, Manifest, read_bin,
+    AgentKind, BadImage, BinImage, Descriptor, Index, LAYER_MAX, MANIFEST_MAX, Manifest, ManifestDocument,
+    read_bin,
 };
 use lodge_image::{BlobError, Blobs, Digest, Pins};
 use lodge_proto::ErrorBody;
@@ -12,7 +13,7 @@ use super::errors;
 #[derive(Debug, Clone)]
 pub(crate) struct Whole {
     pub descriptor: Descriptor,
-    pub document: Document,
+    pub document: ManifestDocument,
     /// What an index names.
     pub children: Vec<(Descriptor, Manifest)>,
 }
@@ -67,7 +68,7 @@ impl Whole {
     pub(crate) fn outline(blobs: &Blobs, pins: &Pins, digest: &Digest) -> Result<Whole, Gap> {
         let (descriptor, document) = read_document(blobs, pins, digest)?;
         let mut children = Vec::new();
-        if let Document::Index(index) = &document {
+        if let ManifestDocument::Index(index) = &document {
             for part in &index.manifests {
                 let (_, child) = read_document(blobs, pins, &part.digest)?;
                 children.push((part.clone(), only_manifest(child).map_err(Gap::Failed)?));
@@ -97,8 +98,8 @@ impl Whole {
 
     pub(crate) fn is_agent(&self) -> bool {
         match &self.document {
-            Document::Manifest(manifest) => AgentKind::of(manifest).is_some(),
-            Document::Index(_) => false,
+            ManifestDocument::Manifest(manifest) => AgentKind::of(manifest).is_some(),
+            ManifestDocument::Index(_) => false,
         }
     }
 
@@ -113,8 +114,8 @@ impl Whole {
         }
         let mut blob = |part: &Descriptor| contents(blobs, part);
         let read = match &self.document {
-            Document::Index(index) => read_bin(index, &self.children, &mut blob),
-            Document::Manifest(manifest) => {
+            ManifestDocument::Index(index) => read_bin(index, &self.children, &mut blob),
+            ManifestDocument::Manifest(manifest) => {
                 let alone = (self.descriptor.clone(), manifest.clone());
                 let index = Index {
                     dialect: manifest.dialect,
@@ -130,10 +131,10 @@ impl Whole {
 }
 
 /// A child of an index. An index in an index is nobody's tool, and would have no end.
-pub(crate) fn only_manifest(document: Document) -> Result<Manifest, ErrorBody> {
+pub(crate) fn only_manifest(document: ManifestDocument) -> Result<Manifest, ErrorBody> {
     match document {
-        Document::Manifest(manifest) => Ok(manifest),
-        Document::Index(_) => Err(errors::bad_image(&BadImage::new("its index names another index"))),
+        ManifestDocument::Manifest(manifest) => Ok(manifest),
+        ManifestDocument::Index(_) => Err(errors::bad_image(&BadImage::new("its index names another index"))),
     }
 }
 
@@ -142,10 +143,10 @@ pub(crate) fn read_document(
     blobs: &Blobs,
     pins: &Pins,
     digest: &Digest,
-) -> Result<(Descriptor, Document), Gap> {
+) -> Result<(Descriptor, ManifestDocument), Gap> {
     pins.keep(digest);
     let bytes = blobs.read(digest, MANIFEST_MAX).map_err(|error| Gap::of(&error))?;
-    let document = Document::read(&bytes).map_err(|error| Gap::Failed(errors::bad_image(&error)))?;
+    let document = ManifestDocument::read(&bytes).map_err(|error| Gap::Failed(errors::bad_image(&error)))?;
     Ok((Descriptor::new(document.media_type(), *digest, bytes.len() as u64), document))
 }
 

@@ -11,9 +11,9 @@ use super::archiver::{Archiver, Batch, Left, NotArchived, Part, Placed, Task, Wa
 use super::queue::Work;
 use super::{Layout, retention};
 use crate::crash::{self, Mutation};
-use crate::engine::jobs::{JobEffect, JobSeen};
-use crate::engine::{Effect, Seen};
 use crate::shell::Shell;
+use lodge_engine::jobs::{JobEffect, JobSeen};
+use lodge_engine::{Effect, Seen};
 
 /// How far behind everything else this thread stands when somebody waits for a core: output that is not archived yet is
 /// safe in its files, and whoever writes it there, or waits for a commit, goes first.

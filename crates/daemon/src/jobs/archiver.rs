@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use lodge_core::JobId;
-use lodge_exec::{Host, ReadError, Stream};
+use lodge_exec::{ExecStream, ReadError, SandboxHost};
 use lodge_store::{OutputChunk, OutputEnds, OutputError, OutputStore, OutputStream};
 
 use super::db::{Db, NotOpened};
@@ -89,7 +89,7 @@ pub enum NotArchived {
 /// Owns the writer of `output.db`.
 #[derive(Debug)]
 pub struct Archiver {
-    host: Arc<Host>,
+    host: Arc<SandboxHost>,
     db: Arc<Db>,
     store: Option<OutputStore>,
     /// Up to where the jobs that run are archived.
@@ -97,7 +97,7 @@ pub struct Archiver {
 }
 
 impl Archiver {
-    pub fn new(host: Arc<Host>, db: Arc<Db>) -> Archiver {
+    pub fn new(host: Arc<SandboxHost>, db: Arc<Db>) -> Archiver {
         Archiver { host, db, store: None, ends: HashMap::new() }
     }
 
@@ -139,8 +139,8 @@ impl Archiver {
             Want::All => total,
         };
         let streams = [
-            (Stream::Stdout, &mut ends.stdout, totals.stdout.end),
-            (Stream::Stderr, &mut ends.stderr, totals.stderr.end),
+            (ExecStream::Stdout, &mut ends.stdout, totals.stdout.end),
+            (ExecStream::Stderr, &mut ends.stderr, totals.stderr.end),
         ];
         let mut left = Left::Nothing;
         for (stream, end, total) in streams {
@@ -166,7 +166,7 @@ impl Archiver {
     fn take(
         &self,
         task: &Task,
-        stream: Stream,
+        stream: ExecStream,
         end: &mut u64,
         upto: u64,
         room: &mut usize,
@@ -190,8 +190,8 @@ impl Archiver {
             *end = read.offset + read.bytes.len() as u64;
             *room -= read.bytes.len();
             let stream = match stream {
-                Stream::Stdout => OutputStream::Stdout,
-                Stream::Stderr => OutputStream::Stderr,
+                ExecStream::Stdout => OutputStream::Stdout,
+                ExecStream::Stderr => OutputStream::Stderr,
             };
             chunks.push(OutputChunk {
                 job: task.job.clone(),
@@ -237,7 +237,9 @@ impl Archiver {
         let go_on = |part: &&Part| part.task.want == Want::Final || part.left != Left::Nothing;
         for part in batch.parts.iter().filter(go_on) {
             let (sandbox, job) = (&part.task.placed.sandbox, part.task.job.as_str());
-            for (stream, upto) in [(Stream::Stdout, part.ends.stdout), (Stream::Stderr, part.ends.stderr)] {
+            for (stream, upto) in
+                [(ExecStream::Stdout, part.ends.stdout), (ExecStream::Stderr, part.ends.stderr)]
+            {
                 if let Err(error) = self.host.job_release(sandbox, job, stream, upto) {
                     tracing::warn!(event = "job.output_not_released", job, error = chain(&error));
                 }

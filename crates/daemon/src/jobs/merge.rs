@@ -2,7 +2,7 @@
 //!
 //! A place in it is a number of bytes of both streams together, kept or not, so that it means the same for ever.
 
-use lodge_exec::{Runs, Speaker};
+use lodge_exec::{OrderRuns, Speaker};
 
 use super::read::Piece;
 
@@ -103,7 +103,7 @@ fn stretch<'h, E>(
 
 /// Runs, each as whose it is, where it begins in that stream, and how long it is.
 struct Spans<'o> {
-    runs: Runs<'o>,
+    runs: OrderRuns<'o>,
     known: Known,
     at: [u64; 2],
     stage: Stage,
@@ -121,7 +121,7 @@ enum Stage {
 
 impl<'o> Spans<'o> {
     fn new(order: &'o [u8], known: Known) -> Spans<'o> {
-        Spans { runs: Runs::new(order), known, at: [0; 2], stage: Stage::Marked }
+        Spans { runs: OrderRuns::new(order), known, at: [0; 2], stage: Stage::Marked }
     }
 
     fn span(&mut self, who: Speaker, len: u64) -> (Speaker, u64, u64) {
@@ -286,7 +286,7 @@ mod tests {
     fn reached(said: &Said, order: &[u8], known: Known) -> bool {
         let all: Vec<(Speaker, u64)> =
             Spans::new(&said.order, said.known(true)).map(|(who, _, len)| (who, len)).collect();
-        let marked = Runs::new(order).count();
+        let marked = OrderRuns::new(order).count();
         let mut at = [0, 0];
         let mut max = [0, 0];
         for (index, (who, len)) in all.iter().enumerate() {

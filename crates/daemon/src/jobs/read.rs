@@ -1,7 +1,7 @@
 //! Reading output: from the archive, from the files, and both streams as one.
 
 use lodge_core::job::JobRow;
-use lodge_exec::{Host, ReadError, Speaker, Stream, limits::ORDER_BYTES_MAX};
+use lodge_exec::{ExecStream, ReadError, SandboxHost, Speaker, limits::ORDER_BYTES_MAX};
 use lodge_proto::ErrorBody;
 use lodge_store::{OutputError, OutputStream};
 
@@ -57,7 +57,7 @@ pub(super) fn piece(
 
 /// The output of one job.
 pub(super) struct Output<'a> {
-    pub(super) host: &'a Host,
+    pub(super) host: &'a SandboxHost,
     pub(super) db: &'a Db,
     pub(super) row: &'a JobRow,
     /// None: it is in the archive alone.
@@ -133,8 +133,8 @@ impl<'a> Output<'a> {
         }
         let Some(sandbox) = &self.sandbox else { return Ok(archived) };
         let stream = match who {
-            Speaker::Stdout => Stream::Stdout,
-            Speaker::Stderr => Stream::Stderr,
+            Speaker::Stdout => ExecStream::Stdout,
+            Speaker::Stderr => ExecStream::Stderr,
         };
         let in_files = match self.host.job_read(sandbox, self.row.id.as_str(), stream, offset, len_max) {
             Ok(read) => Stretch { offset: read.offset, bytes: read.bytes },

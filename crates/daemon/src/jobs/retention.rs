@@ -12,10 +12,10 @@ use lodge_core::{AgentId, JobId};
 use lodge_store::{OutputFate, OutputReader};
 
 use crate::chain;
-use crate::engine::Seen;
-use crate::engine::jobs::{Expiry, JobSeen};
 use crate::limits;
 use crate::shell::{Shell, now};
+use lodge_engine::Seen;
+use lodge_engine::jobs::{Expiry, JobSeen};
 
 /// Jobs that are looked at, or told of, at once.
 const PAGE: u32 = 256;

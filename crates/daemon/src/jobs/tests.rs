@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use lodge_core::job::{JobProgress, JobRequest, JobRow, JobState, JobStream};
 use lodge_core::{JobId, Timestamp};
-use lodge_exec::{Host, Speaker};
+use lodge_exec::{SandboxHost, Speaker};
 
 use super::Layout;
 use super::archiver::{Archiver, Left, NotArchived, Placed, Task, Want};
@@ -48,7 +48,7 @@ impl Marks {
 /// A job's files as a keeper writes them, and an archive.
 struct World {
     dir: tempfile::TempDir,
-    host: Arc<Host>,
+    host: Arc<SandboxHost>,
     row: JobRow,
     marks: Marks,
     /// What was written, and may have been dropped since.
@@ -60,7 +60,7 @@ struct World {
 impl World {
     fn new(output_bytes: u64) -> World {
         let dir = tempfile::tempdir().unwrap();
-        let host = Arc::new(Host::open(dir.path(), &b"keeper"[..]).unwrap());
+        let host = Arc::new(SandboxHost::open(dir.path(), &b"keeper"[..]).unwrap());
         let request = JobRequest { output_bytes, ..JobRequest::default() };
         let row = JobRow {
             id: "job_1".parse().unwrap(),

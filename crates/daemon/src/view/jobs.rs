@@ -2,6 +2,7 @@
 
 use lodge_core::job::{JobRow, JobStream};
 use lodge_core::{Cause, SessionId, Timestamp};
+use lodge_engine::JobRefusal;
 use lodge_proto::{ErrorBody, JobView};
 
 pub fn job(row: &JobRow, agent_name: &str) -> JobView {
@@ -39,6 +40,5 @@ pub fn job(row: &JobRow, agent_name: &str) -> JobView {
 
 /// The refusal of a job that nobody has.
 pub fn no_job(given: &str) -> ErrorBody {
-    ErrorBody::new("job.not_found", format!("async job not found: {given}"))
-        .hint("`lodge jobs ls` lists all jobs")
+    super::refused(JobRefusal::NotFound { given: given.to_owned() })
 }

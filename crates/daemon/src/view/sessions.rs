@@ -2,12 +2,14 @@
 
 use lodge_core::epoch::Summary;
 use lodge_core::record::{CallRecord, SessionRow};
+use lodge_core::summary::SessionSummary;
 use lodge_core::{AgentId, SessionId, TurnId};
+use lodge_engine::SessionRefusal;
 use lodge_proto::{
     EpochView, ErrorBody, ExportedMessage, ExportedResult, ExportedTurn, ForkView, MessageView, SessionHit,
     SessionView, SnippetMark, ToolCallView,
 };
-use lodge_store::{Exported, Hit, PlacedEpoch, SessionSummary, Told};
+use lodge_store::{Exported, Hit, PlacedEpoch, Told};
 
 use super::{full_turn, quarantined};
 
@@ -37,19 +39,17 @@ pub fn session(summary: &SessionSummary) -> SessionView {
 }
 
 /// The refusal of a session that nobody has.
-pub fn no_session(id: &impl std::fmt::Display) -> ErrorBody {
-    ErrorBody::new("session.not_found", format!("no session `{id}`"))
-        .hint("`lodge session ls` lists all sessions")
+pub fn no_session(given: &impl std::fmt::Display) -> ErrorBody {
+    super::refused(SessionRefusal::NotFound { given: given.to_string() })
 }
 
 /// The refusal of another agent's session.
 pub fn other_agent(id: &SessionId, owner: &AgentId) -> ErrorBody {
-    ErrorBody::new("session.other_agent", format!("session `{id}` belongs to {owner}"))
-        .hint("name that agent, or choose another session id")
+    super::refused(SessionRefusal::OtherAgent { session: id.clone(), owner: owner.clone() })
 }
 
 pub fn session_exists(id: &SessionId) -> ErrorBody {
-    ErrorBody::new("session.exists", format!("there is a session `{id}` already")).hint("choose another id")
+    super::refused(SessionRefusal::Exists { session: id.clone() })
 }
 
 pub fn message(Told { row, active }: Told) -> MessageView {

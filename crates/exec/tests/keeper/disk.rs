@@ -7,9 +7,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
-use lodge_exec::{Command, Ended, Evidence, KeeperEvent};
+use lodge_exec::{Evidence, ExitOutcome, KeeperCommand, KeeperEvent};
 
-use crate::home::{BOX, Home, exited, next, until};
+use crate::home::{BOX, SandboxHome, exited, next, until};
 
 /// Names the directory of the test that runs again, in a mount namespace with a small disk in it.
 const INSIDE: &str = "LODGE_TEST_SMALL_DISK";
@@ -80,13 +80,13 @@ fn fill(path: &Path) {
 async fn output_for_which_there_is_no_room_is_dropped_and_counted_and_the_exec_is_recorded() {
     let test = "output_for_which_there_is_no_room_is_dropped_and_counted_and_the_exec_is_recorded";
     let Some(dir) = small_disk(test) else { return };
-    let home = Home::at(&dir);
+    let home = SandboxHome::at(&dir);
     let mut link = home.up().await;
     let mut start = home.sh("e1", "head -c 4000000 /dev/zero; echo end > ended; exit 5");
     start.output_cap = 1 << 30;
-    link.send(&Command::Start(start)).await.unwrap();
+    link.send(&KeeperCommand::Start(start)).await.unwrap();
     let record = exited(&mut link, "e1").await;
-    assert_eq!((&record.ended, record.stdout.seen), (&Ended::Code(5), 4_000_000));
+    assert_eq!((&record.ended, record.stdout.seen), (&ExitOutcome::Code(5), 4_000_000));
     assert!(record.stdout.kept < 1 << 20, "{record:?}");
     let dropped = format!("{} bytes of its stdout were dropped", 4_000_000 - record.stdout.kept);
     assert!(record.note.contains(&dropped) && record.note.contains("No space left"), "{record:?}");
@@ -98,15 +98,15 @@ async fn output_for_which_there_is_no_room_is_dropped_and_counted_and_the_exec_i
 async fn a_disk_that_fills_up_while_an_exec_runs_does_not_take_its_record() {
     let test = "a_disk_that_fills_up_while_an_exec_runs_does_not_take_its_record";
     let Some(dir) = small_disk(test) else { return };
-    let home = Home::at(&dir);
+    let home = SandboxHome::at(&dir);
     let mut link = home.up().await;
     let script = "echo > up; until test -e go; do sleep 0.01; done; echo out; echo err >&2; exit 6";
-    link.send(&Command::Start(home.sh("e1", script))).await.unwrap();
+    link.send(&KeeperCommand::Start(home.sh("e1", script))).await.unwrap();
     until("it runs", || home.root.join("up").exists()).await;
     fill(&home.run().join("filler"));
     fs::write(home.root.join("go"), "").unwrap();
     let record = exited(&mut link, "e1").await;
-    assert_eq!(record.ended, Ended::Code(6));
+    assert_eq!(record.ended, ExitOutcome::Code(6));
     assert!(record.note.contains("4 bytes of its stdout were dropped"), "{record:?}");
     assert!(matches!(home.host.evidence(BOX, "e1"), Evidence::Exited(read) if read == record));
 }
@@ -115,11 +115,11 @@ async fn a_disk_that_fills_up_while_an_exec_runs_does_not_take_its_record() {
 async fn an_exec_for_whose_record_there_is_no_room_is_refused_without_a_trace_and_runs_when_there_is() {
     let test = "an_exec_for_whose_record_there_is_no_room_is_refused_without_a_trace_and_runs_when_there_is";
     let Some(dir) = small_disk(test) else { return };
-    let home = Home::at(&dir);
+    let home = SandboxHome::at(&dir);
     let mut link = home.up().await;
     let filler = home.run().join("filler");
     fill(&filler);
-    let start = Command::Start(home.sh("e1", "echo ran >> effects"));
+    let start = KeeperCommand::Start(home.sh("e1", "echo ran >> effects"));
     link.send(&start).await.unwrap();
     match next(&mut link).await {
         KeeperEvent::Refused { why, recorded: false, .. } => assert!(why.contains("No space left"), "{why}"),
@@ -129,6 +129,6 @@ async fn an_exec_for_whose_record_there_is_no_room_is_refused_without_a_trace_an
     assert!(!home.root.join("effects").exists());
     fs::remove_file(&filler).unwrap();
     link.send(&start).await.unwrap();
-    assert_eq!(exited(&mut link, "e1").await.ended, Ended::Code(0));
+    assert_eq!(exited(&mut link, "e1").await.ended, ExitOutcome::Code(0));
     assert_eq!(fs::read_to_string(home.root.join("effects")).unwrap(), "ran\n");
 }

@@ -3,18 +3,20 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use lodge_exec::{Command, Counted, Ended, Evidence, ExitRecord, ReadError, Stream, Usage};
+use lodge_exec::{
+    Evidence, ExecStream, ExitOutcome, ExitRecord, KeeperCommand, ReadError, ResourceUsage, StreamCount,
+};
 
-use crate::home::{BOX, Home, PATIENCE};
+use crate::home::{BOX, PATIENCE, SandboxHome};
 
 /// Starts an exec under a keeper that dies at `point`, and tells what is left once it is dead.
-async fn crash_at(point: &str) -> (Home, Evidence) {
-    let home = Home::new();
+async fn crash_at(point: &str) -> (SandboxHome, Evidence) {
+    let home = SandboxHome::new();
     let mut spec = home.spec();
     spec.failpoint = Some(point.to_owned());
     home.host.start(&spec).await.unwrap();
     let mut link = home.dial(1).await;
-    link.send(&Command::Start(home.sh("e1", "echo ran >> effects"))).await.unwrap();
+    link.send(&KeeperCommand::Start(home.sh("e1", "echo ran >> effects"))).await.unwrap();
     let lost = async { while link.next().await.is_some() {} };
     tokio::time::timeout(PATIENCE, lost).await.unwrap();
     assert!(home.host.wait_gone(BOX, PATIENCE).await);
@@ -46,7 +48,7 @@ async fn a_keeper_that_dies_after_the_record_leaves_the_outcome() {
 
 #[test]
 fn a_record_that_is_no_plain_file_is_refused() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let dir = home.exec_dir("e1");
     let exit = dir.join("exit");
     assert!(matches!(home.host.evidence(BOX, "e1"), Evidence::NoClaim));
@@ -71,7 +73,7 @@ fn a_record_that_is_no_plain_file_is_refused() {
 
 #[test]
 fn a_directory_that_is_a_link_is_not_followed() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     fs::create_dir_all(home.run().join("exec")).unwrap();
     let elsewhere = home.state().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
@@ -79,27 +81,27 @@ fn a_directory_that_is_a_link_is_not_followed() {
     symlink(&elsewhere, home.exec_dir("e1")).unwrap();
     let evidence = home.host.evidence(BOX, "e1");
     assert!(matches!(evidence, Evidence::Unreadable(_)), "{evidence:?}");
-    let read = home.host.read_output(BOX, "e1", Stream::Stdout, 100, 100);
+    let read = home.host.read_output(BOX, "e1", ExecStream::Stdout, 100, 100);
     assert!(matches!(read, Err(ReadError::NotPlain { .. })), "{read:?}");
     for bad in ["../box", "", "a/b"] {
-        let read = home.host.read_output(BOX, bad, Stream::Stdout, 100, 100);
+        let read = home.host.read_output(BOX, bad, ExecStream::Stdout, 100, 100);
         assert!(matches!(read, Err(ReadError::BadId { .. })), "{read:?}");
     }
 }
 
 #[test]
 fn remains_of_a_record_are_a_claim_and_a_record_of_an_older_keeper_is_an_outcome() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let dir = home.exec_dir("e1");
     let exit = dir.join("exit");
     fs::create_dir_all(&dir).unwrap();
     let record = ExitRecord {
-        ended: Ended::Code(0),
+        ended: ExitOutcome::Code(0),
         started_ms: 1,
         finished_ms: 2,
-        stdout: Counted::default(),
-        stderr: Counted::default(),
-        usage: Usage::default(),
+        stdout: StreamCount::default(),
+        stderr: StreamCount::default(),
+        usage: ResourceUsage::default(),
         note: "n".repeat(1500),
         cause: None,
     };

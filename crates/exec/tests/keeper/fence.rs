@@ -1,12 +1,12 @@
 //! The fence, seen from inside.
 
-use lodge_exec::{Bind, Command, Ended};
+use lodge_exec::{Bind, ExitOutcome, KeeperCommand};
 
-use crate::home::{BOX, Home, PATIENCE, exited, is_root, mark, processes_with, until};
+use crate::home::{BOX, PATIENCE, SandboxHome, exited, is_root, mark, processes_with, until};
 
 #[tokio::test]
 async fn a_tool_sees_neither_the_state_directory_nor_other_homes() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let other = home.state().join("agents/b/root");
     std::fs::create_dir_all(&other).unwrap();
     let mut link = home.up().await;
@@ -24,7 +24,7 @@ async fn a_tool_sees_neither_the_state_directory_nor_other_homes() {
 
 #[tokio::test]
 async fn a_tool_cannot_reach_the_keepers_socket_by_any_path() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up().await;
     let run = home.run();
     let script = format!(
@@ -37,7 +37,7 @@ async fn a_tool_cannot_reach_the_keepers_socket_by_any_path() {
 
 #[tokio::test]
 async fn a_tool_sees_only_processes_of_its_sandbox() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up().await;
     home.run_sh(&mut link, "e1", "cd /proc; ls -d [0-9]* | wc -l; kill -9 1; echo $?").await;
     let output = home.stdout("e1");
@@ -49,7 +49,7 @@ async fn a_tool_sees_only_processes_of_its_sandbox() {
 
 #[tokio::test]
 async fn a_tool_has_its_own_uid_when_it_can_and_never_a_capability() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up().await;
     let script = "id -u; id -g; id -G; grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status; cat /proc/self/oom_score_adj; umask; ulimit -c; ls /proc/self/fd | tr '\\n' ' '";
     home.run_sh(&mut link, "e1", script).await;
@@ -71,7 +71,7 @@ async fn a_tool_has_its_own_uid_when_it_can_and_never_a_capability() {
 
 #[tokio::test]
 async fn a_tool_writes_to_the_parts_of_its_root_that_are_its_own_and_not_elsewhere() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let work = home.root.join("work");
     std::fs::create_dir(&work).unwrap();
     if let Some(uid) = home.uid {
@@ -90,7 +90,7 @@ async fn a_tool_writes_to_the_parts_of_its_root_that_are_its_own_and_not_elsewhe
         unshare -U true 2>/dev/null && echo unshared; true";
     let mut start = home.sh("e1", script);
     start.env.push(("TMPDIR".into(), "/tmp".into()));
-    link.send(&Command::Start(start)).await.unwrap();
+    link.send(&KeeperCommand::Start(start)).await.unwrap();
     exited(&mut link, "e1").await;
     assert_eq!(home.stdout("e1"), "ok\ntemporary\n");
     drop(outside);
@@ -98,7 +98,7 @@ async fn a_tool_writes_to_the_parts_of_its_root_that_are_its_own_and_not_elsewhe
 
 #[tokio::test]
 async fn binds_show_host_paths_inside_and_read_only_ones_stay_so() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let outside = home.state().join("shared");
     std::fs::create_dir(&outside).unwrap();
     std::fs::write(outside.join("file"), "shared\n").unwrap();
@@ -133,13 +133,13 @@ async fn binds_show_host_paths_inside_and_read_only_ones_stay_so() {
 }
 
 /// A directory of the host that the sandbox's user may write to, beneath which root finds another mount.
-struct Shared {
+struct SharedDirectory {
     source: std::path::PathBuf,
     inner: Option<std::path::PathBuf>,
 }
 
-impl Shared {
-    fn new(home: &Home) -> Shared {
+impl SharedDirectory {
+    fn new(home: &SandboxHome) -> SharedDirectory {
         let source = home.state().join("shared");
         let inner = source.join("inner");
         std::fs::create_dir_all(&inner).unwrap();
@@ -148,11 +148,11 @@ impl Shared {
             let mount = std::process::Command::new("mount");
             assert!(run(mount, &["-t", "tmpfs", "-o", "mode=0777,size=64k", "none"], &inner));
         }
-        Shared { source, inner: home.uid.map(|_| inner) }
+        SharedDirectory { source, inner: home.uid.map(|_| inner) }
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedDirectory {
     fn drop(&mut self) {
         if let Some(inner) = &self.inner
             && !run(std::process::Command::new("umount"), &["-l"], inner)
@@ -166,8 +166,8 @@ fn run(mut program: std::process::Command, args: &[&str], path: &std::path::Path
 
 #[tokio::test]
 async fn a_read_only_bind_is_read_only_beneath_the_root_and_beneath_its_own_mounts() {
-    let home = Home::new();
-    let shared = Shared::new(&home);
+    let home = SandboxHome::new();
+    let shared = SharedDirectory::new(&home);
     let mut spec = home.spec();
     let bind = |name: &str, read_only| Bind {
         source: shared.source.clone(),
@@ -185,8 +185,8 @@ async fn a_read_only_bind_is_read_only_beneath_the_root_and_beneath_its_own_moun
 
 #[tokio::test]
 async fn a_bind_that_cannot_be_made_read_only_ends_the_start() {
-    let home = Home::new();
-    let shared = Shared::new(&home);
+    let home = SandboxHome::new();
+    let shared = SharedDirectory::new(&home);
     // Made step by step, such a way is no trouble; named as a whole, it is longer than a path may be.
     let name = "n".repeat(250);
     let target = (0..17).fold(home.root.clone(), |way, _| way.join(&name));
@@ -200,7 +200,7 @@ async fn a_bind_that_cannot_be_made_read_only_ends_the_start() {
 }
 
 /// Why the start of a sandbox was refused.
-async fn refusal(home: &Home, spec: &lodge_exec::SandboxSpec) -> String {
+async fn refusal(home: &SandboxHome, spec: &lodge_exec::SandboxSpec) -> String {
     let refused = home.host.start(spec).await.expect_err("it started");
     assert_eq!(refused.code(), "sandbox.keeper_gave_up");
     assert!(home.host.wait_gone(BOX, PATIENCE).await);
@@ -212,7 +212,7 @@ async fn refusal(home: &Home, spec: &lodge_exec::SandboxSpec) -> String {
 
 #[tokio::test]
 async fn a_root_that_cannot_be_built_for_now_ends_the_start_instead_of_weakening_the_fence() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut spec = home.spec();
     spec.failpoint = Some("keeper.no_room".to_owned());
     let why = refusal(&home, &spec).await;
@@ -236,7 +236,7 @@ async fn a_full_disk_ends_the_start_and_room_lets_it_succeed() {
         // Only root can make a disk that is full.
         return;
     }
-    let home = Home::new();
+    let home = SandboxHome::new();
     let full = home.root.join("full");
     std::fs::create_dir(&full).unwrap();
     let mount = std::process::Command::new("mount");
@@ -253,7 +253,7 @@ async fn a_full_disk_ends_the_start_and_room_lets_it_succeed() {
 
 #[tokio::test]
 async fn a_program_that_is_not_the_file_that_was_checked_is_not_bound() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let program = home.state().join("tool");
     let put = |path: &std::path::Path, word: &str| {
         std::fs::write(path, format!("#!/bin/sh\necho {word}\n")).unwrap();
@@ -285,7 +285,7 @@ async fn a_program_that_is_not_the_file_that_was_checked_is_not_bound() {
 
 #[tokio::test]
 async fn a_source_that_a_link_has_taken_the_place_of_ends_the_start() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let outside = home.root.parent().unwrap().join("outside");
     std::fs::create_dir_all(outside.join("real/below")).unwrap();
     std::os::unix::fs::symlink(outside.join("real"), outside.join("link")).unwrap();
@@ -313,21 +313,21 @@ async fn a_source_that_a_link_has_taken_the_place_of_ends_the_start() {
 
 #[tokio::test]
 async fn tools_of_one_sandbox_may_signal_each_other() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up().await;
     home.run_sh(&mut link, "e1", "sleep 1000 & echo $! > pid").await;
     let record = home.run_sh(&mut link, "e2", "kill $(cat pid)").await;
-    assert_eq!(record.ended, Ended::Code(0));
+    assert_eq!(record.ended, ExitOutcome::Code(0));
 }
 
 #[tokio::test]
 async fn killing_the_keeper_frees_its_lock_and_kills_all_of_its_namespace() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up().await;
     home.run_sh(&mut link, "e1", "true").await;
     let mark = mark();
     let script = format!("setsid sleep {mark} & sleep {mark}; true");
-    link.send(&Command::Start(home.sh("e2", &script))).await.unwrap();
+    link.send(&KeeperCommand::Start(home.sh("e2", &script))).await.unwrap();
     until("its processes run", || processes_with(&mark).len() >= 3).await;
     home.kill_keeper();
     assert!(home.host.wait_gone(BOX, PATIENCE).await);
@@ -339,7 +339,7 @@ async fn killing_the_keeper_frees_its_lock_and_kills_all_of_its_namespace() {
     // The next keeper knows that e2 was claimed and does not run it again.
     home.host.start(&home.spec()).await.unwrap();
     let mut link = home.dial(2).await;
-    link.send(&Command::Start(home.sh("e2", "echo again > again"))).await.unwrap();
+    link.send(&KeeperCommand::Start(home.sh("e2", "echo again > again"))).await.unwrap();
     let lost = lodge_exec::KeeperEvent::Lost { exec: "e2".to_owned() };
     assert_eq!(crate::home::next(&mut link).await, lost);
     assert!(!home.root.join("again").exists());
@@ -347,7 +347,7 @@ async fn killing_the_keeper_frees_its_lock_and_kills_all_of_its_namespace() {
 
 #[tokio::test]
 async fn a_host_can_be_probed_for_its_layers() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let layers = home.host.probe().await;
     for name in ["pidns", "seccomp", "landlock", "own_uid"] {
         assert!(layers.iter().any(|layer| layer.name == name), "{name}: {layers:?}");
@@ -370,7 +370,7 @@ async fn a_host_can_be_probed_for_its_layers() {
 
 #[tokio::test]
 async fn as_root_a_sandbox_without_a_user_is_refused() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut spec = home.spec();
     spec.uid = None;
     let started = home.host.start(&spec).await;

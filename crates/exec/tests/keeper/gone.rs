@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lodge_exec::{SandboxSpec, StartError};
 
-use crate::home::{BOX, Home, PATIENCE, mark, processes_with, until};
+use crate::home::{BOX, PATIENCE, SandboxHome, mark, processes_with, until};
 
 /// Long enough for a wrong answer.
 const MOMENT: Duration = Duration::from_millis(300);
@@ -23,7 +23,7 @@ fn spoil(file: &Path) -> PathBuf {
 #[tokio::test]
 async fn a_sandbox_of_which_nobody_can_tell_is_neither_gone_nor_started_anew() {
     for file in ["pid", "cgroup"] {
-        let home = Home::new();
+        let home = SandboxHome::new();
         drop(home.up().await);
         home.kill_keeper();
         until("its lock is free", || !home.host.is_held(BOX)).await;
@@ -45,7 +45,7 @@ async fn a_sandbox_of_which_nobody_can_tell_is_neither_gone_nor_started_anew() {
 
 #[tokio::test]
 async fn remains_of_what_a_keeper_wrote_down_name_nobody() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     drop(home.up().await);
     home.kill_keeper();
     assert!(home.host.wait_gone(BOX, PATIENCE).await);
@@ -58,7 +58,7 @@ async fn remains_of_what_a_keeper_wrote_down_name_nobody() {
 }
 
 /// The cgroups of the sandbox, if the host has any.
-fn cgroups(home: &Home) -> Option<Vec<PathBuf>> {
+fn cgroups(home: &SandboxHome) -> Option<Vec<PathBuf>> {
     let path = fs::read_to_string(home.run().join("cgroup")).unwrap();
     (!path.is_empty()).then(|| cgroups_beside(Path::new(&path)))
 }
@@ -71,7 +71,7 @@ fn cgroups_beside(path: &Path) -> Vec<PathBuf> {
 
 #[tokio::test]
 async fn a_launch_that_fails_leaves_no_cgroup_behind() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     drop(home.up().await);
     let Some(found) = cgroups(&home) else { return };
     assert_eq!(found.len(), 1);
@@ -90,7 +90,7 @@ async fn a_launch_that_fails_leaves_no_cgroup_behind() {
 
 #[tokio::test]
 async fn a_populated_cgroup_that_nobody_wrote_down_is_ended_before_the_next_keeper() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up_without(Some("keeper.no_namespaces")).await;
     if cgroups(&home).is_none() || link.welcome.layers.iter().any(|l| l.name == "kill" && l.missing.is_some())
     {

@@ -9,17 +9,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use lodge_exec::{
-    Command, ExecKind, ExitRecord, Host, KeeperEvent, Link, PrivateRoot, SandboxSpec, Secret, Start,
+    ExecKind, ExitRecord, KeeperCommand, KeeperEvent, Link, PrivateRoot, SandboxHost, SandboxSpec, Secret,
+    StartExec,
 };
 
 pub(crate) const BOX: &str = "box";
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-pub(crate) struct Home {
+pub(crate) struct SandboxHome {
     base: PathBuf,
     /// None where somebody else owns the directory.
     _dir: Option<tempfile::TempDir>,
-    pub(crate) host: Host,
+    pub(crate) host: SandboxHost,
     pub(crate) root: PathBuf,
     pub(crate) secret: Secret,
     pub(crate) uid: Option<u32>,
@@ -47,19 +48,19 @@ pub(crate) fn keeper() -> &'static [u8] {
     })
 }
 
-impl Home {
-    pub(crate) fn new() -> Home {
+impl SandboxHome {
+    pub(crate) fn new() -> SandboxHome {
         let dir = tempfile::tempdir().unwrap();
-        let mut home = Home::at(dir.path());
+        let mut home = SandboxHome::at(dir.path());
         home._dir = Some(dir);
         home
     }
 
     /// A home in a directory that outlives it.
-    pub(crate) fn at(base: &Path) -> Home {
+    pub(crate) fn at(base: &Path) -> SandboxHome {
         static NEXT_UID: AtomicU32 = AtomicU32::new(0);
         let state = base.join("state");
-        let host = Host::open(&state, keeper()).unwrap();
+        let host = SandboxHost::open(&state, keeper()).unwrap();
         let root = state.join("agents/a/root");
         fs::create_dir_all(&root).unwrap();
         let root = root.canonicalize().unwrap();
@@ -71,7 +72,14 @@ impl Home {
         }
         fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).unwrap();
         furnish(&root, uid);
-        Home { host, root, secret: Secret::new([7; 32]), uid, base: base.canonicalize().unwrap(), _dir: None }
+        SandboxHome {
+            host,
+            root,
+            secret: Secret::new([7; 32]),
+            uid,
+            base: base.canonicalize().unwrap(),
+            _dir: None,
+        }
     }
 
     pub(crate) fn state(&self) -> PathBuf {
@@ -133,8 +141,8 @@ impl Home {
         self.dial(1).await
     }
 
-    pub(crate) fn sh(&self, exec: &str, script: &str) -> Start {
-        Start {
+    pub(crate) fn sh(&self, exec: &str, script: &str) -> StartExec {
+        StartExec {
             exec: exec.to_owned(),
             kind: ExecKind::Tool,
             argv: vec!["/bin/sh".into(), "-c".into(), script.into()],
@@ -151,18 +159,18 @@ impl Home {
     }
 
     /// A script as a job that keeps so many bytes of the beginning of each stream, and segments of that length.
-    pub(crate) fn job(&self, exec: &str, script: &str, (job_head, job_segment): (u64, u64)) -> Start {
-        Start { kind: ExecKind::Job, job_head, job_segment, ..self.sh(exec, script) }
+    pub(crate) fn job(&self, exec: &str, script: &str, (job_head, job_segment): (u64, u64)) -> StartExec {
+        StartExec { kind: ExecKind::Job, job_head, job_segment, ..self.sh(exec, script) }
     }
 
     /// Runs a script to its end.
     pub(crate) async fn run_sh(&self, link: &mut Link, exec: &str, script: &str) -> ExitRecord {
-        link.send(&Command::Start(self.sh(exec, script))).await.unwrap();
+        link.send(&KeeperCommand::Start(self.sh(exec, script))).await.unwrap();
         exited(link, exec).await
     }
 
     pub(crate) fn stdout(&self, exec: &str) -> String {
-        let captured = self.host.read_output(BOX, exec, lodge_exec::Stream::Stdout, 1 << 20, 0).unwrap();
+        let captured = self.host.read_output(BOX, exec, lodge_exec::ExecStream::Stdout, 1 << 20, 0).unwrap();
         String::from_utf8(captured.head).unwrap()
     }
 
@@ -211,7 +219,7 @@ fn host_trees() -> Vec<PathBuf> {
     places.into_iter().filter(|path| path.symlink_metadata().is_ok_and(|found| found.is_dir())).collect()
 }
 
-impl Drop for Home {
+impl Drop for SandboxHome {
     fn drop(&mut self) {
         let until = Instant::now() + PATIENCE;
         // Held means that the pid written down is the holder's, so it cannot have been reused.

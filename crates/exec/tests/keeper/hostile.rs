@@ -3,20 +3,20 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use lodge_exec::{Command, Ended, Evidence, KeeperEvent};
+use lodge_exec::{Evidence, ExitOutcome, KeeperCommand, KeeperEvent};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit, setrlimit};
 
-use crate::home::{BOX, Home, PATIENCE, exited, mark, next, processes_with, until};
+use crate::home::{BOX, PATIENCE, SandboxHome, exited, mark, next, processes_with, until};
 
 /// Those of the keeper's own program that are not the keeper: guardians, and children that are no program yet.
-fn half_born(home: &Home) -> Vec<Pid> {
+fn half_born(home: &SandboxHome) -> Vec<Pid> {
     let keeper = home.keeper_pid().unwrap();
     let pids = processes_with(home.state().to_str().unwrap());
     pids.into_iter().filter(|pid| *pid != keeper).filter_map(Pid::from_raw).collect()
 }
 
 /// Starts an exec and stops all that it consists of before it has become its program.
-async fn start_held_up(home: &Home, link: &mut lodge_exec::Link, count: usize) -> String {
+async fn start_held_up(home: &SandboxHome, link: &mut lodge_exec::Link, count: usize) -> String {
     let program = home.root.join("program");
     fs::copy("/bin/true", &program).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
@@ -26,7 +26,7 @@ async fn start_held_up(home: &Home, link: &mut lodge_exec::Link, count: usize) -
         let exec = format!("e{attempt}");
         let mut start = home.sh(&exec, "");
         start.argv = vec![program.clone().into()];
-        link.send(&Command::Start(start)).await.unwrap();
+        link.send(&KeeperCommand::Start(start)).await.unwrap();
         let mut looks = 0;
         until("it was met", || {
             looks += 1;
@@ -48,11 +48,11 @@ async fn start_held_up(home: &Home, link: &mut lodge_exec::Link, count: usize) -
 }
 
 async fn held_up(way: Option<&str>) {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up_without(way).await;
     let has_cgroup = link.welcome.layers.iter().any(|layer| layer.name == "kill" && layer.missing.is_none());
     let exec = start_held_up(&home, &mut link, if has_cgroup { 1 } else { 2 }).await;
-    link.send(&Command::Ping { token: 7 }).await.unwrap();
+    link.send(&KeeperCommand::Ping { token: 7 }).await.unwrap();
     let mut heard = Vec::new();
     let record = loop {
         match next(&mut link).await {
@@ -60,7 +60,7 @@ async fn held_up(way: Option<&str>) {
             other => heard.push(other),
         }
     };
-    assert_eq!(record.ended, Ended::Signal(libc::SIGKILL), "{way:?}: {record:?}");
+    assert_eq!(record.ended, ExitOutcome::Signal(libc::SIGKILL), "{way:?}: {record:?}");
     assert!(record.note.contains("held up"), "{way:?}: {record:?}");
     if !heard.contains(&KeeperEvent::Pong { token: 7 }) {
         assert_eq!(next(&mut link).await, KeeperEvent::Pong { token: 7 }, "{way:?}");
@@ -82,10 +82,12 @@ async fn an_exec_that_is_stopped_before_it_begins_holds_nobody_up_but_itself() {
 #[tokio::test]
 async fn a_stopped_guardian_that_outlives_its_keeper_is_woken_to_end_what_that_left() {
     for next_keeper in [false, true] {
-        let home = Home::new();
+        let home = SandboxHome::new();
         let link = home.up_without(Some("keeper.no_namespaces+keeper.no_cgroup")).await;
         let mark = mark();
-        link.send(&Command::Start(home.sh("e1", &format!("while :; do sleep {mark}; done")))).await.unwrap();
+        link.send(&KeeperCommand::Start(home.sh("e1", &format!("while :; do sleep {mark}; done"))))
+            .await
+            .unwrap();
         until("it runs", || processes_with(&mark).len() == 2 && half_born(&home).len() == 1).await;
         kill_process(half_born(&home)[0], Signal::STOP).unwrap();
         home.kill_keeper();
@@ -103,7 +105,7 @@ async fn a_stopped_guardian_that_outlives_its_keeper_is_woken_to_end_what_that_l
 
 #[tokio::test]
 async fn without_a_proc_of_its_own_a_group_is_killed_also_when_its_leader_is_gone() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up_without(Some("keeper.no_cgroup+keeper.no_proc")).await;
     let (killed, spared) = (mark(), mark());
     for (exec, mark) in [("e1", &killed), ("e2", &spared)] {
@@ -113,19 +115,19 @@ async fn without_a_proc_of_its_own_a_group_is_killed_also_when_its_leader_is_gon
         home.run_sh(&mut link, exec, &script).await;
     }
     assert!(!processes_with(&killed).is_empty());
-    link.send(&Command::Kill { exec: "e1".to_owned(), grace_ms: 0 }).await.unwrap();
+    link.send(&KeeperCommand::Kill { exec: "e1".to_owned(), grace_ms: 0 }).await.unwrap();
     until("its group is gone", || processes_with(&killed).is_empty()).await;
     assert!(!processes_with(&spared).is_empty());
 }
 
 #[tokio::test]
 async fn without_a_proc_of_its_own_the_group_of_a_program_that_ended_at_once_is_killed() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up_without(Some("keeper.no_cgroup+keeper.no_proc")).await;
     for round in 0..20 {
         let (exec, mark) = (format!("e{round}"), mark());
         home.run_sh(&mut link, &exec, &format!("sleep {mark} &")).await;
-        link.send(&Command::Kill { exec, grace_ms: 0 }).await.unwrap();
+        link.send(&KeeperCommand::Kill { exec, grace_ms: 0 }).await.unwrap();
         until("its group is gone", || processes_with(&mark).is_empty()).await;
     }
 }
@@ -136,7 +138,7 @@ async fn tools_have_the_ordinary_limit_on_descriptors_and_their_keeper_all_it_ca
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let lower = Rlimit { current: Some(current.map_or(1024, |current| current.min(1024))), maximum };
     setrlimit(Resource::Nofile, lower).unwrap();
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up().await;
     home.run_sh(&mut link, "e1", "ulimit -Sn; ulimit -Hn").await;
     let ordinary = getrlimit(Resource::Nofile);
@@ -151,7 +153,7 @@ async fn tools_have_the_ordinary_limit_on_descriptors_and_their_keeper_all_it_ca
 #[tokio::test]
 async fn an_exec_for_which_descriptors_are_missing_leaves_a_record_or_no_trace() {
     for way in [None, Some("keeper.no_cgroup")] {
-        let home = Home::new();
+        let home = SandboxHome::new();
         let mut link = home.up_without(way).await;
         let keeper = Pid::from_raw(home.keeper_pid().unwrap());
         let ordinary = getrlimit(Resource::Nofile);
@@ -161,7 +163,7 @@ async fn an_exec_for_which_descriptors_are_missing_leaves_a_record_or_no_trace()
             prlimit(keeper, Resource::Nofile, few).unwrap();
             let exec = format!("e{limit}");
             let effects = home.root.join(&exec);
-            link.send(&Command::Start(home.sh(&exec, &format!("echo > {exec}")))).await.unwrap();
+            link.send(&KeeperCommand::Start(home.sh(&exec, &format!("echo > {exec}")))).await.unwrap();
             match next(&mut link).await {
                 KeeperEvent::Started { .. } => {
                     exited(&mut link, &exec).await;
@@ -185,7 +187,7 @@ async fn an_exec_for_which_descriptors_are_missing_leaves_a_record_or_no_trace()
 
 #[tokio::test]
 async fn a_tool_limits_itself_and_nobody_else() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up().await;
     let script = "ulimit -n 64 && ulimit -n; for pid in 1 $PPID $$; do \
         prlimit --pid $pid --nofile=32:32 2>/dev/null && echo limited $pid; done; true";

@@ -3,14 +3,14 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, symlink};
 
-use lodge_exec::{Command, Evidence, ReadError, Stream};
+use lodge_exec::{Evidence, ExecStream, KeeperCommand, ReadError};
 use rustix::fs::FallocateFlags;
 
-use crate::home::{BOX, Home, exited, until};
+use crate::home::{BOX, SandboxHome, exited, until};
 use crate::jobs::{read_all, seq};
 
 /// Whether files here can have holes made.
-fn has_holes(home: &Home) -> bool {
+fn has_holes(home: &SandboxHome) -> bool {
     let path = home.state().join("probe");
     fs::write(&path, vec![1; 1 << 20]).unwrap();
     let file = File::options().write(true).open(&path).unwrap();
@@ -18,16 +18,16 @@ fn has_holes(home: &Home) -> bool {
     rustix::fs::fallocate(&file, hole, 0, 1 << 19).is_ok()
 }
 
-fn is_over(home: &Home, job: &str) -> bool {
+fn is_over(home: &SandboxHome, job: &str) -> bool {
     matches!(home.host.evidence(BOX, job), Evidence::Exited(_))
 }
 
 #[tokio::test]
 async fn a_reader_gets_no_wrong_byte_while_segments_are_replaced() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up().await;
     let whole = seq(1_500_000);
-    link.send(&Command::Start(home.job("j1", "seq 1 1500000", (100_000, 8192)))).await.unwrap();
+    link.send(&KeeperCommand::Start(home.job("j1", "seq 1 1500000", (100_000, 8192)))).await.unwrap();
     // By then what follows the head is gone, so that the reader has to go on from somewhere else.
     until("it dropped something", || {
         home.host.job_totals(BOX, "j1").is_ok_and(|totals| totals.stdout.dropped() > 0)
@@ -36,7 +36,7 @@ async fn a_reader_gets_no_wrong_byte_while_segments_are_replaced() {
     let (mut at, mut jumps) = (0, 0);
     loop {
         let was_over = is_over(&home, "j1");
-        let read = home.host.job_read(BOX, "j1", Stream::Stdout, at as u64, 3000).unwrap();
+        let read = home.host.job_read(BOX, "j1", ExecStream::Stdout, at as u64, 3000).unwrap();
         let offset = read.offset as usize;
         assert!(read.bytes == whole[offset..offset + read.bytes.len()], "wrong bytes at {offset}");
         jumps += usize::from(offset > at);
@@ -54,10 +54,10 @@ async fn a_reader_gets_no_wrong_byte_while_segments_are_replaced() {
 
 #[tokio::test]
 async fn what_was_stored_elsewhere_is_given_back_while_the_job_writes_and_is_never_read_as_zeroes() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up().await;
     let whole = seq(1_500_000);
-    link.send(&Command::Start(home.job("j1", "seq 1 1500000", (8 << 20, 1 << 20)))).await.unwrap();
+    link.send(&KeeperCommand::Start(home.job("j1", "seq 1 1500000", (8 << 20, 1 << 20)))).await.unwrap();
     until("it began", || home.host.job_totals(BOX, "j1").is_ok_and(|totals| totals.stdout.end > 0)).await;
     std::thread::scope(|scope| {
         // Stores what is final, and gives it back.
@@ -65,7 +65,7 @@ async fn what_was_stored_elsewhere_is_given_back_while_the_job_writes_and_is_nev
             loop {
                 let was_over = is_over(&home, "j1");
                 let head = home.host.job_totals(BOX, "j1").unwrap().stdout.head;
-                home.host.job_release(BOX, "j1", Stream::Stdout, head).unwrap();
+                home.host.job_release(BOX, "j1", ExecStream::Stdout, head).unwrap();
                 if was_over {
                     break;
                 }
@@ -75,7 +75,7 @@ async fn what_was_stored_elsewhere_is_given_back_while_the_job_writes_and_is_nev
         loop {
             let was_over = is_over(&home, "j1");
             for from in [0, 100_000, 5_000_000] {
-                let read = home.host.job_read(BOX, "j1", Stream::Stdout, from, 200_000).unwrap();
+                let read = home.host.job_read(BOX, "j1", ExecStream::Stdout, from, 200_000).unwrap();
                 let (offset, len) = (read.offset as usize, read.bytes.len());
                 assert!(read.offset >= from.max(read.released));
                 assert!(read.bytes == whole[offset..offset + len], "wrong bytes at {offset}");
@@ -94,25 +94,25 @@ async fn what_was_stored_elsewhere_is_given_back_while_the_job_writes_and_is_nev
     }
     let totals = home.host.job_totals(BOX, "j1").unwrap().stdout;
     assert_eq!((totals.head, totals.released), (8 << 20, 8 << 20));
-    let pieces = read_all(&home.host, "j1", Stream::Stdout, 1 << 20);
+    let pieces = read_all(&home.host, "j1", ExecStream::Stdout, 1 << 20);
     assert_eq!(pieces.len(), 1);
     assert!(pieces[0].1 == whole[pieces[0].0 as usize..] && totals.tail_from == Some(pieces[0].0));
     // Whole segments go, and the last one stays until it is forgotten.
-    home.host.job_release(BOX, "j1", Stream::Stdout, totals.end).unwrap();
+    home.host.job_release(BOX, "j1", ExecStream::Stdout, totals.end).unwrap();
     let after = home.host.job_totals(BOX, "j1").unwrap().stdout;
     assert!(after.tail_from > totals.tail_from && after.end == totals.end && after.dropped() == 0);
-    assert_eq!(read_all(&home.host, "j1", Stream::Stdout, 100), []);
+    assert_eq!(read_all(&home.host, "j1", ExecStream::Stdout, 100), []);
 }
 
 #[test]
 fn segments_that_a_keeper_had_no_time_to_remove_are_not_read_as_the_end_of_what_was_written() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let dir = home.exec_dir("j1");
     fs::create_dir_all(&dir).unwrap();
     for (name, bytes) in [("stdout", "abc"), ("stdout.3", "de"), ("stdout.5", "fg"), ("stdout.11", "")] {
         fs::write(dir.join(name), bytes).unwrap();
     }
-    let read = || read_all(&home.host, "j1", Stream::Stdout, 100);
+    let read = || read_all(&home.host, "j1", ExecStream::Stdout, 100);
     let totals = || home.host.job_totals(BOX, "j1").unwrap().stdout;
     // Killed when it had begun the segment behind some that it had passed over.
     assert_eq!(read(), [(0, b"abc".to_vec())]);
@@ -129,9 +129,9 @@ fn segments_that_a_keeper_had_no_time_to_remove_are_not_read_as_the_end_of_what_
 
 #[test]
 fn files_of_a_job_that_are_no_plain_files_are_refused() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let dir = home.exec_dir("j1");
-    let read = |offset| home.host.job_read(BOX, "j1", Stream::Stdout, offset, 100);
+    let read = |offset| home.host.job_read(BOX, "j1", ExecStream::Stdout, offset, 100);
     assert!(matches!(read(0), Err(ReadError::Absent { .. })));
     fs::create_dir_all(&dir).unwrap();
     fs::write(home.state().join("secret"), "secret").unwrap();

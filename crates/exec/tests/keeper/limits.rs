@@ -4,10 +4,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use lodge_exec::{
-    Cause, Command, Ended, ExecKind, ExitRecord, KeeperEvent, Limits, Link, Resource, SandboxSpec,
+    ExecKind, ExitOutcome, ExitRecord, KeeperCommand, KeeperEvent, LimitHit, Limits, Link, Resource,
+    SandboxSpec,
 };
 
-use crate::home::{BOX, Home, exited, next, until};
+use crate::home::{BOX, SandboxHome, exited, next, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -19,13 +20,13 @@ fn limits() -> Limits {
     Limits { memory_bytes: Some(64 * MIB), pids: Some(48), cpu_ms: Some(2_000), disk_bytes: Some(16 * MIB) }
 }
 
-async fn up(home: &Home, limits: Limits, failpoint: Option<&str>) -> Link {
+async fn up(home: &SandboxHome, limits: Limits, failpoint: Option<&str>) -> Link {
     let failpoint = failpoint.map(str::to_owned);
     home.host.start(&SandboxSpec { limits, failpoint, ..home.spec() }).await.unwrap();
     home.dial(1).await
 }
 
-fn is_over(home: &Home, exec: &str) -> bool {
+fn is_over(home: &SandboxHome, exec: &str) -> bool {
     matches!(home.host.evidence(BOX, exec), lodge_exec::Evidence::Exited(_))
 }
 
@@ -34,15 +35,15 @@ fn cause(record: &ExitRecord) -> Option<Resource> {
 }
 
 /// The sandbox and what lives in it go on: another tool runs, and the runtime is the one from before.
-async fn goes_on(home: &Home, link: &mut Link, exec: &str) {
+async fn goes_on(home: &SandboxHome, link: &mut Link, exec: &str) {
     let record = home.run_sh(link, exec, "echo fine").await;
-    assert_eq!((record.ended, record.cause), (Ended::Code(0), None), "{}", home.log());
+    assert_eq!((record.ended, record.cause), (ExitOutcome::Code(0), None), "{}", home.log());
     assert_eq!(home.stdout(exec), "fine\n");
 }
 
-async fn with_runtime(home: &Home, link: &mut Link) {
-    let start = lodge_exec::Start { kind: ExecKind::Runtime, ..home.sh("runtime", "cat") };
-    link.send(&Command::Start(start)).await.unwrap();
+async fn with_runtime(home: &SandboxHome, link: &mut Link) {
+    let start = lodge_exec::StartExec { kind: ExecKind::Runtime, ..home.sh("runtime", "cat") };
+    link.send(&KeeperCommand::Start(start)).await.unwrap();
     loop {
         if let KeeperEvent::Started { exec, .. } = next(link).await {
             assert_eq!(exec, "runtime");
@@ -52,7 +53,7 @@ async fn with_runtime(home: &Home, link: &mut Link) {
 }
 
 async fn runtime_answers(link: &mut Link) {
-    link.send(&Command::RuntimeLine(b"there?".to_vec())).await.unwrap();
+    link.send(&KeeperCommand::RuntimeLine(b"there?".to_vec())).await.unwrap();
     loop {
         match next(link).await {
             KeeperEvent::RuntimeLine(line) => return assert_eq!(line, b"there?"),
@@ -65,7 +66,7 @@ async fn runtime_answers(link: &mut Link) {
 /// Lets a bomb go off on every kind of host.
 async fn bomb(limits: Limits, script: &str, expected: Resource) {
     for host in HOSTS {
-        let home = Home::new();
+        let home = SandboxHome::new();
         let mut link = up(&home, limits, host).await;
         with_runtime(&home, &mut link).await;
         let record = home.run_sh(&mut link, "bomb", script).await;
@@ -82,7 +83,7 @@ async fn a_program_that_takes_all_memory_is_ended_by_name() {
 
 #[tokio::test]
 async fn memory_is_watched_also_where_there_are_no_namespaces() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let without = "keeper.no_namespaces+keeper.no_controllers+keeper.no_cgroup";
     for dir in home.root.ancestors().skip(1).take_while(|dir| dir.starts_with(home.state())) {
         fs::set_permissions(dir, fs::Permissions::from_mode(0o711)).unwrap();
@@ -117,7 +118,7 @@ async fn processor_time_of_all_processes_counts_together() {
 #[tokio::test]
 async fn one_large_file_is_cut_and_whoever_writes_it_is_ended() {
     for host in HOSTS {
-        let home = Home::new();
+        let home = SandboxHome::new();
         let mut link = up(&home, limits(), host).await;
         let script = "head -c 40m /dev/zero >large; sleep 60";
         let record = home.run_sh(&mut link, "bomb", script).await;
@@ -132,7 +133,7 @@ async fn one_large_file_is_cut_and_whoever_writes_it_is_ended() {
 async fn many_small_files_count_as_much() {
     let limits = Limits { disk_bytes: Some(4 * MIB), cpu_ms: None, ..limits() };
     for host in HOSTS {
-        let home = Home::new();
+        let home = SandboxHome::new();
         let mut link = up(&home, limits, host).await;
         let script = "i=0; while :; do i=$((i+1)); : >f$i; done";
         let record = home.run_sh(&mut link, "bomb", script).await;
@@ -142,7 +143,7 @@ async fn many_small_files_count_as_much() {
         let record = home.run_sh(&mut link, "removes", script).await;
         assert_eq!(
             (&record.ended, record.cause),
-            (&Ended::Code(0), None),
+            (&ExitOutcome::Code(0), None),
             "{host:?}: {record:?}\n{}",
             home.log()
         );
@@ -151,7 +152,7 @@ async fn many_small_files_count_as_much() {
         assert!(record.note.contains("no room is left") && record.note.contains(&told), "{record:?}");
         assert_eq!(fs::metadata(home.root.join("more")).map_or(0, |more| more.len()), 0);
         let record = home.run_sh(&mut link, "after", "echo fine >fine; cat fine").await;
-        assert_eq!((record.ended, record.note.as_str()), (Ended::Code(0), ""), "{}", home.log());
+        assert_eq!((record.ended, record.note.as_str()), (ExitOutcome::Code(0), ""), "{}", home.log());
         assert_eq!(home.stdout("after"), "fine\n");
     }
 }
@@ -159,7 +160,7 @@ async fn many_small_files_count_as_much() {
 #[tokio::test]
 async fn who_may_only_remove_files_makes_no_new_ones() {
     let limits = Limits { disk_bytes: Some(4 * MIB), cpu_ms: None, ..limits() };
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = up(&home, limits, None).await;
     home.run_sh(&mut link, "bomb", "i=0; while :; do i=$((i+1)); : >f$i; done").await;
     let before = fs::read_dir(&home.root).unwrap().count();
@@ -172,13 +173,13 @@ async fn who_may_only_remove_files_makes_no_new_ones() {
 #[tokio::test]
 async fn what_others_free_meanwhile_hides_nobody_who_writes() {
     let limits = Limits { cpu_ms: None, ..limits() };
-    let home = Home::new();
+    let home = SandboxHome::new();
     let others = home.state().join("others");
     fs::write(&others, vec![1; 64 << 20]).unwrap();
     let mut link = up(&home, limits, None).await;
     let script = "head -c 12m /dev/zero >a; : >written; while [ ! -e freed ]; do sleep 0.1; done; \
         head -c 12m /dev/zero >b; sleep 20; echo late";
-    link.send(&Command::Start(home.sh("hides", script))).await.unwrap();
+    link.send(&KeeperCommand::Start(home.sh("hides", script))).await.unwrap();
     until("it wrote", || home.root.join("written").exists()).await;
     fs::remove_file(&others).unwrap();
     fs::write(home.root.join("freed"), "").unwrap();
@@ -191,12 +192,12 @@ async fn a_limit_that_one_ran_into_is_told_of_nobody_beside_it() {
     let limits = Limits { cpu_ms: None, disk_bytes: None, ..limits() };
     let bombs = [("tail /dev/zero", Resource::Memory), ("while :; do sleep 60 & done; wait", Resource::Pids)];
     for (host, (bomb, resource)) in HOSTS.into_iter().flat_map(|host| bombs.map(|bomb| (host, bomb))) {
-        let home = Home::new();
+        let home = SandboxHome::new();
         let mut link = up(&home, limits, host).await;
         let runtime =
-            lodge_exec::Start { kind: ExecKind::Runtime, ..home.sh("runtime", "read line; kill -9 $$") };
-        link.send(&Command::Start(runtime)).await.unwrap();
-        link.send(&Command::Start(home.sh("beside", "while [ ! -e over ]; do sleep 0.1; done")))
+            lodge_exec::StartExec { kind: ExecKind::Runtime, ..home.sh("runtime", "read line; kill -9 $$") };
+        link.send(&KeeperCommand::Start(runtime)).await.unwrap();
+        link.send(&KeeperCommand::Start(home.sh("beside", "while [ ! -e over ]; do sleep 0.1; done")))
             .await
             .unwrap();
         let record = home.run_sh(&mut link, "bomb", bomb).await;
@@ -204,13 +205,13 @@ async fn a_limit_that_one_ran_into_is_told_of_nobody_beside_it() {
         // A fork that was refused may have ended it, which is its own end.
         fs::write(home.root.join("over"), "").unwrap();
         let record = exited(&mut link, "beside").await;
-        let is_own = resource == Resource::Pids && record.ended != Ended::Code(0);
+        let is_own = resource == Resource::Pids && record.ended != ExitOutcome::Code(0);
         assert!(is_own || record.cause.is_none(), "{host:?} {resource:?}: {record:?}\n{}", home.log());
-        link.send(&Command::RuntimeLine(b"end".to_vec())).await.unwrap();
+        link.send(&KeeperCommand::RuntimeLine(b"end".to_vec())).await.unwrap();
         let record = exited(&mut link, "runtime").await;
         assert_eq!(
             (record.ended, record.cause),
-            (Ended::Signal(libc::SIGKILL), None),
+            (ExitOutcome::Signal(libc::SIGKILL), None),
             "{host:?} {resource:?}"
         );
     }
@@ -226,18 +227,18 @@ async fn memory_in_a_file_that_nobody_maps_counts() {
 
 #[tokio::test]
 async fn a_runtime_whose_log_is_as_long_as_a_file_may_be_goes_on_without_it() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = up(&home, Limits { disk_bytes: Some(MIB), ..Limits::default() }, None).await;
     let script = "head -c 2m /dev/zero >&2; echo more >&2; exec cat";
-    let start = lodge_exec::Start { kind: ExecKind::Runtime, ..home.sh("runtime", script) };
-    link.send(&Command::Start(start)).await.unwrap();
+    let start = lodge_exec::StartExec { kind: ExecKind::Runtime, ..home.sh("runtime", script) };
+    link.send(&KeeperCommand::Start(start)).await.unwrap();
     runtime_answers(&mut link).await;
 }
 
 #[tokio::test]
 async fn directories_that_are_closed_to_their_owner_count() {
     for mode in ["0000", "0400", "0100"] {
-        let home = Home::new();
+        let home = SandboxHome::new();
         let mut link = up(&home, limits(), None).await;
         let script = format!(
             "i=0; while [ $i -lt 40 ]; do i=$((i+1)); mkdir d$i; head -c 1m /dev/zero >d$i/f; chmod {mode} d$i; done; \
@@ -256,7 +257,7 @@ async fn directories_that_are_closed_to_their_owner_count() {
 
 #[tokio::test]
 async fn a_file_that_was_removed_and_is_still_written_counts() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = up(&home, limits(), None).await;
     let script = "fill() { exec 3>hidden$1; rm hidden$1; head -c 12m /dev/zero >&3; sleep 60; }; \
         fill 1 & fill 2 & wait";
@@ -266,7 +267,7 @@ async fn a_file_that_was_removed_and_is_still_written_counts() {
 
 #[tokio::test]
 async fn shared_memory_is_the_sandboxes_own_and_has_an_end() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = up(&home, limits(), None).await;
     let host_has = fs::File::options().create_new(true).write(true).open("/dev/shm/lodge-limits-test");
     let script = "ls /dev/shm; head -c 200m /dev/zero >/dev/shm/all; echo $?; wc -c </dev/shm/all";
@@ -285,7 +286,7 @@ async fn shared_memory_is_the_sandboxes_own_and_has_an_end() {
 
 #[tokio::test]
 async fn temporary_files_are_the_sandboxes_own() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up().await;
     let name = format!("lodge-limits-{}", std::process::id());
     for dir in ["/tmp", "/var/tmp"] {
@@ -303,10 +304,10 @@ async fn temporary_files_are_the_sandboxes_own() {
 
 #[tokio::test]
 async fn a_flood_of_output_is_ended_at_its_limit() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up().await;
-    let start = lodge_exec::Start { output_max: MIB, ..home.sh("flood", "yes >&2 & yes") };
-    link.send(&Command::Start(start)).await.unwrap();
+    let start = lodge_exec::StartExec { output_max: MIB, ..home.sh("flood", "yes >&2 & yes") };
+    link.send(&KeeperCommand::Start(start)).await.unwrap();
     let record = exited(&mut link, "flood").await;
     assert_eq!(cause(&record), Some(Resource::Output), "{record:?}");
     assert!(record.stdout.seen + record.stderr.seen > MIB, "{record:?}");
@@ -317,23 +318,26 @@ async fn a_flood_of_output_is_ended_at_its_limit() {
 #[tokio::test]
 async fn what_takes_too_long_is_ended_also_without_a_daemon() {
     for host in [None, Some("keeper.no_cgroup")] {
-        let home = Home::new();
+        let home = SandboxHome::new();
         let link = up(&home, Limits::default(), host).await;
-        let start = lodge_exec::Start { timeout_ms: 300, ..home.sh("slow", "sleep 100 & sleep 100") };
-        link.send(&Command::Start(start)).await.unwrap();
+        let start = lodge_exec::StartExec { timeout_ms: 300, ..home.sh("slow", "sleep 100 & sleep 100") };
+        link.send(&KeeperCommand::Start(start)).await.unwrap();
         until("it is claimed", || home.exec_dir("slow").exists()).await;
         drop(link);
         until("it is ended", || is_over(&home, "slow")).await;
         let lodge_exec::Evidence::Exited(record) = home.host.evidence(BOX, "slow") else { panic!() };
-        assert_eq!(record.cause, Some(Cause { resource: Resource::Time, limit: 300, used: 300 }));
+        assert_eq!(record.cause, Some(LimitHit { resource: Resource::Time, limit: 300, used: 300 }));
         // The shell may see its child's end before its own.
-        assert!(matches!(record.ended, Ended::Signal(libc::SIGTERM) | Ended::Code(143)), "{record:?}");
+        assert!(
+            matches!(record.ended, ExitOutcome::Signal(libc::SIGTERM) | ExitOutcome::Code(143)),
+            "{record:?}"
+        );
     }
 }
 
 #[tokio::test]
 async fn a_keeper_tells_its_limits_and_leaves_no_cgroup_however_it_ends() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let link = up(&home, limits(), None).await;
     let told: Vec<(Resource, u64)> =
         link.welcome.limits.iter().map(|one| (one.resource, one.limit)).collect();
@@ -352,7 +356,7 @@ async fn a_keeper_tells_its_limits_and_leaves_no_cgroup_however_it_ends() {
     let paths = left();
     let has_controllers = link.welcome.limits.iter().any(|one| one.by.contains("version 1"));
     assert_eq!(!paths.is_empty(), has_controllers);
-    link.send(&Command::End { grace_ms: 0 }).await.unwrap();
+    link.send(&KeeperCommand::End { grace_ms: 0 }).await.unwrap();
     until("it ends", || !home.host.is_held(BOX)).await;
     until("its cgroups are gone", || left().is_empty()).await;
     let _second = up(&home, limits(), None).await;

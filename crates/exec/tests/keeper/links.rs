@@ -4,23 +4,24 @@ use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use lodge_exec::{
-    Command, DialError, Ended, Evidence, ExecKind, ExecState, Host, KeeperEvent, Secret, Start,
+    DialError, Evidence, ExecKind, ExecState, ExitOutcome, KeeperCommand, KeeperEvent, SandboxHost, Secret,
+    StartExec,
 };
 
-use crate::home::{BOX, Home, PATIENCE, exited, keeper, next, until};
+use crate::home::{BOX, PATIENCE, SandboxHome, exited, keeper, next, until};
 
 #[tokio::test]
 async fn a_second_host_adopts_what_the_first_one_started() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let link = home.up().await;
     let script = "read line; echo got $line > done";
     let mut start = home.sh("e1", &format!("until test -e go; do sleep 0.01; done; {script}"));
     start.stdin = b"hello\n".to_vec();
-    link.send(&Command::Start(start)).await.unwrap();
+    link.send(&KeeperCommand::Start(start)).await.unwrap();
     until("claimed", || home.exec_dir("e1").join("stdout").exists()).await;
     drop(link);
 
-    let second = Host::open(&home.state(), keeper()).unwrap();
+    let second = SandboxHost::open(&home.state(), keeper()).unwrap();
     assert_eq!(second.sandboxes(), [BOX]);
     assert!(second.is_held(BOX));
     second.start(&home.spec()).await.unwrap();
@@ -38,7 +39,7 @@ async fn a_second_host_adopts_what_the_first_one_started() {
 
 #[tokio::test]
 async fn keepers_started_at_the_same_time_are_one_keeper() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let spec = home.spec();
     let (a, b, c) = tokio::join!(home.host.start(&spec), home.host.start(&spec), home.host.start(&spec));
     for started in [a, b, c] {
@@ -51,24 +52,24 @@ async fn keepers_started_at_the_same_time_are_one_keeper() {
 
 #[tokio::test]
 async fn a_daemon_with_the_wrong_secret_is_turned_away() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up().await;
     let refused = home.host.dial(BOX, &Secret::new([8; 32]), 9).await.unwrap_err();
     assert!(matches!(refused, DialError::WrongSecret { .. }), "{refused}");
-    link.send(&Command::Ping { token: 5 }).await.unwrap();
+    link.send(&KeeperCommand::Ping { token: 5 }).await.unwrap();
     assert_eq!(next(&mut link).await, KeeperEvent::Pong { token: 5 });
 }
 
 #[tokio::test]
 async fn whoever_answers_without_the_secret_is_not_taken_for_the_keeper() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     std::fs::create_dir_all(home.run()).unwrap();
     let impostor = UnixListener::bind(home.run().join("k")).unwrap();
     let answering = std::thread::spawn(move || {
         use std::io::{Read, Write};
         let (mut stream, _) = impostor.accept().unwrap();
         let mut bytes = Vec::new();
-        lodge_link::Challenge { version: 1, nonce: [1; 32] }.append_to(&mut bytes);
+        lodge_link::KeeperChallenge { version: 1, nonce: [1; 32] }.append_to(&mut bytes);
         stream.write_all(&bytes).unwrap();
         assert!(stream.read(&mut [0; 256]).unwrap() > 0);
         bytes.clear();
@@ -91,36 +92,36 @@ async fn whoever_answers_without_the_secret_is_not_taken_for_the_keeper() {
 
 #[tokio::test]
 async fn a_higher_epoch_displaces_the_lower_one_and_never_the_other_way_round() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut first = home.up().await;
     let mut second = home.dial(5).await;
     assert_eq!(tokio::time::timeout(PATIENCE, first.next()).await.unwrap(), None);
     let refused = home.host.dial(BOX, &home.secret, 4).await.unwrap_err();
     assert!(matches!(refused, DialError::OldEpoch { current: 5, .. }), "{refused}");
-    second.send(&Command::Ping { token: 1 }).await.unwrap();
+    second.send(&KeeperCommand::Ping { token: 1 }).await.unwrap();
     assert_eq!(next(&mut second).await, KeeperEvent::Pong { token: 1 });
 }
 
 #[tokio::test]
 async fn strangers_who_say_nothing_do_not_keep_the_daemon_out() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     home.host.start(&home.spec()).await.unwrap();
     let silent: Vec<_> =
         (0..5).map(|_| std::os::unix::net::UnixStream::connect(home.run().join("k")).unwrap()).collect();
     let mut link = home.dial(1).await;
-    link.send(&Command::Ping { token: 1 }).await.unwrap();
+    link.send(&KeeperCommand::Ping { token: 1 }).await.unwrap();
     assert_eq!(next(&mut link).await, KeeperEvent::Pong { token: 1 });
     drop(silent);
 }
 
 #[tokio::test]
 async fn a_sandbox_without_a_keeper_cannot_be_dialled_and_can_be_removed() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let absent = home.host.dial(BOX, &home.secret, 1).await.unwrap_err();
     assert_eq!(absent.code(), "keeper.absent");
     let link = home.up().await;
     assert_eq!(home.host.remove(BOX).unwrap_err().to_string(), "sandbox box still has a keeper");
-    link.send(&Command::End { grace_ms: 1000 }).await.unwrap();
+    link.send(&KeeperCommand::End { grace_ms: 1000 }).await.unwrap();
     assert!(home.host.wait_gone(BOX, PATIENCE).await);
     assert!(!home.host.is_held(BOX));
     home.host.remove(BOX).unwrap();
@@ -130,43 +131,43 @@ async fn a_sandbox_without_a_keeper_cannot_be_dialled_and_can_be_removed() {
 
 #[tokio::test]
 async fn waiting_for_a_living_keeper_to_go_times_out() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let _link = home.up().await;
     assert!(!home.host.wait_gone(BOX, Duration::from_millis(20)).await);
 }
 
-fn runtime(home: &Home, exec: &str, script: &str) -> Start {
-    Start { kind: ExecKind::Runtime, ..home.sh(exec, script) }
+fn runtime(home: &SandboxHome, exec: &str, script: &str) -> StartExec {
+    StartExec { kind: ExecKind::Runtime, ..home.sh(exec, script) }
 }
 
 #[tokio::test]
 async fn lines_are_relayed_to_and_from_the_runtime_and_its_stderr_is_logged() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up().await;
     let script = "echo starting >&2; while read line; do echo \"<$line>\"; done";
-    link.send(&Command::Start(runtime(&home, "r1", script))).await.unwrap();
+    link.send(&KeeperCommand::Start(runtime(&home, "r1", script))).await.unwrap();
     assert!(matches!(next(&mut link).await, KeeperEvent::Started { .. }));
     let long = "x".repeat(300_000);
     for line in ["{}", "two words", &long] {
-        link.send(&Command::RuntimeLine(line.as_bytes().to_vec())).await.unwrap();
+        link.send(&KeeperCommand::RuntimeLine(line.as_bytes().to_vec())).await.unwrap();
         assert_eq!(next(&mut link).await, KeeperEvent::RuntimeLine(format!("<{line}>").into_bytes()));
     }
-    link.send(&Command::Start(runtime(&home, "r2", "true"))).await.unwrap();
+    link.send(&KeeperCommand::Start(runtime(&home, "r2", "true"))).await.unwrap();
     assert!(matches!(next(&mut link).await, KeeperEvent::Refused { recorded: false, .. }));
     assert!(home.log().contains("starting\n"), "{}", home.log());
 
     drop(link);
     let mut link = home.dial(2).await;
-    link.send(&Command::RuntimeLine(b"again".to_vec())).await.unwrap();
+    link.send(&KeeperCommand::RuntimeLine(b"again".to_vec())).await.unwrap();
     assert_eq!(next(&mut link).await, KeeperEvent::RuntimeLine(b"<again>".to_vec()));
 }
 
 #[tokio::test]
 async fn a_runtime_that_floods_is_held_back_while_nobody_reads() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up().await;
     let script = "i=0; while test $i -lt 20000; do echo \"$i 0123456789012345678901234567890123456789\"; i=$((i+1)); done; echo > full; read x";
-    link.send(&Command::Start(runtime(&home, "r1", script))).await.unwrap();
+    link.send(&KeeperCommand::Start(runtime(&home, "r1", script))).await.unwrap();
     // About a megabyte: more than the keeper queues, so every line must still come, in order.
     let mut expected = 0;
     while expected < 20000 {
@@ -180,14 +181,14 @@ async fn a_runtime_that_floods_is_held_back_while_nobody_reads() {
 
 #[tokio::test]
 async fn commands_are_obeyed_while_the_longest_line_waits_to_be_read() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let link = home.up().await;
     let script = "head -c 16777216 /dev/zero | tr '\\0' x; echo; echo more; echo > written; read x";
-    link.send(&Command::Start(runtime(&home, "r1", script))).await.unwrap();
+    link.send(&KeeperCommand::Start(runtime(&home, "r1", script))).await.unwrap();
     until("all of it was written", || home.root.join("written").exists()).await;
     // Nothing was read from the link so far, and nothing is until these were obeyed.
     for exec in ["e1", "e2"] {
-        link.send(&Command::Start(home.sh(exec, &format!("echo > {exec}")))).await.unwrap();
+        link.send(&KeeperCommand::Start(home.sh(exec, &format!("echo > {exec}")))).await.unwrap();
         until("the command was obeyed", || home.root.join(exec).exists()).await;
     }
     let mut link = link;
@@ -205,17 +206,17 @@ async fn a_keeper_left_alone_ends_and_records_how_its_runtime_did() {
         ("echo up > up; while read x; do :; done", libc::SIGTERM),
         ("trap '' TERM; echo up > up; while :; do read x; done", libc::SIGKILL),
     ] {
-        let home = Home::new();
+        let home = SandboxHome::new();
         let mut spec = home.spec();
         spec.failpoint = Some("keeper.alone_at_once".to_owned());
         home.host.start(&spec).await.unwrap();
         let link = home.dial(1).await;
-        link.send(&Command::Start(runtime(&home, "r1", script))).await.unwrap();
+        link.send(&KeeperCommand::Start(runtime(&home, "r1", script))).await.unwrap();
         until("the runtime runs", || home.root.join("up").exists()).await;
         drop(link);
         assert!(home.host.wait_gone(BOX, PATIENCE).await);
         match home.host.evidence(BOX, "r1") {
-            Evidence::Exited(record) => assert_eq!(record.ended, Ended::Signal(signal)),
+            Evidence::Exited(record) => assert_eq!(record.ended, ExitOutcome::Signal(signal)),
             other => panic!("{other:?}"),
         }
     }
@@ -223,13 +224,13 @@ async fn a_keeper_left_alone_ends_and_records_how_its_runtime_did() {
 
 #[tokio::test]
 async fn a_keeper_left_alone_with_a_tool_stays() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut spec = home.spec();
     spec.failpoint = Some("keeper.alone_at_once".to_owned());
     home.host.start(&spec).await.unwrap();
     let link = home.dial(1).await;
     let script = "echo up > up; until test -e go; do sleep 0.01; done";
-    link.send(&Command::Start(home.sh("e1", script))).await.unwrap();
+    link.send(&KeeperCommand::Start(home.sh("e1", script))).await.unwrap();
     until("the tool runs", || home.root.join("up").exists()).await;
     drop(link);
     assert!(!home.host.wait_gone(BOX, Duration::from_millis(300)).await);
@@ -240,21 +241,21 @@ async fn a_keeper_left_alone_with_a_tool_stays() {
 
 #[tokio::test]
 async fn a_runtime_that_writes_a_line_without_end_is_killed_and_that_is_noted() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up().await;
     let script = "echo first; head -c 17000000 /dev/zero; echo; sleep 1000";
-    link.send(&Command::Start(runtime(&home, "r1", script))).await.unwrap();
+    link.send(&KeeperCommand::Start(runtime(&home, "r1", script))).await.unwrap();
     let record = exited(&mut link, "r1").await;
-    assert_eq!(record.ended, Ended::Signal(libc::SIGKILL));
+    assert_eq!(record.ended, ExitOutcome::Signal(libc::SIGKILL));
     assert!(record.note.contains("line"), "{record:?}");
 }
 
 #[tokio::test]
 async fn a_runtime_that_does_not_read_is_killed_before_its_queue_grows_without_end() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up().await;
-    link.send(&Command::Start(runtime(&home, "r1", "sleep 1000"))).await.unwrap();
-    let line = Command::RuntimeLine(vec![b'x'; 8_000_000]);
+    link.send(&KeeperCommand::Start(runtime(&home, "r1", "sleep 1000"))).await.unwrap();
+    let line = KeeperCommand::RuntimeLine(vec![b'x'; 8_000_000]);
     for _ in 0..6 {
         link.send(&line).await.unwrap();
     }
@@ -264,7 +265,7 @@ async fn a_runtime_that_does_not_read_is_killed_before_its_queue_grows_without_e
 
 #[tokio::test]
 async fn a_keeper_asked_by_the_host_ends_and_one_asked_from_inside_does_not() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = home.up().await;
     home.run_sh(&mut link, "e1", "kill -TERM 1; kill -INT 1; true").await;
     home.run_sh(&mut link, "e2", "true").await;
@@ -275,7 +276,7 @@ async fn a_keeper_asked_by_the_host_ends_and_one_asked_from_inside_does_not() {
 
 #[tokio::test]
 async fn a_link_can_kill_a_keeper_that_does_not_answer() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let link = home.up().await;
     let pid = rustix::process::Pid::from_raw(home.keeper_pid().unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();

@@ -3,9 +3,9 @@
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 
-use lodge_exec::{Ended, Link, Network};
+use lodge_exec::{ExitOutcome, Link, Network};
 
-use crate::home::{BOX, Home, PATIENCE, is_root, processes_with, until};
+use crate::home::{BOX, PATIENCE, SandboxHome, is_root, processes_with, until};
 
 /// An address of this host that is not its loopback. Nothing is sent to find it.
 pub(crate) fn own_address() -> Option<IpAddr> {
@@ -44,13 +44,13 @@ while True:
     sys.stdout.write(b.decode())
 ' \"$@\" 2>&1; }\n";
 
-pub(crate) async fn up(home: &Home, network: Network) -> Link {
+pub(crate) async fn up(home: &SandboxHome, network: Network) -> Link {
     home.host.start(&lodge_exec::SandboxSpec { network, ..home.spec() }).await.unwrap();
     home.dial(1).await
 }
 
 /// As on a kernel that can guard no socket of the host's in a sandbox.
-async fn up_with_proxy(home: &Home, network: Network) -> Link {
+async fn up_with_proxy(home: &SandboxHome, network: Network) -> Link {
     let failpoint = Some("keeper.no_landlock_tcp+keeper.no_network_filter".to_owned());
     home.host.start(&lodge_exec::SandboxSpec { network, failpoint, ..home.spec() }).await.unwrap();
     home.dial(1).await
@@ -61,15 +61,15 @@ pub(crate) fn list(words: &[&str]) -> Network {
 }
 
 /// Runs a script that may use `dial`, with what the host's Python needs.
-pub(crate) async fn run(home: &Home, link: &mut Link, exec: &str, script: &str) -> String {
+pub(crate) async fn run(home: &SandboxHome, link: &mut Link, exec: &str, script: &str) -> String {
     let record = home.run_sh(link, exec, &format!("{DIAL}{script}\ntrue")).await;
-    assert_eq!(record.ended, Ended::Code(0), "{}", home.stdout(exec));
+    assert_eq!(record.ended, ExitOutcome::Code(0), "{}", home.stdout(exec));
     home.stdout(exec)
 }
 
 #[tokio::test]
 async fn without_a_network_a_tool_has_its_own_loopback_and_nothing_else() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let loopback = origin(IpAddr::from([127, 0, 0, 1]));
     let mut link = up(&home, Network::None).await;
     let mut script = format!(
@@ -95,7 +95,7 @@ s6 = socket.create_server((\"::1\", 8000), family=socket.AF_INET6); print(\"insi
 
 #[tokio::test]
 async fn without_a_guard_a_list_is_served_by_a_proxy() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let address = own_address().expect("this host has an address beside its loopback");
     let (listed, other) = (origin(address), origin(address));
     let loopback = origin(IpAddr::from([127, 0, 0, 1]));
@@ -127,7 +127,7 @@ async fn without_a_guard_a_list_is_served_by_a_proxy() {
 
 #[tokio::test]
 async fn without_a_guard_a_port_of_the_hosts_loopback_is_reached_at_that_port_inside() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let [opened, v6_alone, other] = ["127.0.0.1", "::1", "127.0.0.1"].map(|at| origin(at.parse().unwrap()));
     // Where nobody listens.
     let silent = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
@@ -156,7 +156,7 @@ async fn no_tool_sees_who_serves_a_connection_of_the_proxy() {
     let address = own_address().expect("this host has an address beside its loopback");
     let silent = TcpListener::bind((address, 0)).unwrap();
     let listed = silent.local_addr().unwrap();
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = up_with_proxy(&home, list(&[&listed.to_string()])).await;
     let script = format!(
         "python3 -c '
@@ -184,7 +184,7 @@ async fn an_agent_has_so_many_connections_open_whoever_has_their_descriptors() {
     let listed = server.local_addr().unwrap();
     // A connection counts as long as a program has its end.
     std::thread::spawn(move || server.incoming().flatten().for_each(drop));
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = up(&home, list(&[&listed.to_string()])).await;
     let script = format!(
         "python3 -c '
@@ -225,7 +225,7 @@ print(len(held))
 
 #[tokio::test]
 async fn a_list_with_a_word_that_names_nobody_does_not_start() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let spec = lodge_exec::SandboxSpec { network: list(&["http://a.example"]), ..home.spec() };
     let refused = home.host.start(&spec).await.unwrap_err();
     assert!(refused.to_string().contains("`http://a.example` names no host"), "{refused}");
@@ -236,7 +236,7 @@ async fn a_list_with_a_word_that_names_nobody_does_not_start() {
 async fn a_host_without_network_namespaces_starts_nothing_that_is_not_to_have_its_network() {
     for failpoint in ["keeper.no_network", "keeper.no_namespaces"] {
         for network in [Network::None, Network::Public, Network::Lan, list(&["a.example"])] {
-            let home = Home::new();
+            let home = SandboxHome::new();
             let failpoint = Some(failpoint.to_owned());
             let spec = lodge_exec::SandboxSpec { network, failpoint, ..home.spec() };
             let refused = home.host.start(&spec).await.unwrap_err();
@@ -247,7 +247,7 @@ async fn a_host_without_network_namespaces_starts_nothing_that_is_not_to_have_it
 }
 
 /// The gate of a sandbox, as the host sees it: it is a child of the keeper.
-fn gate_of(home: &Home) -> Vec<i32> {
+fn gate_of(home: &SandboxHome) -> Vec<i32> {
     let keeper = home.keeper_pid().unwrap();
     let is_child = |pid: &i32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -259,7 +259,7 @@ fn gate_of(home: &Home) -> Vec<i32> {
 
 #[tokio::test]
 async fn no_tool_can_signal_or_look_into_the_gate_and_it_has_no_rights() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = up(&home, list(&["a.example"])).await;
     let gate = gate_of(&home)[0];
     let status = std::fs::read_to_string(format!("/proc/{gate}/status")).unwrap();
@@ -293,7 +293,7 @@ async fn a_gate_ends_with_its_keeper_however_that_ends() {
     let silent = TcpListener::bind((address, 0)).unwrap();
     let listed = silent.local_addr().unwrap();
     for killed in [true, false] {
-        let home = Home::new();
+        let home = SandboxHome::new();
         let mut link = up(&home, list(&[&listed.to_string()])).await;
         let script = format!("dial {} {} x & echo", listed.ip(), listed.port());
         run(&home, &mut link, "e1", &script).await;
@@ -303,7 +303,7 @@ async fn a_gate_ends_with_its_keeper_however_that_ends() {
         if killed {
             home.kill_keeper();
         } else {
-            link.send(&lodge_exec::Command::End { grace_ms: 1000 }).await.unwrap();
+            link.send(&lodge_exec::KeeperCommand::End { grace_ms: 1000 }).await.unwrap();
         }
         assert!(home.host.wait_gone(BOX, PATIENCE).await);
         until("the gate is gone", || !std::path::Path::new(&format!("/proc/{}", gate[0])).exists()).await;
@@ -315,7 +315,7 @@ async fn a_gate_ends_with_its_keeper_however_that_ends() {
 
 #[tokio::test]
 async fn a_sandbox_whose_gate_died_ends_and_says_why() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = up(&home, list(&["a.example"])).await;
     home.run_sh(&mut link, "e1", "true").await;
     let gate = rustix::process::Pid::from_raw(gate_of(&home)[0]).unwrap();
@@ -335,7 +335,7 @@ async fn a_proxy_has_so_many_connections_and_the_next_is_told() {
             std::thread::spawn(move || stream.read_to_end(&mut Vec::new()));
         }
     });
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = up_with_proxy(&home, list(&[&listed.to_string()])).await;
     let script = format!(
         "python3 -c '

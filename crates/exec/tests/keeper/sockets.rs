@@ -4,7 +4,7 @@ use std::net::{IpAddr, TcpListener};
 
 use lodge_exec::Network;
 
-use crate::home::{Home, until};
+use crate::home::{SandboxHome, until};
 use crate::network::{list, origin, own_address, run, up};
 
 /// Runs a Python program of several lines.
@@ -21,7 +21,7 @@ fn python_by(command: &str, program: &str) -> String {
 
 #[tokio::test]
 async fn programs_connect_as_if_the_network_were_their_own() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let address = own_address().expect("this host has an address beside its loopback");
     let (listed, other) = (origin(address), origin(address));
     let mut link = up(&home, list(&[&listed.to_string()])).await;
@@ -63,7 +63,7 @@ print('proxy', [k for k in os.environ if 'proxy' in k.lower()])
 
 #[tokio::test]
 async fn nobody_waits_for_a_socket_that_came_while_another_was_refused() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let address = own_address().expect("this host has an address beside its loopback");
     let listed = origin(address);
     let mut link = up(&home, list(&[&listed.to_string()])).await;
@@ -84,7 +84,7 @@ t = [threading.Thread(target=f) for f in [reach, refused] * 20]; [x.start() for 
 #[tokio::test]
 async fn servers_inside_are_reached_by_programs_inside_and_by_nobody_else() {
     for network in [Network::None, Network::Public] {
-        let home = Home::new();
+        let home = SandboxHome::new();
         let mut link = up(&home, network).await;
         let program = "
 for family, at in [(socket.AF_INET, '127.0.0.1'), (socket.AF_INET6, '::1'), (socket.AF_INET, '0.0.0.0')]:
@@ -113,7 +113,7 @@ print('full', errno.errorcode[w.connect_ex(('127.0.0.1', 83))], w.getblocking())
 
 #[tokio::test]
 async fn a_listed_port_of_the_hosts_loopback_is_open_and_no_other() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let loopback = IpAddr::from([127, 0, 0, 1]);
     let (open, closed) = (origin(loopback), origin(loopback));
     let mut link = up(&home, list(&[&format!("loopback:{}", open.port())])).await;
@@ -132,7 +132,7 @@ for host in ['127.0.0.1', 'localhost', '0.0.0.0']:
 
 #[tokio::test]
 async fn a_program_that_waits_for_a_connection_can_be_interrupted_and_killed() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let address = own_address().expect("this host has an address beside its loopback");
     // Whoever comes beyond its queue waits.
     let full = TcpListener::bind((address, 0)).unwrap();
@@ -166,7 +166,7 @@ l = socket.create_server(('127.0.0.1', 0)); socket.create_connection(l.getsockna
 
 #[tokio::test]
 async fn a_program_that_hardly_gets_a_processor_connects_like_any_other() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let address = own_address().expect("this host has an address beside its loopback");
     let listed = origin(address);
     let mut link = up(&home, list(&[&listed.to_string()])).await;
@@ -198,7 +198,7 @@ os.killpg(0, 9)
 
 #[tokio::test]
 async fn names_are_answered_by_the_gate_and_a_list_has_only_its_own() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = up(&home, list(&["listed.localhost", "nobody.invalid"])).await;
     let program = "
 def ask(kind, name, record):
@@ -226,7 +226,7 @@ print(socket.gethostbyname('localhost'))
 
 #[tokio::test]
 async fn a_flood_of_calls_holds_up_neither_others_nor_the_link() {
-    let home = Home::new();
+    let home = SandboxHome::new();
     let mut link = up(&home, Network::Public).await;
     let flood = python(
         "
@@ -236,7 +236,7 @@ for _ in range(16): threading.Thread(target=flood, daemon=True).start()
 print('floods', flush=True); threading.Event().wait()
 ",
     );
-    link.send(&lodge_exec::Command::Start(home.sh("flood", &flood))).await.unwrap();
+    link.send(&lodge_exec::KeeperCommand::Start(home.sh("flood", &flood))).await.unwrap();
     let said = home.exec_dir("flood").join("stdout");
     until("it floods", || std::fs::read_to_string(&said).is_ok_and(|said| said.contains("floods"))).await;
     for round in 0..20 {
@@ -244,5 +244,5 @@ print('floods', flush=True); threading.Event().wait()
         let output = run(&home, &mut link, &exec, "echo done").await;
         assert_eq!(output, "done\n");
     }
-    link.send(&lodge_exec::Command::Kill { exec: "flood".to_owned(), grace_ms: 0 }).await.unwrap();
+    link.send(&lodge_exec::KeeperCommand::Kill { exec: "flood".to_owned(), grace_ms: 0 }).await.unwrap();
 }

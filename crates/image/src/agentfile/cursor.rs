@@ -7,29 +7,29 @@ use std::iter::Peekable;
 use std::vec::IntoIter;
 
 use super::document::At;
-use super::expand::Expanded;
+use super::expand::ExpandedLine;
 use super::keyword::Keyword;
-use super::lex::{Fault, Kind, Token};
+use super::lex::{AgentfileToken, LineFault, TokenKind};
 use super::mistake::{FormMistake, Mistake};
 
-pub(super) struct Cursor<'a> {
+pub(super) struct TokenCursor<'a> {
     pub(super) keyword: Keyword,
     line: u32,
-    expanded: &'a Expanded<'a>,
-    tokens: Peekable<IntoIter<Token>>,
+    expanded: &'a ExpandedLine<'a>,
+    tokens: Peekable<IntoIter<AgentfileToken>>,
     end: usize,
-    faults: Vec<Fault>,
+    faults: Vec<LineFault>,
 }
 
 /// A word and where it stands.
-pub(super) struct Spot {
+pub(super) struct LocatedWord {
     pub(super) at: usize,
     pub(super) text: String,
 }
 
 /// `key`, `key=value` or `key="value"`.
-pub(super) struct Pair {
-    pub(super) key: Spot,
+pub(super) struct KeyValue {
+    pub(super) key: LocatedWord,
     pub(super) value: Option<PairValue>,
 }
 
@@ -46,13 +46,13 @@ impl PairValue {
     }
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> TokenCursor<'a> {
     /// `tokens` are those after the keyword.
     pub(super) fn new(
         keyword: Keyword,
         line: u32,
-        expanded: &'a Expanded<'a>,
-        tokens: IntoIter<Token>,
+        expanded: &'a ExpandedLine<'a>,
+        tokens: IntoIter<AgentfileToken>,
     ) -> Self {
         let end = expanded.text.trim_end().len();
         Self { keyword, line, expanded, tokens: tokens.peekable(), end, faults: Vec::new() }
@@ -72,7 +72,7 @@ impl<'a> Cursor<'a> {
         self.tokens.peek().is_none()
     }
 
-    pub(super) fn into_faults(self) -> Vec<Fault> {
+    pub(super) fn into_faults(self) -> Vec<LineFault> {
         self.faults
     }
 
@@ -84,85 +84,91 @@ impl<'a> Cursor<'a> {
     }
 
     /// The next token must be an unquoted word.
-    pub(super) fn word(&mut self, what: &'static str) -> Option<Spot> {
+    pub(super) fn word(&mut self, what: &'static str) -> Option<LocatedWord> {
         match self.next() {
-            Some(Token { at, kind: Kind::Word(text), .. }) => Some(Spot { at, text }),
+            Some(AgentfileToken { at, kind: TokenKind::Word(text), .. }) => Some(LocatedWord { at, text }),
             Some(other) => self.unexpected(other),
             None => self.missing(what),
         }
     }
 
     /// The next token must be a word, quoted or not.
-    pub(super) fn word_or_text(&mut self, what: &'static str) -> Option<Spot> {
+    pub(super) fn word_or_text(&mut self, what: &'static str) -> Option<LocatedWord> {
         match self.next() {
-            Some(Token { at, kind: Kind::Word(text) | Kind::Text(text), .. }) => Some(Spot { at, text }),
+            Some(AgentfileToken { at, kind: TokenKind::Word(text) | TokenKind::Text(text), .. }) => {
+                Some(LocatedWord { at, text })
+            }
             Some(other) => self.unexpected(other),
             None => self.missing(what),
         }
     }
 
     /// The next token must be a quoted text or a heredoc.
-    pub(super) fn text_or_body(&mut self, what: &'static str) -> Option<Spot> {
+    pub(super) fn text_or_body(&mut self, what: &'static str) -> Option<LocatedWord> {
         match self.next() {
-            Some(Token { at, kind: Kind::Text(text) | Kind::Body(text), .. }) => Some(Spot { at, text }),
+            Some(AgentfileToken { at, kind: TokenKind::Text(text) | TokenKind::Body(text), .. }) => {
+                Some(LocatedWord { at, text })
+            }
             Some(other) => self.unexpected(other),
             None => self.missing(what),
         }
     }
 
     /// An unquoted word, if one is next.
-    pub(super) fn word_if_any(&mut self) -> Option<Spot> {
-        match self.next_if(|kind| matches!(kind, Kind::Word(_)))? {
-            Token { at, kind: Kind::Word(text), .. } => Some(Spot { at, text }),
+    pub(super) fn word_if_any(&mut self) -> Option<LocatedWord> {
+        match self.next_if(|kind| matches!(kind, TokenKind::Word(_)))? {
+            AgentfileToken { at, kind: TokenKind::Word(text), .. } => Some(LocatedWord { at, text }),
             _ => None,
         }
     }
 
     /// Takes the next word when it is exactly `word`.
     pub(super) fn flag(&mut self, word: &str) -> bool {
-        self.next_if(|kind| matches!(kind, Kind::Word(text) if text == word)).is_some()
+        self.next_if(|kind| matches!(kind, TokenKind::Word(text) if text == word)).is_some()
     }
 
     /// A description, if one is next.
     pub(super) fn description(&mut self) -> Option<String> {
-        match self.next_if(|kind| matches!(kind, Kind::Text(_)))?.kind {
-            Kind::Text(text) => Some(text),
+        match self.next_if(|kind| matches!(kind, TokenKind::Text(_)))?.kind {
+            TokenKind::Text(text) => Some(text),
             _ => None,
         }
     }
 
     /// A heredoc, if one is next.
-    pub(super) fn body(&mut self) -> Option<Spot> {
-        match self.next_if(|kind| matches!(kind, Kind::Body(_)))? {
-            Token { at, kind: Kind::Body(text), .. } => Some(Spot { at, text }),
+    pub(super) fn body(&mut self) -> Option<LocatedWord> {
+        match self.next_if(|kind| matches!(kind, TokenKind::Body(_)))? {
+            AgentfileToken { at, kind: TokenKind::Body(text), .. } => Some(LocatedWord { at, text }),
             _ => None,
         }
     }
 
     /// The next token must start a pair; a value right after `=` may be quoted.
-    pub(super) fn pair(&mut self, what: &'static str) -> Option<Pair> {
+    pub(super) fn pair(&mut self, what: &'static str) -> Option<KeyValue> {
         let word = self.word(what)?;
         let keyword = self.keyword;
         let Some((key, bare)) = word.text.split_once('=') else {
             if let Some(next) = self.tokens.peek()
-                && matches!(&next.kind, Kind::Word(text) if text.starts_with('='))
+                && matches!(&next.kind, TokenKind::Word(text) if text.starts_with('='))
             {
                 let at = next.at;
                 self.fault(at, FormMistake::SpacesAroundEquals { keyword });
                 return None;
             }
-            return Some(Pair { key: word, value: None });
+            return Some(KeyValue { key: word, value: None });
         };
-        let key = Spot { at: word.at, text: key.to_owned() };
+        let key = LocatedWord { at: word.at, text: key.to_owned() };
         let quoted = match self.tokens.peek() {
-            Some(Token { glued: true, kind: Kind::Text(_), .. }) if bare.is_empty() => self.tokens.next(),
+            Some(AgentfileToken { glued: true, kind: TokenKind::Text(_), .. }) if bare.is_empty() => {
+                self.tokens.next()
+            }
             _ => None,
         };
         let value = match quoted {
-            Some(Token { kind: Kind::Text(text), .. }) => PairValue::Quoted(text),
+            Some(AgentfileToken { kind: TokenKind::Text(text), .. }) => PairValue::Quoted(text),
             _ => PairValue::Bare(bare.to_owned()),
         };
-        Some(Pair { key, value: Some(value) })
+        Some(KeyValue { key, value: Some(value) })
     }
 
     /// All words that are left, joined where no space stands between them, as a shell would.
@@ -171,9 +177,11 @@ impl<'a> Cursor<'a> {
         while let Some(token) = self.tokens.next() {
             let glued = token.glued;
             let text = match &token.kind {
-                Kind::Word(text) if glued || !text.starts_with('#') => text,
-                Kind::Text(text) => text,
-                Kind::Word(_) | Kind::Heredoc(_) | Kind::Body(_) => return self.unexpected(token),
+                TokenKind::Word(text) if glued || !text.starts_with('#') => text,
+                TokenKind::Text(text) => text,
+                TokenKind::Word(_) | TokenKind::Heredoc(_) | TokenKind::Body(_) => {
+                    return self.unexpected(token);
+                }
             };
             match arguments.last_mut() {
                 Some(last) if glued => last.push_str(text),
@@ -184,7 +192,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// All tokens that are left, for an instruction with a grammar of its own.
-    pub(super) fn rest(&mut self) -> Vec<Token> {
+    pub(super) fn rest(&mut self) -> Vec<AgentfileToken> {
         self.tokens.by_ref().collect()
     }
 
@@ -198,12 +206,12 @@ impl<'a> Cursor<'a> {
         None
     }
 
-    fn unexpected<T>(&mut self, token: Token) -> Option<T> {
+    fn unexpected<T>(&mut self, token: AgentfileToken) -> Option<T> {
         let found = match token.kind {
-            Kind::Word(text) => text,
-            Kind::Text(text) => format!("\"{text}\""),
-            Kind::Heredoc(marker) => format!("<<{marker}"),
-            Kind::Body(_) => "<<".to_owned(),
+            TokenKind::Word(text) => text,
+            TokenKind::Text(text) => format!("\"{text}\""),
+            TokenKind::Heredoc(marker) => format!("<<{marker}"),
+            TokenKind::Body(_) => "<<".to_owned(),
         };
         let keyword = self.keyword;
         // A token that lacked its space was reported for that; once is enough.
@@ -213,18 +221,21 @@ impl<'a> Cursor<'a> {
         None
     }
 
-    fn next(&mut self) -> Option<Token> {
+    fn next(&mut self) -> Option<AgentfileToken> {
         let token = self.tokens.next()?;
         if token.glued {
             let found = match &token.kind {
-                Kind::Word(text) | Kind::Text(text) | Kind::Heredoc(text) | Kind::Body(text) => text.clone(),
+                TokenKind::Word(text)
+                | TokenKind::Text(text)
+                | TokenKind::Heredoc(text)
+                | TokenKind::Body(text) => text.clone(),
             };
             self.fault(token.at, FormMistake::MissingSpace { found });
         }
         Some(token)
     }
 
-    fn next_if(&mut self, wanted: impl Fn(&Kind) -> bool) -> Option<Token> {
+    fn next_if(&mut self, wanted: impl Fn(&TokenKind) -> bool) -> Option<AgentfileToken> {
         if wanted(&self.tokens.peek()?.kind) { self.next() } else { None }
     }
 }

@@ -5,18 +5,19 @@
 //! Each function returns `None` when the rest of its line cannot be judged; mistakes are noted in the cursor.
 
 use super::bounds::LINE_MAX;
-use super::cursor::{Cursor, Pair, PairValue, Spot};
+use super::cursor::{KeyValue, LocatedWord, PairValue, TokenCursor};
 use super::document::{
-    Add, Agentfile, Arg, Bin, BinSource, Config, ConfigValue, Context, ContextSource, Env, Label, Parent, put,
+    Add, Agentfile, Arg, Bin, BinSource, Config, ConfigValue, ContextSection, ContextSource, Env, Label,
+    Parent, put,
 };
 use super::env_key::check_env_key;
-use super::expand::Scope;
-use super::lex::Kind;
+use super::expand::ArgScope;
+use super::lex::TokenKind;
 use super::mistake::{FormMistake, NameOf, ValueMistake};
 use super::names;
 use super::rules;
 
-pub(super) fn from(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
+pub(super) fn from(doc: &mut Agentfile, cursor: &mut TokenCursor<'_>) -> Option<()> {
     let word = cursor.word("an image, a path, or `scratch`")?;
     let at = word.at;
     let value = if word.text == "scratch" {
@@ -34,7 +35,7 @@ pub(super) fn from(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
     Some(())
 }
 
-pub(super) fn runtime(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
+pub(super) fn runtime(doc: &mut Agentfile, cursor: &mut TokenCursor<'_>) -> Option<()> {
     let word = cursor.word("an image or `host:program`")?;
     let at = word.at;
     let value = bin_source(cursor, word);
@@ -44,8 +45,8 @@ pub(super) fn runtime(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()
     Some(())
 }
 
-pub(super) fn model(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
-    let Spot { at, text } = cursor.word("a model")?;
+pub(super) fn model(doc: &mut Agentfile, cursor: &mut TokenCursor<'_>) -> Option<()> {
+    let LocatedWord { at, text } = cursor.word("a model")?;
     match rules::model(&text) {
         Ok(value) => doc.model = Some(cursor.at(at, value)),
         Err(mistake) => cursor.fault(at, mistake),
@@ -53,7 +54,7 @@ pub(super) fn model(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> 
     Some(())
 }
 
-pub(super) fn name(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
+pub(super) fn name(doc: &mut Agentfile, cursor: &mut TokenCursor<'_>) -> Option<()> {
     let word = cursor.word("a name")?;
     let at = word.at;
     let value = path_name(cursor, word, NameOf::Agent);
@@ -61,7 +62,7 @@ pub(super) fn name(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
     Some(())
 }
 
-pub(super) fn context(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
+pub(super) fn context(doc: &mut Agentfile, line: u32, cursor: &mut TokenCursor<'_>) -> Option<()> {
     let word = cursor.word("a name")?;
     let name = path_name(cursor, word, NameOf::Context);
     let description = cursor.description();
@@ -92,12 +93,12 @@ pub(super) fn context(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -
         // Something else stands where the text should be, and `finish` says what.
         (None, None) => return Some(()),
     };
-    put(&mut doc.contexts, Context { line, name, description, source });
+    put(&mut doc.contexts, ContextSection { line, name, description, source });
     Some(())
 }
 
-pub(super) fn config(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
-    let Pair { key: Spot { at, text }, value } = cursor.pair("a key")?;
+pub(super) fn config(doc: &mut Agentfile, line: u32, cursor: &mut TokenCursor<'_>) -> Option<()> {
+    let KeyValue { key: LocatedWord { at, text }, value } = cursor.pair("a key")?;
     let (key, required) = match text.strip_suffix('!') {
         Some(key) => (key.to_owned(), true),
         None => (text, false),
@@ -113,7 +114,7 @@ pub(super) fn config(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) ->
     Some(())
 }
 
-pub(super) fn env(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
+pub(super) fn env(doc: &mut Agentfile, line: u32, cursor: &mut TokenCursor<'_>) -> Option<()> {
     let (key, value) = full_pair(cursor, "`KEY=value`")?;
     if let Err(refused) = check_env_key(&key.text) {
         cursor.fault(key.at, refused);
@@ -123,7 +124,7 @@ pub(super) fn env(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Op
     Some(())
 }
 
-pub(super) fn bin(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
+pub(super) fn bin(doc: &mut Agentfile, line: u32, cursor: &mut TokenCursor<'_>) -> Option<()> {
     let word = cursor.word("a name")?;
     let name = path_name(cursor, word, NameOf::Tool);
     let word = cursor.word("an image or `host:program`")?;
@@ -135,29 +136,29 @@ pub(super) fn bin(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Op
     Some(())
 }
 
-pub(super) fn exec(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
+pub(super) fn exec(doc: &mut Agentfile, cursor: &mut TokenCursor<'_>) -> Option<()> {
     #[derive(PartialEq)]
-    enum Next {
+    enum ListState {
         Open,
         StringOrClose,
         String,
         CommaOrClose,
         Nothing,
     }
-    let mut next = Next::Open;
+    let mut next = ListState::Open;
     let mut value = Vec::new();
     for token in cursor.rest() {
         match token.kind {
-            Kind::Text(text) if matches!(next, Next::StringOrClose | Next::String) => {
+            TokenKind::Text(text) if matches!(next, ListState::StringOrClose | ListState::String) => {
                 value.push(text);
-                next = Next::CommaOrClose;
+                next = ListState::CommaOrClose;
             }
-            Kind::Word(word) => {
+            TokenKind::Word(word) => {
                 for (offset, c) in word.char_indices() {
                     next = match (next, c) {
-                        (Next::Open, '[') => Next::StringOrClose,
-                        (Next::StringOrClose | Next::CommaOrClose, ']') => Next::Nothing,
-                        (Next::CommaOrClose, ',') => Next::String,
+                        (ListState::Open, '[') => ListState::StringOrClose,
+                        (ListState::StringOrClose | ListState::CommaOrClose, ']') => ListState::Nothing,
+                        (ListState::CommaOrClose, ',') => ListState::String,
                         _ => {
                             cursor.fault(token.at + offset, ValueMistake::Exec);
                             return None;
@@ -165,28 +166,29 @@ pub(super) fn exec(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
                     };
                 }
             }
-            Kind::Text(_) | Kind::Heredoc(_) | Kind::Body(_) => {
+            TokenKind::Text(_) | TokenKind::Heredoc(_) | TokenKind::Body(_) => {
                 cursor.fault(token.at, ValueMistake::Exec);
                 return None;
             }
         }
     }
-    if next != Next::Nothing {
+    if next != ListState::Nothing {
         cursor.fault(cursor.end(), ValueMistake::Exec);
     }
     doc.exec = Some(cursor.at(0, value));
     Some(())
 }
 
-pub(super) fn add(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
+pub(super) fn add(doc: &mut Agentfile, line: u32, cursor: &mut TokenCursor<'_>) -> Option<()> {
     let word = cursor.word_or_text("a path")?;
     let at = word.at;
     let src = file_path(cursor, word);
     // `/dst/name` is an older form whose directory means nothing; `/dst/` keeps the file's own name.
-    let given = cursor.word_if_any().map(|word| Spot { at: word.at, text: last_part(&word.text).to_owned() });
+    let given =
+        cursor.word_if_any().map(|word| LocatedWord { at: word.at, text: last_part(&word.text).to_owned() });
     let name = match given {
         Some(given) if !given.text.is_empty() => given,
-        Some(_) | None => Spot { at, text: last_part(src.trim_end_matches('/')).to_owned() },
+        Some(_) | None => LocatedWord { at, text: last_part(src.trim_end_matches('/')).to_owned() },
     };
     // A path that was refused has no name worth judging.
     let name = match names::relative_path(&src) {
@@ -199,7 +201,7 @@ pub(super) fn add(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Op
     Some(())
 }
 
-pub(super) fn label(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
+pub(super) fn label(doc: &mut Agentfile, line: u32, cursor: &mut TokenCursor<'_>) -> Option<()> {
     let (key, value) = full_pair(cursor, "`key=value`")?;
     hold(cursor, key.at, rules::label_key(&key.text));
     put(&mut doc.labels, Label { line, key: key.text, value });
@@ -208,11 +210,11 @@ pub(super) fn label(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> 
 
 pub(super) fn arg(
     doc: &mut Agentfile,
-    scope: &mut Scope<'_>,
+    scope: &mut ArgScope<'_>,
     line: u32,
-    cursor: &mut Cursor<'_>,
+    cursor: &mut TokenCursor<'_>,
 ) -> Option<()> {
-    let Pair { key: Spot { at, text: key }, value } = cursor.pair("a key")?;
+    let KeyValue { key: LocatedWord { at, text: key }, value } = cursor.pair("a key")?;
     if let Err(mistake) = rules::arg_key(&key) {
         cursor.fault(at, mistake);
         return Some(());
@@ -230,9 +232,9 @@ pub(super) fn arg(
     Some(())
 }
 
-pub(super) fn capability(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
+pub(super) fn capability(doc: &mut Agentfile, cursor: &mut TokenCursor<'_>) -> Option<()> {
     let mut next = Some(cursor.word("a capability name")?);
-    while let Some(Spot { at, text }) = next {
+    while let Some(LocatedWord { at, text }) = next {
         if text.starts_with('#') {
             let keyword = cursor.keyword;
             cursor.fault(at, FormMistake::Unexpected { keyword, found: text });
@@ -248,23 +250,23 @@ pub(super) fn capability(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option
 }
 
 /// Notes what a value breaks, if it breaks anything.
-pub(super) fn hold(cursor: &mut Cursor<'_>, at: usize, rule: Result<(), ValueMistake>) {
+pub(super) fn hold(cursor: &mut TokenCursor<'_>, at: usize, rule: Result<(), ValueMistake>) {
     if let Err(mistake) = rule {
         cursor.fault(at, mistake);
     }
 }
 
-pub(super) fn path_name(cursor: &mut Cursor<'_>, word: Spot, of: NameOf) -> String {
+pub(super) fn path_name(cursor: &mut TokenCursor<'_>, word: LocatedWord, of: NameOf) -> String {
     hold(cursor, word.at, rules::name(of, &word.text));
     word.text
 }
 
-pub(super) fn image_ref(cursor: &mut Cursor<'_>, word: Spot) -> String {
+pub(super) fn image_ref(cursor: &mut TokenCursor<'_>, word: LocatedWord) -> String {
     hold(cursor, word.at, rules::image(&word.text));
     word.text
 }
 
-pub(super) fn bin_source(cursor: &mut Cursor<'_>, word: Spot) -> BinSource {
+pub(super) fn bin_source(cursor: &mut TokenCursor<'_>, word: LocatedWord) -> BinSource {
     let source = match word.text.strip_prefix("host:") {
         Some(program) => BinSource::Host(program.to_owned()),
         None => BinSource::Image(word.text),
@@ -273,7 +275,7 @@ pub(super) fn bin_source(cursor: &mut Cursor<'_>, word: Spot) -> BinSource {
     source
 }
 
-fn file_path(cursor: &mut Cursor<'_>, word: Spot) -> String {
+fn file_path(cursor: &mut TokenCursor<'_>, word: LocatedWord) -> String {
     let path = word.text.strip_prefix("file://").unwrap_or(&word.text).to_owned();
     hold(cursor, word.at, rules::path(&path));
     path
@@ -284,7 +286,7 @@ fn last_part(path: &str) -> &str {
 }
 
 /// A pair whose `=` may not be left out.
-fn full_pair(cursor: &mut Cursor<'_>, what: &'static str) -> Option<(Spot, String)> {
+fn full_pair(cursor: &mut TokenCursor<'_>, what: &'static str) -> Option<(LocatedWord, String)> {
     let pair = cursor.pair(what)?;
     match pair.value {
         Some(value) => Some((pair.key, value.into_string())),

@@ -20,9 +20,9 @@ pub struct At<T> {
 pub struct Agentfile {
     pub from: At<Parent>,
     pub runtime: Option<At<BinSource>>,
-    pub model: Option<At<Model>>,
+    pub model: Option<At<ModelName>>,
     pub name: Option<At<String>>,
-    pub contexts: Vec<Context>,
+    pub contexts: Vec<ContextSection>,
     pub configs: Vec<Config>,
     pub envs: Vec<Env>,
     pub bins: Vec<Bin>,
@@ -33,7 +33,7 @@ pub struct Agentfile {
     pub args: Vec<Arg>,
     pub capabilities: Vec<At<String>>,
     pub limits: Vec<At<Limit>>,
-    pub network: Option<At<Network>>,
+    pub network: Option<At<NetworkAccess>>,
     pub mcps: Vec<Mcp>,
     pub skills: Vec<At<String>>,
     pub services: Vec<Service>,
@@ -53,12 +53,12 @@ pub enum Parent {
 
 /// `provider/model`; only the first `/` splits.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Model {
+pub struct ModelName {
     pub provider: String,
     pub name: String,
 }
 
-impl fmt::Display for Model {
+impl fmt::Display for ModelName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.provider, self.name)
     }
@@ -66,7 +66,7 @@ impl fmt::Display for Model {
 
 /// One section of the system prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Context {
+pub struct ContextSection {
     pub line: u32,
     pub name: String,
     pub description: Option<String>,
@@ -175,7 +175,7 @@ pub struct Arg {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Network {
+pub enum NetworkAccess {
     None,
     /// Every address that is routed in public; what holds where nothing is said.
     Public,
@@ -186,14 +186,14 @@ pub enum Network {
     Allow(Vec<String>),
 }
 
-impl Network {
+impl NetworkAccess {
     /// What a word means that stands alone.
-    pub fn from_word(word: &str) -> Option<Network> {
+    pub fn from_word(word: &str) -> Option<NetworkAccess> {
         match word {
-            "none" => Some(Network::None),
-            "public" => Some(Network::Public),
-            "lan" => Some(Network::Lan),
-            "host" => Some(Network::Host),
+            "none" => Some(NetworkAccess::None),
+            "public" => Some(NetworkAccess::Public),
+            "lan" => Some(NetworkAccess::Lan),
+            "host" => Some(NetworkAccess::Host),
             _host => None,
         }
     }
@@ -201,11 +201,11 @@ impl Network {
     /// The words after NETWORK.
     pub fn words(&self) -> Vec<String> {
         let word = match self {
-            Network::None => "none",
-            Network::Public => "public",
-            Network::Lan => "lan",
-            Network::Host => "host",
-            Network::Allow(hosts) => return hosts.clone(),
+            NetworkAccess::None => "none",
+            NetworkAccess::Public => "public",
+            NetworkAccess::Lan => "lan",
+            NetworkAccess::Host => "host",
+            NetworkAccess::Allow(hosts) => return hosts.clone(),
         };
         vec![word.to_owned()]
     }
@@ -270,7 +270,7 @@ macro_rules! keyed {
     )*};
 }
 
-keyed!(Context: name, Config: key, Env: key, Bin: name, Add: name, Label: key, Arg: key,
+keyed!(ContextSection: name, Config: key, Env: key, Bin: name, Add: name, Label: key, Arg: key,
     Mcp: name, Service: name, At<String>: value,);
 
 impl Keyed for At<Limit> {
@@ -280,13 +280,13 @@ impl Keyed for At<Limit> {
 }
 
 /// Items that a file may name once.
-pub(super) trait Once: Keyed {
+pub(super) trait OncePerFile: Keyed {
     fn line(&self) -> u32;
 }
 
 macro_rules! once {
     ($($item:ty,)*) => {$(
-        impl Once for $item {
+        impl OncePerFile for $item {
             fn line(&self) -> u32 { self.line }
         }
     )*};
@@ -318,7 +318,7 @@ pub(super) fn put_all<T: Keyed>(list: &mut Vec<T>, items: Vec<T>) {
 }
 
 /// Adds an item unless its key is there; returns the line of the one that was there first.
-pub(super) fn put_once<T: Once>(list: &mut Vec<T>, item: T) -> Result<(), u32> {
+pub(super) fn put_once<T: OncePerFile>(list: &mut Vec<T>, item: T) -> Result<(), u32> {
     match list.iter().find(|old| old.key() == item.key()) {
         Some(first) => Err(first.line()),
         None => {

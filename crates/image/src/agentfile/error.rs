@@ -14,14 +14,14 @@ const CAUSE_SHOWN_MAX: [usize; 2] = [80, 320];
 
 /// One mistake and where it stands. Lines and columns count from 1; columns count characters.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Error {
+pub struct AgentfileError {
     pub file: String,
     pub line: u32,
     pub column: u32,
     pub mistake: Mistake,
 }
 
-impl Error {
+impl AgentfileError {
     pub fn code(&self) -> &'static str {
         self.mistake.code()
     }
@@ -31,7 +31,7 @@ impl Error {
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for AgentfileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -46,34 +46,34 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for AgentfileError {}
 
 /// Every mistake found in an Agentfile and its parents, in the order of their lines. Never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Errors {
-    first: Error,
-    rest: Vec<Error>,
+pub struct AgentfileErrors {
+    first: AgentfileError,
+    rest: Vec<AgentfileError>,
 }
 
-impl Errors {
-    pub(super) fn one(error: Error) -> Self {
+impl AgentfileErrors {
+    pub(super) fn one(error: AgentfileError) -> Self {
         Self { first: error, rest: Vec::new() }
     }
 
     /// `None` when there is nothing to report.
-    pub(super) fn collect(mut errors: Vec<Error>) -> Option<Self> {
+    pub(super) fn collect(mut errors: Vec<AgentfileError>) -> Option<Self> {
         errors.sort_by_key(|error| (error.line, error.column));
-        Errors::of(errors)
+        AgentfileErrors::of(errors)
     }
 
     /// Those of several files, in their order; `None` when there is nothing to report.
-    pub(super) fn of(errors: Vec<Error>) -> Option<Self> {
+    pub(super) fn of(errors: Vec<AgentfileError>) -> Option<Self> {
         let mut errors = errors.into_iter();
         let first = errors.next()?;
         Some(Self { first, rest: errors.collect() })
     }
 
-    pub fn first(&self) -> &Error {
+    pub fn first(&self) -> &AgentfileError {
         &self.first
     }
 
@@ -81,19 +81,19 @@ impl Errors {
         1 + self.rest.len()
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Error> {
+    pub fn iter(&self) -> impl Iterator<Item = &AgentfileError> {
         std::iter::once(&self.first).chain(&self.rest)
     }
 }
 
-impl fmt::Display for Errors {
+impl fmt::Display for AgentfileErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.first.fmt(f)?;
         self.rest.iter().try_for_each(|error| write!(f, "\n{error}"))
     }
 }
 
-impl std::error::Error for Errors {}
+impl std::error::Error for AgentfileErrors {}
 
 /// A stranger's text made fit for a terminal: short, on one line, with invisible characters spelled out.
 pub fn shown(text: &str) -> String {

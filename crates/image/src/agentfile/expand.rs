@@ -10,7 +10,7 @@ use super::bounds::{EXPANSION_MAX, LINE_MAX};
 use super::names;
 
 /// The values `${key}` stands for on the lines below.
-pub(super) struct Scope<'a> {
+pub(super) struct ArgScope<'a> {
     given: &'a BTreeMap<String, String>,
     values: BTreeMap<String, String>,
     spent: usize,
@@ -18,26 +18,26 @@ pub(super) struct Scope<'a> {
 
 /// Why a line could not be expanded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum TooMuch {
+pub(super) enum ExpansionLimit {
     Line,
     File,
 }
 
 /// One line after replacement.
-pub(super) struct Expanded<'a> {
+pub(super) struct ExpandedLine<'a> {
     source: &'a str,
     pub(super) text: Cow<'a, str>,
     /// Where pieces start, in order; empty when nothing was replaced.
-    pieces: Vec<Piece>,
+    pieces: Vec<ExpandedSpan>,
 }
 
-struct Piece {
+struct ExpandedSpan {
     out: usize,
     source: usize,
     replaced: bool,
 }
 
-impl<'a> Scope<'a> {
+impl<'a> ArgScope<'a> {
     pub(super) fn new(given: &'a BTreeMap<String, String>) -> Self {
         Self { given, values: BTreeMap::new(), spent: 0 }
     }
@@ -55,7 +55,7 @@ impl<'a> Scope<'a> {
         };
     }
 
-    pub(super) fn expand<'l>(&mut self, line: &'l str) -> Result<Expanded<'l>, TooMuch> {
+    pub(super) fn expand<'l>(&mut self, line: &'l str) -> Result<ExpandedLine<'l>, ExpansionLimit> {
         let mut out = String::new();
         let mut pieces = Vec::new();
         let (mut copied, mut from) = (0, 0);
@@ -64,27 +64,27 @@ impl<'a> Scope<'a> {
                 from = open + 2;
                 continue;
             };
-            pieces.push(Piece { out: out.len(), source: copied, replaced: false });
+            pieces.push(ExpandedSpan { out: out.len(), source: copied, replaced: false });
             out.push_str(&line[copied..open]);
-            pieces.push(Piece { out: out.len(), source: open, replaced: true });
+            pieces.push(ExpandedSpan { out: out.len(), source: open, replaced: true });
             out.push_str(value);
             if out.len() > LINE_MAX {
-                return Err(TooMuch::Line);
+                return Err(ExpansionLimit::Line);
             }
             (copied, from) = (end, end);
         }
         if pieces.is_empty() {
-            return Ok(Expanded { source: line, text: Cow::Borrowed(line), pieces });
+            return Ok(ExpandedLine { source: line, text: Cow::Borrowed(line), pieces });
         }
-        pieces.push(Piece { out: out.len(), source: copied, replaced: false });
+        pieces.push(ExpandedSpan { out: out.len(), source: copied, replaced: false });
         out.push_str(&line[copied..]);
         self.spent += out.len();
         if self.spent > EXPANSION_MAX {
-            Err(TooMuch::File)
+            Err(ExpansionLimit::File)
         } else if out.len() > LINE_MAX {
-            Err(TooMuch::Line)
+            Err(ExpansionLimit::Line)
         } else {
-            Ok(Expanded { source: line, text: Cow::Owned(out), pieces })
+            Ok(ExpandedLine { source: line, text: Cow::Owned(out), pieces })
         }
     }
 
@@ -98,7 +98,7 @@ impl<'a> Scope<'a> {
     }
 }
 
-impl Expanded<'_> {
+impl ExpandedLine<'_> {
     /// The column in the source of a byte in the expanded text.
     pub(super) fn column(&self, at: usize) -> u32 {
         let source = match self.pieces.iter().rev().find(|piece| piece.out <= at) {

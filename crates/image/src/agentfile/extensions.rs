@@ -2,17 +2,17 @@
 //!
 //! Owns: what each takes and what it does to the document. Never: decides whether what it asks for is granted.
 
-use super::cursor::{Cursor, Pair, PairValue, Spot};
+use super::cursor::{KeyValue, LocatedWord, PairValue, TokenCursor};
 use super::directives::{bin_source, hold, image_ref, path_name};
 use super::document::{
-    Agentfile, Mcp, McpSource, Network, On, Schedule, Service, ServiceNeed, put, put_once,
+    Agentfile, Mcp, McpSource, NetworkAccess, On, Schedule, Service, ServiceNeed, put, put_once,
 };
 use super::limit::{Limit, LimitKey};
 use super::mistake::{FormMistake, NameOf, ValueMistake};
 use super::rules;
 
-pub(super) fn limit(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
-    let Spot { at, text } = cursor.word("a key")?;
+pub(super) fn limit(doc: &mut Agentfile, cursor: &mut TokenCursor<'_>) -> Option<()> {
+    let LocatedWord { at, text } = cursor.word("a key")?;
     let Some(key) = LimitKey::read(&text) else {
         cursor.fault(at, ValueMistake::UnknownLimit { found: text });
         return None;
@@ -28,7 +28,7 @@ pub(super) fn limit(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> 
     Some(())
 }
 
-pub(super) fn network(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
+pub(super) fn network(doc: &mut Agentfile, cursor: &mut TokenCursor<'_>) -> Option<()> {
     let first = cursor.word("`none`, `public`, `lan`, `host` or a list of hosts")?;
     let first_at = first.at;
     let mut words = vec![first];
@@ -38,7 +38,7 @@ pub(super) fn network(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()
     let hosts = split_at_commas(words);
     let value = match hosts.as_slice() {
         [] => return cursor.missing("a host"),
-        [only] if let Some(network) = Network::from_word(&only.text) => network,
+        [only] if let Some(network) = NetworkAccess::from_word(&only.text) => network,
         _ => {
             for host in &hosts {
                 if host.text.starts_with('#') {
@@ -48,7 +48,7 @@ pub(super) fn network(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()
                 }
                 hold(cursor, host.at, rules::network_host(&host.text));
             }
-            Network::Allow(hosts.into_iter().map(|host| host.text).collect())
+            NetworkAccess::Allow(hosts.into_iter().map(|host| host.text).collect())
         }
     };
     match &doc.network {
@@ -61,7 +61,7 @@ pub(super) fn network(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()
     Some(())
 }
 
-pub(super) fn mcp(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
+pub(super) fn mcp(doc: &mut Agentfile, line: u32, cursor: &mut TokenCursor<'_>) -> Option<()> {
     let word = cursor.word("a name")?;
     let at = word.at;
     let name = path_name(cursor, word, NameOf::McpServer);
@@ -78,7 +78,7 @@ pub(super) fn mcp(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Op
     Some(())
 }
 
-pub(super) fn skill(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> {
+pub(super) fn skill(doc: &mut Agentfile, cursor: &mut TokenCursor<'_>) -> Option<()> {
     let word = cursor.word("a skill")?;
     let at = word.at;
     let value = image_ref(cursor, word);
@@ -86,8 +86,8 @@ pub(super) fn skill(doc: &mut Agentfile, cursor: &mut Cursor<'_>) -> Option<()> 
     Some(())
 }
 
-pub(super) fn service(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
-    let Spot { at, text: name } = cursor.word("a name")?;
+pub(super) fn service(doc: &mut Agentfile, line: u32, cursor: &mut TokenCursor<'_>) -> Option<()> {
+    let LocatedWord { at, text: name } = cursor.word("a name")?;
     hold(cursor, at, rules::service_name(&name));
     let word = cursor.word("an image")?;
     let image = image_ref(cursor, word);
@@ -95,7 +95,7 @@ pub(super) fn service(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -
     let mut envs: Vec<(String, String)> = Vec::new();
     let mut healthcheck = None;
     while !cursor.is_empty() {
-        let Pair { key, value } = cursor.pair("`KEY=value`")?;
+        let KeyValue { key, value } = cursor.pair("`KEY=value`")?;
         match value.map(PairValue::into_string) {
             Some(value) if key.text == "healthcheck" => {
                 hold(cursor, key.at, rules::not_empty("healthcheck command", &value));
@@ -119,8 +119,8 @@ pub(super) fn service(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -
     Some(())
 }
 
-pub(super) fn schedule(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
-    let Spot { at, text: cron } = cursor.word_or_text("a cron expression")?;
+pub(super) fn schedule(doc: &mut Agentfile, line: u32, cursor: &mut TokenCursor<'_>) -> Option<()> {
+    let LocatedWord { at, text: cron } = cursor.word_or_text("a cron expression")?;
     if let Err(mistake) = rules::cron(&cron) {
         cursor.fault(at, mistake);
         return None;
@@ -130,34 +130,34 @@ pub(super) fn schedule(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) 
     Some(())
 }
 
-pub(super) fn on(doc: &mut Agentfile, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
-    let Spot { at, text: pattern } = cursor.word_or_text("a pattern")?;
+pub(super) fn on(doc: &mut Agentfile, line: u32, cursor: &mut TokenCursor<'_>) -> Option<()> {
+    let LocatedWord { at, text: pattern } = cursor.word_or_text("a pattern")?;
     hold(cursor, at, rules::not_empty("pattern", &pattern));
     let prompt = not_empty(cursor, "prompt", "a prompt")?;
     doc.ons.push(On { line, pattern, prompt });
     Some(())
 }
 
-fn not_empty(cursor: &mut Cursor<'_>, what: &'static str, missing: &'static str) -> Option<String> {
-    let Spot { at, text } = cursor.text_or_body(missing)?;
+fn not_empty(cursor: &mut TokenCursor<'_>, what: &'static str, missing: &'static str) -> Option<String> {
+    let LocatedWord { at, text } = cursor.text_or_body(missing)?;
     hold(cursor, at, rules::not_empty(what, &text));
     Some(text)
 }
 
-fn refuse_second(cursor: &mut Cursor<'_>, at: usize, key: Option<&str>, put: Result<(), u32>) {
+fn refuse_second(cursor: &mut TokenCursor<'_>, at: usize, key: Option<&str>, put: Result<(), u32>) {
     if let Err(first_line) = put {
         let keyword = cursor.keyword;
         cursor.fault(at, FormMistake::Repeated { keyword, key: key.map(str::to_owned), first_line });
     }
 }
 
-fn split_at_commas(words: Vec<Spot>) -> Vec<Spot> {
+fn split_at_commas(words: Vec<LocatedWord>) -> Vec<LocatedWord> {
     let mut hosts = Vec::new();
     for word in words {
         let mut at = word.at;
         for part in word.text.split(',') {
             if !part.is_empty() {
-                hosts.push(Spot { at, text: part.to_owned() });
+                hosts.push(LocatedWord { at, text: part.to_owned() });
             }
             at += part.len() + 1;
         }

@@ -5,18 +5,18 @@
 use super::mistake::{Mistake, TextMistake};
 
 /// A mistake and the byte of the expanded line it stands at.
-pub(super) type Fault = (usize, Mistake);
+pub(super) type LineFault = (usize, Mistake);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Token {
+pub(super) struct AgentfileToken {
     pub(super) at: usize,
     /// No space stands between this token and the one before.
     pub(super) glued: bool,
-    pub(super) kind: Kind,
+    pub(super) kind: TokenKind,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TokenKind {
     /// A run without spaces or quotes.
     Word(String),
     /// What stood between double quotes, escapes resolved.
@@ -27,8 +27,8 @@ pub(super) enum Kind {
     Body(String),
 }
 
-pub(super) fn lex(line: &str) -> Result<Vec<Token>, Fault> {
-    let mut tokens: Vec<Token> = Vec::new();
+pub(super) fn lex(line: &str) -> Result<Vec<AgentfileToken>, LineFault> {
+    let mut tokens: Vec<AgentfileToken> = Vec::new();
     let mut at = 0;
     let mut end_of_last = 0;
     while let Some(first) = line[at..].chars().next() {
@@ -37,14 +37,14 @@ pub(super) fn lex(line: &str) -> Result<Vec<Token>, Fault> {
             continue;
         }
         let (kind, end) = if first == '"' { string(line, at)? } else { word(line, at)? };
-        tokens.push(Token { at, glued: !tokens.is_empty() && end_of_last == at, kind });
+        tokens.push(AgentfileToken { at, glued: !tokens.is_empty() && end_of_last == at, kind });
         end_of_last = end;
         at = end;
     }
     Ok(tokens)
 }
 
-fn word(line: &str, start: usize) -> Result<(Kind, usize), Fault> {
+fn word(line: &str, start: usize) -> Result<(TokenKind, usize), LineFault> {
     let mut end = line.len();
     for (offset, c) in line[start..].char_indices() {
         if matches!(c, ' ' | '\t' | '"') {
@@ -58,8 +58,8 @@ fn word(line: &str, start: usize) -> Result<(Kind, usize), Fault> {
     let text = &line[start..end];
     let kind = match text.strip_prefix("<<") {
         Some("") => return Err((start, TextMistake::HeredocMarkerMissing.into())),
-        Some(marker) => Kind::Heredoc(marker.to_owned()),
-        None => Kind::Word(text.to_owned()),
+        Some(marker) => TokenKind::Heredoc(marker.to_owned()),
+        None => TokenKind::Word(text.to_owned()),
     };
     Ok((kind, end))
 }
@@ -72,12 +72,12 @@ pub(super) fn invisible(c: char) -> bool {
         || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
 }
 
-fn string(line: &str, start: usize) -> Result<(Kind, usize), Fault> {
+fn string(line: &str, start: usize) -> Result<(TokenKind, usize), LineFault> {
     let mut text = String::new();
     let mut at = start + 1;
     while let Some(c) = line[at..].chars().next() {
         match c {
-            '"' => return Ok((Kind::Text(text), at + 1)),
+            '"' => return Ok((TokenKind::Text(text), at + 1)),
             '\\' => {
                 let (c, length) = escape(&line[at + 1..]).ok_or_else(|| {
                     let found: String = line[at..].chars().take(2).collect();

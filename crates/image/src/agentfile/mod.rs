@@ -34,20 +34,21 @@ pub use bounds::{
 };
 pub use capability::CAPABILITIES;
 pub use document::{
-    Add, Agentfile, Arg, At, Bin, BinSource, Config, ConfigValue, Context, ContextSource, Env, Label, Mcp,
-    McpSource, Model, Network, On, Parent, Schedule, Service, ServiceNeed,
+    Add, Agentfile, Arg, At, Bin, BinSource, Config, ConfigValue, ContextSection, ContextSource, Env, Label,
+    Mcp, McpSource, ModelName, NetworkAccess, On, Parent, Schedule, Service, ServiceNeed,
 };
 pub use env_key::{EnvKeyError, check_env_key};
-pub use error::{Error, Errors, shown};
+pub use error::{AgentfileError, AgentfileErrors, shown};
 pub use keyword::Keyword;
 pub use limit::{Limit, LimitKey, RevivalPolicy, read_duration, read_limit, read_size};
 pub use load::{
-    AddedFile, Builder, ContextText, LoadError, Loaded, PackedFiles, load_dir, load_inline, load_packed,
+    AddedFile, Builder, ContextText, LoadError, LoadedAgentfile, PackedFiles, load_dir, load_inline,
+    load_packed,
 };
 pub use merge::merge;
 pub use mistake::{
     BoundMistake, FileMistake, FormMistake, Mistake, NameOf, PathFault, TextMistake, ValueMistake,
 };
 pub use parse::parse;
-pub use rules::Unfit;
+pub use rules::UnfitEntry;
 pub(crate) use rules::check;

@@ -8,14 +8,14 @@ use super::bounds::{
     ERRORS_MAX, EXPANSION_MAX, FILE_MAX, HEREDOC_MAX, HEREDOCS_MAX, INSTRUCTIONS_MAX, LINE_MAX, LINES_MAX,
     WORDS_MAX,
 };
-use super::cursor::Cursor;
+use super::cursor::TokenCursor;
 use super::directives;
 use super::document::Agentfile;
-use super::error::{Error, Errors};
-use super::expand::{Expanded, Scope, TooMuch};
+use super::error::{AgentfileError, AgentfileErrors};
+use super::expand::{ArgScope, ExpandedLine, ExpansionLimit};
 use super::extensions;
 use super::keyword::Keyword;
-use super::lex::{Kind, Token, lex};
+use super::lex::{AgentfileToken, TokenKind, lex};
 use super::mistake::{BoundMistake, FormMistake, Mistake, TextMistake};
 
 const SYNTAXES: [&str; 2] = ["lodge/agentfile:1", "openotters/agentfile:1"];
@@ -23,9 +23,14 @@ const SYNTAXES: [&str; 2] = ["lodge/agentfile:1", "openotters/agentfile:1"];
 /// Parses an Agentfile. `name` is how errors call the file; `args` are the build arguments.
 ///
 /// Reports every mistake it finds, at least one of which is the reason for an `Err`.
-pub fn parse(name: &str, source: &[u8], args: &BTreeMap<String, String>) -> Result<Agentfile, Errors> {
-    let whole_file =
-        |line, column, mistake: Mistake| Errors::one(Error { file: name.to_owned(), line, column, mistake });
+pub fn parse(
+    name: &str,
+    source: &[u8],
+    args: &BTreeMap<String, String>,
+) -> Result<Agentfile, AgentfileErrors> {
+    let whole_file = |line, column, mistake: Mistake| {
+        AgentfileErrors::one(AgentfileError { file: name.to_owned(), line, column, mistake })
+    };
     if source.len() > FILE_MAX {
         return Err(whole_file(1, 1, BoundMistake::File { bytes: source.len(), max: FILE_MAX }.into()));
     }
@@ -38,7 +43,7 @@ pub fn parse(name: &str, source: &[u8], args: &BTreeMap<String, String>) -> Resu
             (good.split('\n').count(), good.rsplit('\n').next().unwrap_or_default().chars().count());
         whole_file(number(line), number(column + 1), TextMistake::NotUtf8.into())
     })?;
-    let lines = Lines::of(text);
+    let lines = SourceLines::of(text);
     if lines.starts.len() > LINES_MAX {
         let mistake = BoundMistake::Lines { lines: lines.starts.len(), max: LINES_MAX };
         return Err(whole_file(number(LINES_MAX + 1), 1, mistake.into()));
@@ -50,19 +55,19 @@ pub fn parse(name: &str, source: &[u8], args: &BTreeMap<String, String>) -> Resu
 
 struct Parser<'a> {
     file: &'a str,
-    lines: Lines<'a>,
-    scope: Scope<'a>,
+    lines: SourceLines<'a>,
+    scope: ArgScope<'a>,
     doc: Agentfile,
-    errors: Vec<Error>,
+    errors: Vec<AgentfileError>,
     instructions: usize,
     heredocs: usize,
     first: Option<Keyword>,
-    from: FromSeen,
+    from: FromState,
 }
 
 /// What is known about FROM so far.
 #[derive(Clone, Copy)]
-enum FromSeen {
+enum FromState {
     No,
     /// A word that can only have meant FROM; reporting it missing as well would be noise.
     Misspelt,
@@ -72,25 +77,25 @@ enum FromSeen {
 }
 
 /// The reader has seen enough of a hopeless file when a step returns `None`.
-type Step = Option<()>;
+type ParseStep = Option<()>;
 
 impl<'a> Parser<'a> {
-    fn new(file: &'a str, lines: Lines<'a>, args: &'a BTreeMap<String, String>) -> Self {
+    fn new(file: &'a str, lines: SourceLines<'a>, args: &'a BTreeMap<String, String>) -> Self {
         Self {
             file,
             lines,
-            scope: Scope::new(args),
+            scope: ArgScope::new(args),
             doc: Agentfile::default(),
             errors: Vec::new(),
             instructions: 0,
             heredocs: 0,
             first: None,
-            from: FromSeen::No,
+            from: FromState::No,
         }
     }
 
     /// Reads one line, and the heredoc that belongs to it. `None` at the end of the file or of our patience.
-    fn step(&mut self) -> Step {
+    fn step(&mut self) -> ParseStep {
         let (line, raw) = self.lines.next()?;
         let trimmed = raw.trim_start_matches([' ', '\t']);
         if let Some(comment) = trimmed.strip_prefix('#') {
@@ -102,11 +107,11 @@ impl<'a> Parser<'a> {
         }
         let expanded = match self.scope.expand(raw) {
             Ok(expanded) => expanded,
-            Err(TooMuch::Line) => {
+            Err(ExpansionLimit::Line) => {
                 self.abandon(line, raw);
                 return self.report(line, 1, BoundMistake::ExpandedLine { max: LINE_MAX });
             }
-            Err(TooMuch::File) => {
+            Err(ExpansionLimit::File) => {
                 self.report(line, 1, BoundMistake::Expansion { max: EXPANSION_MAX });
                 return None;
             }
@@ -122,7 +127,7 @@ impl<'a> Parser<'a> {
         self.instruction(line, &expanded)
     }
 
-    fn comment(&mut self, line: u32, indent: usize, comment: &str) -> Step {
+    fn comment(&mut self, line: u32, indent: usize, comment: &str) -> ParseStep {
         let Some(value) =
             comment.trim().strip_prefix("syntax").and_then(|rest| rest.trim_start().strip_prefix('='))
         else {
@@ -139,7 +144,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn instruction(&mut self, line: u32, expanded: &Expanded<'_>) -> Step {
+    fn instruction(&mut self, line: u32, expanded: &ExpandedLine<'_>) -> ParseStep {
         let mut tokens = match lex(&expanded.text) {
             Ok(tokens) => tokens,
             Err((at, mistake)) => {
@@ -155,10 +160,10 @@ impl<'a> Parser<'a> {
         let mut tokens = tokens.into_iter();
         let first = tokens.next()?;
         let found = match first.kind {
-            Kind::Word(word) => word,
-            Kind::Text(text) => format!("\"{text}\""),
-            Kind::Heredoc(marker) => format!("<<{marker}"),
-            Kind::Body(_) => "<<".to_owned(),
+            TokenKind::Word(word) => word,
+            TokenKind::Text(text) => format!("\"{text}\""),
+            TokenKind::Heredoc(marker) => format!("<<{marker}"),
+            TokenKind::Body(_) => "<<".to_owned(),
         };
         let column = expanded.column(first.at);
         let Some(keyword) = Keyword::read(&found) else {
@@ -169,7 +174,7 @@ impl<'a> Parser<'a> {
             self.check_from(line, column)?;
         }
         self.note_keyword(line, &found);
-        let mut cursor = Cursor::new(keyword, line, expanded, tokens);
+        let mut cursor = TokenCursor::new(keyword, line, expanded, tokens);
         if self.dispatch(line, &mut cursor).is_some() {
             cursor.finish();
         }
@@ -179,7 +184,7 @@ impl<'a> Parser<'a> {
         Some(())
     }
 
-    fn dispatch(&mut self, line: u32, cursor: &mut Cursor<'_>) -> Option<()> {
+    fn dispatch(&mut self, line: u32, cursor: &mut TokenCursor<'_>) -> Option<()> {
         let doc = &mut self.doc;
         match cursor.keyword {
             Keyword::From => directives::from(doc, cursor),
@@ -205,25 +210,25 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn check_from(&mut self, line: u32, column: u32) -> Step {
+    fn check_from(&mut self, line: u32, column: u32) -> ParseStep {
         match (self.from, self.first) {
-            (FromSeen::Yes { line: first_line }, _) => {
+            (FromState::Yes { line: first_line }, _) => {
                 let mistake = FormMistake::Repeated { keyword: Keyword::From, key: None, first_line };
                 self.report(line, column, mistake)
             }
-            (FromSeen::No | FromSeen::Misspelt, Some(before)) => {
+            (FromState::No | FromState::Misspelt, Some(before)) => {
                 self.report(line, column, FormMistake::FromNotFirst { before })
             }
-            (FromSeen::No | FromSeen::Misspelt, None) => Some(()),
+            (FromState::No | FromState::Misspelt, None) => Some(()),
         }
     }
 
     /// Remembers what order and presence of FROM depend on.
     fn note_keyword(&mut self, line: u32, word: &str) {
         match (Keyword::read(word), self.from) {
-            (Some(Keyword::From), FromSeen::No | FromSeen::Misspelt) => self.from = FromSeen::Yes { line },
-            (None, FromSeen::No) if Keyword::guess(word) == Some(Keyword::From) => {
-                self.from = FromSeen::Misspelt
+            (Some(Keyword::From), FromState::No | FromState::Misspelt) => self.from = FromState::Yes { line },
+            (None, FromState::No) if Keyword::guess(word) == Some(Keyword::From) => {
+                self.from = FromState::Misspelt
             }
             _ => {}
         }
@@ -231,12 +236,17 @@ impl<'a> Parser<'a> {
     }
 
     /// Replaces the heredoc marker among the tokens by the body that follows the line.
-    fn read_heredoc(&mut self, line: u32, expanded: &Expanded<'_>, tokens: &mut Vec<Token>) -> Step {
-        let Some(index) = tokens.iter().position(|token| matches!(token.kind, Kind::Heredoc(_))) else {
+    fn read_heredoc(
+        &mut self,
+        line: u32,
+        expanded: &ExpandedLine<'_>,
+        tokens: &mut Vec<AgentfileToken>,
+    ) -> ParseStep {
+        let Some(index) = tokens.iter().position(|token| matches!(token.kind, TokenKind::Heredoc(_))) else {
             return Some(());
         };
         let column = expanded.column(tokens[index].at);
-        let Kind::Heredoc(marker) = tokens[index].kind.clone() else { return Some(()) };
+        let TokenKind::Heredoc(marker) = tokens[index].kind.clone() else { return Some(()) };
         if index + 1 != tokens.len() {
             self.report(line, column, TextMistake::HeredocNotLast { marker: marker.clone() })?;
             tokens.truncate(index + 1);
@@ -254,7 +264,7 @@ impl<'a> Parser<'a> {
             let mistake = BoundMistake::Heredoc { bytes: body.len(), max: HEREDOC_MAX };
             self.report(line, column, mistake)?;
         }
-        tokens[index].kind = Kind::Body(body.to_owned());
+        tokens[index].kind = TokenKind::Body(body.to_owned());
         Some(())
     }
 
@@ -269,23 +279,23 @@ impl<'a> Parser<'a> {
     }
 
     /// Notes a mistake. `None` when that makes too many.
-    fn report(&mut self, line: u32, column: u32, mistake: impl Into<Mistake>) -> Step {
+    fn report(&mut self, line: u32, column: u32, mistake: impl Into<Mistake>) -> ParseStep {
         let file = self.file.to_owned();
-        self.errors.push(Error { file, line, column, mistake: mistake.into() });
+        self.errors.push(AgentfileError { file, line, column, mistake: mistake.into() });
         if self.errors.len() < ERRORS_MAX {
             return Some(());
         }
         let mistake = BoundMistake::Errors { max: ERRORS_MAX }.into();
-        self.errors.push(Error { file: self.file.to_owned(), line, column, mistake });
+        self.errors.push(AgentfileError { file: self.file.to_owned(), line, column, mistake });
         None
     }
 
-    fn finish(mut self) -> Result<Agentfile, Errors> {
+    fn finish(mut self) -> Result<Agentfile, AgentfileErrors> {
         let gave_up = self.errors.len() > ERRORS_MAX;
-        if matches!(self.from, FromSeen::No) && !gave_up {
+        if matches!(self.from, FromState::No) && !gave_up {
             self.report(1, 1, FormMistake::FromMissing);
         }
-        match Errors::collect(self.errors) {
+        match AgentfileErrors::collect(self.errors) {
             Some(errors) => Err(errors),
             None => Ok(self.doc),
         }
@@ -293,13 +303,13 @@ impl<'a> Parser<'a> {
 }
 
 /// The text by lines, keeping offsets so that a heredoc is a slice of the source.
-struct Lines<'a> {
+struct SourceLines<'a> {
     text: &'a str,
     starts: Vec<usize>,
     next: usize,
 }
 
-impl<'a> Lines<'a> {
+impl<'a> SourceLines<'a> {
     fn of(text: &'a str) -> Self {
         let after_breaks = text.match_indices('\n').map(|(at, _)| at + 1).filter(|at| *at < text.len());
         let starts =

@@ -8,7 +8,8 @@ use std::collections::HashSet;
 use super::bounds::{HEREDOC_MAX, INSTRUCTIONS_MAX, LINE_MAX, WORDS_MAX};
 use super::capability::{CAPABILITIES, JOB_TOOLS};
 use super::document::{
-    Agentfile, BinSource, Config, ConfigValue, ContextSource, Keyed, Mcp, McpSource, Model, Network, Service,
+    Agentfile, BinSource, Config, ConfigValue, ContextSource, Keyed, Mcp, McpSource, ModelName,
+    NetworkAccess, Service,
 };
 use super::env_key::{self, check_env_key};
 use super::error::shown;
@@ -18,13 +19,13 @@ use super::mistake::{BoundMistake, Mistake, NameOf, TextMistake, ValueMistake};
 use super::names;
 use crate::reference::Reference;
 
-type Rule = Result<(), ValueMistake>;
+type RuleResult = Result<(), ValueMistake>;
 
-fn rule(holds: bool, mistake: impl FnOnce() -> ValueMistake) -> Rule {
+fn rule(holds: bool, mistake: impl FnOnce() -> ValueMistake) -> RuleResult {
     if holds { Ok(()) } else { Err(mistake()) }
 }
 
-pub(super) fn name(of: NameOf, name: &str) -> Rule {
+pub(super) fn name(of: NameOf, name: &str) -> RuleResult {
     rule(names::path_name(name), || ValueMistake::Name { of, found: name.to_owned() })?;
     match of {
         NameOf::Context => {
@@ -38,11 +39,11 @@ pub(super) fn name(of: NameOf, name: &str) -> Rule {
     }
 }
 
-pub(super) fn image(reference: &str) -> Rule {
+pub(super) fn image(reference: &str) -> RuleResult {
     rule(names::image_ref(reference), || ValueMistake::ImageRef { found: reference.to_owned() })
 }
 
-pub(super) fn bin_source(source: &BinSource) -> Rule {
+pub(super) fn bin_source(source: &BinSource) -> RuleResult {
     match source {
         BinSource::Host(program) => rule(names::host_program(program), || ValueMistake::HostProgram {
             found: format!("host:{program}"),
@@ -58,49 +59,49 @@ pub(super) fn bin_source(source: &BinSource) -> Rule {
 }
 
 /// What FROM takes beside paths and `scratch`: NAME allows more than registries do.
-pub(super) fn parent_image(reference: &str) -> Rule {
+pub(super) fn parent_image(reference: &str) -> RuleResult {
     rule(Reference::read(reference).is_ok(), || ValueMistake::ImageRef { found: reference.to_owned() })
 }
 
-pub(super) fn model(text: &str) -> Result<Model, ValueMistake> {
+pub(super) fn model(text: &str) -> Result<ModelName, ValueMistake> {
     match text.split_once('/') {
         Some((provider, name)) if !provider.is_empty() && !name.is_empty() && !text.contains("${") => {
-            Ok(Model { provider: provider.to_owned(), name: name.to_owned() })
+            Ok(ModelName { provider: provider.to_owned(), name: name.to_owned() })
         }
         Some(_) | None => Err(ValueMistake::Model { found: text.to_owned() }),
     }
 }
 
-pub(super) fn path(path: &str) -> Rule {
+pub(super) fn path(path: &str) -> RuleResult {
     names::relative_path(path).map_err(|fault| ValueMistake::Path { found: path.to_owned(), fault })
 }
 
-pub(super) fn config_key(key: &str) -> Rule {
+pub(super) fn config_key(key: &str) -> RuleResult {
     rule(names::dns_label(key), || ValueMistake::ConfigKey { found: key.to_owned() })
 }
 
 /// What is asked for has no value yet.
-pub(super) fn config_default<T>(key: &str, required: bool, value: Option<&T>) -> Rule {
+pub(super) fn config_default<T>(key: &str, required: bool, value: Option<&T>) -> RuleResult {
     rule(!required || value.is_none(), || ValueMistake::RequiredWithDefault { key: key.to_owned() })
 }
 
-pub(super) fn label_key(key: &str) -> Rule {
+pub(super) fn label_key(key: &str) -> RuleResult {
     rule(names::label_key(key), || ValueMistake::LabelKey { found: key.to_owned() })
 }
 
-pub(super) fn arg_key(key: &str) -> Rule {
+pub(super) fn arg_key(key: &str) -> RuleResult {
     rule(names::arg_key(key), || ValueMistake::ArgKey { found: key.to_owned() })
 }
 
-pub(super) fn capability(name: &str) -> Rule {
+pub(super) fn capability(name: &str) -> RuleResult {
     rule(names::capability(name), || ValueMistake::Capability { found: name.to_owned() })?;
     rule(CAPABILITIES.contains(&name), || ValueMistake::UnknownCapability { found: name.to_owned() })
 }
 
 /// One of several words after NETWORK.
-pub(super) fn network_host(host: &str) -> Rule {
+pub(super) fn network_host(host: &str) -> RuleResult {
     let found = || host.to_owned();
-    rule(Network::from_word(host).is_none(), || ValueMistake::NetworkMixed { found: found() })?;
+    rule(NetworkAccess::from_word(host).is_none(), || ValueMistake::NetworkMixed { found: found() })?;
     if names::is_loopback_port(host) {
         return Ok(());
     }
@@ -108,29 +109,29 @@ pub(super) fn network_host(host: &str) -> Rule {
     rule(!names::never_opened(host), || ValueMistake::NetworkClosed { found: found() })
 }
 
-pub(super) fn mcp_url(url: &str) -> Rule {
+pub(super) fn mcp_url(url: &str) -> RuleResult {
     rule(names::http_url(url), || ValueMistake::McpUrl { found: url.to_owned() })
 }
 
-pub(super) fn service_name(name: &str) -> Rule {
+pub(super) fn service_name(name: &str) -> RuleResult {
     rule(names::dns_label(name), || ValueMistake::ServiceName { found: name.to_owned() })
 }
 
-pub(super) fn service_env_key(key: &str) -> Rule {
+pub(super) fn service_env_key(key: &str) -> RuleResult {
     rule(env_key::well_formed(key), || ValueMistake::ServiceOption { found: key.to_owned() })
 }
 
-pub(super) fn cron(text: &str) -> Rule {
+pub(super) fn cron(text: &str) -> RuleResult {
     rule(names::cron(text), || ValueMistake::Cron { found: text.to_owned() })
 }
 
-pub(super) fn not_empty(what: &'static str, text: &str) -> Rule {
+pub(super) fn not_empty(what: &'static str, text: &str) -> RuleResult {
     rule(!text.trim().is_empty(), || ValueMistake::Empty { what })
 }
 
 /// What no Agentfile could have said.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unfit {
+pub enum UnfitEntry {
     #[error("its {keyword} is refused: {mistake}")]
     Value { keyword: Keyword, mistake: Mistake },
     #[error("its {keyword} `{}` stands there twice", shown(key))]
@@ -140,7 +141,7 @@ pub enum Unfit {
 }
 
 /// Holds a whole Agentfile that was not parsed to all of the rules.
-pub(crate) fn check(agentfile: &Agentfile) -> Result<(), Unfit> {
+pub(crate) fn check(agentfile: &Agentfile) -> Result<(), UnfitEntry> {
     programs(agentfile)?;
     texts(agentfile)?;
     permissions(agentfile)?;
@@ -171,7 +172,7 @@ pub(crate) fn check(agentfile: &Agentfile) -> Result<(), Unfit> {
 }
 
 /// What is run, and by which name.
-fn programs(agentfile: &Agentfile) -> Result<(), Unfit> {
+fn programs(agentfile: &Agentfile) -> Result<(), UnfitEntry> {
     if let Some(runtime) = &agentfile.runtime {
         bin_source(&runtime.value).map_err(of(Keyword::Runtime))?;
         word(&runtime.value.to_string()).map_err(of(Keyword::Runtime))?;
@@ -199,7 +200,7 @@ fn programs(agentfile: &Agentfile) -> Result<(), Unfit> {
 }
 
 /// What is kept, told and set.
-fn texts(agentfile: &Agentfile) -> Result<(), Unfit> {
+fn texts(agentfile: &Agentfile) -> Result<(), UnfitEntry> {
     one_each(Keyword::Context, &agentfile.contexts)?;
     for context in &agentfile.contexts {
         name(NameOf::Context, &context.name).map_err(of(Keyword::Context))?;
@@ -238,7 +239,7 @@ fn texts(agentfile: &Agentfile) -> Result<(), Unfit> {
 }
 
 /// What the agent may do.
-fn permissions(agentfile: &Agentfile) -> Result<(), Unfit> {
+fn permissions(agentfile: &Agentfile) -> Result<(), UnfitEntry> {
     one_each(Keyword::Env, &agentfile.envs)?;
     for env in &agentfile.envs {
         check_env_key(&env.key).map_err(of(Keyword::Env))?;
@@ -252,14 +253,15 @@ fn permissions(agentfile: &Agentfile) -> Result<(), Unfit> {
     // The values of limits can be nothing else by their type.
     one_each(Keyword::Limit, &agentfile.limits)?;
     match agentfile.network.as_ref().map(|network| &network.value) {
-        Some(Network::Allow(hosts)) => {
+        Some(NetworkAccess::Allow(hosts)) => {
             let bytes: usize = hosts.iter().map(|host| host.len() + 1).sum();
             let holds = rule(!hosts.is_empty(), || ValueMistake::Empty { what: "list of hosts" });
             holds.map_err(of(Keyword::Network))?;
             bound(bytes, LINE_MAX).map_err(of(Keyword::Network))?;
             hosts.iter().try_for_each(|host| network_host(host)).map_err(of(Keyword::Network))
         }
-        Some(Network::None | Network::Public | Network::Lan | Network::Host) | None => Ok(()),
+        Some(NetworkAccess::None | NetworkAccess::Public | NetworkAccess::Lan | NetworkAccess::Host)
+        | None => Ok(()),
     }
 }
 
@@ -350,20 +352,20 @@ fn bound(bytes: usize, max: usize) -> Result<(), Mistake> {
     if bytes <= max { Ok(()) } else { Err(BoundMistake::Line { bytes, max }.into()) }
 }
 
-fn one_each<T: Keyed>(keyword: Keyword, items: &[T]) -> Result<(), Unfit> {
+fn one_each<T: Keyed>(keyword: Keyword, items: &[T]) -> Result<(), UnfitEntry> {
     few(keyword, items.len())?;
     let mut seen = HashSet::new();
     match items.iter().find(|item| !seen.insert(item.key())) {
-        Some(item) => Err(Unfit::Twice { keyword, key: item.key().to_owned() }),
+        Some(item) => Err(UnfitEntry::Twice { keyword, key: item.key().to_owned() }),
         None => Ok(()),
     }
 }
 
-fn few(keyword: Keyword, count: usize) -> Result<(), Unfit> {
+fn few(keyword: Keyword, count: usize) -> Result<(), UnfitEntry> {
     let max = INSTRUCTIONS_MAX;
-    if count <= max { Ok(()) } else { Err(Unfit::TooMany { keyword, max }) }
+    if count <= max { Ok(()) } else { Err(UnfitEntry::TooMany { keyword, max }) }
 }
 
-fn of<M: Into<Mistake>>(keyword: Keyword) -> impl Fn(M) -> Unfit {
-    move |mistake| Unfit::Value { keyword, mistake: mistake.into() }
+fn of<M: Into<Mistake>>(keyword: Keyword) -> impl Fn(M) -> UnfitEntry {
+    move |mistake| UnfitEntry::Value { keyword, mistake: mistake.into() }
 }

@@ -7,7 +7,7 @@ use crate::{Digest, Hasher};
 /// A blob that is checked while it is read. Its end is an error when the contents were not those of its digest, so
 /// nothing of it is to be believed before it was read to its end.
 #[derive(Debug)]
-pub struct Checked {
+pub struct CheckedBlob {
     blobs: Blobs,
     digest: Digest,
     size: u64,
@@ -16,11 +16,11 @@ pub struct Checked {
     len: u64,
 }
 
-impl Checked {
-    pub(super) fn open(blobs: &Blobs, digest: &Digest) -> Result<Checked, BlobError> {
+impl CheckedBlob {
+    pub(super) fn open(blobs: &Blobs, digest: &Digest) -> Result<CheckedBlob, BlobError> {
         let (file, size) = blobs.open_blob(digest)?;
         let (blobs, digest) = (blobs.clone(), *digest);
-        Ok(Checked { blobs, digest, size, file, hasher: Hasher::default(), len: 0 })
+        Ok(CheckedBlob { blobs, digest, size, file, hasher: Hasher::default(), len: 0 })
     }
 
     /// Bytes of the whole blob.
@@ -35,7 +35,7 @@ impl Checked {
     }
 }
 
-impl Read for Checked {
+impl Read for CheckedBlob {
     fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
         let got = self.file.read(piece)?;
         self.hasher.update(&piece[..got]);

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::PoisonError;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::dirs::{self, Dirs};
+use super::dirs::{self, BlobDirs};
 use super::{BlobError, Blobs};
 use crate::Digest;
 
@@ -15,7 +15,7 @@ const PARTIAL_KEPT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// What a collection removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Collected {
+pub struct CollectionTotals {
     pub blobs: u64,
     /// Of blobs and of what was made from them.
     pub bytes: u64,
@@ -29,14 +29,14 @@ impl Blobs {
     pub fn collect(
         &self,
         wanted: &mut dyn FnMut() -> Result<BTreeSet<Digest>, BlobError>,
-    ) -> Result<Collected, BlobError> {
+    ) -> Result<CollectionTotals, BlobError> {
         let _alone = self.shared.collection.lock().unwrap_or_else(PoisonError::into_inner);
         let _sparing = self.shared.spare();
         let failed = |cause| BlobError::Io { path: self.dir.clone(), cause };
         let blobs = listed(&self.dirs.blobs).map_err(failed)?;
         let owners = listed(&self.dirs.programs).map_err(failed)?;
         let wanted = wanted()?;
-        let mut collected = Collected::default();
+        let mut collected = CollectionTotals::default();
         for digest in owners.iter().filter(|digest| !wanted.contains(digest)) {
             self.drop_programs(digest, &mut collected).map_err(failed)?;
         }
@@ -46,7 +46,7 @@ impl Blobs {
         Ok(collected)
     }
 
-    fn drop_blob(&self, digest: &Digest, collected: &mut Collected) -> io::Result<()> {
+    fn drop_blob(&self, digest: &Digest, collected: &mut CollectionTotals) -> io::Result<()> {
         let name = digest.hex();
         // Whoever pins it from now on finds that it is gone.
         let held = self.shared.held();
@@ -60,7 +60,7 @@ impl Blobs {
         Ok(())
     }
 
-    fn drop_programs(&self, owner: &Digest, collected: &mut Collected) -> io::Result<()> {
+    fn drop_programs(&self, owner: &Digest, collected: &mut CollectionTotals) -> io::Result<()> {
         let name = owner.hex();
         let held = self.shared.held();
         let Some(found) = dirs::stat(&self.dirs.programs, name.as_str())? else { return Ok(()) };
@@ -76,7 +76,7 @@ impl Blobs {
 }
 
 /// What was begun and never gone on with, and what cannot have been begun.
-pub(super) fn drop_stale_partials(dirs: &Dirs, now: SystemTime) -> io::Result<()> {
+pub(super) fn drop_stale_partials(dirs: &BlobDirs, now: SystemTime) -> io::Result<()> {
     let oldest = now.checked_sub(PARTIAL_KEPT).and_then(|at| at.duration_since(UNIX_EPOCH).ok());
     let oldest = oldest.map_or(0, |since| since.as_secs());
     for name in dirs::names(&dirs.partial)? {

@@ -20,7 +20,7 @@ const PRIVATE: Mode = Mode::RWXU;
 const READABLE: Mode = PRIVATE.union(Mode::from_raw_mode(0o055));
 
 #[derive(Debug)]
-pub(super) struct Dirs {
+pub(super) struct BlobDirs {
     pub(super) blobs: OwnedFd,
     pub(super) partial: OwnedFd,
     pub(super) programs: OwnedFd,
@@ -28,14 +28,14 @@ pub(super) struct Dirs {
     temp: OwnedFd,
 }
 
-impl Dirs {
-    pub(super) fn open(dir: &Path) -> io::Result<Dirs> {
+impl BlobDirs {
+    pub(super) fn open(dir: &Path) -> io::Result<BlobDirs> {
         let top = own_dir(CWD, dir, PRIVATE)?;
         if let Some(above) = dir.parent().filter(|above| !above.as_os_str().is_empty()) {
             File::open(above)?.sync_all()?;
         }
         let kinds = own_dir(&top, "blobs", PRIVATE)?;
-        let dirs = Dirs {
+        let dirs = BlobDirs {
             blobs: own_dir(&kinds, "sha256", PRIVATE)?,
             partial: own_dir(&top, "partial", PRIVATE)?,
             programs: own_dir(&top, "programs", READABLE)?,
@@ -69,7 +69,7 @@ impl Dirs {
         mode: Mode,
         fill: impl FnOnce(&mut File) -> Result<(), E>,
     ) -> Result<(), E> {
-        let (temp, mut file) = Temp::new(self)?;
+        let (temp, mut file) = TempName::new(self)?;
         fill(&mut file)?;
         seal(&file, mode)?;
         temp.move_to(to, name)?;
@@ -79,18 +79,18 @@ impl Dirs {
 
 /// The name of a new file that has no place yet. The file goes with it.
 #[derive(Debug)]
-pub(super) struct Temp {
-    dirs: Arc<Dirs>,
+pub(super) struct TempName {
+    dirs: Arc<BlobDirs>,
     name: String,
 }
 
-impl Temp {
-    pub(super) fn new(dirs: &Arc<Dirs>) -> io::Result<(Temp, File)> {
+impl TempName {
+    pub(super) fn new(dirs: &Arc<BlobDirs>) -> io::Result<(TempName, File)> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let name = format!("{}", NEXT.fetch_add(1, Ordering::Relaxed));
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&dirs.temp, name.as_str(), flags, Mode::RUSR | Mode::WUSR)?;
-        Ok((Temp { dirs: Arc::clone(dirs), name }, file.into()))
+        Ok((TempName { dirs: Arc::clone(dirs), name }, file.into()))
     }
 
     /// Gives a file that was sealed its place. That lasts once the directory is flushed.
@@ -99,7 +99,7 @@ impl Temp {
     }
 }
 
-impl Drop for Temp {
+impl Drop for TempName {
     fn drop(&mut self) {
         // No name is given twice, so a file that got its place is not here any more.
         if remove(&self.dirs.temp, self.name.as_str()).is_err() {

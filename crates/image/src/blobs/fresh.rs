@@ -1,7 +1,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 
-use super::dirs::{self, Temp};
+use super::dirs::{self, TempName};
 use super::{BLOB, BlobError, Blobs, Pins};
 use crate::{Digest, Hasher};
 
@@ -9,24 +9,24 @@ use crate::{Digest, Hasher};
 ///
 /// What goes wrong with writing is a [`BlobError`] within the error.
 #[derive(Debug)]
-pub struct Fresh<'p> {
+pub struct NewBlob<'p> {
     blobs: Blobs,
     pins: &'p Pins,
-    temp: Temp,
+    temp: TempName,
     file: File,
     hasher: Hasher,
     len: u64,
 }
 
-impl<'p> Fresh<'p> {
-    pub(super) fn new(blobs: &Blobs, pins: &'p Pins) -> Result<Fresh<'p>, BlobError> {
-        let (temp, file) = Temp::new(&blobs.dirs).map_err(|cause| failed(blobs, cause))?;
-        Ok(Fresh { blobs: blobs.clone(), pins, temp, file, hasher: Hasher::default(), len: 0 })
+impl<'p> NewBlob<'p> {
+    pub(super) fn new(blobs: &Blobs, pins: &'p Pins) -> Result<NewBlob<'p>, BlobError> {
+        let (temp, file) = TempName::new(&blobs.dirs).map_err(|cause| failed(blobs, cause))?;
+        Ok(NewBlob { blobs: blobs.clone(), pins, temp, file, hasher: Hasher::default(), len: 0 })
     }
 
     /// Makes what was written a blob, durably, and pins it; a damaged one is replaced. Returns its digest and its size.
     pub fn finish(self) -> Result<(Digest, u64), BlobError> {
-        let Fresh { blobs, pins, temp, file, hasher, len } = self;
+        let NewBlob { blobs, pins, temp, file, hasher, len } = self;
         let digest = hasher.finish();
         pins.keep(&digest);
         dirs::seal(&file, BLOB).map_err(|cause| failed(&blobs, cause))?;
@@ -35,7 +35,7 @@ impl<'p> Fresh<'p> {
     }
 }
 
-impl Write for Fresh<'_> {
+impl Write for NewBlob<'_> {
     fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
         let wrote = self.file.write_all(piece);
         wrote.map_err(|cause| io::Error::other(failed(&self.blobs, cause)))?;

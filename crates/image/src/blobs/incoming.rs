@@ -8,13 +8,13 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, Mode, OFlags, chmodat, openat};
 
 use super::dirs::{self, settle};
-use super::{BLOB, BlobError, Blobs, PIECE, Shared};
+use super::{BLOB, BlobError, BlobState, Blobs, PIECE};
 use crate::{Digest, Hasher};
 
 /// A blob that is being received. Its bytes so far stay when this is dropped, so that it can be gone on with; of one that
 /// has none nothing stays.
 #[derive(Debug)]
-pub struct Incoming {
+pub struct IncomingBlob {
     blobs: Blobs,
     digest: Digest,
     size: u64,
@@ -22,24 +22,24 @@ pub struct Incoming {
     /// Of the bytes that are there.
     hasher: Hasher,
     len: u64,
-    _turn: Turn,
+    _turn: ReceiveClaim,
 }
 
 /// The right to be the one who receives a digest.
 #[derive(Debug)]
-struct Turn {
-    shared: Arc<Shared>,
+struct ReceiveClaim {
+    shared: Arc<BlobState>,
     digest: Digest,
 }
 
-impl Drop for Turn {
+impl Drop for ReceiveClaim {
     fn drop(&mut self) {
         self.shared.held().receiving.remove(&self.digest);
         self.shared.freed.notify_waiters();
     }
 }
 
-impl Drop for Incoming {
+impl Drop for IncomingBlob {
     fn drop(&mut self) {
         if self.len == 0 && dirs::remove(&self.blobs.dirs.partial, self.digest.hex().as_str()).is_err() {
             // An empty file is in nobody's way, and goes with all that is not gone on with.
@@ -47,13 +47,13 @@ impl Drop for Incoming {
     }
 }
 
-impl Incoming {
+impl IncomingBlob {
     /// Reads all that is there, so it takes its time.
-    pub(super) fn open(blobs: &Blobs, digest: &Digest, size: u64) -> Result<Incoming, BlobError> {
+    pub(super) fn open(blobs: &Blobs, digest: &Digest, size: u64) -> Result<IncomingBlob, BlobError> {
         if !blobs.shared.held().receiving.insert(*digest) {
             return Err(BlobError::Busy { digest: *digest });
         }
-        let turn = Turn { shared: Arc::clone(&blobs.shared), digest: *digest };
+        let turn = ReceiveClaim { shared: Arc::clone(&blobs.shared), digest: *digest };
         let name = digest.hex();
         let failed = |cause| blobs.partial_failed(digest, cause);
         let partial = &blobs.dirs.partial;
@@ -71,7 +71,7 @@ impl Incoming {
         let file = File::from(file.map_err(|cause| failed(cause.into()))?);
         let (blobs, digest) = (blobs.clone(), *digest);
         let mut incoming =
-            Incoming { blobs, digest, size, file, hasher: Hasher::default(), len: 0, _turn: turn };
+            IncomingBlob { blobs, digest, size, file, hasher: Hasher::default(), len: 0, _turn: turn };
         incoming.go_on()?;
         Ok(incoming)
     }

@@ -21,14 +21,14 @@ use std::time::SystemTime;
 
 use rustix::fs::{Mode, Stat, fchmod};
 
-pub use self::checked::Checked;
-pub use self::collect::Collected;
-use self::dirs::{Dirs, Temp};
+pub use self::checked::CheckedBlob;
+pub use self::collect::CollectionTotals;
+use self::dirs::{BlobDirs, TempName};
 pub use self::error::{BlobError, NO_ROOM_HINT};
-pub use self::fresh::Fresh;
-pub use self::incoming::Incoming;
+pub use self::fresh::NewBlob;
+pub use self::incoming::IncomingBlob;
+use self::pins::BlobState;
 pub use self::pins::Pins;
-use self::pins::Shared;
 use crate::agentfile::names;
 use crate::oci::Blob;
 use crate::{Digest, Hasher};
@@ -47,8 +47,8 @@ const PROGRAM: Mode = Mode::from_raw_mode(0o555);
 #[derive(Debug, Clone)]
 pub struct Blobs {
     dir: PathBuf,
-    dirs: Arc<Dirs>,
-    shared: Arc<Shared>,
+    dirs: Arc<BlobDirs>,
+    shared: Arc<BlobState>,
 }
 
 impl Blobs {
@@ -57,7 +57,7 @@ impl Blobs {
     /// What a killed process left half done goes, but for transfers that can be gone on with.
     pub fn open(dir: &Path) -> Result<Blobs, BlobError> {
         let failed = |cause| BlobError::Io { path: dir.to_owned(), cause };
-        let dirs = Dirs::open(dir).map_err(failed)?;
+        let dirs = BlobDirs::open(dir).map_err(failed)?;
         collect::drop_stale_partials(&dirs, SystemTime::now()).map_err(failed)?;
         Ok(Blobs { dir: dir.to_owned(), dirs: Arc::new(dirs), shared: Arc::default() })
     }
@@ -90,8 +90,8 @@ impl Blobs {
     }
 
     /// Begins a blob whose digest is known once all of it was written.
-    pub fn begin<'p>(&self, pins: &'p Pins) -> Result<Fresh<'p>, BlobError> {
-        Fresh::new(self, pins)
+    pub fn begin<'p>(&self, pins: &'p Pins) -> Result<NewBlob<'p>, BlobError> {
+        NewBlob::new(self, pins)
     }
 
     /// Whether a blob of that size is there, and was not found to be damaged. It is pinned in any case.
@@ -148,8 +148,8 @@ impl Blobs {
     }
 
     /// A blob to be read in pieces, which are checked on the way.
-    pub fn open_checked(&self, digest: &Digest) -> Result<Checked, BlobError> {
-        Checked::open(self, digest)
+    pub fn open_checked(&self, digest: &Digest) -> Result<CheckedBlob, BlobError> {
+        CheckedBlob::open(self, digest)
     }
 
     /// Reads a blob to its end; one that is damaged is not there from now on for `has`.
@@ -166,9 +166,9 @@ impl Blobs {
     /// `Busy`, and `until_free` waits for the end of the one there is.
     ///
     /// Whether the blob is there already is not looked at.
-    pub fn receive(&self, pins: &Pins, digest: &Digest, size: u64) -> Result<Incoming, BlobError> {
+    pub fn receive(&self, pins: &Pins, digest: &Digest, size: u64) -> Result<IncomingBlob, BlobError> {
         pins.keep(digest);
-        Incoming::open(self, digest, size)
+        IncomingBlob::open(self, digest, size)
     }
 
     /// Takes a blob from a stream at once, durably: all of it or nothing, also when it is there already.
@@ -186,10 +186,10 @@ impl Blobs {
                 hasher.update(piece);
                 file.write_all(piece).map_err(failed)
             };
-            copy(write).map_err(Making::Made)?;
+            copy(write).map_err(MakeFileError::Made)?;
             match hasher.finish() {
                 found if found == *digest => Ok(()),
-                found => Err(Making::Made(BlobError::Wrong { wanted: *digest, found }.into())),
+                found => Err(MakeFileError::Made(BlobError::Wrong { wanted: *digest, found }.into())),
             }
         });
         taken.map_err(|error| error.told(failed))
@@ -227,20 +227,20 @@ impl Blobs {
         let dir = self.dirs.programs_of(&owner.hex()).map_err(failed)?;
         let found = dirs::stat(&dir, name).map_err(failed)?;
         if !found.is_some_and(|found| dirs::is_file(&found)) {
-            let made = self.dirs.place(&dir, name, PROGRAM, |file| make(file).map_err(Making::Made));
+            let made = self.dirs.place(&dir, name, PROGRAM, |file| make(file).map_err(MakeFileError::Made));
             made.map_err(|error| error.told(failed))?;
         }
         Ok(path)
     }
 
     /// Writes a blob that has no name yet, unless it is there.
-    fn written(&self, pins: &Pins, digest: &Digest, bytes: &[u8]) -> Result<Option<Temp>, BlobError> {
+    fn written(&self, pins: &Pins, digest: &Digest, bytes: &[u8]) -> Result<Option<TempName>, BlobError> {
         pins.keep(digest);
         if self.holds(digest, bytes) {
             return Ok(None);
         }
         let write = || {
-            let (temp, mut file) = Temp::new(&self.dirs)?;
+            let (temp, mut file) = TempName::new(&self.dirs)?;
             file.write_all(bytes)?;
             dirs::seal(&file, BLOB)?;
             Ok(Some(temp))
@@ -249,7 +249,7 @@ impl Blobs {
     }
 
     /// Gives blobs their names, durably.
-    fn name_all(&self, written: impl IntoIterator<Item = (Digest, Temp)>) -> Result<(), BlobError> {
+    fn name_all(&self, written: impl IntoIterator<Item = (Digest, TempName)>) -> Result<(), BlobError> {
         for (digest, temp) in written {
             temp.move_to(&self.dirs.blobs, &digest.hex()).map_err(|cause| self.failed(&digest, cause))?;
         }
@@ -292,22 +292,22 @@ fn is_marked(found: &Stat) -> bool {
 }
 
 /// Why a file was not made.
-enum Making<E> {
+enum MakeFileError<E> {
     Made(E),
     Io(io::Error),
 }
 
-impl<E: From<BlobError>> Making<E> {
+impl<E: From<BlobError>> MakeFileError<E> {
     fn told(self, failed: impl FnOnce(io::Error) -> BlobError) -> E {
         match self {
-            Making::Made(error) => error,
-            Making::Io(cause) => failed(cause).into(),
+            MakeFileError::Made(error) => error,
+            MakeFileError::Io(cause) => failed(cause).into(),
         }
     }
 }
 
-impl<E> From<io::Error> for Making<E> {
-    fn from(cause: io::Error) -> Making<E> {
-        Making::Io(cause)
+impl<E> From<io::Error> for MakeFileError<E> {
+    fn from(cause: io::Error) -> MakeFileError<E> {
+        MakeFileError::Io(cause)
     }
 }

@@ -9,8 +9,8 @@ use crate::Digest;
 
 /// What all clones of a store know together.
 #[derive(Debug, Default)]
-pub(super) struct Shared {
-    held: Mutex<Held>,
+pub(super) struct BlobState {
+    held: Mutex<PinTable>,
     /// Somebody stopped receiving something.
     pub(super) freed: Notify,
     /// Held by a collection: there is one at a time.
@@ -18,7 +18,7 @@ pub(super) struct Shared {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct PinTable {
     pins: BTreeMap<Digest, usize>,
     pub(super) receiving: BTreeSet<Digest>,
     /// While a collection is under way: everything that was pinned at some time since it began.
@@ -29,35 +29,35 @@ pub(super) struct Held {
 /// until that is recorded.
 #[derive(Debug)]
 pub struct Pins {
-    shared: Arc<Shared>,
+    shared: Arc<BlobState>,
     own: Mutex<BTreeSet<Digest>>,
 }
 
-impl Shared {
-    pub(super) fn held(&self) -> MutexGuard<'_, Held> {
+impl BlobState {
+    pub(super) fn held(&self) -> MutexGuard<'_, PinTable> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From now on, until what this returns is dropped, whatever is pinned is spared, even once it is pinned no more: it
     /// may have been recorded after it was asked what is wanted.
-    pub(super) fn spare(&self) -> Sparing<'_> {
+    pub(super) fn spare(&self) -> CollectionGuard<'_> {
         let mut held = self.held();
         held.spared = Some(held.pins.keys().copied().collect());
-        Sparing { shared: self }
+        CollectionGuard { shared: self }
     }
 }
 
-pub(super) struct Sparing<'a> {
-    shared: &'a Shared,
+pub(super) struct CollectionGuard<'a> {
+    shared: &'a BlobState,
 }
 
-impl Drop for Sparing<'_> {
+impl Drop for CollectionGuard<'_> {
     fn drop(&mut self) {
         self.shared.held().spared = None;
     }
 }
 
-impl Held {
+impl PinTable {
     pub(super) fn is_spared(&self, digest: &Digest) -> bool {
         self.pins.contains_key(digest)
             || self.receiving.contains(digest)
@@ -66,7 +66,7 @@ impl Held {
 }
 
 impl Pins {
-    pub(super) fn new(shared: Arc<Shared>) -> Pins {
+    pub(super) fn new(shared: Arc<BlobState>) -> Pins {
         Pins { shared, own: Mutex::default() }
     }
 

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use super::manifest::{Descriptor, Dialect, Document, Manifest, TITLE};
-use super::{BadImage, Blob, LAYERS_MAX, Packed, agree, config, foreign};
+use super::manifest::{Descriptor, Manifest, ManifestDocument, MediaDialect, TITLE};
+use super::{BadImage, Blob, LAYERS_MAX, PackedImage, agree, config, foreign};
 use crate::agentfile::{
-    ADD_MAX, AddedFile, CONTEXT_MAX, Context, ContextSource, ContextText, FILE_MAX, LOAD_TOTAL_MAX, Loaded,
-    shown,
+    ADD_MAX, AddedFile, CONTEXT_MAX, ContextSection, ContextSource, ContextText, FILE_MAX, LOAD_TOTAL_MAX,
+    LoadedAgentfile, shown,
 };
 
 pub const AGENT: &str = "application/vnd.lodge.agent.v1";
@@ -21,9 +21,9 @@ pub(super) const CONTEXT_END: &str = ".md";
 
 /// An agent's image without the contents of its layers.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Head {
+pub struct AgentImageHead {
     /// Everything but the source, the texts of contexts and the bytes of files, which are empty.
-    pub loaded: Loaded,
+    pub loaded: LoadedAgentfile,
     /// Where each file of `loaded.files` is, in the same order.
     pub files: Vec<Descriptor>,
     /// Whether a foreign image has to be read whole before anything of it is known; see [`super::unpack_foreign`].
@@ -51,7 +51,7 @@ impl AgentKind {
 }
 
 /// Makes an image of an agent: the same agent is the same image, whenever and wherever it is made.
-pub fn pack_agent(loaded: &Loaded) -> Result<Packed, BadImage> {
+pub fn pack_agent(loaded: &LoadedAgentfile) -> Result<PackedImage, BadImage> {
     config::check_loaded(loaded)?;
     check_parts(loaded)?;
     let mut blobs = vec![Blob::new(AGENT_CONFIG, config::write(loaded)?)];
@@ -74,8 +74,8 @@ pub fn pack_agent(loaded: &Loaded) -> Result<Packed, BadImage> {
     for file in &loaded.files {
         add(ADDED, file.name.clone(), &file.bytes);
     }
-    let manifest = Document::Manifest(Manifest {
-        dialect: Dialect::Oci,
+    let manifest = ManifestDocument::Manifest(Manifest {
+        dialect: MediaDialect::Oci,
         artifact_type: Some(AGENT.to_owned()),
         config: blobs[0].descriptor(),
         layers,
@@ -84,15 +84,15 @@ pub fn pack_agent(loaded: &Loaded) -> Result<Packed, BadImage> {
     let manifest = Blob::new(manifest.media_type(), manifest.write()?);
     let digest = manifest.digest;
     blobs.push(manifest);
-    Ok(Packed { digest, blobs })
+    Ok(PackedImage { digest, blobs })
 }
 
 /// What the config of an agent's image says by itself.
-pub fn read_agent_head(manifest: &Manifest, config: &[u8]) -> Result<Head, BadImage> {
+pub fn read_agent_head(manifest: &Manifest, config: &[u8]) -> Result<AgentImageHead, BadImage> {
     match AgentKind::of(manifest) {
         Some(AgentKind::Own) => {}
         Some(AgentKind::Foreign) => {
-            return Ok(Head { loaded: Loaded::default(), files: Vec::new(), whole: true });
+            return Ok(AgentImageHead { loaded: LoadedAgentfile::default(), files: Vec::new(), whole: true });
         }
         None => return Err(BadImage::new("it is not the image of an agent")),
     }
@@ -108,7 +108,7 @@ pub fn read_agent_head(manifest: &Manifest, config: &[u8]) -> Result<Head, BadIm
         .collect();
     let total: u64 = contexts.iter().chain(&files).map(|layer| layer.size).sum();
     total_fits(total)?;
-    Ok(Head { loaded, files: files.into_iter().cloned().collect(), whole: false })
+    Ok(AgentImageHead { loaded, files: files.into_iter().cloned().collect(), whole: false })
 }
 
 /// Reads a whole image of an agent. `blob` gives contents that were checked against their descriptor.
@@ -120,8 +120,8 @@ pub fn read_agent(
     manifest: &Manifest,
     config: &[u8],
     blob: &mut dyn FnMut(&Descriptor) -> io::Result<Vec<u8>>,
-) -> Result<Loaded, BadImage> {
-    let Head { mut loaded, files, whole } = read_agent_head(manifest, config)?;
+) -> Result<LoadedAgentfile, BadImage> {
+    let AgentImageHead { mut loaded, files, whole } = read_agent_head(manifest, config)?;
     if whole {
         return Err(BadImage::new("it is an agent whose parents are not in it"));
     }
@@ -147,7 +147,7 @@ pub fn read_agent(
 /// The layers of the contexts and of the files, as the config names them. Each layer is one of them, or the source.
 fn layers<'a>(
     manifest: &'a Manifest,
-    loaded: &Loaded,
+    loaded: &LoadedAgentfile,
 ) -> Result<(Vec<&'a Descriptor>, Vec<&'a Descriptor>), BadImage> {
     let (contexts, adds) = (&loaded.agentfile.contexts, &loaded.agentfile.adds);
     let wanted = 1 + contexts.len() + adds.len();
@@ -173,7 +173,7 @@ fn layers<'a>(
 }
 
 /// What would not be read again is not written.
-fn check_parts(loaded: &Loaded) -> Result<(), BadImage> {
+fn check_parts(loaded: &LoadedAgentfile) -> Result<(), BadImage> {
     let (contexts, adds) = (&loaded.agentfile.contexts, &loaded.agentfile.adds);
     let same = contexts.iter().map(|context| &context.name).eq(loaded.contexts.iter().map(|text| &text.name))
         && adds.iter().map(|add| &add.name).eq(loaded.files.iter().map(|file| &file.name));
@@ -202,13 +202,13 @@ fn check_parts(loaded: &Loaded) -> Result<(), BadImage> {
 }
 
 /// What everybody's tools show of an image. No time: it would make two images of one.
-fn annotations(loaded: &Loaded) -> BTreeMap<String, String> {
+fn annotations(loaded: &LoadedAgentfile) -> BTreeMap<String, String> {
     let labels = loaded.agentfile.labels.iter().map(|label| (label.key.clone(), label.value.clone()));
     let title = loaded.agentfile.name.iter().map(|name| (TITLE.to_owned(), name.value.clone()));
     labels.chain(title).collect()
 }
 
-fn text_of(context: &Context, text: String) -> ContextText {
+fn text_of(context: &ContextSection, text: String) -> ContextText {
     ContextText { name: context.name.clone(), description: context.description.clone(), text }
 }
 

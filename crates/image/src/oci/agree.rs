@@ -10,14 +10,16 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{BadImage, config, json};
-use crate::agentfile::{Agentfile, Arg, BinSource, ContextSource, Loaded, Parent, merge, parse, shown};
-use crate::{Reference, Tagged};
+use crate::agentfile::{
+    Agentfile, Arg, BinSource, ContextSource, LoadedAgentfile, Parent, merge, parse, shown,
+};
+use crate::{Reference, TaggedName};
 
 /// How messages call the source.
 const NAME: &str = "Agentfile";
 
 /// Refuses an image whose config is not what its Agentfile was built into.
-pub(super) fn check(loaded: &Loaded) -> Result<(), BadImage> {
+pub(super) fn check(loaded: &LoadedAgentfile) -> Result<(), BadImage> {
     // What a build was given is in the config, so the same build can be repeated. Where a value is the default it may have been
     // given or not, which makes a difference when an ARG is written twice.
     let given = |is_given: &dyn Fn(&Arg) -> bool| -> BTreeMap<String, String> {
@@ -29,7 +31,7 @@ pub(super) fn check(loaded: &Loaded) -> Result<(), BadImage> {
 }
 
 /// The same for a build that was given these arguments.
-fn check_built(loaded: &Loaded, args: &BTreeMap<String, String>) -> Result<(), BadImage> {
+fn check_built(loaded: &LoadedAgentfile, args: &BTreeMap<String, String>) -> Result<(), BadImage> {
     let own = parse(NAME, &loaded.source, args)
         .map_err(|errors| BadImage::mismatch(format!("its Agentfile cannot be read: {}", errors.first())))?;
     let from = match &own.from.value {
@@ -43,7 +45,7 @@ fn check_built(loaded: &Loaded, args: &BTreeMap<String, String>) -> Result<(), B
     let own_name = own.name.as_ref().map(|name| name.value.clone());
     let own = pinned(own, &loaded.agentfile);
     let agentfile = if from.is_none() { own } else { over(&loaded.agentfile, own) };
-    let expected = Loaded {
+    let expected = LoadedAgentfile {
         agentfile,
         from,
         own_name,
@@ -78,7 +80,7 @@ fn over(flat: &Agentfile, own: Agentfile) -> Agentfile {
 }
 
 /// The texts of contexts that stand in the Agentfile.
-fn texts(loaded: &Loaded, own: &Agentfile) -> Result<(), BadImage> {
+fn texts(loaded: &LoadedAgentfile, own: &Agentfile) -> Result<(), BadImage> {
     for context in &own.contexts {
         let ContextSource::Inline(text) = &context.source else { continue };
         let packed = loaded.contexts.iter().find(|packed| packed.name == context.name);
@@ -110,7 +112,7 @@ fn pin(source: &mut BinSource, there: &BinSource) {
     let Ok(Some((to, digest))) = Reference::pinned(pinned) else { return };
     let is_same = match Reference::pinned(name) {
         Ok(Some((own, own_digest))) => own == to && own_digest == digest,
-        Ok(None) => Tagged::read(name).is_ok_and(|own| own == to),
+        Ok(None) => TaggedName::read(name).is_ok_and(|own| own == to),
         Err(_) => false,
     };
     if is_same {

@@ -5,11 +5,11 @@ use std::io::{self, Read, Write};
 
 use serde::{Deserialize, Serialize};
 
-use super::manifest::{Descriptor, Document, INDEX};
-use super::stream::{Entry, Kind, Source, StreamError, copy, shown_name, walk};
+use super::manifest::{Descriptor, INDEX, ManifestDocument};
+use super::stream::{SourceReader, StreamError, TarEntry, TarEntryKind, copy, shown_name, walk};
 use super::{BadImage, LAYER_MAX, MANIFEST_MAX, json};
 use crate::agentfile::shown;
-use crate::{BlobError, Blobs, Digest, Hasher, Pins, Tagged};
+use crate::{BlobError, Blobs, Digest, Hasher, Pins, TaggedName};
 
 /// Bytes of one archive, unpacked.
 pub const ARCHIVE_MAX: u64 = 16 << 30;
@@ -29,7 +29,7 @@ const FULL_NAME: &str = "io.containerd.image.name";
 
 /// What an archive held, now in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Archive {
+pub struct ImportedArchive {
     /// Each with the name that the archive gives it, if any that can be one here.
     pub images: Vec<(Descriptor, Option<String>)>,
 }
@@ -45,9 +45,9 @@ pub fn write_archive(
     if images.len() > ARCHIVE_IMAGES_MAX {
         return Err(BadImage::new(format!("an archive holds at most {ARCHIVE_IMAGES_MAX} images")).into());
     }
-    let mut graph = Graph::default();
+    let mut graph = ImageGraph::default();
     for (image, _) in images {
-        graph.gather(blobs, image, Depth::Image)?;
+        graph.gather(blobs, image, DocumentDepth::Image)?;
     }
     let mut tar = tar::Builder::new(to);
     directory(&mut tar, "blobs/")?;
@@ -58,7 +58,7 @@ pub fn write_archive(
             return Err(BlobError::Damaged { digest }.into());
         }
         let mut failed = None;
-        let mut reader = Noting { from: &mut checked, failed: &mut failed };
+        let mut reader = BlobErrorReader { from: &mut checked, failed: &mut failed };
         let written = file(&mut tar, &format!("{BLOBS_DIR}/{}", digest.hex()), size, &mut reader);
         match (failed, written) {
             (Some(error), _) => return Err(error.into()),
@@ -75,36 +75,37 @@ pub fn write_archive(
 
 /// How far below an image of an archive a document stands.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Depth {
+enum DocumentDepth {
     Image,
     Platform,
 }
 
 /// Everything that images name, themselves included.
 #[derive(Default)]
-struct Graph {
+struct ImageGraph {
     /// With its size.
     parts: BTreeMap<Digest, u64>,
     /// Each is read once, however often it is named.
-    documents: BTreeSet<(Digest, Depth)>,
+    documents: BTreeSet<(Digest, DocumentDepth)>,
 }
 
-impl Graph {
-    fn gather(&mut self, blobs: &Blobs, named: &Descriptor, depth: Depth) -> Result<(), StreamError> {
+impl ImageGraph {
+    fn gather(&mut self, blobs: &Blobs, named: &Descriptor, depth: DocumentDepth) -> Result<(), StreamError> {
         if !self.documents.insert((named.digest, depth)) {
             return self.note(named.digest, named.size);
         }
         let bytes = blobs.read(&named.digest, MANIFEST_MAX)?;
         self.note(named.digest, bytes.len() as u64)?;
         self.note(named.digest, named.size)?;
-        match (Document::read(&bytes)?, depth) {
-            (Document::Index(index), Depth::Image) => {
-                index.manifests.iter().try_for_each(|named| self.gather(blobs, named, Depth::Platform))
-            }
-            (Document::Index(_), Depth::Platform) => {
+        match (ManifestDocument::read(&bytes)?, depth) {
+            (ManifestDocument::Index(index), DocumentDepth::Image) => index
+                .manifests
+                .iter()
+                .try_for_each(|named| self.gather(blobs, named, DocumentDepth::Platform)),
+            (ManifestDocument::Index(_), DocumentDepth::Platform) => {
                 Err(BadImage::new(format!("{} is an index in an index", named.digest)).into())
             }
-            (document @ Document::Manifest(_), Depth::Image | Depth::Platform) => {
+            (document @ ManifestDocument::Manifest(_), DocumentDepth::Image | DocumentDepth::Platform) => {
                 document.parts().into_iter().try_for_each(|part| self.note(part.digest, part.size))
             }
         }
@@ -122,12 +123,12 @@ impl Graph {
 }
 
 /// Keeps the error of a blob, which is not one of whoever writes.
-struct Noting<'a, R> {
+struct BlobErrorReader<'a, R> {
     from: R,
     failed: &'a mut Option<BlobError>,
 }
 
-impl<R: Read> Read for Noting<'_, R> {
+impl<R: Read> Read for BlobErrorReader<'_, R> {
     fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
         self.from.read(piece).map_err(|error| match error.downcast::<BlobError>() {
             Ok(error) => {
@@ -178,12 +179,12 @@ fn index_of(images: &[(Descriptor, Option<String>)]) -> Result<Vec<u8>, StreamEr
             named
         })
         .collect();
-    Ok(json::write(INDEX_FILE, &Layout { schema_version: 2, media_type: INDEX, manifests })?)
+    Ok(json::write(INDEX_FILE, &OciLayout { schema_version: 2, media_type: INDEX, manifests })?)
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Layout {
+struct OciLayout {
     schema_version: u64,
     media_type: &'static str,
     manifests: Vec<Descriptor>,
@@ -191,19 +192,19 @@ struct Layout {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct GivenVersion {
+struct ArchiveVersion {
     image_layout_version: String,
 }
 
 #[derive(Deserialize)]
-struct GivenIndex {
+struct ArchiveIndex {
     #[serde(default)]
-    manifests: Option<Vec<GivenImage>>,
+    manifests: Option<Vec<ArchiveImage>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct GivenImage {
+struct ArchiveImage {
     media_type: String,
     digest: Digest,
     size: u64,
@@ -215,18 +216,18 @@ struct GivenImage {
 /// whole.
 ///
 /// It may be packed with gzip. When this fails, blobs that came before are in the store, and go with the next collection.
-pub fn read_archive(blobs: &Blobs, pins: &Pins, from: &mut dyn Read) -> Result<Archive, StreamError> {
-    let (mut held, mut left) = (Held::default(), ARCHIVE_MAX);
-    walk(&mut Source(from), &mut left, &mut |entry, contents| held.take(blobs, pins, entry, contents))?;
+pub fn read_archive(blobs: &Blobs, pins: &Pins, from: &mut dyn Read) -> Result<ImportedArchive, StreamError> {
+    let (mut held, mut left) = (ArchiveFiles::default(), ARCHIVE_MAX);
+    walk(&mut SourceReader(from), &mut left, &mut |entry, contents| held.take(blobs, pins, entry, contents))?;
     let images = held.images()?;
-    let archive = Archive { images: images.into_iter().map(GivenImage::named).collect() };
+    let archive = ImportedArchive { images: images.into_iter().map(ArchiveImage::named).collect() };
     check_whole(blobs, pins, &archive.images)?;
     Ok(archive)
 }
 
 /// The parts of an archive that are not blobs.
 #[derive(Default)]
-struct Held {
+struct ArchiveFiles {
     layout: Option<Vec<u8>>,
     index: Option<Vec<u8>>,
     is_docker: bool,
@@ -234,18 +235,18 @@ struct Held {
     odd: Option<String>,
 }
 
-impl Held {
+impl ArchiveFiles {
     fn take(
         &mut self,
         blobs: &Blobs,
         pins: &Pins,
-        entry: &Entry<'_>,
+        entry: &TarEntry<'_>,
         contents: &mut dyn Read,
     ) -> Result<(), StreamError> {
         match entry.kind {
-            Kind::Directory => return Ok(()),
-            Kind::File => {}
-            Kind::Odd(what) => {
+            TarEntryKind::Directory => return Ok(()),
+            TarEntryKind::File => {}
+            TarEntryKind::Odd(what) => {
                 // Told at the end: archives of `docker save` have links, and more to say than that.
                 self.odd.get_or_insert_with(|| format!("`{}` is {what}", shown_name(entry.name)));
                 return Ok(());
@@ -265,7 +266,7 @@ impl Held {
         }
     }
 
-    fn images(self) -> Result<Vec<GivenImage>, StreamError> {
+    fn images(self) -> Result<Vec<ArchiveImage>, StreamError> {
         let (Some(layout), Some(index)) = (self.layout, self.index) else {
             return Err(BadImage::new(if self.is_docker {
                 "it is an archive of `docker save`: make one of images with `skopeo copy docker-archive:… oci-archive:…`"
@@ -277,14 +278,14 @@ impl Held {
         if let Some(odd) = self.odd {
             return Err(BadImage::new(odd).into());
         }
-        let version: GivenVersion = json::read(LAYOUT_FILE, &layout)?;
+        let version: ArchiveVersion = json::read(LAYOUT_FILE, &layout)?;
         if version.image_layout_version.split('.').next() != Some("1") {
             let version = shown(&version.image_layout_version);
             return Err(
                 BadImage::new(format!("its layout is of version {version}, and only 1 is read")).into()
             );
         }
-        let images = json::read::<GivenIndex>(INDEX_FILE, &index)?.manifests.unwrap_or_default();
+        let images = json::read::<ArchiveIndex>(INDEX_FILE, &index)?.manifests.unwrap_or_default();
         match images.len() {
             0 => Err(BadImage::new("there is no image in it").into()),
             1..=ARCHIVE_IMAGES_MAX => Ok(images),
@@ -296,18 +297,18 @@ impl Held {
     }
 }
 
-impl GivenImage {
+impl ArchiveImage {
     fn named(self) -> (Descriptor, Option<String>) {
         let annotations = self.annotations.unwrap_or_default();
         let name = [FULL_NAME, REF_NAME].iter().find_map(|key| annotations.get(*key));
-        let name = name.filter(|name| Tagged::read(name).is_ok()).cloned();
+        let name = name.filter(|name| TaggedName::read(name).is_ok()).cloned();
         (Descriptor::new(self.media_type, self.digest, self.size), name)
     }
 }
 
 fn once(
     slot: &mut Option<Vec<u8>>,
-    entry: &Entry<'_>,
+    entry: &TarEntry<'_>,
     max: u64,
     contents: &mut dyn Read,
 ) -> Result<(), StreamError> {
@@ -372,9 +373,9 @@ fn check_whole(
     images: &[(Descriptor, Option<String>)],
 ) -> Result<(), StreamError> {
     let lacks = |digest: &Digest| BadImage::new(format!("it lacks {digest}"));
-    let mut graph = Graph::default();
+    let mut graph = ImageGraph::default();
     for (image, _) in images {
-        match graph.gather(blobs, image, Depth::Image) {
+        match graph.gather(blobs, image, DocumentDepth::Image) {
             Err(StreamError::Blob(BlobError::Missing { digest })) => return Err(lacks(&digest).into()),
             gathered => gathered?,
         }

@@ -5,9 +5,9 @@ use std::io::{self, Read};
 
 use serde::{Deserialize, Serialize};
 
-use super::layer::{Layer, is_tar, read_file};
-use super::manifest::{Descriptor, Dialect, Document, Index, Manifest, Platform, TITLE};
-use super::{BadImage, Blob, MANIFEST_MAX, PLATFORMS_MAX, Packed, StreamError, json};
+use super::layer::{ProgramLayer, is_tar, read_file};
+use super::manifest::{Descriptor, Index, Manifest, ManifestDocument, MediaDialect, Platform, TITLE};
+use super::{BadImage, Blob, MANIFEST_MAX, PLATFORMS_MAX, PackedImage, StreamError, json};
 use crate::agentfile::{names, shown};
 use crate::{Blobs, Digest, Pins};
 
@@ -36,7 +36,7 @@ pub struct NewBin {
     pub usage: Option<String>,
     pub labels: BTreeMap<String, String>,
     /// The program for each platform, as [`NewBin::pack_program`] made it.
-    pub programs: Vec<(Platform, Layer)>,
+    pub programs: Vec<(Platform, ProgramLayer)>,
 }
 
 impl NewBin {
@@ -68,9 +68,9 @@ impl NewBin {
         pins: &Pins,
         size: u64,
         contents: &mut dyn Read,
-    ) -> Result<Layer, StreamError> {
+    ) -> Result<ProgramLayer, StreamError> {
         self.check()?;
-        Layer::of_program(blobs, pins, &self.name, size, contents)
+        ProgramLayer::of_program(blobs, pins, &self.name, size, contents)
     }
 }
 
@@ -103,16 +103,16 @@ impl BinImage {
 }
 
 /// Makes an image of a tool: the same programs are the same image, whenever and wherever it is made.
-pub fn pack_bin(new: &NewBin) -> Result<Packed, BadImage> {
+pub fn pack_bin(new: &NewBin) -> Result<PackedImage, BadImage> {
     new.check()?;
     let annotations = annotations(new);
-    let mut programs: Vec<(Platform, &Layer)> = Vec::new();
+    let mut programs: Vec<(Platform, &ProgramLayer)> = Vec::new();
     for (platform, program) in &new.programs {
         programs.push((Platform::read(&platform.to_string())?, program));
     }
     programs.sort_by(|(a, _), (b, _)| a.cmp(b));
     check_platforms(programs.iter().map(|(platform, _)| platform))?;
-    let usage = new.usage.as_ref().map(|usage| Layer::of(bare(USAGE), 0o644, usage.as_bytes()));
+    let usage = new.usage.as_ref().map(|usage| ProgramLayer::of(bare(USAGE), 0o644, usage.as_bytes()));
     let usage = usage.transpose();
     let usage = usage.map_err(|cause| BadImage::new(format!("its usage was not packed: {cause}")))?;
     let (usage, blob) = usage.unzip();
@@ -125,11 +125,12 @@ pub fn pack_bin(new: &NewBin) -> Result<Packed, BadImage> {
         manifests.push(named);
         blobs.extend([config, manifest]);
     }
-    let index = Index { dialect: Dialect::Oci, artifact_type: Some(BIN.to_owned()), manifests, annotations };
-    let index = document(Document::Index(index))?;
+    let index =
+        Index { dialect: MediaDialect::Oci, artifact_type: Some(BIN.to_owned()), manifests, annotations };
+    let index = document(ManifestDocument::Index(index))?;
     let digest = index.digest;
     blobs.push(index);
-    Ok(Packed { digest, blobs })
+    Ok(PackedImage { digest, blobs })
 }
 
 fn annotations(new: &NewBin) -> BTreeMap<String, String> {
@@ -152,8 +153,8 @@ fn pack_platform(
     new: &NewBin,
     annotations: &BTreeMap<String, String>,
     platform: &Platform,
-    program: &Layer,
-    usage: Option<&Layer>,
+    program: &ProgramLayer,
+    usage: Option<&ProgramLayer>,
 ) -> Result<(Blob, Blob), BadImage> {
     let diff_ids = std::iter::once(program).chain(usage).map(|layer| layer.diff_id);
     let config = ImageConfig {
@@ -164,7 +165,7 @@ fn pack_platform(
         variant: platform.variant.as_deref(),
     };
     let config = Blob::new(CONFIG, json::write("the config", &config)?);
-    let titled = |layer: &Layer, title: &str| {
+    let titled = |layer: &ProgramLayer, title: &str| {
         let mut named = layer.descriptor.clone();
         named.annotations.insert(TITLE.to_owned(), title.to_owned());
         named
@@ -172,16 +173,16 @@ fn pack_platform(
     let mut layers = vec![titled(program, &new.name)];
     layers.extend(usage.map(|usage| titled(usage, USAGE)));
     let manifest = Manifest {
-        dialect: Dialect::Oci,
+        dialect: MediaDialect::Oci,
         artifact_type: None,
         config: config.descriptor(),
         layers,
         annotations: annotations.clone(),
     };
-    Ok((config, document(Document::Manifest(manifest))?))
+    Ok((config, document(ManifestDocument::Manifest(manifest))?))
 }
 
-fn document(document: Document) -> Result<Blob, BadImage> {
+fn document(document: ManifestDocument) -> Result<Blob, BadImage> {
     Ok(Blob::new(document.media_type(), document.write()?))
 }
 
@@ -211,7 +212,7 @@ struct RootFs {
 
 /// What is read of the config of somebody else's image.
 #[derive(Deserialize, Default)]
-struct GivenConfig {
+struct ForeignConfig {
     #[serde(default)]
     architecture: Option<String>,
     #[serde(default)]
@@ -219,17 +220,17 @@ struct GivenConfig {
     #[serde(default)]
     variant: Option<String>,
     #[serde(default)]
-    config: Option<GivenRun>,
+    config: Option<ForeignRunConfig>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct GivenRun {
+struct ForeignRunConfig {
     #[serde(default)]
     labels: Option<BTreeMap<String, String>>,
 }
 
-type Contents<'a> = &'a mut dyn FnMut(&Descriptor) -> io::Result<Vec<u8>>;
+type FetchContents<'a> = &'a mut dyn FnMut(&Descriptor) -> io::Result<Vec<u8>>;
 
 /// Reads a tool's index with its manifests, and its usage from where they say it is. A single manifest is a tool, too: it
 /// comes with an index that names it alone and has its annotations.
@@ -268,7 +269,7 @@ pub fn read_bin(
 }
 
 /// What an image says of its tool.
-struct Said {
+struct ToolDescription {
     name: String,
     path: String,
     description: Option<String>,
@@ -276,16 +277,16 @@ struct Said {
     labels: BTreeMap<String, String>,
 }
 
-impl Said {
+impl ToolDescription {
     /// `None` when these are not the annotations of a tool.
-    fn of(annotations: &BTreeMap<String, String>) -> Option<Said> {
+    fn of(annotations: &BTreeMap<String, String>) -> Option<ToolDescription> {
         let say = |key: &str| {
             let found = PREFIXES.iter().find_map(|prefix| annotations.get(&format!("{prefix}{key}")));
             found.filter(|value| !value.is_empty()).cloned()
         };
         let is_label = |key: &&String| !PREFIXES.iter().any(|prefix| key.starts_with(prefix));
         let labels = annotations.iter().filter(|(key, _)| is_label(key));
-        Some(Said {
+        Some(ToolDescription {
             name: say("name")?,
             path: say("path").unwrap_or_else(|| "/".to_owned()),
             description: say("description"),
@@ -296,16 +297,17 @@ impl Said {
 }
 
 /// Said by the index, by a manifest, or by the labels of a config, as those have them who cannot annotate.
-fn said(index: &Index, first: &Manifest, blob: Contents<'_>) -> Result<Said, BadImage> {
-    let said = match Said::of(&index.annotations).or_else(|| Said::of(&first.annotations)) {
-        Some(said) => said,
-        None => {
-            let labels = config_of(first, blob)?.config.and_then(|config| config.labels);
-            labels.as_ref().and_then(Said::of).ok_or_else(|| {
-                BadImage::new(format!("it does not say by `{}name` which tool it is", PREFIXES[0]))
-            })?
-        }
-    };
+fn said(index: &Index, first: &Manifest, blob: FetchContents<'_>) -> Result<ToolDescription, BadImage> {
+    let said =
+        match ToolDescription::of(&index.annotations).or_else(|| ToolDescription::of(&first.annotations)) {
+            Some(said) => said,
+            None => {
+                let labels = config_of(first, blob)?.config.and_then(|config| config.labels);
+                labels.as_ref().and_then(ToolDescription::of).ok_or_else(|| {
+                    BadImage::new(format!("it does not say by `{}name` which tool it is", PREFIXES[0]))
+                })?
+            }
+        };
     check_texts(&said.name, said.description.as_deref())?;
     match said.labels.keys().find(|key| key.contains(char::is_control)) {
         Some(key) => Err(BadImage::new(format!("`{}` cannot be a label", shown(key)))),
@@ -330,7 +332,7 @@ fn is_control(c: char) -> bool {
     c.is_control() && !matches!(c, '\n' | '\t' | '\r')
 }
 
-fn program_path(said: &Said) -> Result<String, BadImage> {
+fn program_path(said: &ToolDescription) -> Result<String, BadImage> {
     let dir: Vec<&str> = said.path.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
     if said.path.len() > PATH_MAX || dir.contains(&"..") || said.path.contains(char::is_control) {
         return Err(BadImage::new(format!("its programs are said to be in `{}`", shown(&said.path))));
@@ -360,7 +362,7 @@ fn check_platforms<'a>(platforms: impl Iterator<Item = &'a Platform>) -> Result<
     }
 }
 
-impl GivenConfig {
+impl ForeignConfig {
     fn platform(&self) -> Result<Platform, BadImage> {
         let (Some(os), Some(architecture)) = (&self.os, &self.architecture) else {
             return Err(BadImage::new("it does not say which platform its program is for"));
@@ -372,11 +374,11 @@ impl GivenConfig {
     }
 }
 
-fn config_of(manifest: &Manifest, blob: Contents<'_>) -> Result<GivenConfig, BadImage> {
+fn config_of(manifest: &Manifest, blob: FetchContents<'_>) -> Result<ForeignConfig, BadImage> {
     json::read("its config", &contents(&manifest.config, MANIFEST_MAX, blob)?)
 }
 
-fn contents(named: &Descriptor, max: u64, blob: Contents<'_>) -> Result<Vec<u8>, BadImage> {
+fn contents(named: &Descriptor, max: u64, blob: FetchContents<'_>) -> Result<Vec<u8>, BadImage> {
     if named.size > max {
         let size = named.size;
         return Err(BadImage::new(format!("{} has {size} bytes, and at most {max} are read", named.digest)));
@@ -388,7 +390,7 @@ fn contents(named: &Descriptor, max: u64, blob: Contents<'_>) -> Result<Vec<u8>,
 fn usage(
     programs: &[&(Descriptor, Manifest)],
     at: &str,
-    blob: Contents<'_>,
+    blob: FetchContents<'_>,
 ) -> Result<Option<String>, BadImage> {
     let is_usage = |layer: &&Descriptor| layer.title().is_some_and(|title| bare(title) == bare(at));
     let Some(layer) = programs.iter().find_map(|(_, manifest)| manifest.layers.iter().find(is_usage)) else {

@@ -18,7 +18,7 @@ const ADDED: &str = "application/octet-stream";
 
 /// What is in a foreign image, to be loaded with [`crate::agentfile::load_packed`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Foreign {
+pub struct ForeignImage {
     pub source: Vec<u8>,
     pub files: PackedFiles,
 }
@@ -29,7 +29,7 @@ pub struct Foreign {
 pub fn unpack_foreign(
     manifest: &Manifest,
     blob: &mut dyn FnMut(&Descriptor) -> io::Result<Vec<u8>>,
-) -> Result<Foreign, BadImage> {
+) -> Result<ForeignImage, BadImage> {
     if AgentKind::of(manifest) != Some(AgentKind::Foreign) {
         return Err(BadImage::new("it is not the image of a foreign agent"));
     }
@@ -72,7 +72,7 @@ pub fn unpack_foreign(
             return Err(BadImage::new(format!("its layer `{}` stands there twice", shown(name))));
         }
     }
-    Ok(Foreign { source: contents(source, blob)?, files })
+    Ok(ForeignImage { source: contents(source, blob)?, files })
 }
 
 fn bad_title(title: &str) -> BadImage {

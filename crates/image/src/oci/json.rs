@@ -29,7 +29,7 @@ pub(super) fn read<T: DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T, B
         BadImage::new(format!("{what} cannot be read: {}", shown(&cause.to_string())))
     };
     let mut walk = serde_json::Deserializer::from_slice(bytes);
-    Strict { depth: 0 }.deserialize(&mut walk).map_err(bad)?;
+    StrictJsonWalk { depth: 0 }.deserialize(&mut walk).map_err(bad)?;
     walk.end().map_err(bad)?;
     serde_json::from_slice::<Object<T>>(bytes).map(|object| object.0).map_err(bad)
 }
@@ -109,20 +109,20 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
 
 /// Walks over a document and keeps nothing of it.
 #[derive(Clone, Copy)]
-struct Strict {
+struct StrictJsonWalk {
     depth: usize,
 }
 
-impl Strict {
-    fn deeper<E: Error>(self) -> Result<Strict, E> {
+impl StrictJsonWalk {
+    fn deeper<E: Error>(self) -> Result<StrictJsonWalk, E> {
         if self.depth < DEPTH_MAX {
-            return Ok(Strict { depth: self.depth + 1 });
+            return Ok(StrictJsonWalk { depth: self.depth + 1 });
         }
         Err(E::custom(format_args!("it is nested deeper than {DEPTH_MAX}")))
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Strict {
+impl<'de> DeserializeSeed<'de> for StrictJsonWalk {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -130,7 +130,7 @@ impl<'de> DeserializeSeed<'de> for Strict {
     }
 }
 
-impl<'de> Visitor<'de> for Strict {
+impl<'de> Visitor<'de> for StrictJsonWalk {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use flate2::{Compression, GzBuilder};
 
 use super::manifest::Descriptor;
-use super::stream::{Kind, Source, StreamError, copy, shown_name, walk};
+use super::stream::{SourceReader, StreamError, TarEntryKind, copy, shown_name, walk};
 use super::{BadImage, Blob, PROGRAM_MAX};
 use crate::agentfile::shown;
 use crate::{Blobs, Digest, Hasher, Pins};
@@ -23,18 +23,18 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 
 /// A layer of one file that was just made. The same file is the same layer, whoever makes it and whenever.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layer {
+pub struct ProgramLayer {
     pub(super) descriptor: Descriptor,
     /// Of what it unpacks to.
     pub(super) diff_id: Digest,
 }
 
-impl Layer {
+impl ProgramLayer {
     /// Makes a small layer.
-    pub(super) fn of(name: &str, mode: u32, contents: &[u8]) -> Result<(Layer, Blob), StreamError> {
+    pub(super) fn of(name: &str, mode: u32, contents: &[u8]) -> Result<(ProgramLayer, Blob), StreamError> {
         let (packed, diff_id) = pack(name, mode, contents.len() as u64, &mut { contents }, Vec::new())?;
         let blob = Blob::new(LAYER, packed);
-        Ok((Layer { descriptor: blob.descriptor(), diff_id }, blob))
+        Ok((ProgramLayer { descriptor: blob.descriptor(), diff_id }, blob))
     }
 
     /// Makes a layer of a program while that is read, in the store. The program must have the `size` bytes that it was
@@ -45,14 +45,14 @@ impl Layer {
         name: &str,
         size: u64,
         contents: &mut dyn Read,
-    ) -> Result<Layer, StreamError> {
+    ) -> Result<ProgramLayer, StreamError> {
         if size == 0 || size > PROGRAM_MAX {
             let why = format!("it has {size} bytes, and programs have up to {PROGRAM_MAX}");
             return Err(BadImage::new(why).into());
         }
         let (fresh, diff_id) = pack(name, 0o755, size, contents, blobs.begin(pins)?)?;
         let (digest, packed) = fresh.finish()?;
-        Ok(Layer { descriptor: Descriptor::new(LAYER, digest, packed), diff_id })
+        Ok(ProgramLayer { descriptor: Descriptor::new(LAYER, digest, packed), diff_id })
     }
 }
 
@@ -81,7 +81,7 @@ fn pack<W: Write>(
     };
     write(header.as_bytes())?;
     // One byte more shows that it grew.
-    let len = copy(&mut Source(contents.take(size.saturating_add(1))), &mut write)?;
+    let len = copy(&mut SourceReader(contents.take(size.saturating_add(1))), &mut write)?;
     if len != size {
         return Err(BadImage::new("it changed while it was read").into());
     }
@@ -106,11 +106,11 @@ pub(super) fn read_file(mut layer: &[u8], path: &str, max: u64) -> Result<Vec<u8
             return Ok(());
         }
         match entry.kind {
-            Kind::File if found.is_some() => {
+            TarEntryKind::File if found.is_some() => {
                 return Err(BadImage::new(format!("`{}` stands in it twice", shown(path))).into());
             }
-            Kind::File => {}
-            Kind::Directory | Kind::Odd(_) => {
+            TarEntryKind::File => {}
+            TarEntryKind::Directory | TarEntryKind::Odd(_) => {
                 return Err(BadImage::new(format!("`{}` is no plain file", shown(path))).into());
             }
         }
@@ -143,11 +143,11 @@ pub fn extract_program(
             return Err(in_layer(layer, "it is packed with zstd, and only gzip is unpacked here"));
         }
         match look(blobs, layer, path, &mut left, to)? {
-            Found { size: Some(size), .. } => return Ok(size),
-            Found { is_covered: true, .. } => {
+            LayerMatch { size: Some(size), .. } => return Ok(size),
+            LayerMatch { is_covered: true, .. } => {
                 return Err(in_layer(layer, &format!("it removes `{}`", shown(path))));
             }
-            Found { size: None, is_covered: false } => {}
+            LayerMatch { size: None, is_covered: false } => {}
         }
     }
     Err(BadImage::new(format!("there is no `{}` in its layers", shown(path))).into())
@@ -155,7 +155,7 @@ pub fn extract_program(
 
 /// What one layer has of the program.
 #[derive(Default)]
-struct Found {
+struct LayerMatch {
     size: Option<u64>,
     /// Whatever layers below have is gone.
     is_covered: bool,
@@ -167,31 +167,35 @@ fn look(
     path: &str,
     left: &mut u64,
     to: &mut dyn Write,
-) -> Result<Found, StreamError> {
+) -> Result<LayerMatch, StreamError> {
     let mut checked = blobs.open_checked(&layer.digest)?;
-    let mut found = Found::default();
-    let walked = walk(&mut Source(&mut checked), left, &mut |entry, contents| {
-        let Some(part) = Part::of(entry.name, path.as_bytes()) else { return Ok(()) };
+    let mut found = LayerMatch::default();
+    let walked = walk(&mut SourceReader(&mut checked), left, &mut |entry, contents| {
+        let Some(part) = LayerEntryRole::of(entry.name, path.as_bytes()) else { return Ok(()) };
         match (part, entry.kind) {
-            (Part::Removed, _) => found.is_covered = true,
-            (Part::Above, Kind::Directory) => {}
-            (Part::Program, Kind::File) if found.size.is_some() => {
+            (LayerEntryRole::Removed, _) => found.is_covered = true,
+            (LayerEntryRole::Above, TarEntryKind::Directory) => {}
+            (LayerEntryRole::Program, TarEntryKind::File) if found.size.is_some() => {
                 return Err(BadImage::new(format!("`{}` stands in it twice", shown(path))).into());
             }
-            (Part::Program, Kind::File) if entry.size > PROGRAM_MAX => {
+            (LayerEntryRole::Program, TarEntryKind::File) if entry.size > PROGRAM_MAX => {
                 return Err(BadImage::new(format!(
                     "`{}` is larger than the {PROGRAM_MAX} bytes that a program may have",
                     shown(path)
                 ))
                 .into());
             }
-            (Part::Program, Kind::File) => {
+            (LayerEntryRole::Program, TarEntryKind::File) => {
                 let write = &mut |piece: &[u8]| to.write_all(piece).map_err(StreamError::io);
                 found.size = Some(copy(contents, write)?);
             }
-            (Part::Above, Kind::File) => return Err(no_program(entry.name, "a file")),
-            (Part::Program, Kind::Directory) => return Err(no_program(entry.name, "a directory")),
-            (Part::Above | Part::Program, Kind::Odd(what)) => return Err(no_program(entry.name, what)),
+            (LayerEntryRole::Above, TarEntryKind::File) => return Err(no_program(entry.name, "a file")),
+            (LayerEntryRole::Program, TarEntryKind::Directory) => {
+                return Err(no_program(entry.name, "a directory"));
+            }
+            (LayerEntryRole::Above | LayerEntryRole::Program, TarEntryKind::Odd(what)) => {
+                return Err(no_program(entry.name, what));
+            }
         }
         Ok(())
     });
@@ -213,7 +217,7 @@ fn no_program(name: &[u8], what: &str) -> StreamError {
 }
 
 /// What an entry has to do with the program.
-enum Part {
+enum LayerEntryRole {
     Program,
     /// One of the directories that it is in.
     Above,
@@ -221,10 +225,10 @@ enum Part {
     Removed,
 }
 
-impl Part {
-    fn of(name: &[u8], path: &[u8]) -> Option<Part> {
+impl LayerEntryRole {
+    fn of(name: &[u8], path: &[u8]) -> Option<LayerEntryRole> {
         if name == path {
-            return Some(Part::Program);
+            return Some(LayerEntryRole::Program);
         }
         let is_in = |dir: &[u8]| {
             dir.is_empty() || path.strip_prefix(dir).is_some_and(|below| below.starts_with(b"/"))
@@ -234,12 +238,12 @@ impl Part {
             None => (&name[..0], name),
         };
         if last == OPAQUE && is_in(dir) {
-            return Some(Part::Removed);
+            return Some(LayerEntryRole::Removed);
         }
         if let Some(gone) = last.strip_prefix(WHITEOUT) {
             let gone = if dir.is_empty() { gone.to_vec() } else { [dir, gone].join(b"/".as_slice()) };
-            return (gone == path || !gone.is_empty() && is_in(&gone)).then_some(Part::Removed);
+            return (gone == path || !gone.is_empty() && is_in(&gone)).then_some(LayerEntryRole::Removed);
         }
-        (!name.is_empty() && is_in(name)).then_some(Part::Above)
+        (!name.is_empty() && is_in(name)).then_some(LayerEntryRole::Above)
     }
 }

@@ -47,7 +47,7 @@ pub struct Platform {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
-    pub dialect: Dialect,
+    pub dialect: MediaDialect,
     pub artifact_type: Option<String>,
     pub config: Descriptor,
     pub layers: Vec<Descriptor>,
@@ -56,7 +56,7 @@ pub struct Manifest {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Index {
-    pub dialect: Dialect,
+    pub dialect: MediaDialect,
     pub artifact_type: Option<String>,
     pub manifests: Vec<Descriptor>,
     pub annotations: BTreeMap<String, String>,
@@ -64,7 +64,7 @@ pub struct Index {
 
 /// Whose media types a document has: registries want to hear the same one that stands in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Dialect {
+pub enum MediaDialect {
     #[default]
     Oci,
     /// Docker's schema 2, which is read and never made.
@@ -73,15 +73,15 @@ pub enum Dialect {
 
 /// What a reference can lead to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Document {
+pub enum ManifestDocument {
     Manifest(Manifest),
     Index(Index),
 }
 
-impl Document {
+impl ManifestDocument {
     /// Reads a document, which is refused when it is too large, or says what no document may.
-    pub fn read(bytes: &[u8]) -> Result<Document, BadImage> {
-        let given: Given = json::read("the manifest", bytes)?;
+    pub fn read(bytes: &[u8]) -> Result<ManifestDocument, BadImage> {
+        let given: ForeignDocument = json::read("the manifest", bytes)?;
         match given.schema_version {
             Some(SCHEMA) => {}
             Some(other) => {
@@ -96,46 +96,46 @@ impl Document {
         let annotations = given.annotations.unwrap_or_default();
         if is_index {
             let manifests = descriptors(given.manifests, "manifests", PLATFORMS_MAX, MANIFEST_MAX)?;
-            return Ok(Document::Index(Index { dialect, artifact_type, manifests, annotations }));
+            return Ok(ManifestDocument::Index(Index { dialect, artifact_type, manifests, annotations }));
         }
         let config = given
             .config
             .ok_or_else(|| BadImage::new("it has no config"))?
             .check("the config", MANIFEST_MAX)?;
         let layers = descriptors(given.layers, "layers", LAYERS_MAX, LAYER_MAX)?;
-        Ok(Document::Manifest(Manifest { dialect, artifact_type, config, layers, annotations }))
+        Ok(ManifestDocument::Manifest(Manifest { dialect, artifact_type, config, layers, annotations }))
     }
 
     /// What it names: the parts that must be there for it to be whole.
     pub fn parts(&self) -> Vec<&Descriptor> {
         match self {
-            Document::Manifest(manifest) => {
+            ManifestDocument::Manifest(manifest) => {
                 std::iter::once(&manifest.config).chain(&manifest.layers).collect()
             }
-            Document::Index(index) => index.manifests.iter().collect(),
+            ManifestDocument::Index(index) => index.manifests.iter().collect(),
         }
     }
 
     pub fn media_type(&self) -> &'static str {
         match self {
-            Document::Manifest(Manifest { dialect: Dialect::Oci, .. }) => MANIFEST,
-            Document::Manifest(Manifest { dialect: Dialect::Docker, .. }) => DOCKER_MANIFEST,
-            Document::Index(Index { dialect: Dialect::Oci, .. }) => INDEX,
-            Document::Index(Index { dialect: Dialect::Docker, .. }) => DOCKER_INDEX,
+            ManifestDocument::Manifest(Manifest { dialect: MediaDialect::Oci, .. }) => MANIFEST,
+            ManifestDocument::Manifest(Manifest { dialect: MediaDialect::Docker, .. }) => DOCKER_MANIFEST,
+            ManifestDocument::Index(Index { dialect: MediaDialect::Oci, .. }) => INDEX,
+            ManifestDocument::Index(Index { dialect: MediaDialect::Docker, .. }) => DOCKER_INDEX,
         }
     }
 
     /// The bytes of a document that is made here. One that was read has its own, which have its digest.
     pub fn write(&self) -> Result<Vec<u8>, BadImage> {
         let (artifact_type, annotations) = match self {
-            Document::Manifest(manifest) => (&manifest.artifact_type, &manifest.annotations),
-            Document::Index(index) => (&index.artifact_type, &index.annotations),
+            ManifestDocument::Manifest(manifest) => (&manifest.artifact_type, &manifest.annotations),
+            ManifestDocument::Index(index) => (&index.artifact_type, &index.annotations),
         };
         let (config, layers, manifests) = match self {
-            Document::Manifest(manifest) => (Some(&manifest.config), Some(&manifest.layers), None),
-            Document::Index(index) => (None, None, Some(&index.manifests)),
+            ManifestDocument::Manifest(manifest) => (Some(&manifest.config), Some(&manifest.layers), None),
+            ManifestDocument::Index(index) => (None, None, Some(&index.manifests)),
         };
-        let written = Written {
+        let written = DocumentJson {
             schema_version: SCHEMA,
             media_type: self.media_type(),
             artifact_type: artifact_type.as_deref(),
@@ -244,7 +244,7 @@ impl fmt::Display for Platform {
 /// A document as somebody else wrote it. `null` is what some write for nothing.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Given {
+struct ForeignDocument {
     #[serde(default)]
     schema_version: Option<u64>,
     #[serde(default)]
@@ -252,18 +252,18 @@ struct Given {
     #[serde(default)]
     artifact_type: Option<String>,
     #[serde(default, deserialize_with = "json::object_if_any")]
-    config: Option<GivenPart>,
+    config: Option<ForeignDescriptor>,
     #[serde(default, deserialize_with = "json::objects_if_any")]
-    layers: Option<Vec<GivenPart>>,
+    layers: Option<Vec<ForeignDescriptor>>,
     #[serde(default, deserialize_with = "json::objects_if_any")]
-    manifests: Option<Vec<GivenPart>>,
+    manifests: Option<Vec<ForeignDescriptor>>,
     #[serde(default)]
     annotations: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct GivenPart {
+struct ForeignDescriptor {
     media_type: String,
     /// Read as text first, so that a refusal can say what is wrong with it.
     digest: String,
@@ -278,7 +278,7 @@ struct GivenPart {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Written<'a> {
+struct DocumentJson<'a> {
     schema_version: u64,
     media_type: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -293,9 +293,9 @@ struct Written<'a> {
     annotations: &'a BTreeMap<String, String>,
 }
 
-impl Given {
+impl ForeignDocument {
     /// Whether it is an index, and whose. What could be read as both is neither: two readers would see two images.
-    fn kind(&self) -> Result<(bool, Dialect), BadImage> {
+    fn kind(&self) -> Result<(bool, MediaDialect), BadImage> {
         let by_fields = match (&self.manifests, self.config.is_some() || self.layers.is_some()) {
             (Some(_), true) => return Err(BadImage::new("it is a manifest and an index at once")),
             (Some(_), false) => Some(true),
@@ -304,10 +304,10 @@ impl Given {
         };
         let by_name = match self.media_type.as_deref() {
             None | Some("") => None,
-            Some(MANIFEST) => Some((false, Dialect::Oci)),
-            Some(INDEX) => Some((true, Dialect::Oci)),
-            Some(DOCKER_MANIFEST) => Some((false, Dialect::Docker)),
-            Some(DOCKER_INDEX) => Some((true, Dialect::Docker)),
+            Some(MANIFEST) => Some((false, MediaDialect::Oci)),
+            Some(INDEX) => Some((true, MediaDialect::Oci)),
+            Some(DOCKER_MANIFEST) => Some((false, MediaDialect::Docker)),
+            Some(DOCKER_INDEX) => Some((true, MediaDialect::Docker)),
             Some(other) => {
                 return Err(BadImage::new(format!("`{}` is no manifest that is read here", shown(other))));
             }
@@ -316,13 +316,13 @@ impl Given {
             (Some((is_index, dialect)), Some(fields)) if is_index == fields => Ok((is_index, dialect)),
             (Some(_), Some(_)) => Err(BadImage::new("it is not what its `mediaType` says")),
             (Some((is_index, dialect)), None) => Ok((is_index, dialect)),
-            (None, Some(is_index)) => Ok((is_index, Dialect::Oci)),
+            (None, Some(is_index)) => Ok((is_index, MediaDialect::Oci)),
             (None, None) => Err(BadImage::new("it is neither a manifest nor an index")),
         }
     }
 }
 
-impl GivenPart {
+impl ForeignDescriptor {
     fn check(self, what: &str, size_max: u64) -> Result<Descriptor, BadImage> {
         let digest: Digest = self.digest.parse().map_err(|cause| {
             BadImage::new(format!("{what} has the digest `{}`: {cause}", shown(&self.digest)))
@@ -355,7 +355,7 @@ impl GivenPart {
 }
 
 fn descriptors(
-    given: Option<Vec<GivenPart>>,
+    given: Option<Vec<ForeignDescriptor>>,
     what: &str,
     count_max: usize,
     size_max: u64,

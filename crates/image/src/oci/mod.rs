@@ -14,15 +14,16 @@ mod manifest;
 mod stream;
 
 pub use agent::{
-    ADDED, AGENT, AGENT_CONFIG, AGENTFILE, AgentKind, CONTEXT, Head, pack_agent, read_agent, read_agent_head,
+    ADDED, AGENT, AGENT_CONFIG, AGENTFILE, AgentImageHead, AgentKind, CONTEXT, pack_agent, read_agent,
+    read_agent_head,
 };
-pub use archive::{Archive, read_archive, write_archive};
+pub use archive::{ImportedArchive, read_archive, write_archive};
 pub use bin::{BIN, BinImage, BinPlatform, NewBin, pack_bin, read_bin};
-pub use foreign::{Foreign, unpack_foreign};
-pub use layer::{Layer, extract_program};
+pub use foreign::{ForeignImage, unpack_foreign};
+pub use layer::{ProgramLayer, extract_program};
 pub use manifest::{
-    DOCKER_INDEX, DOCKER_MANIFEST, Descriptor, Dialect, Document, INDEX, Index, MANIFEST, Manifest, Platform,
-    TITLE,
+    DOCKER_INDEX, DOCKER_MANIFEST, Descriptor, INDEX, Index, MANIFEST, Manifest, ManifestDocument,
+    MediaDialect, Platform, TITLE,
 };
 pub use stream::StreamError;
 
@@ -87,7 +88,7 @@ impl Blob {
 
 /// An image that was just made. Its blobs are all in memory, but for the layers of programs: those are in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Packed {
+pub struct PackedImage {
     /// Of the last of the blobs, which is its manifest or index.
     pub digest: Digest,
     /// Each stands behind those that it names.

@@ -78,13 +78,13 @@ fn bad(why: String) -> StreamError {
 }
 
 /// Marks the errors of what is read from, so that they are told from those of what is read.
-pub(super) struct Source<R>(pub(super) R);
+pub(super) struct SourceReader<R>(pub(super) R);
 
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 struct SourceFailed(io::Error);
 
-impl<R: Read> Read for Source<R> {
+impl<R: Read> Read for SourceReader<R> {
     fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
         self.0.read(piece).map_err(|error| match error.downcast::<BlobError>() {
             Ok(error) => io::Error::other(error),
@@ -95,13 +95,13 @@ impl<R: Read> Read for Source<R> {
 }
 
 /// What is unpacked from a source, up to a bound.
-struct Bounded<R> {
+struct BoundedReader<R> {
     from: R,
     left: u64,
     max: u64,
 }
 
-impl<R: Read> Read for Bounded<R> {
+impl<R: Read> Read for BoundedReader<R> {
     fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
         let got = self.from.read(piece)?;
         self.left = self.left.checked_sub(got as u64).ok_or_else(|| {
@@ -116,7 +116,7 @@ impl<R: Read> Read for Bounded<R> {
 
 /// What an entry of a tar file is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TarEntryKind {
     File,
     Directory,
     /// Anything else, in words.
@@ -124,9 +124,9 @@ pub(super) enum Kind {
 }
 
 /// One entry. Its name is spelled in one way only: `name` for `./name` and `/name`, and nothing for the top.
-pub(super) struct Entry<'a> {
+pub(super) struct TarEntry<'a> {
     pub(super) name: &'a [u8],
-    pub(super) kind: Kind,
+    pub(super) kind: TarEntryKind,
     pub(super) size: u64,
 }
 
@@ -135,7 +135,7 @@ pub(super) struct Entry<'a> {
 pub(super) fn walk(
     from: &mut dyn Read,
     left: &mut u64,
-    each: &mut dyn FnMut(&Entry<'_>, &mut dyn Read) -> Result<(), StreamError>,
+    each: &mut dyn FnMut(&TarEntry<'_>, &mut dyn Read) -> Result<(), StreamError>,
 ) -> Result<(), StreamError> {
     let mut from = BufReader::new(from);
     let begin = from.fill_buf().map_err(StreamError::of_reading)?;
@@ -144,8 +144,8 @@ pub(super) fn walk(
     }
     let unpacked: Box<dyn Read + '_> =
         if begin.starts_with(&GZIP) { Box::new(MultiGzDecoder::new(from)) } else { Box::new(from) };
-    let mut archive = tar::Archive::new(Bounded { from: unpacked, left: *left, max: *left });
-    let mut next = Next::default();
+    let mut archive = tar::Archive::new(BoundedReader { from: unpacked, left: *left, max: *left });
+    let mut next = TarEntryState::default();
     for entry in archive.entries().map_err(StreamError::of_reading)?.raw(true) {
         let mut entry = entry.map_err(|error| next.unreadable(error))?;
         next.take(&mut entry, each)?;
@@ -178,15 +178,15 @@ fn only_zeros(rest: &mut dyn Read) -> Result<(), StreamError> {
 
 /// What was said of the entry that is to come, and what was read so far.
 #[derive(Default)]
-struct Next {
+struct TarEntryState {
     gnu_name: Option<Vec<u8>>,
     has_gnu_link: bool,
-    pax: Option<Pax>,
+    pax: Option<PaxHeader>,
     entries: u64,
     extensions: u64,
 }
 
-impl Next {
+impl TarEntryState {
     fn is_plain(&self) -> bool {
         self.gnu_name.is_none() && !self.has_gnu_link && self.pax.is_none()
     }
@@ -202,7 +202,7 @@ impl Next {
     fn take<R: Read>(
         &mut self,
         entry: &mut tar::Entry<'_, R>,
-        each: &mut dyn FnMut(&Entry<'_>, &mut dyn Read) -> Result<(), StreamError>,
+        each: &mut dyn FnMut(&TarEntry<'_>, &mut dyn Read) -> Result<(), StreamError>,
     ) -> Result<(), StreamError> {
         self.entries += 1;
         if self.entries > ENTRIES_MAX {
@@ -219,13 +219,13 @@ impl Next {
             self.extension(entry)?;
             self.has_gnu_link = true;
         } else if kind.is_pax_local_extensions() {
-            let pax = Pax::read(&self.extension(entry)?)?;
+            let pax = PaxHeader::read(&self.extension(entry)?)?;
             if self.pax.replace(pax).is_some() {
                 return Err(bad("an entry is described twice".to_owned()));
             }
         } else if kind.is_pax_global_extensions() {
             // Those who write them say nothing of names and sizes here, and readers differ in what they make of it.
-            if Pax::read(&self.extension(entry)?)? != Pax::default() {
+            if PaxHeader::read(&self.extension(entry)?)? != PaxHeader::default() {
                 return Err(bad("it describes all its entries at once".to_owned()));
             }
         } else {
@@ -248,9 +248,10 @@ impl Next {
     fn file<R: Read>(
         &mut self,
         entry: &mut tar::Entry<'_, R>,
-        each: &mut dyn FnMut(&Entry<'_>, &mut dyn Read) -> Result<(), StreamError>,
+        each: &mut dyn FnMut(&TarEntry<'_>, &mut dyn Read) -> Result<(), StreamError>,
     ) -> Result<(), StreamError> {
-        let described = Next { entries: self.entries, extensions: self.extensions, ..Next::default() };
+        let described =
+            TarEntryState { entries: self.entries, extensions: self.extensions, ..TarEntryState::default() };
         let described = std::mem::replace(self, described);
         let (pax, size) = (described.pax.unwrap_or_default(), entry.size());
         if pax.size.is_some_and(|said| said != size) {
@@ -263,27 +264,27 @@ impl Next {
         };
         let (name, is_for_directory) = plain(&pax.sparse_name.unwrap_or(name))?;
         let kind = match kind(entry.header().entry_type()) {
-            Kind::File if pax.is_sparse => Kind::Odd(HOLES),
-            Kind::File if is_for_directory => Kind::Directory,
+            TarEntryKind::File if pax.is_sparse => TarEntryKind::Odd(HOLES),
+            TarEntryKind::File if is_for_directory => TarEntryKind::Directory,
             other => other,
         };
         // Some readers skip what follows these, others read it as the next entry.
-        if kind != Kind::File && kind != Kind::Odd(HOLES) && size != 0 {
+        if kind != TarEntryKind::File && kind != TarEntryKind::Odd(HOLES) && size != 0 {
             return Err(bad(format!("`{}` is no file and has contents", shown_name(&name))));
         }
-        let mut contents = Contents { from: entry, left: size };
-        each(&Entry { name: &name, kind, size }, &mut contents)?;
+        let mut contents = TarContents { from: entry, left: size };
+        each(&TarEntry { name: &name, kind, size }, &mut contents)?;
         Ok(())
     }
 }
 
 /// The contents of one entry: all of them, or an error.
-struct Contents<R> {
+struct TarContents<R> {
     from: R,
     left: u64,
 }
 
-impl<R: Read> Read for Contents<R> {
+impl<R: Read> Read for TarContents<R> {
     fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
         let got = self.from.read(piece)?;
         self.left = self.left.saturating_sub(got as u64);
@@ -313,18 +314,18 @@ pub(super) fn copy(
     }
 }
 
-fn kind(kind: tar::EntryType) -> Kind {
+fn kind(kind: tar::EntryType) -> TarEntryKind {
     use tar::EntryType as T;
     match kind {
-        T::Regular => Kind::File,
-        T::Directory => Kind::Directory,
-        T::Link => Kind::Odd("a hard link"),
-        T::Symlink => Kind::Odd("a symbolic link"),
-        T::Char | T::Block => Kind::Odd("a device"),
-        T::Fifo => Kind::Odd("a pipe"),
-        T::GNUSparse => Kind::Odd(HOLES),
+        T::Regular => TarEntryKind::File,
+        T::Directory => TarEntryKind::Directory,
+        T::Link => TarEntryKind::Odd("a hard link"),
+        T::Symlink => TarEntryKind::Odd("a symbolic link"),
+        T::Char | T::Block => TarEntryKind::Odd("a device"),
+        T::Fifo => TarEntryKind::Odd("a pipe"),
+        T::GNUSparse => TarEntryKind::Odd(HOLES),
         // Whatever it is, here it is nothing that could be used.
-        _ => Kind::Odd("of an unknown kind"),
+        _ => TarEntryKind::Odd("of an unknown kind"),
     }
 }
 
@@ -344,18 +345,18 @@ pub(super) fn shown_name(name: &[u8]) -> String {
 
 /// What a header of POSIX says of the next entry, as far as it matters.
 #[derive(Default, PartialEq, Eq)]
-struct Pax {
+struct PaxHeader {
     path: Option<Vec<u8>>,
     size: Option<u64>,
     is_sparse: bool,
     sparse_name: Option<Vec<u8>>,
 }
 
-impl Pax {
+impl PaxHeader {
     /// Reads records `length key=value\n`, of which each key stands once.
-    fn read(mut bytes: &[u8]) -> Result<Pax, StreamError> {
+    fn read(mut bytes: &[u8]) -> Result<PaxHeader, StreamError> {
         let broken = || bad("one of its headers cannot be read".to_owned());
-        let mut pax = Pax::default();
+        let mut pax = PaxHeader::default();
         while !bytes.is_empty() {
             let space = bytes.iter().take(8).position(|byte| *byte == b' ').ok_or_else(broken)?;
             let digits = std::str::from_utf8(&bytes[..space]).map_err(|_| broken())?;

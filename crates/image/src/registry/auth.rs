@@ -10,12 +10,12 @@ use reqwest::{Method, Response, StatusCode, Url};
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use super::challenge::{self, Challenge};
-use super::error::{RegistryError, Trouble};
-use super::http::{Ask, Home, Pulse, Sent, plain};
-use super::net::{Hops, REDIRECTS_MAX, Reach, same_origin, shown_host};
+use super::challenge::{self, AuthChallenge};
+use super::error::{AttemptError, RegistryError};
+use super::http::{OutgoingBody, RegistryRequest, RepositoryClient, SentBytes, plain};
+use super::net::{REDIRECTS_MAX, RedirectPolicy, RequestReach, same_origin, shown_host};
 use super::retry::when_again;
-use super::{Login, Registries};
+use super::{RegistryClient, RegistryLogin};
 
 /// Bytes of the answer with a token.
 const TOKEN_MAX: u64 = 64 << 10;
@@ -30,83 +30,83 @@ const REPEATED_MAX: usize = 1_024;
 
 /// What we want to do with a repository.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Right {
+pub(super) enum RegistryRight {
     Pull,
     Push,
 }
 
 /// What lets us in, for a while.
 #[derive(Default)]
-pub(super) struct Passes {
-    held: Mutex<BTreeMap<Door, Pass>>,
+pub(super) struct RegistryTokens {
+    held: Mutex<BTreeMap<TokenKey, RegistryToken>>,
 }
 
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Door {
+struct TokenKey {
     host: String,
     repository: String,
-    right: Right,
+    right: RegistryRight,
 }
 
-struct Pass {
+struct RegistryToken {
     /// Of `Authorization`.
     value: HeaderValue,
     until: Instant,
 }
 
-impl fmt::Debug for Passes {
+impl fmt::Debug for RegistryTokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Passes").finish_non_exhaustive()
     }
 }
 
-impl Door {
-    fn of(home: &Home, right: Right) -> Door {
-        Door { host: home.host.clone(), repository: home.repository.clone(), right }
+impl TokenKey {
+    fn of(home: &RepositoryClient, right: RegistryRight) -> TokenKey {
+        TokenKey { host: home.host.clone(), repository: home.repository.clone(), right }
     }
 }
 
-impl Passes {
-    pub(super) fn held(&self, home: &Home, right: Right) -> Option<HeaderValue> {
+impl RegistryTokens {
+    pub(super) fn held(&self, home: &RepositoryClient, right: RegistryRight) -> Option<HeaderValue> {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let pass = held.get(&Door::of(home, right))?;
+        let pass = held.get(&TokenKey::of(home, right))?;
         (Instant::now() < pass.until).then(|| pass.value.clone())
     }
 
-    fn keep(&self, home: &Home, right: Right, pass: Pass) {
+    fn keep(&self, home: &RepositoryClient, right: RegistryRight, pass: RegistryToken) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.retain(|_, pass| Instant::now() < pass.until);
         if held.len() >= PASSES_MAX {
             held.pop_first();
         }
-        held.insert(Door::of(home, right), pass);
+        held.insert(TokenKey::of(home, right), pass);
     }
 
-    pub(super) fn forget(&self, home: &Home, right: Right) {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&Door::of(home, right));
+    pub(super) fn forget(&self, home: &RepositoryClient, right: RegistryRight) {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&TokenKey::of(home, right));
     }
 }
 
-impl Registries {
+impl RegistryClient {
     /// Gets what lets us in, as an answer that turned us away says.
     pub(super) async fn obtain(
         &self,
-        home: &Home,
-        right: Right,
+        home: &RepositoryClient,
+        right: RegistryRight,
         turned_away: &Response,
-    ) -> Result<HeaderValue, Trouble> {
+    ) -> Result<HeaderValue, AttemptError> {
         self.inner.passes.forget(home, right);
         let values = turned_away.headers().get_all(WWW_AUTHENTICATE);
         let challenges = challenge::read(values.iter().map(HeaderValue::as_bytes));
         let login = self.login(&home.host).await?;
-        let bearer = challenges.iter().find(|challenge| matches!(challenge, Challenge::Bearer { .. }));
+        let bearer = challenges.iter().find(|challenge| matches!(challenge, AuthChallenge::Bearer { .. }));
         let pass = match bearer.or(challenges.first()) {
-            Some(Challenge::Bearer { realm, service, scope }) => {
+            Some(AuthChallenge::Bearer { realm, service, scope }) => {
                 let realm =
                     self.realm(home, turned_away, realm, service.as_deref(), scope.as_deref(), right)?;
                 self.token(home, &realm, login.as_ref()).await?
             }
-            Some(Challenge::Basic) => self.basic(home, login.as_ref())?,
+            Some(AuthChallenge::Basic) => self.basic(home, login.as_ref())?,
             None => return Err(denied(home, "it wants a login, and not one of a kind that is known here")),
         };
         let value = pass.value.clone();
@@ -114,7 +114,7 @@ impl Registries {
         Ok(value)
     }
 
-    async fn login(&self, host: &str) -> Result<Option<Login>, Trouble> {
+    async fn login(&self, host: &str) -> Result<Option<RegistryLogin>, AttemptError> {
         let (logins, asked) = (Arc::clone(&self.inner.logins), host.to_owned());
         let found = tokio::task::spawn_blocking(move || logins.login(&asked)).await;
         let failed = |why: String| RegistryError::Login { host: host.to_owned(), why };
@@ -122,7 +122,11 @@ impl Registries {
         Ok(found.map_err(failed)?)
     }
 
-    fn basic(&self, home: &Home, login: Option<&Login>) -> Result<Pass, Trouble> {
+    fn basic(
+        &self,
+        home: &RepositoryClient,
+        login: Option<&RegistryLogin>,
+    ) -> Result<RegistryToken, AttemptError> {
         match login {
             None => Err(denied(home, NO_LOGIN)),
             Some(login) if login.is_token => {
@@ -130,17 +134,21 @@ impl Registries {
             }
             Some(login) => {
                 let value = self.basic_value(home, login)?;
-                Ok(Pass { value, until: Instant::now() + TOKEN_GOOD })
+                Ok(RegistryToken { value, until: Instant::now() + TOKEN_GOOD })
             }
         }
     }
 
-    fn basic_value(&self, home: &Home, login: &Login) -> Result<HeaderValue, Trouble> {
+    fn basic_value(
+        &self,
+        home: &RepositoryClient,
+        login: &RegistryLogin,
+    ) -> Result<HeaderValue, AttemptError> {
         let unusable = || {
             let why = "it has letters that cannot be sent".to_owned();
             RegistryError::Login { host: home.host.clone(), why }
         };
-        let client = self.inner.clients.get(&home.base, Reach::Anywhere).map_err(|_| unusable())?;
+        let client = self.inner.clients.get(&home.base, RequestReach::Anywhere).map_err(|_| unusable())?;
         let request = client.get(home.base.clone()).basic_auth(&login.user, Some(&login.secret)).build();
         let headers = request.map_err(|_| unusable())?.headers().get(AUTHORIZATION).cloned();
         Ok(headers.ok_or_else(unusable)?)
@@ -149,32 +157,37 @@ impl Registries {
     /// Where a token is to be had, checked: a login goes only to the registry itself, or to where nobody listens in.
     fn realm(
         &self,
-        home: &Home,
+        home: &RepositoryClient,
         turned_away: &Response,
         realm: &str,
         service: Option<&str>,
         scope: Option<&str>,
-        right: Right,
-    ) -> Result<Realm, Trouble> {
+        right: RegistryRight,
+    ) -> Result<TokenRealm, AttemptError> {
         let reach = self.inner.clients.reach_from(turned_away);
-        let bad = |why: String| Trouble::lies(&home.host, format!("for a token, {why}"));
+        let bad = |why: String| AttemptError::lies(&home.host, format!("for a token, {why}"));
         let url = Url::parse(realm).map_err(|_| bad("it sends us to no address at all".to_owned()))?;
-        let hop = self.inner.clients.hop(&home.base, url.as_str(), Hops::Elsewhere, reach);
+        let hop = self.inner.clients.hop(&home.base, url.as_str(), RedirectPolicy::Elsewhere, reach);
         let url = hop.map_err(|why| bad(why.to_string()))?;
         if [service, scope].iter().flatten().any(|text| text.len() > REPEATED_MAX) {
             return Err(bad("it has us say too much".to_owned()));
         }
         let actions = match right {
-            Right::Pull => "pull",
-            Right::Push => "pull,push",
+            RegistryRight::Pull => "pull",
+            RegistryRight::Push => "pull,push",
         };
         let own = || format!("repository:{}:{actions}", home.repository);
-        let reach = if same_origin(&url, &home.base) { Reach::Anywhere } else { reach };
+        let reach = if same_origin(&url, &home.base) { RequestReach::Anywhere } else { reach };
         let scope = scope.map_or_else(own, str::to_owned);
-        Ok(Realm { url, reach, service: service.map(str::to_owned), scope })
+        Ok(TokenRealm { url, reach, service: service.map(str::to_owned), scope })
     }
 
-    async fn token(&self, home: &Home, realm: &Realm, login: Option<&Login>) -> Result<Pass, Trouble> {
+    async fn token(
+        &self,
+        home: &RepositoryClient,
+        realm: &TokenRealm,
+        login: Option<&RegistryLogin>,
+    ) -> Result<RegistryToken, AttemptError> {
         let answer = match login {
             Some(login) if login.is_token => self.exchange(realm, login).await?,
             Some(login) => self.ask_realm(realm, Some(self.basic_value(home, login)?)).await?,
@@ -185,8 +198,9 @@ impl Registries {
         let host = shown_host(&realm.url);
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                let refused =
-                    |login: &Login| format!("it does not accept the login of `{}`", plain(&login.user));
+                let refused = |login: &RegistryLogin| {
+                    format!("it does not accept the login of `{}`", plain(&login.user))
+                };
                 return Err(denied(home, login.map_or_else(|| NO_LOGIN.to_owned(), refused)));
             }
             other if other.is_success() => {}
@@ -194,16 +208,20 @@ impl Registries {
                 let why = "it gives no token".to_owned();
                 let error = RegistryError::Refused { host, status: other.as_u16(), why };
                 let passing = other.is_server_error() || other == StatusCode::TOO_MANY_REQUESTS;
-                return Err(if passing { Trouble { error, again } } else { error.into() });
+                return Err(if passing { AttemptError { error, again } } else { error.into() });
             }
         }
         let body = self.read_whole(answer, TOKEN_MAX).await?;
         body.and_then(|body| read_token(&body))
-            .ok_or_else(|| Trouble::lies(&host, "what it gives for a token is none"))
+            .ok_or_else(|| AttemptError::lies(&host, "what it gives for a token is none"))
     }
 
     /// Asks for a token, with a login or without.
-    async fn ask_realm(&self, realm: &Realm, login: Option<HeaderValue>) -> Result<Response, Trouble> {
+    async fn ask_realm(
+        &self,
+        realm: &TokenRealm,
+        login: Option<HeaderValue>,
+    ) -> Result<Response, AttemptError> {
         let mut url = realm.url.clone();
         realm.write_query(&mut url);
         for _ in 0..=REDIRECTS_MAX {
@@ -211,20 +229,28 @@ impl Registries {
             if let Some(login) = &login {
                 headers.insert(AUTHORIZATION, login.clone());
             }
-            let ask = Ask::new(Method::GET, url.clone(), Right::Pull, "a token");
+            let ask = RegistryRequest::new(Method::GET, url.clone(), RegistryRight::Pull, "a token");
             let answer = self.send(&ask, &url, realm.reach, headers).await?;
             if !answer.status().is_redirection() {
                 return Ok(answer);
             }
             let location = answer.headers().get(LOCATION).and_then(|value| value.to_str().ok());
-            let hop = self.inner.clients.hop(&url, location.unwrap_or("//"), Hops::SameOrigin, realm.reach);
-            url = hop.map_err(|why| Trouble::lies(&shown_host(&url), why.to_string()))?;
+            let hop = self.inner.clients.hop(
+                &url,
+                location.unwrap_or("//"),
+                RedirectPolicy::SameOrigin,
+                realm.reach,
+            );
+            url = hop.map_err(|why| AttemptError::lies(&shown_host(&url), why.to_string()))?;
         }
-        Err(Trouble::lies(&shown_host(&url), format!("it redirected us more than {REDIRECTS_MAX} times")))
+        Err(AttemptError::lies(
+            &shown_host(&url),
+            format!("it redirected us more than {REDIRECTS_MAX} times"),
+        ))
     }
 
     /// Exchanges an identity token for one that lets us in.
-    async fn exchange(&self, realm: &Realm, login: &Login) -> Result<Response, Trouble> {
+    async fn exchange(&self, realm: &TokenRealm, login: &RegistryLogin) -> Result<Response, AttemptError> {
         let mut form = realm.url.clone();
         form.set_query(None);
         realm.write_query(&mut form);
@@ -233,8 +259,8 @@ impl Registries {
             .append_pair("client_id", CLIENT)
             .append_pair("refresh_token", &login.secret);
         let form = form.query().unwrap_or_default().to_owned();
-        let body = || Sent { body: form.clone().into(), pulse: Pulse::default() };
-        let mut ask = Ask::new(Method::POST, realm.url.clone(), Right::Pull, "a token");
+        let body = || OutgoingBody { body: form.clone().into(), pulse: SentBytes::default() };
+        let mut ask = RegistryRequest::new(Method::POST, realm.url.clone(), RegistryRight::Pull, "a token");
         ask.body = Some(&body);
         let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
         self.send(&ask, &realm.url, realm.reach, HeaderMap::from_iter([(CONTENT_TYPE, kind)])).await
@@ -244,14 +270,14 @@ impl Registries {
 const NO_LOGIN: &str = "it wants a login, and there is none for it";
 
 /// Where a token is to be had, and for what.
-struct Realm {
+struct TokenRealm {
     url: Url,
-    reach: Reach,
+    reach: RequestReach,
     service: Option<String>,
     scope: String,
 }
 
-impl Realm {
+impl TokenRealm {
     fn write_query(&self, url: &mut Url) {
         let mut query = url.query_pairs_mut();
         if let Some(service) = &self.service {
@@ -261,24 +287,24 @@ impl Realm {
     }
 }
 
-fn denied(home: &Home, why: impl Into<String>) -> Trouble {
+fn denied(home: &RepositoryClient, why: impl Into<String>) -> AttemptError {
     RegistryError::Denied { host: home.host.clone(), why: why.into() }.into()
 }
 
-fn read_token(body: &[u8]) -> Option<Pass> {
+fn read_token(body: &[u8]) -> Option<RegistryToken> {
     #[derive(Deserialize)]
-    struct Given {
+    struct TokenReply {
         token: Option<String>,
         access_token: Option<String>,
         expires_in: Option<u64>,
     }
-    let given: Given = serde_json::from_slice(body).ok()?;
+    let given: TokenReply = serde_json::from_slice(body).ok()?;
     let token = given.token.or(given.access_token).filter(|token| !token.is_empty())?;
     let mut value = HeaderValue::from_str(&format!("Bearer {token}")).ok()?;
     value.set_sensitive(true);
     let good = given.expires_in.map_or(TOKEN_GOOD, Duration::from_secs).min(TOKEN_GOOD_MAX);
     // Not to the last second: it has to arrive.
-    Some(Pass { value, until: Instant::now() + good * 9 / 10 })
+    Some(RegistryToken { value, until: Instant::now() + good * 9 / 10 })
 }
 
 #[cfg(test)]
@@ -301,9 +327,9 @@ mod tests {
 
     #[test]
     fn neither_logins_nor_tokens_are_seen_when_they_are_printed() {
-        let login = Login { user: "u".to_owned(), secret: "hush".to_owned(), is_token: false };
+        let login = RegistryLogin { user: "u".to_owned(), secret: "hush".to_owned(), is_token: false };
         let pass = read_token(br#"{"token":"hush"}"#).unwrap();
-        let printed = format!("{login:?} {:?} {:?}", pass.value, Passes::default());
+        let printed = format!("{login:?} {:?} {:?}", pass.value, RegistryTokens::default());
         assert!(printed.contains("\"u\"") && !printed.contains("hush"), "{printed}");
     }
 }

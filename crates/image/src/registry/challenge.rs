@@ -6,7 +6,7 @@ const PARAMETERS_MAX: usize = 32;
 
 /// One way to be let in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Challenge {
+pub(super) enum AuthChallenge {
     Basic,
     /// A token, to be had at `realm`.
     Bearer {
@@ -17,7 +17,7 @@ pub(super) enum Challenge {
 }
 
 /// The challenges that we can meet, in the order they stand. Whatever cannot be read ends the list.
-pub(super) fn read<'a>(values: impl Iterator<Item = &'a [u8]>) -> Vec<Challenge> {
+pub(super) fn read<'a>(values: impl Iterator<Item = &'a [u8]>) -> Vec<AuthChallenge> {
     let mut found = Vec::new();
     let mut left = CHALLENGES_MAX;
     for value in values {
@@ -30,8 +30,8 @@ pub(super) fn read<'a>(values: impl Iterator<Item = &'a [u8]>) -> Vec<Challenge>
     found
 }
 
-fn read_one(text: &str, found: &mut Vec<Challenge>) {
-    let mut reader = Reader { rest: text };
+fn read_one(text: &str, found: &mut Vec<AuthChallenge>) {
+    let mut reader = ChallengeReader { rest: text };
     while let Some(scheme) = reader.scheme() {
         let Some(parameters) = reader.parameters() else { return };
         let value = |name: &str| {
@@ -39,20 +39,20 @@ fn read_one(text: &str, found: &mut Vec<Challenge>) {
             parameters.iter().find(same).map(|(_, value)| value.clone())
         };
         if scheme.eq_ignore_ascii_case("basic") {
-            found.push(Challenge::Basic);
+            found.push(AuthChallenge::Basic);
         } else if scheme.eq_ignore_ascii_case("bearer")
             && let Some(realm) = value("realm")
         {
-            found.push(Challenge::Bearer { realm, service: value("service"), scope: value("scope") });
+            found.push(AuthChallenge::Bearer { realm, service: value("service"), scope: value("scope") });
         }
     }
 }
 
-struct Reader<'a> {
+struct ChallengeReader<'a> {
     rest: &'a str,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ChallengeReader<'a> {
     /// The name of the next scheme. Commas before it belong to nobody.
     fn scheme(&mut self) -> Option<&'a str> {
         self.rest = self.rest.trim_start_matches([' ', '\t', ',']);
@@ -121,13 +121,13 @@ fn is_token(letter: char) -> bool {
 mod tests {
     use super::*;
 
-    fn read_text(text: &str) -> Vec<Challenge> {
+    fn read_text(text: &str) -> Vec<AuthChallenge> {
         read(std::iter::once(text.as_bytes()))
     }
 
-    fn bearer(realm: &str, service: Option<&str>, scope: Option<&str>) -> Challenge {
+    fn bearer(realm: &str, service: Option<&str>, scope: Option<&str>) -> AuthChallenge {
         let owned = |text: Option<&str>| text.map(str::to_owned);
-        Challenge::Bearer { realm: realm.to_owned(), service: owned(service), scope: owned(scope) }
+        AuthChallenge::Bearer { realm: realm.to_owned(), service: owned(service), scope: owned(scope) }
     }
 
     #[test]
@@ -136,14 +136,17 @@ mod tests {
         let scope = Some("repository:a/b:pull,push");
         let expected = bearer("https://auth.docker.io/token", Some("registry.docker.io"), scope);
         assert_eq!(read_text(hub), std::slice::from_ref(&expected));
-        assert_eq!(read_text(&format!("Basic realm=\"x, y\", {hub}")), [Challenge::Basic, expected.clone()]);
-        assert_eq!(read_text(&format!("{hub}, basic")), [expected, Challenge::Basic]);
+        assert_eq!(
+            read_text(&format!("Basic realm=\"x, y\", {hub}")),
+            [AuthChallenge::Basic, expected.clone()]
+        );
+        assert_eq!(read_text(&format!("{hub}, basic")), [expected, AuthChallenge::Basic]);
         assert_eq!(
             read_text("BEARER REALM = plain:token , error=\"x\""),
             [bearer("plain:token", None, None)]
         );
         assert_eq!(read_text(r#"Bearer realm="a\"b\\c""#), [bearer(r#"a"b\c"#, None, None)]);
-        assert_eq!(read_text(",, Negotiate , Basic"), [Challenge::Basic]);
+        assert_eq!(read_text(",, Negotiate , Basic"), [AuthChallenge::Basic]);
     }
 
     #[test]
@@ -205,7 +208,7 @@ mod tests {
             }
             let found = read([text.as_slice(), text.as_slice()].into_iter());
             for challenge in &found {
-                if let Challenge::Bearer { realm, .. } = challenge {
+                if let AuthChallenge::Bearer { realm, .. } = challenge {
                     assert!(realm.len() <= text.len());
                 }
             }

@@ -73,14 +73,14 @@ impl RegistryError {
 
 /// An error of one try.
 #[derive(Debug)]
-pub(super) struct Trouble {
+pub(super) struct AttemptError {
     pub(super) error: RegistryError,
-    pub(super) again: Again,
+    pub(super) again: RetryAdvice,
 }
 
 /// Whether another try may end better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Again {
+pub(super) enum RetryAdvice {
     Never,
     /// Once at most: nobody was there when somebody should have been for the first time.
     Once,
@@ -89,20 +89,20 @@ pub(super) enum Again {
     After(Duration),
 }
 
-impl Trouble {
-    pub(super) fn passing(error: RegistryError) -> Trouble {
-        Trouble { error, again: Again::Soon }
+impl AttemptError {
+    pub(super) fn passing(error: RegistryError) -> AttemptError {
+        AttemptError { error, again: RetryAdvice::Soon }
     }
 
-    pub(super) fn lies(host: &str, why: impl Into<String>) -> Trouble {
+    pub(super) fn lies(host: &str, why: impl Into<String>) -> AttemptError {
         RegistryError::Lies { host: host.to_owned(), why: why.into() }.into()
     }
 }
 
 /// What is not known to pass is final.
-impl<E: Into<RegistryError>> From<E> for Trouble {
-    fn from(error: E) -> Trouble {
-        Trouble { error: error.into(), again: Again::Never }
+impl<E: Into<RegistryError>> From<E> for AttemptError {
+    fn from(error: E) -> AttemptError {
+        AttemptError { error: error.into(), again: RetryAdvice::Never }
     }
 }
 
@@ -115,8 +115,8 @@ mod tests {
     #[test]
     fn a_disk_without_room_is_told_as_that_and_not_as_trouble_with_the_registry() {
         let full = BlobError::Io { path: "x".into(), cause: io::ErrorKind::StorageFull.into() };
-        let trouble = Trouble::from(full);
-        assert_eq!((trouble.error.code(), trouble.again), ("image.no_room", Again::Never));
+        let trouble = AttemptError::from(full);
+        assert_eq!((trouble.error.code(), trouble.again), ("image.no_room", RetryAdvice::Never));
         assert!(trouble.error.hint().contains("make room"));
         let broken = BlobError::Io { path: "x".into(), cause: io::ErrorKind::PermissionDenied.into() };
         assert_eq!(RegistryError::from(broken).code(), "daemon.internal");

@@ -10,13 +10,13 @@ use reqwest::{Body, Method, Response, StatusCode, Url};
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use super::Registries;
-use super::auth::Right;
-use super::error::{Again, RegistryError, Trouble};
-use super::net::{self, Hops, REDIRECTS_MAX, Reach, same_origin, shown_host};
+use super::RegistryClient;
+use super::auth::RegistryRight;
+use super::error::{AttemptError, RegistryError, RetryAdvice};
+use super::net::{self, REDIRECTS_MAX, RedirectPolicy, RequestReach, same_origin, shown_host};
 use super::retry::when_again;
 use crate::oci::BadImage;
-use crate::{Digest, Remote};
+use crate::{Digest, RemoteImage};
 
 /// Bytes of an answer that only says why.
 const REASON_MAX: u64 = 16 << 10;
@@ -27,7 +27,7 @@ const HUB_API: &str = "registry-1.docker.io";
 
 /// A repository, and how its registry is reached, for as long as one is at it.
 #[derive(Debug)]
-pub(super) struct Home {
+pub(super) struct RepositoryClient {
     /// As the reference says it.
     pub(super) host: String,
     pub(super) repository: String,
@@ -36,8 +36,8 @@ pub(super) struct Home {
     answered: AtomicBool,
 }
 
-impl Home {
-    pub(super) fn of(remote: &Remote) -> Result<Home, RegistryError> {
+impl RepositoryClient {
+    pub(super) fn of(remote: &RemoteImage) -> Result<RepositoryClient, RegistryError> {
         let hub = remote.host == HUB;
         let api = if hub { HUB_API } else { remote.host.as_str() };
         let repository = if hub && !remote.repository.contains('/') {
@@ -50,12 +50,12 @@ impl Home {
         let base = open.filter(net::is_loopback).or(secure);
         let base = base
             .ok_or_else(|| BadImage::new(format!("`{}` is the name of no registry", plain(&remote.host))))?;
-        Ok(Home { host: remote.host.clone(), repository, base, answered: AtomicBool::new(false) })
+        Ok(RepositoryClient { host: remote.host.clone(), repository, base, answered: AtomicBool::new(false) })
     }
 
     /// The home of what came from there just before.
-    pub(super) fn known(remote: &Remote) -> Result<Home, RegistryError> {
-        Ok(Home { answered: AtomicBool::new(true), ..Home::of(remote)? })
+    pub(super) fn known(remote: &RemoteImage) -> Result<RepositoryClient, RegistryError> {
+        Ok(RepositoryClient { answered: AtomicBool::new(true), ..RepositoryClient::of(remote)? })
     }
 
     pub(super) fn manifest(&self, reference: &str) -> Url {
@@ -72,7 +72,7 @@ impl Home {
 
     /// Who cannot be connected to at all, and never was, is most likely misspelled or not running: people want to know
     /// that now. Whoever answered before may be starting again.
-    fn met(&self, trouble: Trouble) -> Trouble {
+    fn met(&self, trouble: AttemptError) -> AttemptError {
         let nobody = match &trouble.error {
             RegistryError::Unreachable { cause, .. } => {
                 cause.downcast_ref().is_some_and(reqwest::Error::is_connect)
@@ -86,8 +86,8 @@ impl Home {
             | RegistryError::Image(_)
             | RegistryError::Blob(_) => false,
         };
-        if nobody && trouble.again == Again::Soon && !self.answered.load(Ordering::Relaxed) {
-            return Trouble { again: Again::Once, ..trouble };
+        if nobody && trouble.again == RetryAdvice::Soon && !self.answered.load(Ordering::Relaxed) {
+            return AttemptError { again: RetryAdvice::Once, ..trouble };
         }
         trouble
     }
@@ -107,14 +107,14 @@ fn is_bare(url: &Url) -> bool {
 }
 
 /// What is asked of a registry.
-pub(super) struct Ask<'a> {
+pub(super) struct RegistryRequest<'a> {
     pub(super) method: Method,
     pub(super) url: Url,
-    pub(super) right: Right,
-    pub(super) hops: Hops,
+    pub(super) right: RegistryRight,
+    pub(super) hops: RedirectPolicy,
     pub(super) headers: HeaderMap,
     /// Makes the body, for each time that it is sent.
-    pub(super) body: Option<&'a (dyn Fn() -> Sent + Send + Sync)>,
+    pub(super) body: Option<&'a (dyn Fn() -> OutgoingBody + Send + Sync)>,
     /// How long nothing may be said before the answer, when that is longer than usual.
     pub(super) silence: Option<Duration>,
     /// What the answer is about, for people.
@@ -122,16 +122,16 @@ pub(super) struct Ask<'a> {
 }
 
 /// A body on its way out.
-pub(super) struct Sent {
+pub(super) struct OutgoingBody {
     pub(super) body: Body,
-    pub(super) pulse: Pulse,
+    pub(super) pulse: SentBytes,
 }
 
 /// Counts the bytes of a body that went out, which shows that it is moving.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Pulse(Arc<AtomicU64>);
+pub(super) struct SentBytes(Arc<AtomicU64>);
 
-impl Pulse {
+impl SentBytes {
     pub(super) fn beat(&self, bytes: u64) {
         self.0.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -141,13 +141,13 @@ impl Pulse {
     }
 }
 
-impl<'a> Ask<'a> {
-    pub(super) fn new(method: Method, url: Url, right: Right, about: &'a str) -> Ask<'a> {
-        Ask {
+impl<'a> RegistryRequest<'a> {
+    pub(super) fn new(method: Method, url: Url, right: RegistryRight, about: &'a str) -> RegistryRequest<'a> {
+        RegistryRequest {
             method,
             url,
             right,
-            hops: Hops::None,
+            hops: RedirectPolicy::None,
             headers: HeaderMap::new(),
             body: None,
             silence: None,
@@ -155,24 +155,32 @@ impl<'a> Ask<'a> {
         }
     }
 
-    pub(super) fn hops(mut self, hops: Hops) -> Ask<'a> {
+    pub(super) fn hops(mut self, hops: RedirectPolicy) -> RegistryRequest<'a> {
         self.hops = hops;
         self
     }
 
-    pub(super) fn header(mut self, name: reqwest::header::HeaderName, value: HeaderValue) -> Ask<'a> {
+    pub(super) fn header(
+        mut self,
+        name: reqwest::header::HeaderName,
+        value: HeaderValue,
+    ) -> RegistryRequest<'a> {
         self.headers.insert(name, value);
         self
     }
 
-    pub(super) fn accept(self, kinds: &'static str) -> Ask<'a> {
+    pub(super) fn accept(self, kinds: &'static str) -> RegistryRequest<'a> {
         self.header(ACCEPT, HeaderValue::from_static(kinds))
     }
 }
 
-impl Registries {
+impl RegistryClient {
     /// Asks once, and once more when the registry wants to know who we are. Whatever is no success is trouble.
-    pub(super) async fn ask(&self, home: &Home, ask: &Ask<'_>) -> Result<Response, Trouble> {
+    pub(super) async fn ask(
+        &self,
+        home: &RepositoryClient,
+        ask: &RegistryRequest<'_>,
+    ) -> Result<Response, AttemptError> {
         let mut pass = self.inner.passes.held(home, ask.right);
         let mut shown_fresh = false;
         loop {
@@ -197,15 +205,15 @@ impl Registries {
     /// Sends, and goes where the answers lead as far as they may.
     async fn follow(
         &self,
-        home: &Home,
-        ask: &Ask<'_>,
+        home: &RepositoryClient,
+        ask: &RegistryRequest<'_>,
         pass: Option<&HeaderValue>,
-    ) -> Result<Response, Trouble> {
+    ) -> Result<Response, AttemptError> {
         let mut url = ask.url.clone();
-        let mut reach = Reach::Anywhere;
+        let mut reach = RequestReach::Anywhere;
         for _ in 0..=REDIRECTS_MAX {
             let ours = same_origin(&url, &home.base);
-            let reached = if ours { Reach::Anywhere } else { reach };
+            let reached = if ours { RequestReach::Anywhere } else { reach };
             let mut headers = ask.headers.clone();
             if let Some(pass) = pass.filter(|_| ours) {
                 headers.insert(AUTHORIZATION, pass.clone());
@@ -219,25 +227,25 @@ impl Registries {
             }
             let location = answer.headers().get(LOCATION).and_then(|value| value.to_str().ok());
             let hop = self.inner.clients.hop(&url, location.unwrap_or("//"), ask.hops, reach);
-            url = hop.map_err(|why| Trouble::lies(&shown_host(&url), why.to_string()))?;
+            url = hop.map_err(|why| AttemptError::lies(&shown_host(&url), why.to_string()))?;
         }
-        Err(Trouble::lies(&home.host, format!("it redirected us more than {REDIRECTS_MAX} times")))
+        Err(AttemptError::lies(&home.host, format!("it redirected us more than {REDIRECTS_MAX} times")))
     }
 
     /// One request to one host, whose head must come in time.
     pub(super) async fn send(
         &self,
-        ask: &Ask<'_>,
+        ask: &RegistryRequest<'_>,
         url: &Url,
-        reach: Reach,
+        reach: RequestReach,
         headers: HeaderMap,
-    ) -> Result<Response, Trouble> {
+    ) -> Result<Response, AttemptError> {
         let failed = |cause| unreachable(url, cause);
         let client = self.inner.clients.get(url, reach).map_err(failed)?;
         let mut request = client.request(ask.method.clone(), url.clone()).headers(headers);
         // What is compressed has another digest than the one that was asked for.
         request = request.header(ACCEPT_ENCODING, "identity");
-        let mut pulse = Pulse::default();
+        let mut pulse = SentBytes::default();
         if let Some(body) = ask.body {
             let sent = body();
             pulse = sent.pulse;
@@ -248,7 +256,12 @@ impl Registries {
     }
 
     /// Turns what is no success into words.
-    async fn judged(&self, home: &Home, ask: &Ask<'_>, answer: Response) -> Result<Response, Trouble> {
+    async fn judged(
+        &self,
+        home: &RepositoryClient,
+        ask: &RegistryRequest<'_>,
+        answer: Response,
+    ) -> Result<Response, AttemptError> {
         let status = answer.status();
         if status.is_success() {
             return Ok(answer);
@@ -264,16 +277,20 @@ impl Registries {
         let refused = |why| RegistryError::Refused { host: host.clone(), status: status.as_u16(), why };
         Err(match status.as_u16() {
             // Elsewhere it is an address that was good for a while only: the registry gives another.
-            _any if !ours => Trouble { error: refused(why), again },
+            _any if !ours => AttemptError { error: refused(why), again },
             401 | 403 => denied(why),
             404 => RegistryError::NotFound { reference: ask.about.to_owned() }.into(),
-            408 | 429 | 500..=599 => Trouble { error: refused(why), again },
+            408 | 429 | 500..=599 => AttemptError { error: refused(why), again },
             _final => refused(why).into(),
         })
     }
 
     /// All of an answer that must not be large, whatever it says about its length; `None` when it is.
-    pub(super) async fn read_whole(&self, answer: Response, max: u64) -> Result<Option<Vec<u8>>, Trouble> {
+    pub(super) async fn read_whole(
+        &self,
+        answer: Response,
+        max: u64,
+    ) -> Result<Option<Vec<u8>>, AttemptError> {
         if answer.content_length().is_some_and(|length| length > max) {
             return Ok(None);
         }
@@ -296,7 +313,7 @@ impl Registries {
 }
 
 /// Waits for an answer as long as the body that asks for it is moving.
-async fn alive<T>(silence: Duration, pulse: &Pulse, answer: impl Future<Output = T>) -> Option<T> {
+async fn alive<T>(silence: Duration, pulse: &SentBytes, answer: impl Future<Output = T>) -> Option<T> {
     tokio::pin!(answer);
     loop {
         let before = pulse.count();
@@ -308,20 +325,20 @@ async fn alive<T>(silence: Duration, pulse: &Pulse, answer: impl Future<Output =
     }
 }
 
-pub(super) fn stalled(url: &Url, silence: Duration) -> Trouble {
-    Trouble::passing(RegistryError::Stalled { host: shown_host(url), waited_s: silence.as_secs() })
+pub(super) fn stalled(url: &Url, silence: Duration) -> AttemptError {
+    AttemptError::passing(RegistryError::Stalled { host: shown_host(url), waited_s: silence.as_secs() })
 }
 
-pub(super) fn unreachable(url: &Url, cause: reqwest::Error) -> Trouble {
+pub(super) fn unreachable(url: &Url, cause: reqwest::Error) -> AttemptError {
     let host = shown_host(url);
     if let Some(why) = net::refused_hop(&cause) {
-        return Trouble::lies(&host, why.to_string());
+        return AttemptError::lies(&host, why.to_string());
     }
     // Addresses of blobs elsewhere are signed: whoever has one can read.
     let cause = cause.without_url();
     let passing = !cause.is_builder();
     let error = RegistryError::Unreachable { host, cause: Box::new(cause) };
-    if passing { Trouble::passing(error) } else { error.into() }
+    if passing { AttemptError::passing(error) } else { error.into() }
 }
 
 fn leads_on(status: StatusCode) -> bool {
@@ -331,18 +348,19 @@ fn leads_on(status: StatusCode) -> bool {
 /// The reason that an error body gives, fit to be shown.
 fn reason(body: &[u8], status: StatusCode) -> String {
     #[derive(Deserialize)]
-    struct Errors {
-        errors: Vec<One>,
+    struct RegistryErrors {
+        errors: Vec<RegistryErrorItem>,
     }
     #[derive(Deserialize)]
-    struct One {
+    struct RegistryErrorItem {
         #[serde(default)]
         code: String,
         #[serde(default)]
         message: String,
     }
-    let told =
-        serde_json::from_slice::<Errors>(body).ok().and_then(|errors| errors.errors.into_iter().next());
+    let told = serde_json::from_slice::<RegistryErrors>(body)
+        .ok()
+        .and_then(|errors| errors.errors.into_iter().next());
     let told = told.map(|one| if one.message.is_empty() { one.code } else { one.message });
     let told = told.map(|text| plain(&text)).filter(|text| !text.is_empty());
     told.unwrap_or_else(|| status.canonical_reason().unwrap_or("without a reason").to_lowercase())
@@ -355,13 +373,13 @@ pub(super) fn plain(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Login, Logins};
+    use super::super::{RegistryLogin, RegistryLogins};
     use super::*;
 
-    struct Nobody;
+    struct NoBody;
 
-    impl Logins for Nobody {
-        fn login(&self, _host: &str) -> Result<Option<Login>, String> {
+    impl RegistryLogins for NoBody {
+        fn login(&self, _host: &str) -> Result<Option<RegistryLogin>, String> {
             Ok(None)
         }
     }
@@ -371,11 +389,14 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let closed = listener.local_addr().unwrap().to_string();
         drop(listener);
-        let registries = Registries::new(Arc::new(Nobody));
-        let remote = Remote::read(&format!("{closed}/thing:v1")).unwrap().unwrap();
-        for (home, again) in [(Home::of(&remote), Again::Once), (Home::known(&remote), Again::Soon)] {
+        let registries = RegistryClient::new(Arc::new(NoBody));
+        let remote = RemoteImage::read(&format!("{closed}/thing:v1")).unwrap().unwrap();
+        for (home, again) in [
+            (RepositoryClient::of(&remote), RetryAdvice::Once),
+            (RepositoryClient::known(&remote), RetryAdvice::Soon),
+        ] {
             let home = home.unwrap();
-            let ask = Ask::new(Method::GET, home.manifest("v1"), Right::Pull, "thing");
+            let ask = RegistryRequest::new(Method::GET, home.manifest("v1"), RegistryRight::Pull, "thing");
             let trouble = registries.ask(&home, &ask).await.unwrap_err();
             assert_eq!((trouble.error.code(), trouble.again), ("registry.unreachable", again));
         }

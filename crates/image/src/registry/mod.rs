@@ -16,38 +16,38 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::auth::Passes;
+use self::auth::RegistryTokens;
 pub use self::error::RegistryError;
-use self::http::Home;
-use self::net::Clients;
+use self::http::RepositoryClient;
+use self::net::RegistryHttpClients;
 use crate::oci::Descriptor;
-use crate::{Digest, Remote};
+use crate::{Digest, RemoteImage};
 
 /// Blobs of one transfer that are moved at the same time.
 const AT_ONCE: usize = 4;
 
 /// What a registry asks for before it answers.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Login {
+pub struct RegistryLogin {
     pub user: String,
     pub secret: String,
     /// The secret is an identity token, to be exchanged.
     pub is_token: bool,
 }
 
-impl fmt::Debug for Login {
+impl fmt::Debug for RegistryLogin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Login").field("user", &self.user).finish_non_exhaustive()
     }
 }
 
 /// Finds the login for a registry. It may take its time: programs are asked.
-pub trait Logins: Send + Sync {
-    fn login(&self, host: &str) -> Result<Option<Login>, String>;
+pub trait RegistryLogins: Send + Sync {
+    fn login(&self, host: &str) -> Result<Option<RegistryLogin>, String>;
 }
 
 /// How far a transfer is. Called often, from whoever moves bytes.
-pub trait Watch: Send + Sync {
+pub trait TransferWatch: Send + Sync {
     /// Something is going to be moved.
     fn planned(&self, part: &Descriptor);
     /// Something needs not be moved, whatever was planned.
@@ -58,7 +58,7 @@ pub trait Watch: Send + Sync {
 
 /// How long a registry is waited for, and how often it is asked.
 #[derive(Debug, Clone)]
-pub struct Terms {
+pub struct RegistryTerms {
     /// Until a connection stands.
     pub connect: Duration,
     /// Without a byte in either direction.
@@ -79,15 +79,15 @@ pub struct Terms {
     /// Which addresses a registry outside must not lead to.
     pub inward: fn(IpAddr) -> bool,
     /// What reads a document that a registry sent, as the caller wants it run on another thread.
-    pub carry: fn(Reading) -> Reading,
+    pub carry: fn(ReadTask) -> ReadTask,
 }
 
 /// Work for another thread: reading what a stranger sent.
-pub type Reading = Box<dyn FnOnce() + Send>;
+pub type ReadTask = Box<dyn FnOnce() + Send>;
 
-impl Default for Terms {
-    fn default() -> Terms {
-        Terms {
+impl Default for RegistryTerms {
+    fn default() -> RegistryTerms {
+        RegistryTerms {
             connect: Duration::from_secs(10),
             silence: Duration::from_secs(30),
             pace: 1 << 10,
@@ -104,36 +104,43 @@ impl Default for Terms {
 
 /// A client of registries. Clones share connections and tokens.
 #[derive(Clone)]
-pub struct Registries {
-    inner: Arc<Inner>,
+pub struct RegistryClient {
+    inner: Arc<RegistryClientInner>,
 }
 
-struct Inner {
-    logins: Arc<dyn Logins>,
-    terms: Terms,
-    clients: Clients,
-    passes: Passes,
+struct RegistryClientInner {
+    logins: Arc<dyn RegistryLogins>,
+    terms: RegistryTerms,
+    clients: RegistryHttpClients,
+    passes: RegistryTokens,
 }
 
-impl fmt::Debug for Registries {
+impl fmt::Debug for RegistryClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Registries").finish_non_exhaustive()
     }
 }
 
-impl Registries {
-    pub fn new(logins: Arc<dyn Logins>) -> Registries {
-        Registries::with_terms(logins, Terms::default())
+impl RegistryClient {
+    pub fn new(logins: Arc<dyn RegistryLogins>) -> RegistryClient {
+        RegistryClient::with_terms(logins, RegistryTerms::default())
     }
 
-    pub fn with_terms(logins: Arc<dyn Logins>, terms: Terms) -> Registries {
-        let clients = Clients::new(terms.connect, terms.inward);
-        Registries { inner: Arc::new(Inner { logins, terms, clients, passes: Passes::default() }) }
+    pub fn with_terms(logins: Arc<dyn RegistryLogins>, terms: RegistryTerms) -> RegistryClient {
+        let clients = RegistryHttpClients::new(terms.connect, terms.inward);
+        RegistryClient {
+            inner: Arc::new(RegistryClientInner {
+                logins,
+                terms,
+                clients,
+                passes: RegistryTokens::default(),
+            }),
+        }
     }
 
     /// Whether a registry is in this machine or network, by its address or by what its name leads to now.
-    pub async fn is_inward(&self, remote: &Remote) -> bool {
-        match Home::of(remote) {
+    pub async fn is_inward(&self, remote: &RemoteImage) -> bool {
+        match RepositoryClient::of(remote) {
             Ok(home) => self.inner.clients.leads_inward(&home.base).await,
             Err(_) => false,
         }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::{Client, Url};
 
-use self::looked::{Looked, Remembering};
+use self::looked::{CachingResolver, LookupCache};
 
 /// Hosts that answer a redirect with another, before we give up.
 pub(super) const REDIRECTS_MAX: usize = 5;
@@ -26,11 +26,11 @@ const IDLE_CONNECTION_KEPT: Duration = Duration::from_secs(30);
 const PROXIES: [&str; 4] = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"];
 
 /// Tells addresses inside this machine or network from those on the internet.
-pub type Inward = fn(IpAddr) -> bool;
+pub type IsInward = fn(IpAddr) -> bool;
 
 /// How far a request may go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Reach {
+pub(super) enum RequestReach {
     Anywhere,
     /// Only to addresses that are not inward.
     Outward,
@@ -38,7 +38,7 @@ pub(super) enum Reach {
 
 /// Who an answer may send us to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Hops {
+pub(super) enum RedirectPolicy {
     None,
     SameOrigin,
     /// To any host, which gets no credentials.
@@ -47,27 +47,27 @@ pub(super) enum Hops {
 
 /// Clients, each built when first needed: an idle daemon holds none.
 #[derive(Debug)]
-pub(super) struct Clients {
+pub(super) struct RegistryHttpClients {
     connect: Duration,
-    inward: Inward,
-    looked: Arc<Looked>,
-    built: Mutex<BTreeMap<(Wire, Reach), Client>>,
+    inward: IsInward,
+    looked: Arc<LookupCache>,
+    built: Mutex<BTreeMap<(HttpScheme, RequestReach), Client>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Wire {
+enum HttpScheme {
     /// HTTP to this machine: no proxy, and no certificate store in memory.
     Plain,
     Tls,
 }
 
-impl Clients {
-    pub(super) fn new(connect: Duration, inward: Inward) -> Clients {
-        Clients { connect, inward, looked: Arc::default(), built: Mutex::default() }
+impl RegistryHttpClients {
+    pub(super) fn new(connect: Duration, inward: IsInward) -> RegistryHttpClients {
+        RegistryHttpClients { connect, inward, looked: Arc::default(), built: Mutex::default() }
     }
 
-    pub(super) fn get(&self, url: &Url, reach: Reach) -> Result<Client, reqwest::Error> {
-        let wire = if url.scheme() == "http" { Wire::Plain } else { Wire::Tls };
+    pub(super) fn get(&self, url: &Url, reach: RequestReach) -> Result<Client, reqwest::Error> {
+        let wire = if url.scheme() == "http" { HttpScheme::Plain } else { HttpScheme::Tls };
         let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(client) = built.get(&(wire, reach)) {
             return Ok(client.clone());
@@ -77,7 +77,7 @@ impl Clients {
         Ok(client)
     }
 
-    fn build(&self, wire: Wire, reach: Reach) -> Result<Client, reqwest::Error> {
+    fn build(&self, wire: HttpScheme, reach: RequestReach) -> Result<Client, reqwest::Error> {
         let mut builder = Client::builder()
             .user_agent(concat!("lodge/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(self.connect)
@@ -87,27 +87,27 @@ impl Clients {
             .referer(false)
             .retry(reqwest::retry::never())
             .redirect(reqwest::redirect::Policy::none());
-        if wire == Wire::Plain {
+        if wire == HttpScheme::Plain {
             builder = builder.no_proxy().tls_certs_only([]);
         }
         // Through a proxy it is the proxy who looks up names, and who decides what can be reached.
         builder = match reach {
-            Reach::Anywhere => builder.dns_resolver(Remembering { looked: self.looked.clone() }),
-            Reach::Outward if wire == Wire::Tls && proxied() => builder,
-            Reach::Outward => builder.dns_resolver(Outward { inward: self.inward }),
+            RequestReach::Anywhere => builder.dns_resolver(CachingResolver { looked: self.looked.clone() }),
+            RequestReach::Outward if wire == HttpScheme::Tls && proxied() => builder,
+            RequestReach::Outward => builder.dns_resolver(OutwardResolver { inward: self.inward }),
         };
         builder.build()
     }
 
     /// How far whoever gave this answer may send us: as far as it is away itself.
-    pub(super) fn reach_from(&self, answer: &reqwest::Response) -> Reach {
+    pub(super) fn reach_from(&self, answer: &reqwest::Response) -> RequestReach {
         let seen = match literal(answer.url()) {
             Some(address) => Some(address),
             // The address at the other end would be the proxy's.
             None if answer.url().scheme() == "https" && proxied() => None,
             None => answer.remote_addr().map(|address| address.ip()),
         };
-        if seen.is_some_and(self.inward) { Reach::Anywhere } else { Reach::Outward }
+        if seen.is_some_and(self.inward) { RequestReach::Anywhere } else { RequestReach::Outward }
     }
 
     /// Whether a URL leads into this network. Through a proxy it is the proxy who looks up names; else whoever connects
@@ -140,16 +140,24 @@ impl Clients {
     }
 
     /// Where `location` leads from `from`, or why nobody should go there.
-    pub(super) fn hop(&self, from: &Url, location: &str, hops: Hops, reach: Reach) -> Result<Url, BadHop> {
-        let to = from.join(location).map_err(|_| BadHop::NoAddress)?;
+    pub(super) fn hop(
+        &self,
+        from: &Url,
+        location: &str,
+        hops: RedirectPolicy,
+        reach: RequestReach,
+    ) -> Result<Url, RedirectRefusal> {
+        let to = from.join(location).map_err(|_| RedirectRefusal::NoAddress)?;
         if to.host_str().is_none() || !to.username().is_empty() || to.password().is_some() {
-            return Err(BadHop::NoAddress);
+            return Err(RedirectRefusal::NoAddress);
         }
         let away = !same_origin(from, &to);
         match hops {
-            Hops::None => return Err(BadHop::Unasked),
-            Hops::SameOrigin if away => return Err(BadHop::OtherHost { host: shown_host(&to) }),
-            Hops::SameOrigin | Hops::Elsewhere => {}
+            RedirectPolicy::None => return Err(RedirectRefusal::Unasked),
+            RedirectPolicy::SameOrigin if away => {
+                return Err(RedirectRefusal::OtherHost { host: shown_host(&to) });
+            }
+            RedirectPolicy::SameOrigin | RedirectPolicy::Elsewhere => {}
         }
         let safe = match to.scheme() {
             "https" => true,
@@ -157,20 +165,20 @@ impl Clients {
             _other => false,
         };
         if !safe {
-            return Err(BadHop::Unsafe { host: shown_host(&to) });
+            return Err(RedirectRefusal::Unsafe { host: shown_host(&to) });
         }
         match reach {
-            Reach::Outward if away && literal(&to).is_some_and(self.inward) => {
-                Err(BadHop::Inward { host: shown_host(&to) })
+            RequestReach::Outward if away && literal(&to).is_some_and(self.inward) => {
+                Err(RedirectRefusal::Inward { host: shown_host(&to) })
             }
-            Reach::Outward | Reach::Anywhere => Ok(to),
+            RequestReach::Outward | RequestReach::Anywhere => Ok(to),
         }
     }
 }
 
 /// Why a redirect is not followed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum BadHop {
+pub(super) enum RedirectRefusal {
     #[error("it sends us to no address at all")]
     NoAddress,
     #[error("it sends us elsewhere where none may")]
@@ -184,11 +192,11 @@ pub(super) enum BadHop {
 }
 
 /// Looks up names, and finds only what is on the internet.
-struct Outward {
-    inward: Inward,
+struct OutwardResolver {
+    inward: IsInward,
 }
 
-impl Resolve for Outward {
+impl Resolve for OutwardResolver {
     fn resolve(&self, name: Name) -> Resolving {
         let inward = self.inward;
         Box::pin(async move {
@@ -196,29 +204,29 @@ impl Resolve for Outward {
             let found: Vec<_> = tokio::net::lookup_host((host, 0)).await?.collect();
             let outward: Vec<_> = found.iter().copied().filter(|found| !inward(found.ip())).collect();
             if outward.is_empty() && !found.is_empty() {
-                return Err(BadHop::Inward { host: host.to_owned() }.into());
+                return Err(RedirectRefusal::Inward { host: host.to_owned() }.into());
             }
             Ok(Box::new(outward.into_iter()) as Addrs)
         })
     }
 }
 
-impl fmt::Debug for Outward {
+impl fmt::Debug for OutwardResolver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Outward").finish_non_exhaustive()
     }
 }
 
 /// The refusal of the resolver, within what became of it.
-pub(super) fn refused_hop(error: &reqwest::Error) -> Option<&BadHop> {
+pub(super) fn refused_hop(error: &reqwest::Error) -> Option<&RedirectRefusal> {
     let mut cause = error.source();
     while let Some(error) = cause {
-        if let Some(found) = error.downcast_ref::<BadHop>() {
+        if let Some(found) = error.downcast_ref::<RedirectRefusal>() {
             return Some(found);
         }
         // An I/O error does not count what it wraps among its sources.
         let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        if let Some(found) = wrapped.and_then(|inner| inner.downcast_ref::<BadHop>()) {
+        if let Some(found) = wrapped.and_then(|inner| inner.downcast_ref::<RedirectRefusal>()) {
             return Some(found);
         }
         cause = error.source();
@@ -357,54 +365,58 @@ mod tests {
 
     #[test]
     fn a_redirect_leads_neither_out_of_encryption_nor_into_this_network() {
-        let clients = Clients::new(Duration::from_secs(1), is_inward);
+        let clients = RegistryHttpClients::new(Duration::from_secs(1), is_inward);
         let from = url("https://registry.example/v2/a/blobs/x");
         let hop = |location: &str, hops, reach| clients.hop(&from, location, hops, reach);
-        let outward = |location: &str| hop(location, Hops::Elsewhere, Reach::Outward);
+        let outward = |location: &str| hop(location, RedirectPolicy::Elsewhere, RequestReach::Outward);
         assert_eq!(outward("/b?c=d"), Ok(url("https://registry.example/b?c=d")));
         assert_eq!(outward("https://cdn.example/b"), Ok(url("https://cdn.example/b")));
         assert_eq!(outward("//cdn.example/b"), Ok(url("https://cdn.example/b")));
         for (location, expected) in [
-            ("http://registry.example/b", BadHop::Unsafe { host: "registry.example".to_owned() }),
-            ("http://cdn.example/b", BadHop::Unsafe { host: "cdn.example".to_owned() }),
-            ("http://127.0.0.1/b", BadHop::Unsafe { host: "127.0.0.1".to_owned() }),
-            ("ftp://cdn.example/b", BadHop::Unsafe { host: "cdn.example".to_owned() }),
-            ("file:///etc/passwd", BadHop::NoAddress),
-            ("https://user:word@cdn.example/", BadHop::NoAddress),
-            ("https://", BadHop::NoAddress),
-            ("https://169.254.169.254/latest", BadHop::Inward { host: "169.254.169.254".to_owned() }),
-            ("https://2852039166/latest", BadHop::Inward { host: "169.254.169.254".to_owned() }),
-            ("https://0x7f.1:8443/", BadHop::Inward { host: "127.0.0.1:8443".to_owned() }),
-            ("https://[::ffff:10.0.0.1]/", BadHop::Inward { host: "[::ffff:a00:1]".to_owned() }),
+            ("http://registry.example/b", RedirectRefusal::Unsafe { host: "registry.example".to_owned() }),
+            ("http://cdn.example/b", RedirectRefusal::Unsafe { host: "cdn.example".to_owned() }),
+            ("http://127.0.0.1/b", RedirectRefusal::Unsafe { host: "127.0.0.1".to_owned() }),
+            ("ftp://cdn.example/b", RedirectRefusal::Unsafe { host: "cdn.example".to_owned() }),
+            ("file:///etc/passwd", RedirectRefusal::NoAddress),
+            ("https://user:word@cdn.example/", RedirectRefusal::NoAddress),
+            ("https://", RedirectRefusal::NoAddress),
+            (
+                "https://169.254.169.254/latest",
+                RedirectRefusal::Inward { host: "169.254.169.254".to_owned() },
+            ),
+            ("https://2852039166/latest", RedirectRefusal::Inward { host: "169.254.169.254".to_owned() }),
+            ("https://0x7f.1:8443/", RedirectRefusal::Inward { host: "127.0.0.1:8443".to_owned() }),
+            ("https://[::ffff:10.0.0.1]/", RedirectRefusal::Inward { host: "[::ffff:a00:1]".to_owned() }),
         ] {
             assert_eq!(outward(location), Err(expected), "{location}");
         }
-        assert!(hop("https://10.0.0.1/b", Hops::Elsewhere, Reach::Anywhere).is_ok());
+        assert!(hop("https://10.0.0.1/b", RedirectPolicy::Elsewhere, RequestReach::Anywhere).is_ok());
         for location in ["https://cdn.example/b", "https://registry.example:444/b"] {
             assert!(matches!(
-                hop(location, Hops::SameOrigin, Reach::Anywhere),
-                Err(BadHop::OtherHost { .. })
+                hop(location, RedirectPolicy::SameOrigin, RequestReach::Anywhere),
+                Err(RedirectRefusal::OtherHost { .. })
             ));
         }
-        assert_eq!(hop("/b", Hops::None, Reach::Anywhere), Err(BadHop::Unasked));
+        assert_eq!(hop("/b", RedirectPolicy::None, RequestReach::Anywhere), Err(RedirectRefusal::Unasked));
     }
 
     #[test]
     fn plain_http_leads_to_plain_http_only_on_this_machine() {
-        let clients = Clients::new(Duration::from_secs(1), is_inward);
+        let clients = RegistryHttpClients::new(Duration::from_secs(1), is_inward);
         let from = url("http://127.0.0.1:5000/v2/a");
-        let hop = |location: &str| clients.hop(&from, location, Hops::Elsewhere, Reach::Anywhere);
+        let hop =
+            |location: &str| clients.hop(&from, location, RedirectPolicy::Elsewhere, RequestReach::Anywhere);
         assert!(hop("http://localhost:5001/b").is_ok() && hop("https://cdn.example/b").is_ok());
-        assert!(matches!(hop("http://10.0.0.1/b"), Err(BadHop::Unsafe { .. })));
+        assert!(matches!(hop("http://10.0.0.1/b"), Err(RedirectRefusal::Unsafe { .. })));
     }
 
     #[tokio::test]
     async fn a_name_that_leads_into_this_network_is_not_found_from_outside() {
-        let outward = Outward { inward: is_inward };
+        let outward = OutwardResolver { inward: is_inward };
         let refused = outward.resolve("localhost".parse().unwrap()).await.err().unwrap();
-        let expected = BadHop::Inward { host: "localhost".to_owned() };
-        assert_eq!(refused.downcast_ref::<BadHop>(), Some(&expected));
-        let everywhere = Outward { inward: |_| false };
+        let expected = RedirectRefusal::Inward { host: "localhost".to_owned() };
+        assert_eq!(refused.downcast_ref::<RedirectRefusal>(), Some(&expected));
+        let everywhere = OutwardResolver { inward: |_| false };
         assert!(everywhere.resolve("localhost".parse().unwrap()).await.unwrap().next().is_some());
     }
 
@@ -422,7 +434,7 @@ mod tests {
             stream.shutdown(std::net::Shutdown::Write).unwrap();
             drop(stream.read_to_end(&mut Vec::new()));
         });
-        let clients = Clients::new(Duration::from_secs(10), |_| false);
+        let clients = RegistryHttpClients::new(Duration::from_secs(10), |_| false);
         let local = url(&format!("http://localhost:{port}/"));
         assert!(!clients.leads_inward(&local).await);
         // As if that name had been looked at before it led nowhere.
@@ -430,7 +442,7 @@ mod tests {
         let looked = looked.into_iter().filter(|found| found.is_ipv4()).collect();
         clients.looked.keep("moved.invalid", looked, Instant::now());
         let moved = url(&format!("http://moved.invalid:{port}/"));
-        let client = clients.get(&moved, Reach::Anywhere).unwrap();
+        let client = clients.get(&moved, RequestReach::Anywhere).unwrap();
         let answer = client.get(moved).send().await.unwrap();
         assert_eq!(answer.status().as_u16(), 204);
         drop((answer, client, clients));

@@ -12,14 +12,14 @@ use reqwest::{Method, Response, StatusCode};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::auth::Right;
-use super::error::{RegistryError, Trouble};
-use super::http::{Ask, Home, stalled, unreachable};
-use super::net::{Hops, shown_host};
-use super::retry::Tries;
-use super::{AT_ONCE, Registries, Terms, Watch};
-use crate::oci::{BadImage, Descriptor, Document, MANIFEST_MAX, Platform};
-use crate::{BlobError, Blobs, Digest, Incoming, Pins, Remote, Version};
+use super::auth::RegistryRight;
+use super::error::{AttemptError, RegistryError};
+use super::http::{RegistryRequest, RepositoryClient, stalled, unreachable};
+use super::net::{RedirectPolicy, shown_host};
+use super::retry::RetryAttempts;
+use super::{AT_ONCE, RegistryClient, RegistryTerms, TransferWatch};
+use crate::oci::{BadImage, Descriptor, MANIFEST_MAX, ManifestDocument, Platform};
+use crate::{BlobError, Blobs, Digest, ImageVersion, IncomingBlob, Pins, RemoteImage};
 
 pub(super) const DOCUMENTS: &str = "application/vnd.oci.image.index.v1+json, \
      application/vnd.oci.image.manifest.v1+json, \
@@ -33,18 +33,18 @@ pub(super) const DOCUMENTS_MAX: usize = 256;
 /// Pieces of one blob that wait for the disk.
 const PIECES_WAITING: usize = 4;
 
-impl Registries {
+impl RegistryClient {
     /// The manifest or index that a reference leads to, checked and in the store.
     pub async fn resolve(
         &self,
         blobs: &Blobs,
         pins: &Pins,
-        remote: &Remote,
-    ) -> Result<(Descriptor, Document), RegistryError> {
-        let home = Home::of(remote)?;
+        remote: &RemoteImage,
+    ) -> Result<(Descriptor, ManifestDocument), RegistryError> {
+        let home = RepositoryClient::of(remote)?;
         let (reference, wanted) = match &remote.version {
-            Version::Tag(tag) => (tag.clone(), None),
-            Version::Digest(digest) => (digest.to_string(), Some(*digest)),
+            ImageVersion::Tag(tag) => (tag.clone(), None),
+            ImageVersion::Digest(digest) => (digest.to_string(), Some(*digest)),
         };
         let bytes = self.document(&home, &reference, wanted, &remote.to_string()).await?;
         let size = bytes.len() as u64;
@@ -60,11 +60,11 @@ impl Registries {
         &self,
         blobs: &Blobs,
         pins: &Pins,
-        remote: &Remote,
-        document: &Document,
-        watch: Arc<dyn Watch>,
+        remote: &RemoteImage,
+        document: &ManifestDocument,
+        watch: Arc<dyn TransferWatch>,
     ) -> Result<(), RegistryError> {
-        let pull = Pull { registries: self, home: Home::known(remote)?, blobs, pins, watch };
+        let pull = ImagePull { registries: self, home: RepositoryClient::known(remote)?, blobs, pins, watch };
         let parts = pull.documents(document).await?;
         pull.all_blobs(parts).await
     }
@@ -75,7 +75,7 @@ impl Registries {
         blobs: &Blobs,
         pins: &Pins,
         bytes: Vec<u8>,
-    ) -> Result<(Digest, Document), RegistryError> {
+    ) -> Result<(Digest, ManifestDocument), RegistryError> {
         let (document, bytes) = self.read_document(bytes).await?;
         let size = bytes.len() as u64;
         let (store, held) = (blobs.clone(), blobs.pins());
@@ -86,10 +86,10 @@ impl Registries {
         Ok((digest, document))
     }
 
-    async fn read_document(&self, bytes: Vec<u8>) -> Result<(Document, Vec<u8>), RegistryError> {
+    async fn read_document(&self, bytes: Vec<u8>) -> Result<(ManifestDocument, Vec<u8>), RegistryError> {
         let (done, read) = tokio::sync::oneshot::channel();
         // Nobody may wait for it any more.
-        let reading = Box::new(move || drop(done.send((Document::read(&bytes), bytes))));
+        let reading = Box::new(move || drop(done.send((ManifestDocument::read(&bytes), bytes))));
         drop(tokio::task::spawn_blocking((self.inner.terms.carry)(reading)));
         let (document, bytes) = read.await.map_err(|_| BadImage::new("reading it broke off"))?;
         Ok((document?, bytes))
@@ -98,12 +98,12 @@ impl Registries {
     /// The bytes of a document, which have the digest that was wanted.
     async fn document(
         &self,
-        home: &Home,
+        home: &RepositoryClient,
         reference: &str,
         wanted: Option<Digest>,
         about: &str,
     ) -> Result<Vec<u8>, RegistryError> {
-        let mut tries = Tries::new(&self.inner.terms);
+        let mut tries = RetryAttempts::new(&self.inner.terms);
         loop {
             match self.document_once(home, reference, wanted, about).await {
                 Ok(bytes) => return Ok(bytes),
@@ -114,18 +114,18 @@ impl Registries {
 
     async fn document_once(
         &self,
-        home: &Home,
+        home: &RepositoryClient,
         reference: &str,
         wanted: Option<Digest>,
         about: &str,
-    ) -> Result<Vec<u8>, Trouble> {
-        let ask = Ask::new(Method::GET, home.manifest(reference), Right::Pull, about);
-        let answer = self.ask(home, &ask.accept(DOCUMENTS).hops(Hops::SameOrigin)).await?;
+    ) -> Result<Vec<u8>, AttemptError> {
+        let ask = RegistryRequest::new(Method::GET, home.manifest(reference), RegistryRight::Pull, about);
+        let answer = self.ask(home, &ask.accept(DOCUMENTS).hops(RedirectPolicy::SameOrigin)).await?;
         let claimed = answer.headers().get(CONTENT_DIGEST).cloned();
         let bytes = self.read_whole(answer, MANIFEST_MAX).await?.ok_or_else(too_large)?;
         let found = Digest::of(&bytes);
         if let Some(wanted) = wanted.filter(|wanted| *wanted != found) {
-            return Err(Trouble::lies(&home.host, format!("asked for {wanted} it sent {found}")));
+            return Err(AttemptError::lies(&home.host, format!("asked for {wanted} it sent {found}")));
         }
         agrees(home, claimed.as_ref(), found)?;
         Ok(bytes)
@@ -137,7 +137,11 @@ fn too_large() -> BadImage {
 }
 
 /// What a registry says about a digest must be so.
-pub(super) fn agrees(home: &Home, claimed: Option<&HeaderValue>, found: Digest) -> Result<(), Trouble> {
+pub(super) fn agrees(
+    home: &RepositoryClient,
+    claimed: Option<&HeaderValue>,
+    found: Digest,
+) -> Result<(), AttemptError> {
     let Some(claimed) = claimed else { return Ok(()) };
     let text = claimed.to_str().unwrap_or_default();
     // Another algorithm is a claim that is not checked here.
@@ -145,7 +149,7 @@ pub(super) fn agrees(home: &Home, claimed: Option<&HeaderValue>, found: Digest) 
     if other_kind || text.parse() == Ok(found) {
         return Ok(());
     }
-    Err(Trouble::lies(&home.host, format!("it gives {found} another digest")))
+    Err(AttemptError::lies(&home.host, format!("it gives {found} another digest")))
 }
 
 /// Runs what waits for the disk where it may.
@@ -159,7 +163,7 @@ pub(super) async fn on_disk<T: Send + 'static>(
 /// Adds what a document names. Blobs of one platform alone say so, for those who watch; whatever two have says of none.
 pub(super) fn add_parts(
     parts: &mut BTreeMap<Digest, Descriptor>,
-    document: &Document,
+    document: &ManifestDocument,
     platform: Option<&Platform>,
 ) {
     for part in document.parts() {
@@ -173,17 +177,17 @@ pub(super) fn add_parts(
 }
 
 /// One image on its way here.
-struct Pull<'a> {
-    registries: &'a Registries,
-    home: Home,
+struct ImagePull<'a> {
+    registries: &'a RegistryClient,
+    home: RepositoryClient,
     blobs: &'a Blobs,
     pins: &'a Pins,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 }
 
-impl Pull<'_> {
+impl ImagePull<'_> {
     /// Brings the documents below one, and returns the blobs that all of them name.
-    async fn documents(&self, top: &Document) -> Result<BTreeMap<Digest, Descriptor>, RegistryError> {
+    async fn documents(&self, top: &ManifestDocument) -> Result<BTreeMap<Digest, Descriptor>, RegistryError> {
         let mut found = BTreeMap::new();
         let mut count = 0;
         let mut level = vec![(None, top.clone())];
@@ -191,8 +195,8 @@ impl Pull<'_> {
             let mut below = BTreeMap::new();
             for (platform, document) in &level {
                 match document {
-                    Document::Manifest(_) => add_parts(&mut found, document, platform.as_ref()),
-                    Document::Index(_) => add_parts(&mut below, document, None),
+                    ManifestDocument::Manifest(_) => add_parts(&mut found, document, platform.as_ref()),
+                    ManifestDocument::Index(_) => add_parts(&mut below, document, None),
                 }
             }
             if below.is_empty() {
@@ -211,7 +215,7 @@ impl Pull<'_> {
         Err(BadImage::new(format!("its indexes are nested more than {DEPTH_MAX} deep")).into())
     }
 
-    async fn document(&self, part: Descriptor) -> Result<Document, RegistryError> {
+    async fn document(&self, part: Descriptor) -> Result<ManifestDocument, RegistryError> {
         if part.size > MANIFEST_MAX {
             return Err(too_large().into());
         }
@@ -279,7 +283,7 @@ impl Pull<'_> {
     }
 
     /// Becomes the one who receives a blob, unless it is there by then.
-    async fn take_turn(&self, part: &Descriptor) -> Result<Option<Incoming>, RegistryError> {
+    async fn take_turn(&self, part: &Descriptor) -> Result<Option<IncomingBlob>, RegistryError> {
         loop {
             let (store, held, wanted) = (self.blobs.clone(), self.blobs.pins(), part.clone());
             let taken = on_disk(move || store.receive(&held, &wanted.digest, wanted.size)).await;
@@ -292,8 +296,12 @@ impl Pull<'_> {
     }
 
     /// Asks until all of a blob came, or it gets no further.
-    async fn go_on(&self, part: &Descriptor, mut incoming: Incoming) -> Result<Incoming, RegistryError> {
-        let mut tries = Tries::new(&self.registries.inner.terms);
+    async fn go_on(
+        &self,
+        part: &Descriptor,
+        mut incoming: IncomingBlob,
+    ) -> Result<IncomingBlob, RegistryError> {
+        let mut tries = RetryAttempts::new(&self.registries.inner.terms);
         loop {
             let (back, done) = self.blob_once(part, incoming).await?;
             incoming = back;
@@ -317,21 +325,22 @@ impl Pull<'_> {
     async fn blob_once(
         &self,
         part: &Descriptor,
-        mut incoming: Incoming,
-    ) -> Result<(Incoming, Result<(), Trouble>), RegistryError> {
+        mut incoming: IncomingBlob,
+    ) -> Result<(IncomingBlob, Result<(), AttemptError>), RegistryError> {
         let at = incoming.len();
         self.watch.moved(&part.digest, at);
         if at == part.size {
             return Ok((incoming, Ok(())));
         }
         let about = format!("{}/{}@{}", self.home.host, self.home.repository, part.digest);
-        let mut ask = Ask::new(Method::GET, self.home.blob(&part.digest), Right::Pull, &about);
+        let mut ask =
+            RegistryRequest::new(Method::GET, self.home.blob(&part.digest), RegistryRight::Pull, &about);
         if at > 0
             && let Ok(range) = HeaderValue::from_str(&format!("bytes={at}-"))
         {
             ask = ask.header(RANGE, range);
         }
-        let begun = match self.registries.ask(&self.home, &ask.hops(Hops::Elsewhere)).await {
+        let begun = match self.registries.ask(&self.home, &ask.hops(RedirectPolicy::Elsewhere)).await {
             Ok(answer) => begins_at(&answer, at, part.size).map(|begin| (begin, answer)),
             Err(trouble) => Err(trouble),
         };
@@ -342,9 +351,9 @@ impl Pull<'_> {
                 Err(error) => error.into(),
             },
             // It has less than we have of it: one of us is wrong, so from the beginning.
-            Err(Trouble { error: error @ RegistryError::Refused { status: 416, .. }, .. }) if at > 0 => {
+            Err(AttemptError { error: error @ RegistryError::Refused { status: 416, .. }, .. }) if at > 0 => {
                 match incoming.restart() {
-                    Ok(()) => Trouble::passing(error),
+                    Ok(()) => AttemptError::passing(error),
                     Err(error) => error.into(),
                 }
             }
@@ -358,8 +367,8 @@ impl Pull<'_> {
         &self,
         part: &Descriptor,
         answer: Response,
-        incoming: Incoming,
-    ) -> Result<(Incoming, Result<(), Trouble>), RegistryError> {
+        incoming: IncomingBlob,
+    ) -> Result<(IncomingBlob, Result<(), AttemptError>), RegistryError> {
         let (pieces, waiting) = mpsc::channel(PIECES_WAITING);
         let digest = part.digest;
         let writer = write(incoming, waiting, &*self.watch, &digest);
@@ -371,12 +380,12 @@ impl Pull<'_> {
                 let why = format!("the answer ended after {} of {} bytes", incoming.len(), part.size);
                 let cause = Box::new(io::Error::new(io::ErrorKind::UnexpectedEof, why));
                 let error = RegistryError::Unreachable { host: self.home.host.clone(), cause };
-                Err(Trouble::passing(error))
+                Err(AttemptError::passing(error))
             }
             Ok(()) => came,
             Err(BlobError::TooLarge { size }) => {
                 let why = format!("it sends more than the {size} bytes of {digest}");
-                Err(Trouble::lies(&self.home.host, why))
+                Err(AttemptError::lies(&self.home.host, why))
             }
             Err(error) => Err(error.into()),
         };
@@ -388,9 +397,9 @@ impl Pull<'_> {
         part: &Descriptor,
         answer: Response,
         pieces: mpsc::Sender<Bytes>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), AttemptError> {
         let url = answer.url().clone();
-        let mut pace = Pace::new(&self.registries.inner.terms);
+        let mut pace = PullPace::new(&self.registries.inner.terms);
         let mut left = part.size.saturating_add(1);
         let mut body = answer.bytes_stream();
         loop {
@@ -410,7 +419,7 @@ impl Pull<'_> {
 
 /// How long a registry has been waited for since enough came. The time that our own disk takes is not counted.
 #[derive(Debug)]
-struct Pace {
+struct PullPace {
     silence: Duration,
     /// What is enough.
     wanted: u64,
@@ -418,9 +427,9 @@ struct Pace {
     waited: Duration,
 }
 
-impl Pace {
-    fn new(terms: &Terms) -> Pace {
-        Pace { silence: terms.silence, wanted: terms.pace, came: 0, waited: Duration::ZERO }
+impl PullPace {
+    fn new(terms: &RegistryTerms) -> PullPace {
+        PullPace { silence: terms.silence, wanted: terms.pace, came: 0, waited: Duration::ZERO }
     }
 
     /// How much longer it is waited for.
@@ -439,11 +448,11 @@ impl Pace {
 
 /// Writes pieces as they come, on a thread that may wait for the disk, and is there only while it does.
 async fn write(
-    mut incoming: Incoming,
+    mut incoming: IncomingBlob,
     mut waiting: mpsc::Receiver<Bytes>,
-    watch: &dyn Watch,
+    watch: &dyn TransferWatch,
     digest: &Digest,
-) -> Result<(Incoming, Result<(), BlobError>), BlobError> {
+) -> Result<(IncomingBlob, Result<(), BlobError>), BlobError> {
     let mut pieces = Vec::new();
     while waiting.recv_many(&mut pieces, PIECES_WAITING).await > 0 {
         let came = std::mem::take(&mut pieces);
@@ -462,9 +471,9 @@ async fn write(
 }
 
 /// Where in the blob an answer begins, when it can be what is missing of it.
-fn begins_at(answer: &Response, at: u64, size: u64) -> Result<u64, Trouble> {
+fn begins_at(answer: &Response, at: u64, size: u64) -> Result<u64, AttemptError> {
     let host = shown_host(answer.url());
-    let lies = |why: String| Err(Trouble::lies(&host, why));
+    let lies = |why: String| Err(AttemptError::lies(&host, why));
     let length = answer.content_length();
     match answer.status() {
         StatusCode::OK => match length {
@@ -497,8 +506,8 @@ mod tests {
 
     #[test]
     fn a_trickle_uses_up_the_time_that_a_stream_gets_anew() {
-        let terms = Terms { silence: Duration::from_secs(30), pace: 10, ..Terms::default() };
-        let mut pace = Pace::new(&terms);
+        let terms = RegistryTerms { silence: Duration::from_secs(30), pace: 10, ..RegistryTerms::default() };
+        let mut pace = PullPace::new(&terms);
         for _ in 0..9 {
             pace.came(1, Duration::from_secs(3));
         }

@@ -11,15 +11,15 @@ use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, Heade
 use reqwest::{Body, Method, Response, Url};
 use tokio::sync::mpsc;
 
-use super::auth::Right;
-use super::error::{Again, RegistryError, Trouble};
-use super::http::{Ask, Home, Pulse, Sent};
-use super::net::{Hops, Reach, shown_host};
+use super::auth::RegistryRight;
+use super::error::{AttemptError, RegistryError, RetryAdvice};
+use super::http::{OutgoingBody, RegistryRequest, RepositoryClient, SentBytes};
+use super::net::{RedirectPolicy, RequestReach, shown_host};
 use super::pull::{CONTENT_DIGEST, DEPTH_MAX, DOCUMENTS, DOCUMENTS_MAX, add_parts, agrees, on_disk};
-use super::retry::Tries;
-use super::{AT_ONCE, Registries, Watch};
-use crate::oci::{BadImage, Descriptor, Document, MANIFEST_MAX};
-use crate::{BlobError, Blobs, Digest, Remote, Version};
+use super::retry::RetryAttempts;
+use super::{AT_ONCE, RegistryClient, TransferWatch};
+use crate::oci::{BadImage, Descriptor, MANIFEST_MAX, ManifestDocument};
+use crate::{BlobError, Blobs, Digest, ImageVersion, RemoteImage};
 
 /// Bytes of a blob that are read at once.
 const PIECE: usize = 128 << 10;
@@ -31,17 +31,17 @@ const CHUNK_MIN: HeaderName = HeaderName::from_static("oci-chunk-min-length");
 const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
 const CONTENT_RANGE: HeaderName = reqwest::header::CONTENT_RANGE;
 
-impl Registries {
+impl RegistryClient {
     /// Pushes an image with everything that it names, and then its name. Returns the bytes that had to be sent.
     pub async fn push(
         &self,
         blobs: &Blobs,
         image: &Descriptor,
-        to: &Remote,
-        watch: Arc<dyn Watch>,
+        to: &RemoteImage,
+        watch: Arc<dyn TransferWatch>,
     ) -> Result<u64, RegistryError> {
-        let home = Home::of(to)?;
-        let push = Push { registries: self, home, blobs, watch, in_chunks: AtomicBool::new(false) };
+        let home = RepositoryClient::of(to)?;
+        let push = ImagePush { registries: self, home, blobs, watch, in_chunks: AtomicBool::new(false) };
         let tree = push.tree(image).await?;
         // Nothing of it is collected while it is on its way.
         let pins = blobs.pins();
@@ -54,8 +54,8 @@ impl Registries {
         let mut sent: u64 = sending.buffer_unordered(AT_ONCE).try_fold(0, async |a, b| Ok(a + b)).await?;
         for (part, bytes) in tree.documents.into_iter().rev() {
             let by_name = match &to.version {
-                Version::Tag(tag) if part.digest == image.digest => Some(tag.as_str()),
-                Version::Tag(_) | Version::Digest(_) => None,
+                ImageVersion::Tag(tag) if part.digest == image.digest => Some(tag.as_str()),
+                ImageVersion::Tag(_) | ImageVersion::Digest(_) => None,
             };
             sent += push.document(&part, bytes, by_name, &to.to_string()).await?;
         }
@@ -64,11 +64,11 @@ impl Registries {
 }
 
 /// One image on its way out.
-struct Push<'a> {
-    registries: &'a Registries,
-    home: Home,
+struct ImagePush<'a> {
+    registries: &'a RegistryClient,
+    home: RepositoryClient,
     blobs: &'a Blobs,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
     /// Whether a request did not get through. Until then a blob goes with one: registries write down how far they are
     /// after each, and take a fifth longer for many. From then on it goes in chunks, so that no more than one of them is
     /// lost when the next is cut.
@@ -76,32 +76,34 @@ struct Push<'a> {
 }
 
 /// Everything that an image is made of.
-struct Tree {
+struct ImageTree {
     blobs: BTreeMap<Digest, Descriptor>,
     /// Each stands before those that it names.
     documents: Vec<(Descriptor, Bytes)>,
 }
 
 /// An upload that was begun, and goes on at `at`.
-struct Upload {
+struct BlobUpload {
     url: Url,
     at: u64,
     chunk: u64,
 }
 
-impl Push<'_> {
-    async fn tree(&self, image: &Descriptor) -> Result<Tree, RegistryError> {
-        let mut tree = Tree { blobs: BTreeMap::new(), documents: Vec::new() };
+impl ImagePush<'_> {
+    async fn tree(&self, image: &Descriptor) -> Result<ImageTree, RegistryError> {
+        let mut tree = ImageTree { blobs: BTreeMap::new(), documents: Vec::new() };
         let mut level = vec![image.clone()];
         for _ in 0..=DEPTH_MAX {
             let mut below = BTreeMap::new();
             for part in std::mem::take(&mut level) {
                 let (store, digest) = (self.blobs.clone(), part.digest);
                 let bytes = on_disk(move || store.read(&digest, MANIFEST_MAX)).await?;
-                let document = Document::read(&bytes)?;
+                let document = ManifestDocument::read(&bytes)?;
                 match &document {
-                    Document::Manifest(_) => add_parts(&mut tree.blobs, &document, part.platform.as_ref()),
-                    Document::Index(_) => add_parts(&mut below, &document, None),
+                    ManifestDocument::Manifest(_) => {
+                        add_parts(&mut tree.blobs, &document, part.platform.as_ref())
+                    }
+                    ManifestDocument::Index(_) => add_parts(&mut below, &document, None),
                 }
                 let kind = document.media_type().to_owned();
                 tree.documents.push((Descriptor { media_type: kind, ..part }, bytes.into()));
@@ -127,11 +129,11 @@ impl Push<'_> {
     ) -> Result<u64, RegistryError> {
         let reference = by_name.map_or_else(|| part.digest.to_string(), str::to_owned);
         let url = self.home.manifest(&reference);
-        let mut tries = Tries::new(&self.registries.inner.terms);
+        let mut tries = RetryAttempts::new(&self.registries.inner.terms);
         loop {
             let done = match by_name {
                 Some(_) => self.put_document(part, &bytes, &url, about).await,
-                None => match self.is_there(&url, Hops::SameOrigin, about).await {
+                None => match self.is_there(&url, RedirectPolicy::SameOrigin, about).await {
                     Ok(true) => {
                         self.watch.there(part);
                         return Ok(0);
@@ -153,12 +155,13 @@ impl Push<'_> {
         bytes: &Bytes,
         url: &Url,
         about: &str,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), AttemptError> {
         self.watch.planned(part);
         let kind = HeaderValue::from_str(&part.media_type);
         let kind = kind.map_err(|_| BadImage::new("its media type cannot be sent"))?;
-        let body = || Sent { body: bytes.clone().into(), pulse: Pulse::default() };
-        let mut ask = Ask::new(Method::PUT, url.clone(), Right::Push, about).header(CONTENT_TYPE, kind);
+        let body = || OutgoingBody { body: bytes.clone().into(), pulse: SentBytes::default() };
+        let mut ask = RegistryRequest::new(Method::PUT, url.clone(), RegistryRight::Push, about)
+            .header(CONTENT_TYPE, kind);
         ask.body = Some(&body);
         let answer = self.registries.ask(&self.home, &ask).await?;
         agrees(&self.home, answer.headers().get(CONTENT_DIGEST), part.digest)?;
@@ -166,11 +169,11 @@ impl Push<'_> {
         Ok(())
     }
 
-    async fn is_there(&self, url: &Url, hops: Hops, about: &str) -> Result<bool, Trouble> {
-        let ask = Ask::new(Method::HEAD, url.clone(), Right::Push, about);
+    async fn is_there(&self, url: &Url, hops: RedirectPolicy, about: &str) -> Result<bool, AttemptError> {
+        let ask = RegistryRequest::new(Method::HEAD, url.clone(), RegistryRight::Push, about);
         match self.registries.ask(&self.home, &ask.accept(DOCUMENTS).hops(hops)).await {
             Ok(_) => Ok(true),
-            Err(Trouble { error: RegistryError::NotFound { .. }, .. }) => Ok(false),
+            Err(AttemptError { error: RegistryError::NotFound { .. }, .. }) => Ok(false),
             Err(trouble) => Err(trouble),
         }
     }
@@ -178,7 +181,7 @@ impl Push<'_> {
     /// Sends one blob, unless it is there. Returns the bytes that were sent.
     async fn blob(&self, part: Descriptor) -> Result<u64, RegistryError> {
         let about = format!("{}/{}", self.home.host, self.home.repository);
-        let mut tries = Tries::new(&self.registries.inner.terms);
+        let mut tries = RetryAttempts::new(&self.registries.inner.terms);
         let mut upload = None;
         let mut sent = 0;
         loop {
@@ -194,10 +197,10 @@ impl Push<'_> {
         &self,
         part: &Descriptor,
         about: &str,
-        upload: &mut Option<Upload>,
+        upload: &mut Option<BlobUpload>,
         sent: &mut u64,
-        tries: &mut Tries<'_>,
-    ) -> Result<(), Trouble> {
+        tries: &mut RetryAttempts<'_>,
+    ) -> Result<(), AttemptError> {
         if let Some(left_off) = upload
             && !self.look_up(left_off, part, about).await?
         {
@@ -208,7 +211,7 @@ impl Push<'_> {
             None => {
                 // Also when the registry knows nothing of the upload any more: it may have been its last answer that
                 // we did not get.
-                if self.is_there(&self.home.blob(&part.digest), Hops::Elsewhere, about).await? {
+                if self.is_there(&self.home.blob(&part.digest), RedirectPolicy::Elsewhere, about).await? {
                     self.watch.there(part);
                     return Ok(());
                 }
@@ -227,10 +230,10 @@ impl Push<'_> {
         &self,
         part: &Descriptor,
         about: &str,
-        upload: &mut Upload,
+        upload: &mut BlobUpload,
         sent: &mut u64,
-        tries: &mut Tries<'_>,
-    ) -> Result<(), Trouble> {
+        tries: &mut RetryAttempts<'_>,
+    ) -> Result<(), AttemptError> {
         while upload.at < part.size {
             let before = upload.at;
             self.chunk(part, about, upload).await?;
@@ -243,26 +246,31 @@ impl Push<'_> {
         Ok(())
     }
 
-    async fn begin(&self, about: &str) -> Result<Upload, Trouble> {
-        let mut ask = Ask::new(Method::POST, self.home.uploads(), Right::Push, about);
-        let body = || Sent { body: Body::from(""), pulse: Pulse::default() };
+    async fn begin(&self, about: &str) -> Result<BlobUpload, AttemptError> {
+        let mut ask = RegistryRequest::new(Method::POST, self.home.uploads(), RegistryRight::Push, about);
+        let body = || OutgoingBody { body: Body::from(""), pulse: SentBytes::default() };
         ask.body = Some(&body);
         let answer = self.registries.ask(&self.home, &ask).await?;
         let url = self.location(&answer)?.ok_or_else(|| {
-            Trouble::lies(&self.home.host, "it begins an upload and does not say where it goes on")
+            AttemptError::lies(&self.home.host, "it begins an upload and does not say where it goes on")
         })?;
         let least = answer.headers().get(&CHUNK_MIN).and_then(|value| value.to_str().ok()?.parse().ok());
         let chunk = self.registries.inner.terms.chunk.max(least.unwrap_or(0).min(CHUNK_MAX));
-        Ok(Upload { url, at: 0, chunk })
+        Ok(BlobUpload { url, at: 0, chunk })
     }
 
     /// Finds out how far an upload is that was cut, or that the registry knows nothing of it.
-    async fn look_up(&self, upload: &mut Upload, part: &Descriptor, about: &str) -> Result<bool, Trouble> {
-        let ask = Ask::new(Method::GET, upload.url.clone(), Right::Push, about);
+    async fn look_up(
+        &self,
+        upload: &mut BlobUpload,
+        part: &Descriptor,
+        about: &str,
+    ) -> Result<bool, AttemptError> {
+        let ask = RegistryRequest::new(Method::GET, upload.url.clone(), RegistryRight::Push, about);
         let answer = match self.registries.ask(&self.home, &ask).await {
             Ok(answer) => answer,
             // Some take an upload that was cut for none.
-            Err(Trouble { error, again: Again::Never }) if is_lost(&error) => return Ok(false),
+            Err(AttemptError { error, again: RetryAdvice::Never }) if is_lost(&error) => return Ok(false),
             Err(trouble) => return Err(trouble),
         };
         if let Some(url) = self.location(&answer)? {
@@ -273,14 +281,19 @@ impl Push<'_> {
     }
 
     /// Sends the next bytes of an upload.
-    async fn chunk(&self, part: &Descriptor, about: &str, upload: &mut Upload) -> Result<(), Trouble> {
+    async fn chunk(
+        &self,
+        part: &Descriptor,
+        about: &str,
+        upload: &mut BlobUpload,
+    ) -> Result<(), AttemptError> {
         let most = if self.in_chunks.load(Ordering::Relaxed) { upload.chunk } else { CHUNK_MAX };
         let (begin, length) = (upload.at, most.min(part.size - upload.at));
         let range = HeaderValue::from_str(&format!("{begin}-{}", begin + length - 1));
         let range = range.map_err(|_| BadImage::new("its size cannot be sent"))?;
         let failed = Arc::new(Mutex::new(None));
         let body = || self.send_blob(part.digest, begin, length, &failed);
-        let mut ask = Ask::new(Method::PATCH, upload.url.clone(), Right::Push, about)
+        let mut ask = RegistryRequest::new(Method::PATCH, upload.url.clone(), RegistryRight::Push, about)
             .header(CONTENT_TYPE, OCTETS)
             .header(CONTENT_LENGTH, HeaderValue::from(length))
             .header(CONTENT_RANGE, range);
@@ -292,13 +305,13 @@ impl Push<'_> {
         let answer = self.registries.ask(&self.home, &ask).await;
         // When our own end failed, what the registry makes of it does not count.
         if let Some(error) = failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            return Err(Trouble::from(error));
+            return Err(AttemptError::from(error));
         }
         let answer = answer.map_err(|trouble| {
             self.in_chunks.store(true, Ordering::Relaxed);
             // Whoever stands before the registry takes less at once.
             if length > upload.chunk && is_too_large(&trouble.error) {
-                return Trouble::passing(trouble.error);
+                return AttemptError::passing(trouble.error);
             }
             may_go_on(trouble)
         })?;
@@ -310,7 +323,7 @@ impl Push<'_> {
         };
         if at <= begin || at > begin + length {
             let why = format!("sent {length} bytes from {begin} on, it says that it has {at}");
-            return Err(Trouble::lies(&self.home.host, why));
+            return Err(AttemptError::lies(&self.home.host, why));
         }
         if let Some(url) = self.location(&answer)? {
             upload.url = url;
@@ -319,17 +332,18 @@ impl Push<'_> {
         Ok(())
     }
 
-    async fn finish(&self, part: &Descriptor, about: &str, upload: &Upload) -> Result<(), Trouble> {
+    async fn finish(&self, part: &Descriptor, about: &str, upload: &BlobUpload) -> Result<(), AttemptError> {
         let mut url = upload.url.clone();
         url.query_pairs_mut().append_pair("digest", &part.digest.to_string());
-        let body = || Sent { body: Body::from(""), pulse: Pulse::default() };
-        let mut ask = Ask::new(Method::PUT, url, Right::Push, about).header(CONTENT_TYPE, OCTETS);
+        let body = || OutgoingBody { body: Body::from(""), pulse: SentBytes::default() };
+        let mut ask =
+            RegistryRequest::new(Method::PUT, url, RegistryRight::Push, about).header(CONTENT_TYPE, OCTETS);
         ask.body = Some(&body);
         // Some read or copy all of it now, before they answer.
         ask.silence = Some(self.registries.inner.terms.whole);
         match self.registries.ask(&self.home, &ask).await {
             Ok(answer) => agrees(&self.home, answer.headers().get(CONTENT_DIGEST), part.digest),
-            Err(Trouble { error: error @ RegistryError::Refused { status: 400, .. }, .. }) => {
+            Err(AttemptError { error: error @ RegistryError::Refused { status: 400, .. }, .. }) => {
                 // Perhaps it is right, and what we have is not what it was.
                 let (store, digest) = (self.blobs.clone(), part.digest);
                 on_disk(move || store.verify(&digest)).await?;
@@ -346,7 +360,7 @@ impl Push<'_> {
         begin: u64,
         length: u64,
         failed: &Arc<Mutex<Option<BlobError>>>,
-    ) -> Sent {
+    ) -> OutgoingBody {
         let (pieces, waiting) = mpsc::channel::<Bytes>(PIECES_WAITING);
         let (store, failed) = (self.blobs.clone(), Arc::clone(failed));
         // It ends when nobody takes its pieces any more.
@@ -355,7 +369,7 @@ impl Push<'_> {
                 *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
             }
         }));
-        let pulse = Pulse::default();
+        let pulse = SentBytes::default();
         let (counted, watch) = (pulse.clone(), self.watch.clone());
         let body = stream::unfold((waiting, begin), move |(mut waiting, at)| {
             let (pulse, watch) = (counted.clone(), watch.clone());
@@ -367,25 +381,25 @@ impl Push<'_> {
                 Some((Ok::<_, io::Error>(piece), (waiting, at)))
             }
         });
-        Sent { body: Body::wrap_stream(body), pulse }
+        OutgoingBody { body: Body::wrap_stream(body), pulse }
     }
 
     /// Where an upload goes on: with the registry itself and nobody else.
-    fn location(&self, answer: &Response) -> Result<Option<Url>, Trouble> {
+    fn location(&self, answer: &Response) -> Result<Option<Url>, AttemptError> {
         let Some(location) = answer.headers().get(LOCATION) else { return Ok(None) };
         let hop = self.registries.inner.clients.hop(
             answer.url(),
             location.to_str().unwrap_or("//"),
-            Hops::SameOrigin,
-            Reach::Anywhere,
+            RedirectPolicy::SameOrigin,
+            RequestReach::Anywhere,
         );
-        hop.map(Some).map_err(|why| Trouble::lies(&shown_host(answer.url()), why.to_string()))
+        hop.map(Some).map_err(|why| AttemptError::lies(&shown_host(answer.url()), why.to_string()))
     }
 }
 
 /// An upload that is not where we think it is begins anew.
-fn may_go_on(trouble: Trouble) -> Trouble {
-    if is_lost(&trouble.error) { Trouble::passing(trouble.error) } else { trouble }
+fn may_go_on(trouble: AttemptError) -> AttemptError {
+    if is_lost(&trouble.error) { AttemptError::passing(trouble.error) } else { trouble }
 }
 
 fn is_lost(error: &RegistryError) -> bool {

@@ -5,7 +5,8 @@
 use std::time::Duration;
 
 use lodge_image::agentfile::{
-    BinSource, ConfigValue, ContextSource, Limit, McpSource, Network, Parent, RevivalPolicy, ServiceNeed,
+    BinSource, ConfigValue, ContextSource, Limit, McpSource, NetworkAccess, Parent, RevivalPolicy,
+    ServiceNeed,
 };
 
 use crate::{args, good, good_with, unset};
@@ -256,10 +257,10 @@ fn every_limit_is_read_in_its_smallest_unit() {
 #[test]
 fn network_is_a_word_or_a_list() {
     let network = |line: &str| good(&format!("FROM scratch\nNETWORK {line}")).network.expect("network").value;
-    assert_eq!(network("none"), Network::None);
-    assert_eq!(network("host"), Network::Host);
-    assert_eq!(network("public"), Network::Public);
-    assert_eq!(network("lan"), Network::Lan);
+    assert_eq!(network("none"), NetworkAccess::None);
+    assert_eq!(network("host"), NetworkAccess::Host);
+    assert_eq!(network("public"), NetworkAccess::Public);
+    assert_eq!(network("lan"), NetworkAccess::Lan);
     let hosts = [
         "a.example",
         "*.b.example:8443",
@@ -270,7 +271,7 @@ fn network_is_a_word_or_a_list() {
         "10.1.2.3:22",
         "loopback:5432",
     ];
-    let allowed = Network::Allow(hosts.map(str::to_owned).to_vec());
+    let allowed = NetworkAccess::Allow(hosts.map(str::to_owned).to_vec());
     assert_eq!(network(&hosts.join(" ")), allowed);
     assert_eq!(network(&hosts.join(", ")), allowed);
     assert_eq!(network(&hosts.join(",")), allowed);

@@ -14,9 +14,9 @@ const ANSWER_MAX: Duration = Duration::from_secs(120);
 const SEED: u64 = 0x0dd_0a6e_27f1_1e5e;
 
 /// A small generator whose every run is the same.
-struct Random(u64);
+struct AgentfileRandom(u64);
 
-impl Random {
+impl AgentfileRandom {
     fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -76,7 +76,7 @@ const PIECES: [&[u8]; 40] = [
     b"# syntax=",
 ];
 
-fn soup(random: &mut Random) -> Vec<u8> {
+fn soup(random: &mut AgentfileRandom) -> Vec<u8> {
     let mut bytes =
         if random.below(2) == 0 { b"FROM scratch\nARG a=\"${\\\"x\"\n".to_vec() } else { Vec::new() };
     for _ in 0..random.below(30) {
@@ -89,11 +89,11 @@ fn soup(random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-fn noise(random: &mut Random) -> Vec<u8> {
+fn noise(random: &mut AgentfileRandom) -> Vec<u8> {
     (0..random.below(80)).map(|_| random.next() as u8).collect()
 }
 
-fn mutation(random: &mut Random) -> Vec<u8> {
+fn mutation(random: &mut AgentfileRandom) -> Vec<u8> {
     let mut bytes = match random.below(2) {
         0 => random.pick(&stock::ALL).as_bytes().to_vec(),
         _ => stock::STOCK[random.below(stock::STOCK.len())].1.as_bytes().to_vec(),
@@ -117,7 +117,7 @@ fn mutation(random: &mut Random) -> Vec<u8> {
 #[test]
 fn no_input_panics_and_every_refusal_can_be_printed() {
     let given = args(&[("a", "x \" y"), ("registry", "<<E"), ("tag", "")]);
-    let mut random = Random(SEED);
+    let mut random = AgentfileRandom(SEED);
     let (mut accepted, mut refused) = (0, 0);
     for case in 0..CASES {
         let bytes = match case % 4 {

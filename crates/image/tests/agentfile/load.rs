@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use lodge_image::agentfile::{ADD_MAX, CONTEXT_MAX, FILE_MAX, LoadError};
 
-use crate::{Args, Shelf, args, load_dir, load_inline};
+use crate::{AgentfileImages, Args, args, load_dir, load_inline};
 
 /// A directory of the test's own, gone when it ends.
-struct Dir(PathBuf);
+struct AgentfileDir(PathBuf);
 
-impl Dir {
+impl AgentfileDir {
     fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("lodge-image-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
@@ -46,7 +46,7 @@ impl Dir {
     }
 }
 
-impl Drop for Dir {
+impl Drop for AgentfileDir {
     fn drop(&mut self) {
         // A leftover directory harms nobody.
         let _ = fs::remove_dir_all(&self.0);
@@ -57,7 +57,7 @@ impl Drop for Dir {
 fn a_directory_and_its_agentfile_load_the_same() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/caretaker");
     let house = load_inline(b"FROM scratch\nMODEL work/small\n", &Args::new()).expect("loads");
-    let shelf = Shelf([("house:latest".to_owned(), house)].into());
+    let shelf = AgentfileImages([("house:latest".to_owned(), house)].into());
     let load = |path: &Path| lodge_image::agentfile::load_dir(path, &Args::new(), &shelf).expect("loads");
     let loaded = load(&directory);
     assert_eq!(load(&directory.join("Agentfile")), loaded);
@@ -78,7 +78,7 @@ fn a_directory_and_its_agentfile_load_the_same() {
 
 #[test]
 fn a_file_of_any_name_is_an_agentfile_and_errors_call_it_by_that_name() {
-    let dir = Dir::new().file("agents/Otter", b"FROM scratch\nADD x\n").file("agents/x", b"1");
+    let dir = AgentfileDir::new().file("agents/Otter", b"FROM scratch\nADD x\n").file("agents/x", b"1");
     assert_eq!(load_dir(&dir.0.join("agents/Otter"), &Args::new()).expect("loads").files[0].bytes, b"1");
     let dir = dir.file("agents/Otter", b"FORM scratch\n");
     let error = load_dir(&dir.0.join("agents/Otter"), &Args::new()).expect_err("refused");
@@ -90,13 +90,13 @@ fn a_file_of_any_name_is_an_agentfile_and_errors_call_it_by_that_name() {
 
 #[test]
 fn what_is_missing_is_named_with_the_line_that_wanted_it() {
-    let dir = Dir::new();
+    let dir = AgentfileDir::new();
     assert_eq!(dir.refused().code(), "agentfile.not_found");
     assert_eq!(
         load_dir(&dir.0.join("nowhere"), &Args::new()).expect_err("refused").code(),
         "agentfile.file_unreadable"
     );
-    let dir = Dir::with("FROM scratch\n\nCONTEXT A file://soul.md\n  ADD a.csv \"rows\"\n");
+    let dir = AgentfileDir::with("FROM scratch\n\nCONTEXT A file://soul.md\n  ADD a.csv \"rows\"\n");
     let error = dir.refused();
     assert_eq!(
         error.to_string().replace(&format!("{}/", dir.0.display()), ""),
@@ -110,8 +110,8 @@ fn what_is_missing_is_named_with_the_line_that_wanted_it() {
 
 #[test]
 fn links_may_point_inside_the_directory_and_not_out_of_it() {
-    let outside = Dir::new().file("secret", b"s");
-    let dir = Dir::with("FROM scratch\nADD link\n").file("inner/real", b"r");
+    let outside = AgentfileDir::new().file("secret", b"s");
+    let dir = AgentfileDir::with("FROM scratch\nADD link\n").file("inner/real", b"r");
     symlink("inner/real", dir.0.join("link")).expect("link");
     assert_eq!(load_dir(&dir.0, &Args::new()).expect("loads").files[0].bytes, b"r");
     for target in [
@@ -122,24 +122,24 @@ fn links_may_point_inside_the_directory_and_not_out_of_it() {
         symlink(target, dir.0.join("link")).expect("link");
         assert_eq!(dir.refused().code(), "agentfile.file_outside");
     }
-    let dir = Dir::with("FROM scratch\nCONTEXT A file://door/secret\n");
+    let dir = AgentfileDir::with("FROM scratch\nCONTEXT A file://door/secret\n");
     symlink(&outside.0, dir.0.join("door")).expect("link");
     assert_eq!(dir.refused().code(), "agentfile.file_outside");
-    let dir = Dir::new();
+    let dir = AgentfileDir::new();
     symlink(outside.0.join("secret"), dir.0.join("Agentfile")).expect("link");
     assert_eq!(dir.refused().code(), "agentfile.file_outside");
 }
 
 #[test]
 fn a_link_that_leads_to_itself_is_refused() {
-    let dir = Dir::with("FROM scratch\nADD loop\n");
+    let dir = AgentfileDir::with("FROM scratch\nADD loop\n");
     symlink("loop", dir.0.join("loop")).expect("link");
     assert_eq!(dir.refused().code(), "agentfile.file_unreadable");
 }
 
 #[test]
 fn only_regular_files_are_opened() {
-    let dir = Dir::with("FROM scratch\nADD thing\n");
+    let dir = AgentfileDir::with("FROM scratch\nADD thing\n");
     fs::create_dir(dir.0.join("thing")).expect("directory");
     assert_eq!(dir.refused().code(), "agentfile.file_not_regular");
     fs::remove_dir(dir.0.join("thing")).expect("remove");
@@ -161,14 +161,14 @@ fn only_regular_files_are_opened() {
 
 #[test]
 fn every_size_is_refused_one_byte_beyond_and_not_before() {
-    let context = |size| Dir::with("FROM scratch\nCONTEXT A file://a\n").sparse("a", size);
-    let add = |size| Dir::with("FROM scratch\nADD a\n").sparse("a", size);
+    let context = |size| AgentfileDir::with("FROM scratch\nCONTEXT A file://a\n").sparse("a", size);
+    let add = |size| AgentfileDir::with("FROM scratch\nADD a\n").sparse("a", size);
     load_dir(&context(CONTEXT_MAX).0, &Args::new()).expect("loads");
     load_dir(&add(ADD_MAX).0, &Args::new()).expect("loads");
     assert_eq!(context(CONTEXT_MAX + 1).refused().code(), "agentfile.added_file_too_large");
     assert_eq!(add(ADD_MAX + 1).refused().code(), "agentfile.added_file_too_large");
     assert_eq!(
-        Dir::new().sparse("Agentfile", FILE_MAX as u64 * 1000).refused().code(),
+        AgentfileDir::new().sparse("Agentfile", FILE_MAX as u64 * 1000).refused().code(),
         "agentfile.file_too_large"
     );
 }
@@ -176,15 +176,15 @@ fn every_size_is_refused_one_byte_beyond_and_not_before() {
 #[test]
 fn files_that_are_small_alone_can_be_too_much_together() {
     let four = "FROM scratch\nADD a a1\nADD a a2\nADD a a3\nADD a a4\n";
-    load_dir(&Dir::with(four).sparse("a", ADD_MAX).0, &Args::new()).expect("loads");
-    let error = Dir::with(&format!("{four}ADD b\n")).sparse("a", ADD_MAX).file("b", b"1").refused();
+    load_dir(&AgentfileDir::with(four).sparse("a", ADD_MAX).0, &Args::new()).expect("loads");
+    let error = AgentfileDir::with(&format!("{four}ADD b\n")).sparse("a", ADD_MAX).file("b", b"1").refused();
     assert_eq!(error.code(), "agentfile.files_too_large");
     assert!(error.to_string().contains("/Agentfile:6:5: with `b`"), "{error}");
 }
 
 #[test]
 fn a_context_must_be_text_and_an_added_file_need_not() {
-    let dir = Dir::with("FROM scratch\nADD a\n").file("a", b"\xff\0");
+    let dir = AgentfileDir::with("FROM scratch\nADD a\n").file("a", b"\xff\0");
     assert_eq!(load_dir(&dir.0, &Args::new()).expect("loads").files[0].bytes, b"\xff\0");
     let dir = dir.file("Agentfile", b"FROM scratch\nCONTEXT A file://a\n");
     assert_eq!(dir.refused().code(), "agentfile.context_not_utf8");
@@ -192,7 +192,7 @@ fn a_context_must_be_text_and_an_added_file_need_not() {
 
 #[test]
 fn only_the_context_that_wins_is_read() {
-    let dir = Dir::with("FROM scratch\nCONTEXT A file://missing\nCONTEXT A <<E\nhere\nE\n");
+    let dir = AgentfileDir::with("FROM scratch\nCONTEXT A file://missing\nCONTEXT A <<E\nhere\nE\n");
     assert_eq!(load_dir(&dir.0, &Args::new()).expect("loads").contexts[0].text, "here");
 }
 
@@ -228,7 +228,8 @@ fn a_build_argument_that_nothing_declares_is_refused_and_the_declared_ones_are_n
 
 #[test]
 fn what_a_builder_does_not_carry_out_is_told_with_everything_else() {
-    let error = Dir::with("FROM scratch\nADD gone\nMCP a host:b\nMCP c https://d.example/\n").refused();
+    let error =
+        AgentfileDir::with("FROM scratch\nADD gone\nMCP a host:b\nMCP c https://d.example/\n").refused();
     let LoadError::Mistakes(errors) = error else { panic!("{error}") };
     let found: Vec<String> = errors.iter().map(|error| format!("{}:{}", error.line, error.code())).collect();
     assert_eq!(found, ["2:agentfile.file_unreadable", "3:agentfile.unsupported", "4:agentfile.unsupported"]);
@@ -237,12 +238,12 @@ fn what_a_builder_does_not_carry_out_is_told_with_everything_else() {
 #[test]
 fn more_missing_files_than_anybody_reads_are_counted_and_not_listed() {
     let adds: String = (0..4_000).map(|n| format!("ADD f{n}\n")).collect();
-    let LoadError::Mistakes(errors) = Dir::with(&format!("FROM scratch\n{adds}")).refused() else {
+    let LoadError::Mistakes(errors) = AgentfileDir::with(&format!("FROM scratch\n{adds}")).refused() else {
         panic!("no mistakes")
     };
     assert_eq!(errors.count(), 101);
     assert_eq!(
-        errors.iter().last().map(lodge_image::agentfile::Error::code),
+        errors.iter().last().map(lodge_image::agentfile::AgentfileError::code),
         Some("agentfile.too_many_errors")
     );
 }

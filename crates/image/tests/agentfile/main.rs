@@ -15,7 +15,7 @@ mod value_mistakes;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use lodge_image::agentfile::{Agentfile, Builder, Errors, LoadError, Loaded, parse};
+use lodge_image::agentfile::{Agentfile, AgentfileErrors, Builder, LoadError, LoadedAgentfile, parse};
 
 pub(crate) type Args = BTreeMap<String, String>;
 
@@ -25,10 +25,13 @@ pub(crate) fn args(pairs: &[(&str, &str)]) -> Args {
 
 /// The images there are, by name. Refuses MCP, as a builder might.
 #[derive(Default)]
-pub(crate) struct Shelf(pub(crate) BTreeMap<String, Loaded>);
+pub(crate) struct AgentfileImages(pub(crate) BTreeMap<String, LoadedAgentfile>);
 
-impl Builder for Shelf {
-    fn image(&self, reference: &str) -> Result<Option<Loaded>, Box<dyn std::error::Error + Send + Sync>> {
+impl Builder for AgentfileImages {
+    fn image(
+        &self,
+        reference: &str,
+    ) -> Result<Option<LoadedAgentfile>, Box<dyn std::error::Error + Send + Sync>> {
         if reference == "torn" {
             return Err("the shelf broke".into());
         }
@@ -48,12 +51,12 @@ impl Builder for Shelf {
     }
 }
 
-pub(crate) fn load_dir(path: &Path, args: &Args) -> Result<Loaded, LoadError> {
-    lodge_image::agentfile::load_dir(path, args, &Shelf::default())
+pub(crate) fn load_dir(path: &Path, args: &Args) -> Result<LoadedAgentfile, LoadError> {
+    lodge_image::agentfile::load_dir(path, args, &AgentfileImages::default())
 }
 
-pub(crate) fn load_inline(source: &[u8], args: &Args) -> Result<Loaded, LoadError> {
-    lodge_image::agentfile::load_inline(source, args, &Shelf::default())
+pub(crate) fn load_inline(source: &[u8], args: &Args) -> Result<LoadedAgentfile, LoadError> {
+    lodge_image::agentfile::load_inline(source, args, &AgentfileImages::default())
 }
 
 #[track_caller]
@@ -76,7 +79,7 @@ pub(crate) fn good_with(source: &str, args: &Args) -> Agentfile {
 }
 
 #[track_caller]
-pub(crate) fn bad(source: &str) -> Errors {
+pub(crate) fn bad(source: &str) -> AgentfileErrors {
     match parse("Agentfile", source.as_bytes(), &Args::new()) {
         Ok(agentfile) => panic!("expected a mistake, got {agentfile:?}"),
         Err(errors) => errors,

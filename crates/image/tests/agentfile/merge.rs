@@ -2,7 +2,7 @@
 //!
 //! Owns: one test per way of merging. Never: tests parsing.
 
-use lodge_image::agentfile::{Agentfile, ConfigValue, ContextSource, Limit, Network, Parent, merge};
+use lodge_image::agentfile::{Agentfile, ConfigValue, ContextSource, Limit, NetworkAccess, Parent, merge};
 
 use crate::{good, unset};
 
@@ -24,7 +24,7 @@ fn single_values_are_replaced_when_the_child_has_them() {
     assert_eq!(doc.model.expect("model").value.to_string(), "c/d");
     assert_eq!(doc.name.expect("name").value, "p");
     assert_eq!(doc.exec.expect("exec").value, Vec::<String>::new());
-    assert_eq!(doc.network.expect("network").value, Network::None);
+    assert_eq!(doc.network.expect("network").value, NetworkAccess::None);
 }
 
 #[test]

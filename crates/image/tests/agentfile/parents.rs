@@ -7,17 +7,17 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use lodge_image::agentfile::{LoadError, Loaded, PARENTS_MAX};
+use lodge_image::agentfile::{LoadError, LoadedAgentfile, PARENTS_MAX};
 
-use crate::{Args, Shelf, args};
+use crate::{AgentfileImages, Args, args};
 
 /// A directory of Agentfiles, gone when the test ends.
-struct Tree {
+struct AgentfileTree {
     root: PathBuf,
-    shelf: Shelf,
+    shelf: AgentfileImages,
 }
 
-impl Tree {
+impl AgentfileTree {
     fn of(files: &[(&str, &str)]) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("lodge-parents-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
@@ -27,7 +27,7 @@ impl Tree {
             fs::create_dir_all(path.parent().expect("a parent")).expect("create directories");
             fs::write(path, text).expect("write");
         }
-        Self { root, shelf: Shelf::default() }
+        Self { root, shelf: AgentfileImages::default() }
     }
 
     fn shelve(&mut self, name: &str, source: &str) {
@@ -35,11 +35,11 @@ impl Tree {
         self.shelf.0.insert(name.to_owned(), image.expect("a good image"));
     }
 
-    fn load_with(&self, path: &str, args: &Args) -> Result<Loaded, LoadError> {
+    fn load_with(&self, path: &str, args: &Args) -> Result<LoadedAgentfile, LoadError> {
         lodge_image::agentfile::load_dir(&self.root.join(path), args, &self.shelf)
     }
 
-    fn good(&self, path: &str) -> Loaded {
+    fn good(&self, path: &str) -> LoadedAgentfile {
         self.load_with(path, &Args::new()).unwrap_or_else(|error| panic!("{error}"))
     }
 
@@ -48,20 +48,20 @@ impl Tree {
     }
 }
 
-impl Drop for Tree {
+impl Drop for AgentfileTree {
     fn drop(&mut self) {
         // A leftover directory harms nobody.
         drop(fs::remove_dir_all(&self.root));
     }
 }
 
-fn texts(loaded: &Loaded) -> Vec<(&str, &str)> {
+fn texts(loaded: &LoadedAgentfile) -> Vec<(&str, &str)> {
     loaded.contexts.iter().map(|context| (context.name.as_str(), context.text.as_str())).collect()
 }
 
 #[test]
 fn a_parent_on_disk_brings_its_own_files_from_its_own_directory() {
-    let tree = Tree::of(&[
+    let tree = AgentfileTree::of(&[
         (
             "base/Agentfile",
             "FROM scratch\nMODEL a/b\nNAME base\nCONTEXT SOUL file://soul.md\nADD data x\nADD data y\n",
@@ -95,7 +95,7 @@ fn a_parent_on_disk_brings_its_own_files_from_its_own_directory() {
 
 #[test]
 fn an_image_of_the_shelf_is_a_parent_with_everything_it_was_built_from() {
-    let mut tree = Tree::of(&[("Agentfile", "FROM base:v1\nCONTEXT SOUL <<E\nmine\nE\nENV K=2\n")]);
+    let mut tree = AgentfileTree::of(&[("Agentfile", "FROM base:v1\nCONTEXT SOUL <<E\nmine\nE\nENV K=2\n")]);
     tree.shelve("root", "FROM scratch\nNAME root\nCONTEXT POLICIES <<E\nroot\nE\nENV K=1\nENV L=1\n");
     tree.shelve("base:v1", "FROM root\nCONTEXT SOUL <<E\nbase\nE\nRUNTIME host:loop\nCONFIG a=1\n");
     let loaded = tree.good("");
@@ -109,7 +109,7 @@ fn an_image_of_the_shelf_is_a_parent_with_everything_it_was_built_from() {
 
 #[test]
 fn a_runtime_of_the_child_drops_the_settings_of_every_parent() {
-    let tree = Tree::of(&[
+    let tree = AgentfileTree::of(&[
         ("a/Agentfile", "FROM scratch\nRUNTIME host:one\nCONFIG old=1\n"),
         ("b/Agentfile", "FROM ../a\nCONFIG older=1\n"),
         ("c/Agentfile", "FROM ../b\nRUNTIME host:two\nCONFIG new=1\n"),
@@ -123,7 +123,7 @@ fn a_runtime_of_the_child_drops_the_settings_of_every_parent() {
 
 #[test]
 fn every_mistake_of_a_chain_is_told_with_the_file_it_stands_in() {
-    let tree = Tree::of(&[
+    let tree = AgentfileTree::of(&[
         ("base/deep/Agentfile", "FROM scratch\nNAME ok\nWAT\n"),
         ("base/Agentfile", "FROM ./deep\nADD gone\n"),
         ("child/Agentfile", "FROM ../base\nADD lost\n"),
@@ -146,7 +146,7 @@ fn every_mistake_of_a_chain_is_told_with_the_file_it_stands_in() {
 
 #[test]
 fn a_chain_that_bites_its_tail_is_refused_with_the_chain() {
-    let tree = Tree::of(&[
+    let tree = AgentfileTree::of(&[
         ("a/Agentfile", "FROM ../b\n"),
         ("b/Agentfile", "FROM ../c/Agentfile\n"),
         ("c/Agentfile", "FROM ../b\n"),
@@ -172,7 +172,7 @@ fn as_many_parents_as_allowed_are_followed_and_no_more() {
         })
         .collect();
     let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
-    let mut tree = Tree::of(&files);
+    let mut tree = AgentfileTree::of(&files);
     let loaded = tree.good(&PARENTS_MAX.to_string());
     assert_eq!((loaded.parents, loaded.agentfile.labels.len()), (PARENTS_MAX, PARENTS_MAX + 1));
     let error = tree.bad(&(PARENTS_MAX + 1).to_string());
@@ -187,7 +187,7 @@ fn as_many_parents_as_allowed_are_followed_and_no_more() {
 
 #[test]
 fn a_parent_that_cannot_be_had_is_named_where_it_is_asked_for() {
-    let tree = Tree::of(&[("empty/x", ""), ("pipe/x", "")]);
+    let tree = AgentfileTree::of(&[("empty/x", ""), ("pipe/x", "")]);
     for (from, code) in [
         ("nobody", "agentfile.parent_not_found"),
         ("nobody:v1", "agentfile.parent_not_found"),
@@ -212,14 +212,15 @@ fn a_parent_that_cannot_be_had_is_named_where_it_is_asked_for() {
 
 #[test]
 fn an_agentfile_of_a_parent_that_is_a_link_out_of_it_is_refused() {
-    let tree = Tree::of(&[("secret", "FROM scratch\n"), ("base/x", ""), ("Agentfile", "FROM ./base\n")]);
+    let tree =
+        AgentfileTree::of(&[("secret", "FROM scratch\n"), ("base/x", ""), ("Agentfile", "FROM ./base\n")]);
     symlink(tree.root.join("secret"), tree.root.join("base/Agentfile")).expect("link");
     assert_eq!(tree.bad("").code(), "agentfile.file_outside");
 }
 
 #[test]
 fn a_build_argument_may_belong_to_a_parent_on_disk_and_not_to_one_that_is_built() {
-    let mut tree = Tree::of(&[
+    let mut tree = AgentfileTree::of(&[
         ("base/Agentfile", "FROM scratch\nARG who=otter\nLABEL who=${who}\n"),
         ("child/Agentfile", "FROM ../base\nARG own=1\nLABEL own=${own}${who}\n"),
         ("of-image/Agentfile", "FROM base\n"),
@@ -241,7 +242,7 @@ fn a_build_argument_may_belong_to_a_parent_on_disk_and_not_to_one_that_is_built(
 
 #[test]
 fn the_files_of_all_parents_count_together() {
-    let mut tree = Tree::of(&[
+    let mut tree = AgentfileTree::of(&[
         ("base/Agentfile", "FROM scratch\nADD a a1\nADD a a2\n"),
         ("child/Agentfile", "FROM ../base\nADD a a3\nADD a a4\n"),
         ("more/Agentfile", "FROM ../child\nADD b\n"),
@@ -269,7 +270,7 @@ fn long_chains_of_long_files_are_flattened_soon() {
         })
         .collect();
     let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
-    let tree = Tree::of(&files);
+    let tree = AgentfileTree::of(&files);
     assert_eq!(tree.good(&PARENTS_MAX.to_string()).agentfile.labels.len(), 4_000 * (PARENTS_MAX + 1));
 }
 

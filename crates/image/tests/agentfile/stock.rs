@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use lodge_image::agentfile::{
-    BinSource, ContextSource, Limit, McpSource, Network, Parent, RevivalPolicy, merge,
+    BinSource, ContextSource, Limit, McpSource, NetworkAccess, Parent, RevivalPolicy, merge,
 };
 
 use crate::{args, good, good_with, unset};
@@ -93,7 +93,7 @@ fn an_agent_of_another_registry_needs_only_a_build_argument() {
     assert_eq!(doc.envs[0].value, "https://weather.example/v1/forecast?days=3&units=metric");
     assert_eq!(doc.envs[1].value, "");
     let allowed = ["weather.example:443", "*.tiles.example"].map(str::to_owned).to_vec();
-    assert_eq!(doc.network.expect("network").value, Network::Allow(allowed));
+    assert_eq!(doc.network.expect("network").value, NetworkAccess::Allow(allowed));
     let limits: Vec<Limit> = doc.limits.into_iter().map(|limit| limit.value).collect();
     let expected = [
         Limit::MemoryBytes(256 << 20),

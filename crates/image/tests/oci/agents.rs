@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use lodge_image::agentfile::{ADD_MAX, AddedFile, BinSource, ContextText, Loaded, PackedFiles, load_packed};
+use lodge_image::agentfile::{
+    ADD_MAX, AddedFile, BinSource, ContextText, LoadedAgentfile, PackedFiles, load_packed,
+};
 use lodge_image::oci::{
     ADDED, AGENT, AGENT_CONFIG, AGENTFILE, AgentKind, CONTEXT, LAYERS_MAX, TITLE, pack_agent, read_agent_head,
 };
 
-use crate::{Random, Shelf, bytes_of, generate, inline, on_disk, opened, placeless, read};
+use crate::{OciRandom, PackedImages, bytes_of, generate, inline, on_disk, opened, placeless, read};
 
 const CASES: u32 = 1_500;
 const SEED: u64 = 0x0dd5_eed0_fa6e_2700;
@@ -17,13 +19,13 @@ const FIXED: &str = include_str!("fixed/Agentfile");
 const FIXED_CONFIG: &str = include_str!("fixed/config.json");
 const FIXED_DIGEST: &str = include_str!("fixed/digest");
 
-fn fixed() -> Loaded {
+fn fixed() -> LoadedAgentfile {
     on_disk(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/oci/fixed")))
 }
 
 #[test]
 fn every_agent_is_read_as_it_was_packed_and_packs_to_the_same_bytes() {
-    let mut random = Random(SEED);
+    let mut random = OciRandom(SEED);
     let (mut with_parents, mut with_files) = (0, 0);
     for case in 0..CASES {
         let loaded = generate::loaded(&mut random);
@@ -48,7 +50,7 @@ fn whatever_an_agentfile_may_say_can_be_packed_and_read() {
     let mut files = PackedFiles::default();
     files.contexts.insert("NOTES".to_owned(), String::new());
     files.files.insert("plan.csv".to_owned(), Vec::new());
-    let mut random = Random(SEED);
+    let mut random = OciRandom(SEED);
     let mut packed = 0;
     for _ in 0..CASES * 4 {
         let mut source = FIXED.to_owned();
@@ -63,7 +65,9 @@ fn whatever_an_agentfile_may_say_can_be_packed_and_read() {
                 source.truncate(at);
             }
         }
-        let Ok(loaded) = load_packed(source.as_bytes(), files.clone(), &Shelf::default()) else { continue };
+        let Ok(loaded) = load_packed(source.as_bytes(), files.clone(), &PackedImages::default()) else {
+            continue;
+        };
         let image = pack_agent(&loaded).unwrap_or_else(|bad| panic!("{bad} in:\n{source}"));
         assert_eq!(read(&image), Ok(placeless(loaded)), "{source}");
         packed += 1;
@@ -133,7 +137,7 @@ fn the_head_of_an_image_is_all_of_it_but_texts_and_bytes() {
 #[test]
 fn what_could_not_be_read_again_is_not_packed() {
     let good = || inline("FROM scratch\nBIN rg rg\nCONTEXT A <<E\nx\nE\n");
-    let refused = |change: &dyn Fn(&mut Loaded), because: &str| {
+    let refused = |change: &dyn Fn(&mut LoadedAgentfile), because: &str| {
         let mut loaded = good();
         change(&mut loaded);
         let why = pack_agent(&loaded).expect_err("refused").to_string();
@@ -159,7 +163,7 @@ fn agents_with_too_much_are_not_packed() {
     for nth in 0..LAYERS_MAX {
         let name = format!("C{nth}");
         many.contexts.push(ContextText { name: name.clone(), description: None, text: String::new() });
-        many.agentfile.contexts.push(lodge_image::agentfile::Context { name, ..context.clone() });
+        many.agentfile.contexts.push(lodge_image::agentfile::ContextSection { name, ..context.clone() });
     }
     assert!(pack_agent(&many).expect_err("refused").to_string().contains("at most 1024"));
     let mut large = fixed();

@@ -2,24 +2,25 @@
 
 use std::collections::BTreeMap;
 
-use lodge_image::agentfile::{Loaded, load_inline};
+use lodge_image::agentfile::{LoadedAgentfile, load_inline};
 use lodge_image::oci::{BadImage, pack_agent, read_agent};
 use serde_json::{Value, json};
 
-use crate::{Shelf, bytes_of, inline, opened, placeless, read};
+use crate::{PackedImages, bytes_of, inline, opened, placeless, read};
 
 const SOURCE: &str = "FROM scratch\nNAME otter\nMODEL p/m\nNETWORK none\nLIMIT memory 1g\nARG WHO=me\nENV A=${WHO}\n\
     CONTEXT SOUL <<E\nbe kind\nE\nCONFIG a=1\nBIN rg stock/rg\nBIN ls host:ls\nLABEL l=1\nCAPABILITY note_save\n";
 
-fn with(parents: &[(&str, Loaded)], source: &str, args: &[(&str, &str)]) -> Loaded {
-    let shelf = Shelf(parents.iter().map(|(name, loaded)| ((*name).to_owned(), loaded.clone())).collect());
+fn with(parents: &[(&str, LoadedAgentfile)], source: &str, args: &[(&str, &str)]) -> LoadedAgentfile {
+    let shelf =
+        PackedImages(parents.iter().map(|(name, loaded)| ((*name).to_owned(), loaded.clone())).collect());
     let args: BTreeMap<String, String> =
         args.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     load_inline(source.as_bytes(), &args, &shelf).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// The image of an agent with another config.
-fn changed(loaded: &Loaded, change: &dyn Fn(&mut Value)) -> Result<Loaded, BadImage> {
+fn changed(loaded: &LoadedAgentfile, change: &dyn Fn(&mut Value)) -> Result<LoadedAgentfile, BadImage> {
     let packed = pack_agent(loaded).expect("good");
     let (manifest, config) = opened(&packed);
     let mut config: Value = serde_json::from_slice(&config).expect("JSON");
@@ -29,7 +30,7 @@ fn changed(loaded: &Loaded, change: &dyn Fn(&mut Value)) -> Result<Loaded, BadIm
 }
 
 #[track_caller]
-fn mismatch(loaded: &Loaded, change: &dyn Fn(&mut Value), word: &str) {
+fn mismatch(loaded: &LoadedAgentfile, change: &dyn Fn(&mut Value), word: &str) {
     let bad = changed(loaded, change).expect_err("read");
     assert_eq!(bad.code(), "image.mismatch", "{bad}");
     assert!(bad.to_string().contains(word), "{bad}");

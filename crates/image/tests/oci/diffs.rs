@@ -1,16 +1,16 @@
 //! What changed between two agents.
 
-use lodge_image::agentfile::{LimitKey, Loaded};
-use lodge_image::diff::{Section, diff};
+use lodge_image::agentfile::{LimitKey, LoadedAgentfile};
+use lodge_image::diff::{DiffSection, diff};
 use lodge_image::oci::pack_agent;
 
-use crate::{Random, generate, inline, placeless, read};
+use crate::{OciRandom, generate, inline, placeless, read};
 
 fn unasked(key: LimitKey) -> String {
     format!("without {key}")
 }
 
-fn lines(before: &Loaded, after: &Loaded) -> Vec<String> {
+fn lines(before: &LoadedAgentfile, after: &LoadedAgentfile) -> Vec<String> {
     let word = |value: Option<String>| value.map_or("-".to_owned(), |value| value.replace('\n', "⏎"));
     diff(before, after, unasked)
         .into_iter()
@@ -87,7 +87,7 @@ fn the_text_of_a_number_is_not_the_number() {
 
 #[test]
 fn nothing_differs_exactly_when_the_images_are_the_same() {
-    let mut random = Random(0xd1ff_5eed);
+    let mut random = OciRandom(0xd1ff_5eed);
     let (mut same, mut different) = (0, 0);
     let mut last = generate::loaded(&mut random);
     for case in 0..500 {
@@ -109,11 +109,11 @@ fn nothing_differs_exactly_when_the_images_are_the_same() {
 
 #[test]
 fn what_was_packed_and_read_does_not_differ() {
-    let mut random = Random(0xd1ff_5eed);
+    let mut random = OciRandom(0xd1ff_5eed);
     for _ in 0..100 {
         let loaded = generate::loaded(&mut random);
         let read = read(&pack_agent(&loaded).expect("good")).expect("good");
         assert_eq!(diff(&placeless(loaded), &read, unasked), []);
     }
-    assert!(Section::Network < Section::Env && Section::Bins < Section::Model);
+    assert!(DiffSection::Network < DiffSection::Env && DiffSection::Bins < DiffSection::Model);
 }

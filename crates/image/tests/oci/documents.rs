@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use lodge_image::Digest;
 use lodge_image::oci::{
-    DOCKER_INDEX, DOCKER_MANIFEST, Descriptor, Dialect, Document, INDEX, Index, LAYER_MAX, LAYERS_MAX,
-    MANIFEST, MANIFEST_MAX, Manifest, PLATFORMS_MAX, Platform,
+    DOCKER_INDEX, DOCKER_MANIFEST, Descriptor, INDEX, Index, LAYER_MAX, LAYERS_MAX, MANIFEST, MANIFEST_MAX,
+    Manifest, ManifestDocument, MediaDialect, PLATFORMS_MAX, Platform,
 };
 
 const HEX: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
@@ -28,7 +28,7 @@ fn index_of(media_type: &str, manifests: &str) -> String {
 
 #[track_caller]
 fn refused(document: &str, because: &str) {
-    let why = match Document::read(document.as_bytes()) {
+    let why = match ManifestDocument::read(document.as_bytes()) {
         Ok(read) => panic!("read as {read:?}"),
         Err(bad) => bad.to_string(),
     };
@@ -44,22 +44,22 @@ fn a_document_that_is_written_is_read_as_it_was_and_always_the_same() {
     layer.annotations.insert("a".to_owned(), String::new());
     layer.platform = Some(Platform::read("linux/arm/v7").expect("a platform"));
     layer.artifact_type = Some("a/b".to_owned());
-    let manifest = Document::Manifest(Manifest {
-        dialect: Dialect::Oci,
+    let manifest = ManifestDocument::Manifest(Manifest {
+        dialect: MediaDialect::Oci,
         artifact_type: Some("application/vnd.x+json".to_owned()),
         config: Descriptor::new("a/c", digest, 0),
         layers: vec![layer.clone(), layer.clone()],
         annotations: BTreeMap::from([("k".to_owned(), "v".to_owned())]),
     });
-    let index = Document::Index(Index {
-        dialect: Dialect::Docker,
+    let index = ManifestDocument::Index(Index {
+        dialect: MediaDialect::Docker,
         artifact_type: None,
         manifests: vec![layer],
         annotations: BTreeMap::new(),
     });
     for (document, media_type) in [(manifest, MANIFEST), (index, DOCKER_INDEX)] {
         let bytes = document.write().expect("small");
-        let again = Document::read(&bytes).expect("good");
+        let again = ManifestDocument::read(&bytes).expect("good");
         assert_eq!((again.media_type(), again.write()), (media_type, Ok(bytes)));
         assert_eq!(again, document);
     }
@@ -86,7 +86,7 @@ fn documents_of_others_are_read_with_whatever_else_they_say() {
         (index_of(INDEX, ""), INDEX),
         (index_of(DOCKER_INDEX, &part(DOCKER_MANIFEST, "5")), DOCKER_INDEX),
     ] {
-        let read = Document::read(document.as_bytes());
+        let read = ManifestDocument::read(document.as_bytes());
         assert_eq!(read.map(|read| read.media_type()), Ok(media_type), "{document}");
     }
 }
@@ -145,23 +145,23 @@ fn versions_digests_and_sizes_that_are_none_are_refused_with_the_reason() {
 fn documents_as_large_as_allowed_are_read_and_larger_ones_are_not() {
     let layers = |count: usize| vec![part("a/layer", "3"); count].join(",");
     let many = |count| manifest_of(MANIFEST, &part("a/config", "2"), &layers(count));
-    assert!(Document::read(many(LAYERS_MAX).as_bytes()).is_ok());
+    assert!(ManifestDocument::read(many(LAYERS_MAX).as_bytes()).is_ok());
     refused(&many(LAYERS_MAX + 1), "layers");
     let platforms = |count: usize| index_of(INDEX, &vec![part(MANIFEST, "3"); count].join(","));
-    assert!(Document::read(platforms(PLATFORMS_MAX).as_bytes()).is_ok());
+    assert!(ManifestDocument::read(platforms(PLATFORMS_MAX).as_bytes()).is_ok());
     refused(&platforms(PLATFORMS_MAX + 1), "manifests");
     let padded = |bytes: usize| format!("{}{}", " ".repeat(bytes - good().len()), good());
     let max = usize::try_from(MANIFEST_MAX).expect("small");
-    assert!(Document::read(padded(max).as_bytes()).is_ok());
+    assert!(ManifestDocument::read(padded(max).as_bytes()).is_ok());
     refused(&padded(max + 1), "bytes");
     let nested = |depth: usize| {
         format!(r#"{{"schemaVersion":2,"manifests":[],"x":{}{}}}"#, "[".repeat(depth), "]".repeat(depth))
     };
-    assert!(Document::read(nested(30).as_bytes()).is_ok());
+    assert!(ManifestDocument::read(nested(30).as_bytes()).is_ok());
     refused(&nested(40), "nested");
     refused(&nested(1_000_000), "cannot be read");
-    let written = Document::Index(Index {
-        dialect: Dialect::Oci,
+    let written = ManifestDocument::Index(Index {
+        dialect: MediaDialect::Oci,
         artifact_type: None,
         manifests: Vec::new(),
         annotations: BTreeMap::from([("k".to_owned(), "v".repeat(max))]),

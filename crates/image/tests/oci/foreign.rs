@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use lodge_image::agentfile::{LoadError, Loaded, load_packed};
+use lodge_image::agentfile::{LoadError, LoadedAgentfile, load_packed};
 use lodge_image::oci::{
-    AgentKind, BadImage, Blob, Descriptor, Dialect, Foreign, Manifest, Packed, TITLE, pack_agent, read_agent,
-    read_agent_head, unpack_foreign,
+    AgentKind, BadImage, Blob, Descriptor, ForeignImage, Manifest, MediaDialect, PackedImage, TITLE,
+    pack_agent, read_agent, read_agent_head, unpack_foreign,
 };
 
-use crate::{Shelf, bytes_of, inline};
+use crate::{PackedImages, bytes_of, inline};
 
 const AGENT: &str = "application/vnd.openotters.agent.v1";
 const CONFIG: &str = "application/vnd.openotters.agent.config.v1+json";
@@ -18,7 +18,7 @@ const ADDED: &str = "application/octet-stream";
 const SOURCE: &str = "# syntax=openotters/agentfile:1\nFROM base\nNAME otter\nCONTEXT SOUL file://deep/soul.txt\n\
     CONTEXT TAIL <<E\nwag\nE\nADD data/plan.csv /etc/data/plan.csv \"the plan\"\nBIN rg ghcr.io/openotters/tools/rg\n";
 
-fn image(layers: &[(&str, &str, &[u8])]) -> (Manifest, Packed) {
+fn image(layers: &[(&str, &str, &[u8])]) -> (Manifest, PackedImage) {
     let mut blobs = vec![Blob::new(CONFIG, b"{\"from\":\"base\"}".to_vec())];
     let mut parts = Vec::new();
     for (media_type, title, bytes) in layers {
@@ -28,14 +28,14 @@ fn image(layers: &[(&str, &str, &[u8])]) -> (Manifest, Packed) {
         blobs.push(blob);
     }
     let manifest = Manifest {
-        dialect: Dialect::Oci,
+        dialect: MediaDialect::Oci,
         artifact_type: Some(AGENT.to_owned()),
         config: blobs[0].descriptor(),
         layers: parts,
         annotations: BTreeMap::new(),
     };
     let digest = blobs[0].digest;
-    (manifest, Packed { digest, blobs })
+    (manifest, PackedImage { digest, blobs })
 }
 
 fn otter() -> Vec<(&'static str, &'static str, &'static [u8])> {
@@ -48,14 +48,14 @@ fn otter() -> Vec<(&'static str, &'static str, &'static [u8])> {
     ]
 }
 
-fn unpack(layers: &[(&str, &str, &[u8])]) -> Result<Foreign, BadImage> {
+fn unpack(layers: &[(&str, &str, &[u8])]) -> Result<ForeignImage, BadImage> {
     let (manifest, packed) = image(layers);
     unpack_foreign(&manifest, &mut |part| bytes_of(&packed, part))
 }
 
-fn load(foreign: Foreign) -> Result<Loaded, LoadError> {
+fn load(foreign: ForeignImage) -> Result<LoadedAgentfile, LoadError> {
     let base = inline("FROM scratch\nMODEL openai/gpt\nCONTEXT SOUL <<E\nold\nE\n");
-    load_packed(&foreign.source, foreign.files, &Shelf(BTreeMap::from([("base".to_owned(), base)])))
+    load_packed(&foreign.source, foreign.files, &PackedImages(BTreeMap::from([("base".to_owned(), base)])))
 }
 
 #[test]

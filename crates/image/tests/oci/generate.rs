@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use lodge_image::agentfile::{CAPABILITIES, Loaded, PackedFiles, load_packed};
+use lodge_image::agentfile::{CAPABILITIES, LoadedAgentfile, PackedFiles, load_packed};
 
-use crate::{Random, Shelf};
+use crate::{OciRandom, PackedImages};
 
 const NAMES: [&str; 12] = [
     "a",
@@ -65,16 +65,16 @@ const CHARACTERS: [&str; 20] = [
     "}", "\\u00ad", ".",
 ];
 
-fn quoted(random: &mut Random) -> String {
+fn quoted(random: &mut OciRandom) -> String {
     let text: String = (0..random.below(12)).map(|_| random.pick(&CHARACTERS)).collect();
     format!("\"{text}\"")
 }
 
-fn maybe_quoted(random: &mut Random) -> String {
+fn maybe_quoted(random: &mut OciRandom) -> String {
     if random.below(2) == 0 { String::new() } else { format!(" {}", quoted(random)) }
 }
 
-fn body(random: &mut Random) -> String {
+fn body(random: &mut OciRandom) -> String {
     let mut body = "<<END\n".to_owned();
     for _ in 0..random.below(4) {
         let line: String = (0..random.below(9)).map(|_| random.pick(&CHARACTERS)).collect();
@@ -84,7 +84,7 @@ fn body(random: &mut Random) -> String {
 }
 
 /// A line of a kind that can stand there any number of times, and what it needs.
-fn line(random: &mut Random, files: &mut PackedFiles) -> String {
+fn line(random: &mut OciRandom, files: &mut PackedFiles) -> String {
     let name = random.pick(&NAMES);
     let key = random.pick(&KEYS);
     match random.below(14) {
@@ -117,12 +117,12 @@ fn line(random: &mut Random, files: &mut PackedFiles) -> String {
     }
 }
 
-fn name_of_env(random: &mut Random) -> &'static str {
+fn name_of_env(random: &mut OciRandom) -> &'static str {
     random.pick(&["A", "_", "DB_PASSWORD", "LONG_NAME_1"])
 }
 
 /// A line of a kind that stands there once.
-fn once(random: &mut Random, nth: usize) -> String {
+fn once(random: &mut OciRandom, nth: usize) -> String {
     match nth {
         0 => format!("NAME {}", random.pick(&NAMES)),
         1 => format!("MODEL {}", random.pick(&["openai/gpt", "a/b/c:d", "x/é"])),
@@ -138,7 +138,7 @@ fn once(random: &mut Random, nth: usize) -> String {
     }
 }
 
-pub(crate) fn source(random: &mut Random, from: &str) -> (String, PackedFiles) {
+pub(crate) fn source(random: &mut OciRandom, from: &str) -> (String, PackedFiles) {
     let mut files = PackedFiles::default();
     let mut lines = vec![format!("FROM {from}")];
     for nth in 0..7 {
@@ -153,8 +153,8 @@ pub(crate) fn source(random: &mut Random, from: &str) -> (String, PackedFiles) {
 }
 
 /// An agent, with up to two parents.
-pub(crate) fn loaded(random: &mut Random) -> Loaded {
-    let mut shelf = Shelf::default();
+pub(crate) fn loaded(random: &mut OciRandom) -> LoadedAgentfile {
+    let mut shelf = PackedImages::default();
     let mut from = "scratch";
     loop {
         let (source, files) = source(random, from);

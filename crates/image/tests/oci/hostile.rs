@@ -1,9 +1,9 @@
 //! Bytes nobody meant: no panic, no wait, and nothing accepted that would not be written again as it was read.
 
-use lodge_image::oci::{Document, MANIFEST_MAX, pack_agent, read_agent, read_agent_head};
-use lodge_image::{Digest, Reference, Remote, Tagged};
+use lodge_image::oci::{MANIFEST_MAX, ManifestDocument, pack_agent, read_agent, read_agent_head};
+use lodge_image::{Digest, Reference, RemoteImage, TaggedName};
 
-use crate::{Random, bytes_of, generate, opened};
+use crate::{OciRandom, bytes_of, generate, opened};
 
 const SEED: u64 = 0x00ba_d0fb_17e5;
 const DOCUMENTS: u32 = 20_000;
@@ -47,7 +47,7 @@ const PIECES: [&[u8]; 34] = [
     b"\xf0\x9f\xa6\xa6",
 ];
 
-fn mutate(random: &mut Random, good: &[u8]) -> Vec<u8> {
+fn mutate(random: &mut OciRandom, good: &[u8]) -> Vec<u8> {
     let mut bytes = good.to_vec();
     for _ in 0..=random.below(3) {
         let at = random.below(bytes.len());
@@ -68,7 +68,7 @@ fn mutate(random: &mut Random, good: &[u8]) -> Vec<u8> {
 }
 
 /// Swaps two digits or letters that stand in the same place of two words, so that the JSON stays good.
-fn nudge(random: &mut Random, good: &[u8]) -> Vec<u8> {
+fn nudge(random: &mut OciRandom, good: &[u8]) -> Vec<u8> {
     let mut bytes = good.to_vec();
     for _ in 0..=random.below(2) {
         let at = random.below(bytes.len());
@@ -79,7 +79,7 @@ fn nudge(random: &mut Random, good: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn changed(random: &mut Random, good: &[u8]) -> Vec<u8> {
+fn changed(random: &mut OciRandom, good: &[u8]) -> Vec<u8> {
     if random.below(2) == 0 { mutate(random, good) } else { nudge(random, good) }
 }
 
@@ -89,7 +89,7 @@ fn printable(why: &str) -> bool {
 
 #[test]
 fn no_manifest_panics_and_what_is_read_is_written_and_read_again() {
-    let mut random = Random(SEED);
+    let mut random = OciRandom(SEED);
     let (mut accepted, mut refused) = (0, 0);
     let index = format!(
         r#"{{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","artifactType":"application/x","manifests":[{{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"{}","size":7,"platform":{{"os":"linux","architecture":"amd64"}}}}],"annotations":{{"a":"b"}}}}"#,
@@ -102,11 +102,11 @@ fn no_manifest_panics_and_what_is_read_is_written_and_read_again() {
             good = packed.blobs.last().expect("a manifest").bytes.clone();
         }
         let bytes = changed(&mut random, if case % 3 == 0 { index.as_bytes() } else { &good });
-        match Document::read(&bytes) {
+        match ManifestDocument::read(&bytes) {
             Ok(document) => {
                 accepted += 1;
                 let written = document.write().expect("small");
-                assert_eq!(Document::read(&written).as_ref(), Ok(&document), "case {case}");
+                assert_eq!(ManifestDocument::read(&written).as_ref(), Ok(&document), "case {case}");
             }
             Err(bad) => {
                 refused += 1;
@@ -138,16 +138,16 @@ fn the_worst_documents_of_the_allowed_size_are_answered() {
         while bytes.len() + piece.len() <= max {
             bytes.extend(piece.as_bytes());
         }
-        let why = Document::read(&bytes).expect_err("refused").to_string();
+        let why = ManifestDocument::read(&bytes).expect_err("refused").to_string();
         assert!(printable(&why), "{why}");
-        let packed = pack_agent(&generate::loaded(&mut Random(SEED))).expect("good");
+        let packed = pack_agent(&generate::loaded(&mut OciRandom(SEED))).expect("good");
         assert!(read_agent_head(&opened(&packed).0, &bytes).is_err());
     }
 }
 
 #[test]
 fn no_config_panics_and_what_is_read_can_be_packed() {
-    let mut random = Random(SEED);
+    let mut random = OciRandom(SEED);
     let (mut accepted, mut refused) = (0, 0);
     let mut packed = pack_agent(&generate::loaded(&mut random)).expect("good");
     for case in 0..CONFIGS {
@@ -199,17 +199,17 @@ fn no_reference_panics_and_what_is_one_is_written_in_one_way() {
         "A",
         "\0",
     ];
-    let mut random = Random(SEED);
+    let mut random = OciRandom(SEED);
     let (mut names, mut remotes, mut pinned) = (0, 0, 0);
     for _ in 0..REFERENCES {
         let mut text: String = (0..=random.below(8)).map(|_| random.pick(&WORDS)).collect();
         if random.below(4) == 0 {
             text = format!("{text}@{}", Digest::of(text.as_bytes()));
         }
-        match (Tagged::read(&text), Reference::read(&text)) {
+        match (TaggedName::read(&text), Reference::read(&text)) {
             (Ok(name), read) => {
                 names += 1;
-                assert_eq!(Tagged::read(name.as_str()).as_ref(), Ok(&name), "{text:?}");
+                assert_eq!(TaggedName::read(name.as_str()).as_ref(), Ok(&name), "{text:?}");
                 assert_eq!(read, Ok(Reference::Name(name)), "{text:?}");
             }
             (Err(_), Ok(Reference::Digest(digest))) => assert!(digest.starts_with("sha256:"), "{text:?}"),
@@ -220,9 +220,9 @@ fn no_reference_panics_and_what_is_one_is_written_in_one_way() {
             pinned += 1;
             assert_eq!(Reference::pinned(&name.pin(&digest)), Ok(Some((name, digest))), "{text:?}");
         }
-        if let Ok(Some(remote)) = Remote::read(&text) {
+        if let Ok(Some(remote)) = RemoteImage::read(&text) {
             remotes += 1;
-            assert_eq!(Remote::read(&remote.to_string()), Ok(Some(remote.clone())), "{text:?}");
+            assert_eq!(RemoteImage::read(&remote.to_string()), Ok(Some(remote.clone())), "{text:?}");
             let plain = |text: &str| text.chars().all(|c| c.is_ascii_graphic() && !"@%?#\\".contains(c));
             assert!(plain(&remote.host) && plain(&remote.repository), "{text:?}");
             assert!(!remote.repository.split('/').any(|part| part.is_empty() || part == ".."), "{text:?}");

@@ -15,26 +15,26 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use lodge_image::agentfile::{Agentfile, Builder, ContextSource, Loaded, load_dir, load_inline};
-use lodge_image::oci::{BadImage, Descriptor, Document, Manifest, Packed, read_agent};
-use lodge_image::{Digest, Reference, Tagged};
+use lodge_image::agentfile::{Agentfile, Builder, ContextSource, LoadedAgentfile, load_dir, load_inline};
+use lodge_image::oci::{BadImage, Descriptor, Manifest, ManifestDocument, PackedImage, read_agent};
+use lodge_image::{Digest, Reference, TaggedName};
 
-type Failed = Box<dyn std::error::Error + Send + Sync>;
+type TestError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The images there are, by name; every tool is there, and is called after its own name.
 #[derive(Default)]
-pub(crate) struct Shelf(pub(crate) BTreeMap<String, Loaded>);
+pub(crate) struct PackedImages(pub(crate) BTreeMap<String, LoadedAgentfile>);
 
-impl Builder for Shelf {
-    fn image(&self, reference: &str) -> Result<Option<Loaded>, Failed> {
+impl Builder for PackedImages {
+    fn image(&self, reference: &str) -> Result<Option<LoadedAgentfile>, TestError> {
         Ok(self.0.get(reference).cloned())
     }
 
-    fn pin(&self, reference: &str) -> Result<Option<String>, Failed> {
+    fn pin(&self, reference: &str) -> Result<Option<String>, TestError> {
         if let Some((name, digest)) = Reference::pinned(reference)? {
             return Ok(Some(name.pin(&digest)));
         }
-        Ok(Some(Tagged::read(reference)?.pin(&Digest::of(reference.as_bytes()))))
+        Ok(Some(TaggedName::read(reference)?.pin(&Digest::of(reference.as_bytes()))))
     }
 
     fn refuses(&self, _: &Agentfile) -> Vec<(u32, &'static str)> {
@@ -43,43 +43,43 @@ impl Builder for Shelf {
 }
 
 #[track_caller]
-pub(crate) fn inline(source: &str) -> Loaded {
-    match load_inline(source.as_bytes(), &BTreeMap::new(), &Shelf::default()) {
+pub(crate) fn inline(source: &str) -> LoadedAgentfile {
+    match load_inline(source.as_bytes(), &BTreeMap::new(), &PackedImages::default()) {
         Ok(loaded) => loaded,
         Err(error) => panic!("{error}"),
     }
 }
 
 #[track_caller]
-pub(crate) fn on_disk(path: &Path) -> Loaded {
-    match load_dir(path, &BTreeMap::new(), &Shelf::default()) {
+pub(crate) fn on_disk(path: &Path) -> LoadedAgentfile {
+    match load_dir(path, &BTreeMap::new(), &PackedImages::default()) {
         Ok(loaded) => loaded,
         Err(error) => panic!("{error}"),
     }
 }
 
 /// What stands in a packed image: its manifest and its config.
-pub(crate) fn opened(packed: &Packed) -> (Manifest, Vec<u8>) {
-    let manifest = match Document::read(&packed.blobs.last().expect("a manifest").bytes) {
-        Ok(Document::Manifest(manifest)) => manifest,
+pub(crate) fn opened(packed: &PackedImage) -> (Manifest, Vec<u8>) {
+    let manifest = match ManifestDocument::read(&packed.blobs.last().expect("a manifest").bytes) {
+        Ok(ManifestDocument::Manifest(manifest)) => manifest,
         other => panic!("{other:?}"),
     };
     let config = bytes_of(packed, &manifest.config).expect("a config");
     (manifest, config)
 }
 
-pub(crate) fn bytes_of(packed: &Packed, part: &Descriptor) -> io::Result<Vec<u8>> {
+pub(crate) fn bytes_of(packed: &PackedImage, part: &Descriptor) -> io::Result<Vec<u8>> {
     let blob = packed.blobs.iter().find(|blob| blob.digest == part.digest);
     blob.map(|blob| blob.bytes.clone()).ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-pub(crate) fn read(packed: &Packed) -> Result<Loaded, BadImage> {
+pub(crate) fn read(packed: &PackedImage) -> Result<LoadedAgentfile, BadImage> {
     let (manifest, config) = opened(packed);
     read_agent(&manifest, &config, &mut |part| bytes_of(packed, part))
 }
 
 /// Without the places in the source, which an image does not keep.
-pub(crate) fn placeless(mut loaded: Loaded) -> Loaded {
+pub(crate) fn placeless(mut loaded: LoadedAgentfile) -> LoadedAgentfile {
     macro_rules! nowhere {
         ($($list:ident),*) => { $(for item in &mut loaded.agentfile.$list { item.line = 0; })* };
     }
@@ -101,9 +101,9 @@ pub(crate) fn placeless(mut loaded: Loaded) -> Loaded {
 }
 
 /// A small generator whose every run is the same.
-pub(crate) struct Random(pub(crate) u64);
+pub(crate) struct OciRandom(pub(crate) u64);
 
-impl Random {
+impl OciRandom {
     pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

@@ -1,6 +1,6 @@
 //! Configs and layers that no build could have made.
 
-use lodge_image::agentfile::{LINE_MAX, Loaded};
+use lodge_image::agentfile::{LINE_MAX, LoadedAgentfile};
 use lodge_image::oci::{BadImage, Blob, Manifest, TITLE, pack_agent, read_agent};
 use serde_json::{Value, json};
 
@@ -9,7 +9,10 @@ use crate::{bytes_of, inline, opened};
 const SOURCE: &str = "FROM scratch\nCONTEXT SOUL <<E\nx\nE\nCONFIG a=1\nENV A=1\nNAME otter\n";
 
 /// Reads an image of which the manifest and the config were changed.
-fn read_changed(config: &dyn Fn(&mut Value), manifest: &dyn Fn(&mut Manifest)) -> Result<Loaded, BadImage> {
+fn read_changed(
+    config: &dyn Fn(&mut Value),
+    manifest: &dyn Fn(&mut Manifest),
+) -> Result<LoadedAgentfile, BadImage> {
     let packed = pack_agent(&inline(SOURCE)).expect("good");
     let (mut changed, bytes) = opened(&packed);
     let mut value: Value = serde_json::from_slice(&bytes).expect("JSON");

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use lodge_image::registry::{Login, Logins, Terms};
-use lodge_testkit::registry::{Door, Fault, MockRegistry, Times};
+use lodge_image::registry::{RegistryLogin, RegistryLogins, RegistryTerms};
+use lodge_testkit::registry::{FaultCount, MockRegistry, RegistryDoor, RegistryFault};
 
 use crate::common::*;
 
@@ -12,7 +12,7 @@ const TOKEN: &str = "letmein";
 
 fn token_door(mock: &MockRegistry, login: Option<&str>) {
     let (realm, login) = (mock.url("/token"), login.map(str::to_owned));
-    mock.set_door(Door::Token { realm, login, token: TOKEN.to_owned() });
+    mock.set_door(RegistryDoor::Token { realm, login, token: TOKEN.to_owned() });
 }
 
 #[tokio::test]
@@ -20,7 +20,7 @@ async fn a_token_is_asked_for_once_for_a_whole_image() {
     let mock = MockRegistry::start().unwrap();
     image(&mock, &[bytes(1, 10), bytes(2, 10), bytes(3, 10)]);
     token_door(&mock, Some(LOGIN));
-    let here = Here::with(user(&mock.host()), quick());
+    let here = LocalStore::with(user(&mock.host()), quick());
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
     assert_eq!((mock.count("GET", "/token"), mock.seen().len()), (1, 1 + 1 + 1 + 4));
     let asked = mock.seen();
@@ -38,7 +38,7 @@ async fn a_token_is_had_without_a_login_where_everybody_gets_one() {
     let mock = MockRegistry::start().unwrap();
     image(&mock, &[bytes(1, 10)]);
     token_door(&mock, None);
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
     let asked = mock.seen();
     let token = asked.iter().find(|seen| seen.path.starts_with("/token")).unwrap();
@@ -50,8 +50,8 @@ async fn an_identity_token_is_exchanged() {
     let mock = MockRegistry::start().unwrap();
     image(&mock, &[bytes(1, 10)]);
     token_door(&mock, Some("identity"));
-    let login = Login { user: "<token>".to_owned(), secret: "identity".to_owned(), is_token: true };
-    let here = Here::with(Arc::new(OneLogin { host: mock.host(), login }), quick());
+    let login = RegistryLogin { user: "<token>".to_owned(), secret: "identity".to_owned(), is_token: true };
+    let here = LocalStore::with(Arc::new(OneLogin { host: mock.host(), login }), quick());
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
     let asked = mock.seen();
     let exchange = asked.iter().find(|seen| seen.method == "POST").unwrap();
@@ -65,15 +65,19 @@ async fn a_token_that_is_good_no_more_is_asked_for_again_and_a_bad_one_is_not_tr
     let mock = MockRegistry::start().unwrap();
     image(&mock, &[bytes(1, 10)]);
     token_door(&mock, Some(LOGIN));
-    let here = Here::with(user(&mock.host()), quick());
+    let here = LocalStore::with(user(&mock.host()), quick());
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
     let (realm, login) = (mock.url("/token"), Some(LOGIN.to_owned()));
-    mock.set_door(Door::Token { realm: realm.clone(), login: login.clone(), token: "another".to_owned() });
+    mock.set_door(RegistryDoor::Token {
+        realm: realm.clone(),
+        login: login.clone(),
+        token: "another".to_owned(),
+    });
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
     assert_eq!(mock.count("GET", "/token"), 2);
     let useless = br#"{"token":"useless"}"#.to_vec();
-    mock.fault("GET", "/token", Times::Always, Fault::Body(useless));
-    mock.set_door(Door::Token { realm, login, token: "third".to_owned() });
+    mock.fault("GET", "/token", FaultCount::Always, RegistryFault::Body(useless));
+    mock.set_door(RegistryDoor::Token { realm, login, token: "third".to_owned() });
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!((error.code(), mock.count("GET", "/token")), ("registry.denied", 3), "{}", told(&error));
 }
@@ -83,15 +87,15 @@ async fn who_is_not_let_in_learns_how_to_log_in_and_no_secret_is_told() {
     let mock = MockRegistry::start().unwrap();
     image(&mock, &[]);
     let host = mock.host();
-    let wrong = Login { user: "user".to_owned(), secret: "hush".to_owned(), is_token: false };
-    let wrong: Arc<dyn Logins> = Arc::new(OneLogin { host: host.clone(), login: wrong });
+    let wrong = RegistryLogin { user: "user".to_owned(), secret: "hush".to_owned(), is_token: false };
+    let wrong: Arc<dyn RegistryLogins> = Arc::new(OneLogin { host: host.clone(), login: wrong });
     for door in ["basic", "token"] {
         match door {
-            "basic" => mock.set_door(Door::Basic { login: LOGIN.to_owned() }),
+            "basic" => mock.set_door(RegistryDoor::Basic { login: LOGIN.to_owned() }),
             _token => token_door(&mock, Some(LOGIN)),
         }
-        for logins in [Arc::new(NoLogin) as Arc<dyn Logins>, Arc::clone(&wrong)] {
-            let here = Here::with(logins, quick());
+        for logins in [Arc::new(NoLogin) as Arc<dyn RegistryLogins>, Arc::clone(&wrong)] {
+            let here = LocalStore::with(logins, quick());
             let error = here.pull(&remote(&host, "thing:v1")).await.unwrap_err();
             let shown = format!("{} {error:?} {:?} {:?}", told(&error), error.hint(), here.registries);
             assert_eq!(error.code(), "registry.denied", "{shown}");
@@ -101,10 +105,10 @@ async fn who_is_not_let_in_learns_how_to_log_in_and_no_secret_is_told() {
     }
 }
 
-struct Broken;
+struct BrokenLogins;
 
-impl Logins for Broken {
-    fn login(&self, _host: &str) -> Result<Option<Login>, String> {
+impl RegistryLogins for BrokenLogins {
+    fn login(&self, _host: &str) -> Result<Option<RegistryLogin>, String> {
         Err("the helper is not there".to_owned())
     }
 }
@@ -113,9 +117,9 @@ impl Logins for Broken {
 async fn logins_are_looked_for_only_where_one_is_wanted() {
     let mock = MockRegistry::start().unwrap();
     image(&mock, &[]);
-    let here = Here::with(Arc::new(Broken), quick());
+    let here = LocalStore::with(Arc::new(BrokenLogins), quick());
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
-    mock.set_door(Door::Basic { login: LOGIN.to_owned() });
+    mock.set_door(RegistryDoor::Basic { login: LOGIN.to_owned() });
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.login");
     assert!(error.to_string().ends_with("the helper is not there"), "{error}");
@@ -125,7 +129,7 @@ async fn logins_are_looked_for_only_where_one_is_wanted() {
 async fn a_realm_is_somewhere_safe_or_gets_no_login() {
     let mock = MockRegistry::start().unwrap();
     image(&mock, &[]);
-    let here = Here::with(user(&mock.host()), quick());
+    let here = LocalStore::with(user(&mock.host()), quick());
     for realm in [
         "http://10.0.0.1/token",
         "http://auth.example/token",
@@ -135,7 +139,7 @@ async fn a_realm_is_somewhere_safe_or_gets_no_login() {
         "",
         "http://",
     ] {
-        mock.set_door(Door::Token { realm: realm.to_owned(), login: None, token: TOKEN.to_owned() });
+        mock.set_door(RegistryDoor::Token { realm: realm.to_owned(), login: None, token: TOKEN.to_owned() });
         let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
         assert_eq!(error.code(), "registry.lies", "{realm}: {}", told(&error));
     }
@@ -147,11 +151,14 @@ async fn a_realm_inside_is_not_asked_for_a_registry_outside() {
     let outside = MockRegistry::start_at(SECOND).unwrap();
     let inside = MockRegistry::start().unwrap();
     image(&outside, &[]);
-    let here = Here::with(user(&outside.host()), Terms { inward: |address| address != SECOND, ..quick() });
+    let here = LocalStore::with(
+        user(&outside.host()),
+        RegistryTerms { inward: |address| address != SECOND, ..quick() },
+    );
     let port = inside.host().split(':').next_back().unwrap().to_owned();
     for host in ["127.0.0.1", "localhost"] {
         let realm = format!("http://{host}:{port}/token");
-        outside.set_door(Door::Token { realm, login: None, token: TOKEN.to_owned() });
+        outside.set_door(RegistryDoor::Token { realm, login: None, token: TOKEN.to_owned() });
         let error = here.pull(&remote(&outside.host(), "thing:v1")).await.unwrap_err();
         assert_eq!((error.code(), inside.seen().len()), ("registry.lies", 0), "{host}: {}", told(&error));
     }
@@ -162,9 +169,14 @@ async fn a_realm_leads_nobody_with_a_login_elsewhere() {
     let (mock, other) = (MockRegistry::start().unwrap(), MockRegistry::start().unwrap());
     image(&mock, &[]);
     token_door(&mock, Some(LOGIN));
-    let here = Here::with(user(&mock.host()), quick());
+    let here = LocalStore::with(user(&mock.host()), quick());
     let headers = vec![("Location".to_owned(), other.url("/token"))];
-    mock.fault("GET", "/token", Times::Always, Fault::Answer { status: 302, headers, body: Vec::new() });
+    mock.fault(
+        "GET",
+        "/token",
+        FaultCount::Always,
+        RegistryFault::Answer { status: 302, headers, body: Vec::new() },
+    );
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!((error.code(), other.seen().len()), ("registry.lies", 0), "{}", told(&error));
 }
@@ -174,38 +186,38 @@ async fn a_token_of_ten_megabytes_or_none_at_all_is_refused() {
     let mock = MockRegistry::start().unwrap();
     image(&mock, &[]);
     token_door(&mock, None);
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     let long = format!(r#"{{"token":"{}"}}"#, "a".repeat(10 << 20));
     for fault in [
-        Fault::Body(long.into_bytes()),
-        Fault::Endless,
-        Fault::Body(b"{}".to_vec()),
-        Fault::Body(br#"{"token":"a\r\nX: y"}"#.to_vec()),
-        Fault::Body(b"\xff".to_vec()),
+        RegistryFault::Body(long.into_bytes()),
+        RegistryFault::Endless,
+        RegistryFault::Body(b"{}".to_vec()),
+        RegistryFault::Body(br#"{"token":"a\r\nX: y"}"#.to_vec()),
+        RegistryFault::Body(b"\xff".to_vec()),
     ] {
         mock.forget_faults();
-        mock.fault("GET", "/token", Times::Always, fault);
+        mock.fault("GET", "/token", FaultCount::Always, fault);
         let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
         assert_eq!(error.code(), "registry.lies", "{}", told(&error));
     }
     mock.forget_faults();
-    let busy = Fault::Answer { status: 503, headers: Vec::new(), body: Vec::new() };
-    mock.fault("GET", "/token", Times::Next(4), busy);
+    let busy = RegistryFault::Answer { status: 503, headers: Vec::new(), body: Vec::new() };
+    mock.fault("GET", "/token", FaultCount::Next(4), busy);
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
 }
 
 #[tokio::test]
 async fn what_is_no_challenge_is_a_refusal() {
     let mock = MockRegistry::start().unwrap();
-    let here = Here::with(user(&mock.host()), quick());
+    let here = LocalStore::with(user(&mock.host()), quick());
     let long = format!("Bearer realm=\"{}\"", "a".repeat(20_000));
     for challenge in
         ["", "Negotiate", "Bearer", "Bearer realm", "Bearer realm=\"", "=,=\"\\", &long, "Digest realm=x"]
     {
         mock.forget_faults();
         let headers = vec![("WWW-Authenticate".to_owned(), challenge.to_owned())];
-        let answer = Fault::Answer { status: 401, headers, body: Vec::new() };
-        mock.fault("GET", "/manifests/", Times::Always, answer);
+        let answer = RegistryFault::Answer { status: 401, headers, body: Vec::new() };
+        mock.fault("GET", "/manifests/", FaultCount::Always, answer);
         let before = mock.seen().len();
         let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
         assert_eq!((error.code(), mock.seen().len() - before), ("registry.denied", 1), "{challenge:.60}");
@@ -216,11 +228,16 @@ async fn what_is_no_challenge_is_a_refusal() {
 async fn a_blob_elsewhere_that_wants_a_login_gets_none() {
     let (mock, other) = (MockRegistry::start().unwrap(), MockRegistry::start().unwrap());
     let (_, layers) = image(&mock, &[bytes(1, 10)]);
-    mock.set_door(Door::Basic { login: LOGIN.to_owned() });
-    other.set_door(Door::Basic { login: LOGIN.to_owned() });
-    let here = Here::with(user(&mock.host()), quick());
+    mock.set_door(RegistryDoor::Basic { login: LOGIN.to_owned() });
+    other.set_door(RegistryDoor::Basic { login: LOGIN.to_owned() });
+    let here = LocalStore::with(user(&mock.host()), quick());
     let headers = vec![("Location".to_owned(), other.url("/blob"))];
-    mock.fault("GET", &layers[0], Times::Always, Fault::Answer { status: 307, headers, body: Vec::new() });
+    mock.fault(
+        "GET",
+        &layers[0],
+        FaultCount::Always,
+        RegistryFault::Answer { status: 307, headers, body: Vec::new() },
+    );
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.refused", "{}", told(&error));
     assert!(other.seen().iter().all(|seen| seen.header("authorization").is_none()));

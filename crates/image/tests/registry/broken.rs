@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lodge_image::registry::Terms;
-use lodge_testkit::registry::{Fault, MockRegistry, Times};
+use lodge_image::registry::RegistryTerms;
+use lodge_testkit::registry::{FaultCount, MockRegistry, RegistryFault};
 
 use crate::common::*;
 
@@ -19,9 +19,9 @@ async fn a_blob_that_breaks_off_goes_on_where_it_was_at_whatever_byte() {
     let mut offsets = vec![0, 1, 2, SIZE as u64 - 1, SIZE as u64 / 2];
     offsets.extend(bytes(7, 40).chunks(2).map(|pair| u64::from(pair[0]) << 10 | u64::from(pair[1])));
     for offset in offsets {
-        let here = Here::new(quick());
+        let here = LocalStore::new(quick());
         let before = (mock.served(&layers[0]), mock.seen().len());
-        mock.fault("GET", &layers[0], Times::Next(1), Fault::CutAt(offset));
+        mock.fault("GET", &layers[0], FaultCount::Next(1), RegistryFault::CutAt(offset));
         here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
         assert_eq!(mock.served(&layers[0]) - before.0, SIZE as u64, "cut at {offset}");
         assert_eq!(here.read(&layers[0]), bytes(1, SIZE), "cut at {offset}");
@@ -39,8 +39,8 @@ async fn a_blob_that_breaks_off_goes_on_where_it_was_at_whatever_byte() {
 async fn a_pull_that_failed_goes_on_where_it_was_the_next_time() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    let here = Here::new(Terms { tries: 1, ..quick() });
-    mock.fault("GET", &layers[0], Times::Next(1), Fault::CutAt(200_000));
+    let here = LocalStore::new(RegistryTerms { tries: 1, ..quick() });
+    mock.fault("GET", &layers[0], FaultCount::Next(1), RegistryFault::CutAt(200_000));
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.unreachable", "{}", told(&error));
     assert!(!here.stored().contains(&layers[0]));
@@ -52,8 +52,8 @@ async fn a_pull_that_failed_goes_on_where_it_was_the_next_time() {
 async fn a_pull_that_was_dropped_goes_on_where_it_was_the_next_time() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    let here = Arc::new(Here::new(quick()));
-    mock.fault("GET", &layers[0], Times::Next(1), Fault::StallAt(200_000));
+    let here = Arc::new(LocalStore::new(quick()));
+    mock.fault("GET", &layers[0], FaultCount::Next(1), RegistryFault::StallAt(200_000));
     let (pulling, at) = (Arc::clone(&here), remote(&mock.host(), "thing:v1"));
     let pull = tokio::spawn(async move { pulling.pull(&at).await });
     let digest = layers[0].parse().unwrap();
@@ -73,9 +73,9 @@ async fn a_pull_that_was_dropped_goes_on_where_it_was_the_next_time() {
 async fn a_registry_without_ranges_sends_it_all_again() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    let here = Here::new(quick());
-    mock.fault("GET", &layers[0], Times::Always, Fault::NoRanges);
-    mock.fault("GET", &layers[0], Times::Next(2), Fault::CutAt(1_000));
+    let here = LocalStore::new(quick());
+    mock.fault("GET", &layers[0], FaultCount::Always, RegistryFault::NoRanges);
+    mock.fault("GET", &layers[0], FaultCount::Next(2), RegistryFault::CutAt(1_000));
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
     assert_eq!(mock.served(&layers[0]), SIZE as u64 + 2_000);
     assert_eq!(here.read(&layers[0]), bytes(1, SIZE));
@@ -85,11 +85,11 @@ async fn a_registry_without_ranges_sends_it_all_again() {
 async fn a_registry_that_refuses_or_mixes_up_the_range_ends_in_the_blob_or_in_a_lie() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    mock.fault("GET", &layers[0], Times::Next(1), Fault::CutAt(1_000));
-    let unsatisfied = Fault::Answer { status: 416, headers: Vec::new(), body: Vec::new() };
-    let start = Here::new(Terms { tries: 1, ..quick() });
+    mock.fault("GET", &layers[0], FaultCount::Next(1), RegistryFault::CutAt(1_000));
+    let unsatisfied = RegistryFault::Answer { status: 416, headers: Vec::new(), body: Vec::new() };
+    let start = LocalStore::new(RegistryTerms { tries: 1, ..quick() });
     start.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
-    mock.fault("GET", &layers[0], Times::Next(1), unsatisfied);
+    mock.fault("GET", &layers[0], FaultCount::Next(1), unsatisfied);
     let again = mock.count("GET", &layers[0]);
     let error = start.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.refused", "its only try");
@@ -98,14 +98,14 @@ async fn a_registry_that_refuses_or_mixes_up_the_range_ends_in_the_blob_or_in_a_
     let last = asked.iter().rfind(|seen| seen.path.contains(&layers[0])).unwrap();
     assert_eq!((mock.count("GET", &layers[0]) - again, last.header("range")), (2, None));
     for range in ["bytes 0-9/10", "bytes 999-299999/300000", "bytes 1000-299999/300001", "", "bytes x-y/z"] {
-        let here = Here::new(quick());
+        let here = LocalStore::new(quick());
         mock.forget_faults();
-        mock.fault("GET", &layers[0], Times::Next(1), Fault::CutAt(1_000));
+        mock.fault("GET", &layers[0], FaultCount::Next(1), RegistryFault::CutAt(1_000));
         mock.fault(
             "GET",
             &layers[0],
-            Times::Always,
-            Fault::Header("Content-Range".to_owned(), range.to_owned()),
+            FaultCount::Always,
+            RegistryFault::Header("Content-Range".to_owned(), range.to_owned()),
         );
         let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
         assert_eq!(error.code(), "registry.lies", "{range}: {}", told(&error));
@@ -116,8 +116,8 @@ async fn a_registry_that_refuses_or_mixes_up_the_range_ends_in_the_blob_or_in_a_
 async fn a_registry_that_cuts_for_ever_is_given_up() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    let here = Here::new(quick());
-    mock.fault("GET", &layers[0], Times::Always, Fault::CutAt(1));
+    let here = LocalStore::new(quick());
+    mock.fault("GET", &layers[0], FaultCount::Always, RegistryFault::CutAt(1));
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(
         (error.code(), mock.count("GET", &layers[0])),
@@ -131,8 +131,8 @@ async fn a_registry_that_cuts_for_ever_is_given_up() {
 async fn a_byte_now_and_then_is_a_stall() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    let here = Here::new(Terms { tries: 2, ..hasty() });
-    mock.fault("GET", &layers[0], Times::Always, Fault::Trickle(Duration::from_millis(20)));
+    let here = LocalStore::new(RegistryTerms { tries: 2, ..hasty() });
+    mock.fault("GET", &layers[0], FaultCount::Always, RegistryFault::Trickle(Duration::from_millis(20)));
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.stalled", "{}", told(&error));
 }
@@ -141,18 +141,18 @@ async fn a_byte_now_and_then_is_a_stall() {
 async fn a_stall_is_told_as_one_and_survived_when_it_passes() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    let here = Here::new(Terms { tries: 2, ..hasty() });
-    mock.fault("GET", &layers[0], Times::Always, Fault::StallAt(1_000));
+    let here = LocalStore::new(RegistryTerms { tries: 2, ..hasty() });
+    mock.fault("GET", &layers[0], FaultCount::Always, RegistryFault::StallAt(1_000));
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.stalled", "{}", told(&error));
     mock.forget_faults();
-    mock.fault("GET", "/manifests/", Times::Always, Fault::Silence);
+    mock.fault("GET", "/manifests/", FaultCount::Always, RegistryFault::Silence);
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.stalled", "{}", told(&error));
     mock.forget_faults();
-    let patient = Here::new(hasty());
-    mock.fault("GET", "/manifests/", Times::Next(1), Fault::Silence);
-    mock.fault("GET", &layers[0], Times::Next(1), Fault::StallAt(1_000));
+    let patient = LocalStore::new(hasty());
+    mock.fault("GET", "/manifests/", FaultCount::Next(1), RegistryFault::Silence);
+    mock.fault("GET", &layers[0], FaultCount::Next(1), RegistryFault::StallAt(1_000));
     patient.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
     assert_eq!(patient.read(&layers[0]), bytes(1, SIZE));
 }
@@ -162,28 +162,28 @@ async fn a_busy_registry_is_asked_again_and_not_for_ever() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, 100)]);
     let at = remote(&mock.host(), "thing:v1");
-    let answer = |status, after: &str| Fault::Answer {
+    let answer = |status, after: &str| RegistryFault::Answer {
         status,
         headers: vec![("Retry-After".to_owned(), after.to_owned())],
         body: Vec::new(),
     };
     for status in [429, 500, 502, 503, 504] {
         for after in ["0", "100000000", "Fri, 31 Dec 1999 23:59:59 GMT", "-1"] {
-            let here = Here::new(quick());
+            let here = LocalStore::new(quick());
             mock.forget_faults();
-            mock.fault("GET", "/manifests/", Times::Next(4), answer(status, after));
-            mock.fault("GET", &layers[0], Times::Next(4), answer(status, after));
+            mock.fault("GET", "/manifests/", FaultCount::Next(4), answer(status, after));
+            mock.fault("GET", &layers[0], FaultCount::Next(4), answer(status, after));
             here.pull(&at).await.unwrap();
         }
     }
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     mock.forget_faults();
-    mock.fault("GET", "/manifests/", Times::Next(5), answer(503, "0"));
+    mock.fault("GET", "/manifests/", FaultCount::Next(5), answer(503, "0"));
     let before = mock.count("GET", "/manifests/");
     let error = here.pull(&at).await.unwrap_err();
     assert_eq!((error.code(), mock.count("GET", "/manifests/") - before), ("registry.refused", 5));
     mock.forget_faults();
-    mock.fault("GET", "/manifests/", Times::Next(1), answer(400, "0"));
+    mock.fault("GET", "/manifests/", FaultCount::Next(1), answer(400, "0"));
     let before = mock.count("GET", "/manifests/");
     let error = here.pull(&at).await.unwrap_err();
     assert_eq!((error.code(), mock.count("GET", "/manifests/") - before), ("registry.refused", 1));
@@ -192,7 +192,7 @@ async fn a_busy_registry_is_asked_again_and_not_for_ever() {
 #[tokio::test]
 async fn what_is_not_there_is_not_found_and_who_is_not_there_is_unreachable() {
     let mock = MockRegistry::start().unwrap();
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.to_string(), format!("`{}/thing:v1` is not in its registry", mock.host()));
     assert_eq!(error.code(), "registry.not_found");
@@ -212,11 +212,11 @@ async fn what_is_not_there_is_not_found_and_who_is_not_there_is_unreachable() {
 #[tokio::test]
 async fn a_reason_is_shown_without_what_it_would_do_to_a_terminal() {
     let mock = MockRegistry::start().unwrap();
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     let long = "x".repeat(10_000);
     let body = format!(r#"{{"errors":[{{"code":"X","message":"no \u001b[31mred\u202e {long}"}}]}}"#);
-    let answer = Fault::Answer { status: 400, headers: Vec::new(), body: body.into_bytes() };
-    mock.fault("GET", "/manifests/", Times::Always, answer);
+    let answer = RegistryFault::Answer { status: 400, headers: Vec::new(), body: body.into_bytes() };
+    mock.fault("GET", "/manifests/", FaultCount::Always, answer);
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     let text = error.to_string();
     assert!(text.contains("answered 400: no \\u{1b}[31mred\\u{202e} xxx") && text.len() < 400, "{text}");
@@ -233,7 +233,7 @@ async fn two_pulls_of_one_layer_at_the_same_time_move_it_once() {
         &written(&manifest_of(CONFIG, &[bytes(1, SIZE), bytes(2, 10)])),
     );
     mock.put_blob(&bytes(2, 10));
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     let (one, other) = (remote(&mock.host(), "thing:v1"), remote(&mock.host(), "other:v1"));
     let (one, other) = tokio::join!(here.pull(&one), here.pull(&other));
     one.unwrap();
@@ -245,7 +245,7 @@ async fn two_pulls_of_one_layer_at_the_same_time_move_it_once() {
 async fn what_is_there_is_not_moved_again_but_what_is_damaged_is() {
     let mock = MockRegistry::start().unwrap();
     let (manifest, layers) = image(&mock, &[bytes(1, SIZE), bytes(2, 10)]);
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
     assert_eq!(mock.count("GET", "/blobs/"), 3);
@@ -271,9 +271,9 @@ fn a_registry_that_stalls_holds_no_thread_that_others_need() {
         let (slow, quick_one) = (MockRegistry::start().unwrap(), MockRegistry::start().unwrap());
         image(&slow, &[bytes(1, SIZE), bytes(2, SIZE), bytes(3, SIZE), bytes(4, SIZE)]);
         let (_, layers) = image(&quick_one, &[bytes(5, SIZE)]);
-        let here = Here::new(quick());
+        let here = LocalStore::new(quick());
         here.put(CONFIG);
-        slow.fault("GET", "/blobs/", Times::Always, Fault::StallAt(500));
+        slow.fault("GET", "/blobs/", FaultCount::Always, RegistryFault::StallAt(500));
         let (stuck, other) = (remote(&slow.host(), "thing:v1"), remote(&quick_one.host(), "thing:v1"));
         let meanwhile = async {
             while slow.count("GET", "/blobs/") < 4 {
@@ -294,10 +294,10 @@ async fn four_blobs_are_moved_at_once_and_no_more() {
     let mock = MockRegistry::start().unwrap();
     let layers: Vec<_> = (1..20).map(|seed| bytes(seed, 1_000)).collect();
     image(&mock, &layers);
-    let here = Arc::new(Here::new(quick()));
+    let here = Arc::new(LocalStore::new(quick()));
     // It is shorter than the part that comes.
     here.put(CONFIG);
-    mock.fault("GET", "/blobs/", Times::Always, Fault::StallAt(500));
+    mock.fault("GET", "/blobs/", FaultCount::Always, RegistryFault::StallAt(500));
     let (pulling, at) = (Arc::clone(&here), remote(&mock.host(), "thing:v1"));
     let pull = tokio::spawn(async move { pulling.pull(&at).await });
     let halfway = |bytes: &&u64| **bytes == 500;

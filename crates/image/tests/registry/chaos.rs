@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use lodge_image::Digest;
 use lodge_image::oci::Descriptor;
-use lodge_image::registry::Terms;
-use lodge_testkit::registry::{Fault, MockRegistry, Times};
+use lodge_image::registry::RegistryTerms;
+use lodge_testkit::registry::{FaultCount, MockRegistry, RegistryFault};
 
 use crate::common::*;
 
@@ -16,9 +16,9 @@ const REQUESTS_MAX: usize = 5 * 12 * 8;
 /// Some troubles can only be waited for.
 const SILENCE: Duration = Duration::from_millis(500);
 
-struct Chance(u64);
+struct ChaosChoices(u64);
 
-impl Chance {
+impl ChaosChoices {
     fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -30,42 +30,46 @@ impl Chance {
         from[self.below(from.len() as u64) as usize]
     }
 
-    fn fault(&mut self, mock: &MockRegistry) -> Fault {
+    fn fault(&mut self, mock: &MockRegistry) -> RegistryFault {
         let size = self.below(5_000);
         match self.below(10) {
-            0 => Fault::CutAt(size),
-            1 => Fault::Body(bytes(size, size as usize)),
-            2 => Fault::Length(size),
-            3 => Fault::NoRanges,
-            4 => Fault::TakeOnly(size),
+            0 => RegistryFault::CutAt(size),
+            1 => RegistryFault::Body(bytes(size, size as usize)),
+            2 => RegistryFault::Length(size),
+            3 => RegistryFault::NoRanges,
+            4 => RegistryFault::TakeOnly(size),
             5 => {
                 let name =
                     self.pick(&["Content-Range", "Range", "Docker-Content-Digest", "Content-Encoding"]);
                 let value =
                     self.pick(&["", "0-5", "bytes 7-9/10", "sha256:00", "gzip", "0-99999999999999999999"]);
-                Fault::Header(name.to_owned(), value.to_owned())
+                RegistryFault::Header(name.to_owned(), value.to_owned())
             }
             6 => {
                 let known = mock.url("/v2/");
                 let location = self.pick(&["", "/", "//", "http://10.0.0.1/", "?", "%zz", &known]).to_owned();
                 let status = [301, 302, 303, 307, 308][self.below(5) as usize];
-                Fault::Answer { status, headers: vec![("Location".to_owned(), location)], body: Vec::new() }
+                RegistryFault::Answer {
+                    status,
+                    headers: vec![("Location".to_owned(), location)],
+                    body: Vec::new(),
+                }
             }
             7 => {
                 let challenge = self.pick(&["Basic", "Bearer realm=x", "Bearer realm=\"/\"", "?"]).to_owned();
                 let headers = vec![("WWW-Authenticate".to_owned(), challenge)];
-                Fault::Answer { status: 401, headers, body: Vec::new() }
+                RegistryFault::Answer { status: 401, headers, body: Vec::new() }
             }
             status => {
                 let status = [200, 201, 202, 204, 206, 400, 403, 404, 416, 429, 500, 503, 599]
                     [(self.below(13) + status) as usize % 13];
-                Fault::Answer { status, headers: Vec::new(), body: bytes(size, size as usize) }
+                RegistryFault::Answer { status, headers: Vec::new(), body: bytes(size, size as usize) }
             }
         }
     }
 }
 
-fn right(here: &Here, seed: u64) {
+fn right(here: &LocalStore, seed: u64) {
     for digest in here.stored() {
         let parsed: Digest = digest.parse().unwrap();
         assert!(here.blobs.verify(&parsed).is_ok(), "{digest} of seed {seed}");
@@ -78,12 +82,12 @@ async fn a_pull_through_any_trouble_leaves_only_what_is_right_and_works_once_it_
         let mock = MockRegistry::start().unwrap();
         let layers: Vec<_> = (0..4).map(|number| bytes(seed * 10 + number, 4_000)).collect();
         let (_, digests) = image(&mock, &layers);
-        let here = Here::new(Terms { silence: SILENCE, ..quick() });
-        let mut chance = Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let here = LocalStore::new(RegistryTerms { silence: SILENCE, ..quick() });
+        let mut chance = ChaosChoices(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         for _ in 0..1 + chance.below(6) {
             let fault = chance.fault(&mock);
             let part = chance.pick(&["/manifests/", "/blobs/", &digests[0], "/v2/"]);
-            mock.fault("GET", part, Times::Next(1 + chance.below(4) as u32), fault);
+            mock.fault("GET", part, FaultCount::Next(1 + chance.below(4) as u32), fault);
         }
         let first = here.pull(&remote(&mock.host(), "thing:v1")).await;
         right(&here, seed);
@@ -100,7 +104,8 @@ async fn a_pull_through_any_trouble_leaves_only_what_is_right_and_works_once_it_
 async fn a_push_through_any_trouble_names_nothing_that_is_not_there_and_works_once_it_is_over() {
     for seed in 1..=ROUNDS {
         let mock = MockRegistry::start().unwrap();
-        let here = Here::new(Terms { chunk: 1_500, silence: SILENCE, whole: SILENCE, ..quick() });
+        let here =
+            LocalStore::new(RegistryTerms { chunk: 1_500, silence: SILENCE, whole: SILENCE, ..quick() });
         let layers: Vec<_> = (0..3).map(|number| bytes(seed * 10 + number, 4_000)).collect();
         here.put(CONFIG);
         for layer in &layers {
@@ -108,14 +113,14 @@ async fn a_push_through_any_trouble_names_nothing_that_is_not_there_and_works_on
         }
         let manifest = written(&manifest_of(CONFIG, &layers));
         let image = Descriptor::new(MANIFEST, here.put(&manifest), manifest.len() as u64);
-        let mut chance = Chance(seed.wrapping_mul(0xd134_2543_de82_ef95));
+        let mut chance = ChaosChoices(seed.wrapping_mul(0xd134_2543_de82_ef95));
         for _ in 0..1 + chance.below(6) {
             let method = chance.pick(&["HEAD", "POST", "PATCH", "PUT", "GET"]);
             let fault = chance.fault(&mock);
             mock.fault(
                 method,
                 chance.pick(&["/blobs/", "/manifests/"]),
-                Times::Next(1 + chance.below(4) as u32),
+                FaultCount::Next(1 + chance.below(4) as u32),
                 fault,
             );
         }
@@ -125,7 +130,7 @@ async fn a_push_through_any_trouble_names_nothing_that_is_not_there_and_works_on
         // A registry that says of a blob that it has it is believed, so what is named may be missing after a lie of
         // that kind alone: the next push mends it.
         here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap();
-        let there = Here::new(quick());
+        let there = LocalStore::new(quick());
         let pulled = there.pull(&remote(&mock.host(), "thing:v1")).await;
         assert_eq!(pulled.unwrap(), image, "seed {seed}, first {first:?}");
     }

@@ -3,9 +3,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lodge_image::oci::{Descriptor, Document};
-use lodge_image::registry::{Login, Logins, Registries, RegistryError, Terms, Watch};
-use lodge_image::{Blobs, Digest, Pins, Remote};
+use lodge_image::oci::{Descriptor, ManifestDocument};
+use lodge_image::registry::{
+    RegistryClient, RegistryError, RegistryLogin, RegistryLogins, RegistryTerms, TransferWatch,
+};
+use lodge_image::{Blobs, Digest, Pins, RemoteImage};
 use lodge_testkit::registry::MockRegistry;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -19,45 +21,50 @@ pub const SECRET: &str = "pass";
 
 pub struct NoLogin;
 
-impl Logins for NoLogin {
-    fn login(&self, _host: &str) -> Result<Option<Login>, String> {
+impl RegistryLogins for NoLogin {
+    fn login(&self, _host: &str) -> Result<Option<RegistryLogin>, String> {
         Ok(None)
     }
 }
 
 pub struct OneLogin {
     pub host: String,
-    pub login: Login,
+    pub login: RegistryLogin,
 }
 
-impl Logins for OneLogin {
-    fn login(&self, host: &str) -> Result<Option<Login>, String> {
+impl RegistryLogins for OneLogin {
+    fn login(&self, host: &str) -> Result<Option<RegistryLogin>, String> {
         Ok((host == self.host).then(|| self.login.clone()))
     }
 }
 
-pub fn user(host: &str) -> Arc<dyn Logins> {
-    let login = Login { user: "user".to_owned(), secret: SECRET.to_owned(), is_token: false };
+pub fn user(host: &str) -> Arc<dyn RegistryLogins> {
+    let login = RegistryLogin { user: "user".to_owned(), secret: SECRET.to_owned(), is_token: false };
     Arc::new(OneLogin { host: host.to_owned(), login })
 }
 
 /// Nothing is waited for between tries, and nothing is taken for a stall that is only a busy machine.
-pub fn quick() -> Terms {
-    Terms { pause: Duration::ZERO, pause_max: Duration::ZERO, chunk: 64 << 10, ..Terms::default() }
+pub fn quick() -> RegistryTerms {
+    RegistryTerms {
+        pause: Duration::ZERO,
+        pause_max: Duration::ZERO,
+        chunk: 64 << 10,
+        ..RegistryTerms::default()
+    }
 }
 
 /// Whoever says nothing for a moment has stalled.
-pub fn hasty() -> Terms {
-    Terms { silence: Duration::from_millis(250), ..quick() }
+pub fn hasty() -> RegistryTerms {
+    RegistryTerms { silence: Duration::from_millis(250), ..quick() }
 }
 
 #[derive(Default)]
-pub struct Watched {
+pub struct RecordedTransfer {
     pub planned: Mutex<BTreeMap<Digest, bool>>,
     pub moved: Mutex<BTreeMap<Digest, u64>>,
 }
 
-impl Watch for Watched {
+impl TransferWatch for RecordedTransfer {
     fn planned(&self, part: &Descriptor) {
         self.planned.lock().unwrap().insert(part.digest, false);
     }
@@ -71,42 +78,49 @@ impl Watch for Watched {
     }
 }
 
-pub struct Here {
+pub struct LocalStore {
     pub dir: TempDir,
     pub blobs: Blobs,
     pub pins: Pins,
-    pub registries: Registries,
-    pub watched: Arc<Watched>,
+    pub registries: RegistryClient,
+    pub watched: Arc<RecordedTransfer>,
 }
 
-impl Here {
-    pub fn new(terms: Terms) -> Here {
-        Here::with(Arc::new(NoLogin), terms)
+impl LocalStore {
+    pub fn new(terms: RegistryTerms) -> LocalStore {
+        LocalStore::with(Arc::new(NoLogin), terms)
     }
 
-    pub fn with(logins: Arc<dyn Logins>, terms: Terms) -> Here {
+    pub fn with(logins: Arc<dyn RegistryLogins>, terms: RegistryTerms) -> LocalStore {
         let dir = tempfile::tempdir().unwrap();
         let blobs = Blobs::open(&dir.path().join("registry")).unwrap();
         let pins = blobs.pins();
-        let registries = Registries::with_terms(logins, terms);
-        Here { dir, blobs, pins, registries, watched: Arc::default() }
+        let registries = RegistryClient::with_terms(logins, terms);
+        LocalStore { dir, blobs, pins, registries, watched: Arc::default() }
     }
 
-    pub async fn resolve(&self, remote: &Remote) -> Result<(Descriptor, Document), RegistryError> {
+    pub async fn resolve(
+        &self,
+        remote: &RemoteImage,
+    ) -> Result<(Descriptor, ManifestDocument), RegistryError> {
         self.registries.resolve(&self.blobs, &self.pins, remote).await
     }
 
-    pub async fn fetch(&self, remote: &Remote, document: &Document) -> Result<(), RegistryError> {
+    pub async fn fetch(
+        &self,
+        remote: &RemoteImage,
+        document: &ManifestDocument,
+    ) -> Result<(), RegistryError> {
         self.registries.fetch(&self.blobs, &self.pins, remote, document, self.watched.clone()).await
     }
 
-    pub async fn pull(&self, remote: &Remote) -> Result<Descriptor, RegistryError> {
+    pub async fn pull(&self, remote: &RemoteImage) -> Result<Descriptor, RegistryError> {
         let (descriptor, document) = self.resolve(remote).await?;
         self.fetch(remote, &document).await?;
         Ok(descriptor)
     }
 
-    pub async fn push(&self, image: &Descriptor, to: &Remote) -> Result<u64, RegistryError> {
+    pub async fn push(&self, image: &Descriptor, to: &RemoteImage) -> Result<u64, RegistryError> {
         self.registries.push(&self.blobs, image, to, self.watched.clone()).await
     }
 
@@ -134,8 +148,8 @@ impl Here {
     }
 }
 
-pub fn remote(host: &str, name: &str) -> Remote {
-    Remote::read(&format!("{host}/{name}")).unwrap().unwrap()
+pub fn remote(host: &str, name: &str) -> RemoteImage {
+    RemoteImage::read(&format!("{host}/{name}")).unwrap().unwrap()
 }
 
 /// Bytes that do not repeat.

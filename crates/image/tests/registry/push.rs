@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use lodge_image::oci::Descriptor;
-use lodge_image::registry::Terms;
-use lodge_testkit::registry::{Door, Fault, MockRegistry, Times};
+use lodge_image::registry::RegistryTerms;
+use lodge_testkit::registry::{FaultCount, MockRegistry, RegistryDoor, RegistryFault};
 
 use crate::common::*;
 
 const SIZE: usize = 200_000;
 
 /// An index of two platforms that share a layer, in the store.
-fn built(here: &Here) -> (Descriptor, Vec<Vec<u8>>) {
+fn built(here: &LocalStore) -> (Descriptor, Vec<Vec<u8>>) {
     here.put(CONFIG);
     let layers = vec![bytes(1, SIZE), bytes(2, 1), bytes(3, 70_000)];
     for layer in &layers {
@@ -26,7 +26,7 @@ fn built(here: &Here) -> (Descriptor, Vec<Vec<u8>>) {
     (Descriptor::new(INDEX, digest, index.len() as u64), layers)
 }
 
-fn built_one(here: &Here, layer: &[u8]) -> Descriptor {
+fn built_one(here: &LocalStore, layer: &[u8]) -> Descriptor {
     here.put(CONFIG);
     here.put(layer);
     let manifest = written(&manifest_of(CONFIG, &[layer.to_vec()]));
@@ -36,7 +36,7 @@ fn built_one(here: &Here, layer: &[u8]) -> Descriptor {
 #[tokio::test]
 async fn what_an_image_names_is_there_before_it_and_its_name_comes_last() {
     let mock = MockRegistry::start().unwrap();
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     let (image, layers) = built(&here);
     let sent = here.push(&image, &remote(&mock.host(), "team/thing:v1")).await.unwrap();
     let seen = mock.seen();
@@ -56,7 +56,7 @@ async fn what_an_image_names_is_there_before_it_and_its_name_comes_last() {
     let documents: usize = puts.iter().map(|(_, seen)| seen.body.len()).sum();
     assert_eq!(sent, (blobs + documents) as u64);
     assert_eq!(mock.count("PATCH", "/uploads/"), layers.len() + 1, "each blob with one request");
-    let there = Here::new(quick());
+    let there = LocalStore::new(quick());
     assert_eq!(there.pull(&remote(&mock.host(), "team/thing:v1")).await.unwrap(), image);
     assert_eq!(there.stored(), here.stored());
 }
@@ -64,7 +64,7 @@ async fn what_an_image_names_is_there_before_it_and_its_name_comes_last() {
 #[tokio::test]
 async fn what_is_there_is_not_sent_again() {
     let mock = MockRegistry::start().unwrap();
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     let (image, _) = built(&here);
     here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap();
     let before = mock.seen().len();
@@ -79,13 +79,13 @@ async fn what_is_there_is_not_sent_again() {
 async fn an_upload_that_is_cut_goes_on_where_the_registry_is() {
     let mock = MockRegistry::start().unwrap();
     for cut in [0, 1, 2, 1_000, 65_535, 65_536] {
-        let here = Here::new(quick());
+        let here = LocalStore::new(quick());
         let layer = bytes(cut + 10, SIZE);
         let image = built_one(&here, &layer);
         here.push(&built_one(&here, b"small"), &remote(&mock.host(), "thing:small")).await.unwrap();
         let before = mock.seen().len();
         mock.forget_faults();
-        mock.fault("PATCH", "/uploads/", Times::Next(1), Fault::TakeOnly(cut));
+        mock.fault("PATCH", "/uploads/", FaultCount::Next(1), RegistryFault::TakeOnly(cut));
         let sent = here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap();
         assert_eq!(mock.blob(&lodge_testkit::registry::digest(&layer)), Some(layer), "cut at {cut}");
         let taken: usize = mock.seen()[before..]
@@ -102,16 +102,16 @@ async fn an_upload_that_is_cut_goes_on_where_the_registry_is() {
 
 #[tokio::test]
 async fn a_request_that_was_cut_or_too_large_is_followed_by_small_ones_only() {
-    let too_large = Fault::Answer { status: 413, headers: Vec::new(), body: Vec::new() };
+    let too_large = RegistryFault::Answer { status: 413, headers: Vec::new(), body: Vec::new() };
     let chunk = quick().chunk as usize;
     let mock = MockRegistry::start().unwrap();
-    for (seed, fault) in [(1, too_large.clone()), (2, Fault::TakeOnly(10))] {
-        let here = Here::new(quick());
+    for (seed, fault) in [(1, too_large.clone()), (2, RegistryFault::TakeOnly(10))] {
+        let here = LocalStore::new(quick());
         let layer = bytes(seed, SIZE);
         here.push(&built_one(&here, b"small"), &remote(&mock.host(), "thing:small")).await.unwrap();
         let image = built_one(&here, &layer);
         let before = mock.seen().len();
-        mock.fault("PATCH", "/uploads/", Times::Next(1), fault);
+        mock.fault("PATCH", "/uploads/", FaultCount::Next(1), fault);
         here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap();
         assert_eq!(mock.blob(&lodge_testkit::registry::digest(&layer)), Some(layer));
         let lengths: Vec<usize> = mock.seen()[before..]
@@ -123,9 +123,9 @@ async fn a_request_that_was_cut_or_too_large_is_followed_by_small_ones_only() {
         assert!(lengths[1..].iter().all(|length| *length <= chunk), "{lengths:?}");
     }
     // Who takes no chunk, either, is not asked again.
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     let image = built_one(&here, &bytes(3, chunk));
-    mock.fault("PATCH", "/uploads/", Times::Always, too_large);
+    mock.fault("PATCH", "/uploads/", FaultCount::Always, too_large);
     let before = mock.count("PATCH", "/uploads/");
     let error = here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.refused", "{}", told(&error));
@@ -135,13 +135,13 @@ async fn a_request_that_was_cut_or_too_large_is_followed_by_small_ones_only() {
 #[tokio::test]
 async fn an_upload_that_the_registry_lost_begins_anew() {
     let mock = MockRegistry::start().unwrap();
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     let layer = bytes(1, SIZE);
     let image = built_one(&here, &layer);
-    let lost = |status| Fault::Answer { status, headers: Vec::new(), body: Vec::new() };
-    mock.fault("PATCH", "/uploads/", Times::Next(1), lost(404));
-    mock.fault("PATCH", "/uploads/", Times::Next(2), lost(416));
-    mock.fault("PUT", "/uploads/", Times::Next(1), lost(404));
+    let lost = |status| RegistryFault::Answer { status, headers: Vec::new(), body: Vec::new() };
+    mock.fault("PATCH", "/uploads/", FaultCount::Next(1), lost(404));
+    mock.fault("PATCH", "/uploads/", FaultCount::Next(2), lost(416));
+    mock.fault("PUT", "/uploads/", FaultCount::Next(1), lost(404));
     here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap();
     assert_eq!(mock.blob(&lodge_testkit::registry::digest(&layer)), Some(layer));
 }
@@ -149,13 +149,13 @@ async fn an_upload_that_the_registry_lost_begins_anew() {
 #[tokio::test]
 async fn an_upload_whose_last_answer_was_lost_is_not_sent_again() {
     let mock = MockRegistry::start().unwrap();
-    let here = Here::new(Terms { whole: Duration::from_secs(1), ..quick() });
+    let here = LocalStore::new(RegistryTerms { whole: Duration::from_secs(1), ..quick() });
     let layer = bytes(1, SIZE);
     let image = built_one(&here, &layer);
     let config = built_one(&here, b"small");
     here.push(&config, &remote(&mock.host(), "thing:small")).await.unwrap();
     let before = mock.count("POST", "/uploads/");
-    mock.fault("PUT", "/uploads/", Times::Next(1), Fault::Silence);
+    mock.fault("PUT", "/uploads/", FaultCount::Next(1), RegistryFault::Silence);
     here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap();
     assert_eq!(mock.count("POST", "/uploads/") - before, 1);
     assert_eq!(mock.blob(&lodge_testkit::registry::digest(&layer)), Some(layer));
@@ -164,11 +164,11 @@ async fn an_upload_whose_last_answer_was_lost_is_not_sent_again() {
 #[tokio::test]
 async fn a_registry_that_takes_nothing_more_has_stalled() {
     let mock = MockRegistry::start().unwrap();
-    let here = Here::new(Terms { tries: 2, ..hasty() });
+    let here = LocalStore::new(RegistryTerms { tries: 2, ..hasty() });
     let image = built_one(&here, &bytes(1, SIZE));
-    mock.fault("PATCH", "/uploads/", Times::Always, Fault::Silence);
+    mock.fault("PATCH", "/uploads/", FaultCount::Always, RegistryFault::Silence);
     // Nor does it say that it has taken all of it.
-    mock.fault("GET", "/uploads/", Times::Always, Fault::Silence);
+    mock.fault("GET", "/uploads/", FaultCount::Always, RegistryFault::Silence);
     let error = here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.stalled", "{}", told(&error));
     assert!(mock.manifest("thing", "v1").is_none());
@@ -177,10 +177,10 @@ async fn a_registry_that_takes_nothing_more_has_stalled() {
 #[tokio::test]
 async fn an_upload_goes_on_with_the_registry_itself_and_nobody_else() {
     let (mock, other) = (MockRegistry::start().unwrap(), MockRegistry::start().unwrap());
-    let here = Here::with(user(&mock.host()), quick());
-    mock.set_door(Door::Basic { login: LOGIN.to_owned() });
+    let here = LocalStore::with(user(&mock.host()), quick());
+    mock.set_door(RegistryDoor::Basic { login: LOGIN.to_owned() });
     let image = built_one(&here, &bytes(1, SIZE));
-    let location = |url: String| Fault::Header("Location".to_owned(), url);
+    let location = |url: String| RegistryFault::Header("Location".to_owned(), url);
     for (method, url) in [
         ("POST", other.url("/v2/thing/blobs/uploads/1")),
         ("PATCH", other.url("/v2/thing/blobs/uploads/1")),
@@ -188,14 +188,14 @@ async fn an_upload_goes_on_with_the_registry_itself_and_nobody_else() {
         ("POST", "//".to_owned()),
     ] {
         mock.forget_faults();
-        mock.fault(method, "/uploads/", Times::Always, location(url.clone()));
+        mock.fault(method, "/uploads/", FaultCount::Always, location(url.clone()));
         let error = here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap_err();
         assert_eq!((error.code(), other.seen().len()), ("registry.lies", 0), "{url}: {}", told(&error));
     }
     mock.forget_faults();
     let headers = vec![("Location".to_owned(), other.url("/"))];
-    let moved = Fault::Answer { status: 307, headers, body: Vec::new() };
-    mock.fault("PUT", "/manifests/", Times::Always, moved);
+    let moved = RegistryFault::Answer { status: 307, headers, body: Vec::new() };
+    mock.fault("PUT", "/manifests/", FaultCount::Always, moved);
     let error = here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!((error.code(), other.seen().len()), ("registry.lies", 0), "{}", told(&error));
     assert!(mock.seen().iter().filter(|seen| seen.method == "PATCH").count() > 0);
@@ -204,14 +204,20 @@ async fn an_upload_goes_on_with_the_registry_itself_and_nobody_else() {
 #[tokio::test]
 async fn a_registry_that_says_it_has_more_than_it_was_sent_lies() {
     let mock = MockRegistry::start().unwrap();
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     let image = built_one(&here, &bytes(1, SIZE));
-    mock.fault("PATCH", "/uploads/", Times::Always, Fault::Header("Range".to_owned(), "0-200000".to_owned()));
+    mock.fault(
+        "PATCH",
+        "/uploads/",
+        FaultCount::Always,
+        RegistryFault::Header("Range".to_owned(), "0-200000".to_owned()),
+    );
     let error = here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.lies", "{}", told(&error));
     mock.forget_faults();
-    let claim = Fault::Header("Docker-Content-Digest".to_owned(), format!("sha256:{}", "0".repeat(64)));
-    mock.fault("PUT", "/manifests/", Times::Always, claim);
+    let claim =
+        RegistryFault::Header("Docker-Content-Digest".to_owned(), format!("sha256:{}", "0".repeat(64)));
+    mock.fault("PUT", "/manifests/", FaultCount::Always, claim);
     let error = here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.lies", "{}", told(&error));
 }
@@ -220,7 +226,7 @@ async fn a_registry_that_says_it_has_more_than_it_was_sent_lies() {
 async fn what_is_damaged_or_missing_here_is_not_named_there() {
     let mock = MockRegistry::start().unwrap();
     for damage in ["other bytes", "fewer bytes", "none"] {
-        let here = Here::new(quick());
+        let here = LocalStore::new(quick());
         let layer = bytes(1, SIZE);
         let image = built_one(&here, &layer);
         let file = here.blob_file(&lodge_testkit::registry::digest(&layer));
@@ -240,12 +246,12 @@ async fn what_is_damaged_or_missing_here_is_not_named_there() {
 async fn a_push_asks_for_the_right_to_push() {
     let mock = MockRegistry::start().unwrap();
     let realm = mock.url("/token");
-    mock.set_door(Door::Token { realm, login: Some(LOGIN.to_owned()), token: "letmein".to_owned() });
-    let here = Here::with(user(&mock.host()), quick());
+    mock.set_door(RegistryDoor::Token { realm, login: Some(LOGIN.to_owned()), token: "letmein".to_owned() });
+    let here = LocalStore::with(user(&mock.host()), quick());
     let image = built_one(&here, &bytes(1, SIZE));
     here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap();
     assert!(mock.count("GET", "/token?service=mock&scope=repository%3Athing%3Apull%2Cpush") > 0);
-    let stranger = Here::new(quick());
+    let stranger = LocalStore::new(quick());
     let image = built_one(&stranger, &bytes(1, 10));
     let error = stranger.push(&image, &remote(&mock.host(), "thing:v2")).await.unwrap_err();
     assert_eq!(error.code(), "registry.denied", "{}", told(&error));

@@ -15,20 +15,20 @@ use crate::common::*;
 const MISSING: &str = "these tests need docker-registry, skopeo and htpasswd: run `make tools`";
 const STARTS_WITHIN: Duration = Duration::from_secs(30);
 
-struct Registry {
+struct RealRegistry {
     child: Child,
     host: String,
     _dir: TempDir,
 }
 
-enum Door {
+enum RegistryAccess {
     Everybody,
     /// Named `user`, with the password that `user` of the other tests has.
     OneUser,
 }
 
-impl Registry {
-    fn start(door: Door) -> Registry {
+impl RealRegistry {
+    fn start(door: RegistryAccess) -> RealRegistry {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().display();
         let mut config = format!(
@@ -36,8 +36,8 @@ impl Registry {
              http:\n  addr: 127.0.0.1:0\n  secret: for-tests\n"
         );
         match door {
-            Door::Everybody => {}
-            Door::OneUser => {
+            RegistryAccess::Everybody => {}
+            RegistryAccess::OneUser => {
                 let made = Command::new("htpasswd").args(["-Bbn", "user", SECRET]).output().expect(MISSING);
                 std::fs::write(dir.path().join("htpasswd"), made.stdout).unwrap();
                 config.push_str(&format!("auth:\n  htpasswd:\n    realm: test\n    path: {root}/htpasswd\n"));
@@ -65,11 +65,11 @@ impl Registry {
             }
         });
         let port = port.recv_timeout(STARTS_WITHIN).expect("docker-registry does not say where it listens");
-        Registry { child, host: format!("127.0.0.1:{port}"), _dir: dir }
+        RealRegistry { child, host: format!("127.0.0.1:{port}"), _dir: dir }
     }
 }
 
-impl Drop for Registry {
+impl Drop for RealRegistry {
     fn drop(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -98,7 +98,7 @@ fn layer(name: &str, contents: &[u8]) -> (Vec<u8>, String) {
 }
 
 /// An index of two platforms, as tools have them, in the store.
-fn tool(here: &Here) -> Descriptor {
+fn tool(here: &LocalStore) -> Descriptor {
     let manifests: Vec<_> = ["amd64", "arm64"]
         .into_iter()
         .enumerate()
@@ -134,15 +134,15 @@ fn layout(dir: &Path) -> Vec<Value> {
 
 #[tokio::test]
 async fn what_is_pushed_to_a_real_registry_is_pulled_as_it_was_by_us_and_by_skopeo() {
-    let registry = Registry::start(Door::Everybody);
-    let here = Here::new(quick());
+    let registry = RealRegistry::start(RegistryAccess::Everybody);
+    let here = LocalStore::new(quick());
     let image = tool(&here);
     let at = remote(&registry.host, "team/tool:v1");
     let sent = here.push(&image, &at).await.unwrap();
     assert!(sent > 6 << 20, "{sent}");
     assert_eq!(here.push(&image, &at).await.unwrap(), image.size, "only its name");
 
-    let there = Here::new(quick());
+    let there = LocalStore::new(quick());
     assert_eq!(there.pull(&at).await.unwrap(), image);
     assert_eq!(there.stored(), here.stored());
 
@@ -153,15 +153,15 @@ async fn what_is_pushed_to_a_real_registry_is_pulled_as_it_was_by_us_and_by_skop
 
     let back = format!("docker://{}/back/tool:v2", registry.host);
     skopeo(&["--dest-tls-verify=false", &format!("oci:{}:v1", to.display()), &back]);
-    let again = Here::new(quick());
+    let again = LocalStore::new(quick());
     assert_eq!(again.pull(&remote(&registry.host, "back/tool:v2")).await.unwrap(), image);
     assert_eq!(again.stored(), here.stored());
 }
 
 #[tokio::test]
 async fn an_image_that_is_no_program_travels_with_skopeo_too() {
-    let registry = Registry::start(Door::Everybody);
-    let here = Here::new(quick());
+    let registry = RealRegistry::start(RegistryAccess::Everybody);
+    let here = LocalStore::new(quick());
     let layers = [b"# Agent\n".to_vec(), bytes(5, 100_000)];
     for blob in [CONFIG, &layers[0], &layers[1]] {
         here.put(blob);
@@ -176,14 +176,14 @@ async fn an_image_that_is_no_program_travels_with_skopeo_too() {
     assert_eq!(layout(&to)[0]["digest"], json!(image.digest.to_string()));
     let back = format!("docker://{}/agent:v2", registry.host);
     skopeo(&["--dest-tls-verify=false", &format!("oci:{}:v1", to.display()), &back]);
-    let again = Here::new(quick());
+    let again = LocalStore::new(quick());
     assert_eq!(again.pull(&remote(&registry.host, "agent:v2")).await.unwrap(), image);
 }
 
 #[tokio::test]
 async fn a_docker_image_of_skopeo_is_pulled_in_its_own_format() {
-    let registry = Registry::start(Door::Everybody);
-    let here = Here::new(quick());
+    let registry = RealRegistry::start(RegistryAccess::Everybody);
+    let here = LocalStore::new(quick());
     let image = tool(&here);
     here.push(&image, &remote(&registry.host, "tool:v1")).await.unwrap();
     let (from, to) =
@@ -193,24 +193,24 @@ async fn a_docker_image_of_skopeo_is_pulled_in_its_own_format() {
     command.args(["--src-tls-verify=false", "--dest-tls-verify=false", &from, &to]);
     let done = command.output().expect(MISSING);
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    let there = Here::new(quick());
+    let there = LocalStore::new(quick());
     let pulled = there.pull(&remote(&registry.host, "tool:docker")).await.unwrap();
     assert_eq!(pulled.media_type, "application/vnd.docker.distribution.manifest.v2+json");
     there.push(&pulled, &remote(&registry.host, "again:v1")).await.unwrap();
-    let again = Here::new(quick());
+    let again = LocalStore::new(quick());
     assert_eq!(again.pull(&remote(&registry.host, "again:v1")).await.unwrap(), pulled);
 }
 
 #[tokio::test]
 async fn a_real_registry_with_a_password_lets_in_who_has_it() {
-    let registry = Registry::start(Door::OneUser);
-    let here = Here::with(user(&registry.host), quick());
+    let registry = RealRegistry::start(RegistryAccess::OneUser);
+    let here = LocalStore::with(user(&registry.host), quick());
     let image = tool(&here);
     let at = remote(&registry.host, "private/tool:v1");
     here.push(&image, &at).await.unwrap();
-    let there = Here::with(user(&registry.host), quick());
+    let there = LocalStore::with(user(&registry.host), quick());
     assert_eq!(there.pull(&at).await.unwrap(), image);
-    let stranger = Here::new(quick());
+    let stranger = LocalStore::new(quick());
     let error = stranger.pull(&at).await.unwrap_err();
     assert_eq!(error.code(), "registry.denied", "{}", told(&error));
     assert!(stranger.stored().is_empty());
@@ -218,8 +218,8 @@ async fn a_real_registry_with_a_password_lets_in_who_has_it() {
 
 #[tokio::test]
 async fn a_real_registry_says_what_it_has_not() {
-    let registry = Registry::start(Door::Everybody);
-    let here = Here::new(quick());
+    let registry = RealRegistry::start(RegistryAccess::Everybody);
+    let here = LocalStore::new(quick());
     for name in ["nothing:v1", &format!("nothing@sha256:{}", "0".repeat(64))] {
         let error = here.pull(&remote(&registry.host, name)).await.unwrap_err();
         assert_eq!(error.code(), "registry.not_found", "{}", told(&error));

@@ -2,16 +2,16 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use lodge_image::registry::Terms;
-use lodge_testkit::registry::{Door, Fault, MockRegistry, Times};
+use lodge_image::registry::RegistryTerms;
+use lodge_testkit::registry::{FaultCount, MockRegistry, RegistryDoor, RegistryFault};
 
 use crate::common::*;
 
 const SIZE: usize = 100_000;
 const SECOND: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 
-fn to(url: String) -> Fault {
-    Fault::Answer { status: 307, headers: vec![("Location".to_owned(), url)], body: Vec::new() }
+fn to(url: String) -> RegistryFault {
+    RegistryFault::Answer { status: 307, headers: vec![("Location".to_owned(), url)], body: Vec::new() }
 }
 
 #[tokio::test]
@@ -19,11 +19,11 @@ async fn a_blob_may_come_from_elsewhere_which_sees_no_credentials() {
     let (mock, other) = (MockRegistry::start().unwrap(), MockRegistry::start().unwrap());
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
     other.put_blob(&bytes(1, SIZE));
-    mock.set_door(Door::Basic { login: LOGIN.to_owned() });
-    let here = Here::with(user(&mock.host()), quick());
+    mock.set_door(RegistryDoor::Basic { login: LOGIN.to_owned() });
+    let here = LocalStore::with(user(&mock.host()), quick());
     let elsewhere = other.url(&format!("/v2/any/blobs/{}?signature=hush", layers[0]));
-    mock.fault("GET", &layers[0], Times::Always, to(elsewhere));
-    other.fault("GET", &layers[0], Times::Next(1), Fault::CutAt(1_000));
+    mock.fault("GET", &layers[0], FaultCount::Always, to(elsewhere));
+    other.fault("GET", &layers[0], FaultCount::Next(1), RegistryFault::CutAt(1_000));
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
     assert_eq!(here.read(&layers[0]), bytes(1, SIZE));
     let seen = other.seen();
@@ -40,16 +40,16 @@ async fn a_blob_may_come_from_elsewhere_which_sees_no_credentials() {
 async fn the_address_of_a_blob_elsewhere_is_never_told() {
     let (mock, other) = (MockRegistry::start().unwrap(), MockRegistry::start().unwrap());
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    let here = Here::new(quick());
-    mock.fault("GET", &layers[0], Times::Always, to(other.url("/blob?signature=hush")));
+    let here = LocalStore::new(quick());
+    mock.fault("GET", &layers[0], FaultCount::Always, to(other.url("/blob?signature=hush")));
     for (fault, code, requests) in [
-        (Fault::CutAt(1), "registry.lies", 1),
-        (Fault::Answer { status: 403, headers: Vec::new(), body: Vec::new() }, "registry.refused", 5),
+        (RegistryFault::CutAt(1), "registry.lies", 1),
+        (RegistryFault::Answer { status: 403, headers: Vec::new(), body: Vec::new() }, "registry.refused", 5),
     ] {
         let before = other.seen().len();
         other.forget_faults();
-        other.fault("GET", "/blob", Times::Always, fault);
-        other.fault("GET", "/blob", Times::Always, Fault::Length(SIZE as u64 + 1));
+        other.fault("GET", "/blob", FaultCount::Always, fault);
+        other.fault("GET", "/blob", FaultCount::Always, RegistryFault::Length(SIZE as u64 + 1));
         let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
         let shown = format!("{} {error:?} {:?}", told(&error), error.hint());
         assert!(error.code() == code || error.code() == "registry.refused", "{shown}");
@@ -63,13 +63,13 @@ async fn manifests_come_from_the_registry_itself() {
     let (mock, other) = (MockRegistry::start().unwrap(), MockRegistry::start().unwrap());
     image(&mock, &[]);
     image(&other, &[]);
-    let here = Here::new(quick());
-    mock.fault("GET", "/manifests/v1", Times::Always, to(other.url("/v2/thing/manifests/v1")));
+    let here = LocalStore::new(quick());
+    mock.fault("GET", "/manifests/v1", FaultCount::Always, to(other.url("/v2/thing/manifests/v1")));
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!((error.code(), other.seen().len()), ("registry.lies", 0), "{}", told(&error));
     mock.forget_faults();
     let manifest = image(&mock, &[]).0;
-    mock.fault("GET", "/manifests/v1", Times::Always, to(format!("/v2/thing/manifests/{manifest}")));
+    mock.fault("GET", "/manifests/v1", FaultCount::Always, to(format!("/v2/thing/manifests/{manifest}")));
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
 }
 
@@ -77,12 +77,12 @@ async fn manifests_come_from_the_registry_itself() {
 async fn redirects_without_end_are_followed_five_times() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    let here = Here::new(quick());
-    mock.fault("GET", &layers[0], Times::Always, to(format!("/v2/thing/blobs/{}", layers[0])));
+    let here = LocalStore::new(quick());
+    mock.fault("GET", &layers[0], FaultCount::Always, to(format!("/v2/thing/blobs/{}", layers[0])));
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!((error.code(), mock.count("GET", &layers[0])), ("registry.lies", 6), "{}", told(&error));
     mock.forget_faults();
-    mock.fault("GET", &layers[0], Times::Next(5), to(format!("/v2/thing/blobs/{}", layers[0])));
+    mock.fault("GET", &layers[0], FaultCount::Next(5), to(format!("/v2/thing/blobs/{}", layers[0])));
     here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap();
 }
 
@@ -90,7 +90,7 @@ async fn redirects_without_end_are_followed_five_times() {
 async fn nobody_is_led_to_where_nothing_is_encrypted_or_to_no_address() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
-    let here = Here::new(quick());
+    let here = LocalStore::new(quick());
     for location in [
         "http://10.0.0.1/x",
         "http://cdn.example/x",
@@ -103,7 +103,7 @@ async fn nobody_is_led_to_where_nothing_is_encrypted_or_to_no_address() {
         "http://[",
     ] {
         mock.forget_faults();
-        mock.fault("GET", &layers[0], Times::Always, to(location.to_owned()));
+        mock.fault("GET", &layers[0], FaultCount::Always, to(location.to_owned()));
         let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
         assert_eq!(error.code(), "registry.lies", "{location}: {}", told(&error));
     }
@@ -116,12 +116,12 @@ async fn a_registry_outside_leads_nobody_inside_by_address_or_by_name() {
     let inside = MockRegistry::start().unwrap();
     let (_, layers) = image(&outside, &[bytes(1, SIZE)]);
     inside.put_blob(&bytes(1, SIZE));
-    let here = Here::new(Terms { inward: |address| address != SECOND, ..quick() });
+    let here = LocalStore::new(RegistryTerms { inward: |address| address != SECOND, ..quick() });
     let port = inside.host().split(':').next_back().unwrap().to_owned();
     for host in ["127.0.0.1", "localhost", "2130706433", "0x7f.1"] {
         outside.forget_faults();
         let inward = format!("http://{host}:{port}/v2/any/blobs/{}", layers[0]);
-        outside.fault("GET", &layers[0], Times::Always, to(inward));
+        outside.fault("GET", &layers[0], FaultCount::Always, to(inward));
         let error = here.pull(&remote(&outside.host(), "thing:v1")).await.unwrap_err();
         assert_eq!((error.code(), inside.seen().len()), ("registry.lies", 0), "{host}: {}", told(&error));
         assert!(error.to_string().contains("inside this network"), "{error}");
@@ -129,7 +129,12 @@ async fn a_registry_outside_leads_nobody_inside_by_address_or_by_name() {
     let there = MockRegistry::start_at(SECOND).unwrap();
     there.put_blob(&bytes(1, SIZE));
     outside.forget_faults();
-    outside.fault("GET", &layers[0], Times::Always, to(there.url(&format!("/v2/any/blobs/{}", layers[0]))));
+    outside.fault(
+        "GET",
+        &layers[0],
+        FaultCount::Always,
+        to(there.url(&format!("/v2/any/blobs/{}", layers[0]))),
+    );
     here.pull(&remote(&outside.host(), "thing:v1")).await.unwrap();
 }
 
@@ -139,9 +144,9 @@ async fn a_second_redirect_leads_nobody_inside_either() {
     let accomplice = MockRegistry::start_at(SECOND).unwrap();
     let inside = MockRegistry::start().unwrap();
     let (_, layers) = image(&outside, &[bytes(1, SIZE)]);
-    let here = Here::new(Terms { inward: |address| address != SECOND, ..quick() });
-    outside.fault("GET", &layers[0], Times::Always, to(accomplice.url("/blob")));
-    accomplice.fault("GET", "/blob", Times::Always, to(inside.url("/blob")));
+    let here = LocalStore::new(RegistryTerms { inward: |address| address != SECOND, ..quick() });
+    outside.fault("GET", &layers[0], FaultCount::Always, to(accomplice.url("/blob")));
+    accomplice.fault("GET", "/blob", FaultCount::Always, to(inside.url("/blob")));
     let error = here.pull(&remote(&outside.host(), "thing:v1")).await.unwrap_err();
     assert_eq!((error.code(), inside.seen().len()), ("registry.lies", 0), "{}", told(&error));
     assert_eq!(accomplice.seen().len(), 1);
@@ -152,7 +157,7 @@ async fn whoever_is_not_on_this_machine_is_spoken_to_in_secret() {
     // An address of every machine that is no loopback address, though it leads to this one.
     let mock = MockRegistry::start_at(IpAddr::V4(Ipv4Addr::UNSPECIFIED)).unwrap();
     image(&mock, &[]);
-    let here = Here::with(user(&mock.host()), Terms { tries: 1, ..quick() });
+    let here = LocalStore::with(user(&mock.host()), RegistryTerms { tries: 1, ..quick() });
     let error = here.pull(&remote(&mock.host(), "thing:v1")).await.unwrap_err();
     assert_eq!(error.code(), "registry.unreachable", "{}", told(&error));
     assert!(mock.seen().iter().all(|seen| seen.path.is_empty() && seen.headers.is_empty()));

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use lodge_image::Digest;
 use lodge_image::oci::Descriptor;
-use lodge_image::registry::{Terms, Watch};
+use lodge_image::registry::{RegistryTerms, TransferWatch};
 use lodge_testkit::registry::MockRegistry;
 
 use crate::common::*;
@@ -15,12 +15,12 @@ const STEP: u64 = 1 << 20;
 const LONG: usize = 5 * STEP as usize / 2;
 
 #[derive(Default)]
-struct Told {
+struct TransferRecord {
     platforms: Mutex<BTreeMap<Digest, Option<String>>>,
     steps: Mutex<BTreeMap<Digest, Vec<u64>>>,
 }
 
-impl Watch for Told {
+impl TransferWatch for TransferRecord {
     fn planned(&self, part: &Descriptor) {
         let platform = part.platform.as_ref().map(ToString::to_string);
         self.platforms.lock().unwrap().insert(part.digest, platform);
@@ -39,7 +39,7 @@ impl Watch for Told {
 async fn parts_of_one_platform_are_told_with_it_and_one_that_is_sent_in_small_steps() {
     let mock = MockRegistry::start().unwrap();
     // With chunks as large as they are for everybody.
-    let here = Here::new(Terms { chunk: Terms::default().chunk, ..quick() });
+    let here = LocalStore::new(RegistryTerms { chunk: RegistryTerms::default().chunk, ..quick() });
     let (long, shared, other) = (bytes(1, LONG), bytes(2, 10), bytes(3, 10));
     for blob in [CONFIG, &long, &shared, &other] {
         here.put(blob);
@@ -51,11 +51,11 @@ async fn parts_of_one_platform_are_told_with_it_and_one_that_is_sent_in_small_st
     here.put(&arm);
     let image = Descriptor::new(INDEX, here.put(&index), index.len() as u64);
     let at = remote(&mock.host(), "thing:v1");
-    let pushed = Arc::new(Told::default());
+    let pushed = Arc::new(TransferRecord::default());
     here.registries.push(&here.blobs, &image, &at, pushed.clone()).await.unwrap();
-    let there = Here::new(quick());
+    let there = LocalStore::new(quick());
     let (_, document) = there.resolve(&at).await.unwrap();
-    let pulled = Arc::new(Told::default());
+    let pulled = Arc::new(TransferRecord::default());
     there.registries.fetch(&there.blobs, &there.pins, &at, &document, pulled.clone()).await.unwrap();
     for told in [&pushed, &pulled] {
         let platforms = told.platforms.lock().unwrap();

@@ -8,15 +8,15 @@ use lodge_image::oci::{Descriptor, StreamError, read_archive, write_archive};
 use lodge_image::{BlobError, Digest};
 
 use crate::bins::{made, put};
-use crate::tars::{Tar, gzip};
-use crate::{Store, check_whole, names};
+use crate::tars::{TarBuilder, gzip};
+use crate::{TestStore, check_whole, names};
 
-type Images = Vec<(Descriptor, Option<String>)>;
+type ArchivedImages = Vec<(Descriptor, Option<String>)>;
 
 const LAYOUT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 
 /// Two tools, of which one has two names and one none.
-fn shelf(store: &Store) -> Images {
+fn shelf(store: &TestStore) -> ArchivedImages {
     let pins = store.blobs.pins();
     let rg = put(&store.blobs, &pins, &made("rg"));
     let fd = put(&store.blobs, &pins, &made("fd"));
@@ -24,19 +24,19 @@ fn shelf(store: &Store) -> Images {
     vec![(rg.clone(), name("stock/rg:latest")), (rg, name("registry.example/tools/rg:v1")), (fd, None)]
 }
 
-fn written(store: &Store, images: &Images) -> Vec<u8> {
+fn written(store: &TestStore, images: &ArchivedImages) -> Vec<u8> {
     let mut archive = Vec::new();
     write_archive(&store.blobs, images, &mut archive).unwrap();
     archive
 }
 
-fn read(store: &Store, archive: &[u8]) -> Result<Images, StreamError> {
+fn read(store: &TestStore, archive: &[u8]) -> Result<ArchivedImages, StreamError> {
     read_archive(&store.blobs, &store.blobs.pins(), &mut &*archive).map(|archive| archive.images)
 }
 
 #[track_caller]
 fn refused(archive: &[u8], why: &str) {
-    let store = Store::new();
+    let store = TestStore::new();
     match read(&store, archive) {
         Err(StreamError::Bad(bad)) => assert!(bad.why.contains(why), "{}", bad.why),
         other => panic!("{other:?}"),
@@ -59,22 +59,22 @@ fn entries(archive: &[u8]) -> Vec<(String, Vec<u8>)> {
 }
 
 fn packed(entries: &[(String, Vec<u8>)]) -> Vec<u8> {
-    let add = |tar: Tar, (name, bytes): &(String, Vec<u8>)| match name.ends_with('/') {
+    let add = |tar: TarBuilder, (name, bytes): &(String, Vec<u8>)| match name.ends_with('/') {
         true => tar.dir(name),
         false => tar.file(name, bytes),
     };
-    entries.iter().fold(Tar::default(), add).end()
+    entries.iter().fold(TarBuilder::default(), add).end()
 }
 
 #[test]
 fn what_is_written_is_read_elsewhere_with_its_names_in_any_order_and_packed() {
-    let store = Store::new();
+    let store = TestStore::new();
     let images = shelf(&store);
     let archive = written(&store, &images);
     let mut turned = entries(&archive);
     turned.reverse();
     for archive in [archive.clone(), gzip(&archive), packed(&turned)] {
-        let other = Store::new();
+        let other = TestStore::new();
         assert_eq!(read(&other, &archive).unwrap(), images);
         assert_eq!(names(&other.dir().join("blobs/sha256")), names(&store.dir().join("blobs/sha256")));
         assert_eq!(written(&other, &images), written(&store, &images));
@@ -85,7 +85,7 @@ fn what_is_written_is_read_elsewhere_with_its_names_in_any_order_and_packed() {
 
 #[test]
 fn an_archive_is_in_order_and_says_nothing_of_when_and_by_whom() {
-    let store = Store::new();
+    let store = TestStore::new();
     let archive = written(&store, &shelf(&store));
     let mut tar = tar::Archive::new(archive.as_slice());
     let mut found = Vec::new();
@@ -105,9 +105,9 @@ fn an_archive_is_in_order_and_says_nothing_of_when_and_by_whom() {
 
 #[test]
 fn what_was_taken_stays_while_it_is_pinned_and_goes_afterwards() {
-    let store = Store::new();
+    let store = TestStore::new();
     let archive = written(&store, &shelf(&store));
-    let other = Store::new();
+    let other = TestStore::new();
     let pins = other.blobs.pins();
     read_archive(&other.blobs, &pins, &mut archive.as_slice()).unwrap();
     let collect = || other.blobs.collect(&mut || Ok(Default::default())).unwrap().blobs;
@@ -118,7 +118,7 @@ fn what_was_taken_stays_while_it_is_pinned_and_goes_afterwards() {
 
 #[test]
 fn an_archive_that_lacks_a_part_or_has_a_wrong_one_is_refused() {
-    let store = Store::new();
+    let store = TestStore::new();
     let images = shelf(&store);
     let whole = entries(&written(&store, &images));
     for (nth, (name, bytes)) in whole.iter().enumerate().filter(|(_, (name, _))| !name.ends_with('/')) {
@@ -139,11 +139,11 @@ fn an_archive_that_lacks_a_part_or_has_a_wrong_one_is_refused() {
 
 #[test]
 fn an_archive_that_is_cut_off_is_refused_and_leaves_nothing_half() {
-    let store = Store::new();
+    let store = TestStore::new();
     let archive = written(&store, &shelf(&store));
     let end = archive.len() - 1_024;
     for len in (0..end).step_by(311) {
-        let other = Store::new();
+        let other = TestStore::new();
         assert!(read(&other, &archive[..len]).is_err(), "{len}");
         check_whole(&other.dir());
     }
@@ -156,9 +156,9 @@ fn index(images: &str) -> Vec<u8> {
 
 #[test]
 fn what_an_archive_of_images_has_no_use_for_is_refused_and_never_followed() {
-    let store = Store::new();
+    let store = TestStore::new();
     let whole = packed(&entries(&written(&store, &shelf(&store))));
-    let base = || Tar(whole[..whole.len() - 1_024].to_vec());
+    let base = || TarBuilder(whole[..whole.len() - 1_024].to_vec());
     let hex = Digest::of(b"x").hex();
     for name in ["index.json", "blobs/sha256/link", "link", &format!("blobs/sha256/{hex}")] {
         for (kind, what) in [(b'1', "hard link"), (b'2', "symbolic link"), (b'3', "device"), (b'6', "pipe")] {
@@ -177,14 +177,15 @@ fn what_an_archive_of_images_has_no_use_for_is_refused_and_never_followed() {
     );
     // A file that is not looked at does no harm: newer `docker save` has some.
     assert!(
-        read(&Store::new(), &base().file("manifest.json", b"[]").file("repositories", b"{}").end()).is_ok()
+        read(&TestStore::new(), &base().file("manifest.json", b"[]").file("repositories", b"{}").end())
+            .is_ok()
     );
 }
 
 #[test]
 fn layouts_and_indexes_that_say_nonsense_are_refused() {
     let of = |layout: &[u8], index: &[u8]| {
-        Tar::default().file("oci-layout", layout).file("index.json", index).end()
+        TarBuilder::default().file("oci-layout", layout).file("index.json", index).end()
     };
     refused(&of(br#"{"imageLayoutVersion":"2.0.0"}"#, &index("")), "version 2.0.0");
     refused(&of(b"{}", &index("")), "oci-layout cannot be read");
@@ -200,14 +201,14 @@ fn layouts_and_indexes_that_say_nonsense_are_refused() {
     let many = vec![named(&Digest::of(b"gone"), 4); 1_025].join(",");
     refused(&of(LAYOUT, &index(&many)), "1025 images");
     let with = |bytes: &[u8], size: usize| {
-        let (digest, tar) = (Digest::of(bytes), Tar::default());
+        let (digest, tar) = (Digest::of(bytes), TarBuilder::default());
         let tar = tar.file("oci-layout", LAYOUT).file("index.json", &index(&named(&digest, size)));
         tar.file(&format!("blobs/sha256/{}", digest.hex()), bytes).end()
     };
     refused(&with(b"no manifest", 11), "cannot be read");
     let inner = br#"{"schemaVersion":2,"manifests":[]}"#;
     refused(&with(inner, inner.len() + 1), "two sizes");
-    assert!(read(&Store::new(), &with(inner, inner.len())).is_ok());
+    assert!(read(&TestStore::new(), &with(inner, inner.len())).is_ok());
 }
 
 #[test]
@@ -218,7 +219,7 @@ fn an_index_in_an_index_is_refused() {
         format!(r#"{{"mediaType":"{kind}","digest":"{}","size":{}}}"#, Digest::of(bytes), bytes.len())
     };
     let outer = index(&named(inner));
-    let tar = Tar::default().file("oci-layout", LAYOUT).file("index.json", &index(&named(&outer)));
+    let tar = TarBuilder::default().file("oci-layout", LAYOUT).file("index.json", &index(&named(&outer)));
     let tar = [inner, &outer]
         .iter()
         .fold(tar, |tar, bytes| tar.file(&format!("blobs/sha256/{}", Digest::of(bytes).hex()), bytes));
@@ -227,14 +228,14 @@ fn an_index_in_an_index_is_refused() {
 
 #[test]
 fn names_that_nothing_can_be_called_are_left_out() {
-    let store = Store::new();
+    let store = TestStore::new();
     let images = shelf(&store);
     let mut whole = entries(&written(&store, &images));
     let at = whole.iter().position(|(name, _)| name == "index.json").unwrap();
     let text = String::from_utf8(whole[at].1.clone()).unwrap();
     for (name, expected) in [("../../etc", None), ("a b", None), ("v1", Some("v1")), ("x:y", Some("x:y"))] {
         whole[at].1 = text.replace("stock/rg:latest", name).into_bytes();
-        let read = read(&Store::new(), &packed(&whole)).unwrap();
+        let read = read(&TestStore::new(), &packed(&whole)).unwrap();
         assert_eq!(read[0].1.as_deref(), expected);
     }
 }
@@ -249,7 +250,7 @@ fn zeros_without_end_are_not_read_to_their_end() {
             Ok(piece.len())
         }
     }
-    let store = Store::new();
+    let store = TestStore::new();
     let mut zeros = Zeros(0);
     let error = read_archive(&store.blobs, &store.blobs.pins(), &mut zeros).unwrap_err();
     assert!(error.to_string().contains("zeros"), "{error}");
@@ -258,14 +259,14 @@ fn zeros_without_end_are_not_read_to_their_end() {
 
 #[test]
 fn an_archive_of_docker_save_is_called_so() {
-    let old = Tar::default()
+    let old = TarBuilder::default()
         .file("abc.json", b"{}")
         .dir("0123/")
         .file("0123/layer.tar", b"x")
         .link(b'2', "4567/layer.tar", "../0123/layer.tar")
         .file("manifest.json", b"[]");
     refused(&old.end(), "archive of `docker save`");
-    refused(&Tar::default().file("hello", b"x").end(), "it is no archive of images");
+    refused(&TarBuilder::default().file("hello", b"x").end(), "it is no archive of images");
     refused(b"hello", "it is no tar archive");
     refused(&b"hello".repeat(1_000), "it is no tar archive");
     refused(b"", "it is no archive of images");
@@ -273,13 +274,13 @@ fn an_archive_of_docker_save_is_called_so() {
 
 #[test]
 fn the_other_side_of_a_transfer_may_fail() {
-    struct Torn<'a>(&'a [u8]);
-    impl Read for Torn<'_> {
+    struct TornReader<'a>(&'a [u8]);
+    impl Read for TornReader<'_> {
         fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
             if self.0.is_empty() { Err(io::ErrorKind::ConnectionReset.into()) } else { self.0.read(piece) }
         }
     }
-    impl Write for Torn<'_> {
+    impl Write for TornReader<'_> {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             let taken = bytes.len().min(self.0.len());
             self.0 = &self.0[taken..];
@@ -289,20 +290,20 @@ fn the_other_side_of_a_transfer_may_fail() {
             Ok(())
         }
     }
-    let store = Store::new();
+    let store = TestStore::new();
     let images = shelf(&store);
     let archive = written(&store, &images);
     for archive in [archive.clone(), gzip(&archive)] {
         for len in (0..archive.len() - 1_024).step_by(311) {
-            let other = Store::new();
-            let failed = read_archive(&other.blobs, &other.blobs.pins(), &mut Torn(&archive[..len]));
+            let other = TestStore::new();
+            let failed = read_archive(&other.blobs, &other.blobs.pins(), &mut TornReader(&archive[..len]));
             let is_reset = matches!(&failed, Err(StreamError::Io { cause }) if cause.kind() == io::ErrorKind::ConnectionReset);
             assert!(is_reset, "{len}: {failed:?}");
             check_whole(&other.dir());
         }
     }
     for len in (0..archive.len()).step_by(311) {
-        let failed = write_archive(&store.blobs, &images, &mut Torn(&archive[..len]));
+        let failed = write_archive(&store.blobs, &images, &mut TornReader(&archive[..len]));
         assert!(
             matches!(failed, Err(StreamError::Io { cause }) if cause.kind() == io::ErrorKind::BrokenPipe)
         );
@@ -311,7 +312,7 @@ fn the_other_side_of_a_transfer_may_fail() {
 
 #[test]
 fn what_is_damaged_or_missing_is_not_exported() {
-    let store = Store::new();
+    let store = TestStore::new();
     let images = shelf(&store);
     for name in names(&store.dir().join("blobs/sha256")) {
         let path = store.dir().join("blobs/sha256").join(&name);
@@ -342,7 +343,7 @@ fn skopeo(dir: &Path, args: &[&str]) -> Vec<u8> {
 
 #[test]
 fn skopeo_reads_what_we_write_and_we_read_what_skopeo_writes() {
-    let store = Store::new();
+    let store = TestStore::new();
     let images = shelf(&store);
     let dir = store.above();
     std::fs::write(dir.join("ours.tar"), written(&store, &images)).unwrap();
@@ -357,7 +358,7 @@ fn skopeo_reads_what_we_write_and_we_read_what_skopeo_writes() {
     let copy =
         ["--policy", "policy.json", "copy", "--all", "oci-archive:ours.tar:registry.example/tools/rg:v1"];
     skopeo(dir, &[&copy[..], &["oci-archive:theirs.tar:rg:v2"]].concat());
-    let other = Store::new();
+    let other = TestStore::new();
     let theirs = read(&other, &std::fs::read(dir.join("theirs.tar")).unwrap()).unwrap();
     assert_eq!(theirs, [(images[0].0.clone(), Some("rg:v2".to_owned()))]);
     // One platform of it is a single manifest.

@@ -5,26 +5,26 @@ use std::fs;
 use std::io::{self, Read, Write};
 
 use lodge_image::oci::{
-    BIN, BadImage, BinImage, Blob, Descriptor, Dialect, Document, Index, MANIFEST, Manifest, NewBin, Packed,
-    Platform, StreamError, TITLE, extract_program, pack_bin, read_bin,
+    BIN, BadImage, BinImage, Blob, Descriptor, Index, MANIFEST, Manifest, ManifestDocument, MediaDialect,
+    NewBin, PackedImage, Platform, StreamError, TITLE, extract_program, pack_bin, read_bin,
 };
 use lodge_image::{Blobs, Digest, Pins};
 
-use crate::tars::{LAYER, Tar};
-use crate::{Store, check_whole, names};
+use crate::tars::{LAYER, TarBuilder};
+use crate::{TestStore, check_whole, names};
 
 pub(crate) fn platform(text: &str) -> Platform {
     Platform::read(text).unwrap()
 }
 
 /// A tool that is to be made, and its programs as they are before they are packed.
-pub(crate) struct Tool {
+pub(crate) struct TestTool {
     new: NewBin,
     programs: Vec<(Platform, Vec<u8>)>,
 }
 
-pub(crate) fn tool(name: &str) -> Tool {
-    Tool {
+pub(crate) fn tool(name: &str) -> TestTool {
+    TestTool {
         new: NewBin {
             name: name.to_owned(),
             description: Some("searches".to_owned()),
@@ -39,10 +39,10 @@ pub(crate) fn tool(name: &str) -> Tool {
     }
 }
 
-impl Tool {
+impl TestTool {
     /// The image with the layers that its programs became, which are read from the store where they were made.
-    fn pack(&self) -> Result<Packed, StreamError> {
-        let store = Store::new();
+    fn pack(&self) -> Result<PackedImage, StreamError> {
+        let store = TestStore::new();
         let (mut new, pins) = (self.new.clone(), store.blobs.pins());
         for (platform, program) in &self.programs {
             let layer = new.pack_program(&store.blobs, &pins, program.len() as u64, &mut &program[..])?;
@@ -58,23 +58,28 @@ impl Tool {
     }
 }
 
-pub(crate) fn made(name: &str) -> Packed {
+pub(crate) fn made(name: &str) -> PackedImage {
     tool(name).pack().unwrap()
 }
 
-pub(crate) fn put(blobs: &Blobs, pins: &Pins, packed: &Packed) -> Descriptor {
+pub(crate) fn put(blobs: &Blobs, pins: &Pins, packed: &PackedImage) -> Descriptor {
     blobs.put_all(pins, &packed.blobs).unwrap();
     packed.blobs.last().unwrap().descriptor()
 }
 
-fn bytes<'p>(packed: &'p Packed, digest: &Digest) -> &'p [u8] {
+fn bytes<'p>(packed: &'p PackedImage, digest: &Digest) -> &'p [u8] {
     &packed.blobs.iter().find(|blob| blob.digest == *digest).unwrap().bytes
 }
 
-fn index_of(packed: &Packed) -> (Index, Vec<(Descriptor, Manifest)>) {
-    let Document::Index(index) = Document::read(bytes(packed, &packed.digest)).unwrap() else { panic!() };
+fn index_of(packed: &PackedImage) -> (Index, Vec<(Descriptor, Manifest)>) {
+    let ManifestDocument::Index(index) = ManifestDocument::read(bytes(packed, &packed.digest)).unwrap()
+    else {
+        panic!()
+    };
     let manifests = index.manifests.iter().map(|named| {
-        let Document::Manifest(manifest) = Document::read(bytes(packed, &named.digest)).unwrap() else {
+        let ManifestDocument::Manifest(manifest) =
+            ManifestDocument::read(bytes(packed, &named.digest)).unwrap()
+        else {
             panic!()
         };
         (named.clone(), manifest)
@@ -83,7 +88,7 @@ fn index_of(packed: &Packed) -> (Index, Vec<(Descriptor, Manifest)>) {
     (index, manifests)
 }
 
-fn read(packed: &Packed) -> BinImage {
+fn read(packed: &PackedImage) -> BinImage {
     let (index, manifests) = index_of(packed);
     read_bin(&index, &manifests, &mut |part| Ok(bytes(packed, &part.digest).to_vec())).unwrap()
 }
@@ -96,7 +101,7 @@ fn a_tool_is_read_as_it_was_made() {
         (&bin.name, &bin.description, &bin.usage, &bin.labels),
         (&new.name, &new.description, &new.usage, &new.labels)
     );
-    let store = Store::new();
+    let store = TestStore::new();
     put(&store.blobs, &store.blobs.pins(), &packed);
     let mut found = Vec::new();
     for made in &bin.platforms {
@@ -145,7 +150,7 @@ fn a_tool_is_what_others_can_read() {
     }
 }
 
-struct OnlyFile {
+struct LayerFile {
     diff_id: Digest,
     name: String,
     mode: u32,
@@ -153,7 +158,7 @@ struct OnlyFile {
 }
 
 /// The one file of a layer, which says nothing of where and when it was made.
-fn only_file(layer: &[u8]) -> OnlyFile {
+fn only_file(layer: &[u8]) -> LayerFile {
     // No name, no time, no system.
     assert_eq!(layer[..10], [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255]);
     let mut tar = Vec::new();
@@ -167,7 +172,7 @@ fn only_file(layer: &[u8]) -> OnlyFile {
     let mut contents = Vec::new();
     entry.read_to_end(&mut contents).unwrap();
     assert!(entries.next().is_none());
-    OnlyFile { diff_id: Digest::of(&tar), name, mode, contents }
+    LayerFile { diff_id: Digest::of(&tar), name, mode, contents }
 }
 
 /// A change of this digest makes every tool of everybody another image: only for a reason.
@@ -186,9 +191,9 @@ fn the_same_programs_are_the_same_image_in_whatever_order_they_come() {
 }
 
 /// Gives a few bytes at a time, and now and then none yet.
-struct Drips<'a>(&'a [u8], usize);
+struct DrippingReader<'a>(&'a [u8], usize);
 
-impl Read for Drips<'_> {
+impl Read for DrippingReader<'_> {
     fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
         self.1 += 1;
         if self.1.is_multiple_of(5) {
@@ -201,11 +206,11 @@ impl Read for Drips<'_> {
 
 #[test]
 fn a_layer_is_the_same_however_its_program_comes_and_as_if_it_was_packed_at_once() {
-    let (store, new) = (Store::new(), tool("rg").new);
+    let (store, new) = (TestStore::new(), tool("rg").new);
     let pins = store.blobs.pins();
     for size in [1, 511, 512, 513, 1_024, 65_536, 3_000_001] {
-        let program = crate::Chance::new(size as u64).bytes(size);
-        let drips = &mut Drips(&program, 0);
+        let program = crate::StoreChoices::new(size as u64).bytes(size);
+        let drips = &mut DrippingReader(&program, 0);
         let layer = new.pack_program(&store.blobs, &pins, size as u64, drips).unwrap();
         let at_once = new.pack_program(&store.blobs, &pins, size as u64, &mut &program[..]).unwrap();
         assert_eq!(layer, at_once, "{size}");
@@ -233,13 +238,13 @@ fn a_layer_is_the_same_however_its_program_comes_and_as_if_it_was_packed_at_once
 
 #[test]
 fn a_program_that_is_not_as_long_as_it_was_said_or_cannot_be_read_leaves_nothing() {
-    struct Broken;
-    impl Read for Broken {
+    struct BrokenReader;
+    impl Read for BrokenReader {
         fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
             Err(io::ErrorKind::PermissionDenied.into())
         }
     }
-    let (store, new) = (Store::new(), tool("rg").new);
+    let (store, new) = (TestStore::new(), tool("rg").new);
     let pins = store.blobs.pins();
     let pack = |size: u64, from: &mut dyn Read| new.pack_program(&store.blobs, &pins, size, from);
     for size in [3, 5, 1 << 30] {
@@ -248,7 +253,7 @@ fn a_program_that_is_not_as_long_as_it_was_said_or_cannot_be_read_leaves_nothing
     }
     let error = pack((1 << 30) + 1, &mut io::repeat(0)).unwrap_err();
     assert!(matches!(&error, StreamError::Bad(bad) if bad.why.contains("up to")), "{error:?}");
-    let error = pack(9, &mut (&b"four"[..]).chain(Broken)).unwrap_err();
+    let error = pack(9, &mut (&b"four"[..]).chain(BrokenReader)).unwrap_err();
     assert!(
         matches!(&error, StreamError::Io { cause } if cause.kind() == io::ErrorKind::PermissionDenied),
         "{error:?}"
@@ -260,8 +265,8 @@ fn a_program_that_is_not_as_long_as_it_was_said_or_cannot_be_read_leaves_nothing
 
 #[test]
 fn what_cannot_be_a_tool_is_not_made() {
-    type Change = fn(&mut Tool);
-    let changes: [(Change, &str); 11] = [
+    type ToolChange = fn(&mut TestTool);
+    let changes: [(ToolChange, &str); 11] = [
         (|tool| tool.new.name = "../rg".to_owned(), "cannot be the name"),
         (|tool| tool.new.name = String::new(), "cannot be the name"),
         (|tool| tool.new.name = "a/b".to_owned(), "cannot be the name"),
@@ -287,7 +292,7 @@ fn what_cannot_be_a_tool_is_not_made() {
 
 fn layered(annotations: &[(&str, &str)], layers: Vec<Descriptor>) -> Manifest {
     Manifest {
-        dialect: Dialect::Oci,
+        dialect: MediaDialect::Oci,
         artifact_type: None,
         config: Blob::new("application/vnd.oci.image.config.v1+json", CONFIG.to_vec()).descriptor(),
         layers,
@@ -324,7 +329,7 @@ fn read_index(
         })
         .collect();
     let index = Index {
-        dialect: Dialect::Oci,
+        dialect: MediaDialect::Oci,
         artifact_type: None,
         manifests: manifests.iter().map(|(named, _)| named.clone()).collect(),
         annotations: map(annotations),
@@ -373,8 +378,12 @@ fn tools_of_others_are_read_by_every_name_they_had() {
 fn an_image_that_does_not_say_so_is_no_tool() {
     let config = br#"{"os":"linux","architecture":"amd64"}"#;
     let manifest = layered(&[], vec![tar_layer(LAYER)]);
-    let index =
-        Index { dialect: Dialect::Oci, artifact_type: None, manifests: vec![], annotations: BTreeMap::new() };
+    let index = Index {
+        dialect: MediaDialect::Oci,
+        artifact_type: None,
+        manifests: vec![],
+        annotations: BTreeMap::new(),
+    };
     let named = Descriptor::new(MANIFEST, Digest::of(b""), 1);
     let said = read_bin(&index, &[(named, manifest)], &mut |_| Ok(config.to_vec())).unwrap_err().why;
     assert!(said.contains("io.lodge.bin.name"), "{said}");
@@ -433,21 +442,21 @@ fn a_usage_in_a_layer_is_one_plain_file_and_what_is_about_it_is_bounded() {
         let bin = read_index(&said, &with_usage(LAYER, at, layer.len() as u64), layer);
         bin.map(|bin| bin.usage).map_err(|error| error.why)
     };
-    let file = |name: &str| Tar::default().file(name, b"use");
+    let file = |name: &str| TarBuilder::default().file(name, b"use");
     for layer in [file("USAGE.md").end(), file("USAGE.md").gzip(), file("./USAGE.md").gzip()] {
         assert_eq!(read("/USAGE.md", &layer), Ok(Some("use".to_owned())));
     }
-    let beside = Tar::default().dir("doc").file("doc/rg.md", b"use").file("other", b"").gzip();
+    let beside = TarBuilder::default().dir("doc").file("doc/rg.md", b"use").file("other", b"").gzip();
     assert_eq!(read("/doc/rg.md", &beside), Ok(Some("use".to_owned())));
-    let long = |len: usize| Tar::default().file("USAGE.md", &vec![b'x'; len]);
+    let long = |len: usize| TarBuilder::default().file("USAGE.md", &vec![b'x'; len]);
     assert_eq!(read("/USAGE.md", &long(64 << 10).gzip()).unwrap().unwrap().len(), 64 << 10);
     for (layer, why) in [
         (file("usage.md").gzip(), "there is no `USAGE.md`"),
         (Vec::new(), "there is no `USAGE.md`"),
         (file("USAGE.md").file("USAGE.md", b"use").gzip(), "twice"),
-        (Tar::default().dir("USAGE.md").gzip(), "no plain file"),
-        (Tar::default().link(b'2', "USAGE.md", "/etc/shadow").gzip(), "no plain file"),
-        (Tar::default().file("USAGE.md", b"\xff\xfe").gzip(), "no text"),
+        (TarBuilder::default().dir("USAGE.md").gzip(), "no plain file"),
+        (TarBuilder::default().link(b'2', "USAGE.md", "/etc/shadow").gzip(), "no plain file"),
+        (TarBuilder::default().file("USAGE.md", b"\xff\xfe").gzip(), "no text"),
         (long((64 << 10) + 1).gzip(), "longer than 65536"),
         (long(200 << 10).end(), "at most 98304 are read"),
         (long(16 << 20).gzip(), "unpacks to more than the 98304 bytes"),

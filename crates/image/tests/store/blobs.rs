@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use lodge_image::oci::Blob;
 use lodge_image::{BlobError, Blobs, Digest};
 
-use crate::{Store, blob_path, check_whole, names};
+use crate::{TestStore, blob_path, check_whole, names};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const NOBODY: u32 = 65_534;
@@ -20,7 +20,7 @@ fn mode(path: &std::path::Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777
 }
 
-fn damage(store: &Store, digest: &Digest) {
+fn damage(store: &TestStore, digest: &Digest) {
     let path = store.path(digest);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     let mut bytes = fs::read(&path).unwrap();
@@ -32,7 +32,7 @@ fn damage(store: &Store, digest: &Digest) {
 
 #[test]
 fn what_is_put_is_read_by_the_next_process_and_by_nobody_else() {
-    let store = Store::new();
+    let store = TestStore::new();
     let digest = store.blobs.put(&store.blobs.pins(), b"otters").unwrap();
     assert_eq!(digest, Digest::of(b"otters"));
     let blobs = store.reopened();
@@ -48,7 +48,7 @@ fn what_is_put_is_read_by_the_next_process_and_by_nobody_else() {
 
 #[test]
 fn the_same_bytes_are_written_once() {
-    let store = Store::new();
+    let store = TestStore::new();
     let pins = store.blobs.pins();
     let digest = store.blobs.put(&pins, b"otters").unwrap();
     let first = fs::metadata(store.path(&digest)).unwrap().ino();
@@ -60,7 +60,7 @@ fn the_same_bytes_are_written_once() {
 
 #[test]
 fn a_blob_of_another_size_is_not_there() {
-    let store = Store::new();
+    let store = TestStore::new();
     let pins = store.blobs.pins();
     let digest = store.blobs.put(&pins, b"otters").unwrap();
     assert!(store.blobs.has(&pins, &digest, 6).unwrap());
@@ -77,7 +77,7 @@ fn a_damaged_blob_is_told_in_every_way_of_reading_and_then_not_there_until_it_co
         |blobs, digest| blobs.open_checked(digest)?.drain(),
     ];
     for (nth, find) in ways.iter().enumerate() {
-        let store = Store::new();
+        let store = TestStore::new();
         let digest = store.blobs.put(&store.blobs.pins(), b"otters").unwrap();
         damage(&store, &digest);
         assert!(matches!(find(&store.blobs, &digest), Err(BlobError::Damaged { .. })), "way {nth}");
@@ -94,7 +94,7 @@ fn a_damaged_blob_is_told_in_every_way_of_reading_and_then_not_there_until_it_co
 
 #[test]
 fn bytes_that_are_put_replace_damaged_ones_that_nobody_read_yet() {
-    let store = Store::new();
+    let store = TestStore::new();
     let pins = store.blobs.pins();
     let digest = store.blobs.put(&pins, b"otters").unwrap();
     damage(&store, &digest);
@@ -104,7 +104,7 @@ fn bytes_that_are_put_replace_damaged_ones_that_nobody_read_yet() {
 
 #[test]
 fn blobs_that_are_put_together_are_there_together_and_written_once_and_damaged_ones_are_replaced() {
-    let store = Store::new();
+    let store = TestStore::new();
     let pins = store.blobs.pins();
     let known = store.blobs.put(&pins, b"known").unwrap();
     let hurt = store.blobs.put(&pins, b"hurt").unwrap();
@@ -124,7 +124,7 @@ fn blobs_that_are_put_together_are_there_together_and_written_once_and_damaged_o
 
 #[test]
 fn a_blob_that_is_made_piece_by_piece_is_there_once_it_is_finished_and_pinned_from_then_on() {
-    let store = Store::new();
+    let store = TestStore::new();
     let pins = store.blobs.pins();
     let hurt = store.blobs.put(&store.blobs.pins(), b"otters swim").unwrap();
     damage(&store, &hurt);
@@ -145,7 +145,7 @@ fn a_blob_that_is_made_piece_by_piece_is_there_once_it_is_finished_and_pinned_fr
 
 #[test]
 fn a_checked_blob_can_be_read_in_pieces_and_its_end_is_asked_for_twice() {
-    let store = Store::new();
+    let store = TestStore::new();
     let digest = store.blobs.put(&store.blobs.pins(), b"otters").unwrap();
     let mut checked = store.blobs.open_checked(&digest).unwrap();
     let mut bytes = Vec::new();
@@ -160,7 +160,7 @@ fn a_checked_blob_can_be_read_in_pieces_and_its_end_is_asked_for_twice() {
 
 #[test]
 fn a_transfer_goes_on_where_it_was_left_also_by_the_next_process() {
-    let store = Store::new();
+    let store = TestStore::new();
     let digest = Digest::of(b"otters swim");
     let mut incoming = store.blobs.receive(&store.blobs.pins(), &digest, 11).unwrap();
     assert!(incoming.is_empty());
@@ -179,7 +179,7 @@ fn a_transfer_goes_on_where_it_was_left_also_by_the_next_process() {
 
 #[test]
 fn what_a_blob_lacks_is_all_but_what_was_begun_and_nothing_once_it_is_there() {
-    let store = Store::new();
+    let store = TestStore::new();
     let pins = store.blobs.pins();
     let digest = Digest::of(b"otters swim");
     let lacks = |size| store.blobs.lacks(&pins, &digest, size).unwrap();
@@ -194,7 +194,7 @@ fn what_a_blob_lacks_is_all_but_what_was_begun_and_nothing_once_it_is_there() {
 
 #[test]
 fn a_transfer_that_brought_nothing_leaves_nothing() {
-    let store = Store::new();
+    let store = TestStore::new();
     let (pins, digest) = (store.blobs.pins(), Digest::of(b"otters"));
     drop(store.blobs.receive(&pins, &digest, 6).unwrap());
     let mut incoming = store.blobs.receive(&pins, &digest, 6).unwrap();
@@ -208,7 +208,7 @@ fn a_transfer_that_brought_nothing_leaves_nothing() {
 
 #[test]
 fn what_is_too_much_too_little_or_wrong_is_never_a_blob() {
-    let store = Store::new();
+    let store = TestStore::new();
     let pins = store.blobs.pins();
     let digest = Digest::of(b"otters");
     let mut incoming = store.blobs.receive(&pins, &digest, 6).unwrap();
@@ -233,7 +233,7 @@ fn what_is_too_much_too_little_or_wrong_is_never_a_blob() {
 
 #[test]
 fn a_partial_file_that_is_longer_than_announced_begins_again() {
-    let store = Store::new();
+    let store = TestStore::new();
     let digest = Digest::of(b"otters");
     fs::write(store.dir().join("partial").join(digest.hex()), b"otters and more").unwrap();
     let mut incoming = store.blobs.receive(&store.blobs.pins(), &digest, 6).unwrap();
@@ -245,7 +245,7 @@ fn a_partial_file_that_is_longer_than_announced_begins_again() {
 
 #[test]
 fn a_blob_has_one_transfer_at_a_time_and_the_next_can_wait_for_it() {
-    let store = Store::new();
+    let store = TestStore::new();
     let pins = store.blobs.pins();
     let digest = Digest::of(b"otters");
     let first = store.blobs.receive(&pins, &digest, 6).unwrap();
@@ -267,7 +267,7 @@ fn a_blob_has_one_transfer_at_a_time_and_the_next_can_wait_for_it() {
 
 #[test]
 fn whoever_was_killed_after_any_step_leaves_nothing_that_is_taken_for_a_blob() {
-    let store = Store::new();
+    let store = TestStore::new();
     let (whole, half) = (Digest::of(b"otters"), Digest::of(b"otters swim"));
     let partial = |digest: &Digest| store.dir().join("partial").join(digest.hex());
     fs::write(store.dir().join("temp/0"), b"ott").unwrap();
@@ -288,7 +288,7 @@ fn whoever_was_killed_after_any_step_leaves_nothing_that_is_taken_for_a_blob() {
 
 #[test]
 fn a_transfer_is_kept_for_a_week() {
-    let store = Store::new();
+    let store = TestStore::new();
     for (text, age) in [("old", 8 * DAY), ("young", 6 * DAY)] {
         let file = File::create(store.dir().join("partial").join(Digest::of(text.as_bytes()).hex())).unwrap();
         file.set_modified(SystemTime::now() - age).unwrap();
@@ -299,7 +299,7 @@ fn a_transfer_is_kept_for_a_week() {
 
 #[test]
 fn what_nobody_wants_goes_and_what_is_wanted_or_pinned_stays() {
-    let store = Store::new();
+    let store = TestStore::new();
     let pins = store.blobs.pins();
     let put = |text: &[u8]| store.blobs.put(&store.blobs.pins(), text).unwrap();
     let (wanted, pinned, found, unwanted) = (put(b"w"), put(b"p"), put(b"f"), put(b"uu"));
@@ -318,7 +318,7 @@ fn what_nobody_wants_goes_and_what_is_wanted_or_pinned_stays() {
 
 #[test]
 fn a_collection_that_cannot_learn_what_is_wanted_removes_nothing() {
-    let store = Store::new();
+    let store = TestStore::new();
     let digest = store.blobs.put(&store.blobs.pins(), b"otters").unwrap();
     let failed = store.blobs.collect(&mut || Err(BlobError::Missing { digest }));
     assert!(matches!(failed, Err(BlobError::Missing { .. })));
@@ -327,7 +327,7 @@ fn a_collection_that_cannot_learn_what_is_wanted_removes_nothing() {
 
 #[test]
 fn what_is_pinned_and_recorded_during_a_collection_stays_though_its_pins_are_gone() {
-    let store = Store::new();
+    let store = TestStore::new();
     let before = store.blobs.pins();
     let put = |text: &[u8]| store.blobs.put(&store.blobs.pins(), text).unwrap();
     let (held, found, lost) = (put(b"held"), put(b"found"), put(b"lost"));
@@ -350,7 +350,7 @@ fn what_is_pinned_and_recorded_during_a_collection_stays_though_its_pins_are_gon
 
 #[test]
 fn a_program_is_made_once_can_be_run_by_all_and_goes_with_its_owner() {
-    let store = Store::new();
+    let store = TestStore::new();
     let owner = Digest::of(b"manifest");
     let pins = store.blobs.pins();
     let mut made = 0;
@@ -375,7 +375,7 @@ fn a_program_is_made_once_can_be_run_by_all_and_goes_with_its_owner() {
 
 #[test]
 fn a_program_that_could_not_be_made_is_not_there() {
-    let store = Store::new();
+    let store = TestStore::new();
     let (pins, owner) = (store.blobs.pins(), Digest::of(b"manifest"));
     let failed = store.blobs.derived(&pins, &owner, "rg", &mut |file| {
         file.write_all(b"half").unwrap();
@@ -392,7 +392,7 @@ fn a_program_that_could_not_be_made_is_not_there() {
 
 #[test]
 fn links_in_the_store_lead_nowhere() {
-    let store = Store::new();
+    let store = TestStore::new();
     let outside = store.above().join("outside");
     fs::write(&outside, b"otters").unwrap();
     let digest = Digest::of(b"otters");
@@ -434,7 +434,7 @@ fn links_in_the_store_lead_nowhere() {
 
 #[test]
 fn a_pipe_with_the_name_of_a_blob_keeps_nobody_waiting() {
-    let store = Store::new();
+    let store = TestStore::new();
     let digest = Digest::of(b"otters");
     let mode = rustix::fs::Mode::RWXU;
     rustix::fs::mknodat(rustix::fs::CWD, store.path(&digest), rustix::fs::FileType::Fifo, mode, 0).unwrap();
@@ -466,7 +466,7 @@ fn a_store_that_is_a_link_or_has_one_for_a_directory_is_refused() {
 
 #[test]
 fn a_store_that_others_could_look_into_is_closed_again() {
-    let store = Store::new();
+    let store = TestStore::new();
     fs::set_permissions(store.dir(), fs::Permissions::from_mode(0o777)).unwrap();
     store.reopened();
     assert_eq!(mode(&store.dir()), 0o700);

@@ -8,13 +8,13 @@ use std::process::Command;
 use lodge_image::oci::Blob;
 use lodge_image::{BlobError, Blobs, Digest};
 
-use crate::{Store, check_whole, names};
+use crate::{TestStore, check_whole, names};
 
 const DIR: &str = "LODGE_TEST_FULL";
 const SIZE: usize = 300 << 10;
 
 fn bytes() -> Vec<u8> {
-    crate::Chance::new(7).bytes(SIZE)
+    crate::StoreChoices::new(7).bytes(SIZE)
 }
 
 /// What happens where no file can grow over 64 KiB.
@@ -48,7 +48,7 @@ fn a_full_disk_leaves_no_half_blob_and_a_transfer_that_goes_on() {
     if let Some(dir) = std::env::var_os(DIR) {
         return fill(Path::new(&dir));
     }
-    let store = Store::new();
+    let store = TestStore::new();
     // A shell sets the limit, and makes it an error where it would be a signal.
     let output = Command::new("sh")
         .args(["-c", "trap '' XFSZ; ulimit -f 128; exec \"$0\" \"$@\""])

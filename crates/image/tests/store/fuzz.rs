@@ -3,16 +3,16 @@
 use std::io::Write;
 
 use lodge_image::Digest;
-use lodge_image::oci::{Descriptor, Document, StreamError, extract_program, read_archive, read_bin};
+use lodge_image::oci::{Descriptor, ManifestDocument, StreamError, extract_program, read_archive, read_bin};
 
 use crate::bins::{made, put};
-use crate::tars::{LAYER, Tar, gzip, layer};
-use crate::{Chance, Store, check_whole, names};
+use crate::tars::{LAYER, TarBuilder, gzip, layer};
+use crate::{StoreChoices, TestStore, check_whole, names};
 
 const ROUNDS: u64 = 400;
 
 /// Some bytes changed, left out, doubled, or put from elsewhere.
-fn changed(chance: &mut Chance, good: &[u8]) -> Vec<u8> {
+fn changed(chance: &mut StoreChoices, good: &[u8]) -> Vec<u8> {
     let mut bytes = good.to_vec();
     for _ in 0..=chance.below(4) {
         if bytes.is_empty() {
@@ -51,7 +51,7 @@ fn mended(mut tar: Vec<u8>) -> Vec<u8> {
 
 #[test]
 fn a_changed_layer_gives_the_program_or_a_reason() {
-    let good = Tar::default()
+    let good = TarBuilder::default()
         .dir("usr/bin")
         .pax(b'x', &[("path", "usr/bin/fd"), ("mtime", "1")])
         .file("x", b"fd")
@@ -62,13 +62,13 @@ fn a_changed_layer_gives_the_program_or_a_reason() {
         .end();
     let (mut found, mut refused) = (0, 0);
     for seed in 0..ROUNDS {
-        let mut chance = Chance::new(seed);
+        let mut chance = StoreChoices::new(seed);
         let bytes = match chance.below(3) {
             0 => mended(changed(&mut chance, &good)),
             1 => gzip(&mended(changed(&mut chance, &good))),
             _ => changed(&mut chance, &gzip(&good)),
         };
-        let store = Store::new();
+        let store = TestStore::new();
         let layer = layer(&store, &bytes);
         let mut program = Vec::new();
         match extract_program(&store.blobs, &[layer], "usr/bin/rg", &mut program) {
@@ -85,16 +85,16 @@ fn a_changed_layer_gives_the_program_or_a_reason() {
 
 #[test]
 fn a_changed_archive_is_read_or_refused_and_every_blob_that_came_is_right() {
-    let store = Store::new();
+    let store = TestStore::new();
     let image = put(&store.blobs, &store.blobs.pins(), &made("rg"));
     let mut good = Vec::new();
     lodge_image::oci::write_archive(&store.blobs, &[(image, Some("rg:v1".to_owned()))], &mut good).unwrap();
     let (mut read, mut refused) = (0, 0);
     for seed in 0..ROUNDS {
-        let mut chance = Chance::new(seed);
+        let mut chance = StoreChoices::new(seed);
         let bytes = mended(changed(&mut chance, &good));
         let bytes = if chance.below(4) == 0 { gzip(&bytes) } else { bytes };
-        let store = Store::new();
+        let store = TestStore::new();
         match read_archive(&store.blobs, &store.blobs.pins(), &mut bytes.as_slice()) {
             Ok(_) => read += 1,
             Err(StreamError::Bad(_)) => refused += 1,
@@ -110,7 +110,9 @@ fn a_changed_archive_is_read_or_refused_and_every_blob_that_came_is_right() {
 fn a_changed_tool_is_read_or_refused_and_its_name_is_one() {
     let packed = made("rg");
     let text = |digest: &Digest| &packed.blobs.iter().find(|blob| blob.digest == *digest).unwrap().bytes;
-    let Document::Index(good) = Document::read(text(&packed.digest)).unwrap() else { panic!() };
+    let ManifestDocument::Index(good) = ManifestDocument::read(text(&packed.digest)).unwrap() else {
+        panic!()
+    };
     let words: [&[u8]; 12] = [
         b"/",
         b"..",
@@ -125,7 +127,7 @@ fn a_changed_tool_is_read_or_refused_and_its_name_is_one() {
         b"USAGE.md",
         b"tar",
     ];
-    let word = |chance: &mut Chance, good: &[u8]| {
+    let word = |chance: &mut StoreChoices, good: &[u8]| {
         let mut bytes = good.to_vec();
         for _ in 0..=chance.below(3) {
             let word = words[chance.below(words.len())];
@@ -137,10 +139,10 @@ fn a_changed_tool_is_read_or_refused_and_its_name_is_one() {
     };
     let (mut read, mut refused) = (0, 0);
     for seed in 0..ROUNDS * 5 {
-        let mut chance = Chance::new(seed);
+        let mut chance = StoreChoices::new(seed);
         let index = word(&mut chance, text(&packed.digest));
         let index = if chance.below(2) == 0 { index } else { text(&packed.digest).clone() };
-        let Ok(Document::Index(index)) = Document::read(&index) else {
+        let Ok(ManifestDocument::Index(index)) = ManifestDocument::read(&index) else {
             refused += 1;
             continue;
         };
@@ -151,9 +153,9 @@ fn a_changed_tool_is_read_or_refused_and_its_name_is_one() {
             .filter_map(|(good, named)| {
                 let bytes = word(&mut chance, text(&good.digest));
                 let bytes = if chance.below(2) == 0 { bytes } else { text(&good.digest).clone() };
-                match Document::read(&bytes) {
-                    Ok(Document::Manifest(manifest)) => Some((named.clone(), manifest)),
-                    Ok(Document::Index(_)) | Err(_) => None,
+                match ManifestDocument::read(&bytes) {
+                    Ok(ManifestDocument::Manifest(manifest)) => Some((named.clone(), manifest)),
+                    Ok(ManifestDocument::Index(_)) | Err(_) => None,
                 }
             })
             .collect();
@@ -185,7 +187,7 @@ fn a_changed_tool_is_read_or_refused_and_its_name_is_one() {
 #[test]
 fn noise_is_no_layer_and_no_archive() {
     for seed in 0..ROUNDS {
-        let mut chance = Chance::new(seed);
+        let mut chance = StoreChoices::new(seed);
         let len = chance.below(4_000);
         let mut noise = chance.bytes(len);
         if chance.below(2) == 0 {
@@ -194,7 +196,7 @@ fn noise_is_no_layer_and_no_archive() {
                 [chance.below(3)];
             noise.splice(..0, begin.iter().copied());
         }
-        let store = Store::new();
+        let store = TestStore::new();
         let read = read_archive(&store.blobs, &store.blobs.pins(), &mut noise.as_slice());
         assert!(matches!(read, Err(StreamError::Bad(_))), "seed {seed}");
         let layer = layer(&store, &noise);

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use lodge_image::oci::Blob;
 use lodge_image::{BlobError, Blobs, Digest};
 
-use crate::{Chance, Store, check_whole, names};
+use crate::{StoreChoices, TestStore, check_whole, names};
 
 const DIR: &str = "LODGE_TEST_KILL";
 const SEED: &str = "LODGE_TEST_SEED";
@@ -17,7 +17,7 @@ const CONTENTS: usize = 12;
 
 /// Those of even numbers are wanted for ever once they are there.
 fn content(nth: usize) -> Vec<u8> {
-    Chance::new(nth as u64).bytes(3_000 * (nth + 1))
+    StoreChoices::new(nth as u64).bytes(3_000 * (nth + 1))
 }
 
 fn wanted() -> BTreeSet<Digest> {
@@ -27,7 +27,7 @@ fn wanted() -> BTreeSet<Digest> {
 /// Uses the store in every way, and says what is done.
 fn use_for_ever(dir: &Path, seed: u64) -> ! {
     let blobs = Blobs::open(dir).unwrap();
-    let mut chance = Chance::new(seed);
+    let mut chance = StoreChoices::new(seed);
     let wanted = wanted();
     println!("begun");
     loop {
@@ -84,9 +84,9 @@ fn use_for_ever(dir: &Path, seed: u64) -> ! {
 }
 
 /// Ends with the test, however that ends.
-struct Victim(Child);
+struct KilledProcess(Child);
 
-impl Drop for Victim {
+impl Drop for KilledProcess {
     fn drop(&mut self) {
         self.0.kill().and_then(|()| self.0.wait()).unwrap();
     }
@@ -97,7 +97,7 @@ fn whatever_is_killed_when_blobs_are_whole_and_what_was_said_to_be_there_is() {
     if let (Some(dir), Ok(seed)) = (std::env::var_os(DIR), std::env::var(SEED)) {
         use_for_ever(Path::new(&dir), seed.parse().unwrap());
     }
-    let store = Store::new();
+    let store = TestStore::new();
     let mut there = BTreeSet::new();
     for seed in 0..KILLS {
         let child = Command::new(std::env::current_exe().unwrap())
@@ -110,11 +110,11 @@ fn whatever_is_killed_when_blobs_are_whole_and_what_was_said_to_be_there_is() {
             .env(SEED, seed.to_string())
             .stdout(Stdio::piped())
             .spawn();
-        let mut victim = Victim(child.unwrap());
+        let mut victim = KilledProcess(child.unwrap());
         let mut said = BufReader::new(victim.0.stdout.take().unwrap()).lines();
         assert!(said.by_ref().any(|line| line.unwrap() == "begun"), "it did not begin");
         // After so many steps, in the middle of the next one.
-        for line in said.by_ref().take(Chance::new(seed).below(60)) {
+        for line in said.by_ref().take(StoreChoices::new(seed).below(60)) {
             note(&mut there, &line.unwrap());
         }
         victim.0.kill().unwrap();
@@ -137,7 +137,7 @@ fn note(there: &mut BTreeSet<usize>, line: &str) {
     }
 }
 
-fn check(store: &Store, there: &BTreeSet<usize>) {
+fn check(store: &TestStore, there: &BTreeSet<usize>) {
     check_whole(&store.dir());
     for nth in there {
         assert!(store.path(&Digest::of(&content(*nth))).exists(), "{nth} is gone");

@@ -7,14 +7,14 @@ use std::os::unix::fs::PermissionsExt;
 use lodge_image::BlobError;
 use lodge_image::oci::{Descriptor, PROGRAM_MAX, StreamError, extract_program};
 
-use crate::Store;
-use crate::tars::{Tar, gzip, layer};
+use crate::TestStore;
+use crate::tars::{TarBuilder, gzip, layer};
 
 fn program(layers: &[Vec<u8>], path: &str) -> Result<Vec<u8>, String> {
-    program_in(&Store::new(), layers, path)
+    program_in(&TestStore::new(), layers, path)
 }
 
-fn program_in(store: &Store, layers: &[Vec<u8>], path: &str) -> Result<Vec<u8>, String> {
+fn program_in(store: &TestStore, layers: &[Vec<u8>], path: &str) -> Result<Vec<u8>, String> {
     let layers: Vec<Descriptor> = layers.iter().map(|bytes| layer(store, bytes)).collect();
     let mut program = Vec::new();
     match extract_program(&store.blobs, &layers, path, &mut program) {
@@ -38,8 +38,8 @@ fn refused(layers: &[Vec<u8>], path: &str, why: &str) {
     assert!(said.contains(why), "{said}");
 }
 
-fn tar() -> Tar {
-    Tar::default()
+fn tar() -> TarBuilder {
+    TarBuilder::default()
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_program_with_a_long_name_is_found_by_whatever_header_says_it() {
     let mut split = header.as_bytes().to_vec();
     split.extend_from_slice(b"elf");
     split.resize(1_024, 0);
-    found(&[Tar(split).gzip()], &long, b"elf");
+    found(&[TarBuilder(split).gzip()], &long, b"elf");
     // A comment for all is what some write, and means nothing.
     found(&[tar().pax(b'g', &[("comment", "0123")]).file("rg", b"elf").end()], "rg", b"elf");
 }
@@ -128,7 +128,7 @@ fn a_way_to_a_program_that_is_no_directory_is_refused() {
 
 #[test]
 fn what_readers_could_differ_about_is_refused() {
-    let refuse = |tar: Tar, why| refused(&[tar.end()], "rg", why);
+    let refuse = |tar: TarBuilder, why| refused(&[tar.end()], "rg", why);
     refuse(tar().file("rg", b"one").file("./rg", b"two"), "stands in it twice");
     refuse(tar().file("a/../rg", b"elf"), "no name of a file");
     refuse(tar().file("rg", b"elf").file("../../etc/passwd", b"x"), "no name of a file");
@@ -167,7 +167,7 @@ fn what_readers_could_differ_about_is_refused() {
 #[test]
 fn an_archive_that_is_cut_off_or_goes_on_is_refused() {
     let whole = tar().file("a", &[1; 2_000]).file("rg", b"elf").gzip();
-    let store = Store::new();
+    let store = TestStore::new();
     for len in 1..whole.len() {
         program_in(&store, &[whole[..len].to_vec()], "rg").unwrap_err();
     }
@@ -194,7 +194,7 @@ fn an_archive_that_is_cut_off_or_goes_on_is_refused() {
 #[test]
 fn zstd_is_refused_by_its_name_and_by_its_look() {
     refused(&[vec![0x28, 0xb5, 0x2f, 0xfd, 0, 0]], "rg", "packed with zstd");
-    let store = Store::new();
+    let store = TestStore::new();
     let mut named = layer(&store, &tar().file("rg", b"elf").end());
     named.media_type = "application/vnd.oci.image.layer.v1.tar+zstd".to_owned();
     let refused = extract_program(&store.blobs, &[named], "rg", &mut Vec::new());
@@ -220,11 +220,11 @@ fn what_unpacks_to_more_than_anybody_needs_ends_at_the_bound() {
     refused(&[tar().raw(b'0', "x", "", b"", u64::MAX / 2).gzip()], "rg", "it cannot be read");
     // Headers.
     refused(&[tar().raw(b'L', "", "", b"", 2 << 20).end()], "rg", "headers are larger");
-    let mut many = Tar::default();
+    let mut many = TarBuilder::default();
     let entry = tar().file("x", b"").0;
     (0..200_001).for_each(|_| many.0.extend_from_slice(&entry));
     refused(&[many.gzip()], "rg", "more than the 200000 entries");
-    let mut names = Tar::default();
+    let mut names = TarBuilder::default();
     let name = tar().entry(b'K', "", &vec![b'x'; 1 << 20]).0;
     (0..65).for_each(|_| names.0.extend_from_slice(&name));
     refused(&[names.gzip()], "rg", "headers are larger");
@@ -234,7 +234,7 @@ fn what_unpacks_to_more_than_anybody_needs_ends_at_the_bound() {
 fn a_damaged_layer_is_told_so_and_not_taken_for_a_bad_image() {
     let good = tar().file("rg", b"elf").gzip();
     for at in 0..good.len() {
-        let store = Store::new();
+        let store = TestStore::new();
         let layer = layer(&store, &good);
         let path = store.path(&layer.digest);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
@@ -244,7 +244,7 @@ fn a_damaged_layer_is_told_so_and_not_taken_for_a_bad_image() {
         let failed = extract_program(&store.blobs, &[layer], "rg", &mut Vec::new());
         assert!(matches!(failed, Err(StreamError::Blob(BlobError::Damaged { .. }))), "{at}: {failed:?}");
     }
-    let store = Store::new();
+    let store = TestStore::new();
     let missing = Descriptor::new(crate::tars::LAYER, lodge_image::Digest::of(b"x"), 1);
     let failed = extract_program(&store.blobs, &[missing], "rg", &mut Vec::new());
     assert!(matches!(failed, Err(StreamError::Blob(BlobError::Missing { .. }))));
@@ -252,8 +252,8 @@ fn a_damaged_layer_is_told_so_and_not_taken_for_a_bad_image() {
 
 #[test]
 fn one_who_cannot_write_is_told_so() {
-    struct Full;
-    impl Write for Full {
+    struct FullWriter;
+    impl Write for FullWriter {
         fn write(&mut self, _: &[u8]) -> io::Result<usize> {
             Err(io::ErrorKind::StorageFull.into())
         }
@@ -261,8 +261,8 @@ fn one_who_cannot_write_is_told_so() {
             Ok(())
         }
     }
-    let store = Store::new();
+    let store = TestStore::new();
     let layer = layer(&store, &tar().file("rg", b"elf").gzip());
-    let failed = extract_program(&store.blobs, &[layer], "rg", &mut Full);
+    let failed = extract_program(&store.blobs, &[layer], "rg", &mut FullWriter);
     assert!(matches!(failed, Err(StreamError::Io { cause }) if cause.kind() == io::ErrorKind::StorageFull));
 }

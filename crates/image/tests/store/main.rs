@@ -21,11 +21,11 @@ use lodge_image::{Blobs, Digest};
 use tempfile::TempDir;
 
 /// Numbers that look like chance and are the same in every run.
-pub(crate) struct Chance(u64);
+pub(crate) struct StoreChoices(u64);
 
-impl Chance {
-    pub(crate) fn new(seed: u64) -> Chance {
-        Chance(seed)
+impl StoreChoices {
+    pub(crate) fn new(seed: u64) -> StoreChoices {
+        StoreChoices(seed)
     }
 
     pub(crate) fn next(&mut self) -> u64 {
@@ -46,15 +46,15 @@ impl Chance {
     }
 }
 
-pub(crate) struct Store {
+pub(crate) struct TestStore {
     pub(crate) blobs: Blobs,
     dir: TempDir,
 }
 
-impl Store {
-    pub(crate) fn new() -> Store {
+impl TestStore {
+    pub(crate) fn new() -> TestStore {
         let dir = tempfile::tempdir().unwrap();
-        Store { blobs: Blobs::open(&dir.path().join("registry")).unwrap(), dir }
+        TestStore { blobs: Blobs::open(&dir.path().join("registry")).unwrap(), dir }
     }
 
     pub(crate) fn dir(&self) -> PathBuf {

@@ -7,7 +7,7 @@ use std::thread;
 
 use lodge_image::{BlobError, Digest};
 
-use crate::{Chance, Store, check_whole};
+use crate::{StoreChoices, TestStore, check_whole};
 
 const CONTENTS: usize = 8;
 const ROUNDS: usize = 150;
@@ -19,11 +19,11 @@ fn content(nth: usize) -> Vec<u8> {
 /// Each writer records what it has while it is pinned, as the daemon does, and then finds it; the record is what is wanted.
 #[test]
 fn nothing_that_was_recorded_while_it_was_pinned_is_ever_collected() {
-    let store = Store::new();
+    let store = TestStore::new();
     let recorded: Mutex<BTreeSet<(usize, Digest)>> = Mutex::default();
     let is_over = AtomicBool::new(false);
     let write = |writer: usize| {
-        let mut chance = Chance::new(writer as u64);
+        let mut chance = StoreChoices::new(writer as u64);
         for _ in 0..ROUNDS {
             let bytes = content(chance.below(CONTENTS));
             let digest = Digest::of(&bytes);
@@ -75,7 +75,7 @@ fn nothing_that_was_recorded_while_it_was_pinned_is_ever_collected() {
 
 #[test]
 fn a_program_that_many_want_at_once_is_whole_for_each() {
-    let store = Store::new();
+    let store = TestStore::new();
     let owner = Digest::of(b"manifest");
     thread::scope(|scope| {
         for _ in 0..8 {

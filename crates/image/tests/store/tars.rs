@@ -6,33 +6,33 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use lodge_image::oci::Descriptor;
 
-use crate::Store;
+use crate::TestStore;
 
 pub(crate) const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
 /// A tar file that is made entry by entry, with headers that say what they are told to.
 #[derive(Default, Clone)]
-pub(crate) struct Tar(pub(crate) Vec<u8>);
+pub(crate) struct TarBuilder(pub(crate) Vec<u8>);
 
-impl Tar {
-    pub(crate) fn file(self, name: &str, contents: &[u8]) -> Tar {
+impl TarBuilder {
+    pub(crate) fn file(self, name: &str, contents: &[u8]) -> TarBuilder {
         self.entry(b'0', name, contents)
     }
 
-    pub(crate) fn dir(self, name: &str) -> Tar {
+    pub(crate) fn dir(self, name: &str) -> TarBuilder {
         self.entry(b'5', name, b"")
     }
 
-    pub(crate) fn link(self, kind: u8, name: &str, to: &str) -> Tar {
+    pub(crate) fn link(self, kind: u8, name: &str, to: &str) -> TarBuilder {
         self.raw(kind, name, to, b"", 0)
     }
 
     /// With its contents, of whatever kind it is.
-    pub(crate) fn entry(self, kind: u8, name: &str, contents: &[u8]) -> Tar {
+    pub(crate) fn entry(self, kind: u8, name: &str, contents: &[u8]) -> TarBuilder {
         self.raw(kind, name, "", contents, contents.len() as u64)
     }
 
-    pub(crate) fn raw(mut self, kind: u8, name: &str, link: &str, contents: &[u8], size: u64) -> Tar {
+    pub(crate) fn raw(mut self, kind: u8, name: &str, link: &str, contents: &[u8], size: u64) -> TarBuilder {
         let mut header = tar::Header::new_gnu();
         let bytes = header.as_mut_bytes();
         let name = &name.as_bytes()[..name.len().min(100)];
@@ -52,7 +52,7 @@ impl Tar {
     }
 
     /// A header that describes the next entry.
-    pub(crate) fn pax(self, kind: u8, records: &[(&str, &str)]) -> Tar {
+    pub(crate) fn pax(self, kind: u8, records: &[(&str, &str)]) -> TarBuilder {
         let mut text = String::new();
         for (key, value) in records {
             let rest = format!(" {key}={value}\n");
@@ -79,7 +79,7 @@ pub(crate) fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Puts something into the store, as a layer is named.
-pub(crate) fn layer(store: &Store, bytes: &[u8]) -> Descriptor {
+pub(crate) fn layer(store: &TestStore, bytes: &[u8]) -> Descriptor {
     let digest = store.blobs.put(&store.blobs.pins(), bytes).unwrap();
     Descriptor::new(LAYER, digest, bytes.len() as u64)
 }

@@ -3,20 +3,20 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::WireError;
-use super::layout::{self, Place};
-use crate::context::Limits;
+use super::AnthropicError;
+use super::layout::{self, StoredBlock};
+use crate::context::CallLimits;
 use crate::count::count;
-use crate::dialect::{Progress, Reads};
-use crate::draft::{Draft, OnText, Written, not_json};
-use crate::error::{Fault, Nonsense};
-use crate::request::Stop;
+use crate::dialect::{AnswerProgress, AnswerReader};
+use crate::draft::{AnswerDraft, FinishedDraft, OnText, not_json};
+use crate::error::{AnswerFault, UnreadableAnswer};
+use crate::request::StopReason;
 
 #[derive(Debug)]
-pub(crate) struct Stream {
-    draft: Draft,
+pub(crate) struct AnthropicReader {
+    draft: AnswerDraft,
     /// By the index that their events name.
-    blocks: Vec<(usize, Block)>,
+    blocks: Vec<(usize, StreamedBlock)>,
     began: bool,
     /// In words, when the model would not answer.
     refusal: Option<String>,
@@ -24,7 +24,7 @@ pub(crate) struct Stream {
 }
 
 #[derive(Debug)]
-enum Block {
+enum StreamedBlock {
     Text {
         bytes: usize,
     },
@@ -38,45 +38,45 @@ enum Block {
 
 /// Any event; what an event does not have is absent.
 #[derive(Debug, Deserialize)]
-struct Event {
+struct AnthropicEvent {
     r#type: String,
     index: Option<usize>,
-    message: Option<WireMessage>,
+    message: Option<AnthropicAnswer>,
     content_block: Option<Value>,
-    delta: Option<Delta>,
-    usage: Option<WireUsage>,
-    error: Option<WireError>,
+    delta: Option<AnthropicDelta>,
+    usage: Option<AnthropicUsage>,
+    error: Option<AnthropicError>,
 }
 
 /// The beginning of a streamed answer, or all of one that is not.
 #[derive(Debug, Deserialize)]
-struct WireMessage {
+struct AnthropicAnswer {
     #[serde(default)]
     content: Vec<Value>,
     stop_reason: Option<String>,
-    stop_details: Option<StopDetails>,
-    usage: Option<WireUsage>,
-    error: Option<WireError>,
+    stop_details: Option<AnthropicStopDetails>,
+    usage: Option<AnthropicUsage>,
+    error: Option<AnthropicError>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Delta {
+struct AnthropicDelta {
     r#type: Option<String>,
     text: Option<String>,
     partial_json: Option<String>,
     thinking: Option<String>,
     signature: Option<String>,
     stop_reason: Option<String>,
-    stop_details: Option<StopDetails>,
+    stop_details: Option<AnthropicStopDetails>,
 }
 
 #[derive(Debug, Deserialize)]
-struct StopDetails {
+struct AnthropicStopDetails {
     explanation: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
-struct WireUsage {
+struct AnthropicUsage {
     #[serde(default, deserialize_with = "count")]
     input_tokens: Option<u64>,
     #[serde(default, deserialize_with = "count")]
@@ -87,14 +87,14 @@ struct WireUsage {
     cache_creation_input_tokens: Option<u64>,
 }
 
-impl Stream {
-    pub(crate) fn new(limits: Limits, messages: usize) -> Self {
-        let draft = Draft::new(limits, messages);
+impl AnthropicReader {
+    pub(crate) fn new(limits: CallLimits, messages: usize) -> Self {
+        let draft = AnswerDraft::new(limits, messages);
         Self { draft, blocks: Vec::new(), began: false, refusal: None, done: false }
     }
 
     /// Counts are of the whole so far. Here the input is told without what the cache had and got.
-    fn count(&mut self, usage: &WireUsage) {
+    fn count(&mut self, usage: &AnthropicUsage) {
         let counted = &mut self.draft.usage;
         let kept = counted.cached_tokens.saturating_add(counted.cache_write_tokens);
         let fresh = counted.input_tokens.saturating_sub(kept);
@@ -106,13 +106,13 @@ impl Stream {
         counted.output_tokens = usage.output_tokens.unwrap_or(counted.output_tokens);
     }
 
-    fn begin_block(&mut self, index: usize, block: Value, on_text: OnText<'_>) -> Result<(), Fault> {
+    fn begin_block(&mut self, index: usize, block: Value, on_text: OnText<'_>) -> Result<(), AnswerFault> {
         let word = |key: &str| block.get(key).and_then(Value::as_str).unwrap_or_default();
         let block = match word("type") {
             "text" => {
                 let text = word("text");
                 self.draft.say(text, on_text)?;
-                Block::Text { bytes: text.len() }
+                StreamedBlock::Text { bytes: text.len() }
             }
             "tool_use" => {
                 let place = self.draft.begin_call()?;
@@ -122,38 +122,46 @@ impl Stream {
                     Some(_) | None => String::new(),
                 };
                 self.draft.add_to_call(place, word("id").to_owned(), word("name"), &input)?;
-                Block::Call { place }
+                StreamedBlock::Call { place }
             }
             "thinking" | "redacted_thinking" => {
                 self.draft.grow(word("data").len() + word("thinking").len() + word("signature").len())?;
                 match block {
-                    Value::Object(thought) => Block::Thought(thought),
-                    _ => Block::Foreign,
+                    Value::Object(thought) => StreamedBlock::Thought(thought),
+                    _ => StreamedBlock::Foreign,
                 }
             }
-            _ => Block::Foreign,
+            _ => StreamedBlock::Foreign,
         };
         // Blocks cost memory although they say nothing.
-        self.draft.grow(std::mem::size_of::<Block>())?;
+        self.draft.grow(std::mem::size_of::<StreamedBlock>())?;
         self.blocks.push((index, block));
         Ok(())
     }
 
-    fn continue_block(&mut self, index: usize, delta: Delta, on_text: OnText<'_>) -> Result<(), Fault> {
+    fn continue_block(
+        &mut self,
+        index: usize,
+        delta: AnthropicDelta,
+        on_text: OnText<'_>,
+    ) -> Result<(), AnswerFault> {
         let Some((_, block)) = self.blocks.iter_mut().rfind(|(begun, _)| *begun == index) else {
-            return Err(Fault::Nonsense { what: Nonsense::Disorder, text: delta.r#type.unwrap_or_default() });
+            return Err(AnswerFault::Nonsense {
+                what: UnreadableAnswer::Disorder,
+                text: delta.r#type.unwrap_or_default(),
+            });
         };
         match block {
-            Block::Text { bytes } => {
+            StreamedBlock::Text { bytes } => {
                 let text = delta.text.unwrap_or_default();
                 *bytes += text.len();
                 self.draft.say(&text, on_text)
             }
-            Block::Call { place } => {
+            StreamedBlock::Call { place } => {
                 let (place, input) = (*place, delta.partial_json.unwrap_or_default());
                 self.draft.add_to_call(place, String::new(), "", &input)
             }
-            Block::Thought(thought) => {
+            StreamedBlock::Thought(thought) => {
                 for (key, piece) in [("thinking", delta.thinking), ("signature", delta.signature)] {
                     let Some(piece) = piece else { continue };
                     self.draft.grow(piece.len())?;
@@ -166,31 +174,31 @@ impl Stream {
                 }
                 Ok(())
             }
-            Block::Foreign => Ok(()),
+            StreamedBlock::Foreign => Ok(()),
         }
     }
 
-    fn stopped(&mut self, reason: &str, details: Option<StopDetails>) {
+    fn stopped(&mut self, reason: &str, details: Option<AnthropicStopDetails>) {
         self.draft.stop = Some(match reason {
-            "end_turn" | "stop_sequence" => Stop::End,
-            "tool_use" => Stop::ToolCalls,
-            "max_tokens" | "model_context_window_exceeded" => Stop::Length,
+            "end_turn" | "stop_sequence" => StopReason::End,
+            "tool_use" => StopReason::ToolCalls,
+            "max_tokens" | "model_context_window_exceeded" => StopReason::Length,
             "refusal" => {
                 let words = details.and_then(|details| details.explanation);
                 self.refusal = Some(words.unwrap_or_else(|| "it refused".to_owned()));
-                Stop::Filtered
+                StopReason::Filtered
             }
-            _ => Stop::Unrecognised,
+            _ => StopReason::Unrecognised,
         });
     }
 }
 
-impl Reads for Stream {
-    fn event(&mut self, data: &str, on_text: OnText<'_>) -> Result<(), Fault> {
-        let event: Event = serde_json::from_str(data)
-            .map_err(|_| Fault::Nonsense { what: Nonsense::NotJson, text: data.to_owned() })?;
+impl AnswerReader for AnthropicReader {
+    fn event(&mut self, data: &str, on_text: OnText<'_>) -> Result<(), AnswerFault> {
+        let event: AnthropicEvent = serde_json::from_str(data)
+            .map_err(|_| AnswerFault::Nonsense { what: UnreadableAnswer::NotJson, text: data.to_owned() })?;
         if let Some(error) = event.error {
-            return Err(Fault::Reported(error.reported()));
+            return Err(AnswerFault::Reported(error.reported()));
         }
         if let Some(usage) = &event.usage {
             self.count(usage);
@@ -212,7 +220,7 @@ impl Reads for Stream {
                 (Some(_) | None, _) => Ok(()),
             },
             "message_delta" => {
-                if let Some(Delta { stop_reason: Some(reason), stop_details, .. }) = event.delta {
+                if let Some(AnthropicDelta { stop_reason: Some(reason), stop_details, .. }) = event.delta {
                     self.stopped(&reason, stop_details);
                 }
                 Ok(())
@@ -226,10 +234,10 @@ impl Reads for Stream {
         }
     }
 
-    fn whole(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), Fault> {
-        let message: WireMessage = serde_json::from_str(body).map_err(|error| not_json(&error, body))?;
+    fn whole(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), AnswerFault> {
+        let message: AnthropicAnswer = serde_json::from_str(body).map_err(|error| not_json(&error, body))?;
         if let Some(error) = message.error {
-            return Err(Fault::Reported(error.reported()));
+            return Err(AnswerFault::Reported(error.reported()));
         }
         self.began = message.stop_reason.is_some();
         if let Some(usage) = &message.usage {
@@ -245,31 +253,33 @@ impl Reads for Stream {
         Ok(())
     }
 
-    fn progress(&self) -> Progress {
+    fn progress(&self) -> AnswerProgress {
         match (self.done, self.draft.stop) {
-            (true, _) => Progress::Done,
-            (false, Some(_)) => Progress::Settled,
-            (false, None) => Progress::Open,
+            (true, _) => AnswerProgress::Done,
+            (false, Some(_)) => AnswerProgress::Settled,
+            (false, None) => AnswerProgress::Open,
         }
     }
 
-    fn finish(self: Box<Self>) -> Result<Written, Fault> {
+    fn finish(self: Box<Self>) -> Result<FinishedDraft, AnswerFault> {
         if let Some(reason) = self.refusal {
-            return Err(Fault::Blocked { reason });
+            return Err(AnswerFault::Blocked { reason });
         }
         let stop = match (self.draft.stop, self.done, self.began) {
             (Some(stop), _, true) => stop,
-            (_, true, _) => return Err(Fault::Nonsense { what: Nonsense::NoAnswer, text: String::new() }),
-            (_, false, _) => return Err(Fault::Incomplete),
+            (_, true, _) => {
+                return Err(AnswerFault::Nonsense { what: UnreadableAnswer::NoAnswer, text: String::new() });
+            }
+            (_, false, _) => return Err(AnswerFault::Incomplete),
         };
-        let places: Vec<Place> = self
+        let places: Vec<StoredBlock> = self
             .blocks
             .into_iter()
             .filter_map(|(_, block)| match block {
-                Block::Text { bytes } => Some(Place::Text(bytes)),
-                Block::Call { .. } => Some(Place::Call),
-                Block::Thought(thought) => Some(Place::Thought(Value::Object(thought))),
-                Block::Foreign => None,
+                StreamedBlock::Text { bytes } => Some(StoredBlock::Text(bytes)),
+                StreamedBlock::Call { .. } => Some(StoredBlock::Call),
+                StreamedBlock::Thought(thought) => Some(StoredBlock::Thought(Value::Object(thought))),
+                StreamedBlock::Foreign => None,
             })
             .collect();
         self.draft.finish(stop, layout::blocks(&places))
@@ -282,7 +292,7 @@ mod tests {
 
     #[test]
     fn counts_beyond_all_measure_stay_at_the_measure() {
-        let mut stream = Stream::new(Limits::default(), 1);
+        let mut stream = AnthropicReader::new(CallLimits::default(), 1);
         let most = u64::MAX;
         let usage =
             format!(r#"{{"cache_read_input_tokens": {most}, "cache_creation_input_tokens": {most}}}"#);

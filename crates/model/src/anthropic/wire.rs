@@ -3,29 +3,29 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use super::layout::{Piece, pieces};
+use super::layout::{OutgoingBlock, pieces};
 use super::schema;
 use crate::dialect::json;
 use crate::draft::as_object;
-use crate::names::Plain;
+use crate::names::PlainNames;
 use crate::provider::Provider;
-use crate::request::{Message, Outcome, Request, Tool};
+use crate::request::{ModelMessage, ModelRequest, ToolOutcome, ToolSpec};
 
-pub(crate) fn body(provider: &Provider, request: &Request) -> Vec<u8> {
-    let plain = Plain::of(request);
+pub(crate) fn body(provider: &Provider, request: &ModelRequest) -> Vec<u8> {
+    let plain = PlainNames::of(request);
     let mut messages = turns(provider, request, &plain);
     // Everything up to here is read again with the next call, so it is worth keeping.
     if let Some(block) = messages.last_mut().and_then(|turn| turn.content.last_mut()) {
         block.keep();
     }
     let has_system = !request.system.trim().is_empty();
-    let mut tools: Vec<WireTool<'_>> = request.tools.iter().map(|known| tool(known, &plain)).collect();
+    let mut tools: Vec<AnthropicTool<'_>> = request.tools.iter().map(|known| tool(known, &plain)).collect();
     if let (false, Some(last)) = (has_system, tools.last_mut()) {
         last.cache_control = Some(CACHED);
     }
-    let system = SystemText { r#type: "text", text: &request.system, cache_control: CACHED };
+    let system = AnthropicSystem { r#type: "text", text: &request.system, cache_control: CACHED };
     let params = &request.params;
-    json(&Body {
+    json(&AnthropicRequest {
         model: &request.model,
         max_tokens: params.max_tokens.unwrap_or_else(|| tokens_max(&request.model)),
         // Tools stand before it in what the model reads, so that this one mark keeps both.
@@ -36,7 +36,7 @@ pub(crate) fn body(provider: &Provider, request: &Request) -> Vec<u8> {
             .schema
             .as_ref()
             .and_then(|schema| schema::told(&request.model, schema))
-            .map(|schema| OutputConfig { format: Format { r#type: "json_schema", schema } }),
+            .map(|schema| AnthropicOutput { format: AnthropicFormat { r#type: "json_schema", schema } }),
         stream: true,
         temperature: params.temperature,
         top_p: params.top_p,
@@ -59,16 +59,16 @@ fn tokens_max(model: &str) -> u32 {
 const CACHED: CacheControl = CacheControl { r#type: "ephemeral" };
 
 #[derive(Serialize)]
-struct Body<'a> {
+struct AnthropicRequest<'a> {
     model: &'a str,
     max_tokens: u32,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    system: Vec<SystemText<'a>>,
-    messages: Vec<Turn<'a>>,
+    system: Vec<AnthropicSystem<'a>>,
+    messages: Vec<AnthropicMessage<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    tools: Vec<WireTool<'a>>,
+    tools: Vec<AnthropicTool<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    output_config: Option<OutputConfig>,
+    output_config: Option<AnthropicOutput>,
     stream: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     temperature: Option<f64>,
@@ -81,12 +81,12 @@ struct Body<'a> {
 }
 
 #[derive(Serialize)]
-struct OutputConfig {
-    format: Format,
+struct AnthropicOutput {
+    format: AnthropicFormat,
 }
 
 #[derive(Serialize)]
-struct Format {
+struct AnthropicFormat {
     r#type: &'static str,
     schema: Value,
 }
@@ -97,14 +97,14 @@ struct CacheControl {
 }
 
 #[derive(Serialize)]
-struct SystemText<'a> {
+struct AnthropicSystem<'a> {
     r#type: &'static str,
     text: &'a str,
     cache_control: CacheControl,
 }
 
 #[derive(Serialize)]
-struct WireTool<'a> {
+struct AnthropicTool<'a> {
     name: &'a str,
     description: &'a str,
     input_schema: &'a Value,
@@ -114,36 +114,36 @@ struct WireTool<'a> {
 
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Role {
+enum AnthropicRole {
     User,
     Assistant,
 }
 
 #[derive(Serialize)]
-struct Turn<'a> {
-    role: Role,
-    content: Vec<Block<'a>>,
+struct AnthropicMessage<'a> {
+    role: AnthropicRole,
+    content: Vec<AnthropicBlock<'a>>,
 }
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Block<'a> {
+enum AnthropicBlock<'a> {
     /// As it came.
     Thought(Value),
-    Other(Marked<'a>),
+    Other(CacheableBlock<'a>),
 }
 
 #[derive(Serialize)]
-struct Marked<'a> {
+struct CacheableBlock<'a> {
     #[serde(flatten)]
-    content: Content<'a>,
+    content: AnthropicContent<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cache_control: Option<CacheControl>,
 }
 
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum Content<'a> {
+enum AnthropicContent<'a> {
     Text {
         text: &'a str,
     },
@@ -161,7 +161,7 @@ enum Content<'a> {
     },
 }
 
-impl Block<'_> {
+impl AnthropicBlock<'_> {
     fn keep(&mut self) {
         match self {
             Self::Other(block) => block.cache_control = Some(CACHED),
@@ -171,8 +171,8 @@ impl Block<'_> {
     }
 }
 
-fn tool<'a>(tool: &'a Tool, plain: &'a Plain<'a>) -> WireTool<'a> {
-    WireTool {
+fn tool<'a>(tool: &'a ToolSpec, plain: &'a PlainNames<'a>) -> AnthropicTool<'a> {
+    AnthropicTool {
         name: plain.name(&tool.name),
         description: &tool.description,
         input_schema: &tool.parameters,
@@ -181,33 +181,40 @@ fn tool<'a>(tool: &'a Tool, plain: &'a Plain<'a>) -> WireTool<'a> {
 }
 
 /// Messages joined so that the roles take turns; what says nothing is left out, since empty texts are refused.
-fn turns<'a>(provider: &Provider, request: &'a Request, plain: &'a Plain<'a>) -> Vec<Turn<'a>> {
-    let mut turns: Vec<Turn<'a>> = Vec::new();
-    let other = |content| Block::Other(Marked { content, cache_control: None });
+fn turns<'a>(
+    provider: &Provider,
+    request: &'a ModelRequest,
+    plain: &'a PlainNames<'a>,
+) -> Vec<AnthropicMessage<'a>> {
+    let mut turns: Vec<AnthropicMessage<'a>> = Vec::new();
+    let other = |content| AnthropicBlock::Other(CacheableBlock { content, cache_control: None });
     for (place, message) in request.messages.iter().enumerate() {
         let (role, content) = match message {
-            Message::User { text } => {
+            ModelMessage::User { text } => {
                 let text = if text.trim().is_empty() { "(nothing)" } else { text };
-                (Role::User, vec![other(Content::Text { text })])
+                (AnthropicRole::User, vec![other(AnthropicContent::Text { text })])
             }
-            Message::Assistant { text, calls, .. } => {
+            ModelMessage::Assistant { text, calls, .. } => {
                 let pieces = pieces(request.thoughts(provider, place), text, calls).into_iter();
                 let blocks = pieces.filter_map(|piece| match piece {
-                    Piece::Thought(thought) => Some(Block::Thought(thought)),
-                    Piece::Text(text) if text.trim().is_empty() => None,
-                    Piece::Text(text) => Some(other(Content::Text { text })),
-                    Piece::Call(call) => Some(other(Content::ToolUse {
+                    OutgoingBlock::Thought(thought) => Some(AnthropicBlock::Thought(thought)),
+                    OutgoingBlock::Text(text) if text.trim().is_empty() => None,
+                    OutgoingBlock::Text(text) => Some(other(AnthropicContent::Text { text })),
+                    OutgoingBlock::Call(call) => Some(other(AnthropicContent::ToolUse {
                         id: plain.id(&call.id),
                         name: plain.name(&call.name),
                         input: as_object(&call.arguments),
                     })),
                 });
-                (Role::Assistant, blocks.collect())
+                (AnthropicRole::Assistant, blocks.collect())
             }
-            Message::ToolResult { call_id, text, outcome } => {
-                let is_error = (*outcome == Outcome::Failed).then_some(true);
+            ModelMessage::ToolResult { call_id, text, outcome } => {
+                let is_error = (*outcome == ToolOutcome::Failed).then_some(true);
                 let tool_use_id = plain.id(call_id);
-                (Role::User, vec![other(Content::ToolResult { tool_use_id, content: text, is_error })])
+                (
+                    AnthropicRole::User,
+                    vec![other(AnthropicContent::ToolResult { tool_use_id, content: text, is_error })],
+                )
             }
         };
         if content.is_empty() {
@@ -215,7 +222,7 @@ fn turns<'a>(provider: &Provider, request: &'a Request, plain: &'a Plain<'a>) ->
         }
         match turns.last_mut() {
             Some(last) if last.role == role => last.content.extend(content),
-            Some(_) | None => turns.push(Turn { role, content }),
+            Some(_) | None => turns.push(AnthropicMessage { role, content }),
         }
     }
     turns

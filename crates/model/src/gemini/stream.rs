@@ -3,19 +3,19 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::WireError;
-use super::layout::{self, Place};
-use crate::context::Limits;
+use super::GeminiError;
+use super::layout::{self, StoredPart};
+use crate::context::CallLimits;
 use crate::count::count;
-use crate::dialect::{Progress, Reads};
-use crate::draft::{Draft, OnText, Written, not_json};
-use crate::error::{Fault, Nonsense};
-use crate::request::Stop;
+use crate::dialect::{AnswerProgress, AnswerReader};
+use crate::draft::{AnswerDraft, FinishedDraft, OnText, not_json};
+use crate::error::{AnswerFault, UnreadableAnswer};
+use crate::request::StopReason;
 
 #[derive(Debug)]
-pub(crate) struct Stream {
-    draft: Draft,
-    places: Vec<Place>,
+pub(crate) struct GeminiReader {
+    draft: AnswerDraft,
+    places: Vec<StoredPart>,
     /// In words, when there will be no answer.
     refusal: Option<String>,
     /// The model wrote something that is no call.
@@ -27,18 +27,18 @@ pub(crate) struct Stream {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Chunk {
+struct GeminiChunk {
     #[serde(default)]
-    candidates: Vec<Candidate>,
-    prompt_feedback: Option<Feedback>,
-    usage_metadata: Option<WireUsage>,
-    error: Option<WireError>,
+    candidates: Vec<GeminiCandidate>,
+    prompt_feedback: Option<GeminiFeedback>,
+    usage_metadata: Option<GeminiUsage>,
+    error: Option<GeminiError>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Candidate {
-    content: Option<Content>,
+struct GeminiCandidate {
+    content: Option<GeminiAnswer>,
     finish_reason: Option<String>,
     finish_message: Option<String>,
     #[serde(default)]
@@ -46,23 +46,23 @@ struct Candidate {
 }
 
 #[derive(Debug, Deserialize)]
-struct Content {
+struct GeminiAnswer {
     #[serde(default)]
-    parts: Vec<Part>,
+    parts: Vec<GeminiAnswerPart>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Part {
+struct GeminiAnswerPart {
     text: Option<String>,
     #[serde(default)]
     thought: bool,
-    function_call: Option<FunctionCall>,
+    function_call: Option<GeminiFunctionCall>,
     thought_signature: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
-struct FunctionCall {
+struct GeminiFunctionCall {
     id: Option<String>,
     #[serde(default)]
     name: String,
@@ -71,14 +71,14 @@ struct FunctionCall {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Feedback {
+struct GeminiFeedback {
     block_reason: Option<String>,
     block_reason_message: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct WireUsage {
+struct GeminiUsage {
     #[serde(default, deserialize_with = "count")]
     prompt_token_count: Option<u64>,
     #[serde(default, deserialize_with = "count")]
@@ -91,10 +91,10 @@ struct WireUsage {
     thoughts_token_count: Option<u64>,
 }
 
-impl Stream {
-    pub(crate) fn new(limits: Limits, messages: usize) -> Self {
+impl GeminiReader {
+    pub(crate) fn new(limits: CallLimits, messages: usize) -> Self {
         Self {
-            draft: Draft::new(limits, messages),
+            draft: AnswerDraft::new(limits, messages),
             places: Vec::new(),
             refusal: None,
             broken: None,
@@ -103,14 +103,16 @@ impl Stream {
         }
     }
 
-    fn chunk(&mut self, chunk: Chunk, on_text: OnText<'_>) -> Result<(), Fault> {
+    fn chunk(&mut self, chunk: GeminiChunk, on_text: OnText<'_>) -> Result<(), AnswerFault> {
         if let Some(error) = chunk.error {
-            return Err(Fault::Reported(error.reported()));
+            return Err(AnswerFault::Reported(error.reported()));
         }
         if let Some(usage) = chunk.usage_metadata {
             self.count(&usage);
         }
-        if let Some(Feedback { block_reason: Some(reason), block_reason_message }) = chunk.prompt_feedback {
+        if let Some(GeminiFeedback { block_reason: Some(reason), block_reason_message }) =
+            chunk.prompt_feedback
+        {
             self.heard = true;
             self.refusal = Some(words("the prompt was blocked", &reason, block_reason_message));
         }
@@ -127,7 +129,7 @@ impl Stream {
     }
 
     /// Counts are of the whole so far, thoughts apart.
-    fn count(&mut self, usage: &WireUsage) {
+    fn count(&mut self, usage: &GeminiUsage) {
         let counted = &mut self.draft.usage;
         if let Some(prompt) = usage.prompt_token_count {
             counted.input_tokens = prompt.saturating_add(usage.tool_use_prompt_token_count.unwrap_or(0));
@@ -139,14 +141,14 @@ impl Stream {
         }
     }
 
-    fn part(&mut self, part: Part, on_text: OnText<'_>) -> Result<(), Fault> {
+    fn part(&mut self, part: GeminiAnswerPart, on_text: OnText<'_>) -> Result<(), AnswerFault> {
         let signature = part.thought_signature.filter(|signature| !signature.is_empty());
         self.draft.grow(signature.as_ref().map_or(0, String::len))?;
         if let Some(call) = part.function_call {
             let place = self.draft.begin_call()?;
             let arguments = call.args.map(|args| args.to_string()).unwrap_or_default();
             self.draft.add_to_call(place, call.id.unwrap_or_default(), &call.name, &arguments)?;
-            self.places.push(Place::Call { signature });
+            self.places.push(StoredPart::Call { signature });
             return Ok(());
         }
         let text = match part.text {
@@ -158,11 +160,11 @@ impl Stream {
         self.draft.say(&text, on_text)?;
         match (self.places.last_mut(), signature) {
             (_, None) if text.is_empty() => {}
-            (Some(Place::Text { bytes, signature: None }), None) => *bytes += text.len(),
+            (Some(StoredPart::Text { bytes, signature: None }), None) => *bytes += text.len(),
             // A signed part is not joined with any other.
             (_, signature) => {
-                self.draft.grow(std::mem::size_of::<Place>())?;
-                self.places.push(Place::Text { bytes: text.len(), signature });
+                self.draft.grow(std::mem::size_of::<StoredPart>())?;
+                self.places.push(StoredPart::Text { bytes: text.len(), signature });
             }
         }
         Ok(())
@@ -170,8 +172,8 @@ impl Stream {
 
     fn stopped(&mut self, reason: &str, message: Option<String>) {
         self.draft.stop = Some(match reason {
-            "STOP" => Stop::End,
-            "MAX_TOKENS" => Stop::Length,
+            "STOP" => StopReason::End,
+            "MAX_TOKENS" => StopReason::Length,
             "SAFETY"
             | "RECITATION"
             | "LANGUAGE"
@@ -182,16 +184,16 @@ impl Stream {
             | "IMAGE_PROHIBITED_CONTENT"
             | "IMAGE_RECITATION" => {
                 self.refusal = Some(words("the answer was withheld", reason, message));
-                Stop::Filtered
+                StopReason::Filtered
             }
             "MALFORMED_FUNCTION_CALL"
             | "UNEXPECTED_TOOL_CALL"
             | "TOO_MANY_TOOL_CALLS"
             | "MALFORMED_RESPONSE" => {
                 self.broken = Some(words("it wrote no call", reason, message));
-                Stop::Unrecognised
+                StopReason::Unrecognised
             }
-            _ => Stop::Unrecognised,
+            _ => StopReason::Unrecognised,
         });
     }
 }
@@ -203,41 +205,43 @@ fn words(what: &str, reason: &str, message: Option<String>) -> String {
     }
 }
 
-impl Reads for Stream {
-    fn event(&mut self, data: &str, on_text: OnText<'_>) -> Result<(), Fault> {
+impl AnswerReader for GeminiReader {
+    fn event(&mut self, data: &str, on_text: OnText<'_>) -> Result<(), AnswerFault> {
         let chunk = serde_json::from_str(data)
-            .map_err(|_| Fault::Nonsense { what: Nonsense::NotJson, text: data.to_owned() })?;
+            .map_err(|_| AnswerFault::Nonsense { what: UnreadableAnswer::NotJson, text: data.to_owned() })?;
         self.chunk(chunk, on_text)
     }
 
-    fn whole(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), Fault> {
+    fn whole(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), AnswerFault> {
         let chunk = serde_json::from_str(body).map_err(|error| not_json(&error, body))?;
         self.whole = true;
         self.chunk(chunk, on_text)
     }
 
-    fn progress(&self) -> Progress {
+    fn progress(&self) -> AnswerProgress {
         // There is no last word: a stream ends with its connection.
         match (self.draft.stop, &self.refusal) {
-            (None, None) => Progress::Open,
-            (Some(_), _) | (None, Some(_)) => Progress::Settled,
+            (None, None) => AnswerProgress::Open,
+            (Some(_), _) | (None, Some(_)) => AnswerProgress::Settled,
         }
     }
 
-    fn finish(self: Box<Self>) -> Result<Written, Fault> {
+    fn finish(self: Box<Self>) -> Result<FinishedDraft, AnswerFault> {
         if let Some(reason) = self.refusal {
-            return Err(Fault::Blocked { reason });
+            return Err(AnswerFault::Blocked { reason });
         }
         if let Some(text) = self.broken {
-            return Err(Fault::Nonsense { what: Nonsense::BrokenCall, text });
+            return Err(AnswerFault::Nonsense { what: UnreadableAnswer::BrokenCall, text });
         }
         match (self.draft.stop, self.whole && !self.heard) {
             (Some(stop), _) => {
                 let blocks = layout::blocks(&self.places);
                 self.draft.finish(stop, blocks)
             }
-            (None, true) => Err(Fault::Nonsense { what: Nonsense::NoAnswer, text: String::new() }),
-            (None, false) => Err(Fault::Incomplete),
+            (None, true) => {
+                Err(AnswerFault::Nonsense { what: UnreadableAnswer::NoAnswer, text: String::new() })
+            }
+            (None, false) => Err(AnswerFault::Incomplete),
         }
     }
 }

@@ -3,18 +3,18 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::layout::{Piece, What, pieces};
+use super::layout::{OutgoingData, OutgoingPart, pieces};
 use crate::dialect;
 use crate::draft::as_object;
-use crate::names::Plain;
+use crate::names::PlainNames;
 use crate::provider::Provider;
-use crate::request::{Message, Outcome, Params, Request};
+use crate::request::{CallParams, ModelMessage, ModelRequest, ToolOutcome};
 
 /// What stands for a signature where there is none to send back: the call was another model's.
 const NO_SIGNATURE: &str = "skip_thought_signature_validator";
 
-pub(crate) fn body(provider: &Provider, request: &Request) -> Vec<u8> {
-    let plain = Plain::of(request);
+pub(crate) fn body(provider: &Provider, request: &ModelRequest) -> Vec<u8> {
+    let plain = PlainNames::of(request);
     let functions: Vec<FunctionDeclaration<'_>> = request
         .tools
         .iter()
@@ -27,16 +27,20 @@ pub(crate) fn body(provider: &Provider, request: &Request) -> Vec<u8> {
     // With functions to call it takes no schema for the answer, so that the instruction alone has to ask for it.
     let schema = request.schema.as_ref().filter(|_| functions.is_empty());
     let config = config(&request.params, schema);
-    dialect::json(&Body {
+    dialect::json(&GeminiRequest {
         system_instruction: (!request.system.is_empty())
-            .then(|| Content { role: None, parts: vec![Part::text(&request.system)] }),
+            .then(|| GeminiContent { role: None, parts: vec![GeminiPart::text(&request.system)] }),
         contents: contents(provider, request, &plain),
-        tools: if functions.is_empty() { vec![] } else { vec![Tools { function_declarations: functions }] },
+        tools: if functions.is_empty() {
+            vec![]
+        } else {
+            vec![GeminiTools { function_declarations: functions }]
+        },
         generation_config: Some(config).filter(|config| *config != GenerationConfig::default()),
     })
 }
 
-fn config<'a>(params: &'a Params, schema: Option<&'a Value>) -> GenerationConfig<'a> {
+fn config<'a>(params: &'a CallParams, schema: Option<&'a Value>) -> GenerationConfig<'a> {
     GenerationConfig {
         max_output_tokens: params.max_tokens,
         temperature: params.temperature,
@@ -53,12 +57,12 @@ fn config<'a>(params: &'a Params, schema: Option<&'a Value>) -> GenerationConfig
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Body<'a> {
+struct GeminiRequest<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    system_instruction: Option<Content<'a>>,
-    contents: Vec<Content<'a>>,
+    system_instruction: Option<GeminiContent<'a>>,
+    contents: Vec<GeminiContent<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    tools: Vec<Tools<'a>>,
+    tools: Vec<GeminiTools<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     generation_config: Option<GenerationConfig<'a>>,
 }
@@ -90,7 +94,7 @@ struct GenerationConfig<'a> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Tools<'a> {
+struct GeminiTools<'a> {
     function_declarations: Vec<FunctionDeclaration<'a>>,
 }
 
@@ -104,66 +108,70 @@ struct FunctionDeclaration<'a> {
 
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Role {
+enum GeminiRole {
     User,
     Model,
 }
 
 #[derive(Serialize)]
-struct Content<'a> {
+struct GeminiContent<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    role: Option<Role>,
-    parts: Vec<Part<'a>>,
+    role: Option<GeminiRole>,
+    parts: Vec<GeminiPart<'a>>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Part<'a> {
+struct GeminiPart<'a> {
     #[serde(flatten)]
-    data: Data<'a>,
+    data: GeminiData<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     thought_signature: Option<String>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-enum Data<'a> {
+enum GeminiData<'a> {
     Text(&'a str),
     FunctionCall { id: &'a str, name: &'a str, args: Value },
     FunctionResponse { id: &'a str, name: &'a str, response: Value },
 }
 
-impl<'a> Part<'a> {
+impl<'a> GeminiPart<'a> {
     fn text(text: &'a str) -> Self {
-        Self { data: Data::Text(text), thought_signature: None }
+        Self { data: GeminiData::Text(text), thought_signature: None }
     }
 
     fn is_response(&self) -> bool {
-        matches!(self.data, Data::FunctionResponse { .. })
+        matches!(self.data, GeminiData::FunctionResponse { .. })
     }
 }
 
 /// Messages joined by speaker; the results of one answer's calls stand together and alone.
-fn contents<'a>(provider: &Provider, request: &'a Request, plain: &'a Plain<'a>) -> Vec<Content<'a>> {
-    let mut contents: Vec<Content<'a>> = Vec::new();
+fn contents<'a>(
+    provider: &Provider,
+    request: &'a ModelRequest,
+    plain: &'a PlainNames<'a>,
+) -> Vec<GeminiContent<'a>> {
+    let mut contents: Vec<GeminiContent<'a>> = Vec::new();
     let mut names: Vec<(&str, &str)> = Vec::new();
     for (place, message) in request.messages.iter().enumerate() {
         let (role, parts) = match message {
-            Message::User { text } => (Role::User, vec![Part::text(text)]),
-            Message::Assistant { text, calls, .. } => {
+            ModelMessage::User { text } => (GeminiRole::User, vec![GeminiPart::text(text)]),
+            ModelMessage::Assistant { text, calls, .. } => {
                 names = calls.iter().map(|call| (call.id.as_str(), call.name.as_str())).collect();
                 let kept = pieces(request.thoughts(provider, place), text, calls);
-                (Role::Model, parts(kept, plain, signing(request, place)))
+                (GeminiRole::Model, parts(kept, plain, signing(request, place)))
             }
-            Message::ToolResult { call_id, text, outcome } => {
+            ModelMessage::ToolResult { call_id, text, outcome } => {
                 let named = names.iter().find(|(id, _)| id == call_id).map_or("", |(_, name)| name);
                 let response = match outcome {
-                    Outcome::Succeeded => json!({ "output": text }),
-                    Outcome::Failed => json!({ "error": text }),
+                    ToolOutcome::Succeeded => json!({ "output": text }),
+                    ToolOutcome::Failed => json!({ "error": text }),
                 };
                 let (id, name) = (plain.id(call_id), plain.name(named));
-                let data = Data::FunctionResponse { id, name, response };
-                (Role::User, vec![Part { data, thought_signature: None }])
+                let data = GeminiData::FunctionResponse { id, name, response };
+                (GeminiRole::User, vec![GeminiPart { data, thought_signature: None }])
             }
         };
         let Some(first) = parts.first() else { continue };
@@ -174,7 +182,7 @@ fn contents<'a>(provider: &Provider, request: &'a Request, plain: &'a Plain<'a>)
             {
                 last.parts.extend(parts);
             }
-            Some(_) | None => contents.push(Content { role: Some(role), parts }),
+            Some(_) | None => contents.push(GeminiContent { role: Some(role), parts }),
         }
     }
     contents
@@ -182,39 +190,45 @@ fn contents<'a>(provider: &Provider, request: &'a Request, plain: &'a Plain<'a>)
 
 /// Whether calls must be signed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Signing {
+enum SignaturePolicy {
     Demanded,
     AsTheyCame,
 }
 
 /// Models of the third generation and later refuse a call of the turn at hand without a signature.
-fn signing(request: &Request, place: usize) -> Signing {
+fn signing(request: &ModelRequest, place: usize) -> SignaturePolicy {
     let older = ["gemini-1", "gemini-2", "models/gemini-1", "models/gemini-2"];
-    let is_user = |message: &Message| matches!(message, Message::User { .. });
+    let is_user = |message: &ModelMessage| matches!(message, ModelMessage::User { .. });
     let is_older = older.iter().any(|older| request.model.starts_with(older));
     if is_older || request.messages.iter().skip(place).any(is_user) {
-        Signing::AsTheyCame
+        SignaturePolicy::AsTheyCame
     } else {
-        Signing::Demanded
+        SignaturePolicy::Demanded
     }
 }
 
-fn parts<'a>(kept: Vec<Piece<'a>>, plain: &'a Plain<'a>, signing: Signing) -> Vec<Part<'a>> {
+fn parts<'a>(
+    kept: Vec<OutgoingPart<'a>>,
+    plain: &'a PlainNames<'a>,
+    signing: SignaturePolicy,
+) -> Vec<GeminiPart<'a>> {
     let mut calls = 0;
     kept.into_iter()
-        .map(|Piece { what, signature }| match what {
-            What::Text(text) => Part { data: Data::Text(text), thought_signature: signature },
-            What::Call(call) => {
+        .map(|OutgoingPart { what, signature }| match what {
+            OutgoingData::Text(text) => {
+                GeminiPart { data: GeminiData::Text(text), thought_signature: signature }
+            }
+            OutgoingData::Call(call) => {
                 calls += 1;
                 // Of calls side by side the first alone is signed.
-                let missing = signing == Signing::Demanded && calls == 1 && signature.is_none();
-                let data = Data::FunctionCall {
+                let missing = signing == SignaturePolicy::Demanded && calls == 1 && signature.is_none();
+                let data = GeminiData::FunctionCall {
                     id: plain.id(&call.id),
                     name: plain.name(&call.name),
                     args: as_object(&call.arguments),
                 };
                 let thought_signature = if missing { Some(NO_SIGNATURE.to_owned()) } else { signature };
-                Part { data, thought_signature }
+                GeminiPart { data, thought_signature }
             }
         })
         .collect()

@@ -3,23 +3,23 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::context::Limits;
+use crate::context::CallLimits;
 use crate::count::count;
-use crate::dialect::{Progress, Reads, Reported};
-use crate::draft::{Draft, OnText, Written};
-use crate::error::{Fault, Nonsense};
-use crate::request::Stop;
+use crate::dialect::{AnswerProgress, AnswerReader, ProviderReport};
+use crate::draft::{AnswerDraft, FinishedDraft, OnText};
+use crate::error::{AnswerFault, UnreadableAnswer};
+use crate::request::StopReason;
 
 #[derive(Debug)]
-pub(crate) struct Stream {
-    draft: Draft,
+pub(crate) struct OllamaReader {
+    draft: AnswerDraft,
     thinking: String,
     done: bool,
 }
 
 #[derive(Debug, Deserialize)]
-struct Line {
-    message: Option<WireMessage>,
+struct OllamaLine {
+    message: Option<OllamaAnswer>,
     #[serde(default)]
     done: bool,
     done_reason: Option<String>,
@@ -31,33 +31,33 @@ struct Line {
 }
 
 #[derive(Debug, Deserialize)]
-struct WireMessage {
+struct OllamaAnswer {
     #[serde(default)]
     content: String,
     thinking: Option<String>,
-    tool_calls: Option<Vec<WireCall>>,
+    tool_calls: Option<Vec<OllamaAnswerCall>>,
 }
 
 #[derive(Debug, Deserialize)]
-struct WireCall {
+struct OllamaAnswerCall {
     id: Option<String>,
-    function: Function,
+    function: OllamaAnswerFunction,
 }
 
 #[derive(Debug, Deserialize)]
-struct Function {
+struct OllamaAnswerFunction {
     #[serde(default)]
     name: String,
     /// An object by the book.
     arguments: Option<Value>,
 }
 
-impl Stream {
-    pub(crate) fn new(limits: Limits, messages: usize) -> Self {
-        Self { draft: Draft::new(limits, messages), thinking: String::new(), done: false }
+impl OllamaReader {
+    pub(crate) fn new(limits: CallLimits, messages: usize) -> Self {
+        Self { draft: AnswerDraft::new(limits, messages), thinking: String::new(), done: false }
     }
 
-    fn message(&mut self, message: WireMessage, on_text: OnText<'_>) -> Result<(), Fault> {
+    fn message(&mut self, message: OllamaAnswer, on_text: OnText<'_>) -> Result<(), AnswerFault> {
         if let Some(thought) = message.thinking {
             self.draft.grow(thought.len())?;
             self.thinking.push_str(&thought);
@@ -76,12 +76,12 @@ impl Stream {
     }
 }
 
-impl Reads for Stream {
-    fn event(&mut self, data: &str, on_text: OnText<'_>) -> Result<(), Fault> {
-        let line: Line = serde_json::from_str(data)
-            .map_err(|_| Fault::Nonsense { what: Nonsense::NotJson, text: data.to_owned() })?;
+impl AnswerReader for OllamaReader {
+    fn event(&mut self, data: &str, on_text: OnText<'_>) -> Result<(), AnswerFault> {
+        let line: OllamaLine = serde_json::from_str(data)
+            .map_err(|_| AnswerFault::Nonsense { what: UnreadableAnswer::NotJson, text: data.to_owned() })?;
         if let Some(message) = line.error {
-            return Err(Fault::Reported(Reported { message, ..Reported::default() }));
+            return Err(AnswerFault::Reported(ProviderReport { message, ..ProviderReport::default() }));
         }
         if let Some(message) = line.message {
             self.message(message, on_text)?;
@@ -92,24 +92,24 @@ impl Reads for Stream {
         if line.done {
             self.done = true;
             self.draft.stop = Some(match line.done_reason.as_deref() {
-                None | Some("stop") => Stop::End,
-                Some("length") => Stop::Length,
-                Some(_) => Stop::Unrecognised,
+                None | Some("stop") => StopReason::End,
+                Some("length") => StopReason::Length,
+                Some(_) => StopReason::Unrecognised,
             });
         }
         Ok(())
     }
 
-    fn whole(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), Fault> {
+    fn whole(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), AnswerFault> {
         self.event(body, on_text)
     }
 
-    fn progress(&self) -> Progress {
-        if self.done { Progress::Done } else { Progress::Open }
+    fn progress(&self) -> AnswerProgress {
+        if self.done { AnswerProgress::Done } else { AnswerProgress::Open }
     }
 
-    fn finish(self: Box<Self>) -> Result<Written, Fault> {
-        let Some(stop) = self.draft.stop else { return Err(Fault::Incomplete) };
+    fn finish(self: Box<Self>) -> Result<FinishedDraft, AnswerFault> {
+        let Some(stop) = self.draft.stop else { return Err(AnswerFault::Incomplete) };
         let blocks = if self.thinking.is_empty() { vec![] } else { vec![self.thinking.into_bytes()] };
         self.draft.finish(stop, blocks)
     }

@@ -3,17 +3,17 @@
 use serde_json::Value;
 
 use super::thoughts::Thoughts;
-use super::wire::{CallDelta, Choice, Chunk, Delta};
-use crate::context::Limits;
-use crate::dialect::{Progress, Reads};
-use crate::draft::{Draft, OnText, Written, not_json};
-use crate::error::{Fault, Nonsense};
-use crate::request::Stop;
+use super::wire::{CallDelta, OpenaiChoice, OpenaiChunk, OpenaiDelta};
+use crate::context::CallLimits;
+use crate::dialect::{AnswerProgress, AnswerReader};
+use crate::draft::{AnswerDraft, FinishedDraft, OnText, not_json};
+use crate::error::{AnswerFault, UnreadableAnswer};
+use crate::request::StopReason;
 
 /// An answer in the making.
 #[derive(Debug)]
-pub(crate) struct Assembly {
-    draft: Draft,
+pub(crate) struct OpenaiReader {
+    draft: AnswerDraft,
     /// Of each call, the index it was begun under.
     indices: Vec<Option<usize>>,
     thoughts: Thoughts,
@@ -21,20 +21,20 @@ pub(crate) struct Assembly {
     done: bool,
 }
 
-impl Assembly {
-    pub(crate) fn new(limits: Limits, messages: usize) -> Self {
-        let (draft, thoughts) = (Draft::new(limits, messages), Thoughts::default());
+impl OpenaiReader {
+    pub(crate) fn new(limits: CallLimits, messages: usize) -> Self {
+        let (draft, thoughts) = (AnswerDraft::new(limits, messages), Thoughts::default());
         Self { draft, indices: Vec::new(), thoughts, has_choice: false, done: false }
     }
 
     fn chunk(
         &mut self,
-        chunk: Chunk,
-        content_of: impl Fn(Choice) -> Delta,
+        chunk: OpenaiChunk,
+        content_of: impl Fn(OpenaiChoice) -> OpenaiDelta,
         on_text: OnText<'_>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), AnswerFault> {
         if let Some(error) = chunk.error {
-            return Err(Fault::Reported(error.reported()));
+            return Err(AnswerFault::Reported(error.reported()));
         }
         if let Some(usage) = chunk.usage {
             let counted = &mut self.draft.usage;
@@ -54,7 +54,7 @@ impl Assembly {
         Ok(())
     }
 
-    fn delta(&mut self, delta: Delta, on_text: OnText<'_>) -> Result<(), Fault> {
+    fn delta(&mut self, delta: OpenaiDelta, on_text: OnText<'_>) -> Result<(), AnswerFault> {
         if let Some(thought) = delta.reasoning_content {
             self.draft.grow(thought.len())?;
             self.thoughts.reasoning_content.push_str(&thought);
@@ -73,7 +73,7 @@ impl Assembly {
         Ok(())
     }
 
-    fn call(&mut self, delta: CallDelta) -> Result<(), Fault> {
+    fn call(&mut self, delta: CallDelta) -> Result<(), AnswerFault> {
         let name = delta.function.name.unwrap_or_default();
         let arguments = match delta.function.arguments {
             None | Some(Value::Null) => String::new(),
@@ -111,8 +111,8 @@ impl Assembly {
     }
 }
 
-impl Reads for Assembly {
-    fn event(&mut self, data: &str, on_text: OnText<'_>) -> Result<(), Fault> {
+impl AnswerReader for OpenaiReader {
+    fn event(&mut self, data: &str, on_text: OnText<'_>) -> Result<(), AnswerFault> {
         match data.trim() {
             "" => Ok(()),
             "[DONE]" => {
@@ -120,39 +120,41 @@ impl Reads for Assembly {
                 Ok(())
             }
             json => {
-                let chunk = serde_json::from_str(json)
-                    .map_err(|_| Fault::Nonsense { what: Nonsense::NotJson, text: json.to_owned() })?;
+                let chunk = serde_json::from_str(json).map_err(|_| AnswerFault::Nonsense {
+                    what: UnreadableAnswer::NotJson,
+                    text: json.to_owned(),
+                })?;
                 self.chunk(chunk, |choice| choice.delta.unwrap_or_default(), on_text)
             }
         }
     }
 
-    fn whole(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), Fault> {
+    fn whole(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), AnswerFault> {
         let chunk = serde_json::from_str(body).map_err(|error| not_json(&error, body))?;
         self.chunk(chunk, |choice| numbered(choice.message.unwrap_or_default()), on_text)?;
         self.done = true;
         Ok(())
     }
 
-    fn progress(&self) -> Progress {
+    fn progress(&self) -> AnswerProgress {
         match (self.done, self.draft.stop) {
-            (true, _) => Progress::Done,
-            (false, Some(_)) => Progress::Settled,
-            (false, None) => Progress::Open,
+            (true, _) => AnswerProgress::Done,
+            (false, Some(_)) => AnswerProgress::Settled,
+            (false, None) => AnswerProgress::Open,
         }
     }
 
-    fn finish(self: Box<Self>) -> Result<Written, Fault> {
+    fn finish(self: Box<Self>) -> Result<FinishedDraft, AnswerFault> {
         if !self.has_choice {
             return match self.done {
-                true => Err(Fault::Nonsense { what: Nonsense::NoAnswer, text: String::new() }),
-                false => Err(Fault::Incomplete),
+                true => Err(AnswerFault::Nonsense { what: UnreadableAnswer::NoAnswer, text: String::new() }),
+                false => Err(AnswerFault::Incomplete),
             };
         }
         let stop = match (self.draft.stop, self.done) {
             (Some(stop), _) => stop,
-            (None, true) => Stop::End,
-            (None, false) => return Err(Fault::Incomplete),
+            (None, true) => StopReason::End,
+            (None, false) => return Err(AnswerFault::Incomplete),
         };
         self.draft.finish(stop, self.thoughts.write())
     }
@@ -169,20 +171,20 @@ fn weight(value: &Value) -> usize {
 }
 
 /// In a whole answer each entry is a call of its own, whatever index or id it has.
-fn numbered(mut message: Delta) -> Delta {
+fn numbered(mut message: OpenaiDelta) -> OpenaiDelta {
     for (index, call) in message.tool_calls.iter_mut().flatten().enumerate() {
         call.index = Some(index);
     }
     message
 }
 
-fn stop_of(reason: &str) -> Stop {
+fn stop_of(reason: &str) -> StopReason {
     match reason {
-        "stop" => Stop::End,
-        "tool_calls" | "function_call" => Stop::ToolCalls,
-        "length" => Stop::Length,
-        "content_filter" => Stop::Filtered,
-        _ => Stop::Unrecognised,
+        "stop" => StopReason::End,
+        "tool_calls" | "function_call" => StopReason::ToolCalls,
+        "length" => StopReason::Length,
+        "content_filter" => StopReason::Filtered,
+        _ => StopReason::Unrecognised,
     }
 }
 

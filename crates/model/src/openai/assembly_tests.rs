@@ -1,12 +1,12 @@
 //! Streams as servers really send them, and what must come of each.
 
 use super::*;
-use crate::dialect::Reported;
-use crate::error::Oversize;
-use crate::request::Usage;
+use crate::dialect::ProviderReport;
+use crate::error::AnswerLimit;
+use crate::request::CallUsage;
 
-fn read(limits: Limits, events: &[&str]) -> Result<Written, Fault> {
-    let (mut assembly, mut seen) = (Assembly::new(limits, 3), String::new());
+fn read(limits: CallLimits, events: &[&str]) -> Result<FinishedDraft, AnswerFault> {
+    let (mut assembly, mut seen) = (OpenaiReader::new(limits, 3), String::new());
     for event in events {
         assembly.event(event, &mut |text| seen.push_str(text))?;
     }
@@ -16,7 +16,7 @@ fn read(limits: Limits, events: &[&str]) -> Result<Written, Fault> {
 }
 
 fn calls(events: &[&str]) -> Vec<(String, String, String)> {
-    let answer = read(Limits::default(), events).expect("an answer");
+    let answer = read(CallLimits::default(), events).expect("an answer");
     answer.calls.into_iter().map(|call| (call.id, call.name, call.arguments)).collect()
 }
 
@@ -78,7 +78,7 @@ fn calls_of_a_whole_answer_are_as_many_as_it_lists() {
         {"id":"x","function":{"name":"sh","arguments":"{}"}},
         {"id":"x","function":{"name":"sh","arguments":"[]"}},
         {"index":0,"id":"","function":{"name":"ls","arguments":""}}]},"finish_reason":"tool_calls"}]}"#;
-    let mut assembly = Assembly::new(Limits::default(), 3);
+    let mut assembly = OpenaiReader::new(CallLimits::default(), 3);
     assembly.whole(body, &mut |_| ()).expect("an answer");
     let calls = Box::new(assembly).finish().expect("an answer").calls;
     let seen: Vec<(&str, &str)> =
@@ -89,35 +89,35 @@ fn calls_of_a_whole_answer_are_as_many_as_it_lists() {
 #[test]
 fn calls_under_a_plain_stop_are_still_calls() {
     let answer = read(
-        Limits::default(),
+        CallLimits::default(),
         &[
             r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"a","function":{"name":"sh"}}]},"finish_reason":"stop"}]}"#,
         ],
     );
-    assert_eq!(answer.unwrap().stop, Stop::ToolCalls);
+    assert_eq!(answer.unwrap().stop, StopReason::ToolCalls);
 }
 
 #[test]
 fn a_stream_is_complete_with_either_a_reason_or_a_done() {
     let text = r#"{"choices":[{"delta":{"content":"hi"}}]}"#;
-    assert_eq!(read(Limits::default(), &[text]), Err(Fault::Incomplete));
-    assert_eq!(read(Limits::default(), &[text, "[DONE]"]).unwrap().stop, Stop::End);
+    assert_eq!(read(CallLimits::default(), &[text]), Err(AnswerFault::Incomplete));
+    assert_eq!(read(CallLimits::default(), &[text, "[DONE]"]).unwrap().stop, StopReason::End);
     let reasons = [
-        ("stop", Stop::End),
-        ("length", Stop::Length),
-        ("content_filter", Stop::Filtered),
-        ("moon", Stop::Unrecognised),
+        ("stop", StopReason::End),
+        ("length", StopReason::Length),
+        ("content_filter", StopReason::Filtered),
+        ("moon", StopReason::Unrecognised),
     ];
     for (reason, stop) in reasons {
         let end = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}"#);
-        assert_eq!(read(Limits::default(), &[text, &end]).unwrap().stop, stop);
+        assert_eq!(read(CallLimits::default(), &[text, &end]).unwrap().stop, stop);
     }
 }
 
 #[test]
 fn usage_parts_and_foreign_fields_are_read() {
     let answer = read(
-        Limits::default(),
+        CallLimits::default(),
         &[
             r#"{"choices":[{"index":0,"delta":{"role":"assistant","content":null,"reasoning_content":"hm"},"logprobs":null,"finish_reason":null}],"usage":null}"#,
             r#"{"choices":[{"index":0,"delta":{"content":[{"type":"text","text":"a"},{"type":"image"}]}}, {"index":1,"delta":{"content":"other"}}]}"#,
@@ -128,7 +128,7 @@ fn usage_parts_and_foreign_fields_are_read() {
     )
     .unwrap();
     assert_eq!(answer.text, "ab");
-    let usage = Usage { input_tokens: 7, output_tokens: 2, cached_tokens: 5, cache_write_tokens: 0 };
+    let usage = CallUsage { input_tokens: 7, output_tokens: 2, cached_tokens: 5, cache_write_tokens: 0 };
     assert_eq!(answer.usage, usage);
 }
 
@@ -136,40 +136,41 @@ fn usage_parts_and_foreign_fields_are_read() {
 fn errors_and_empty_streams_are_not_answers() {
     let reported = |code: Option<&str>, message: &str| {
         let (code, message) = (code.map(str::to_owned), message.to_owned());
-        Err(Fault::Reported(Reported { code, message, retry_after: None }))
+        Err(AnswerFault::Reported(ProviderReport { code, message, retry_after: None }))
     };
-    let limits = Limits::default;
+    let limits = CallLimits::default;
     assert_eq!(read(limits(), &[r#"{"error":{"message":"no","code":503}}"#]), reported(Some("503"), "no"));
     assert_eq!(
         read(limits(), &[r#"{"error":{"message":"no","type":"oops"}}"#]),
         reported(Some("oops"), "no")
     );
     assert_eq!(read(limits(), &[r#"{"error":"no"}"#]), reported(None, "no"));
-    let nothing = Fault::Nonsense { what: Nonsense::NoAnswer, text: String::new() };
+    let nothing = AnswerFault::Nonsense { what: UnreadableAnswer::NoAnswer, text: String::new() };
     assert_eq!(read(limits(), &["[DONE]"]), Err(nothing));
-    assert_eq!(read(limits(), &[]), Err(Fault::Incomplete));
+    assert_eq!(read(limits(), &[]), Err(AnswerFault::Incomplete));
 }
 
 #[test]
 fn every_bound_on_an_answer_is_a_named_refusal() {
-    let small = Limits { answer_bytes_max: 40, calls_max: 2, call_bytes_max: 10, ..Limits::default() };
+    let small =
+        CallLimits { answer_bytes_max: 40, calls_max: 2, call_bytes_max: 10, ..CallLimits::default() };
     let call = |index: usize, arguments: &str| {
         format!(
             r#"{{"choices":[{{"delta":{{"tool_calls":[{{"index":{index},"id":"{index}","function":{{"name":"n","arguments":"{arguments}"}}}}]}}}}]}}"#
         )
     };
     let text = format!(r#"{{"choices":[{{"delta":{{"content":"{}"}}}}]}}"#, "x".repeat(41));
-    let over = |what, limit| Err(Fault::Oversize { what, limit });
-    assert_eq!(read(small, &[&text]), over(Oversize::Answer, 40));
-    assert_eq!(read(small, &[&call(0, "0123456789")]), over(Oversize::Call, 10));
-    assert_eq!(read(small, &[&call(0, ""), &call(1, ""), &call(2, "")]), over(Oversize::Calls, 2));
+    let over = |what, limit| Err(AnswerFault::Oversize { what, limit });
+    assert_eq!(read(small, &[&text]), over(AnswerLimit::Answer, 40));
+    assert_eq!(read(small, &[&call(0, "0123456789")]), over(AnswerLimit::Call, 10));
+    assert_eq!(read(small, &[&call(0, ""), &call(1, ""), &call(2, "")]), over(AnswerLimit::Calls, 2));
     assert!(read(small, &[&call(0, ""), &call(usize::MAX, ""), "[DONE]"]).is_ok());
 }
 
 #[test]
 fn thoughts_are_kept_whole_and_in_the_pieces_that_make_them() {
     let answer = read(
-        Limits::default(),
+        CallLimits::default(),
         &[
             r#"{"choices":[{"delta":{"reasoning":"for people","reasoning_content":"h"}}]}"#,
             r#"{"choices":[{"delta":{"reasoning_content":"m","reasoning_details":[{"type":"reasoning.text","index":0,"text":"a","signature":null}]}}]}"#,
@@ -199,8 +200,8 @@ fn an_answer_is_not_lost_because_its_tokens_are_counted_wrong() {
         r#"{"prompt_tokens":1e300,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":-1}}"#,
     ] {
         let told = format!(r#"{{"choices":[],"usage":{usage}}}"#);
-        let answer = read(Limits::default(), &[text, &told, "[DONE]"]).expect(usage);
+        let answer = read(CallLimits::default(), &[text, &told, "[DONE]"]).expect(usage);
         assert_eq!(answer.text, "hi");
-        assert_eq!(answer.usage, Usage { output_tokens: 2, ..Usage::default() }, "{usage}");
+        assert_eq!(answer.usage, CallUsage { output_tokens: 2, ..CallUsage::default() }, "{usage}");
     }
 }

@@ -5,13 +5,13 @@ use serde_json::Value;
 
 use super::thoughts::Thoughts;
 use crate::count::count;
-use crate::dialect::{Reported, json};
+use crate::dialect::{ProviderReport, json};
 use crate::functions::FunctionTool;
-use crate::names::Plain;
+use crate::names::PlainNames;
 use crate::provider::Provider;
-use crate::request::{Message, Request};
+use crate::request::{ModelMessage, ModelRequest};
 
-pub(crate) fn body(provider: &Provider, request: &Request) -> Vec<u8> {
+pub(crate) fn body(provider: &Provider, request: &ModelRequest) -> Vec<u8> {
     let params = &request.params;
     // OpenAI itself knows only the newer name of the limit with its newer models, and no `top_k` at all.
     let (max_tokens, max_completion_tokens, top_k) = match provider.is_official() {
@@ -21,11 +21,11 @@ pub(crate) fn body(provider: &Provider, request: &Request) -> Vec<u8> {
     let thoughts: Vec<Thoughts> =
         (0..request.messages.len()).map(|place| Thoughts::read(request.thoughts(provider, place))).collect();
     let system =
-        Some(WireMessage::System { content: &request.system }).filter(|_| !request.system.is_empty());
-    let plain = Plain::of(request);
+        Some(OpenaiMessage::System { content: &request.system }).filter(|_| !request.system.is_empty());
+    let plain = PlainNames::of(request);
     let messages = request.messages.iter().zip(&thoughts);
     let messages = messages.map(|(said, thought)| message(said, thought, &plain));
-    json(&Body {
+    json(&OpenaiRequest {
         model: &request.model,
         messages: system.into_iter().chain(messages).collect(),
         tools: FunctionTool::all(&request.tools, &plain),
@@ -48,9 +48,9 @@ pub(crate) fn body(provider: &Provider, request: &Request) -> Vec<u8> {
 }
 
 #[derive(Serialize)]
-struct Body<'a> {
+struct OpenaiRequest<'a> {
     model: &'a str,
-    messages: Vec<WireMessage<'a>>,
+    messages: Vec<OpenaiMessage<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tools: Vec<FunctionTool<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -96,7 +96,7 @@ struct StreamOptions {
 
 #[derive(Serialize)]
 #[serde(tag = "role", rename_all = "lowercase")]
-enum WireMessage<'a> {
+enum OpenaiMessage<'a> {
     System {
         content: &'a str,
     },
@@ -107,7 +107,7 @@ enum WireMessage<'a> {
         /// Null beside tool calls: some servers refuse an empty string there.
         content: Option<&'a str>,
         #[serde(skip_serializing_if = "Vec::is_empty")]
-        tool_calls: Vec<WireCall<'a>>,
+        tool_calls: Vec<OpenaiCall<'a>>,
         #[serde(skip_serializing_if = "str::is_empty")]
         reasoning_content: &'a str,
         #[serde(skip_serializing_if = "<[Value]>::is_empty")]
@@ -120,32 +120,36 @@ enum WireMessage<'a> {
 }
 
 #[derive(Serialize)]
-struct WireCall<'a> {
+struct OpenaiCall<'a> {
     id: &'a str,
     r#type: &'static str,
-    function: WireCallFunction<'a>,
+    function: OpenaiFunction<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     extra_content: Option<&'a Value>,
 }
 
 #[derive(Serialize)]
-struct WireCallFunction<'a> {
+struct OpenaiFunction<'a> {
     name: &'a str,
     arguments: &'a str,
 }
 
-fn message<'a>(message: &'a Message, thoughts: &'a Thoughts, plain: &'a Plain<'a>) -> WireMessage<'a> {
+fn message<'a>(
+    message: &'a ModelMessage,
+    thoughts: &'a Thoughts,
+    plain: &'a PlainNames<'a>,
+) -> OpenaiMessage<'a> {
     match message {
-        Message::User { text } => WireMessage::User { content: text },
-        Message::Assistant { text, calls, .. } => WireMessage::Assistant {
+        ModelMessage::User { text } => OpenaiMessage::User { content: text },
+        ModelMessage::Assistant { text, calls, .. } => OpenaiMessage::Assistant {
             content: Some(text.as_str()).filter(|text| !text.is_empty() || calls.is_empty()),
             tool_calls: calls
                 .iter()
                 .enumerate()
-                .map(|(place, call)| WireCall {
+                .map(|(place, call)| OpenaiCall {
                     id: &call.id,
                     r#type: "function",
-                    function: WireCallFunction {
+                    function: OpenaiFunction {
                         name: plain.name(&call.name),
                         arguments: if call.arguments.is_empty() { "{}" } else { &call.arguments },
                     },
@@ -156,34 +160,34 @@ fn message<'a>(message: &'a Message, thoughts: &'a Thoughts, plain: &'a Plain<'a
             reasoning_details: &thoughts.reasoning_details,
         },
         // The protocol has no mark for a call that went wrong: the text has to say it.
-        Message::ToolResult { call_id, text, .. } => {
-            WireMessage::Tool { tool_call_id: call_id, content: text }
+        ModelMessage::ToolResult { call_id, text, .. } => {
+            OpenaiMessage::Tool { tool_call_id: call_id, content: text }
         }
     }
 }
 
 /// One event of a stream, or the whole reply of a server that does not stream.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Chunk {
-    pub(crate) choices: Option<Vec<Choice>>,
-    pub(crate) usage: Option<WireUsage>,
-    pub(crate) error: Option<WireError>,
+pub(crate) struct OpenaiChunk {
+    pub(crate) choices: Option<Vec<OpenaiChoice>>,
+    pub(crate) usage: Option<OpenaiUsage>,
+    pub(crate) error: Option<OpenaiError>,
 }
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct Choice {
+pub(crate) struct OpenaiChoice {
     #[serde(default)]
     pub(crate) index: u32,
     /// In a stream. Some servers repeat the text so far in `message`, so the two are told apart.
-    pub(crate) delta: Option<Delta>,
+    pub(crate) delta: Option<OpenaiDelta>,
     /// In a whole reply.
-    pub(crate) message: Option<Delta>,
+    pub(crate) message: Option<OpenaiDelta>,
     pub(crate) finish_reason: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
-pub(crate) struct Delta {
-    pub(crate) content: Option<Content>,
+pub(crate) struct OpenaiDelta {
+    pub(crate) content: Option<OpenaiContent>,
     pub(crate) refusal: Option<String>,
     pub(crate) reasoning_content: Option<String>,
     pub(crate) reasoning_details: Option<Vec<Value>>,
@@ -192,7 +196,7 @@ pub(crate) struct Delta {
 
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-pub(crate) enum Content {
+pub(crate) enum OpenaiContent {
     Text(String),
     Parts(Vec<ContentPart>),
 }
@@ -203,7 +207,7 @@ pub(crate) struct ContentPart {
     text: Option<String>,
 }
 
-impl Content {
+impl OpenaiContent {
     pub(crate) fn into_text(self) -> String {
         match self {
             Self::Text(text) => text,
@@ -229,7 +233,7 @@ pub(crate) struct FunctionDelta {
 }
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct WireUsage {
+pub(crate) struct OpenaiUsage {
     #[serde(default, deserialize_with = "count")]
     pub(crate) prompt_tokens: Option<u64>,
     #[serde(default, deserialize_with = "count")]
@@ -248,19 +252,19 @@ pub(crate) struct PromptDetails {
 }
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct Refusal {
-    pub(crate) error: WireError,
+pub(crate) struct OpenaiRefusal {
+    pub(crate) error: OpenaiError,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-pub(crate) enum WireError {
+pub(crate) enum OpenaiError {
     Text(String),
     Object { message: Option<String>, code: Option<Value>, r#type: Option<String> },
 }
 
-impl WireError {
-    pub(crate) fn reported(self) -> Reported {
+impl OpenaiError {
+    pub(crate) fn reported(self) -> ProviderReport {
         let (code, message) = match self {
             Self::Text(message) => (None, message),
             Self::Object { message, code, r#type } => {
@@ -272,16 +276,16 @@ impl WireError {
                 (code, message.unwrap_or_default())
             }
         };
-        Reported { code, message, retry_after: None }
+        ProviderReport { code, message, retry_after: None }
     }
 }
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct ModelList {
-    pub(crate) data: Vec<ModelItem>,
+pub(crate) struct OpenaiModels {
+    pub(crate) data: Vec<OpenaiModel>,
 }
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct ModelItem {
+pub(crate) struct OpenaiModel {
     pub(crate) id: String,
 }

@@ -8,14 +8,14 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use super::file::{self, Entry};
+use super::file::{self, FileEntry};
 
 /// The text with `added` at the end of the list.
-pub(crate) fn with_added(text: &str, entries: &[Entry], added: Entry) -> String {
+pub(crate) fn with_added(text: &str, entries: &[FileEntry], added: FileEntry) -> String {
     let mut lines: Vec<&str> = text.lines().collect();
     let indent = entries.last().and_then(|last| line_at(&lines, last)).map_or("  ", indent_of);
     let block = block(&added, indent);
-    let wanted: Vec<Entry> = entries.iter().cloned().chain([added]).collect();
+    let wanted: Vec<FileEntry> = entries.iter().cloned().chain([added]).collect();
     if entries.is_empty() {
         let head = lines.iter().position(|line| matches!(line.trim_end(), "providers:" | "providers: []"));
         match head {
@@ -29,9 +29,9 @@ pub(crate) fn with_added(text: &str, entries: &[Entry], added: Entry) -> String 
 }
 
 /// The text without the entry at `place`.
-pub(crate) fn with_removed(text: &str, entries: &[Entry], place: usize) -> String {
+pub(crate) fn with_removed(text: &str, entries: &[FileEntry], place: usize) -> String {
     let mut lines: Vec<&str> = text.lines().collect();
-    let wanted: Vec<Entry> = entries
+    let wanted: Vec<FileEntry> = entries
         .iter()
         .enumerate()
         .filter(|(other, _)| *other != place)
@@ -75,7 +75,7 @@ fn write_new(path: &Path, text: &str) -> io::Result<()> {
     file.sync_all()
 }
 
-fn verified(lines: &[&str], wanted: &[Entry]) -> String {
+fn verified(lines: &[&str], wanted: &[FileEntry]) -> String {
     let mut text = lines.join("\n");
     text.push('\n');
     match file::parse(&text) {
@@ -87,7 +87,7 @@ fn verified(lines: &[&str], wanted: &[Entry]) -> String {
 }
 
 /// One entry of a block list, every value quoted.
-fn block(entry: &Entry, indent: &str) -> String {
+fn block(entry: &FileEntry, indent: &str) -> String {
     let mut text = format!("{indent}- name: {}\n{indent}  kind: {}\n", quoted(&entry.name), entry.kind);
     let mut line = |key: &str, value: String| text.push_str(&format!("{indent}  {key}: {value}\n"));
     if let Some(url) = &entry.base_url {
@@ -136,11 +136,11 @@ fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-fn index_of(entry: &Entry) -> usize {
+fn index_of(entry: &FileEntry) -> usize {
     usize::try_from(entry.line).unwrap_or(usize::MAX).saturating_sub(1)
 }
 
-fn line_at<'a>(lines: &[&'a str], entry: &Entry) -> Option<&'a str> {
+fn line_at<'a>(lines: &[&'a str], entry: &FileEntry) -> Option<&'a str> {
     lines.get(index_of(entry)).copied()
 }
 
@@ -156,14 +156,14 @@ fn is_comment_or_blank(line: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::provider::Kind;
+    use crate::provider::ProviderKind;
     use crate::secret::Secret;
 
     const FILE: &str = "# mine\nproviders:\n- name: a   # first\n  kind: openai\n  api-key: ${A_KEY}\n\n# second\n- name: b\n  kind: script\n# end\n";
 
-    fn new(name: &str) -> Entry {
+    fn new(name: &str) -> FileEntry {
         let api_key = Some(Secret::new("${X}"));
-        Entry { name: name.to_owned(), api_key, ..Entry::blank(Kind::Openai) }
+        FileEntry { name: name.to_owned(), api_key, ..FileEntry::blank(ProviderKind::Openai) }
     }
 
     #[test]

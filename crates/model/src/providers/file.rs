@@ -11,9 +11,9 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 use super::{NewProvider, PROVIDERS_MAX};
-use crate::pause::Pause;
+use crate::pause::ScriptPause;
 use crate::prices::Price;
-use crate::provider::{Kind, Settings, Timeouts, Written};
+use crate::provider::{ProviderEntry, ProviderKind, ProviderSettings, Timeouts};
 use crate::secret::Secret;
 use crate::yaml::{self, YamlFault, YamlProblem};
 
@@ -62,18 +62,18 @@ impl FileError {
 
 /// One provider as it stands in the file.
 #[derive(Debug, Clone)]
-pub(crate) struct Entry {
+pub(crate) struct FileEntry {
     pub(crate) name: String,
-    pub(crate) kind: Kind,
+    pub(crate) kind: ProviderKind,
     pub(crate) base_url: Option<String>,
     pub(crate) api_key: Option<Secret>,
     pub(crate) models: Vec<String>,
-    pub(crate) settings: Settings,
+    pub(crate) settings: ProviderSettings,
     /// Where it begins, counted from 1; 0 when it is not in a file.
     pub(crate) line: u64,
 }
 
-impl PartialEq for Entry {
+impl PartialEq for FileEntry {
     /// The place in the file is not part of what an entry says.
     fn eq(&self, other: &Self) -> bool {
         let what = |entry: &Self| (entry.name.clone(), entry.base_url.clone(), entry.models.clone());
@@ -84,21 +84,21 @@ impl PartialEq for Entry {
     }
 }
 
-impl Entry {
-    pub(crate) fn blank(kind: Kind) -> Self {
+impl FileEntry {
+    pub(crate) fn blank(kind: ProviderKind) -> Self {
         Self {
             name: String::new(),
             kind,
             base_url: None,
             api_key: None,
             models: Vec::new(),
-            settings: Settings::default(),
+            settings: ProviderSettings::default(),
             line: 0,
         }
     }
 
-    pub(crate) fn written(&self) -> Written<'_> {
-        Written {
+    pub(crate) fn written(&self) -> ProviderEntry<'_> {
+        ProviderEntry {
             name: &self.name,
             kind: self.kind,
             base_url: self.base_url.as_deref(),
@@ -109,7 +109,7 @@ impl Entry {
     }
 }
 
-impl From<&NewProvider> for Entry {
+impl From<&NewProvider> for FileEntry {
     fn from(new: &NewProvider) -> Self {
         Self {
             name: new.name.clone(),
@@ -117,7 +117,7 @@ impl From<&NewProvider> for Entry {
             base_url: new.base_url.clone(),
             api_key: new.api_key.clone(),
             models: new.models.clone(),
-            settings: Settings::default(),
+            settings: ProviderSettings::default(),
             line: 0,
         }
     }
@@ -125,7 +125,7 @@ impl From<&NewProvider> for Entry {
 
 /// What tells one version of a file from the next without reading it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct FileVersion {
     device: u64,
     inode: u64,
     size: u64,
@@ -134,7 +134,7 @@ pub(crate) struct Seen {
     changed: (i64, i64),
 }
 
-impl Seen {
+impl FileVersion {
     pub(crate) fn of(path: &Path) -> Option<Self> {
         fs::metadata(path).ok().map(|metadata| Self::from(&metadata))
     }
@@ -146,7 +146,7 @@ impl Seen {
     }
 }
 
-impl From<&Metadata> for Seen {
+impl From<&Metadata> for FileVersion {
     fn from(metadata: &Metadata) -> Self {
         Self {
             device: metadata.dev(),
@@ -160,15 +160,15 @@ impl From<&Metadata> for Seen {
 
 /// A file that was read.
 #[derive(Debug)]
-pub(crate) struct ReadFile {
+pub(crate) struct ProviderFile {
     pub(crate) text: String,
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<FileEntry>,
     /// Absent when the file is so young that it must be read again next time.
-    pub(crate) seen: Option<Seen>,
+    pub(crate) seen: Option<FileVersion>,
 }
 
 /// The file's entries; `None` when there is no file.
-pub(crate) fn read(path: &Path) -> Result<Option<ReadFile>, FileError> {
+pub(crate) fn read(path: &Path) -> Result<Option<ProviderFile>, FileError> {
     let failed = |cause| FileError::Read { path: path.to_owned(), cause };
     let mut file = match open(path) {
         Ok(file) => file,
@@ -196,8 +196,8 @@ pub(crate) fn read(path: &Path) -> Result<Option<ReadFile>, FileError> {
         column,
         problem,
     })?;
-    let seen = Some(Seen::from(&metadata)).filter(|seen| seen.is_settled(SystemTime::now()));
-    Ok(Some(ReadFile { text, entries, seen }))
+    let seen = Some(FileVersion::from(&metadata)).filter(|seen| seen.is_settled(SystemTime::now()));
+    Ok(Some(ProviderFile { text, entries, seen }))
 }
 
 /// Opens without waiting, whatever it is: a pipe in its place must not hang the daemon.
@@ -207,21 +207,21 @@ fn open(path: &Path) -> io::Result<File> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawFile {
-    providers: Option<Vec<Spanned<RawEntry>>>,
+struct RawProviderFile {
+    providers: Option<Vec<Spanned<RawProvider>>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct RawEntry {
+struct RawProvider {
     name: Spanned<String>,
     kind: Spanned<String>,
     base_url: Option<String>,
     api_key: Option<Secret>,
     models: Option<Vec<String>>,
-    connect_timeout: Option<Spanned<Pause>>,
-    first_byte_timeout: Option<Spanned<Pause>>,
-    idle_timeout: Option<Spanned<Pause>>,
+    connect_timeout: Option<Spanned<ScriptPause>>,
+    first_byte_timeout: Option<Spanned<ScriptPause>>,
+    idle_timeout: Option<Spanned<ScriptPause>>,
     prices: Option<BTreeMap<String, Spanned<RawPrice>>>,
     context_windows: Option<BTreeMap<String, Spanned<u64>>>,
 }
@@ -237,12 +237,12 @@ struct RawPrice {
     cache_write: Option<f64>,
 }
 
-pub(crate) fn parse(text: &str) -> Result<Vec<Entry>, YamlFault> {
+pub(crate) fn parse(text: &str) -> Result<Vec<FileEntry>, YamlFault> {
     if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
         return Ok(Vec::new());
     }
-    let raw: RawFile = yaml::parse(text)?;
-    let mut entries: Vec<Entry> = Vec::new();
+    let raw: RawProviderFile = yaml::parse(text)?;
+    let mut entries: Vec<FileEntry> = Vec::new();
     for item in raw.providers.unwrap_or_default() {
         let line = item.referenced.line();
         let entry = entry(item.value, line)?;
@@ -257,22 +257,22 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Entry>, YamlFault> {
     Ok(entries)
 }
 
-fn entry(raw: RawEntry, line: u64) -> Result<Entry, YamlFault> {
+fn entry(raw: RawProvider, line: u64) -> Result<FileEntry, YamlFault> {
     let at = raw.kind.referenced;
-    let kind = Kind::named(&raw.kind.value).ok_or_else(|| YamlFault {
+    let kind = ProviderKind::named(&raw.kind.value).ok_or_else(|| YamlFault {
         line: at.line(),
         column: at.column(),
         problem: YamlProblem::unknown_word(
             Some("kind"),
             &raw.kind.value,
-            Kind::ALL.map(Kind::as_str).to_vec(),
+            ProviderKind::ALL.map(ProviderKind::as_str).to_vec(),
         ),
     })?;
     let at = raw.name.referenced;
     if !is_provider_name(&raw.name.value) {
         return Err(unusable(at.line(), at.column(), "this cannot be the name of a provider".to_owned()));
     }
-    let settings = Settings {
+    let settings = ProviderSettings {
         timeouts: Timeouts {
             connect: timeout(raw.connect_timeout)?,
             first_byte: timeout(raw.first_byte_timeout)?,
@@ -281,7 +281,7 @@ fn entry(raw: RawEntry, line: u64) -> Result<Entry, YamlFault> {
         prices: each(raw.prices, price)?,
         context_windows: each(raw.context_windows, |tokens: &u64| (*tokens > 0).then_some(*tokens))?,
     };
-    Ok(Entry {
+    Ok(FileEntry {
         name: raw.name.value,
         kind,
         base_url: raw.base_url,
@@ -292,7 +292,7 @@ fn entry(raw: RawEntry, line: u64) -> Result<Entry, YamlFault> {
     })
 }
 
-fn timeout(raw: Option<Spanned<Pause>>) -> Result<Option<Duration>, YamlFault> {
+fn timeout(raw: Option<Spanned<ScriptPause>>) -> Result<Option<Duration>, YamlFault> {
     match raw {
         Some(raw) if raw.value.0.is_zero() => {
             let at = raw.referenced;

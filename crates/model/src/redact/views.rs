@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// In which form a key is looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum View {
+pub(super) enum KeyView {
     /// As it is or percent-encoded.
     Plain,
     Hex,
@@ -16,37 +16,37 @@ pub(super) const OTHER: u8 = 0xff;
 
 /// One character of a view, and where it stands in the text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct ViewedByte {
     pub byte: u8,
     pub place: Range<usize>,
 }
 
 /// The characters of a text in one view.
-pub(super) struct Viewed<'t> {
-    view: View,
+pub(super) struct ViewedText<'t> {
+    view: KeyView,
     bytes: &'t [u8],
     at: usize,
-    ending: Ending,
+    ending: TextEnd,
     /// Where something begins whose meaning depends on what follows the text.
     undecided: usize,
 }
 
 /// What comes behind a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(super) enum TextEnd {
     Nothing,
     /// Perhaps more: what it would decide is not seen yet.
     More,
 }
 
-impl<'t> Viewed<'t> {
-    pub(super) fn of(view: View, text: &'t str, ending: Ending) -> Viewed<'t> {
-        Viewed { view, bytes: text.as_bytes(), at: 0, ending, undecided: text.len() }
+impl<'t> ViewedText<'t> {
+    pub(super) fn of(view: KeyView, text: &'t str, ending: TextEnd) -> ViewedText<'t> {
+        ViewedText { view, bytes: text.as_bytes(), at: 0, ending, undecided: text.len() }
     }
 
     /// Whether what stands here has to wait for more.
     fn waits(&self) -> bool {
-        self.ending == Ending::More && self.undecided < self.bytes.len()
+        self.ending == TextEnd::More && self.undecided < self.bytes.len()
     }
 
     /// Where the text ends, or something that may go on.
@@ -73,15 +73,15 @@ impl<'t> Viewed<'t> {
         match byte {
             b'\\' => match self.look(1) {
                 Some(b'n' | b'r' | b't') => 2,
-                Some(b'x') if self.view == View::Hex => 2,
+                Some(b'x') if self.view == KeyView::Hex => 2,
                 Some(_) | None => 1,
             },
-            b'0' if self.view == View::Hex => match self.look(1) {
+            b'0' if self.view == KeyView::Hex => match self.look(1) {
                 Some(b'x' | b'X') => 2,
                 Some(_) | None => 0,
             },
-            b':' | b'-' if self.view == View::Hex => 1,
-            b'+' if self.view == View::Base64 => 0,
+            b':' | b'-' if self.view == KeyView::Hex => 1,
+            b'+' if self.view == KeyView::Base64 => 0,
             b' ' | b'\t' | b'\r' | b'\n' | b'"' | b'\'' | b'`' | b'+' | b',' | b'(' | b')' | b'[' | b']' => 1,
             // Zero-width space and joiners, word joiner, byte order mark. Text is UTF-8, so they are whole.
             0xe2 => match (self.ahead(1), self.ahead(2)) {
@@ -105,20 +105,20 @@ impl<'t> Viewed<'t> {
 
     fn as_seen(&self, byte: u8) -> u8 {
         match self.view {
-            View::Plain => byte,
-            View::Hex if byte.is_ascii_hexdigit() => byte.to_ascii_lowercase(),
-            View::Base64 if byte.is_ascii_alphanumeric() => byte,
-            View::Base64 if matches!(byte, b'+' | b'-') => b'+',
-            View::Base64 if matches!(byte, b'/' | b'_') => b'/',
-            View::Hex | View::Base64 => OTHER,
+            KeyView::Plain => byte,
+            KeyView::Hex if byte.is_ascii_hexdigit() => byte.to_ascii_lowercase(),
+            KeyView::Base64 if byte.is_ascii_alphanumeric() => byte,
+            KeyView::Base64 if matches!(byte, b'+' | b'-') => b'+',
+            KeyView::Base64 if matches!(byte, b'/' | b'_') => b'/',
+            KeyView::Hex | KeyView::Base64 => OTHER,
         }
     }
 }
 
-impl Iterator for Viewed<'_> {
-    type Item = Seen;
+impl Iterator for ViewedText<'_> {
+    type Item = ViewedByte;
 
-    fn next(&mut self) -> Option<Seen> {
+    fn next(&mut self) -> Option<ViewedByte> {
         loop {
             let between = self.between();
             if self.waits() {
@@ -131,7 +131,7 @@ impl Iterator for Viewed<'_> {
         }
         let start = self.at;
         let byte = self.ahead(0)?;
-        let decoded = if byte == b'%' && self.view != View::Hex { self.percent() } else { None };
+        let decoded = if byte == b'%' && self.view != KeyView::Hex { self.percent() } else { None };
         if self.waits() {
             return None;
         }
@@ -140,13 +140,13 @@ impl Iterator for Viewed<'_> {
         let len = if byte < 0x80 || decoded.is_some() { len } else { char_len(byte) };
         self.at += len;
         let seen = if byte < 0x80 { self.as_seen(byte) } else { self.wide(byte) };
-        Some(Seen { byte: seen, place: start..self.at.min(self.bytes.len()) })
+        Some(ViewedByte { byte: seen, place: start..self.at.min(self.bytes.len()) })
     }
 }
 
-impl Viewed<'_> {
+impl ViewedText<'_> {
     fn wide(&self, byte: u8) -> u8 {
-        if self.view == View::Plain { byte } else { OTHER }
+        if self.view == KeyView::Plain { byte } else { OTHER }
     }
 }
 

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::shape::resolve;
-use super::{Misfit, Pointer, REASONS_MAX};
+use super::{Pointer, REASONS_MAX, SchemaMismatch};
 
 /// Steps that one check may take: a schema that names itself over and over, or too many choices, ends here.
 const STEPS_MAX: usize = 1_000_000;
@@ -18,8 +18,8 @@ const SHOWN_CHARS_MAX: usize = 60;
 const REASON_CHARS_MAX: usize = 500;
 
 /// Why a value does not fit, or that nobody can tell.
-pub(super) fn misfit(root: &Value, value: &Value) -> Option<Misfit> {
-    let mut check = Check { root, steps: 0, level: 0 };
+pub(super) fn misfit(root: &Value, value: &Value) -> Option<SchemaMismatch> {
+    let mut check = SchemaCheck { root, steps: 0, level: 0 };
     let mut reasons = Vec::new();
     check.value(root, value, &Pointer::default(), &mut reasons);
     let gave_up = check.is_spent();
@@ -34,16 +34,16 @@ pub(super) fn misfit(root: &Value, value: &Value) -> Option<Misfit> {
     let reasons = if gave_up { reasons.split_off(first) } else { reasons };
     let reasons =
         reasons.into_iter().take(REASONS_MAX).map(|reason| cut(&reason, REASON_CHARS_MAX)).collect();
-    Some(Misfit { reasons, gave_up })
+    Some(SchemaMismatch { reasons, gave_up })
 }
 
-struct Check<'s> {
+struct SchemaCheck<'s> {
     root: &'s Value,
     steps: usize,
     level: usize,
 }
 
-impl<'s> Check<'s> {
+impl<'s> SchemaCheck<'s> {
     fn value(&mut self, schema: &'s Value, value: &Value, place: &Pointer, reasons: &mut Vec<String>) {
         // A place is copied for every value in it.
         self.spend(1 + place.0.len() / BYTES_A_STEP);
@@ -258,8 +258,8 @@ fn amount(
     reasons: &mut Vec<String>,
 ) {
     let Some(value) = number.as_f64() else { return };
-    type Holds = fn(f64, f64) -> bool;
-    let rules: [(&str, &str, Holds); 4] = [
+    type NumberTest = fn(f64, f64) -> bool;
+    let rules: [(&str, &str, NumberTest); 4] = [
         ("minimum", "at least", |value, limit| value >= limit),
         ("maximum", "at most", |value, limit| value <= limit),
         ("exclusiveMinimum", "more than", |value, limit| value > limit),

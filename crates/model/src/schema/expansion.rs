@@ -12,17 +12,17 @@ use super::{CHAIN_MAX, Pointer, SUBSCHEMAS_MAX, SchemaError};
 
 /// A schema whose shape was checked before.
 pub(super) fn check(root: &Value) -> Result<(), SchemaError> {
-    Expansion { root, known: HashMap::new() }.walk(root, &Pointer::default())
+    SchemaExpansion { root, known: HashMap::new() }.walk(root, &Pointer::default())
 }
 
-struct Expansion<'s> {
+struct SchemaExpansion<'s> {
     root: &'s Value,
     /// By address: each subschema of the document is counted once.
-    known: HashMap<*const Value, Count>,
+    known: HashMap<*const Value, SubschemaCount>,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Count {
+enum SubschemaCount {
     /// It is being counted: whoever finds it again goes round in a circle.
     Open,
     Known {
@@ -33,7 +33,7 @@ enum Count {
     },
 }
 
-impl<'s> Expansion<'s> {
+impl<'s> SchemaExpansion<'s> {
     /// Counts every subschema of the document: a value may come to any of them.
     fn walk(&mut self, schema: &'s Value, place: &Pointer) -> Result<(), SchemaError> {
         let Value::Object(keywords) = schema else { return Ok(()) };
@@ -66,13 +66,13 @@ impl<'s> Expansion<'s> {
     ) -> Result<(usize, usize), SchemaError> {
         let too_long = || SchemaError::TooLongChain { place: place.clone() };
         match self.known.get(&std::ptr::from_ref(schema)) {
-            Some(Count::Open) => return Err(too_long()),
-            Some(Count::Known { chain, .. }) if above + chain > CHAIN_MAX => return Err(too_long()),
-            Some(Count::Known { subschemas, chain }) => return Ok((*subschemas, *chain)),
+            Some(SubschemaCount::Open) => return Err(too_long()),
+            Some(SubschemaCount::Known { chain, .. }) if above + chain > CHAIN_MAX => return Err(too_long()),
+            Some(SubschemaCount::Known { subschemas, chain }) => return Ok((*subschemas, *chain)),
             None if above >= CHAIN_MAX => return Err(too_long()),
             None => {}
         }
-        self.known.insert(std::ptr::from_ref(schema), Count::Open);
+        self.known.insert(std::ptr::from_ref(schema), SubschemaCount::Open);
         let (mut subschemas, mut chain) = (1_usize, 1);
         for next in self.applied(schema) {
             let (more, length) = self.count(next, above + 1, place)?;
@@ -81,7 +81,7 @@ impl<'s> Expansion<'s> {
                 return Err(SchemaError::TooManySubschemas { place: place.clone() });
             }
         }
-        self.known.insert(std::ptr::from_ref(schema), Count::Known { subschemas, chain });
+        self.known.insert(std::ptr::from_ref(schema), SubschemaCount::Known { subschemas, chain });
         Ok((subschemas, chain))
     }
 

@@ -11,9 +11,9 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 use super::ScriptError;
-use super::template::{Allowance, Overflow, Template};
-use crate::pause::Pause;
-use crate::request::Usage;
+use super::template::{Template, TemplateBudget, TemplateOverflow};
+use crate::pause::ScriptPause;
+use crate::request::CallUsage;
 use crate::yaml::{self, YamlFault};
 
 pub(crate) const SCRIPT_BYTES_MAX: u64 = 1 << 20;
@@ -23,56 +23,56 @@ const SCRIPTS_LISTED_MAX: usize = 1000;
 #[derive(Debug)]
 pub(crate) struct Script {
     pub(crate) path: PathBuf,
-    pub(crate) turns: Vec<Turn>,
+    pub(crate) turns: Vec<ScriptTurn>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct ScriptTurn {
     /// Part of the user's text; absent matches any.
     pub(crate) when: Option<String>,
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<ScriptStep>,
     pub(crate) line: u64,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawScript {
-    turns: Vec<Spanned<RawTurn>>,
+    turns: Vec<Spanned<RawScriptTurn>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawTurn {
+struct RawScriptTurn {
     when: Option<String>,
-    steps: Vec<Step>,
+    steps: Vec<ScriptStep>,
 }
 
 /// One reply.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Step {
+pub(crate) struct ScriptStep {
     #[serde(default)]
     pub(crate) text: String,
     #[serde(default)]
-    pub(crate) calls: Vec<Call>,
+    pub(crate) calls: Vec<ScriptCall>,
     /// Before the first piece.
-    pub(crate) delay: Option<Pause>,
+    pub(crate) delay: Option<ScriptPause>,
     /// Between pieces.
-    pub(crate) chunk_delay: Option<Pause>,
+    pub(crate) chunk_delay: Option<ScriptPause>,
     pub(crate) chunks: Option<NonZeroUsize>,
-    pub(crate) fail: Option<Fail>,
+    pub(crate) fail: Option<ScriptFailure>,
     pub(crate) usage: Option<ScriptUsage>,
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(try_from = "RawCall")]
-pub(crate) struct Call {
+#[serde(try_from = "RawScriptCall")]
+pub(crate) struct ScriptCall {
     pub(crate) name: String,
-    arguments: Arguments,
+    arguments: ScriptArguments,
 }
 
 #[derive(Debug)]
-enum Arguments {
+enum ScriptArguments {
     /// Of a program: what it gets on its command line and on its standard input.
     Program { args: Vec<String>, stdin: Option<String> },
     /// Of a tool with a shape of its own.
@@ -81,36 +81,36 @@ enum Arguments {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawCall {
+struct RawScriptCall {
     name: String,
     args: Option<Vec<String>>,
     stdin: Option<String>,
     arguments: Option<serde_json::Value>,
 }
 
-impl TryFrom<RawCall> for Call {
+impl TryFrom<RawScriptCall> for ScriptCall {
     type Error = &'static str;
 
-    fn try_from(raw: RawCall) -> Result<Self, Self::Error> {
+    fn try_from(raw: RawScriptCall) -> Result<Self, Self::Error> {
         let arguments = match (raw.arguments, raw.args, raw.stdin) {
-            (Some(arguments), None, None) => Arguments::Shaped(arguments),
+            (Some(arguments), None, None) => ScriptArguments::Shaped(arguments),
             (Some(_), _, _) => return Err("`arguments` stands alone, without `args` and `stdin`"),
-            (None, args, stdin) => Arguments::Program { args: args.unwrap_or_default(), stdin },
+            (None, args, stdin) => ScriptArguments::Program { args: args.unwrap_or_default(), stdin },
         };
         Ok(Self { name: raw.name, arguments })
     }
 }
 
-impl Call {
+impl ScriptCall {
     /// The arguments as a model would write them.
     pub(crate) fn arguments(
         &self,
         template: &Template<'_>,
-        allowance: &mut Allowance,
-    ) -> Result<String, Overflow> {
+        allowance: &mut TemplateBudget,
+    ) -> Result<String, TemplateOverflow> {
         match &self.arguments {
-            Arguments::Shaped(value) => Ok(template.fill_json(value, allowance)?.to_string()),
-            Arguments::Program { args, stdin } => {
+            ScriptArguments::Shaped(value) => Ok(template.fill_json(value, allowance)?.to_string()),
+            ScriptArguments::Program { args, stdin } => {
                 let args = args.iter().map(|arg| template.fill(arg, allowance));
                 let mut value = serde_json::json!({ "args": args.collect::<Result<Vec<String>, _>>()? });
                 if let Some(stdin) = stdin {
@@ -123,26 +123,26 @@ impl Call {
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(try_from = "RawFail")]
-pub(crate) enum Fail {
-    Status { status: u16, retry_after: Option<Pause> },
+#[serde(try_from = "RawScriptFailure")]
+pub(crate) enum ScriptFailure {
+    Status { status: u16, retry_after: Option<ScriptPause> },
     CutAfter(usize),
-    Kind(FailKind),
+    Kind(ScriptFailureKind),
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct RawFail {
+struct RawScriptFailure {
     status: Option<u16>,
-    retry_after: Option<Pause>,
+    retry_after: Option<ScriptPause>,
     cut_after: Option<usize>,
-    kind: Option<FailKind>,
+    kind: Option<ScriptFailureKind>,
 }
 
-impl TryFrom<RawFail> for Fail {
+impl TryFrom<RawScriptFailure> for ScriptFailure {
     type Error = &'static str;
 
-    fn try_from(raw: RawFail) -> Result<Self, Self::Error> {
+    fn try_from(raw: RawScriptFailure) -> Result<Self, Self::Error> {
         match (raw.status, raw.cut_after, raw.kind, raw.retry_after) {
             (Some(400..=599), None, None, retry_after) => {
                 Ok(Self::Status { status: raw.status.unwrap_or_default(), retry_after })
@@ -157,7 +157,7 @@ impl TryFrom<RawFail> for Fail {
 
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum FailKind {
+pub(crate) enum ScriptFailureKind {
     Unreachable,
     Garbage,
     TooLarge,
@@ -182,34 +182,38 @@ pub(crate) struct ScriptUsage {
 }
 
 impl ScriptUsage {
-    pub(crate) fn counted(self) -> Usage {
-        Usage {
+    pub(crate) fn counted(self) -> CallUsage {
+        CallUsage {
             input_tokens: self.input,
             output_tokens: self.output,
             cached_tokens: self.cached,
-            ..Usage::default()
+            ..CallUsage::default()
         }
     }
 }
 
 /// Where a script is, and whose place that is.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum ScriptLocation {
     /// Named by the person who wrote `providers.yaml`.
     Configured(PathBuf),
     /// In a directory that an agent may be able to write.
     Data(PathBuf),
 }
 
-pub(crate) fn place(base_url: Option<&str>, data_dir: &Path, model: &str) -> Result<Place, ScriptError> {
+pub(crate) fn place(
+    base_url: Option<&str>,
+    data_dir: &Path,
+    model: &str,
+) -> Result<ScriptLocation, ScriptError> {
     let in_dir = |dir: &Path| match is_script_name(model) {
         true => Ok(dir.join(format!("{model}.yaml"))),
         false => Err(ScriptError::BadName { model: model.to_owned() }),
     };
     match base_url.map(path_of) {
-        None => in_dir(data_dir).map(Place::Data),
-        Some(path) if path.is_dir() => in_dir(path).map(Place::Configured),
-        Some(path) => Ok(Place::Configured(path.to_owned())),
+        None => in_dir(data_dir).map(ScriptLocation::Data),
+        Some(path) if path.is_dir() => in_dir(path).map(ScriptLocation::Configured),
+        Some(path) => Ok(ScriptLocation::Configured(path.to_owned())),
     }
 }
 
@@ -224,9 +228,9 @@ fn is_script_name(model: &str) -> bool {
         && model.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-:".contains(&byte))
 }
 
-pub(crate) async fn load(place: Place) -> Result<Script, ScriptError> {
+pub(crate) async fn load(place: ScriptLocation) -> Result<Script, ScriptError> {
     let path = match &place {
-        Place::Configured(path) | Place::Data(path) => path.clone(),
+        ScriptLocation::Configured(path) | ScriptLocation::Data(path) => path.clone(),
     };
     // A file of a mebibyte takes long enough to parse that the other tasks would notice.
     match tokio::task::spawn_blocking(move || read(&place)).await {
@@ -239,7 +243,7 @@ pub(crate) async fn load(place: Place) -> Result<Script, ScriptError> {
 pub(crate) fn scripts_at(base_url: &str) -> Result<Vec<String>, ScriptError> {
     let path = path_of(base_url);
     if !path.is_dir() {
-        read(&Place::Configured(path.to_owned()))?;
+        read(&ScriptLocation::Configured(path.to_owned()))?;
         return Ok(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).into_iter().collect());
     }
     let failed = |cause| ScriptError::Read { path: path.to_owned(), cause };
@@ -251,15 +255,15 @@ pub(crate) fn scripts_at(base_url: &str) -> Result<Vec<String>, ScriptError> {
     }
     names.sort();
     for name in &names {
-        read(&Place::Configured(path.join(format!("{name}.yaml"))))?;
+        read(&ScriptLocation::Configured(path.join(format!("{name}.yaml"))))?;
     }
     Ok(names)
 }
 
-fn read(place: &Place) -> Result<Script, ScriptError> {
+fn read(place: &ScriptLocation) -> Result<Script, ScriptError> {
     let (path, flags) = match place {
-        Place::Configured(path) => (path, OFlags::empty()),
-        Place::Data(path) => (path, OFlags::NOFOLLOW),
+        ScriptLocation::Configured(path) => (path, OFlags::empty()),
+        ScriptLocation::Data(path) => (path, OFlags::NOFOLLOW),
     };
     let failed = |cause| ScriptError::Read { path: path.clone(), cause };
     let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -271,7 +275,7 @@ fn read(place: &Place) -> Result<Script, ScriptError> {
     };
     let metadata = file.metadata().map_err(failed)?;
     // A second name would let an agent point at a file that is not its own.
-    let foreign = matches!(place, Place::Data(_)) && metadata.nlink() != 1;
+    let foreign = matches!(place, ScriptLocation::Data(_)) && metadata.nlink() != 1;
     if !metadata.is_file() || foreign {
         return Err(ScriptError::NotRegular { path: path.clone() });
     }
@@ -285,7 +289,7 @@ fn read(place: &Place) -> Result<Script, ScriptError> {
     let raw: RawScript = yaml::parse(&text).map_err(|YamlFault { line, column, problem }| {
         ScriptError::Invalid { path: path.clone(), line, column, problem }
     })?;
-    let turn = |turn: Spanned<RawTurn>| Turn {
+    let turn = |turn: Spanned<RawScriptTurn>| ScriptTurn {
         line: turn.referenced.line(),
         when: turn.value.when,
         steps: turn.value.steps,
@@ -303,10 +307,10 @@ mod tests {
             let error = place(None, Path::new("/data"), model).unwrap_err();
             assert_eq!(error.code(), "script.bad_name", "{model}");
         }
-        assert_eq!(place(None, Path::new("/d"), "m").unwrap(), Place::Data("/d/m.yaml".into()));
+        assert_eq!(place(None, Path::new("/d"), "m").unwrap(), ScriptLocation::Data("/d/m.yaml".into()));
         assert_eq!(
             place(Some("file:///no/x.yaml"), Path::new("/d"), "a/b").unwrap(),
-            Place::Configured("/no/x.yaml".into())
+            ScriptLocation::Configured("/no/x.yaml".into())
         );
     }
 }

@@ -10,19 +10,19 @@ const PLACEHOLDER_BYTES_MAX: usize = 128;
 
 /// The text would be larger than an answer may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Overflow;
+pub(crate) struct TemplateOverflow;
 
 /// The bytes that one reply may still grow by. It is charged before anything is written.
 #[derive(Debug)]
-pub(crate) struct Allowance(usize);
+pub(crate) struct TemplateBudget(usize);
 
-impl Allowance {
+impl TemplateBudget {
     pub(crate) fn new(bytes: usize) -> Self {
         Self(bytes)
     }
 
-    pub(crate) fn charge(&mut self, bytes: usize) -> Result<(), Overflow> {
-        self.0 = self.0.checked_sub(bytes).ok_or(Overflow)?;
+    pub(crate) fn charge(&mut self, bytes: usize) -> Result<(), TemplateOverflow> {
+        self.0 = self.0.checked_sub(bytes).ok_or(TemplateOverflow)?;
         Ok(())
     }
 }
@@ -33,17 +33,17 @@ pub(crate) struct Template<'a> {
     input: &'a str,
     turn: usize,
     /// The tool results of this turn, in order.
-    tool_results: Vec<ToolResult<'a>>,
+    tool_results: Vec<TemplateResult<'a>>,
 }
 
 /// A tool result, parsed as JSON at most once.
 #[derive(Debug)]
-struct ToolResult<'a> {
+struct TemplateResult<'a> {
     text: &'a str,
     json: OnceCell<Option<Value>>,
 }
 
-impl ToolResult<'_> {
+impl TemplateResult<'_> {
     /// The value of `key` if the result is a JSON object that has it, otherwise nothing.
     fn member(&self, key: &str) -> Cow<'_, str> {
         let json = self.json.get_or_init(|| serde_json::from_str(self.text).ok());
@@ -57,12 +57,16 @@ impl ToolResult<'_> {
 
 impl<'a> Template<'a> {
     pub(crate) fn new(input: &'a str, turn: usize, tool_results: &'a [String]) -> Self {
-        let result = |text: &'a String| ToolResult { text, json: OnceCell::new() };
+        let result = |text: &'a String| TemplateResult { text, json: OnceCell::new() };
         Self { input, turn, tool_results: tool_results.iter().map(result).collect() }
     }
 
     /// Fills `text` in one pass: what is put in is not looked at again. Unknown placeholders stay.
-    pub(crate) fn fill(&self, text: &str, allowance: &mut Allowance) -> Result<String, Overflow> {
+    pub(crate) fn fill(
+        &self,
+        text: &str,
+        allowance: &mut TemplateBudget,
+    ) -> Result<String, TemplateOverflow> {
         let mut filled = String::new();
         let mut write = |part: &str| {
             allowance.charge(part.len())?;
@@ -89,7 +93,11 @@ impl<'a> Template<'a> {
     }
 
     /// Fills every string inside a JSON value.
-    pub(crate) fn fill_json(&self, value: &Value, allowance: &mut Allowance) -> Result<Value, Overflow> {
+    pub(crate) fn fill_json(
+        &self,
+        value: &Value,
+        allowance: &mut TemplateBudget,
+    ) -> Result<Value, TemplateOverflow> {
         Ok(match value {
             Value::String(text) => Value::String(self.fill(text, allowance)?),
             Value::Array(items) => {
@@ -125,12 +133,12 @@ impl<'a> Template<'a> {
     }
 
     /// Counted from 1.
-    fn result(&self, place: usize) -> Option<&ToolResult<'a>> {
+    fn result(&self, place: usize) -> Option<&TemplateResult<'a>> {
         self.tool_results.get(place.checked_sub(1)?)
     }
 }
 
-fn text_of<'t>(result: Option<&'t ToolResult<'_>>) -> Cow<'t, str> {
+fn text_of<'t>(result: Option<&'t TemplateResult<'_>>) -> Cow<'t, str> {
     Cow::Borrowed(result.map_or("", |result| result.text))
 }
 
@@ -161,7 +169,7 @@ mod tests {
             ("{{ turn }}/{{tool}}/{{tool.1}}/{{tool.9}}/{{tool.0}}", "3/two/one//"),
             ("{{nope}} {{{{turn}}}} {{", "{{nope}} {{3}} {{"),
         ] {
-            assert_eq!(template.fill(text, &mut Allowance::new(100)).as_deref(), Ok(expected), "{text}");
+            assert_eq!(template.fill(text, &mut TemplateBudget::new(100)).as_deref(), Ok(expected), "{text}");
         }
     }
 
@@ -179,7 +187,7 @@ mod tests {
                 "{{tool.-1}} {{tool.1.}} {{tool.a b}} {{tool.x.y}}",
             ),
         ] {
-            assert_eq!(template.fill(text, &mut Allowance::new(100)).as_deref(), Ok(expected), "{text}");
+            assert_eq!(template.fill(text, &mut TemplateBudget::new(100)).as_deref(), Ok(expected), "{text}");
         }
     }
 
@@ -188,11 +196,11 @@ mod tests {
         let results = ["x".repeat(300_000)];
         let template = Template::new("", 1, &results);
         let bomb = "{{tool}}".repeat(30_000);
-        let mut allowance = Allowance::new(1 << 20);
-        assert_eq!(template.fill(&bomb, &mut allowance), Err(Overflow));
+        let mut allowance = TemplateBudget::new(1 << 20);
+        assert_eq!(template.fill(&bomb, &mut allowance), Err(TemplateOverflow));
         let json = serde_json::json!([{"a": "{{tool}}"}, "{{tool}}"]);
-        assert_eq!(template.fill_json(&json, &mut Allowance::new(599_999)), Err(Overflow));
-        assert!(template.fill_json(&json, &mut Allowance::new(600_000)).is_ok());
+        assert_eq!(template.fill_json(&json, &mut TemplateBudget::new(599_999)), Err(TemplateOverflow));
+        assert!(template.fill_json(&json, &mut TemplateBudget::new(600_000)).is_ok());
     }
 
     #[test]
@@ -200,8 +208,8 @@ mod tests {
         let results = [format!(r#"{{"id": 1, "rest": "{}"}}"#, "x".repeat(1 << 20))];
         let template = Template::new("", 1, &results);
         let braces = "{{".repeat(500_000) + "}}";
-        assert_eq!(template.fill(&braces, &mut Allowance::new(2 << 20)).as_deref(), Ok(braces.as_str()));
+        assert_eq!(template.fill(&braces, &mut TemplateBudget::new(2 << 20)).as_deref(), Ok(braces.as_str()));
         let keys = "{{tool.id}}".repeat(100_000);
-        assert_eq!(template.fill(&keys, &mut Allowance::new(2 << 20)), Ok("1".repeat(100_000)));
+        assert_eq!(template.fill(&keys, &mut TemplateBudget::new(2 << 20)), Ok("1".repeat(100_000)));
     }
 }

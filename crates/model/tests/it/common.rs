@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use lodge_model::{Answer, CallContext, CallError, Kind, Limits, Message, Provider, Request, Secret};
+use lodge_model::{
+    CallAnswer, CallContext, CallError, CallLimits, ModelMessage, ModelRequest, Provider, ProviderKind,
+    Secret,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -11,7 +14,7 @@ pub(crate) const KEY: &str = "sk-very-secret-0123456789";
 
 /// What happens after the last byte.
 #[derive(Clone, Copy)]
-pub(crate) enum Then {
+pub(crate) enum AfterLastByte {
     Close,
     StayOpen,
 }
@@ -23,12 +26,15 @@ pub(crate) struct RawServer {
 
 impl RawServer {
     /// Answers every request on every connection with the same pieces, each in a packet of its own.
-    pub(crate) async fn start(pieces: Vec<Vec<u8>>, then: Then) -> Self {
+    pub(crate) async fn start(pieces: Vec<Vec<u8>>, then: AfterLastByte) -> Self {
         Self::answering(move |_| pieces.clone(), then).await
     }
 
     /// Answers each request with what `reply` makes of its text.
-    pub(crate) async fn answering(reply: impl Fn(&str) -> Vec<Vec<u8>> + Send + 'static, then: Then) -> Self {
+    pub(crate) async fn answering(
+        reply: impl Fn(&str) -> Vec<Vec<u8>> + Send + 'static,
+        then: AfterLastByte,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}/v1", listener.local_addr().expect("an address"));
         let task = tokio::spawn(async move {
@@ -48,15 +54,15 @@ impl RawServer {
                     tokio::task::yield_now().await;
                 }
                 match then {
-                    Then::Close => drop(stream),
-                    Then::StayOpen => open.push(stream),
+                    AfterLastByte::Close => drop(stream),
+                    AfterLastByte::StayOpen => open.push(stream),
                 }
             }
         });
         Self { url, task }
     }
 
-    pub(crate) async fn saying(reply: impl AsRef<[u8]>, then: Then) -> Self {
+    pub(crate) async fn saying(reply: impl AsRef<[u8]>, then: AfterLastByte) -> Self {
         Self::start(vec![reply.as_ref().to_vec()], then).await
     }
 }
@@ -81,23 +87,23 @@ pub(crate) fn stream_head() -> &'static str {
 }
 
 pub(crate) fn provider(url: &str) -> Provider {
-    Provider::new("work", Kind::Openai, Some(url), Some(Secret::new(KEY))).expect("a provider")
+    Provider::new("work", ProviderKind::Openai, Some(url), Some(Secret::new(KEY))).expect("a provider")
 }
 
-pub(crate) fn limits() -> Limits {
+pub(crate) fn limits() -> CallLimits {
     let patience = Duration::from_secs(10);
-    Limits { first_byte: patience, idle: patience, ..Limits::default() }
+    CallLimits { first_byte: patience, idle: patience, ..CallLimits::default() }
 }
 
 pub(crate) async fn ask(
     url: &str,
-    limits: Limits,
+    limits: CallLimits,
     model: &str,
     text: &str,
-) -> (Result<Answer, CallError>, String) {
+) -> (Result<CallAnswer, CallError>, String) {
     let context = CallContext::with_limits("/nonexistent", limits);
     let mut seen = String::new();
-    let request = Request::new(model, vec![Message::user(text)]);
+    let request = ModelRequest::new(model, vec![ModelMessage::user(text)]);
     let answer = lodge_model::call(&provider(url), &request, &context, &mut |text| seen.push_str(text)).await;
     if let Err(error) = &answer {
         assert_no_key(error);

@@ -4,27 +4,30 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::common::{KEY, limits, provider};
-use lodge_model::{Answer, CallContext, CallError, Limits, Message, Provider, Request, Stop, ToolCall};
-use lodge_testkit::mock::{MockLlm, Outcome, UNKNOWN_MODEL};
+use lodge_model::{
+    CallAnswer, CallContext, CallError, CallLimits, ModelMessage, ModelRequest, Provider, StopReason,
+    ToolCall,
+};
+use lodge_testkit::mock::{MockLlm, RequestOutcome, UNKNOWN_MODEL};
 use tempfile::TempDir;
 
-struct Bench {
+struct MockProvider {
     mock: MockLlm,
     provider: Provider,
     context: CallContext,
     _dir: TempDir,
 }
 
-fn bench(limits: Limits) -> Bench {
+fn bench(limits: CallLimits) -> MockProvider {
     let dir = tempfile::tempdir().expect("a directory");
     let mock = MockLlm::spawn_with(dir.path(), &["--key", KEY]).expect("the mock server");
     let provider = provider(&mock.base_url());
-    Bench { mock, provider, context: CallContext::with_limits(dir.path(), limits), _dir: dir }
+    MockProvider { mock, provider, context: CallContext::with_limits(dir.path(), limits), _dir: dir }
 }
 
-impl Bench {
-    async fn ask(&self, messages: Vec<Message>) -> Result<Answer, CallError> {
-        let request = Request::new("m", messages);
+impl MockProvider {
+    async fn ask(&self, messages: Vec<ModelMessage>) -> Result<CallAnswer, CallError> {
+        let request = ModelRequest::new("m", messages);
         let answer = lodge_model::call(&self.provider, &request, &self.context, &mut |_| ()).await;
         if let Err(error) = &answer {
             crate::common::assert_no_key(error);
@@ -32,8 +35,8 @@ impl Bench {
         answer
     }
 
-    async fn say(&self, text: &str) -> Result<Answer, CallError> {
-        self.ask(vec![Message::user(text)]).await
+    async fn say(&self, text: &str) -> Result<CallAnswer, CallError> {
+        self.ask(vec![ModelMessage::user(text)]).await
     }
 
     /// Waits until the log holds a request of which `is` is true.
@@ -50,10 +53,10 @@ impl Bench {
 async fn plain_answers_count_the_users_messages_and_are_logged() {
     let bench = bench(limits());
     assert_eq!(bench.say("hello").await.expect("an answer").text, "ok 1");
-    let assistant = Message::assistant("ok 1", vec![]);
-    let messages = vec![Message::user("hello"), assistant, Message::user("again [[no-stream]]")];
+    let assistant = ModelMessage::assistant("ok 1", vec![]);
+    let messages = vec![ModelMessage::user("hello"), assistant, ModelMessage::user("again [[no-stream]]")];
     assert_eq!(bench.ask(messages).await.expect("an answer").text, "ok 2");
-    bench.logged(|line| line.number == 2 && line.outcome == Some(Outcome::Done)).await;
+    bench.logged(|line| line.number == 2 && line.outcome == Some(RequestOutcome::Done)).await;
     let log = bench.mock.requests().expect("a log");
     assert_eq!((log[0].user.as_str(), log[0].messages, log[0].key_ok), ("hello", 1, Some(true)));
     assert_eq!(log[1].lengths, [5, 4, 19]);
@@ -63,15 +66,15 @@ async fn plain_answers_count_the_users_messages_and_are_logged() {
 async fn tools_run_in_steps_and_side_by_side() {
     let bench = bench(limits());
     let user = r#"[[tool:sh|["-c","echo é"]]][[and:cat|[]|"in"]] [[tool:ls|["-l"]]]"#;
-    let mut messages = vec![Message::user(user)];
+    let mut messages = vec![ModelMessage::user(user)];
     for (calls, result) in [(2, "first"), (1, "second")] {
         let answer = bench.ask(messages.clone()).await.expect("calls");
-        assert_eq!((answer.stop, answer.calls.len()), (Stop::ToolCalls, calls));
+        assert_eq!((answer.stop, answer.calls.len()), (StopReason::ToolCalls, calls));
         let ids: Vec<String> = answer.calls.iter().map(|call: &ToolCall| call.id.clone()).collect();
-        messages.push(Message::assistant(answer.text, answer.calls));
-        messages.extend(ids.into_iter().map(|call_id| Message::result(call_id, result)));
+        messages.push(ModelMessage::assistant(answer.text, answer.calls));
+        messages.extend(ids.into_iter().map(|call_id| ModelMessage::result(call_id, result)));
     }
-    let Message::Assistant { calls, .. } = &messages[1] else { panic!("{messages:?}") };
+    let ModelMessage::Assistant { calls, .. } = &messages[1] else { panic!("{messages:?}") };
     assert_eq!(calls[0].arguments, r#"{"args":["-c","echo é"]}"#);
     assert_eq!(calls[1].arguments, r#"{"args":[],"stdin":"in"}"#);
     assert_eq!(bench.ask(messages).await.expect("an answer").text, "tool said: second");
@@ -79,7 +82,7 @@ async fn tools_run_in_steps_and_side_by_side() {
 
 #[tokio::test]
 async fn failures_on_purpose_are_what_they_claim_and_once_is_once() {
-    let bench = bench(Limits {
+    let bench = bench(CallLimits {
         first_byte: Duration::from_millis(200),
         idle: Duration::from_millis(200),
         ..limits()
@@ -106,15 +109,16 @@ async fn failures_on_purpose_are_what_they_claim_and_once_is_once() {
 #[tokio::test]
 async fn an_unknown_model_and_a_wrong_key_are_told_apart() {
     let mut bench = bench(limits());
-    let request = Request::new(UNKNOWN_MODEL, vec![Message::user("hi")]);
+    let request = ModelRequest::new(UNKNOWN_MODEL, vec![ModelMessage::user("hi")]);
     let error =
         lodge_model::call(&bench.provider, &request, &bench.context, &mut |_| ()).await.expect_err("unknown");
     assert_eq!(error.code(), "model.unknown");
     let tested = lodge_model::test(&bench.provider, None, &bench.context).await.expect("a list");
     assert_eq!(tested.models, ["mock"]);
     let wrong = Some(lodge_model::Secret::new("sk-very-secret-wrong"));
-    bench.provider = Provider::new("work", lodge_model::Kind::Openai, Some(&bench.mock.base_url()), wrong)
-        .expect("a provider");
+    bench.provider =
+        Provider::new("work", lodge_model::ProviderKind::Openai, Some(&bench.mock.base_url()), wrong)
+            .expect("a provider");
     assert_eq!(bench.say("hi").await.expect_err("refused").code(), "model.refused_auth");
     let error = lodge_model::test(&bench.provider, None, &bench.context).await.expect_err("refused");
     assert_eq!(error.code(), "model.refused_auth");
@@ -128,13 +132,13 @@ async fn a_dropped_call_is_seen_by_the_server_at_once() {
     bench.logged(|line| line.user.contains("drop me")).await;
     call.abort();
     assert!(call.await.expect_err("it was stopped").is_cancelled());
-    bench.logged(|line| line.outcome == Some(Outcome::Gone)).await;
+    bench.logged(|line| line.outcome == Some(RequestOutcome::Gone)).await;
 }
 
 #[tokio::test]
 async fn text_arrives_piece_by_piece() {
     let bench = bench(limits());
-    let request = Request::new("m", vec![Message::user("[[reply:héllo]][[chunks:5:1]]")]);
+    let request = ModelRequest::new("m", vec![ModelMessage::user("[[reply:héllo]][[chunks:5:1]]")]);
     let mut pieces = Vec::new();
     let answer = lodge_model::call(&bench.provider, &request, &bench.context, &mut |text| {
         pieces.push(text.to_owned())

@@ -5,7 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lodge_model::{FileError, Kind, NewProvider, Providers, ProvidersError, Secret, Timeouts, Usage};
+use lodge_model::{
+    CallUsage, FileError, NewProvider, ProviderKind, Providers, ProvidersError, Secret, Timeouts,
+};
 use tempfile::TempDir;
 
 const GOOD: &str = "# my providers
@@ -20,19 +22,19 @@ providers:
     api-key: sk-literal-0123456789abcdef
 ";
 
-struct Home {
+struct ProviderHome {
     _dir: TempDir,
     path: PathBuf,
     providers: Providers,
 }
 
-fn home(text: &str) -> Home {
+fn home(text: &str) -> ProviderHome {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("providers.yaml");
     let providers =
         Providers::with_variables(&path, |name| (name == "WORK_KEY").then(|| "sk-expanded".to_owned()));
     write(&path, text, 0o600);
-    Home { _dir: dir, path, providers }
+    ProviderHome { _dir: dir, path, providers }
 }
 
 fn write(path: &Path, text: &str, mode: u32) {
@@ -48,7 +50,7 @@ fn new(name: &str) -> NewProvider {
     let api_key = Some(Secret::new("${LATER}"));
     NewProvider {
         name: name.into(),
-        kind: Kind::Openai,
+        kind: ProviderKind::Openai,
         base_url: None,
         api_key,
         models: vec!["a: b".into()],
@@ -77,11 +79,11 @@ fn only_the_first_slash_splits_and_lists_of_models_are_kept_to() {
 #[test]
 fn a_script_provider_is_there_unless_the_file_has_one_of_that_name() {
     let home = home(GOOD);
-    assert_eq!(home.providers.get("script").expect("implicit").kind, Kind::Script);
+    assert_eq!(home.providers.get("script").expect("implicit").kind, ProviderKind::Script);
     fs::remove_file(&home.path).expect("removed");
     assert_eq!(names(&home.providers), ["script"]);
     write(&home.path, "providers:\n  - {name: script, kind: openai}\n", 0o600);
-    assert_eq!(home.providers.get("script").expect("listed").kind, Kind::Openai);
+    assert_eq!(home.providers.get("script").expect("listed").kind, ProviderKind::Openai);
     assert_eq!(names(&home.providers), ["script"]);
 }
 
@@ -248,7 +250,8 @@ fn time_limits_prices_and_windows_are_read() {
     let limit = |ms| Some(Duration::from_millis(ms));
     let expected = Timeouts { connect: limit(3000), first_byte: limit(600_000), idle: limit(500) };
     assert_eq!(provider.timeouts, expected);
-    let usage = Usage { input_tokens: 1000, output_tokens: 100, cached_tokens: 800, cache_write_tokens: 0 };
+    let usage =
+        CallUsage { input_tokens: 1000, output_tokens: 100, cached_tokens: 800, cache_write_tokens: 0 };
     assert_eq!(provider.cost("m", &usage), Some(250 + 100 + 1000));
     assert_eq!(provider.cost("gpt-5", &usage), Some(0), "what is written counts");
     assert_eq!(provider.cost("gpt-5-mini", &usage), None, "it is not at its maker's, whose prices are known");
@@ -258,17 +261,17 @@ fn time_limits_prices_and_windows_are_read() {
 
 #[test]
 fn known_prices_hold_at_the_makers_own_address_alone() {
-    let usage = Usage { input_tokens: 1_000_000, ..Usage::default() };
+    let usage = CallUsage { input_tokens: 1_000_000, ..CallUsage::default() };
     let cost = |kind, url, model: &str| {
         lodge_model::Provider::new("p", kind, url, None).expect("a provider").cost(model, &usage)
     };
-    assert_eq!(cost(Kind::Openai, None, "gpt-5-mini"), Some(250_000));
-    assert_eq!(cost(Kind::Openai, Some("https://api.openai.com/v1"), "gpt-5-mini"), Some(250_000));
-    assert_eq!(cost(Kind::Openai, Some("https://gateway.example/v1"), "gpt-5-mini"), None);
-    assert_eq!(cost(Kind::Anthropic, None, "claude-opus-4-5-20251101"), Some(5_000_000));
-    assert_eq!(cost(Kind::Gemini, None, "gemini-2.5-pro"), Some(2_500_000), "a long prompt");
-    assert_eq!(cost(Kind::Anthropic, None, "claude-unheard-of"), None);
-    assert_eq!(cost(Kind::Ollama, None, "anything"), Some(0));
+    assert_eq!(cost(ProviderKind::Openai, None, "gpt-5-mini"), Some(250_000));
+    assert_eq!(cost(ProviderKind::Openai, Some("https://api.openai.com/v1"), "gpt-5-mini"), Some(250_000));
+    assert_eq!(cost(ProviderKind::Openai, Some("https://gateway.example/v1"), "gpt-5-mini"), None);
+    assert_eq!(cost(ProviderKind::Anthropic, None, "claude-opus-4-5-20251101"), Some(5_000_000));
+    assert_eq!(cost(ProviderKind::Gemini, None, "gemini-2.5-pro"), Some(2_500_000), "a long prompt");
+    assert_eq!(cost(ProviderKind::Anthropic, None, "claude-unheard-of"), None);
+    assert_eq!(cost(ProviderKind::Ollama, None, "anything"), Some(0));
 }
 
 #[test]

@@ -1,38 +1,41 @@
 //! Answers as each protocol writes them.
 
-use lodge_model::{Kind, Usage};
+use lodge_model::{CallUsage, ProviderKind};
 use serde_json::{Value, json};
 
-pub(crate) const KINDS: [Kind; 4] = [Kind::Openai, Kind::Anthropic, Kind::Gemini, Kind::Ollama];
+pub(crate) const KINDS: [ProviderKind; 4] =
+    [ProviderKind::Openai, ProviderKind::Anthropic, ProviderKind::Gemini, ProviderKind::Ollama];
 
 /// Text with letters of several bytes, thoughts, two calls side by side, counts.
 pub(crate) const TEXT: &str = "h\u{e9}\u{1f600} \"done\"";
 
 /// How an answer ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum RecordedEnding {
     Plain,
     Length,
     Refusal,
 }
 
-pub(crate) fn events(kind: Kind, events: &[Value]) -> String {
+pub(crate) fn events(kind: ProviderKind, events: &[Value]) -> String {
     events
         .iter()
         .map(|event| match kind {
-            Kind::Anthropic => {
+            ProviderKind::Anthropic => {
                 format!("event: {}\ndata: {event}\n\n", event["type"].as_str().expect("a type"))
             }
-            Kind::Ollama => format!("{event}\n"),
-            Kind::Openai | Kind::Gemini | Kind::Script => format!("data: {event}\r\n\r\n"),
+            ProviderKind::Ollama => format!("{event}\n"),
+            ProviderKind::Openai | ProviderKind::Gemini | ProviderKind::Script => {
+                format!("data: {event}\r\n\r\n")
+            }
         })
         .collect()
 }
 
 /// The rich answer: everything that a protocol has.
-pub(crate) fn rich(kind: Kind) -> String {
+pub(crate) fn rich(kind: ProviderKind) -> String {
     match kind {
-        Kind::Openai => {
+        ProviderKind::Openai => {
             let call = |index: usize, id: &str, name: &str, arguments: &str| {
                 let function = json!({"name": name, "arguments": arguments});
                 delta(
@@ -56,7 +59,7 @@ pub(crate) fn rich(kind: Kind) -> String {
             ];
             format!(": hello\n\n{}data: [DONE]\n\n", events(kind, &list))
         }
-        Kind::Anthropic => {
+        ProviderKind::Anthropic => {
             let start = |index: usize, block: Value| json!({"type": "content_block_start", "index": index, "content_block": block});
             let delta = |index: usize, delta: Value| json!({"type": "content_block_delta", "index": index, "delta": delta});
             let stop = |index: usize| json!({"type": "content_block_stop", "index": index});
@@ -92,7 +95,7 @@ pub(crate) fn rich(kind: Kind) -> String {
                 ],
             )
         }
-        Kind::Gemini => events(
+        ProviderKind::Gemini => events(
             kind,
             &[
                 gemini_parts(json!([{"text": "h\u{e9}"}])),
@@ -106,7 +109,7 @@ pub(crate) fn rich(kind: Kind) -> String {
                     "candidatesTokenCount": 5, "thoughtsTokenCount": 2, "totalTokenCount": 37}}),
             ],
         ),
-        Kind::Ollama => events(
+        ProviderKind::Ollama => events(
             kind,
             &[
                 ollama_says(json!({"content": "", "thinking": "hm"})),
@@ -118,56 +121,56 @@ pub(crate) fn rich(kind: Kind) -> String {
                 ollama_end("stop"),
             ],
         ),
-        Kind::Script => String::new(),
+        ProviderKind::Script => String::new(),
     }
 }
 
 /// What the rich answer counts.
-pub(crate) fn rich_usage(kind: Kind) -> Usage {
+pub(crate) fn rich_usage(kind: ProviderKind) -> CallUsage {
     let (cached_tokens, cache_write_tokens) = match kind {
-        Kind::Anthropic => (10, 5),
-        Kind::Openai | Kind::Gemini => (10, 0),
-        Kind::Ollama | Kind::Script => (0, 0),
+        ProviderKind::Anthropic => (10, 5),
+        ProviderKind::Openai | ProviderKind::Gemini => (10, 0),
+        ProviderKind::Ollama | ProviderKind::Script => (0, 0),
     };
-    Usage { input_tokens: 30, output_tokens: 7, cached_tokens, cache_write_tokens }
+    CallUsage { input_tokens: 30, output_tokens: 7, cached_tokens, cache_write_tokens }
 }
 
 /// The pieces of an answer of text: its beginning, any number of `middle`, its end.
-pub(crate) fn plain(kind: Kind, middle: &[&str], ending: Ending) -> Vec<String> {
+pub(crate) fn plain(kind: ProviderKind, middle: &[&str], ending: RecordedEnding) -> Vec<String> {
     let one = |event: Value| events(kind, &[event]);
     let mut pieces = Vec::new();
-    if kind == Kind::Anthropic {
+    if kind == ProviderKind::Anthropic {
         let block = json!({"type": "text", "text": ""});
         pieces.push(one(anthropic_start()));
         pieces.push(one(json!({"type": "content_block_start", "index": 0, "content_block": block})));
     }
     pieces.extend(middle.iter().map(|text| {
         one(match kind {
-            Kind::Openai | Kind::Script => delta(json!({"content": text})),
-            Kind::Anthropic => {
+            ProviderKind::Openai | ProviderKind::Script => delta(json!({"content": text})),
+            ProviderKind::Anthropic => {
                 json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}})
             }
-            Kind::Gemini => gemini_parts(json!([{"text": text}])),
-            Kind::Ollama => ollama_says(json!({"content": text})),
+            ProviderKind::Gemini => gemini_parts(json!([{"text": text}])),
+            ProviderKind::Ollama => ollama_says(json!({"content": text})),
         })
     }));
     pieces.push(ending_of(kind, ending));
     pieces
 }
 
-fn ending_of(kind: Kind, ending: Ending) -> String {
+fn ending_of(kind: ProviderKind, ending: RecordedEnding) -> String {
     let reason = |plain: &'static str, length: &'static str, refusal: &'static str| match ending {
-        Ending::Plain => plain,
-        Ending::Length => length,
-        Ending::Refusal => refusal,
+        RecordedEnding::Plain => plain,
+        RecordedEnding::Length => length,
+        RecordedEnding::Refusal => refusal,
     };
     match kind {
-        Kind::Openai | Kind::Script => {
+        ProviderKind::Openai | ProviderKind::Script => {
             let reason = reason("stop", "length", "content_filter");
             let end = json!({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]});
             format!("{}data: [DONE]\n\n", events(kind, &[end]))
         }
-        Kind::Anthropic => events(
+        ProviderKind::Anthropic => events(
             kind,
             &[
                 json!({"type": "content_block_stop", "index": 0}),
@@ -176,28 +179,31 @@ fn ending_of(kind: Kind, ending: Ending) -> String {
                 json!({"type": "message_stop"}),
             ],
         ),
-        Kind::Gemini => events(
+        ProviderKind::Gemini => events(
             kind,
             &[json!({"candidates": [{"content": {"role": "model", "parts": []},
             "finishReason": reason("STOP", "MAX_TOKENS", "SAFETY"), "index": 0}]})],
         ),
-        Kind::Ollama => events(kind, &[ollama_end(reason("stop", "length", "stop"))]),
+        ProviderKind::Ollama => events(kind, &[ollama_end(reason("stop", "length", "stop"))]),
     }
 }
 
 /// An answer of so many calls.
-pub(crate) fn calls(kind: Kind, count: usize, ending: Ending) -> Vec<String> {
-    let mut pieces =
-        vec![if kind == Kind::Anthropic { events(kind, &[anthropic_start()]) } else { String::new() }];
+pub(crate) fn calls(kind: ProviderKind, count: usize, ending: RecordedEnding) -> Vec<String> {
+    let mut pieces = vec![if kind == ProviderKind::Anthropic {
+        events(kind, &[anthropic_start()])
+    } else {
+        String::new()
+    }];
     for at in 0..count {
         let id = format!("c{at}");
         pieces.push(events(kind, &[match kind {
-            Kind::Openai | Kind::Script => delta(json!({"tool_calls": [{"index": at, "id": id, "type": "function",
+            ProviderKind::Openai | ProviderKind::Script => delta(json!({"tool_calls": [{"index": at, "id": id, "type": "function",
                 "function": {"name": "sh", "arguments": "{}"}}]})),
-            Kind::Anthropic => json!({"type": "content_block_start", "index": at,
+            ProviderKind::Anthropic => json!({"type": "content_block_start", "index": at,
                 "content_block": {"type": "tool_use", "id": id, "name": "sh", "input": {}}}),
-            Kind::Gemini => gemini_parts(json!([{"functionCall": {"id": id, "name": "sh", "args": {}}}])),
-            Kind::Ollama => {
+            ProviderKind::Gemini => gemini_parts(json!([{"functionCall": {"id": id, "name": "sh", "args": {}}}])),
+            ProviderKind::Ollama => {
                 ollama_says(json!({"content": "", "tool_calls": [{"id": id, "function": {"name": "sh", "arguments": {}}}]}))
             }
         }]));
@@ -207,27 +213,31 @@ pub(crate) fn calls(kind: Kind, count: usize, ending: Ending) -> Vec<String> {
 }
 
 /// A failure in the middle of an answer that began.
-pub(crate) fn breaking(kind: Kind, message: &str) -> String {
+pub(crate) fn breaking(kind: ProviderKind, message: &str) -> String {
     let error = match kind {
-        Kind::Openai | Kind::Script => json!({"error": {"message": message, "code": "server_error"}}),
-        Kind::Anthropic => {
+        ProviderKind::Openai | ProviderKind::Script => {
+            json!({"error": {"message": message, "code": "server_error"}})
+        }
+        ProviderKind::Anthropic => {
             json!({"type": "error", "error": {"type": "overloaded_error", "message": message}})
         }
-        Kind::Gemini => json!({"error": {"code": 503, "message": message, "status": "UNAVAILABLE"}}),
-        Kind::Ollama => json!({"error": message}),
+        ProviderKind::Gemini => json!({"error": {"code": 503, "message": message, "status": "UNAVAILABLE"}}),
+        ProviderKind::Ollama => json!({"error": message}),
     };
-    let begun = plain(kind, &["begun"], Ending::Plain);
+    let begun = plain(kind, &["begun"], RecordedEnding::Plain);
     begun[..begun.len() - 1].concat() + &events(kind, &[error])
 }
 
-pub(crate) fn listing(kind: Kind) -> String {
+pub(crate) fn listing(kind: ProviderKind) -> String {
     match kind {
-        Kind::Openai | Kind::Anthropic | Kind::Script => json!({"data": [{"id": "m"}, {"id": "n"}]}),
-        Kind::Gemini => {
+        ProviderKind::Openai | ProviderKind::Anthropic | ProviderKind::Script => {
+            json!({"data": [{"id": "m"}, {"id": "n"}]})
+        }
+        ProviderKind::Gemini => {
             json!({"models": [{"name": "models/m", "supportedGenerationMethods": ["generateContent"]},
             {"name": "models/e", "supportedGenerationMethods": ["embedContent"]}, {"name": "models/n"}]})
         }
-        Kind::Ollama => json!({"models": [{"name": "m", "size": 1}, {"name": "n"}]}),
+        ProviderKind::Ollama => json!({"models": [{"name": "m", "size": 1}, {"name": "n"}]}),
     }
     .to_string()
 }

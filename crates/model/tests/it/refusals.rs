@@ -2,17 +2,19 @@
 
 use std::time::Duration;
 
-use lodge_model::{Answer, CallContext, CallError, Kind, Message, Provider, Request, Unreached};
+use lodge_model::{
+    CallAnswer, CallContext, CallError, ModelMessage, ModelRequest, Provider, ProviderKind, UnreachableWhy,
+};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::common::{KEY, assert_no_key, limits};
 use crate::recorded::KINDS;
-use crate::strict::{Reply, Strict};
+use crate::strict::{StrictReply, StrictServer};
 
-async fn call(provider: &Provider) -> Result<Answer, CallError> {
+async fn call(provider: &Provider) -> Result<CallAnswer, CallError> {
     let context = CallContext::with_limits("/nonexistent", limits());
-    let request = Request::new("m", vec![Message::user("hi")]);
+    let request = ModelRequest::new("m", vec![ModelMessage::user("hi")]);
     let answer = lodge_model::call(provider, &request, &context, &mut |_| ()).await;
     if let Err(error) = &answer {
         assert_no_key(error);
@@ -20,29 +22,31 @@ async fn call(provider: &Provider) -> Result<Answer, CallError> {
     answer
 }
 
-async fn refused(kind: Kind, reply: Reply) -> CallError {
-    let server = Strict::start(kind, vec![reply]).await;
+async fn refused(kind: ProviderKind, reply: StrictReply) -> CallError {
+    let server = StrictServer::start(kind, vec![reply]).await;
     call(&server.provider()).await.expect_err("a refusal")
 }
 
 /// An error in the protocol's own shape; the code is its name for the failure.
-fn error(kind: Kind, status: u16, code: &str, message: &str) -> Value {
+fn error(kind: ProviderKind, status: u16, code: &str, message: &str) -> Value {
     match kind {
-        Kind::Openai | Kind::Script => json!({"error": {"message": message, "type": "x", "code": code}}),
-        Kind::Anthropic => {
+        ProviderKind::Openai | ProviderKind::Script => {
+            json!({"error": {"message": message, "type": "x", "code": code}})
+        }
+        ProviderKind::Anthropic => {
             json!({"type": "error", "error": {"type": code, "message": message}, "request_id": "r"})
         }
-        Kind::Gemini => json!({"error": {"code": status, "message": message, "status": code}}),
-        Kind::Ollama => json!({"error": message}),
+        ProviderKind::Gemini => json!({"error": {"code": status, "message": message, "status": code}}),
+        ProviderKind::Ollama => json!({"error": message}),
     }
 }
 
 #[tokio::test]
 async fn refusals_are_told_apart_by_what_a_person_can_do_about_them() {
-    use Kind::{Anthropic, Gemini, Ollama, Openai};
+    use ProviderKind::{Anthropic, Gemini, Ollama, Openai};
     let too_long = "prompt is too long: 210000 tokens > 200000 maximum";
     let too_many = "The input token count (1100000) exceeds the maximum number of tokens allowed (1048576).";
-    let cases: &[(Kind, u16, &str, &str, &str, bool)] = &[
+    let cases: &[(ProviderKind, u16, &str, &str, &str, bool)] = &[
         (Openai, 401, "invalid_api_key", "", "model.refused_auth", false),
         (Openai, 404, "model_not_found", "", "model.unknown", false),
         (Openai, 400, "context_length_exceeded", "", "model.context_too_long", false),
@@ -73,7 +77,7 @@ async fn refusals_are_told_apart_by_what_a_person_can_do_about_them() {
     ];
     for (kind, status, code, message, expected, retryable) in cases {
         let body = error(*kind, *status, code, &format!("{message} {KEY}")).to_string();
-        let error = refused(*kind, Reply::refusal(*status, "", body)).await;
+        let error = refused(*kind, StrictReply::refusal(*status, "", body)).await;
         assert_eq!(
             (error.code(), error.retryable()),
             (*expected, *retryable),
@@ -82,7 +86,10 @@ async fn refusals_are_told_apart_by_what_a_person_can_do_about_them() {
     }
     let key = json!({"error": {"code": 400, "message": "API key not valid.", "status": "INVALID_ARGUMENT",
         "details": [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "API_KEY_INVALID"}]}});
-    assert_eq!(refused(Gemini, Reply::refusal(400, "", key.to_string())).await.code(), "model.refused_auth");
+    assert_eq!(
+        refused(Gemini, StrictReply::refusal(400, "", key.to_string())).await.code(),
+        "model.refused_auth"
+    );
 }
 
 #[tokio::test]
@@ -90,11 +97,11 @@ async fn pages_redirects_and_wrong_addresses_are_about_the_address() {
     for kind in KINDS {
         let page = "<html><title>404</title></html>";
         for (status, headers) in [(404, ""), (405, ""), (302, "location: http://127.0.0.1:1/\r\n")] {
-            let error = refused(kind, Reply::refusal(status, headers, page)).await;
+            let error = refused(kind, StrictReply::refusal(status, headers, page)).await;
             assert_eq!((error.code(), error.retryable()), ("model.status", false), "{kind} {status}");
             assert!(error.hint().expect("a hint").contains("base-url"), "{kind} {status}");
         }
-        let error = refused(kind, Reply::refusal(502, "", page)).await;
+        let error = refused(kind, StrictReply::refusal(502, "", page)).await;
         assert_eq!((error.code(), error.retryable()), ("model.status", true), "{kind}");
     }
 }
@@ -103,15 +110,15 @@ async fn pages_redirects_and_wrong_addresses_are_about_the_address() {
 async fn how_long_to_stay_away_is_heard_in_every_way_it_is_said() {
     for kind in KINDS {
         let body = error(kind, 429, "x", "slow down").to_string();
-        let by_header = refused(kind, Reply::refusal(429, "retry-after: 7\r\n", &body)).await;
+        let by_header = refused(kind, StrictReply::refusal(429, "retry-after: 7\r\n", &body)).await;
         assert_eq!(by_header.retry_after(), Some(Duration::from_secs(7)), "{kind}");
-        let unsaid = refused(kind, Reply::refusal(429, "", &body)).await;
+        let unsaid = refused(kind, StrictReply::refusal(429, "", &body)).await;
         assert_eq!((unsaid.retry_after(), unsaid.retryable()), (None, true), "{kind}");
     }
     let body = json!({"error": {"code": 429, "message": "m", "status": "RESOURCE_EXHAUSTED", "details": [
         {"@type": "type.googleapis.com/google.rpc.QuotaFailure", "violations": []},
         {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "37.5s"}]}});
-    let error = refused(Kind::Gemini, Reply::refusal(429, "", body.to_string())).await;
+    let error = refused(ProviderKind::Gemini, StrictReply::refusal(429, "", body.to_string())).await;
     assert_eq!(error.retry_after(), Some(Duration::from_millis(37_500)));
 }
 
@@ -131,9 +138,9 @@ async fn what_stands_between_us_and_a_provider_is_named() {
     };
     for kind in KINDS {
         for (url, expected, words) in [
-            (format!("http://127.0.0.1:{free}"), Unreached::Refused, "nothing listens there"),
-            ("http://no-such-host.invalid".to_owned(), Unreached::NoSuchHost, "has no address"),
-            (https.clone(), Unreached::Tls, "TLS"),
+            (format!("http://127.0.0.1:{free}"), UnreachableWhy::Refused, "nothing listens there"),
+            ("http://no-such-host.invalid".to_owned(), UnreachableWhy::NoSuchHost, "has no address"),
+            (https.clone(), UnreachableWhy::Tls, "TLS"),
         ] {
             let provider = Provider::new("work", kind, Some(&url), None).expect("a provider");
             let error = call(&provider).await.expect_err("nobody");
@@ -150,16 +157,16 @@ async fn what_stands_between_us_and_a_provider_is_named() {
 async fn the_strict_servers_are_strict() {
     for kind in KINDS {
         for other in KINDS.into_iter().filter(|other| *other != kind) {
-            let server = Strict::start(other, vec![Reply::saying("")]).await;
+            let server = StrictServer::start(other, vec![StrictReply::saying("")]).await;
             let mut provider = server.provider();
             provider.kind = kind;
             let error = call(&provider).await.expect_err("the wrong protocol");
             assert!(matches!(error, CallError::Status { status: 400, .. }), "{kind} at {other}: {error:?}");
         }
-        let server = Strict::start(kind, vec![Reply::saying("")]).await;
+        let server = StrictServer::start(kind, vec![StrictReply::saying("")]).await;
         let context = CallContext::with_limits("/nonexistent", limits());
-        let unpaired = vec![Message::user("hi"), Message::result("c9", "of no call")];
-        let request = Request::new("m", unpaired);
+        let unpaired = vec![ModelMessage::user("hi"), ModelMessage::result("c9", "of no call")];
+        let request = ModelRequest::new("m", unpaired);
         let error = lodge_model::call(&server.provider(), &request, &context, &mut |_| ()).await;
         assert!(matches!(error, Err(CallError::Status { status: 400, .. })), "{kind}: {error:?}");
     }

@@ -4,9 +4,9 @@ use lodge_model::schema::Schema;
 use serde_json::{Map, Value, json};
 
 /// Chance from a seed, so that a failure can be had again.
-struct Dice(u64);
+struct SeededChoices(u64);
 
-impl Dice {
+impl SeededChoices {
     fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit
@@ -77,7 +77,7 @@ impl Dice {
 fn answers_fit_exactly_when_another_checker_says_so() {
     let (mut fits, mut misfits) = (0, 0);
     for seed in 0..4000 {
-        let mut dice = Dice(seed);
+        let mut dice = SeededChoices(seed);
         let schema = dice.schema(3);
         let ours = Schema::new(schema.clone()).unwrap_or_else(|error| panic!("{error}: {schema}"));
         let theirs = jsonschema::draft202012::new(&schema).expect("a schema");

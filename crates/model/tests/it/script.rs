@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lodge_model::{
-    Answer, CallContext, CallError, Kind, Limits, Message, Provider, Request, ScriptError, Stop, ToolCall,
-    Usage,
+    CallAnswer, CallContext, CallError, CallLimits, CallUsage, ModelMessage, ModelRequest, Provider,
+    ProviderKind, ScriptError, StopReason, ToolCall,
 };
 use tempfile::TempDir;
 
@@ -46,35 +46,39 @@ fn dir_with(name: &str, text: &str) -> TempDir {
 }
 
 fn provider(base_url: Option<&str>) -> Provider {
-    Provider::new("script", Kind::Script, base_url, None).expect("a provider")
+    Provider::new("script", ProviderKind::Script, base_url, None).expect("a provider")
 }
 
-async fn ask(dir: &Path, messages: &[Message]) -> (Result<Answer, CallError>, Vec<String>) {
-    let limits = Limits { idle: Duration::from_millis(30), answer_bytes_max: 1000, ..Limits::default() };
+async fn ask(dir: &Path, messages: &[ModelMessage]) -> (Result<CallAnswer, CallError>, Vec<String>) {
+    let limits =
+        CallLimits { idle: Duration::from_millis(30), answer_bytes_max: 1000, ..CallLimits::default() };
     let context = CallContext::with_limits(dir, limits);
-    let (request, mut pieces) = (Request::new("demo", messages.to_vec()), Vec::new());
+    let (request, mut pieces) = (ModelRequest::new("demo", messages.to_vec()), Vec::new());
     let answer =
         lodge_model::call(&provider(None), &request, &context, &mut |text| pieces.push(text.to_owned()))
             .await;
     (answer, pieces)
 }
 
-async fn say(dir: &Path, text: &str) -> (Result<Answer, CallError>, Vec<String>) {
-    ask(dir, &[Message::user(text)]).await
+async fn say(dir: &Path, text: &str) -> (Result<CallAnswer, CallError>, Vec<String>) {
+    ask(dir, &[ModelMessage::user(text)]).await
 }
 
 #[tokio::test]
 async fn a_turn_with_tools_plays_step_by_step_and_every_step_can_be_repeated() {
     let dir = dir_with("demo.yaml", SCRIPT);
-    let mut messages =
-        vec![Message::user("before"), Message::assistant("turn 1", vec![]), Message::user("build it")];
+    let mut messages = vec![
+        ModelMessage::user("before"),
+        ModelMessage::assistant("turn 1", vec![]),
+        ModelMessage::user("build it"),
+    ];
     let mut answers = Vec::new();
     for results in [&["1", "it"][..], &["yes"], &[]] {
         let answer = ask(dir.path(), &messages).await.0.expect("an answer");
         assert_eq!(ask(dir.path(), &messages).await.0.expect("the same"), answer);
-        messages.push(Message::assistant(answer.text.clone(), answer.calls.clone()));
+        messages.push(ModelMessage::assistant(answer.text.clone(), answer.calls.clone()));
         for (call, text) in answer.calls.iter().zip(results) {
-            messages.push(Message::result(call.id.clone(), *text));
+            messages.push(ModelMessage::result(call.id.clone(), *text));
         }
         answers.push(answer);
     }
@@ -92,10 +96,10 @@ async fn a_turn_with_tools_plays_step_by_step_and_every_step_can_be_repeated() {
         ]
     );
     assert_eq!(answers[1].calls, [call("call_2_1_0", "ask", r#"{"n":2,"question":"is 1 ok?"}"#)]);
-    assert_eq!((answers[2].text.as_str(), answers[2].stop), ("1 then yes", Stop::End));
+    assert_eq!((answers[2].text.as_str(), answers[2].stop), ("1 then yes", StopReason::End));
     assert_eq!(
         answers[2].usage,
-        Usage { input_tokens: 11, output_tokens: 22, cached_tokens: 5, cache_write_tokens: 0 }
+        CallUsage { input_tokens: 11, output_tokens: 22, cached_tokens: 5, cache_write_tokens: 0 }
     );
     let past = ask(dir.path(), &messages).await.0.expect_err("no fourth step");
     assert!(
@@ -194,7 +198,7 @@ async fn an_agents_directory_cannot_lead_elsewhere() {
 async fn a_configured_place_is_a_file_or_a_directory_of_scripts() {
     let dir = dir_with("demo.yaml", SCRIPT);
     let context = CallContext::new("/nonexistent");
-    let request = Request::new("demo", vec![Message::user("hi")]);
+    let request = ModelRequest::new("demo", vec![ModelMessage::user("hi")]);
     let path = dir.path().to_str().expect("a name");
     for url in [path.to_owned(), format!("file://{path}"), format!("file://{path}/demo.yaml")] {
         let provider = provider(Some(&url));

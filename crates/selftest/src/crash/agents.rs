@@ -6,11 +6,11 @@ use lodge_proto::{
     Event, GetAgent, RemoveAgent, StopAgent,
 };
 
-use super::plan::{self, Model};
-use super::report::Broken;
+use super::plan::{self, CrashModel};
+use super::report::BrokenPromise;
 use super::time::ms_since_1970;
-use super::world::World;
-use crate::processes::Keeper;
+use super::world::CrashWorld;
+use crate::processes::KeeperProcess;
 use crate::trouble::{Trouble, refused, system};
 
 /// Little is remembered, so that conversations are compacted every other turn.
@@ -19,11 +19,11 @@ const MEMORY: &str = "CONFIG memory-max-messages=4\n";
 const MEMORABLE: u64 = 3;
 
 #[derive(Debug, Clone)]
-pub struct Agent {
+pub struct CrashAgent {
     pub id: String,
     pub sandbox: String,
-    pub keeper: Keeper,
-    pub expect: Expect,
+    pub keeper: KeeperProcess,
+    pub expect: ExpectedKeeper,
     /// Deaths of its runtime or keeper since a turn of it finished, and when the last one was.
     pub deaths: u32,
     pub died_ms: u64,
@@ -33,7 +33,7 @@ pub struct Agent {
 
 /// Which keeper an agent should have when it is looked at next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Expect {
+pub enum ExpectedKeeper {
     Same,
     /// The one it had was killed.
     Another,
@@ -41,10 +41,10 @@ pub enum Expect {
     Either,
 }
 
-impl Agent {
-    pub fn new(id: &str, sandbox: &str, keeper: Keeper) -> Agent {
+impl CrashAgent {
+    pub fn new(id: &str, sandbox: &str, keeper: KeeperProcess) -> CrashAgent {
         let (id, sandbox) = (id.to_owned(), sandbox.to_owned());
-        Agent { id, sandbox, keeper, expect: Expect::Same, deaths: 0, died_ms: 0, killed: 0 }
+        CrashAgent { id, sandbox, keeper, expect: ExpectedKeeper::Same, deaths: 0, died_ms: 0, killed: 0 }
     }
 
     /// Whether an event says that it has finished a turn since anything of it died.
@@ -58,14 +58,14 @@ impl Agent {
     }
 }
 
-impl World {
+impl CrashWorld {
     /// What creates one more agent; the same parameters twice are one agent.
     pub fn agent_params(&mut self) -> Result<AgentCreateParams, Trouble> {
         self.made += 1;
         let name = format!("crash-{}", self.made);
         let model = match self.setup.model {
-            Model::Script => "script/crash",
-            Model::OpenAi => "mock/m",
+            CrashModel::Script => "script/crash",
+            CrashModel::OpenAi => "mock/m",
         };
         let memory = if self.made.is_multiple_of(MEMORABLE) { "" } else { MEMORY };
         let agentfile = format!(
@@ -107,7 +107,7 @@ impl World {
         let params = AgentRemoveParams { agent: id.to_owned(), force: true, request_id: None };
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         if let Err(error) = client.call::<RemoveAgent>(&params).await {
-            self.report.add(Broken::Wrong, format!("{id} was not removed: {error}"));
+            self.report.add(BrokenPromise::Wrong, format!("{id} was not removed: {error}"));
         }
         Ok(())
     }
@@ -118,11 +118,11 @@ impl World {
             let params = AgentStopParams { agent: agent.id.clone(), ..AgentStopParams::default() };
             match client.call::<StopAgent>(&params).await {
                 Ok(view) if view.status == "stopped" => {}
-                Ok(view) => {
-                    self.report.add(Broken::Wrong, format!("{} was stopped and is {}", agent.id, view.status))
-                }
+                Ok(view) => self
+                    .report
+                    .add(BrokenPromise::Wrong, format!("{} was stopped and is {}", agent.id, view.status)),
                 Err(error) => {
-                    self.report.add(Broken::Wrong, format!("{} was not stopped: {error}", agent.id))
+                    self.report.add(BrokenPromise::Wrong, format!("{} was not stopped: {error}", agent.id))
                 }
             }
         }

@@ -8,16 +8,16 @@ use lodge_proto::client::{Client, ClientError};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::Setup;
-use super::agents::Expect;
-use super::edited::{Edited, Said};
-use super::plan::{Shape, TurnPlan};
-use super::report::{Broken, Report};
+use super::CrashSetup;
+use super::agents::ExpectedKeeper;
+use super::edited::{EditedSession, EditedTurn};
+use super::plan::{TurnPlan, TurnShape};
+use super::report::{BrokenPromise, CrashReport};
 use super::talk::{answer_of, is_absence};
-use super::tokens::Token;
-use super::world::{LOOK, World, through};
-use crate::lodge::{Look, PATIENCE};
-use crate::processes::Keeper;
+use super::tokens::IssuedToken;
+use super::world::{CrashWorld, LOOK, through};
+use crate::lodge::{DaemonStatus, PATIENCE};
+use crate::processes::KeeperProcess;
 use crate::trouble::{Trouble, refused};
 
 /// The agent whose conversations are changed: the one that forgets nothing, so that no two summaries are the same.
@@ -37,14 +37,14 @@ const ARMED: &str = "before_commit";
 
 /// A change, and what has to be true once it is acknowledged.
 #[derive(Debug)]
-pub struct Change {
+pub struct RequestedChange {
     pub method: &'static str,
     params: Value,
-    what: What,
+    what: ChangeKind,
 }
 
 #[derive(Debug)]
-enum What {
+enum ChangeKind {
     /// `at` is the place of the conversation; none: it is new.
     Send {
         at: Option<usize>,
@@ -79,11 +79,11 @@ enum What {
     Variable {
         agent: usize,
         key: String,
-        keeper: Keeper,
+        keeper: KeeperProcess,
     },
     Restart {
         agent: usize,
-        keeper: Keeper,
+        keeper: KeeperProcess,
     },
     Issue {
         agent: Option<usize>,
@@ -96,14 +96,14 @@ enum What {
 
 /// A change that was acknowledged, and how.
 #[derive(Debug)]
-pub struct Answered {
+pub struct AcknowledgedChange {
     method: &'static str,
     params: Value,
     answer: Value,
 }
 
 /// Makes one change after the other, with a kill during each or before it.
-pub async fn changes(setup: &Setup, kills: u64) -> Report {
+pub async fn changes(setup: &CrashSetup, kills: u64) -> CrashReport {
     through(setup, EDITOR + 1, async |world| {
         while world.report.kills < kills && world.report.is_clean() {
             world.change_and_die().await?;
@@ -111,10 +111,10 @@ pub async fn changes(setup: &Setup, kills: u64) -> Report {
         Ok(())
     })
     .await
-    .unwrap_or_else(Report::from)
+    .unwrap_or_else(CrashReport::from)
 }
 
-impl World {
+impl CrashWorld {
     /// Makes one change and kills the daemon meanwhile: at a moment, or where it is about to write.
     pub async fn change_and_die(&mut self) -> Result<(), Trouble> {
         self.send_some();
@@ -123,13 +123,13 @@ impl World {
             self.change_alone(change).await?;
         }
         let change = self.plan_change().await?;
-        let stands = if self.rng.percent(ARMED_PERCENT) { self.arm().await? } else { Look::Answers };
+        let stands = if self.rng.percent(ARMED_PERCENT) { self.arm().await? } else { DaemonStatus::Answers };
         let answer = match stands {
-            Look::Ended(_) => {
+            DaemonStatus::Ended(_) => {
                 self.note_armed();
                 Err(ClientError::Lost)
             }
-            Look::Starting | Look::Answers => {
+            DaemonStatus::Starting | DaemonStatus::Answers => {
                 let mut asking = JoinSet::new();
                 asking.spawn(self.ask(change.method, &change.params));
                 let within_us = *self.rng.pick(&KILL_US);
@@ -149,7 +149,7 @@ impl World {
     }
 
     /// Starts a daemon that dies when it is about to write for the n-th time, and waits until it answers or has.
-    async fn arm(&mut self) -> Result<Look, Trouble> {
+    async fn arm(&mut self) -> Result<DaemonStatus, Trouble> {
         let nth = 2 + self.rng.below(4);
         self.kill("to arm a point")?;
         self.lodge.set_env("LODGED_CRASH_AT", &format!("{ARMED}:{nth}"));
@@ -158,7 +158,7 @@ impl World {
         let until = Instant::now() + PATIENCE;
         loop {
             match self.lodge.look()? {
-                Look::Starting if Instant::now() < until => tokio::time::sleep(LOOK).await,
+                DaemonStatus::Starting if Instant::now() < until => tokio::time::sleep(LOOK).await,
                 stands => return Ok(stands),
             }
         }
@@ -202,7 +202,7 @@ impl World {
         Ok(())
     }
 
-    async fn change_alone(&mut self, change: Change) -> Result<(), Trouble> {
+    async fn change_alone(&mut self, change: RequestedChange) -> Result<(), Trouble> {
         let answer = self.ask(change.method, &change.params).await;
         self.finish_change(change, answer).await
     }
@@ -214,7 +214,7 @@ impl World {
         let answer = self.ask(change.method, &change.params).await;
         let died = self.lodge.wait_ended(PATIENCE).await?;
         if let Ok(answer) = answer {
-            self.report.add(Broken::Wrong, format!("{} was answered: {answer}", change.method));
+            self.report.add(BrokenPromise::Wrong, format!("{} was answered: {answer}", change.method));
         }
         self.pending = Some(change);
         Ok(died)
@@ -228,7 +228,7 @@ impl World {
     /// Asks until a change is acknowledged, and sees that it is there, and there once.
     pub async fn finish_change(
         &mut self,
-        change: Change,
+        change: RequestedChange,
         answer: Result<Value, ClientError>,
     ) -> Result<(), Trouble> {
         let (method, params) = (change.method, change.params.clone());
@@ -236,7 +236,7 @@ impl World {
             Ok(answer) => answer,
             Err(error) => {
                 let what = format!("{method} {params}, asked until it was answered: {error:?}");
-                self.report.add(Broken::Wrong, what);
+                self.report.add(BrokenPromise::Wrong, what);
                 return Ok(());
             }
         };
@@ -248,7 +248,7 @@ impl World {
             }
             self.check_adoption().await?;
         }
-        self.answered.push(Answered { method, params, answer });
+        self.answered.push(AcknowledgedChange { method, params, answer });
         Ok(())
     }
 
@@ -258,7 +258,7 @@ impl World {
             Ok(again) if again == *answer => {}
             other => {
                 let what = format!("{method} {params} was answered with {answer}, and again: {other:?}");
-                self.report.add(Broken::Duplicated, what);
+                self.report.add(BrokenPromise::Duplicated, what);
             }
         }
     }
@@ -270,12 +270,12 @@ impl World {
             let at = usize::try_from(self.rng.below(answered.len() as u64)).unwrap_or(0);
             answered.swap_remove(at);
         }
-        for Answered { method, params, answer } in answered {
+        for AcknowledgedChange { method, params, answer } in answered {
             self.ask_again(method, &params, &answer).await;
         }
     }
 
-    async fn plan_change(&mut self) -> Result<Change, Trouble> {
+    async fn plan_change(&mut self) -> Result<RequestedChange, Trouble> {
         let (method, params, what) = match self.rng.below(10) {
             0..6 => self.plan_edit(),
             6..8 => self.plan_agent().await?,
@@ -285,20 +285,20 @@ impl World {
     }
 
     /// A change that is written down at once, whatever else there is to do.
-    fn plan_recorded(&mut self) -> Change {
+    fn plan_recorded(&mut self) -> RequestedChange {
         let (method, params, what) = match self.plan_edit() {
-            (_, _, What::Send { .. }) => self.plan_token(),
+            (_, _, ChangeKind::Send { .. }) => self.plan_token(),
             edit => edit,
         };
         self.numbered(method, params, what)
     }
 
-    fn numbered(&mut self, method: &'static str, mut params: Value, what: What) -> Change {
+    fn numbered(&mut self, method: &'static str, mut params: Value, what: ChangeKind) -> RequestedChange {
         params["request_id"] = format!("change-{}-{:x}", self.report.kills, self.rng.next()).into();
-        Change { method, params, what }
+        RequestedChange { method, params, what }
     }
 
-    fn plan_edit(&mut self) -> (&'static str, Value, What) {
+    fn plan_edit(&mut self) -> (&'static str, Value, ChangeKind) {
         let count = self.edited.live.len();
         let at = usize::try_from(self.rng.below(count as u64)).unwrap_or(0);
         let Some(edited) = self.edited.live.get(at) else { return self.plan_send(None) };
@@ -309,7 +309,7 @@ impl World {
             0 if count < CONVERSATIONS_MAX => self.plan_send(None),
             1..3 if turns > 0 => {
                 let params = json!({"session": session, "turn": place.to_string()});
-                ("session/rewind", params, What::Rewind { at, turns: place })
+                ("session/rewind", params, ChangeKind::Rewind { at, turns: place })
             }
             3..5 if turns > 0 => {
                 let (turn, place) = match last.filter(|_| self.rng.percent(70)) {
@@ -317,39 +317,39 @@ impl World {
                     None => ((place + 1).to_string(), place),
                 };
                 let params = json!({"session": session, "turn": turn});
-                ("session/regenerate", params, What::Regenerate { at, place })
+                ("session/regenerate", params, ChangeKind::Regenerate { at, place })
             }
             5 | 6 if turns > 0 && count < CONVERSATIONS_MAX => {
                 let (to, turns) = (self.edited.name(), place + 1);
                 let params = json!({"session": session, "turn": turns.to_string(), "to": to});
-                ("session/fork", params, What::Fork { at, turns, to })
+                ("session/fork", params, ChangeKind::Fork { at, turns, to })
             }
             7 | 8 if !branches.is_empty() => {
                 let tip = self.rng.pick(&branches).clone();
                 let params = json!({"session": session, "turn": tip});
-                ("session/branches/activate", params, What::Activate { at, tip })
+                ("session/branches/activate", params, ChangeKind::Activate { at, tip })
             }
-            9 => ("session/delete", json!({"session": session}), What::Delete { at }),
+            9 => ("session/delete", json!({"session": session}), ChangeKind::Delete { at }),
             _ if turns < TURNS_MAX => self.plan_send(Some(at)),
             _ => {
                 let params = json!({"session": session, "turn": "1"});
-                ("session/rewind", params, What::Rewind { at, turns: 1 })
+                ("session/rewind", params, ChangeKind::Rewind { at, turns: 1 })
             }
         }
     }
 
-    fn plan_send(&mut self, at: Option<usize>) -> (&'static str, Value, What) {
+    fn plan_send(&mut self, at: Option<usize>) -> (&'static str, Value, ChangeKind) {
         let known = at.and_then(|at| self.edited.live.get(at)).map(|edited| edited.session.clone());
         let session = known.unwrap_or_else(|| self.edited.name());
         let token = format!("E{}x{:06x}", self.edited.turns.len(), self.rng.next() & 0xff_ffff);
         let lines = self.lines();
-        let plan = TurnPlan::new(self.setup.model, Shape::Plain, &token, &lines, &mut self.rng);
+        let plan = TurnPlan::new(self.setup.model, TurnShape::Plain, &token, &lines, &mut self.rng);
         let agent = &self.agents[EDITOR].id;
         let params = json!({"agent": agent, "session": session, "text": plan.text});
-        ("turn/send", params, What::Send { at, session, plan })
+        ("turn/send", params, ChangeKind::Send { at, session, plan })
     }
 
-    async fn plan_agent(&mut self) -> Result<(&'static str, Value, What), Trouble> {
+    async fn plan_agent(&mut self) -> Result<(&'static str, Value, ChangeKind), Trouble> {
         let at = usize::try_from(self.rng.below(self.agents.len() as u64)).unwrap_or(0);
         let key = format!("CHANGE_{:X}", self.rng.next());
         let kind = self.rng.below(3);
@@ -359,7 +359,7 @@ impl World {
                 self.settle().await?;
             }
             self.check_adoption().await?;
-            self.agents[at].expect = Expect::Either;
+            self.agents[at].expect = ExpectedKeeper::Either;
             // Its place may be taken by another, and once more when that one's start is cut short.
             self.agents[at].killed += 1;
         }
@@ -367,61 +367,61 @@ impl World {
         Ok(match kind {
             0 => {
                 let params = json!({"agent": agent, "labels": {key.as_str(): "x"}});
-                ("agent/update", params, What::Label { agent: at, key })
+                ("agent/update", params, ChangeKind::Label { agent: at, key })
             }
             1 => {
                 let params = json!({"agent": agent, "env": {key.as_str(): "x"}});
-                ("agent/update", params, What::Variable { agent: at, key, keeper })
+                ("agent/update", params, ChangeKind::Variable { agent: at, key, keeper })
             }
-            _ => ("agent/restart", json!({"agent": agent}), What::Restart { agent: at, keeper }),
+            _ => ("agent/restart", json!({"agent": agent}), ChangeKind::Restart { agent: at, keeper }),
         })
     }
 
-    fn plan_token(&mut self) -> (&'static str, Value, What) {
+    fn plan_token(&mut self) -> (&'static str, Value, ChangeKind) {
         let at = usize::try_from(self.rng.below(self.tokens.len() as u64)).unwrap_or(0);
         if let Some(token) = self.tokens.get(at).filter(|_| self.rng.percent(50)) {
-            return ("token/revoke", json!({"token": token.id}), What::Revoke { at });
+            return ("token/revoke", json!({"token": token.id}), ChangeKind::Revoke { at });
         }
         let name = format!("token {:x}", self.rng.next());
         let agent = self.rng.percent(50).then_some(EDITOR);
         let holder = agent.map(|agent| self.agents[agent].id.clone());
-        ("token/issue", json!({"agent": holder, "name": name}), What::Issue { agent, name })
+        ("token/issue", json!({"agent": holder, "name": name}), ChangeKind::Issue { agent, name })
     }
 
     /// Takes in what was acknowledged, and looks whether it is so. Returns the conversation that it is about.
-    async fn take_change(&mut self, what: What, answer: &Value) -> Result<Option<usize>, Trouble> {
+    async fn take_change(&mut self, what: ChangeKind, answer: &Value) -> Result<Option<usize>, Trouble> {
         let id = answer["id"].as_str().unwrap_or_default().to_owned();
         match what {
-            What::Send { .. }
-            | What::Fork { .. }
-            | What::Rewind { .. }
-            | What::Regenerate { .. }
-            | What::Activate { .. }
-            | What::Delete { .. } => self.take_edit(what, id).await,
-            What::Label { agent, key } => {
+            ChangeKind::Send { .. }
+            | ChangeKind::Fork { .. }
+            | ChangeKind::Rewind { .. }
+            | ChangeKind::Regenerate { .. }
+            | ChangeKind::Activate { .. }
+            | ChangeKind::Delete { .. } => self.take_edit(what, id).await,
+            ChangeKind::Label { agent, key } => {
                 match self.agent(&self.agents[agent].id).await {
                     Ok(detail) if detail.agent.labels.contains_key(&key) => {}
-                    other => self.report.add(Broken::Lost, format!("the label {key} of {other:?}")),
+                    other => self.report.add(BrokenPromise::Lost, format!("the label {key} of {other:?}")),
                 }
                 Ok(None)
             }
-            What::Variable { agent, key, keeper } => {
+            ChangeKind::Variable { agent, key, keeper } => {
                 self.expect_replaced(agent, keeper, Some(&key)).await?;
                 Ok(None)
             }
-            What::Restart { agent, keeper } => {
+            ChangeKind::Restart { agent, keeper } => {
                 self.expect_replaced(agent, keeper, None).await?;
                 Ok(None)
             }
-            What::Issue { agent, name } => {
+            ChangeKind::Issue { agent, name } => {
                 let value = answer["token"].as_str().unwrap_or_default().to_owned();
-                let token = Token { id, value, agent };
+                let token = IssuedToken { id, value, agent };
                 self.expect_open(&token).await;
                 self.expect_one_token(&token.id, &name).await?;
                 self.tokens.push(token);
                 Ok(None)
             }
-            What::Revoke { at } => {
+            ChangeKind::Revoke { at } => {
                 let token = self.tokens.swap_remove(at);
                 self.expect_closed(&token).await;
                 self.revoked.push(token);
@@ -430,62 +430,62 @@ impl World {
         }
     }
 
-    async fn take_edit(&mut self, what: What, id: String) -> Result<Option<usize>, Trouble> {
+    async fn take_edit(&mut self, what: ChangeKind, id: String) -> Result<Option<usize>, Trouble> {
         let at = match what {
-            What::Send { at, session, plan } => {
-                let said = Said { turn: id, plan };
+            ChangeKind::Send { at, session, plan } => {
+                let said = EditedTurn { turn: id, plan };
                 self.wait_said(&said).await?;
                 let at = at.unwrap_or_else(|| {
-                    self.edited.live.push(Edited::new(&session, Vec::new()));
+                    self.edited.live.push(EditedSession::new(&session, Vec::new()));
                     self.edited.live.len() - 1
                 });
                 self.edited.live[at].path.push(said);
                 at
             }
-            What::Regenerate { at, place } => {
+            ChangeKind::Regenerate { at, place } => {
                 let plan = self.edited.live[at].path[place].plan.clone();
-                let said = Said { turn: id, plan };
+                let said = EditedTurn { turn: id, plan };
                 self.wait_said(&said).await?;
                 self.edited.live[at].rewind(place);
                 self.edited.live[at].path.push(said);
                 at
             }
-            What::Rewind { at, turns } => {
+            ChangeKind::Rewind { at, turns } => {
                 self.edited.live[at].rewind(turns);
                 at
             }
-            What::Activate { at, tip } => {
+            ChangeKind::Activate { at, tip } => {
                 self.edited.live[at].activate(&tip);
                 at
             }
-            What::Fork { at, turns, to } => {
+            ChangeKind::Fork { at, turns, to } => {
                 let path = self.copied(at, turns, &to).await?;
-                self.edited.live.push(Edited::new(&to, path));
+                self.edited.live.push(EditedSession::new(&to, path));
                 self.check_path(at).await?;
                 self.edited.live.len() - 1
             }
-            What::Delete { at } => {
+            ChangeKind::Delete { at } => {
                 let edited = self.edited.live.remove(at);
                 self.expect_deleted(&edited.session).await?;
                 self.edited.deleted.push(edited.session);
                 return Ok(None);
             }
-            What::Label { .. }
-            | What::Variable { .. }
-            | What::Restart { .. }
-            | What::Issue { .. }
-            | What::Revoke { .. } => return Ok(None),
+            ChangeKind::Label { .. }
+            | ChangeKind::Variable { .. }
+            | ChangeKind::Restart { .. }
+            | ChangeKind::Issue { .. }
+            | ChangeKind::Revoke { .. } => return Ok(None),
         };
         self.check_path(at).await?;
         Ok(Some(at))
     }
 
     /// The turns of a copy: their ids are new, their words are those of the original.
-    async fn copied(&mut self, at: usize, turns: usize, to: &str) -> Result<Vec<Said>, Trouble> {
+    async fn copied(&mut self, at: usize, turns: usize, to: &str) -> Result<Vec<EditedTurn>, Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         let ids = super::listings::all_turns(&mut client, to).await.unwrap_or_default();
         let original = self.edited.live[at].path.iter().take(turns);
         let copies = ids.into_iter().zip(original.map(|said| said.plan.clone()));
-        Ok(copies.map(|(turn, plan)| Said { turn, plan }).collect())
+        Ok(copies.map(|(turn, plan)| EditedTurn { turn, plan }).collect())
     }
 }

@@ -8,15 +8,15 @@ use lodge_proto::{
     TurnRef,
 };
 
-use super::job_check::Jobs;
-use super::report::Broken;
-use super::turns::{Expected, Turn};
-use super::world::World;
+use super::job_check::JobViews;
+use super::report::BrokenPromise;
+use super::turns::{ExpectedEffects, JudgedTurn};
+use super::world::CrashWorld;
 use crate::lodge::PATIENCE;
 use crate::processes::{self, Cgroups};
 use crate::trouble::{Trouble, refused};
 
-impl World {
+impl CrashWorld {
     /// Lets everything come to its end, checks it against what was planned, and takes it down.
     pub async fn check(&mut self) -> Result<(), Trouble> {
         self.settle().await?;
@@ -27,7 +27,7 @@ impl World {
         self.expect_keepers(self.agents.len()).await;
         self.ask_for_old_changes().await;
         self.check_tokens().await;
-        let mut expected = Expected::default();
+        let mut expected = ExpectedEffects::default();
         let jobs = self.check_jobs(&mut expected).await?;
         self.check_conversations(&jobs, &mut expected).await?;
         self.check_effects(expected);
@@ -40,7 +40,11 @@ impl World {
     }
 
     /// Looks at every turn that was sent, and adds how often each effect may have happened.
-    async fn check_conversations(&mut self, jobs: &Jobs, expected: &mut Expected) -> Result<(), Trouble> {
+    async fn check_conversations(
+        &mut self,
+        jobs: &JobViews,
+        expected: &mut ExpectedEffects,
+    ) -> Result<(), Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         let sessions = self.check_sessions(&mut client).await;
         self.check_edited(&sessions).await?;
@@ -48,34 +52,35 @@ impl World {
         for session in sessions {
             match all_messages(&mut client, &session).await {
                 Ok(found) => drop(messages.insert(session, found)),
-                Err(error) => self.report.add(Broken::Lost, format!("session {session}: {error}")),
+                Err(error) => self.report.add(BrokenPromise::Lost, format!("session {session}: {error}")),
             }
         }
         self.check_notes(jobs, &messages);
         for sent in &self.sent {
             let Some(turn) = &sent.turn else {
-                self.report.add(Broken::Wrong, format!("message {} was never answered", sent.plan.token));
+                self.report
+                    .add(BrokenPromise::Wrong, format!("message {} was never answered", sent.plan.token));
                 continue;
             };
             let view = match client.call::<GetTurn>(&TurnRef { turn: turn.clone() }).await {
                 Ok(view) => view,
                 Err(error) => {
                     let what = format!("turn {turn} ({}): {error}", sent.plan.token);
-                    self.report.add(Broken::Lost, what);
+                    self.report.add(BrokenPromise::Lost, what);
                     expected.once(sent);
                     continue;
                 }
             };
             let session = sent.session.as_ref().and_then(|session| messages.get(session));
             let session = session.map_or(&[][..], Vec::as_slice);
-            let turn = Turn { sent, view: &view, session, falls: &self.falls, jobs };
+            let turn = JudgedTurn { sent, view: &view, session, falls: &self.falls, jobs };
             turn.check(&mut self.report, expected);
         }
         Ok(())
     }
 
     /// Each effect as often as it may have happened, and none that nobody asked for.
-    fn check_effects(&mut self, expected: Expected) {
+    fn check_effects(&mut self, expected: ExpectedEffects) {
         let mut seen: BTreeMap<String, u64> = BTreeMap::new();
         for effect in self.effects.seen() {
             *seen.entry(effect).or_default() += 1;
@@ -84,15 +89,15 @@ impl World {
         for (effect, range) in expected.effects {
             let count = seen.remove(&effect).unwrap_or(0);
             if count < *range.start() {
-                self.report.add(Broken::Lost, format!("effect {effect} never happened"));
+                self.report.add(BrokenPromise::Lost, format!("effect {effect} never happened"));
             } else if count > *range.end() {
                 let what = format!("effect {effect} happened {count} times, and may have {}", range.end());
-                self.report.add(Broken::Duplicated, what);
+                self.report.add(BrokenPromise::Duplicated, what);
             }
             self.report.repeated += count.saturating_sub(1);
         }
         for effect in seen.into_keys().filter(|effect| !self.unasked.contains(effect)) {
-            self.report.add(Broken::Wrong, format!("effect {effect} was never asked for"));
+            self.report.add(BrokenPromise::Wrong, format!("effect {effect} was never asked for"));
         }
     }
 
@@ -103,12 +108,13 @@ impl World {
             .call::<ShutDownDaemon>(&ShutdownParams { agents: true, ..ShutdownParams::default() })
             .await;
         if let Err(error) = ended {
-            self.report.add(Broken::Wrong, format!("the daemon did not take its leave: {error}"));
+            self.report.add(BrokenPromise::Wrong, format!("the daemon did not take its leave: {error}"));
         }
         drop(client);
         let ended = self.lodge.wait_ended(PATIENCE).await?;
         if ended.is_none_or(|status| !status.success()) {
-            self.report.add(Broken::Wrong, format!("the daemon did not end by itself, but with {ended:?}"));
+            self.report
+                .add(BrokenPromise::Wrong, format!("the daemon did not end by itself, but with {ended:?}"));
         }
         self.expect_nothing_left();
         Ok(())
@@ -117,10 +123,10 @@ impl World {
     /// No process and no cgroup of this state directory. What ended something has waited until it was gone.
     fn expect_nothing_left(&mut self) {
         for (pid, line) in processes::of(&self.lodge.home()) {
-            self.report.add(Broken::LeftBehind, format!("process {pid}: {line}"));
+            self.report.add(BrokenPromise::LeftBehind, format!("process {pid}: {line}"));
         }
         for path in self.cgroups.iter().flat_map(Cgroups::left) {
-            self.report.add(Broken::LeftBehind, format!("cgroup {}", path.display()));
+            self.report.add(BrokenPromise::LeftBehind, format!("cgroup {}", path.display()));
         }
     }
 }

@@ -11,8 +11,8 @@ use lodge_proto::{GetSession, GetTurn, MessageView, SessionRef, TurnRef};
 use super::check::all_messages;
 use super::listings::all_turns;
 use super::plan::TurnPlan;
-use super::report::Broken;
-use super::world::{LOOK, World};
+use super::report::BrokenPromise;
+use super::world::{CrashWorld, LOOK};
 use crate::lodge::PATIENCE;
 use crate::trouble::{Trouble, refused};
 
@@ -21,22 +21,22 @@ const EDITED: &str = "edit-";
 
 /// One turn, and what was asked in it.
 #[derive(Debug, Clone)]
-pub struct Said {
+pub struct EditedTurn {
     pub turn: String,
     pub plan: TurnPlan,
 }
 
 #[derive(Debug)]
-pub struct Edited {
+pub struct EditedSession {
     pub session: String,
-    pub path: Vec<Said>,
+    pub path: Vec<EditedTurn>,
     /// The paths that were left, by their last turn.
-    left: BTreeMap<String, Vec<Said>>,
+    left: BTreeMap<String, Vec<EditedTurn>>,
 }
 
-impl Edited {
-    pub fn new(session: &str, path: Vec<Said>) -> Edited {
-        Edited { session: session.to_owned(), path, left: BTreeMap::new() }
+impl EditedSession {
+    pub fn new(session: &str, path: Vec<EditedTurn>) -> EditedSession {
+        EditedSession { session: session.to_owned(), path, left: BTreeMap::new() }
     }
 
     /// The last turn of a path that is not there now.
@@ -65,15 +65,15 @@ impl Edited {
 
 /// All of them, and what becomes of them.
 #[derive(Debug, Default)]
-pub struct Conversations {
-    pub live: Vec<Edited>,
+pub struct EditedSessions {
+    pub live: Vec<EditedSession>,
     pub deleted: Vec<String>,
     /// Every turn that was ever run in one of them, with the text that was sent.
     pub turns: BTreeMap<String, String>,
     pub made: u64,
 }
 
-impl Conversations {
+impl EditedSessions {
     pub fn name(&mut self) -> String {
         self.made += 1;
         format!("{EDITED}{}", self.made)
@@ -93,9 +93,9 @@ impl Conversations {
     }
 }
 
-impl World {
+impl CrashWorld {
     /// Waits for the end of a turn, and for the right one.
-    pub async fn wait_said(&mut self, said: &Said) -> Result<(), Trouble> {
+    pub async fn wait_said(&mut self, said: &EditedTurn) -> Result<(), Trouble> {
         self.edited.turns.insert(said.turn.clone(), said.plan.text.clone());
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         let until = Instant::now() + PATIENCE;
@@ -107,7 +107,7 @@ impl World {
                 _ if live && Instant::now() < until => tokio::time::sleep(LOOK).await,
                 other => {
                     // It was acknowledged: what is not there any more is lost.
-                    let broken = if other.is_err() { Broken::Lost } else { Broken::Wrong };
+                    let broken = if other.is_err() { BrokenPromise::Lost } else { BrokenPromise::Wrong };
                     let what = format!("the turn of {} in a changed session: {other:?}", said.plan.token);
                     self.report.add(broken, what);
                     return Ok(());
@@ -120,12 +120,12 @@ impl World {
     pub async fn check_edited(&mut self, listed: &BTreeSet<String>) -> Result<(), Trouble> {
         let known: BTreeSet<String> = self.edited.live.iter().map(|edited| edited.session.clone()).collect();
         let found: BTreeSet<String> =
-            listed.iter().filter(|session| Conversations::is_one(session)).cloned().collect();
+            listed.iter().filter(|session| EditedSessions::is_one(session)).cloned().collect();
         for session in found.difference(&known) {
-            self.report.add(Broken::Duplicated, format!("session {session} is nobody's"));
+            self.report.add(BrokenPromise::Duplicated, format!("session {session} is nobody's"));
         }
         for session in known.difference(&found) {
-            self.report.add(Broken::Lost, format!("session {session} is not listed"));
+            self.report.add(BrokenPromise::Lost, format!("session {session} is not listed"));
         }
         for at in 0..self.edited.live.len() {
             self.check_path(at).await?;
@@ -144,7 +144,7 @@ impl World {
         let told = match conversation(&mut client, session).await {
             Ok(told) => told,
             Err(error) => {
-                self.report.add(Broken::Lost, format!("session {session}: {error}"));
+                self.report.add(BrokenPromise::Lost, format!("session {session}: {error}"));
                 return Ok(());
             }
         };
@@ -154,7 +154,8 @@ impl World {
             .map(|said| [said.turn.clone(), said.plan.text.clone(), said.plan.answer("", None)])
             .collect();
         if told != wanted {
-            let broken = if told.len() < wanted.len() { Broken::Lost } else { Broken::Duplicated };
+            let broken =
+                if told.len() < wanted.len() { BrokenPromise::Lost } else { BrokenPromise::Duplicated };
             self.report.add(broken, format!("session {session} should be {wanted:?} and is {told:?}"));
         }
         Ok(())
@@ -164,7 +165,7 @@ impl World {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         match client.call::<GetSession>(&SessionRef { session: session.to_owned() }).await {
             Err(error) if error.code() == Some("session.not_found") => {}
-            other => self.report.add(Broken::Wrong, format!("deleted session {session} is {other:?}")),
+            other => self.report.add(BrokenPromise::Wrong, format!("deleted session {session} is {other:?}")),
         }
         Ok(())
     }
@@ -201,23 +202,23 @@ pub async fn conversation(client: &mut Client, session: &str) -> Result<Vec<[Str
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::{Model, Shape};
-    use super::super::rng::Rng;
+    use super::super::plan::{CrashModel, TurnShape};
+    use super::super::rng::CrashRng;
     use super::*;
 
-    fn said(turn: &str) -> Said {
-        let lines = crate::crash::plan::Lines { tool: String::new(), job: String::new() };
-        let plan = TurnPlan::new(Model::Script, Shape::Plain, turn, &lines, &mut Rng::new(1));
-        Said { turn: turn.to_owned(), plan }
+    fn said(turn: &str) -> EditedTurn {
+        let lines = crate::crash::plan::ToolScripts { tool: String::new(), job: String::new() };
+        let plan = TurnPlan::new(CrashModel::Script, TurnShape::Plain, turn, &lines, &mut CrashRng::new(1));
+        EditedTurn { turn: turn.to_owned(), plan }
     }
 
-    fn turns(edited: &Edited) -> Vec<&str> {
+    fn turns(edited: &EditedSession) -> Vec<&str> {
         edited.path.iter().map(|said| said.turn.as_str()).collect()
     }
 
     #[test]
     fn a_path_that_was_left_comes_back_whole_and_the_other_is_left_then() {
-        let mut edited = Edited::new("s", vec![said("a"), said("b"), said("c")]);
+        let mut edited = EditedSession::new("s", vec![said("a"), said("b"), said("c")]);
         edited.rewind(1);
         edited.path.push(said("d"));
         edited.activate("c");
@@ -228,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_turn_that_was_gone_on_from_is_the_end_of_no_path_any_more() {
-        let mut edited = Edited::new("s", vec![said("a"), said("b")]);
+        let mut edited = EditedSession::new("s", vec![said("a"), said("b")]);
         edited.rewind(1);
         edited.activate("b");
         edited.path.push(said("c"));

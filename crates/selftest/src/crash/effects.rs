@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::job_plan;
 use crate::programs::Programs;
-use crate::role::{self, Role};
+use crate::role::{self, RoleProcess};
 
 /// What makes a tool leave a process behind, and one that does not listen to signals.
 pub const LEAVE: &str = "leave";
@@ -21,7 +21,7 @@ pub const LEFT: &str = "sleep 607";
 /// A running counter. Dropping it ends the process.
 #[derive(Debug)]
 pub struct EffectCounter {
-    role: Role,
+    role: RoleProcess,
     log: PathBuf,
 }
 
@@ -30,7 +30,7 @@ impl EffectCounter {
     pub fn spawn(programs: &Programs, log: PathBuf) -> io::Result<Self> {
         let mut command = programs.role(role::EFFECTS);
         command.arg(&log);
-        Ok(EffectCounter { role: Role::spawn(command)?, log })
+        Ok(EffectCounter { role: RoleProcess::spawn(command)?, log })
     }
 
     /// For `bash -c`: has the effects `<last word of $0>.$1.begin` and `.end`, `$2` seconds apart, and says so. Whoever

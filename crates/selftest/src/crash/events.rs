@@ -6,33 +6,33 @@ use std::collections::{BTreeMap, BTreeSet};
 use lodge_proto::client::{Client, ClientError};
 use lodge_proto::{Event, EventListParams, ListEvents, PAGE_MAX};
 
-use super::job_check::Jobs;
-use super::plan::{Shape, Tool};
-use super::report::Broken;
-use super::world::World;
+use super::job_check::JobViews;
+use super::plan::{CrashTool, TurnShape};
+use super::report::BrokenPromise;
+use super::world::CrashWorld;
 use crate::lodge::PATIENCE;
 use crate::trouble::{Trouble, refused};
 
-type Found = Vec<(Broken, String)>;
+type BrokenPromises = Vec<(BrokenPromise, String)>;
 
 /// What is told of a conversation that was summed up before a turn.
 const COMPACTION: [&str; 3] = ["model began in step 0", "model ended in step 0", "compacted"];
 
-impl World {
+impl CrashWorld {
     /// What the follower saw is the log, from its first event to its last, and the log is whole.
-    pub async fn check_events(&mut self, jobs: &Jobs) -> Result<(), Trouble> {
+    pub async fn check_events(&mut self, jobs: &JobViews) -> Result<(), Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         let (known, head) = match all_events(&mut client).await {
             Ok(logged) => (logged.len(), logged.last().map_or(0, |event| event.seq)),
             Err(error) => {
-                self.report.add(Broken::Lost, format!("the log: {error}"));
+                self.report.add(BrokenPromise::Lost, format!("the log: {error}"));
                 return Ok(());
             }
         };
         let came = self.follower.wait_for(0, PATIENCE, |event| event.seq >= head).await;
         if !came {
             let what = format!("the log is at {head} and the client saw {}", self.follower.cursor());
-            self.report.add(Broken::EventMissed, what);
+            self.report.add(BrokenPromise::EventMissed, what);
         }
         self.report.broken.extend(self.follower.take_broken());
         let seen = self.follower.with(<[Event]>::to_vec);
@@ -40,7 +40,7 @@ impl World {
         let mut logged = match all_events(&mut client).await {
             Ok(logged) => logged,
             Err(error) => {
-                self.report.add(Broken::Lost, format!("the log: {error}"));
+                self.report.add(BrokenPromise::Lost, format!("the log: {error}"));
                 return Ok(());
             }
         };
@@ -57,7 +57,7 @@ impl World {
 
     /// The log tells of every turn that was sent, and of no other.
     fn check_facts(&mut self, logged: &[Event]) {
-        let mut told: BTreeMap<&str, Facts> = BTreeMap::new();
+        let mut told: BTreeMap<&str, EventFacts> = BTreeMap::new();
         let of_turn = |event: &&Event| event.kind.starts_with("turn.") || event.kind == "session.compacted";
         for event in logged.iter().filter(of_turn) {
             if let Some(turn) = event.data.get("turn").and_then(|turn| turn.as_str()) {
@@ -67,35 +67,37 @@ impl World {
         for sent in &self.sent {
             let Some(turn) = &sent.turn else { continue };
             let facts = told.remove(turn.as_str()).unwrap_or_default();
-            let planned = Facts::planned(sent.plan.shape).with_waits(sent.plan.shape, &facts);
+            let planned = EventFacts::planned(sent.plan.shape).with_waits(sent.plan.shape, &facts);
             self.report.broken.extend(facts.check(&sent.plan.token, planned));
         }
         for (turn, text) in &self.edited.turns {
             let facts = told.remove(turn.as_str()).unwrap_or_default();
-            self.report.broken.extend(facts.check(text, Facts::planned(Shape::Plain)));
+            self.report.broken.extend(facts.check(text, EventFacts::planned(TurnShape::Plain)));
         }
         for turn in told.into_keys().filter(|turn| !self.settled.contains(*turn)) {
-            self.report
-                .add(Broken::Duplicated, format!("the log tells of the turn {turn}, which is nobody's"));
+            self.report.add(
+                BrokenPromise::Duplicated,
+                format!("the log tells of the turn {turn}, which is nobody's"),
+            );
         }
     }
 }
 
 /// The first place at which a client saw something else than is logged, or at which one of the two ends.
-fn differs(seen: &[Event], logged: &[Event]) -> Option<(Broken, String)> {
+fn differs(seen: &[Event], logged: &[Event]) -> Option<(BrokenPromise, String)> {
     let place = (0..seen.len().max(logged.len())).find(|at| seen.get(*at) != logged.get(*at))?;
     let (saw, is) = (seen.get(place), logged.get(place));
     let broken = match (saw, is) {
         // What was published was committed, or should have been.
-        (Some(_), None) => Broken::Lost,
-        (None | Some(_), Some(_)) | (None, None) => Broken::EventMissed,
+        (Some(_), None) => BrokenPromise::Lost,
+        (None | Some(_), Some(_)) | (None, None) => BrokenPromise::EventMissed,
     };
     Some((broken, format!("event {} of the log: the client saw {saw:?}, the log has {is:?}", place + 1)))
 }
 
 /// The log and each of its streams count from one, without a gap.
-fn streams(logged: &[Event]) -> Found {
-    let mut found = Found::new();
+fn streams(logged: &[Event]) -> BrokenPromises {
+    let mut found = BrokenPromises::new();
     let mut heads: BTreeMap<&str, u64> = BTreeMap::new();
     for (at, event) in logged.iter().enumerate() {
         let head = heads.entry(&event.stream).or_default();
@@ -103,7 +105,7 @@ fn streams(logged: &[Event]) -> Found {
         if event.stream_seq != *head || event.seq != at as u64 + 1 {
             let what =
                 format!("event {} of the log, {head} of its stream, says it is another: {event:?}", at + 1);
-            found.push((Broken::EventMissed, what));
+            found.push((BrokenPromise::EventMissed, what));
             *head = event.stream_seq;
         }
     }
@@ -112,12 +114,12 @@ fn streams(logged: &[Event]) -> Found {
 
 /// How often the log tells each fact of a turn.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Facts(BTreeMap<String, u64>);
+struct EventFacts(BTreeMap<String, u64>);
 
-impl Facts {
+impl EventFacts {
     /// All that must be told of a turn that came to its end.
-    fn planned(shape: Shape) -> Facts {
-        let mut facts = Facts::default();
+    fn planned(shape: TurnShape) -> EventFacts {
+        let mut facts = EventFacts::default();
         ["accepted", "started", "ended"].into_iter().for_each(|fact| facts.add(fact.to_owned(), 1));
         let steps = shape.steps();
         for (at, calls) in steps.iter().enumerate() {
@@ -138,16 +140,16 @@ impl Facts {
     }
 
     /// A compaction before the first step: what is told of it is told whole, and once.
-    fn with_compaction(mut self) -> Facts {
+    fn with_compaction(mut self) -> EventFacts {
         COMPACTION.into_iter().for_each(|fact| self.add(fact.to_owned(), 1));
         self
     }
 
     /// A call that waits for a job begins, unless the job is over already: then it is only answered.
-    fn with_waits(mut self, shape: Shape, told: &Facts) -> Facts {
+    fn with_waits(mut self, shape: TurnShape, told: &EventFacts) -> EventFacts {
         for (at, calls) in shape.steps().iter().enumerate() {
             let fact = format!("tool began in step {}", at + 1);
-            let waits = calls.iter().any(|call| matches!(call.tool, Tool::Wait | Tool::Watch));
+            let waits = calls.iter().any(|call| matches!(call.tool, CrashTool::Wait | CrashTool::Watch));
             if waits && told.0.contains_key(&fact) {
                 self.add(fact, 1);
             }
@@ -177,19 +179,19 @@ impl Facts {
     }
 
     /// Everything that was planned, as often as it was planned, and nothing else.
-    fn check(&self, token: &str, planned: Facts) -> Found {
+    fn check(&self, token: &str, planned: EventFacts) -> BrokenPromises {
         let compacts = COMPACTION.iter().any(|fact| self.0.contains_key(*fact));
         let planned = &if compacts { planned.with_compaction() } else { planned };
         if self.0.is_empty() {
-            return vec![(Broken::Lost, format!("of {token} the log tells nothing"))];
+            return vec![(BrokenPromise::Lost, format!("of {token} the log tells nothing"))];
         }
         let facts: BTreeSet<&String> = self.0.keys().chain(planned.0.keys()).collect();
-        let count = |facts: &Facts, fact: &String| facts.0.get(fact).copied().unwrap_or(0);
+        let count = |facts: &EventFacts, fact: &String| facts.0.get(fact).copied().unwrap_or(0);
         let wrong = facts.into_iter().filter_map(|fact| {
             let (told, wanted) = (count(self, fact), count(planned, fact));
             let broken = match told.cmp(&wanted) {
-                Ordering::Less => Broken::EventMissed,
-                Ordering::Greater => Broken::EventDoubled,
+                Ordering::Less => BrokenPromise::EventMissed,
+                Ordering::Greater => BrokenPromise::EventDoubled,
                 Ordering::Equal => return None,
             };
             Some((broken, format!("of {token} the log tells {told} times, not {wanted}: {fact}")))
@@ -254,10 +256,14 @@ mod tests {
         events
     }
 
-    fn wrong(events: &[(&str, serde_json::Value)]) -> Vec<Broken> {
-        let mut facts = Facts::default();
+    fn wrong(events: &[(&str, serde_json::Value)]) -> Vec<BrokenPromise> {
+        let mut facts = EventFacts::default();
         log(events).iter().for_each(|event| facts.take(event));
-        facts.check("T1", Facts::planned(Shape::Pair)).into_iter().map(|(broken, _)| broken).collect()
+        facts
+            .check("T1", EventFacts::planned(TurnShape::Pair))
+            .into_iter()
+            .map(|(broken, _)| broken)
+            .collect()
     }
 
     #[test]
@@ -269,8 +275,8 @@ mod tests {
             doubled.push((kind, data));
             let counts = kind != "turn.text" && kind != "turn.step_restarted";
             let one = |broken| if counts { vec![broken] } else { Vec::new() };
-            assert_eq!(wrong(&missing), one(Broken::EventMissed), "{kind}");
-            assert_eq!(wrong(&doubled), one(Broken::EventDoubled), "{kind}");
+            assert_eq!(wrong(&missing), one(BrokenPromise::EventMissed), "{kind}");
+            assert_eq!(wrong(&doubled), one(BrokenPromise::EventDoubled), "{kind}");
         }
     }
 
@@ -283,8 +289,8 @@ mod tests {
         ];
         let with = |events: &[(&'static str, serde_json::Value)]| wrong(&[&pair()[..], events].concat());
         assert_eq!(with(&compaction), []);
-        assert_eq!(with(&compaction[..2]), [Broken::EventMissed]);
-        assert_eq!(with(&[&compaction[..], &compaction[2..]].concat()), [Broken::EventDoubled]);
+        assert_eq!(with(&compaction[..2]), [BrokenPromise::EventMissed]);
+        assert_eq!(with(&[&compaction[..], &compaction[2..]].concat()), [BrokenPromise::EventDoubled]);
     }
 
     #[test]
@@ -292,9 +298,9 @@ mod tests {
         let logged = log(&pair());
         let (whole, part) = (&logged[..], &logged[..3]);
         assert_eq!(differs(whole, whole), None);
-        assert_eq!(differs(part, whole).map(|(broken, _)| broken), Some(Broken::EventMissed));
-        assert_eq!(differs(whole, part).map(|(broken, _)| broken), Some(Broken::Lost));
-        assert_eq!(differs(&logged[1..], whole).map(|(broken, _)| broken), Some(Broken::EventMissed));
+        assert_eq!(differs(part, whole).map(|(broken, _)| broken), Some(BrokenPromise::EventMissed));
+        assert_eq!(differs(whole, part).map(|(broken, _)| broken), Some(BrokenPromise::Lost));
+        assert_eq!(differs(&logged[1..], whole).map(|(broken, _)| broken), Some(BrokenPromise::EventMissed));
     }
 
     #[test]

@@ -8,39 +8,39 @@ use lodge_proto::{AttachClient, AttachParams, Event};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::report::Broken;
+use super::report::BrokenPromise;
 
 /// Between two attempts to reach a daemon that may not be there.
 const RECONNECT: Duration = Duration::from_millis(3);
 
 /// Follows all events from the first one on, until it is dropped.
 #[derive(Debug)]
-pub struct Follower {
-    shared: Arc<Shared>,
+pub struct EventFollower {
+    shared: Arc<FollowerState>,
     /// Ends when it is dropped.
     _task: JoinSet<()>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    saw: Mutex<Saw>,
+struct FollowerState {
+    saw: Mutex<FollowedEvents>,
     head: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
-struct Saw {
+struct FollowedEvents {
     events: Vec<Event>,
     cursor: u64,
-    broken: Vec<(Broken, String)>,
+    broken: Vec<(BrokenPromise, String)>,
 }
 
-impl Follower {
+impl EventFollower {
     /// Must be called within a runtime.
-    pub fn start(target: Target, token: String) -> Follower {
-        let shared: Arc<Shared> = Arc::default();
+    pub fn start(target: Target, token: String) -> EventFollower {
+        let shared: Arc<FollowerState> = Arc::default();
         let mut task = JoinSet::new();
         task.spawn(follow(shared.clone(), target, token));
-        Follower { shared, _task: task }
+        EventFollower { shared, _task: task }
     }
 
     /// Looks at every event so far.
@@ -76,17 +76,17 @@ impl Follower {
     }
 
     /// What went wrong while following, once.
-    pub fn take_broken(&self) -> Vec<(Broken, String)> {
+    pub fn take_broken(&self) -> Vec<(BrokenPromise, String)> {
         std::mem::take(&mut self.shared.lock().broken)
     }
 }
 
-impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Saw> {
+impl FollowerState {
+    fn lock(&self) -> std::sync::MutexGuard<'_, FollowedEvents> {
         self.saw.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn broke(&self, broken: Broken, what: String) {
+    fn broke(&self, broken: BrokenPromise, what: String) {
         self.lock().broken.push((broken, what));
     }
 
@@ -94,10 +94,11 @@ impl Shared {
         let mut saw = self.lock();
         let (seq, cursor) = (event.seq, saw.cursor);
         if seq > cursor + 1 {
-            saw.broken.push((Broken::EventMissed, format!("after event {cursor} came {seq}")));
+            saw.broken.push((BrokenPromise::EventMissed, format!("after event {cursor} came {seq}")));
         }
         if seq <= cursor {
-            saw.broken.push((Broken::EventDoubled, format!("after event {cursor} came {seq}: {event:?}")));
+            saw.broken
+                .push((BrokenPromise::EventDoubled, format!("after event {cursor} came {seq}: {event:?}")));
         }
         saw.cursor = cursor.max(seq);
         saw.events.push(event);
@@ -106,7 +107,7 @@ impl Shared {
     }
 }
 
-async fn follow(shared: Arc<Shared>, target: Target, token: String) {
+async fn follow(shared: Arc<FollowerState>, target: Target, token: String) {
     let mut log: Option<String> = None;
     loop {
         let Ok(mut client) = Client::connect(&target, &token).await else {
@@ -119,12 +120,14 @@ async fn follow(shared: Arc<Shared>, target: Target, token: String) {
         match client.call::<AttachClient>(&wanted).await {
             Ok(attached) if attached.seq == since => log = Some(attached.log),
             Ok(attached) => {
-                return shared
-                    .broke(Broken::EventMissed, format!("attached at {since}, told {}", attached.seq));
+                return shared.broke(
+                    BrokenPromise::EventMissed,
+                    format!("attached at {since}, told {}", attached.seq),
+                );
             }
             // A log that is shorter than what it told us forgot something it had published.
             Err(ClientError::Refused(body)) => {
-                return shared.broke(Broken::Lost, format!("the log at {since}: {}", body.message));
+                return shared.broke(BrokenPromise::Lost, format!("the log at {since}: {}", body.message));
             }
             Err(_) => continue,
         }
@@ -134,7 +137,9 @@ async fn follow(shared: Arc<Shared>, target: Target, token: String) {
             }
             match serde_json::from_value(note.params) {
                 Ok(event) => shared.saw(event),
-                Err(error) => shared.broke(Broken::Wrong, format!("an event that cannot be read: {error}")),
+                Err(error) => {
+                    shared.broke(BrokenPromise::Wrong, format!("an event that cannot be read: {error}"))
+                }
             }
         }
     }

@@ -5,17 +5,17 @@ use std::time::Instant;
 use lodge_proto::client::ClientError;
 use lodge_proto::{InterruptTurn, TurnInterruptParams};
 
-use super::Setup;
-use super::plan::{Shape, effects_of};
+use super::CrashSetup;
+use super::plan::{TurnShape, effects_of};
 use super::points::was_killed;
-use super::report::{Broken, Report};
-use super::world::{LOOK, World, through};
+use super::report::{BrokenPromise, CrashReport};
+use super::world::{CrashWorld, LOOK, through};
 use crate::lodge::PATIENCE;
 use crate::processes;
 use crate::trouble::{Trouble, refused};
 
 /// Dies `times` times right after an interrupt was recorded and before anything was done about it.
-pub async fn interrupted_tools(setup: &Setup, times: u64) -> Report {
+pub async fn interrupted_tools(setup: &CrashSetup, times: u64) -> CrashReport {
     through(setup, 1, async |world| {
         for _ in 0..times {
             world.interrupt_and_die().await?;
@@ -23,22 +23,22 @@ pub async fn interrupted_tools(setup: &Setup, times: u64) -> Report {
         Ok(())
     })
     .await
-    .unwrap_or_else(Report::from)
+    .unwrap_or_else(CrashReport::from)
 }
 
-impl World {
+impl CrashWorld {
     async fn interrupt_and_die(&mut self) -> Result<(), Trouble> {
         self.kill("to arm a point")?;
         // An interrupt writes an outcome for the call that it cuts.
         self.lodge.set_env("LODGED_CRASH_AT", "after_outcome:1");
         self.lodge.start().await?;
         self.lodge.unset_env("LODGED_CRASH_AT");
-        self.send_shape(Shape::Long);
+        self.send_shape(TurnShape::Long);
         self.gather().await;
         let Some(sent) = self.sent.pop() else { return Ok(()) };
         let token = sent.plan.token;
         let Some(turn) = sent.turn else {
-            self.report.add(Broken::Lost, format!("message {token} was not answered"));
+            self.report.add(BrokenPromise::Lost, format!("message {token} was not answered"));
             return Ok(());
         };
         let [begin, end] = effects_of(&token, "a");
@@ -53,7 +53,8 @@ impl World {
                 *self.report.points.entry("after_outcome".to_owned()).or_default() += 1;
             }
             other => {
-                self.report.add(Broken::Wrong, format!("the daemon did not die of an interrupt: {other:?}"));
+                self.report
+                    .add(BrokenPromise::Wrong, format!("the daemon did not die of an interrupt: {other:?}"));
                 self.lodge.kill9()?;
             }
         }
@@ -61,12 +62,14 @@ impl World {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         match client.call::<InterruptTurn>(&asked).await {
             Ok(view) if view.id == turn && view.status == "interrupted" => {}
-            other => self.report.add(Broken::Lost, format!("the interrupt, asked again: {other:?}")),
+            other => self.report.add(BrokenPromise::Lost, format!("the interrupt, asked again: {other:?}")),
         }
         self.wait_no_tool().await;
         if self.effects.seen().contains(&end) {
-            self.report
-                .add(Broken::Wrong, format!("{token} was interrupted, and its tool went on to its end"));
+            self.report.add(
+                BrokenPromise::Wrong,
+                format!("{token} was interrupted, and its tool went on to its end"),
+            );
         }
         self.unasked.push(begin);
         self.settled.insert(turn);
@@ -82,7 +85,7 @@ impl World {
                 return;
             }
             if Instant::now() >= until {
-                return self.report.add(Broken::LeftBehind, format!("tools of nobody: {tools:?}"));
+                return self.report.add(BrokenPromise::LeftBehind, format!("tools of nobody: {tools:?}"));
             }
             tokio::time::sleep(LOOK).await;
         }

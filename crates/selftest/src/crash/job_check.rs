@@ -10,13 +10,13 @@ use serde_json::Value;
 
 use super::job_plan::{JobKind, effects_of, is_interleaved};
 use super::jobs::excerpt;
-use super::plan::{MODEL_JOB, Shape, Tool};
-use super::report::{Broken, Report};
-use super::strike::Fall;
-use super::talk::Talk;
+use super::plan::{CrashTool, MODEL_JOB, TurnShape};
+use super::report::{BrokenPromise, CrashReport};
+use super::strike::KeeperDeath;
+use super::talk::ConversationRef;
 use super::time::ms_since_1970;
-use super::turns::Expected;
-use super::world::{LOOK, World};
+use super::turns::ExpectedEffects;
+use super::world::{CrashWorld, LOOK};
 use crate::lodge::PATIENCE;
 use crate::trouble::{Trouble, refused};
 
@@ -25,7 +25,7 @@ const LOST: &str = "lost: ";
 
 /// What somebody submitted, whoever it was.
 #[derive(Debug, Clone)]
-struct Wanted {
+struct ExpectedJob {
     kind: JobKind,
     agent: usize,
     /// As it was acknowledged, if it was.
@@ -34,11 +34,11 @@ struct Wanted {
 
 /// Jobs that were looked at, by the tokens of their plans.
 #[derive(Debug, Default)]
-pub struct Jobs {
+pub struct JobViews {
     pub views: BTreeMap<String, JobView>,
 }
 
-impl World {
+impl CrashWorld {
     /// Whoever has jobs that ended gets one more message, so that there is an occasion to tell of them.
     pub async fn tell_of_jobs(&mut self) -> Result<(), Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
@@ -47,19 +47,19 @@ impl World {
             listed.into_iter().filter_map(|view| Some((view.agent, view.session?))).collect();
         for (agent, session) in sessions {
             let Some(at) = self.agents.iter().position(|known| known.id == agent) else { continue };
-            self.send_in(at, Shape::Plain, Talk::Session(session));
+            self.send_in(at, TurnShape::Plain, ConversationRef::Session(session));
         }
         self.settle().await
     }
 
     /// Every job that was acknowledged is there, once, as it was planned; none is there that nobody wanted.
-    pub async fn check_jobs(&mut self, expected: &mut Expected) -> Result<Jobs, Trouble> {
+    pub async fn check_jobs(&mut self, expected: &mut ExpectedEffects) -> Result<JobViews, Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
-        let mut jobs = Jobs::default();
+        let mut jobs = JobViews::default();
         let listed = match all_jobs(&mut client).await {
             Ok(listed) => listed,
             Err(error) => {
-                self.report.add(Broken::Lost, format!("the jobs: {error}"));
+                self.report.add(BrokenPromise::Lost, format!("the jobs: {error}"));
                 return Ok(jobs);
             }
         };
@@ -74,33 +74,35 @@ impl World {
                 }
                 Some(job) => {
                     let what = format!("job {token} was acknowledged as {:?} and is {}", job.id, view.id);
-                    self.report.add(Broken::Lost, what);
+                    self.report.add(BrokenPromise::Lost, what);
                 }
                 None if known => {
-                    self.report
-                        .add(Broken::Duplicated, format!("{token} is two jobs, one of them {}", view.id));
+                    self.report.add(
+                        BrokenPromise::Duplicated,
+                        format!("{token} is two jobs, one of them {}", view.id),
+                    );
                 }
-                None => self.report.add(Broken::Duplicated, format!("job {} is nobody's", view.id)),
+                None => self.report.add(BrokenPromise::Duplicated, format!("job {} is nobody's", view.id)),
             }
         }
         for (token, job) in wanted {
             expected.effects.extend(effects_of(&token).map(|effect| (effect, 1..=1)));
-            self.report.add(Broken::Lost, format!("job {token} ({:?}) is not listed", job.id));
+            self.report.add(BrokenPromise::Lost, format!("job {token} ({:?}) is not listed", job.id));
         }
         Ok(jobs)
     }
 
     /// All that was submitted: by clients, and by models.
-    fn wanted(&self) -> BTreeMap<String, Wanted> {
-        let clients = self
-            .jobs
-            .iter()
-            .map(|job| (job.token.clone(), Wanted { kind: job.kind, agent: job.agent, id: job.id.clone() }));
-        let submits = self.sent.iter().filter(|sent| {
-            sent.turn.is_some() && sent.plan.shape.calls().any(|call| call.tool == Tool::Submit)
+    fn wanted(&self) -> BTreeMap<String, ExpectedJob> {
+        let clients = self.jobs.iter().map(|job| {
+            (job.token.clone(), ExpectedJob { kind: job.kind, agent: job.agent, id: job.id.clone() })
         });
-        let models = submits
-            .map(|sent| (sent.plan.token.clone(), Wanted { kind: MODEL_JOB, agent: sent.agent, id: None }));
+        let submits = self.sent.iter().filter(|sent| {
+            sent.turn.is_some() && sent.plan.shape.calls().any(|call| call.tool == CrashTool::Submit)
+        });
+        let models = submits.map(|sent| {
+            (sent.plan.token.clone(), ExpectedJob { kind: MODEL_JOB, agent: sent.agent, id: None })
+        });
         clients.chain(models).collect()
     }
 
@@ -108,20 +110,20 @@ impl World {
         &mut self,
         client: &mut Client,
         token: &str,
-        job: &Wanted,
+        job: &ExpectedJob,
         view: &JobView,
-        expected: &mut Expected,
+        expected: &mut ExpectedEffects,
     ) {
         let ran = match outcome(job, view, &self.falls) {
             Ok(ran) => ran,
             Err(broken) => {
                 self.report.add(broken, format!("job {token} ended as {view:?}"));
-                Ran::Whole
+                JobExtent::Whole
             }
         };
         let range = match ran {
-            Ran::Whole => 1..=1,
-            Ran::Cut => {
+            JobExtent::Whole => 1..=1,
+            JobExtent::Cut => {
                 self.report.jobs_cut += 1;
                 0..=1
             }
@@ -137,7 +139,7 @@ impl World {
         while let Some(dir) = self.files_of(id) {
             if Instant::now() >= until {
                 let what = format!("job {id} is over, and its files are in {}", dir.display());
-                return self.report.add(Broken::LeftBehind, what);
+                return self.report.add(BrokenPromise::LeftBehind, what);
             }
             tokio::time::sleep(LOOK).await;
         }
@@ -154,14 +156,14 @@ impl World {
         token: &str,
         kind: JobKind,
         view: &JobView,
-        ran: Ran,
+        ran: JobExtent,
     ) {
         let mut kept = Vec::new();
         let seen = [view.stdout_bytes, view.stderr_bytes];
         for ((stream, whole), seen) in ["stdout", "stderr"].into_iter().zip(kind.written(token)).zip(seen) {
-            if ran == Ran::Whole && seen != whole.len() as u64 {
+            if ran == JobExtent::Whole && seen != whole.len() as u64 {
                 let what = format!("{stream} of {token} has {seen} bytes instead of {}", whole.len());
-                self.report.add(Broken::Lost, what);
+                self.report.add(BrokenPromise::Lost, what);
             }
             match self.whole(client, &view.id, stream).await {
                 Ok((bytes, dropped)) => {
@@ -176,7 +178,7 @@ impl World {
                     self.report.job_bytes += bytes.len() as u64;
                     kept.push(bytes);
                 }
-                Err(error) => self.report.add(Broken::Lost, format!("{stream} of {token}: {error}")),
+                Err(error) => self.report.add(BrokenPromise::Lost, format!("{stream} of {token}: {error}")),
             }
         }
         let [out, err] = kept.as_slice() else { return };
@@ -185,18 +187,18 @@ impl World {
             Ok((merged, _)) => {
                 let (len, begins) = (merged.len(), excerpt(&merged));
                 let what = format!("both streams of {} ({token}), merged: {len} bytes: {begins:?}", view.id);
-                self.report.add(Broken::Lost, what);
+                self.report.add(BrokenPromise::Lost, what);
             }
-            Err(error) => self.report.add(Broken::Lost, format!("both streams of {token}: {error}")),
+            Err(error) => self.report.add(BrokenPromise::Lost, format!("both streams of {token}: {error}")),
         }
     }
 
     /// Each end of a session's job was told once: to the turn that waited for it, or in a note before a later one.
-    pub fn check_notes(&mut self, jobs: &Jobs, messages: &BTreeMap<String, Vec<MessageView>>) {
+    pub fn check_notes(&mut self, jobs: &JobViews, messages: &BTreeMap<String, Vec<MessageView>>) {
         let waited: BTreeSet<&str> = self
             .sent
             .iter()
-            .filter(|sent| matches!(sent.plan.shape, Shape::JobWaited | Shape::JobWatched))
+            .filter(|sent| matches!(sent.plan.shape, TurnShape::JobWaited | TurnShape::JobWatched))
             .map(|sent| sent.plan.token.as_str())
             .collect();
         for (token, view) in &jobs.views {
@@ -207,8 +209,8 @@ impl World {
             self.report.job_notes += told as u64;
             let wanted = usize::from(!waited.contains(token.as_str()));
             let broken = match told.cmp(&wanted) {
-                std::cmp::Ordering::Less => Broken::Lost,
-                std::cmp::Ordering::Greater => Broken::Duplicated,
+                std::cmp::Ordering::Less => BrokenPromise::Lost,
+                std::cmp::Ordering::Greater => BrokenPromise::Duplicated,
                 std::cmp::Ordering::Equal => continue,
             };
             let what =
@@ -218,7 +220,7 @@ impl World {
     }
 
     /// The log tells of every job that it was submitted, started and over, each once.
-    pub fn check_job_events(&mut self, jobs: &Jobs, logged: &[Event]) {
+    pub fn check_job_events(&mut self, jobs: &JobViews, logged: &[Event]) {
         let mut told: BTreeMap<(&str, &str), u64> = BTreeMap::new();
         for event in logged.iter().filter(|event| event.kind.starts_with("job.")) {
             let Some(job) = event.data.get("job").and_then(Value::as_str) else { continue };
@@ -233,49 +235,56 @@ impl World {
         for view in jobs.views.values() {
             for fact in ["job.submitted", "job.started", "over"] {
                 let broken = match told.remove(&(view.id.as_str(), fact)).unwrap_or(0) {
-                    0 => Broken::EventMissed,
+                    0 => BrokenPromise::EventMissed,
                     1 => continue,
-                    _more => Broken::EventDoubled,
+                    _more => BrokenPromise::EventDoubled,
                 };
                 self.report.add(broken, format!("the log does not tell once of {}: {fact}", view.id));
             }
         }
         for (job, fact) in told.into_keys() {
-            self.report.add(Broken::Duplicated, format!("the log tells of {job}, which is nobody's: {fact}"));
+            self.report
+                .add(BrokenPromise::Duplicated, format!("the log tells of {job}, which is nobody's: {fact}"));
         }
     }
 }
 
 /// How much of a job happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ran {
+enum JobExtent {
     Whole,
     /// Its keeper was killed meanwhile: what happened before that happened.
     Cut,
 }
 
 /// A job ends as it should, and otherwise only with its keeper.
-fn outcome(job: &Wanted, view: &JobView, falls: &[Fall]) -> Result<Ran, Broken> {
+fn outcome(job: &ExpectedJob, view: &JobView, falls: &[KeeperDeath]) -> Result<JobExtent, BrokenPromise> {
     let error = view.error.as_deref().unwrap_or_default();
     match view.status.as_str() {
-        "done" if (view.exit_code, view.signal) == job.kind.outcome() && error.is_empty() => Ok(Ran::Whole),
-        "error" if error.starts_with(LOST) && view.exit_code.is_none() => {
-            if falls_during(view, job.agent, falls) { Ok(Ran::Cut) } else { Err(Broken::Unknown) }
+        "done" if (view.exit_code, view.signal) == job.kind.outcome() && error.is_empty() => {
+            Ok(JobExtent::Whole)
         }
-        _ => Err(Broken::Wrong),
+        "error" if error.starts_with(LOST) && view.exit_code.is_none() => {
+            if falls_during(view, job.agent, falls) {
+                Ok(JobExtent::Cut)
+            } else {
+                Err(BrokenPromise::Unknown)
+            }
+        }
+        _ => Err(BrokenPromise::Wrong),
     }
 }
 
 /// Whether the keeper of a job was killed while it ran.
-fn falls_during(view: &JobView, agent: usize, falls: &[Fall]) -> bool {
+fn falls_during(view: &JobView, agent: usize, falls: &[KeeperDeath]) -> bool {
     let time = |at: &Option<String>| at.as_deref().and_then(ms_since_1970);
     let (Some(from), Some(to)) = (time(&view.started_at), time(&view.finished_at)) else { return false };
     falls.iter().any(|fall| fall.agent == agent && from <= fall.to_ms && fall.from_ms <= to)
 }
 
-impl Jobs {
+impl JobViews {
     /// Whether a model may be told this of the job of its turn.
-    pub fn may_say(&self, tool: Tool, token: &str, text: &str) -> bool {
+    pub fn may_say(&self, tool: CrashTool, token: &str, text: &str) -> bool {
         let Some(view) = self.views.get(token) else { return false };
         let [stdout, stderr] = MODEL_JOB.written(token);
         let part = |whole: &str, told: &str| match view.status.as_str() {
@@ -283,9 +292,9 @@ impl Jobs {
             _lost => whole.starts_with(told),
         };
         match tool {
-            Tool::Submit => text == format!(r#"{{"job_id":"{}"}}"#, view.id),
-            Tool::Watch => part(&stdout, text),
-            Tool::Wait => serde_json::from_str(text).is_ok_and(|told: Value| {
+            CrashTool::Submit => text == format!(r#"{{"job_id":"{}"}}"#, view.id),
+            CrashTool::Watch => part(&stdout, text),
+            CrashTool::Wait => serde_json::from_str(text).is_ok_and(|told: Value| {
                 let word = |key: &str| told[key].as_str().unwrap_or_default();
                 told["job_id"] == view.id.as_str()
                     && told["status"] == view.status.as_str()
@@ -293,7 +302,7 @@ impl Jobs {
                     && part(&stdout, word("stdout"))
                     && part(&stderr, word("stderr"))
             }),
-            Tool::Once | Tool::Safe => false,
+            CrashTool::Once | CrashTool::Safe => false,
         }
     }
 }
@@ -317,7 +326,7 @@ async fn all_jobs(client: &mut Client) -> Result<Vec<JobView>, ClientError> {
     }
 }
 
-impl Report {
+impl CrashReport {
     /// What is counted of jobs, with its names.
     pub fn job_counts(&self) -> [(String, u64); 4] {
         [
@@ -363,17 +372,17 @@ mod tests {
 
     #[test]
     fn a_job_that_was_lost_although_its_keeper_lived_and_one_with_another_code_are_noticed() {
-        let job = Wanted { kind: JobKind::Slow, agent: 0, id: None };
-        let fall = |agent, at_ms| Fall { agent, from_ms: at_ms, to_ms: at_ms };
+        let job = ExpectedJob { kind: JobKind::Slow, agent: 0, id: None };
+        let fall = |agent, at_ms| KeeperDeath { agent, from_ms: at_ms, to_ms: at_ms };
         let done = |code| view("done", Some(code), None);
         let lost = view("error", None, Some("lost: its sandbox died"));
-        assert_eq!(outcome(&job, &done(3), &[]), Ok(Ran::Whole));
-        assert_eq!(outcome(&job, &done(0), &[]), Err(Broken::Wrong));
-        assert_eq!(outcome(&job, &lost, &[fall(0, 2_500)]), Ok(Ran::Cut));
+        assert_eq!(outcome(&job, &done(3), &[]), Ok(JobExtent::Whole));
+        assert_eq!(outcome(&job, &done(0), &[]), Err(BrokenPromise::Wrong));
+        assert_eq!(outcome(&job, &lost, &[fall(0, 2_500)]), Ok(JobExtent::Cut));
         for elsewhere in [fall(1, 2_500), fall(0, 1_500), fall(0, 3_500)] {
-            assert_eq!(outcome(&job, &lost, &[elsewhere]), Err(Broken::Unknown));
+            assert_eq!(outcome(&job, &lost, &[elsewhere]), Err(BrokenPromise::Unknown));
         }
-        assert_eq!(outcome(&job, &view("cancelled", None, Some("why")), &[]), Err(Broken::Wrong));
+        assert_eq!(outcome(&job, &view("cancelled", None, Some("why")), &[]), Err(BrokenPromise::Wrong));
         assert_eq!(token_of(&lost), "T1");
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::report::Broken;
+use super::report::BrokenPromise;
 
 /// Lines of stdout after which a job pauses, and of which the first has one on stderr beside it.
 const PAUSE_LINES: u32 = 20;
@@ -103,9 +103,9 @@ impl JobKind {
     }
 
     /// What is wrong with a stream of which `seen` bytes were written and these were read, `dropped` passed over.
-    pub fn misread(self, whole: &str, seen: u64, read: &[u8], dropped: u64) -> Option<Broken> {
+    pub fn misread(self, whole: &str, seen: u64, read: &[u8], dropped: u64) -> Option<BrokenPromise> {
         let seen = usize::try_from(seen).unwrap_or(usize::MAX);
-        let Some(written) = whole.as_bytes().get(..seen) else { return Some(Broken::Duplicated) };
+        let Some(written) = whole.as_bytes().get(..seen) else { return Some(BrokenPromise::Duplicated) };
         let is_right = match (self, dropped) {
             (_, 0) => read == written,
             (JobKind::Cut, dropped) => {
@@ -120,8 +120,8 @@ impl JobKind {
         };
         match (is_right, read.len() > written.len()) {
             (true, _) => None,
-            (false, true) => Some(Broken::Duplicated),
-            (false, false) => Some(Broken::Lost),
+            (false, true) => Some(BrokenPromise::Duplicated),
+            (false, false) => Some(BrokenPromise::Lost),
         }
     }
 }
@@ -172,14 +172,14 @@ mod tests {
         let [out, _] = JobKind::Slow.written("J1");
         let misread = |read: &[u8]| JobKind::Slow.misread(&out, out.len() as u64, read, 0);
         assert_eq!(misread(out.as_bytes()), None);
-        assert_eq!(misread(&out.as_bytes()[1..]), Some(Broken::Lost));
-        assert_eq!(misread(&[out.as_bytes(), b"!"].concat()), Some(Broken::Duplicated));
+        assert_eq!(misread(&out.as_bytes()[1..]), Some(BrokenPromise::Lost));
+        assert_eq!(misread(&[out.as_bytes(), b"!"].concat()), Some(BrokenPromise::Duplicated));
         let mut other = out.clone().into_bytes();
         other[100] ^= 1;
-        assert_eq!(misread(&other), Some(Broken::Lost));
+        assert_eq!(misread(&other), Some(BrokenPromise::Lost));
         assert_eq!(
             JobKind::Slow.misread(&out, out.len() as u64, &out.as_bytes()[1..], 1),
-            Some(Broken::Lost)
+            Some(BrokenPromise::Lost)
         );
     }
 
@@ -190,9 +190,9 @@ mod tests {
         let kept = [&all[..CUT_HEAD_BYTES], &all[len - 1_500..]].concat();
         let dropped = (len - kept.len()) as u64;
         assert_eq!(JobKind::Cut.misread(&out, len as u64, &kept, dropped), None);
-        assert_eq!(JobKind::Cut.misread(&out, len as u64, &kept, dropped - 1), Some(Broken::Lost));
+        assert_eq!(JobKind::Cut.misread(&out, len as u64, &kept, dropped - 1), Some(BrokenPromise::Lost));
         let shifted = [&all[..CUT_HEAD_BYTES], &all[len - 1_501..len - 1]].concat();
-        assert_eq!(JobKind::Cut.misread(&out, len as u64, &shifted, dropped), Some(Broken::Lost));
+        assert_eq!(JobKind::Cut.misread(&out, len as u64, &shifted, dropped), Some(BrokenPromise::Lost));
     }
 
     #[test]

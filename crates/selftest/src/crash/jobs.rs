@@ -9,11 +9,11 @@ use lodge_proto::{
     ReadJobOutput, SubmitJob, base64,
 };
 
-use super::Setup;
+use super::CrashSetup;
 use super::job_plan::JobKind;
-use super::report::{Broken, Report};
+use super::report::{BrokenPromise, CrashReport};
 use super::talk::is_absence;
-use super::world::{LOOK, World, through};
+use super::world::{CrashWorld, LOOK, through};
 use crate::lodge::PATIENCE;
 use crate::trouble::{Trouble, refused};
 
@@ -31,7 +31,7 @@ const KILL_US: u64 = 400_000;
 
 /// One job, from the first attempt to submit it.
 #[derive(Debug)]
-pub struct Job {
+pub struct SubmittedJob {
     pub kind: JobKind,
     pub token: String,
     pub agent: usize,
@@ -41,7 +41,7 @@ pub struct Job {
 }
 
 /// Kills whoever may die while jobs run and are archived, and nothing else is at work.
-pub async fn jobs_alone(setup: &Setup, kills: u64) -> Report {
+pub async fn jobs_alone(setup: &CrashSetup, kills: u64) -> CrashReport {
     through(setup, 2, async |world| {
         while world.report.kills < kills && world.report.is_clean() {
             world.submit_some();
@@ -60,10 +60,10 @@ pub async fn jobs_alone(setup: &Setup, kills: u64) -> Report {
         Ok(())
     })
     .await
-    .unwrap_or_else(Report::from)
+    .unwrap_or_else(CrashReport::from)
 }
 
-impl World {
+impl CrashWorld {
     pub fn submit_some(&mut self) {
         if self.open_jobs() < OPEN_JOBS_MAX {
             for _ in 0..self.rng.below(3) {
@@ -82,7 +82,7 @@ impl World {
         let talk = format!("talk-{agent}-{}", self.rng.below(SESSIONS));
         let session = self.rng.percent(50).then_some(talk);
         let token = format!("J{}x{:06x}", self.jobs.len(), self.rng.next() & 0xff_ffff);
-        self.jobs.push(Job { kind, token, agent, session, id: None });
+        self.jobs.push(SubmittedJob { kind, token, agent, session, id: None });
         self.submit(self.jobs.len() - 1);
     }
 
@@ -129,9 +129,11 @@ impl World {
                 Ok((_, Err(error))) if is_absence(&error) => {}
                 Ok((at, Err(error))) => {
                     let what = format!("job {} was refused: {error:?}", self.jobs[at].token);
-                    self.report.add(Broken::Wrong, what);
+                    self.report.add(BrokenPromise::Wrong, what);
                 }
-                Err(error) => self.report.add(Broken::Wrong, format!("a submission broke off: {error}")),
+                Err(error) => {
+                    self.report.add(BrokenPromise::Wrong, format!("a submission broke off: {error}"))
+                }
             }
         }
     }
@@ -146,7 +148,7 @@ impl World {
             Some(known) if *known == view.id => {}
             Some(known) => {
                 let what = format!("the submission {} is job {known} and {}", job.token, view.id);
-                self.report.add(Broken::Duplicated, what);
+                self.report.add(BrokenPromise::Duplicated, what);
             }
         }
     }
@@ -172,12 +174,13 @@ impl World {
                 match open {
                     Ok(open) if open.jobs.is_empty() => break,
                     Ok(open) if Instant::now() >= until => {
-                        self.report.add(Broken::Wrong, format!("jobs that do not end: {:?}", open.jobs));
+                        self.report
+                            .add(BrokenPromise::Wrong, format!("jobs that do not end: {:?}", open.jobs));
                         return Ok(());
                     }
                     Ok(_) => tokio::time::sleep(LOOK).await,
                     Err(error) => {
-                        self.report.add(Broken::Lost, format!("the jobs that are {status}: {error}"));
+                        self.report.add(BrokenPromise::Lost, format!("the jobs that are {status}: {error}"));
                         return Ok(());
                     }
                 }
@@ -195,22 +198,22 @@ impl World {
             let id = self.jobs[at].id.clone().unwrap_or_default();
             let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
             if let Err(error) = client.call::<GetJob>(&JobRef { job: id.clone() }).await {
-                self.report.add(Broken::Lost, format!("job {id} ({token}): {error}"));
+                self.report.add(BrokenPromise::Lost, format!("job {id} ({token}): {error}"));
                 continue;
             }
             for (stream, whole) in ["stdout", "stderr"].into_iter().zip(kind.written(&token)) {
                 let len = 1 + self.rng.below(READ_MAX);
                 match read(&mut client, &id, stream, 0, len).await {
-                    Ok(Read { dropped: 0, bytes, .. }) if whole.as_bytes().starts_with(&bytes) => {}
+                    Ok(OutputPage { dropped: 0, bytes, .. }) if whole.as_bytes().starts_with(&bytes) => {}
                     // Which part of the end is kept moves on while one looks.
                     Ok(_) if kind == JobKind::Cut => {}
                     Ok(read) => {
                         let what =
                             format!("{stream} of {id} ({token}) begins with {:?}", excerpt(&read.bytes));
-                        self.report.add(Broken::Lost, what);
+                        self.report.add(BrokenPromise::Lost, what);
                     }
                     Err(error) => {
-                        self.report.add(Broken::Lost, format!("{stream} of {id} ({token}): {error}"))
+                        self.report.add(BrokenPromise::Lost, format!("{stream} of {id} ({token}): {error}"))
                     }
                 }
             }
@@ -242,7 +245,7 @@ impl World {
     }
 }
 
-struct Read {
+struct OutputPage {
     bytes: Vec<u8>,
     dropped: u64,
     next: u64,
@@ -255,7 +258,7 @@ async fn read(
     stream: &str,
     offset: u64,
     limit: u64,
-) -> Result<Read, ClientError> {
+) -> Result<OutputPage, ClientError> {
     let params = JobOutputParams {
         job: job.to_owned(),
         stream: Some(stream.to_owned()),
@@ -268,7 +271,7 @@ async fn read(
         "base64" => base64::decode(&data).unwrap_or_default(),
         _utf8 => data.into_bytes(),
     };
-    Ok(Read { bytes, dropped, next, end })
+    Ok(OutputPage { bytes, dropped, next, end })
 }
 
 /// The beginning, for people.

@@ -2,18 +2,18 @@
 
 use std::time::Instant;
 
-use super::Setup;
+use super::CrashSetup;
 use super::effects::LEFT;
-use super::plan::Shape;
-use super::report::{Broken, Report};
-use super::world::{LOOK, World, through};
+use super::plan::TurnShape;
+use super::report::{BrokenPromise, CrashReport};
+use super::world::{CrashWorld, LOOK, through};
 use crate::lodge::PATIENCE;
 use crate::processes;
 use crate::trouble::Trouble;
 
 /// Tools leave daemons that listen to no signal. One outlives the daemon and goes with its killed keeper, another goes
 /// with the stop of its agent.
-pub async fn left_daemons(setup: &Setup) -> Report {
+pub async fn left_daemons(setup: &CrashSetup) -> CrashReport {
     through(setup, 1, async |world| {
         world.leave_one().await?;
         world.kill("with a process that a tool left")?;
@@ -24,12 +24,12 @@ pub async fn left_daemons(setup: &Setup) -> Report {
         world.leave_one().await
     })
     .await
-    .unwrap_or_else(Report::from)
+    .unwrap_or_else(CrashReport::from)
 }
 
-impl World {
+impl CrashWorld {
     async fn leave_one(&mut self) -> Result<(), Trouble> {
-        self.send_to(0, Shape::LeaveDeaf);
+        self.send_to(0, TurnShape::LeaveDeaf);
         self.settle().await?;
         self.expect_left(1).await;
         Ok(())
@@ -46,7 +46,7 @@ impl World {
             }
             if Instant::now() >= until {
                 let what = format!("{left} processes instead of {wanted} were left by tools: {found:?}");
-                return self.report.add(Broken::LeftBehind, what);
+                return self.report.add(BrokenPromise::LeftBehind, what);
             }
             tokio::time::sleep(LOOK).await;
         }

@@ -7,11 +7,11 @@ use lodge_proto::{
     AgentListParams, ListAgents, ListSessions, ListTurns, PAGE_MAX, SessionListParams, TurnListParams,
 };
 
-use super::edited::Conversations;
-use super::report::Broken;
-use super::world::World;
+use super::edited::EditedSessions;
+use super::report::BrokenPromise;
+use super::world::CrashWorld;
 
-impl World {
+impl CrashWorld {
     /// Every agent and session that is listed, and every turn of them, is one that somebody asked for; none is lost.
     /// Returns the sessions.
     pub async fn check_sessions(&mut self, client: &mut Client) -> BTreeSet<String> {
@@ -21,20 +21,24 @@ impl World {
                 let known = self.agents.iter().map(|agent| agent.id.clone()).collect();
                 self.report.broken.extend(differ("agent", &agents, &known));
             }
-            Err(error) => self.report.add(Broken::Lost, format!("the agents: {error}")),
+            Err(error) => self.report.add(BrokenPromise::Lost, format!("the agents: {error}")),
         }
         for at in 0..self.agents.len() {
             let agent = self.agents[at].id.clone();
             match all_sessions(client, &agent).await {
                 Ok(sessions) => listed.extend(sessions),
-                Err(error) => self.report.add(Broken::Lost, format!("the sessions of {agent}: {error}")),
+                Err(error) => {
+                    self.report.add(BrokenPromise::Lost, format!("the sessions of {agent}: {error}"))
+                }
             }
         }
         let mut turns = BTreeSet::new();
-        for session in listed.iter().filter(|session| !Conversations::is_one(session)) {
+        for session in listed.iter().filter(|session| !EditedSessions::is_one(session)) {
             match all_turns(client, session).await {
                 Ok(found) => turns.extend(found),
-                Err(error) => self.report.add(Broken::Lost, format!("the turns of {session}: {error}")),
+                Err(error) => {
+                    self.report.add(BrokenPromise::Lost, format!("the turns of {session}: {error}"))
+                }
             }
         }
         let sent = self.sent.iter().filter_map(|sent| sent.turn.clone());
@@ -49,22 +53,24 @@ impl World {
             let (id, killed) = (self.agents[at].id.clone(), self.agents[at].killed);
             match self.agent(&id).await {
                 Ok(detail) => self.report.broken.extend(replaced_needlessly(&id, detail.runs, killed)),
-                Err(error) => self.report.add(Broken::Lost, format!("agent {id}: {error}")),
+                Err(error) => self.report.add(BrokenPromise::Lost, format!("agent {id}: {error}")),
             }
         }
     }
 }
 
 /// What is listed and nobody asked for, and what was acknowledged and is not listed.
-fn differ(what: &str, listed: &BTreeSet<String>, known: &BTreeSet<String>) -> Vec<(Broken, String)> {
-    let strange = listed.difference(known).map(|id| (Broken::Duplicated, format!("{what} {id} is nobody's")));
-    let lost = known.difference(listed).map(|id| (Broken::Lost, format!("{what} {id} is not listed")));
+fn differ(what: &str, listed: &BTreeSet<String>, known: &BTreeSet<String>) -> Vec<(BrokenPromise, String)> {
+    let strange =
+        listed.difference(known).map(|id| (BrokenPromise::Duplicated, format!("{what} {id} is nobody's")));
+    let lost = known.difference(listed).map(|id| (BrokenPromise::Lost, format!("{what} {id} is not listed")));
     strange.chain(lost).collect()
 }
 
 /// One death may be answered by one new runtime; two that come together, by one as well.
-fn replaced_needlessly(id: &str, runs: u32, killed: u32) -> Option<(Broken, String)> {
-    let what = || (Broken::Keeper, format!("{id} had {runs} runtimes, and {killed} of them were killed"));
+fn replaced_needlessly(id: &str, runs: u32, killed: u32) -> Option<(BrokenPromise, String)> {
+    let what =
+        || (BrokenPromise::Keeper, format!("{id} had {runs} runtimes, and {killed} of them were killed"));
     (runs > killed + 1).then(what)
 }
 
@@ -118,18 +124,20 @@ mod tests {
 
     #[test]
     fn a_turn_that_nobody_sent_and_one_that_is_in_no_session_are_noticed() {
-        let found = |listed: &[&str]| -> Vec<Broken> {
+        let found = |listed: &[&str]| -> Vec<BrokenPromise> {
             differ("turn", &set(listed), &set(&["a", "b"])).into_iter().map(|(broken, _)| broken).collect()
         };
         assert_eq!(found(&["a", "b"]), []);
-        assert_eq!(found(&["a", "b", "twin of b"]), [Broken::Duplicated]);
-        assert_eq!(found(&["a"]), [Broken::Lost]);
+        assert_eq!(found(&["a", "b", "twin of b"]), [BrokenPromise::Duplicated]);
+        assert_eq!(found(&["a"]), [BrokenPromise::Lost]);
     }
 
     #[test]
     fn a_runtime_that_was_replaced_although_nobody_killed_it_is_noticed() {
         assert_eq!(replaced_needlessly("agt_1", 3, 2), None);
         assert_eq!(replaced_needlessly("agt_1", 2, 2), None);
-        assert!(replaced_needlessly("agt_1", 2, 0).is_some_and(|(broken, _)| broken == Broken::Keeper));
+        assert!(
+            replaced_needlessly("agt_1", 2, 0).is_some_and(|(broken, _)| broken == BrokenPromise::Keeper)
+        );
     }
 }

@@ -7,10 +7,10 @@ use lodge_proto::{AgentCreateParams, AgentView};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::Setup;
-use super::report::{Broken, Report};
+use super::CrashSetup;
+use super::report::{BrokenPromise, CrashReport};
 use super::talk::answer_of;
-use super::world::{LOOK, World, through};
+use super::world::{CrashWorld, LOOK, through};
 use crate::lodge::PATIENCE;
 use crate::trouble::Trouble;
 
@@ -20,40 +20,40 @@ const CHANGE_US: u64 = 150_000;
 
 /// Where the agent of the moment stands.
 #[derive(Debug)]
-enum Life {
+enum AgentLife {
     None,
     Live { id: String },
     Stopped { id: String },
 }
 
 /// Changes one agent after the other, with a kill during each change.
-pub async fn agents_lives(setup: &Setup, kills: u64) -> Report {
+pub async fn agents_lives(setup: &CrashSetup, kills: u64) -> CrashReport {
     through(setup, AGENTS, async |world| {
-        let mut life = Life::None;
+        let mut life = AgentLife::None;
         while world.report.kills < kills && world.report.is_clean() {
             life = world.one_change(life).await?;
         }
-        if let Life::Live { id } | Life::Stopped { id } = life {
+        if let AgentLife::Live { id } | AgentLife::Stopped { id } = life {
             world.remove_agent(&id).await?;
         }
         Ok(())
     })
     .await
-    .unwrap_or_else(Report::from)
+    .unwrap_or_else(CrashReport::from)
 }
 
-impl World {
+impl CrashWorld {
     /// Makes one change, however often it takes, and checks what came of it.
-    async fn one_change(&mut self, life: Life) -> Result<Life, Trouble> {
+    async fn one_change(&mut self, life: AgentLife) -> Result<AgentLife, Trouble> {
         if self.open_turns() < 3 {
             self.send_new();
         }
         let request_id = format!("change-{}-{}", self.report.kills, self.rng.next());
         let (id, next) = match life {
-            Life::None => return self.create_through_kills().await,
-            Life::Live { id } if self.rng.percent(60) => (id, "agent/stop"),
-            Life::Stopped { id } if self.rng.percent(60) => (id, "agent/start"),
-            Life::Live { id } | Life::Stopped { id } => (id, "agent/remove"),
+            AgentLife::None => return self.create_through_kills().await,
+            AgentLife::Live { id } if self.rng.percent(60) => (id, "agent/stop"),
+            AgentLife::Stopped { id } if self.rng.percent(60) => (id, "agent/start"),
+            AgentLife::Live { id } | AgentLife::Stopped { id } => (id, "agent/remove"),
         };
         let mut params = json!({"agent": id, "request_id": request_id});
         if next == "agent/remove" {
@@ -63,27 +63,29 @@ impl World {
             ("agent/stop", Ok(_)) => {
                 self.expect_keepers(AGENTS).await;
                 self.expect_status(&id, "stopped").await;
-                Ok(Life::Stopped { id })
+                Ok(AgentLife::Stopped { id })
             }
             ("agent/start", Ok(_)) => {
                 self.wait_ready(&id).await?;
                 self.expect_keepers(AGENTS + 1).await;
-                Ok(Life::Live { id })
+                Ok(AgentLife::Live { id })
             }
             ("agent/remove", Ok(_)) => {
                 self.expect_keepers(AGENTS).await;
                 self.expect_cleared(&id).await;
-                Ok(Life::None)
+                Ok(AgentLife::None)
             }
             (_, answer) => {
-                self.report
-                    .add(Broken::Wrong, format!("{next} {id}, asked until it was answered: {answer:?}"));
-                Ok(Life::None)
+                self.report.add(
+                    BrokenPromise::Wrong,
+                    format!("{next} {id}, asked until it was answered: {answer:?}"),
+                );
+                Ok(AgentLife::None)
             }
         }
     }
 
-    async fn create_through_kills(&mut self) -> Result<Life, Trouble> {
+    async fn create_through_kills(&mut self) -> Result<AgentLife, Trouble> {
         let params: AgentCreateParams = self.agent_params()?;
         let created = match serde_json::to_value(params) {
             Ok(params) => self.change("agent/create", &params).await?,
@@ -95,11 +97,12 @@ impl World {
             Ok(view) => {
                 self.wait_ready(&view.id).await?;
                 self.expect_keepers(AGENTS + 1).await;
-                Ok(Life::Live { id: view.id })
+                Ok(AgentLife::Live { id: view.id })
             }
             Err(error) => {
-                self.report.add(Broken::Wrong, format!("create, asked until it was answered: {error:?}"));
-                Ok(Life::None)
+                self.report
+                    .add(BrokenPromise::Wrong, format!("create, asked until it was answered: {error:?}"));
+                Ok(AgentLife::None)
             }
         }
     }
@@ -130,7 +133,9 @@ impl World {
     async fn expect_status(&mut self, id: &str, wanted: &str) {
         match self.agent(id).await {
             Ok(detail) if detail.agent.status == wanted => {}
-            other => self.report.add(Broken::Wrong, format!("{id} should be {wanted} and is {other:?}")),
+            other => {
+                self.report.add(BrokenPromise::Wrong, format!("{id} should be {wanted} and is {other:?}"))
+            }
         }
     }
 
@@ -141,7 +146,7 @@ impl World {
         while dir.exists() {
             if Instant::now() >= until {
                 let what = format!("{id} was removed, and its directory is there");
-                return self.report.add(Broken::LeftBehind, what);
+                return self.report.add(BrokenPromise::LeftBehind, what);
             }
             tokio::time::sleep(LOOK).await;
         }

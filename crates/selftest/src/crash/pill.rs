@@ -8,11 +8,11 @@ use lodge_proto::{
     GetTurn, ListQuarantine, QuarantineListParams, QuarantineRef, QuarantineView, RetryQuarantined, TurnRef,
 };
 
-use super::Setup;
-use super::plan::Shape;
+use super::CrashSetup;
+use super::plan::TurnShape;
 use super::points::was_killed;
-use super::report::{Broken, Report};
-use super::world::{LOOK, World, through};
+use super::report::{BrokenPromise, CrashReport};
+use super::world::{CrashWorld, LOOK, through};
 use crate::lodge::PATIENCE;
 use crate::trouble::{Trouble, refused};
 
@@ -20,29 +20,29 @@ use crate::trouble::{Trouble, refused};
 const DEATHS: u32 = 3;
 
 /// One message of an agent is a pill; a message of another is not.
-pub async fn pill(setup: &Setup) -> Report {
+pub async fn pill(setup: &CrashSetup) -> CrashReport {
     through(setup, 2, async |world| {
         world.swallow().await?;
         world.others_go_on().await?;
         world.retry_without_harm().await
     })
     .await
-    .unwrap_or_else(Report::from)
+    .unwrap_or_else(CrashReport::from)
 }
 
-impl World {
+impl CrashWorld {
     async fn swallow(&mut self) -> Result<(), Trouble> {
         self.kill("to arm a pill")?;
         // Every message has a word of its own in it.
         self.lodge.set_env("LODGED_PILL", &format!("model_call:T{}x", self.sent.len()));
         self.start_again().await?;
-        self.send_to(0, Shape::Plain);
+        self.send_to(0, TurnShape::Plain);
         for death in 1..=DEATHS {
             match self.lodge.wait_ended(PATIENCE).await? {
                 Some(status) if was_killed(status) => self.note_kill("daemon"),
                 other => {
                     let what = format!("a pill did not kill the daemon for the {death}. time: {other:?}");
-                    self.report.add(Broken::Wrong, what);
+                    self.report.add(BrokenPromise::Wrong, what);
                     self.lodge.kill9()?;
                 }
             }
@@ -58,12 +58,14 @@ impl World {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         match set_aside(&mut client).await?.as_slice() {
             [work] if work.kind == "model_call" && work.deaths == DEATHS => {}
-            other => self.report.add(Broken::Wrong, format!("after a pill this is set aside: {other:?}")),
+            other => {
+                self.report.add(BrokenPromise::Wrong, format!("after a pill this is set aside: {other:?}"))
+            }
         }
-        self.send_to(1, Shape::Plain);
+        self.send_to(1, TurnShape::Plain);
         self.gather().await;
         let Some(turn) = self.sent.last().and_then(|sent| sent.turn.clone()) else {
-            self.report.add(Broken::Wrong, "beside a pill a message is not taken".to_owned());
+            self.report.add(BrokenPromise::Wrong, "beside a pill a message is not taken".to_owned());
             return Ok(());
         };
         let until = Instant::now() + PATIENCE;
@@ -74,7 +76,7 @@ impl World {
                 return Ok(());
             }
             if Instant::now() >= until {
-                self.report.add(Broken::Wrong, format!("beside a pill a turn does not end: {view:?}"));
+                self.report.add(BrokenPromise::Wrong, format!("beside a pill a turn does not end: {view:?}"));
                 return Ok(());
             }
             tokio::time::sleep(LOOK).await;
@@ -98,7 +100,7 @@ impl World {
     pub async fn expect_no_quarantine(&mut self) -> Result<(), Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         for work in set_aside(&mut client).await? {
-            self.report.add(Broken::Wrong, format!("work was set aside that harmed nobody: {work:?}"));
+            self.report.add(BrokenPromise::Wrong, format!("work was set aside that harmed nobody: {work:?}"));
         }
         Ok(())
     }

@@ -4,11 +4,11 @@ use serde_json::{Value, json};
 
 use super::effects;
 use super::job_plan::JobKind;
-use super::rng::Rng;
+use super::rng::CrashRng;
 
 /// Which provider the agents use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Model {
+pub enum CrashModel {
     /// The scripted model inside the daemon.
     Script,
     /// An OpenAI-compatible server over HTTP that cuts streams and fails.
@@ -16,7 +16,7 @@ pub enum Model {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shape {
+pub enum TurnShape {
     /// An answer in one piece.
     Plain,
     /// An answer in many pieces.
@@ -55,55 +55,55 @@ const NOTE_END: &str = "\n\n";
 
 /// One call of a tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Call {
-    pub tool: Tool,
+pub struct PlannedCall {
+    pub tool: CrashTool,
     /// Names the call within its turn.
     pub key: &'static str,
     seconds: &'static str,
-    leaves: Leaves,
+    leaves: LeftProcesses,
 }
 
 /// What is still there when a tool has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Leaves {
+enum LeftProcesses {
     Nothing,
     Daemon,
     DeafDaemon,
 }
 
-impl Leaves {
+impl LeftProcesses {
     /// For the line of a tool.
     fn word(self) -> &'static str {
         match self {
-            Leaves::Nothing => "",
-            Leaves::Daemon => effects::LEAVE,
-            Leaves::DeafDaemon => effects::LEAVE_DEAF,
+            LeftProcesses::Nothing => "",
+            LeftProcesses::Daemon => effects::LEAVE,
+            LeftProcesses::DeafDaemon => effects::LEAVE_DEAF,
         }
     }
 }
 
 /// What tools and jobs run.
 #[derive(Debug, Clone)]
-pub struct Lines {
+pub struct ToolScripts {
     pub tool: String,
     pub job: String,
 }
 
-impl Call {
-    fn arguments(self, lines: &Lines, token: &str) -> Value {
+impl PlannedCall {
+    fn arguments(self, lines: &ToolScripts, token: &str) -> Value {
         match self.tool {
-            Tool::Once | Tool::Safe => {
+            CrashTool::Once | CrashTool::Safe => {
                 json!({"args": ["-c", lines.tool, token, self.key, self.seconds, self.leaves.word()]})
             }
-            Tool::Submit => MODEL_JOB.call(&lines.job, token),
-            Tool::Wait | Tool::Watch => json!({"job_id": "{{job}}"}),
+            CrashTool::Submit => MODEL_JOB.call(&lines.job, token),
+            CrashTool::Wait | CrashTool::Watch => json!({"job_id": "{{job}}"}),
         }
     }
 }
 
 /// What the agents have; the first two run the same line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tool {
+pub enum CrashTool {
     Once,
     /// Declared `safe`.
     Safe,
@@ -113,22 +113,22 @@ pub enum Tool {
     Watch,
 }
 
-impl Tool {
+impl CrashTool {
     /// Whether it runs in the sandbox; what is asked about jobs does not.
     pub fn is_program(self) -> bool {
         match self {
-            Tool::Once | Tool::Safe => true,
-            Tool::Submit | Tool::Wait | Tool::Watch => false,
+            CrashTool::Once | CrashTool::Safe => true,
+            CrashTool::Submit | CrashTool::Wait | CrashTool::Watch => false,
         }
     }
 
     fn name(self) -> &'static str {
         match self {
-            Tool::Once => "bash",
-            Tool::Safe => "again",
-            Tool::Submit => "job_submit",
-            Tool::Wait => "job_wait",
-            Tool::Watch => "job_watch",
+            CrashTool::Once => "bash",
+            CrashTool::Safe => "again",
+            CrashTool::Submit => "job_submit",
+            CrashTool::Wait => "job_wait",
+            CrashTool::Watch => "job_watch",
         }
     }
 }
@@ -143,115 +143,119 @@ pub const SUMMARY_ASKED: &str = "[This is not from the user.";
 const CHUNKS: u64 = 8;
 const CHUNK_MS: u64 = 12;
 
-impl Shape {
+impl TurnShape {
     /// Those that end by themselves in good time. The last two need a model that reads the id of its job.
-    const USUAL: [Shape; 11] = [
-        Shape::Plain,
-        Shape::Stream,
-        Shape::Tool,
-        Shape::Slow,
-        Shape::Pair,
-        Shape::Chain,
-        Shape::Safe,
-        Shape::Leave,
-        Shape::JobLeft,
-        Shape::JobWaited,
-        Shape::JobWatched,
+    const USUAL: [TurnShape; 11] = [
+        TurnShape::Plain,
+        TurnShape::Stream,
+        TurnShape::Tool,
+        TurnShape::Slow,
+        TurnShape::Pair,
+        TurnShape::Chain,
+        TurnShape::Safe,
+        TurnShape::Leave,
+        TurnShape::JobLeft,
+        TurnShape::JobWaited,
+        TurnShape::JobWatched,
     ];
 
-    pub fn usual(model: Model) -> &'static [Shape] {
+    pub fn usual(model: CrashModel) -> &'static [TurnShape] {
         match model {
-            Model::Script => &Shape::USUAL[..9],
-            Model::OpenAi => &Shape::USUAL,
+            CrashModel::Script => &TurnShape::USUAL[..9],
+            CrashModel::OpenAi => &TurnShape::USUAL,
         }
     }
 
     fn word(self) -> &'static str {
         match self {
-            Shape::Plain => "be-plain",
-            Shape::Stream => "be-streaming",
-            Shape::Tool => "use-one",
-            Shape::Slow => "use-slow",
-            Shape::Pair => "use-pair",
-            Shape::Chain => "use-chain",
-            Shape::Safe => "redo-it",
-            Shape::SafeSlow => "redo-slowly",
-            Shape::Long => "use-long",
-            Shape::Leave => "leave-one",
-            Shape::LeaveDeaf => "leave-a-deaf-one",
-            Shape::JobLeft => "begin-and-go",
-            Shape::JobWaited => "begin-and-wait",
-            Shape::JobWatched => "begin-and-watch",
+            TurnShape::Plain => "be-plain",
+            TurnShape::Stream => "be-streaming",
+            TurnShape::Tool => "use-one",
+            TurnShape::Slow => "use-slow",
+            TurnShape::Pair => "use-pair",
+            TurnShape::Chain => "use-chain",
+            TurnShape::Safe => "redo-it",
+            TurnShape::SafeSlow => "redo-slowly",
+            TurnShape::Long => "use-long",
+            TurnShape::Leave => "leave-one",
+            TurnShape::LeaveDeaf => "leave-a-deaf-one",
+            TurnShape::JobLeft => "begin-and-go",
+            TurnShape::JobWaited => "begin-and-wait",
+            TurnShape::JobWatched => "begin-and-watch",
         }
     }
 
     /// The calls of each step.
-    pub fn steps(self) -> &'static [&'static [Call]] {
-        const fn once(key: &'static str, seconds: &'static str) -> Call {
-            Call { tool: Tool::Once, key, seconds, leaves: Leaves::Nothing }
+    pub fn steps(self) -> &'static [&'static [PlannedCall]] {
+        const fn once(key: &'static str, seconds: &'static str) -> PlannedCall {
+            PlannedCall { tool: CrashTool::Once, key, seconds, leaves: LeftProcesses::Nothing }
         }
-        const fn safe(seconds: &'static str) -> Call {
-            Call { tool: Tool::Safe, key: "a", seconds, leaves: Leaves::Nothing }
+        const fn safe(seconds: &'static str) -> PlannedCall {
+            PlannedCall { tool: CrashTool::Safe, key: "a", seconds, leaves: LeftProcesses::Nothing }
         }
-        const fn job(tool: Tool) -> Call {
-            Call { tool, key: "job", seconds: "", leaves: Leaves::Nothing }
+        const fn job(tool: CrashTool) -> PlannedCall {
+            PlannedCall { tool, key: "job", seconds: "", leaves: LeftProcesses::Nothing }
         }
         match self {
-            Shape::Plain | Shape::Stream => &[],
-            Shape::JobLeft => const { &[&[job(Tool::Submit)]] },
-            Shape::JobWaited => const { &[&[job(Tool::Submit)], &[job(Tool::Wait)]] },
-            Shape::JobWatched => const { &[&[job(Tool::Submit)], &[job(Tool::Watch)]] },
-            Shape::Tool => const { &[&[once("a", "0.02")]] },
-            Shape::Slow => const { &[&[once("a", "0.2")]] },
-            Shape::Pair => const { &[&[once("a", "0.05"), once("b", "0.02")]] },
-            Shape::Chain => const { &[&[once("a", "0")], &[once("b", "0.03")]] },
-            Shape::Safe => const { &[&[safe("0.1")]] },
-            Shape::SafeSlow => const { &[&[safe("2")]] },
-            Shape::Long => const { &[&[once("a", "6")]] },
-            Shape::Leave => const { &[&[Call { leaves: Leaves::Daemon, ..once("a", "0.02") }]] },
-            Shape::LeaveDeaf => const { &[&[Call { leaves: Leaves::DeafDaemon, ..once("a", "0.02") }]] },
+            TurnShape::Plain | TurnShape::Stream => &[],
+            TurnShape::JobLeft => const { &[&[job(CrashTool::Submit)]] },
+            TurnShape::JobWaited => const { &[&[job(CrashTool::Submit)], &[job(CrashTool::Wait)]] },
+            TurnShape::JobWatched => const { &[&[job(CrashTool::Submit)], &[job(CrashTool::Watch)]] },
+            TurnShape::Tool => const { &[&[once("a", "0.02")]] },
+            TurnShape::Slow => const { &[&[once("a", "0.2")]] },
+            TurnShape::Pair => const { &[&[once("a", "0.05"), once("b", "0.02")]] },
+            TurnShape::Chain => const { &[&[once("a", "0")], &[once("b", "0.03")]] },
+            TurnShape::Safe => const { &[&[safe("0.1")]] },
+            TurnShape::SafeSlow => const { &[&[safe("2")]] },
+            TurnShape::Long => const { &[&[once("a", "6")]] },
+            TurnShape::Leave => {
+                const { &[&[PlannedCall { leaves: LeftProcesses::Daemon, ..once("a", "0.02") }]] }
+            }
+            TurnShape::LeaveDeaf => {
+                const { &[&[PlannedCall { leaves: LeftProcesses::DeafDaemon, ..once("a", "0.02") }]] }
+            }
         }
     }
 
-    pub fn calls(self) -> impl Iterator<Item = Call> {
+    pub fn calls(self) -> impl Iterator<Item = PlannedCall> {
         self.steps().iter().flat_map(|calls| calls.iter().copied())
     }
 
     /// The last tool's output is in the answer where it is certain which one that is.
     fn tells_tool(self) -> bool {
         match self {
-            Shape::Plain
-            | Shape::Stream
-            | Shape::Pair
-            | Shape::JobLeft
-            | Shape::JobWaited
-            | Shape::JobWatched => false,
-            Shape::Tool
-            | Shape::Slow
-            | Shape::Chain
-            | Shape::Safe
-            | Shape::SafeSlow
-            | Shape::Long
-            | Shape::Leave
-            | Shape::LeaveDeaf => true,
+            TurnShape::Plain
+            | TurnShape::Stream
+            | TurnShape::Pair
+            | TurnShape::JobLeft
+            | TurnShape::JobWaited
+            | TurnShape::JobWatched => false,
+            TurnShape::Tool
+            | TurnShape::Slow
+            | TurnShape::Chain
+            | TurnShape::Safe
+            | TurnShape::SafeSlow
+            | TurnShape::Long
+            | TurnShape::Leave
+            | TurnShape::LeaveDeaf => true,
         }
     }
 
     fn streams(self) -> bool {
         match self {
-            Shape::Stream | Shape::Chain => true,
-            Shape::Plain
-            | Shape::Tool
-            | Shape::Slow
-            | Shape::Pair
-            | Shape::Safe
-            | Shape::SafeSlow
-            | Shape::Long
-            | Shape::Leave
-            | Shape::LeaveDeaf
-            | Shape::JobLeft
-            | Shape::JobWaited
-            | Shape::JobWatched => false,
+            TurnShape::Stream | TurnShape::Chain => true,
+            TurnShape::Plain
+            | TurnShape::Tool
+            | TurnShape::Slow
+            | TurnShape::Pair
+            | TurnShape::Safe
+            | TurnShape::SafeSlow
+            | TurnShape::Long
+            | TurnShape::Leave
+            | TurnShape::LeaveDeaf
+            | TurnShape::JobLeft
+            | TurnShape::JobWaited
+            | TurnShape::JobWatched => false,
         }
     }
 }
@@ -259,7 +263,7 @@ impl Shape {
 /// One turn, and everything that must come of it.
 #[derive(Debug, Clone)]
 pub struct TurnPlan {
-    pub shape: Shape,
+    pub shape: TurnShape,
     pub token: String,
     /// What the user sends.
     pub text: String,
@@ -268,14 +272,20 @@ pub struct TurnPlan {
 }
 
 impl TurnPlan {
-    pub fn new(model: Model, shape: Shape, token: &str, lines: &Lines, rng: &mut Rng) -> TurnPlan {
+    pub fn new(
+        model: CrashModel,
+        shape: TurnShape,
+        token: &str,
+        lines: &ToolScripts,
+        rng: &mut CrashRng,
+    ) -> TurnPlan {
         let text = match model {
-            Model::Script => format!("{} {token}", shape.word()),
-            Model::OpenAi => commands(shape, token, lines, rng),
+            CrashModel::Script => format!("{} {token}", shape.word()),
+            CrashModel::OpenAi => commands(shape, token, lines, rng),
         };
         let echo = match model {
-            Model::Script => None,
-            Model::OpenAi => Some(token.to_owned()),
+            CrashModel::Script => None,
+            CrashModel::OpenAi => Some(token.to_owned()),
         };
         TurnPlan { shape, token: token.to_owned(), text, echo }
     }
@@ -309,7 +319,7 @@ fn answer(to: &str, said: &str) -> String {
     format!("This is the answer to {to}, at some length, so that it comes in pieces. {said}")
 }
 
-fn commands(shape: Shape, token: &str, lines: &Lines, rng: &mut Rng) -> String {
+fn commands(shape: TurnShape, token: &str, lines: &ToolScripts, rng: &mut CrashRng) -> String {
     let mut text = format!("{} {token}", shape.word());
     for calls in shape.steps() {
         for (place, call) in calls.iter().enumerate() {
@@ -329,11 +339,11 @@ fn commands(shape: Shape, token: &str, lines: &Lines, rng: &mut Rng) -> String {
 }
 
 /// The scripted model's file; JSON is YAML.
-pub fn script(lines: &Lines) -> Value {
-    let others = [Shape::SafeSlow, Shape::Long, Shape::LeaveDeaf];
-    let turns = Shape::usual(Model::Script).iter().copied().chain(others).map(|shape| {
+pub fn script(lines: &ToolScripts) -> Value {
+    let others = [TurnShape::SafeSlow, TurnShape::Long, TurnShape::LeaveDeaf];
+    let turns = TurnShape::usual(CrashModel::Script).iter().copied().chain(others).map(|shape| {
         let calls = shape.steps().iter().map(|calls| {
-            let call = |call: &Call| json!({"name": call.tool.name(), "arguments": call.arguments(lines, "{{input}}")});
+            let call = |call: &PlannedCall| json!({"name": call.tool.name(), "arguments": call.arguments(lines, "{{input}}")});
             json!({"calls": calls.iter().map(call).collect::<Vec<Value>>()})
         });
         let mut steps: Vec<Value> = calls.collect();

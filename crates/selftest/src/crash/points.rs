@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use lodge_proto::client::ClientError;
 use lodge_proto::{AgentStopParams, StopAgent};
 
-use super::Setup;
+use super::CrashSetup;
 use super::job_plan::JobKind;
-use super::plan::Shape;
-use super::report::{Broken, Report};
-use super::strike::Fall;
-use super::world::{LOOK, World, through};
+use super::plan::TurnShape;
+use super::report::{BrokenPromise, CrashReport};
+use super::strike::KeeperDeath;
+use super::world::{CrashWorld, LOOK, through};
 use crate::clock::now_ms;
 use crate::lodge::PATIENCE;
 use crate::processes;
@@ -31,13 +31,13 @@ const RECORDED: &str = "keeper.after_exit_record";
 
 /// A named point, and what makes a process pass it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Point {
+pub struct CrashPoint {
     pub name: &'static str,
-    act: Act,
+    act: PointTrigger,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Act {
+enum PointTrigger {
     /// Nothing but the daemon's start, with agents alive.
     Boot,
     /// Turns.
@@ -56,72 +56,72 @@ enum Act {
     Tool,
 }
 
-const fn point(name: &'static str, act: Act) -> Point {
-    Point { name, act }
+const fn point(name: &'static str, act: PointTrigger) -> CrashPoint {
+    CrashPoint { name, act }
 }
 
 /// Every point that the daemon knows, and every one that a keeper knows, in their order.
-pub const POINTS: [Point; 37] = [
-    point("after_lock", Act::Boot),
-    point("after_load", Act::Boot),
-    point("during_adoption", Act::Boot),
-    point("after_adoption", Act::Boot),
-    point("before_commit", Act::Work),
-    point("after_accept", Act::Work),
-    point("after_intent", Act::Work),
-    point("during_effect", Act::Work),
-    point("before_outcome", Act::Work),
-    point("after_outcome", Act::Work),
-    point("before_keeping", Act::Work),
-    point("after_keeping", Act::Work),
-    point("during_model", Act::Work),
-    point("before_answer", Act::Work),
-    point("after_answer", Act::Work),
-    point("during_summary", Act::Work),
-    point("before_summary", Act::Work),
-    point("after_compaction", Act::Work),
-    point("after_change", Act::Change),
-    point("after_job_submit", Act::Job),
-    point("before_job_start", Act::Job),
-    point("after_job_start", Act::Job),
-    point("before_job_end", Act::Job),
-    point("after_job_end", Act::Job),
-    point("before_archive", Act::Job),
-    point("after_archive", Act::Job),
-    point("after_release", Act::Job),
-    point("before_job_forget", Act::Job),
-    point("after_image_kept", Act::Start),
-    point("during_pull", Act::Pull),
-    point("after_pulled", Act::Pull),
-    point("during_start", Act::Start),
-    point("during_stop", Act::Stop),
-    point("keeper.after_claim", Act::Tool),
-    point("keeper.after_spawn", Act::Tool),
-    point("keeper.before_exit_record", Act::Tool),
-    point("keeper.after_exit_record", Act::Tool),
+pub const POINTS: [CrashPoint; 37] = [
+    point("after_lock", PointTrigger::Boot),
+    point("after_load", PointTrigger::Boot),
+    point("during_adoption", PointTrigger::Boot),
+    point("after_adoption", PointTrigger::Boot),
+    point("before_commit", PointTrigger::Work),
+    point("after_accept", PointTrigger::Work),
+    point("after_intent", PointTrigger::Work),
+    point("during_effect", PointTrigger::Work),
+    point("before_outcome", PointTrigger::Work),
+    point("after_outcome", PointTrigger::Work),
+    point("before_keeping", PointTrigger::Work),
+    point("after_keeping", PointTrigger::Work),
+    point("during_model", PointTrigger::Work),
+    point("before_answer", PointTrigger::Work),
+    point("after_answer", PointTrigger::Work),
+    point("during_summary", PointTrigger::Work),
+    point("before_summary", PointTrigger::Work),
+    point("after_compaction", PointTrigger::Work),
+    point("after_change", PointTrigger::Change),
+    point("after_job_submit", PointTrigger::Job),
+    point("before_job_start", PointTrigger::Job),
+    point("after_job_start", PointTrigger::Job),
+    point("before_job_end", PointTrigger::Job),
+    point("after_job_end", PointTrigger::Job),
+    point("before_archive", PointTrigger::Job),
+    point("after_archive", PointTrigger::Job),
+    point("after_release", PointTrigger::Job),
+    point("before_job_forget", PointTrigger::Job),
+    point("after_image_kept", PointTrigger::Start),
+    point("during_pull", PointTrigger::Pull),
+    point("after_pulled", PointTrigger::Pull),
+    point("during_start", PointTrigger::Start),
+    point("during_stop", PointTrigger::Stop),
+    point("keeper.after_claim", PointTrigger::Tool),
+    point("keeper.after_spawn", PointTrigger::Tool),
+    point("keeper.before_exit_record", PointTrigger::Tool),
+    point("keeper.after_exit_record", PointTrigger::Tool),
 ];
 
 /// Dies at every named point, `hits` times each. A point without a hit is a broken promise.
-pub async fn named_points(setup: &Setup, hits: u64) -> Report {
+pub async fn named_points(setup: &CrashSetup, hits: u64) -> CrashReport {
     through(setup, AGENTS, async |world| {
         for _ in 0..hits {
             for point in POINTS {
                 world.die_at(point).await?;
             }
         }
-        for Point { name, .. } in POINTS {
+        for CrashPoint { name, .. } in POINTS {
             if world.report.points.get(name).copied().unwrap_or(0) < hits {
-                world.report.add(Broken::Wrong, format!("nobody died at {name} {hits} times"));
+                world.report.add(BrokenPromise::Wrong, format!("nobody died at {name} {hits} times"));
             }
         }
         Ok(())
     })
     .await
-    .unwrap_or_else(Report::from)
+    .unwrap_or_else(CrashReport::from)
 }
 
 /// Dies at one point, `times` times.
-pub async fn die_at(setup: &Setup, name: &str, times: u64) -> Report {
+pub async fn die_at(setup: &CrashSetup, name: &str, times: u64) -> CrashReport {
     through(setup, AGENTS, async |world| {
         for point in POINTS.iter().filter(|point| point.name == name) {
             for _ in 0..times {
@@ -131,38 +131,38 @@ pub async fn die_at(setup: &Setup, name: &str, times: u64) -> Report {
         Ok(())
     })
     .await
-    .unwrap_or_else(Report::from)
+    .unwrap_or_else(CrashReport::from)
 }
 
 /// The same, with jobs as all there is to die of.
-pub async fn jobs_die_at(setup: &Setup, name: &'static str, times: u64) -> Report {
+pub async fn jobs_die_at(setup: &CrashSetup, name: &'static str, times: u64) -> CrashReport {
     through(setup, AGENTS, async |world| {
         for _ in 0..times {
-            world.die_at(point(name, Act::Job)).await?;
+            world.die_at(point(name, PointTrigger::Job)).await?;
         }
         Ok(())
     })
     .await
-    .unwrap_or_else(Report::from)
+    .unwrap_or_else(CrashReport::from)
 }
 
-impl World {
+impl CrashWorld {
     /// Ends what passes a point, lets the next one die there, and sees to it that one lives.
-    pub async fn die_at(&mut self, Point { name, act }: Point) -> Result<(), Trouble> {
+    pub async fn die_at(&mut self, CrashPoint { name, act }: CrashPoint) -> Result<(), Trouble> {
         // Every agent has its keeper, so that no start of another one passes the point first.
         self.check_adoption().await?;
         let extra = match act {
-            Act::Tool => return self.keeper_dies_at(name).await,
-            Act::Stop => Some(self.extra_agent().await?),
-            Act::Change => {
+            PointTrigger::Tool => return self.keeper_dies_at(name).await,
+            PointTrigger::Stop => Some(self.extra_agent().await?),
+            PointTrigger::Change => {
                 self.begin_conversation().await?;
                 None
             }
-            Act::Pull => {
+            PointTrigger::Pull => {
                 self.extra = Some(self.pulled_params().await?);
                 None
             }
-            Act::Boot | Act::Work | Act::Start | Act::Job => None,
+            PointTrigger::Boot | PointTrigger::Work | PointTrigger::Start | PointTrigger::Job => None,
         };
         let nth = match (name, act) {
             ("during_adoption" | "after_adoption", _) => {
@@ -170,8 +170,16 @@ impl World {
                 1 + self.rng.below(sure)
             }
             ("before_commit", _) => 2 + self.rng.below(8),
-            (_, Act::Work | Act::Job) => 1 + self.rng.below(3),
-            (_, Act::Boot | Act::Start | Act::Pull | Act::Stop | Act::Change | Act::Tool) => 1,
+            (_, PointTrigger::Work | PointTrigger::Job) => 1 + self.rng.below(3),
+            (
+                _,
+                PointTrigger::Boot
+                | PointTrigger::Start
+                | PointTrigger::Pull
+                | PointTrigger::Stop
+                | PointTrigger::Change
+                | PointTrigger::Tool,
+            ) => 1,
         };
         self.send_new();
         self.gather().await;
@@ -179,17 +187,17 @@ impl World {
         self.lodge.set_env("LODGED_CRASH_AT", &format!("{name}:{nth}"));
         self.lodge.spawn()?;
         let died = match act {
-            Act::Boot => self.lodge.wait_ended(PATIENCE).await?,
-            Act::Work => self.work_to_death().await?,
-            Act::Start => {
+            PointTrigger::Boot => self.lodge.wait_ended(PATIENCE).await?,
+            PointTrigger::Work => self.work_to_death().await?,
+            PointTrigger::Start => {
                 self.extra = Some(self.agent_params()?);
                 self.start_to_death().await?
             }
-            Act::Pull => self.start_to_death().await?,
-            Act::Stop => self.stop_to_death(extra.as_deref()).await?,
-            Act::Change => self.change_to_death().await?,
-            Act::Job => self.jobs_to_death().await?,
-            Act::Tool => None,
+            PointTrigger::Pull => self.start_to_death().await?,
+            PointTrigger::Stop => self.stop_to_death(extra.as_deref()).await?,
+            PointTrigger::Change => self.change_to_death().await?,
+            PointTrigger::Job => self.jobs_to_death().await?,
+            PointTrigger::Tool => None,
         };
         self.lodge.unset_env("LODGED_CRASH_AT");
         self.gather().await;
@@ -197,15 +205,16 @@ impl World {
             self.note_kill("daemon");
             *self.report.points.entry(name.to_owned()).or_default() += 1;
         } else {
-            self.report.add(Broken::Wrong, format!("the daemon did not die at {name}:{nth}, but: {died:?}"));
+            self.report
+                .add(BrokenPromise::Wrong, format!("the daemon did not die at {name}:{nth}, but: {died:?}"));
             self.lodge.kill9()?;
         }
         self.start_again().await?;
         match act {
-            Act::Boot | Act::Work | Act::Job | Act::Tool => Ok(()),
-            Act::Start | Act::Pull => self.check_started().await,
-            Act::Stop => self.check_stopped(extra.as_deref()).await,
-            Act::Change => self.check_changed().await,
+            PointTrigger::Boot | PointTrigger::Work | PointTrigger::Job | PointTrigger::Tool => Ok(()),
+            PointTrigger::Start | PointTrigger::Pull => self.check_started().await,
+            PointTrigger::Stop => self.check_stopped(extra.as_deref()).await,
+            PointTrigger::Change => self.check_changed().await,
         }
     }
 
@@ -226,14 +235,14 @@ impl World {
         match fall {
             Some(_) if name == RECORDED => self.note_keeper(at),
             Some(fall) => self.note_fall(fall),
-            None => self.report.add(Broken::Wrong, format!("no keeper died at {name}")),
+            None => self.report.add(BrokenPromise::Wrong, format!("no keeper died at {name}")),
         }
         *self.report.points.entry(name.to_owned()).or_default() += u64::from(fall.is_some());
         self.check_adoption().await
     }
 
     /// Sends tools to an agent until its keeper is dead; tells when that was.
-    async fn send_to_death(&mut self, at: usize, tools: u32) -> Option<Fall> {
+    async fn send_to_death(&mut self, at: usize, tools: u32) -> Option<KeeperDeath> {
         let (mut from_ms, until) = (now_ms(), Instant::now() + PATIENCE);
         let mut next = Instant::now();
         let mut left = tools;
@@ -241,12 +250,12 @@ impl World {
             let looked_ms = now_ms();
             let agent = &self.agents[at];
             if processes::keeper(&self.lodge.home(), &agent.sandbox) != Some(agent.keeper) {
-                return Some(Fall { agent: at, from_ms, to_ms: now_ms() });
+                return Some(KeeperDeath { agent: at, from_ms, to_ms: now_ms() });
             }
             from_ms = looked_ms;
             if left > 0 && Instant::now() >= next {
                 if self.rng.percent(50) {
-                    self.send_to(at, Shape::Tool);
+                    self.send_to(at, TurnShape::Tool);
                 } else {
                     self.submit_to(at, JobKind::Brief);
                 }
@@ -261,7 +270,7 @@ impl World {
     async fn rested_agent(&mut self) -> Result<usize, Trouble> {
         let at = usize::try_from(self.rng.below(self.agents.len() as u64)).unwrap_or(0);
         if self.deaths(at) > 0 {
-            self.send_to(at, Shape::Plain);
+            self.send_to(at, TurnShape::Plain);
             self.settle().await?;
             self.follower.wait_for(0, PATIENCE, self.agents[at].has_finished()).await;
         }
@@ -277,7 +286,8 @@ impl World {
     /// Sends messages of all kinds until the daemon is dead; tells how it ended.
     async fn work_to_death(&mut self) -> Result<Option<ExitStatus>, Trouble> {
         let until = Instant::now() + PATIENCE;
-        let mut shapes = [Shape::Chain, Shape::Stream, Shape::Pair, Shape::Tool].into_iter().cycle();
+        let mut shapes =
+            [TurnShape::Chain, TurnShape::Stream, TurnShape::Pair, TurnShape::Tool].into_iter().cycle();
         loop {
             // A daemon that dies before it answers has died of work left over from the one before.
             let died = self.lodge.wait_ended(SEND_EVERY).await?;
@@ -308,7 +318,7 @@ impl World {
         let created = self.create_agent(params).await;
         let died = self.lodge.wait_ended(PATIENCE).await?;
         if let Err(error @ ClientError::Refused(_)) = created {
-            self.report.add(Broken::Wrong, format!("an agent was refused: {error}"));
+            self.report.add(BrokenPromise::Wrong, format!("an agent was refused: {error}"));
         }
         Ok(died)
     }
@@ -323,7 +333,7 @@ impl World {
                 self.remove_agent(&view.id).await?;
             }
             Err(error) => {
-                self.report.add(Broken::Lost, format!("the agent cannot be created again: {error}"))
+                self.report.add(BrokenPromise::Lost, format!("the agent cannot be created again: {error}"))
             }
         }
         self.expect_keepers(self.agents.len()).await;
@@ -337,7 +347,8 @@ impl World {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         let named = AgentStopParams { agent: extra.to_owned(), ..AgentStopParams::default() };
         if let Ok(view) = client.call::<StopAgent>(&named).await {
-            self.report.add(Broken::Wrong, format!("a stop was answered before it was done: {view:?}"));
+            self.report
+                .add(BrokenPromise::Wrong, format!("a stop was answered before it was done: {view:?}"));
         }
         self.lodge.wait_ended(PATIENCE).await
     }
@@ -348,7 +359,7 @@ impl World {
         self.expect_keepers(self.agents.len()).await;
         match self.agent(extra).await {
             Ok(detail) if detail.agent.status == "stopped" => {}
-            other => self.report.add(Broken::Lost, format!("the stopped agent is {other:?}")),
+            other => self.report.add(BrokenPromise::Lost, format!("the stopped agent is {other:?}")),
         }
         self.remove_agent(extra).await
     }

@@ -7,8 +7,8 @@ use lodge_proto::{
     ImagePushParams, ImageRef, PushImage, RemoveBin, RemoveImage,
 };
 
-use super::report::Broken;
-use super::world::{LOOK, World};
+use super::report::BrokenPromise;
+use super::world::{CrashWorld, LOOK};
 use crate::lodge::PATIENCE;
 use crate::mock::MockRegistry;
 use crate::trouble::{Trouble, refused, system};
@@ -16,7 +16,7 @@ use crate::trouble::{Trouble, refused, system};
 /// What the tool of such an agent is called.
 const TOOL: &str = "probe";
 
-impl World {
+impl CrashWorld {
     /// What creates an agent of which this host has nothing: its image and its tool are in a registry alone.
     pub async fn pulled_params(&mut self) -> Result<AgentCreateParams, Trouble> {
         if self.registry.is_none() {
@@ -70,7 +70,9 @@ impl World {
         let until = Instant::now() + PATIENCE;
         while path.exists() {
             if Instant::now() >= until {
-                return self.report.add(Broken::Wrong, format!("{digest} was removed and is still there"));
+                return self
+                    .report
+                    .add(BrokenPromise::Wrong, format!("{digest} was removed and is still there"));
             }
             tokio::time::sleep(LOOK).await;
         }

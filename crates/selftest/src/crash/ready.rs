@@ -4,19 +4,19 @@ use std::time::{Duration, Instant};
 
 use lodge_proto::{AgentDetail, AgentView};
 
-use super::agents::{Agent, Expect};
-use super::report::Broken;
-use super::world::{LOOK, World};
+use super::agents::{CrashAgent, ExpectedKeeper};
+use super::report::BrokenPromise;
+use super::world::{CrashWorld, LOOK};
 use crate::lodge::PATIENCE;
-use crate::processes::{self, Keeper};
+use crate::processes::{self, KeeperProcess};
 use crate::trouble::Trouble;
 
 /// Between two looks while the time is taken.
 const LOOK_CLOSELY: Duration = Duration::from_millis(1);
 
-impl World {
+impl CrashWorld {
     /// Waits until an agent is ready and its keeper is connected.
-    pub async fn wait_ready(&self, id: &str) -> Result<Agent, Trouble> {
+    pub async fn wait_ready(&self, id: &str) -> Result<CrashAgent, Trouble> {
         let until = Instant::now() + PATIENCE;
         loop {
             let seen = self.agent(id).await;
@@ -34,10 +34,10 @@ impl World {
     }
 
     /// The agent, if it is ready and the keeper that the daemon names is the living one.
-    fn there(&self, view: &AgentView) -> Option<Agent> {
+    fn there(&self, view: &AgentView) -> Option<CrashAgent> {
         let ("ready" | "working", Some(pid)) = (view.status.as_str(), view.pid) else { return None };
         let keeper = processes::keeper(&self.lodge.home(), &view.sandbox)?;
-        (u32::try_from(keeper.pid) == Ok(pid)).then(|| Agent::new(&view.id, &view.sandbox, keeper))
+        (u32::try_from(keeper.pid) == Ok(pid)).then(|| CrashAgent::new(&view.id, &view.sandbox, keeper))
     }
 
     /// Starts the next daemon and takes the time until every agent is there and its runtime has answered.
@@ -80,17 +80,17 @@ impl World {
             let agent = &mut self.agents[at];
             let before = std::mem::replace(&mut agent.keeper, now);
             match (agent.expect, now == before) {
-                (Expect::Same | Expect::Either, true) => self.report.adoptions += 1,
-                (Expect::Another | Expect::Either, false) => self.report.replaced += 1,
-                (Expect::Same, false) | (Expect::Another, true) => {
+                (ExpectedKeeper::Same | ExpectedKeeper::Either, true) => self.report.adoptions += 1,
+                (ExpectedKeeper::Another | ExpectedKeeper::Either, false) => self.report.replaced += 1,
+                (ExpectedKeeper::Same, false) | (ExpectedKeeper::Another, true) => {
                     let what = format!("{} had the keeper {before:?} and has {now:?}", agent.id);
-                    self.report.add(Broken::Keeper, what);
+                    self.report.add(BrokenPromise::Keeper, what);
                 }
             }
             // One that is being replaced may be looked at before and after.
             agent.expect = match agent.expect {
-                Expect::Same | Expect::Another => Expect::Same,
-                Expect::Either => Expect::Either,
+                ExpectedKeeper::Same | ExpectedKeeper::Another => ExpectedKeeper::Same,
+                ExpectedKeeper::Either => ExpectedKeeper::Either,
             };
         }
         Ok(())
@@ -100,7 +100,7 @@ impl World {
     pub async fn expect_replaced(
         &mut self,
         at: usize,
-        keeper: Keeper,
+        keeper: KeeperProcess,
         variable: Option<&str>,
     ) -> Result<(), Trouble> {
         let (id, until) = (self.agents[at].id.clone(), Instant::now() + PATIENCE);
@@ -116,12 +116,12 @@ impl World {
             }
             if Instant::now() >= until {
                 let what = format!("{id} should be another ({variable:?}) than {keeper:?}: {detail:?}");
-                self.report.add(Broken::Lost, what);
+                self.report.add(BrokenPromise::Lost, what);
                 break;
             }
             tokio::time::sleep(LOOK).await;
         }
-        self.agents[at].expect = Expect::Same;
+        self.agents[at].expect = ExpectedKeeper::Same;
         Ok(())
     }
 
@@ -136,7 +136,7 @@ impl World {
             }
             if Instant::now() >= until {
                 let what = format!("{keepers} keepers instead of {wanted}: {found:?}");
-                return self.report.add(Broken::Keeper, what);
+                return self.report.add(BrokenPromise::Keeper, what);
             }
             tokio::time::sleep(LOOK).await;
         }

@@ -9,7 +9,7 @@ use crate::trouble::Trouble;
 
 /// How a promise was broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Broken {
+pub enum BrokenPromise {
     /// Acknowledged or done, and gone.
     Lost,
     /// Accepted, asked, answered or done twice.
@@ -28,35 +28,35 @@ pub enum Broken {
     Wrong,
 }
 
-impl Broken {
-    pub const ALL: [Broken; 8] = [
-        Broken::Lost,
-        Broken::Duplicated,
-        Broken::Unknown,
-        Broken::EventMissed,
-        Broken::EventDoubled,
-        Broken::Keeper,
-        Broken::LeftBehind,
-        Broken::Wrong,
+impl BrokenPromise {
+    pub const ALL: [BrokenPromise; 8] = [
+        BrokenPromise::Lost,
+        BrokenPromise::Duplicated,
+        BrokenPromise::Unknown,
+        BrokenPromise::EventMissed,
+        BrokenPromise::EventDoubled,
+        BrokenPromise::Keeper,
+        BrokenPromise::LeftBehind,
+        BrokenPromise::Wrong,
     ];
 
     pub fn words(self) -> &'static str {
         match self {
-            Broken::Lost => "lost",
-            Broken::Duplicated => "duplicated",
-            Broken::Unknown => "unknown without a reason",
-            Broken::EventMissed => "events missed",
-            Broken::EventDoubled => "events doubled",
-            Broken::Keeper => "keepers not adopted",
-            Broken::LeftBehind => "processes left behind",
-            Broken::Wrong => "ended wrongly",
+            BrokenPromise::Lost => "lost",
+            BrokenPromise::Duplicated => "duplicated",
+            BrokenPromise::Unknown => "unknown without a reason",
+            BrokenPromise::EventMissed => "events missed",
+            BrokenPromise::EventDoubled => "events doubled",
+            BrokenPromise::Keeper => "keepers not adopted",
+            BrokenPromise::LeftBehind => "processes left behind",
+            BrokenPromise::Wrong => "ended wrongly",
         }
     }
 }
 
 /// A part of a run that broke a promise.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failed {
+pub struct FailedRun {
     /// Its seed and kills bring it back.
     pub seed: u64,
     pub kills: u64,
@@ -65,7 +65,7 @@ pub struct Failed {
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct Report {
+pub struct CrashReport {
     /// Processes that were ended by SIGKILL, all of them and by what they were.
     pub kills: u64,
     pub victims: BTreeMap<&'static str, u64>,
@@ -101,29 +101,29 @@ pub struct Report {
     pub job_notes: u64,
     /// From a daemon's start until all agents were there and answered, in microseconds.
     pub recovery_us: Vec<u64>,
-    pub broken: Vec<(Broken, String)>,
-    pub failed: Vec<Failed>,
+    pub broken: Vec<(BrokenPromise, String)>,
+    pub failed: Vec<FailedRun>,
 }
 
-impl From<Trouble> for Report {
-    fn from(trouble: Trouble) -> Report {
-        let mut report = Report::default();
+impl From<Trouble> for CrashReport {
+    fn from(trouble: Trouble) -> CrashReport {
+        let mut report = CrashReport::default();
         report.stopped_by(&trouble);
         report
     }
 }
 
-impl Report {
-    pub fn add(&mut self, broken: Broken, what: impl Into<String>) {
+impl CrashReport {
+    pub fn add(&mut self, broken: BrokenPromise, what: impl Into<String>) {
         self.broken.push((broken, what.into()));
     }
 
     /// What stopped a run is a broken promise too: all that was asked for is that it goes on.
     pub fn stopped_by(&mut self, trouble: &Trouble) {
-        self.add(Broken::Wrong, trouble.whole());
+        self.add(BrokenPromise::Wrong, trouble.whole());
     }
 
-    pub fn count(&self, broken: Broken) -> usize {
+    pub fn count(&self, broken: BrokenPromise) -> usize {
         self.broken.iter().filter(|(kind, _)| *kind == broken).count()
     }
 
@@ -140,7 +140,7 @@ impl Report {
     }
 
     /// Takes in what another part of the same run counted.
-    pub fn merge(&mut self, other: Report) {
+    pub fn merge(&mut self, other: CrashReport) {
         self.kills += other.kills;
         self.restarts += other.restarts;
         self.busy_kills += other.busy_kills;
@@ -195,13 +195,15 @@ impl Report {
         ]);
         rows.extend(self.job_counts());
         rows.extend(
-            Broken::ALL.into_iter().map(|broken| (broken.words().to_owned(), self.count(broken) as u64)),
+            BrokenPromise::ALL
+                .into_iter()
+                .map(|broken| (broken.words().to_owned(), self.count(broken) as u64)),
         );
         rows
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for CrashReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, count) in self.counts() {
             writeln!(f, "  {name:<36}{count:>7}")?;

@@ -1,11 +1,11 @@
 //! SplitMix64: every choice of a crash run follows from one number.
 
 #[derive(Debug, Clone)]
-pub struct Rng(u64);
+pub struct CrashRng(u64);
 
-impl Rng {
-    pub fn new(seed: u64) -> Rng {
-        Rng(seed)
+impl CrashRng {
+    pub fn new(seed: u64) -> CrashRng {
+        CrashRng(seed)
     }
 
     pub fn next(&mut self) -> u64 {
@@ -37,7 +37,7 @@ mod tests {
 
     #[test]
     fn the_sequence_is_the_published_one() {
-        let mut rng = Rng::new(1_234_567);
+        let mut rng = CrashRng::new(1_234_567);
         let expected = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423];
         assert_eq!([rng.next(), rng.next(), rng.next()], expected);
     }

@@ -4,10 +4,10 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use super::Setup;
-use super::points::{POINTS, Point};
-use super::report::{Broken, Report};
-use super::world::{World, through};
+use super::CrashSetup;
+use super::points::{CrashPoint, POINTS};
+use super::report::{BrokenPromise, CrashReport};
+use super::world::{CrashWorld, through};
 use crate::lodge::PATIENCE;
 use crate::trouble::Trouble;
 
@@ -48,16 +48,16 @@ const KINDS: [&str; 12] = [
 ///
 /// The first round's seed is the setup's own: a round is brought back by its seed and its number of kills. An error is
 /// a run of which nothing came to be.
-pub async fn rounds(setup: &Setup, kills: u64) -> Result<Report, Trouble> {
-    let shared = RefCell::new(Shared::default());
+pub async fn rounds(setup: &CrashSetup, kills: u64) -> Result<CrashReport, Trouble> {
+    let shared = RefCell::new(LaneState::default());
     // One task for all of them: when it is dropped, everything they started goes with it.
     tokio::join!(lane(setup, kills, &shared), lane(setup, kills, &shared), lane(setup, kills, &shared));
-    let Shared { report, stopped, .. } = shared.into_inner();
+    let LaneState { report, stopped, .. } = shared.into_inner();
     stopped.map_or(Ok(report), Err)
 }
 
 /// Ends and starts the daemon in the ordinary way, `times` times, with turns in flight.
-pub async fn restarts(setup: &Setup, times: u64) -> Report {
+pub async fn restarts(setup: &CrashSetup, times: u64) -> CrashReport {
     through(setup, AGENTS, async |world| {
         for _ in 0..times {
             world.restart_under_load().await?;
@@ -65,22 +65,22 @@ pub async fn restarts(setup: &Setup, times: u64) -> Report {
         Ok(())
     })
     .await
-    .unwrap_or_else(Report::from)
+    .unwrap_or_else(CrashReport::from)
 }
 
 /// What the lanes have in common.
 #[derive(Debug, Default)]
-struct Shared {
+struct LaneState {
     planned: u64,
     number: u64,
-    report: Report,
+    report: CrashReport,
     /// Why the first round did not even begin.
     stopped: Option<Trouble>,
 }
 
-impl Shared {
+impl LaneState {
     /// The seed of the next round and its kills, if there is one.
-    fn next(&mut self, setup: &Setup, kills: u64) -> Option<(u64, u64)> {
+    fn next(&mut self, setup: &CrashSetup, kills: u64) -> Option<(u64, u64)> {
         if self.planned >= kills || !self.report.is_clean() || self.stopped.is_some() {
             return None;
         }
@@ -92,7 +92,7 @@ impl Shared {
     }
 }
 
-async fn lane(setup: &Setup, kills: u64, shared: &RefCell<Shared>) {
+async fn lane(setup: &CrashSetup, kills: u64, shared: &RefCell<LaneState>) {
     loop {
         let next = shared.borrow_mut().next(setup, kills);
         let Some((seed, wanted)) = next else { return };
@@ -101,12 +101,12 @@ async fn lane(setup: &Setup, kills: u64, shared: &RefCell<Shared>) {
         match round {
             Ok(round) => shared.report.merge(round),
             Err(trouble) if shared.report.kills == 0 => shared.stopped = Some(trouble),
-            Err(trouble) => shared.report.merge(Report::from(trouble)),
+            Err(trouble) => shared.report.merge(CrashReport::from(trouble)),
         }
     }
 }
 
-async fn round(setup: &Setup, wanted: u64) -> Result<Report, Trouble> {
+async fn round(setup: &CrashSetup, wanted: u64) -> Result<CrashReport, Trouble> {
     let points = points_of(setup.seed, wanted);
     let mut report = through(setup, AGENTS, async |world| {
         let mut named = 0;
@@ -132,13 +132,13 @@ async fn round(setup: &Setup, wanted: u64) -> Result<Report, Trouble> {
 }
 
 /// The named points of a round: the next few in the order of the list, from where its seed says.
-fn points_of(seed: u64, wanted: u64) -> Vec<Point> {
+fn points_of(seed: u64, wanted: u64) -> Vec<CrashPoint> {
     let count = POINTS_A_ROUND * wanted / KILLS_A_ROUND;
     let first = usize::try_from(seed % POINTS.len() as u64).unwrap_or(0);
     POINTS.into_iter().cycle().skip(first).take(usize::try_from(count).unwrap_or(0)).collect()
 }
 
-impl World {
+impl CrashWorld {
     /// Sends, aims, kills, and sees that what was killed comes back.
     async fn one_strike(&mut self) -> Result<(), Trouble> {
         let from = self.follower.count();
@@ -213,7 +213,7 @@ impl World {
         self.lodge.terminate();
         let ended = self.lodge.wait_ended(PATIENCE).await?;
         if ended.is_none_or(|status| !status.success()) {
-            self.report.add(Broken::Wrong, format!("asked to end, the daemon ended with {ended:?}"));
+            self.report.add(BrokenPromise::Wrong, format!("asked to end, the daemon ended with {ended:?}"));
             self.lodge.kill9()?;
         }
         self.report.restarts += 1;
@@ -250,8 +250,8 @@ mod tests {
     #[test]
     fn rounds_together_have_as_many_kills_as_were_asked_for() {
         let programs = crate::Programs { lodge: "lodge".into(), lodged: "lodged".into() };
-        let setup = Setup::new(programs, super::super::Model::Script, 9);
-        let mut shared = Shared::default();
+        let setup = CrashSetup::new(programs, super::super::CrashModel::Script, 9);
+        let mut shared = LaneState::default();
         let all: Vec<_> = std::iter::from_fn(|| shared.next(&setup, 60)).collect();
         assert_eq!(all, [(9, 25), (17, 25), (25, 10)]);
     }

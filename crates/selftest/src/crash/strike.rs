@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::agents::Expect;
-use super::report::Broken;
-use super::world::{LOOK, World};
+use super::agents::ExpectedKeeper;
+use super::report::BrokenPromise;
+use super::world::{CrashWorld, LOOK};
 use crate::clock::now_ms;
 use crate::lodge::PATIENCE;
 use crate::processes;
@@ -41,21 +41,21 @@ impl Victim {
 
 /// A part of an agent that can be killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum AgentProcess {
     Runtime,
     Keeper,
 }
 
 /// A keeper that was killed, with everything in its sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fall {
+pub struct KeeperDeath {
     pub agent: usize,
     /// Milliseconds since 1970: the last look that saw it alive, and the first that did not.
     pub from_ms: u64,
     pub to_ms: u64,
 }
 
-impl World {
+impl CrashWorld {
     /// Ends the daemon as `kill -9` does.
     pub fn kill(&mut self, aim: &str) -> Result<(), Trouble> {
         self.note_busy();
@@ -69,10 +69,10 @@ impl World {
     pub async fn strike(&mut self, victim: Victim, aim: &str) -> Result<(), Trouble> {
         let (daemon, part) = match victim {
             Victim::Daemon => (true, None),
-            Victim::Runtime => (false, Some(Part::Runtime)),
-            Victim::Keeper => (false, Some(Part::Keeper)),
-            Victim::DaemonAndRuntime => (true, Some(Part::Runtime)),
-            Victim::DaemonAndKeeper => (true, Some(Part::Keeper)),
+            Victim::Runtime => (false, Some(AgentProcess::Runtime)),
+            Victim::Keeper => (false, Some(AgentProcess::Keeper)),
+            Victim::DaemonAndRuntime => (true, Some(AgentProcess::Runtime)),
+            Victim::DaemonAndKeeper => (true, Some(AgentProcess::Keeper)),
         };
         let at = usize::try_from(self.rng.below(self.agents.len() as u64)).unwrap_or(0);
         let target = part.and_then(|part| self.target(at, part).map(|pid| (part, pid)));
@@ -89,15 +89,15 @@ impl World {
     }
 
     /// The process to kill, when it is there and may die.
-    fn target(&mut self, at: usize, part: Part) -> Option<i32> {
+    fn target(&mut self, at: usize, part: AgentProcess) -> Option<i32> {
         if self.deaths(at) >= DEATHS_IN_A_ROW_MAX {
             return None;
         }
         let home = self.lodge.home();
         let keeper = processes::keeper(&home, &self.agents[at].sandbox)?;
         match part {
-            Part::Runtime => processes::runtime(keeper),
-            Part::Keeper => Some(keeper.pid),
+            AgentProcess::Runtime => processes::runtime(keeper),
+            AgentProcess::Keeper => Some(keeper.pid),
         }
     }
 
@@ -109,22 +109,24 @@ impl World {
         self.agents[at].deaths
     }
 
-    async fn kill_part(&mut self, at: usize, part: Part, pid: i32) {
+    async fn kill_part(&mut self, at: usize, part: AgentProcess, pid: i32) {
         let from_ms = now_ms();
         processes::kill9(pid);
         let until = Instant::now() + PATIENCE;
         while processes::is_alive(pid) {
             if Instant::now() >= until {
-                return self.report.add(Broken::LeftBehind, format!("process {pid} was killed and lives"));
+                return self
+                    .report
+                    .add(BrokenPromise::LeftBehind, format!("process {pid} was killed and lives"));
             }
             tokio::time::sleep(Duration::from_micros(200)).await;
         }
         match part {
-            Part::Runtime => {
+            AgentProcess::Runtime => {
                 self.note_death(at);
                 self.note_kill("runtime");
             }
-            Part::Keeper => self.note_fall(Fall { agent: at, from_ms, to_ms: now_ms() }),
+            AgentProcess::Keeper => self.note_fall(KeeperDeath { agent: at, from_ms, to_ms: now_ms() }),
         }
     }
 
@@ -134,7 +136,7 @@ impl World {
     }
 
     /// A keeper died, and what ran in its sandbox then may be unknown.
-    pub fn note_fall(&mut self, fall: Fall) {
+    pub fn note_fall(&mut self, fall: KeeperDeath) {
         self.falls.push(fall);
         self.note_keeper(fall.agent);
     }
@@ -142,23 +144,23 @@ impl World {
     /// A keeper died, and everything that ran in its sandbox is known.
     pub fn note_keeper(&mut self, at: usize) {
         self.note_death(at);
-        self.agents[at].expect = Expect::Another;
+        self.agents[at].expect = ExpectedKeeper::Another;
         self.note_kill("keeper");
     }
 
     /// Ends the keeper of an agent, and waits until nothing of its sandbox is left.
     pub async fn kill_keeper(&mut self, at: usize) {
-        let Some(pid) = self.target(at, Part::Keeper) else {
-            return self.report.add(Broken::Keeper, format!("{} has no keeper", self.agents[at].id));
+        let Some(pid) = self.target(at, AgentProcess::Keeper) else {
+            return self.report.add(BrokenPromise::Keeper, format!("{} has no keeper", self.agents[at].id));
         };
-        self.kill_part(at, Part::Keeper, pid).await;
+        self.kill_part(at, AgentProcess::Keeper, pid).await;
         let until = Instant::now() + PATIENCE;
         let tree = self.lodge.home().join("agents").join(&self.agents[at].id);
         let mut left = processes::of(&tree);
         while !left.is_empty() {
             if Instant::now() >= until {
                 let what = format!("a keeper was killed, and its tree lives: {left:?}");
-                return self.report.add(Broken::LeftBehind, what);
+                return self.report.add(BrokenPromise::LeftBehind, what);
             }
             tokio::time::sleep(LOOK).await;
             left = processes::of(&tree);

@@ -3,17 +3,17 @@
 
 use std::time::Instant;
 
-use super::Setup;
-use super::plan::{Shape, effects_of};
-use super::report::{Broken, Report};
+use super::CrashSetup;
+use super::plan::{TurnShape, effects_of};
+use super::report::{BrokenPromise, CrashReport};
 use super::strike::Victim;
-use super::world::{LOOK, World, through};
+use super::world::{CrashWorld, LOOK, through};
 use crate::lodge::PATIENCE;
 use crate::trouble::Trouble;
 
 /// The tool that is at work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AtWork {
+pub enum RunningTool {
     /// It ends soon.
     Short,
     /// It is at work when its keeper dies.
@@ -24,37 +24,37 @@ pub enum AtWork {
 
 /// Kills somebody while the tool of an agent is at work. The report tells whether its outcome is known, unknown or made
 /// again.
-pub async fn struck(setup: &Setup, victim: Victim, tool: AtWork) -> Report {
+pub async fn struck(setup: &CrashSetup, victim: Victim, tool: RunningTool) -> CrashReport {
     through(setup, 1, async |world| {
         let shape = match tool {
-            AtWork::Short => Shape::Slow,
-            AtWork::Long => Shape::Long,
-            AtWork::Safe => Shape::SafeSlow,
+            RunningTool::Short => TurnShape::Slow,
+            RunningTool::Long => TurnShape::Long,
+            RunningTool::Safe => TurnShape::SafeSlow,
         };
         world.work_on(shape).await;
         world.strike(victim, "with a tool at work").await?;
         world.come_back().await
     })
     .await
-    .unwrap_or_else(Report::from)
+    .unwrap_or_else(CrashReport::from)
 }
 
 /// Kills a keeper whose tool has ended while there was no daemon to hear of it.
-pub async fn struck_after_the_end(setup: &Setup) -> Report {
+pub async fn struck_after_the_end(setup: &CrashSetup) -> CrashReport {
     through(setup, 1, async |world| {
-        world.work_on(Shape::Slow).await;
+        world.work_on(TurnShape::Slow).await;
         world.kill("with a tool at work")?;
         world.wait_exit_record().await;
         world.kill_keeper(0).await;
         world.come_back().await
     })
     .await
-    .unwrap_or_else(Report::from)
+    .unwrap_or_else(CrashReport::from)
 }
 
-impl World {
+impl CrashWorld {
     /// Sends a message and waits until its tool is at work.
-    async fn work_on(&mut self, shape: Shape) {
+    async fn work_on(&mut self, shape: TurnShape) {
         self.send_shape(shape);
         self.gather().await;
         let [begin, _] = effects_of(&self.sent[0].plan.token, "a");
@@ -69,7 +69,7 @@ impl World {
         let until = Instant::now() + PATIENCE;
         while !self.effects.seen().iter().any(|seen| seen == effect) {
             if Instant::now() >= until {
-                return self.report.add(Broken::Lost, format!("effect {effect} never happened"));
+                return self.report.add(BrokenPromise::Lost, format!("effect {effect} never happened"));
             }
             tokio::time::sleep(LOOK).await;
         }
@@ -86,7 +86,9 @@ impl World {
         let until = Instant::now() + PATIENCE;
         while is_there().is_none() {
             if Instant::now() >= until {
-                return self.report.add(Broken::Lost, "the keeper did not write down how the tool ended");
+                return self
+                    .report
+                    .add(BrokenPromise::Lost, "the keeper did not write down how the tool ended");
             }
             tokio::time::sleep(LOOK).await;
         }

@@ -8,9 +8,9 @@ use lodge_proto::{Event, GetTurn, SendTurn, TurnRef, TurnSendParams, TurnView};
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use super::plan::{Shape, TurnPlan};
-use super::report::Broken;
-use super::world::{LOOK, World};
+use super::plan::{TurnPlan, TurnShape};
+use super::report::BrokenPromise;
+use super::world::{CrashWorld, LOOK};
 use crate::trouble::{Trouble, refused};
 
 /// Conversations with each agent.
@@ -18,7 +18,7 @@ const SESSIONS: u64 = 2;
 
 /// How a message names its conversation.
 #[derive(Debug, Clone)]
-pub enum Talk {
+pub enum ConversationRef {
     Session(String),
     Sender(String),
     Fresh,
@@ -26,10 +26,10 @@ pub enum Talk {
 
 /// One message, from the first attempt to send it.
 #[derive(Debug)]
-pub struct Sent {
+pub struct SentMessage {
     pub plan: TurnPlan,
     pub agent: usize,
-    pub talk: Talk,
+    pub talk: ConversationRef,
     /// Known once a send was answered, except where the sender chose it.
     pub session: Option<String>,
     pub request_id: String,
@@ -37,34 +37,34 @@ pub struct Sent {
     pub turn: Option<String>,
 }
 
-impl World {
+impl CrashWorld {
     /// Plans a message for some agent and session, and starts to send it.
     pub fn send_new(&mut self) {
-        let shape = *self.rng.pick(Shape::usual(self.setup.model));
+        let shape = *self.rng.pick(TurnShape::usual(self.setup.model));
         self.send_shape(shape);
     }
 
-    pub fn send_shape(&mut self, shape: Shape) {
+    pub fn send_shape(&mut self, shape: TurnShape) {
         let agent = usize::try_from(self.rng.below(self.agents.len() as u64)).unwrap_or(0);
         self.send_to(agent, shape);
     }
 
-    pub fn send_to(&mut self, agent: usize, shape: Shape) {
+    pub fn send_to(&mut self, agent: usize, shape: TurnShape) {
         let (which, number) = (self.rng.below(8), self.rng.below(SESSIONS));
         let talk = match which {
-            0 => Talk::Fresh,
-            1 | 2 => Talk::Sender(format!("peer {number}")),
-            _ => Talk::Session(format!("talk-{agent}-{number}")),
+            0 => ConversationRef::Fresh,
+            1 | 2 => ConversationRef::Sender(format!("peer {number}")),
+            _ => ConversationRef::Session(format!("talk-{agent}-{number}")),
         };
         self.send_in(agent, shape, talk);
     }
 
-    pub fn send_in(&mut self, agent: usize, shape: Shape, talk: Talk) {
+    pub fn send_in(&mut self, agent: usize, shape: TurnShape, talk: ConversationRef) {
         let token = format!("T{}x{:06x}", self.sent.len(), self.rng.next() & 0xff_ffff);
         let lines = self.lines();
         let plan = TurnPlan::new(self.setup.model, shape, &token, &lines, &mut self.rng);
         let request_id = format!("send-{token}");
-        self.sent.push(Sent { plan, agent, talk, session: None, request_id, turn: None });
+        self.sent.push(SentMessage { plan, agent, talk, session: None, request_id, turn: None });
         self.send(self.sent.len() - 1);
     }
 
@@ -82,9 +82,9 @@ impl World {
     fn send(&mut self, at: usize) {
         let sent = &self.sent[at];
         let (session, sender) = match sent.talk.clone() {
-            Talk::Session(session) => (Some(session), None),
-            Talk::Sender(sender) => (None, Some(sender)),
-            Talk::Fresh => (None, None),
+            ConversationRef::Session(session) => (Some(session), None),
+            ConversationRef::Sender(sender) => (None, Some(sender)),
+            ConversationRef::Fresh => (None, None),
         };
         let params = TurnSendParams {
             schema: None,
@@ -109,9 +109,9 @@ impl World {
                 Ok((_, Err(error))) if is_absence(&error) => {}
                 Ok((at, Err(error))) => {
                     let what = format!("message {} was refused: {error:?}", self.sent[at].plan.token);
-                    self.report.add(Broken::Wrong, what);
+                    self.report.add(BrokenPromise::Wrong, what);
                 }
-                Err(error) => self.report.add(Broken::Wrong, format!("a send broke off: {error}")),
+                Err(error) => self.report.add(BrokenPromise::Wrong, format!("a send broke off: {error}")),
             }
         }
         self.gather_jobs().await;
@@ -128,7 +128,7 @@ impl World {
             Some(known) if *known == view.id => {}
             Some(known) => {
                 let what = format!("message {} is turn {known} and {}", sent.plan.token, view.id);
-                self.report.add(Broken::Duplicated, what);
+                self.report.add(BrokenPromise::Duplicated, what);
             }
         }
     }
@@ -171,7 +171,7 @@ impl World {
                 }
                 if Instant::now() >= until {
                     let what = format!("turn {turn} ({}) does not end: {view:?}", sent.plan.token);
-                    self.report.add(Broken::Wrong, what);
+                    self.report.add(BrokenPromise::Wrong, what);
                     break;
                 }
                 tokio::time::sleep(LOOK).await;

@@ -4,35 +4,36 @@ use lodge_proto::client::ClientError;
 use lodge_proto::{AgentRef, GetAgent, ListTokens, PAGE_MAX, TokenListParams, TokenView};
 
 use super::changes::EDITOR;
-use super::report::Broken;
-use super::world::World;
+use super::report::BrokenPromise;
+use super::world::CrashWorld;
 use crate::trouble::{Trouble, refused};
 
 /// A token that was issued.
 #[derive(Debug)]
-pub struct Token {
+pub struct IssuedToken {
     pub id: String,
     pub value: String,
     /// The one agent that it is for.
     pub agent: Option<usize>,
 }
 
-impl World {
-    pub async fn expect_open(&mut self, token: &Token) {
+impl CrashWorld {
+    pub async fn expect_open(&mut self, token: &IssuedToken) {
         let agent = &self.agents[token.agent.unwrap_or(EDITOR)].id;
         let named = AgentRef { agent: agent.clone(), request_id: None };
         let opened =
             async { self.lodge.try_client_with(&token.value).await?.call::<GetAgent>(&named).await }.await;
         if let Err(error) = opened {
-            self.report.add(Broken::Lost, format!("the token {} opens nothing: {error:?}", token.id));
+            self.report.add(BrokenPromise::Lost, format!("the token {} opens nothing: {error:?}", token.id));
         }
     }
 
-    pub async fn expect_closed(&mut self, token: &Token) {
+    pub async fn expect_closed(&mut self, token: &IssuedToken) {
         match self.lodge.try_client_with(&token.value).await {
             Err(ClientError::Handshake { status: Some(401), .. }) => {}
             other => {
-                self.report.add(Broken::Lost, format!("the token {} was revoked, and: {other:?}", token.id));
+                self.report
+                    .add(BrokenPromise::Lost, format!("the token {} was revoked, and: {other:?}", token.id));
             }
         }
     }
@@ -48,7 +49,7 @@ impl World {
             .filter(|token| token.name.as_deref() == Some(name))
             .collect();
         if !matches!(named.as_slice(), [one] if one.id == id) {
-            self.report.add(Broken::Duplicated, format!("the token {id} is listed as {named:?}"));
+            self.report.add(BrokenPromise::Duplicated, format!("the token {id} is listed as {named:?}"));
         }
         Ok(())
     }

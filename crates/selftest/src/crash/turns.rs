@@ -5,11 +5,11 @@ use std::ops::RangeInclusive;
 
 use lodge_proto::{MessageView, StepView, TurnView};
 
-use super::job_check::Jobs;
-use super::plan::{Call, Tool, did, effects_of};
-use super::report::{Broken, Report};
-use super::strike::Fall;
-use super::talk::Sent;
+use super::job_check::JobViews;
+use super::plan::{CrashTool, PlannedCall, did, effects_of};
+use super::report::{BrokenPromise, CrashReport};
+use super::strike::KeeperDeath;
+use super::talk::SentMessage;
 use super::time::ms_since_1970;
 
 /// What a model is told of a call whose outcome nobody knows.
@@ -17,19 +17,19 @@ const UNKNOWN_SAYS: &str = "outcome unknown";
 
 /// How often each effect may have happened.
 #[derive(Debug, Default)]
-pub struct Expected {
+pub struct ExpectedEffects {
     pub effects: BTreeMap<String, RangeInclusive<u64>>,
 }
 
-impl Expected {
-    fn call(&mut self, token: &str, call: Call, range: &RangeInclusive<u64>) {
+impl ExpectedEffects {
+    fn call(&mut self, token: &str, call: PlannedCall, range: &RangeInclusive<u64>) {
         for effect in effects_of(token, call.key) {
             self.effects.insert(effect, range.clone());
         }
     }
 
     /// Every call of a message exactly once.
-    pub fn once(&mut self, sent: &Sent) {
+    pub fn once(&mut self, sent: &SentMessage) {
         for call in sent.plan.shape.calls().filter(|call| call.tool.is_program()) {
             self.call(&sent.plan.token, call, &(1..=1));
         }
@@ -37,46 +37,47 @@ impl Expected {
 }
 
 /// A turn that has ended, and all there is to judge it by.
-pub struct Turn<'a> {
-    pub sent: &'a Sent,
+pub struct JudgedTurn<'a> {
+    pub sent: &'a SentMessage,
     pub view: &'a TurnView,
     /// All messages of its session.
     pub session: &'a [MessageView],
-    pub falls: &'a [Fall],
+    pub falls: &'a [KeeperDeath],
     /// Those that were looked at.
-    pub jobs: &'a Jobs,
+    pub jobs: &'a JobViews,
 }
 
-impl Turn<'_> {
-    pub fn check(&self, report: &mut Report, expected: &mut Expected) {
+impl JudgedTurn<'_> {
+    pub fn check(&self, report: &mut CrashReport, expected: &mut ExpectedEffects) {
         let (token, text) = (&self.sent.plan.token, &self.sent.plan.text);
         if self.view.status != "done" || self.view.partial {
-            report.add(Broken::Wrong, format!("the turn of {token} is {:?}", self.view));
+            report.add(BrokenPromise::Wrong, format!("the turn of {token} is {:?}", self.view));
         }
         let told =
             self.session.iter().filter(|message| message.role == "user" && message.text == *text).count();
         match told {
-            0 => report.add(Broken::Lost, format!("the message {token} is not in its session")),
+            0 => report.add(BrokenPromise::Lost, format!("the message {token} is not in its session")),
             1 => {}
-            _ => {
-                report.add(Broken::Duplicated, format!("the message {token} is in its session {told} times"))
-            }
+            _ => report.add(
+                BrokenPromise::Duplicated,
+                format!("the message {token} is in its session {told} times"),
+            ),
         }
         let outcomes = self.check_steps(report, expected);
         self.check_messages(report, &outcomes);
     }
 
     /// Every step ended as it may; what came of each call, in their order.
-    fn check_steps(&self, report: &mut Report, expected: &mut Expected) -> Vec<Outcome> {
+    fn check_steps(&self, report: &mut CrashReport, expected: &mut ExpectedEffects) -> Vec<CallOutcome> {
         let token = &self.sent.plan.token;
         for step in self.view.steps.iter().filter(|step| step.kind != "tool" && step.status != "done") {
-            report.add(Broken::Wrong, format!("a step of {token}: {step:?}"));
+            report.add(BrokenPromise::Wrong, format!("a step of {token}: {step:?}"));
         }
         let tools: Vec<&StepView> = self.view.steps.iter().filter(|step| step.kind == "tool").collect();
-        let calls: Vec<Call> = self.sent.plan.shape.calls().collect();
+        let calls: Vec<PlannedCall> = self.sent.plan.shape.calls().collect();
         if tools.len() != calls.len() {
             let what = format!("{token} has {} calls and the steps {tools:?}", calls.len());
-            report.add(Broken::Wrong, what);
+            report.add(BrokenPromise::Wrong, what);
         }
         let mut outcomes = Vec::new();
         for (at, call) in calls.into_iter().enumerate() {
@@ -85,26 +86,35 @@ impl Turn<'_> {
             if !call.tool.is_program() {
                 // Whatever becomes of the job, what is asked about it is answered.
                 if status != "done" {
-                    report.add(Broken::Wrong, format!("call {} of {token}: {:?}", call.key, tools.get(at)));
+                    report.add(
+                        BrokenPromise::Wrong,
+                        format!("call {} of {token}: {:?}", call.key, tools.get(at)),
+                    );
                 }
-                outcomes.push(Outcome::Told(call.tool));
+                outcomes.push(CallOutcome::Told(call.tool));
                 continue;
             }
             let (outcome, range) = match (status, call.tool) {
-                ("done", Tool::Once) => (Outcome::Done, 1..=1),
+                ("done", CrashTool::Once) => (CallOutcome::Done, 1..=1),
                 // Declared safe: it may have been made again as often as its keeper was killed.
-                ("done", Tool::Safe) => (Outcome::Done, 1..=1 + falls),
-                ("unknown", Tool::Once) if falls > 0 => {
+                ("done", CrashTool::Safe) => (CallOutcome::Done, 1..=1 + falls),
+                ("unknown", CrashTool::Once) if falls > 0 => {
                     report.unknown += 1;
-                    (Outcome::Unknown, 0..=1)
+                    (CallOutcome::Unknown, 0..=1)
                 }
                 ("unknown", _) => {
-                    report.add(Broken::Unknown, format!("call {} of {token}: {:?}", call.key, tools.get(at)));
-                    (Outcome::Unknown, 0..=1)
+                    report.add(
+                        BrokenPromise::Unknown,
+                        format!("call {} of {token}: {:?}", call.key, tools.get(at)),
+                    );
+                    (CallOutcome::Unknown, 0..=1)
                 }
                 (_, _) => {
-                    report.add(Broken::Wrong, format!("call {} of {token}: {:?}", call.key, tools.get(at)));
-                    (Outcome::Done, 1..=1)
+                    report.add(
+                        BrokenPromise::Wrong,
+                        format!("call {} of {token}: {:?}", call.key, tools.get(at)),
+                    );
+                    (CallOutcome::Done, 1..=1)
                 }
             };
             expected.call(token, call, &range);
@@ -120,12 +130,13 @@ impl Turn<'_> {
         else {
             return 0;
         };
-        let hit = |fall: &&Fall| fall.agent == self.sent.agent && from <= fall.to_ms && fall.from_ms <= to;
+        let hit =
+            |fall: &&KeeperDeath| fall.agent == self.sent.agent && from <= fall.to_ms && fall.from_ms <= to;
         self.falls.iter().filter(hit).count() as u64
     }
 
     /// The course of a turn: the message, then for each step the calls and their results, then the answer.
-    fn check_messages(&self, report: &mut Report, outcomes: &[Outcome]) {
+    fn check_messages(&self, report: &mut CrashReport, outcomes: &[CallOutcome]) {
         let plan = &self.sent.plan;
         let token = &plan.token;
         let mine: Vec<&MessageView> =
@@ -133,7 +144,8 @@ impl Turn<'_> {
         let note = mine.first().and_then(|message| message.note.as_deref());
         let mut rest = mine.iter();
         if rest.next().is_none_or(|message| message.role != "user" || message.text != plan.text) {
-            return report.add(Broken::Lost, format!("the turn of {token} does not begin with its message"));
+            return report
+                .add(BrokenPromise::Lost, format!("the turn of {token} does not begin with its message"));
         }
         let mut outcomes = outcomes.iter();
         let mut last_result = String::new();
@@ -142,19 +154,20 @@ impl Turn<'_> {
                 .next()
                 .filter(|message| message.role == "assistant" && message.calls.len() == calls.len());
             let Some(asked) = asked else {
-                return report.add(Broken::Wrong, format!("the turn of {token} lacks its calls: {mine:?}"));
+                return report
+                    .add(BrokenPromise::Wrong, format!("the turn of {token} lacks its calls: {mine:?}"));
             };
             let results: Vec<&&MessageView> = rest.by_ref().take(calls.len()).collect();
             for (called, call) in asked.calls.iter().zip(*calls) {
                 let answers = results.iter().filter(|result| result.call.as_ref() == Some(&called.id));
                 let texts: Vec<&str> = answers.map(|result| result.text.as_str()).collect();
-                let outcome = outcomes.next().copied().unwrap_or(Outcome::Done);
+                let outcome = outcomes.next().copied().unwrap_or(CallOutcome::Done);
                 match texts.as_slice() {
                     [text] if outcome.may_say(text, token, call.key, self.jobs) => {
                         (*text).clone_into(&mut last_result)
                     }
                     _ => report.add(
-                        Broken::Wrong,
+                        BrokenPromise::Wrong,
                         format!("call {} of {token} has the results {texts:?}", call.key),
                     ),
                 }
@@ -164,31 +177,34 @@ impl Turn<'_> {
         let last: Vec<&&MessageView> = rest.collect();
         match last.as_slice() {
             [said] if said.role == "assistant" && said.text == answer && said.calls.is_empty() => {}
-            [] => report.add(Broken::Lost, format!("the turn of {token} has no answer")),
-            more => report.add(Broken::Duplicated, format!("the turn of {token} ends with {more:?}")),
+            [] => report.add(BrokenPromise::Lost, format!("the turn of {token} has no answer")),
+            more => report.add(BrokenPromise::Duplicated, format!("the turn of {token} ends with {more:?}")),
         }
         if self.view.text != answer {
-            report.add(Broken::Wrong, format!("{token} should say {answer:?} and says {:?}", self.view.text));
+            report.add(
+                BrokenPromise::Wrong,
+                format!("{token} should say {answer:?} and says {:?}", self.view.text),
+            );
         }
     }
 }
 
 /// What came of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+enum CallOutcome {
     Done,
     Unknown,
     /// What is told of a job.
-    Told(Tool),
+    Told(CrashTool),
 }
 
-impl Outcome {
+impl CallOutcome {
     /// Whether a model may be told this of it.
-    fn may_say(self, text: &str, token: &str, key: &str, jobs: &Jobs) -> bool {
+    fn may_say(self, text: &str, token: &str, key: &str, jobs: &JobViews) -> bool {
         match self {
-            Outcome::Done => text == did(token, key),
-            Outcome::Unknown => text.contains(UNKNOWN_SAYS),
-            Outcome::Told(tool) => jobs.may_say(tool, token, text),
+            CallOutcome::Done => text == did(token, key),
+            CallOutcome::Unknown => text.contains(UNKNOWN_SAYS),
+            CallOutcome::Told(tool) => jobs.may_say(tool, token, text),
         }
     }
 }

@@ -7,19 +7,19 @@ use lodge_proto::client::ClientError;
 use lodge_proto::{AddProvider, AgentCreateParams, Empty, GetInfo, JobView, ProviderAddParams, TurnView};
 use tokio::task::JoinSet;
 
-use super::agents::Agent;
-use super::changes::{Answered, Change};
-use super::edited::Conversations;
+use super::agents::CrashAgent;
+use super::changes::{AcknowledgedChange, RequestedChange};
+use super::edited::EditedSessions;
 use super::effects::EffectCounter;
-use super::follow::Follower;
-use super::jobs::Job;
-use super::plan::{Lines, Model};
-use super::report::{Failed, Report};
-use super::rng::Rng;
-use super::strike::Fall;
-use super::talk::Sent;
-use super::tokens::Token;
-use super::{Remains, Setup};
+use super::follow::EventFollower;
+use super::jobs::SubmittedJob;
+use super::plan::{CrashModel, ToolScripts};
+use super::report::{CrashReport, FailedRun};
+use super::rng::CrashRng;
+use super::strike::KeeperDeath;
+use super::talk::SentMessage;
+use super::tokens::IssuedToken;
+use super::{CrashSetup, FailedRunDir};
 use crate::lodge::Lodge;
 use crate::mock::{MockLlm, MockRegistry};
 use crate::processes::Cgroups;
@@ -39,36 +39,36 @@ const SETTINGS: [(&str, &str); 5] = [
 ];
 
 #[derive(Debug)]
-pub struct World {
-    pub setup: Setup,
+pub struct CrashWorld {
+    pub setup: CrashSetup,
     pub mock: Option<MockLlm>,
     /// Started when an agent is to come from one.
     pub registry: Option<MockRegistry>,
     pub effects: EffectCounter,
     /// What its agents reach: the counter alone, through a network of their own where this host has such.
     pub network: String,
-    pub follower: Follower,
-    pub agents: Vec<Agent>,
-    pub sent: Vec<Sent>,
+    pub follower: EventFollower,
+    pub agents: Vec<CrashAgent>,
+    pub sent: Vec<SentMessage>,
     /// What clients submitted; jobs of models are in the plans of their turns.
-    pub jobs: Vec<Job>,
-    pub rng: Rng,
-    pub report: Report,
+    pub jobs: Vec<SubmittedJob>,
+    pub rng: CrashRng,
+    pub report: CrashReport,
     /// Keepers that were killed, in order.
-    pub falls: Vec<Fall>,
+    pub falls: Vec<KeeperDeath>,
     /// What creates an agent whose start was cut short.
     pub extra: Option<AgentCreateParams>,
     /// Effects and turns that were checked already, and are of no message in `sent`.
     pub unasked: Vec<String>,
     pub settled: BTreeSet<String>,
     /// Conversations that are changed as a whole.
-    pub edited: Conversations,
+    pub edited: EditedSessions,
     /// Tokens that are good, and such as were.
-    pub tokens: Vec<Token>,
-    pub revoked: Vec<Token>,
+    pub tokens: Vec<IssuedToken>,
+    pub revoked: Vec<IssuedToken>,
     /// Changes that were acknowledged, and one whose daemon died of it.
-    pub answered: Vec<Answered>,
-    pub pending: Option<Change>,
+    pub answered: Vec<AcknowledgedChange>,
+    pub pending: Option<RequestedChange>,
     /// Known once a keeper noted its own one.
     pub cgroups: Option<Cgroups>,
     pub sending: JoinSet<(usize, Result<TurnView, ClientError>)>,
@@ -79,9 +79,9 @@ pub struct World {
     pub lodge: Lodge,
 }
 
-impl World {
+impl CrashWorld {
     /// Starts everything: the counters, the daemon, the agents.
-    pub async fn start(setup: &Setup, agents: usize) -> Result<World, Trouble> {
+    pub async fn start(setup: &CrashSetup, agents: usize) -> Result<CrashWorld, Trouble> {
         let programs = &setup.programs;
         let mut lodge = Lodge::new(&programs.lodged).map_err(system("make a throw-away directory"))?;
         for (key, value) in SETTINGS {
@@ -93,16 +93,16 @@ impl World {
         let effects = EffectCounter::spawn(programs, lodge.dir().join("effects.log"))
             .map_err(|cause| Trouble::NoProgram { program: programs.lodge.clone(), cause })?;
         let mock = match setup.model {
-            Model::Script => None,
-            Model::OpenAi => {
+            CrashModel::Script => None,
+            CrashModel::OpenAi => {
                 let started = MockLlm::start(programs.role(role::MODEL), lodge.dir());
                 Some(started.map_err(|cause| Trouble::NoProgram { program: programs.lodge.clone(), cause })?)
             }
         };
         lodge.start().await?;
-        let follower = Follower::start(lodge.target(), lodge.bearer());
+        let follower = EventFollower::start(lodge.target(), lodge.bearer());
         let network = network_to(&effects, &lodge).await.map_err(refused("ask what the host can do"))?;
-        let mut world = World {
+        let mut world = CrashWorld {
             setup: setup.clone(),
             mock,
             registry: None,
@@ -112,13 +112,13 @@ impl World {
             agents: Vec::new(),
             sent: Vec::new(),
             jobs: Vec::new(),
-            rng: Rng::new(setup.seed),
-            report: Report::default(),
+            rng: CrashRng::new(setup.seed),
+            report: CrashReport::default(),
             falls: Vec::new(),
             extra: None,
             unasked: Vec::new(),
             settled: BTreeSet::new(),
-            edited: Conversations::default(),
+            edited: EditedSessions::default(),
             tokens: Vec::new(),
             revoked: Vec::new(),
             answered: Vec::new(),
@@ -141,8 +141,8 @@ impl World {
     }
 
     /// What tools and jobs run here.
-    pub fn lines(&self) -> Lines {
-        Lines { tool: self.effects.tool_line(), job: self.effects.job_line() }
+    pub fn lines(&self) -> ToolScripts {
+        ToolScripts { tool: self.effects.tool_line(), job: self.effects.job_line() }
     }
 
     async fn add_provider(&self) -> Result<(), Trouble> {
@@ -161,7 +161,7 @@ impl World {
     }
 
     /// Lets everything come to its end, checks it against what was planned, and takes it down.
-    pub async fn finish(mut self) -> Report {
+    pub async fn finish(mut self) -> CrashReport {
         if let Err(trouble) = self.check().await {
             self.report.stopped_by(&trouble);
         }
@@ -169,11 +169,11 @@ impl World {
     }
 
     /// Ends a run in which something went wrong on the way, or nothing is left to be checked.
-    pub fn close(mut self) -> Report {
-        if !self.report.is_clean() && self.setup.remains == Remains::Kept {
+    pub fn close(mut self) -> CrashReport {
+        if !self.report.is_clean() && self.setup.remains == FailedRunDir::Kept {
             let kept = self.lodge.keep();
             let (seed, kills) = (self.setup.seed, self.report.kills);
-            self.report.failed.push(Failed { seed, kills, kept });
+            self.report.failed.push(FailedRun { seed, kills, kept });
         }
         self.report
     }
@@ -181,11 +181,11 @@ impl World {
 
 /// Runs what a world has to go through, and finishes it. What stops it on the way is told in the report; an error is a
 /// world that did not even begin.
-pub async fn through<F>(setup: &Setup, agents: usize, course: F) -> Result<Report, Trouble>
+pub async fn through<F>(setup: &CrashSetup, agents: usize, course: F) -> Result<CrashReport, Trouble>
 where
-    F: AsyncFnOnce(&mut World) -> Result<(), Trouble>,
+    F: AsyncFnOnce(&mut CrashWorld) -> Result<(), Trouble>,
 {
-    let mut world = World::start(setup, agents).await?;
+    let mut world = CrashWorld::start(setup, agents).await?;
     if let Err(trouble) = course(&mut world).await {
         world.report.stopped_by(&trouble);
         return Ok(world.close());

@@ -7,18 +7,18 @@ use std::path::PathBuf;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, LocalOptions};
 
-use super::server::{Options, ScriptLine, serve};
+use super::server::{MockOptions, ScriptLine, serve};
 use crate::role::{end_with_stdin, listening};
 
 const USAGE: &str = "usage: [--port N] [--log FILE] [--script FILE] [--key KEY] [--models A,B] [--threads N]
        [--until-stdin-closes]
 The script is a JSON list (so also YAML) of {\"when\": \"part of a message\", \"do\": \"[[reply:hi]]\"}.";
 
-struct Arguments {
+struct MockArguments {
     port: u16,
     threads: usize,
     until_stdin_closes: bool,
-    options: Options,
+    options: MockOptions,
 }
 
 /// Serves as the arguments say, on as many threads, until the process ends. Wrong ones are `InvalidInput`.
@@ -35,7 +35,7 @@ pub(crate) fn run_here(given: &[String]) -> io::Result<()> {
     runtime.block_on(served(arguments))
 }
 
-async fn served(arguments: Arguments) -> io::Result<()> {
+async fn served(arguments: MockArguments) -> io::Result<()> {
     if arguments.until_stdin_closes {
         end_with_stdin();
     }
@@ -44,10 +44,10 @@ async fn served(arguments: Arguments) -> io::Result<()> {
     serve(listener, arguments.options).await
 }
 
-fn arguments(given: &[String]) -> io::Result<Arguments> {
+fn arguments(given: &[String]) -> io::Result<MockArguments> {
     let threads = std::thread::available_parallelism().map_or(2, usize::from);
     let mut arguments =
-        Arguments { port: 0, threads, until_stdin_closes: false, options: Options::default() };
+        MockArguments { port: 0, threads, until_stdin_closes: false, options: MockOptions::default() };
     let mut given = given.iter();
     while let Some(name) = given.next() {
         if name == "--until-stdin-closes" {

@@ -25,37 +25,37 @@ use serde_json::Value;
 
 /// What a message asks for.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Plan {
+pub(super) struct MockPlan {
     pub(super) reply: Option<String>,
     /// Calls, step by step.
-    pub(super) steps: Vec<Vec<Call>>,
+    pub(super) steps: Vec<Vec<MockCall>>,
     pub(super) delay_ms: u64,
     pub(super) chunks: Option<usize>,
     pub(super) chunk_delay_ms: u64,
     pub(super) big_bytes: usize,
     pub(super) usage: Option<(u64, u64)>,
     pub(super) retry_after_s: Option<u64>,
-    pub(super) hold: Option<Hold>,
-    pub(super) fault: Option<Fault>,
+    pub(super) hold: Option<ReplyHold>,
+    pub(super) fault: Option<MockFault>,
     pub(super) once: bool,
     pub(super) no_stream: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Call {
+pub(super) struct MockCall {
     pub(super) name: String,
     pub(super) arguments: String,
 }
 
 /// Where a reply waits for a file.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Hold {
+pub(super) struct ReplyHold {
     pub(super) after: usize,
     pub(super) file: PathBuf,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fault {
+pub(super) enum MockFault {
     Status(u16),
     CutAfter(usize),
     HangAfter(usize),
@@ -65,7 +65,7 @@ pub(super) enum Fault {
     ErrorObject,
 }
 
-impl Plan {
+impl MockPlan {
     /// Reads the commands in `text`; what is not a command is ignored.
     pub(super) fn of(text: &str) -> Self {
         let mut plan = Self::default();
@@ -103,8 +103,8 @@ impl Plan {
                 self.chunks = Some(first.parse().ok().filter(|count| *count > 0)?);
                 self.chunk_delay_ms = second.parse().ok()?;
             }
-            "hold" => self.hold = Some(Hold { after: 0, file: value.into() }),
-            "hold-after" => self.hold = Some(Hold { after: first.parse().ok()?, file: second.into() }),
+            "hold" => self.hold = Some(ReplyHold { after: 0, file: value.into() }),
+            "hold-after" => self.hold = Some(ReplyHold { after: first.parse().ok()?, file: second.into() }),
             "big" => self.big_bytes = value.parse().ok().filter(|bytes| *bytes <= BIG_BYTES_MAX)?,
             "usage" => self.usage = Some((first.parse().ok()?, second.parse().ok()?)),
             "retry-after" => self.retry_after_s = Some(value.parse().ok()?),
@@ -120,25 +120,25 @@ impl Plan {
 
 const BIG_BYTES_MAX: usize = 256 << 20;
 
-fn fault(word: &str, value: &str) -> Option<(Fault, bool)> {
+fn fault(word: &str, value: &str) -> Option<(MockFault, bool)> {
     Some(match word {
-        "status" => (Fault::Status(value.parse().ok()?), false),
-        "status-once" => (Fault::Status(value.parse().ok()?), true),
-        "cut" => (Fault::CutAfter(value.parse().ok()?), true),
-        "cut-always" => (Fault::CutAfter(value.parse().ok()?), false),
-        "hang-after" => (Fault::HangAfter(value.parse().ok()?), false),
-        "hang" => (Fault::Hang, false),
-        "hang-once" => (Fault::Hang, true),
-        "garbage" => (Fault::Garbage, false),
-        "garbage-once" => (Fault::Garbage, true),
-        "error" => (Fault::ErrorObject, false),
-        "error-once" => (Fault::ErrorObject, true),
+        "status" => (MockFault::Status(value.parse().ok()?), false),
+        "status-once" => (MockFault::Status(value.parse().ok()?), true),
+        "cut" => (MockFault::CutAfter(value.parse().ok()?), true),
+        "cut-always" => (MockFault::CutAfter(value.parse().ok()?), false),
+        "hang-after" => (MockFault::HangAfter(value.parse().ok()?), false),
+        "hang" => (MockFault::Hang, false),
+        "hang-once" => (MockFault::Hang, true),
+        "garbage" => (MockFault::Garbage, false),
+        "garbage-once" => (MockFault::Garbage, true),
+        "error" => (MockFault::ErrorObject, false),
+        "error-once" => (MockFault::ErrorObject, true),
         _ => return None,
     })
 }
 
 /// `name]]`, `name|[…]]]`, `name|[…]|"stdin"]]` or `name|{…}]]`, and what follows.
-fn call(body: &str) -> Option<(Call, &str)> {
+fn call(body: &str) -> Option<(MockCall, &str)> {
     let end = body.find(['|', ']'])?;
     let (name, mut rest) = body.split_at(end);
     let mut parts = Vec::new();
@@ -158,50 +158,50 @@ fn call(body: &str) -> Option<(Call, &str)> {
         (Some(object @ Value::Object(_)), None, _) => object,
         (Some(_), _, _) => return None,
     };
-    Some((Call { name: name.to_owned(), arguments: arguments.to_string() }, rest))
+    Some((MockCall { name: name.to_owned(), arguments: arguments.to_string() }, rest))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn call(name: &str, arguments: &str) -> Call {
-        Call { name: name.to_owned(), arguments: arguments.to_owned() }
+    fn call(name: &str, arguments: &str) -> MockCall {
+        MockCall { name: name.to_owned(), arguments: arguments.to_owned() }
     }
 
     #[test]
     fn tools_are_read_in_steps_and_side_by_side() {
-        let plan = Plan::of(
+        let plan = MockPlan::of(
             r#"go [[tool:sh|["-c","echo ]] hi"]]] [[and:cat|[]|"in"]] then [[tool:ask|{"q":1}]][[tool:true]] [[reply:a ] b]]"#,
         );
         let first =
             vec![call("sh", r#"{"args":["-c","echo ]] hi"]}"#), call("cat", r#"{"args":[],"stdin":"in"}"#)];
         let steps = vec![first, vec![call("ask", r#"{"q":1}"#)], vec![call("true", r#"{"args":[]}"#)]];
-        assert_eq!(plan, Plan { steps, reply: Some("a ] b".into()), ..Plan::default() });
+        assert_eq!(plan, MockPlan { steps, reply: Some("a ] b".into()), ..MockPlan::default() });
     }
 
     #[test]
     fn a_hold_names_its_file_and_the_pieces_before_it() {
-        let hold = |text: &str| Plan::of(text).hold;
-        assert_eq!(hold("[[hold:/tmp/a b]]"), Some(Hold { after: 0, file: "/tmp/a b".into() }));
-        assert_eq!(hold("[[hold-after:3:/tmp/go]]"), Some(Hold { after: 3, file: "/tmp/go".into() }));
+        let hold = |text: &str| MockPlan::of(text).hold;
+        assert_eq!(hold("[[hold:/tmp/a b]]"), Some(ReplyHold { after: 0, file: "/tmp/a b".into() }));
+        assert_eq!(hold("[[hold-after:3:/tmp/go]]"), Some(ReplyHold { after: 3, file: "/tmp/go".into() }));
         assert_eq!(hold("[[hold-after:/tmp/go]]"), None);
     }
 
     #[test]
     fn faults_and_times_are_read_and_the_rest_is_just_text() {
         let plan =
-            Plan::of("[[delay:50]][[chunks:20:10]][[cut:3]][[nonsense]][[x [[status:abc]] [[usage:3:4]]");
-        let expected = Plan {
+            MockPlan::of("[[delay:50]][[chunks:20:10]][[cut:3]][[nonsense]][[x [[status:abc]] [[usage:3:4]]");
+        let expected = MockPlan {
             delay_ms: 50,
             chunks: Some(20),
             chunk_delay_ms: 10,
-            fault: Some(Fault::CutAfter(3)),
+            fault: Some(MockFault::CutAfter(3)),
             once: true,
             usage: Some((3, 4)),
-            ..Plan::default()
+            ..MockPlan::default()
         };
         assert_eq!(plan, expected);
-        assert_eq!(Plan::of("an array [[1,2],[3]] and no command"), Plan::default());
+        assert_eq!(MockPlan::of("an array [[1,2],[3]] and no command"), MockPlan::default());
     }
 }

@@ -12,7 +12,7 @@ const BODY_BYTES_MAX: usize = 256 << 20;
 /// Between two looks for a file.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-pub(super) struct Connection {
+pub(super) struct MockConnection {
     pub(super) number: u64,
     stream: TcpStream,
     /// Read, but not yet used.
@@ -27,14 +27,14 @@ pub(super) struct HttpRequest {
     pub(super) body: Vec<u8>,
 }
 
-struct Head {
+struct RequestHead {
     request: HttpRequest,
     length: usize,
     /// The client wants to be told before it sends the body.
     expects_continue: bool,
 }
 
-impl Connection {
+impl MockConnection {
     pub(super) fn new(number: u64, stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         Ok(Self { number, stream, unread: Vec::with_capacity(4096) })
@@ -118,7 +118,7 @@ impl Connection {
     }
 }
 
-fn head(bytes: &[u8]) -> io::Result<Head> {
+fn head(bytes: &[u8]) -> io::Result<RequestHead> {
     let text = std::str::from_utf8(bytes).map_err(|_| invalid("the head is not text"))?;
     let mut lines = text.split("\r\n");
     let mut first = lines.next().unwrap_or_default().split(' ');
@@ -149,7 +149,7 @@ fn head(bytes: &[u8]) -> io::Result<Head> {
     if length > BODY_BYTES_MAX {
         return Err(invalid("the body is too long"));
     }
-    Ok(Head { request, length, expects_continue })
+    Ok(RequestHead { request, length, expects_continue })
 }
 
 fn invalid(why: &'static str) -> io::Error {

@@ -31,14 +31,14 @@ pub struct RequestLine {
     /// `None` when the server was started without a key.
     pub key_ok: Option<bool>,
     /// `None` while it is being answered.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<RequestOutcome>,
     pub done_at_us: Option<u64>,
 }
 
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// Answered to the end.
     Done,
     /// Failed on purpose: refused, cut or garbled.
@@ -49,9 +49,9 @@ pub enum Outcome {
 
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-enum Line {
+enum JournalLine {
     Request(Arrival),
-    Done { number: u64, at_us: u64, outcome: Outcome },
+    Done { number: u64, at_us: u64, outcome: RequestOutcome },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -81,14 +81,14 @@ impl Journal {
     }
 
     pub(super) fn arrived(&self, arrival: Arrival) -> io::Result<()> {
-        self.write(&Line::Request(arrival))
+        self.write(&JournalLine::Request(arrival))
     }
 
-    pub(super) fn done(&self, number: u64, outcome: Outcome) -> io::Result<()> {
-        self.write(&Line::Done { number, at_us: now_us(), outcome })
+    pub(super) fn done(&self, number: u64, outcome: RequestOutcome) -> io::Result<()> {
+        self.write(&JournalLine::Done { number, at_us: now_us(), outcome })
     }
 
-    fn write(&self, line: &Line) -> io::Result<()> {
+    fn write(&self, line: &JournalLine) -> io::Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
         let mut bytes = serde_json::to_vec(line)?;
         bytes.push(b'\n');
@@ -107,8 +107,8 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<RequestLine>> {
     let mut requests: Vec<RequestLine> = Vec::new();
     for line in text.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
         match serde_json::from_str(line)? {
-            Line::Request(arrival) => requests.push(RequestLine::from(arrival)),
-            Line::Done { number, at_us, outcome } => {
+            JournalLine::Request(arrival) => requests.push(RequestLine::from(arrival)),
+            JournalLine::Done { number, at_us, outcome } => {
                 if let Some(request) = requests.iter_mut().rfind(|request| request.number == number) {
                     (request.outcome, request.done_at_us) = (Some(outcome), Some(at_us));
                 }

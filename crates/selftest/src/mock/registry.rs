@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use super::connection::{Connection, HttpRequest};
+use super::connection::{HttpRequest, MockConnection};
 
 /// A running registry. Dropping it ends it.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub struct MockRegistry {
 }
 
 #[derive(Debug, Default)]
-struct Contents {
+struct RegistryContents {
     /// By their path below `/v2/`.
     there: BTreeMap<String, Vec<u8>>,
     /// What is being sent, by number.
@@ -27,7 +27,7 @@ struct Contents {
 }
 
 /// What is answered.
-struct Answer {
+struct RegistryAnswer {
     status: &'static str,
     head: String,
     body: Vec<u8>,
@@ -49,7 +49,7 @@ impl MockRegistry {
 }
 
 async fn serve(listener: TcpListener) {
-    let contents = Arc::new(Mutex::new(Contents::default()));
+    let contents = Arc::new(Mutex::new(RegistryContents::default()));
     // Dropping the set ends the connections with the server.
     let mut connections = JoinSet::new();
     for number in 1.. {
@@ -63,10 +63,10 @@ async fn serve(listener: TcpListener) {
     }
 }
 
-async fn connection(number: u64, stream: TcpStream, contents: &Mutex<Contents>) -> io::Result<()> {
-    let mut connection = Connection::new(number, stream)?;
+async fn connection(number: u64, stream: TcpStream, contents: &Mutex<RegistryContents>) -> io::Result<()> {
+    let mut connection = MockConnection::new(number, stream)?;
     while let Some(request) = connection.request().await? {
-        let Answer { status, head, body } = answer(&mut lock(contents), &request);
+        let RegistryAnswer { status, head, body } = answer(&mut lock(contents), &request);
         let length = body.len();
         let head = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n{head}\r\n");
         connection.write(head.as_bytes()).await?;
@@ -80,14 +80,14 @@ async fn connection(number: u64, stream: TcpStream, contents: &Mutex<Contents>) 
     Ok(())
 }
 
-fn lock(contents: &Mutex<Contents>) -> MutexGuard<'_, Contents> {
+fn lock(contents: &Mutex<RegistryContents>) -> MutexGuard<'_, RegistryContents> {
     contents.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn answer(contents: &mut Contents, request: &HttpRequest) -> Answer {
+fn answer(contents: &mut RegistryContents, request: &HttpRequest) -> RegistryAnswer {
     let (path, query) = request.path.split_once('?').unwrap_or((&request.path, ""));
     let path = path.trim_start_matches("/v2/");
-    let plain = |status| Answer { status, head: String::new(), body: Vec::new() };
+    let plain = |status| RegistryAnswer { status, head: String::new(), body: Vec::new() };
     if let Some((repository, number)) = path.split_once("/blobs/uploads/") {
         return upload(contents, request, repository, number, query);
     }
@@ -99,7 +99,7 @@ fn answer(contents: &mut Contents, request: &HttpRequest) -> Answer {
         ("GET" | "HEAD", _) if path.is_empty() => plain("200 OK"),
         ("GET" | "HEAD", Some(body)) => {
             let head = format!("content-type: {}\r\n", media_type(body));
-            Answer { status: "200 OK", head, body: body.clone() }
+            RegistryAnswer { status: "200 OK", head, body: body.clone() }
         }
         ("GET" | "HEAD", None) => plain("404 Not Found"),
         _other => plain("405 Method Not Allowed"),
@@ -107,30 +107,30 @@ fn answer(contents: &mut Contents, request: &HttpRequest) -> Answer {
 }
 
 fn upload(
-    contents: &mut Contents,
+    contents: &mut RegistryContents,
     request: &HttpRequest,
     repository: &str,
     number: &str,
     query: &str,
-) -> Answer {
+) -> RegistryAnswer {
     let number = number.parse().unwrap_or_else(|_| {
         contents.uploads.push(Vec::new());
         contents.uploads.len() - 1
     });
     let Some(sent) = contents.uploads.get_mut(number) else {
-        return Answer { status: "404 Not Found", head: String::new(), body: Vec::new() };
+        return RegistryAnswer { status: "404 Not Found", head: String::new(), body: Vec::new() };
     };
     sent.extend_from_slice(&request.body);
     let last = sent.len().saturating_sub(1);
     let head = format!("location: /v2/{repository}/blobs/uploads/{number}\r\nrange: 0-{last}\r\n");
     if request.method != "PUT" {
-        return Answer { status: "202 Accepted", head, body: Vec::new() };
+        return RegistryAnswer { status: "202 Accepted", head, body: Vec::new() };
     }
     let digest = query.split('&').find_map(|pair| pair.strip_prefix("digest=")).unwrap_or_default();
     let digest = digest.replace("%3A", ":").replace("%3a", ":");
     let whole = std::mem::take(sent);
     contents.there.insert(format!("{repository}/blobs/{digest}"), whole);
-    Answer { status: "201 Created", head, body: Vec::new() }
+    RegistryAnswer { status: "201 Created", head, body: Vec::new() }
 }
 
 /// What a manifest says that it is; of other contents nobody asks.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 
-use super::command::{Call, Fault, Plan};
+use super::command::{MockCall, MockFault, MockPlan};
 
 #[derive(Deserialize)]
 pub(super) struct ChatRequest<'a> {
@@ -21,20 +21,20 @@ struct ChatMessage<'a> {
     #[serde(borrow)]
     role: Cow<'a, str>,
     #[serde(borrow, default)]
-    content: Option<Content<'a>>,
+    content: Option<ChatContent<'a>>,
     #[serde(borrow, default)]
     tool_calls: Vec<ChatCall<'a>>,
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Content<'a> {
+enum ChatContent<'a> {
     Text(#[serde(borrow)] Cow<'a, str>),
-    Parts(Vec<Part>),
+    Parts(Vec<ChatPart>),
 }
 
 #[derive(Deserialize)]
-struct Part {
+struct ChatPart {
     #[serde(default)]
     text: String,
 }
@@ -56,15 +56,15 @@ struct ChatFunction<'a> {
 impl ChatMessage<'_> {
     fn text(&self) -> Cow<'_, str> {
         match &self.content {
-            Some(Content::Text(text)) => Cow::Borrowed(text),
-            Some(Content::Parts(parts)) => parts.iter().map(|part| part.text.as_str()).collect(),
+            Some(ChatContent::Text(text)) => Cow::Borrowed(text),
+            Some(ChatContent::Parts(parts)) => parts.iter().map(|part| part.text.as_str()).collect(),
             None => Cow::Borrowed(""),
         }
     }
 }
 
 /// Where a conversation stands.
-pub(super) struct Standing {
+pub(super) struct ChatPosition {
     /// The last user message.
     pub(super) user: String,
     pub(super) user_messages: usize,
@@ -76,7 +76,7 @@ pub(super) struct Standing {
     pub(super) digest: String,
 }
 
-impl Standing {
+impl ChatPosition {
     pub(super) fn of(request: &ChatRequest<'_>) -> Self {
         let messages = &request.messages;
         let last_user = messages.iter().rposition(|message| message.role == "user");
@@ -105,11 +105,11 @@ impl Standing {
     }
 
     /// A call that names the job of the last tool result: its id is known when it is made, and not before.
-    fn fill(&self, call: &Call) -> Call {
+    fn fill(&self, call: &MockCall) -> MockCall {
         let told = self.tool_result.as_deref().and_then(|text| serde_json::from_str(text).ok());
         let job = told.as_ref().and_then(|told: &serde_json::Value| told["job_id"].as_str());
         let arguments = call.arguments.replace("{{job}}", job.unwrap_or_default());
-        Call { name: call.name.clone(), arguments }
+        MockCall { name: call.name.clone(), arguments }
     }
 }
 
@@ -147,18 +147,18 @@ impl Fnv {
 }
 
 /// A whole answer, before it is put on the wire.
-pub(super) struct Reply<'a> {
+pub(super) struct ChatReply<'a> {
     number: u64,
     model: &'a str,
     pieces: Vec<String>,
-    calls: Vec<Call>,
+    calls: Vec<MockCall>,
     usage: (u64, u64),
 }
 
-impl<'a> Reply<'a> {
-    pub(super) fn of(number: u64, model: &'a str, plan: &Plan, standing: &Standing) -> Self {
+impl<'a> ChatReply<'a> {
+    pub(super) fn of(number: u64, model: &'a str, plan: &MockPlan, standing: &ChatPosition) -> Self {
         let calls = plan.steps.get(standing.step).map_or(&[][..], Vec::as_slice);
-        let calls: Vec<Call> = calls.iter().map(|call| standing.fill(call)).collect();
+        let calls: Vec<MockCall> = calls.iter().map(|call| standing.fill(call)).collect();
         let pieces =
             if calls.is_empty() { split(&text(plan, standing), wanted_pieces(plan)) } else { Vec::new() };
         let tokens = |bytes: u64| bytes.div_ceil(4);
@@ -246,7 +246,7 @@ impl<'a> Reply<'a> {
     }
 }
 
-fn text(plan: &Plan, standing: &Standing) -> String {
+fn text(plan: &MockPlan, standing: &ChatPosition) -> String {
     if plan.big_bytes > 0 {
         return "0123456789abcde\n".repeat(plan.big_bytes.div_ceil(16))[..plan.big_bytes].to_owned();
     }
@@ -264,10 +264,14 @@ fn text(plan: &Plan, standing: &Standing) -> String {
 }
 
 /// Enough pieces that something is missing when the stream stops short.
-fn wanted_pieces(plan: &Plan) -> usize {
+fn wanted_pieces(plan: &MockPlan) -> usize {
     let before_stop = match plan.fault {
-        Some(Fault::CutAfter(pieces) | Fault::HangAfter(pieces)) => pieces.saturating_add(1).min(100_000),
-        Some(Fault::Status(_) | Fault::Hang | Fault::Garbage | Fault::ErrorObject) | None => 1,
+        Some(MockFault::CutAfter(pieces) | MockFault::HangAfter(pieces)) => {
+            pieces.saturating_add(1).min(100_000)
+        }
+        Some(MockFault::Status(_) | MockFault::Hang | MockFault::Garbage | MockFault::ErrorObject) | None => {
+            1
+        }
     };
     plan.chunks.unwrap_or(1).max(before_stop)
 }
@@ -294,8 +298,8 @@ mod tests {
     fn arguments(messages: serde_json::Value) -> String {
         let text = serde_json::json!({"model": "m", "messages": messages}).to_string();
         let request: ChatRequest<'_> = serde_json::from_str(&text).unwrap();
-        let call = Call { name: "job_wait".into(), arguments: r#"{"job_id":"{{job}}"}"#.into() };
-        Standing::of(&request).fill(&call).arguments
+        let call = MockCall { name: "job_wait".into(), arguments: r#"{"job_id":"{{job}}"}"#.into() };
+        ChatPosition::of(&request).fill(&call).arguments
     }
 
     #[test]

@@ -13,15 +13,15 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use super::UNKNOWN_MODEL;
-use super::command::{Fault, Plan};
-use super::connection::{Connection, HttpRequest};
-use super::journal::{Arrival, Journal, Outcome};
-use super::reply::{ChatRequest, Fnv, Reply, Standing};
+use super::command::{MockFault, MockPlan};
+use super::connection::{HttpRequest, MockConnection};
+use super::journal::{Arrival, Journal, RequestOutcome};
+use super::reply::{ChatPosition, ChatReply, ChatRequest, Fnv};
 use crate::clock::now_us;
 
 /// How a server behaves.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub struct MockOptions {
     pub log: Option<PathBuf>,
     /// Requests without this key are refused; absent: any or none will do.
     pub key: Option<String>,
@@ -39,8 +39,8 @@ pub struct ScriptLine {
     pub r#do: String,
 }
 
-struct Server {
-    options: Options,
+struct MockServer {
+    options: MockOptions,
     journal: Journal,
     requests: AtomicU64,
     /// Messages whose `…-once` has happened.
@@ -49,7 +49,7 @@ struct Server {
 
 /// How an answer ended, as far as the server had a say.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ended {
+enum ReplyEnd {
     Answered,
     /// Failed on purpose, in good form: the connection lives.
     Refused,
@@ -62,10 +62,10 @@ const STREAM_HEAD: &str =
 const LAST_CHUNK: &str = "0\r\n\r\n";
 
 /// Serves until the listener fails or the future is dropped.
-pub async fn serve(listener: TcpListener, options: Options) -> io::Result<()> {
+pub async fn serve(listener: TcpListener, options: MockOptions) -> io::Result<()> {
     let journal = Journal::open(options.log.as_deref())?;
     let server =
-        Arc::new(Server { options, journal, requests: AtomicU64::new(0), happened: Mutex::default() });
+        Arc::new(MockServer { options, journal, requests: AtomicU64::new(0), happened: Mutex::default() });
     // Dropping the set ends the connections with the server.
     let mut connections = JoinSet::new();
     for number in 1.. {
@@ -80,9 +80,9 @@ pub async fn serve(listener: TcpListener, options: Options) -> io::Result<()> {
     Ok(())
 }
 
-impl Server {
+impl MockServer {
     async fn connection(&self, number: u64, stream: TcpStream) -> io::Result<()> {
-        let mut connection = Connection::new(number, stream)?;
+        let mut connection = MockConnection::new(number, stream)?;
         while let Some(request) = connection.request().await? {
             let keep_alive = request.keep_alive;
             let ended = match (request.method.as_str(), request.path.as_str()) {
@@ -90,17 +90,17 @@ impl Server {
                 ("GET", "/v1/models") => self.models(&mut connection, &request).await?,
                 (_, _) => {
                     connection.write_json(404, "", r#"{"detail":"not found"}"#).await?;
-                    Ended::Refused
+                    ReplyEnd::Refused
                 }
             };
-            if ended == Ended::Cut || !keep_alive {
+            if ended == ReplyEnd::Cut || !keep_alive {
                 break;
             }
         }
         Ok(())
     }
 
-    async fn models(&self, connection: &mut Connection, request: &HttpRequest) -> io::Result<Ended> {
+    async fn models(&self, connection: &mut MockConnection, request: &HttpRequest) -> io::Result<ReplyEnd> {
         if self.key_ok(request) == Some(false) {
             return refuse(connection, 401, "invalid_api_key", "").await;
         }
@@ -112,15 +112,15 @@ impl Server {
             names.iter().map(|name| serde_json::json!({"id": name, "object": "model"})).collect();
         let list = serde_json::json!({"object": "list", "data": data}).to_string();
         connection.write_json(200, "", &list).await?;
-        Ok(Ended::Answered)
+        Ok(ReplyEnd::Answered)
     }
 
-    async fn chat(&self, connection: &mut Connection, request: &HttpRequest) -> io::Result<Ended> {
+    async fn chat(&self, connection: &mut MockConnection, request: &HttpRequest) -> io::Result<ReplyEnd> {
         let Ok(chat) = serde_json::from_slice::<ChatRequest<'_>>(&request.body) else {
             return refuse(connection, 400, "invalid_request", "").await;
         };
         let number = self.requests.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut standing = Standing::of(&chat);
+        let mut standing = ChatPosition::of(&chat);
         let key_ok = self.key_ok(request);
         self.journal.arrived(Arrival {
             number,
@@ -140,13 +140,13 @@ impl Server {
             refuse(connection, 404, "model_not_found", "").await
         } else {
             let plan = self.plan(&standing);
-            let reply = Reply::of(number, &chat.model, &plan, &standing);
+            let reply = ChatReply::of(number, &chat.model, &plan, &standing);
             perform(connection, &plan, &reply, chat.stream).await
         };
         let outcome = match &ended {
-            Ok(Ended::Answered) => Outcome::Done,
-            Ok(Ended::Refused | Ended::Cut) => Outcome::Failed,
-            Err(_) => Outcome::Gone,
+            Ok(ReplyEnd::Answered) => RequestOutcome::Done,
+            Ok(ReplyEnd::Refused | ReplyEnd::Cut) => RequestOutcome::Failed,
+            Err(_) => RequestOutcome::Gone,
         };
         self.journal.done(number, outcome)?;
         ended
@@ -166,12 +166,12 @@ impl Server {
     }
 
     /// What to do now: once done, a `…-once` is no longer part of it.
-    fn plan(&self, standing: &Standing) -> Plan {
-        let mut plan = Plan::of(&standing.user);
-        if plan == Plan::default()
+    fn plan(&self, standing: &ChatPosition) -> MockPlan {
+        let mut plan = MockPlan::of(&standing.user);
+        if plan == MockPlan::default()
             && let Some(line) = self.options.script.iter().find(|line| standing.user.contains(&line.when))
         {
-            plan = Plan::of(&line.r#do);
+            plan = MockPlan::of(&line.r#do);
         }
         if plan.once {
             let mut happened = self.happened.lock().unwrap_or_else(PoisonError::into_inner);
@@ -185,11 +185,11 @@ impl Server {
 
 /// Answers, or fails, as planned.
 async fn perform(
-    connection: &mut Connection,
-    plan: &Plan,
-    reply: &Reply<'_>,
+    connection: &mut MockConnection,
+    plan: &MockPlan,
+    reply: &ChatReply<'_>,
     wants_stream: bool,
-) -> io::Result<Ended> {
+) -> io::Result<ReplyEnd> {
     if plan.delay_ms > 0 {
         connection.pause(Duration::from_millis(plan.delay_ms)).await?;
     }
@@ -197,32 +197,36 @@ async fn perform(
         connection.pause_until(&hold.file).await?;
     }
     match plan.fault {
-        Some(Fault::Hang) => return Err(connection.hang().await),
-        Some(Fault::Status(status)) => {
+        Some(MockFault::Hang) => return Err(connection.hang().await),
+        Some(MockFault::Status(status)) => {
             let retry_after = plan.retry_after_s.map(|seconds| format!("retry-after: {seconds}\r\n"));
             return refuse(connection, status, "as_asked", &retry_after.unwrap_or_default()).await;
         }
-        Some(Fault::Garbage) => return garble(connection, "data: {\"choices\": [oops\n\n").await,
-        Some(Fault::ErrorObject) => {
+        Some(MockFault::Garbage) => return garble(connection, "data: {\"choices\": [oops\n\n").await,
+        Some(MockFault::ErrorObject) => {
             let error = r#"data: {"error":{"message":"as asked","code":"server_error"}}"#;
             return garble(connection, &format!("{error}\n\n")).await;
         }
-        Some(Fault::CutAfter(_) | Fault::HangAfter(_)) | None => {}
+        Some(MockFault::CutAfter(_) | MockFault::HangAfter(_)) | None => {}
     }
     if plan.no_stream || !wants_stream {
         connection.write_json(200, "", &reply.whole()).await?;
-        return Ok(Ended::Answered);
+        return Ok(ReplyEnd::Answered);
     }
     stream(connection, plan, reply).await
 }
 
-async fn stream(connection: &mut Connection, plan: &Plan, reply: &Reply<'_>) -> io::Result<Ended> {
+async fn stream(
+    connection: &mut MockConnection,
+    plan: &MockPlan,
+    reply: &ChatReply<'_>,
+) -> io::Result<ReplyEnd> {
     let mut unsent = STREAM_HEAD.to_owned();
     let pause = Duration::from_millis(plan.chunk_delay_ms);
     for (place, event) in reply.events().enumerate() {
         match plan.fault {
-            Some(Fault::CutAfter(pieces)) if pieces <= place => break,
-            Some(Fault::HangAfter(pieces)) if pieces <= place => break,
+            Some(MockFault::CutAfter(pieces)) if pieces <= place => break,
+            Some(MockFault::HangAfter(pieces)) if pieces <= place => break,
             Some(_) | None => {}
         }
         if let Some(hold) = plan.hold.as_ref().filter(|hold| hold.after == place && place > 0) {
@@ -238,11 +242,11 @@ async fn stream(connection: &mut Connection, plan: &Plan, reply: &Reply<'_>) -> 
         push_chunk(&mut unsent, &event);
     }
     match plan.fault {
-        Some(Fault::CutAfter(_)) => {
+        Some(MockFault::CutAfter(_)) => {
             connection.write(unsent.as_bytes()).await?;
-            Ok(Ended::Cut)
+            Ok(ReplyEnd::Cut)
         }
-        Some(Fault::HangAfter(_)) => {
+        Some(MockFault::HangAfter(_)) => {
             connection.write(unsent.as_bytes()).await?;
             Err(connection.hang().await)
         }
@@ -250,24 +254,29 @@ async fn stream(connection: &mut Connection, plan: &Plan, reply: &Reply<'_>) -> 
             push_chunk(&mut unsent, &reply.ending());
             unsent.push_str(LAST_CHUNK);
             connection.write(unsent.as_bytes()).await?;
-            Ok(Ended::Answered)
+            Ok(ReplyEnd::Answered)
         }
     }
 }
 
-async fn garble(connection: &mut Connection, event: &str) -> io::Result<Ended> {
+async fn garble(connection: &mut MockConnection, event: &str) -> io::Result<ReplyEnd> {
     let mut reply = STREAM_HEAD.to_owned();
     push_chunk(&mut reply, event);
     reply.push_str(LAST_CHUNK);
     connection.write(reply.as_bytes()).await?;
-    Ok(Ended::Refused)
+    Ok(ReplyEnd::Refused)
 }
 
-async fn refuse(connection: &mut Connection, status: u16, code: &str, headers: &str) -> io::Result<Ended> {
+async fn refuse(
+    connection: &mut MockConnection,
+    status: u16,
+    code: &str,
+    headers: &str,
+) -> io::Result<ReplyEnd> {
     let body =
         serde_json::json!({"error": {"message": format!("refused: {code}"), "code": code}}).to_string();
     connection.write_json(status, headers, &body).await?;
-    Ok(Ended::Refused)
+    Ok(ReplyEnd::Refused)
 }
 
 fn push_chunk(reply: &mut String, data: &str) {

@@ -7,29 +7,29 @@ use lodge_core::{SessionId, TokenId, TurnId};
 use lodge_proto::ErrorBody;
 use serde_json::Value;
 
-use super::{Asks, Edit, Told, What};
-use crate::disk::Kept;
-use crate::world::World;
+use super::{AnsweredRequest, PendingRequest, SessionEdit, SimRequest};
+use crate::disk::StoredTurn;
+use crate::world::SimWorld;
 
-impl World {
+impl SimWorld {
     /// The keeper that a stop or kill is about.
-    pub(super) fn keeper_meant(&self, what: &What) -> Option<(u64, u32)> {
-        let (What::Stop(agent) | What::Kill(agent)) = what else { return None };
+    pub(super) fn keeper_meant(&self, what: &SimRequest) -> Option<(u64, u32)> {
+        let (SimRequest::Stop(agent) | SimRequest::Kill(agent)) = what else { return None };
         let row = self.disk.agent(agent)?;
         let keeper = self.machine.sandboxes.get(&row.sandbox)?.keeper.as_ref()?;
         Some((keeper.serial, row.incarnation))
     }
 
     /// The session that a deletion is about, by how often it had begun.
-    pub(super) fn begun_meant(&self, what: &What) -> u32 {
-        let What::Edit { session, edit: Edit::Delete } = what else { return 0 };
+    pub(super) fn begun_meant(&self, what: &SimRequest) -> u32 {
+        let SimRequest::Edit { session, edit: SessionEdit::Delete } = what else { return 0 };
         self.disk.begun(session)
     }
 
     /// Nothing survives a stop: whoever waited for it to be done hears of it when it is.
     pub(super) fn check_gone(&mut self, caller: usize, reply: &Result<Value, ErrorBody>) {
         let Some(asks) = self.clients.callers[caller].asks.as_ref() else { return };
-        let (What::Stop(agent) | What::Kill(agent)) = &asks.what else { return };
+        let (SimRequest::Stop(agent) | SimRequest::Kill(agent)) = &asks.what else { return };
         let lives = asks.keeper.is_some() && self.keeper_meant(&asks.what) == asks.keeper;
         let stopped = self.disk.agent(agent).is_some_and(|row| row.state == AgentState::Stopped);
         if reply.is_ok() && stopped && lives {
@@ -38,13 +38,13 @@ impl World {
     }
 
     /// Acknowledged means durable, and a request has one answer.
-    pub(super) fn check_answer(&mut self, caller: usize, asks: &Asks, answer: &Value) {
+    pub(super) fn check_answer(&mut self, caller: usize, asks: &PendingRequest, answer: &Value) {
         if let Err(broken) = self.answer_holds(caller, asks, answer) {
             self.fail(format!("caller {caller} was told {answer} about {:?}: {broken}", asks.what));
         }
     }
 
-    fn answer_holds(&self, caller: usize, asks: &Asks, answer: &Value) -> Result<(), String> {
+    fn answer_holds(&self, caller: usize, asks: &PendingRequest, answer: &Value) -> Result<(), String> {
         let id = answer["id"].as_str().unwrap_or_default();
         if let Some(request_id) = &asks.request_id {
             let row = self.disk.request(&format!("caller-{caller}"), request_id);
@@ -57,7 +57,7 @@ impl World {
             }
         }
         match &asks.what {
-            What::Create { text } => {
+            SimRequest::Create { text } => {
                 // Its image may be another by now.
                 let there = self.disk.agent(&id.parse().map_err(|_| "no id")?).is_some();
                 if there && self.disk.accepted(text) > 0 {
@@ -66,21 +66,21 @@ impl World {
                     Err("that agent is not on disk".into())
                 }
             }
-            What::Send { text, agent, .. } => self.turn_holds(id, |turn| {
+            SimRequest::Send { text, agent, .. } => self.turn_holds(id, |turn| {
                 turn.row.agent == *agent
                     && turn.messages.first().is_some_and(|first| first.body.text == *text)
             }),
-            What::Interrupt(turn) => {
+            SimRequest::Interrupt(turn) => {
                 self.turn_holds(turn.as_str(), |turn| turn.row.state == TurnState::Interrupted)
             }
-            What::Submit { .. } => self.submission_holds(&asks.what, answer),
-            What::CancelJob(job) => self.cancellation_holds(job),
-            What::Release { id: work, .. } => {
+            SimRequest::Submit { .. } => self.submission_holds(&asks.what, answer),
+            SimRequest::CancelJob(job) => self.cancellation_holds(job),
+            SimRequest::Release { id: work, .. } => {
                 let aside = self.disk.quarantine().any(|row| row.id == *work);
                 if aside { Err("that work is still set aside".into()) } else { Ok(()) }
             }
-            What::Edit { session, edit } => self.edit_holds(asks, session, edit, answer),
-            What::Issue { text, .. } => {
+            SimRequest::Edit { session, edit } => self.edit_holds(asks, session, edit, answer),
+            SimRequest::Issue { text, .. } => {
                 let row = self.disk.token(&id.parse().map_err(|_| "no id")?);
                 let row = row.filter(|row| row.name.as_ref() == Some(text)).ok_or("it is not on disk")?;
                 if row.revoked_at.is_none() && !self.opens(&row.id) {
@@ -88,25 +88,25 @@ impl World {
                 }
                 Ok(())
             }
-            What::Revoke(token) => match self.disk.token(token) {
+            SimRequest::Revoke(token) => match self.disk.token(token) {
                 Some(row) if row.revoked_at.is_some() && !self.opens(token) => Ok(()),
                 other => Err(format!("that token is {other:?}")),
             },
-            What::Build { .. } | What::RemoveImage(_) | What::Tag { .. } => Ok(()),
-            What::Settle { lineage, .. } if id == lineage.as_str() => Ok(()),
-            What::Settle { .. } => Err("that is another lineage".into()),
-            What::Update { agent, text } => {
+            SimRequest::Build { .. } | SimRequest::RemoveImage(_) | SimRequest::Tag { .. } => Ok(()),
+            SimRequest::Settle { lineage, .. } if id == lineage.as_str() => Ok(()),
+            SimRequest::Settle { .. } => Err("that is another lineage".into()),
+            SimRequest::Update { agent, text } => {
                 let row = self.disk.agent(agent).ok_or("that agent is not on disk")?;
                 let has = |spec: &AgentSpec| spec.env.contains_key(text) || spec.labels.contains_key(text);
                 let there = has(&row.spec) || row.next.as_ref().is_some_and(|next| has(&next.spec));
                 if there { Ok(()) } else { Err("that change is not on disk".into()) }
             }
-            What::Start(agent)
-            | What::Restart(agent)
-            | What::Stop(agent)
-            | What::Kill(agent)
-            | What::Remove(agent)
-            | What::RemoveByForce(agent) => {
+            SimRequest::Start(agent)
+            | SimRequest::Restart(agent)
+            | SimRequest::Stop(agent)
+            | SimRequest::Kill(agent)
+            | SimRequest::Remove(agent)
+            | SimRequest::RemoveByForce(agent) => {
                 if id == agent.as_str() && self.disk.agent(agent).is_some() {
                     Ok(())
                 } else {
@@ -117,7 +117,7 @@ impl World {
     }
 
     /// A turn that somebody was told of is there, unless it went with its session.
-    fn turn_holds(&self, id: &str, holds: impl FnOnce(&Kept) -> bool) -> Result<(), String> {
+    fn turn_holds(&self, id: &str, holds: impl FnOnce(&StoredTurn) -> bool) -> Result<(), String> {
         let id: TurnId = id.parse().map_err(|_| "no id")?;
         let there = self.disk.turn(&id).map_or_else(|| self.disk.was_deleted(&id), holds);
         if there { Ok(()) } else { Err("that turn is not so on disk".into()) }
@@ -125,17 +125,17 @@ impl World {
 
     fn edit_holds(
         &self,
-        asks: &Asks,
+        asks: &PendingRequest,
         session: &SessionId,
-        edit: &Edit,
+        edit: &SessionEdit,
         answer: &Value,
     ) -> Result<(), String> {
         let id = answer["id"].as_str().unwrap_or_default();
         match edit {
-            Edit::Rewind(turns) if id == session.as_str() && answer["turns"] == *turns => Ok(()),
-            Edit::Activate(_) if id == session.as_str() => Ok(()),
-            Edit::Rewind(_) | Edit::Activate(_) => Err("that is another path".into()),
-            Edit::Fork { to, turns } => {
+            SessionEdit::Rewind(turns) if id == session.as_str() && answer["turns"] == *turns => Ok(()),
+            SessionEdit::Activate(_) if id == session.as_str() => Ok(()),
+            SessionEdit::Rewind(_) | SessionEdit::Activate(_) => Err("that is another path".into()),
+            SessionEdit::Fork { to, turns } => {
                 let copy: SessionId = id.parse().map_err(|_| "no id")?;
                 let named = to.as_ref().is_none_or(|to| *to == copy);
                 let there = self.disk.begun(&copy) > 0;
@@ -143,10 +143,10 @@ impl World {
                     answer["turns"] == *turns && answer["forked_from"]["session"] == session.as_str();
                 if named && there && copied { Ok(()) } else { Err("that is no such copy".into()) }
             }
-            Edit::Regenerate(turn) => {
+            SessionEdit::Regenerate(turn) => {
                 self.turn_holds(id, |again| again.row.place.replaces.as_ref() == Some(turn))
             }
-            Edit::Delete => {
+            SessionEdit::Delete => {
                 let there = self.disk.session(session).is_some() && self.disk.begun(session) == asks.begun;
                 if there { Err("that session is still there".into()) } else { Ok(()) }
             }
@@ -160,8 +160,10 @@ impl World {
 
     /// Whoever was told that a session is deleted is told so for ever.
     pub fn check_deleted(&mut self) {
-        let is_back = |told: &&Told| {
-            let What::Edit { session, edit: Edit::Delete } = &told.asks.what else { return false };
+        let is_back = |told: &&AnsweredRequest| {
+            let SimRequest::Edit { session, edit: SessionEdit::Delete } = &told.asks.what else {
+                return false;
+            };
             self.disk.session(session).is_some() && self.disk.begun(session) == told.asks.begun
         };
         let back = self.clients.told.iter().find(is_back).map(|told| told.asks.what.clone());
@@ -170,7 +172,7 @@ impl World {
         }
     }
 
-    pub(super) fn check_refusal(&mut self, caller: usize, asks: &Asks, refusal: &ErrorBody) {
+    pub(super) fn check_refusal(&mut self, caller: usize, asks: &PendingRequest, refusal: &ErrorBody) {
         let Some(request_id) = &asks.request_id else { return };
         let row = self.disk.request(&format!("caller-{caller}"), request_id);
         let same = row.is_some_and(|row| row.digest == [asks.digest; 32]);

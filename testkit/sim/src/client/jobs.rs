@@ -4,28 +4,28 @@ use std::collections::BTreeMap;
 
 use lodge_core::job::JobState;
 use lodge_core::{AgentId, JobId};
-use lodge_daemon::engine::jobs::{JobWork, NewJob};
-use lodge_daemon::engine::{Command, RunningJobs};
+use lodge_engine::jobs::{JobWork, NewJob};
+use lodge_engine::{Command, JobCommand, RunningJobs};
 use serde_json::Value;
 
-use super::What;
+use super::SimRequest;
 use super::wishes::refusal;
-use crate::world::World;
+use crate::world::SimWorld;
 
-impl World {
-    pub(super) fn some_job_wish(&mut self, agent: AgentId, text: String) -> What {
+impl SimWorld {
+    pub(super) fn some_job_wish(&mut self, agent: AgentId, text: String) -> SimRequest {
         if self.rng.chance(150)
             && let Some(job) = self.rng.pick(&self.clients.jobs)
         {
-            return What::CancelJob(job.clone());
+            return SimRequest::CancelJob(job.clone());
         }
         let session = if self.rng.chance(600) { self.some_session(&agent) } else { None };
-        What::Submit { agent, session, text }
+        SimRequest::Submit { agent, session, text }
     }
 
     /// What the API asks of the engine, which looks at the session in the store.
-    pub(super) fn submission(&mut self, what: &What) -> Result<Command, lodge_proto::ErrorBody> {
-        let What::Submit { agent, session, text } = what else { return Err(refusal("params.invalid")) };
+    pub(super) fn submission(&mut self, what: &SimRequest) -> Result<Command, lodge_proto::ErrorBody> {
+        let SimRequest::Submit { agent, session, text } = what else { return Err(refusal("params.invalid")) };
         let other = session.as_ref().and_then(|session| self.disk.session(session));
         if other.is_some_and(|fact| fact.row.agent != *agent) {
             return Err(refusal("session.other_agent"));
@@ -37,7 +37,11 @@ impl World {
         let (args, stdin) = (vec![text.clone()], b"in".to_vec());
         let work =
             JobWork { bin: bin.to_owned(), args, stdin, timeout_ms, priority, output_bytes: 0, labels };
-        Ok(Command::SubmitJob(Box::new(NewJob { agent: agent.clone(), session: session.clone(), work })))
+        Ok(Command::Job(JobCommand::Submit(Box::new(NewJob {
+            agent: agent.clone(),
+            session: session.clone(),
+            work,
+        }))))
     }
 
     /// What is to become of jobs that run.
@@ -46,8 +50,8 @@ impl World {
     }
 
     /// A job that was acknowledged is there, until the retention takes it.
-    pub(super) fn submission_holds(&self, what: &What, answer: &Value) -> Result<(), String> {
-        let What::Submit { agent, session, text } = what else { return Ok(()) };
+    pub(super) fn submission_holds(&self, what: &SimRequest, answer: &Value) -> Result<(), String> {
+        let SimRequest::Submit { agent, session, text } = what else { return Ok(()) };
         let id: JobId = answer["id"].as_str().unwrap_or_default().parse().map_err(|_| "no id")?;
         match self.disk.job(&id) {
             Some(row)

@@ -6,28 +6,30 @@ use lodge_core::agent::AgentState;
 use lodge_core::lineage::Policy;
 use lodge_core::record::{AgentSpec, ToolRecord};
 use lodge_core::{AgentId, SessionId};
-use lodge_daemon::engine::{
-    Change, Command, ImageChange, ImageGiven, NameChoice, NewAgent, NewImage, NewToken, NewTurn,
-    SessionChange, SessionChoice, SessionWhat, Settlement, TokenFor, TurnAgain, Update,
+use lodge_daemon::view;
+use lodge_engine::{
+    AgentCommand, Change, Command, ImageChange, ImageCommand, ImageGiven, JobCommand, NameChoice, NewAgent,
+    NewImage, NewToken, NewTurn, SessionChange, SessionChoice, SessionWhat, Settlement, TokenCommand,
+    TokenFor, TurnAgain, TurnCommand, Update,
 };
 use lodge_proto::{ErrorBody, SessionDeleted};
 
-use super::{Edit, Fit, What};
+use super::{AnswerFit, SessionEdit, SimRequest};
 use crate::images;
-use crate::world::World;
+use crate::world::SimWorld;
 
 /// Longer than any run, so that no token ends by itself.
 const TOKEN_MS: i64 = 10 * 365 * 24 * 60 * 60 * 1_000;
 
-impl World {
-    pub(super) fn wish(&mut self, once: bool) -> What {
+impl SimWorld {
+    pub(super) fn wish(&mut self, once: bool) -> SimRequest {
         // What is asked for once is counted once: the text tells.
         let text = self.name(if once { "once-" } else { "maybe-" });
         let agent = self.rng.pick(&self.clients.agents).cloned();
-        let Some(agent) = agent else { return What::Create { text } };
+        let Some(agent) = agent else { return SimRequest::Create { text } };
         if self.rng.chance(self.plan.changes) {
             let restarts = self.rng.chance(300);
-            return if restarts { What::Restart(agent) } else { What::Update { agent, text } };
+            return if restarts { SimRequest::Restart(agent) } else { SimRequest::Update { agent, text } };
         }
         if self.rng.chance(self.plan.edits)
             && let Some(what) = self.some_edit()
@@ -38,7 +40,7 @@ impl World {
         if let Some(id) = aside
             && self.rng.chance(20)
         {
-            return What::Release { id, how: self.some_release() };
+            return SimRequest::Release { id, how: self.some_release() };
         }
         if self.rng.chance(self.plan.jobs) {
             return self.some_job_wish(agent, text);
@@ -47,54 +49,55 @@ impl World {
             return self.some_paper(agent, text);
         }
         match self.rng.below(100) {
-            0..3 if self.clients.agents.len() < self.plan.agents_max => What::Create { text },
-            3..9 => What::Start(agent),
-            9..11 => What::Stop(agent),
-            18 => What::Kill(agent),
+            0..3 if self.clients.agents.len() < self.plan.agents_max => SimRequest::Create { text },
+            3..9 => SimRequest::Start(agent),
+            9..11 => SimRequest::Stop(agent),
+            18 => SimRequest::Kill(agent),
             19..23 => match self.disk.lineage(&agent).map(|row| row.id.clone()) {
                 Some(lineage) => {
                     let policy = self.rng.pick(&Policy::ALL).copied().unwrap_or(Policy::Revive);
-                    What::Settle { agent, lineage, policy }
+                    SimRequest::Settle { agent, lineage, policy }
                 }
-                None => What::Start(agent),
+                None => SimRequest::Start(agent),
             },
-            11 => What::Remove(agent),
-            12 if self.rng.chance(300) => What::RemoveByForce(agent),
+            11 => SimRequest::Remove(agent),
+            12 if self.rng.chance(300) => SimRequest::RemoveByForce(agent),
             13..18 => match self.rng.pick(&self.clients.turns) {
-                Some(turn) => What::Interrupt(turn.clone()),
-                None => What::Start(agent),
+                Some(turn) => SimRequest::Interrupt(turn.clone()),
+                None => SimRequest::Start(agent),
             },
             _ => {
                 let session = if self.rng.chance(50) { None } else { self.some_session(&agent) };
-                let fit = if self.rng.chance(self.plan.schemas) { Fit::Schema } else { Fit::Anything };
-                What::Send { agent, session, text, fit }
+                let fit =
+                    if self.rng.chance(self.plan.schemas) { AnswerFit::Schema } else { AnswerFit::Anything };
+                SimRequest::Send { agent, session, text, fit }
             }
         }
     }
 
     /// A change of a session that somebody talked in, whether it may be changed or not.
-    fn some_edit(&mut self) -> Option<What> {
+    fn some_edit(&mut self) -> Option<SimRequest> {
         let session = self.rng.pick(&self.clients.sessions)?.clone();
         let turns = u64::from(self.disk.session(&session)?.turns);
         let edit = match self.rng.below(10) {
             0..3 => {
                 let back = if self.rng.chance(900) { turns.min(3) } else { turns };
                 let left = turns - self.rng.below(back + 1);
-                Edit::Rewind(u32::try_from(left).unwrap_or(0))
+                SessionEdit::Rewind(u32::try_from(left).unwrap_or(0))
             }
-            3..5 => Edit::Activate(self.rng.pick(&self.disk.branches(&session))?.clone()),
+            3..5 => SessionEdit::Activate(self.rng.pick(&self.disk.branches(&session))?.clone()),
             5..7 => {
                 let to = if self.rng.chance(500) { Some(self.fork_name(&session)?) } else { None };
-                Edit::Fork { to, turns: u32::try_from(self.rng.between(1, turns.max(1))).unwrap_or(1) }
+                SessionEdit::Fork { to, turns: u32::try_from(self.rng.between(1, turns.max(1))).unwrap_or(1) }
             }
             7..9 => {
                 let tip = self.disk.session(&session)?.tip.clone();
                 let turn = if self.rng.chance(800) { tip } else { None };
-                Edit::Regenerate(turn.or_else(|| self.rng.pick(&self.disk.path(&session)).cloned())?)
+                SessionEdit::Regenerate(turn.or_else(|| self.rng.pick(&self.disk.path(&session)).cloned())?)
             }
-            _ => Edit::Delete,
+            _ => SessionEdit::Delete,
         };
-        Some(What::Edit { session, edit })
+        Some(SimRequest::Edit { session, edit })
     }
 
     /// A new name, or one that is taken.
@@ -107,24 +110,24 @@ impl World {
     }
 
     /// What is about no work: tokens and images.
-    fn some_paper(&mut self, agent: AgentId, text: String) -> What {
+    fn some_paper(&mut self, agent: AgentId, text: String) -> SimRequest {
         let (number, name) = (self.rng.below(images::AGENTS), self.rng.below(images::BINS));
         match self.rng.below(14) {
             0..3 => {
                 let agent = if self.rng.chance(600) { Some(agent) } else { None };
-                What::Issue { agent, text }
+                SimRequest::Issue { agent, text }
             }
             3..6 => match self.rng.pick(&self.clients.tokens) {
-                Some(token) => What::Revoke(token.clone()),
-                None => What::Issue { agent: None, text },
+                Some(token) => SimRequest::Revoke(token.clone()),
+                None => SimRequest::Issue { agent: None, text },
             },
-            6..8 => What::Build { text },
-            8 => What::RemoveImage(ImageGiven::Ref(format!("a:{number}"))),
-            9 => What::RemoveImage(ImageGiven::Ref(format!("b:{name}"))),
-            10 => What::RemoveImage(ImageGiven::Digest(format!("sha256:bin-{name}"))),
-            11 => What::Tag { digest: format!("sha256:{number}"), name: format!("a:{name}") },
-            12 => What::Tag { digest: format!("sha256:bin-{name}"), name: format!("b:{name}") },
-            _ => What::RemoveImage(ImageGiven::Digest(format!("sha256:{number}"))),
+            6..8 => SimRequest::Build { text },
+            8 => SimRequest::RemoveImage(ImageGiven::Ref(format!("a:{number}"))),
+            9 => SimRequest::RemoveImage(ImageGiven::Ref(format!("b:{name}"))),
+            10 => SimRequest::RemoveImage(ImageGiven::Digest(format!("sha256:bin-{name}"))),
+            11 => SimRequest::Tag { digest: format!("sha256:{number}"), name: format!("a:{name}") },
+            12 => SimRequest::Tag { digest: format!("sha256:bin-{name}"), name: format!("b:{name}") },
+            _ => SimRequest::RemoveImage(ImageGiven::Digest(format!("sha256:{number}"))),
         }
     }
 
@@ -159,114 +162,127 @@ impl World {
     }
 
     /// What the API asks of the engine, on what the store has at this moment.
-    pub(super) fn command(&mut self, what: &What) -> Result<Command, ErrorBody> {
+    pub(super) fn command(&mut self, what: &SimRequest) -> Result<Command, ErrorBody> {
         Ok(match what {
-            What::Create { text } => {
+            SimRequest::Create { text } => {
                 let own = self.rng.chance(self.plan.own_policies);
                 let policy = self.rng.pick(&Policy::ALL).copied().filter(|_| own);
                 let image = self.some_arrival(new_image(text));
-                Command::CreateAgent(Box::new(new_agent(text, policy, image)))
+                Command::Agent(AgentCommand::Create(Box::new(new_agent(text, policy, image))))
             }
-            What::Start(id) => Command::StartAgent { id: id.clone() },
-            What::Restart(id) => Command::RestartAgent { id: id.clone(), jobs: self.some_fate() },
-            What::Update { agent, text } => {
+            SimRequest::Start(id) => Command::Agent(AgentCommand::Start { id: id.clone() }),
+            SimRequest::Restart(id) => {
+                Command::Agent(AgentCommand::Restart { id: id.clone(), jobs: self.some_fate() })
+            }
+            SimRequest::Update { agent, text } => {
                 let (change, image) = self.some_change(text);
-                Command::UpdateAgent(Box::new(Update { agent: agent.clone(), change, image }))
+                Command::Agent(AgentCommand::Update(Box::new(Update { agent: agent.clone(), change, image })))
             }
-            What::Stop(id) => Command::StopAgent { id: id.clone(), jobs: self.some_fate() },
-            What::Kill(id) => Command::KillAgent { id: id.clone() },
-            What::Settle { agent, lineage, policy } => Command::SettleLineage(Box::new(Settlement {
-                agent: agent.clone(),
-                lineage: lineage.clone(),
-                policy: *policy,
-                last_turn: None,
-            })),
-            What::Remove(id) => Command::RemoveAgent { id: id.clone(), force: false },
-            What::RemoveByForce(id) => Command::RemoveAgent { id: id.clone(), force: true },
-            What::Interrupt(id) => Command::InterruptTurn { id: id.clone() },
-            What::Send { agent, session, text, fit } => {
+            SimRequest::Stop(id) => {
+                Command::Agent(AgentCommand::Stop { id: id.clone(), jobs: self.some_fate() })
+            }
+            SimRequest::Kill(id) => Command::Agent(AgentCommand::Kill { id: id.clone() }),
+            SimRequest::Settle { agent, lineage, policy } => {
+                Command::Agent(AgentCommand::SettleLineage(Box::new(Settlement {
+                    agent: agent.clone(),
+                    lineage: lineage.clone(),
+                    policy: *policy,
+                    last_turn: None,
+                })))
+            }
+            SimRequest::Remove(id) => Command::Agent(AgentCommand::Remove { id: id.clone(), force: false }),
+            SimRequest::RemoveByForce(id) => {
+                Command::Agent(AgentCommand::Remove { id: id.clone(), force: true })
+            }
+            SimRequest::Interrupt(id) => Command::Turn(TurnCommand::Interrupt { id: id.clone() }),
+            SimRequest::Send { agent, session, text, fit } => {
                 let session = match session {
                     None => SessionChoice::Fresh,
                     Some(id) => SessionChoice::Named { id: id.clone(), fact: self.disk.session(id).cloned() },
                 };
-                Command::SendTurn(Box::new(NewTurn {
+                Command::Turn(TurnCommand::Send(Box::new(NewTurn {
                     agent: agent.clone(),
                     session,
                     sender: None,
                     text: text.clone(),
                     schema: match fit {
-                        Fit::Anything => None,
-                        Fit::Schema => Some("{}".to_owned()),
+                        AnswerFit::Anything => None,
+                        AnswerFit::Schema => Some("{}".to_owned()),
                     },
-                }))
+                })))
             }
-            What::Submit { .. } => self.submission(what)?,
-            What::CancelJob(id) => Command::CancelJob { id: id.clone() },
-            What::Release { id, how } => Command::ReleaseWork { id: id.clone(), how: *how },
-            What::Edit { session, edit } => self.edit(session, edit)?,
-            What::Issue { agent, text } => Command::IssueToken(Box::new(NewToken {
+            SimRequest::Submit { .. } => self.submission(what)?,
+            SimRequest::CancelJob(id) => Command::Job(JobCommand::Cancel { id: id.clone() }),
+            SimRequest::Release { id, how } => Command::ReleaseWork { id: id.clone(), how: *how },
+            SimRequest::Edit { session, edit } => self.edit(session, edit)?,
+            SimRequest::Issue { agent, text } => Command::Token(TokenCommand::Issue(Box::new(NewToken {
                 holder: agent.clone().map_or(TokenFor::Operator, TokenFor::Agent),
                 name: Some(text.clone()),
                 expires_at: self.wall().plus_ms(TOKEN_MS),
-            })),
-            What::Revoke(token) => {
+            }))),
+            SimRequest::Revoke(token) => {
                 let row = self.disk.token(token).ok_or_else(|| refusal("token.not_found"))?;
-                Command::RevokeToken { row: Box::new(row.clone()) }
+                Command::Token(TokenCommand::Revoke { row: Box::new(row.clone()) })
             }
-            What::Build { text } => {
+            SimRequest::Build { text } => {
                 let new = if self.rng.chance(300) {
                     images::bin_image(self.rng.below(images::BINS))
                 } else {
                     self.some_arrival(new_image(text))
                 };
-                Command::AddImage(Box::new(new))
+                Command::Image(ImageCommand::Add(Box::new(new)))
             }
-            What::Tag { digest, .. } if !self.disk.has_image(digest) => {
+            SimRequest::Tag { digest, .. } if !self.disk.has_image(digest) => {
                 return Err(refusal("image.not_found"));
             }
-            What::Tag { digest, name } => {
-                Command::TagImage { digest: digest.clone(), tags: vec![name.clone()] }
+            SimRequest::Tag { digest, name } => {
+                Command::Image(ImageCommand::Tag { digest: digest.clone(), tags: vec![name.clone()] })
             }
-            What::RemoveImage(given) => match given {
+            SimRequest::RemoveImage(given) => match given {
                 ImageGiven::Digest(digest) if !self.disk.has_image(digest) => {
                     return Err(refusal("image.not_found"));
                 }
-                ImageGiven::Digest(_) | ImageGiven::Ref(_) => Command::RemoveImage(given.clone()),
+                ImageGiven::Digest(_) | ImageGiven::Ref(_) => {
+                    Command::Image(ImageCommand::Remove(given.clone()))
+                }
             },
         })
     }
 
     /// A change of a session, planned on what the store has of it.
-    fn edit(&self, session: &SessionId, edit: &Edit) -> Result<Command, ErrorBody> {
+    fn edit(&self, session: &SessionId, edit: &SessionEdit) -> Result<Command, ErrorBody> {
         let gone = || refusal("session.not_found");
         let Some(fact) = self.disk.session(session) else {
             return match edit {
-                Edit::Delete => {
+                SessionEdit::Delete => {
                     let answer = SessionDeleted { session: session.to_string(), deleted: false };
-                    Ok(Command::Keep { answer: serde_json::to_value(answer).unwrap_or_default() })
+                    Ok(Command::Keep { answer: view::text(&answer) })
                 }
-                Edit::Rewind(_) | Edit::Activate(_) | Edit::Fork { .. } | Edit::Regenerate(_) => Err(gone()),
+                SessionEdit::Rewind(_)
+                | SessionEdit::Activate(_)
+                | SessionEdit::Fork { .. }
+                | SessionEdit::Regenerate(_) => Err(gone()),
             };
         };
         let no_turn = || refusal("turn.not_found");
         let what = match edit {
-            Edit::Rewind(turns) if *turns > fact.turns => return Err(no_turn()),
-            Edit::Rewind(turns) => {
+            SessionEdit::Rewind(turns) if *turns > fact.turns => return Err(no_turn()),
+            SessionEdit::Rewind(turns) => {
                 SessionWhat::Rewind(self.disk.rewind_plan(session, *turns).ok_or_else(gone)?.1)
             }
-            Edit::Activate(turn) => {
+            SessionEdit::Activate(turn) => {
                 let (_, plan) = self.disk.branch_plan(session, turn).ok_or_else(no_turn)?;
                 SessionWhat::Activate { turn: turn.clone(), plan }
             }
-            Edit::Fork { to: Some(to), .. } if self.disk.session(to).is_some() => {
+            SessionEdit::Fork { to: Some(to), .. } if self.disk.session(to).is_some() => {
                 return Err(refusal("session.exists"));
             }
-            Edit::Fork { turns, .. } if *turns > fact.turns => return Err(no_turn()),
-            Edit::Fork { to, turns } => {
+            SessionEdit::Fork { turns, .. } if *turns > fact.turns => return Err(no_turn()),
+            SessionEdit::Fork { to, turns } => {
                 let (_, plan) = self.disk.fork_plan(session, *turns).ok_or_else(gone)?;
                 SessionWhat::Fork { to: to.clone(), plan }
             }
-            Edit::Regenerate(turn) => {
+            SessionEdit::Regenerate(turn) => {
                 let kept = self.disk.turn(turn).ok_or_else(no_turn)?;
                 if kept.row.place.dropped > 0 || kept.row.session != *session {
                     return Err(refusal("turn.inactive"));
@@ -277,10 +293,10 @@ impl World {
                 let (schema, note) = (body.schema.clone(), body.note.clone());
                 SessionWhat::Regenerate(Box::new(TurnAgain { turn, text, schema, note, plan }))
             }
-            Edit::Delete => SessionWhat::Delete,
+            SessionEdit::Delete => SessionWhat::Delete,
         };
         let owner = self.disk.agent(&fact.row.agent);
-        Ok(Command::ChangeSession(Box::new(SessionChange {
+        Ok(Command::Session(Box::new(SessionChange {
             fact: fact.clone(),
             agent_name: owner.map(|row| row.name.clone()).unwrap_or_default(),
             agent_removed: owner.is_none_or(|row| row.state == AgentState::Removed),

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use lodge_core::record::{AgentRow, ImageHeld, ImageRow, ImageState};
 
-use super::Disk;
-use crate::laws::Broken;
+use super::SimDisk;
+use crate::laws::LawViolation;
 
 #[derive(Debug, Default)]
 pub(super) struct ImageTable(BTreeMap<String, ImageHeld>);
@@ -20,7 +20,7 @@ impl ImageTable {
     }
 }
 
-impl Disk {
+impl SimDisk {
     pub fn images(&self) -> impl Iterator<Item = &ImageHeld> {
         self.images.0.values()
     }
@@ -48,7 +48,7 @@ impl Disk {
     }
 
     /// No image goes that somebody has.
-    pub(super) fn remove_image(&mut self, digest: &str) -> Result<(), Broken> {
+    pub(super) fn remove_image(&mut self, digest: &str) -> Result<(), LawViolation> {
         if self.is_had(digest) || self.images.0.remove(digest).is_none() {
             return Err(format!("the image {digest} went although it is in use, or twice"));
         }

@@ -8,8 +8,8 @@ use lodge_core::job::{JobEvent, JobProgress, JobRow, JobState, JobWrite};
 use lodge_core::record::{AgentRow, TurnRow};
 use lodge_core::{AgentId, JobId, SessionId, Timestamp, TurnId};
 
-use super::Disk;
-use crate::laws::Broken;
+use super::SimDisk;
+use crate::laws::LawViolation;
 
 #[derive(Debug, Default)]
 pub struct JobTable {
@@ -54,8 +54,8 @@ impl JobTable {
     }
 }
 
-impl Disk {
-    pub(super) fn apply_job(&mut self, write: &JobWrite) -> Result<(), Broken> {
+impl SimDisk {
+    pub(super) fn apply_job(&mut self, write: &JobWrite) -> Result<(), LawViolation> {
         match write {
             JobWrite::New { row, .. } => self.insert_job(row),
             JobWrite::Progress { id, progress } => {
@@ -87,7 +87,7 @@ impl Disk {
         }
     }
 
-    fn insert_job(&mut self, row: &JobRow) -> Result<(), Broken> {
+    fn insert_job(&mut self, row: &JobRow) -> Result<(), LawViolation> {
         let id = &row.id;
         let fresh =
             row.progress == JobProgress::pending() && !(row.archived || row.told || row.output_removed);
@@ -107,13 +107,13 @@ impl Disk {
         Ok(())
     }
 
-    fn change_job(&mut self, id: &JobId, change: impl FnOnce(&mut JobRow)) -> Result<(), Broken> {
+    fn change_job(&mut self, id: &JobId, change: impl FnOnce(&mut JobRow)) -> Result<(), LawViolation> {
         change(self.jobs.rows.get_mut(id).ok_or_else(|| format!("{id} is not stored"))?);
         self.jobs.index(id);
         Ok(())
     }
 
-    fn may_expire(&self, id: &JobId) -> Result<(), Broken> {
+    fn may_expire(&self, id: &JobId) -> Result<(), LawViolation> {
         match self.job(id) {
             Some(row) if row.progress.state.is_open() || !row.archived => Err(format!(
                 "{id} expires, and is {} and archived: {}",
@@ -124,7 +124,7 @@ impl Disk {
         }
     }
 
-    fn job_moves(&self, id: &JobId, next: &JobProgress) -> Result<(), Broken> {
+    fn job_moves(&self, id: &JobId, next: &JobProgress) -> Result<(), LawViolation> {
         let row = self.job(id).ok_or_else(|| format!("{id} is not stored"))?;
         let (from, to) = (row.progress.state, next.state);
         let events = [JobEvent::Started, JobEvent::Ended, JobEvent::Failed, JobEvent::Cancelled];
@@ -145,7 +145,7 @@ impl Disk {
 
     /// Of the agents that could have a job started, none has fewer that run than the one whose turn it is; of its own
     /// jobs none is more urgent, or came earlier.
-    fn is_next(&self, row: &JobRow) -> Result<(), Broken> {
+    fn is_next(&self, row: &JobRow) -> Result<(), LawViolation> {
         let id = &row.id;
         let mine = self.agent(&row.agent).ok_or_else(|| format!("{id} has no agent"))?;
         if mine.state != AgentState::Ready {
@@ -190,7 +190,7 @@ impl Disk {
 
     /// When a turn begins its session has heard of all of its jobs that ended. A session of the same name that another
     /// agent had may have had jobs, too.
-    pub(super) fn all_told(&self, turn: &TurnId) -> Result<(), Broken> {
+    pub(super) fn all_told(&self, turn: &TurnId) -> Result<(), LawViolation> {
         let Some(TurnRow { agent, session, .. }) = self.turn(turn).map(|kept| &kept.row) else {
             return Ok(());
         };

@@ -7,10 +7,10 @@ use lodge_core::record::SessionFact;
 use lodge_core::session::{Fork, ForkPlan, PathChange, PathPlan, TurnPlace};
 use lodge_core::{SessionId, TurnId};
 
-use super::{Disk, Kept};
-use crate::laws::Broken;
+use super::{SimDisk, StoredTurn};
+use crate::laws::LawViolation;
 
-impl Disk {
+impl SimDisk {
     /// Keeps an epoch as the table has it: a summary that was kept is there again.
     pub(super) fn keep_epoch(&mut self, row: &EpochRow) {
         let epochs = self.epochs.entry(row.session.clone()).or_default();
@@ -22,7 +22,7 @@ impl Disk {
         epochs.push((row, 0));
     }
 
-    pub(super) fn change_path(&mut self, change: &PathChange) -> Result<(), Broken> {
+    pub(super) fn change_path(&mut self, change: &PathChange) -> Result<(), LawViolation> {
         self.has_rest(&change.session)?;
         let epoch = self.epoch_after(&change.session, change.from, &change.restored);
         for id in self.turns_of.get(&change.session).into_iter().flatten() {
@@ -61,7 +61,7 @@ impl Disk {
         Ok(())
     }
 
-    pub(super) fn copy_session(&mut self, fork: &Fork) -> Result<(), Broken> {
+    pub(super) fn copy_session(&mut self, fork: &Fork) -> Result<(), LawViolation> {
         let Some(point) = &fork.row.forked else { return Err(format!("{fork:?} is a copy of nothing")) };
         self.has_rest(&point.session)?;
         let path = self.path(&point.session);
@@ -77,7 +77,7 @@ impl Disk {
         self.epochs.insert(fork.row.id.clone(), kept.collect());
         let (mut seq, mut parent) = (0, None);
         for (id, copy) in &fork.turns {
-            let Kept { mut row, messages, .. } =
+            let StoredTurn { mut row, messages, .. } =
                 self.turns.get(id).cloned().ok_or_else(|| format!("{id} is not stored"))?;
             let origin = row.place.origin.take().unwrap_or_else(|| id.clone());
             row.place = TurnPlace { parent, origin: Some(origin), ..TurnPlace::default() };
@@ -90,7 +90,7 @@ impl Disk {
                 message
             });
             let messages = copies.collect();
-            self.keep_turn(Kept { row, steps: Vec::new(), messages })?;
+            self.keep_turn(StoredTurn { row, steps: Vec::new(), messages })?;
             parent = Some(copy.clone());
         }
         if let Some(session) = self.sessions.get_mut(&fork.row.id) {
@@ -100,7 +100,7 @@ impl Disk {
         Ok(())
     }
 
-    pub(super) fn delete_session(&mut self, id: &SessionId) -> Result<(), Broken> {
+    pub(super) fn delete_session(&mut self, id: &SessionId) -> Result<(), LawViolation> {
         self.has_rest(id)?;
         for turn in self.turns_of.remove(id).unwrap_or_default() {
             self.turns.remove(&turn);
@@ -111,7 +111,7 @@ impl Disk {
     }
 
     /// Nothing of a session that changes as a whole is in flight.
-    fn has_rest(&self, id: &SessionId) -> Result<(), Broken> {
+    fn has_rest(&self, id: &SessionId) -> Result<(), LawViolation> {
         match self.live.iter().find(|(session, _, _)| session == id) {
             Some((_, _, turn)) => Err(format!("{id} changes, and {turn} is live")),
             None => Ok(()),
@@ -119,7 +119,7 @@ impl Disk {
     }
 
     /// One turn of every number, each behind the one that it was accepted after.
-    fn is_path(&self, path: &[TurnId]) -> Result<(), Broken> {
+    fn is_path(&self, path: &[TurnId]) -> Result<(), LawViolation> {
         let mut parent = None;
         for (number, id) in (1..).zip(path) {
             let row = self.turns.get(id).map(|kept| &kept.row);
@@ -131,7 +131,7 @@ impl Disk {
         Ok(())
     }
 
-    pub fn all_turns(&self, id: &SessionId) -> impl Iterator<Item = &Kept> {
+    pub fn all_turns(&self, id: &SessionId) -> impl Iterator<Item = &StoredTurn> {
         self.turns_of.get(id).into_iter().flatten().filter_map(|turn| self.turns.get(turn))
     }
 
@@ -143,7 +143,7 @@ impl Disk {
 
     /// The turns on the path of a session, in order.
     pub fn path(&self, id: &SessionId) -> Vec<TurnId> {
-        let on_path = |kept: &&Kept| kept.row.place.dropped == 0;
+        let on_path = |kept: &&StoredTurn| kept.row.place.dropped == 0;
         let mut path: Vec<(u32, TurnId)> =
             self.all_turns(id).filter(on_path).map(|kept| (kept.row.number, kept.row.id.clone())).collect();
         path.sort();
@@ -152,7 +152,7 @@ impl Disk {
 
     /// The turns that left the path of a session.
     pub fn branches(&self, id: &SessionId) -> Vec<TurnId> {
-        let off_path = |kept: &&Kept| kept.row.place.dropped > 0;
+        let off_path = |kept: &&StoredTurn| kept.row.place.dropped > 0;
         let mut turns: Vec<TurnId> =
             self.all_turns(id).filter(off_path).map(|kept| kept.row.id.clone()).collect();
         turns.sort();
@@ -184,7 +184,7 @@ impl Disk {
             at = kept.row.place.parent.as_ref().and_then(|parent| self.turns.get(parent));
         }
         restored.reverse();
-        let after = |other: &&Kept| {
+        let after = |other: &&StoredTurn| {
             other.row.place.dropped == kept.row.place.dropped && other.row.number > kept.row.number
         };
         let mut followers: Vec<(u32, TurnId)> =

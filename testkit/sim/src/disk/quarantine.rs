@@ -3,11 +3,11 @@
 use lodge_core::quarantine::QuarantineRow;
 use lodge_core::{TurnId, WorkId};
 
-use super::Disk;
-use crate::laws::Broken;
+use super::SimDisk;
+use crate::laws::LawViolation;
 
-impl Disk {
-    pub(super) fn set_aside(&mut self, row: &QuarantineRow) -> Result<(), Broken> {
+impl SimDisk {
+    pub(super) fn set_aside(&mut self, row: &QuarantineRow) -> Result<(), LawViolation> {
         if self.quarantine.values().any(|known| known.work == row.work) {
             return Err(format!("{:?} is set aside twice", row.work));
         }
@@ -17,7 +17,7 @@ impl Disk {
         }
     }
 
-    pub(super) fn released(&mut self, id: &WorkId) -> Result<(), Broken> {
+    pub(super) fn released(&mut self, id: &WorkId) -> Result<(), LawViolation> {
         let gone = self.quarantine.remove(id);
         gone.map(drop).ok_or_else(|| format!("{id} is not set aside, and is released"))
     }

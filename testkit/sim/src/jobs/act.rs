@@ -2,14 +2,14 @@
 
 use lodge_core::job::JobStream;
 use lodge_core::{AgentId, Cause, JobId};
-use lodge_daemon::engine::jobs::{JobEffect, JobEnd, JobSeen};
-use lodge_daemon::engine::{ExecHow, Seen};
+use lodge_engine::jobs::{JobEffect, JobEnd, JobSeen};
+use lodge_engine::{ExecHow, Seen};
 
 use crate::actor::how;
-use crate::keeper::{Command, Ended, Known};
-use crate::world::World;
+use crate::keeper::{SimCommand, SimExecState, SimExit};
+use crate::world::SimWorld;
 
-impl World {
+impl SimWorld {
     pub fn job_effect(&mut self, agent: &AgentId, what: JobEffect) {
         match what {
             JobEffect::Start { job, resumed } => self.start_job(agent, &job, resumed),
@@ -31,13 +31,13 @@ impl World {
         if resumed && other_boot && !is_claimed {
             return self.tell_job_end(job, ExecHow::Lost, 0);
         }
-        self.send(agent, Command::Start { exec: job.to_string() });
+        self.send(agent, SimCommand::Start { exec: job.to_string() });
     }
 
     /// The keeper kills it, or says how it ended. Without one, what is left of it tells that.
     fn kill_job(&mut self, agent: &AgentId, job: &JobId) {
         if self.linked(agent).is_some() {
-            return self.send(agent, Command::Kill { exec: job.to_string() });
+            return self.send(agent, SimCommand::Kill { exec: job.to_string() });
         }
         let Some(sandbox) = self.disk.agent(agent).map(|row| row.sandbox.clone()) else { return };
         if self.machine.is_held(&sandbox) {
@@ -46,16 +46,16 @@ impl World {
         let found = self.machine.sandbox(&sandbox, agent);
         let is_claimed = found.shelf.contains_key(job.as_str());
         match found.known(job.as_str()) {
-            Known::Exited(ended) => self.job_exited(agent, job, ended),
-            Known::Lost if is_claimed => self.job_lost(agent, job),
-            Known::Lost => self.tell_job_end(job, ExecHow::NotStarted, 0),
-            Known::Running => {}
+            SimExecState::Exited(ended) => self.job_exited(agent, job, ended),
+            SimExecState::Lost if is_claimed => self.job_lost(agent, job),
+            SimExecState::Lost => self.tell_job_end(job, ExecHow::NotStarted, 0),
+            SimExecState::Running => {}
         }
     }
 
     fn forget_job(&mut self, agent: &AgentId, job: &JobId) {
         if self.linked(agent).is_some() {
-            return self.send(agent, Command::Forget { exec: job.to_string() });
+            return self.send(agent, SimCommand::Forget { exec: job.to_string() });
         }
         let Some(sandbox) = self.disk.agent(agent).map(|row| row.sandbox.clone()) else { return };
         // A keeper that is connected later tells of it, and is asked to forget it then.
@@ -64,7 +64,7 @@ impl World {
         }
     }
 
-    pub fn job_exited(&mut self, agent: &AgentId, job: &JobId, ended: Ended) {
+    pub fn job_exited(&mut self, agent: &AgentId, job: &JobId, ended: SimExit) {
         let wrote = self.job_bytes(agent, job);
         self.tell_job_end(job, how(ended), wrote);
     }
@@ -98,13 +98,13 @@ impl World {
     }
 
     /// What a keeper that was just connected knows of jobs.
-    pub fn jobs_found(&mut self, agent: &AgentId, known: &[(String, Known)]) {
+    pub fn jobs_found(&mut self, agent: &AgentId, known: &[(String, SimExecState)]) {
         let (mut running, mut ended) = (Vec::new(), Vec::new());
         for (exec, state) in known {
             let Ok(job) = exec.parse::<JobId>() else { continue };
             match state {
-                Known::Running => running.push(job),
-                Known::Exited(_) | Known::Lost => ended.push(job),
+                SimExecState::Running => running.push(job),
+                SimExecState::Exited(_) | SimExecState::Lost => ended.push(job),
             }
         }
         if running.is_empty() && ended.is_empty() {

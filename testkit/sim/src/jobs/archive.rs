@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 
 use lodge_core::JobId;
 use lodge_core::job::JobRow;
-use lodge_daemon::engine::Seen;
-use lodge_daemon::engine::jobs::{Expiry, JobSeen};
+use lodge_engine::Seen;
+use lodge_engine::jobs::{Expiry, JobSeen};
 
-use crate::plan::{Mutation, Point};
-use crate::world::{Next, World};
+use crate::plan::{CommitPoint, Mutation};
+use crate::world::{SimEvent, SimWorld};
 
 /// What one job may have in a round, and how many jobs a round takes.
 const JOB_BYTES_MAX: u64 = 1_500;
@@ -23,21 +23,21 @@ const EXPIRED_MAX: usize = 8;
 
 /// What waits for the archive, and what it is about. Nothing of this outlives the daemon.
 #[derive(Debug, Default)]
-pub struct Archiver {
-    waiting: VecDeque<Work>,
-    round: Vec<Part>,
+pub struct SimArchiver {
+    waiting: VecDeque<ArchiveWork>,
+    round: Vec<ArchiveRound>,
     /// That somebody will go on with it.
     awake: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Work {
-    Take(JobId, Want),
+enum ArchiveWork {
+    Take(JobId, ArchiveExtent),
     Remove(JobId),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Want {
+enum ArchiveExtent {
     /// What cannot change any more, of a job that runs.
     Final,
     /// Everything, of one that ended.
@@ -45,8 +45,8 @@ enum Want {
 }
 
 #[derive(Debug)]
-struct Part {
-    work: Work,
+struct ArchiveRound {
+    work: ArchiveWork,
     /// Up to where it is read, and whether that is all.
     upto: u64,
     whole: bool,
@@ -54,43 +54,43 @@ struct Part {
 
 /// Where a round is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum ArchiveStage {
     Reads,
     Stores,
     Releases,
 }
 
-impl Archiver {
+impl SimArchiver {
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.round.is_empty()
     }
 
     /// A job waits once, for the most that anybody wants of it.
-    fn add(&mut self, work: Work) {
-        let job = |work: &Work| match work {
-            Work::Take(job, _) => Some(job.clone()),
-            Work::Remove(_) => None,
+    fn add(&mut self, work: ArchiveWork) {
+        let job = |work: &ArchiveWork| match work {
+            ArchiveWork::Take(job, _) => Some(job.clone()),
+            ArchiveWork::Remove(_) => None,
         };
         match (self.waiting.iter_mut().find(|known| job(known).is_some() && job(known) == job(&work)), &work)
         {
-            (Some(known), Work::Take(_, Want::All)) => *known = work,
-            (Some(_), Work::Take(_, Want::Final) | Work::Remove(_)) => {}
-            (None, Work::Take(..) | Work::Remove(_)) => self.waiting.push_back(work),
+            (Some(known), ArchiveWork::Take(_, ArchiveExtent::All)) => *known = work,
+            (Some(_), ArchiveWork::Take(_, ArchiveExtent::Final) | ArchiveWork::Remove(_)) => {}
+            (None, ArchiveWork::Take(..) | ArchiveWork::Remove(_)) => self.waiting.push_back(work),
         }
     }
 }
 
-impl World {
+impl SimWorld {
     pub fn archive_all(&mut self, job: &JobId) {
-        self.archive_work(Work::Take(job.clone(), Want::All));
+        self.archive_work(ArchiveWork::Take(job.clone(), ArchiveExtent::All));
     }
 
     pub fn archive_some(&mut self, job: &JobId) {
-        self.archive_work(Work::Take(job.clone(), Want::Final));
+        self.archive_work(ArchiveWork::Take(job.clone(), ArchiveExtent::Final));
     }
 
     pub fn outputs_go(&mut self, jobs: &[JobId]) {
-        jobs.iter().for_each(|job| self.archive_work(Work::Remove(job.clone())));
+        jobs.iter().for_each(|job| self.archive_work(ArchiveWork::Remove(job.clone())));
     }
 
     /// At a start: outputs that belong to no job go.
@@ -100,7 +100,7 @@ impl World {
         self.outputs_go(&strays);
     }
 
-    fn archive_work(&mut self, work: Work) {
+    fn archive_work(&mut self, work: ArchiveWork) {
         let Some(daemon) = &mut self.daemon else { return };
         daemon.archiver.add(work);
         self.archive_wakes(0);
@@ -111,34 +111,34 @@ impl World {
         let Some(daemon) = &mut self.daemon else { return };
         if !std::mem::replace(&mut daemon.archiver.awake, true) {
             let life = daemon.life;
-            self.after(pause, Next::Archive { life, stage: Stage::Reads });
+            self.after(pause, SimEvent::Archive { life, stage: ArchiveStage::Reads });
         }
     }
 
-    pub fn archive_goes(&mut self, stage: Stage) {
+    pub fn archive_goes(&mut self, stage: ArchiveStage) {
         let life = self.life;
         let next = match stage {
-            Stage::Reads => {
+            ArchiveStage::Reads => {
                 self.archive_reads();
-                Some(Stage::Stores)
+                Some(ArchiveStage::Stores)
             }
-            Stage::Stores => self.archive_stores(),
-            Stage::Releases => {
+            ArchiveStage::Stores => self.archive_stores(),
+            ArchiveStage::Releases => {
                 self.archive_releases();
                 None
             }
         };
         if let Some(stage) = next {
             let pause = self.rng.delay(self.plan.disk_ms);
-            self.after(pause, Next::Archive { life, stage });
+            self.after(pause, SimEvent::Archive { life, stage });
         }
     }
 
     fn archive_reads(&mut self) {
         let Some(daemon) = &mut self.daemon else { return };
         let count = daemon.archiver.waiting.len().min(ROUND_JOBS_MAX);
-        let works: Vec<Work> = daemon.archiver.waiting.drain(..count).collect();
-        let parts: Vec<Part> = works.into_iter().map(|work| self.part(work)).collect();
+        let works: Vec<ArchiveWork> = daemon.archiver.waiting.drain(..count).collect();
+        let parts: Vec<ArchiveRound> = works.into_iter().map(|work| self.part(work)).collect();
         // One that says so before it stored anything.
         if self.mutation == Mutation::EarlyForget {
             let done: Vec<JobId> = parts.iter().filter_map(done).collect();
@@ -149,22 +149,22 @@ impl World {
         }
     }
 
-    fn part(&self, work: Work) -> Part {
-        let Work::Take(job, want) = &work else { return Part { work, upto: 0, whole: true } };
+    fn part(&self, work: ArchiveWork) -> ArchiveRound {
+        let ArchiveWork::Take(job, want) = &work else { return ArchiveRound { work, upto: 0, whole: true } };
         let end = self.jobs.archive.get(job).copied().unwrap_or(0);
         let row = self.disk.job(job).and_then(|row| self.disk.agent(&row.agent));
         let file = row.and_then(|row| self.machine.sandboxes.get(&row.sandbox)?.files.get(job));
         let wrote = file.map_or(end, |file| file.wrote.max(end));
         let wanted = match want {
-            Want::Final => wrote.min(HEAD_BYTES).max(end),
-            Want::All => wrote,
+            ArchiveExtent::Final => wrote.min(HEAD_BYTES).max(end),
+            ArchiveExtent::All => wrote,
         };
         let upto = wanted.min(end + JOB_BYTES_MAX);
-        Part { work, upto, whole: upto == wanted }
+        ArchiveRound { work, upto, whole: upto == wanted }
     }
 
     /// The moment of truth: the whole round is in the archive, or nothing of it.
-    fn archive_stores(&mut self) -> Option<Stage> {
+    fn archive_stores(&mut self) -> Option<ArchiveStage> {
         if self.jobs.archive_full {
             let Some(daemon) = &mut self.daemon else { return None };
             for part in std::mem::take(&mut daemon.archiver.round) {
@@ -178,11 +178,11 @@ impl World {
         let parts = parts.unwrap_or_default();
         for part in &parts {
             match &part.work {
-                Work::Take(job, _) if part.upto > 0 && self.disk.job(job).is_some() => {
+                ArchiveWork::Take(job, _) if part.upto > 0 && self.disk.job(job).is_some() => {
                     self.jobs.archive.insert(job.clone(), part.upto);
                 }
-                Work::Take(..) => {}
-                Work::Remove(job) => {
+                ArchiveWork::Take(..) => {}
+                ArchiveWork::Remove(job) => {
                     self.check_removal(job);
                     self.jobs.archive.remove(job);
                 }
@@ -192,18 +192,18 @@ impl World {
         if let Some(daemon) = &mut self.daemon {
             daemon.archiver.round = parts;
         }
-        if self.die_at == Some(Point::Archived) {
+        if self.die_at == Some(CommitPoint::Archived) {
             self.daemon_dies("between the archive and what follows from it");
             return None;
         }
-        Some(Stage::Releases)
+        Some(ArchiveStage::Releases)
     }
 
     /// What is stored is given back, and told where it is all.
     fn archive_releases(&mut self) {
         let Some(daemon) = &mut self.daemon else { return };
         for part in std::mem::take(&mut daemon.archiver.round) {
-            let Work::Take(job, want) = &part.work else { continue };
+            let ArchiveWork::Take(job, want) = &part.work else { continue };
             if let Some(job) = done(&part) {
                 self.tally.archived += 1;
                 self.tell(Seen::Job(JobSeen::Archived { job }));
@@ -216,7 +216,7 @@ impl World {
             }
             self.check_kept(job);
             if !part.whole {
-                self.archive_work(Work::Take(job.clone(), *want));
+                self.archive_work(ArchiveWork::Take(job.clone(), *want));
             }
         }
         let Some(daemon) = &mut self.daemon else { return };
@@ -244,9 +244,9 @@ impl World {
 }
 
 /// The job that is archived as a whole with this part.
-fn done(part: &Part) -> Option<JobId> {
+fn done(part: &ArchiveRound) -> Option<JobId> {
     match &part.work {
-        Work::Take(job, Want::All) if part.whole => Some(job.clone()),
-        Work::Take(..) | Work::Remove(_) => None,
+        ArchiveWork::Take(job, ArchiveExtent::All) if part.whole => Some(job.clone()),
+        ArchiveWork::Take(..) | ArchiveWork::Remove(_) => None,
     }
 }

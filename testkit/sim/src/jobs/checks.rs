@@ -8,12 +8,12 @@ use lodge_core::limits::{JOB_EXTRA_SLOTS, JOBS_UNARCHIVED_MAX};
 use lodge_core::record::{MessageRow, Role, StepRow};
 use lodge_core::turn::StepState;
 use lodge_core::{AgentId, JobId, TurnId};
-use lodge_daemon::engine::{Facts, Sizes};
+use lodge_engine::{Facts, Sizes};
 
-use crate::disk::{Disk, jobs_in};
-use crate::world::World;
+use crate::disk::{SimDisk, jobs_in};
+use crate::world::SimWorld;
 
-impl World {
+impl SimWorld {
     /// A job's output is in the archive or in its file, and never in neither, until the retention takes it.
     pub fn check_kept(&mut self, job: &JobId) {
         let wrote = self.jobs.truths.get(job).map_or(0, |truth| truth.wrote);
@@ -116,7 +116,7 @@ impl World {
     }
 }
 
-impl World {
+impl SimWorld {
     /// At rest whatever could end has ended, all output is in one place, and nobody waits for any of it.
     pub fn jobs_are_settled(&self) -> Result<(), String> {
         if !self.daemon.as_ref().is_some_and(|daemon| daemon.archiver.is_idle()) {
@@ -188,7 +188,7 @@ impl World {
 }
 
 /// A job is cancelled by its own session alone, and by the end of a turn only if that waited for it.
-fn cancelled_for_a_reason(disk: &Disk, id: &JobId, progress: &JobProgress) -> Result<(), String> {
+fn cancelled_for_a_reason(disk: &SimDisk, id: &JobId, progress: &JobProgress) -> Result<(), String> {
     let (tool, state) = match progress.cancel.as_deref().or(progress.error.as_deref()) {
         Some("cancelled by its session") => ("job_cancel", None),
         Some("the turn that waited for it was interrupted") => ("job_wait", Some(StepState::Interrupted)),

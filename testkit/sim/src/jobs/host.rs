@@ -4,17 +4,17 @@ use lodge_core::job::JobState;
 use lodge_core::{JobId, SandboxId};
 
 use super::checks::most_jobs;
-use crate::keeper::Told;
-use crate::world::{Next, World};
+use crate::keeper::KeeperMessage;
+use crate::world::{SimEvent, SimWorld};
 
 /// What a job wrote, but for what was given back because the archive has it.
 #[derive(Debug, Default, Clone, Copy)]
-pub struct File {
+pub struct JobFile {
     pub released: u64,
     pub wrote: u64,
 }
 
-impl World {
+impl SimWorld {
     /// A program starts once, when that is recorded, and never too many at a time.
     pub fn check_job_starts(&mut self, id: &SandboxId, job: &JobId) {
         let state = self.disk.job(job).map(|row| row.progress.state);
@@ -49,10 +49,10 @@ impl World {
         let (wrote, exec) = (file.wrote, job.to_string());
         self.jobs.truths.entry(job.clone()).or_default().wrote = wrote;
         if let Some(pause) = again {
-            self.after(pause, Next::ToolActs { sandbox: id.clone(), keeper, exec: exec.clone(), run });
+            self.after(pause, SimEvent::ToolActs { sandbox: id.clone(), keeper, exec: exec.clone(), run });
         }
         if self.machine.keeper(id).is_some_and(|keeper| !keeper.hung) {
-            self.keeper_tells(id, Told::Wrote { exec, bytes: wrote });
+            self.keeper_tells(id, KeeperMessage::Wrote { exec, bytes: wrote });
         }
     }
 

@@ -3,10 +3,10 @@
 use lodge_core::job::JobRow;
 use lodge_core::record::CallRecord;
 use lodge_core::{AgentId, JobId, SessionId, TurnId};
-use lodge_daemon::engine::Seen;
-use lodge_daemon::engine::jobs::{Asked, JobSeen, JobWish, JobWork, Read};
+use lodge_engine::Seen;
+use lodge_engine::jobs::{Asked, JobSeen, JobWish, JobWork, Read};
 
-use crate::world::{Next, World};
+use crate::world::{SimEvent, SimWorld};
 
 /// Jobs of its session among which a model chooses, the newest.
 const RECENT_MAX: usize = 4;
@@ -14,14 +14,14 @@ const LIST_MAX: u32 = 20;
 
 /// Something that is read for a model.
 #[derive(Debug)]
-pub struct Reading {
+pub struct SimRead {
     pub asked: Asked,
     pub agent: AgentId,
     pub session: SessionId,
     pub wish: JobWish,
 }
 
-impl World {
+impl SimWorld {
     /// A call of one of the six tools: its name and its argument.
     pub fn job_call(&mut self, turn: &TurnId) -> (&'static str, String) {
         let priority = self.rng.below(5);
@@ -53,14 +53,14 @@ impl World {
         self.rng.pick(recent).cloned()
     }
 
-    pub fn read_later(&mut self, reading: Reading) {
+    pub fn read_later(&mut self, reading: SimRead) {
         let (life, pause) = (self.life, self.rng.delay(20));
-        self.after(pause, Next::JobReads { life, reading: Box::new(reading) });
+        self.after(pause, SimEvent::JobReads { life, reading: Box::new(reading) });
     }
 
     /// Reads what is committed at this moment. Another session's jobs are not there.
-    pub fn job_reads(&mut self, reading: Reading) {
-        let Reading { asked, agent, session, wish } = reading;
+    pub fn job_reads(&mut self, reading: SimRead) {
+        let SimRead { asked, agent, session, wish } = reading;
         let is_theirs = |row: &&JobRow| row.agent == agent && row.session.as_ref() == Some(&session);
         let answer = match &wish {
             JobWish::List { .. } => {

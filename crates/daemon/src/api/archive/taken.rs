@@ -6,17 +6,18 @@ use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
 use lodge_core::record::{ImageContents, ImageKind, ImageRow};
 use lodge_image::agentfile::shown;
-use lodge_image::oci::Archive;
-use lodge_image::{Pins, Tagged};
+use lodge_image::oci::ImportedArchive;
+use lodge_image::{Pins, TaggedName};
 use lodge_proto::ErrorBody;
 
 use crate::api::create::NAME_DEFAULT;
 use crate::api::images;
 use crate::api::methods::internal;
-use crate::engine::NewImage;
-use crate::engine::images::{name_taken, names_move, quoted};
 use crate::images::errors;
 use crate::shell::Shell;
+use crate::view;
+use lodge_engine::NewImage;
+use lodge_engine::{ImageRefusal, quoted};
 
 /// Where a tool goes that cannot be called by its own name alone.
 const UNNAMED_DIR: &str = "imported";
@@ -64,7 +65,12 @@ pub(super) struct Taken {
 }
 
 impl Taken {
-    pub fn of(shell: &Shell, pins: Pins, archive: Archive, allowed: Allowed) -> Result<Taken, ErrorBody> {
+    pub fn of(
+        shell: &Shell,
+        pins: Pins,
+        archive: ImportedArchive,
+        allowed: Allowed,
+    ) -> Result<Taken, ErrorBody> {
         let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for (descriptor, name) in &archive.images {
             let names = names.entry(descriptor.digest.to_string()).or_default();
@@ -118,7 +124,7 @@ impl Taken {
             }
         }
         if !allowed.moves && !moves.is_empty() {
-            return Err(names_move(&moves));
+            return Err(view::refused(ImageRefusal::NamesMove { names: moves }));
         }
         if !allowed.claims && !claims.is_empty() {
             return Err(names_claimed(&claims));
@@ -132,7 +138,7 @@ fn is_reserved(tag: &str) -> bool {
     let name = tag.rsplit_once(':').map_or(tag, |(name, _)| name);
     name.starts_with(STOCK_DIR)
         || STOCK_TOOLS.contains(&name)
-        || !matches!(lodge_image::Remote::read(tag), Ok(None))
+        || !matches!(lodge_image::RemoteImage::read(tag), Ok(None))
 }
 
 fn names_claimed(names: &[String]) -> ErrorBody {
@@ -151,7 +157,7 @@ fn refuse_taken(shell: &Shell, new: &NewImage) -> Result<(), ErrorBody> {
         let Some(row) = shell.reader.image_ref(tag).map_err(internal)? else { continue };
         let had = shell.reader.image_kind(&row.digest).map_err(internal)?;
         if let Some((had, _)) = had.filter(|(had, _)| *had != kind) {
-            return Err(name_taken(had, tag));
+            return Err(view::refused(ImageRefusal::NameTaken { reference: tag.clone(), kind: had }));
         }
     }
     Ok(())
@@ -174,7 +180,7 @@ fn tags(names: BTreeSet<String>, row: &ImageRow) -> Vec<String> {
 
 fn tagged(name: &str) -> Result<String, ErrorBody> {
     let bad = |error: lodge_image::BadReference| invalid(&error.to_string());
-    Tagged::read(name).map(|tagged| tagged.as_str().to_owned()).map_err(bad)
+    TaggedName::read(name).map(|tagged| tagged.as_str().to_owned()).map_err(bad)
 }
 
 fn invalid(why: &str) -> ErrorBody {

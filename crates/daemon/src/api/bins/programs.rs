@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 
-use lodge_image::oci::{Layer, NewBin, PLATFORMS_MAX, Platform, StreamError};
+use lodge_image::oci::{NewBin, PLATFORMS_MAX, Platform, ProgramLayer, StreamError};
 use lodge_image::{Blobs, Pins};
 use lodge_proto::{BinProgram, ErrorBody};
 
@@ -26,7 +26,7 @@ pub(super) struct Program {
 
 impl Program {
     /// Reads it into the store, as the program of a tool.
-    pub fn pack(mut self, new: &NewBin, blobs: &Blobs, pins: &Pins) -> Result<Layer, ErrorBody> {
+    pub fn pack(mut self, new: &NewBin, blobs: &Blobs, pins: &Pins) -> Result<ProgramLayer, ErrorBody> {
         new.pack_program(blobs, pins, self.size, &mut self.file).map_err(|error| match error {
             StreamError::Blob(error) => errors::blob(&error),
             StreamError::Bad(error) => unreadable(&self.path, &error.to_string(), "try again"),

@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lodge_core::record::{ImageKind, ImageRecord, ImageRow, ImageState};
-use lodge_image::agentfile::{self, Agentfile, Builder, LoadError, Loaded};
+use lodge_image::agentfile::{self, Agentfile, Builder, LoadError, LoadedAgentfile};
 use lodge_image::oci::pack_agent;
-use lodge_image::registry::Watch;
-use lodge_image::{Pins, Reference, Remote};
+use lodge_image::registry::TransferWatch;
+use lodge_image::{Pins, Reference, RemoteImage};
 use lodge_proto::ErrorBody;
 use tokio::runtime::Handle;
 
@@ -49,7 +49,7 @@ pub(in crate::api) fn build(
     shell: &Shell,
     source: &Source<'_>,
     args: &BTreeMap<String, String>,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Result<Built, ErrorBody> {
     let shelf = Shelf::new(shell, watch)?;
     let loaded = match source {
@@ -93,14 +93,14 @@ fn plain_name(text: &str) -> Option<String> {
 /// Parents and tools: of the local store, or brought from the registries that they name.
 pub(in crate::api) struct Shelf<'a> {
     shell: &'a Shell,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
     /// Holds the tools that were taken, whatever becomes of their names meanwhile.
     pins: Pins,
     bins: RefCell<BTreeMap<String, ImageRow>>,
 }
 
 impl<'a> Shelf<'a> {
-    pub fn new(shell: &'a Shell, watch: Arc<dyn Watch>) -> Result<Shelf<'a>, ErrorBody> {
+    pub fn new(shell: &'a Shell, watch: Arc<dyn TransferWatch>) -> Result<Shelf<'a>, ErrorBody> {
         Ok(Shelf { shell, watch, pins: shell.images.blobs()?.pins(), bins: RefCell::default() })
     }
 
@@ -132,7 +132,7 @@ impl<'a> Shelf<'a> {
         Ok(pinned)
     }
 
-    fn parent(&self, reference: &str) -> Result<Loaded, ErrorBody> {
+    fn parent(&self, reference: &str) -> Result<LoadedAgentfile, ErrorBody> {
         let found = match images::find(self.shell, reference) {
             Err(error) if error.data.code == "image.not_found" => {
                 let Some(remote) = self.remote(reference)? else { return Err(error) };
@@ -155,11 +155,11 @@ impl<'a> Shelf<'a> {
         record.images().try_for_each(|image| self.bin(image).map(drop))
     }
 
-    fn remote(&self, reference: &str) -> Result<Option<Remote>, ErrorBody> {
-        Remote::read(reference).map_err(|error| images::bad_ref(&error))
+    fn remote(&self, reference: &str) -> Result<Option<RemoteImage>, ErrorBody> {
+        RemoteImage::read(reference).map_err(|error| images::bad_ref(&error))
     }
 
-    fn bring(&self, kind: ImageKind, reference: &str, remote: &Remote) -> Result<(), ErrorBody> {
+    fn bring(&self, kind: ImageKind, reference: &str, remote: &RemoteImage) -> Result<(), ErrorBody> {
         let tags = vec![name_of(reference, remote)?];
         let brought = bring(self.shell, None, kind, (reference, remote), tags, self.watch.clone());
         Handle::current().block_on(brought).map(drop)
@@ -169,7 +169,7 @@ impl<'a> Shelf<'a> {
 type BuildError = Box<dyn std::error::Error + Send + Sync>;
 
 impl Builder for Shelf<'_> {
-    fn image(&self, reference: &str) -> Result<Option<Loaded>, BuildError> {
+    fn image(&self, reference: &str) -> Result<Option<LoadedAgentfile>, BuildError> {
         match self.parent(reference) {
             Ok(loaded) => Ok(Some(loaded)),
             Err(error) if error.data.code == "image.not_found" => Ok(None),
@@ -220,7 +220,7 @@ mod tests {
         }
         let long = plain_name(&"a".repeat(200)).unwrap();
         assert_eq!(
-            lodge_image::Tagged::read(&long).unwrap().as_str(),
+            lodge_image::TaggedName::read(&long).unwrap().as_str(),
             format!("{}:latest", "a".repeat(NAME_MAX))
         );
     }

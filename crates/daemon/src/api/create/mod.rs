@@ -13,8 +13,8 @@ use lodge_core::record::{
     AgentSpec, ImageContents, ImageKind, ImageRecord, ImageRow, ImageState, NetworkRecord,
 };
 use lodge_image::agentfile::CAPABILITIES;
-use lodge_image::registry::Watch;
-use lodge_image::{Pins, Remote};
+use lodge_image::registry::TransferWatch;
+use lodge_image::{Pins, RemoteImage};
 use lodge_model::ProvidersError;
 use lodge_proto::{AgentCreateParams, ErrorBody};
 use serde_json::Value;
@@ -27,10 +27,10 @@ use self::tools::{find_runtime, find_tool, runtime_named};
 pub(in crate::api) use self::tools::{host_runtime, image_runtime};
 use super::images;
 use super::methods::{Prepared, ask_prepared, internal};
-use crate::engine::images::no_image;
-use crate::engine::{Command, NameChoice, NewAgent, NewImage, RequestKey};
 use crate::images::Arrived;
 use crate::shell::Shell;
+use crate::view::no_image;
+use lodge_engine::{AgentCommand, Command, NameChoice, NewAgent, NewImage, RequestKey};
 
 /// The name of an image, and of an agent, that has none from anywhere.
 pub(in crate::api) const NAME_DEFAULT: &str = "agent";
@@ -39,7 +39,7 @@ pub(super) async fn create(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
     given: AgentCreateParams,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Result<Value, ErrorBody> {
     ask_prepared(shell, key, move |shell| prepare(shell, given, watch)).await
 }
@@ -71,7 +71,7 @@ pub(in crate::api) struct Chosen {
 pub(in crate::api) fn choose(
     shell: &Shell,
     named: Named<'_>,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Result<Chosen, ErrorBody> {
     let source = match (named.path, named.content, named.image) {
         (Some(path), None, None) => Source::Path(path),
@@ -98,13 +98,13 @@ pub(in crate::api) fn choose(
 fn found_or_announced(shell: &Shell, given: &str) -> Result<Chosen, ErrorBody> {
     match images::find(shell, given) {
         Err(error) if error.data.code == "image.not_found" => {
-            let remote = Remote::read(given).map_err(|error| images::bad_ref(&error))?;
+            let remote = RemoteImage::read(given).map_err(|error| images::bad_ref(&error))?;
             announced(shell, given, &remote.ok_or(error)?)
         }
         found => {
             let images::Found { digest, named, record } = found?;
             let summary = shell.reader.image_summary(&digest).map_err(internal)?;
-            let summary = summary.ok_or_else(|| *no_image(given))?;
+            let summary = summary.ok_or_else(|| no_image(given))?;
             let row = ImageRow {
                 digest,
                 name: summary.name,
@@ -121,7 +121,7 @@ fn found_or_announced(shell: &Shell, given: &str) -> Result<Chosen, ErrorBody> {
 }
 
 /// Of an image in a registry what it says of itself: the rest comes when the agent is started.
-fn announced(shell: &Shell, given: &str, remote: &Remote) -> Result<Chosen, ErrorBody> {
+fn announced(shell: &Shell, given: &str, remote: &RemoteImage) -> Result<Chosen, ErrorBody> {
     let Arrived { row, with, pins } = Handle::current().block_on(shell.images.announce(remote))?;
     let record = match &row.contents {
         ImageContents::Agent(record) => record.clone(),
@@ -153,7 +153,11 @@ pub(in crate::api) fn spec_of(shell: &Shell, record: &ImageRecord) -> Result<Age
     })
 }
 
-fn prepare(shell: &Shell, given: AgentCreateParams, watch: Arc<dyn Watch>) -> Result<Prepared, ErrorBody> {
+fn prepare(
+    shell: &Shell,
+    given: AgentCreateParams,
+    watch: Arc<dyn TransferWatch>,
+) -> Result<Prepared, ErrorBody> {
     let named = Named {
         path: given.path.as_deref(),
         content: given.content.as_deref(),
@@ -187,7 +191,8 @@ fn prepare(shell: &Shell, given: AgentCreateParams, watch: Arc<dyn Watch>) -> Re
     }
     add_capabilities(&mut spec.capabilities, given.capabilities)?;
     let name = given.name.map_or(NameChoice::Like(name), NameChoice::Exactly);
-    let command = Command::CreateAgent(Box::new(NewAgent { name, called: named, image, spec }));
+    let command =
+        Command::Agent(AgentCommand::Create(Box::new(NewAgent { name, called: named, image, spec })));
     Ok(Prepared { command, pins: held.into_iter().flatten().collect() })
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lodge_core::record::{
     BinImageRecord, BinRecord, HostProgramRecord, ImageRow, RuntimeRecord, ToolRecord, pinned_digest,
 };
-use lodge_image::registry::Watch;
+use lodge_image::registry::TransferWatch;
 use lodge_image::{Digest, Pins};
 use lodge_proto::ErrorBody;
 
@@ -125,7 +125,7 @@ pub(in crate::api) fn image_runtime(image: &str) -> RuntimeRecord {
 pub(in crate::api) fn runtime_named(
     shell: &Shell,
     given: &str,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Result<(RuntimeRecord, Vec<ImageRow>, Option<Pins>), ErrorBody> {
     if let Some(program) = given.strip_prefix("host:") {
         return Ok((find_runtime(program)?, Vec::new(), None));

@@ -2,25 +2,29 @@
 
 use std::sync::Arc;
 
-use lodge_image::registry::Watch;
+use lodge_image::registry::TransferWatch;
 use lodge_proto::{ErrorBody, ImageBuildParams};
 
 use super::find::{tagged, tags_of};
 use crate::api::create::{Built, Source, build};
 use crate::api::methods::{Answer, Prepared, ask_prepared};
-use crate::engine::{Command, NewImage, RequestKey};
 use crate::shell::Shell;
+use lodge_engine::{Command, ImageCommand, NewImage, RequestKey};
 
 pub(super) async fn build_image(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
     given: ImageBuildParams,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     ask_prepared(shell, key, move |shell| prepare(shell, &given, watch)).await
 }
 
-fn prepare(shell: &Shell, given: &ImageBuildParams, watch: Arc<dyn Watch>) -> Result<Prepared, ErrorBody> {
+fn prepare(
+    shell: &Shell,
+    given: &ImageBuildParams,
+    watch: Arc<dyn TransferWatch>,
+) -> Result<Prepared, ErrorBody> {
     let source = match (&given.path, &given.content) {
         (Some(path), None) => Source::Path(path),
         (None, Some(content)) => Source::Content(content),
@@ -42,6 +46,6 @@ fn prepare(shell: &Shell, given: &ImageBuildParams, watch: Arc<dyn Watch>) -> Re
     if let Some(first) = tags.first() {
         row.name.clone_from(first);
     }
-    let command = Command::AddImage(Box::new(NewImage { row, with, tags }));
+    let command = Command::Image(ImageCommand::Add(Box::new(NewImage { row, with, tags })));
     Ok(Prepared { command, pins: vec![pins] })
 }

@@ -1,12 +1,12 @@
 //! Which image somebody means.
 
 use lodge_core::record::{BinImageRecord, ImageKind, ImageRecord};
-use lodge_image::{BadReference, Reference, Remote, Tagged, stock_hint};
+use lodge_image::{BadReference, Reference, RemoteImage, TaggedName, stock_hint};
 use lodge_proto::ErrorBody;
 
 use crate::api::methods::internal;
-use crate::engine::images::no_image;
 use crate::shell::Shell;
+use crate::view::no_image;
 
 /// Names that one call gives.
 const TAGS_MAX: usize = 64;
@@ -45,7 +45,7 @@ pub(in crate::api) struct FoundBin {
 /// An agent's image by name, by digest, or by a unique beginning of one.
 pub(in crate::api) fn find(shell: &Shell, given: &str) -> Result<Found, ErrorBody> {
     let Located { digest, reference, .. } = located(shell, ImageKind::Agent, given)?;
-    let record = shell.reader.image(&digest).map_err(internal)?.ok_or_else(|| *no_image(given))?;
+    let record = shell.reader.image(&digest).map_err(internal)?.ok_or_else(|| no_image(given))?;
     Ok(Found { named: reference.unwrap_or_else(|| digest.clone()), digest, record })
 }
 
@@ -71,14 +71,14 @@ pub(in crate::api) fn locate(shell: &Shell, given: &str) -> Result<Located, Erro
         Reference::Name(tagged) => match shell.reader.image_ref(tagged.as_str()).map_err(internal)? {
             Some(row) => return with_kind(shell, given, row.digest, Some(row.reference)),
             None => {
-                Reference::short_digest(given).ok_or_else(|| other_tags(shell, given, *no_image(given)))?
+                Reference::short_digest(given).ok_or_else(|| other_tags(shell, given, no_image(given)))?
             }
         },
         Reference::Digest(digest) => digest,
     };
     let mut found = shell.reader.find_digests(&beginning).map_err(internal)?;
     match found.len() {
-        0 => Err(*no_image(given)),
+        0 => Err(no_image(given)),
         1 => with_kind(shell, given, found.remove(0), None),
         _ => Err(ErrorBody::new("image.ambiguous", format!("several images begin with `{given}`"))
             .hint(format!("give more of the digest: {}", found.join(", ")))),
@@ -92,7 +92,7 @@ fn with_kind(
     reference: Option<String>,
 ) -> Result<Located, ErrorBody> {
     let summary = shell.reader.image_summary(&digest).map_err(internal)?;
-    let kind = summary.ok_or_else(|| *no_image(given))?.kind;
+    let kind = summary.ok_or_else(|| no_image(given))?.kind;
     Ok(Located { digest, reference, kind })
 }
 
@@ -109,7 +109,7 @@ pub(in crate::api) fn wrong_kind(wanted: ImageKind, given: &str) -> ErrorBody {
 }
 
 fn no_bin(given: &str) -> ErrorBody {
-    let hint = match (Remote::read(given), stock_hint(given)) {
+    let hint = match (RemoteImage::read(given), stock_hint(given)) {
         (Ok(Some(_)), _) => {
             format!("bring it first: `lodge bin pull {given}`; `lodge bin ls` lists those that are here")
         }
@@ -123,7 +123,7 @@ fn no_bin(given: &str) -> ErrorBody {
 
 /// Tells whoever left the tag out, or gave a wrong one, which there are.
 fn other_tags(shell: &Shell, given: &str, error: ErrorBody) -> ErrorBody {
-    let Ok(tagged) = Tagged::read(given) else { return error };
+    let Ok(tagged) = TaggedName::read(given) else { return error };
     let Some((name, _)) = tagged.as_str().rsplit_once(':') else { return error };
     let tags = shell.reader.image_tags(name).unwrap_or_default();
     let names: Vec<String> = tags.iter().take(TAGS_SHOWN).map(|row| format!("`{}`", row.reference)).collect();
@@ -147,7 +147,7 @@ pub(in crate::api) fn tags_of(given: &[String]) -> Result<Vec<String>, ErrorBody
 
 /// Refuses names that no line of an Agentfile could have a tool by.
 pub(in crate::api) fn free_for(kind: ImageKind, tags: &[String]) -> Result<(), ErrorBody> {
-    let is_taken = |tag: &&String| Tagged::read(tag).is_ok_and(|tagged| tagged.reads_as_program());
+    let is_taken = |tag: &&String| TaggedName::read(tag).is_ok_and(|tagged| tagged.reads_as_program());
     match (kind, tags.iter().find(is_taken)) {
         (ImageKind::Bin, Some(tag)) => Err(ErrorBody::new(
             "image.bad_ref",
@@ -164,7 +164,7 @@ pub(in crate::api) fn digest_tag(hex: &str) -> &str {
 }
 
 pub(in crate::api) fn tagged(text: &str) -> Result<String, ErrorBody> {
-    Tagged::read(text).map(|tagged| tagged.as_str().to_owned()).map_err(|error| bad_ref(&error))
+    TaggedName::read(text).map(|tagged| tagged.as_str().to_owned()).map_err(|error| bad_ref(&error))
 }
 
 pub(in crate::api) fn bad_ref(error: &BadReference) -> ErrorBody {

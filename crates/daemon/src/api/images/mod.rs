@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use lodge_core::record::{ImageKind, ImageState};
 use lodge_image::Digest;
-use lodge_image::oci::{Document, MANIFEST_MAX};
-use lodge_image::registry::Watch;
+use lodge_image::oci::{MANIFEST_MAX, ManifestDocument};
+use lodge_image::registry::TransferWatch;
 use lodge_image::{BlobError, diff};
 use lodge_proto::{
     ApiMethod, BlobView, BuildImage, DiffImages, ErrorBody, ImageChange, ImageDiff, ImageDiffParams,
@@ -27,20 +27,20 @@ use super::methods::{Answer, internal, no_method, page};
 use super::params;
 use crate::act::mask;
 use crate::crash;
-use crate::engine::images::no_image;
-use crate::engine::{Command, ImageGiven, RequestKey};
 use crate::images::errors;
 use crate::limits;
 use crate::shell::Shell;
 use crate::suspects::carry;
 use crate::view;
+use crate::view::no_image;
+use lodge_engine::{Command, ImageCommand, ImageGiven, RequestKey};
 
 pub(super) async fn call(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
     method: &str,
     given: Value,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     match method {
         BuildImage::NAME => build_image(shell, key, params::<BuildImage>(given)?, watch).await,
@@ -75,7 +75,7 @@ fn list(shell: &Shell, given: &ImageListParams) -> Answer {
 fn inspect(shell: &Shell, given: &ImageRef) -> Answer {
     let found = find(shell, &given.image)?;
     let summary = shell.reader.image_summary(&found.digest).map_err(internal)?;
-    let summary = summary.ok_or_else(|| *no_image(&given.image))?;
+    let summary = summary.ok_or_else(|| no_image(&given.image))?;
     let used_by = shell.reader.agents_of_image(&found.digest).map_err(internal)?;
     let blobs = blobs(shell, &found.digest)?;
     Ok(view::json(&view::image_detail(summary, found.record, used_by, blobs)))
@@ -83,13 +83,13 @@ fn inspect(shell: &Shell, given: &ImageRef) -> Answer {
 
 /// What an image is made of in the store: itself first. Nothing for one that an earlier release built.
 fn blobs(shell: &Shell, digest: &str) -> Result<Vec<BlobView>, ErrorBody> {
-    let digest: Digest = digest.parse().map_err(|_| *no_image(digest))?;
+    let digest: Digest = digest.parse().map_err(|_| no_image(digest))?;
     let bytes = match shell.images.blobs()?.read(&digest, MANIFEST_MAX) {
         Ok(bytes) => bytes,
         Err(BlobError::Missing { .. }) => return Ok(Vec::new()),
         Err(error) => return Err(errors::blob(&error)),
     };
-    let document = Document::read(&bytes).map_err(|error| errors::bad_image(&error))?;
+    let document = ManifestDocument::read(&bytes).map_err(|error| errors::bad_image(&error))?;
     let itself = BlobView {
         digest: digest.to_string(),
         media_type: document.media_type().to_owned(),
@@ -112,7 +112,7 @@ async fn tag(shell: &Arc<Shell>, key: Option<RequestKey>, given: ImageTagParams)
     }
     let located = locate(shell, &given.image)?;
     free_for(located.kind, &tags)?;
-    shell.ask(key, Command::TagImage { digest: located.digest, tags }).await
+    shell.ask(key, Command::Image(ImageCommand::Tag { digest: located.digest, tags })).await
 }
 
 /// Takes a name, or an image, away. What is of the other kind is left alone: people who look at one list do not mean what
@@ -128,7 +128,7 @@ pub(in crate::api) async fn remove(
         Some(reference) => ImageGiven::Ref(reference),
         None => ImageGiven::Digest(located.digest),
     };
-    shell.ask(key, Command::RemoveImage(wanted)).await
+    shell.ask(key, Command::Image(ImageCommand::Remove(wanted))).await
 }
 
 async fn difference(shell: &Arc<Shell>, given: ImageDiffParams) -> Answer {
@@ -151,42 +151,42 @@ async fn difference(shell: &Arc<Shell>, given: ImageDiffParams) -> Answer {
     told.await.unwrap_or_else(|error| Err(ErrorBody::new("daemon.internal", error.to_string())))
 }
 
-fn change(change: diff::Change) -> ImageChange {
-    let diff::Change { section, key, before, after } = change;
+fn change(change: diff::DiffChange) -> ImageChange {
+    let diff::DiffChange { section, key, before, after } = change;
     // Variables that look like secrets are shown nowhere.
     let shown = |value: Option<String>| match section {
-        diff::Section::Env => value.map(|value| mask::shown(&key, &value).to_owned()),
-        diff::Section::Network
-        | diff::Section::Limits
-        | diff::Section::Capabilities
-        | diff::Section::Runtime
-        | diff::Section::Bins
-        | diff::Section::Services
-        | diff::Section::Model
-        | diff::Section::Config
-        | diff::Section::Contexts
-        | diff::Section::Files
-        | diff::Section::Labels
-        | diff::Section::Other => value,
+        diff::DiffSection::Env => value.map(|value| mask::shown(&key, &value).to_owned()),
+        diff::DiffSection::Network
+        | diff::DiffSection::Limits
+        | diff::DiffSection::Capabilities
+        | diff::DiffSection::Runtime
+        | diff::DiffSection::Bins
+        | diff::DiffSection::Services
+        | diff::DiffSection::Model
+        | diff::DiffSection::Config
+        | diff::DiffSection::Contexts
+        | diff::DiffSection::Files
+        | diff::DiffSection::Labels
+        | diff::DiffSection::Other => value,
     };
     let (before, after) = (shown(before), shown(after));
     ImageChange { section: section_word(section).to_owned(), key, before, after }
 }
 
-fn section_word(section: diff::Section) -> &'static str {
+fn section_word(section: diff::DiffSection) -> &'static str {
     match section {
-        diff::Section::Network => "network",
-        diff::Section::Limits => "limits",
-        diff::Section::Capabilities => "capabilities",
-        diff::Section::Runtime => "runtime",
-        diff::Section::Bins => "bins",
-        diff::Section::Services => "services",
-        diff::Section::Env => "env",
-        diff::Section::Model => "model",
-        diff::Section::Config => "config",
-        diff::Section::Contexts => "contexts",
-        diff::Section::Files => "files",
-        diff::Section::Labels => "labels",
-        diff::Section::Other => "other",
+        diff::DiffSection::Network => "network",
+        diff::DiffSection::Limits => "limits",
+        diff::DiffSection::Capabilities => "capabilities",
+        diff::DiffSection::Runtime => "runtime",
+        diff::DiffSection::Bins => "bins",
+        diff::DiffSection::Services => "services",
+        diff::DiffSection::Env => "env",
+        diff::DiffSection::Model => "model",
+        diff::DiffSection::Config => "config",
+        diff::DiffSection::Contexts => "contexts",
+        diff::DiffSection::Files => "files",
+        diff::DiffSection::Labels => "labels",
+        diff::DiffSection::Other => "other",
     }
 }

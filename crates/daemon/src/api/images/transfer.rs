@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use lodge_core::record::ImageKind;
-use lodge_image::registry::Watch;
-use lodge_image::{Remote, Tagged, Version};
+use lodge_image::registry::TransferWatch;
+use lodge_image::{ImageVersion, RemoteImage, TaggedName};
 use lodge_proto::{ErrorBody, ImagePushed};
 
 use super::find::{bad_ref, digest_tag, free_for, located, tags_of, wrong_kind};
 use crate::api::methods::{Answer, Prepared, detached, record};
-use crate::engine::{Command, NewImage, RequestKey};
 use crate::images::{Arrived, errors};
 use crate::shell::Shell;
 use crate::tasks::TaskKind;
 use crate::view;
+use lodge_engine::{Command, ImageCommand, NewImage, RequestKey};
 
 /// Brings an image with what it needs, and gives it the name that it was asked for by.
 pub(in crate::api) async fn pull(
@@ -22,7 +22,7 @@ pub(in crate::api) async fn pull(
     kind: ImageKind,
     given: String,
     tags: Vec<String>,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     let remote = remote_of(&given)?;
     let mut tags = tags_of(&tags)?;
@@ -42,9 +42,9 @@ pub(in crate::api) async fn bring(
     shell: &Shell,
     key: Option<RequestKey>,
     kind: ImageKind,
-    from: (&str, &Remote),
+    from: (&str, &RemoteImage),
     tags: Vec<String>,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     let brought = brought(shell, key, kind, from, tags, watch).await;
     if brought.as_ref().is_err_and(|error| !errors::is_gone_on_with(error)) {
@@ -58,9 +58,9 @@ async fn brought(
     shell: &Shell,
     key: Option<RequestKey>,
     kind: ImageKind,
-    (given, remote): (&str, &Remote),
+    (given, remote): (&str, &RemoteImage),
     mut tags: Vec<String>,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     let Arrived { row, with, pins } = shell.images.pull(remote, watch).await?;
     if row.contents.kind() != kind {
@@ -68,7 +68,7 @@ async fn brought(
     }
     tags.sort();
     tags.dedup();
-    let command = Command::AddImage(Box::new(NewImage { row, with, tags }));
+    let command = Command::Image(ImageCommand::Add(Box::new(NewImage { row, with, tags })));
     record(shell, key, Prepared { command, pins: vec![pins] }).await
 }
 
@@ -79,7 +79,7 @@ pub(in crate::api) async fn push(
     kind: ImageKind,
     given: String,
     to: Option<String>,
-    watch: Arc<dyn Watch>,
+    watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     let found = located(shell, kind, &given)?;
     let to = to.or(found.reference).ok_or_else(|| {
@@ -87,7 +87,7 @@ pub(in crate::api) async fn push(
             .hint("say where to: `registry.example/name:tag`")
     })?;
     let remote = remote_of(&to)?;
-    if let Version::Digest(_) = remote.version {
+    if let ImageVersion::Digest(_) = remote.version {
         return Err(ErrorBody::new("image.bad_ref", "a digest cannot be chosen where an image goes to")
             .hint("write it as `registry.example/name:tag`"));
     }
@@ -96,7 +96,9 @@ pub(in crate::api) async fn push(
         let sent_bytes = begun.images.push(&digest, &remote, watch).await?;
         let answer = view::json(&ImagePushed { digest, reference: name_of(&to, &remote)?, sent_bytes });
         match key {
-            Some(key) => record(&begun, Some(key), Prepared::of(Command::Keep { answer })).await,
+            Some(key) => {
+                record(&begun, Some(key), Prepared::of(Command::Keep { answer: view::text(&answer) })).await
+            }
             None => Ok(answer),
         }
     })
@@ -104,19 +106,19 @@ pub(in crate::api) async fn push(
 }
 
 /// Where an image is that is to be brought from or to a registry.
-pub(in crate::api) fn remote_of(given: &str) -> Result<Remote, ErrorBody> {
-    Remote::read(given).map_err(|error| bad_ref(&error))?.ok_or_else(|| {
+pub(in crate::api) fn remote_of(given: &str) -> Result<RemoteImage, ErrorBody> {
+    RemoteImage::read(given).map_err(|error| bad_ref(&error))?.ok_or_else(|| {
         ErrorBody::new("image.bad_ref", format!("`{given}` names no registry"))
             .hint("write it as `registry.example/name:tag`; `lodge image tag` gives an image such a name")
     })
 }
 
 /// What an image of a registry is called here: as it is asked for, and by its digest where that has no tag.
-pub(in crate::api) fn name_of(given: &str, remote: &Remote) -> Result<String, ErrorBody> {
-    let Remote { host, repository, version } = remote;
+pub(in crate::api) fn name_of(given: &str, remote: &RemoteImage) -> Result<String, ErrorBody> {
+    let RemoteImage { host, repository, version } = remote;
     let text = match version {
-        Version::Tag(tag) => format!("{host}/{repository}:{tag}"),
-        Version::Digest(digest) => {
+        ImageVersion::Tag(tag) => format!("{host}/{repository}:{tag}"),
+        ImageVersion::Digest(digest) => {
             let name = given.split_once('@').map_or(given, |(name, _)| name);
             let tag = name.rsplit('/').next().and_then(|last| last.split_once(':')).map(|(_, tag)| tag);
             match tag {
@@ -125,5 +127,5 @@ pub(in crate::api) fn name_of(given: &str, remote: &Remote) -> Result<String, Er
             }
         }
     };
-    Tagged::read(&text).map(|tagged| tagged.as_str().to_owned()).map_err(|error| bad_ref(&error))
+    TaggedName::read(&text).map(|tagged| tagged.as_str().to_owned()).map_err(|error| bad_ref(&error))
 }

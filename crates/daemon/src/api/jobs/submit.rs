@@ -8,9 +8,9 @@ use lodge_proto::{ErrorBody, JobSubmitParams, base64};
 
 use super::super::methods::{find_agent, internal, session_id};
 use crate::auth::Who;
-use crate::engine::jobs::{JobWork, NewJob};
 use crate::shell::Shell;
 use crate::view;
+use lodge_engine::jobs::{JobWork, NewJob};
 
 /// The job that is wanted. That there is no agent or no bin comes first, and then what cannot be read.
 pub(super) fn read(shell: &Shell, who: &Who, given: JobSubmitParams) -> Result<NewJob, ErrorBody> {

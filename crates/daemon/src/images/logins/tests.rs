@@ -33,7 +33,7 @@ impl Home {
         })
     }
 
-    fn login(&self, host: &str) -> Result<Option<Login>, String> {
+    fn login(&self, host: &str) -> Result<Option<RegistryLogin>, String> {
         self.logins().login(host)
     }
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use super::*;
 
 /// An agent whose image was announced, of a registry that has it with its tool.
-async fn announced(world: &mut World, registry: &Registry, agent: &Packed) -> AgentRow {
+async fn announced(world: &mut World, registry: &Registry, agent: &PackedImage) -> AgentRow {
     registry.hold("agents/otter", Some("v1"), agent);
     let remote = registry.remote("agents/otter:v1");
     let Arrived { row, with, pins: _pins } = world.images.announce(&remote).await.unwrap();
@@ -163,7 +163,7 @@ async fn an_agent_came_from_where_the_name_it_was_asked_for_leads_then_its_image
 }
 
 /// An agent as a release would build it that does more.
-fn agent_of_later(lines: &str) -> Packed {
+fn agent_of_later(lines: &str) -> PackedImage {
     let source = format!("FROM scratch\nMODEL p/m\nNAME otter\n{lines}");
     let builder = Pinned(BTreeMap::new());
     pack_agent(&load_inline(source.as_bytes(), &BTreeMap::new(), &builder).unwrap()).unwrap()
@@ -200,12 +200,12 @@ async fn an_image_with_what_this_release_does_not_do_is_refused_however_it_comes
 const INSIDE: &str = "127.0.0.2:1";
 
 pub(super) fn with_an_inside(world: &World) {
-    let terms = lodge_image::registry::Terms {
+    let terms = lodge_image::registry::RegistryTerms {
         inward: |address| address.to_string() == "127.0.0.2",
         pause: std::time::Duration::ZERO,
         ..Default::default()
     };
-    let registries = Registries::with_terms(world.images.logins.clone(), terms);
+    let registries = RegistryClient::with_terms(world.images.logins.clone(), terms);
     assert!(world.images.registries.set(registries).is_ok());
 }
 
@@ -220,8 +220,8 @@ async fn an_image_from_outside_has_nobody_look_for_its_tools_inside() {
     let error = world.images.pull(&remote, Arc::new(Unwatched)).await.unwrap_err();
     assert_eq!(error.data.code, "image.invalid");
     assert!(error.message.contains(INSIDE) && error.message.contains("inside this network"), "{error:?}");
-    let named = Remote::read(&format!("{INSIDE}/tools/rg:1")).unwrap().unwrap();
-    let inside = Remote::read("127.0.0.2:2/agents/otter:v1").unwrap().unwrap();
+    let named = RemoteImage::read(&format!("{INSIDE}/tools/rg:1")).unwrap().unwrap();
+    let inside = RemoteImage::read("127.0.0.2:2/agents/otter:v1").unwrap().unwrap();
     assert!(world.images.refuse_inward(&[inside], &named).await.is_ok(), "from inside");
     assert!(world.images.refuse_inward(&[], &named).await.is_ok(), "built here");
     // What is here or in the repository of the agent needs nobody's name.

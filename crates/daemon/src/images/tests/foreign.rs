@@ -1,22 +1,22 @@
 //! Agents of OpenOtters, whose parents and tools are named and not in them.
 
-use lodge_image::oci::{Blob, Dialect};
+use lodge_image::oci::{Blob, MediaDialect};
 
 use super::*;
 
 /// An image as theirs are: an Agentfile, and a config that says nothing.
-fn foreign(agentfile: &str) -> Packed {
+fn foreign(agentfile: &str) -> PackedImage {
     let config = Blob::new("application/vnd.openotters.agent.config.v1+json", b"{}".to_vec());
     let source = Blob::new("application/vnd.openotters.agentfile", agentfile.as_bytes().to_vec());
-    let manifest = Document::Manifest(Manifest {
-        dialect: Dialect::Oci,
+    let manifest = ManifestDocument::Manifest(Manifest {
+        dialect: MediaDialect::Oci,
         artifact_type: Some("application/vnd.openotters.agent.v1".into()),
         config: config.descriptor(),
         layers: vec![source.descriptor()],
         annotations: BTreeMap::new(),
     });
     let manifest = Blob::new(manifest.media_type(), manifest.write().unwrap());
-    Packed { digest: manifest.digest, blobs: vec![config, source, manifest] }
+    PackedImage { digest: manifest.digest, blobs: vec![config, source, manifest] }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use lodge_core::agent::AgentState;
-use lodge_core::record::{AgentRow, AgentSpec, BinRecord, ImageRefRow, Retry, ToolRecord, Write};
+use lodge_core::record::{AgentRow, AgentSpec, BinRecord, ImageRefRow, ImageWrite, Retry, ToolRecord, Write};
 use lodge_core::{IdSource, LineageId, SandboxId, Timestamp};
 use lodge_image::agentfile::{Agentfile, Builder, load_inline};
 use lodge_image::oci::{Blob, Descriptor, NewBin, Platform, pack_agent, pack_bin};
@@ -48,13 +48,14 @@ impl World {
     }
 
     fn record(&mut self, rows: impl IntoIterator<Item = ImageRow>) {
-        let writes: Vec<Write> = rows.into_iter().map(|row| Write::Image(Box::new(row))).collect();
+        let writes: Vec<Write> =
+            rows.into_iter().map(|row| Write::Image(ImageWrite::Here(Box::new(row)))).collect();
         drop(self.writer.commit(&writes, ()).unwrap());
     }
 
     fn name(&mut self, reference: &str, digest: &str) {
         let row = ImageRefRow { reference: reference.into(), digest: digest.into(), at: NOW };
-        drop(self.writer.commit(&[Write::ImageRef(row)], ()).unwrap());
+        drop(self.writer.commit(&[Write::Image(ImageWrite::Named(row))], ()).unwrap());
     }
 
     fn blob_path(&self, digest: &Digest) -> PathBuf {
@@ -89,7 +90,7 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(len).collect()
 }
 
-fn bin_for(name: &str, platform: Platform, seed: u64) -> Packed {
+fn bin_for(name: &str, platform: Platform, seed: u64) -> PackedImage {
     let mut new = NewBin {
         name: name.into(),
         description: Some(format!("what {name} is")),
@@ -110,12 +111,12 @@ fn bin_for(name: &str, platform: Platform, seed: u64) -> Packed {
     packed
 }
 
-fn bin(name: &str) -> Packed {
+fn bin(name: &str) -> PackedImage {
     bin_for(name, Platform::here(), name.bytes().map(u64::from).sum())
 }
 
 /// The largest blob of an image: the one that takes its time.
-fn largest(packed: &Packed) -> Digest {
+fn largest(packed: &PackedImage) -> Digest {
     packed.blobs.iter().max_by_key(|blob| blob.bytes.len()).unwrap().digest
 }
 
@@ -123,7 +124,7 @@ fn largest(packed: &Packed) -> Digest {
 struct Pinned(BTreeMap<String, String>);
 
 impl Builder for Pinned {
-    fn image(&self, _: &str) -> Result<Option<Loaded>, Box<dyn std::error::Error + Send + Sync>> {
+    fn image(&self, _: &str) -> Result<Option<LoadedAgentfile>, Box<dyn std::error::Error + Send + Sync>> {
         Ok(None)
     }
 
@@ -137,7 +138,7 @@ impl Builder for Pinned {
 }
 
 /// An agent with one tool, which is pinned as `pinned`.
-fn agent(pinned: &str) -> Packed {
+fn agent(pinned: &str) -> PackedImage {
     let source = format!(
         "FROM scratch\nMODEL p/m\nNAME otter\nBIN tool {}\nCONTEXT SOUL <<E\nkind\nE\n",
         pinned.split('@').next().unwrap()
@@ -147,7 +148,7 @@ fn agent(pinned: &str) -> Packed {
     pack_agent(&load_inline(source.as_bytes(), &BTreeMap::new(), &builder).unwrap()).unwrap()
 }
 
-fn pinned(name: &str, packed: &Packed) -> String {
+fn pinned(name: &str, packed: &PackedImage) -> String {
     format!("{name}@{}", packed.digest)
 }
 
@@ -189,7 +190,7 @@ struct Seen {
     moved: Mutex<BTreeMap<Digest, u64>>,
 }
 
-impl Watch for Seen {
+impl TransferWatch for Seen {
     fn planned(&self, part: &Descriptor) {
         self.planned.lock().unwrap().insert(part.digest, part.size);
     }

@@ -7,8 +7,8 @@ use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::Response;
-use lodge_image::oci::Packed;
-use lodge_image::{Digest, Remote};
+use lodge_image::oci::PackedImage;
+use lodge_image::{Digest, RemoteImage};
 use tokio::sync::watch;
 
 pub(super) struct Registry {
@@ -56,12 +56,12 @@ impl Registry {
         Registry { host, shared, task }
     }
 
-    pub(super) fn remote(&self, name: &str) -> Remote {
-        Remote::read(&format!("{}/{name}", self.host)).unwrap().unwrap()
+    pub(super) fn remote(&self, name: &str) -> RemoteImage {
+        RemoteImage::read(&format!("{}/{name}", self.host)).unwrap().unwrap()
     }
 
     /// Puts an image into a repository, and a tag on it.
-    pub(super) fn hold(&self, repository: &str, tag: Option<&str>, packed: &Packed) {
+    pub(super) fn hold(&self, repository: &str, tag: Option<&str>, packed: &PackedImage) {
         for blob in &packed.blobs {
             let key = (repository.to_owned(), blob.digest.to_string());
             self.shared.contents.lock().unwrap().insert(key, (blob.media_type.clone(), blob.bytes.clone()));

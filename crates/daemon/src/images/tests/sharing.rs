@@ -13,7 +13,7 @@ async fn a_pull_while_the_same_image_is_pulled_shares_one_download() {
     registry.send_up_to(10_000);
     let large = largest(&tool);
     let by_digest = registry.remote(&format!("tools/rg@{}", tool.digest));
-    let pull = |remote: Remote, seen: &Arc<Seen>| {
+    let pull = |remote: RemoteImage, seen: &Arc<Seen>| {
         let (images, seen) = (world.images.clone(), seen.clone());
         tokio::spawn(async move { images.pull(&remote, seen).await })
     };

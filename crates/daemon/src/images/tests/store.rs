@@ -18,8 +18,9 @@ async fn what_is_recorded_or_about_to_be_stays_and_the_rest_is_collected() {
     assert_eq!(row.bytes, bytes);
     world.record([row]);
     world.images.clone().collect().await;
-    let there =
-        |packed: &Packed| packed.blobs.iter().filter(|blob| world.blob_path(&blob.digest).exists()).count();
+    let there = |packed: &PackedImage| {
+        packed.blobs.iter().filter(|blob| world.blob_path(&blob.digest).exists()).count()
+    };
     assert_eq!((there(&kept), there(&pinned)), (kept.blobs.len(), pinned.blobs.len()));
     // An empty config may be the same in all of them.
     assert!(there(&loose) < loose.blobs.len() && !world.blob_path(&loose.digest).exists());

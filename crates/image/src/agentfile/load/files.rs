@@ -21,16 +21,16 @@ const CAREFULLY: i32 = 0o4000 | 0o400;
 const CAREFULLY: i32 = 0x0004 | 0x2_0000;
 
 /// What a file is, whatever it is called.
-pub(super) type Identity = (u64, u64);
+pub(super) type FileId = (u64, u64);
 
 /// An Agentfile on disk, and the directory it stands in.
-pub(super) struct Found {
+pub(super) struct OpenedAgentfile {
     /// The file's own name.
     pub(super) name: String,
     pub(super) by: NamedBy,
     pub(super) source: Vec<u8>,
-    pub(super) identity: Identity,
-    pub(super) directory: Directory,
+    pub(super) identity: FileId,
+    pub(super) directory: SourceDirectory,
 }
 
 /// What of an Agentfile a path named.
@@ -41,18 +41,18 @@ pub(super) enum NamedBy {
 }
 
 /// Reads the Agentfile at `path`, which is its directory or the file itself. `named` is how messages call it.
-pub(super) fn find(path: &Path, named: &str) -> Result<Found, FileMistake> {
+pub(super) fn find(path: &Path, named: &str) -> Result<OpenedAgentfile, FileMistake> {
     let failed = |cause: io::Error| unreadable(named, &cause);
     let kind = fs::metadata(path).map_err(failed)?.file_type();
     if kind.is_dir() {
-        let directory = Directory::open(path, named)?;
+        let directory = SourceDirectory::open(path, named)?;
         let file = match directory.open_file(Path::new(FILE_NAME), || {}) {
             Err(FileMistake::Unreadable { .. }) if !path.join(FILE_NAME).exists() => {
                 return Err(FileMistake::NoAgentfile { path: named.to_owned() });
             }
             other => other?,
         };
-        return Found::read(file, FILE_NAME.to_owned(), NamedBy::Directory, directory);
+        return OpenedAgentfile::read(file, FILE_NAME.to_owned(), NamedBy::Directory, directory);
     }
     // Not even opened: some devices act on that, and a FROM may lead to one.
     if !kind.is_file() {
@@ -62,25 +62,30 @@ pub(super) fn find(path: &Path, named: &str) -> Result<Found, FileMistake> {
     let file = open(path).map_err(failed)?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().map_or(FILE_NAME.into(), |name| name.to_string_lossy()).into_owned();
-    Found::read(file, name, NamedBy::File, Directory::open(parent, named)?)
+    OpenedAgentfile::read(file, name, NamedBy::File, SourceDirectory::open(parent, named)?)
 }
 
-impl Found {
-    fn read(file: File, name: String, by: NamedBy, directory: Directory) -> Result<Found, FileMistake> {
+impl OpenedAgentfile {
+    fn read(
+        file: File,
+        name: String,
+        by: NamedBy,
+        directory: SourceDirectory,
+    ) -> Result<OpenedAgentfile, FileMistake> {
         let meta = file.metadata().map_err(|cause| unreadable(&name, &cause))?;
         let identity = (meta.dev(), meta.ino());
         let source = read_file(file, &name, FILE_MAX as u64 + 1)?;
-        Ok(Found { name, by, source, identity, directory })
+        Ok(OpenedAgentfile { name, by, source, identity, directory })
     }
 }
 
 /// A directory whose files may be read, and no others.
 #[derive(Debug)]
-pub(super) struct Directory {
+pub(super) struct SourceDirectory {
     root: PathBuf,
 }
 
-impl Directory {
+impl SourceDirectory {
     fn open(path: &Path, named: &str) -> Result<Self, FileMistake> {
         let root = fs::canonicalize(path).map_err(|cause| unreadable(named, &cause))?;
         Ok(Self { root })
@@ -180,7 +185,7 @@ mod tests {
             fs::create_dir_all(base.join(place)).expect("create");
             fs::write(base.join(place).join("x"), b"x").expect("write");
         }
-        let directory = Directory::open(&base.join("root"), "root").expect("open");
+        let directory = SourceDirectory::open(&base.join("root"), "root").expect("open");
         let opened = directory.open_file(Path::new("door/x"), || {
             fs::rename(base.join("root/door"), base.join("root/was-door")).expect("rename");
             std::os::unix::fs::symlink(base.join("outside"), base.join("root/door")).expect("link");
@@ -195,7 +200,7 @@ mod tests {
         fs::create_dir_all(&base).expect("create");
         fs::write(base.join("real"), b"1").expect("write");
         std::os::unix::fs::symlink("real", base.join("x")).expect("link");
-        let directory = Directory::open(&base, "base").expect("open");
+        let directory = SourceDirectory::open(&base, "base").expect("open");
         let opened = directory.open_file(Path::new("x"), || {
             fs::write(base.join("new"), b"2").expect("write");
             fs::remove_file(base.join("x")).expect("unlink");

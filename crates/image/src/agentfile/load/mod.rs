@@ -8,10 +8,10 @@ mod files;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
-use self::files::{Directory, Found, Identity, NamedBy};
+use self::files::{FileId, NamedBy, OpenedAgentfile, SourceDirectory};
 use super::bounds::{ADD_MAX, CONTEXT_MAX, ERRORS_MAX, LOAD_TOTAL_MAX, PARENTS_MAX};
 use super::document::{Agentfile, At, BinSource, ContextSource, Keyed, Parent, put_all};
-use super::error::{Error, Errors, shown};
+use super::error::{AgentfileError, AgentfileErrors, shown};
 use super::merge::merge;
 use super::mistake::{BoundMistake, FileMistake, FormMistake, Mistake};
 use super::parse::parse;
@@ -20,7 +20,7 @@ const STDIN_NAME: &str = "stdin";
 
 /// Everything an image is made of, parents included; nothing in it has to be read again.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Loaded {
+pub struct LoadedAgentfile {
     /// Flattened.
     pub agentfile: Agentfile,
     /// The Agentfile as it was written, without its parents.
@@ -60,7 +60,10 @@ pub struct PackedFiles {
 /// What a build asks of whoever wants it.
 pub trait Builder {
     /// The image of that name; `None` when there is none.
-    fn image(&self, reference: &str) -> Result<Option<Loaded>, Box<dyn std::error::Error + Send + Sync>>;
+    fn image(
+        &self,
+        reference: &str,
+    ) -> Result<Option<LoadedAgentfile>, Box<dyn std::error::Error + Send + Sync>>;
 
     /// The tool that a BIN or RUNTIME names, as that very one from now on: `name:tag@sha256:…`. `None` when there is none.
     fn pin(&self, reference: &str) -> Result<Option<String>, Box<dyn std::error::Error + Send + Sync>>;
@@ -77,7 +80,7 @@ pub enum LoadError {
     Source(FileMistake),
     /// Every mistake of it, and of its parents on disk.
     #[error(transparent)]
-    Mistakes(#[from] Errors),
+    Mistakes(#[from] AgentfileErrors),
     #[error("no ARG declares {}", listed(unknown))]
     UndeclaredArgs { unknown: Vec<String>, declared: Vec<String> },
 }
@@ -121,17 +124,17 @@ pub fn load_dir(
     path: &Path,
     args: &BTreeMap<String, String>,
     builder: &dyn Builder,
-) -> Result<Loaded, LoadError> {
+) -> Result<LoadedAgentfile, LoadError> {
     let found = files::find(path, &path.to_string_lossy()).map_err(LoadError::Source)?;
     let place = tidy(match found.by {
         NamedBy::Directory => path,
         NamedBy::File => path.parent().unwrap_or(Path::new("")),
     });
-    let level = Level {
+    let level = ChainLevel {
         name: place.join(&found.name).to_string_lossy().into_owned(),
         source: found.source,
         identity: Some(found.identity),
-        files: Files::Directory(found.directory),
+        files: ChainFiles::Directory(found.directory),
         place,
     };
     Loader::new(args, builder).load(level)
@@ -142,24 +145,28 @@ pub fn load_inline(
     source: &[u8],
     args: &BTreeMap<String, String>,
     builder: &dyn Builder,
-) -> Result<Loaded, LoadError> {
-    let level = Level {
+) -> Result<LoadedAgentfile, LoadError> {
+    let level = ChainLevel {
         name: STDIN_NAME.to_owned(),
         source: source.to_owned(),
         identity: None,
-        files: Files::Nowhere,
+        files: ChainFiles::Nowhere,
         place: PathBuf::new(),
     };
     Loader::new(args, builder).load(level)
 }
 
 /// Loads an Agentfile out of an image that was not flattened, with the files that the image holds.
-pub fn load_packed(source: &[u8], files: PackedFiles, builder: &dyn Builder) -> Result<Loaded, LoadError> {
-    let level = Level {
+pub fn load_packed(
+    source: &[u8],
+    files: PackedFiles,
+    builder: &dyn Builder,
+) -> Result<LoadedAgentfile, LoadError> {
+    let level = ChainLevel {
         name: files::FILE_NAME.to_owned(),
         source: source.to_owned(),
         identity: None,
-        files: Files::Packed(files),
+        files: ChainFiles::Packed(files),
         place: PathBuf::new(),
     };
     Loader::new(&BTreeMap::new(), builder).load(level)
@@ -172,35 +179,35 @@ struct Loader<'a> {
     /// How many more bytes of files may be read.
     budget: u64,
     /// The chain so far: how each Agentfile is called, and which file it is.
-    chain: Vec<(String, Option<Identity>)>,
+    chain: Vec<(String, Option<FileId>)>,
     declared: BTreeSet<String>,
     /// Of every file that was read, one list after the other.
-    errors: Vec<Error>,
+    errors: Vec<AgentfileError>,
 }
 
 /// One Agentfile of a chain, before it is parsed.
-struct Level {
+struct ChainLevel {
     /// How messages call it.
     name: String,
     source: Vec<u8>,
-    identity: Option<Identity>,
-    files: Files,
+    identity: Option<FileId>,
+    files: ChainFiles,
     /// The directory as it was named, for the names of parents.
     place: PathBuf,
 }
 
 /// Where the files are that an Agentfile names.
-enum Files {
+enum ChainFiles {
     Nowhere,
-    Directory(Directory),
+    Directory(SourceDirectory),
     Packed(PackedFiles),
 }
 
 /// What stands above an Agentfile.
-enum Above {
+enum ChainParent {
     Nothing,
-    Level(Level),
-    Image(Box<Loaded>),
+    Level(ChainLevel),
+    Image(Box<LoadedAgentfile>),
 }
 
 impl<'a> Loader<'a> {
@@ -215,9 +222,9 @@ impl<'a> Loader<'a> {
         }
     }
 
-    fn load(mut self, child: Level) -> Result<Loaded, LoadError> {
+    fn load(mut self, child: ChainLevel) -> Result<LoadedAgentfile, LoadError> {
         let source = child.source.clone();
-        let mut levels: Vec<Loaded> = Vec::new();
+        let mut levels: Vec<LoadedAgentfile> = Vec::new();
         let mut next = Some(child);
         while let Some(level) = next.take() {
             self.chain.push((level.name.clone(), level.identity));
@@ -229,17 +236,17 @@ impl<'a> Loader<'a> {
                 }
             };
             self.declared.extend(agentfile.args.iter().map(|arg| arg.key.clone()));
-            let mut faults = Faults::new(&level.name);
+            let mut faults = FileFaults::new(&level.name);
             for (line, what) in self.builder.refuses(&agentfile) {
                 faults.add(line, 1, FormMistake::Unsupported { what });
             }
             self.pin(&mut agentfile, &mut faults);
             let (contexts, files) = self.files(&agentfile, &level.files, &mut faults);
             match self.above(&level, &agentfile.from) {
-                Ok(Above::Nothing) => {}
-                Ok(Above::Level(parent)) => next = Some(parent),
-                Ok(Above::Image(image)) => {
-                    levels.push(Loaded { agentfile, contexts, files, ..Loaded::default() });
+                Ok(ChainParent::Nothing) => {}
+                Ok(ChainParent::Level(parent)) => next = Some(parent),
+                Ok(ChainParent::Image(image)) => {
+                    levels.push(LoadedAgentfile { agentfile, contexts, files, ..LoadedAgentfile::default() });
                     levels.push(*image);
                     self.errors.extend(faults.sorted());
                     break;
@@ -247,9 +254,9 @@ impl<'a> Loader<'a> {
                 Err(mistake) => faults.add(agentfile.from.line, agentfile.from.column, mistake),
             }
             self.errors.extend(faults.sorted());
-            levels.push(Loaded { agentfile, contexts, files, ..Loaded::default() });
+            levels.push(LoadedAgentfile { agentfile, contexts, files, ..LoadedAgentfile::default() });
         }
-        if let Some(errors) = Errors::of(self.errors) {
+        if let Some(errors) = AgentfileErrors::of(self.errors) {
             return Err(LoadError::Mistakes(errors));
         }
         let unknown: Vec<String> =
@@ -261,7 +268,7 @@ impl<'a> Loader<'a> {
     }
 
     /// Lets the tools of one Agentfile be those that their names mean now.
-    fn pin(&self, agentfile: &mut Agentfile, faults: &mut Faults) {
+    fn pin(&self, agentfile: &mut Agentfile, faults: &mut FileFaults) {
         let runtime = agentfile.runtime.iter_mut().map(|at| (at.line, at.column, &mut at.value));
         let bins = agentfile.bins.iter_mut().map(|bin| (bin.line, 1, &mut bin.source));
         for (line, column, source) in runtime.chain(bins) {
@@ -281,8 +288,8 @@ impl<'a> Loader<'a> {
     fn files(
         &mut self,
         agentfile: &Agentfile,
-        from: &Files,
-        faults: &mut Faults,
+        from: &ChainFiles,
+        faults: &mut FileFaults,
     ) -> (Vec<ContextText>, Vec<AddedFile>) {
         let mut contexts = Vec::new();
         for context in &agentfile.contexts {
@@ -312,23 +319,28 @@ impl<'a> Loader<'a> {
         (contexts, files)
     }
 
-    fn above(&mut self, level: &Level, from: &At<Parent>) -> Result<Above, FileMistake> {
+    fn above(&mut self, level: &ChainLevel, from: &At<Parent>) -> Result<ChainParent, FileMistake> {
         match &from.value {
-            Parent::Scratch => Ok(Above::Nothing),
+            Parent::Scratch => Ok(ChainParent::Nothing),
             Parent::Path(path) => {
-                let Files::Directory(directory) = &level.files else {
+                let ChainFiles::Directory(directory) = &level.files else {
                     return Err(FileMistake::NoDirectory { path: path.clone() });
                 };
                 let found = files::find(&directory.join(path), path)?;
-                self.parent_on_disk(level, path, found).map(Above::Level)
+                self.parent_on_disk(level, path, found).map(ChainParent::Level)
             }
             Parent::Image(reference) => {
-                self.parent_image(reference).map(|image| Above::Image(Box::new(image)))
+                self.parent_image(reference).map(|image| ChainParent::Image(Box::new(image)))
             }
         }
     }
 
-    fn parent_on_disk(&self, level: &Level, path: &str, found: Found) -> Result<Level, FileMistake> {
+    fn parent_on_disk(
+        &self,
+        level: &ChainLevel,
+        path: &str,
+        found: OpenedAgentfile,
+    ) -> Result<ChainLevel, FileMistake> {
         let path = level.place.join(path);
         let place = tidy(match found.by {
             NamedBy::Directory => &path,
@@ -341,11 +353,11 @@ impl<'a> Loader<'a> {
             return Err(FileMistake::Cycle { names });
         }
         self.check_depth(&name, 0)?;
-        let files = Files::Directory(found.directory);
-        Ok(Level { name, source: found.source, identity: Some(found.identity), files, place })
+        let files = ChainFiles::Directory(found.directory);
+        Ok(ChainLevel { name, source: found.source, identity: Some(found.identity), files, place })
     }
 
-    fn parent_image(&mut self, reference: &str) -> Result<Loaded, FileMistake> {
+    fn parent_image(&mut self, reference: &str) -> Result<LoadedAgentfile, FileMistake> {
         let image = || reference.to_owned();
         let found = self
             .builder
@@ -376,13 +388,13 @@ impl<'a> Loader<'a> {
     }
 }
 
-impl Files {
+impl ChainFiles {
     /// The text of a CONTEXT, which is in the file at `path`.
     fn text(&self, context: &str, path: &str, budget: &mut u64) -> Result<String, FileMistake> {
         match self {
-            Files::Nowhere => Err(FileMistake::NoDirectory { path: path.to_owned() }),
-            Files::Directory(directory) => directory.read_text(path, budget),
-            Files::Packed(packed) => {
+            ChainFiles::Nowhere => Err(FileMistake::NoDirectory { path: path.to_owned() }),
+            ChainFiles::Directory(directory) => directory.read_text(path, budget),
+            ChainFiles::Packed(packed) => {
                 let text = packed.contexts.get(context).ok_or_else(|| not_packed(path))?;
                 spend(text.len(), path, CONTEXT_MAX, budget)?;
                 Ok(text.clone())
@@ -393,9 +405,9 @@ impl Files {
     /// The file that ADD calls `name`, which is the one at `path`.
     fn bytes(&self, name: &str, path: &str, budget: &mut u64) -> Result<Vec<u8>, FileMistake> {
         match self {
-            Files::Nowhere => Err(FileMistake::NoDirectory { path: path.to_owned() }),
-            Files::Directory(directory) => directory.read_within(path, ADD_MAX, budget),
-            Files::Packed(packed) => {
+            ChainFiles::Nowhere => Err(FileMistake::NoDirectory { path: path.to_owned() }),
+            ChainFiles::Directory(directory) => directory.read_within(path, ADD_MAX, budget),
+            ChainFiles::Packed(packed) => {
                 let bytes = packed.files.get(name).ok_or_else(|| not_packed(path))?;
                 spend(bytes.len(), path, ADD_MAX, budget)?;
                 Ok(bytes.clone())
@@ -419,14 +431,14 @@ fn spend(bytes: usize, path: &str, max: u64, budget: &mut u64) -> Result<(), Fil
 }
 
 /// The mistakes of one file, which are told in the order of its lines.
-struct Faults {
+struct FileFaults {
     file: String,
-    found: Vec<Error>,
+    found: Vec<AgentfileError>,
 }
 
-impl Faults {
+impl FileFaults {
     fn new(file: &str) -> Self {
-        Faults { file: file.to_owned(), found: Vec::new() }
+        FileFaults { file: file.to_owned(), found: Vec::new() }
     }
 
     fn add(&mut self, line: u32, column: u32, mistake: impl Into<Mistake>) {
@@ -435,17 +447,17 @@ impl Faults {
             ERRORS_MAX => BoundMistake::Errors { max: ERRORS_MAX }.into(),
             _ => return,
         };
-        self.found.push(Error { file: self.file.clone(), line, column, mistake });
+        self.found.push(AgentfileError { file: self.file.clone(), line, column, mistake });
     }
 
-    fn sorted(mut self) -> Vec<Error> {
+    fn sorted(mut self) -> Vec<AgentfileError> {
         self.found.sort_by_key(|error| (error.line, error.column));
         self.found
     }
 }
 
 /// The chain as one, the newest over the oldest.
-fn flatten(levels: Vec<Loaded>, source: Vec<u8>) -> Loaded {
+fn flatten(levels: Vec<LoadedAgentfile>, source: Vec<u8>) -> LoadedAgentfile {
     let from = levels.first().and_then(|child| match &child.agentfile.from.value {
         Parent::Scratch => None,
         Parent::Path(from) | Parent::Image(from) => Some(from.clone()),
@@ -459,7 +471,7 @@ fn flatten(levels: Vec<Loaded>, source: Vec<u8>) -> Loaded {
         put_all(&mut flat.contexts, child.contexts);
         put_all(&mut flat.files, child.files);
     }
-    Loaded { source, from, own_name, parents, ..flat }
+    LoadedAgentfile { source, from, own_name, parents, ..flat }
 }
 
 impl Keyed for ContextText {

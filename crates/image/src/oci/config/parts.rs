@@ -4,15 +4,15 @@ use serde::{Deserialize, Serialize};
 
 use super::somewhere;
 use crate::agentfile::{
-    Add, Arg, At, Bin, BinSource, Config, ConfigValue, Context, ContextSource, Env, Label, Limit, Mcp,
-    McpSource, Model, On, Schedule, Service, ServiceNeed, read_limit, shown,
+    Add, Arg, At, Bin, BinSource, Config, ConfigValue, ContextSection, ContextSource, Env, Label, Limit, Mcp,
+    McpSource, ModelName, On, Schedule, Service, ServiceNeed, read_limit, shown,
 };
 use crate::oci::{BadImage, json};
 
 const HOST: &str = "host:";
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct WrittenContext {
+pub(super) struct StoredContext {
     name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     description: Option<String>,
@@ -22,13 +22,13 @@ pub(super) struct WrittenContext {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct WrittenConfig {
+pub(super) struct StoredSetting {
     key: String,
     /// Always as text, so that no number changes on its way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     value: Option<String>,
-    #[serde(default, rename = "type", skip_serializing_if = "Kind::is_text")]
-    kind: Kind,
+    #[serde(default, rename = "type", skip_serializing_if = "SettingKind::is_text")]
+    kind: SettingKind,
     #[serde(default, skip_serializing_if = "is_false")]
     required: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -37,7 +37,7 @@ pub(super) struct WrittenConfig {
 
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Kind {
+pub(super) enum SettingKind {
     #[default]
     String,
     Bool,
@@ -46,7 +46,7 @@ pub(super) enum Kind {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct WrittenBin {
+pub(super) struct StoredBin {
     name: String,
     source: String,
     #[serde(default, skip_serializing_if = "is_false")]
@@ -58,7 +58,7 @@ pub(super) struct WrittenBin {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct WrittenAdd {
+pub(super) struct StoredAdd {
     name: String,
     src: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -66,7 +66,7 @@ pub(super) struct WrittenAdd {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct WrittenPair {
+pub(super) struct StoredPair {
     key: String,
     value: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -74,7 +74,7 @@ pub(super) struct WrittenPair {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct WrittenArg {
+pub(super) struct StoredArg {
     key: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     default: Option<String>,
@@ -83,7 +83,7 @@ pub(super) struct WrittenArg {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct WrittenMcp {
+pub(super) struct StoredMcp {
     name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     url: Option<String>,
@@ -94,56 +94,56 @@ pub(super) struct WrittenMcp {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct WrittenService {
+pub(super) struct StoredService {
     name: String,
     image: String,
     #[serde(default, skip_serializing_if = "is_false")]
     optional: bool,
     #[serde(default, deserialize_with = "json::objects", skip_serializing_if = "Vec::is_empty")]
-    envs: Vec<WrittenPair>,
+    envs: Vec<StoredPair>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     healthcheck: Option<String>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct WrittenSchedule {
+pub(super) struct StoredSchedule {
     cron: String,
     prompt: String,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct WrittenOn {
+pub(super) struct StoredOn {
     pattern: String,
     prompt: String,
 }
 
-impl WrittenContext {
-    pub(super) fn of(context: &Context) -> Self {
+impl StoredContext {
+    pub(super) fn of(context: &ContextSection) -> Self {
         let file = match &context.source {
             ContextSource::Inline(_) => None,
             ContextSource::File(path) => Some(path.value.clone()),
         };
-        WrittenContext { name: context.name.clone(), description: context.description.clone(), file }
+        StoredContext { name: context.name.clone(), description: context.description.clone(), file }
     }
 
-    pub(super) fn into_context(self) -> Context {
+    pub(super) fn into_context(self) -> ContextSection {
         let source = match self.file {
             Some(path) => ContextSource::File(somewhere(path)),
             None => ContextSource::Inline(String::new()),
         };
-        Context { line: 0, name: self.name, description: self.description, source }
+        ContextSection { line: 0, name: self.name, description: self.description, source }
     }
 }
 
-impl WrittenConfig {
+impl StoredSetting {
     pub(super) fn of(config: &Config) -> Self {
         let kind = match &config.value {
-            Some(ConfigValue::Bool(_)) => Kind::Bool,
-            Some(ConfigValue::Int(_)) => Kind::Int,
-            Some(ConfigValue::Float(_)) => Kind::Float,
-            Some(ConfigValue::String(_)) | None => Kind::String,
+            Some(ConfigValue::Bool(_)) => SettingKind::Bool,
+            Some(ConfigValue::Int(_)) => SettingKind::Int,
+            Some(ConfigValue::Float(_)) => SettingKind::Float,
+            Some(ConfigValue::String(_)) | None => SettingKind::String,
         };
-        WrittenConfig {
+        StoredSetting {
             key: config.key.clone(),
             value: config.value.as_ref().map(ConfigValue::to_string),
             kind,
@@ -155,23 +155,25 @@ impl WrittenConfig {
     pub(super) fn into_config(self) -> Result<Config, BadImage> {
         let kind = self.kind;
         let value = self.value.map(|text| kind.read(text)).transpose()?;
-        let WrittenConfig { key, required, description, .. } = self;
+        let StoredSetting { key, required, description, .. } = self;
         Ok(Config { line: 0, key, value, required, description })
     }
 }
 
-impl Kind {
+impl SettingKind {
     fn is_text(&self) -> bool {
-        *self == Kind::String
+        *self == SettingKind::String
     }
 
     /// A value that would be written otherwise is refused: it would be another image when it is packed again.
     fn read(self, text: String) -> Result<ConfigValue, BadImage> {
         let value = match self {
-            Kind::String => return Ok(ConfigValue::String(text)),
-            Kind::Bool => text.parse().ok().map(ConfigValue::Bool),
-            Kind::Int => text.parse().ok().map(ConfigValue::Int),
-            Kind::Float => text.parse().ok().filter(|value: &f64| value.is_finite()).map(ConfigValue::Float),
+            SettingKind::String => return Ok(ConfigValue::String(text)),
+            SettingKind::Bool => text.parse().ok().map(ConfigValue::Bool),
+            SettingKind::Int => text.parse().ok().map(ConfigValue::Int),
+            SettingKind::Float => {
+                text.parse().ok().filter(|value: &f64| value.is_finite()).map(ConfigValue::Float)
+            }
         };
         value.filter(|value| value.to_string() == text).ok_or_else(|| {
             BadImage::new(format!("its CONFIG is refused: `{}` is not of its type", shown(&text)))
@@ -179,9 +181,9 @@ impl Kind {
     }
 }
 
-impl WrittenBin {
+impl StoredBin {
     pub(super) fn of(bin: &Bin) -> Self {
-        WrittenBin {
+        StoredBin {
             name: bin.name.clone(),
             source: bin.source.to_string(),
             safe: bin.safe,
@@ -191,15 +193,15 @@ impl WrittenBin {
     }
 
     pub(super) fn into_bin(self) -> Bin {
-        let WrittenBin { name, source: text, safe, description, usage } = self;
+        let StoredBin { name, source: text, safe, description, usage } = self;
         Bin { line: 0, name, source: source(text), safe, description, usage }
     }
 }
 
-impl WrittenAdd {
+impl StoredAdd {
     pub(super) fn of(add: &Add) -> Self {
         let (name, src) = (add.name.clone(), add.src.value.clone());
-        WrittenAdd { name, src, description: add.description.clone() }
+        StoredAdd { name, src, description: add.description.clone() }
     }
 
     pub(super) fn into_add(self) -> Add {
@@ -207,7 +209,7 @@ impl WrittenAdd {
     }
 }
 
-impl WrittenPair {
+impl StoredPair {
     pub(super) fn into_env(self) -> Env {
         Env { line: 0, key: self.key, value: self.value, description: self.description }
     }
@@ -222,9 +224,9 @@ impl WrittenPair {
     }
 }
 
-impl WrittenArg {
+impl StoredArg {
     pub(super) fn of(arg: &Arg) -> Self {
-        WrittenArg { key: arg.key.clone(), default: arg.default.clone(), value: arg.value.clone() }
+        StoredArg { key: arg.key.clone(), default: arg.default.clone(), value: arg.value.clone() }
     }
 
     pub(super) fn into_arg(self) -> Arg {
@@ -232,15 +234,15 @@ impl WrittenArg {
     }
 }
 
-impl WrittenMcp {
+impl StoredMcp {
     pub(super) fn of(mcp: &Mcp) -> Self {
         let name = mcp.name.clone();
         match &mcp.source {
             McpSource::Url(url) => {
-                WrittenMcp { name, url: Some(url.clone()), program: None, args: Vec::new() }
+                StoredMcp { name, url: Some(url.clone()), program: None, args: Vec::new() }
             }
             McpSource::Program { program, args } => {
-                WrittenMcp { name, url: None, program: Some(program.to_string()), args: args.clone() }
+                StoredMcp { name, url: None, program: Some(program.to_string()), args: args.clone() }
             }
         }
     }
@@ -258,9 +260,9 @@ impl WrittenMcp {
     }
 }
 
-impl WrittenService {
+impl StoredService {
     pub(super) fn of(service: &Service) -> Self {
-        WrittenService {
+        StoredService {
             name: service.name.clone(),
             image: service.image.clone(),
             optional: service.need == ServiceNeed::Optional,
@@ -272,14 +274,14 @@ impl WrittenService {
     pub(super) fn into_service(self) -> Service {
         let need = if self.optional { ServiceNeed::Optional } else { ServiceNeed::Required };
         let envs = self.envs.into_iter().map(|env| (env.key, env.value)).collect();
-        let WrittenService { name, image, healthcheck, .. } = self;
+        let StoredService { name, image, healthcheck, .. } = self;
         Service { line: 0, name, image, need, envs, healthcheck }
     }
 }
 
-impl WrittenSchedule {
+impl StoredSchedule {
     pub(super) fn of(schedule: &Schedule) -> Self {
-        WrittenSchedule { cron: schedule.cron.clone(), prompt: schedule.prompt.clone() }
+        StoredSchedule { cron: schedule.cron.clone(), prompt: schedule.prompt.clone() }
     }
 
     pub(super) fn into_schedule(self) -> Schedule {
@@ -287,9 +289,9 @@ impl WrittenSchedule {
     }
 }
 
-impl WrittenOn {
+impl StoredOn {
     pub(super) fn of(on: &On) -> Self {
-        WrittenOn { pattern: on.pattern.clone(), prompt: on.prompt.clone() }
+        StoredOn { pattern: on.pattern.clone(), prompt: on.prompt.clone() }
     }
 
     pub(super) fn into_on(self) -> On {
@@ -297,9 +299,9 @@ impl WrittenOn {
     }
 }
 
-pub(super) fn pair(key: &str, value: &str, description: Option<&str>) -> WrittenPair {
+pub(super) fn pair(key: &str, value: &str, description: Option<&str>) -> StoredPair {
     let description = description.map(str::to_owned);
-    WrittenPair { key: key.to_owned(), value: value.to_owned(), description }
+    StoredPair { key: key.to_owned(), value: value.to_owned(), description }
 }
 
 pub(super) fn source(text: String) -> BinSource {
@@ -309,10 +311,10 @@ pub(super) fn source(text: String) -> BinSource {
     }
 }
 
-pub(super) fn model(text: &str) -> Result<Model, BadImage> {
+pub(super) fn model(text: &str) -> Result<ModelName, BadImage> {
     let refused = || BadImage::new(format!("its MODEL is refused: `{}` is not a model", shown(text)));
     let (provider, name) = text.split_once('/').ok_or_else(refused)?;
-    Ok(Model { provider: provider.to_owned(), name: name.to_owned() })
+    Ok(ModelName { provider: provider.to_owned(), name: name.to_owned() })
 }
 
 pub(super) fn is_false(value: &bool) -> bool {

@@ -16,28 +16,28 @@ const NOWHERE_KEPT: Duration = Duration::from_secs(10);
 const NAMES_MAX: usize = 256;
 
 #[derive(Debug, Default)]
-pub(super) struct Looked {
-    names: Mutex<BTreeMap<String, Led>>,
+pub(super) struct LookupCache {
+    names: Mutex<BTreeMap<String, LookupEntry>>,
 }
 
 #[derive(Debug)]
-struct Led {
+struct LookupEntry {
     to: Vec<SocketAddr>,
     at: Instant,
 }
 
-impl Led {
+impl LookupEntry {
     fn is_kept(&self, now: Instant) -> bool {
         let kept = if self.to.is_empty() { NOWHERE_KEPT } else { KEPT };
         now.saturating_duration_since(self.at) < kept
     }
 }
 
-impl Looked {
+impl LookupCache {
     pub(super) fn keep(&self, host: &str, to: Vec<SocketAddr>, now: Instant) {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         names.retain(|_, led| led.is_kept(now));
-        names.insert(host.to_owned(), Led { to, at: now });
+        names.insert(host.to_owned(), LookupEntry { to, at: now });
         if names.len() > NAMES_MAX {
             let first = names.iter().min_by_key(|(_, led)| led.at).map(|(host, _)| host.clone());
             first.and_then(|host| names.remove(&host));
@@ -53,11 +53,11 @@ impl Looked {
 
 /// Looks up names that nobody looked at.
 #[derive(Debug)]
-pub(super) struct Remembering {
-    pub(super) looked: Arc<Looked>,
+pub(super) struct CachingResolver {
+    pub(super) looked: Arc<LookupCache>,
 }
 
-impl Resolve for Remembering {
+impl Resolve for CachingResolver {
     fn resolve(&self, name: Name) -> Resolving {
         let known = self.looked.of(name.as_str(), Instant::now());
         Box::pin(async move {
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn what_was_looked_at_is_forgotten_in_time_and_so_is_the_first_of_too_many() {
-        let (looked, now) = (Looked::default(), Instant::now());
+        let (looked, now) = (LookupCache::default(), Instant::now());
         let to: Vec<SocketAddr> = vec!["192.0.2.1:0".parse().unwrap()];
         looked.keep("first.example", to.clone(), now);
         assert_eq!(looked.of("first.example", now + KEPT / 2), Some(to.clone()));

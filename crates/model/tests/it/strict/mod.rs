@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lodge_model::{Kind, Provider, Secret};
+use lodge_model::{Provider, ProviderKind, Secret};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -18,25 +18,25 @@ use tokio::task::JoinHandle;
 use crate::common::KEY;
 
 /// A request as it arrived.
-pub(crate) struct Arrived {
+pub(crate) struct ArrivedRequest {
     pub(crate) head: String,
     pub(crate) body: Value,
 }
 
 /// What the server says to a request that is allowed.
 #[derive(Clone)]
-pub(crate) struct Reply {
+pub(crate) struct StrictReply {
     pub(crate) status: u16,
     /// Each with its line end.
     pub(crate) headers: String,
     /// Each in a chunk and a packet of its own.
     pub(crate) pieces: Vec<Vec<u8>>,
     pub(crate) pause: Duration,
-    pub(crate) end: End,
+    pub(crate) end: StrictReplyEnd,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum StrictReplyEnd {
     /// The last chunk, then the connection is kept.
     Chunked,
     /// The connection breaks without the last chunk.
@@ -47,9 +47,15 @@ pub(crate) enum End {
     Silence,
 }
 
-impl Reply {
+impl StrictReply {
     pub(crate) fn stream(pieces: Vec<Vec<u8>>) -> Self {
-        Self { status: 200, headers: String::new(), pieces, pause: Duration::ZERO, end: End::Chunked }
+        Self {
+            status: 200,
+            headers: String::new(),
+            pieces,
+            pause: Duration::ZERO,
+            end: StrictReplyEnd::Chunked,
+        }
     }
 
     pub(crate) fn saying(body: impl AsRef<[u8]>) -> Self {
@@ -61,29 +67,30 @@ impl Reply {
     }
 }
 
-pub(crate) struct Strict {
-    kind: Kind,
+pub(crate) struct StrictServer {
+    kind: ProviderKind,
     pub(crate) url: String,
     task: JoinHandle<()>,
-    seen: Arc<Mutex<Vec<Arrived>>>,
+    seen: Arc<Mutex<Vec<ArrivedRequest>>>,
     /// Bytes of bodies that could be sent.
     pub(crate) sent: Arc<AtomicUsize>,
 }
 
-impl Drop for Strict {
+impl Drop for StrictServer {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Strict {
+impl StrictServer {
     /// Answers the first request with the first reply, and so on; the last one is repeated.
-    pub(crate) async fn start(kind: Kind, replies: Vec<Reply>) -> Self {
+    pub(crate) async fn start(kind: ProviderKind, replies: Vec<StrictReply>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}{}", listener.local_addr().expect("an address"), base(kind));
-        let (seen, sent): (Arc<Mutex<Vec<Arrived>>>, Arc<AtomicUsize>) = (Arc::default(), Arc::default());
-        let (rules, replies) = (Arc::new(rules::Rules::of(kind)), Arc::new(replies));
-        let line = Line { kind, rules, replies, seen: seen.clone(), sent: sent.clone() };
+        let (seen, sent): (Arc<Mutex<Vec<ArrivedRequest>>>, Arc<AtomicUsize>) =
+            (Arc::default(), Arc::default());
+        let (rules, replies) = (Arc::new(rules::ProtocolRules::of(kind)), Arc::new(replies));
+        let line = StrictConnection { kind, rules, replies, seen: seen.clone(), sent: sent.clone() };
         let task = tokio::spawn(async move {
             let mut lines = tokio::task::JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
@@ -104,24 +111,24 @@ impl Strict {
     }
 }
 
-fn base(kind: Kind) -> &'static str {
+fn base(kind: ProviderKind) -> &'static str {
     match kind {
-        Kind::Openai => "/v1",
-        Kind::Gemini => "/v1beta",
-        Kind::Anthropic | Kind::Ollama | Kind::Script => "",
+        ProviderKind::Openai => "/v1",
+        ProviderKind::Gemini => "/v1beta",
+        ProviderKind::Anthropic | ProviderKind::Ollama | ProviderKind::Script => "",
     }
 }
 
 #[derive(Clone)]
-struct Line {
-    kind: Kind,
-    rules: Arc<rules::Rules>,
-    replies: Arc<Vec<Reply>>,
-    seen: Arc<Mutex<Vec<Arrived>>>,
+struct StrictConnection {
+    kind: ProviderKind,
+    rules: Arc<rules::ProtocolRules>,
+    replies: Arc<Vec<StrictReply>>,
+    seen: Arc<Mutex<Vec<ArrivedRequest>>>,
     sent: Arc<AtomicUsize>,
 }
 
-impl Line {
+impl StrictConnection {
     async fn serve(self, mut stream: TcpStream) {
         stream.set_nodelay(true).expect("nodelay");
         let mut buffer = Vec::new();
@@ -133,26 +140,29 @@ impl Line {
                 seen.len() - 1
             };
             let reply = match violation {
-                Some(why) => Reply::refusal(400, "", rules::error(self.kind, 400, &why)),
+                Some(why) => StrictReply::refusal(400, "", rules::error(self.kind, 400, &why)),
                 None => self.replies[number.min(self.replies.len() - 1)].clone(),
             };
             if self.say(&mut stream, &reply).await.is_err() {
                 return;
             }
             match reply.end {
-                End::Chunked => {}
-                End::Broken | End::Closed => return,
-                End::Silence => std::future::pending::<()>().await,
+                StrictReplyEnd::Chunked => {}
+                StrictReplyEnd::Broken | StrictReplyEnd::Closed => return,
+                StrictReplyEnd::Silence => std::future::pending::<()>().await,
             }
         }
     }
 
-    async fn say(&self, stream: &mut TcpStream, reply: &Reply) -> std::io::Result<()> {
+    async fn say(&self, stream: &mut TcpStream, reply: &StrictReply) -> std::io::Result<()> {
         let framing = match reply.end {
-            End::Closed => "connection: close",
-            End::Chunked | End::Broken | End::Silence => "transfer-encoding: chunked",
+            StrictReplyEnd::Closed => "connection: close",
+            StrictReplyEnd::Chunked | StrictReplyEnd::Broken | StrictReplyEnd::Silence => {
+                "transfer-encoding: chunked"
+            }
         };
-        let kind = if self.kind == Kind::Ollama { "application/x-ndjson" } else { "text/event-stream" };
+        let kind =
+            if self.kind == ProviderKind::Ollama { "application/x-ndjson" } else { "text/event-stream" };
         let head = format!(
             "HTTP/1.1 {} X\r\ncontent-type: {kind}\r\n{}{framing}\r\n\r\n",
             reply.status, reply.headers
@@ -163,9 +173,10 @@ impl Line {
                 tokio::time::sleep(reply.pause).await;
             }
             match reply.end {
-                End::Closed => stream.write_all(piece).await?,
-                End::Chunked | End::Broken | End::Silence if piece.is_empty() => {}
-                End::Chunked | End::Broken | End::Silence => {
+                StrictReplyEnd::Closed => stream.write_all(piece).await?,
+                StrictReplyEnd::Chunked | StrictReplyEnd::Broken | StrictReplyEnd::Silence
+                    if piece.is_empty() => {}
+                StrictReplyEnd::Chunked | StrictReplyEnd::Broken | StrictReplyEnd::Silence => {
                     let chunk = [format!("{:x}\r\n", piece.len()).as_bytes(), piece, b"\r\n"].concat();
                     stream.write_all(&chunk).await?;
                 }
@@ -173,14 +184,14 @@ impl Line {
             self.sent.fetch_add(piece.len(), Ordering::Relaxed);
             tokio::task::yield_now().await;
         }
-        if reply.end == End::Chunked {
+        if reply.end == StrictReplyEnd::Chunked {
             stream.write_all(b"0\r\n\r\n").await?;
         }
         Ok(())
     }
 }
 
-async fn read(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<Arrived> {
+async fn read(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<ArrivedRequest> {
     loop {
         let head_end = buffer.windows(4).position(|bytes| bytes == b"\r\n\r\n");
         if let Some(end) = head_end {
@@ -189,7 +200,7 @@ async fn read(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<Arrived> {
             if buffer.len() >= end + 4 + length {
                 let body: Vec<u8> = buffer.drain(..end + 4 + length).skip(end + 4).collect();
                 let body = if body.is_empty() { Value::Null } else { parse(&body) };
-                return Some(Arrived { head, body });
+                return Some(ArrivedRequest { head, body });
             }
         }
         if stream.read_buf(buffer).await.unwrap_or(0) == 0 {

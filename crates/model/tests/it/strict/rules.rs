@@ -2,68 +2,70 @@
 
 use std::collections::HashSet;
 
-use lodge_model::Kind;
+use lodge_model::ProviderKind;
 use serde_json::{Value, json};
 
-use super::{Arrived, header};
+use super::{ArrivedRequest, header};
 use crate::common::KEY;
 
 /// A refusal in the protocol's own shape.
-pub(crate) fn error(kind: Kind, status: u16, message: &str) -> String {
+pub(crate) fn error(kind: ProviderKind, status: u16, message: &str) -> String {
     let error = match kind {
-        Kind::Openai => json!({"error": {"message": message, "type": "invalid_request_error", "code": null}}),
-        Kind::Anthropic => {
+        ProviderKind::Openai => {
+            json!({"error": {"message": message, "type": "invalid_request_error", "code": null}})
+        }
+        ProviderKind::Anthropic => {
             json!({"type": "error", "error": {"type": "invalid_request_error", "message": message}})
         }
-        Kind::Gemini => {
+        ProviderKind::Gemini => {
             json!({"error": {"code": status, "message": message, "status": "INVALID_ARGUMENT"}})
         }
-        Kind::Ollama | Kind::Script => json!({"error": message}),
+        ProviderKind::Ollama | ProviderKind::Script => json!({"error": message}),
     };
     error.to_string()
 }
 
 /// What a protocol allows.
-pub(crate) struct Rules {
-    kind: Kind,
+pub(crate) struct ProtocolRules {
+    kind: ProviderKind,
     shape: jsonschema::Validator,
 }
 
-impl Rules {
-    pub(crate) fn of(kind: Kind) -> Self {
+impl ProtocolRules {
+    pub(crate) fn of(kind: ProviderKind) -> Self {
         let schema = match kind {
-            Kind::Openai => include_str!("openai.json"),
-            Kind::Anthropic => include_str!("anthropic.json"),
-            Kind::Gemini => include_str!("gemini.json"),
-            Kind::Ollama => include_str!("ollama.json"),
-            Kind::Script => "false",
+            ProviderKind::Openai => include_str!("openai.json"),
+            ProviderKind::Anthropic => include_str!("anthropic.json"),
+            ProviderKind::Gemini => include_str!("gemini.json"),
+            ProviderKind::Ollama => include_str!("ollama.json"),
+            ProviderKind::Script => "false",
         };
         let schema: Value = serde_json::from_str(schema).expect("a schema");
         Self { kind, shape: jsonschema::validator_for(&schema).expect("a schema") }
     }
 
     /// Why a request is not allowed.
-    pub(crate) fn violation(&self, arrived: &Arrived) -> Option<String> {
+    pub(crate) fn violation(&self, arrived: &ArrivedRequest) -> Option<String> {
         self.check(arrived).err()
     }
 
-    fn check(&self, arrived: &Arrived) -> Result<(), String> {
+    fn check(&self, arrived: &ArrivedRequest) -> Result<(), String> {
         let line = arrived.head.lines().next().unwrap_or_default();
         let bearer = format!("Bearer {KEY}");
         let (get, post, needed): (&str, &str, Vec<(&str, &str)>) = match self.kind {
-            Kind::Openai => ("/v1/models", "/v1/chat/completions", vec![("authorization", &bearer)]),
-            Kind::Anthropic => (
+            ProviderKind::Openai => ("/v1/models", "/v1/chat/completions", vec![("authorization", &bearer)]),
+            ProviderKind::Anthropic => (
                 "/v1/models?limit=1000",
                 "/v1/messages",
                 vec![("x-api-key", KEY), ("anthropic-version", "2023-06-01")],
             ),
-            Kind::Gemini => (
+            ProviderKind::Gemini => (
                 "/v1beta/models?pageSize=1000",
                 "/v1beta/models/m:streamGenerateContent?alt=sse",
                 vec![("x-goog-api-key", KEY)],
             ),
-            Kind::Ollama => ("/api/tags", "/api/chat", vec![("authorization", &bearer)]),
-            Kind::Script => return Err("a script has no server".to_owned()),
+            ProviderKind::Ollama => ("/api/tags", "/api/chat", vec![("authorization", &bearer)]),
+            ProviderKind::Script => return Err("a script has no server".to_owned()),
         };
         for (name, value) in needed {
             let is_there = header(&arrived.head, name) == Some(value);
@@ -80,11 +82,11 @@ impl Rules {
             mistakes.map(|error| format!("{}: {error}", error.instance_path())).collect();
         demand(mistakes.is_empty(), &mistakes.join("; "))?;
         match self.kind {
-            Kind::Openai => openai(&arrived.body),
-            Kind::Anthropic => anthropic(&arrived.body),
-            Kind::Gemini => gemini(&arrived.body),
-            Kind::Ollama => ollama(&arrived.body),
-            Kind::Script => Ok(()),
+            ProviderKind::Openai => openai(&arrived.body),
+            ProviderKind::Anthropic => anthropic(&arrived.body),
+            ProviderKind::Gemini => gemini(&arrived.body),
+            ProviderKind::Ollama => ollama(&arrived.body),
+            ProviderKind::Script => Ok(()),
         }
     }
 }

@@ -1,0 +1,82 @@
+//! Turns and sessions as answers show them: their rows, with the facts of other rows that belong to the same answer.
+//!
+//! The store reads them; the engine builds them from memory.
+
+use crate::quarantine::QuarantineRow;
+use crate::record::{SessionRow, StepRow, TurnRow};
+use crate::{Timestamp, TurnId};
+
+#[derive(Debug, Clone)]
+pub struct TurnFull {
+    pub row: TurnRow,
+    pub steps: Vec<StepRow>,
+    pub text: String,
+    /// Whether `text` is incomplete: the turn ended early, or the text may still grow.
+    pub partial: bool,
+    /// Only for a turn that waits.
+    pub around: Option<Around>,
+}
+
+/// What a waiting turn may be waiting for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Around {
+    pub agent_ready: bool,
+    /// Its agent has a pending update.
+    pub updating: bool,
+    /// An earlier turn of its session is not over.
+    pub earlier: bool,
+    /// The quarantined work that it waits for: its own, or that of an earlier turn of its session.
+    pub quarantine: Option<QuarantineRow>,
+}
+
+impl Around {
+    /// What keeps this turn waiting, in one word.
+    pub fn waits_for(&self, turn: &TurnId) -> &'static str {
+        let Around { agent_ready, updating, earlier, quarantine } = self;
+        if quarantine.as_ref().is_some_and(|row| row.work.subject == turn.as_str()) {
+            return "quarantine";
+        }
+        match (agent_ready, updating, earlier) {
+            (false, true | false, true | false) => "agent",
+            (true, true, true | false) => "update",
+            (true, false, true) => "session",
+            (true, false, false) => "slot",
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct SessionSummary {
+    pub row: SessionRow,
+    /// The first words of its first message.
+    pub title: Option<String>,
+    /// Turns on its path.
+    pub turns: u32,
+    pub last_active: Timestamp,
+    /// The number of its current epoch.
+    pub epoch: u32,
+    pub agent_name: String,
+    pub agent_removed: bool,
+    pub live: LiveTurns,
+    /// The quarantined work of its turns.
+    pub quarantine: Vec<QuarantineRow>,
+}
+
+/// The turns of a session that are not over, in order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LiveTurns {
+    pub running: Option<TurnId>,
+    pub queued: Vec<TurnId>,
+    /// When the newest of them was accepted.
+    pub newest: Option<Timestamp>,
+}
+
+impl LiveTurns {
+    pub fn is_empty(&self) -> bool {
+        self.running.is_none() && self.queued.is_empty()
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &TurnId> + Clone {
+        self.running.iter().chain(&self.queued)
+    }
+}

@@ -1,0 +1,281 @@
+//! Lineages: what becomes of work whose process died, was killed, or does not answer.
+//!
+//! A process is proven dead before its lineage is orphaned, so that a revival never meets the old one.
+
+use lodge_core::agent::{AgentEvent, AgentState};
+use lodge_core::limits::LIVED_WELL_MS;
+use lodge_core::lineage::{EndReason, LineageEvent, LineageState, Policy};
+use lodge_core::liveness::Liveness;
+use lodge_core::record::{AgentWrite, LineageRow};
+use lodge_core::retry::{self, Again};
+use lodge_core::{AgentId, EventData, EventKind, LineageId, Timestamp};
+
+use super::ends::BreakOff;
+use super::refusal::LineageRefusal;
+use crate::answer::LineageAnswer;
+use crate::jobs::Which;
+use crate::{Answer, Caller, Effect, Engine, Part, Refusal, SandboxEffect, Settlement, Timer, failure};
+
+impl Engine {
+    /// The runtime ended, or the whole sandbox, and nobody asked for that: the lineage's policy decides.
+    pub(crate) fn agent_died(&mut self, id: &AgentId, run: u32, part: Part, detail: String) {
+        let (daemon, backoff, now) = (self.host.settings.policy, self.host.settings.backoff, self.step.now);
+        let Some(agent) = self.current(id, run) else { return };
+        if agent.row.state.next(AgentEvent::Died).is_err() {
+            return;
+        }
+        // By which signal is no news of one that was killed for its silence.
+        let detail = match (agent.liveness, part) {
+            (Liveness::Crashed, Part::Runtime) => "the runtime gave no sign of life and was ended".to_owned(),
+            (Liveness::Crashed, Part::Sandbox)
+            | (Liveness::Active | Liveness::Stale, Part::Runtime | Part::Sandbox) => detail,
+        };
+        let lived_well = agent.row.state == AgentState::Ready
+            && agent.row.started_at.is_some_and(|at| now.ms() - at.ms() > LIVED_WELL_MS);
+        if lived_well {
+            agent.lineage.deaths = 0;
+        }
+        agent.lineage.deaths += 1;
+        agent.lineage.detail = Some(detail.clone());
+        if part == Part::Sandbox {
+            agent.row.incarnation += 1;
+        }
+        let (policy, deaths) = (agent.row.spec.policy(daemon), agent.lineage.deaths);
+        if part == Part::Sandbox {
+            self.jobs.orphan(id);
+        }
+        self.move_lineage(id, LineageEvent::Died);
+        match policy {
+            Policy::Revive => match retry::revival(deaths, backoff) {
+                Again::After { delay_ms } => self.revive_after(id, delay_ms),
+                Again::GiveUp => {
+                    self.move_lineage(id, LineageEvent::Exhausted);
+                    // Its work is not lost: turns and jobs wait, and a start goes on with them.
+                    let detail = format!("{detail}; it died {deaths} times in a row");
+                    self.agent_lost(id, detail, BreakOff::Park);
+                }
+            },
+            Policy::Reap => {
+                self.move_lineage(id, LineageEvent::Reaped);
+                self.agent_lost(id, detail, BreakOff::Interrupt);
+            }
+            Policy::Ask => {
+                self.move_lineage(id, LineageEvent::Asked);
+                self.agent_lost(id, detail, BreakOff::Park);
+            }
+        }
+    }
+
+    /// The runtime had no memory left. A new one would only run into the same, so its turns have failed and it waits for
+    /// an operator.
+    pub(crate) fn agent_out_of_memory(&mut self, id: &AgentId, run: u32, detail: String) {
+        let Some(agent) = self.current(id, run) else { return };
+        let Ok(next) = agent.row.state.next(AgentEvent::OutOfMemory) else { return };
+        let mut failed = failure("agent.oom", &detail);
+        failed.hint = Some("raise `LIMIT memory`, then `lodge start` the agent".to_owned());
+        let how = BreakOff::Fail(failed);
+        let why = format!("its agent ended: {detail}");
+        self.set_state(id, next, Some(detail));
+        self.cancel_jobs(id, Which::All, &why);
+        self.break_off_turns(id, &how);
+        self.down(id);
+    }
+
+    /// The runtime took its leave. With 0 it is stopped; with another code it failed, and a new one is tried unless it
+    /// never got ready: that would only fail again.
+    pub(crate) fn agent_exited(&mut self, id: &AgentId, run: u32, code: i32, detail: String) {
+        let Some(agent) = self.current(id, run) else { return };
+        let first_try = agent.row.state == AgentState::Starting && agent.lineage.deaths == 0;
+        if code == 0 || first_try {
+            self.agent_failed(id, run, AgentEvent::Exited { clean: code == 0 }, detail);
+        } else {
+            self.agent_died(id, run, Part::Runtime, detail);
+        }
+    }
+
+    /// Lets a new process take over, at once or after a pause. Turns wait in the ledger, and tools go on.
+    fn revive_after(&mut self, id: &AgentId, delay_ms: u64) {
+        let Some(agent) = self.agents.get(id) else { return };
+        let Ok(next) = agent.row.state.next(AgentEvent::Died) else { return };
+        let run = agent.row.runs;
+        self.set_state(id, next, None);
+        if delay_ms == 0 {
+            self.revive(id);
+        } else {
+            self.step.act(Effect::Timer(Timer::Revival { agent: id.clone(), run, delay_ms }));
+        }
+    }
+
+    /// Waits once more for a revival: that its pause was over may have been decided and not recorded.
+    pub(crate) fn pause_again(&mut self, id: &AgentId) {
+        let backoff = self.host.settings.backoff;
+        let Some(agent) = self.agents.get(id) else { return };
+        match retry::revival(agent.lineage.deaths, backoff) {
+            Again::After { delay_ms } if delay_ms > 0 => {
+                self.step.act(Effect::Timer(Timer::Revival {
+                    agent: id.clone(),
+                    run: agent.row.runs,
+                    delay_ms,
+                }));
+            }
+            Again::After { .. } | Again::GiveUp => self.revive(id),
+        }
+    }
+
+    /// The pause is over, unless somebody decided otherwise meanwhile.
+    pub(crate) fn revival_due(&mut self, id: &AgentId, run: u32) {
+        if self.current(id, run).is_some_and(|agent| agent.lineage.state == LineageState::Orphaned) {
+            self.revive(id);
+        }
+    }
+
+    pub(crate) fn revive(&mut self, id: &AgentId) {
+        let Some(agent) = self.agents.get_mut(id) else { return };
+        agent.lineage.revivals += 1;
+        self.move_lineage(id, LineageEvent::Revived);
+        self.fetch(id);
+    }
+
+    /// Nobody takes over: the agent has failed until an operator acts, and its sandbox is ended.
+    fn agent_lost(&mut self, id: &AgentId, detail: String, how: BreakOff) {
+        let Some(agent) = self.agents.get(id) else { return };
+        let Ok(next) = agent.row.state.next(AgentEvent::Exited { clean: false }) else { return };
+        let why = format!("its agent died: {detail}");
+        self.set_state(id, next, Some(detail));
+        match how {
+            BreakOff::Park => {}
+            BreakOff::Interrupt | BreakOff::Fail(_) => self.cancel_pending(id, &why),
+        }
+        self.cancel_jobs(id, Which::Alive, &why);
+        self.break_off_turns(id, &how);
+        self.down(id);
+    }
+
+    /// A process that works gave no sign of life for a while, or gives one again.
+    pub(crate) fn agent_silent(&mut self, id: &AgentId, run: u32, level: Liveness, part: Part) {
+        let Some(agent) = self.current(id, run) else { return };
+        let sandbox = agent.row.sandbox.clone();
+        self.set_liveness(id, level);
+        // Its death is observed like any other, and decides what comes next.
+        match (level, part) {
+            (Liveness::Active | Liveness::Stale, Part::Runtime | Part::Sandbox) => {}
+            (Liveness::Crashed, Part::Runtime) => {
+                self.step.in_sandbox(id, SandboxEffect::KillRuntime { run })
+            }
+            (Liveness::Crashed, Part::Sandbox) => {
+                self.step.in_sandbox(id, SandboxEffect::Kill { sandbox, run });
+            }
+        }
+    }
+
+    pub(crate) fn set_liveness(&mut self, id: &AgentId, level: Liveness) {
+        let Some(agent) = self.agents.get_mut(id) else { return };
+        if agent.liveness == level {
+            return;
+        }
+        agent.liveness = level;
+        self.step.hurry();
+        let data = EventData { status: Some(level.word().to_owned()), ..EventData::default() };
+        self.agent_event(id, EventKind::AgentLiveness, data);
+    }
+
+    /// An operator decides about a lineage that waits for one.
+    pub(crate) fn settle_lineage(&mut self, caller: Caller, settlement: Settlement) -> Result<(), Refusal> {
+        let Settlement { agent: id, lineage, policy, last_turn } = settlement;
+        let found = self.agents.get_mut(&id).filter(|agent| agent.lineage.id == lineage);
+        let Some(agent) = found else { return Err(LineageRefusal::settled(&lineage, "over").into()) };
+        if agent.lineage.state != LineageState::AskPending {
+            return Err(LineageRefusal::settled(&lineage, agent.lineage.state.word()).into());
+        }
+        match policy {
+            Policy::Revive => {
+                let Ok(next) = agent.row.state.next(AgentEvent::StartAsked) else {
+                    return Err(LineageRefusal::settled(&lineage, agent.row.state.word()).into());
+                };
+                agent.lineage.deaths = 0;
+                agent.row.incarnation += 1;
+                self.set_state(&id, next, None);
+                self.revive(&id);
+            }
+            Policy::Reap => {
+                self.move_lineage(&id, LineageEvent::Reaped);
+                self.cancel_pending(&id, "the work of its agent was dropped");
+                self.break_off_turns(&id, &BreakOff::Interrupt);
+            }
+            Policy::Ask => return Err(LineageRefusal::settled(&lineage, "asked about already").into()),
+        }
+        if let Some(agent) = self.agents.get(&id) {
+            let policy = agent.row.spec.policy(self.host.settings.policy);
+            let (row, agent_name) = (agent.lineage.clone(), agent.row.name.clone());
+            let answer = LineageAnswer { row, agent_name, policy, last_turn };
+            self.reply(caller, Answer::Lineage(Box::new(answer)));
+        }
+        Ok(())
+    }
+
+    /// A start goes on with the lineage there is, or begins another when that one is over.
+    pub(crate) fn open_lineage(&mut self, id: &AgentId) {
+        let Engine { agents, ids, .. } = self;
+        let Some(agent) = agents.get_mut(id) else { return };
+        if agent.lineage.state.is_over() {
+            agent.row.lineage = LineageId::new(ids, self.step.now);
+            agent.lineage = new_lineage(agent.row.lineage.clone(), id.clone(), self.step.now);
+        } else if agent.lineage.deaths == 0 {
+            return;
+        }
+        agent.lineage.deaths = 0;
+        self.step.write(AgentWrite::Lineage(agent.lineage.clone()));
+    }
+
+    /// A turn was finished: whatever killed earlier processes does not any more. A lineage that is over stays as it is:
+    /// an answer that was asked for before can still finish a turn.
+    pub(crate) fn lineage_progressed(&mut self, id: &AgentId) {
+        let counts = |lineage: &LineageRow| lineage.deaths > 0 && !lineage.state.is_over();
+        let Some(agent) = self.agents.get_mut(id).filter(|agent| counts(&agent.lineage)) else { return };
+        agent.lineage.deaths = 0;
+        self.step.write(AgentWrite::Lineage(agent.lineage.clone()));
+    }
+
+    /// Moves a lineage, records it and says so. What the table refuses changes nothing.
+    pub(crate) fn move_lineage(&mut self, id: &AgentId, event: LineageEvent) {
+        let Some(agent) = self.agents.get_mut(id) else { return };
+        let was = agent.lineage.state;
+        let Ok(next) = was.next(event) else { return };
+        agent.lineage.state = next;
+        agent.lineage.ended_at = next.is_over().then_some(self.step.now);
+        if was == next {
+            return;
+        }
+        let (attempt, detail) = (agent.lineage.deaths, agent.lineage.detail.clone());
+        self.step.write(AgentWrite::Lineage(agent.lineage.clone()));
+        let data = EventData { lineage: Some(agent.lineage.id.as_str().to_owned()), ..EventData::default() };
+        let (kind, data) = match next {
+            LineageState::Active if event == LineageEvent::Stopped => return,
+            LineageState::Active => (EventKind::LineageRevived, EventData { attempt: Some(attempt), ..data }),
+            LineageState::Orphaned => (EventKind::LineageOrphaned, EventData { detail, ..data }),
+            LineageState::AskPending => (EventKind::LineageAsk, EventData { detail, ..data }),
+            LineageState::Reaped => (EventKind::LineageReaped, EventData { detail, ..data }),
+            LineageState::Ended(reason) => {
+                let detail = detail.filter(|_| reason == EndReason::Exhausted);
+                (
+                    EventKind::LineageEnded,
+                    EventData { reason: Some(reason.word().to_owned()), detail, ..data },
+                )
+            }
+        };
+        self.agent_event(id, kind, data);
+    }
+}
+
+pub(crate) fn new_lineage(id: LineageId, agent: AgentId, now: Timestamp) -> LineageRow {
+    LineageRow {
+        id,
+        agent,
+        state: LineageState::Active,
+        revivals: 0,
+        deaths: 0,
+        detail: None,
+        created_at: now,
+        ended_at: None,
+    }
+}

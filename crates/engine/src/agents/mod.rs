@@ -1,0 +1,309 @@
+//! Agents: created, started, stopped, killed, removed; and the one place that moves them.
+
+pub(crate) mod ends;
+pub(crate) mod lineages;
+pub mod messages;
+mod naming;
+pub mod refusal;
+mod retries;
+mod starts;
+mod state;
+mod updates;
+mod waiting;
+
+use self::ends::BreakOff;
+use self::lineages::new_lineage;
+pub use self::refusal::{AgentRefusal, LineageRefusal};
+use self::retries::counted;
+pub(crate) use self::starts::Pauses;
+pub(crate) use self::state::{Agent, Waiting};
+pub use self::updates::InForce;
+use crate::answer::AgentAnswer;
+use crate::jobs::Which;
+use crate::{
+    Again, AgentCommand, AgentSeen, Answer, Caller, Effect, Engine, NewAgent, PullEffect, Refusal,
+    RunningJobs, SandboxEffect, Timer,
+};
+use lodge_core::agent::{AgentEvent, AgentState, FailReason};
+use lodge_core::lineage::{LineageEvent, LineageState};
+use lodge_core::record::{AgentRow, AgentWrite, Retry};
+use lodge_core::{AgentId, EventData, EventKind, LineageId, SandboxId, Timestamp};
+
+impl Engine {
+    pub(crate) fn agent_command(&mut self, caller: Caller, command: AgentCommand) -> Result<(), Refusal> {
+        match command {
+            AgentCommand::Create(new) => self.create_agent(caller, *new),
+            AgentCommand::Start { id } => self.start_agent(caller, &id),
+            AgentCommand::Restart { id, jobs } => self.restart_agent(caller, &id, jobs),
+            AgentCommand::Update(update) => self.update_agent(caller, *update),
+            AgentCommand::Stop { id, jobs } => self.stop_agent(caller, &id, jobs),
+            AgentCommand::Kill { id } => self.kill_agent(caller, &id),
+            AgentCommand::Remove { id, force } => self.remove_agent(caller, &id, force),
+            AgentCommand::SettleLineage(settlement) => self.settle_lineage(caller, *settlement),
+        }
+    }
+
+    pub(crate) fn agent_seen(&mut self, seen: AgentSeen) {
+        match seen {
+            AgentSeen::RuntimeReady { agent, run, adopted, running } => {
+                self.runtime_ready(&agent, run, adopted, &running);
+            }
+            AgentSeen::SpawnFailed { agent, run, detail } => self.agent_not_started(&agent, run, detail),
+            AgentSeen::Lacks { agent, run, lack, detail } => self.agent_lacks(&agent, run, lack, detail),
+            AgentSeen::RetryDue { agent, run } => self.retry_due(&agent, run),
+            AgentSeen::ProbeTimedOut { agent, run } => {
+                let detail = "the runtime did not answer its readiness probe in time".to_owned();
+                self.agent_failed(&agent, run, AgentEvent::ProbeTimedOut, detail);
+            }
+            AgentSeen::Exited { agent, run, code, detail } => self.agent_exited(&agent, run, code, detail),
+            AgentSeen::Died { agent, run, part, detail } => self.agent_died(&agent, run, part, detail),
+            AgentSeen::OutOfMemory { agent, run, detail } => self.agent_out_of_memory(&agent, run, detail),
+            AgentSeen::Silent { agent, run, level, part } => self.agent_silent(&agent, run, level, part),
+            AgentSeen::RevivalDue { agent, run } => self.revival_due(&agent, run),
+            AgentSeen::NotDown { agent, run, detail } => self.agent_not_down(&agent, run, detail),
+            AgentSeen::Down { agent, run } => self.agent_down(&agent, run),
+            AgentSeen::Cleared { agent } => self.agent_cleared(&agent),
+            AgentSeen::NotCleared { agent, detail } => self.agent_not_cleared(&agent, detail),
+        }
+    }
+
+    pub(crate) fn create_agent(&mut self, caller: Caller, new: NewAgent) -> Result<(), Refusal> {
+        let name = self.choose_name(new.name)?;
+        self.check_refs(new.image.row.contents.kind(), &new.image.tags)?;
+        let digest = new.image.row.digest.clone();
+        let row = AgentRow {
+            id: AgentId::new(&mut self.ids, self.step.now),
+            name: name.clone(),
+            image: new.called,
+            image_digest: digest.clone(),
+            lineage: LineageId::new(&mut self.ids, self.step.now),
+            sandbox: SandboxId::new(&mut self.ids, self.step.now),
+            state: AgentState::Pulling,
+            failure_detail: None,
+            incarnation: 1,
+            runs: 0,
+            uid: if self.host.own_uids { Some(self.next_uid()) } else { None },
+            created_at: self.step.now,
+            started_at: None,
+            spec: new.spec,
+            retry: Retry::default(),
+            next: None,
+        };
+        let id = row.id.clone();
+        let put = self.put_image(new.image);
+        let lineage = new_lineage(row.lineage.clone(), id.clone(), self.step.now);
+        self.step.write(AgentWrite::New(row.clone()));
+        self.step.write(AgentWrite::Lineage(lineage.clone()));
+        self.names.insert(name, id.clone());
+        self.agents.insert(id.clone(), Agent::new(row, lineage));
+        self.name_put(put);
+        self.agent_event(&id, EventKind::AgentPulling, EventData::default());
+        self.fetch(&id);
+        self.reply_agent(caller, &id);
+        Ok(())
+    }
+
+    pub(crate) fn start_agent(&mut self, caller: Caller, id: &AgentId) -> Result<(), Refusal> {
+        let agent = self.unasked(id)?;
+        if agent.row.state.takes_turns() {
+            // It runs, or is about to: that is what was asked for. A pause before a revival ends here.
+            if agent.lineage.state == LineageState::Orphaned {
+                self.revive(id);
+            }
+            self.reply_agent(caller, id);
+            return Ok(());
+        }
+        let next = agent
+            .row
+            .state
+            .next(AgentEvent::StartAsked)
+            .map_err(|refused| AgentRefusal::wrong_state(&agent.row, refused.state))?;
+        agent.row.incarnation += 1;
+        agent.row.retry = Retry::default();
+        self.open_lineage(id);
+        self.set_state(id, next, None);
+        self.fetch(id);
+        self.reply_agent(caller, id);
+        Ok(())
+    }
+
+    pub(crate) fn stop_agent(
+        &mut self,
+        caller: Caller,
+        id: &AgentId,
+        jobs: RunningJobs,
+    ) -> Result<(), Refusal> {
+        self.spare_jobs(id, jobs)?;
+        let agent = self.unasked(id)?;
+        if agent.row.state == AgentState::Stopped {
+            // Asked twice, or while the first stop is under way: all hear of its end, and nothing is taken for granted.
+            self.cancel_jobs(id, Which::All, "its agent was stopped");
+            self.break_off_turns(id, &BreakOff::Interrupt);
+            self.answer_when_done(caller, id, AgentState::Stopped);
+            self.down(id);
+            return Ok(());
+        }
+        let next = agent
+            .row
+            .state
+            .next(AgentEvent::StopAsked)
+            .map_err(|refused| AgentRefusal::wrong_state(&agent.row, refused.state))?;
+        self.take_next(id);
+        self.move_lineage(id, LineageEvent::Stopped);
+        self.cancel_jobs(id, Which::All, "its agent was stopped");
+        self.break_off_turns(id, &BreakOff::Interrupt);
+        self.set_state(id, next, None);
+        self.answer_when_done(caller, id, next);
+        self.down(id);
+        Ok(())
+    }
+
+    /// As a stop, and the end of its lineage: nothing takes its work up again.
+    pub(crate) fn kill_agent(&mut self, caller: Caller, id: &AgentId) -> Result<(), Refusal> {
+        let agent = self.agent_mut(id)?;
+        let next = match agent.row.state {
+            AgentState::Stopped => AgentState::Stopped,
+            state => state
+                .next(AgentEvent::StopAsked)
+                .map_err(|refused| AgentRefusal::wrong_state(&agent.row, refused.state))?,
+        };
+        let moved = next != agent.row.state;
+        self.take_next(id);
+        self.move_lineage(id, LineageEvent::Killed);
+        self.cancel_jobs(id, Which::All, "its agent was killed");
+        self.break_off_turns(id, &BreakOff::Interrupt);
+        if moved {
+            self.set_state(id, next, None);
+        }
+        self.answer_when_done(caller, id, next);
+        self.down(id);
+        Ok(())
+    }
+
+    pub(crate) fn remove_agent(&mut self, caller: Caller, id: &AgentId, force: bool) -> Result<(), Refusal> {
+        let agent = if force { self.agent_mut(id)? } else { self.unasked(id)? };
+        let stops = force && agent.row.state.next(AgentEvent::StopAsked).is_ok();
+        let from = if stops { AgentState::Stopped } else { agent.row.state };
+        let next = from.next(AgentEvent::RemoveAsked).map_err(|refused| {
+            if agent.row.state.takes_turns() {
+                AgentRefusal::NotStopped { name: agent.row.name.clone(), state: refused.state }
+            } else {
+                AgentRefusal::wrong_state(&agent.row, refused.state)
+            }
+        })?;
+        self.take_next(id);
+        self.move_lineage(id, LineageEvent::Removed);
+        self.revoke_tokens_of(id);
+        self.cancel_jobs(id, Which::All, "its agent was removed");
+        self.break_off_turns(id, &BreakOff::Interrupt);
+        self.set_state(id, next, None);
+        self.answer_when_done(caller, id, AgentState::Removed);
+        self.down(id);
+        self.clear_due(id);
+        Ok(())
+    }
+
+    /// Moves an agent, records it and says so.
+    pub(crate) fn set_state(&mut self, id: &AgentId, next: AgentState, detail: Option<String>) {
+        self.set_state_and_retry(id, next, detail, Again::Later);
+    }
+
+    /// As [`Engine::set_state`]; a failure after which it is of no use is not tried again.
+    pub(crate) fn set_state_and_retry(
+        &mut self,
+        id: &AgentId,
+        next: AgentState,
+        detail: Option<String>,
+        again: Again,
+    ) {
+        let backoff = self.host.settings.backoff;
+        let Some(agent) = self.agents.get_mut(id) else { return };
+        agent.row.retry = match again {
+            Again::Later => counted(&agent.row, next, backoff, self.step.now),
+            Again::Never => Retry::default(),
+        };
+        agent.row.state = next;
+        agent.row.failure_detail.clone_from(&detail);
+        if next != AgentState::Pulling && agent.pull.take().is_some() {
+            self.step.act(Effect::Pull(PullEffect::Drop { agent: id.clone() }));
+        }
+        let (retry, run) = (agent.row.retry, agent.row.runs);
+        self.step.write(AgentWrite::State {
+            id: id.clone(),
+            state: next,
+            detail: detail.clone(),
+            lineage: agent.row.lineage.clone(),
+            incarnation: agent.row.incarnation,
+            runs: agent.row.runs,
+            started_at: agent.row.started_at,
+            retry: agent.row.retry,
+        });
+        let again =
+            EventData { attempt: (retry.failures > 0).then_some(retry.failures), ..EventData::default() };
+        let (kind, data) = match next {
+            AgentState::Pulling => (EventKind::AgentPulling, again),
+            AgentState::Starting => (EventKind::AgentStarting, EventData::default()),
+            AgentState::Ready => (EventKind::AgentReady, EventData::default()),
+            AgentState::Stopped => (EventKind::AgentStopped, EventData::default()),
+            AgentState::Failed(reason) => {
+                self.note_failure(id, reason, detail.as_deref().unwrap_or_default());
+                let (reason, retry_at_ms) = (Some(reason.word().to_owned()), retry.at.map(Timestamp::ms));
+                (EventKind::AgentFailed, EventData { reason, detail, retry_at_ms, ..again })
+            }
+            AgentState::Removing => (EventKind::AgentRemoving, EventData::default()),
+            AgentState::Removed => (EventKind::AgentRemoved, EventData::default()),
+        };
+        self.agent_event(id, kind, data);
+        if let Some(at) = retry.at {
+            let delay_ms = u64::try_from(at.ms() - self.step.now.ms()).unwrap_or(0);
+            self.step.act(Effect::Timer(Timer::Retry { agent: id.clone(), run, delay_ms }));
+        }
+    }
+
+    /// Every failure is a line of the agent's own log.
+    fn note_failure(&mut self, id: &AgentId, reason: FailReason, detail: &str) {
+        let detail: String = detail.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        let now = self.step.now;
+        let line = format!("[{now}] failed: {}: {detail}", reason.word());
+        self.step.in_sandbox(id, SandboxEffect::NoteFailure { line });
+    }
+
+    pub(crate) fn agent_event(&mut self, id: &AgentId, kind: EventKind, mut data: EventData) {
+        data.name = self.agents.get(id).map(|agent| agent.row.name.clone());
+        self.event(id.as_str(), kind, data);
+    }
+
+    pub(crate) fn reply_agent(&mut self, caller: Caller, id: &AgentId) {
+        if let Some(answer) = self.agent_answer(id) {
+            self.reply(caller, Answer::Agent(Box::new(answer)));
+        }
+    }
+
+    fn agent_answer(&self, id: &AgentId) -> Option<AgentAnswer> {
+        let agent = self.agents.get(id)?;
+        let quarantine = self.quarantine_of(id);
+        Some(AgentAnswer { row: agent.row.clone(), at_work: self.is_at_work(id), quarantine, in_force: None })
+    }
+
+    pub(crate) fn agent_mut(&mut self, id: &AgentId) -> Result<&mut Agent, Refusal> {
+        self.agents.get_mut(id).ok_or_else(|| no_agent(id))
+    }
+
+    /// The agent, unless an operator has to decide about it first.
+    pub(crate) fn unasked(&mut self, id: &AgentId) -> Result<&mut Agent, Refusal> {
+        let agent = self.agent_mut(id)?;
+        if agent.lineage.state == LineageState::AskPending {
+            return Err(LineageRefusal::ask_pending(&agent.lineage, &agent.row.name).into());
+        }
+        Ok(agent)
+    }
+
+    /// The agent, unless the observation is about an earlier process of it.
+    pub(crate) fn current(&mut self, id: &AgentId, run: u32) -> Option<&mut Agent> {
+        self.agents.get_mut(id).filter(|agent| agent.row.runs == run)
+    }
+}
+
+pub(crate) fn no_agent(id: &AgentId) -> Refusal {
+    AgentRefusal::NotFound { given: id.to_string() }.into()
+}

@@ -1,0 +1,47 @@
+//! What a new agent is called and which user its sandbox has.
+
+use lodge_core::limits::NAME_BYTES_MAX;
+
+use super::refusal::AgentRefusal;
+use crate::{Engine, NameChoice, Refusal};
+
+/// Users of sandboxes start here, above the ranges that distributions and systemd hand out.
+const UID_BASE: u32 = 1_900_000_000;
+
+impl Engine {
+    pub(crate) fn choose_name(&self, choice: NameChoice) -> Result<String, Refusal> {
+        match choice {
+            NameChoice::Exactly(name) => {
+                check_name(&name)?;
+                if self.names.contains_key(&name) {
+                    return Err(AgentRefusal::NameTaken { name }.into());
+                }
+                Ok(name)
+            }
+            NameChoice::Like(name) => {
+                check_name(&name)?;
+                let taken = |name: &str| self.names.contains_key(name);
+                let next = (2..).map(|n: u32| format!("{name}-{n}")).find(|name| !taken(name));
+                Ok(if taken(&name) { next.unwrap_or(name) } else { name })
+            }
+        }
+    }
+
+    /// A user that no sandbox ever had: what an agent left behind in a mount is nobody else's.
+    pub(crate) fn next_uid(&mut self) -> u32 {
+        let uid = self.last_uid.map_or(UID_BASE, |uid| uid + 1);
+        self.last_uid = Some(uid);
+        uid
+    }
+}
+
+fn check_name(name: &str) -> Result<(), AgentRefusal> {
+    let fits = (1..=NAME_BYTES_MAX).contains(&name.len())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+        && name.as_bytes()[0].is_ascii_alphanumeric()
+        && !name.starts_with("agt_");
+    if fits {
+        return Ok(());
+    }
+    Err(AgentRefusal::BadName { name: name.to_owned() })
+}

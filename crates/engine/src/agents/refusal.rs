@@ -1,0 +1,141 @@
+//! Refusals of requests about agents and their lineages.
+
+use lodge_core::agent::AgentState;
+use lodge_core::record::{AgentRow, LineageRow};
+use lodge_core::{LineageId, Timestamp};
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AgentRefusal {
+    #[error("no agent `{given}`")]
+    NotFound { given: String },
+    #[error("`{name}` cannot be an agent's name")]
+    BadName { name: String },
+    #[error("another agent is named `{name}`")]
+    NameTaken { name: String },
+    #[error("agent `{name}` is {}", state.word())]
+    WrongState { name: String, state: AgentState },
+    /// It runs, and only a stopped agent can be removed.
+    #[error("agent `{name}` is {}", state.word())]
+    NotStopped { name: String, state: AgentState },
+    #[error("agent `{name}` is {}", state.word())]
+    NotRunning { name: String, state: AgentState, retry_at: Option<Timestamp> },
+    #[error("agent `{name}` has running jobs: {running}")]
+    JobsRunning { name: String, running: usize },
+    #[error("agent `{name}` could not be ended")]
+    NotEnded { name: String, cause: String },
+    #[error("the files of agent `{name}` could not be removed")]
+    NotCleared { name: String, cause: String },
+}
+
+impl AgentRefusal {
+    pub(crate) fn wrong_state(row: &AgentRow, state: AgentState) -> Self {
+        AgentRefusal::WrongState { name: row.name.clone(), state }
+    }
+
+    pub(crate) fn code(&self) -> &'static str {
+        match self {
+            AgentRefusal::NotFound { .. } => "agent.not_found",
+            AgentRefusal::BadName { .. } => "agent.bad_name",
+            AgentRefusal::NameTaken { .. } => "agent.name_taken",
+            AgentRefusal::WrongState { .. } | AgentRefusal::NotStopped { .. } => "agent.wrong_state",
+            AgentRefusal::NotRunning { .. } => "agent.not_running",
+            AgentRefusal::JobsRunning { .. } => "agent.jobs_running",
+            AgentRefusal::NotEnded { .. } => "agent.not_ended",
+            AgentRefusal::NotCleared { .. } => "agent.not_cleared",
+        }
+    }
+
+    pub(crate) fn hint(&self) -> String {
+        match self {
+            AgentRefusal::NotFound { .. } => "`lodge ps -a` lists all agents".to_owned(),
+            AgentRefusal::BadName { .. } => {
+                "1 to 63 letters, digits, `.`, `_` or `-`, starting with a letter or digit, and not with `agt_`"
+                    .to_owned()
+            }
+            AgentRefusal::NameTaken { name } => {
+                format!("choose another name, or remove that one with `lodge rm {name}`")
+            }
+            AgentRefusal::WrongState { name, state } => match state {
+                AgentState::Pulling | AgentState::Starting | AgentState::Ready => {
+                    format!("it runs already; `lodge agent inspect {name}` shows it")
+                }
+                AgentState::Stopped | AgentState::Failed(_) => {
+                    format!("start it with `lodge start {name}`")
+                }
+                AgentState::Removing | AgentState::Removed => "it is being removed".to_owned(),
+            },
+            AgentRefusal::NotStopped { name, .. } => format!("stop it first, or run `lodge rm -f {name}`"),
+            AgentRefusal::NotRunning { name, retry_at: Some(at), .. } => {
+                format!("it is tried again at {at}; `lodge start {name}` tries now")
+            }
+            AgentRefusal::NotRunning { name, retry_at: None, .. } => {
+                format!("start it with `lodge start {name}`")
+            }
+            AgentRefusal::JobsRunning { .. } => {
+                "ask again when they are over, or with `jobs` `cancel` to cancel them".to_owned()
+            }
+            AgentRefusal::NotEnded { name, .. } => {
+                format!("look at its process with `lodge agent inspect {name}`, then ask again")
+            }
+            AgentRefusal::NotCleared { name, .. } => format!("fix that, then run `lodge rm {name}` again"),
+        }
+    }
+
+    pub(crate) fn cause(&self) -> Option<&str> {
+        match self {
+            AgentRefusal::NotEnded { cause, .. } | AgentRefusal::NotCleared { cause, .. } => Some(cause),
+            AgentRefusal::NotFound { .. }
+            | AgentRefusal::BadName { .. }
+            | AgentRefusal::NameTaken { .. }
+            | AgentRefusal::WrongState { .. }
+            | AgentRefusal::NotStopped { .. }
+            | AgentRefusal::NotRunning { .. }
+            | AgentRefusal::JobsRunning { .. } => None,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LineageRefusal {
+    /// An operator has to decide first.
+    #[error("the work of agent `{name}` waits for your decision")]
+    AskPending { lineage: LineageId, name: String, cause: String },
+    #[error("lineage {lineage} is {state}: there is nothing to settle")]
+    Settled { lineage: LineageId, state: &'static str },
+}
+
+impl LineageRefusal {
+    pub(crate) fn ask_pending(lineage: &LineageRow, name: &str) -> Self {
+        let cause = lineage.detail.clone().unwrap_or_default();
+        LineageRefusal::AskPending { lineage: lineage.id.clone(), name: name.to_owned(), cause }
+    }
+
+    pub(crate) fn settled(lineage: &LineageId, state: &'static str) -> Self {
+        LineageRefusal::Settled { lineage: lineage.clone(), state }
+    }
+
+    pub(crate) fn code(&self) -> &'static str {
+        match self {
+            LineageRefusal::AskPending { .. } => "lineage.ask_pending",
+            LineageRefusal::Settled { .. } => "lineage.settled",
+        }
+    }
+
+    pub(crate) fn hint(&self) -> String {
+        match self {
+            LineageRefusal::AskPending { lineage, .. } => {
+                format!("`lodge lineage resolve {lineage} --revive` goes on with it, `--reap` drops it")
+            }
+            LineageRefusal::Settled { .. } => {
+                "`lodge lineage ls` shows which lineages wait for a decision".to_owned()
+            }
+        }
+    }
+
+    pub(crate) fn cause(&self) -> Option<&str> {
+        match self {
+            LineageRefusal::AskPending { cause, .. } => Some(cause),
+            LineageRefusal::Settled { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! What callers are answered. The API renders it; the engine knows no shapes of clients.
+
+use lodge_core::job::JobRow;
+use lodge_core::lineage::Policy;
+use lodge_core::quarantine::QuarantineRow;
+use lodge_core::record::{AgentRow, BinImageRecord, LineageRow};
+use lodge_core::summary::{SessionSummary, TurnFull};
+use lodge_core::token::TokenRow;
+use lodge_core::{SessionId, Timestamp, TurnId};
+
+use crate::agents::InForce;
+use crate::quarantine::Release;
+
+#[derive(Debug, Clone)]
+pub enum Answer {
+    Agent(Box<AgentAnswer>),
+    Lineage(Box<LineageAnswer>),
+    Turn(Box<TurnFull>),
+    Session(Box<SessionSummary>),
+    SessionDeleted(SessionId),
+    Job(Box<JobAnswer>),
+    Image(Box<ImageAnswer>),
+    ImageRemoved(ImageRemoval),
+    Token(Box<TokenAnswer>),
+    Work(Box<ReleasedWork>),
+    Rendered(Rendered),
+}
+
+/// An answer as a client reads it, rendered by the API: now, or when the request was decided first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rendered(pub Box<str>);
+
+/// Renders an answer, to be recorded with the id of its request.
+pub type Render = fn(&Answer) -> Rendered;
+
+#[derive(Debug, Clone)]
+pub struct AgentAnswer {
+    pub row: AgentRow,
+    /// A turn or a job of it is in flight.
+    pub at_work: bool,
+    pub quarantine: Vec<QuarantineRow>,
+    /// For an update: from when on it counts.
+    pub in_force: Option<InForce>,
+}
+
+#[derive(Debug, Clone)]
+pub struct LineageAnswer {
+    pub row: LineageRow,
+    pub agent_name: String,
+    pub policy: Policy,
+    pub last_turn: Option<TurnId>,
+}
+
+#[derive(Debug, Clone)]
+pub struct JobAnswer {
+    pub row: JobRow,
+    pub agent_name: String,
+}
+
+#[derive(Debug, Clone)]
+pub struct ImageAnswer {
+    pub digest: String,
+    pub refs: Vec<String>,
+    /// The names that this request gave it.
+    pub named: Vec<String>,
+    pub bytes: u64,
+    /// How many agents have it.
+    pub agents: u64,
+    pub named_at: Timestamp,
+    pub complete: bool,
+    /// For a tool.
+    pub bin: Option<BinAnswer>,
+}
+
+#[derive(Debug, Clone)]
+pub struct BinAnswer {
+    pub record: BinImageRecord,
+    /// How many agents and images use it.
+    pub users: u64,
+}
+
+#[derive(Debug, Clone)]
+pub struct ImageRemoval {
+    pub digest: String,
+    pub untagged: Vec<String>,
+    /// The image is gone with its last name.
+    pub removed: bool,
+}
+
+#[derive(Debug, Clone)]
+pub struct TokenAnswer {
+    pub row: TokenRow,
+    /// When it was asked, which decides whether it has expired.
+    pub at: Timestamp,
+}
+
+#[derive(Debug, Clone)]
+pub struct ReleasedWork {
+    pub row: QuarantineRow,
+    pub release: Release,
+}

@@ -1,0 +1,237 @@
+//! What an engine holds, as values that can be counted and compared.
+//!
+//! Owns: nothing. A reader's view, so that whoever drives an engine can prove that its memory is bounded, agrees with
+//! itself, and is what a restart would find.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lodge_core::agent::AgentState;
+use lodge_core::epoch::Epoch;
+use lodge_core::job::JobRow;
+use lodge_core::quarantine::QuarantineRow;
+use lodge_core::record::{AgentRow, ImageHeld, ImageRefRow, LineageRow, SessionFact, TurnRow};
+use lodge_core::token::TokenRow;
+use lodge_core::turn::StepState;
+use lodge_core::{AgentId, ExecId, JobId, SessionId, TokenId, TurnId, WorkId};
+
+use crate::Engine;
+use crate::sessions::Session;
+use crate::turns::compact::SUMMARY_STEP;
+use crate::turns::{Phase, Turn};
+
+/// How much an engine holds of everything that may grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    pub agents: usize,
+    pub sessions: usize,
+    pub idle_sessions: usize,
+    pub turns: usize,
+    pub execs: usize,
+    pub jobs: JobSizes,
+    pub requests: usize,
+    pub streams: usize,
+    /// Agents that work, of so many that may.
+    pub working: usize,
+    pub max_concurrent: usize,
+}
+
+/// How many jobs an engine holds: pending, running, ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JobSizes {
+    pub held: usize,
+    pub pending: usize,
+    pub running: usize,
+    /// Jobs that may run.
+    pub max: usize,
+    /// Ended, and not in the archive.
+    pub unarchived: usize,
+    /// Ended, and their sessions have not heard of it.
+    pub untold: usize,
+}
+
+/// Everything that a restart has to find again, normalised: what a crash forgets on purpose is left out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Facts {
+    pub seq: u64,
+    pub streams: BTreeMap<String, u64>,
+    pub agents: BTreeMap<AgentId, AgentFacts>,
+    pub names: BTreeMap<String, AgentId>,
+    /// Those with a live turn.
+    pub sessions: BTreeMap<SessionId, SessionFacts>,
+    pub turns: BTreeMap<TurnId, TurnFacts>,
+    /// Turns that have nothing to do until a job ends.
+    pub asleep: BTreeSet<TurnId>,
+    /// Tool calls without an outcome, with the turn that waits for them.
+    pub execs: BTreeMap<ExecId, TurnId>,
+    /// Those that are open, not archived or not told of.
+    pub jobs: BTreeMap<JobId, JobRow>,
+    pub last_uid: Option<u32>,
+    /// Those that nobody revoked and whose time may not be over.
+    pub tokens: BTreeMap<TokenId, TokenRow>,
+    pub image_refs: BTreeMap<String, ImageRefRow>,
+    pub images: BTreeMap<String, ImageHeld>,
+    /// Work that is set aside.
+    pub quarantine: BTreeMap<WorkId, QuarantineRow>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct AgentFacts {
+    pub row: AgentRow,
+    pub lineage: LineageRow,
+    pub running: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionFacts {
+    pub agent: AgentId,
+    pub turns: u32,
+    pub messages: u64,
+    pub cuts: u32,
+    pub tip: Option<TurnId>,
+    pub epoch: Epoch,
+    pub live: Vec<TurnId>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct TurnFacts {
+    pub row: TurnRow,
+    /// The newest model step whose answer is known; 0 before the first.
+    pub answered: u32,
+    /// The model step that was asked for and has no answer, and its attempt.
+    pub asked: Option<(u32, u32)>,
+    /// Calls of the newest answer that have no result, and the exec of those that were started.
+    pub open: Vec<(String, Option<ExecId>)>,
+    /// Answers that did not fit the schema.
+    pub misfits: usize,
+}
+
+impl Engine {
+    pub fn sizes(&self) -> Sizes {
+        Sizes {
+            agents: self.agents.len(),
+            sessions: self.sessions.len(),
+            idle_sessions: self.idle_sessions.len(),
+            turns: self.turns.len(),
+            execs: self.execs.len(),
+            jobs: self.job_sizes(),
+            requests: self.requests.len(),
+            streams: self.streams.len(),
+            working: self.working,
+            max_concurrent: self.host.settings.max_concurrent,
+        }
+    }
+
+    fn job_sizes(&self) -> JobSizes {
+        JobSizes {
+            held: self.jobs.len(),
+            pending: self.jobs.pending(),
+            running: self.jobs.running(),
+            max: self.host.settings.max_jobs,
+            unarchived: self.jobs.unarchived(),
+            untold: self.jobs.untold(),
+        }
+    }
+
+    /// Callers that wait for the end of an agent.
+    pub fn waiting_callers(&self) -> usize {
+        self.agents.values().map(|agent| agent.stopping.len()).sum()
+    }
+
+    /// Agents that somebody stopped, and nobody started since.
+    pub fn stopped_agents(&self) -> BTreeSet<AgentId> {
+        let stopped = self.agents.values().filter(|agent| agent.row.state == AgentState::Stopped);
+        stopped.map(|agent| agent.row.id.clone()).collect()
+    }
+
+    pub fn facts(&self) -> Facts {
+        let agents = self.agents.iter().map(|(id, agent)| {
+            (
+                id.clone(),
+                AgentFacts { row: agent.row.clone(), lineage: agent.lineage.clone(), running: agent.running },
+            )
+        });
+        let live = self.sessions.iter().filter(|(_, session)| !session.live.is_empty());
+        let sessions = live.map(|(id, session)| {
+            let facts = SessionFacts {
+                agent: session.row.agent.clone(),
+                turns: session.turns,
+                messages: session.messages,
+                cuts: session.cuts,
+                tip: session.tip.clone(),
+                epoch: session.epoch.clone(),
+                live: session.live.iter().cloned().collect(),
+            };
+            (id.clone(), facts)
+        });
+        let asleep = self.turns.values().filter(|turn| self.is_asleep(turn));
+        Facts {
+            seq: self.seq,
+            streams: self.streams.clone(),
+            agents: agents.collect(),
+            names: self.names.iter().map(|(name, id)| (name.clone(), id.clone())).collect(),
+            sessions: sessions.collect(),
+            turns: self.turns.iter().map(|(id, turn)| (id.clone(), turn_facts(turn))).collect(),
+            asleep: asleep.map(|turn| turn.row.id.clone()).collect(),
+            execs: self.execs.iter().map(|(exec, turn)| (exec.clone(), turn.clone())).collect(),
+            jobs: self.jobs.all().map(|row| (row.id.clone(), row.clone())).collect(),
+            last_uid: self.last_uid,
+            tokens: self.tokens.clone(),
+            image_refs: self.image_refs.clone(),
+            images: self.images.clone(),
+            quarantine: self.quarantine.clone(),
+        }
+    }
+
+    /// Every session in memory, as the store should have it once everything is recorded; `None` if it was deleted.
+    pub fn session_facts(&self) -> BTreeMap<SessionId, Option<SessionFact>> {
+        let facts = self.sessions.iter().map(|(id, session)| {
+            let fact = SessionFact {
+                row: session.row.clone(),
+                turns: session.turns,
+                messages: session.messages,
+                cuts: session.cuts,
+                tip: session.tip.clone(),
+                epoch: session.epoch.clone(),
+            };
+            (id.clone(), (!session.gone).then_some(fact))
+        });
+        facts.collect()
+    }
+
+    /// Sessions in memory that nothing would ever let go.
+    pub fn stray_sessions(&self) -> Vec<SessionId> {
+        let idle: BTreeSet<&SessionId> = self.idle_sessions.iter().collect();
+        let stray = |session: &(&SessionId, &Session)| session.1.live.is_empty() && !idle.contains(session.0);
+        self.sessions.iter().filter(stray).map(|(id, _)| id.clone()).collect()
+    }
+}
+
+fn turn_facts(turn: &Turn) -> TurnFacts {
+    let (row, misfits) = (turn.row.clone(), turn.misfits);
+    let cut = turn.cut.as_ref().map(|cut| (cut.step, cut.attempt));
+    let summary = turn.summary.as_ref().filter(|row| row.state == StepState::Intent);
+    let summary = summary.map(|row| (row.step, row.attempt));
+    match &turn.phase {
+        Phase::Thinking => {
+            TurnFacts { row, answered: turn.step, asked: summary.or(cut), open: Vec::new(), misfits }
+        }
+        Phase::Summary(compaction) => {
+            let asked = Some((SUMMARY_STEP, compaction.attempt));
+            TurnFacts { row, answered: turn.step, asked, open: Vec::new(), misfits }
+        }
+        Phase::Model { attempt, .. } => TurnFacts {
+            row,
+            answered: turn.step - 1,
+            asked: Some((turn.step, *attempt)),
+            open: Vec::new(),
+            misfits,
+        },
+        Phase::Tools { calls } => {
+            let open = calls.iter().filter(|call| call.result.is_none()).map(|call| {
+                let exec = call.step.as_ref().and_then(|step| step.exec.clone());
+                (call.record.id.clone(), exec)
+            });
+            TurnFacts { row, answered: turn.step, asked: cut, open: open.collect(), misfits }
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Images: named, and gone when neither a name, an agent nor another image has them any more.
+
+pub mod messages;
+mod pulls;
+pub mod refusal;
+
+use lodge_core::limits::IMAGE_REFS_MAX;
+use lodge_core::record::{
+    ImageContents, ImageHeld, ImageKind, ImageRefRow, ImageRow, ImageState, ImageWrite,
+};
+
+pub use self::messages::{ImageCommand, ImageGiven, NewImage, PullSeen};
+use self::pulls::PulledImages;
+pub use self::refusal::{ImageOrigin, ImageRefusal};
+use crate::agents::Agent;
+use crate::answer::{BinAnswer, ImageAnswer, ImageRemoval};
+use crate::{Answer, Caller, Engine, Refusal};
+
+/// An image that is recorded, before it has its names.
+#[derive(Debug)]
+pub(crate) struct Put {
+    digest: String,
+    /// With those that came with it.
+    came: Vec<String>,
+    tags: Vec<String>,
+}
+
+impl Engine {
+    pub(crate) fn image_command(&mut self, caller: Caller, command: ImageCommand) -> Result<(), Refusal> {
+        match command {
+            ImageCommand::Add(new) => self.add_image(caller, *new),
+            ImageCommand::AddNew(new) => self.add_image_besides(caller, *new),
+            ImageCommand::Tag { digest, tags } => self.tag_image(caller, &digest, tags),
+            ImageCommand::Remove(given) => self.remove_image(caller, given),
+        }
+    }
+
+    pub(crate) fn pull_seen(&mut self, seen: PullSeen) {
+        match seen {
+            PullSeen::Pulled { agent, ask, rows, tools, runtime } => {
+                self.pulled(&agent, ask, PulledImages { rows, tools, runtime });
+            }
+            PullSeen::Failed { agent, ask, detail, again } => self.pull_failed(&agent, ask, detail, again),
+        }
+    }
+
+    /// Records an image and gives it names.
+    pub(crate) fn add_image(&mut self, caller: Caller, new: NewImage) -> Result<(), Refusal> {
+        self.check_refs(new.row.contents.kind(), &new.tags)?;
+        let (digest, bytes, named) = (new.row.digest.clone(), new.row.bytes, new.tags.clone());
+        let bin = match &new.row.contents {
+            ImageContents::Agent(_) => None,
+            ImageContents::Bin(record) => Some(record.clone()),
+        };
+        let put = self.put_image(new);
+        self.name_put(put);
+        let bin = bin.map(|record| {
+            let users = self.users_of(&digest).count() + self.needed_by(&digest).count();
+            BinAnswer { record, users: users as u64 }
+        });
+        let answer = ImageAnswer { named, bin, ..self.image_answer(&digest, bytes) };
+        self.reply(caller, Answer::Image(Box::new(answer)));
+        Ok(())
+    }
+
+    /// Records an image and gives it names, none of which may mean another image.
+    pub(crate) fn add_image_besides(&mut self, caller: Caller, new: NewImage) -> Result<(), Refusal> {
+        let named = new.tags.iter().filter_map(|tag| self.image_refs.get(tag));
+        let moves: Vec<String> =
+            named.filter(|row| row.digest != new.row.digest).map(|row| row.reference.clone()).collect();
+        if !moves.is_empty() {
+            return Err(ImageRefusal::NamesMove { names: moves }.into());
+        }
+        self.add_image(caller, new)
+    }
+
+    /// Gives an image that is recorded more names.
+    pub(crate) fn tag_image(
+        &mut self,
+        caller: Caller,
+        digest: &str,
+        tags: Vec<String>,
+    ) -> Result<(), Refusal> {
+        // It may have gone since it was looked up.
+        let held = self.images.get(digest).ok_or_else(|| no_image(digest))?;
+        let bytes = held.bytes;
+        self.check_refs(held.kind, &tags)?;
+        self.name_image(digest, tags.clone());
+        let answer = ImageAnswer { named: tags, ..self.image_answer(digest, bytes) };
+        self.reply(caller, Answer::Image(Box::new(answer)));
+        Ok(())
+    }
+
+    fn image_answer(&self, digest: &str, bytes: u64) -> ImageAnswer {
+        let refs = self.refs_of(digest);
+        ImageAnswer {
+            digest: digest.to_owned(),
+            refs: refs.iter().map(|row| row.reference.clone()).collect(),
+            named: Vec::new(),
+            bytes,
+            agents: self.users_of(digest).count() as u64,
+            named_at: refs.iter().map(|row| row.at).max().unwrap_or(self.step.now),
+            complete: self.images.get(digest).is_some_and(|held| held.state == ImageState::Complete),
+            bin: None,
+        }
+    }
+
+    /// Records an image and what came with it. [`Self::name_put`] has to follow, once whoever wanted it has it.
+    pub(crate) fn put_image(&mut self, new: NewImage) -> Put {
+        let NewImage { row, with, tags } = new;
+        let mut put = Put { digest: row.digest.clone(), came: Vec::new(), tags };
+        for row in with.into_iter().chain([row]) {
+            put.came.push(row.digest.clone());
+            self.put_row(row);
+        }
+        put
+    }
+
+    /// Gives an image its names. What came with it stays if somebody has it.
+    pub(crate) fn name_put(&mut self, put: Put) {
+        let Put { digest, came, tags } = put;
+        self.name_image(&digest, tags);
+        self.images_left(came);
+    }
+
+    /// Records an image, unless as much of it is recorded.
+    pub(crate) fn put_row(&mut self, row: ImageRow) {
+        let digest = row.digest.clone();
+        let known = match self.images.get(&digest).map(|held| held.state) {
+            Some(ImageState::Complete) => true,
+            Some(ImageState::Announced) => row.state == ImageState::Announced,
+            None => false,
+        };
+        if !known {
+            self.images.insert(digest, row.held());
+            self.step.write(ImageWrite::Here(Box::new(row)));
+        }
+    }
+
+    /// Takes a name away, or an image with all of its names.
+    pub(crate) fn remove_image(&mut self, caller: Caller, given: ImageGiven) -> Result<(), Refusal> {
+        let (digest, refs) = match given {
+            ImageGiven::Ref(reference) => {
+                let known = self.image_refs.get(&reference).ok_or_else(|| no_image(&reference))?;
+                (known.digest.clone(), vec![reference])
+            }
+            ImageGiven::Digest(digest) => {
+                // It may have gone since it was looked up.
+                if !self.images.contains_key(&digest) {
+                    return Err(no_image(&digest));
+                }
+                let refs = self.refs_of(&digest).into_iter().map(|row| row.reference.clone()).collect();
+                (digest, refs)
+            }
+        };
+        let last = self.refs_of(&digest).len() <= refs.len();
+        if last {
+            self.refuse_in_use(&digest, refs.first().unwrap_or(&digest))?;
+        }
+        for reference in &refs {
+            self.image_refs.remove(reference);
+            self.step.write(ImageWrite::Unnamed { reference: reference.clone() });
+        }
+        self.images_left(vec![digest.clone()]);
+        self.reply(caller, Answer::ImageRemoved(ImageRemoval { digest, untagged: refs, removed: last }));
+        Ok(())
+    }
+
+    /// Lets names mean an image that is recorded.
+    fn name_image(&mut self, digest: &str, references: Vec<String>) {
+        for reference in references {
+            let row =
+                ImageRefRow { reference: reference.clone(), digest: digest.to_owned(), at: self.step.now };
+            self.step.write(ImageWrite::Named(row.clone()));
+            let before = self.image_refs.insert(reference, row);
+            if let Some(before) = before.filter(|before| before.digest != digest) {
+                self.images_left(vec![before.digest]);
+            }
+        }
+    }
+
+    /// Somebody has these images no longer, or never had: each goes when nobody has it, and with it what it alone needed.
+    pub(crate) fn images_left(&mut self, mut digests: Vec<String>) {
+        while let Some(digest) = digests.pop() {
+            if !self.images.contains_key(&digest) || self.is_had(&digest) {
+                continue;
+            }
+            if let Some(held) = self.images.remove(&digest) {
+                self.step.write(ImageWrite::Gone { digest });
+                digests.extend(held.needs);
+            }
+        }
+    }
+
+    /// Whether a name, an image or an agent has it. Images that nobody has are not here, so one that needs it will do.
+    fn is_had(&self, digest: &str) -> bool {
+        self.image_refs.values().any(|row| row.digest == digest)
+            || self.needed_by(digest).next().is_some()
+            || self.users_of(digest).next().is_some()
+    }
+
+    /// Refuses names for an image of this kind: too many, or those that an image of the other kind has.
+    pub(crate) fn check_refs(&self, kind: ImageKind, references: &[String]) -> Result<(), Refusal> {
+        let new = references.iter().filter(|reference| !self.image_refs.contains_key(*reference)).count();
+        if self.image_refs.len() + new > IMAGE_REFS_MAX {
+            return Err(ImageRefusal::TooMany { names: self.image_refs.len() }.into());
+        }
+        let known = references.iter().filter_map(|reference| self.image_refs.get(reference));
+        for row in known {
+            let had = self.images.get(&row.digest).map_or(kind, |held| held.kind);
+            if had != kind {
+                return Err(ImageRefusal::NameTaken { reference: row.reference.clone(), kind: had }.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn refuse_in_use(&self, digest: &str, shown: &str) -> Result<(), Refusal> {
+        let agents: Vec<String> = self.users_of(digest).map(str::to_owned).collect();
+        let images: Vec<String> = self.needed_by(digest).map(|held| self.called(held).to_owned()).collect();
+        if agents.is_empty() && images.is_empty() {
+            return Ok(());
+        }
+        Err(ImageRefusal::InUse { shown: shown.to_owned(), agents, images }.into())
+    }
+
+    /// What an image is called: one of its names, or its digest.
+    fn called<'a>(&'a self, held: &'a ImageHeld) -> &'a str {
+        let named = self.image_refs.values().find(|row| row.digest == held.digest);
+        named.map_or(held.digest.as_str(), |row| row.reference.as_str())
+    }
+
+    fn refs_of(&self, digest: &str) -> Vec<&ImageRefRow> {
+        self.image_refs.values().filter(|row| row.digest == digest).collect()
+    }
+
+    /// The names of agents that have an image, or will have it, as their own or for one of their tools.
+    fn users_of<'a>(&'a self, digest: &'a str) -> impl Iterator<Item = &'a str> {
+        let uses = move |agent: &&Agent| agent.row.images().any(|used| used == digest);
+        self.agents.values().filter(uses).map(|agent| agent.row.name.as_str())
+    }
+
+    /// The images that cannot do without one.
+    fn needed_by<'a>(&'a self, digest: &'a str) -> impl Iterator<Item = &'a ImageHeld> {
+        self.images.values().filter(move |held| held.needs.iter().any(|need| need == digest))
+    }
+}
+
+fn no_image(given: &str) -> Refusal {
+    ImageRefusal::NotFound { given: given.to_owned(), origin: ImageOrigin::Local }.into()
+}

@@ -1,0 +1,211 @@
+//! How a job begins: submitted, waiting, started.
+
+use lodge_core::agent::AgentState;
+use lodge_core::job::{JobEvent, JobProgress, JobRequest, JobRow, JobState, JobWrite};
+use lodge_core::job_check::{JobFault, check_args, check_labels, check_priority, check_stdin, check_timeout};
+use lodge_core::limits::{
+    AGENT_JOBS_PENDING_MAX, AGENT_JOBS_PENDING_OWN, JOB_OUTPUT_BYTES_MAX, JOB_OUTPUT_BYTES_MIN,
+    JOB_OUTPUT_DISK_SHARE, JOB_OUTPUT_EVERY_MS, JOBS_PENDING_MAX, JOBS_UNARCHIVED_MAX,
+};
+use lodge_core::record::AgentRow;
+use lodge_core::{AgentId, EventData, EventKind, JobId, SessionId, TurnId};
+
+use super::refusal::JobRefusal;
+use super::{JobEffect, JobWork, NewJob};
+use crate::agents::no_agent;
+use crate::answer::JobAnswer;
+use crate::sessions::refusal::SessionRefusal;
+use crate::{Answer, Caller, Effect, Engine, Refusal};
+
+/// Whose a job is.
+#[derive(Debug)]
+pub(crate) struct Origin {
+    pub agent: AgentId,
+    pub session: Option<SessionId>,
+    /// The one whose tool submitted it.
+    pub turn: Option<TurnId>,
+}
+
+impl Engine {
+    pub(crate) fn submit_job(&mut self, caller: Caller, new: NewJob) -> Result<(), Refusal> {
+        let NewJob { agent, session, work } = new;
+        self.admit_job(&agent, &work)?;
+        if let Some(session) = &session {
+            self.check_owner(session, &agent)?;
+        }
+        let id = self.take_job(Origin { agent, session, turn: None }, work);
+        self.reply_job(caller, &id);
+        Ok(())
+    }
+
+    /// Everything that can be refused before anything is changed.
+    pub(crate) fn admit_job(&self, id: &AgentId, work: &JobWork) -> Result<(), Refusal> {
+        let agent = self.agents.get(id).ok_or_else(|| no_agent(id))?;
+        if work.bin.is_empty() {
+            return Err(JobRefusal::NoBin { declared: declared(&agent.row) }.into());
+        }
+        self.takes_work(agent)?;
+        if !agent.row.spec.tools.iter().any(|tool| tool.name == work.bin) {
+            let declared = declared(&agent.row);
+            let (agent, bin) = (agent.row.name.clone(), work.bin.clone());
+            return Err(JobRefusal::BinNotDeclared { agent, bin, declared }.into());
+        }
+        check(work).map_err(JobRefusal::from)?;
+        if self.jobs.pending_of(id) >= AGENT_JOBS_PENDING_MAX {
+            let agent = agent.row.name.clone();
+            return Err(JobRefusal::AgentQueueFull { agent, most: AGENT_JOBS_PENDING_MAX }.into());
+        }
+        // Others may have filled the queue of the daemon; each agent has a few places of its own.
+        if self.jobs.pending() >= JOBS_PENDING_MAX && self.jobs.pending_of(id) >= AGENT_JOBS_PENDING_OWN {
+            return Err(JobRefusal::QueueFull { most: JOBS_PENDING_MAX }.into());
+        }
+        Ok(())
+    }
+
+    /// A session that is known to be another agent's has no jobs of this one.
+    fn check_owner(&self, id: &SessionId, agent: &AgentId) -> Result<(), Refusal> {
+        let Some(session) = self.sessions.get(id).filter(|session| session.row.agent != *agent) else {
+            return Ok(());
+        };
+        Err(SessionRefusal::OtherAgent { session: id.clone(), owner: session.row.agent.clone() }.into())
+    }
+
+    /// Records a job, and starts it if there is a place for it.
+    pub(crate) fn take_job(&mut self, origin: Origin, work: JobWork) -> JobId {
+        let Origin { agent, session, turn } = origin;
+        let JobWork { bin, args, stdin, timeout_ms, priority, output_bytes, labels } = work;
+        let output_bytes = match output_bytes {
+            0 => self.host.settings.job_output,
+            asked => asked.clamp(JOB_OUTPUT_BYTES_MIN, JOB_OUTPUT_BYTES_MAX),
+        };
+        let output_bytes = output_bytes.min(self.output_share(&agent));
+        let turn = turn.as_ref().map(TurnId::to_string);
+        let row = JobRow {
+            id: JobId::new(&mut self.ids, self.step.now),
+            agent,
+            session,
+            priority,
+            created_at: self.step.now,
+            request: JobRequest { bin, args, timeout_ms, output_bytes, labels, turn },
+            progress: JobProgress::pending(),
+            archived: false,
+            told: false,
+            output_removed: false,
+        };
+        let id = row.id.clone();
+        self.step.write(JobWrite::New { row: Box::new(row.clone()), stdin });
+        self.jobs.insert(row, self.seq);
+        self.job_event(&id, EventKind::JobSubmitted, EventData::default());
+        self.hand_out_jobs();
+        id
+    }
+
+    /// Most that is kept of each stream of a job: output counts against the `LIMIT disk` of its agent.
+    fn output_share(&self, agent: &AgentId) -> u64 {
+        let limits = self.agents.get(agent).and_then(|agent| agent.row.spec.limits);
+        let disk = limits.and_then(|limits| limits.disk_bytes);
+        disk.map_or(u64::MAX, |disk| (disk / JOB_OUTPUT_DISK_SHARE).max(JOB_OUTPUT_BYTES_MIN))
+    }
+
+    /// Starts jobs while there are slots for them.
+    pub(crate) fn hand_out_jobs(&mut self) {
+        // Output that is not in the archive lies in files, and takes room that nobody planned for.
+        while self.jobs.unarchived() < JOBS_UNARCHIVED_MAX
+            && let Some(slots) = self.jobs.free_slots(self.host.settings.max_jobs)
+            && let Some(id) = self.jobs.next(slots, |agent| self.is_up(agent), |row| self.may_start(row))
+        {
+            self.start_job(&id);
+        }
+    }
+
+    fn is_up(&self, agent: &AgentId) -> bool {
+        self.agents.get(agent).is_some_and(|agent| agent.row.state == AgentState::Ready)
+    }
+
+    /// Whether a job of an agent that is up may start.
+    fn may_start(&self, row: &JobRow) -> bool {
+        let Some(agent) = self.agents.get(&row.agent) else { return false };
+        // One that is to become another first finishes what runs, and a turn that runs may wait for this job.
+        agent.row.next.is_none() || row.session.as_ref().is_some_and(|session| self.is_working(session))
+    }
+
+    /// Whether a turn of this session runs.
+    fn is_working(&self, session: &SessionId) -> bool {
+        let first = self.sessions.get(session).and_then(|session| session.live.front());
+        first.and_then(|turn| self.turns.get(turn)).is_some_and(|turn| turn.is_running())
+    }
+
+    fn start_job(&mut self, id: &JobId) {
+        let boot = self.host.boot.clone();
+        let Some(row) = self.jobs.get(id) else { return };
+        let (agent, bin) = (row.agent.clone(), row.request.bin.as_str());
+        let Some(tools) = self.agents.get(&agent).map(|agent| &agent.row.spec.tools) else { return };
+        if !tools.iter().any(|tool| tool.name == bin) {
+            // It became another agent while the job waited.
+            let why = format!("its agent has no bin `{bin}` any more");
+            self.end_unstarted(id, JobEvent::Failed, why);
+            return;
+        }
+        let Ok(state) = row.progress.state.next(JobEvent::Started) else { return };
+        let progress =
+            JobProgress { state, boot: Some(boot), started_at: Some(self.step.now), ..row.progress.clone() };
+        let is_first = !self.is_at_work(&agent);
+        self.set_progress(id, progress);
+        self.job_event(id, EventKind::JobStarted, EventData::default());
+        if is_first {
+            self.agent_event(&agent, EventKind::AgentWorking, EventData::default());
+        }
+        let what = JobEffect::Start { job: id.clone(), resumed: false };
+        self.step.act(Effect::Job { agent, what });
+    }
+
+    /// Moves a job, and records it whole.
+    pub(crate) fn set_progress(&mut self, id: &JobId, progress: JobProgress) {
+        self.step.write(JobWrite::Progress { id: id.clone(), progress: Box::new(progress.clone()) });
+        self.jobs.change(id, |row| row.progress = progress);
+    }
+
+    /// That a job writes is an event now and then, and forces no commit.
+    pub(crate) fn job_wrote(&mut self, id: &JobId, stdout: u64, stderr: u64) {
+        let runs = self.jobs.get(id).is_some_and(|row| row.progress.state == JobState::Running);
+        if runs && self.jobs.output_due(id, self.step.now, JOB_OUTPUT_EVERY_MS) {
+            let data =
+                EventData { stdout_bytes: Some(stdout), stderr_bytes: Some(stderr), ..EventData::default() };
+            self.job_event(id, EventKind::JobOutput, data);
+        }
+    }
+
+    /// Appends an event about a job, in its agent's stream.
+    pub(crate) fn job_event(&mut self, id: &JobId, kind: EventKind, mut data: EventData) {
+        let Some(row) = self.jobs.get(id) else { return };
+        data.job = Some(id.to_string());
+        data.session = row.session.as_ref().map(SessionId::to_string);
+        data.turn.clone_from(&row.request.turn);
+        data.name = Some(row.request.bin.clone());
+        let stream = row.agent.to_string();
+        self.event(&stream, kind, data);
+    }
+
+    pub(crate) fn reply_job(&mut self, caller: Caller, id: &JobId) {
+        let Some(row) = self.jobs.get(id) else { return };
+        let name = self.agents.get(&row.agent).map(|agent| agent.row.name.as_str()).unwrap_or_default();
+        let answer = JobAnswer { row: row.clone(), agent_name: name.to_owned() };
+        self.reply(caller, Answer::Job(Box::new(answer)));
+    }
+}
+
+fn check(work: &JobWork) -> Result<(), JobFault> {
+    check_args(&work.args)?;
+    check_stdin(&work.stdin)?;
+    check_timeout(work.timeout_ms)?;
+    check_priority(work.priority)?;
+    check_labels(&work.labels)
+}
+
+/// The bins that an agent has.
+fn declared(row: &AgentRow) -> String {
+    let mut names: Vec<&str> = row.spec.tools.iter().map(|tool| tool.name.as_str()).collect();
+    names.sort_unstable();
+    let names = if names.is_empty() { "(none)".to_owned() } else { names.join(", ") };
+    format!("it has: {names}")
+}

@@ -1,0 +1,305 @@
+//! What models ask of jobs. A model has those of its own session, and no others are there for it.
+//!
+//! A call that waits has an intent like that of any tool, and no program: whichever daemon sees the end answers it.
+
+use lodge_core::job::{JobRow, SESSION_LABEL};
+use lodge_core::record::{ExecRequest, StepRow, TurnWrite};
+use lodge_core::turn::StepState;
+use lodge_core::{AgentId, JobId, SessionId, TurnId};
+use serde_json::{Value, json};
+
+use super::submit::Origin;
+use super::{Asked, JobEffect, JobWish, JobWork, Read};
+use crate::batch::Step;
+use crate::turns::execs::{Started, call_step, digest, open_call, result_of};
+use crate::turns::{Call, Phase, Turn};
+use crate::{Effect, Engine, SandboxEffect, failure};
+
+/// Which tool waits for the end of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Waiter {
+    Wait,
+    Watch,
+    Cancel,
+}
+
+impl Waiter {
+    const ALL: [Waiter; 3] = [Waiter::Wait, Waiter::Watch, Waiter::Cancel];
+
+    /// As it stands in the intent of a call: never another word.
+    fn word(self) -> &'static str {
+        match self {
+            Waiter::Wait => "job_wait",
+            Waiter::Watch => "job_watch",
+            Waiter::Cancel => "job_cancel",
+        }
+    }
+
+    fn from_word(word: &str) -> Option<Waiter> {
+        Waiter::ALL.into_iter().find(|waiter| waiter.word() == word)
+    }
+
+    fn wish(self, job: JobId) -> JobWish {
+        match self {
+            Waiter::Wait => JobWish::Wait { job },
+            Waiter::Watch => JobWish::Watch { job },
+            Waiter::Cancel => JobWish::Cancel { job },
+        }
+    }
+}
+
+/// A call that waits.
+#[derive(Debug)]
+struct Waits {
+    asked: Asked,
+    waiter: Waiter,
+    job: JobId,
+}
+
+/// Who asks, and on whose behalf.
+#[derive(Debug)]
+struct Asking<'a> {
+    asked: &'a Asked,
+    agent: AgentId,
+    session: SessionId,
+}
+
+impl Engine {
+    pub(crate) fn ask_job(&mut self, id: Value, asked: &Asked, wish: JobWish) {
+        self.step.hurry();
+        let Some(turn) = self.turns.get(&asked.turn) else { return };
+        let (agent, session) = (turn.row.agent.clone(), turn.row.session.clone());
+        let Some((_, call)) = open_call(self.turns.get_mut(&asked.turn), asked.step, &asked.call) else {
+            let unknown =
+                failure("turn.no_such_call", &format!("the last answer has no call `{}`", asked.call));
+            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
+            return;
+        };
+        if let Some(result) = &call.result {
+            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(result.clone()) });
+            return;
+        }
+        call.waiter = Some(id);
+        if call.step.as_ref().is_some_and(|step| step.exec.is_some()) {
+            // It was asked for as a program before, and that is under way.
+            return;
+        }
+        let asking = Asking { asked, agent, session };
+        match wish {
+            JobWish::Submit(work) => self.submit_for_model(&asking, work),
+            JobWish::List { .. } | JobWish::Status { .. } => read(&mut self.step, &asking, wish),
+            JobWish::Wait { ref job } if self.is_open(&asking, job) => {
+                self.wait_for(asked, Waiter::Wait, job);
+            }
+            JobWish::Watch { ref job } if self.is_open(&asking, job) => {
+                self.wait_for(asked, Waiter::Watch, job);
+            }
+            JobWish::Cancel { ref job } if self.is_open(&asking, job) => {
+                self.cancel_for_model(asked, job);
+            }
+            // Over, or not there: the store knows.
+            JobWish::Wait { .. } | JobWish::Watch { .. } | JobWish::Cancel { .. } => {
+                read(&mut self.step, &asking, wish);
+            }
+        }
+    }
+
+    /// Whether a job waits or runs, and is one of the session that asks.
+    fn is_open(&self, asking: &Asking<'_>, job: &JobId) -> bool {
+        let theirs =
+            |row: &JobRow| row.agent == asking.agent && row.session.as_ref() == Some(&asking.session);
+        self.jobs.open(job).is_some_and(theirs)
+    }
+
+    /// The job and the result of the call that wanted it are one commit: asked again it is answered again.
+    fn submit_for_model(&mut self, asking: &Asking<'_>, mut work: JobWork) {
+        let Asking { asked, agent, session } = asking;
+        // What is kept of its output is the operator's business; the session's label is the daemon's.
+        work.output_bytes = work.output_bytes.min(self.host.settings.job_output);
+        work.labels.remove(SESSION_LABEL);
+        if let Err(refused) = self.admit_job(agent, &work) {
+            return self.finish_call(asked, StepState::Failed, refused.for_model());
+        }
+        let origin =
+            Origin { agent: agent.clone(), session: Some(session.clone()), turn: Some(asked.turn.clone()) };
+        let job = self.take_job(origin, work);
+        self.finish_call(asked, StepState::Done, json!({"job_id": job.as_str()}).to_string());
+    }
+
+    /// One that waited is over at once; of one that runs the end is awaited.
+    fn cancel_for_model(&mut self, asked: &Asked, job: &JobId) {
+        self.wait_for(asked, Waiter::Cancel, job);
+        self.cancel(job, "cancelled by its session");
+    }
+
+    /// Records that a call waits for the end of a job, unless it does already.
+    fn wait_for(&mut self, asked: &Asked, waiter: Waiter, job: &JobId) {
+        let (ids, boot, name) = (&mut self.ids, self.host.boot.clone(), waiter.word());
+        let Some((ordinal, call)) = open_call(self.turns.get_mut(&asked.turn), asked.step, &asked.call)
+        else {
+            return;
+        };
+        if call.step.is_some() {
+            return;
+        }
+        let request =
+            ExecRequest { bin: name.to_owned(), args: vec![job.to_string()], boot, ..ExecRequest::default() };
+        let intent =
+            call_step(ids, (&asked.turn, asked.step, ordinal), call, StepState::Intent, self.step.now);
+        let row = StepRow { request: Some(request), ended_at: None, ..intent };
+        call.step = Some(row.clone());
+        self.step.write(TurnWrite::Step(row));
+        let Asked { turn, step, call } = asked;
+        self.tool_started(&Started { turn, step: *step, call, name });
+    }
+
+    /// The job is over: calls that wait for it get their results.
+    pub(crate) fn answer_waits(&mut self, job: &JobId) {
+        let Some(row) = self.jobs.get(job) else { return };
+        let (Some(session), status) = (row.session.clone(), row.progress.state.word()) else { return };
+        let Some(turn) = self.sessions.get(&session).and_then(|session| session.live.front()).cloned() else {
+            return;
+        };
+        for waits in self.waits(&turn).into_iter().filter(|waits| waits.job == *job) {
+            match waits.waiter {
+                Waiter::Cancel => {
+                    let text = json!({"job_id": job.as_str(), "status": status}).to_string();
+                    self.finish_call(&waits.asked, StepState::Done, text);
+                    self.tell_job(job);
+                }
+                Waiter::Wait | Waiter::Watch => self.read_end(waits),
+            }
+        }
+    }
+
+    /// After a reconnect: whatever a call waited for may have ended, and the daemon of that time died before it said so.
+    pub(crate) fn resume_waits(&mut self, turn: &TurnId) {
+        for waits in self.waits(turn) {
+            if self.jobs.open(&waits.job).is_none() {
+                self.read_end(waits);
+            }
+        }
+    }
+
+    fn read_end(&mut self, waits: Waits) {
+        let Waits { asked, waiter, job } = waits;
+        let Some(turn) = self.turns.get(&asked.turn) else { return };
+        let (agent, session) = (turn.row.agent.clone(), turn.row.session.clone());
+        read(&mut self.step, &Asking { asked: &asked, agent, session }, waiter.wish(job));
+    }
+
+    /// Whether a turn has nothing to do until a job ends: all its open calls wait for jobs.
+    pub(crate) fn is_asleep(&self, turn: &Turn) -> bool {
+        let Phase::Tools { calls } = &turn.phase else { return false };
+        let mut open = calls.iter().filter(|call| call.result.is_none()).peekable();
+        let waits = |call: &Call| {
+            let waited = call.step.as_ref().and_then(waited_for);
+            waited.is_some_and(|(_, job)| self.jobs.open(&job).is_some())
+        };
+        open.peek().is_some() && open.all(waits)
+    }
+
+    /// The runtime forgets the turn, and with it what it asked for.
+    pub(crate) fn forget_waiters(&mut self, id: &TurnId) {
+        if let Some(Turn { phase: Phase::Tools { calls }, .. }) = self.turns.get_mut(id) {
+            calls.iter_mut().for_each(|call| call.waiter = None);
+        }
+    }
+
+    /// The calls of a turn that wait for jobs.
+    fn waits(&self, id: &TurnId) -> Vec<Waits> {
+        let Some(turn) = self.turns.get(id) else { return Vec::new() };
+        let Phase::Tools { calls } = &turn.phase else { return Vec::new() };
+        let open = calls.iter().filter(|call| call.result.is_none());
+        let waits = open.filter_map(|call| {
+            let step = call.step.as_ref()?;
+            let (waiter, job) = waited_for(step)?;
+            let asked = Asked { turn: id.clone(), step: step.step, call: call.record.id.clone() };
+            Some(Waits { asked, waiter, job })
+        });
+        waits.collect()
+    }
+
+    /// A call that waited is cut: whoever breaks off a turn that waits for a job wants neither.
+    pub(crate) fn wait_cut(&mut self, step: &StepRow) {
+        if let Some((Waiter::Wait, job)) = waited_for(step) {
+            self.cancel(&job, "the turn that waited for it was interrupted");
+        }
+    }
+
+    pub(crate) fn job_read(&mut self, asked: &Asked, answer: Read) {
+        let runs = self.turns.get(&asked.turn).is_some_and(|turn| turn.is_running());
+        let open = open_call(self.turns.get_mut(&asked.turn), asked.step, &asked.call);
+        // It was broken off meanwhile, or was read twice; or it is parked, begins nothing, and asks again when it goes on.
+        if open.is_none_or(|(_, call)| call.result.is_some() || (!runs && call.step.is_none())) {
+            return;
+        }
+        let state = if answer.error { StepState::Failed } else { StepState::Done };
+        self.finish_call(asked, state, answer.text);
+        for job in &answer.told {
+            self.tell_job(job);
+        }
+    }
+
+    /// Stores what a model is told of a call about jobs, and says so.
+    fn finish_call(&mut self, asked: &Asked, state: StepState, text: String) {
+        let ids = &mut self.ids;
+        let Some(agent) = self.turns.get(&asked.turn).map(|turn| turn.row.agent.clone()) else { return };
+        let Some((ordinal, call)) = open_call(self.turns.get_mut(&asked.turn), asked.step, &asked.call)
+        else {
+            return;
+        };
+        if call.result.is_some() {
+            return;
+        }
+        let row = match call.step.take() {
+            Some(intent) => {
+                let row = StepRow { state, ended_at: Some(self.step.now), ..intent };
+                self.step.write(TurnWrite::StepState {
+                    turn: row.turn.clone(),
+                    step: row.step,
+                    ordinal: row.ordinal,
+                    state,
+                    attempt: row.attempt,
+                    exit_code: None,
+                    signal: None,
+                    cause: None,
+                    ended_at: Some(self.step.now),
+                });
+                row
+            }
+            None => {
+                let row = call_step(ids, (&asked.turn, asked.step, ordinal), call, state, self.step.now);
+                self.step.write(TurnWrite::Step(row.clone()));
+                row
+            }
+        };
+        let mut result = result_of(Some(&row));
+        result["digest"] = json!(digest(&text));
+        (call.step, call.result) = (Some(row.clone()), Some(result.clone()));
+        let waiter = call.waiter.take();
+        let bytes = text.len() as u64;
+        self.tool_result(&asked.turn, &row, &asked.call, bytes, text);
+        match waiter {
+            Some(id) => self
+                .step
+                .act(Effect::Sandbox { agent, what: SandboxEffect::Answer { id, answer: Ok(result) } }),
+            // One that gave its slot away may have one again.
+            None => self.hand_out_slots(),
+        }
+    }
+}
+
+fn read(step: &mut Step, asking: &Asking<'_>, wish: JobWish) {
+    let Asking { asked, agent, session } = asking;
+    let what = JobEffect::Read { asked: (*asked).clone(), session: session.clone(), wish };
+    step.act(Effect::Job { agent: agent.clone(), what });
+    step.hurry();
+}
+
+/// The job that a step waits for, and by which tool. A program of the same name has an exec.
+fn waited_for(step: &StepRow) -> Option<(Waiter, JobId)> {
+    let request = step.request.as_ref().filter(|_| step.exec.is_none())?;
+    let job = request.args.first()?.parse().ok()?;
+    Some((Waiter::from_word(&request.bin)?, job))
+}

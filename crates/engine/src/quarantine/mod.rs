@@ -1,0 +1,246 @@
+//! Work that is set aside: computing it killed the daemon several times in a row.
+//!
+//! A turn whose model call or schema check it is waits; an agent whose pull it is has failed and is not tried again by
+//! itself; a request is refused where it arrives. An operator has it computed again or gives it up.
+
+use lodge_core::agent::AgentEvent;
+use lodge_core::quarantine::{QUARANTINED_MAX, QuarantineRow, Suspect, Work, WorkKind};
+use lodge_core::record::{AgentRow, FailureRecord, WorkWrite};
+use lodge_core::{AgentId, EventData, EventKind, TurnId, WorkId};
+
+use crate::answer::ReleasedWork;
+use crate::turns::Turn;
+use crate::{Again, Answer, Caller, DAEMON_STREAM, Effect, Engine, Refusal, failure};
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WorkRefusal {
+    #[error("no work `{given}` is set aside")]
+    NotFound { given: String },
+}
+
+impl WorkRefusal {
+    pub(crate) fn code(&self) -> &'static str {
+        match self {
+            WorkRefusal::NotFound { .. } => "work.not_found",
+        }
+    }
+
+    pub(crate) fn hint(&self) -> String {
+        match self {
+            WorkRefusal::NotFound { .. } => "`lodge quarantine ls` lists all of it".to_owned(),
+        }
+    }
+}
+
+/// What becomes of work that was set aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Release {
+    /// It is computed again.
+    Retry,
+    /// It is given up.
+    Drop,
+}
+
+impl Release {
+    pub fn word(self) -> &'static str {
+        match self {
+            Release::Retry => "retried",
+            Release::Drop => "dropped",
+        }
+    }
+}
+
+impl Engine {
+    /// Sets work aside. What ended meanwhile, or is set aside already, is passed over.
+    pub(crate) fn quarantine(&mut self, suspects: Vec<Suspect>) {
+        for Suspect { work, detail, deaths } in suspects {
+            let effect = Effect::Quarantine { work: work.clone(), is_aside: true };
+            let known = self.quarantine.values().any(|row| row.work == work);
+            let whose = if known { None } else { self.owner(&work, &detail) };
+            let Some(agent) = whose.filter(|_| self.quarantine.len() < QUARANTINED_MAX) else {
+                // Its count is of no use any more, and a request that is set aside stays so.
+                self.step.act(Effect::Quarantine { is_aside: known, work });
+                continue;
+            };
+            let id = WorkId::new(&mut self.ids, self.step.now);
+            let row = QuarantineRow { id, work, agent, detail, deaths, since: self.step.now };
+            self.step.write(WorkWrite::Quarantined(row.clone()));
+            self.work_event(&row, EventKind::WorkQuarantined, "quarantined");
+            self.step.act(effect);
+            self.quarantine_seqs.insert(row.id.clone(), self.seq);
+            self.quarantine.insert(row.id.clone(), row);
+        }
+    }
+
+    /// Lets turns wait whose work is set aside, after a start.
+    pub(crate) fn park_quarantined(&mut self) {
+        let turns: Vec<TurnId> = self.quarantine.values().filter_map(|row| turn_of(&row.work)).collect();
+        for turn in turns {
+            self.park(&turn);
+        }
+    }
+
+    /// After memory was rebuilt: what was set aside and could not be recorded is set aside again.
+    pub(crate) fn quarantine_again(&mut self, lost: Vec<QuarantineRow>) {
+        let suspect = |row: QuarantineRow| Suspect { work: row.work, detail: row.detail, deaths: row.deaths };
+        self.quarantine(lost.into_iter().map(suspect).collect());
+    }
+
+    /// Whose work it is, if it can still be computed: `Some(None)` is nobody's.
+    fn owner(&self, work: &Work, detail: &str) -> Option<Option<AgentId>> {
+        match work.kind {
+            WorkKind::ModelCall | WorkKind::SchemaCheck => {
+                let turn = turn_of(work)?;
+                self.turns.get(&turn).map(|turn| Some(turn.row.agent.clone()))
+            }
+            WorkKind::Pull => {
+                let agent = work.subject.parse::<AgentId>().ok()?;
+                let row = &self.agents.get(&agent)?.row;
+                is_same_pull(row, detail).then_some(Some(agent))
+            }
+            WorkKind::Request => Some(None),
+        }
+    }
+
+    pub(crate) fn is_quarantined(&self, turn: &TurnId) -> bool {
+        self.quarantine.values().any(|row| turn_of(&row.work).as_ref() == Some(turn))
+    }
+
+    /// The work that a turn waits for: its own, or that of a turn before it in its session.
+    pub(crate) fn quarantine_before(&self, turn: &Turn) -> Option<&QuarantineRow> {
+        let session = self.sessions.get(&turn.row.session).filter(|_| !self.quarantine.is_empty())?;
+        let upto = session.live.iter().position(|live| *live == turn.row.id)?;
+        session
+            .live
+            .iter()
+            .take(upto + 1)
+            .rev()
+            .find_map(|live| self.quarantine.values().find(|row| turn_of(&row.work).as_ref() == Some(live)))
+    }
+
+    /// The work of an agent that is in quarantine.
+    pub(crate) fn quarantine_of(&self, agent: &AgentId) -> Vec<QuarantineRow> {
+        let of_agent = self.quarantine.values().filter(|row| row.agent.as_ref() == Some(agent));
+        of_agent.cloned().collect()
+    }
+
+    /// The pull of an agent that is set aside. An agent that became another needs another pull.
+    pub(crate) fn quarantined_pull(&self, row: &AgentRow) -> Option<&QuarantineRow> {
+        self.quarantine.values().find(|aside| {
+            aside.work.kind == WorkKind::Pull
+                && aside.work.subject == row.id.as_str()
+                && is_same_pull(row, &aside.detail)
+        })
+    }
+
+    /// An agent does without a pull that is set aside: it has failed until an operator decides.
+    pub(crate) fn refuse_pull(&mut self, id: &AgentId) {
+        let Some(agent) = self.agents.get(id) else { return };
+        let Some(aside) = self.quarantined_pull(&agent.row) else { return };
+        let detail = format!(
+            "the daemon died {} times in a row while it pulled this image (`lodge quarantine retry {}` tries again)",
+            aside.deaths, aside.id
+        );
+        let Ok(next) = agent.row.state.next(AgentEvent::ImageFailed) else { return };
+        self.fail(id, next, detail, Again::Never);
+    }
+
+    pub(crate) fn release_work(&mut self, caller: Caller, id: &WorkId, how: Release) -> Result<(), Refusal> {
+        let row = self
+            .quarantine
+            .get(id)
+            .cloned()
+            .ok_or_else(|| WorkRefusal::NotFound { given: id.to_string() })?;
+        self.forget_work(id);
+        self.work_event(&row, EventKind::WorkReleased, how.word());
+        match (turn_of(&row.work), row.work.kind, how) {
+            (Some(turn), _, Release::Retry) => self.resume_turn(&turn),
+            (Some(turn), _, Release::Drop) => self.fail_turn(&turn, dropped(&row)),
+            (None, WorkKind::Pull, Release::Retry) => {
+                if let Ok(agent) = row.work.subject.parse() {
+                    self.start_again(&agent);
+                }
+            }
+            (None, _, Release::Retry | Release::Drop) => {}
+        }
+        self.reply(caller, Answer::Work(Box::new(ReleasedWork { row, release: how })));
+        Ok(())
+    }
+
+    fn resume_turn(&mut self, turn: &TurnId) {
+        if let Some(session) = self.turns.get(turn).map(|turn| turn.row.session.clone()) {
+            self.start_next(&session);
+        }
+    }
+
+    /// What a turn asked for is of no interest after its end.
+    pub(crate) fn forget_turns_work(&mut self, turn: &TurnId) {
+        self.forget_matching(|row| turn_of(&row.work).as_ref() == Some(turn));
+    }
+
+    /// An agent that is gone, or became another, does not need that pull.
+    pub(crate) fn forget_pull(&mut self, agent: &AgentId) {
+        self.forget_matching(|row| row.work.kind == WorkKind::Pull && row.work.subject == agent.as_str());
+    }
+
+    fn forget_matching(&mut self, matches: impl Fn(&QuarantineRow) -> bool) {
+        if self.quarantine.is_empty() {
+            return;
+        }
+        let ids: Vec<WorkId> =
+            self.quarantine.values().filter(|row| matches(row)).map(|row| row.id.clone()).collect();
+        ids.iter().for_each(|id| self.forget_work(id));
+    }
+
+    fn forget_work(&mut self, id: &WorkId) {
+        self.quarantine_seqs.remove(id);
+        let Some(row) = self.quarantine.remove(id) else { return };
+        self.step.write(WorkWrite::Released { id: id.clone() });
+        self.step.act(Effect::Quarantine { work: row.work, is_aside: false });
+    }
+
+    fn work_event(&mut self, row: &QuarantineRow, kind: EventKind, status: &str) {
+        let turn = turn_of(&row.work);
+        let session =
+            turn.as_ref().and_then(|turn| self.turns.get(turn)).map(|turn| turn.row.session.to_string());
+        let data = EventData {
+            work: Some(row.id.to_string()),
+            kind: Some(row.work.kind.word().to_owned()),
+            status: Some(status.to_owned()),
+            deaths: Some(row.deaths),
+            detail: Some(row.detail.clone()).filter(|detail| !detail.is_empty()),
+            turn: turn.map(|turn| turn.to_string()),
+            session,
+            ..EventData::default()
+        };
+        let stream = row.agent.as_ref().map_or(DAEMON_STREAM, AgentId::as_str).to_owned();
+        self.event(&stream, kind, data);
+    }
+}
+
+/// The turn that waits for this work.
+pub fn turn_of(work: &Work) -> Option<TurnId> {
+    match work.kind {
+        WorkKind::ModelCall | WorkKind::SchemaCheck => work.subject.parse().ok(),
+        WorkKind::Pull | WorkKind::Request => None,
+    }
+}
+
+/// The detail of a pull is the digest of its image, or as much of it as there was room for.
+fn is_same_pull(row: &AgentRow, detail: &str) -> bool {
+    row.image_digest.starts_with(detail)
+}
+
+fn dropped(row: &QuarantineRow) -> FailureRecord {
+    let what = match row.work.kind {
+        WorkKind::SchemaCheck => "checking its answer against the schema",
+        WorkKind::ModelCall | WorkKind::Pull | WorkKind::Request => "its model call",
+    };
+    let mut dropped = failure(
+        "work.quarantined",
+        &format!("{what} killed the daemon {} times in a row, and an operator dropped it", row.deaths),
+    );
+    dropped.hint =
+        Some("send it again in other words, or look into `logs/lodged.log` for the reason".to_owned());
+    dropped
+}

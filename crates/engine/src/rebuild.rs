@@ -1,0 +1,300 @@
+//! Going on after decisions that could not be recorded: memory becomes what the store has, by the path of a start.
+
+use std::collections::HashSet;
+
+use lodge_core::agent::AgentState;
+use lodge_core::quarantine::QuarantineRow;
+use lodge_core::record::Loaded;
+use lodge_core::{AgentId, EventKind, SessionId, Timestamp};
+
+use crate::agents::{Pauses, Waiting};
+use crate::batch::Step;
+use crate::{Batch, DAEMON_STREAM, Effect, Engine, PullEffect, Refusal, Started};
+
+/// A caller and the id of its request.
+pub type RequestName = (String, String);
+
+impl Engine {
+    /// The sessions in memory. An engine that takes over should know as many: a request may be under way that was
+    /// read when the store knew less of one.
+    pub fn remembered_sessions(&self) -> Vec<SessionId> {
+        let mut sessions: Vec<SessionId> = self.sessions.keys().cloned().collect();
+        sessions.sort();
+        sessions
+    }
+
+    /// Takes over what is recorded, in place of what this engine decided ahead of it. The first batch adopts what may
+    /// live, as after a start: whatever is open is handed out again.
+    ///
+    /// `unrecorded` are the requests whose answers were never recorded; they are forgotten, and may be asked again.
+    /// Callers who wait for an end that is recorded go on waiting; the others are refused.
+    pub fn rebuild(
+        self,
+        loaded: Loaded,
+        unrecorded: &HashSet<RequestName>,
+        now: Timestamp,
+    ) -> (Engine, Batch) {
+        let Engine {
+            host,
+            ids,
+            mut requests,
+            agents,
+            sessions,
+            turns,
+            started,
+            asks,
+            quarantine,
+            quarantine_seqs,
+            ..
+        } = self;
+        requests.forget_unrecorded(unrecorded);
+        let idle: Vec<SessionId> = loaded.sessions.iter().map(|fact| fact.row.id.clone()).collect();
+        let mut engine = Engine::over(loaded, host, ids, now);
+        engine.requests = requests;
+        // The answer to an earlier order may be under way.
+        engine.asks = asks;
+        idle.iter().for_each(|session| engine.rest_session(session));
+        // What was deleted for good is still known as such: a request may be under way that read of it before.
+        for (id, session) in sessions.into_iter().filter(|(_, session)| session.gone) {
+            engine.sessions.entry(id.clone()).or_insert(session);
+            engine.rest_session(&id);
+        }
+        // The answer to a call whose intent was lost may be under way, and is the answer to no other.
+        for (id, before) in turns {
+            if let Some(turn) = engine.turns.get_mut(&id) {
+                turn.spent = before.newest_call();
+            }
+        }
+        engine.started = started;
+        engine.say_started();
+        for (id, agent) in agents {
+            engine.keep_waiting(&id, agent.stopping);
+        }
+        let pulling = engine.agents.values().filter(|agent| agent.row.state == AgentState::Pulling);
+        let pulling: Vec<AgentId> = pulling.map(|agent| agent.row.id.clone()).collect();
+        let is_lost = |row: &QuarantineRow| quarantine_seqs.get(&row.id).is_some_and(|seq| *seq > engine.seq);
+        let lost: Vec<QuarantineRow> = quarantine.into_values().filter(|row| is_lost(row)).collect();
+        engine.quarantine_again(lost);
+        engine.adopt_all(Pauses::Keep);
+        engine.park_quarantined();
+        // What was pulled for one of them may be here by now, and nobody waits for that pull any more.
+        let waits = |id: &AgentId| engine.agents.get(id).is_some_and(|agent| agent.pull.is_some());
+        let dropped: Vec<AgentId> = pulling.into_iter().filter(|id| !waits(id)).collect();
+        for agent in dropped {
+            engine.step.act(Effect::Pull(PullEffect::Drop { agent }));
+        }
+        let batch = engine.step.take();
+        (engine, batch)
+    }
+
+    /// Says once more that the daemon started, if there was no room for that.
+    fn say_started(&mut self) {
+        let lost = self.started.take_if(|started| started.seq > self.seq);
+        if let Some(Started { data, .. }) = lost {
+            self.event(DAEMON_STREAM, EventKind::DaemonStarted, data.clone());
+            self.started = Some(Started { seq: self.seq, data });
+        }
+    }
+
+    fn keep_waiting(&mut self, id: &AgentId, waiting: Vec<Waiting>) {
+        // One whose decision is not recorded would be told of something that did not happen.
+        let (recorded, lost): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|one| one.seq <= self.seq);
+        refuse(&mut self.step, lost);
+        let ending = self.agents.get_mut(id).filter(|agent| match agent.row.state {
+            AgentState::Stopped | AgentState::Removing => true,
+            AgentState::Pulling
+            | AgentState::Starting
+            | AgentState::Ready
+            | AgentState::Failed(_)
+            | AgentState::Removed => false,
+        });
+        let Some(agent) = ending else { return refuse(&mut self.step, recorded) };
+        let waits = !recorded.is_empty();
+        agent.stopping = recorded;
+        if waits && agent.row.state == AgentState::Stopped {
+            self.down(id);
+        }
+    }
+}
+
+fn refuse(step: &mut Step, waiting: Vec<Waiting>) {
+    for one in waiting {
+        step.refuse(one.caller.ticket, Refusal::NotRecorded);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use lodge_core::IdSource;
+    use lodge_core::lineage::Policy;
+    use lodge_core::record::{AgentSpec, AgentWrite, ImageRecord, ImageRow, TurnWrite, Write};
+    use lodge_core::retry::Backoff;
+
+    use super::*;
+    use crate::{
+        AgentCommand, AgentSeen, Command, Effect, Host, Input, NameChoice, NewAgent, NewImage, NewTurn, Out,
+        Rendered, RequestKey, RunningJobs, SandboxEffect, SessionChoice, Settings, TurnCommand, Up,
+    };
+
+    const NOW: Timestamp = Timestamp::from_ms(1_000);
+
+    /// An engine, and a store of what was recorded of it.
+    struct World {
+        engine: Engine,
+        loaded: Loaded,
+    }
+
+    impl World {
+        fn new() -> World {
+            let backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(30) };
+            let settings = Settings {
+                policy: Policy::Revive,
+                backoff,
+                max_concurrent: 10,
+                max_jobs: 10,
+                job_output: 1 << 20,
+            };
+            let host =
+                Host { boot: "boot-1".into(), own_uids: false, settings, render: crate::tests::rendered };
+            let (engine, _) = Engine::boot(Loaded::default(), host, IdSource::new(1), "0", NOW);
+            World { engine, loaded: Loaded::default() }
+        }
+
+        fn ask(&mut self, ticket: u64, request: &str, command: Command) -> Batch {
+            let key = RequestKey { caller: "me".into(), request_id: request.into(), digest: [0; 32] };
+            self.engine.step([Input::Api { ticket, request: Some(key), command }], NOW)
+        }
+
+        fn create(&mut self, request: &str) -> AgentId {
+            let new = NewAgent {
+                name: NameChoice::Like("a".into()),
+                called: "a:latest".into(),
+                image: NewImage {
+                    row: ImageRow::agent("sha256:0".into(), "a:latest".into(), 0, ImageRecord::default()),
+                    with: Vec::new(),
+                    tags: Vec::new(),
+                },
+                spec: AgentSpec::default(),
+            };
+            let batch = self.ask(1, request, Command::Agent(AgentCommand::Create(Box::new(new))));
+            let made = batch.writes.iter().find_map(|write| match write {
+                Write::Agent(AgentWrite::New(row)) => Some(row.id.clone()),
+                _ => None,
+            });
+            made.unwrap()
+        }
+
+        /// What the engine holds of agents is on disk from here on.
+        fn record(&mut self) {
+            self.loaded.agents = self.engine.agents.values().map(|agent| agent.row.clone()).collect();
+            (self.loaded.seq, self.loaded.streams) = (self.engine.seq, self.engine.streams.clone());
+        }
+
+        fn rebuilt(self, unrecorded: &[&str]) -> (World, Batch) {
+            let names = unrecorded.iter().map(|request| ("me".to_owned(), (*request).to_owned())).collect();
+            let (engine, batch) = self.engine.rebuild(self.loaded.clone(), &names, NOW);
+            (World { engine, loaded: self.loaded }, batch)
+        }
+    }
+
+    fn refused(batch: &Batch) -> Vec<u64> {
+        let refused = batch.after.iter().filter_map(|out| match out {
+            Out::Reply { ticket, reply: Err(Refusal::NotRecorded) } => Some(*ticket),
+            _ => None,
+        });
+        refused.collect()
+    }
+
+    fn acts(batch: &Batch) -> Vec<&Effect> {
+        batch
+            .after
+            .iter()
+            .filter_map(|out| if let Out::Act(effect) = out { Some(effect) } else { None })
+            .collect()
+    }
+
+    #[test]
+    fn what_was_not_recorded_is_forgotten_and_its_request_may_be_asked_again() {
+        let mut world = World::new();
+        let kept = world.create("recorded");
+        world.record();
+        let (seq, lost) = (world.engine.seq, world.create("lost"));
+        let (mut world, batch) = world.rebuilt(&["lost"]);
+        assert_eq!(world.engine.agents.keys().collect::<Vec<_>>(), [&kept]);
+        assert_eq!(world.engine.seq, seq, "the numbers of events that nobody saw are used again");
+        assert!(batch.writes.is_empty(), "nothing is said that did not happen: {:?}", batch.writes);
+        assert!(matches!(
+            acts(&batch)[..],
+            [Effect::Sandbox { what: SandboxEffect::Up { how: Up::Adopt, .. }, .. }]
+        ));
+        let again = world.ask(3, "recorded", Command::Keep { answer: Rendered("null".into()) });
+        assert!(again.writes.is_empty(), "it is answered from memory");
+        assert_ne!(world.create("lost"), lost, "no id is given twice");
+    }
+
+    #[test]
+    fn who_waits_for_a_recorded_end_waits_on_and_who_waits_for_one_that_is_not_is_refused() {
+        let mut world = World::new();
+        let (ended, alive) = (world.create("a"), world.create("b"));
+        world.ask(
+            7,
+            "c",
+            Command::Agent(AgentCommand::Stop { id: ended.clone(), jobs: RunningJobs::Cancel }),
+        );
+        world.record();
+        world.ask(8, "d", Command::Agent(AgentCommand::Stop { id: alive, jobs: RunningJobs::Cancel }));
+        let (mut world, batch) = world.rebuilt(&["d"]);
+        assert_eq!(refused(&batch), [8]);
+        assert!(
+            acts(&batch).iter().any(|effect| matches!(effect, Effect::Sandbox { agent, what: SandboxEffect::Down { .. } } if *agent == ended))
+        );
+        let down = world
+            .engine
+            .step([Input::Seen(crate::Seen::Agent(AgentSeen::Down { agent: ended, run: 1 }))], NOW);
+        assert!(down.after.iter().any(|out| matches!(out, Out::Reply { ticket: 7, reply: Ok(_) })));
+    }
+
+    #[test]
+    fn a_session_at_rest_is_remembered_so_that_a_late_request_does_not_number_its_turn_twice() {
+        let mut world = World::new();
+        let agent = world.create("a");
+        world.record();
+        let id: SessionId = "s".parse().unwrap();
+        let send = |world: &mut World, request: &str| {
+            let session = SessionChoice::Named { id: id.clone(), fact: None };
+            let new =
+                NewTurn { agent: agent.clone(), session, sender: None, text: "hi".into(), schema: None };
+            let batch = world.ask(1, request, Command::Turn(TurnCommand::Send(Box::new(new))));
+            let turn = batch.writes.iter().find_map(|write| match write {
+                Write::Turn(TurnWrite::New(row)) => Some(row.clone()),
+                _ => None,
+            });
+            turn.unwrap()
+        };
+        let first = send(&mut world, "b");
+        world.ask(2, "c", Command::Turn(TurnCommand::Interrupt { id: first.id }));
+        assert_eq!(world.engine.remembered_sessions(), std::slice::from_ref(&id));
+        let session = &world.engine.sessions[&id];
+        let (row, turns, messages) = (session.row.clone(), session.turns, session.messages);
+        let (cuts, tip, epoch) = (session.cuts, session.tip.clone(), session.epoch.clone());
+        let fact = lodge_core::record::SessionFact { row, turns, messages, cuts, tip, epoch };
+        world.loaded.sessions = vec![fact];
+        let (mut world, _) = world.rebuilt(&[]);
+        assert_eq!(send(&mut world, "d").number, first.number + 1);
+        assert_eq!(world.engine.idle_sessions, std::slice::from_ref(&id));
+    }
+
+    #[test]
+    fn a_start_for_which_there_was_no_room_is_told_once_there_is() {
+        let started =
+            |batch: &Batch| batch.events().filter(|row| row.kind == EventKind::DaemonStarted).count();
+        let World { engine, loaded } = World::new();
+        let (engine, batch) = engine.rebuild(loaded, &HashSet::new(), NOW);
+        assert_eq!(started(&batch), 1);
+        let recorded = Loaded { seq: 1, ..Loaded::default() };
+        let (_, batch) = engine.rebuild(recorded, &HashSet::new(), NOW);
+        assert_eq!(started(&batch), 0);
+    }
+}

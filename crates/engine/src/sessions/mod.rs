@@ -1,0 +1,197 @@
+//! Changes of whole sessions: rewound, forked, another branch made active, a turn done again, deleted.
+//!
+//! Each is decided on what the store had at one moment; if the session moved on since, that is refused and read again.
+
+pub mod messages;
+pub mod refusal;
+mod state;
+
+use lodge_core::limits::FORK_BYTES_MAX;
+use lodge_core::record::{SessionFact, SessionRow, SessionWrite};
+use lodge_core::session::{Fork, ForkPlan, ForkPoint, PathChange, PathPlan, TurnPlace};
+use lodge_core::summary::{LiveTurns, SessionSummary};
+use lodge_core::{EventData, EventKind, SessionId, Timestamp, TurnId};
+
+pub use self::refusal::SessionRefusal;
+pub(crate) use self::state::Session;
+use crate::agents::no_agent;
+use crate::{
+    Answer, Caller, DAEMON_STREAM, Engine, NewTurn, Refusal, SessionChange, SessionChoice, SessionWhat,
+    TurnAgain,
+};
+
+/// Who owns a session, for the answer.
+struct Owner {
+    name: String,
+    removed: bool,
+}
+
+impl Engine {
+    pub(crate) fn change_session(&mut self, caller: Caller, change: SessionChange) -> Result<(), Refusal> {
+        let SessionChange { fact, agent_name, agent_removed, what } = change;
+        let (id, owner) = (fact.row.id.clone(), Owner { name: agent_name, removed: agent_removed });
+        self.settle_fact(&fact)?;
+        let answer = match what {
+            SessionWhat::Rewind(plan) => {
+                let number = plan.turns;
+                if self.cut_path(&id, plan) {
+                    let data = EventData { number: Some(number), ..EventData::default() };
+                    self.session_event(&id, EventKind::SessionRewound, data);
+                }
+                self.session_answer(&id, owner, self.step.now)
+            }
+            SessionWhat::Activate { turn, plan } => {
+                if self.cut_path(&id, plan) {
+                    let data = EventData { turn: Some(turn.to_string()), ..EventData::default() };
+                    self.session_event(&id, EventKind::SessionBranchActivated, data);
+                }
+                self.session_answer(&id, owner, self.step.now)
+            }
+            SessionWhat::Fork { to, plan } => {
+                let to = to.unwrap_or_else(|| SessionId::new(&mut self.ids, self.step.now));
+                if let Err(refused) = self.fork(&fact.row, &to, plan) {
+                    self.rest_session(&id);
+                    return Err(refused);
+                }
+                self.session_answer(&to, owner, self.step.now)
+            }
+            SessionWhat::Delete => {
+                self.session_event(&id, EventKind::SessionDeleted, EventData::default());
+                self.step.write(SessionWrite::Deleted { id: id.clone() });
+                self.session_gone(&id);
+                if let Some(session) = self.sessions.get_mut(&id) {
+                    session.gone = true;
+                }
+                Some(Answer::SessionDeleted(id.clone()))
+            }
+            SessionWhat::Regenerate(again) => return self.regenerate(caller, &id, *again),
+        };
+        self.rest_session(&id);
+        if let Some(answer) = answer {
+            self.reply(caller, answer);
+        }
+        Ok(())
+    }
+
+    /// Makes sure that what was read of a session is what it is, and that nothing of it is in flight.
+    fn settle_fact(&mut self, fact: &SessionFact) -> Result<(), Refusal> {
+        let id = &fact.row.id;
+        let Some(session) = self.sessions.get(id) else {
+            self.sessions.insert(id.clone(), Session::from_fact(fact));
+            return Ok(());
+        };
+        if session.gone {
+            return Err(SessionRefusal::NotFound { given: id.to_string() }.into());
+        }
+        if !session.live.is_empty() {
+            return Err(SessionRefusal::Busy { session: id.clone(), turns: session.live.len() }.into());
+        }
+        if !session.is(fact) {
+            return Err(SessionRefusal::Changed { session: id.clone() }.into());
+        }
+        Ok(())
+    }
+
+    /// Changes the path of a session. False: it is that already.
+    fn cut_path(&mut self, id: &SessionId, plan: PathPlan) -> bool {
+        let Some(session) = self.sessions.get_mut(id) else { return false };
+        if plan.from > session.turns && plan.restored.is_empty() {
+            return false;
+        }
+        session.cuts += 1;
+        (session.turns, session.tip, session.epoch) = (plan.turns, plan.tip, plan.epoch);
+        self.step.write(SessionWrite::Path(PathChange {
+            session: id.clone(),
+            cut: session.cuts,
+            from: plan.from,
+            restored: plan.restored,
+            at: self.step.now,
+        }));
+        true
+    }
+
+    fn fork(&mut self, from: &SessionRow, id: &SessionId, plan: ForkPlan) -> Result<(), Refusal> {
+        if !self.agents.contains_key(&from.agent) {
+            return Err(no_agent(&from.agent));
+        }
+        if plan.bytes > FORK_BYTES_MAX {
+            return Err(SessionRefusal::TooLarge { bytes: plan.bytes }.into());
+        }
+        if self.sessions.get(id).is_some_and(|session| !session.gone) {
+            return Err(SessionRefusal::Exists { session: id.clone() }.into());
+        }
+        let turn = u32::try_from(plan.turns.len()).unwrap_or(u32::MAX);
+        let copies: Vec<(TurnId, TurnId)> =
+            plan.turns.into_iter().map(|turn| (turn, TurnId::new(&mut self.ids, self.step.now))).collect();
+        // A sender goes on in the session that it had.
+        let row = SessionRow {
+            id: id.clone(),
+            agent: from.agent.clone(),
+            sender: None,
+            created_at: self.step.now,
+            forked: Some(ForkPoint { session: from.id.clone(), turn }),
+        };
+        let fact = SessionFact {
+            row: row.clone(),
+            turns: turn,
+            messages: plan.messages,
+            cuts: 0,
+            tip: copies.last().map(|(_, copy)| copy.clone()),
+            epoch: plan.epoch,
+        };
+        self.sessions.insert(id.clone(), Session::from_fact(&fact));
+        self.step.write(SessionWrite::Fork(Box::new(Fork { row, turns: copies })));
+        let data =
+            EventData { origin: Some(from.id.to_string()), number: Some(turn), ..EventData::default() };
+        self.session_event(id, EventKind::SessionForked, data);
+        self.rest_session(id);
+        Ok(())
+    }
+
+    /// Takes a turn and what followed it off the path, and asks the same again in its place.
+    fn regenerate(&mut self, caller: Caller, id: &SessionId, again: TurnAgain) -> Result<(), Refusal> {
+        let Some(row) = self.sessions.get(id).map(|session| session.row.clone()) else { return Ok(()) };
+        let new = NewTurn {
+            agent: row.agent,
+            session: SessionChoice::Named { id: id.clone(), fact: None },
+            sender: row.sender,
+            text: again.text,
+            schema: again.schema,
+        };
+        if let Err(refused) = self.admit(&new) {
+            self.rest_session(id);
+            return Err(refused);
+        }
+        self.cut_path(id, again.plan);
+        let place = TurnPlace { replaces: Some(again.turn), ..TurnPlace::default() };
+        let turn = self.accept(id, &new, place, again.note);
+        self.begin(caller, &turn, id);
+        Ok(())
+    }
+
+    fn session_answer(&self, id: &SessionId, owner: Owner, now: Timestamp) -> Option<Answer> {
+        let session = self.sessions.get(id)?;
+        Some(Answer::Session(Box::new(SessionSummary {
+            row: session.row.clone(),
+            // It is in the store, where nobody looks for the answer to a change.
+            title: None,
+            turns: session.turns,
+            last_active: now,
+            epoch: session.epoch.number,
+            agent_name: owner.name,
+            agent_removed: owner.removed,
+            live: LiveTurns::default(),
+            // What is changed has no open turns.
+            quarantine: Vec::new(),
+        })))
+    }
+
+    /// Appends an event about a session, in its agent's stream; the stream of a removed agent is over.
+    fn session_event(&mut self, id: &SessionId, kind: EventKind, mut data: EventData) {
+        let Some(session) = self.sessions.get(id) else { return };
+        data.session = Some(id.to_string());
+        let agent = &session.row.agent;
+        let stream = if self.agents.contains_key(agent) { agent.as_str() } else { DAEMON_STREAM }.to_owned();
+        self.event(&stream, kind, data);
+    }
+}

@@ -1,0 +1,55 @@
+//! Refusals of requests about sessions.
+
+use lodge_core::limits::{FORK_BYTES_MAX, SESSION_QUEUE_MAX};
+use lodge_core::{AgentId, SessionId};
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SessionRefusal {
+    #[error("no session `{given}`")]
+    NotFound { given: String },
+    #[error("session `{session}` belongs to {owner}")]
+    OtherAgent { session: SessionId, owner: AgentId },
+    #[error("there is a session `{session}` already")]
+    Exists { session: SessionId },
+    #[error("{SESSION_QUEUE_MAX} turns wait in session `{session}`")]
+    QueueFull { session: SessionId },
+    #[error("{turns} turns of session `{session}` wait or run")]
+    Busy { session: SessionId, turns: usize },
+    #[error("session `{session}` changed while it was read")]
+    Changed { session: SessionId },
+    #[error("up to there the conversation has {bytes} bytes; {FORK_BYTES_MAX} is the most")]
+    TooLarge { bytes: u64 },
+}
+
+impl SessionRefusal {
+    /// Stable, documented, never reused.
+    pub fn code(&self) -> &'static str {
+        match self {
+            SessionRefusal::NotFound { .. } => "session.not_found",
+            SessionRefusal::OtherAgent { .. } => "session.other_agent",
+            SessionRefusal::Exists { .. } => "session.exists",
+            SessionRefusal::QueueFull { .. } => "session.queue_full",
+            SessionRefusal::Busy { .. } => "session.busy",
+            SessionRefusal::Changed { .. } => "session.changed",
+            SessionRefusal::TooLarge { .. } => "session.too_large",
+        }
+    }
+
+    pub(crate) fn hint(&self) -> String {
+        match self {
+            SessionRefusal::NotFound { .. } => "`lodge session ls` lists all sessions".to_owned(),
+            SessionRefusal::OtherAgent { .. } => "name that agent, or choose another session id".to_owned(),
+            SessionRefusal::Exists { .. } => "choose another id".to_owned(),
+            SessionRefusal::QueueFull { session } => {
+                format!(
+                    "send it again when one of them is over; `lodge session show {session}` has the queue"
+                )
+            }
+            SessionRefusal::Busy { .. } => {
+                "ask again when they are over, or break them off with `turn/interrupt`".to_owned()
+            }
+            SessionRefusal::Changed { .. } => "ask again".to_owned(),
+            SessionRefusal::TooLarge { .. } => "fork it at an earlier turn".to_owned(),
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Tool calls: the intent is durable before the program starts, the outcome before anything depends on it.
+
+use lodge_core::limits::PREVIEW_BYTES_MAX;
+use lodge_core::record::{CallRecord, ExecRequest, MessageBody, Role, StepKind, StepRow, TurnWrite};
+use lodge_core::turn::{StepEvent, StepState};
+use lodge_core::{AgentId, EventData, EventKind, ExecId, IdSource, StepId, Timestamp, TurnId};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::state::{Call, Phase};
+use crate::{Engine, ExecEnd, ExecHow, SandboxEffect, failure};
+
+/// A program the runtime wants to be run.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    pub turn: TurnId,
+    pub step: u32,
+    pub call: String,
+    pub bin: String,
+    pub args: Vec<String>,
+    pub stdin: Vec<u8>,
+    pub timeout_ms: u64,
+}
+
+/// A call of a tool that begins.
+#[derive(Debug)]
+pub(crate) struct Started<'a> {
+    pub turn: &'a TurnId,
+    pub step: u32,
+    pub call: &'a str,
+    pub name: &'a str,
+}
+
+impl Engine {
+    pub(crate) fn ask_exec(&mut self, id: Value, wanted: &Wanted) {
+        self.step.hurry();
+        let Some(turn) = self.turns.get(&wanted.turn) else { return };
+        let agent = turn.row.agent.clone();
+        let tool = self
+            .agents
+            .get(&agent)
+            .and_then(|agent| agent.row.spec.tools.iter().find(|tool| tool.name == wanted.bin));
+        let Some(safe) = tool.map(|tool| tool.safe) else {
+            let unknown = failure("bin.not_declared", &format!("this agent has no tool `{}`", wanted.bin));
+            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
+            return;
+        };
+        let (ids, boot) = (&mut self.ids, self.host.boot.clone());
+        let Some((ordinal, call)) = open_call(self.turns.get_mut(&wanted.turn), wanted.step, &wanted.call)
+        else {
+            let unknown =
+                failure("turn.no_such_call", &format!("the last answer has no call `{}`", wanted.call));
+            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
+            return;
+        };
+        if let Some(result) = &call.result {
+            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(result.clone()) });
+            return;
+        }
+        call.waiter = Some(id);
+        if call.step.is_some() {
+            // Asked again after a reconnect: it is under way.
+            return;
+        }
+        let exec = ExecId::new(ids, self.step.now);
+        let request = ExecRequest {
+            bin: wanted.bin.clone(),
+            args: wanted.args.clone(),
+            stdin: wanted.stdin.clone(),
+            boot,
+            timeout_ms: wanted.timeout_ms,
+        };
+        let row = StepRow {
+            name: wanted.bin.clone(),
+            exec: Some(exec.clone()),
+            request: Some(request.clone()),
+            ended_at: None,
+            ..call_step(ids, (&wanted.turn, wanted.step, ordinal), call, StepState::Intent, self.step.now)
+        };
+        call.step = Some(row.clone());
+        self.execs.insert(exec.clone(), wanted.turn.clone());
+        self.step.write(TurnWrite::Step(row));
+        let Wanted { turn, step, call, bin, .. } = wanted;
+        self.tool_started(&Started { turn, step: *step, call, name: bin });
+        self.step.in_sandbox(&agent, SandboxEffect::StartExec { exec, request, safe, resumed: false });
+    }
+
+    pub(crate) fn tool_started(&mut self, started: &Started<'_>) {
+        let data = EventData {
+            step: Some(started.step),
+            kind: Some(StepKind::Tool.word().to_owned()),
+            name: Some(started.name.to_owned()),
+            call: Some(started.call.to_owned()),
+            ..EventData::default()
+        };
+        self.turn_event(started.turn, EventKind::TurnStepStarted, data);
+    }
+
+    /// After a reconnect: every call whose intent is recorded and whose outcome is not is asked for again. The
+    /// keeper knows what it did under that id, so asking twice starts nothing twice.
+    pub(crate) fn resume_execs(&mut self, id: &TurnId) {
+        let Some(turn) = self.turns.get(id) else { return };
+        let Phase::Tools { calls } = &turn.phase else { return };
+        let Some(agent) = self.agents.get(&turn.row.agent) else { return };
+        for call in calls.iter().filter(|call| call.result.is_none()) {
+            let Some(step) = &call.step else { continue };
+            let (Some(exec), Some(request)) = (&step.exec, &step.request) else { continue };
+            let safe = agent.row.spec.tools.iter().any(|tool| tool.name == request.bin && tool.safe);
+            self.step.in_sandbox(
+                &agent.row.id,
+                SandboxEffect::StartExec {
+                    exec: exec.clone(),
+                    request: request.clone(),
+                    safe,
+                    resumed: true,
+                },
+            );
+        }
+        self.resume_waits(id);
+    }
+
+    /// Ends what runs and nobody waits for, and forgets what ended and is settled: the daemon of that time died before
+    /// it could.
+    pub(crate) fn execs_found(&mut self, agent: &AgentId, running: Vec<ExecId>, ended: Vec<ExecId>) {
+        let over = |exec: &ExecId| !self.execs.contains_key(exec);
+        for exec in running.into_iter().filter(over) {
+            self.step.in_sandbox(agent, SandboxEffect::KillExec { exec });
+        }
+        for exec in ended.into_iter().filter(over) {
+            self.step.in_sandbox(agent, SandboxEffect::ForgetExec { exec });
+        }
+        self.step.hurry();
+    }
+
+    pub(crate) fn exec_ended(&mut self, exec: &ExecId, end: ExecEnd) {
+        // An exec that is not known any more ended once already, or its turn did.
+        let Some(id) = self.execs.remove(exec) else { return };
+        let Some(turn) = self.turns.get_mut(&id) else { return };
+        let agent = turn.row.agent.clone();
+        let Phase::Tools { calls } = &mut turn.phase else { return };
+        let is_it = |call: &&mut Call| call.step.as_ref().and_then(|step| step.exec.as_ref()) == Some(exec);
+        let Some(call) = calls.iter_mut().find(is_it) else { return };
+        let Some(step) = &mut call.step else { return };
+        let (event, code, signal) = match end.how {
+            ExecHow::Exited { code } => (StepEvent::Succeeded, Some(code), None),
+            ExecHow::Killed { signal } => (StepEvent::Succeeded, None, Some(signal)),
+            ExecHow::NotStarted => (StepEvent::Failed, None, None),
+            ExecHow::Lost => (StepEvent::Lost, None, None),
+        };
+        let Ok(state) = step.state.next(event) else { return };
+        (step.state, step.exit_code, step.signal, step.ended_at) = (state, code, signal, Some(self.step.now));
+        step.cause = end.cause;
+        let (row, record, waiter) = (step.clone(), call.record.clone(), call.waiter.take());
+        let mut result = result_of(Some(&row));
+        // What names the exec differs where nothing else does.
+        result["digest"] = json!(digest(&end.text.replace(exec.as_str(), "")));
+        (result["stdout_bytes"], result["stderr_bytes"]) = (end.stdout_bytes.into(), end.stderr_bytes.into());
+        call.result = Some(result.clone());
+        self.step.write(TurnWrite::StepState {
+            turn: id.clone(),
+            step: row.step,
+            ordinal: row.ordinal,
+            state,
+            attempt: row.attempt,
+            exit_code: code,
+            signal,
+            cause: end.cause,
+            ended_at: Some(self.step.now),
+        });
+        let bytes = end.stdout_bytes + end.stderr_bytes;
+        self.tool_result(&id, &row, &record.id, bytes, end.text);
+        // First, so that what is kept of its output lies where the result says.
+        self.step.in_sandbox(&agent, SandboxEffect::ForgetExec { exec: exec.clone() });
+        if let Some(waiter) = waiter {
+            self.step.in_sandbox(&agent, SandboxEffect::Answer { id: waiter, answer: Ok(result) });
+        }
+    }
+
+    /// Stores what the model is told of a call, and says so.
+    pub(crate) fn tool_result(&mut self, id: &TurnId, row: &StepRow, call: &str, bytes: u64, text: String) {
+        let data = EventData {
+            step: Some(row.step),
+            call: Some(call.to_owned()),
+            name: Some(row.name.clone()),
+            status: Some(row.state.word().to_owned()),
+            exit_code: row.exit_code,
+            signal: row.signal,
+            cause: row.cause.map(|cause| cause.word().to_owned()),
+            bytes: Some(bytes),
+            preview: Some(preview(&text)),
+            ..EventData::default()
+        };
+        let failed = row.state != StepState::Done
+            || row.cause.is_some()
+            || row.signal.is_some()
+            || row.exit_code.is_some_and(|code| code != 0);
+        let body = MessageBody { text, call: Some(call.to_owned()), failed, ..MessageBody::default() };
+        self.message(id, Role::Tool, body);
+        self.turn_event(id, EventKind::TurnToolResult, data);
+        self.step_finished(id, row.step, StepKind::Tool, row.state);
+    }
+
+    /// A result that needed no program: the runtime wrote it.
+    #[expect(clippy::too_many_arguments, reason = "one argument per field of the message")]
+    pub(crate) fn tool_answered(
+        &mut self,
+        id: Value,
+        turn: &TurnId,
+        step: u32,
+        call: &str,
+        text: String,
+        error: bool,
+    ) {
+        self.step.hurry();
+        let ids = &mut self.ids;
+        let Some(agent) = self.turns.get(turn).map(|turn| turn.row.agent.clone()) else { return };
+        let Some((ordinal, open)) = open_call(self.turns.get_mut(turn), step, call) else {
+            let unknown = failure("turn.no_such_call", &format!("the last answer has no call `{call}`"));
+            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
+            return;
+        };
+        if open.result.is_none() && open.step.is_none() {
+            let state = if error { StepState::Failed } else { StepState::Done };
+            let row = call_step(ids, (turn, step, ordinal), open, state, self.step.now);
+            open.step = Some(row.clone());
+            open.result = Some(json!({}));
+            self.step.write(TurnWrite::Step(row.clone()));
+            let bytes = text.len() as u64;
+            self.tool_result(turn, &row, call, bytes, text);
+        }
+        self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(json!({})) });
+    }
+
+    /// Ends the calls in flight of a turn that is ending, and pairs each with a result.
+    pub(crate) fn cut_calls(&mut self, id: &TurnId, agent: &AgentId, calls: Vec<Call>, state: StepState) {
+        for call in calls.into_iter().filter(|call| call.result.is_none()) {
+            let text = "[the turn was broken off before this call had a result]".to_owned();
+            match call.step {
+                Some(mut row) => {
+                    if let Some(exec) = &row.exec {
+                        self.execs.remove(exec);
+                        self.step.in_sandbox(agent, SandboxEffect::KillExec { exec: exec.clone() });
+                    } else if state == StepState::Interrupted {
+                        self.wait_cut(&row);
+                    }
+                    row.state = state;
+                    self.step.write(TurnWrite::StepState {
+                        turn: id.clone(),
+                        step: row.step,
+                        ordinal: row.ordinal,
+                        state,
+                        attempt: row.attempt,
+                        exit_code: None,
+                        signal: None,
+                        cause: None,
+                        ended_at: Some(self.step.now),
+                    });
+                    self.tool_result(id, &row, &call.record.id, 0, text);
+                }
+                None => self.untried(id, call.record, state, text),
+            }
+        }
+    }
+}
+
+impl Engine {
+    /// The result of a call that nobody came to ask for.
+    fn untried(&mut self, id: &TurnId, call: CallRecord, state: StepState, text: String) {
+        let data = EventData {
+            step: self.turns.get(id).map(|turn| turn.step),
+            call: Some(call.id.clone()),
+            name: Some(call.name),
+            status: Some(state.word().to_owned()),
+            bytes: Some(0),
+            preview: Some(preview(&text)),
+            ..EventData::default()
+        };
+        let body = MessageBody { text, call: Some(call.id), failed: true, ..MessageBody::default() };
+        self.message(id, Role::Tool, body);
+        self.turn_event(id, EventKind::TurnToolResult, data);
+    }
+}
+
+/// The step of a call, at this place of an answer: without a program, over as it begins.
+pub(crate) fn call_step(
+    ids: &mut IdSource,
+    (turn, step, ordinal): (&TurnId, u32, u32),
+    call: &Call,
+    state: StepState,
+    now: Timestamp,
+) -> StepRow {
+    StepRow {
+        id: StepId::new(ids, now),
+        turn: turn.clone(),
+        step,
+        ordinal,
+        kind: StepKind::Tool,
+        name: call.record.name.clone(),
+        state,
+        attempt: 1,
+        call: Some(call.record.id.clone()),
+        exec: None,
+        request: None,
+        exit_code: None,
+        signal: None,
+        cause: None,
+        started_at: now,
+        ended_at: Some(now),
+    }
+}
+
+/// The named call of the newest answer, with its place in it.
+pub(crate) fn open_call<'t>(
+    turn: Option<&'t mut super::state::Turn>,
+    step: u32,
+    call: &str,
+) -> Option<(u32, &'t mut Call)> {
+    let turn = turn?;
+    if turn.step != step {
+        return None;
+    }
+    let Phase::Tools { calls } = &mut turn.phase else { return None };
+    let at = calls.iter().position(|open| open.record.id == call)?;
+    Some((u32::try_from(at).ok()? + 1, &mut calls[at]))
+}
+
+/// What the runtime is told of a finished call.
+pub(crate) fn result_of(step: Option<&StepRow>) -> Value {
+    match step {
+        None => json!({}),
+        Some(step) => {
+            json!({"status": step.state.word(), "exit_code": step.exit_code, "signal": step.signal, "cause": step.cause.map(lodge_core::Cause::word)})
+        }
+    }
+}
+
+/// Tells one result from another, for a runtime that never sees them.
+pub(crate) fn digest(text: &str) -> String {
+    let digest = Sha256::digest(text.as_bytes());
+    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn preview(text: &str) -> String {
+    let mut end = text.len().min(PREVIEW_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
+}

@@ -1,0 +1,223 @@
+//! What the engine is asked and told about turns, and the model calls it orders.
+
+use lodge_core::epoch::Strategy;
+use lodge_core::record::{CallRecord, FailureRecord, ReasoningRecord, SessionFact, Usage};
+use lodge_core::{AgentId, Cause, ExecId, SessionId, TurnId};
+use serde_json::Value;
+
+use crate::Again;
+use crate::jobs::JobWish;
+
+#[derive(Debug)]
+pub enum TurnCommand {
+    Send(Box<NewTurn>),
+    Interrupt { id: TurnId },
+}
+
+#[derive(Debug)]
+pub struct NewTurn {
+    pub agent: AgentId,
+    pub session: SessionChoice,
+    pub sender: Option<String>,
+    pub text: String,
+    /// The JSON schema that the answer must fit.
+    pub schema: Option<String>,
+}
+
+#[derive(Debug)]
+pub enum SessionChoice {
+    /// A new one with a generated id.
+    Fresh,
+    /// This one; `fact` is what the store knows of it, and the engine's own memory goes before it.
+    Named { id: SessionId, fact: Option<SessionFact> },
+}
+
+/// What was observed of a turn: what its runtime asks, and how its model calls and tools ended.
+#[derive(Debug)]
+pub enum TurnSeen {
+    /// The runtime will not run a turn.
+    Refused {
+        agent: AgentId,
+        turn: TurnId,
+        why: String,
+    },
+    Asked {
+        agent: AgentId,
+        id: Value,
+        ask: Ask,
+    },
+    /// Tool calls that a keeper which was just connected knows of: those that run, and those that do not any more.
+    ExecsFound {
+        agent: AgentId,
+        running: Vec<ExecId>,
+        ended: Vec<ExecId>,
+    },
+    ExecEnded {
+        exec: ExecId,
+        end: ExecEnd,
+    },
+    ModelText {
+        turn: TurnId,
+        step: u32,
+        attempt: u32,
+        offset: u64,
+        text: String,
+    },
+    ModelAnswered {
+        turn: TurnId,
+        step: u32,
+        attempt: u32,
+        answer: ModelAnswer,
+    },
+    ModelFailed {
+        turn: TurnId,
+        step: u32,
+        attempt: u32,
+        failure: ModelFailure,
+    },
+}
+
+/// What a runtime asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ask {
+    Model {
+        turn: TurnId,
+        step: u32,
+        context: String,
+        from_turn: u32,
+    },
+    Exec {
+        turn: TurnId,
+        step: u32,
+        call: String,
+        bin: String,
+        args: Vec<String>,
+        stdin: Vec<u8>,
+        /// 0: as long as it takes.
+        timeout_ms: u64,
+    },
+    /// From `from_turn` on, as a new epoch of the turn's session.
+    Compact {
+        turn: TurnId,
+        from_turn: u32,
+        strategy: Strategy,
+    },
+    /// A tool result that needed no program.
+    Answer {
+        turn: TurnId,
+        step: u32,
+        call: String,
+        text: String,
+        error: bool,
+    },
+    Finish {
+        turn: TurnId,
+        code: String,
+        message: String,
+    },
+    /// One of the six tools for jobs.
+    Job {
+        turn: TurnId,
+        step: u32,
+        call: String,
+        wish: JobWish,
+    },
+}
+
+impl Ask {
+    pub fn turn(&self) -> &TurnId {
+        match self {
+            Ask::Model { turn, .. }
+            | Ask::Exec { turn, .. }
+            | Ask::Compact { turn, .. }
+            | Ask::Answer { turn, .. }
+            | Ask::Finish { turn, .. }
+            | Ask::Job { turn, .. } => turn,
+        }
+    }
+}
+
+/// How a tool call ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecEnd {
+    pub how: ExecHow,
+    /// The limit that it ran into.
+    pub cause: Option<Cause>,
+    /// What the model is told.
+    pub text: String,
+    pub stdout_bytes: u64,
+    pub stderr_bytes: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExecHow {
+    Exited {
+        code: i32,
+    },
+    Killed {
+        signal: i32,
+    },
+    NotStarted,
+    /// Nobody knows.
+    Lost,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelAnswer {
+    pub text: String,
+    pub calls: Vec<CallRecord>,
+    pub usage: Usage,
+    pub reasoning: Option<ReasoningRecord>,
+    /// Why it does not fit the schema that was asked for.
+    pub misfit: Option<Misfit>,
+}
+
+/// An answer that does not fit its schema.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Misfit {
+    pub why: String,
+    /// Whether another answer may fit: not if the check itself was given up.
+    pub again: Again,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelFailure {
+    pub record: FailureRecord,
+    pub retryable: bool,
+    pub after_ms: Option<u64>,
+}
+
+/// Something to do about the model call of a turn.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelEffect {
+    Call(Box<ModelOrder>),
+    Cancel { turn: TurnId },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelOrder {
+    pub agent: AgentId,
+    pub model: String,
+    pub session: SessionId,
+    pub turn: TurnId,
+    pub number: u32,
+    pub step: u32,
+    pub attempt: u32,
+    pub from_turn: u32,
+    pub context: String,
+    /// The epoch whose summary stands before the messages.
+    pub summary: Option<u32>,
+    /// How much is to be read of the conversation, where that is known.
+    pub bytes: Option<u64>,
+    pub purpose: Purpose,
+    pub delay_ms: u64,
+}
+
+/// What a model is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// The next step of a turn.
+    Step,
+    /// To write down what was said in the turns up to this one. Its text is nobody's answer.
+    Summary { upto: u32, strategy: Strategy },
+}

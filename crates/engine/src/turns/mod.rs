@@ -1,0 +1,415 @@
+//! Turns: accepted, started, resumed, finished, failed, interrupted. Turns of one session never interleave.
+
+mod asks;
+pub(crate) mod compact;
+pub(crate) mod execs;
+pub mod messages;
+mod misfits;
+pub(crate) mod models;
+pub mod refusal;
+mod slots;
+mod state;
+
+use lodge_core::limits::{
+    AGENT_TURNS_MAX, IDLE_SESSIONS_MAX, LIVE_TURNS_MAX, MESSAGE_BYTES_MAX, SESSION_QUEUE_MAX,
+};
+use lodge_core::lineage::LineageState;
+use lodge_core::record::{
+    FailureRecord, LiveTurn, MessageBody, MessageRow, Role, SessionRow, SessionWrite, TurnRow, TurnWrite,
+    Usage,
+};
+use lodge_core::session::TurnPlace;
+use lodge_core::summary::{Around, TurnFull};
+use lodge_core::turn::{StepEvent, TurnEvent, TurnState};
+use lodge_core::{AgentId, EventData, EventKind, SessionId, TurnId};
+
+pub use self::refusal::TurnRefusal;
+pub(crate) use self::state::{Call, Phase, Turn, Wish};
+use crate::agents::refusal::{AgentRefusal, LineageRefusal};
+use crate::agents::{Agent, no_agent};
+use crate::sessions::Session;
+use crate::sessions::refusal::SessionRefusal;
+use crate::{Answer, Caller, Engine, NewTurn, Refusal, SandboxEffect, SessionChoice};
+
+impl Engine {
+    pub(crate) fn send_turn(&mut self, caller: Caller, new: NewTurn) -> Result<(), Refusal> {
+        self.admit(&new)?;
+        let session = self.open_session(&new)?;
+        let turn = self.accept(&session, &new, TurnPlace::default(), None);
+        self.begin(caller, &turn, &session);
+        Ok(())
+    }
+
+    /// Starts a turn that was just accepted, if it can start, and tells its caller how it stands.
+    pub(crate) fn begin(&mut self, caller: Caller, turn: &TurnId, session: &SessionId) {
+        self.start_next(session);
+        if let Some(turn) = self.turns.get(turn) {
+            let (row, around) = (turn.row.clone(), self.around(turn));
+            self.reply(caller, new_turn(row, around));
+        }
+    }
+
+    /// Everything that can be refused before anything is changed.
+    pub(crate) fn admit(&self, new: &NewTurn) -> Result<(), Refusal> {
+        let agent = self.agents.get(&new.agent).ok_or_else(|| no_agent(&new.agent))?;
+        if new.text.trim().is_empty() {
+            return Err(TurnRefusal::Empty.into());
+        }
+        if new.text.len() > MESSAGE_BYTES_MAX {
+            return Err(TurnRefusal::TooLarge { bytes: new.text.len() }.into());
+        }
+        self.takes_work(agent)?;
+        if self.turns.len() >= LIVE_TURNS_MAX {
+            return Err(Refusal::Busy);
+        }
+        Ok(())
+    }
+
+    /// Whether new turns and jobs of an agent are taken, be it that they wait for it to come up.
+    pub(crate) fn takes_work(&self, agent: &Agent) -> Result<(), Refusal> {
+        if agent.row.state.takes_turns() {
+            return Ok(());
+        }
+        if agent.lineage.state == LineageState::AskPending {
+            return Err(LineageRefusal::ask_pending(&agent.lineage, &agent.row.name).into());
+        }
+        let (name, state, retry_at) = (agent.row.name.clone(), agent.row.state, agent.row.retry.at);
+        Err(AgentRefusal::NotRunning { name, state, retry_at }.into())
+    }
+
+    /// The session a turn goes to, created when it is new.
+    fn open_session(&mut self, new: &NewTurn) -> Result<SessionId, Refusal> {
+        let id = match &new.session {
+            SessionChoice::Fresh => SessionId::new(&mut self.ids, self.step.now),
+            SessionChoice::Named { id, fact } => {
+                if self.sessions.get(id).is_some_and(|session| session.gone) {
+                    // It was deleted, and begins anew.
+                    self.sessions.remove(id);
+                } else if !self.sessions.contains_key(id)
+                    && let Some(fact) = fact
+                {
+                    self.sessions.insert(id.clone(), Session::from_fact(fact));
+                }
+                id.clone()
+            }
+        };
+        if let Some(session) = self.sessions.get(&id) {
+            if session.row.agent != new.agent {
+                let owner = session.row.agent.clone();
+                // It may be in memory only since it was asked for.
+                self.rest_session(&id);
+                return Err(SessionRefusal::OtherAgent { session: id, owner }.into());
+            }
+            if session.live.len() > SESSION_QUEUE_MAX {
+                return Err(SessionRefusal::QueueFull { session: id }.into());
+            }
+            return Ok(id);
+        }
+        let row = SessionRow {
+            id: id.clone(),
+            agent: new.agent.clone(),
+            sender: new.sender.clone(),
+            created_at: self.step.now,
+            forked: None,
+        };
+        self.step.write(SessionWrite::New(row.clone()));
+        self.sessions.insert(id.clone(), Session::new(row));
+        Ok(id)
+    }
+
+    /// Records a turn at the end of its session's path, which is where `place` has its parent. `told` is what the turn was
+    /// told that it replaces.
+    pub(crate) fn accept(
+        &mut self,
+        id: &SessionId,
+        new: &NewTurn,
+        mut place: TurnPlace,
+        told: Option<String>,
+    ) -> TurnId {
+        let turn = TurnId::new(&mut self.ids, self.step.now);
+        let replaces = place.replaces.as_ref().map(ToString::to_string);
+        let first_event = self.streams.get(new.agent.as_str()).map_or(1, |head| head + 1);
+        let body = MessageBody {
+            text: new.text.clone(),
+            schema: new.schema.clone(),
+            note: told.clone(),
+            ..MessageBody::default()
+        };
+        let (mut number, mut first_message) = (1, 1);
+        if let Some(session) = self.sessions.get_mut(id) {
+            session.turns += 1;
+            session.messages += 1;
+            place.parent = session.tip.replace(turn.clone());
+            session.live.push_back(turn.clone());
+            (number, first_message) = (session.turns, session.messages);
+            session.epoch.add(number, body.weight());
+        }
+        let row = TurnRow {
+            id: turn.clone(),
+            session: id.clone(),
+            agent: new.agent.clone(),
+            number,
+            place,
+            state: TurnState::Queued,
+            first_event,
+            first_message,
+            created_at: self.step.now,
+            ended_at: None,
+            usage: Usage::default(),
+            failure: None,
+        };
+        self.step.write(TurnWrite::New(row.clone()));
+        self.step.write(TurnWrite::Message(MessageRow {
+            session: id.clone(),
+            seq: first_message,
+            turn: turn.clone(),
+            number,
+            step: 0,
+            role: Role::User,
+            at: self.step.now,
+            body,
+        }));
+        self.turns.insert(turn.clone(), Turn { came: self.seq, note: told, ..Turn::new(row) });
+        let data = EventData { sender: new.sender.clone(), replaces, ..EventData::default() };
+        self.turn_event(&turn, EventKind::TurnAccepted, data);
+        turn
+    }
+
+    /// Starts the first turn of a session, or lets it go on, when its agent may work and nothing of the session runs.
+    pub(crate) fn start_next(&mut self, session: &SessionId) {
+        let Some(id) = self.sessions.get(session).and_then(|session| session.live.front()).cloned() else {
+            return;
+        };
+        let Some(turn) = self.turns.get(&id) else { return };
+        let may_work = self.agents.get(&turn.row.agent).is_some_and(|agent| self.may_work(agent));
+        let parked = turn.row.state == TurnState::Waiting;
+        let event = if parked { TurnEvent::Resumed } else { TurnEvent::Started };
+        let Ok(next) = turn.row.state.next(event) else { return };
+        if !may_work || self.is_quarantined(&id) {
+            return;
+        }
+        let agent = turn.row.agent.clone();
+        if let Some(turn) = self.turns.get_mut(&id) {
+            turn.row.state = next;
+        }
+        let first = self.turn_runs(&agent);
+        if !parked {
+            self.note_jobs(&id);
+        }
+        self.write_turn(&id);
+        if !parked {
+            self.turn_event(&id, EventKind::TurnStarted, EventData::default());
+        }
+        if first {
+            self.agent_event(&agent, EventKind::AgentWorking, EventData::default());
+        }
+        self.resume_execs(&id);
+        self.run(&id);
+        // A job of this session may have waited for what its agent is to become. The turn may wait for it, so it does not
+        // any longer.
+        if self.agents.get(&agent).is_some_and(|agent| agent.row.next.is_some()) {
+            self.hand_out_jobs();
+        }
+    }
+
+    /// After the runtime answered its probe: it gets every running turn it does not have, and queued ones start.
+    pub(crate) fn resume_turns(&mut self, agent: &AgentId, has: &[TurnId]) {
+        // One that a later turn of its session starts here has been handed over with that.
+        let mut turns: Vec<(TurnId, bool)> = self
+            .turns
+            .values()
+            .filter(|turn| turn.row.agent == *agent)
+            .map(|turn| (turn.row.id.clone(), turn.is_running()))
+            .collect();
+        turns.sort();
+        for (id, ran) in &turns {
+            let Some(turn) = self.turns.get(id) else { continue };
+            if *ran {
+                self.resume_execs(id);
+                if !has.contains(id) {
+                    self.run(id);
+                }
+            } else {
+                let session = turn.row.session.clone();
+                self.start_next(&session);
+            }
+        }
+        // What the runtime has and nobody wants any more, or nobody wants self.step.now.
+        let unwanted = |id: &&TurnId| !self.turns.contains_key(id) || self.is_quarantined(id);
+        let unwanted: Vec<&TurnId> = has.iter().filter(unwanted).collect();
+        for id in unwanted {
+            self.step.in_sandbox(agent, SandboxEffect::DropTurn { turn: id.clone() });
+        }
+    }
+
+    /// Hands a running turn to the runtime, from where its ledger stands.
+    fn run(&mut self, id: &TurnId) {
+        let Some(turn) = self.turns.get(id) else { return };
+        let (step, calls) = turn.resume_point();
+        let Some(session) = self.sessions.get(&turn.row.session) else { return };
+        self.step.in_sandbox(
+            &turn.row.agent,
+            SandboxEffect::RunTurn {
+                turn: id.clone(),
+                session: turn.row.session.clone(),
+                number: turn.row.number,
+                step,
+                calls,
+                epoch: session.epoch.weight(turn.row.number),
+            },
+        );
+    }
+
+    /// Puts a turn that was live in an earlier daemon back where it stood.
+    pub(crate) fn take_over(&mut self, live: LiveTurn) {
+        let turn = Turn::from_live(live);
+        let id = turn.row.id.clone();
+        if let Some(session) = self.sessions.get_mut(&turn.row.session) {
+            session.live.push_back(id.clone());
+        }
+        if turn.is_running() {
+            self.turn_runs(&turn.row.agent);
+        }
+        if let Phase::Tools { calls } = &turn.phase {
+            for exec in calls
+                .iter()
+                .filter(|call| call.result.is_none())
+                .filter_map(|call| call.step.as_ref()?.exec.clone())
+            {
+                self.execs.insert(exec, id.clone());
+            }
+        }
+        self.turns.insert(id, turn);
+    }
+
+    pub(crate) fn interrupt_turn(&mut self, caller: Caller, id: &TurnId) -> Result<(), Refusal> {
+        let Some(turn) = self.turns.get(id) else {
+            return Err(TurnRefusal::Over { turn: id.clone() }.into());
+        };
+        let (agent, mut row) = (turn.row.agent.clone(), turn.row.clone());
+        let was_running = turn.is_running();
+        self.interrupt(id);
+        if was_running {
+            self.step.in_sandbox(&agent, SandboxEffect::DropTurn { turn: id.clone() });
+        }
+        row.state = TurnState::Interrupted;
+        row.ended_at = Some(self.step.now);
+        self.reply(caller, new_turn(row, None));
+        Ok(())
+    }
+
+    /// Breaks a turn off: its model call is cancelled, its programs are killed, what it had is kept.
+    pub(crate) fn interrupt(&mut self, id: &TurnId) {
+        self.cut_steps(id, StepEvent::Interrupted);
+        self.end_turn(id, TurnEvent::InterruptAsked, None);
+    }
+
+    pub(crate) fn fail_turn(&mut self, id: &TurnId, failure: FailureRecord) {
+        self.cut_steps(id, StepEvent::Failed);
+        self.end_turn(id, TurnEvent::Failed, Some(failure));
+    }
+
+    /// Ends a turn in the given way, frees its session and its agent.
+    pub(crate) fn end_turn(&mut self, id: &TurnId, event: TurnEvent, failure: Option<FailureRecord>) {
+        let Some(turn) = self.turns.get_mut(id) else { return };
+        let was_running = turn.is_running();
+        let Ok(next) = turn.row.state.next(event) else { return };
+        turn.row.state = next;
+        turn.row.ended_at = Some(self.step.now);
+        turn.row.failure.clone_from(&failure);
+        let (agent, session, usage) = (turn.row.agent.clone(), turn.row.session.clone(), turn.row.usage);
+        self.write_turn(id);
+        let kind = match next {
+            TurnState::Done => EventKind::TurnFinished,
+            TurnState::Failed => EventKind::TurnFailed,
+            TurnState::Interrupted => EventKind::TurnInterrupted,
+            TurnState::Queued | TurnState::Running | TurnState::Waiting => return,
+        };
+        let mut data = EventData {
+            input_tokens: Some(usage.input_tokens),
+            output_tokens: Some(usage.output_tokens),
+            cached_tokens: Some(usage.cached_tokens),
+            micro_usd: usage.micro_usd,
+            ..EventData::default()
+        };
+        if let Some(failure) = failure {
+            (data.code, data.message, data.hint) = (Some(failure.code), Some(failure.message), failure.hint);
+        }
+        self.turn_event(id, kind, data);
+        if next == TurnState::Done {
+            self.lineage_progressed(&agent);
+        }
+        self.forget_turns_work(id);
+        self.turns.remove(id);
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.live.retain(|live| live != id);
+        }
+        if was_running {
+            self.turn_rests(&agent);
+        }
+        self.start_next(&session);
+        // More may have waited because their agent had as many as it works on at a time.
+        if self.agents.get(&agent).is_some_and(|agent| agent.running + 1 == AGENT_TURNS_MAX) {
+            self.start_waiting(&agent);
+        }
+        self.rest_session(&session);
+    }
+
+    /// Remembers a session that has nothing live for a while, and forgets the one that had nothing for longest.
+    pub(crate) fn rest_session(&mut self, id: &SessionId) {
+        if self.sessions.get(id).is_none_or(|session| !session.live.is_empty()) {
+            return;
+        }
+        self.idle_sessions.push_back(id.clone());
+        while self.idle_sessions.len() > IDLE_SESSIONS_MAX {
+            let Some(oldest) = self.idle_sessions.pop_front() else { return };
+            let again = self.idle_sessions.contains(&oldest);
+            if !again && self.sessions.get(&oldest).is_some_and(|session| session.live.is_empty()) {
+                self.sessions.remove(&oldest);
+            }
+        }
+    }
+
+    pub(crate) fn write_turn(&mut self, id: &TurnId) {
+        let Some(turn) = self.turns.get(id) else { return };
+        self.step.write(TurnWrite::State {
+            id: id.clone(),
+            state: turn.row.state,
+            ended_at: turn.row.ended_at,
+            usage: turn.row.usage,
+            failure: turn.row.failure.clone(),
+        });
+    }
+
+    /// Appends an event about a turn, in its agent's stream.
+    pub(crate) fn turn_event(&mut self, id: &TurnId, kind: EventKind, mut data: EventData) {
+        let Some(turn) = self.turns.get(id) else { return };
+        data.turn = Some(id.as_str().to_owned());
+        data.session = Some(turn.row.session.as_str().to_owned());
+        let stream = turn.row.agent.as_str().to_owned();
+        self.event(&stream, kind, data);
+    }
+
+    /// Appends a message to a turn's session.
+    pub(crate) fn message(&mut self, id: &TurnId, role: Role, body: MessageBody) {
+        let Some(turn) = self.turns.get(id) else { return };
+        let Some(session) = self.sessions.get_mut(&turn.row.session) else { return };
+        session.messages += 1;
+        session.epoch.add(turn.row.number, body.weight());
+        self.step.write(TurnWrite::Message(MessageRow {
+            session: turn.row.session.clone(),
+            seq: session.messages,
+            turn: id.clone(),
+            number: turn.row.number,
+            step: turn.step,
+            role,
+            at: self.step.now,
+            body,
+        }));
+    }
+}
+
+/// A turn that has said nothing yet, or nothing whole.
+fn new_turn(row: TurnRow, around: Option<Around>) -> Answer {
+    Answer::Turn(Box::new(TurnFull { row, steps: Vec::new(), text: String::new(), partial: true, around }))
+}

@@ -1,0 +1,381 @@
+//! Model calls: a call is safe to repeat until its answer is stored; a stored answer is never asked for again.
+
+use lodge_core::epoch::Epoch;
+use lodge_core::record::{CallRecord, MessageBody, Role, StepKind, StepRow, TurnWrite};
+use lodge_core::retry::{self, Again};
+use lodge_core::turn::{StepEvent, StepState, TurnEvent};
+use lodge_core::{EventData, EventKind, StepId, Timestamp, TurnId};
+use serde_json::json;
+
+use super::compact::SUMMARY_STEP;
+use super::state::{Call, Phase, Wish};
+use crate::{
+    Effect, Engine, ModelAnswer, ModelEffect, ModelFailure, ModelOrder, Purpose, SandboxEffect, failure,
+};
+
+/// Bytes of text in one event.
+const TEXT_EVENT_BYTES_MAX: usize = 256 << 10;
+
+/// A text in pieces of at most so many bytes, or one letter.
+pub fn pieces(mut text: &str, bytes_max: usize) -> impl Iterator<Item = &str> {
+    std::iter::from_fn(move || {
+        let first = text.chars().next()?.len_utf8();
+        let (piece, rest) = text.split_at(text.floor_char_boundary(bytes_max).max(first));
+        text = rest;
+        Some(piece)
+    })
+}
+
+/// Step and attempt.
+type Try = (u32, u32);
+
+impl Engine {
+    pub(crate) fn ask_model(&mut self, id: &TurnId, step: u32, wish: Wish) {
+        let Some(turn) = self.turns.get_mut(id) else { return };
+        let agent = turn.row.agent.clone();
+        match &mut turn.phase {
+            Phase::Model { wish: waiting, .. } if step == turn.step => {
+                // The same question again, after a reconnect: one call, one answer.
+                *waiting = wish;
+                return;
+            }
+            Phase::Tools { calls } if step == turn.step => {
+                let answer = unfinished(calls);
+                self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Ok(answer) });
+                self.step.hurry();
+                return;
+            }
+            Phase::Tools { calls } if calls.iter().any(|call| call.result.is_none()) => {
+                let open = failure("turn.open_calls", "tool calls of the last answer have no result yet");
+                self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(open) });
+                self.step.hurry();
+                return;
+            }
+            Phase::Summary(_) => {
+                let busy = failure("turn.wrong_step", "the conversation is being compacted");
+                self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(busy) });
+                self.step.hurry();
+                return;
+            }
+            Phase::Thinking | Phase::Model { .. } | Phase::Tools { .. } => {}
+        }
+        // While a call is in flight there is no next one.
+        let expected = match turn.phase {
+            Phase::Model { .. } => turn.step,
+            Phase::Thinking | Phase::Summary(_) | Phase::Tools { .. } => turn.step + 1,
+        };
+        if step != expected {
+            let wrong =
+                failure("turn.wrong_step", &format!("the next model call of this turn is step {expected}"));
+            self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(wrong) });
+            self.step.hurry();
+            return;
+        }
+        let cut = turn.cut.take().filter(|cut| cut.step == step);
+        turn.step = step;
+        let attempt = turn.next_attempt(step, cut.as_ref());
+        turn.phase = Phase::Model { attempt, failures: 0, wish, shown: String::new() };
+        // Whoever asks for the answer does without a summary that was asked for before a crash.
+        self.close_summary(id, StepState::Interrupted);
+        match cut {
+            Some(_) => self.restart_event(id, (step, attempt)),
+            None => drop(self.intend_model(id, (step, attempt))),
+        }
+        self.call_model(id, attempt, 0);
+    }
+
+    /// Records the intent. Nobody waits for it: it rides on the next commit.
+    pub(crate) fn intend_model(&mut self, id: &TurnId, (step, attempt): Try) -> StepRow {
+        let model = self.model_of(id);
+        let row = StepRow {
+            id: StepId::new(&mut self.ids, self.step.now),
+            turn: id.clone(),
+            step,
+            ordinal: 0,
+            kind: StepKind::Model,
+            name: model.clone(),
+            state: StepState::Intent,
+            attempt,
+            call: None,
+            exec: None,
+            request: None,
+            exit_code: None,
+            signal: None,
+            cause: None,
+            started_at: self.step.now,
+            ended_at: None,
+        };
+        self.step.ride(TurnWrite::Step(row.clone()));
+        let data = EventData {
+            step: Some(step),
+            kind: Some(StepKind::Model.word().to_owned()),
+            name: Some(model),
+            attempt: Some(attempt),
+            ..EventData::default()
+        };
+        self.turn_event(id, EventKind::TurnStepStarted, data);
+        row
+    }
+
+    pub(crate) fn restart_event(&mut self, id: &TurnId, (step, attempt): Try) {
+        self.step_state(id, (step, attempt), StepState::Intent, None);
+        let data = EventData { step: Some(step), attempt: Some(attempt), ..EventData::default() };
+        self.turn_event(id, EventKind::TurnStepRestarted, data);
+    }
+
+    fn call_model(&mut self, id: &TurnId, attempt: u32, delay_ms: u64) {
+        let model = self.model_of(id);
+        let Some(turn) = self.turns.get(id) else { return };
+        let Phase::Model { wish, .. } = &turn.phase else { return };
+        let epoch = self.sessions.get(&turn.row.session).map(|session| &session.epoch);
+        let read_from = epoch.filter(|epoch| epoch.from_turn == wish.from_turn);
+        self.step.act_early(Effect::Model(ModelEffect::Call(Box::new(ModelOrder {
+            agent: turn.row.agent.clone(),
+            model,
+            session: turn.row.session.clone(),
+            turn: id.clone(),
+            number: turn.row.number,
+            step: turn.step,
+            attempt,
+            from_turn: wish.from_turn,
+            context: wish.context.clone(),
+            summary: read_from.and_then(Epoch::summary),
+            bytes: epoch.and_then(|epoch| epoch.read_bytes(wish.from_turn, turn.row.number)),
+            purpose: Purpose::Step,
+            delay_ms,
+        }))));
+    }
+
+    pub(crate) fn model_of(&self, id: &TurnId) -> String {
+        let agent = self.turns.get(id).and_then(|turn| self.agents.get(&turn.row.agent));
+        agent.map(|agent| agent.row.spec.model.clone()).unwrap_or_default()
+    }
+
+    /// Text that people have seen already becomes an event, and forces no commit.
+    pub(crate) fn model_text(&mut self, id: &TurnId, at: Try, offset: u64, text: String) {
+        let Some(shown) = self.shown_text(id, at) else { return };
+        // Only what continues the recorded text: anything else was recorded before.
+        if offset != shown.len() as u64 || text.is_empty() {
+            return;
+        }
+        shown.push_str(&text);
+        self.text_event(id, at, offset, &text);
+    }
+
+    fn shown_text(&mut self, id: &TurnId, (step, attempt): Try) -> Option<&mut String> {
+        let turn = self.turns.get_mut(id)?;
+        if turn.step != step {
+            return None;
+        }
+        match &mut turn.phase {
+            Phase::Model { attempt: current, shown, .. } if *current == attempt => Some(shown),
+            Phase::Model { .. } | Phase::Thinking | Phase::Summary(_) | Phase::Tools { .. } => None,
+        }
+    }
+
+    /// An answer can be megabytes: an event of it is not, whoever has to wait for one.
+    fn text_event(&mut self, id: &TurnId, at: Try, mut offset: u64, text: &str) {
+        for piece in pieces(text, TEXT_EVENT_BYTES_MAX) {
+            let data = EventData {
+                step: Some(at.0),
+                attempt: Some(at.1),
+                offset: Some(offset),
+                text: Some(piece.to_owned()),
+                ..EventData::default()
+            };
+            offset += piece.len() as u64;
+            self.turn_event(id, EventKind::TurnText, data);
+        }
+    }
+
+    pub(crate) fn model_answered(&mut self, id: &TurnId, at: Try, mut answer: ModelAnswer) {
+        if at.0 == SUMMARY_STEP {
+            return self.summary_answered(id, at.1, &answer);
+        }
+        tell_calls_apart(&mut answer.calls);
+        let Some(shown) = self.shown_text(id, at).map(|shown| shown.len()) else { return };
+        let rest = answer.text.get(shown..).unwrap_or_default();
+        if !rest.is_empty() {
+            self.text_event(id, at, shown as u64, rest);
+        }
+        let ended = if answer.misfit.is_some() { StepState::Failed } else { StepState::Done };
+        self.step_state(id, at, ended, Some(self.step.now));
+        self.step_finished(id, at.0, StepKind::Model, ended);
+        let body = MessageBody {
+            text: answer.text,
+            calls: answer.calls.clone(),
+            reasoning: answer.reasoning,
+            ..MessageBody::default()
+        };
+        self.message(id, Role::Assistant, body);
+        if let Some(turn) = self.turns.get_mut(id) {
+            turn.row.usage += answer.usage;
+        }
+        if let Some(misfit) = answer.misfit {
+            return self.answer_misfits(id, &misfit);
+        }
+        for call in &answer.calls {
+            let data = EventData {
+                step: Some(at.0),
+                call: Some(call.id.clone()),
+                name: Some(call.name.clone()),
+                arguments: Some(call.arguments.clone()),
+                ..EventData::default()
+            };
+            self.turn_event(id, EventKind::TurnToolCall, data);
+        }
+        self.take_answer(id, answer.calls);
+    }
+
+    /// Moves the turn on: to its tools, or to its end.
+    fn take_answer(&mut self, id: &TurnId, records: Vec<CallRecord>) {
+        let Some(turn) = self.turns.get(id) else { return };
+        let agent = turn.row.agent.clone();
+        let calls: Vec<Call> = records
+            .into_iter()
+            .map(|record| Call { record, step: None, waiter: None, result: None })
+            .collect();
+        let over = calls.is_empty();
+        let answer = if over { json!({"finished": true, "calls": []}) } else { unfinished(&calls) };
+        if !over {
+            // What it cost is kept with the answer; the end of the turn writes it otherwise.
+            self.write_turn(id);
+        }
+        let Some(turn) = self.turns.get_mut(id) else { return };
+        let Phase::Model { wish, .. } = std::mem::replace(&mut turn.phase, Phase::Tools { calls }) else {
+            return;
+        };
+        if over {
+            self.end_turn(id, TurnEvent::Answered, None);
+        }
+        self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Ok(answer) });
+        self.step.hurry();
+    }
+
+    pub(crate) fn model_failed(&mut self, id: &TurnId, at: Try, failed: ModelFailure) {
+        if at.0 == SUMMARY_STEP {
+            return self.summary_failed(id, at.1, failed);
+        }
+        if self.shown_text(id, at).is_none() {
+            return;
+        }
+        let next = at.1 + 1;
+        let Some(turn) = self.turns.get_mut(id) else { return };
+        let Phase::Model { attempt, failures, shown, .. } = &mut turn.phase else { return };
+        *failures += 1;
+        match retry::model(*failures, failed.retryable, failed.after_ms) {
+            Again::After { delay_ms } => {
+                *attempt = next;
+                shown.clear();
+                self.restart_event(id, (at.0, next));
+                self.call_model(id, next, delay_ms);
+            }
+            Again::GiveUp => {
+                let Some(turn) = self.turns.get(id) else { return };
+                let Phase::Model { wish, .. } = &turn.phase else { return };
+                let (agent, wish) = (turn.row.agent.clone(), wish.id.clone());
+                self.fail_turn(id, failed.record);
+                let over = failure("turn.failed", "the model gave no answer");
+                self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish, answer: Err(over) });
+            }
+        }
+    }
+
+    /// What people saw of an answer that will never be whole is part of the conversation.
+    fn keep_partial(&mut self, id: &TurnId, text: String) {
+        if !text.trim().is_empty() {
+            let body = MessageBody { text, partial: true, ..MessageBody::default() };
+            self.message(id, Role::Assistant, body);
+        }
+    }
+
+    pub(crate) fn step_state(&mut self, id: &TurnId, at: Try, state: StepState, ended: Option<Timestamp>) {
+        self.step.ride(TurnWrite::StepState {
+            turn: id.clone(),
+            step: at.0,
+            ordinal: 0,
+            state,
+            attempt: at.1,
+            exit_code: None,
+            signal: None,
+            cause: None,
+            ended_at: ended,
+        });
+    }
+
+    pub(crate) fn step_finished(&mut self, id: &TurnId, step: u32, kind: StepKind, state: StepState) {
+        let data = EventData {
+            step: Some(step),
+            kind: Some(kind.word().to_owned()),
+            status: Some(state.word().to_owned()),
+            ..EventData::default()
+        };
+        self.turn_event(id, EventKind::TurnStepFinished, data);
+    }
+
+    /// Ends the steps in flight of a turn that is ending: the model call is cancelled, programs are killed.
+    pub(crate) fn cut_steps(&mut self, id: &TurnId, event: StepEvent) {
+        let Some(turn) = self.turns.get_mut(id) else { return };
+        let agent = turn.row.agent.clone();
+        let step = turn.step;
+        let phase = std::mem::replace(&mut turn.phase, Phase::Thinking);
+        let cut = turn.cut.take();
+        let Ok(state) = StepState::Intent.next(event) else { return };
+        self.close_summary(id, state);
+        if let Some(cut) = cut {
+            self.step_state(id, (cut.step, cut.attempt), state, Some(self.step.now));
+            self.step_finished(id, cut.step, StepKind::Model, state);
+        }
+        match phase {
+            Phase::Thinking => {}
+            Phase::Summary(_) => self.step.act(Effect::Model(ModelEffect::Cancel { turn: id.clone() })),
+            Phase::Model { attempt, shown, .. } => {
+                self.step.act(Effect::Model(ModelEffect::Cancel { turn: id.clone() }));
+                self.keep_partial(id, shown);
+                self.step_state(id, (step, attempt), state, Some(self.step.now));
+                self.step_finished(id, step, StepKind::Model, state);
+            }
+            Phase::Tools { calls } => self.cut_calls(id, &agent, calls, state),
+        }
+    }
+}
+
+/// Some models give several calls one id; results are paired by id, so each gets its own.
+fn tell_calls_apart(calls: &mut [CallRecord]) {
+    for at in 1..calls.len() {
+        let (before, rest) = calls.split_at_mut(at);
+        let given = rest[0].id.clone();
+        let mut copy = 1;
+        while before.iter().any(|call| call.id == rest[0].id) {
+            copy += 1;
+            rest[0].id = format!("{given}.{copy}");
+        }
+    }
+}
+
+/// What the runtime is told of an answer after which there is more to do.
+pub(crate) fn unfinished(calls: &[Call]) -> serde_json::Value {
+    let list: Vec<serde_json::Value> = calls
+        .iter()
+        .map(|call| json!({"id": call.record.id, "name": call.record.name, "arguments": call.record.arguments}))
+        .collect();
+    json!({"finished": false, "calls": list})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pieces;
+
+    #[test]
+    fn a_text_in_pieces_is_the_same_text() {
+        for (text, bytes_max, expected) in [
+            ("", 3, vec![]),
+            ("abcdefg", 3, vec!["abc", "def", "g"]),
+            ("aéß言", 2, vec!["a", "é", "ß", "言"]),
+            ("言葉", 4, vec!["言", "葉"]),
+            ("言", 1, vec!["言"]),
+        ] {
+            assert_eq!(pieces(text, bytes_max).collect::<Vec<_>>(), expected, "{text}");
+        }
+    }
+}
