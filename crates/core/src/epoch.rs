@@ -5,8 +5,8 @@
 
 use std::collections::VecDeque;
 
+use crate::Timestamp;
 use crate::id::SessionId;
-use crate::time::Timestamp;
 
 /// Turns of an epoch whose weights are known one by one; those before them are known together. More than can wait in
 /// one session, so that a turn in flight is always among them.

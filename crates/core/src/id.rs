@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::time::Timestamp;
+use crate::Timestamp;
 
 /// Crockford's alphabet: sortable, no letters that look like digits.
 const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use crate::Timestamp;
 use crate::cause::Cause;
 use crate::id::{AgentId, JobId, SessionId, TurnId};
-use crate::time::Timestamp;
 
 /// The label that says which session a job belongs to. The daemon alone sets it.
 pub const SESSION_LABEL: &str = "io.lodge.session-id";

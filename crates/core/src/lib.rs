@@ -19,13 +19,12 @@ pub mod record;
 pub mod retry;
 pub mod session;
 pub mod summary;
-pub mod time;
 pub mod token;
 pub mod turn;
 
 pub use cause::Cause;
-pub use event::{EventData, EventKind};
+pub use event::{EventBody, EventKind};
 pub use id::{
     AgentId, ExecId, IdSource, JobId, LineageId, SandboxId, SessionId, StepId, TokenId, TurnId, WorkId,
 };
-pub use time::Timestamp;
+pub use lodge_events::Timestamp;

@@ -1,7 +1,7 @@
 //! Work that the daemon computes itself and that killed it again and again: it is set aside until an operator decides.
 
+use crate::Timestamp;
 use crate::id::{AgentId, WorkId};
-use crate::time::Timestamp;
 
 /// Deaths in a row, each soon after a start, after which the work that was computed is set aside.
 pub const DEATHS_MAX: u32 = 3;

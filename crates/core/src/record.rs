@@ -8,16 +8,16 @@ mod write;
 
 use std::collections::BTreeMap;
 
+use crate::Timestamp;
 use crate::agent::AgentState;
 use crate::cause::Cause;
 use crate::epoch::Epoch;
-use crate::event::{EventData, EventKind};
+use crate::event::EventBody;
 use crate::id::{AgentId, ExecId, LineageId, SandboxId, SessionId, StepId, TurnId};
 use crate::job::JobRow;
 use crate::lineage::LineageState;
 use crate::quarantine::QuarantineRow;
 use crate::session::{ForkPoint, TurnPlace};
-use crate::time::Timestamp;
 use crate::token::TokenRow;
 use crate::turn::{StepState, TurnState};
 
@@ -329,8 +329,7 @@ pub struct EventRow {
     pub stream: String,
     pub stream_seq: u64,
     pub at: Timestamp,
-    pub kind: EventKind,
-    pub data: EventData,
+    pub body: EventBody,
 }
 
 /// A request that changed something, and its answer.

@@ -3,10 +3,10 @@
 //! Turns of one session have numbers along its path. A cut takes turns off the path and deletes nothing: they are
 //! branches, and a later cut can put them back. Messages belong to their turn and are on the path with it.
 
+use crate::Timestamp;
 use crate::epoch::Epoch;
 use crate::id::{SessionId, TurnId};
 use crate::record::SessionRow;
-use crate::time::Timestamp;
 
 /// Where a session was copied from.
 #[derive(Debug, Clone, PartialEq, Eq)]

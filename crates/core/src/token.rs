@@ -1,7 +1,7 @@
 //! Tokens: who may call, until when. Of a token only its id and its terms are recorded, never its value.
 
+use crate::Timestamp;
 use crate::id::{AgentId, TokenId};
-use crate::time::Timestamp;
 
 /// The name of the token in `credentials.json`, which nobody else's may have.
 pub const CREDENTIALS: &str = "credentials.json";

@@ -40,11 +40,11 @@ struct Ring {
 impl Ring {
     /// Keeps an event, and as many before it as there is room for.
     fn push(&mut self, event: EventRow) {
-        self.bytes += event.data.weight();
+        self.bytes += event.body.weight();
         self.events.push_back(Arc::new(event));
         while self.events.len() > RING_MAX || self.bytes > RING_BYTES_MAX {
             let Some(oldest) = self.events.pop_front() else { return };
-            self.bytes -= oldest.data.weight();
+            self.bytes -= oldest.body.weight();
         }
     }
 }
@@ -68,9 +68,9 @@ pub struct Filter {
 impl Filter {
     pub fn takes(&self, event: &EventRow) -> bool {
         self.stream.as_ref().is_none_or(|stream| *stream == event.stream)
-            && self.session.as_ref().is_none_or(|session| event.data.session.as_ref() == Some(session))
-            && self.job.as_ref().is_none_or(|job| event.data.job.as_ref() == Some(job))
-            && self.kind.as_ref().is_none_or(|kind| event.kind.word() == kind)
+            && self.session.as_ref().is_none_or(|session| event.body.session() == Some(session))
+            && self.job.as_ref().is_none_or(|job| event.body.job() == Some(job))
+            && self.kind.as_ref().is_none_or(|kind| event.body.kind().word() == kind)
     }
 
     pub fn takes_live(&self, live: &Live) -> bool {

@@ -16,7 +16,7 @@ use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{AgentRow, EventRow, LineageRow, StepRow, TurnRow};
 use lodge_core::summary::TurnFull;
 use lodge_core::token::TokenRow;
-use lodge_core::{EventData, Timestamp, TurnId};
+use lodge_core::{Timestamp, TurnId};
 use lodge_proto::{
     AgentUpdated, AgentView, Event, HttpView, LayerView, LineageView, Mount, QuarantineView, StepView,
     TokenView, ToolView, TurnError, TurnView, UsageView,
@@ -318,8 +318,8 @@ pub fn event(row: &EventRow) -> Event {
         stream: row.stream.clone(),
         stream_seq: row.stream_seq,
         at: at(row.at),
-        kind: row.kind.word().to_owned(),
-        data: data(&row.data, &row.stream),
+        kind: row.body.kind().word().to_owned(),
+        data: event_data(row),
     }
 }
 
@@ -327,100 +327,11 @@ fn at(time: Timestamp) -> String {
     time.to_string()
 }
 
-fn data(data: &EventData, stream: &str) -> Map<String, Value> {
-    let mut map = Map::new();
-    if stream != lodge_engine::DAEMON_STREAM {
-        map.insert("agent".to_owned(), Value::from(stream));
+/// The fields of an event, with the agent whose stream it is in.
+fn event_data(row: &EventRow) -> Map<String, Value> {
+    let mut data = row.body.data();
+    if row.stream != lodge_engine::DAEMON_STREAM {
+        data.insert("agent".to_owned(), Value::from(row.stream.as_str()));
     }
-    let EventData {
-        session,
-        turn,
-        step,
-        attempt,
-        name,
-        kind,
-        call,
-        arguments,
-        status,
-        exit_code,
-        signal,
-        bytes,
-        preview,
-        offset,
-        text,
-        code,
-        message,
-        hint,
-        reason,
-        detail,
-        epoch,
-        version,
-        input_tokens,
-        output_tokens,
-        incarnation,
-        sender,
-        lineage,
-        cached_tokens,
-        micro_usd,
-        retry_at_ms,
-        keys,
-        from_turn,
-        replaces,
-        origin,
-        number,
-        job,
-        stdout_bytes,
-        stderr_bytes,
-        cause,
-        work,
-        deaths,
-    } = data;
-    let mut put = |key: &str, value: Option<Value>| {
-        if let Some(value) = value {
-            map.insert(key.to_owned(), value);
-        }
-    };
-    let word = |text: &Option<String>| text.clone().map(Value::from);
-    put("session", word(session));
-    put("turn", word(turn));
-    put("step", step.map(Value::from));
-    put("attempt", attempt.map(Value::from));
-    put("name", word(name));
-    put("kind", word(kind));
-    put("call", word(call));
-    put("arguments", word(arguments));
-    put("status", word(status));
-    put("exit_code", exit_code.map(Value::from));
-    put("signal", signal.map(Value::from));
-    put("cause", word(cause));
-    put("work", word(work));
-    put("deaths", deaths.map(Value::from));
-    put("bytes", bytes.map(Value::from));
-    put("preview", word(preview));
-    put("offset", offset.map(Value::from));
-    put("text", word(text));
-    put("code", word(code));
-    put("message", word(message));
-    put("hint", word(hint));
-    put("reason", word(reason));
-    put("detail", word(detail));
-    put("epoch", epoch.map(Value::from));
-    put("version", word(version));
-    put("input_tokens", input_tokens.map(Value::from));
-    put("output_tokens", output_tokens.map(Value::from));
-    put("incarnation", incarnation.map(Value::from));
-    put("sender", word(sender));
-    put("lineage", word(lineage));
-    put("retry_at", retry_at_ms.map(|ms| Value::from(at(Timestamp::from_ms(ms)))));
-    put("keys", (!keys.is_empty()).then(|| Value::from(keys.clone())));
-    put("cached_tokens", cached_tokens.map(Value::from));
-    put("cost_usd", micro_usd.map(|cost| Value::from(dollars(cost))));
-    put("from_turn", from_turn.map(Value::from));
-    put("replaces", word(replaces));
-    put("origin", word(origin));
-    put("number", number.map(Value::from));
-    put("job", word(job));
-    put("stdout_bytes", stdout_bytes.map(Value::from));
-    put("stderr_bytes", stderr_bytes.map(Value::from));
-    map
+    data
 }

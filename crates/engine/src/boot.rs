@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use lodge_core::event::{DaemonStarted, EventBody};
 use lodge_core::quarantine::Suspect;
 use lodge_core::record::Loaded;
-use lodge_core::{EventData, EventKind, IdSource, Timestamp};
+use lodge_core::{IdSource, Timestamp};
 
 use crate::agents::{Agent, Pauses, lineages};
 use crate::batch::Step;
@@ -28,13 +29,9 @@ impl Engine {
         now: Timestamp,
     ) -> (Engine, Batch) {
         let mut engine = Engine::over(loaded, host, ids, now);
-        let data = EventData {
-            epoch: Some(engine.epoch),
-            version: Some(version.to_owned()),
-            ..EventData::default()
-        };
-        engine.event(DAEMON_STREAM, EventKind::DaemonStarted, data.clone());
-        engine.started = Some(Started { seq: engine.seq, data });
+        let body = EventBody::from(DaemonStarted { epoch: engine.epoch, version: version.to_owned() });
+        engine.event(DAEMON_STREAM, body.clone());
+        engine.started = Some(Started { seq: engine.seq, body });
         // Before anything is begun.
         engine.quarantine(suspects);
         engine.adopt_all(Pauses::Skip);

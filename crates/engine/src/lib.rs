@@ -24,14 +24,13 @@ mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use lodge_core::event::{DaemonReloaded, EventBody};
 use lodge_core::lineage::Policy;
 use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{EventRow, ImageHeld, ImageRefRow, ImageWrite, Write};
 use lodge_core::retry::Backoff;
 use lodge_core::token::TokenRow;
-use lodge_core::{
-    AgentId, EventData, EventKind, ExecId, IdSource, SessionId, Timestamp, TokenId, TurnId, WorkId,
-};
+use lodge_core::{AgentId, ExecId, IdSource, SessionId, Timestamp, TokenId, TurnId, WorkId};
 
 use agents::Agent;
 pub use agents::InForce;
@@ -121,7 +120,7 @@ pub struct Engine {
 #[derive(Debug)]
 struct Started {
     seq: u64,
-    data: EventData,
+    body: EventBody,
 }
 
 /// Who waits for the answer to a command.
@@ -181,8 +180,7 @@ impl Engine {
             Command::Job(JobCommand::Cancel { id }) => self.cancel_job(caller, &id),
             Command::ReleaseWork { id, how } => self.release_work(caller, &id, how),
             Command::Reloaded { keys, answer } => {
-                let data = EventData { keys, ..EventData::default() };
-                self.event(DAEMON_STREAM, EventKind::DaemonReloaded, data);
+                self.event(DAEMON_STREAM, DaemonReloaded { keys });
                 self.reply(caller, Answer::Rendered(answer));
                 Ok(())
             }
@@ -213,7 +211,7 @@ impl Engine {
     }
 
     /// Appends an event, numbered globally and within its stream.
-    fn event(&mut self, stream: &str, kind: EventKind, data: EventData) {
+    fn event(&mut self, stream: &str, body: impl Into<EventBody>) {
         self.seq += 1;
         let head = match self.streams.get_mut(stream) {
             Some(head) => head,
@@ -221,7 +219,8 @@ impl Engine {
         };
         *head += 1;
         let (seq, stream_seq) = (self.seq, *head);
-        let row = EventRow { seq, stream: stream.to_owned(), stream_seq, at: self.step.now, kind, data };
+        let row =
+            EventRow { seq, stream: stream.to_owned(), stream_seq, at: self.step.now, body: body.into() };
         self.step.ride(row);
     }
 }

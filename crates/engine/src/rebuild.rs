@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use lodge_core::agent::AgentState;
 use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::Loaded;
-use lodge_core::{AgentId, EventKind, SessionId, Timestamp};
+use lodge_core::{AgentId, SessionId, Timestamp};
 
 use crate::agents::{Pauses, Waiting};
 use crate::batch::Step;
@@ -90,9 +90,9 @@ impl Engine {
     /// Says once more that the daemon started, if there was no room for that.
     fn say_started(&mut self) {
         let lost = self.started.take_if(|started| started.seq > self.seq);
-        if let Some(Started { data, .. }) = lost {
-            self.event(DAEMON_STREAM, EventKind::DaemonStarted, data.clone());
-            self.started = Some(Started { seq: self.seq, data });
+        if let Some(Started { body, .. }) = lost {
+            self.event(DAEMON_STREAM, body.clone());
+            self.started = Some(Started { seq: self.seq, body });
         }
     }
 
@@ -127,10 +127,10 @@ fn refuse(step: &mut Step, waiting: Vec<Waiting>) {
 mod tests {
     use std::time::Duration;
 
-    use lodge_core::IdSource;
     use lodge_core::lineage::Policy;
     use lodge_core::record::{AgentSpec, AgentWrite, ImageRecord, ImageRow, TurnWrite, Write};
     use lodge_core::retry::Backoff;
+    use lodge_core::{EventKind, IdSource};
 
     use super::*;
     use crate::{
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn a_start_for_which_there_was_no_room_is_told_once_there_is() {
         let started =
-            |batch: &Batch| batch.events().filter(|row| row.kind == EventKind::DaemonStarted).count();
+            |batch: &Batch| batch.events().filter(|row| row.body.kind() == EventKind::DaemonStarted).count();
         let World { engine, loaded } = World::new();
         let (engine, batch) = engine.rebuild(loaded, &HashSet::new(), NOW);
         assert_eq!(started(&batch), 1);

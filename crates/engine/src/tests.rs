@@ -272,7 +272,7 @@ fn started_exec(batch: &Batch) -> Vec<ExecId> {
 }
 
 fn kinds(batch: &Batch) -> Vec<EventKind> {
-    batch.events().map(|event| event.kind).collect()
+    batch.events().map(|event| event.body.kind()).collect()
 }
 
 fn ended(text: &str) -> ExecEnd {

@@ -168,6 +168,13 @@ shapes! {
         mutates: bool,
     }
 
+    /// A kind of event.
+    pub struct EventSchema {
+        kind: String,
+        summary: String,
+        data: Value,
+    }
+
     pub struct Discovery {
         version: String,
         methods: Vec<MethodSchema>,
@@ -178,6 +185,7 @@ shapes! {
         progress: Value,
         error: Value,
         event_kinds: Vec<String>,
+        events: Vec<EventSchema>,
         error_codes: BTreeMap<String, String>,
     }
 }

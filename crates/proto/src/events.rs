@@ -1,5 +1,6 @@
 //! Events and live text, as clients see them.
 
+use lodge_events::{EventBody, EventKind};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -16,6 +17,21 @@ pub struct Event {
     pub at: String,
     pub kind: String,
     pub data: Map<String, Value>,
+}
+
+impl Event {
+    /// What happened. `None`: a newer daemon tells of something that this release does not know.
+    pub fn body(&self) -> Option<EventBody> {
+        EventBody::from_data(&self.kind, &self.data)
+    }
+
+    pub fn is(&self, kind: EventKind) -> bool {
+        self.kind == kind.word()
+    }
+
+    pub fn is_any(&self, kinds: &[EventKind]) -> bool {
+        kinds.iter().any(|kind| self.is(*kind))
+    }
 }
 
 /// Live text: a preview without sequence, never replayed. Replaced by `turn.text`.
@@ -48,48 +64,3 @@ pub struct Output {
 pub struct Gap {
     pub dropped: u64,
 }
-
-/// The kinds of events that this daemon writes.
-pub const EVENT_KINDS: &[&str] = &[
-    "daemon.started",
-    "daemon.reloaded",
-    "agent.pulling",
-    "agent.starting",
-    "agent.ready",
-    "agent.working",
-    "agent.stopped",
-    "agent.failed",
-    "agent.removing",
-    "agent.removed",
-    "agent.liveness",
-    "agent.updated",
-    "lineage.adopted",
-    "lineage.orphaned",
-    "lineage.revived",
-    "lineage.reaped",
-    "lineage.ask",
-    "lineage.ended",
-    "turn.accepted",
-    "turn.started",
-    "turn.step_started",
-    "turn.step_restarted",
-    "turn.text",
-    "turn.tool_call",
-    "turn.tool_result",
-    "turn.step_finished",
-    "turn.finished",
-    "turn.interrupted",
-    "turn.failed",
-    "session.compacted",
-    "session.forked",
-    "session.rewound",
-    "session.branch_activated",
-    "session.deleted",
-    "job.submitted",
-    "job.started",
-    "job.output",
-    "job.finished",
-    "job.cancelled",
-    "work.quarantined",
-    "work.released",
-];

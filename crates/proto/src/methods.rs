@@ -18,7 +18,7 @@ use crate::sessions::*;
 use crate::snapshot::{LineageMessages, LineageSnapshot};
 use crate::tokens::*;
 use crate::turns::*;
-use crate::{CODES, Delta, EVENT_KINDS, ErrorBody, Event, Gap, Output};
+use crate::{CODES, Delta, ErrorBody, Event, EventKind, Gap, Output};
 
 /// One method of the API.
 pub trait ApiMethod: 'static {
@@ -295,7 +295,13 @@ pub fn discover(version: &str) -> Discovery {
         gap: schema::<Gap>(),
         progress: schema::<Progress>(),
         error: schema::<ErrorBody>(),
-        event_kinds: EVENT_KINDS.iter().map(|kind| (*kind).to_owned()).collect(),
+        event_kinds: EventKind::ALL.iter().map(|kind| kind.word().to_owned()).collect(),
+        events: EventKind::ALL.iter().map(|kind| event_schema(*kind)).collect(),
         error_codes: CODES.iter().map(|doc| (doc.code.to_owned(), doc.meaning.to_owned())).collect(),
     }
+}
+
+fn event_schema(kind: EventKind) -> EventSchema {
+    let doc = kind.doc();
+    EventSchema { kind: doc.name.to_owned(), summary: doc.summary.to_owned(), data: doc.schema.to_value() }
 }

@@ -39,7 +39,7 @@ impl Reader {
             {
                 last = rows::unsigned(row, "seq")?;
                 let event = rows::event(row)?;
-                bytes += event.as_ref().map_or(0, |event| event.data.weight());
+                bytes += event.as_ref().map_or(0, |event| event.body.weight());
                 events.extend(event);
             }
             Ok((events, last))

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use lodge_core::event::EventKind;
+use lodge_core::event::{EventBody, TurnFailed, TurnFinished, TurnInterrupted};
 use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{AgentRow, EventRow, MessageRow, RequestRow, Role, SessionFact, StepRow, TurnRow};
 use lodge_core::summary::{Around, TurnFull};
@@ -249,7 +249,7 @@ impl Reader {
             {
                 last = rows::unsigned(row, "seq")?;
                 let event = rows::event(row)?;
-                bytes += event.as_ref().map_or(0, |event| event.data.weight());
+                bytes += event.as_ref().map_or(0, |event| event.body.weight());
                 events.extend(event);
             }
             Ok((events, last))
@@ -330,54 +330,23 @@ fn text_so_far(c: &Connection, row: &TurnRow) -> rusqlite::Result<String> {
     let mut text = String::new();
     while let Some(event) = found.next()? {
         let Some(event) = rows::event(event)? else { continue };
-        if event.data.turn.as_deref() != Some(turn.as_str()) {
-            continue;
-        }
-        match event.kind {
-            EventKind::TurnText => {
-                if event.data.offset == Some(0) {
+        let is_it = |of: &str| of == turn.as_str();
+        match event.body {
+            EventBody::TurnText(said) if is_it(&said.turn) => {
+                if said.offset == 0 {
                     text.clear();
                 }
-                text.push_str(event.data.text.as_deref().unwrap_or_default());
+                text.push_str(&said.text);
             }
-            EventKind::TurnFailed | EventKind::TurnInterrupted | EventKind::TurnFinished => break,
-            EventKind::TurnStepRestarted => text.clear(),
-            EventKind::DaemonStarted
-            | EventKind::DaemonReloaded
-            | EventKind::AgentPulling
-            | EventKind::AgentStarting
-            | EventKind::AgentReady
-            | EventKind::AgentWorking
-            | EventKind::AgentStopped
-            | EventKind::AgentFailed
-            | EventKind::AgentRemoving
-            | EventKind::AgentRemoved
-            | EventKind::AgentLiveness
-            | EventKind::AgentUpdated
-            | EventKind::LineageAdopted
-            | EventKind::LineageOrphaned
-            | EventKind::LineageRevived
-            | EventKind::LineageReaped
-            | EventKind::LineageAsk
-            | EventKind::LineageEnded
-            | EventKind::TurnAccepted
-            | EventKind::TurnStarted
-            | EventKind::TurnStepStarted
-            | EventKind::TurnToolCall
-            | EventKind::TurnToolResult
-            | EventKind::TurnStepFinished
-            | EventKind::SessionCompacted
-            | EventKind::SessionForked
-            | EventKind::SessionRewound
-            | EventKind::SessionBranchActivated
-            | EventKind::SessionDeleted
-            | EventKind::JobSubmitted
-            | EventKind::JobStarted
-            | EventKind::JobOutput
-            | EventKind::JobFinished
-            | EventKind::JobCancelled
-            | EventKind::WorkQuarantined
-            | EventKind::WorkReleased => {}
+            EventBody::TurnStepRestarted(step) if is_it(&step.turn) => text.clear(),
+            EventBody::TurnFailed(TurnFailed { turn, .. })
+            | EventBody::TurnInterrupted(TurnInterrupted { turn, .. })
+            | EventBody::TurnFinished(TurnFinished { turn, .. })
+                if is_it(&turn) =>
+            {
+                break;
+            }
+            _ => {}
         }
     }
     Ok(text)

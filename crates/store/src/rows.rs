@@ -13,7 +13,7 @@ use lodge_core::record::{
 use lodge_core::session::{ForkPoint, TurnPlace};
 use lodge_core::token::{Holder, TokenRow};
 use lodge_core::turn::{StepState, TurnState};
-use lodge_core::{Cause, EventData, EventKind, Timestamp};
+use lodge_core::{Cause, EventBody, EventKind, Timestamp};
 use prost::Message;
 use rusqlite::types::Type;
 use rusqlite::{Row, RowIndex, Statement};
@@ -262,13 +262,14 @@ pub(crate) fn message_row(row: &Row<'_>) -> rusqlite::Result<MessageRow> {
 /// `None` for a kind that a newer release wrote: readers pass over it.
 pub(crate) fn event(row: &Row<'_>) -> rusqlite::Result<Option<EventRow>> {
     let Some(kind) = EventKind::from_code(row.get("kind")?) else { return Ok(None) };
+    let data = row.get_ref("data")?.as_blob()?;
+    let body = EventBody::decode(kind, data).map_err(|cause| unknown(row, "data", cause))?;
     Ok(Some(EventRow {
         seq: unsigned(row, "seq")?,
         stream: row.get("stream")?,
         stream_seq: unsigned(row, "stream_seq")?,
         at: time(row, "at")?,
-        kind,
-        data: message::<EventData>(row, "data")?,
+        body,
     }))
 }
 

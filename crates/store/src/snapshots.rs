@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use lodge_core::event::EventKind;
+use lodge_core::event::{EventBody, EventKind};
 use lodge_core::record::{AgentRow, LineageRow, MessageRow, Role, SessionRow, Usage};
 use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, LineageId, SessionId, Timestamp, TurnId};
@@ -188,7 +188,10 @@ fn epoch_at(c: &Connection, daemon: &str, at: Timestamp) -> rusqlite::Result<Opt
         )?
         .query_row(params![daemon, EventKind::DaemonStarted.code(), at.ms()], rows::event)
         .optional()?;
-    Ok(found.flatten().and_then(|event| event.data.epoch))
+    Ok(match found.flatten().map(|event| event.body) {
+        Some(EventBody::DaemonStarted(started)) => Some(started.epoch),
+        Some(_) | None => None,
+    })
 }
 
 /// What a page needs to know of a turn.

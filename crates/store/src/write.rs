@@ -513,8 +513,8 @@ fn insert_event(tx: &Connection, row: &EventRow) -> rusqlite::Result<()> {
         row.stream,
         row.stream_seq.cast_signed(),
         row.at.ms(),
-        row.kind.code(),
-        row.data.encode_to_vec(),
+        row.body.kind().code(),
+        row.body.encode(),
     ])?;
     Ok(())
 }

@@ -1,8 +1,9 @@
 //! What was written before: by the last release, and long ago.
 
+use lodge_core::Timestamp;
+use lodge_core::event::{AgentReady, TurnText};
 use lodge_core::record::{EventRow, ImageHeld, ImageKind, ImageRecord, ImageState, Write};
 use lodge_core::turn::TurnState;
-use lodge_core::{EventData, EventKind, Timestamp};
 use lodge_store::open;
 use rusqlite::Connection;
 
@@ -111,8 +112,7 @@ fn the_past_of_a_stream_is_read_page_by_page_without_a_gap() {
             stream: stream.into(),
             stream_seq,
             at: Timestamp::from_ms(1),
-            kind: EventKind::AgentReady,
-            data: EventData::default(),
+            body: AgentReady::default().into(),
         })
     };
     let writes: Vec<Write> = (1..=20).map(event).collect();
@@ -138,10 +138,10 @@ fn a_page_of_the_log_ends_after_some_megabytes_and_the_next_goes_on_behind_it() 
     let dir = tempfile::tempdir().unwrap();
     let mut store = open(&dir.path().join("daemon.db"), &[7; 64]).unwrap();
     let event = |seq: u64| {
-        let data = EventData { text: Some("x".repeat(1 << 20)), ..EventData::default() };
+        let body = TurnText { text: "x".repeat(1 << 20), ..TurnText::default() }.into();
         let at = Timestamp::from_ms(1);
         let stream = "daemon".to_owned();
-        Write::Event(EventRow { seq, stream, stream_seq: seq, at, kind: EventKind::TurnText, data })
+        Write::Event(EventRow { seq, stream, stream_seq: seq, at, body })
     };
     let writes: Vec<Write> = (1..=10).map(event).collect();
     store.writer.commit(&writes, ()).unwrap().into_inner();

@@ -4,15 +4,14 @@ use std::path::PathBuf;
 
 use lodge_core::agent::AgentState;
 use lodge_core::epoch::{EpochRow, Strategy, Summary};
+use lodge_core::event::DaemonStarted;
 use lodge_core::record::{
     AgentRow, AgentSpec, AgentWrite, EventRow, ImageRecord, ImageRow, ImageWrite, MessageBody, MessageRow,
     Retry, Role, SessionRow, SessionWrite, TurnRow, TurnWrite, Usage, Write,
 };
 use lodge_core::session::{Fork, ForkPoint, PathChange, TurnPlace};
 use lodge_core::turn::TurnState;
-use lodge_core::{
-    AgentId, EventData, EventKind, IdSource, LineageId, SandboxId, SessionId, Timestamp, TurnId,
-};
+use lodge_core::{AgentId, IdSource, LineageId, SandboxId, SessionId, Timestamp, TurnId};
 use lodge_store::{
     NoTurn, Opened, Query, Search, SearchWanted, SessionPlace, TurnCursor, TurnPick, Which, open,
 };
@@ -65,8 +64,7 @@ impl World {
             stream: "daemon".into(),
             stream_seq: self.seq,
             at: Timestamp::from_ms(self.now),
-            kind: EventKind::DaemonStarted,
-            data: EventData::default(),
+            body: DaemonStarted::default().into(),
         });
         let all: Vec<&Write> = writes.iter().chain([&event]).collect();
         self.store.writer.commit(all, ()).unwrap().into_inner();

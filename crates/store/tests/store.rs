@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use lodge_core::agent::{AgentState, FailReason};
+use lodge_core::event::{TurnAccepted, TurnText};
 use lodge_core::lineage::{EndReason, LineageState};
 use lodge_core::record::{
     AgentRow, AgentSpec, AgentWrite, CallRecord, EventRow, ExecRequest, FailureRecord, ImageRecord, ImageRow,
@@ -13,8 +14,7 @@ use lodge_core::record::{
 use lodge_core::session::TurnPlace;
 use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{
-    AgentId, EventData, EventKind, ExecId, IdSource, LineageId, SandboxId, SessionId, StepId, Timestamp,
-    TurnId,
+    AgentId, EventBody, ExecId, IdSource, LineageId, SandboxId, SessionId, StepId, Timestamp, TurnId,
 };
 use lodge_store::{AgentFound, OpenError, Opened, SCHEMA_VERSION, open};
 use rusqlite::Connection;
@@ -60,9 +60,15 @@ impl Ids {
         }
     }
 
-    fn event(&mut self, stream: &str, stream_seq: u64, kind: EventKind, data: EventData) -> Write {
+    fn event(&mut self, stream: &str, stream_seq: u64, body: impl Into<EventBody>) -> Write {
         self.seq += 1;
-        Write::Event(EventRow { seq: self.seq, stream: stream.into(), stream_seq, at: NOW, kind, data })
+        Write::Event(EventRow {
+            seq: self.seq,
+            stream: stream.into(),
+            stream_seq,
+            at: NOW,
+            body: body.into(),
+        })
     }
 }
 
@@ -146,22 +152,11 @@ fn live(ids: &mut Ids) -> (AgentRow, TurnRow, Vec<Write>) {
         Write::Turn(TurnWrite::Step(step(ids, 0, StepKind::Model, StepState::Done))),
         message(2, Role::Assistant, "let me see", vec![call]),
         Write::Turn(TurnWrite::Step(step(ids, 1, StepKind::Tool, StepState::Intent))),
-        ids.event(
-            &stream,
-            1,
-            EventKind::TurnAccepted,
-            EventData { turn: Some(turn.id.to_string()), ..EventData::default() },
-        ),
+        ids.event(&stream, 1, TurnAccepted { turn: turn.id.to_string(), ..TurnAccepted::default() }),
         ids.event(
             &stream,
             2,
-            EventKind::TurnText,
-            EventData {
-                turn: Some(turn.id.to_string()),
-                offset: Some(0),
-                text: Some("let me".into()),
-                ..EventData::default()
-            },
+            TurnText { turn: turn.id.to_string(), text: "let me".into(), ..TurnText::default() },
         ),
     ];
     (agent, turn, writes)
@@ -401,9 +396,8 @@ fn the_wal_stays_bounded_while_much_is_written_and_somebody_reads() {
     let mut ids = Ids::new();
     let mut largest = 0;
     for round in 1..=1_500_u64 {
-        let text = Some("x".repeat(60_000));
-        let event =
-            ids.event("daemon", round, EventKind::TurnText, EventData { text, ..EventData::default() });
+        let text = "x".repeat(60_000);
+        let event = ids.event("daemon", round, TurnText { text, ..TurnText::default() });
         drop(store.writer.commit([&event], ()).unwrap());
         if round % 50 == 0 {
             assert_eq!(store.reader.head().unwrap(), round);
@@ -451,8 +445,7 @@ fn the_heads_of_streams_are_right_however_far_the_table_is_behind() {
             stream: stream.to_owned(),
             stream_seq,
             at: Timestamp::from_ms(1),
-            kind: EventKind::TurnText,
-            data: EventData::default(),
+            body: TurnText::default().into(),
         })
     };
     let mut seq = 0;

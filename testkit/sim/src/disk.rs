@@ -179,7 +179,7 @@ impl SimDisk {
                     return Err(format!("event {row:?} does not follow {seq}, nor {at} of its stream"));
                 }
                 (self.seq, *head) = (row.seq, row.stream_seq);
-                self.prints.push((row.stream_seq, row.kind.code(), row.at.ms()));
+                self.prints.push((row.stream_seq, row.body.kind().code(), row.at.ms()));
             }
             Write::Token(row) => {
                 let before = self.tokens.insert(row.id.clone(), row.clone());
@@ -428,7 +428,7 @@ impl SimDisk {
         self.deleted.contains(id)
     }
 
-    /// How often a session of this name began; a deleted one may begin anew.
+    /// How often a session of this name was created; a deleted one may be created again.
     pub fn begun(&self, id: &SessionId) -> u32 {
         self.begun.get(id).copied().unwrap_or(0)
     }

@@ -4,8 +4,8 @@ use lodge_proto::{
     IssueToken, ListTokens, RevokeToken, TokenIssueParams, TokenListParams, TokenRef, TokenView,
 };
 
-use super::agents::ResultList;
 use super::names::AgentNames;
+use super::results::ResultList;
 use super::{CommandContext, request_id};
 use crate::args::TokenCommand;
 use crate::failure::CommandFailure;

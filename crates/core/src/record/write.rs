@@ -4,6 +4,7 @@ use super::{
     AgentRow, AgentSpec, EventRow, FailureRecord, ImageRefRow, ImageRow, LineageRow, MessageRow, NextSpec,
     RequestRow, Retry, SessionRow, StepRow, TurnRow, Usage,
 };
+use crate::Timestamp;
 use crate::agent::AgentState;
 use crate::cause::Cause;
 use crate::epoch::EpochRow;
@@ -11,7 +12,6 @@ use crate::id::{AgentId, LineageId, SessionId, TurnId, WorkId};
 use crate::job::JobWrite;
 use crate::quarantine::QuarantineRow;
 use crate::session::{Fork, PathChange};
-use crate::time::Timestamp;
 use crate::token::TokenRow;
 use crate::turn::{StepState, TurnState};
 

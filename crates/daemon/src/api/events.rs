@@ -63,7 +63,7 @@ impl EventPage {
 
     fn put(&mut self, event: &EventRow) {
         if !self.is_full() {
-            self.bytes += event.data.weight();
+            self.bytes += event.body.weight();
             self.events.push(view::event(event));
         }
     }

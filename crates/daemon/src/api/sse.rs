@@ -96,7 +96,8 @@ async fn next(mut follow: Follow) -> Option<(Result<SseEvent, Infallible>, Follo
         }
         if let Some(event) = follow.page.pop_front() {
             let json = serde_json::to_string(&view::event(&event)).unwrap_or_default();
-            let sse = SseEvent::default().id(event.seq.to_string()).event(event.kind.word()).data(json);
+            let sse =
+                SseEvent::default().id(event.seq.to_string()).event(event.body.kind().word()).data(json);
             return Some((Ok(sse), follow));
         }
         let shell = follow.api.shell.clone();

@@ -21,7 +21,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lodge_core::event::EventKind;
+use lodge_core::event::EventBody;
 use lodge_core::job::{JobRow, JobState};
 use lodge_core::record::EventRow;
 use lodge_core::{AgentId, JobId};
@@ -122,8 +122,8 @@ impl Jobs {
     /// Tells whoever waits for the ends that are on disk now.
     pub fn recorded(&self, events: &[EventRow]) {
         let is_end =
-            |event: &&EventRow| matches!(event.kind, EventKind::JobFinished | EventKind::JobCancelled);
-        for job in events.iter().filter(is_end).filter_map(|event| event.data.job.as_ref()?.parse().ok()) {
+            |event: &&EventRow| matches!(event.body, EventBody::JobFinished(_) | EventBody::JobCancelled(_));
+        for job in events.iter().filter(is_end).filter_map(|event| event.body.job()?.parse().ok()) {
             self.watches.ended(&job);
         }
     }

@@ -3,12 +3,15 @@
 //! A process is proven dead before its lineage is orphaned, so that a revival never meets the old one.
 
 use lodge_core::agent::{AgentEvent, AgentState};
+use lodge_core::event::{
+    AgentLiveness, EventBody, LineageAsk, LineageEnded, LineageOrphaned, LineageReaped, LineageRevived,
+};
 use lodge_core::limits::LIVED_WELL_MS;
 use lodge_core::lineage::{EndReason, LineageEvent, LineageState, Policy};
 use lodge_core::liveness::Liveness;
 use lodge_core::record::{AgentWrite, LineageRow};
 use lodge_core::retry::{self, Again};
-use lodge_core::{AgentId, EventData, EventKind, LineageId, Timestamp};
+use lodge_core::{AgentId, LineageId, Timestamp};
 
 use super::ends::BreakOff;
 use super::refusal::LineageRefusal;
@@ -175,8 +178,7 @@ impl Engine {
         }
         agent.liveness = level;
         self.step.hurry();
-        let data = EventData { status: Some(level.word().to_owned()), ..EventData::default() };
-        self.agent_event(id, EventKind::AgentLiveness, data);
+        self.agent_event(id, |name| AgentLiveness { name, status: level.word().to_owned() });
     }
 
     /// An operator decides about a lineage that waits for one.
@@ -248,22 +250,20 @@ impl Engine {
         }
         let (attempt, detail) = (agent.lineage.deaths, agent.lineage.detail.clone());
         self.step.write(AgentWrite::Lineage(agent.lineage.clone()));
-        let data = EventData { lineage: Some(agent.lineage.id.as_str().to_owned()), ..EventData::default() };
-        let (kind, data) = match next {
-            LineageState::Active if event == LineageEvent::Stopped => return,
-            LineageState::Active => (EventKind::LineageRevived, EventData { attempt: Some(attempt), ..data }),
-            LineageState::Orphaned => (EventKind::LineageOrphaned, EventData { detail, ..data }),
-            LineageState::AskPending => (EventKind::LineageAsk, EventData { detail, ..data }),
-            LineageState::Reaped => (EventKind::LineageReaped, EventData { detail, ..data }),
+        let lineage = agent.lineage.id.to_string();
+        if next == LineageState::Active && event == LineageEvent::Stopped {
+            return;
+        }
+        self.agent_event(id, |name| match next {
+            LineageState::Active => EventBody::from(LineageRevived { name, lineage, attempt }),
+            LineageState::Orphaned => LineageOrphaned { name, lineage, detail }.into(),
+            LineageState::AskPending => LineageAsk { name, lineage, detail }.into(),
+            LineageState::Reaped => LineageReaped { name, lineage, detail }.into(),
             LineageState::Ended(reason) => {
                 let detail = detail.filter(|_| reason == EndReason::Exhausted);
-                (
-                    EventKind::LineageEnded,
-                    EventData { reason: Some(reason.word().to_owned()), detail, ..data },
-                )
+                LineageEnded { name, lineage, reason: reason.word().to_owned(), detail }.into()
             }
-        };
-        self.agent_event(id, kind, data);
+        });
     }
 }
 

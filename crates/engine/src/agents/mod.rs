@@ -25,9 +25,13 @@ use crate::{
     RunningJobs, SandboxEffect, Timer,
 };
 use lodge_core::agent::{AgentEvent, AgentState, FailReason};
+use lodge_core::event::{
+    AgentFailed, AgentPulling, AgentReady, AgentRemoved, AgentRemoving, AgentStarting, AgentStopped,
+    EventBody,
+};
 use lodge_core::lineage::{LineageEvent, LineageState};
 use lodge_core::record::{AgentRow, AgentWrite, Retry};
-use lodge_core::{AgentId, EventData, EventKind, LineageId, SandboxId, Timestamp};
+use lodge_core::{AgentId, LineageId, SandboxId, Timestamp};
 
 impl Engine {
     pub(crate) fn agent_command(&mut self, caller: Caller, command: AgentCommand) -> Result<(), Refusal> {
@@ -97,7 +101,7 @@ impl Engine {
         self.names.insert(name, id.clone());
         self.agents.insert(id.clone(), Agent::new(row, lineage));
         self.name_put(put);
-        self.agent_event(&id, EventKind::AgentPulling, EventData::default());
+        self.agent_event(&id, |name| AgentPulling { name, attempt: None });
         self.fetch(&id);
         self.reply_agent(caller, &id);
         Ok(())
@@ -238,22 +242,22 @@ impl Engine {
             started_at: agent.row.started_at,
             retry: agent.row.retry,
         });
-        let again =
-            EventData { attempt: (retry.failures > 0).then_some(retry.failures), ..EventData::default() };
-        let (kind, data) = match next {
-            AgentState::Pulling => (EventKind::AgentPulling, again),
-            AgentState::Starting => (EventKind::AgentStarting, EventData::default()),
-            AgentState::Ready => (EventKind::AgentReady, EventData::default()),
-            AgentState::Stopped => (EventKind::AgentStopped, EventData::default()),
+        if let AgentState::Failed(reason) = next {
+            self.note_failure(id, reason, detail.as_deref().unwrap_or_default());
+        }
+        let attempt = (retry.failures > 0).then_some(retry.failures);
+        self.agent_event(id, |name| match next {
+            AgentState::Pulling => AgentPulling { name, attempt }.into(),
+            AgentState::Starting => AgentStarting { name }.into(),
+            AgentState::Ready => AgentReady { name }.into(),
+            AgentState::Stopped => AgentStopped { name }.into(),
             AgentState::Failed(reason) => {
-                self.note_failure(id, reason, detail.as_deref().unwrap_or_default());
-                let (reason, retry_at_ms) = (Some(reason.word().to_owned()), retry.at.map(Timestamp::ms));
-                (EventKind::AgentFailed, EventData { reason, detail, retry_at_ms, ..again })
+                let (reason, retry_at_ms) = (reason.word().to_owned(), retry.at.map(Timestamp::ms));
+                EventBody::from(AgentFailed { name, attempt, reason, detail, retry_at_ms })
             }
-            AgentState::Removing => (EventKind::AgentRemoving, EventData::default()),
-            AgentState::Removed => (EventKind::AgentRemoved, EventData::default()),
-        };
-        self.agent_event(id, kind, data);
+            AgentState::Removing => AgentRemoving { name }.into(),
+            AgentState::Removed => AgentRemoved { name }.into(),
+        });
         if let Some(at) = retry.at {
             let delay_ms = u64::try_from(at.ms() - self.step.now.ms()).unwrap_or(0);
             self.step.act(Effect::Timer(Timer::Retry { agent: id.clone(), run, delay_ms }));
@@ -268,9 +272,10 @@ impl Engine {
         self.step.in_sandbox(id, SandboxEffect::NoteFailure { line });
     }
 
-    pub(crate) fn agent_event(&mut self, id: &AgentId, kind: EventKind, mut data: EventData) {
-        data.name = self.agents.get(id).map(|agent| agent.row.name.clone());
-        self.event(id.as_str(), kind, data);
+    /// Appends an event about an agent, which has its name.
+    pub(crate) fn agent_event<B: Into<EventBody>>(&mut self, id: &AgentId, body: impl FnOnce(String) -> B) {
+        let name = self.agents.get(id).map(|agent| agent.row.name.clone()).unwrap_or_default();
+        self.event(id.as_str(), body(name));
     }
 
     pub(crate) fn reply_agent(&mut self, caller: Caller, id: &AgentId) {

@@ -1,9 +1,10 @@
 //! How an agent comes up: started, adopted, ready, or failed to.
 
 use lodge_core::agent::{AgentEvent, AgentState};
+use lodge_core::event::{AgentWorking, LineageAdopted};
 use lodge_core::lineage::LineageState;
 use lodge_core::liveness::Liveness;
-use lodge_core::{AgentId, EventData, EventKind, TurnId};
+use lodge_core::{AgentId, TurnId};
 
 use super::ends::BreakOff;
 use crate::jobs::Which;
@@ -70,12 +71,11 @@ impl Engine {
             self.set_state(id, next, None);
             if self.is_at_work(id) {
                 // Turns that an earlier process had go on, and jobs did.
-                self.agent_event(id, EventKind::AgentWorking, EventData::default());
+                self.agent_event(id, |name| AgentWorking { name });
             }
         }
         if adopted {
-            let data = EventData { incarnation: Some(incarnation), ..EventData::default() };
-            self.agent_event(id, EventKind::LineageAdopted, data);
+            self.agent_event(id, |name| LineageAdopted { name, incarnation });
         }
         self.set_liveness(id, Liveness::Active);
         self.step.hurry();

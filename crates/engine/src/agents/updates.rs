@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 
 use lodge_core::agent::{AgentEvent, AgentState};
+use lodge_core::event::AgentUpdated;
 use lodge_core::job::JobState;
 use lodge_core::lineage::LineageEvent;
 use lodge_core::record::{
     AgentRow, AgentSpec, AgentWrite, LimitsRecord, MountRecord, NextSpec, Retry, RuntimeRecord, ToolRecord,
 };
-use lodge_core::{AgentId, EventData, EventKind, JobId};
+use lodge_core::{AgentId, JobId};
 
 use super::Agent;
 use super::ends::BreakOff;
@@ -115,8 +116,7 @@ impl Engine {
         if let Some(put) = put {
             self.name_put(put);
         }
-        let data = EventData { status: Some(in_force.word().to_owned()), ..EventData::default() };
-        self.agent_event(&id, EventKind::AgentUpdated, data);
+        self.agent_event(&id, |name| AgentUpdated { name, status: in_force.word().to_owned() });
         if replaces && !works && (state.takes_turns() || retries) {
             self.replace(&id);
         }

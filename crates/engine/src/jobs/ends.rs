@@ -1,11 +1,13 @@
 //! How a job ends: by itself, or because somebody wants it to; then its output is archived, and its files go.
 
 use lodge_core::agent::AgentState;
+use lodge_core::event::{EventBody, JobCancelled, JobFinished};
 use lodge_core::job::{JobEvent, JobProgress, JobRow, JobState, JobStream, JobWrite};
 use lodge_core::limits::JOBS_UNTOLD_MAX;
-use lodge_core::{AgentId, Cause, EventData, EventKind, JobId, Timestamp};
+use lodge_core::{AgentId, Cause, JobId, Timestamp};
 
 use super::refusal::JobRefusal;
+use super::submit::JobRef;
 use super::{Expiry, JobEffect, JobEnd};
 use crate::agents::refusal::AgentRefusal;
 use crate::answer::JobAnswer;
@@ -118,23 +120,22 @@ impl Engine {
     /// Records how a job ended, and tells those who wait for that.
     fn job_over(&mut self, id: &JobId, outcome: Outcome) {
         let Outcome { progress, note } = outcome;
-        let kind = match progress.state {
-            JobState::Cancelled => EventKind::JobCancelled,
-            JobState::Done | JobState::Error => EventKind::JobFinished,
+        let cancelled = match progress.state {
+            JobState::Cancelled => true,
+            JobState::Done | JobState::Error => false,
             JobState::Pending | JobState::Running => return,
         };
-        let data = EventData {
-            status: Some(progress.state.word().to_owned()),
+        let ended = EndOfJob {
+            status: progress.state.word().to_owned(),
             exit_code: progress.exit_code,
             signal: progress.signal,
             cause: progress.cause.map(|cause| cause.word().to_owned()),
             detail: progress.error.clone().or(note),
-            stdout_bytes: Some(progress.stdout.seen),
-            stderr_bytes: Some(progress.stderr.seen),
-            ..EventData::default()
+            stdout_bytes: progress.stdout.seen,
+            stderr_bytes: progress.stderr.seen,
         };
         self.set_progress(id, progress);
-        self.job_event(id, kind, data);
+        self.job_event(id, |of| ended.event(of, cancelled));
         self.answer_waits(id);
         // Sessions that nobody goes on with cost bounded memory.
         while self.jobs.untold() > JOBS_UNTOLD_MAX
@@ -189,6 +190,55 @@ impl Engine {
         }
         if !jobs.is_empty() {
             self.step.act(Effect::RemoveOutput { jobs });
+        }
+    }
+}
+
+/// What the event of its end says of a job.
+struct EndOfJob {
+    status: String,
+    exit_code: Option<i32>,
+    signal: Option<i32>,
+    cause: Option<String>,
+    detail: Option<String>,
+    stdout_bytes: u64,
+    stderr_bytes: u64,
+}
+
+impl EndOfJob {
+    fn event(self, of: JobRef, cancelled: bool) -> EventBody {
+        let JobRef { job, session, turn, name } = of;
+        let EndOfJob { status, exit_code, signal, cause, detail, stdout_bytes, stderr_bytes } = self;
+        if cancelled {
+            JobCancelled {
+                job,
+                session,
+                turn,
+                name,
+                status,
+                exit_code,
+                signal,
+                cause,
+                detail,
+                stdout_bytes,
+                stderr_bytes,
+            }
+            .into()
+        } else {
+            JobFinished {
+                job,
+                session,
+                turn,
+                name,
+                status,
+                exit_code,
+                signal,
+                cause,
+                detail,
+                stdout_bytes,
+                stderr_bytes,
+            }
+            .into()
         }
     }
 }

@@ -1,6 +1,7 @@
 //! How a job begins: submitted, waiting, started.
 
 use lodge_core::agent::AgentState;
+use lodge_core::event::{AgentWorking, EventBody, JobOutput, JobStarted, JobSubmitted};
 use lodge_core::job::{JobEvent, JobProgress, JobRequest, JobRow, JobState, JobWrite};
 use lodge_core::job_check::{JobFault, check_args, check_labels, check_priority, check_stdin, check_timeout};
 use lodge_core::limits::{
@@ -8,7 +9,7 @@ use lodge_core::limits::{
     JOB_OUTPUT_DISK_SHARE, JOB_OUTPUT_EVERY_MS, JOBS_PENDING_MAX, JOBS_UNARCHIVED_MAX,
 };
 use lodge_core::record::AgentRow;
-use lodge_core::{AgentId, EventData, EventKind, JobId, SessionId, TurnId};
+use lodge_core::{AgentId, JobId, SessionId, TurnId};
 
 use super::refusal::JobRefusal;
 use super::{JobEffect, JobWork, NewJob};
@@ -24,6 +25,16 @@ pub(crate) struct Origin {
     pub session: Option<SessionId>,
     /// The one whose tool submitted it.
     pub turn: Option<TurnId>,
+}
+
+/// What every event of a job says of it.
+#[derive(Debug)]
+pub(crate) struct JobRef {
+    pub job: String,
+    pub session: Option<String>,
+    pub turn: Option<String>,
+    /// Its program.
+    pub name: String,
 }
 
 impl Engine {
@@ -95,7 +106,7 @@ impl Engine {
         let id = row.id.clone();
         self.step.write(JobWrite::New { row: Box::new(row.clone()), stdin });
         self.jobs.insert(row, self.seq);
-        self.job_event(&id, EventKind::JobSubmitted, EventData::default());
+        self.job_event(&id, |JobRef { job, session, turn, name }| JobSubmitted { job, session, turn, name });
         self.hand_out_jobs();
         id
     }
@@ -151,9 +162,9 @@ impl Engine {
             JobProgress { state, boot: Some(boot), started_at: Some(self.step.now), ..row.progress.clone() };
         let is_first = !self.is_at_work(&agent);
         self.set_progress(id, progress);
-        self.job_event(id, EventKind::JobStarted, EventData::default());
+        self.job_event(id, |JobRef { job, session, turn, name }| JobStarted { job, session, turn, name });
         if is_first {
-            self.agent_event(&agent, EventKind::AgentWorking, EventData::default());
+            self.agent_event(&agent, |name| AgentWorking { name });
         }
         let what = JobEffect::Start { job: id.clone(), resumed: false };
         self.step.act(Effect::Job { agent, what });
@@ -169,21 +180,29 @@ impl Engine {
     pub(crate) fn job_wrote(&mut self, id: &JobId, stdout: u64, stderr: u64) {
         let runs = self.jobs.get(id).is_some_and(|row| row.progress.state == JobState::Running);
         if runs && self.jobs.output_due(id, self.step.now, JOB_OUTPUT_EVERY_MS) {
-            let data =
-                EventData { stdout_bytes: Some(stdout), stderr_bytes: Some(stderr), ..EventData::default() };
-            self.job_event(id, EventKind::JobOutput, data);
+            self.job_event(id, |JobRef { job, session, turn, name }| JobOutput {
+                job,
+                session,
+                turn,
+                name,
+                stdout_bytes: stdout,
+                stderr_bytes: stderr,
+            });
         }
     }
 
     /// Appends an event about a job, in its agent's stream.
-    pub(crate) fn job_event(&mut self, id: &JobId, kind: EventKind, mut data: EventData) {
+    /// Appends an event about a job, in its agent's stream.
+    pub(crate) fn job_event<B: Into<EventBody>>(&mut self, id: &JobId, body: impl FnOnce(JobRef) -> B) {
         let Some(row) = self.jobs.get(id) else { return };
-        data.job = Some(id.to_string());
-        data.session = row.session.as_ref().map(SessionId::to_string);
-        data.turn.clone_from(&row.request.turn);
-        data.name = Some(row.request.bin.clone());
+        let of = JobRef {
+            job: id.to_string(),
+            session: row.session.as_ref().map(SessionId::to_string),
+            turn: row.request.turn.clone(),
+            name: row.request.bin.clone(),
+        };
         let stream = row.agent.to_string();
-        self.event(&stream, kind, data);
+        self.event(&stream, body(of));
     }
 
     pub(crate) fn reply_job(&mut self, caller: Caller, id: &JobId) {

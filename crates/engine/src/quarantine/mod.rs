@@ -4,9 +4,10 @@
 //! itself; a request is refused where it arrives. An operator has it computed again or gives it up.
 
 use lodge_core::agent::AgentEvent;
+use lodge_core::event::{EventBody, WorkQuarantined, WorkReleased};
 use lodge_core::quarantine::{QUARANTINED_MAX, QuarantineRow, Suspect, Work, WorkKind};
 use lodge_core::record::{AgentRow, FailureRecord, WorkWrite};
-use lodge_core::{AgentId, EventData, EventKind, TurnId, WorkId};
+use lodge_core::{AgentId, TurnId, WorkId};
 
 use crate::answer::ReleasedWork;
 use crate::turns::Turn;
@@ -65,7 +66,7 @@ impl Engine {
             let id = WorkId::new(&mut self.ids, self.step.now);
             let row = QuarantineRow { id, work, agent, detail, deaths, since: self.step.now };
             self.step.write(WorkWrite::Quarantined(row.clone()));
-            self.work_event(&row, EventKind::WorkQuarantined, "quarantined");
+            self.work_event(&row, None);
             self.step.act(effect);
             self.quarantine_seqs.insert(row.id.clone(), self.seq);
             self.quarantine.insert(row.id.clone(), row);
@@ -152,7 +153,7 @@ impl Engine {
             .cloned()
             .ok_or_else(|| WorkRefusal::NotFound { given: id.to_string() })?;
         self.forget_work(id);
-        self.work_event(&row, EventKind::WorkReleased, how.word());
+        self.work_event(&row, Some(how));
         match (turn_of(&row.work), row.work.kind, how) {
             (Some(turn), _, Release::Retry) => self.resume_turn(&turn),
             (Some(turn), _, Release::Drop) => self.fail_turn(&turn, dropped(&row)),
@@ -199,22 +200,26 @@ impl Engine {
         self.step.act(Effect::Quarantine { work: row.work, is_aside: false });
     }
 
-    fn work_event(&mut self, row: &QuarantineRow, kind: EventKind, status: &str) {
+    /// Appends an event about work, in the stream of its agent.
+    fn work_event(&mut self, row: &QuarantineRow, release: Option<Release>) {
         let turn = turn_of(&row.work);
-        let session =
-            turn.as_ref().and_then(|turn| self.turns.get(turn)).map(|turn| turn.row.session.to_string());
-        let data = EventData {
-            work: Some(row.id.to_string()),
-            kind: Some(row.work.kind.word().to_owned()),
-            status: Some(status.to_owned()),
-            deaths: Some(row.deaths),
-            detail: Some(row.detail.clone()).filter(|detail| !detail.is_empty()),
-            turn: turn.map(|turn| turn.to_string()),
-            session,
-            ..EventData::default()
+        let session = turn.as_ref().and_then(|turn| self.turns.get(turn));
+        let session = session.map(|turn| turn.row.session.to_string());
+        let (work, kind, deaths) = (row.id.to_string(), row.work.kind.word().to_owned(), row.deaths);
+        let detail = Some(row.detail.clone()).filter(|detail| !detail.is_empty());
+        let turn = turn.map(|turn| turn.to_string());
+        let body = match release {
+            None => {
+                let status = "quarantined".to_owned();
+                EventBody::from(WorkQuarantined { work, kind, status, deaths, detail, turn, session })
+            }
+            Some(release) => {
+                let status = release.word().to_owned();
+                WorkReleased { work, kind, status, deaths, detail, turn, session }.into()
+            }
         };
         let stream = row.agent.as_ref().map_or(DAEMON_STREAM, AgentId::as_str).to_owned();
-        self.event(&stream, kind, data);
+        self.event(&stream, body);
     }
 }
 

@@ -6,11 +6,12 @@ pub mod messages;
 pub mod refusal;
 mod state;
 
+use lodge_core::event::{EventBody, SessionBranchActivated, SessionDeleted, SessionForked, SessionRewound};
 use lodge_core::limits::FORK_BYTES_MAX;
 use lodge_core::record::{SessionFact, SessionRow, SessionWrite};
 use lodge_core::session::{Fork, ForkPlan, ForkPoint, PathChange, PathPlan, TurnPlace};
 use lodge_core::summary::{LiveTurns, SessionSummary};
-use lodge_core::{EventData, EventKind, SessionId, Timestamp, TurnId};
+use lodge_core::{SessionId, Timestamp, TurnId};
 
 pub use self::refusal::SessionRefusal;
 pub(crate) use self::state::Session;
@@ -35,15 +36,14 @@ impl Engine {
             SessionWhat::Rewind(plan) => {
                 let number = plan.turns;
                 if self.cut_path(&id, plan) {
-                    let data = EventData { number: Some(number), ..EventData::default() };
-                    self.session_event(&id, EventKind::SessionRewound, data);
+                    self.session_event(&id, |session| SessionRewound { session, number });
                 }
                 self.session_answer(&id, owner, self.step.now)
             }
             SessionWhat::Activate { turn, plan } => {
                 if self.cut_path(&id, plan) {
-                    let data = EventData { turn: Some(turn.to_string()), ..EventData::default() };
-                    self.session_event(&id, EventKind::SessionBranchActivated, data);
+                    let turn = turn.to_string();
+                    self.session_event(&id, |session| SessionBranchActivated { session, turn });
                 }
                 self.session_answer(&id, owner, self.step.now)
             }
@@ -56,7 +56,7 @@ impl Engine {
                 self.session_answer(&to, owner, self.step.now)
             }
             SessionWhat::Delete => {
-                self.session_event(&id, EventKind::SessionDeleted, EventData::default());
+                self.session_event(&id, |session| SessionDeleted { session });
                 self.step.write(SessionWrite::Deleted { id: id.clone() });
                 self.session_gone(&id);
                 if let Some(session) = self.sessions.get_mut(&id) {
@@ -141,9 +141,8 @@ impl Engine {
         };
         self.sessions.insert(id.clone(), Session::from_fact(&fact));
         self.step.write(SessionWrite::Fork(Box::new(Fork { row, turns: copies })));
-        let data =
-            EventData { origin: Some(from.id.to_string()), number: Some(turn), ..EventData::default() };
-        self.session_event(id, EventKind::SessionForked, data);
+        let origin = from.id.to_string();
+        self.session_event(id, |session| SessionForked { session, origin, number: turn });
         self.rest_session(id);
         Ok(())
     }
@@ -187,11 +186,10 @@ impl Engine {
     }
 
     /// Appends an event about a session, in its agent's stream; the stream of a removed agent is over.
-    fn session_event(&mut self, id: &SessionId, kind: EventKind, mut data: EventData) {
+    fn session_event<B: Into<EventBody>>(&mut self, id: &SessionId, body: impl FnOnce(String) -> B) {
         let Some(session) = self.sessions.get(id) else { return };
-        data.session = Some(id.to_string());
         let agent = &session.row.agent;
         let stream = if self.agents.contains_key(agent) { agent.as_str() } else { DAEMON_STREAM }.to_owned();
-        self.event(&stream, kind, data);
+        self.event(&stream, body(id.to_string()));
     }
 }

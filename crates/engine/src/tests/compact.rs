@@ -144,8 +144,8 @@ fn a_model_that_writes_nothing_has_written_no_summary() {
     let answered = world.answer(&turn, 0, 1, " \n", &[]);
     let [epoch] = &epochs(&answered)[..] else { panic!("one epoch") };
     assert_eq!((epoch.strategy, &epoch.summary), (Strategy::Sliding, &Summary::Kept));
-    let event = answered.events().find(|event| event.kind == EventKind::SessionCompacted).unwrap();
-    assert_eq!(event.data.code.as_deref(), Some("model.no_summary"));
+    let event = answered.events().find(|event| event.body.kind() == EventKind::SessionCompacted).unwrap();
+    assert_eq!(event.body.data()["code"], "model.no_summary");
 }
 
 #[test]

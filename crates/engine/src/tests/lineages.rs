@@ -47,7 +47,7 @@ impl World {
 }
 
 fn kinds(batch: &Batch) -> Vec<&'static str> {
-    batch.events().map(|event| event.kind.word()).collect()
+    batch.events().map(|event| event.body.kind().word()).collect()
 }
 
 fn ups(batch: &Batch) -> Vec<(u32, u32)> {

@@ -112,6 +112,6 @@ fn a_check_that_was_given_up_fails_the_turn_at_once() {
     let batch = world.misfit_that(&turn, 1, Again::Never);
     assert_eq!(runtime_hears(&batch), Err("turn.failed".to_owned()));
     assert_eq!(world.state(&turn), TurnState::Failed);
-    let failed = batch.events().find(|row| row.kind == EventKind::TurnFailed).unwrap();
-    assert_eq!(failed.data.code.as_deref(), Some("turn.schema_not_checked"));
+    let failed = batch.events().find(|row| row.body.kind() == EventKind::TurnFailed).unwrap();
+    assert_eq!(failed.body.data()["code"], "turn.schema_not_checked");
 }

@@ -67,9 +67,9 @@ fn with_a_pill() -> (World, AgentId, [TurnId; 3]) {
         .map(|(session, text)| turn_of(&world.send(&agent, session, text)));
     world.ask_model(&agent, &turns[0], 1);
     let (world, batch) = world.next(vec![suspect(WorkKind::ModelCall, turns[0].as_str())]);
-    let told = batch.events().find(|row| row.kind == EventKind::WorkQuarantined).expect("an event");
-    assert_eq!((told.stream.as_str(), told.data.deaths), (agent.as_str(), Some(3)));
-    assert_eq!(told.data.turn.as_deref(), Some(turns[0].as_str()));
+    let told = batch.events().find(|row| row.body.kind() == EventKind::WorkQuarantined).expect("an event");
+    assert_eq!((told.stream.as_str(), &told.body.data()["deaths"]), (agent.as_str(), &json!(3)));
+    assert_eq!(told.body.data()["turn"], turns[0].as_str());
     assert!(acts(&batch).iter().any(|effect| matches!(effect, Effect::Quarantine { is_aside: true, .. })));
     assert_eq!(world.state(&turns[0]), TurnState::Waiting);
     (world, agent, turns)
@@ -111,7 +111,7 @@ fn the_next_daemon_finds_it_set_aside_and_does_not_set_it_aside_twice() {
     let ids = world.aside();
     let (world, batch) = world.next(vec![suspect(WorkKind::ModelCall, pill.as_str())]);
     assert_eq!((world.aside(), world.state(&pill)), (ids, TurnState::Waiting));
-    assert!(!batch.events().any(|row| row.kind == EventKind::WorkQuarantined));
+    assert!(!batch.events().any(|row| row.body.kind() == EventKind::WorkQuarantined));
     assert!(acts(&batch).iter().any(|effect| matches!(effect, Effect::Quarantine { is_aside: true, .. })));
 }
 
@@ -125,7 +125,7 @@ fn a_retry_hands_the_turn_out_again_and_a_drop_fails_it_and_lets_the_next_begin(
         assert_eq!(reply(&batch)["status"], how.word());
         assert_eq!(reply(&batch)["turn"], pill.as_str());
         assert!(world.aside().is_empty());
-        assert!(batch.events().any(|row| row.kind == EventKind::WorkReleased));
+        assert!(batch.events().any(|row| row.body.kind() == EventKind::WorkReleased));
         match how {
             Release::Retry => {
                 assert!(runs(&batch, &pill) && !runs(&batch, &behind));
@@ -134,8 +134,8 @@ fn a_retry_hands_the_turn_out_again_and_a_drop_fails_it_and_lets_the_next_begin(
             Release::Drop => {
                 assert!(runs(&batch, &behind));
                 assert_eq!(world.state(&pill), TurnState::Failed);
-                let failed = batch.events().find(|row| row.kind == EventKind::TurnFailed).unwrap();
-                assert_eq!(failed.data.code.as_deref(), Some("work.quarantined"));
+                let failed = batch.events().find(|row| row.body.kind() == EventKind::TurnFailed).unwrap();
+                assert_eq!(failed.body.data()["code"], "work.quarantined");
             }
         }
         let again = world.release(&id, how);
@@ -176,8 +176,12 @@ fn what_is_over_or_was_never_there_is_not_set_aside() {
 fn a_request_is_set_aside_for_nobody_in_particular_and_released_in_either_way() {
     for how in [Release::Retry, Release::Drop] {
         let (mut world, batch) = World::new().next(vec![suspect(WorkKind::Request, "abc")]);
-        let told = batch.events().find(|row| row.kind == EventKind::WorkQuarantined).expect("an event");
-        assert_eq!((told.stream.as_str(), told.data.detail.as_deref()), (DAEMON_STREAM, Some("agent/list")));
+        let told =
+            batch.events().find(|row| row.body.kind() == EventKind::WorkQuarantined).expect("an event");
+        assert_eq!(
+            (told.stream.as_str(), &told.body.data()["detail"]),
+            (DAEMON_STREAM, &json!("agent/list"))
+        );
         let id = world.aside().remove(0);
         let batch = world.release(&id, how);
         assert!(

@@ -87,9 +87,12 @@ fn pull_init_and_model_failures_are_tried_again_with_doubling_pauses_for_ever() 
             pauses.push(delay_ms);
             let at = NOW.plus_ms(i64::try_from(delay_ms).unwrap());
             assert_eq!(world.row(&agent).retry, Retry { failures, at: Some(at) });
-            let event = batch.events().find(|event| event.kind == EventKind::AgentFailed).unwrap();
-            assert_eq!((event.data.attempt, event.data.retry_at_ms), (Some(failures), Some(at.ms())));
-            assert_eq!(event.data.reason.as_deref(), Some(reason.word()));
+            let event = batch.events().find(|event| event.body.kind() == EventKind::AgentFailed).unwrap();
+            assert_eq!(
+                (&event.body.data()["attempt"], &event.body.data()["retry_at"]),
+                (&json!(failures), &json!(at.to_string()))
+            );
+            assert_eq!(event.body.data()["reason"], reason.word());
             let again = world.due(&agent, run);
             assert_eq!(ups(&again), 1, "{reason:?} is tried again");
             assert_eq!(ups(&world.due(&agent, run)), 0, "once");

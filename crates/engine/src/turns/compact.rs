@@ -5,11 +5,12 @@
 //! changed in the middle of one. The call that writes a summary is a step of that turn, step 0, and like any other: safe
 //! to repeat until its text is stored, and never made again after that.
 
+use lodge_core::TurnId;
 use lodge_core::epoch::{Epoch, EpochRow, SUMMARY_BYTES_MAX, Strategy, Summary};
+use lodge_core::event::SessionCompacted;
 use lodge_core::record::{FailureRecord, SessionWrite, StepKind};
 use lodge_core::retry::{self, Again};
 use lodge_core::turn::StepState;
-use lodge_core::{EventData, EventKind, TurnId};
 use serde_json::{Value, json};
 
 use super::state::{Compaction, Phase, Turn};
@@ -203,15 +204,9 @@ impl Engine {
             at: self.step.now,
         };
         session.epoch.begin(&row);
-        let data = EventData {
-            epoch: Some(row.number.into()),
-            from_turn: Some(from_turn),
-            kind: Some(strategy.word().to_owned()),
-            bytes: Some(session.epoch.summary_bytes),
-            code: why.as_ref().map(|why| why.code.clone()),
-            message: why.map(|why| why.message),
-            ..EventData::default()
-        };
+        let bytes = session.epoch.summary_bytes;
+        let (code, message) = why.map(|why| (why.code, why.message)).unzip();
+        let (epoch, kind) = (row.number.into(), strategy.word().to_owned());
         let answer = Effect::Sandbox {
             agent,
             what: SandboxEffect::Answer { id: waiter, answer: Ok(json!({"from_turn": from_turn})) },
@@ -224,7 +219,16 @@ impl Engine {
             self.step.act(answer);
         }
         self.step.ride(SessionWrite::Epoch(row));
-        self.turn_event(id, EventKind::SessionCompacted, data);
+        self.turn_event(id, |session, turn| SessionCompacted {
+            session,
+            turn,
+            epoch,
+            from_turn,
+            kind,
+            bytes,
+            code,
+            message,
+        });
     }
 }
 

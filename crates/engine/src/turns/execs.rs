@@ -1,9 +1,10 @@
 //! Tool calls: the intent is durable before the program starts, the outcome before anything depends on it.
 
+use lodge_core::event::{TurnStepStarted, TurnToolResult};
 use lodge_core::limits::PREVIEW_BYTES_MAX;
 use lodge_core::record::{CallRecord, ExecRequest, MessageBody, Role, StepKind, StepRow, TurnWrite};
 use lodge_core::turn::{StepEvent, StepState};
-use lodge_core::{AgentId, EventData, EventKind, ExecId, IdSource, StepId, Timestamp, TurnId};
+use lodge_core::{AgentId, ExecId, IdSource, StepId, Timestamp, TurnId};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -86,14 +87,16 @@ impl Engine {
     }
 
     pub(crate) fn tool_started(&mut self, started: &Started<'_>) {
-        let data = EventData {
-            step: Some(started.step),
-            kind: Some(StepKind::Tool.word().to_owned()),
-            name: Some(started.name.to_owned()),
-            call: Some(started.call.to_owned()),
-            ..EventData::default()
-        };
-        self.turn_event(started.turn, EventKind::TurnStepStarted, data);
+        let &Started { step, call, name, .. } = started;
+        self.turn_event(started.turn, |session, turn| TurnStepStarted {
+            session,
+            turn,
+            step,
+            kind: StepKind::Tool.word().to_owned(),
+            name: name.to_owned(),
+            attempt: None,
+            call: Some(call.to_owned()),
+        });
     }
 
     /// After a reconnect: every call whose intent is recorded and whose outcome is not is asked for again. The
@@ -178,25 +181,26 @@ impl Engine {
 
     /// Stores what the model is told of a call, and says so.
     pub(crate) fn tool_result(&mut self, id: &TurnId, row: &StepRow, call: &str, bytes: u64, text: String) {
-        let data = EventData {
-            step: Some(row.step),
-            call: Some(call.to_owned()),
-            name: Some(row.name.clone()),
-            status: Some(row.state.word().to_owned()),
-            exit_code: row.exit_code,
-            signal: row.signal,
-            cause: row.cause.map(|cause| cause.word().to_owned()),
-            bytes: Some(bytes),
-            preview: Some(preview(&text)),
-            ..EventData::default()
-        };
+        let preview = preview(&text);
         let failed = row.state != StepState::Done
             || row.cause.is_some()
             || row.signal.is_some()
             || row.exit_code.is_some_and(|code| code != 0);
         let body = MessageBody { text, call: Some(call.to_owned()), failed, ..MessageBody::default() };
         self.message(id, Role::Tool, body);
-        self.turn_event(id, EventKind::TurnToolResult, data);
+        self.turn_event(id, |session, turn| TurnToolResult {
+            session,
+            turn,
+            step: row.step,
+            call: call.to_owned(),
+            name: row.name.clone(),
+            status: row.state.word().to_owned(),
+            exit_code: row.exit_code,
+            signal: row.signal,
+            cause: row.cause.map(|cause| cause.word().to_owned()),
+            bytes,
+            preview,
+        });
         self.step_finished(id, row.step, StepKind::Tool, row.state);
     }
 
@@ -266,18 +270,23 @@ impl Engine {
 impl Engine {
     /// The result of a call that nobody came to ask for.
     fn untried(&mut self, id: &TurnId, call: CallRecord, state: StepState, text: String) {
-        let data = EventData {
-            step: self.turns.get(id).map(|turn| turn.step),
-            call: Some(call.id.clone()),
-            name: Some(call.name),
-            status: Some(state.word().to_owned()),
-            bytes: Some(0),
-            preview: Some(preview(&text)),
-            ..EventData::default()
-        };
-        let body = MessageBody { text, call: Some(call.id), failed: true, ..MessageBody::default() };
+        let (step, preview) = (self.turns.get(id).map_or(0, |turn| turn.step), preview(&text));
+        let CallRecord { id: call, name, .. } = call;
+        let body = MessageBody { text, call: Some(call.clone()), failed: true, ..MessageBody::default() };
         self.message(id, Role::Tool, body);
-        self.turn_event(id, EventKind::TurnToolResult, data);
+        self.turn_event(id, |session, turn| TurnToolResult {
+            session,
+            turn,
+            step,
+            call,
+            name,
+            status: state.word().to_owned(),
+            exit_code: None,
+            signal: None,
+            cause: None,
+            bytes: 0,
+            preview,
+        });
     }
 }
 

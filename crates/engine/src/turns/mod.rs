@@ -10,6 +10,9 @@ pub mod refusal;
 mod slots;
 mod state;
 
+use lodge_core::event::{
+    AgentWorking, EventBody, TurnAccepted, TurnFailed, TurnFinished, TurnInterrupted, TurnStarted,
+};
 use lodge_core::limits::{
     AGENT_TURNS_MAX, IDLE_SESSIONS_MAX, LIVE_TURNS_MAX, MESSAGE_BYTES_MAX, SESSION_QUEUE_MAX,
 };
@@ -21,7 +24,7 @@ use lodge_core::record::{
 use lodge_core::session::TurnPlace;
 use lodge_core::summary::{Around, TurnFull};
 use lodge_core::turn::{StepEvent, TurnEvent, TurnState};
-use lodge_core::{AgentId, EventData, EventKind, SessionId, TurnId};
+use lodge_core::{AgentId, SessionId, TurnId};
 
 pub use self::refusal::TurnRefusal;
 pub(crate) use self::state::{Call, Phase, Turn, Wish};
@@ -30,6 +33,14 @@ use crate::agents::{Agent, no_agent};
 use crate::sessions::Session;
 use crate::sessions::refusal::SessionRefusal;
 use crate::{Answer, Caller, Engine, NewTurn, Refusal, SandboxEffect, SessionChoice};
+
+/// How a turn ended, for its event.
+#[derive(Debug)]
+enum TurnEnd {
+    Finished,
+    Interrupted,
+    Failed(FailureRecord),
+}
 
 impl Engine {
     pub(crate) fn send_turn(&mut self, caller: Caller, new: NewTurn) -> Result<(), Refusal> {
@@ -170,8 +181,8 @@ impl Engine {
             body,
         }));
         self.turns.insert(turn.clone(), Turn { came: self.seq, note: told, ..Turn::new(row) });
-        let data = EventData { sender: new.sender.clone(), replaces, ..EventData::default() };
-        self.turn_event(&turn, EventKind::TurnAccepted, data);
+        let sender = new.sender.clone();
+        self.turn_event(&turn, |session, turn| TurnAccepted { session, turn, sender, replaces });
         turn
     }
 
@@ -198,10 +209,10 @@ impl Engine {
         }
         self.write_turn(&id);
         if !parked {
-            self.turn_event(&id, EventKind::TurnStarted, EventData::default());
+            self.turn_event(&id, |session, turn| TurnStarted { session, turn });
         }
         if first {
-            self.agent_event(&agent, EventKind::AgentWorking, EventData::default());
+            self.agent_event(&agent, |name| AgentWorking { name });
         }
         self.resume_execs(&id);
         self.run(&id);
@@ -314,28 +325,38 @@ impl Engine {
         let Some(turn) = self.turns.get_mut(id) else { return };
         let was_running = turn.is_running();
         let Ok(next) = turn.row.state.next(event) else { return };
-        turn.row.state = next;
-        turn.row.ended_at = Some(self.step.now);
-        turn.row.failure.clone_from(&failure);
-        let (agent, session, usage) = (turn.row.agent.clone(), turn.row.session.clone(), turn.row.usage);
-        self.write_turn(id);
-        let kind = match next {
-            TurnState::Done => EventKind::TurnFinished,
-            TurnState::Failed => EventKind::TurnFailed,
-            TurnState::Interrupted => EventKind::TurnInterrupted,
+        let end = match next {
+            TurnState::Done => TurnEnd::Finished,
+            TurnState::Failed => TurnEnd::Failed(failure.clone().unwrap_or_default()),
+            TurnState::Interrupted => TurnEnd::Interrupted,
             TurnState::Queued | TurnState::Running | TurnState::Waiting => return,
         };
-        let mut data = EventData {
-            input_tokens: Some(usage.input_tokens),
-            output_tokens: Some(usage.output_tokens),
-            cached_tokens: Some(usage.cached_tokens),
-            micro_usd: usage.micro_usd,
-            ..EventData::default()
-        };
-        if let Some(failure) = failure {
-            (data.code, data.message, data.hint) = (Some(failure.code), Some(failure.message), failure.hint);
-        }
-        self.turn_event(id, kind, data);
+        turn.row.state = next;
+        turn.row.ended_at = Some(self.step.now);
+        turn.row.failure = failure;
+        let (agent, session, usage) = (turn.row.agent.clone(), turn.row.session.clone(), turn.row.usage);
+        self.write_turn(id);
+        let Usage { input_tokens, output_tokens, cached_tokens, micro_usd } = usage;
+        self.turn_event(id, |session, turn| match end {
+            TurnEnd::Failed(FailureRecord { code, message, hint }) => EventBody::from(TurnFailed {
+                session,
+                turn,
+                input_tokens,
+                output_tokens,
+                cached_tokens,
+                micro_usd,
+                code,
+                message,
+                hint,
+            }),
+            TurnEnd::Interrupted => {
+                TurnInterrupted { session, turn, input_tokens, output_tokens, cached_tokens, micro_usd }
+                    .into()
+            }
+            TurnEnd::Finished => {
+                TurnFinished { session, turn, input_tokens, output_tokens, cached_tokens, micro_usd }.into()
+            }
+        });
         if next == TurnState::Done {
             self.lineage_progressed(&agent);
         }
@@ -382,12 +403,14 @@ impl Engine {
     }
 
     /// Appends an event about a turn, in its agent's stream.
-    pub(crate) fn turn_event(&mut self, id: &TurnId, kind: EventKind, mut data: EventData) {
+    pub(crate) fn turn_event<B: Into<EventBody>>(
+        &mut self,
+        id: &TurnId,
+        body: impl FnOnce(String, String) -> B,
+    ) {
         let Some(turn) = self.turns.get(id) else { return };
-        data.turn = Some(id.as_str().to_owned());
-        data.session = Some(turn.row.session.as_str().to_owned());
-        let stream = turn.row.agent.as_str().to_owned();
-        self.event(&stream, kind, data);
+        let (session, stream) = (turn.row.session.to_string(), turn.row.agent.to_string());
+        self.event(&stream, body(session, id.to_string()));
     }
 
     /// Appends a message to a turn's session.

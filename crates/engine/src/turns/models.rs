@@ -1,10 +1,11 @@
 //! Model calls: a call is safe to repeat until its answer is stored; a stored answer is never asked for again.
 
 use lodge_core::epoch::Epoch;
+use lodge_core::event::{TurnStepFinished, TurnStepRestarted, TurnStepStarted, TurnText, TurnToolCall};
 use lodge_core::record::{CallRecord, MessageBody, Role, StepKind, StepRow, TurnWrite};
 use lodge_core::retry::{self, Again};
 use lodge_core::turn::{StepEvent, StepState, TurnEvent};
-use lodge_core::{EventData, EventKind, StepId, Timestamp, TurnId};
+use lodge_core::{StepId, Timestamp, TurnId};
 use serde_json::json;
 
 use super::compact::SUMMARY_STEP;
@@ -106,21 +107,21 @@ impl Engine {
             ended_at: None,
         };
         self.step.ride(TurnWrite::Step(row.clone()));
-        let data = EventData {
-            step: Some(step),
-            kind: Some(StepKind::Model.word().to_owned()),
-            name: Some(model),
+        self.turn_event(id, |session, turn| TurnStepStarted {
+            session,
+            turn,
+            step,
+            kind: StepKind::Model.word().to_owned(),
+            name: model,
             attempt: Some(attempt),
-            ..EventData::default()
-        };
-        self.turn_event(id, EventKind::TurnStepStarted, data);
+            call: None,
+        });
         row
     }
 
     pub(crate) fn restart_event(&mut self, id: &TurnId, (step, attempt): Try) {
         self.step_state(id, (step, attempt), StepState::Intent, None);
-        let data = EventData { step: Some(step), attempt: Some(attempt), ..EventData::default() };
-        self.turn_event(id, EventKind::TurnStepRestarted, data);
+        self.turn_event(id, |session, turn| TurnStepRestarted { session, turn, step, attempt });
     }
 
     fn call_model(&mut self, id: &TurnId, attempt: u32, delay_ms: u64) {
@@ -176,15 +177,10 @@ impl Engine {
     /// An answer can be megabytes: an event of it is not, whoever has to wait for one.
     fn text_event(&mut self, id: &TurnId, at: Try, mut offset: u64, text: &str) {
         for piece in pieces(text, TEXT_EVENT_BYTES_MAX) {
-            let data = EventData {
-                step: Some(at.0),
-                attempt: Some(at.1),
-                offset: Some(offset),
-                text: Some(piece.to_owned()),
-                ..EventData::default()
-            };
+            let (step, attempt) = at;
+            let text = piece.to_owned();
+            self.turn_event(id, |session, turn| TurnText { session, turn, step, attempt, offset, text });
             offset += piece.len() as u64;
-            self.turn_event(id, EventKind::TurnText, data);
         }
     }
 
@@ -215,14 +211,9 @@ impl Engine {
             return self.answer_misfits(id, &misfit);
         }
         for call in &answer.calls {
-            let data = EventData {
-                step: Some(at.0),
-                call: Some(call.id.clone()),
-                name: Some(call.name.clone()),
-                arguments: Some(call.arguments.clone()),
-                ..EventData::default()
-            };
-            self.turn_event(id, EventKind::TurnToolCall, data);
+            let CallRecord { id: call, name, arguments } = call.clone();
+            let step = at.0;
+            self.turn_event(id, |session, turn| TurnToolCall { session, turn, step, call, name, arguments });
         }
         self.take_answer(id, answer.calls);
     }
@@ -304,13 +295,8 @@ impl Engine {
     }
 
     pub(crate) fn step_finished(&mut self, id: &TurnId, step: u32, kind: StepKind, state: StepState) {
-        let data = EventData {
-            step: Some(step),
-            kind: Some(kind.word().to_owned()),
-            status: Some(state.word().to_owned()),
-            ..EventData::default()
-        };
-        self.turn_event(id, EventKind::TurnStepFinished, data);
+        let (kind, status) = (kind.word().to_owned(), state.word().to_owned());
+        self.turn_event(id, |session, turn| TurnStepFinished { session, turn, step, kind, status });
     }
 
     /// Ends the steps in flight of a turn that is ending: the model call is cancelled, programs are killed.

@@ -6,9 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::agent::AgentState;
+use lodge_core::event::AgentReady;
 use lodge_core::limits::AGENT_TURNS_MAX;
 use lodge_core::summary::Around;
-use lodge_core::{AgentId, EventData, EventKind, SessionId, TurnId};
+use lodge_core::{AgentId, SessionId, TurnId};
 
 use super::Turn;
 use crate::agents::Agent;
@@ -55,7 +56,7 @@ impl Engine {
     pub(crate) fn at_rest(&mut self, id: &AgentId) {
         let is_ready = self.agents.get(id).is_some_and(|agent| agent.row.state == AgentState::Ready);
         if is_ready && !self.is_at_work(id) {
-            self.agent_event(id, EventKind::AgentReady, EventData::default());
+            self.agent_event(id, |name| AgentReady { name });
         }
     }
 

@@ -11,6 +11,7 @@ mod full;
 mod fuzz;
 mod kill;
 mod layers;
+mod links;
 mod races;
 mod tars;
 

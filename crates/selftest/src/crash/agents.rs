@@ -3,7 +3,7 @@
 use lodge_proto::client::ClientError;
 use lodge_proto::{
     AgentCreateParams, AgentDetail, AgentRef, AgentRemoveParams, AgentStopParams, AgentView, CreateAgent,
-    Event, GetAgent, RemoveAgent, StopAgent,
+    Event, EventKind, GetAgent, RemoveAgent, StopAgent,
 };
 
 use super::plan::{self, CrashModel};
@@ -51,7 +51,7 @@ impl CrashAgent {
     pub fn has_finished(&self) -> impl Fn(&Event) -> bool + use<> {
         let (id, died_ms) = (self.id.clone(), self.died_ms);
         move |event| {
-            event.kind == "turn.finished"
+            event.is(EventKind::TurnFinished)
                 && event.stream == id
                 && ms_since_1970(&event.at).is_some_and(|at_ms| at_ms > died_ms)
         }

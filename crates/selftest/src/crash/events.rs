@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_proto::client::{Client, ClientError};
-use lodge_proto::{Event, EventListParams, ListEvents, PAGE_MAX};
+use lodge_proto::{Event, EventBody, EventKind, EventListParams, ListEvents, PAGE_MAX};
 
 use super::job_check::JobViews;
 use super::plan::{CrashTool, TurnShape};
@@ -15,7 +15,7 @@ use crate::trouble::{Trouble, refused};
 
 type BrokenPromises = Vec<(BrokenPromise, String)>;
 
-/// What is told of a conversation that was summed up before a turn.
+/// The events of a conversation that was compacted before a turn.
 const COMPACTION: [&str; 3] = ["model began in step 0", "model ended in step 0", "compacted"];
 
 impl CrashWorld {
@@ -36,7 +36,7 @@ impl CrashWorld {
         }
         self.report.broken.extend(self.follower.take_broken());
         let seen = self.follower.with(<[Event]>::to_vec);
-        // Whatever came meanwhile is in the log, too; what comes from now on was seen by nobody yet.
+        // Events up to now are in the log; events from now on were seen by nobody.
         let mut logged = match all_events(&mut client).await {
             Ok(logged) => logged,
             Err(error) => {
@@ -47,7 +47,7 @@ impl CrashWorld {
         logged.truncate(seen.len().max(known));
         self.report.events += seen.len() as u64;
         self.report.restarted_steps +=
-            seen.iter().filter(|event| event.kind == "turn.step_restarted").count() as u64;
+            seen.iter().filter(|event| event.is(EventKind::TurnStepRestarted)).count() as u64;
         self.report.broken.extend(differs(&seen, &logged));
         self.report.broken.extend(streams(&logged));
         self.check_facts(&logged);
@@ -58,7 +58,8 @@ impl CrashWorld {
     /// The log tells of every turn that was sent, and of no other.
     fn check_facts(&mut self, logged: &[Event]) {
         let mut told: BTreeMap<&str, EventFacts> = BTreeMap::new();
-        let of_turn = |event: &&Event| event.kind.starts_with("turn.") || event.kind == "session.compacted";
+        let of_turn =
+            |event: &&Event| event.kind.starts_with("turn.") || event.is(EventKind::SessionCompacted);
         for event in logged.iter().filter(of_turn) {
             if let Some(turn) = event.data.get("turn").and_then(|turn| turn.as_str()) {
                 told.entry(turn).or_default().take(event);
@@ -77,7 +78,7 @@ impl CrashWorld {
         for turn in told.into_keys().filter(|turn| !self.settled.contains(*turn)) {
             self.report.add(
                 BrokenPromise::Duplicated,
-                format!("the log tells of the turn {turn}, which is nobody's"),
+                format!("the log contains the turn {turn}, which was not sent by the test"),
             );
         }
     }
@@ -117,7 +118,7 @@ fn streams(logged: &[Event]) -> BrokenPromises {
 struct EventFacts(BTreeMap<String, u64>);
 
 impl EventFacts {
-    /// All that must be told of a turn that came to its end.
+    /// The events that every ended turn must have.
     fn planned(shape: TurnShape) -> EventFacts {
         let mut facts = EventFacts::default();
         ["accepted", "started", "ended"].into_iter().for_each(|fact| facts.add(fact.to_owned(), 1));
@@ -139,7 +140,7 @@ impl EventFacts {
         facts
     }
 
-    /// A compaction before the first step: what is told of it is told whole, and once.
+    /// A compaction before the first step: its events are complete and occur once.
     fn with_compaction(mut self) -> EventFacts {
         COMPACTION.into_iter().for_each(|fact| self.add(fact.to_owned(), 1));
         self
@@ -162,19 +163,23 @@ impl EventFacts {
     }
 
     fn take(&mut self, event: &Event) {
-        let word = |key: &str| event.data.get(key).and_then(|value| value.as_str()).unwrap_or_default();
-        let step = event.data.get("step").and_then(|step| step.as_u64()).unwrap_or_default();
-        match event.kind.as_str() {
-            "turn.accepted" => self.add("accepted".to_owned(), 1),
-            "turn.started" => self.add("started".to_owned(), 1),
-            "turn.finished" | "turn.failed" | "turn.interrupted" => self.add("ended".to_owned(), 1),
-            "session.compacted" => self.add("compacted".to_owned(), 1),
-            "turn.tool_call" => self.add(format!("call in step {step}"), 1),
-            "turn.tool_result" => self.add(format!("result in step {step}"), 1),
-            "turn.step_started" => self.add(format!("{} began in step {step}", word("kind")), 1),
-            "turn.step_finished" => self.add(format!("{} ended in step {step}", word("kind")), 1),
+        match event.body() {
+            Some(EventBody::TurnAccepted(_)) => self.add("accepted".to_owned(), 1),
+            Some(EventBody::TurnStarted(_)) => self.add("started".to_owned(), 1),
+            Some(EventBody::TurnFinished(_) | EventBody::TurnFailed(_) | EventBody::TurnInterrupted(_)) => {
+                self.add("ended".to_owned(), 1);
+            }
+            Some(EventBody::SessionCompacted(_)) => self.add("compacted".to_owned(), 1),
+            Some(EventBody::TurnToolCall(call)) => self.add(format!("call in step {}", call.step), 1),
+            Some(EventBody::TurnToolResult(result)) => self.add(format!("result in step {}", result.step), 1),
+            Some(EventBody::TurnStepStarted(step)) => {
+                self.add(format!("{} began in step {}", step.kind, step.step), 1);
+            }
+            Some(EventBody::TurnStepFinished(step)) => {
+                self.add(format!("{} ended in step {}", step.kind, step.step), 1);
+            }
             // Text comes in as many pieces as it comes in, and a restart is counted by the model.
-            _ => {}
+            Some(_) | None => {}
         }
     }
 
@@ -229,9 +234,16 @@ mod tests {
             stream_seq: seq,
             at: "2026-01-31T12:00:00.123Z".to_owned(),
             kind: (*kind).to_owned(),
-            data: data.as_object().cloned().unwrap_or_default(),
+            data: with_all_fields(kind, data),
         });
         numbered.collect()
+    }
+
+    fn with_all_fields(kind: &str, data: &serde_json::Value) -> serde_json::Map<String, serde_json::Value> {
+        let kind = EventKind::from_word(kind).expect("a kind");
+        let mut all = EventBody::decode(kind, &[]).expect("an event without values").data();
+        all.extend(data.as_object().cloned().unwrap_or_default());
+        all
     }
 
     fn pair() -> Vec<(&'static str, serde_json::Value)> {

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use lodge_proto::client::{Client, ClientError};
 use lodge_proto::{
-    GetJob, JobListParams, JobOutput, JobOutputParams, JobRef, JobSubmitParams, JobView, ListJobs,
-    ReadJobOutput, SubmitJob, base64,
+    Event, EventBody, GetJob, JobListParams, JobOutput, JobOutputParams, JobRef, JobSubmitParams, JobView,
+    ListJobs, ReadJobOutput, SubmitJob, base64,
 };
 
 use super::CrashSetup;
@@ -40,7 +40,7 @@ pub struct SubmittedJob {
     pub id: Option<String>,
 }
 
-/// Kills whoever may die while jobs run and are archived, and nothing else is at work.
+/// Kills processes that may die while jobs run and are archived, and no other work runs.
 pub async fn jobs_alone(setup: &CrashSetup, kills: u64) -> CrashReport {
     through(setup, 2, async |world| {
         while world.report.kills < kills && world.report.is_clean() {
@@ -125,20 +125,20 @@ impl CrashWorld {
     pub async fn gather_jobs(&mut self) {
         while let Some(joined) = self.submitting.join_next().await {
             match joined {
-                Ok((at, Ok(view))) => self.took(at, view),
+                Ok((at, Ok(view))) => self.record_view(at, view),
                 Ok((_, Err(error))) if is_absence(&error) => {}
                 Ok((at, Err(error))) => {
                     let what = format!("job {} was refused: {error:?}", self.jobs[at].token);
                     self.report.add(BrokenPromise::Wrong, what);
                 }
                 Err(error) => {
-                    self.report.add(BrokenPromise::Wrong, format!("a submission broke off: {error}"))
+                    self.report.add(BrokenPromise::Wrong, format!("a submission was interrupted: {error}"))
                 }
             }
         }
     }
 
-    fn took(&mut self, at: usize, view: JobView) {
+    fn record_view(&mut self, at: usize, view: JobView) {
         let job = &mut self.jobs[at];
         match &job.id {
             None => {
@@ -156,14 +156,17 @@ impl CrashWorld {
     /// Acknowledged jobs of which no end was seen.
     fn open_jobs(&self) -> usize {
         let ended: BTreeSet<String> = self.follower.with(|events| {
-            let ends =
-                events.iter().filter(|event| matches!(event.kind.as_str(), "job.finished" | "job.cancelled"));
-            ends.filter_map(|event| Some(event.data.get("job")?.as_str()?.to_owned())).collect()
+            let ended = |event: &Event| match event.body()? {
+                EventBody::JobFinished(job) => Some(job.job),
+                EventBody::JobCancelled(job) => Some(job.job),
+                _ => None,
+            };
+            events.iter().filter_map(ended).collect()
         });
         self.jobs.iter().filter_map(|job| job.id.as_ref()).filter(|id| !ended.contains(*id)).count()
     }
 
-    /// Waits until no job waits or runs, whoever submitted it.
+    /// Waits until no job is pending or running.
     pub async fn settle_jobs(&mut self) -> Result<(), Trouble> {
         let until = Instant::now() + self.setup.patience;
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
@@ -190,7 +193,7 @@ impl CrashWorld {
     }
 
     /// Looks at some of the jobs so far: they are there, and what can be read of them is what they wrote.
-    pub async fn look_at_jobs(&mut self) -> Result<(), Trouble> {
+    pub async fn check_some_jobs(&mut self) -> Result<(), Trouble> {
         let known: Vec<usize> = (0..self.jobs.len()).filter(|at| self.jobs[*at].id.is_some()).collect();
         for _ in 0..LOOKS.min(known.len() as u64) {
             let at = *self.rng.pick(&known);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lodge_proto::{AgentDetail, AgentView};
+use lodge_proto::{AgentDetail, AgentView, EventKind};
 
 use super::agents::{CrashAgent, ExpectedKeeper};
 use super::report::BrokenPromise;
@@ -59,16 +59,16 @@ impl CrashWorld {
         }
         self.report.recovery_us.push(u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX));
         self.check_adoption().await?;
-        self.look_at_jobs().await
+        self.check_some_jobs().await
     }
 
     /// Whether an agent's runtime has answered the daemon that started after the first `from` events.
     fn has_answered(&self, id: &str, from: usize) -> bool {
         self.follower.with(|events| {
-            let started = events.iter().rposition(|event| event.kind == "daemon.started");
+            let started = events.iter().rposition(|event| event.is(EventKind::DaemonStarted));
             let since = started.filter(|at| *at >= from).and_then(|at| events.get(at..)).unwrap_or_default();
             since.iter().any(|event| {
-                event.stream == id && matches!(event.kind.as_str(), "lineage.adopted" | "agent.ready")
+                event.stream == id && event.is_any(&[EventKind::LineageAdopted, EventKind::AgentReady])
             })
         })
     }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use lodge_proto::Event;
+use lodge_proto::{Event, EventBody};
 
 use super::plan::{SUMMARY_ASKED, said};
 use super::report::BrokenPromise;
@@ -111,11 +111,11 @@ fn asked_again<'a>(
 
 /// When each model step's answer was stored, by turn and step.
 fn stored_answers(events: &[Event]) -> BTreeMap<(String, u64), u64> {
-    let stored = events.iter().filter(|event| event.kind == "turn.step_finished").filter_map(|event| {
-        let word = |key: &str| event.data.get(key)?.as_str();
-        let done = word("kind") == Some("model") && word("status") == Some("done");
-        let step = event.data.get("step")?.as_u64()?;
-        done.then_some(((word("turn")?.to_owned(), step), ms_since_1970(&event.at)?))
+    let stored = events.iter().filter_map(|event| match event.body()? {
+        EventBody::TurnStepFinished(step) if step.kind == "model" && step.status == "done" => {
+            Some(((step.turn, u64::from(step.step)), ms_since_1970(&event.at)?))
+        }
+        _ => None,
     });
     stored.collect()
 }

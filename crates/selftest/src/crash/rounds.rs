@@ -10,6 +10,7 @@ use super::report::{BrokenPromise, CrashReport};
 use super::world::{CrashWorld, through};
 use crate::lodge::PATIENCE;
 use crate::trouble::Trouble;
+use lodge_proto::EventKind;
 
 /// Kills in one state directory; then everything is checked and the next one begins.
 pub const KILLS_A_ROUND: u64 = 25;
@@ -29,25 +30,25 @@ const RESTARTS_PERCENT: u64 = 12;
 /// A session, an agent or a token is changed so often, in percent of the strikes.
 const CHANGES_PERCENT: u64 = 25;
 /// Events that a kill may follow closely.
-const KINDS: [&str; 12] = [
-    "daemon.started",
-    "lineage.adopted",
-    "turn.accepted",
-    "turn.started",
-    "turn.step_started",
-    "turn.tool_call",
-    "turn.tool_result",
-    "turn.step_finished",
-    "turn.finished",
-    "job.submitted",
-    "job.started",
-    "job.finished",
+const KINDS: [EventKind; 12] = [
+    EventKind::DaemonStarted,
+    EventKind::LineageAdopted,
+    EventKind::TurnAccepted,
+    EventKind::TurnStarted,
+    EventKind::TurnStepStarted,
+    EventKind::TurnToolCall,
+    EventKind::TurnToolResult,
+    EventKind::TurnStepFinished,
+    EventKind::TurnFinished,
+    EventKind::JobSubmitted,
+    EventKind::JobStarted,
+    EventKind::JobFinished,
 ];
 
 /// Runs rounds until there were `kills` kills, a few at a time, and stops at the first broken promise.
 ///
-/// The first round's seed is the setup's own: a round is brought back by its seed and its number of kills. An error is
-/// a run of which nothing came to be.
+/// The first round has the setup's own seed: the seed and the number of kills reproduce a round. An error means that
+/// the run could not start.
 pub async fn rounds(setup: &CrashSetup, kills: u64) -> Result<CrashReport, Trouble> {
     let shared = RefCell::new(LaneState::default());
     // One task for all of them: when it is dropped, everything they started goes with it.
@@ -183,9 +184,9 @@ impl CrashWorld {
             3..6 => {
                 self.gather().await;
                 let kind = *self.rng.pick(&KINDS);
-                self.follower.wait_for(from, AIM_WITHIN, |event| event.kind == kind).await;
+                self.follower.wait_for(from, AIM_WITHIN, |event| event.is(kind)).await;
                 self.delay(2_000).await;
-                format!("after {kind}")
+                format!("after {}", kind.word())
             }
             6 => {
                 self.delay(6_000).await;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use lodge_proto::client::{Client, ClientError};
-use lodge_proto::{Event, GetTurn, SendTurn, TurnRef, TurnSendParams, TurnView};
+use lodge_proto::{Event, EventBody, GetTurn, SendTurn, TurnRef, TurnSendParams, TurnView};
 use serde_json::Value;
 use tokio::task::JoinSet;
 
@@ -111,7 +111,9 @@ impl CrashWorld {
                     let what = format!("message {} was refused: {error:?}", self.sent[at].plan.token);
                     self.report.add(BrokenPromise::Wrong, what);
                 }
-                Err(error) => self.report.add(BrokenPromise::Wrong, format!("a send broke off: {error}")),
+                Err(error) => {
+                    self.report.add(BrokenPromise::Wrong, format!("a send was interrupted: {error}"))
+                }
             }
         }
         self.gather_jobs().await;
@@ -182,10 +184,10 @@ impl CrashWorld {
 }
 
 fn ended_turn(event: &Event) -> Option<String> {
-    match event.kind.as_str() {
-        "turn.finished" | "turn.failed" | "turn.interrupted" => {
-            Some(event.data.get("turn")?.as_str()?.to_owned())
-        }
+    match event.body()? {
+        EventBody::TurnFinished(turn) => Some(turn.turn),
+        EventBody::TurnFailed(turn) => Some(turn.turn),
+        EventBody::TurnInterrupted(turn) => Some(turn.turn),
         _ => None,
     }
 }

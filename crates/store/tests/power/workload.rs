@@ -5,8 +5,9 @@ use std::io::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use lodge_core::Timestamp;
+use lodge_core::event::TurnText;
 use lodge_core::record::{EventRow, RequestRow, Write};
-use lodge_core::{EventData, EventKind, Timestamp};
 use lodge_store::{Opened, WalLimits, open};
 use rusqlite::Connection;
 
@@ -75,13 +76,13 @@ pub fn first_release(path: &Path) {
         .expect("its key");
     made.execute("INSERT INTO counters VALUES ('epoch', 5)", []).expect("its epoch");
     for event in (1..=COMMITS).flat_map(events) {
-        let data = lodge_store::encode(&event.data);
+        let data = event.body.encode();
         let row = (
             event.seq.cast_signed(),
             event.stream,
             event.stream_seq.cast_signed(),
             event.at.ms(),
-            event.kind.code(),
+            event.body.kind().code(),
             data,
         );
         made.execute("INSERT INTO events VALUES (?1, ?2, ?3, ?4, ?5, ?6)", row).expect("an event");
@@ -126,11 +127,8 @@ pub fn events(number: u64) -> Vec<EventRow> {
         stream: CALLER.into(),
         stream_seq: seq,
         at: NOW,
-        kind: EventKind::TurnText,
-        data: EventData {
-            text: Some(format!("{number:03}.{seq:03} ").repeat(bytes / 8)),
-            ..EventData::default()
-        },
+        body: TurnText { text: format!("{number:03}.{seq:03} ").repeat(bytes / 8), ..TurnText::default() }
+            .into(),
     };
     (first..first + count).map(event).collect()
 }

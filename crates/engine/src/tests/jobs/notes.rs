@@ -13,7 +13,7 @@ fn note(batch: &Batch) -> Option<String> {
         Write::Turn(TurnWrite::Note { note, .. }) => Some(note.clone()),
         _ => None,
     });
-    let begins = batch.events().any(|event| event.kind == EventKind::TurnStarted);
+    let begins = batch.events().any(|event| event.body.kind() == EventKind::TurnStarted);
     assert!(begins, "no turn begins");
     notes.next()
 }
