@@ -4,13 +4,14 @@ CARGO ?= cargo
 export LODGE_HOME := $(CURDIR)/.lodge
 BIN := target/debug
 
-.PHONY: help run stop stock test test-as-user soak check bench build clean tools
+.PHONY: help run stop stock test test-fast test-as-user soak check bench build clean tools
 
 help:
 	@echo "make run    build, start the daemon on ./.lodge, run an example agent"
 	@echo "make stop   end the daemon of ./.lodge and its agents"
 	@echo "make stock  build the stock set of tools that examples use; some minutes, once. make run gives it to the daemon"
 	@echo "make test   run all tests, as root also as an ordinary user"
+	@echo "make test-fast   the tests that need seconds, for daily work; some minutes at first, then under five"
 	@echo "make soak   lodge selftest with new seeds, until it is stopped or fails"
 	@echo "make check  formatting, lints, licences"
 	@echo "make bench  measure; prints each number beside its floor"
@@ -65,6 +66,15 @@ tools:
 
 test: tools stock
 	.ci/test
+
+# What a change is tried with before it goes to CI: unit tests of all crates, the engine, the store, and turns, agents and commands on a real daemon.
+test-fast:
+	$(CARGO) build --locked --workspace --bins
+	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
+		$(CARGO) nextest run --locked --workspace --profile fast --no-fail-fast; \
+	else \
+		$(CARGO) test --locked --workspace --lib --bins --no-fail-fast; \
+	fi
 
 test-as-user:
 	.ci/test-as-user

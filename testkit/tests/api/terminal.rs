@@ -19,6 +19,10 @@ pub fn terminal() -> (File, OwnedFd) {
     unsafe {
         let opened = libc::openpty(&raw mut ours, &raw mut theirs, none, none.cast(), none.cast());
         assert_eq!(opened, 0, "no terminal");
+        // A child that has our end as well would never see the terminal hang up.
+        for end in [ours, theirs] {
+            assert_eq!(libc::fcntl(end, libc::F_SETFD, libc::FD_CLOEXEC), 0, "a descriptor");
+        }
         (File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs))
     }
 }
