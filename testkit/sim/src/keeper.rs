@@ -426,7 +426,7 @@ impl SimWorld {
         let (turn, step, ordinal) = (turn.clone(), *step, *ordinal);
         let Some(kept) = self.disk.turn(&turn) else { return };
         let row = kept.steps.iter().find(|row| (row.step, row.ordinal) == (step, ordinal));
-        let Some(row) = row.filter(|row| row.kind == StepKind::Tool) else { return };
+        let Some(row) = row.filter(|row| row.kind() == StepKind::Tool) else { return };
         let tools = self.disk.agent(&kept.row.agent).map(|row| row.spec.tools.as_slice()).unwrap_or_default();
         let is_safe = tools.iter().any(|tool| tool.name == row.name && tool.safe);
         let name = row.name.clone();
