@@ -6,7 +6,7 @@ use lodge_core::{ExecId, JobId};
 use lodge_link::{ExecKind, RUNTIME_EXEC_PREFIX};
 
 /// An exec of a sandbox, by what it is for. Displayed, it is the exec's id on the link.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ExecName {
     /// The agent's runtime: one exec per run, so that asking for it twice starts it once.
     Runtime {

@@ -9,6 +9,7 @@ use lodge_core::record::{JobWaitTool, MessageRow, Role, StepRow};
 use lodge_core::turn::StepState;
 use lodge_core::{AgentId, JobId, TurnId};
 use lodge_engine::{Facts, Sizes};
+use lodge_exec::ExecName;
 
 use crate::disk::{SimDisk, jobs_in};
 use crate::world::SimWorld;
@@ -176,8 +177,9 @@ impl SimWorld {
         }
         for (id, sandbox) in &self.machine.sandboxes {
             let Some(keeper) = &sandbox.keeper else { continue };
-            for job in keeper.running.keys().filter_map(|exec| exec.parse::<JobId>().ok()) {
-                let runs = self.disk.job(&job).is_some_and(|row| row.progress.state == JobState::Running);
+            for exec in keeper.running.keys() {
+                let ExecName::Job(job) = exec else { continue };
+                let runs = self.disk.job(job).is_some_and(|row| row.progress.state == JobState::Running);
                 if !runs {
                     return Err(format!("at rest, and {job} runs in {id} for nobody"));
                 }
