@@ -40,7 +40,7 @@ pub struct SimSandbox {
     pub spawn_fails: u32,
     /// How often a start finds that nobody offers the model.
     pub lacks_model: u32,
-    /// An attempt to end it failed, and whoever asked was told so.
+    /// An attempt to end it failed, and the caller got that error.
     pub given_up: bool,
 }
 
@@ -55,7 +55,7 @@ pub struct SimKeeper {
     pub up_at: u64,
     pub down_at: u64,
     pub running: BTreeMap<ExecName, SimExec>,
-    /// Execs that ended under this very keeper: whatever they left behind can still be killed.
+    /// Execs that ended under this keeper: processes that they left can still be killed.
     pub ended: BTreeSet<ExecName>,
     pub runtime: Option<SimRuntime>,
     pub ending: bool,
@@ -184,8 +184,8 @@ impl SimWorld {
         }
     }
 
-    /// A keeper says something to whoever is connected. Without a daemon it is lost, as are the words of a runtime.
-    pub fn keeper_tells(&mut self, id: &SandboxId, told: KeeperMessage) {
+    /// A keeper sends a message to the connected daemon. Without a daemon it is lost, as are lines of a runtime.
+    pub fn send_to_daemon(&mut self, id: &SandboxId, told: KeeperMessage) {
         let pause = self.rng.delay(self.plan.link_ms);
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
         let agent = sandbox.agent.clone();
@@ -206,7 +206,7 @@ impl SimWorld {
         self.trace.say(self.now, || format!("keeper {serial} hears {}", crate::words::heard(&command)));
         match command {
             SimCommand::Line(line) => self.runtime_hears(id, line),
-            SimCommand::Start { exec } if ending => self.keeper_tells(id, KeeperMessage::Refused { exec }),
+            SimCommand::Start { exec } if ending => self.send_to_daemon(id, KeeperMessage::Refused { exec }),
             SimCommand::Start { exec } => {
                 if self.claim(id, &exec) {
                     match exec {
@@ -229,25 +229,25 @@ impl SimWorld {
                     return;
                 }
                 match &exec {
-                    ExecName::Job(job) => self.job_file_goes(id, job),
+                    ExecName::Job(job) => self.remove_job_file(id, job),
                     ExecName::Runtime { .. } | ExecName::Tool(_) => drop(sandbox.shelf.remove(&exec)),
                 }
             }
         }
     }
 
-    /// True when the exec is this call's to start. Otherwise how it stands was told.
+    /// True if this call must start the exec. Otherwise its state was reported.
     fn claim(&mut self, id: &SandboxId, exec: &ExecName) -> bool {
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return false };
         if !sandbox.shelf.contains_key(exec) {
             sandbox.shelf.insert(exec.clone(), None);
             return true;
         }
-        self.tell_state(id, exec);
+        self.report_state(id, exec);
         false
     }
 
-    fn tell_state(&mut self, id: &SandboxId, exec: &ExecName) {
+    fn report_state(&mut self, id: &SandboxId, exec: &ExecName) {
         let Some(sandbox) = self.machine.sandboxes.get(id) else { return };
         let exec = exec.clone();
         let told = match sandbox.known(&exec) {
@@ -256,14 +256,14 @@ impl SimWorld {
             SimExecState::Lost if sandbox.shelf.contains_key(&exec) => KeeperMessage::Lost { exec },
             SimExecState::Lost => KeeperMessage::Refused { exec },
         };
-        self.keeper_tells(id, told);
+        self.send_to_daemon(id, told);
     }
 
     fn program_starts(&mut self, id: &SandboxId, exec: ExecName, typical: u64) {
         if self.rng.chance(20) {
             let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
             sandbox.shelf.insert(exec.clone(), Some(SimExit::NotStarted));
-            return self.keeper_tells(id, KeeperMessage::Refused { exec });
+            return self.send_to_daemon(id, KeeperMessage::Refused { exec });
         }
         let run = self.serial();
         let acts = self.rng.delay(typical);
@@ -315,7 +315,7 @@ impl SimWorld {
             keeper.running.remove(exec);
             keeper.ended.insert(exec.clone());
         }
-        self.keeper_tells(id, KeeperMessage::Exited { exec: exec.clone(), ended });
+        self.send_to_daemon(id, KeeperMessage::Exited { exec: exec.clone(), ended });
     }
 
     fn kill(&mut self, id: &SandboxId, exec: ExecName) {
@@ -328,7 +328,7 @@ impl SimWorld {
                 self.after(pause, SimEvent::ToolEnds { sandbox, keeper, exec, run });
             }
             None if keeper.ended.contains(&exec) => {}
-            None => self.tell_state(id, &exec),
+            None => self.report_state(id, &exec),
         }
     }
 
@@ -352,7 +352,7 @@ impl SimWorld {
 
     /// The keeper is gone, and the kernel ends everything that it kept.
     pub fn keeper_dies(&mut self, id: &SandboxId, why: &str) {
-        self.keeper_tells(id, KeeperMessage::Closed);
+        self.send_to_daemon(id, KeeperMessage::Closed);
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
         let Some(keeper) = sandbox.keeper.take() else { return };
         let serial = keeper.serial;
@@ -378,7 +378,7 @@ impl SimWorld {
 
     /// The link breaks; both ends live.
     pub fn link_breaks(&mut self, id: &SandboxId) {
-        self.keeper_tells(id, KeeperMessage::Closed);
+        self.send_to_daemon(id, KeeperMessage::Closed);
         if let Some(keeper) = self.machine.keeper(id) {
             keeper.link = None;
         }

@@ -74,7 +74,7 @@ impl SimWorld {
         keeper.ended.insert(exec.clone());
         sandbox.shelf.insert(exec.clone(), Some(ended));
         self.say(|| format!("the runtime of {id} ends: {ended:?}"));
-        self.keeper_tells(id, KeeperMessage::Exited { exec, ended });
+        self.send_to_daemon(id, KeeperMessage::Exited { exec, ended });
     }
 
     /// A stopped process reads on from where it was.
@@ -130,7 +130,7 @@ impl SimWorld {
         }
         self.note_refusals(id, &said);
         for one in said {
-            self.keeper_tells(id, KeeperMessage::Said(one));
+            self.send_to_daemon(id, KeeperMessage::Said(one));
         }
     }
 

@@ -50,7 +50,7 @@ pub struct BadImage {
 
 impl BadImage {
     pub const CODE: &'static str = "image.invalid";
-    pub const HINT: &'static str = "ask whoever made it; nothing of it was run";
+    pub const HINT: &'static str = "ask its author; nothing in it was run";
 
     pub fn new(why: impl Into<String>) -> BadImage {
         BadImage { why: why.into(), code: BadImage::CODE }
