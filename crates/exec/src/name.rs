@@ -1,11 +1,11 @@
-//! Which exec of a sandbox an id on the link means.
+//! Typed names of execs.
 
 use std::fmt;
 
 use lodge_core::{ExecId, JobId};
 use lodge_link::{ExecKind, RUNTIME_EXEC_PREFIX};
 
-/// An exec of a sandbox, by what it is for. Displayed, it is the exec's id on the link.
+/// The name of an exec in its sandbox. `Display` writes the id that the link uses.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ExecName {
     /// The agent's runtime: one exec per run, so that asking for it twice starts it once.
@@ -17,7 +17,7 @@ pub enum ExecName {
 }
 
 impl ExecName {
-    /// The exec that a keeper names. `None`: no daemon gives an exec of this kind such an id.
+    /// The exec with this id. `None`: the id does not belong to this kind.
     pub fn from_link(kind: ExecKind, exec: &str) -> Option<ExecName> {
         match kind {
             ExecKind::Runtime => {
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exec_is_found_by_its_kind_and_its_id_and_under_no_other_kind() {
+    fn an_id_names_an_exec_of_its_own_kind_only() {
         for name in names() {
             let id = name.to_string();
             for kind in [ExecKind::Runtime, ExecKind::Tool, ExecKind::Job] {
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ids_of_this_release_follow_the_rule_that_earlier_keepers_are_read_by() {
+    fn ids_follow_the_rule_that_derives_the_kind_for_earlier_keepers() {
         for name in names() {
             assert_eq!(ExecKind::of_id(&name.to_string()), name.kind());
         }

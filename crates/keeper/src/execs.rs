@@ -26,9 +26,9 @@ use crate::spares::{SpareDirs, SpareResult};
 use crate::sys;
 use crate::watch::CountersAtStart;
 
-/// The claim of an exec, and from its end on its record: there is room for either.
+/// Contains the claim of an exec while it runs, with space for the exit record that replaces it.
 const EXIT_NEW: &str = "exit.new";
-/// Bytes that hold any claim.
+/// The longest claim fits into this many bytes.
 const CLAIM_MAX: usize = limits::ID_MAX + 16;
 const EXIT_TEMPORARY: &CStr = c"exit.new";
 

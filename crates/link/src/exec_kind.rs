@@ -1,4 +1,4 @@
-//! What an exec is for. Its keeper writes that into its claim and its record, and says it with every event about it.
+//! The kind of an exec: part of its claim, of its exit record, and of every event about it.
 
 use crate::wire::{DecodeError, FieldReader, FieldWriter};
 
@@ -29,7 +29,7 @@ impl ExecKind {
         }
     }
 
-    /// The kind of an exec that is known by its id alone: a keeper of an earlier release told or recorded it, or the
+    /// The kind of an exec of which only the id is known: a keeper of an earlier release reported or recorded it, or the
     /// exec was never claimed.
     pub fn of_id(exec: &str) -> ExecKind {
         if exec.starts_with(JOB_EXEC_PREFIX) {
@@ -41,7 +41,7 @@ impl ExecKind {
         }
     }
 
-    /// The claim of an exec: it says whose it is, because its file may have been another's before.
+    /// The claim of an exec. It names the exec, because the file may contain the record of an earlier exec.
     pub fn claim(self, exec: &str) -> Vec<u8> {
         let mut put = FieldWriter::default();
         put.fixed(CLAIM_MAGIC).text(exec);
@@ -49,7 +49,7 @@ impl ExecKind {
         put.out
     }
 
-    /// Reads a file that begins with the claim of this exec. `None`: it does not.
+    /// Reads a file that begins with the claim of an exec. `None`: it begins with something else.
     pub fn of_claim(bytes: &[u8], exec: &str) -> Option<ExecKind> {
         let mut take = FieldReader::new(bytes);
         let is_claim = take.fixed().is_ok_and(|magic: [u8; 4]| &magic == CLAIM_MAGIC);
@@ -67,9 +67,9 @@ impl ExecKind {
         });
     }
 
-    /// The last field of what is told or recorded of an exec. `None`: a kind that a later version added.
+    /// Reads the last field of an event, a known exec or a record. `None`: a kind that a later version added.
     pub(crate) fn take(take: &mut FieldReader<'_>, exec: &str) -> Result<Option<ExecKind>, DecodeError> {
-        // Keepers before this one told and recorded none.
+        // Keepers of earlier releases send and record no kind.
         if take.is_empty() {
             return Ok(Some(ExecKind::of_id(exec)));
         }
@@ -93,7 +93,7 @@ mod tests {
     const KINDS: [ExecKind; 3] = [ExecKind::Tool, ExecKind::Runtime, ExecKind::Job];
 
     #[test]
-    fn a_claim_tells_the_kind_of_its_own_exec_and_of_no_other() {
+    fn a_claim_has_the_kind_of_its_own_exec_and_of_no_other() {
         for kind in KINDS {
             let mut claim = kind.claim("e1");
             for len in 0..claim.len() {
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ids_that_earlier_releases_gave_tell_the_kind() {
+    fn the_ids_of_earlier_releases_give_the_kind() {
         assert_eq!(ExecKind::of_id("exe_0cs9p3gf2abcdefgh"), ExecKind::Tool);
         assert_eq!(ExecKind::of_id("exe_runtime12"), ExecKind::Runtime);
         assert_eq!(ExecKind::of_id("job_0cs9p3gf2abcdefgh"), ExecKind::Job);

@@ -274,7 +274,7 @@ impl KeeperEvent {
         });
     }
 
-    /// `None` is a type of frame, or tells of a kind of exec, that a later version added: skip it.
+    /// `None` is a type of frame or a kind of exec that a later version added: skip it.
     pub fn decode(frame: RawFrame<'_>) -> Result<Option<KeeperEvent>, DecodeError> {
         let mut take = FieldReader::new(frame.payload);
         match frame.kind {
@@ -350,7 +350,7 @@ mod tests {
             note: String::new(),
             cause: None,
         };
-        // Ids that tell another kind, or none.
+        // Ids from which another kind would be derived.
         let exec = || "job_1".to_owned();
         vec![
             KeeperEvent::Started { exec: exec(), kind: ExecKind::Runtime, pid: 2 },
@@ -401,10 +401,10 @@ mod tests {
     }
 
     #[test]
-    fn the_kind_of_what_an_earlier_keeper_tells_is_that_of_its_id() {
+    fn the_kind_of_an_event_of_an_earlier_keeper_is_derived_from_the_id() {
         for (event, (kind, payload)) in exec_events() {
             let earlier = RawFrame { kind, payload: &payload[..payload.len() - 1] };
-            let by_id = match KeeperEvent::decode(earlier).unwrap().unwrap() {
+            let (derived, decoded) = match KeeperEvent::decode(earlier).unwrap().unwrap() {
                 KeeperEvent::Started { exec, kind, .. }
                 | KeeperEvent::Exited { exec, kind, .. }
                 | KeeperEvent::Refused { exec, kind, .. }
@@ -412,7 +412,7 @@ mod tests {
                 | KeeperEvent::Output { exec, kind, .. } => (ExecKind::of_id(&exec), kind),
                 KeeperEvent::RuntimeLine(_) | KeeperEvent::Pong { .. } => panic!("{event:?}"),
             };
-            assert_eq!(by_id.0, by_id.1, "{event:?}");
+            assert_eq!(derived, decoded, "{event:?}");
         }
     }
 

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kind_of_an_exec_that_an_earlier_keeper_knows_is_that_of_its_id() {
+    fn the_kind_of_an_exec_that_an_earlier_keeper_knows_is_derived_from_the_id() {
         let states = [ExecState::Running { pid: 4 }, ExecState::Lost];
         let ids = ["e1", "exe_runtime1", "job_1"];
         for (exec, state) in ids.into_iter().flat_map(|exec| states.clone().map(|state| (exec, state))) {

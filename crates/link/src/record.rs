@@ -84,7 +84,7 @@ impl ExitRecord {
 
     /// Reads a file that holds the sealed record of this exec, or one of a keeper that did not seal or name it yet.
     ///
-    /// Its kind is `None` if a later version added it.
+    /// The kind is `None` if a later version added it.
     pub fn unseal(bytes: &[u8], exec: &str) -> Result<(ExitRecord, Option<ExecKind>), DecodeError> {
         let mut take = FieldReader::new(bytes);
         if &take.fixed::<4>()? != SEALED {
@@ -148,7 +148,7 @@ mod tests {
     /// Length of a cause at the end of a record.
     const CAUSE_LEN: usize = 17;
     const EXEC: &str = "e1";
-    /// Another than that of the id.
+    /// Not the kind that would be derived from the id.
     const KIND: ExecKind = ExecKind::Job;
 
     fn sample(ended: ExitOutcome) -> ExitRecord {
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sealed_record_of_a_keeper_that_recorded_no_kind_has_that_of_its_id_and_a_later_kind_is_none() {
+    fn the_kind_of_a_record_without_one_is_derived_from_the_id_and_a_later_kind_is_none() {
         let record = sample(ExitOutcome::Code(3));
         for (exec, kind) in [(EXEC, ExecKind::Tool), ("exe_runtime1", ExecKind::Runtime), ("job_1", KIND)] {
             let mut named = FieldWriter { out: record.encode() };

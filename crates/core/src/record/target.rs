@@ -189,7 +189,7 @@ mod tests {
         let mut targets = vec![
             StepTarget::ModelCall,
             StepTarget::Answered,
-            // Not a wait, although the program is called like the tool.
+            // A program that has the name of a tool for jobs.
             StepTarget::Program { exec, request },
         ];
         targets.extend(JobWaitTool::ALL.map(waits));

@@ -1,4 +1,4 @@
-//! What a keeper says of the execs of a sandbox, handed to the code for runtimes, tools or jobs.
+//! Events of a keeper, dispatched by the kind of the exec: runtime, tool call or job.
 
 use lodge_core::{ExecId, JobId};
 use lodge_exec::{ExecKind, ExecName, ExecState, ExitRecord, KeeperEvent, KnownExec};
@@ -7,7 +7,7 @@ use super::actor::Actor;
 use crate::crash;
 use lodge_engine::{AgentSeen, Part, Seen};
 
-/// The execs that a keeper knows of when it is connected, by what they are for.
+/// The execs that a keeper knows when the daemon connects to it, by kind.
 #[derive(Debug, Default)]
 pub(super) struct FoundExecs {
     /// By the number of their run.
@@ -31,7 +31,7 @@ impl FoundExecs {
     }
 }
 
-/// Splits execs into those that run and those that do not any more.
+/// Splits execs into running and ended ones.
 pub(super) fn split_running<T>(execs: Vec<(T, ExecState)>) -> (Vec<T>, Vec<T>) {
     let (mut running, mut over) = (Vec::new(), Vec::new());
     for (exec, state) in execs {
@@ -79,7 +79,7 @@ impl Actor {
             },
             KeeperEvent::Output { exec, kind, stdout, stderr } => match name(kind, &exec) {
                 Some(ExecName::Job(job)) => self.job_wrote(&job, stdout, stderr).await,
-                // Nobody reads of their output while it flows.
+                // Only the output of jobs is followed while they run.
                 Some(ExecName::Runtime { .. } | ExecName::Tool(_)) | None => {}
             },
             KeeperEvent::Pong { .. } => {}
@@ -116,7 +116,7 @@ impl Actor {
     }
 }
 
-/// The exec that a keeper names, unless no daemon gave it that id.
+/// The exec that a keeper reports. An id that does not belong to the kind is logged and ignored.
 fn name(kind: ExecKind, exec: &str) -> Option<ExecName> {
     let name = ExecName::from_link(kind, exec);
     if name.is_none() {
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn execs_are_told_apart_by_their_kind_and_not_by_their_id() {
+    fn execs_are_distinguished_by_kind_and_not_by_id() {
         let known = |exec: &str, kind| KnownExec { exec: exec.to_owned(), kind, state: ExecState::Lost };
         let found = FoundExecs::new(vec![
             known("exe_runtime3", ExecKind::Runtime),

@@ -38,10 +38,10 @@ async fn a_second_host_adopts_what_the_first_one_started() {
 }
 
 #[tokio::test]
-async fn a_keeper_tells_the_kind_of_an_exec_that_runs_and_the_next_keeper_of_one_that_does_not() {
+async fn the_kind_of_an_exec_is_reported_by_its_keeper_and_by_the_next_keeper() {
     let home = SandboxHome::new();
     let mut link = home.up().await;
-    // The ids say nothing of the kinds.
+    // By their ids, all of these would be tools.
     let kinds = [("a", ExecKind::Tool), ("b", ExecKind::Job), ("c", ExecKind::Runtime)];
     let start = |exec: &str, kind, script| StartExec { kind, ..home.job(exec, script, (1000, 1000)) };
     for (exec, kind) in kinds {
