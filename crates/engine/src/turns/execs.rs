@@ -206,7 +206,6 @@ impl Engine {
     }
 
     /// A result that needed no program: the runtime wrote it.
-    #[expect(clippy::too_many_arguments, reason = "one argument per field of the message")]
     pub(crate) fn tool_answered(
         &mut self,
         id: Value,
