@@ -4,6 +4,7 @@
 //! spec once, so that fields that a newer release added survive an older one.
 
 mod image;
+mod target;
 mod write;
 
 use std::collections::BTreeMap;
@@ -13,7 +14,7 @@ use crate::agent::AgentState;
 use crate::cause::Cause;
 use crate::epoch::Epoch;
 use crate::event::EventBody;
-use crate::id::{AgentId, ExecId, LineageId, SandboxId, SessionId, StepId, TurnId};
+use crate::id::{AgentId, LineageId, SandboxId, SessionId, StepId, TurnId};
 use crate::job::JobRow;
 use crate::lineage::LineageState;
 use crate::quarantine::QuarantineRow;
@@ -27,6 +28,7 @@ pub use self::image::{
     LimitsRecord, MountRecord, NetworkMode, NetworkRecord, RuntimeRecord, ToolRecord, pinned_digest,
 };
 
+pub use self::target::{JobWait, JobWaitTool, StepTarget, StepTargetError};
 pub use self::write::{AgentWrite, ImageWrite, SessionWrite, TurnWrite, WorkWrite, Write};
 
 /// One message of a conversation, its variable part.
@@ -89,7 +91,8 @@ pub struct CallRecord {
     pub arguments: String,
 }
 
-/// What a tool call is about to run; written with its intent, so that it can be asked for again.
+/// What a tool call is about to run; written with its intent, so that it can be asked for again. Tag 6 is taken: see
+/// `target.rs`.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct ExecRequest {
     #[prost(string, tag = "1")]
@@ -294,19 +297,23 @@ pub struct StepRow {
     pub step: u32,
     /// 0 for the model call, then its tool calls from 1.
     pub ordinal: u32,
-    pub kind: StepKind,
+    pub target: StepTarget,
     pub name: String,
     pub state: StepState,
     pub attempt: u32,
     pub call: Option<String>,
-    pub exec: Option<ExecId>,
-    pub request: Option<ExecRequest>,
     pub exit_code: Option<i32>,
     pub signal: Option<i32>,
     /// The limit that it ran into.
     pub cause: Option<Cause>,
     pub started_at: Timestamp,
     pub ended_at: Option<Timestamp>,
+}
+
+impl StepRow {
+    pub fn kind(&self) -> StepKind {
+        self.target.kind()
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]

@@ -332,7 +332,7 @@ fn points(batches: &[Batch]) -> Vec<&'static str> {
         .filter_map(|write| match write {
             Write::Turn(TurnWrite::New(_)) => Some("after_accept"),
             Write::Turn(TurnWrite::Step(step))
-                if step.kind == StepKind::Tool && step.state == StepState::Intent =>
+                if step.kind() == StepKind::Tool && step.state == StepState::Intent =>
             {
                 Some("after_intent")
             }
@@ -387,7 +387,7 @@ fn mutate(mut batch: Batch, mutation: Mutation, shell: &Arc<Shell>) -> Batch {
                 batch.after = late;
                 batch
                     .writes
-                    .retain(|write| !matches!(write, Write::Turn(TurnWrite::Step(step)) if step.kind == StepKind::Tool));
+                    .retain(|write| !matches!(write, Write::Turn(TurnWrite::Step(step)) if step.kind() == StepKind::Tool));
                 batch.urgent = false;
                 release(early, shell);
             }

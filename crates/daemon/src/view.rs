@@ -300,7 +300,7 @@ pub fn quarantined(row: &QuarantineRow, status: &str) -> QuarantineView {
 fn step(row: &StepRow) -> StepView {
     StepView {
         id: row.id.to_string(),
-        kind: row.kind.word().to_owned(),
+        kind: row.kind().word().to_owned(),
         name: row.name.clone(),
         status: row.state.word().to_owned(),
         attempt: row.attempt,

@@ -228,7 +228,7 @@ fn turn_facts(turn: &Turn) -> TurnFacts {
         },
         Phase::Tools { calls } => {
             let open = calls.iter().filter(|call| call.result.is_none()).map(|call| {
-                let exec = call.step.as_ref().and_then(|step| step.exec.clone());
+                let exec = call.step.as_ref().and_then(|step| step.target.exec().cloned());
                 (call.record.id.clone(), exec)
             });
             TurnFacts { row, answered: turn.step, asked: cut, open: open.collect(), misfits }

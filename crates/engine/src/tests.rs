@@ -310,7 +310,7 @@ fn a_program_starts_only_after_the_batch_that_holds_its_intent() {
     let batch = world.exec(&agent, &turn, "c1", "sh");
     assert!(batch.urgent && batch.early.is_empty());
     let intent = batch.writes.iter().any(|write| {
-        matches!(write, Write::Turn(TurnWrite::Step(step)) if step.kind == StepKind::Tool && step.state == StepState::Intent && step.request.is_some())
+        matches!(write, Write::Turn(TurnWrite::Step(step)) if step.kind() == StepKind::Tool && step.state == StepState::Intent && step.target.exec().is_some())
     });
     assert!(intent);
     assert_eq!(started_exec(&batch).len(), 1);
@@ -523,7 +523,7 @@ fn after_a_crash(answered: bool) -> (World, AgentId, TurnId, ExecId) {
             |write| if let Write::Turn(TurnWrite::Step(step)) = write { Some(step.clone()) } else { None },
         )
         .map(|mut step| {
-            if step.kind == StepKind::Model || answered {
+            if step.kind() == StepKind::Model || answered {
                 step.state = StepState::Done;
             }
             step

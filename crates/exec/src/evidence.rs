@@ -64,7 +64,10 @@ impl SandboxHost {
         }
         match read {
             // Remains of a record are what a crash of the machine leaves: they tell no outcome.
-            Ok(bytes) => ExitRecord::unseal(&bytes, exec).map_or(Evidence::Claimed, Evidence::Exited),
+            Ok(bytes) => match ExitRecord::unseal(&bytes, exec) {
+                Ok((record, _kind)) => Evidence::Exited(record),
+                Err(_) => Evidence::Claimed,
+            },
             Err(ReadError::Absent { .. }) => Evidence::Claimed,
             Err(error) => Evidence::Unreadable(error),
         }

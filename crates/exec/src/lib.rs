@@ -15,6 +15,7 @@ mod host;
 mod job;
 mod kept;
 mod lock;
+mod name;
 mod open_files;
 mod programs;
 mod start;
@@ -32,6 +33,7 @@ pub use lodge_link::{
     KeeperEvent, KnownExec, Layer, LimitHit, Limits, Network, OrderRuns, PrivateRoot, Resource,
     ResourceUsage, Secret, Speaker, StartExec, StreamCount, Welcome, limits,
 };
+pub use name::ExecName;
 pub use open_files::FileLimit;
 pub use programs::{ProgramImage, StoredProgram, VerifiedProgram};
 pub use start::SandboxSpec;

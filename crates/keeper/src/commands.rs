@@ -8,8 +8,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use lodge_link::{
-    ExecKind, ExecState, ExitOutcome, ExitRecord, KeeperCommand, KeeperEvent, ResourceUsage, STDERR_FILE,
-    STDOUT_FILE, StartExec, is_valid_id,
+    ExecKind, ExecState, ExitOutcome, ExitRecord, KeeperCommand, KeeperEvent, KnownExec, ResourceUsage,
+    STDERR_FILE, STDOUT_FILE, StartExec, is_valid_id,
 };
 
 use crate::captured::{StreamCapture, StreamTarget};
@@ -49,7 +49,7 @@ impl Keeper {
 
     fn start(&mut self, start: StartExec) {
         if let Some(why) = self.refusal(&start) {
-            return self.refuse(start.exec, why);
+            return self.refuse(start.exec, start.kind, why);
         }
         match self.room(&start, Instant::now()) {
             DiskVerdict::Known(space) => self.begin(start, space),
@@ -61,7 +61,9 @@ impl Keeper {
         let claimed = match self.shelf.claim(&start.exec, start.kind) {
             Ok(ExecClaim::New(claimed)) => claimed,
             Ok(ExecClaim::Taken) => return self.report_state(&start.exec),
-            Err(error) => return self.refuse(start.exec, &format!("cannot claim it: {error}")),
+            Err(error) => {
+                return self.refuse(start.exec, start.kind, &format!("cannot claim it: {error}"));
+            }
         };
         self.fail_at("keeper.after_claim", start.kind);
         let (serial, started_ms, before) = (self.next_serial(), sys::now_ms(), self.before());
@@ -77,7 +79,7 @@ impl Keeper {
                 self.watch_from(Instant::now());
                 self.began(serial, went);
             }
-            Err(error) => self.did_not_begin(start.exec, (&dir, &room), started_ms, error),
+            Err(error) => self.did_not_begin((start.exec, start.kind), (&dir, &room), started_ms, error),
         }
     }
 
@@ -91,7 +93,7 @@ impl Keeper {
         }
         self.runtime_works(Instant::now());
         self.record_guardians();
-        self.tell(&KeeperEvent::Started { exec, pid });
+        self.tell(&KeeperEvent::Started { exec, kind, pid });
         if went == StartResult::Late {
             self.condemn(serial, "it was delayed before it could start. ");
         }
@@ -99,19 +101,19 @@ impl Keeper {
 
     fn did_not_begin(
         &mut self,
-        exec: String,
+        (exec, kind): (String, ExecKind),
         (dir, room): (&OwnedFd, &File),
         started_ms: u64,
         error: SpawnError,
     ) {
         let SpawnError { errno, why } = error;
         let ended = ExitOutcome::NotStarted { errno, why: why.clone() };
-        let recorded = self.record_not_started(&exec, (dir, room), ended, started_ms).is_some();
+        let recorded = self.record_not_started((&exec, kind), (dir, room), ended, started_ms).is_some();
         // It did not run and nothing says so: without its claim it can be asked for again.
         if !recorded {
             self.forget(&exec);
         }
-        self.tell(&KeeperEvent::Refused { exec, why, recorded });
+        self.tell(&KeeperEvent::Refused { exec, kind, why, recorded });
     }
 
     /// Hears from children that are on their way to become their programs, as far as they have something to say.
@@ -167,7 +169,7 @@ impl Keeper {
         if let ProcessHold::Group(group) = &one.held {
             self.remove_group(&one.id, group);
         }
-        self.did_not_begin(one.id.clone(), (&one.dir, &one.room), one.started_ms, error);
+        self.did_not_begin((one.id.clone(), one.kind), (&one.dir, &one.room), one.started_ms, error);
         (0..report.asked_again).for_each(|_| self.report_not_running(&one.id));
     }
 
@@ -179,8 +181,8 @@ impl Keeper {
         }
     }
 
-    pub(crate) fn refuse(&mut self, exec: String, why: &str) {
-        self.tell(&KeeperEvent::Refused { exec, why: why.to_owned(), recorded: false });
+    pub(crate) fn refuse(&mut self, exec: String, kind: ExecKind, why: &str) {
+        self.tell(&KeeperEvent::Refused { exec, kind, why: why.to_owned(), recorded: false });
     }
 
     /// Why an exec is not even claimed.
@@ -264,7 +266,7 @@ impl Keeper {
 
     fn record_not_started(
         &self,
-        exec: &str,
+        (exec, kind): (&str, ExecKind),
         (dir, room): (&OwnedFd, &File),
         ended: ExitOutcome,
         started_ms: u64,
@@ -279,7 +281,7 @@ impl Keeper {
             note: String::new(),
             cause: None,
         };
-        match execs::write_record(dir, room, exec, &record) {
+        match execs::write_record((dir, room), (exec, kind), &record) {
             Ok(()) => Some(record),
             Err(error) => {
                 self.log.say(&format!("could not record an exec that did not start: {error}"));
@@ -295,12 +297,11 @@ impl Keeper {
             report.asked_again = report.asked_again.saturating_add(1);
             return;
         }
-        let state = self.shelf.state(exec, &self.running);
-        let exec = exec.to_owned();
+        let KnownExec { exec, kind, state } = self.shelf.look_up(exec.to_owned(), &self.running);
         self.tell(&match state {
-            ExecState::Running { pid } => KeeperEvent::Started { exec, pid },
-            ExecState::Exited(record) => KeeperEvent::Exited { exec, record },
-            ExecState::Lost => KeeperEvent::Lost { exec },
+            ExecState::Running { pid } => KeeperEvent::Started { exec, kind, pid },
+            ExecState::Exited(record) => KeeperEvent::Exited { exec, kind, record },
+            ExecState::Lost => KeeperEvent::Lost { exec, kind },
         });
     }
 
@@ -314,7 +315,7 @@ impl Keeper {
         if is_valid_id(exec) && self.shelf.is_claimed(exec) {
             self.report_state(exec);
         } else {
-            self.refuse(exec.to_owned(), "it was never started");
+            self.refuse(exec.to_owned(), ExecKind::of_id(exec), "it was never started");
         }
     }
 

@@ -183,7 +183,7 @@ impl Keeper {
         for start in std::mem::take(&mut self.disk.waiting) {
             // The sandbox may have begun to end, or filled with others, while this one waited.
             match self.refusal(&start) {
-                Some(why) => self.refuse(start.exec, why),
+                Some(why) => self.refuse(start.exec, start.kind, why),
                 None if used >= limit => self.begin(start, WriteSpace::Full { used }),
                 None => self.begin(start, WriteSpace::Left),
             }

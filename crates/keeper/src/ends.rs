@@ -176,7 +176,7 @@ impl Keeper {
         let cause = self.cause_of(&one, &ended);
         let record = one.record(ended, usage, finished_ms, cause);
         self.fail_at("keeper.before_exit_record", one.kind);
-        match execs::write_record(&one.dir, &one.room, &one.id, &record) {
+        match execs::write_record((&one.dir, &one.room), (&one.id, one.kind), &record) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.log.say(&format!("the directory of {} is gone, its end is not recorded", one.id));
@@ -204,7 +204,7 @@ impl Keeper {
             // What it left behind is part of what ran into the limit.
             self.schedule_kill(&one.id, Duration::ZERO);
         }
-        self.tell(&KeeperEvent::Exited { exec: one.id, record });
+        self.tell(&KeeperEvent::Exited { exec: one.id, kind: one.kind, record });
     }
 
     /// Starts the end of the sandbox, or brings its deadline forward.

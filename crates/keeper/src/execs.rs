@@ -26,7 +26,10 @@ use crate::spares::{SpareDirs, SpareResult};
 use crate::sys;
 use crate::watch::CountersAtStart;
 
+/// Contains the claim of an exec while it runs, with space for the exit record that replaces it.
 const EXIT_NEW: &str = "exit.new";
+/// The longest claim fits into this many bytes.
+const CLAIM_MAX: usize = limits::ID_MAX + 16;
 const EXIT_TEMPORARY: &CStr = c"exit.new";
 
 /// The directory that holds one directory for each claimed exec.
@@ -181,9 +184,10 @@ impl ExecDirs {
             Some((dir, record)) => Ok((dir, record)),
             None => self.equip(&name),
         };
-        match equipped
-            .and_then(|(dir, record)| Ok(ClaimedExec { output: make_output(&dir, kind)?, dir, record }))
-        {
+        match equipped.and_then(|(dir, record)| {
+            record.write_all_at(&kind.claim(exec), 0)?;
+            Ok(ClaimedExec { output: make_output(&dir, kind)?, dir, record })
+        }) {
             Ok(claimed) => Ok(ExecClaim::New(claimed)),
             Err(error) => {
                 // It did not run: without its claim it can be asked for again.
@@ -218,15 +222,14 @@ impl ExecDirs {
         c_name(exec).is_ok_and(|name| open_dir(&self.dir, &name).is_ok())
     }
 
-    /// The record of an exec that ended, if it left one.
-    pub(crate) fn record(&self, exec: &str) -> Option<ExitRecord> {
+    /// The beginning of a file of an exec.
+    fn read(&self, exec: &str, file: &str, len_max: usize) -> Option<Vec<u8>> {
         let dir = open_dir(&self.dir, &c_name(exec).ok()?).ok()?;
-        let name = c_name(EXIT_FILE).ok()?;
         let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let file = File::from(sys::open_at(dir.as_raw_fd(), &name, flags, 0).ok()?);
+        let file = File::from(sys::open_at(dir.as_raw_fd(), &c_name(file).ok()?, flags, 0).ok()?);
         let mut bytes = Vec::new();
-        file.take(limits::RECORD_MAX as u64).read_to_end(&mut bytes).ok()?;
-        ExitRecord::unseal(&bytes, exec).ok()
+        file.take(len_max as u64).read_to_end(&mut bytes).ok()?;
+        Some(bytes)
     }
 
     /// Removes an exec's directory. One that is not there was removed before.
@@ -265,22 +268,35 @@ impl ExecDirs {
         names
             .filter(|name| is_valid_id(name))
             .take(limits::WELCOME_EXECS_MAX)
-            .map(|exec| KnownExec { state: self.state(&exec, running), exec })
+            .map(|exec| self.look_up(exec, running))
             .collect()
     }
 
-    pub(crate) fn state(&self, exec: &str, running: &[RunningExec]) -> ExecState {
-        match running.iter().find(|one| one.id == exec) {
-            Some(one) => ExecState::Running { pid: one.shown_pid() },
-            None => self.record(exec).map_or(ExecState::Lost, ExecState::Exited),
+    /// What is known of a claimed exec.
+    pub(crate) fn look_up(&self, exec: String, running: &[RunningExec]) -> KnownExec {
+        if let Some(one) = running.iter().find(|one| one.id == exec) {
+            return KnownExec { exec, kind: one.kind, state: ExecState::Running { pid: one.shown_pid() } };
         }
+        let record = self.read(&exec, EXIT_FILE, limits::RECORD_MAX);
+        let (kind, state) = match record.and_then(|bytes| ExitRecord::unseal(&bytes, &exec).ok()) {
+            Some((record, kind)) => (kind, ExecState::Exited(record)),
+            None => {
+                let claim = self.read(&exec, EXIT_NEW, CLAIM_MAX);
+                (claim.and_then(|bytes| ExecKind::of_claim(&bytes, &exec)), ExecState::Lost)
+            }
+        };
+        KnownExec { kind: kind.unwrap_or_else(|| ExecKind::of_id(&exec)), exec, state }
     }
 }
 
 /// Writes the exit record into its room, so that it is there whole or not at all.
-pub(crate) fn write_record(dir: &OwnedFd, room: &File, exec: &str, record: &ExitRecord) -> io::Result<()> {
+pub(crate) fn write_record(
+    (dir, room): (&OwnedFd, &File),
+    (exec, kind): (&str, ExecKind),
+    record: &ExitRecord,
+) -> io::Result<()> {
     // What is behind the record says nothing: it may stay.
-    room.write_all_at(&record.seal(exec), 0)?;
+    room.write_all_at(&record.seal(exec, kind), 0)?;
     sys::rename_at(dir.as_raw_fd(), EXIT_TEMPORARY, &c_name(EXIT_FILE)?)
 }
 

@@ -154,7 +154,8 @@ impl Keeper {
                 Some(_) => {
                     (job.told_at, job.tell_at) = (Some(now), None);
                     let (stdout, stderr) = (one.stdout.counted.seen, one.stderr.counted.seen);
-                    events.push(KeeperEvent::Output { exec: one.id.clone(), stdout, stderr });
+                    let (exec, kind) = (one.id.clone(), one.kind);
+                    events.push(KeeperEvent::Output { exec, kind, stdout, stderr });
                 }
                 None => job.tell_at = None,
             }

@@ -4,31 +4,11 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::exec_kind::ExecKind;
 use crate::record::ExitRecord;
 use crate::wire::{DecodeError, FieldReader, FieldWriter};
 
 pub(crate) const LEN_BYTES: usize = 4;
-
-/// What an exec is for, which decides where its streams go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExecKind {
-    /// Output goes to files in the exec's directory.
-    Tool,
-    /// Lines of stdin and stdout are relayed; stderr goes to the sandbox's log.
-    Runtime,
-    /// A tool that nobody waits for: both ends of a long output are kept, and told of while it flows.
-    Job,
-}
-
-impl ExecKind {
-    /// Whether it is called for a result: it is limited, captured and left to end by itself.
-    pub fn is_called(self) -> bool {
-        match self {
-            ExecKind::Tool | ExecKind::Job => true,
-            ExecKind::Runtime => false,
-        }
-    }
-}
 
 /// One program to run.
 #[derive(Clone, PartialEq, Eq)]
@@ -93,22 +73,26 @@ pub enum KeeperEvent {
     /// The exec runs, as `pid` of the sandbox.
     Started {
         exec: String,
+        kind: ExecKind,
         pid: u32,
     },
     /// The exec ended; its record lies in its directory.
     Exited {
         exec: String,
+        kind: ExecKind,
         record: ExitRecord,
     },
     /// The exec was not started. If `recorded`, its claim and an exit record exist; else nothing does.
     Refused {
         exec: String,
+        kind: ExecKind,
         why: String,
         recorded: bool,
     },
     /// The exec was claimed before, does not run, and left no record.
     Lost {
         exec: String,
+        kind: ExecKind,
     },
     /// One line, without its newline, from the runtime's stdout.
     RuntimeLine(Vec<u8>),
@@ -118,6 +102,7 @@ pub enum KeeperEvent {
     /// A job wrote this much to its streams so far.
     Output {
         exec: String,
+        kind: ExecKind,
         stdout: u64,
         stderr: u64,
     },
@@ -223,11 +208,7 @@ impl KeeperCommand {
 impl StartExec {
     fn put(&self, put: &mut FieldWriter) {
         put.text(&self.exec);
-        put.u8(match self.kind {
-            ExecKind::Tool => 1,
-            ExecKind::Runtime => 2,
-            ExecKind::Job => 3,
-        });
+        self.kind.put(put);
         put.list(&self.argv, |put, arg| {
             put.os(arg);
         });
@@ -242,11 +223,9 @@ impl StartExec {
     fn take(take: &mut FieldReader<'_>) -> Result<StartExec, DecodeError> {
         Ok(StartExec {
             exec: take.text()?,
-            kind: match take.u8()? {
-                1 => ExecKind::Tool,
-                2 => ExecKind::Runtime,
-                3 => ExecKind::Job,
-                unknown => return Err(DecodeError::BadTag(unknown)),
+            kind: {
+                let code = take.u8()?;
+                ExecKind::from_code(code).ok_or(DecodeError::BadTag(code))?
             },
             argv: take.list(|take| take.os())?,
             env: take.list(|take| Ok((take.os()?, take.os()?)))?,
@@ -266,24 +245,24 @@ impl StartExec {
 impl KeeperEvent {
     pub fn append_to(&self, out: &mut Vec<u8>) {
         match self {
-            KeeperEvent::Started { exec, pid } => append(out, kind::STARTED, |put| {
-                put.text(exec).u32(*pid);
+            KeeperEvent::Started { exec, kind, pid } => append(out, kind::STARTED, |put| {
+                kind.put(put.text(exec).u32(*pid));
             }),
-            KeeperEvent::Exited { exec, record } => append(out, kind::EXITED, |put| {
-                put.text(exec).bytes(&record.encode());
+            KeeperEvent::Exited { exec, kind, record } => append(out, kind::EXITED, |put| {
+                kind.put(put.text(exec).bytes(&record.encode()));
             }),
-            KeeperEvent::Refused { exec, why, recorded } => append(out, kind::REFUSED, |put| {
-                put.text(exec).text(why).u8((*recorded).into());
+            KeeperEvent::Refused { exec, kind, why, recorded } => append(out, kind::REFUSED, |put| {
+                kind.put(put.text(exec).text(why).u8((*recorded).into()));
             }),
-            KeeperEvent::Lost { exec } => append(out, kind::LOST, |put| {
-                put.text(exec);
+            KeeperEvent::Lost { exec, kind } => append(out, kind::LOST, |put| {
+                kind.put(put.text(exec));
             }),
             KeeperEvent::RuntimeLine(line) => KeeperEvent::append_runtime_line(line, out),
             KeeperEvent::Pong { token } => append(out, kind::PONG, |put| {
                 put.u64(*token);
             }),
-            KeeperEvent::Output { exec, stdout, stderr } => append(out, kind::OUTPUT, |put| {
-                put.text(exec).u64(*stdout).u64(*stderr);
+            KeeperEvent::Output { exec, kind, stdout, stderr } => append(out, kind::OUTPUT, |put| {
+                kind.put(put.text(exec).u64(*stdout).u64(*stderr));
             }),
         }
     }
@@ -295,70 +274,35 @@ impl KeeperEvent {
         });
     }
 
-    /// `None` is a type that a later version added: skip it.
+    /// `None` is a type of frame or a kind of exec that a later version added: skip it.
     pub fn decode(frame: RawFrame<'_>) -> Result<Option<KeeperEvent>, DecodeError> {
         let mut take = FieldReader::new(frame.payload);
-        Ok(Some(match frame.kind {
-            kind::STARTED => KeeperEvent::Started { exec: take.text()?, pid: take.u32()? },
+        match frame.kind {
+            kind::LINE_FROM_RUNTIME => Ok(Some(KeeperEvent::RuntimeLine(take.bytes()?.to_vec()))),
+            kind::PONG => Ok(Some(KeeperEvent::Pong { token: take.u64()? })),
+            kind::STARTED => {
+                let (exec, pid) = (take.text()?, take.u32()?);
+                Ok(ExecKind::take(&mut take, &exec)?.map(|kind| KeeperEvent::Started { exec, kind, pid }))
+            }
             kind::EXITED => {
-                KeeperEvent::Exited { exec: take.text()?, record: ExitRecord::decode(take.bytes()?)? }
+                let (exec, record) = (take.text()?, ExitRecord::decode(take.bytes()?)?);
+                Ok(ExecKind::take(&mut take, &exec)?.map(|kind| KeeperEvent::Exited { exec, kind, record }))
             }
             kind::REFUSED => {
-                KeeperEvent::Refused { exec: take.text()?, why: take.text()?, recorded: take.u8()? != 0 }
+                let (exec, why, recorded) = (take.text()?, take.text()?, take.u8()? != 0);
+                let kind = ExecKind::take(&mut take, &exec)?;
+                Ok(kind.map(|kind| KeeperEvent::Refused { exec, kind, why, recorded }))
             }
-            kind::LOST => KeeperEvent::Lost { exec: take.text()? },
-            kind::LINE_FROM_RUNTIME => KeeperEvent::RuntimeLine(take.bytes()?.to_vec()),
-            kind::PONG => KeeperEvent::Pong { token: take.u64()? },
+            kind::LOST => {
+                let exec = take.text()?;
+                Ok(ExecKind::take(&mut take, &exec)?.map(|kind| KeeperEvent::Lost { exec, kind }))
+            }
             kind::OUTPUT => {
-                KeeperEvent::Output { exec: take.text()?, stdout: take.u64()?, stderr: take.u64()? }
+                let (exec, stdout, stderr) = (take.text()?, take.u64()?, take.u64()?);
+                let kind = ExecKind::take(&mut take, &exec)?;
+                Ok(kind.map(|kind| KeeperEvent::Output { exec, kind, stdout, stderr }))
             }
-            _unknown => return Ok(None),
-        }))
-    }
-}
-
-/// Puts received bytes together to frames. What is incomplete when the peer dies is dropped with it.
-#[derive(Debug, Default)]
-pub struct Assembler {
-    bytes: Vec<u8>,
-    taken: usize,
-}
-
-/// Room that an assembler keeps for the next frames.
-const KEPT_BYTES: usize = 1024;
-
-impl Assembler {
-    pub fn push(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
-    }
-
-    /// The next whole frame, if there is one.
-    pub fn next_frame(&mut self, len_max: usize) -> Result<Option<RawFrame<'_>>, FrameError> {
-        let rest = &self.bytes[self.taken..];
-        let Some((head, rest)) = rest.split_first_chunk::<LEN_BYTES>() else {
-            self.compact();
-            return Ok(None);
-        };
-        let len = u32::from_le_bytes(*head);
-        let whole = len as usize;
-        if whole > len_max || whole == 0 {
-            return Err(FrameError { len, len_max });
-        }
-        if rest.len() < whole {
-            self.compact();
-            return Ok(None);
-        }
-        let at = self.taken + LEN_BYTES;
-        self.taken = at + whole;
-        Ok(Some(RawFrame { kind: self.bytes[at], payload: &self.bytes[at + 1..at + whole] }))
-    }
-
-    fn compact(&mut self) {
-        self.bytes.drain(..self.taken);
-        self.taken = 0;
-        // Links are many and mostly silent: what a long frame needed is not kept.
-        if self.bytes.is_empty() && self.bytes.capacity() > KEPT_BYTES {
-            self.bytes = Vec::new();
+            _unknown => Ok(None),
         }
     }
 }
@@ -366,6 +310,7 @@ impl Assembler {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::assembler::Assembler;
     use crate::record::{ExitOutcome, ResourceUsage, StreamCount};
 
     fn commands() -> Vec<KeeperCommand> {
@@ -405,15 +350,16 @@ mod tests {
             note: String::new(),
             cause: None,
         };
-        let exec = || "e1".to_owned();
+        // Ids from which another kind would be derived.
+        let exec = || "job_1".to_owned();
         vec![
-            KeeperEvent::Started { exec: exec(), pid: 2 },
-            KeeperEvent::Exited { exec: exec(), record },
-            KeeperEvent::Refused { exec: exec(), why: "no".to_owned(), recorded: true },
-            KeeperEvent::Lost { exec: exec() },
+            KeeperEvent::Started { exec: exec(), kind: ExecKind::Runtime, pid: 2 },
+            KeeperEvent::Exited { exec: exec(), kind: ExecKind::Tool, record },
+            KeeperEvent::Refused { exec: exec(), kind: ExecKind::Tool, why: "no".to_owned(), recorded: true },
+            KeeperEvent::Lost { exec: exec(), kind: ExecKind::Tool },
             KeeperEvent::RuntimeLine(b"{}".to_vec()),
             KeeperEvent::Pong { token: 9 },
-            KeeperEvent::Output { exec: exec(), stdout: 3, stderr: 4 },
+            KeeperEvent::Output { exec: "e1".to_owned(), kind: ExecKind::Job, stdout: 3, stderr: 4 },
         ]
     }
 
@@ -438,6 +384,43 @@ mod tests {
                 }
             }
             assert_eq!((got_commands, got_events), (commands(), events()));
+        }
+    }
+
+    /// The events about an exec, each with the kind as its last byte.
+    fn exec_events() -> Vec<(KeeperEvent, (u8, Vec<u8>))> {
+        let is_about_exec =
+            |event: &KeeperEvent| !matches!(event, KeeperEvent::RuntimeLine(_) | KeeperEvent::Pong { .. });
+        let events = events().into_iter().filter(is_about_exec);
+        let encoded = events.map(|event| {
+            let mut bytes = Vec::new();
+            event.append_to(&mut bytes);
+            (event, (bytes[LEN_BYTES], bytes[LEN_BYTES + 1..].to_vec()))
+        });
+        encoded.collect()
+    }
+
+    #[test]
+    fn the_kind_of_an_event_of_an_earlier_keeper_is_derived_from_the_id() {
+        for (event, (kind, payload)) in exec_events() {
+            let earlier = RawFrame { kind, payload: &payload[..payload.len() - 1] };
+            let (derived, decoded) = match KeeperEvent::decode(earlier).unwrap().unwrap() {
+                KeeperEvent::Started { exec, kind, .. }
+                | KeeperEvent::Exited { exec, kind, .. }
+                | KeeperEvent::Refused { exec, kind, .. }
+                | KeeperEvent::Lost { exec, kind }
+                | KeeperEvent::Output { exec, kind, .. } => (ExecKind::of_id(&exec), kind),
+                KeeperEvent::RuntimeLine(_) | KeeperEvent::Pong { .. } => panic!("{event:?}"),
+            };
+            assert_eq!(derived, decoded, "{event:?}");
+        }
+    }
+
+    #[test]
+    fn an_event_about_a_kind_that_a_later_keeper_knows_is_skipped() {
+        for (event, (kind, mut payload)) in exec_events() {
+            *payload.last_mut().unwrap() = 200;
+            assert_eq!(KeeperEvent::decode(RawFrame { kind, payload: &payload }), Ok(None), "{event:?}");
         }
     }
 

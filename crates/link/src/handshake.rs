@@ -5,6 +5,7 @@
 //! two are labelled, so that neither can be replayed or reflected.
 
 use crate::bounds::EnforcedLimit;
+use crate::exec_kind::ExecKind;
 use crate::frame::{Layer, RawFrame, append, kind};
 use crate::record::ExitRecord;
 use crate::secret::Secret;
@@ -60,6 +61,7 @@ impl Welcome {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownExec {
     pub exec: String,
+    pub kind: ExecKind,
     pub state: ExecState,
 }
 
@@ -175,7 +177,7 @@ impl Welcome {
                 let (name, missing, why) = (take.text()?, take.u8()? != 0, take.text()?);
                 Ok(Layer { name, missing: missing.then_some(why) })
             })?,
-            execs: take.list(KnownExec::take)?,
+            execs: take.list(KnownExec::take)?.into_iter().flatten().collect(),
             // Keepers before this one told of none.
             limits: if take.is_empty() {
                 Vec::new()
@@ -194,9 +196,11 @@ impl KnownExec {
             ExecState::Exited(record) => put.u8(2).bytes(&record.encode()),
             ExecState::Lost => put.u8(3),
         };
+        self.kind.put(put);
     }
 
-    fn take(take: &mut FieldReader<'_>) -> Result<KnownExec, DecodeError> {
+    /// `None` is an exec of a kind that a later version added.
+    fn take(take: &mut FieldReader<'_>) -> Result<Option<KnownExec>, DecodeError> {
         let exec = take.text()?;
         let state = match take.u8()? {
             1 => ExecState::Running { pid: take.u32()? },
@@ -204,7 +208,7 @@ impl KnownExec {
             3 => ExecState::Lost,
             unknown => return Err(DecodeError::BadTag(unknown)),
         };
-        Ok(KnownExec { exec, state })
+        Ok(ExecKind::take(take, &exec)?.map(|kind| KnownExec { exec, kind, state }))
     }
 }
 
@@ -239,7 +243,7 @@ impl ConnectionRefused {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::Assembler;
+    use crate::assembler::Assembler;
 
     fn pair() -> (KeeperChallenge, Hello) {
         let challenge = KeeperChallenge { version: VERSION, nonce: [1; NONCE_LEN] };
@@ -275,8 +279,12 @@ mod tests {
                 Layer { name: "landlock".to_owned(), missing: Some("no such syscall".to_owned()) },
             ],
             execs: vec![
-                KnownExec { exec: "e1".to_owned(), state: ExecState::Running { pid: 4 } },
-                KnownExec { exec: "e2".to_owned(), state: ExecState::Lost },
+                KnownExec {
+                    exec: "e1".to_owned(),
+                    kind: ExecKind::Runtime,
+                    state: ExecState::Running { pid: 4 },
+                },
+                KnownExec { exec: "e2".to_owned(), kind: ExecKind::Job, state: ExecState::Lost },
             ],
             limits: vec![EnforcedLimit {
                 resource: crate::bounds::Resource::Disk,
@@ -299,5 +307,20 @@ mod tests {
         assert_eq!(Hello::decode(assembler.next_frame(4096).unwrap().unwrap()), Ok(Some(hello)));
         assert_eq!(Welcome::decode(assembler.next_frame(4096).unwrap().unwrap()), Ok(Some(welcome)));
         assert_eq!(ConnectionRefused::decode(assembler.next_frame(4096).unwrap().unwrap()), Ok(Some(away)));
+    }
+
+    #[test]
+    fn the_kind_of_an_exec_that_an_earlier_keeper_knows_is_derived_from_the_id() {
+        let states = [ExecState::Running { pid: 4 }, ExecState::Lost];
+        let ids = ["e1", "exe_runtime1", "job_1"];
+        for (exec, state) in ids.into_iter().flat_map(|exec| states.clone().map(|state| (exec, state))) {
+            let known = KnownExec { exec: exec.to_owned(), kind: ExecKind::of_id(exec), state };
+            let mut put = FieldWriter::default();
+            known.put(&mut put);
+            let earlier = &put.out[..put.out.len() - 1];
+            assert_eq!(KnownExec::take(&mut FieldReader::new(earlier)), Ok(Some(known)));
+            *put.out.last_mut().unwrap() = 200;
+            assert_eq!(KnownExec::take(&mut FieldReader::new(&put.out)), Ok(None), "a later kind");
+        }
     }
 }

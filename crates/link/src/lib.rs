@@ -6,7 +6,9 @@
 //! The encoding is versioned and append-only. A field is added at the end and given a default; fields
 //! that a reader does not know are ignored, and frames whose type it does not know are skipped.
 
+mod assembler;
 mod bounds;
+mod exec_kind;
 mod frame;
 mod handshake;
 mod job_files;
@@ -18,8 +20,10 @@ mod sha256;
 mod spec;
 mod wire;
 
+pub use assembler::Assembler;
 pub use bounds::{Controllers, EnforcedLimit, LimitHit, Limits, Resource};
-pub use frame::{Assembler, ExecKind, FrameError, KeeperCommand, KeeperEvent, Layer, RawFrame, StartExec};
+pub use exec_kind::{ExecKind, RUNTIME_EXEC_PREFIX};
+pub use frame::{FrameError, KeeperCommand, KeeperEvent, Layer, RawFrame, StartExec};
 pub use handshake::{
     ConnectionRefused, ExecState, Hello, KeeperChallenge, KnownExec, NONCE_LEN, RefusedWhy, VERSION, Welcome,
     daemon_proof, keeper_proof,

@@ -4,6 +4,7 @@
 //! such remains. A frame needs no seal.
 
 use crate::bounds::LimitHit;
+use crate::exec_kind::ExecKind;
 use crate::sha256::Sha256;
 use crate::wire::{DecodeError, FieldReader, FieldWriter};
 
@@ -73,19 +74,21 @@ impl ExitRecord {
 
     /// The record as it is written to a file. It names its exec, because the space may contain the record of an
     /// earlier exec.
-    pub fn seal(&self, exec: &str) -> Vec<u8> {
+    pub fn seal(&self, exec: &str, kind: ExecKind) -> Vec<u8> {
         let mut named = FieldWriter { out: self.encode() };
-        named.text(exec);
+        kind.put(named.text(exec));
         let mut put = FieldWriter::default();
         put.fixed(SEALED).fixed(&seal_of(&named.out)).bytes(&named.out);
         put.out
     }
 
     /// Reads a file that holds the sealed record of this exec, or one of a keeper that did not seal or name it yet.
-    pub fn unseal(bytes: &[u8], exec: &str) -> Result<ExitRecord, DecodeError> {
+    ///
+    /// The kind is `None` if a later version added it.
+    pub fn unseal(bytes: &[u8], exec: &str) -> Result<(ExitRecord, Option<ExecKind>), DecodeError> {
         let mut take = FieldReader::new(bytes);
         if &take.fixed::<4>()? != SEALED {
-            return ExitRecord::decode(bytes);
+            return Ok((ExitRecord::decode(bytes)?, Some(ExecKind::of_id(exec))));
         }
         let seal = take.fixed::<SEAL_LEN>()?;
         let bare = take.bytes()?;
@@ -95,7 +98,10 @@ impl ExitRecord {
         let mut take = FieldReader::new(bare);
         let record = ExitRecord::take(&mut take)?;
         let is_its_own = take.is_empty() || take.text()? == exec;
-        if is_its_own { Ok(record) } else { Err(DecodeError::BadSeal) }
+        if !is_its_own {
+            return Err(DecodeError::BadSeal);
+        }
+        Ok((record, ExecKind::take(&mut take, exec)?))
     }
 
     pub fn decode(bytes: &[u8]) -> Result<ExitRecord, DecodeError> {
@@ -142,6 +148,8 @@ mod tests {
     /// Length of a cause at the end of a record.
     const CAUSE_LEN: usize = 17;
     const EXEC: &str = "e1";
+    /// Not the kind that would be derived from the id.
+    const KIND: ExecKind = ExecKind::Job;
 
     fn sample(ended: ExitOutcome) -> ExitRecord {
         ExitRecord {
@@ -204,27 +212,43 @@ mod tests {
     #[test]
     fn a_sealed_record_comes_back_and_so_does_a_bare_one() {
         for record in [sample(ExitOutcome::Code(3)), long()] {
-            let mut sealed = record.seal(EXEC);
+            let mut sealed = record.seal(EXEC, KIND);
             assert!(sealed.len() <= limits::RECORD_MAX);
             sealed.extend_from_slice(&[0; 512]);
-            assert_eq!(ExitRecord::unseal(&sealed, EXEC), Ok(record.clone()));
-            assert_eq!(ExitRecord::unseal(&record.encode(), EXEC), Ok(record));
+            assert_eq!(ExitRecord::unseal(&sealed, EXEC), Ok((record.clone(), Some(KIND))));
+            assert_eq!(ExitRecord::unseal(&record.encode(), EXEC), Ok((record, Some(ExecKind::Tool))));
         }
     }
 
     #[test]
     fn a_sealed_record_of_another_exec_is_none_and_one_that_names_nobody_is_anybodys() {
         let record = sample(ExitOutcome::Code(3));
-        assert!(ExitRecord::unseal(&record.seal(EXEC), "e2").is_err());
-        let (bare, mut put) = (record.encode(), FieldWriter::default());
-        put.fixed(SEALED).fixed(&seal_of(&bare)).bytes(&bare);
-        assert_eq!(ExitRecord::unseal(&put.out, EXEC), Ok(record));
+        assert!(ExitRecord::unseal(&record.seal(EXEC, KIND), "e2").is_err());
+        assert_eq!(ExitRecord::unseal(&sealed(&record.encode()), EXEC), Ok((record, Some(ExecKind::Tool))));
+    }
+
+    #[test]
+    fn the_kind_of_a_record_without_one_is_derived_from_the_id_and_a_later_kind_is_none() {
+        let record = sample(ExitOutcome::Code(3));
+        for (exec, kind) in [(EXEC, ExecKind::Tool), ("exe_runtime1", ExecKind::Runtime), ("job_1", KIND)] {
+            let mut named = FieldWriter { out: record.encode() };
+            named.text(exec);
+            assert_eq!(ExitRecord::unseal(&sealed(&named.out), exec), Ok((record.clone(), Some(kind))));
+            named.u8(200);
+            assert_eq!(ExitRecord::unseal(&sealed(&named.out), exec), Ok((record.clone(), None)));
+        }
+    }
+
+    fn sealed(bare: &[u8]) -> Vec<u8> {
+        let mut put = FieldWriter::default();
+        put.fixed(SEALED).fixed(&seal_of(bare)).bytes(bare);
+        put.out
     }
 
     #[test]
     fn no_remains_of_a_sealed_record_are_read_as_an_outcome() {
         for record in [sample(ExitOutcome::Code(0)), long()] {
-            let sealed = record.seal(EXEC);
+            let sealed = record.seal(EXEC, KIND);
             for len in 0..sealed.len() {
                 assert!(ExitRecord::unseal(&sealed[..len], EXEC).is_err(), "cut at {len}");
             }

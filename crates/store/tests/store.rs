@@ -8,8 +8,8 @@ use lodge_core::event::{TurnAccepted, TurnText};
 use lodge_core::lineage::{EndReason, LineageState};
 use lodge_core::record::{
     AgentRow, AgentSpec, AgentWrite, CallRecord, EventRow, ExecRequest, FailureRecord, ImageRecord, ImageRow,
-    ImageWrite, MessageBody, MessageRow, RequestRow, Retry, Role, SessionRow, SessionWrite, StepKind,
-    StepRow, TurnRow, TurnWrite, Usage, Write,
+    ImageWrite, JobWait, JobWaitTool, MessageBody, MessageRow, RequestRow, Retry, Role, SessionRow,
+    SessionWrite, StepRow, StepTarget, TurnRow, TurnWrite, Usage, Write,
 };
 use lodge_core::session::TurnPlace;
 use lodge_core::turn::{StepState, TurnState};
@@ -112,29 +112,31 @@ fn live(ids: &mut Ids) -> (AgentRow, TurnRow, Vec<Write>) {
             body: MessageBody { text: text.into(), calls, ..MessageBody::default() },
         }))
     };
-    let step = |ids: &mut Ids, ordinal, kind, state| StepRow {
+    let step = |ids: &mut Ids, ordinal, target, state| StepRow {
         id: StepId::new(&mut ids.source, NOW),
         turn: turn.id.clone(),
         step: 1,
         ordinal,
-        kind,
+        target,
         name: "x".into(),
         state,
         attempt: 1,
         call: (ordinal > 0).then(|| "c1".into()),
-        exec: (ordinal > 0).then(|| ExecId::new(&mut ids.source, NOW)),
-        request: (ordinal > 0).then(|| ExecRequest {
-            bin: "sh".into(),
-            args: vec!["-c".into()],
-            stdin: vec![0, 255],
-            boot: "b".into(),
-            timeout_ms: 7,
-        }),
         exit_code: None,
         signal: None,
         cause: None,
         started_at: NOW,
         ended_at: None,
+    };
+    let program = StepTarget::Program {
+        exec: ExecId::new(&mut ids.source, NOW),
+        request: ExecRequest {
+            bin: "sh".into(),
+            args: vec!["-c".into()],
+            stdin: vec![0, 255],
+            boot: "b".into(),
+            timeout_ms: 7,
+        },
     };
     let stream = agent.id.as_str().to_owned();
     let writes = vec![
@@ -149,9 +151,9 @@ fn live(ids: &mut Ids) -> (AgentRow, TurnRow, Vec<Write>) {
         })),
         Write::Turn(TurnWrite::New(turn.clone())),
         message(1, Role::User, "hi", Vec::new()),
-        Write::Turn(TurnWrite::Step(step(ids, 0, StepKind::Model, StepState::Done))),
+        Write::Turn(TurnWrite::Step(step(ids, 0, StepTarget::ModelCall, StepState::Done))),
         message(2, Role::Assistant, "let me see", vec![call]),
-        Write::Turn(TurnWrite::Step(step(ids, 1, StepKind::Tool, StepState::Intent))),
+        Write::Turn(TurnWrite::Step(step(ids, 1, program, StepState::Intent))),
         ids.event(&stream, 1, TurnAccepted { turn: turn.id.to_string(), ..TurnAccepted::default() }),
         ids.event(
             &stream,
@@ -175,7 +177,11 @@ fn a_turn_in_flight_is_read_back_where_it_stood() {
     assert_eq!(live.row, turn);
     assert_eq!(live.calls.len(), 1);
     assert!(live.answered.is_empty());
-    assert_eq!(live.steps[1].request.as_ref().unwrap().stdin, [0, 255]);
+    let stored = |write: &Write| match write {
+        Write::Turn(TurnWrite::Step(step)) => Some(step.clone()),
+        _ => None,
+    };
+    assert_eq!(live.steps, writes.iter().filter_map(stored).collect::<Vec<_>>());
     assert_eq!(again.loaded.streams[agent.id.as_str()], 2);
     assert_eq!((again.loaded.sessions[0].turns, again.loaded.sessions[0].messages), (1, 2));
     let full = again.reader.here(|snapshot| snapshot.turn(&turn.id)).unwrap().unwrap();
@@ -184,6 +190,23 @@ fn a_turn_in_flight_is_read_back_where_it_stood() {
         again.reader.here(|snapshot| snapshot.session_of(&agent.id, "ann")).unwrap().unwrap().row.id.as_str(),
         "s"
     );
+}
+
+#[test]
+fn a_wait_for_a_job_is_read_back_also_if_an_older_release_stored_it_as_a_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("daemon.db");
+    let (_, _, writes) = live(&mut Ids::new());
+    drop(opened(&path).writer.commit(&writes, ()).unwrap());
+    let wait =
+        StepTarget::Job(JobWait { tool: JobWaitTool::Cancel, job: "job_0123456789abcdefg".parse().unwrap() });
+    let old = b"\x0a\x0ajob_cancel\x12\x15job_0123456789abcdefg\x22\x01b".to_vec();
+    for request in [old, wait.encode_request().unwrap()] {
+        let raw = Connection::open(&path).unwrap();
+        raw.execute("UPDATE steps SET exec = NULL, request = ?1 WHERE ordinal = 1", [request]).unwrap();
+        drop(raw);
+        assert_eq!(opened(&path).loaded.turns[0].steps[1].target, wait);
+    }
 }
 
 /// Lets the file grow by a page more each time: the commit fails at every place it can, until it does not.

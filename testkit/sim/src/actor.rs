@@ -9,8 +9,9 @@ use lodge_core::agent::AgentState;
 use lodge_core::ledger::Repeat;
 use lodge_core::liveness::{Liveness, Silence};
 use lodge_core::record::{AgentRow, ExecRequest};
-use lodge_core::{AgentId, ExecId, JobId, SandboxId};
+use lodge_core::{AgentId, ExecId, SandboxId};
 use lodge_engine::{AgentSeen, Effect, ExecHow, Lack, Part, SandboxEffect, Seen, TurnSeen, Up};
+use lodge_exec::ExecName;
 
 use crate::keeper::{KeeperMessage, SimCommand, SimExecState, SimExit};
 use crate::plan::{CommitPoint, Mutation};
@@ -18,8 +19,6 @@ use crate::pulse::{SimPulse, THRESHOLDS};
 use crate::runtime::{LineFromRuntime, LineToRuntime};
 use crate::world::{SimEvent, SimWorld};
 
-/// What the ids of execs that are runtimes begin with.
-const RUNTIME_EXEC: &str = "exe-runtime-";
 const LOST_MS: u64 = 200;
 /// How often a keeper that holds its lock and does not answer is called.
 const CALL_MS: u64 = 5_000;
@@ -41,9 +40,9 @@ pub struct LinkedSandbox {
     pub probe: Option<u32>,
     pub probes: u32,
     adopted: bool,
-    pub open: BTreeMap<String, (ExecRequest, Repeat)>,
-    /// An earlier runtime that has to end before this one is started.
-    pub follows: Option<String>,
+    pub open: BTreeMap<ExecId, (ExecRequest, Repeat)>,
+    /// The run of an earlier runtime, which has to end before this one is started.
+    pub follows: Option<u32>,
 }
 
 /// What takes a while, and keeps the task from everything else.
@@ -182,11 +181,13 @@ impl SimWorld {
             SandboxEffect::Answer { id, answer } => self.line(agent, LineToRuntime::Answer { id, answer }),
             SandboxEffect::StartExec { exec, request, safe, resumed } => {
                 let repeat = if safe { Repeat::Safe } else { Repeat::Unsafe };
-                self.start_exec(agent, exec.as_str(), request, repeat, resumed);
+                self.start_exec(agent, &exec, request, repeat, resumed);
             }
-            SandboxEffect::KillExec { exec } => self.send(agent, SimCommand::Kill { exec: exec.to_string() }),
+            SandboxEffect::KillExec { exec } => {
+                self.send(agent, SimCommand::Kill { exec: ExecName::Tool(exec) });
+            }
             SandboxEffect::ForgetExec { exec } => {
-                self.send(agent, SimCommand::Forget { exec: exec.to_string() });
+                self.send(agent, SimCommand::Forget { exec: ExecName::Tool(exec) });
             }
             // Nobody reads a log here.
             SandboxEffect::NoteFailure { .. } => {}
@@ -257,12 +258,13 @@ impl SimWorld {
         let life = self.life;
         self.machine.links += 1;
         let link = self.machine.links;
-        let runtime = runtime_exec(row.runs);
+        let run = row.runs;
         let Some(sandbox) = self.machine.sandboxes.get_mut(&row.sandbox) else { return };
-        let known: Vec<(String, SimExecState)> =
+        let known: Vec<(ExecName, SimExecState)> =
             sandbox.shelf.keys().map(|exec| (exec.clone(), sandbox.known(exec))).collect();
         let Some(keeper) = &mut sandbox.keeper else { return };
         (keeper.link, keeper.life) = (Some(link), life);
+        let runtime = ExecName::Runtime { run };
         let state = known.iter().find(|(exec, _)| *exec == runtime).map(|(_, state)| *state);
         let runs = state == Some(SimExecState::Running);
         let up = LinkedSandbox {
@@ -282,33 +284,35 @@ impl SimWorld {
         }
         self.jobs_found(agent, &known);
         let execs = |wanted: fn(&SimExecState) -> bool| -> Vec<ExecId> {
-            known
-                .iter()
-                .filter(|(_, state)| wanted(state))
-                .filter_map(|(exec, _)| exec.parse().ok())
-                .collect()
+            let tools = known.iter().filter_map(|(exec, state)| match exec {
+                ExecName::Tool(exec) if wanted(state) => Some(exec.clone()),
+                ExecName::Tool(_) | ExecName::Runtime { .. } | ExecName::Job(_) => None,
+            });
+            tools.collect()
         };
         let (running, ended) =
             (execs(|state| *state == SimExecState::Running), execs(|state| *state != SimExecState::Running));
         if !running.is_empty() || !ended.is_empty() {
             self.tell(Seen::Turn(TurnSeen::ExecsFound { agent: agent.clone(), running, ended }));
         }
-        let earlier = known.iter().filter(|(exec, state)| {
-            exec.starts_with(RUNTIME_EXEC) && *exec != runtime && *state != SimExecState::Running
-        });
-        for exec in earlier.map(|(exec, _)| exec.clone()).collect::<Vec<_>>() {
-            self.send(agent, SimCommand::Forget { exec });
+        let earlier: Vec<(u32, SimExecState)> = known
+            .iter()
+            .filter_map(|(exec, state)| match exec {
+                ExecName::Runtime { run: earlier } if *earlier != run => Some((*earlier, *state)),
+                ExecName::Runtime { .. } | ExecName::Tool(_) | ExecName::Job(_) => None,
+            })
+            .collect();
+        for (run, _) in earlier.iter().filter(|(_, state)| *state != SimExecState::Running) {
+            self.send(agent, SimCommand::Forget { exec: ExecName::Runtime { run: *run } });
         }
         if let Some(SimExecState::Exited(ended)) = state {
             return self.runtime_ended(agent, ended);
         }
-        let alive = known.iter().find(|(exec, state)| {
-            exec.starts_with(RUNTIME_EXEC) && *exec != runtime && *state == SimExecState::Running
-        });
+        let alive = earlier.iter().find(|(_, state)| *state == SimExecState::Running);
         // A mutation that reports deaths before they happened does not check either.
         match alive.filter(|_| self.mutation != Mutation::HastyDeath) {
-            None => self.start_runtime(agent, runtime),
-            Some((alive, _)) => self.start_after(agent, alive.clone()),
+            None => self.start_runtime(agent, run),
+            Some((alive, _)) => self.start_after(agent, *alive),
         }
     }
 
@@ -370,41 +374,39 @@ impl SimWorld {
     fn handle_keeper_message(&mut self, agent: &AgentId, told: KeeperMessage) {
         match told {
             KeeperMessage::Said(said) => self.handle_runtime_line(agent, said),
-            KeeperMessage::Wrote { exec, bytes } => {
-                exec.parse().into_iter().for_each(|job: JobId| self.job_wrote(&job, bytes));
-            }
-            KeeperMessage::Exited { exec, ended } => {
-                if let Ok(job) = exec.parse() {
-                    return self.job_exited(agent, &job, ended);
+            KeeperMessage::Wrote { job, bytes } => self.job_wrote(&job, bytes),
+            KeeperMessage::Exited { exec, ended } => match exec {
+                ExecName::Runtime { run } => self.runtime_exited(agent, run, ended),
+                ExecName::Tool(exec) => {
+                    let Some(up) = self.linked(agent) else { return };
+                    if up.open.remove(&exec).is_some() && self.mutation != Mutation::DeafActor {
+                        self.report_end(&exec, how(ended));
+                    }
                 }
-                let Some(up) = self.linked(agent) else { return };
-                if exec == runtime_exec(up.row.runs) {
-                    return self.runtime_ended(agent, ended);
-                }
-                if up.follows.take_if(|earlier| *earlier == exec).is_some() {
-                    let runtime = runtime_exec(up.row.runs);
-                    return self.start_runtime(agent, runtime);
-                }
-                if up.open.remove(&exec).is_some() && self.mutation != Mutation::DeafActor {
-                    self.report_end(&exec, how(ended));
-                }
-            }
-            KeeperMessage::Refused { exec } => {
-                if let Ok(job) = exec.parse() {
-                    return self.report_job_end(&job, ExecHow::NotStarted, 0);
-                }
-                let Some(up) = self.linked(agent) else { return };
-                if exec == runtime_exec(up.row.runs) {
+                ExecName::Job(job) => self.job_exited(agent, &job, ended),
+            },
+            KeeperMessage::Refused { exec } => match exec {
+                ExecName::Runtime { run } => {
+                    let Some(up) = self.linked(agent).filter(|up| up.row.runs == run) else { return };
                     let row = up.row.clone();
-                    return self.spawn_failed(agent, &row, "its runtime cannot be started");
+                    self.spawn_failed(agent, &row, "its runtime cannot be started");
                 }
-                if up.open.remove(&exec).is_some() {
-                    self.report_end(&exec, ExecHow::NotStarted);
+                ExecName::Tool(exec) => {
+                    let Some(up) = self.linked(agent) else { return };
+                    if up.open.remove(&exec).is_some() {
+                        self.report_end(&exec, ExecHow::NotStarted);
+                    }
                 }
-            }
-            KeeperMessage::Lost { exec } => match exec.parse() {
-                Ok(job) => self.job_lost(agent, &job),
-                Err(_) => self.lost(agent, &exec),
+                ExecName::Job(job) => self.report_job_end(&job, ExecHow::NotStarted, 0),
+            },
+            KeeperMessage::Lost { exec } => match exec {
+                ExecName::Runtime { run } => {
+                    if self.linked(agent).is_some_and(|up| up.row.runs == run) {
+                        self.report_death(agent, run, Part::Runtime);
+                    }
+                }
+                ExecName::Tool(exec) => self.tool_lost(agent, &exec),
+                ExecName::Job(job) => self.job_lost(agent, &job),
             },
             KeeperMessage::Closed => {
                 let Some(actor) = self.actor(agent) else { return };
@@ -445,13 +447,13 @@ impl SimWorld {
         }
     }
 
-    fn runtime_ended(&mut self, agent: &AgentId, ended: SimExit) {
+    pub fn runtime_ended(&mut self, agent: &AgentId, ended: SimExit) {
         let Some(actor) = self.actor(agent) else { return };
         actor.pulse = None;
         let Some(up) = &mut actor.up else { return };
         up.probe = None;
         let (run, row) = (up.row.runs, up.row.clone());
-        self.send(agent, SimCommand::Kill { exec: runtime_exec(run) });
+        self.send(agent, SimCommand::Kill { exec: ExecName::Runtime { run } });
         match ended {
             SimExit::Code(code) => {
                 let (agent, detail) = (agent.clone(), "it left".to_owned());
@@ -492,9 +494,4 @@ pub fn how(ended: SimExit) -> ExecHow {
         SimExit::Signal(signal) => ExecHow::Killed { signal },
         SimExit::NotStarted => ExecHow::NotStarted,
     }
-}
-
-/// The exec that is the runtime: one per run, so that asking for it twice starts it once.
-pub fn runtime_exec(run: u32) -> String {
-    format!("{RUNTIME_EXEC}{run}")
 }

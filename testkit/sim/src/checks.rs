@@ -9,8 +9,9 @@ use lodge_core::record::{
     AgentRow, AgentWrite, EventRow, ImageWrite, Role, SessionWrite, TurnRow, TurnWrite, WorkWrite, Write,
 };
 use lodge_core::turn::StepState;
-use lodge_core::{AgentId, EventBody, EventKind, ExecId, IdSource};
+use lodge_core::{AgentId, EventBody, EventKind, IdSource};
 use lodge_engine::{AgentCommand, Batch, Command, Engine, Facts, Input, Seen};
+use lodge_exec::ExecName;
 
 use crate::facts::{check_indexes, check_slots, describe_difference};
 use crate::jobs::most_jobs;
@@ -381,8 +382,9 @@ impl SimWorld {
             if state != Some(AgentState::Ready) && !sandbox.given_up {
                 return Err(format!("at rest, and {id} lives while its agent is {state:?}"));
             }
-            for exec in keeper.running.keys().filter_map(|exec| exec.parse::<ExecId>().ok()) {
-                let waits = self.disk.intent(&exec).and_then(|(turn, _, _)| self.disk.turn(turn));
+            for exec in keeper.running.keys() {
+                let ExecName::Tool(exec) = exec else { continue };
+                let waits = self.disk.intent(exec).and_then(|(turn, _, _)| self.disk.turn(turn));
                 if waits.is_none_or(|turn| !turn.row.state.is_live()) {
                     return Err(format!("at rest, and {exec} runs for nobody"));
                 }

@@ -266,7 +266,7 @@ impl SimWorld {
                     )
                 };
                 if batch.after.iter().any(starts) {
-                    let is_tool = |write: &Write| matches!(write, Write::Turn(TurnWrite::Step(step)) if step.kind == StepKind::Tool);
+                    let is_tool = |write: &Write| matches!(write, Write::Turn(TurnWrite::Step(step)) if step.kind() == StepKind::Tool);
                     batch.writes.retain(|write| !is_tool(write));
                 }
             }

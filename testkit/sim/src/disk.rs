@@ -260,7 +260,7 @@ impl SimDisk {
         laws::step_begins(kept, row)?;
         let at = kept.steps.partition_point(|known| (known.step, known.ordinal) < (row.step, row.ordinal));
         kept.steps.insert(at, row.clone());
-        match &row.exec {
+        match row.target.exec() {
             Some(exec) => match self.execs.insert(exec.clone(), (row.turn.clone(), row.step, row.ordinal)) {
                 Some(_) => Err(format!("{exec} is the exec of two calls")),
                 None => Ok(()),

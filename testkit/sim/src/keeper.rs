@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::record::StepKind;
 use lodge_core::{AgentId, ExecId, JobId, SandboxId};
+use lodge_exec::ExecName;
 
 use crate::jobs::JobFile;
 use crate::plan::Mutation;
@@ -29,7 +30,7 @@ pub struct SimMachine {
 pub struct SimSandbox {
     pub agent: AgentId,
     /// Claimed execs, with their record once they ended. Outlives its keepers.
-    pub shelf: BTreeMap<String, Option<SimExit>>,
+    pub shelf: BTreeMap<ExecName, Option<SimExit>>,
     /// What jobs wrote.
     pub files: BTreeMap<JobId, JobFile>,
     pub keeper: Option<SimKeeper>,
@@ -53,9 +54,9 @@ pub struct SimKeeper {
     pub life: u64,
     pub up_at: u64,
     pub down_at: u64,
-    pub running: BTreeMap<String, SimExec>,
+    pub running: BTreeMap<ExecName, SimExec>,
     /// Execs that ended under this keeper: processes that they left can still be killed.
-    pub ended: BTreeSet<String>,
+    pub ended: BTreeSet<ExecName>,
     pub runtime: Option<SimRuntime>,
     pub ending: bool,
     /// Stopped: it reads nothing and records nothing until it wakes.
@@ -80,10 +81,9 @@ pub enum SimExit {
 /// What a daemon tells a keeper.
 #[derive(Debug)]
 pub enum SimCommand {
-    StartRuntime { exec: String },
-    Start { exec: String },
-    Kill { exec: String },
-    Forget { exec: String },
+    Start { exec: ExecName },
+    Kill { exec: ExecName },
+    Forget { exec: ExecName },
     Line(LineToRuntime),
 }
 
@@ -92,18 +92,18 @@ pub enum SimCommand {
 pub enum KeeperMessage {
     Said(LineFromRuntime),
     Exited {
-        exec: String,
+        exec: ExecName,
         ended: SimExit,
     },
     Refused {
-        exec: String,
+        exec: ExecName,
     },
     Lost {
-        exec: String,
+        exec: ExecName,
     },
     /// How much a job wrote by now.
     Wrote {
-        exec: String,
+        job: JobId,
         bytes: u64,
     },
     /// Nothing more comes on this link.
@@ -143,7 +143,7 @@ impl SimMachine {
 }
 
 impl SimSandbox {
-    pub fn known(&self, exec: &str) -> SimExecState {
+    pub fn known(&self, exec: &ExecName) -> SimExecState {
         let runs = self.keeper.as_ref().is_some_and(|keeper| keeper.running.contains_key(exec));
         match self.shelf.get(exec) {
             _ if runs => SimExecState::Running,
@@ -206,17 +206,20 @@ impl SimWorld {
         self.trace.say(self.now, || format!("keeper {serial} hears {}", crate::words::heard(&command)));
         match command {
             SimCommand::Line(line) => self.runtime_hears(id, line),
-            SimCommand::StartRuntime { exec } | SimCommand::Start { exec } if ending => {
-                self.send_to_daemon(id, KeeperMessage::Refused { exec });
-            }
-            SimCommand::StartRuntime { exec } => {
-                if self.claim(id, &exec) {
-                    self.runtime_starts(id, exec);
-                }
-            }
+            SimCommand::Start { exec } if ending => self.send_to_daemon(id, KeeperMessage::Refused { exec }),
             SimCommand::Start { exec } => {
                 if self.claim(id, &exec) {
-                    self.tool_starts(id, exec);
+                    match exec {
+                        ExecName::Runtime { run } => self.runtime_starts(id, run),
+                        ExecName::Tool(tool) => {
+                            self.check_intent(&tool);
+                            self.program_starts(id, ExecName::Tool(tool), self.plan.tool_ms);
+                        }
+                        ExecName::Job(job) => {
+                            self.check_job_starts(id, &job);
+                            self.program_starts(id, ExecName::Job(job), self.plan.job_ms);
+                        }
+                    }
                 }
             }
             SimCommand::Kill { exec } => self.kill(id, exec),
@@ -225,28 +228,28 @@ impl SimWorld {
                 if sandbox.known(&exec) == SimExecState::Running {
                     return;
                 }
-                match exec.parse() {
-                    Ok(job) => self.remove_job_file(id, &job),
-                    Err(_) => drop(sandbox.shelf.remove(&exec)),
+                match &exec {
+                    ExecName::Job(job) => self.remove_job_file(id, job),
+                    ExecName::Runtime { .. } | ExecName::Tool(_) => drop(sandbox.shelf.remove(&exec)),
                 }
             }
         }
     }
 
     /// True if this call must start the exec. Otherwise its state was reported.
-    fn claim(&mut self, id: &SandboxId, exec: &str) -> bool {
+    fn claim(&mut self, id: &SandboxId, exec: &ExecName) -> bool {
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return false };
         if !sandbox.shelf.contains_key(exec) {
-            sandbox.shelf.insert(exec.to_owned(), None);
+            sandbox.shelf.insert(exec.clone(), None);
             return true;
         }
         self.report_state(id, exec);
         false
     }
 
-    fn report_state(&mut self, id: &SandboxId, exec: &str) {
+    fn report_state(&mut self, id: &SandboxId, exec: &ExecName) {
         let Some(sandbox) = self.machine.sandboxes.get(id) else { return };
-        let exec = exec.to_owned();
+        let exec = exec.clone();
         let told = match sandbox.known(&exec) {
             SimExecState::Running => return,
             SimExecState::Exited(ended) => KeeperMessage::Exited { exec, ended },
@@ -256,19 +259,13 @@ impl SimWorld {
         self.send_to_daemon(id, told);
     }
 
-    fn tool_starts(&mut self, id: &SandboxId, exec: String) {
-        let job = exec.parse::<JobId>();
-        match &job {
-            Ok(job) => self.check_job_starts(id, job),
-            Err(_) => self.check_intent(&exec),
-        }
+    fn program_starts(&mut self, id: &SandboxId, exec: ExecName, typical: u64) {
         if self.rng.chance(20) {
             let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
             sandbox.shelf.insert(exec.clone(), Some(SimExit::NotStarted));
             return self.send_to_daemon(id, KeeperMessage::Refused { exec });
         }
         let run = self.serial();
-        let typical = if job.is_ok() { self.plan.job_ms } else { self.plan.tool_ms };
         let acts = self.rng.delay(typical);
         let ends = acts + self.rng.delay(typical);
         let Some(keeper) = self.machine.keeper(id) else { return };
@@ -278,27 +275,27 @@ impl SimWorld {
         self.after(ends, SimEvent::ToolEnds { sandbox, keeper, exec, run });
     }
 
-    fn running(&mut self, id: &SandboxId, keeper: u64, exec: &str, run: u64) -> Option<&mut SimExec> {
+    fn running(&mut self, id: &SandboxId, keeper: u64, exec: &ExecName, run: u64) -> Option<&mut SimExec> {
         let keeper = self.machine.keeper(id).filter(|found| found.serial == keeper)?;
         keeper.running.get_mut(exec).filter(|running| running.run == run)
     }
 
     /// The effect on the world: it cannot be taken back, and may not happen twice.
-    pub fn tool_acts(&mut self, id: &SandboxId, keeper: u64, exec: &str, run: u64) {
+    pub fn tool_acts(&mut self, id: &SandboxId, keeper: u64, exec: &ExecName, run: u64) {
         if self.running(id, keeper, exec, run).is_none() {
             return;
         }
-        if let Ok(job) = exec.parse() {
-            return self.job_writes(id, keeper, &job, run);
+        if let ExecName::Job(job) = exec {
+            return self.job_writes(id, keeper, job, run);
         }
         self.trace.say(self.now, || format!("{exec} has its effect"));
         self.tally.effects += 1;
         self.check_effect(exec);
     }
 
-    pub fn tool_ends(&mut self, id: &SandboxId, keeper: u64, exec: &str, run: u64) {
+    pub fn tool_ends(&mut self, id: &SandboxId, keeper: u64, exec: &ExecName, run: u64) {
         if self.machine.keeper(id).is_some_and(|found| found.serial == keeper && found.hung) {
-            let (sandbox, exec) = (id.clone(), exec.to_owned());
+            let (sandbox, exec) = (id.clone(), exec.clone());
             return self.after(HUNG_MS, SimEvent::ToolEnds { sandbox, keeper, exec, run });
         }
         let Some(running) = self.running(id, keeper, exec, run).copied() else { return };
@@ -310,18 +307,18 @@ impl SimWorld {
         };
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
         let runtime = sandbox.keeper.as_ref().and_then(|keeper| keeper.runtime.as_ref());
-        if runtime.is_some_and(|runtime| runtime.exec == exec) {
+        if runtime.is_some_and(|runtime| ExecName::Runtime { run: runtime.run } == *exec) {
             return self.runtime_ends(id, ended);
         }
-        sandbox.shelf.insert(exec.to_owned(), Some(ended));
+        sandbox.shelf.insert(exec.clone(), Some(ended));
         if let Some(keeper) = &mut sandbox.keeper {
             keeper.running.remove(exec);
-            keeper.ended.insert(exec.to_owned());
+            keeper.ended.insert(exec.clone());
         }
-        self.send_to_daemon(id, KeeperMessage::Exited { exec: exec.to_owned(), ended });
+        self.send_to_daemon(id, KeeperMessage::Exited { exec: exec.clone(), ended });
     }
 
-    fn kill(&mut self, id: &SandboxId, exec: String) {
+    fn kill(&mut self, id: &SandboxId, exec: ExecName) {
         let pause = self.rng.delay(GRACE_MS / 100);
         let Some(keeper) = self.machine.keeper(id) else { return };
         match keeper.running.get_mut(&exec) {
@@ -396,7 +393,7 @@ impl SimWorld {
         for id in ids {
             let Some(sandbox) = self.machine.sandboxes.get_mut(&id) else { continue };
             sandbox.keeper = None;
-            let execs: Vec<String> = sandbox.shelf.keys().cloned().collect();
+            let execs: Vec<ExecName> = sandbox.shelf.keys().cloned().collect();
             for exec in execs {
                 match self.rng.below(3) {
                     0 => drop(sandbox.shelf.remove(&exec)),
@@ -410,23 +407,20 @@ impl SimWorld {
     }
 
     /// A tool runs only when its intent was committed before.
-    fn check_intent(&mut self, exec: &str) {
-        let known = exec.parse::<ExecId>().is_ok_and(|exec| self.disk.intent(&exec).is_some());
-        if !known {
+    fn check_intent(&mut self, exec: &ExecId) {
+        if self.disk.intent(exec).is_none() {
             self.fail(format!("{exec} runs, and its intent is not on disk"));
         }
     }
 
     /// No unsafe effect happens twice.
-    fn check_effect(&mut self, exec: &str) {
-        let Some((turn, step, ordinal)) = exec.parse().ok().and_then(|exec: ExecId| self.disk.intent(&exec))
-        else {
-            return;
-        };
+    fn check_effect(&mut self, exec: &ExecName) {
+        let ExecName::Tool(exec) = exec else { return };
+        let Some((turn, step, ordinal)) = self.disk.intent(exec) else { return };
         let (turn, step, ordinal) = (turn.clone(), *step, *ordinal);
         let Some(kept) = self.disk.turn(&turn) else { return };
         let row = kept.steps.iter().find(|row| (row.step, row.ordinal) == (step, ordinal));
-        let Some(row) = row.filter(|row| row.kind == StepKind::Tool) else { return };
+        let Some(row) = row.filter(|row| row.kind() == StepKind::Tool) else { return };
         let tools = self.disk.agent(&kept.row.agent).map(|row| row.spec.tools.as_slice()).unwrap_or_default();
         let is_safe = tools.iter().any(|tool| tool.name == row.name && tool.safe);
         let name = row.name.clone();

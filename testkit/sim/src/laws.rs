@@ -190,8 +190,8 @@ pub fn step_begins(kept: &StoredTurn, row: &StepRow) -> Result<(), LawViolation>
     if kept.steps.iter().any(|known| (known.step, known.ordinal) == (row.step, row.ordinal)) {
         return Err(format!("{id} begins step {}.{} twice", row.step, row.ordinal));
     }
-    let models = kept.steps.iter().filter(|step| step.kind == StepKind::Model);
-    match row.kind {
+    let models = kept.steps.iter().filter(|step| step.kind() == StepKind::Model);
+    match row.kind() {
         StepKind::Model => {
             let answered = kept.messages.iter().any(|message| message.role == Role::Assistant);
             let newest = models.map(|step| step.step).max().unwrap_or(0);
@@ -254,7 +254,7 @@ pub fn misfits(kept: &StoredTurn) -> impl Iterator<Item = &StepRow> {
         let is_answer = |message: &MessageRow| message.role == Role::Assistant && !message.body.partial;
         kept.messages.iter().any(|message| is_answer(message) && message.step == step)
     };
-    let failed = |step: &&StepRow| step.kind == StepKind::Model && step.state == StepState::Failed;
+    let failed = |step: &&StepRow| step.kind() == StepKind::Model && step.state == StepState::Failed;
     kept.steps.iter().filter(failed).filter(move |step| answered(step.step))
 }
 

@@ -3,28 +3,40 @@
 use lodge_core::AgentId;
 use lodge_core::agent::AgentState;
 use lodge_engine::{AgentSeen, Seen};
+use lodge_exec::ExecName;
 
-use crate::keeper::SimCommand;
+use crate::keeper::{SimCommand, SimExit};
 use crate::runtime::LineToRuntime;
 use crate::world::{SimEvent, SimWorld};
 
 const PROBE_MS: u64 = 60_000;
 
 impl SimWorld {
-    pub fn start_runtime(&mut self, agent: &AgentId, runtime: String) {
-        self.send(agent, SimCommand::StartRuntime { exec: runtime });
+    pub fn start_runtime(&mut self, agent: &AgentId, run: u32) {
+        self.send(agent, SimCommand::Start { exec: ExecName::Runtime { run } });
         self.probe(agent);
     }
 
     /// A runtime that was given up lives: this one is started when that one has ended.
-    pub fn start_after(&mut self, agent: &AgentId, earlier: String) {
+    pub fn start_after(&mut self, agent: &AgentId, earlier: u32) {
         let life = self.life;
         let Some(up) = self.linked(agent) else { return };
         // No probe has this number.
         let (link, probe) = (up.link, 0);
-        (up.probe, up.follows) = (Some(probe), Some(earlier.clone()));
+        (up.probe, up.follows) = (Some(probe), Some(earlier));
         self.after(PROBE_MS, SimEvent::ProbeOver { life, agent: agent.clone(), link, probe });
-        self.send(agent, SimCommand::Kill { exec: earlier });
+        self.send(agent, SimCommand::Kill { exec: ExecName::Runtime { run: earlier } });
+    }
+
+    /// The current runtime ended, or the one that the current runtime has to wait for.
+    pub fn runtime_exited(&mut self, agent: &AgentId, run: u32, ended: SimExit) {
+        let Some(up) = self.linked(agent) else { return };
+        let current = up.row.runs;
+        if run == current {
+            self.runtime_ended(agent, ended);
+        } else if up.follows.take_if(|earlier| *earlier == run).is_some() {
+            self.start_runtime(agent, current);
+        }
     }
 
     fn probe(&mut self, agent: &AgentId) {

@@ -5,8 +5,9 @@ use std::time::Duration;
 use lodge_core::liveness::{Liveness, Silence, Thresholds};
 use lodge_core::{AgentId, SandboxId};
 use lodge_engine::{AgentSeen, Part, Seen};
+use lodge_exec::ExecName;
 
-use crate::actor::{ActorWork, runtime_exec};
+use crate::actor::ActorWork;
 use crate::keeper::{GRACE_MS, SimCommand};
 use crate::plan::Mutation;
 use crate::world::{SimEvent, SimWorld};
@@ -99,7 +100,7 @@ impl SimWorld {
         if self.mutation == Mutation::HastyDeath {
             self.report_death(agent, run, Part::Runtime);
         }
-        self.send(agent, SimCommand::Kill { exec: runtime_exec(run) });
+        self.send(agent, SimCommand::Kill { exec: ExecName::Runtime { run } });
     }
 
     /// Ends a keeper that gives no sign of life, and everything with it.

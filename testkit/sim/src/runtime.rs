@@ -5,6 +5,7 @@ use lodge_core::record::{CallRecord, FailureRecord};
 use lodge_core::{SandboxId, TurnId};
 use lodge_engine::Ask;
 use lodge_engine::jobs::JobWish;
+use lodge_exec::ExecName;
 use serde_json::{Value, json};
 
 use crate::jobs::wish_of;
@@ -35,7 +36,7 @@ pub enum LineFromRuntime {
 
 #[derive(Debug, Default)]
 pub struct SimRuntime {
-    pub exec: String,
+    pub run: u32,
     epoch: u64,
     turns: Vec<SimTurn>,
     unanswered: Vec<(String, Ask)>,
@@ -53,14 +54,14 @@ struct SimTurn {
 }
 
 impl SimWorld {
-    pub fn runtime_starts(&mut self, id: &SandboxId, exec: String) {
+    pub fn runtime_starts(&mut self, id: &SandboxId, runtime: u32) {
         let run = self.serial();
         let Some(keeper) = self.machine.keeper(id) else { return };
         if keeper.runtime.is_some() {
-            return self.fail(format!("{id} was to have two runtimes at once: {exec} is the second"));
+            return self.fail(format!("{id} was to have two runtimes at once: run {runtime} is the second"));
         }
-        keeper.running.insert(exec.clone(), SimExec { run, doomed: false });
-        keeper.runtime = Some(SimRuntime { exec, ..SimRuntime::default() });
+        keeper.running.insert(ExecName::Runtime { run: runtime }, SimExec { run, doomed: false });
+        keeper.runtime = Some(SimRuntime { run: runtime, ..SimRuntime::default() });
     }
 
     /// The runtime's process ends; its keeper lives and records it.
@@ -68,11 +69,12 @@ impl SimWorld {
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
         let Some(keeper) = &mut sandbox.keeper else { return };
         let Some(runtime) = keeper.runtime.take() else { return };
-        keeper.running.remove(&runtime.exec);
-        keeper.ended.insert(runtime.exec.clone());
-        sandbox.shelf.insert(runtime.exec.clone(), Some(ended));
+        let exec = ExecName::Runtime { run: runtime.run };
+        keeper.running.remove(&exec);
+        keeper.ended.insert(exec.clone());
+        sandbox.shelf.insert(exec.clone(), Some(ended));
         self.say(|| format!("the runtime of {id} ends: {ended:?}"));
-        self.send_to_daemon(id, KeeperMessage::Exited { exec: runtime.exec, ended });
+        self.send_to_daemon(id, KeeperMessage::Exited { exec, ended });
     }
 
     /// A stopped process reads on from where it was.

@@ -68,8 +68,7 @@ pub fn heard(command: &keeper::SimCommand) -> String {
     match command {
         keeper::SimCommand::Line(LineToRuntime::Answer { id, answer }) => answer_line(id, answer),
         keeper::SimCommand::Line(line) => format!("{line:?}"),
-        keeper::SimCommand::StartRuntime { .. }
-        | keeper::SimCommand::Start { .. }
+        keeper::SimCommand::Start { .. }
         | keeper::SimCommand::Kill { .. }
         | keeper::SimCommand::Forget { .. } => format!("{command:?}"),
     }

@@ -8,6 +8,7 @@ use std::collections::BinaryHeap;
 
 use lodge_core::{AgentId, SandboxId, Timestamp, TurnId};
 use lodge_engine::{AgentSeen, Seen};
+use lodge_exec::ExecName;
 
 use crate::client::SimClients;
 use crate::daemon::SimDaemon;
@@ -102,13 +103,13 @@ pub enum SimEvent {
     ToolActs {
         sandbox: SandboxId,
         keeper: u64,
-        exec: String,
+        exec: ExecName,
         run: u64,
     },
     ToolEnds {
         sandbox: SandboxId,
         keeper: u64,
-        exec: String,
+        exec: ExecName,
         run: u64,
     },
     KeeperEnds {

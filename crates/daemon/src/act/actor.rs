@@ -8,23 +8,24 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lodge_core::AgentId;
 use lodge_core::agent::AgentState;
 use lodge_core::ledger::Repeat;
 use lodge_core::liveness::Liveness;
 use lodge_core::record::{AgentRow, ExecRequest, ImageRecord};
+use lodge_core::{AgentId, ExecId};
 use lodge_exec::{
-    ExecKind, ExecState, ExitOutcome, ExitRecord, KeeperCommand, KeeperEvent, Link, Receiver, Resource,
-    Secret, Sender, StartExec,
+    ExecKind, ExecName, ExecState, ExitOutcome, ExitRecord, KeeperCommand, KeeperEvent, Link, Receiver,
+    Resource, Secret, Sender, StartExec,
 };
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::calling::Calling;
+use super::events::{FoundExecs, split_running};
 use super::jobs::Outputs;
 use super::layout::Layout;
 use super::pulse::Pulse;
-use super::{Order, root, runtime, tools};
+use super::{Order, root, runtime};
 use crate::auth::derive;
 use crate::chain;
 use crate::crash;
@@ -36,8 +37,6 @@ use lodge_engine::{AgentSeen, Part, SandboxEffect, Seen, TurnSeen, Up};
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 /// How much longer a keeper may take to be gone.
 pub(super) const GONE_WITHIN: Duration = Duration::from_secs(10);
-/// What the ids of execs that are runtimes begin with.
-pub(super) const RUNTIME_EXEC: &str = "exe_runtime";
 /// How long a keeper whose link was lost may take to be gone.
 const LOST_WITHIN: Duration = Duration::from_millis(200);
 
@@ -69,10 +68,10 @@ pub(super) struct Sandbox {
     /// Whether the runtime was there before us.
     pub(super) adopted: bool,
     pub(super) probes: u32,
-    /// Execs that were asked for and have not ended.
-    pub(super) open: HashMap<String, (ExecRequest, Repeat)>,
-    /// An earlier runtime that has to end before this one is started.
-    pub(super) follows: Option<(String, StartExec)>,
+    /// Tool calls that were asked for and have not ended.
+    pub(super) open: HashMap<ExecId, (ExecRequest, Repeat)>,
+    /// The run of an earlier runtime, which has to end before this one is started.
+    pub(super) follows: Option<(u32, StartExec)>,
     /// Whether its keeper can be asked to start jobs.
     pub(super) knows_jobs: bool,
     pub(super) outputs: Outputs,
@@ -174,13 +173,13 @@ impl Actor {
             SandboxEffect::StartExec { exec, request, safe, resumed } => {
                 let safe = safe || crash::mutation() == crash::Mutation::RepeatUnsafe;
                 let repeat = if safe { Repeat::Safe } else { Repeat::Unsafe };
-                self.start_exec(exec.as_str(), request, repeat, resumed).await;
+                self.start_exec(exec, request, repeat, resumed).await;
             }
             SandboxEffect::KillExec { exec } => {
                 let grace_ms = u32::try_from(GRACE.as_millis()).unwrap_or(u32::MAX);
                 self.send(KeeperCommand::Kill { exec: exec.as_str().to_owned(), grace_ms }).await;
             }
-            SandboxEffect::ForgetExec { exec } => self.forget_exec(exec.as_str()).await,
+            SandboxEffect::ForgetExec { exec } => self.forget_exec(&exec).await,
         }
     }
 
@@ -215,27 +214,30 @@ impl Actor {
         let layers = welcome.layers.iter().cloned().map(crate::view::layer);
         let living = Arc::new(Living::new(welcome.host_pid, layers.collect(), welcome.limits));
         self.shell.set_living(&self.agent, Some(living.clone()));
-        let runtime = runtime_exec(row.runs);
-        let known = welcome.execs.iter().find(|known| known.exec == runtime).map(|known| &known.state);
+        let is_empty = welcome.execs.is_empty();
+        let FoundExecs { runtimes, tools, jobs } = FoundExecs::new(welcome.execs);
+        let (current, earlier): (Vec<_>, Vec<_>) =
+            runtimes.into_iter().partition(|(run, _)| *run == row.runs);
+        let known = current.into_iter().next().map(|(_, state)| state);
         let running = matches!(known, Some(ExecState::Running { .. }));
         if let Some(ExecState::Running { pid }) = known {
-            living.set_runtime(*pid);
+            living.set_runtime(pid);
         }
         if running {
             crash::point("during_adoption");
         } else if layout.is_fallback()
             // While nothing ran in it yet, nobody can have put a link in the place of these files.
-            && welcome.execs.is_empty()
+            && is_empty
             && let Err(detail) = self.describe_root(&layout, &row, &image).await
         {
             return self.not_started(row.runs, detail).await;
         }
         let ended = match known {
-            Some(ExecState::Exited(record)) => Some(record.clone()),
+            Some(ExecState::Exited(record)) => Some(record),
             Some(ExecState::Running { .. } | ExecState::Lost) | None => None,
         };
-        let (running_tools, ended_tools) = tools::known(&welcome.execs);
-        let (earlier, alive) = tools::earlier_runtimes(&welcome.execs, &runtime);
+        let (alive, over) = split_running(earlier);
+        let runtime = ExecName::Runtime { run: row.runs }.to_string();
         let env = root::environment(&layout, &row, &image);
         let cwd = layout.workspace();
         let argv = runtime_argv(&layout, &image);
@@ -256,13 +258,10 @@ impl Actor {
             knows_jobs,
             outputs: Outputs::default(),
         });
-        self.jobs_found(&welcome.execs).await;
-        if !running_tools.is_empty() || !ended_tools.is_empty() {
-            let (agent, running, ended) = (self.agent.clone(), running_tools, ended_tools);
-            self.shell.tell(Seen::Turn(TurnSeen::ExecsFound { agent, running, ended })).await;
-        }
-        for exec in earlier {
-            self.send(KeeperCommand::Forget { exec }).await;
+        self.jobs_found(jobs).await;
+        self.tools_found(tools).await;
+        for run in over {
+            self.send(KeeperCommand::Forget { exec: ExecName::Runtime { run }.to_string() }).await;
         }
         if let Some(record) = ended {
             self.runtime_ended(&record).await;
@@ -282,9 +281,9 @@ impl Actor {
             job_segment: 0,
             keep_free: 0,
         };
-        match alive {
+        match alive.last() {
             None => self.start_runtime(start).await,
-            Some(alive) => self.start_after(alive, start).await,
+            Some(earlier) => self.start_after(*earlier, start).await,
         }
     }
 
@@ -294,12 +293,13 @@ impl Actor {
     }
 
     /// A runtime that was given up lives, and there are never two: this one is started when that one has ended.
-    async fn start_after(&mut self, earlier: String, start: StartExec) {
+    async fn start_after(&mut self, earlier: u32, start: StartExec) {
         let patience = self.shell.config.settings().readiness_timeout;
         let Some(up) = &mut self.up else { return };
         up.probe = Some((String::new(), Some(Instant::now() + patience)));
-        up.follows = Some((earlier.clone(), start));
-        self.send(KeeperCommand::Kill { exec: earlier, grace_ms: 0 }).await;
+        up.follows = Some((earlier, start));
+        let exec = ExecName::Runtime { run: earlier }.to_string();
+        self.send(KeeperCommand::Kill { exec, grace_ms: 0 }).await;
     }
 
     /// Asks the runtime whether it is ready. The empty line ends whatever an earlier daemon left unfinished.
@@ -325,43 +325,8 @@ impl Actor {
         self.shell.tell(seen).await;
     }
 
-    async fn event(&mut self, event: Option<KeeperEvent>) {
-        let Some(event) = event else { return Box::pin(self.link_lost()).await };
-        let part = if matches!(event, KeeperEvent::RuntimeLine(_)) { Part::Runtime } else { Part::Sandbox };
-        self.sign_of_life(part).await;
-        match event {
-            KeeperEvent::RuntimeLine(line) => self.heard(&line).await,
-            KeeperEvent::Started { exec, pid } => {
-                if let Some(up) = self.up.as_ref().filter(|up| runtime_exec(up.row.runs) == exec) {
-                    up.living.set_runtime(pid);
-                }
-                if self.up.as_ref().is_some_and(|up| up.open.contains_key(&exec)) {
-                    crash::point("during_effect");
-                }
-            }
-            KeeperEvent::Exited { exec, record } => match exec.parse() {
-                Ok(job) => self.job_exited(job, &record).await,
-                Err(_) => self.exited(&exec, &record).await,
-            },
-            KeeperEvent::Refused { exec, why, .. } => match exec.parse() {
-                Ok(job) => self.job_refused(job, why).await,
-                Err(_) => self.refused(&exec, &why).await,
-            },
-            KeeperEvent::Lost { exec } => match exec.parse() {
-                Ok(job) => self.job_lost(job).await,
-                Err(_) => self.lost(&exec).await,
-            },
-            KeeperEvent::Output { exec, stdout, stderr } => {
-                if let Ok(job) = exec.parse() {
-                    self.job_wrote(&job, stdout, stderr).await;
-                }
-            }
-            KeeperEvent::Pong { .. } => {}
-        }
-    }
-
     /// The keeper went away, or another daemon took over. The lock tells which.
-    async fn link_lost(&mut self) {
+    pub(super) async fn link_lost(&mut self) {
         let Some(up) = self.up.take() else { return };
         self.shell.set_living(&self.agent, None);
         self.pulse = None;
@@ -373,7 +338,7 @@ impl Actor {
         }
     }
 
-    async fn heard(&mut self, line: &[u8]) {
+    pub(super) async fn heard(&mut self, line: &[u8]) {
         let Some(up) = &mut self.up else { return };
         let probe = up.probe.as_ref().map(|(id, _)| id.as_str());
         let run = up.row.runs;
@@ -448,7 +413,7 @@ impl Actor {
                 Seen::Agent(AgentSeen::SpawnFailed { agent, run, detail })
             }
         };
-        self.send(KeeperCommand::Kill { exec: runtime_exec(run), grace_ms: 0 }).await;
+        self.send(KeeperCommand::Kill { exec: ExecName::Runtime { run }.to_string(), grace_ms: 0 }).await;
         self.shell.tell(seen).await;
     }
 
@@ -474,11 +439,6 @@ impl Actor {
 
 fn is_out_of_memory(record: &ExitRecord) -> bool {
     record.cause.is_some_and(|cause| cause.resource == Resource::Memory)
-}
-
-/// The exec that is the runtime: one per run, so that asking for it twice starts it once.
-pub(super) fn runtime_exec(run: u32) -> String {
-    format!("{RUNTIME_EXEC}{run}")
 }
 
 fn runtime_argv(layout: &Layout, image: &ImageRecord) -> Vec<std::ffi::OsString> {

@@ -7,13 +7,12 @@ use std::time::Duration;
 use lodge_core::job::{JobRow, JobStream};
 use lodge_core::limits::JOB_OUTPUT_EVERY_MS;
 use lodge_core::{AgentId, JobId};
-use lodge_exec::{
-    Evidence, ExecKind, ExecState, ExitOutcome, ExitRecord, KeeperCommand, KnownExec, StartExec,
-};
+use lodge_exec::{Evidence, ExecKind, ExecState, ExitOutcome, ExitRecord, KeeperCommand, StartExec};
 use lodge_store::ReadError;
 use tokio::time::Instant;
 
 use super::actor::{Actor, Sandbox};
+use super::events::split_running;
 use super::{Order, root, to_agent};
 use crate::chain;
 use crate::crash;
@@ -262,15 +261,8 @@ impl Actor {
     }
 
     /// What a keeper that was just connected knows of jobs. What they wrote meanwhile is in their files.
-    pub(super) async fn jobs_found(&mut self, execs: &[KnownExec]) {
-        let (mut running, mut ended) = (Vec::new(), Vec::new());
-        for known in execs {
-            let Ok(job) = known.exec.parse::<JobId>() else { continue };
-            match &known.state {
-                ExecState::Running { .. } => running.push(job),
-                ExecState::Exited(_) | ExecState::Lost => ended.push(job),
-            }
-        }
+    pub(super) async fn jobs_found(&mut self, jobs: Vec<(JobId, ExecState)>) {
+        let (running, ended) = split_running(jobs);
         if running.is_empty() && ended.is_empty() {
             return;
         }

@@ -5,6 +5,7 @@
 mod actor;
 mod calling;
 mod ending;
+mod events;
 mod history;
 mod jobs;
 mod layout;

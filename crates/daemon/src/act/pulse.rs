@@ -5,10 +5,10 @@
 use std::time::Duration;
 
 use lodge_core::liveness::{Liveness, Silence, Thresholds};
-use lodge_exec::KeeperCommand;
+use lodge_exec::{ExecName, KeeperCommand};
 use tokio::time::Instant;
 
-use super::actor::{Actor, GONE_WITHIN, GRACE, runtime_exec};
+use super::actor::{Actor, GONE_WITHIN, GRACE};
 use super::runtime;
 use crate::shell;
 use lodge_engine::{AgentSeen, Part, Seen};
@@ -139,7 +139,7 @@ impl Actor {
             pulse.dying_until = Some(Instant::now() + GRACE + GONE_WITHIN);
         }
         let grace_ms = u32::try_from(GRACE.as_millis()).unwrap_or(u32::MAX);
-        self.send(KeeperCommand::Kill { exec: runtime_exec(run), grace_ms }).await;
+        self.send(KeeperCommand::Kill { exec: ExecName::Runtime { run }.to_string(), grace_ms }).await;
     }
 
     /// Ends a keeper that gives no sign of life, and everything with it. Not before that is proven is it dead.

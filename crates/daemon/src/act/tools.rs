@@ -8,20 +8,21 @@ use lodge_core::limits::{
 use lodge_core::record::ExecRequest;
 use lodge_exec::{
     CapturedStream, Evidence, ExecKind, ExecState, ExecStream, ExitRecord, KeepRules, KeeperCommand,
-    KnownExec, Resource, StartExec,
+    Resource, StartExec,
 };
 
-use super::actor::{Actor, RUNTIME_EXEC, Sandbox, runtime_exec};
+use super::actor::{Actor, Sandbox};
+use super::events::split_running;
 use super::{result, root};
 use crate::chain;
 use crate::crash;
 use crate::limits;
-use lodge_engine::{AgentSeen, ExecEnd, Part, Seen, TurnSeen};
+use lodge_engine::{ExecEnd, Seen, TurnSeen};
 
 impl Actor {
     pub(super) async fn start_exec(
         &mut self,
-        exec: &str,
+        exec: ExecId,
         request: ExecRequest,
         repeat: Repeat,
         resumed: bool,
@@ -29,10 +30,10 @@ impl Actor {
         let Some(up) = &mut self.up else { return };
         if request.args.len() > EXEC_ARGS_MAX {
             let why = format!("it has {} arguments; {EXEC_ARGS_MAX} is the most", request.args.len());
-            return self.tell_end(exec, result::refused(&why)).await;
+            return self.tell_end(&exec, result::refused(&why)).await;
         }
         let start = StartExec {
-            exec: exec.to_owned(),
+            exec: exec.to_string(),
             kind: ExecKind::Tool,
             argv: up.layout.tool_argv(&request.bin, &request.args),
             env: root::environment(&up.layout, &up.row, &up.image),
@@ -47,24 +48,19 @@ impl Actor {
         };
         let other_boot = request.boot != self.shell.host.boot_id();
         let sandbox = up.row.sandbox.as_str().to_owned();
-        up.open.insert(exec.to_owned(), (request, repeat));
-        if resumed && other_boot && matches!(self.shell.host.evidence(&sandbox, exec), Evidence::NoClaim) {
+        up.open.insert(exec.clone(), (request, repeat));
+        let evidence = || self.shell.host.evidence(&sandbox, exec.as_str());
+        if resumed && other_boot && matches!(evidence(), Evidence::NoClaim) {
             // The machine was restarted since the intent: that nothing is there proves nothing.
             if ledger::settle(Doubt::OtherBoot, repeat) == Settle::Unknown {
-                return self.tell_lost(exec).await;
+                return self.tell_lost(&exec).await;
             }
         }
         self.send(KeeperCommand::Start(start)).await;
     }
 
-    pub(super) async fn exited(&mut self, exec: &str, record: &ExitRecord) {
+    pub(super) async fn tool_exited(&mut self, exec: &ExecId, record: &ExitRecord) {
         let Some(up) = &mut self.up else { return };
-        if exec == runtime_exec(up.row.runs) {
-            return self.runtime_ended(record).await;
-        }
-        if let Some((_, start)) = up.follows.take_if(|(earlier, _)| earlier == exec) {
-            return self.start_runtime(start).await;
-        }
         let Some((request, _)) = up.open.remove(exec) else { return };
         crash::point("before_outcome");
         let (stdout, stderr) = self.captured(exec);
@@ -76,39 +72,27 @@ impl Actor {
         self.tell_end(exec, end).await;
     }
 
-    pub(super) async fn refused(&mut self, exec: &str, why: &str) {
+    pub(super) async fn tool_refused(&mut self, exec: &ExecId, why: &str) {
         let Some(up) = &mut self.up else { return };
-        if exec == runtime_exec(up.row.runs) {
-            let (run, detail) = (up.row.runs, format!("the runtime could not be started: {why}"));
-            return self.not_started(run, detail).await;
-        }
         if up.open.remove(exec).is_some() {
             self.tell_end(exec, result::refused(why)).await;
         }
     }
 
     /// Claimed by a keeper that died, without an outcome.
-    pub(super) async fn lost(&mut self, exec: &str) {
+    pub(super) async fn tool_lost(&mut self, exec: &ExecId) {
         let Some(up) = &mut self.up else { return };
-        if exec == runtime_exec(up.row.runs) {
-            let detail = "the runtime was lost with its sandbox".to_owned();
-            let (agent, run) = (self.agent.clone(), up.row.runs);
-            return self
-                .shell
-                .tell(Seen::Agent(AgentSeen::Died { agent, run, part: Part::Runtime, detail }))
-                .await;
-        }
         let Some((request, repeat)) = up.open.get(exec).cloned() else { return };
         match ledger::settle(Doubt::ClaimedOnly, repeat) {
             Settle::Rerun => {
-                self.send(KeeperCommand::Forget { exec: exec.to_owned() }).await;
-                self.start_exec(exec, request, repeat, false).await;
+                self.send(KeeperCommand::Forget { exec: exec.to_string() }).await;
+                self.start_exec(exec.clone(), request, repeat, false).await;
             }
             Settle::Unknown => self.tell_lost(exec).await,
         }
     }
 
-    async fn tell_lost(&mut self, exec: &str) {
+    async fn tell_lost(&mut self, exec: &ExecId) {
         if let Some(up) = &mut self.up {
             up.open.remove(exec);
         }
@@ -117,15 +101,15 @@ impl Actor {
         self.tell_end(exec, end).await;
     }
 
-    fn captured(&self, exec: &str) -> (CapturedStream, CapturedStream) {
+    fn captured(&self, exec: &ExecId) -> (CapturedStream, CapturedStream) {
         let empty = || CapturedStream { head: Vec::new(), tail: Vec::new(), total: 0 };
         let Some(up) = &self.up else { return (empty(), empty()) };
         let sandbox = up.row.sandbox.as_str();
         let read = |stream| {
-            let read =
-                self.shell.host.read_output(sandbox, exec, stream, RESULT_HEAD_BYTES, RESULT_TAIL_BYTES);
+            let (id, head, tail) = (exec.as_str(), RESULT_HEAD_BYTES, RESULT_TAIL_BYTES);
+            let read = self.shell.host.read_output(sandbox, id, stream, head, tail);
             read.unwrap_or_else(|error| {
-                tracing::warn!(event = "exec.output_unreadable", exec, error = chain(&error));
+                tracing::warn!(event = "exec.output_unreadable", %exec, error = chain(&error));
                 let head = b"[its output could not be read]".to_vec();
                 CapturedStream { total: head.len() as u64, head, tail: Vec::new() }
             })
@@ -134,28 +118,35 @@ impl Actor {
     }
 
     /// Its outcome is stored: its directory goes, and what of its output was too long to be told is kept.
-    pub(super) async fn forget_exec(&mut self, exec: &str) {
+    pub(super) async fn forget_exec(&mut self, exec: &ExecId) {
         let Some(up) = &self.up else { return };
         crash::point("before_keeping");
-        if let Err(error) = self.shell.host.keep_output(up.row.sandbox.as_str(), exec, &keeping(up)) {
-            tracing::warn!(event = "exec.output_not_kept", agent = %self.agent, exec, error = chain(&error));
+        if let Err(error) = self.shell.host.keep_output(up.row.sandbox.as_str(), exec.as_str(), &keeping(up))
+        {
+            tracing::warn!(event = "exec.output_not_kept", agent = %self.agent, %exec, error = chain(&error));
         }
         crash::point("after_keeping");
-        self.send(KeeperCommand::Forget { exec: exec.to_owned() }).await;
+        self.send(KeeperCommand::Forget { exec: exec.to_string() }).await;
     }
 
     /// Where a stream lies once its exec is forgotten, as the agent sees it.
-    fn kept_path(&self, exec: &str, stream: ExecStream) -> String {
+    fn kept_path(&self, exec: &ExecId, stream: ExecStream) -> String {
         let Some(up) = &self.up else { return String::new() };
-        keeping(up).path(up.layout.root(), exec, stream).display().to_string()
+        keeping(up).path(up.layout.root(), exec.as_str(), stream).display().to_string()
     }
 
-    async fn tell_end(&self, exec: &str, end: ExecEnd) {
+    async fn tell_end(&self, exec: &ExecId, end: ExecEnd) {
         // A model does not need the key that it is called with, nor does who reads what it saw.
         let end = ExecEnd { text: self.shell.providers.redactor().redact(end.text), ..end };
-        match exec.parse() {
-            Ok(exec) => self.shell.tell(Seen::Turn(TurnSeen::ExecEnded { exec, end })).await,
-            Err(error) => tracing::warn!(event = "exec.unknown", %error),
+        self.shell.tell(Seen::Turn(TurnSeen::ExecEnded { exec: exec.clone(), end })).await;
+    }
+
+    /// What a keeper that was just connected knows of tool calls.
+    pub(super) async fn tools_found(&self, tools: Vec<(ExecId, ExecState)>) {
+        let (running, ended) = split_running(tools);
+        if !running.is_empty() || !ended.is_empty() {
+            let agent = self.agent.clone();
+            self.shell.tell(Seen::Turn(TurnSeen::ExecsFound { agent, running, ended })).await;
         }
     }
 }
@@ -170,30 +161,4 @@ fn keeping(up: &Sandbox) -> KeepRules<'_> {
         files_max: KEPT_FILES_MAX,
         bytes_max: disk.map_or(KEPT_BYTES_MAX, |disk| (disk.limit / KEPT_SHARE).min(KEPT_BYTES_MAX)),
     }
-}
-
-/// The tool calls that a keeper knows of: those that run, and those that do not any more. The runtime's own exec has no
-/// id of this kind.
-pub(super) fn known(execs: &[KnownExec]) -> (Vec<ExecId>, Vec<ExecId>) {
-    let (mut running, mut over) = (Vec::new(), Vec::new());
-    for known in execs {
-        let Ok(exec) = known.exec.parse() else { continue };
-        match &known.state {
-            ExecState::Running { .. } => running.push(exec),
-            ExecState::Exited(_) | ExecState::Lost => over.push(exec),
-        }
-    }
-    (running, over)
-}
-
-/// The runtimes before this one that have ended, and the one that has not, which should not be.
-pub(super) fn earlier_runtimes(execs: &[KnownExec], current: &str) -> (Vec<String>, Option<String>) {
-    let (mut ended, mut alive) = (Vec::new(), None);
-    for known in execs.iter().filter(|known| known.exec.starts_with(RUNTIME_EXEC) && known.exec != current) {
-        match known.state {
-            ExecState::Running { .. } => alive = Some(known.exec.clone()),
-            ExecState::Exited(_) | ExecState::Lost => ended.push(known.exec.clone()),
-        }
-    }
-    (ended, alive)
 }

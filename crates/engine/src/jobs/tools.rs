@@ -1,9 +1,9 @@
 //! What models ask of jobs. A model has those of its own session, and no others are there for it.
 //!
-//! A call that waits has an intent like that of any tool, and no program: whichever daemon sees the end answers it.
+//! A call that waits for a job has an intent (`StepTarget::Job`): the daemon that sees the end of the job answers it.
 
 use lodge_core::job::{JobRow, SESSION_LABEL};
-use lodge_core::record::{ExecRequest, StepRow, TurnWrite};
+use lodge_core::record::{JobWait, JobWaitTool, StepRow, StepTarget, TurnWrite};
 use lodge_core::turn::StepState;
 use lodge_core::{AgentId, JobId, SessionId, TurnId};
 use serde_json::{Value, json};
@@ -15,45 +15,11 @@ use crate::turns::execs::{Started, call_step, digest, open_call, result_of};
 use crate::turns::{Call, Phase, Turn};
 use crate::{Effect, Engine, SandboxEffect, failure};
 
-/// Which tool waits for the end of a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Waiter {
-    Wait,
-    Watch,
-    Cancel,
-}
-
-impl Waiter {
-    const ALL: [Waiter; 3] = [Waiter::Wait, Waiter::Watch, Waiter::Cancel];
-
-    /// As it stands in the intent of a call: never another word.
-    fn word(self) -> &'static str {
-        match self {
-            Waiter::Wait => "job_wait",
-            Waiter::Watch => "job_watch",
-            Waiter::Cancel => "job_cancel",
-        }
-    }
-
-    fn from_word(word: &str) -> Option<Waiter> {
-        Waiter::ALL.into_iter().find(|waiter| waiter.word() == word)
-    }
-
-    fn wish(self, job: JobId) -> JobWish {
-        match self {
-            Waiter::Wait => JobWish::Wait { job },
-            Waiter::Watch => JobWish::Watch { job },
-            Waiter::Cancel => JobWish::Cancel { job },
-        }
-    }
-}
-
 /// A call that waits.
 #[derive(Debug)]
 struct Waits {
     asked: Asked,
-    waiter: Waiter,
-    job: JobId,
+    wait: JobWait,
 }
 
 /// Who asks, and on whose behalf.
@@ -80,7 +46,7 @@ impl Engine {
             return;
         }
         call.waiter = Some(id);
-        if call.step.as_ref().is_some_and(|step| step.exec.is_some()) {
+        if call.step.as_ref().is_some_and(|step| step.target.exec().is_some()) {
             // It was asked for as a program before, and that is under way.
             return;
         }
@@ -89,10 +55,10 @@ impl Engine {
             JobWish::Submit(work) => self.submit_for_model(&asking, work),
             JobWish::List { .. } | JobWish::Status { .. } => read(&mut self.step, &asking, wish),
             JobWish::Wait { ref job } if self.is_open(&asking, job) => {
-                self.wait_for(asked, Waiter::Wait, job);
+                self.wait_for(asked, JobWaitTool::Wait, job);
             }
             JobWish::Watch { ref job } if self.is_open(&asking, job) => {
-                self.wait_for(asked, Waiter::Watch, job);
+                self.wait_for(asked, JobWaitTool::Watch, job);
             }
             JobWish::Cancel { ref job } if self.is_open(&asking, job) => {
                 self.cancel_for_model(asked, job);
@@ -128,13 +94,13 @@ impl Engine {
 
     /// One that waited is over at once; of one that runs the end is awaited.
     fn cancel_for_model(&mut self, asked: &Asked, job: &JobId) {
-        self.wait_for(asked, Waiter::Cancel, job);
+        self.wait_for(asked, JobWaitTool::Cancel, job);
         self.cancel(job, "cancelled by its session");
     }
 
     /// Records that a call waits for the end of a job, unless it does already.
-    fn wait_for(&mut self, asked: &Asked, waiter: Waiter, job: &JobId) {
-        let (ids, boot, name) = (&mut self.ids, self.host.boot.clone(), waiter.word());
+    fn wait_for(&mut self, asked: &Asked, tool: JobWaitTool, job: &JobId) {
+        let ids = &mut self.ids;
         let Some((ordinal, call)) = open_call(self.turns.get_mut(&asked.turn), asked.step, &asked.call)
         else {
             return;
@@ -142,15 +108,14 @@ impl Engine {
         if call.step.is_some() {
             return;
         }
-        let request =
-            ExecRequest { bin: name.to_owned(), args: vec![job.to_string()], boot, ..ExecRequest::default() };
+        let target = StepTarget::Job(JobWait { tool, job: job.clone() });
         let intent =
             call_step(ids, (&asked.turn, asked.step, ordinal), call, StepState::Intent, self.step.now);
-        let row = StepRow { request: Some(request), ended_at: None, ..intent };
+        let row = StepRow { target, ended_at: None, ..intent };
         call.step = Some(row.clone());
         self.step.write(TurnWrite::Step(row));
         let Asked { turn, step, call } = asked;
-        self.tool_started(&Started { turn, step: *step, call, name });
+        self.tool_started(&Started { turn, step: *step, call, name: tool.word() });
     }
 
     /// The job is over: calls that wait for it get their results.
@@ -160,14 +125,14 @@ impl Engine {
         let Some(turn) = self.sessions.get(&session).and_then(|session| session.live.front()).cloned() else {
             return;
         };
-        for waits in self.waits(&turn).into_iter().filter(|waits| waits.job == *job) {
-            match waits.waiter {
-                Waiter::Cancel => {
+        for waits in self.waits(&turn).into_iter().filter(|waits| waits.wait.job == *job) {
+            match waits.wait.tool {
+                JobWaitTool::Cancel => {
                     let text = json!({"job_id": job.as_str(), "status": status}).to_string();
                     self.finish_call(&waits.asked, StepState::Done, text);
                     self.tell_job(job);
                 }
-                Waiter::Wait | Waiter::Watch => self.read_end(waits),
+                JobWaitTool::Wait | JobWaitTool::Watch => self.read_end(waits),
             }
         }
     }
@@ -175,17 +140,17 @@ impl Engine {
     /// After a reconnect: whatever a call waited for may have ended, and the daemon of that time died before it said so.
     pub(crate) fn resume_waits(&mut self, turn: &TurnId) {
         for waits in self.waits(turn) {
-            if self.jobs.open(&waits.job).is_none() {
+            if self.jobs.open(&waits.wait.job).is_none() {
                 self.read_end(waits);
             }
         }
     }
 
     fn read_end(&mut self, waits: Waits) {
-        let Waits { asked, waiter, job } = waits;
+        let Waits { asked, wait } = waits;
         let Some(turn) = self.turns.get(&asked.turn) else { return };
         let (agent, session) = (turn.row.agent.clone(), turn.row.session.clone());
-        read(&mut self.step, &Asking { asked: &asked, agent, session }, waiter.wish(job));
+        read(&mut self.step, &Asking { asked: &asked, agent, session }, wish(wait));
     }
 
     /// Whether a turn has nothing to do until a job ends: all its open calls wait for jobs.
@@ -193,8 +158,8 @@ impl Engine {
         let Phase::Tools { calls } = &turn.phase else { return false };
         let mut open = calls.iter().filter(|call| call.result.is_none()).peekable();
         let waits = |call: &Call| {
-            let waited = call.step.as_ref().and_then(waited_for);
-            waited.is_some_and(|(_, job)| self.jobs.open(&job).is_some())
+            let wait = call.step.as_ref().and_then(|step| step.target.job_wait());
+            wait.is_some_and(|wait| self.jobs.open(&wait.job).is_some())
         };
         open.peek().is_some() && open.all(waits)
     }
@@ -213,17 +178,20 @@ impl Engine {
         let open = calls.iter().filter(|call| call.result.is_none());
         let waits = open.filter_map(|call| {
             let step = call.step.as_ref()?;
-            let (waiter, job) = waited_for(step)?;
+            let wait = step.target.job_wait()?.clone();
             let asked = Asked { turn: id.clone(), step: step.step, call: call.record.id.clone() };
-            Some(Waits { asked, waiter, job })
+            Some(Waits { asked, wait })
         });
         waits.collect()
     }
 
     /// A call that waited is cut: whoever breaks off a turn that waits for a job wants neither.
-    pub(crate) fn wait_cut(&mut self, step: &StepRow) {
-        if let Some((Waiter::Wait, job)) = waited_for(step) {
-            self.cancel(&job, "the turn that waited for it was interrupted");
+    pub(crate) fn wait_cut(&mut self, wait: &JobWait) {
+        match wait.tool {
+            JobWaitTool::Wait => {
+                self.cancel(&wait.job, "the turn that waited for it was interrupted");
+            }
+            JobWaitTool::Watch | JobWaitTool::Cancel => {}
         }
     }
 
@@ -297,9 +265,11 @@ fn read(step: &mut Step, asking: &Asking<'_>, wish: JobWish) {
     step.hurry();
 }
 
-/// The job that a step waits for, and by which tool. A program of the same name has an exec.
-fn waited_for(step: &StepRow) -> Option<(Waiter, JobId)> {
-    let request = step.request.as_ref().filter(|_| step.exec.is_none())?;
-    let job = request.args.first()?.parse().ok()?;
-    Some((Waiter::from_word(&request.bin)?, job))
+/// What is read of a job that ended while a call waited for it.
+fn wish(JobWait { tool, job }: JobWait) -> JobWish {
+    match tool {
+        JobWaitTool::Wait => JobWish::Wait { job },
+        JobWaitTool::Watch => JobWish::Watch { job },
+        JobWaitTool::Cancel => JobWish::Cancel { job },
+    }
 }

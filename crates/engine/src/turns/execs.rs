@@ -2,7 +2,9 @@
 
 use lodge_core::event::{TurnStepStarted, TurnToolResult};
 use lodge_core::limits::PREVIEW_BYTES_MAX;
-use lodge_core::record::{CallRecord, ExecRequest, MessageBody, Role, StepKind, StepRow, TurnWrite};
+use lodge_core::record::{
+    CallRecord, ExecRequest, MessageBody, Role, StepKind, StepRow, StepTarget, TurnWrite,
+};
 use lodge_core::turn::{StepEvent, StepState};
 use lodge_core::{AgentId, ExecId, IdSource, StepId, Timestamp, TurnId};
 use serde_json::{Value, json};
@@ -73,8 +75,7 @@ impl Engine {
         };
         let row = StepRow {
             name: wanted.bin.clone(),
-            exec: Some(exec.clone()),
-            request: Some(request.clone()),
+            target: StepTarget::Program { exec: exec.clone(), request: request.clone() },
             ended_at: None,
             ..call_step(ids, (&wanted.turn, wanted.step, ordinal), call, StepState::Intent, self.step.now)
         };
@@ -107,7 +108,7 @@ impl Engine {
         let Some(agent) = self.agents.get(&turn.row.agent) else { return };
         for call in calls.iter().filter(|call| call.result.is_none()) {
             let Some(step) = &call.step else { continue };
-            let (Some(exec), Some(request)) = (&step.exec, &step.request) else { continue };
+            let StepTarget::Program { exec, request } = &step.target else { continue };
             let safe = agent.row.spec.tools.iter().any(|tool| tool.name == request.bin && tool.safe);
             self.step.in_sandbox(
                 &agent.row.id,
@@ -141,7 +142,7 @@ impl Engine {
         let Some(turn) = self.turns.get_mut(&id) else { return };
         let agent = turn.row.agent.clone();
         let Phase::Tools { calls } = &mut turn.phase else { return };
-        let is_it = |call: &&mut Call| call.step.as_ref().and_then(|step| step.exec.as_ref()) == Some(exec);
+        let is_it = |call: &&mut Call| call.step.as_ref().and_then(|step| step.target.exec()) == Some(exec);
         let Some(call) = calls.iter_mut().find(is_it) else { return };
         let Some(step) = &mut call.step else { return };
         let (event, code, signal) = match end.how {
@@ -205,7 +206,6 @@ impl Engine {
     }
 
     /// A result that needed no program: the runtime wrote it.
-    #[expect(clippy::too_many_arguments, reason = "one argument per field of the message")]
     pub(crate) fn tool_answered(
         &mut self,
         id: Value,
@@ -241,11 +241,13 @@ impl Engine {
             let text = "[the turn was broken off before this call had a result]".to_owned();
             match call.step {
                 Some(mut row) => {
-                    if let Some(exec) = &row.exec {
-                        self.execs.remove(exec);
-                        self.step.in_sandbox(agent, SandboxEffect::KillExec { exec: exec.clone() });
-                    } else if state == StepState::Interrupted {
-                        self.wait_cut(&row);
+                    match &row.target {
+                        StepTarget::Program { exec, .. } => {
+                            self.execs.remove(exec);
+                            self.step.in_sandbox(agent, SandboxEffect::KillExec { exec: exec.clone() });
+                        }
+                        StepTarget::Job(wait) if state == StepState::Interrupted => self.wait_cut(wait),
+                        StepTarget::Job(_) | StepTarget::ModelCall | StepTarget::Answered => {}
                     }
                     row.state = state;
                     self.step.write(TurnWrite::StepState {
@@ -303,13 +305,11 @@ pub(crate) fn call_step(
         turn: turn.clone(),
         step,
         ordinal,
-        kind: StepKind::Tool,
+        target: StepTarget::Answered,
         name: call.record.name.clone(),
         state,
         attempt: 1,
         call: Some(call.record.id.clone()),
-        exec: None,
-        request: None,
         exit_code: None,
         signal: None,
         cause: None,

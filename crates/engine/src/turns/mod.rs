@@ -285,7 +285,7 @@ impl Engine {
             for exec in calls
                 .iter()
                 .filter(|call| call.result.is_none())
-                .filter_map(|call| call.step.as_ref()?.exec.clone())
+                .filter_map(|call| call.step.as_ref()?.target.exec().cloned())
             {
                 self.execs.insert(exec, id.clone());
             }

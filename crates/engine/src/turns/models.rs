@@ -2,7 +2,7 @@
 
 use lodge_core::epoch::Epoch;
 use lodge_core::event::{TurnStepFinished, TurnStepRestarted, TurnStepStarted, TurnText, TurnToolCall};
-use lodge_core::record::{CallRecord, MessageBody, Role, StepKind, StepRow, TurnWrite};
+use lodge_core::record::{CallRecord, MessageBody, Role, StepKind, StepRow, StepTarget, TurnWrite};
 use lodge_core::retry::{self, Again};
 use lodge_core::turn::{StepEvent, StepState, TurnEvent};
 use lodge_core::{StepId, Timestamp, TurnId};
@@ -93,13 +93,11 @@ impl Engine {
             turn: id.clone(),
             step,
             ordinal: 0,
-            kind: StepKind::Model,
+            target: StepTarget::ModelCall,
             name: model.clone(),
             state: StepState::Intent,
             attempt,
             call: None,
-            exec: None,
-            request: None,
             exit_code: None,
             signal: None,
             cause: None,

@@ -94,7 +94,7 @@ impl Turn {
     /// Rebuilds a turn from its ledger.
     pub(crate) fn from_live(live: LiveTurn) -> Self {
         // A model step of a live turn has failed only if its answer, which is stored, did not fit.
-        let is_call = |step: &&StepRow| step.kind == StepKind::Model && step.step != SUMMARY_STEP;
+        let is_call = |step: &&StepRow| step.kind() == StepKind::Model && step.step != SUMMARY_STEP;
         let of_model = |state| move |step: &&StepRow| is_call(step) && step.state == state;
         let newest =
             |state| live.steps.iter().filter(of_model(state)).map(|step| step.step).max().unwrap_or(0);

@@ -105,7 +105,7 @@ fn remains_of_a_record_are_a_claim_and_a_record_of_an_older_keeper_is_an_outcome
         note: "n".repeat(1500),
         cause: None,
     };
-    let sealed = record.seal("e1");
+    let sealed = record.seal("e1", lodge_exec::ExecKind::Tool);
     for whole in [sealed.clone(), record.encode()] {
         fs::write(&exit, whole).unwrap();
         let evidence = home.host.evidence(BOX, "e1");

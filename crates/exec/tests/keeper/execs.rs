@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use lodge_exec::{Evidence, ExecStream, ExitOutcome, KeeperCommand, KeeperEvent, StreamCount};
+use lodge_exec::{Evidence, ExecKind, ExecStream, ExitOutcome, KeeperCommand, KeeperEvent, StreamCount};
 
 use crate::home::{BOX, PATIENCE, SandboxHome, exited, mark, next, processes_with, until};
 
@@ -20,7 +20,10 @@ async fn an_exec_asked_for_twice_runs_once() {
     fs::write(home.root.join("go"), "").unwrap();
     let record = exited(&mut link, "e1").await;
     link.send(&start).await.unwrap();
-    assert_eq!(next(&mut link).await, KeeperEvent::Exited { exec: "e1".to_owned(), record });
+    assert_eq!(
+        next(&mut link).await,
+        KeeperEvent::Exited { exec: "e1".to_owned(), kind: ExecKind::Tool, record }
+    );
     assert_eq!(fs::read_to_string(home.root.join("effects")).unwrap(), "ran\n");
 }
 
@@ -51,7 +54,12 @@ async fn a_program_that_does_not_exist_is_refused_and_recorded() {
     start.argv = vec!["no-such-program".into()];
     link.send(&KeeperCommand::Start(start.clone())).await.unwrap();
     let expected = "no program `no-such-program`".to_owned();
-    let refused = KeeperEvent::Refused { exec: "e1".to_owned(), why: expected.clone(), recorded: true };
+    let refused = KeeperEvent::Refused {
+        exec: "e1".to_owned(),
+        kind: ExecKind::Tool,
+        why: expected.clone(),
+        recorded: true,
+    };
     assert_eq!(next(&mut link).await, refused);
     link.send(&KeeperCommand::Start(start)).await.unwrap();
     let record = exited(&mut link, "e1").await;
@@ -206,7 +214,7 @@ async fn many_execs_at_once_each_leave_their_own_record() {
     }
     let mut ended = 0;
     while ended < 40 {
-        if let KeeperEvent::Exited { exec, record } = next(&mut link).await {
+        if let KeeperEvent::Exited { exec, record, .. } = next(&mut link).await {
             let n: i32 = exec[1..].parse().unwrap();
             assert_eq!(record.ended, ExitOutcome::Code(n));
             assert_eq!(home.stdout(&exec), format!("{n}\n"));

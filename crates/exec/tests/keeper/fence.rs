@@ -340,7 +340,7 @@ async fn killing_the_keeper_frees_its_lock_and_kills_all_of_its_namespace() {
     home.host.start(&home.spec()).await.unwrap();
     let mut link = home.dial(2).await;
     link.send(&KeeperCommand::Start(home.sh("e2", "echo again > again"))).await.unwrap();
-    let lost = lodge_exec::KeeperEvent::Lost { exec: "e2".to_owned() };
+    let lost = lodge_exec::KeeperEvent::Lost { exec: "e2".to_owned(), kind: lodge_exec::ExecKind::Tool };
     assert_eq!(crate::home::next(&mut link).await, lost);
     assert!(!home.root.join("again").exists());
 }

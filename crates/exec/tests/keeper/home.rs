@@ -244,7 +244,7 @@ pub(crate) async fn next(link: &mut Link) -> KeeperEvent {
 pub(crate) async fn exited(link: &mut Link, exec: &str) -> ExitRecord {
     loop {
         match next(link).await {
-            KeeperEvent::Exited { exec: ended, record } if ended == exec => return record,
+            KeeperEvent::Exited { exec: ended, record, .. } if ended == exec => return record,
             KeeperEvent::Refused { exec, why, .. } => panic!("{exec} was refused: {why}"),
             _ => {}
         }

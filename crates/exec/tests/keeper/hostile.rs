@@ -56,7 +56,7 @@ async fn held_up(way: Option<&str>) {
     let mut heard = Vec::new();
     let record = loop {
         match next(&mut link).await {
-            KeeperEvent::Exited { exec: ended, record } if ended == exec => break record,
+            KeeperEvent::Exited { exec: ended, record, .. } if ended == exec => break record,
             other => heard.push(other),
         }
     };

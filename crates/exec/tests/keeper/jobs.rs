@@ -3,8 +3,8 @@
 use std::fs;
 
 use lodge_exec::{
-    Evidence, ExecState, ExecStream, ExitOutcome, JobBytes, KeeperCommand, KeeperEvent, LimitHit, Link,
-    OrderRuns, Resource, SandboxHost, Speaker, StartExec, StreamCount,
+    Evidence, ExecKind, ExecState, ExecStream, ExitOutcome, JobBytes, KeeperCommand, KeeperEvent, LimitHit,
+    Link, OrderRuns, Resource, SandboxHost, Speaker, StartExec, StreamCount,
 };
 
 use crate::home::{BOX, PATIENCE, SandboxHome, exited, next, until};
@@ -123,7 +123,7 @@ async fn told(link: &mut Link, job: &str, enough: (u64, u64)) -> Vec<(u64, u64)>
     let mut told = Vec::new();
     loop {
         match next(link).await {
-            KeeperEvent::Output { exec, stdout, stderr } if exec == job => {
+            KeeperEvent::Output { exec, kind: ExecKind::Job, stdout, stderr } if exec == job => {
                 told.push((stdout, stderr));
                 if stdout >= enough.0 && stderr >= enough.1 {
                     return told;

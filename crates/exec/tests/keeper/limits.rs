@@ -57,7 +57,7 @@ async fn runtime_answers(link: &mut Link) {
     loop {
         match next(link).await {
             KeeperEvent::RuntimeLine(line) => return assert_eq!(line, b"there?"),
-            KeeperEvent::Exited { exec, record } => panic!("{exec} ended: {record:?}"),
+            KeeperEvent::Exited { exec, record, .. } => panic!("{exec} ended: {record:?}"),
             _ => {}
         }
     }

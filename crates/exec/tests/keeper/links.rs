@@ -4,8 +4,8 @@ use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use lodge_exec::{
-    DialError, Evidence, ExecKind, ExecState, ExitOutcome, KeeperCommand, KeeperEvent, SandboxHost, Secret,
-    StartExec,
+    DialError, Evidence, ExecKind, ExecState, ExitOutcome, KeeperCommand, KeeperEvent, Link, SandboxHost,
+    Secret, StartExec,
 };
 
 use crate::home::{BOX, PATIENCE, SandboxHome, exited, keeper, next, until};
@@ -35,6 +35,52 @@ async fn a_second_host_adopts_what_the_first_one_started() {
     let link = second.dial(BOX, &home.secret, 3).await.unwrap();
     assert!(matches!(link.welcome.execs[0].state, ExecState::Exited(_)));
     assert_eq!(link.welcome.host_pid.map(u32::cast_signed), home.keeper_pid());
+}
+
+#[tokio::test]
+async fn the_kind_of_an_exec_is_reported_by_its_keeper_and_by_the_next_keeper() {
+    let home = SandboxHome::new();
+    let mut link = home.up().await;
+    // By their ids, all of these would be tools.
+    let kinds = [("a", ExecKind::Tool), ("b", ExecKind::Job), ("c", ExecKind::Runtime)];
+    let start = |exec: &str, kind, script| StartExec { kind, ..home.job(exec, script, (1000, 1000)) };
+    for (exec, kind) in kinds {
+        let ended = format!("{exec}1");
+        link.send(&KeeperCommand::Start(start(&ended, kind, "true"))).await.unwrap();
+        exited(&mut link, &ended).await;
+        let running = format!("{exec}2");
+        link.send(&KeeperCommand::Start(start(&running, kind, "sleep 1000"))).await.unwrap();
+        loop {
+            if let KeeperEvent::Started { exec: started, kind: told, .. } = next(&mut link).await {
+                assert_eq!((started, told), (running, kind));
+                break;
+            }
+        }
+    }
+    let told = |link: &Link, is_running: bool| {
+        let mut known: Vec<_> = link.welcome.execs.iter().collect();
+        known.sort_by(|one, other| one.exec.cmp(&other.exec));
+        for (known, (exec, kind)) in known.chunks(2).zip(kinds) {
+            let [ended, running] = known else { panic!("{known:?}") };
+            assert_eq!((ended.exec.clone(), ended.kind), (format!("{exec}1"), kind));
+            assert!(matches!(ended.state, ExecState::Exited(_)), "{ended:?}");
+            assert_eq!((running.exec.clone(), running.kind), (format!("{exec}2"), kind));
+            let runs = matches!(running.state, ExecState::Running { .. });
+            assert!(runs == is_running && (runs || running.state == ExecState::Lost), "{running:?}");
+        }
+        assert_eq!(known.len(), 6);
+    };
+    told(&home.dial(2).await, true);
+    home.kill_keeper();
+    assert!(home.host.wait_gone(BOX, PATIENCE).await);
+    home.host.start(&home.spec()).await.unwrap();
+    let mut link = home.dial(3).await;
+    told(&link, false);
+    for (exec, kind) in kinds {
+        let exec = format!("{exec}2");
+        link.send(&KeeperCommand::Start(start(&exec, kind, "true"))).await.unwrap();
+        assert_eq!(next(&mut link).await, KeeperEvent::Lost { exec, kind });
+    }
 }
 
 #[tokio::test]

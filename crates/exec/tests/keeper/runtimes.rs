@@ -64,7 +64,7 @@ async fn a_second_runtime_is_refused_until_the_first_one_is_over() {
         let why = "a runtime is running already".to_owned();
         assert_eq!(
             next(&mut link).await,
-            KeeperEvent::Refused { exec: "r2".to_owned(), why, recorded: false }
+            KeeperEvent::Refused { exec: "r2".to_owned(), kind: ExecKind::Runtime, why, recorded: false }
         );
     }
     link.send(&KeeperCommand::Kill { exec: "r1".to_owned(), grace_ms: 0 }).await.unwrap();

@@ -7,8 +7,8 @@ use lodge_core::epoch::{EpochRow, Strategy, Summary};
 use lodge_core::lineage::LineageState;
 use lodge_core::quarantine::{QuarantineRow, Work, WorkKind};
 use lodge_core::record::{
-    AgentRow, AgentSpec, EventRow, ExecRequest, FailureRecord, LineageRow, MessageBody, MessageRow, NextSpec,
-    RequestRow, Retry, Role, SessionRow, StepKind, StepRow, TurnRow, Usage,
+    AgentRow, AgentSpec, EventRow, FailureRecord, LineageRow, MessageBody, MessageRow, NextSpec, RequestRow,
+    Retry, Role, SessionRow, StepKind, StepRow, StepTarget, TurnRow, Usage,
 };
 use lodge_core::session::{ForkPoint, TurnPlace};
 use lodge_core::token::{Holder, TokenRow};
@@ -224,18 +224,19 @@ pub(crate) fn turn(row: &Row<'_>) -> rusqlite::Result<TurnRow> {
 
 pub(crate) fn step(row: &Row<'_>) -> rusqlite::Result<StepRow> {
     let (kind, state): (i64, i64) = (row.get("kind")?, row.get("state")?);
+    let kind = StepKind::from_code(kind).ok_or_else(|| unknown(row, "kind", kind))?;
+    let request = row.get_ref("request")?.as_blob_or_null()?;
+    let target = StepTarget::decode(kind, optional_id(row, "exec")?, request);
     Ok(StepRow {
         id: id(row, "id")?,
         turn: id(row, "turn")?,
         step: row.get("step")?,
         ordinal: row.get("ordinal")?,
-        kind: StepKind::from_code(kind).ok_or_else(|| unknown(row, "kind", kind))?,
+        target: target.map_err(|cause| unknown(row, "request", cause))?,
         name: row.get("name")?,
         state: StepState::from_code(state).ok_or_else(|| unknown(row, "state", state))?,
         attempt: row.get("attempt")?,
         call: row.get("call")?,
-        exec: optional_id(row, "exec")?,
-        request: optional_message::<ExecRequest>(row, "request")?,
         exit_code: row.get("exit_code")?,
         signal: row.get("signal")?,
         // One that a newer release wrote is none that this one could tell.

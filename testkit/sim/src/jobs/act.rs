@@ -4,6 +4,7 @@ use lodge_core::job::JobStream;
 use lodge_core::{AgentId, Cause, JobId};
 use lodge_engine::jobs::{JobEffect, JobEnd, JobSeen};
 use lodge_engine::{ExecHow, Seen};
+use lodge_exec::ExecName;
 
 use crate::actor::how;
 use crate::keeper::{SimCommand, SimExecState, SimExit};
@@ -27,25 +28,26 @@ impl SimWorld {
         let Some(row) = self.disk.job(job) else { return };
         let other_boot = row.progress.boot.as_ref() != Some(&boot);
         let shelf = self.machine.sandboxes.get(&sandbox).map(|found| &found.shelf);
-        let is_claimed = shelf.is_some_and(|shelf| shelf.contains_key(job.as_str()));
+        let is_claimed = shelf.is_some_and(|shelf| shelf.contains_key(&ExecName::Job(job.clone())));
         if resumed && other_boot && !is_claimed {
             return self.report_job_end(job, ExecHow::Lost, 0);
         }
-        self.send(agent, SimCommand::Start { exec: job.to_string() });
+        self.send(agent, SimCommand::Start { exec: ExecName::Job(job.clone()) });
     }
 
     /// The keeper kills it, or says how it ended. Without one, what is left of it tells that.
     fn kill_job(&mut self, agent: &AgentId, job: &JobId) {
         if self.linked(agent).is_some() {
-            return self.send(agent, SimCommand::Kill { exec: job.to_string() });
+            return self.send(agent, SimCommand::Kill { exec: ExecName::Job(job.clone()) });
         }
         let Some(sandbox) = self.disk.agent(agent).map(|row| row.sandbox.clone()) else { return };
         if self.machine.is_held(&sandbox) {
             return;
         }
         let found = self.machine.sandbox(&sandbox, agent);
-        let is_claimed = found.shelf.contains_key(job.as_str());
-        match found.known(job.as_str()) {
+        let exec = ExecName::Job(job.clone());
+        let is_claimed = found.shelf.contains_key(&exec);
+        match found.known(&exec) {
             SimExecState::Exited(ended) => self.job_exited(agent, job, ended),
             SimExecState::Lost if is_claimed => self.job_lost(agent, job),
             SimExecState::Lost => self.report_job_end(job, ExecHow::NotStarted, 0),
@@ -55,7 +57,7 @@ impl SimWorld {
 
     fn forget_job(&mut self, agent: &AgentId, job: &JobId) {
         if self.linked(agent).is_some() {
-            return self.send(agent, SimCommand::Forget { exec: job.to_string() });
+            return self.send(agent, SimCommand::Forget { exec: ExecName::Job(job.clone()) });
         }
         let Some(sandbox) = self.disk.agent(agent).map(|row| row.sandbox.clone()) else { return };
         // A keeper that is connected later tells of it, and is asked to forget it then.
@@ -98,13 +100,13 @@ impl SimWorld {
     }
 
     /// What a keeper that was just connected knows of jobs.
-    pub fn jobs_found(&mut self, agent: &AgentId, known: &[(String, SimExecState)]) {
+    pub fn jobs_found(&mut self, agent: &AgentId, known: &[(ExecName, SimExecState)]) {
         let (mut running, mut ended) = (Vec::new(), Vec::new());
         for (exec, state) in known {
-            let Ok(job) = exec.parse::<JobId>() else { continue };
+            let ExecName::Job(job) = exec else { continue };
             match state {
-                SimExecState::Running => running.push(job),
-                SimExecState::Exited(_) | SimExecState::Lost => ended.push(job),
+                SimExecState::Running => running.push(job.clone()),
+                SimExecState::Exited(_) | SimExecState::Lost => ended.push(job.clone()),
             }
         }
         if running.is_empty() && ended.is_empty() {

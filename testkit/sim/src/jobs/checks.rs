@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use lodge_core::agent::AgentState;
 use lodge_core::job::{JobProgress, JobRow, JobState, JobWrite};
 use lodge_core::limits::{JOB_EXTRA_SLOTS, JOBS_UNARCHIVED_MAX};
-use lodge_core::record::{MessageRow, Role, StepRow};
+use lodge_core::record::{JobWaitTool, MessageRow, Role, StepRow};
 use lodge_core::turn::StepState;
 use lodge_core::{AgentId, JobId, TurnId};
 use lodge_engine::{Facts, Sizes};
+use lodge_exec::ExecName;
 
 use crate::disk::{SimDisk, jobs_in};
 use crate::world::SimWorld;
@@ -75,7 +76,7 @@ impl SimWorld {
     pub fn check_cut(&mut self, turn: &TurnId, step: u32, ordinal: u32) {
         let Some(kept) = self.disk.turn(turn) else { return };
         let row = kept.steps.iter().find(|row| (row.step, row.ordinal) == (step, ordinal));
-        let Some(job) = row.and_then(|row| waited_for(row, "job_wait")) else { return };
+        let Some(job) = row.and_then(|row| waited_for(row, JobWaitTool::Wait)).cloned() else { return };
         let goes_on = |id: &JobId| {
             let row = self.disk.job(id).filter(|row| row.progress.state.is_open());
             row.is_some_and(|row| row.progress.cancel.is_none())
@@ -176,8 +177,9 @@ impl SimWorld {
         }
         for (id, sandbox) in &self.machine.sandboxes {
             let Some(keeper) = &sandbox.keeper else { continue };
-            for job in keeper.running.keys().filter_map(|exec| exec.parse::<JobId>().ok()) {
-                let runs = self.disk.job(&job).is_some_and(|row| row.progress.state == JobState::Running);
+            for exec in keeper.running.keys() {
+                let ExecName::Job(job) = exec else { continue };
+                let runs = self.disk.job(job).is_some_and(|row| row.progress.state == JobState::Running);
                 if !runs {
                     return Err(format!("at rest, and {job} runs in {id} for nobody"));
                 }
@@ -190,25 +192,25 @@ impl SimWorld {
 /// A job is cancelled by its own session alone, and by the end of a turn only if that waited for it.
 fn cancelled_for_a_reason(disk: &SimDisk, id: &JobId, progress: &JobProgress) -> Result<(), String> {
     let (tool, state) = match progress.cancel.as_deref().or(progress.error.as_deref()) {
-        Some("cancelled by its session") => ("job_cancel", None),
-        Some("the turn that waited for it was interrupted") => ("job_wait", Some(StepState::Interrupted)),
+        Some("cancelled by its session") => (JobWaitTool::Cancel, None),
+        Some("the turn that waited for it was interrupted") => {
+            (JobWaitTool::Wait, Some(StepState::Interrupted))
+        }
         Some(_) | None => return Ok(()),
     };
     let session = disk.job(id).and_then(|row| row.session.clone());
     let Some(session) = session.filter(|session| disk.session(session).is_some()) else { return Ok(()) };
-    let asked = |step: &StepRow| {
-        waited_for(step, tool).as_ref() == Some(id) && state.is_none_or(|state| step.state == state)
-    };
+    let asked =
+        |step: &StepRow| waited_for(step, tool) == Some(id) && state.is_none_or(|state| step.state == state);
     match disk.all_turns(&session).any(|turn| turn.steps.iter().any(asked)) {
         true => Ok(()),
-        false => Err(format!("{id} is cancelled by {tool}, and nobody of {session} called that")),
+        false => Err(format!("{id} is cancelled by {}, and nobody of {session} called that", tool.word())),
     }
 }
 
 /// The job that a call waits for by that tool.
-fn waited_for(step: &StepRow, tool: &str) -> Option<JobId> {
-    let request = step.request.as_ref().filter(|request| step.exec.is_none() && request.bin == tool)?;
-    request.args.first()?.parse().ok()
+fn waited_for(step: &StepRow, tool: JobWaitTool) -> Option<&JobId> {
+    step.target.job_wait().filter(|wait| wait.tool == tool).map(|wait| &wait.job)
 }
 
 /// The engine's counts of jobs are correct, no slot is free while a job could start, and no slot is occupied without

@@ -2,6 +2,7 @@
 
 use lodge_core::job::JobState;
 use lodge_core::{JobId, SandboxId};
+use lodge_exec::ExecName;
 
 use super::checks::most_jobs;
 use crate::keeper::KeeperMessage;
@@ -32,7 +33,7 @@ impl SimWorld {
         }
         let keepers = self.machine.sandboxes.values().filter_map(|sandbox| sandbox.keeper.as_ref());
         let execs = keepers.flat_map(|keeper| keeper.running.keys());
-        let running = execs.filter(|exec| exec.parse::<JobId>().is_ok()).count() + 1;
+        let running = execs.filter(|exec| matches!(exec, ExecName::Job(_))).count() + 1;
         if running > most_jobs(self.jobs.max_ever) {
             self.fail(format!("{job} starts in {id}, and {running} jobs run"));
         }
@@ -46,20 +47,20 @@ impl SimWorld {
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
         let file = sandbox.files.entry(job.clone()).or_default();
         file.wrote += more;
-        let (wrote, exec) = (file.wrote, job.to_string());
+        let (wrote, exec) = (file.wrote, ExecName::Job(job.clone()));
         self.jobs.truths.entry(job.clone()).or_default().wrote = wrote;
         if let Some(pause) = again {
             self.after(pause, SimEvent::ToolActs { sandbox: id.clone(), keeper, exec: exec.clone(), run });
         }
         if self.machine.keeper(id).is_some_and(|keeper| !keeper.hung) {
-            self.send_to_daemon(id, KeeperMessage::Wrote { exec, bytes: wrote });
+            self.send_to_daemon(id, KeeperMessage::Wrote { job: job.clone(), bytes: wrote });
         }
     }
 
     /// The file of a job is removed. Its contents are in the archive by now.
     pub fn remove_job_file(&mut self, id: &SandboxId, job: &JobId) {
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
-        sandbox.shelf.remove(job.as_str());
+        sandbox.shelf.remove(&ExecName::Job(job.clone()));
         if sandbox.files.remove(job).is_some() {
             self.check_kept(job);
         }
@@ -78,7 +79,7 @@ impl SimWorld {
         let cut = self.rng.below(3);
         let archived = self.jobs.archive.get(job).copied().unwrap_or(0);
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
-        let is_claimed = sandbox.shelf.contains_key(job.as_str());
+        let is_claimed = sandbox.shelf.contains_key(&ExecName::Job(job.clone()));
         let Some(file) = sandbox.files.get_mut(job) else { return };
         match (is_claimed, cut) {
             (true, 0) => {}
