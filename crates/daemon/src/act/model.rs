@@ -10,7 +10,7 @@ use lodge_model::{
     CallAnswer, ModelMessage, ModelRequest, Provider, ProviderKind, Reasoning, RedactedStream, Redactor,
     ToolCall, ToolOutcome,
 };
-use lodge_proto::{Delta, ErrorBody};
+use lodge_proto::Delta;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::history::history;
 use super::runtime::Profile;
 use crate::chain;
-use crate::compute::Charge;
+use crate::compute::{Charge, ComputeError};
 use crate::crash;
 use crate::shell::Shell;
 use lodge_engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen, TurnSeen, pieces};
@@ -241,8 +241,8 @@ fn weight(request: &ModelRequest) -> usize {
 }
 
 /// The same call may find a processor in a moment.
-fn not_computed(error: &ErrorBody) -> ModelFailure {
-    let mut failure = final_failure(&error.data.code, &error.message, error.data.hint.clone());
+fn not_computed(error: &ComputeError) -> ModelFailure {
+    let mut failure = final_failure(error.code(), &error.to_string(), error.hint());
     failure.retryable = true;
     failure
 }

@@ -34,38 +34,38 @@ pub(super) async fn call(
         "agent/start" => {
             let given: AgentRef = params(method, given)?;
             let id = find_agent(shell, &given.agent)?;
-            shell.ask(key, Command::Agent(AgentCommand::Start { id })).await
+            Ok(shell.ask(key, Command::Agent(AgentCommand::Start { id })).await?)
         }
         "agent/restart" => {
             let given: AgentStopParams = params(method, given)?;
             let id = find_agent(shell, &given.agent)?;
-            shell
+            Ok(shell
                 .ask(
                     key,
                     Command::Agent(AgentCommand::Restart { id, jobs: running_jobs(given.jobs.as_deref())? }),
                 )
-                .await
+                .await?)
         }
         "agent/update" => update::update(shell, key, params(method, given)?, watch).await,
         "agent/stop" => {
             let given: AgentStopParams = params(method, given)?;
             let id = find_agent(shell, &given.agent)?;
-            shell
+            Ok(shell
                 .ask(
                     key,
                     Command::Agent(AgentCommand::Stop { id, jobs: running_jobs(given.jobs.as_deref())? }),
                 )
-                .await
+                .await?)
         }
         "agent/kill" => {
             let given: AgentRef = params(method, given)?;
             let id = find_agent(shell, &given.agent)?;
-            shell.ask(key, Command::Agent(AgentCommand::Kill { id })).await
+            Ok(shell.ask(key, Command::Agent(AgentCommand::Kill { id })).await?)
         }
         "agent/remove" => {
             let given: AgentRemoveParams = params(method, given)?;
             let id = find_agent(shell, &given.agent)?;
-            shell.ask(key, Command::Agent(AgentCommand::Remove { id, force: given.force })).await
+            Ok(shell.ask(key, Command::Agent(AgentCommand::Remove { id, force: given.force })).await?)
         }
         "agent/logs" => agent_logs(shell, &params(method, given)?),
         _other => Err(no_method(method)),

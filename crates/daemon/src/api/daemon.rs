@@ -85,8 +85,8 @@ async fn reap(shell: &Arc<Shell>, key: Option<RequestKey>, ReapParams { .. }: &R
         match shell.ask(key, Command::Keep { answer: view::text(&answer) }).await {
             Ok(_) => {}
             // Sweeping twice harms nobody, and makes room where there is none.
-            Err(error) if error.data.code == "daemon.disk_full" => {}
-            Err(error) => return Err(error),
+            Err(error) if error.is_disk_full() => {}
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(answer)
@@ -115,8 +115,8 @@ async fn shutdown(shell: &Arc<Shell>, key: Option<RequestKey>, given: &ShutdownP
         match shell.ask(key, Command::Keep { answer: view::text(&answer) }).await {
             Ok(_) => {}
             // Asked twice it ends once, so a daemon that can record nothing can still be ended.
-            Err(error) if error.data.code == "daemon.disk_full" => {}
-            Err(error) => return Err(error),
+            Err(error) if error.is_disk_full() => {}
+            Err(error) => return Err(error.into()),
         }
     }
     // Requests that were taken, this one among them, are still answered.

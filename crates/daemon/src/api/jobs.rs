@@ -40,7 +40,7 @@ pub(super) async fn call(
         "job/submit" => {
             let given: JobSubmitParams = params(method, given)?;
             let new = submit::read(shell, who, given)?;
-            shell.ask(key, Command::Job(JobCommand::Submit(Box::new(new)))).await
+            Ok(shell.ask(key, Command::Job(JobCommand::Submit(Box::new(new)))).await?)
         }
         "job/list" => list(shell, &params(method, given)?),
         "job/get" => {
@@ -108,7 +108,10 @@ async fn wait(shell: &Arc<Shell>, who: &Who, given: &JobWaitParams) -> Answer {
     let id = find(shell, &given.job, None)?;
     let within = Duration::from_millis(given.timeout_ms.unwrap_or(WAIT_DEFAULT_MS).min(WAIT_MAX_MS));
     tokio::select! {
-        over = until_over(shell, &id, within) => Ok(shown(shell, &over?)),
+        over = until_over(shell, &id, within) => {
+            let over = over?.ok_or_else(|| view::no_job(id.as_str()))?;
+            Ok(shown(shell, &over))
+        }
         _ = who.over() => Err(refused(who, "job/wait")),
     }
 }
@@ -118,20 +121,19 @@ pub(super) async fn cancelled(shell: &Arc<Shell>, answer: Value) -> Answer {
     let Some(id) = answer.get("id").and_then(Value::as_str).and_then(|id| id.parse().ok()) else {
         return Ok(answer);
     };
-    match until_over(shell, &id, CANCEL_WITHIN).await {
-        Ok(over) => Ok(shown(shell, &over)),
+    match until_over(shell, &id, CANCEL_WITHIN).await? {
+        Some(over) => Ok(shown(shell, &over)),
         // Its time was over meanwhile, and it was forgotten.
-        Err(error) if error.data.code == "job.not_found" => Ok(answer),
-        Err(error) => Err(error),
+        None => Ok(answer),
     }
 }
 
-/// The job as it is when it is over, when the time is, or when the daemon is about to stop.
-async fn until_over(shell: &Shell, id: &JobId, within: Duration) -> Result<JobSummary, ErrorBody> {
+/// The job as it is when it is over, when the time is, or when the daemon is about to stop. None: it was forgotten.
+async fn until_over(shell: &Shell, id: &JobId, within: Duration) -> Result<Option<JobSummary>, ErrorBody> {
     // Before the row is read: an end that is recorded in between is not missed.
     let mut changed = shell.job_changed(id);
-    let found = one(shell, id)?;
-    if !found.row.progress.state.is_open() {
+    let found = shell.reader.job_summary(id).map_err(internal)?;
+    if found.as_ref().is_none_or(|found| !found.row.progress.state.is_open()) {
         return Ok(found);
     }
     tokio::select! {
@@ -139,7 +141,7 @@ async fn until_over(shell: &Shell, id: &JobId, within: Duration) -> Result<JobSu
         () = tokio::time::sleep(within) => {}
         () = shell.stop.cancelled() => {}
     }
-    one(shell, id)
+    shell.reader.job_summary(id).map_err(internal)
 }
 
 /// Why a caller whose token was good when it came is sent away now.

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::auth::Who;
 use crate::chain;
-use crate::shell::{Shell, shutting_down};
+use crate::shell::{Shell, ShuttingDown};
 use crate::suspects::{carry, follow};
 use crate::view;
 use lodge_engine::{Command, Refusal, RequestKey};
@@ -54,7 +54,7 @@ async fn dispatch(
         return match method {
             // What was decided may not have come about yet.
             "agent/stop" | "agent/kill" | "agent/remove" | "token/revoke" => {
-                shell.ask(key, again(&answer)).await
+                Ok(shell.ask(key, again(&answer)).await?)
             }
             "token/issue" => tokens::issued(api, shell.ask(key, again(&answer)).await?),
             "job/cancel" => jobs::cancelled(shell, answer).await,
@@ -142,7 +142,7 @@ pub(super) async fn ask_prepared(
 ) -> Answer {
     let begun = shell.clone();
     detached(shell, async move {
-        let slot = begun.preparing.acquire().await.map_err(|_| shutting_down())?;
+        let slot = begun.preparing.acquire().await.map_err(|_| ShuttingDown)?;
         let preparing = begun.clone();
         let prepared = tokio::task::spawn_blocking(carry(move || prepare(&preparing))).await;
         drop(slot);
@@ -168,7 +168,7 @@ pub(super) async fn record(shell: &Shell, key: Option<RequestKey>, prepared: Pre
         // Whatever was made or brought for it belongs to nobody, and may be what fills the disk.
         shell.spawn(shell.images.clone().collect());
     }
-    answer
+    Ok(answer?)
 }
 
 /// Does something to its end, also when whoever waits for it leaves.
@@ -182,7 +182,7 @@ pub(super) async fn detached<T: Send + 'static>(
         // Nobody may be there to hear it.
         drop(done.send(work.await));
     });
-    heard.await.unwrap_or_else(|_| Err(shutting_down()))
+    heard.await.unwrap_or_else(|_| Err(ShuttingDown.into()))
 }
 
 pub(super) fn find_agent(shell: &Shell, given: &str) -> Result<AgentId, ErrorBody> {

@@ -24,7 +24,7 @@ pub(super) async fn call(shell: &Shell, key: Option<RequestKey>, method: &str, g
     };
     let QuarantineRef { work, .. } = params(method, given)?;
     let id = find(shell, &work)?;
-    shell.ask(key, Command::ReleaseWork { id, how }).await
+    Ok(shell.ask(key, Command::ReleaseWork { id, how }).await?)
 }
 
 fn list(shell: &Shell, given: &QuarantineListParams) -> Answer {

@@ -15,9 +15,9 @@ use super::methods::{Answer, find_agent_ever, internal, no_method, page, session
 use super::params;
 use crate::chain;
 use crate::room::Needs;
-use crate::shell::{Shell, now};
+use crate::shell::{AskError, Shell, now};
 use crate::view;
-use lodge_engine::{Command, RequestKey, SessionChange, SessionWhat, TurnAgain};
+use lodge_engine::{Command, Refusal, RequestKey, SessionChange, SessionRefusal, SessionWhat, TurnAgain};
 
 /// Of the form of exported lines.
 const EXPORT_VERSION: u32 = 1;
@@ -217,7 +217,7 @@ async fn change(shell: &Shell, key: Option<RequestKey>, session: &str, change: C
                 Change::Delete => {
                     let answer = view::json(&SessionDeleted { session: id.to_string(), deleted: false });
                     return match key {
-                        Some(_) => shell.ask(key, Command::Keep { answer: view::text(&answer) }).await,
+                        Some(_) => Ok(shell.ask(key, Command::Keep { answer: view::text(&answer) }).await?),
                         None => Ok(answer),
                     };
                 }
@@ -229,14 +229,14 @@ async fn change(shell: &Shell, key: Option<RequestKey>, session: &str, change: C
         };
         tries += 1;
         match answer {
-            Err(error) if error.data.code == "session.changed" && tries < TRIES_MAX => {
+            Err(AskError::Refused(Refusal::Session(SessionRefusal::Changed { .. }))) if tries < TRIES_MAX => {
                 tokio::time::sleep(TRY_AGAIN_AFTER).await;
             }
             answer => {
                 if matches!(change, Change::Delete) && answer.is_ok() {
                     forget(shell, &id).await;
                 }
-                return answer;
+                return Ok(answer?);
             }
         }
     }
@@ -261,7 +261,9 @@ fn planned(shell: &Shell, id: &SessionId, change: &Change) -> Result<Option<Sess
         Change::Rewind { turn } => {
             let found = shell.reader.rewind_plan(id, &pick(turn)?).map_err(internal)?;
             found
-                .map(|(standing, plan)| Ok((standing, SessionWhat::Rewind(fits(id, turn, plan)?))))
+                .map(|(standing, plan)| {
+                    Ok::<_, ErrorBody>((standing, SessionWhat::Rewind(fits(id, turn, plan)?)))
+                })
                 .transpose()?
         }
         Change::Activate { turn } => {
@@ -286,7 +288,9 @@ fn planned(shell: &Shell, id: &SessionId, change: &Change) -> Result<Option<Sess
             let found = shell.reader.fork_plan(id, &pick_or_last(turn.as_deref())?).map_err(internal)?;
             let turn = turn.as_deref().unwrap_or("the last");
             found
-                .map(|(standing, plan)| Ok((standing, SessionWhat::Fork { to, plan: fits(id, turn, plan)? })))
+                .map(|(standing, plan)| {
+                    Ok::<_, ErrorBody>((standing, SessionWhat::Fork { to, plan: fits(id, turn, plan)? }))
+                })
                 .transpose()?
         }
         Change::Regenerate { turn } => {
@@ -302,7 +306,7 @@ fn planned(shell: &Shell, id: &SessionId, change: &Change) -> Result<Option<Sess
                         note: repeat.body.note,
                         plan: repeat.plan,
                     };
-                    Ok((standing, SessionWhat::Regenerate(Box::new(again))))
+                    Ok::<_, ErrorBody>((standing, SessionWhat::Regenerate(Box::new(again))))
                 })
                 .transpose()?
         }

@@ -71,7 +71,7 @@ fn list(shell: &Shell, given: &TokenListParams) -> Answer {
 
 async fn revoke(shell: &Shell, key: Option<RequestKey>, given: TokenRef) -> Answer {
     let row = one(shell, &given.token)?;
-    shell.ask(key, Command::Token(TokenCommand::Revoke { row: Box::new(row) })).await
+    Ok(shell.ask(key, Command::Token(TokenCommand::Revoke { row: Box::new(row) })).await?)
 }
 
 fn one(shell: &Shell, given: &str) -> Result<TokenRow, ErrorBody> {

@@ -25,7 +25,7 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
             if shell.reader.turn(&id).map_err(internal)?.is_none() {
                 return Err(no_turn(&id));
             }
-            shell.ask(key, Command::Turn(TurnCommand::Interrupt { id })).await
+            Ok(shell.ask(key, Command::Turn(TurnCommand::Interrupt { id })).await?)
         }
         _other => Err(no_method(method)),
     }
@@ -66,7 +66,7 @@ async fn turn_send(shell: &Arc<Shell>, key: Option<RequestKey>, given: TurnSendP
         None => None,
     };
     let new = NewTurn { agent, session, sender: given.sender, text: given.text, schema };
-    shell.ask(key, Command::Turn(TurnCommand::Send(Box::new(new)))).await
+    Ok(shell.ask(key, Command::Turn(TurnCommand::Send(Box::new(new)))).await?)
 }
 
 /// A schema that answers can be checked against, as text.
