@@ -308,3 +308,48 @@ fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
         None => words,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unreachable() -> RegistryError {
+        RegistryError::Unreachable { host: "r.example".to_owned(), cause: "connection refused".into() }
+    }
+
+    fn not_found() -> RegistryError {
+        RegistryError::NotFound { reference: "r.example/a:v1".to_owned() }
+    }
+
+    #[test]
+    fn only_what_the_contents_of_an_image_are_to_blame_for_is_never_tried_again() {
+        let digest = Digest::of(b"x");
+        let wrong = BlobError::Wrong { wanted: digest, found: Digest::of(b"y") };
+        for (error, again) in [
+            (ImageError::from(wrong), Again::Never),
+            (ImageError::NotAnAgent { reference: "a".to_owned() }, Again::Never),
+            (RegistryError::from(BadImage::new("x")).into(), Again::Never),
+            (BlobError::Missing { digest }.into(), Again::Later),
+            (unreachable().into(), Again::Later),
+            (not_found().into(), Again::Later),
+            (RoomRefusal::ReadOnly.into(), Again::Later),
+        ] {
+            assert_eq!(error.again(), again, "{error:?}");
+        }
+    }
+
+    #[test]
+    fn what_came_is_kept_only_while_the_next_pull_can_continue_from_it() {
+        assert!(ImageError::from(unreachable()).is_resumable());
+        assert!(!ImageError::from(not_found()).is_resumable());
+        assert!(!ImageError::from(BadImage::new("x")).is_resumable());
+    }
+
+    #[test]
+    fn one_line_has_the_innermost_cause_and_the_hint() {
+        assert_eq!(
+            ImageError::from(unreachable()).in_one_line(),
+            "`r.example` could not be reached: connection refused (check its name, the network and the proxy, and that it runs)"
+        );
+    }
+}
