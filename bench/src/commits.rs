@@ -52,7 +52,7 @@ pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut Benc
     fsync.extend(&floors.fsync(20));
     let row =
         BenchRow::rounds(format!("durable changes acknowledged a second, {CLIENTS} clients"), "/s", &rate);
-    table.row(row.beside("1/fsync", 1e3 / fsync.p50()));
+    table.row(row.with_floor("1/fsync", 1e3 / fsync.p50()));
     if shared.len() > 0 {
         table.row(BenchRow::rounds("  changes that shared one commit", "", &shared));
     }

@@ -11,7 +11,7 @@ use crate::sample::Sample;
 
 const PAGE: usize = 4096;
 const PACKET: usize = 128;
-/// The file is started anew before it grows large.
+/// The file is recreated before it grows large.
 const FILE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// The means to measure a floor at any time.

@@ -46,10 +46,11 @@ pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut Benc
         }
     }
     table.row(
-        BenchRow::times("whole turn around turn 10, model over HTTP", &fresh).beside("fsync", fsync.p50()),
+        BenchRow::times("whole turn around turn 10, model over HTTP", &fresh)
+            .with_floor("fsync", fsync.p50()),
     );
     let what = format!("whole turn around turn {}", sizes.old_turns);
-    table.row(BenchRow::times(what, &aged).beside("fsync", fsync.p50()));
+    table.row(BenchRow::times(what, &aged).with_floor("fsync", fsync.p50()));
     let ratio = BenchRow::new("  the later beside the earlier", "x", aged.p50() / fresh.p50());
     table.row(ratio.hold(NumberBound::at_most("", RATIO_MAX)));
     written(&aging, table);
@@ -94,7 +95,7 @@ fn written(aging: &SessionGrowth, table: &mut BenchTable) {
     let hold = || NumberBound::at_most("", BYTES_A_TURN_MAX);
     table.row(BenchRow::new("  written a turn by the daemon, log and copying back", "KB", all).hold(hold()));
     table.row(BenchRow::new("    of the first tenth of these turns", "KB", early).hold(hold()));
-    table.row(BenchRow::new("    of the last tenth", "KB", late).beside("first", early).hold(hold()));
+    table.row(BenchRow::new("    of the last tenth", "KB", late).with_floor("first", early).hold(hold()));
 }
 
 /// What turns added to the log, as far as it did not start over meanwhile.
@@ -123,5 +124,5 @@ fn logged(fresh: &WalGrowth, aged: &WalGrowth, sizes: BenchSizes, table: &mut Be
     let hold = || NumberBound::at_most("", BYTES_A_TURN_MAX);
     table.row(BenchRow::new("  written to the log around turn 10", "KB", fresh).hold(hold()));
     let what = format!("  written to the log around turn {}", sizes.old_turns);
-    table.row(BenchRow::new(what, "KB", aged).beside("turn 10", fresh).hold(hold()));
+    table.row(BenchRow::new(what, "KB", aged).with_floor("turn 10", fresh).hold(hold()));
 }

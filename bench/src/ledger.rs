@@ -48,12 +48,12 @@ pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut Benc
     let (plain_ms, tool_ms) = (plain.time.less(own), tool.time.less(2.0 * own));
     table.row(
         BenchRow::times("turn with one tool call beside one without", &tool_ms)
-            .beside("turn", plain_ms.p50()),
+            .with_floor("turn", plain_ms.p50()),
     );
     let more = BenchRow::new("  the call itself, beside the bare tool", "ms", tool_ms.p50() - plain_ms.p50());
-    table.row(more.beside("spawn", spawn.p50()));
+    table.row(more.with_floor("spawn", spawn.p50()));
     let more = BenchRow::new("  the same beside a flush of the disk", "ms", tool_ms.p50() - plain_ms.p50());
-    table.row(more.beside("fsync", fsync.p50()));
+    table.row(more.with_floor("fsync", fsync.p50()));
     each("  CPU, daemon, keeper and runtime", "ms", &plain, &tool, table, |cost| {
         Some(cost.cpu_ms / cost.turns as f64)
     });
@@ -78,7 +78,7 @@ fn each(
     of: impl Fn(&TurnCost) -> Option<f64>,
 ) {
     match (of(plain), of(tool)) {
-        (Some(plain), Some(tool)) => table.row(BenchRow::new(what, unit, tool).beside("turn", plain)),
+        (Some(plain), Some(tool)) => table.row(BenchRow::new(what, unit, tool).with_floor("turn", plain)),
         (None, _) | (_, None) => table.note(&format!("{}: could not be measured", what.trim())),
     }
 }

@@ -27,7 +27,7 @@ pub(crate) async fn idle(sizes: BenchSizes, floors: &mut Floors, table: &mut Ben
     let n = sizes.many as f64;
     let what = format!("{} agents created until all are ready", sizes.many);
     table.row(BenchRow::new(what, "s", took_ms / 1e3));
-    table.row(BenchRow::new("  each", "ms", took_ms / n).beside("spawn", spawn.p50()));
+    table.row(BenchRow::new("  each", "ms", took_ms / n).with_floor("spawn", spawn.p50()));
     let family = world.family();
     let of = |pids: &[u32]| pids.iter().map(|pid| proc::pss_kb(*pid)).sum::<Option<u64>>();
     let mb = |kb: u64| kb as f64 / 1024.0;
@@ -68,8 +68,9 @@ pub(crate) async fn working(sizes: BenchSizes, floors: &mut Floors, table: &mut 
         let what = format!("{words} a second, {} agents at work at once", sizes.working);
         table.row(BenchRow::rounds(what, "/s", &rate));
         table.row(BenchRow::rounds("  CPU a turn, daemon, keepers and runtimes", "ms", &cpu));
-        table
-            .row(BenchRow::times("  one of them, as its client sees it", &each).beside("fsync", fsync.p50()));
+        table.row(
+            BenchRow::times("  one of them, as its client sees it", &each).with_floor("fsync", fsync.p50()),
+        );
     }
     let mut client = world.lodge.client().await;
     let ready = client.call_value("agent/list", json!({"all": true, "limit": 1})).await;

@@ -86,7 +86,7 @@ pub(crate) async fn run(sizes: BenchSizes, table: &mut BenchTable) {
     table.row(BenchRow::times("connect of a tool, the host's network", &direct.connects));
     for (name, totals) in [(HANDED_IN, &handed_in), (FILTERED, &filtered)] {
         let more = NumberBound::at_most("direct + 0.2 ms", direct.connects.p50() + CONNECT_MORE_MS_MAX);
-        let row = BenchRow::times(name, &totals.connects).beside("direct", direct.connects.p50());
+        let row = BenchRow::times(name, &totals.connects).with_floor("direct", direct.connects.p50());
         table.row(row.hold(more));
     }
     for (what, direct, handed_in, filtered, relayed) in [
@@ -96,7 +96,7 @@ pub(crate) async fn run(sizes: BenchSizes, table: &mut BenchTable) {
         table.row(BenchRow::rounds(format!("{what}, the host's network"), "MB/s", &direct));
         let row = |name: &str, sample: &Sample, share: f64| {
             let hold = NumberBound::at_least(&format!("{share} of direct"), share * direct.p50());
-            BenchRow::rounds(name, "MB/s", sample).beside("direct", direct.p50()).hold(hold)
+            BenchRow::rounds(name, "MB/s", sample).with_floor("direct", direct.p50()).hold(hold)
         };
         table.row(row(HANDED_IN, &handed_in, HANDED_IN_SHARE_MIN));
         table.row(row(FILTERED, &filtered, HANDED_IN_SHARE_MIN));
@@ -149,7 +149,7 @@ async fn memory(world: &BenchWorld, sizes: BenchSizes, table: &mut BenchTable) {
     }
     let hold = NumberBound::at_most("without + 0.3 MB", each[0] + AGENT_MORE_MB_MAX);
     let row = BenchRow::new("idle memory (PSS) of an agent with the default network", "MB", each[1]);
-    table.row(row.beside("without one", each[0]).hold(hold));
+    table.row(row.with_floor("without one", each[0]).hold(hold));
 }
 
 /// Of all keepers and everything below them, their gates included.

@@ -42,7 +42,7 @@ pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut Benc
         fsync.extend(&floors.fsync(20));
         let bound = SESSIONS as f64 / (FLUSHES * fsync.p50() / 1e3);
         let what = format!("durable turns a second, {SESSIONS} sessions, {words}");
-        let row = BenchRow::rounds(what, "/s", &rate).beside("bound", bound);
+        let row = BenchRow::rounds(what, "/s", &rate).with_floor("bound", bound);
         table.row(row.hold(NumberBound::at_least("0.6 x 32 / (4 fsync)", SHARE * bound)));
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
         if SHARE * bound > cores * 1e3 / CPU_MS_MAX {
@@ -57,7 +57,7 @@ pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut Benc
         );
         table.row(
             BenchRow::times("  one of those turns, as its client sees it", &each)
-                .beside("fsync", fsync.p50()),
+                .with_floor("fsync", fsync.p50()),
         );
         table.row(
             BenchRow::new("  largest write-ahead log seen", "MB", wal_bytes as f64 / MB)

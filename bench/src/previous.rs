@@ -125,7 +125,7 @@ async fn starts(
     let limit = START_RATIO_MAX * was.p50() + START_MORE_MS;
     let row = BenchRow::times(format!("agent created until ready, {}", mode.words), &is);
     let hold = NumberBound::at_most(&format!("{START_RATIO_MAX} x previous + {START_MORE_MS} ms"), limit);
-    table.row(row.beside("previous", was.p50()).hold(hold));
+    table.row(row.with_floor("previous", was.p50()).hold(hold));
 }
 
 async fn memory(
@@ -142,7 +142,7 @@ async fn memory(
     };
     let words = format!("previous + {} MB", mode.more_mb_max);
     let row =
-        BenchRow::new(format!("memory of each agent, {}", mode.words), "MB", is).beside("previous", was);
+        BenchRow::new(format!("memory of each agent, {}", mode.words), "MB", is).with_floor("previous", was);
     table.row(row.hold(NumberBound::at_most(&words, was + mode.more_mb_max)));
 }
 
@@ -157,8 +157,8 @@ async fn tools(turns: usize, before: &mut ComparedDaemon, now: &mut ComparedDaem
         }
     }
     let [was, is] = &with;
-    let row = BenchRow::times("turn with one tool call", is).beside("previous", was.p50());
+    let row = BenchRow::times("turn with one tool call", is).with_floor("previous", was.p50());
     table.row(row.hold(NumberBound::at_most("1.05 x previous", TOOL_RATIO_MAX * was.p50())));
     let [was, is] = &without;
-    table.row(BenchRow::times("turn without", is).beside("previous", was.p50()));
+    table.row(BenchRow::times("turn without", is).with_floor("previous", was.p50()));
 }

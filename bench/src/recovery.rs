@@ -36,12 +36,12 @@ pub(crate) async fn run(
     table: &mut BenchTable,
 ) {
     let live = sizes.agents * 2;
-    bring_up(world, sizes.agents..live).await;
+    start_agents(world, sizes.agents..live).await;
     let recovered = rounds(sizes, floors, world, live).await;
     let what = format!("kill -9 with {live} live agents: exec until all adopted");
-    let row = BenchRow::times(what, &recovered.adopted).beside("fsync", recovered.fsync.p50());
+    let row = BenchRow::times(what, &recovered.adopted).with_floor("fsync", recovered.fsync.p50());
     table.row(row.hold(NumberBound::at_most("", HOLD_MS)));
-    tell(&recovered, live, table);
+    add_rows(&recovered, live, table);
 }
 
 /// With many more agents that are stopped or failed, half of each.
@@ -49,7 +49,7 @@ pub(crate) async fn run_stored(sizes: BenchSizes, floors: &mut Floors, table: &m
     let mut world = BenchWorld::start().await;
     fill::stopped(&world.lodge).await;
     fill::broken(&world.lodge).await;
-    bring_up(&world, 0..sizes.agents).await;
+    start_agents(&world, 0..sizes.agents).await;
     world.lodge.kill9();
     let there = u32::try_from(sizes.agents).unwrap_or(u32::MAX).saturating_add(SEEDS);
     let others = sizes.stored_agents.saturating_sub(there).max(1);
@@ -60,20 +60,20 @@ pub(crate) async fn run_stored(sizes: BenchSizes, floors: &mut Floors, table: &m
         "kill -9 with {} agents stored, {} of them live: all adopted",
         sizes.stored_agents, sizes.agents
     );
-    let row = BenchRow::times(what, &recovered.adopted).beside("fsync", recovered.fsync.p50());
+    let row = BenchRow::times(what, &recovered.adopted).with_floor("fsync", recovered.fsync.p50());
     table.row(row.hold(NumberBound::at_most("", HOLD_MS)));
-    tell(&recovered, sizes.agents, table);
+    add_rows(&recovered, sizes.agents, table);
 }
 
-fn tell(recovered: &RecoverySamples, live: usize, table: &mut BenchTable) {
+fn add_rows(recovered: &RecoverySamples, live: usize, table: &mut BenchTable) {
     let answered = BenchRow::times("  exec until the first answer", &recovered.answered);
-    table.row(answered.beside("fsync", recovered.fsync.p50()));
+    table.row(answered.with_floor("fsync", recovered.fsync.p50()));
     let rest = recovered.adopted.p50() - recovered.answered.p50();
     table.row(BenchRow::new("  after that, for each live agent", "ms", rest / live as f64));
     table.row(BenchRow::new("  slowest round", "ms", recovered.adopted.max()));
 }
 
-async fn bring_up(world: &BenchWorld, numbers: std::ops::Range<usize>) {
+async fn start_agents(world: &BenchWorld, numbers: std::ops::Range<usize>) {
     let mut client = world.lodge.client().await;
     for number in numbers {
         let id = world.create(&mut client, &format!("a{number}"), BenchModel::Http).await;

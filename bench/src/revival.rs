@@ -33,11 +33,11 @@ pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut Benc
         started.push(from.elapsed());
     }
     let start = BenchRow::times("agent started until ready", &started);
-    table.row(start.beside("fsync", fsync.p50()));
+    table.row(start.with_floor("fsync", fsync.p50()));
     let row = BenchRow::times("  runtime killed until ready again, in its sandbox", &runtime);
-    table.row(row.beside("start", started.p50()));
+    table.row(row.with_floor("start", started.p50()));
     let row = BenchRow::times("  sandbox killed until ready again, in another", &sandbox);
-    table.row(row.beside("start", started.p50()));
+    table.row(row.with_floor("start", started.p50()));
 }
 
 /// How long it takes from the death of one of the agent's processes until it is ready, as a client sees it.

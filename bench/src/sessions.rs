@@ -37,7 +37,7 @@ pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut Benc
         assert!(seen >= sizes.filled_agents as usize, "every session is listed: {seen}");
     }
     let (sessions, fsync) = (sizes.filled_agents, floors.fsync(20).p50());
-    let row = |what: String, sample: &Sample| BenchRow::times(what, sample).beside("fsync", fsync);
+    let row = |what: String, sample: &Sample| BenchRow::times(what, sample).with_floor("fsync", fsync);
     let hold = NumberBound::at_most("instantly", PAGE_MS_MAX);
     table.row(row(format!("a page of {PAGE} of {sessions} sessions"), &page).hold(hold));
     table.row(row(format!("all {sessions} sessions, page after page"), &all));
@@ -55,8 +55,9 @@ pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut Benc
     tokio::time::sleep(SETTLE).await;
     if let (Some(before), Some(after)) = (before, proc::pss_kb(pid)) {
         let mb = |kb: u64| kb as f64 / 1024.0;
-        table
-            .row(BenchRow::new("daemon (PSS) after searching", "MB", mb(after)).beside("before", mb(before)));
+        table.row(
+            BenchRow::new("daemon (PSS) after searching", "MB", mb(after)).with_floor("before", mb(before)),
+        );
     }
 }
 

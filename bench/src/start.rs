@@ -27,7 +27,7 @@ pub(crate) fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable
     let hold = |fsync: &Sample, ms: f64, words: &str| NumberBound::at_most(words, 2.0 * fsync.p50() + ms);
     let short = hold(&fsync, 15.0, "2 fsync + 15 ms");
     let row = |what: &str, sample: &Sample, fsync: &Sample| {
-        BenchRow::times(format!("start to first answer, {what}"), sample).beside("fsync", fsync.p50())
+        BenchRow::times(format!("start to first answer, {what}"), sample).with_floor("fsync", fsync.p50())
     };
     table.row(row("empty directory", &empty, &fsync).hold(short.clone()));
     table.row(row("existing one, after kill -9", &existing, &fsync).hold(short));

@@ -63,7 +63,7 @@ impl BenchRow {
         BenchRow { min: Some(sample.min()), ..BenchRow::new(what, unit, sample.p50()) }
     }
 
-    pub(crate) fn beside(mut self, floor: &str, value: f64) -> BenchRow {
+    pub(crate) fn with_floor(mut self, floor: &str, value: f64) -> BenchRow {
         self.floor = Some((floor.to_owned(), value));
         self
     }

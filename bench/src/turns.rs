@@ -26,17 +26,17 @@ pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut Benc
         let hold = 2.0 * measured.fsync.p50() + HOLD_MS;
         let row = BenchRow::times(format!("turn without tools, {words}, one session"), &measured.beyond);
         table.row(
-            row.beside("fsync", measured.fsync.p50()).hold(NumberBound::at_most("2 fsync + 2 ms", hold)),
+            row.with_floor("fsync", measured.fsync.p50()).hold(NumberBound::at_most("2 fsync + 2 ms", hold)),
         );
         let tail = BenchRow::new("  the same, 95th in a hundred beside fsync's", "ms", measured.beyond.p95());
-        table.row(tail.beside("fsync", measured.fsync.p95()));
+        table.row(tail.with_floor("fsync", measured.fsync.p95()));
         if model == BenchModel::Http {
             table.row(BenchRow::times("  of which not counted: the model server alone", &measured.model));
             let with_tool = "[[tool:true|[]]] [[reply:done]]";
             let tool = measure(&mut world, &mut talk, model, sizes.tool_turns, floors, with_tool).await;
             let spawn = floors.spawn(20);
             let row = BenchRow::times("turn with one tool call (`true`), two model calls", &tool.beyond);
-            table.row(row.beside("spawn", spawn.p50()));
+            table.row(row.with_floor("spawn", spawn.p50()));
         }
         commits(&world, &mut talk, sizes, table).await;
     }

@@ -193,12 +193,12 @@ impl BenchTalker {
     /// Behind a turn whose model never answers, so that a message is recorded and nothing else happens.
     pub(crate) async fn of(world: &BenchWorld, agent: &str) -> BenchTalker {
         let mut talker = BenchTalker { client: world.lodge.client().await, agent: agent.to_owned() };
-        talker.say("[[hang]]").await;
+        talker.send_message("[[hang]]").await;
         talker
     }
 
     /// Records a message, and returns its turn.
-    pub(crate) async fn say(&mut self, text: &str) -> String {
+    pub(crate) async fn send_message(&mut self, text: &str) -> String {
         let turn = json!({"agent": self.agent, "session": "commits", "text": text});
         let turn = self.client.call_value("turn/send", turn).await.expect("an accepted turn");
         turn["id"].as_str().expect("a turn has an id").to_owned()
@@ -207,7 +207,7 @@ impl BenchTalker {
     /// How long one durable change takes; it is taken back afterwards.
     pub(crate) async fn commit(&mut self) -> Duration {
         let from = Instant::now();
-        let turn = self.say("recorded and never run").await;
+        let turn = self.send_message("recorded and never run").await;
         let took = from.elapsed();
         self.client.call_value("turn/interrupt", json!({"turn": turn})).await.expect("an ended turn");
         took

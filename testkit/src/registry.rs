@@ -1,6 +1,6 @@
-//! A registry in this process that can lie, stall and break off, for tests of whoever talks to one.
+//! A registry in this process that can lie, stall and disconnect, for tests of its clients.
 //!
-//! It speaks HTTP by hand, since no server that can be had sends what must not be sent. It ends when it is dropped.
+//! It implements HTTP by hand, since no server sends invalid responses. It ends when it is dropped.
 
 mod reply;
 mod wire;
@@ -46,9 +46,9 @@ impl RecordedRequest {
 pub enum RegistryDoor {
     #[default]
     Everybody,
-    /// Whoever shows this as `Basic …`.
+    /// Clients that send this as `Basic …`.
     Basic { login: String },
-    /// Whoever shows this token as `Bearer …`, which the realm gives to whoever shows the login, or to everybody.
+    /// Clients that send this token as `Bearer …`. The realm issues it for the login, or to everybody.
     Token { realm: String, login: Option<String>, token: String },
 }
 
@@ -67,15 +67,15 @@ pub enum RegistryFault {
     Silence,
     /// The connection ends after so many bytes of what is sent with the request. They are kept.
     TakeOnly(u64),
-    /// Other bytes come, whose length is told truly.
+    /// Sends other bytes, with their correct length.
     Body(Vec<u8>),
-    /// Another length is told.
+    /// Announces another length.
     Length(u64),
     /// A header is added, or replaced.
     Header(String, String),
     /// Bytes without end come, and no length.
     Endless,
-    /// What is asked for is sent from its beginning, whatever part was asked for.
+    /// Sends the whole blob, regardless of the requested range.
     NoRanges,
 }
 
@@ -207,7 +207,7 @@ impl Drop for MockRegistry {
     fn drop(&mut self) {
         *self.shared.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.shared.ending.notify_all();
-        // Whoever waits for a connection gets one, and sees that it is over.
+        // Wakes the thread that waits for a connection, so that it sees the end.
         drop(TcpStream::connect(self.address));
     }
 }

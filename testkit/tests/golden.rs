@@ -1,7 +1,7 @@
-//! The previous release's files: its state directory opens, what it held is there, and work that it began goes on.
+//! The previous release's files: its state directory opens, its contents are complete, and its open work continues.
 //!
-//! `fixtures/golden/make` wrote them with that release's programs. They never change; what a newer release records
-//! beside them gets golden files of its own.
+//! `fixtures/golden/make` wrote them with that release's programs. They never change; a newer release gets golden
+//! files of its own.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -238,7 +238,7 @@ fn tokens_and_requests_of_the_previous_release_count_in_this_one_and_its_daemon_
     let previous = previous_lodged(lodge.dir());
     let newer = lodge.replace_program(previous);
     lodge.start();
-    // Its Unix socket is used as ever.
+    // Its Unix socket is used as before.
     assert!(lodge.cli_ok(["info"]).contains(&lodge.http_addr()));
     let issued = [&["token", "issue"][..], &["token", "issue", "--agent", "guest"]];
     let tokens: Vec<String> = issued.iter().map(|args| lodge.cli_ok(*args).trim().to_owned()).collect();

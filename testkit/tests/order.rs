@@ -109,8 +109,8 @@ struct ExecOrder<'a> {
 /// Follows every tool call through the trace, one after the other. Returns how many were seen to their end, or what
 /// came too early.
 ///
-/// Whom the kernel does not tell the paths of a daemon's files, an ordinary user, is told their numbers: then a write
-/// counts for the file that has the same number, and a file without a name is one of the exec that was claimed last.
+/// For an ordinary user the trace contains no paths of a daemon's files, only their numbers. Then a write counts for
+/// the file with the same number, and a file without a name belongs to the exec that was claimed last.
 fn read(trace: &str) -> Result<usize, String> {
     let mut execs: BTreeMap<String, ExecOrder<'_>> = BTreeMap::new();
     let (mut syncing, mut synced) =

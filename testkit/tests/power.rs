@@ -101,7 +101,7 @@ impl PowerCut {
             }
         }
         end_keepers(&lodge);
-        // Whoever repeats it does not wait.
+        // A repetition does not wait.
         go();
         let (this, other) = (this_boot(), |first| if first == "0" { "1" } else { "0" });
         set_boot(&home, &format!("{}{}", other(&this[..1]), &this[1..]));

@@ -85,8 +85,10 @@ fn only_the_store_sees_sql() {
 /// The layers that the keeper's source names.
 fn layers() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
-    for entry in std::fs::read_dir(crates().join("keeper/src")).unwrap() {
-        let text = std::fs::read_to_string(entry.unwrap().path()).unwrap();
+    let mut files = Vec::new();
+    sources(&crates().join("keeper/src"), &mut files);
+    for file in files {
+        let text = std::fs::read_to_string(file).unwrap();
         for call in ["layers.holds(", "layers.note(", "layers.missing("] {
             let named = text.split(call).skip(1).filter_map(|rest| rest.trim_start().strip_prefix('"'));
             found.extend(named.filter_map(|rest| Some(rest.split_once('"')?.0.to_owned())));

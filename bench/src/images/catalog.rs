@@ -32,7 +32,7 @@ pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut Benc
     let each = took / (images + bins) as f64;
     let fsync = floors.fsync(50);
     let what = format!("{images} images and {bins} tools built by {BUILDERS} at once, each");
-    table.row(BenchRow::new(what, "ms", each).beside("fsync", fsync.p50()));
+    table.row(BenchRow::new(what, "ms", each).with_floor("fsync", fsync.p50()));
     listed(&world, sizes, table).await;
     let mut talker = BenchTalker::of(&world, &agent).await;
     removed(&world, sizes, &mut talker, floors, table).await;
@@ -136,16 +136,16 @@ async fn removed(
     let others = sizes.images;
     table.row(
         BenchRow::times(format!("image removed beside {others} others"), &answer)
-            .beside("fsync", fsync.p50()),
+            .with_floor("fsync", fsync.p50()),
     );
     table.row(BenchRow::times("  until its contents are gone", &collection));
     for (words, sample, fsync) in [
         ("while nothing is collected", &quiet, &quiet_fsync),
         ("while contents are collected", &busy, &fsync),
     ] {
-        table.row(BenchRow::times(format!("state commit {words}"), sample).beside("fsync", fsync.p50()));
+        table.row(BenchRow::times(format!("state commit {words}"), sample).with_floor("fsync", fsync.p50()));
         let row =
-            BenchRow::new("  the 99th in a hundred", "ms", sample.p99()).beside("its fsync", fsync.p99());
+            BenchRow::new("  the 99th in a hundred", "ms", sample.p99()).with_floor("its fsync", fsync.p99());
         table.row(row.hold(NumberBound::at_most("3 times fsync's 99th", FSYNCS_MAX * fsync.p99())));
     }
     table.row(BenchRow::new("  state commits that met a collection", "", busy.len() as f64));

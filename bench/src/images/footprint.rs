@@ -27,7 +27,7 @@ pub(crate) fn run(peers: &Peers, table: &mut BenchTable) {
     let what = "idle memory (PSS): daemon that never had an image";
     table.row(BenchRow::new(what, "MB", before));
     if let Some(mb) = with_tools {
-        table.row(BenchRow::new("  with the stock set imported", "MB", mb).beside("before", before));
+        table.row(BenchRow::new("  with the stock set imported", "MB", mb).with_floor("before", before));
     }
     let Some(registry) = peers.registry() else {
         return table.not_run("the memory after a pull", "there is no registry");
@@ -42,7 +42,7 @@ pub(crate) fn run(peers: &Peers, table: &mut BenchTable) {
     lodge.cli_ok(["-q", "bin", "pull", &there]);
     if let Some(mb) = memory(&lodge) {
         table.row(
-            BenchRow::new("  and with a tool pulled from a registry", "MB", mb).beside("before", before),
+            BenchRow::new("  and with a tool pulled from a registry", "MB", mb).with_floor("before", before),
         );
     }
     if let Some(kb) = lodge.pid().and_then(proc::anonymous_kb) {

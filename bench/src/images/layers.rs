@@ -49,11 +49,11 @@ pub(crate) fn run(sizes: BenchSizes, peers: &Peers, table: &mut BenchTable) {
     table.row(BenchRow::times(format!("floor: {n} files of 2 KB written, each flushed"), &floor));
     let row = BenchRow::times(format!("agent of {n} small parts pulled"), &ours);
     if skopeo.len() == 0 {
-        return table.row(row.beside("written", floor.p50()));
+        return table.row(row.with_floor("written", floor.p50()));
     }
-    table.row(row.beside("skopeo", skopeo.p50()).hold(NumberBound::at_most("skopeo", skopeo.p50())));
+    table.row(row.with_floor("skopeo", skopeo.p50()).hold(NumberBound::at_most("skopeo", skopeo.p50())));
     table.row(BenchRow::new("  beside the floor", "x", ours.p50() / floor.p50()));
-    table.row(BenchRow::times("  skopeo", &skopeo).beside("written", floor.p50()));
+    table.row(BenchRow::times("  skopeo", &skopeo).with_floor("written", floor.p50()));
 }
 
 /// The directory of an agent with so many contexts and so many files, and what is in them.

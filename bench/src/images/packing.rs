@@ -33,6 +33,6 @@ pub(crate) fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable
     table.row(BenchRow::times("floor: the same bytes hashed once", &hash));
     table.row(BenchRow::times("floor: hashed once, written once, each file flushed", &floor));
     table.row(BenchRow::times("floor: spawn and wait of `true`, in turn with the builds", &spawn));
-    table.row(BenchRow::times(what, &first).beside("hash + write", floor.p50()));
-    table.row(BenchRow::times("  again, when nothing changed", &again).beside("hash", hash.p50()));
+    table.row(BenchRow::times(what, &first).with_floor("hash + write", floor.p50()));
+    table.row(BenchRow::times("  again, when nothing changed", &again).with_floor("hash", hash.p50()));
 }

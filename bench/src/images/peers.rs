@@ -20,8 +20,8 @@ pub(crate) struct Peers {
 impl Peers {
     /// Finds them, and says of each which version it is, or that it does not run.
     pub(crate) fn find(table: &mut BenchTable) -> Peers {
-        let registry = found("docker-registry", table);
-        let skopeo = found("skopeo", table).map(|program| Skopeo { program });
+        let registry = find_tool("docker-registry", table);
+        let skopeo = find_tool("skopeo", table).map(|program| Skopeo { program });
         for program in registry.iter().chain(skopeo.iter().map(|skopeo| &skopeo.program)) {
             table.note(&format!("beside {}", version(program)));
         }
@@ -34,7 +34,7 @@ impl Peers {
     }
 }
 
-fn found(name: &str, table: &mut BenchTable) -> Option<PathBuf> {
+fn find_tool(name: &str, table: &mut BenchTable) -> Option<PathBuf> {
     let path = PROGRAM_DIRS.iter().map(|dir| Path::new(dir).join(name)).find(|path| path.is_file());
     if path.is_none() {
         table.not_run(name, "it is not installed: run `make tools`");

@@ -94,13 +94,15 @@ async fn until(client: &mut Client, agent: &Value, kind: &str) {
 
 fn rows(samples: &StockSamples, table: &mut BenchTable) {
     let (host, fsync) = (samples.host.p50(), samples.fsync.p50());
-    table.row(BenchRow::times("stock set imported through the CLI", &samples.import).beside("fsync", fsync));
+    table.row(
+        BenchRow::times("stock set imported through the CLI", &samples.import).with_floor("fsync", fsync),
+    );
     table.row(BenchRow::times("agent with five tools of the host, created until ready", &samples.host));
-    let later = BenchRow::times("  with five stock tools", &samples.later).beside("host", host);
+    let later = BenchRow::times("  with five stock tools", &samples.later).with_floor("host", host);
     let limit = RATIO_MAX * host + MORE_MS;
     table.row(later.hold(NumberBound::at_most(&format!("{RATIO_MAX} x host + {MORE_MS} ms"), limit)));
     table.row(
         BenchRow::times("  with five that are unpacked for the first time", &samples.first)
-            .beside("host", host),
+            .with_floor("host", host),
     );
 }

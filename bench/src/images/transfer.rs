@@ -45,7 +45,7 @@ pub(crate) fn run(sizes: BenchSizes, peers: &Peers, table: &mut BenchTable) {
     let mb = sizes.image_mb;
     let floor = pulls.floor.p50();
     let row = BenchRow::new(format!("tool of {mb} MB packed, once"), "ms", built.as_secs_f64() * 1e3);
-    table.row(row.beside("hash + write", floor));
+    table.row(row.with_floor("hash + write", floor));
     rows(&format!("tool of {mb} MB pulled"), &pulls, table);
     rows(&format!("tool of {mb} MB pushed"), &pushes, table);
 }
@@ -103,10 +103,10 @@ fn rows(what: &str, samples: &TransferSamples, table: &mut BenchTable) {
     let floor = samples.floor.p50();
     let ours = BenchRow::times(what, &samples.ours);
     if samples.skopeo.len() == 0 {
-        return table.row(ours.beside("hash + write", floor));
+        return table.row(ours.with_floor("hash + write", floor));
     }
     let skopeo = samples.skopeo.p50();
-    table.row(ours.beside("skopeo", skopeo).hold(NumberBound::at_most("skopeo", skopeo)));
+    table.row(ours.with_floor("skopeo", skopeo).hold(NumberBound::at_most("skopeo", skopeo)));
     table.row(BenchRow::new("  beside the floor", "x", samples.ours.p50() / floor));
-    table.row(BenchRow::times("  skopeo", &samples.skopeo).beside("hash + write", floor));
+    table.row(BenchRow::times("  skopeo", &samples.skopeo).with_floor("hash + write", floor));
 }

@@ -39,7 +39,7 @@ pub(crate) async fn run(sizes: BenchSizes, tools: &PeerTools, floors: &mut Floor
     let n = sizes.listed_jobs;
     let fsync = floors.fsync(20);
     let what = format!("start to first answer, {n} jobs, {AGENTS} live agents");
-    table.row(BenchRow::new(what, "ms", started).beside("fsync", fsync.p50()));
+    table.row(BenchRow::new(what, "ms", started).with_floor("fsync", fsync.p50()));
     let mut client = ours.world.lodge.client().await;
     let session = format!("s-{}-3", ours.agent);
     let pages = [

@@ -74,15 +74,15 @@ fn rows(sizes: BenchSizes, samples: &OutputSamples, table: &mut BenchTable) {
     table.row(BenchRow::times("floor: fdatasync, in turn with it", &samples.fsync));
     let hold = NumberBound::at_least("0.8 of the floor", SHARE_MIN * floor);
     let what = format!("output of a job captured, {size}, all of it kept");
-    table.row(BenchRow::rounds(what, "MB/s", &samples.whole).beside("raw", floor).hold(hold.clone()));
+    table.row(BenchRow::rounds(what, "MB/s", &samples.whole).with_floor("raw", floor).hold(hold.clone()));
     let what = "  from its end until all of it is archived";
     table.row(BenchRow::rounds(what, "s", &samples.archived));
     let what = "  with the cap as it is unless set: head and tail kept";
-    table.row(BenchRow::rounds(what, "MB/s", &samples.capped).beside("raw", floor).hold(hold));
+    table.row(BenchRow::rounds(what, "MB/s", &samples.capped).with_floor("raw", floor).hold(hold));
     for (name, sample) in [("pueue", &samples.pueue), ("task-spooler", &samples.tsp)] {
         if sample.len() > 0 {
             let what = format!("  {name}, whose job writes into the file itself");
-            table.row(BenchRow::rounds(what, "MB/s", sample).beside("raw", floor));
+            table.row(BenchRow::rounds(what, "MB/s", sample).with_floor("raw", floor));
         }
     }
 }
@@ -185,7 +185,7 @@ impl WalWatch {
         let seen = Arc::clone(&shared);
         let looker = std::thread::spawn(move || {
             while !seen.is_over.load(Ordering::Relaxed) {
-                seen.look();
+                seen.sample_sizes();
                 std::thread::sleep(LOOK);
             }
         });
@@ -202,7 +202,7 @@ impl WalWatch {
 }
 
 impl WalMaxima {
-    fn look(&self) {
+    fn sample_sizes(&self) {
         for (path, largest) in [&self.daemon, &self.output] {
             let bytes = std::fs::metadata(path).map_or(0, |meta| meta.len());
             largest.fetch_max(bytes, Ordering::Relaxed);

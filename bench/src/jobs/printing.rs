@@ -79,14 +79,16 @@ async fn of_ours(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable)
     }
     table.row(BenchRow::times("floor: fdatasync while nothing prints", &quiet_fsync));
     p99(table, &quiet_fsync);
-    table
-        .row(BenchRow::times("state commit while nothing prints", &quiet).beside("fsync", quiet_fsync.p50()));
+    table.row(
+        BenchRow::times("state commit while nothing prints", &quiet).with_floor("fsync", quiet_fsync.p50()),
+    );
     p99(table, &quiet);
     table.row(BenchRow::times(format!("floor: fdatasync while {n} jobs print"), &fsync));
     p99(table, &fsync);
     let what = format!("state commit while {n} jobs print");
-    table.row(BenchRow::times(what, &commit).beside("fsync", fsync.p50()));
-    let row = BenchRow::new("  the 99th in a hundred", "ms", commit.p99()).beside("its fsync", fsync.p99());
+    table.row(BenchRow::times(what, &commit).with_floor("fsync", fsync.p50()));
+    let row =
+        BenchRow::new("  the 99th in a hundred", "ms", commit.p99()).with_floor("its fsync", fsync.p99());
     table.row(row.hold(NumberBound::at_most("3 times fsync's 99th", FSYNCS_MAX * fsync.p99())));
     table.row(BenchRow::new("  CPU of daemon and keeper before that, of one core", "%", cpu));
     table.row(BenchRow::new("  printed by all of them, when they were ended", "MB", printed as f64 / 1e6));
@@ -148,6 +150,8 @@ async fn peer(sizes: BenchSizes, floors: &mut Floors, mut act: impl FnMut()) -> 
 }
 
 fn peer_rows(what: &str, (fsync, sample): &(Sample, Sample), table: &mut BenchTable) {
-    table.row(BenchRow::times(format!("  {what}"), sample).beside("fsync", fsync.p50()));
-    table.row(BenchRow::new("  the 99th in a hundred", "ms", sample.p99()).beside("its fsync", fsync.p99()));
+    table.row(BenchRow::times(format!("  {what}"), sample).with_floor("fsync", fsync.p50()));
+    table.row(
+        BenchRow::new("  the 99th in a hundred", "ms", sample.p99()).with_floor("its fsync", fsync.p99()),
+    );
 }

@@ -70,7 +70,7 @@ fn rows(samples: &SubmitSamples, table: &mut BenchTable) {
     let (spawn, fsync) = (samples.spawn.p50(), samples.fsync.p50());
     table.row(BenchRow::times("floor: fdatasync, in turn with the submissions", &samples.fsync));
     table.row(BenchRow::times("floor: spawn and wait of `true`, in turn with them", &samples.spawn));
-    let cli = BenchRow::times("job submitted through the CLI", &samples.ours_cli).beside("spawn", spawn);
+    let cli = BenchRow::times("job submitted through the CLI", &samples.ours_cli).with_floor("spawn", spawn);
     let fastest = [&samples.pueue_cli, &samples.tsp_cli].into_iter().filter(|sample| sample.len() > 0);
     let fastest = fastest.map(Sample::p50).reduce(f64::min);
     table.row(match fastest {
@@ -82,18 +82,20 @@ fn rows(samples: &SubmitSamples, table: &mut BenchTable) {
     for (name, sample) in [("pueue", &samples.pueue_cli), ("task-spooler", &samples.tsp_cli)] {
         if sample.len() > 0 {
             table.row(
-                BenchRow::times(format!("  {name}, which flushes nothing"), sample).beside("spawn", spawn),
+                BenchRow::times(format!("  {name}, which flushes nothing"), sample)
+                    .with_floor("spawn", spawn),
             );
             p99(table, sample);
         }
     }
     let socket =
-        BenchRow::times("job submitted through the socket", &samples.ours_socket).beside("fsync", fsync);
+        BenchRow::times("job submitted through the socket", &samples.ours_socket).with_floor("fsync", fsync);
     table.row(socket.hold(NumberBound::at_most("1 fsync + 1 ms", fsync + 1.0)));
     p99(table, &samples.ours_socket);
     if samples.pueue_socket.len() > 0 {
         table.row(
-            BenchRow::times("  pueue, which flushes nothing", &samples.pueue_socket).beside("fsync", fsync),
+            BenchRow::times("  pueue, which flushes nothing", &samples.pueue_socket)
+                .with_floor("fsync", fsync),
         );
         p99(table, &samples.pueue_socket);
     }

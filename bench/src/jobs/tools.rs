@@ -41,8 +41,8 @@ pub(crate) struct PeerTools {
 impl PeerTools {
     /// Finds the peers, and says of each which version it is, or why it does not run.
     pub(crate) fn find(missing: Missing, table: &mut BenchTable) -> PeerTools {
-        let pueue = found(pueue(missing, table), "pueue", table);
-        let tsp = found(tsp(missing, table), "task-spooler", table);
+        let pueue = find_peer(pueue(missing, table), "pueue", table);
+        let tsp = find_peer(tsp(missing, table), "task-spooler", table);
         if let Some(tool) = &pueue {
             table.note(&format!("beside {}", version(&tool.client, "--version")));
         }
@@ -53,7 +53,7 @@ impl PeerTools {
     }
 }
 
-fn found<T>(looked: Result<T, String>, name: &str, table: &mut BenchTable) -> Option<T> {
+fn find_peer<T>(looked: Result<T, String>, name: &str, table: &mut BenchTable) -> Option<T> {
     match looked {
         Ok(tool) => Some(tool),
         Err(why) => {

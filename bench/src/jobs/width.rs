@@ -48,19 +48,19 @@ pub(crate) async fn run(sizes: BenchSizes, tools: &PeerTools, floors: &mut Floor
     table.row(BenchRow::rounds(format!("floor: `true` spawned, {n} of them, {WIDTH} at once"), "/s", &raw));
     let what = format!("jobs a second, {n} of `true`, {WIDTH} at once, through the socket");
     let hold = NumberBound::at_least("half of spawning alone", SHARE_MIN * raw.p50());
-    table.row(BenchRow::rounds(what, "/s", &socket).beside("raw spawn", raw.p50()).hold(hold));
+    table.row(BenchRow::rounds(what, "/s", &socket).with_floor("raw spawn", raw.p50()).hold(hold));
     table.row(BenchRow::rounds("  CPU a job, daemon and keeper", "ms", &cpu));
     table.row(BenchRow::times("  fdatasync then", &fsync));
     let row = BenchRow::rounds("  through the CLI, one submission after another", "/s", &cli);
-    table.row(row.beside("raw spawn", raw.p50()));
+    table.row(row.with_floor("raw spawn", raw.p50()));
     if tsp.len() > 0 {
         let row = BenchRow::rounds("  task-spooler through its CLI, one after another", "/s", &tsp);
-        table.row(row.beside("raw spawn", raw.p50()));
+        table.row(row.with_floor("raw spawn", raw.p50()));
     }
     if let Some(tool) = &tools.pueue {
         let rate = of_pueue(&Pueue::start(tool, WIDTH), n);
         table.row(
-            BenchRow::new("  pueue through its socket, once", "/s", rate).beside("raw spawn", raw.p50()),
+            BenchRow::new("  pueue through its socket, once", "/s", rate).with_floor("raw spawn", raw.p50()),
         );
     }
 }

@@ -50,7 +50,7 @@ pub(crate) async fn start(address: &DaemonAddress, words: &Words) -> Result<Clie
                 }
                 return Ok(client);
             }
-            Err(error) if !may_come_up(&error, address) => return Err(error.into()),
+            Err(error) if !may_become_ready(&error, address) => return Err(error.into()),
             Err(error) if Instant::now() >= give_up => return Err(daemon.failure(ended, error)),
             Err(_) => {}
         }
@@ -67,7 +67,7 @@ pub(crate) async fn start(address: &DaemonAddress, words: &Words) -> Result<Clie
 }
 
 /// Whether a refusal may be over in a moment: not listening yet, or listening before its token was written.
-fn may_come_up(error: &ClientError, address: &DaemonAddress) -> bool {
+fn may_become_ready(error: &ClientError, address: &DaemonAddress) -> bool {
     match error {
         ClientError::Handshake { status: Some(401), .. } => address.login().is_empty(),
         _ => is_absent(error),
@@ -123,14 +123,14 @@ impl StartedDaemon {
             }
             (None, other) => could_not_start(other),
         };
-        let (causes, hint) = unwrap_told(&tail(&self.log, self.log_start).unwrap_or_default());
+        let (causes, hint) = parse_error_output(&tail(&self.log, self.log_start).unwrap_or_default());
         let see = format!("see {}, or run `lodged serve` to watch it", self.log.display());
         failure.because(causes.join("\n")).hint(hint.unwrap_or(see))
     }
 }
 
 /// What a daemon said before it ended: its error and causes, and its own hint when it gave one.
-fn unwrap_told(text: &str) -> (Vec<String>, Option<String>) {
+fn parse_error_output(text: &str) -> (Vec<String>, Option<String>) {
     let (mut causes, mut hint) = (Vec::new(), None);
     for line in text.lines() {
         if let Some(told) = line.strip_prefix("hint: ") {
@@ -149,7 +149,7 @@ fn could_not_start(cause: impl ToString) -> CommandFailure {
     CommandFailure::new(CommandExit::NoDaemon, "could not start the daemon").because(cause)
 }
 
-/// The `lodged` beside this program, else whatever the PATH has.
+/// The `lodged` in the directory of this program, otherwise the one on the PATH.
 pub(crate) fn find_lodged() -> PathBuf {
     let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("lodged")));
     beside.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from("lodged"))
@@ -194,7 +194,8 @@ fn detached(runs: &Path, program: &Path, state_dir: &Path, log: File) -> io::Res
     command
         .arg0(program)
         .arg("serve")
-        // The daemon must keep its state where we look for its socket, whatever else the environment says.
+        // The daemon must use the state directory in which we look for its socket, regardless of the rest of the
+        // environment.
         .env_remove("LODGED_DATA_DIR")
         .current_dir("/")
         .stdin(Stdio::null())
@@ -235,7 +236,7 @@ mod tests {
     #[test]
     fn what_a_daemon_said_before_it_ended_is_told_once_and_its_hint_as_a_hint() {
         let said = "error: could not listen on 127.0.0.1:1\n  because: in use\n\nhint: choose another\n";
-        let (causes, hint) = unwrap_told(said);
+        let (causes, hint) = parse_error_output(said);
         assert_eq!(
             causes.iter().filter(|cause| !cause.is_empty()).collect::<Vec<_>>(),
             ["could not listen on 127.0.0.1:1", "in use"]

@@ -104,8 +104,8 @@ impl DaemonAddress {
     fn uses_state_dir(&self) -> bool {
         match &self.target {
             Target::Unix(path) if path.parent() == Some(&self.state_dir) => true,
-            Target::Unix(path) => given_token().is_none() && path.parent().and_then(credentials).is_none(),
-            Target::Tcp(_) | Target::Tls(_) => given_token().is_none(),
+            Target::Unix(path) => token_from_env().is_none() && path.parent().and_then(credentials).is_none(),
+            Target::Tcp(_) | Target::Tls(_) => token_from_env().is_none(),
         }
     }
 
@@ -117,7 +117,7 @@ impl DaemonAddress {
         }
     }
 
-    /// Dials once. The token is read anew each time: a daemon that started meanwhile may have written another.
+    /// Connects once. The token is read each time: a new daemon may have written another.
     pub(crate) async fn dial(&self) -> Result<Client, ClientError> {
         Client::connect(&self.target, self.login()).await
     }
@@ -147,7 +147,7 @@ impl DaemonAddress {
     }
 
     fn token(&self) -> Login {
-        if let Some(token) = given_token() {
+        if let Some(token) = token_from_env() {
             return Login::new(token);
         }
         let beside_socket = match &self.target {
@@ -172,7 +172,7 @@ impl DaemonAddress {
 }
 
 /// The token of the environment, which goes before any file.
-fn given_token() -> Option<String> {
+fn token_from_env() -> Option<String> {
     std::env::var("LODGE_TOKEN").ok().filter(|token| !token.is_empty())
 }
 

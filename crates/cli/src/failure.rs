@@ -38,11 +38,11 @@ impl CommandExit {
 /// Why a command ends early.
 #[derive(Debug)]
 pub(crate) enum CommandFailure {
-    /// To be told: what failed, why, and the way out.
+    /// To be printed: what failed, why, and the next step.
     Told(Box<FailureReport>),
     /// Everything was said already; only the exit code is left.
     Silent(CommandExit),
-    /// Whoever read our output has stopped reading: nothing is wrong.
+    /// The reader closed the pipe, which is not an error.
     PipeClosed,
 }
 

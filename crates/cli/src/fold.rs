@@ -1,12 +1,12 @@
-//! Folding previews and durable text of one turn into what is printed, each byte once.
+//! Folds previews and durable text of one turn into printed text, each byte once.
 //!
 //! Owns: which bytes of which step were printed. Never: reading or writing. Pure.
 //!
-//! Events are complete and in order, previews neither: so only an event opens a step or an attempt, a preview
-//! ahead of what was printed is held until an event has filled the hole, and a text that contradicts what was
-//! printed starts over. A new attempt at a step prints only what goes beyond the one before, as long as it says the same.
+//! Events are complete and in order, previews are not. Only an event opens a step or an attempt. A preview beyond the
+//! printed text waits until an event has filled the gap, and a text that contradicts the printed text starts over. A
+//! new attempt at a step prints only the text beyond the previous attempt, as long as both are equal.
 
-/// How much preview is held ahead of a hole. Beyond it previews are dropped: the events bring the bytes anyway.
+/// How much preview is kept beyond a gap. More previews are dropped: the events contain the bytes.
 const AHEAD_BYTES_MAX: usize = 256 * 1024;
 
 /// What to do, in order.
@@ -69,7 +69,7 @@ impl TextFold {
         }
     }
 
-    /// An event says that this step's text is made anew.
+    /// An event says that the text of this step starts again.
     pub(crate) fn step_restarted(&mut self, step: u32, attempt: u32) -> Vec<FoldAction> {
         let mut actions = Vec::new();
         if self.open.is_none_or(|open| open < (step, attempt)) {
@@ -95,7 +95,7 @@ impl TextFold {
         actions
     }
 
-    /// A preview: printed when it continues the open step, held when it is early, dropped when it is late.
+    /// A preview: printed if it continues the open step, kept if it is early, dropped if it is late.
     pub(crate) fn preview(&mut self, piece: StepText<'_>) -> Vec<FoldAction> {
         let mut actions = Vec::new();
         let place = (piece.step, piece.attempt);
@@ -171,11 +171,11 @@ impl TextFold {
             actions.push(FoldAction::NewStep);
         }
         self.printed.extend_from_slice(&fresh);
-        self.beyond_left(fresh, actions);
+        self.print_unseen(fresh, actions);
     }
 
     /// Prints `fresh`, the end of the text so far, unless an earlier attempt has put it on the screen already.
-    fn beyond_left(&mut self, fresh: Vec<u8>, actions: &mut Vec<FoldAction>) {
+    fn print_unseen(&mut self, fresh: Vec<u8>, actions: &mut Vec<FoldAction>) {
         if self.left.is_empty() {
             return actions.push(FoldAction::Print(fresh));
         }
@@ -200,7 +200,7 @@ impl TextFold {
         }
     }
 
-    /// Prints the held previews once nothing is missing before them.
+    /// Prints the kept previews once there is no gap before them.
     fn drain(&mut self, actions: &mut Vec<FoldAction>) {
         let fits =
             |ahead: &mut HeldBackText| self.open == Some(ahead.place) && ahead.offset <= self.printed.len();

@@ -66,8 +66,8 @@ impl<'a> DaemonClient<'a> {
         Ok(DaemonClient { address, words, client, watch: None })
     }
 
-    /// One call and no more, over plain HTTP: for changes that carry a `request_id`. Whatever is not as usual is found out,
-    /// and mended, by an ordinary connection, which calls again.
+    /// A single call over plain HTTP, for changes that carry a `request_id`. Anything unusual is left to an ordinary
+    /// connection, which calls again.
     pub(crate) async fn ask<P: Serialize, R: DeserializeOwned>(
         address: &'a DaemonAddress,
         words: &'a Words,
@@ -106,7 +106,7 @@ impl<'a> DaemonClient<'a> {
         }
     }
 
-    /// Like `call`, for what takes long: shows how far it is. The same call made anew goes on with the same transfer.
+    /// Like `call`, for long calls: shows progress. The same call again continues the same transfer.
     pub(crate) async fn transfer<P: Serialize, R: DeserializeOwned>(
         &mut self,
         method: &str,
@@ -124,8 +124,8 @@ impl<'a> DaemonClient<'a> {
         }
     }
 
-    /// Like `call`, for a command that only looks on: it does not bring back what was shut down.
-    pub(crate) async fn look<P: Serialize, R: DeserializeOwned>(
+    /// Like `call`, for commands that only watch: it does not start a daemon that was shut down.
+    pub(crate) async fn call_without_start<P: Serialize, R: DeserializeOwned>(
         &mut self,
         method: &str,
         params: P,
@@ -188,11 +188,11 @@ impl<'a> DaemonClient<'a> {
     }
 
     /// Waits until the daemon has closed the connection.
-    pub(crate) async fn gone(&mut self) {
+    pub(crate) async fn wait_until_closed(&mut self) {
         while self.client.next().await.is_ok() {}
     }
 
-    /// After a crash we bring the daemon back; after a shutdown that is for whoever asked for it.
+    /// After a crash we start the daemon again; after a shutdown we do not.
     async fn lost(&mut self) -> Result<(), CommandFailure> {
         if self.client.was_shut_down() { self.replaced().await } else { self.reconnect().await }
     }
@@ -233,7 +233,7 @@ impl<'a> DaemonClient<'a> {
                         return Ok(());
                     }
                 }
-                Err(failure) if waited >= RECONNECT_MAX => return Err(given_up(failure)),
+                Err(failure) if waited >= RECONNECT_MAX => return Err(did_not_return(failure)),
                 // No daemon yet, or one that is still coming up or going down: worth another try.
                 Err(failure) if failure.exit() == CommandExit::NoDaemon || is_passing(&failure) => {}
                 Err(failure) if waited < RESTART_GRACE => drop(failure),
@@ -270,7 +270,7 @@ fn is_passing(failure: &CommandFailure) -> bool {
     failure.is(SHUTTING_DOWN) || failure.is("daemon.busy")
 }
 
-fn given_up(failure: CommandFailure) -> CommandFailure {
+fn did_not_return(failure: CommandFailure) -> CommandFailure {
     let given_up = CommandFailure::new(CommandExit::NoDaemon, "the daemon did not come back");
     match failure {
         CommandFailure::Told(report) => {

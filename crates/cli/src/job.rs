@@ -42,7 +42,7 @@ pub(crate) fn ended_with(job: &JobView) -> String {
 }
 
 /// How long it ran, or has been running.
-pub(crate) fn took(job: &JobView, now_ms: i64) -> String {
+pub(crate) fn run_time(job: &JobView, now_ms: i64) -> String {
     let began = job.started_at.as_deref().and_then(moment_ms);
     let ended = job.finished_at.as_deref().and_then(moment_ms).or(is_open(job).then_some(now_ms));
     match (began, ended) {
@@ -63,7 +63,7 @@ pub(crate) fn output(job: &JobView) -> String {
 
 /// How it stands, in a few words.
 pub(crate) fn standing(job: &JobView, now_ms: i64) -> String {
-    let ran = job.started_at.is_some().then(|| took(job, now_ms));
+    let ran = job.started_at.is_some().then(|| run_time(job, now_ms));
     let after = ran.as_ref().map(|ran| format!(" after {ran}")).unwrap_or_default();
     let why = job.error.as_ref().map(|why| format!(": {}", render::one_line(why))).unwrap_or_default();
     match job.status.as_str() {
@@ -83,7 +83,7 @@ pub(crate) fn standing(job: &JobView, now_ms: i64) -> String {
     }
 }
 
-/// The code that whoever waited for it ends with: its own, or what a shell says of a signal.
+/// The exit code for a command that waited for it: its own, or the shell's code for a signal.
 pub(crate) fn exit(job: &JobView) -> CommandExit {
     let code = job.exit_code.or(job.signal.map(|signal| SIGNAL_BASE + signal));
     match (job.status.as_str(), code) {
@@ -102,7 +102,7 @@ pub(crate) fn row(job: &JobView, now_ms: i64) -> Vec<String> {
         job.status.clone(),
         ended_with(job),
         render::ago(&job.created_at, now_ms / 1000),
-        took(job, now_ms),
+        run_time(job, now_ms),
         output(job),
         render::or_dash(job.session.as_deref()),
     ]
@@ -127,7 +127,7 @@ pub(crate) fn detail(job: &JobView, now_ms: i64) -> String {
         ("created", job.created_at.clone()),
         ("started", job.started_at.clone().unwrap_or_default()),
         ("finished", job.finished_at.clone().unwrap_or_default()),
-        ("time", Some(took(job, now_ms)).filter(|time| time != "-").unwrap_or_default()),
+        ("time", Some(run_time(job, now_ms)).filter(|time| time != "-").unwrap_or_default()),
         ("timeout", limit.unwrap_or_default()),
         (
             "priority",

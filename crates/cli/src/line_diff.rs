@@ -2,7 +2,8 @@
 
 /// Lines that stand around a change, for somebody to see where it is.
 const AROUND: usize = 2;
-/// Above this many comparisons the texts are told as replaced: they have little in common, and nobody would wait.
+/// Above this many comparisons the texts are shown as replaced: they have little in common, and the comparison would
+/// take too long.
 const CELLS_MAX: usize = 4_000_000;
 
 /// One line of both texts.

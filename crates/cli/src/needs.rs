@@ -11,7 +11,7 @@ const HEADERS_MAX: u16 = 128;
 /// Letters of a script's first line that are looked at.
 const LINE_MAX: usize = 256;
 
-/// In words for people; nothing for a program that needs nothing, or of which nothing can be told.
+/// A warning for people; nothing for a program that needs nothing or cannot be analysed.
 pub(crate) fn of(path: &Path) -> Option<String> {
     let mut file = File::open(path).ok().filter(|file| file.metadata().is_ok_and(|meta| meta.is_file()))?;
     let mut begin = Vec::new();

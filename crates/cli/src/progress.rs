@@ -20,9 +20,9 @@ const REDRAW: Duration = Duration::from_millis(100);
 const PLAIN_LINE: Duration = Duration::from_secs(5);
 /// The rate is that of so long.
 const RATE_SPAN: Duration = Duration::from_secs(3);
-/// With less to tell it from no rate is told.
+/// With less data no rate is shown.
 const RATE_TOLD_MS: u64 = 500;
-/// Looks at the bytes that the rate is told from.
+/// The most samples that the rate is computed from.
 const RATE_LOOKS_MAX: usize = 64;
 /// Most parts that have a line of their own.
 const LINES_MAX: usize = 6;
@@ -34,7 +34,7 @@ const AFTER_WIDTH: usize = 44;
 /// With less room there is no bar.
 const BAR_WIDTH_MIN: usize = 6;
 
-/// Who is told.
+/// Where progress is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MeterOutput {
     Terminal(MeterStyle),
@@ -176,7 +176,7 @@ impl TransferMeter {
         }
     }
 
-    /// What came of a pull. Nobody tells of parts where nothing had to be brought.
+    /// The result of a pull. There are no parts if nothing was transferred.
     pub(crate) fn pulled(&self, reference: &str) -> String {
         match TransferTotals::of(&self.state().parts) {
             TransferTotals { moved_bytes: 0, .. } => format!("{reference} is up to date"),
@@ -269,7 +269,7 @@ fn frame(doing: &str, parts: &[ProgressPart], rate: Option<u64>, room: TerminalS
         title: if sum.parts > 1 { format!("{} of {} parts", sum.over, sum.parts) } else { String::new() },
         done: sum.moved_bytes,
         total: sum.total_bytes,
-        after: bytes_told(&sum, rate),
+        after: transfer_text(&sum, rate),
     });
     let more = running.len().saturating_sub(lines_max);
     let mut lines = vec![within(doing, columns)];
@@ -336,14 +336,14 @@ fn total_text(parts: &[ProgressPart], rate: Option<u64>) -> String {
         told.push(format!("{} already there", sum.there));
     }
     if sum.parts > 0 {
-        told.push(bytes_told(&sum, rate));
+        told.push(transfer_text(&sum, rate));
     }
     told.join(", ")
 }
 
-/// How much came, how fast, and how long it will take when that can be told.
-fn bytes_told(sum: &TransferTotals, rate: Option<u64>) -> String {
-    /// Of so many parts one must have come before it is told how long the others take.
+/// How much was transferred, how fast, and the remaining time if it is known.
+fn transfer_text(sum: &TransferTotals, rate: Option<u64>) -> String {
+    /// With several parts, one must be complete before the remaining time is shown.
     const TELLING_PART: u64 = 50;
     let mut told = amount(sum.moved_bytes, sum.total_bytes);
     let goes_on = sum.moved_bytes < sum.total_bytes || sum.total_bytes == 0;
@@ -352,12 +352,12 @@ fn bytes_told(sum: &TransferTotals, rate: Option<u64>) -> String {
     let left_s = sum.total_bytes.saturating_sub(sum.moved_bytes).checked_div(rate);
     let can_tell = sum.total_bytes > 0 && sum.moved_bytes >= sum.total_bytes / TELLING_PART;
     if let Some(left_s) = left_s.filter(|_| can_tell) {
-        told.push_str(&format!(", {} left", left_text(left_s.saturating_add(1))));
+        told.push_str(&format!(", {} left", time_left_text(left_s.saturating_add(1))));
     }
     told
 }
 
-fn left_text(seconds: u64) -> String {
+fn time_left_text(seconds: u64) -> String {
     match seconds {
         ..120 => format!("{seconds} s"),
         120..7200 => format!("{} min", seconds / 60),

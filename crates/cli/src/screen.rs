@@ -204,7 +204,7 @@ impl ProgramOutput {
             return self.to.write(bytes);
         }
         self.begun.extend_from_slice(bytes);
-        let whole = whole_letters(&self.begun);
+        let whole = complete_chars(&self.begun);
         let rest = self.begun.split_off(whole);
         let text = String::from_utf8_lossy(&std::mem::replace(&mut self.begun, rest)).into_owned();
         self.to.write(self.coloured.feed(&text).as_bytes())
@@ -219,7 +219,7 @@ impl ProgramOutput {
 }
 
 /// How many bytes are there without a letter at the end that is only begun.
-fn whole_letters(bytes: &[u8]) -> usize {
+fn complete_chars(bytes: &[u8]) -> usize {
     const LETTER_BYTES_MAX: usize = 4;
     let from = bytes.len().saturating_sub(LETTER_BYTES_MAX);
     let begins = (from..bytes.len()).rev().find(|at| bytes[*at] & 0b1100_0000 != 0b1000_0000);
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_letter_that_is_cut_waits_for_its_rest() {
-        let check = |bytes: &[u8], whole: usize| assert_eq!(whole_letters(bytes), whole, "{bytes:?}");
+        let check = |bytes: &[u8], whole: usize| assert_eq!(complete_chars(bytes), whole, "{bytes:?}");
         check(b"", 0);
         check(b"abc", 3);
         check("é".as_bytes(), 2);

@@ -69,7 +69,7 @@ impl Words {
         self.stderr_is_terminal && !self.quiet
     }
 
-    /// Whether what stands on stderr can be drawn anew, and whether in colour.
+    /// Whether stderr can be redrawn, and whether in colour.
     pub(crate) fn canvas(&self) -> Canvas {
         match (self.stderr_is_terminal && !self.dumb, self.colour) {
             (false, _) => Canvas::Lines,
@@ -165,7 +165,7 @@ pub(crate) fn tell(line: &str) {
 }
 
 /// Words that wait for something to be typed behind them.
-pub(crate) fn tell_part(words: &str) {
+pub(crate) fn prompt_for(words: &str) {
     drop(screen::write(TerminalStream::Stderr, words));
 }
 

@@ -1,9 +1,9 @@
-//! Cgroups of sandboxes as the host sees them: made before a keeper starts, emptied when it is dead.
+//! Cgroups of sandboxes, from the host's side: created before a keeper starts, emptied when it is dead.
 //!
-//! Owns: where they lie and what they are called, `lodge-<state directory>-<sandbox>.<launch>` beneath the
-//! cgroup of this process. A lock on the directory, which goes to the keeper with it, says that it is in use;
-//! one that nobody holds and nothing lives in is removed by whoever comes by. Beside it lie those of the first version
-//! that hold its limits (see `controllers`); where this tree has controllers, it holds them itself.
+//! Owns: their paths and names, `lodge-<state directory>-<sandbox>.<launch>` below the cgroup of this process. A lock
+//! on the directory, which the keeper inherits, marks it as in use. A cgroup without a lock and without processes may
+//! be removed by any daemon. The cgroups of version 1 that enforce its limits are in `controllers`; where this tree
+//! has controllers, it enforces the limits itself.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -188,12 +188,12 @@ fn place() -> Result<PathBuf, String> {
     if rustix::process::geteuid().is_root() && is_ruled && !place.ancestors().any(is_delegated) {
         return Err("the daemon's own one is not delegated to it".to_owned());
     }
-    Ok(beside(&place).unwrap_or(place))
+    Ok(parent_cgroup(&place).unwrap_or(place))
 }
 
 /// Where controllers can be given on: not where processes are, so the cgroup above, if this process was put into one
 /// beneath it for that (`DelegateSubgroup=`). What can be had of them is asked for.
-fn beside(place: &Path) -> Option<PathBuf> {
+fn parent_cgroup(place: &Path) -> Option<PathBuf> {
     let above = place.parent()?;
     let user = rustix::process::geteuid();
     let is_ours = if user.is_root() {
@@ -249,7 +249,7 @@ fn is_cgroup2(path: &Path) -> io::Result<bool> {
 /// None: somebody was faster, with the name or with sweeping it away.
 pub(crate) fn make_locked(path: &Path) -> io::Result<Option<OwnedFd>> {
     match fs::create_dir(path) {
-        // Programs of the sandbox read their limits there, whatever the mask of modes here is.
+        // Programs of the sandbox read their limits there, so the umask must not apply.
         Ok(()) => fs::set_permissions(path, fs::Permissions::from_mode(0o755))?,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
         Err(error) => return Err(error),
@@ -306,7 +306,7 @@ fn remove(path: &Path) -> io::Result<()> {
     fs::remove_dir(path)
 }
 
-/// Removes what keepers left that were killed and nobody asked about since, of whatever state directory.
+/// Removes cgroups that killed keepers left, of all state directories.
 fn sweep(place: &Path) {
     // What cannot be listed cannot be swept either, and is tried again by the next host.
     let Ok(entries) = family(place) else { return };
@@ -319,7 +319,7 @@ fn sweep(place: &Path) {
     }
 }
 
-/// All cgroups of sandboxes, of whatever state directory.
+/// All cgroups of sandboxes, of all state directories.
 pub(crate) fn family(place: &Path) -> io::Result<impl Iterator<Item = io::Result<fs::DirEntry>>> {
     let is_ours = |entry: &io::Result<fs::DirEntry>| match entry {
         Ok(entry) => entry.file_name().to_str().is_some_and(|name| name.starts_with(FAMILY)),

@@ -36,7 +36,7 @@ pub struct Receiver {
 #[derive(Debug)]
 struct LinkSocket {
     stream: UnixStream,
-    /// Held while a frame is written, so that frames do not mix.
+    /// Locked while a frame is written, so that frames do not mix.
     writing: Mutex<()>,
     pidfd: Option<OwnedFd>,
 }
@@ -89,9 +89,9 @@ impl Sender {
         }
     }
 
-    /// Kills the keeper this link goes to, and with it everything in its namespace.
+    /// Kills the keeper of this link, and with it everything in its namespace.
     ///
-    /// For a keeper that does not answer; one that does is told [`Command::End`].
+    /// For a keeper that does not answer. Otherwise send [`KeeperCommand::End`].
     pub fn kill_keeper(&self) -> io::Result<()> {
         match &self.shared.pidfd {
             Some(pidfd) => Ok(rustix::process::pidfd_send_signal(pidfd, rustix::process::Signal::KILL)?),
@@ -99,9 +99,9 @@ impl Sender {
         }
     }
 
-    /// Waits until the keeper this link goes to has ended, whatever became of its files. False: it lives.
+    /// Waits until the keeper of this link has ended, regardless of its files. False: it is alive.
     ///
-    /// True also where the kernel does not name the process at the other end; then only its lock tells.
+    /// Also true if the kernel does not name the process at the other end; then only its lock can tell.
     pub async fn wait_ended(&self, within: std::time::Duration) -> bool {
         let Some(pidfd) = &self.shared.pidfd else { return true };
         let ended = async {

@@ -1,7 +1,7 @@
-//! Cgroups of the first version: one for each controller that this host has there, to hold a sandbox's limits.
+//! Cgroups of version 1: one for each controller of this host, to enforce a sandbox's limits.
 //!
-//! Owns: where they lie. They bear the name of the sandbox's other cgroup and are removed like it: whoever takes the
-//! lock of one in which nothing is left may remove it. The keeper is in them itself, so none goes while it lives.
+//! Owns: their paths. They have the name of the sandbox's other cgroup and are removed like it: a process that gets
+//! the lock of an empty one may remove it. The keeper is in them, so none is removed while it is alive.
 
 use std::fs;
 use std::io;

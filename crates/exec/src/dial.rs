@@ -48,7 +48,7 @@ impl SandboxHost {
                 Err(error) => return Err(no_keeper(error)),
             }
         };
-        // Taken before the proof: whoever answers it afterwards is this process, not a later one.
+        // Opened before the proof, so that it refers to the process that answers, not to a later one.
         let pidfd = peer_pidfd(&stream).ok();
         let mut input = Assembler::default();
         let welcome = shake_hands(&stream, &mut input, sandbox, secret, epoch).await?;
@@ -71,7 +71,7 @@ async fn shake_hands(
     let frame = frame(stream, input, sandbox).await?;
     let challenge = match KeeperChallenge::decode(frame.raw()).map_err(|cause| garbled(Some(cause)))? {
         Some(challenge) => challenge,
-        None => return Err(turned_away(&frame, sandbox)),
+        None => return Err(refusal_of(&frame, sandbox)),
     };
     let mut nonce = [0; NONCE_LEN];
     fill_random(&mut nonce).map_err(broke)?;
@@ -84,7 +84,7 @@ async fn shake_hands(
     let answer = self::frame(stream, input, sandbox).await?;
     let welcome = match Welcome::decode(answer.raw()).map_err(|cause| garbled(Some(cause)))? {
         Some(welcome) => welcome,
-        None => return Err(turned_away(&answer, sandbox)),
+        None => return Err(refusal_of(&answer, sandbox)),
     };
     if !same_bytes(&welcome.proof, &keeper_proof(secret, &challenge, &hello)) {
         return Err(DialError::Impostor { sandbox: sandbox.to_owned() });
@@ -124,7 +124,7 @@ async fn frame(
     }
 }
 
-fn turned_away(frame: &HandshakeFrame, sandbox: &str) -> DialError {
+fn refusal_of(frame: &HandshakeFrame, sandbox: &str) -> DialError {
     let sandbox = sandbox.to_owned();
     match ConnectionRefused::decode(frame.raw()) {
         Ok(Some(ConnectionRefused { why: RefusedWhy::BadProof })) => DialError::WrongSecret { sandbox },

@@ -162,13 +162,13 @@ pub enum DialError {
     TimedOut { sandbox: String, waited_ms: u64 },
     #[error("the keeper of sandbox {sandbox} does not accept this daemon's proof")]
     WrongSecret { sandbox: String },
-    #[error("whoever answers for sandbox {sandbox} is not its keeper")]
+    #[error("the process that answers for sandbox {sandbox} is not its keeper")]
     Impostor { sandbox: String },
     #[error("the keeper of sandbox {sandbox} serves a daemon of the later epoch {current}")]
     OldEpoch { sandbox: String, current: u64 },
     #[error("too many others are dialling the keeper of sandbox {sandbox}")]
     Busy { sandbox: String },
-    #[error("the keeper of sandbox {sandbox} speaks out of turn")]
+    #[error("the keeper of sandbox {sandbox} violates the link protocol")]
     Garbled {
         sandbox: String,
         #[source]
@@ -224,7 +224,7 @@ pub enum SendError {
     TooLong { len: usize, len_max: usize },
 }
 
-/// A file that a sandbox left is not what it should be. Whoever reads decides about each of these.
+/// A file of a sandbox is not valid. The caller decides what to do about each of these.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     #[error("`{id}` cannot name a sandbox or an exec")]

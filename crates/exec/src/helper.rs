@@ -64,13 +64,14 @@ pub enum HelperError {
 }
 
 impl Helper {
-    /// Runs the program with `input` as its stdin and waits for its end. Blocks; whatever it started ends with it.
+    /// Runs the program with `input` as its stdin and waits until it ends. Blocks. Every process that it started ends
+    /// with it.
     pub fn ask(&self, input: &[u8]) -> Result<HelperAnswer, HelperError> {
         let not_run = |cause| HelperError::NotRun { program: self.program.clone(), cause };
         let mut command = Command::new(&self.program);
         command.args(&self.args).env_clear().envs(self.env.iter().cloned()).current_dir("/");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A group of its own, so that it ends with whatever it started.
+        // Its own process group, so that every process that it started ends with it.
         command.process_group(0);
         let lower_limit = || {
             open_files::lower_in_child();
@@ -95,7 +96,7 @@ impl Helper {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
         while out.is_some() || err.is_some() {
-            let left = self.left(until)?;
+            let left = self.time_left(until)?;
             let (out_ready, err_ready) = ready(&out, &err, left).map_err(not_run)?;
             if out_ready && take(&mut out, &mut stdout).map_err(not_run)? == PipeState::Ended {
                 out = None;
@@ -108,12 +109,12 @@ impl Helper {
             }
         }
         while !has_ended(child).map_err(not_run)? {
-            std::thread::sleep(self.left(until)?.min(END_PAUSE));
+            std::thread::sleep(self.time_left(until)?.min(END_PAUSE));
         }
         Ok((stdout, stderr))
     }
 
-    fn left(&self, until: Instant) -> Result<Duration, HelperError> {
+    fn time_left(&self, until: Instant) -> Result<Duration, HelperError> {
         until.checked_duration_since(Instant::now()).ok_or_else(|| HelperError::TooSlow {
             program: self.program.clone(),
             within_s: self.within.as_secs(),
@@ -141,7 +142,7 @@ struct HelperProcess {
 }
 
 impl HelperProcess {
-    /// Ends whatever of it is left. Its number is its own until it is waited for, which is after the signal.
+    /// Kills what is left of the group. The number cannot be reused before the wait, which comes after the signal.
     fn end(&mut self) -> io::Result<ExitStatus> {
         if let Some(status) = self.ended {
             return Ok(status);
@@ -160,7 +161,7 @@ impl HelperProcess {
 
 impl Drop for HelperProcess {
     fn drop(&mut self) {
-        // Whoever could be told has an error of his own already.
+        // The caller already gets another error.
         drop(self.end());
     }
 }

@@ -102,9 +102,9 @@ impl SandboxHost {
         }
     }
 
-    /// Whether a keeper holds the sandbox's lock. Asking does not disturb one that starts.
+    /// Whether a keeper has the sandbox's lock. The check does not disturb a keeper that starts.
     ///
-    /// A lock that cannot be looked at counts as held: nothing may be revived on a guess.
+    /// If the lock cannot be checked, it counts as taken: nothing may be revived on a guess.
     pub fn is_held(&self, sandbox: &str) -> bool {
         if !is_valid_id(sandbox) {
             return false;

@@ -19,8 +19,8 @@ use crate::host::SandboxHost;
 
 /// Most entries of a job's directory that are looked at. There are a dozen.
 const ENTRIES_MAX: usize = 256;
-/// How often a read begins anew because what it was about to read went away. A segment outlives many reads, so that
-/// this is for a job that writes faster than it can be read.
+/// How often a read starts again because the segment it wanted was removed. A segment outlives many reads, so this is
+/// only for a job that writes faster than it can be read.
 const ROUNDS_MAX: usize = 32;
 /// What is given back of a head begins and ends at multiples of this, which blocks of every usual file system divide.
 const BLOCK_BYTES: u64 = 64 * 1024;
@@ -98,7 +98,7 @@ impl SandboxHost {
         })
     }
 
-    /// The marks of the order in which both streams spoke, from `offset` on: see [`Runs`](lodge_link::OrderRuns).
+    /// The marks of the order in which both streams spoke, from `offset` on: see [`OrderRuns`](lodge_link::OrderRuns).
     pub fn job_order(&self, sandbox: &str, job: &str, offset: u64) -> Result<Vec<u8>, ReadError> {
         self.in_job(sandbox, job, |dir| {
             let file = match open_plain_at(dir, ORDER_FILE, ORDER, OFlags::RDONLY) {
@@ -340,7 +340,7 @@ fn read_released(dir: &File) -> Result<ReleasedBytes, ReadError> {
     Ok(ReleasedBytes { stdout: number(0), stderr: number(8) })
 }
 
-/// Said on the disk before anything is taken from it, so that whoever reads at the same time learns of it.
+/// Recorded on disk before anything is removed, so that concurrent readers see it.
 fn write_released(dir: &File, released: ReleasedBytes) -> Result<(), ReadError> {
     let file = open_plain_at(dir, RELEASED_FILE, RELEASED, OFlags::RDWR | OFlags::CREATE)?;
     let mut bytes = [0; RELEASED_BYTES];

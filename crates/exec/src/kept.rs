@@ -123,7 +123,7 @@ fn put(
     (stream, name): (ExecStream, &str),
     uid: Option<u32>,
 ) -> io::Result<()> {
-    hand_over(file, uid)?;
+    give_to_user(file, uid)?;
     match renameat(from, file_name(stream), place, name) {
         Ok(()) => Ok(()),
         // Roots may lie on another file system.
@@ -135,7 +135,7 @@ fn put(
     }
 }
 
-fn hand_over(file: &File, uid: Option<u32>) -> io::Result<()> {
+fn give_to_user(file: &File, uid: Option<u32>) -> io::Result<()> {
     file.set_permissions(Permissions::from_mode(0o644))?;
     match uid {
         Some(uid) => Ok(fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(uid)))?),
@@ -152,7 +152,7 @@ fn copy(mut file: &File, place: &OwnedFd, name: &str, uid: Option<u32>) -> io::R
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut copy = File::from(openat(place, temporary.as_str(), flags, Mode::from_raw_mode(0o600))?);
     io::copy(&mut file, &mut copy)?;
-    hand_over(&copy, uid)?;
+    give_to_user(&copy, uid)?;
     Ok(renameat(place, temporary.as_str(), place, name)?)
 }
 

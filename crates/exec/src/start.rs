@@ -91,7 +91,7 @@ impl SandboxHost {
         let started = async {
             loop {
                 if self.is_held(&spec.id) {
-                    match self.await_other(spec).await? {
+                    match self.await_other_keeper(spec).await? {
                         OtherKeeper::Listens => return Ok(()),
                         OtherKeeper::Ended => {}
                     }
@@ -149,7 +149,7 @@ impl SandboxHost {
         })
     }
 
-    /// Nothing is revived while something of the last one lives. Whoever calls has set the bound.
+    /// Nothing is revived while a process of the last sandbox is alive. The caller sets the time limit.
     async fn await_old_cgroups(&self, sandbox: &str) -> Result<OldProcesses, StartError> {
         loop {
             let ending = self.end_cgroups(sandbox);
@@ -198,7 +198,7 @@ impl SandboxHost {
     }
 
     /// Another keeper holds the lock: waits until it listens, or ends.
-    async fn await_other(&self, spec: &SandboxSpec) -> Result<OtherKeeper, StartError> {
+    async fn await_other_keeper(&self, spec: &SandboxSpec) -> Result<OtherKeeper, StartError> {
         let path = self.run.join(&spec.id);
         let dir = File::open(&path);
         let dir = dir.map_err(|cause| StartError::Prepare { sandbox: spec.id.clone(), cause })?;
@@ -207,7 +207,7 @@ impl SandboxHost {
             if !self.is_held(&spec.id) {
                 return Ok(OtherKeeper::Ended);
             }
-            // The lock may be all that is left of it, held by guardians.
+            // The lock may be all that is left of it: guardians share it.
             let woken = self.wake_guardians(&spec.id);
             woken.map_err(|cause| StartError::OldTree { sandbox: spec.id.clone(), cause })?;
             tokio::time::sleep(OTHER_PAUSE).await;
@@ -216,7 +216,7 @@ impl SandboxHost {
     }
 }
 
-/// A cgroup for a sandbox, with what its keeper is told of it.
+/// A cgroup for a sandbox, with its description for the keeper.
 pub(crate) fn grouping(cgroups: &Cgroups, sandbox: &str) -> (Grouping, Option<NewCgroup>) {
     match cgroups.make(sandbox) {
         Ok(made) => (Grouping::Cgroup { name: made.name.clone() }, Some(made)),

@@ -36,19 +36,19 @@ pub struct DiffChange {
     pub after: Option<String>,
 }
 
-/// Everything that differs, permissions and tools first.
+/// All differences, permissions and tools first.
 ///
-/// Values are as they are in the images: whoever shows those of `Env` masks what looks like a secret. A permission that
-/// one of them leaves open is told as what then holds: what is no longer forbidden must not look like less.
-/// `unasked` tells what holds where nobody asks for a limit.
+/// Values are as they are in the images: the caller masks values of `Env` that look like secrets. Unset permissions
+/// are reported with their defaults: a removed restriction must not look like a smaller permission. `default_limit` returns
+/// the default of a limit.
 pub fn diff(
     before: &LoadedAgentfile,
     after: &LoadedAgentfile,
-    unasked: fn(LimitKey) -> String,
+    default_limit: fn(LimitKey) -> String,
 ) -> Vec<DiffChange> {
     let (mut before, mut after) = (facts(before), facts(after));
-    open_limits(&mut before, &after, unasked);
-    open_limits(&mut after, &before, unasked);
+    open_limits(&mut before, &after, default_limit);
+    open_limits(&mut after, &before, default_limit);
     let keys: BTreeSet<(DiffSection, String)> = before.keys().chain(after.keys()).cloned().collect();
     let changes = keys.into_iter().filter_map(|at| {
         let (before, after) = (before.remove(&at), after.remove(&at));
@@ -68,7 +68,7 @@ fn facts(loaded: &LoadedAgentfile) -> ImageFacts {
     services(&mut facts, loaded);
     settings(&mut facts, loaded);
     contents(&mut facts, loaded);
-    others(&mut facts, loaded);
+    add_other_facts(&mut facts, loaded);
     facts
 }
 
@@ -86,11 +86,11 @@ fn permissions(facts: &mut ImageFacts, loaded: &LoadedAgentfile) {
 }
 
 /// What holds for the limits that only the other one has.
-fn open_limits(facts: &mut ImageFacts, other: &ImageFacts, unasked: fn(LimitKey) -> String) {
+fn open_limits(facts: &mut ImageFacts, other: &ImageFacts, default_limit: fn(LimitKey) -> String) {
     for key in LimitKey::ALL {
         let at = (DiffSection::Limits, key.word().to_owned());
         if other.contains_key(&at) {
-            facts.entry(at).or_insert_with(|| unasked(*key));
+            facts.entry(at).or_insert_with(|| default_limit(*key));
         }
     }
 }
@@ -193,7 +193,7 @@ fn contents(facts: &mut ImageFacts, loaded: &LoadedAgentfile) {
     }
 }
 
-fn others(facts: &mut ImageFacts, loaded: &LoadedAgentfile) {
+fn add_other_facts(facts: &mut ImageFacts, loaded: &LoadedAgentfile) {
     let agentfile = &loaded.agentfile;
     let other = DiffSection::Other;
     if let Some(name) = &agentfile.name {
@@ -234,7 +234,7 @@ fn put_text(facts: &mut ImageFacts, section: DiffSection, key: &str, what: &str,
     }
 }
 
-/// Several of these can have the same key, and are told apart by their place.
+/// Several of these can have the same key and are distinguished by their position.
 #[derive(Default)]
 struct RepeatedKeys(BTreeMap<String, usize>);
 

@@ -52,7 +52,7 @@ pub enum ImageVersion {
 impl BadReference {
     pub fn hint(&self) -> &'static str {
         if self.given.contains("://") {
-            return "leave out what stands before the host: `registry.example/name:tag`";
+            return "leave out the part before the host: `registry.example/name:tag`";
         }
         "names are `name`, `name:tag` or `registry.example/name:tag`"
     }
@@ -157,10 +157,10 @@ impl fmt::Display for TaggedName {
     }
 }
 
-/// How the tools are had that come with Lodge, for whoever names one of them.
+/// The hint how to get the tools that come with Lodge.
 pub fn stock_hint(reference: &str) -> Option<&'static str> {
     reference.starts_with("stock/").then_some(
-        "`make stock` builds the tools that come with Lodge; `lodge image import --yes target/stock/stock.tar` brings them in",
+        "`make stock` builds the tools that come with Lodge; `lodge image import --yes target/stock/stock.tar` imports them",
     )
 }
 

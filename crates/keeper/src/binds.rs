@@ -66,7 +66,7 @@ pub(crate) fn open(binds: impl Iterator<Item = Bind>, layers: &mut Layers) -> io
     Ok(opened)
 }
 
-/// Binds what was opened into a root that is being built: each target lies in it, whatever its path says.
+/// Binds the opened sources into a root that is being built. Each target is inside it, regardless of its path.
 pub(crate) fn bind_into(root: &Path, opened: &[OpenBind], layers: &mut Layers) -> io::Result<()> {
     for OpenBind { bind, source } in opened {
         let target =
@@ -96,7 +96,7 @@ pub(crate) fn check_itself(path: &Path, source: &OwnedFd) -> io::Result<()> {
     if real == path {
         return Ok(());
     }
-    // The path last: it may be longer than what is told of a failure.
+    // The path last: it may be longer than the reported failure.
     Err(io::Error::other(format!("a link leads elsewhere now, so nothing is bound from {}", path.display())))
 }
 
@@ -117,7 +117,7 @@ fn check_identity(bind: &Bind, source: &OwnedFd) -> io::Result<()> {
 }
 
 pub(crate) fn not_read_only(bind: &Bind, error: &io::Error) -> io::Error {
-    // The path last: it may be longer than what is told of a failure.
+    // The path last: it may be longer than the reported failure.
     io::Error::other(format!("a bind cannot be made read-only ({error}): {}", bind.target.display()))
 }
 

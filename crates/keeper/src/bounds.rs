@@ -101,7 +101,7 @@ impl Fence {
     }
 }
 
-/// Writes down which cgroups the sandbox has, for whoever comes after a keeper that was killed.
+/// Records the cgroups of the sandbox, for the daemon that cleans up after a killed keeper.
 pub(crate) fn record(dir: &OwnedFd, controllers: &Controllers) -> io::Result<()> {
     let paths = [&controllers.memory, &controllers.pids].into_iter().flatten();
     let paths: Vec<&[u8]> = paths.map(|path| path.as_os_str().as_bytes()).collect();
@@ -209,7 +209,7 @@ impl Bounds {
         }
         match (kind, space) {
             (ExecKind::Tool | ExecKind::Job, WriteSpace::Left) => {}
-            // To be refused a write is no reason to die: for a runtime, whose log is a file, nor for whoever removes files.
+            // A refused write must not kill a runtime, whose log is a file, or a program that removes files.
             // SAFETY: no memory is passed.
             (ExecKind::Runtime, _) | (ExecKind::Tool | ExecKind::Job, WriteSpace::Full { .. }) => unsafe {
                 libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
@@ -290,7 +290,7 @@ impl CgroupLimit {
         Ok(CgroupLimit { file, key, by })
     }
 
-    /// 0 also where nothing can be read any more: then nothing was hit that could be told.
+    /// Also 0 if nothing can be read any more: then no limit can be reported.
     fn read(&self) -> u64 {
         let mut bytes = [0; COUNTERS_MAX];
         let len = self.file.read_at(&mut bytes, 0).unwrap_or(0);

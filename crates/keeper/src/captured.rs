@@ -241,7 +241,7 @@ impl StreamCapture {
         match (&mut self.place, kept) {
             (StreamTarget::Nowhere, _) | (_, ByteFate::No) => {}
             (StreamTarget::File { .. }, ByteFate::Yes) => self.counted.kept += moved,
-            (StreamTarget::Parts(parts), ByteFate::Yes) => self.counted.kept = parts.took(moved),
+            (StreamTarget::Parts(parts), ByteFate::Yes) => self.counted.kept = parts.count_written(moved),
         }
         PipeFlow::More
     }

@@ -1,4 +1,4 @@
-//! What a keeper does when it is told to.
+//! The commands of the daemon.
 //!
 //! Owns: carrying out each command once, however often it arrives.
 
@@ -13,6 +13,7 @@ use lodge_link::{
 };
 
 use crate::captured::{StreamCapture, StreamTarget};
+use crate::child_report::{ProgramReplacement, SpawnError};
 use crate::disk::{DiskVerdict, WriteSpace};
 use crate::execs::{self, ClaimedExec, ExecClaim, ExecStage, OutputTarget, RunningExec};
 use crate::files::OpenDescriptors;
@@ -23,7 +24,7 @@ use crate::kills::ProcessHold;
 use crate::notify::Supervisor;
 use crate::parts::{StreamFiles, StreamLayout};
 use crate::relay::{LineSplitter, PipeFeed, WhenEmpty};
-use crate::spawn::{self, ProgramReplacement, SpawnError, SpawnHold, SpawnProgress, SpawnedChild};
+use crate::spawn::{self, SpawnHold, SpawnProgress, SpawnedChild};
 use crate::sys;
 use crate::watch::CountersAtStart;
 
@@ -59,7 +60,7 @@ impl Keeper {
     pub(crate) fn begin(&mut self, start: StartExec, space: WriteSpace) {
         let claimed = match self.shelf.claim(&start.exec, start.kind) {
             Ok(ExecClaim::New(claimed)) => claimed,
-            Ok(ExecClaim::Taken) => return self.tell_state(&start.exec),
+            Ok(ExecClaim::Taken) => return self.report_state(&start.exec),
             Err(error) => return self.refuse(start.exec, &format!("cannot claim it: {error}")),
         };
         self.fail_at("keeper.after_claim", start.kind);
@@ -92,7 +93,7 @@ impl Keeper {
         self.record_guardians();
         self.tell(&KeeperEvent::Started { exec, pid });
         if went == StartResult::Late {
-            self.condemn(serial, "it was held up before it could begin. ");
+            self.condemn(serial, "it was delayed before it could start. ");
         }
     }
 
@@ -114,11 +115,12 @@ impl Keeper {
     }
 
     /// Hears from children that are on their way to become their programs, as far as they have something to say.
-    pub(crate) fn hear_starts(&mut self, now: Instant) {
+    pub(crate) fn poll_starts(&mut self, now: Instant) {
         let mut at = 0;
         while at < self.running.len() {
             let one = &mut self.running[at];
-            let (serial, said) = (one.serial, one.starting.as_mut().and_then(|report| report.look(now)));
+            let (serial, said) =
+                (one.serial, one.starting.as_mut().and_then(|report| report.poll_report(now)));
             let went = match said {
                 None => {
                     at += 1;
@@ -136,7 +138,7 @@ impl Keeper {
             let (asked_again, calls) = report.map_or((0, None), |report| (report.asked_again, report.calls));
             self.supervise(calls);
             self.began(serial, went);
-            (0..asked_again).for_each(|_| self.tell_state(&exec));
+            (0..asked_again).for_each(|_| self.report_state(&exec));
             at += 1;
         }
     }
@@ -149,9 +151,9 @@ impl Keeper {
     }
 
     /// Gives up waiting for those that had their time.
-    pub(crate) fn hear_overdue_starts(&mut self, now: Instant) {
+    pub(crate) fn expire_starts(&mut self, now: Instant) {
         if self.running.iter().any(|one| one.starting.as_ref().is_some_and(|report| report.until <= now)) {
-            self.hear_starts(now);
+            self.poll_starts(now);
         }
     }
 
@@ -166,7 +168,7 @@ impl Keeper {
             self.remove_group(&one.id, group);
         }
         self.did_not_begin(one.id.clone(), (&one.dir, &one.room), one.started_ms, error);
-        (0..report.asked_again).for_each(|_| self.tell_not_running(&one.id));
+        (0..report.asked_again).for_each(|_| self.report_not_running(&one.id));
     }
 
     fn remove_group(&self, exec: &str, group: &ExecCgroup) {
@@ -286,7 +288,7 @@ impl Keeper {
         }
     }
 
-    pub(crate) fn tell_state(&mut self, exec: &str) {
+    pub(crate) fn report_state(&mut self, exec: &str) {
         let starting = self.running.iter_mut().filter(|one| one.id == exec);
         if let Some(report) = starting.filter_map(|one| one.starting.as_mut()).next() {
             // It is on its way: this is answered when it is known how that went.
@@ -304,13 +306,13 @@ impl Keeper {
 
     fn kill(&mut self, exec: &str, grace: Duration) {
         self.stop_waiting(exec);
-        if self.is_killable(exec) { self.doom(exec, grace) } else { self.tell_not_running(exec) }
+        if self.is_killable(exec) { self.schedule_kill(exec, grace) } else { self.report_not_running(exec) }
     }
 
     /// Answers for an exec that cannot be signalled, so that nobody waits for its end.
-    fn tell_not_running(&mut self, exec: &str) {
+    fn report_not_running(&mut self, exec: &str) {
         if is_valid_id(exec) && self.shelf.is_claimed(exec) {
-            self.tell_state(exec);
+            self.report_state(exec);
         } else {
             self.refuse(exec.to_owned(), "it was never started");
         }

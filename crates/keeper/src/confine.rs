@@ -1,6 +1,6 @@
 //! The inner fence: what processes of the sandbox may do, decided once for all of them.
 //!
-//! Whatever is inherited is set on the keeper itself, so starting an exec costs no more than it must.
+//! Inherited restrictions are set on the keeper itself, so that starting an exec costs as little as possible.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -162,7 +162,7 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
     let closes_tcp = net.supervised.as_ref().is_some_and(|with| with.guard == SocketGuard::Landlock);
     let without_tcp = closes_tcp.then(landlock::without_tcp).transpose()?;
     let tcp = if closes_tcp { TcpAccess::Closed } else { TcpAccess::Open };
-    let apart = layers.has("landlock").then(|| landlock::apart(tcp)).transpose()?;
+    let apart = layers.has("landlock").then(|| landlock::restrict_signals(tcp)).transpose()?;
     if closes_tcp && apart.is_none() {
         return Err(io::Error::other("the sandbox's network cannot be guarded without landlock"));
     }

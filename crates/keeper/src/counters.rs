@@ -10,7 +10,7 @@ use crate::sys;
 
 /// The part of a user's count that one sandbox may have: one in so many.
 const SHARE: u64 = 4;
-/// What a user namespace may limit further, and where the host's own limit is told.
+/// What a user namespace may limit further, and where the host's own limit is found.
 const COUNTS: [(&str, &str); 2] = [
     ("/proc/sys/user/max_inotify_instances", "/proc/sys/fs/inotify/max_user_instances"),
     ("/proc/sys/user/max_inotify_watches", "/proc/sys/fs/inotify/max_user_watches"),

@@ -21,7 +21,7 @@ const COUNT_AGAIN_MAX: Duration = Duration::from_secs(30);
 /// Between two counts, at least; and so many times as long as the last one took.
 const PAUSE: Duration = Duration::from_millis(200);
 const PAUSE_FACTOR: u32 = 4;
-/// Counts in a row that came to nothing, until whoever runs is taken to be in their way.
+/// Failed counts in a row after which a running program is assumed to prevent them.
 const FAILURES_MAX: u32 = 3;
 /// Most tools that wait for a count.
 const WAITING_MAX: usize = 64;
@@ -61,7 +61,7 @@ impl FreeSpace {
         Ok(FreeSpace { bytes: stat.f_bfree.saturating_mul(stat.f_bsize.max(0) as u64), files: stat.f_ffree })
     }
 
-    /// What was taken since, by whomever.
+    /// Space that was used since then, by any process.
     fn taken_until(self, now: FreeSpace) -> u64 {
         let files = self.files.saturating_sub(now.files).saturating_mul(ENTRY_BYTES);
         self.bytes.saturating_sub(now.bytes).max(files)
@@ -110,9 +110,9 @@ impl WriteSpace {
 
 impl Keeper {
     /// Looks at how much is free, and has the root counted if that could be too little.
-    pub(crate) fn look_at_disk(&mut self, now: Instant) {
+    pub(crate) fn check_disk(&mut self, now: Instant) {
         let Some(limit) = self.confined.bounds.limits.disk_bytes else { return };
-        self.hear_count(now);
+        self.receive_count(now);
         let Some(free) = self.free() else { return };
         let is_awaited = !self.disk.waiting.is_empty();
         let must_count = self.disk.counted.is_none_or(|count| {
@@ -141,8 +141,8 @@ impl Keeper {
         }
     }
 
-    /// Takes the answer of whoever counts, if there is one.
-    pub(crate) fn hear_count(&mut self, now: Instant) {
+    /// Reads the result of the counting process, if there is one.
+    pub(crate) fn receive_count(&mut self, now: Instant) {
         let Some((measuring, free, began)) = &self.disk.under_way else { return };
         let used = match measuring.answer() {
             Ok(None) if now < measuring.until => return,
@@ -166,7 +166,7 @@ impl Keeper {
                 self.disk.failures += 1;
                 if self.disk.failures >= FAILURES_MAX {
                     self.disk.failures = 0;
-                    self.log.say("the root cannot be counted, so nobody may write to it");
+                    self.log.say("the root cannot be measured, so writes are refused");
                     self.disk.counted = Some(DiskCount { used: u64::MAX, free, at: now, took });
                     self.settle_disk(u64::MAX);
                 }
@@ -227,7 +227,7 @@ impl Keeper {
         self.disk.under_way.is_some() || !self.disk.waiting.is_empty()
     }
 
-    /// The descriptor on which the answer of whoever counts arrives.
+    /// The descriptor on which the result of the counting process arrives.
     pub(crate) fn count_answer(&self) -> Option<&std::os::fd::OwnedFd> {
         self.disk.under_way.as_ref().map(|(measuring, ..)| &measuring.answer)
     }

@@ -83,8 +83,8 @@ impl Keeper {
                 (libc::wait4(-1, &mut status, libc::WNOHANG, &mut usage), usage)
             };
             if pid <= 0 {
-                // Whoever is gone has said how its start went.
-                return self.hear_starts(Instant::now());
+                // A process that ended has reported how its start went.
+                return self.poll_starts(Instant::now());
             }
             let died = if libc::WIFSIGNALED(status) {
                 ProgramDeath::Signal(libc::WTERMSIG(status))
@@ -125,7 +125,7 @@ impl Keeper {
         while at < self.running.len() {
             let due = match self.running[at].stage {
                 ExecStage::Alive => None,
-                // It is told how the start went before it is told how it ended.
+                // The result of the start is reported before the end.
                 ExecStage::Draining { .. } if self.running[at].starting.is_some() => None,
                 ExecStage::Draining { .. } if self.running[at].retry_at.is_some_and(|again| now < again) => {
                     None
@@ -182,7 +182,7 @@ impl Keeper {
                 self.log.say(&format!("the directory of {} is gone, its end is not recorded", one.id));
             }
             Err(error) => {
-                // Nobody is told of an end that a crash could take back, so a full disk holds it up.
+                // An end that a crash could undo is not reported, so a full disk delays it.
                 if one.retry_at.is_none() {
                     self.log.say(&format!("could not record how {} ended: {error}", one.id));
                 }
@@ -202,12 +202,12 @@ impl Keeper {
         if let Some(cause) = record.cause {
             self.explained(cause.resource);
             // What it left behind is part of what ran into the limit.
-            self.doom(&one.id, Duration::ZERO);
+            self.schedule_kill(&one.id, Duration::ZERO);
         }
         self.tell(&KeeperEvent::Exited { exec: one.id, record });
     }
 
-    /// Begins the end of the sandbox, or brings it nearer.
+    /// Starts the end of the sandbox, or brings its deadline forward.
     pub(crate) fn end(&mut self, grace: Duration, now: Instant) {
         let until = now + grace;
         match self.ending {
@@ -226,7 +226,7 @@ impl Keeper {
         }
     }
 
-    pub(crate) fn go_on_ending(&mut self, now: Instant) {
+    pub(crate) fn continue_ending(&mut self, now: Instant) {
         let is_empty = self.ending.is_some() && self.is_empty();
         match self.ending {
             None | Some(SandboxEnd::Over) => {}

@@ -1,7 +1,7 @@
-//! Execs on disk and in flight: the claim, the running one, the exit record.
+//! Execs on disk and running: the claim, the running exec, the exit record.
 //!
-//! Owns: the layout of `exec/<id>` and the order in which it is written. The claim comes before the
-//! start, the record before anybody is told.
+//! Owns: the layout of `exec/<id>` and the order in which it is written. The claim comes before the start, the record
+//! before the report.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -17,12 +17,12 @@ use lodge_link::{
 };
 
 use crate::captured::StreamCapture;
+use crate::child_report::ChildReport;
 use crate::disk::WriteSpace;
 use crate::job::JobCapture;
 use crate::kills::ProcessHold;
 use crate::relay::{LineSplitter, PipeFeed};
 use crate::spares::{SpareDirs, SpareResult};
-use crate::spawn::ChildReport;
 use crate::sys;
 use crate::watch::CountersAtStart;
 
@@ -119,7 +119,7 @@ pub(crate) enum ExecStage {
 }
 
 impl RunningExec {
-    /// The main process as it is told to others.
+    /// The main process as it is reported.
     pub(crate) fn shown_pid(&self) -> u32 {
         self.pid.unwrap_or_default().cast_unsigned()
     }
@@ -258,7 +258,7 @@ impl ExecDirs {
     }
 
     /// Every claimed exec, with its state as far as `running` and the records tell.
-    pub(crate) fn known(&self, running: &[RunningExec]) -> Vec<KnownExec> {
+    pub(crate) fn list_execs(&self, running: &[RunningExec]) -> Vec<KnownExec> {
         let path = format!("/proc/self/fd/{}", self.dir.as_raw_fd());
         let Ok(entries) = std::fs::read_dir(path) else { return Vec::new() };
         let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());

@@ -47,7 +47,7 @@ pub(crate) struct Fence {
     pub(crate) view: FileView,
     /// Whether pids in `/proc` are the pids that signals go by.
     pub(crate) proc_is_ours: bool,
-    /// The sandbox's cgroup, where execs can be held by it.
+    /// The sandbox's cgroup, if execs can have cgroups in it.
     pub(crate) groups: Option<SandboxCgroup>,
     pub(crate) net: SandboxNetwork,
     pub(crate) bounds: Bounds,
@@ -243,7 +243,7 @@ pub(crate) fn refused(what: &str, error: &io::Error) -> io::Error {
         Some(libc::ENOMEM) => "free some memory",
         Some(_) | None => "remove the cause",
     };
-    // The cause last: a path in it may be longer than what is told of a failure.
+    // The cause last: a path in it may be longer than the reported failure.
     io::Error::other(format!("it cannot have {what}; {step} and start the agent again: {error}"))
 }
 

@@ -18,11 +18,12 @@ use crate::gate_serve;
 use crate::landlock;
 use crate::network::{self, GateSetup, ProxyListeners};
 use crate::seccomp;
+use crate::sockets;
 use crate::sys;
 
 /// Most connections of one sandbox at a time.
 const CONNECTIONS_MAX: usize = 128;
-/// Most that are told at a time that there are too many. Beyond these, nobody is told anything.
+/// The most clients that get the answer that there are too many. Further ones get no answer.
 const REFUSALS_MAX: usize = 16;
 /// Between two attempts to accept at one door, where the host has no descriptors or processes left.
 const SHORT_PAUSE: Duration = Duration::from_millis(20);
@@ -37,14 +38,14 @@ pub(crate) fn run() -> ExitCode {
     let Ok(control) = sys::inherit(network::CONTROL) else { return ExitCode::FAILURE };
     match prepare(&control) {
         Ok(gate) => {
-            if sys::send_packet(control.as_raw_fd(), &[network::READY], None).is_err() {
+            if sockets::send_packet(control.as_raw_fd(), &[network::READY], None).is_err() {
                 return ExitCode::FAILURE;
             }
             gate.serve(&control)
         }
         Err(error) => {
             // A keeper that is gone does not ask why.
-            drop(sys::send_packet(control.as_raw_fd(), error.to_string().as_bytes(), None));
+            drop(sockets::send_packet(control.as_raw_fd(), error.to_string().as_bytes(), None));
             ExitCode::FAILURE
         }
     }
@@ -79,7 +80,7 @@ fn confine(uid: Option<u32>) -> io::Result<()> {
         let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         sys::check(libc::setrlimit(libc::RLIMIT_FSIZE, &none))?;
         libc::prctl(libc::PR_SET_NAME, c"gate".as_ptr());
-        // The sandbox's end is told by the keeper, and not to this process.
+        // The keeper reports the end of the sandbox, not this process.
         for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGPIPE] {
             libc::signal(signal, libc::SIG_IGN);
         }
@@ -151,7 +152,7 @@ impl GateServer {
                 proxy.accept(&ready, &self.rules);
             }
             // A keeper that does not take it is gone, which the next round sees.
-            let mut open = |opened| drop(tell_opened(control, opened));
+            let mut open = |opened| drop(report_opened(control, opened));
             self.answers.serve(&self.rules, Instant::now(), &mut open);
         }
     }
@@ -160,30 +161,30 @@ impl GateServer {
 /// Hands over a socket for each that is asked for. An error: the keeper is gone.
 fn obey(control: &OwnedFd) -> io::Result<()> {
     let mut wanted = [0];
-    let (len, _) = sys::receive_packet(control.as_raw_fd(), &mut wanted)?;
+    let (len, _) = sockets::receive_packet(control.as_raw_fd(), &mut wanted)?;
     let family = match (len, wanted) {
         (1, [hand::V4]) => libc::AF_INET,
         (1, [hand::V6]) => libc::AF_INET6,
         (_, _) => return Err(io::ErrorKind::UnexpectedEof.into()),
     };
-    match sys::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK) {
-        Ok(socket) => sys::send_packet(control.as_raw_fd(), &wanted, Some(socket.as_raw_fd())),
+    match sockets::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK) {
+        Ok(socket) => sockets::send_packet(control.as_raw_fd(), &wanted, Some(socket.as_raw_fd())),
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(libc::ENOBUFS);
             let [low, high, ..] = errno.to_le_bytes();
-            sys::send_packet(control.as_raw_fd(), &[hand::NONE, wanted[0], low, high], None)
+            sockets::send_packet(control.as_raw_fd(), &[hand::NONE, wanted[0], low, high], None)
         }
     }
 }
 
-fn tell_opened(control: &OwnedFd, (address, port): OpenedAddress) -> io::Result<()> {
+fn report_opened(control: &OwnedFd, (address, port): OpenedAddress) -> io::Result<()> {
     let [high, low] = port.to_be_bytes();
     let mut message = vec![hand::OPENED, high, low];
     match address {
         IpAddr::V4(address) => message.extend_from_slice(&address.octets()),
         IpAddr::V6(address) => message.extend_from_slice(&address.octets()),
     }
-    sys::send_packet(control.as_raw_fd(), &message, None)
+    sockets::send_packet(control.as_raw_fd(), &message, None)
 }
 
 /// How messages between a keeper and its gate begin.
@@ -312,7 +313,7 @@ impl GateProxy {
             match (self.serving < CONNECTIONS_MAX, leads) {
                 (true, ProxyRoute::Asked) => gate_serve::serve(&client, rules),
                 (true, ProxyRoute::Loopback(to)) => gate_serve::serve_loopback(&client, to),
-                (false, ProxyRoute::Asked) => gate_serve::turn_away(&client, CONNECTIONS_MAX),
+                (false, ProxyRoute::Asked) => gate_serve::refuse(&client, CONNECTIONS_MAX),
                 // It hears that by the end of its connection.
                 (false, ProxyRoute::Loopback(_)) => {}
             }

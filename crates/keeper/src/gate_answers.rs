@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use crate::gate_dns::{self, ANSWER_MAX, DnsCode, DnsQuestion};
 use crate::gate_names;
 use crate::gate_rules::{DefaultReach, NetworkRules, TargetHost};
+use crate::sockets;
 use crate::sys;
 
 /// Most questions under way; the next waits until its program asks again.
@@ -112,7 +113,8 @@ impl NameServer {
         })
     }
 
-    /// Does whatever can be done now. `open` tells the keeper of an address, before the program hears of it.
+    /// Does all work that can be done now. `open` reports an address to the keeper before the program gets the
+    /// answer.
     pub(crate) fn serve(&mut self, rules: &NetworkRules, now: Instant, open: &mut dyn FnMut(OpenedAddress)) {
         let mut bytes = vec![0; ANSWER_MAX];
         for _ in 0..TURN_MAX {
@@ -123,8 +125,8 @@ impl NameServer {
             self.take(&bytes[..len], QuestionSource::Datagram(from), rules, now, open);
         }
         self.accept(now);
-        self.hear_clients(rules, now, open);
-        self.hear_servers(rules, now, open);
+        self.read_clients(rules, now, open);
+        self.read_servers(rules, now, open);
     }
 
     fn accept(&mut self, now: Instant) {
@@ -138,7 +140,7 @@ impl NameServer {
         }
     }
 
-    fn hear_clients(&mut self, rules: &NetworkRules, now: Instant, open: &mut dyn FnMut(OpenedAddress)) {
+    fn read_clients(&mut self, rules: &NetworkRules, now: Instant, open: &mut dyn FnMut(OpenedAddress)) {
         let mut asked = Vec::new();
         self.clients.retain_mut(|client| {
             let is_open = client.read();
@@ -161,8 +163,8 @@ impl NameServer {
         now: Instant,
         open: &mut dyn FnMut(OpenedAddress),
     ) {
-        let Some(asked) = gate_dns::asked(message) else { return };
-        let known = known(&asked, rules);
+        let Some(asked) = gate_dns::parse_question(message) else { return };
+        let known = answer_locally(&asked, rules);
         let answer = match known {
             LocalAnswer::Elsewhere if self.questions.len() >= QUESTIONS_MAX => {
                 Some(gate_dns::reply(message, &asked, DnsCode::Failed, &[]))
@@ -193,11 +195,11 @@ impl NameServer {
         self.questions.push(question);
     }
 
-    fn hear_servers(&mut self, rules: &NetworkRules, now: Instant, open: &mut dyn FnMut(OpenedAddress)) {
+    fn read_servers(&mut self, rules: &NetworkRules, now: Instant, open: &mut dyn FnMut(OpenedAddress)) {
         let mut at = 0;
         while at < self.questions.len() {
             let question = &mut self.questions[at];
-            let answer = match question.hear() {
+            let answer = match question.read_reply() {
                 UpstreamReply::Answer(answer) => {
                     tell(&question.asked, rules, &gate_dns::addresses(&answer), open);
                     Some(answer)
@@ -244,7 +246,7 @@ enum LocalAnswer {
     Elsewhere,
 }
 
-fn known(asked: &DnsQuestion, rules: &NetworkRules) -> LocalAnswer {
+fn answer_locally(asked: &DnsQuestion, rules: &NetworkRules) -> LocalAnswer {
     let loopback = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
     let Some(name) = &asked.name else {
         return if rules.reach() == DefaultReach::Listed { LocalAnswer::No } else { LocalAnswer::Elsewhere };
@@ -342,7 +344,7 @@ impl ForwardedQuestion {
         Err(io::ErrorKind::TimedOut.into())
     }
 
-    fn hear(&mut self) -> UpstreamReply {
+    fn read_reply(&mut self) -> UpstreamReply {
         let mut bytes = vec![0; ANSWER_MAX];
         let heard = match &mut self.upstream {
             None => return UpstreamReply::Failed,
@@ -398,9 +400,9 @@ fn by_stream(server: SocketAddr, message: &[u8]) -> io::Result<Upstream> {
 /// Begins to connect, and does not wait for it.
 fn dial(server: SocketAddr) -> io::Result<TcpStream> {
     let family = if server.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    let socket = sys::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK)?;
-    let address = sys::SocketAddress::from(server);
-    match sys::connect(socket.as_raw_fd(), address.bytes()) {
+    let socket = sockets::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK)?;
+    let address = sockets::SocketAddress::from(server);
+    match sockets::connect(socket.as_raw_fd(), address.bytes()) {
         Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
         Ok(()) | Err(_) => Ok(TcpStream::from(socket)),
     }

@@ -141,7 +141,7 @@ pub(crate) fn answer(bytes: &[u8], question: &[u8], kind: AddressKind) -> Option
 }
 
 /// Reads a question of somebody else's. None: it is none, or one that nobody can answer.
-pub(crate) fn asked(message: &[u8]) -> Option<DnsQuestion> {
+pub(crate) fn parse_question(message: &[u8]) -> Option<DnsQuestion> {
     let [flags, questions] = [2, 4].map(|at| word(message, at).unwrap_or_default());
     if flags & (IS_ANSWER | OPCODE_MASK) != 0 || questions != 1 {
         return None;
@@ -193,7 +193,7 @@ pub(crate) fn reply(message: &[u8], asked: &DnsQuestion, code: DnsCode, addresse
 
 /// Whether this is an answer to that message.
 pub(crate) fn answers(answer: &[u8], message: &[u8]) -> bool {
-    let Some(asked) = asked(message) else { return false };
+    let Some(asked) = parse_question(message) else { return false };
     let repeated = answer.get(HEADER_LEN..asked.end);
     word(answer, 0) == word(message, 0)
         && word(answer, 2).is_some_and(|flags| flags & IS_ANSWER != 0)
@@ -317,13 +317,13 @@ mod tests {
         for odd in [&b"a.example"[..], b"a\0", b"\xc3\xa4", b"a b", b"\xff"] {
             let mut message = question(7, "x.com", AddressKind::V4);
             message.splice(HEADER_LEN..HEADER_LEN + 2, [&[odd.len() as u8], odd].concat());
-            let read = asked(&message).unwrap();
+            let read = parse_question(&message).unwrap();
             assert_eq!(read.name, None, "{odd:?}");
             // It can still be passed on and answered.
             assert!(answers(&reply(&message, &read, DnsCode::NoName, &[]), &message));
         }
         let message = question(7, "_sip._tcp.Ex-ample.com", AddressKind::V4);
-        assert_eq!(asked(&message).unwrap().name.as_deref(), Some("_sip._tcp.ex-ample.com"));
+        assert_eq!(parse_question(&message).unwrap().name.as_deref(), Some("_sip._tcp.ex-ample.com"));
     }
 
     #[test]
@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn a_question_is_read_and_answered_and_nothing_else_is() {
         let message = question(7, "www.Example.com", AddressKind::V4);
-        let read = asked(&message).unwrap();
+        let read = parse_question(&message).unwrap();
         assert_eq!(read.name.as_deref(), Some("www.example.com"));
         let addresses_of = [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7)), IpAddr::V4(Ipv4Addr::new(192, 0, 2, 8))];
         assert!(
@@ -354,9 +354,9 @@ mod tests {
         let none = reply(&message, &read, DnsCode::NoName, &[]);
         assert_eq!(answer(&none, &message, AddressKind::V4), Some(DnsAnswer::NoSuchName));
         assert!(is_failure(&reply(&message, &read, DnsCode::Failed, &[])));
-        assert!(asked(&out).is_none(), "an answer is no question");
+        assert!(parse_question(&out).is_none(), "an answer is no question");
         for cut in 0..message.len() {
-            assert!(asked(&message[..cut]).is_none(), "{cut}");
+            assert!(parse_question(&message[..cut]).is_none(), "{cut}");
         }
         // Every byte may be anything.
         for at in 0..out.len() {
@@ -365,7 +365,7 @@ mod tests {
                 bytes[at] = value;
                 drop(addresses(&bytes));
                 bytes[2] &= 0x7f;
-                if let Some(read) = asked(&bytes) {
+                if let Some(read) = parse_question(&bytes) {
                     drop(reply(&bytes, &read, DnsCode::Fine, &addresses_of));
                 }
             }

@@ -166,7 +166,7 @@ fn passed_on(line: (&str, &str, &str), target: &ProxyTarget, fields: &[(&str, &s
         .collect();
     for (name, value) in fields {
         let lower = name.to_ascii_lowercase();
-        // What says how long the body is stays, whatever else is asked for.
+        // Headers that give the length of the body are kept in any case.
         let is_framing = matches!(lower.as_str(), "transfer-encoding" | "content-length");
         if is_framing || !(HOP_BY_HOP.contains(&lower.as_str()) || named.contains(&lower)) {
             // Writing to a string cannot fail.

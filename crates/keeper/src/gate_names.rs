@@ -62,7 +62,7 @@ fn resolve_by(name: &str, hosts: &str, servers: &[SocketAddr]) -> Result<Vec<IpA
     if !known.is_empty() {
         return Ok(known);
     }
-    // This name is the host itself, whatever a server says.
+    // This name always means the host itself.
     if name == "localhost" || name.ends_with(".localhost") {
         return Ok(vec![IpAddr::V4(Ipv4Addr::LOCALHOST)]);
     }

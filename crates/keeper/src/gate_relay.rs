@@ -12,7 +12,7 @@ use crate::gate_body::BodyRelay;
 /// How long a connection may be silent once one side of a tunnel has said all.
 const SILENT_HALF_MAX: Duration = Duration::from_secs(120);
 const BUFFER_LEN: usize = 32 * 1024;
-/// How long a client is read that was told everything: closing with its words unread would take ours back.
+/// How long a client is read after its last answer: closing with unread bytes would discard the answer.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// What of a client's bytes goes to the server.

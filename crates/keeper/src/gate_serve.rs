@@ -1,7 +1,7 @@
 //! One connection to the gate, from its first byte to its last.
 //!
-//! Owns: the order in which a request is read, checked, connected and passed on, and what a client is told that is
-//! refused. A name is resolved once, and what was checked is what is connected to.
+//! Owns: the order in which a request is read, checked, connected and passed on, and the answer to a refused client.
+//! A name is resolved once, and the connection goes to the address that was checked.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -28,7 +28,7 @@ const SILENT_LOOPBACK_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Why a client is not connected.
 #[derive(Debug)]
 enum ProxyRefusal {
-    /// It left, and nobody is there to be told.
+    /// The client disconnected, so there is nobody to answer.
     Gone,
     Late,
     TooLong,
@@ -59,8 +59,8 @@ pub(crate) fn serve(client: &TcpStream, rules: &NetworkRules) {
         }
         Err(ProxyRefusal::Gone) => {}
         Err(refused) => {
-            let (status, text) = refused.told(rules);
-            say(client, &gate_http::answer(&status, &text));
+            let (status, text) = refused.describe(rules);
+            write_answer(client, &gate_http::answer(&status, &text));
         }
     }
 }
@@ -98,15 +98,15 @@ fn open_loopback(target: &ProxyTarget, rules: &NetworkRules) -> Option<SocketAdd
 }
 
 /// Tells a client that there are too many, as soon as it has asked.
-pub(crate) fn turn_away(client: &TcpStream, connections_max: usize) {
+pub(crate) fn refuse(client: &TcpStream, connections_max: usize) {
     if matches!(read_head(client), Err(ProxyRefusal::Gone)) {
         return;
     }
     let text = format!("this sandbox has {connections_max} connections open, which is the most it may have");
-    say(client, &gate_http::answer("503 Too many connections", &text));
+    write_answer(client, &gate_http::answer("503 Too many connections", &text));
 }
 
-fn say(mut client: &TcpStream, answer: &str) {
+fn write_answer(mut client: &TcpStream, answer: &str) {
     if client.write_all(answer.as_bytes()).is_ok() {
         gate_relay::linger(client);
     }
@@ -224,7 +224,7 @@ fn place_of(address: IpAddr) -> AddressOwner {
 
 impl ProxyRefusal {
     /// The status and the words of the answer.
-    fn told(&self, rules: &NetworkRules) -> (String, String) {
+    fn describe(&self, rules: &NetworkRules) -> (String, String) {
         let plain = |status: &str, text: &str| (status.to_owned(), text.to_owned());
         match self {
             ProxyRefusal::Gone => plain("400 Bad Request", ""),
@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     /// What a client hears that says this to a gate with this list.
-    fn told(list: &str, said: &[u8]) -> String {
+    fn describe(list: &str, said: &[u8]) -> String {
         let words: Vec<String> = list.split_whitespace().map(str::to_owned).collect();
         let rules = NetworkRules::read(crate::gate_rules::DefaultReach::Listed, &words).unwrap();
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
@@ -301,12 +301,12 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_host_and_the_line_that_would_open_it() {
-        let heard = told("a.example:443 *.b.example", b"CONNECT c.example:443 HTTP/1.1\r\n\r\n");
+        let heard = describe("a.example:443 *.b.example", b"CONNECT c.example:443 HTTP/1.1\r\n\r\n");
         assert!(heard.starts_with("HTTP/1.1 403 c.example is not listed by NETWORK\r\n"), "{heard}");
         for part in ["NETWORK a.example:443 *.b.example\n", "add `c.example:443` to that line"] {
             assert!(heard.contains(part), "{heard}");
         }
-        let heard = told("a.example:443", b"GET http://a.example/ HTTP/1.1\r\n\r\n");
+        let heard = describe("a.example:443", b"GET http://a.example/ HTTP/1.1\r\n\r\n");
         assert!(heard.contains("add `a.example:80`"), "{heard}");
     }
 
@@ -326,7 +326,7 @@ mod tests {
                 format!("CONNECT {target}:80 HTTP/1.1\r\n\r\n"),
                 format!("GET http://{target}/ HTTP/1.1\r\n\r\n"),
             ] {
-                let heard = told(list, said.as_bytes());
+                let heard = describe(list, said.as_bytes());
                 assert!(heard.starts_with("HTTP/1.1 403 "), "{heard}");
                 assert!(heard.contains("which NETWORK does not open"), "{heard}");
             }
@@ -337,9 +337,9 @@ mod tests {
     fn a_head_that_never_ends_is_cut_off() {
         let mut said = b"GET http://a.example/ HTTP/1.1\r\nX: ".to_vec();
         said.resize(HEAD_MAX + 10, b'x');
-        let heard = told("a.example", &said);
+        let heard = describe("a.example", &said);
         assert!(heard.starts_with("HTTP/1.1 431 "), "{heard}");
-        let heard = told("a.example", b"hello\r\n\r\n");
+        let heard = describe("a.example", b"hello\r\n\r\n");
         assert!(heard.starts_with("HTTP/1.1 400 "), "{heard}");
     }
 }

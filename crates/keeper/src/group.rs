@@ -24,7 +24,7 @@ const CPU: &CStr = c"cpu.stat";
 /// Longest list of processes that is read at once.
 const PIDS_BYTES_MAX: u64 = 1024 * 1024;
 const EVENTS_BYTES_MAX: u64 = 4096;
-/// Most processes of one exec that are held on to at once.
+/// The most processes of one exec whose descriptors are open at once.
 const PIDFDS_MAX: usize = 256;
 
 /// The sandbox's cgroup. A lock on it, inherited with it, says that it is in use.
@@ -74,7 +74,7 @@ impl Fence {
         }
     }
 
-    /// Lets the sandbox be told of cgroups by their names below its own, and of no others.
+    /// Limits the names of cgroups that the sandbox sees to those below its own.
     pub(crate) fn unshare_cgroups(&self) -> io::Result<()> {
         // The kernel may refuse to start a process in a cgroup that is not below the namespace's.
         if let Some(groups) = &self.groups
@@ -144,7 +144,7 @@ impl SandboxCgroup {
         }
     }
 
-    /// Kills everything in the sandbox, and whatever it forks meanwhile.
+    /// Kills everything in the sandbox, including processes that it forks in the meantime.
     pub(crate) fn kill(&self) -> io::Result<()> {
         kill(&self.dir)
     }
@@ -175,7 +175,7 @@ impl ExecCgroup {
         }
     }
 
-    /// Kills everything in it, and whatever that forks meanwhile.
+    /// Kills everything in it, including processes that it forks in the meantime.
     pub(crate) fn kill(&self) -> io::Result<()> {
         kill(&self.dir)
     }

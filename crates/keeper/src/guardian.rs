@@ -95,7 +95,7 @@ impl Guardian {
     }
 
     /// Lets the guardian collect what ended, which it does not before.
-    pub(crate) fn go_on(&self) {
+    pub(crate) fn release(&self) {
         let Some(status) = &self.status else { return };
         // One that was killed collects nothing.
         if sys::write(status.as_raw_fd(), &[0]).is_err() {}
@@ -123,7 +123,7 @@ impl Guardian {
         self.status.as_ref()
     }
 
-    /// How the program ended, if that was told and not taken yet.
+    /// How the program ended, if that was reported and not taken yet.
     pub(crate) fn ending(&mut self) -> Option<ProgramEnd> {
         let mut rest = [0; PID_LEN + ENDING_LEN];
         let rest = &mut rest[self.told.len()..];
@@ -187,8 +187,8 @@ fn arrange(status: RawFd, lock: RawFd) {
     }
 }
 
-/// Collects everybody who ended, and ends when nobody is left. The program's end is told before it is
-/// collected, so that a guardian killed in between leaves it for the keeper to see.
+/// Collects all processes that ended, and exits when none is left. The program's end is reported before it is
+/// collected, so that the keeper can see it if the guardian is killed in between.
 fn reap(main: i32) {
     loop {
         // SAFETY: both structures are plain data, for which zeroes are a valid value, and outlive the call.
@@ -215,7 +215,7 @@ fn reap(main: i32) {
                 ProgramDeath::Signal(status)
             };
             let message = encode(&ProgramEnd { died, usage: from_rusage(&usage) });
-            // A keeper that does not listen is dead or was told by others.
+            // A keeper that does not listen is dead or already knows.
             if sys::write(STATUS_FD, &message).is_err() {}
         }
         // SAFETY: a null status is allowed, and the child waits to be collected.
@@ -223,7 +223,7 @@ fn reap(main: i32) {
     }
 }
 
-/// The keeper died. Kills whatever descends from here until nothing does; `reap` ends the process then.
+/// The keeper died. Kills all descendants until none is left; `reap` then ends the process.
 fn end_all(main: i32) -> ! {
     let own = std::process::id().cast_signed();
     let mut pause_us = PAUSE_FIRST_US;

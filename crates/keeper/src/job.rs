@@ -1,6 +1,6 @@
-//! The output of a job as a whole: both streams by turns, the order in which they spoke, and telling of it.
+//! The output of a job: both streams in turn, the order of their writes, and the reports about it.
 //!
-//! Owns: the file `order`, how often the daemon is told, and that a disk which gets full is left alone.
+//! Owns: the file `order`, how often the daemon gets a report, and that a nearly full disk is not filled.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,7 +16,7 @@ use crate::keep::Keeper;
 use crate::peers::{DaemonPeer, OUT_SOFT_MAX};
 use crate::sys;
 
-/// Between two times that the daemon is told of output which flows.
+/// Time between two reports about output that is being written.
 const TELL_EVERY: Duration = Duration::from_millis(50);
 /// How much is kept between two looks at the disk.
 const LOOK_EVERY_BYTES: u64 = 1 << 20;
@@ -31,7 +31,7 @@ pub(crate) struct JobCapture {
     /// How much was seen when the disk is looked at next.
     look_at: u64,
     told_at: Option<Instant>,
-    /// When the daemon has to be told of what came since.
+    /// When the next report to the daemon is due.
     pub(crate) tell_at: Option<Instant>,
 }
 
@@ -58,7 +58,7 @@ impl JobCapture {
         }
     }
 
-    fn spoke(&mut self, who: Speaker, len: u64) {
+    fn mark_order(&mut self, who: Speaker, len: u64) {
         let Some(mark) = self.marks.spoke(who, len) else { return };
         if matches!(self.order, OrderFile::Unmade) {
             let made = execs::create_output(&self.dir, ORDER_FILE);
@@ -75,7 +75,7 @@ impl JobCapture {
     }
 
     /// Why nothing more may be kept, if it is time to look and so.
-    fn look_at_disk(&mut self, seen: u64) -> Option<io::Error> {
+    fn check_disk(&mut self, seen: u64) -> Option<io::Error> {
         if self.keep_free == 0 || seen < self.look_at {
             return None;
         }
@@ -95,7 +95,7 @@ pub(crate) fn pump(
     ways: &SplicePipes,
 ) -> PipeFlow {
     for _ in 0..MOVES_MAX {
-        if let Some(why) = job.look_at_disk(stdout.counted.seen + stderr.counted.seen) {
+        if let Some(why) = job.check_disk(stdout.counted.seen + stderr.counted.seen) {
             stderr.keep_no_more(io::Error::other(why.to_string()));
             stdout.keep_no_more(why);
             job.order = OrderFile::Over;
@@ -105,7 +105,7 @@ pub(crate) fn pump(
             let before = stream.counted.seen;
             let flow = stream.shift(ways);
             if stream.counted.seen > before {
-                job.spoke(who, stream.counted.seen - before);
+                job.mark_order(who, stream.counted.seen - before);
             }
             flow
         };
@@ -135,13 +135,13 @@ impl Keeper {
             let due = job.told_at.map_or(now, |at| (at + TELL_EVERY).max(now));
             job.tell_at.get_or_insert(due);
             self.check_output(serial);
-            self.tell_outputs(now);
+            self.report_outputs(now);
         }
         flow
     }
 
     /// Tells of the output for which it is time. What nobody is there to hear is found in the files.
-    pub(crate) fn tell_outputs(&mut self, now: Instant) {
+    pub(crate) fn report_outputs(&mut self, now: Instant) {
         let behind = self.daemon.as_ref().map(DaemonPeer::behind);
         let is_due =
             |one: &&mut RunningExec| one.job.as_ref().and_then(|job| job.tell_at).is_some_and(|at| at <= now);
@@ -149,7 +149,7 @@ impl Keeper {
         for one in self.running.iter_mut().filter(is_due) {
             let Some(job) = &mut one.job else { continue };
             match behind {
-                // It is told once the daemon has read what it was told before.
+                // The next report is sent when the daemon has read the last one.
                 Some(behind) if behind > OUT_SOFT_MAX => {}
                 Some(_) => {
                     (job.told_at, job.tell_at) = (Some(now), None);
@@ -162,8 +162,8 @@ impl Keeper {
         events.iter().for_each(|event| self.tell(event));
     }
 
-    /// When the next job has to be told of, if anybody would hear it. The loop wakes by itself when a daemon has read.
-    pub(crate) fn tell_at(&self) -> Option<Instant> {
+    /// When the next report is due, if a daemon is connected. The loop wakes when the daemon has read.
+    pub(crate) fn report_at(&self) -> Option<Instant> {
         let hears = self.daemon.as_ref().is_some_and(|daemon| daemon.behind() <= OUT_SOFT_MAX);
         let due = self.running.iter().filter_map(|one| one.job.as_ref()?.tell_at).min();
         due.filter(|_| hears)

@@ -41,7 +41,7 @@ const READ_MAX: usize = 8 * 1024;
 pub(crate) struct Keeper {
     pub(crate) spec: KeeperSpec,
     pub(crate) dir: OwnedFd,
-    /// Held for as long as this process and the guardians live; never read.
+    /// Locked while this process or a guardian lives; never read.
     pub(crate) lock: OwnedFd,
     pub(crate) log: KeeperLog,
     listener: UnixListener,
@@ -150,7 +150,7 @@ impl Keeper {
         })
     }
 
-    /// Keeps the sandbox until it is told to end, or nobody can want it any more.
+    /// Keeps the sandbox until it is ended, or until it cannot be needed any more.
     pub(crate) fn run(mut self) {
         self.log.say(&format!("keeps {} incarnation {}", self.spec.sandbox, self.spec.incarnation));
         let (mut polled, mut sources) = (Vec::new(), Vec::new());
@@ -223,7 +223,7 @@ impl Keeper {
         for pipe in self.leftovers.iter().filter_map(|leftover| leftover.pipe.as_ref()) {
             add(pipe.as_raw_fd(), libc::POLLIN, WakeSource::Leftovers);
         }
-        // Behind everything else: whoever calls often has no say over what comes before.
+        // After everything else: programs that call often must not delay the rest.
         if let Some(supervisor) = &self.supervisor {
             supervisor.watch(|fd, events, watched| add(fd, events, WakeSource::Net(watched)));
         }
@@ -233,18 +233,18 @@ impl Keeper {
         match source {
             WakeSource::Signals => self.take_signals(),
             WakeSource::Listener => self.accept(),
-            WakeSource::Stranger(serial) => self.hear_stranger(serial),
+            WakeSource::Stranger(serial) => self.read_unproven(serial),
             WakeSource::Daemon => self.serve_daemon(events),
             WakeSource::Stdin(serial) => {
                 if let Some(one) = self.find(serial) {
                     one.stdin.pump();
                 }
             }
-            WakeSource::Stdout(serial) => self.hear_stdout(serial),
-            WakeSource::Stderr(serial) => self.hear_stderr(serial),
-            WakeSource::Count => self.hear_count(Instant::now()),
-            WakeSource::Guard(serial) => self.hear_guard(serial),
-            WakeSource::Starts => self.hear_starts(Instant::now()),
+            WakeSource::Stdout(serial) => self.read_stdout(serial),
+            WakeSource::Stderr(serial) => self.read_stderr(serial),
+            WakeSource::Count => self.receive_count(Instant::now()),
+            WakeSource::Guard(serial) => self.read_guardian(serial),
+            WakeSource::Starts => self.poll_starts(Instant::now()),
             WakeSource::Net(watched) => {
                 if let Some(supervisor) = &mut self.supervisor {
                     supervisor.serve(watched, events);
@@ -257,7 +257,7 @@ impl Keeper {
     }
 
     // What a pump or a relay found is seen again, or not, by the next poll.
-    fn hear_stdout(&mut self, serial: u64) {
+    fn read_stdout(&mut self, serial: u64) {
         let ways = self.ways.clone();
         let Some(one) = self.find(serial) else { return };
         match one.kind {
@@ -270,7 +270,7 @@ impl Keeper {
         }
     }
 
-    fn hear_stderr(&mut self, serial: u64) {
+    fn read_stderr(&mut self, serial: u64) {
         let ways = self.ways.clone();
         let Some(one) = self.find(serial) else { return };
         match one.kind {
@@ -294,7 +294,7 @@ impl Keeper {
     fn accept(&mut self) {
         while let Ok((stream, _)) = self.listener.accept() {
             if self.strangers.len() >= STRANGERS_MAX {
-                peers::turn_away(&stream, RefusedWhy::TooManyWaiting);
+                peers::refuse(&stream, RefusedWhy::TooManyWaiting);
                 continue;
             }
             let serial = self.next_serial();
@@ -304,7 +304,7 @@ impl Keeper {
         }
     }
 
-    fn hear_stranger(&mut self, serial: u64) {
+    fn read_unproven(&mut self, serial: u64) {
         let Some(at) = self.strangers.iter().position(|stranger| stranger.serial == serial) else { return };
         let met = self.strangers[at].read(&self.spec.secret);
         if matches!(met, HandshakeResult::Waiting) {
@@ -315,10 +315,10 @@ impl Keeper {
             HandshakeResult::Waiting | HandshakeResult::Gone => {}
             HandshakeResult::Liar => {
                 self.log.say("turned away a peer without the secret");
-                stranger.turn_away(RefusedWhy::BadProof);
+                stranger.refuse(RefusedWhy::BadProof);
             }
             HandshakeResult::Proven(_, hello) if hello.epoch < self.epoch => {
-                stranger.turn_away(RefusedWhy::OldEpoch { current: self.epoch });
+                stranger.refuse(RefusedWhy::OldEpoch { current: self.epoch });
             }
             HandshakeResult::Proven(challenge, hello) => {
                 let welcome = Welcome {
@@ -327,7 +327,7 @@ impl Keeper {
                     incarnation: self.spec.incarnation,
                     host_pid: self.host_pid,
                     layers: self.confined.layers.list.clone(),
-                    execs: self.shelf.known(&self.running),
+                    execs: self.shelf.list_execs(&self.running),
                     limits: self.confined.limits_in_force(),
                 };
                 let mut bytes = Vec::new();
@@ -437,14 +437,14 @@ impl Keeper {
             SandboxEnd::Forced { again, until } => Some(again.min(until)),
             SandboxEnd::Over => None,
         });
-        let alone = self.daemon.is_none().then_some(self.look_around_at());
+        let alone = self.daemon.is_none().then_some(self.liveness_due());
         let strays = self.strays.map(|strays| strays.at);
         let alive = self.running.iter().filter(|one| one.stage == ExecStage::Alive);
         let starts = self.running.iter().filter_map(|one| Some(one.starting.as_ref()?.until));
         let watches = alive.filter_map(|one| one.deadline).chain(self.watch.at).chain(starts);
         let due = strangers.chain(drains).chain(doomed).chain(strays).chain(ending).chain(alone);
         let calls = self.supervisor.as_ref().and_then(Supervisor::due);
-        let due = due.chain(watches).chain(self.tell_at()).chain(calls).min();
+        let due = due.chain(watches).chain(self.report_at()).chain(calls).min();
         let Some(due) = due else { return -1 };
         // Rounded up: waking a moment early would only mean to sleep again.
         i32::try_from(due.saturating_duration_since(now).as_millis() + 1).unwrap_or(i32::MAX)
@@ -455,21 +455,21 @@ impl Keeper {
         if let Some(supervisor) = &mut self.supervisor {
             supervisor.keep_time(now);
         }
-        self.tell_outputs(now);
-        self.hear_overdue_starts(now);
+        self.report_outputs(now);
+        self.expire_starts(now);
         self.finish_drained(now);
         self.end_overdue(now);
-        self.look(now);
-        self.kill_doomed(now);
+        self.check_limits(now);
+        self.kill_due(now);
         self.kill_strays(now);
-        self.go_on_ending(now);
-        if self.daemon.is_none() && now >= self.look_around_at() {
+        self.continue_ending(now);
+        if self.daemon.is_none() && now >= self.liveness_due() {
             self.looked_around = now;
-            self.look_around(now);
+            self.check_liveness(now);
         }
     }
 
-    fn look_around_at(&self) -> Instant {
+    fn liveness_due(&self) -> Instant {
         self.looked_around + self.sped_up(LOOK_AROUND_EVERY)
     }
 
@@ -479,7 +479,7 @@ impl Keeper {
         if is_sped_up { Duration::from_millis(20) } else { wait }
     }
 
-    fn look_around(&mut self, now: Instant) {
+    fn check_liveness(&mut self, now: Instant) {
         let is_vanished = sys::stat(self.dir.as_raw_fd()).is_ok_and(|stat| stat.st_nlink == 0);
         if is_vanished {
             self.log.say("its directory vanished");

@@ -71,12 +71,12 @@ impl Keeper {
     }
 
     /// Whether somebody asked this exec to go.
-    pub(crate) fn is_doomed(&self, exec: &str) -> bool {
+    pub(crate) fn is_kill_scheduled(&self, exec: &str) -> bool {
         self.doomed.iter().any(|doomed| doomed.exec == exec)
     }
 
     /// Asks an exec and its descendants to go, and sets the moment when they are not asked any more.
-    pub(crate) fn doom(&mut self, exec: &str, grace: Duration) {
+    pub(crate) fn schedule_kill(&mut self, exec: &str, grace: Duration) {
         let now = Instant::now();
         if !grace.is_zero() {
             self.ask(exec);
@@ -94,12 +94,12 @@ impl Keeper {
         let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else { return };
         one.note.push_str(note);
         let exec = one.id.clone();
-        self.doom(&exec, Duration::ZERO);
-        self.kill_doomed(Instant::now());
+        self.schedule_kill(&exec, Duration::ZERO);
+        self.kill_due(Instant::now());
     }
 
     /// Strikes whose grace is over, again and again until nothing of them is left.
-    pub(crate) fn kill_doomed(&mut self, now: Instant) {
+    pub(crate) fn kill_due(&mut self, now: Instant) {
         // One look at the processes serves for all of them, and others get their turn before the next.
         let walk = OnceCell::new();
         let mut at = 0;
@@ -185,7 +185,7 @@ impl Keeper {
     }
 
     /// Hears from the guardian how a program ended.
-    pub(crate) fn hear_guard(&mut self, serial: u64) {
+    pub(crate) fn read_guardian(&mut self, serial: u64) {
         let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else { return };
         if let ProcessHold::Guard(guard) = &mut one.held
             && let Some(ending) = guard.ending()
@@ -198,7 +198,7 @@ impl Keeper {
     pub(crate) fn collected(&mut self, pid: i32, died: ProgramDeath) {
         let is_his = |held: &ProcessHold| matches!(held, ProcessHold::Guard(Guardian { pid: Some(his), .. }) if *his == pid);
         if let Some(at) = self.running.iter().position(|one| is_his(&one.held)) {
-            self.hear_guard(self.running[at].serial);
+            self.read_guardian(self.running[at].serial);
             let is_ending = self.ending.is_some();
             let one = &mut self.running[at];
             if let ProcessHold::Guard(guard) = &mut one.held {
@@ -225,7 +225,7 @@ impl Keeper {
         self.remove_empty_groups();
     }
 
-    /// Kills whatever has no guardian. As every exec has one, that is what a killed one left.
+    /// Kills every process without a guardian. As every exec has one, these are what a killed guardian left.
     pub(crate) fn kill_strays(&mut self, now: Instant) {
         let Some(mut strays) = self.strays.filter(|strays| strays.at <= now) else { return };
         if self.confined.proc_is_ours {

@@ -123,11 +123,11 @@ pub(crate) fn prepare(
     }
 }
 
-/// Rules that take nothing away that an exec could use. Whoever enters them is in a part of its own, from which nobody
-/// outside of it can be looked into: not the runtime's memory, environment or pipes.
+/// Rules that take away nothing that an exec could use. A process that enters them is in a domain of its own, from
+/// which it cannot inspect processes outside: not the runtime's memory, environment or pipes.
 ///
-/// With `Tcp::Closed` they take connecting and binding away as well, which the keeper then does for them.
-pub(crate) fn apart(tcp: TcpAccess) -> io::Result<Ruleset> {
+/// `TcpAccess::Closed` also takes away connecting and binding, which the keeper then does for them.
+pub(crate) fn restrict_signals(tcp: TcpAccess) -> io::Result<Ruleset> {
     let (handled_net, size) = match tcp {
         TcpAccess::Open => (0, size_of::<u64>()),
         TcpAccess::Closed => (BIND_TCP | CONNECT_TCP, 2 * size_of::<u64>()),

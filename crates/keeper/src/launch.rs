@@ -57,8 +57,8 @@ pub(crate) fn keep() -> ExitCode {
     unsafe { libc::close_range(descriptors::CGROUP as libc::c_uint + 1, libc::c_uint::MAX, 0) };
     let served = serve(&ready);
     if served.is_err() {
-        // Whoever hears of the failure takes the cgroup away, which must not be in use then.
-        // SAFETY: nothing in this process owns a descriptor any more, beyond the one that is announced on.
+        // The daemon removes the cgroup after the failure, so it must not be in use then.
+        // SAFETY: nothing in this process owns a descriptor any more, except the one for the announcement.
         unsafe { libc::close_range(descriptors::CGROUP as libc::c_uint, libc::c_uint::MAX, 0) };
     }
     match served {
@@ -81,7 +81,7 @@ fn exit_code(code: i32) -> ExitCode {
 fn announce(mut ready: &File, status: u8, text: &str) {
     let mut message = vec![status];
     message.extend_from_slice(text.as_bytes());
-    // Whoever started this keeper may be gone; the lock and the socket are what counts.
+    // The process that started this keeper may have ended; the lock and the socket are what counts.
     if ready.write_all(&message).is_err() {}
 }
 

@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use crate::notify_epoll::read_bounded;
+use crate::sockets;
 use crate::sys;
 
 const PORT_RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
@@ -64,8 +65,8 @@ impl LocalPorts {
             if self.0[at] == peer.port() {
                 continue;
             }
-            let address = sys::SocketAddress::for_socket(socket, SocketAddr::new(source, self.0[at]))?;
-            match sys::bind(socket.as_raw_fd(), address.bytes()) {
+            let address = sockets::SocketAddress::for_socket(socket, SocketAddr::new(source, self.0[at]))?;
+            match sockets::bind(socket.as_raw_fd(), address.bytes()) {
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EADDRINUSE | libc::EACCES)) => {}
                 other => return other,
             }
@@ -152,7 +153,7 @@ mod tests {
         let ports = LocalPorts([&[in_use], &free[..]].concat());
         let mut sockets = Vec::new();
         let refused = loop {
-            let socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM).unwrap();
+            let socket = sockets::socket(libc::AF_INET, libc::SOCK_STREAM).unwrap();
             match ports.bind_one(&socket, SOURCE, peer) {
                 Ok(()) => sockets.push(std::net::TcpStream::from(socket)),
                 Err(error) => break error,

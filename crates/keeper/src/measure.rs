@@ -26,7 +26,7 @@ const DEPTH_MAX: usize = 512;
 const WITHIN: Duration = Duration::from_secs(60);
 /// What an owner needs to see what a directory holds.
 const OWNER_LOOKS: libc::mode_t = 0o500;
-/// Leaves the processor to whoever wants it.
+/// Runs at the lowest priority.
 const NICENESS: libc::c_int = 19;
 
 /// What the one who counts is called, to tell it from those who stay.
@@ -105,7 +105,7 @@ fn used_bytes(root: &Path, namespaces: Namespaces) -> io::Result<u64> {
     let root = sys::c_string(root.as_os_str())?;
     let top = enter(libc::AT_FDCWD, &root)?.ok_or(io::ErrorKind::NotFound)?;
     let device = sys::stat(top.fd())?.st_dev;
-    let own = look(top.fd(), c"")?;
+    let own = stat_entry(top.fd(), c"")?;
     let named = walk(top, own.mount)?.saturating_add(own.bytes);
     Ok(match namespaces {
         Namespaces::Own => named.saturating_add(removed::bytes(device)),
@@ -126,7 +126,7 @@ fn walk(top: DirReader, mount: u64) -> io::Result<u64> {
         if matches!(name.to_bytes(), b"." | b"..") {
             continue;
         }
-        let entry = match look(dir, name) {
+        let entry = match stat_entry(dir, name) {
             Ok(entry) => entry,
             // Somebody closes it while it is counted, so it cannot be.
             Err(error) if !may_look_into(dir) => return Err(error),
@@ -148,7 +148,7 @@ fn walk(top: DirReader, mount: u64) -> io::Result<u64> {
     Ok(used)
 }
 
-fn look(dir: RawFd, name: &CStr) -> io::Result<DirEntryStat> {
+fn stat_entry(dir: RawFd, name: &CStr) -> io::Result<DirEntryStat> {
     let flags = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT;
     let mask = libc::STATX_TYPE | libc::STATX_NLINK | libc::STATX_BLOCKS | libc::STATX_MNT_ID;
     // SAFETY: `statx` is plain data, for which zeroes are a valid value, and outlives the call, as the name does.
@@ -160,7 +160,7 @@ fn look(dir: RawFd, name: &CStr) -> io::Result<DirEntryStat> {
     let is_dir = u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFDIR;
     // Each of a file's names is found, so that together they count it once.
     let names = if is_dir { 1 } else { u64::from(found.stx_nlink).max(1) };
-    // Before Linux 5.8 mounts have no number, and those of other devices alone are told apart.
+    // Before Linux 5.8 mounts have no id, and only those of other devices can be distinguished.
     let device = u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor);
     let mount = if found.stx_mask & libc::STATX_MNT_ID == 0 { device } else { found.stx_mnt_id };
     Ok(DirEntryStat { is_dir, bytes: found.stx_blocks.saturating_mul(512) / names, mount })
@@ -202,14 +202,14 @@ fn enter_closed(dir: RawFd, name: &CStr) -> io::Result<Option<DirReader>> {
 
 /// One may be listed and yet not say what is in it.
 fn may_look_into(dir: RawFd) -> bool {
-    look(dir, c".").is_ok()
+    stat_entry(dir, c".").is_ok()
 }
 
 /// What lies in the files of execs: output that is not archived yet, and what is kept of tool calls.
 fn output_bytes(dir: &OwnedFd) -> io::Result<u64> {
     let name = sys::c_string(OsStr::new(EXEC_DIR))?;
     let Some(top) = enter(dir.as_raw_fd(), &name)? else { return Ok(0) };
-    let mount = look(top.fd(), c"")?.mount;
+    let mount = stat_entry(top.fd(), c"")?.mount;
     walk(top, mount)
 }
 
@@ -233,7 +233,7 @@ impl DirReader {
     }
 
     fn next(&mut self) -> Option<&CStr> {
-        // SAFETY: the stream is open, and what is returned lives until the next call, which needs it borrowed anew.
+        // SAFETY: the stream is open, and the returned entry lives until the next call, which needs a new borrow.
         unsafe {
             let entry = libc::readdir64(self.stream);
             (!entry.is_null()).then(|| CStr::from_ptr((&raw const (*entry).d_name).cast()))

@@ -6,6 +6,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use crate::sockets;
 use crate::sys;
 
 const HEADER_LEN: usize = 16;
@@ -43,7 +44,7 @@ pub(crate) struct RouteSocket {
 impl RouteSocket {
     pub(crate) fn open() -> io::Result<RouteSocket> {
         // Netlink's protocol 0 is that of routes.
-        Ok(RouteSocket { socket: sys::socket(libc::AF_NETLINK, libc::SOCK_RAW)?, serial: 0 })
+        Ok(RouteSocket { socket: sockets::socket(libc::AF_NETLINK, libc::SOCK_RAW)?, serial: 0 })
     }
 
     /// Asks where an address leads now. The kernel answers within the call.

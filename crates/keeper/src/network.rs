@@ -22,6 +22,7 @@ use crate::netlink::{RouteSocket, RouteVerdict};
 use crate::notify_probe;
 use crate::notify_sys;
 use crate::peer_filter::PeerFilter;
+use crate::sockets;
 use crate::sys;
 use crate::trial::{TrialError, settle};
 
@@ -89,7 +90,7 @@ impl SandboxNetwork {
         }
     }
 
-    /// What every program of the sandbox is told.
+    /// The environment variables of every program of the sandbox.
     pub(crate) fn variables(&self) -> &'static [(&'static str, &'static str)] {
         match &self.gate {
             Some(gate) if gate.has_proxy => &VARIABLES,
@@ -296,7 +297,7 @@ fn unshare(spec: &KeeperSpec, namespaces: Namespaces) -> io::Result<()> {
 
 /// A new network has a loopback that is down.
 fn raise_loopback() -> io::Result<()> {
-    let socket = sys::socket(libc::AF_INET, libc::SOCK_DGRAM)?;
+    let socket = sockets::socket(libc::AF_INET, libc::SOCK_DGRAM)?;
     // SAFETY: the structure is plain data, for which zeroes are a valid value, and outlives the calls; its name ends
     // with a zero.
     unsafe {
@@ -328,10 +329,10 @@ pub(crate) fn is_inside(address: IpAddr) -> bool {
     }
 }
 
-/// Starts this program anew as a gate: its memory has nothing of the keeper's. It keeps the mounts of now, so that it
-/// asks whom the host asks for names.
+/// Starts this program again as a gate, with none of the keeper's memory. It keeps the current mounts, so that it
+/// uses the host's name servers.
 fn start_gate() -> io::Result<(i32, OwnedFd)> {
-    let (control, theirs) = sys::packet_pair()?;
+    let (control, theirs) = sockets::packet_pair()?;
     let pid = sys::fork()?;
     if pid != 0 {
         return Ok((pid, control));
@@ -364,19 +365,19 @@ fn hand_over(control: &OwnedFd, proxy: Option<&ProxyListeners>, rules: &NetworkR
     let text = [&uid, rules.reach().word()].into_iter().chain(rules.list().split(' '));
     let text = text.collect::<Vec<_>>().join("\n");
     let socket = control.as_raw_fd();
-    sys::send_packet(socket, &[part::DATAGRAMS], Some(datagrams.as_raw_fd()))?;
-    sys::send_packet(socket, &[part::STREAMS], Some(streams.as_raw_fd()))?;
+    sockets::send_packet(socket, &[part::DATAGRAMS], Some(datagrams.as_raw_fd()))?;
+    sockets::send_packet(socket, &[part::STREAMS], Some(streams.as_raw_fd()))?;
     if let Some(ProxyListeners { proxy, loopback }) = proxy {
-        sys::send_packet(socket, &[part::PROXY], Some(proxy.as_raw_fd()))?;
+        sockets::send_packet(socket, &[part::PROXY], Some(proxy.as_raw_fd()))?;
         for listener in loopback {
-            sys::send_packet(socket, &[part::LOOPBACK], Some(listener.as_raw_fd()))?;
+            sockets::send_packet(socket, &[part::LOOPBACK], Some(listener.as_raw_fd()))?;
         }
     }
-    sys::send_packet(socket, &[&[part::RULES], text.as_bytes()].concat(), None)?;
+    sockets::send_packet(socket, &[&[part::RULES], text.as_bytes()].concat(), None)?;
     let within_ms = i32::try_from(READY_WITHIN.as_millis()).unwrap_or(i32::MAX);
     let mut heard = [0; 1024];
     let len = match sys::wait_readable(socket, within_ms)? {
-        true => sys::receive_packet(socket, &mut heard)?.0,
+        true => sockets::receive_packet(socket, &mut heard)?.0,
         false => 0,
     };
     match &heard[..len] {
@@ -410,7 +411,7 @@ pub(crate) fn receive(control: &OwnedFd) -> io::Result<GateSetup> {
     let (mut datagrams, mut streams, mut proxy, mut loopback) = (None, None, None, Vec::new());
     let mut message = vec![0; limits::SPEC_MAX];
     let text = loop {
-        let (len, fd) = sys::receive_packet(control.as_raw_fd(), &mut message)?;
+        let (len, fd) = sockets::receive_packet(control.as_raw_fd(), &mut message)?;
         match (&message[..len], fd) {
             ([part::DATAGRAMS], Some(fd)) => datagrams = Some(UdpSocket::from(fd)),
             ([part::STREAMS], Some(fd)) => streams = Some(TcpListener::from(fd)),

@@ -134,7 +134,7 @@ impl Supervisor {
         self.listeners.push(SyscallListener { serial: self.serial, fd });
     }
 
-    /// How many descriptors are held here.
+    /// How many descriptors are open here.
     pub(crate) fn descriptors(&self) -> usize {
         self.listeners.len() + self.waiting.len() + self.hand_ins().count()
     }
@@ -152,7 +152,7 @@ impl Supervisor {
         let has_room = self.waiting.len() < self.waiting_max;
         for listener in &self.listeners {
             let own = self.waiting.iter().filter(|waiting| waiting.listener == listener.serial).count();
-            // Its end is told in any case.
+            // Its end is reported in any case.
             let events = if has_room && own < WAITING_OF_ONE_MAX { libc::POLLIN } else { 0 };
             add(listener.fd.as_raw_fd(), events, WatchedDescriptor::Calls(listener.serial));
         }
@@ -174,7 +174,7 @@ impl Supervisor {
     pub(crate) fn serve(&mut self, watched: WatchedDescriptor, events: libc::c_short) {
         let _watchdog = Watchdog::start();
         match watched {
-            WatchedDescriptor::Gate => self.hear_gate(),
+            WatchedDescriptor::Gate => self.receive_sockets(),
             WatchedDescriptor::Calls(serial) => {
                 for _ in 0..TURN_MAX {
                     if !self.take_call(serial) {
@@ -190,7 +190,7 @@ impl Supervisor {
             WatchedDescriptor::Waits(serial) => {
                 if let Some(at) = self.waiting.iter().position(|waiting| waiting.serial == serial) {
                     let waiting = self.waiting.swap_remove(at);
-                    self.go_on(waiting);
+                    self.finish_connect(waiting);
                 }
             }
         }
@@ -259,7 +259,7 @@ impl Supervisor {
         self.waiting.push(PendingSyscall { serial: self.serial, listener, call, stage, until });
     }
 
-    /// Whether whoever called still does. What was fetched from it before is its own then.
+    /// Whether the caller still waits. If so, what was fetched from it before is valid.
     pub(crate) fn still_waits(&self, listener: u64, call: &SupervisedSyscall) -> bool {
         self.listener(listener).is_some_and(|fd| notify_sys::is_valid(fd, call.id))
     }
@@ -310,11 +310,11 @@ mod tests {
     use crate::gate_rules::{DefaultReach, NetworkRules};
     use crate::netlink::RouteSocket;
     use crate::network::SocketGuard;
-    use crate::sys;
+    use crate::sockets;
 
     /// A supervisor with the far end of its gate's socket.
     fn supervisor() -> (Supervisor, OwnedFd) {
-        let (control, gate) = sys::packet_pair().unwrap();
+        let (control, gate) = sockets::packet_pair().unwrap();
         let with = ConnectionPolicy {
             rules: Some(NetworkRules::read(DefaultReach::Public, &[]).unwrap()),
             guard: SocketGuard::Landlock,
@@ -334,7 +334,7 @@ mod tests {
     #[test]
     fn a_call_that_gets_no_socket_is_answered_in_the_end() {
         let (mut supervisor, _gate) = supervisor();
-        let to = sys::SocketAddress::from(std::net::SocketAddr::from(([203, 0, 113, 5], 80)));
+        let to = sockets::SocketAddress::from(std::net::SocketAddr::from(([203, 0, 113, 5], 80)));
         let stage = SyscallStage::Socket {
             theirs: stream(),
             family: AddressFamily::V4,
@@ -360,7 +360,7 @@ mod tests {
         supervisor.wait((1, CALL), SyscallStage::HandIn(pending(None)), None);
         let until = supervisor.waiting[0].until.unwrap();
         assert!(until >= begun + SOCKET_WITHIN);
-        // Both sockets are held meanwhile, and the next attempt is soon.
+        // Both sockets stay open, and the next attempt is soon.
         assert_eq!(supervisor.descriptors(), 2);
         assert!(supervisor.due().unwrap() <= Instant::now() + HAND_IN_EVERY);
         // What was given up before has no second time, and a program that gives up earlier is answered then.
@@ -389,9 +389,9 @@ mod tests {
         let (mut supervisor, gate) = supervisor();
         let server = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         // It was somebody else's when the call came, and is this host's own now.
-        let to = sys::SocketAddress::from(server.local_addr().unwrap());
+        let to = sockets::SocketAddress::from(server.local_addr().unwrap());
         let [theirs, ours] =
-            [0, 1].map(|_| sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK).unwrap());
+            [0, 1].map(|_| sockets::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK).unwrap());
         let stage = SyscallStage::Socket {
             theirs,
             family: AddressFamily::V4,
@@ -399,9 +399,9 @@ mod tests {
             until: None,
         };
         supervisor.wait((1, CALL), stage, None);
-        sys::send_packet(gate.as_raw_fd(), &[crate::gate::hand::V4], Some(ours.as_raw_fd())).unwrap();
+        sockets::send_packet(gate.as_raw_fd(), &[crate::gate::hand::V4], Some(ours.as_raw_fd())).unwrap();
         drop(ours);
-        supervisor.hear_gate();
+        supervisor.receive_sockets();
         assert_eq!(supervisor.waiting.len(), 0);
         server.set_nonblocking(true).unwrap();
         assert_eq!(server.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);

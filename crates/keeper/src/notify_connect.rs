@@ -18,10 +18,11 @@ use crate::notify_address::{AddressTarget, SocketKind, SyscallAddress};
 use crate::notify_epoll;
 use crate::notify_options;
 use crate::notify_sys::{self, SupervisedSyscall, SyscallAnswer};
+use crate::sockets;
 use crate::stock::{AddressFamily, SocketStock};
 use crate::sys;
 
-/// What a program is told of an address that it may not reach.
+/// The error for an address that a program may not reach.
 const CLOSED: i32 = libc::EACCES;
 /// Most connections of which it is remembered that their programs were not told.
 const UNTOLD_MAX: usize = 64;
@@ -41,7 +42,7 @@ enum ConnectRoute {
 
 /// What is known of a socket that was handed in.
 enum SocketHistory {
-    /// It is free to be connected anew.
+    /// It can be connected again.
     Nothing,
     Answer(SyscallAnswer),
     /// It is on its way.
@@ -84,7 +85,7 @@ impl Supervisor {
             (libc::SYS_connect | libc::SYS_bind, SocketKind::Other) => Ok(Some(SyscallAnswer::Continue)),
             (libc::SYS_bind, SocketKind::Own(_)) => {
                 let address = self.address(listener, &call)?;
-                Ok(Some(sys::bind(theirs.as_raw_fd(), address.bytes()).into()))
+                Ok(Some(sockets::bind(theirs.as_raw_fd(), address.bytes()).into()))
             }
             (libc::SYS_listen, SocketKind::Own(_) | SocketKind::Other) => {
                 self.check_waits(listener, &call)?;
@@ -123,7 +124,9 @@ impl Supervisor {
     ) -> io::Result<Option<SyscallAnswer>> {
         let (to, port) = match address.leads(family)? {
             AddressTarget::To(to, port) => (to, port),
-            AddressTarget::Away => return Ok(Some(sys::connect(theirs.as_raw_fd(), address.bytes()).into())),
+            AddressTarget::Away => {
+                return Ok(Some(sockets::connect(theirs.as_raw_fd(), address.bytes()).into()));
+            }
         };
         let until = give_up_at(&theirs);
         if let SocketKind::Hosts(_) = kind {
@@ -136,7 +139,7 @@ impl Supervisor {
                 }
             }
         }
-        match (self.way(to, port)?, kind) {
+        match (self.find_route(to, port)?, kind) {
             (ConnectRoute::Inside, SocketKind::Own(_)) => {
                 self.connect_inside(caller, theirs, &address, until)
             }
@@ -163,7 +166,7 @@ impl Supervisor {
     }
 
     /// Where an address leads, if it is open.
-    fn way(&mut self, to: IpAddr, port: u16) -> io::Result<ConnectRoute> {
+    fn find_route(&mut self, to: IpAddr, port: u16) -> io::Result<ConnectRoute> {
         let errno = |errno| Err(io::Error::from_raw_os_error(errno));
         let rules = self.with.rules.as_ref();
         if network::is_inside(to) {
@@ -173,9 +176,9 @@ impl Supervisor {
         }
         let (Some(rules), Some(stock)) = (rules, &mut self.stock) else { return errno(libc::ENETUNREACH) };
         // What the gate answered comes here before the program hears of it.
-        stock.hear();
+        stock.receive();
         let answered = stock.is_opened(to, port, Instant::now());
-        // Rules that close it whatever the host's own addresses are need no look at those.
+        // If the rules close the address in any case, the host's own addresses need not be checked.
         if !rules.opens(to, port, AddressOwner::Elsewhere, answered) {
             return errno(CLOSED);
         }
@@ -200,19 +203,19 @@ impl Supervisor {
     fn connected_before(&mut self, theirs: &OwnedFd) -> io::Result<SocketHistory> {
         let fd = theirs.as_raw_fd();
         Ok(match state(theirs)? {
-            CLOSE => match sys::socket_option::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR)? {
+            CLOSE => match sockets::socket_option::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR)? {
                 0 => SocketHistory::Nothing,
                 errno => SocketHistory::Answer(SyscallAnswer::Error(errno)),
             },
             SYN_SENT if is_blocking(theirs)? => SocketHistory::Wait,
             SYN_SENT => SocketHistory::Answer(SyscallAnswer::Error(libc::EALREADY)),
-            _ if self.is_told_now(theirs)? => SocketHistory::Answer(SyscallAnswer::Done),
+            _ if self.take_connect_result(theirs)? => SocketHistory::Answer(SyscallAnswer::Done),
             _ => SocketHistory::Answer(SyscallAnswer::Error(libc::EISCONN)),
         })
     }
 
-    /// Whether a program has yet to be told of its connection, which it is by the answer to this.
-    fn is_told_now(&mut self, socket: &OwnedFd) -> io::Result<bool> {
+    /// Whether the program has not been told of its connection yet. The answer to this call tells it.
+    fn take_connect_result(&mut self, socket: &OwnedFd) -> io::Result<bool> {
         let cookie = cookie(socket)?;
         let at = self.untold.iter().position(|untold| *untold == cookie);
         if let Some(at) = at {
@@ -231,11 +234,11 @@ impl Supervisor {
     ) -> io::Result<Option<SyscallAnswer>> {
         let fd = theirs.as_raw_fd();
         if !is_blocking(&theirs)? {
-            return Ok(Some(sys::connect(fd, address.bytes()).into()));
+            return Ok(Some(sockets::connect(fd, address.bytes()).into()));
         }
         let flags = sys::flags_of(fd)?;
         sys::set_flags(fd, flags | libc::O_NONBLOCK)?;
-        let connected = sys::connect(fd, address.bytes());
+        let connected = sockets::connect(fd, address.bytes());
         sys::set_flags(fd, flags)?;
         match connected.as_ref().map_err(io::Error::raw_os_error) {
             // Interrupted by the watchdog: another thread made the socket blocking meanwhile.
@@ -267,8 +270,8 @@ impl Supervisor {
         self.dial(caller, theirs, (ours, to_peer.as_ref().unwrap_or(address)), until)
     }
 
-    /// Connects a socket, and puts it in the place of the program's as soon as it is on its way: whoever is interrupted
-    /// meanwhile finds it there.
+    /// Connects a socket, and puts it in the place of the program's socket as soon as the connection is under way, so
+    /// that an interrupted program finds it there.
     fn dial(
         &mut self,
         (listener, call): (u64, SupervisedSyscall),
@@ -281,7 +284,7 @@ impl Supervisor {
             return Ok(Some(SyscallAnswer::Error(libc::EISCONN)));
         }
         notify_options::copy(&theirs, &ours);
-        let connected = sys::connect(ours.as_raw_fd(), address.bytes());
+        let connected = sockets::connect(ours.as_raw_fd(), address.bytes());
         let is_under_way = match connected.as_ref().map_err(io::Error::raw_os_error) {
             Ok(()) => false,
             Err(Some(libc::EINPROGRESS)) => true,
@@ -316,7 +319,7 @@ impl Supervisor {
         }
         let answer = if is_under_way { SyscallAnswer::Error(libc::EINPROGRESS) } else { SyscallAnswer::Done };
         if self.answer(listener, &call, answer) && !is_under_way {
-            self.is_told_now(&ours)?;
+            self.take_connect_result(&ours)?;
         }
         Ok(None)
     }
@@ -358,14 +361,14 @@ impl Supervisor {
     }
 
     /// Hears the gate, and gives what it sent to those who wait for it.
-    pub(crate) fn hear_gate(&mut self) {
+    pub(crate) fn receive_sockets(&mut self) {
         if let Some(stock) = &mut self.stock {
-            stock.hear();
+            stock.receive();
         }
         self.give_sockets();
     }
 
-    /// Gives what is there to those who wait for it, whoever heard of it.
+    /// Gives available sockets to the calls that wait for them.
     pub(crate) fn give_sockets(&mut self) {
         let is_next = |waiting: &PendingSyscall, stock: &SocketStock| match waiting.stage {
             SyscallStage::Socket { family, .. } => stock.has_news(family),
@@ -394,7 +397,7 @@ impl Supervisor {
         let AddressTarget::To(to, port) = address.leads(family)? else {
             return Ok(Some(SyscallAnswer::Error(libc::EINVAL)));
         };
-        match self.way(to, port)? {
+        match self.find_route(to, port)? {
             ConnectRoute::Outside => {}
             ConnectRoute::Inside => return Ok(Some(SyscallAnswer::Error(CLOSED))),
         }
@@ -421,18 +424,18 @@ impl Supervisor {
         self.answer(listener, call, answer);
     }
 
-    /// A connection stands, or is known not to. Whoever was interrupted sees by itself how it went.
-    pub(crate) fn go_on(&mut self, waiting: PendingSyscall) {
+    /// A connection was made or failed. An interrupted program checks the result itself.
+    pub(crate) fn finish_connect(&mut self, waiting: PendingSyscall) {
         let PendingSyscall { listener, call, stage, .. } = waiting;
         let SyscallStage::Connected(socket) = stage else { return };
         if !self.still_waits(listener, &call) {
             return;
         }
-        match sys::socket_option::<i32>(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ERROR) {
+        match sockets::socket_option::<i32>(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ERROR) {
             Ok(0) => {
                 if self.answer(listener, &call, SyscallAnswer::Done) {
                     // One that cannot be asked what it is was not remembered.
-                    drop(self.is_told_now(&socket));
+                    drop(self.take_connect_result(&socket));
                 }
             }
             other => self.finish(listener, &call, other.map(|errno| Some(SyscallAnswer::Error(errno)))),
@@ -450,12 +453,12 @@ impl Supervisor {
 
     /// Lets a program's socket listen. Peers of one that is a file see who did that, so it is the program's user.
     fn listen(&self, theirs: &OwnedFd, backlog: i32) -> io::Result<()> {
-        let domain: i32 = sys::socket_option(theirs.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN)?;
+        let domain: i32 = sockets::socket_option(theirs.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN)?;
         match self.user {
             ExecUser::Own(uid) if domain == libc::AF_UNIX => {
-                confine::as_user(uid, || sys::listen(theirs.as_raw_fd(), backlog))?
+                confine::as_user(uid, || sockets::listen(theirs.as_raw_fd(), backlog))?
             }
-            ExecUser::Own(_) | ExecUser::Keeper => sys::listen(theirs.as_raw_fd(), backlog),
+            ExecUser::Own(_) | ExecUser::Keeper => sockets::listen(theirs.as_raw_fd(), backlog),
         }
     }
 }
@@ -466,12 +469,12 @@ fn own_socket(family: AddressFamily) -> io::Result<OwnedFd> {
         AddressFamily::V4 => libc::AF_INET,
         AddressFamily::V6 => libc::AF_INET6,
     };
-    sys::socket(domain, libc::SOCK_STREAM | libc::SOCK_NONBLOCK)
+    sockets::socket(domain, libc::SOCK_STREAM | libc::SOCK_NONBLOCK)
 }
 
 /// Of TCP: [`CLOSE`] as long as it is neither connected nor listens.
 fn state(socket: &OwnedFd) -> io::Result<u8> {
-    sys::socket_option(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)
+    sockets::socket_option(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)
 }
 
 fn is_blocking(socket: &OwnedFd) -> io::Result<bool> {
@@ -480,7 +483,7 @@ fn is_blocking(socket: &OwnedFd) -> io::Result<bool> {
 
 /// What a socket is known by for as long as it lives.
 fn cookie(socket: &OwnedFd) -> io::Result<u64> {
-    sys::socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, SO_COOKIE)
+    sockets::socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, SO_COOKIE)
 }
 
 fn give_up_at(theirs: &OwnedFd) -> Option<Instant> {

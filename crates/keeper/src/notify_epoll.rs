@@ -74,7 +74,7 @@ impl EpollRegistration {
     }
 }
 
-/// A number of this process's that refers to another file for a moment. Whatever had it keeps its file meanwhile.
+/// A descriptor number of this process that temporarily refers to another file. The original file stays open.
 struct BorrowedNumber {
     number: RawFd,
     before: Option<(OwnedFd, i32)>,

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use crate::sys;
+use crate::sockets;
 
 /// Whether a buffer's size was set by hand: the one to send from, the one to receive into.
 const SO_BUF_LOCK: libc::c_int = 72;
@@ -51,13 +51,13 @@ pub(crate) fn copy(theirs: &OwnedFd, ours: &OwnedFd) {
     for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
         copy_one::<SocketTimeout>(from, to, libc::SOL_SOCKET, name);
     }
-    let locked = sys::socket_option::<i32>(from, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(0);
+    let locked = sockets::socket_option::<i32>(from, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(0);
     for (lock, name) in [(SENDS, libc::SO_SNDBUF), (RECEIVES, libc::SO_RCVBUF)] {
         // The kernel doubles what it is given.
         if locked & lock != 0
-            && let Ok(size) = sys::socket_option::<i32>(from, libc::SOL_SOCKET, name)
+            && let Ok(size) = sockets::socket_option::<i32>(from, libc::SOL_SOCKET, name)
         {
-            drop(sys::set_socket_option(to, libc::SOL_SOCKET, name, &(size / 2)));
+            drop(sockets::set_socket_option(to, libc::SOL_SOCKET, name, &(size / 2)));
         }
     }
 }
@@ -70,7 +70,8 @@ pub(crate) fn copy_linger(theirs: &OwnedFd, ours: &OwnedFd) {
 /// After how long a call that sends gives up, if it does.
 pub(crate) fn send_timeout(socket: &OwnedFd) -> Option<std::time::Duration> {
     let time =
-        sys::socket_option::<SocketTimeout>(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDTIMEO).ok()?;
+        sockets::socket_option::<SocketTimeout>(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDTIMEO)
+            .ok()?;
     let seconds = u64::try_from(time.seconds).ok()?;
     let micros = u64::try_from(time.micros).ok()?;
     let whole = std::time::Duration::from_secs(seconds) + std::time::Duration::from_micros(micros);
@@ -79,12 +80,12 @@ pub(crate) fn send_timeout(socket: &OwnedFd) -> Option<std::time::Duration> {
 
 fn copy_one<T: Copy + Default + PartialEq>(from: RawFd, to: RawFd, level: libc::c_int, name: libc::c_int) {
     let (Ok(theirs), Ok(ours)) =
-        (sys::socket_option::<T>(from, level, name), sys::socket_option::<T>(to, level, name))
+        (sockets::socket_option::<T>(from, level, name), sockets::socket_option::<T>(to, level, name))
     else {
         return;
     };
     if theirs != ours {
-        drop(sys::set_socket_option(to, level, name, &theirs));
+        drop(sockets::set_socket_option(to, level, name, &theirs));
     }
 }
 
@@ -98,16 +99,16 @@ mod tests {
     fn what_was_set_on_one_socket_is_set_on_the_other() {
         let [theirs, ours] = [0, 1].map(|_| OwnedFd::from(TcpListener::bind(("127.0.0.1", 0)).unwrap()));
         let set = |level, name, value: i32| {
-            sys::set_socket_option(theirs.as_raw_fd(), level, name, &value).unwrap()
+            sockets::set_socket_option(theirs.as_raw_fd(), level, name, &value).unwrap()
         };
         set(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
         set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
         set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 77);
         set(libc::SOL_SOCKET, libc::SO_RCVBUF, 50_000);
         let time = SocketTimeout { seconds: 3, micros: 0 };
-        sys::set_socket_option(theirs.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDTIMEO, &time).unwrap();
+        sockets::set_socket_option(theirs.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDTIMEO, &time).unwrap();
         copy(&theirs, &ours);
-        let get = |level, name| sys::socket_option::<i32>(ours.as_raw_fd(), level, name).unwrap();
+        let get = |level, name| sockets::socket_option::<i32>(ours.as_raw_fd(), level, name).unwrap();
         assert_eq!(get(libc::IPPROTO_TCP, libc::TCP_NODELAY), 1);
         assert_eq!(get(libc::SOL_SOCKET, libc::SO_KEEPALIVE), 1);
         assert_eq!(get(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE), 77);

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::notify_sys::{self, SyscallAnswer};
 use crate::seccomp_network;
+use crate::sockets;
 use crate::sys;
 use crate::trial::TrialError;
 
@@ -26,9 +27,9 @@ const ANSWERED: u8 = b'A';
 /// Whether calls of programs can be answered here.
 pub(crate) fn try_answering() -> Result<(), TrialError> {
     notify_sys::check_kernel()?;
-    let (ours, theirs) = sys::packet_pair()?;
-    let their_socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM)?;
-    let our_socket = sys::socket(libc::AF_INET, libc::SOCK_DGRAM)?;
+    let (ours, theirs) = sockets::packet_pair()?;
+    let their_socket = sockets::socket(libc::AF_INET, libc::SOCK_STREAM)?;
+    let our_socket = sockets::socket(libc::AF_INET, libc::SOCK_DGRAM)?;
     let child = sys::fork()?;
     if child == 0 {
         drop(ours);
@@ -50,7 +51,7 @@ pub(crate) fn try_answering() -> Result<(), TrialError> {
     answered
 }
 
-fn trial_address() -> sys::SocketAddress {
+fn trial_address() -> sockets::SocketAddress {
     SocketAddr::from((Ipv4Addr::LOCALHOST, 9)).into()
 }
 
@@ -59,22 +60,22 @@ fn make_call(keeper: &OwnedFd, socket: &OwnedFd) {
     // SAFETY: no memory is passed.
     let restricted = sys::check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) });
     let said = match restricted.and_then(|_| seccomp_network::supervise()) {
-        Ok(calls) => sys::send_packet(keeper.as_raw_fd(), &[GIVES_CALLS], Some(calls.as_raw_fd())),
+        Ok(calls) => sockets::send_packet(keeper.as_raw_fd(), &[GIVES_CALLS], Some(calls.as_raw_fd())),
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(libc::EIO).to_le_bytes();
-            sys::send_packet(keeper.as_raw_fd(), &[&[REFUSED], &errno[..]].concat(), None)
+            sockets::send_packet(keeper.as_raw_fd(), &[&[REFUSED], &errno[..]].concat(), None)
         }
     };
     if said.is_err() {
         return;
     }
     let address = trial_address();
-    let connected = sys::connect(socket.as_raw_fd(), address.bytes());
-    let kind = sys::socket_option::<i32>(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_TYPE);
+    let connected = sockets::connect(socket.as_raw_fd(), address.bytes());
+    let kind = sockets::socket_option::<i32>(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_TYPE);
     let is_replaced = kind.is_ok_and(|kind| kind == libc::SOCK_DGRAM);
     if connected.is_err_and(|error| error.raw_os_error() == Some(TRIAL_ERRNO)) && is_replaced {
         // A keeper that does not hear it says so itself.
-        drop(sys::send_packet(keeper.as_raw_fd(), &[ANSWERED], None));
+        drop(sockets::send_packet(keeper.as_raw_fd(), &[ANSWERED], None));
     }
 }
 
@@ -130,7 +131,7 @@ fn answer_call(child: &OwnedFd, pid: i32, replacement: &OwnedFd) -> Result<(), T
 
 fn receive(socket: &OwnedFd, message: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     match sys::wait_readable(socket.as_raw_fd(), within_ms())? {
-        true => sys::receive_packet(socket.as_raw_fd(), message),
+        true => sockets::receive_packet(socket.as_raw_fd(), message),
         false => Err(io::ErrorKind::TimedOut.into()),
     }
 }
@@ -148,7 +149,7 @@ mod tests {
 
     /// What the trial says in a process that was changed by `change` before.
     fn said_after(change: impl FnOnce() -> io::Result<()>) -> String {
-        let (ours, theirs) = sys::packet_pair().unwrap();
+        let (ours, theirs) = sockets::packet_pair().unwrap();
         let child = sys::fork().unwrap();
         if child == 0 {
             // SAFETY: no memory is passed. This is the child, which uses none of the descriptors that are closed.
@@ -163,13 +164,13 @@ mod tests {
                 Err(TrialError::Refused(error)) => error.to_string(),
                 Err(TrialError::NotTried(error)) => format!("{NOT_TRIED}{error}"),
             };
-            drop(sys::send_packet(theirs.as_raw_fd(), said.as_bytes(), None));
+            drop(sockets::send_packet(theirs.as_raw_fd(), said.as_bytes(), None));
             // SAFETY: this is the child, of which nothing has to be kept.
             unsafe { libc::_exit(0) }
         }
         drop(theirs);
         let mut said = [0; 512];
-        let (len, _) = sys::receive_packet(ours.as_raw_fd(), &mut said).unwrap();
+        let (len, _) = sockets::receive_packet(ours.as_raw_fd(), &mut said).unwrap();
         // SAFETY: a null status is allowed.
         unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
         String::from_utf8_lossy(&said[..len]).into_owned()

@@ -5,6 +5,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
+use crate::sockets;
 use crate::sys;
 
 const GET_NOTIF_SIZES: libc::c_uint = 3;
@@ -47,7 +48,7 @@ impl SupervisedSyscall {
 pub(crate) enum SyscallAnswer {
     Done,
     Error(i32),
-    /// The kernel carries it out, with whatever its arguments mean by then.
+    /// The kernel carries it out, with the arguments as they are by then.
     Continue,
 }
 
@@ -78,14 +79,14 @@ pub(crate) fn check_kernel() -> io::Result<()> {
 
 /// By which sockets of this process's network are known. Needs Linux 5.14.
 pub(crate) fn own_cookie() -> io::Result<u64> {
-    cookie(&sys::socket(libc::AF_INET, libc::SOCK_DGRAM)?)
+    cookie(&sockets::socket(libc::AF_INET, libc::SOCK_DGRAM)?)
 }
 
 pub(crate) fn cookie(socket: &OwnedFd) -> io::Result<u64> {
-    sys::socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE)
+    sockets::socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE)
 }
 
-/// Lets whoever answers run on the caller's processor, which is faster. Older kernels do without.
+/// Lets the answering process run on the caller's processor, which is faster. Optional on older kernels.
 pub(crate) fn prefer_speed(listener: &OwnedFd) {
     // SAFETY: the flags are passed as a number.
     unsafe { libc::ioctl(listener.as_raw_fd(), SET_FLAGS as _, SYNC_WAKE_UP) };

@@ -77,7 +77,7 @@ impl StreamFiles {
     }
 
     /// Counts bytes that were written, and returns how many are kept now.
-    pub(crate) fn took(&mut self, bytes: u64) -> u64 {
+    pub(crate) fn count_written(&mut self, bytes: u64) -> u64 {
         self.len += bytes;
         match self.part {
             CurrentFile::Head => self.len,
@@ -88,8 +88,9 @@ impl StreamFiles {
         }
     }
 
-    /// Of so many bytes that wait where a segment has to begin, how many need no file: two whole segments come behind
-    /// them. A program that writes much and has little kept is not held up by files that nobody would ever read.
+    /// Of the bytes that wait at the start of a segment, how many need no file, because two complete segments follow
+    /// them. So a program that writes much and of which little is kept is not slowed down by files that nobody could
+    /// read.
     pub(crate) fn needless(&self, waiting: u64) -> u64 {
         match waiting.checked_div(self.layout.segment) {
             Some(segments) if self.room() == 0 => segments.saturating_sub(2) * self.layout.segment,
@@ -140,7 +141,7 @@ impl StreamFiles {
         let name = sys::c_string(segment_name(self.name, base).as_ref())?;
         match sys::unlink_at(self.dir.as_raw_fd(), &name, 0) {
             Ok(()) => Ok(()),
-            // Whoever took it elsewhere removed it.
+            // The process that stored it elsewhere removed it.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(error),
         }
@@ -265,7 +266,7 @@ mod tests {
         let layout = StreamLayout { head: 3, segment: 2 };
         let mut captured = StreamCapture::new(None, StreamTarget::Parts(scratch.parts(layout)));
         capture(&mut captured, b"abcdefg");
-        // In the way of whoever makes a file for each segment.
+        // Prevents an implementation that creates a file for each segment.
         std::fs::write(scratch.0.join("stdout.9"), "x").unwrap();
         capture(&mut captured, &[b'-'; 1001]);
         std::fs::remove_file(scratch.0.join("stdout.9")).unwrap();

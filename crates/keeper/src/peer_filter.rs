@@ -17,6 +17,7 @@ use crate::bpf::{answer, jump, statement};
 use crate::confine;
 use crate::local_ports::LocalPorts;
 use crate::netlink::RouteSocket;
+use crate::sockets;
 use crate::sys;
 use crate::trial::TrialError;
 
@@ -50,7 +51,7 @@ impl PeerFilter {
         let (ports, loopback) = (LocalPorts::choose()?, loopback_source()?);
         let lock_one = |capabilities: u64| {
             let filter = PeerFilter { capabilities, ports: ports.clone(), loopback };
-            let socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM)?;
+            let socket = sockets::socket(libc::AF_INET, libc::SOCK_STREAM)?;
             attach_locked(&socket, SocketAddr::from((Ipv4Addr::LOCALHOST, 9)))?;
             match detach(&socket) {
                 Err(_) => Ok(filter),
@@ -73,11 +74,11 @@ impl PeerFilter {
         socket: &OwnedFd,
         peer: SocketAddr,
         routes: &mut RouteSocket,
-    ) -> io::Result<sys::SocketAddress> {
+    ) -> io::Result<sockets::SocketAddress> {
         let peer = SocketAddr::new(answering_address(peer.ip()), peer.port());
         self.ports.bind_one(socket, self.source_for(peer.ip(), routes)?, peer)?;
         confine::with_capability(self.capabilities, || attach_locked(socket, peer))?;
-        sys::SocketAddress::for_socket(socket, peer)
+        sockets::SocketAddress::for_socket(socket, peer)
     }
 
     /// The address to connect from.
@@ -139,17 +140,17 @@ fn filter_for(peer: SocketAddr) -> Vec<libc::sock_filter> {
 
 fn attach_locked(socket: &OwnedFd, peer: SocketAddr) -> io::Result<()> {
     attach(socket, filter_for(peer))?;
-    sys::set_socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LOCK_FILTER, &1i32)
+    sockets::set_socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LOCK_FILTER, &1i32)
 }
 
 fn attach(socket: &OwnedFd, mut code: Vec<libc::sock_filter>) -> io::Result<()> {
     let len = libc::c_ushort::try_from(code.len()).map_err(io::Error::other)?;
     let program = libc::sock_fprog { len, filter: code.as_mut_ptr() };
-    sys::set_socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+    sockets::set_socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
 
 fn detach(socket: &OwnedFd) -> io::Result<()> {
-    sys::set_socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0i32)
+    sockets::set_socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0i32)
 }
 
 #[cfg(test)]
@@ -244,13 +245,13 @@ mod tests {
             Err(error) => return assert!(!sys::is_root(), "root can attach a filter: {error:?}"),
         };
         let [peer, other] = [0, 1].map(|_| TcpListener::bind(("127.0.0.1", 0)).unwrap());
-        let socket = sys::socket(libc::AF_INET, libc::SOCK_STREAM).unwrap();
+        let socket = sockets::socket(libc::AF_INET, libc::SOCK_STREAM).unwrap();
         filter.restrict(&socket, peer.local_addr().unwrap(), &mut RouteSocket::open().unwrap()).unwrap();
         let connect = |to: &TcpListener| {
-            let address = sys::SocketAddress::from(to.local_addr().unwrap());
-            sys::connect(socket.as_raw_fd(), address.bytes())
+            let address = sockets::SocketAddress::from(to.local_addr().unwrap());
+            sockets::connect(socket.as_raw_fd(), address.bytes())
         };
-        let reset = || sys::connect(socket.as_raw_fd(), &[0; 16]).unwrap();
+        let reset = || sockets::connect(socket.as_raw_fd(), &[0; 16]).unwrap();
         connect(&peer).unwrap();
         let at = peer.accept().unwrap().1;
         reset();
@@ -260,12 +261,12 @@ mod tests {
         other.set_nonblocking(true).unwrap();
         assert_eq!(other.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
         reset();
-        let elsewhere = sys::SocketAddress::from(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let elsewhere = sockets::SocketAddress::from(SocketAddr::from(([127, 0, 0, 1], 0)));
         assert_eq!(
-            sys::bind(socket.as_raw_fd(), elsewhere.bytes()).unwrap_err().raw_os_error(),
+            sockets::bind(socket.as_raw_fd(), elsewhere.bytes()).unwrap_err().raw_os_error(),
             Some(libc::EINVAL)
         );
-        sys::listen(socket.as_raw_fd(), 1).unwrap();
+        sockets::listen(socket.as_raw_fd(), 1).unwrap();
         let near = TcpStream::connect_timeout(&at, std::time::Duration::from_millis(200));
         assert!(near.is_err(), "a socket that listens hears nobody");
         assert!(attach(&socket, vec![answer(EVERYTHING)]).is_err() && detach(&socket).is_err());

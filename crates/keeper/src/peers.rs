@@ -1,4 +1,4 @@
-//! Whoever dials the socket: strangers until they prove themselves, then the one daemon.
+//! Connections to the socket: unproven until the handshake, then the one daemon.
 //!
 //! Owns: the handshake and the buffers of a connection. Never: what a command means.
 
@@ -95,8 +95,8 @@ impl UnprovenPeer {
     }
 
     /// Says why it is not served. Whether it hears that is its own affair.
-    pub(crate) fn turn_away(&self, why: RefusedWhy) {
-        turn_away(&self.stream, why);
+    pub(crate) fn refuse(&self, why: RefusedWhy) {
+        refuse(&self.stream, why);
     }
 
     /// The proven stranger's connection. What it sent after its hello is kept.
@@ -105,7 +105,7 @@ impl UnprovenPeer {
     }
 }
 
-pub(crate) fn turn_away(mut stream: &UnixStream, why: RefusedWhy) {
+pub(crate) fn refuse(mut stream: &UnixStream, why: RefusedWhy) {
     let mut bytes = Vec::new();
     ConnectionRefused { why }.append_to(&mut bytes);
     if stream.write_all(&bytes).is_err() {}

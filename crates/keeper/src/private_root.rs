@@ -221,8 +221,8 @@ fn evidence_of_controllers() -> Vec<(PathBuf, PathBuf)> {
 }
 
 impl BuiltRoot {
-    /// Shows the processors, and the sandbox's own cgroups as far as it has any. The cgroup namespace comes before:
-    /// its root is what programs are told that they are in.
+    /// Shows the processors and the sandbox's own cgroups, if it has any. The cgroup namespace comes first: programs
+    /// see its root as their cgroup.
     pub(crate) fn show_system(&self, spec: &KeeperSpec, groups: Option<&SandboxCgroup>, layers: &mut Layers) {
         let legacy = [("memory", &spec.controllers.memory), ("pids", &spec.controllers.pids)];
         let legacy: Vec<(&str, &Path)> =

@@ -91,7 +91,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs `seen` in a child with a mount namespace of its own, and says whether it all held.
+    /// Runs `seen` in a child with its own mount namespace, and returns whether all assertions passed.
     fn in_mount_namespace(seen: impl FnOnce() -> io::Result<bool>) -> Option<bool> {
         // SAFETY: the child only makes system calls and ends without returning.
         unsafe {

@@ -18,7 +18,7 @@ pub(crate) fn bytes(device: u64) -> u64 {
     let mut files = RemovedFiles { device, ..RemovedFiles::default() };
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     for process in processes.filter(|entry| is_other(&entry.file_name())) {
-        files.look_at(&process.path());
+        files.inspect_process(&process.path());
     }
     files.bytes()
 }
@@ -38,7 +38,7 @@ struct RemovedFiles {
 type MappedRanges = HashSet<(u64, u64)>;
 
 impl RemovedFiles {
-    fn look_at(&mut self, process: &Path) {
+    fn inspect_process(&mut self, process: &Path) {
         let descriptors = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
         for descriptor in descriptors {
             self.add(&descriptor.path());
@@ -134,7 +134,7 @@ mod tests {
             let device = std::fs::metadata(&dir).unwrap().dev();
             let mut child = holder(&dir, program);
             let mut files = RemovedFiles { device, ..RemovedFiles::default() };
-            files.look_at(&Path::new("/proc").join(child.id().to_string()));
+            files.inspect_process(&Path::new("/proc").join(child.id().to_string()));
             assert!((1 << 20..2 << 20).contains(&files.bytes()), "{program}: {files:?}");
             child.kill().unwrap();
             child.wait().unwrap();

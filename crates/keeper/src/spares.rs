@@ -1,9 +1,9 @@
-//! Directories of execs that were forgotten, kept for those to come.
+//! Directories of forgotten execs, kept for later execs.
 //!
-//! To make and remove two files for each of a thousand small jobs costs more than to run them: some file systems look
-//! for a number that was not used lately whenever a file is made. Only directories that held nothing but a record come
-//! here, and not by their old names: whoever still reads there has to look whether the name is still there. A record
-//! names its exec, so that what a disk brings back of the room's earlier use is nobody's outcome.
+//! For thousands of small jobs, creating and removing two files for each costs more than running them: some file
+//! systems search for an inode number that was not used recently. Only directories that contained nothing but a
+//! record are kept, and not under their old names: a concurrent reader has to check that the name still exists. A
+//! record names its exec, so that old contents of the space are never taken for an outcome.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;

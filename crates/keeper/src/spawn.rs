@@ -8,7 +8,6 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lodge_link::{ExecKind, StartExec};
@@ -21,11 +20,13 @@ const SPAWN_WITHIN: Duration = Duration::from_secs(5);
 /// How often, and after which pause, a child that failed is looked for until it is killed.
 const COLLECT_LOOKS_MAX: u32 = 2_000;
 const COLLECT_PAUSE_US: u32 = 500;
-/// Length of what a child reports: the step and the error.
-const REPORT_LEN: usize = 5;
 /// How a child begins that gives the keeper what it calls.
 const GIVES_CALLS: u8 = b'C';
 
+use crate::child_report::{
+    ChildReport, ChildStep, ProgramReplacement, REPORT_FD, SpawnError, await_program, not_spawned,
+    report_failure,
+};
 use crate::confine::{self, ConfinedSandbox, ExecUser};
 use crate::disk::WriteSpace;
 use crate::fence::Namespaces;
@@ -34,6 +35,7 @@ use crate::guardian::{self, Guardian, GuardianReport};
 use crate::landlock::Ruleset;
 use crate::seccomp;
 use crate::seccomp_network;
+use crate::sockets;
 use crate::sys;
 
 /// What holds the processes of the new exec together.
@@ -70,77 +72,8 @@ pub(crate) enum SpawnProgress {
     /// It is on its way, and reports how that went.
     Begun(ChildReport),
     Runs,
-    /// Somebody holds it up. Whether the program began cannot be told.
+    /// Something delays it. Whether the program started is unknown.
     Late,
-}
-
-/// What a child has to say, once it has replaced itself or could not, and what it was to become.
-#[derive(Debug)]
-pub(crate) struct ChildReport {
-    pub(crate) socket: OwnedFd,
-    /// What it calls, once it has given that.
-    pub(crate) calls: Option<OwnedFd>,
-    /// When it has had its time.
-    pub(crate) until: Instant,
-    /// How often it was asked for meanwhile. Each is answered.
-    pub(crate) asked_again: u32,
-    program: OsString,
-    cwd: PathBuf,
-}
-
-/// What a child says about replacing itself.
-pub(crate) enum ProgramReplacement {
-    Yes,
-    NotYet,
-    Failed { step: u8, errno: i32 },
-}
-
-impl ChildReport {
-    fn new(socket: OwnedFd, until: Instant, start: &StartExec) -> ChildReport {
-        let program = start.argv.first().cloned().unwrap_or_default();
-        ChildReport { socket, calls: None, until, asked_again: 0, program, cwd: start.cwd.clone() }
-    }
-
-    /// What the child says, if it is known by now or the child had its time.
-    pub(crate) fn look(&mut self, now: Instant) -> Option<ProgramReplacement> {
-        loop {
-            return match hear(&self.socket) {
-                Ok(ChildMessage::Calls(calls)) => {
-                    self.calls = Some(calls);
-                    continue;
-                }
-                Ok(ChildMessage::Went(went)) => Some(went),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    (now >= self.until).then_some(ProgramReplacement::NotYet)
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => None,
-                Err(_) => Some(ProgramReplacement::Yes),
-            };
-        }
-    }
-
-    /// Why there is no program.
-    pub(crate) fn failed(&self, step: u8, errno: i32) -> SpawnError {
-        not_spawned(&self.program, &self.cwd, step, errno)
-    }
-}
-
-/// Why there is no child.
-#[derive(Debug)]
-pub(crate) struct SpawnError {
-    pub(crate) errno: i32,
-    pub(crate) why: String,
-}
-
-/// What a child was about to do when it failed.
-#[derive(Clone, Copy)]
-#[repr(u8)]
-enum ChildStep {
-    Streams = 1,
-    User = 2,
-    Directory = 3,
-    Program = 4,
-    Hold = 5,
 }
 
 /// The child's ends of its streams, and where it reports a failure.
@@ -192,7 +125,7 @@ pub(crate) fn spawn(
         Some(given) => (None, given),
         None => sys::pipe().map(|(ours, theirs)| (Some(ours), theirs)).map_err(failed)?,
     };
-    let (report, report_theirs) = sys::packet_pair().map_err(failed)?;
+    let (report, report_theirs) = sockets::packet_pair().map_err(failed)?;
     for fd in [Some(&stdin), Some(&stdout), stderr.as_ref(), Some(&report)].into_iter().flatten() {
         sys::set_nonblocking(fd.as_raw_fd()).map_err(failed)?;
     }
@@ -203,7 +136,7 @@ pub(crate) fn spawn(
         SpawnHold::Group(group) => {
             let child = || {
                 let (step, error) = become_program(&prepared, confined, theirs, 0);
-                tell(step, error, theirs.report)
+                report_failure(step, error, theirs.report)
             };
             let pid = fork(confined, start.kind, || sys::fork_into(group.dir.as_raw_fd()), child);
             let pid = pid.map_err(failed)?;
@@ -253,7 +186,7 @@ pub(crate) fn spawn(
             (None, guard)
         }
     };
-    guard.go_on();
+    guard.release();
     Ok(SpawnedChild { pid, guard: Some(guard), stdin, stdout, stderr, progress, calls })
 }
 
@@ -331,7 +264,7 @@ fn become_guardian(
     match guardian::prepare().and_then(|()| sys::fork()) {
         Ok(0) => {
             let (step, error) = become_program(prepared, confined, theirs, guards.others + 1);
-            tell(step, error, theirs.report)
+            report_failure(step, error, theirs.report)
         }
         Ok(main) => {
             // One that is killed for want of memory would leave its exec to the keeper, which copes.
@@ -340,7 +273,7 @@ fn become_guardian(
             {}
             guardian::guard(main, guards.keeper, guards.status, guards.lock)
         }
-        Err(error) => tell(ChildStep::Hold, error, theirs.report),
+        Err(error) => report_failure(ChildStep::Hold, error, theirs.report),
     }
 }
 
@@ -382,9 +315,6 @@ fn become_program(
     (ChildStep::Program, replace(prepared))
 }
 
-/// Where a child reports to, once its descriptors are arranged.
-const REPORT_FD: RawFd = 3;
-
 fn arrange_streams(streams: [RawFd; 3], report: RawFd) -> io::Result<()> {
     // SAFETY: every descriptor is open. The keeper's standard descriptors and its directory, at 3, are
     // always open too, so none of those given here is overwritten before it was used.
@@ -410,7 +340,7 @@ fn become_user(confined: &ConfinedSandbox) -> io::Result<()> {
     confined.files.restore()?;
     if confined.supervises {
         let calls = seccomp_network::supervise()?;
-        sys::send_packet(REPORT_FD, &[GIVES_CALLS], Some(calls.as_raw_fd()))?;
+        sockets::send_packet(REPORT_FD, &[GIVES_CALLS], Some(calls.as_raw_fd()))?;
     } else if confined.refuses_clone3 {
         seccomp::refuse_clone3()?;
     }
@@ -436,7 +366,7 @@ fn replace(prepared: &PreparedChild) -> io::Error {
             if error.raw_os_error() != Some(libc::ETXTBSY) {
                 break;
             }
-            // Whoever stored the program forked meanwhile, and that child has not closed its copy yet.
+            // The process that stored the program forked in the meantime, and that child has not closed its copy yet.
             // SAFETY: as above; `usleep` takes a plain integer.
             unsafe {
                 libc::usleep(BUSY_PAUSE_US);
@@ -456,86 +386,6 @@ fn replace(prepared: &PreparedChild) -> io::Error {
 
 fn pointers(texts: &[CString]) -> Vec<*const libc::c_char> {
     texts.iter().map(|text| CStr::as_ptr(text)).chain([std::ptr::null()]).collect()
-}
-
-/// Reports a failure to the keeper and ends the child.
-fn tell(step: ChildStep, error: io::Error, report: RawFd) -> ! {
-    let errno = error.raw_os_error().unwrap_or(libc::EIO).to_le_bytes();
-    let message = [step as u8, errno[0], errno[1], errno[2], errno[3]];
-    // Before the descriptors are arranged it lies where the keeper opened it; then 3 is a directory.
-    for fd in [REPORT_FD, report] {
-        if sys::write(fd, &message).is_ok() {
-            break;
-        }
-    }
-    // SAFETY: ends the child at once. If nothing could be written, the exit code says as much.
-    unsafe { libc::_exit(127) }
-}
-
-/// Waits for the child to replace itself, which closes the socket, or to say why not.
-fn await_program(report: &OwnedFd, until: Instant) -> (ProgramReplacement, Option<OwnedFd>) {
-    let mut calls = None;
-    loop {
-        match hear(report) {
-            Ok(ChildMessage::Calls(given)) => calls = Some(given),
-            Ok(ChildMessage::Went(went)) => return (went, calls),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let left = until.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return (ProgramReplacement::NotYet, calls);
-                }
-                let left_ms = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
-                // Cut short, it only means to look once more.
-                drop(sys::wait_readable(report.as_raw_fd(), left_ms));
-            }
-            Err(_) => return (ProgramReplacement::Yes, calls),
-        }
-    }
-}
-
-/// One message of a child.
-enum ChildMessage {
-    /// Where its calls are answered.
-    Calls(OwnedFd),
-    Went(ProgramReplacement),
-}
-
-fn hear(report: &OwnedFd) -> io::Result<ChildMessage> {
-    let mut message = [0; REPORT_LEN];
-    match sys::receive_packet(report.as_raw_fd(), &mut message)? {
-        (_, Some(calls)) => Ok(ChildMessage::Calls(calls)),
-        (len, None) => Ok(ChildMessage::Went(replaced(message, len))),
-    }
-}
-
-/// A child that replaced itself closed the socket without a word.
-fn replaced(message: [u8; REPORT_LEN], len: usize) -> ProgramReplacement {
-    let [step, errno @ ..] = message;
-    if len == REPORT_LEN {
-        ProgramReplacement::Failed { step, errno: i32::from_le_bytes(errno) }
-    } else {
-        ProgramReplacement::Yes
-    }
-}
-
-fn not_spawned(program: &OsStr, cwd: &Path, step: u8, errno: i32) -> SpawnError {
-    let cause = io::Error::from_raw_os_error(errno);
-    let program = program.to_string_lossy();
-    let why = if step == ChildStep::Program as u8 && errno == libc::ENOENT {
-        format!("no program `{program}`")
-    } else if step == ChildStep::Program as u8 {
-        format!("cannot run `{program}`: {cause}")
-    } else if step == ChildStep::Directory as u8 {
-        format!("cannot enter {}: {cause}", cwd.display())
-    } else if step == ChildStep::User as u8 {
-        format!("cannot become the sandbox's user: {cause}")
-    } else if step == ChildStep::Hold as u8 {
-        format!("cannot hold its processes together: {cause}")
-    } else {
-        format!("cannot arrange its streams: {cause}")
-    };
-    SpawnError { errno, why }
 }
 
 /// Collects a child that has nothing left to do but to end, or its guardian. One that somebody stopped is killed

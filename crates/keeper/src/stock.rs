@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::gate::hand;
 use crate::gate_rules::canonical;
+use crate::sockets;
 use crate::sys;
 
 /// So many are kept of each kind.
@@ -93,7 +94,7 @@ impl SocketStock {
         Ok(taken)
     }
 
-    /// Whether whoever waits for one can be told something.
+    /// Whether a waiting call can be answered.
     pub(crate) fn has_news(&self, family: AddressFamily) -> bool {
         let shelf = &self.sockets[family as usize];
         !shelf.ready.is_empty() || shelf.refused.is_some()
@@ -104,7 +105,7 @@ impl SocketStock {
         let wanted = (family.kept() + waiting).min(ASKED_MAX);
         while shelf.ready.len() + shelf.asked < wanted {
             // A gate that takes no more is asked again when one is needed, or it is gone.
-            if sys::send_packet(self.control.as_raw_fd(), &[family.code()], None).is_err() {
+            if sockets::send_packet(self.control.as_raw_fd(), &[family.code()], None).is_err() {
                 return;
             }
             shelf.asked += 1;
@@ -112,10 +113,10 @@ impl SocketStock {
     }
 
     /// Takes what the gate sent.
-    pub(crate) fn hear(&mut self) {
+    pub(crate) fn receive(&mut self) {
         let mut message = [0; 32];
         for _ in 0..MESSAGES_MAX {
-            let received = sys::receive_packet(self.control.as_raw_fd(), &mut message);
+            let received = sockets::receive_packet(self.control.as_raw_fd(), &mut message);
             let Ok((len @ 1.., fd)) = received else { return };
             match (&message[..len], fd) {
                 ([code], Some(socket)) => {
@@ -183,11 +184,12 @@ mod tests {
     }
 
     fn lose_socket() {
-        let (ours, gate) = sys::packet_pair().unwrap();
+        let (ours, gate) = sockets::packet_pair().unwrap();
         let mut stock = SocketStock::new(ours).unwrap();
         assert_eq!(stock.take(AddressFamily::V4, 0).map(|taken| taken.is_some()), Ok(false));
         let sent = OwnedFd::from(std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap());
-        let hand_over = || sys::send_packet(gate.as_raw_fd(), &[hand::V4], Some(sent.as_raw_fd())).unwrap();
+        let hand_over =
+            || sockets::send_packet(gate.as_raw_fd(), &[hand::V4], Some(sent.as_raw_fd())).unwrap();
         hand_over();
         let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: the structures outlive the calls.
@@ -195,7 +197,7 @@ mod tests {
             assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut before), 0);
             let none = libc::rlimit { rlim_cur: 0, ..before };
             assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &none), 0);
-            stock.hear();
+            stock.receive();
             assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &before), 0);
         }
         assert!(stock.has_news(AddressFamily::V4));
@@ -205,7 +207,7 @@ mod tests {
         assert_eq!(stock.take(AddressFamily::V4, 0).map(|taken| taken.is_some()), Ok(false));
         assert_eq!(stock.sockets[AddressFamily::V4 as usize].asked, asked + 1);
         hand_over();
-        stock.hear();
+        stock.receive();
         assert_eq!(stock.take(AddressFamily::V4, 0).map(|taken| taken.is_some()), Ok(true));
     }
 }

@@ -89,7 +89,7 @@ pub(crate) fn map(mapper: Option<GroupMapper>, gid: u32, layers: &mut Layers) ->
     if has_none {
         layers.holds("groups");
     } else {
-        layers.missing("groups", kept_words());
+        layers.missing("groups", kept_groups_text());
     }
     Ok(())
 }
@@ -107,7 +107,7 @@ pub(crate) fn note_kept(layers: &mut Layers) {
     }
 }
 
-fn kept_words() -> String {
+fn kept_groups_text() -> String {
     format!(
         "the user's supplementary groups stay: dropping them needs {NEWGIDMAP} and an entry for the user in {SUBGID}"
     )

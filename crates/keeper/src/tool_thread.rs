@@ -133,7 +133,7 @@ impl ThreadExchange {
                 return;
             };
             drop(turn);
-            // SAFETY: whoever asked waits for the end of the call and keeps alive what it borrows.
+            // SAFETY: the caller waits for the end of the call and keeps alive what it borrows.
             unsafe { (*call)() };
             self.set(ThreadState::Done);
         }

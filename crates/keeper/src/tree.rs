@@ -156,8 +156,8 @@ pub(crate) enum ExcludedProcesses<'a> {
 /// What may be named by a number alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PidUse {
-    /// Process groups, since no number here belongs to anybody outside of the sandbox. One is spared: a program
-    /// that was just forked may still be in the group of whoever holds it.
+    /// Process groups, since no number here belongs to a process outside of the sandbox. One is excluded: a program
+    /// that was just forked may still be in the group of its parent.
     GroupsBut(i32),
     /// Nothing: a number may have gone to a stranger.
     Processes,

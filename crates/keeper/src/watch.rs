@@ -1,7 +1,7 @@
-//! Watching what execs use while they run, and ending those that ran into a limit.
+//! Watches what execs use while they run, and ends those that reached a limit.
 //!
-//! Owns: which exec a limit that was hit is told of, and how often to look. Where the kernel enforces a limit, its
-//! counters are read; where it cannot, the processes are added up. While nothing runs, nobody looks.
+//! Owns: the exec to which a reached limit is attributed, and how often to check. Where the kernel enforces a limit,
+//! its counters are read; otherwise the usage of the processes is added up. Nothing is checked while nothing runs.
 
 use std::time::{Duration, Instant};
 
@@ -18,14 +18,14 @@ use crate::loads::{self, Load, Loads, Share};
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Between two looks while all that runs is what tools left behind, or the runtime.
 const LOOK_SELDOM: Duration = Duration::from_millis(500);
-/// How long the runtime counts as at work after it said or was told something.
+/// How long the runtime counts as working after it sent or received something.
 const RUNTIME_AT_WORK: Duration = Duration::from_secs(10);
-/// Between two times that shared memory is told apart, which takes long where there is much.
+/// Time between two measurements of shared memory, which take long if there is much.
 const SHARES_EVERY: Duration = Duration::from_millis(500);
 /// How long those who run beside each other are waited for after a kill for want of memory: who lost a process mostly
 /// ends by itself, and what is left of it is no longer the largest.
 const FALLS_WITHIN: Duration = Duration::from_secs(1);
-/// Looks in a row that find forks refused, until whoever forks is ended.
+/// Checks in a row that find refused forks, until the forking exec is ended.
 const REFUSALS_MAX: u32 = 3;
 /// The grace of an exec whose time is over.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(5);
@@ -40,7 +40,7 @@ pub(crate) struct LimitWatch {
     oom_kills: u64,
     refused_forks: u64,
     refusals: u32,
-    /// When a kill for want of memory was seen of which nobody is told yet.
+    /// When an out-of-memory kill was seen that is not attributed yet.
     killed_at: Option<Instant>,
     shares_at: Option<Instant>,
     /// When the runtime was heard or told something.
@@ -79,7 +79,7 @@ impl Keeper {
         self.watch.at = Some(self.watch.at.map_or(due, |at| at.min(due)));
     }
 
-    /// The runtime said or was told something, so that it may be at work.
+    /// The runtime sent or received something, so it may be working.
     pub(crate) fn runtime_works(&mut self, now: Instant) {
         let limits = &self.confined.bounds.limits;
         if limits.memory_bytes.is_some() && self.confined.bounds.oom_kills().is_none() {
@@ -89,7 +89,7 @@ impl Keeper {
     }
 
     /// Looks at everything that runs, if it is time to.
-    pub(crate) fn look(&mut self, now: Instant) {
+    pub(crate) fn check_limits(&mut self, now: Instant) {
         if self.watch.at.is_none_or(|at| at > now) {
             return;
         }
@@ -104,14 +104,14 @@ impl Keeper {
             return self.watch.at = None;
         };
         let loads = self.needs_loads().then(Loads::now);
-        self.look_at_cpu_time(loads.as_ref());
+        self.check_cpu_time(loads.as_ref());
         match (self.confined.bounds.oom_kills(), &loads) {
-            (Some(kills), _) => self.look_at_kills(kills, now),
-            (None, Some(loads)) => self.look_at_memory(loads, now),
+            (Some(kills), _) => self.check_kills(kills, now),
+            (None, Some(loads)) => self.check_memory(loads, now),
             (None, None) => {}
         }
-        self.look_at_tasks(loads.as_ref());
-        self.look_at_disk(now);
+        self.check_tasks(loads.as_ref());
+        self.check_disk(now);
     }
 
     /// Whether processes have to be added up, for want of a cgroup that does.
@@ -123,7 +123,7 @@ impl Keeper {
         self.confined.proc_is_ours && (memory || pids || cpu)
     }
 
-    fn look_at_cpu_time(&mut self, loads: Option<&Loads>) {
+    fn check_cpu_time(&mut self, loads: Option<&Loads>) {
         let Some(limit) = self.confined.bounds.limits.cpu_ms else { return };
         let mut over = Vec::new();
         for one in self.running.iter_mut().filter(|one| one.kind.is_called()) {
@@ -145,9 +145,10 @@ impl Keeper {
         }
     }
 
-    /// The kernel killed somebody for want of memory: the rest of that exec is ended, too. It does not say whom it was,
-    /// so it is told of the exec whose main process fell, or else of the one that uses the most.
-    fn look_at_kills(&mut self, kills: u64, now: Instant) {
+    /// The kernel killed a process because memory ran out: the rest of that exec is ended too. The kernel does not
+    /// say which process it was, so the kill is attributed to the exec whose main process died, or else to the one
+    /// that uses the most.
+    fn check_kills(&mut self, kills: u64, now: Instant) {
         if kills <= self.watch.oom_kills {
             return self.watch.killed_at = None;
         }
@@ -157,7 +158,7 @@ impl Keeper {
             ExecStage::Draining { ended, .. } => *ended != ExitOutcome::Code(0),
             ExecStage::Alive => false,
         };
-        // Whoever began later was not there.
+        // Execs that started later are not affected.
         let was_there = |one: &&RunningExec| one.before.oom_kills < kills;
         if let Some(one) = self.running.iter().filter(was_there).find(|one| fell(one) && one.cause.is_none())
         {
@@ -185,7 +186,7 @@ impl Keeper {
     }
 
     /// Adds up what is in memory. What several processes share counts once, if it comes to that.
-    fn look_at_memory(&mut self, loads: &Loads, now: Instant) {
+    fn check_memory(&mut self, loads: &Loads, now: Instant) {
         let Some(limit) = self.confined.bounds.limits.memory_bytes else { return };
         let using = self.using(loads);
         let shared = match self.confined.namespaces {
@@ -218,7 +219,7 @@ impl Keeper {
     }
 
     /// A fork that is refused is the program's to deal with; one who goes on trying, or leaves no room, is ended.
-    fn look_at_tasks(&mut self, loads: Option<&Loads>) {
+    fn check_tasks(&mut self, loads: Option<&Loads>) {
         let Some(limit) = self.confined.bounds.limits.pids else { return };
         let is_full = match (self.confined.bounds.refused_forks(), loads) {
             (Some(refused), _) => {
@@ -296,13 +297,13 @@ impl Keeper {
             None => {
                 self.log.say(&format!("what {} left ran into a limit: {cause:?}", using.exec));
                 self.explained(cause.resource);
-                self.doom(&using.exec, Duration::ZERO);
-                self.kill_doomed(Instant::now());
+                self.schedule_kill(&using.exec, Duration::ZERO);
+                self.kill_due(Instant::now());
             }
         }
     }
 
-    /// Ends an exec that ran into a limit. The first limit is the one that is told.
+    /// Ends an exec that reached a limit. The first limit is the one that is reported.
     pub(crate) fn breach(&mut self, serial: u64, cause: LimitHit, grace: Duration) {
         let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else { return };
         if one.cause.is_some() {
@@ -311,11 +312,11 @@ impl Keeper {
         one.cause = Some(cause);
         let exec = one.id.clone();
         self.log.say(&format!("{exec} ran into a limit: {cause:?}"));
-        self.doom(&exec, grace);
-        self.kill_doomed(Instant::now());
+        self.schedule_kill(&exec, grace);
+        self.kill_due(Instant::now());
     }
 
-    /// What the kernel counted until now is told of somebody, so that it is told of nobody else who lives.
+    /// The kernel's count up to now is attributed, so that no other live exec gets it.
     pub(crate) fn explained(&mut self, resource: Resource) {
         let now = self.before();
         for one in self.running.iter_mut().filter(|one| one.stage == ExecStage::Alive) {
@@ -366,16 +367,16 @@ impl Keeper {
             return cause(Resource::Disk, limits.disk_bytes);
         }
         let now = self.before();
-        // Whoever runs beside it may have been hit as well.
+        // Other running execs may have been hit as well.
         let is_alone = one.kind.is_called() && !self.running.iter().any(|one| one.kind.is_called());
-        let was_asked_to_end = self.is_doomed(&one.id) || self.ending.is_some();
+        let was_asked_to_end = self.is_kill_scheduled(&one.id) || self.ending.is_some();
         let was_large = match (&one.stage, limits.memory_bytes) {
             (ExecStage::Draining { usage, .. }, Some(limit)) => {
                 usage.max_rss_kb.saturating_mul(1024) >= limit / 2
             }
             (ExecStage::Draining { .. } | ExecStage::Alive, _) => false,
         };
-        // A kill that nobody was told of: what fails at that moment, or was that large, is whom it struck.
+        // A kill that is not attributed yet: it belongs to an exec that fails now or that used that much.
         let is_new = now.oom_kills > self.watch.oom_kills && (was_large || *ended != ExitOutcome::Code(0));
         let fell = by(libc::SIGKILL) || is_alone || (is_new && one.kind.is_called());
         if now.oom_kills > one.before.oom_kills && fell && !was_asked_to_end {
@@ -397,7 +398,7 @@ impl Keeper {
             None => {
                 *ended != ExitOutcome::Code(0) && self.confined.proc_is_ours && {
                     let loads = Loads::now();
-                    self.is_full(&loads, limit.saturating_sub(left_tasks(one, &loads)))
+                    self.is_full(&loads, limit.saturating_sub(leftover_tasks(one, &loads)))
                 }
             }
         }
@@ -407,12 +408,12 @@ impl Keeper {
     fn has_most_tasks(&self, one: &RunningExec) -> bool {
         let limit = self.confined.bounds.limits.pids;
         self.confined.proc_is_ours
-            && limit.is_some_and(|limit| left_tasks(one, &Loads::now()).saturating_mul(2) > limit)
+            && limit.is_some_and(|limit| leftover_tasks(one, &Loads::now()).saturating_mul(2) > limit)
     }
 }
 
 /// The tasks of an exec that is over. It is not among those that run any more, and neither is its main process.
-fn left_tasks(one: &RunningExec, loads: &Loads) -> u64 {
+fn leftover_tasks(one: &RunningExec, loads: &Loads) -> u64 {
     loads.sum(&pids_of(&one.held, loads)).tasks + 1
 }
 

@@ -1,4 +1,4 @@
-//! What a sandbox may use up, and what is told when something of it ran into that.
+//! The limits of a sandbox, and the report of a limit that was reached.
 
 use std::path::PathBuf;
 
@@ -141,7 +141,7 @@ impl LimitHit {
         };
     }
 
-    /// A resource that a later version added is none that could be told here.
+    /// This version cannot report a resource that a later version added.
     pub(crate) fn take(take: &mut FieldReader<'_>) -> Result<Option<LimitHit>, DecodeError> {
         let (code, limit, used) = (take.u8()?, take.u64()?, take.u64()?);
         Ok(Resource::from_code(code).map(|resource| LimitHit { resource, limit, used }))

@@ -44,9 +44,9 @@ pub const PID_FILE: &str = "pid";
 ///
 /// They hold the keeper's lock until they have ended what it left, and any process of the same user may stop one.
 pub const GUARDIANS_FILE: &str = "guardians";
-/// The sandbox's cgroup as a path of the host, for whoever has to end what a dead keeper left in it.
+/// The sandbox's cgroup as a path of the host, for the process that cleans up after a dead keeper.
 pub const CGROUP_FILE: &str = "cgroup";
-/// The sandbox's cgroups of the first version, a path of the host on each line, for whoever has to remove them.
+/// The sandbox's cgroups of version 1, one path of the host per line, for the process that removes them.
 pub const CONTROLLERS_FILE: &str = "controllers";
 /// Holds one directory for each claimed exec.
 pub const EXEC_DIR: &str = "exec";

@@ -1,7 +1,7 @@
-//! In which order the two streams of a job spoke: the file `order` in its directory.
+//! The order of writes to the two streams of a job: the file `order` in its directory.
 //!
-//! Lengths of alternating runs, the first of them stdout's, each as a LEB128 number. A run is written down when the
-//! other stream speaks, so that the last one is missing: what is beyond the marks is told by the streams themselves.
+//! Lengths of alternating runs, starting with stdout, each as a LEB128 number. A run is recorded when the other
+//! stream is written to, so the last run is missing: the lengths of the streams give it.
 
 use crate::limits::ORDER_BYTES_MAX;
 

@@ -1,7 +1,7 @@
-//! How an exec ended: bare in a frame, sealed in `exec/<id>/exit`.
+//! How an exec ended: plain in a frame, sealed in `exec/<id>/exit`.
 //!
-//! A disk may lose the end of a file, or keep its length and lose what it held. The seal is what tells
-//! an outcome from such remains; a frame needs none.
+//! A disk may lose the end of a file, or keep its length and lose its contents. The seal distinguishes a record from
+//! such remains. A frame needs no seal.
 
 use crate::bounds::LimitHit;
 use crate::sha256::Sha256;
@@ -71,7 +71,8 @@ impl ExitRecord {
         put.out
     }
 
-    /// The record as it goes to a file, which says whose it is: the room for it may have held another's before.
+    /// The record as it is written to a file. It names its exec, because the space may contain the record of an
+    /// earlier exec.
     pub fn seal(&self, exec: &str) -> Vec<u8> {
         let mut named = FieldWriter { out: self.encode() };
         named.text(exec);

@@ -1,4 +1,4 @@
-//! What a keeper is told at its start, on an inherited descriptor.
+//! What a keeper reads at its start, on an inherited descriptor.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;

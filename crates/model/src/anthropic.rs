@@ -70,7 +70,7 @@ impl Dialect for Anthropic {
             Some("authentication_error" | "permission_error") => FailureMeaning::Key,
             Some("billing_error") => FailureMeaning::Quota,
             Some("request_too_large") => FailureMeaning::ContextTooLong,
-            // Both come as an ordinary mistake of the request, and are told apart by their words alone.
+            // Both are reported as an invalid request. Only the message distinguishes them.
             Some("invalid_request_error") if reported.message.starts_with("prompt is too long") => {
                 FailureMeaning::ContextTooLong
             }

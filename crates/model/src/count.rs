@@ -7,7 +7,7 @@ use serde_json::Value;
 /// and that is worth more.
 pub(crate) fn count<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     Ok(match Option::<Value>::deserialize(deserializer)? {
-        Some(Value::Number(number)) => number.as_u64().or_else(|| number.as_f64().and_then(whole)),
+        Some(Value::Number(number)) => number.as_u64().or_else(|| number.as_f64().and_then(parse_integer)),
         Some(Value::Null | Value::Bool(_) | Value::String(_) | Value::Array(_) | Value::Object(_)) | None => {
             None
         }
@@ -15,7 +15,7 @@ pub(crate) fn count<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option
 }
 
 /// Some servers write whole numbers as 12.0.
-fn whole(number: f64) -> Option<u64> {
+fn parse_integer(number: f64) -> Option<u64> {
     /// Beyond this not every whole number can be written so.
     const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
     let is_count = number.fract() == 0.0 && (0.0..=EXACT_MAX).contains(&number);

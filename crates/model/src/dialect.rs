@@ -13,7 +13,7 @@ use crate::request::ModelRequest;
 use crate::secret::Secret;
 use crate::{anthropic, gemini, ollama, openai};
 
-/// How the pieces of an answer are told apart.
+/// How the pieces of an answer are separated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Framing {
     /// Server-sent events; a server may answer with one JSON object instead.
@@ -28,7 +28,7 @@ pub(crate) trait Dialect: Sync {
     fn address(&self, provider: &Provider, model: &str) -> Url;
     /// Where the models are listed.
     fn listing(&self, provider: &Provider) -> Url;
-    /// The key and whatever else every request must carry.
+    /// The key and the other headers of every request.
     fn headers(&self, key: Option<&Secret>) -> HeaderMap;
     fn body(&self, provider: &Provider, request: &ModelRequest) -> Vec<u8>;
     fn reader(&self, limits: CallLimits, messages: usize) -> Box<dyn AnswerReader>;
@@ -45,7 +45,7 @@ pub(crate) trait AnswerReader: Send {
     /// Takes the data of one event, or one line.
     fn event(&mut self, data: &str, on_text: OnText<'_>) -> Result<(), AnswerFault>;
     /// Takes the one JSON object of a server that does not stream.
-    fn whole(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), AnswerFault>;
+    fn complete(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), AnswerFault>;
     fn progress(&self) -> AnswerProgress;
     /// The answer, if it is all there.
     fn finish(self: Box<Self>) -> Result<FinishedDraft, AnswerFault>;

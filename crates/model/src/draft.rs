@@ -1,4 +1,4 @@
-//! An answer in the making, within its limits, whatever protocol it comes in.
+//! An answer that is being assembled, within its limits, for all protocols.
 
 use crate::context::CallLimits;
 use crate::error::{AnswerFault, AnswerLimit, UnreadableAnswer};
@@ -36,7 +36,7 @@ impl AnswerDraft {
         Self { limits, messages, text, calls, size: 0, usage, stop: None }
     }
 
-    pub(crate) fn say(&mut self, piece: &str, on_text: OnText<'_>) -> Result<(), AnswerFault> {
+    pub(crate) fn append_text(&mut self, piece: &str, on_text: OnText<'_>) -> Result<(), AnswerFault> {
         if !piece.is_empty() {
             self.grow(piece.len())?;
             self.text.push_str(piece);
@@ -108,7 +108,7 @@ impl AnswerDraft {
             if call.id.is_empty() {
                 call.id = format!("call_{}_{place}", self.messages);
             }
-            call.id = unlike_the_others(call.id, &calls);
+            call.id = make_unique(call.id, &calls);
             calls.push(call);
         }
         Ok(FinishedDraft { text: self.text, calls, usage: self.usage, stop, blocks })
@@ -116,7 +116,7 @@ impl AnswerDraft {
 }
 
 /// A result is stored by the id of its call, so no two calls of an answer may share one.
-fn unlike_the_others(id: String, calls: &[ToolCall]) -> String {
+fn make_unique(id: String, calls: &[ToolCall]) -> String {
     let is_taken = |id: &str| calls.iter().any(|call| call.id == id);
     if !is_taken(&id) {
         return id;

@@ -42,7 +42,7 @@ pub enum CallError {
     UnknownModel { provider: String, model: String },
     #[error("the context is longer than `{model}` of provider `{provider}` accepts")]
     ContextTooLong { provider: String, model: String },
-    #[error("provider `{provider}` broke off its answer with an error: {message}")]
+    #[error("provider `{provider}` ended its answer with an error: {message}")]
     InStream {
         provider: String,
         error_code: Option<String>,

@@ -99,7 +99,7 @@ impl<'a> Exchange<'a> {
         let FinishedDraft { text, mut calls, usage, stop, blocks } = written;
         let plain = PlainNames::of(request);
         for call in &mut calls {
-            call.name = plain.meant(&call.name).to_owned();
+            call.name = plain.tool_name(&call.name).to_owned();
         }
         let reasoning = (!blocks.is_empty()).then(|| Reasoning {
             kind: self.provider.kind,
@@ -267,7 +267,7 @@ impl<'a> Exchange<'a> {
                 },
             }
             if frames.progress() == AnswerProgress::Done {
-                // Reading to the end lets the connection serve the next call; an answer is not held up for it.
+                // Reading to the end lets the connection serve the next call. The answer does not wait for it.
                 let _ = tokio::time::timeout(DRAIN_GRACE, response.chunk()).await;
                 break;
             }

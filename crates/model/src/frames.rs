@@ -92,7 +92,7 @@ impl AnswerFrames {
                     let text = String::from_utf8_lossy(shown).into_owned();
                     AnswerFault::Nonsense { what: UnreadableAnswer::NotUtf8, text }
                 })?;
-                return self.reader.whole(&text, on_text);
+                return self.reader.complete(&text, on_text);
             }
             FrameDecoder::Events(parser) => parser.finish(self.limits.line_bytes_max, &mut self.waiting)?,
             FrameDecoder::Lines(parser) => parser.finish(&mut self.waiting)?,

@@ -108,7 +108,7 @@ pub async fn test(
         let params = CallParams { max_tokens: Some(TEST_TOKENS), ..CallParams::default() };
         let request =
             ModelRequest { params, ..ModelRequest::new(wanted, vec![ModelMessage::user("Say hi.")]) };
-        // Whatever it says, and even if the tokens are not enough to say it: it answered.
+        // Any answer counts, even one that the token limit truncated.
         Exchange::new(provider, dialect, context, wanted).answer(&request, &mut |_| ()).await?;
     }
     Ok(ProviderTest { models, answered: wanted.map(str::to_owned), latency: started.elapsed() })

@@ -38,8 +38,8 @@ impl<'a> PlainNames<'a> {
         self.names.get(name)
     }
 
-    /// The name that a model means: what it was told may not be what the tool is called.
-    pub(crate) fn meant<'s>(&'s self, name: &'s str) -> &'s str {
+    /// The tool that a model means: the protocol may not allow the tool's own name.
+    pub(crate) fn tool_name<'s>(&'s self, name: &'s str) -> &'s str {
         self.names.odd.iter().find(|(_, written)| *written == name).map_or(name, |(odd, _)| odd)
     }
 }
@@ -125,8 +125,8 @@ mod tests {
         let told: Vec<&str> = request.tools.iter().map(|tool| plain.name(&tool.name)).collect();
         assert_eq!(told, ["python3_11_2", "python3_11", "python3_11_3", "sh"]);
         for (tool, told) in request.tools.iter().zip(told) {
-            assert_eq!(plain.meant(told), tool.name);
+            assert_eq!(plain.tool_name(told), tool.name);
         }
-        assert_eq!(plain.meant("unheard of"), "unheard of");
+        assert_eq!(plain.tool_name("unheard of"), "unheard of");
     }
 }

@@ -51,7 +51,7 @@ impl KnownModel {
 }
 
 /// The model of that name, or of which it is a dated or preview edition.
-pub(crate) fn known(model: &str) -> Option<&'static KnownModel> {
+pub(crate) fn find_model(model: &str) -> Option<&'static KnownModel> {
     let model = model.strip_prefix("models/").unwrap_or(model);
     let fits = |known: &&KnownModel| match model.strip_prefix(known.name) {
         Some("") => true,
@@ -148,7 +148,7 @@ mod tests {
             ("gpt", None),
             ("", None),
         ] {
-            assert_eq!(known(model).map(|known| known.name), expected, "{model}");
+            assert_eq!(find_model(model).map(|known| known.name), expected, "{model}");
         }
         let mut names: Vec<&str> = KNOWN.iter().map(|known| known.name).collect();
         names.sort_unstable();
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_long_prompt_has_the_price_of_long_prompts() {
-        let pro = known("gemini-2.5-pro").unwrap();
+        let pro = find_model("gemini-2.5-pro").unwrap();
         let of = |input_tokens| pro.price(&CallUsage { input_tokens, ..CallUsage::default() }).input;
         assert_eq!((of(200_000), of(200_001)), (1_250_000, 2_500_000));
     }

@@ -217,7 +217,7 @@ impl Provider {
             // One's own machine sends no bill.
             ProviderKind::Ollama | ProviderKind::Script => Some(0),
             ProviderKind::Openai | ProviderKind::Anthropic | ProviderKind::Gemini if self.is_official() => {
-                prices::known(model).map(|known| known.price(usage).cost(usage))
+                prices::find_model(model).map(|known| known.price(usage).cost(usage))
             }
             ProviderKind::Openai | ProviderKind::Anthropic | ProviderKind::Gemini => None,
         }
@@ -231,7 +231,7 @@ impl Provider {
     /// How many tokens `model` can read and write in one call, if that is known.
     pub fn context_window(&self, model: &str) -> Option<u64> {
         self.written_context_window(model)
-            .or_else(|| prices::known(model).and_then(|known| known.context_window))
+            .or_else(|| prices::find_model(model).and_then(|known| known.context_window))
     }
 }
 

@@ -239,7 +239,7 @@ impl Providers {
         })
     }
 
-    /// Reads the file anew, refusing to build on a broken one, and replaces it with what `change` makes of it.
+    /// Reads the file again, refuses an invalid one, and replaces it with the result of `change`.
     fn rewrite(
         &self,
         change: impl FnOnce(&str, &[FileEntry]) -> Result<String, ProvidersError>,

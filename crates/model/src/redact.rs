@@ -159,7 +159,7 @@ impl RedactedStream {
     }
 }
 
-/// The letters of base64 that are the same whatever stands around the key, when so many bytes stand before it in its group.
+/// The characters of base64 that do not depend on the text around the key, if so many bytes precede it in its group.
 fn base64_at(key: &[u8], before: usize) -> (Vec<u8>, MatchExtent) {
     let mut bytes = vec![0; before];
     bytes.extend_from_slice(key);

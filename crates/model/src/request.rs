@@ -119,7 +119,7 @@ pub struct ToolCall {
     pub arguments: String,
 }
 
-/// Knobs; whatever is absent is left to the provider, and one that a protocol does not have is not sent.
+/// Parameters of a call. Absent ones are left to the provider, and ones that a protocol does not have are not sent.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CallParams {
     pub max_tokens: Option<u32>,

@@ -20,7 +20,7 @@ const SUBSCHEMAS_MAX: usize = 10_000;
 const CHAIN_MAX: usize = 64;
 /// Bytes that are kept of the place of a mistake.
 const PLACE_BYTES_MAX: usize = 1024;
-/// Reasons that are told; beyond these an answer is wrong all over.
+/// The most reasons that are reported; an answer with more is entirely wrong.
 const REASONS_MAX: usize = 8;
 
 /// A schema that this release can check.
@@ -116,7 +116,7 @@ impl Schema {
     }
 
     pub fn new(root: Value) -> Result<Self, SchemaError> {
-        // It is told to the model with every call, whoever read it.
+        // The model gets it with every call.
         if root.to_string().len() > SCHEMA_BYTES_MAX {
             return Err(SchemaError::TooLarge);
         }

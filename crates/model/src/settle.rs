@@ -1,4 +1,4 @@
-//! What an answer's end means for whoever asked, in every dialect alike.
+//! What the end of an answer means for the caller, for all protocols.
 
 use crate::error::{CallError, TokenLimitCut};
 use crate::provider::{Provider, ProviderKind};

@@ -109,7 +109,7 @@ fn problem(error: &Error) -> YamlProblem {
         | Error::AliasReplayLimitExceeded { .. }
         | Error::AliasExpansionLimitExceeded { .. }
         | Error::AliasReplayStackDepthExceeded { .. } => YamlProblem::TooComplex,
-        // The library's list is open: whatever else it finds is a matter of syntax.
+        // The library's list is open: everything else is a syntax error.
         _ => YamlProblem::Syntax,
     }
 }

@@ -111,7 +111,7 @@ impl CrashSetup {
     }
 }
 
-/// How far a run has come, for whoever watches it.
+/// The progress of a run, for its caller.
 #[derive(Debug, Default)]
 pub struct CrashProgress {
     kills: AtomicU64,

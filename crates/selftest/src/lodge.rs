@@ -23,7 +23,7 @@ use crate::trouble::Trouble;
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two looks at a daemon that starts or ends.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// How much of a log is told when a daemon did not come up.
+/// How much of a log is shown if a daemon did not start.
 const LOG_LINES_TOLD: usize = 40;
 
 /// One state directory and, most of the time, one daemon.
@@ -120,7 +120,7 @@ impl Lodge {
         // SAFETY: prctl with PR_SET_PDEATHSIG only sets a property of the calling process; it is async-signal-safe.
         unsafe {
             command.pre_exec(|| {
-                // Whoever is killed must not leave a daemon behind.
+                // A killed test must not leave a daemon behind.
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 Ok(())
             });
@@ -261,7 +261,8 @@ impl Lodge {
         loop {
             match Client::connect(&self.target(), token).await {
                 // A daemon lets those go who say nothing for seconds, as a machine with too much to do may make one.
-                Err(ClientError::NoDaemon { cause, .. }) if was_let_go(&cause) && Instant::now() < until => {}
+                Err(ClientError::NoDaemon { cause, .. })
+                    if is_closed_by_peer(&cause) && Instant::now() < until => {}
                 other => return other,
             }
         }
@@ -297,7 +298,7 @@ impl Lodge {
 }
 
 /// Whether there was somebody at the other end, who did not wait.
-fn was_let_go(cause: &io::Error) -> bool {
+fn is_closed_by_peer(cause: &io::Error) -> bool {
     matches!(cause.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
@@ -315,7 +316,7 @@ fn peer(stream: &UnixStream) -> io::Result<u32> {
 
 impl Drop for Lodge {
     fn drop(&mut self) {
-        // A daemon that cannot be ended is found by whoever counts processes.
+        // A daemon that cannot be ended is found when processes are counted.
         let _ = self.kill9();
         // A keeper takes its tree with it, and one that is just being started is found by its program.
         let until = Instant::now() + PATIENCE;

@@ -40,11 +40,11 @@ pub fn named(dir: &Path) -> Vec<(i32, String)> {
     alive(|pid| read(pid, "cmdline").starts_with(&prefix))
 }
 
-/// Every living process that has anything to do with a directory, whatever it calls itself and whoever its parent is:
-/// it was started with a path in it, runs or stands in it, or sees mounts for it that this process does not see.
+/// Every live process that has to do with a directory, regardless of its name and parent: it was started with a path
+/// in it, runs or has its working directory in it, or sees mounts of it that this process does not see.
 ///
-/// A process can change its name, directory and environment, but not the mounts of its sandbox; and where a sandbox
-/// has no mounts of its own, those others are all there is.
+/// A process can change its name, directory and environment, but not the mounts of its sandbox. If a sandbox has no
+/// mounts of its own, only the other signs are available.
 pub fn of(dir: &Path) -> Vec<(i32, String)> {
     // The daemon may name it by a link, the kernel never does.
     let real = fs::canonicalize(dir).unwrap_or_else(|_| dir.to_owned());
@@ -108,7 +108,7 @@ fn line(pid: i32) -> String {
     String::from_utf8_lossy(&read(pid, "cmdline")).replace('\0', " ")
 }
 
-/// The runtime that a keeper looks after, if it is there.
+/// The runtime of a keeper, if it runs.
 pub fn runtime(keeper: KeeperProcess) -> Option<i32> {
     let found = alive(|pid| descends(pid, keeper.pid));
     found.into_iter().find(|(_, line)| line.contains(RUNTIME)).map(|(pid, _)| pid)

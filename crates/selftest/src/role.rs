@@ -63,14 +63,14 @@ pub fn take_role(role: &str, arguments: &[String]) -> io::Result<()> {
     }
 }
 
-/// Tells whoever started this where it listens.
+/// Tells the parent process where it listens.
 pub(crate) fn listening(address: SocketAddr) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "listening {address}")?;
     out.flush()
 }
 
-/// Whoever started this holds the other end of standard input: when they are gone, so is the need for it.
+/// The parent process has the other end of standard input: when it ends, this process ends too.
 pub(crate) fn end_with_stdin() {
     std::thread::spawn(|| {
         let _ = io::stdin().read_to_end(&mut Vec::new());

@@ -39,7 +39,7 @@ impl ThrowAway {
 impl Drop for ThrowAway {
     fn drop(&mut self) {
         if !self.kept {
-            // What cannot be removed is left for whoever clears temporary files.
+            // Files that cannot be removed are left for the cleanup of temporary files.
             let _ = fs::remove_dir_all(&self.path);
         }
     }

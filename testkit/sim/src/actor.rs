@@ -101,7 +101,7 @@ impl SimWorld {
             match (hears, actor.heard.pop_front_if(|_| hears)) {
                 (_, Some((link, told))) => {
                     if actor.up.as_ref().is_some_and(|up| up.link == link) {
-                        self.keeper_told(agent, told);
+                        self.handle_keeper_message(agent, told);
                     }
                 }
                 (true, None) => return,
@@ -126,7 +126,7 @@ impl SimWorld {
         self.after(pause, SimEvent::Go { life, agent: agent.clone(), busy: serial });
     }
 
-    pub fn actor_goes(&mut self, agent: &AgentId, serial: u64) {
+    pub fn run_actor(&mut self, agent: &AgentId, serial: u64) {
         let Some(actor) = self.actor(agent) else { return };
         let Some((_, busy)) = actor.busy.take_if(|(known, _)| *known == serial) else { return };
         match busy {
@@ -142,9 +142,9 @@ impl SimWorld {
             ActorWork::Ending { sandbox, run } => self.ended(agent, &sandbox, run),
             ActorWork::Losing { row } => {
                 if self.machine.is_held(&row.sandbox) {
-                    self.bring_up(agent, *row, Up::Adopt);
+                    self.start_sandbox(agent, *row, Up::Adopt);
                 } else {
-                    self.tell_died(agent, row.runs, Part::Sandbox);
+                    self.report_death(agent, row.runs, Part::Sandbox);
                 }
             }
             ActorWork::Clearing => self.clear(agent),
@@ -168,8 +168,8 @@ impl SimWorld {
 
     fn in_sandbox(&mut self, agent: &AgentId, what: SandboxEffect) {
         match what {
-            SandboxEffect::Up { row, how } => self.bring_up(agent, *row, how),
-            SandboxEffect::Down { sandbox, run } => self.bring_down(agent, sandbox, run),
+            SandboxEffect::Up { row, how } => self.start_sandbox(agent, *row, how),
+            SandboxEffect::Down { sandbox, run } => self.end_sandbox(agent, sandbox, run),
             SandboxEffect::Clear { .. } => self.busy(agent, 5, ActorWork::Clearing),
             SandboxEffect::KillRuntime { run } => self.kill_runtime(agent, run),
             SandboxEffect::Kill { sandbox, run } => self.kill_sandbox(agent, sandbox, run),
@@ -193,7 +193,7 @@ impl SimWorld {
         }
     }
 
-    fn bring_up(&mut self, agent: &AgentId, row: AgentRow, how: Up) {
+    fn start_sandbox(&mut self, agent: &AgentId, row: AgentRow, how: Up) {
         let Some(actor) = self.actor(agent) else { return };
         (actor.up, actor.pulse) = (None, None);
         let row = Box::new(row);
@@ -201,7 +201,7 @@ impl SimWorld {
             let (silence, level) = (Silence::default(), Liveness::Active);
             self.busy(agent, 5, ActorWork::Calling { row, how, silence, level });
         } else if how == Up::Adopt && row.state == AgentState::Ready {
-            self.tell_died(agent, row.runs, Part::Sandbox);
+            self.report_death(agent, row.runs, Part::Sandbox);
         } else {
             self.busy(agent, 10, ActorWork::Starting { row, how });
         }
@@ -209,7 +209,7 @@ impl SimWorld {
 
     fn call(&mut self, agent: &AgentId, row: AgentRow, how: Up, (mut silence, was): (Silence, Liveness)) {
         match self.machine.keeper(&row.sandbox).map(|keeper| (keeper.incarnation, keeper.hung)) {
-            None => self.bring_up(agent, row, how),
+            None => self.start_sandbox(agent, row, how),
             Some((_, true)) => {
                 let level = silence.look(Duration::from_millis(CALL_MS), THRESHOLDS);
                 if level != was {
@@ -305,14 +305,14 @@ impl SimWorld {
         let alive = known.iter().find(|(exec, state)| {
             exec.starts_with(RUNTIME_EXEC) && *exec != runtime && *state == SimExecState::Running
         });
-        // Whoever tells deaths before they happened does not look, either.
+        // A mutation that reports deaths before they happened does not check either.
         match alive.filter(|_| self.mutation != Mutation::HastyDeath) {
             None => self.start_runtime(agent, runtime),
             Some((alive, _)) => self.start_after(agent, alive.clone()),
         }
     }
 
-    fn bring_down(&mut self, agent: &AgentId, sandbox: SandboxId, run: u32) {
+    fn end_sandbox(&mut self, agent: &AgentId, sandbox: SandboxId, run: u32) {
         let Some(actor) = self.actor(agent) else { return };
         (actor.up, actor.pulse) = (None, None);
         if self.machine.is_held(&sandbox) {
@@ -342,7 +342,7 @@ impl SimWorld {
         // The directory goes, unless a turn is open that may ask what is in it, or output of a job is.
         let turns = self.disk.live_turns().any(|turn| turn.row.agent == *agent);
         if !turns && !self.disk.has_unarchived_job(agent) {
-            self.sandbox_files_go(sandbox);
+            self.remove_sandbox_files(sandbox);
         }
         self.tell(Seen::Agent(AgentSeen::Down { agent: agent.clone(), run }));
     }
@@ -356,7 +356,7 @@ impl SimWorld {
             let detail = "something is still there".to_owned();
             return self.tell(Seen::Agent(AgentSeen::NotCleared { agent: agent.clone(), detail }));
         }
-        self.sandbox_files_go(&id);
+        self.remove_sandbox_files(&id);
         self.machine.sandboxes.remove(&id);
         self.tell(Seen::Agent(AgentSeen::Cleared { agent: agent.clone() }));
     }
@@ -367,9 +367,9 @@ impl SimWorld {
         self.actor_runs(agent);
     }
 
-    fn keeper_told(&mut self, agent: &AgentId, told: KeeperMessage) {
+    fn handle_keeper_message(&mut self, agent: &AgentId, told: KeeperMessage) {
         match told {
-            KeeperMessage::Said(said) => self.runtime_said(agent, said),
+            KeeperMessage::Said(said) => self.handle_runtime_line(agent, said),
             KeeperMessage::Wrote { exec, bytes } => {
                 exec.parse().into_iter().for_each(|job: JobId| self.job_wrote(&job, bytes));
             }
@@ -386,12 +386,12 @@ impl SimWorld {
                     return self.start_runtime(agent, runtime);
                 }
                 if up.open.remove(&exec).is_some() && self.mutation != Mutation::DeafActor {
-                    self.tell_end(&exec, how(ended));
+                    self.report_end(&exec, how(ended));
                 }
             }
             KeeperMessage::Refused { exec } => {
                 if let Ok(job) = exec.parse() {
-                    return self.tell_job_end(&job, ExecHow::NotStarted, 0);
+                    return self.report_job_end(&job, ExecHow::NotStarted, 0);
                 }
                 let Some(up) = self.linked(agent) else { return };
                 if exec == runtime_exec(up.row.runs) {
@@ -399,7 +399,7 @@ impl SimWorld {
                     return self.spawn_failed(agent, &row, "its runtime cannot be started");
                 }
                 if up.open.remove(&exec).is_some() {
-                    self.tell_end(&exec, ExecHow::NotStarted);
+                    self.report_end(&exec, ExecHow::NotStarted);
                 }
             }
             KeeperMessage::Lost { exec } => match exec.parse() {
@@ -415,7 +415,7 @@ impl SimWorld {
         }
     }
 
-    fn runtime_said(&mut self, agent: &AgentId, said: LineFromRuntime) {
+    fn handle_runtime_line(&mut self, agent: &AgentId, said: LineFromRuntime) {
         let Some(up) = self.linked(agent) else { return };
         let waited = up.probe.map(|probe| (up.link, probe));
         let run = up.row.runs;
@@ -457,12 +457,12 @@ impl SimWorld {
                 let (agent, detail) = (agent.clone(), "it left".to_owned());
                 self.tell(Seen::Agent(AgentSeen::Exited { agent, run, code, detail }));
             }
-            SimExit::Signal(_) => self.tell_died(agent, run, Part::Runtime),
+            SimExit::Signal(_) => self.report_death(agent, run, Part::Runtime),
             SimExit::NotStarted => self.spawn_failed(agent, &row, "its runtime cannot be started"),
         }
     }
 
-    pub fn tell_died(&mut self, agent: &AgentId, run: u32, part: Part) {
+    pub fn report_death(&mut self, agent: &AgentId, run: u32, part: Part) {
         let (agent, detail) = (agent.clone(), "it ended".to_owned());
         self.tell(Seen::Agent(AgentSeen::Died { agent, run, part, detail }));
     }

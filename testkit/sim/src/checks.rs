@@ -4,15 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::agent::AgentState;
 use lodge_core::job::{JobRow, JobState, JobWrite};
-use lodge_core::limits::{AGENT_TURNS_MAX, IDLE_SESSIONS_MAX, LIVE_TURNS_MAX, RECENT_REQUESTS_MAX};
+use lodge_core::limits::{IDLE_SESSIONS_MAX, LIVE_TURNS_MAX, RECENT_REQUESTS_MAX};
 use lodge_core::record::{
     AgentRow, AgentWrite, EventRow, ImageWrite, Role, SessionWrite, TurnRow, TurnWrite, WorkWrite, Write,
 };
-use lodge_core::turn::{StepState, TurnState};
+use lodge_core::turn::StepState;
 use lodge_core::{AgentId, EventBody, EventKind, ExecId, IdSource};
 use lodge_engine::{AgentCommand, Batch, Command, Engine, Facts, Input, Seen};
 
-use crate::jobs::{jobs_agree, most_jobs};
+use crate::facts::{check_indexes, check_slots, describe_difference};
+use crate::jobs::most_jobs;
 use crate::world::SimWorld;
 
 /// The whole of an engine's memory is looked at every so many steps; its sizes after each.
@@ -79,13 +80,14 @@ impl SimWorld {
             return self.fail(format!("the engine holds more than its limits: {sizes:?}"));
         }
         if self.tally.steps.is_multiple_of(AUDIT_EVERY)
-            && let Err(broken) = agrees(&daemon.engine.facts()).and_then(|()| shares(&daemon.engine))
+            && let Err(broken) =
+                check_indexes(&daemon.engine.facts()).and_then(|()| check_slots(&daemon.engine))
         {
             self.fail(broken);
         }
     }
 
-    /// What a step may not do whatever happens: let more agents work than may, or start one that somebody stopped.
+    /// What no step may do: let more agents work than allowed, or start an agent that was stopped.
     pub fn check_slots(&mut self, before: EngineBefore, batch: &Batch) {
         let Some(daemon) = &self.daemon else { return };
         let sizes = daemon.engine.sizes();
@@ -156,17 +158,17 @@ impl SimWorld {
         host.settings.max_jobs = daemon.engine.sizes().jobs.max;
         let (engine, _) = Engine::boot(loaded, host, ids, "sim", self.wall());
         let mut found = engine.facts();
-        // A boot says that it happened, and streams of agents that are gone are let go by whoever saw them go.
+        // A boot records its event, and streams of removed agents are dropped by the step that removed them.
         found.seq -= 1;
         found.streams.entry(lodge_engine::DAEMON_STREAM.to_owned()).and_modify(|head| *head -= 1);
         found.streams.retain(|stream, _| facts.streams.contains_key(stream));
         if found != facts {
-            return self.fail(difference(&facts, &found));
+            return self.fail(describe_difference(&facts, &found));
         }
         self.check_memory();
     }
 
-    /// What an engine remembers of sessions is what the store has of them, and none is remembered for ever.
+    /// The engine's memory of sessions equals the store, and no session is remembered without limit.
     pub fn check_memory(&mut self) {
         let Some(daemon) = &self.daemon else { return };
         let mut held = daemon.engine.session_facts().into_iter();
@@ -265,7 +267,7 @@ impl SimWorld {
         }
     }
 
-    /// Whatever was published is there, and is the same.
+    /// Every published event is stored and unchanged.
     pub fn check_published(&mut self) {
         for at in 0..self.prints.len() {
             let seq = at as u64 + 1;
@@ -388,140 +390,4 @@ impl SimWorld {
         }
         Ok(())
     }
-}
-
-/// Every index of the engine's memory tells the same story.
-fn agrees(facts: &Facts) -> Result<(), String> {
-    let mut running = BTreeMap::new();
-    let mut open = BTreeSet::new();
-    for (id, turn) in &facts.turns {
-        let session = facts.sessions.get(&turn.row.session);
-        if session.is_none_or(|session| !session.live.contains(id)) {
-            return Err(format!("{id} is live, and its session does not know"));
-        }
-        match turn.row.state {
-            TurnState::Running | TurnState::Waiting => {
-                let runs = usize::from(turn.row.state == TurnState::Running);
-                *running.entry(&turn.row.agent).or_insert(0) += runs;
-                if session.and_then(|session| session.live.first()) != Some(id) {
-                    return Err(format!("{id} runs out of order"));
-                }
-            }
-            TurnState::Queued => {}
-            TurnState::Done | TurnState::Interrupted | TurnState::Failed => {
-                return Err(format!("{id} is over, and the engine holds it"));
-            }
-        }
-        open.extend(turn.open.iter().filter_map(|(_, exec)| Some((exec.clone()?, id.clone()))));
-    }
-    if !open.iter().map(|(exec, turn)| (exec, turn)).eq(facts.execs.iter()) {
-        return Err(format!("open calls are {open:?}, and known execs {:?}", facts.execs));
-    }
-    for (id, agent) in &facts.agents {
-        let count = running.get(id).copied().unwrap_or(0);
-        if agent.running != count || facts.names.get(&agent.row.name) != Some(id) {
-            return Err(format!("{id} counts {} running turns, and has {count}", agent.running));
-        }
-    }
-    let live: usize = facts.sessions.values().map(|session| session.live.len()).sum();
-    if live != facts.turns.len() || facts.names.len() != facts.agents.len() {
-        return Err("sessions or names hold something that is not there".to_owned());
-    }
-    Ok(())
-}
-
-/// An agent that has a slot, and nothing to do until a job of its ends.
-fn sleeper(facts: &Facts) -> Option<&AgentId> {
-    let sleeps = |id: &AgentId| {
-        let mut runs =
-            facts.turns.values().filter(|turn| turn.row.agent == *id && turn.row.state == TurnState::Running);
-        runs.all(|turn| facts.asleep.contains(&turn.row.id))
-    };
-    let mut rests = facts.agents.iter().filter(|(_, agent)| {
-        agent.running > 0 && agent.row.next.is_none() && agent.row.state == AgentState::Ready
-    });
-    rests.find(|(id, _)| sleeps(id)).map(|(id, _)| id)
-}
-
-/// Slots are counted right, and none is free, nor with one that waits for jobs, while somebody could use it.
-fn shares(engine: &Engine) -> Result<(), String> {
-    let (facts, sizes) = (engine.facts(), engine.sizes());
-    jobs_agree(&facts, &sizes)?;
-    let working = facts.agents.values().filter(|agent| agent.running > 0).count();
-    if working != sizes.working {
-        return Err(format!("{working} agents work, and {} are counted", sizes.working));
-    }
-    for (id, turn) in &facts.turns {
-        let (Some(agent), Some(session)) =
-            (facts.agents.get(&turn.row.agent), facts.sessions.get(&turn.row.session))
-        else {
-            return Err(format!("{id} has no agent or no session"));
-        };
-        let could = turn.row.state != TurnState::Running
-            && session.live.first() == Some(id)
-            && !facts.quarantine.values().any(|row| row.work.subject == id.as_str())
-            && agent.row.state == AgentState::Ready
-            && agent.row.next.is_none()
-            && agent.running < AGENT_TURNS_MAX;
-        if could && (agent.running > 0 || working < sizes.max_concurrent) {
-            return Err(format!("{id} waits, and {working} of {} slots are taken", sizes.max_concurrent));
-        }
-        if could
-            && !facts.asleep.contains(id)
-            && let Some(other) = sleeper(&facts)
-        {
-            return Err(format!("{id} waits, and {other} has a slot and waits for jobs"));
-        }
-    }
-    for (id, agent) in facts.agents.iter().filter(|(_, agent)| agent.running > 0) {
-        if !agent.row.state.takes_turns() {
-            return Err(format!("{id} is {} and has a slot", agent.row.state));
-        }
-    }
-    Ok(())
-}
-
-/// Where an engine and its restart differ, in as few words as will do.
-fn difference(held: &Facts, found: &Facts) -> String {
-    let mut words = vec!["a restart would find something else".to_owned()];
-    for (id, turn) in &held.turns {
-        if found.turns.get(id) != Some(turn) {
-            words.push(format!("held {turn:?}, found {:?}", found.turns.get(id)));
-        }
-    }
-    for id in found.turns.keys().filter(|id| !held.turns.contains_key(id)) {
-        words.push(format!("{id} is not held"));
-    }
-    for (id, agent) in &held.agents {
-        if found.agents.get(id) != Some(agent) {
-            words.push(format!("held {agent:?}, found {:?}", found.agents.get(id)));
-        }
-    }
-    for (id, session) in &held.sessions {
-        if found.sessions.get(id) != Some(session) {
-            words.push(format!("held {session:?}, found {:?}", found.sessions.get(id)));
-        }
-    }
-    if held.streams != found.streams || held.seq != found.seq {
-        words.push(format!("held {} {:?}, found {} {:?}", held.seq, held.streams, found.seq, found.streams));
-    }
-    if held.tokens != found.tokens || held.image_refs != found.image_refs {
-        let (held, found) = ((&held.tokens, &held.image_refs), (&found.tokens, &found.image_refs));
-        words.push(format!("held {held:?}, found {found:?}"));
-    }
-    if held.images != found.images {
-        words.push(format!("held {:?}, found {:?}", held.images, found.images));
-    }
-    for (id, job) in &held.jobs {
-        if found.jobs.get(id) != Some(job) {
-            words.push(format!("held {job:?}, found {:?}", found.jobs.get(id)));
-        }
-    }
-    for id in found.jobs.keys().filter(|id| !held.jobs.contains_key(id)) {
-        words.push(format!("{id} is not held"));
-    }
-    if held.execs != found.execs {
-        words.push(format!("held {:?}, found {:?}", held.execs, found.execs));
-    }
-    words.join("\n  ")
 }

@@ -1,6 +1,6 @@
-//! Callers: they create, start, change, remove, send, interrupt; they lose answers and ask again.
+//! Callers: they create, start, change, remove, send, interrupt; they lose replies and repeat requests.
 //!
-//! Owns: what every caller was told, which is what has to be true for ever.
+//! Owns: every reply that a caller received, which must stay true.
 
 mod answers;
 mod jobs;
@@ -46,7 +46,7 @@ pub struct SimClients {
     pub refused: BTreeSet<TurnId>,
     /// Turns about which a runtime lied.
     pub harmed: BTreeSet<TurnId>,
-    /// What is asked for whatever chance says, before anything else.
+    /// Requests that are sent before all random ones.
     pub errands: Vec<SimRequest>,
     pub idle: bool,
 }
@@ -188,7 +188,7 @@ impl SimWorld {
     }
 
     fn asks(&self, what: SimRequest, request_id: Option<String>) -> PendingRequest {
-        let (keeper, begun) = (self.keeper_meant(&what), self.begun_meant(&what));
+        let (keeper, begun) = (self.target_keeper(&what), self.target_session_begun(&what));
         PendingRequest { what, request_id, digest: 0, keeper, begun }
     }
 
@@ -210,7 +210,8 @@ impl SimWorld {
             && let Some(row) = self.disk.request(&key.caller, &key.request_id)
         {
             if row.digest != key.digest {
-                return self.heard(caller, Err(ErrorBody::new("request.reused", "it was used before")));
+                return self
+                    .handle_reply(caller, Err(ErrorBody::new("request.reused", "it was used before")));
             }
             let answer: Value = serde_json::from_slice(&row.answer).unwrap_or_default();
             match asks.what {
@@ -235,16 +236,16 @@ impl SimWorld {
                 | SimRequest::Build { .. }
                 | SimRequest::RemoveImage(_)
                 | SimRequest::Tag { .. }
-                | SimRequest::Send { .. } => return self.heard(caller, Ok(answer)),
+                | SimRequest::Send { .. } => return self.handle_reply(caller, Ok(answer)),
             }
         }
         match self.command(&asks.what) {
             // What was found to be so without the engine is nobody's business unless it is asked for again.
             Ok(Command::Keep { answer }) if key.is_none() => {
-                self.heard(caller, Ok(view::answer(&Answer::Rendered(answer))));
+                self.handle_reply(caller, Ok(view::answer(&Answer::Rendered(answer))));
             }
             Ok(command) => self.put(caller, key, command),
-            Err(refusal) => self.heard(caller, Err(refusal)),
+            Err(refusal) => self.handle_reply(caller, Err(refusal)),
         }
     }
 
@@ -258,7 +259,7 @@ impl SimWorld {
         self.input(Input::Api { ticket, request: key, command });
     }
 
-    /// An answer leaves the daemon. Whoever lost patience does not hear it.
+    /// A reply leaves the daemon. A caller that gave up does not receive it.
     pub fn answer(&mut self, ticket: Ticket, reply: Result<Value, ErrorBody>) {
         let Some(daemon) = &mut self.daemon else { return };
         daemon.pulls.answered(ticket);
@@ -266,7 +267,7 @@ impl SimWorld {
         self.trace.say(self.now, || format!("caller {caller} is told {}", crate::words::reply(&reply)));
         if self.clients.callers[caller].turn == turn {
             self.check_gone(caller, &reply);
-            self.heard(caller, reply);
+            self.handle_reply(caller, reply);
         }
     }
 
@@ -279,7 +280,7 @@ impl SimWorld {
         }
     }
 
-    fn heard(&mut self, caller: usize, reply: Result<Value, ErrorBody>) {
+    fn handle_reply(&mut self, caller: usize, reply: Result<Value, ErrorBody>) {
         let Some(asks) = self.clients.callers[caller].asks.take() else { return };
         self.tally.told += 1;
         match reply {

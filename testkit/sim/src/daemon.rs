@@ -128,10 +128,10 @@ impl SimWorld {
             doors,
             halted: None,
         });
-        self.bring_down_strays();
+        self.end_stray_sandboxes();
         self.sweep();
         self.collect_images();
-        self.writer_goes();
+        self.run_writer();
     }
 
     pub fn host(&self) -> Host {
@@ -147,7 +147,7 @@ impl SimWorld {
         Host { boot, own_uids: true, settings, render: view::rendered }
     }
 
-    fn bring_down_strays(&mut self) {
+    fn end_stray_sandboxes(&mut self) {
         let strays: Vec<Effect> = self
             .disk
             .agents()
@@ -243,7 +243,7 @@ impl SimWorld {
         {
             daemon.channel.push_back(batch);
         }
-        self.writer_goes();
+        self.run_writer();
         self.engine_wakes();
     }
 
@@ -293,7 +293,7 @@ impl SimWorld {
     }
 
     /// The writer takes what waits, if it is free.
-    fn writer_goes(&mut self) {
+    fn run_writer(&mut self) {
         let now = self.now;
         let Some(daemon) = &mut self.daemon else { return };
         let (life, writer) = (daemon.life, &mut daemon.writer);
@@ -322,7 +322,7 @@ impl SimWorld {
 
     fn after_and_go(&mut self, delay_ms: u64, next: SimEvent) {
         self.after(delay_ms, next);
-        self.writer_goes();
+        self.run_writer();
     }
 
     pub fn lazy_over(&mut self, wait: u64) {
@@ -426,7 +426,7 @@ impl SimWorld {
             daemon.writer.told = requests;
             self.tell(Seen::Settled { requests, rest: false });
         }
-        self.writer_goes();
+        self.run_writer();
     }
 
     fn release_outs(&mut self, outs: Vec<Out>) {
@@ -469,7 +469,7 @@ impl SimWorld {
             Effect::Pull(PullEffect::Collect) => return self.collect_images(),
             // Nobody reads a log here.
             Effect::Sandbox { what: SandboxEffect::NoteFailure { .. }, .. } => return,
-            Effect::RemoveOutput { jobs } => return self.outputs_go(jobs),
+            Effect::RemoveOutput { jobs } => return self.remove_outputs(jobs),
             Effect::Quarantine { work, .. } => return self.work_decided(work),
             Effect::Job { what: JobEffect::Archive { job }, .. } => return self.archive_all(job),
             Effect::Job { agent, what: JobEffect::Read { asked, session, wish } } => {

@@ -428,7 +428,7 @@ impl SimDisk {
         self.deleted.contains(id)
     }
 
-    /// How often a session of this name began; a deleted one may begin anew.
+    /// How often a session of this name was created; a deleted one may be created again.
     pub fn begun(&self, id: &SessionId) -> u32 {
         self.begun.get(id).copied().unwrap_or(0)
     }

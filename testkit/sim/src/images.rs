@@ -1,7 +1,7 @@
-//! Images: their contents on this host, the registry that they come from, and whoever brings them here for an agent.
+//! Images: their contents on this host, their registry, and the pulls of agents.
 //!
-//! Contents are files and outlive every daemon. They stay while their image is recorded, or somebody holds them who is
-//! about to have it recorded; whatever else there is goes with the next collection.
+//! Contents are files and outlive every daemon. They are kept while their image is recorded, or while a pin of an
+//! unfinished request protects them. Everything else is removed by the next collection.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,7 @@ pub const BINS: u64 = 3;
 pub struct SimPulls {
     /// The newest pull for each agent, until it is dropped.
     begun: BTreeMap<AgentId, SimPull>,
-    /// Pulls that were broken off too late: they are told of all the same.
+    /// Pulls that were cancelled too late: they are still reported.
     ghosts: BTreeMap<u64, AgentRow>,
     held: BTreeMap<PinHolder, BTreeSet<String>>,
 }
@@ -65,7 +65,7 @@ impl SimPulls {
 }
 
 impl SimWorld {
-    /// A request brings contents with it, and whoever made it holds them until it is answered.
+    /// A request has contents, which stay pinned until it is answered.
     pub fn hold_contents(&mut self, ticket: Ticket, command: &Command) {
         let new = match command {
             Command::Image(ImageCommand::Add(new)) | Command::Image(ImageCommand::AddNew(new)) => {
@@ -95,7 +95,7 @@ impl SimWorld {
         self.after(delay, SimEvent::Pull { life, agent, ask });
     }
 
-    /// Nobody waits for it any more, or it is recorded. What was about to be told may be told nevertheless.
+    /// Nobody waits for it any more, or it is recorded. A report that was about to be sent may still be sent.
     pub fn pull_ends(&mut self, agent: &AgentId) {
         let late = self.rng.chance(300);
         let Some(daemon) = &mut self.daemon else { return };
@@ -107,7 +107,7 @@ impl SimWorld {
     }
 
     /// The end of a pull, or of one that nobody waits for.
-    pub fn pull_goes(&mut self, agent: &AgentId, ask: u64) {
+    pub fn finish_pull(&mut self, agent: &AgentId, ask: u64) {
         let fails = !self.calm && self.rng.chance(self.plan.pull_fails);
         let again = if fails && self.rng.chance(200) { Again::Never } else { Again::Later };
         let twice = self.rng.chance(50);
@@ -125,11 +125,11 @@ impl SimWorld {
             }
         }
         for _ in 0..=usize::from(twice) {
-            self.tell(self.told(&row, ask, end));
+            self.tell(self.pull_observation(&row, ask, end));
         }
     }
 
-    fn told(&self, row: &AgentRow, ask: u64, end: PullEnd) -> Seen {
+    fn pull_observation(&self, row: &AgentRow, ask: u64, end: PullEnd) -> Seen {
         let agent = row.id.clone();
         match end {
             PullEnd::Failed(again) => {

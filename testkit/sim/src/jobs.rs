@@ -1,7 +1,7 @@
-//! Jobs: what is true of each at the host, whatever a daemon believes of it; the archive of their output, which is a
-//! disk of its own; and the laws about both.
+//! Jobs: what is true of each on the host, independent of what a daemon believes; the archive of their output, which
+//! is a separate disk; and the laws about both.
 //!
-//! What they do to a sandbox goes through `keeper.rs` like everything that runs there.
+//! Their effects on a sandbox go through `keeper.rs`, as for every exec.
 
 mod act;
 mod archive;

@@ -39,7 +39,7 @@ pub struct SimSandbox {
     pub spawn_fails: u32,
     /// How often a start finds that nobody offers the model.
     pub lacks_model: u32,
-    /// An attempt to end it failed, and whoever asked was told so.
+    /// An attempt to end it failed, and the caller got that error.
     pub given_up: bool,
 }
 
@@ -54,7 +54,7 @@ pub struct SimKeeper {
     pub up_at: u64,
     pub down_at: u64,
     pub running: BTreeMap<String, SimExec>,
-    /// Execs that ended under this very keeper: whatever they left behind can still be killed.
+    /// Execs that ended under this keeper: processes that they left can still be killed.
     pub ended: BTreeSet<String>,
     pub runtime: Option<SimRuntime>,
     pub ending: bool,
@@ -184,8 +184,8 @@ impl SimWorld {
         }
     }
 
-    /// A keeper says something to whoever is connected. Without a daemon it is lost, as are the words of a runtime.
-    pub fn keeper_tells(&mut self, id: &SandboxId, told: KeeperMessage) {
+    /// A keeper sends a message to the connected daemon. Without a daemon it is lost, as are lines of a runtime.
+    pub fn send_to_daemon(&mut self, id: &SandboxId, told: KeeperMessage) {
         let pause = self.rng.delay(self.plan.link_ms);
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
         let agent = sandbox.agent.clone();
@@ -207,7 +207,7 @@ impl SimWorld {
         match command {
             SimCommand::Line(line) => self.runtime_hears(id, line),
             SimCommand::StartRuntime { exec } | SimCommand::Start { exec } if ending => {
-                self.keeper_tells(id, KeeperMessage::Refused { exec });
+                self.send_to_daemon(id, KeeperMessage::Refused { exec });
             }
             SimCommand::StartRuntime { exec } => {
                 if self.claim(id, &exec) {
@@ -226,25 +226,25 @@ impl SimWorld {
                     return;
                 }
                 match exec.parse() {
-                    Ok(job) => self.job_file_goes(id, &job),
+                    Ok(job) => self.remove_job_file(id, &job),
                     Err(_) => drop(sandbox.shelf.remove(&exec)),
                 }
             }
         }
     }
 
-    /// True when the exec is this call's to start. Otherwise how it stands was told.
+    /// True if this call must start the exec. Otherwise its state was reported.
     fn claim(&mut self, id: &SandboxId, exec: &str) -> bool {
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return false };
         if !sandbox.shelf.contains_key(exec) {
             sandbox.shelf.insert(exec.to_owned(), None);
             return true;
         }
-        self.tell_state(id, exec);
+        self.report_state(id, exec);
         false
     }
 
-    fn tell_state(&mut self, id: &SandboxId, exec: &str) {
+    fn report_state(&mut self, id: &SandboxId, exec: &str) {
         let Some(sandbox) = self.machine.sandboxes.get(id) else { return };
         let exec = exec.to_owned();
         let told = match sandbox.known(&exec) {
@@ -253,7 +253,7 @@ impl SimWorld {
             SimExecState::Lost if sandbox.shelf.contains_key(&exec) => KeeperMessage::Lost { exec },
             SimExecState::Lost => KeeperMessage::Refused { exec },
         };
-        self.keeper_tells(id, told);
+        self.send_to_daemon(id, told);
     }
 
     fn tool_starts(&mut self, id: &SandboxId, exec: String) {
@@ -265,7 +265,7 @@ impl SimWorld {
         if self.rng.chance(20) {
             let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
             sandbox.shelf.insert(exec.clone(), Some(SimExit::NotStarted));
-            return self.keeper_tells(id, KeeperMessage::Refused { exec });
+            return self.send_to_daemon(id, KeeperMessage::Refused { exec });
         }
         let run = self.serial();
         let typical = if job.is_ok() { self.plan.job_ms } else { self.plan.tool_ms };
@@ -318,7 +318,7 @@ impl SimWorld {
             keeper.running.remove(exec);
             keeper.ended.insert(exec.to_owned());
         }
-        self.keeper_tells(id, KeeperMessage::Exited { exec: exec.to_owned(), ended });
+        self.send_to_daemon(id, KeeperMessage::Exited { exec: exec.to_owned(), ended });
     }
 
     fn kill(&mut self, id: &SandboxId, exec: String) {
@@ -331,7 +331,7 @@ impl SimWorld {
                 self.after(pause, SimEvent::ToolEnds { sandbox, keeper, exec, run });
             }
             None if keeper.ended.contains(&exec) => {}
-            None => self.tell_state(id, &exec),
+            None => self.report_state(id, &exec),
         }
     }
 
@@ -355,7 +355,7 @@ impl SimWorld {
 
     /// The keeper is gone, and the kernel ends everything that it kept.
     pub fn keeper_dies(&mut self, id: &SandboxId, why: &str) {
-        self.keeper_tells(id, KeeperMessage::Closed);
+        self.send_to_daemon(id, KeeperMessage::Closed);
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
         let Some(keeper) = sandbox.keeper.take() else { return };
         let serial = keeper.serial;
@@ -381,7 +381,7 @@ impl SimWorld {
 
     /// The link breaks; both ends live.
     pub fn link_breaks(&mut self, id: &SandboxId) {
-        self.keeper_tells(id, KeeperMessage::Closed);
+        self.send_to_daemon(id, KeeperMessage::Closed);
         if let Some(keeper) = self.machine.keeper(id) {
             keeper.link = None;
         }

@@ -1,14 +1,15 @@
 //! The engine in a simulated world: disk, host, model, callers and clock, chosen by a seed.
 //!
-//! Owns: everything around the engine, which is the one that the daemon links. The same seed makes the same world, so
-//! whatever fails can be seen again. What is simulated mirrors `commit.rs`, `shell.rs` and `act/` of the daemon, and
-//! the keeper and the runtime behind them.
+//! Owns: everything around the engine, which is the one that the daemon links. The same seed gives the same world, so
+//! every failure can be reproduced. The simulation mirrors `commit.rs`, `shell.rs` and `act/` of the daemon, and the
+//! keeper and the runtime behind them.
 
 mod actor;
 mod checks;
 mod client;
 mod daemon;
 mod disk;
+mod facts;
 mod fault;
 mod images;
 mod jobs;

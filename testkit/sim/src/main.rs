@@ -15,7 +15,7 @@ struct SimArgs {
 }
 
 fn main() -> ExitCode {
-    let wanted = match wanted(std::env::args().skip(1)) {
+    let wanted = match parse_args(std::env::args().skip(1)) {
         Ok(wanted) => wanted,
         Err(why) => {
             eprintln!("error: {why}\n{USAGE}");
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn wanted(mut args: impl Iterator<Item = String>) -> Result<SimArgs, String> {
+fn parse_args(mut args: impl Iterator<Item = String>) -> Result<SimArgs, String> {
     let mut wanted = SimArgs { seed: 1, steps: 20_000, runs: 10, trace: 200 };
     while let Some(flag) = args.next() {
         let value = args.next().ok_or_else(|| format!("{flag} needs a value"))?;

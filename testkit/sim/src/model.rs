@@ -44,7 +44,7 @@ impl SimWorld {
     }
 
     /// The call is made, or its next piece arrives.
-    pub fn model_goes(&mut self, id: u64) {
+    pub fn run_model_call(&mut self, id: u64) {
         let Some(daemon) = &mut self.daemon else { return };
         let Some(mut call) = daemon.calls.remove(&id) else { return };
         let life = daemon.life;

@@ -1,7 +1,7 @@
-//! Pills: model calls that kill the daemon whenever it computes them, and what the next daemon is told of that.
+//! Pills: model calls that kill the daemon whenever it computes them, and what the next daemon learns about that.
 //!
-//! Mirrors the daemon's mapped file: what was computed at a death counts, if the daemon was young; a death that nothing
-//! explains, and a daemon that lived longer, break the row.
+//! Mirrors the daemon's mapped file: work that was computed at a death counts, if the daemon was young. A death
+//! without marked work, and a daemon that lived longer, reset the count.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -76,8 +76,8 @@ impl SimWorld {
         true
     }
 
-    /// An engine that was told to have it computed again need not wait for the disk: a model call is safe to repeat, and
-    /// whoever starts after a death before that commit finds it set aside.
+    /// An engine that was asked to compute it again need not wait for the disk: a model call is safe to repeat, and a
+    /// daemon that starts after a death before that commit finds it in quarantine.
     fn engine_sets_aside(&self, turn: &TurnId) -> bool {
         let facts = self.daemon.as_ref().map(|daemon| daemon.engine.facts());
         facts.is_some_and(|facts| facts.quarantine.values().any(|row| row.work == call_of(turn)))
@@ -88,7 +88,7 @@ impl SimWorld {
         self.pills.deaths.remove(work);
     }
 
-    /// Nothing kills any more; whatever is set aside is decided on.
+    /// Nothing kills any more; all quarantined work is decided.
     pub fn antidote(&mut self) {
         let deadly = std::mem::take(&mut self.pills.deadly);
         self.pills.harmless.extend(deadly);

@@ -18,7 +18,7 @@ pub enum Mutation {
     BlindRerun,
     /// The end of a program is not told to the engine.
     DeafActor,
-    /// A runtime that gives no sign of life is told to be dead before it is.
+    /// A runtime that misses its heartbeat is reported dead before it is dead.
     HastyDeath,
     /// A keeper that takes over a sandbox does not know what its predecessor claimed.
     LostClaims,
@@ -34,7 +34,7 @@ pub enum Mutation {
     LostTold,
     /// A daemon that starts does not ask again for what an agent needs.
     LostPull,
-    /// What was pulled is not held until it is recorded.
+    /// Pulled contents are not pinned until they are recorded.
     LoosePull,
     /// Contents of images go that have no name, although agents have them.
     GreedyCollection,

@@ -1,4 +1,4 @@
-//! Signs of life: a working agent is looked at now and then, and its silence is told to the engine.
+//! Heartbeats: a working agent is checked from time to time, and its silence is reported to the engine.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub const THRESHOLDS: Thresholds =
     Thresholds { stale: Duration::from_secs(30), crashed: Duration::from_secs(90) };
 /// Between two looks.
 const LOOK_MS: u64 = 10_000;
-/// Past this a keeper that was told to kill its runtime is to blame itself.
+/// After this time, a keeper that was asked to kill its runtime is considered silent itself.
 const DYING_MS: u64 = GRACE_MS + 10_000;
 
 #[derive(Debug)]
@@ -97,7 +97,7 @@ impl SimWorld {
             pulse.dying_until = Some(until);
         }
         if self.mutation == Mutation::HastyDeath {
-            self.tell_died(agent, run, Part::Runtime);
+            self.report_death(agent, run, Part::Runtime);
         }
         self.send(agent, SimCommand::Kill { exec: runtime_exec(run) });
     }
@@ -120,6 +120,6 @@ impl SimWorld {
         if found.keeper.is_some() {
             self.keeper_dies(sandbox, "it gave no sign of life");
         }
-        self.tell_died(agent, run, Part::Sandbox);
+        self.report_death(agent, run, Part::Sandbox);
     }
 }

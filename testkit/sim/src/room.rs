@@ -84,7 +84,7 @@ impl SimWorld {
         daemon.writer.requests += lost.count;
         self.daemon = Some(daemon);
         self.say(|| "room again: the engine goes on from what is recorded".to_owned());
-        // A turn that begins with it may be told something, which the store has when that is recorded.
+        // A turn that starts with it may get a note, which the store has when it is recorded.
         if !batch.writes.iter().any(|write| matches!(write, Write::Turn(TurnWrite::Note { .. }))) {
             self.check_memory();
         }

@@ -133,7 +133,7 @@ fn send(world: &mut SimWorld, errands: Vec<SimRequest>) {
     }
 }
 
-/// Lets everything that is under way happen. What still waits after a long time waits for ever.
+/// Lets all pending work happen. Work that still waits after a long time will never continue.
 fn come_to_rest(world: &mut SimWorld) {
     let (mut moments, until) = (0, world.now + CALM_MS_MAX);
     while world.broken.is_none() && moments < CALM_MOMENTS_MAX && world.now < until && world.tick() {

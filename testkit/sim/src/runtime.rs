@@ -72,7 +72,7 @@ impl SimWorld {
         keeper.ended.insert(runtime.exec.clone());
         sandbox.shelf.insert(runtime.exec.clone(), Some(ended));
         self.say(|| format!("the runtime of {id} ends: {ended:?}"));
-        self.keeper_tells(id, KeeperMessage::Exited { exec: runtime.exec, ended });
+        self.send_to_daemon(id, KeeperMessage::Exited { exec: runtime.exec, ended });
     }
 
     /// A stopped process reads on from where it was.
@@ -128,7 +128,7 @@ impl SimWorld {
         }
         self.note_refusals(id, &said);
         for one in said {
-            self.keeper_tells(id, KeeperMessage::Said(one));
+            self.send_to_daemon(id, KeeperMessage::Said(one));
         }
     }
 

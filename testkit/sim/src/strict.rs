@@ -1,4 +1,4 @@
-//! What the strictest provider asks of a conversation, whatever became of its turns.
+//! The rules of the strictest provider for a conversation, for every outcome of its turns.
 
 use std::collections::HashSet;
 

@@ -26,7 +26,7 @@ impl SimWorld {
         let claimed =
             self.machine.sandboxes.get(&sandbox).is_some_and(|found| found.shelf.contains_key(exec));
         if resumed && other_boot && !claimed && ledger::settle(Doubt::OtherBoot, repeat) == Settle::Unknown {
-            return self.tell_lost(agent, exec);
+            return self.report_lost(agent, exec);
         }
         self.send(agent, SimCommand::Start { exec: exec.to_owned() });
     }
@@ -37,11 +37,11 @@ impl SimWorld {
         let Some(up) = self.linked(agent) else { return };
         if exec == runtime_exec(up.row.runs) {
             let run = up.row.runs;
-            return self.tell_died(agent, run, Part::Runtime);
+            return self.report_death(agent, run, Part::Runtime);
         }
         let Some((request, repeat)) = up.open.get(exec).cloned() else { return };
         match ledger::settle(Doubt::ClaimedOnly, repeat) {
-            Settle::Unknown if !blind => self.tell_lost(agent, exec),
+            Settle::Unknown if !blind => self.report_lost(agent, exec),
             Settle::Rerun | Settle::Unknown => {
                 self.send(agent, SimCommand::Forget { exec: exec.to_owned() });
                 self.start_exec(agent, exec, request, repeat, false);
@@ -49,13 +49,13 @@ impl SimWorld {
         }
     }
 
-    fn tell_lost(&mut self, agent: &AgentId, exec: &str) {
+    fn report_lost(&mut self, agent: &AgentId, exec: &str) {
         self.linked(agent).into_iter().for_each(|up| drop(up.open.remove(exec)));
         self.tally.unknown += 1;
-        self.tell_end(exec, ExecHow::Lost);
+        self.report_end(exec, ExecHow::Lost);
     }
 
-    pub fn tell_end(&mut self, exec: &str, how: ExecHow) {
+    pub fn report_end(&mut self, exec: &str, how: ExecHow) {
         if let Ok(exec) = exec.parse() {
             let end = ExecEnd { how, cause: None, text: "out".into(), stdout_bytes: 3, stderr_bytes: 0 };
             self.tell(Seen::Turn(TurnSeen::ExecEnded { exec, end }));

@@ -289,7 +289,7 @@ pub struct SimWorld {
     pub prints: Vec<crate::disk::EventPrint>,
     /// Turns whose model call is with the provider, in which life.
     pub asked: std::collections::BTreeMap<TurnId, u64>,
-    /// Every group that was committed, for whoever wants to compare; empty unless asked for.
+    /// Every committed group, for comparisons; empty unless enabled.
     pub kept: Option<Vec<DiskGroup>>,
 }
 
@@ -391,7 +391,7 @@ impl SimWorld {
             SimEvent::KeeperWakes { sandbox, keeper } => self.keeper_wakes(&sandbox, keeper),
             SimEvent::Room { life } => self.in_life(life, SimWorld::room),
             SimEvent::Release { life } => self.in_life(life, SimWorld::release),
-            SimEvent::Go { life, agent, busy } => self.in_life(life, |world| world.actor_goes(&agent, busy)),
+            SimEvent::Go { life, agent, busy } => self.in_life(life, |world| world.run_actor(&agent, busy)),
             SimEvent::ProbeOver { life, agent, link, probe } => {
                 self.in_life(life, |world| world.probe_over(&agent, link, probe));
             }
@@ -403,9 +403,9 @@ impl SimWorld {
             SimEvent::ToolEnds { sandbox, keeper, exec, run } => self.tool_ends(&sandbox, keeper, &exec, run),
             SimEvent::KeeperEnds { sandbox, keeper } => self.keeper_ends(&sandbox, keeper),
             SimEvent::RuntimeWakes { sandbox, keeper } => self.runtime_wakes(&sandbox, keeper),
-            SimEvent::ModelGoes { life, call } => self.in_life(life, |world| world.model_goes(call)),
-            SimEvent::Pull { life, agent, ask } => self.in_life(life, |world| world.pull_goes(&agent, ask)),
-            SimEvent::Archive { life, stage } => self.in_life(life, |world| world.archive_goes(stage)),
+            SimEvent::ModelGoes { life, call } => self.in_life(life, |world| world.run_model_call(call)),
+            SimEvent::Pull { life, agent, ask } => self.in_life(life, |world| world.finish_pull(&agent, ask)),
+            SimEvent::Archive { life, stage } => self.in_life(life, |world| world.run_archive(stage)),
             SimEvent::JobReads { life, reading } => self.in_life(life, |world| world.job_reads(*reading)),
             SimEvent::Client { caller, turn } => self.client_acts(caller, turn),
             SimEvent::DaemonStarts => self.daemon_starts(),

@@ -15,7 +15,7 @@ fn find(mutation: Mutation) -> (u64, String) {
     panic!("{mutation:?} was not found in {SEEDS} seeds of {STEPS} steps");
 }
 
-/// Whatever shows first has one of these in its words.
+/// The first failure contains one of these words.
 fn finds(mutation: Mutation, words: &[&str]) {
     let (seed, what) = find(mutation);
     println!("{mutation:?} found with seed {seed}: {what}");

@@ -1,4 +1,4 @@
-//! Paths of sessions in the simulated store are those of the real one, whatever is rewound, copied and brought back.
+//! Paths of sessions in the simulated store equal those of the real one, after any rewind, fork and activation.
 
 use lodge_core::agent::AgentState;
 use lodge_core::epoch::{EpochRow, Strategy, Summary};

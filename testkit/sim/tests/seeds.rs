@@ -10,7 +10,7 @@ const FIXED: u64 = 160;
 const FRESH: u64 = 40;
 const TRACE_LINES: usize = 200;
 
-/// Runs seeds on every core. The first failure is told with what led to it.
+/// Runs seeds on every core. The first failure is printed with its trace.
 fn all(seeds: &[u64], steps: u64) -> Tally {
     let next = AtomicU64::new(0);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

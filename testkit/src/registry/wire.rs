@@ -114,7 +114,7 @@ fn write(
     let whole = answer.body.len();
     let end = [cut, stall].into_iter().flatten().min().map_or(whole, |at| whole.min(at as usize));
     for piece in answer.body[..end].chunks(trickle.map_or(PIECE, |_| 1)) {
-        // Before it goes out: whoever has it all may count at once.
+        // Before it is sent: a client may check the count as soon as it has everything.
         counted(piece.len() as u64);
         writer.write_all(piece)?;
         trickle.into_iter().for_each(std::thread::sleep);

@@ -165,7 +165,7 @@ async fn pages_of_others_cannot_call_whatever_name_they_use_for_this_machine() {
         let (got, body) =
             http(&addr, "POST", "/v1/rpc", &headers, &rpc("info", &json!({}))).expect("an answer");
         assert_eq!(got, status, "{host:?} {origin:?}: {body}");
-        // Not even health is told to a page that came under another name.
+        // A page with another host name does not even get the health status.
         assert_eq!(http(&addr, "GET", "/healthz", &headers, b"").expect("an answer").0, status, "{host:?}");
     }
     // A form of a page may be posted anywhere without asking: it is not JSON.
@@ -219,7 +219,7 @@ async fn a_token_in_an_address_is_refused_whoever_brings_it_and_nobody_is_given_
             }
         }
     }
-    // Whatever is answered to somebody without a token has none in it, on either door.
+    // No reply to a caller without a token contains one, on both listeners.
     for path in ["/", "/healthz", "/v1/rpc", "/v1/events", "/credentials.json", "/../credentials.json"] {
         let (_, told) = http(&addr, "GET", path, &[], b"").expect("an answer");
         let (_, by_socket) = http_unix(&world.lodge.home().join("lodge.sock"), "GET", path, &[], b"");

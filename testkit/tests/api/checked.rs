@@ -1,4 +1,4 @@
-//! A client that believes nothing: every answer, event and refusal is held against the published schema.
+//! A client that checks every reply, event and refusal against the published schema.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -158,7 +158,7 @@ impl CheckedClient {
         (note.method, note.params)
     }
 
-    /// The next event, whatever previews come before it.
+    /// The next event; previews before it are skipped.
     pub async fn event(&mut self) -> Value {
         loop {
             if let (method, params) = self.next().await

@@ -128,7 +128,7 @@ async fn errors_have_one_form_and_usage_has_its_own_code() {
     }
     let (code, _, err) = world.cli(&["run", "/no/such/dir"]);
     assert!(code == 1 && err.starts_with("error: ") && err.contains("\nhint: "), "{err}");
-    // Of several, each is told and the rest is done.
+    // Of several, each failure is reported and the rest is done.
     let (code, out, err) = world.cli(&["stop", "nobody", "one"]);
     assert_eq!((code, out.as_str()), (1, "one\n"), "{err}");
     assert!(err.contains("error: no agent `nobody`"), "{err}");

@@ -53,9 +53,9 @@ async fn a_conversation_at_a_terminal_can_be_interrupted_and_taken_up_again() {
     typing.see("3 turns so far");
     typing.see("still here");
     typing.type_in("/session new\r");
-    typing.see("a new session begins");
+    typing.see("your next line starts a new session");
     typing.type_in("/session\r");
-    typing.see("a new session begins");
+    typing.see("your next line starts a new session");
     typing.type_in("/session s1\r");
     typing.see("3 turns so far");
     typing.type_in("/session has space\r");

@@ -1,4 +1,4 @@
-//! What people are told who name the wrong daemon, or show it the wrong thing.
+//! Errors for a wrong daemon address or wrong credentials.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};

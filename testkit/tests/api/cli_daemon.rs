@@ -290,7 +290,7 @@ async fn run_takes_a_directory_a_file_or_stdin_and_can_tidy_up() {
     assert_eq!(world.lodge.cli_ok(["start", "a"]), "a\n");
     assert_eq!(world.lodge.cli_ok(["rm", "b"]), "b\n");
     assert_eq!(world.lodge.cli_ok(["rm", "-f", "a", "c"]), "a\nc\n");
-    // A name that is taken is told; one that was asked for on the command line is not made up.
+    // A name that is taken is reported; a name from the command line is not replaced.
     let (code, out, err) = world.cli(&["run", dir]);
     assert!(code == 0 && out.starts_with("tester agt_") && err.is_empty(), "{out}{err}");
     let (code, out, err) = world.cli(&["run", dir]);
@@ -301,7 +301,7 @@ async fn run_takes_a_directory_a_file_or_stdin_and_can_tidy_up() {
     );
     assert_eq!(err, expected);
     assert_eq!(world.lodge.cli_ok(["rm", "-f", "tester", "tester-2"]), "tester\ntester-2\n");
-    // One that does not come up is told with its reason.
+    // An agent that does not start is reported with the reason.
     let broken = world.lodge.agent_dir("broken", &format!("{AGENTFILE}EXEC [\"nonsense\"]\n"), &[]);
     let (code, _, err) = world.cli(&["run", broken.to_str().expect("UTF-8")]);
     assert!(

@@ -1,5 +1,4 @@
-//! What people are told when they name something that is not there, is there twice, or is taken: one form, and the next
-//! step each time.
+//! Errors for names that do not exist, are ambiguous or are taken: one form, always with the next step.
 
 use serde_json::json;
 

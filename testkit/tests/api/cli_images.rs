@@ -1,4 +1,4 @@
-//! Images and tools on the command line: built here, sent to a registry, brought back on another host.
+//! Images and tools on the command line: built here, pushed to a registry, pulled on another host.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -113,7 +113,7 @@ async fn a_tool_is_built_from_relative_paths_and_described_from_stdin() {
     assert!(output.status.success());
     let bin: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(bin["platforms"], serde_json::json!(["linux/amd64", "linux/arm/v7"]));
-    // What cannot run here, and what a program needs beside itself, is told when it is built.
+    // The build warns about tools that cannot run here and programs that need other files.
     let script = program(&world.lodge, "script", "x");
     let elsewhere = format!("windows/amd64:{}", script.display());
     let (code, _, words) = world.cli(&["bin", "build", "else", &elsewhere, "-t", "else:v1"]);
@@ -332,7 +332,7 @@ async fn a_pull_shows_a_bar_at_a_terminal_and_goes_on_when_it_is_left() {
         "detached; the daemon continues the pull: `lodge bin pull {reference}` shows its progress again"
     ));
     assert_eq!(typing.end(), 130);
-    // Whoever asks again waits for the same transfer.
+    // A second call waits for the same transfer.
     let asked = registry.count("GET", "/blobs/");
     let again = there.lodge.cli_command(["bin", "pull", &reference]).stderr(Stdio::piped()).spawn();
     let mut again = again.expect("lodge");

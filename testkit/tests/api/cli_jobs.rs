@@ -175,7 +175,8 @@ async fn waiting_ends_with_the_first_code_that_is_not_zero_and_says_what_a_code_
     let views = world.cli(&["--json", "jobs", "wait", &three, &fine]);
     let views: Value = serde_json::from_str(&views.1).expect("JSON");
     assert_eq!((&views[0]["exit_code"], &views[1]["exit_code"]), (&json!(3), &json!(0)));
-    // One that runs out of time is an error, one that is cancelled is told as such, and one that goes on is left alone.
+    // A job that times out is an error, a cancelled one is reported as such, and one that keeps running is not
+    // affected.
     let late = submit(&world, &["--timeout", "1s"], "sleep 600");
     let (code, _, err) = wait(&[&late]);
     assert!(code == 1 && err.contains("timed out") && err.contains("failed"), "{code} {err}");

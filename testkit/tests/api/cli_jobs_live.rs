@@ -72,7 +72,7 @@ async fn whoever_follows_or_waits_goes_on_across_kills_of_the_daemon_with_every_
         seen += &read_to(&mut out, &format!("part {part}"));
         seen_both += &read_to(&mut both, &format!("err {part}"));
         if part == 1 {
-            // Whoever finds no daemon to begin with does not wait for one; the one that prints has found it.
+            // A command that finds no daemon at its start does not wait for one; the one that prints has found it.
             let found = || (sockets(&wait) >= sockets(&merged)).then_some(());
             until("the one that waits has a connection, too", found);
         }
@@ -231,7 +231,7 @@ async fn a_chat_lists_shows_and_cancels_the_jobs_of_its_session_and_tells_their_
     typing.see("is not a job of this session");
     typing.type_in("/job\r");
     typing.see("write it as `/job ID`");
-    // Its end is told while one types, and what was typed is still there.
+    // Its end is shown while the user types, and the typed text is kept.
     typing.type_in("half a li");
     typing.see("half a li");
     fs::write(workspace.join("go"), "").expect("a file");
@@ -247,7 +247,7 @@ async fn a_chat_lists_shows_and_cancels_the_jobs_of_its_session_and_tells_their_
     typing.type_in("/jobs done\r");
     typing.see(&first);
     typing.type_in("\u{4}");
-    typing.see("go on with");
+    typing.see("to continue");
     assert_eq!(typing.end(), 0);
 }
 

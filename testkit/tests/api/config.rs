@@ -19,7 +19,7 @@ fn refuses(lodge: &Lodge, args: &[&str], code: i32, error: &str, hint: &str) -> 
     let end = Instant::now() + PATIENCE;
     while child.try_wait().expect("our child").is_none() {
         if Instant::now() >= end {
-            // It serves, and would for ever.
+            // It serves and does not end.
             child.kill().expect("our child");
         }
         pause();

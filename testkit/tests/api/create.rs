@@ -1,4 +1,4 @@
-//! Agents that cannot be: every mistake is told, with its place, and nothing is made.
+//! Invalid agents: every mistake is reported with its position, and nothing is created.
 
 use serde_json::{Value, json};
 

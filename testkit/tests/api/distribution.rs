@@ -166,7 +166,7 @@ async fn manifests_and_blobs_are_what_their_digests_say_whole_and_in_parts() {
     ] {
         get(&world.lodge, &path).is(404, code);
     }
-    // A file that is gone is told as such, and so is one that is not what it was.
+    // A missing file and a damaged file are both reported as such.
     let blob = |digest: &str| {
         world.lodge.home().join("registry/blobs/sha256").join(digest.trim_start_matches("sha256:"))
     };
@@ -288,7 +288,7 @@ async fn skopeo_copies_agents_and_tools_and_what_comes_back_has_the_same_digest(
     let common = ["copy", "--all", "--src-tls-verify=false", creds.as_str()];
     skopeo(&world.lodge, &[&common[..], &[&from("team/reader:v1"), &to("team/reader:v1")]].concat());
     skopeo(&world.lodge, &[&common[..], &[&from("tools/show:v1"), &to("tools/show:v1")]].concat());
-    // By its digest under the agent's name, as whoever pulls the agent asks for it.
+    // By its digest under the agent's name, as a client that pulls the agent requests it.
     let pinned = format!("team/reader@{}", bin["digest"].as_str().expect("a digest"));
     let dir = format!("dir:{}", world.lodge.dir().join("plain").display());
     skopeo(&world.lodge, &[&common[..], &[&from(&pinned), &dir]].concat());

@@ -21,7 +21,7 @@ fn the_memory_of_an_ordinary_users_daemon_is_roots_to_read_and_the_daemon_runs_a
     let mut daemon = command.spawn().expect("lodged runs");
     // It is bound through /proc/self/fd, which stays open to the process itself.
     until("the daemon listens", || lodge.home().join("lodge.sock").exists().then_some(()));
-    // The kernel gives these files of a process that is not dumpable to root, whoever runs it.
+    // For a process that is not dumpable, the kernel gives these files to root.
     let owner = std::fs::metadata(format!("/proc/{}/environ", daemon.id())).map(|meta| meta.uid());
     daemon.kill().expect("it can be ended");
     daemon.wait().expect("it ends");

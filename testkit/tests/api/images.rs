@@ -1,4 +1,4 @@
-//! Images of agents: what they are made of, what they are called, and what is told of them.
+//! Images of agents: their contents, names and descriptions.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -240,7 +240,7 @@ async fn what_is_not_here_or_misspelled_is_told_with_the_very_next_step() {
     for (asked, code, hint) in [
         (nowhere, "image.not_found", "bring it first: `lodge image pull 127.0.0.1:1/a/b:v1`"),
         ("a:v9", "image.not_found", "there is `a:latest`"),
-        ("https://r.example/a:v1", "image.bad_ref", "leave out what stands before the host"),
+        ("https://r.example/a:v1", "image.bad_ref", "leave out the part before the host"),
     ] {
         let error = api.refused("image/inspect", json!({"image": asked}), code).await;
         assert!(error["data"]["hint"].as_str().expect("a hint").starts_with(hint), "{error:#}");
@@ -252,7 +252,7 @@ async fn what_is_not_here_or_misspelled_is_told_with_the_very_next_step() {
     let stock = json!({"content": format!("{AGENTFILE}BIN rg stock/rg:latest\n")});
     let error = api.refused("image/build", stock, "agentfile.invalid").await;
     assert!(
-        error.to_string().contains("`lodge image import --yes target/stock/stock.tar` brings them in"),
+        error.to_string().contains("`lodge image import --yes target/stock/stock.tar` imports them"),
         "{error:#}"
     );
 }

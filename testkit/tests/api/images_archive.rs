@@ -22,7 +22,7 @@ fn exchange(lodge: &Lodge, token: &str, method: &str, path: &str, body: &[u8]) -
         body.len()
     )
     .expect("a request");
-    // Whoever is refused early may close before everything was sent.
+    // A server that refuses early may close before everything was sent.
     drop(stream.write_all(body));
     let mut answer = Vec::new();
     if let Err(error) = stream.read_to_end(&mut answer) {
@@ -149,7 +149,7 @@ async fn an_archive_that_is_cut_damaged_or_none_records_nothing() {
     let blobs = other.lodge.home().join("registry/blobs/sha256");
     let is_empty = || std::fs::read_dir(&blobs).ok()?.next().is_none().then_some(());
     until("what came of them goes", is_empty);
-    // A connection that breaks off in the middle, by its length.
+    // A connection that is cut in the middle, by its length.
     let mut stream = TcpStream::connect(other.lodge.http_addr()).expect("a connection");
     write!(
         stream,
@@ -239,7 +239,8 @@ async fn exports_and_imports_are_refused_like_everything_else() {
     }
 }
 
-/// Begins to send an archive that is so long, and sends nothing of it. Whoever is going to read it says that it may come.
+/// Starts to send an archive of this length, and sends nothing of it. A server that will read it answers `100
+/// Continue`.
 fn begun(lodge: &Lodge, length: u64) -> TcpStream {
     let mut stream = TcpStream::connect(lodge.http_addr()).expect("a connection");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
@@ -258,7 +259,7 @@ fn has_no_room(lodge: &Lodge, length: u64) -> bool {
     let mut stream = begun(lodge, length);
     stream.shutdown(Shutdown::Write).expect("no more is sent");
     let mut answer = Vec::new();
-    // One that is not refused broke off, which needs no answer.
+    // A request that is not refused was cut, and needs no answer.
     drop(stream.read_to_end(&mut answer));
     String::from_utf8_lossy(&answer).contains("image.no_room")
 }

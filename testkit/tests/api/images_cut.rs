@@ -26,7 +26,7 @@ fn in_store(lodge: &Lodge, place: &str) -> BTreeSet<String> {
     found.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Waits until a daemon has recorded its own start, so that the next commit is that of whoever asks; false when it died.
+/// Waits until a daemon has recorded its own start, so that the next commit is that of the request; false if it died.
 async fn settled(lodge: &Lodge) -> bool {
     let Ok(mut client) = lodge.try_client().await else { return false };
     let Ok(info) = client.call_value("info", json!({})).await else { return false };

@@ -180,7 +180,7 @@ async fn parents_and_tools_of_a_build_are_brought_and_named_like_what_was_pulled
     let requests = registry.seen().len();
     api.ok("image/build", json!({"content": source, "tags": ["y"]})).await;
     assert_eq!(registry.seen().len(), requests, "what is here is not asked for again");
-    // What is of the other kind is told, and named nowhere.
+    // A reference of the other kind is reported and gets no name.
     api.refused("bin/pull", json!({"bin": name}), "bin.not_a_bin").await;
     api.refused("image/pull", json!({"image": tool_name, "tags": ["z"]}), "image.not_an_agent").await;
     api.refused("image/inspect", json!({"image": "z"}), "image.not_found").await;

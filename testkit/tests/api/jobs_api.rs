@@ -137,7 +137,7 @@ async fn what_cannot_be_a_job_is_refused_with_words_and_leaves_nothing() {
         (json!({"agent": "two", "bin": "make"}), "agent.not_running", ""),
         (with(json!({"bin": "make"})), "bin.not_declared", "cat, env, id, ls, sh, sleep, touch"),
         (with(json!({"bin": "/bin/sh"})), "bin.not_declared", "cat, env, id, ls, sh, sleep, touch"),
-        // What a job may not have is told when it is clear that there could be one.
+        // Invalid parameters of a job are reported after the checks of agent and bin.
         (json!({"agent": "two", "bin": "sh", "args": many}), "agent.not_running", ""),
         (json!({"agent": "two", "bin": "sh", "stdin": "x".repeat(1_048_577)}), "agent.not_running", ""),
         (json!({"agent": "two", "bin": "sh", "labels": {"a b": ""}}), "agent.not_running", ""),
@@ -338,7 +338,7 @@ async fn a_wait_ends_with_the_job_or_with_its_time_whichever_comes_first() {
 #[tokio::test]
 async fn a_wait_does_not_hold_up_the_end_of_the_daemon() {
     let mut world = ApiWorld::asleep();
-    // With it a wait that is held on to would be longer than the patience of this test.
+    // A wait that blocks would be longer than the time limit of this test.
     world.lodge.set_env("LODGED_SHUTDOWN_TIMEOUT", "10m");
     world.lodge.start();
     let mut api = world.checked().await;

@@ -16,7 +16,7 @@ struct StreamedResponse {
     status: u16,
     head: Vec<(String, String)>,
     reader: BufReader<TcpStream>,
-    /// What is left of a body whose length was told.
+    /// What is left of a body with a known length.
     left: Option<u64>,
 }
 
@@ -54,7 +54,7 @@ impl StreamedResponse {
         self.head.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// The next bytes; none at the end. An error: it was broken off.
+    /// The next bytes; none at the end. An error: the body was truncated.
     fn next(&mut self) -> std::io::Result<Option<Vec<u8>>> {
         if let Some(left) = &mut self.left {
             let mut bytes = vec![0; usize::try_from((*left).min(65_536)).expect("a length")];
@@ -90,7 +90,7 @@ impl StreamedResponse {
         all
     }
 
-    /// Reads on until it is broken off, which it must be.
+    /// Reads until the body is truncated, which must happen.
     fn cut(&mut self) {
         loop {
             match self.next() {
@@ -395,7 +395,7 @@ async fn a_body_that_the_end_of_the_daemon_or_of_the_token_cuts_does_not_look_wh
     kill(i32::try_from(world.lodge.pid().expect("a daemon")).expect("a pid"), libc::SIGTERM);
     ours.cut();
     assert_eq!(world.lodge.wait_killed(PATIENCE), Some(false));
-    // The job did not notice, and the rest is there for whoever asks from where it was.
+    // The job is not affected, and the rest can be read from the current offset.
     world.lodge.start();
     let mut api = api.again(&world.lodge).await;
     until("the job is there", || {

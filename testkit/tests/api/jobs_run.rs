@@ -1,4 +1,4 @@
-//! Jobs outlive whoever looks after them, and what they write is kept byte for byte.
+//! Jobs outlive the daemon and the runtime, and their output is kept byte for byte.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -17,7 +17,7 @@ struct JobUpdates {
 }
 
 impl JobUpdates {
-    /// Takes the next notification. Whoever is attached to the job hears of nothing else.
+    /// Takes the next notification. A client that is attached to the job gets no others.
     async fn next(&mut self, other: &mut CheckedClient, target: &Value, agent: &str, job: &str) {
         let (method, params) = other.next().await;
         match method.as_str() {
@@ -60,7 +60,8 @@ async fn whoever_is_attached_to_a_job_hears_of_it_alone_from_any_cursor() {
         other.ok("client/attach", target).await;
         strangers.push(other);
     }
-    // Nothing that is told at once is told again: it is written when all are there, and each hears of it before the end.
+    // Live notifications are not repeated: the job writes when all clients are attached, and each is notified before
+    // the end.
     touch(&world, &agent, "begin");
     let mut heard = Vec::new();
     for (target, other) in &mut followers {

@@ -8,7 +8,7 @@ use crate::world::{ApiWorld, id};
 
 const UNTIL_GO: &str = "echo begun; echo oops >&2; until test -e go; do sleep 0.02; done; echo over; exit 3";
 
-/// One turn that calls a tool, and what the model was told of it.
+/// One turn that calls a tool, and the result that the model got.
 pub async fn call(
     api: &mut CheckedClient,
     agent: &str,
@@ -32,7 +32,7 @@ async fn result(api: &mut CheckedClient, session: &str) -> String {
     result["text"].as_str().expect("a text").to_owned()
 }
 
-/// A job that a model submitted, as it was told its id.
+/// A job that a model submitted, by the id in its tool result.
 async fn submitted(api: &mut CheckedClient, agent: &str, session: &str) -> String {
     let told = call(api, agent, session, "job_submit", json!({"bin": "sh", "args": ["-c", UNTIL_GO]})).await;
     let told: Value = serde_json::from_str(&told).unwrap_or_else(|_| panic!("{told}"));
@@ -97,7 +97,7 @@ async fn a_model_starts_a_job_talks_on_peeks_and_waits_for_its_end() {
     }
     let watched = call(&mut api, &agent, "s", "job_watch", of_job).await;
     assert!(watched.contains("begun\nover\n") && !watched.contains("oops"), "{watched}");
-    // It was told of the end already.
+    // The end was already reported.
     let page = api.ok("session/messages", json!({"session": "s", "limit": 50})).await;
     assert!(page["messages"].as_array().expect("messages").iter().all(|message| message["note"].is_null()));
 }

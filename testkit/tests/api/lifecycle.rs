@@ -102,7 +102,7 @@ async fn a_stop_cancels_the_retry_and_a_start_counts_anew() {
     let stopped = api.ok("agent/stop", json!({"agent": "later"})).await;
     assert!(stopped["status"] == "stopped" && stopped.get("retry_at").is_none(), "{stopped}");
     let seen = api.log().await.len();
-    // Whatever could still come has come when another agent was tried often enough.
+    // By the time another agent was retried often enough, nothing more can happen.
     api.ok("agent/create", json!({"content": LATER, "name": "other"})).await;
     failed_with(&mut api, "other", 4).await;
     let log = api.log().await;

@@ -1,4 +1,4 @@
-//! Agents that want everything: what they hit is told by name, and nobody else notices.
+//! Agents that use too much: the reached limit is reported by name, and other agents are not affected.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ async fn agent_with(api: &mut CheckedClient, name: &str, lines: &str) -> Value {
     api.agent_is(name, "ready").await
 }
 
-/// Runs a script and gives its step and what the model was told.
+/// Runs a script and returns its step and the tool result for the model.
 async fn run(api: &mut CheckedClient, agent: &str, session: &str, script: &str) -> (Value, String) {
     let script = format!("PATH=/usr/bin:/bin; {script}");
     let turn = api.say(agent, session, &format!("{} [[reply:{{{{tool}}}}]]", sh(&script))).await;
@@ -148,7 +148,7 @@ fn kept(root: &str) -> Vec<PathBuf> {
     paths
 }
 
-/// More than is told to the model: a line for each number.
+/// More than the model gets: a line for each number.
 const LONG: &str = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); echo line $i; done";
 
 fn long() -> String {

@@ -32,7 +32,7 @@ async fn a_model_that_goes_round_in_circles_is_stopped_and_the_reason_names_the_
     assert!(turn["error"]["message"].as_str().expect("words").contains("`sh`"), "{turn:#}");
     let tools = turn["steps"].as_array().expect("steps").iter().filter(|step| step["kind"] == "tool").count();
     assert_eq!(tools, 4);
-    // Whatever changes is no circle, and the session goes on.
+    // Calls that change are not a loop, and the session continues.
     let counts = sh("echo x >> count; cat count").repeat(6);
     let turn = api.say(&agent, "s", &counts).await;
     assert_eq!(turn["status"], "done", "{turn:#}");

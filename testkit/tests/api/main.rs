@@ -23,6 +23,7 @@ mod create;
 mod credential;
 mod distribution;
 mod environment;
+mod environment_secrets;
 mod fence;
 mod hidden;
 mod idempotency;

@@ -111,7 +111,7 @@ async fn no_value_of_any_parameter_is_an_internal_error() {
     still_works(&world).await;
 }
 
-/// A WebSocket that sends what it is told to.
+/// A WebSocket that sends arbitrary frames.
 struct RawSocket(UnixStream);
 
 impl RawSocket {
@@ -243,7 +243,7 @@ fn descriptors(wanted: u64) -> usize {
     usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX).saturating_sub(64)
 }
 
-/// Opens connections that say nothing, and tells what the first of them was told.
+/// Opens connections that send nothing, and returns the answer to the first of them.
 fn crowd(addr: &str, count: usize) -> (Vec<TcpStream>, String) {
     let open: Vec<TcpStream> = (0..count).map(|_| TcpStream::connect(addr).expect("a connection")).collect();
     let mut first = open.first().expect("a connection").try_clone().expect("a connection");
@@ -290,7 +290,7 @@ async fn a_unix_door_full_of_those_without_a_token_lets_the_command_line_in() {
     }
 }
 
-/// Opens WebSockets with a token until no more are let in, and tells what the next one was told.
+/// Opens WebSockets with a token until no more are accepted, and returns the answer to the next one.
 async fn with_tokens(target: &Target, token: &str) -> (Vec<Client>, ClientError) {
     let mut open = Vec::new();
     loop {

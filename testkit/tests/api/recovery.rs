@@ -201,7 +201,7 @@ async fn an_agent_whose_sandbox_died_with_the_daemon_comes_back_and_goes_on_with
     until("the keeper is gone", || world.lodge.keepers().is_empty().then_some(()));
     world.lodge.start();
     let mut api = api.again(&world.lodge).await;
-    // It is brought up anew and goes on with the turn: the call that was cut is reported, and not repeated.
+    // The agent is started again and continues the turn: the interrupted call is reported and not repeated.
     let turn = api.ended(id(&sent)).await;
     assert_eq!(
         (&turn["status"], &turn["steps"][1]["status"]),

@@ -159,7 +159,7 @@ async fn a_deleted_session_is_gone_twice_is_no_error_and_its_events_stay() {
     let mut api = api.again(&world.lodge).await;
     api.agent_is(&agent, "ready").await;
     assert_eq!(heard(&mut api, &agent, "s").await, 1);
-    // A sender whose session was deleted begins anew.
+    // A sender whose session was deleted gets a new one.
     let send = json!({"agent": agent, "sender": "ann", "text": "[[reply:{{turn}}]]"});
     let first = api.ok("turn/send", send.clone()).await;
     api.ended(id(&first)).await;

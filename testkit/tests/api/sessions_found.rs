@@ -108,7 +108,7 @@ async fn the_index_can_be_lost_and_what_was_deleted_or_rewound_is_told_as_it_is(
     api.ok("session/rewind", json!({"session": "a", "turn": "1"})).await;
     let page = api.ok("session/search", json!({"query": "second walrus", "session": "a"})).await;
     assert_eq!(page["hits"][0]["active"], false, "{page}");
-    // What was deleted is not found, whether or not the index was there to be told.
+    // Deleted messages are not found, whether or not the index existed at that time.
     api.ok("session/delete", json!({"session": "b"})).await;
     assert!(found(&mut api, json!({"query": "walrus"})).await.iter().all(|(session, ..)| session == "a"));
     let bytes = std::fs::read(world.lodge.home().join("search.db")).expect("an index");

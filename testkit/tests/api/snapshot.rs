@@ -76,7 +76,7 @@ async fn a_turn_in_flight_leaves_no_byte_in_the_snapshot_also_when_the_daemon_is
     let session = session.expect("the session");
     assert_eq!(session["turns"], 4);
     let said: Vec<&str> = texts(session).into_iter().filter(|text| text.len() < 20).collect();
-    // Turn after turn, although `behind` was written down before `held` was answered.
+    // In the order of turns, although `behind` was recorded before `held` was answered.
     assert_eq!(said, ["a", "", "let go", "[[reply:c]]", "c", "never"], "{session:#}");
 }
 
@@ -151,7 +151,7 @@ async fn pages_hold_every_message_once_in_the_order_of_turns_and_no_page_is_larg
         turns.map(|turn| turn["usage"][kind].as_u64().expect("a number")).sum()
     };
     let known = api.ok("session/messages", json!({"session": "s", "limit": 500})).await["messages"].clone();
-    // The held one, with its tool; those that were given up; and three that were answered.
+    // The turn `held`, with its tool; the dropped ones; and three that were answered.
     let mut expected = vec![1, 1, 1, 1];
     expected.extend(2..=GIVEN_UP + 1);
     expected.extend((1..=3).flat_map(|number| [GIVEN_UP + 1 + number; 2]));
@@ -246,7 +246,7 @@ async fn pages_a_turn(world: &ApiWorld, api: &mut CheckedClient, agent: &str) ->
         let (log, before) = log_of(&world.lodge.home());
         api.answer(agent, "s", "[[big:20000]]").await;
         let (same, after) = log_of(&world.lodge.home());
-        // A log that began anew meanwhile cannot be compared; the next turn can.
+        // A log that was restarted in the meantime cannot be compared; the next turn can.
         if log == same {
             written.push(after - before);
         }

@@ -1,4 +1,4 @@
-//! Text of strangers at a terminal: whatever it is, nothing of it steers the terminal or hides.
+//! Untrusted text at a terminal: it neither controls the terminal nor hides.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;

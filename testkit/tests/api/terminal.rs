@@ -82,6 +82,15 @@ impl TerminalSession {
     }
 }
 
+/// A failed test leaves no command behind.
+impl Drop for TerminalSession {
+    fn drop(&mut self) {
+        // A command that has ended cannot be killed, which is fine here.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
 /// What a command writes when its stdout and stderr are a terminal.
 pub fn shown(world: &ApiWorld, args: &[&str], no_color: Option<&str>) -> String {
     let (mut ours, theirs) = terminal();

@@ -58,7 +58,7 @@ async fn an_agents_token_may_call_its_list_and_is_told_what_that_is_for_everythi
     let may: BTreeSet<String> = AGENT_MAY.iter().map(|name| (*name).to_owned()).collect();
     assert!(may.is_subset(&all));
     for method in all.difference(&may) {
-        // Forbidden whatever stands in the parameters, before they are looked at.
+        // Forbidden for all parameters, before they are read.
         for params in [json!({}), json!({"agent": agent}), json!({"no_such": 1}), json!({"request_id": "r"})]
         {
             match own.call_value(method, params).await {
@@ -193,7 +193,7 @@ async fn an_agents_token_can_neither_find_out_nor_take_a_session_id_of_others() 
         let sent = sent.expect("a turn");
         assert_eq!((&sent["session"], &sent["agent"]), (&json!(own_id), &json!(agent)), "{given}");
         assert_eq!(api.ended(id(&sent)).await["text"], "mine");
-        // By either name, for whoever reads or writes it with such a token.
+        // By either id, for reads and writes with such a token.
         for name in [given, &own_id] {
             let got = own.call_value("session/get", json!({"session": name})).await.expect("a session");
             assert_eq!(got["id"], json!(own_id), "{name}");

@@ -1,4 +1,4 @@
-//! Tokens: how they come and go, and that one which is over opens nothing, at once and for ever.
+//! Tokens: how they are issued and end, and that an invalid token gives no access, immediately and permanently.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -225,7 +225,7 @@ async fn the_token_in_credentials_json_is_a_token_like_any_other_and_a_start_rep
     let listed = api.ok("token/list", json!({})).await;
     let [only] = &listed["tokens"].as_array().expect("tokens")[..] else { panic!("{listed}") };
     assert_eq!((&only["name"], &only["issuer"]), (&json!("credentials.json"), &json!("lodge:operator")));
-    // Whoever revokes the token they came with hears that it is done.
+    // A caller that revokes its own token gets the reply.
     assert_eq!(api.ok("token/revoke", json!({"token": id(only)})).await["status"], "revoked");
     assert_eq!(turned_away(&world.lodge, &first).await, "auth.revoked");
     let (code, _, words) = world.cli(&["info"]);

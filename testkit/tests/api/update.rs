@@ -1,4 +1,4 @@
-//! Agents that are started anew or become another, and keep their id, their sessions and their files.
+//! Agents that are restarted or updated, and keep their id, their sessions and their files.
 
 use std::fs;
 

@@ -77,12 +77,12 @@ fn nonce_in(request: &str) -> Option<proof::Nonce> {
     proof::nonce(request.split_whitespace().nth(1)?.rsplit('/').next()?)
 }
 
-/// The signature of a token: whoever has it has the token.
+/// The signature of a token: it is enough to rebuild the token.
 fn signature(token: &str) -> &str {
     token.rsplit('.').next().expect("a signature")
 }
 
-/// Every way in which a client sends a token to this address, and what it was told.
+/// Every way in which a client sends a token to this address, and its error.
 async fn every_way(world: &ApiWorld, addr: SocketAddr, token: &str) -> Vec<String> {
     let (target, login) = (Target::Tcp(addr.to_string()), Login::new(token));
     let mut told_errors = Vec::new();

@@ -23,7 +23,7 @@ pub const AGENTFILE: &str = "FROM scratch\nNAME tester\nMODEL mock/m\n\
     BIN sh host:sh \"a shell\"\nBIN env host:env \"the environment\"\nBIN cat host:cat \"files\"\n\
     BIN id host:id \"who\"\nBIN ls host:ls \"names\"\nBIN sleep host:sleep \"wait\"\nBIN touch host:touch \"make\"\n";
 
-/// A daemon with a provider that does as it is told.
+/// A daemon with a scripted provider.
 #[derive(Debug)]
 pub struct ApiWorld {
     pub lodge: Lodge,

@@ -224,7 +224,7 @@ impl AttackScene {
             let stays = |pid: &i32| {
                 let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
                 let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-                // Whoever counts what is on disk comes and goes.
+                // The process that measures the disk starts and ends.
                 let counts = name.trim() == "keeper-counts";
                 !counts
                     && (line.starts_with("keeper\0")

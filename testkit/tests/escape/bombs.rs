@@ -24,7 +24,7 @@ async fn scene(world: &ApiWorld) -> CheckedClient {
     api
 }
 
-/// Lets the bomb go off, whatever becomes of its turn, and the other agent answer.
+/// Starts the bomb, regardless of the outcome of its turn, and lets the other agent answer.
 async fn explode(api: &mut CheckedClient, program: &str) -> String {
     let call = json!(["-c", program]);
     let turn = api.say("bomb", "s", &format!("[[tool:python3|{call}]] [[reply:{{{{tool}}}}]]")).await;

@@ -150,7 +150,7 @@ async fn names_planted_where_the_output_of_a_job_is_kept_lead_nowhere_and_stop_n
     let agent = world.agent(&mut api, "one").await;
     let outside = world.lodge.dir().join("outside");
     fs::write(&outside, CANARY).expect("a file");
-    // Whoever can write there is the daemon's own user; a keeper is of another release, or confused.
+    // Only the daemon's own user can write there: a keeper of another release, or a broken one.
     let plants: [(&str, Plant<'_>); 3] = [
         ("stdout", &|path| std::os::unix::fs::symlink(&outside, path).expect("a link")),
         ("stderr", &|path| fs::hard_link(&outside, path).expect("a second name")),

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::checked::CheckedClient;
 use crate::world::{AGENTFILE, ApiWorld, sh};
 
-/// More than is told to a model, so that the whole of it is kept as a file.
+/// More than a model gets, so that all of it is kept as a file.
 const LOUD: &str = "i=0; while [ $i -lt 40000 ]; do echo 'a line that is long enough to count for something'; i=$((i+1)); done";
 
 /// A directory of somebody else, and how it was.

@@ -132,7 +132,7 @@ must('programs that are nice', nice)
 print('over')
 "#;
 
-/// What a process is to the scheduler and to whoever is out of memory, as the host sees it.
+/// The scheduling and out-of-memory settings of a process, as the host sees them.
 fn standing(pid: &Value) -> Vec<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
     let fields: Vec<&str> = stat.rsplit(") ").next().expect("fields").split(' ').collect();

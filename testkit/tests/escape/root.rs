@@ -223,7 +223,7 @@ async fn where_no_root_can_be_built_the_paths_of_the_host_are_told_and_used() {
     assert!(told.contains(&format!("`{shown}/workspace`")), "{told}");
     let yaml = fs::read_to_string(root.join("etc/agent.yaml")).expect("a file");
     assert!(yaml.contains(&format!("{shown}/opt/bins/sh")), "{yaml}");
-    // The next start has a root of its own again, and is told so.
+    // The next start has its own root again, and its paths say so.
     api.ok("agent/stop", json!({"agent": "one"})).await;
     api.ok("agent/start", json!({"agent": "one"})).await;
     api.agent_is("one", "ready").await;

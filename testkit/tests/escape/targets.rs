@@ -96,7 +96,7 @@ impl Targets {
         }
     }
 
-    /// Whatever somebody did to them, as sentences.
+    /// All changes to them, as sentences.
     pub fn touched(&self) -> Vec<String> {
         let mut found = Vec::new();
         for (name, listener) in &self.listeners {

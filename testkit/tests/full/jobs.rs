@@ -54,8 +54,8 @@ async fn output(api: &mut ApiConnection, job: &str, stream: &str) -> (String, u6
     }
 }
 
-/// One failure is mended, of `daemon.db` by its reserve and of `output.db` by another try; with two the daemon is read-only
-/// for a moment, or the archive waits once more.
+/// One failure is absorbed, in `daemon.db` by the reserve and in `output.db` by a retry. With two, the daemon is
+/// read-only for a moment, or the archive waits once more.
 async fn writes_of_a_jobs_life_fail(times: u64, every: usize) {
     let world = FullDiskWorld::asleep(None);
     let daemon = start(&world);

@@ -76,7 +76,7 @@ pub struct StruckDaemon {
 }
 
 impl StruckDaemon {
-    /// Starts the daemon. Nothing fails before it is told to.
+    /// Starts the daemon. Nothing fails before the first strike.
     pub fn start(mut command: Command) -> StruckDaemon {
         let (ours, theirs) = UnixDatagram::pair().expect("a pair of sockets");
         let (filter, to) = (filter(), theirs.as_raw_fd());
@@ -239,7 +239,7 @@ fn answer_all(listener: &OwnedFd, daemon: u32, plan: &Mutex<StrikePlan>, over: &
         let mut asked: libc::seccomp_notif = unsafe { mem::zeroed() };
         // SAFETY: the descriptor is a listener, and the struct is what this request fills in.
         if unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut asked) } < 0 {
-            // Whoever asked was killed meanwhile.
+            // The caller was killed in the meantime.
             continue;
         }
         let thread = fs::read_to_string(format!("/proc/{daemon}/task/{}/comm", asked.pid)).ok();

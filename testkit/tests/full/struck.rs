@@ -35,8 +35,8 @@ fn assert_whole(log: &[Value], turns: usize) {
     assert_eq!((count("turn.failed"), count("turn.tool_result")), (0, turns));
 }
 
-/// One failure is mended by the reserve; with two the daemon is read-only and goes on at once; with four that happens
-/// again to what it does first.
+/// One failure is absorbed by the reserve. With two, the daemon is read-only and resumes immediately. With four, this
+/// happens again to its first work.
 async fn every_write_of_a_turn_fails(times: u64) {
     let world = FullDiskWorld::asleep(None);
     let daemon = start(&world);

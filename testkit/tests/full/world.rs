@@ -94,7 +94,7 @@ impl ApiConnection {
         self.call(method, params).await.unwrap_or_else(|error| panic!("{method} {shown}: {error}"))
     }
 
-    /// Calls what must be refused because the disk is full, and is told a cause and a way out.
+    /// Makes a call that must be refused because the disk is full, with a cause and a hint.
     pub async fn no_room(&mut self, method: &str, params: Value) -> Value {
         let shown = params.to_string();
         match self.call(method, params).await {
@@ -185,7 +185,7 @@ impl ApiConnection {
     }
 }
 
-/// Everything that a client which is attached hears, held against the log at the end.
+/// Everything that an attached client receives, compared with the log at the end.
 #[derive(Debug)]
 pub struct AttachedListener {
     api: ApiConnection,

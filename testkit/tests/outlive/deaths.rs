@@ -33,7 +33,7 @@ async fn a_client_that_dies_in_the_middle_of_an_answer_takes_no_word_of_it_along
     let view = api.ok("agent/get", json!({"agent": agent})).await;
     assert_eq!(view["status"], "working", "an answer that is not whole was taken for one");
     fs::write(go, "").expect("a file");
-    // Whoever comes next goes on from where the first one stood.
+    // The next process continues where the first one was.
     let mut next = api.again(&world.lodge).await;
     next.ok("client/attach", json!({"agent": agent, "since": cursor})).await;
     let seen = next.events_to("turn.finished").await;

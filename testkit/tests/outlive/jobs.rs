@@ -49,7 +49,7 @@ impl JobScene {
         self.api = self.api.again(&self.world.lodge).await;
     }
 
-    /// The job itself is at work, whoever else is or is not.
+    /// The job itself works, whether or not other processes do.
     fn goes_on(&self) {
         let ticks = workspace(&self.world, &self.agent).join("ticks");
         let from = lines(&ticks);
@@ -67,7 +67,7 @@ impl JobScene {
         self.pending_runs().await;
     }
 
-    /// The job died with its keeper: it is not run again, what it wrote before that is there, and its session is told.
+    /// The job died with its keeper: it is not run again, its earlier output is present, and its session is notified.
     async fn is_lost(&mut self, written: [&str; 2]) {
         let lost = over(&mut self.api, &self.running).await;
         assert_eq!((&lost["status"], &lost["exit_code"]), (&json!("error"), &Value::Null), "{lost:#}");

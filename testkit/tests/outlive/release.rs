@@ -37,9 +37,9 @@ impl ProgramDir {
         self.dir.path().join("lodged")
     }
 
-    /// Replaces the program by the release of this number, whatever runs from the old one.
+    /// Replaces the program by the release of this number, while the old one may be running.
     ///
-    /// What the program carries is read from where a daemon of it stored that.
+    /// The embedded programs are read from the directory to which a daemon of that release wrote them.
     pub fn install(&self, number: u8, home: &Path) {
         let mut release = self.original.clone();
         for name in ["keeper", "runtime"] {

@@ -1,4 +1,4 @@
-//! Nothing that a tool started survives its agent, whatever it did to get away.
+//! No process that a tool started survives its agent, regardless of its attempts to escape.
 
 use lodge_testkit::lodge::{is_alive, until};
 use serde_json::json;

@@ -18,7 +18,7 @@ use crate::words::{Words, put};
 const JOBS_SHOWN: usize = 20;
 /// How much is shown of what one wrote.
 const LINES_SHOWN: u64 = 10;
-/// Ends that wait to be told; then the watching waits.
+/// Ends of jobs that wait to be printed; beyond these the watcher waits.
 pub(super) const ENDS_MAX: usize = 16;
 
 /// The newest jobs of a session.
@@ -45,7 +45,7 @@ pub(super) async fn list(
             job::command(view),
             job::status(view),
             job::ended_with(view),
-            job::took(view, now),
+            job::run_time(view, now),
             job::output(view),
         ]
     };
@@ -116,7 +116,7 @@ pub(super) fn line(view: &JobView) -> String {
     format!("{} {}: {}", view.id, job::command(view), job::standing(view, now_ms()))
 }
 
-/// Tells of every job of the agent that ends. It brings no daemon back and says nothing: whoever talks next does.
+/// Reports every job of the agent that ends. It neither starts a daemon nor prints errors: the next call does.
 pub(super) async fn ends(context: &CommandContext, agent: &str, told: mpsc::Sender<JobView>) {
     let address = DaemonAddress { autostart: Autostart::Forbidden, ..context.address.clone() };
     let words = Words::new(true, false);

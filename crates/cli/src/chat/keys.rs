@@ -29,7 +29,7 @@ pub(super) enum Key {
     WordRight,
     Tab,
     Escape,
-    /// Whatever was pasted, line ends included.
+    /// Pasted text, including line ends.
     Paste(String),
 }
 

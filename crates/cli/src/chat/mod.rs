@@ -56,14 +56,14 @@ pub(crate) async fn chat(context: &CommandContext, args: ChatArgs) -> Result<(),
         all_went_well: true,
     };
     drop(daemon);
-    // Whoever wants JSON types whole lines: the terminal stays as it is, and its keys are not taken.
+    // With JSON, input is read line by line: the terminal keeps its mode.
     let terminal = if context.words.json { None } else { Terminal::open() };
     match terminal {
         Some(terminal) => {
             chat.greet(&agent).await?;
             chat.at_terminal(terminal).await
         }
-        None => chat.over_pipe().await,
+        None => chat.run_piped().await,
     }
 }
 
@@ -146,7 +146,7 @@ impl Chat<'_> {
         let mut editor = Editor::default();
         let (sender, mut ended) = mpsc::channel(jobs::ENDS_MAX);
         let (context, agent) = (self.context, self.agent.id.clone());
-        // Looked at while a line is typed; what ends during a turn is told behind it.
+        // Checked while a line is typed; jobs that end during a turn are reported after it.
         let watching = jobs::ends(context, &agent, sender.clone());
         tokio::pin!(watching);
         let mut is_watched = true;
@@ -234,7 +234,7 @@ impl Chat<'_> {
     }
 
     /// One turn a line.
-    async fn over_pipe(&mut self) -> Result<(), CommandFailure> {
+    async fn run_piped(&mut self) -> Result<(), CommandFailure> {
         let (sender, mut lines) = mpsc::channel(LINES_MAX);
         // A thread, because reading a pipe cannot be called off. It ends with the program.
         std::thread::spawn(move || {

@@ -20,7 +20,7 @@ const KEYS_MAX: usize = 256;
 /// How long the rest of a sequence may be on its way before an Escape counts as the key.
 const ESCAPE_PAUSE: Duration = Duration::from_millis(40);
 
-/// While it lives, keys come one by one and are not echoed; output is as ever, and Ctrl-Z stops the program.
+/// While it lives, keys are read one by one and not echoed; output is unchanged, and Ctrl-Z stops the program.
 #[derive(Debug)]
 pub(super) struct Terminal {
     before: libc::termios,

@@ -4,9 +4,9 @@ use lodge_proto::{
     AgentDetail, AgentList, AgentListParams, AgentRef, AgentRemoveParams, AgentView, LimitView, LineageRef,
     LineageView, PAGE_MAX, QuarantineView,
 };
-use serde::Serialize;
 
 use super::jobs_stop::{AgentStopKind, StopWithJobs};
+use super::results::ResultList;
 use super::{CommandContext, lineages, map, request_id};
 use crate::args::{AgentRefs, JobsFate, ListArgs};
 use crate::failure::{CommandExit, CommandFailure};
@@ -43,13 +43,13 @@ pub(super) async fn list(context: &CommandContext, args: ListArgs) -> Result<(),
     let stuck: Vec<&LineageView> = orphaned.iter().chain(&waiting).collect();
     let rows: Vec<Vec<String>> = agents.iter().map(|agent| row(agent, &stuck, now)).collect();
     context.put_table(&["ID", "NAME", "IMAGE", "MODEL", "STATUS", "CONTEXT", "CREATED"], &rows)?;
-    lineages::tell_waiting(context, &waiting);
-    tell_quarantine(context, &agents);
+    lineages::print_waiting(context, &waiting);
+    print_quarantine(context, &agents);
     Ok(())
 }
 
 /// Says which of these agents have work in quarantine, and how a decision is made.
-fn tell_quarantine(context: &CommandContext, agents: &[AgentView]) {
+fn print_quarantine(context: &CommandContext, agents: &[AgentView]) {
     let all: Vec<(&str, &QuarantineView)> = agents
         .iter()
         .flat_map(|agent| agent.quarantine.iter().map(|work| (agent.name.as_str(), work)))
@@ -104,7 +104,7 @@ pub(super) async fn inspect(context: &CommandContext, refs: AgentRefs) -> Result
         let params = AgentRef { agent, request_id: None };
         match daemon.call::<_, AgentDetail>("agent/get", params).await {
             Ok(detail) => {
-                let asked = asked(&mut daemon, &detail.agent).await?;
+                let asked = find_pending_lineage(&mut daemon, &detail.agent).await?;
                 batch.done(&detail, || detail_text(&detail, asked.as_ref()))?;
             }
             Err(failure) => batch.failed(failure)?,
@@ -114,7 +114,7 @@ pub(super) async fn inspect(context: &CommandContext, refs: AgentRefs) -> Result
 }
 
 /// The agent's lineage, if it waits for a decision.
-async fn asked(
+async fn find_pending_lineage(
     daemon: &mut DaemonClient<'_>,
     agent: &AgentView,
 ) -> Result<Option<LineageView>, CommandFailure> {
@@ -247,7 +247,7 @@ pub(super) async fn each(
         match one(context, &agent, verb).await {
             Ok((view, work)) => {
                 batch.done(&view, || format!("{}\n", view.name))?;
-                tell_end(context, &view, verb, work);
+                print_end(context, &view, verb, work);
             }
             Err(failure) if failure.exit() == CommandExit::NoDaemon => return Err(failure),
             Err(failure) => batch.failed(failure)?,
@@ -264,7 +264,7 @@ enum OpenWork {
 }
 
 /// A kill is more than a stop, and says so.
-fn tell_end(context: &CommandContext, view: &AgentView, verb: AgentAction, before: OpenWork) {
+fn print_end(context: &CommandContext, view: &AgentView, verb: AgentAction, before: OpenWork) {
     match verb {
         AgentAction::Kill if !context.words.json => {
             let name = &view.name;
@@ -453,59 +453,6 @@ fn comes_up(view: &AgentView) -> String {
 fn unknown(view: &AgentView) -> CommandFailure {
     CommandFailure::refused(format!("{} is `{}`, which this `lodge` does not know", view.name, view.status))
         .hint("`lodge` and `lodged` may be of different versions: compare `lodge --version` and `lodge info`")
-}
-
-/// Printing the outcome of several: as they come, or as one array at the end.
-pub(super) struct ResultList<'a> {
-    words: &'a Words,
-    asked: usize,
-    things: Vec<serde_json::Value>,
-    failed: bool,
-    first: bool,
-}
-
-impl<'a> ResultList<'a> {
-    pub(super) fn new(words: &'a Words, asked: usize) -> Self {
-        ResultList { words, asked, things: Vec::new(), failed: false, first: true }
-    }
-
-    pub(super) fn done<T: Serialize>(
-        &mut self,
-        thing: &T,
-        text: impl Fn() -> String,
-    ) -> Result<(), CommandFailure> {
-        if !self.words.json {
-            let text = text();
-            let apart = !std::mem::take(&mut self.first) && text.lines().count() > 1;
-            return put(&format!("{}{text}", if apart { "\n" } else { "" }));
-        }
-        if self.asked == 1 {
-            return self.words.json(thing);
-        }
-        let value = serde_json::to_value(thing)
-            .map_err(|cause| CommandFailure::refused("could not write the output").because(cause))?;
-        self.things.push(value);
-        Ok(())
-    }
-
-    /// The only one that was asked for fails the command; of several, each is told.
-    pub(super) fn failed(&mut self, failure: CommandFailure) -> Result<(), CommandFailure> {
-        match failure {
-            CommandFailure::Told(report) if self.asked > 1 => {
-                render::error(&report);
-                self.failed = true;
-                Ok(())
-            }
-            other => Err(other),
-        }
-    }
-
-    pub(super) fn finish(self) -> Result<(), CommandFailure> {
-        if self.words.json && self.asked > 1 {
-            self.words.json(&self.things)?;
-        }
-        if self.failed { Err(CommandFailure::Silent(CommandExit::Refused)) } else { Ok(()) }
-    }
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use lodge_proto::{BinBuildParams, BinDetail, BinList, BinListParams, BinProgram, BinRef, BinView, PAGE_MAX};
 
-use super::agents::ResultList;
 use super::images::{names_of, remove, short};
+use super::results::ResultList;
 use super::source::utf8;
 use super::transfers::{self, TransferKind};
 use super::{CommandContext, map, read_bytes, read_stdin, request_id};
@@ -58,7 +58,7 @@ async fn build(context: &CommandContext, args: BinBuildArgs) -> Result<(), Comma
         return context.words.json(&bin);
     }
     context.words.say(&format!("built {} for {}", bin.named.join(", "), bin.platforms.join(", ")));
-    tell_elsewhere(context, &bin);
+    warn_other_platform(context, &bin);
     for needs in here.iter().filter_map(|path| crate::needs::of(path)) {
         context.words.say(&needs);
     }
@@ -66,7 +66,7 @@ async fn build(context: &CommandContext, args: BinBuildArgs) -> Result<(), Comma
 }
 
 /// A tool that is of no use on the daemon's host is most likely a slip.
-pub(super) fn tell_elsewhere(context: &CommandContext, bin: &BinView) {
+pub(super) fn warn_other_platform(context: &CommandContext, bin: &BinView) {
     if !bin.runs_here {
         let platforms = bin.platforms.join(", ");
         context.words.say(&format!("it does not run on this host: it is for {platforms} only"));

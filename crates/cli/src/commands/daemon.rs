@@ -167,7 +167,7 @@ pub(super) async fn shutdown(context: &CommandContext, agents: bool) -> Result<(
     let process = daemon.process(info.pid);
     let done: Done = daemon.call_once("daemon/shutdown", ShutdownParams { agents, request_id: None }).await?;
     let asked = Instant::now();
-    let is_closed = timeout(END_MAX, daemon.gone()).await.is_ok();
+    let is_closed = timeout(END_MAX, daemon.wait_until_closed()).await.is_ok();
     // It finishes some things after it closed the connection; its directory may be removed when this command is done.
     let is_gone = match process {
         Some(process) => process.ended_within(END_MAX.saturating_sub(asked.elapsed())).await,

@@ -64,7 +64,7 @@ impl SessionDocument {
     }
 
     /// A snapshot that is in memory.
-    pub(super) fn whole(snapshot: &Snapshot) -> Result<(), CommandFailure> {
+    pub(super) fn print_snapshot(snapshot: &Snapshot) -> Result<(), CommandFailure> {
         let mut document = SessionDocument::begin(&snapshot.head)?;
         for session in &snapshot.sessions {
             let (id, sender, turns) = (session.id.clone(), session.sender.clone(), session.turns);

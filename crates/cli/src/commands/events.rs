@@ -22,7 +22,7 @@ const NAME_WIDTH: usize = 12;
 const IDS: [&str; 5] = ["session", "turn", "call", "lineage", "job"];
 
 pub(super) async fn events(context: &CommandContext, args: EventsArgs) -> Result<(), CommandFailure> {
-    args.kind.as_deref().map_or(Ok(()), known)?;
+    args.kind.as_deref().map_or(Ok(()), check_kind)?;
     let daemon = context.daemon().await?;
     let mut log = EventPrinter { context, daemon, names: AgentNames::default(), args };
     match (log.args.follow, log.args.newest, log.args.since) {
@@ -39,7 +39,7 @@ pub(super) async fn events(context: &CommandContext, args: EventsArgs) -> Result
 }
 
 /// Refuses a kind that no event has: nothing would ever be shown.
-fn known(wanted: &str) -> Result<(), CommandFailure> {
+fn check_kind(wanted: &str) -> Result<(), CommandFailure> {
     if kinds().any(|kind| kind_matches(wanted, kind)) {
         return Ok(());
     }
@@ -98,7 +98,7 @@ impl EventPrinter<'_> {
                 EventListParams { since: self.args.since, before, limit: Some(PAGE_MAX), ..self.params() };
             let page: EventList = self.daemon.call("event/list", params).await?;
             before = page.next;
-            newest.extend(page.events.into_iter().rev().filter(|event| self.wants(event)));
+            newest.extend(page.events.into_iter().rev().filter(|event| self.matches(event)));
         }
         let older =
             if before.is_some() || newest.len() > wanted { OlderEvents::LeftOut } else { OlderEvents::None };
@@ -133,12 +133,12 @@ impl EventPrinter<'_> {
         EventListParams { agent: self.args.agent.clone(), kind, ..EventListParams::default() }
     }
 
-    fn wants(&self, event: &Event) -> bool {
+    fn matches(&self, event: &Event) -> bool {
         self.args.kind.as_deref().is_none_or(|wanted| kind_matches(wanted, &event.kind))
     }
 
     async fn print(&mut self, event: &Event) -> Result<(), CommandFailure> {
-        if !self.wants(event) {
+        if !self.matches(event) {
             return Ok(());
         }
         let words = &self.context.words;
@@ -218,9 +218,9 @@ mod tests {
     #[test]
     fn a_kind_that_no_event_has_is_refused_with_those_there_are() {
         for kind in kinds().chain(["turn", "turn.*", "daemon"]) {
-            assert!(known(kind).is_ok(), "{kind}");
+            assert!(check_kind(kind).is_ok(), "{kind}");
         }
-        let hint = |kind: &str| match known(kind) {
+        let hint = |kind: &str| match check_kind(kind) {
             Err(CommandFailure::Told(report)) => report.hint.unwrap(),
             other => panic!("{kind}: {other:?}"),
         };

@@ -6,7 +6,7 @@ use lodge_proto::{
 };
 use serde::Serialize;
 
-use super::agents::ResultList;
+use super::results::ResultList;
 use super::source::{AgentSource, place};
 use super::transfers::{self, TransferKind};
 use super::{CommandContext, images_archive, images_diff, map, request_id};
@@ -50,7 +50,7 @@ async fn build(context: &CommandContext, args: ImageBuildArgs) -> Result<(), Com
     };
     let mut daemon = context.daemon().await?;
     // Parents and tools may have to come from registries first.
-    context.say_on_interrupt("detached; the daemon continues the build".to_owned());
+    context.set_interrupt_note("detached; the daemon continues the build".to_owned());
     let image: ImageView = daemon.call("image/build", params).await?;
     if context.words.json {
         return context.words.json(&image);
@@ -199,7 +199,7 @@ fn limits(limits: &LimitsView) -> String {
     let all = [
         ("memory", bytes(limits.memory_bytes)),
         ("pids", count(limits.pids)),
-        ("cpu-time", limits.cpu_ms.map(whole_time)),
+        ("cpu-time", limits.cpu_ms.map(format_duration)),
         ("disk", bytes(limits.disk_bytes)),
         ("output", bytes(limits.output_bytes)),
         ("budget-usd", limits.budget_micro_usd.map(dollars)),
@@ -211,7 +211,7 @@ fn limits(limits: &LimitsView) -> String {
 }
 
 /// As LIMIT takes it: in the largest unit of which it is a whole number.
-fn whole_time(ms: u64) -> String {
+fn format_duration(ms: u64) -> String {
     const UNITS: [(u64, &str); 4] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")];
     match UNITS.iter().find(|(unit, _)| ms > 0 && ms.is_multiple_of(*unit)) {
         Some((unit, name)) => format!("{}{name}", ms / unit),
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!((size(0), size(1_023), size(1_024)), ("0 B".into(), "1023 B".into(), "1 KiB".into()));
         assert_eq!((size(5 << 20), size(1_700_000)), ("5 MiB".into(), "1.6 MiB".into()));
         assert_eq!(size(3 << 30), "3 GiB");
-        assert_eq!([300_000, 90_000, 1_500, 7_200_000].map(whole_time), ["5m", "90s", "1500ms", "2h"]);
+        assert_eq!([300_000, 90_000, 1_500, 7_200_000].map(format_duration), ["5m", "90s", "1500ms", "2h"]);
         assert_eq!((dollars(2_500_000), dollars(1)), ("2.5".into(), "0.000001".into()));
         assert_eq!(dollars(3_000_000), "3");
     }

@@ -16,7 +16,7 @@ use crate::failure::{CommandExit, CommandFailure, FailureReport, io_words};
 use crate::progress::{TransferMeter, bytes_text};
 use crate::render::counted;
 use crate::screen;
-use crate::words::{Words, put, tell_part};
+use crate::words::{Words, prompt_for, put};
 
 /// The daemon's refusal of names that nobody agreed to.
 const NAME_CLAIMED: &str = "image.name_claimed";
@@ -218,7 +218,7 @@ pub(super) async fn import(context: &CommandContext, args: ImageImportArgs) -> R
 async fn agree(words: &Words, refused: &FailureReport) -> Result<(), CommandFailure> {
     words.tell(&refused.what);
     refused.because.iter().for_each(|cause| words.tell(&format!("  {cause}")));
-    tell_part("take these names? [y]es or [N]o: ");
+    prompt_for("take these names? [y]es or [N]o: ");
     match super::read_line().await?.as_deref().map(str::trim) {
         Some("y" | "Y" | "yes") => Ok(()),
         Some(_) => Err(CommandFailure::refused("nothing was imported")),

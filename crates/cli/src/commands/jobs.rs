@@ -9,8 +9,8 @@ use lodge_proto::{
 };
 use tokio::time::Instant;
 
-use super::agents::ResultList;
 use super::jobs_output::{self, ShownStreams};
+use super::results::ResultList;
 use super::{CommandContext, read_bytes, request_id};
 use crate::args::{JobListArgs, JobRunArgs, JobWaitArgs, JobsCommand};
 use crate::failure::{CommandExit, CommandFailure};
@@ -65,7 +65,7 @@ async fn run(context: &CommandContext, args: JobRunArgs) -> Result<(), CommandFa
     if !args.wait {
         return if context.words.json { context.words.json(&submitted) } else { put(&format!("{id}\n")) };
     }
-    context.say_on_interrupt(format!("detached; the job is still running: lodge jobs logs -f {id}"));
+    context.set_interrupt_note(format!("detached; the job is still running: lodge jobs logs -f {id}"));
     context.words.progress(&format!("{id}: {}", job::command(&submitted)));
     if !context.words.json {
         jobs_output::follow(context, &id, ShownStreams::Both).await?;
@@ -148,7 +148,7 @@ pub(crate) async fn newest(
     loop {
         let missing = u32::try_from(wanted - jobs.len()).unwrap_or(u32::MAX);
         let params = JobListParams { before, limit: Some(missing.min(PAGE_MAX)), ..params.clone() };
-        let page: JobList = daemon.look("job/list", params).await?;
+        let page: JobList = daemon.call_without_start("job/list", params).await?;
         jobs.extend(page.jobs);
         before = page.next;
         if before.is_none() || jobs.len() >= wanted {
@@ -171,7 +171,7 @@ async fn inspect(context: &CommandContext, jobs: Vec<String>) -> Result<(), Comm
 
 /// A job by its id or a beginning of it.
 pub(crate) async fn one(daemon: &mut DaemonClient<'_>, given: &str) -> Result<JobView, CommandFailure> {
-    daemon.look("job/get", JobRef { job: given.to_owned() }).await
+    daemon.call_without_start("job/get", JobRef { job: given.to_owned() }).await
 }
 
 async fn wait(context: &CommandContext, args: JobWaitArgs) -> Result<(), CommandFailure> {
@@ -229,7 +229,8 @@ pub(super) async fn end_of(
     loop {
         let left = deadline.map_or(ASK_MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
         let timeout_ms = u64::try_from(left.min(ASK_MAX).as_millis()).ok();
-        let view: JobView = daemon.look("job/wait", JobWaitParams { job: id.to_owned(), timeout_ms }).await?;
+        let view: JobView =
+            daemon.call_without_start("job/wait", JobWaitParams { job: id.to_owned(), timeout_ms }).await?;
         if !job::is_open(&view) || left.is_zero() {
             return Ok(view);
         }

@@ -149,7 +149,7 @@ impl StreamPump<'_> {
             let part = self.read(&mut daemon, offset, READ_BYTES, until).await?;
             if part.dropped > 0 {
                 output.finish().map_err(CommandFailure::output)?;
-                self.tell_dropped(&part, offset);
+                self.report_gap(&part, offset);
             }
             if self.context.words.json {
                 self.context.words.json_line(&part)?;
@@ -177,10 +177,10 @@ impl StreamPump<'_> {
             limit: Some(limit),
             wait_ms: (until == OutputEnd::End).then_some(WAIT_MS),
         };
-        daemon.look("job/output", params).await
+        daemon.call_without_start("job/output", params).await
     }
 
-    fn tell_dropped(&self, part: &JobOutput, asked: u64) {
+    fn report_gap(&self, part: &JobOutput, asked: u64) {
         if self.context.words.json {
             return;
         }

@@ -8,9 +8,9 @@ use crate::failure::CommandFailure;
 use crate::follow::DaemonClient;
 use crate::job;
 use crate::render::{counted, now_ms};
-use crate::words::tell_part;
+use crate::words::prompt_for;
 
-/// Jobs that are told one by one; of more there is a listing.
+/// The most jobs that are listed one by one; for more there is a listing.
 const TOLD_MAX: usize = 5;
 const WAYS_OUT: &str = "`--jobs cancel` cancels its jobs, `--jobs wait` waits for them";
 
@@ -49,7 +49,7 @@ pub(super) struct StopWithJobs<'a> {
 }
 
 impl<'a> StopWithJobs<'a> {
-    /// `state` is what was told when the agent was attached to.
+    /// `state` is the state at the time of the attach.
     pub(super) fn new(
         context: &'a CommandContext,
         end: AgentStopKind,
@@ -65,9 +65,9 @@ impl<'a> StopWithJobs<'a> {
         daemon: &mut DaemonClient<'_>,
         fate: Option<JobsFate>,
     ) -> Result<AgentView, CommandFailure> {
-        // What is told when one attaches ends somewhere, and those that run may be the oldest.
+        // The state of an attach is limited, and the running jobs may be the oldest.
         if !self.jobs.is_empty() {
-            self.look(daemon).await?;
+            self.load_jobs(daemon).await?;
         }
         let fate = match fate {
             Some(fate) => fate,
@@ -80,7 +80,7 @@ impl<'a> StopWithJobs<'a> {
             }),
             JobsFate::Cancel => {
                 let view = self.call(daemon, "cancel").await?;
-                self.tell_cancelled();
+                self.print_cancelled();
                 Ok(view)
             }
             JobsFate::Wait => loop {
@@ -90,7 +90,7 @@ impl<'a> StopWithJobs<'a> {
                     Err(failure) if failure.is("agent.jobs_running") => {}
                     ended => return ended,
                 }
-                self.look(daemon).await?;
+                self.load_jobs(daemon).await?;
             },
         }
     }
@@ -112,7 +112,7 @@ impl<'a> StopWithJobs<'a> {
         Ok(())
     }
 
-    async fn look(&mut self, daemon: &mut DaemonClient<'_>) -> Result<(), CommandFailure> {
+    async fn load_jobs(&mut self, daemon: &mut DaemonClient<'_>) -> Result<(), CommandFailure> {
         let mut open = Vec::new();
         for status in ["running", "pending"] {
             let params = JobListParams {
@@ -136,22 +136,22 @@ impl<'a> StopWithJobs<'a> {
             words.tell(&format!("  … `lodge jobs ls --agent {}` lists all", self.name));
         }
         loop {
-            tell_part("[c]ancel them, [w]ait for them, or [n]o, leave the agent alone? ");
+            prompt_for("[c]ancel them, [w]ait for them, or [n]o, leave the agent alone? ");
             let answer = super::read_line().await?;
             match answer.as_deref().map(str::trim) {
                 Some("c" | "C" | "cancel") => return Ok(JobsFate::Cancel),
                 Some("w" | "W" | "wait") => return Ok(JobsFate::Wait),
-                Some("n" | "N" | "no" | "") => return Err(self.left_alone()),
+                Some("n" | "N" | "no" | "") => return Err(self.not_stopped()),
                 Some(_) => {}
                 None => {
                     words.tell("");
-                    return Err(self.left_alone());
+                    return Err(self.not_stopped());
                 }
             }
         }
     }
 
-    fn left_alone(&self) -> CommandFailure {
+    fn not_stopped(&self) -> CommandFailure {
         let done = match self.end {
             AgentStopKind::Stop => "stopped",
             AgentStopKind::Restart => "restarted",
@@ -159,7 +159,7 @@ impl<'a> StopWithJobs<'a> {
         CommandFailure::refused(format!("{} was not {done}", self.name)).hint(WAYS_OUT)
     }
 
-    fn tell_cancelled(&self) {
+    fn print_cancelled(&self) {
         let words = &self.context.words;
         if words.json || self.jobs.is_empty() {
             return;

@@ -19,7 +19,7 @@ use crate::words::put;
 
 /// The largest snapshot that is read from a file.
 const FILE_BYTES_MAX: u64 = 256 * 1024 * 1024;
-/// Lineages that are told about one by one; of more there is a listing.
+/// The most lineages that are listed one by one; for more there is a listing.
 const WAITING_TOLD_MAX: usize = 5;
 
 pub(super) async fn lineage(context: &CommandContext, command: LineageCommand) -> Result<(), CommandFailure> {
@@ -52,7 +52,7 @@ async fn list(
     let rows: Vec<Vec<String>> = lineages.iter().map(row).collect();
     context.put_table(&["LINEAGE", "AGENT", "STATUS", "POLICY", "REVIVALS", "LAST TURN"], &rows)?;
     let waiting = lineages.into_iter().filter(|lineage| lineage.status == ASK_PENDING).collect::<Vec<_>>();
-    tell_waiting(context, &waiting);
+    print_waiting(context, &waiting);
     Ok(())
 }
 
@@ -98,16 +98,19 @@ async fn all(
 
 /// Every lineage that waits for a decision.
 pub(super) async fn waiting(daemon: &mut DaemonClient<'_>) -> Result<Vec<LineageView>, CommandFailure> {
-    seen(daemon, ASK_PENDING).await
+    list_visible(daemon, ASK_PENDING).await
 }
 
 /// Every lineage whose process died and is about to be replaced.
 pub(super) async fn orphaned(daemon: &mut DaemonClient<'_>) -> Result<Vec<LineageView>, CommandFailure> {
-    seen(daemon, ORPHANED).await
+    list_visible(daemon, ORPHANED).await
 }
 
-/// What there is of a status for whoever asks: an agent's token may see its agent, and no lineages.
-async fn seen(daemon: &mut DaemonClient<'_>, status: &str) -> Result<Vec<LineageView>, CommandFailure> {
+/// The lineages with a status that the caller may see: an agent's token sees its agent but no lineages.
+async fn list_visible(
+    daemon: &mut DaemonClient<'_>,
+    status: &str,
+) -> Result<Vec<LineageView>, CommandFailure> {
     match all(daemon, None, Some(status.to_owned())).await {
         Err(failure) if failure.is("auth.forbidden") => Ok(Vec::new()),
         lineages => lineages,
@@ -127,7 +130,7 @@ pub(super) fn standing(lineage: &LineageView) -> String {
 }
 
 /// Says which lineages wait for a decision, and how it is made.
-pub(super) fn tell_waiting(context: &CommandContext, waiting: &[LineageView]) {
+pub(super) fn print_waiting(context: &CommandContext, waiting: &[LineageView]) {
     if waiting.is_empty() {
         return;
     }
@@ -157,7 +160,7 @@ async fn show(context: &CommandContext, lineage: String) -> Result<(), CommandFa
     }
     put(&pairs(&rows_of(&detail, now_s())))?;
     if detail.lineage.status == ASK_PENDING {
-        tell_waiting(context, std::slice::from_ref(&detail.lineage));
+        print_waiting(context, std::slice::from_ref(&detail.lineage));
     }
     Ok(())
 }
@@ -223,7 +226,7 @@ async fn resolve(context: &CommandContext, args: ResolveArgs) -> Result<(), Comm
     put(&format!("{}\n", view.id))
 }
 
-/// Streams the document: one page of messages is held at a time.
+/// Streams the document: only one page of messages is in memory at a time.
 async fn show_snapshot(context: &CommandContext, lineage: &str) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let mut sessions: Vec<SessionBoundary> = Vec::new();
@@ -282,7 +285,7 @@ fn show_file(context: &CommandContext, file: &Path, whole: bool) -> Result<(), C
         }
     })?;
     if whole || context.words.json {
-        return SessionDocument::whole(&snapshot);
+        return SessionDocument::print_snapshot(&snapshot);
     }
     let Snapshot { head, sessions, usage } = &snapshot;
     let tools: Vec<&str> = head.config.tools.iter().map(|tool| tool.name.as_str()).collect();

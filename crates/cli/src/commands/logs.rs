@@ -31,7 +31,7 @@ pub(super) async fn logs(context: &CommandContext, args: LogsArgs) -> Result<(),
             sleep(LOOK_PAUSE).await;
         }
         let params = AgentLogsParams { agent: args.agent.clone(), lines: None, after: Some(part.end) };
-        part = match daemon.look("agent/logs", params).await {
+        part = match daemon.call_without_start("agent/logs", params).await {
             Ok(part) => part,
             // The agent was removed meanwhile: its log is at its end.
             Err(failure) if failure.is("agent.not_found") => return Ok(()),

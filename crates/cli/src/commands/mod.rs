@@ -19,6 +19,7 @@ mod names;
 pub(crate) mod prompt;
 mod providers;
 mod quarantine;
+mod results;
 mod run;
 mod selftest;
 mod sessions;
@@ -78,7 +79,7 @@ impl CommandContext {
     }
 
     /// What Ctrl-C says from now on.
-    fn say_on_interrupt(&self, line: String) {
+    fn set_interrupt_note(&self, line: String) {
         self.on_interrupt.borrow_mut().say = Some(line);
     }
 

@@ -14,7 +14,7 @@ pub(super) struct AgentNames {
 }
 
 impl AgentNames {
-    /// Remembers a name that was told anyway.
+    /// Remembers a name that another reply contained.
     pub(super) fn learn(&mut self, agent: &str, name: &str) {
         self.known.insert(agent.to_owned(), name.to_owned());
     }
@@ -32,7 +32,7 @@ impl AgentNames {
             return Ok(agent.to_owned());
         }
         let given = AgentRef { agent: agent.to_owned(), request_id: None };
-        let name = match daemon.look::<_, AgentDetail>("agent/get", given).await {
+        let name = match daemon.call_without_start::<_, AgentDetail>("agent/get", given).await {
             Ok(detail) => detail.agent.name,
             // A token that may not look does not keep anybody from seeing the rest.
             Err(failure) if failure.exit() == CommandExit::Refused => agent.to_owned(),

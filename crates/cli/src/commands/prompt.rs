@@ -21,7 +21,7 @@ pub(super) async fn prompt(context: &CommandContext, args: PromptArgs) -> Result
     let mut daemon = context.daemon().await?;
     if args.detach {
         let turn = send(&mut daemon, &args.agent, args.voice, question).await?;
-        return print_sent(context, &turn);
+        return print_turn_id(context, &turn);
     }
     // Attached before sending, so that the turn's first event cannot be missed. By id, for a name may go to another.
     let state = daemon.watch(FollowScope::Agent(args.agent.clone()), None).await?;
@@ -80,7 +80,7 @@ pub(super) async fn see(
     turn: TurnView,
     show: ShownSteps,
 ) -> Result<(), CommandFailure> {
-    context.say_on_interrupt(format!(
+    context.set_interrupt_note(format!(
         "detached; the turn is still running: lodge session show {}",
         turn.session
     ));
@@ -92,7 +92,7 @@ pub(super) async fn see(
     if context.words.json {
         match daemon.call::<_, TurnView>("turn/get", TurnRef { turn: turn.id }).await {
             Ok(turn) => context.words.json(&turn)?,
-            // A turn that went with its agent cannot be shown; why it ended is told instead.
+            // A turn that was removed with its agent cannot be shown; the reason for its end is shown instead.
             Err(failure) => {
                 return Err(match ending {
                     TurnEnding::Done => failure,
@@ -125,7 +125,7 @@ pub(crate) async fn send(
     daemon.call("turn/send", params).await
 }
 
-pub(super) fn print_sent(context: &CommandContext, turn: &TurnView) -> Result<(), CommandFailure> {
+pub(super) fn print_turn_id(context: &CommandContext, turn: &TurnView) -> Result<(), CommandFailure> {
     if context.words.json { context.words.json(turn) } else { put(&format!("{}\n", turn.id)) }
 }
 

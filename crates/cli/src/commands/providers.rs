@@ -7,12 +7,12 @@ use lodge_proto::{
     ProviderTested, ProviderView,
 };
 
-use super::agents::ResultList;
+use super::results::ResultList;
 use super::{CommandContext, read_stdin, request_id};
 use crate::args::ProviderCommand;
 use crate::failure::CommandFailure;
 use crate::render::{one_line, or_dash};
-use crate::words::{HiddenInput, put, tell, tell_part};
+use crate::words::{HiddenInput, prompt_for, put, tell};
 
 pub(super) async fn provider(
     context: &CommandContext,
@@ -38,7 +38,7 @@ pub(super) async fn provider(
 
 /// Asks for a key without showing it.
 fn key_from_terminal(name: &str) -> Result<String, CommandFailure> {
-    tell_part(&format!("API key for {name}: "));
+    prompt_for(&format!("API key for {name}: "));
     let hidden = HiddenInput::begin();
     let mut line = String::new();
     let read = io::stdin().read_line(&mut line);

@@ -2,8 +2,8 @@
 
 use lodge_proto::{QuarantineList, QuarantineListParams, QuarantineRef, QuarantineView};
 
-use super::agents::ResultList;
 use super::names::AgentNames;
+use super::results::ResultList;
 use super::{CommandContext, request_id};
 use crate::args::QuarantineCommand;
 use crate::failure::CommandFailure;

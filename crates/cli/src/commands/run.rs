@@ -5,9 +5,9 @@ use std::io::IsTerminal;
 use lodge_proto::{AgentCreateParams, AgentView, Mount};
 
 use super::agents::{AgentGoal, settle};
-use super::prompt::{PromptText, ask, print_sent, prompt_from_stdin, send};
+use super::prompt::{PromptText, ask, print_turn_id, prompt_from_stdin, send};
 use super::source::{AgentSource, neither, source, utf8};
-use super::transfers::bring;
+use super::transfers::pull_if_missing;
 use super::{CommandContext, map, remove_agent, request_id};
 use crate::answer::PromptedAgent;
 use crate::args::{ChatArgs, ConversationArgs, RunArgs};
@@ -24,7 +24,7 @@ pub(super) async fn run(context: &CommandContext, args: RunArgs) -> Result<(), C
     let image = params.image.clone();
     // Who does not wait does not look on either: the agent is `pulling` until its image is here.
     if let Some(image) = image.as_deref().filter(|_| !args.detach) {
-        bring(context, &mut daemon, image).await.map_err(|failure| neither(image, failure))?;
+        pull_if_missing(context, &mut daemon, image).await.map_err(|failure| neither(image, failure))?;
         context.forget_interrupt();
     }
     let created = daemon.call("agent/create", params).await;
@@ -36,26 +36,27 @@ pub(super) async fn run(context: &CommandContext, args: RunArgs) -> Result<(), C
         Some(name) if failure.is("agent.name_taken") => failure.and_hint(&instead(name, &args.source)),
         Some(_) | None => failure,
     })?;
-    tell_network(context, &agent);
-    tell_idle(context, &agent);
+    print_network(context, &agent);
+    print_unenforced(context, &agent);
     if args.name.is_none()
-        && let Some(wanted) = other_name(&agent)
+        && let Some(wanted) = requested_name(&agent)
     {
         context.words.say(&format!("`{wanted}` is taken: this one is `{}`", agent.name));
         context.words.say(&instead(wanted, &args.source));
     }
     if args.detach {
         return match prompt {
-            Some(text) => {
-                print_sent(context, &send(&mut daemon, &agent.id, args.voice, PromptText::plain(text)).await?)
-            }
+            Some(text) => print_turn_id(
+                context,
+                &send(&mut daemon, &agent.id, args.voice, PromptText::plain(text)).await?,
+            ),
             None => print_agent(context, &agent),
         };
     }
     let keeps = args.rm.then(|| context.remove_on_interrupt(&agent.id)).is_none();
     if keeps {
         let line = format!("detached; the agent is still there: lodge inspect {}", agent.name);
-        context.say_on_interrupt(line);
+        context.set_interrupt_note(line);
     }
     let id = agent.id.clone();
     let asked = prompt.map(|text| (args.voice, text));
@@ -74,7 +75,7 @@ pub(super) async fn run(context: &CommandContext, args: RunArgs) -> Result<(), C
 }
 
 /// The name that was asked for, if the agent has another: it was taken, and this one has a number.
-fn other_name(agent: &AgentView) -> Option<&str> {
+fn requested_name(agent: &AgentView) -> Option<&str> {
     let (wanted, number) = agent.name.rsplit_once('-')?;
     let numbered = !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit());
     let image = agent.image.rsplit_once(':').map_or("", |(name, _)| name);
@@ -88,7 +89,7 @@ fn instead(name: &str, source: &str) -> String {
 
 /// An agent with the host's network reaches everything that the host's own users reach, and one whose mode was
 /// misspelt reaches a host of that name alone.
-fn tell_network(context: &CommandContext, agent: &AgentView) {
+fn print_network(context: &CommandContext, agent: &AgentView) {
     let network = &agent.network;
     if network.mode == "host" {
         context.words.say("NETWORK host: its tools have this host's network, loopback included");
@@ -103,7 +104,7 @@ fn tell_network(context: &CommandContext, agent: &AgentView) {
 }
 
 /// What was declared and does nothing yet.
-fn tell_idle(context: &CommandContext, agent: &AgentView) {
+fn print_unenforced(context: &CommandContext, agent: &AgentView) {
     let idle = agent.capabilities.iter().filter(|capability| !capability.granted);
     let idle: Vec<String> = idle.map(|capability| format!("`{}`", capability.name)).collect();
     if !idle.is_empty() {

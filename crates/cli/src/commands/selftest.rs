@@ -1,6 +1,6 @@
-//! `selftest`: the proof that nothing is lost and nothing happens twice, on a throw-away state directory.
+//! `selftest`: tests that nothing is lost and nothing happens twice, on a temporary state directory.
 //!
-//! Owns: what is told of a run. Never: the user's own daemon or state directory; see the crate `lodge-selftest`.
+//! Owns: the output of a run. Never: the user's own daemon or state directory; see the crate `lodge-selftest`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,7 +22,7 @@ use crate::words::{Words, put, tell};
 /// Between two looks at the progress, for a person who watches and for a log.
 const WATCHED_EVERY: Duration = Duration::from_millis(200);
 const LOGGED_EVERY: Duration = Duration::from_secs(10);
-/// Broken promises that are told in words; the rest is counted.
+/// Broken promises that are described; the rest is counted.
 const TOLD_MAX: usize = 10;
 const TOLD_CHARS_MAX: usize = 2_000;
 
@@ -41,7 +41,7 @@ pub(crate) async fn selftest(words: &Words, args: SelftestArgs) -> Result<(), Co
     let began = Instant::now();
     words.say(&format!("killing {} times, seed {seed}", args.crash));
     let report = watched(words, &setup, args.crash).await?;
-    tell_report(words, &report, seed, args.crash, began.elapsed())
+    print_report(words, &report, seed, args.crash, began.elapsed())
 }
 
 /// What `lodge selftest-role` does: it counts, for another process of this program, outside of Lodge.
@@ -59,7 +59,7 @@ async fn watched(words: &Words, setup: &CrashSetup, kills: u64) -> Result<CrashR
     let mut hang_up = signal(SignalKind::hangup()).map_err(could_not)?;
     let ended = tokio::select! {
         ended = rounds(setup, kills) => Some(ended),
-        never = tell_progress(words, &setup.progress, kills) => match never {},
+        never = show_progress(words, &setup.progress, kills) => match never {},
         _ = tokio::signal::ctrl_c() => None,
         _ = terminate.recv() => None,
         _ = hang_up.recv() => None,
@@ -88,7 +88,7 @@ fn could_not_begin(trouble: &Trouble) -> CommandFailure {
 }
 
 /// A line that is kept up to date on a terminal, and now and then a line elsewhere.
-async fn tell_progress(words: &Words, progress: &CrashProgress, kills: u64) -> std::convert::Infallible {
+async fn show_progress(words: &Words, progress: &CrashProgress, kills: u64) -> std::convert::Infallible {
     let began = Instant::now();
     let every = if words.watched() { WATCHED_EVERY } else { LOGGED_EVERY };
     loop {
@@ -197,7 +197,7 @@ impl<'a> SelftestJson<'a> {
     }
 }
 
-fn tell_report(
+fn print_report(
     words: &Words,
     report: &CrashReport,
     seed: u64,
@@ -294,7 +294,7 @@ mod tests {
             (&told["recovery_ms"]["p50"], &told["recovery_ms"]["p99"]),
             (&12.34.into(), &12.34.into())
         );
-        assert!(tell_report(&Words::new(true, false), &report, 9, 2, Duration::ZERO).is_ok());
+        assert!(print_report(&Words::new(true, false), &report, 9, 2, Duration::ZERO).is_ok());
     }
 
     #[test]

@@ -159,7 +159,7 @@ fn head(view: &SessionDetail, words: &Words) -> String {
     text
 }
 
-/// What stands behind a turn: what there is of an answer that broke off, how it ended, and its other branches.
+/// The lines after a turn: a partial answer, how it ended, and its other branches.
 fn ending(turn: &TurnView, turns: &[TurnView]) -> Option<String> {
     let mut text = String::new();
     if turn.status != "done" {
@@ -171,7 +171,7 @@ fn ending(turn: &TurnView, turns: &[TurnView]) -> Option<String> {
             (Some(error), _) => {
                 format!("{}: {} ({})\n", turn.status, render::one_line(&error.message), error.code)
             }
-            (None, Some(work)) => format!("{}: {}\n", turn.status, held_up(turn, work)),
+            (None, Some(work)) => format!("{}: {}\n", turn.status, quarantine_note(turn, work)),
             (None, None) => format!("{}\n", turn.status),
         });
     }
@@ -189,7 +189,7 @@ fn ending(turn: &TurnView, turns: &[TurnView]) -> Option<String> {
 }
 
 /// Why a turn cannot go on before an operator has decided.
-fn held_up(turn: &TurnView, work: &QuarantineView) -> String {
+fn quarantine_note(turn: &TurnView, work: &QuarantineView) -> String {
     match work.turn.as_deref() {
         Some(other) if other != turn.id => {
             format!("behind {}, which is in quarantine ({})", render::one_line(other), work.id)

@@ -5,8 +5,8 @@ use lodge_proto::{
     SessionRegenerateParams, SessionRewindParams, SessionView, TurnView,
 };
 
-use super::agents::ResultList;
-use super::prompt::{print_sent, see};
+use super::prompt::{print_turn_id, see};
+use super::results::ResultList;
 use super::sessions::turns_text;
 use super::{CommandContext, request_id};
 use crate::answer::{PromptedAgent, ShownSteps};
@@ -38,7 +38,7 @@ pub(super) async fn rewind(
     let mut daemon = context.daemon().await?;
     let params = SessionRewindParams { session, turn, request_id: Some(request_id()?) };
     let view: SessionView = daemon.call("session/rewind", params).await?;
-    told(context, &view)?;
+    print_session(context, &view)?;
     if !context.words.json {
         let id = &view.id;
         context.words.say(&format!(
@@ -57,11 +57,11 @@ pub(super) async fn activate(
     let mut daemon = context.daemon().await?;
     let params = SessionActivateParams { session, turn, request_id: Some(request_id()?) };
     let view: SessionView = daemon.call("session/branches/activate", params).await?;
-    told(context, &view)
+    print_session(context, &view)
 }
 
 /// How a session stands whose path was changed.
-fn told(context: &CommandContext, view: &SessionView) -> Result<(), CommandFailure> {
+fn print_session(context: &CommandContext, view: &SessionView) -> Result<(), CommandFailure> {
     if context.words.json {
         return context.words.json(view);
     }
@@ -80,7 +80,7 @@ pub(super) async fn regenerate(
     let params = SessionRegenerateParams { session, turn, request_id: Some(request_id()?) };
     if detach {
         let turn: TurnView = daemon.call("session/regenerate", params).await?;
-        return print_sent(context, &turn);
+        return print_turn_id(context, &turn);
     }
     let agent = PromptedAgent { id: view.session.agent, name: view.session.agent_name, stays: true };
     // Attached before asking, so that the turn's first event cannot be missed.

@@ -80,7 +80,7 @@ fn marked(hit: &SessionHit, words: &Words) -> String {
     text
 }
 
-/// Page after page, so that a long conversation is never held whole, here or there.
+/// Page by page, so that neither side has a long conversation in memory.
 pub(super) async fn export(context: &CommandContext, session: String) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let mut after = None;

@@ -7,7 +7,7 @@ use crate::failure::{CommandFailure, io_words};
 
 const AGENTFILE_NAME: &str = "Agentfile";
 
-/// What the daemon is told about it.
+/// How the source is passed to the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum AgentSource {
     /// Of this machine, which is the daemon's.

@@ -2,8 +2,8 @@
 
 use lodge_proto::{TokenIssueParams, TokenIssued, TokenList, TokenListParams, TokenRef, TokenView};
 
-use super::agents::ResultList;
 use super::names::AgentNames;
+use super::results::ResultList;
 use super::{CommandContext, request_id};
 use crate::args::TokenCommand;
 use crate::failure::CommandFailure;

@@ -5,7 +5,7 @@ use lodge_proto::{
     ImageRef, ImageView,
 };
 
-use super::bins::tell_elsewhere;
+use super::bins::warn_other_platform;
 use super::source::names_registry;
 use super::{CommandContext, request_id};
 use crate::args::{PullArgs, PushArgs};
@@ -38,7 +38,7 @@ pub(super) async fn push(
     let PushArgs { from, to } = args;
     let mut daemon = context.daemon().await?;
     let meter = TransferMeter::new(&context.words, format!("pushing {}", to.as_ref().unwrap_or(&from)));
-    context.say_on_interrupt("detached; the daemon continues the push".to_owned());
+    context.set_interrupt_note("detached; the daemon continues the push".to_owned());
     let request_id = Some(request_id()?);
     let pushed: ImagePushed = match kind {
         TransferKind::Image => {
@@ -84,7 +84,7 @@ pub(super) async fn pull(
                 return context.words.json(&bin);
             }
             context.words.say(&meter.pulled(&reference));
-            tell_elsewhere(context, &bin);
+            warn_other_platform(context, &bin);
             put(&format!("{}\n", bin.digest))
         }
     }
@@ -107,16 +107,16 @@ async fn pull_image(
 
 fn begin_pull(context: &CommandContext, kind: TransferKind, reference: &str) -> TransferMeter {
     let noun = kind.noun();
-    // The daemon fetches for whoever asks next, too.
-    context.say_on_interrupt(format!(
+    // The daemon also continues the transfer for other callers.
+    context.set_interrupt_note(format!(
         "detached; the daemon continues the pull: `lodge {noun} pull {reference}` shows its progress again"
     ));
     TransferMeter::new(&context.words, format!("pulling {reference}"))
 }
 
-/// Brings an image that is not here and that names a registry, before an agent is made of it: whoever waits sees how far
-/// it is. What cannot be looked up or pulled is left to whatever comes next to complain about.
-pub(super) async fn bring(
+/// Pulls an image that is not local and that names a registry, before an agent is created from it, so that its
+/// progress is shown. Errors of the lookup and of the pull are left to the call that follows.
+pub(super) async fn pull_if_missing(
     context: &CommandContext,
     daemon: &mut DaemonClient<'_>,
     reference: &str,

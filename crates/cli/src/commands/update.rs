@@ -7,7 +7,7 @@ use lodge_proto::{AgentUpdateParams, AgentUpdated};
 use super::agents::{AgentGoal, settle};
 use super::run::mount_of;
 use super::source::{AgentSource, neither, source};
-use super::transfers::bring;
+use super::transfers::pull_if_missing;
 use super::{CommandContext, map, request_id};
 use crate::args::UpdateArgs;
 use crate::failure::CommandFailure;
@@ -25,7 +25,7 @@ pub(super) async fn update(context: &CommandContext, args: UpdateArgs) -> Result
     daemon.watch(FollowScope::Agent(args.agent.clone()), None).await?;
     let image = params.image.clone();
     if let Some(image) = &image {
-        bring(context, &mut daemon, image).await.map_err(|failure| neither(image, failure))?;
+        pull_if_missing(context, &mut daemon, image).await.map_err(|failure| neither(image, failure))?;
         context.forget_interrupt();
     }
     let updated = daemon.call("agent/update", params).await;
@@ -40,11 +40,11 @@ pub(super) async fn update(context: &CommandContext, args: UpdateArgs) -> Result
         return context.words.json(&updated);
     }
     put(&format!("{}\n", updated.agent.name))?;
-    context.words.say(&told(&updated));
+    context.words.say(&update_text(&updated));
     Ok(())
 }
 
-fn told(updated: &AgentUpdated) -> String {
+fn update_text(updated: &AgentUpdated) -> String {
     let name = &updated.agent.name;
     match updated.in_force.as_str() {
         "after_turns" => {

@@ -12,7 +12,7 @@ use crate::home::{BOX, PATIENCE, SandboxHome, mark, processes_with, until};
 /// Long enough for a wrong answer.
 const MOMENT: Duration = Duration::from_millis(300);
 
-/// A file that is there and cannot be read, whoever looks.
+/// A file that exists and that no user can read.
 fn spoil(file: &Path) -> PathBuf {
     let aside = file.with_extension("aside");
     fs::rename(file, &aside).unwrap();

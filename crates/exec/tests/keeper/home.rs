@@ -222,7 +222,7 @@ fn host_trees() -> Vec<PathBuf> {
 impl Drop for SandboxHome {
     fn drop(&mut self) {
         let until = Instant::now() + PATIENCE;
-        // Held means that the pid written down is the holder's, so it cannot have been reused.
+        // If the lock is taken, the recorded pid belongs to its owner, so it cannot have been reused.
         while self.host.is_held(BOX) && Instant::now() < until {
             if let Some(pid) = self.keeper_pid().and_then(rustix::process::Pid::from_raw)
                 && rustix::process::kill_process(pid, rustix::process::Signal::KILL).is_err()

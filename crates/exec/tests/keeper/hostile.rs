@@ -41,7 +41,7 @@ async fn start_held_up(home: &SandboxHome, link: &mut lodge_exec::Link, count: u
         if met.len() >= count && half_born(home).len() >= count {
             return exec;
         }
-        // It was refused as busy, or was met in part and held up.
+        // It was refused as busy, or was only partly received and delayed.
         while !matches!(next(link).await, KeeperEvent::Refused { .. } | KeeperEvent::Exited { .. }) {}
     }
     panic!("no child was met")
@@ -134,7 +134,7 @@ async fn without_a_proc_of_its_own_the_group_of_a_program_that_ended_at_once_is_
 
 #[tokio::test]
 async fn tools_have_the_ordinary_limit_on_descriptors_and_their_keeper_all_it_can_get() {
-    // For the two to differ; whoever runs in this process has no need of more.
+    // The two must differ; nothing else in this process needs more.
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let lower = Rlimit { current: Some(current.map_or(1024, |current| current.min(1024))), maximum };
     setrlimit(Resource::Nofile, lower).unwrap();

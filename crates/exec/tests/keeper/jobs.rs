@@ -1,4 +1,4 @@
-//! Jobs: both ends of a long output, told of while it flows, whoever dies meanwhile.
+//! Jobs: both ends of a long output, reported while it is written, although processes die.
 
 use std::fs;
 
@@ -118,7 +118,7 @@ async fn a_job_that_says_nothing_leaves_no_file_but_its_record() {
     assert_eq!(home.host.job_read(BOX, "j1", ExecStream::Stdout, 5, 100).unwrap().bytes, b"");
 }
 
-/// Waits until the daemon was told of so much output, and returns every number that it was told on the way.
+/// Waits until so much output was reported to the daemon, and returns all reported numbers.
 async fn told(link: &mut Link, job: &str, enough: (u64, u64)) -> Vec<(u64, u64)> {
     let mut told = Vec::new();
     loop {

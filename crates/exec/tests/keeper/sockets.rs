@@ -134,7 +134,7 @@ for host in ['127.0.0.1', 'localhost', '0.0.0.0']:
 async fn a_program_that_waits_for_a_connection_can_be_interrupted_and_killed() {
     let home = SandboxHome::new();
     let address = own_address().expect("this host has an address beside its loopback");
-    // Whoever comes beyond its queue waits.
+    // Connections beyond its queue wait.
     let full = TcpListener::bind((address, 0)).unwrap();
     let listed = full.local_addr().unwrap();
     // SAFETY: no memory is passed.

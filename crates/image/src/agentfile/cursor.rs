@@ -76,7 +76,7 @@ impl<'a> TokenCursor<'a> {
         self.faults
     }
 
-    /// Refuses whatever is left on the line.
+    /// Refuses everything that is left on the line.
     pub(super) fn finish(&mut self) {
         if let Some(token) = self.next() {
             self.unexpected::<()>(token);
@@ -192,7 +192,7 @@ impl<'a> TokenCursor<'a> {
     }
 
     /// All tokens that are left, for an instruction with a grammar of its own.
-    pub(super) fn rest(&mut self) -> Vec<AgentfileToken> {
+    pub(super) fn take_rest(&mut self) -> Vec<AgentfileToken> {
         self.tokens.by_ref().collect()
     }
 

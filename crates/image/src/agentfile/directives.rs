@@ -147,7 +147,7 @@ pub(super) fn exec(doc: &mut Agentfile, cursor: &mut TokenCursor<'_>) -> Option<
     }
     let mut next = ListState::Open;
     let mut value = Vec::new();
-    for token in cursor.rest() {
+    for token in cursor.take_rest() {
         match token.kind {
             TokenKind::Text(text) if matches!(next, ListState::StringOrClose | ListState::String) => {
                 value.push(text);
@@ -222,11 +222,11 @@ pub(super) fn arg(
     let default = value.map(PairValue::into_string);
     let one_line =
         |text: &str| text.len() <= LINE_MAX && !text.contains(|c: char| c.is_control() && c != '\t');
-    if scope.given(&key).is_some_and(|given| !one_line(given)) {
+    if scope.build_arg(&key).is_some_and(|given| !one_line(given)) {
         cursor.fault(at, ValueMistake::BuildArg { key: key.clone() });
         return Some(());
     }
-    let value = scope.given(&key).map(str::to_owned).or_else(|| default.clone());
+    let value = scope.build_arg(&key).map(str::to_owned).or_else(|| default.clone());
     scope.declare(&key, value.as_deref());
     put(&mut doc.args, Arg { line, key, default, value });
     Some(())

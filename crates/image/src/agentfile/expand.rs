@@ -43,7 +43,7 @@ impl<'a> ArgScope<'a> {
     }
 
     /// The build argument of that name, if one was given.
-    pub(super) fn given(&self, key: &str) -> Option<&'a str> {
+    pub(super) fn build_arg(&self, key: &str) -> Option<&'a str> {
         self.given.get(key).map(String::as_str)
     }
 

@@ -75,7 +75,7 @@ pub(super) fn foreign(word: &str) -> Option<&'static str> {
     Some(match word.to_ascii_uppercase().as_str() {
         "COPY" => "use `ADD path [name]` to bake a file into the image",
         "CMD" | "ENTRYPOINT" => "use `EXEC [\"word\"]` for the runtime's first arguments",
-        "RUN" => "nothing is run while building: bring programs with `BIN name <image or host:program>`",
+        "RUN" => "nothing is run during a build: add programs with `BIN name <image or host:program>`",
         "VOLUME" | "MOUNT" => "mount with `lodge run -v HOST:TARGET`",
         "PROMPT" | "SYSTEM" => "use `CONTEXT SOUL <<EOF` for the system prompt",
         "TOOL" => "use `BIN name <image or host:program>`",

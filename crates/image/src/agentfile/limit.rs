@@ -115,7 +115,7 @@ impl Limit {
                 read_size(value).filter(|bytes| *bytes >= MEMORY_BYTES_MIN).map(Limit::MemoryBytes)
             }
             LimitKey::Pids => {
-                whole(value).and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0).map(Limit::Pids)
+                parse_digits(value).and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0).map(Limit::Pids)
             }
             LimitKey::CpuTime => read_duration(value).map(Limit::CpuTime),
             LimitKey::Disk => read_size(value).map(Limit::DiskBytes),
@@ -177,7 +177,7 @@ fn policy(value: &str) -> Option<RevivalPolicy> {
 }
 
 /// Digits only: `parse` alone would let a `+` through.
-fn whole(value: &str) -> Option<u64> {
+fn parse_digits(value: &str) -> Option<u64> {
     if value.is_empty() || !value.bytes().all(|b| b.is_ascii_digit()) {
         return None;
     }
@@ -199,7 +199,7 @@ pub fn read_size(value: &str) -> Option<u64> {
         "t" | "tb" | "tib" => 40,
         _ => return None,
     };
-    whole(number)?.checked_mul(1 << shift).filter(|bytes| *bytes > 0)
+    parse_digits(number)?.checked_mul(1 << shift).filter(|bytes| *bytes > 0)
 }
 
 fn tokens(value: &str) -> Option<u64> {
@@ -210,7 +210,7 @@ fn tokens(value: &str) -> Option<u64> {
         "m" => 1_000_000,
         _ => return None,
     };
-    whole(number)?.checked_mul(factor).filter(|tokens| *tokens > 0)
+    parse_digits(number)?.checked_mul(factor).filter(|tokens| *tokens > 0)
 }
 
 /// A duration above 0 with units, such as `90s` or `1h30m`.
@@ -228,7 +228,7 @@ pub fn read_duration(value: &str) -> Option<Duration> {
             "d" => 86_400_000,
             _ => return None,
         };
-        total_ms = total_ms.checked_add(whole(number)?.checked_mul(unit_ms)?)?;
+        total_ms = total_ms.checked_add(parse_digits(number)?.checked_mul(unit_ms)?)?;
         rest = next;
     }
     (total_ms > 0).then(|| Duration::from_millis(total_ms))
@@ -242,5 +242,5 @@ fn micro_usd(value: &str) -> Option<u64> {
         None => (value, "0"),
     };
     let scale = 10_u64.pow(6 - u32::try_from(decimals.len()).ok()?);
-    whole(dollars)?.checked_mul(MICROS_PER_USD)?.checked_add(whole(decimals)? * scale)
+    parse_digits(dollars)?.checked_mul(MICROS_PER_USD)?.checked_add(parse_digits(decimals)? * scale)
 }

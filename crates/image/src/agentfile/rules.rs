@@ -1,7 +1,7 @@
-//! What the values of an Agentfile must be, wherever they come from.
+//! Rules for the values of an Agentfile, for all sources.
 //!
-//! Owns: the rules that lines of an Agentfile and configs of images are held to, so that an image can hold nothing that
-//! no Agentfile could say. Never: reads text or JSON.
+//! Owns: the rules for lines of an Agentfile and configs of images, so that an image cannot contain what no Agentfile
+//! could say. Never: reads text or JSON.
 
 use std::collections::HashSet;
 
@@ -134,7 +134,7 @@ pub(super) fn not_empty(what: &'static str, text: &str) -> RuleResult {
 pub enum UnfitEntry {
     #[error("its {keyword} is refused: {mistake}")]
     Value { keyword: Keyword, mistake: Mistake },
-    #[error("its {keyword} `{}` stands there twice", shown(key))]
+    #[error("its {keyword} `{}` occurs twice", shown(key))]
     Twice { keyword: Keyword, key: String },
     #[error("it has more than {max} of {keyword}")]
     TooMany { keyword: Keyword, max: usize },

@@ -48,8 +48,8 @@ impl Blobs {
 
     fn drop_blob(&self, digest: &Digest, collected: &mut CollectionTotals) -> io::Result<()> {
         let name = digest.hex();
-        // Whoever pins it from now on finds that it is gone.
-        let held = self.shared.held();
+        // A later pin finds that it is removed.
+        let held = self.shared.lock_pins();
         let Some(found) = dirs::stat(&self.dirs.blobs, name.as_str())? else { return Ok(()) };
         if held.is_spared(digest) || dirs::is_dir(&found) {
             return Ok(());
@@ -62,7 +62,7 @@ impl Blobs {
 
     fn drop_programs(&self, owner: &Digest, collected: &mut CollectionTotals) -> io::Result<()> {
         let name = owner.hex();
-        let held = self.shared.held();
+        let held = self.shared.lock_pins();
         let Some(found) = dirs::stat(&self.dirs.programs, name.as_str())? else { return Ok(()) };
         if held.is_spared(owner) {
             return Ok(());

@@ -43,7 +43,7 @@ impl BlobDirs {
         };
         fsync(&kinds)?;
         fsync(&top)?;
-        // Whoever was killed between giving a blob its name and this had not said that it is there; we do from now on.
+        // A process that was killed after it renamed a blob had not reported it yet; from now on we report it.
         fsync(&dirs.blobs)?;
         for name in names(&dirs.temp)? {
             remove(&dirs.temp, name.as_c_str())?;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use crate::Digest;
 use crate::oci::{BadImage, BadImageKind};
 
-/// What whoever has too little room on the disk can do.
+/// The hint for a disk without enough space.
 pub const NO_ROOM_HINT: &str =
     "make room, or remove images with `lodge image rm`; what came so far is gone on with";
 
@@ -73,7 +73,7 @@ impl BlobError {
             }
             BlobError::Io { .. } if self.is_full() => NO_ROOM_HINT,
             BlobError::Io { .. } => "look at that directory and its disk, then try again",
-            BlobError::Busy { .. } => "try again: somebody else is about to bring it",
+            BlobError::Busy { .. } => "try again: another transfer is about to fetch it",
             BlobError::Wrong { .. }
             | BlobError::TooLarge { .. }
             | BlobError::Short { .. }

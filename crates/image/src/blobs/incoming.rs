@@ -34,7 +34,7 @@ struct ReceiveClaim {
 
 impl Drop for ReceiveClaim {
     fn drop(&mut self) {
-        self.shared.held().receiving.remove(&self.digest);
+        self.shared.lock_pins().receiving.remove(&self.digest);
         self.shared.freed.notify_waiters();
     }
 }
@@ -50,7 +50,7 @@ impl Drop for IncomingBlob {
 impl IncomingBlob {
     /// Reads all that is there, so it takes its time.
     pub(super) fn open(blobs: &Blobs, digest: &Digest, size: u64) -> Result<IncomingBlob, BlobError> {
-        if !blobs.shared.held().receiving.insert(*digest) {
+        if !blobs.shared.lock_pins().receiving.insert(*digest) {
             return Err(BlobError::Busy { digest: *digest });
         }
         let turn = ReceiveClaim { shared: Arc::clone(&blobs.shared), digest: *digest };
@@ -59,7 +59,7 @@ impl IncomingBlob {
         let partial = &blobs.dirs.partial;
         match dirs::stat(partial, name.as_str()).map_err(failed)? {
             None => {}
-            // Whoever was killed at the very end had made it a blob that cannot be written.
+            // A process that was killed at the very end had already made it a read-only blob.
             Some(found) if dirs::is_file(&found) => {
                 chmodat(partial, name.as_str(), Mode::RUSR | Mode::WUSR, AtFlags::empty())
                     .map_err(|cause| failed(cause.into()))?;
@@ -72,11 +72,11 @@ impl IncomingBlob {
         let (blobs, digest) = (blobs.clone(), *digest);
         let mut incoming =
             IncomingBlob { blobs, digest, size, file, hasher: Hasher::default(), len: 0, _turn: turn };
-        incoming.go_on()?;
+        incoming.resume()?;
         Ok(incoming)
     }
 
-    fn go_on(&mut self) -> Result<(), BlobError> {
+    fn resume(&mut self) -> Result<(), BlobError> {
         let there = self.file.metadata().map_err(|cause| self.failed(cause))?.len();
         if there > self.size {
             return self.restart();

@@ -1,9 +1,9 @@
-//! The store of contents, by their digests.
+//! The content-addressed store.
 //!
-//! Owns: the files below one directory. A blob is there whole or not at all, whatever is killed when. Never: knows what
-//! is in a blob, or which of them are wanted.
+//! Owns: the files below one directory. A blob is present completely or not at all, even if processes are killed at
+//! any time. Never: knows what is in a blob, or which of them are needed.
 //!
-//! One process at a time has a store. Everything here waits for the disk.
+//! Only one process at a time uses a store. All functions block on the disk.
 
 mod checked;
 mod collect;
@@ -37,10 +37,10 @@ use crate::{Digest, Hasher};
 const PIECE: usize = 256 << 10;
 /// A blob is never changed.
 const BLOB: Mode = Mode::RUSR;
-/// A blob that may be written is one that was found to be damaged: it is as if it were not there for all but those who
-/// read it, and whoever brings it anew replaces it.
+/// A writable blob is one that was found to be damaged: it counts as missing, except for readers that have it open,
+/// and the next transfer replaces it.
 const DAMAGED: Mode = Mode::WUSR;
-/// Programs run as whoever the sandbox makes of them.
+/// Programs run as the user of the sandbox.
 const PROGRAM: Mode = Mode::from_raw_mode(0o555);
 
 /// The store. Clones are the same store.
@@ -113,7 +113,7 @@ impl Blobs {
         let begun = dirs::stat(&self.dirs.partial, digest.hex());
         let begun = begun.map_err(|cause| self.partial_failed(digest, cause))?.filter(dirs::is_file);
         let begun = begun.map_or(0, |found| found.st_size.unsigned_abs());
-        // What cannot be the beginning of it is begun anew.
+        // If the partial file cannot be the start of it, the transfer starts again.
         Ok(size.checked_sub(begun).unwrap_or(size))
     }
 
@@ -135,7 +135,7 @@ impl Blobs {
         Err(BlobError::Damaged { digest: *digest })
     }
 
-    /// A blob to be read in pieces. Whoever does so checks the digest of what he read.
+    /// A blob to be read in pieces. The caller checks the digest of what it read.
     pub fn open_blob(&self, digest: &Digest) -> Result<(File, u64), BlobError> {
         match dirs::open(&self.dirs.blobs, &digest.hex()) {
             Ok(Some((file, found))) => Ok((file, found.st_size.unsigned_abs())),
@@ -192,7 +192,7 @@ impl Blobs {
                 found => Err(MakeFileError::Made(BlobError::Wrong { wanted: *digest, found }.into())),
             }
         });
-        taken.map_err(|error| error.told(failed))
+        taken.map_err(|error| error.into_error(failed))
     }
 
     /// Returns once nobody receives this blob. Then it may be there, or it can be received, unless somebody was faster.
@@ -201,7 +201,7 @@ impl Blobs {
             let mut freed = std::pin::pin!(self.shared.freed.notified());
             // From here on, nothing that is freed is missed.
             freed.as_mut().enable();
-            if !self.shared.held().receiving.contains(digest) {
+            if !self.shared.lock_pins().receiving.contains(digest) {
                 return;
             }
             freed.await;
@@ -228,7 +228,7 @@ impl Blobs {
         let found = dirs::stat(&dir, name).map_err(failed)?;
         if !found.is_some_and(|found| dirs::is_file(&found)) {
             let made = self.dirs.place(&dir, name, PROGRAM, |file| make(file).map_err(MakeFileError::Made));
-            made.map_err(|error| error.told(failed))?;
+            made.map_err(|error| error.into_error(failed))?;
         }
         Ok(path)
     }
@@ -253,7 +253,7 @@ impl Blobs {
         for (digest, temp) in written {
             temp.move_to(&self.dirs.blobs, &digest.hex()).map_err(|cause| self.failed(&digest, cause))?;
         }
-        // Also for what was found: whoever named it may not have come so far.
+        // Also for an existing file: the process that renamed it may have been killed before this.
         let flushed = dirs::flush(&self.dirs.blobs);
         flushed.map_err(|cause| BlobError::Io { path: self.dir.join("blobs/sha256"), cause })
     }
@@ -274,7 +274,7 @@ impl Blobs {
     /// Marks the blob that this is. One that replaced it meanwhile is another file.
     fn mark_damaged(&self, file: &File) {
         if fchmod(file, BLOB | DAMAGED).is_err() {
-            // Where no mark can be set, whoever reads the blob finds out again.
+            // If no mark can be set, the next reader finds the damage again.
         }
     }
 
@@ -298,7 +298,7 @@ enum MakeFileError<E> {
 }
 
 impl<E: From<BlobError>> MakeFileError<E> {
-    fn told(self, failed: impl FnOnce(io::Error) -> BlobError) -> E {
+    fn into_error(self, failed: impl FnOnce(io::Error) -> BlobError) -> E {
         match self {
             MakeFileError::Made(error) => error,
             MakeFileError::Io(cause) => failed(cause).into(),

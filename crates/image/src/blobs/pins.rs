@@ -13,7 +13,7 @@ pub(super) struct BlobState {
     held: Mutex<PinTable>,
     /// Somebody stopped receiving something.
     pub(super) freed: Notify,
-    /// Held by a collection: there is one at a time.
+    /// Locked by a collection: there is one at a time.
     pub(super) collection: Mutex<()>,
 }
 
@@ -25,8 +25,8 @@ pub(super) struct PinTable {
     spared: Option<BTreeSet<Digest>>,
 }
 
-/// Keeps blobs from being collected until it is dropped. Whoever writes or finds a blob and records it later holds one
-/// until that is recorded.
+/// Keeps blobs from being collected until it is dropped. A caller that writes or finds a blob and records it later
+/// keeps a pin until then.
 #[derive(Debug)]
 pub struct Pins {
     shared: Arc<BlobState>,
@@ -34,14 +34,14 @@ pub struct Pins {
 }
 
 impl BlobState {
-    pub(super) fn held(&self) -> MutexGuard<'_, PinTable> {
+    pub(super) fn lock_pins(&self) -> MutexGuard<'_, PinTable> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on, until what this returns is dropped, whatever is pinned is spared, even once it is pinned no more: it
-    /// may have been recorded after it was asked what is wanted.
+    /// Until the returned guard is dropped, blobs that were pinned at any time are spared, even if they are not
+    /// pinned any more: they may have been recorded after the collection listed what is needed.
     pub(super) fn spare(&self) -> CollectionGuard<'_> {
-        let mut held = self.held();
+        let mut held = self.lock_pins();
         held.spared = Some(held.pins.keys().copied().collect());
         CollectionGuard { shared: self }
     }
@@ -53,7 +53,7 @@ pub(super) struct CollectionGuard<'a> {
 
 impl Drop for CollectionGuard<'_> {
     fn drop(&mut self) {
-        self.shared.held().spared = None;
+        self.shared.lock_pins().spared = None;
     }
 }
 
@@ -75,7 +75,7 @@ impl Pins {
         if !self.own.lock().unwrap_or_else(PoisonError::into_inner).insert(*digest) {
             return;
         }
-        let mut held = self.shared.held();
+        let mut held = self.shared.lock_pins();
         *held.pins.entry(*digest).or_default() += 1;
         if let Some(spared) = &mut held.spared {
             spared.insert(*digest);
@@ -86,7 +86,7 @@ impl Pins {
 impl Drop for Pins {
     fn drop(&mut self) {
         let own = std::mem::take(self.own.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let mut held = self.shared.held();
+        let mut held = self.shared.lock_pins();
         for digest in own {
             let left = held.pins.get(&digest).map_or(0, |count| count.saturating_sub(1));
             match left {

@@ -27,7 +27,7 @@ const DOCKER_FILE: &str = "manifest.json";
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 const FULL_NAME: &str = "io.containerd.image.name";
 
-/// What an archive held, now in the store.
+/// The contents of an archive, now in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImportedArchive {
     /// Each with the name that the archive gives it, if any that can be one here.
@@ -122,7 +122,7 @@ impl ImageGraph {
     }
 }
 
-/// Keeps the error of a blob, which is not one of whoever writes.
+/// Keeps the error of a blob, which is not an error of the writer.
 struct BlobErrorReader<'a, R> {
     from: R,
     failed: &'a mut Option<BlobError>,
@@ -325,7 +325,7 @@ fn once(
     })?;
     match slot.replace(bytes) {
         None => Ok(()),
-        Some(_) => Err(BadImage::new(format!("`{}` stands in it twice", name())).into()),
+        Some(_) => Err(BadImage::new(format!("`{}` occurs in it twice", name())).into()),
     }
 }
 
@@ -360,7 +360,7 @@ fn take_blob(
     };
     match taken {
         Err(StreamError::Blob(BlobError::Wrong { wanted, found })) => {
-            Err(BadImage::new(format!("what stands under {wanted} has the digest {found}")).into())
+            Err(BadImage::new(format!("the content of {wanted} has the digest {found}")).into())
         }
         taken => taken,
     }

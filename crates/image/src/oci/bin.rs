@@ -40,17 +40,14 @@ pub struct NewBin {
 }
 
 impl NewBin {
-    /// Everything that can be told before a program is packed.
+    /// All checks that are possible before a program is packed.
     pub fn check(&self) -> Result<(), BadImage> {
         check_texts(&self.name, self.description.as_deref())?;
         if self.usage.as_ref().is_some_and(|usage| usage.len() as u64 > USAGE_MAX) {
             return Err(BadImage::new(format!("its usage is longer than {USAGE_MAX} bytes")));
         }
         if self.usage.is_some() && self.name == bare(USAGE) {
-            return Err(BadImage::new(format!(
-                "the program `{}` would stand where its usage does",
-                self.name
-            )));
+            return Err(BadImage::new(format!("the program `{}` has the name of its usage file", self.name)));
         }
         let is_own = |key: &&String| PREFIXES.iter().any(|prefix| key.starts_with(prefix));
         match self.labels.keys().find(is_own) {
@@ -242,7 +239,7 @@ pub fn read_bin(
     let programs: Vec<_> = manifests.iter().filter(|(named, _)| !is_about(named)).collect();
     let said = match programs.first() {
         None => return Err(BadImage::new("it has no program for any platform")),
-        Some((_, first)) => said(index, first, blob)?,
+        Some((_, first)) => read_description(index, first, blob)?,
     };
     let path = program_path(&said)?;
     let mut platforms = Vec::new();
@@ -297,7 +294,11 @@ impl ToolDescription {
 }
 
 /// Said by the index, by a manifest, or by the labels of a config, as those have them who cannot annotate.
-fn said(index: &Index, first: &Manifest, blob: FetchContents<'_>) -> Result<ToolDescription, BadImage> {
+fn read_description(
+    index: &Index,
+    first: &Manifest,
+    blob: FetchContents<'_>,
+) -> Result<ToolDescription, BadImage> {
     let said =
         match ToolDescription::of(&index.annotations).or_else(|| ToolDescription::of(&first.annotations)) {
             Some(said) => said,

@@ -154,22 +154,22 @@ impl StoredAgentConfig {
     fn into_agentfile(self) -> Result<Agentfile, BadImage> {
         Ok(Agentfile {
             from: At::default(),
-            runtime: self.runtime.map(source).map(somewhere),
-            model: self.model.map(|text| model(&text)).transpose()?.map(somewhere),
-            name: self.name.map(somewhere),
+            runtime: self.runtime.map(source).map(without_position),
+            model: self.model.map(|text| model(&text)).transpose()?.map(without_position),
+            name: self.name.map(without_position),
             contexts: self.contexts.into_iter().map(StoredContext::into_context).collect(),
             configs: self.configs.into_iter().map(StoredSetting::into_config).collect::<Result<_, _>>()?,
             envs: self.envs.into_iter().map(StoredPair::into_env).collect(),
             bins: self.bins.into_iter().map(StoredBin::into_bin).collect(),
-            exec: self.exec.map(somewhere),
+            exec: self.exec.map(without_position),
             adds: self.adds.into_iter().map(StoredAdd::into_add).collect(),
             labels: self.labels.into_iter().map(StoredPair::into_label).collect(),
             args: self.args.into_iter().map(StoredArg::into_arg).collect(),
-            capabilities: self.capabilities.into_iter().map(somewhere).collect(),
+            capabilities: self.capabilities.into_iter().map(without_position).collect(),
             limits: self.limits.into_iter().map(StoredPair::into_limit).collect::<Result<_, _>>()?,
-            network: self.network.map(network).map(somewhere),
+            network: self.network.map(network).map(without_position),
             mcps: self.mcps.into_iter().map(StoredMcp::into_mcp).collect::<Result<_, _>>()?,
-            skills: self.skills.into_iter().map(somewhere).collect(),
+            skills: self.skills.into_iter().map(without_position).collect(),
             services: self.services.into_iter().map(StoredService::into_service).collect(),
             schedules: self.schedules.into_iter().map(StoredSchedule::into_schedule).collect(),
             ons: self.ons.into_iter().map(StoredOn::into_on).collect(),
@@ -186,7 +186,7 @@ fn network(words: Vec<String>) -> NetworkAccess {
 }
 
 /// A value whose place is not known, because the text that it stood in is not there.
-fn somewhere<T>(value: T) -> At<T> {
+fn without_position<T>(value: T) -> At<T> {
     At { line: 0, column: 0, value }
 }
 

@@ -69,7 +69,7 @@ pub fn unpack_foreign(
             files.files.insert(name.to_owned(), bytes).is_none()
         };
         if !is_new {
-            return Err(BadImage::new(format!("its layer `{}` stands there twice", shown(name))));
+            return Err(BadImage::new(format!("its layer `{}` occurs twice", shown(name))));
         }
     }
     Ok(ForeignImage { source: contents(source, blob)?, files })

@@ -172,7 +172,7 @@ impl<'de> Visitor<'de> for StrictJsonWalk {
         let mut seen: HashSet<String> = HashSet::new();
         while let Some(key) = entries.next_key::<String>()? {
             if seen.contains(&key) {
-                return Err(A::Error::custom(format_args!("`{}` stands in it twice", shown(&key))));
+                return Err(A::Error::custom(format_args!("`{}` occurs in it twice", shown(&key))));
             }
             seen.insert(key);
             entries.next_value_seed(inner)?;

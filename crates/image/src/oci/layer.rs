@@ -21,7 +21,7 @@ const UNPACKED_MAX: u64 = 2 << 30;
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// A layer of one file that was just made. The same file is the same layer, whoever makes it and whenever.
+/// A new layer of one file. The same file always gives the same layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramLayer {
     pub(super) descriptor: Descriptor,
@@ -91,7 +91,7 @@ fn pack<W: Write>(
     Ok((packed.finish().map_err(StreamError::of_writing)?, hasher.finish()))
 }
 
-/// Whether a layer is to be laid over others, packed in whatever way.
+/// Whether a layer is applied to a file system, in any compression.
 pub(super) fn is_tar(media_type: &str) -> bool {
     let bare = media_type.split(';').next().unwrap_or_default().trim_end();
     bare.starts_with("application/vnd.oci.image.layer.")
@@ -107,7 +107,7 @@ pub(super) fn read_file(mut layer: &[u8], path: &str, max: u64) -> Result<Vec<u8
         }
         match entry.kind {
             TarEntryKind::File if found.is_some() => {
-                return Err(BadImage::new(format!("`{}` stands in it twice", shown(path))).into());
+                return Err(BadImage::new(format!("`{}` occurs in it twice", shown(path))).into());
             }
             TarEntryKind::File => {}
             TarEntryKind::Directory | TarEntryKind::Odd(_) => {
@@ -157,7 +157,7 @@ pub fn extract_program(
 #[derive(Default)]
 struct LayerMatch {
     size: Option<u64>,
-    /// Whatever layers below have is gone.
+    /// Everything in the layers below is removed.
     is_covered: bool,
 }
 
@@ -176,7 +176,7 @@ fn look(
             (LayerEntryRole::Removed, _) => found.is_covered = true,
             (LayerEntryRole::Above, TarEntryKind::Directory) => {}
             (LayerEntryRole::Program, TarEntryKind::File) if found.size.is_some() => {
-                return Err(BadImage::new(format!("`{}` stands in it twice", shown(path))).into());
+                return Err(BadImage::new(format!("`{}` occurs in it twice", shown(path))).into());
             }
             (LayerEntryRole::Program, TarEntryKind::File) if entry.size > PROGRAM_MAX => {
                 return Err(BadImage::new(format!(
@@ -199,7 +199,7 @@ fn look(
         }
         Ok(())
     });
-    // What is damaged here is told so, whatever it looked like on the way.
+    // Local damage is reported as such, regardless of the parser's error.
     checked.drain()?;
     match walked {
         Ok(()) => Ok(found),

@@ -199,7 +199,7 @@ impl Platform {
         variants.into_iter().map(|variant| Platform { variant, ..self.clone() })
     }
 
-    /// In the words of the others, whoever's words it came in.
+    /// In the media types of OCI, also for a document that came in those of Docker.
     fn plain(os: &str, architecture: &str, variant: Option<&str>) -> Platform {
         let os = match os {
             "macos" => "darwin",

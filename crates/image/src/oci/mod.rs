@@ -67,7 +67,7 @@ impl BadImageKind {
 }
 
 impl BadImage {
-    pub const HINT: &'static str = "ask whoever made it; nothing of it was run";
+    pub const HINT: &'static str = "ask its author; nothing in it was run";
 
     pub fn new(why: impl Into<String>) -> BadImage {
         BadImage { why: why.into(), kind: BadImageKind::Invalid }

@@ -16,7 +16,7 @@ const ENTRIES_MAX: u64 = 200_000;
 const EXTENSION_MAX: u64 = 1 << 20;
 /// Bytes of all of these in one tar file.
 const EXTENSIONS_MAX: u64 = 64 << 20;
-/// Zeros behind the end of a tar file: some writers fill up what they write to, and nothing else goes on for ever.
+/// Zeros after the end of a tar file: some writers pad their output, and nothing else is unbounded.
 const PADDING_MAX: u64 = 16 << 20;
 /// What a file is called whose contents are only those parts of it that are not zero.
 const HOLES: &str = "a file with holes";
@@ -77,7 +77,7 @@ fn bad(why: String) -> StreamError {
     StreamError::Bad(BadImage::new(why))
 }
 
-/// Marks the errors of what is read from, so that they are told from those of what is read.
+/// Marks the errors of the source, to distinguish them from errors of the format.
 pub(super) struct SourceReader<R>(pub(super) R);
 
 #[derive(Debug, thiserror::Error)]
@@ -169,7 +169,7 @@ fn only_zeros(rest: &mut dyn Read) -> Result<(), StreamError> {
                 return Err(bad(format!("behind its end there are more than {PADDING_MAX} zeros")));
             }
             Ok(got) if piece[..got].iter().all(|byte| *byte == 0) => zeros += got as u64,
-            Ok(_) => return Err(bad("something stands behind its end".to_owned())),
+            Ok(_) => return Err(bad("there is data after its end".to_owned())),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(StreamError::of_reading(error)),
         }
@@ -191,7 +191,7 @@ impl TarEntryState {
         self.gnu_name.is_none() && !self.has_gnu_link && self.pax.is_none()
     }
 
-    /// What is told of a header that is none: of the first one, that there is no tar file at all.
+    /// The error for an invalid header: for the first one, that this is not a tar file at all.
     fn unreadable(&self, error: io::Error) -> StreamError {
         match self.entries {
             0 => StreamError::of_reading_as(error, |_| "it is no tar archive".to_owned()),
@@ -324,7 +324,7 @@ fn kind(kind: tar::EntryType) -> TarEntryKind {
         T::Char | T::Block => TarEntryKind::Odd("a device"),
         T::Fifo => TarEntryKind::Odd("a pipe"),
         T::GNUSparse => TarEntryKind::Odd(HOLES),
-        // Whatever it is, here it is nothing that could be used.
+        // It cannot be used here in any case.
         _ => TarEntryKind::Odd("of an unknown kind"),
     }
 }

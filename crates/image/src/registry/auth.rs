@@ -14,7 +14,7 @@ use super::challenge::{self, AuthChallenge};
 use super::error::{AttemptError, RegistryError};
 use super::http::{OutgoingBody, RegistryRequest, RepositoryClient, SentBytes, plain};
 use super::net::{REDIRECTS_MAX, RedirectPolicy, RequestReach, same_origin, shown_host};
-use super::retry::when_again;
+use super::retry::retry_advice;
 use super::{RegistryClient, RegistryLogin};
 
 /// Bytes of the answer with a token.
@@ -67,7 +67,7 @@ impl TokenKey {
 }
 
 impl RegistryTokens {
-    pub(super) fn held(&self, home: &RepositoryClient, right: RegistryRight) -> Option<HeaderValue> {
+    pub(super) fn lock_pins(&self, home: &RepositoryClient, right: RegistryRight) -> Option<HeaderValue> {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let pass = held.get(&TokenKey::of(home, right))?;
         (Instant::now() < pass.until).then(|| pass.value.clone())
@@ -118,7 +118,7 @@ impl RegistryClient {
         let (logins, asked) = (Arc::clone(&self.inner.logins), host.to_owned());
         let found = tokio::task::spawn_blocking(move || logins.login(&asked)).await;
         let failed = |why: String| RegistryError::Login { host: host.to_owned(), why };
-        let found = found.map_err(|_| failed("looking for it broke off".to_owned()))?;
+        let found = found.map_err(|_| failed("the lookup was interrupted".to_owned()))?;
         Ok(found.map_err(failed)?)
     }
 
@@ -165,7 +165,7 @@ impl RegistryClient {
         right: RegistryRight,
     ) -> Result<TokenRealm, AttemptError> {
         let reach = self.inner.clients.reach_from(turned_away);
-        let bad = |why: String| AttemptError::lies(&home.host, format!("for a token, {why}"));
+        let bad = |why: String| AttemptError::contradiction(&home.host, format!("for a token, {why}"));
         let url = Url::parse(realm).map_err(|_| bad("it sends us to no address at all".to_owned()))?;
         let hop = self.inner.clients.hop(&home.base, url.as_str(), RedirectPolicy::Elsewhere, reach);
         let url = hop.map_err(|why| bad(why.to_string()))?;
@@ -194,7 +194,7 @@ impl RegistryClient {
             None => self.ask_realm(realm, None).await?,
         };
         let status = answer.status();
-        let again = when_again(answer.headers());
+        let again = retry_advice(answer.headers());
         let host = shown_host(&realm.url);
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
@@ -211,9 +211,9 @@ impl RegistryClient {
                 return Err(if passing { AttemptError { error, again } } else { error.into() });
             }
         }
-        let body = self.read_whole(answer, TOKEN_MAX).await?;
+        let body = self.read_bounded(answer, TOKEN_MAX).await?;
         body.and_then(|body| read_token(&body))
-            .ok_or_else(|| AttemptError::lies(&host, "what it gives for a token is none"))
+            .ok_or_else(|| AttemptError::contradiction(&host, "what it gives for a token is none"))
     }
 
     /// Asks for a token, with a login or without.
@@ -241,9 +241,9 @@ impl RegistryClient {
                 RedirectPolicy::SameOrigin,
                 realm.reach,
             );
-            url = hop.map_err(|why| AttemptError::lies(&shown_host(&url), why.to_string()))?;
+            url = hop.map_err(|why| AttemptError::contradiction(&shown_host(&url), why.to_string()))?;
         }
-        Err(AttemptError::lies(
+        Err(AttemptError::contradiction(
             &shown_host(&url),
             format!("it redirected us more than {REDIRECTS_MAX} times"),
         ))

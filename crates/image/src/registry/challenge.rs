@@ -16,7 +16,7 @@ pub(super) enum AuthChallenge {
     },
 }
 
-/// The challenges that we can meet, in the order they stand. Whatever cannot be read ends the list.
+/// The challenges that we support, in their order. Anything that cannot be parsed ends the list.
 pub(super) fn read<'a>(values: impl Iterator<Item = &'a [u8]>) -> Vec<AuthChallenge> {
     let mut found = Vec::new();
     let mut left = CHALLENGES_MAX;

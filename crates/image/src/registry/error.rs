@@ -20,7 +20,7 @@ pub enum RegistryError {
     NotFound { reference: String },
     #[error("`{host}` does not allow that: {why}")]
     Denied { host: String, why: String },
-    #[error("no login for `{host}` could be had: {why}")]
+    #[error("could not get a login for `{host}`: {why}")]
     Login { host: String, why: String },
     #[error("`{host}` did what no registry may: {why}")]
     Lies { host: String, why: String },
@@ -61,10 +61,12 @@ impl RegistryError {
                 format!("run `docker login {host}` as the user of the daemon, then try again")
             }
             RegistryError::Login { host, .. } => {
-                format!("run `docker login {host}` as the user of the daemon, or mend its `config.json`")
+                format!("run `docker login {host}` as the user of the daemon, or fix its `config.json`")
             }
-            RegistryError::Lies { .. } => "nothing of that was kept: tell whoever runs it".to_owned(),
-            RegistryError::Refused { .. } => "try again later, or ask whoever runs it".to_owned(),
+            RegistryError::Lies { .. } => "nothing was kept: tell the operator of the registry".to_owned(),
+            RegistryError::Refused { .. } => {
+                "try again later, or ask the operator of the registry".to_owned()
+            }
             RegistryError::Image(_) => BadImage::HINT.to_owned(),
             RegistryError::Blob(error) => error.hint().to_owned(),
         }
@@ -94,7 +96,7 @@ impl AttemptError {
         AttemptError { error, again: RetryAdvice::Soon }
     }
 
-    pub(super) fn lies(host: &str, why: impl Into<String>) -> AttemptError {
+    pub(super) fn contradiction(host: &str, why: impl Into<String>) -> AttemptError {
         RegistryError::Lies { host: host.to_owned(), why: why.into() }.into()
     }
 }

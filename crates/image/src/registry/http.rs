@@ -14,7 +14,7 @@ use super::RegistryClient;
 use super::auth::RegistryRight;
 use super::error::{AttemptError, RegistryError, RetryAdvice};
 use super::net::{self, REDIRECTS_MAX, RedirectPolicy, RequestReach, same_origin, shown_host};
-use super::retry::when_again;
+use super::retry::retry_advice;
 use crate::oci::BadImage;
 use crate::{Digest, RemoteImage};
 
@@ -70,9 +70,9 @@ impl RepositoryClient {
         self.at("blobs/uploads/")
     }
 
-    /// Who cannot be connected to at all, and never was, is most likely misspelled or not running: people want to know
-    /// that now. Whoever answered before may be starting again.
-    fn met(&self, trouble: AttemptError) -> AttemptError {
+    /// A registry that cannot be reached and never was is most likely misspelled or not running: report that
+    /// immediately. One that answered before may be restarting.
+    fn note_unreachable(&self, trouble: AttemptError) -> AttemptError {
         let nobody = match &trouble.error {
             RegistryError::Unreachable { cause, .. } => {
                 cause.downcast_ref().is_some_and(reqwest::Error::is_connect)
@@ -175,18 +175,19 @@ impl<'a> RegistryRequest<'a> {
 }
 
 impl RegistryClient {
-    /// Asks once, and once more when the registry wants to know who we are. Whatever is no success is trouble.
+    /// Sends the request, and once more with a login if the registry asks for one. Every answer except success is an
+    /// error.
     pub(super) async fn ask(
         &self,
         home: &RepositoryClient,
         ask: &RegistryRequest<'_>,
     ) -> Result<Response, AttemptError> {
-        let mut pass = self.inner.passes.held(home, ask.right);
+        let mut pass = self.inner.passes.lock_pins(home, ask.right);
         let mut shown_fresh = false;
         loop {
             let answer = match self.follow(home, ask, pass.as_ref()).await {
                 Ok(answer) => answer,
-                Err(trouble) => return Err(home.met(trouble)),
+                Err(trouble) => return Err(home.note_unreachable(trouble)),
             };
             home.answered.store(true, Ordering::Relaxed);
             let ours = same_origin(answer.url(), &home.base);
@@ -227,9 +228,12 @@ impl RegistryClient {
             }
             let location = answer.headers().get(LOCATION).and_then(|value| value.to_str().ok());
             let hop = self.inner.clients.hop(&url, location.unwrap_or("//"), ask.hops, reach);
-            url = hop.map_err(|why| AttemptError::lies(&shown_host(&url), why.to_string()))?;
+            url = hop.map_err(|why| AttemptError::contradiction(&shown_host(&url), why.to_string()))?;
         }
-        Err(AttemptError::lies(&home.host, format!("it redirected us more than {REDIRECTS_MAX} times")))
+        Err(AttemptError::contradiction(
+            &home.host,
+            format!("it redirected us more than {REDIRECTS_MAX} times"),
+        ))
     }
 
     /// One request to one host, whose head must come in time.
@@ -268,8 +272,8 @@ impl RegistryClient {
         }
         let host = shown_host(answer.url());
         let ours = same_origin(answer.url(), &home.base);
-        let again = when_again(answer.headers());
-        let why = match self.read_whole(answer, REASON_MAX).await {
+        let again = retry_advice(answer.headers());
+        let why = match self.read_bounded(answer, REASON_MAX).await {
             Ok(Some(body)) => reason(&body, status),
             Ok(None) | Err(_) => reason(&[], status),
         };
@@ -285,8 +289,8 @@ impl RegistryClient {
         })
     }
 
-    /// All of an answer that must not be large, whatever it says about its length; `None` when it is.
-    pub(super) async fn read_whole(
+    /// The body of an answer that must not be large, regardless of its announced length; `None` if it is too large.
+    pub(super) async fn read_bounded(
         &self,
         answer: Response,
         max: u64,
@@ -332,9 +336,9 @@ pub(super) fn stalled(url: &Url, silence: Duration) -> AttemptError {
 pub(super) fn unreachable(url: &Url, cause: reqwest::Error) -> AttemptError {
     let host = shown_host(url);
     if let Some(why) = net::refused_hop(&cause) {
-        return AttemptError::lies(&host, why.to_string());
+        return AttemptError::contradiction(&host, why.to_string());
     }
-    // Addresses of blobs elsewhere are signed: whoever has one can read.
+    // Addresses of blobs elsewhere are signed: everybody who has one can read the blob.
     let cause = cause.without_url();
     let passing = !cause.is_builder();
     let error = RegistryError::Unreachable { host, cause: Box::new(cause) };

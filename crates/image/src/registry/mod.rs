@@ -3,6 +3,7 @@
 //! Owns: requests, answers within bounds, credentials where they belong. Never: writes a file but through the store.
 
 mod auth;
+mod blob_answer;
 mod challenge;
 mod error;
 mod http;
@@ -46,11 +47,11 @@ pub trait RegistryLogins: Send + Sync {
     fn login(&self, host: &str) -> Result<Option<RegistryLogin>, String>;
 }
 
-/// How far a transfer is. Called often, from whoever moves bytes.
+/// The progress of a transfer. Called often, by the tasks that move bytes.
 pub trait TransferWatch: Send + Sync {
     /// Something is going to be moved.
     fn planned(&self, part: &Descriptor);
-    /// Something needs not be moved, whatever was planned.
+    /// A planned part needs no transfer.
     fn there(&self, part: &Descriptor);
     /// So many bytes of it are there.
     fn moved(&self, part: &Digest, bytes: u64);
@@ -63,8 +64,8 @@ pub struct RegistryTerms {
     pub connect: Duration,
     /// Without a byte in either direction.
     pub silence: Duration,
-    /// Bytes of a blob that come within such a time at least. Fewer are as good as none: a byte now and then would hold a
-    /// place among the transfers for ever.
+    /// The minimum number of bytes of a blob in that time. Less counts as a stall: a very slow transfer would occupy
+    /// a slot without limit.
     pub pace: u64,
     /// For all of an answer that is not a blob.
     pub whole: Duration,

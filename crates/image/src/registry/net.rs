@@ -99,7 +99,7 @@ impl RegistryHttpClients {
         builder.build()
     }
 
-    /// How far whoever gave this answer may send us: as far as it is away itself.
+    /// How far an answer may redirect us: as far as its sender is itself.
     pub(super) fn reach_from(&self, answer: &reqwest::Response) -> RequestReach {
         let seen = match literal(answer.url()) {
             Some(address) => Some(address),
@@ -110,8 +110,8 @@ impl RegistryHttpClients {
         if seen.is_some_and(self.inward) { RequestReach::Anywhere } else { RequestReach::Outward }
     }
 
-    /// Whether a URL leads into this network. Through a proxy it is the proxy who looks up names; else whoever connects
-    /// soon after goes to what was looked at here.
+    /// Whether a URL leads into this network. With a proxy, the proxy resolves names; otherwise the connection soon
+    /// after uses the addresses that were checked here.
     pub(super) async fn leads_inward(&self, url: &Url) -> bool {
         if let Some(address) = literal(url) {
             return (self.inward)(address);

@@ -3,21 +3,21 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
-use reqwest::header::{CONTENT_RANGE, HeaderMap, HeaderValue, RANGE};
-use reqwest::{Method, Response, StatusCode};
+use reqwest::header::{HeaderValue, RANGE};
+use reqwest::{Method, Response};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::auth::RegistryRight;
+use super::blob_answer::{PullPace, begins_at};
 use super::error::{AttemptError, RegistryError};
 use super::http::{RegistryRequest, RepositoryClient, stalled, unreachable};
-use super::net::{RedirectPolicy, shown_host};
+use super::net::RedirectPolicy;
 use super::retry::RetryAttempts;
-use super::{AT_ONCE, RegistryClient, RegistryTerms, TransferWatch};
+use super::{AT_ONCE, RegistryClient, TransferWatch};
 use crate::oci::{BadImage, Descriptor, MANIFEST_MAX, ManifestDocument, Platform};
 use crate::{BlobError, Blobs, Digest, ImageVersion, IncomingBlob, Pins, RemoteImage};
 
@@ -91,7 +91,7 @@ impl RegistryClient {
         // Nobody may wait for it any more.
         let reading = Box::new(move || drop(done.send((ManifestDocument::read(&bytes), bytes))));
         drop(tokio::task::spawn_blocking((self.inner.terms.carry)(reading)));
-        let (document, bytes) = read.await.map_err(|_| BadImage::new("reading it broke off"))?;
+        let (document, bytes) = read.await.map_err(|_| BadImage::new("reading it was interrupted"))?;
         Ok((document?, bytes))
     }
 
@@ -107,7 +107,7 @@ impl RegistryClient {
         loop {
             match self.document_once(home, reference, wanted, about).await {
                 Ok(bytes) => return Ok(bytes),
-                Err(trouble) => tries.again(trouble).await?,
+                Err(trouble) => tries.wait_for_retry(trouble).await?,
             }
         }
     }
@@ -122,10 +122,13 @@ impl RegistryClient {
         let ask = RegistryRequest::new(Method::GET, home.manifest(reference), RegistryRight::Pull, about);
         let answer = self.ask(home, &ask.accept(DOCUMENTS).hops(RedirectPolicy::SameOrigin)).await?;
         let claimed = answer.headers().get(CONTENT_DIGEST).cloned();
-        let bytes = self.read_whole(answer, MANIFEST_MAX).await?.ok_or_else(too_large)?;
+        let bytes = self.read_bounded(answer, MANIFEST_MAX).await?.ok_or_else(too_large)?;
         let found = Digest::of(&bytes);
         if let Some(wanted) = wanted.filter(|wanted| *wanted != found) {
-            return Err(AttemptError::lies(&home.host, format!("asked for {wanted} it sent {found}")));
+            return Err(AttemptError::contradiction(
+                &home.host,
+                format!("asked for {wanted} it sent {found}"),
+            ));
         }
         agrees(home, claimed.as_ref(), found)?;
         Ok(bytes)
@@ -149,7 +152,7 @@ pub(super) fn agrees(
     if other_kind || text.parse() == Ok(found) {
         return Ok(());
     }
-    Err(AttemptError::lies(&home.host, format!("it gives {found} another digest")))
+    Err(AttemptError::contradiction(&home.host, format!("it gives {found} another digest")))
 }
 
 /// Runs what waits for the disk where it may.
@@ -160,7 +163,7 @@ pub(super) async fn on_disk<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(cut)?
 }
 
-/// Adds what a document names. Blobs of one platform alone say so, for those who watch; whatever two have says of none.
+/// Adds what a document names. Blobs of a single platform are marked with it, for progress; blobs of several are not.
 pub(super) fn add_parts(
     parts: &mut BTreeMap<Digest, Descriptor>,
     document: &ManifestDocument,
@@ -186,7 +189,7 @@ struct ImagePull<'a> {
 }
 
 impl ImagePull<'_> {
-    /// Brings the documents below one, and returns the blobs that all of them name.
+    /// Fetches the documents below one, and returns the blobs that all of them name.
     async fn documents(&self, top: &ManifestDocument) -> Result<BTreeMap<Digest, Descriptor>, RegistryError> {
         let mut found = BTreeMap::new();
         let mut count = 0;
@@ -263,12 +266,12 @@ impl ImagePull<'_> {
         brought.buffer_unordered(AT_ONCE).try_collect().await
     }
 
-    /// Brings one blob, or finds that somebody else just did.
+    /// Fetches one blob, or finds that another transfer just did.
     async fn blob(&self, part: Descriptor) -> Result<(), RegistryError> {
         let mut lied = false;
         loop {
             let Some(incoming) = self.take_turn(&part).await? else { return Ok(()) };
-            let whole = self.go_on(&part, incoming).await?;
+            let whole = self.receive_blob(&part, incoming).await?;
             match on_disk(move || whole.finish()).await {
                 Ok(()) => return Ok(()),
                 Err(BlobError::Wrong { wanted, found }) if lied => {
@@ -288,7 +291,7 @@ impl ImagePull<'_> {
             let (store, held, wanted) = (self.blobs.clone(), self.blobs.pins(), part.clone());
             let taken = on_disk(move || store.receive(&held, &wanted.digest, wanted.size)).await;
             if !matches!(taken, Err(BlobError::Busy { .. })) {
-                // Whoever had it before us may have finished.
+                // The previous transfer may have completed it.
                 return if self.is_here(part)? { Ok(None) } else { Ok(Some(taken?)) };
             }
             self.blobs.until_free(&part.digest).await;
@@ -296,7 +299,7 @@ impl ImagePull<'_> {
     }
 
     /// Asks until all of a blob came, or it gets no further.
-    async fn go_on(
+    async fn receive_blob(
         &self,
         part: &Descriptor,
         mut incoming: IncomingBlob,
@@ -308,7 +311,7 @@ impl ImagePull<'_> {
             tries.reached(incoming.len());
             match done {
                 Ok(()) => return Ok(incoming),
-                Err(trouble) => tries.again(trouble).await?,
+                Err(trouble) => tries.wait_for_retry(trouble).await?,
             }
         }
     }
@@ -385,7 +388,7 @@ impl ImagePull<'_> {
             Ok(()) => came,
             Err(BlobError::TooLarge { size }) => {
                 let why = format!("it sends more than the {size} bytes of {digest}");
-                Err(AttemptError::lies(&self.home.host, why))
+                Err(AttemptError::contradiction(&self.home.host, why))
             }
             Err(error) => Err(error.into()),
         };
@@ -404,44 +407,15 @@ impl ImagePull<'_> {
         let mut body = answer.bytes_stream();
         loop {
             let asked = Instant::now();
-            let piece = tokio::time::timeout(pace.left(), body.next()).await;
+            let piece = tokio::time::timeout(pace.time_left(), body.next()).await;
             let Some(piece) = piece.map_err(|_| stalled(&url, pace.silence))? else { return Ok(()) };
             let piece = piece.map_err(|cause| unreachable(&url, cause))?;
-            pace.came(piece.len() as u64, asked.elapsed());
+            pace.count_bytes(piece.len() as u64, asked.elapsed());
             left = left.saturating_sub(piece.len() as u64);
-            // Whoever writes has stopped when it was too much, and says so.
+            // The writer has stopped because it was too much, and reports that.
             if pieces.send(piece).await.is_err() || left == 0 {
                 return Ok(());
             }
-        }
-    }
-}
-
-/// How long a registry has been waited for since enough came. The time that our own disk takes is not counted.
-#[derive(Debug)]
-struct PullPace {
-    silence: Duration,
-    /// What is enough.
-    wanted: u64,
-    came: u64,
-    waited: Duration,
-}
-
-impl PullPace {
-    fn new(terms: &RegistryTerms) -> PullPace {
-        PullPace { silence: terms.silence, wanted: terms.pace, came: 0, waited: Duration::ZERO }
-    }
-
-    /// How much longer it is waited for.
-    fn left(&self) -> Duration {
-        self.silence.saturating_sub(self.waited)
-    }
-
-    fn came(&mut self, bytes: u64, waited: Duration) {
-        self.came += bytes;
-        self.waited += waited;
-        if self.came >= self.wanted {
-            (self.came, self.waited) = (0, Duration::ZERO);
         }
     }
 }
@@ -468,68 +442,4 @@ async fn write(
         }
     }
     Ok((incoming, Ok(())))
-}
-
-/// Where in the blob an answer begins, when it can be what is missing of it.
-fn begins_at(answer: &Response, at: u64, size: u64) -> Result<u64, AttemptError> {
-    let host = shown_host(answer.url());
-    let lies = |why: String| Err(AttemptError::lies(&host, why));
-    let length = answer.content_length();
-    match answer.status() {
-        StatusCode::OK => match length {
-            Some(length) if length != size => lies(format!("it has {length} bytes of a blob of {size}")),
-            Some(_) | None => Ok(0),
-        },
-        StatusCode::PARTIAL_CONTENT => match content_range(answer.headers()) {
-            Some((begin, total)) if begin == at && total.is_none_or(|total| total == size) => Ok(at),
-            Some(_) | None => lies(format!("it sends another part of a blob than the one from {at} on")),
-        },
-        other => lies(format!("it answers {} where there should be a blob", other.as_u16())),
-    }
-}
-
-/// Reads `bytes BEGIN-END/TOTAL`.
-fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
-    let text = headers.get(CONTENT_RANGE)?.to_str().ok()?.trim().strip_prefix("bytes")?.trim_start();
-    let (range, total) = text.split_once('/')?;
-    let begin = range.split_once('-')?.0.trim().parse().ok()?;
-    let total = match total.trim() {
-        "*" => None,
-        total => Some(total.parse().ok()?),
-    };
-    Some((begin, total))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_trickle_uses_up_the_time_that_a_stream_gets_anew() {
-        let terms = RegistryTerms { silence: Duration::from_secs(30), pace: 10, ..RegistryTerms::default() };
-        let mut pace = PullPace::new(&terms);
-        for _ in 0..9 {
-            pace.came(1, Duration::from_secs(3));
-        }
-        assert_eq!(pace.left(), Duration::from_secs(3));
-        pace.came(1, Duration::from_secs(2));
-        assert_eq!(pace.left(), terms.silence, "enough came in time");
-        pace.came(9, Duration::from_secs(31));
-        assert_eq!(pace.left(), Duration::ZERO);
-    }
-
-    #[test]
-    fn the_range_of_an_answer_is_read_with_its_total_or_without() {
-        let read = |text: &'static str| {
-            content_range(&HeaderMap::from_iter([(CONTENT_RANGE, HeaderValue::from_static(text))]))
-        };
-        assert_eq!(read("bytes 5-9/10"), Some((5, Some(10))));
-        assert_eq!(read("bytes 5-9/*"), Some((5, None)));
-        for bad in
-            ["", "bytes", "bytes 5/10", "bytes -9/10", "bytes 5-9", "5-9/10", "bytes 5-9/x", "bytes */10"]
-        {
-            assert_eq!(read(bad), None, "{bad}");
-        }
-        assert_eq!(content_range(&HeaderMap::new()), None);
-    }
 }

@@ -144,7 +144,7 @@ impl ImagePush<'_> {
             };
             match done {
                 Ok(()) => return Ok(bytes.len() as u64),
-                Err(trouble) => tries.again(trouble).await?,
+                Err(trouble) => tries.wait_for_retry(trouble).await?,
             }
         }
     }
@@ -187,7 +187,7 @@ impl ImagePush<'_> {
         loop {
             match self.blob_once(&part, &about, &mut upload, &mut sent, &mut tries).await {
                 Ok(()) => return Ok(sent),
-                Err(trouble) => tries.again(trouble).await?,
+                Err(trouble) => tries.wait_for_retry(trouble).await?,
             }
         }
     }
@@ -252,7 +252,7 @@ impl ImagePush<'_> {
         ask.body = Some(&body);
         let answer = self.registries.ask(&self.home, &ask).await?;
         let url = self.location(&answer)?.ok_or_else(|| {
-            AttemptError::lies(&self.home.host, "it begins an upload and does not say where it goes on")
+            AttemptError::contradiction(&self.home.host, "it starts an upload without a location")
         })?;
         let least = answer.headers().get(&CHUNK_MIN).and_then(|value| value.to_str().ok()?.parse().ok());
         let chunk = self.registries.inner.terms.chunk.max(least.unwrap_or(0).min(CHUNK_MAX));
@@ -276,7 +276,7 @@ impl ImagePush<'_> {
         if let Some(url) = self.location(&answer)? {
             upload.url = url;
         }
-        upload.at = taken(answer.headers()).unwrap_or(0);
+        upload.at = received_bytes(answer.headers()).unwrap_or(0);
         Ok(upload.at <= part.size)
     }
 
@@ -299,7 +299,7 @@ impl ImagePush<'_> {
             .header(CONTENT_RANGE, range);
         ask.body = Some(&body);
         if length > upload.chunk {
-            // Whoever stands before the registry may pass all of it on before it answers.
+            // A proxy before the registry may forward all of it before it answers.
             ask.silence = Some(self.registries.inner.terms.whole);
         }
         let answer = self.registries.ask(&self.home, &ask).await;
@@ -309,13 +309,13 @@ impl ImagePush<'_> {
         }
         let answer = answer.map_err(|trouble| {
             self.in_chunks.store(true, Ordering::Relaxed);
-            // Whoever stands before the registry takes less at once.
+            // A proxy before the registry accepts less at once.
             if length > upload.chunk && is_too_large(&trouble.error) {
                 return AttemptError::passing(trouble.error);
             }
-            may_go_on(trouble)
+            restart_upload(trouble)
         })?;
-        let at = match taken(answer.headers()) {
+        let at = match received_bytes(answer.headers()) {
             // A single byte.
             Some(0) if begin + length == 1 => 1,
             Some(at) => at,
@@ -323,7 +323,7 @@ impl ImagePush<'_> {
         };
         if at <= begin || at > begin + length {
             let why = format!("sent {length} bytes from {begin} on, it says that it has {at}");
-            return Err(AttemptError::lies(&self.home.host, why));
+            return Err(AttemptError::contradiction(&self.home.host, why));
         }
         if let Some(url) = self.location(&answer)? {
             upload.url = url;
@@ -349,7 +349,7 @@ impl ImagePush<'_> {
                 on_disk(move || store.verify(&digest)).await?;
                 Err(error.into())
             }
-            Err(trouble) => Err(may_go_on(trouble)),
+            Err(trouble) => Err(restart_upload(trouble)),
         }
     }
 
@@ -393,12 +393,12 @@ impl ImagePush<'_> {
             RedirectPolicy::SameOrigin,
             RequestReach::Anywhere,
         );
-        hop.map(Some).map_err(|why| AttemptError::lies(&shown_host(answer.url()), why.to_string()))
+        hop.map(Some).map_err(|why| AttemptError::contradiction(&shown_host(answer.url()), why.to_string()))
     }
 }
 
-/// An upload that is not where we think it is begins anew.
-fn may_go_on(trouble: AttemptError) -> AttemptError {
+/// An upload with an unexpected offset is restarted.
+fn restart_upload(trouble: AttemptError) -> AttemptError {
     if is_lost(&trouble.error) { AttemptError::passing(trouble.error) } else { trouble }
 }
 
@@ -410,9 +410,9 @@ fn is_too_large(error: &RegistryError) -> bool {
     matches!(error, RegistryError::Refused { status: 413, .. })
 }
 
-/// Reads `Range: 0-LAST` as the bytes that are there. Nothing is written as `0-0` by some, and so is one byte: what is
-/// sent twice is refused, and then it all begins anew.
-fn taken(headers: &HeaderMap) -> Option<u64> {
+/// Reads `Range: 0-LAST` as the number of received bytes. Some registries write `0-0` for nothing, which also means
+/// one byte: bytes that are sent twice are refused, and then the upload is restarted.
+fn received_bytes(headers: &HeaderMap) -> Option<u64> {
     let text = headers.get(RANGE)?.to_str().ok()?.trim();
     let (first, last) = text.strip_prefix("bytes=").unwrap_or(text).split_once('-')?;
     let last: u64 = last.parse().ok()?;
@@ -447,8 +447,9 @@ mod tests {
 
     #[test]
     fn how_far_an_upload_is_is_read_in_both_spellings() {
-        let read =
-            |text: &'static str| taken(&HeaderMap::from_iter([(RANGE, HeaderValue::from_static(text))]));
+        let read = |text: &'static str| {
+            received_bytes(&HeaderMap::from_iter([(RANGE, HeaderValue::from_static(text))]))
+        };
         assert_eq!([read("0-9"), read("bytes=0-9"), read("0-0")], [Some(10), Some(10), Some(0)]);
         for bad in ["", "9", "1-9", "0-", "-9", "0-x"] {
             assert_eq!(read(bad), None, "{bad}");

@@ -25,7 +25,7 @@ impl<'a> RetryAttempts<'a> {
     }
 
     /// Returns when it is time for another try, or gives the error back when there is none.
-    pub(super) async fn again(&mut self, trouble: AttemptError) -> Result<(), RegistryError> {
+    pub(super) async fn wait_for_retry(&mut self, trouble: AttemptError) -> Result<(), RegistryError> {
         match self.pause(trouble.again) {
             Some(pause) => tokio::time::sleep(pause).await,
             None => return Err(trouble.error),
@@ -33,7 +33,8 @@ impl<'a> RetryAttempts<'a> {
         Ok(())
     }
 
-    /// The transfer is at `at` now. Where it has been before is no progress, or starting anew would go on for ever.
+    /// The transfer is at `at` now. Positions that it reached before are no progress; otherwise restarts could repeat
+    /// without limit.
     pub(super) fn reached(&mut self, at: u64) {
         if at.saturating_sub(self.mark) >= PROGRESS {
             (self.made, self.mark) = (0, at);
@@ -56,7 +57,7 @@ impl<'a> RetryAttempts<'a> {
 }
 
 /// What an answer says about another try. A date is not read: the pauses of our own do.
-pub(super) fn when_again(headers: &HeaderMap) -> RetryAdvice {
+pub(super) fn retry_advice(headers: &HeaderMap) -> RetryAdvice {
     let seconds = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
     seconds.map_or(RetryAdvice::Soon, |seconds| RetryAdvice::After(Duration::from_secs(seconds)))
 }

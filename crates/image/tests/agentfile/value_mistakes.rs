@@ -233,7 +233,7 @@ fn hints_show_the_corrected_word() {
         ("LIMIT memroy 1g", "did you mean `memory`?"),
         ("LIMIT memory=1g", "write `LIMIT memory 1g`, without `=`"),
         ("ADD .env", "give it a name of its own: `ADD path name`"),
-        ("NAME a # b", "comments stand on lines of their own"),
+        ("NAME a # b", "put comments on separate lines"),
     ] {
         assert_eq!(bad(&format!("FROM scratch\n{line}")).first().hint(), hint);
     }

@@ -98,11 +98,11 @@ fn what_two_readers_could_read_in_two_ways_is_refused() {
     refused(&both, "at once");
     refused(&manifest_of(INDEX, &config, ""), "mediaType");
     refused(&index_of(MANIFEST, ""), "mediaType");
-    refused(&good().replacen("\"config\"", "\"layers\":[],\"config\"", 1), "`layers` stands in it twice");
+    refused(&good().replacen("\"config\"", "\"layers\":[],\"config\"", 1), "`layers` occurs in it twice");
     let twice = r#"{"schemaVersion":2,"manifests":[],"x":{"y":[{"z":1,"z":1}]}}"#;
-    refused(twice, "`z` stands in it twice");
+    refused(twice, "`z` occurs in it twice");
     let annotated = r#"{"schemaVersion":2,"manifests":[],"annotations":{"a":"1","\u0061":"2"}}"#;
-    refused(annotated, "`a` stands in it twice");
+    refused(annotated, "`a` occurs in it twice");
     refused(&format!("{} {{}}", good()), "cannot be read");
 }
 

@@ -49,7 +49,7 @@ fn an_image_holds_no_value_that_its_agentfile_could_not() {
         ("envs", json!([{"key": "a=b", "value": "/x"}]), "not an environment key"),
         ("envs", json!([{"key": "A", "value": "a\0b"}]), "its ENV is refused"),
         ("envs", json!([{"key": "A", "value": long}]), "too long"),
-        ("envs", json!([{"key": "A", "value": ""}, {"key": "A", "value": ""}]), "`A` stands there twice"),
+        ("envs", json!([{"key": "A", "value": ""}, {"key": "A", "value": ""}]), "`A` occurs twice"),
         ("configs", json!([{"key": "A_B", "value": "1"}]), "not a CONFIG key"),
         ("configs", json!([{"key": "a", "value": "1", "required": true}]), "required"),
         ("configs", json!([{"key": "a", "value": "01", "type": "int"}]), "not of its type"),

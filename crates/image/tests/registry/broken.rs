@@ -1,4 +1,4 @@
-//! Registries that break off, stall, or are busy.
+//! Registries that disconnect, stall, or are busy.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -198,7 +198,7 @@ async fn what_is_not_there_is_not_found_and_who_is_not_there_is_unreachable() {
     assert_eq!(error.code(), "registry.not_found");
     let gone = mock.host();
     drop(mock);
-    // Whoever waits for connections sees that it is over with the next one.
+    // The thread that waits for connections sees the end with the next one.
     let refused = async {
         while tokio::net::TcpStream::connect(&gone).await.is_ok() {
             tokio::task::yield_now().await;

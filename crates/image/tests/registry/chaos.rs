@@ -1,4 +1,4 @@
-//! Whatever goes wrong in whatever order: what is in the store afterwards is right, and the next time it works.
+//! Random faults in random order: the store is correct afterwards, and the next attempt works.
 
 use std::time::Duration;
 
@@ -127,8 +127,8 @@ async fn a_push_through_any_trouble_names_nothing_that_is_not_there_and_works_on
         let first = here.push(&image, &remote(&mock.host(), "thing:v1")).await;
         assert!(mock.seen().len() < REQUESTS_MAX, "{} of seed {seed}", mock.seen().len());
         mock.forget_faults();
-        // A registry that says of a blob that it has it is believed, so what is named may be missing after a lie of
-        // that kind alone: the next push mends it.
+        // A registry that claims to have a blob is believed, so after such a lie a named blob may be missing: the
+        // next push repairs it.
         here.push(&image, &remote(&mock.host(), "thing:v1")).await.unwrap();
         let there = LocalStore::new(quick());
         let pulled = there.pull(&remote(&mock.host(), "thing:v1")).await;

@@ -53,7 +53,7 @@ pub fn quick() -> RegistryTerms {
     }
 }
 
-/// Whoever says nothing for a moment has stalled.
+/// A registry that sends nothing for a moment has stalled.
 pub fn hasty() -> RegistryTerms {
     RegistryTerms { silence: Duration::from_millis(250), ..quick() }
 }

@@ -55,7 +55,7 @@ impl RealRegistry {
             .expect(MISSING);
         let log = BufReader::new(child.stderr.take().unwrap());
         let (found, port) = mpsc::channel();
-        // It reads to the end, so that the registry is never held up by its own log.
+        // It reads to the end, so that the registry never blocks on its own log.
         std::thread::spawn(move || {
             for line in log.lines().map_while(Result::ok) {
                 if let Some((_, rest)) = line.split_once("listening on 127.0.0.1:") {

@@ -1,4 +1,4 @@
-//! What those are told who watch a transfer.
+//! Progress of a transfer.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use lodge_testkit::registry::MockRegistry;
 
 use crate::common::*;
 
-/// The longest step that is told of what is sent.
+/// The longest step in the reported progress of an upload.
 const STEP: u64 = 1 << 20;
 const LONG: usize = 5 * STEP as usize / 2;
 

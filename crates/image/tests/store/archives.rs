@@ -147,7 +147,7 @@ fn an_archive_that_is_cut_off_is_refused_and_leaves_nothing_half() {
         assert!(read(&other, &archive[..len]).is_err(), "{len}");
         check_whole(&other.dir());
     }
-    refused(&[archive, vec![1]].concat(), "something stands behind its end");
+    refused(&[archive, vec![1]].concat(), "there is data after its end");
 }
 
 fn index(images: &str) -> Vec<u8> {
@@ -170,7 +170,7 @@ fn what_an_archive_of_images_has_no_use_for_is_refused_and_never_followed() {
     refused(&base().file("blobs/sha256/../../../x", b"x").end(), "no name of a file");
     refused(&base().file("blobs/sha256/short", b"x").end(), "is no digest");
     refused(&base().file(&format!("blobs/sha256/{}", hex.to_uppercase()), b"x").end(), "is no digest");
-    refused(&base().file("index.json", &index("")).end(), "stands in it twice");
+    refused(&base().file("index.json", &index("")).end(), "occurs in it twice");
     refused(
         &base().raw(b'0', &format!("blobs/sha256/{hex}"), "", b"", (1 << 30) + 1).end(),
         "at most 1073741824",

@@ -270,7 +270,7 @@ fn what_cannot_be_a_tool_is_not_made() {
         (|tool| tool.new.name = "../rg".to_owned(), "cannot be the name"),
         (|tool| tool.new.name = String::new(), "cannot be the name"),
         (|tool| tool.new.name = "a/b".to_owned(), "cannot be the name"),
-        (|tool| tool.new.name = "USAGE.md".to_owned(), "would stand where its usage does"),
+        (|tool| tool.new.name = "USAGE.md".to_owned(), "has the name of its usage file"),
         (|tool| tool.programs.clear(), "no program for any platform"),
         (|tool| tool.programs[0].0 = platform("linux/amd64"), "two programs for linux/amd64"),
         (|tool| tool.programs[0].0 = platform("linux/x86_64"), "two programs for linux/amd64"),

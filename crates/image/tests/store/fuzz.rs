@@ -39,7 +39,7 @@ fn changed(chance: &mut StoreChoices, good: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The checksums of a tar file are mended, or most of what is changed would be found by them.
+/// The checksums of a tar file are corrected; otherwise they would reveal most changes.
 fn mended(mut tar: Vec<u8>) -> Vec<u8> {
     for block in tar.chunks_exact_mut(512).filter(|block| block[257..262] == *b"ustar") {
         block[148..156].fill(b' ');

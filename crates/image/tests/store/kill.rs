@@ -15,7 +15,7 @@ const SEED: &str = "LODGE_TEST_SEED";
 const KILLS: u64 = 40;
 const CONTENTS: usize = 12;
 
-/// Those of even numbers are wanted for ever once they are there.
+/// Blobs with even numbers are needed permanently once they exist.
 fn content(nth: usize) -> Vec<u8> {
     StoreChoices::new(nth as u64).bytes(3_000 * (nth + 1))
 }

@@ -85,7 +85,7 @@ fn a_later_layer_goes_before_an_earlier_one_and_what_it_removes_is_gone() {
     found(&[old(), tar().file("other", b"x").gzip()], "bin/rg", b"old");
     for gone in ["bin/.wh.rg", ".wh.bin", "bin/.wh..wh..opq", ".wh..wh..opq", "./bin/.wh.rg"] {
         refused(&[old(), tar().file(gone, b"").end()], "bin/rg", "it removes `bin/rg`");
-        // Only those below are meant, in whatever order they stand.
+        // It applies only to the layers below, in any order.
         found(&[old(), tar().file(gone, b"").file("bin/rg", b"new").end()], "bin/rg", b"new");
         found(&[old(), tar().file("bin/rg", b"new").file(gone, b"").end()], "bin/rg", b"new");
     }
@@ -129,7 +129,7 @@ fn a_way_to_a_program_that_is_no_directory_is_refused() {
 #[test]
 fn what_readers_could_differ_about_is_refused() {
     let refuse = |tar: TarBuilder, why| refused(&[tar.end()], "rg", why);
-    refuse(tar().file("rg", b"one").file("./rg", b"two"), "stands in it twice");
+    refuse(tar().file("rg", b"one").file("./rg", b"two"), "occurs in it twice");
     refuse(tar().file("a/../rg", b"elf"), "no name of a file");
     refuse(tar().file("rg", b"elf").file("../../etc/passwd", b"x"), "no name of a file");
     refuse(tar().pax(b'x', &[("path", "rg"), ("path", "fd")]).file("x", b"elf"), "headers cannot be read");
@@ -177,9 +177,9 @@ fn an_archive_that_is_cut_off_or_goes_on_is_refused() {
     }
     let with = |more: &[u8]| [whole.as_slice(), more].concat();
     refused(&[with(b"garbage")], "rg", "it cannot be read");
-    refused(&[with(&gzip(b"garbage"))], "rg", "something stands behind its end");
-    refused(&[with(&tar().file("rg", b"new").gzip())], "rg", "something stands behind its end");
-    refused(&[[plain.clone(), vec![1]].concat()], "rg", "something stands behind its end");
+    refused(&[with(&gzip(b"garbage"))], "rg", "there is data after its end");
+    refused(&[with(&tar().file("rg", b"new").gzip())], "rg", "there is data after its end");
+    refused(&[[plain.clone(), vec![1]].concat()], "rg", "there is data after its end");
     // What is packed in two parts is one, as those who unpack it see it; and padding is padding.
     found(&[with(&gzip(&[0; 5_000]))], "rg", b"elf");
     let tar = tar().file("rg", b"elf").end();

@@ -9,6 +9,7 @@ mod full;
 mod fuzz;
 mod kill;
 mod layers;
+mod links;
 mod races;
 mod tars;
 

@@ -10,7 +10,7 @@ use crate::TestStore;
 
 pub(crate) const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
-/// A tar file that is made entry by entry, with headers that say what they are told to.
+/// A tar file that is built entry by entry, with arbitrary headers.
 #[derive(Default, Clone)]
 pub(crate) struct TarBuilder(pub(crate) Vec<u8>);
 
@@ -27,7 +27,7 @@ impl TarBuilder {
         self.raw(kind, name, to, b"", 0)
     }
 
-    /// With its contents, of whatever kind it is.
+    /// With its contents, for all kinds.
     pub(crate) fn entry(self, kind: u8, name: &str, contents: &[u8]) -> TarBuilder {
         self.raw(kind, name, "", contents, contents.len() as u64)
     }

@@ -23,8 +23,8 @@ const IN_THE_WAY: &[&str] = &["oneOf", "not", "prefixItems"];
 const WITHOUT: &[&str] =
     &["claude-2", "claude-3", "claude-opus-4-0", "claude-opus-4-2", "claude-sonnet-4-0", "claude-sonnet-4-2"];
 
-/// The schema for `model`, or nothing when it cannot be told: then the instruction alone asks for it.
-pub(crate) fn told(model: &str, schema: &Value) -> Option<Value> {
+/// The schema for `model`, or nothing if the protocol cannot express it: then only the instruction requests it.
+pub(crate) fn schema_for(model: &str, schema: &Value) -> Option<Value> {
     if WITHOUT.iter().any(|older| model.starts_with(older)) {
         return None;
     }
@@ -50,7 +50,7 @@ fn narrowed(schema: &Value) -> Option<Value> {
                 Value::Array(schemas.iter().map(narrowed).collect::<Option<Vec<_>>>()?)
             }
             ("items", schema) => narrowed(schema)?,
-            // An object is closed, or it cannot be told.
+            // An object must be closed, or the protocol cannot express it.
             ("additionalProperties", Value::Bool(false)) => Value::Bool(false),
             ("additionalProperties", _) => return None,
             (_, value) => value.clone(),
@@ -78,15 +78,15 @@ mod tests {
             "n": {"type": "integer", "description": "how many"},
             "list": {"type": "array",
                 "items": {"type": "object", "properties": {}, "additionalProperties": false}}}});
-        assert_eq!(told("claude-opus-5", &schema), Some(expected));
-        assert_eq!(told("claude-3-5-haiku-latest", &schema), None);
+        assert_eq!(schema_for("claude-opus-5", &schema), Some(expected));
+        assert_eq!(schema_for("claude-3-5-haiku-latest", &schema), None);
         for open in [
             json!({"type": "object", "additionalProperties": {"type": "string"}}),
             json!({"anyOf": [{"oneOf": []}]}),
             json!({"type": "object", "properties": {"self": {"$ref": "#"}}}),
             json!(true),
         ] {
-            assert_eq!(told("claude-opus-5", &open), None, "{open}");
+            assert_eq!(schema_for("claude-opus-5", &open), None, "{open}");
         }
     }
 }

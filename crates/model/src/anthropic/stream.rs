@@ -93,7 +93,7 @@ impl AnthropicReader {
         Self { draft, blocks: Vec::new(), began: false, refusal: None, done: false }
     }
 
-    /// Counts are of the whole so far. Here the input is told without what the cache had and got.
+    /// Counts are totals so far. The input count excludes tokens that were read from or written to the cache.
     fn count(&mut self, usage: &AnthropicUsage) {
         let counted = &mut self.draft.usage;
         let kept = counted.cached_tokens.saturating_add(counted.cache_write_tokens);
@@ -111,7 +111,7 @@ impl AnthropicReader {
         let block = match word("type") {
             "text" => {
                 let text = word("text");
-                self.draft.say(text, on_text)?;
+                self.draft.append_text(text, on_text)?;
                 StreamedBlock::Text { bytes: text.len() }
             }
             "tool_use" => {
@@ -155,7 +155,7 @@ impl AnthropicReader {
             StreamedBlock::Text { bytes } => {
                 let text = delta.text.unwrap_or_default();
                 *bytes += text.len();
-                self.draft.say(&text, on_text)
+                self.draft.append_text(&text, on_text)
             }
             StreamedBlock::Call { place } => {
                 let (place, input) = (*place, delta.partial_json.unwrap_or_default());
@@ -234,7 +234,7 @@ impl AnswerReader for AnthropicReader {
         }
     }
 
-    fn whole(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), AnswerFault> {
+    fn complete(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), AnswerFault> {
         let message: AnthropicAnswer = serde_json::from_str(body).map_err(|error| not_json(&error, body))?;
         if let Some(error) = message.error {
             return Err(AnswerFault::Reported(error.reported()));

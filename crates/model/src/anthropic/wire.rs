@@ -35,7 +35,7 @@ pub(crate) fn body(provider: &Provider, request: &ModelRequest) -> Vec<u8> {
         output_config: request
             .schema
             .as_ref()
-            .and_then(|schema| schema::told(&request.model, schema))
+            .and_then(|schema| schema::schema_for(&request.model, schema))
             .map(|schema| AnthropicOutput { format: AnthropicFormat { r#type: "json_schema", schema } }),
         stream: true,
         temperature: params.temperature,

@@ -157,7 +157,7 @@ impl GeminiReader {
             Some(text) => text,
             None => String::new(),
         };
-        self.draft.say(&text, on_text)?;
+        self.draft.append_text(&text, on_text)?;
         match (self.places.last_mut(), signature) {
             (_, None) if text.is_empty() => {}
             (Some(StoredPart::Text { bytes, signature: None }), None) => *bytes += text.len(),
@@ -212,7 +212,7 @@ impl AnswerReader for GeminiReader {
         self.chunk(chunk, on_text)
     }
 
-    fn whole(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), AnswerFault> {
+    fn complete(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), AnswerFault> {
         let chunk = serde_json::from_str(body).map_err(|error| not_json(&error, body))?;
         self.whole = true;
         self.chunk(chunk, on_text)

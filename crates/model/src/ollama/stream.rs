@@ -62,7 +62,7 @@ impl OllamaReader {
             self.draft.grow(thought.len())?;
             self.thinking.push_str(&thought);
         }
-        self.draft.say(&message.content, on_text)?;
+        self.draft.append_text(&message.content, on_text)?;
         for call in message.tool_calls.into_iter().flatten() {
             let place = self.draft.begin_call()?;
             let arguments = match call.function.arguments {
@@ -100,7 +100,7 @@ impl AnswerReader for OllamaReader {
         Ok(())
     }
 
-    fn whole(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), AnswerFault> {
+    fn complete(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), AnswerFault> {
         self.event(body, on_text)
     }
 

@@ -65,7 +65,7 @@ impl OpenaiReader {
         }
         let content = delta.content.map(|content| content.into_text());
         for piece in [content, delta.refusal].into_iter().flatten() {
-            self.draft.say(&piece, on_text)?;
+            self.draft.append_text(&piece, on_text)?;
         }
         for call in delta.tool_calls.into_iter().flatten() {
             self.call(call)?;
@@ -129,7 +129,7 @@ impl AnswerReader for OpenaiReader {
         }
     }
 
-    fn whole(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), AnswerFault> {
+    fn complete(&mut self, body: &str, on_text: OnText<'_>) -> Result<(), AnswerFault> {
         let chunk = serde_json::from_str(body).map_err(|error| not_json(&error, body))?;
         self.chunk(chunk, |choice| numbered(choice.message.unwrap_or_default()), on_text)?;
         self.done = true;
@@ -170,7 +170,7 @@ fn weight(value: &Value) -> usize {
     }
 }
 
-/// In a whole answer each entry is a call of its own, whatever index or id it has.
+/// In a complete answer each entry is a separate call, regardless of its index and id.
 fn numbered(mut message: OpenaiDelta) -> OpenaiDelta {
     for (index, call) in message.tool_calls.iter_mut().flatten().enumerate() {
         call.index = Some(index);

@@ -79,7 +79,7 @@ fn calls_of_a_whole_answer_are_as_many_as_it_lists() {
         {"id":"x","function":{"name":"sh","arguments":"[]"}},
         {"index":0,"id":"","function":{"name":"ls","arguments":""}}]},"finish_reason":"tool_calls"}]}"#;
     let mut assembly = OpenaiReader::new(CallLimits::default(), 3);
-    assembly.whole(body, &mut |_| ()).expect("an answer");
+    assembly.complete(body, &mut |_| ()).expect("an answer");
     let calls = Box::new(assembly).finish().expect("an answer").calls;
     let seen: Vec<(&str, &str)> =
         calls.iter().map(|call| (call.id.as_str(), call.arguments.as_str())).collect();

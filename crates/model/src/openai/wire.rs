@@ -178,7 +178,7 @@ pub(crate) struct OpenaiChunk {
 pub(crate) struct OpenaiChoice {
     #[serde(default)]
     pub(crate) index: u32,
-    /// In a stream. Some servers repeat the text so far in `message`, so the two are told apart.
+    /// In a stream. Some servers repeat the text so far in `message`, so the two must be distinguished.
     pub(crate) delta: Option<OpenaiDelta>,
     /// In a whole reply.
     pub(crate) message: Option<OpenaiDelta>,

@@ -1,7 +1,7 @@
-//! Changing `providers.yaml` as a careful person would: the touched lines only, comments kept.
+//! Edits `providers.yaml` as a careful person would: changes only the affected lines and keeps comments.
 //!
-//! An edit of the text counts only if reading the result gives exactly the entries that were wanted.
-//! Otherwise (flow style, anchors, anything unforeseen) the file is written anew.
+//! An edit of the text is used only if the result parses to exactly the expected entries. Otherwise (flow style,
+//! anchors, anything unforeseen) the file is rewritten.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};

@@ -200,7 +200,7 @@ pub(crate) fn read(path: &Path) -> Result<Option<ProviderFile>, FileError> {
     Ok(Some(ProviderFile { text, entries, seen }))
 }
 
-/// Opens without waiting, whatever it is: a pipe in its place must not hang the daemon.
+/// Opens without blocking: a pipe in its place must not block the daemon.
 fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32).open(path)
 }

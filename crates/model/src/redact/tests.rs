@@ -147,7 +147,7 @@ fn several_keys_are_found_also_when_one_is_a_part_of_another() {
 
 #[test]
 fn the_work_grows_with_the_text_and_not_with_what_looks_like_a_key() {
-    // Texts that begin keys again and again; a search that begins anew each time would not come to an end.
+    // Texts that repeat the start of a key. A search that starts again each time would not end.
     for piece in
         ["sk-canary-", "sk-canary-0123456789abcde ", "736b2d63", "c2stY2FuYXJ5LTAx", "%73%6b", "\\", "0x"]
     {

@@ -50,7 +50,7 @@ impl<'s> SchemaCheck<'s> {
         if self.level >= LEVELS_MAX {
             self.steps = STEPS_MAX;
         }
-        if self.goes_on(reasons) {
+        if self.has_budget(reasons) {
             self.level += 1;
             self.against(schema, value, place, reasons);
             self.level -= 1;
@@ -66,7 +66,7 @@ impl<'s> SchemaCheck<'s> {
         self.steps >= STEPS_MAX
     }
 
-    fn goes_on(&self, reasons: &[String]) -> bool {
+    fn has_budget(&self, reasons: &[String]) -> bool {
         !self.is_spent() && reasons.len() < REASONS_MAX
     }
 
@@ -177,7 +177,7 @@ impl<'s> SchemaCheck<'s> {
         let required = keywords.get("required").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         self.spend((required.len() + object.len()) / NAMES_A_STEP);
         for name in required.iter().filter_map(Value::as_str) {
-            if !self.goes_on(reasons) {
+            if !self.has_budget(reasons) {
                 break;
             }
             if !object.contains_key(name) {
@@ -187,7 +187,7 @@ impl<'s> SchemaCheck<'s> {
         bounds(keywords, ["minProperties", "maxProperties"], object.len(), "properties", place, reasons);
         let properties = keywords.get("properties").and_then(Value::as_object);
         for (name, value) in object {
-            if !self.goes_on(reasons) {
+            if !self.has_budget(reasons) {
                 break;
             }
             let known = properties.and_then(|properties| properties.get(name));
@@ -212,7 +212,7 @@ impl<'s> SchemaCheck<'s> {
         bounds(keywords, ["minItems", "maxItems"], items.len(), "items", place, reasons);
         if let Some(schema) = keywords.get("items") {
             for (at, item) in items.iter().enumerate() {
-                if !self.goes_on(reasons) {
+                if !self.has_budget(reasons) {
                     break;
                 }
                 self.value(schema, item, &place.at(at), reasons);

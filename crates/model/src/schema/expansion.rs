@@ -23,7 +23,7 @@ struct SchemaExpansion<'s> {
 
 #[derive(Debug, Clone, Copy)]
 enum SubschemaCount {
-    /// It is being counted: whoever finds it again goes round in a circle.
+    /// It is being counted: reaching it again means a cycle.
     Open,
     Known {
         /// Subschemas that apply to one value, this one included.

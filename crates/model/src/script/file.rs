@@ -94,7 +94,7 @@ impl TryFrom<RawScriptCall> for ScriptCall {
     fn try_from(raw: RawScriptCall) -> Result<Self, Self::Error> {
         let arguments = match (raw.arguments, raw.args, raw.stdin) {
             (Some(arguments), None, None) => ScriptArguments::Shaped(arguments),
-            (Some(_), _, _) => return Err("`arguments` stands alone, without `args` and `stdin`"),
+            (Some(_), _, _) => return Err("`arguments` cannot be combined with `args` or `stdin`"),
             (None, args, stdin) => ScriptArguments::Program { args: args.unwrap_or_default(), stdin },
         };
         Ok(Self { name: raw.name, arguments })

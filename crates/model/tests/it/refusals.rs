@@ -1,4 +1,4 @@
-//! What a provider says no with, and what a person is told of it.
+//! Errors of providers, and how they are reported to people.
 
 use std::time::Duration;
 

@@ -146,7 +146,11 @@ async fn mistakes_name_the_file_and_the_line() {
         ("turns:\n- steps:\n  - text: a\n    delay: 50\n", 4, "50ms"),
         ("turns:\n- steps:\n  - text: a\n    fail: {status: 500, cut-after: 1}\n", 4, "one of `status`"),
         ("turns:\n- steps:\n  - fail: {status: 200}\n", 3, "between 400 and 599"),
-        ("turns:\n- steps:\n  - calls:\n    - {name: a, args: [b], arguments: {}}\n", 4, "stands alone"),
+        (
+            "turns:\n- steps:\n  - calls:\n    - {name: a, args: [b], arguments: {}}\n",
+            4,
+            "cannot be combined",
+        ),
         ("turns:\n- steps:\n  - calls:\n    - {args: [b]}\n", 4, "`name` is missing"),
         ("turns:\n- steps:\n  - chunks: 0\n", 3, "expected"),
         ("turns:\n- steps:\n  - fail: {kind: flood}\n", 3, "unreachable"),

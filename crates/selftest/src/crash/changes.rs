@@ -240,7 +240,7 @@ impl CrashWorld {
         };
         let at = self.take_change(change.what, &answer).await?;
         if self.rng.percent(50) {
-            self.ask_again(method, &params, &answer).await;
+            self.repeat_request(method, &params, &answer).await;
             if let Some(at) = at {
                 self.check_path(at).await?;
             }
@@ -251,7 +251,7 @@ impl CrashWorld {
     }
 
     /// The same request again has the same answer.
-    async fn ask_again(&mut self, method: &'static str, params: &Value, answer: &Value) {
+    async fn repeat_request(&mut self, method: &'static str, params: &Value, answer: &Value) {
         match self.ask(method, params).await {
             Ok(again) if again == *answer => {}
             other => {
@@ -269,7 +269,7 @@ impl CrashWorld {
             answered.swap_remove(at);
         }
         for AcknowledgedChange { method, params, answer } in answered {
-            self.ask_again(method, &params, &answer).await;
+            self.repeat_request(method, &params, &answer).await;
         }
     }
 
@@ -282,7 +282,7 @@ impl CrashWorld {
         Ok(self.numbered(method, params, what))
     }
 
-    /// A change that is written down at once, whatever else there is to do.
+    /// A change that is recorded immediately, regardless of other work.
     fn plan_recorded(&mut self) -> RequestedChange {
         let (method, params, what) = match self.plan_edit() {
             (_, _, ChangeKind::Send { .. }) => self.plan_token(),
@@ -352,7 +352,7 @@ impl CrashWorld {
         let key = format!("CHANGE_{:X}", self.rng.next());
         let kind = self.rng.below(3);
         if kind > 0 {
-            // A restart breaks off what runs; an update waits for it, and may as well find nothing.
+            // A restart interrupts running work; an update waits for it, and may find nothing to do.
             if kind == 2 || self.rng.percent(50) {
                 self.settle().await?;
             }
@@ -432,7 +432,7 @@ impl CrashWorld {
         let at = match what {
             ChangeKind::Send { at, session, plan } => {
                 let said = EditedTurn { turn: id, plan };
-                self.wait_said(&said).await?;
+                self.wait_for_turn(&said).await?;
                 let at = at.unwrap_or_else(|| {
                     self.edited.live.push(EditedSession::new(&session, Vec::new()));
                     self.edited.live.len() - 1
@@ -443,7 +443,7 @@ impl CrashWorld {
             ChangeKind::Regenerate { at, place } => {
                 let plan = self.edited.live[at].path[place].plan.clone();
                 let said = EditedTurn { turn: id, plan };
-                self.wait_said(&said).await?;
+                self.wait_for_turn(&said).await?;
                 self.edited.live[at].rewind(place);
                 self.edited.live[at].path.push(said);
                 at

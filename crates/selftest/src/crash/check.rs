@@ -20,7 +20,7 @@ impl CrashWorld {
     /// Lets everything come to its end, checks it against what was planned, and takes it down.
     pub async fn check(&mut self) -> Result<(), Trouble> {
         self.settle().await?;
-        self.tell_of_jobs().await?;
+        self.prompt_for_notes().await?;
         self.check_adoption().await?;
         self.expect_no_quarantine().await?;
         // One keeper for each agent, and no other.
@@ -115,7 +115,7 @@ impl CrashWorld {
         let ended = self.lodge.wait_ended(PATIENCE).await?;
         if ended.is_none_or(|status| !status.success()) {
             self.report
-                .add(BrokenPromise::Wrong, format!("the daemon did not end by itself, but with {ended:?}"));
+                .add(BrokenPromise::Wrong, format!("the daemon did not exit normally, but with {ended:?}"));
         }
         self.expect_nothing_left();
         Ok(())

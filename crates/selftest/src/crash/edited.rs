@@ -49,7 +49,7 @@ impl EditedSession {
     pub fn rewind(&mut self, turns: usize) {
         let before = self.path.clone();
         self.path.truncate(turns);
-        // Whatever was left at one of these turns goes on from there now.
+        // Branches at these turns now start from the new path.
         self.left.retain(|tip, _| !before.iter().any(|said| said.turn == *tip));
         if let Some(tip) = before.last().filter(|_| before.len() > turns) {
             self.left.insert(tip.turn.clone(), before);
@@ -96,7 +96,7 @@ impl EditedSessions {
 
 impl CrashWorld {
     /// Waits for the end of a turn, and for the right one.
-    pub async fn wait_said(&mut self, said: &EditedTurn) -> Result<(), Trouble> {
+    pub async fn wait_for_turn(&mut self, said: &EditedTurn) -> Result<(), Trouble> {
         self.edited.turns.insert(said.turn.clone(), said.plan.text.clone());
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         let until = Instant::now() + PATIENCE;
@@ -124,7 +124,8 @@ impl CrashWorld {
         let found: BTreeSet<String> =
             listed.iter().filter(|session| EditedSessions::is_one(session)).cloned().collect();
         for session in found.difference(&known) {
-            self.report.add(BrokenPromise::Duplicated, format!("session {session} is nobody's"));
+            self.report
+                .add(BrokenPromise::Duplicated, format!("session {session} was not created by the test"));
         }
         for session in known.difference(&found) {
             self.report.add(BrokenPromise::Lost, format!("session {session} is not listed"));
@@ -192,7 +193,7 @@ pub async fn conversation(client: &mut Client, session: &str) -> Result<Vec<[Str
             [pair[0].turn.clone(), text(0, "user"), text(1, "assistant")]
         })
         .collect();
-    // Where the two lists do not agree, the turn is told without its words.
+    // Where the two lists differ, the turn is reported without its text.
     for (at, turn) in turns.into_iter().enumerate() {
         match told.get_mut(at) {
             Some(pair) if pair[0] == turn => {}

@@ -33,11 +33,11 @@ impl EffectCounter {
         Ok(EffectCounter { role: RoleProcess::spawn(command)?, log })
     }
 
-    /// For `bash -c`: has the effects `<last word of $0>.$1.begin` and `.end`, `$2` seconds apart, and says so. Whoever
-    /// ends it may reach what it waits for before itself: then there is no `.end`, either. When `$3` is [`LEAVE`] or
-    /// [`LEAVE_DEAF`], it leaves a process behind that does all it can to get away.
+    /// For `bash -c`: has the effects `<last word of $0>.$1.begin` and `.end`, `$2` seconds apart, and says so. If
+    /// its process group is killed, its child may die first; then there is no `.end` either. If `$3` is [`LEAVE`] or
+    /// [`LEAVE_DEAF`], it leaves a process behind that tries everything to escape.
     pub fn tool_line(&self) -> String {
-        let say = self.say();
+        let say = self.shell_function();
         format!(
             "{say}t=\"${{0##* }}.$1\"; say \"$t.begin\"; if [ -n \"$3\" ]; then \
              (setsid bash -c '[ $0 = {LEAVE} ] || trap \"\" TERM HUP INT; cd /; export -n $(compgen -e); {LEFT} &' \
@@ -47,7 +47,7 @@ impl EffectCounter {
 
     /// For `bash -c`, as a job.
     pub fn job_line(&self) -> String {
-        format!("{}{}", self.say(), job_plan::job_script())
+        format!("{}{}", self.shell_function(), job_plan::job_script())
     }
 
     /// Of the host's loopback.
@@ -56,7 +56,7 @@ impl EffectCounter {
     }
 
     /// Defines the word by which a shell tells of an effect.
-    fn say(&self) -> String {
+    fn shell_function(&self) -> String {
         let port = self.port();
         format!(
             "say() {{ exec 3<>/dev/tcp/127.0.0.1/{port} && echo \"$1\" >&3 && read -r ok <&3; exec 3>&-; }}; "
@@ -101,7 +101,7 @@ fn count(stream: &TcpStream, log: &Mutex<File>) -> io::Result<()> {
     let mut answers = stream;
     for line in BufReader::new(stream).lines() {
         let Ok(line) = line else { break };
-        // One write for a line: whoever reads meanwhile sees whole lines.
+        // One write per line, so that concurrent readers see complete lines.
         let line = format!("{line}\n");
         log.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_bytes())?;
         if answers.write_all(b"ok\n").is_err() {

@@ -15,7 +15,7 @@ use crate::trouble::{Trouble, refused};
 
 type BrokenPromises = Vec<(BrokenPromise, String)>;
 
-/// What is told of a conversation that was summed up before a turn.
+/// The events of a conversation that was compacted before a turn.
 const COMPACTION: [&str; 3] = ["model began in step 0", "model ended in step 0", "compacted"];
 
 impl CrashWorld {
@@ -36,7 +36,7 @@ impl CrashWorld {
         }
         self.report.broken.extend(self.follower.take_broken());
         let seen = self.follower.with(<[Event]>::to_vec);
-        // Whatever came meanwhile is in the log, too; what comes from now on was seen by nobody yet.
+        // Events up to now are in the log; events from now on were seen by nobody.
         let mut logged = match all_events(&mut client).await {
             Ok(logged) => logged,
             Err(error) => {
@@ -78,7 +78,7 @@ impl CrashWorld {
         for turn in told.into_keys().filter(|turn| !self.settled.contains(*turn)) {
             self.report.add(
                 BrokenPromise::Duplicated,
-                format!("the log tells of the turn {turn}, which is nobody's"),
+                format!("the log contains the turn {turn}, which was not sent by the test"),
             );
         }
     }
@@ -118,7 +118,7 @@ fn streams(logged: &[Event]) -> BrokenPromises {
 struct EventFacts(BTreeMap<String, u64>);
 
 impl EventFacts {
-    /// All that must be told of a turn that came to its end.
+    /// The events that every ended turn must have.
     fn planned(shape: TurnShape) -> EventFacts {
         let mut facts = EventFacts::default();
         ["accepted", "started", "ended"].into_iter().for_each(|fact| facts.add(fact.to_owned(), 1));
@@ -140,7 +140,7 @@ impl EventFacts {
         facts
     }
 
-    /// A compaction before the first step: what is told of it is told whole, and once.
+    /// A compaction before the first step: its events are complete and occur once.
     fn with_compaction(mut self) -> EventFacts {
         COMPACTION.into_iter().for_each(|fact| self.add(fact.to_owned(), 1));
         self

@@ -1,4 +1,4 @@
-//! A turn that was broken off stays so: its tool does not go on because the daemon died before it could end it.
+//! An interrupted turn stays interrupted: its tool does not continue although the daemon died before it could end it.
 
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
-//! Jobs against their plans: none lost, none run twice, every byte, how each ended, who was told, and nothing left.
+//! Jobs compared with their plans: none lost, none run twice, every byte, how each ended, who was notified, and
+//! nothing left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -23,7 +24,7 @@ use crate::trouble::{Trouble, refused};
 /// How the error of a job begins whose keeper died.
 const LOST: &str = "lost: ";
 
-/// What somebody submitted, whoever it was.
+/// A submitted job, from a client or a model.
 #[derive(Debug, Clone)]
 struct ExpectedJob {
     kind: JobKind,
@@ -39,8 +40,8 @@ pub struct JobViews {
 }
 
 impl CrashWorld {
-    /// Whoever has jobs that ended gets one more message, so that there is an occasion to tell of them.
-    pub async fn tell_of_jobs(&mut self) -> Result<(), Trouble> {
+    /// Sends one more message to sessions with ended jobs, so that the jobs can be reported.
+    pub async fn prompt_for_notes(&mut self) -> Result<(), Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         let listed = all_jobs(&mut client).await.map_err(refused("list the jobs"))?;
         let sessions: BTreeSet<(String, String)> =
@@ -63,7 +64,7 @@ impl CrashWorld {
                 return Ok(jobs);
             }
         };
-        let mut wanted = self.wanted();
+        let mut wanted = self.expected_jobs();
         for view in listed {
             let token = token_of(&view);
             let known = jobs.views.contains_key(&token);
@@ -82,7 +83,9 @@ impl CrashWorld {
                         format!("{token} is two jobs, one of them {}", view.id),
                     );
                 }
-                None => self.report.add(BrokenPromise::Duplicated, format!("job {} is nobody's", view.id)),
+                None => self
+                    .report
+                    .add(BrokenPromise::Duplicated, format!("job {} was not submitted by the test", view.id)),
             }
         }
         for (token, job) in wanted {
@@ -93,7 +96,7 @@ impl CrashWorld {
     }
 
     /// All that was submitted: by clients, and by models.
-    fn wanted(&self) -> BTreeMap<String, ExpectedJob> {
+    fn expected_jobs(&self) -> BTreeMap<String, ExpectedJob> {
         let clients = self.jobs.iter().map(|job| {
             (job.token.clone(), ExpectedJob { kind: job.kind, agent: job.agent, id: job.id.clone() })
         });
@@ -193,7 +196,8 @@ impl CrashWorld {
         }
     }
 
-    /// Each end of a session's job was told once: to the turn that waited for it, or in a note before a later one.
+    /// Each end of a session's job was reported once: to the turn that waited for it, or in a note before a later
+    /// turn.
     pub fn check_notes(&mut self, jobs: &JobViews, messages: &BTreeMap<String, Vec<MessageView>>) {
         let waited: BTreeSet<&str> = self
             .sent
@@ -213,8 +217,10 @@ impl CrashWorld {
                 std::cmp::Ordering::Greater => BrokenPromise::Duplicated,
                 std::cmp::Ordering::Equal => continue,
             };
-            let what =
-                format!("the end of {} ({token}) was told {told} times, not {wanted}, to {session}", view.id);
+            let what = format!(
+                "the end of {} ({token}) was reported {told} times, not {wanted}, to {session}",
+                view.id
+            );
             self.report.add(broken, what);
         }
     }
@@ -244,8 +250,10 @@ impl CrashWorld {
             }
         }
         for (job, fact) in told.into_keys() {
-            self.report
-                .add(BrokenPromise::Duplicated, format!("the log tells of {job}, which is nobody's: {fact}"));
+            self.report.add(
+                BrokenPromise::Duplicated,
+                format!("the log contains {job}, which was not submitted by the test: {fact}"),
+            );
         }
     }
 }
@@ -284,7 +292,7 @@ fn falls_during(view: &JobView, agent: usize, falls: &[KeeperDeath]) -> bool {
 }
 
 impl JobViews {
-    /// Whether a model may be told this of the job of its turn.
+    /// Whether this is a valid report to a model about the job of its turn.
     pub fn may_say(&self, tool: CrashTool, token: &str, text: &str) -> bool {
         let Some(view) = self.views.get(token) else { return false };
         let [stdout, stderr] = MODEL_JOB.written(token);

@@ -126,8 +126,8 @@ impl JobKind {
     }
 }
 
-/// For `bash -c` after the word by which effects are told: has the effects of [`effects_of`], writes `$1` lines with a
-/// pause of `$2` seconds now and then, and ends as `$3` says.
+/// For `bash -c` after the word that reports effects: has the effects of [`effects_of`], writes `$1` lines with an
+/// occasional pause of `$2` seconds, and ends as `$3` says.
 pub fn job_script() -> String {
     format!(
         "t=\"${{0##* }}\"; say \"$t.job.begin\"; i=0; while [ $i -lt $1 ]; do \

@@ -40,7 +40,7 @@ pub struct SubmittedJob {
     pub id: Option<String>,
 }
 
-/// Kills whoever may die while jobs run and are archived, and nothing else is at work.
+/// Kills processes that may die while jobs run and are archived, and no other work runs.
 pub async fn jobs_alone(setup: &CrashSetup, kills: u64) -> CrashReport {
     through(setup, 2, async |world| {
         while world.report.kills < kills && world.report.is_clean() {
@@ -125,20 +125,20 @@ impl CrashWorld {
     pub async fn gather_jobs(&mut self) {
         while let Some(joined) = self.submitting.join_next().await {
             match joined {
-                Ok((at, Ok(view))) => self.took(at, view),
+                Ok((at, Ok(view))) => self.record_view(at, view),
                 Ok((_, Err(error))) if is_absence(&error) => {}
                 Ok((at, Err(error))) => {
                     let what = format!("job {} was refused: {error:?}", self.jobs[at].token);
                     self.report.add(BrokenPromise::Wrong, what);
                 }
                 Err(error) => {
-                    self.report.add(BrokenPromise::Wrong, format!("a submission broke off: {error}"))
+                    self.report.add(BrokenPromise::Wrong, format!("a submission was interrupted: {error}"))
                 }
             }
         }
     }
 
-    fn took(&mut self, at: usize, view: JobView) {
+    fn record_view(&mut self, at: usize, view: JobView) {
         let job = &mut self.jobs[at];
         match &job.id {
             None => {
@@ -166,7 +166,7 @@ impl CrashWorld {
         self.jobs.iter().filter_map(|job| job.id.as_ref()).filter(|id| !ended.contains(*id)).count()
     }
 
-    /// Waits until no job waits or runs, whoever submitted it.
+    /// Waits until no job is pending or running.
     pub async fn settle_jobs(&mut self) -> Result<(), Trouble> {
         let until = Instant::now() + self.setup.patience;
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
@@ -193,7 +193,7 @@ impl CrashWorld {
     }
 
     /// Looks at some of the jobs so far: they are there, and what can be read of them is what they wrote.
-    pub async fn look_at_jobs(&mut self) -> Result<(), Trouble> {
+    pub async fn check_some_jobs(&mut self) -> Result<(), Trouble> {
         let known: Vec<usize> = (0..self.jobs.len()).filter(|at| self.jobs[*at].id.is_some()).collect();
         for _ in 0..LOOKS.min(known.len() as u64) {
             let at = *self.rng.pick(&known);

@@ -1,4 +1,5 @@
-//! What a tool leaves behind lives as long as its sandbox, and not longer, whatever it did to get away.
+//! A process that a tool leaves behind lives as long as its sandbox and no longer, regardless of its attempts to
+//! escape.
 
 use std::time::Instant;
 

@@ -61,8 +61,9 @@ impl CrashWorld {
 
 /// What is listed and nobody asked for, and what was acknowledged and is not listed.
 fn differ(what: &str, listed: &BTreeSet<String>, known: &BTreeSet<String>) -> Vec<(BrokenPromise, String)> {
-    let strange =
-        listed.difference(known).map(|id| (BrokenPromise::Duplicated, format!("{what} {id} is nobody's")));
+    let strange = listed
+        .difference(known)
+        .map(|id| (BrokenPromise::Duplicated, format!("{what} {id} was not created by the test")));
     let lost = known.difference(listed).map(|id| (BrokenPromise::Lost, format!("{what} {id} is not listed")));
     strange.chain(lost).collect()
 }

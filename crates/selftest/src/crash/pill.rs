@@ -22,7 +22,7 @@ const DEATHS: u32 = 3;
 pub async fn pill(setup: &CrashSetup) -> CrashReport {
     through(setup, 2, async |world| {
         world.swallow().await?;
-        world.others_go_on().await?;
+        world.check_others().await?;
         world.retry_without_harm().await
     })
     .await
@@ -53,7 +53,7 @@ impl CrashWorld {
         self.start_again().await
     }
 
-    async fn others_go_on(&mut self) -> Result<(), Trouble> {
+    async fn check_others(&mut self) -> Result<(), Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         match set_aside(&mut client).await?.as_slice() {
             [work] if work.kind == "model_call" && work.deaths == DEATHS => {}
@@ -96,11 +96,11 @@ impl CrashWorld {
         self.settle().await
     }
 
-    /// Whatever killed the daemon here, it was not what it computed.
+    /// The work that the daemon computed did not cause these deaths.
     pub async fn expect_no_quarantine(&mut self) -> Result<(), Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         for work in set_aside(&mut client).await? {
-            self.report.add(BrokenPromise::Wrong, format!("work was set aside that harmed nobody: {work:?}"));
+            self.report.add(BrokenPromise::Wrong, format!("harmless work was set aside: {work:?}"));
         }
         Ok(())
     }

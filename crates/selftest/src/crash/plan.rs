@@ -37,9 +37,9 @@ pub enum TurnShape {
     Long,
     /// One tool that leaves a daemon behind: forked twice, in a session of its own, with no name or place of Lodge's.
     Leave,
-    /// The same, and deaf to every signal that it can be deaf to: whoever ends it has to wait.
+    /// The same, and it ignores every signal that can be ignored: ending it takes time.
     LeaveDeaf,
-    /// A job that is started and left alone: a later turn is told of its end.
+    /// A job that is started and ignored: its end is reported to a later turn.
     JobLeft,
     /// A job that is waited for.
     JobWaited,
@@ -137,7 +137,7 @@ impl CrashTool {
 pub const BINS: &str = "BIN bash host:bash \"run a line\"\nBIN again host:bash safe \"run a line that may be repeated\"\n\
      BIN sleep host:sleep \"wait\"\nBIN setsid host:setsid \"begin a session\"\n";
 
-/// How the daemon begins when it asks a model to sum up what it will not be told again.
+/// The start of the daemon's request for a summary of the turns that the model will not read again.
 pub const SUMMARY_ASKED: &str = "[This is not from the user.";
 
 const CHUNKS: u64 = 8;
@@ -222,7 +222,7 @@ impl TurnShape {
     }
 
     /// The last tool's output is in the answer where it is certain which one that is.
-    fn tells_tool(self) -> bool {
+    fn shows_tool_output(self) -> bool {
         match self {
             TurnShape::Plain
             | TurnShape::Stream
@@ -290,12 +290,12 @@ impl TurnPlan {
         TurnPlan { shape, token: token.to_owned(), text, echo }
     }
 
-    /// The answer, when this is what the last tool said, and what was told of jobs before the message.
+    /// The answer, given the output of the last tool and the notes about jobs before the message.
     pub fn answer(&self, last_result: &str, note: Option<&str>) -> String {
         let heard = note
             .map_or_else(|| self.text.clone(), |note| format!("{NOTE_HEAD}{note}{NOTE_END}{}", self.text));
         let echo = self.echo.as_ref().unwrap_or(&heard);
-        answer(echo, if self.shape.tells_tool() { last_result } else { "" })
+        answer(echo, if self.shape.shows_tool_output() { last_result } else { "" })
     }
 }
 
@@ -333,7 +333,7 @@ fn commands(shape: TurnShape, token: &str, lines: &ToolScripts, rng: &mut CrashR
     let faults =
         ["", "", "", "[[cut:1]]", "[[cut:3]]", "[[status-once:500]]", "[[garbage-once]]", "[[error-once]]"];
     text.push_str(rng.pick::<&str>(&faults));
-    let said = if shape.tells_tool() { "{{tool}}" } else { "" };
+    let said = if shape.shows_tool_output() { "{{tool}}" } else { "" };
     text.push_str(&format!("[[reply:{}]]", answer(token, said)));
     text
 }
@@ -347,7 +347,7 @@ pub fn script(lines: &ToolScripts) -> Value {
             json!({"calls": calls.iter().map(call).collect::<Vec<Value>>()})
         });
         let mut steps: Vec<Value> = calls.collect();
-        let said = if shape.tells_tool() { "{{tool}}" } else { "" };
+        let said = if shape.shows_tool_output() { "{{tool}}" } else { "" };
         let mut last = json!({"text": answer("{{input}}", said)});
         if shape.streams() {
             last["chunks"] = CHUNKS.into();

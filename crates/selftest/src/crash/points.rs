@@ -111,7 +111,7 @@ pub async fn named_points(setup: &CrashSetup, hits: u64) -> CrashReport {
         }
         for CrashPoint { name, .. } in POINTS {
             if world.report.points.get(name).copied().unwrap_or(0) < hits {
-                world.report.add(BrokenPromise::Wrong, format!("nobody died at {name} {hits} times"));
+                world.report.add(BrokenPromise::Wrong, format!("no process died at {name} {hits} times"));
             }
         }
         Ok(())

@@ -59,7 +59,7 @@ impl CrashWorld {
         }
         self.report.recovery_us.push(u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX));
         self.check_adoption().await?;
-        self.look_at_jobs().await
+        self.check_some_jobs().await
     }
 
     /// Whether an agent's runtime has answered the daemon that started after the first `from` events.

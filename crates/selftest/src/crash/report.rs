@@ -57,7 +57,7 @@ impl BrokenPromise {
 /// A part of a run that broke a promise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailedRun {
-    /// Its seed and kills bring it back.
+    /// Its seed and kills reproduce it.
     pub seed: u64,
     pub kills: u64,
     /// Where its state directory and logs are.
@@ -95,9 +95,9 @@ pub struct CrashReport {
     pub jobs: u64,
     /// Jobs that ended with their keeper, which was killed.
     pub jobs_cut: u64,
-    /// Bytes of output that were held against what their jobs wrote.
+    /// Bytes of output that were compared with what the jobs wrote.
     pub job_bytes: u64,
-    /// Ends of jobs that their session was told of before its next message.
+    /// Ends of jobs that were reported to their session before its next message.
     pub job_notes: u64,
     /// From a daemon's start until all agents were there and answered, in microseconds.
     pub recovery_us: Vec<u64>,
@@ -172,7 +172,7 @@ impl CrashReport {
         }
     }
 
-    /// Every count with its name, in the order in which they are told.
+    /// Every count with its name, in the order of the output.
     pub fn counts(&self) -> Vec<(String, u64)> {
         let mut rows = vec![("kills".to_owned(), self.kills)];
         rows.extend(self.victims.iter().map(|(name, count)| (format!("  of a {name}"), *count)));

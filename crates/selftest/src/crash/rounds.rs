@@ -47,8 +47,8 @@ const KINDS: [EventKind; 12] = [
 
 /// Runs rounds until there were `kills` kills, a few at a time, and stops at the first broken promise.
 ///
-/// The first round's seed is the setup's own: a round is brought back by its seed and its number of kills. An error is
-/// a run of which nothing came to be.
+/// The first round has the setup's own seed: the seed and the number of kills reproduce a round. An error means that
+/// the run could not start.
 pub async fn rounds(setup: &CrashSetup, kills: u64) -> Result<CrashReport, Trouble> {
     let shared = RefCell::new(LaneState::default());
     // One task for all of them: when it is dropped, everything they started goes with it.

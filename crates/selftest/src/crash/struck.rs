@@ -33,7 +33,7 @@ pub async fn struck(setup: &CrashSetup, victim: Victim, tool: RunningTool) -> Cr
         };
         world.work_on(shape).await;
         world.strike(victim, "with a tool at work").await?;
-        world.come_back().await
+        world.await_recovery().await
     })
     .await
     .unwrap_or_else(CrashReport::from)
@@ -46,7 +46,7 @@ pub async fn struck_after_the_end(setup: &CrashSetup) -> CrashReport {
         world.kill("with a tool at work")?;
         world.wait_exit_record().await;
         world.kill_keeper(0).await;
-        world.come_back().await
+        world.await_recovery().await
     })
     .await
     .unwrap_or_else(CrashReport::from)
@@ -61,7 +61,7 @@ impl CrashWorld {
         self.wait_effect(&begin).await;
     }
 
-    async fn come_back(&mut self) -> Result<(), Trouble> {
+    async fn await_recovery(&mut self) -> Result<(), Trouble> {
         if self.lodge.pid().is_none() { self.start_again().await } else { self.check_adoption().await }
     }
 

@@ -110,7 +110,9 @@ impl CrashWorld {
                     let what = format!("message {} was refused: {error:?}", self.sent[at].plan.token);
                     self.report.add(BrokenPromise::Wrong, what);
                 }
-                Err(error) => self.report.add(BrokenPromise::Wrong, format!("a send broke off: {error}")),
+                Err(error) => {
+                    self.report.add(BrokenPromise::Wrong, format!("a send was interrupted: {error}"))
+                }
             }
         }
         self.gather_jobs().await;

@@ -12,7 +12,7 @@ use super::strike::KeeperDeath;
 use super::talk::SentMessage;
 use super::time::ms_since_1970;
 
-/// What a model is told of a call whose outcome nobody knows.
+/// The text that a model gets for a call with an unknown outcome.
 const UNKNOWN_SAYS: &str = "outcome unknown";
 
 /// How often each effect may have happened.
@@ -84,7 +84,7 @@ impl JudgedTurn<'_> {
             let falls = tools.get(at).map_or(0, |step| self.falls_during(step));
             let status = tools.get(at).map_or("missing", |step| step.status.as_str());
             if !call.tool.is_program() {
-                // Whatever becomes of the job, what is asked about it is answered.
+                // Questions about the job are answered in any case.
                 if status != "done" {
                     report.add(
                         BrokenPromise::Wrong,
@@ -194,12 +194,12 @@ impl JudgedTurn<'_> {
 enum CallOutcome {
     Done,
     Unknown,
-    /// What is told of a job.
+    /// A report about a job.
     Told(CrashTool),
 }
 
 impl CallOutcome {
-    /// Whether a model may be told this of it.
+    /// Whether this is a valid report to a model about it.
     fn may_say(self, text: &str, token: &str, key: &str, jobs: &JobViews) -> bool {
         match self {
             CallOutcome::Done => text == did(token, key),

@@ -29,8 +29,8 @@ use crate::trouble::{Trouble, refused, system};
 
 /// Between two looks at a condition.
 pub const LOOK: Duration = Duration::from_millis(2);
-/// Agents are brought back, and quickly: a run has many deaths, and the pause between them proves nothing.
-/// Few jobs run at a time, so that others wait for their turn.
+/// Agents are revived quickly: a run has many deaths, and the delays between them prove nothing. Few jobs run at a
+/// time, so that others wait for a slot.
 const SETTINGS: [(&str, &str); 5] = [
     ("LODGED_REVIVAL_POLICY", "revive"),
     ("LODGED_BACKOFF_BASE", "20ms"),
@@ -180,8 +180,8 @@ impl CrashWorld {
     }
 }
 
-/// Runs what a world has to go through, and finishes it. What stops it on the way is told in the report; an error is a
-/// world that did not even begin.
+/// Runs the steps of a world and finishes it. The report says what stopped it on the way; an error is a world that
+/// could not start.
 pub async fn through<F>(setup: &CrashSetup, agents: usize, course: F) -> Result<CrashReport, Trouble>
 where
     F: AsyncFnOnce(&mut CrashWorld) -> Result<(), Trouble>,

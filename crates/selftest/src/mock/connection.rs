@@ -30,7 +30,7 @@ pub(super) struct HttpRequest {
 struct RequestHead {
     request: HttpRequest,
     length: usize,
-    /// The client wants to be told before it sends the body.
+    /// The client waits for `100 Continue` before it sends the body.
     expects_continue: bool,
 }
 

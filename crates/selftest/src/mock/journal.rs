@@ -92,7 +92,7 @@ impl Journal {
         let Some(file) = &self.file else { return Ok(()) };
         let mut bytes = serde_json::to_vec(line)?;
         bytes.push(b'\n');
-        // One write for a line: whoever reads meanwhile sees whole lines.
+        // One write per line, so that concurrent readers see complete lines.
         file.lock().unwrap_or_else(PoisonError::into_inner).write_all(&bytes)
     }
 }

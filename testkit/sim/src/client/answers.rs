@@ -1,4 +1,4 @@
-//! What callers were told, against what is on disk.
+//! Replies to callers, compared with the disk.
 
 use lodge_core::agent::AgentState;
 use lodge_core::record::AgentSpec;
@@ -13,7 +13,7 @@ use crate::world::SimWorld;
 
 impl SimWorld {
     /// The keeper that a stop or kill is about.
-    pub(super) fn keeper_meant(&self, what: &SimRequest) -> Option<(u64, u32)> {
+    pub(super) fn target_keeper(&self, what: &SimRequest) -> Option<(u64, u32)> {
         let (SimRequest::Stop(agent) | SimRequest::Kill(agent)) = what else { return None };
         let row = self.disk.agent(agent)?;
         let keeper = self.machine.sandboxes.get(&row.sandbox)?.keeper.as_ref()?;
@@ -21,16 +21,16 @@ impl SimWorld {
     }
 
     /// The session that a deletion is about, by how often it had begun.
-    pub(super) fn begun_meant(&self, what: &SimRequest) -> u32 {
+    pub(super) fn target_session_begun(&self, what: &SimRequest) -> u32 {
         let SimRequest::Edit { session, edit: SessionEdit::Delete } = what else { return 0 };
         self.disk.begun(session)
     }
 
-    /// Nothing survives a stop: whoever waited for it to be done hears of it when it is.
+    /// Nothing survives a stop: its caller gets the reply when it is complete.
     pub(super) fn check_gone(&mut self, caller: usize, reply: &Result<Value, ErrorBody>) {
         let Some(asks) = self.clients.callers[caller].asks.as_ref() else { return };
         let (SimRequest::Stop(agent) | SimRequest::Kill(agent)) = &asks.what else { return };
-        let lives = asks.keeper.is_some() && self.keeper_meant(&asks.what) == asks.keeper;
+        let lives = asks.keeper.is_some() && self.target_keeper(&asks.what) == asks.keeper;
         let stopped = self.disk.agent(agent).is_some_and(|row| row.state == AgentState::Stopped);
         if reply.is_ok() && stopped && lives {
             self.fail(format!("{agent} is told to be stopped, and its sandbox lives"));
@@ -116,7 +116,7 @@ impl SimWorld {
         }
     }
 
-    /// A turn that somebody was told of is there, unless it went with its session.
+    /// A turn that a reply named exists, unless it was deleted with its session.
     fn turn_holds(&self, id: &str, holds: impl FnOnce(&StoredTurn) -> bool) -> Result<(), String> {
         let id: TurnId = id.parse().map_err(|_| "no id")?;
         let there = self.disk.turn(&id).map_or_else(|| self.disk.was_deleted(&id), holds);
@@ -158,7 +158,7 @@ impl SimWorld {
         self.daemon.as_ref().is_some_and(|daemon| daemon.doors.contains(token))
     }
 
-    /// Whoever was told that a session is deleted is told so for ever.
+    /// A session that was reported as deleted stays deleted.
     pub fn check_deleted(&mut self) {
         let is_back = |told: &&AnsweredRequest| {
             let SimRequest::Edit { session, edit: SessionEdit::Delete } = &told.asks.what else {

@@ -65,7 +65,7 @@ impl SimWorld {
         }
     }
 
-    /// Whoever was told that a job is cancelled hears of no other end.
+    /// A job that was reported as cancelled has no other end.
     pub(super) fn cancellation_holds(&self, id: &JobId) -> Result<(), String> {
         match self.disk.job(id).map(|row| (row.progress.state, row.progress.cancel.is_some())) {
             Some((JobState::Cancelled, _) | (JobState::Running, true)) => Ok(()),

@@ -133,7 +133,7 @@ impl SimWorld {
 
     /// Something that needs another runtime, or something that needs none.
     fn some_change(&mut self, text: &str) -> (Change, Option<NewImage>) {
-        // Nobody takes a key away, so that it must be there for ever.
+        // No request removes a key, so it must always exist.
         let key = BTreeMap::from([(text.to_owned(), Some(String::new()))]);
         match self.rng.below(10) {
             0..2 => {

@@ -1,5 +1,5 @@
-//! The table of jobs, and what may be written into it: states move along their table, what ended stays as it is, and
-//! whoever is next is next.
+//! The table of jobs and its rules: states move along their table, final states do not change, and the queue keeps
+//! its order.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -29,7 +29,7 @@ impl SimWorld {
         let shelf = self.machine.sandboxes.get(&sandbox).map(|found| &found.shelf);
         let is_claimed = shelf.is_some_and(|shelf| shelf.contains_key(job.as_str()));
         if resumed && other_boot && !is_claimed {
-            return self.tell_job_end(job, ExecHow::Lost, 0);
+            return self.report_job_end(job, ExecHow::Lost, 0);
         }
         self.send(agent, SimCommand::Start { exec: job.to_string() });
     }
@@ -48,7 +48,7 @@ impl SimWorld {
         match found.known(job.as_str()) {
             SimExecState::Exited(ended) => self.job_exited(agent, job, ended),
             SimExecState::Lost if is_claimed => self.job_lost(agent, job),
-            SimExecState::Lost => self.tell_job_end(job, ExecHow::NotStarted, 0),
+            SimExecState::Lost => self.report_job_end(job, ExecHow::NotStarted, 0),
             SimExecState::Running => {}
         }
     }
@@ -60,20 +60,20 @@ impl SimWorld {
         let Some(sandbox) = self.disk.agent(agent).map(|row| row.sandbox.clone()) else { return };
         // A keeper that is connected later tells of it, and is asked to forget it then.
         if !self.machine.is_held(&sandbox) {
-            self.job_file_goes(&sandbox, job);
+            self.remove_job_file(&sandbox, job);
         }
     }
 
     pub fn job_exited(&mut self, agent: &AgentId, job: &JobId, ended: SimExit) {
         let wrote = self.job_bytes(agent, job);
-        self.tell_job_end(job, how(ended), wrote);
+        self.report_job_end(job, how(ended), wrote);
     }
 
     /// Claimed by a keeper that died, without an outcome: what was captured is all that is known.
     pub fn job_lost(&mut self, agent: &AgentId, job: &JobId) {
         let wrote = self.job_bytes(agent, job);
         self.tally.unknown += 1;
-        self.tell_job_end(job, ExecHow::Lost, wrote);
+        self.report_job_end(job, ExecHow::Lost, wrote);
     }
 
     /// What the file of a job says that it wrote.
@@ -83,7 +83,7 @@ impl SimWorld {
         sandbox.and_then(|sandbox| sandbox.files.get(job)).map_or(0, |file| file.wrote)
     }
 
-    pub fn tell_job_end(&mut self, job: &JobId, how: ExecHow, wrote: u64) {
+    pub fn report_job_end(&mut self, job: &JobId, how: ExecHow, wrote: u64) {
         let limited = self.disk.job(job).is_some_and(|row| row.request.timeout_ms > 0);
         let cause = (limited && how == ExecHow::Killed { signal: 9 }).then_some(Cause::Timeout);
         let (stdout, stderr) = (JobStream { seen: wrote, kept: wrote }, JobStream::default());

@@ -89,7 +89,7 @@ impl SimWorld {
         self.archive_work(ArchiveWork::Take(job.clone(), ArchiveExtent::Final));
     }
 
-    pub fn outputs_go(&mut self, jobs: &[JobId]) {
+    pub fn remove_outputs(&mut self, jobs: &[JobId]) {
         jobs.iter().for_each(|job| self.archive_work(ArchiveWork::Remove(job.clone())));
     }
 
@@ -97,7 +97,7 @@ impl SimWorld {
     pub fn sweep(&mut self) {
         let stray = |job: &&JobId| self.disk.job(job).is_none_or(|row| row.output_removed);
         let strays: Vec<JobId> = self.jobs.archive.keys().filter(stray).cloned().collect();
-        self.outputs_go(&strays);
+        self.remove_outputs(&strays);
     }
 
     fn archive_work(&mut self, work: ArchiveWork) {
@@ -115,7 +115,7 @@ impl SimWorld {
         }
     }
 
-    pub fn archive_goes(&mut self, stage: ArchiveStage) {
+    pub fn run_archive(&mut self, stage: ArchiveStage) {
         let life = self.life;
         let next = match stage {
             ArchiveStage::Reads => {
@@ -227,7 +227,7 @@ impl SimWorld {
     }
 
     /// Some of the oldest jobs or outputs go.
-    pub fn retention_looks(&mut self) {
+    pub fn run_retention(&mut self) {
         let what = if self.rng.chance(500) { Expiry::All } else { Expiry::Output };
         let over = |row: &&JobRow| !row.progress.state.is_open() && row.archived;
         let wanted = |row: &&JobRow| match what {

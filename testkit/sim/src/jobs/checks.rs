@@ -71,7 +71,7 @@ impl SimWorld {
         }
     }
 
-    /// Whoever breaks off a turn that waits for a job wants neither.
+    /// Interrupting a turn that waits for a job cancels both.
     pub fn check_cut(&mut self, turn: &TurnId, step: u32, ordinal: u32) {
         let Some(kept) = self.disk.turn(turn) else { return };
         let row = kept.steps.iter().find(|row| (row.step, row.ordinal) == (step, ordinal));
@@ -94,11 +94,11 @@ impl SimWorld {
         }
     }
 
-    /// The end of a job is told once: in a note, or in the result of a tool, and not in a note after that.
+    /// The end of a job is reported once: in a note, or in the result of a tool, and not in a note after that.
     pub fn check_note(&mut self, turn: &TurnId, note: &str) {
         let Some(kept) = self.disk.turn(turn) else { return };
         let (agent, session) = (kept.row.agent.clone(), kept.row.session.clone());
-        // A turn that is done again is told what it was told.
+        // A turn that is repeated gets the same text.
         let replaced = kept.row.place.replaces.as_ref().and_then(|id| self.disk.turn(id));
         let before = replaced.and_then(|kept| kept.messages.first()?.body.note.as_ref());
         let before: Vec<JobId> = before.map(|note| jobs_in(note)).unwrap_or_default();
@@ -117,7 +117,7 @@ impl SimWorld {
 }
 
 impl SimWorld {
-    /// At rest whatever could end has ended, all output is in one place, and nobody waits for any of it.
+    /// At rest everything that could end has ended, all output is in one place, and nobody waits for any of it.
     pub fn jobs_are_settled(&self) -> Result<(), String> {
         if !self.daemon.as_ref().is_some_and(|daemon| daemon.archiver.is_idle()) {
             return Err("at rest, and the archive has something to do".to_owned());
@@ -138,7 +138,7 @@ impl SimWorld {
                         |(facts, sizes): &(Facts, Sizes)| !has_slot(facts, sizes.jobs.max, &row.agent);
                     rests || facts.as_ref().is_some_and(has_none)
                 }
-                // Its sandbox could not be ended, and whoever asked was told so.
+                // Its sandbox could not be ended, and the caller got that error.
                 JobState::Running => given_up,
                 JobState::Done | JobState::Error | JobState::Cancelled => true,
             };
@@ -211,7 +211,8 @@ fn waited_for(step: &StepRow, tool: &str) -> Option<JobId> {
     request.args.first()?.parse().ok()
 }
 
-/// What an engine counts of jobs is what it holds, no place is free while one could start, and none is held in vain.
+/// The engine's counts of jobs are correct, no slot is free while a job could start, and no slot is occupied without
+/// a job.
 pub fn jobs_agree(facts: &Facts, sizes: &Sizes) -> Result<(), String> {
     let mut states = BTreeMap::new();
     let (mut unarchived, mut untold) = (0, 0);

@@ -52,12 +52,12 @@ impl SimWorld {
             self.after(pause, SimEvent::ToolActs { sandbox: id.clone(), keeper, exec: exec.clone(), run });
         }
         if self.machine.keeper(id).is_some_and(|keeper| !keeper.hung) {
-            self.keeper_tells(id, KeeperMessage::Wrote { exec, bytes: wrote });
+            self.send_to_daemon(id, KeeperMessage::Wrote { exec, bytes: wrote });
         }
     }
 
-    /// The file of a job goes. Whatever was in it is in the archive by now.
-    pub fn job_file_goes(&mut self, id: &SandboxId, job: &JobId) {
+    /// The file of a job is removed. Its contents are in the archive by now.
+    pub fn remove_job_file(&mut self, id: &SandboxId, job: &JobId) {
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
         sandbox.shelf.remove(job.as_str());
         if sandbox.files.remove(job).is_some() {
@@ -66,7 +66,7 @@ impl SimWorld {
     }
 
     /// All files of a sandbox go.
-    pub fn sandbox_files_go(&mut self, id: &SandboxId) {
+    pub fn remove_sandbox_files(&mut self, id: &SandboxId) {
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
         sandbox.shelf.clear();
         let jobs: Vec<JobId> = std::mem::take(&mut sandbox.files).into_keys().collect();

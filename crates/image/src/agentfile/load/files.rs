@@ -20,7 +20,7 @@ const CAREFULLY: i32 = 0o4000 | 0o400;
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const CAREFULLY: i32 = 0x0004 | 0x2_0000;
 
-/// What a file is, whatever it is called.
+/// What identifies a file, independent of its name.
 pub(super) type FileId = (u64, u64);
 
 /// An Agentfile on disk, and the directory it stands in.
@@ -58,7 +58,7 @@ pub(super) fn find(path: &Path, named: &str) -> Result<OpenedAgentfile, FileMist
     if !kind.is_file() {
         return Err(FileMistake::NotRegular { path: named.to_owned() });
     }
-    // The person named this very file, so a link is followed; what it names is still held to the directory.
+    // The person named this very file, so a link is followed; files that it names must still be in the directory.
     let file = open(path).map_err(failed)?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().map_or(FILE_NAME.into(), |name| name.to_string_lossy()).into_owned();

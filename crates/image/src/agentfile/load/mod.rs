@@ -3,17 +3,20 @@
 //! Owns: the chain of parents and what of it is flattened. Never: decides which images there are, or what of the
 //! language is carried out (see [`Builder`]).
 
+mod error;
 mod files;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
+use self::error::FileFaults;
+pub use self::error::LoadError;
 use self::files::{FileId, NamedBy, OpenedAgentfile, SourceDirectory};
-use super::bounds::{ADD_MAX, CONTEXT_MAX, ERRORS_MAX, LOAD_TOTAL_MAX, PARENTS_MAX};
+use super::bounds::{ADD_MAX, CONTEXT_MAX, LOAD_TOTAL_MAX, PARENTS_MAX};
 use super::document::{Agentfile, At, BinSource, ContextSource, Keyed, Parent, put_all};
-use super::error::{AgentfileError, AgentfileErrors, shown};
+use super::error::{AgentfileError, AgentfileErrors};
 use super::merge::merge;
-use super::mistake::{BoundMistake, FileMistake, FormMistake, Mistake};
+use super::mistake::{FileMistake, FormMistake};
 use super::parse::parse;
 
 const STDIN_NAME: &str = "stdin";
@@ -57,7 +60,7 @@ pub struct PackedFiles {
     pub files: BTreeMap<String, Vec<u8>>,
 }
 
-/// What a build asks of whoever wants it.
+/// What a build needs from its caller.
 pub trait Builder {
     /// The image of that name; `None` when there is none.
     fn image(
@@ -70,49 +73,6 @@ pub trait Builder {
 
     /// What of one Agentfile is not carried out: its lines, and what stands there.
     fn refuses(&self, agentfile: &Agentfile) -> Vec<(u32, &'static str)>;
-}
-
-/// Why an Agentfile could not be loaded.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// The Agentfile itself cannot be had.
-    #[error("{0}")]
-    Source(FileMistake),
-    /// Every mistake of it, and of its parents on disk.
-    #[error(transparent)]
-    Mistakes(#[from] AgentfileErrors),
-    #[error("no ARG declares {}", listed(unknown))]
-    UndeclaredArgs { unknown: Vec<String>, declared: Vec<String> },
-}
-
-impl LoadError {
-    /// The code; that of the first mistake when the Agentfile itself is wrong.
-    pub fn code(&self) -> &'static str {
-        match self {
-            LoadError::Source(mistake) => mistake.code(),
-            LoadError::Mistakes(errors) => errors.first().code(),
-            LoadError::UndeclaredArgs { .. } => "agentfile.undeclared_arg",
-        }
-    }
-
-    pub fn hint(&self) -> String {
-        match self {
-            LoadError::Source(FileMistake::NoAgentfile { .. }) => {
-                format!("name a directory with a file called `{}`, or the file itself", files::FILE_NAME)
-            }
-            LoadError::Source(FileMistake::NotRegular { .. }) => {
-                "name a plain file; to read an Agentfile from a pipe, pass `-`".to_owned()
-            }
-            LoadError::Source(mistake) => mistake.hint(),
-            LoadError::Mistakes(errors) => errors.first().hint(),
-            LoadError::UndeclaredArgs { declared, .. } if declared.is_empty() => {
-                "the Agentfile has no ARG: add `ARG key=default`, or leave the build argument out".to_owned()
-            }
-            LoadError::UndeclaredArgs { declared, .. } => {
-                format!("these are declared: {}", listed(declared))
-            }
-        }
-    }
 }
 
 /// Loads the Agentfile at `path`, a directory that has one or the file itself, with its parents and every file that
@@ -430,32 +390,6 @@ fn spend(bytes: usize, path: &str, max: u64, budget: &mut u64) -> Result<(), Fil
     Ok(())
 }
 
-/// The mistakes of one file, which are told in the order of its lines.
-struct FileFaults {
-    file: String,
-    found: Vec<AgentfileError>,
-}
-
-impl FileFaults {
-    fn new(file: &str) -> Self {
-        FileFaults { file: file.to_owned(), found: Vec::new() }
-    }
-
-    fn add(&mut self, line: u32, column: u32, mistake: impl Into<Mistake>) {
-        let mistake = match self.found.len() {
-            ..ERRORS_MAX => mistake.into(),
-            ERRORS_MAX => BoundMistake::Errors { max: ERRORS_MAX }.into(),
-            _ => return,
-        };
-        self.found.push(AgentfileError { file: self.file.clone(), line, column, mistake });
-    }
-
-    fn sorted(mut self) -> Vec<AgentfileError> {
-        self.found.sort_by_key(|error| (error.line, error.column));
-        self.found
-    }
-}
-
 /// The chain as one, the newest over the oldest.
 fn flatten(levels: Vec<LoadedAgentfile>, source: Vec<u8>) -> LoadedAgentfile {
     let from = levels.first().and_then(|child| match &child.agentfile.from.value {
@@ -501,8 +435,4 @@ fn tidy(path: &Path) -> PathBuf {
         }
     }
     short
-}
-
-fn listed(words: &[String]) -> String {
-    words.iter().map(|word| format!("`{}`", shown(word))).collect::<Vec<_>>().join(", ")
 }

@@ -32,7 +32,7 @@ pub enum FileMistake {
     ImageUnreadable { image: String, why: String },
     #[error("there is no tool `{}` here, and that names no registry", shown(image))]
     NoBin { image: String },
-    #[error("the tool `{}` could not be had: {}", shown(image), shown_cause(why))]
+    #[error("the tool `{}` could not be pulled: {}", shown(image), shown_cause(why))]
     BinUnreadable { image: String, why: String },
     #[error("FROM leads back to where it came from: {}", chain(names))]
     Cycle { names: Vec<String> },
@@ -64,13 +64,13 @@ impl FileMistake {
             FileMistake::Unreadable { .. } => "a file that the daemon can read".to_owned(),
             FileMistake::NotRegular { .. } => "a plain file".to_owned(),
             FileMistake::Outside { .. } => "a file below the Agentfile's directory".to_owned(),
-            FileMistake::Exchanged { .. } => "files that nobody changes meanwhile".to_owned(),
+            FileMistake::Exchanged { .. } => "files that do not change during the build".to_owned(),
             FileMistake::TooLarge { max, .. } => format!("at most {max} bytes"),
             FileMistake::TotalTooLarge { max, .. } => {
                 format!("at most {max} bytes of CONTEXT and ADD files, those of parents included")
             }
             FileMistake::ContextNotUtf8 { .. } => "UTF-8 text".to_owned(),
-            FileMistake::NoDirectory { .. } => "an Agentfile that stands by itself".to_owned(),
+            FileMistake::NoDirectory { .. } => "an Agentfile without files".to_owned(),
             FileMistake::NoAgentfile { .. } => "a directory with an Agentfile, or the file itself".to_owned(),
             FileMistake::NoImage { .. } | FileMistake::ImageUnreadable { .. } => {
                 "the name of an image, a path, or `scratch`".to_owned()
@@ -96,7 +96,7 @@ impl FileMistake {
             FileMistake::TooLarge { .. } | FileMistake::TotalTooLarge { .. } => {
                 "make it smaller, or mount it with `lodge run -v HOST:TARGET`".to_owned()
             }
-            FileMistake::ContextNotUtf8 { .. } => "save it as UTF-8, or bring it with ADD".to_owned(),
+            FileMistake::ContextNotUtf8 { .. } => "save it as UTF-8, or add it with ADD".to_owned(),
             FileMistake::NoDirectory { .. } => {
                 "write the text as a heredoc, or build from the directory instead of stdin".to_owned()
             }
@@ -116,7 +116,7 @@ impl FileMistake {
                 }
             },
             FileMistake::BinUnreadable { .. } => {
-                "check the name; `lodge bin pull` brings it by itself".to_owned()
+                "check the name; `lodge bin pull` pulls only the tool".to_owned()
             }
             FileMistake::Cycle { .. } => "let one of them start with `FROM scratch`".to_owned(),
             FileMistake::TooDeep { .. } => "flatten some of them into one".to_owned(),

@@ -21,7 +21,7 @@ pub enum FormMistake {
     SpacesAroundEquals { keyword: Keyword },
     #[error("there is no FROM")]
     FromMissing,
-    #[error("FROM stands after {before}")]
+    #[error("FROM is after {before}")]
     FromNotFirst { before: Keyword },
     /// `key` is `None` for an instruction that a file has once at most.
     #[error("{} was already given on line {first_line}", named(*keyword, key.as_deref()))]
@@ -83,7 +83,7 @@ impl FormMistake {
             },
             FormMistake::Missing { what, .. } => format!("add {what}"),
             FormMistake::Unexpected { found, .. } if found.starts_with('#') => {
-                "comments stand on lines of their own".to_owned()
+                "put comments on separate lines".to_owned()
             }
             FormMistake::Unexpected { .. } => {
                 "remove it, or put words that belong together into double quotes".to_owned()

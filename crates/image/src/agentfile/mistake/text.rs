@@ -12,11 +12,11 @@ pub enum TextMistake {
     ByteOrderMark,
     #[error("the file is not UTF-8")]
     NotUtf8,
-    #[error("the syntax line stands too late")]
+    #[error("the syntax line is not the first line")]
     SyntaxLineMisplaced,
     #[error("unknown syntax `{}`", shown(found))]
     SyntaxVersion { found: String },
-    #[error("the character U+{:04X} cannot stand here", u32::from(*character))]
+    #[error("the character U+{:04X} is not allowed here", u32::from(*character))]
     BadCharacter { character: char },
     #[error("the string is not closed")]
     UnterminatedString,

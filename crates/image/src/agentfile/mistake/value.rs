@@ -307,7 +307,7 @@ fn network_hint(found: &str) -> &'static str {
     } else if found.starts_with("loopback") {
         "name one port of the host's own loopback, as in `loopback:5432`"
     } else if has_ports {
-        "write each port by itself, as in `example.com:80 example.com:443`, or none for all of them"
+        "write each port separately, as in `example.com:80 example.com:443`, or none for all of them"
     } else if found.contains('/') {
         "write a range as `203.0.113.0/24`"
     } else {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::somewhere;
+use super::without_position;
 use crate::agentfile::{
     Add, Arg, At, Bin, BinSource, Config, ConfigValue, ContextSection, ContextSource, Env, Label, Limit, Mcp,
     McpSource, ModelName, On, Schedule, Service, ServiceNeed, read_limit, shown,
@@ -128,7 +128,7 @@ impl StoredContext {
 
     pub(super) fn into_context(self) -> ContextSection {
         let source = match self.file {
-            Some(path) => ContextSource::File(somewhere(path)),
+            Some(path) => ContextSource::File(without_position(path)),
             None => ContextSource::Inline(String::new()),
         };
         ContextSection { line: 0, name: self.name, description: self.description, source }
@@ -205,7 +205,7 @@ impl StoredAdd {
     }
 
     pub(super) fn into_add(self) -> Add {
-        Add { line: 0, src: somewhere(self.src), name: self.name, description: self.description }
+        Add { line: 0, src: without_position(self.src), name: self.name, description: self.description }
     }
 }
 
@@ -220,7 +220,9 @@ impl StoredPair {
 
     pub(super) fn into_limit(self) -> Result<At<Limit>, BadImage> {
         let limit = read_limit(&self.key, &self.value);
-        limit.map(somewhere).map_err(|mistake| BadImage::new(format!("its LIMIT is refused: {mistake}")))
+        limit
+            .map(without_position)
+            .map_err(|mistake| BadImage::new(format!("its LIMIT is refused: {mistake}")))
     }
 }
 

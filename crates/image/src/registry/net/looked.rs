@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
-/// How long whoever connects goes to what was looked at. Names do move.
+/// How long connections use the addresses that were checked. Names may move.
 const KEPT: Duration = Duration::from_secs(600);
 /// How long a name that led nowhere does.
 const NOWHERE_KEPT: Duration = Duration::from_secs(10);

@@ -1,0 +1,208 @@
+//! A turn that does not end as its caller hoped: what became of it and of its agent, and what to say about it.
+
+use lodge_proto::{
+    AgentDetail, AgentRef, AgentView, Event, EventBody, LineageRef, LineageView, QuarantineView, TurnRef,
+    TurnView,
+};
+
+use super::{PromptedAgent, shut_down};
+use crate::failure::CommandFailure;
+use crate::follow::DaemonClient;
+use crate::render;
+
+/// The code of an end because an operator has to decide about work in quarantine.
+const QUARANTINED: &str = "work.quarantined";
+
+/// The end of an agent, and its causes.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct AgentEnd {
+    how: &'static str,
+    causes: Vec<String>,
+}
+
+impl AgentEnd {
+    fn plain(how: &'static str) -> Self {
+        AgentEnd { how, causes: Vec::new() }
+    }
+}
+
+pub(super) fn agent_end(event: &Event) -> Option<AgentEnd> {
+    match event.body()? {
+        EventBody::AgentFailed(failed) => {
+            let cause = render::why_failed(Some(&failed.reason), failed.detail.as_deref());
+            Some(AgentEnd { how: "failed", causes: cause.into_iter().collect() })
+        }
+        EventBody::AgentStopped(_) => Some(AgentEnd::plain("was stopped")),
+        EventBody::AgentRemoved(_) => Some(AgentEnd::plain("was removed")),
+        _ => None,
+    }
+}
+
+/// What became of a turn whose agent ended.
+#[derive(Debug)]
+pub(super) enum TurnAfterAgent {
+    /// It ended, too: its own event tells how.
+    Over,
+    /// Another process has taken over by now.
+    GoesOn,
+    /// It waits, and nothing would come of waiting for it.
+    Left(AbandonedTurn),
+}
+
+#[derive(Debug)]
+pub(super) enum AbandonedTurn {
+    /// For a decision about this lineage.
+    Asked(String),
+    /// For a start of its agent.
+    Stopped,
+    /// It cannot be looked up: it may have gone with its agent.
+    Gone,
+}
+
+/// Checks the turn, the agent and its lineage: the agent's policy has been applied before its end is reported.
+pub(super) async fn check_turn(
+    daemon: &mut DaemonClient<'_>,
+    agent: &PromptedAgent,
+    turn: &TurnView,
+) -> TurnAfterAgent {
+    let Ok(now) =
+        daemon.call_without_start::<_, TurnView>("turn/get", TurnRef { turn: turn.id.clone() }).await
+    else {
+        return TurnAfterAgent::Left(AbandonedTurn::Gone);
+    };
+    if matches!(now.status.as_str(), "done" | "failed" | "interrupted") {
+        return TurnAfterAgent::Over;
+    }
+    let Ok((agent, lineage)) = agent_now(daemon, agent).await else {
+        return TurnAfterAgent::Left(AbandonedTurn::Gone);
+    };
+    match (lineage.status.as_str(), agent.status.as_str()) {
+        ("ask_pending", _) => TurnAfterAgent::Left(AbandonedTurn::Asked(lineage.id)),
+        (_, "failed" | "stopped") => TurnAfterAgent::Left(AbandonedTurn::Stopped),
+        (_, "removing" | "removed") => TurnAfterAgent::Left(AbandonedTurn::Gone),
+        (_, _) => TurnAfterAgent::GoesOn,
+    }
+}
+
+/// Why a turn was interrupted, when no event of its agent came before.
+pub(super) async fn find_agent_end(daemon: &mut DaemonClient<'_>, agent: &PromptedAgent) -> Option<AgentEnd> {
+    let (agent, lineage) = match agent_now(daemon, agent).await {
+        Ok(now) => now,
+        Err(failure) if failure.is("agent.not_found") => return Some(AgentEnd::plain("was removed")),
+        Err(_) => return None,
+    };
+    match (agent.status.as_str(), lineage.ended_reason.as_deref(), lineage.status.as_str()) {
+        ("removing" | "removed", _, _) => Some(AgentEnd::plain("was removed")),
+        (_, Some("killed"), _) => Some(AgentEnd::plain("was killed")),
+        (_, _, "reaped") => Some(AgentEnd::plain("died, and its work was dropped")),
+        ("stopped", _, _) => Some(AgentEnd::plain("was stopped")),
+        (_, _, _) => None,
+    }
+}
+
+async fn agent_now(
+    daemon: &mut DaemonClient<'_>,
+    agent: &PromptedAgent,
+) -> Result<(AgentView, LineageView), CommandFailure> {
+    let given = AgentRef { agent: agent.id.clone(), request_id: None };
+    let view = daemon.call_without_start::<_, AgentDetail>("agent/get", given).await?.agent;
+    let given = LineageRef { lineage: view.lineage.clone() };
+    let lineage = daemon.call_without_start("lineage/get", given).await?;
+    Ok((view, lineage))
+}
+
+/// The work in quarantine that a turn waits for. A turn that cannot be looked up waits for none.
+pub(super) async fn find_quarantine(
+    daemon: &mut DaemonClient<'_>,
+    turn: &TurnView,
+) -> Result<Option<QuarantineView>, CommandFailure> {
+    match daemon.call_without_start::<_, TurnView>("turn/get", TurnRef { turn: turn.id.clone() }).await {
+        Ok(now) => Ok(now.quarantine),
+        Err(failure) if failure.is("turn.not_found") => Ok(None),
+        Err(failure) => Err(shut_down(failure)),
+    }
+}
+
+/// What to say of a turn that cannot go on before an operator has decided.
+pub(super) fn quarantined(work: &QuarantineView, agent: &PromptedAgent, turn: &TurnView) -> CommandFailure {
+    let kind = render::work_kind(&work.kind);
+    let failure = match work.turn.as_deref() {
+        Some(other) if other != turn.id => {
+            let other = render::one_line(other);
+            CommandFailure::refused(format!("the turn waits behind {other}, which is in quarantine"))
+        }
+        Some(_) | None => CommandFailure::refused("the turn is in quarantine"),
+    };
+    let failure = failure
+        .because(format!("its {kind} killed the daemon {}", render::in_a_row(work.deaths)))
+        .with_code(QUARANTINED);
+    if !agent.stays {
+        return failure;
+    }
+    failure.hint(format!(
+        "the turn stays: {}; `lodge session show {}` shows it",
+        render::quarantine_step(&work.id),
+        turn.session
+    ))
+}
+
+/// What to say of a turn that is not over and whose agent ended.
+pub(super) fn abandoned(
+    end: &AgentEnd,
+    left: AbandonedTurn,
+    agent: &PromptedAgent,
+    turn: &TurnView,
+) -> CommandFailure {
+    let name = &agent.name;
+    let failure = CommandFailure::refused(format!("{name} {} before the turn was over", end.how));
+    let failure = end.causes.iter().fold(failure, CommandFailure::because);
+    let session = &turn.session;
+    match left {
+        _ if !agent.stays => failure,
+        AbandonedTurn::Asked(lineage) => {
+            failure.hint(format!("the turn waits for your decision: {}", render::next_step(&lineage)))
+        }
+        AbandonedTurn::Stopped => failure.hint(format!(
+            "the turn waits: run `lodge start {name}` and it continues; `lodge session show {session}` shows it"
+        )),
+        AbandonedTurn::Gone => failure,
+    }
+}
+
+pub(super) fn interrupted(end: Option<AgentEnd>, agent: &PromptedAgent, turn: &TurnView) -> CommandFailure {
+    let failure = CommandFailure::refused("the turn was interrupted");
+    let failure = match end {
+        Some(AgentEnd { how, causes }) => {
+            let failure = failure.because(format!("{} {how}", agent.name));
+            causes.iter().fold(failure, CommandFailure::because)
+        }
+        None => failure.because("`turn/interrupt` was called, or its agent was stopped and started again"),
+    };
+    if !agent.stays {
+        return failure;
+    }
+    failure
+        .hint(format!("the turn will not continue; `lodge session show {}` shows its progress", turn.session))
+}
+
+/// The next step after a failure that names none.
+pub(super) fn with_next_step(
+    failure: CommandFailure,
+    agent: &PromptedAgent,
+    turn: &TurnView,
+) -> CommandFailure {
+    let session = &turn.session;
+    if !agent.stays {
+        return failure;
+    }
+    if failure.is("turn.schema_mismatch") {
+        return failure
+            .hint(format!("`lodge session show {session}` has the answers; a simpler schema may help"));
+    }
+    if failure.has_hint() {
+        return failure;
+    }
+    failure.hint(format!(
+        "`lodge session show {session}` shows its progress, `lodge session regenerate {session}` asks again"
+    ))
+}
