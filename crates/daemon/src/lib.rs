@@ -26,6 +26,7 @@ mod room;
 pub mod serve;
 mod shell;
 mod suspects;
+pub mod tasks;
 mod tls;
 pub mod view;
 

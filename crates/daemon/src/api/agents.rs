@@ -28,16 +28,16 @@ pub(super) async fn call(
     watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     match method {
-        "agent/create" => create::create(shell, key, params(method, given)?, watch).await,
-        "agent/list" => agent_list(shell, who, &params(method, given)?),
-        "agent/get" => agent_get(shell, &params(method, given)?),
-        "agent/start" => {
-            let given: AgentRef = params(method, given)?;
+        CreateAgent::NAME => create::create(shell, key, params::<CreateAgent>(given)?, watch).await,
+        ListAgents::NAME => agent_list(shell, who, &params::<ListAgents>(given)?),
+        GetAgent::NAME => agent_get(shell, &params::<GetAgent>(given)?),
+        StartAgent::NAME => {
+            let given = params::<StartAgent>(given)?;
             let id = find_agent(shell, &given.agent)?;
             Ok(shell.ask(key, Command::Agent(AgentCommand::Start { id })).await?)
         }
-        "agent/restart" => {
-            let given: AgentStopParams = params(method, given)?;
+        RestartAgent::NAME => {
+            let given = params::<RestartAgent>(given)?;
             let id = find_agent(shell, &given.agent)?;
             Ok(shell
                 .ask(
@@ -46,9 +46,9 @@ pub(super) async fn call(
                 )
                 .await?)
         }
-        "agent/update" => update::update(shell, key, params(method, given)?, watch).await,
-        "agent/stop" => {
-            let given: AgentStopParams = params(method, given)?;
+        UpdateAgent::NAME => update::update(shell, key, params::<UpdateAgent>(given)?, watch).await,
+        StopAgent::NAME => {
+            let given = params::<StopAgent>(given)?;
             let id = find_agent(shell, &given.agent)?;
             Ok(shell
                 .ask(
@@ -57,17 +57,17 @@ pub(super) async fn call(
                 )
                 .await?)
         }
-        "agent/kill" => {
-            let given: AgentRef = params(method, given)?;
+        KillAgent::NAME => {
+            let given = params::<KillAgent>(given)?;
             let id = find_agent(shell, &given.agent)?;
             Ok(shell.ask(key, Command::Agent(AgentCommand::Kill { id })).await?)
         }
-        "agent/remove" => {
-            let given: AgentRemoveParams = params(method, given)?;
+        RemoveAgent::NAME => {
+            let given = params::<RemoveAgent>(given)?;
             let id = find_agent(shell, &given.agent)?;
             Ok(shell.ask(key, Command::Agent(AgentCommand::Remove { id, force: given.force })).await?)
         }
-        "agent/logs" => agent_logs(shell, &params(method, given)?),
+        ReadAgentLogs::NAME => agent_logs(shell, &params::<ReadAgentLogs>(given)?),
         _other => Err(no_method(method)),
     }
 }

@@ -8,7 +8,10 @@ use std::sync::Arc;
 use lodge_core::record::ImageKind;
 use lodge_image::oci::{BadImage, NewBin, pack_bin};
 use lodge_image::registry::TransferWatch;
-use lodge_proto::{BinBuildParams, BinList, BinListParams, BinPullParams, BinPushParams, BinRef, ErrorBody};
+use lodge_proto::{
+    ApiMethod, BinBuildParams, BinList, BinListParams, BinPullParams, BinPushParams, BinRef, BuildBin,
+    ErrorBody, InspectBin, ListBins, PullBin, PushBin, RemoveBin,
+};
 use serde_json::Value;
 
 use self::programs::programs;
@@ -28,22 +31,22 @@ pub(super) async fn call(
     watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     match method {
-        "bin/build" => {
-            let given = params(method, given)?;
+        BuildBin::NAME => {
+            let given = params::<BuildBin>(given)?;
             ask_prepared(shell, key, move |shell| build(shell, given)).await
         }
-        "bin/list" => list(shell, &params(method, given)?),
-        "bin/inspect" => inspect(shell, &params(method, given)?),
-        "bin/pull" => {
-            let BinPullParams { bin, tags, .. } = params(method, given)?;
+        ListBins::NAME => list(shell, &params::<ListBins>(given)?),
+        InspectBin::NAME => inspect(shell, &params::<InspectBin>(given)?),
+        PullBin::NAME => {
+            let BinPullParams { bin, tags, .. } = params::<PullBin>(given)?;
             pull(shell, key, ImageKind::Bin, bin, tags, watch).await
         }
-        "bin/push" => {
-            let BinPushParams { bin, to, .. } = params(method, given)?;
+        PushBin::NAME => {
+            let BinPushParams { bin, to, .. } = params::<PushBin>(given)?;
             push(shell, key, ImageKind::Bin, bin, to, watch).await
         }
-        "bin/remove" => {
-            let given: BinRef = params(method, given)?;
+        RemoveBin::NAME => {
+            let given = params::<RemoveBin>(given)?;
             remove(shell, key, ImageKind::Bin, &given.bin).await
         }
         _other => Err(no_method(method)),

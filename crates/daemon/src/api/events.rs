@@ -1,7 +1,7 @@
 //! `event/list`: the log in pages, forwards from a cursor or backwards from a place.
 
 use lodge_core::record::EventRow;
-use lodge_proto::{ErrorBody, Event, EventList, EventListParams};
+use lodge_proto::{ApiMethod, ErrorBody, Event, EventList, EventListParams, ListEvents};
 use lodge_store::PAGE_BYTES_MAX;
 use serde_json::Value;
 
@@ -14,9 +14,9 @@ use crate::view;
 
 pub(super) async fn call(shell: &Shell, who: &Who, method: &str, given: Value) -> Answer {
     match method {
-        "event/list" => {
+        ListEvents::NAME => {
             shell.hub.caught_up(&shell.reader).await.map_err(internal)?;
-            list(shell, who, &params(method, given)?)
+            list(shell, who, &params::<ListEvents>(given)?)
         }
         _other => Err(no_method(method)),
     }

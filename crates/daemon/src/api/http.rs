@@ -150,7 +150,8 @@ async fn healthz(State(api): State<Arc<Api>>) -> HttpResponse {
     match api.shell.room.refusal() {
         None => axum::Json(json!({"status": "ok", "epoch": epoch, "version": version})).into_response(),
         Some(refusal) => {
-            let body = json!({"status": "read_only", "epoch": epoch, "version": version, "reason": refusal.to_string()});
+            let reason = refusal.to_string();
+            let body = json!({"status": "read_only", "epoch": epoch, "version": version, "reason": reason});
             (StatusCode::SERVICE_UNAVAILABLE, axum::Json(body)).into_response()
         }
     }

@@ -11,7 +11,8 @@ use lodge_core::job::JobState;
 use lodge_core::limits::JOB_LABELS_MAX;
 use lodge_core::{AgentId, JobId};
 use lodge_proto::{
-    ErrorBody, JobCancelParams, JobList, JobListParams, JobRef, JobSubmitParams, JobView, JobWaitParams,
+    ApiMethod, CancelJob, ErrorBody, GetJob, JobList, JobListParams, JobView, JobWaitParams, ListJobs,
+    ReadJobOutput, SubmitJob, WaitForJob,
 };
 use lodge_store::{JobFilter, JobSummary};
 use serde_json::Value;
@@ -37,24 +38,24 @@ pub(super) async fn call(
     given: Value,
 ) -> Answer {
     match method {
-        "job/submit" => {
-            let given: JobSubmitParams = params(method, given)?;
+        SubmitJob::NAME => {
+            let given = params::<SubmitJob>(given)?;
             let new = submit::read(shell, who, given)?;
             Ok(shell.ask(key, Command::Job(JobCommand::Submit(Box::new(new)))).await?)
         }
-        "job/list" => list(shell, &params(method, given)?),
-        "job/get" => {
-            let given: JobRef = params(method, given)?;
+        ListJobs::NAME => list(shell, &params::<ListJobs>(given)?),
+        GetJob::NAME => {
+            let given = params::<GetJob>(given)?;
             Ok(shown(shell, &one(shell, &find(shell, &given.job, None)?)?))
         }
-        "job/wait" => wait(shell, who, &params(method, given)?).await,
-        "job/cancel" => {
-            let given: JobCancelParams = params(method, given)?;
+        WaitForJob::NAME => wait(shell, who, &params::<WaitForJob>(given)?).await,
+        CancelJob::NAME => {
+            let given = params::<CancelJob>(given)?;
             let id = find(shell, &given.job, None)?;
             let answer = shell.ask(key, Command::Job(JobCommand::Cancel { id })).await?;
             cancelled(shell, answer).await
         }
-        "job/output" => output::output(shell, who, params(method, given)?).await,
+        ReadJobOutput::NAME => output::output(shell, who, params::<ReadJobOutput>(given)?).await,
         _other => Err(no_method(method)),
     }
 }
@@ -112,7 +113,7 @@ async fn wait(shell: &Arc<Shell>, who: &Who, given: &JobWaitParams) -> Answer {
             let over = over?.ok_or_else(|| view::no_job(id.as_str()))?;
             Ok(shown(shell, &over))
         }
-        _ = who.over() => Err(refused(who, "job/wait")),
+        _ = who.over() => Err(refused(who, WaitForJob::NAME)),
     }
 }
 

@@ -4,7 +4,8 @@ use lodge_core::LineageId;
 use lodge_core::event::EventKind;
 use lodge_core::lineage::{LineageState, Policy};
 use lodge_proto::{
-    ErrorBody, LineageDetail, LineageList, LineageListParams, LineageRef, LineageResolveParams, LineageView,
+    ApiMethod, ErrorBody, GetLineage, LineageDetail, LineageList, LineageListParams, LineageRef,
+    LineageResolveParams, LineageView, ListLineageMessages, ListLineages, ResolveLineage, SnapshotLineage,
 };
 use lodge_store::{LineageFilter, LineageSummary};
 use serde_json::Value;
@@ -32,11 +33,11 @@ const STATES: [LineageState; 5] = [
 
 pub(super) async fn call(shell: &Shell, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     match method {
-        "lineage/list" => list(shell, &params(method, given)?),
-        "lineage/get" => get(shell, &params(method, given)?),
-        "lineage/resolve" => resolve(shell, key, params(method, given)?).await,
-        "lineage/snapshot" => snapshots::snapshot(shell, &params(method, given)?),
-        "lineage/messages" => snapshots::messages(shell, &params(method, given)?),
+        ListLineages::NAME => list(shell, &params::<ListLineages>(given)?),
+        GetLineage::NAME => get(shell, &params::<GetLineage>(given)?),
+        ResolveLineage::NAME => resolve(shell, key, params::<ResolveLineage>(given)?).await,
+        SnapshotLineage::NAME => snapshots::snapshot(shell, &params::<SnapshotLineage>(given)?),
+        ListLineageMessages::NAME => snapshots::messages(shell, &params::<ListLineageMessages>(given)?),
         _other => Err(no_method(method)),
     }
 }

@@ -2,7 +2,10 @@
 
 use lodge_core::WorkId;
 use lodge_core::quarantine::{QuarantineRow, WorkKind};
-use lodge_proto::{ErrorBody, QuarantineList, QuarantineListParams, QuarantineRef, QuarantineView};
+use lodge_proto::{
+    ApiMethod, DropQuarantined, ErrorBody, ListQuarantine, QuarantineList, QuarantineListParams,
+    QuarantineRef, QuarantineView, RetryQuarantined,
+};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -17,12 +20,12 @@ use lodge_engine::{Command, Release, RequestKey, WorkRefusal};
 
 pub(super) async fn call(shell: &Shell, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     let how = match method {
-        "quarantine/list" => return list(shell, &params(method, given)?),
-        "quarantine/retry" => Release::Retry,
-        "quarantine/drop" => Release::Drop,
+        ListQuarantine::NAME => return list(shell, &params::<ListQuarantine>(given)?),
+        RetryQuarantined::NAME => Release::Retry,
+        DropQuarantined::NAME => Release::Drop,
         _other => return Err(no_method(method)),
     };
-    let QuarantineRef { work, .. } = params(method, given)?;
+    let QuarantineRef { work, .. } = params::<DropQuarantined>(given)?;
     let id = find(shell, &work)?;
     Ok(shell.ask(key, Command::ReleaseWork { id, how }).await?)
 }

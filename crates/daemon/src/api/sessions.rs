@@ -31,29 +31,29 @@ const SEARCH_WAIT_MAX: Duration = Duration::from_secs(20);
 
 pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     match method {
-        "session/list" => list(shell, &params(method, given)?),
-        "session/get" => get(shell, &params(method, given)?),
-        "session/messages" => messages(shell, &params(method, given)?),
-        "session/search" => search(shell, params(method, given)?).await,
-        "session/export" => export(shell, &params(method, given)?),
-        "session/fork" => {
-            let SessionForkParams { session, turn, to, .. } = params(method, given)?;
+        ListSessions::NAME => list(shell, &params::<ListSessions>(given)?),
+        GetSession::NAME => get(shell, &params::<GetSession>(given)?),
+        ListMessages::NAME => messages(shell, &params::<ListMessages>(given)?),
+        SearchSessions::NAME => search(shell, params::<SearchSessions>(given)?).await,
+        ExportSession::NAME => export(shell, &params::<ExportSession>(given)?),
+        ForkSession::NAME => {
+            let SessionForkParams { session, turn, to, .. } = params::<ForkSession>(given)?;
             change(shell, key, &session, Change::Fork { turn, to }).await
         }
-        "session/rewind" => {
-            let SessionRewindParams { session, turn, .. } = params(method, given)?;
+        RewindSession::NAME => {
+            let SessionRewindParams { session, turn, .. } = params::<RewindSession>(given)?;
             change(shell, key, &session, Change::Rewind { turn }).await
         }
-        "session/regenerate" => {
-            let SessionRegenerateParams { session, turn, .. } = params(method, given)?;
+        RegenerateTurn::NAME => {
+            let SessionRegenerateParams { session, turn, .. } = params::<RegenerateTurn>(given)?;
             change(shell, key, &session, Change::Regenerate { turn }).await
         }
-        "session/branches/activate" => {
-            let SessionActivateParams { session, turn, .. } = params(method, given)?;
+        ActivateBranch::NAME => {
+            let SessionActivateParams { session, turn, .. } = params::<ActivateBranch>(given)?;
             change(shell, key, &session, Change::Activate { turn }).await
         }
-        "session/delete" => {
-            let SessionDeleteParams { session, .. } = params(method, given)?;
+        DeleteSession::NAME => {
+            let SessionDeleteParams { session, .. } = params::<DeleteSession>(given)?;
             change(shell, key, &session, Change::Delete).await
         }
         _other => Err(no_method(method)),

@@ -10,7 +10,7 @@ use axum::http::HeaderMap;
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response as HttpResponse};
 use lodge_core::record::EventRow;
-use lodge_proto::{ErrorBody, EventListParams};
+use lodge_proto::{ApiMethod, ErrorBody, EventListParams, ListEvents};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -81,7 +81,7 @@ fn follow(
         ..EventListParams::default()
     });
     // What may be listed may be followed, and nothing else.
-    let given: EventListParams = params("event/list", scope::narrow(&api.shell, &who, "event/list", given)?)?;
+    let given = params::<ListEvents>(scope::narrow(&api.shell, &who, ListEvents::NAME, given)?)?;
     let agent = given.agent.as_deref().map(|agent| methods::find_agent(&api.shell, agent)).transpose()?;
     let stream = agent.map(|agent| agent.to_string());
     let filter = scope::events(&who, Filter { stream, session: given.session, job: None, kind: wanted.kind });

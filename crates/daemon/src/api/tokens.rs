@@ -6,7 +6,8 @@
 use lodge_core::TokenId;
 use lodge_core::token::TokenRow;
 use lodge_proto::{
-    ErrorBody, TokenIssueParams, TokenIssued, TokenList, TokenListParams, TokenRef, TokenView,
+    ApiMethod, ErrorBody, IssueToken, ListTokens, RevokeToken, TokenIssueParams, TokenIssued, TokenList,
+    TokenListParams, TokenRef, TokenView,
 };
 use lodge_store::TokenFilter;
 use serde_json::Value;
@@ -23,9 +24,9 @@ const EXPIRES_MAX_S: u64 = 3_650 * 24 * 60 * 60;
 
 pub(super) async fn call(api: &Api, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     match method {
-        "token/issue" => issue(api, key, params(method, given)?).await,
-        "token/list" => list(&api.shell, &params(method, given)?),
-        "token/revoke" => revoke(&api.shell, key, params(method, given)?).await,
+        IssueToken::NAME => issue(api, key, params::<IssueToken>(given)?).await,
+        ListTokens::NAME => list(&api.shell, &params::<ListTokens>(given)?),
+        RevokeToken::NAME => revoke(&api.shell, key, params::<RevokeToken>(given)?).await,
         _other => Err(no_method(method)),
     }
 }

@@ -16,11 +16,11 @@ use lodge_engine::{Command, NewTurn, RequestKey, SessionChoice, TurnCommand};
 
 pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     match method {
-        "turn/send" => turn_send(shell, key, params(method, given)?).await,
-        "turn/get" => turn_get(shell, &params(method, given)?),
-        "turn/list" => sessions::turns(shell, &params(method, given)?),
-        "turn/interrupt" => {
-            let given: TurnInterruptParams = params(method, given)?;
+        SendTurn::NAME => turn_send(shell, key, params::<SendTurn>(given)?).await,
+        GetTurn::NAME => turn_get(shell, &params::<GetTurn>(given)?),
+        ListTurns::NAME => sessions::turns(shell, &params::<ListTurns>(given)?),
+        InterruptTurn::NAME => {
+            let given = params::<InterruptTurn>(given)?;
             let id = turn_id(&given.turn)?;
             if shell.reader.turn(&id).map_err(internal)?.is_none() {
                 return Err(no_turn(&id));

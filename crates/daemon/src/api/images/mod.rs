@@ -13,8 +13,9 @@ use lodge_image::oci::{MANIFEST_MAX, ManifestDocument};
 use lodge_image::registry::TransferWatch;
 use lodge_image::{BlobError, diff};
 use lodge_proto::{
-    BlobView, ErrorBody, ImageChange, ImageDiff, ImageDiffParams, ImageList, ImageListParams, ImageRef,
-    ImageTagParams,
+    ApiMethod, BlobView, BuildImage, DiffImages, ErrorBody, ImageChange, ImageDiff, ImageDiffParams,
+    ImageList, ImageListParams, ImageRef, ImageTagParams, InspectImage, ListImages, PullImage, PushImage,
+    RemoveImage, TagImage,
 };
 use serde_json::Value;
 
@@ -44,21 +45,21 @@ pub(super) async fn call(
     watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     match method {
-        "image/build" => build_image(shell, key, params(method, given)?, watch).await,
-        "image/list" => list(shell, &params(method, given)?),
-        "image/inspect" => inspect(shell, &params(method, given)?),
-        "image/diff" => difference(shell, params(method, given)?).await,
-        "image/tag" => tag(shell, key, params(method, given)?).await,
-        "image/pull" => {
-            let lodge_proto::ImagePullParams { image, tags, .. } = params(method, given)?;
+        BuildImage::NAME => build_image(shell, key, params::<BuildImage>(given)?, watch).await,
+        ListImages::NAME => list(shell, &params::<ListImages>(given)?),
+        InspectImage::NAME => inspect(shell, &params::<InspectImage>(given)?),
+        DiffImages::NAME => difference(shell, params::<DiffImages>(given)?).await,
+        TagImage::NAME => tag(shell, key, params::<TagImage>(given)?).await,
+        PullImage::NAME => {
+            let lodge_proto::ImagePullParams { image, tags, .. } = params::<PullImage>(given)?;
             pull(shell, key, ImageKind::Agent, image, tags, watch).await
         }
-        "image/push" => {
-            let lodge_proto::ImagePushParams { image, to, .. } = params(method, given)?;
+        PushImage::NAME => {
+            let lodge_proto::ImagePushParams { image, to, .. } = params::<PushImage>(given)?;
             push(shell, key, ImageKind::Agent, image, to, watch).await
         }
-        "image/remove" => {
-            let given: ImageRef = params(method, given)?;
+        RemoveImage::NAME => {
+            let given = params::<RemoveImage>(given)?;
             remove(shell, key, ImageKind::Agent, &given.image).await
         }
         _other => Err(no_method(method)),

@@ -13,6 +13,7 @@ use super::find::{digest_tag, free_for, located, tags_of, wrong_kind};
 use crate::api::methods::{Answer, Prepared, detached, record};
 use crate::images::{Arrived, ImageError};
 use crate::shell::Shell;
+use crate::tasks::TaskKind;
 use crate::view;
 use lodge_engine::{Command, ImageCommand, NewImage, RequestKey};
 
@@ -55,7 +56,7 @@ pub(in crate::api) async fn bring(
         Err(error) => Err(error.into()),
     };
     if recorded.is_err() && !is_resumable {
-        shell.spawn(shell.images.clone().collect());
+        shell.spawn(TaskKind::ImageCollection, shell.images.clone().collect());
     }
     recorded
 }

@@ -13,7 +13,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response as HttpResponse};
 use lodge_core::job::{JobRow, JobStream};
-use lodge_proto::{ErrorBody, JobOutputParams};
+use lodge_proto::{ApiMethod, ErrorBody, JobOutputParams, ReadJobOutput};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -74,8 +74,8 @@ async fn answer(
     let pick = pick(stream)?;
     // What may be read with a call may be read here, and nothing else.
     let given = view::json(&JobOutputParams { job: job.to_owned(), ..JobOutputParams::default() });
-    let given = scope::narrow(&api.shell, &who, "job/output", given)?;
-    let given: JobOutputParams = params("job/output", given)?;
+    let given = scope::narrow(&api.shell, &who, ReadJobOutput::NAME, given)?;
+    let given = params::<ReadJobOutput>(given)?;
     let id = find(&api.shell, &given.job, None)?;
     let mut reading = Reading::new(&api.shell, &id, pick, asked.offset.unwrap_or(0), PIECE);
     let row = reading.row()?;
