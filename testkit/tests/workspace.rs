@@ -1,4 +1,5 @@
-//! Rules of the source: who may use whom (ARCHITECTURE.md), the layers of the fence (docs/security.md), and names of types.
+//! Rules of the source: who may use whom (ARCHITECTURE.md), the layers of the fence (docs/security.md), names of types, and
+//! errors that are types inside.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -190,4 +191,55 @@ fn no_type_name_is_defined_three_times() {
         );
     }
     assert!(places.is_empty(), "name these types for what they are: {places:#?}");
+}
+
+/// Crates that decide. Codes of errors are for clients, which read them from `proto`.
+const DECIDING: &[&str] = &["daemon", "engine"];
+
+/// Whether a line compares with the code of an error, or has one as a pattern.
+fn decides_by_code(line: &str, quoted_codes: &[String]) -> bool {
+    let compares = ["code() ==", "code() !=", "data.code ==", "data.code !=", "data.code.as_str()"];
+    if compares.iter().any(|comparison| line.contains(comparison)) {
+        return true;
+    }
+    quoted_codes.iter().any(|code| {
+        line.split_once(code.as_str()).is_some_and(|(before, after)| {
+            let (before, after) = (before.trim_end(), after.trim_start());
+            ["==", "!=", "|"].iter().any(|end| before.ends_with(end))
+                || before.contains("matches!(")
+                || ["==", "!=", "|", "=>"].iter().any(|start| after.starts_with(start))
+        })
+    })
+}
+
+#[test]
+fn no_decision_compares_the_code_of_an_error() {
+    let quoted_codes: Vec<String> =
+        lodge_proto::CODES.iter().map(|doc| format!("\"{}\"", doc.code)).collect();
+    for line in [
+        r#"Err(error) if error.data.code == "image.not_found" => {"#,
+        "if error.code() == CODE {",
+        r#""image.damaged" | "registry.not_found" => {"#,
+        r#"| "bin.no_platform""#,
+        r#"matches!(failure.code, "turn.schema_mismatch")"#,
+    ] {
+        assert!(decides_by_code(line, &quoted_codes), "{line}");
+    }
+    let mut found = Vec::new();
+    for name in DECIDING {
+        let mut files = Vec::new();
+        sources(&crates().join(name).join("src"), &mut files);
+        files.retain(|file| !file.components().any(|part| part.as_os_str() == "tests"));
+        for file in files.iter().filter(|file| !file.ends_with("tests.rs")) {
+            let text = std::fs::read_to_string(file).unwrap();
+            // Tests compare codes: those are promised to clients.
+            let deciding = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+            for (at, line) in
+                deciding.lines().enumerate().filter(|(_, line)| decides_by_code(line, &quoted_codes))
+            {
+                found.push(format!("{}:{}: {}", file.display(), at + 1, line.trim()));
+            }
+        }
+    }
+    assert!(found.is_empty(), "match on the type of the error instead: {found:#?}");
 }

@@ -13,10 +13,9 @@ use lodge_store::{Committed, Unwritten, WriteError, Writer};
 
 use crate::crash::{self, Mutation};
 use crate::decide::{Halt, Recorded, ToWriter};
-use crate::room;
 use crate::shell::{Shell, now};
 use crate::view;
-use lodge_engine::{Batch, Effect, Out, RequestName, SandboxEffect, Ticket};
+use lodge_engine::{Batch, Effect, Out, Refusal, RequestName, SandboxEffect, Ticket};
 
 /// Batches that may wait for the disk; then the engine waits too.
 pub const BATCHES_MAX: usize = 64;
@@ -278,7 +277,7 @@ fn go_without_room(
         }
     };
     for ticket in lost.tickets {
-        shell.answer(ticket, Err(room::not_recorded()));
+        shell.answer(ticket, Err(Refusal::NotRecorded.into()));
     }
     // Room that is gone as soon as it is there is not looked for in haste.
     let mut wait = in_vain >= IN_VAIN_MAX;
@@ -318,7 +317,7 @@ fn release(after: Vec<Out>, shell: &Arc<Shell>) {
     for out in after {
         match out {
             Out::Reply { ticket, reply } => {
-                shell.answer(ticket, reply.map(|answer| view::answer(&answer)).map_err(view::refused));
+                shell.answer(ticket, reply.map(|answer| view::answer(&answer)).map_err(Into::into));
             }
             Out::Act(effect) => shell.act(effect),
         }

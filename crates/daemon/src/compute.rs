@@ -8,10 +8,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lodge_proto::ErrorBody;
 use tokio::sync::oneshot;
+use tokio::task::JoinError;
 
-use crate::shell::shutting_down;
+use lodge_store::ReadError;
+
+use crate::read_view::{read_cause, read_code, read_hint};
+use crate::shell::ShuttingDown;
 use crate::suspects::carry;
 
 /// Pieces of work that run at once: as many as there are async workers.
@@ -37,6 +40,50 @@ impl Charge {
     }
 }
 
+/// Why a piece of work was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum ComputeError {
+    #[error("{WAITING_MAX} pieces of work wait for a processor")]
+    Crowded,
+    #[error(transparent)]
+    ShuttingDown(#[from] ShuttingDown),
+    #[error(transparent)]
+    Thread(#[from] JoinError),
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}
+
+impl ComputeError {
+    /// Stable, documented, never reused.
+    pub fn code(&self) -> &'static str {
+        match self {
+            ComputeError::Crowded => "daemon.busy",
+            ComputeError::ShuttingDown(error) => error.code(),
+            ComputeError::Thread(_) => "daemon.internal",
+            ComputeError::Read(error) => read_code(error),
+        }
+    }
+
+    /// Why, where something else is to blame.
+    pub fn cause(&self) -> Option<String> {
+        match self {
+            ComputeError::ShuttingDown(error) => error.cause(),
+            ComputeError::Read(error) => read_cause(error),
+            ComputeError::Crowded | ComputeError::Thread(_) => None,
+        }
+    }
+
+    /// What to do next.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            ComputeError::Crowded => Some("ask again in a moment".to_owned()),
+            ComputeError::ShuttingDown(error) => error.hint(),
+            ComputeError::Read(error) => read_hint(error),
+            ComputeError::Thread(_) => None,
+        }
+    }
+}
+
 impl Compute {
     /// Runs `work` off the async workers, charged to `caller` as `bytes` and what it adds itself. It runs to its end also
     /// when nobody waits for it any more.
@@ -45,15 +92,12 @@ impl Compute {
         caller: &str,
         bytes: usize,
         work: impl FnOnce(&Charge) -> T + Send + 'static,
-    ) -> Result<T, ErrorBody> {
-        let waits = self.shares().begin(caller, bytes as u64).map_err(|Crowded| {
-            ErrorBody::new("daemon.busy", format!("{WAITING_MAX} pieces of work wait for a processor"))
-                .hint("ask again in a moment")
-        })?;
+    ) -> Result<T, ComputeError> {
+        let waits = self.shares().begin(caller, bytes as u64).map_err(|Crowded| ComputeError::Crowded)?;
         // From here on the place is given back however this future ends.
         let mut place = Place { compute: self.clone(), caller: caller.to_owned(), waits };
         if let Some(granted) = &mut place.waits {
-            granted.await.map_err(|_| shutting_down())?;
+            granted.await.map_err(|_| ShuttingDown)?;
             place.waits = None;
         }
         let worked = tokio::task::spawn_blocking(carry(move || {
@@ -63,7 +107,7 @@ impl Compute {
             drop(place);
             done
         }));
-        worked.await.map_err(|error| ErrorBody::new("daemon.internal", error.to_string()))
+        Ok(worked.await?)
     }
 
     fn shares(&self) -> std::sync::MutexGuard<'_, Shares<oneshot::Sender<()>>> {

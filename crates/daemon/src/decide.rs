@@ -12,10 +12,9 @@ use lodge_core::quarantine::WorkKind;
 use lodge_core::record::Loaded;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::room;
 use crate::shell::{ENGINE_QUEUE_MAX, Shell, now};
 use crate::suspects::{Mark, Watched};
-use lodge_engine::{Batch, Engine, Input, RequestName, Seen, TurnSeen};
+use lodge_engine::{Batch, Engine, Input, Refusal, RequestName, Seen, TurnSeen};
 
 /// Inputs decided in one step.
 const STEP_MAX: usize = 128;
@@ -101,7 +100,7 @@ impl Decider {
                 biased;
                 recorded = &mut halt => break recorded.ok()?,
                 input = self.inputs.recv(), if held.len() < HELD_MAX => match input? {
-                    Input::Api { ticket, .. } => self.shell.answer(ticket, Err(room::not_recorded())),
+                    Input::Api { ticket, .. } => self.shell.answer(ticket, Err(Refusal::NotRecorded.into())),
                     Input::Seen(seen) => held.push(seen),
                 },
             }

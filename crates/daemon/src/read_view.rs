@@ -7,6 +7,7 @@ use lodge_proto::ErrorBody;
 use lodge_store::{ReadError, StoreSnapshot};
 
 use crate::chain;
+use crate::compute::ComputeError;
 use crate::shell::Shell;
 use crate::suspects::{self, Watched};
 
@@ -27,49 +28,90 @@ impl Deref for ReadView<'_> {
 }
 
 /// Boxed at once, so that there is one future for each type of answer and not one for each reading function.
-type AnswerRead<T> = Box<dyn FnOnce(&ReadView<'_>) -> Result<T, ErrorBody> + Send>;
+type AnswerRead<T, E> = Box<dyn FnOnce(&ReadView<'_>) -> Result<T, E> + Send>;
+
+/// What a reading function fails with, which the failure of the store itself can be turned into.
+pub trait ReadFailure: Send + 'static {
+    fn of_store(error: ReadError) -> Self;
+}
+
+impl ReadFailure for ErrorBody {
+    fn of_store(error: ReadError) -> ErrorBody {
+        unread(error)
+    }
+}
+
+impl ReadFailure for ComputeError {
+    fn of_store(error: ReadError) -> ComputeError {
+        error.into()
+    }
+}
 
 impl Shell {
     /// Reads for one answer, off the async workers.
-    pub fn read<T: Send + 'static>(
+    pub fn read<T: Send + 'static, E: ReadFailure>(
         self: &Arc<Self>,
-        read: impl FnOnce(&ReadView<'_>) -> Result<T, ErrorBody> + Send + 'static,
-    ) -> impl Future<Output = Result<T, ErrorBody>> + Send {
+        read: impl FnOnce(&ReadView<'_>) -> Result<T, E> + Send + 'static,
+    ) -> impl Future<Output = Result<T, E>> + Send {
         self.clone().read_boxed(Box::new(read))
     }
 
-    async fn read_boxed<T: Send + 'static>(self: Arc<Self>, read: AnswerRead<T>) -> Result<T, ErrorBody> {
+    async fn read_boxed<T: Send + 'static, E: ReadFailure>(
+        self: Arc<Self>,
+        read: AnswerRead<T, E>,
+    ) -> Result<T, E> {
         let (shell, watched) = (self.clone(), suspects::current());
         let read = move |store: &dyn StoreSnapshot| {
             let _mark = watched.as_ref().map(Watched::mark);
             Ok(read(&ReadView { shell: &shell, store }))
         };
-        self.reader.read(read).await.map_err(unread)?
+        self.reader.read(read).await.map_err(E::of_store)?
     }
 
     /// As [`Shell::read`], for a few rows that are found by their keys: where the store is near, that is done right here.
-    pub async fn read_few<T: Send + 'static>(
+    pub async fn read_few<T: Send + 'static, E: ReadFailure>(
         self: &Arc<Self>,
-        read: impl FnOnce(&ReadView<'_>) -> Result<T, ErrorBody> + Send + 'static,
-    ) -> Result<T, ErrorBody> {
+        read: impl FnOnce(&ReadView<'_>) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, E> {
         if self.reader.is_near() { self.read_here(read) } else { self.read(read).await }
     }
 
     /// Reads for one answer on this thread, which may block.
-    pub fn read_here<T>(
+    pub fn read_here<T, E: ReadFailure>(
         &self,
-        read: impl FnOnce(&ReadView<'_>) -> Result<T, ErrorBody>,
-    ) -> Result<T, ErrorBody> {
-        self.reader.here(|store| Ok(read(&ReadView { shell: self, store }))).map_err(unread)?
+        read: impl FnOnce(&ReadView<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.reader.here(|store| Ok(read(&ReadView { shell: self, store }))).map_err(E::of_store)?
     }
 }
 
 /// Why something could not be read, as callers are told it.
 #[expect(clippy::needless_pass_by_value, reason = "it is the argument of map_err")]
 pub fn unread(error: ReadError) -> ErrorBody {
+    let mut body = ErrorBody::new(read_code(&error), error.to_string());
+    (body.data.cause, body.data.hint) = (read_cause(&error), read_hint(&error));
+    body
+}
+
+/// Stable, documented, never reused.
+pub fn read_code(error: &ReadError) -> &'static str {
     match error {
-        ReadError::Busy => ErrorBody::new("daemon.busy", error.to_string()).hint("ask again in a moment"),
-        ReadError::Failed { .. } => ErrorBody::new("daemon.internal", error.to_string())
-            .because(std::error::Error::source(&error).map(chain).unwrap_or_default()),
+        ReadError::Busy => "daemon.busy",
+        ReadError::Failed { .. } => "daemon.internal",
+    }
+}
+
+pub fn read_cause(error: &ReadError) -> Option<String> {
+    match error {
+        ReadError::Busy => None,
+        ReadError::Failed { .. } => Some(std::error::Error::source(error).map(chain).unwrap_or_default()),
+    }
+}
+
+/// What to do next.
+pub fn read_hint(error: &ReadError) -> Option<String> {
+    match error {
+        ReadError::Busy => Some("ask again in a moment".to_owned()),
+        ReadError::Failed { .. } => None,
     }
 }

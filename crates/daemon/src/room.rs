@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use lodge_core::Timestamp;
 use lodge_core::lineage::Policy;
-use lodge_proto::{ErrorBody, StorageView};
+use lodge_proto::StorageView;
 use rustix::fs::FallocateFlags;
 
 use lodge_engine::{
@@ -39,6 +39,68 @@ pub enum Needs {
     Room,
     /// It ends something or only records: possible as long as anything can be written.
     Record,
+}
+
+/// Why the disk has no room for what is asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RoomRefusal {
+    /// Nothing can be recorded.
+    #[error("{}", Refusal::NotRecorded)]
+    ReadOnly,
+    #[error("the store cannot be reached: this was not done")]
+    Away,
+    #[error("the disk is nearly full: nothing new is begun")]
+    Low { dir: PathBuf, free: u64, needed: u64 },
+    #[error("there is too little room on the disk for the output of another job")]
+    JobOutput { dir: PathBuf, free: u64, keep_free: u64 },
+}
+
+impl RoomRefusal {
+    /// Stable, documented, never reused.
+    pub fn code(&self) -> &'static str {
+        match self {
+            RoomRefusal::ReadOnly => Refusal::NotRecorded.code(),
+            RoomRefusal::Away => "daemon.store_away",
+            RoomRefusal::Low { .. } => "daemon.disk_full",
+            RoomRefusal::JobOutput { .. } => "job.disk_low",
+        }
+    }
+
+    /// How much room there is.
+    pub fn cause(&self) -> Option<String> {
+        match self {
+            RoomRefusal::ReadOnly => Refusal::NotRecorded.cause().map(str::to_owned),
+            RoomRefusal::Away => None,
+            RoomRefusal::Low { dir, free, needed } => Some(format!(
+                "{} free on the file system of {}; {} are needed",
+                bytes(*free),
+                dir.display(),
+                bytes(*needed)
+            )),
+            RoomRefusal::JobOutput { dir, free, keep_free } => Some(format!(
+                "{} free on the file system of {}; below {} (`job-keep-free`) no job is taken",
+                bytes(*free),
+                dir.display(),
+                bytes(*keep_free)
+            )),
+        }
+    }
+
+    /// What to do next.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            RoomRefusal::ReadOnly => Refusal::NotRecorded.hint(),
+            RoomRefusal::Away => Some(
+                "the daemon tries again several times a second; ask again when the store is back".to_owned(),
+            ),
+            RoomRefusal::Low { .. } => Some(
+                "make room there, or remove an agent with its files (`lodge rm`), then ask again; what runs goes on".to_owned(),
+            ),
+            RoomRefusal::JobOutput { .. } => {
+                Some("make room there, or set `job-keep-free` lower; jobs that run go on".to_owned())
+            }
+        }
+    }
 }
 
 impl Needs {
@@ -160,46 +222,33 @@ impl Room {
     }
 
     /// Refuses what the disk has no room for.
-    pub fn admit(&self, needs: Needs, now: Timestamp) -> Result<(), ErrorBody> {
+    pub fn admit(&self, needs: Needs, now: Timestamp) -> Result<(), RoomRefusal> {
         let mut state = self.state();
         match (needs, state.level) {
-            (Needs::Room | Needs::Record, Level::ReadOnly) => Err(not_recorded()),
-            (Needs::Room | Needs::Record, Level::Away) => Err(store_away()),
+            (Needs::Room | Needs::Record, Level::ReadOnly) => Err(RoomRefusal::ReadOnly),
+            (Needs::Room | Needs::Record, Level::Away) => Err(RoomRefusal::Away),
             (Needs::Record, Level::Enough | Level::Low) => Ok(()),
             (Needs::Room, Level::Enough | Level::Low) => {
                 self.look(&mut state, now);
                 if state.level == Level::Enough {
                     return Ok(());
                 }
-                let (free, dir) = (self.free_bytes(), self.dir.display());
-                Err(ErrorBody::new("daemon.disk_full", "the disk is nearly full: nothing new is begun")
-                    .because(format!(
-                        "{} free on the file system of {dir}; {} are needed",
-                        bytes(free),
-                        bytes(LOW_BYTES + if state.has_reserve { 0 } else { RESERVE_BYTES })
-                    ))
-                    .hint("make room there, or remove an agent with its files (`lodge rm`), then ask again; what runs goes on"))
+                Err(RoomRefusal::Low {
+                    dir: self.dir.clone(),
+                    free: self.free_bytes(),
+                    needed: LOW_BYTES + if state.has_reserve { 0 } else { RESERVE_BYTES },
+                })
             }
         }
     }
 
     /// Refuses a job when less than `keep_free` is free: its output would have no room.
-    pub fn admit_job(&self, keep_free: u64) -> Result<(), ErrorBody> {
-        let (free, dir) = (self.free_bytes(), self.dir.display());
+    pub fn admit_job(&self, keep_free: u64) -> Result<(), RoomRefusal> {
+        let free = self.free_bytes();
         if free >= keep_free {
             return Ok(());
         }
-        let because = format!(
-            "{} free on the file system of {dir}; below {} (`job-keep-free`) no job is taken",
-            bytes(free),
-            bytes(keep_free)
-        );
-        Err(ErrorBody::new(
-            "job.disk_low",
-            "there is too little room on the disk for the output of another job",
-        )
-        .because(because)
-        .hint("make room there, or set `job-keep-free` lower; jobs that run go on"))
+        Err(RoomRefusal::JobOutput { dir: self.dir.clone(), free, keep_free })
     }
 
     /// Whether so many bytes can be written by somebody who can wait, with enough left for those who cannot.
@@ -274,11 +323,11 @@ impl Room {
     }
 
     /// Why nothing can be recorded, while that is so.
-    pub fn refusal(&self) -> Option<ErrorBody> {
+    pub fn refusal(&self) -> Option<RoomRefusal> {
         match self.state().level {
             Level::Enough | Level::Low => None,
-            Level::ReadOnly => Some(not_recorded()),
-            Level::Away => Some(store_away()),
+            Level::ReadOnly => Some(RoomRefusal::ReadOnly),
+            Level::Away => Some(RoomRefusal::Away),
         }
     }
 
@@ -355,17 +404,6 @@ impl Room {
     }
 }
 
-/// The refusal of a change that is not recorded, and will not be.
-pub fn not_recorded() -> ErrorBody {
-    crate::view::refused(Refusal::NotRecorded)
-}
-
-/// The refusal of a change while the store cannot be reached.
-fn store_away() -> ErrorBody {
-    ErrorBody::new("daemon.store_away", "the store cannot be reached: this was not done")
-        .hint("the daemon tries again several times a second; ask again when the store is back")
-}
-
 /// Whether an error of the kernel's means that there is no room, or none in the owner's quota.
 pub fn is_full(error: &io::Error) -> bool {
     [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&error.kind())
@@ -427,8 +465,8 @@ mod tests {
         let (_dir, room) = room();
         room.admit_job(0).unwrap();
         let refused = room.admit_job(u64::MAX).unwrap_err();
-        assert_eq!(refused.data.code, "job.disk_low");
-        assert!(refused.data.cause.unwrap().contains("MiB free") && refused.data.hint.is_some());
+        assert_eq!(refused.code(), "job.disk_low");
+        assert!(refused.cause().unwrap().contains("MiB free") && refused.hint().is_some());
     }
 
     #[test]
@@ -445,7 +483,7 @@ mod tests {
         assert_eq!(room.close(Duration::ZERO, Timestamp::from_ms(7)), 0);
         for needs in [Needs::Room, Needs::Record] {
             let refused = room.admit(needs, Timestamp::from_ms(8)).unwrap_err();
-            assert_eq!(refused.data.code, "daemon.disk_full");
+            assert_eq!(refused.code(), "daemon.disk_full");
         }
         assert_eq!(room.view(Timestamp::from_ms(2)).state, "read_only");
         assert!(room.refusal().is_some() && room.view(Timestamp::from_ms(2)).since.is_some());

@@ -8,7 +8,6 @@ use lodge_core::IdSource;
 use lodge_core::quarantine::{WorkKind, YOUNG_MS};
 use lodge_core::token::TokenRow;
 use lodge_exec::ProgramImage;
-use lodge_proto::ErrorBody;
 use lodge_store::OpenError;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
@@ -23,7 +22,7 @@ use crate::decide::{Decider, ToWriter};
 use crate::home::{Home, HomeError};
 use crate::log::LogLevel;
 use crate::room::Room;
-use crate::shell::{ENGINE_QUEUE_MAX, Http, Parts, Shell, now};
+use crate::shell::{AskError, ENGINE_QUEUE_MAX, Http, Parts, Shell, now};
 use crate::store_faults::with_faults;
 use crate::suspects::Suspects;
 use crate::tasks::TaskKind;
@@ -66,8 +65,10 @@ pub enum ServeError {
         #[source]
         cause: jsonwebtoken::errors::Error,
     },
-    #[error("could not issue the operator's token: {}", refusal.message)]
-    NoToken { refusal: Box<ErrorBody> },
+    #[error("could not issue the operator's token: {refusal}")]
+    NoToken { refusal: Box<AskError> },
+    #[error("could not issue the operator's token: {missing}")]
+    TokenMissing { missing: &'static str },
     #[error("could not start a thread or watch for signals")]
     Process {
         #[source]
@@ -85,8 +86,11 @@ impl ServeError {
             ServeError::Host(error) => error.hint(),
             ServeError::Listen(error) => Some(error.hint()),
             ServeError::Docker => Some("use --executor system".to_owned()),
-            ServeError::NoToken { refusal } => refusal.data.hint.clone(),
-            ServeError::Entropy { .. } | ServeError::Token { .. } | ServeError::Process { .. } => None,
+            ServeError::NoToken { refusal } => refusal.hint(),
+            ServeError::Entropy { .. }
+            | ServeError::Token { .. }
+            | ServeError::TokenMissing { .. }
+            | ServeError::Process { .. } => None,
         }
     }
 
@@ -101,6 +105,7 @@ impl ServeError {
             | ServeError::Entropy { .. }
             | ServeError::Token { .. }
             | ServeError::NoToken { .. }
+            | ServeError::TokenMissing { .. }
             | ServeError::Process { .. }
             | ServeError::Docker => 1,
         }
@@ -347,7 +352,7 @@ enum OperatorToken {
     Asked(TokenAnswer),
 }
 
-type TokenAnswer = oneshot::Receiver<Result<serde_json::Value, ErrorBody>>;
+type TokenAnswer = oneshot::Receiver<Result<serde_json::Value, AskError>>;
 
 fn ask_token(shell: &Shell) -> (Input, TokenAnswer) {
     let (ticket, answer) = shell.ticket();
@@ -360,8 +365,7 @@ fn ask_token(shell: &Shell) -> (Input, TokenAnswer) {
 }
 
 async fn new_token(shell: &Shell, gate: &Gate, answer: TokenAnswer) -> Result<String, ServeError> {
-    let missing =
-        |what: &str| ServeError::NoToken { refusal: Box::new(ErrorBody::new("daemon.internal", what)) };
+    let missing = |missing: &'static str| ServeError::TokenMissing { missing };
     let answer = answer.await.map_err(|_| missing("the writer is gone"))?;
     let view = answer.map_err(|refusal| ServeError::NoToken { refusal: Box::new(refusal) })?;
     let id = view.get("id").and_then(serde_json::Value::as_str).and_then(|id| id.parse().ok());

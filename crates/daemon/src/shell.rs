@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lodge_core::{AgentId, Timestamp};
 use lodge_model::{CallContext, Providers};
-use lodge_proto::{ErrorBody, LayerView};
+use lodge_proto::LayerView;
 use lodge_store::{Reader, Search};
 use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -23,12 +23,12 @@ use crate::hub::Hub;
 use crate::images::Images;
 use crate::jobs::Jobs;
 use crate::log::LogLevel;
-use crate::room::{Needs, Room};
+use crate::room::{Needs, Room, RoomRefusal};
 use crate::suspects::Suspects;
 use crate::tasks::{TaskKind, named};
 use crate::tls::Tls;
 use crate::view::Living;
-use lodge_engine::{Command, Effect, Input, JobCommand, RequestKey, Seen, Ticket};
+use lodge_engine::{Command, Effect, Input, JobCommand, Refusal, RequestKey, Seen, Ticket};
 
 /// Inputs that may wait for the engine. Clients are refused beyond it; observations wait.
 pub const ENGINE_QUEUE_MAX: usize = 1_024;
@@ -92,7 +92,7 @@ pub struct Shell {
     pub layers: tokio::sync::OnceCell<Vec<LayerView>>,
     handle: tokio::runtime::Handle,
     inputs: mpsc::Sender<Input>,
-    tickets: Mutex<HashMap<Ticket, oneshot::Sender<Result<Value, ErrorBody>>>>,
+    tickets: Mutex<HashMap<Ticket, oneshot::Sender<Result<Value, AskError>>>>,
     next_ticket: AtomicU64,
     living: Mutex<HashMap<AgentId, Arc<Living>>>,
 }
@@ -240,7 +240,7 @@ impl Shell {
     }
 
     /// Asks the engine and waits until the answer is durable.
-    pub async fn ask(&self, request: Option<RequestKey>, command: Command) -> Result<Value, ErrorBody> {
+    pub async fn ask(&self, request: Option<RequestKey>, command: Command) -> Result<Value, AskError> {
         self.room.admit(Needs::of(&command), now())?;
         if matches!(command, Command::Job(JobCommand::Submit(_))) {
             self.admit_job()?;
@@ -248,26 +248,23 @@ impl Shell {
         let (ticket, answer) = self.ticket();
         let refused = match self.inputs.try_send(Input::Api { ticket, request, command }) {
             Ok(()) => None,
-            Err(mpsc::error::TrySendError::Full(_)) => Some(
-                ErrorBody::new("daemon.busy", format!("{ENGINE_QUEUE_MAX} requests wait already"))
-                    .hint("ask again in a moment"),
-            ),
-            Err(mpsc::error::TrySendError::Closed(_)) => Some(shutting_down()),
+            Err(mpsc::error::TrySendError::Full(_)) => Some(AskError::QueueFull),
+            Err(mpsc::error::TrySendError::Closed(_)) => Some(ShuttingDown.into()),
         };
         if let Some(refused) = refused {
             self.tickets.lock().unwrap_or_else(PoisonError::into_inner).remove(&ticket);
             return Err(refused);
         }
-        answer.await.unwrap_or_else(|_| Err(shutting_down()))
+        answer.await.unwrap_or_else(|_| Err(ShuttingDown.into()))
     }
 
     /// Refuses a job while there is too little room for what it might write.
-    pub fn admit_job(&self) -> Result<(), ErrorBody> {
+    pub fn admit_job(&self) -> Result<(), RoomRefusal> {
         self.room.admit_job(self.config.settings().job_keep_free)
     }
 
     /// A ticket for one answer, which comes when what was decided is durable.
-    pub fn ticket(&self) -> (Ticket, oneshot::Receiver<Result<Value, ErrorBody>>) {
+    pub fn ticket(&self) -> (Ticket, oneshot::Receiver<Result<Value, AskError>>) {
         let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
         let (sender, answer) = oneshot::channel();
         self.tickets.lock().unwrap_or_else(PoisonError::into_inner).insert(ticket, sender);
@@ -300,7 +297,7 @@ impl Shell {
     }
 
     /// Hands an answer to whoever holds the ticket. A caller that went away is no error.
-    pub fn answer(&self, ticket: Ticket, reply: Result<Value, ErrorBody>) {
+    pub fn answer(&self, ticket: Ticket, reply: Result<Value, AskError>) {
         let waiting = self.tickets.lock().unwrap_or_else(PoisonError::into_inner).remove(&ticket);
         if let Some(waiting) = waiting {
             drop(waiting.send(reply));
@@ -370,9 +367,76 @@ impl Shell {
     }
 }
 
-pub fn shutting_down() -> ErrorBody {
-    ErrorBody::new("daemon.shutting_down", "the daemon is about to exit")
-        .hint("send it again; the next daemon takes it")
+/// Why a request to the engine was not carried out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AskError {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(transparent)]
+    Room(#[from] RoomRefusal),
+    #[error("{ENGINE_QUEUE_MAX} requests wait already")]
+    QueueFull,
+    #[error(transparent)]
+    ShuttingDown(#[from] ShuttingDown),
+}
+
+impl AskError {
+    /// Stable, documented, never reused.
+    pub fn code(&self) -> &'static str {
+        match self {
+            AskError::Refused(refusal) => refusal.code(),
+            AskError::Room(refusal) => refusal.code(),
+            AskError::QueueFull => "daemon.busy",
+            AskError::ShuttingDown(error) => error.code(),
+        }
+    }
+
+    /// Why, where something else is to blame.
+    pub fn cause(&self) -> Option<String> {
+        match self {
+            AskError::Refused(refusal) => refusal.cause().map(str::to_owned),
+            AskError::Room(refusal) => refusal.cause(),
+            AskError::QueueFull => None,
+            AskError::ShuttingDown(error) => error.cause(),
+        }
+    }
+
+    /// What to do next.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            AskError::Refused(refusal) => refusal.hint(),
+            AskError::Room(refusal) => refusal.hint(),
+            AskError::QueueFull => Some("ask again in a moment".to_owned()),
+            AskError::ShuttingDown(error) => error.hint(),
+        }
+    }
+
+    /// Whether the disk has no room to record the answer.
+    pub fn is_disk_full(&self) -> bool {
+        matches!(
+            self,
+            AskError::Refused(Refusal::NotRecorded)
+                | AskError::Room(RoomRefusal::ReadOnly | RoomRefusal::Low { .. })
+        )
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the daemon is about to exit")]
+pub struct ShuttingDown;
+
+impl ShuttingDown {
+    pub fn code(self) -> &'static str {
+        "daemon.shutting_down"
+    }
+
+    pub fn cause(self) -> Option<String> {
+        None
+    }
+
+    pub fn hint(self) -> Option<String> {
+        Some("send it again; the next daemon takes it".to_owned())
+    }
 }
 
 /// The wall clock.

@@ -2,6 +2,7 @@
 
 mod answers;
 mod bins;
+mod errors;
 mod images;
 mod jobs;
 mod sessions;
@@ -24,8 +25,10 @@ use lodge_proto::{
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-pub use self::answers::{answer, for_model, no_image, refused, rendered, text};
+pub use self::answers::{answer, image_not_found, no_image, rendered, text};
 pub use self::bins::{bin, bin_detail, new_bin};
+pub(crate) use self::errors::{client_errors, error_body};
+pub use self::errors::{for_model, refused};
 pub use self::images::{agentfile, capability, image, image_detail};
 pub use self::jobs::{job, no_job};
 pub use self::sessions::{epoch, exported, hit, message, no_session, other_agent, session, session_exists};

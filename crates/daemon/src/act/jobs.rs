@@ -88,7 +88,7 @@ impl Actor {
         let Ask::Job { turn, step, call, wish: wish @ JobWish::Submit(_) } = ask else { return ask };
         match self.shell.admit_job() {
             Ok(()) => Ask::Job { turn, step, call, wish },
-            Err(refused) => Ask::Answer { turn, step, call, text: view::for_model(&refused), error: true },
+            Err(refused) => Ask::Answer { turn, step, call, text: view::for_model(refused), error: true },
         }
     }
 

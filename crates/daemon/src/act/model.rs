@@ -10,7 +10,7 @@ use lodge_model::{
     CallAnswer, ModelMessage, ModelRequest, Provider, ProviderKind, Reasoning, RedactedStream, Redactor,
     ToolCall, ToolOutcome,
 };
-use lodge_proto::{Delta, ErrorBody};
+use lodge_proto::Delta;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::history::history;
 use super::runtime::Profile;
 use crate::chain;
-use crate::compute::Charge;
+use crate::compute::{Charge, ComputeError};
 use crate::crash;
 use crate::read_view::ReadView;
 use crate::shell::Shell;
@@ -219,7 +219,9 @@ async fn assembled(shell: &Arc<Shell>, order: &ModelOrder) -> Result<ModelReques
         tokio::select! {
             () = &mut late => {
                 let message = format!("message {} of the session is not recorded yet", order.message);
-                return Err(not_computed(&ErrorBody::new("daemon.internal", message)));
+                let mut failure = final_failure("daemon.internal", &message, None);
+                failure.retryable = true;
+                return Err(failure);
             }
             _ = published.changed() => {}
         }
@@ -268,8 +270,8 @@ fn weight(request: &ModelRequest) -> usize {
 }
 
 /// The same call may find a processor in a moment.
-fn not_computed(error: &ErrorBody) -> ModelFailure {
-    let mut failure = final_failure(&error.data.code, &error.message, error.data.hint.clone());
+fn not_computed(error: &ComputeError) -> ModelFailure {
+    let mut failure = final_failure(error.code(), &error.to_string(), error.hint());
     failure.retryable = true;
     failure
 }

@@ -6,14 +6,13 @@ use lodge_core::AgentId;
 use lodge_core::quarantine::WorkKind;
 use lodge_core::record::AgentRow;
 use lodge_image::Pins;
-use lodge_proto::ErrorBody;
 use tokio_util::sync::CancellationToken;
 
 use crate::crash;
 use crate::images::Ready;
 use crate::shell::Shell;
 use crate::tasks::TaskKind;
-use lodge_engine::{Again, PullSeen, Seen};
+use lodge_engine::{PullSeen, Seen};
 
 /// What is pulled for an agent.
 #[derive(Debug)]
@@ -59,7 +58,7 @@ async fn pull_for(shell: &Arc<Shell>, row: AgentRow, ask: u64) {
         Err(error) => {
             // What came and is of no recorded image, nor needed by one, belongs to nobody.
             collect(shell);
-            Seen::Pull(PullSeen::Failed { agent, ask, detail: told(&error), again: again(&error) })
+            Seen::Pull(PullSeen::Failed { agent, ask, detail: error.in_one_line(), again: error.again() })
         }
     };
     shell.tell(seen).await;
@@ -74,25 +73,6 @@ fn hold(shell: &Arc<Shell>, agent: &AgentId, ask: u64, pins: Pins) -> bool {
         }
         None => false,
     }
-}
-
-/// What an image is stays what it is, whoever brings it how often.
-fn again(error: &ErrorBody) -> Again {
-    match error.data.code.as_str() {
-        "image.invalid"
-        | "image.not_an_agent"
-        | "bin.not_a_bin"
-        | "bin.no_platform"
-        | "agentfile.unsupported" => Again::Never,
-        _other => Again::Later,
-    }
-}
-
-/// An error with everything that helps, in one line.
-pub(super) fn told(error: &ErrorBody) -> String {
-    let cause = error.data.cause.as_deref().map(|cause| format!(": {cause}")).unwrap_or_default();
-    let hint = error.data.hint.as_deref().map(|hint| format!(" ({hint})")).unwrap_or_default();
-    format!("{}{cause}{hint}", error.message)
 }
 
 /// Breaks the pull of an agent off, or lets go of what it brought, which is recorded by now.

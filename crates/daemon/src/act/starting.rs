@@ -7,8 +7,8 @@ use lodge_exec::{Link, Network, PrivateRoot, SandboxSpec};
 
 use super::actor::Actor;
 use super::layout::Layout;
+use super::root;
 use super::root::RootError;
-use super::{pulls, root};
 use crate::chain;
 use crate::crash;
 use crate::host_trees::HostTrees;
@@ -32,7 +32,7 @@ impl Actor {
         }
         let checked = match self.shell.images.check_programs(&row).await {
             Ok(checked) => checked,
-            Err(error) => return self.lacks(run, Lack::Image, pulls::told(&error)).await,
+            Err(error) => return self.lacks(run, Lack::Image, error.in_one_line()).await,
         };
         match self.start_keeper(&row, &image, checked).await {
             Ok(link) => self.connected(link, row, image, how).await,
@@ -134,7 +134,7 @@ impl Actor {
         let make = move || {
             let files = root::Files {
                 contents: &|file: &FileRecord| {
-                    shell.images.contents(file).map_err(|error| pulls::told(&error))
+                    shell.images.contents(file).map_err(|error| error.in_one_line())
                 },
                 room: &|bytes| shell.room.spares(bytes),
             };

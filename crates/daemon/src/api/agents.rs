@@ -42,38 +42,38 @@ pub(super) async fn call(
         StartAgent::NAME => {
             let given = params::<StartAgent>(given)?;
             let id = agent_id(shell, given.agent).await?;
-            shell.ask(key, Command::Agent(AgentCommand::Start { id })).await
+            Ok(shell.ask(key, Command::Agent(AgentCommand::Start { id })).await?)
         }
         RestartAgent::NAME => {
             let given = params::<RestartAgent>(given)?;
             let id = agent_id(shell, given.agent).await?;
-            shell
+            Ok(shell
                 .ask(
                     key,
                     Command::Agent(AgentCommand::Restart { id, jobs: running_jobs(given.jobs.as_deref())? }),
                 )
-                .await
+                .await?)
         }
         UpdateAgent::NAME => update::update(shell, key, params::<UpdateAgent>(given)?, watch).await,
         StopAgent::NAME => {
             let given = params::<StopAgent>(given)?;
             let id = agent_id(shell, given.agent).await?;
-            shell
+            Ok(shell
                 .ask(
                     key,
                     Command::Agent(AgentCommand::Stop { id, jobs: running_jobs(given.jobs.as_deref())? }),
                 )
-                .await
+                .await?)
         }
         KillAgent::NAME => {
             let given = params::<KillAgent>(given)?;
             let id = agent_id(shell, given.agent).await?;
-            shell.ask(key, Command::Agent(AgentCommand::Kill { id })).await
+            Ok(shell.ask(key, Command::Agent(AgentCommand::Kill { id })).await?)
         }
         RemoveAgent::NAME => {
             let given = params::<RemoveAgent>(given)?;
             let id = agent_id(shell, given.agent).await?;
-            shell.ask(key, Command::Agent(AgentCommand::Remove { id, force: given.force })).await
+            Ok(shell.ask(key, Command::Agent(AgentCommand::Remove { id, force: given.force })).await?)
         }
         ReadAgentLogs::NAME => {
             let given = params::<ReadAgentLogs>(given)?;

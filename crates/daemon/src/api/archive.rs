@@ -31,8 +31,8 @@ use super::methods::{Prepared, detached, internal, record};
 use super::{Api, http, images, quarantine};
 use crate::auth::{Who, rights};
 use crate::crash;
-use crate::images::errors;
-use crate::shell::{Shell, shutting_down};
+use crate::images::ImageError;
+use crate::shell::{Shell, ShuttingDown};
 use crate::suspects::carry;
 use crate::tasks::TaskKind;
 use crate::view::no_image;
@@ -90,7 +90,7 @@ async fn export_of(
 
 /// The right to have a thread wait for a client.
 async fn slot(shell: &Shell) -> Result<OwnedSemaphorePermit, ErrorBody> {
-    shell.archives.clone().acquire_owned().await.map_err(|_| shutting_down())
+    shell.archives.clone().acquire_owned().await.map_err(|_| ShuttingDown.into())
 }
 
 /// Images that are to be exported, with the tools that they need.
@@ -110,7 +110,7 @@ fn chosen(shell: &Shell, names: Vec<String>) -> Result<Chosen, ErrorBody> {
             let unknown = || no_image(&given);
             let summary = at.store.image_summary(&located.digest).map_err(internal)?.ok_or_else(unknown)?;
             let record = at.store.image(&located.digest).map_err(internal)?;
-            Ok((located, summary, record))
+            Ok::<_, ErrorBody>((located, summary, record))
         })?;
         if summary.state == ImageState::Announced {
             return Err(ErrorBody::new("image.not_found", format!("`{given}` is not wholly here yet"))
@@ -147,7 +147,7 @@ fn sent(api: &Arc<Api>, who: Who, chosen: Chosen, slot: OwnedSemaphorePermit) ->
             Ok(blobs) => {
                 write_archive(blobs, &chosen.images, &mut leaving).map_err(|error| error.to_string())
             }
-            Err(error) => Err(error.message),
+            Err(error) => Err(error.to_string()),
         };
         leaving.over(written);
         drop((chosen.pins, slot));
@@ -207,7 +207,7 @@ async fn import_of(
             if let Some(cut) = arriving.cut() {
                 return Err(cut.told());
             }
-            let archive = read.map_err(|error| not_read(&error))?;
+            let archive = read.map_err(not_read)?;
             // What is made of the archive still counts as its last block's.
             let taken = Taken::of(&shell, pins, archive, allowed);
             drop(arriving);
@@ -238,7 +238,7 @@ async fn import_of(
     .await
 }
 
-fn not_read(error: &StreamError) -> ErrorBody {
+fn not_read(error: StreamError) -> ErrorBody {
     match error {
         StreamError::Bad(error) => ErrorBody::new(
             error.code(),
@@ -247,7 +247,7 @@ fn not_read(error: &StreamError) -> ErrorBody {
         .hint(
             "archives are made by `lodge image export IMAGE -o FILE`, or by `skopeo copy … oci-archive:FILE`",
         ),
-        StreamError::Blob(error) => errors::blob(error),
+        StreamError::Blob(error) => ImageError::from(error).into(),
         StreamError::Io { cause } => Cut::Broken(cause.to_string()).told(),
     }
 }

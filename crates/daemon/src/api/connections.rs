@@ -14,6 +14,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use crate::auth::Who;
+use crate::view::client_errors;
 
 /// Connections with a token at the same time.
 const KNOWN_MAX: usize = 1_024;
@@ -109,7 +110,7 @@ impl Connections {
     }
 
     fn with_room(unknown_max: usize) -> Arc<Connections> {
-        let error = busy(format!("{unknown_max} connections wait to show a token"));
+        let error = ErrorBody::from(ConnectionLimit::Waiting { max: unknown_max });
         let body = serde_json::to_string(&Response::err(Value::Null, error)).unwrap_or_default();
         let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close";
         let busy = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes();
@@ -160,7 +161,7 @@ impl Open {
 
 impl Connection {
     /// Counts this connection among those with a token.
-    pub(super) fn enter(&self, who: &Who) -> Result<(), ErrorBody> {
+    pub(super) fn enter(&self, who: &Who) -> Result<(), ConnectionLimit> {
         let Inner { id, all, cut, .. } = &*self.0;
         let mut open = all.open();
         if let Some(known) = open.known.get_mut(id) {
@@ -180,10 +181,10 @@ impl Connection {
             });
         }
         if open.known.len() >= KNOWN_MAX {
-            return Err(busy(format!("{KNOWN_MAX} connections are open already")));
+            return Err(ConnectionLimit::Open);
         }
         if open.unknown.remove(id).is_none() {
-            return Err(busy("too many connections wait to show a token".to_owned()));
+            return Err(ConnectionLimit::GaveWay);
         }
         open.known.insert(*id, Known { who: who.clone(), cut: cut.clone() });
         Ok(())
@@ -221,9 +222,33 @@ impl Connection {
     }
 }
 
-fn busy(message: String) -> ErrorBody {
-    ErrorBody::new("daemon.busy", message).hint("close some, or ask again in a moment")
+/// Why there is no room for a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum ConnectionLimit {
+    #[error("{max} connections wait to show a token")]
+    Waiting { max: usize },
+    #[error("{KNOWN_MAX} connections are open already")]
+    Open,
+    /// Others came while this one showed no token.
+    #[error("too many connections wait to show a token")]
+    GaveWay,
 }
+
+impl ConnectionLimit {
+    fn code(self) -> &'static str {
+        "daemon.busy"
+    }
+
+    fn cause(self) -> Option<String> {
+        None
+    }
+
+    fn hint(self) -> Option<String> {
+        Some("close some, or ask again in a moment".to_owned())
+    }
+}
+
+client_errors!(ConnectionLimit);
 
 #[cfg(test)]
 mod tests {
@@ -271,7 +296,7 @@ mod tests {
         assert!(!is_cut(&first) && first.0.is_known());
         assert_eq!(crowd.iter().filter(|place| !is_cut(place)).count(), 2);
         // One that gave way comes too late with its token.
-        assert_eq!(crowd[0].0.enter(&who(1, later)).unwrap_err().data.code, "daemon.busy");
+        assert_eq!(crowd[0].0.enter(&who(1, later)).unwrap_err().code(), "daemon.busy");
         crowd[9].0.enter(&who(1, later)).unwrap();
     }
 
@@ -287,7 +312,7 @@ mod tests {
         let stale = enter(&over).unwrap();
         places.push(enter(&good).unwrap());
         assert!(is_cut(&stale) && !is_cut(&places[0]));
-        assert_eq!(enter(&good).unwrap_err().data.code, "daemon.busy");
+        assert_eq!(enter(&good).unwrap_err().code(), "daemon.busy");
         places.pop();
         enter(&good).unwrap();
     }

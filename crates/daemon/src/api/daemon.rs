@@ -33,7 +33,7 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
 }
 
 async fn info(shell: &Arc<Shell>) -> Answer {
-    let read = |at: &ReadView<'_>| {
+    let read = |at: &ReadView<'_>| -> Result<_, ErrorBody> {
         let counts = at.store.agent_counts().map_err(internal)?;
         Ok((counts, lineages::waiting(at)?, quarantine::all(at)?))
     };
@@ -89,8 +89,8 @@ async fn reap(shell: &Arc<Shell>, key: Option<RequestKey>, ReapParams { .. }: &R
         match shell.ask(key, Command::Keep { answer: view::text(&answer) }).await {
             Ok(_) => {}
             // Sweeping twice harms nobody, and makes room where there is none.
-            Err(error) if error.data.code == "daemon.disk_full" => {}
-            Err(error) => return Err(error),
+            Err(error) if error.is_disk_full() => {}
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(answer)
@@ -119,8 +119,8 @@ async fn shutdown(shell: &Arc<Shell>, key: Option<RequestKey>, given: &ShutdownP
         match shell.ask(key, Command::Keep { answer: view::text(&answer) }).await {
             Ok(_) => {}
             // Asked twice it ends once, so a daemon that can record nothing can still be ended.
-            Err(error) if error.data.code == "daemon.disk_full" => {}
-            Err(error) => return Err(error),
+            Err(error) if error.is_disk_full() => {}
+            Err(error) => return Err(error.into()),
         }
     }
     // Requests that were taken, this one among them, are still answered.

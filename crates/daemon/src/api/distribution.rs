@@ -31,11 +31,12 @@ use serde_json::json;
 use self::page::{Page, paged};
 use self::path::{Asked, Version, is_repository};
 use super::connections::Connection;
-use super::http::{self, Stays};
+use super::http::{self, EntryRefusal, Stays};
 use super::range::{OutOfRange, Range, wanted_range};
 use super::{Api, methods};
 use crate::auth::Who;
 use crate::auth::rights;
+use crate::images::ImageError;
 use crate::shell::Shell;
 
 /// What may be read with this may be read here, and nothing else.
@@ -105,10 +106,11 @@ async fn authenticate(
             answer.extensions_mut().insert(Stays);
             answer
         }
-        Err(error) if error.data.code == "daemon.busy" => {
-            Refused::new(StatusCode::SERVICE_UNAVAILABLE, "TOOMANYREQUESTS", error.message).into_response()
+        Err(EntryRefusal::Crowded(limit)) => {
+            let message = limit.to_string();
+            Refused::new(StatusCode::SERVICE_UNAVAILABLE, "TOOMANYREQUESTS", message).into_response()
         }
-        Err(error) => {
+        Err(EntryRefusal::NotAuthenticated(error)) => {
             let message = format!(
                 "{}; the password is a token of this daemon, the user is not looked at",
                 error.message
@@ -272,7 +274,7 @@ fn read_manifest(shell: &Shell, name: &str, version: Version) -> Result<(Digest,
         }
         Version::Tag(tag) => blocking_look_up(shell, |store| tagged(store, name, &tag))?,
     };
-    let blobs = shell.images.blobs().map_err(|error| Refused::internal(&error))?;
+    let blobs = shell.images.blobs().map_err(|error| Refused::internal(&error.into()))?;
     let bytes = match blobs.read(&digest, MANIFEST_MAX) {
         Ok(bytes) => bytes,
         Err(BlobError::Missing { .. } | BlobError::TooLarge { .. } | BlobError::TooLong { .. }) => {
@@ -280,7 +282,7 @@ fn read_manifest(shell: &Shell, name: &str, version: Version) -> Result<(Digest,
                 "there is no manifest {digest}; an earlier release built it, perhaps"
             )));
         }
-        Err(error) => return Err(Refused::internal(&crate::images::errors::blob(&error))),
+        Err(error) => return Err(Refused::internal(&ImageError::from(error).into())),
     };
     let document = ManifestDocument::read(&bytes).map_err(|_| unknown(format!("{digest} is no manifest")))?;
     Ok((digest, bytes, document.media_type().to_owned()))
@@ -343,12 +345,12 @@ async fn blob(
 }
 
 fn open_blob(shell: &Shell, digest: &Digest) -> Result<(File, u64), Refused> {
-    let blobs = shell.images.blobs().map_err(|error| Refused::internal(&error))?;
+    let blobs = shell.images.blobs().map_err(|error| Refused::internal(&error.into()))?;
     let refused = |error: BlobError| match error {
         BlobError::Missing { .. } => {
             Refused::unknown("BLOB_UNKNOWN", format!("{digest} is not in the store"))
         }
-        error => Refused::internal(&crate::images::errors::blob(&error)),
+        error => Refused::internal(&ImageError::from(error).into()),
     };
     let (file, length) = blobs.open_blob(digest).map_err(refused)?;
     if length <= CHECKED_FIRST {
@@ -428,7 +430,7 @@ impl Sending {
         let (shell, digest) = (self.api.shell.clone(), self.digest);
         let look = move || match shell.images.blobs() {
             Ok(blobs) => blobs.verify(&digest).err().map(|error| error.to_string()),
-            Err(error) => Some(error.message),
+            Err(error) => Some(error.to_string()),
         };
         let found = tokio::task::spawn_blocking(look).await;
         let why = found.ok().flatten().unwrap_or_else(|| format!("{digest} changed while it was sent"));

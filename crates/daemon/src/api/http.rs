@@ -13,7 +13,7 @@ use lodge_proto::proof::PROOF_PATH;
 use lodge_proto::{ErrorBody, REQUEST_BYTES_MAX, Response, http_status};
 use serde_json::{Value, json};
 
-use super::connections::Connection;
+use super::connections::{Connection, ConnectionLimit};
 use super::{Api, archive, distribution, envelope, jobs, methods, proof, socket, sse};
 use crate::auth::{self, Who};
 use crate::images::Unwatched;
@@ -85,9 +85,31 @@ fn has_body(request: &HttpRequest) -> bool {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stays;
 
+/// Why nobody may come in with this header on this connection.
+#[derive(Debug)]
+pub(super) enum EntryRefusal {
+    NotAuthenticated(ErrorBody),
+    Crowded(ConnectionLimit),
+}
+
+impl From<ConnectionLimit> for EntryRefusal {
+    fn from(limit: ConnectionLimit) -> EntryRefusal {
+        EntryRefusal::Crowded(limit)
+    }
+}
+
+impl From<EntryRefusal> for ErrorBody {
+    fn from(refusal: EntryRefusal) -> ErrorBody {
+        match refusal {
+            EntryRefusal::NotAuthenticated(body) => body,
+            EntryRefusal::Crowded(limit) => limit.into(),
+        }
+    }
+}
+
 /// Who sends this header, on a connection that is counted as theirs from now on.
-pub(super) fn enter(api: &Api, connection: &Connection, header: Option<&str>) -> Result<Who, ErrorBody> {
-    let who = api.gate.check(header, &api.shell.access)?;
+pub(super) fn enter(api: &Api, connection: &Connection, header: Option<&str>) -> Result<Who, EntryRefusal> {
+    let who = api.gate.check(header, &api.shell.access).map_err(EntryRefusal::NotAuthenticated)?;
     connection.enter(&who)?;
     Ok(who)
 }
@@ -119,7 +141,7 @@ async fn authenticate(
             answer.extensions_mut().insert(Stays);
             answer
         }
-        Err(error) => failed(Value::Null, error),
+        Err(refusal) => failed(Value::Null, refusal.into()),
     }
 }
 
@@ -128,8 +150,8 @@ async fn healthz(State(api): State<Arc<Api>>) -> HttpResponse {
     match api.shell.room.refusal() {
         None => axum::Json(json!({"status": "ok", "epoch": epoch, "version": version})).into_response(),
         Some(refusal) => {
-            let body =
-                json!({"status": "read_only", "epoch": epoch, "version": version, "reason": refusal.message});
+            let reason = refusal.to_string();
+            let body = json!({"status": "read_only", "epoch": epoch, "version": version, "reason": reason});
             (StatusCode::SERVICE_UNAVAILABLE, axum::Json(body)).into_response()
         }
     }

@@ -43,7 +43,7 @@ pub(super) async fn call(
             let given = params::<SubmitJob>(given)?;
             let who = who.clone();
             let new = shell.read_few(move |at| submit::read(at, &who, given)).await?;
-            shell.ask(key, Command::Job(JobCommand::Submit(Box::new(new)))).await
+            Ok(shell.ask(key, Command::Job(JobCommand::Submit(Box::new(new)))).await?)
         }
         ListJobs::NAME => {
             let given = params::<ListJobs>(given)?;
@@ -114,7 +114,10 @@ async fn wait(shell: &Arc<Shell>, who: &Who, given: JobWaitParams) -> Answer {
     let id = job_id(shell, given.job).await?;
     let within = Duration::from_millis(given.timeout_ms.unwrap_or(WAIT_DEFAULT_MS).min(WAIT_MAX_MS));
     tokio::select! {
-        over = until_over(shell, &id, within) => Ok(shown(shell, &over?)),
+        over = until_over(shell, &id, within) => {
+            let over = over?.ok_or_else(|| view::no_job(id.as_str()))?;
+            Ok(shown(shell, &over))
+        }
         _ = who.over() => Err(refused(who, WaitForJob::NAME)),
     }
 }
@@ -124,20 +127,23 @@ pub(super) async fn cancelled(shell: &Arc<Shell>, answer: Value) -> Answer {
     let Some(id) = answer.get("id").and_then(Value::as_str).and_then(|id| id.parse().ok()) else {
         return Ok(answer);
     };
-    match until_over(shell, &id, CANCEL_WITHIN).await {
-        Ok(over) => Ok(shown(shell, &over)),
+    match until_over(shell, &id, CANCEL_WITHIN).await? {
+        Some(over) => Ok(shown(shell, &over)),
         // Its time was over meanwhile, and it was forgotten.
-        Err(error) if error.data.code == "job.not_found" => Ok(answer),
-        Err(error) => Err(error),
+        None => Ok(answer),
     }
 }
 
-/// The job as it is when it is over, when the time is, or when the daemon is about to stop.
-async fn until_over(shell: &Arc<Shell>, id: &JobId, within: Duration) -> Result<JobSummary, ErrorBody> {
+/// The job as it is when it is over, when the time is, or when the daemon is about to stop. None: it was forgotten.
+async fn until_over(
+    shell: &Arc<Shell>,
+    id: &JobId,
+    within: Duration,
+) -> Result<Option<JobSummary>, ErrorBody> {
     // Before the row is read: an end that is recorded in between is not missed.
     let mut changed = shell.job_changed(id);
-    let found = job_now(shell, id).await?;
-    if !found.row.progress.state.is_open() {
+    let found = recorded(shell, id).await?;
+    if found.as_ref().is_none_or(|found| !found.row.progress.state.is_open()) {
         return Ok(found);
     }
     tokio::select! {
@@ -145,7 +151,12 @@ async fn until_over(shell: &Arc<Shell>, id: &JobId, within: Duration) -> Result<
         () = tokio::time::sleep(within) => {}
         () = shell.stop.cancelled() => {}
     }
-    job_now(shell, id).await
+    recorded(shell, id).await
+}
+
+async fn recorded(shell: &Arc<Shell>, id: &JobId) -> Result<Option<JobSummary>, ErrorBody> {
+    let id = id.clone();
+    shell.read_few(move |at| at.store.job_summary(&id).map_err(internal)).await
 }
 
 /// Why a caller whose token was good when it came is sent away now.

@@ -105,7 +105,7 @@ async fn resolve(shell: &Arc<Shell>, key: Option<RequestKey>, given: LineageReso
     let found = shell.read(move |at| one(at, &given.lineage)).await?;
     let settlement =
         Settlement { agent: found.row.agent, lineage: found.row.id, policy, last_turn: found.last_turn };
-    shell.ask(key, Command::Agent(AgentCommand::SettleLineage(Box::new(settlement)))).await
+    Ok(shell.ask(key, Command::Agent(AgentCommand::SettleLineage(Box::new(settlement)))).await?)
 }
 
 /// What an operator should know about lineages that wait for a decision.

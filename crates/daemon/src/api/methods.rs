@@ -18,7 +18,7 @@ use super::{
 use crate::auth::{Who, rights};
 use crate::read_view::ReadView;
 pub(super) use crate::read_view::unread as internal;
-use crate::shell::{Shell, shutting_down};
+use crate::shell::{Shell, ShuttingDown};
 use crate::suspects::{carry, follow};
 use crate::tasks::TaskKind;
 use crate::view;
@@ -57,7 +57,7 @@ async fn dispatch(
         return match method {
             // What was decided may not have come about yet.
             StopAgent::NAME | KillAgent::NAME | RemoveAgent::NAME | RevokeToken::NAME => {
-                shell.ask(key, again(&answer)).await
+                Ok(shell.ask(key, again(&answer)).await?)
             }
             IssueToken::NAME => tokens::issued(api, shell.ask(key, again(&answer)).await?).await,
             CancelJob::NAME => jobs::cancelled(shell, answer).await,
@@ -172,7 +172,7 @@ pub(super) async fn ask_prepared(
 ) -> Answer {
     let begun = shell.clone();
     detached(shell, async move {
-        let slot = begun.preparing.acquire().await.map_err(|_| shutting_down())?;
+        let slot = begun.preparing.acquire().await.map_err(|_| ShuttingDown)?;
         let preparing = begun.clone();
         let prepared = tokio::task::spawn_blocking(carry(move || prepare(&preparing))).await;
         drop(slot);
@@ -196,7 +196,7 @@ pub(super) async fn record(shell: &Shell, key: Option<RequestKey>, prepared: Pre
         // Whatever was made or brought for it belongs to nobody, and may be what fills the disk.
         shell.spawn(TaskKind::ImageCollection, shell.images.clone().collect());
     }
-    answer
+    Ok(answer?)
 }
 
 /// Does something to its end, also when whoever waits for it leaves.
@@ -210,7 +210,7 @@ pub(super) async fn detached<T: Send + 'static>(
         // Nobody may be there to hear it.
         drop(done.send(work.await));
     });
-    heard.await.unwrap_or_else(|_| Err(shutting_down()))
+    heard.await.unwrap_or_else(|_| Err(ShuttingDown.into()))
 }
 
 pub(super) fn find_agent(at: &ReadView<'_>, given: &str) -> Result<AgentId, ErrorBody> {

@@ -59,7 +59,7 @@ async fn once(
     shell.room.admit(Needs::Room, now())?;
     let answer = change.await?;
     match key {
-        Some(key) => shell.ask(Some(key), Command::Keep { answer: view::text(&answer) }).await,
+        Some(key) => Ok(shell.ask(Some(key), Command::Keep { answer: view::text(&answer) }).await?),
         None => Ok(answer),
     }
 }

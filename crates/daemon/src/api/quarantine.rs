@@ -33,7 +33,7 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
     };
     let QuarantineRef { work, .. } = params::<DropQuarantined>(given)?;
     let id = shell.read(move |at| find(at, &work)).await?;
-    shell.ask(key, Command::ReleaseWork { id, how }).await
+    Ok(shell.ask(key, Command::ReleaseWork { id, how }).await?)
 }
 
 fn list(at: &ReadView<'_>, given: &QuarantineListParams) -> Answer {

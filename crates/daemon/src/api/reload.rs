@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use super::methods::{Answer, answered};
 use crate::config::Reread;
-use crate::shell::{Shell, shutting_down};
+use crate::shell::{Shell, ShuttingDown};
 use crate::tasks::TaskKind;
 use crate::tls::Certificate;
 use crate::view;
@@ -21,7 +21,7 @@ pub async fn reload(shell: &Arc<Shell>, key: Option<RequestKey>) -> Answer {
     let (told, answer) = oneshot::channel();
     let worker = shell.clone();
     shell.spawn(TaskKind::Reload, async move { drop(told.send(reload_whole(&worker, key).await)) });
-    answer.await.unwrap_or_else(|_| Err(shutting_down()))
+    answer.await.unwrap_or_else(|_| Err(ShuttingDown.into()))
 }
 
 async fn reload_whole(shell: &Arc<Shell>, key: Option<RequestKey>) -> Answer {

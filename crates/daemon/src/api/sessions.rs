@@ -16,9 +16,9 @@ use super::params;
 use crate::chain;
 use crate::read_view::ReadView;
 use crate::room::Needs;
-use crate::shell::{Shell, now};
+use crate::shell::{AskError, Shell, now};
 use crate::view;
-use lodge_engine::{Command, RequestKey, SessionChange, SessionWhat, TurnAgain};
+use lodge_engine::{Command, Refusal, RequestKey, SessionChange, SessionRefusal, SessionWhat, TurnAgain};
 
 /// Of the form of exported lines.
 const EXPORT_VERSION: u32 = 1;
@@ -170,7 +170,7 @@ async fn search(shell: &Arc<Shell>, given: SessionSearchParams) -> Answer {
     let (agent, session) = (given.agent, given.session);
     let read = move |at: &ReadView<'_>| {
         let agent = agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
-        Ok((agent, session.as_deref().map(|session| known(at, session)).transpose()?))
+        Ok::<_, ErrorBody>((agent, session.as_deref().map(|session| known(at, session)).transpose()?))
     };
     let (agent, session) = shell.read(read).await?;
     let after = given.after.map(|after| after.parse().map_err(|_| bad_cursor())).transpose()?;
@@ -234,7 +234,7 @@ async fn change(shell: &Arc<Shell>, key: Option<RequestKey>, session: &str, chan
                 Change::Delete => {
                     let answer = view::json(&SessionDeleted { session: id.to_string(), deleted: false });
                     return match key {
-                        Some(_) => shell.ask(key, Command::Keep { answer: view::text(&answer) }).await,
+                        Some(_) => Ok(shell.ask(key, Command::Keep { answer: view::text(&answer) }).await?),
                         None => Ok(answer),
                     };
                 }
@@ -246,14 +246,14 @@ async fn change(shell: &Arc<Shell>, key: Option<RequestKey>, session: &str, chan
         };
         tries += 1;
         match answer {
-            Err(error) if error.data.code == "session.changed" && tries < TRIES_MAX => {
+            Err(AskError::Refused(Refusal::Session(SessionRefusal::Changed { .. }))) if tries < TRIES_MAX => {
                 tokio::time::sleep(TRY_AGAIN_AFTER).await;
             }
             answer => {
                 if matches!(*change, Change::Delete) && answer.is_ok() {
                     forget(shell, &id).await;
                 }
-                return answer;
+                return Ok(answer?);
             }
         }
     }
@@ -278,7 +278,9 @@ fn planned(at: &ReadView<'_>, id: &SessionId, change: &Change) -> Result<Option<
         Change::Rewind { turn } => {
             let found = at.store.rewind_plan(id, &pick(turn)?).map_err(internal)?;
             found
-                .map(|(standing, plan)| Ok((standing, SessionWhat::Rewind(fits(id, turn, plan)?))))
+                .map(|(standing, plan)| {
+                    Ok::<_, ErrorBody>((standing, SessionWhat::Rewind(fits(id, turn, plan)?)))
+                })
                 .transpose()?
         }
         Change::Activate { turn } => {
@@ -303,7 +305,9 @@ fn planned(at: &ReadView<'_>, id: &SessionId, change: &Change) -> Result<Option<
             let found = at.store.fork_plan(id, &pick_or_last(turn.as_deref())?).map_err(internal)?;
             let turn = turn.as_deref().unwrap_or("the last");
             found
-                .map(|(standing, plan)| Ok((standing, SessionWhat::Fork { to, plan: fits(id, turn, plan)? })))
+                .map(|(standing, plan)| {
+                    Ok::<_, ErrorBody>((standing, SessionWhat::Fork { to, plan: fits(id, turn, plan)? }))
+                })
                 .transpose()?
         }
         Change::Regenerate { turn } => {
@@ -319,7 +323,7 @@ fn planned(at: &ReadView<'_>, id: &SessionId, change: &Change) -> Result<Option<
                         note: repeat.body.note,
                         plan: repeat.plan,
                     };
-                    Ok((standing, SessionWhat::Regenerate(Box::new(again))))
+                    Ok::<_, ErrorBody>((standing, SessionWhat::Regenerate(Box::new(again))))
                 })
                 .transpose()?
         }

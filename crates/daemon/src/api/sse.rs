@@ -87,7 +87,7 @@ async fn follow(
         let given: EventListParams =
             params::<ListEvents>(scope::narrow(at, &caller, ListEvents::NAME, given)?)?;
         let agent = given.agent.as_deref().map(|agent| methods::find_agent(at, agent)).transpose()?;
-        Ok((agent.map(|agent| agent.to_string()), given.session))
+        Ok::<_, ErrorBody>((agent.map(|agent| agent.to_string()), given.session))
     };
     let (stream, session) = api.shell.read_few(read).await?;
     let filter = scope::events(&who, Filter { stream, session, job: None, kind: wanted.kind });

@@ -82,7 +82,7 @@ fn list(at: &ReadView<'_>, given: &TokenListParams) -> Answer {
 
 async fn revoke(shell: &Arc<Shell>, key: Option<RequestKey>, given: TokenRef) -> Answer {
     let row = shell.read_few(move |at| one(at, &given.token)).await?;
-    shell.ask(key, Command::Token(TokenCommand::Revoke { row: Box::new(row) })).await
+    Ok(shell.ask(key, Command::Token(TokenCommand::Revoke { row: Box::new(row) })).await?)
 }
 
 fn one(at: &ReadView<'_>, given: &str) -> Result<TokenRow, ErrorBody> {

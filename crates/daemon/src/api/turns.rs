@@ -32,7 +32,7 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
             let id = turn_id(&given.turn)?;
             let known = id.clone();
             shell.read_few(move |at| known_turn(at, &known).map(drop)).await?;
-            shell.ask(key, Command::Turn(TurnCommand::Interrupt { id })).await
+            Ok(shell.ask(key, Command::Turn(TurnCommand::Interrupt { id })).await?)
         }
         _other => Err(no_method(method)),
     }
@@ -44,7 +44,7 @@ async fn turn_send(shell: &Arc<Shell>, key: Option<RequestKey>, given: TurnSendP
     let read = move |at: &ReadView<'_>| {
         let agent = find_agent(at, &agent)?;
         let session = chosen_session(at, &agent, session.as_deref(), of.as_deref())?;
-        Ok((agent, session))
+        Ok::<_, ErrorBody>((agent, session))
     };
     let (agent, session) = shell.read_few(read).await?;
     let schema = match schema {
@@ -56,7 +56,7 @@ async fn turn_send(shell: &Arc<Shell>, key: Option<RequestKey>, given: TurnSendP
         None => None,
     };
     let new = NewTurn { agent, session, sender, text, schema };
-    shell.ask(key, Command::Turn(TurnCommand::Send(Box::new(new)))).await
+    Ok(shell.ask(key, Command::Turn(TurnCommand::Send(Box::new(new)))).await?)
 }
 
 /// The session that a turn is sent to, as it is recorded.

@@ -42,7 +42,7 @@ fn prepare(
         let row = one_agent(at, &given.agent)?.row;
         let now = row.next.as_ref().map_or(&row.image_digest, |next| &next.image_digest);
         let record = at.store.image(now).map_err(internal)?.unwrap_or_default();
-        Ok((row, record))
+        Ok::<_, ErrorBody>((row, record))
     })?;
     let (limits, limit_policy) = limits(&given.limits)?;
     let named = given.revival_policy.as_deref().map(policy).transpose()?;

@@ -6,11 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use lodge_image::oci::ManifestDocument;
 use lodge_image::{BlobError, Blobs, CollectionTotals, Digest};
-use lodge_proto::ErrorBody;
 use lodge_store::Reader;
 
-use super::Images;
-use super::whole::{Gap, Whole};
+use super::whole::Whole;
+use super::{ImageError, Images};
 
 /// Collections, one at a time.
 #[derive(Debug, Default)]
@@ -39,15 +38,14 @@ impl Images {
                 tracing::info!(event = "images.collected", blobs = collected.blobs, bytes = collected.bytes);
             }
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::warn!(event = "images.not_collected", error = error.message),
+            Ok(Err(error)) => tracing::warn!(event = "images.not_collected", error = error.to_string()),
             Err(error) => tracing::error!(event = "images.not_collected", error = error.to_string()),
         }
     }
 
-    fn collect_now(&self) -> Result<CollectionTotals, ErrorBody> {
+    fn collect_now(&self) -> Result<CollectionTotals, ImageError> {
         let blobs = self.blobs()?;
-        let collected = blobs.collect(&mut || wanted(blobs, &self.reader));
-        let collected = collected.map_err(|error| super::errors::blob(&error))?;
+        let collected = blobs.collect(&mut || wanted(blobs, &self.reader))?;
         if collected != CollectionTotals::default() {
             self.programs.forget();
         }
@@ -69,8 +67,10 @@ fn wanted(blobs: &Blobs, reader: &Reader) -> Result<BTreeSet<Digest>, BlobError>
         match outline {
             Ok(whole) => wanted.extend(whole.parts().map(|part| part.digest)),
             // Images of earlier releases have no blobs. Of one that lacks some, the rest is of use once those came again.
-            Err(Gap::Missing(_) | Gap::Damaged(_)) => wanted.extend(what_is_left(blobs, &digest)),
-            Err(Gap::Failed(error)) => return Err(unknown(std::io::Error::other(error.message))),
+            Err(ImageError::Missing { .. } | ImageError::Damaged { .. }) => {
+                wanted.extend(what_is_left(blobs, &digest))
+            }
+            Err(error) => return Err(unknown(std::io::Error::other(error.to_string()))),
         }
     }
     Ok(wanted)

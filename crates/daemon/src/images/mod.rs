@@ -4,7 +4,7 @@
 //! asked hands what came to the engine, and holds its pins until that is committed.
 
 mod collect;
-pub(crate) mod errors;
+mod errors;
 mod logins;
 mod needs;
 mod parents;
@@ -28,10 +28,10 @@ use lodge_image::oci::{
 };
 use lodge_image::registry::{ReadTask, RegistryClient, RegistryTerms, TransferWatch};
 use lodge_image::{Blobs, Digest, ImageVersion, Pins, RemoteImage};
-use lodge_proto::ErrorBody;
 use lodge_store::Reader;
 
 use self::collect::Collections;
+pub(crate) use self::errors::ImageError;
 use self::logins::DockerLogins;
 pub(crate) use self::needs::CheckedPrograms;
 use self::needs::digest_of;
@@ -39,7 +39,7 @@ use self::programs::Programs;
 use self::promises::{Promise, Promises};
 pub(crate) use self::pulls::Unwatched;
 use self::pulls::{Fan, Held, Outcome, Running, Transfers};
-use self::whole::{Gap, Whole, only_manifest};
+use self::whole::{Whole, only_manifest};
 use crate::crash;
 use crate::room::{Needs, Room};
 use crate::shell::now;
@@ -103,12 +103,12 @@ impl Images {
     }
 
     /// The store, which is made when it is not there.
-    pub fn blobs(&self) -> Result<&Blobs, ErrorBody> {
+    pub fn blobs(&self) -> Result<&Blobs, ImageError> {
         let _opening = self.opening.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         match self.blobs.get() {
             Some(blobs) => Ok(blobs),
             None => {
-                let opened = Blobs::open(&self.dir).map_err(|error| errors::blob(&error))?;
+                let opened = Blobs::open(&self.dir)?;
                 Ok(self.blobs.get_or_init(|| opened))
             }
         }
@@ -123,17 +123,17 @@ impl Images {
     }
 
     /// Puts an image that was just made into the store, as far as it is not there.
-    pub fn keep(&self, pins: &Pins, packed: &PackedImage) -> Result<(), ErrorBody> {
+    pub fn keep(&self, pins: &Pins, packed: &PackedImage) -> Result<(), ImageError> {
         let blobs = self.blobs()?;
         let mut lacking = 0;
         for blob in &packed.blobs {
             let bytes = blob.bytes.len() as u64;
-            if !blobs.has(pins, &blob.digest, bytes).map_err(|error| errors::blob(&error))? {
+            if !blobs.has(pins, &blob.digest, bytes)? {
                 lacking += bytes;
             }
         }
         let _room = self.admit(lacking)?;
-        blobs.put_all(pins, &packed.blobs).map_err(|error| errors::blob(&error))?;
+        blobs.put_all(pins, &packed.blobs)?;
         crash::point("after_image_kept");
         Ok(())
     }
@@ -141,29 +141,26 @@ impl Images {
     /// An image of which everything is in the store, as it would be recorded; such as one that was just kept or imported.
     ///
     /// Waits for the disk, and for registries when a foreign image names what is not here.
-    pub fn found(self: &Arc<Self>, pins: &Pins, digest: &str, name: String) -> Result<ImageRow, ErrorBody> {
-        let whole = Whole::find(self.blobs()?, pins, &digest_of(digest)?).map_err(Gap::told)?;
+    pub fn found(self: &Arc<Self>, pins: &Pins, digest: &str, name: String) -> Result<ImageRow, ImageError> {
+        let whole = Whole::find(self.blobs()?, pins, &digest_of(digest)?)?;
         self.row(pins, &whole, name, &[])
     }
 
     /// An image with the contents of its files, so that it can be a parent.
-    pub fn loaded(&self, record: ImageRecord) -> Result<LoadedAgentfile, ErrorBody> {
+    pub fn loaded(&self, record: ImageRecord) -> Result<LoadedAgentfile, ImageError> {
         record::loaded_of(record, &mut |file| self.contents(file))
     }
 
     /// What an image in a registry says of itself, before its layers are here: its row is only announced.
-    pub async fn announce(self: &Arc<Self>, remote: &RemoteImage) -> Result<Arrived, ErrorBody> {
+    pub async fn announce(self: &Arc<Self>, remote: &RemoteImage) -> Result<Arrived, ImageError> {
         let (blobs, registries) = (self.blobs()?, self.registries());
         let pins = blobs.pins();
-        let resolved = registries.resolve(blobs, &pins, remote).await;
-        let (descriptor, document) = resolved.map_err(|error| errors::registry(&error))?;
+        let (descriptor, document) = registries.resolve(blobs, &pins, remote).await?;
         let manifest = agents_manifest(remote, document)?;
         let alone = ManifestDocument::Manifest(Manifest { layers: Vec::new(), ..manifest.clone() });
-        let fetched = registries.fetch(blobs, &pins, remote, &alone, Arc::new(Unwatched)).await;
-        fetched.map_err(|error| errors::registry(&error))?;
-        let config =
-            blobs.read(&manifest.config.digest, MANIFEST_MAX).map_err(|error| errors::blob(&error))?;
-        let head = read_agent_head(&manifest, &config).map_err(|error| errors::bad_image(&error))?;
+        registries.fetch(blobs, &pins, remote, &alone, Arc::new(Unwatched)).await?;
+        let config = blobs.read(&manifest.config.digest, MANIFEST_MAX)?;
+        let head = read_agent_head(&manifest, &config)?;
         unsupported::refuse(&head.loaded.agentfile)?;
         if head.whole {
             let at = remote.with(ImageVersion::Digest(descriptor.digest));
@@ -188,7 +185,7 @@ impl Images {
         self: &Arc<Self>,
         remote: &RemoteImage,
         watch: Arc<dyn TransferWatch>,
-    ) -> Result<Arrived, ErrorBody> {
+    ) -> Result<Arrived, ImageError> {
         let pins = self.blobs()?.pins();
         let held = self.bring(remote, watch.clone()).await?;
         held.whole.keep(&pins);
@@ -204,49 +201,39 @@ impl Images {
         digest: &str,
         to: &RemoteImage,
         watch: Arc<dyn TransferWatch>,
-    ) -> Result<u64, ErrorBody> {
+    ) -> Result<u64, ImageError> {
         let (blobs, registries) = (self.blobs()?, self.registries());
         let pins = blobs.pins();
         let whole = self.packed(&pins, digest)?;
         let _slot = self.transfers.slot().await;
         let mut sent = 0;
         let of = digest.to_owned();
-        let agent = self.reader.read(move |store| store.image(&of)).await;
-        let agent = agent.map_err(|error| errors::internal(&error))?;
+        let agent = self.reader.read(move |store| store.image(&of)).await?;
         for need in agent.map(|record| ImageContents::Agent(record).needs()).unwrap_or_default() {
             let tool = self.packed(&pins, &need)?;
             // By its digest, so that nobody's name there becomes another.
             let place = to.with(ImageVersion::Digest(tool.descriptor.digest));
-            let pushed = registries.push(blobs, &tool.descriptor, &place, watch.clone()).await;
-            sent += pushed.map_err(|error| errors::registry(&error))?;
+            sent += registries.push(blobs, &tool.descriptor, &place, watch.clone()).await?;
         }
-        let pushed = registries.push(blobs, &whole.descriptor, to, watch).await;
-        Ok(sent + pushed.map_err(|error| errors::registry(&error))?)
+        Ok(sent + registries.push(blobs, &whole.descriptor, to, watch).await?)
     }
 
     /// An image that can be given away: everything of it is here.
-    pub(crate) fn packed(&self, pins: &Pins, digest: &str) -> Result<Whole, ErrorBody> {
+    pub(crate) fn packed(&self, pins: &Pins, digest: &str) -> Result<Whole, ImageError> {
         let blobs = self.blobs()?;
-        let not_packed = || {
-            ErrorBody::new(
-                "image.not_packed",
-                format!("{digest} was built by an earlier release: its contents are not in the store"),
-            )
-            .hint("build it again")
-        };
         let parsed = digest_of(digest)?;
         match Whole::find(blobs, pins, &parsed) {
-            Ok(whole) => Ok(whole),
-            Err(Gap::Missing(missing)) if missing == parsed => Err(not_packed()),
-            Err(gap) => Err(gap.told()),
+            Err(ImageError::Missing { digest: missing }) if missing == parsed => {
+                Err(ImageError::NotPacked { digest: digest.to_owned() })
+            }
+            found => found,
         }
     }
 
     /// Whether an image is recorded with everything of it.
-    async fn is_recorded(&self, digest: &str) -> Result<bool, ErrorBody> {
+    async fn is_recorded(&self, digest: &str) -> Result<bool, ImageError> {
         let of = digest.to_owned();
-        let found = self.reader.read_few(move |store| store.image_kind(&of)).await;
-        let found = found.map_err(|error| errors::internal(&error))?;
+        let found = self.reader.read_few(move |store| store.image_kind(&of)).await?;
         Ok(found.is_some_and(|(_, state)| state == ImageState::Complete))
     }
 
@@ -257,7 +244,7 @@ impl Images {
         whole: &Whole,
         name: String,
         from: &[RemoteImage],
-    ) -> Result<ImageRow, ErrorBody> {
+    ) -> Result<ImageRow, ImageError> {
         let contents = match &whole.document {
             ManifestDocument::Manifest(manifest) if whole.is_agent() => {
                 ImageContents::Agent(record::record_of(self.agent_of(pins, manifest, from)?))
@@ -277,7 +264,7 @@ impl Images {
         whole: Whole,
         name: String,
         from: Vec<RemoteImage>,
-    ) -> Result<(ImageRow, Pins), ErrorBody> {
+    ) -> Result<(ImageRow, Pins), ImageError> {
         let images = self.clone();
         blocking(move || Ok((images.row(&pins, &whole, name, &from)?, pins))).await
     }
@@ -303,8 +290,7 @@ impl Images {
         let blobs = self.blobs()?;
         // Until the end: what was resolved is not fetched again.
         let pins = blobs.pins();
-        let resolved = self.registries().resolve(blobs, &pins, &at).await;
-        let (descriptor, _) = resolved.map_err(|error| errors::registry(&error))?;
+        let (descriptor, _) = self.registries().resolve(blobs, &pins, &at).await?;
         self.bring(&at.with(ImageVersion::Digest(descriptor.digest)), fan).await
     }
 
@@ -313,8 +299,8 @@ impl Images {
         let pins = blobs.pins();
         match self.find_whole(&pins, &digest).await {
             Ok(whole) => return Ok(Arc::new(Held::new(whole, pins))),
-            Err(Gap::Missing(_) | Gap::Damaged(_)) => {}
-            Err(Gap::Failed(error)) => return Err(error),
+            Err(ImageError::Missing { .. } | ImageError::Damaged { .. }) => {}
+            Err(error) => return Err(error),
         }
         let (descriptor, document) = self.document(&pins, &at, &digest).await?;
         let mut children = Vec::new();
@@ -327,13 +313,12 @@ impl Images {
         let whole = Whole { descriptor, document, children };
         let mut lacking = 0_u64;
         for part in whole.parts() {
-            let lacks = blobs.lacks(&pins, &part.digest, part.size).map_err(|error| errors::blob(&error))?;
+            let lacks = blobs.lacks(&pins, &part.digest, part.size)?;
             lacking = lacks.saturating_add(lacking);
         }
         let _slot = self.transfers.slot().await;
         let _room = self.admit(lacking)?;
-        let fetched = self.registries().fetch(blobs, &pins, &at, &whole.document, fan).await;
-        fetched.map_err(|error| errors::registry(&error))?;
+        self.registries().fetch(blobs, &pins, &at, &whole.document, fan).await?;
         Ok(Arc::new(Held::new(whole, pins)))
     }
 
@@ -343,23 +328,22 @@ impl Images {
         pins: &Pins,
         at: &RemoteImage,
         digest: &Digest,
-    ) -> Result<(Descriptor, ManifestDocument), ErrorBody> {
+    ) -> Result<(Descriptor, ManifestDocument), ImageError> {
         let blobs = self.blobs()?;
         match whole::read_document(blobs, pins, digest) {
             Ok(found) => return Ok(found),
-            Err(Gap::Missing(_) | Gap::Damaged(_)) => {}
-            Err(Gap::Failed(error)) => return Err(error),
+            Err(ImageError::Missing { .. } | ImageError::Damaged { .. }) => {}
+            Err(error) => return Err(error),
         }
-        let resolved = self.registries().resolve(blobs, pins, &at.with(ImageVersion::Digest(*digest))).await;
-        resolved.map_err(|error| errors::registry(&error))
+        Ok(self.registries().resolve(blobs, pins, &at.with(ImageVersion::Digest(*digest))).await?)
     }
 
     /// Refuses what the disk has no room for, with enough left for those who cannot wait.
-    pub(crate) fn admit(&self, bytes: u64) -> Result<Promise<'_>, ErrorBody> {
-        let refused = || {
-            errors::no_room(format!(
+    pub(crate) fn admit(&self, bytes: u64) -> Result<Promise<'_>, ImageError> {
+        let refused = || ImageError::NoRoom {
+            why: format!(
                 "it needs {bytes} bytes more, beside what others bring now, and some have to stay free"
-            ))
+            ),
         };
         // Where nothing at all is begun any more, that is what is told.
         self.room.admit(Needs::Room, now())?;
@@ -372,12 +356,11 @@ impl Images {
     }
 }
 
-fn agents_manifest(remote: &RemoteImage, document: ManifestDocument) -> Result<Manifest, ErrorBody> {
+fn agents_manifest(remote: &RemoteImage, document: ManifestDocument) -> Result<Manifest, ImageError> {
     match document {
         ManifestDocument::Manifest(manifest) if AgentKind::of(&manifest).is_some() => Ok(manifest),
         ManifestDocument::Manifest(_) | ManifestDocument::Index(_) => {
-            Err(ErrorBody::new("image.not_an_agent", format!("`{remote}` is no agent"))
-                .hint("tools are brought with `lodge bin pull`"))
+            Err(ImageError::NotAnAgent { reference: remote.to_string() })
         }
     }
 }
@@ -392,10 +375,10 @@ fn read_as_caller(reading: ReadTask) -> ReadTask {
 
 /// Does work that waits for the disk, off the threads that serve.
 async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ErrorBody> + Send + 'static,
-) -> Result<T, ErrorBody> {
+    work: impl FnOnce() -> Result<T, ImageError> + Send + 'static,
+) -> Result<T, ImageError> {
     match tokio::task::spawn_blocking(crate::suspects::carry(work)).await {
         Ok(done) => done,
-        Err(error) => Err(errors::internal(&error)),
+        Err(error) => Err(error.into()),
     }
 }

@@ -15,13 +15,12 @@ use lodge_core::record::{
 use lodge_exec::FileIdentity;
 use lodge_image::oci::BinImage;
 use lodge_image::registry::TransferWatch;
-use lodge_image::{Digest, ImageVersion, Pins, RemoteImage, stock_hint};
-use lodge_proto::ErrorBody;
+use lodge_image::{Digest, ImageVersion, Pins, RemoteImage};
 
 use super::programs::Program;
 use super::pulls::Unwatched;
-use super::whole::{Gap, Whole};
-use super::{Images, Ready, blocking, errors};
+use super::whole::Whole;
+use super::{ImageError, Images, Ready, blocking};
 
 /// Programs whose contents were checked, and the files that they were in then.
 pub(crate) type CheckedPrograms = BTreeMap<PathBuf, FileIdentity>;
@@ -36,7 +35,7 @@ struct Tool {
 impl Images {
     /// Finds or brings everything that an agent needs, and unpacks its programs. Dropping this gives up, unless somebody
     /// else waits for the same transfer.
-    pub async fn ready(self: &Arc<Self>, row: &AgentRow) -> Result<Ready, ErrorBody> {
+    pub async fn ready(self: &Arc<Self>, row: &AgentRow) -> Result<Ready, ImageError> {
         let mut pins = self.blobs()?.pins();
         let from = self.origins(&row.image, &row.image_digest).await?;
         let mut rows = Vec::new();
@@ -71,7 +70,7 @@ impl Images {
 
     /// Refuses to start an agent one of whose programs is not what it was when it was recorded. What it returns are the
     /// files that were checked, by their paths.
-    pub async fn check_programs(self: &Arc<Self>, row: &AgentRow) -> Result<CheckedPrograms, ErrorBody> {
+    pub async fn check_programs(self: &Arc<Self>, row: &AgentRow) -> Result<CheckedPrograms, ImageError> {
         let tools = row.spec.tools.iter().filter(|tool| tool.image.is_some());
         let tools = tools.map(|tool| (tool.path.clone(), tool.digest.clone()));
         let runtime = row.spec.runtime.iter().filter(|runtime| runtime.image.is_some());
@@ -92,7 +91,7 @@ impl Images {
     }
 
     /// Brings what of an agent's image is damaged or missing, when a registry is known that has it.
-    pub async fn mend(self: &Arc<Self>, row: &AgentRow) -> Result<Pins, ErrorBody> {
+    pub async fn mend(self: &Arc<Self>, row: &AgentRow) -> Result<Pins, ImageError> {
         let pins = self.blobs()?.pins();
         let from = self.origins(&row.image, &row.image_digest).await?;
         self.obtain(&pins, &digest_of(&row.image_digest)?, &from, Arc::new(Unwatched)).await?;
@@ -100,9 +99,9 @@ impl Images {
     }
 
     /// The contents of a file that came with an agent, checked.
-    pub fn contents(&self, file: &FileRecord) -> Result<Vec<u8>, ErrorBody> {
+    pub fn contents(&self, file: &FileRecord) -> Result<Vec<u8>, ImageError> {
         let Some(digest) = &file.digest else { return Ok(file.bytes.clone()) };
-        self.blobs()?.read(&digest_of(digest)?, file.size).map_err(|error| errors::blob(&error))
+        Ok(self.blobs()?.read(&digest_of(digest)?, file.size)?)
     }
 
     /// The tools that an image needs, found or brought; each as it is recorded.
@@ -112,7 +111,7 @@ impl Images {
         row: &ImageRow,
         from: &[RemoteImage],
         watch: &Arc<dyn TransferWatch>,
-    ) -> Result<Vec<ImageRow>, ErrorBody> {
+    ) -> Result<Vec<ImageRow>, ImageError> {
         let mut with = BTreeMap::new();
         for reference in references(row) {
             let digest = pinned(reference)?;
@@ -132,22 +131,19 @@ impl Images {
         reference: &str,
         from: &[RemoteImage],
         watch: Arc<dyn TransferWatch>,
-    ) -> Result<Whole, ErrorBody> {
+    ) -> Result<Whole, ImageError> {
         let obtained = self.somewhere(pins, reference, from, watch).await;
         if let Ok(whole) = &obtained
             && whole.is_agent()
         {
-            return Err(ErrorBody::new("bin.not_a_bin", format!("`{reference}` is an agent, and no tool"))
-                .hint("ask whoever made the image that names it as a tool"));
+            return Err(ImageError::AgentAsTool { reference: reference.to_owned() });
         }
-        obtained.map_err(|error| match error.data.code.as_str() {
-            "image.damaged" | "registry.not_found" => {
-                let stock = stock_hint(reference).map(|hint| format!("{hint}; or ")).unwrap_or_default();
-                ErrorBody::new("bin.not_found", format!("the tool `{reference}` is nowhere to be found"))
-                    .because(error.data.cause.unwrap_or(error.message))
-                    .hint(format!("{stock}bring it with `lodge bin pull`, build it again as `{}`, or push the agent again from where it has it", name_of(reference)))
+        obtained.map_err(|error| match error.is_damage() || error.is_not_in_registry() {
+            true => {
+                let why = error.cause().unwrap_or_else(|| error.to_string());
+                ImageError::ToolNotFound { reference: reference.to_owned(), why }
             }
-            _other => error,
+            false => error,
         })
     }
 
@@ -158,7 +154,7 @@ impl Images {
         reference: &str,
         from: &[RemoteImage],
         watch: Arc<dyn TransferWatch>,
-    ) -> Result<Whole, ErrorBody> {
+    ) -> Result<Whole, ImageError> {
         let digest = pinned(reference)?;
         let own = RemoteImage::read(reference).ok().flatten();
         match (self.obtain(pins, &digest, from, watch.clone()).await, own) {
@@ -176,7 +172,7 @@ impl Images {
         &self,
         from: &[RemoteImage],
         named: &RemoteImage,
-    ) -> Result<(), ErrorBody> {
+    ) -> Result<(), ImageError> {
         if from.is_empty() || !self.registries().is_inward(named).await {
             return Ok(());
         }
@@ -185,11 +181,7 @@ impl Images {
                 return Ok(());
             }
         }
-        Err(ErrorBody::new(
-            "image.invalid",
-            format!("this image comes from outside, and names `{named}`, which is inside this network"),
-        )
-        .hint("if that is meant so, bring what it names first, with `lodge bin pull` or `lodge image pull`"))
+        Err(ImageError::NamesInside { named: named.to_string() })
     }
 
     /// An image by its digest: from the store, or from the first of these repositories that has it.
@@ -199,11 +191,11 @@ impl Images {
         digest: &Digest,
         places: &[RemoteImage],
         watch: Arc<dyn TransferWatch>,
-    ) -> Result<Whole, ErrorBody> {
+    ) -> Result<Whole, ImageError> {
         let mut failed = match self.find_whole(pins, digest).await {
             Ok(whole) => return Ok(whole),
-            Err(gap @ (Gap::Missing(_) | Gap::Damaged(_))) => gap.told(),
-            Err(Gap::Failed(error)) => return Err(error),
+            Err(error @ (ImageError::Missing { .. } | ImageError::Damaged { .. })) => error,
+            Err(error) => return Err(error),
         };
         for place in places {
             match self.bring(&place.with(ImageVersion::Digest(*digest)), watch.clone()).await {
@@ -218,14 +210,18 @@ impl Images {
     }
 
     /// As [`Whole::find`], off the threads that serve: manifests of strangers are read and hashed.
-    pub(super) async fn find_whole(self: &Arc<Self>, pins: &Pins, digest: &Digest) -> Result<Whole, Gap> {
+    pub(super) async fn find_whole(
+        self: &Arc<Self>,
+        pins: &Pins,
+        digest: &Digest,
+    ) -> Result<Whole, ImageError> {
         let (images, digest) = (self.clone(), *digest);
         let found = tokio::task::spawn_blocking(crate::suspects::carry(move || {
-            let blobs = images.blobs().map_err(Gap::Failed)?;
+            let blobs = images.blobs()?;
             let held = blobs.pins();
             Whole::find(blobs, &held, &digest).map(|whole| (whole, held))
         }));
-        let (whole, held) = found.await.map_err(|error| Gap::Failed(errors::internal(&error)))??;
+        let (whole, held) = found.await.map_err(ImageError::from)??;
         whole.keep(pins);
         drop(held);
         Ok(whole)
@@ -237,10 +233,10 @@ impl Images {
         reference: &str,
         whole: Whole,
         from: &[RemoteImage],
-    ) -> Result<Tool, ErrorBody> {
+    ) -> Result<Tool, ImageError> {
         match self.unpacked(whole).await {
             // What was found to be damaged is brought anew, where it can be had.
-            Err(error) if error.data.code == "image.damaged" => {
+            Err(error) if error.is_damage() => {
                 let whole = self.somewhere(pins, reference, from, Arc::new(Unwatched)).await?;
                 self.unpacked(whole).await
             }
@@ -248,7 +244,7 @@ impl Images {
         }
     }
 
-    async fn unpacked(self: &Arc<Self>, whole: Whole) -> Result<Tool, ErrorBody> {
+    async fn unpacked(self: &Arc<Self>, whole: Whole) -> Result<Tool, ImageError> {
         let images = self.clone();
         blocking(move || {
             let blobs = images.blobs()?;
@@ -261,10 +257,9 @@ impl Images {
     }
 
     /// The repositories that an image may have come from: that of the name it was asked by, then those of its other names.
-    pub(super) async fn origins(&self, asked: &str, digest: &str) -> Result<Vec<RemoteImage>, ErrorBody> {
+    pub(super) async fn origins(&self, asked: &str, digest: &str) -> Result<Vec<RemoteImage>, ImageError> {
         let of = digest.to_owned();
-        let summary = self.reader.read_few(move |store| store.image_summary(&of)).await;
-        let summary = summary.map_err(|error| errors::internal(&error))?;
+        let summary = self.reader.read_few(move |store| store.image_summary(&of)).await?;
         let first = summary.as_ref().map(|summary| summary.name.clone());
         let named = summary.into_iter().flat_map(|summary| summary.refs).map(|row| row.reference);
         let mut found: Vec<RemoteImage> = Vec::new();
@@ -289,7 +284,7 @@ fn references(row: &ImageRow) -> Vec<&str> {
     }
 }
 
-fn with_program(tool: &ToolRecord, found: &BTreeMap<Digest, Tool>) -> Result<ToolRecord, ErrorBody> {
+fn with_program(tool: &ToolRecord, found: &BTreeMap<Digest, Tool>) -> Result<ToolRecord, ImageError> {
     let mut tool = tool.clone();
     let Some(reference) = &tool.image else { return Ok(tool) };
     let Some(Tool { program, bin }) = found.get(&pinned(reference)?) else { return Ok(tool) };
@@ -306,7 +301,7 @@ fn with_program(tool: &ToolRecord, found: &BTreeMap<Digest, Tool>) -> Result<Too
 fn runtime_with_program(
     runtime: &RuntimeRecord,
     found: &BTreeMap<Digest, Tool>,
-) -> Result<RuntimeRecord, ErrorBody> {
+) -> Result<RuntimeRecord, ImageError> {
     let mut runtime = runtime.clone();
     let Some(reference) = &runtime.image else { return Ok(runtime) };
     let Some(Tool { program, .. }) = found.get(&pinned(reference)?) else { return Ok(runtime) };
@@ -314,25 +309,20 @@ fn runtime_with_program(
     Ok(runtime)
 }
 
-fn text_of(path: &Path) -> Result<String, ErrorBody> {
+fn text_of(path: &Path) -> Result<String, ImageError> {
     let text = path.to_str().map(str::to_owned);
-    text.ok_or_else(|| {
-        ErrorBody::new("daemon.internal", format!("{} is not written in UTF-8", path.display()))
-    })
+    text.ok_or_else(|| ImageError::PathNotText { path: path.to_owned() })
 }
 
 /// The digest that a pinned name has.
-fn pinned(reference: &str) -> Result<Digest, ErrorBody> {
+fn pinned(reference: &str) -> Result<Digest, ImageError> {
     digest_of(pinned_digest(reference).unwrap_or(reference))
 }
 
-fn name_of(reference: &str) -> String {
+pub(super) fn name_of(reference: &str) -> String {
     reference.split_once('@').map_or(reference, |(name, _)| name).to_owned()
 }
 
-pub(super) fn digest_of(text: &str) -> Result<Digest, ErrorBody> {
-    text.parse().map_err(|error: lodge_image::BadDigest| {
-        ErrorBody::new("image.bad_ref", format!("`{text}` names no contents: {error}"))
-            .hint("build the image again")
-    })
+pub(super) fn digest_of(text: &str) -> Result<Digest, ImageError> {
+    text.parse().map_err(|why| ImageError::BadDigest { text: text.to_owned(), why })
 }

@@ -4,17 +4,16 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use lodge_core::record::{ImageKind, ImageState};
-use lodge_image::agentfile::{Agentfile, Builder, LoadError, LoadedAgentfile, PARENTS_MAX, load_packed};
+use lodge_image::agentfile::{Agentfile, Builder, LoadedAgentfile, PARENTS_MAX, load_packed};
 use lodge_image::oci::{
     AgentKind, BadImage, MANIFEST_MAX, Manifest, ManifestDocument, read_agent, unpack_foreign,
 };
 use lodge_image::{Digest, ImageVersion, Pins, RemoteImage, TaggedName};
-use lodge_proto::ErrorBody;
 use tokio::runtime::Handle;
 
 use super::pulls::Unwatched;
 use super::whole::{Whole, contents};
-use super::{Images, errors, unsupported};
+use super::{ImageError, Images, unsupported};
 
 impl Images {
     /// The agent of an image that is whole. Waits for registries when it names what is not here, so it is not for a
@@ -24,7 +23,7 @@ impl Images {
         pins: &Pins,
         manifest: &Manifest,
         from: &[RemoteImage],
-    ) -> Result<LoadedAgentfile, ErrorBody> {
+    ) -> Result<LoadedAgentfile, ImageError> {
         Parents { images: self, pins, from, depth: 0, failed: &RefCell::default() }.load(manifest)
     }
 }
@@ -37,56 +36,54 @@ struct Parents<'p> {
     from: &'p [RemoteImage],
     depth: usize,
     /// Why something that was named cannot be had: it would be told as one mistake of many, and by its text alone.
-    failed: &'p RefCell<Option<ErrorBody>>,
+    failed: &'p RefCell<Option<ImageError>>,
 }
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 impl Parents<'_> {
-    fn load(&self, manifest: &Manifest) -> Result<LoadedAgentfile, ErrorBody> {
+    fn load(&self, manifest: &Manifest) -> Result<LoadedAgentfile, ImageError> {
         let blobs = self.images.blobs()?;
-        let bad = |error: BadImage| errors::bad_image(&error);
         let mut blob = |part: &_| contents(blobs, part);
         match AgentKind::of(manifest) {
             Some(AgentKind::Own) => {
-                let config = blobs.read(&manifest.config.digest, MANIFEST_MAX);
-                let config = config.map_err(|error| errors::blob(&error))?;
-                let loaded = read_agent(manifest, &config, &mut blob).map_err(bad)?;
+                let config = blobs.read(&manifest.config.digest, MANIFEST_MAX)?;
+                let loaded = read_agent(manifest, &config, &mut blob)?;
                 unsupported::refuse(&loaded.agentfile)?;
                 Ok(loaded)
             }
             Some(AgentKind::Foreign) if self.depth == PARENTS_MAX => {
-                Err(bad(BadImage::new(format!("over {PARENTS_MAX} images stand one above the other"))))
+                Err(BadImage::new(format!("over {PARENTS_MAX} images stand one above the other")).into())
             }
             Some(AgentKind::Foreign) => {
-                let foreign = unpack_foreign(manifest, &mut blob).map_err(bad)?;
+                let foreign = unpack_foreign(manifest, &mut blob)?;
                 let above = Parents { depth: self.depth + 1, ..*self };
                 let loaded = load_packed(&foreign.source, foreign.files, &above);
-                loaded.map_err(|error| self.failed.take().unwrap_or_else(|| not_loaded(&error)))
+                loaded.map_err(|error| self.failed.take().unwrap_or_else(|| error.into()))
             }
-            None => Err(bad(BadImage::new("it is not the image of an agent"))),
+            None => Err(BadImage::new("it is not the image of an agent").into()),
         }
     }
 
-    fn told(&self, error: ErrorBody) -> Cause {
-        let cause = error.message.clone().into();
+    fn told(&self, error: ImageError) -> Cause {
+        let cause = error.to_string().into();
         self.failed.borrow_mut().get_or_insert(error);
         cause
     }
 
     /// What a name means in the store, if anything.
-    fn local(&self, kind: ImageKind, name: &TaggedName) -> Result<Option<Digest>, ErrorBody> {
+    fn local(&self, kind: ImageKind, name: &TaggedName) -> Result<Option<Digest>, ImageError> {
         let reader = &self.images.reader;
         let read = reader.here(|store| {
             let Some(named) = store.image_ref(name.as_str())? else { return Ok(None) };
             let fits = store.image_kind(&named.digest)? == Some((kind, ImageState::Complete));
             Ok(if fits { named.digest.parse().ok() } else { None })
         });
-        read.map_err(|error| errors::internal(&error))
+        Ok(read?)
     }
 
     /// What a name leads to in its registry; `None` when it names none, or there is nothing.
-    fn brought(&self, reference: &str) -> Result<Option<Whole>, ErrorBody> {
+    fn brought(&self, reference: &str) -> Result<Option<Whole>, ImageError> {
         let Ok(Some(remote)) = RemoteImage::read(reference) else { return Ok(None) };
         Handle::current().block_on(self.images.refuse_inward(self.from, &remote))?;
         match Handle::current().block_on(self.images.bring(&remote, Arc::new(Unwatched))) {
@@ -94,17 +91,16 @@ impl Parents<'_> {
                 held.whole.keep(self.pins);
                 Ok(Some(held.whole.clone()))
             }
-            Err(error) if error.data.code == "registry.not_found" => Ok(None),
+            Err(error) if error.is_not_in_registry() => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    fn parent(&self, reference: &str) -> Result<Option<LoadedAgentfile>, ErrorBody> {
+    fn parent(&self, reference: &str) -> Result<Option<LoadedAgentfile>, ImageError> {
         if let Ok(name) = TaggedName::read(reference)
             && let Some(digest) = self.local(ImageKind::Agent, &name)?
         {
-            let record = self.images.reader.here(|store| store.image(&digest.to_string()));
-            let record = record.map_err(|error| errors::internal(&error))?;
+            let record = self.images.reader.here(|store| store.image(&digest.to_string()))?;
             return record.map(|record| self.images.loaded(record)).transpose();
         }
         match self.brought(reference)?.map(|whole| whole.document) {
@@ -113,14 +109,12 @@ impl Parents<'_> {
                     RemoteImage::read(reference).ok().flatten().into_iter().collect();
                 Parents { from: &from, ..*self }.load(&manifest).map(Some)
             }
-            Some(ManifestDocument::Index(_)) => {
-                Err(errors::bad_image(&BadImage::new("its parent is no agent")))
-            }
+            Some(ManifestDocument::Index(_)) => Err(BadImage::new("its parent is no agent").into()),
             None => Ok(None),
         }
     }
 
-    fn pinned(&self, reference: &str) -> Result<Option<String>, ErrorBody> {
+    fn pinned(&self, reference: &str) -> Result<Option<String>, ImageError> {
         let Ok(name) = TaggedName::read(reference) else {
             let pinned = RemoteImage::read(reference).ok().flatten().map(|remote| remote.version);
             return Ok(matches!(pinned, Some(ImageVersion::Digest(_))).then(|| reference.to_owned()));
@@ -144,12 +138,4 @@ impl Builder for Parents<'_> {
     fn refuses(&self, file: &Agentfile) -> Vec<(u32, &'static str)> {
         unsupported::instructions(file)
     }
-}
-
-fn not_loaded(error: &LoadError) -> ErrorBody {
-    if unsupported::is_all(error) {
-        return unsupported::told(format!("the Agentfile in this image cannot be used: {error}"));
-    }
-    ErrorBody::new("image.invalid", format!("the Agentfile in this image cannot be used: {error}"))
-        .hint("ask whoever made it, or build it here from its source")
 }

@@ -4,14 +4,13 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lodge_exec::FileIdentity;
 use lodge_image::oci::{BinImage, BinPlatform, Platform, StreamError, extract_program};
 use lodge_image::{BlobError, Blobs, Digest, Hasher, Pins};
-use lodge_proto::ErrorBody;
 
-use super::errors;
+use super::ImageError;
 
 /// After so many bytes of a program it is looked at what the disk has left: a layer says nothing of what it unpacks to.
 const LOOK_EVERY: u64 = 16 << 20;
@@ -41,16 +40,15 @@ impl Programs {
         pins: &Pins,
         bin: &BinImage,
         room: &dyn Fn(u64) -> bool,
-    ) -> Result<Program, ErrorBody> {
+    ) -> Result<Program, ImageError> {
         let platform = choose(bin, &Platform::here())?;
-        let mut make = |file: &mut File| -> Result<(), BlobFail> {
+        let mut make = |file: &mut File| -> Result<(), ImageError> {
             let mut to = Sparing { to: file, room, written: 0, look_at: 0 };
             let digest = copy_program(blobs, bin, platform, &mut to)?;
             self.meant().insert(platform.digest, digest);
             Ok(())
         };
-        let mut place =
-            || blobs.derived(pins, &platform.digest, &bin.name, &mut make).map_err(BlobFail::told);
+        let mut place = || blobs.derived(pins, &platform.digest, &bin.name, &mut make);
         let path = place()?;
         let digest = self.meaning(blobs, bin, platform)?;
         if self.digest_of(&path).is_ok_and(|found| found == digest) {
@@ -58,30 +56,30 @@ impl Programs {
         }
         // Somebody changed it. Whoever runs it still has the old file.
         tracing::warn!(event = "program.changed", path = %path.display());
-        std::fs::remove_file(&path).map_err(|cause| not_usable(&path, &cause))?;
+        std::fs::remove_file(&path).map_err(|cause| unreadable(&path, cause))?;
         let path = place()?;
         match self.digest_of(&path) {
             Ok(found) if found == digest => Ok(Program { path, digest }),
             Ok(_) => Err(changed(&path)),
-            Err(cause) => Err(not_usable(&path, &cause)),
+            Err(cause) => Err(unreadable(&path, cause)),
         }
     }
 
     /// Refuses a program that is not what it was when it was recorded. What it returns is the file that was checked.
-    pub(crate) fn check(&self, path: &Path, digest: &str) -> Result<FileIdentity, ErrorBody> {
+    pub(crate) fn check(&self, path: &Path, digest: &str) -> Result<FileIdentity, ImageError> {
         match self.read(path) {
             Ok((identity, found)) if found.to_string() == digest => Ok(identity),
             Ok(_) => Err(changed(path)),
-            Err(cause) => Err(not_usable(path, &cause)),
+            Err(cause) => Err(unreadable(path, cause)),
         }
     }
 
     /// The digest that the program has in layers that are what their digests say.
-    fn meaning(&self, blobs: &Blobs, bin: &BinImage, platform: &BinPlatform) -> Result<Digest, ErrorBody> {
+    fn meaning(&self, blobs: &Blobs, bin: &BinImage, platform: &BinPlatform) -> Result<Digest, ImageError> {
         if let Some(digest) = self.meant().get(&platform.digest) {
             return Ok(*digest);
         }
-        let digest = copy_program(blobs, bin, platform, &mut io::sink()).map_err(BlobFail::told)?;
+        let digest = copy_program(blobs, bin, platform, &mut io::sink())?;
         self.meant().insert(platform.digest, digest);
         Ok(digest)
     }
@@ -124,17 +122,11 @@ impl Programs {
 }
 
 /// The program for `host`: made for exactly that, or else for all that is like it.
-fn choose<'b>(bin: &'b BinImage, host: &Platform) -> Result<&'b BinPlatform, ErrorBody> {
-    bin.choose(host).ok_or_else(|| {
-        let there: Vec<String> = bin.platforms.iter().map(|found| found.platform.to_string()).collect();
-        let there = if there.is_empty() { "nothing".to_owned() } else { there.join(", ") };
-        ErrorBody::new("bin.no_platform", format!("the tool `{}` has no program for {host}", bin.name))
-            .because(format!("it was made for {there}"))
-            .hint(format!(
-                "build it for {host} too (`lodge bin build {} {host}:PATH …`), then the agent's image again, which keeps \
-                 the tools it was built with, and give it to the agent: `lodge update AGENT --image …`",
-                bin.name
-            ))
+fn choose<'b>(bin: &'b BinImage, host: &Platform) -> Result<&'b BinPlatform, ImageError> {
+    bin.choose(host).ok_or_else(|| ImageError::NoPlatform {
+        tool: bin.name.clone(),
+        host: host.clone(),
+        made_for: bin.platforms.iter().map(|found| found.platform.to_string()).collect(),
     })
 }
 
@@ -145,13 +137,13 @@ fn copy_program(
     bin: &BinImage,
     platform: &BinPlatform,
     to: &mut dyn Write,
-) -> Result<Digest, BlobFail> {
+) -> Result<Digest, ImageError> {
     let mut hashing = Hashing { to, hasher: Hasher::default() };
     let copied = extract_program(blobs, &platform.layers, &platform.path, &mut hashing);
     copied.map_err(|error| match error {
-        StreamError::Bad(error) => BlobFail::Told(errors::bad_image(&error)),
-        StreamError::Blob(error) => BlobFail::Blob(error),
-        StreamError::Io { cause } => BlobFail::Told(not_unpacked(&bin.name, cause)),
+        StreamError::Bad(error) => error.into(),
+        StreamError::Blob(error) => error.into(),
+        StreamError::Io { cause } => not_unpacked(&bin.name, cause),
     })?;
     Ok(hashing.hasher.finish())
 }
@@ -199,51 +191,20 @@ impl Write for Hashing<'_> {
     }
 }
 
-/// Why a program was not unpacked.
-enum BlobFail {
-    Blob(BlobError),
-    Told(ErrorBody),
-}
-
-impl BlobFail {
-    fn told(self) -> ErrorBody {
-        match self {
-            BlobFail::Blob(error) => errors::blob(&error),
-            BlobFail::Told(error) => error,
-        }
-    }
-}
-
-impl From<BlobError> for BlobFail {
-    fn from(error: BlobError) -> BlobFail {
-        BlobFail::Blob(error)
-    }
-}
-
 /// Why the program of a tool could not be written.
-fn not_unpacked(tool: &str, cause: io::Error) -> ErrorBody {
-    let error = BlobError::Io { path: PathBuf::new(), cause };
-    if error.is_full() {
-        return errors::no_room(format!(
-            "the program of the tool `{tool}` unpacks to more than can be spared"
-        ));
+fn not_unpacked(tool: &str, cause: io::Error) -> ImageError {
+    let cause = BlobError::Io { path: PathBuf::new(), cause };
+    if cause.is_full() {
+        let why = format!("the program of the tool `{tool}` unpacks to more than can be spared");
+        return ImageError::NoRoom { why };
     }
-    let because = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-    ErrorBody::new(error.code(), format!("the program of the tool `{tool}` could not be unpacked"))
-        .because(because)
-        .hint(error.hint())
+    ImageError::NotUnpacked { tool: tool.to_owned(), cause: Arc::new(cause) }
 }
 
-fn changed(path: &Path) -> ErrorBody {
-    ErrorBody::new(
-        "image.damaged",
-        format!("the program {} was changed since it was unpacked", path.display()),
-    )
-    .hint("start the agent again: it is unpacked anew")
+fn changed(path: &Path) -> ImageError {
+    ImageError::ProgramChanged { path: path.to_owned() }
 }
 
-fn not_usable(path: &Path, cause: &io::Error) -> ErrorBody {
-    ErrorBody::new("image.damaged", format!("the program {} cannot be read", path.display()))
-        .because(cause.to_string())
-        .hint("start the agent again: it is unpacked anew")
+fn unreadable(path: &Path, cause: io::Error) -> ImageError {
+    ImageError::ProgramUnreadable { path: path.to_owned(), cause: Arc::new(cause) }
 }

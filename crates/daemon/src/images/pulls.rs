@@ -10,9 +10,9 @@ use futures_util::future::{Shared, WeakShared};
 use lodge_image::oci::Descriptor;
 use lodge_image::registry::TransferWatch;
 use lodge_image::{Digest, Pins, RemoteImage};
-use lodge_proto::ErrorBody;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use super::ImageError;
 use super::whole::Whole;
 use crate::crash;
 
@@ -33,7 +33,7 @@ impl Held {
     }
 }
 
-pub(crate) type Outcome = Result<Arc<Held>, ErrorBody>;
+pub(crate) type Outcome = Result<Arc<Held>, ImageError>;
 pub(crate) type Running = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
 /// A transfer, as long as somebody waits for it.

@@ -1,9 +1,12 @@
 //! What the grammar has and this release does not do: refused wherever an agent comes from, and never ignored.
 
-use lodge_image::agentfile::{Agentfile, LoadError};
-use lodge_proto::ErrorBody;
+use lodge_image::agentfile::{Agentfile, FormMistake, LoadError, Mistake};
+
+use super::ImageError;
 
 pub(crate) const CODE: &str = "agentfile.unsupported";
+/// Of an image that was built elsewhere.
+pub(super) const HINT: &str = "build it from its source without these lines, or update Lodge";
 
 /// The instructions that are refused, each with its line.
 pub(crate) fn instructions(file: &Agentfile) -> Vec<(u32, &'static str)> {
@@ -16,23 +19,18 @@ pub(crate) fn instructions(file: &Agentfile) -> Vec<(u32, &'static str)> {
 }
 
 /// Refuses an image from elsewhere that would be another agent here than where it was built.
-pub(super) fn refuse(file: &Agentfile) -> Result<(), ErrorBody> {
-    let mut words: Vec<&str> = instructions(file).into_iter().map(|(_, word)| word).collect();
-    words.dedup();
-    if words.is_empty() {
-        return Ok(());
-    }
-    Err(told(format!("this image has what this release does not do: {}", words.join(", "))))
+pub(super) fn refuse(file: &Agentfile) -> Result<(), ImageError> {
+    let mut instructions: Vec<&'static str> = instructions(file).into_iter().map(|(_, word)| word).collect();
+    instructions.dedup();
+    if instructions.is_empty() { Ok(()) } else { Err(ImageError::Unsupported { instructions }) }
 }
 
 /// Whether nothing else is wrong with an Agentfile.
 pub(crate) fn is_all(error: &LoadError) -> bool {
     match error {
-        LoadError::Mistakes(errors) => errors.iter().all(|error| error.code() == CODE),
+        LoadError::Mistakes(errors) => {
+            errors.iter().all(|error| matches!(error.mistake, Mistake::Form(FormMistake::Unsupported { .. })))
+        }
         LoadError::Source(_) | LoadError::UndeclaredArgs { .. } => false,
     }
-}
-
-pub(super) fn told(what: String) -> ErrorBody {
-    ErrorBody::new(CODE, what).hint("build it from its source without these lines, or update Lodge")
 }

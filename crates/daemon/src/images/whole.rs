@@ -4,10 +4,9 @@ use lodge_image::oci::{
     AgentKind, BadImage, BinImage, Descriptor, Index, LAYER_MAX, MANIFEST_MAX, Manifest, ManifestDocument,
     read_bin,
 };
-use lodge_image::{BlobError, Blobs, Digest, Pins};
-use lodge_proto::ErrorBody;
+use lodge_image::{Blobs, Digest, Pins};
 
-use super::errors;
+use super::ImageError;
 
 /// An image of which everything is in the store.
 #[derive(Debug, Clone)]
@@ -18,60 +17,26 @@ pub(crate) struct Whole {
     pub children: Vec<(Descriptor, Manifest)>,
 }
 
-/// Why an image is not whole.
-#[derive(Debug)]
-pub(crate) enum Gap {
-    /// This is not there.
-    Missing(Digest),
-    /// This is not what it was.
-    Damaged(Digest),
-    Failed(ErrorBody),
-}
-
-impl Gap {
-    pub(crate) fn told(self) -> ErrorBody {
-        match self {
-            Gap::Missing(digest) => errors::blob(&BlobError::Missing { digest }),
-            Gap::Damaged(digest) => errors::blob(&BlobError::Damaged { digest }),
-            Gap::Failed(error) => error,
-        }
-    }
-
-    fn of(error: &BlobError) -> Gap {
-        match error {
-            BlobError::Missing { digest } => Gap::Missing(*digest),
-            BlobError::Damaged { digest } => Gap::Damaged(*digest),
-            BlobError::Wrong { .. }
-            | BlobError::TooLarge { .. }
-            | BlobError::Short { .. }
-            | BlobError::TooLong { .. }
-            | BlobError::Busy { .. }
-            | BlobError::Name { .. }
-            | BlobError::Io { .. } => Gap::Failed(errors::blob(error)),
-        }
-    }
-}
-
 impl Whole {
     /// The image of this digest, when everything of it is there; all of it is pinned.
-    pub(crate) fn find(blobs: &Blobs, pins: &Pins, digest: &Digest) -> Result<Whole, Gap> {
+    pub(crate) fn find(blobs: &Blobs, pins: &Pins, digest: &Digest) -> Result<Whole, ImageError> {
         let whole = Whole::outline(blobs, pins, digest)?;
         for part in whole.parts() {
-            if !blobs.has(pins, &part.digest, part.size).map_err(|error| Gap::of(&error))? {
-                return Err(Gap::Missing(part.digest));
+            if !blobs.has(pins, &part.digest, part.size)? {
+                return Err(ImageError::Missing { digest: part.digest });
             }
         }
         Ok(whole)
     }
 
     /// The documents of an image, whether or not there is what they name.
-    pub(crate) fn outline(blobs: &Blobs, pins: &Pins, digest: &Digest) -> Result<Whole, Gap> {
+    pub(crate) fn outline(blobs: &Blobs, pins: &Pins, digest: &Digest) -> Result<Whole, ImageError> {
         let (descriptor, document) = read_document(blobs, pins, digest)?;
         let mut children = Vec::new();
         if let ManifestDocument::Index(index) = &document {
             for part in &index.manifests {
                 let (_, child) = read_document(blobs, pins, &part.digest)?;
-                children.push((part.clone(), only_manifest(child).map_err(Gap::Failed)?));
+                children.push((part.clone(), only_manifest(child)?));
             }
         }
         Ok(Whole { descriptor, document, children })
@@ -104,11 +69,8 @@ impl Whole {
     }
 
     /// The tool that it is.
-    pub(crate) fn bin(&self, blobs: &Blobs) -> Result<BinImage, ErrorBody> {
-        let no_tool = |error: BadImage| {
-            ErrorBody::new("bin.not_a_bin", format!("{} is no tool: {error}", self.descriptor.digest))
-                .hint("tools are made with `lodge bin build`")
-        };
+    pub(crate) fn bin(&self, blobs: &Blobs) -> Result<BinImage, ImageError> {
+        let no_tool = |why: BadImage| ImageError::NotATool { digest: self.descriptor.digest, why };
         if self.is_agent() {
             return Err(no_tool(BadImage::new("it is an agent")));
         }
@@ -131,10 +93,10 @@ impl Whole {
 }
 
 /// A child of an index. An index in an index is nobody's tool, and would have no end.
-pub(crate) fn only_manifest(document: ManifestDocument) -> Result<Manifest, ErrorBody> {
+pub(crate) fn only_manifest(document: ManifestDocument) -> Result<Manifest, ImageError> {
     match document {
         ManifestDocument::Manifest(manifest) => Ok(manifest),
-        ManifestDocument::Index(_) => Err(errors::bad_image(&BadImage::new("its index names another index"))),
+        ManifestDocument::Index(_) => Err(BadImage::new("its index names another index").into()),
     }
 }
 
@@ -143,10 +105,10 @@ pub(crate) fn read_document(
     blobs: &Blobs,
     pins: &Pins,
     digest: &Digest,
-) -> Result<(Descriptor, ManifestDocument), Gap> {
+) -> Result<(Descriptor, ManifestDocument), ImageError> {
     pins.keep(digest);
-    let bytes = blobs.read(digest, MANIFEST_MAX).map_err(|error| Gap::of(&error))?;
-    let document = ManifestDocument::read(&bytes).map_err(|error| Gap::Failed(errors::bad_image(&error)))?;
+    let bytes = blobs.read(digest, MANIFEST_MAX)?;
+    let document = ManifestDocument::read(&bytes)?;
     Ok((Descriptor::new(document.media_type(), *digest, bytes.len() as u64), document))
 }
 

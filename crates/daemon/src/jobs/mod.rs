@@ -26,13 +26,12 @@ use lodge_core::job::{JobRow, JobState};
 use lodge_core::record::EventRow;
 use lodge_core::{AgentId, JobId};
 use lodge_exec::JobTotals;
-use lodge_proto::ErrorBody;
 use lodge_store::JobSummary;
 use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
 
 pub use archive::run as run_archive;
-pub use read::{Pick, Piece};
+pub use read::{JobOutputError, Pick, Piece};
 pub use retention::{run as run_retention, settled};
 pub use told::{Whose, answer};
 pub use watch::Written;
@@ -164,11 +163,11 @@ impl Shell {
         pick: Pick,
         offset: u64,
         len_max: usize,
-    ) -> Result<Piece, ErrorBody> {
+    ) -> Result<Piece, JobOutputError> {
         let (shell, row) = (self.clone(), row.clone());
         let read =
             tokio::task::spawn_blocking(move || read::piece(&shell, &row, pick, offset, len_max)).await;
-        read.unwrap_or_else(|error| Err(ErrorBody::new("daemon.internal", error.to_string())))
+        read?
     }
 
     /// Changes whenever there is more output of the job, and when its end is recorded. Whoever subscribes first and

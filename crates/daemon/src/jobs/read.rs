@@ -1,9 +1,10 @@
 //! Reading output: from the archive, from the files, and both streams as one.
 
+use lodge_core::JobId;
 use lodge_core::job::JobRow;
 use lodge_exec::{ExecStream, ReadError, SandboxHost, Speaker, limits::ORDER_BYTES_MAX};
-use lodge_proto::ErrorBody;
 use lodge_store::{OutputError, OutputStream};
+use tokio::task::JoinError;
 
 use super::db::{Db, NotOpened};
 use super::merge::{Known, Stretch, merged};
@@ -51,7 +52,7 @@ pub(super) fn piece(
     pick: Pick,
     offset: u64,
     len_max: usize,
-) -> Result<Piece, ErrorBody> {
+) -> Result<Piece, JobOutputError> {
     Output::of(shell, row)?.piece(pick, offset, len_max)
 }
 
@@ -65,7 +66,7 @@ pub(super) struct Output<'a> {
 }
 
 impl<'a> Output<'a> {
-    pub(super) fn of(shell: &'a Shell, row: &'a JobRow) -> Result<Output<'a>, ErrorBody> {
+    pub(super) fn of(shell: &'a Shell, row: &'a JobRow) -> Result<Output<'a>, JobOutputError> {
         let sandbox = if row.archived {
             None
         } else {
@@ -76,7 +77,7 @@ impl<'a> Output<'a> {
         Ok(Output { host: &shell.host, db: &shell.jobs.db, row, sandbox })
     }
 
-    pub(super) fn piece(&self, pick: Pick, offset: u64, len_max: usize) -> Result<Piece, ErrorBody> {
+    pub(super) fn piece(&self, pick: Pick, offset: u64, len_max: usize) -> Result<Piece, JobOutputError> {
         match pick {
             Pick::Stdout => self.stream(Speaker::Stdout, offset, len_max),
             Pick::Stderr => self.stream(Speaker::Stderr, offset, len_max),
@@ -94,7 +95,7 @@ impl<'a> Output<'a> {
     }
 
     /// How far both streams are. Of one that is over, its row tells.
-    pub(super) fn known(&self) -> Result<Known, ErrorBody> {
+    pub(super) fn known(&self) -> Result<Known, JobOutputError> {
         let (progress, over) = (&self.row.progress, self.is_over());
         let (mut stdout, mut stderr) = (progress.stdout.seen, progress.stderr.seen);
         if let (false, Some(sandbox)) = (over, &self.sandbox) {
@@ -107,7 +108,7 @@ impl<'a> Output<'a> {
         Ok(Known { stdout, stderr, over })
     }
 
-    pub(super) fn stream(&self, who: Speaker, offset: u64, len_max: usize) -> Result<Piece, ErrorBody> {
+    pub(super) fn stream(&self, who: Speaker, offset: u64, len_max: usize) -> Result<Piece, JobOutputError> {
         let Stretch { offset: from, bytes } = self.stretch(who, offset, len_max)?;
         let seen = match who {
             Speaker::Stdout => self.row.progress.stdout.seen,
@@ -123,7 +124,7 @@ impl<'a> Output<'a> {
     }
 
     /// Bytes from `offset` on, or from the first that is kept behind it, wherever they are.
-    fn stretch(&self, who: Speaker, offset: u64, len_max: usize) -> Result<Stretch, ErrorBody> {
+    fn stretch(&self, who: Speaker, offset: u64, len_max: usize) -> Result<Stretch, JobOutputError> {
         if self.row.output_removed {
             return Ok(Stretch { offset, bytes: Vec::new() });
         }
@@ -156,7 +157,7 @@ impl<'a> Output<'a> {
     }
 
     /// In which order both streams spoke.
-    fn order(&self) -> Result<Vec<u8>, ErrorBody> {
+    fn order(&self) -> Result<Vec<u8>, JobOutputError> {
         let archived = |output: &Self| Ok(output.archived(OutputStream::Order, 0, ORDER_BYTES_MAX)?.bytes);
         // It goes into the archive as a whole, when the job is over.
         let Some(sandbox) = &self.sandbox else { return archived(self) };
@@ -168,7 +169,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    fn archived(&self, stream: OutputStream, offset: u64, len_max: usize) -> Result<Stretch, ErrorBody> {
+    fn archived(&self, stream: OutputStream, offset: u64, len_max: usize) -> Result<Stretch, JobOutputError> {
         let nothing = Stretch { offset, bytes: Vec::new() };
         let reader = match self.db.reader() {
             Ok(Some(reader)) => reader,
@@ -197,8 +198,43 @@ pub(super) fn told(error: &OutputError) -> String {
     format!("{}: {} ({})", error.code(), chain(error), error.hint())
 }
 
-fn unreadable(row: &JobRow, why: String) -> ErrorBody {
-    ErrorBody::new("job.output_unreadable", format!("the output of {} could not be read", row.id))
-        .because(why)
-        .hint("`lodge info` tells what is wrong with the archive")
+fn unreadable(row: &JobRow, why: String) -> JobOutputError {
+    JobOutputError::Unreadable { job: row.id.clone(), why }
+}
+
+/// Why the output of a job could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum JobOutputError {
+    #[error("the output of {job} could not be read")]
+    Unreadable { job: JobId, why: String },
+    #[error(transparent)]
+    Thread(#[from] JoinError),
+}
+
+impl JobOutputError {
+    /// Stable, documented, never reused.
+    pub fn code(&self) -> &'static str {
+        match self {
+            JobOutputError::Unreadable { .. } => "job.output_unreadable",
+            JobOutputError::Thread(_) => "daemon.internal",
+        }
+    }
+
+    /// Why, where something else is to blame.
+    pub fn cause(&self) -> Option<String> {
+        match self {
+            JobOutputError::Unreadable { why, .. } => Some(why.clone()),
+            JobOutputError::Thread(_) => None,
+        }
+    }
+
+    /// What to do next.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            JobOutputError::Unreadable { .. } => {
+                Some("`lodge info` tells what is wrong with the archive".to_owned())
+            }
+            JobOutputError::Thread(_) => None,
+        }
+    }
 }

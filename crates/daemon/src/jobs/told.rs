@@ -41,7 +41,7 @@ fn read(shell: &Shell, whose: &Whose, wish: &JobWish) -> Read {
         JobWish::Status { job } | JobWish::Wait { job } => one(shell, whose, job, status),
         JobWish::Cancel { job } => one(shell, whose, job, |_, row| cancelled(row)),
         JobWish::Watch { job } => one(shell, whose, job, |shell, row| {
-            let output = Output::of(shell, row).map_err(|error| view::for_model(&error))?;
+            let output = Output::of(shell, row).map_err(view::for_model)?;
             text(&output, row, Speaker::Stdout)
         }),
         // Nothing is read for it.
@@ -81,7 +81,7 @@ fn cancelled(row: &JobRow) -> Result<String, String> {
 }
 
 fn status(shell: &Shell, row: &JobRow) -> Result<String, String> {
-    let output = Output::of(shell, row).map_err(|error| view::for_model(&error))?;
+    let output = Output::of(shell, row).map_err(view::for_model)?;
     let progress = &row.progress;
     let mut told = json!({
         "job_id": row.id.as_str(),
@@ -141,7 +141,7 @@ fn line(shell: &Shell, found: &JobSummary) -> Value {
 
 /// Both ends of a stream, as of any tool.
 fn text(output: &Output<'_>, row: &JobRow, who: Speaker) -> Result<String, String> {
-    let known = output.known().map_err(|error| view::for_model(&error))?;
+    let known = output.known().map_err(view::for_model)?;
     let seen = match who {
         Speaker::Stdout => known.stdout,
         Speaker::Stderr => known.stderr,
@@ -174,7 +174,7 @@ fn upto(
     let (mut bytes, mut at, upto) = (Vec::new(), offset, offset.saturating_add(len_max as u64));
     while at < upto {
         let len = usize::try_from(upto - at).unwrap_or(usize::MAX);
-        let piece = output.stream(who, at, len).map_err(|error| view::for_model(&error))?;
+        let piece = output.stream(who, at, len).map_err(view::for_model)?;
         let is_over = piece.bytes.is_empty() || piece.offset >= upto;
         if is_over || (hole == Hole::Ends && piece.offset > at) {
             break;

@@ -1,4 +1,4 @@
-//! Answers and refusals of the engine, as clients see them.
+//! Answers of the engine, as clients see them.
 
 use lodge_engine::{Answer, ImageAnswer, ImageOrigin, ImageRefusal, Refusal, Rendered};
 use lodge_image::RemoteImage;
@@ -9,7 +9,7 @@ use lodge_proto::{
 use serde::Serialize;
 use serde_json::Value;
 
-use super::json;
+use super::{json, refused};
 
 /// What a change is answered.
 #[derive(Debug, Serialize)]
@@ -98,28 +98,15 @@ fn image_view(image: &ImageAnswer) -> AnswerView {
     }
 }
 
-/// A refusal in the shape of the API's errors.
-pub fn refused(refusal: impl Into<Refusal>) -> ErrorBody {
-    let refusal = refusal.into();
-    let mut body = ErrorBody::new(refusal.code(), refusal.to_string());
-    body.data.cause = refusal.cause().map(str::to_owned);
-    body.data.hint = refusal.hint();
-    body
-}
-
-/// An error as a model reads it in the result of its call.
-pub fn for_model(error: &ErrorBody) -> String {
-    match &error.data.hint {
-        Some(hint) => format!("{}\n{hint}", error.message),
-        None => error.message.clone(),
-    }
-}
-
 /// The refusal of an image that is not here, with the way to get it.
 pub fn no_image(given: &str) -> ErrorBody {
+    refused(image_not_found(given))
+}
+
+pub fn image_not_found(given: &str) -> Refusal {
     let origin = match RemoteImage::read(given) {
         Ok(Some(_)) => ImageOrigin::Registry,
         Ok(None) | Err(_) => ImageOrigin::Local,
     };
-    refused(ImageRefusal::NotFound { given: given.to_owned(), origin })
+    ImageRefusal::NotFound { given: given.to_owned(), origin }.into()
 }

@@ -2,7 +2,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::Digest;
-use crate::oci::BadImage;
+use crate::oci::{BadImage, BadImageKind};
 
 /// The hint for a disk without enough space.
 pub const NO_ROOM_HINT: &str =
@@ -62,7 +62,7 @@ impl BlobError {
             | BlobError::TooLarge { .. }
             | BlobError::Short { .. }
             | BlobError::TooLong { .. }
-            | BlobError::Name { .. } => BadImage::CODE,
+            | BlobError::Name { .. } => BadImageKind::Invalid.code(),
         }
     }
 

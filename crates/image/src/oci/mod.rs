@@ -45,25 +45,45 @@ pub const PROGRAM_MAX: u64 = 1 << 30;
 #[error("{why}")]
 pub struct BadImage {
     pub why: String,
-    code: &'static str,
+    kind: BadImageKind,
+}
+
+/// What is wrong with an image, as far as anybody decides on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BadImageKind {
+    Invalid,
+    /// Its config and its Agentfile differ.
+    Mismatch,
+}
+
+impl BadImageKind {
+    /// Stable, documented, never reused.
+    pub fn code(self) -> &'static str {
+        match self {
+            BadImageKind::Invalid => "image.invalid",
+            BadImageKind::Mismatch => "image.mismatch",
+        }
+    }
 }
 
 impl BadImage {
-    pub const CODE: &'static str = "image.invalid";
     pub const HINT: &'static str = "ask its author; nothing in it was run";
 
     pub fn new(why: impl Into<String>) -> BadImage {
-        BadImage { why: why.into(), code: BadImage::CODE }
+        BadImage { why: why.into(), kind: BadImageKind::Invalid }
     }
 
     /// Of an image whose config and Agentfile differ.
     pub fn mismatch(why: impl Into<String>) -> BadImage {
-        BadImage { why: why.into(), code: "image.mismatch" }
+        BadImage { why: why.into(), kind: BadImageKind::Mismatch }
     }
 
-    /// Stable, documented, never reused.
+    pub fn kind(&self) -> BadImageKind {
+        self.kind
+    }
+
     pub fn code(&self) -> &'static str {
-        self.code
+        self.kind.code()
     }
 }
 

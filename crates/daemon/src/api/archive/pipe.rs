@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::blocks::{Blocks, Quarantined};
 use crate::api::quarantine;
-use crate::images::errors;
+use crate::images::ImageError;
 
 /// Pieces that wait between the two.
 pub(super) const PIECES_MAX: usize = 4;
@@ -97,7 +97,10 @@ impl Cut {
             Cut::Stalled => invalid("nothing more came of the archive", "send it again"),
             Cut::Broken(why) => invalid("the archive broke off", "send it again").because(why),
             Cut::Quarantined => quarantine::refused("image/import"),
-            Cut::NoRoom => errors::no_room("the archive needs more than the disk can spare".to_owned()),
+            Cut::NoRoom => {
+                let why = "the archive needs more than the disk can spare".to_owned();
+                ImageError::NoRoom { why }.into()
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ use lodge_proto::ErrorBody;
 use crate::api::create::NAME_DEFAULT;
 use crate::api::images;
 use crate::api::methods::internal;
-use crate::images::errors;
+use crate::images::ImageError;
 use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
@@ -185,7 +185,7 @@ fn tagged(name: &str) -> Result<String, ErrorBody> {
 }
 
 fn invalid(why: &str) -> ErrorBody {
-    errors::bad_image(&lodge_image::oci::BadImage::new(why))
+    ImageError::Invalid(lodge_image::oci::BadImage::new(why)).into()
 }
 
 #[cfg(test)]

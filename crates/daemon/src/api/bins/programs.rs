@@ -9,7 +9,7 @@ use lodge_image::{Blobs, Pins};
 use lodge_proto::{BinProgram, ErrorBody};
 
 use super::platforms::unknown;
-use crate::images::errors;
+use crate::images::ImageError;
 
 /// Bytes of all programs of one tool together: somebody waits while they are packed.
 const PROGRAMS_MAX: u64 = 512 << 20;
@@ -28,7 +28,7 @@ impl Program {
     /// Reads it into the store, as the program of a tool.
     pub fn pack(mut self, new: &NewBin, blobs: &Blobs, pins: &Pins) -> Result<ProgramLayer, ErrorBody> {
         new.pack_program(blobs, pins, self.size, &mut self.file).map_err(|error| match error {
-            StreamError::Blob(error) => errors::blob(&error),
+            StreamError::Blob(error) => ImageError::from(error).into(),
             StreamError::Bad(error) => unreadable(&self.path, &error.to_string(), "try again"),
             StreamError::Io { cause } => unreadable(&self.path, &cause.to_string(), READABLE),
         })

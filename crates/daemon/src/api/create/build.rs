@@ -13,11 +13,10 @@ use lodge_image::{Pins, Reference, RemoteImage};
 use lodge_proto::ErrorBody;
 use tokio::runtime::Handle;
 
-use crate::api::images::{self, bring, find_bin, name_of};
-use crate::api::methods::internal;
+use crate::api::images::{self, LookupError, ObtainError, bring, find_bin, name_of};
 use crate::crash;
 use crate::images::record::record_of;
-use crate::images::{errors, unsupported};
+use crate::images::{ImageError, unsupported};
 use crate::shell::Shell;
 
 /// As NAME has it.
@@ -62,7 +61,7 @@ pub(in crate::api) fn build(
         Source::Content(_) => None,
     });
     crash::pill_at("build", called.as_deref().unwrap_or_default());
-    let packed = pack_agent(&loaded).map_err(|error| errors::bad_image(&error))?;
+    let packed = pack_agent(&loaded).map_err(ImageError::from)?;
     let (with, pins) = shelf.taken();
     shell.images.keep(&pins, &packed)?;
     let record = record_of(loaded);
@@ -100,7 +99,7 @@ pub(in crate::api) struct Shelf<'a> {
 }
 
 impl<'a> Shelf<'a> {
-    pub fn new(shell: &'a Shell, watch: Arc<dyn TransferWatch>) -> Result<Shelf<'a>, ErrorBody> {
+    pub fn new(shell: &'a Shell, watch: Arc<dyn TransferWatch>) -> Result<Shelf<'a>, ImageError> {
         Ok(Shelf { shell, watch, pins: shell.images.blobs()?.pins(), bins: RefCell::default() })
     }
 
@@ -110,10 +109,10 @@ impl<'a> Shelf<'a> {
     }
 
     /// The tool that a reference means now, as `name:tag@sha256:…`.
-    pub fn bin(&self, reference: &str) -> Result<String, ErrorBody> {
+    pub fn bin(&self, reference: &str) -> Result<String, ObtainError> {
         let found = match self.shell.read_here(|at| find_bin(at, reference)) {
-            Err(error) if error.data.code == "bin.not_found" => {
-                let Some(remote) = self.remote(reference)? else { return Err(error) };
+            Err(error @ LookupError::NoTool { .. }) => {
+                let Some(remote) = remote(reference)? else { return Err(error.into()) };
                 self.bring(ImageKind::Bin, reference, &remote)?;
                 {
                     let name = name_of(reference, &remote)?;
@@ -122,7 +121,7 @@ impl<'a> Shelf<'a> {
             }
             found => found?,
         };
-        let pinned = match Reference::read(reference).map_err(|error| images::bad_ref(&error))? {
+        let pinned = match Reference::read(reference).map_err(LookupError::from)? {
             Reference::Name(tagged) if found.named.is_some() => {
                 format!("{}@{}", tagged.as_str(), found.digest)
             }
@@ -135,10 +134,10 @@ impl<'a> Shelf<'a> {
         Ok(pinned)
     }
 
-    fn parent(&self, reference: &str) -> Result<LoadedAgentfile, ErrorBody> {
+    fn parent(&self, reference: &str) -> Result<LoadedAgentfile, ObtainError> {
         let found = match self.shell.read_here(|at| images::find(at, reference)) {
-            Err(error) if error.data.code == "image.not_found" => {
-                let Some(remote) = self.remote(reference)? else { return Err(error) };
+            Err(error @ LookupError::NoImage { .. }) => {
+                let Some(remote) = remote(reference)? else { return Err(error.into()) };
                 self.bring(ImageKind::Agent, reference, &remote)?;
                 {
                     let name = name_of(reference, &remote)?;
@@ -147,29 +146,31 @@ impl<'a> Shelf<'a> {
             }
             found => found?,
         };
-        let summary = self.shell.reader.here(|store| store.image_summary(&found.digest)).map_err(internal)?;
+        let summary =
+            self.shell.reader.here(|store| store.image_summary(&found.digest)).map_err(LookupError::from)?;
         let announced = summary.is_some_and(|summary| summary.state == ImageState::Announced);
-        if announced && let Some(remote) = self.remote(&found.named)? {
+        if announced && let Some(remote) = remote(&found.named)? {
             self.bring(ImageKind::Agent, &found.named, &remote)?;
         }
         self.keep_tools(&found.record)?;
-        self.shell.images.loaded(found.record)
+        Ok(self.shell.images.loaded(found.record)?)
     }
 
     /// The tools of a parent are those of its child, too.
-    fn keep_tools(&self, record: &ImageRecord) -> Result<(), ErrorBody> {
+    fn keep_tools(&self, record: &ImageRecord) -> Result<(), ObtainError> {
         record.images().try_for_each(|image| self.bin(image).map(drop))
     }
 
-    fn remote(&self, reference: &str) -> Result<Option<RemoteImage>, ErrorBody> {
-        RemoteImage::read(reference).map_err(|error| images::bad_ref(&error))
-    }
-
-    fn bring(&self, kind: ImageKind, reference: &str, remote: &RemoteImage) -> Result<(), ErrorBody> {
+    fn bring(&self, kind: ImageKind, reference: &str, remote: &RemoteImage) -> Result<(), ObtainError> {
         let tags = vec![name_of(reference, remote)?];
         let brought = bring(self.shell, None, kind, (reference, remote), tags, self.watch.clone());
         Handle::current().block_on(brought).map(drop)
     }
+}
+
+/// Where a name leads, if it names a registry.
+fn remote(reference: &str) -> Result<Option<RemoteImage>, LookupError> {
+    Ok(RemoteImage::read(reference)?)
 }
 
 type BuildError = Box<dyn std::error::Error + Send + Sync>;
@@ -178,16 +179,16 @@ impl Builder for Shelf<'_> {
     fn image(&self, reference: &str) -> Result<Option<LoadedAgentfile>, BuildError> {
         match self.parent(reference) {
             Ok(loaded) => Ok(Some(loaded)),
-            Err(error) if error.data.code == "image.not_found" => Ok(None),
-            Err(error) => Err(error.message.into()),
+            Err(error) if error.is_absent(ImageKind::Agent) => Ok(None),
+            Err(error) => Err(error.to_string().into()),
         }
     }
 
     fn pin(&self, reference: &str) -> Result<Option<String>, BuildError> {
         match self.bin(reference) {
             Ok(pinned) => Ok(Some(pinned)),
-            Err(error) if error.data.code == "bin.not_found" => Ok(None),
-            Err(error) => Err(error.message.into()),
+            Err(error) if error.is_absent(ImageKind::Bin) => Ok(None),
+            Err(error) => Err(error.to_string().into()),
         }
     }
 

@@ -97,8 +97,8 @@ pub(in crate::api) fn choose(
 
 fn found_or_announced(shell: &Shell, given: &str) -> Result<Chosen, ErrorBody> {
     match shell.read_here(|at| images::find(at, given)) {
-        Err(error) if error.data.code == "image.not_found" => {
-            let remote = RemoteImage::read(given).map_err(|error| images::bad_ref(&error))?;
+        Err(error @ images::LookupError::NoImage { .. }) => {
+            let remote = RemoteImage::read(given).map_err(images::LookupError::from)?;
             announced(shell, given, &remote.ok_or(error)?)
         }
         found => {
@@ -125,7 +125,7 @@ fn announced(shell: &Shell, given: &str, remote: &RemoteImage) -> Result<Chosen,
     let Arrived { row, with, pins } = Handle::current().block_on(shell.images.announce(remote))?;
     let record = match &row.contents {
         ImageContents::Agent(record) => record.clone(),
-        ImageContents::Bin(_) => return Err(images::wrong_kind(ImageKind::Agent, given)),
+        ImageContents::Bin(_) => return Err(images::wrong_kind(ImageKind::Agent, given).into()),
     };
     let named = images::name_of(given, remote)?;
     let name = record.name.clone().unwrap_or_else(|| NAME_DEFAULT.to_owned());

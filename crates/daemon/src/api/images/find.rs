@@ -1,12 +1,11 @@
 //! Which image somebody means.
 
 use lodge_core::record::{BinImageRecord, ImageKind, ImageRecord};
-use lodge_image::{BadReference, Reference, RemoteImage, TaggedName, stock_hint};
+use lodge_image::{Reference, TaggedName};
 use lodge_proto::ErrorBody;
 
-use crate::api::methods::internal;
+use super::errors::LookupError;
 use crate::read_view::ReadView;
-use crate::view::no_image;
 
 /// Names that one call gives.
 const TAGS_MAX: usize = 64;
@@ -43,43 +42,45 @@ pub(in crate::api) struct FoundBin {
 }
 
 /// An agent's image by name, by digest, or by a unique beginning of one.
-pub(in crate::api) fn find(at: &ReadView<'_>, given: &str) -> Result<Found, ErrorBody> {
+pub(in crate::api) fn find(at: &ReadView<'_>, given: &str) -> Result<Found, LookupError> {
     let Located { digest, reference, .. } = located(at, ImageKind::Agent, given)?;
-    let record = at.store.image(&digest).map_err(internal)?.ok_or_else(|| no_image(given))?;
+    let record = at.store.image(&digest)?.ok_or_else(|| no_image(given))?;
     Ok(Found { named: reference.unwrap_or_else(|| digest.clone()), digest, record })
 }
 
 /// A tool by name, by digest, or by a unique beginning of one.
-pub(in crate::api) fn find_bin(at: &ReadView<'_>, given: &str) -> Result<FoundBin, ErrorBody> {
+pub(in crate::api) fn find_bin(at: &ReadView<'_>, given: &str) -> Result<FoundBin, LookupError> {
     let Located { digest, reference: named, .. } = located(at, ImageKind::Bin, given)?;
-    let record = at.store.bin_image(&digest).map_err(internal)?.ok_or_else(|| no_bin(given))?;
+    let record = at.store.bin_image(&digest)?.ok_or_else(|| no_tool(given, Vec::new()))?;
     Ok(FoundBin { digest, named, record })
 }
 
 /// An image that has to be of a kind.
-pub(super) fn located(at: &ReadView<'_>, kind: ImageKind, given: &str) -> Result<Located, ErrorBody> {
-    let located = locate(at, given).map_err(|error| match (kind, error.data.code.as_str()) {
-        (ImageKind::Bin, "image.not_found") => other_tags(at, given, no_bin(given)),
-        (ImageKind::Agent | ImageKind::Bin, _) => error,
+pub(super) fn located(at: &ReadView<'_>, kind: ImageKind, given: &str) -> Result<Located, LookupError> {
+    let located = locate(at, given).map_err(|error| match (kind, error) {
+        (ImageKind::Bin, LookupError::NoImage { .. }) => no_tool(given, other_tags(at, given)),
+        (ImageKind::Agent | ImageKind::Bin, error) => error,
     })?;
     if located.kind == kind { Ok(located) } else { Err(wrong_kind(kind, given)) }
 }
 
 /// An image of any kind.
-pub(in crate::api) fn locate(at: &ReadView<'_>, given: &str) -> Result<Located, ErrorBody> {
-    let beginning = match Reference::read(given).map_err(|error| bad_ref(&error))? {
-        Reference::Name(tagged) => match at.store.image_ref(tagged.as_str()).map_err(internal)? {
+pub(in crate::api) fn locate(at: &ReadView<'_>, given: &str) -> Result<Located, LookupError> {
+    let beginning = match Reference::read(given)? {
+        Reference::Name(tagged) => match at.store.image_ref(tagged.as_str())? {
             Some(row) => return with_kind(at, given, row.digest, Some(row.reference)),
-            None => Reference::short_digest(given).ok_or_else(|| other_tags(at, given, no_image(given)))?,
+            None => Reference::short_digest(given).ok_or_else(|| LookupError::NoImage {
+                given: given.to_owned(),
+                tags: other_tags(at, given),
+            })?,
         },
         Reference::Digest(digest) => digest,
     };
-    let mut found = at.store.find_digests(&beginning).map_err(internal)?;
+    let mut found = at.store.find_digests(&beginning)?;
     match found.len() {
         0 => Err(no_image(given)),
         1 => with_kind(at, given, found.remove(0), None),
-        _ => Err(ErrorBody::new("image.ambiguous", format!("several images begin with `{given}`"))
-            .hint(format!("give more of the digest: {}", found.join(", ")))),
+        _ => Err(LookupError::Ambiguous { given: given.to_owned(), digests: found }),
     }
 }
 
@@ -88,47 +89,31 @@ fn with_kind(
     given: &str,
     digest: String,
     reference: Option<String>,
-) -> Result<Located, ErrorBody> {
-    let summary = at.store.image_summary(&digest).map_err(internal)?;
+) -> Result<Located, LookupError> {
+    let summary = at.store.image_summary(&digest)?;
     let kind = summary.ok_or_else(|| no_image(given))?.kind;
     Ok(Located { digest, reference, kind })
 }
 
 /// What was named is there, and is not what was wanted.
-pub(in crate::api) fn wrong_kind(wanted: ImageKind, given: &str) -> ErrorBody {
-    match wanted {
-        ImageKind::Agent => ErrorBody::new("image.not_an_agent", format!("`{given}` is a tool, and no agent"))
-            .hint("tools are the business of `lodge bin`: `lodge bin pull`, `lodge bin push`, `lodge bin inspect`, `lodge bin rm`"),
-        ImageKind::Bin => ErrorBody::new("bin.not_a_bin", format!("`{given}` is an agent, and no tool"))
-            .hint(
-                "agents are the business of `lodge image`: `lodge image pull`, `lodge image push`, `lodge image inspect`, `lodge image rm`",
-            ),
-    }
+pub(in crate::api) fn wrong_kind(wanted: ImageKind, given: &str) -> LookupError {
+    LookupError::WrongKind { wanted, given: given.to_owned() }
 }
 
-fn no_bin(given: &str) -> ErrorBody {
-    let hint = match (RemoteImage::read(given), stock_hint(given)) {
-        (Ok(Some(_)), _) => {
-            format!("bring it first: `lodge bin pull {given}`; `lodge bin ls` lists those that are here")
-        }
-        (Ok(None) | Err(_), Some(hint)) => hint.to_owned(),
-        (Ok(None) | Err(_), None) => {
-            "`lodge bin ls` lists all tools; `lodge bin build` and `lodge bin pull` bring one".to_owned()
-        }
-    };
-    ErrorBody::new("bin.not_found", format!("no tool `{given}`")).hint(hint)
+fn no_image(given: &str) -> LookupError {
+    LookupError::NoImage { given: given.to_owned(), tags: Vec::new() }
 }
 
-/// Tells whoever left the tag out, or gave a wrong one, which there are.
-fn other_tags(at: &ReadView<'_>, given: &str, error: ErrorBody) -> ErrorBody {
-    let Ok(tagged) = TaggedName::read(given) else { return error };
-    let Some((name, _)) = tagged.as_str().rsplit_once(':') else { return error };
+fn no_tool(given: &str, tags: Vec<String>) -> LookupError {
+    LookupError::NoTool { given: given.to_owned(), tags }
+}
+
+/// The tags that there are, for somebody who left the tag out or gave a wrong one.
+fn other_tags(at: &ReadView<'_>, given: &str) -> Vec<String> {
+    let Ok(tagged) = TaggedName::read(given) else { return Vec::new() };
+    let Some((name, _)) = tagged.as_str().rsplit_once(':') else { return Vec::new() };
     let tags = at.store.image_tags(name).unwrap_or_default();
-    let names: Vec<String> = tags.iter().take(TAGS_SHOWN).map(|row| format!("`{}`", row.reference)).collect();
-    match names.as_slice() {
-        [] => error,
-        names => error.hint(format!("there is {}", names.join(", "))),
-    }
+    tags.into_iter().take(TAGS_SHOWN).map(|row| row.reference).collect()
 }
 
 /// Names as they are kept, each once.
@@ -161,10 +146,6 @@ pub(in crate::api) fn digest_tag(hex: &str) -> &str {
     hex.get(..DIGEST_TAG).unwrap_or(hex)
 }
 
-pub(in crate::api) fn tagged(text: &str) -> Result<String, ErrorBody> {
-    TaggedName::read(text).map(|tagged| tagged.as_str().to_owned()).map_err(|error| bad_ref(&error))
-}
-
-pub(in crate::api) fn bad_ref(error: &BadReference) -> ErrorBody {
-    ErrorBody::new("image.bad_ref", error.to_string()).hint(error.hint())
+pub(in crate::api) fn tagged(text: &str) -> Result<String, LookupError> {
+    Ok(TaggedName::read(text)?.as_str().to_owned())
 }

@@ -1,6 +1,7 @@
 //! `image/…`: the images of agents in the local store, and on their way from and to registries.
 
 mod build;
+mod errors;
 mod find;
 mod transfer;
 
@@ -19,15 +20,16 @@ use lodge_proto::{
 use serde_json::Value;
 
 use self::build::build_image;
+pub(in crate::api) use self::errors::{LookupError, ObtainError};
 pub(in crate::api) use self::find::{
-    Found, bad_ref, digest_tag, find, find_bin, free_for, locate, tagged, tags_of, wrong_kind,
+    Found, digest_tag, find, find_bin, free_for, locate, tagged, tags_of, wrong_kind,
 };
 pub(in crate::api) use self::transfer::{bring, name_of, pull, push};
 use super::methods::{Answer, internal, no_method, page};
 use super::params;
 use crate::act::mask;
 use crate::crash;
-use crate::images::errors;
+use crate::images::ImageError;
 use crate::limits;
 use crate::read_view::ReadView;
 use crate::shell::Shell;
@@ -94,9 +96,9 @@ fn blobs(shell: &Shell, digest: &str) -> Result<Vec<BlobView>, ErrorBody> {
     let bytes = match shell.images.blobs()?.read(&digest, MANIFEST_MAX) {
         Ok(bytes) => bytes,
         Err(BlobError::Missing { .. }) => return Ok(Vec::new()),
-        Err(error) => return Err(errors::blob(&error)),
+        Err(error) => return Err(ImageError::from(error).into()),
     };
-    let document = ManifestDocument::read(&bytes).map_err(|error| errors::bad_image(&error))?;
+    let document = ManifestDocument::read(&bytes).map_err(ImageError::from)?;
     let itself = BlobView {
         digest: digest.to_string(),
         media_type: document.media_type().to_owned(),
@@ -119,7 +121,7 @@ async fn tag(shell: &Arc<Shell>, key: Option<RequestKey>, given: ImageTagParams)
     }
     let located = shell.read(move |at| locate(at, &given.image)).await?;
     free_for(located.kind, &tags)?;
-    shell.ask(key, Command::Image(ImageCommand::Tag { digest: located.digest, tags })).await
+    Ok(shell.ask(key, Command::Image(ImageCommand::Tag { digest: located.digest, tags })).await?)
 }
 
 /// Takes a name, or an image, away. What is of the other kind is left alone: people who look at one list do not mean what
@@ -135,7 +137,7 @@ pub(in crate::api) async fn remove(
         Some(reference) => ImageGiven::Ref(reference),
         None => ImageGiven::Digest(located.digest),
     };
-    shell.ask(key, Command::Image(ImageCommand::Remove(wanted))).await
+    Ok(shell.ask(key, Command::Image(ImageCommand::Remove(wanted))).await?)
 }
 
 async fn difference(shell: &Arc<Shell>, given: ImageDiffParams) -> Answer {
@@ -151,7 +153,8 @@ async fn difference(shell: &Arc<Shell>, given: ImageDiffParams) -> Answer {
             }
             Ok(found)
         };
-        let (from, to) = shell.read_here(|at| Ok((whole(at, &given.from)?, whole(at, &given.to)?)))?;
+        let (from, to) =
+            shell.read_here(|at| Ok::<_, ErrorBody>((whole(at, &given.from)?, whole(at, &given.to)?)))?;
         let read = |found: &Found| shell.images.loaded(found.record.clone());
         let changes = diff::diff(&read(&from)?, &read(&to)?, limits::unasked);
         let changes = changes.into_iter().map(change).collect();

@@ -6,10 +6,12 @@ use lodge_core::record::ImageKind;
 use lodge_image::registry::TransferWatch;
 use lodge_image::{ImageVersion, RemoteImage, TaggedName};
 use lodge_proto::{ErrorBody, ImagePushed};
+use serde_json::Value;
 
-use super::find::{bad_ref, digest_tag, free_for, located, tags_of, wrong_kind};
+use super::errors::{LookupError, ObtainError};
+use super::find::{digest_tag, free_for, located, tags_of, wrong_kind};
 use crate::api::methods::{Answer, Prepared, detached, record};
-use crate::images::{Arrived, errors};
+use crate::images::{Arrived, ImageError};
 use crate::shell::Shell;
 use crate::tasks::TaskKind;
 use crate::view;
@@ -34,7 +36,7 @@ pub(in crate::api) async fn pull(
     free_for(kind, &tags)?;
     let begun = shell.clone();
     // Somebody who leaves does not break a download off that is to be recorded under his request.
-    detached(shell, async move { bring(&begun, key, kind, (&given, &remote), tags, watch).await }).await
+    detached(shell, async move { Ok(bring(&begun, key, kind, (&given, &remote), tags, watch).await?) }).await
 }
 
 /// As `pull`, for whoever waits for it in any case.
@@ -42,34 +44,38 @@ pub(in crate::api) async fn bring(
     shell: &Shell,
     key: Option<RequestKey>,
     kind: ImageKind,
-    from: (&str, &RemoteImage),
+    (given, remote): (&str, &RemoteImage),
     tags: Vec<String>,
     watch: Arc<dyn TransferWatch>,
-) -> Answer {
-    let brought = brought(shell, key, kind, from, tags, watch).await;
-    if brought.as_ref().is_err_and(|error| !errors::is_gone_on_with(error)) {
-        // Whatever came of it belongs to nobody.
+) -> Result<Value, ObtainError> {
+    let fetched = shell.images.pull(remote, watch).await;
+    // What came so far is kept for the next try; everything else belongs to nobody.
+    let is_resumable = fetched.as_ref().is_err_and(ImageError::is_resumable);
+    let recorded = match fetched {
+        Ok(arrived) => record_arrived(shell, key, kind, given, arrived, tags).await,
+        Err(error) => Err(error.into()),
+    };
+    if recorded.is_err() && !is_resumable {
         shell.spawn(TaskKind::ImageCollection, shell.images.clone().collect());
     }
-    brought
+    recorded
 }
 
-async fn brought(
+async fn record_arrived(
     shell: &Shell,
     key: Option<RequestKey>,
     kind: ImageKind,
-    (given, remote): (&str, &RemoteImage),
+    given: &str,
+    Arrived { row, with, pins }: Arrived,
     mut tags: Vec<String>,
-    watch: Arc<dyn TransferWatch>,
-) -> Answer {
-    let Arrived { row, with, pins } = shell.images.pull(remote, watch).await?;
+) -> Result<Value, ObtainError> {
     if row.contents.kind() != kind {
-        return Err(wrong_kind(kind, given));
+        return Err(wrong_kind(kind, given).into());
     }
     tags.sort();
     tags.dedup();
     let command = Command::Image(ImageCommand::Add(Box::new(NewImage { row, with, tags })));
-    record(shell, key, Prepared { command, pins: vec![pins] }).await
+    record(shell, key, Prepared { command, pins: vec![pins] }).await.map_err(ObtainError::NotRecorded)
 }
 
 /// Brings an image with what it needs to a registry.
@@ -107,14 +113,14 @@ pub(in crate::api) async fn push(
 
 /// Where an image is that is to be brought from or to a registry.
 pub(in crate::api) fn remote_of(given: &str) -> Result<RemoteImage, ErrorBody> {
-    RemoteImage::read(given).map_err(|error| bad_ref(&error))?.ok_or_else(|| {
+    RemoteImage::read(given).map_err(LookupError::from)?.ok_or_else(|| {
         ErrorBody::new("image.bad_ref", format!("`{given}` names no registry"))
             .hint("write it as `registry.example/name:tag`; `lodge image tag` gives an image such a name")
     })
 }
 
 /// What an image of a registry is called here: as it is asked for, and by its digest where that has no tag.
-pub(in crate::api) fn name_of(given: &str, remote: &RemoteImage) -> Result<String, ErrorBody> {
+pub(in crate::api) fn name_of(given: &str, remote: &RemoteImage) -> Result<String, LookupError> {
     let RemoteImage { host, repository, version } = remote;
     let text = match version {
         ImageVersion::Tag(tag) => format!("{host}/{repository}:{tag}"),
@@ -127,5 +133,5 @@ pub(in crate::api) fn name_of(given: &str, remote: &RemoteImage) -> Result<Strin
             }
         }
     };
-    TaggedName::read(&text).map(|tagged| tagged.as_str().to_owned()).map_err(|error| bad_ref(&error))
+    Ok(TaggedName::read(&text)?.as_str().to_owned())
 }

@@ -81,7 +81,7 @@ impl Reading {
     /// What there is at the offset.
     pub async fn read(&self) -> Result<Piece, ErrorBody> {
         let row = self.row().await?;
-        self.shell.job_read(&row, self.pick, self.offset, self.len_max).await
+        Ok(self.shell.job_read(&row, self.pick, self.offset, self.len_max).await?)
     }
 
     /// Whether a piece says anything.

@@ -80,14 +80,14 @@ async fn a_tool_that_nobody_has_and_one_for_another_host_fail_closed_with_the_wa
     let agent = agent(&pinned("rg:latest", &tool));
     let row = announced(&mut world, &registry, &agent).await;
     let error = world.images.ready(&row).await.unwrap_err();
-    assert_eq!(error.data.code, "bin.not_found");
-    assert!(error.message.contains("rg:latest@sha256:") && error.data.hint.is_some(), "{error:?}");
+    assert_eq!(error.code(), "bin.not_found");
+    assert!(error.to_string().contains("rg:latest@sha256:") && error.hint().is_some(), "{error:?}");
     registry.hold("agents/otter", None, &tool);
     let error = world.images.ready(&row).await.unwrap_err();
-    assert_eq!(error.data.code, "bin.no_platform");
-    assert!(error.data.cause.unwrap().contains("plan9/mips"));
+    assert_eq!(error.code(), "bin.no_platform");
+    assert!(error.cause().unwrap().contains("plan9/mips"));
     // A tool that is built again is another one, of which the agent's image knows nothing.
-    let hint = error.data.hint.unwrap();
+    let hint = error.hint().unwrap();
     assert!(
         hint.contains("the agent's image again") && hint.contains("lodge update AGENT --image"),
         "{hint}"
@@ -109,7 +109,7 @@ async fn a_program_that_was_changed_on_disk_does_not_run_and_is_unpacked_anew() 
     // By this daemon's eyes, by the next one's, and when the first start of an agent finds it so.
     overwrite(&path);
     let error = world.images.check_programs(&row).await.unwrap_err();
-    assert_eq!((error.data.code.as_str(), error.data.hint.is_some()), ("image.damaged", true));
+    assert_eq!((error.code(), error.hint().is_some()), ("image.damaged", true));
     let world = world.again();
     assert!(world.images.check_programs(&row).await.is_err());
     let fresh = ToolRecord { path: String::new(), digest: String::new(), ..row.spec.tools[0].clone() };
@@ -143,8 +143,8 @@ async fn damaged_contents_are_brought_again_where_a_registry_is_known_and_told_w
     world.damage(&largest(&tool));
     let world = world.again();
     let error = world.images.ready(&local).await.unwrap_err();
-    assert_eq!(error.data.code, "image.damaged");
-    assert!(error.data.hint.is_some_and(|hint| hint.contains("pull it again")));
+    assert_eq!(error.code(), "image.damaged");
+    assert!(error.hint().is_some_and(|hint| hint.contains("pull it again")));
 }
 
 #[tokio::test]
@@ -189,9 +189,9 @@ async fn an_image_with_what_this_release_does_not_do_is_refused_however_it_comes
         world.images.keep(&pins, &agent).unwrap();
         let imported = world.images.found(&pins, &agent.digest.to_string(), "otter".into()).unwrap_err();
         for error in [announced, pulled, imported] {
-            assert_eq!(error.data.code, "agentfile.unsupported", "{lines}: {error:?}");
-            assert!(error.message.ends_with(&format!("does not do: {named}")), "{lines}: {error:?}");
-            assert!(error.data.hint.is_some());
+            assert_eq!(error.code(), "agentfile.unsupported", "{lines}: {error:?}");
+            assert!(error.to_string().ends_with(&format!("does not do: {named}")), "{lines}: {error:?}");
+            assert!(error.hint().is_some());
         }
     }
 }
@@ -218,8 +218,11 @@ async fn an_image_from_outside_has_nobody_look_for_its_tools_inside() {
     registry.hold("agents/otter", Some("v1"), &agent);
     let remote = registry.remote("agents/otter:v1");
     let error = world.images.pull(&remote, Arc::new(Unwatched)).await.unwrap_err();
-    assert_eq!(error.data.code, "image.invalid");
-    assert!(error.message.contains(INSIDE) && error.message.contains("inside this network"), "{error:?}");
+    assert_eq!(error.code(), "image.invalid");
+    assert!(
+        error.to_string().contains(INSIDE) && error.to_string().contains("inside this network"),
+        "{error:?}"
+    );
     let named = RemoteImage::read(&format!("{INSIDE}/tools/rg:1")).unwrap().unwrap();
     let inside = RemoteImage::read("127.0.0.2:2/agents/otter:v1").unwrap().unwrap();
     assert!(world.images.refuse_inward(&[inside], &named).await.is_ok(), "from inside");
@@ -237,5 +240,5 @@ async fn an_agent_is_nobodys_tool() {
     registry.hold("agents/otter", Some("v1"), &agent);
     registry.hold("agents/otter", None, &other);
     let pulled = world.images.pull(&registry.remote("agents/otter:v1"), Arc::new(Unwatched)).await;
-    assert_eq!(pulled.unwrap_err().data.code, "bin.not_a_bin");
+    assert_eq!(pulled.unwrap_err().code(), "bin.not_a_bin");
 }

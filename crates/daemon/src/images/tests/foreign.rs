@@ -32,7 +32,7 @@ async fn the_parents_and_tools_that_a_foreign_agent_names_come_with_it() {
     // The parent's tool is where nothing of the child is: without it there is no agent.
     let remote = registry.remote("theirs/child");
     let error = world.images.pull(&remote, Arc::new(Unwatched)).await.unwrap_err();
-    assert_eq!(error.data.code, "bin.not_found");
+    assert_eq!(error.code(), "bin.not_found");
     registry.hold("theirs/child", None, &inherited);
     let pulled = world.images.pull(&remote, Arc::new(Unwatched)).await.unwrap();
     let ImageContents::Agent(record) = &pulled.row.contents else { panic!("{pulled:?}") };
@@ -53,8 +53,8 @@ async fn foreign_agents_that_are_each_others_parents_are_refused() {
         registry.hold(&format!("theirs/{name}"), Some("latest"), &image);
     }
     let error = world.images.pull(&registry.remote("theirs/a"), Arc::new(Unwatched)).await.unwrap_err();
-    assert_eq!(error.data.code, "image.invalid");
-    assert!(error.message.contains("stand one above the other"), "{error:?}");
+    assert_eq!(error.code(), "image.invalid");
+    assert!(error.to_string().contains("stand one above the other"), "{error:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -63,8 +63,8 @@ async fn a_foreign_agent_with_what_this_release_does_not_do_is_refused_by_its_li
     let image = foreign("FROM scratch\nMODEL p/m\nMCP notes https://notes.example/\n");
     registry.hold("theirs/a", Some("latest"), &image);
     let error = world.images.pull(&registry.remote("theirs/a"), Arc::new(Unwatched)).await.unwrap_err();
-    assert_eq!(error.data.code, "agentfile.unsupported");
-    assert!(error.message.contains(":3:") && error.message.contains("MCP"), "{error:?}");
+    assert_eq!(error.code(), "agentfile.unsupported");
+    assert!(error.to_string().contains(":3:") && error.to_string().contains("MCP"), "{error:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -75,7 +75,7 @@ async fn a_foreign_agent_from_outside_has_nobody_look_for_its_parent_inside() {
         let image = foreign(&format!("{line}\nMODEL p/m\n"));
         registry.hold("theirs/a", Some("latest"), &image);
         let error = world.images.pull(&registry.remote("theirs/a"), Arc::new(Unwatched)).await.unwrap_err();
-        assert_eq!(error.data.code, "image.invalid");
-        assert!(error.message.contains("inside this network"), "{error:?}");
+        assert_eq!(error.code(), "image.invalid");
+        assert!(error.to_string().contains("inside this network"), "{error:?}");
     }
 }

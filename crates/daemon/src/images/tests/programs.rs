@@ -37,8 +37,8 @@ fn a_program_that_unpacks_to_more_than_the_disk_can_spare_is_given_up_in_the_mid
         let asked = Cell::new(0);
         let room = |_: u64| asked.replace(asked.get() + 1) < spared;
         let error = world.images.programs.unpack(blobs, &pins, &bin, &room).unwrap_err();
-        assert_eq!((error.data.code.as_str(), asked.get()), ("image.no_room", spared + 1));
-        assert!(error.data.cause.unwrap().contains("the tool `rg`") && error.data.hint.is_some());
+        assert_eq!((error.code(), asked.get()), ("image.no_room", spared + 1));
+        assert!(error.cause().unwrap().contains("the tool `rg`") && error.hint().is_some());
         let owners = std::fs::read_dir(world.dir.path().join("registry/programs")).unwrap();
         let left = owners.flat_map(|owner| std::fs::read_dir(owner.unwrap().path()).unwrap()).count();
         assert_eq!(left, 0);

@@ -71,7 +71,7 @@ async fn a_failure_is_told_to_everybody_and_the_next_tries_again() {
     let (first, second) = tokio::join!(pull(), pull());
     for failed in [first, second] {
         let error = failed.unwrap_err();
-        assert_eq!((error.data.code.as_str(), error.data.hint.is_some()), ("registry.not_found", true));
+        assert_eq!((error.code(), error.hint().is_some()), ("registry.not_found", true));
     }
     let tool = bin("none");
     registry.hold("tools/none", Some("latest"), &tool);

@@ -99,10 +99,7 @@ async fn an_image_of_an_earlier_release_cannot_be_given_away() {
     let digest = Digest::of(b"a record").to_string();
     world.record([ImageRow::agent(digest.clone(), "old:latest".into(), 0, ImageRecord::default())]);
     let error = world.images.push(&digest, &registry.remote("old"), Arc::new(Unwatched)).await.unwrap_err();
-    assert_eq!(
-        (error.data.code.as_str(), error.data.hint.as_deref()),
-        ("image.not_packed", Some("build it again"))
-    );
+    assert_eq!((error.code(), error.hint().as_deref()), ("image.not_packed", Some("build it again")));
     assert_eq!(registry.all_asked(), 0);
 }
 
@@ -111,7 +108,7 @@ fn what_the_disk_has_no_room_for_is_refused_before_it_is_begun() {
     let world = World::new();
     assert!(world.images.admit(1).is_ok());
     let error = world.images.admit(u64::MAX).unwrap_err();
-    assert_eq!((error.data.code.as_str(), error.data.hint.is_some()), ("image.no_room", true));
+    assert_eq!((error.code(), error.hint().is_some()), ("image.no_room", true));
 }
 
 #[test]
@@ -121,7 +118,7 @@ fn room_that_somebody_was_promised_is_nobody_elses_until_he_is_done() {
     // Others write to this disk, too: most of it is not all of it.
     let most = stat.f_bavail * stat.f_frsize / 3 * 2;
     let room = world.images.admit(most).unwrap();
-    assert_eq!(world.images.admit(most).unwrap_err().data.code, "image.no_room");
+    assert_eq!(world.images.admit(most).unwrap_err().code(), "image.no_room");
     drop(world.images.admit(0).unwrap());
     assert!(world.images.spares(1) && !world.images.spares(most));
     drop(room);
