@@ -5,9 +5,7 @@
 use std::time::Duration;
 
 use lodge_proto::client::{Client, ClientError, DaemonProcess};
-use lodge_proto::{AttachParams, AttachState, Attached, Delta, Event, Notification, Progress};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use lodge_proto::{ApiMethod, AttachClient, AttachParams, AttachState, Delta, Event, Notification, Progress};
 use tokio::time::{Instant, sleep};
 
 use crate::connect::DaemonAddress;
@@ -68,37 +66,31 @@ impl<'a> DaemonClient<'a> {
 
     /// A single call over plain HTTP, for changes that carry a `request_id`. Anything unusual is left to an ordinary
     /// connection, which calls again.
-    pub(crate) async fn ask<P: Serialize, R: DeserializeOwned>(
+    pub(crate) async fn ask<M: ApiMethod>(
         address: &'a DaemonAddress,
         words: &'a Words,
-        method: &str,
-        params: P,
-    ) -> Result<R, CommandFailure> {
+        params: M::Params,
+    ) -> Result<M::Reply, CommandFailure> {
         let garbled = |cause| CommandFailure::from(ClientError::Garbled { cause });
-        match address.post(method, serde_json::to_value(&params).map_err(garbled)?).await {
+        match address.post(M::NAME, serde_json::to_value(&params).map_err(garbled)?).await {
             Ok(answer) => serde_json::from_value(answer).map_err(garbled),
             Err(refused @ ClientError::Refused(_)) => Err(refused.into()),
-            Err(_) => DaemonClient::open(address, words).await?.call(method, params).await,
+            Err(_) => DaemonClient::open(address, words).await?.call::<M>(params).await,
         }
     }
 
     /// Calls once: for changes that may not happen twice.
-    pub(crate) async fn call_once<P: Serialize, R: DeserializeOwned>(
+    pub(crate) async fn call_once<M: ApiMethod>(
         &mut self,
-        method: &str,
-        params: P,
-    ) -> Result<R, CommandFailure> {
-        Ok(self.client.call(method, params).await?)
+        params: M::Params,
+    ) -> Result<M::Reply, CommandFailure> {
+        Ok(self.client.call::<M>(&params).await?)
     }
 
     /// Calls until there is an answer: for reading, and for changes that carry a `request_id`.
-    pub(crate) async fn call<P: Serialize, R: DeserializeOwned>(
-        &mut self,
-        method: &str,
-        params: P,
-    ) -> Result<R, CommandFailure> {
+    pub(crate) async fn call<M: ApiMethod>(&mut self, params: M::Params) -> Result<M::Reply, CommandFailure> {
         loop {
-            match self.client.call(method, &params).await {
+            match self.client.call::<M>(&params).await {
                 Ok(answer) => return Ok(answer),
                 Err(ClientError::Lost) => self.reconnect().await?,
                 Err(other) => return Err(other.into()),
@@ -107,15 +99,14 @@ impl<'a> DaemonClient<'a> {
     }
 
     /// Like `call`, for long calls: shows progress. The same call again continues the same transfer.
-    pub(crate) async fn transfer<P: Serialize, R: DeserializeOwned>(
+    pub(crate) async fn transfer<M: ApiMethod>(
         &mut self,
-        method: &str,
-        params: P,
+        params: M::Params,
         meter: &TransferMeter,
-    ) -> Result<R, CommandFailure> {
+    ) -> Result<M::Reply, CommandFailure> {
         loop {
             let told = |progress: &Progress| meter.add(&progress.parts);
-            let call = self.client.call_with_progress(method, &params, told);
+            let call = self.client.call_with_progress::<M>(&params, told);
             match meter.during(call).await {
                 Ok(answer) => return Ok(answer),
                 Err(ClientError::Lost) => self.reconnect().await?,
@@ -125,13 +116,12 @@ impl<'a> DaemonClient<'a> {
     }
 
     /// Like `call`, for commands that only watch: it does not start a daemon that was shut down.
-    pub(crate) async fn call_without_start<P: Serialize, R: DeserializeOwned>(
+    pub(crate) async fn call_without_start<M: ApiMethod>(
         &mut self,
-        method: &str,
-        params: P,
-    ) -> Result<R, CommandFailure> {
+        params: M::Params,
+    ) -> Result<M::Reply, CommandFailure> {
         loop {
-            match self.client.call(method, &params).await {
+            match self.client.call::<M>(&params).await {
                 Ok(answer) => return Ok(answer),
                 Err(ClientError::Lost) => self.lost().await?,
                 Err(other) => match CommandFailure::from(other) {
@@ -150,7 +140,7 @@ impl<'a> DaemonClient<'a> {
     ) -> Result<AttachState, CommandFailure> {
         loop {
             let params = attach_params(&scope, since, None);
-            match self.client.call::<_, Attached>("client/attach", params).await {
+            match self.client.call::<AttachClient>(&params).await {
                 Ok(attached) => {
                     self.watch = Some(FollowPosition { scope, cursor: attached.seq, log: attached.log });
                     return Ok(attached.state);
@@ -251,7 +241,7 @@ impl<'a> DaemonClient<'a> {
     async fn reattach(&mut self) -> Result<bool, CommandFailure> {
         let Some(watch) = &mut self.watch else { return Ok(true) };
         let params = attach_params(&watch.scope, Some(watch.cursor), Some(watch.log.clone()));
-        match self.client.call::<_, Attached>("client/attach", params).await {
+        match self.client.call::<AttachClient>(&params).await {
             Ok(attached) => {
                 watch.log = attached.log;
                 Ok(true)

@@ -186,6 +186,7 @@ impl<T> Shares<T> {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a test owns its tasks by their handles")]
 mod tests {
     use super::*;
 

@@ -28,6 +28,7 @@ pub mod serve;
 mod shell;
 mod store_faults;
 mod suspects;
+pub mod tasks;
 mod tls;
 pub mod view;
 

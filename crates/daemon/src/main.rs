@@ -89,7 +89,12 @@ fn keep_heap_small() {
 fn end_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
+        use std::io::Write;
         report(panic);
+        if let Some(task) = lodge_daemon::tasks::running() {
+            // As plain as the report: the log may be what panicked.
+            drop(writeln!(std::io::stderr(), "in the task `{task}`"));
+        }
         std::process::abort();
     }));
 }

@@ -26,6 +26,7 @@ use crate::room::Room;
 use crate::shell::{ENGINE_QUEUE_MAX, Http, Parts, Shell, now};
 use crate::store_faults::with_faults;
 use crate::suspects::Suspects;
+use crate::tasks::TaskKind;
 use crate::tls::Tls;
 use lodge_engine::{Command, Engine, Host, Input, NewToken, SandboxEffect, TokenCommand, TokenFor};
 
@@ -198,7 +199,7 @@ pub async fn serve(
     let archive_ended = start_archive(&shell)?;
     bring_down_strays(&shell);
     let decider = Decider { inputs: waiting, halts, writer: batches, shell: shell.clone() };
-    shell.spawn(decider.run(engine));
+    shell.spawn(TaskKind::Decide, decider.run(engine));
     let http = tcp.state();
     shell.set_http(http.clone());
     // Before the socket is there: whoever finds the socket finds the token.
@@ -206,11 +207,11 @@ pub async fn serve(
     let bound = api::bind(&socket, tcp)?;
     tracing::info!(event = "daemon.started", epoch, socket = %socket.display(), http = http.url());
     watch_signals(&shell)?;
-    shell.spawn(grow_up(shell.clone()));
-    shell.spawn(crate::reap::sweep_regularly(shell.clone()));
-    shell.spawn(crate::jobs::run_retention(shell.clone()));
+    shell.spawn(TaskKind::SuspectsSettle, grow_up(shell.clone()));
+    shell.spawn(TaskKind::Sweep, crate::reap::sweep_regularly(shell.clone()));
+    shell.spawn(TaskKind::JobRetention, crate::jobs::run_retention(shell.clone()));
     // What a daemon that was killed brought and did not record.
-    shell.spawn(shell.images.clone().collect());
+    shell.spawn(TaskKind::ImageCollection, shell.images.clone().collect());
     let api = Arc::new(Api { shell: shell.clone(), gate, sockets: TaskTracker::new() });
     bound.serve(api, |http| tell_http(&home, &shell, http)).await;
     let patience = shell.config.settings().shutdown_timeout;
@@ -373,14 +374,14 @@ fn watch_signals(shell: &Arc<Shell>) -> Result<(), ServeError> {
     for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
         let mut signals = signal(kind).map_err(|cause| ServeError::Process { cause })?;
         let stop = shell.stop.clone();
-        shell.spawn(async move {
+        shell.spawn(TaskKind::StopSignal, async move {
             signals.recv().await;
             stop.cancel();
         });
     }
     let mut reloads = signal(SignalKind::hangup()).map_err(|cause| ServeError::Process { cause })?;
     let reloaded = shell.clone();
-    shell.spawn(async move {
+    shell.spawn(TaskKind::ReloadSignal, async move {
         while reloads.recv().await.is_some() {
             if let Err(error) = api::reload(&reloaded, None).await {
                 tracing::error!(event = "daemon.not_reloaded", error = error.message, hint = error.data.hint);

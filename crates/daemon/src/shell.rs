@@ -25,6 +25,7 @@ use crate::jobs::Jobs;
 use crate::log::LogLevel;
 use crate::room::{Needs, Room};
 use crate::suspects::Suspects;
+use crate::tasks::{TaskKind, named};
 use crate::tls::Tls;
 use crate::view::Living;
 use lodge_engine::{Command, Effect, Input, JobCommand, RequestKey, Seen, Ticket};
@@ -354,8 +355,8 @@ impl Shell {
         same && all.remove(agent).is_some()
     }
 
-    /// Starts a task that ends with the daemon.
-    pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+    /// Starts a task that ends with the daemon. What happens if it fails: see `TaskKind`.
+    pub fn spawn(&self, kind: TaskKind, future: impl Future<Output = ()> + Send + 'static) {
         let end = self.end.clone();
         // Moved into the task as it is, it would take its room there twice, for every agent.
         let future = Box::pin(future);
@@ -365,7 +366,7 @@ impl Shell {
                 () = future => {}
             }
         };
-        self.tasks.spawn_on(task, &self.handle);
+        self.tasks.spawn_on(named(kind, task), &self.handle);
     }
 }
 

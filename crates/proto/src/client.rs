@@ -8,8 +8,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
@@ -22,7 +20,7 @@ use crate::dial::{DaemonConnection, dial};
 pub use crate::dial::{Login, Unverified};
 pub use crate::process::DaemonProcess;
 use crate::rpc::{ErrorBody, Message, Notification, Request};
-use crate::{PROGRESS, Progress, REQUEST_BYTES_MAX};
+use crate::{ApiMethod, PROGRESS, Progress, REQUEST_BYTES_MAX};
 
 /// How long a connection may take before the daemon counts as absent.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -159,28 +157,22 @@ impl Client {
     }
 
     /// Calls a method and waits for its answer. Notifications that arrive meanwhile are kept in order.
-    pub async fn call<P: Serialize, R: DeserializeOwned>(
-        &mut self,
-        method: &str,
-        params: P,
-    ) -> Result<R, ClientError> {
-        let params = serde_json::to_value(params).map_err(|cause| ClientError::Garbled { cause })?;
-        let result = self.call_value(method, params).await?;
-        serde_json::from_value(result).map_err(|cause| ClientError::Garbled { cause })
+    pub async fn call<M: ApiMethod>(&mut self, params: &M::Params) -> Result<M::Reply, ClientError> {
+        self.call_with_progress::<M>(params, |_| {}).await
     }
 
-    /// As [`Client::call`], and tells how far it is while that takes.
-    pub async fn call_with_progress<P: Serialize, R: DeserializeOwned>(
+    /// As [`Client::call`], and reports progress meanwhile.
+    pub async fn call_with_progress<M: ApiMethod>(
         &mut self,
-        method: &str,
-        params: P,
+        params: &M::Params,
         mut told: impl FnMut(&Progress) + Send,
-    ) -> Result<R, ClientError> {
+    ) -> Result<M::Reply, ClientError> {
         let params = serde_json::to_value(params).map_err(|cause| ClientError::Garbled { cause })?;
-        let result = self.exchange(method, params, &mut told).await?;
+        let result = self.exchange(M::NAME, params, &mut told).await?;
         serde_json::from_value(result).map_err(|cause| ClientError::Garbled { cause })
     }
 
+    /// As [`Client::call`], for a method that is chosen while the program runs.
     pub async fn call_value(&mut self, method: &str, params: Value) -> Result<Value, ClientError> {
         self.exchange(method, params, &mut |_| {}).await
     }

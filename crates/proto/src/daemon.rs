@@ -158,6 +158,11 @@ shapes! {
 
     pub struct MethodSchema {
         name: String,
+        #[serde(default)]
+        summary: String,
+        /// `operator`, or `agent` if a token of an agent may call it, too.
+        #[serde(default)]
+        rights: String,
         params: Value,
         result: Value,
         mutates: bool,

@@ -45,7 +45,7 @@ pub use jobs::*;
 pub use lineages::*;
 pub use lodge_events as event;
 pub use lodge_events::{EventBody, EventKind};
-pub use methods::{METHODS, MethodDoc, discover};
+pub use methods::*;
 pub use providers::*;
 pub use quarantine::*;
 pub use rpc::{ErrorBody, ErrorData, Message, Notification, Request, Response, rpc_code};

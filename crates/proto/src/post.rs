@@ -76,6 +76,7 @@ fn content_length(head: &str) -> Option<usize> {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a test owns its tasks by their handles")]
 mod tests {
     use super::*;
 

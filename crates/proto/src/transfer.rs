@@ -284,6 +284,7 @@ impl<R: AsyncRead + Unpin> Body<R> {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a test owns its tasks by their handles")]
 mod tests {
     use super::*;
 

@@ -98,47 +98,47 @@ impl ErrorReply {
 /// Appends a request of the daemon, without a newline.
 pub fn write_daemon_request<P: DaemonMethod>(out: &mut Vec<u8>, id: &str, params: &P) {
     #[derive(Serialize)]
-    struct Line<'a, P> {
+    struct DaemonRequestLine<'a, P> {
         jsonrpc: &'static str,
         id: &'a str,
         method: &'static str,
         params: &'a P,
     }
-    write(out, &Line { jsonrpc: JSONRPC, id, method: P::METHOD, params });
+    write(out, &DaemonRequestLine { jsonrpc: JSONRPC, id, method: P::METHOD, params });
 }
 
 /// Appends a request of a runtime, without a newline.
 pub fn write_runtime_request(out: &mut Vec<u8>, id: &str, request: &RuntimeRequest) {
     #[derive(Serialize)]
-    struct Line<'a> {
+    struct RuntimeRequestLine<'a> {
         jsonrpc: &'static str,
         id: &'a str,
         #[serde(flatten)]
         request: &'a RuntimeRequest,
     }
-    write(out, &Line { jsonrpc: JSONRPC, id, request });
+    write(out, &RuntimeRequestLine { jsonrpc: JSONRPC, id, request });
 }
 
 /// Appends the answer to a request that was done, without a newline.
 pub fn write_result(out: &mut Vec<u8>, id: &Value, result: &impl Serialize) {
     #[derive(Serialize)]
-    struct Line<'a, R> {
+    struct ResultLine<'a, R> {
         jsonrpc: &'static str,
         id: &'a Value,
         result: &'a R,
     }
-    write(out, &Line { jsonrpc: JSONRPC, id, result });
+    write(out, &ResultLine { jsonrpc: JSONRPC, id, result });
 }
 
 /// Appends the answer to a request that was refused, without a newline.
 pub fn write_error(out: &mut Vec<u8>, id: &Value, error: &ErrorReply) {
     #[derive(Serialize)]
-    struct Line<'a> {
+    struct ErrorLine<'a> {
         jsonrpc: &'static str,
         id: &'a Value,
         error: &'a ErrorReply,
     }
-    write(out, &Line { jsonrpc: JSONRPC, id, error });
+    write(out, &ErrorLine { jsonrpc: JSONRPC, id, error });
 }
 
 fn write(out: &mut Vec<u8>, message: &impl Serialize) {

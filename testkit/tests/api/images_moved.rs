@@ -1,6 +1,6 @@
 //! Images from and to registries, as the API does it.
 
-use lodge_proto::{ImageView, Progress};
+use lodge_proto::{ImagePullParams, Progress, PullImage};
 use lodge_testkit::lodge::until;
 use lodge_testkit::registry::{FaultCount, MockRegistry, RegistryFault};
 use serde_json::{Value, json};
@@ -35,14 +35,19 @@ async fn a_pull_brings_the_agent_with_its_tools_once_and_tells_how_far_it_is() {
     let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let name = format!("{}/team/reader:v1", registry.host());
-    let asked = json!({"image": name, "tags": ["mine"], "request_id": "one"});
+    let asked = ImagePullParams {
+        image: name.clone(),
+        tags: vec!["mine".to_owned()],
+        request_id: Some("one".to_owned()),
+    };
     let mut told: Vec<Progress> = Vec::new();
     let mut client = world.lodge.client().await;
-    let pulled: ImageView = client
-        .call_with_progress("image/pull", asked.clone(), |progress| told.push(progress.clone()))
+    let pulled = client
+        .call_with_progress::<PullImage>(&asked, |progress| told.push(progress.clone()))
         .await
         .expect("a pull");
     assert_eq!((&pulled.digest, &pulled.refs), (&digest, &vec![name.clone(), "mine:latest".to_owned()]));
+    let asked = serde_json::to_value(asked).expect("JSON");
     assert!(!told.is_empty());
     for progress in &told {
         api.schemas.progress(&serde_json::to_value(progress).expect("JSON"));

@@ -1,5 +1,7 @@
 //! Work outlives everything that drives it: one test for each thing that can die, be replaced, or stand still.
 
+#![expect(clippy::disallowed_methods, reason = "a test owns its tasks by their handles")]
+
 #[allow(dead_code, reason = "shared with the test program `api`, which uses all of it")]
 #[path = "../api/checked.rs"]
 mod checked;

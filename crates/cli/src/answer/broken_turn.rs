@@ -1,8 +1,8 @@
 //! A turn that does not end as its caller hoped: what became of it and of its agent, and what to say about it.
 
 use lodge_proto::{
-    AgentDetail, AgentRef, AgentView, Event, EventBody, LineageRef, LineageView, QuarantineView, TurnRef,
-    TurnView,
+    AgentRef, AgentView, Event, EventBody, GetAgent, GetLineage, GetTurn, LineageRef, LineageView,
+    QuarantineView, TurnRef, TurnView,
 };
 
 use super::{PromptedAgent, shut_down};
@@ -65,9 +65,7 @@ pub(super) async fn check_turn(
     agent: &PromptedAgent,
     turn: &TurnView,
 ) -> TurnAfterAgent {
-    let Ok(now) =
-        daemon.call_without_start::<_, TurnView>("turn/get", TurnRef { turn: turn.id.clone() }).await
-    else {
+    let Ok(now) = daemon.call_without_start::<GetTurn>(TurnRef { turn: turn.id.clone() }).await else {
         return TurnAfterAgent::Left(AbandonedTurn::Gone);
     };
     if matches!(now.status.as_str(), "done" | "failed" | "interrupted") {
@@ -105,10 +103,10 @@ async fn agent_now(
     agent: &PromptedAgent,
 ) -> Result<(AgentView, LineageView), CommandFailure> {
     let given = AgentRef { agent: agent.id.clone(), request_id: None };
-    let view = daemon.call_without_start::<_, AgentDetail>("agent/get", given).await?.agent;
+    let view = daemon.call_without_start::<GetAgent>(given).await?.agent;
     let given = LineageRef { lineage: view.lineage.clone() };
-    let lineage = daemon.call_without_start("lineage/get", given).await?;
-    Ok((view, lineage))
+    let lineage = daemon.call_without_start::<GetLineage>(given).await?;
+    Ok((view, lineage.lineage))
 }
 
 /// The work in quarantine that a turn waits for. A turn that cannot be looked up waits for none.
@@ -116,7 +114,7 @@ pub(super) async fn find_quarantine(
     daemon: &mut DaemonClient<'_>,
     turn: &TurnView,
 ) -> Result<Option<QuarantineView>, CommandFailure> {
-    match daemon.call_without_start::<_, TurnView>("turn/get", TurnRef { turn: turn.id.clone() }).await {
+    match daemon.call_without_start::<GetTurn>(TurnRef { turn: turn.id.clone() }).await {
         Ok(now) => Ok(now.quarantine),
         Err(failure) if failure.is("turn.not_found") => Ok(None),
         Err(failure) => Err(shut_down(failure)),

@@ -12,8 +12,8 @@ mod terminal;
 use std::collections::VecDeque;
 
 use lodge_proto::{
-    AgentDetail, AgentRef, AgentView, MessageList, SessionMessagesParams, SessionRef, SessionView,
-    TurnInterruptParams, TurnRef, TurnView,
+    AgentRef, AgentView, GetAgent, GetSession, GetTurn, InterruptTurn, ListMessages, SessionMessagesParams,
+    SessionRef, TurnInterruptParams, TurnRef, TurnView,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -43,7 +43,7 @@ const BEGINS: &str = "your next line starts a new session";
 pub(crate) async fn chat(context: &CommandContext, args: ChatArgs) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let given = AgentRef { agent: args.agent, request_id: None };
-    let agent = daemon.call::<_, AgentDetail>("agent/get", given).await?.agent;
+    let agent = daemon.call::<GetAgent>(given).await?.agent;
     let mut chat = Chat {
         context,
         agent: PromptedAgent {
@@ -111,8 +111,8 @@ impl Chat<'_> {
         let words = &self.context.words;
         let mut daemon = self.context.daemon().await?;
         let given = SessionRef { session: session.to_owned() };
-        let view = match daemon.call::<_, SessionView>("session/get", given).await {
-            Ok(view) => view,
+        let view = match daemon.call::<GetSession>(given).await {
+            Ok(detail) => detail.session,
             Err(failure) if failure.is("session.not_found") => {
                 words.murmur(&format!("session {session} starts with your first line"));
                 return Ok(());
@@ -128,7 +128,7 @@ impl Chat<'_> {
             limit: Some(RECALLED_MESSAGES),
             ..SessionMessagesParams::default()
         };
-        let messages: MessageList = daemon.call("session/messages", params).await?;
+        let messages = daemon.call::<ListMessages>(params).await?;
         let turns = render::counted(usize::try_from(view.turns).unwrap_or(usize::MAX), "turn");
         words.murmur(&format!("session {session}, {turns} so far"));
         for message in &messages.messages {
@@ -344,7 +344,7 @@ impl Chat<'_> {
             }
         };
         if words.json {
-            let turn: TurnView = daemon.call("turn/get", TurnRef { turn: turn.id }).await?;
+            let turn = daemon.call::<GetTurn>(TurnRef { turn: turn.id }).await?;
             words.json_line(&turn)?;
         }
         match ending {
@@ -416,7 +416,7 @@ impl Chat<'_> {
 async fn interrupt(context: &CommandContext, turn: &TurnView) -> Result<(), CommandFailure> {
     let mut daemon: DaemonClient<'_> = context.daemon().await?;
     let params = TurnInterruptParams { turn: turn.id.clone(), request_id: Some(request_id()?) };
-    match daemon.call::<_, serde_json::Value>("turn/interrupt", params).await {
+    match daemon.call::<InterruptTurn>(params).await {
         Ok(_) => Ok(()),
         // It was over before we said so.
         Err(failure) if failure.exit() == CommandExit::Refused => Ok(()),

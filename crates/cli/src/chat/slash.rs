@@ -1,6 +1,6 @@
 //! What a line of a chat means, and the commands that look around.
 
-use lodge_proto::{SessionList, SessionListParams, SessionView};
+use lodge_proto::{ListSessions, SessionListParams, SessionView};
 
 use crate::commands::CommandContext;
 use crate::failure::CommandFailure;
@@ -110,7 +110,7 @@ pub(super) async fn sessions(
         limit: Some(SESSIONS_SHOWN),
         ..SessionListParams::default()
     };
-    let page: SessionList = daemon.call("session/list", params).await?;
+    let page = daemon.call::<ListSessions>(params).await?;
     let now = now_s();
     let row = |session: &SessionView| {
         vec![

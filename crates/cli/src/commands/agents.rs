@@ -1,8 +1,8 @@
 //! `ps`, `inspect`, `start`, `stop`, `restart`, `kill`, `rm`.
 
 use lodge_proto::{
-    AgentDetail, AgentList, AgentListParams, AgentRef, AgentRemoveParams, AgentView, LimitView, LineageRef,
-    LineageView, PAGE_MAX, QuarantineView,
+    AgentDetail, AgentListParams, AgentRef, AgentRemoveParams, AgentView, GetAgent, GetLineage, KillAgent,
+    LimitView, LineageRef, LineageView, ListAgents, PAGE_MAX, QuarantineView, RemoveAgent, StartAgent,
 };
 
 use super::jobs_stop::{AgentStopKind, StopWithJobs};
@@ -24,7 +24,7 @@ pub(super) async fn list(context: &CommandContext, args: ListArgs) -> Result<(),
     let mut after = None;
     loop {
         let params = AgentListParams { all: args.all, labels: labels.clone(), after, limit: Some(PAGE_MAX) };
-        let page: AgentList = daemon.call("agent/list", params).await?;
+        let page = daemon.call::<ListAgents>(params).await?;
         agents.extend(page.agents);
         after = page.next;
         if after.is_none() {
@@ -102,7 +102,7 @@ pub(super) async fn inspect(context: &CommandContext, refs: AgentRefs) -> Result
     let mut batch = ResultList::new(&context.words, refs.agents.len());
     for agent in refs.agents {
         let params = AgentRef { agent, request_id: None };
-        match daemon.call::<_, AgentDetail>("agent/get", params).await {
+        match daemon.call::<GetAgent>(params).await {
             Ok(detail) => {
                 let asked = find_pending_lineage(&mut daemon, &detail.agent).await?;
                 batch.done(&detail, || detail_text(&detail, asked.as_ref()))?;
@@ -305,7 +305,7 @@ async fn one(
     let request_id = Some(request_id()?);
     let (view, goal): (AgentView, AgentGoal) = match verb {
         AgentAction::Start => {
-            (daemon.call("agent/start", AgentRef { agent: id, request_id }).await?, AgentGoal::Ready)
+            (daemon.call::<StartAgent>(AgentRef { agent: id, request_id }).await?, AgentGoal::Ready)
         }
         AgentAction::Restart { jobs } => (
             StopWithJobs::new(context, AgentStopKind::Restart, id, state).run(&mut daemon, jobs).await?,
@@ -316,11 +316,11 @@ async fn one(
             AgentGoal::Stopped,
         ),
         AgentAction::Kill => {
-            (daemon.call("agent/kill", AgentRef { agent: id, request_id }).await?, AgentGoal::Stopped)
+            (daemon.call::<KillAgent>(AgentRef { agent: id, request_id }).await?, AgentGoal::Stopped)
         }
         AgentAction::Remove { force } => {
             let params = AgentRemoveParams { agent: id, force, request_id };
-            (daemon.call("agent/remove", params).await?, AgentGoal::Removed)
+            (daemon.call::<RemoveAgent>(params).await?, AgentGoal::Removed)
         }
     };
     Ok((settle(&mut daemon, view, goal, &context.words).await?, work))
@@ -328,7 +328,7 @@ async fn one(
 
 async fn work_of(daemon: &mut DaemonClient<'_>, agent: &AgentView) -> Result<OpenWork, CommandFailure> {
     let given = LineageRef { lineage: agent.lineage.clone() };
-    let lineage: LineageView = daemon.call("lineage/get", given).await?;
+    let lineage = daemon.call::<GetLineage>(given).await?.lineage;
     Ok(if matches!(lineage.status.as_str(), "ended" | "reaped") { OpenWork::Over } else { OpenWork::Open })
 }
 

@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use lodge_proto::{BinBuildParams, BinDetail, BinList, BinListParams, BinProgram, BinRef, BinView, PAGE_MAX};
+use lodge_proto::{
+    BinBuildParams, BinDetail, BinListParams, BinProgram, BinRef, BinView, BuildBin, InspectBin, ListBins,
+    PAGE_MAX, RemoveBin,
+};
 
 use super::images::{names_of, remove, short};
 use super::results::ResultList;
@@ -29,7 +32,7 @@ pub(super) async fn bin(context: &CommandContext, command: BinCommand) -> Result
         BinCommand::Pull(args) => transfers::pull(context, TransferKind::Bin, args).await,
         BinCommand::Rm(refs) => {
             let params = |bin, request_id| BinRef { bin, request_id };
-            remove(context, "bin/remove", refs.bins, params).await
+            remove::<RemoveBin>(context, refs.bins, params).await
         }
     }
 }
@@ -53,7 +56,7 @@ async fn build(context: &CommandContext, args: BinBuildArgs) -> Result<(), Comma
         tags: args.tag,
         request_id: Some(request_id()?),
     };
-    let bin: BinView = context.daemon().await?.call("bin/build", params).await?;
+    let bin = context.daemon().await?.call::<BuildBin>(params).await?;
     if context.words.json {
         return context.words.json(&bin);
     }
@@ -103,7 +106,7 @@ async fn list(context: &CommandContext) -> Result<(), CommandFailure> {
     let mut bins: Vec<BinView> = Vec::new();
     let mut after = None;
     loop {
-        let page: BinList = daemon.call("bin/list", BinListParams { after, limit: Some(PAGE_MAX) }).await?;
+        let page = daemon.call::<ListBins>(BinListParams { after, limit: Some(PAGE_MAX) }).await?;
         bins.extend(page.bins);
         after = page.next;
         if after.is_none() {
@@ -147,7 +150,7 @@ async fn inspect(context: &CommandContext, bins: Vec<String>) -> Result<(), Comm
     let mut batch = ResultList::new(&context.words, bins.len());
     for bin in bins {
         let params = BinRef { bin, request_id: None };
-        match daemon.call::<_, BinDetail>("bin/inspect", params).await {
+        match daemon.call::<InspectBin>(params).await {
             Ok(detail) => batch.done(&detail, || detail_text(&detail))?,
             Err(failure) => batch.failed(failure)?,
         }

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use lodge_proto::{
-    Done, Empty, Info, Overridden, ReapParams, Reaped, ReloadParams, Reloaded, SettingChange, ShutdownParams,
-    StorageView,
+    Empty, GetInfo, Info, Overridden, ReapParams, ReapSandboxes, Reaped, ReloadParams, ReloadSettings,
+    Reloaded, SettingChange, ShutDownDaemon, ShutdownParams, StorageView,
 };
 use serde_json::Value;
 use tokio::time::timeout;
@@ -21,7 +21,7 @@ const END_MAX: Duration = Duration::from_secs(30);
 
 pub(super) async fn info(context: &CommandContext) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let info: Info = daemon.call("info", Empty {}).await?;
+    let info = daemon.call::<GetInfo>(Empty {}).await?;
     if context.words.json { context.words.json(&info) } else { put(&info_text(&info)) }
 }
 
@@ -88,7 +88,7 @@ fn value_text(value: &Value) -> String {
 
 pub(super) async fn reap(context: &CommandContext) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let reaped: Reaped = daemon.call("daemon/reap", ReapParams { request_id: Some(request_id()?) }).await?;
+    let reaped = daemon.call::<ReapSandboxes>(ReapParams { request_id: Some(request_id()?) }).await?;
     if context.words.json {
         return context.words.json(&reaped);
     }
@@ -122,8 +122,7 @@ pub(super) async fn reap(context: &CommandContext) -> Result<(), CommandFailure>
 
 pub(super) async fn reload(context: &CommandContext) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let reloaded: Reloaded =
-        daemon.call("daemon/reload", ReloadParams { request_id: Some(request_id()?) }).await?;
+    let reloaded = daemon.call::<ReloadSettings>(ReloadParams { request_id: Some(request_id()?) }).await?;
     if context.words.json {
         return context.words.json(&reloaded);
     }
@@ -163,9 +162,9 @@ pub(super) async fn shutdown(context: &CommandContext, agents: bool) -> Result<(
         }
         other => other,
     })?;
-    let info: Info = daemon.call("info", Empty {}).await?;
+    let info = daemon.call::<GetInfo>(Empty {}).await?;
     let process = daemon.process(info.pid);
-    let done: Done = daemon.call_once("daemon/shutdown", ShutdownParams { agents, request_id: None }).await?;
+    let done = daemon.call_once::<ShutDownDaemon>(ShutdownParams { agents, request_id: None }).await?;
     let asked = Instant::now();
     let is_closed = timeout(END_MAX, daemon.wait_until_closed()).await.is_ok();
     // It finishes some things after it closed the connection; its directory may be removed when this command is done.

@@ -1,6 +1,6 @@
 //! `events`: what happened, and what happens.
 
-use lodge_proto::{Event, EventKind, EventList, EventListParams, PAGE_MAX};
+use lodge_proto::{Event, EventKind, EventListParams, ListEvents, PAGE_MAX};
 use serde_json::Value;
 
 use super::CommandContext;
@@ -77,7 +77,7 @@ impl EventPrinter<'_> {
         let mut end = None;
         loop {
             let params = EventListParams { since, limit: Some(PAGE_MAX), ..self.params() };
-            let page: EventList = self.daemon.call("event/list", params).await?;
+            let page = self.daemon.call::<ListEvents>(params).await?;
             let end = *end.get_or_insert(page.head);
             for event in page.events.iter().filter(|event| event.seq <= end) {
                 self.print(event).await?;
@@ -96,7 +96,7 @@ impl EventPrinter<'_> {
         while before.is_some() && newest.len() < wanted {
             let params =
                 EventListParams { since: self.args.since, before, limit: Some(PAGE_MAX), ..self.params() };
-            let page: EventList = self.daemon.call("event/list", params).await?;
+            let page = self.daemon.call::<ListEvents>(params).await?;
             before = page.next;
             newest.extend(page.events.into_iter().rev().filter(|event| self.matches(event)));
         }

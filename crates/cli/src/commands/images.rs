@@ -1,10 +1,9 @@
 //! `image build`, `ls`, `inspect`, `tag` and `rm`.
 
 use lodge_proto::{
-    ImageBin, ImageBuildParams, ImageDetail, ImageList, ImageListParams, ImageRef, ImageRemoved,
-    ImageTagParams, ImageView, LimitsView, PAGE_MAX,
+    ApiMethod, BuildImage, ImageBin, ImageBuildParams, ImageDetail, ImageListParams, ImageRef, ImageRemoved,
+    ImageTagParams, ImageView, InspectImage, LimitsView, ListImages, PAGE_MAX, RemoveImage, TagImage,
 };
-use serde::Serialize;
 
 use super::results::ResultList;
 use super::source::{AgentSource, place};
@@ -29,7 +28,7 @@ pub(super) async fn image(context: &CommandContext, command: ImageCommand) -> Re
         ImageCommand::Pull(args) => transfers::pull(context, TransferKind::Image, args).await,
         ImageCommand::Rm(refs) => {
             let params = |image, request_id| ImageRef { image, request_id };
-            remove(context, "image/remove", refs.images, params).await
+            remove::<RemoveImage>(context, refs.images, params).await
         }
         ImageCommand::Export(args) => images_archive::export(context, args).await,
         ImageCommand::Import(args) => images_archive::import(context, args).await,
@@ -51,7 +50,7 @@ async fn build(context: &CommandContext, args: ImageBuildArgs) -> Result<(), Com
     let mut daemon = context.daemon().await?;
     // Parents and tools may have to come from registries first.
     context.set_interrupt_note("detached; the daemon continues the build".to_owned());
-    let image: ImageView = daemon.call("image/build", params).await?;
+    let image: ImageView = daemon.call::<BuildImage>(params).await?;
     if context.words.json {
         return context.words.json(&image);
     }
@@ -64,8 +63,7 @@ async fn list(context: &CommandContext) -> Result<(), CommandFailure> {
     let mut images: Vec<ImageView> = Vec::new();
     let mut after = None;
     loop {
-        let page: ImageList =
-            daemon.call("image/list", ImageListParams { after, limit: Some(PAGE_MAX) }).await?;
+        let page = daemon.call::<ListImages>(ImageListParams { after, limit: Some(PAGE_MAX) }).await?;
         images.extend(page.images);
         after = page.next;
         if after.is_none() {
@@ -117,7 +115,7 @@ async fn inspect(context: &CommandContext, images: Vec<String>) -> Result<(), Co
     let mut batch = ResultList::new(&context.words, images.len());
     for image in images {
         let params = ImageRef { image, request_id: None };
-        match daemon.call::<_, ImageDetail>("image/inspect", params).await {
+        match daemon.call::<InspectImage>(params).await {
             Ok(detail) => batch.done(&detail, || detail_text(&detail))?,
             Err(failure) => batch.failed(failure)?,
         }
@@ -229,7 +227,7 @@ fn dollars(micros: u64) -> String {
 async fn tag(context: &CommandContext, image: String, names: Vec<String>) -> Result<(), CommandFailure> {
     let told = names.join(", ");
     let params = ImageTagParams { image, tags: names, request_id: Some(request_id()?) };
-    let image: ImageView = context.daemon().await?.call("image/tag", params).await?;
+    let image = context.daemon().await?.call::<TagImage>(params).await?;
     if context.words.json {
         return context.words.json(&image);
     }
@@ -238,17 +236,16 @@ async fn tag(context: &CommandContext, image: String, names: Vec<String>) -> Res
 }
 
 /// Takes names away, or images and tools with them. `params` names one to the method.
-pub(super) async fn remove<P: Serialize>(
+pub(super) async fn remove<M: ApiMethod<Reply = ImageRemoved>>(
     context: &CommandContext,
-    method: &str,
     given: Vec<String>,
-    params: impl Fn(String, Option<String>) -> P,
+    params: impl Fn(String, Option<String>) -> M::Params,
 ) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let mut batch = ResultList::new(&context.words, given.len());
     for one in given {
         let params = params(one, Some(request_id()?));
-        match daemon.call::<_, ImageRemoved>(method, params).await {
+        match daemon.call::<M>(params).await {
             Ok(removed) => {
                 if removed.removed {
                     context.words.say(&format!("removed {}", short(&removed.digest)));

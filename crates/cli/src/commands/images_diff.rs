@@ -1,6 +1,6 @@
 //! `image diff`: what changed, permissions and tools first.
 
-use lodge_proto::{ImageChange, ImageDiff, ImageDiffParams};
+use lodge_proto::{DiffImages, ImageChange, ImageDiffParams};
 
 use super::CommandContext;
 use super::images::short;
@@ -15,7 +15,7 @@ const INLINE_CHARS_MAX: usize = 100;
 pub(super) async fn diff(context: &CommandContext, from: String, to: String) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let params = ImageDiffParams { from, to };
-    let diff: ImageDiff = daemon.call("image/diff", params).await?;
+    let diff = daemon.call::<DiffImages>(params).await?;
     if context.words.json {
         return context.words.json(&diff);
     }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use lodge_proto::{
-    JobCancelParams, JobList, JobListParams, JobRef, JobSubmitParams, JobView, JobWaitParams, PAGE_MAX,
-    base64,
+    CancelJob, GetJob, JobCancelParams, JobListParams, JobRef, JobSubmitParams, JobView, JobWaitParams,
+    ListJobs, PAGE_MAX, SubmitJob, WaitForJob, base64,
 };
 use tokio::time::Instant;
 
@@ -59,8 +59,7 @@ async fn run(context: &CommandContext, args: JobRunArgs) -> Result<(), CommandFa
         labels,
         request_id: Some(request_id()?),
     };
-    let submitted: JobView =
-        DaemonClient::ask(&context.address, &context.words, "job/submit", params).await?;
+    let submitted = DaemonClient::ask::<SubmitJob>(&context.address, &context.words, params).await?;
     let id = submitted.id.clone();
     if !args.wait {
         return if context.words.json { context.words.json(&submitted) } else { put(&format!("{id}\n")) };
@@ -148,7 +147,7 @@ pub(crate) async fn newest(
     loop {
         let missing = u32::try_from(wanted - jobs.len()).unwrap_or(u32::MAX);
         let params = JobListParams { before, limit: Some(missing.min(PAGE_MAX)), ..params.clone() };
-        let page: JobList = daemon.call_without_start("job/list", params).await?;
+        let page = daemon.call_without_start::<ListJobs>(params).await?;
         jobs.extend(page.jobs);
         before = page.next;
         if before.is_none() || jobs.len() >= wanted {
@@ -171,7 +170,7 @@ async fn inspect(context: &CommandContext, jobs: Vec<String>) -> Result<(), Comm
 
 /// A job by its id or a beginning of it.
 pub(crate) async fn one(daemon: &mut DaemonClient<'_>, given: &str) -> Result<JobView, CommandFailure> {
-    daemon.call_without_start("job/get", JobRef { job: given.to_owned() }).await
+    daemon.call_without_start::<GetJob>(JobRef { job: given.to_owned() }).await
 }
 
 async fn wait(context: &CommandContext, args: JobWaitArgs) -> Result<(), CommandFailure> {
@@ -230,7 +229,7 @@ pub(super) async fn end_of(
         let left = deadline.map_or(ASK_MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
         let timeout_ms = u64::try_from(left.min(ASK_MAX).as_millis()).ok();
         let view: JobView =
-            daemon.call_without_start("job/wait", JobWaitParams { job: id.to_owned(), timeout_ms }).await?;
+            daemon.call_without_start::<WaitForJob>(JobWaitParams { job: id.to_owned(), timeout_ms }).await?;
         if !job::is_open(&view) || left.is_zero() {
             return Ok(view);
         }
@@ -293,7 +292,7 @@ pub(crate) async fn cancel_one(
     given: &str,
 ) -> Result<JobView, CommandFailure> {
     let params = JobCancelParams { job: given.to_owned(), request_id: Some(request_id()?) };
-    daemon.call("job/cancel", params).await
+    daemon.call::<CancelJob>(params).await
 }
 
 #[cfg(test)]

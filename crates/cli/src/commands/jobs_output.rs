@@ -2,7 +2,7 @@
 //!
 //! Owns: where in a stream one is, and which stream goes where.
 
-use lodge_proto::{JobOutput, JobOutputParams, JobView, base64};
+use lodge_proto::{JobOutput, JobOutputParams, JobView, ReadJobOutput, base64};
 
 use super::{CommandContext, jobs};
 use crate::args::JobLogsArgs;
@@ -177,7 +177,7 @@ impl StreamPump<'_> {
             limit: Some(limit),
             wait_ms: (until == OutputEnd::End).then_some(WAIT_MS),
         };
-        daemon.call_without_start("job/output", params).await
+        daemon.call_without_start::<ReadJobOutput>(params).await
     }
 
     fn report_gap(&self, part: &JobOutput, asked: u64) {

@@ -1,6 +1,6 @@
 //! `stop` and `restart` of an agent that has jobs: they are cancelled, waited for, or a reason to do nothing.
 
-use lodge_proto::{AgentStopParams, AgentView, AttachState, JobListParams, JobView};
+use lodge_proto::{AgentStopParams, AgentView, AttachState, JobListParams, JobView, RestartAgent, StopAgent};
 
 use super::{CommandContext, jobs, request_id};
 use crate::args::JobsFate;
@@ -22,13 +22,6 @@ pub(super) enum AgentStopKind {
 }
 
 impl AgentStopKind {
-    fn method(self) -> &'static str {
-        match self {
-            AgentStopKind::Stop => "agent/stop",
-            AgentStopKind::Restart => "agent/restart",
-        }
-    }
-
     /// Whether it costs the job: what waits is started after a restart.
     fn touches(self, job: &JobView) -> bool {
         match self {
@@ -101,7 +94,10 @@ impl<'a> StopWithJobs<'a> {
             jobs: Some(jobs.to_owned()),
             request_id: Some(request_id()?),
         };
-        daemon.call(self.end.method(), params).await
+        match self.end {
+            AgentStopKind::Stop => daemon.call::<StopAgent>(params).await,
+            AgentStopKind::Restart => daemon.call::<RestartAgent>(params).await,
+        }
     }
 
     async fn wait(&self, daemon: &mut DaemonClient<'_>) -> Result<(), CommandFailure> {

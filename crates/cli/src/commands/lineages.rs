@@ -4,9 +4,9 @@ use std::io::Read;
 use std::path::Path;
 
 use lodge_proto::{
-    LineageDetail, LineageList, LineageListParams, LineageMessages, LineageMessagesParams, LineageRef,
-    LineageResolveParams, LineageSnapshot, LineageSnapshotParams, LineageView, PAGE_MAX, SNAPSHOT_VERSION,
-    SessionBoundary, Snapshot, TokenUsage, TurnView,
+    GetLineage, LineageDetail, LineageListParams, LineageMessagesParams, LineageRef, LineageResolveParams,
+    LineageSnapshot, LineageSnapshotParams, LineageView, ListLineageMessages, ListLineages, PAGE_MAX,
+    ResolveLineage, SNAPSHOT_VERSION, SessionBoundary, Snapshot, SnapshotLineage, TokenUsage, TurnView,
 };
 
 use super::document::SessionDocument;
@@ -87,7 +87,7 @@ async fn all(
     loop {
         let params =
             LineageListParams { agent: agent.clone(), status: status.clone(), after, limit: Some(PAGE_MAX) };
-        let page: LineageList = daemon.call("lineage/list", params).await?;
+        let page = daemon.call::<ListLineages>(params).await?;
         lineages.extend(page.lineages);
         after = page.next;
         if after.is_none() {
@@ -154,7 +154,7 @@ fn waiting_text(lineage: &LineageView) -> String {
 
 async fn show(context: &CommandContext, lineage: String) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let detail: LineageDetail = daemon.call("lineage/get", LineageRef { lineage }).await?;
+    let detail = daemon.call::<GetLineage>(LineageRef { lineage }).await?;
     if context.words.json {
         return context.words.json(&detail);
     }
@@ -213,7 +213,7 @@ async fn resolve(context: &CommandContext, args: ResolveArgs) -> Result<(), Comm
         decision: decision.to_owned(),
         request_id: Some(request_id()?),
     };
-    let view: LineageView = daemon.call("lineage/resolve", params).await?;
+    let view = daemon.call::<ResolveLineage>(params).await?;
     if context.words.json {
         return context.words.json(&view);
     }
@@ -253,7 +253,7 @@ async fn show_snapshot(context: &CommandContext, lineage: &str) -> Result<(), Co
                 after,
                 limit: Some(PAGE_MAX),
             };
-            let page: LineageMessages = daemon.call("lineage/messages", params).await?;
+            let page = daemon.call::<ListLineageMessages>(params).await?;
             document.messages(&page.messages)?;
             usage += page.usage;
             after = page.next;
@@ -272,7 +272,7 @@ async fn page_of(
     after: Option<String>,
 ) -> Result<LineageSnapshot, CommandFailure> {
     let params = LineageSnapshotParams { lineage: lineage.to_owned(), after, limit: Some(PAGE_MAX) };
-    daemon.call("lineage/snapshot", params).await
+    daemon.call::<SnapshotLineage>(params).await
 }
 
 fn show_file(context: &CommandContext, file: &Path, whole: bool) -> Result<(), CommandFailure> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lodge_proto::{AgentLogs, AgentLogsParams};
+use lodge_proto::{AgentLogsParams, ReadAgentLogs};
 use tokio::time::sleep;
 
 use super::CommandContext;
@@ -16,7 +16,7 @@ const LOOK_PAUSE: Duration = Duration::from_millis(300);
 pub(super) async fn logs(context: &CommandContext, args: LogsArgs) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let params = AgentLogsParams { agent: args.agent.clone(), lines: args.lines, after: None };
-    let mut part: AgentLogs = daemon.call("agent/logs", params).await?;
+    let mut part = daemon.call::<ReadAgentLogs>(params).await?;
     if !args.follow {
         return if context.words.json { context.words.json(&part) } else { put(&part.text) };
     }
@@ -31,7 +31,7 @@ pub(super) async fn logs(context: &CommandContext, args: LogsArgs) -> Result<(),
             sleep(LOOK_PAUSE).await;
         }
         let params = AgentLogsParams { agent: args.agent.clone(), lines: None, after: Some(part.end) };
-        part = match daemon.call_without_start("agent/logs", params).await {
+        part = match daemon.call_without_start::<ReadAgentLogs>(params).await {
             Ok(part) => part,
             // The agent was removed meanwhile: its log is at its end.
             Err(failure) if failure.is("agent.not_found") => return Ok(()),

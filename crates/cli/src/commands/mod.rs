@@ -35,7 +35,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, IsTerminal, Read};
 
 use clap::CommandFactory;
-use lodge_proto::{AgentRemoveParams, AgentView, REQUEST_BYTES_MAX};
+use lodge_proto::{AgentRemoveParams, REQUEST_BYTES_MAX, RemoveAgent};
 
 use crate::args::{AgentCommand, Cli, CliCommand};
 use crate::connect::DaemonAddress;
@@ -172,7 +172,7 @@ pub(crate) async fn interrupted(context: &CommandContext) -> CommandFailure {
 async fn remove_agent(context: &CommandContext, agent: &str) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let params = AgentRemoveParams { agent: agent.to_owned(), force: true, request_id: Some(request_id()?) };
-    daemon.call::<_, AgentView>("agent/remove", params).await.map(drop)
+    daemon.call::<RemoveAgent>(params).await.map(drop)
 }
 
 pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), CommandFailure> {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use lodge_proto::{AgentDetail, AgentRef};
+use lodge_proto::{AgentRef, GetAgent};
 
 use crate::failure::{CommandExit, CommandFailure};
 use crate::follow::DaemonClient;
@@ -32,7 +32,7 @@ impl AgentNames {
             return Ok(agent.to_owned());
         }
         let given = AgentRef { agent: agent.to_owned(), request_id: None };
-        let name = match daemon.call_without_start::<_, AgentDetail>("agent/get", given).await {
+        let name = match daemon.call_without_start::<GetAgent>(given).await {
             Ok(detail) => detail.agent.name,
             // A token that may not look does not keep anybody from seeing the rest.
             Err(failure) if failure.exit() == CommandExit::Refused => agent.to_owned(),

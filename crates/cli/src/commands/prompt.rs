@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 use std::path::Path;
 
-use lodge_proto::{TurnRef, TurnSendParams, TurnView};
+use lodge_proto::{GetTurn, SendTurn, TurnRef, TurnSendParams, TurnView};
 use serde_json::Value;
 
 use super::{CommandContext, read_stdin, request_id};
@@ -86,11 +86,11 @@ pub(super) async fn see(
     ));
     let ending = answer::follow(daemon, agent, &turn, &context.words, show).await?;
     if let (ShownSteps::Steps, TurnEnding::Done, false) = (show, &ending, context.words.json) {
-        let turn: TurnView = daemon.call("turn/get", TurnRef { turn: turn.id }).await?;
+        let turn: TurnView = daemon.call::<GetTurn>(TurnRef { turn: turn.id }).await?;
         return put(&format!("{}\n", turn.text.trim()));
     }
     if context.words.json {
-        match daemon.call::<_, TurnView>("turn/get", TurnRef { turn: turn.id }).await {
+        match daemon.call::<GetTurn>(TurnRef { turn: turn.id }).await {
             Ok(turn) => context.words.json(&turn)?,
             // A turn that was removed with its agent cannot be shown; the reason for its end is shown instead.
             Err(failure) => {
@@ -122,7 +122,7 @@ pub(crate) async fn send(
         schema: question.schema,
         request_id: Some(request_id()?),
     };
-    daemon.call("turn/send", params).await
+    daemon.call::<SendTurn>(params).await
 }
 
 pub(super) fn print_turn_id(context: &CommandContext, turn: &TurnView) -> Result<(), CommandFailure> {

@@ -3,8 +3,8 @@
 use std::io::{self, IsTerminal};
 
 use lodge_proto::{
-    Done, ProviderAddParams, ProviderList, ProviderListParams, ProviderRef, ProviderTestParams,
-    ProviderTested, ProviderView,
+    AddProvider, ListProviders, ProviderAddParams, ProviderListParams, ProviderRef, ProviderTestParams,
+    ProviderView, RemoveProvider, TestProvider,
 };
 
 use super::results::ResultList;
@@ -61,13 +61,13 @@ async fn key_from_stdin() -> Result<String, CommandFailure> {
 
 async fn add(context: &CommandContext, params: ProviderAddParams) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let added: ProviderView = daemon.call("provider/add", params).await?;
+    let added = daemon.call::<AddProvider>(params).await?;
     if context.words.json { context.words.json(&added) } else { put(&format!("{}\n", added.name)) }
 }
 
 async fn list(context: &CommandContext, reveal: bool) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let list: ProviderList = daemon.call("provider/list", ProviderListParams { reveal }).await?;
+    let list = daemon.call::<ListProviders>(ProviderListParams { reveal }).await?;
     if let Some(error) = &list.error {
         tell(&format!("warning: providers.yaml is not in effect: {error}"));
     }
@@ -101,7 +101,7 @@ async fn remove(context: &CommandContext, names: Vec<String>) -> Result<(), Comm
     let mut batch = ResultList::new(&context.words, names.len());
     for name in names {
         let params = ProviderRef { name: name.clone(), request_id: Some(request_id()?) };
-        match daemon.call::<_, Done>("provider/remove", params).await {
+        match daemon.call::<RemoveProvider>(params).await {
             Ok(_) => {
                 batch.done(&serde_json::json!({ "name": name, "removed": true }), || format!("{name}\n"))?
             }
@@ -114,7 +114,7 @@ async fn remove(context: &CommandContext, names: Vec<String>) -> Result<(), Comm
 async fn test(context: &CommandContext, name: String, model: Option<String>) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let params = ProviderTestParams { name: name.clone(), model, request_id: None };
-    let tested: ProviderTested = daemon.call("provider/test", params).await?;
+    let tested = daemon.call::<TestProvider>(params).await?;
     if context.words.json {
         return context.words.json(&tested);
     }

@@ -1,6 +1,9 @@
 //! `quarantine ls`, `retry` and `drop`.
 
-use lodge_proto::{QuarantineList, QuarantineListParams, QuarantineRef, QuarantineView};
+use lodge_proto::{
+    ApiMethod, DropQuarantined, ListQuarantine, QuarantineListParams, QuarantineRef, QuarantineView,
+    RetryQuarantined,
+};
 
 use super::names::AgentNames;
 use super::results::ResultList;
@@ -16,8 +19,8 @@ pub(super) async fn quarantine(
 ) -> Result<(), CommandFailure> {
     match command {
         QuarantineCommand::Ls => list(context).await,
-        QuarantineCommand::Retry(refs) => release(context, "quarantine/retry", refs.work).await,
-        QuarantineCommand::Drop(refs) => release(context, "quarantine/drop", refs.work).await,
+        QuarantineCommand::Retry(refs) => release::<RetryQuarantined>(context, refs.work).await,
+        QuarantineCommand::Drop(refs) => release::<DropQuarantined>(context, refs.work).await,
     }
 }
 
@@ -27,7 +30,7 @@ async fn list(context: &CommandContext) -> Result<(), CommandFailure> {
     let mut after = None;
     loop {
         let params = QuarantineListParams { after, limit: None };
-        let page: QuarantineList = daemon.call("quarantine/list", params).await?;
+        let page = daemon.call::<ListQuarantine>(params).await?;
         all.extend(page.work);
         after = page.next;
         if after.is_none() {
@@ -59,12 +62,15 @@ async fn list(context: &CommandContext) -> Result<(), CommandFailure> {
     context.put_table(&["ID", "KIND", "AGENT", "WHAT", "DEATHS", "SINCE"], &rows)
 }
 
-async fn release(context: &CommandContext, method: &str, ids: Vec<String>) -> Result<(), CommandFailure> {
+async fn release<M>(context: &CommandContext, ids: Vec<String>) -> Result<(), CommandFailure>
+where
+    M: ApiMethod<Params = QuarantineRef, Reply = QuarantineView>,
+{
     let mut daemon = context.daemon().await?;
     let mut batch = ResultList::new(&context.words, ids.len());
     for work in ids {
         let params = QuarantineRef { work, request_id: Some(request_id()?) };
-        match daemon.call::<_, QuarantineView>(method, params).await {
+        match daemon.call::<M>(params).await {
             Ok(view) => batch.done(&view, || format!("{}\n", view.id))?,
             Err(failure) => batch.failed(failure)?,
         }

@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 
-use lodge_proto::{AgentCreateParams, AgentView, Mount};
+use lodge_proto::{AgentCreateParams, AgentView, CreateAgent, Mount};
 
 use super::agents::{AgentGoal, settle};
 use super::prompt::{PromptText, ask, print_turn_id, prompt_from_stdin, send};
@@ -27,7 +27,7 @@ pub(super) async fn run(context: &CommandContext, args: RunArgs) -> Result<(), C
         pull_if_missing(context, &mut daemon, image).await.map_err(|failure| neither(image, failure))?;
         context.forget_interrupt();
     }
-    let created = daemon.call("agent/create", params).await;
+    let created = daemon.call::<CreateAgent>(params).await;
     let created = created.map_err(|failure| match &image {
         Some(image) => neither(image, failure),
         None => failure,

@@ -1,8 +1,8 @@
 //! `session`: which command is which, and `ls` and `show`.
 
 use lodge_proto::{
-    MessageList, MessageView, PAGE_MAX, QuarantineView, SessionDetail, SessionList, SessionListParams,
-    SessionMessagesParams, SessionRef, SessionView, TurnList, TurnListParams, TurnView,
+    GetSession, ListMessages, ListSessions, ListTurns, MessageView, PAGE_MAX, QuarantineView, SessionDetail,
+    SessionListParams, SessionMessagesParams, SessionRef, SessionView, TurnListParams, TurnView,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -49,7 +49,7 @@ async fn list(
     loop {
         let missing = u32::try_from(wanted - sessions.len()).unwrap_or(u32::MAX);
         let params = SessionListParams { agent: agent.clone(), after, limit: Some(missing.min(PAGE_MAX)) };
-        let page: SessionList = daemon.call("session/list", params).await?;
+        let page = daemon.call::<ListSessions>(params).await?;
         sessions.extend(page.sessions);
         after = page.next;
         if after.is_none() || sessions.len() >= wanted {
@@ -104,7 +104,7 @@ async fn show(
     all: bool,
 ) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let view: SessionDetail = daemon.call("session/get", SessionRef { session: session.clone() }).await?;
+    let view = daemon.call::<GetSession>(SessionRef { session: session.clone() }).await?;
     let (mut messages, older) = newest(&mut daemon, &session, wanted, all).await?;
     // In the order of reading: a message that waits is recorded among the answers to earlier ones.
     messages.sort_by(|a, b| (a.number, &a.turn, a.seq).cmp(&(b.number, &b.turn, b.seq)));
@@ -208,7 +208,7 @@ async fn turns(
     let mut after = None;
     loop {
         let params = TurnListParams { session: session.to_owned(), all, after, limit: Some(PAGE_MAX) };
-        let page: TurnList = daemon.call("turn/list", params).await?;
+        let page = daemon.call::<ListTurns>(params).await?;
         turns.extend(page.turns);
         after = page.next;
         if after.is_none() {
@@ -233,7 +233,7 @@ async fn newest(
         }
         let limit = Some(missing.min(PAGE_MAX));
         let params = SessionMessagesParams { session: session.to_owned(), all, before, limit };
-        let page: MessageList = daemon.call("session/messages", params).await?;
+        let page = daemon.call::<ListMessages>(params).await?;
         messages.extend(page.messages);
         before = page.next;
         if before.is_none() {

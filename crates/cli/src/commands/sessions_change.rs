@@ -1,8 +1,9 @@
 //! `session fork`, `rewind`, `regenerate`, `activate` and `rm`.
 
 use lodge_proto::{
-    SessionActivateParams, SessionDeleteParams, SessionDeleted, SessionDetail, SessionForkParams, SessionRef,
-    SessionRegenerateParams, SessionRewindParams, SessionView, TurnView,
+    ActivateBranch, DeleteSession, ForkSession, GetSession, RegenerateTurn, RewindSession,
+    SessionActivateParams, SessionDeleteParams, SessionForkParams, SessionRef, SessionRegenerateParams,
+    SessionRewindParams, SessionView,
 };
 
 use super::prompt::{print_turn_id, see};
@@ -22,7 +23,7 @@ pub(super) async fn fork(
 ) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let params = SessionForkParams { session, turn, to, request_id: Some(request_id()?) };
-    let view: SessionView = daemon.call("session/fork", params).await?;
+    let view = daemon.call::<ForkSession>(params).await?;
     if context.words.json {
         return context.words.json(&view);
     }
@@ -37,7 +38,7 @@ pub(super) async fn rewind(
 ) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let params = SessionRewindParams { session, turn, request_id: Some(request_id()?) };
-    let view: SessionView = daemon.call("session/rewind", params).await?;
+    let view: SessionView = daemon.call::<RewindSession>(params).await?;
     print_session(context, &view)?;
     if !context.words.json {
         let id = &view.id;
@@ -56,7 +57,7 @@ pub(super) async fn activate(
 ) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let params = SessionActivateParams { session, turn, request_id: Some(request_id()?) };
-    let view: SessionView = daemon.call("session/branches/activate", params).await?;
+    let view: SessionView = daemon.call::<ActivateBranch>(params).await?;
     print_session(context, &view)
 }
 
@@ -76,16 +77,16 @@ pub(super) async fn regenerate(
     detach: bool,
 ) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let view: SessionDetail = daemon.call("session/get", SessionRef { session: session.clone() }).await?;
+    let view = daemon.call::<GetSession>(SessionRef { session: session.clone() }).await?;
     let params = SessionRegenerateParams { session, turn, request_id: Some(request_id()?) };
     if detach {
-        let turn: TurnView = daemon.call("session/regenerate", params).await?;
+        let turn = daemon.call::<RegenerateTurn>(params).await?;
         return print_turn_id(context, &turn);
     }
     let agent = PromptedAgent { id: view.session.agent, name: view.session.agent_name, stays: true };
     // Attached before asking, so that the turn's first event cannot be missed.
     daemon.watch(FollowScope::Agent(agent.id.clone()), None).await?;
-    let turn: TurnView = daemon.call("session/regenerate", params).await?;
+    let turn = daemon.call::<RegenerateTurn>(params).await?;
     see(context, &mut daemon, &agent, turn, ShownSteps::All).await
 }
 
@@ -95,7 +96,7 @@ pub(super) async fn remove(context: &CommandContext, sessions: Vec<String>) -> R
     let mut batch = ResultList::new(&context.words, sessions.len());
     for session in sessions {
         let params = SessionDeleteParams { session, request_id: Some(request_id()?) };
-        match daemon.call::<_, SessionDeleted>("session/delete", params).await {
+        match daemon.call::<DeleteSession>(params).await {
             Ok(one) => {
                 if !one.deleted && !context.words.json {
                     context.words.say(&format!("there was no session {}", one.session));

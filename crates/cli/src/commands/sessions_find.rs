@@ -1,7 +1,7 @@
 //! `session search` and `session export`.
 
 use lodge_proto::{
-    PAGE_MAX, SessionExport, SessionExportParams, SessionHit, SessionHits, SessionSearchParams,
+    ExportSession, PAGE_MAX, SearchSessions, SessionExportParams, SessionHit, SessionSearchParams,
 };
 
 use super::CommandContext;
@@ -24,7 +24,7 @@ pub(super) async fn search(context: &CommandContext, args: SearchArgs) -> Result
             after,
             limit: Some(missing.min(PAGE_MAX)),
         };
-        let page: SessionHits = daemon.call("session/search", params).await?;
+        let page = daemon.call::<SearchSessions>(params).await?;
         hits.extend(page.hits);
         after = page.next;
         if after.is_none() || hits.len() >= wanted {
@@ -86,7 +86,7 @@ pub(super) async fn export(context: &CommandContext, session: String) -> Result<
     let mut after = None;
     loop {
         let params = SessionExportParams { session: session.clone(), after, limit: None };
-        let page: SessionExport = daemon.call("session/export", params).await?;
+        let page = daemon.call::<ExportSession>(params).await?;
         for line in &page.lines {
             context.words.json_line(line)?;
         }

@@ -1,6 +1,8 @@
 //! `token issue`, `ls` and `revoke`.
 
-use lodge_proto::{TokenIssueParams, TokenIssued, TokenList, TokenListParams, TokenRef, TokenView};
+use lodge_proto::{
+    IssueToken, ListTokens, RevokeToken, TokenIssueParams, TokenListParams, TokenRef, TokenView,
+};
 
 use super::names::AgentNames;
 use super::results::ResultList;
@@ -23,7 +25,7 @@ pub(super) async fn token(context: &CommandContext, command: TokenCommand) -> Re
 
 async fn issue(context: &CommandContext, params: TokenIssueParams) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let issued: TokenIssued = daemon.call("token/issue", params).await?;
+    let issued = daemon.call::<IssueToken>(params).await?;
     if context.words.json {
         return context.words.json(&issued);
     }
@@ -38,7 +40,7 @@ async fn list(context: &CommandContext, all: bool) -> Result<(), CommandFailure>
     let mut after = None;
     loop {
         let params = TokenListParams { all, after, limit: None };
-        let page: TokenList = daemon.call("token/list", params).await?;
+        let page = daemon.call::<ListTokens>(params).await?;
         tokens.extend(page.tokens);
         after = page.next;
         if after.is_none() {
@@ -76,7 +78,7 @@ async fn revoke(context: &CommandContext, ids: Vec<String>) -> Result<(), Comman
     let mut batch = ResultList::new(&context.words, ids.len());
     for token in ids {
         let params = TokenRef { token, request_id: Some(request_id()?) };
-        match daemon.call::<_, TokenView>("token/revoke", params).await {
+        match daemon.call::<RevokeToken>(params).await {
             Ok(view) => batch.done(&view, || format!("{}\n", view.id))?,
             Err(failure) => batch.failed(failure)?,
         }

@@ -1,8 +1,8 @@
 //! Between here and registries: `push` and `pull` of images and of tools, and a pull before an agent is made.
 
 use lodge_proto::{
-    BinPullParams, BinPushParams, BinView, ImageDetail, ImagePullParams, ImagePushParams, ImagePushed,
-    ImageRef, ImageView,
+    BinPullParams, BinPushParams, ImagePullParams, ImagePushParams, ImagePushed, ImageRef, ImageView,
+    InspectImage, PullBin, PullImage, PushBin, PushImage,
 };
 
 use super::bins::warn_other_platform;
@@ -43,11 +43,11 @@ pub(super) async fn push(
     let pushed: ImagePushed = match kind {
         TransferKind::Image => {
             let params = ImagePushParams { image: from, to, request_id };
-            daemon.transfer("image/push", params, &meter).await?
+            daemon.transfer::<PushImage>(params, &meter).await?
         }
         TransferKind::Bin => {
             let params = BinPushParams { bin: from, to, request_id };
-            daemon.transfer("bin/push", params, &meter).await?
+            daemon.transfer::<PushBin>(params, &meter).await?
         }
     };
     if context.words.json {
@@ -79,7 +79,7 @@ pub(super) async fn pull(
         TransferKind::Bin => {
             let meter = begin_pull(context, kind, &reference);
             let params = BinPullParams { bin: reference.clone(), tags: tag, request_id: Some(request_id()?) };
-            let bin: BinView = daemon.transfer("bin/pull", params, &meter).await?;
+            let bin = daemon.transfer::<PullBin>(params, &meter).await?;
             if context.words.json {
                 return context.words.json(&bin);
             }
@@ -98,7 +98,7 @@ async fn pull_image(
 ) -> Result<ImageView, CommandFailure> {
     let meter = begin_pull(context, TransferKind::Image, reference);
     let params = ImagePullParams { image: reference.to_owned(), tags, request_id: Some(request_id()?) };
-    let image = daemon.transfer("image/pull", params, &meter).await?;
+    let image = daemon.transfer::<PullImage>(params, &meter).await?;
     if !context.words.json {
         context.words.say(&meter.pulled(reference));
     }
@@ -125,7 +125,7 @@ pub(super) async fn pull_if_missing(
         return Ok(());
     }
     let params = ImageRef { image: reference.to_owned(), request_id: None };
-    match daemon.call::<_, ImageDetail>("image/inspect", params).await {
+    match daemon.call::<InspectImage>(params).await {
         Ok(detail) if detail.image.complete => return Ok(()),
         Ok(_) => {}
         Err(failure) if failure.is("image.not_found") => {}

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lodge_proto::{AgentUpdateParams, AgentUpdated};
+use lodge_proto::{AgentUpdateParams, AgentUpdated, UpdateAgent};
 
 use super::agents::{AgentGoal, settle};
 use super::run::mount_of;
@@ -28,7 +28,7 @@ pub(super) async fn update(context: &CommandContext, args: UpdateArgs) -> Result
         pull_if_missing(context, &mut daemon, image).await.map_err(|failure| neither(image, failure))?;
         context.forget_interrupt();
     }
-    let updated = daemon.call("agent/update", params).await;
+    let updated = daemon.call::<UpdateAgent>(params).await;
     let mut updated: AgentUpdated = match image {
         Some(image) => updated.map_err(|failure| neither(&image, failure))?,
         None => updated?,

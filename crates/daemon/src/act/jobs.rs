@@ -20,6 +20,7 @@ use crate::crash;
 use crate::jobs::{self, Layout, Whose};
 use crate::limits;
 use crate::shell::Shell;
+use crate::tasks::TaskKind;
 use crate::view;
 use lodge_engine::jobs::{JobEffect, JobEnd, JobSeen, JobWish};
 use lodge_engine::{Ask, ExecHow, Seen};
@@ -43,7 +44,7 @@ pub(super) fn act(shell: &Arc<Shell>, agent: &AgentId, what: JobEffect) {
         JobEffect::Archive { job } => shell.jobs.archive(&job),
         JobEffect::Read { asked, session, wish } => {
             let (teller, whose) = (shell.clone(), Whose { agent: agent.clone(), session });
-            shell.spawn(async move {
+            shell.spawn(TaskKind::JobRead, async move {
                 let answer = jobs::answer(teller.clone(), whose, wish).await;
                 teller.tell(Seen::Job(JobSeen::Read { asked, answer })).await;
             });

@@ -29,6 +29,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::shell::Shell;
+use crate::tasks::TaskKind;
 use lodge_engine::jobs::JobEffect;
 use lodge_engine::{AgentSeen, Effect, ModelEffect, PullEffect, SandboxEffect, Seen, Timer};
 
@@ -87,7 +88,7 @@ pub fn act(shell: &Arc<Shell>, effect: Effect) {
             let token = CancellationToken::new();
             let turn = order.turn.clone();
             shell.actors.models.lock().unwrap_or_else(PoisonError::into_inner).insert(turn, token.clone());
-            shell.spawn(model::call(shell.clone(), *order, token));
+            shell.spawn(TaskKind::ModelCall, model::call(shell.clone(), *order, token));
         }
         Effect::Model(ModelEffect::Cancel { turn }) => {
             if let Some(token) =
@@ -109,11 +110,15 @@ pub fn act(shell: &Arc<Shell>, effect: Effect) {
 /// Says something after a pause, unless the daemon ends before: the next one starts its own.
 fn start_timer(shell: &Arc<Shell>, timer: Timer) {
     let teller = shell.clone();
-    let (delay_ms, due) = match timer {
-        Timer::Revival { agent, run, delay_ms } => (delay_ms, AgentSeen::RevivalDue { agent, run }),
-        Timer::Retry { agent, run, delay_ms } => (delay_ms, AgentSeen::RetryDue { agent, run }),
+    let (task, delay_ms, due) = match timer {
+        Timer::Revival { agent, run, delay_ms } => {
+            (TaskKind::RevivalPause, delay_ms, AgentSeen::RevivalDue { agent, run })
+        }
+        Timer::Retry { agent, run, delay_ms } => {
+            (TaskKind::RetryPause, delay_ms, AgentSeen::RetryDue { agent, run })
+        }
     };
-    shell.spawn(async move {
+    shell.spawn(task, async move {
         tokio::time::sleep(std::time::Duration::from_millis(delay_ms)).await;
         teller.tell(Seen::Agent(due)).await;
     });
@@ -137,7 +142,7 @@ fn task_of(shell: &Arc<Shell>, agent: &AgentId) -> mpsc::Sender<Box<Order>> {
     let mut agents = shell.actors.agents.lock().unwrap_or_else(PoisonError::into_inner);
     let task = agents.entry(agent.clone()).or_insert_with(|| {
         let (sender, orders) = mpsc::channel(EFFECTS_MAX);
-        shell.spawn(actor::run(shell.clone(), agent.clone(), orders));
+        shell.spawn(TaskKind::Agent, actor::run(shell.clone(), agent.clone(), orders));
         sender
     });
     task.clone()

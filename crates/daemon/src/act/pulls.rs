@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::crash;
 use crate::images::Ready;
 use crate::shell::Shell;
+use crate::tasks::TaskKind;
 use lodge_engine::{Again, PullSeen, Seen};
 
 /// What is pulled for an agent.
@@ -32,7 +33,7 @@ pub(super) fn begin(shell: &Arc<Shell>, row: AgentRow, ask: u64) {
         before.given_up.cancel();
     }
     let puller = shell.clone();
-    shell.spawn(async move {
+    shell.spawn(TaskKind::ImagePull, async move {
         tokio::select! {
             // Dropping the rest breaks the transfer off, unless others wait for it.
             () = given_up.cancelled() => {}
@@ -107,7 +108,7 @@ pub(super) fn drop_pull(shell: &Arc<Shell>, agent: &AgentId) {
 
 /// Removes contents that no image has.
 pub(super) fn collect(shell: &Arc<Shell>) {
-    shell.spawn(shell.images.clone().collect());
+    shell.spawn(TaskKind::ImageCollection, shell.images.clone().collect());
 }
 
 fn pulls(shell: &Shell) -> std::sync::MutexGuard<'_, std::collections::HashMap<AgentId, Pull>> {

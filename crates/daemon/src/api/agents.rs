@@ -30,22 +30,22 @@ pub(super) async fn call(
     watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     match method {
-        "agent/create" => create::create(shell, key, params(method, given)?, watch).await,
-        "agent/list" => {
-            let (who, given) = (who.clone(), params(method, given)?);
+        CreateAgent::NAME => create::create(shell, key, params::<CreateAgent>(given)?, watch).await,
+        ListAgents::NAME => {
+            let (who, given) = (who.clone(), params::<ListAgents>(given)?);
             shell.read(move |at| agent_list(at, &who, &given)).await
         }
-        "agent/get" => {
-            let given = params(method, given)?;
+        GetAgent::NAME => {
+            let given = params::<GetAgent>(given)?;
             shell.read_few(move |at| agent_get(at, &given)).await
         }
-        "agent/start" => {
-            let given: AgentRef = params(method, given)?;
+        StartAgent::NAME => {
+            let given = params::<StartAgent>(given)?;
             let id = agent_id(shell, given.agent).await?;
             shell.ask(key, Command::Agent(AgentCommand::Start { id })).await
         }
-        "agent/restart" => {
-            let given: AgentStopParams = params(method, given)?;
+        RestartAgent::NAME => {
+            let given = params::<RestartAgent>(given)?;
             let id = agent_id(shell, given.agent).await?;
             shell
                 .ask(
@@ -54,9 +54,9 @@ pub(super) async fn call(
                 )
                 .await
         }
-        "agent/update" => update::update(shell, key, params(method, given)?, watch).await,
-        "agent/stop" => {
-            let given: AgentStopParams = params(method, given)?;
+        UpdateAgent::NAME => update::update(shell, key, params::<UpdateAgent>(given)?, watch).await,
+        StopAgent::NAME => {
+            let given = params::<StopAgent>(given)?;
             let id = agent_id(shell, given.agent).await?;
             shell
                 .ask(
@@ -65,18 +65,18 @@ pub(super) async fn call(
                 )
                 .await
         }
-        "agent/kill" => {
-            let given: AgentRef = params(method, given)?;
+        KillAgent::NAME => {
+            let given = params::<KillAgent>(given)?;
             let id = agent_id(shell, given.agent).await?;
             shell.ask(key, Command::Agent(AgentCommand::Kill { id })).await
         }
-        "agent/remove" => {
-            let given: AgentRemoveParams = params(method, given)?;
+        RemoveAgent::NAME => {
+            let given = params::<RemoveAgent>(given)?;
             let id = agent_id(shell, given.agent).await?;
             shell.ask(key, Command::Agent(AgentCommand::Remove { id, force: given.force })).await
         }
-        "agent/logs" => {
-            let given = params(method, given)?;
+        ReadAgentLogs::NAME => {
+            let given = params::<ReadAgentLogs>(given)?;
             shell.read(move |at| agent_logs(at, &given)).await
         }
         _other => Err(no_method(method)),

@@ -20,7 +20,7 @@ use futures_util::StreamExt;
 use lodge_core::record::{ImageContents, ImageState};
 use lodge_image::Pins;
 use lodge_image::oci::{Descriptor, StreamError, read_archive, write_archive};
-use lodge_proto::{ErrorBody, ImagesImported};
+use lodge_proto::{ApiMethod, ErrorBody, ImagesImported, InspectImage, PullImage};
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
@@ -34,6 +34,7 @@ use crate::crash;
 use crate::images::errors;
 use crate::shell::{Shell, shutting_down};
 use crate::suspects::carry;
+use crate::tasks::TaskKind;
 use crate::view::no_image;
 use lodge_engine::{Command, ImageCommand, NewImage};
 
@@ -56,7 +57,7 @@ async fn export_of(
     who: Who,
     asked: Result<Query<Vec<(String, String)>>, QueryRejection>,
 ) -> Result<HttpResponse, ErrorBody> {
-    rights::admit(&who, "image/inspect")?;
+    rights::admit(&who, InspectImage::NAME)?;
     let invalid = |what: String| {
         ErrorBody::new("params.invalid", what).hint("name each image with `image=`, once or more often")
     };
@@ -178,7 +179,7 @@ async fn import_of(
     headers: &HeaderMap,
     body: Body,
 ) -> Result<ImagesImported, ErrorBody> {
-    rights::admit(&who, "image/pull")?;
+    rights::admit(&who, PullImage::NAME)?;
     let allowed = Allowed::read(asked)?;
     let shell = &api.shell;
     shell.room.admit(crate::room::Needs::Room, crate::shell::now())?;
@@ -230,7 +231,7 @@ async fn import_of(
         };
         if imported.is_err() {
             // Whatever came of it belongs to nobody.
-            begun.spawn(begun.images.clone().collect());
+            begun.spawn(TaskKind::ImageCollection, begun.images.clone().collect());
         }
         imported
     })

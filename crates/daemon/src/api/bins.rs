@@ -8,7 +8,10 @@ use std::sync::Arc;
 use lodge_core::record::ImageKind;
 use lodge_image::oci::{BadImage, NewBin, pack_bin};
 use lodge_image::registry::TransferWatch;
-use lodge_proto::{BinBuildParams, BinList, BinListParams, BinPullParams, BinPushParams, BinRef, ErrorBody};
+use lodge_proto::{
+    ApiMethod, BinBuildParams, BinList, BinListParams, BinPullParams, BinPushParams, BinRef, BuildBin,
+    ErrorBody, InspectBin, ListBins, PullBin, PushBin, RemoveBin,
+};
 use serde_json::Value;
 
 use self::programs::programs;
@@ -29,28 +32,28 @@ pub(super) async fn call(
     watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     match method {
-        "bin/build" => {
-            let given = params(method, given)?;
+        BuildBin::NAME => {
+            let given = params::<BuildBin>(given)?;
             ask_prepared(shell, key, move |shell| build(shell, given)).await
         }
-        "bin/list" => {
-            let given = params(method, given)?;
+        ListBins::NAME => {
+            let given = params::<ListBins>(given)?;
             shell.read(move |at| list(at, &given)).await
         }
-        "bin/inspect" => {
-            let given = params(method, given)?;
+        InspectBin::NAME => {
+            let given = params::<InspectBin>(given)?;
             shell.read(move |at| inspect(at, &given)).await
         }
-        "bin/pull" => {
-            let BinPullParams { bin, tags, .. } = params(method, given)?;
+        PullBin::NAME => {
+            let BinPullParams { bin, tags, .. } = params::<PullBin>(given)?;
             pull(shell, key, ImageKind::Bin, bin, tags, watch).await
         }
-        "bin/push" => {
-            let BinPushParams { bin, to, .. } = params(method, given)?;
+        PushBin::NAME => {
+            let BinPushParams { bin, to, .. } = params::<PushBin>(given)?;
             push(shell, key, ImageKind::Bin, bin, to, watch).await
         }
-        "bin/remove" => {
-            let given: BinRef = params(method, given)?;
+        RemoveBin::NAME => {
+            let given = params::<RemoveBin>(given)?;
             remove(shell, key, ImageKind::Bin, given.bin).await
         }
         _other => Err(no_method(method)),

@@ -14,20 +14,20 @@ use lodge_engine::{AgentCommand, Command, RequestKey, RunningJobs};
 
 pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     match method {
-        "info" => {
-            let Empty {} = params(method, given)?;
+        GetInfo::NAME => {
+            let Empty {} = params::<GetInfo>(given)?;
             info(shell).await
         }
-        "rpc/discover" => {
-            let Empty {} = params(method, given)?;
+        DiscoverApi::NAME => {
+            let Empty {} = params::<DiscoverApi>(given)?;
             Ok(view::json(&discover(env!("CARGO_PKG_VERSION"))))
         }
-        "daemon/reload" => {
-            let ReloadParams { .. } = params(method, given)?;
+        ReloadSettings::NAME => {
+            let ReloadParams { .. } = params::<ReloadSettings>(given)?;
             reload(shell, key).await
         }
-        "daemon/reap" => reap(shell, key, &params(method, given)?).await,
-        "daemon/shutdown" => shutdown(shell, key, &params(method, given)?).await,
+        ReapSandboxes::NAME => reap(shell, key, &params::<ReapSandboxes>(given)?).await,
+        ShutDownDaemon::NAME => shutdown(shell, key, &params::<ShutDownDaemon>(given)?).await,
         _other => Err(no_method(method)),
     }
 }

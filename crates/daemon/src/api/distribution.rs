@@ -24,7 +24,7 @@ use lodge_core::record::ImageState;
 use lodge_image::agentfile::shown;
 use lodge_image::oci::{MANIFEST_MAX, ManifestDocument};
 use lodge_image::{BlobError, Digest, Hasher, TaggedName};
-use lodge_proto::{ErrorBody, base64};
+use lodge_proto::{ApiMethod, ErrorBody, InspectImage, base64};
 use lodge_store::{ReadError, StoreSnapshot};
 use serde_json::json;
 
@@ -39,7 +39,7 @@ use crate::auth::rights;
 use crate::shell::Shell;
 
 /// What may be read with this may be read here, and nothing else.
-const RIGHT: &str = "image/inspect";
+const RIGHT: &str = InspectImage::NAME;
 /// Bytes of a blob that are in memory for one client.
 const PIECE: usize = 128 * 1024;
 /// A blob up to this size is checked before anything of it is sent, so that what is wrong with it can be told. It is more

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lodge_core::record::EventRow;
-use lodge_proto::{ErrorBody, Event, EventList, EventListParams};
+use lodge_proto::{ApiMethod, ErrorBody, Event, EventList, EventListParams, ListEvents};
 use lodge_store::PAGE_BYTES_MAX;
 use serde_json::Value;
 
@@ -17,9 +17,9 @@ use crate::view;
 
 pub(super) async fn call(shell: &Arc<Shell>, who: &Who, method: &str, given: Value) -> Answer {
     match method {
-        "event/list" => {
+        ListEvents::NAME => {
             shell.hub.caught_up(&shell.reader).await.map_err(internal)?;
-            let (who, given) = (who.clone(), params(method, given)?);
+            let (who, given) = (who.clone(), params::<ListEvents>(given)?);
             shell.read(move |at| list(at, &who, &given)).await
         }
         _other => Err(no_method(method)),

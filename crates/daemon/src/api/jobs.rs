@@ -11,7 +11,8 @@ use lodge_core::job::JobState;
 use lodge_core::limits::JOB_LABELS_MAX;
 use lodge_core::{AgentId, JobId};
 use lodge_proto::{
-    ErrorBody, JobCancelParams, JobList, JobListParams, JobRef, JobSubmitParams, JobView, JobWaitParams,
+    ApiMethod, CancelJob, ErrorBody, GetJob, JobList, JobListParams, JobView, JobWaitParams, ListJobs,
+    ReadJobOutput, SubmitJob, WaitForJob,
 };
 use lodge_store::{JobFilter, JobSummary};
 use serde_json::Value;
@@ -38,28 +39,28 @@ pub(super) async fn call(
     given: Value,
 ) -> Answer {
     match method {
-        "job/submit" => {
-            let given: JobSubmitParams = params(method, given)?;
+        SubmitJob::NAME => {
+            let given = params::<SubmitJob>(given)?;
             let who = who.clone();
             let new = shell.read_few(move |at| submit::read(at, &who, given)).await?;
             shell.ask(key, Command::Job(JobCommand::Submit(Box::new(new)))).await
         }
-        "job/list" => {
-            let given = params(method, given)?;
+        ListJobs::NAME => {
+            let given = params::<ListJobs>(given)?;
             shell.read(move |at| list(at, &given)).await
         }
-        "job/get" => {
-            let given: JobRef = params(method, given)?;
+        GetJob::NAME => {
+            let given = params::<GetJob>(given)?;
             shell.read_few(move |at| Ok(shown(at, &one(at, &find(at, &given.job, None)?)?))).await
         }
-        "job/wait" => wait(shell, who, params(method, given)?).await,
-        "job/cancel" => {
-            let given: JobCancelParams = params(method, given)?;
+        WaitForJob::NAME => wait(shell, who, params::<WaitForJob>(given)?).await,
+        CancelJob::NAME => {
+            let given = params::<CancelJob>(given)?;
             let id = job_id(shell, given.job).await?;
             let answer = shell.ask(key, Command::Job(JobCommand::Cancel { id })).await?;
             cancelled(shell, answer).await
         }
-        "job/output" => output::output(shell, who, params(method, given)?).await,
+        ReadJobOutput::NAME => output::output(shell, who, params::<ReadJobOutput>(given)?).await,
         _other => Err(no_method(method)),
     }
 }
@@ -114,7 +115,7 @@ async fn wait(shell: &Arc<Shell>, who: &Who, given: JobWaitParams) -> Answer {
     let within = Duration::from_millis(given.timeout_ms.unwrap_or(WAIT_DEFAULT_MS).min(WAIT_MAX_MS));
     tokio::select! {
         over = until_over(shell, &id, within) => Ok(shown(shell, &over?)),
-        _ = who.over() => Err(refused(who, "job/wait")),
+        _ = who.over() => Err(refused(who, WaitForJob::NAME)),
     }
 }
 

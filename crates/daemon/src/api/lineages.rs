@@ -6,7 +6,8 @@ use lodge_core::LineageId;
 use lodge_core::event::EventKind;
 use lodge_core::lineage::{LineageState, Policy};
 use lodge_proto::{
-    ErrorBody, LineageDetail, LineageList, LineageListParams, LineageRef, LineageResolveParams, LineageView,
+    ApiMethod, ErrorBody, GetLineage, LineageDetail, LineageList, LineageListParams, LineageRef,
+    LineageResolveParams, LineageView, ListLineageMessages, ListLineages, ResolveLineage, SnapshotLineage,
 };
 use lodge_store::{LineageFilter, LineageSummary};
 use serde_json::Value;
@@ -35,21 +36,21 @@ const STATES: [LineageState; 5] = [
 
 pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     match method {
-        "lineage/list" => {
-            let given = params(method, given)?;
+        ListLineages::NAME => {
+            let given = params::<ListLineages>(given)?;
             shell.read(move |at| list(at, &given)).await
         }
-        "lineage/get" => {
-            let given = params(method, given)?;
+        GetLineage::NAME => {
+            let given = params::<GetLineage>(given)?;
             shell.read(move |at| get(at, &given)).await
         }
-        "lineage/resolve" => resolve(shell, key, params(method, given)?).await,
-        "lineage/snapshot" => {
-            let given = params(method, given)?;
+        ResolveLineage::NAME => resolve(shell, key, params::<ResolveLineage>(given)?).await,
+        SnapshotLineage::NAME => {
+            let given = params::<SnapshotLineage>(given)?;
             shell.read(move |at| snapshots::snapshot(at, &given)).await
         }
-        "lineage/messages" => {
-            let given = params(method, given)?;
+        ListLineageMessages::NAME => {
+            let given = params::<ListLineageMessages>(given)?;
             shell.read(move |at| snapshots::messages(at, &given)).await
         }
         _other => Err(no_method(method)),

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use lodge_core::{AgentId, SessionId, TurnId};
 use lodge_image::Pins;
 use lodge_image::registry::TransferWatch;
-use lodge_proto::{ErrorBody, PAGE_MAX};
+use lodge_proto::{
+    ApiMethod, CancelJob, ErrorBody, IssueToken, KillAgent, PAGE_MAX, RemoveAgent, RevokeToken, StopAgent,
+};
 use lodge_store::{AgentFound, AgentSummary, StoreSnapshot};
 use serde_json::Value;
 
@@ -18,6 +20,7 @@ use crate::read_view::ReadView;
 pub(super) use crate::read_view::unread as internal;
 use crate::shell::{Shell, shutting_down};
 use crate::suspects::{carry, follow};
+use crate::tasks::TaskKind;
 use crate::view;
 use lodge_engine::{Command, Refusal, RequestKey};
 
@@ -53,11 +56,11 @@ async fn dispatch(
     if let Some(answer) = known {
         return match method {
             // What was decided may not have come about yet.
-            "agent/stop" | "agent/kill" | "agent/remove" | "token/revoke" => {
+            StopAgent::NAME | KillAgent::NAME | RemoveAgent::NAME | RevokeToken::NAME => {
                 shell.ask(key, again(&answer)).await
             }
-            "token/issue" => tokens::issued(api, shell.ask(key, again(&answer)).await?).await,
-            "job/cancel" => jobs::cancelled(shell, answer).await,
+            IssueToken::NAME => tokens::issued(api, shell.ask(key, again(&answer)).await?).await,
+            CancelJob::NAME => jobs::cancelled(shell, answer).await,
             _ => Ok(answer),
         };
     }
@@ -191,7 +194,7 @@ pub(super) async fn record(shell: &Shell, key: Option<RequestKey>, prepared: Pre
     drop(prepared.pins);
     if left {
         // Whatever was made or brought for it belongs to nobody, and may be what fills the disk.
-        shell.spawn(shell.images.clone().collect());
+        shell.spawn(TaskKind::ImageCollection, shell.images.clone().collect());
     }
     answer
 }
@@ -203,7 +206,7 @@ pub(super) async fn detached<T: Send + 'static>(
 ) -> Result<T, ErrorBody> {
     let (done, heard) = tokio::sync::oneshot::channel();
     let work = follow(work);
-    shell.spawn(async move {
+    shell.spawn(TaskKind::Change, async move {
         // Nobody may be there to hear it.
         drop(done.send(work.await));
     });

@@ -36,7 +36,7 @@ pub use listen::{ListenError, bind, bind_tcp};
 pub use reload::reload;
 
 use axum::body::Bytes;
-use lodge_proto::{ErrorBody, METHODS, Request};
+use lodge_proto::{ApiMethod, ErrorBody, METHODS, MethodDoc, Request};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -92,7 +92,7 @@ fn envelope(value: Value) -> Result<Request, (Value, ErrorBody)> {
     if request.params.is_null() {
         request.params = Value::Object(serde_json::Map::new());
     }
-    if !METHODS.iter().any(|doc| doc.name == request.method) {
+    if MethodDoc::named(&request.method).is_none() {
         let hint = match nearest(&request.method) {
             Some(near) => format!("did you mean `{near}`? `rpc/discover` lists all methods"),
             None => "`rpc/discover` lists all methods".to_owned(),
@@ -113,9 +113,9 @@ fn nearest(given: &str) -> Option<&'static str> {
 }
 
 /// The parameters of a method, or what is wrong with them.
-fn params<P: serde::de::DeserializeOwned>(method: &str, value: Value) -> Result<P, ErrorBody> {
+fn params<M: ApiMethod>(value: Value) -> Result<M::Params, ErrorBody> {
     serde_json::from_value(value).map_err(|error| {
-        ErrorBody::new("params.invalid", format!("the parameters do not fit `{method}`"))
+        ErrorBody::new("params.invalid", format!("the parameters do not fit `{}`", M::NAME))
             .because(error.to_string())
             .hint("`rpc/discover` has the schema of every method")
     })

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use lodge_model::{NewProvider, ProviderKind, Secret};
 use lodge_proto::{
-    Done, ErrorBody, ProviderAddParams, ProviderList, ProviderListParams, ProviderRef, ProviderTestParams,
-    ProviderTested, ProviderView,
+    AddProvider, ApiMethod, Done, ErrorBody, ListProviders, ProviderAddParams, ProviderList,
+    ProviderListParams, ProviderRef, ProviderTestParams, ProviderTested, ProviderView, RemoveProvider,
+    TestProvider,
 };
 use serde_json::Value;
 
@@ -26,16 +27,16 @@ pub(super) async fn call(
     key: Option<RequestKey>,
 ) -> Answer {
     match method {
-        "provider/add" => {
-            let new: ProviderAddParams = params(method, given.clone())?;
+        AddProvider::NAME => {
+            let new = params::<AddProvider>(given.clone())?;
             once(shell, who, method, &given, key, provider_add(shell, new)).await
         }
-        "provider/list" => provider_list(shell, &params(method, given)?),
-        "provider/remove" => {
-            let named: ProviderRef = params(method, given.clone())?;
+        ListProviders::NAME => provider_list(shell, &params::<ListProviders>(given)?),
+        RemoveProvider::NAME => {
+            let named = params::<RemoveProvider>(given.clone())?;
             once(shell, who, method, &given, key, provider_remove(shell, named)).await
         }
-        "provider/test" => provider_test(shell, &params(method, given)?).await,
+        TestProvider::NAME => provider_test(shell, &params::<TestProvider>(given)?).await,
         other => Err(ErrorBody::new("method.not_found", format!("there is no method `{other}`"))),
     }
 }

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use lodge_core::WorkId;
 use lodge_core::quarantine::{QuarantineRow, WorkKind};
-use lodge_proto::{ErrorBody, QuarantineList, QuarantineListParams, QuarantineRef, QuarantineView};
+use lodge_proto::{
+    ApiMethod, DropQuarantined, ErrorBody, ListQuarantine, QuarantineList, QuarantineListParams,
+    QuarantineRef, QuarantineView, RetryQuarantined,
+};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -20,15 +23,15 @@ use lodge_engine::{Command, Release, RequestKey, WorkRefusal};
 
 pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     let how = match method {
-        "quarantine/list" => {
-            let given = params(method, given)?;
+        ListQuarantine::NAME => {
+            let given = params::<ListQuarantine>(given)?;
             return shell.read(move |at| list(at, &given)).await;
         }
-        "quarantine/retry" => Release::Retry,
-        "quarantine/drop" => Release::Drop,
+        RetryQuarantined::NAME => Release::Retry,
+        DropQuarantined::NAME => Release::Drop,
         _other => return Err(no_method(method)),
     };
-    let QuarantineRef { work, .. } = params(method, given)?;
+    let QuarantineRef { work, .. } = params::<DropQuarantined>(given)?;
     let id = shell.read(move |at| find(at, &work)).await?;
     shell.ask(key, Command::ReleaseWork { id, how }).await
 }

@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 use super::methods::{Answer, answered};
 use crate::config::Reread;
 use crate::shell::{Shell, shutting_down};
+use crate::tasks::TaskKind;
 use crate::tls::Certificate;
 use crate::view;
 use lodge_engine::{Command, RequestKey, Seen};
@@ -19,7 +20,7 @@ use lodge_engine::{Command, RequestKey, Seen};
 pub async fn reload(shell: &Arc<Shell>, key: Option<RequestKey>) -> Answer {
     let (told, answer) = oneshot::channel();
     let worker = shell.clone();
-    shell.spawn(async move { drop(told.send(reload_whole(&worker, key).await)) });
+    shell.spawn(TaskKind::Reload, async move { drop(told.send(reload_whole(&worker, key).await)) });
     answer.await.unwrap_or_else(|_| Err(shutting_down()))
 }
 

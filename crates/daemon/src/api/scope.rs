@@ -1,13 +1,13 @@
 //! What a token of an agent reaches: that agent and what belongs to it. Everything else looks as if it were not there.
 
 use lodge_core::{AgentId, SessionId, TurnId};
-use lodge_proto::{AttachParams, ErrorBody};
+use lodge_proto::{ApiMethod, AttachClient, AttachParams, ErrorBody, TokenReach};
 use serde_json::Value;
 
 use super::jobs;
 use super::methods::{self, internal};
 use crate::auth::Who;
-use crate::auth::rights::{self, Reach};
+use crate::auth::rights;
 use crate::hub::Filter;
 use crate::read_view::ReadView;
 
@@ -20,21 +20,21 @@ pub(super) fn narrow(
 ) -> Result<Value, ErrorBody> {
     let (Some(reach), Some(own)) = (rights::admit(who, method)?, who.agent()) else { return Ok(given) };
     match reach {
-        Reach::Nobodys => {}
-        Reach::Agent => fill_in(at, own, &mut given)?,
-        Reach::AgentAndSession => {
+        TokenReach::Nobodys => {}
+        TokenReach::Agent => fill_in(at, own, &mut given)?,
+        TokenReach::AgentAndSession => {
             fill_in(at, own, &mut given)?;
             name_session(at, own, &mut given)?;
         }
-        Reach::Session => {
+        TokenReach::Session => {
             let named = given.get("session").and_then(Value::as_str).map(str::to_owned);
             name_session(at, own, &mut given)?;
             if let Some(named) = named {
                 known_session(at, &named, given.get("session").and_then(Value::as_str))?;
             }
         }
-        Reach::Turn => own_turn(at, own, given.get("turn").and_then(Value::as_str))?,
-        Reach::Job => own_job(at, own, &mut given)?,
+        TokenReach::Turn => own_turn(at, own, given.get("turn").and_then(Value::as_str))?,
+        TokenReach::Job => own_job(at, own, &mut given)?,
     }
     Ok(given)
 }
@@ -45,7 +45,7 @@ pub(super) fn attach(
     who: &Who,
     mut given: AttachParams,
 ) -> Result<AttachParams, ErrorBody> {
-    rights::admit(who, "client/attach")?;
+    rights::admit(who, AttachClient::NAME)?;
     let Some(own) = who.agent() else { return Ok(given) };
     if let Some(agent) = &given.agent {
         given.agent = Some(own_agent(at, own, agent)?);

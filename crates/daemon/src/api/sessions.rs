@@ -32,41 +32,41 @@ const SEARCH_WAIT_MAX: Duration = Duration::from_secs(20);
 
 pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     match method {
-        "session/list" => {
-            let given = params(method, given)?;
+        ListSessions::NAME => {
+            let given = params::<ListSessions>(given)?;
             shell.read(move |at| list(at, &given)).await
         }
-        "session/get" => {
-            let given = params(method, given)?;
+        GetSession::NAME => {
+            let given = params::<GetSession>(given)?;
             shell.read_few(move |at| get(at, &given)).await
         }
-        "session/messages" => {
-            let given = params(method, given)?;
+        ListMessages::NAME => {
+            let given = params::<ListMessages>(given)?;
             shell.read(move |at| messages(at, &given)).await
         }
-        "session/search" => search(shell, params(method, given)?).await,
-        "session/export" => {
-            let given = params(method, given)?;
+        SearchSessions::NAME => search(shell, params::<SearchSessions>(given)?).await,
+        ExportSession::NAME => {
+            let given = params::<ExportSession>(given)?;
             shell.read(move |at| export(at, &given)).await
         }
-        "session/fork" => {
-            let SessionForkParams { session, turn, to, .. } = params(method, given)?;
+        ForkSession::NAME => {
+            let SessionForkParams { session, turn, to, .. } = params::<ForkSession>(given)?;
             change(shell, key, &session, Change::Fork { turn, to }).await
         }
-        "session/rewind" => {
-            let SessionRewindParams { session, turn, .. } = params(method, given)?;
+        RewindSession::NAME => {
+            let SessionRewindParams { session, turn, .. } = params::<RewindSession>(given)?;
             change(shell, key, &session, Change::Rewind { turn }).await
         }
-        "session/regenerate" => {
-            let SessionRegenerateParams { session, turn, .. } = params(method, given)?;
+        RegenerateTurn::NAME => {
+            let SessionRegenerateParams { session, turn, .. } = params::<RegenerateTurn>(given)?;
             change(shell, key, &session, Change::Regenerate { turn }).await
         }
-        "session/branches/activate" => {
-            let SessionActivateParams { session, turn, .. } = params(method, given)?;
+        ActivateBranch::NAME => {
+            let SessionActivateParams { session, turn, .. } = params::<ActivateBranch>(given)?;
             change(shell, key, &session, Change::Activate { turn }).await
         }
-        "session/delete" => {
-            let SessionDeleteParams { session, .. } = params(method, given)?;
+        DeleteSession::NAME => {
+            let SessionDeleteParams { session, .. } = params::<DeleteSession>(given)?;
             change(shell, key, &session, Change::Delete).await
         }
         _other => Err(no_method(method)),

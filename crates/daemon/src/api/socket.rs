@@ -11,18 +11,20 @@ use axum::response::Response as HttpResponse;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use lodge_proto::{
-    AttachParams, Attached, DetachParams, Done, ErrorBody, Gap, METHODS, Notification, REQUEST_BYTES_MAX,
-    Request, Response,
+    ApiMethod, AttachClient, Attached, DetachClient, Done, ErrorBody, Gap, METHODS, Notification,
+    REQUEST_BYTES_MAX, Request, Response,
 };
 use serde_json::Value;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::progress::{Board, Sent};
 use super::{Api, attach, envelope, methods, params};
 use crate::auth::Who;
 use crate::hub::{Filter, Live};
+use crate::tasks::{TaskKind, named};
 use crate::view;
 
 /// Messages that may wait for a slow client: then its followers wait, as cursors, and its calls do.
@@ -55,7 +57,9 @@ async fn serve(api: Arc<Api>, who: Who, socket: WebSocket) {
     // Until this is dropped the daemon waits for this connection, within its patience.
     let open = api.sockets.token();
     let writer = Writer { sink, waiting, closing: closing.clone(), stop: stop.clone(), who: who.clone() };
-    let writer = tokio::spawn(writer.run());
+    // Dropped with this connection, however it ends.
+    let mut tasks = JoinSet::new();
+    tasks.spawn(named(TaskKind::SocketWriter, writer.run()));
     let mut connection = Connection {
         api,
         who: who.clone(),
@@ -64,6 +68,7 @@ async fn serve(api: Arc<Api>, who: Who, socket: WebSocket) {
         closing: closing.clone(),
         calls: Arc::new(Semaphore::new(CALLS_MAX as usize)),
         attachments: HashMap::new(),
+        followers: JoinSet::new(),
         next_attachment: 1,
     };
     tokio::select! {
@@ -79,8 +84,8 @@ async fn serve(api: Arc<Api>, who: Who, socket: WebSocket) {
         }
     }
     closing.cancel();
-    // The writer ends with `closing`; a panic in it concerned this connection alone.
-    drop(writer.await);
+    // The writer ends with `closing`.
+    while tasks.join_next().await.is_some() {}
     drop(open);
 }
 
@@ -138,6 +143,7 @@ struct Connection {
     closing: CancellationToken,
     calls: Arc<Semaphore>,
     attachments: HashMap<u64, CancellationToken>,
+    followers: JoinSet<()>,
     next_attachment: u64,
 }
 
@@ -185,8 +191,8 @@ impl Connection {
             Err((id, error)) => return send(&self.outbox, &Response::err(id, error)).await,
         };
         match request.method.as_str() {
-            "client/attach" => self.attach(request.id, request.params).await,
-            "client/detach" => self.detach(request.id, request.params).await,
+            AttachClient::NAME => self.attach(request.id, request.params).await,
+            DetachClient::NAME => self.detach(request.id, request.params).await,
             _ => {
                 // Waits when too many calls are open: the client is held, not refused.
                 let Ok(permit) = self.calls.clone().acquire_owned().await else { return };
@@ -196,7 +202,9 @@ impl Connection {
                     outbox: self.outbox.clone(),
                     closing: self.closing.clone(),
                 };
-                tokio::spawn(async move {
+                // A task of the daemon's and not of the connection's: a change goes on when its client leaves.
+                let shell = self.api.shell.clone();
+                shell.spawn(TaskKind::SocketCall, async move {
                     call.run(request).await;
                     drop(permit);
                 });
@@ -235,18 +243,20 @@ impl Connection {
                     filter,
                     cursor: since,
                 };
-                tokio::spawn(async move {
+                let follow = async move {
                     tokio::select! {
                         () = token.cancelled() => {}
                         () = follower.run(live) => {}
                     }
-                });
+                };
+                while self.followers.try_join_next().is_some() {}
+                self.followers.spawn(named(TaskKind::SocketFollower, follow));
             }
         }
     }
 
     async fn attached(&self, attachment: u64, given: Value) -> Result<(Attached, Filter), ErrorBody> {
-        let given = params::<AttachParams>("client/attach", given)?;
+        let given = params::<AttachClient>(given)?;
         if self.attachments.len() >= ATTACHMENTS_MAX {
             let message = format!("a connection has at most {ATTACHMENTS_MAX} attachments");
             return Err(ErrorBody::new("daemon.busy", message));
@@ -256,7 +266,7 @@ impl Connection {
     }
 
     async fn detach(&mut self, id: Value, given: Value) {
-        let answer = match params::<DetachParams>("client/detach", given) {
+        let answer = match params::<DetachClient>(given) {
             Err(error) => Response::err(id, error),
             Ok(given) => {
                 let found = self.attachments.remove(&given.attachment);

@@ -10,7 +10,7 @@ use axum::http::HeaderMap;
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response as HttpResponse};
 use lodge_core::record::EventRow;
-use lodge_proto::{ErrorBody, EventListParams};
+use lodge_proto::{ApiMethod, ErrorBody, EventListParams, ListEvents};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -84,7 +84,7 @@ async fn follow(
     // What may be listed may be followed, and nothing else.
     let caller = who.clone();
     let read = move |at: &ReadView<'_>| {
-        let given: EventListParams = params("event/list", scope::narrow(at, &caller, "event/list", given)?)?;
+        let given = params::<ListEvents>(scope::narrow(at, &caller, ListEvents::NAME, given)?)?;
         let agent = given.agent.as_deref().map(|agent| methods::find_agent(at, agent)).transpose()?;
         Ok((agent.map(|agent| agent.to_string()), given.session))
     };

@@ -166,6 +166,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<S> {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a test owns its tasks by their handles")]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 

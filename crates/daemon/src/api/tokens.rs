@@ -8,7 +8,8 @@ use std::sync::Arc;
 use lodge_core::TokenId;
 use lodge_core::token::TokenRow;
 use lodge_proto::{
-    ErrorBody, TokenIssueParams, TokenIssued, TokenList, TokenListParams, TokenRef, TokenView,
+    ApiMethod, ErrorBody, IssueToken, ListTokens, RevokeToken, TokenIssueParams, TokenIssued, TokenList,
+    TokenListParams, TokenRef, TokenView,
 };
 use lodge_store::TokenFilter;
 use serde_json::Value;
@@ -26,12 +27,12 @@ const EXPIRES_MAX_S: u64 = 3_650 * 24 * 60 * 60;
 
 pub(super) async fn call(api: &Api, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     match method {
-        "token/issue" => issue(api, key, params(method, given)?).await,
-        "token/list" => {
-            let given = params(method, given)?;
+        IssueToken::NAME => issue(api, key, params::<IssueToken>(given)?).await,
+        ListTokens::NAME => {
+            let given = params::<ListTokens>(given)?;
             api.shell.read(move |at| list(at, &given)).await
         }
-        "token/revoke" => revoke(&api.shell, key, params(method, given)?).await,
+        RevokeToken::NAME => revoke(&api.shell, key, params::<RevokeToken>(given)?).await,
         _other => Err(no_method(method)),
     }
 }

@@ -18,17 +18,17 @@ use lodge_engine::{Command, NewTurn, RequestKey, SessionChoice, TurnCommand};
 
 pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
     match method {
-        "turn/send" => turn_send(shell, key, params(method, given)?).await,
-        "turn/get" => {
-            let given = params(method, given)?;
+        SendTurn::NAME => turn_send(shell, key, params::<SendTurn>(given)?).await,
+        GetTurn::NAME => {
+            let given = params::<GetTurn>(given)?;
             shell.read(move |at| turn_get(at, &given)).await
         }
-        "turn/list" => {
-            let given = params(method, given)?;
+        ListTurns::NAME => {
+            let given = params::<ListTurns>(given)?;
             shell.read(move |at| sessions::turns(at, &given)).await
         }
-        "turn/interrupt" => {
-            let given: TurnInterruptParams = params(method, given)?;
+        InterruptTurn::NAME => {
+            let given = params::<InterruptTurn>(given)?;
             let id = turn_id(&given.turn)?;
             let known = id.clone();
             shell.read_few(move |at| known_turn(at, &known).map(drop)).await?;

@@ -2,6 +2,8 @@
 //!
 //! Owns: the helpers every test uses. Never: reaches into the crate.
 
+#![expect(clippy::disallowed_methods, reason = "a test owns its tasks by their handles")]
+
 mod archives;
 mod bins;
 mod blobs;

@@ -1,8 +1,10 @@
 //! The agents of a world: made, looked at, removed.
 
 use lodge_proto::client::ClientError;
-use lodge_proto::{AgentCreateParams, AgentDetail, AgentRef, AgentRemoveParams, AgentView, Event, EventKind};
-use serde_json::Value;
+use lodge_proto::{
+    AgentCreateParams, AgentDetail, AgentRef, AgentRemoveParams, AgentStopParams, AgentView, CreateAgent,
+    Event, EventKind, GetAgent, RemoveAgent, StopAgent,
+};
 
 use super::plan::{self, CrashModel};
 use super::report::BrokenPromise;
@@ -85,12 +87,12 @@ impl CrashWorld {
     }
 
     pub async fn create_agent(&self, params: &AgentCreateParams) -> Result<AgentView, ClientError> {
-        self.lodge.try_client().await?.call("agent/create", params).await
+        self.lodge.try_client().await?.call::<CreateAgent>(params).await
     }
 
     pub async fn agent(&self, id: &str) -> Result<AgentDetail, ClientError> {
         let params = AgentRef { agent: id.to_owned(), request_id: None };
-        self.lodge.try_client().await?.call("agent/get", params).await
+        self.lodge.try_client().await?.call::<GetAgent>(&params).await
     }
 
     /// One more agent, which is ready.
@@ -104,7 +106,7 @@ impl CrashWorld {
     pub async fn remove_agent(&mut self, id: &str) -> Result<(), Trouble> {
         let params = AgentRemoveParams { agent: id.to_owned(), force: true, request_id: None };
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
-        if let Err(error) = client.call::<_, Value>("agent/remove", params).await {
+        if let Err(error) = client.call::<RemoveAgent>(&params).await {
             self.report.add(BrokenPromise::Wrong, format!("{id} was not removed: {error}"));
         }
         Ok(())
@@ -113,8 +115,8 @@ impl CrashWorld {
     pub async fn stop_agents(&mut self) -> Result<(), Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         for agent in &self.agents {
-            let params = AgentRef { agent: agent.id.clone(), request_id: None };
-            match client.call::<_, AgentView>("agent/stop", params).await {
+            let params = AgentStopParams { agent: agent.id.clone(), ..AgentStopParams::default() };
+            match client.call::<StopAgent>(&params).await {
                 Ok(view) if view.status == "stopped" => {}
                 Ok(view) => self
                     .report

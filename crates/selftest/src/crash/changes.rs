@@ -6,13 +6,14 @@ use std::time::Instant;
 
 use lodge_proto::client::{Client, ClientError};
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 
 use super::CrashSetup;
 use super::agents::ExpectedKeeper;
 use super::edited::{EditedSession, EditedTurn};
 use super::plan::{TurnPlan, TurnShape};
 use super::report::{BrokenPromise, CrashReport};
-use super::talk::is_absence;
+use super::talk::{answer_of, is_absence};
 use super::tokens::IssuedToken;
 use super::world::{CrashWorld, LOOK, through};
 use crate::lodge::{DaemonStatus, PATIENCE};
@@ -129,14 +130,15 @@ impl CrashWorld {
                 Err(ClientError::Lost)
             }
             DaemonStatus::Starting | DaemonStatus::Answers => {
-                let asking = tokio::spawn(self.ask(change.method, &change.params));
+                let mut asking = JoinSet::new();
+                asking.spawn(self.ask(change.method, &change.params));
                 let within_us = *self.rng.pick(&KILL_US);
                 self.delay(within_us).await;
                 match self.lodge.ended()? {
                     Some(_) => self.note_armed(),
                     None => self.kill(&format!("during {}", change.method))?,
                 }
-                asking.await.unwrap_or(Err(ClientError::Lost))
+                answer_of(asking).await
             }
         };
         self.gather().await;

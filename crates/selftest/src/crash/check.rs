@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use lodge_proto::client::{Client, ClientError};
 use lodge_proto::{
-    Done, MessageList, MessageView, PAGE_MAX, SessionMessagesParams, ShutdownParams, TurnView,
+    GetTurn, ListMessages, MessageView, PAGE_MAX, SessionMessagesParams, ShutDownDaemon, ShutdownParams,
+    TurnRef,
 };
-use serde_json::json;
 
 use super::job_check::JobViews;
 use super::report::BrokenPromise;
@@ -62,8 +62,7 @@ impl CrashWorld {
                     .add(BrokenPromise::Wrong, format!("message {} was never answered", sent.plan.token));
                 continue;
             };
-            let view: Result<TurnView, ClientError> = client.call("turn/get", json!({"turn": turn})).await;
-            let view = match view {
+            let view = match client.call::<GetTurn>(&TurnRef { turn: turn.clone() }).await {
                 Ok(view) => view,
                 Err(error) => {
                     let what = format!("turn {turn} ({}): {error}", sent.plan.token);
@@ -105,8 +104,8 @@ impl CrashWorld {
     /// Ends the daemon in the ordinary way. Nothing of this state directory lives on.
     async fn take_down(&mut self) -> Result<(), Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
-        let ended: Result<Done, ClientError> = client
-            .call("daemon/shutdown", ShutdownParams { agents: true, ..ShutdownParams::default() })
+        let ended = client
+            .call::<ShutDownDaemon>(&ShutdownParams { agents: true, ..ShutdownParams::default() })
             .await;
         if let Err(error) = ended {
             self.report.add(BrokenPromise::Wrong, format!("the daemon did not take its leave: {error}"));
@@ -142,7 +141,7 @@ pub async fn all_messages(client: &mut Client, session: &str) -> Result<Vec<Mess
             limit: Some(PAGE_MAX),
             ..SessionMessagesParams::default()
         };
-        let page: MessageList = client.call("session/messages", params).await?;
+        let page = client.call::<ListMessages>(&params).await?;
         found.splice(0..0, page.messages);
         before = page.next;
         if before.is_none() {

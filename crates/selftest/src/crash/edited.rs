@@ -6,8 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use lodge_proto::client::{Client, ClientError};
-use lodge_proto::{MessageView, TurnView};
-use serde_json::{Value, json};
+use lodge_proto::{GetSession, GetTurn, MessageView, SessionRef, TurnRef};
 
 use super::check::all_messages;
 use super::listings::all_turns;
@@ -101,8 +100,7 @@ impl CrashWorld {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         let until = Instant::now() + PATIENCE;
         loop {
-            let view: Result<TurnView, ClientError> =
-                client.call("turn/get", json!({"turn": said.turn})).await;
+            let view = client.call::<GetTurn>(&TurnRef { turn: said.turn.clone() }).await;
             let live = view.as_ref().is_ok_and(|view| is_live(&view.status));
             match view {
                 Ok(view) if view.status == "done" && view.text == said.plan.answer("", None) => return Ok(()),
@@ -166,8 +164,7 @@ impl CrashWorld {
 
     pub async fn expect_deleted(&mut self, session: &str) -> Result<(), Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
-        let found: Result<Value, ClientError> = client.call("session/get", json!({"session": session})).await;
-        match found {
+        match client.call::<GetSession>(&SessionRef { session: session.to_owned() }).await {
             Err(error) if error.code() == Some("session.not_found") => {}
             other => self.report.add(BrokenPromise::Wrong, format!("deleted session {session} is {other:?}")),
         }

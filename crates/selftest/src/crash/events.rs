@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_proto::client::{Client, ClientError};
-use lodge_proto::{Event, EventBody, EventKind, EventList, EventListParams, PAGE_MAX};
+use lodge_proto::{Event, EventBody, EventKind, EventListParams, ListEvents, PAGE_MAX};
 
 use super::job_check::JobViews;
 use super::plan::{CrashTool, TurnShape};
@@ -211,7 +211,7 @@ async fn all_events(client: &mut Client) -> Result<Vec<Event>, ClientError> {
         let since = found.last().map_or(0, |event| event.seq);
         let params =
             EventListParams { since: Some(since), limit: Some(PAGE_MAX), ..EventListParams::default() };
-        let page: EventList = client.call("event/list", params).await?;
+        let page = client.call::<ListEvents>(&params).await?;
         let is_last = page.events.is_empty();
         found.extend(page.events);
         if is_last || found.last().map_or(0, |event| event.seq) >= page.head {

@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lodge_proto::client::{Client, ClientError, Target};
-use lodge_proto::{AttachParams, Attached, Event};
+use lodge_proto::{AttachClient, AttachParams, Event};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 use super::report::BrokenPromise;
 
@@ -17,7 +17,8 @@ const RECONNECT: Duration = Duration::from_millis(3);
 #[derive(Debug)]
 pub struct EventFollower {
     shared: Arc<FollowerState>,
-    task: JoinHandle<()>,
+    /// Ends when it is dropped.
+    _task: JoinSet<()>,
 }
 
 #[derive(Debug, Default)]
@@ -37,8 +38,9 @@ impl EventFollower {
     /// Must be called within a runtime.
     pub fn start(target: Target, token: String) -> EventFollower {
         let shared: Arc<FollowerState> = Arc::default();
-        let task = tokio::spawn(follow(shared.clone(), target, token));
-        EventFollower { shared, task }
+        let mut task = JoinSet::new();
+        task.spawn(follow(shared.clone(), target, token));
+        EventFollower { shared, _task: task }
     }
 
     /// Looks at every event so far.
@@ -79,12 +81,6 @@ impl EventFollower {
     }
 }
 
-impl Drop for EventFollower {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
 impl FollowerState {
     fn lock(&self) -> std::sync::MutexGuard<'_, FollowedEvents> {
         self.saw.lock().unwrap_or_else(PoisonError::into_inner)
@@ -121,7 +117,7 @@ async fn follow(shared: Arc<FollowerState>, target: Target, token: String) {
         let since = shared.lock().cursor;
         let wanted =
             AttachParams { all: true, since: Some(since), log: log.clone(), ..AttachParams::default() };
-        match client.call::<_, Attached>("client/attach", wanted).await {
+        match client.call::<AttachClient>(&wanted).await {
             Ok(attached) if attached.seq == since => log = Some(attached.log),
             Ok(attached) => {
                 return shared.broke(

@@ -2,9 +2,8 @@
 
 use std::time::Instant;
 
-use lodge_proto::TurnView;
 use lodge_proto::client::ClientError;
-use serde_json::{Value, json};
+use lodge_proto::{InterruptTurn, TurnInterruptParams};
 
 use super::CrashSetup;
 use super::plan::{TurnShape, effects_of};
@@ -44,9 +43,10 @@ impl CrashWorld {
         };
         let [begin, end] = effects_of(&token, "a");
         self.wait_effect(&begin).await;
-        let asked = json!({"turn": turn, "request_id": format!("interrupt-{token}")});
+        let asked =
+            TurnInterruptParams { turn: turn.clone(), request_id: Some(format!("interrupt-{token}")) };
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
-        let answer: Result<Value, ClientError> = client.call("turn/interrupt", asked.clone()).await;
+        let answer = client.call::<InterruptTurn>(&asked).await;
         match (answer, self.lodge.wait_ended(PATIENCE).await?) {
             (Err(ClientError::Lost), Some(status)) if was_killed(status) => {
                 self.note_kill("daemon");
@@ -60,7 +60,7 @@ impl CrashWorld {
         }
         self.start_again().await?;
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
-        match client.call::<_, TurnView>("turn/interrupt", asked).await {
+        match client.call::<InterruptTurn>(&asked).await {
             Ok(view) if view.id == turn && view.status == "interrupted" => {}
             other => self.report.add(BrokenPromise::Lost, format!("the interrupt, asked again: {other:?}")),
         }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use lodge_proto::client::{Client, ClientError};
-use lodge_proto::{Event, EventBody, JobList, JobListParams, JobView, MessageView, PAGE_MAX};
+use lodge_proto::{Event, EventBody, JobListParams, JobView, ListJobs, MessageView, PAGE_MAX};
 use serde_json::Value;
 
 use super::job_plan::{JobKind, effects_of, is_interleaved};
@@ -326,7 +326,7 @@ async fn all_jobs(client: &mut Client) -> Result<Vec<JobView>, ClientError> {
     let mut params = JobListParams { limit: Some(PAGE_MAX), ..JobListParams::default() };
     let mut found = Vec::new();
     loop {
-        let page: JobList = client.call("job/list", &params).await?;
+        let page = client.call::<ListJobs>(&params).await?;
         found.extend(page.jobs);
         params.before = page.next;
         if params.before.is_none() {

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use lodge_proto::client::{Client, ClientError};
 use lodge_proto::{
-    Event, EventBody, JobList, JobListParams, JobOutput, JobOutputParams, JobSubmitParams, JobView, base64,
+    Event, EventBody, GetJob, JobListParams, JobOutput, JobOutputParams, JobRef, JobSubmitParams, JobView,
+    ListJobs, ReadJobOutput, SubmitJob, base64,
 };
-use serde_json::json;
 
 use super::CrashSetup;
 use super::job_plan::JobKind;
@@ -116,7 +116,7 @@ impl CrashWorld {
         };
         let (target, token) = (self.lodge.target(), self.lodge.bearer());
         self.submitting.spawn(async move {
-            let answer = async { Client::connect(&target, &token).await?.call("job/submit", params).await };
+            let answer = async { Client::connect(&target, &token).await?.call::<SubmitJob>(&params).await };
             (at, answer.await)
         });
     }
@@ -173,7 +173,7 @@ impl CrashWorld {
         for status in ["pending", "running"] {
             loop {
                 let params = JobListParams { status: Some(status.to_owned()), ..JobListParams::default() };
-                let open: Result<JobList, ClientError> = client.call("job/list", &params).await;
+                let open = client.call::<ListJobs>(&params).await;
                 match open {
                     Ok(open) if open.jobs.is_empty() => break,
                     Ok(open) if Instant::now() >= until => {
@@ -200,7 +200,7 @@ impl CrashWorld {
             let (kind, token) = (self.jobs[at].kind, self.jobs[at].token.clone());
             let id = self.jobs[at].id.clone().unwrap_or_default();
             let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
-            if let Err(error) = client.call::<_, JobView>("job/get", json!({"job": id})).await {
+            if let Err(error) = client.call::<GetJob>(&JobRef { job: id.clone() }).await {
                 self.report.add(BrokenPromise::Lost, format!("job {id} ({token}): {error}"));
                 continue;
             }
@@ -269,7 +269,7 @@ async fn read(
         limit: Some(limit),
         wait_ms: None,
     };
-    let JobOutput { data, encoding, dropped, next, end, .. } = client.call("job/output", params).await?;
+    let JobOutput { data, encoding, dropped, next, end, .. } = client.call::<ReadJobOutput>(&params).await?;
     let bytes = match encoding.as_str() {
         "base64" => base64::decode(&data).unwrap_or_default(),
         _utf8 => data.into_bytes(),

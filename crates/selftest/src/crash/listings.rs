@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use lodge_proto::client::{Client, ClientError};
 use lodge_proto::{
-    AgentList, AgentListParams, PAGE_MAX, SessionList, SessionListParams, TurnList, TurnListParams,
+    AgentListParams, ListAgents, ListSessions, ListTurns, PAGE_MAX, SessionListParams, TurnListParams,
 };
 
 use super::edited::EditedSessions;
@@ -79,7 +79,7 @@ async fn all_agents(client: &mut Client) -> Result<BTreeSet<String>, ClientError
     let mut params = AgentListParams { all: true, limit: Some(PAGE_MAX), ..AgentListParams::default() };
     let mut found = BTreeSet::new();
     loop {
-        let page: AgentList = client.call("agent/list", &params).await?;
+        let page = client.call::<ListAgents>(&params).await?;
         found.extend(page.agents.into_iter().map(|view| view.id));
         params.after = page.next;
         if params.after.is_none() {
@@ -92,7 +92,7 @@ async fn all_sessions(client: &mut Client, agent: &str) -> Result<Vec<String>, C
     let mut params = SessionListParams { agent: Some(agent.to_owned()), after: None, limit: Some(PAGE_MAX) };
     let mut found = Vec::new();
     loop {
-        let page: SessionList = client.call("session/list", &params).await?;
+        let page = client.call::<ListSessions>(&params).await?;
         found.extend(page.sessions.into_iter().map(|view| view.id));
         params.after = page.next;
         if params.after.is_none() {
@@ -106,7 +106,7 @@ pub async fn all_turns(client: &mut Client, session: &str) -> Result<Vec<String>
         TurnListParams { session: session.to_owned(), limit: Some(PAGE_MAX), ..TurnListParams::default() };
     let mut found = Vec::new();
     loop {
-        let page: TurnList = client.call("turn/list", &params).await?;
+        let page = client.call::<ListTurns>(&params).await?;
         found.extend(page.turns.into_iter().map(|view| view.id));
         params.after = page.next;
         if params.after.is_none() {

@@ -5,9 +5,11 @@ use std::time::Instant;
 use lodge_proto::client::ClientError;
 use lodge_proto::{AgentCreateParams, AgentView};
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 
 use super::CrashSetup;
 use super::report::{BrokenPromise, CrashReport};
+use super::talk::answer_of;
 use super::world::{CrashWorld, LOOK, through};
 use crate::lodge::PATIENCE;
 use crate::trouble::Trouble;
@@ -111,10 +113,11 @@ impl CrashWorld {
         method: &'static str,
         params: &Value,
     ) -> Result<Result<Value, ClientError>, Trouble> {
-        let asking = tokio::spawn(self.ask(method, params));
+        let mut asking = JoinSet::new();
+        asking.spawn(self.ask(method, params));
         self.delay(CHANGE_US).await;
         self.kill(&format!("during {method}"))?;
-        let answer = asking.await.unwrap_or(Err(ClientError::Lost));
+        let answer = answer_of(asking).await;
         self.gather().await;
         while self.rng.percent(30) {
             self.lodge.spawn()?;

@@ -4,8 +4,9 @@
 use std::time::Instant;
 
 use lodge_proto::client::Client;
-use lodge_proto::{QuarantineList, QuarantineListParams, QuarantineRef, QuarantineView, TurnView};
-use serde_json::json;
+use lodge_proto::{
+    GetTurn, ListQuarantine, QuarantineListParams, QuarantineRef, QuarantineView, RetryQuarantined, TurnRef,
+};
 
 use super::CrashSetup;
 use super::plan::TurnShape;
@@ -69,8 +70,8 @@ impl CrashWorld {
         };
         let until = Instant::now() + PATIENCE;
         loop {
-            let view: TurnView =
-                client.call("turn/get", json!({"turn": turn})).await.map_err(refused("look at a turn"))?;
+            let named = TurnRef { turn: turn.clone() };
+            let view = client.call::<GetTurn>(&named).await.map_err(refused("look at a turn"))?;
             if view.status == "done" {
                 return Ok(());
             }
@@ -90,8 +91,7 @@ impl CrashWorld {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         for work in set_aside(&mut client).await? {
             let params = QuarantineRef { work: work.id, request_id: None };
-            let _: QuarantineView =
-                client.call("quarantine/retry", params).await.map_err(refused("have work computed again"))?;
+            client.call::<RetryQuarantined>(&params).await.map_err(refused("have work computed again"))?;
         }
         self.settle().await
     }
@@ -107,8 +107,8 @@ impl CrashWorld {
 }
 
 async fn set_aside(client: &mut Client) -> Result<Vec<QuarantineView>, Trouble> {
-    let list: QuarantineList = client
-        .call("quarantine/list", QuarantineListParams::default())
+    let list = client
+        .call::<ListQuarantine>(&QuarantineListParams::default())
         .await
         .map_err(refused("list what is set aside"))?;
     Ok(list.work)

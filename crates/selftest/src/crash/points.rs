@@ -6,7 +6,7 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use lodge_proto::client::ClientError;
-use serde_json::{Value, json};
+use lodge_proto::{AgentStopParams, StopAgent};
 
 use super::CrashSetup;
 use super::job_plan::JobKind;
@@ -345,9 +345,10 @@ impl CrashWorld {
         let Some(extra) = extra else { return Ok(None) };
         self.wait_ready(extra).await?;
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
-        let stopped: Result<Value, ClientError> = client.call("agent/stop", json!({"agent": extra})).await;
-        if let Ok(view) = stopped {
-            self.report.add(BrokenPromise::Wrong, format!("a stop was answered before it was done: {view}"));
+        let named = AgentStopParams { agent: extra.to_owned(), ..AgentStopParams::default() };
+        if let Ok(view) = client.call::<StopAgent>(&named).await {
+            self.report
+                .add(BrokenPromise::Wrong, format!("a stop was answered before it was done: {view:?}"));
         }
         self.lodge.wait_ended(PATIENCE).await
     }

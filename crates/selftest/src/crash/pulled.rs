@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use lodge_proto::{
-    AgentCreateParams, BinBuildParams, BinProgram, BinRef, ImageBuildParams, ImagePushParams, ImageRef,
+    AgentCreateParams, BinBuildParams, BinProgram, BinRef, BuildBin, BuildImage, ImageBuildParams,
+    ImagePushParams, ImageRef, PushImage, RemoveBin, RemoveImage,
 };
-use serde_json::Value;
 
 use super::report::BrokenPromise;
 use super::world::{CrashWorld, LOOK};
@@ -45,15 +45,15 @@ impl CrashWorld {
             ImageBuildParams { path: Some(dir), tags: vec![image.clone()], ..ImageBuildParams::default() };
         let push = ImagePushParams { image: image.clone(), ..ImagePushParams::default() };
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
-        let bin: Value = client.call("bin/build", bin).await.map_err(refused("build a tool"))?;
-        let built: Value = client.call("image/build", build).await.map_err(refused("build an image"))?;
-        client.call::<_, Value>("image/push", push).await.map_err(refused("push an image"))?;
+        let bin = client.call::<BuildBin>(&bin).await.map_err(refused("build a tool"))?;
+        let built = client.call::<BuildImage>(&build).await.map_err(refused("build an image"))?;
+        client.call::<PushImage>(&push).await.map_err(refused("push an image"))?;
         let named = ImageRef { image: image.clone(), ..ImageRef::default() };
-        client.call::<_, Value>("image/remove", named).await.map_err(refused("remove an image"))?;
+        client.call::<RemoveImage>(&named).await.map_err(refused("remove an image"))?;
         let named = BinRef { bin: tool, ..BinRef::default() };
-        client.call::<_, Value>("bin/remove", named).await.map_err(refused("remove a tool"))?;
-        for gone in [bin, built] {
-            self.until_collected(gone.get("digest").and_then(Value::as_str).unwrap_or_default()).await;
+        client.call::<RemoveBin>(&named).await.map_err(refused("remove a tool"))?;
+        for gone in [bin.digest, built.digest] {
+            self.until_collected(&gone).await;
         }
         Ok(AgentCreateParams {
             image: Some(image),

@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use lodge_proto::client::{Client, ClientError};
-use lodge_proto::{Event, EventBody, TurnSendParams, TurnView};
-use serde_json::json;
+use lodge_proto::{Event, EventBody, GetTurn, SendTurn, TurnRef, TurnSendParams, TurnView};
+use serde_json::Value;
 
 use super::plan::{TurnPlan, TurnShape};
 use super::report::BrokenPromise;
 use super::world::{CrashWorld, LOOK};
 use crate::trouble::{Trouble, refused};
+use tokio::task::JoinSet;
 
 /// Conversations with each agent.
 const SESSIONS: u64 = 2;
@@ -95,7 +96,7 @@ impl CrashWorld {
         };
         let (target, token) = (self.lodge.target(), self.lodge.bearer());
         self.sending.spawn(async move {
-            let answer = async { Client::connect(&target, &token).await?.call("turn/send", params).await };
+            let answer = async { Client::connect(&target, &token).await?.call::<SendTurn>(&params).await };
             (at, answer.await)
         });
     }
@@ -164,8 +165,7 @@ impl CrashWorld {
         for sent in &self.sent {
             let Some(turn) = &sent.turn else { continue };
             loop {
-                let view: Result<TurnView, ClientError> =
-                    client.call("turn/get", json!({"turn": turn})).await;
+                let view = client.call::<GetTurn>(&TurnRef { turn: turn.clone() }).await;
                 // What is not there any more is found by the check.
                 let Ok(view) = view else { break };
                 if !matches!(view.status.as_str(), "queued" | "running" | "waiting") {
@@ -189,6 +189,14 @@ fn ended_turn(event: &Event) -> Option<String> {
         EventBody::TurnFailed(turn) => Some(turn.turn),
         EventBody::TurnInterrupted(turn) => Some(turn.turn),
         _ => None,
+    }
+}
+
+/// The answer of the one task. One that broke off counts as a lost connection.
+pub async fn answer_of(mut asking: JoinSet<Result<Value, ClientError>>) -> Result<Value, ClientError> {
+    match asking.join_next().await {
+        Some(Ok(answer)) => answer,
+        Some(Err(_)) | None => Err(ClientError::Lost),
     }
 }
 

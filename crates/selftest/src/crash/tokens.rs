@@ -1,8 +1,7 @@
 //! Tokens that were issued and revoked while the daemon died: what they open, and what they do not.
 
-use lodge_proto::PAGE_MAX;
 use lodge_proto::client::ClientError;
-use serde_json::{Value, json};
+use lodge_proto::{AgentRef, GetAgent, ListTokens, PAGE_MAX, TokenListParams, TokenView};
 
 use super::changes::EDITOR;
 use super::report::BrokenPromise;
@@ -21,10 +20,9 @@ pub struct IssuedToken {
 impl CrashWorld {
     pub async fn expect_open(&mut self, token: &IssuedToken) {
         let agent = &self.agents[token.agent.unwrap_or(EDITOR)].id;
-        let opened: Result<Value, ClientError> = async {
-            self.lodge.try_client_with(&token.value).await?.call("agent/get", json!({"agent": agent})).await
-        }
-        .await;
+        let named = AgentRef { agent: agent.clone(), request_id: None };
+        let opened =
+            async { self.lodge.try_client_with(&token.value).await?.call::<GetAgent>(&named).await }.await;
         if let Err(error) = opened {
             self.report.add(BrokenPromise::Lost, format!("the token {} opens nothing: {error:?}", token.id));
         }
@@ -42,16 +40,15 @@ impl CrashWorld {
 
     pub async fn expect_one_token(&mut self, id: &str, name: &str) -> Result<(), Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
-        let listed: Result<Value, ClientError> =
-            client.call("token/list", json!({"all": true, "limit": PAGE_MAX})).await;
-        let named: Vec<Value> = listed
-            .ok()
-            .and_then(|listed| listed["tokens"].as_array().cloned())
+        let params = TokenListParams { all: true, limit: Some(PAGE_MAX), ..TokenListParams::default() };
+        let listed = client.call::<ListTokens>(&params).await;
+        let named: Vec<TokenView> = listed
+            .map(|listed| listed.tokens)
             .unwrap_or_default()
             .into_iter()
-            .filter(|token| token["name"] == name)
+            .filter(|token| token.name.as_deref() == Some(name))
             .collect();
-        if !matches!(named.as_slice(), [one] if one["id"] == id) {
+        if !matches!(named.as_slice(), [one] if one.id == id) {
             self.report.add(BrokenPromise::Duplicated, format!("the token {id} is listed as {named:?}"));
         }
         Ok(())

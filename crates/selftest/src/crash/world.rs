@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lodge_proto::client::ClientError;
-use lodge_proto::{AgentCreateParams, JobView, ProviderAddParams, TurnView};
-use serde_json::Value;
+use lodge_proto::{AddProvider, AgentCreateParams, Empty, GetInfo, JobView, ProviderAddParams, TurnView};
 use tokio::task::JoinSet;
 
 use super::agents::CrashAgent;
@@ -157,7 +156,7 @@ impl CrashWorld {
             ..ProviderAddParams::default()
         };
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
-        client.call::<_, Value>("provider/add", params).await.map_err(refused("add a provider"))?;
+        client.call::<AddProvider>(&params).await.map_err(refused("add a provider"))?;
         Ok(())
     }
 
@@ -195,8 +194,7 @@ where
 }
 
 async fn network_to(effects: &EffectCounter, lodge: &Lodge) -> Result<String, ClientError> {
-    let info: Value = lodge.try_client().await?.call("info", Value::Object(Default::default())).await?;
-    let layers = info["isolation"].as_array().into_iter().flatten();
-    let has_own = layers.clone().any(|layer| layer["name"] == "netns" && layer["in_force"] == true);
+    let info = lodge.try_client().await?.call::<GetInfo>(&Empty {}).await?;
+    let has_own = info.isolation.iter().any(|layer| layer.name == "netns" && layer.in_force);
     Ok(if has_own { format!("loopback:{}", effects.port()) } else { "host".to_owned() })
 }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 
 use super::connection::{HttpRequest, MockConnection};
 
@@ -14,7 +14,8 @@ use super::connection::{HttpRequest, MockConnection};
 #[derive(Debug)]
 pub struct MockRegistry {
     addr: SocketAddr,
-    task: JoinHandle<()>,
+    /// Ends when it is dropped.
+    _task: JoinSet<()>,
 }
 
 #[derive(Debug, Default)]
@@ -36,19 +37,14 @@ impl MockRegistry {
     pub async fn start() -> io::Result<MockRegistry> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let addr = listener.local_addr()?;
-        let task = tokio::spawn(serve(listener));
-        Ok(MockRegistry { addr, task })
+        let mut task = JoinSet::new();
+        task.spawn(serve(listener));
+        Ok(MockRegistry { addr, _task: task })
     }
 
     /// As names of images begin with it.
     pub fn host(&self) -> String {
         self.addr.to_string()
-    }
-}
-
-impl Drop for MockRegistry {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 

@@ -12,8 +12,9 @@ use lodge_image::oci::{MANIFEST_MAX, ManifestDocument};
 use lodge_image::registry::TransferWatch;
 use lodge_image::{BlobError, diff};
 use lodge_proto::{
-    BlobView, ErrorBody, ImageChange, ImageDiff, ImageDiffParams, ImageList, ImageListParams, ImageRef,
-    ImageTagParams,
+    ApiMethod, BlobView, BuildImage, DiffImages, ErrorBody, ImageChange, ImageDiff, ImageDiffParams,
+    ImageList, ImageListParams, ImageRef, ImageTagParams, InspectImage, ListImages, PullImage, PushImage,
+    RemoveImage, TagImage,
 };
 use serde_json::Value;
 
@@ -43,27 +44,27 @@ pub(super) async fn call(
     watch: Arc<dyn TransferWatch>,
 ) -> Answer {
     match method {
-        "image/build" => build_image(shell, key, params(method, given)?, watch).await,
-        "image/list" => {
-            let given = params(method, given)?;
+        BuildImage::NAME => build_image(shell, key, params::<BuildImage>(given)?, watch).await,
+        ListImages::NAME => {
+            let given = params::<ListImages>(given)?;
             shell.read(move |at| list(at, &given)).await
         }
-        "image/inspect" => {
-            let given = params(method, given)?;
+        InspectImage::NAME => {
+            let given = params::<InspectImage>(given)?;
             shell.read(move |at| inspect(at, &given)).await
         }
-        "image/diff" => difference(shell, params(method, given)?).await,
-        "image/tag" => tag(shell, key, params(method, given)?).await,
-        "image/pull" => {
-            let lodge_proto::ImagePullParams { image, tags, .. } = params(method, given)?;
+        DiffImages::NAME => difference(shell, params::<DiffImages>(given)?).await,
+        TagImage::NAME => tag(shell, key, params::<TagImage>(given)?).await,
+        PullImage::NAME => {
+            let lodge_proto::ImagePullParams { image, tags, .. } = params::<PullImage>(given)?;
             pull(shell, key, ImageKind::Agent, image, tags, watch).await
         }
-        "image/push" => {
-            let lodge_proto::ImagePushParams { image, to, .. } = params(method, given)?;
+        PushImage::NAME => {
+            let lodge_proto::ImagePushParams { image, to, .. } = params::<PushImage>(given)?;
             push(shell, key, ImageKind::Agent, image, to, watch).await
         }
-        "image/remove" => {
-            let given: ImageRef = params(method, given)?;
+        RemoveImage::NAME => {
+            let given = params::<RemoveImage>(given)?;
             remove(shell, key, ImageKind::Agent, given.image).await
         }
         _other => Err(no_method(method)),

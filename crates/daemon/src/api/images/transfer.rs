@@ -11,6 +11,7 @@ use super::find::{bad_ref, digest_tag, free_for, located, tags_of, wrong_kind};
 use crate::api::methods::{Answer, Prepared, detached, record};
 use crate::images::{Arrived, errors};
 use crate::shell::Shell;
+use crate::tasks::TaskKind;
 use crate::view;
 use lodge_engine::{Command, ImageCommand, NewImage, RequestKey};
 
@@ -48,7 +49,7 @@ pub(in crate::api) async fn bring(
     let brought = brought(shell, key, kind, from, tags, watch).await;
     if brought.as_ref().is_err_and(|error| !errors::is_gone_on_with(error)) {
         // Whatever came of it belongs to nobody.
-        shell.spawn(shell.images.clone().collect());
+        shell.spawn(TaskKind::ImageCollection, shell.images.clone().collect());
     }
     brought
 }

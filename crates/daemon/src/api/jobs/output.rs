@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lodge_core::JobId;
 use lodge_core::job::JobRow;
-use lodge_proto::{ErrorBody, JobOutput, JobOutputParams, base64};
+use lodge_proto::{ApiMethod, ErrorBody, JobOutput, JobOutputParams, ReadJobOutput, base64};
 use tokio::sync::watch::Receiver;
 
 use super::super::methods::Answer;
@@ -37,7 +37,7 @@ pub(super) async fn output(shell: &Arc<Shell>, who: &Who, given: JobOutputParams
         tokio::select! {
             () = &mut late => break piece,
             () = shell.stop.cancelled() => break piece,
-            _ = who.over() => return Err(refused(who, "job/output")),
+            _ = who.over() => return Err(refused(who, ReadJobOutput::NAME)),
             more = reading.more() => if !more { break reading.read().await? },
         }
     };

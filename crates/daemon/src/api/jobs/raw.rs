@@ -13,7 +13,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response as HttpResponse};
 use lodge_core::job::{JobRow, JobStream};
-use lodge_proto::{ErrorBody, JobOutputParams};
+use lodge_proto::{ApiMethod, ErrorBody, JobOutputParams, ReadJobOutput};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -77,8 +77,8 @@ async fn answer(
     let given = view::json(&JobOutputParams { job: job.to_owned(), ..JobOutputParams::default() });
     let caller = who.clone();
     let read = move |at: &ReadView<'_>| {
-        let given = scope::narrow(at, &caller, "job/output", given)?;
-        let given: JobOutputParams = params("job/output", given)?;
+        let given = scope::narrow(at, &caller, ReadJobOutput::NAME, given)?;
+        let given = params::<ReadJobOutput>(given)?;
         find(at, &given.job, None)
     };
     let id = api.shell.read_few(read).await?;

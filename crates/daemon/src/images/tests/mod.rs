@@ -1,3 +1,4 @@
+#![expect(clippy::disallowed_methods, reason = "a test owns its tasks by their handles")]
 mod agents;
 mod foreign;
 mod programs;
