@@ -155,7 +155,7 @@ fn without_a_daemon_that_runs_it_says_what_is_missing_and_ends_with_one() {
     let output = place.run_as(&lodge, &["selftest", "--crash", "1"]);
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{err}");
-    assert!(err.contains("could not begin") && err.contains("this is why"), "{err}");
+    assert!(err.contains("could not start") && err.contains("this is why"), "{err}");
     place.assert_untouched();
 }
 

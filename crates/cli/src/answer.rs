@@ -1,6 +1,6 @@
-//! Showing one turn while it happens: the answer on stdout, tools on stderr.
+//! Shows one turn while it runs: the answer on stdout, tools on stderr.
 //!
-//! Owns: what of a turn is shown and when it is over. Never: reconnecting (see `follow`).
+//! Owns: what is shown of a turn, and when it has ended. Never: reconnecting (see `follow`).
 
 mod broken_turn;
 

@@ -1,4 +1,4 @@
-//! Where the daemon is, how to prove who we are, and dialling it.
+//! The daemon's address, the credentials, and the connection.
 //!
 //! Owns: addresses, the state directory, the token. Never: following events (see `follow`).
 

@@ -1,4 +1,4 @@
-//! What can go wrong for the person at the prompt, and the exit code it ends with.
+//! Failures of commands, and their exit codes.
 //!
 //! Owns: the exit codes, the translation of the client's errors. Never: printing (see `render`).
 

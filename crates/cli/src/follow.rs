@@ -1,4 +1,4 @@
-//! A connection that survives the daemon: calls that are resent, events that go on where they stopped.
+//! A connection that survives the daemon: repeats calls, and resumes events at the cursor.
 //!
 //! Owns: the cursor, reconnecting. Never: what events mean (see `answer` and `commands`).
 

@@ -1,6 +1,6 @@
-//! Jobs as people read them. Pure.
+//! Jobs as text for people. Pure.
 //!
-//! Owns: the words and cells of a job, and the exit code that it stands for. Never: asking for one.
+//! Owns: the words and cells of a job, and its exit code. Never: calling the daemon.
 
 use lodge_proto::JobView;
 

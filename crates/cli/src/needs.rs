@@ -1,4 +1,4 @@
-//! What a program needs beside itself where it runs: an interpreter, or libraries.
+//! What a program needs to run: an interpreter, or libraries.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};

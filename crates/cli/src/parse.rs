@@ -1,4 +1,4 @@
-//! Values of flags, from text to meaning. Pure.
+//! Parses values of flags. Pure.
 
 use std::net::Ipv6Addr;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
-//! How far a transfer is, for a person who waits for it.
+//! Shows the progress of a transfer.
 //!
-//! Owns: bars on a terminal, plain lines elsewhere, and that nothing of them is left. Never: the transfer itself.
+//! Owns: bars on a terminal, plain lines elsewhere, and their removal. Never: the transfer itself.
 
 use std::future::Future;
 use std::sync::{Mutex, MutexGuard, PoisonError};

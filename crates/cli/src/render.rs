@@ -1,6 +1,6 @@
-//! Tables, times and errors as people read them.
+//! Tables, times and errors as text for people.
 //!
-//! Owns: how things look. Never: where they come from.
+//! Owns: formatting. Never: where the data comes from.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,7 +1,7 @@
-//! The only way to stdout and stderr.
+//! The only module that writes to stdout and stderr.
 //!
-//! Owns: both streams, whether each is a terminal, and that a terminal gets nothing that steers it or hides, except what this
-//! program draws itself. Never: what is said. What is no terminal gets every byte as it is.
+//! Owns: both streams, whether each is a terminal, and the escaping of control characters on a terminal, except those
+//! that this program draws. Never: the text. A pipe or a file gets every byte unchanged.
 //!
 //! Clippy refuses other ways to write: see `clippy.toml` of this crate.
 

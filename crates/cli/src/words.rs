@@ -1,6 +1,6 @@
-//! The two outputs: data on stdout, words on stderr.
+//! The two outputs: data on stdout, messages on stderr.
 //!
-//! Owns: colour, quietness, what belongs on which. Never: what is said, or how a terminal is kept safe (see `screen`).
+//! Owns: colour, `--quiet`, and which output a text belongs to. Never: the text, or escaping (see `screen`).
 
 use std::borrow::Cow;
 use std::cell::Cell;

@@ -33,10 +33,9 @@ task_kinds! {
     Agent = "agent",
     /// One model call. A failure is the outcome of its step.
     ModelCall = "model call",
-    /// The pause before a revival. Lost with the daemon; the next one begins it again from what is stored.
-    RevivalPause = "revival pause",
-    /// The pause before another start. Lost with the daemon; the next one begins it again from what is stored.
-    RetryPause = "retry pause",
+    /// The pause before a revival or another start. Lost with the daemon; the next one begins it again from what is
+    /// stored.
+    AgentPause = "agent pause",
     /// What an agent needs of images. A failure is an observation for the engine, which tries again.
     ImagePull = "image pull",
     /// Removes contents that no image has. A failure is logged, and the next collection finds the rest.

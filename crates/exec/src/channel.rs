@@ -1,4 +1,4 @@
-//! A link once it stands: commands one way, events the other.
+//! An established link: commands in one direction, events in the other.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -1,4 +1,4 @@
-//! Dialling a keeper, and making sure that it is the one.
+//! Connects to a keeper and verifies it.
 
 use std::fs::File;
 use std::io;

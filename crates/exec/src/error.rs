@@ -1,4 +1,4 @@
-//! Everything that can go wrong at the edge to processes, with its code and the way out.
+//! Errors of processes and sandboxes, with code and hint.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
-//! What execs left on disk, read as if an enemy had written it.
+//! Reads files of execs as untrusted input.
 //!
-//! Every file is opened beneath its sandbox's directory without following a link, without blocking, and
-//! must be a plain file with one name, within a bound.
+//! Every file is opened beneath its sandbox's directory without following a link, without blocking, and must be a
+//! plain file with one name, within a size limit.
 
 use std::fs::File;
 use std::io;

@@ -1,7 +1,7 @@
-//! Whether anything of a sandbox lives, and ending what a keeper left.
+//! Checks whether processes of a sandbox live, and ends what a keeper left.
 //!
-//! Owns: the proof that a tree is gone. Only what is seen to be absent counts as absent: what cannot be looked
-//! at counts as living, since nothing may be revived on a guess.
+//! Owns: the proof that a process tree is gone. Only a confirmed absence counts: a process that cannot be checked
+//! counts as alive, since nothing may be revived on a guess.
 
 use std::ffi::OsString;
 use std::fs;

@@ -1,7 +1,7 @@
-//! Small programs that are asked one question, such as those that know logins.
+//! Runs small helper programs, such as credential helpers.
 //!
-//! Owns: that such a program ends in time with everything that it started, and that no more of it is read than was
-//! bargained for. Never: what it is asked, or what its answer means.
+//! Owns: that such a program ends in time with everything that it started, and that only a limited amount of its
+//! output is read. Never: the question, or the meaning of the answer.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};

@@ -1,4 +1,4 @@
-//! One host: the part of the state directory where keepers live and what can be asked about them.
+//! One host: the part of the state directory that belongs to keepers, and queries about them.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;

@@ -1,7 +1,7 @@
-//! What jobs wrote, read while it grows, and given back once it is stored elsewhere.
+//! The output of jobs: read while it grows, and released once it is archived.
 //!
-//! A long stream lies in a head and in segments that follow each other (see the keeper). Every file is opened as in
-//! `evidence`: beneath the job's directory, without following a link, plain, within a bound.
+//! A long stream consists of a head and consecutive segments (see the keeper). Every file is opened as in `evidence`:
+//! beneath the job's directory, without following a link, plain, within a size limit.
 
 use std::fs::File;
 use std::io;

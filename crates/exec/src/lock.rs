@@ -1,6 +1,6 @@
-//! The lock that says whether a sandbox has a keeper.
+//! The lock that shows whether a sandbox has a keeper.
 //!
-//! Asking never takes the lock, so it cannot make a starting keeper believe that another one holds it.
+//! A check never takes the lock, so it cannot make a starting keeper believe that there is another one.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! How many files the daemon may have open, and how many its keepers begin with.
+//! The limit of open files of the daemon, and the one that its keepers start with.
 
 use std::io;
 

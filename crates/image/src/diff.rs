@@ -1,4 +1,4 @@
-//! What changed between two agents.
+//! Compares two agents.
 
 use std::collections::{BTreeMap, BTreeSet};
 

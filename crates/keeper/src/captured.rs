@@ -1,6 +1,6 @@
-//! One stream of a tool or a job, moved from its pipe to where it is kept.
+//! Moves one stream of a tool or a job from its pipe to its file.
 //!
-//! Owns: the pipe's end, the place and the counts. Bytes go through `splice`, so a flood of output costs the keeper
+//! Owns: the pipe's end, the target and the counts. Bytes go through `splice`, so a flood of output costs the keeper
 //! neither memory nor copies.
 
 use std::fs::File;

@@ -1,6 +1,6 @@
-//! Endings: of processes, of execs, of kills that were promised, and of the sandbox.
+//! Ends of processes, execs, scheduled kills, and the sandbox.
 //!
-//! Owns: reaping, and the order "output drained, record written, daemon told".
+//! Owns: reaping, and the order "output drained, record written, daemon informed".
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -1,6 +1,7 @@
-//! Files that no name leads to any more and that still fill the disk, because a process has them open or mapped.
+//! Removed files that still use disk space, because a process has them open or mapped.
 //!
-//! Owns: reading `/proc` for them. A file that is on its way through a socket, and that nobody has, is not seen.
+//! Owns: finding them in `/proc`. A file that is in transit through a socket and that no process has open is not
+//! seen.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;

@@ -1,6 +1,6 @@
-//! One program, started: from a prepared start to a child that has replaced itself.
+//! Starts one program: from the command to a child that has called `execve`.
 //!
-//! Owns: the steps between `fork` and `execve`. Never: what is inherited anyway (see `confine`).
+//! Owns: the steps between `fork` and `execve`. Never: restrictions that are inherited anyway (see `confine`).
 
 use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsStr, OsString};

@@ -1,4 +1,4 @@
-//! Sockets of the host's network that wait to be needed, so that no connection waits for the gate.
+//! A stock of sockets of the host's network, so that no connection waits for the gate.
 
 use std::collections::VecDeque;
 use std::io;

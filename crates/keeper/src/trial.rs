@@ -1,7 +1,7 @@
-//! How trials at a keeper's start fail.
+//! Errors of trials at a keeper's start.
 //!
-//! What a host refuses is missing for the life of the sandbox. A failure that can pass is no answer: it ends the start, so
-//! that the next one may have more.
+//! A layer that the host refuses is missing for the life of the sandbox. A temporary failure ends the start, so that
+//! the next start may have the layer.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! Frames: a `u32` length, a type byte, fields. What the daemon asks and what a keeper tells.
+//! Frames: a `u32` length, a type byte, fields. The commands of the daemon and the events of a keeper.
 
 use std::ffi::OsString;
 use std::fmt;

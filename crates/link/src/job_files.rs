@@ -1,4 +1,4 @@
-//! The files of a long stream of a job: its beginning under the stream's own name, its end in segments beside it.
+//! The files of a long stream of a job: its head under the stream's own name, its end in segments.
 
 /// A file that holds a part of a stream beyond its head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,4 +1,4 @@
-//! Counts as servers tell them.
+//! Parses token counts of servers.
 
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;

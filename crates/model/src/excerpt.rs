@@ -1,4 +1,4 @@
-//! Short, printable, key-free pieces of what a stranger sent.
+//! Short, printable excerpts of untrusted text, without keys.
 
 use crate::redact::Redactor;
 use crate::secret::Secret;

@@ -1,4 +1,4 @@
-//! The body of a successful reply, cut into events or lines, however it arrives.
+//! Splits the body of a successful reply into events or lines.
 
 use crate::context::CallLimits;
 use crate::dialect::{AnswerProgress, AnswerReader, Framing};

@@ -1,4 +1,4 @@
-//! One JSON object a line: bytes in, whole lines out, however the bytes were cut up.
+//! Parses one JSON object per line, however the bytes are split.
 
 use crate::error::{AnswerFault, AnswerLimit, UnreadableAnswer};
 

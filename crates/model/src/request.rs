@@ -1,4 +1,4 @@
-//! What is asked of a model and what comes back, in no provider's dialect.
+//! Requests to a model and their answers, independent of the protocol.
 
 use crate::provider::{Provider, ProviderKind};
 

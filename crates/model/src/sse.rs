@@ -1,4 +1,4 @@
-//! Server-sent events: bytes in, the data of whole events out, however the bytes were cut up.
+//! Parses server-sent events, however the bytes are split.
 
 use crate::error::{AnswerFault, AnswerLimit, UnreadableAnswer};
 

@@ -1,4 +1,4 @@
-//! YAML with a place for every mistake, and without repeating what stood there: it may be a key.
+//! YAML errors with a position, and without the text at that position: it may be a key.
 
 use std::fmt;
 

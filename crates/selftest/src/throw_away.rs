@@ -1,4 +1,4 @@
-//! A directory of our own that goes away with us, unless somebody wants to look at it.
+//! A temporary directory that is removed on drop, unless it is kept for inspection.
 
 use std::ffi::CString;
 use std::fs;

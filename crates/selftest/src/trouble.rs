@@ -1,4 +1,4 @@
-//! Why a run could not go on.
+//! Errors that stop a run.
 
 use std::io;
 use std::path::PathBuf;

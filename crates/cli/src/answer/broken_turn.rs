@@ -1,4 +1,4 @@
-//! A turn that does not end as its caller hoped: what became of it and of its agent, and what to say about it.
+//! A turn that does not end normally: the state of the turn and its agent, and the error that is printed.
 
 use lodge_proto::{
     AgentRef, AgentView, Event, EventBody, GetAgent, GetLineage, GetTurn, LineageRef, LineageView,

@@ -1,4 +1,4 @@
-//! The line that is being typed, and the ones before it.
+//! The line editor and its history.
 //!
 //! Owns: the text, the cursor, the history. Never: the terminal. Pure.
 

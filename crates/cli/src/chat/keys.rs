@@ -1,6 +1,6 @@
-//! From the bytes of a terminal to keys.
+//! Decodes terminal input to keys.
 //!
-//! Owns: what of a sequence has arrived. Never: reading, or what a key does. Pure.
+//! Owns: incomplete sequences. Never: reading, or what a key does. Pure.
 
 /// More than this in one unfinished sequence is no key.
 const SEQUENCE_BYTES_MAX: usize = 32;

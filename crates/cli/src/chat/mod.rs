@@ -1,6 +1,7 @@
-//! `chat`: a conversation, line by line.
+//! `chat`: an interactive conversation.
 //!
-//! Owns: whose turn it is to speak. Never: how an answer is shown (see `answer`), or keys and lines (see `keys`, `editor`).
+//! Owns: when input is read and when a turn runs. Never: how an answer is shown (see `answer`), or keys and lines
+//! (see `keys`, `editor`).
 
 mod editor;
 mod jobs;

@@ -1,4 +1,4 @@
-//! What a line of a chat means, and the commands that look around.
+//! Parses a line of a chat, and implements the commands that only show something.
 
 use lodge_proto::{ListSessions, SessionListParams, SessionView};
 

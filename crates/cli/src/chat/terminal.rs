@@ -1,6 +1,6 @@
-//! The terminal of a chat: its mode, its keys, and the line at its end.
+//! The terminal of a chat: its mode, its keys, and the input line.
 //!
-//! Owns: what is drawn of the line that is typed, and how to take it away again. Never: what is typed (see `editor`).
+//! Owns: drawing and removing the input line. Never: its text (see `editor`).
 
 use std::io::Read;
 use std::time::Duration;

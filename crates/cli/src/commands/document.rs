@@ -1,4 +1,4 @@
-//! A snapshot as one JSON document on stdout, written piece by piece: a conversation may be longer than memory.
+//! A snapshot as one JSON document on stdout, written in pieces: a conversation may be larger than memory.
 //!
 //! The same snapshot gives the same bytes, whether it comes from the daemon or from a file.
 

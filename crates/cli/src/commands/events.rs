@@ -1,4 +1,4 @@
-//! `events`: what happened, and what happens.
+//! `events`: past and new events.
 
 use lodge_proto::{Event, EventKind, EventListParams, ListEvents, PAGE_MAX};
 use serde_json::Value;

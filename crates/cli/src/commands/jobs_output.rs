@@ -1,6 +1,6 @@
-//! `jobs logs`: what a job wrote, each byte once and in order, across restarts of the daemon.
+//! `jobs logs`: the output of a job, each byte once and in order, across restarts of the daemon.
 //!
-//! Owns: where in a stream one is, and which stream goes where.
+//! Owns: the position in each stream, and where each stream is printed.
 
 use lodge_proto::{JobOutput, JobOutputParams, JobView, ReadJobOutput, base64};
 

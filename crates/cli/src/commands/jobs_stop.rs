@@ -1,4 +1,4 @@
-//! `stop` and `restart` of an agent that has jobs: they are cancelled, waited for, or a reason to do nothing.
+//! `stop` and `restart` of an agent with jobs: cancels them, waits for them, or refuses.
 
 use lodge_proto::{AgentStopParams, AgentView, AttachState, JobListParams, JobView, RestartAgent, StopAgent};
 

@@ -1,6 +1,6 @@
-//! The commands: each asks the daemon, waits if it must, and prints.
+//! The commands: each calls the daemon, waits if necessary, and prints.
 //!
-//! Owns: which command is which, and what several of them need. Never: transport or looks.
+//! Owns: the dispatch of commands, and what several of them need. Never: transport or formatting.
 
 mod agents;
 mod bins;

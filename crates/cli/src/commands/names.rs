@@ -1,4 +1,4 @@
-//! Names for the ids that a listing is about. Agents that were removed have theirs still.
+//! Names for the ids in a listing. Removed agents keep their names.
 
 use std::collections::HashMap;
 

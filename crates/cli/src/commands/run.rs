@@ -1,4 +1,4 @@
-//! `run`: from an Agentfile to an agent, and perhaps to an answer.
+//! `run`: creates an agent from a source and, with a prompt, prints its answer.
 
 use std::io::IsTerminal;
 

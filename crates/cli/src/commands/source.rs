@@ -1,4 +1,4 @@
-//! What a person names to have an agent or an image: a place on disk, stdin, or an image.
+//! The source of an agent or an image: a path, stdin, or an image.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Between here and registries: `push` and `pull` of images and of tools, and a pull before an agent is made.
+//! Transfers: `push` and `pull` of images and tools, and the pull before an agent is created.
 
 use lodge_proto::{
     BinPullParams, BinPushParams, ImagePullParams, ImagePushParams, ImagePushed, ImageRef, ImageView,

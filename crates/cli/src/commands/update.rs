@@ -1,4 +1,4 @@
-//! `update`: an agent becomes another in place.
+//! `update`: changes an agent in place.
 
 use std::collections::BTreeMap;
 

@@ -110,15 +110,11 @@ pub fn act(shell: &Arc<Shell>, effect: Effect) {
 /// Says something after a pause, unless the daemon ends before: the next one starts its own.
 fn start_timer(shell: &Arc<Shell>, timer: Timer) {
     let teller = shell.clone();
-    let (task, delay_ms, due) = match timer {
-        Timer::Revival { agent, run, delay_ms } => {
-            (TaskKind::RevivalPause, delay_ms, AgentSeen::RevivalDue { agent, run })
-        }
-        Timer::Retry { agent, run, delay_ms } => {
-            (TaskKind::RetryPause, delay_ms, AgentSeen::RetryDue { agent, run })
-        }
+    let (delay_ms, due) = match timer {
+        Timer::Revival { agent, run, delay_ms } => (delay_ms, AgentSeen::RevivalDue { agent, run }),
+        Timer::Retry { agent, run, delay_ms } => (delay_ms, AgentSeen::RetryDue { agent, run }),
     };
-    shell.spawn(task, async move {
+    shell.spawn(TaskKind::AgentPause, async move {
         tokio::time::sleep(std::time::Duration::from_millis(delay_ms)).await;
         teller.tell(Seen::Agent(due)).await;
     });

@@ -165,7 +165,7 @@ fn the_documentation_has_every_setting_with_its_default() {
 fn the_documentation_names_the_settings_that_wait_for_a_restart() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md");
     let page = std::fs::read_to_string(page).unwrap();
-    let (before, _) = page.split_once(" count from the next start on").unwrap();
+    let (before, _) = page.split_once(" take effect at the next start").unwrap();
     let sentence = before.rsplit("\n\n").next().unwrap();
     let named: std::collections::BTreeSet<&str> = sentence.split('`').skip(1).step_by(2).collect();
     let waiting = SETTINGS.iter().filter(|setting| setting.change == table::Change::Restart);

@@ -1,4 +1,4 @@
-//! The named limits on what an Agentfile and its files may ask us to hold.
+//! The limits for an Agentfile and its files.
 //!
 //! Owns: the numbers. Never: enforces them; that is done where the bytes are read.
 

@@ -1,7 +1,7 @@
-//! Walking over the words of one instruction, noting what is wrong on the way.
+//! Iterates over the words of one instruction and collects mistakes.
 //!
-//! Owns: the difference between a mistake that ends the line (`None`) and one that does not. Never: knows what
-//! a word means.
+//! Owns: the difference between a mistake that ends the line (`None`) and one that does not. Never: the meaning of a
+//! word.
 
 use std::iter::Peekable;
 use std::vec::IntoIter;

@@ -1,7 +1,7 @@
-//! `${key}` replaced by what ARG said, with the way back to the columns of the source.
+//! Replaces `${key}` by the values of ARG, and maps positions back to the columns of the source.
 //!
-//! Owns: the values in scope and what their use may cost. Never: looks at its own output again, so a value
-//! that contains `${…}` cannot grow.
+//! Owns: the values in scope and the limit of their expansion. Never: expands its own output, so a value that
+//! contains `${…}` cannot grow.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! A child Agentfile over its parent.
+//! Merges a child Agentfile into its parent.
 //!
 //! Owns: what is replaced, kept and added. Never: fetches a parent or counts how many there are.
 

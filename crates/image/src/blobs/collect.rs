@@ -1,4 +1,4 @@
-//! Removing what nobody wants any more.
+//! Removes blobs that are not needed any more.
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;

@@ -1,4 +1,4 @@
-//! The directories of the store. Once they are open, nothing is reached but through them, and no link is followed.
+//! The directories of the store. Once they are open, files are only accessed through them, and no link is followed.
 
 use std::ffi::CStr;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! A blob on its way here.
+//! A blob that is being received.
 
 use std::fs::File;
 use std::io::Read;

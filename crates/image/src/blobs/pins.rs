@@ -1,4 +1,4 @@
-//! What may not be collected, and what is being received.
+//! Blobs that must not be collected, and blobs that are being received.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

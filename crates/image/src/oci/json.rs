@@ -1,7 +1,7 @@
-//! JSON of strangers.
+//! Parses untrusted JSON.
 //!
-//! Owns: that a document means the same to every reader: no key stands twice in one object, and nothing is nested
-//! deeper than any image needs. Never: knows what the documents say.
+//! Owns: that a document means the same to every reader: no key occurs twice in one object, and nesting is limited.
+//! Never: the meaning of the documents.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! The layers of tools: made of one file each, and programs and texts found in them.
+//! Layers of tools: creates layers of one file, and finds programs and texts in layers.
 
 use std::io::{Read, Write};
 

@@ -1,4 +1,4 @@
-//! Being let in: what a registry wants to see, from where it says that it can be had.
+//! Authentication at registries: logins and tokens.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What a registry says it wants to see: `WWW-Authenticate`, as RFC 9110 writes it and as registries do.
+//! Parses `WWW-Authenticate`, as RFC 9110 defines it and as registries write it.
 
 /// Bytes of all challenges together.
 const CHALLENGES_MAX: usize = 8 << 10;

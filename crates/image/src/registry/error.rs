@@ -1,4 +1,4 @@
-//! What can go wrong with a registry, in words for people, and whether asking again may help.
+//! Errors of registries, and whether a retry may help.
 
 use std::error::Error;
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! Where a registry may lead us: addresses, redirects, and the clients that keep to both.
+//! Allowed addresses and redirects, and the HTTP clients that enforce them.
 //!
-//! Owns: the choice of who is talked to. A registry on the internet can name any address in a redirect; one inside this
+//! Owns: which hosts are contacted. A registry on the internet can name any address in a redirect; a host inside this
 //! network must not become reachable that way.
 
 mod looked;

@@ -1,4 +1,4 @@
-//! From a registry into the store.
+//! Pulls images from a registry into the store.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,4 +1,4 @@
-//! From the store into a registry: what an image names first, its name last.
+//! Pushes images from the store to a registry: blobs first, the tag last.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Seek, SeekFrom};

@@ -1,4 +1,4 @@
-//! When to ask a registry again.
+//! Retries of requests to a registry.
 
 use std::time::Duration;
 

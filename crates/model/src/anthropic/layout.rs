@@ -1,4 +1,4 @@
-//! Where thinking blocks stood among the text and the calls of a message.
+//! The positions of thinking blocks among the text and the calls of a message.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

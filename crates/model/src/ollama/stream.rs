@@ -1,4 +1,4 @@
-//! Puts an answer together from the lines of a stream.
+//! Assembles an answer from the lines of a stream.
 
 use serde::Deserialize;
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! Puts an answer together from the pieces of a stream.
+//! Assembles an answer from the chunks of a stream.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! Reading `providers.yaml`: who may read it, what stands in it, where a mistake is.
+//! Reads `providers.yaml`: its permissions, its contents, and the position of a mistake.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata, OpenOptions};

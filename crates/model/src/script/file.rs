@@ -1,4 +1,4 @@
-//! Script files: where they are, how they are opened, what may stand in them.
+//! Script files: their location, how they are opened, and their format.
 
 use std::fs::{self, File};
 use std::io::{self, Read};

@@ -1,4 +1,4 @@
-//! After the last kill: is everything there, once, and as it should be?
+//! The checks after the last kill: everything is present, once, and correct.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! A client that stays attached through every death of the daemon, and keeps what it saw.
+//! A client that stays attached through every death of the daemon, and keeps the events that it received.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The power switch: which processes are ended, and what is noted of it.
+//! Kills processes and records each kill.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! One death with a tool at work: what goes on goes on, what a keeper wrote down counts, and what nobody knows is said
-//! and not done again.
+//! One death while a tool works: running work continues, a keeper's record counts, and an unknown outcome is reported
+//! and not repeated.
 
 use std::time::Instant;
 

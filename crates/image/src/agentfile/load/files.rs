@@ -1,4 +1,4 @@
-//! Opening the files of a directory nobody vouches for.
+//! Opens files of an untrusted directory.
 //!
 //! Owns: which files are opened and how much of them is read. Never: follows a link out of the directory, opens
 //! anything but a regular file, or writes.

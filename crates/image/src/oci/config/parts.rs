@@ -1,4 +1,4 @@
-//! Instructions, one by one, as a config has them.
+//! The instructions of an Agentfile in the config.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,5 @@
-//! What names led to when it was looked whether they lead into this network. A name that leads elsewhere a moment later
-//! must not be followed there because it was harmless before.
+//! The addresses of names at the time of the check whether they are in this network. A name that resolves differently
+//! a moment later must not be followed because it was harmless before.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
