@@ -1,7 +1,7 @@
 //! What a token of an agent reaches: that agent and what belongs to it. Everything else looks as if it were not there.
 
 use lodge_core::{AgentId, SessionId, TurnId};
-use lodge_proto::{AttachParams, ErrorBody, TokenReach};
+use lodge_proto::{ApiMethod, AttachClient, AttachParams, ErrorBody, TokenReach};
 use serde_json::Value;
 
 use super::jobs;
@@ -45,7 +45,7 @@ pub(super) fn attach(
     who: &Who,
     mut given: AttachParams,
 ) -> Result<AttachParams, ErrorBody> {
-    rights::admit(who, "client/attach")?;
+    rights::admit(who, AttachClient::NAME)?;
     let Some(own) = who.agent() else { return Ok(given) };
     if let Some(agent) = &given.agent {
         given.agent = Some(own_agent(at, own, agent)?);

@@ -84,8 +84,7 @@ async fn follow(
     // What may be listed may be followed, and nothing else.
     let caller = who.clone();
     let read = move |at: &ReadView<'_>| {
-        let given: EventListParams =
-            params::<ListEvents>(scope::narrow(at, &caller, ListEvents::NAME, given)?)?;
+        let given = params::<ListEvents>(scope::narrow(at, &caller, ListEvents::NAME, given)?)?;
         let agent = given.agent.as_deref().map(|agent| methods::find_agent(at, agent)).transpose()?;
         Ok::<_, ErrorBody>((agent.map(|agent| agent.to_string()), given.session))
     };
