@@ -321,7 +321,7 @@ async fn a_person_issues_lists_and_revokes_tokens_on_the_command_line() {
     assert_eq!(code, 0, "{words}");
     let token = out.trim();
     assert!(
-        out.ends_with('\n') && token.split('.').count() == 3 && words.contains("only time"),
+        out.ends_with('\n') && token.split('.').count() == 3 && words.contains("not shown again"),
         "{out}{words}"
     );
     let asked = world
