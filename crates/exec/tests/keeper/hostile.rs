@@ -61,7 +61,7 @@ async fn held_up(way: Option<&str>) {
         }
     };
     assert_eq!(record.ended, ExitOutcome::Signal(libc::SIGKILL), "{way:?}: {record:?}");
-    assert!(record.note.contains("held up"), "{way:?}: {record:?}");
+    assert!(record.note.contains("delayed"), "{way:?}: {record:?}");
     if !heard.contains(&KeeperEvent::Pong { token: 7 }) {
         assert_eq!(next(&mut link).await, KeeperEvent::Pong { token: 7 }, "{way:?}");
     }
