@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Deserializer, Serializer};
 
-#[expect(clippy::trivially_copy_pass_by_ref, clippy::ref_option, reason = "the signature that serde calls")]
 pub fn serialize<S: Serializer>(micro_usd: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
     match micro_usd {
         // Beyond 2^53 millionths, nine billion dollars, the last digit is lost.

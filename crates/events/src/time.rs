@@ -92,11 +92,6 @@ pub(crate) mod shown {
 
     use super::Timestamp;
 
-    #[expect(
-        clippy::trivially_copy_pass_by_ref,
-        clippy::ref_option,
-        reason = "the signature that serde calls"
-    )]
     pub fn serialize<S: Serializer>(ms: &Option<i64>, serializer: S) -> Result<S::Ok, S::Error> {
         match ms {
             Some(ms) => serializer.collect_str(&Timestamp::from_ms(*ms)),

@@ -83,7 +83,7 @@ fn names_and_images_are_there_after_opening_again() {
     world.write(&[
         image("sha256:2", "two"),
         named("x:latest", "sha256:2"),
-        Write::Agent(AgentWrite::New(agent(AgentState::Ready, "sha256:2"))),
+        Write::Agent(AgentWrite::New(Box::new(agent(AgentState::Ready, "sha256:2")))),
     ]);
     let world = world.again();
     let refs: Vec<_> = world
@@ -115,7 +115,7 @@ fn an_image_that_a_removed_agent_had_goes_and_can_come_again() {
     let mut world = World::new();
     world.write(&[
         image("sha256:1", "one"),
-        Write::Agent(AgentWrite::New(agent(AgentState::Removed, "sha256:1"))),
+        Write::Agent(AgentWrite::New(Box::new(agent(AgentState::Removed, "sha256:1")))),
     ]);
     world.write(&[
         named("x:latest", "sha256:1"),
@@ -198,10 +198,10 @@ fn tools_are_listed_apart_from_agents_with_who_needs_them() {
     let mut world = World::new();
     world.write(&[put(bin()), put(needing("sha256:1", ImageState::Complete)), image("sha256:2", "two")]);
     world.write(&[put(needing("sha256:3", ImageState::Announced))]);
-    world.write(&[Write::Agent(AgentWrite::New(AgentRow {
+    world.write(&[Write::Agent(AgentWrite::New(Box::new(AgentRow {
         spec: with_rg(),
         ..agent(AgentState::Ready, "sha256:1")
-    }))]);
+    })))]);
     let reader = &world.store.reader;
     let digests = |kind| -> Vec<String> {
         reader
@@ -266,9 +266,9 @@ fn tools_are_listed_with_what_they_are_and_with_the_agents_that_were_given_them_
     };
     let plain = AgentRow { spec: with_rg(), ..agent(AgentState::Ready, "sha256:1") };
     world.write(&[
-        Write::Agent(AgentWrite::New(plain)),
-        Write::Agent(AgentWrite::New(both)),
-        Write::Agent(AgentWrite::New(gone)),
+        Write::Agent(AgentWrite::New(Box::new(plain))),
+        Write::Agent(AgentWrite::New(Box::new(both))),
+        Write::Agent(AgentWrite::New(Box::new(gone))),
         waits,
     ]);
     let reader = &world.store.reader;
@@ -294,7 +294,11 @@ fn what_a_recorded_image_needs_is_wanted_before_it_is_recorded_itself_and_no_lon
 fn an_image_that_goes_needs_nothing_and_one_that_comes_again_needs_what_it_did() {
     let mut world = World::new();
     let row = || put(needing("sha256:1", ImageState::Complete));
-    world.write(&[put(bin()), row(), Write::Agent(AgentWrite::New(agent(AgentState::Removed, "sha256:1")))]);
+    world.write(&[
+        put(bin()),
+        row(),
+        Write::Agent(AgentWrite::New(Box::new(agent(AgentState::Removed, "sha256:1")))),
+    ]);
     world.write(&[Write::Image(ImageWrite::Gone { digest: "sha256:1".into() })]);
     assert_eq!(world.store.reader.here(|snapshot| snapshot.image_summary(RG)).unwrap().unwrap().needed_by, 0);
     let mut world = world.again();

@@ -53,7 +53,7 @@ impl World {
         let mut world = World { dir, store, ids, agent: row.id.clone(), now: 1_000, seq: 0 };
         let image = ImageRow::agent("sha256:0".into(), "a:latest".into(), 0, ImageRecord::default());
         let image = Write::Image(ImageWrite::Here(Box::new(image)));
-        world.commit(&[image, Write::Agent(AgentWrite::New(row))]);
+        world.commit(&[image, Write::Agent(AgentWrite::New(Box::new(row)))]);
         world
     }
 

@@ -141,7 +141,7 @@ fn live(ids: &mut Ids) -> (AgentRow, TurnRow, Vec<Write>) {
     let stream = agent.id.as_str().to_owned();
     let writes = vec![
         image(),
-        Write::Agent(AgentWrite::New(agent.clone())),
+        Write::Agent(AgentWrite::New(Box::new(agent.clone()))),
         Write::Session(SessionWrite::New(SessionRow {
             id: session.clone(),
             agent: agent.id.clone(),
@@ -372,8 +372,8 @@ fn an_agent_is_found_by_id_name_or_unique_prefix() {
             .commit(
                 &[
                     image(),
-                    Write::Agent(AgentWrite::New(one.clone())),
-                    Write::Agent(AgentWrite::New(two.clone())),
+                    Write::Agent(AgentWrite::New(Box::new(one.clone()))),
+                    Write::Agent(AgentWrite::New(Box::new(two.clone()))),
                 ],
                 (),
             )

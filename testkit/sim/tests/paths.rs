@@ -48,7 +48,7 @@ impl DiskPair {
         let image = ImageRow::agent("sha256:0".to_owned(), "a".to_owned(), 0, ImageRecord::default());
         both.commit(vec![
             Write::Image(ImageWrite::Here(Box::new(image))),
-            Write::Agent(AgentWrite::New(row)),
+            Write::Agent(AgentWrite::New(Box::new(row))),
         ]);
         both
     }

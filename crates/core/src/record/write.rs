@@ -32,7 +32,7 @@ pub enum Write {
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum AgentWrite {
-    New(AgentRow),
+    New(Box<AgentRow>),
     State {
         id: AgentId,
         state: AgentState,

@@ -96,7 +96,7 @@ impl Engine {
         let id = row.id.clone();
         let put = self.put_image(new.image);
         let lineage = new_lineage(row.lineage.clone(), id.clone(), self.step.now);
-        self.step.write(AgentWrite::New(row.clone()));
+        self.step.write(AgentWrite::New(Box::new(row.clone())));
         self.step.write(AgentWrite::Lineage(lineage.clone()));
         self.names.insert(name, id.clone());
         self.agents.insert(id.clone(), Agent::new(row, lineage));
