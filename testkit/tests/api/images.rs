@@ -238,7 +238,7 @@ async fn what_is_not_here_or_misspelled_is_told_with_the_very_next_step() {
     api.ok("image/build", json!({"content": AGENTFILE, "tags": ["a"]})).await;
     let nowhere = "127.0.0.1:1/a/b:v1";
     for (asked, code, hint) in [
-        (nowhere, "image.not_found", "bring it first: `lodge image pull 127.0.0.1:1/a/b:v1`"),
+        (nowhere, "image.not_found", "pull it first: `lodge image pull 127.0.0.1:1/a/b:v1`"),
         ("a:v9", "image.not_found", "there is `a:latest`"),
         ("https://r.example/a:v1", "image.bad_ref", "leave out the part before the host"),
     ] {

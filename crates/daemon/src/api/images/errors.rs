@@ -89,7 +89,7 @@ impl LookupError {
 fn no_tool_hint(given: &str) -> String {
     match (RemoteImage::read(given), stock_hint(given)) {
         (Ok(Some(_)), _) => {
-            format!("bring it first: `lodge bin pull {given}`; `lodge bin ls` lists those that are here")
+            format!("pull it first: `lodge bin pull {given}`; `lodge bin ls` lists those that are here")
         }
         (Ok(None) | Err(_), Some(hint)) => hint.to_owned(),
         (Ok(None) | Err(_), None) => {
