@@ -2,13 +2,13 @@
 
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use lodge_core::Timestamp;
 use lodge_core::event::DaemonStarted;
 use lodge_core::record::{EventRow, Write};
 use lodge_store::{Opened, READ_QUEUE_MAX, ReadError, open};
-use tokio::task::JoinSet;
 
 const THREADS: usize = 4;
 
@@ -69,20 +69,23 @@ async fn reads_beyond_the_queue_are_refused_and_the_others_answered() {
             read.await
         }
     };
-    let mut reads = JoinSet::new();
-    (0..THREADS).for_each(|_| drop(reads.spawn(read(Some(barrier.clone())))));
-    // Tasks of one thread are polled in their order, so these come after those.
-    (0..READ_QUEUE_MAX + THREADS).for_each(|_| drop(reads.spawn(read(None))));
-    tokio::task::yield_now().await;
+    // Polled once and in order, so all of them are submitted before the next line.
+    let mut submitted = Vec::new();
+    for barrier in std::iter::repeat_n(Some(barrier.clone()), THREADS)
+        .chain(std::iter::repeat_n(None, READ_QUEUE_MAX + THREADS))
+    {
+        let mut read = Box::pin(read(barrier));
+        match read.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Pending => submitted.push(read),
+            Poll::Ready(result) => assert!(matches!(result, Err(ReadError::Busy)), "{result:?}"),
+        }
+    }
     let refused = read(None).await;
     assert!(matches!(refused, Err(ReadError::Busy)), "{refused:?}");
     tokio::task::spawn_blocking(move || barrier.wait()).await.unwrap();
-    let mut answered = 0;
-    while let Some(read) = reads.join_next().await {
-        match read.unwrap() {
-            Ok(_) => answered += 1,
-            Err(error) => assert!(matches!(error, ReadError::Busy), "{error:?}"),
-        }
+    let answered = submitted.len();
+    for read in submitted {
+        read.await.unwrap();
     }
     assert!(answered >= READ_QUEUE_MAX, "{answered}");
 }
