@@ -125,7 +125,11 @@ impl World {
 
     fn ask_model(&mut self, agent: &AgentId, turn: &TurnId, step: u32) -> Batch {
         let ask = Ask::Model { turn: turn.clone(), step, context: "c".into(), from_turn: 1 };
-        self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!(format!("m{step}")), ask }))
+        self.see(Seen::Turn(TurnSeen::Asked {
+            agent: agent.clone(),
+            id: AskId(json!(format!("m{step}"))),
+            ask,
+        }))
     }
 
     fn answer(
@@ -155,7 +159,11 @@ impl World {
             stdin: Vec::new(),
             timeout_ms: 0,
         };
-        self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!(format!("t{call}")), ask }))
+        self.see(Seen::Turn(TurnSeen::Asked {
+            agent: agent.clone(),
+            id: AskId(json!(format!("t{call}"))),
+            ask,
+        }))
     }
 
     fn state(&self, turn: &TurnId) -> TurnState {

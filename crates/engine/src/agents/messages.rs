@@ -9,9 +9,9 @@ use lodge_core::record::{
     AgentRow, AgentSpec, CallRecord, ExecRequest, FailureRecord, LimitsRecord, MountRecord,
 };
 use lodge_core::{AgentId, ExecId, LineageId, SandboxId, SessionId, TurnId};
-use serde_json::Value;
 
 use crate::images::NewImage;
+use crate::turns::messages::{AskId, RuntimeAnswer};
 
 #[derive(Debug)]
 pub enum AgentCommand {
@@ -256,8 +256,8 @@ pub enum SandboxEffect {
     },
     /// Answer what the runtime asked.
     Answer {
-        id: Value,
-        answer: Result<Value, FailureRecord>,
+        id: AskId,
+        answer: Result<RuntimeAnswer, FailureRecord>,
     },
     StartExec {
         exec: ExecId,

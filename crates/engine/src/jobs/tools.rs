@@ -6,14 +6,14 @@ use lodge_core::job::{JobRow, SESSION_LABEL};
 use lodge_core::record::{JobWait, JobWaitTool, StepRow, StepTarget, TurnWrite};
 use lodge_core::turn::StepState;
 use lodge_core::{AgentId, JobId, SessionId, TurnId};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::submit::Origin;
 use super::{Asked, JobEffect, JobWish, JobWork, Read};
 use crate::batch::Step;
-use crate::turns::execs::{Started, call_step, digest, open_call, result_of};
+use crate::turns::execs::{Started, call_step, digest, open_call};
 use crate::turns::{Call, Phase, Turn};
-use crate::{Effect, Engine, SandboxEffect, failure};
+use crate::{AskId, CallOutcome, Effect, Engine, RuntimeAnswer, SandboxEffect, failure};
 
 /// A call that waits.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ struct Asking<'a> {
 }
 
 impl Engine {
-    pub(crate) fn ask_job(&mut self, id: Value, asked: &Asked, wish: JobWish) {
+    pub(crate) fn ask_job(&mut self, id: AskId, asked: &Asked, wish: JobWish) {
         self.step.hurry();
         let Some(turn) = self.turns.get(&asked.turn) else { return };
         let (agent, session) = (turn.row.agent.clone(), turn.row.session.clone());
@@ -242,8 +242,8 @@ impl Engine {
                 row
             }
         };
-        let mut result = result_of(Some(&row));
-        result["digest"] = json!(digest(&text));
+        let outcome = CallOutcome { digest: Some(digest(&text)), ..CallOutcome::of_step(&row) };
+        let result = RuntimeAnswer::Call(outcome);
         (call.step, call.result) = (Some(row.clone()), Some(result.clone()));
         let waiter = call.waiter.take();
         let bytes = text.len() as u64;

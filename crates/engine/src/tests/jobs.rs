@@ -186,7 +186,7 @@ impl World {
 
     fn wish(&mut self, agent: &AgentId, turn: &TurnId, wish: JobWish) -> Batch {
         let ask = Ask::Job { turn: turn.clone(), step: 1, call: "c1".into(), wish };
-        self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!("j1"), ask }))
+        self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: AskId(json!("j1")), ask }))
     }
 
     fn read_answers(&mut self, asked: Asked, text: &str, told: &[&JobId]) -> Batch {

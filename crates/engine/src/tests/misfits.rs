@@ -33,7 +33,7 @@ impl World {
     }
 }
 
-fn runtime_hears(batch: &Batch) -> Result<Value, String> {
+fn runtime_hears(batch: &Batch) -> Result<RuntimeAnswer, String> {
     let mut answers = acts(batch).into_iter().filter_map(|effect| match effect {
         Effect::Sandbox { what: SandboxEffect::Answer { answer, .. }, .. } => {
             Some(answer.clone().map_err(|failure| failure.code))
@@ -51,7 +51,7 @@ fn an_answer_that_does_not_fit_is_kept_and_the_model_is_asked_again_as_the_next_
     world.ask_model(&agent, &turn, 1);
     let misfit = world.misfit(&turn, 1);
     assert!(misfit.urgent);
-    let more = Ok(json!({"finished": false, "calls": []}));
+    let more = Ok(RuntimeAnswer::Model { finished: false, calls: Vec::new() });
     assert_eq!(runtime_hears(&misfit), more);
     // The same question again, after a reconnect, has the same answer.
     assert_eq!(runtime_hears(&world.ask_model(&agent, &turn, 1)), more);

@@ -28,7 +28,7 @@ impl World {
             "interrupt" => drop(self.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn.clone() }))),
             "fail" => {
                 let ask = Ask::Finish { turn: turn.clone(), code: "x".into(), message: "x".into() };
-                self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!(1), ask }));
+                self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: AskId(json!(1)), ask }));
             }
             "stop" => drop(self.ask(
                 None,

@@ -1,9 +1,8 @@
 //! What runtimes ask for, and what else is observed of turns.
 
 use lodge_core::{AgentId, TurnId};
-use serde_json::Value;
 
-use super::messages::{Ask, TurnSeen};
+use super::messages::{Ask, AskId, RuntimeAnswer, TurnSeen};
 use super::{Wish, compact, execs};
 use crate::{Engine, SandboxEffect, failure, jobs};
 
@@ -29,7 +28,7 @@ impl Engine {
     }
 
     /// Routes what a runtime asks, when the turn is still its business.
-    fn asked(&mut self, agent: &AgentId, id: Value, ask: Ask) {
+    fn asked(&mut self, agent: &AgentId, id: AskId, ask: Ask) {
         if !self.is_live(agent, ask.turn()) {
             let gone = failure("turn.gone", "that turn is over");
             self.step.in_sandbox(agent, SandboxEffect::Answer { id, answer: Err(gone) });
@@ -55,8 +54,7 @@ impl Engine {
             }
             Ask::Finish { turn, code, message } => {
                 self.fail_turn(&turn, failure(&code, &message));
-                let answer = Ok(Value::Object(serde_json::Map::new()));
-                self.step.in_sandbox(agent, SandboxEffect::Answer { id, answer });
+                self.step.in_sandbox(agent, SandboxEffect::Answer { id, answer: Ok(RuntimeAnswer::Done) });
             }
         }
     }

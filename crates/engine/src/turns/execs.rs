@@ -7,9 +7,9 @@ use lodge_core::record::{
 };
 use lodge_core::turn::{StepEvent, StepState};
 use lodge_core::{AgentId, ExecId, IdSource, StepId, Timestamp, TurnId};
-use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use super::messages::{AskId, CallOutcome, OutputBytes, ResultDigest, RuntimeAnswer};
 use super::state::{Call, Phase};
 use crate::{Engine, ExecEnd, ExecHow, SandboxEffect, failure};
 
@@ -35,7 +35,7 @@ pub(crate) struct Started<'a> {
 }
 
 impl Engine {
-    pub(crate) fn ask_exec(&mut self, id: Value, wanted: &Wanted) {
+    pub(crate) fn ask_exec(&mut self, id: AskId, wanted: &Wanted) {
         self.step.hurry();
         let Some(turn) = self.turns.get(&wanted.turn) else { return };
         let agent = turn.row.agent.clone();
@@ -155,10 +155,12 @@ impl Engine {
         (step.state, step.exit_code, step.signal, step.ended_at) = (state, code, signal, Some(self.step.now));
         step.cause = end.cause;
         let (row, record, waiter) = (step.clone(), call.record.clone(), call.waiter.take());
-        let mut result = result_of(Some(&row));
-        // What names the exec differs where nothing else does.
-        result["digest"] = json!(digest(&end.text.replace(exec.as_str(), "")));
-        (result["stdout_bytes"], result["stderr_bytes"]) = (end.stdout_bytes.into(), end.stderr_bytes.into());
+        let result = RuntimeAnswer::Call(CallOutcome {
+            // Without the id of the exec: it differs where nothing else does.
+            digest: Some(digest(&end.text.replace(exec.as_str(), ""))),
+            output: Some(OutputBytes { stdout: end.stdout_bytes, stderr: end.stderr_bytes }),
+            ..CallOutcome::of_step(&row)
+        });
         call.result = Some(result.clone());
         self.step.write(TurnWrite::StepState {
             turn: id.clone(),
@@ -208,7 +210,7 @@ impl Engine {
     /// A result that needed no program: the runtime wrote it.
     pub(crate) fn tool_answered(
         &mut self,
-        id: Value,
+        id: AskId,
         turn: &TurnId,
         step: u32,
         call: &str,
@@ -227,12 +229,12 @@ impl Engine {
             let state = if error { StepState::Failed } else { StepState::Done };
             let row = call_step(ids, (turn, step, ordinal), open, state, self.step.now);
             open.step = Some(row.clone());
-            open.result = Some(json!({}));
+            open.result = Some(RuntimeAnswer::Done);
             self.step.write(TurnWrite::Step(row.clone()));
             let bytes = text.len() as u64;
             self.tool_result(turn, &row, call, bytes, text);
         }
-        self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(json!({})) });
+        self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(RuntimeAnswer::Done) });
     }
 
     /// Ends the calls in flight of a turn that is ending, and pairs each with a result.
@@ -333,20 +335,12 @@ pub(crate) fn open_call<'t>(
     Some((u32::try_from(at).ok()? + 1, &mut calls[at]))
 }
 
-/// What the runtime is told of a finished call.
-pub(crate) fn result_of(step: Option<&StepRow>) -> Value {
-    match step {
-        None => json!({}),
-        Some(step) => {
-            json!({"status": step.state.word(), "exit_code": step.exit_code, "signal": step.signal, "cause": step.cause.map(lodge_core::Cause::word)})
-        }
-    }
-}
-
-/// Tells one result from another, for a runtime that never sees them.
-pub(crate) fn digest(text: &str) -> String {
+/// Distinguishes one result from another for a runtime, which never reads them.
+pub(crate) fn digest(text: &str) -> ResultDigest {
     let digest = Sha256::digest(text.as_bytes());
-    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    let mut first = ResultDigest::default();
+    first.copy_from_slice(&digest[..size_of::<ResultDigest>()]);
+    first
 }
 
 fn preview(text: &str) -> String {

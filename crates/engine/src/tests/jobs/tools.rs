@@ -27,10 +27,11 @@ fn reads(batch: &Batch) -> Vec<JobWish> {
     wishes.collect()
 }
 
-fn answers(batch: &Batch) -> Vec<Value> {
+fn answers(batch: &Batch) -> Vec<CallOutcome> {
     let answers = acts(batch).into_iter().filter_map(|effect| match effect {
         Effect::Sandbox { what: SandboxEffect::Answer { answer, .. }, .. } => {
-            Some(answer.clone().expect("it is answered"))
+            let Ok(RuntimeAnswer::Call(outcome)) = answer else { panic!("not a result: {answer:?}") };
+            Some(*outcome)
         }
         _ => None,
     });
@@ -51,7 +52,7 @@ fn a_submitted_job_and_the_result_that_names_it_are_one_commit_and_asked_again_i
     let batch = world.wish(&agent, &turn, JobWish::Submit(work("sh")));
     let job = job_in_result(&batch);
     assert_eq!(started(&batch), std::slice::from_ref(&job));
-    assert_eq!(answers(&batch)[0]["status"], "done");
+    assert_eq!(answers(&batch)[0].state, StepState::Done);
     let row = world.job_row(&job);
     assert_eq!((row.session, row.request.turn), (Some(session("s")), Some(turn.to_string())));
     let again = world.wish(&agent, &turn, JobWish::Submit(work("sh")));
@@ -72,7 +73,7 @@ fn what_a_model_may_not_submit_is_a_result_that_says_why() {
     let [(text, true)] = &results(&batch)[..] else { panic!("one bad result") };
     assert!(text.contains("no bin `rm`") && text.contains("date, sh"), "{text}");
     assert!(world.stored().is_empty());
-    assert_eq!(answers(&batch)[0]["status"], "failed");
+    assert_eq!(answers(&batch)[0].state, StepState::Failed);
     let turn = world.calling(&agent, "other", "job_submit");
     let endless = JobWork { timeout_ms: u64::MAX, ..work("sh") };
     let batch = world.wish(&agent, &turn, JobWish::Submit(endless));
@@ -202,7 +203,7 @@ fn a_turn_that_fails_leaves_the_job_that_it_waited_for() {
     let turn = world.calling(&agent, "s", "job_wait");
     world.wish(&agent, &turn, wait(&job));
     let ask = Ask::Finish { turn, code: "x".into(), message: "x".into() };
-    let batch = world.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!(1), ask }));
+    let batch = world.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: AskId(json!(1)), ask }));
     assert!(job_acts(&batch).is_empty() && world.job_row(&job).progress.cancel.is_none());
 }
 
@@ -317,7 +318,7 @@ fn a_call_that_the_answer_does_not_have_is_refused() {
     let turn = world.calling(&agent, "s", "job_submit");
     let wish = JobWish::Submit(work("sh"));
     let ask = Ask::Job { turn, step: 1, call: "c9".into(), wish };
-    let batch = world.see(Seen::Turn(TurnSeen::Asked { agent, id: json!("j1"), ask }));
+    let batch = world.see(Seen::Turn(TurnSeen::Asked { agent, id: AskId(json!("j1")), ask }));
     let refused = acts(&batch).into_iter().any(|effect| {
         matches!(effect, Effect::Sandbox { what: SandboxEffect::Answer { answer: Err(failure), .. }, .. } if failure.code == "turn.no_such_call")
     });
@@ -341,7 +342,7 @@ fn a_program_that_is_called_like_a_tool_for_jobs_is_a_program() {
         stdin: Vec::new(),
         timeout_ms: 0,
     };
-    world.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!(1), ask }));
+    world.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: AskId(json!(1)), ask }));
     for wish in [JobWish::Status { job: job.clone() }, wait(&job), cancel(&job), JobWish::Submit(work("sh"))]
     {
         let batch = world.wish(&agent, &turn, wish);
