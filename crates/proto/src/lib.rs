@@ -48,7 +48,9 @@ pub use lodge_events::{EventBody, EventKind};
 pub use methods::*;
 pub use providers::*;
 pub use quarantine::*;
-pub use rpc::{ErrorBody, ErrorData, Message, Notification, Request, Response, rpc_code};
+pub use rpc::{
+    ErrorBody, ErrorData, Message, Notification, Request, Response, notification_text, result_text, rpc_code,
+};
 pub use sessions::*;
 pub use snapshot::*;
 pub use tokens::*;

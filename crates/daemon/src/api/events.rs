@@ -7,7 +7,7 @@ use lodge_proto::{ApiMethod, ErrorBody, Event, EventList, EventListParams, ListE
 use lodge_store::PAGE_BYTES_MAX;
 use serde_json::Value;
 
-use super::methods::{Answer, find_agent_ever, future, internal, no_method, page};
+use super::methods::{Reply, find_agent_ever, future, internal, no_method, page, reply};
 use super::{params, scope};
 use crate::auth::Who;
 use crate::hub::{Filter, PAGE};
@@ -15,18 +15,18 @@ use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 
-pub(super) async fn call(shell: &Arc<Shell>, who: &Who, method: &str, given: Value) -> Answer {
+pub(super) async fn call(shell: &Arc<Shell>, who: &Who, method: &str, given: Value) -> Reply {
     match method {
         ListEvents::NAME => {
             shell.hub.caught_up(&shell.reader).await.map_err(internal)?;
             let (who, given) = (who.clone(), params::<ListEvents>(given)?);
-            shell.read(move |at| list(at, &who, &given)).await
+            shell.read(move |at| reply::<ListEvents>(list(at, &who, &given))).await
         }
         _other => Err(no_method(method)),
     }
 }
 
-fn list(at: &ReadView<'_>, who: &Who, given: &EventListParams) -> Answer {
+fn list(at: &ReadView<'_>, who: &Who, given: &EventListParams) -> Result<EventList, ErrorBody> {
     let agent = given.agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
     let filter = scope::events(
         who,
@@ -46,7 +46,7 @@ fn list(at: &ReadView<'_>, who: &Who, given: &EventListParams) -> Answer {
         None => oldest(at, &wanted)?,
         Some(before) => newest(at, &wanted, before)?,
     };
-    Ok(view::json(&EventList { events, head, log: at.log.clone(), next }))
+    Ok(EventList { events, head, log: at.log.clone(), next })
 }
 
 /// A page that is full after so many events, or so many bytes.
