@@ -41,7 +41,7 @@ fn list(at: &ReadView<'_>, who: &Who, given: &EventListParams) -> Result<EventLi
     if since > head {
         return Err(future(since, head));
     }
-    let wanted = Wanted { filter, since, head, limit: page(given.limit) as usize };
+    let wanted = EventRange { filter, since, head, limit: page(given.limit) as usize };
     let (events, next) = match given.before {
         None => oldest(at, &wanted)?,
         Some(before) => newest(at, &wanted, before)?,
@@ -73,7 +73,7 @@ impl EventPage {
     }
 }
 
-struct Wanted {
+struct EventRange {
     filter: Filter,
     since: u64,
     head: u64,
@@ -81,8 +81,8 @@ struct Wanted {
 }
 
 /// The first ones after `since`, and where the next page begins.
-fn oldest(at: &ReadView<'_>, wanted: &Wanted) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
-    let &Wanted { ref filter, since, head, limit } = wanted;
+fn oldest(at: &ReadView<'_>, wanted: &EventRange) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
+    let &EventRange { ref filter, since, head, limit } = wanted;
     let mut cursor = since;
     let mut page = EventPage::new(limit);
     while !page.is_full() && cursor < head {
@@ -97,8 +97,12 @@ fn oldest(at: &ReadView<'_>, wanted: &Wanted) -> Result<(Vec<Event>, Option<u64>
 }
 
 /// The last ones before `before`, the oldest of them first, and where the page before begins.
-fn newest(at: &ReadView<'_>, wanted: &Wanted, before: u64) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
-    let &Wanted { ref filter, since, head, limit } = wanted;
+fn newest(
+    at: &ReadView<'_>,
+    wanted: &EventRange,
+    before: u64,
+) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
+    let &EventRange { ref filter, since, head, limit } = wanted;
     // What is written and not yet published is nobody's business.
     let mut cursor = before.min(head + 1);
     let mut page = EventPage::new(limit);

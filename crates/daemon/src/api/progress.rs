@@ -24,12 +24,12 @@ const PARTS_TOLD: usize = 256;
 /// Where a transfer writes down how far it is.
 #[derive(Debug, Default)]
 pub(super) struct Board {
-    state: Mutex<State>,
+    state: Mutex<BoardState>,
     news: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BoardState {
     parts: Vec<ProgressPart>,
     places: HashMap<Digest, usize>,
     /// Parts that changed since they were told.
@@ -37,7 +37,7 @@ struct State {
 }
 
 impl Board {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BoardState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

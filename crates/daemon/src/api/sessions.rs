@@ -55,23 +55,23 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
         }
         ForkSession::NAME => {
             let SessionForkParams { session, turn, to, .. } = params::<ForkSession>(given)?;
-            changed::<ForkSession>(&change(shell, key, &session, Change::Fork { turn, to }).await?)
+            changed::<ForkSession>(&change(shell, key, &session, SessionEdit::Fork { turn, to }).await?)
         }
         RewindSession::NAME => {
             let SessionRewindParams { session, turn, .. } = params::<RewindSession>(given)?;
-            changed::<RewindSession>(&change(shell, key, &session, Change::Rewind { turn }).await?)
+            changed::<RewindSession>(&change(shell, key, &session, SessionEdit::Rewind { turn }).await?)
         }
         RegenerateTurn::NAME => {
             let SessionRegenerateParams { session, turn, .. } = params::<RegenerateTurn>(given)?;
-            changed::<RegenerateTurn>(&change(shell, key, &session, Change::Regenerate { turn }).await?)
+            changed::<RegenerateTurn>(&change(shell, key, &session, SessionEdit::Regenerate { turn }).await?)
         }
         ActivateBranch::NAME => {
             let SessionActivateParams { session, turn, .. } = params::<ActivateBranch>(given)?;
-            changed::<ActivateBranch>(&change(shell, key, &session, Change::Activate { turn }).await?)
+            changed::<ActivateBranch>(&change(shell, key, &session, SessionEdit::Activate { turn }).await?)
         }
         DeleteSession::NAME => {
             let SessionDeleteParams { session, .. } = params::<DeleteSession>(given)?;
-            changed::<DeleteSession>(&change(shell, key, &session, Change::Delete).await?)
+            changed::<DeleteSession>(&change(shell, key, &session, SessionEdit::Delete).await?)
         }
         _other => Err(no_method(method)),
     }
@@ -217,7 +217,7 @@ fn search_failed(error: &SearchError) -> ErrorBody {
 
 /// What a change is about.
 #[derive(Debug)]
-enum Change {
+enum SessionEdit {
     Fork { turn: Option<String>, to: Option<String> },
     Rewind { turn: String },
     Regenerate { turn: Option<String> },
@@ -230,7 +230,7 @@ async fn change(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
     session: &str,
-    change: Change,
+    change: SessionEdit,
 ) -> Result<Answer, ErrorBody> {
     let id = session_id(session)?;
     let (mut tries, change) = (0, Arc::new(change));
@@ -240,14 +240,14 @@ async fn change(
             Some(planned) => shell.ask(key.clone(), Command::Session(Box::new(planned))).await,
             None => match *change {
                 // One that is not there is as deleted as it can be.
-                Change::Delete => {
+                SessionEdit::Delete => {
                     let missing = SessionDeleted { session: id.to_string(), deleted: false };
                     return Ok(Answer::Rendered(keep(shell, key, view::text(&missing)).await?));
                 }
-                Change::Fork { .. }
-                | Change::Rewind { .. }
-                | Change::Regenerate { .. }
-                | Change::Activate { .. } => return Err(view::no_session(&id)),
+                SessionEdit::Fork { .. }
+                | SessionEdit::Rewind { .. }
+                | SessionEdit::Regenerate { .. }
+                | SessionEdit::Activate { .. } => return Err(view::no_session(&id)),
             },
         };
         tries += 1;
@@ -256,7 +256,7 @@ async fn change(
                 tokio::time::sleep(TRY_AGAIN_AFTER).await;
             }
             answer => {
-                if matches!(*change, Change::Delete) && answer.is_ok() {
+                if matches!(*change, SessionEdit::Delete) && answer.is_ok() {
                     forget(shell, &id).await;
                 }
                 return Ok(answer?);
@@ -276,12 +276,16 @@ async fn forget(shell: &Shell, id: &SessionId) {
     }
 }
 
-fn planned(at: &ReadView<'_>, id: &SessionId, change: &Change) -> Result<Option<SessionChange>, ErrorBody> {
+fn planned(
+    at: &ReadView<'_>,
+    id: &SessionId,
+    change: &SessionEdit,
+) -> Result<Option<SessionChange>, ErrorBody> {
     let found = match change {
-        Change::Delete => {
+        SessionEdit::Delete => {
             at.store.standing(id).map_err(internal)?.map(|standing| (standing, SessionWhat::Delete))
         }
-        Change::Rewind { turn } => {
+        SessionEdit::Rewind { turn } => {
             let found = at.store.rewind_plan(id, &pick(turn)?).map_err(internal)?;
             found
                 .map(|(standing, plan)| {
@@ -289,7 +293,7 @@ fn planned(at: &ReadView<'_>, id: &SessionId, change: &Change) -> Result<Option<
                 })
                 .transpose()?
         }
-        Change::Activate { turn } => {
+        SessionEdit::Activate { turn } => {
             let unknown = || {
                 let hint = format!("`lodge session show {id} --all` lists the turns of all branches by id");
                 no_turn(id, turn).hint(hint)
@@ -306,7 +310,7 @@ fn planned(at: &ReadView<'_>, id: &SessionId, change: &Change) -> Result<Option<
                 })
                 .transpose()?
         }
-        Change::Fork { turn, to } => {
+        SessionEdit::Fork { turn, to } => {
             let to = to.as_deref().map(|to| free(at, to)).transpose()?;
             let found = at.store.fork_plan(id, &pick_or_last(turn.as_deref())?).map_err(internal)?;
             let turn = turn.as_deref().unwrap_or("the last");
@@ -316,7 +320,7 @@ fn planned(at: &ReadView<'_>, id: &SessionId, change: &Change) -> Result<Option<
                 })
                 .transpose()?
         }
-        Change::Regenerate { turn } => {
+        SessionEdit::Regenerate { turn } => {
             let found = at.store.repeat_plan(id, &pick_or_last(turn.as_deref())?).map_err(internal)?;
             let turn = turn.as_deref().unwrap_or("the last");
             found

@@ -7,8 +7,8 @@ use super::*;
 use crate::{ModelEffect, SandboxEffect, TurnCommand, TurnSeen};
 
 /// A world with a session of two finished turns, whose third runs.
-fn talk() -> (World, AgentId, TurnId) {
-    let mut world = World::new();
+fn talk() -> (EngineWorld, AgentId, TurnId) {
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     for text in ["one", "two"] {
         let turn = turn_of(&world.send(&agent, "s", text));
@@ -19,7 +19,7 @@ fn talk() -> (World, AgentId, TurnId) {
     (world, agent, turn)
 }
 
-impl World {
+impl EngineWorld {
     fn compact(&mut self, agent: &AgentId, turn: &TurnId, from_turn: u32, strategy: Strategy) -> Batch {
         let ask = Ask::Compact { turn: turn.clone(), from_turn, strategy };
         self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: AskId(json!("e")), ask }))
@@ -253,7 +253,7 @@ fn a_summary_that_a_crash_cut_is_asked_for_again_and_one_that_is_stored_is_not()
         let facts = old.engine.facts();
         let (engine, _) = Engine::boot(loaded, host(), IdSource::new(2), "0", NOW);
         assert_eq!(engine.facts().turns, facts.turns, "a restart finds what was held");
-        let mut world = World { engine, written: old.written, tickets: 0 };
+        let mut world = EngineWorld { engine, written: old.written, tickets: 0 };
         let handed = world.ready(&agent);
         let run = acts(&handed).into_iter().find_map(|effect| match effect {
             Effect::Sandbox { what: SandboxEffect::RunTurn { step, epoch, .. }, .. } => {

@@ -6,7 +6,7 @@ use lodge_core::record::{Role, TurnWrite};
 use super::*;
 use crate::{SandboxEffect, TurnSeen};
 
-impl World {
+impl EngineWorld {
     fn misfit(&mut self, turn: &TurnId, step: u32) -> Batch {
         self.misfit_that(turn, step, Again::Later)
     }
@@ -45,7 +45,7 @@ fn runtime_hears(batch: &Batch) -> Result<RuntimeAnswer, String> {
 
 #[test]
 fn an_answer_that_does_not_fit_is_kept_and_the_model_is_asked_again_as_the_next_step() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     world.ask_model(&agent, &turn, 1);
@@ -66,7 +66,7 @@ fn an_answer_that_does_not_fit_is_kept_and_the_model_is_asked_again_as_the_next_
 
 #[test]
 fn a_model_that_never_fits_fails_the_turn_with_the_reason() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     for step in 1..=MISFITS_MAX {
@@ -87,7 +87,7 @@ fn a_model_that_never_fits_fails_the_turn_with_the_reason() {
 
 #[test]
 fn a_new_daemon_goes_on_after_the_misfits_that_were_recorded() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     world.ask_model(&agent, &turn, 1);
@@ -105,7 +105,7 @@ fn a_new_daemon_goes_on_after_the_misfits_that_were_recorded() {
 
 #[test]
 fn a_check_that_was_given_up_fails_the_turn_at_once() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     world.ask_model(&agent, &turn, 1);

@@ -40,17 +40,17 @@ impl Engine {
                 self.ask_model(&turn, step, Wish { id, context, from_turn });
             }
             Ask::Exec { turn, step, call, bin, args, stdin, timeout_ms } => {
-                let wanted = execs::Wanted { turn, step, call, bin, args, stdin, timeout_ms };
+                let wanted = execs::ExecAsk { turn, step, call, bin, args, stdin, timeout_ms };
                 self.ask_exec(id, &wanted);
             }
             Ask::Compact { turn, from_turn, strategy } => {
-                self.ask_compact(id, &compact::Wanted { turn, from_turn, strategy });
+                self.ask_compact(id, &compact::CompactAsk { turn, from_turn, strategy });
             }
             Ask::Answer { turn, step, call, text, error } => {
                 self.tool_answered(id, &turn, step, &call, text, error);
             }
             Ask::Job { turn, step, call, wish } => {
-                self.ask_job(id, &jobs::Asked { turn, step, call }, wish);
+                self.ask_job(id, &jobs::ToolCallRef { turn, step, call }, wish);
             }
             Ask::Finish { turn, code, message } => {
                 self.fail_turn(&turn, failure(&code, &message));

@@ -23,7 +23,7 @@ pub(crate) const SUMMARY_STEP: u32 = 0;
 
 /// What a runtime asks for.
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct CompactAsk {
     pub turn: TurnId,
     pub from_turn: u32,
     pub strategy: Strategy,
@@ -41,7 +41,7 @@ enum Verdict {
 }
 
 impl Engine {
-    pub(crate) fn ask_compact(&mut self, waiter: AskId, wanted: &Wanted) {
+    pub(crate) fn ask_compact(&mut self, waiter: AskId, wanted: &CompactAsk) {
         let Some(turn) = self.turns.get_mut(&wanted.turn) else { return };
         let Some(session) = self.sessions.get(&turn.row.session) else { return };
         let (agent, from_turn) = (turn.row.agent.clone(), session.epoch.from_turn);
@@ -68,7 +68,7 @@ impl Engine {
         self.step.hurry();
     }
 
-    fn ask_summary(&mut self, waiter: AskId, wanted: &Wanted) {
+    fn ask_summary(&mut self, waiter: AskId, wanted: &CompactAsk) {
         let id = &wanted.turn;
         let Some(turn) = self.turns.get_mut(id) else { return };
         // One that an earlier daemon asked for and did not hear of.
@@ -242,7 +242,7 @@ struct Begun {
     why: Option<FailureRecord>,
 }
 
-fn verdict(turn: &Turn, epoch: &Epoch, wanted: &Wanted) -> Verdict {
+fn verdict(turn: &Turn, epoch: &Epoch, wanted: &CompactAsk) -> Verdict {
     let over = turn.summary.as_ref().is_some_and(|row| row.state != StepState::Intent);
     match &turn.phase {
         Phase::Summary(_) => Verdict::Waits,

@@ -15,7 +15,7 @@ use crate::{Engine, ExecEnd, ExecHow, SandboxEffect, failure};
 
 /// A program the runtime wants to be run.
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct ExecAsk {
     pub turn: TurnId,
     pub step: u32,
     pub call: String,
@@ -27,7 +27,7 @@ pub(crate) struct Wanted {
 
 /// A call of a tool that begins.
 #[derive(Debug)]
-pub(crate) struct Started<'a> {
+pub(crate) struct ToolStart<'a> {
     pub turn: &'a TurnId,
     pub step: u32,
     pub call: &'a str,
@@ -35,7 +35,7 @@ pub(crate) struct Started<'a> {
 }
 
 impl Engine {
-    pub(crate) fn ask_exec(&mut self, id: AskId, wanted: &Wanted) {
+    pub(crate) fn ask_exec(&mut self, id: AskId, wanted: &ExecAsk) {
         self.step.hurry();
         let Some(turn) = self.turns.get(&wanted.turn) else { return };
         let agent = turn.row.agent.clone();
@@ -82,13 +82,13 @@ impl Engine {
         call.step = Some(row.clone());
         self.execs.insert(exec.clone(), wanted.turn.clone());
         self.step.write(TurnWrite::Step(row));
-        let Wanted { turn, step, call, bin, .. } = wanted;
-        self.tool_started(&Started { turn, step: *step, call, name: bin });
+        let ExecAsk { turn, step, call, bin, .. } = wanted;
+        self.tool_started(&ToolStart { turn, step: *step, call, name: bin });
         self.step.in_sandbox(&agent, SandboxEffect::StartExec { exec, request, safe, resumed: false });
     }
 
-    pub(crate) fn tool_started(&mut self, started: &Started<'_>) {
-        let &Started { step, call, name, .. } = started;
+    pub(crate) fn tool_started(&mut self, started: &ToolStart<'_>) {
+        let &ToolStart { step, call, name, .. } = started;
         self.turn_event(started.turn, |session, turn| TurnStepStarted {
             session,
             turn,
