@@ -181,6 +181,33 @@ fn no_type_name_is_defined_three_times() {
     assert!(places.is_empty(), "name these types for what they are: {places:#?}");
 }
 
+#[test]
+fn every_code_that_the_daemon_sends_is_documented() {
+    let mut files = Vec::new();
+    for name in DECIDING {
+        sources(&crates().join(name).join("src"), &mut files);
+    }
+    let protocol = std::fs::read_to_string(crates().join("../docs/runtime-protocol.md")).unwrap();
+    let mut found = 0;
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        for call in ["failure(", "ErrorBody::new("] {
+            for (_, after) in text.match_indices(call).map(|(at, _)| text.split_at(at + call.len())) {
+                let Some((code, _)) =
+                    after.trim_start().strip_prefix('"').and_then(|rest| rest.split_once('"'))
+                else {
+                    continue;
+                };
+                found += 1;
+                let documented = lodge_proto::CODES.iter().any(|doc| doc.code == code)
+                    || protocol.contains(&format!("`{code}`"));
+                assert!(documented, "`{code}` of {} is in no table of codes", file.display());
+            }
+        }
+    }
+    assert!(found > 100, "only {found} codes were found");
+}
+
 /// Crates that decide. Codes of errors are for clients, which read them from `proto`.
 const DECIDING: &[&str] = &["daemon", "engine"];
 
