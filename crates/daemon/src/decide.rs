@@ -13,7 +13,7 @@ use lodge_core::record::Loaded;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::shell::{ENGINE_QUEUE_MAX, Shell, now};
-use crate::suspects::{Mark, Watched};
+use crate::suspects::{Mark, SuspectWatch};
 use lodge_engine::{Batch, Engine, Input, Refusal, RequestName, Seen, TurnSeen};
 
 /// Inputs decided in one step.
@@ -32,11 +32,11 @@ pub enum ToWriter {
 }
 
 /// The writer's word that what was decided is not recorded; in it comes, when there is room, what is.
-pub type Halt = oneshot::Receiver<Recorded>;
+pub type Halt = oneshot::Receiver<EngineStart>;
 
 /// What an engine goes on from.
 #[derive(Debug)]
-pub struct Recorded {
+pub struct EngineStart {
     pub loaded: Loaded,
     /// Requests that were decided and are not recorded.
     pub unrecorded: HashSet<RequestName>,
@@ -85,9 +85,9 @@ impl Decider {
     /// Decides. What models and registries said is computed here as well, and may be what ends the daemon.
     fn step(&self, engine: &mut Engine, waiting: &mut Vec<Input>) -> Batch {
         let said = waiting.iter().filter_map(suspect);
-        let watched: Vec<Watched> =
+        let watched: Vec<SuspectWatch> =
             said.map(|(kind, subject)| self.shell.suspects.begin(kind, subject, "")).collect();
-        let _marks: Vec<Mark> = watched.iter().map(Watched::mark).collect();
+        let _marks: Vec<Mark> = watched.iter().map(SuspectWatch::mark).collect();
         engine.step(waiting.drain(..), now())
     }
 

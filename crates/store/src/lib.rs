@@ -9,7 +9,7 @@ mod write;
 
 pub use reads::*;
 pub use sqlite::*;
-pub use write::{BatchWriter, Committed, TestLimit, Unwritten, WalLimits, WriteError, Writer};
+pub use write::{BatchWriter, Committed, FailedBatch, TestLimit, WalLimits, WriteError, Writer};
 
 /// A record as it is stored.
 pub fn encode<M: prost::Message>(record: &M) -> Vec<u8> {

@@ -13,13 +13,13 @@ use lodge_core::session::{Fork, ForkPoint, PathChange, TurnPlace};
 use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, IdSource, LineageId, SandboxId, SessionId, Timestamp, TurnId};
 use lodge_store::{
-    NoTurn, Opened, Query, Search, SearchWanted, SessionPlace, TurnCursor, TurnPick, TurnScope, open,
+    NoTurn, OpenedDatabase, Query, Search, SearchWanted, SessionPlace, TurnCursor, TurnPick, TurnScope, open,
 };
 
 /// A store with one agent, and the numbers that an engine would keep.
 struct SessionsWorld {
     dir: tempfile::TempDir,
-    store: Opened,
+    store: OpenedDatabase,
     ids: IdSource,
     agent: AgentId,
     now: i64,

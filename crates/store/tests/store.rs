@@ -16,12 +16,12 @@ use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{
     AgentId, EventBody, ExecId, IdSource, LineageId, SandboxId, SessionId, StepId, Timestamp, TurnId,
 };
-use lodge_store::{AgentFound, OpenError, Opened, SCHEMA_VERSION, open};
+use lodge_store::{AgentFound, OpenError, OpenedDatabase, SCHEMA_VERSION, open};
 use rusqlite::Connection;
 
 const NOW: Timestamp = Timestamp::from_ms(1_700_000_000_000);
 
-fn opened(path: &Path) -> Opened {
+fn opened(path: &Path) -> OpenedDatabase {
     open(path, &[7; 64]).unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -6,7 +6,7 @@ use lodge_proto::{ErrorBody, SettingChange};
 use tokio::sync::oneshot;
 
 use super::methods::{Reply, answered};
-use crate::config::Reread;
+use crate::config::ReloadPlan;
 use crate::shell::{Shell, ShuttingDown};
 use crate::tasks::TaskKind;
 use crate::tls::Certificate;
@@ -47,7 +47,7 @@ async fn reload_whole(shell: &Arc<Shell>, key: Option<RequestKey>) -> Reply {
     Ok(answer)
 }
 
-async fn put_into_effect(shell: &Shell, reread: Reread, certificate: Option<Certificate>) {
+async fn put_into_effect(shell: &Shell, reread: ReloadPlan, certificate: Option<Certificate>) {
     shell.config.swap(reread);
     if let Some(certificate) = certificate {
         shell.tls.put(certificate);

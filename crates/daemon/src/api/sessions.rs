@@ -6,7 +6,7 @@ use std::time::Duration;
 use lodge_core::{SessionId, Timestamp, TurnId};
 use lodge_proto::*;
 use lodge_store::{
-    NoTurn, PlacedEpoch, Query, SearchError, SearchWanted, SessionMessage, SessionPlace, SessionStanding,
+    EpochPlacement, NoTurn, Query, SearchError, SearchWanted, SessionBase, SessionMessage, SessionPlace,
     TurnCursor, TurnPick, TurnScope,
 };
 use serde_json::Value;
@@ -120,7 +120,7 @@ fn messages(at: &ReadView<'_>, given: &SessionMessagesParams) -> Result<MessageL
         (None, _) | (_, None) => Vec::new(),
     };
     // One that began before the page is told with the page where it did.
-    let begun = |epoch: &PlacedEpoch| found.first().is_some_and(|first| first.row.seq <= epoch.seq);
+    let begun = |epoch: &EpochPlacement| found.first().is_some_and(|first| first.row.seq <= epoch.seq);
     let epochs = epochs.into_iter().filter(begun).map(view::epoch).collect();
     let messages = found.into_iter().map(view::message).collect();
     Ok(MessageList { messages, epochs, next })
@@ -338,7 +338,7 @@ fn planned(
                 .transpose()?
         }
     };
-    Ok(found.map(|(SessionStanding { fact, agent_name, agent_removed }, what)| SessionChange {
+    Ok(found.map(|(SessionBase { fact, agent_name, agent_removed }, what)| SessionChange {
         fact,
         agent_name,
         agent_removed,

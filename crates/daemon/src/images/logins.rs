@@ -164,13 +164,13 @@ impl Auth {
 /// What a program answers.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Given {
+struct HelperAnswer {
     username: String,
     secret: String,
 }
 
 fn given(stdout: &[u8]) -> Option<RegistryLogin> {
-    let Given { username, secret } = serde_json::from_slice(stdout).ok()?;
+    let HelperAnswer { username, secret } = serde_json::from_slice(stdout).ok()?;
     let is_token = username == TOKEN_USER;
     Some(RegistryLogin { user: username, secret, is_token })
 }

@@ -150,7 +150,7 @@ impl Fan {
     }
 
     /// Tells `watch` until what this returns is dropped.
-    fn watch(self: &Arc<Self>, watch: Arc<dyn TransferWatch>) -> Watching {
+    fn watch(self: &Arc<Self>, watch: Arc<dyn TransferWatch>) -> FanWatch {
         let mut state = self.state();
         for (digest, part) in &state.parts {
             part.way.tell(&part.descriptor, &*watch);
@@ -161,16 +161,16 @@ impl Fan {
         let number = state.next;
         state.next += 1;
         state.watchers.insert(number, watch);
-        Watching { fan: self.clone(), number }
+        FanWatch { fan: self.clone(), number }
     }
 }
 
-struct Watching {
+struct FanWatch {
     fan: Arc<Fan>,
     number: u64,
 }
 
-impl Drop for Watching {
+impl Drop for FanWatch {
     fn drop(&mut self) {
         self.fan.state().watchers.remove(&self.number);
     }

@@ -21,11 +21,11 @@ pub struct Written {
 /// One watch for each job that somebody waits for; the others cost nothing.
 #[derive(Debug, Default)]
 pub struct Watches {
-    jobs: Mutex<Watched>,
+    jobs: Mutex<WatchedJob>,
 }
 
 #[derive(Debug, Default)]
-struct Watched {
+struct WatchedJob {
     senders: HashMap<JobId, watch::Sender<Written>>,
     sweep_at: usize,
 }

@@ -4,7 +4,7 @@ pub mod messages;
 
 use lodge_core::agent::AgentState;
 use lodge_core::limits::{LIVE_TOKENS_MAX, TOKEN_NAME_BYTES_MAX};
-use lodge_core::token::{CREDENTIALS, Holder, Standing, TokenRow};
+use lodge_core::token::{CREDENTIALS, Holder, TokenRow, TokenStatus};
 use lodge_core::{AgentId, TokenId};
 
 use crate::agents::no_agent;
@@ -55,7 +55,7 @@ impl Engine {
                 (Holder::Agent(agent), checked_name(new.name)?)
             }
         };
-        self.tokens.retain(|_, row| row.standing(self.step.now) == Standing::Live);
+        self.tokens.retain(|_, row| row.standing(self.step.now) == TokenStatus::Live);
         if self.tokens.len() >= LIVE_TOKENS_MAX {
             return Err(TokenRefusal::TooMany.into());
         }

@@ -27,7 +27,7 @@ use lodge_core::turn::{StepEvent, TurnEvent, TurnState};
 use lodge_core::{AgentId, SessionId, TurnId};
 
 pub use self::refusal::TurnRefusal;
-pub(crate) use self::state::{Call, Phase, Turn, Wish};
+pub(crate) use self::state::{Call, ModelAsk, Phase, Turn};
 use crate::agents::refusal::{AgentRefusal, LineageRefusal};
 use crate::agents::{Agent, no_agent};
 use crate::sessions::Session;

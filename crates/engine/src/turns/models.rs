@@ -9,7 +9,7 @@ use lodge_core::{StepId, Timestamp, TurnId};
 
 use super::compact::SUMMARY_STEP;
 use super::messages::RuntimeAnswer;
-use super::state::{Call, Phase, Wish};
+use super::state::{Call, ModelAsk, Phase};
 use crate::{
     Effect, Engine, ModelAnswer, ModelEffect, ModelFailure, ModelOrder, Purpose, SandboxEffect, failure,
 };
@@ -31,7 +31,7 @@ pub fn pieces(mut text: &str, bytes_max: usize) -> impl Iterator<Item = &str> {
 type Try = (u32, u32);
 
 impl Engine {
-    pub(crate) fn ask_model(&mut self, id: &TurnId, step: u32, wish: Wish) {
+    pub(crate) fn ask_model(&mut self, id: &TurnId, step: u32, wish: ModelAsk) {
         let Some(turn) = self.turns.get_mut(id) else { return };
         let agent = turn.row.agent.clone();
         match &mut turn.phase {
