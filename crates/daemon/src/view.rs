@@ -66,8 +66,8 @@ impl Living {
     }
 
     /// The runtime's process on this host.
-    pub fn runtime_pid(&self, host: &lodge_exec::SandboxHost) -> Option<u32> {
-        host.process_of(self.pid?, self.runtime.load(Ordering::Relaxed))
+    pub fn runtime_pid(&self, executor: &dyn lodge_exec::Executor) -> Option<u32> {
+        executor.process_of(self.pid?, self.runtime.load(Ordering::Relaxed))
     }
 
     pub fn heard(&self, now: Timestamp) {

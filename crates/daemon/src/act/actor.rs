@@ -4,6 +4,7 @@
 //! hands out everything that is open once more.
 
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +15,8 @@ use lodge_core::liveness::Liveness;
 use lodge_core::record::{AgentRow, ExecRequest, ImageRecord};
 use lodge_core::{AgentId, ExecId};
 use lodge_exec::{
-    ExecKind, ExecName, ExecState, ExitOutcome, ExitRecord, KeeperCommand, KeeperEvent, Link, Receiver,
-    Resource, Secret, Sender, StartExec,
+    ExecKind, ExecName, ExecState, ExitOutcome, ExitRecord, KeeperCommand, KeeperEvent, Link, LinkReceiver,
+    LinkSender, Resource, Secret, StartExec,
 };
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -58,8 +59,8 @@ pub(super) struct Sandbox {
     pub(super) root: PathBuf,
     /// Where things are for its programs.
     pub(super) layout: Layout,
-    pub(super) sender: Sender,
-    pub(super) receiver: Receiver,
+    pub(super) sender: Arc<dyn LinkSender>,
+    pub(super) receiver: Box<dyn LinkReceiver>,
     pub(super) living: Arc<Living>,
     /// That the runtime ended was told.
     pub(super) runtime_over: bool,
@@ -98,7 +99,7 @@ pub(super) async fn run(shell: Arc<Shell>, agent: AgentId, mut orders: mpsc::Rec
 
 async fn next_event(up: Option<&mut Sandbox>) -> Option<KeeperEvent> {
     match up {
-        Some(up) => up.receiver.next().await,
+        Some(up) => poll_fn(|context| up.receiver.poll_event(context)).await,
         None => std::future::pending().await,
     }
 }
@@ -185,7 +186,7 @@ impl Actor {
 
     pub(super) async fn bring_up(&mut self, row: AgentRow, how: Up) {
         (self.up, self.calling, self.pulse) = (None, None, None);
-        if self.shell.host.is_held(row.sandbox.as_str()) {
+        if self.shell.executor.is_held(row.sandbox.as_str()) {
             self.calling = Some(Box::new(Calling::new(row, how)));
             return self.call().await;
         }
@@ -207,7 +208,7 @@ impl Actor {
 
     /// Goes on with a fresh link: the runtime is started unless it runs, and asked whether it is ready.
     pub(super) async fn connected(&mut self, link: Link, row: AgentRow, image: ImageRecord, how: Up) {
-        let (welcome, sender, receiver) = link.split();
+        let Link { welcome, sender, receiver } = link;
         let knows_jobs = welcome.knows_jobs();
         let root = root::root_of(&self.shell.config.data_dir, &row);
         let layout = Layout::of(&welcome.layers, &root);
@@ -330,7 +331,7 @@ impl Actor {
         let Some(up) = self.up.take() else { return };
         self.shell.set_living(&self.agent, None);
         self.pulse = None;
-        if self.shell.host.wait_gone(up.row.sandbox.as_str(), LOST_WITHIN).await {
+        if self.shell.executor.wait_gone(up.row.sandbox.as_str(), LOST_WITHIN).await {
             let (agent, run, detail) = (self.agent.clone(), up.row.runs, "its sandbox died".to_owned());
             self.shell.tell(Seen::Agent(AgentSeen::Died { agent, run, part: Part::Sandbox, detail })).await;
         } else {

@@ -44,13 +44,13 @@ impl Actor {
         };
         let secret = self.secret(row, row.incarnation);
         let sandbox = row.sandbox.as_str();
-        let dial = self.shell.host.dial(sandbox, &secret, self.shell.epoch);
+        let dial = self.shell.executor.dial(sandbox, &secret, self.shell.epoch);
         match tokio::time::timeout(self.thresholds().pause() * 2, dial).await {
             Ok(Ok(link)) => self.connected(link, row.clone(), image, *how).await,
             Ok(Err(DialError::WrongSecret { .. })) if row.incarnation > 1 => {
                 // An earlier incarnation has not ended yet. It must, before there is another.
                 let ended = match self.dial_any(row).await {
-                    Some(old) => self.end(sandbox, &old).await,
+                    Some(old) => self.end(sandbox, &*old).await,
                     None => self.kill(sandbox).await,
                 };
                 match ended {
@@ -62,7 +62,7 @@ impl Actor {
                 self.not_started(row.runs, chain(&error)).await;
             }
             // It ends, it is about to answer, or it hangs.
-            Ok(Err(_)) | Err(_) if !self.shell.host.is_held(sandbox) => {
+            Ok(Err(_)) | Err(_) if !self.shell.executor.is_held(sandbox) => {
                 Box::pin(self.bring_up(row.clone(), *how)).await;
             }
             Ok(Err(_)) | Err(_) => self.call_again(calling).await,

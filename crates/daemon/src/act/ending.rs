@@ -1,9 +1,10 @@
 //! The end of an agent's sandbox, and of what it leaves.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use lodge_core::record::AgentRow;
-use lodge_exec::{DialError, KeeperCommand, Sender};
+use lodge_exec::{DialError, KeeperCommand, LinkSender};
 use lodge_store::{AgentSummary, ReadError};
 
 use super::actor::{Actor, GONE_WITHIN, GRACE};
@@ -27,7 +28,7 @@ impl Actor {
         (self.calling, self.pulse) = (None, None);
         self.shell.set_living(&self.agent, None);
         // A keeper that is linked lives, even if somebody took its lock away.
-        if up.is_some() || self.shell.host.is_held(sandbox) {
+        if up.is_some() || self.shell.executor.is_held(sandbox) {
             let row = self.recorded_agent().await.map_err(|error| chain(&error))?;
             let sender = match (up, row) {
                 (Some(up), _) => Some(up.sender),
@@ -35,7 +36,7 @@ impl Actor {
                 (None, None) => None,
             };
             match sender {
-                Some(sender) => self.end(sandbox, &sender).await?,
+                Some(sender) => self.end(sandbox, &*sender).await?,
                 None => self.kill(sandbox).await?,
             }
         }
@@ -44,11 +45,11 @@ impl Actor {
     }
 
     /// A link for ending a sandbox of which only the newest possible incarnation is known.
-    pub(super) async fn dial_any(&self, row: &AgentRow) -> Option<Sender> {
+    pub(super) async fn dial_any(&self, row: &AgentRow) -> Option<Arc<dyn LinkSender>> {
         let sandbox = row.sandbox.as_str();
         for incarnation in (1..=row.incarnation).rev().take(INCARNATIONS_TRIED) {
-            match self.shell.host.dial(sandbox, &self.secret(row, incarnation), self.shell.epoch).await {
-                Ok(link) => return Some(link.sender()),
+            match self.shell.executor.dial(sandbox, &self.secret(row, incarnation), self.shell.epoch).await {
+                Ok(link) => return Some(link.sender),
                 Err(DialError::WrongSecret { .. }) => {}
                 // It does not answer at all: another secret changes nothing.
                 Err(_) => return None,
@@ -59,15 +60,15 @@ impl Actor {
 
     /// Ends a sandbox whose keeper answers nobody.
     pub(super) async fn kill(&self, sandbox: &str) -> Result<(), String> {
-        let killed = self.shell.host.kill_keeper(sandbox).map_err(|error| error.to_string())?;
-        if killed && self.shell.host.wait_gone(sandbox, GONE_WITHIN).await {
+        let killed = self.shell.executor.kill_keeper(sandbox).await.map_err(|error| error.to_string())?;
+        if killed && self.shell.executor.wait_gone(sandbox, GONE_WITHIN).await {
             return Ok(());
         }
         Err("it holds its lock, does not answer, and could not be killed".to_owned())
     }
 
     /// Ends everything in a sandbox, and does not return before it is gone or beyond our power.
-    pub(super) async fn end(&self, sandbox: &str, sender: &Sender) -> Result<(), String> {
+    pub(super) async fn end(&self, sandbox: &str, sender: &dyn LinkSender) -> Result<(), String> {
         let grace_ms = u32::try_from(GRACE.as_millis()).unwrap_or(u32::MAX);
         // One that takes nothing is killed below.
         match tokio::time::timeout(GRACE, sender.send(&KeeperCommand::End { grace_ms })).await {
@@ -79,15 +80,15 @@ impl Actor {
         if self.is_over(sandbox, sender, GRACE + GONE_WITHIN).await {
             return Ok(());
         }
-        sender.kill_keeper().map_err(|error| format!("its keeper could not be killed: {error}"))?;
+        sender.kill_keeper().await.map_err(|error| format!("its keeper could not be killed: {error}"))?;
         if self.is_over(sandbox, sender, GONE_WITHIN).await {
             return Ok(());
         }
         Err("its processes are still there after being killed".to_owned())
     }
 
-    async fn is_over(&self, sandbox: &str, sender: &Sender, within: Duration) -> bool {
-        sender.wait_ended(within).await && self.shell.host.wait_gone(sandbox, within).await
+    async fn is_over(&self, sandbox: &str, sender: &dyn LinkSender, within: Duration) -> bool {
+        sender.wait_ended(within).await && self.shell.executor.wait_gone(sandbox, within).await
     }
 
     /// A sandbox that ended as asked leaves nothing open: its directory can go.
@@ -100,14 +101,14 @@ impl Actor {
         if needed.await.unwrap_or(true) {
             return;
         }
-        if let Err(error) = self.shell.host.remove(sandbox) {
+        if let Err(error) = self.shell.executor.remove(sandbox).await {
             tracing::warn!(event = "sandbox.not_removed", sandbox, error = chain(&error));
         }
     }
 
     pub(super) async fn clear(&mut self) {
         let found = match self.recorded_agent().await {
-            Ok(Some(found)) if !self.shell.host.is_held(found.row.sandbox.as_str()) => found,
+            Ok(Some(found)) if !self.shell.executor.is_held(found.row.sandbox.as_str()) => found,
             Ok(Some(_)) => return self.not_cleared("its sandbox still lives".to_owned()).await,
             // Removed already, by an earlier order of the same kind.
             Ok(None) => return,

@@ -107,8 +107,8 @@ impl Actor {
                 return self.job_refused(job, why).await;
             }
         };
-        let other_boot = row.progress.boot.as_deref() != Some(self.shell.host.boot_id());
-        let evidence = || self.shell.host.evidence(up.row.sandbox.as_str(), job.as_str());
+        let other_boot = row.progress.boot.as_deref() != Some(self.shell.executor.boot_id());
+        let evidence = || self.shell.executor.evidence(up.row.sandbox.as_str(), job.as_str());
         if resumed && other_boot && matches!(evidence(), Evidence::NoClaim) {
             // The machine was restarted since: that nothing is there proves nothing.
             let why = "the machine was restarted while it ran, and nothing of it is left";
@@ -141,10 +141,10 @@ impl Actor {
         }
         let Some(sandbox) = self.sandbox().await else { return };
         // Whoever connects to a keeper that lives is told of it again.
-        if self.calling.is_some() || self.shell.host.is_held(&sandbox) {
+        if self.calling.is_some() || self.shell.executor.is_held(&sandbox) {
             return;
         }
-        match self.shell.host.evidence(&sandbox, job.as_str()) {
+        match self.shell.executor.evidence(&sandbox, job.as_str()) {
             Evidence::Exited(record) => self.job_exited(job, &record).await,
             Evidence::NoClaim => self.job_refused(job, "it was never started".to_owned()).await,
             Evidence::Claimed => self.job_lost(job).await,
@@ -162,10 +162,9 @@ impl Actor {
             return self.send(KeeperCommand::Forget { exec: job.as_str().to_owned() }).await;
         }
         let Some(sandbox) = self.sandbox().await else { return };
-        let (host, job) = (self.shell.host.clone(), job.clone());
         // A keeper that is connected later tells of it, and is asked to forget it then.
-        let forgotten = tokio::task::spawn_blocking(move || host.forget(&sandbox, job.as_str())).await;
-        if let Ok(Err(error)) = forgotten {
+        let forgotten = self.shell.executor.forget(&sandbox, job.as_str()).await;
+        if let Err(error) = forgotten {
             tracing::debug!(event = "job.not_forgotten", agent = %self.agent, error = chain(&error));
         }
     }
@@ -211,7 +210,7 @@ impl Actor {
     /// Claimed by a keeper that died, without an outcome: what was captured is all that is known.
     pub(super) async fn job_lost(&mut self, job: JobId) {
         let Some(sandbox) = self.sandbox().await else { return };
-        let streams = match self.shell.host.job_totals(&sandbox, job.as_str()) {
+        let streams = match self.shell.executor.job_totals(&sandbox, job.as_str()) {
             Ok(totals) => [totals.stdout, totals.stderr].map(|stream| JobStream {
                 seen: stream.end,
                 kept: stream.end.saturating_sub(stream.dropped()),
@@ -268,7 +267,7 @@ impl Actor {
         }
         if let Some(sandbox) = self.sandbox().await {
             for job in &running {
-                if let Ok(totals) = self.shell.host.job_totals(&sandbox, job.as_str()) {
+                if let Ok(totals) = self.shell.executor.job_totals(&sandbox, job.as_str()) {
                     self.job_wrote(job, totals.stdout.end, totals.stderr.end).await;
                 }
             }

@@ -59,11 +59,15 @@ impl Actor {
             AgentState::Pulling | AgentState::Starting | AgentState::Ready | AgentState::Removing => false,
         };
         let sandbox = found.sandbox.as_str();
-        if !over || needed || self.up.is_some() || self.calling.is_some() || self.shell.host.is_held(sandbox)
+        if !over
+            || needed
+            || self.up.is_some()
+            || self.calling.is_some()
+            || self.shell.executor.is_held(sandbox)
         {
             return Pruning::Needed;
         }
-        match self.shell.host.remove(sandbox) {
+        match self.shell.executor.remove(sandbox).await {
             Ok(()) => Pruning::Pruned,
             Err(error) => Pruning::Failed { detail: chain(&error) },
         }

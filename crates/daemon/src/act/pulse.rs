@@ -147,7 +147,7 @@ impl Actor {
         (self.up, self.calling, self.pulse) = (None, None, None);
         self.shell.set_living(&self.agent, None);
         let agent = self.agent.clone();
-        let killed = if self.shell.host.is_held(sandbox) { self.kill(sandbox).await } else { Ok(()) };
+        let killed = if self.shell.executor.is_held(sandbox) { self.kill(sandbox).await } else { Ok(()) };
         let seen = match killed {
             Ok(()) => {
                 let detail = "its sandbox did not answer and was ended".to_owned();

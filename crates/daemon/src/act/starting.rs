@@ -65,7 +65,7 @@ impl Actor {
         image: &ImageRecord,
         mut checked: CheckedPrograms,
     ) -> Result<Link, NotStarted> {
-        let (host, data_dir) = (&self.shell.host, &self.shell.config.data_dir);
+        let (executor, data_dir) = (&self.shell.executor, &self.shell.config.data_dir);
         let secret = self.secret(row, row.incarnation);
         let root = root::root_of(data_dir, row);
         let failed = NotStarted::Failed;
@@ -115,9 +115,9 @@ impl Actor {
         }
         // Not before: what comes until here may wait for a registry. It is never closed.
         let _slot = self.shell.starting.acquire().await.ok();
-        host.start(&spec).await.map_err(|error| failed(chain(&error)))?;
+        executor.start(&spec).await.map_err(|error| failed(chain(&error)))?;
         crash::point("during_start");
-        let dialled = host.dial(row.sandbox.as_str(), &secret, self.shell.epoch).await;
+        let dialled = executor.dial(row.sandbox.as_str(), &secret, self.shell.epoch).await;
         dialled.map_err(|error| failed(chain(&error)))
     }
 

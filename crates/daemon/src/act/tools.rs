@@ -46,10 +46,10 @@ impl Actor {
             job_segment: 0,
             keep_free: 0,
         };
-        let other_boot = request.boot != self.shell.host.boot_id();
+        let other_boot = request.boot != self.shell.executor.boot_id();
         let sandbox = up.row.sandbox.as_str().to_owned();
         up.open.insert(exec.clone(), (request, repeat));
-        let evidence = || self.shell.host.evidence(&sandbox, exec.as_str());
+        let evidence = || self.shell.executor.evidence(&sandbox, exec.as_str());
         if resumed && other_boot && matches!(evidence(), Evidence::NoClaim) {
             // The machine was restarted since the intent: that nothing is there proves nothing.
             if ledger::settle(Doubt::OtherBoot, repeat) == Settle::Unknown {
@@ -65,7 +65,7 @@ impl Actor {
         crash::point("before_outcome");
         let (stdout, stderr) = self.captured(exec);
         let mut end = result::ended(record, &stdout, &stderr, |stream| self.kept_path(exec, stream));
-        if request.boot != self.shell.host.boot_id() {
+        if request.boot != self.shell.executor.boot_id() {
             // The record proves itself; output files are not flushed, and may have holes.
             end.text.push_str(result::OTHER_BOOT);
         }
@@ -107,7 +107,7 @@ impl Actor {
         let sandbox = up.row.sandbox.as_str();
         let read = |stream| {
             let (id, head, tail) = (exec.as_str(), RESULT_HEAD_BYTES, RESULT_TAIL_BYTES);
-            let read = self.shell.host.read_output(sandbox, id, stream, head, tail);
+            let read = self.shell.executor.read_output(sandbox, id, stream, head, tail);
             read.unwrap_or_else(|error| {
                 tracing::warn!(event = "exec.output_unreadable", %exec, error = chain(&error));
                 let head = b"[its output could not be read]".to_vec();
@@ -121,8 +121,8 @@ impl Actor {
     pub(super) async fn forget_exec(&mut self, exec: &ExecId) {
         let Some(up) = &self.up else { return };
         crash::point("before_keeping");
-        if let Err(error) = self.shell.host.keep_output(up.row.sandbox.as_str(), exec.as_str(), &keeping(up))
-        {
+        let (sandbox, rules) = (up.row.sandbox.as_str(), keeping(up));
+        if let Err(error) = self.shell.executor.keep_output(sandbox, exec.as_str(), &rules).await {
             tracing::warn!(event = "exec.output_not_kept", agent = %self.agent, %exec, error = chain(&error));
         }
         crash::point("after_keeping");

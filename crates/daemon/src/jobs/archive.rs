@@ -27,7 +27,7 @@ pub fn run(shell: &Arc<Shell>) {
         tracing::debug!(event = "archive.not_behind", error = %errno);
     }
     let mut thread = Thread {
-        archiver: Archiver::new(shell.host.clone(), shell.jobs.db.clone()),
+        archiver: Archiver::new(shell.executor.clone(), shell.jobs.db.clone()),
         places: HashMap::new(),
         said: Said::Nothing,
         shell,
