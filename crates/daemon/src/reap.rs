@@ -142,7 +142,7 @@ async fn take_away(
     reaped: &mut Reaped,
 ) {
     let pruning = match row {
-        Some(row) => prune(shell, &row.id).await,
+        Some(row) => prune(shell, &row.sandbox, &row.id).await,
         None => match shell.executor.remove(&sandbox).await {
             Ok(()) => Pruning::Pruned,
             Err(error) => Pruning::Failed { detail: chain(&error) },

@@ -285,8 +285,9 @@ async fn bring_down_strays(shell: &Arc<Shell>) {
             && found.row.retry.at.is_none()
             && sandboxes.iter().any(|sandbox| sandbox == found.row.sandbox.as_str());
         if stray && shell.executor.is_held(found.row.sandbox.as_str()) {
-            let (agent, sandbox, run) = (found.row.id, found.row.sandbox, found.row.runs);
-            shell.act(lodge_engine::Effect::Sandbox { agent, what: SandboxEffect::Down { sandbox, run } });
+            let what = SandboxEffect::Down { run: found.row.runs, incarnation: found.row.incarnation };
+            let (sandbox, agent) = (found.row.sandbox, found.row.id);
+            shell.act(lodge_engine::Effect::Sandbox { sandbox, agent, what });
         }
     }
 }

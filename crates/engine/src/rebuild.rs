@@ -248,7 +248,7 @@ mod tests {
         let (mut world, batch) = world.rebuilt(&["d"]);
         assert_eq!(refused(&batch), [8]);
         assert!(
-            acts(&batch).iter().any(|effect| matches!(effect, Effect::Sandbox { agent, what: SandboxEffect::Down { .. } } if *agent == ended))
+            acts(&batch).iter().any(|effect| matches!(effect, Effect::Sandbox { agent, what: SandboxEffect::Down { .. }, .. } if *agent == ended))
         );
         let down = world
             .engine

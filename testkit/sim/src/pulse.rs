@@ -50,7 +50,7 @@ impl SimWorld {
         let turns = self.disk.live_turns().any(|turn| turn.row.agent == *agent);
         let Some(actor) = self.actor(agent) else { return };
         let Some(up) = &actor.up else { return };
-        let (waits, sandbox, run) = (turns || up.probe.is_some(), up.row.sandbox.clone(), up.row.runs);
+        let (waits, sandbox, run) = (turns || up.probe.is_some(), up.plan.sandbox.clone(), up.plan.run);
         if actor.pulse.as_ref().is_none_or(|pulse| pulse.serial != serial) {
             return;
         }
@@ -90,7 +90,7 @@ impl SimWorld {
     /// Ends a runtime that gives no sign of life. Its keeper tells of its death.
     pub fn kill_runtime(&mut self, agent: &AgentId, run: u32) {
         let until = self.now + DYING_MS;
-        if self.actor(agent).and_then(|actor| actor.up.as_ref()).is_none_or(|up| up.row.runs != run) {
+        if self.actor(agent).and_then(|actor| actor.up.as_ref()).is_none_or(|up| up.plan.run != run) {
             return;
         }
         self.watch(agent);

@@ -269,7 +269,7 @@ impl Engine {
         let detail: String = detail.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         let now = self.step.now;
         let line = format!("[{now}] failed: {}: {detail}", reason.word());
-        self.step.in_sandbox(id, SandboxEffect::NoteFailure { line });
+        self.in_sandbox(id, SandboxEffect::NoteFailure { line });
     }
 
     /// Appends an event about an agent, which has its name.

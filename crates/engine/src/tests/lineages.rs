@@ -52,7 +52,7 @@ fn kinds(batch: &Batch) -> Vec<&'static str> {
 
 fn ups(batch: &Batch) -> Vec<(u32, u32)> {
     let up = |effect: &&Effect| match effect {
-        Effect::Sandbox { what: SandboxEffect::Up { row, .. }, .. } => Some((row.incarnation, row.runs)),
+        Effect::Sandbox { what: SandboxEffect::Up { plan, .. }, .. } => Some((plan.incarnation, plan.run)),
         _ => None,
     };
     acts(batch).iter().filter_map(up).collect()

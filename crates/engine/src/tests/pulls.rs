@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use lodge_core::agent::FailReason;
 use lodge_core::record::{
-    AgentRow, AgentWrite, BinImageRecord, BinRecord, ImageContents, ImageState, ImageWrite, RuntimeRecord,
+    AgentWrite, BinImageRecord, BinRecord, ImageContents, ImageState, ImageWrite, RuntimeRecord,
 };
 
 use super::*;
@@ -64,9 +64,9 @@ fn pulls(batch: &Batch) -> (Vec<u64>, usize) {
     (asks.collect(), dropped)
 }
 
-fn ups(batch: &Batch) -> Vec<&AgentRow> {
+fn ups(batch: &Batch) -> Vec<&SandboxPlan> {
     let ups = acts(batch).into_iter().filter_map(|effect| match effect {
-        Effect::Sandbox { what: SandboxEffect::Up { row, how: Up::Start }, .. } => Some(row.as_ref()),
+        Effect::Sandbox { what: SandboxEffect::Up { plan, how: Up::Start }, .. } => Some(plan.as_ref()),
         _ => None,
     });
     ups.collect()
@@ -370,7 +370,7 @@ fn a_revived_agent_is_pulled_and_its_turns_go_on() {
     let batch = world.see(died);
     assert_eq!((pulls(&batch), ups(&batch).len()), ((vec![2], 0), 0));
     let batch = world.brought(&agent, 2, Vec::new(), vec![found_rg()]);
-    assert_eq!(ups(&batch)[0].runs, 2);
+    assert_eq!(ups(&batch)[0].run, 2);
     world.ready(&agent);
     assert_eq!(world.state(&turn), TurnState::Running);
 }

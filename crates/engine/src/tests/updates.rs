@@ -9,8 +9,8 @@ use crate::{AgentCommand, AgentSeen, ModelEffect, SandboxEffect};
 
 fn ups(batch: &Batch) -> Vec<(u32, String)> {
     let up = |effect: &&Effect| match effect {
-        Effect::Sandbox { what: SandboxEffect::Up { row, how: Up::Start }, .. } => {
-            Some((row.incarnation, row.spec.model.clone()))
+        Effect::Sandbox { what: SandboxEffect::Up { plan, how: Up::Start }, .. } => {
+            Some((plan.incarnation, plan.spec.model.clone()))
         }
         _ => None,
     };

@@ -97,7 +97,9 @@ impl SandboxHome {
     /// Execs that were claimed and not forgotten.
     pub(crate) fn execs(&self) -> Vec<String> {
         let entries = fs::read_dir(self.run().join("exec")).into_iter().flatten().flatten();
-        let mut names: Vec<String> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+        let names = entries.map(|entry| entry.file_name().into_string().unwrap());
+        // A directory without an exec, which the next one gets, has a name that no exec can have.
+        let mut names: Vec<String> = names.filter(|name| lodge_link::is_valid_id(name)).collect();
         names.sort();
         names
     }
