@@ -8,7 +8,7 @@ use crate::agents::messages::{AgentCommand, AgentSeen, Timer};
 use crate::images::messages::{ImageCommand, PullEffect, PullSeen};
 use crate::jobs::{JobCommand, JobEffect, JobSeen};
 use crate::quarantine::Release;
-use crate::sandboxes::messages::SandboxEffect;
+use crate::sandboxes::messages::{SandboxEffect, SandboxSeen};
 use crate::sessions::messages::SessionChange;
 use crate::tokens::messages::TokenCommand;
 use crate::turns::messages::{ModelEffect, TurnCommand, TurnSeen};
@@ -68,6 +68,7 @@ pub enum Command {
 #[derive(Debug)]
 pub enum Seen {
     Agent(AgentSeen),
+    Sandbox(SandboxSeen),
     Turn(TurnSeen),
     Pull(PullSeen),
     Job(JobSeen),

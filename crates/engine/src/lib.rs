@@ -203,6 +203,7 @@ impl Engine {
     fn observe(&mut self, seen: Seen) {
         match seen {
             Seen::Agent(seen) => self.agent_seen(seen),
+            Seen::Sandbox(seen) => self.sandbox_seen(seen),
             Seen::Turn(seen) => self.turn_seen(seen),
             Seen::Pull(seen) => self.pull_seen(seen),
             Seen::Job(seen) => self.job_seen(seen),

@@ -134,8 +134,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        AgentCommand, AgentSeen, Command, Effect, Host, Input, NameChoice, NewAgent, NewImage, NewTurn, Out,
-        Rendered, RequestKey, RunningJobs, SandboxEffect, SessionChoice, Settings, TurnCommand, Up,
+        AgentCommand, Command, Effect, Host, Input, NameChoice, NewAgent, NewImage, NewTurn, Out, Rendered,
+        RequestKey, RunningJobs, SandboxEffect, SandboxSeen, SessionChoice, Settings, TurnCommand, Up,
     };
 
     const NOW: Timestamp = Timestamp::from_ms(1_000);
@@ -252,7 +252,7 @@ mod tests {
         );
         let down = world
             .engine
-            .step([Input::Seen(crate::Seen::Agent(AgentSeen::Down { agent: ended, run: 1 }))], NOW);
+            .step([Input::Seen(crate::Seen::Sandbox(SandboxSeen::Down { agent: ended, run: 1 }))], NOW);
         assert!(down.after.iter().any(|out| matches!(out, Out::Reply { ticket: 7, reply: Ok(_) })));
     }
 

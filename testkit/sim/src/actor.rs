@@ -9,7 +9,9 @@ use lodge_core::ledger::Repeat;
 use lodge_core::liveness::{Liveness, Silence};
 use lodge_core::record::ExecRequest;
 use lodge_core::{AgentId, ExecId, SandboxId};
-use lodge_engine::{AgentSeen, Effect, ExecHow, Lack, Part, SandboxEffect, SandboxPlan, Seen, TurnSeen, Up};
+use lodge_engine::{
+    AgentSeen, Effect, ExecHow, Lack, Part, SandboxEffect, SandboxPlan, SandboxSeen, Seen, TurnSeen, Up,
+};
 use lodge_exec::ExecName;
 
 use crate::keeper::{KeeperMessage, SimCommand, SimExecState, SimExit};
@@ -338,7 +340,7 @@ impl SimWorld {
             found.sticks -= 1;
             found.given_up = true;
             let detail = "it could not be killed".to_owned();
-            return self.tell(Seen::Agent(AgentSeen::NotDown { agent: agent.clone(), run, detail }));
+            return self.tell(Seen::Sandbox(SandboxSeen::NotDown { agent: agent.clone(), run, detail }));
         }
         if found.keeper.is_some() {
             self.keeper_dies(sandbox, "its grace is over");
@@ -352,7 +354,7 @@ impl SimWorld {
         if !turns && !self.disk.has_unarchived_job(agent) {
             self.remove_sandbox_files(sandbox);
         }
-        self.tell(Seen::Agent(AgentSeen::Down { agent: agent.clone(), run }));
+        self.tell(Seen::Sandbox(SandboxSeen::Down { agent: agent.clone(), run }));
     }
 
     fn clear(&mut self, agent: &AgentId, id: &SandboxId) {
@@ -360,11 +362,11 @@ impl SimWorld {
         if sandbox.keeper.is_some() || sandbox.files_stick > 0 {
             sandbox.files_stick = sandbox.files_stick.saturating_sub(1);
             let detail = "something is still there".to_owned();
-            return self.tell(Seen::Agent(AgentSeen::NotCleared { agent: agent.clone(), detail }));
+            return self.tell(Seen::Sandbox(SandboxSeen::NotCleared { agent: agent.clone(), detail }));
         }
         self.remove_sandbox_files(id);
         self.machine.sandboxes.remove(id);
-        self.tell(Seen::Agent(AgentSeen::Cleared { agent: agent.clone() }));
+        self.tell(Seen::Sandbox(SandboxSeen::Cleared { agent: agent.clone() }));
     }
 
     pub fn actor_hears(&mut self, agent: &AgentId, link: u64, told: KeeperMessage) {

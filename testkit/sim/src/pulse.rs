@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lodge_core::liveness::{Liveness, Silence, Thresholds};
 use lodge_core::{AgentId, SandboxId};
-use lodge_engine::{AgentSeen, Part, Seen};
+use lodge_engine::{AgentSeen, Part, SandboxSeen, Seen};
 use lodge_exec::ExecName;
 
 use crate::actor::ActorWork;
@@ -116,7 +116,7 @@ impl SimWorld {
             found.sticks -= 1;
             found.given_up = true;
             let detail = "it could not be killed".to_owned();
-            return self.tell(Seen::Agent(AgentSeen::NotDown { agent: agent.clone(), run, detail }));
+            return self.tell(Seen::Sandbox(SandboxSeen::NotDown { agent: agent.clone(), run, detail }));
         }
         if found.keeper.is_some() {
             self.keeper_dies(sandbox, "it gave no sign of life");

@@ -31,7 +31,7 @@ use crate::chain;
 use crate::crash;
 use crate::shell::{Shell, now};
 use crate::view::Living;
-use lodge_engine::{AgentSeen, Part, SandboxEffect, SandboxPlan, Seen, TurnSeen, Up};
+use lodge_engine::{AgentSeen, Part, SandboxEffect, SandboxPlan, SandboxSeen, Seen, TurnSeen, Up};
 
 /// Between asking everything in a sandbox to end and killing it.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
@@ -147,10 +147,10 @@ impl Actor {
             SandboxEffect::Down { run, incarnation } => {
                 let agent = self.agent.clone();
                 let seen = match Box::pin(self.bring_down(incarnation)).await {
-                    Ok(()) => Seen::Agent(AgentSeen::Down { agent, run }),
+                    Ok(()) => Seen::Sandbox(SandboxSeen::Down { agent, run }),
                     Err(detail) => {
                         tracing::error!(event = "sandbox.not_ended", %agent, detail);
-                        Seen::Agent(AgentSeen::NotDown { agent, run, detail })
+                        Seen::Sandbox(SandboxSeen::NotDown { agent, run, detail })
                     }
                 };
                 self.shell.tell(seen).await;

@@ -9,7 +9,7 @@ use super::actor::{Actor, GONE_WITHIN, GRACE};
 use super::root;
 use crate::chain;
 use crate::crash;
-use lodge_engine::{AgentSeen, Seen};
+use lodge_engine::{SandboxSeen, Seen};
 
 /// Earlier incarnations whose secret is tried on a sandbox that should be gone.
 const INCARNATIONS_TRIED: usize = 16;
@@ -110,7 +110,7 @@ impl Actor {
         let removed = tokio::task::spawn_blocking(move || root::remove(&data_dir, &agent)).await;
         let detail = match removed {
             Ok(Ok(())) => {
-                self.shell.tell(Seen::Agent(AgentSeen::Cleared { agent: self.agent.clone() })).await;
+                self.shell.tell(Seen::Sandbox(SandboxSeen::Cleared { agent: self.agent.clone() })).await;
                 return super::forget_sandbox(&self.shell, &self.sandbox, &self.agent);
             }
             Ok(Err(error)) => chain(&error),
@@ -121,6 +121,6 @@ impl Actor {
 
     async fn not_cleared(&self, detail: String) {
         tracing::error!(event = "agent.not_cleared", agent = %self.agent, detail);
-        self.shell.tell(Seen::Agent(AgentSeen::NotCleared { agent: self.agent.clone(), detail })).await;
+        self.shell.tell(Seen::Sandbox(SandboxSeen::NotCleared { agent: self.agent.clone(), detail })).await;
     }
 }

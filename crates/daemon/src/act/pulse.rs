@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::actor::{Actor, GONE_WITHIN, GRACE};
 use super::runtime;
 use crate::shell;
-use lodge_engine::{AgentSeen, Part, Seen};
+use lodge_engine::{AgentSeen, Part, SandboxSeen, Seen};
 
 /// So many moments of a pause are those at which looks are made.
 const MOMENTS: u32 = 10;
@@ -155,7 +155,7 @@ impl Actor {
             }
             Err(detail) => {
                 tracing::error!(event = "sandbox.not_ended", %agent, detail);
-                Seen::Agent(AgentSeen::NotDown { agent, run, detail })
+                Seen::Sandbox(SandboxSeen::NotDown { agent, run, detail })
             }
         };
         self.shell.tell(seen).await;

@@ -105,7 +105,7 @@ pub struct Settlement {
     pub last_turn: Option<TurnId>,
 }
 
-/// What was observed of an agent's sandbox and runtime.
+/// What was observed of an agent and its runtime.
 #[derive(Debug)]
 pub enum AgentSeen {
     /// The runtime answered its probe. `running` are the turns it has in hand.
@@ -167,26 +167,6 @@ pub enum AgentSeen {
     RevivalDue {
         agent: AgentId,
         run: u32,
-    },
-    /// The sandbox could not be ended, as it was asked at that run.
-    NotDown {
-        agent: AgentId,
-        run: u32,
-        detail: String,
-    },
-    /// The sandbox is gone, as it was asked at that run.
-    Down {
-        agent: AgentId,
-        run: u32,
-    },
-    /// Its files are gone, as asked.
-    Cleared {
-        agent: AgentId,
-    },
-    /// Its files could not be removed.
-    NotCleared {
-        agent: AgentId,
-        detail: String,
     },
 }
 

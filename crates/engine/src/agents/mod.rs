@@ -64,10 +64,6 @@ impl Engine {
             AgentSeen::OutOfMemory { agent, run, detail } => self.agent_out_of_memory(&agent, run, detail),
             AgentSeen::Silent { agent, run, level, part } => self.agent_silent(&agent, run, level, part),
             AgentSeen::RevivalDue { agent, run } => self.revival_due(&agent, run),
-            AgentSeen::NotDown { agent, run, detail } => self.agent_not_down(&agent, run, detail),
-            AgentSeen::Down { agent, run } => self.agent_down(&agent, run),
-            AgentSeen::Cleared { agent } => self.agent_cleared(&agent),
-            AgentSeen::NotCleared { agent, detail } => self.agent_not_cleared(&agent, detail),
         }
     }
 

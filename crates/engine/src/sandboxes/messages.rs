@@ -28,6 +28,19 @@ pub struct SandboxPlan {
     pub spec: AgentSpec,
 }
 
+/// What became of an order about a sandbox.
+#[derive(Debug)]
+pub enum SandboxSeen {
+    /// The sandbox could not be ended, as it was asked at that run.
+    NotDown { agent: AgentId, run: u32, detail: String },
+    /// The sandbox is gone, as it was asked at that run.
+    Down { agent: AgentId, run: u32 },
+    /// Its files are gone, as asked.
+    Cleared { agent: AgentId },
+    /// Its files could not be removed.
+    NotCleared { agent: AgentId, detail: String },
+}
+
 /// Something to do in a sandbox, or about it. One task per sandbox does them in the order of commits.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SandboxEffect {

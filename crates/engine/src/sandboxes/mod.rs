@@ -6,7 +6,7 @@ use lodge_core::AgentId;
 use lodge_core::agent::AgentState;
 use lodge_core::record::AgentRow;
 
-use self::messages::{JobOrder, SandboxEffect, SandboxPlan, Up};
+use self::messages::{JobOrder, SandboxEffect, SandboxPlan, SandboxSeen, Up};
 use crate::agents::Agent;
 use crate::{Effect, Engine};
 
@@ -36,6 +36,15 @@ impl Agent {
 }
 
 impl Engine {
+    pub(crate) fn sandbox_seen(&mut self, seen: SandboxSeen) {
+        match seen {
+            SandboxSeen::NotDown { agent, run, detail } => self.agent_not_down(&agent, run, detail),
+            SandboxSeen::Down { agent, run } => self.agent_down(&agent, run),
+            SandboxSeen::Cleared { agent } => self.agent_cleared(&agent),
+            SandboxSeen::NotCleared { agent, detail } => self.agent_not_cleared(&agent, detail),
+        }
+    }
+
     /// Has something done in the sandbox of an agent, after the commit. An agent that was removed has none.
     pub(crate) fn in_sandbox(&mut self, agent: &AgentId, what: SandboxEffect) {
         if let Some(owner) = self.agents.get(agent) {

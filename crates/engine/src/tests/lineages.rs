@@ -358,7 +358,7 @@ fn silence_is_told_and_beyond_the_last_threshold_what_hangs_is_killed_and_only_t
 fn one_that_hangs_and_cannot_be_ended_is_not_revived_beside_itself() {
     let mut world = World::new();
     let agent = world.agent();
-    let batch = world.see(Seen::Agent(AgentSeen::NotDown {
+    let batch = world.see(Seen::Sandbox(SandboxSeen::NotDown {
         agent: agent.clone(),
         run: 1,
         detail: "it is still there".into(),
@@ -408,7 +408,7 @@ fn a_runtime_without_memory_is_not_revived_and_its_turns_have_failed() {
     );
     assert_eq!((world.lineage(&agent).state, world.lineage(&agent).revivals), (LineageState::Active, 0));
     // What an earlier runtime ran out of is no news.
-    world.see(Seen::Agent(AgentSeen::Down { agent: agent.clone(), run }));
+    world.see(Seen::Sandbox(SandboxSeen::Down { agent: agent.clone(), run }));
     world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
     world.see(Seen::Agent(AgentSeen::OutOfMemory { agent: agent.clone(), run, detail: "old".into() }));
     assert_eq!(world.agent_state(&agent), AgentState::Starting);

@@ -125,7 +125,7 @@ fn a_stop_or_a_death_for_good_in_between_lets_what_is_new_count() {
             Some(command) => drop(world.ask(None, command)),
             None => {
                 let seen =
-                    Seen::Agent(AgentSeen::NotDown { agent: agent.clone(), run: 1, detail: "x".into() });
+                    Seen::Sandbox(SandboxSeen::NotDown { agent: agent.clone(), run: 1, detail: "x".into() });
                 world.see(seen);
                 assert_eq!(world.state(&turn), TurnState::Waiting);
             }

@@ -36,7 +36,7 @@ impl Two {
 
     fn down(&mut self) -> Batch {
         let (agent, run) = (self.agent.clone(), self.run());
-        self.world.see(Seen::Agent(AgentSeen::Down { agent, run }))
+        self.world.see(Seen::Sandbox(SandboxSeen::Down { agent, run }))
     }
 
     fn dies(&mut self, part: Part) -> Batch {
@@ -155,7 +155,7 @@ fn files_of_a_removed_agent_stay_until_all_of_its_output_is_archived() {
     assert!(!clears(&two.world.job_ends(&two.waits, exited(0))));
     let archived = two.world.job_archived(&two.waits);
     assert!(clears(&archived) && archived.urgent);
-    two.world.see(Seen::Agent(AgentSeen::Cleared { agent: two.agent.clone() }));
+    two.world.see(Seen::Sandbox(SandboxSeen::Cleared { agent: two.agent.clone() }));
     assert_eq!(two.world.engine.sizes().jobs.held, 0, "its sessions have nobody to tell any more");
     assert_eq!(two.states(), ["done", "cancelled"], "rows stay");
     let (two, batch) = two.reboot();
