@@ -82,7 +82,7 @@ impl Engine {
             failure_detail: None,
             incarnation: 1,
             runs: 0,
-            uid: if self.host.own_uids { Some(self.next_uid()) } else { None },
+            uid: self.new_user(),
             created_at: self.step.now,
             started_at: None,
             spec: new.spec,

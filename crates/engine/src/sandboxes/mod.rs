@@ -10,6 +10,9 @@ use self::messages::{JobOrder, SandboxEffect, SandboxPlan, SandboxSeen, Up};
 use crate::agents::Agent;
 use crate::{Effect, Engine};
 
+/// Users of sandboxes start here, above the ranges that distributions and systemd hand out.
+const UID_BASE: u32 = 1_900_000_000;
+
 impl SandboxPlan {
     /// The sandbox that an agent has now.
     fn of(row: &AgentRow) -> SandboxPlan {
@@ -55,6 +58,17 @@ impl Engine {
     /// Has something done with a job, in the sandbox of its agent.
     pub(crate) fn job_in_sandbox(&mut self, agent: &AgentId, order: JobOrder) {
         self.in_sandbox(agent, SandboxEffect::Job(order));
+    }
+
+    /// The user of a new sandbox, which no other ever had: what it leaves behind in a mount belongs to nobody else. `None`:
+    /// sandboxes run as the daemon's user.
+    pub(crate) fn new_user(&mut self) -> Option<u32> {
+        if self.host.own_uids {
+            self.last_uid = Some(self.last_uid.map_or(UID_BASE, |uid| uid + 1));
+            self.last_uid
+        } else {
+            None
+        }
     }
 
     /// Has the sandbox started that the agent has now, or continued with.
