@@ -32,7 +32,7 @@ impl Engine {
     fn asked(&mut self, agent: &AgentId, id: Value, ask: Ask) {
         if !self.is_live(agent, ask.turn()) {
             let gone = failure("turn.gone", "that turn is over");
-            self.step.in_sandbox(agent, SandboxEffect::Answer { id, answer: Err(gone) });
+            self.in_sandbox(agent, SandboxEffect::Answer { id, answer: Err(gone) });
             self.step.hurry();
             return;
         }
@@ -56,7 +56,7 @@ impl Engine {
             Ask::Finish { turn, code, message } => {
                 self.fail_turn(&turn, failure(&code, &message));
                 let answer = Ok(Value::Object(serde_json::Map::new()));
-                self.step.in_sandbox(agent, SandboxEffect::Answer { id, answer });
+                self.in_sandbox(agent, SandboxEffect::Answer { id, answer });
             }
         }
     }
