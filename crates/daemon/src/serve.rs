@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use lodge_core::IdSource;
 use lodge_core::quarantine::{WorkKind, YOUNG_MS};
 use lodge_core::token::TokenRow;
-use lodge_exec::ProgramImage;
+use lodge_exec::{Executor, ProgramImage, SystemExecutor};
 use lodge_store::OpenError;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
@@ -144,17 +144,17 @@ pub async fn serve(
         }
         signed => signed?,
     }
-    let host = Arc::new(lodge_exec::SandboxHost::open(&config.data_dir, KEEPER)?.with_file_limit(file_limit));
+    let executor = SystemExecutor::open(&config.data_dir, KEEPER)?.with_file_limit(file_limit);
     // Before any work is begun: some of it may be what ended the last daemon.
-    let (suspects, convicted) = Suspects::open(&home.dir, host.boot_id());
+    let (suspects, convicted) = Suspects::open(&home.dir, executor.boot_id());
     let requests = opened.loaded.quarantine.iter().filter(|row| row.work.kind == WorkKind::Request);
     requests.for_each(|row| suspects.refuse(&row.work.subject));
-    let runtime = host.program("runtime", RUNTIME)?;
+    let runtime = executor.program("runtime", RUNTIME)?;
     let gate = Gate::new(&opened.meta.state_key, &opened.meta.log);
     let kept = kept_token(&home, &gate, &opened.loaded.tokens);
     let (epoch, socket) = (opened.loaded.epoch, config.socket_path());
     let about = Host {
-        boot: host.boot_id().to_owned(),
+        boot: executor.boot_id().to_owned(),
         own_uids: rustix::process::geteuid().is_root(),
         settings: config.engine_settings(),
         render: crate::view::rendered,
@@ -169,7 +169,7 @@ pub async fn serve(
         head: opened.loaded.seq,
         room,
         access: Access::of(opened.loaded.tokens.iter().cloned()),
-        host,
+        executor: Arc::new(executor),
         runtime,
         suspects,
         tls,
@@ -204,7 +204,7 @@ pub async fn serve(
             .map_err(|cause| ServeError::Process { cause })?
     };
     let archive_ended = start_archive(&shell)?;
-    bring_down_strays(&shell);
+    bring_down_strays(&shell).await;
     let decider = Decider { inputs: waiting, halts, writer: batches, shell: shell.clone() };
     shell.spawn(TaskKind::Decide, decider.run(engine));
     let http = tcp.state();
@@ -275,8 +275,8 @@ fn entropy() -> Result<([u8; 64], u64), ServeError> {
 }
 
 /// Sandboxes that live although their agent should not: a stop was recorded and the daemon died before it was done.
-fn bring_down_strays(shell: &Arc<Shell>) {
-    let sandboxes = shell.host.sandboxes();
+async fn bring_down_strays(shell: &Arc<Shell>) {
+    let sandboxes = shell.executor.sandboxes().await;
     if sandboxes.is_empty() {
         return;
     }
@@ -286,9 +286,10 @@ fn bring_down_strays(shell: &Arc<Shell>) {
         let stray = !found.row.state.wants_sandbox()
             && found.row.retry.at.is_none()
             && sandboxes.iter().any(|sandbox| sandbox == found.row.sandbox.as_str());
-        if stray && shell.host.is_held(found.row.sandbox.as_str()) {
-            let (agent, sandbox, run) = (found.row.id, found.row.sandbox, found.row.runs);
-            shell.act(lodge_engine::Effect::Sandbox { agent, what: SandboxEffect::Down { sandbox, run } });
+        if stray && shell.executor.is_held(found.row.sandbox.as_str()) {
+            let what = SandboxEffect::Down { run: found.row.runs, incarnation: found.row.incarnation };
+            let (sandbox, agent) = (found.row.sandbox, found.row.id);
+            shell.act(lodge_engine::Effect::Sandbox { sandbox, agent, what });
         }
     }
 }

@@ -134,8 +134,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        AgentCommand, AgentSeen, Command, Effect, Host, Input, NameChoice, NewAgent, NewImage, NewTurn, Out,
-        Rendered, RequestKey, RunningJobs, SandboxEffect, SessionChoice, Settings, TurnCommand, Up,
+        AgentCommand, Command, Effect, Host, Input, NameChoice, NewAgent, NewImage, NewTurn, Out, Rendered,
+        RequestKey, RunningJobs, SandboxEffect, SandboxSeen, SessionChoice, Settings, TurnCommand, Up,
     };
 
     const NOW: Timestamp = Timestamp::from_ms(1_000);
@@ -248,11 +248,11 @@ mod tests {
         let (mut world, batch) = world.rebuilt(&["d"]);
         assert_eq!(refused(&batch), [8]);
         assert!(
-            acts(&batch).iter().any(|effect| matches!(effect, Effect::Sandbox { agent, what: SandboxEffect::Down { .. } } if *agent == ended))
+            acts(&batch).iter().any(|effect| matches!(effect, Effect::Sandbox { agent, what: SandboxEffect::Down { .. }, .. } if *agent == ended))
         );
         let down = world
             .engine
-            .step([Input::Seen(crate::Seen::Agent(AgentSeen::Down { agent: ended, run: 1 }))], NOW);
+            .step([Input::Seen(crate::Seen::Sandbox(SandboxSeen::Down { agent: ended, run: 1 }))], NOW);
         assert!(down.after.iter().any(|out| matches!(out, Out::Reply { ticket: 7, reply: Ok(_) })));
     }
 

@@ -425,7 +425,7 @@ fn stopping_an_agent_breaks_its_turns_off_and_pairs_every_call_with_a_result() {
         !batch.after.iter().any(|out| matches!(out, Out::Reply { .. })),
         "the answer waits until nothing is left"
     );
-    assert_eq!(reply(&world.see(Seen::Agent(AgentSeen::Down { agent, run: 1 })))["status"], "stopped");
+    assert_eq!(reply(&world.see(Seen::Sandbox(SandboxSeen::Down { agent, run: 1 })))["status"], "stopped");
 }
 
 #[test]
@@ -491,7 +491,7 @@ fn a_turn_is_taken_while_the_agent_starts_and_refused_when_it_is_stopped() {
     let agent = world.agent();
     world.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
     assert_eq!(refusal(&world.send(&agent, "s", "hi")), "agent.not_running");
-    world.see(Seen::Agent(AgentSeen::Down { agent: agent.clone(), run: 1 }));
+    world.see(Seen::Sandbox(SandboxSeen::Down { agent: agent.clone(), run: 1 }));
     world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     assert_eq!(world.state(&turn), TurnState::Queued);
@@ -504,7 +504,7 @@ fn what_an_earlier_process_reports_is_ignored() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     world.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
-    world.see(Seen::Agent(AgentSeen::Down { agent: agent.clone(), run: 1 }));
+    world.see(Seen::Sandbox(SandboxSeen::Down { agent: agent.clone(), run: 1 }));
     world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
     let stale = Seen::Agent(AgentSeen::Died {
         agent: agent.clone(),

@@ -47,10 +47,10 @@ fn command(command: &Command) -> String {
 
 pub fn effect(effect: &Effect) -> String {
     match effect {
-        Effect::Sandbox { what: SandboxEffect::Up { row, how }, .. } => {
+        Effect::Sandbox { what: SandboxEffect::Up { plan, how }, .. } => {
             format!(
-                "Up {} {} {how:?}, {} incarnation {} run {}",
-                row.id, row.sandbox, row.state, row.incarnation, row.runs
+                "Up {} {} {how:?}, incarnation {} run {}, was ready: {}",
+                plan.agent, plan.sandbox, plan.incarnation, plan.run, plan.was_ready
             )
         }
         Effect::Pull(PullEffect::Begin { row, ask }) => {

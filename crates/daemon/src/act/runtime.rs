@@ -3,7 +3,7 @@
 use lodge_core::epoch::{EpochWeight, Strategy};
 use lodge_core::id::BadId;
 use lodge_core::job::JobState;
-use lodge_core::record::{AgentRow, CallRecord, FailureRecord, ImageRecord};
+use lodge_core::record::{CallRecord, FailureRecord, ImageRecord};
 use lodge_core::{JobId, TurnId};
 use lodge_model::{CallParams, ToolSpec};
 use lodge_runtime_messages::{
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::layout::Layout;
 use lodge_engine::jobs::{JobWish, JobWork};
-use lodge_engine::{Ask, AskId, CallOutcome, RuntimeAnswer};
+use lodge_engine::{Ask, AskId, CallOutcome, RuntimeAnswer, SandboxPlan};
 
 /// Jobs that a model is shown at a time: where it does not say, and at most.
 const JOBS_LISTED: u32 = 20;
@@ -79,15 +79,15 @@ pub(super) fn initialize(
     id: &str,
     epoch: u64,
     layout: &Layout,
-    row: &AgentRow,
+    plan: &SandboxPlan,
     image: &ImageRecord,
 ) -> Vec<u8> {
-    let context = super::root::contexts(layout, row, image).into_iter().map(|section| ContextFile {
+    let context = super::root::contexts(layout, plan, image).into_iter().map(|section| ContextFile {
         file: section.file(),
         name: section.name,
         description: section.description,
     });
-    let tools = row.spec.tools.iter().map(|tool| ToolDeclaration {
+    let tools = plan.spec.tools.iter().map(|tool| ToolDeclaration {
         name: tool.name.clone(),
         description: tool.description.clone(),
         usage: tool.usage.clone(),
@@ -96,12 +96,12 @@ pub(super) fn initialize(
         protocol: PROTOCOL,
         epoch,
         agent: AgentIdentity {
-            id: row.id.to_string(),
-            name: row.name.clone(),
-            model: row.spec.model.clone(),
+            id: plan.agent.to_string(),
+            name: plan.name.clone(),
+            model: plan.spec.model.clone(),
         },
         root: Some(layout.root().to_owned()),
-        configs: super::root::configs(row, image),
+        configs: super::root::configs(plan, image),
         context: context.collect(),
         tools: tools.collect(),
     };

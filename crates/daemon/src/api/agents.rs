@@ -154,7 +154,7 @@ fn agent_get(at: &ReadView<'_>, given: &AgentRef) -> Result<AgentDetail, ErrorBo
         root: at.config.data_dir.join("agents").join(found.row.id.as_str()).display().to_string(),
         incarnation: found.row.incarnation,
         runs: found.row.runs,
-        runtime_pid: at.living(&found.row.id).and_then(|living| living.runtime_pid(&at.host)),
+        runtime_pid: at.living(&found.row.id).and_then(|living| living.runtime_pid(&*at.executor)),
         revival_policy: found.row.spec.policy(at.config.settings().revival_policy).word().to_owned(),
         context_window: context_window(at, &found.row.spec.model),
         uid: found.row.uid,

@@ -41,7 +41,7 @@ async fn info(shell: &Arc<Shell>) -> Result<Info, ErrorBody> {
     let layers = shell
         .layers
         .get_or_init(|| async {
-            let layers = shell.host.probe().await.into_iter();
+            let layers = shell.executor.probe().await.into_iter();
             layers.map(view::layer).collect()
         })
         .await;

@@ -14,8 +14,8 @@ use super::queue::Work;
 use super::{Layout, retention};
 use crate::crash::{self, Mutation};
 use crate::shell::Shell;
-use lodge_engine::jobs::{JobEffect, JobSeen};
-use lodge_engine::{Effect, Seen};
+use lodge_engine::jobs::JobSeen;
+use lodge_engine::{Effect, JobOrder, SandboxEffect, Seen};
 
 /// How far behind everything else this thread stands when somebody waits for a core: output that is not archived yet is
 /// safe in its files, and whoever writes it there, or waits for a commit, goes first.
@@ -29,7 +29,7 @@ pub fn run(shell: &Arc<Shell>) {
         tracing::debug!(event = "archive.not_behind", error = %errno);
     }
     let mut thread = Thread {
-        archiver: Archiver::new(shell.host.clone(), shell.jobs.db.clone()),
+        archiver: Archiver::new(shell.executor.clone(), shell.jobs.db.clone()),
         places: HashMap::new(),
         said: LoggedTrouble::Nothing,
         shell,
@@ -132,8 +132,9 @@ impl Thread<'_> {
             |part: &&ArchivedOutput| part.task.want == ArchiveRequest::All && part.left == Left::Nothing;
         for ArchivedOutput { task, .. } in batch.parts.iter().filter(done) {
             if let Ok(Some(found)) = self.shell.reader.here(|store| store.job_summary(&task.job)) {
-                let what = JobEffect::Forget { job: found.row.id };
-                self.shell.act(Effect::Job { agent: found.row.agent, what });
+                let what = SandboxEffect::Job(JobOrder::Forget { job: found.row.id });
+                let (sandbox, agent) = (found.sandbox, found.row.agent);
+                self.shell.act(Effect::Sandbox { sandbox, agent, what });
             }
         }
         // As a slow disk would, so that the files are gone before the commit.

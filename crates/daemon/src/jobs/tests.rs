@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use lodge_core::job::{JobProgress, JobRequest, JobRow, JobState, JobStream};
 use lodge_core::{JobId, Timestamp};
-use lodge_exec::{SandboxHost, Speaker};
+use lodge_exec::{Speaker, SystemExecutor};
 
 use super::Layout;
 use super::archiver::{ArchiveRequest, Archiver, JobOutputLayout, Left, NotArchived, Task};
@@ -48,7 +48,7 @@ impl Marks {
 /// A job's files as a keeper writes them, and an archive.
 struct JobsWorld {
     dir: tempfile::TempDir,
-    host: Arc<SandboxHost>,
+    host: Arc<SystemExecutor>,
     row: JobRow,
     marks: Marks,
     /// What was written, and may have been dropped since.
@@ -60,7 +60,7 @@ struct JobsWorld {
 impl JobsWorld {
     fn new(output_bytes: u64) -> JobsWorld {
         let dir = tempfile::tempdir().unwrap();
-        let host = Arc::new(SandboxHost::open(dir.path(), &b"keeper"[..]).unwrap());
+        let host = Arc::new(SystemExecutor::open(dir.path(), &b"keeper"[..]).unwrap());
         let request = JobRequest { output_bytes, ..JobRequest::default() };
         let row = JobRow {
             id: "job_1".parse().unwrap(),
@@ -172,7 +172,7 @@ impl JobsWorld {
     fn read(&self, pick: Pick, len_max: usize) -> Vec<(u64, Vec<u8>)> {
         let db = Db::new(self.dir.path());
         let sandbox = (!self.row.archived).then(|| SANDBOX.to_owned());
-        let output = Output { host: &self.host, db: &db, row: &self.row, sandbox };
+        let output = Output { executor: &*self.host, db: &db, row: &self.row, sandbox };
         let (mut pieces, mut at) = (Vec::new(), 0);
         loop {
             let piece = output.piece(pick, at, len_max).unwrap();

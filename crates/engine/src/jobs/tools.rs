@@ -38,11 +38,11 @@ impl Engine {
         let Some((_, call)) = open_call(self.turns.get_mut(&asked.turn), asked.step, &asked.call) else {
             let unknown =
                 failure("turn.no_such_call", &format!("the last answer has no call `{}`", asked.call));
-            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
+            self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
             return;
         };
-        if let Some(result) = &call.result {
-            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(result.clone()) });
+        if let Some(result) = call.result.clone() {
+            self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(result) });
             return;
         }
         call.waiter = Some(id);
@@ -249,9 +249,7 @@ impl Engine {
         let bytes = text.len() as u64;
         self.tool_result(&asked.turn, &row, &asked.call, bytes, text);
         match waiter {
-            Some(id) => self
-                .step
-                .act(Effect::Sandbox { agent, what: SandboxEffect::Answer { id, answer: Ok(result) } }),
+            Some(id) => self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(result) }),
             // One that gave its slot away may have one again.
             None => self.hand_out_slots(),
         }
@@ -260,8 +258,8 @@ impl Engine {
 
 fn read(step: &mut Step, asking: &JobAsk<'_>, wish: JobWish) {
     let JobAsk { asked, agent, session } = asking;
-    let what = JobEffect::Read { asked: (*asked).clone(), session: session.clone(), wish };
-    step.act(Effect::Job { agent: agent.clone(), what });
+    let (asked, agent, session) = ((*asked).clone(), agent.clone(), session.clone());
+    step.act(Effect::Job(JobEffect::Read { asked, agent, session, wish }));
     step.hurry();
 }
 

@@ -4,7 +4,7 @@ use lodge_core::record::{AgentWrite, ImageWrite, RuntimeRecord};
 
 use super::pulls::{bin, rg, with_rg};
 use super::*;
-use crate::{AgentCommand, AgentSeen, ImageCommand, PullEffect, PullSeen};
+use crate::{AgentCommand, ImageCommand, PullEffect, PullSeen, SandboxSeen};
 
 impl EngineWorld {
     fn build(&mut self, digest: &str, tags: &[&str]) -> Batch {
@@ -30,7 +30,7 @@ impl EngineWorld {
 
     fn remove_agent(&mut self, id: &AgentId) -> Batch {
         self.ask(None, Command::Agent(AgentCommand::Remove { id: id.clone(), force: true }));
-        self.see(Seen::Agent(AgentSeen::Cleared { agent: id.clone() }))
+        self.see(Seen::Sandbox(SandboxSeen::Cleared { agent: id.clone() }))
     }
 }
 

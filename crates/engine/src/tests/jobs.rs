@@ -200,10 +200,18 @@ fn job_of(batch: &Batch) -> JobId {
     reply(batch)["id"].as_str().unwrap().parse().unwrap()
 }
 
+/// Something to be done about a job.
+#[derive(Debug, PartialEq, Eq)]
+enum JobAct {
+    InSandbox(JobOrder),
+    Elsewhere(JobEffect),
+}
+
 /// What is to be done about jobs.
-fn job_acts(batch: &Batch) -> Vec<JobEffect> {
+fn job_acts(batch: &Batch) -> Vec<JobAct> {
     let whats = acts(batch).into_iter().filter_map(|effect| match effect {
-        Effect::Job { what, .. } => Some(what.clone()),
+        Effect::Sandbox { what: SandboxEffect::Job(order), .. } => Some(JobAct::InSandbox(order.clone())),
+        Effect::Job(what) => Some(JobAct::Elsewhere(what.clone())),
         _ => None,
     });
     whats.collect()
@@ -211,37 +219,37 @@ fn job_acts(batch: &Batch) -> Vec<JobEffect> {
 
 /// That this is to be done about jobs, in whichever order.
 #[track_caller]
-fn does(batch: &Batch, expected: &[JobEffect]) {
+fn does(batch: &Batch, expected: &[JobAct]) {
     let sorted = |mut whats: Vec<String>| {
         whats.sort();
         whats
     };
-    let words = |whats: &[JobEffect]| whats.iter().map(|what| format!("{what:?}")).collect();
+    let words = |whats: &[JobAct]| whats.iter().map(|what| format!("{what:?}")).collect();
     assert_eq!(sorted(words(&job_acts(batch))), sorted(words(expected)));
 }
 
 fn started(batch: &Batch) -> Vec<JobId> {
     let jobs = job_acts(batch).into_iter().filter_map(|what| match what {
-        JobEffect::Start { job, resumed: false } => Some(job),
+        JobAct::InSandbox(JobOrder::Start { job, resumed: false }) => Some(job),
         _ => None,
     });
     jobs.collect()
 }
 
-fn start(job: &JobId, resumed: bool) -> JobEffect {
-    JobEffect::Start { job: job.clone(), resumed }
+fn start(job: &JobId, resumed: bool) -> JobAct {
+    JobAct::InSandbox(JobOrder::Start { job: job.clone(), resumed })
 }
 
-fn kill(job: &JobId) -> JobEffect {
-    JobEffect::Kill { job: job.clone() }
+fn kill(job: &JobId) -> JobAct {
+    JobAct::InSandbox(JobOrder::Kill { job: job.clone() })
 }
 
-fn archive(job: &JobId) -> JobEffect {
-    JobEffect::Archive { job: job.clone() }
+fn archive(job: &JobId) -> JobAct {
+    JobAct::Elsewhere(JobEffect::Archive { job: job.clone() })
 }
 
-fn forget(job: &JobId) -> JobEffect {
-    JobEffect::Forget { job: job.clone() }
+fn forget(job: &JobId) -> JobAct {
+    JobAct::InSandbox(JobOrder::Forget { job: job.clone() })
 }
 
 /// The texts of tool results.

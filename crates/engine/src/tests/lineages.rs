@@ -52,7 +52,7 @@ fn kinds(batch: &Batch) -> Vec<&'static str> {
 
 fn ups(batch: &Batch) -> Vec<(u32, u32)> {
     let up = |effect: &&Effect| match effect {
-        Effect::Sandbox { what: SandboxEffect::Up { row, .. }, .. } => Some((row.incarnation, row.runs)),
+        Effect::Sandbox { what: SandboxEffect::Up { plan, .. }, .. } => Some((plan.incarnation, plan.run)),
         _ => None,
     };
     acts(batch).iter().filter_map(up).collect()
@@ -358,7 +358,7 @@ fn silence_is_told_and_beyond_the_last_threshold_what_hangs_is_killed_and_only_t
 fn one_that_hangs_and_cannot_be_ended_is_not_revived_beside_itself() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
-    let batch = world.see(Seen::Agent(AgentSeen::NotDown {
+    let batch = world.see(Seen::Sandbox(SandboxSeen::NotDown {
         agent: agent.clone(),
         run: 1,
         detail: "it is still there".into(),
@@ -408,7 +408,7 @@ fn a_runtime_without_memory_is_not_revived_and_its_turns_have_failed() {
     );
     assert_eq!((world.lineage(&agent).state, world.lineage(&agent).revivals), (LineageState::Active, 0));
     // What an earlier runtime ran out of is no news.
-    world.see(Seen::Agent(AgentSeen::Down { agent: agent.clone(), run }));
+    world.see(Seen::Sandbox(SandboxSeen::Down { agent: agent.clone(), run }));
     world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
     world.see(Seen::Agent(AgentSeen::OutOfMemory { agent: agent.clone(), run, detail: "old".into() }));
     assert_eq!(world.agent_state(&agent), AgentState::Starting);

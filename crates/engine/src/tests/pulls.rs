@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use lodge_core::agent::FailReason;
 use lodge_core::record::{
-    AgentRow, AgentWrite, BinImageRecord, BinRecord, ImageContents, ImageState, ImageWrite, RuntimeRecord,
+    AgentWrite, BinImageRecord, BinRecord, ImageContents, ImageState, ImageWrite, RuntimeRecord,
 };
 
 use super::*;
@@ -64,9 +64,9 @@ fn pulls(batch: &Batch) -> (Vec<u64>, usize) {
     (asks.collect(), dropped)
 }
 
-fn ups(batch: &Batch) -> Vec<&AgentRow> {
+fn ups(batch: &Batch) -> Vec<&SandboxPlan> {
     let ups = acts(batch).into_iter().filter_map(|effect| match effect {
-        Effect::Sandbox { what: SandboxEffect::Up { row, how: Up::Start }, .. } => Some(row.as_ref()),
+        Effect::Sandbox { what: SandboxEffect::Up { plan, how: Up::Start }, .. } => Some(plan.as_ref()),
         _ => None,
     });
     ups.collect()
@@ -246,7 +246,7 @@ fn whoever_ends_an_agent_while_it_is_pulled_ends_it_at_once_and_nothing_late_sta
         let batch = end(&mut world, &agent);
         assert_eq!((pulls(&batch), world.pull_state(&agent)), ((vec![], 1), state));
         let run = world.engine.agents[&agent].row.runs;
-        world.see(Seen::Agent(AgentSeen::Down { agent: agent.clone(), run }));
+        world.see(Seen::Sandbox(SandboxSeen::Down { agent: agent.clone(), run }));
         let late = world.pulled(&agent, ask);
         assert!(late.writes.is_empty() && late.after.is_empty(), "{late:?}");
         let late = world.pull_fails(&agent, ask);
@@ -265,7 +265,7 @@ fn a_stop_of_an_agent_that_is_pulled_is_answered_when_nothing_of_it_is_left() {
             .iter()
             .any(|effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::Down { .. }, .. }))
     );
-    let down = world.see(Seen::Agent(AgentSeen::Down { agent, run: 0 }));
+    let down = world.see(Seen::Sandbox(SandboxSeen::Down { agent, run: 0 }));
     assert_eq!(reply(&down)["status"], "stopped");
 }
 
@@ -370,7 +370,7 @@ fn a_revived_agent_is_pulled_and_its_turns_go_on() {
     let batch = world.see(died);
     assert_eq!((pulls(&batch), ups(&batch).len()), ((vec![2], 0), 0));
     let batch = world.brought(&agent, 2, Vec::new(), vec![found_rg()]);
-    assert_eq!(ups(&batch)[0].runs, 2);
+    assert_eq!(ups(&batch)[0].run, 2);
     world.ready(&agent);
     assert_eq!(world.state(&turn), TurnState::Running);
 }
@@ -480,7 +480,7 @@ fn an_image_that_went_after_somebody_looked_it_up_is_pulled_and_not_taken_for_gr
     assert_eq!((pulls(&batch).0.len(), ups(&batch).len()), (0, 1), "it is whole");
     let agent: AgentId = reply(&batch)["id"].as_str().unwrap().parse().unwrap();
     world.ask(None, Command::Agent(AgentCommand::Remove { id: agent.clone(), force: true }));
-    world.see(Seen::Agent(AgentSeen::Cleared { agent }));
+    world.see(Seen::Sandbox(SandboxSeen::Cleared { agent }));
     world.ask(None, Command::Image(ImageCommand::Remove(ImageGiven::Ref("x:latest".into()))));
     let batch = world.ask(None, new_agent(announced(row()), Vec::new()));
     assert_eq!((pulls(&batch).0.len(), ups(&batch).len()), (1, 0), "it went");

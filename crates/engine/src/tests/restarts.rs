@@ -8,8 +8,8 @@ use crate::{AgentCommand, AgentSeen, ModelEffect, SandboxEffect};
 
 fn ups(batch: &Batch) -> Vec<(u32, u32)> {
     let up = |effect: &&Effect| match effect {
-        Effect::Sandbox { what: SandboxEffect::Up { row, how: Up::Start }, .. } => {
-            Some((row.incarnation, row.runs))
+        Effect::Sandbox { what: SandboxEffect::Up { plan, how: Up::Start }, .. } => {
+            Some((plan.incarnation, plan.run))
         }
         _ => None,
     };
@@ -50,12 +50,12 @@ fn whoever_dies_in_the_middle_of_a_restart_the_next_daemon_brings_it_up() {
     };
     let (_, batch) = Engine::boot(loaded, host(), IdSource::new(2), "0", NOW);
     let up = acts(&batch).into_iter().find_map(|effect| match effect {
-        Effect::Sandbox { what: SandboxEffect::Up { row, how: Up::Adopt }, .. } => {
-            Some((row.state, row.incarnation))
+        Effect::Sandbox { what: SandboxEffect::Up { plan, how: Up::Adopt }, .. } => {
+            Some((plan.was_ready, plan.incarnation))
         }
         _ => None,
     });
-    assert_eq!(up, Some((AgentState::Starting, 2)), "an older incarnation is not what is adopted");
+    assert_eq!(up, Some((false, 2)), "an older incarnation is not what is adopted");
 }
 
 #[test]

@@ -61,7 +61,11 @@ impl EngineWorld {
             }
             "not down" => {
                 let run = self.engine.agents[agent].row.runs;
-                self.see(Seen::Agent(AgentSeen::NotDown { agent: agent.clone(), run, detail: "x".into() }));
+                self.see(Seen::Sandbox(SandboxSeen::NotDown {
+                    agent: agent.clone(),
+                    run,
+                    detail: "x".into(),
+                }));
             }
             other => panic!("nothing ends a turn by {other}"),
         }

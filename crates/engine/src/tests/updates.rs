@@ -9,8 +9,8 @@ use crate::{AgentCommand, AgentSeen, ModelEffect, SandboxEffect};
 
 fn ups(batch: &Batch) -> Vec<(u32, String)> {
     let up = |effect: &&Effect| match effect {
-        Effect::Sandbox { what: SandboxEffect::Up { row, how: Up::Start }, .. } => {
-            Some((row.incarnation, row.spec.model.clone()))
+        Effect::Sandbox { what: SandboxEffect::Up { plan, how: Up::Start }, .. } => {
+            Some((plan.incarnation, plan.spec.model.clone()))
         }
         _ => None,
     };
@@ -125,7 +125,7 @@ fn a_stop_or_a_death_for_good_in_between_lets_what_is_new_count() {
             Some(command) => drop(world.ask(None, command)),
             None => {
                 let seen =
-                    Seen::Agent(AgentSeen::NotDown { agent: agent.clone(), run: 1, detail: "x".into() });
+                    Seen::Sandbox(SandboxSeen::NotDown { agent: agent.clone(), run: 1, detail: "x".into() });
                 world.see(seen);
                 assert_eq!(world.state(&turn), TurnState::Waiting);
             }

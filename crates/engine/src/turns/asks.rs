@@ -31,7 +31,7 @@ impl Engine {
     fn asked(&mut self, agent: &AgentId, id: AskId, ask: Ask) {
         if !self.is_live(agent, ask.turn()) {
             let gone = failure("turn.gone", "that turn is over");
-            self.step.in_sandbox(agent, SandboxEffect::Answer { id, answer: Err(gone) });
+            self.in_sandbox(agent, SandboxEffect::Answer { id, answer: Err(gone) });
             self.step.hurry();
             return;
         }
@@ -54,7 +54,7 @@ impl Engine {
             }
             Ask::Finish { turn, code, message } => {
                 self.fail_turn(&turn, failure(&code, &message));
-                self.step.in_sandbox(agent, SandboxEffect::Answer { id, answer: Ok(RuntimeAnswer::Done) });
+                self.in_sandbox(agent, SandboxEffect::Answer { id, answer: Ok(RuntimeAnswer::Done) });
             }
         }
     }

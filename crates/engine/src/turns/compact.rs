@@ -65,7 +65,7 @@ impl Engine {
             Verdict::Settled => Ok(RuntimeAnswer::Compacted { from_turn }),
             Verdict::Refused(failure) => Err(failure),
         };
-        self.step.in_sandbox(&agent, SandboxEffect::Answer { id: waiter, answer });
+        self.in_sandbox(&agent, SandboxEffect::Answer { id: waiter, answer });
         self.step.hurry();
     }
 
@@ -195,7 +195,8 @@ impl Engine {
     fn begin_epoch(&mut self, id: &TurnId, waiter: AskId, begun: EpochStart, summary: Summary) {
         let Some(turn) = self.turns.get(id) else { return };
         let Some(session) = self.sessions.get_mut(&turn.row.session) else { return };
-        let (agent, EpochStart { strategy, from_turn, why }) = (turn.row.agent.clone(), begun);
+        let Some(agent) = self.agents.get(&turn.row.agent) else { return };
+        let EpochStart { strategy, from_turn, why } = begun;
         let row = EpochRow {
             session: turn.row.session.clone(),
             number: session.epoch.newest + 1,
@@ -209,10 +210,8 @@ impl Engine {
         let bytes = session.epoch.summary_bytes;
         let (code, message) = why.map(|why| (why.code, why.message)).unzip();
         let (epoch, kind) = (row.number.into(), strategy.word().to_owned());
-        let answer = Effect::Sandbox {
-            agent,
-            what: SandboxEffect::Answer { id: waiter, answer: Ok(RuntimeAnswer::Compacted { from_turn }) },
-        };
+        let answer = Ok(RuntimeAnswer::Compacted { from_turn });
+        let answer = agent.in_sandbox(SandboxEffect::Answer { id: waiter, answer });
         // A window alone is chosen again at no cost. It rides, and is recorded no later than an answer that was read by it.
         if row.summary == Summary::Nothing {
             self.step.act_early(answer);

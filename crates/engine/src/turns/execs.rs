@@ -45,7 +45,7 @@ impl Engine {
             .and_then(|agent| agent.row.spec.tools.iter().find(|tool| tool.name == wanted.bin));
         let Some(safe) = tool.map(|tool| tool.safe) else {
             let unknown = failure("bin.not_declared", &format!("this agent has no tool `{}`", wanted.bin));
-            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
+            self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
             return;
         };
         let (ids, boot) = (&mut self.ids, self.host.boot.clone());
@@ -53,11 +53,11 @@ impl Engine {
         else {
             let unknown =
                 failure("turn.no_such_call", &format!("the last answer has no call `{}`", wanted.call));
-            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
+            self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
             return;
         };
-        if let Some(result) = &call.result {
-            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(result.clone()) });
+        if let Some(result) = call.result.clone() {
+            self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(result) });
             return;
         }
         call.waiter = Some(id);
@@ -84,7 +84,7 @@ impl Engine {
         self.step.write(TurnWrite::Step(row));
         let ExecAsk { turn, step, call, bin, .. } = wanted;
         self.tool_started(&ToolStart { turn, step: *step, call, name: bin });
-        self.step.in_sandbox(&agent, SandboxEffect::StartExec { exec, request, safe, resumed: false });
+        self.in_sandbox(&agent, SandboxEffect::StartExec { exec, request, safe, resumed: false });
     }
 
     pub(crate) fn tool_started(&mut self, started: &ToolStart<'_>) {
@@ -110,15 +110,9 @@ impl Engine {
             let Some(step) = &call.step else { continue };
             let StepTarget::Program { exec, request } = &step.target else { continue };
             let safe = agent.row.spec.tools.iter().any(|tool| tool.name == request.bin && tool.safe);
-            self.step.in_sandbox(
-                &agent.row.id,
-                SandboxEffect::StartExec {
-                    exec: exec.clone(),
-                    request: request.clone(),
-                    safe,
-                    resumed: true,
-                },
-            );
+            let (exec, request) = (exec.clone(), request.clone());
+            let start = SandboxEffect::StartExec { exec, request, safe, resumed: true };
+            self.step.act(agent.in_sandbox(start));
         }
         self.resume_waits(id);
     }
@@ -126,12 +120,13 @@ impl Engine {
     /// Ends what runs and nobody waits for, and forgets what ended and is settled: the daemon of that time died before
     /// it could.
     pub(crate) fn execs_found(&mut self, agent: &AgentId, running: Vec<ExecId>, ended: Vec<ExecId>) {
+        let Some(owner) = self.agents.get(agent) else { return };
         let over = |exec: &ExecId| !self.execs.contains_key(exec);
         for exec in running.into_iter().filter(over) {
-            self.step.in_sandbox(agent, SandboxEffect::KillExec { exec });
+            self.step.act(owner.in_sandbox(SandboxEffect::KillExec { exec }));
         }
         for exec in ended.into_iter().filter(over) {
-            self.step.in_sandbox(agent, SandboxEffect::ForgetExec { exec });
+            self.step.act(owner.in_sandbox(SandboxEffect::ForgetExec { exec }));
         }
         self.step.hurry();
     }
@@ -176,9 +171,9 @@ impl Engine {
         let bytes = end.stdout_bytes + end.stderr_bytes;
         self.tool_result(&id, &row, &record.id, bytes, end.text);
         // First, so that what is kept of its output lies where the result says.
-        self.step.in_sandbox(&agent, SandboxEffect::ForgetExec { exec: exec.clone() });
+        self.in_sandbox(&agent, SandboxEffect::ForgetExec { exec: exec.clone() });
         if let Some(waiter) = waiter {
-            self.step.in_sandbox(&agent, SandboxEffect::Answer { id: waiter, answer: Ok(result) });
+            self.in_sandbox(&agent, SandboxEffect::Answer { id: waiter, answer: Ok(result) });
         }
     }
 
@@ -222,7 +217,7 @@ impl Engine {
         let Some(agent) = self.turns.get(turn).map(|turn| turn.row.agent.clone()) else { return };
         let Some((ordinal, open)) = open_call(self.turns.get_mut(turn), step, call) else {
             let unknown = failure("turn.no_such_call", &format!("the last answer has no call `{call}`"));
-            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
+            self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
             return;
         };
         if open.result.is_none() && open.step.is_none() {
@@ -234,7 +229,7 @@ impl Engine {
             let bytes = text.len() as u64;
             self.tool_result(turn, &row, call, bytes, text);
         }
-        self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(RuntimeAnswer::Done) });
+        self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(RuntimeAnswer::Done) });
     }
 
     /// Ends the calls in flight of a turn that is ending, and pairs each with a result.
@@ -246,7 +241,7 @@ impl Engine {
                     match &row.target {
                         StepTarget::Program { exec, .. } => {
                             self.execs.remove(exec);
-                            self.step.in_sandbox(agent, SandboxEffect::KillExec { exec: exec.clone() });
+                            self.in_sandbox(agent, SandboxEffect::KillExec { exec: exec.clone() });
                         }
                         StepTarget::Job(wait) if state == StepState::Interrupted => self.wait_cut(wait),
                         StepTarget::Job(_) | StepTarget::ModelCall | StepTarget::Answered => {}

@@ -34,7 +34,7 @@ impl Engine {
             refused.hint = Some("`lodge session show` has the answers; a simpler schema may help".to_owned());
             self.fail_turn(id, refused);
             let over = failure("turn.failed", "no answer fitted the schema");
-            return self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(over) });
+            return self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(over) });
         }
         let text = format!(
             "Your answer does not fit the JSON schema: {why}\nAnswer again, with JSON that fits it and nothing else."
@@ -42,6 +42,6 @@ impl Engine {
         self.message(id, Role::User, MessageBody { text, ..MessageBody::default() });
         self.write_turn(id);
         let answer = Ok(RuntimeAnswer::Model { finished: false, calls: Vec::new() });
-        self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer });
+        self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer });
     }
 }

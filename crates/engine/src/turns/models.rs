@@ -42,19 +42,19 @@ impl Engine {
             }
             Phase::Tools { calls } if step == turn.step => {
                 let answer = model_answer(calls, false);
-                self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Ok(answer) });
+                self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Ok(answer) });
                 self.step.hurry();
                 return;
             }
             Phase::Tools { calls } if calls.iter().any(|call| call.result.is_none()) => {
                 let open = failure("turn.open_calls", "tool calls of the last answer have no result yet");
-                self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(open) });
+                self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(open) });
                 self.step.hurry();
                 return;
             }
             Phase::Summary(_) => {
                 let busy = failure("turn.wrong_step", "the conversation is being compacted");
-                self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(busy) });
+                self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(busy) });
                 self.step.hurry();
                 return;
             }
@@ -68,7 +68,7 @@ impl Engine {
         if step != expected {
             let wrong =
                 failure("turn.wrong_step", &format!("the next model call of this turn is step {expected}"));
-            self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(wrong) });
+            self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(wrong) });
             self.step.hurry();
             return;
         }
@@ -239,7 +239,7 @@ impl Engine {
         if over {
             self.end_turn(id, TurnEvent::Answered, None);
         }
-        self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Ok(answer) });
+        self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Ok(answer) });
         self.step.hurry();
     }
 
@@ -267,7 +267,7 @@ impl Engine {
                 let (agent, wish) = (turn.row.agent.clone(), wish.id.clone());
                 self.fail_turn(id, failed.record);
                 let over = failure("turn.failed", "the model gave no answer");
-                self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish, answer: Err(over) });
+                self.in_sandbox(&agent, SandboxEffect::Answer { id: wish, answer: Err(over) });
             }
         }
     }

@@ -105,21 +105,21 @@ async fn a_program_that_was_changed_on_disk_does_not_run_and_is_unpacked_anew() 
     let ready = world.images.ready(&row).await.unwrap();
     row.spec.tools = ready.tools;
     let path = PathBuf::from(&row.spec.tools[0].path);
-    world.images.check_programs(&row).await.unwrap();
+    world.images.check_programs(&row.spec).await.unwrap();
     // By this daemon's eyes, by the next one's, and when the first start of an agent finds it so.
     overwrite(&path);
-    let error = world.images.check_programs(&row).await.unwrap_err();
+    let error = world.images.check_programs(&row.spec).await.unwrap_err();
     assert_eq!((error.code(), error.hint().is_some()), ("image.damaged", true));
     let world = world.again();
-    assert!(world.images.check_programs(&row).await.is_err());
+    assert!(world.images.check_programs(&row.spec).await.is_err());
     let fresh = ToolRecord { path: String::new(), digest: String::new(), ..row.spec.tools[0].clone() };
     let new = AgentRow { spec: AgentSpec { tools: vec![fresh], ..row.spec.clone() }, ..row.clone() };
     assert_eq!(world.images.ready(&new).await.unwrap().tools, row.spec.tools);
-    world.images.check_programs(&row).await.unwrap();
+    world.images.check_programs(&row.spec).await.unwrap();
     std::fs::remove_file(&path).unwrap();
-    assert!(world.images.check_programs(&row).await.is_err());
+    assert!(world.images.check_programs(&row.spec).await.is_err());
     world.images.ready(&row).await.unwrap();
-    world.images.check_programs(&row).await.unwrap();
+    world.images.check_programs(&row.spec).await.unwrap();
 }
 
 #[tokio::test]

@@ -21,7 +21,7 @@ fn asked(turn: &TurnId) -> ToolCallRef {
 
 fn reads(batch: &Batch) -> Vec<JobWish> {
     let wishes = job_acts(batch).into_iter().filter_map(|what| match what {
-        JobEffect::Read { wish, .. } => Some(wish),
+        JobAct::Elsewhere(JobEffect::Read { wish, .. }) => Some(wish),
         _ => None,
     });
     wishes.collect()
