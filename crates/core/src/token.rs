@@ -58,7 +58,7 @@ pub struct TokenRow {
     pub name: Option<String>,
     pub issued_at: Timestamp,
     pub expires_at: Timestamp,
-    /// Set once and for ever.
+    /// Set once, and never cleared.
     pub revoked_at: Option<Timestamp>,
 }
 

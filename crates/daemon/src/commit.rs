@@ -229,7 +229,7 @@ fn reach<T>(
     }
 }
 
-/// What was decided and is not recorded: whoever asked is refused, what was to be done about it is not.
+/// Decisions that were not recorded: their callers are refused, and their effects are dropped.
 #[derive(Debug, Default)]
 struct UnrecordedDecisions {
     tickets: Vec<Ticket>,
@@ -267,7 +267,7 @@ fn go_without_room(
     let sessions = loop {
         match decided.recv() {
             Err(_) => return Ok(None),
-            // Decided on memory that is ahead of the disk for ever.
+            // Decided on memory that will never be on disk.
             Ok(ToWriter::Batch(batch)) => {
                 more += batch.requests() as u64;
                 lost.take(&batch.writes, batch.after);

@@ -1,7 +1,7 @@
 //! Work that needs a processor for longer than a moment: checks against schemas, large JSON, assembled conversations.
 //!
 //! It runs on a few threads of its own, so that the async workers stay free. Callers share those threads by the size of
-//! their work: whoever had less so far goes first, and one large piece of work delays the next of its own caller, not
+//! their work: the caller that used the least goes first, and one large piece of work delays the next of its own caller, not
 //! those of others.
 
 use std::collections::{BTreeMap, VecDeque};

@@ -55,7 +55,7 @@ struct AppliedSettings {
     file: Option<PathBuf>,
     values: Values,
     settings: Arc<ServeSettings>,
-    /// What the file says and only a restart brings.
+    /// Values of the file that need a restart to take effect.
     waiting: BTreeMap<&'static str, Value>,
 }
 

@@ -18,7 +18,7 @@ use lodge_engine::{Batch, Engine, Input, Refusal, RequestName, Seen, TurnSeen};
 
 /// Inputs decided in one step.
 const STEP_MAX: usize = 128;
-/// Observations a halted engine takes out of its queue, looking for requests to refuse. Whoever has more waits.
+/// Observations a halted engine takes out of its queue, looking for requests to refuse. Further observations wait.
 const HELD_MAX: usize = ENGINE_QUEUE_MAX;
 
 /// From the engine to the writer, in the order of deciding.

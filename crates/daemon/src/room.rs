@@ -256,7 +256,7 @@ impl Room {
         self.free_bytes() >= LOW_BYTES.saturating_add(bytes)
     }
 
-    /// After a commit: makes the reserve anew when it was given back and there is room again.
+    /// After a commit: recreates the reserve when it was released and there is space again.
     pub fn tend(&self, now: Timestamp) {
         let mut state = self.state();
         if state.level.follows_room() && (!state.has_reserve || state.level == Level::Low) {

@@ -96,7 +96,7 @@ impl ServeError {
         }
     }
 
-    /// 75 (try again later) tells whoever started us that another daemon has the directory.
+    /// 75 (try again later): another daemon has the directory.
     pub fn exit_code(&self) -> u8 {
         match self {
             ServeError::Home(HomeError::Taken { .. }) => 75,
@@ -138,7 +138,7 @@ pub async fn serve(
     let opened = room.with_reserve(is_full, || lodge_store::open(&home.database(), &entropy))?;
     crash::point("after_load");
     match room.with_reserve(HomeError::is_full, || home.sign(opened.loaded.epoch)) {
-        // Those who lose the lock are told less; whoever reads is served all the same.
+        // Processes that lose the lock report less; readers are served all the same.
         Err(error) if error.is_full() => {
             tracing::warn!(event = "lock.not_signed", error = crate::chain(&error))
         }
@@ -209,7 +209,7 @@ pub async fn serve(
     shell.spawn(TaskKind::Decide, decider.run(engine));
     let http = tcp.state();
     shell.set_http(http.clone());
-    // Before the socket is there: whoever finds the socket finds the token.
+    // Before the socket exists: a client that finds the socket finds the token.
     write_credentials(&home, &shell, &gate, token, &socket, &http).await?;
     let bound = api::bind(&socket, tcp)?;
     tracing::info!(event = "daemon.started", epoch, socket = %socket.display(), http = http.url());
@@ -217,7 +217,7 @@ pub async fn serve(
     shell.spawn(TaskKind::SuspectsSettle, grow_up(shell.clone()));
     shell.spawn(TaskKind::Sweep, crate::reap::sweep_regularly(shell.clone()));
     shell.spawn(TaskKind::JobRetention, crate::jobs::run_retention(shell.clone()));
-    // What a daemon that was killed brought and did not record.
+    // What a killed daemon pulled and did not record.
     shell.spawn(TaskKind::ImageCollection, shell.images.clone().collect());
     let api = Arc::new(Api { shell: shell.clone(), gate, sockets: TaskTracker::new() });
     bound.serve(api, |http| tell_http(&home, &shell, http)).await;
@@ -306,7 +306,7 @@ fn credentials(home: &Home) -> serde_json::Value {
     read.ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
-/// The operator's token: kept while it is good, issued anew otherwise, and written when it or the addresses change.
+/// The operator's token: kept while it is valid, issued again otherwise, and written when it or the addresses change.
 async fn write_credentials(
     home: &Home,
     shell: &Shell,

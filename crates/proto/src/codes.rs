@@ -48,7 +48,7 @@ pub const CODES: &[CodeDoc] = &[
         401,
         "the client sent no token, because what listens there did not prove to be the daemon",
     ),
-    code("auth.in_query", 400, "a token stood in the address"),
+    code("auth.in_query", 400, "a token was part of the address"),
     code("auth.forbidden", 403, "tokens of that issuer may not call the method"),
     code("auth.host", 403, "the Host header names neither this machine nor an allowed name"),
     code("auth.origin", 403, "the Origin header is not allowed"),

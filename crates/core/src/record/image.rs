@@ -34,7 +34,7 @@ pub struct ImageRecord {
     pub runtime: Option<String>,
     #[prost(message, optional, tag = "12")]
     pub limits: Option<LimitsRecord>,
-    /// Absent: the default of whoever makes an agent of it.
+    /// Absent: the agent's default.
     #[prost(message, optional, tag = "13")]
     pub network: Option<NetworkRecord>,
     #[prost(string, repeated, tag = "14")]

@@ -114,7 +114,7 @@ fn chosen(shell: &Shell, names: Vec<String>) -> Result<ExportSelection, ErrorBod
         })?;
         if summary.state == ImageState::Announced {
             return Err(ErrorBody::new("image.not_found", format!("`{given}` is not wholly here yet"))
-                .hint(format!("`lodge image pull {given}` brings it")));
+                .hint(format!("`lodge image pull {given}` pulls it")));
         }
         let descriptor = shell.images.packed(&pins, &located.digest)?.descriptor;
         if let Some(record) = record {
@@ -252,7 +252,7 @@ fn not_read(error: StreamError) -> ErrorBody {
     }
 }
 
-/// Hands a body on as it comes. Whoever reads it may have had enough before its end.
+/// Passes a body on as it arrives. The reader may stop before its end.
 async fn feed(body: Body, pieces: mpsc::Sender<Bytes>) -> Result<(), ArchiveCut> {
     let mut stream = body.into_data_stream();
     loop {

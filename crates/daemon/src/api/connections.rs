@@ -214,7 +214,7 @@ impl Connection {
         &self.0.all.busy
     }
 
-    /// True the first time: one question on each connection is enough for whoever means to show a token on it.
+    /// True the first time: one question on each connection is enough for a client that intends to send a token.
     pub(super) fn may_stay_for_proof(&self) -> bool {
         !self.0.has_asked_for_proof.swap(true, Ordering::Relaxed)
     }

@@ -1,8 +1,8 @@
 //! `/v2/`: the images of this daemon, as any OCI client reads them. Nothing can be written here.
 //!
-//! Blobs are sent in pieces as their files have them. A large one that is sent whole is hashed on the way, and broken off
-//! before its end when it is not what its digest says, which is remembered: the next pull brings it anew. Of parts nobody
-//! here can tell; whoever puts them together checks what came.
+//! Blobs are sent in pieces as their files have them. A large one that is sent whole is hashed on the way, and cut
+//! before its end when it is not what its digest says, which is remembered: the next pull fetches it again. Parts cannot
+//! be checked here; the receiver checks the whole.
 
 mod page;
 mod path;
@@ -224,7 +224,7 @@ async fn tags(shell: &Arc<Shell>, uri: &Uri, name: String) -> Result<HttpRespons
 
 /// The tags of a repository, which has one at least.
 ///
-/// That a digest belongs to the repository is looked at nowhere: whoever may read one image may read them all, and what an
+/// Whether a digest belongs to the repository is not checked: a caller that may read one image may read them all, and what an
 /// agent needs is asked for under the agent's name.
 fn tags_of(store: &dyn StoreSnapshot, name: &str) -> Result<Vec<String>, RegistryRefusal> {
     let rows = store.image_tags(name).map_err(unread)?;

@@ -267,7 +267,7 @@ async fn change(
 
 /// Takes a deleted session out of the index too. What is left there is found missing by the next search, and not told.
 async fn forget(shell: &Shell, id: &SessionId) {
-    // Whoever searches now may not be waited for.
+    // A running search is not waited for.
     let Ok(turn) = shell.searching.clone().try_lock_owned() else { return };
     let id = id.clone();
     let forgotten = tokio::task::spawn_blocking(move || turn.forget(&id)).await;

@@ -31,7 +31,7 @@ struct Live {
 #[derive(Debug, Clone)]
 pub struct Who {
     /// Under this name its requests are kept: every token is a caller of its own. The one in `credentials.json` is the
-    /// same caller when it is replaced, since whoever uses it is.
+    /// same caller when it is replaced, because its user is the same.
     pub caller: String,
     /// Under this name releases before kept them, for a day: all operators were one caller, and all tokens of an agent.
     pub caller_before: String,

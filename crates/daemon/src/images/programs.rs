@@ -54,7 +54,7 @@ impl Programs {
         if self.digest_of(&path).is_ok_and(|found| found == digest) {
             return Ok(Program { path, digest });
         }
-        // Somebody changed it. Whoever runs it still has the old file.
+        // The file was changed. Processes that run it still have the old file.
         tracing::warn!(event = "program.changed", path = %path.display());
         std::fs::remove_file(&path).map_err(|cause| unreadable(&path, cause))?;
         let path = place()?;

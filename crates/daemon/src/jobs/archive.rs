@@ -18,7 +18,7 @@ use lodge_engine::jobs::JobSeen;
 use lodge_engine::{Effect, JobOrder, SandboxEffect, Seen};
 
 /// How far behind everything else this thread stands when somebody waits for a core: output that is not archived yet is
-/// safe in its files, and whoever writes it there, or waits for a commit, goes first.
+/// safe in its files, so writers of those files and commits go first.
 const NICE: i32 = 10;
 
 /// Runs until the daemon ends. Without room it waits and goes on; when the archive fails otherwise output stays where it
@@ -178,7 +178,7 @@ impl Thread<'_> {
                 self.shell
                     .jobs
                     .db
-                    .broke("output.db takes nothing any more", "check the disk and restart the daemon");
+                    .broke("output.db cannot be written", "check the disk and restart the daemon");
                 true
             }
         }

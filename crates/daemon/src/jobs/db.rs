@@ -24,7 +24,7 @@ struct OutputDbState {
 #[derive(Debug)]
 enum DbOpenState {
     NotYet,
-    /// The store goes to whoever writes, once.
+    /// The writer takes the store, once.
     Open {
         store: Option<OutputStore>,
         reader: Arc<OutputReader>,

@@ -1,6 +1,6 @@
 //! Both streams of a job as one, in the order in which they were written.
 //!
-//! A place in it is a number of bytes of both streams together, kept or not, so that it means the same for ever.
+//! A place in it is a number of bytes of both streams together, kept or not, so that its meaning never changes.
 
 use lodge_exec::{OrderRuns, Speaker};
 

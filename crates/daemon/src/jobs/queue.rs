@@ -52,7 +52,7 @@ struct ArchiveQueue {
     stopped: bool,
 }
 
-/// Whoever waits for the next thing to do.
+/// How the archive's thread waits for work.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum Sleep {
     /// It looks at everything before it sleeps.

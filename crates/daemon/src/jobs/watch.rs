@@ -48,7 +48,7 @@ impl Watches {
         }
     }
 
-    /// Its end is recorded: whoever waits hears so once more, and nobody after.
+    /// The end is recorded: waiters get one last change.
     pub fn ended(&self, job: &JobId) {
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(sender) = jobs.senders.remove(job) {

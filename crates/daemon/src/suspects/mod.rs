@@ -53,7 +53,7 @@ struct Slot {
 }
 
 impl Suspects {
-    /// Reads what the last daemon left in `dir` and begins anew. Tells which work is to be set aside.
+    /// Reads what the last daemon left in `dir` and starts over. Returns the work that is to be quarantined.
     pub fn open(dir: &Path, boot: &str) -> (Suspects, Vec<Suspect>) {
         let kept =
             file::read(&dir.join(file::NAME)).map(|bytes| record::judge(&bytes, boot)).unwrap_or_default();

@@ -105,7 +105,7 @@ impl Engine {
         }
     }
 
-    /// Records an image and what came with it. [`Self::name_put`] has to follow, once whoever wanted it has it.
+    /// Records an image and what came with it. [`Self::name_put`] has to follow, once the caller has it.
     pub(crate) fn put_image(&mut self, new: NewImage) -> UnnamedImage {
         let NewImage { row, with, tags } = new;
         let mut put = UnnamedImage { digest: row.digest.clone(), came: Vec::new(), tags };

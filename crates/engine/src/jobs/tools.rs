@@ -185,7 +185,7 @@ impl Engine {
         waits.collect()
     }
 
-    /// A call that waited is cut: whoever breaks off a turn that waits for a job wants neither.
+    /// A waiting call is cut: an interrupt of a turn that waits for a job is meant for both.
     pub(crate) fn wait_cut(&mut self, wait: &JobWait) {
         match wait.tool {
             JobWaitTool::Wait => {
@@ -198,7 +198,7 @@ impl Engine {
     pub(crate) fn job_read(&mut self, asked: &ToolCallRef, answer: Read) {
         let runs = self.turns.get(&asked.turn).is_some_and(|turn| turn.is_running());
         let open = open_call(self.turns.get_mut(&asked.turn), asked.step, &asked.call);
-        // It was broken off meanwhile, or was read twice; or it is parked, begins nothing, and asks again when it goes on.
+        // The call was interrupted meanwhile, or read twice; or its turn is parked, begins nothing, and asks again when it continues.
         if open.is_none_or(|(_, call)| call.result.is_some() || (!runs && call.step.is_none())) {
             return;
         }

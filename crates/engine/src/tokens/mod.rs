@@ -39,7 +39,7 @@ impl TokenRefusal {
 }
 
 impl Engine {
-    /// The answer has the terms of the token; its value is made from them by whoever has the key.
+    /// The answer has the terms of the token; the daemon computes its value with the key.
     pub(crate) fn issue_token(&mut self, caller: Caller, new: NewToken) -> Result<(), Refusal> {
         let (holder, name) = match new.holder {
             TokenFor::Credentials => {
@@ -97,7 +97,7 @@ impl Engine {
     }
 }
 
-/// The doors hear of it before whoever asked does: what is answered is true already.
+/// The listeners apply it before the caller is answered: the answer is true when it is sent.
 fn record(step: &mut Step, row: TokenRow) {
     step.write(row.clone());
     step.act(Effect::Token(Box::new(row)));

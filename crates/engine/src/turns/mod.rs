@@ -94,7 +94,7 @@ impl Engine {
             SessionChoice::Fresh => SessionId::new(&mut self.ids, self.step.now),
             SessionChoice::Named { id, fact } => {
                 if self.sessions.get(id).is_some_and(|session| session.gone) {
-                    // It was deleted, and begins anew.
+                    // It was deleted, and starts over.
                     self.sessions.remove(id);
                 } else if !self.sessions.contains_key(id)
                     && let Some(fact) = fact

@@ -89,7 +89,7 @@ fn plain_name(text: &str) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// Parents and tools: of the local store, or brought from the registries that they name.
+/// Resolves parents and tools: from the local store, or pulled from the registries that they name.
 pub(in crate::api) struct ImageResolver<'a> {
     shell: &'a Shell,
     watch: Arc<dyn TransferWatch>,
@@ -203,7 +203,7 @@ fn load_error(error: &LoadError) -> ErrorBody {
             (unsupported::CODE, "remove these lines, and run it again".to_owned())
         }
         // They are listed with a hint each.
-        LoadError::Mistakes(_) => ("agentfile.invalid", "mend these lines, and run it again".to_owned()),
+        LoadError::Mistakes(_) => ("agentfile.invalid", "fix these lines and try again".to_owned()),
         LoadError::Source(_) => ("agentfile.unreadable", error.hint()),
         LoadError::UndeclaredArgs { .. } => ("agentfile.undeclared_arg", error.hint()),
     };

@@ -100,7 +100,7 @@ pub enum OutputError {
         cause: rusqlite::Error,
     },
     /// A write failed and left the disk in doubt: nothing more is written until the store is opened again.
-    #[error("the archive of job output {} takes nothing any more", path.display())]
+    #[error("the archive of job output {} cannot be written", path.display())]
     InDoubt { path: PathBuf },
     #[error("the archive of job output {} could not be used", path.display())]
     Sqlite {
