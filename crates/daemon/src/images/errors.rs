@@ -157,7 +157,9 @@ impl ImageError {
                     .to_owned()
             }
             ImageError::NotAnAgent { .. } => "`lodge bin pull` pulls tools".to_owned(),
-            ImageError::AgentAsTool { .. } => "ask the author of the image that names it as a tool".to_owned(),
+            ImageError::AgentAsTool { .. } => {
+                "ask the author of the image that names it as a tool".to_owned()
+            }
             ImageError::NotATool { .. } => "tools are made with `lodge bin build`".to_owned(),
             ImageError::NoPlatform { tool, host, .. } => format!(
                 "build it for {host} too (`lodge bin build {tool} {host}:PATH …`), then the agent's image again, which keeps \
