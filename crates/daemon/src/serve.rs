@@ -1,11 +1,13 @@
 //! The daemon's life: take the lock, load, recover, open the doors, wait, close.
 
+use std::collections::HashSet;
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 
 use lodge_core::IdSource;
 use lodge_core::quarantine::{WorkKind, YOUNG_MS};
+use lodge_core::record::AgentRow;
 use lodge_core::token::TokenRow;
 use lodge_exec::ProgramImage;
 use lodge_store::OpenError;
@@ -151,6 +153,7 @@ pub async fn serve(
     let gate = Gate::new(&opened.meta.state_key, &opened.meta.log);
     let kept = kept_token(&home, &gate, &opened.loaded.tokens);
     let (epoch, socket) = (opened.loaded.epoch, config.socket_path());
+    let sandboxes = expected_sandboxes(&opened.loaded.agents);
     let about = Host {
         boot: host.boot_id().to_owned(),
         own_uids: rustix::process::geteuid().is_root(),
@@ -202,7 +205,7 @@ pub async fn serve(
             .map_err(|cause| ServeError::Process { cause })?
     };
     let archive_ended = start_archive(&shell)?;
-    bring_down_strays(&shell);
+    bring_down_strays(&shell, &sandboxes);
     let decider = Decider { inputs: waiting, halts, writer: batches, shell: shell.clone() };
     shell.spawn(TaskKind::Decide, decider.run(engine));
     let http = tcp.state();
@@ -272,22 +275,19 @@ fn entropy() -> Result<([u8; 64], u64), ServeError> {
     Ok((entropy, u64::from_le_bytes(seed)))
 }
 
+/// Sandboxes that may live: their agents run, or are about to be started again and end what they find by themselves.
+fn expected_sandboxes(agents: &[AgentRow]) -> HashSet<String> {
+    let expected = agents.iter().filter(|row| row.state.wants_sandbox() || row.retry.at.is_some());
+    expected.map(|row| row.sandbox.to_string()).collect()
+}
+
 /// Sandboxes that live although their agent should not: a stop was recorded and the daemon died before it was done.
-fn bring_down_strays(shell: &Arc<Shell>) {
-    let sandboxes = shell.host.sandboxes();
-    if sandboxes.is_empty() {
-        return;
-    }
-    let Ok(agents) = shell.reader.here(|store| store.agents(None, u32::MAX)) else { return };
-    for found in agents {
-        // One that is about to be started again ends what it finds by itself.
-        let stray = !found.row.state.wants_sandbox()
-            && found.row.retry.at.is_none()
-            && sandboxes.iter().any(|sandbox| sandbox == found.row.sandbox.as_str());
-        if stray && shell.host.is_held(found.row.sandbox.as_str()) {
-            let (agent, sandbox, run) = (found.row.id, found.row.sandbox, found.row.runs);
-            shell.act(lodge_engine::Effect::Sandbox { agent, what: SandboxEffect::Down { sandbox, run } });
-        }
+fn bring_down_strays(shell: &Arc<Shell>, expected: &HashSet<String>) {
+    let others = shell.host.sandboxes().into_iter().filter(|sandbox| !expected.contains(sandbox));
+    for sandbox in others.filter(|sandbox| shell.host.is_held(sandbox)) {
+        let Ok(Some(row)) = shell.reader.here(|store| store.agent_of_sandbox(&sandbox)) else { continue };
+        let (agent, sandbox, run) = (row.id, row.sandbox, row.runs);
+        shell.act(lodge_engine::Effect::Sandbox { agent, what: SandboxEffect::Down { sandbox, run } });
     }
 }
 

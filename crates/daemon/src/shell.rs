@@ -291,9 +291,10 @@ impl Shell {
         self.settled(requests, true);
     }
 
-    /// Tells the engine how many requests are on disk. Without room in the queue it hears of it the next time.
+    /// Tells the engine how many requests and events are on disk. Without room in the queue it hears of it the next time.
     pub fn settled(&self, requests: u64, rest: bool) {
-        drop(self.inputs.try_send(Input::Seen(Seen::Settled { requests, rest })));
+        let seq = self.hub.head();
+        drop(self.inputs.try_send(Input::Seen(Seen::Settled { requests, seq, rest })));
     }
 
     /// Hands an answer to whoever holds the ticket. A caller that went away is no error.

@@ -161,6 +161,7 @@ impl SimWorld {
             | Effect::Pull(_)
             | Effect::Token(_)
             | Effect::Quarantine { .. }
+            | Effect::LookUp { .. }
             | Effect::RemoveOutput { .. } => {}
         }
     }

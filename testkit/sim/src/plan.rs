@@ -40,6 +40,8 @@ pub enum Mutation {
     GreedyCollection,
     /// A batch counts as written although the store could not be reached.
     AwayIsWritten,
+    /// Agents leave the engine's memory before what was decided about them is on disk.
+    EarlyRest,
 }
 
 /// What can go wrong.
@@ -244,6 +246,8 @@ impl SimPlan {
             }
             Mutation::LostCut => self.edits = 100,
             Mutation::AwayIsWritten => self.faults = vec![SimFault::StoreAway],
+            // An agent has to rest, be named and be changed while the disk is busy.
+            Mutation::EarlyRest => (self.rest_ms, self.disk_ms, self.changes) = (20, 40, 200),
             // A job whose claim is forgotten is taken for one without output before it can run twice.
             Mutation::LostClaims => (self.jobs, self.job_tools) = (0, 0),
             Mutation::DeafDoors => self.papers = 40,

@@ -6,7 +6,7 @@ use lodge_core::epoch::EpochWeight;
 use lodge_core::lineage::Policy;
 use lodge_core::liveness::Liveness;
 use lodge_core::record::{
-    AgentRow, AgentSpec, CallRecord, ExecRequest, FailureRecord, LimitsRecord, MountRecord,
+    AgentFact, AgentRow, AgentSpec, CallRecord, ExecRequest, FailureRecord, LimitsRecord, MountRecord,
 };
 use lodge_core::{AgentId, ExecId, LineageId, SandboxId, SessionId, TurnId};
 use serde_json::Value;
@@ -192,6 +192,23 @@ pub enum AgentSeen {
         agent: AgentId,
         detail: String,
     },
+    /// What the store has of an agent that was not in memory.
+    LookedUp {
+        agent: AgentId,
+        /// Of the [`crate::Effect::LookUp`] that this answers.
+        ask: u64,
+        found: AgentLookup,
+    },
+}
+
+/// What was found of an agent in the store.
+#[derive(Debug)]
+pub enum AgentLookup {
+    Found(Box<AgentFact>),
+    /// There is none, or it was removed.
+    NotThere,
+    /// The store could not be read.
+    Unreadable,
 }
 
 /// What of an agent ended, or does not answer.

@@ -9,6 +9,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior};
 
 use crate::reads::Reader;
+use crate::sqlite::agent_images;
 use crate::sqlite::full::is_full;
 use crate::sqlite::heads::Heads;
 use crate::sqlite::pool::{BUSY, keep_statements};
@@ -141,7 +142,7 @@ fn open_connected(
         what: "a state key of another length".to_owned(),
     })?;
     let (loaded, heads) =
-        crate::sqlite::load::load(connection, epoch).map_err(|error| error.into_open(path))?;
+        crate::sqlite::load::load(connection, epoch, &[]).map_err(|error| error.into_open(path))?;
     let reader = Reader::new(SqliteSource::new(path).map_err(sqlite)?);
     Ok((meta, loaded, heads, reader))
 }
@@ -186,6 +187,7 @@ fn raise(
         schema::migrate(&tx, schema)?;
     }
     schema::make_indexes(&tx)?;
+    agent_images::count_marked(&tx)?;
     if schema == 0 {
         let log: String = entropy[32..40].iter().map(|byte| format!("{byte:02x}")).collect();
         tx.execute(

@@ -2,7 +2,7 @@
 
 use rusqlite::{Connection, Transaction};
 
-use crate::sqlite::codes::{AGENT_REMOVED, JOB_OVER, TURN_OVER};
+use crate::sqlite::codes::{AGENT_LIVE, AGENT_REMOVED, JOB_OVER, TURN_OVER};
 
 /// Each entry takes the schema from its index to the next version.
 pub(crate) const MIGRATIONS: &[&str] = &[
@@ -12,6 +12,7 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0004.sql"),
     include_str!("migrations/0005.sql"),
     include_str!("migrations/0006.sql"),
+    include_str!("migrations/0007.sql"),
 ];
 
 /// The oldest release's schema number that may still read what this one writes.
@@ -40,7 +41,12 @@ pub(crate) fn migrate(tx: &Transaction<'_>, from: u32) -> rusqlite::Result<()> {
 }
 
 pub(crate) fn make_indexes(connection: &Connection) -> rusqlite::Result<()> {
-    let named = [("{AGENT_REMOVED}", AGENT_REMOVED), ("{TURN_OVER}", TURN_OVER), ("{JOB_OVER}", JOB_OVER)];
+    let named = [
+        ("{AGENT_LIVE}", AGENT_LIVE),
+        ("{AGENT_REMOVED}", AGENT_REMOVED),
+        ("{TURN_OVER}", TURN_OVER),
+        ("{JOB_OVER}", JOB_OVER),
+    ];
     let indexes = named.iter().fold(INDEXES.to_owned(), |text, (name, code)| text.replace(name, code));
     connection.execute_batch(&indexes)
 }
