@@ -36,7 +36,8 @@ pub const ENGINE_QUEUE_MAX: usize = 1_024;
 /// Changes that are prepared at once; more of them wait. What one waits for needs a thread too: were all threads taken by
 /// those that wait, nothing would go on.
 const PREPARING_MAX: usize = 32;
-/// Sandboxes that are started at once; more of them wait. A thousand at once would each take longer than is waited for.
+/// Sandboxes whose roots are made, or that are started, at once; more of them wait. A thousand at once would each take
+/// longer than is waited for.
 const STARTING_MAX: usize = 16;
 /// Archives that come or go at once; more of them wait.
 const ARCHIVES_MAX: usize = 16;
