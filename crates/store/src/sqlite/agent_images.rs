@@ -1,6 +1,7 @@
-//! Which images agents have: a derived table, so that an engine need not read every agent to know.
+//! Which images agents have: their own, and those of their tools, which stand in their specs. A derived table, so that an
+//! engine need not read every agent to know.
 //!
-//! Triggers mark what a release wrote that does not know the table; [`count_marked`] makes up for it.
+//! Triggers mark what a release wrote that does not know the table; [`catch_up`] makes up for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,6 +9,7 @@ use lodge_core::AgentId;
 use lodge_core::record::{AgentRow, AgentSpec, NextSpec};
 use rusqlite::{Connection, params};
 
+use crate::sqlite::codes::{AGENT_REMOVED, sql};
 use crate::sqlite::rows;
 
 /// In place of a digest: nobody counted what this agent has.
@@ -31,15 +33,26 @@ pub(crate) fn put(
     Ok(())
 }
 
-/// Counts agents that were written without the table.
-pub(crate) fn count_marked(tx: &Connection) -> rusqlite::Result<()> {
-    let marked: Vec<AgentRow> = tx
+/// Counts agents that were written without the table, all of them when it is empty.
+pub(crate) fn catch_up(tx: &Connection) -> rusqlite::Result<()> {
+    let is_empty: bool =
+        tx.query_row("SELECT NOT EXISTS (SELECT 1 FROM agent_images)", [], |row| row.get(0))?;
+    if is_empty {
+        tx.execute(
+            sql!(
+                "INSERT INTO agent_images (agent, digest) SELECT id, ?1 FROM agents WHERE state < ",
+                AGENT_REMOVED
+            ),
+            [UNCOUNTED],
+        )?;
+    }
+    let uncounted: Vec<AgentRow> = tx
         .prepare(
             "SELECT agents.* FROM agent_images INDEXED BY agent_images_digest JOIN agents ON id = agent WHERE digest = ?1",
         )?
         .query_map([UNCOUNTED], rows::agent)?
         .collect::<rusqlite::Result<_>>()?;
-    marked.iter().try_for_each(|row| put(tx, &row.id, &row.image_digest, &row.spec, row.next.as_ref()))
+    uncounted.iter().try_for_each(|row| put(tx, &row.id, &row.image_digest, &row.spec, row.next.as_ref()))
 }
 
 /// How many agents have each image, those in `but` left out.

@@ -187,7 +187,7 @@ fn raise(
         schema::migrate(&tx, schema)?;
     }
     schema::make_indexes(&tx)?;
-    agent_images::count_marked(&tx)?;
+    agent_images::catch_up(&tx)?;
     if schema == 0 {
         let log: String = entropy[32..40].iter().map(|byte| format!("{byte:02x}")).collect();
         tx.execute(

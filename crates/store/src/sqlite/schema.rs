@@ -12,15 +12,15 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0004.sql"),
     include_str!("migrations/0005.sql"),
     include_str!("migrations/0006.sql"),
-    include_str!("migrations/0007.sql"),
 ];
 
 /// The oldest release's schema number that may still read what this one writes.
 pub(crate) const MIN_READER: u32 = 5;
 
-/// Indexes serve speed alone: they are derived, and made again when they are missing. States stand in them by the names of
-/// `codes`.
+/// Indexes, and a table like one, serve speed alone: they are derived, and made again when they are missing. States stand
+/// in them by the names of `codes`.
 const INDEXES: &str = include_str!("indexes.sql");
+const AGENT_IMAGES: &str = include_str!("agent_images.sql");
 
 /// `user_version` carries both numbers, so that they can be read from the file's header without opening it.
 pub(crate) fn pack_version(schema: u32, min_reader: u32) -> u32 {
@@ -47,6 +47,7 @@ pub(crate) fn make_indexes(connection: &Connection) -> rusqlite::Result<()> {
         ("{TURN_OVER}", TURN_OVER),
         ("{JOB_OVER}", JOB_OVER),
     ];
-    let indexes = named.iter().fold(INDEXES.to_owned(), |text, (name, code)| text.replace(name, code));
+    let indexes =
+        named.iter().fold(format!("{AGENT_IMAGES}{INDEXES}"), |text, (name, code)| text.replace(name, code));
     connection.execute_batch(&indexes)
 }
