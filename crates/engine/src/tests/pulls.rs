@@ -117,7 +117,7 @@ impl World {
         Loaded {
             epoch: 2,
             seq: engine.seq,
-            streams: heads(&engine),
+            streams: heads(engine),
             agents: engine.agents.values().map(|agent| agent.row.clone()).collect(),
             lineages: engine.agents.values().map(|agent| agent.lineage.clone()).collect(),
             images: engine.images.values().cloned().collect(),

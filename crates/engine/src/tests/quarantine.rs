@@ -26,7 +26,7 @@ impl World {
         Loaded {
             epoch: engine.epoch + 1,
             seq: engine.seq,
-            streams: heads(&engine),
+            streams: heads(engine),
             agents: engine.agents.values().map(|agent| agent.row.clone()).collect(),
             lineages: engine.agents.values().map(|agent| agent.lineage.clone()).collect(),
             sessions: engine.sessions.values().map(fact).collect(),

@@ -200,7 +200,7 @@ fn a_restart_of_the_daemon_finds_the_same_slots_and_the_same_order() {
     let loaded = Loaded {
         epoch: 2,
         seq: engine.seq,
-        streams: heads(&engine),
+        streams: heads(engine),
         agents: engine.agents.values().map(|agent| agent.row.clone()).collect(),
         lineages: engine.agents.values().map(|agent| agent.lineage.clone()).collect(),
         sessions: sessions.collect(),
