@@ -31,18 +31,20 @@ use crate::tasks::TaskKind;
 use crate::tls::Tls;
 use lodge_engine::{Command, Engine, Host, Input, NewToken, SandboxEffect, TokenCommand, TokenFor};
 
-/// The programs of every sandbox, built with the daemon and carried in it.
+/// The programs of every sandbox, built with the daemon and embedded in it.
 // SAFETY: both come from `include_bytes!`.
 static KEEPER: ProgramImage = unsafe {
-    ProgramImage::carried(
-        include_bytes!(concat!(env!("OUT_DIR"), "/keeper")),
+    ProgramImage::embedded(
+        include_bytes!(concat!(env!("OUT_DIR"), "/keeper.zlib")),
+        include!(concat!(env!("OUT_DIR"), "/keeper.len")),
         include_bytes!(concat!(env!("OUT_DIR"), "/keeper.sha256")),
     )
 };
 // SAFETY: as above.
 static RUNTIME: ProgramImage = unsafe {
-    ProgramImage::carried(
-        include_bytes!(concat!(env!("OUT_DIR"), "/runtime")),
+    ProgramImage::embedded(
+        include_bytes!(concat!(env!("OUT_DIR"), "/runtime.zlib")),
+        include!(concat!(env!("OUT_DIR"), "/runtime.len")),
         include_bytes!(concat!(env!("OUT_DIR"), "/runtime.sha256")),
     )
 };

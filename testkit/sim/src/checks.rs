@@ -394,11 +394,41 @@ impl SimWorld {
                 )
                 | None => {
                     let (id, word) = (&turn.row.id, turn.row.state.word());
-                    return Err(format!("at rest, and {id} is {word} while its agent is {agent:?}"));
+                    let around = self.live_turns_in_words();
+                    return Err(format!("at rest, and {id} is {word} while its agent is {agent:?}{around}"));
                 }
             }
         }
         Ok(())
+    }
+
+    /// Every live turn and what it may wait for, a line each.
+    fn live_turns_in_words(&self) -> String {
+        let Some(daemon) = &self.daemon else { return String::new() };
+        let (facts, sizes) = (daemon.engine.facts(), daemon.engine.sizes());
+        let mut lines =
+            format!("\n{} of {} agents work; jobs {:?}", sizes.working, sizes.max_concurrent, sizes.jobs);
+        for (id, turn) in &facts.turns {
+            let agent = facts.agents.get(&turn.row.agent);
+            let session = facts.sessions.get(&turn.row.session);
+            lines.push_str(&format!(
+                "\n{id} {} of {} ({:?}, {:?} turns run, next {}) in {} (live {:?}), asleep {}, open {:?}",
+                turn.row.state.word(),
+                turn.row.agent,
+                agent.map(|agent| agent.row.state),
+                agent.map(|agent| agent.running),
+                agent.is_some_and(|agent| agent.row.next.is_some()),
+                turn.row.session,
+                session.map(|session| &session.live),
+                facts.asleep.contains(id),
+                turn.open,
+            ));
+        }
+        for (id, job) in &facts.jobs {
+            lines.push_str(&format!("\n{id} {} of {}", job.progress.state.word(), job.agent));
+        }
+        lines.push_str(&format!("\nset aside: {:?}", facts.quarantine.keys()));
+        lines
     }
 
     /// No sandbox of an agent that should have none, and no program that nobody waits for.
