@@ -7,7 +7,7 @@ mod image;
 mod target;
 mod write;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Timestamp;
 use crate::agent::AgentState;
@@ -443,6 +443,22 @@ pub struct Loaded {
     pub jobs: Vec<JobRow>,
     /// Work that is set aside.
     pub quarantine: Vec<QuarantineRow>,
+}
+
+impl Loaded {
+    /// Takes an agent in that was left out because it is at rest.
+    pub fn add(&mut self, fact: AgentFact) {
+        let used: BTreeSet<&str> = fact.row.images().collect();
+        for digest in used {
+            if let Some(count) = self.resting_images.get_mut(digest) {
+                *count = count.saturating_sub(1);
+            }
+        }
+        self.resting_images.retain(|_, count| *count > 0);
+        self.streams.insert(fact.row.id.to_string(), fact.head);
+        self.lineages.push(fact.lineage);
+        self.agents.push(fact.row);
+    }
 }
 
 /// What an engine has in memory, beyond what is live.

@@ -5,12 +5,12 @@ use std::io::Read;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 
-use lodge_core::IdSource;
-use lodge_core::quarantine::{WorkKind, YOUNG_MS};
+use lodge_core::quarantine::{Suspect, WorkKind, YOUNG_MS};
 use lodge_core::record::AgentRow;
 use lodge_core::token::TokenRow;
+use lodge_core::{AgentId, IdSource};
 use lodge_exec::ProgramImage;
-use lodge_store::OpenError;
+use lodge_store::{OpenError, Opened};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::TaskTracker;
@@ -137,7 +137,7 @@ pub async fn serve(
     let (entropy, seed) = entropy()?;
     let room = Room::of(&home.dir);
     let is_full = |error: &OpenError| matches!(error, OpenError::Full { .. });
-    let opened = room.with_reserve(is_full, || lodge_store::open(&home.database(), &entropy))?;
+    let mut opened = room.with_reserve(is_full, || lodge_store::open(&home.database(), &entropy))?;
     crash::point("after_load");
     match room.with_reserve(HomeError::is_full, || home.sign(opened.loaded.epoch)) {
         // Those who lose the lock are told less; whoever reads is served all the same.
@@ -149,6 +149,7 @@ pub async fn serve(
     let host = Arc::new(lodge_exec::SandboxHost::open(&config.data_dir, KEEPER)?.with_file_limit(file_limit));
     // Before any work is begun: some of it may be what ended the last daemon.
     let (suspects, convicted) = Suspects::open(&home.dir, host.boot_id());
+    add_suspected(&mut opened, &convicted);
     let requests = opened.loaded.quarantine.iter().filter(|row| row.work.kind == WorkKind::Request);
     requests.for_each(|row| suspects.refuse(&row.work.subject));
     let runtime = host.program("runtime", RUNTIME)?;
@@ -275,6 +276,18 @@ fn entropy() -> Result<([u8; 64], u64), ServeError> {
     entropy.copy_from_slice(&bytes[..64]);
     seed.copy_from_slice(&bytes[64..]);
     Ok((entropy, u64::from_le_bytes(seed)))
+}
+
+/// Has agents at rest loaded whose pull killed the daemon: it is set aside also if they were stopped meanwhile.
+fn add_suspected(opened: &mut Opened, convicted: &[Suspect]) {
+    let pulls = convicted.iter().filter(|suspect| suspect.work.kind == WorkKind::Pull);
+    for id in pulls.filter_map(|suspect| suspect.work.subject.parse::<AgentId>().ok()) {
+        if !opened.loaded.agents.iter().any(|row| row.id == id)
+            && let Ok(Some(fact)) = opened.reader.here(|store| store.agent_fact(&id))
+        {
+            opened.loaded.add(fact);
+        }
+    }
 }
 
 /// Sandboxes that may live: their agents run, or are about to be started again and end what they find by themselves.

@@ -99,9 +99,11 @@ impl Engine {
         for digest in row.images().collect::<BTreeSet<_>>() {
             if let Some(count) = self.resting_images.get_mut(digest) {
                 *count -= 1;
+                if *count == 0 {
+                    self.resting_images.remove(digest);
+                }
             }
         }
-        self.resting_images.retain(|_, count| *count > 0);
         self.streams.insert(row.id.to_string(), StreamHead { head, seq: 0 });
         self.agents.insert(row.id.clone(), Agent::new(row, lineage));
     }
