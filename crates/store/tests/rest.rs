@@ -70,6 +70,19 @@ fn writes(rows: &[AgentRow]) -> Vec<Write> {
     writes
 }
 
+fn removed(row: &AgentRow) -> Write {
+    Write::Agent(AgentWrite::State {
+        id: row.id.clone(),
+        state: AgentState::Removed,
+        detail: None,
+        lineage: row.lineage.clone(),
+        incarnation: row.incarnation,
+        runs: row.runs,
+        started_at: None,
+        retry: Retry::default(),
+    })
+}
+
 fn reopened(dir: &tempfile::TempDir) -> Opened {
     open(&dir.path().join("daemon.db"), &[7; 64]).unwrap()
 }
@@ -87,10 +100,11 @@ fn an_agent_at_rest_is_not_loaded_but_its_name_its_image_and_its_user_count() {
         agent(ids, "failed", failed),
         again,
         agent(ids, "going", AgentState::Removing),
-        agent(ids, "gone", AgentState::Removed),
+        agent(ids, "gone", AgentState::Removing),
     ];
     let mut store = reopened(&dir);
     drop(store.writer.commit(&writes(&rows), ()).unwrap());
+    drop(store.writer.commit(&[removed(&rows[5])], ()).unwrap());
     let remembered =
         Remembered { agents: vec![rows[1].id.clone(), rows[5].id.clone()], sessions: Vec::new() };
     let loaded = store.writer.reload(1, &remembered).unwrap();
