@@ -104,7 +104,7 @@ fn commands_wait_for_one_lookup_in_their_order_and_others_do_not_wait() {
     assert_eq!(answered(&world.see(Seen::Agent(late))), [0; 0], "the answer to an earlier order");
     let batch = world.see(Seen::Agent(AgentSeen::LookedUp { agent, ask, found: found(fact) }));
     assert_eq!(answered(&batch), [71, 72], "started, and then not removed because it lives");
-    assert_eq!(refusal(&batch), "agent.not_stopped");
+    assert_eq!(refusal(&batch), "agent.wrong_state");
 }
 
 #[test]
