@@ -64,7 +64,7 @@ pub struct SimWriter {
     wait: u64,
     asleep: bool,
     pub requests: u64,
-    told: u64,
+    pub told: u64,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]

@@ -76,6 +76,8 @@ pub enum SimFault {
     ArchiveFull,
     /// Old jobs and outputs go.
     Retention,
+    /// Agents at rest leave the engine's memory in the middle of everything.
+    AgentsRest,
 }
 
 /// Moments of the one path at which dying is most interesting.
@@ -187,6 +189,9 @@ impl SimPlan {
         // Chosen aside, so that the other choices are what they would be without.
         let mut aside = rng.clone();
         faults.extend(STORE_FAULTS.into_iter().filter(|_| aside.chance(300)));
+        if aside.chance(500) {
+            faults.push(SimFault::AgentsRest);
+        }
         // Now and then one agent with more sessions than it works on at a time.
         let wide = rng.chance(30);
         let pick = |rng: &mut SimRng, from: &[u64]| rng.pick(from).copied().unwrap_or(1);

@@ -14,6 +14,13 @@ impl SimWorld {
         self.tell(Seen::Settled { requests, seq, rest });
     }
 
+    /// The engine hears what is on disk at a moment at which nobody rests.
+    pub fn agents_rest(&mut self) {
+        if let Some(told) = self.daemon.as_ref().map(|daemon| daemon.writer.told) {
+            self.settled(told, false);
+        }
+    }
+
     pub fn look_up_later(&mut self, agent: &AgentId, ask: u64) {
         let (life, agent) = (self.life, agent.clone());
         let pause = self.rng.delay(self.plan.disk_ms);
