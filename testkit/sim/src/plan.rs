@@ -251,8 +251,11 @@ impl SimPlan {
             }
             Mutation::LostCut => self.edits = 100,
             Mutation::AwayIsWritten => self.faults = vec![SimFault::StoreAway],
-            // An agent has to rest, be named and be changed while the disk is busy.
-            Mutation::EarlyRest => (self.rest_ms, self.disk_ms, self.changes) = (20, 40, 200),
+            // An agent has to end by itself, and the engine to hear of the disk before that is there.
+            Mutation::EarlyRest => {
+                self.faults = vec![SimFault::AgentsRest, SimFault::RuntimeExits];
+                (self.fault_every_ms, self.disk_ms) = (50, 40);
+            }
             // A job whose claim is forgotten is taken for one without output before it can run twice.
             Mutation::LostClaims => (self.jobs, self.job_tools) = (0, 0),
             Mutation::DeafDoors => self.papers = 40,
