@@ -7,6 +7,7 @@ mod lineages;
 mod misfits;
 mod pulls;
 mod quarantine;
+mod rest;
 mod restarts;
 mod retries;
 mod sessions;
@@ -18,8 +19,8 @@ use std::time::Duration;
 use lodge_core::agent::AgentState;
 use lodge_core::limits::RECENT_REQUESTS_MAX;
 use lodge_core::record::{
-    AgentSpec, CallRecord, FailureRecord, ImageRecord, ImageRow, LiveTurn, Loaded, SessionFact, StepKind,
-    StepRow, ToolRecord, TurnRow, TurnWrite, Usage, Write,
+    AgentFact, AgentSpec, CallRecord, FailureRecord, ImageRecord, ImageRow, LiveTurn, Loaded, SessionFact,
+    StepKind, StepRow, ToolRecord, TurnRow, TurnWrite, Usage, Write,
 };
 use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{AgentId, EventKind, ExecId, IdSource, Timestamp, TurnId};
@@ -39,6 +40,8 @@ fn new_image(digest: &str, tags: Vec<String>) -> NewImage {
 struct EngineWorld {
     engine: Engine,
     written: Vec<Write>,
+    /// Agents as they were when everything was on disk.
+    stored: BTreeMap<AgentId, AgentFact>,
     tickets: u64,
 }
 
@@ -54,6 +57,10 @@ pub(crate) fn rendered(answer: &Answer) -> Rendered {
     }
 }
 
+fn heads(engine: &Engine) -> BTreeMap<String, u64> {
+    engine.streams.iter().map(|(stream, newest)| (stream.clone(), newest.head)).collect()
+}
+
 fn host() -> Host {
     Host { boot: "boot-1".into(), own_uids: true, settings: settings(10), render: rendered }
 }
@@ -61,9 +68,29 @@ fn host() -> Host {
 impl EngineWorld {
     fn new() -> EngineWorld {
         let (engine, batch) = Engine::boot(Loaded::default(), host(), IdSource::new(1), "0", NOW);
-        let mut world = EngineWorld { engine, written: Vec::new(), tickets: 0 };
+        let mut world = EngineWorld { engine, written: Vec::new(), stored: BTreeMap::new(), tickets: 0 };
         world.keep(&batch);
         world
+    }
+
+    /// Everything is on disk, and agents at rest are let go.
+    fn flush(&mut self) {
+        self.stored.extend(self.engine.agent_facts());
+        self.see(Seen::Settled { requests: 0, seq: self.engine.seq, rest: true });
+    }
+
+    /// Answers lookups from what was stored, and returns what is decided then.
+    fn answer_lookups(&mut self, mut batch: Batch) -> Batch {
+        for effect in std::mem::take(&mut batch.early) {
+            let Effect::LookUp { agent, ask } = effect else {
+                batch.early.push(effect);
+                continue;
+            };
+            let found = self.stored.get(&agent).cloned();
+            let found = found.map_or(AgentLookup::NotThere, |fact| AgentLookup::Found(Box::new(fact)));
+            return self.see(Seen::Agent(AgentSeen::LookedUp { agent, ask, found }));
+        }
+        batch
     }
 
     fn keep(&mut self, batch: &Batch) {
@@ -80,7 +107,7 @@ impl EngineWorld {
         self.tickets += 1;
         let batch = self.engine.step([Input::Api { ticket: self.tickets, request, command }], NOW);
         self.keep(&batch);
-        batch
+        self.answer_lookups(batch)
     }
 
     fn agent(&mut self) -> AgentId {
@@ -459,18 +486,18 @@ fn an_answer_is_remembered_until_its_commit_has_settled_and_no_longer() {
     assert_eq!(world.ask(key("one"), keep()).requests(), 1);
     assert_eq!(world.ask(key("two"), keep()).requests(), 1);
     // The second was decided after the writer went to rest, and may not be on disk.
-    let batch = world.see(Seen::Settled { requests: 1, rest: true });
+    let batch = world.see(Seen::Settled { requests: 1, seq: 0, rest: true });
     assert!(batch.writes.is_empty() && batch.after.is_empty() && batch.early.is_empty(), "rest wakes nobody");
     assert_eq!(world.ask(key("two"), keep()).requests(), 0, "still known");
     assert_eq!(world.engine.requests.len(), 1);
-    world.see(Seen::Settled { requests: 2, rest: true });
+    world.see(Seen::Settled { requests: 2, seq: 0, rest: true });
     assert!(world.engine.requests.len() == 0);
     let many = RECENT_REQUESTS_MAX + 10;
     for number in 0..many {
         world.ask(key(&number.to_string()), keep());
     }
     assert_eq!(world.engine.requests.len(), many, "none of them is known to be on disk");
-    world.see(Seen::Settled { requests: 12, rest: false });
+    world.see(Seen::Settled { requests: 12, seq: 0, rest: false });
     world.ask(key("last"), keep());
     assert_eq!(world.engine.requests.len(), many + 1 - 10, "only those that are on disk are forgotten");
 }
@@ -547,7 +574,7 @@ fn after_a_crash(answered: bool) -> (EngineWorld, AgentId, TurnId, ExecId) {
     let loaded = Loaded {
         epoch: 2,
         seq: old.engine.seq,
-        streams: old.engine.streams.clone(),
+        streams: heads(&old.engine),
         agents: vec![old.engine.agents[&agent].row.clone()],
         lineages: vec![old.engine.agents[&agent].lineage.clone()],
         last_uid: None,
@@ -566,7 +593,7 @@ fn after_a_crash(answered: bool) -> (EngineWorld, AgentId, TurnId, ExecId) {
         effect,
         Effect::Sandbox { what: SandboxEffect::Up { how: Up::Adopt, .. }, .. }
     )));
-    let mut world = EngineWorld { engine, written: old.written, tickets: 0 };
+    let mut world = EngineWorld { engine, written: old.written, stored: BTreeMap::new(), tickets: 0 };
     world.keep(&batch);
     (world, agent, turn, exec)
 }
