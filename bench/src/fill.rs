@@ -13,7 +13,7 @@ const AGENTFILE: &str = "# syntax=lodge/agentfile:1\nFROM scratch\nNAME seed\nMO
                          BIN true host:true safe \"does nothing\"\nADD bench.yaml \"what the model says\"\n";
 const SCRIPT: &str = "turns:\n  - steps:\n      - text: \"A plain answer of one line.\"\n";
 /// What one turn without tools leaves in the log, about.
-const EVENTS_A_TURN: u32 = 10;
+pub(crate) const EVENTS_A_TURN: u32 = 10;
 
 /// A state directory without a daemon: `agents` stopped agents with one session each, `events` events in all.
 pub(crate) fn filled(agents: u32, events: u32) -> Lodge {

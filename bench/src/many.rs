@@ -1,4 +1,4 @@
-//! A thousand agents that do nothing, and a hundred that all work at once.
+//! A thousand agents that do nothing and outlive their daemon, and a hundred that all work at once.
 
 use std::time::Instant;
 
@@ -8,6 +8,7 @@ use crate::BenchSizes;
 use crate::floor::Floors;
 use crate::parallel::round;
 use crate::proc;
+use crate::recovery;
 use crate::sample::Sample;
 use crate::table::{BenchRow, BenchTable, NumberBound};
 use crate::world::{BenchModel, BenchWorld, wait_ready};
@@ -18,7 +19,7 @@ const CREATORS: usize = 8;
 
 /// Creates agents, all of them at once, and looks at what they take.
 pub(crate) async fn idle(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable) {
-    let world = BenchWorld::start().await;
+    let mut world = BenchWorld::start().await;
     let before = proc::pss_kb(world.family().daemon);
     let spawn = floors.spawn(20);
     let from = Instant::now();
@@ -41,6 +42,10 @@ pub(crate) async fn idle(sizes: BenchSizes, floors: &mut Floors, table: &mut Ben
         }
         _ => table.note("their memory: keepers and runtimes are not dumpable, so only root may read it"),
     }
+    if let Some(files) = proc::open_files(family.daemon) {
+        table.row(BenchRow::new("  open files of the daemon for each", "files", files as f64 / n));
+    }
+    recovery::run_many(sizes, floors, &mut world, table).await;
 }
 
 /// Every agent has a turn in flight all the time.

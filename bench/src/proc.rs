@@ -54,6 +54,11 @@ fn stat(pid: u32) -> Option<Vec<String>> {
     Some(text.rsplit(')').next()?.split_whitespace().map(str::to_owned).collect())
 }
 
+/// How many files a process has open.
+pub(crate) fn open_files(pid: u32) -> Option<usize> {
+    Some(fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count())
+}
+
 fn parent(pid: u32) -> Option<u32> {
     stat(pid)?.get(1)?.parse().ok()
 }

@@ -81,6 +81,19 @@ async fn start_agents(world: &BenchWorld, numbers: std::ops::Range<usize>) {
     }
 }
 
+/// With the living agents of a world that has many, each of whom is ready.
+pub(crate) async fn run_many(
+    sizes: BenchSizes,
+    floors: &mut Floors,
+    world: &mut BenchWorld,
+    table: &mut BenchTable,
+) {
+    let recovered = rounds(sizes, floors, world, sizes.many).await;
+    let what = format!("kill -9 with {} live agents: exec until all adopted", sizes.many);
+    table.row(BenchRow::times(what, &recovered.adopted).with_floor("fsync", recovered.fsync.p50()));
+    add_rows(&recovered, sizes.many, table);
+}
+
 async fn rounds(
     sizes: BenchSizes,
     floors: &mut Floors,

@@ -10,6 +10,8 @@ pub const FORK_BYTES_MAX: u64 = 16 * 1024 * 1024;
 pub const PATH_TURNS_MAX: usize = 20_000;
 /// Turns that may be queued or running in the whole daemon.
 pub const LIVE_TURNS_MAX: usize = 4_096;
+/// Requests that wait for agents which are read from the store.
+pub const LOOKUPS_MAX: usize = 1_024;
 /// Turns that one agent works on at the same time, each of another session; more wait.
 pub const AGENT_TURNS_MAX: usize = 256;
 /// Sessions without a live turn that the engine remembers; others are read from the store when they are named.

@@ -7,7 +7,7 @@ mod image;
 mod target;
 mod write;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Timestamp;
 use crate::agent::AgentState;
@@ -30,6 +30,9 @@ pub use self::image::{
 
 pub use self::target::{JobWait, JobWaitTool, StepTarget, StepTargetError};
 pub use self::write::{AgentWrite, ImageWrite, SessionWrite, TurnWrite, WorkWrite, Write};
+
+/// The stream of events that belong to no agent.
+pub const DAEMON_STREAM: &str = "daemon";
 
 /// One message of a conversation, its variable part.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -225,6 +228,31 @@ pub struct AgentRow {
     pub next: Option<NextSpec>,
 }
 
+impl AgentRow {
+    /// Whether nothing happens to it until somebody asks for it, unless a turn, a job or work in quarantine of it is open.
+    pub fn is_at_rest(&self) -> bool {
+        let ended = match self.state {
+            AgentState::Stopped | AgentState::Failed(_) => true,
+            AgentState::Pulling
+            | AgentState::Starting
+            | AgentState::Ready
+            | AgentState::Removing
+            | AgentState::Removed => false,
+        };
+        ended && self.retry.at.is_none() && self.next.is_none()
+    }
+}
+
+/// An agent as the store knows it, for an engine that does not hold it in memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AgentFact {
+    pub row: AgentRow,
+    /// Its newest one.
+    pub lineage: LineageRow,
+    /// The newest number in its stream of events.
+    pub head: u64,
+}
+
 /// How an agent stands that starts itself again after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Retry {
@@ -393,10 +421,16 @@ pub struct LiveTurn {
 pub struct Loaded {
     pub epoch: u64,
     pub seq: u64,
+    /// The newest numbers in the streams of the daemon and of `agents`.
     pub streams: BTreeMap<String, u64>,
+    /// Those that are not at rest, in the order of their ids.
     pub agents: Vec<AgentRow>,
     /// The newest of each of them.
     pub lineages: Vec<LineageRow>,
+    /// The names of all agents, also of those at rest.
+    pub names: Vec<String>,
+    /// How many agents have each image that are not among `agents`.
+    pub resting_images: BTreeMap<String, u64>,
     /// The newest user that was given to a sandbox, removed ones included.
     pub last_uid: Option<u32>,
     pub sessions: Vec<SessionFact>,
@@ -409,6 +443,29 @@ pub struct Loaded {
     pub jobs: Vec<JobRow>,
     /// Work that is set aside.
     pub quarantine: Vec<QuarantineRow>,
+}
+
+impl Loaded {
+    /// Takes an agent in that was left out because it is at rest.
+    pub fn add(&mut self, fact: AgentFact) {
+        let used: BTreeSet<&str> = fact.row.images().collect();
+        for digest in used {
+            if let Some(count) = self.resting_images.get_mut(digest) {
+                *count = count.saturating_sub(1);
+            }
+        }
+        self.resting_images.retain(|_, count| *count > 0);
+        self.streams.insert(fact.row.id.to_string(), fact.head);
+        self.lineages.push(fact.lineage);
+        self.agents.push(fact.row);
+    }
+}
+
+/// What an engine has in memory, beyond what is live.
+#[derive(Debug, Clone, Default)]
+pub struct Remembered {
+    pub agents: Vec<AgentId>,
+    pub sessions: Vec<SessionId>,
 }
 
 #[cfg(test)]

@@ -90,7 +90,7 @@ fn write_until_over(
                 urgent
             }
             // Said only in answer to a halt, and waited for there.
-            Ok(ToWriter::Halted { .. }) => continue,
+            Ok(ToWriter::Halted(_)) => continue,
             Err(RecvTimeoutError::Timeout) if oldest.is_none() => {
                 rest = go_to_rest(rest, &writer, requests, shell);
                 continue;
@@ -264,7 +264,7 @@ fn go_without_room(
         return Ok(None);
     }
     let mut more = 0;
-    let sessions = loop {
+    let remembered = loop {
         match decided.recv() {
             Err(_) => return Ok(None),
             // Decided on memory that will never be on disk.
@@ -272,7 +272,7 @@ fn go_without_room(
                 more += batch.requests() as u64;
                 lost.take(&batch.writes, batch.after);
             }
-            Ok(ToWriter::Halted { sessions }) => break sessions,
+            Ok(ToWriter::Halted(remembered)) => break remembered,
         }
     };
     for ticket in lost.tickets {
@@ -282,7 +282,7 @@ fn go_without_room(
     let mut wait = in_vain >= IN_VAIN_MAX;
     let loaded = loop {
         if !std::mem::take(&mut wait) && shell.room.has_room_again() {
-            match writer.reload(shell.epoch, &sessions) {
+            match writer.reload(shell.epoch, &remembered) {
                 Ok(loaded) => break loaded,
                 Err(WriteError::Full { .. } | WriteError::Away { .. }) => {}
                 Err(error @ (WriteError::Fenced { .. } | WriteError::Failed { .. })) => {
@@ -294,7 +294,7 @@ fn go_without_room(
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Ok(None),
             // A halted engine decides nothing.
-            Ok(ToWriter::Batch(_) | ToWriter::Halted { .. }) => {}
+            Ok(ToWriter::Batch(_) | ToWriter::Halted(_)) => {}
         }
     };
     if go_on.send(EngineStart { loaded, unrecorded: lost.requests }).is_err() {

@@ -7,9 +7,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
 
-use lodge_core::SessionId;
 use lodge_core::quarantine::WorkKind;
-use lodge_core::record::Loaded;
+use lodge_core::record::{Loaded, Remembered};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::shell::{ENGINE_QUEUE_MAX, Shell, now};
@@ -26,9 +25,7 @@ const HELD_MAX: usize = ENGINE_QUEUE_MAX;
 pub enum ToWriter {
     Batch(Batch),
     /// Nothing comes after this until the engine is told what is recorded.
-    Halted {
-        sessions: Vec<SessionId>,
-    },
+    Halted(Remembered),
 }
 
 /// The writer's word that what was decided is not recorded; in it comes, when there is room, what is.
@@ -93,7 +90,7 @@ impl Decider {
 
     /// Decides nothing until there is room, then goes on from what is recorded. None: the daemon ends.
     async fn halt(&mut self, engine: Engine, mut halt: Halt) -> Option<Engine> {
-        self.send(ToWriter::Halted { sessions: engine.remembered_sessions() }).await?;
+        self.send(ToWriter::Halted(engine.remembered())).await?;
         let mut held: Vec<Seen> = Vec::new();
         let recorded = loop {
             tokio::select! {

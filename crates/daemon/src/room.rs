@@ -132,7 +132,7 @@ impl Needs {
             )
             | Command::Turn(TurnCommand::Interrupt { .. })
             | Command::Job(JobCommand::Cancel { .. })
-            | Command::Image(ImageCommand::Tag { .. } | ImageCommand::Remove(_))
+            | Command::Image(ImageCommand::Tag { .. } | ImageCommand::Remove { .. })
             | Command::Token(_)
             | Command::Again { .. }
             | Command::Reloaded { .. }

@@ -1,14 +1,16 @@
 //! The daemon's life: take the lock, load, recover, open the doors, wait, close.
 
+use std::collections::HashSet;
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 
-use lodge_core::IdSource;
-use lodge_core::quarantine::{WorkKind, YOUNG_MS};
+use lodge_core::quarantine::{Suspect, WorkKind, YOUNG_MS};
+use lodge_core::record::AgentRow;
 use lodge_core::token::TokenRow;
+use lodge_core::{AgentId, IdSource};
 use lodge_exec::{Executor, ProgramImage, SystemExecutor};
-use lodge_store::OpenError;
+use lodge_store::{OpenError, OpenedDatabase};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::TaskTracker;
@@ -135,7 +137,7 @@ pub async fn serve(
     let (entropy, seed) = entropy()?;
     let room = Room::of(&home.dir);
     let is_full = |error: &OpenError| matches!(error, OpenError::Full { .. });
-    let opened = room.with_reserve(is_full, || lodge_store::open(&home.database(), &entropy))?;
+    let mut opened = room.with_reserve(is_full, || lodge_store::open(&home.database(), &entropy))?;
     crash::point("after_load");
     match room.with_reserve(HomeError::is_full, || home.sign(opened.loaded.epoch)) {
         // Processes that lose the lock report less; readers are served all the same.
@@ -147,12 +149,14 @@ pub async fn serve(
     let executor = SystemExecutor::open(&config.data_dir, KEEPER)?.with_file_limit(file_limit);
     // Before any work is begun: some of it may be what ended the last daemon.
     let (suspects, convicted) = Suspects::open(&home.dir, executor.boot_id());
+    add_suspected(&mut opened, &convicted);
     let requests = opened.loaded.quarantine.iter().filter(|row| row.work.kind == WorkKind::Request);
     requests.for_each(|row| suspects.refuse(&row.work.subject));
     let runtime = executor.program("runtime", RUNTIME)?;
     let gate = Gate::new(&opened.meta.state_key, &opened.meta.log);
     let kept = kept_token(&home, &gate, &opened.loaded.tokens);
     let (epoch, socket) = (opened.loaded.epoch, config.socket_path());
+    let sandboxes = expected_sandboxes(&opened.loaded.agents);
     let about = Host {
         boot: executor.boot_id().to_owned(),
         own_uids: rustix::process::geteuid().is_root(),
@@ -204,7 +208,7 @@ pub async fn serve(
             .map_err(|cause| ServeError::Process { cause })?
     };
     let archive_ended = start_archive(&shell)?;
-    bring_down_strays(&shell).await;
+    bring_down_strays(&shell, &sandboxes).await;
     let decider = Decider { inputs: waiting, halts, writer: batches, shell: shell.clone() };
     shell.spawn(TaskKind::Decide, decider.run(engine));
     let http = tcp.state();
@@ -274,23 +278,32 @@ fn entropy() -> Result<([u8; 64], u64), ServeError> {
     Ok((entropy, u64::from_le_bytes(seed)))
 }
 
-/// Sandboxes that live although their agent should not: a stop was recorded and the daemon died before it was done.
-async fn bring_down_strays(shell: &Arc<Shell>) {
-    let sandboxes = shell.executor.sandboxes().await;
-    if sandboxes.is_empty() {
-        return;
-    }
-    let Ok(agents) = shell.reader.here(|store| store.agents(None, u32::MAX)) else { return };
-    for found in agents {
-        // One that is about to be started again ends what it finds by itself.
-        let stray = !found.row.state.wants_sandbox()
-            && found.row.retry.at.is_none()
-            && sandboxes.iter().any(|sandbox| sandbox == found.row.sandbox.as_str());
-        if stray && shell.executor.is_held(found.row.sandbox.as_str()) {
-            let what = SandboxEffect::Down { run: found.row.runs, incarnation: found.row.incarnation };
-            let (sandbox, agent) = (found.row.sandbox, found.row.id);
-            shell.act(lodge_engine::Effect::Sandbox { sandbox, agent, what });
+/// Has agents at rest loaded whose pull killed the daemon: it is set aside also if they were stopped meanwhile.
+fn add_suspected(opened: &mut OpenedDatabase, convicted: &[Suspect]) {
+    let pulls = convicted.iter().filter(|suspect| suspect.work.kind == WorkKind::Pull);
+    for id in pulls.filter_map(|suspect| suspect.work.subject.parse::<AgentId>().ok()) {
+        if !opened.loaded.agents.iter().any(|row| row.id == id)
+            && let Ok(Some(fact)) = opened.reader.here(|store| store.agent_fact(&id))
+        {
+            opened.loaded.add(fact);
         }
+    }
+}
+
+/// Sandboxes that may live: their agents run, or are about to be started again and end what they find by themselves.
+fn expected_sandboxes(agents: &[AgentRow]) -> HashSet<String> {
+    let expected = agents.iter().filter(|row| row.state.wants_sandbox() || row.retry.at.is_some());
+    expected.map(|row| row.sandbox.to_string()).collect()
+}
+
+/// Sandboxes that live although their agent should not: a stop was recorded and the daemon died before it was done.
+async fn bring_down_strays(shell: &Arc<Shell>, expected: &HashSet<String>) {
+    let sandboxes = shell.executor.sandboxes().await;
+    let others = sandboxes.into_iter().filter(|sandbox| !expected.contains(sandbox));
+    for sandbox in others.filter(|sandbox| shell.executor.is_held(sandbox)) {
+        let Ok(Some(row)) = shell.reader.here(|store| store.agent_of_sandbox(&sandbox)) else { continue };
+        let what = SandboxEffect::Down { run: row.runs, incarnation: row.incarnation };
+        shell.act(lodge_engine::Effect::Sandbox { sandbox: row.sandbox, agent: row.id, what });
     }
 }
 

@@ -35,7 +35,8 @@ pub const ENGINE_QUEUE_MAX: usize = 1_024;
 /// Changes that are prepared at once; more of them wait. What one waits for needs a thread too: were all threads taken by
 /// those that wait, nothing would go on.
 const PREPARING_MAX: usize = 32;
-/// Sandboxes that are started at once; more of them wait. A thousand at once would each take longer than is waited for.
+/// Sandboxes whose roots are made, or that are started, at once; more of them wait. A thousand at once would each take
+/// longer than is waited for.
 const STARTING_MAX: usize = 16;
 /// Archives that come or go at once; more of them wait.
 const ARCHIVES_MAX: usize = 16;
@@ -290,9 +291,10 @@ impl Shell {
         self.settled(requests, true);
     }
 
-    /// Tells the engine how many requests are on disk. Without room in the queue it hears of it the next time.
+    /// Tells the engine how many requests and events are on disk. Without room in the queue it hears of it the next time.
     pub fn settled(&self, requests: u64, rest: bool) {
-        drop(self.inputs.try_send(Input::Seen(Seen::Settled { requests, rest })));
+        let seq = self.hub.head();
+        drop(self.inputs.try_send(Input::Seen(Seen::Settled { requests, seq, rest })));
     }
 
     /// Sends the answer to the holder of the ticket. A caller that has left is not an error.

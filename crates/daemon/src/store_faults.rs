@@ -5,8 +5,7 @@
 
 use std::path::PathBuf;
 
-use lodge_core::SessionId;
-use lodge_core::record::{Loaded, Write};
+use lodge_core::record::{Loaded, Remembered, Write};
 use lodge_store::{BatchWriter, WriteError, Writer};
 
 /// The writer with faults, if a test asks a debug build for them.
@@ -43,8 +42,8 @@ impl BatchWriter for FaultyStore {
         }
     }
 
-    fn reload(&mut self, epoch: u64, sessions: &[SessionId]) -> Result<Loaded, WriteError> {
-        self.store.reload(epoch, sessions)
+    fn reload(&mut self, epoch: u64, remembered: &Remembered) -> Result<Loaded, WriteError> {
+        self.store.reload(epoch, remembered)
     }
 
     fn rest(&self) {

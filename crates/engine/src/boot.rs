@@ -7,11 +7,11 @@ use lodge_core::quarantine::Suspect;
 use lodge_core::record::Loaded;
 use lodge_core::{IdSource, Timestamp};
 
-use crate::agents::{Agent, Pauses, lineages};
+use crate::agents::{Agent, Lookups, Pauses, lineages};
 use crate::batch::Step;
 use crate::requests::Requests;
 use crate::sessions::Session;
-use crate::{Batch, DAEMON_STREAM, Engine, Host, StartEvent, jobs};
+use crate::{Batch, DAEMON_STREAM, Engine, Host, StartEvent, StreamHead, jobs};
 
 impl Engine {
     /// Takes over what was recorded. The first batch says that the daemon started and adopts what may live.
@@ -49,9 +49,15 @@ impl Engine {
             host,
             ids,
             seq: loaded.seq,
-            streams: loaded.streams,
+            streams: loaded
+                .streams
+                .into_iter()
+                .map(|(stream, head)| (stream, StreamHead { head, seq: 0 }))
+                .collect(),
             agents: BTreeMap::new(),
-            names: HashMap::new(),
+            names: loaded.names.into_iter().map(String::into_boxed_str).collect(),
+            resting_images: loaded.resting_images,
+            lookups: Lookups::default(),
             sessions: HashMap::new(),
             turns: HashMap::new(),
             working: 0,
@@ -77,7 +83,8 @@ impl Engine {
             let lineage = lineage.unwrap_or_else(|| {
                 lineages::new_lineage(row.lineage.clone(), row.id.clone(), row.created_at)
             });
-            engine.names.insert(row.name.clone(), row.id.clone());
+            engine.names.insert(row.name.as_str().into());
+            engine.streams.entry(row.id.to_string()).or_default();
             engine.agents.insert(row.id.clone(), Agent::new(row, lineage));
         }
         for live in loaded.turns {

@@ -9,7 +9,7 @@ use lodge_core::agent::AgentState;
 use lodge_core::epoch::Epoch;
 use lodge_core::job::JobRow;
 use lodge_core::quarantine::QuarantineRow;
-use lodge_core::record::{AgentRow, ImageHeld, ImageRefRow, LineageRow, SessionFact, TurnRow};
+use lodge_core::record::{AgentFact, AgentRow, ImageHeld, ImageRefRow, LineageRow, SessionFact, TurnRow};
 use lodge_core::token::TokenRow;
 use lodge_core::turn::StepState;
 use lodge_core::{AgentId, ExecId, JobId, SessionId, TokenId, TurnId, WorkId};
@@ -30,6 +30,8 @@ pub struct Sizes {
     pub jobs: JobSizes,
     pub requests: usize,
     pub streams: usize,
+    /// Requests that wait for agents at rest.
+    pub lookups: usize,
     /// Agents that work, of so many that may.
     pub working: usize,
     pub max_concurrent: usize,
@@ -53,9 +55,14 @@ pub struct JobSizes {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Facts {
     pub seq: u64,
+    /// Of the daemon, and of `agents`.
     pub streams: BTreeMap<String, u64>,
+    /// Those that are not at rest.
     pub agents: BTreeMap<AgentId, AgentFacts>,
-    pub names: BTreeMap<String, AgentId>,
+    /// Of all agents.
+    pub names: BTreeSet<String>,
+    /// How many of all agents have each image.
+    pub image_users: BTreeMap<String, u64>,
     /// Those with a live turn.
     pub sessions: BTreeMap<SessionId, SessionFacts>,
     pub turns: BTreeMap<TurnId, TurnFacts>,
@@ -116,6 +123,7 @@ impl Engine {
             jobs: self.job_sizes(),
             requests: self.requests.len(),
             streams: self.streams.len(),
+            lookups: self.lookups.len(),
             working: self.working,
             max_concurrent: self.host.settings.max_concurrent,
         }
@@ -144,12 +152,16 @@ impl Engine {
     }
 
     pub fn facts(&self) -> Facts {
-        let agents = self.agents.iter().map(|(id, agent)| {
+        let resting = self.resting_agents();
+        let live = self.agents.iter().filter(|(id, _)| !resting.contains(id));
+        let agents = live.map(|(id, agent)| {
             (
                 id.clone(),
                 AgentFacts { row: agent.row.clone(), lineage: agent.lineage.clone(), running: agent.running },
             )
         });
+        let rests = |stream: &str| resting.iter().any(|agent| agent.as_str() == stream);
+        let streams = self.streams.iter().filter(|(stream, _)| !rests(stream));
         let live = self.sessions.iter().filter(|(_, session)| !session.live.is_empty());
         let sessions = live.map(|(id, session)| {
             let facts = SessionFacts {
@@ -166,9 +178,10 @@ impl Engine {
         let asleep = self.turns.values().filter(|turn| self.is_asleep(turn));
         Facts {
             seq: self.seq,
-            streams: self.streams.clone(),
+            streams: streams.map(|(stream, newest)| (stream.clone(), newest.head)).collect(),
             agents: agents.collect(),
-            names: self.names.iter().map(|(name, id)| (name.clone(), id.clone())).collect(),
+            names: self.names.iter().map(|name| name.to_string()).collect(),
+            image_users: self.image_users(),
             sessions: sessions.collect(),
             turns: self.turns.iter().map(|(id, turn)| (id.clone(), turn_facts(turn))).collect(),
             asleep: asleep.map(|turn| turn.row.id.clone()).collect(),
@@ -180,6 +193,26 @@ impl Engine {
             images: self.images.clone(),
             quarantine: self.quarantine.clone(),
         }
+    }
+
+    fn image_users(&self) -> BTreeMap<String, u64> {
+        let mut users = self.resting_images.clone();
+        for agent in self.agents.values() {
+            for digest in agent.row.images().collect::<BTreeSet<_>>() {
+                *users.entry(digest.to_owned()).or_insert(0) += 1;
+            }
+        }
+        users
+    }
+
+    /// Every agent in memory, as the store should have it once everything is recorded.
+    pub fn agent_facts(&self) -> BTreeMap<AgentId, AgentFact> {
+        let facts = self.agents.iter().map(|(id, agent)| {
+            let head = self.streams.get(id.as_str()).map_or(0, |newest| newest.head);
+            let (row, lineage) = (agent.row.clone(), agent.lineage.clone());
+            (id.clone(), AgentFact { row, lineage, head })
+        });
+        facts.collect()
     }
 
     /// Every session in memory, as the store should have it once everything is recorded; `None` if it was deleted.

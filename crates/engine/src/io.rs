@@ -76,9 +76,11 @@ pub enum Seen {
     Configured(Settings),
     /// Somebody added or changed a provider.
     ProvidersChanged,
-    /// So many requests of this daemon's are on disk. `rest`: for a while, and nothing came since.
+    /// So many requests of this daemon's are on disk, and the events up to `seq`. `rest`: for a while, and nothing came
+    /// since.
     Settled {
         requests: u64,
+        seq: u64,
         rest: bool,
     },
 }
@@ -96,6 +98,11 @@ pub enum Effect {
     Timer(Timer),
     Pull(PullEffect),
     Job(JobEffect),
+    /// Read what the store has of an agent that is not in memory, and say so.
+    LookUp {
+        agent: AgentId,
+        ask: u64,
+    },
     /// The output of these jobs is not to be kept any longer: remove it from the archive.
     RemoveOutput {
         jobs: Vec<JobId>,

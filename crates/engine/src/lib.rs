@@ -23,7 +23,7 @@ mod turns;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use lodge_core::event::{DaemonReloaded, EventBody};
 use lodge_core::lineage::Policy;
@@ -33,9 +33,9 @@ use lodge_core::retry::Backoff;
 use lodge_core::token::TokenRow;
 use lodge_core::{AgentId, ExecId, IdSource, SessionId, Timestamp, TokenId, TurnId, WorkId};
 
-use agents::Agent;
 pub use agents::InForce;
 pub use agents::messages::*;
+use agents::{Agent, Lookups};
 pub use answer::*;
 use batch::Step;
 pub use batch::{Batch, Out};
@@ -44,6 +44,7 @@ pub use images::messages::*;
 pub use images::refusal::quoted;
 pub use io::*;
 pub use jobs::JobCommand;
+pub use lodge_core::record::DAEMON_STREAM;
 pub use quarantine::{Release, turn_of};
 pub use rebuild::RequestName;
 pub use refusal::*;
@@ -55,9 +56,6 @@ pub use tokens::messages::*;
 use turns::Turn;
 pub use turns::messages::*;
 pub use turns::models::pieces;
-
-/// The stream of events that belong to no agent.
-pub const DAEMON_STREAM: &str = "daemon";
 
 /// What the engine must be told about the host it runs on.
 #[derive(Debug, Clone)]
@@ -93,9 +91,15 @@ pub struct Engine {
     host: Host,
     ids: IdSource,
     seq: u64,
-    streams: BTreeMap<String, u64>,
+    /// Of the daemon and of the agents in memory.
+    streams: BTreeMap<String, StreamHead>,
+    /// Those at rest come and go, see `agents::rest`.
     agents: BTreeMap<AgentId, Agent>,
-    names: HashMap<String, AgentId>,
+    /// Of all agents, in memory or not.
+    names: HashSet<Box<str>>,
+    /// How many agents that are not in memory have each image.
+    resting_images: BTreeMap<String, u64>,
+    lookups: Lookups,
     sessions: HashMap<SessionId, Session>,
     turns: HashMap<TurnId, Turn>,
     /// Agents with a turn that runs.
@@ -110,12 +114,21 @@ pub struct Engine {
     tokens: BTreeMap<TokenId, TokenRow>,
     image_refs: BTreeMap<String, ImageRefRow>,
     images: BTreeMap<String, ImageHeld>,
-    /// Pulls that were ordered since the daemon started.
+    /// Pulls and lookups that were ordered since the daemon started.
     asks: u64,
     /// Work that is set aside.
     quarantine: BTreeMap<WorkId, QuarantineRow>,
     /// The newest event when it was set aside by this daemon: a store that does not have it lost the decision.
     quarantine_seqs: BTreeMap<WorkId, u64>,
+}
+
+/// How far the events of one stream go.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct StreamHead {
+    /// The newest number within the stream.
+    head: u64,
+    /// The number of that event in the whole log; 0 if an earlier daemon wrote it, or if it was on disk when it was read.
+    seq: u64,
 }
 
 /// The event that says that this daemon started.
@@ -156,6 +169,14 @@ impl Engine {
     }
 
     fn command(&mut self, caller: Caller, command: Command) {
+        match self.absent_agent(&command) {
+            Some(agent) => self.look_up(caller, command, agent),
+            None => self.decide(caller, command),
+        }
+    }
+
+    /// Decides about a command whose agent is in memory, or is nowhere.
+    fn decide(&mut self, caller: Caller, command: Command) {
         // Somebody waits for the answer, whatever it is.
         self.step.hurry();
         if let Some(key) = &caller.request
@@ -209,19 +230,24 @@ impl Engine {
             Seen::Job(seen) => self.job_seen(seen),
             Seen::Configured(settings) => self.configured(settings),
             Seen::ProvidersChanged => self.providers_changed(),
-            Seen::Settled { requests, rest } => self.settled(requests, rest),
+            Seen::Settled { requests, seq, rest } => {
+                self.settled(requests, rest);
+                self.let_agents_go(seq);
+            }
         }
     }
 
-    /// Appends an event, numbered globally and within its stream.
+    /// Appends an event, numbered globally and within its stream. The stream of an agent that was removed is over: what
+    /// comes after that stands in the daemon's.
     fn event(&mut self, stream: &str, body: impl Into<EventBody>) {
         self.seq += 1;
-        let head = match self.streams.get_mut(stream) {
-            Some(head) => head,
-            None => self.streams.entry(stream.to_owned()).or_insert(0),
+        let stream = if self.streams.contains_key(stream) { stream } else { DAEMON_STREAM };
+        let newest = match self.streams.get_mut(stream) {
+            Some(newest) => newest,
+            None => self.streams.entry(stream.to_owned()).or_default(),
         };
-        *head += 1;
-        let (seq, stream_seq) = (self.seq, *head);
+        *newest = StreamHead { head: newest.head + 1, seq: self.seq };
+        let (seq, stream_seq) = (self.seq, newest.head);
         let row =
             EventRow { seq, stream: stream.to_owned(), stream_seq, at: self.step.now, body: body.into() };
         self.step.ride(row);

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use lodge_core::agent::AgentState;
 use lodge_core::quarantine::QuarantineRow;
-use lodge_core::record::Loaded;
+use lodge_core::record::{Loaded, Remembered};
 use lodge_core::{AgentId, SessionId, Timestamp};
 
 use crate::agents::{Pauses, Waiting};
@@ -15,12 +15,12 @@ use crate::{Batch, DAEMON_STREAM, Effect, Engine, PullEffect, Refusal, StartEven
 pub type RequestName = (String, String);
 
 impl Engine {
-    /// The sessions in memory. An engine that takes over should know as many: a request may be under way that was
-    /// read when the store knew less of one.
-    pub fn remembered_sessions(&self) -> Vec<SessionId> {
+    /// The agents and sessions in memory. An engine that takes over should know as many: somebody may wait for the end of
+    /// an agent, and a request may be under way that was read when the store knew less of a session.
+    pub fn remembered(&self) -> Remembered {
         let mut sessions: Vec<SessionId> = self.sessions.keys().cloned().collect();
         sessions.sort();
-        sessions
+        Remembered { agents: self.agents.keys().cloned().collect(), sessions }
     }
 
     /// Takes over what is recorded, in place of what this engine decided ahead of it. The first batch adopts what may
@@ -45,6 +45,7 @@ impl Engine {
             asks,
             quarantine,
             quarantine_seqs,
+            lookups,
             ..
         } = self;
         requests.forget_unrecorded(unrecorded);
@@ -53,6 +54,9 @@ impl Engine {
         engine.requests = requests;
         // The answer to an earlier order may be under way.
         engine.asks = asks;
+        for caller in lookups.into_callers() {
+            engine.step.refuse(caller.ticket, Refusal::NotRecorded);
+        }
         idle.iter().for_each(|session| engine.rest_session(session));
         // What was deleted for good is still known as such: a request may be under way that read of it before.
         for (id, session) in sessions.into_iter().filter(|(_, session)| session.gone) {
@@ -189,7 +193,8 @@ mod tests {
         /// What the engine holds of agents is on disk from here on.
         fn record(&mut self) {
             self.loaded.agents = self.engine.agents.values().map(|agent| agent.row.clone()).collect();
-            (self.loaded.seq, self.loaded.streams) = (self.engine.seq, self.engine.streams.clone());
+            let heads = self.engine.streams.iter().map(|(stream, newest)| (stream.clone(), newest.head));
+            (self.loaded.seq, self.loaded.streams) = (self.engine.seq, heads.collect());
         }
 
         fn rebuilt(self, unrecorded: &[&str]) -> (RebuildWorld, Batch) {
@@ -275,7 +280,7 @@ mod tests {
         };
         let first = send(&mut world, "b");
         world.ask(2, "c", Command::Turn(TurnCommand::Interrupt { id: first.id }));
-        assert_eq!(world.engine.remembered_sessions(), std::slice::from_ref(&id));
+        assert_eq!(world.engine.remembered().sessions, std::slice::from_ref(&id));
         let session = &world.engine.sessions[&id];
         let (row, turns, messages) = (session.row.clone(), session.turns, session.messages);
         let (cuts, tip, epoch) = (session.cuts, session.tip.clone(), session.epoch.clone());

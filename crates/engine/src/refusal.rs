@@ -34,6 +34,8 @@ pub enum Refusal {
     RequestReused { request_id: String },
     #[error("{LIVE_TURNS_MAX} turns are in flight")]
     Busy,
+    #[error("its agent is at rest, and could not be read from the store in time")]
+    Unread,
     #[error("the disk is full: this was not done, and nothing can be recorded")]
     NotRecorded,
 }
@@ -51,7 +53,7 @@ impl Refusal {
             Refusal::Token(refusal) => refusal.code(),
             Refusal::Work(refusal) => refusal.code(),
             Refusal::RequestReused { .. } => "request.reused",
-            Refusal::Busy => "daemon.busy",
+            Refusal::Busy | Refusal::Unread => "daemon.busy",
             Refusal::NotRecorded => "daemon.disk_full",
         }
     }
@@ -68,7 +70,7 @@ impl Refusal {
             Refusal::Token(refusal) => Some(refusal.hint()),
             Refusal::Work(refusal) => Some(refusal.hint()),
             Refusal::RequestReused { .. } => Some("choose a new request_id for a new request".to_owned()),
-            Refusal::Busy => Some("send it again in a moment".to_owned()),
+            Refusal::Busy | Refusal::Unread => Some("send it again in a moment".to_owned()),
             Refusal::NotRecorded => Some(
                 "make room on the state directory's file system; the daemon goes on by itself, then ask again".to_owned(),
             ),
@@ -87,7 +89,8 @@ impl Refusal {
             | Refusal::Token(_)
             | Refusal::Work(_)
             | Refusal::RequestReused { .. }
-            | Refusal::Busy => None,
+            | Refusal::Busy
+            | Refusal::Unread => None,
             Refusal::NotRecorded => Some("a commit failed for lack of room, also with the daemon's reserve"),
         }
     }

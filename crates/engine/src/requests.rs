@@ -117,6 +117,7 @@ impl Engine {
         if rest {
             self.turns.shrink_to_fit();
             self.execs.shrink_to_fit();
+            self.names.shrink_to_fit();
         }
     }
 }

@@ -7,6 +7,7 @@ mod lineages;
 mod misfits;
 mod pulls;
 mod quarantine;
+mod rest;
 mod restarts;
 mod retries;
 mod sessions;
@@ -19,8 +20,8 @@ use std::time::Duration;
 use lodge_core::agent::AgentState;
 use lodge_core::limits::RECENT_REQUESTS_MAX;
 use lodge_core::record::{
-    AgentSpec, CallRecord, FailureRecord, ImageRecord, ImageRow, LiveTurn, Loaded, SessionFact, StepKind,
-    StepRow, ToolRecord, TurnRow, TurnWrite, Usage, Write,
+    AgentFact, AgentSpec, CallRecord, FailureRecord, ImageRecord, ImageRow, LiveTurn, Loaded, SessionFact,
+    StepKind, StepRow, ToolRecord, TurnRow, TurnWrite, Usage, Write,
 };
 use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{AgentId, EventKind, ExecId, IdSource, Timestamp, TurnId};
@@ -40,6 +41,8 @@ fn new_image(digest: &str, tags: Vec<String>) -> NewImage {
 struct EngineWorld {
     engine: Engine,
     written: Vec<Write>,
+    /// Agents as they were when everything was on disk.
+    stored: BTreeMap<AgentId, AgentFact>,
     tickets: u64,
 }
 
@@ -55,6 +58,10 @@ pub(crate) fn rendered(answer: &Answer) -> Rendered {
     }
 }
 
+fn heads(engine: &Engine) -> BTreeMap<String, u64> {
+    engine.streams.iter().map(|(stream, newest)| (stream.clone(), newest.head)).collect()
+}
+
 fn host() -> Host {
     Host { boot: "boot-1".into(), own_uids: true, settings: settings(10), render: rendered }
 }
@@ -62,9 +69,29 @@ fn host() -> Host {
 impl EngineWorld {
     fn new() -> EngineWorld {
         let (engine, batch) = Engine::boot(Loaded::default(), host(), IdSource::new(1), "0", NOW);
-        let mut world = EngineWorld { engine, written: Vec::new(), tickets: 0 };
+        let mut world = EngineWorld { engine, written: Vec::new(), stored: BTreeMap::new(), tickets: 0 };
         world.keep(&batch);
         world
+    }
+
+    /// Everything is on disk, and agents at rest are let go.
+    fn flush(&mut self) {
+        self.stored.extend(self.engine.agent_facts());
+        self.see(Seen::Settled { requests: 0, seq: self.engine.seq, rest: true });
+    }
+
+    /// Answers lookups from what was stored, and returns what is decided then.
+    fn answer_lookups(&mut self, mut batch: Batch) -> Batch {
+        for effect in std::mem::take(&mut batch.early) {
+            let Effect::LookUp { agent, ask } = effect else {
+                batch.early.push(effect);
+                continue;
+            };
+            let found = self.stored.get(&agent).cloned();
+            let found = found.map_or(AgentLookup::NotThere, |fact| AgentLookup::Found(Box::new(fact)));
+            return self.see(Seen::Agent(AgentSeen::LookedUp { agent, ask, found }));
+        }
+        batch
     }
 
     fn keep(&mut self, batch: &Batch) {
@@ -81,7 +108,7 @@ impl EngineWorld {
         self.tickets += 1;
         let batch = self.engine.step([Input::Api { ticket: self.tickets, request, command }], NOW);
         self.keep(&batch);
-        batch
+        self.answer_lookups(batch)
     }
 
     fn agent(&mut self) -> AgentId {

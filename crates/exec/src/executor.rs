@@ -1,4 +1,4 @@
-//! The interface between the daemon and whatever runs its sandboxes.
+//! The interface between the daemon and the code that runs its sandboxes.
 //!
 //! An implementation runs keepers and gives access to what they leave behind. It decides nothing: which sandbox should
 //! run, and what an outcome means, is the engine's business.

@@ -1,7 +1,6 @@
 //! The interface for writing: batches, each on disk as a whole or not at all.
 
-use lodge_core::SessionId;
-use lodge_core::record::{Loaded, Write};
+use lodge_core::record::{Loaded, Remembered, Write};
 
 /// Why a batch is not known to be on disk.
 #[derive(Debug, thiserror::Error)]
@@ -43,8 +42,8 @@ pub trait BatchWriter: std::fmt::Debug + Send {
     /// After [`WriteError::Away`] the caller gives the same writes again before any others. An implementation that lost its
     /// connection in the middle of a commit then finds out whether they are on disk already, and writes them only if not.
     fn write(&mut self, writes: &[&Write]) -> Result<(), WriteError>;
-    /// Everything an engine needs to go on, as it is on disk now, and beside it what is known of `sessions`.
-    fn reload(&mut self, epoch: u64, sessions: &[SessionId]) -> Result<Loaded, WriteError>;
+    /// Everything an engine needs to go on, as it is on disk now, and beside it what is known of `remembered`.
+    fn reload(&mut self, epoch: u64, remembered: &Remembered) -> Result<Loaded, WriteError>;
     /// Gives back memory that only saves time.
     fn rest(&self);
     /// Makes a limit of the store tighter, so that a test reaches it.
@@ -125,9 +124,9 @@ impl Writer {
         }
     }
 
-    /// Everything an engine needs to go on, as it is on disk now, and beside it what is known of `sessions`.
-    pub fn reload(&mut self, epoch: u64, sessions: &[SessionId]) -> Result<Loaded, WriteError> {
-        self.store.reload(epoch, sessions)
+    /// Everything an engine needs to go on, as it is on disk now, and beside it what is known of `remembered`.
+    pub fn reload(&mut self, epoch: u64, remembered: &Remembered) -> Result<Loaded, WriteError> {
+        self.store.reload(epoch, remembered)
     }
 
     /// Gives back memory that only saves time.

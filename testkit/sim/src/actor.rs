@@ -166,6 +166,7 @@ impl SimWorld {
             | Effect::Pull(_)
             | Effect::Token(_)
             | Effect::Quarantine { .. }
+            | Effect::LookUp { .. }
             | Effect::RemoveOutput { .. } => {}
         }
     }

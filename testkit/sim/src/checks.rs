@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::agent::AgentState;
 use lodge_core::job::{JobRow, JobState, JobWrite};
-use lodge_core::limits::{IDLE_SESSIONS_MAX, LIVE_TURNS_MAX, RECENT_REQUESTS_MAX};
+use lodge_core::limits::{IDLE_SESSIONS_MAX, LIVE_TURNS_MAX, LOOKUPS_MAX, RECENT_REQUESTS_MAX};
 use lodge_core::record::{
     AgentRow, AgentWrite, EventRow, ImageWrite, Role, SessionWrite, TurnRow, TurnWrite, WorkWrite, Write,
 };
@@ -76,6 +76,7 @@ impl SimWorld {
             && sizes.idle_sessions <= IDLE_SESSIONS_MAX
             && sizes.sessions <= sizes.turns + IDLE_SESSIONS_MAX
             && sizes.execs <= sizes.turns * CALLS_MAX
+            && sizes.lookups <= LOOKUPS_MAX
             && sizes.requests <= RECENT_REQUESTS_MAX + UNSETTLED_MAX;
         if !bounded {
             return self.fail(format!("the engine holds more than its limits: {sizes:?}"));
@@ -166,7 +167,33 @@ impl SimWorld {
         if found != facts {
             return self.fail(describe_difference(&facts, &found));
         }
+        self.check_agents();
         self.check_memory();
+    }
+
+    /// Agents in memory are what the store has, also those that a restart would not load.
+    fn check_agents(&mut self) {
+        let Some(daemon) = &self.daemon else { return };
+        let mut held = daemon.engine.agent_facts().into_iter();
+        let differs = held.find(|(id, held)| self.disk.agent_fact(id).as_ref() != Some(held));
+        if let Some((id, held)) = differs {
+            let found = self.disk.agent_fact(&id);
+            self.fail(format!("of {id} the engine remembers {held:?}, and the store has {found:?}"));
+        }
+    }
+
+    /// What is written about an agent is not on disk yet, so that it may not have left memory, unless it was removed.
+    fn check_held(&mut self, id: &AgentId) {
+        let Some(daemon) = &self.daemon else { return };
+        let removed = |batch: &Batch| {
+            batch.writes.iter().any(|write| {
+                matches!(write, Write::Agent(AgentWrite::State { id: gone, state: AgentState::Removed, .. }) if gone == id)
+            })
+        };
+        let is_there = self.disk.agent_fact(id).is_some();
+        if is_there && !daemon.engine.agent_facts().contains_key(id) && !daemon.channel.iter().any(removed) {
+            self.fail(format!("{id} left memory before it was on disk"));
+        }
     }
 
     /// The engine's memory of sessions equals the store, and no session is remembered without limit.
@@ -202,6 +229,10 @@ impl SimWorld {
                     self.check_cut(turn, *step, *ordinal);
                 }
                 Write::Agent(AgentWrite::New(row)) => self.check_once(&row.image),
+                Write::Agent(AgentWrite::State { id, .. } | AgentWrite::Spec { id, .. }) => {
+                    self.check_held(id);
+                }
+                Write::Agent(AgentWrite::Lineage(row)) => self.check_held(&row.agent),
                 Write::Event(row) => self.count(row),
                 Write::Turn(TurnWrite::State { id, failure: Some(failure), .. }) => {
                     let lied = failure.code == "runtime.refused" && !self.clients.refused.contains(id);
@@ -213,9 +244,6 @@ impl SimWorld {
                 | Write::Image(ImageWrite::Named(_))
                 | Write::Image(ImageWrite::Unnamed { .. })
                 | Write::Image(ImageWrite::Gone { .. })
-                | Write::Agent(AgentWrite::State { .. })
-                | Write::Agent(AgentWrite::Spec { .. })
-                | Write::Agent(AgentWrite::Lineage(_))
                 | Write::Session(SessionWrite::New(_))
                 | Write::Session(SessionWrite::Path(_))
                 | Write::Session(SessionWrite::Fork(_))

@@ -65,7 +65,7 @@ pub struct SimWriter {
     wait: u64,
     asleep: bool,
     pub requests: u64,
-    told: u64,
+    pub told: u64,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -293,6 +293,7 @@ impl SimWorld {
             | Mutation::LoosePull
             | Mutation::GreedyCollection
             | Mutation::AwayIsWritten
+            | Mutation::EarlyRest
             | Mutation::LostClaims => {}
         }
     }
@@ -346,7 +347,7 @@ impl SimWorld {
         }
         writer.asleep = true;
         let requests = writer.requests;
-        self.tell(Seen::Settled { requests, rest: true });
+        self.settled(requests, true);
     }
 
     fn write_group(&mut self) {
@@ -448,7 +449,7 @@ impl SimWorld {
         let (requests, told) = (daemon.writer.requests, daemon.writer.told);
         if requests - told >= TELL_EVERY {
             daemon.writer.told = requests;
-            self.tell(Seen::Settled { requests, rest: false });
+            self.settled(requests, false);
         }
         self.run_writer();
     }
@@ -487,6 +488,7 @@ impl SimWorld {
                 let (life, agent, run) = (self.life, agent.clone(), *run);
                 return self.after(*delay_ms, SimEvent::Retry { life, agent, run });
             }
+            Effect::LookUp { agent, ask } => return self.look_up_later(agent, *ask),
             Effect::Token(row) => return self.token(row),
             Effect::Pull(PullEffect::Begin { row, ask }) => return self.pull_begins(row, *ask),
             Effect::Pull(PullEffect::Drop { agent }) => return self.pull_ends(agent),

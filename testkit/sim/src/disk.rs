@@ -3,6 +3,7 @@
 //! Owns: the committed tables. A group of writes is applied whole or not at all. That it loads what the real store
 //! loads is a test (`tests/fidelity.rs`); what may be written at all is `laws.rs`.
 
+mod agents;
 mod images;
 mod jobs;
 mod paths;
@@ -13,8 +14,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use lodge_core::epoch::{Epoch, EpochRow};
 use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{
-    AgentRow, AgentWrite, ImageRefRow, ImageWrite, LineageRow, LiveTurn, Loaded, MessageRow, RequestRow,
-    Role, SessionFact, SessionRow, SessionWrite, StepRow, TurnRow, TurnWrite, WorkWrite, Write,
+    AgentRow, AgentWrite, ImageRefRow, ImageWrite, LineageRow, LiveTurn, Loaded, MessageRow, Remembered,
+    RequestRow, Role, SessionFact, SessionRow, SessionWrite, StepRow, TurnRow, TurnWrite, WorkWrite, Write,
 };
 use lodge_core::token::TokenRow;
 use lodge_core::turn::TurnState;
@@ -35,7 +36,6 @@ pub struct SimDisk {
     jobs: jobs::JobTable,
     image_refs: BTreeMap<String, ImageRefRow>,
     lineages: HashMap<LineageId, LineageRow>,
-    lineage_order: Vec<LineageId>,
     sessions: HashMap<SessionId, SessionFact>,
     /// With the cut that took them off the path, or 0.
     epochs: HashMap<SessionId, Vec<(EpochRow, u32)>>,
@@ -124,9 +124,7 @@ impl SimDisk {
             }
             Write::Agent(AgentWrite::Lineage(row)) => {
                 laws::lineage_moves(self.lineages.get(&row.id), row)?;
-                if self.lineages.insert(row.id.clone(), row.clone()).is_none() {
-                    self.lineage_order.push(row.id.clone());
-                }
+                self.lineages.insert(row.id.clone(), row.clone());
             }
             Write::Session(SessionWrite::New(row)) => self.insert_session(row)?,
             Write::Session(SessionWrite::Path(change)) => self.change_path(change)?,
@@ -336,6 +334,11 @@ impl SimDisk {
 
     /// What a boot would read now.
     pub fn peek(&self) -> Loaded {
+        self.reload(&Remembered::default())
+    }
+
+    /// What is recorded, for an engine that goes on in the same daemon and remembers these agents and sessions.
+    pub fn reload(&self, remembered: &Remembered) -> Loaded {
         let mut sessions: BTreeMap<String, SessionFact> = BTreeMap::new();
         let mut turns = Vec::new();
         for (session, _, id) in &self.live {
@@ -344,44 +347,25 @@ impl SimDisk {
             }
             turns.extend(self.turns.get(id).map(live_turn));
         }
+        let mut sessions: Vec<SessionFact> = sessions.into_values().collect();
+        for id in &remembered.sessions {
+            if !sessions.iter().any(|fact| fact.row.id == *id) {
+                sessions.extend(self.sessions.get(id).cloned());
+            }
+        }
         Loaded {
             epoch: self.epoch,
             seq: self.seq,
-            streams: self.streams.clone(),
-            agents: self.agents.iter().filter(|row| row.state.codes().0 < 7).cloned().collect(),
-            lineages: self.lineages_of_agents(),
             last_uid: self.agents.iter().filter_map(|row| row.uid).max(),
-            sessions: sessions.into_values().collect(),
+            sessions,
             turns,
             tokens: self.tokens.values().filter(|row| row.revoked_at.is_none()).cloned().collect(),
             image_refs: self.image_refs.values().cloned().collect(),
             images: self.images().cloned().collect(),
             jobs: self.unsettled_jobs(),
             quarantine: self.quarantine.values().cloned().collect(),
+            ..self.load_agents(&remembered.agents)
         }
-    }
-
-    /// What is recorded, for an engine that goes on in the same daemon and remembers these sessions.
-    pub fn reload(&self, sessions: &[SessionId]) -> Loaded {
-        let mut loaded = self.peek();
-        for id in sessions {
-            if !loaded.sessions.iter().any(|fact| fact.row.id == *id) {
-                loaded.sessions.extend(self.sessions.get(id).cloned());
-            }
-        }
-        loaded
-    }
-
-    /// Those of agents that are there, in the order of the table.
-    fn lineages_of_agents(&self) -> Vec<LineageRow> {
-        let there = self.agents.iter().filter(|row| row.state.codes().0 < 7);
-        let named: BTreeSet<_> = there.map(|row| &row.lineage).collect();
-        self.lineage_order
-            .iter()
-            .filter(|id| named.contains(id))
-            .filter_map(|id| self.lineages.get(id))
-            .cloned()
-            .collect()
     }
 
     /// A start begins another lineage only when the last one is over.
@@ -393,10 +377,6 @@ impl SimDisk {
             }
             Some(_) | None => Ok(()),
         }
-    }
-
-    pub fn lineage(&self, agent: &AgentId) -> Option<&LineageRow> {
-        self.lineages.get(&self.agent(agent)?.lineage)
     }
 
     pub fn epoch(&self) -> u64 {

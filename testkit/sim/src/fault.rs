@@ -55,6 +55,7 @@ impl SimWorld {
             (SimFault::ProvidersChange, _) => self.tell(Seen::ProvidersChanged),
             (SimFault::ArchiveFull, _) => self.jobs.archive_full = !self.jobs.archive_full,
             (SimFault::Retention, _) => self.run_retention(),
+            (SimFault::AgentsRest, _) => self.agents_rest(),
             (SimFault::SlotsChange, _) => {
                 self.plan.max_jobs = self.rng.between(1, 4) as usize;
                 self.jobs.max_ever = self.jobs.max_ever.max(self.plan.max_jobs);

@@ -20,6 +20,7 @@ mod pills;
 mod plan;
 mod probe;
 mod pulse;
+mod rest;
 mod rng;
 mod room;
 mod run;

@@ -40,6 +40,8 @@ pub enum Mutation {
     GreedyCollection,
     /// A batch counts as written although the store could not be reached.
     AwayIsWritten,
+    /// Agents leave the engine's memory before what was decided about them is on disk.
+    EarlyRest,
 }
 
 /// What can go wrong.
@@ -74,6 +76,8 @@ pub enum SimFault {
     ArchiveFull,
     /// Old jobs and outputs go.
     Retention,
+    /// Agents at rest leave the engine's memory in the middle of everything.
+    AgentsRest,
 }
 
 /// Moments of the one path at which dying is most interesting.
@@ -185,6 +189,9 @@ impl SimPlan {
         // Chosen aside, so that the other choices are what they would be without.
         let mut aside = rng.clone();
         faults.extend(STORE_FAULTS.into_iter().filter(|_| aside.chance(300)));
+        if aside.chance(500) {
+            faults.push(SimFault::AgentsRest);
+        }
         // Now and then one agent with more sessions than it works on at a time.
         let wide = rng.chance(30);
         let pick = |rng: &mut SimRng, from: &[u64]| rng.pick(from).copied().unwrap_or(1);
@@ -244,6 +251,11 @@ impl SimPlan {
             }
             Mutation::LostCut => self.edits = 100,
             Mutation::AwayIsWritten => self.faults = vec![SimFault::StoreAway],
+            // An agent has to end by itself, and the engine to hear of the disk before that is there.
+            Mutation::EarlyRest => {
+                self.faults = vec![SimFault::AgentsRest, SimFault::RuntimeExits];
+                (self.fault_every_ms, self.disk_ms) = (50, 40);
+            }
             // A job whose claim is forgotten is taken for one without output before it can run twice.
             Mutation::LostClaims => (self.jobs, self.job_tools) = (0, 0),
             Mutation::DeafDoors => self.papers = 40,

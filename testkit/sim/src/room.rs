@@ -75,7 +75,7 @@ impl SimWorld {
             self.daemon = Some(daemon);
             return;
         };
-        let loaded = self.disk.reload(&daemon.engine.remembered_sessions());
+        let loaded = self.disk.reload(&daemon.engine.remembered());
         daemon.models.clear();
         daemon.calls.clear();
         self.asked.clear();

@@ -57,6 +57,16 @@ pub enum SimEvent {
         agent: AgentId,
         run: u32,
     },
+    /// An agent that the engine does not hold is read, and what was read arrives.
+    LookUp {
+        life: u64,
+        agent: AgentId,
+        ask: u64,
+    },
+    LookedUp {
+        life: u64,
+        seen: Box<AgentSeen>,
+    },
     /// A look at whether an agent gives signs of life.
     Look {
         life: u64,
@@ -219,6 +229,8 @@ pub struct Tally {
     /// Deaths by pills, and work that was set aside.
     pub pills: u64,
     pub quarantined: u64,
+    /// Agents at rest that somebody named.
+    pub looked_up: u64,
 }
 
 impl Tally {
@@ -257,6 +269,7 @@ impl Tally {
             collected: self.collected + other.collected,
             pills: self.pills + other.pills,
             quarantined: self.quarantined + other.quarantined,
+            looked_up: self.looked_up + other.looked_up,
         }
     }
 }
@@ -394,6 +407,8 @@ impl SimWorld {
             SimEvent::Retry { life, agent, run } => {
                 self.in_life(life, |world| world.tell(Seen::Agent(AgentSeen::RetryDue { agent, run })));
             }
+            SimEvent::LookUp { life, agent, ask } => self.in_life(life, |world| world.look_up(agent, ask)),
+            SimEvent::LookedUp { life, seen } => self.in_life(life, |world| world.tell(Seen::Agent(*seen))),
             SimEvent::Look { life, agent, pulse } => self.in_life(life, |world| world.look(&agent, pulse)),
             SimEvent::KeeperWakes { sandbox, keeper } => self.keeper_wakes(&sandbox, keeper),
             SimEvent::Room { life } => self.in_life(life, SimWorld::room),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use lodge_core::SessionId;
 use lodge_core::job::JobWrite;
-use lodge_core::record::{Loaded, SessionWrite, Write};
+use lodge_core::record::{AgentWrite, Loaded, SessionWrite, Write};
 use lodge_sim::{DiskGroup, Mutation, SimDisk, SimTrace, SimWorld, storms};
 use lodge_store::{OpenedDatabase, open};
 
@@ -72,6 +72,10 @@ fn commit(disk: &mut SimDisk, real: &mut OpenedDatabase, writes: &[Write]) {
             Write::Session(SessionWrite::Path(change)) => same_session(disk, real, &change.session),
             Write::Session(SessionWrite::Deleted { id }) => same_session(disk, real, id),
             Write::Job(write) => same_job(disk, real, write),
+            Write::Agent(AgentWrite::State { id, .. } | AgentWrite::Spec { id, .. }) => {
+                let found = real.reader.here(|snapshot| snapshot.agent_fact(id)).unwrap();
+                assert_eq!(found, disk.agent_fact(id));
+            }
             Write::Token(row) => {
                 assert_eq!(
                     real.reader.here(|snapshot| snapshot.token(&row.id)).unwrap().as_ref(),

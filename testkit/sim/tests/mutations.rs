@@ -104,3 +104,8 @@ fn an_answer_that_leaves_although_the_store_was_away_is_found() {
 fn a_collection_that_takes_what_an_agent_has_is_found() {
     finds(Mutation::GreedyCollection, &["its contents are gone", "is not here"]);
 }
+
+#[test]
+fn an_agent_that_leaves_memory_before_it_is_on_disk_is_found() {
+    finds(Mutation::EarlyRest, &["left memory before it was on disk"]);
+}

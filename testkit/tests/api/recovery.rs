@@ -105,6 +105,7 @@ async fn furnish(world: &ApiWorld, api: &mut CheckedClient) {
 fn delete_derived(world: &ApiWorld) {
     let database = Connection::open(world.lodge.home().join("daemon.db")).expect("a database");
     database.execute("DELETE FROM streams", []).expect("a table");
+    database.execute("DELETE FROM agent_images", []).expect("a table");
     let indexes = "SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL";
     let mut found = database.prepare(indexes).expect("a query");
     let names: Vec<String> =

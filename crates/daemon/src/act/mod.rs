@@ -31,7 +31,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::shell::Shell;
 use crate::tasks::TaskKind;
-use lodge_engine::{AgentSeen, Effect, JobOrder, ModelEffect, PullEffect, SandboxEffect, Seen, Timer};
+use lodge_engine::{
+    AgentLookup, AgentSeen, Effect, JobOrder, ModelEffect, PullEffect, SandboxEffect, Seen, Timer,
+};
 
 /// Effects that may wait for the task of one sandbox. A turn in flight has a few at most, so admission keeps this from being
 /// reached; if it were, the writer would wait for the task.
@@ -109,7 +111,25 @@ pub fn act(shell: &Arc<Shell>, effect: Effect) {
         Effect::Token(row) => shell.access.put(*row),
         Effect::Quarantine { work, is_aside } => shell.suspects.decided(&work, is_aside),
         Effect::RemoveOutput { jobs } => shell.jobs.remove(jobs),
+        Effect::LookUp { agent, ask } => look_up(shell, agent, ask),
     }
+}
+
+/// Reads what the store has of an agent.
+fn look_up(shell: &Arc<Shell>, agent: AgentId, ask: u64) {
+    let teller = shell.clone();
+    shell.spawn(TaskKind::AgentLookup, async move {
+        let id = agent.clone();
+        let found = match teller.reader.read_few(move |store| store.agent_fact(&id)).await {
+            Ok(Some(fact)) => AgentLookup::Found(Box::new(fact)),
+            Ok(None) => AgentLookup::NotThere,
+            Err(error) => {
+                tracing::warn!(event = "agent.not_read", %agent, error = crate::chain(&error));
+                AgentLookup::Unreadable
+            }
+        };
+        teller.tell(Seen::Agent(AgentSeen::LookedUp { agent, ask, found })).await;
+    });
 }
 
 /// Says something after a pause, unless the daemon ends before: the next one starts its own.

@@ -115,7 +115,7 @@ impl Actor {
             }
             made => made?,
         }
-        // Not before: what comes until here may wait for a registry. It is never closed.
+        // Not over the whole of it: what comes before may wait for a registry. It is never closed.
         let _slot = self.shell.starting.acquire().await.ok();
         executor.start(&spec).await.map_err(|error| failed(chain(&error)))?;
         crash::point("during_start");
@@ -145,6 +145,8 @@ impl Actor {
             let making = root::Making { plan: &plan, image: &image, runtime: &runtime, host: &host };
             root::make(&root, &making, &files)
         };
+        // A thousand at once would take as many threads.
+        let _slot = self.shell.starting.acquire().await.ok();
         match tokio::task::spawn_blocking(make).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error @ RootError::Contents { .. })) => Err(NotStarted::Lacks(chain(&error))),

@@ -54,7 +54,7 @@ impl Engine {
         self.sessions_over(id);
         self.forget_pull(id);
         if let Some(agent) = self.agents.remove(id) {
-            self.names.remove(&agent.row.name);
+            self.names.remove(agent.row.name.as_str());
             self.images_left(agent.row.images().map(str::to_owned).collect());
         }
         self.streams.remove(id.as_str());

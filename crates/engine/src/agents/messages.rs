@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use lodge_core::lineage::Policy;
 use lodge_core::liveness::Liveness;
-use lodge_core::record::{AgentSpec, LimitsRecord, MountRecord};
+use lodge_core::record::{AgentFact, AgentSpec, LimitsRecord, MountRecord};
 use lodge_core::{AgentId, LineageId, TurnId};
 
 use crate::images::NewImage;
@@ -168,6 +168,23 @@ pub enum AgentSeen {
         agent: AgentId,
         run: u32,
     },
+    /// What the store has of an agent that was not in memory.
+    LookedUp {
+        agent: AgentId,
+        /// Of the [`crate::Effect::LookUp`] that this answers.
+        ask: u64,
+        found: AgentLookup,
+    },
+}
+
+/// What was found of an agent in the store.
+#[derive(Debug)]
+pub enum AgentLookup {
+    Found(Box<AgentFact>),
+    /// There is none, or it was removed.
+    NotThere,
+    /// The store could not be read.
+    Unreadable,
 }
 
 /// What of an agent ended, or does not answer.

@@ -5,6 +5,7 @@ pub(crate) mod lineages;
 pub mod messages;
 mod naming;
 pub mod refusal;
+mod rest;
 mod retries;
 mod starts;
 mod state;
@@ -14,6 +15,7 @@ mod waiting;
 use self::ends::BreakOff;
 use self::lineages::new_lineage;
 pub use self::refusal::{AgentRefusal, LineageRefusal};
+pub(crate) use self::rest::Lookups;
 use self::retries::counted;
 pub(crate) use self::starts::Pauses;
 pub(crate) use self::state::{Agent, Waiting};
@@ -22,7 +24,7 @@ use crate::answer::AgentAnswer;
 use crate::jobs::Which;
 use crate::{
     Again, AgentCommand, AgentSeen, Answer, Caller, Effect, Engine, NewAgent, PullEffect, Refusal,
-    RunningJobs, SandboxEffect, Timer,
+    RunningJobs, SandboxEffect, StreamHead, Timer,
 };
 use lodge_core::agent::{AgentEvent, AgentState, FailReason};
 use lodge_core::event::{
@@ -64,6 +66,7 @@ impl Engine {
             AgentSeen::OutOfMemory { agent, run, detail } => self.agent_out_of_memory(&agent, run, detail),
             AgentSeen::Silent { agent, run, level, part } => self.agent_silent(&agent, run, level, part),
             AgentSeen::RevivalDue { agent, run } => self.revival_due(&agent, run),
+            AgentSeen::LookedUp { agent, ask, found } => self.looked_up(&agent, ask, found),
         }
     }
 
@@ -94,7 +97,8 @@ impl Engine {
         let lineage = new_lineage(row.lineage.clone(), id.clone(), self.step.now);
         self.step.write(AgentWrite::New(Box::new(row.clone())));
         self.step.write(AgentWrite::Lineage(lineage.clone()));
-        self.names.insert(name, id.clone());
+        self.names.insert(name.into_boxed_str());
+        self.streams.insert(id.to_string(), StreamHead::default());
         self.agents.insert(id.clone(), Agent::new(row, lineage));
         self.name_put(put);
         self.agent_event(&id, |name| AgentPulling { name, attempt: None });

@@ -10,14 +10,14 @@ impl Engine {
         match choice {
             NameChoice::Exactly(name) => {
                 check_name(&name)?;
-                if self.names.contains_key(&name) {
+                if self.names.contains(name.as_str()) {
                     return Err(AgentRefusal::NameTaken { name }.into());
                 }
                 Ok(name)
             }
             NameChoice::Like(name) => {
                 check_name(&name)?;
-                let taken = |name: &str| self.names.contains_key(name);
+                let taken = |name: &str| self.names.contains(name);
                 let next = (2..).map(|n: u32| format!("{name}-{n}")).find(|name| !taken(name));
                 Ok(if taken(&name) { next.unwrap_or(name) } else { name })
             }

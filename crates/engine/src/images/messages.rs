@@ -12,11 +12,12 @@ pub enum ImageCommand {
     /// As [`ImageCommand::Add`], unless one of its names means another image.
     AddNew(Box<NewImage>),
     /// Gives an image that is recorded more names.
-    Tag {
-        digest: String,
-        tags: Vec<String>,
+    Tag { digest: String, tags: Vec<String> },
+    Remove {
+        given: ImageGiven,
+        /// The names of agents that have it, as the store knows them: those at rest are told by these.
+        used_by: Vec<String>,
     },
-    Remove(ImageGiven),
 }
 
 /// An image that was built or came from elsewhere, and the names it gets. It is kept while a name, an agent or another

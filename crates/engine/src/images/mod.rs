@@ -31,7 +31,7 @@ impl Engine {
             ImageCommand::Add(new) => self.add_image(caller, *new),
             ImageCommand::AddNew(new) => self.add_image_besides(caller, *new),
             ImageCommand::Tag { digest, tags } => self.tag_image(caller, &digest, tags),
-            ImageCommand::Remove(given) => self.remove_image(caller, given),
+            ImageCommand::Remove { given, used_by } => self.remove_image(caller, given, used_by),
         }
     }
 
@@ -55,8 +55,8 @@ impl Engine {
         let put = self.put_image(new);
         self.name_put(put);
         let bin = bin.map(|record| {
-            let users = self.users_of(&digest).count() + self.needed_by(&digest).count();
-            BinAnswer { record, users: users as u64 }
+            let users = self.count_users(&digest) + self.needed_by(&digest).count() as u64;
+            BinAnswer { record, users }
         });
         let answer = ImageAnswer { named, bin, ..self.image_answer(&digest, bytes) };
         self.reply(caller, Answer::Image(Box::new(answer)));
@@ -98,7 +98,7 @@ impl Engine {
             refs: refs.iter().map(|row| row.reference.clone()).collect(),
             named: Vec::new(),
             bytes,
-            agents: self.users_of(digest).count() as u64,
+            agents: self.count_users(digest),
             named_at: refs.iter().map(|row| row.at).max().unwrap_or(self.step.now),
             complete: self.images.get(digest).is_some_and(|held| held.state == ImageState::Complete),
             bin: None,
@@ -138,7 +138,12 @@ impl Engine {
     }
 
     /// Takes a name away, or an image with all of its names.
-    pub(crate) fn remove_image(&mut self, caller: Caller, given: ImageGiven) -> Result<(), Refusal> {
+    pub(crate) fn remove_image(
+        &mut self,
+        caller: Caller,
+        given: ImageGiven,
+        used_by: Vec<String>,
+    ) -> Result<(), Refusal> {
         let (digest, refs) = match given {
             ImageGiven::Ref(reference) => {
                 let known = self.image_refs.get(&reference).ok_or_else(|| no_image(&reference))?;
@@ -155,7 +160,7 @@ impl Engine {
         };
         let last = self.refs_of(&digest).len() <= refs.len();
         if last {
-            self.refuse_in_use(&digest, refs.first().unwrap_or(&digest))?;
+            self.refuse_in_use(&digest, refs.first().unwrap_or(&digest), used_by)?;
         }
         for reference in &refs {
             self.image_refs.remove(reference);
@@ -196,6 +201,7 @@ impl Engine {
     fn is_had(&self, digest: &str) -> bool {
         self.image_refs.values().any(|row| row.digest == digest)
             || self.needed_by(digest).next().is_some()
+            || self.resting_images.contains_key(digest)
             || self.users_of(digest).next().is_some()
     }
 
@@ -215,10 +221,16 @@ impl Engine {
         Ok(())
     }
 
-    fn refuse_in_use(&self, digest: &str, shown: &str) -> Result<(), Refusal> {
-        let agents: Vec<String> = self.users_of(digest).map(str::to_owned).collect();
+    fn refuse_in_use(&self, digest: &str, shown: &str, used_by: Vec<String>) -> Result<(), Refusal> {
+        let mut agents: Vec<String> = self.users_of(digest).map(str::to_owned).collect();
+        let rests = self.resting_images.contains_key(digest);
+        if rests {
+            agents.extend(used_by);
+            agents.sort();
+            agents.dedup();
+        }
         let images: Vec<String> = self.needed_by(digest).map(|held| self.called(held).to_owned()).collect();
-        if agents.is_empty() && images.is_empty() {
+        if agents.is_empty() && images.is_empty() && !rests {
             return Ok(());
         }
         Err(ImageRefusal::InUse { shown: shown.to_owned(), agents, images }.into())
@@ -234,7 +246,13 @@ impl Engine {
         self.image_refs.values().filter(|row| row.digest == digest).collect()
     }
 
-    /// The names of agents that have an image, or will have it, as their own or for one of their tools.
+    /// How many agents have an image, or will have it.
+    fn count_users(&self, digest: &str) -> u64 {
+        let resting = self.resting_images.get(digest).copied().unwrap_or(0);
+        self.users_of(digest).count() as u64 + resting
+    }
+
+    /// The names of agents in memory that have an image, or will have it, as their own or for one of their tools.
     fn users_of<'a>(&'a self, digest: &'a str) -> impl Iterator<Item = &'a str> {
         let uses = move |agent: &&Agent| agent.row.images().any(|used| used == digest);
         self.agents.values().filter(uses).map(|agent| agent.row.name.as_str())

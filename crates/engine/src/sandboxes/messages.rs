@@ -109,18 +109,18 @@ pub enum Up {
     Adopt,
 }
 
-/// Something to do with a job in its sandbox. All may be asked for twice. The sandbox may be gone by then: what is left of a
-/// job lies in its files.
+/// Something to do with a job in its sandbox. Every order may be repeated. The sandbox may be gone by then: what is left of a
+/// job is in its files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobOrder {
-    /// Start it, or find out how it stands: asking twice starts nothing twice. Its end is told whenever it comes.
+    /// Start it, or report its state: two orders start it once. Its end is reported whenever it comes.
     ///
-    /// `resumed`: it may have been started before, by this daemon or another. One that nobody ever claimed in this boot
-    /// is started; one that was claimed and has neither a process nor a record is lost.
+    /// `resumed`: it may have been started before, by this daemon or another. If no keeper claimed it in this boot, it is
+    /// started. If it was claimed and has neither a process nor a record, it is lost.
     Start { job: JobId, resumed: bool },
-    /// It is to be over: SIGKILL to it and all its descendants, if it runs. How it ended is told in any case, by its record
-    /// if there is one; one that was never started is not started any more, and has ended as that.
+    /// End it: SIGKILL to it and all its descendants, if it runs. How it ended is reported in any case, by its record if
+    /// there is one. A job that was never started ends as not started.
     Kill { job: JobId },
-    /// Its outcome and output are recorded elsewhere.
+    /// Remove its files: its outcome and output are recorded elsewhere.
     Forget { job: JobId },
 }

@@ -16,10 +16,7 @@ use lodge_core::{SessionId, Timestamp, TurnId};
 pub use self::refusal::SessionRefusal;
 pub(crate) use self::state::Session;
 use crate::agents::no_agent;
-use crate::{
-    Answer, Caller, DAEMON_STREAM, Engine, NewTurn, Refusal, SessionChange, SessionChoice, SessionWhat,
-    TurnAgain,
-};
+use crate::{Answer, Caller, Engine, NewTurn, Refusal, SessionChange, SessionChoice, SessionWhat, TurnAgain};
 
 /// Who owns a session, for the answer.
 struct Owner {
@@ -185,11 +182,10 @@ impl Engine {
         })))
     }
 
-    /// Appends an event about a session, in its agent's stream; the stream of a removed agent is over.
+    /// Appends an event about a session, in its agent's stream.
     fn session_event<B: Into<EventBody>>(&mut self, id: &SessionId, body: impl FnOnce(String) -> B) {
         let Some(session) = self.sessions.get(id) else { return };
-        let agent = &session.row.agent;
-        let stream = if self.agents.contains_key(agent) { agent.as_str() } else { DAEMON_STREAM }.to_owned();
-        self.event(&stream, body(id.to_string()));
+        let agent = session.row.agent.clone();
+        self.event(agent.as_str(), body(id.to_string()));
     }
 }

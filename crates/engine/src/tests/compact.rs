@@ -243,7 +243,7 @@ fn a_summary_that_a_crash_cut_is_asked_for_again_and_one_that_is_stored_is_not()
         let loaded = Loaded {
             epoch: 2,
             seq: old.engine.seq,
-            streams: old.engine.streams.clone(),
+            streams: heads(&old.engine),
             agents: vec![old.engine.agents[&agent].row.clone()],
             lineages: vec![old.engine.agents[&agent].lineage.clone()],
             sessions: vec![fact],
@@ -253,7 +253,7 @@ fn a_summary_that_a_crash_cut_is_asked_for_again_and_one_that_is_stored_is_not()
         let facts = old.engine.facts();
         let (engine, _) = Engine::boot(loaded, host(), IdSource::new(2), "0", NOW);
         assert_eq!(engine.facts().turns, facts.turns, "a restart finds what was held");
-        let mut world = EngineWorld { engine, written: old.written, tickets: 0 };
+        let mut world = EngineWorld { engine, written: old.written, stored: BTreeMap::new(), tickets: 0 };
         let handed = world.ready(&agent);
         let run = acts(&handed).into_iter().find_map(|effect| match effect {
             Effect::Sandbox { what: SandboxEffect::RunTurn { step, epoch, .. }, .. } => {

@@ -14,7 +14,7 @@ impl EngineWorld {
     }
 
     fn remove_image(&mut self, given: ImageGiven) -> Batch {
-        self.ask(None, Command::Image(ImageCommand::Remove(given)))
+        self.ask(None, Command::Image(ImageCommand::Remove { given, used_by: Vec::new() }))
     }
 
     fn agent_of(&mut self, digest: &str, tags: &[&str]) -> AgentId {
@@ -324,7 +324,7 @@ fn images_that_go_with_one_batch_are_collected_once_after_everything_else() {
     let remove = |ticket, name| Input::Api {
         ticket,
         request: None,
-        command: Command::Image(ImageCommand::Remove(named(name))),
+        command: Command::Image(ImageCommand::Remove { given: named(name), used_by: Vec::new() }),
     };
     let batch = world.engine.step([remove(8, "x:latest"), remove(9, "y:latest")], NOW);
     assert_eq!(gone(&batch), ["sha256:1", "sha256:2"]);

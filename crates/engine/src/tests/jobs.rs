@@ -123,7 +123,7 @@ impl EngineWorld {
         Loaded {
             epoch: engine.epoch + 1,
             seq: engine.seq,
-            streams: engine.streams.clone(),
+            streams: heads(engine),
             agents: engine.agents.values().map(|agent| agent.row.clone()).collect(),
             lineages: engine.agents.values().map(|agent| agent.lineage.clone()).collect(),
             sessions: engine.sessions.values().filter(|session| !session.gone).map(fact).collect(),
@@ -171,7 +171,8 @@ impl EngineWorld {
         let (engine, batch) = Engine::boot(self.loaded(), host, IdSource::new(self.tickets + 77), "0", NOW);
         assert_eq!(engine.facts().jobs, self.engine.facts().jobs, "what was held is found again");
         assert_eq!(engine.sizes().jobs, self.engine.sizes().jobs);
-        let mut world = EngineWorld { engine, written: self.written, tickets: self.tickets };
+        let mut world =
+            EngineWorld { engine, written: self.written, stored: BTreeMap::new(), tickets: self.tickets };
         world.keep(&batch);
         (world, batch)
     }

@@ -378,7 +378,7 @@ fn a_daemon_that_died_during_the_pause_revives_at_once_in_the_same_sandbox() {
     let loaded = Loaded {
         epoch: 2,
         seq: world.engine.seq,
-        streams: world.engine.streams.clone(),
+        streams: heads(&world.engine),
         agents: vec![known.row.clone()],
         lineages: vec![known.lineage.clone()],
         ..Loaded::default()

@@ -119,7 +119,7 @@ impl EngineWorld {
         Loaded {
             epoch: 2,
             seq: engine.seq,
-            streams: engine.streams.clone(),
+            streams: heads(engine),
             agents: engine.agents.values().map(|agent| agent.row.clone()).collect(),
             lineages: engine.agents.values().map(|agent| agent.lineage.clone()).collect(),
             images: engine.images.values().cloned().collect(),

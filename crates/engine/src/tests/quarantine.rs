@@ -26,7 +26,7 @@ impl EngineWorld {
         Loaded {
             epoch: engine.epoch + 1,
             seq: engine.seq,
-            streams: engine.streams.clone(),
+            streams: heads(engine),
             agents: engine.agents.values().map(|agent| agent.row.clone()).collect(),
             lineages: engine.agents.values().map(|agent| agent.lineage.clone()).collect(),
             sessions: engine.sessions.values().map(fact).collect(),
@@ -41,7 +41,7 @@ impl EngineWorld {
         let recorded = self.engine.quarantine.values().cloned().collect();
         let loaded = self.as_left(recorded);
         let (engine, batch) = Engine::boot_without(loaded, suspects, host(), IdSource::new(7), "0", NOW);
-        let mut world = EngineWorld { engine, written: self.written, tickets: 0 };
+        let mut world = EngineWorld { engine, written: self.written, stored: BTreeMap::new(), tickets: 0 };
         world.keep(&batch);
         (world, batch)
     }

@@ -151,7 +151,7 @@ fn an_answer_to_a_call_whose_intent_was_lost_is_not_taken_for_the_answer_to_the_
     // The disk is full from here on: the call is made, and its intent is not recorded.
     let loaded = Loaded {
         seq: world.engine.seq,
-        streams: world.engine.streams.clone(),
+        streams: heads(&world.engine),
         agents: vec![known.row.clone()],
         lineages: vec![known.lineage.clone()],
         sessions: world.engine.sessions.values().map(fact).collect(),

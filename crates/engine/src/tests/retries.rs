@@ -208,7 +208,7 @@ fn a_new_daemon_tries_at_once_and_goes_on_counting() {
     let loaded = Loaded {
         epoch: 2,
         seq: world.engine.seq,
-        streams: world.engine.streams.clone(),
+        streams: heads(&world.engine),
         agents: vec![known.row.clone()],
         lineages: vec![known.lineage.clone()],
         ..Loaded::default()

@@ -123,14 +123,14 @@ fn a_deleted_session_is_known_as_such_also_after_going_on_from_what_is_recorded(
     world.change(before.clone(), SessionWhat::Delete);
     let loaded = Loaded {
         seq: world.engine.seq,
-        streams: world.engine.streams.clone(),
+        streams: heads(&world.engine),
         agents: vec![world.engine.agents[&agent].row.clone()],
         lineages: vec![world.engine.agents[&agent].lineage.clone()],
         ..Loaded::default()
     };
-    let EngineWorld { engine, written, tickets } = world;
+    let EngineWorld { engine, written, stored, tickets } = world;
     let (engine, _) = engine.rebuild(loaded, &std::collections::HashSet::new(), NOW);
-    let mut world = EngineWorld { engine, written, tickets };
+    let mut world = EngineWorld { engine, written, stored, tickets };
     assert_eq!(refusal(&world.change(before, SessionWhat::Delete)), "session.not_found");
 }
 

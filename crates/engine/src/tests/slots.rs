@@ -204,7 +204,7 @@ fn a_restart_of_the_daemon_finds_the_same_slots_and_the_same_order() {
     let loaded = Loaded {
         epoch: 2,
         seq: engine.seq,
-        streams: engine.streams.clone(),
+        streams: heads(engine),
         agents: engine.agents.values().map(|agent| agent.row.clone()).collect(),
         lineages: engine.agents.values().map(|agent| agent.lineage.clone()).collect(),
         sessions: sessions.collect(),
@@ -213,7 +213,7 @@ fn a_restart_of_the_daemon_finds_the_same_slots_and_the_same_order() {
     };
     let host = Host { settings: settings(1), ..host() };
     let (engine, batch) = Engine::boot(loaded, host, IdSource::new(2), "0", NOW);
-    let mut world = EngineWorld { engine, written: world.written, tickets: 0 };
+    let mut world = EngineWorld { engine, written: world.written, stored: BTreeMap::new(), tickets: 0 };
     world.keep(&batch);
     assert_eq!(world.engine.sizes().working, 1);
     for agent in agents.iter().rev() {

@@ -168,18 +168,18 @@ fn an_answer_is_remembered_until_its_commit_has_settled_and_no_longer() {
     assert_eq!(world.ask(key("one"), keep()).requests(), 1);
     assert_eq!(world.ask(key("two"), keep()).requests(), 1);
     // The second was decided after the writer went to rest, and may not be on disk.
-    let batch = world.see(Seen::Settled { requests: 1, rest: true });
+    let batch = world.see(Seen::Settled { requests: 1, seq: 0, rest: true });
     assert!(batch.writes.is_empty() && batch.after.is_empty() && batch.early.is_empty(), "rest wakes nobody");
     assert_eq!(world.ask(key("two"), keep()).requests(), 0, "still known");
     assert_eq!(world.engine.requests.len(), 1);
-    world.see(Seen::Settled { requests: 2, rest: true });
+    world.see(Seen::Settled { requests: 2, seq: 0, rest: true });
     assert!(world.engine.requests.len() == 0);
     let many = RECENT_REQUESTS_MAX + 10;
     for number in 0..many {
         world.ask(key(&number.to_string()), keep());
     }
     assert_eq!(world.engine.requests.len(), many, "none of them is known to be on disk");
-    world.see(Seen::Settled { requests: 12, rest: false });
+    world.see(Seen::Settled { requests: 12, seq: 0, rest: false });
     world.ask(key("last"), keep());
     assert_eq!(world.engine.requests.len(), many + 1 - 10, "only those that are on disk are forgotten");
 }
@@ -256,7 +256,7 @@ fn after_a_crash(answered: bool) -> (EngineWorld, AgentId, TurnId, ExecId) {
     let loaded = Loaded {
         epoch: 2,
         seq: old.engine.seq,
-        streams: old.engine.streams.clone(),
+        streams: heads(&old.engine),
         agents: vec![old.engine.agents[&agent].row.clone()],
         lineages: vec![old.engine.agents[&agent].lineage.clone()],
         last_uid: None,
@@ -275,7 +275,7 @@ fn after_a_crash(answered: bool) -> (EngineWorld, AgentId, TurnId, ExecId) {
         effect,
         Effect::Sandbox { what: SandboxEffect::Up { how: Up::Adopt, .. }, .. }
     )));
-    let mut world = EngineWorld { engine, written: old.written, tickets: 0 };
+    let mut world = EngineWorld { engine, written: old.written, stored: BTreeMap::new(), tickets: 0 };
     world.keep(&batch);
     (world, agent, turn, exec)
 }

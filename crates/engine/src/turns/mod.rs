@@ -139,7 +139,7 @@ impl Engine {
     ) -> TurnId {
         let turn = TurnId::new(&mut self.ids, self.step.now);
         let replaces = place.replaces.as_ref().map(ToString::to_string);
-        let first_event = self.streams.get(new.agent.as_str()).map_or(1, |head| head + 1);
+        let first_event = self.streams.get(new.agent.as_str()).map_or(1, |newest| newest.head + 1);
         let body = MessageBody {
             text: new.text.clone(),
             schema: new.schema.clone(),

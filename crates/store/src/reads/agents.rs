@@ -2,7 +2,7 @@
 
 use lodge_core::AgentId;
 use lodge_core::quarantine::QuarantineRow;
-use lodge_core::record::AgentRow;
+use lodge_core::record::{AgentFact, AgentRow};
 
 use super::Result;
 
@@ -30,5 +30,9 @@ pub trait AgentReads {
     fn find_agent_ever(&self, given: &str) -> Result<AgentFound>;
     fn agents(&self, after: Option<&str>, limit: u32) -> Result<Vec<AgentSummary>>;
     fn agent(&self, id: &AgentId) -> Result<Option<AgentSummary>>;
+    /// An agent for an engine that does not hold it. None: there is none, or it was removed.
+    fn agent_fact(&self, id: &AgentId) -> Result<Option<AgentFact>>;
+    /// Whose sandbox it is, unless that agent was removed.
+    fn agent_of_sandbox(&self, sandbox: &str) -> Result<Option<AgentRow>>;
     fn agent_counts(&self) -> Result<(u64, u64, u64)>;
 }

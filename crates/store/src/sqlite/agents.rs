@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use lodge_core::AgentId;
+use lodge_core::record::{AgentFact, AgentRow};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::snapshot::SqliteSnapshot;
@@ -106,6 +107,32 @@ impl AgentReads for SqliteSnapshot<'_> {
                 working,
                 quarantine: quarantine::of_agent(&quarantine::all(c)?, id),
             }))
+        })
+    }
+
+    fn agent_fact(&self, id: &AgentId) -> Result<Option<AgentFact>> {
+        self.with(|c| {
+            let row = c
+                .prepare_cached(sql!("SELECT * FROM agents WHERE id = ?1 AND state < ", AGENT_REMOVED))?
+                .query_row([id.as_str()], rows::agent)
+                .optional()?;
+            let Some(row) = row else { return Ok(None) };
+            let lineage = c
+                .prepare_cached("SELECT * FROM lineages WHERE id = ?1")?
+                .query_row([row.lineage.as_str()], rows::lineage)?;
+            // From the events: the table of heads may be behind.
+            let head: Option<i64> = c
+                .prepare_cached("SELECT max(stream_seq) FROM events WHERE stream = ?1")?
+                .query_row([id.as_str()], |row| row.get(0))?;
+            Ok(Some(AgentFact { row, lineage, head: head.unwrap_or(0).cast_unsigned() }))
+        })
+    }
+
+    fn agent_of_sandbox(&self, sandbox: &str) -> Result<Option<AgentRow>> {
+        self.with(|c| {
+            c.prepare_cached(sql!("SELECT * FROM agents WHERE sandbox = ?1 AND state < ", AGENT_REMOVED))?
+                .query_row([sandbox], rows::agent)
+                .optional()
         })
     }
 

@@ -3,17 +3,43 @@
 //! They stand in the text of a statement and are not bound to it, because the planner uses a partial index only when the text
 //! shows that its condition holds.
 
-use lodge_core::agent::AgentState;
+use lodge_core::agent::{AgentState, FailReason};
 use lodge_core::job::JobState;
 use lodge_core::quarantine::WorkKind;
 use lodge_core::record::ImageKind;
 use lodge_core::turn::TurnState;
+
+/// One text of several constants, put together by the compiler.
+macro_rules! sql {
+    ($($part:expr),+ $(,)?) => {{
+        const PARTS: &[&str] = &[$($part),+];
+        const BYTES: [u8; $crate::sqlite::codes::length(PARTS)] = $crate::sqlite::codes::joined(PARTS);
+        const TEXT: &str = match str::from_utf8(&BYTES) {
+            Ok(text) => text,
+            Err(_) => panic!("texts in a row are a text"),
+        };
+        TEXT
+    }};
+}
+pub(crate) use sql;
 
 pub(crate) const AGENT_PULLING: &str = digits(AgentState::Pulling.codes().0);
 pub(crate) const AGENT_STARTING: &str = digits(AgentState::Starting.codes().0);
 pub(crate) const AGENT_READY: &str = digits(AgentState::Ready.codes().0);
 /// Those of all other states are lower.
 pub(crate) const AGENT_REMOVED: &str = digits(AgentState::Removed.codes().0);
+const AGENT_STOPPED: &str = digits(AgentState::Stopped.codes().0);
+const AGENT_FAILED: &str = digits(AgentState::Failed(FailReason::Crashed).codes().0);
+/// Whether a row of `agents` is not at rest, as `AgentRow::is_at_rest` has it.
+pub(crate) const AGENT_LIVE: &str = sql!(
+    "state < ",
+    AGENT_REMOVED,
+    " AND (state NOT IN (",
+    AGENT_STOPPED,
+    ", ",
+    AGENT_FAILED,
+    ") OR retry_at IS NOT NULL OR next_digest IS NOT NULL)"
+);
 pub(crate) const TURN_RUNNING: &str = digits(TurnState::Running.code());
 /// The lowest of a turn that is over.
 pub(crate) const TURN_OVER: &str = digits(TurnState::Done.code());
@@ -29,20 +55,6 @@ const fn digits(code: i64) -> &'static str {
     const SMALL: [&str; 13] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12"];
     SMALL[code as usize]
 }
-
-/// One text of several constants, put together by the compiler.
-macro_rules! sql {
-    ($($part:expr),+ $(,)?) => {{
-        const PARTS: &[&str] = &[$($part),+];
-        const BYTES: [u8; $crate::sqlite::codes::length(PARTS)] = $crate::sqlite::codes::joined(PARTS);
-        const TEXT: &str = match str::from_utf8(&BYTES) {
-            Ok(text) => text,
-            Err(_) => panic!("texts in a row are a text"),
-        };
-        TEXT
-    }};
-}
-pub(crate) use sql;
 
 pub(crate) const fn length(parts: &[&str]) -> usize {
     let (mut sum, mut part) = (0, 0);

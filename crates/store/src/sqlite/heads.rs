@@ -46,13 +46,16 @@ impl Heads {
         Ok(heads)
     }
 
-    pub(crate) fn all(&self, connection: &Connection) -> rusqlite::Result<BTreeMap<String, u64>> {
-        let mut all: BTreeMap<String, u64> = connection
-            .prepare("SELECT stream, head FROM streams WHERE stream <> ?1")?
-            .query_map([COUNTED], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?.cast_unsigned())))?
-            .collect::<rusqlite::Result<_>>()?;
-        all.extend(self.behind.iter().map(|(stream, head)| (stream.clone(), head.cast_unsigned())));
-        Ok(all)
+    /// The head of one stream, if it has events.
+    pub(crate) fn of(&self, connection: &Connection, stream: &str) -> rusqlite::Result<Option<u64>> {
+        let head = match self.behind.get(stream) {
+            Some(head) => Some(*head),
+            None => connection
+                .prepare_cached("SELECT head FROM streams WHERE stream = ?1")?
+                .query_row([stream], |row| row.get(0))
+                .optional()?,
+        };
+        Ok(head.map(i64::cast_unsigned))
     }
 
     /// Takes note of an event that is on disk.

@@ -1,18 +1,15 @@
 //! Images and their names.
 
-use std::collections::BTreeSet;
-
 use lodge_core::Timestamp;
 use lodge_core::record::{
-    AgentSpec, BinImageRecord, ImageContents, ImageHeld, ImageKind, ImageRecord, ImageRefRow, ImageRow,
-    ImageState, NextSpec,
+    BinImageRecord, ImageContents, ImageHeld, ImageKind, ImageRecord, ImageRefRow, ImageRow, ImageState,
 };
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::snapshot::SqliteSnapshot;
 use crate::reads::{ImageReads, ImageSummary, Result};
-use crate::sqlite::codes::{AGENT_REMOVED, IMAGE_AGENT, IMAGE_BIN, sql};
+use crate::sqlite::codes::{IMAGE_AGENT, IMAGE_BIN, sql};
 use crate::sqlite::rows;
 
 /// Digests that one beginning may find, before it says too little.
@@ -29,9 +26,6 @@ const BINS: &str = sql!(
     IMAGE_BIN,
     " AND digest > ?1 AND gone = 0 ORDER BY digest LIMIT ?2"
 );
-/// What an agent is made of, and nothing else about it.
-const SPECS: &str =
-    sql!("SELECT created_at, spec, next FROM agents INDEXED BY agents_name WHERE state < ", AGENT_REMOVED);
 /// From the index alone, like the next: the columns stand behind records, which may be large.
 const HELD: &str =
     "SELECT digest, kind, bytes, complete FROM images INDEXED BY images_kind WHERE gone = 0 ORDER BY digest";
@@ -149,12 +143,9 @@ impl ImageReads for SqliteSnapshot<'_> {
 
     fn agents_of_image(&self, digest: &str) -> Result<Vec<String>> {
         self.with(|c| {
-            c.prepare_cached(sql!(
-                "SELECT name FROM agents WHERE state < ",
-                AGENT_REMOVED,
-                " AND (image_digest = ?1 OR next_digest = ?1) \
-                 ORDER BY name LIMIT ?2"
-            ))?
+            c.prepare_cached(
+                "SELECT name FROM agent_images JOIN agents ON id = agent WHERE digest = ?1 ORDER BY name LIMIT ?2",
+            )?
             .query_map(params![digest, AGENTS_SHOWN], |row| row.get(0))?
             .collect()
         })
@@ -181,11 +172,7 @@ fn filled(c: &Connection, mut images: Vec<ImageSummary>) -> rusqlite::Result<Vec
         image.refs.push(image_ref(row)?);
         Ok(())
     })?;
-    match images.first().map(|image| image.kind) {
-        Some(ImageKind::Agent) => count_agents(c, &mut images)?,
-        Some(ImageKind::Bin) => count_users(c, &mut images)?,
-        None => {}
-    }
+    count_agents(c, &mut images)?;
     let needs = "SELECT needs AS digest, count(*) AS images FROM image_needs WHERE needs BETWEEN ?1 AND ?2 GROUP BY needs";
     each(c, needs, &mut images, |image, row| {
         image.needed_by = rows::unsigned(row, "images")?;
@@ -203,44 +190,15 @@ fn filled(c: &Connection, mut images: Vec<ImageSummary>) -> rusqlite::Result<Vec
     Ok(images)
 }
 
-/// The agents of their images.
+/// The agents that have them, as their own or for one of their tools.
 fn count_agents(c: &Connection, images: &mut [ImageSummary]) -> rusqlite::Result<()> {
-    let agents = sql!(
-        "SELECT digest, count(*) AS agents, min(created_at) AS first FROM \
-         (SELECT image_digest AS digest, created_at FROM agents WHERE state < ",
-        AGENT_REMOVED,
-        " UNION ALL \
-          SELECT next_digest, created_at FROM agents WHERE state < ",
-        AGENT_REMOVED,
-        " AND next_digest IS NOT image_digest) \
-         WHERE digest BETWEEN ?1 AND ?2 GROUP BY digest"
-    );
+    let agents = "SELECT digest, count(*) AS agents, min(created_at) AS first FROM agent_images JOIN agents ON id = agent \
+        WHERE digest BETWEEN ?1 AND ?2 GROUP BY digest";
     each(c, agents, images, |image, row| {
         image.agents = rows::unsigned(row, "agents")?;
         image.at = Timestamp::from_ms(row.get("first")?);
         Ok(())
     })
-}
-
-/// The agents of tools. What their images need does not tell: an agent may have been given another runtime.
-fn count_users(c: &Connection, images: &mut [ImageSummary]) -> rusqlite::Result<()> {
-    let mut statement = c.prepare_cached(SPECS)?;
-    let mut found = statement.query([])?;
-    while let Some(row) = found.next()? {
-        let spec: AgentSpec = rows::message(row, "spec")?;
-        let next: Option<NextSpec> = rows::optional_message(row, "next")?;
-        let later = next.iter().flat_map(NextSpec::images);
-        let used: BTreeSet<&str> = spec.images().chain(later).collect();
-        let since = Timestamp::from_ms(row.get("created_at")?);
-        for digest in used {
-            if let Ok(place) = images.binary_search_by(|image| image.digest.as_str().cmp(digest)) {
-                let image = &mut images[place];
-                image.at = if image.agents == 0 { since } else { image.at.min(since) };
-                image.agents += 1;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Reads about all images of a span, and hands each of them what it is about.

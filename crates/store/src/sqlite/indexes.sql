@@ -1,4 +1,8 @@
 CREATE UNIQUE INDEX IF NOT EXISTS agents_name ON agents (name) WHERE state < {AGENT_REMOVED};
+CREATE INDEX IF NOT EXISTS agents_live ON agents (id) WHERE {AGENT_LIVE};
+CREATE INDEX IF NOT EXISTS agents_uid ON agents (uid);
+CREATE INDEX IF NOT EXISTS agents_sandbox ON agents (sandbox);
+CREATE INDEX IF NOT EXISTS agent_images_digest ON agent_images (digest);
 CREATE INDEX IF NOT EXISTS agents_image ON agents (image_digest);
 CREATE INDEX IF NOT EXISTS agents_next_image ON agents (next_digest) WHERE next_digest IS NOT NULL;
 CREATE INDEX IF NOT EXISTS images_kind ON images (kind, digest, complete, bytes) WHERE gone = 0;

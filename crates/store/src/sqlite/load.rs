@@ -1,16 +1,17 @@
 //! Reading back what an engine holds in memory. Its cost depends on what is live, not on what ever was.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use lodge_core::record::{LiveTurn, Loaded, Role, SessionFact, TurnRow};
+use lodge_core::AgentId;
+use lodge_core::record::{AgentRow, DAEMON_STREAM, LineageRow, LiveTurn, Loaded, Role, SessionFact, TurnRow};
 use rusqlite::{Connection, OptionalExtension, params};
 
-use crate::sqlite::codes::{AGENT_REMOVED, TURN_OVER, sql};
+use crate::sqlite::codes::{AGENT_LIVE, AGENT_REMOVED, TURN_OVER, sql};
 use crate::sqlite::heads::Heads;
 use crate::sqlite::open::OpenError;
 use crate::sqlite::rows::{AgentPlaces, LineagePlaces};
-use crate::sqlite::{epochs, images, jobs, paths, quarantine, rows, tokens};
+use crate::sqlite::{agent_images, epochs, images, jobs, paths, quarantine, rows, tokens};
 
 #[derive(Debug)]
 pub(crate) struct LoadError(rusqlite::Error);
@@ -36,20 +37,14 @@ impl LoadError {
     }
 }
 
-/// Returns, beside what was loaded, the heads of streams that the derived table does not have yet.
-pub(crate) fn load(connection: &Connection, epoch: u64) -> Result<(Loaded, Heads), LoadError> {
+/// Returns, beside what was loaded, the heads of streams that the derived table does not have yet. Agents at rest are left
+/// out, but for those that are `remembered`.
+pub(crate) fn load(
+    connection: &Connection,
+    epoch: u64,
+    remembered: &[AgentId],
+) -> Result<(Loaded, Heads), LoadError> {
     let seq: i64 = connection.query_row("SELECT coalesce(max(seq), 0) FROM events", [], |row| row.get(0))?;
-    let mut all =
-        connection.prepare(sql!("SELECT * FROM agents NOT INDEXED WHERE state < ", AGENT_REMOVED))?;
-    let at = AgentPlaces::of(&all)?;
-    let agents = all.query_map([], |row| rows::agent_at(row, &at))?.collect::<Result<Vec<_>, _>>()?;
-    let mut theirs = connection.prepare(sql!(
-        "SELECT * FROM lineages NOT INDEXED WHERE id IN (SELECT lineage FROM agents WHERE state < ",
-        AGENT_REMOVED,
-        ")"
-    ))?;
-    let at = LineagePlaces::of(&theirs)?;
-    let lineages = theirs.query_map([], |row| rows::lineage_at(row, &at))?.collect::<Result<Vec<_>, _>>()?;
     let rows: Vec<TurnRow> = connection
         // In the order of ids the planner would read every turn there ever was.
         .prepare(sql!(
@@ -71,22 +66,83 @@ pub(crate) fn load(connection: &Connection, epoch: u64) -> Result<(Loaded, Heads
         turns.push(live_turn(connection, row)?);
     }
     let heads = Heads::load(connection, seq)?;
+    let (jobs, quarantine) = (jobs::unsettled(connection)?, quarantine::all(connection)?);
+    let open = jobs.iter().filter(|row| row.progress.state.is_open()).map(|row| &row.agent);
+    let held = turns.iter().map(|turn| &turn.row.agent).chain(open).chain(remembered);
+    let held = held.chain(quarantine.iter().filter_map(|row| row.agent.as_ref())).collect();
+    let agents = agents(connection, &held)?;
     let loaded = Loaded {
         epoch,
         seq: seq.cast_unsigned(),
-        streams: heads.all(connection)?,
+        streams: streams(connection, &heads, &agents)?,
+        lineages: lineages(connection, &agents)?,
+        names: names(connection)?,
+        resting_images: agent_images::counts(connection, &agents)?,
         agents,
-        lineages,
         last_uid: connection.query_row("SELECT max(uid) FROM agents", [], |row| row.get(0))?,
         sessions: sessions.into_values().collect(),
         turns,
         tokens: tokens::unrevoked(connection)?,
         image_refs: images::refs(connection)?,
         images: images::held(connection)?,
-        jobs: jobs::unsettled(connection)?,
-        quarantine: quarantine::all(connection)?,
+        jobs,
+        quarantine,
     };
     Ok((loaded, heads))
+}
+
+/// The agents that are not at rest, and those in `held` that were not removed, in the order of their ids.
+fn agents(connection: &Connection, held: &BTreeSet<&AgentId>) -> rusqlite::Result<Vec<AgentRow>> {
+    let mut live =
+        connection.prepare(sql!("SELECT * FROM agents INDEXED BY agents_live WHERE ", AGENT_LIVE))?;
+    let at = AgentPlaces::of(&live)?;
+    let mut agents: BTreeMap<AgentId, AgentRow> = live
+        .query_map([], |row| rows::agent_at(row, &at))?
+        .map(|row| row.map(|row| (row.id.clone(), row)))
+        .collect::<rusqlite::Result<_>>()?;
+    let mut one =
+        connection.prepare(sql!("SELECT * FROM agents WHERE id = ?1 AND state < ", AGENT_REMOVED))?;
+    for id in held {
+        if !agents.contains_key(*id)
+            && let Some(row) = one.query_row([id.as_str()], rows::agent).optional()?
+        {
+            agents.insert(row.id.clone(), row);
+        }
+    }
+    Ok(agents.into_values().collect())
+}
+
+fn lineages(connection: &Connection, agents: &[AgentRow]) -> rusqlite::Result<Vec<LineageRow>> {
+    let mut one = connection.prepare("SELECT * FROM lineages WHERE id = ?1")?;
+    let at = LineagePlaces::of(&one)?;
+    let mut lineages = Vec::with_capacity(agents.len());
+    for agent in agents {
+        lineages
+            .extend(one.query_row([agent.lineage.as_str()], |row| rows::lineage_at(row, &at)).optional()?);
+    }
+    Ok(lineages)
+}
+
+/// From the index alone: the rows of agents are large.
+fn names(connection: &Connection) -> rusqlite::Result<Vec<String>> {
+    connection.prepare(NAMES)?.query_map([], |row| row.get(0))?.collect()
+}
+
+const NAMES: &str =
+    sql!("SELECT name FROM agents INDEXED BY agents_name WHERE state < ", AGENT_REMOVED, " ORDER BY name");
+
+fn streams(
+    connection: &Connection,
+    heads: &Heads,
+    agents: &[AgentRow],
+) -> rusqlite::Result<BTreeMap<String, u64>> {
+    let mut streams = BTreeMap::new();
+    for stream in agents.iter().map(|agent| agent.id.as_str()).chain([DAEMON_STREAM]) {
+        if let Some(head) = heads.of(connection, stream)? {
+            streams.insert(stream.to_owned(), head);
+        }
+    }
+    Ok(streams)
 }
 
 pub(crate) fn session_fact(connection: &Connection, session: &str) -> rusqlite::Result<Option<SessionFact>> {

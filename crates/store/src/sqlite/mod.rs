@@ -1,5 +1,6 @@
 //! The store in SQLite: one database file, one writer, a few connections that read.
 
+mod agent_images;
 mod agents;
 mod codes;
 mod conversation;

@@ -9,8 +9,10 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior};
 
 use crate::reads::Reader;
+use crate::sqlite::agent_images;
 use crate::sqlite::full::is_full;
 use crate::sqlite::heads::Heads;
+use crate::sqlite::load::{LoadError, load};
 use crate::sqlite::pool::{BUSY, keep_statements};
 use crate::sqlite::schema::{self, MIGRATIONS};
 use crate::sqlite::snapshot::SqliteSource;
@@ -135,13 +137,13 @@ fn open_connected(
         return Err(OpenError::NoWal { path: path.to_owned(), mode });
     }
     configure(connection).map_err(sqlite)?;
-    let (meta, epoch) = raise(connection, schema, entropy).map_err(sqlite)?;
+    let (meta, epoch) =
+        raise(connection, schema, entropy).map_err(|cause| LoadError::from(cause).into_open(path))?;
     let meta = meta.ok_or_else(|| OpenError::Corrupt {
         path: path.to_owned(),
         what: "a state key of another length".to_owned(),
     })?;
-    let (loaded, heads) =
-        crate::sqlite::load::load(connection, epoch).map_err(|error| error.into_open(path))?;
+    let (loaded, heads) = load(connection, epoch, &[]).map_err(|error| error.into_open(path))?;
     let reader = Reader::new(SqliteSource::new(path).map_err(sqlite)?);
     Ok((meta, loaded, heads, reader))
 }
@@ -186,6 +188,7 @@ fn raise(
         schema::migrate(&tx, schema)?;
     }
     schema::make_indexes(&tx)?;
+    agent_images::catch_up(&tx)?;
     if schema == 0 {
         let log: String = entropy[32..40].iter().map(|byte| format!("{byte:02x}")).collect();
         tx.execute(

@@ -2,7 +2,7 @@
 
 use rusqlite::{Connection, Transaction};
 
-use crate::sqlite::codes::{AGENT_REMOVED, JOB_OVER, TURN_OVER};
+use crate::sqlite::codes::{AGENT_LIVE, AGENT_REMOVED, JOB_OVER, TURN_OVER};
 
 /// Each entry takes the schema from its index to the next version.
 pub(crate) const MIGRATIONS: &[&str] = &[
@@ -17,9 +17,10 @@ pub(crate) const MIGRATIONS: &[&str] = &[
 /// The oldest release's schema number that may still read what this one writes.
 pub(crate) const MIN_READER: u32 = 5;
 
-/// Indexes serve speed alone: they are derived, and made again when they are missing. States stand in them by the names of
-/// `codes`.
+/// Indexes, and a table like one, serve speed alone: they are derived, and made again when they are missing. States stand
+/// in them by the names of `codes`.
 const INDEXES: &str = include_str!("indexes.sql");
+const AGENT_IMAGES: &str = include_str!("agent_images.sql");
 
 /// `user_version` carries both numbers, so that they can be read from the file's header without opening it.
 pub(crate) fn pack_version(schema: u32, min_reader: u32) -> u32 {
@@ -40,7 +41,13 @@ pub(crate) fn migrate(tx: &Transaction<'_>, from: u32) -> rusqlite::Result<()> {
 }
 
 pub(crate) fn make_indexes(connection: &Connection) -> rusqlite::Result<()> {
-    let named = [("{AGENT_REMOVED}", AGENT_REMOVED), ("{TURN_OVER}", TURN_OVER), ("{JOB_OVER}", JOB_OVER)];
-    let indexes = named.iter().fold(INDEXES.to_owned(), |text, (name, code)| text.replace(name, code));
+    let named = [
+        ("{AGENT_LIVE}", AGENT_LIVE),
+        ("{AGENT_REMOVED}", AGENT_REMOVED),
+        ("{TURN_OVER}", TURN_OVER),
+        ("{JOB_OVER}", JOB_OVER),
+    ];
+    let indexes =
+        named.iter().fold(format!("{AGENT_IMAGES}{INDEXES}"), |text, (name, code)| text.replace(name, code));
     connection.execute_batch(&indexes)
 }

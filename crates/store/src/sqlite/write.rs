@@ -6,16 +6,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use lodge_core::limits::REQUEST_MEMORY_MS;
 use lodge_core::record::{
-    AgentRow, AgentWrite, EventRow, ImageWrite, LineageRow, Loaded, MessageRow, RequestRow, SessionWrite,
-    StepRow, TurnRow, TurnWrite, WorkWrite, Write,
+    AgentRow, AgentWrite, EventRow, ImageWrite, LineageRow, Loaded, MessageRow, Remembered, RequestRow,
+    SessionWrite, StepRow, TurnRow, TurnWrite, WorkWrite, Write,
 };
-use lodge_core::{Cause, SessionId, Timestamp, TurnId};
+use lodge_core::{Cause, Timestamp, TurnId};
 use prost::Message;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior, params};
 
 use crate::sqlite::full::is_full;
 use crate::sqlite::heads::Heads;
-use crate::sqlite::{conversation, epochs, images, jobs, load, paths, quarantine, tokens};
+use crate::sqlite::{agent_images, conversation, epochs, images, jobs, load, paths, quarantine, tokens};
 use crate::write::{BatchWriter, TestLimit, WalLimits, WriteError};
 
 const WAL_LIMITS: WalLimits =
@@ -139,11 +139,11 @@ impl BatchWriter for SqliteWriter {
         self.bound_wal().map_err(|cause| WriteError::Failed { cause: cause.into() })
     }
 
-    fn reload(&mut self, epoch: u64, sessions: &[SessionId]) -> Result<Loaded, WriteError> {
+    fn reload(&mut self, epoch: u64, remembered: &Remembered) -> Result<Loaded, WriteError> {
         let read = (|| {
-            let (mut loaded, heads) =
-                load::load(&self.connection, epoch).map_err(load::LoadError::into_inner)?;
-            for id in sessions {
+            let (mut loaded, heads) = load::load(&self.connection, epoch, &remembered.agents)
+                .map_err(load::LoadError::into_inner)?;
+            for id in &remembered.sessions {
                 let known = loaded.sessions.iter().any(|fact| fact.row.id == *id);
                 let fact = if known { None } else { load::session_fact(&self.connection, id.as_str())? };
                 loaded.sessions.extend(fact);
@@ -247,6 +247,7 @@ fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
                 next.as_ref().map(|next| next.encode_to_vec()),
                 next.as_ref().map(|next| &next.image_digest),
             ])?;
+            agent_images::put(tx, id, image_digest, spec, next.as_deref())?;
         }
         Write::Agent(AgentWrite::Lineage(row)) => put_lineage(tx, row)?,
         Write::Session(SessionWrite::New(row)) => paths::insert(tx, row)?,
@@ -340,7 +341,7 @@ fn insert_agent(tx: &Connection, row: &AgentRow) -> rusqlite::Result<()> {
         row.retry.failures,
         row.retry.at.map(Timestamp::ms),
     ])?;
-    Ok(())
+    agent_images::put(tx, &row.id, &row.image_digest, &row.spec, None)
 }
 
 fn put_lineage(tx: &Connection, row: &LineageRow) -> rusqlite::Result<()> {

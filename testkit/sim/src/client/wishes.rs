@@ -243,7 +243,7 @@ impl SimWorld {
                     return Err(refusal("image.not_found"));
                 }
                 ImageGiven::Digest(_) | ImageGiven::Ref(_) => {
-                    Command::Image(ImageCommand::Remove(given.clone()))
+                    Command::Image(ImageCommand::Remove { given: given.clone(), used_by: Vec::new() })
                 }
             },
         })

@@ -139,12 +139,23 @@ pub(in crate::api) async fn remove(
     kind: ImageKind,
     given: String,
 ) -> Result<Answer, ErrorBody> {
-    let located = shell.read(move |at| find::located(at, kind, &given)).await?;
-    let wanted = match located.reference {
+    let (located, used_by) = shell.read(move |at| used(at, kind, &given)).await?;
+    let given = match located.reference {
         Some(reference) => ImageGiven::Ref(reference),
         None => ImageGiven::Digest(located.digest),
     };
-    Ok(shell.ask(key, Command::Image(ImageCommand::Remove(wanted))).await?)
+    Ok(shell.ask(key, Command::Image(ImageCommand::Remove { given, used_by })).await?)
+}
+
+/// An image, and the names of agents that have it.
+fn used(
+    at: &ReadView<'_>,
+    kind: ImageKind,
+    given: &str,
+) -> Result<(find::Located, Vec<String>), LookupError> {
+    let located = find::located(at, kind, given)?;
+    let used_by = at.store.agents_of_image(&located.digest)?;
+    Ok((located, used_by))
 }
 
 async fn difference(shell: &Arc<Shell>, given: ImageDiffParams) -> Result<ImageDiff, ErrorBody> {

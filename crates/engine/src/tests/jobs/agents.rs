@@ -439,7 +439,7 @@ fn a_daemon_that_had_no_room_goes_on_with_the_jobs_that_are_recorded() {
     let TwoJobs { world, agent, runs, waits } = two;
     let (engine, batch) = world.engine.rebuild(loaded, &std::collections::HashSet::new(), NOW);
     assert!(job_acts(&batch).is_empty());
-    let mut world = EngineWorld { engine, written: world.written, tickets: 0 };
+    let mut world = EngineWorld { engine, written: world.written, stored: BTreeMap::new(), tickets: 0 };
     let batch = world.ready(&agent);
     assert_eq!(job_acts(&batch), [start(&runs, true)]);
     world.job_ends(&runs, exited(0));

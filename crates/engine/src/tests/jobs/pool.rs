@@ -132,7 +132,7 @@ fn extra_slots_survive_a_restart_and_are_given_back() {
     let one = Host { settings: Settings { max_jobs: 1, ..settings(10) }, ..host() };
     let (engine, batch) = Engine::boot(world.loaded(), one, IdSource::new(9), "0", NOW);
     assert!(started(&batch).is_empty());
-    let mut world = EngineWorld { engine, written: world.written, tickets: 0 };
+    let mut world = EngineWorld { engine, written: world.written, stored: BTreeMap::new(), tickets: 0 };
     world.keep(&batch);
     assert_eq!(world.states(&[endless[0].clone(), first.clone()]), ["running"; 2]);
     assert!(started(&world.job_ends(&first, exited(0))).is_empty());
@@ -195,7 +195,7 @@ fn the_order_of_those_that_wait_survives_a_restart() {
     let one = Host { settings: Settings { max_jobs: 1, ..settings(10) }, ..host() };
     let (engine, batch) = Engine::boot(places(&world), one, IdSource::new(9), "0", NOW);
     assert!(started(&batch).is_empty(), "one runs");
-    let mut world = EngineWorld { engine, written: world.written, tickets: 0 };
+    let mut world = EngineWorld { engine, written: world.written, stored: BTreeMap::new(), tickets: 0 };
     world.keep(&batch);
     assert_eq!(started(&world.job_ends(&runs, exited(0))), std::slice::from_ref(&high));
     assert_eq!(started(&world.job_ends(&high, exited(0))), [low]);

@@ -83,7 +83,13 @@ fn an_image_that_went_after_somebody_looked_it_up_is_pulled_and_not_taken_for_gr
     let agent: AgentId = reply(&batch)["id"].as_str().unwrap().parse().unwrap();
     world.ask(None, Command::Agent(AgentCommand::Remove { id: agent.clone(), force: true }));
     world.see(Seen::Sandbox(SandboxSeen::Cleared { agent }));
-    world.ask(None, Command::Image(ImageCommand::Remove(ImageGiven::Ref("x:latest".into()))));
+    world.ask(
+        None,
+        Command::Image(ImageCommand::Remove {
+            given: ImageGiven::Ref("x:latest".into()),
+            used_by: Vec::new(),
+        }),
+    );
     let batch = world.ask(None, new_agent(announced(row()), Vec::new()));
     assert_eq!((pulls(&batch).0.len(), ups(&batch).len()), (1, 0), "it went");
 }

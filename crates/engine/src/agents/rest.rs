@@ -1,0 +1,182 @@
+//! Agents at rest: let go when everything about them is on disk, and looked up when somebody names them.
+//!
+//! Nothing about an agent that is not in memory is in flight: it was let go only after its last change was on disk, and
+//! nobody but this engine changes it. So what is read of it after a command named it is what it is. The command waits for
+//! that; others go on.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lodge_core::AgentId;
+use lodge_core::agent::AgentState;
+use lodge_core::limits::LOOKUPS_MAX;
+use lodge_core::record::{AgentFact, AgentRow};
+
+use super::Agent;
+use crate::{AgentCommand, AgentLookup, Caller, Command, Effect, Engine, JobCommand, Refusal};
+use crate::{StreamHead, TokenCommand, TokenFor, TurnCommand};
+
+/// Commands that wait for agents which are looked up.
+#[derive(Debug, Default)]
+pub(crate) struct Lookups {
+    agents: BTreeMap<AgentId, Lookup>,
+    /// Of all of them.
+    commands: usize,
+}
+
+#[derive(Debug)]
+struct Lookup {
+    /// Tells the answer to this order from those to earlier ones.
+    ask: u64,
+    commands: Vec<(Caller, Command)>,
+}
+
+impl Lookups {
+    pub(crate) fn len(&self) -> usize {
+        self.commands
+    }
+
+    /// Those who wait, when nobody will look up anything for them.
+    pub(crate) fn into_callers(self) -> impl Iterator<Item = Caller> {
+        self.agents.into_values().flat_map(|lookup| lookup.commands).map(|(caller, _)| caller)
+    }
+}
+
+impl Engine {
+    /// The agent that a command is about, if it has to be looked up first.
+    pub(crate) fn absent_agent(&self, command: &Command) -> Option<AgentId> {
+        agent_of(command).filter(|id| !self.agents.contains_key(id)).cloned()
+    }
+
+    /// Lets a command wait until its agent is looked up.
+    pub(crate) fn look_up(&mut self, caller: Caller, command: Command, id: AgentId) {
+        if self.lookups.commands >= LOOKUPS_MAX {
+            return self.step.refuse(caller.ticket, Refusal::Unread);
+        }
+        self.lookups.commands += 1;
+        if let Some(lookup) = self.lookups.agents.get_mut(&id) {
+            return lookup.commands.push((caller, command));
+        }
+        self.asks += 1;
+        let ask = self.asks;
+        self.lookups.agents.insert(id.clone(), Lookup { ask, commands: vec![(caller, command)] });
+        self.step.act_early(Effect::LookUp { agent: id, ask });
+    }
+
+    /// Goes on with the commands that waited for an agent, in the order in which they came.
+    pub(crate) fn looked_up(&mut self, id: &AgentId, ask: u64, found: AgentLookup) {
+        if self.lookups.agents.get(id).is_none_or(|lookup| lookup.ask != ask) {
+            return;
+        }
+        let Some(lookup) = self.lookups.agents.remove(id) else { return };
+        self.lookups.commands -= lookup.commands.len();
+        match found {
+            AgentLookup::Found(fact) => self.hold(*fact),
+            // Whoever needs the agent is refused, and a session of it is there all the same.
+            AgentLookup::NotThere => {}
+            AgentLookup::Unreadable => {
+                for (caller, _) in lookup.commands {
+                    self.step.refuse(caller.ticket, Refusal::Unread);
+                }
+                return;
+            }
+        }
+        for (caller, command) in lookup.commands {
+            self.decide(caller, command);
+        }
+    }
+
+    fn hold(&mut self, fact: AgentFact) {
+        let AgentFact { row, lineage, head } = fact;
+        match row.state {
+            // Its removal was decided, and could not be read yet: until then it is always in memory.
+            AgentState::Removing | AgentState::Removed => return,
+            AgentState::Pulling
+            | AgentState::Starting
+            | AgentState::Ready
+            | AgentState::Stopped
+            | AgentState::Failed(_) => {}
+        }
+        for digest in row.images().collect::<BTreeSet<_>>() {
+            if let Some(count) = self.resting_images.get_mut(digest) {
+                *count -= 1;
+                if *count == 0 {
+                    self.resting_images.remove(digest);
+                }
+            }
+        }
+        self.streams.insert(row.id.to_string(), StreamHead { head, seq: 0 });
+        self.agents.insert(row.id.clone(), Agent::new(row, lineage));
+    }
+
+    /// Forgets agents that are at rest and of which everything is on disk, which has the events up to `seq`.
+    pub(crate) fn let_agents_go(&mut self, seq: u64) {
+        let resting = self.resting_agents();
+        let goes = |id: &AgentId| {
+            let on_disk = self.streams.get(id.as_str()).is_none_or(|stream| stream.seq <= seq);
+            on_disk
+                && self.agents.get(id).is_some_and(|agent| agent.stopping.is_empty() && agent.pull.is_none())
+        };
+        let gone: Vec<AgentId> = resting.into_iter().filter(|id| goes(id)).cloned().collect();
+        for id in gone {
+            let Some(Agent { row, .. }) = self.agents.remove(&id) else { continue };
+            self.streams.remove(id.as_str());
+            for digest in row.images().collect::<BTreeSet<_>>() {
+                match self.resting_images.get_mut(digest) {
+                    Some(count) => *count += 1,
+                    None => drop(self.resting_images.insert(digest.to_owned(), 1)),
+                }
+            }
+        }
+    }
+
+    /// Agents in memory that a restart would not load.
+    pub(crate) fn resting_agents(&self) -> BTreeSet<&AgentId> {
+        let rests = |row: &AgentRow| {
+            row.is_at_rest() && self.jobs.running_of(&row.id) == 0 && self.jobs.pending_of(&row.id) == 0
+        };
+        let mut resting: BTreeSet<&AgentId> = self
+            .agents
+            .values()
+            .map(|agent| &agent.row)
+            .filter(|row| rests(row))
+            .map(|row| &row.id)
+            .collect();
+        let turns = self.turns.values().map(|turn| &turn.row.agent);
+        let aside = self.quarantine.values().filter_map(|row| row.agent.as_ref());
+        for agent in turns.chain(aside) {
+            resting.remove(agent);
+        }
+        resting
+    }
+}
+
+/// The agent that a command names. Commands about turns and jobs that are open need no agent that may be at rest.
+fn agent_of(command: &Command) -> Option<&AgentId> {
+    match command {
+        Command::Agent(
+            AgentCommand::Start { id }
+            | AgentCommand::Restart { id, .. }
+            | AgentCommand::Stop { id, .. }
+            | AgentCommand::Kill { id }
+            | AgentCommand::Remove { id, .. },
+        ) => Some(id),
+        Command::Agent(AgentCommand::Update(update)) => Some(&update.agent),
+        Command::Agent(AgentCommand::SettleLineage(settlement)) => Some(&settlement.agent),
+        Command::Turn(TurnCommand::Send(new)) => Some(&new.agent),
+        Command::Session(change) => Some(&change.fact.row.agent),
+        Command::Job(JobCommand::Submit(new)) => Some(&new.agent),
+        Command::Token(TokenCommand::Issue(new)) => match &new.holder {
+            TokenFor::Agent(agent) => Some(agent),
+            TokenFor::Credentials | TokenFor::Operator => None,
+        },
+        Command::Again { agent, .. } => agent.as_ref(),
+        Command::Agent(AgentCommand::Create(_))
+        | Command::Turn(TurnCommand::Interrupt { .. })
+        | Command::Job(JobCommand::Cancel { .. })
+        | Command::Token(TokenCommand::Revoke { .. })
+        | Command::Image(_)
+        | Command::ReleaseWork { .. }
+        | Command::Reloaded { .. }
+        | Command::Keep { .. } => None,
+    }
+}
