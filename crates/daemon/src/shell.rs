@@ -26,7 +26,7 @@ use crate::room::{Needs, Room, RoomRefusal};
 use crate::suspects::Suspects;
 use crate::tasks::{TaskKind, named};
 use crate::tls::Tls;
-use crate::view::Living;
+use crate::view::LiveSandbox;
 use lodge_engine::{Answer, Command, Effect, Input, JobCommand, Refusal, RequestKey, Seen, Ticket};
 
 /// Inputs that may wait for the engine. Clients are refused beyond it; observations wait.
@@ -94,7 +94,7 @@ pub struct Shell {
     inputs: mpsc::Sender<Input>,
     tickets: Mutex<HashMap<Ticket, oneshot::Sender<Result<Answer, AskError>>>>,
     next_ticket: AtomicU64,
-    living: Mutex<HashMap<AgentId, Arc<Living>>>,
+    living: Mutex<HashMap<AgentId, Arc<LiveSandbox>>>,
 }
 
 /// The TCP listener.
@@ -328,11 +328,11 @@ impl Shell {
         self.http.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub fn living(&self, agent: &AgentId) -> Option<Arc<Living>> {
+    pub fn living(&self, agent: &AgentId) -> Option<Arc<LiveSandbox>> {
         self.living.lock().unwrap_or_else(PoisonError::into_inner).get(agent).cloned()
     }
 
-    pub fn set_living(&self, agent: &AgentId, living: Option<Arc<Living>>) {
+    pub fn set_living(&self, agent: &AgentId, living: Option<Arc<LiveSandbox>>) {
         let mut all = self.living.lock().unwrap_or_else(PoisonError::into_inner);
         match living {
             Some(living) => drop(all.insert(agent.clone(), living)),
@@ -341,13 +341,13 @@ impl Shell {
     }
 
     /// What is known of every live sandbox.
-    pub fn all_living(&self) -> Vec<(AgentId, Arc<Living>)> {
+    pub fn all_living(&self) -> Vec<(AgentId, Arc<LiveSandbox>)> {
         let all = self.living.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().map(|(agent, living)| (agent.clone(), living.clone())).collect()
     }
 
     /// Forgets what was known of a sandbox, unless another one took its place. True: it was forgotten.
-    pub fn forget_living(&self, agent: &AgentId, seen: &Arc<Living>) -> bool {
+    pub fn forget_living(&self, agent: &AgentId, seen: &Arc<LiveSandbox>) -> bool {
         let mut all = self.living.lock().unwrap_or_else(PoisonError::into_inner);
         let same = all.get(agent).is_some_and(|living| Arc::ptr_eq(living, seen));
         same && all.remove(agent).is_some()

@@ -37,7 +37,7 @@ use lodge_engine::InForce;
 
 /// What is asked from the host about a live sandbox, never stored.
 #[derive(Debug)]
-pub struct Living {
+pub struct LiveSandbox {
     pub pid: Option<u32>,
     pub layers: Vec<LayerView>,
     /// Empty also for a keeper that knows of none.
@@ -49,9 +49,9 @@ pub struct Living {
     pub liveness: Mutex<Liveness>,
 }
 
-impl Living {
+impl LiveSandbox {
     pub fn new(pid: Option<u32>, layers: Vec<LayerView>, limits: Vec<lodge_exec::EnforcedLimit>) -> Self {
-        Living {
+        LiveSandbox {
             pid,
             layers,
             limits,
@@ -85,7 +85,7 @@ impl Living {
 
 /// How alive an agent looks: as dead as it was when it failed, also while its sandbox is still being ended, or as its
 /// process does.
-fn liveness(row: &AgentRow, living: Option<&Living>) -> Option<&'static str> {
+fn liveness(row: &AgentRow, living: Option<&LiveSandbox>) -> Option<&'static str> {
     if matches!(row.state, AgentState::Failed(FailReason::Crashed)) {
         return Some(Liveness::Crashed.word());
     }
@@ -121,7 +121,7 @@ pub fn json<T: Serialize>(shape: &T) -> Value {
     serde_json::to_value(shape).unwrap_or(Value::Null)
 }
 
-pub fn agent(row: &AgentRow, working: bool, living: Option<&Living>) -> AgentView {
+pub fn agent(row: &AgentRow, working: bool, living: Option<&LiveSandbox>) -> AgentView {
     let status = match row.state {
         AgentState::Ready if working => "working",
         state => state.word(),
@@ -149,7 +149,7 @@ pub fn agent(row: &AgentRow, working: bool, living: Option<&Living>) -> AgentVie
         lineage: row.lineage.to_string(),
         context_state: "HEALTHY".to_owned(),
         liveness: liveness(row, living).map(str::to_owned),
-        last_heartbeat_at: living.and_then(Living::last_heard).map(at),
+        last_heartbeat_at: living.and_then(LiveSandbox::last_heard).map(at),
         pid: living.and_then(|living| living.pid),
         started_at: row.started_at.map(|at| at.to_string()),
         created_at: row.created_at.to_string(),

@@ -30,7 +30,7 @@ use crate::auth::derive;
 use crate::chain;
 use crate::crash;
 use crate::shell::{Shell, now};
-use crate::view::Living;
+use crate::view::LiveSandbox;
 use lodge_engine::{AgentSeen, Part, SandboxEffect, SandboxPlan, SandboxSeen, Seen, TurnSeen, Up};
 
 /// Between asking everything in a sandbox to end and killing it.
@@ -62,7 +62,7 @@ pub(super) struct Sandbox {
     pub(super) layout: Layout,
     pub(super) sender: Arc<dyn LinkSender>,
     pub(super) receiver: Box<dyn LinkReceiver>,
-    pub(super) living: Arc<Living>,
+    pub(super) living: Arc<LiveSandbox>,
     /// That the runtime ended was told.
     pub(super) runtime_over: bool,
     /// The `initialize` that is waited for. A runtime that was ready before has no deadline: its silence is counted.
@@ -143,7 +143,7 @@ impl Actor {
     async fn effect(&mut self, effect: SandboxEffect) {
         match effect {
             // Boxed, as every agent's task is kept and this happens seldom.
-            SandboxEffect::Up { plan, how } => Box::pin(self.bring_up(*plan, how)).await,
+            SandboxEffect::Up { plan, how } => Box::pin(self.open_sandbox(*plan, how)).await,
             SandboxEffect::Down { run, incarnation } => {
                 let agent = self.agent.clone();
                 let seen = match Box::pin(self.bring_down(incarnation)).await {
@@ -187,7 +187,7 @@ impl Actor {
         }
     }
 
-    pub(super) async fn bring_up(&mut self, plan: SandboxPlan, how: Up) {
+    pub(super) async fn open_sandbox(&mut self, plan: SandboxPlan, how: Up) {
         (self.up, self.calling, self.pulse) = (None, None, None);
         if self.is_held() {
             self.calling = Some(Box::new(Calling::new(plan, how)));
@@ -221,7 +221,7 @@ impl Actor {
         let root = root::root_of(&self.shell.config.data_dir, &plan.agent);
         let layout = Layout::of(&welcome.layers, &root);
         let layers = welcome.layers.iter().cloned().map(crate::view::layer);
-        let living = Arc::new(Living::new(welcome.host_pid, layers.collect(), welcome.limits));
+        let living = Arc::new(LiveSandbox::new(welcome.host_pid, layers.collect(), welcome.limits));
         self.shell.set_living(&self.agent, Some(living.clone()));
         let is_empty = welcome.execs.is_empty();
         let FoundExecs { runtimes, tools, jobs } = FoundExecs::new(welcome.execs);
@@ -343,7 +343,7 @@ impl Actor {
             let (agent, run, detail) = (self.agent.clone(), up.plan.run, "its sandbox died".to_owned());
             self.shell.tell(Seen::Agent(AgentSeen::Died { agent, run, part: Part::Sandbox, detail })).await;
         } else {
-            self.bring_up(up.plan, Up::Adopt).await;
+            self.open_sandbox(up.plan, Up::Adopt).await;
         }
     }
 
@@ -353,7 +353,7 @@ impl Actor {
         let run = up.plan.run;
         up.living.heard(now());
         match runtime::read(line, probe) {
-            runtime::Said::Ready(profile, running) => {
+            runtime::RuntimeLine::Ready(profile, running) => {
                 up.probe = None;
                 up.plan.was_ready = true;
                 let adopted = std::mem::take(&mut up.adopted);
@@ -365,29 +365,29 @@ impl Actor {
                 self.shell.tell(Seen::Agent(AgentSeen::RuntimeReady { agent, run, adopted, running })).await;
             }
             // One that was ready and is not any more is replaced, and its tools go on.
-            runtime::Said::NotReady(detail) if up.plan.was_ready => {
+            runtime::RuntimeLine::NotReady(detail) if up.plan.was_ready => {
                 up.probe = None;
                 let agent = self.agent.clone();
                 tracing::warn!(event = "runtime.not_ready", %agent, detail);
                 let (level, part) = (Liveness::Crashed, Part::Runtime);
                 self.shell.tell(Seen::Agent(AgentSeen::Silent { agent, run, level, part })).await;
             }
-            runtime::Said::NotReady(detail) => {
+            runtime::RuntimeLine::NotReady(detail) => {
                 up.probe = None;
                 self.not_started(run, detail).await;
             }
-            runtime::Said::Asked { id, ask } => {
+            runtime::RuntimeLine::Request { id, ask } => {
                 let ask = self.admitted(ask);
                 self.shell.tell(Seen::Turn(TurnSeen::Asked { agent: self.agent.clone(), id, ask })).await;
             }
-            runtime::Said::Refused { turn, why } => {
+            runtime::RuntimeLine::TurnRefused { turn, why } => {
                 self.shell.tell(Seen::Turn(TurnSeen::Refused { agent: self.agent.clone(), turn, why })).await;
             }
-            runtime::Said::Nonsense { id, why } => {
+            runtime::RuntimeLine::BadRequest { id, why } => {
                 let wrong = lodge_engine::failure("runtime.bad_request", &why);
                 self.line(runtime::answer(&id, Err(wrong))).await;
             }
-            runtime::Said::Nothing => {}
+            runtime::RuntimeLine::Nothing => {}
         }
     }
 

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::actor::Actor;
 use crate::chain;
-use crate::view::Living;
+use crate::view::LiveSandbox;
 use lodge_engine::{AgentSeen, Part, SandboxPlan, Seen, Up};
 
 /// Between two calls.
@@ -62,7 +62,7 @@ impl Actor {
             }
             // It ends, it is about to answer, or it hangs.
             Ok(Err(_)) | Err(_) if !self.is_held() => {
-                Box::pin(self.bring_up(plan.clone(), *how)).await;
+                Box::pin(self.open_sandbox(plan.clone(), *how)).await;
             }
             Ok(Err(_)) | Err(_) => self.call_again(calling).await,
         }
@@ -79,7 +79,7 @@ impl Actor {
             self.calling = Some(calling);
         }
         if level != was {
-            let living = Living::new(None, Vec::new(), Vec::new());
+            let living = LiveSandbox::new(None, Vec::new(), Vec::new());
             living.set_liveness(level);
             self.shell.set_living(&agent, Some(Arc::new(living)));
             tracing::warn!(event = "agent.liveness", %agent, level = level.word(), part = ?Part::Sandbox);

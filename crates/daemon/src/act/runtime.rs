@@ -53,20 +53,20 @@ impl Profile {
 
 /// A line from the runtime that the daemon has to do something about.
 #[derive(Debug)]
-pub(super) enum Said {
+pub(super) enum RuntimeLine {
     Ready(Box<Profile>, Vec<TurnId>),
     NotReady(String),
-    Asked {
+    Request {
         id: AskId,
         ask: Ask,
     },
-    /// It will not run a turn.
-    Refused {
+    /// The runtime refuses to run a turn.
+    TurnRefused {
         turn: TurnId,
         why: String,
     },
-    /// A request that makes no sense; it is answered so.
-    Nonsense {
+    /// A request with an unknown method or invalid params; it is refused.
+    BadRequest {
         id: AskId,
         why: String,
     },
@@ -185,40 +185,40 @@ fn exec_reply(outcome: &CallOutcome) -> ExecReply {
 }
 
 /// Reads one line. `probe` is the id of the `initialize` that is waited for.
-pub(super) fn read(bytes: &[u8], probe: Option<&str>) -> Said {
-    let Ok(line) = serde_json::from_slice::<RuntimeMessage>(bytes) else { return Said::Nothing };
+pub(super) fn read(bytes: &[u8], probe: Option<&str>) -> RuntimeLine {
+    let Ok(line) = serde_json::from_slice::<RuntimeMessage>(bytes) else { return RuntimeLine::Nothing };
     let Some(method) = line.method else {
         if probe.is_none() || line.id.as_str() != probe {
             return refused(&line.id, line.error);
         }
         return match (line.result, line.error) {
             (Some(result), _) => ready(result),
-            (None, error) => Said::NotReady(error.unwrap_or_default().to_string()),
+            (None, error) => RuntimeLine::NotReady(error.unwrap_or_default().to_string()),
         };
     };
     // Until it has answered the probe, what it says is for a daemon that is gone; it says it again after.
     if probe.is_some() {
-        return Said::Nothing;
+        return RuntimeLine::Nothing;
     }
     match ask(&method, line.params) {
-        Ok(ask) => Said::Asked { id: AskId(line.id), ask },
-        Err(why) => Said::Nonsense { id: AskId(line.id), why },
+        Ok(ask) => RuntimeLine::Request { id: AskId(line.id), ask },
+        Err(why) => RuntimeLine::BadRequest { id: AskId(line.id), why },
     }
 }
 
 /// An error in answer to `turn/run` ends that turn; other answers need nothing.
-fn refused(id: &Value, error: Option<Value>) -> Said {
+fn refused(id: &Value, error: Option<Value>) -> RuntimeLine {
     let turn = id.as_str().and_then(|id| id.strip_prefix("run:")?.split(':').next()?.parse().ok());
     match (turn, error) {
         (Some(turn), Some(error)) => {
             let why = error.get("message").and_then(Value::as_str).unwrap_or("the runtime refused the turn");
-            Said::Refused { turn, why: why.to_owned() }
+            RuntimeLine::TurnRefused { turn, why: why.to_owned() }
         }
-        (Some(_) | None, _) => Said::Nothing,
+        (Some(_) | None, _) => RuntimeLine::Nothing,
     }
 }
 
-fn ready(result: Value) -> Said {
+fn ready(result: Value) -> RuntimeLine {
     match serde_json::from_value::<InitializeReply>(result) {
         Ok(ready) => {
             let running = ready.turns.iter().filter_map(|turn| turn.turn.parse().ok()).collect();
@@ -243,9 +243,11 @@ fn ready(result: Value) -> Said {
                     ..CallParams::default()
                 },
             };
-            Said::Ready(Box::new(profile), running)
+            RuntimeLine::Ready(Box::new(profile), running)
         }
-        Err(error) => Said::NotReady(format!("its answer to initialize does not fit the protocol: {error}")),
+        Err(error) => {
+            RuntimeLine::NotReady(format!("its answer to initialize does not fit the protocol: {error}"))
+        }
     }
 }
 

@@ -21,27 +21,27 @@ impl Actor {
         let run = plan.run;
         let image = match self.image_of(&plan).await {
             Ok(image) => image,
-            Err(detail) => return self.lacks(run, Lack::Image, detail).await,
+            Err(detail) => return self.report_lack(run, Lack::Image, detail).await,
         };
         if let Some(detail) = unset_configs(&plan, &image) {
-            return self.lacks(run, Lack::Config, detail).await;
+            return self.report_lack(run, Lack::Config, detail).await;
         }
         if let Err(error) = self.shell.providers.resolve(&plan.spec.model) {
             let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
-            return self.lacks(run, Lack::Model, format!("{}{hint}", chain(&error))).await;
+            return self.report_lack(run, Lack::Model, format!("{}{hint}", chain(&error))).await;
         }
         let checked = match self.shell.images.check_programs(&plan.spec).await {
             Ok(checked) => checked,
-            Err(error) => return self.lacks(run, Lack::Image, error.in_one_line()).await,
+            Err(error) => return self.report_lack(run, Lack::Image, error.in_one_line()).await,
         };
         match self.start_keeper(&plan, &image, checked).await {
             Ok(link) => self.connected(link, plan, image, how).await,
-            Err(NotStarted::Lacks(detail)) => self.lacks(run, Lack::Image, detail).await,
+            Err(NotStarted::Lacks(detail)) => self.report_lack(run, Lack::Image, detail).await,
             Err(NotStarted::Failed(detail)) => self.not_started(run, detail).await,
         }
     }
 
-    async fn lacks(&self, run: u32, lack: Lack, detail: String) {
+    async fn report_lack(&self, run: u32, lack: Lack, detail: String) {
         self.shell.tell(Seen::Agent(AgentSeen::Lacks { agent: self.agent.clone(), run, lack, detail })).await;
     }
 

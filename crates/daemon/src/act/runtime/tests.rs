@@ -12,8 +12,8 @@ fn asked(method: &str, fields: Value) -> Result<Ask, String> {
     own.extend(fields.as_object().unwrap().clone());
     let line = json!({"jsonrpc": "2.0", "id": "x", "method": method, "params": params});
     match read(line.to_string().as_bytes(), None) {
-        Said::Asked { ask, .. } => Ok(ask),
-        Said::Nonsense { why, .. } => Err(why),
+        RuntimeLine::Request { ask, .. } => Ok(ask),
+        RuntimeLine::BadRequest { why, .. } => Err(why),
         other => panic!("{other:?}"),
     }
 }
