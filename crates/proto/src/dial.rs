@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::client::{ClientError, Io, Target};
-use crate::post;
+use crate::http_answer::{HttpAnswer, read_answer};
 use crate::proof::{self, NONCE_LEN, Nonce, Proof};
 use crate::rpc::Response;
 use crate::tls::{self, TlsError};
@@ -220,9 +220,10 @@ async fn verify(
     let asked = format!("GET {} HTTP/1.1\r\nhost: {host}\r\n\r\n", proof::path(&id, &nonce));
     stream.write_all(asked.as_bytes()).await.map_err(no_daemon)?;
     let no_proof = |detail: &str| unverified(Unverified::NoProof { detail: detail.to_owned() });
-    let Some((status, body)) = post::answer(stream, ANSWER_BYTES_MAX).await else {
-        return Err(no_proof("it gave no answer, or not one of a daemon's"));
-    };
+    let no_answer = |_| no_proof("it gave no answer, or not one of a daemon's");
+    let HttpAnswer { status, body, .. } = read_answer(&mut *stream).await.map_err(no_answer)?;
+    let body = body.whole(ANSWER_BYTES_MAX).await.map_err(no_answer)?;
+    let status = status.ok_or(ClientError::Lost).map_err(no_answer)?;
     if status != 200 {
         return Err(refused(target, status, &body));
     }

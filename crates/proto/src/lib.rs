@@ -15,6 +15,7 @@ mod codes;
 mod daemon;
 mod dial;
 mod events;
+mod http_answer;
 mod images;
 mod jobs;
 mod lineages;
