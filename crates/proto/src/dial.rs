@@ -3,7 +3,7 @@
 //! Owns: what a client shows and to whom, addresses, peer credentials, asking for a proof. Never: calls.
 
 use std::fmt;
-use std::io::{self, Read};
+use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,8 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::client::{ClientError, Io, Target};
 use crate::http_answer::{HttpAnswer, read_answer};
-use crate::proof::{self, NONCE_LEN, Nonce, Proof};
+use crate::proof::{self, Nonce, Proof};
+use crate::random::random_bytes;
 use crate::rpc::Response;
 use crate::tls::{self, TlsError};
 
@@ -216,7 +217,7 @@ async fn verify(
     let no_daemon = |cause| ClientError::NoDaemon { target: target.clone(), cause };
     let unverified = |why| ClientError::Unverified { target: target.clone(), why };
     let id = proof::token_id(&login.token).ok_or_else(|| unverified(Unverified::NotAToken))?;
-    let nonce = fresh_nonce().map_err(no_daemon)?;
+    let nonce: Nonce = random_bytes().map_err(no_daemon)?;
     let asked = format!("GET {} HTTP/1.1\r\nhost: {host}\r\n\r\n", proof::path(&id, &nonce));
     stream.write_all(asked.as_bytes()).await.map_err(no_daemon)?;
     let no_proof = |detail: &str| unverified(Unverified::NoProof { detail: detail.to_owned() });
@@ -252,12 +253,6 @@ fn refused(target: &Target, status: u16, body: &[u8]) -> ClientError {
             ClientError::Unverified { target: target.clone(), why }
         }
     }
-}
-
-fn fresh_nonce() -> io::Result<Nonce> {
-    let mut nonce = [0; NONCE_LEN];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut nonce)?;
-    Ok(nonce)
 }
 
 /// Connects to a socket whose path may be longer than the 108 bytes the kernel takes: through the directory's
