@@ -27,7 +27,7 @@ use crate::store_faults::with_faults;
 use crate::suspects::Suspects;
 use crate::tasks::TaskKind;
 use crate::tls::Tls;
-use lodge_engine::{Command, Engine, Host, Input, NewToken, SandboxEffect, TokenCommand, TokenFor};
+use lodge_engine::{Answer, Command, Engine, Host, Input, NewToken, SandboxEffect, TokenCommand, TokenFor};
 
 /// The programs of every sandbox, built with the daemon and embedded in it.
 // SAFETY: both come from `include_bytes!`.
@@ -355,7 +355,7 @@ enum OperatorToken {
     Asked(TokenAnswer),
 }
 
-type TokenAnswer = oneshot::Receiver<Result<serde_json::Value, AskError>>;
+type TokenAnswer = oneshot::Receiver<Result<Answer, AskError>>;
 
 fn ask_token(shell: &Shell) -> (Input, TokenAnswer) {
     let (ticket, answer) = shell.ticket();
@@ -370,9 +370,9 @@ fn ask_token(shell: &Shell) -> (Input, TokenAnswer) {
 async fn new_token(shell: &Shell, gate: &Gate, answer: TokenAnswer) -> Result<String, ServeError> {
     let missing = |missing: &'static str| ServeError::TokenMissing { missing };
     let answer = answer.await.map_err(|_| missing("the writer is gone"))?;
-    let view = answer.map_err(|refusal| ServeError::NoToken { refusal: Box::new(refusal) })?;
-    let id = view.get("id").and_then(serde_json::Value::as_str).and_then(|id| id.parse().ok());
-    let row = id.and_then(|id| shell.access.enter(&id)).map(|who| who.token);
+    let answer = answer.map_err(|refusal| ServeError::NoToken { refusal: Box::new(refusal) })?;
+    let Answer::Token(issued) = answer else { return Err(missing("the engine answered something else")) };
+    let row = shell.access.enter(&issued.row.id).map(|who| who.token);
     let row = row.ok_or_else(|| missing("the token is not there after its commit"))?;
     gate.value(&row).map_err(|cause| ServeError::Token { cause })
 }

@@ -25,7 +25,7 @@ use lodge_proto::{
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-pub use self::answers::{answer, image_not_found, no_image, rendered, text};
+pub use self::answers::{EngineReply, answer_view, image_not_found, no_image, rendered, text};
 pub use self::bins::{bin, bin_detail, new_bin};
 pub(crate) use self::errors::{client_errors, error_body};
 pub use self::errors::{for_model, refused};

@@ -89,7 +89,7 @@ pub struct Engine {
     /// The step under way.
     step: Step,
     epoch: u64,
-    started: Option<Started>,
+    started: Option<StartEvent>,
     host: Host,
     ids: IdSource,
     seq: u64,
@@ -120,7 +120,7 @@ pub struct Engine {
 
 /// The event that says that this daemon started.
 #[derive(Debug)]
-struct Started {
+struct StartEvent {
     seq: u64,
     body: EventBody,
 }

@@ -18,6 +18,7 @@ use lodge_engine::{
 };
 
 use crate::actor::SimActor;
+use crate::client::shown;
 use crate::images::SimPulls;
 use crate::jobs::{SimArchiver, SimRead};
 use crate::model::SimModelCall;
@@ -456,7 +457,7 @@ impl SimWorld {
         for out in outs {
             match out {
                 Out::Reply { ticket, reply } => {
-                    let reply = reply.map(|answer| view::answer(&answer)).map_err(view::refused);
+                    let reply = reply.map(|answer| shown(&answer)).map_err(view::refused);
                     self.answer(ticket, reply);
                 }
                 Out::Act(effect) => self.act(effect),

@@ -2,8 +2,8 @@
 
 use lodge_core::record::FailureRecord;
 use lodge_engine::{
-    AgentCommand, Command, Effect, Input, ModelEffect, PullEffect, SandboxEffect, Seen, SessionChoice,
-    SessionWhat, TurnCommand, TurnSeen,
+    AgentCommand, AskId, Command, Effect, Input, ModelEffect, PullEffect, RuntimeAnswer, SandboxEffect, Seen,
+    SessionChoice, SessionWhat, TurnCommand, TurnSeen,
 };
 use lodge_proto::ErrorBody;
 use serde_json::Value;
@@ -74,9 +74,9 @@ pub fn heard(command: &keeper::SimCommand) -> String {
     }
 }
 
-fn answer_line(id: &Value, answer: &Result<Value, FailureRecord>) -> String {
+fn answer_line(AskId(id): &AskId, answer: &Result<RuntimeAnswer, FailureRecord>) -> String {
     match answer {
-        Ok(answer) => format!("Answer {id} {answer}"),
+        Ok(answer) => format!("Answer {id} {answer:?}"),
         Err(failure) => format!("Answer {id} {}", failure.code),
     }
 }

@@ -161,15 +161,15 @@ impl Actor {
             SandboxEffect::NoteFailure { line } => self.note_failure(line).await,
             SandboxEffect::RunTurn { turn, session, number, step, calls, epoch } => {
                 self.watch();
-                self.line(runtime::run_turn(&turn, session.as_str(), number, step, &calls, &epoch)).await;
+                self.line(runtime::run_turn(&turn, session.as_str(), number, step, calls, epoch)).await;
             }
             SandboxEffect::DropTurn { turn } => self.line(runtime::drop_turn(&turn)).await,
             SandboxEffect::Answer { id, answer } => {
-                let mut line = runtime::answer(&id, &answer);
+                let mut line = runtime::answer(&id, answer);
                 if line.len() > lodge_exec::limits::RUNTIME_LINE_MAX {
                     let large =
                         lodge_engine::failure("turn.answer_too_large", "the answer does not fit into a line");
-                    line = runtime::answer(&id, &Err(large));
+                    line = runtime::answer(&id, Err(large));
                 }
                 self.line(line).await;
             }
@@ -385,7 +385,7 @@ impl Actor {
             }
             runtime::Said::Nonsense { id, why } => {
                 let wrong = lodge_engine::failure("runtime.bad_request", &why);
-                self.line(runtime::answer(&id, &Err(wrong))).await;
+                self.line(runtime::answer(&id, Err(wrong))).await;
             }
             runtime::Said::Nothing => {}
         }

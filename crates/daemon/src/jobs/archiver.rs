@@ -59,11 +59,11 @@ pub enum Left {
 #[derive(Debug, Default)]
 pub struct Batch {
     chunks: Vec<OutputChunk>,
-    pub parts: Vec<Part>,
+    pub parts: Vec<ArchivedOutput>,
 }
 
 #[derive(Debug)]
-pub struct Part {
+pub struct ArchivedOutput {
     pub task: Task,
     pub ends: OutputEnds,
     pub left: Left,
@@ -119,18 +119,18 @@ impl Archiver {
         task: Task,
         mut room: usize,
         chunks: &mut Vec<OutputChunk>,
-    ) -> Result<Part, NotArchived> {
+    ) -> Result<ArchivedOutput, NotArchived> {
         let known = self.ends.get(&task.job).copied().unwrap_or_default();
         let totals = match self.executor.job_totals(&task.placed.sandbox, task.job.as_str()) {
             // Most jobs that say nothing are done with here, without a look at the archive.
             Ok(totals) if totals.stdout.end == 0 && totals.stderr.end == 0 => {
-                return Ok(Part { task, ends: known, left: Left::Nothing });
+                return Ok(ArchivedOutput { task, ends: known, left: Left::Nothing });
             }
             Ok(totals) => totals,
             // Absent: forgotten, which happens after all was archived; or it never ran.
             Err(error) => {
                 let left = unreadable(&task.job, &error);
-                return Ok(Part { task, ends: known, left });
+                return Ok(ArchivedOutput { task, ends: known, left });
             }
         };
         let mut ends = self.ends_of(&task.job)?;
@@ -149,7 +149,7 @@ impl Archiver {
         if task.want == Want::All && totals.order > ends.order {
             left = worse(left, self.take_order(&task, &mut ends.order, chunks));
         }
-        Ok(Part { task, ends, left })
+        Ok(ArchivedOutput { task, ends, left })
     }
 
     fn ends_of(&mut self, job: &JobId) -> Result<OutputEnds, NotArchived> {
@@ -234,7 +234,7 @@ impl Archiver {
     /// Gives back the room of what is stored. Where that fails it is given back with the job's directory.
     pub fn release(&self, batch: &Batch) {
         // One that is done with is forgotten as a whole.
-        let go_on = |part: &&Part| part.task.want == Want::Final || part.left != Left::Nothing;
+        let go_on = |part: &&ArchivedOutput| part.task.want == Want::Final || part.left != Left::Nothing;
         for part in batch.parts.iter().filter(go_on) {
             let (sandbox, job) = (&part.task.placed.sandbox, part.task.job.as_str());
             for (stream, upto) in

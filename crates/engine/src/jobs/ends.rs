@@ -59,7 +59,7 @@ impl Engine {
         let progress = self.jobs.open(id)?.progress.clone();
         let state = progress.state.next(event).ok()?;
         let progress = JobProgress { state, error: Some(why), finished_at: Some(self.step.now), ..progress };
-        self.job_over(id, Outcome { progress, note: None });
+        self.job_over(id, JobOutcome { progress, note: None });
         let ended = self.jobs.get(id).cloned();
         self.archived(id);
         ended
@@ -119,8 +119,8 @@ impl Engine {
     }
 
     /// Records how a job ended, and tells those who wait for that.
-    fn job_over(&mut self, id: &JobId, outcome: Outcome) {
-        let Outcome { progress, note } = outcome;
+    fn job_over(&mut self, id: &JobId, outcome: JobOutcome) {
+        let JobOutcome { progress, note } = outcome;
         let cancelled = match progress.state {
             JobState::Cancelled => true,
             JobState::Done | JobState::Error => false,
@@ -242,14 +242,14 @@ impl EndOfJob {
 }
 
 /// How a job stands after its end.
-struct Outcome {
+struct JobOutcome {
     progress: JobProgress,
     /// What else there is to say of it.
     note: Option<String>,
 }
 
 /// None: it does not run.
-fn outcome(row: &JobRow, end: &JobEnd, now: Timestamp) -> Option<Outcome> {
+fn outcome(row: &JobRow, end: &JobEnd, now: Timestamp) -> Option<JobOutcome> {
     let JobEnd { how, cause, detail, stdout, stderr } = end;
     let timed_out = *cause == Some(Cause::Timeout);
     // Whoever wanted it to end knows that it was killed.
@@ -291,7 +291,7 @@ fn outcome(row: &JobRow, end: &JobEnd, now: Timestamp) -> Option<Outcome> {
         stderr: *stderr,
         ..row.progress.clone()
     };
-    Some(Outcome { progress, note: detail.clone() })
+    Some(JobOutcome { progress, note: detail.clone() })
 }
 
 /// Whether it is known that there is nothing to archive.

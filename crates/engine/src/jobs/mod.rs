@@ -76,7 +76,7 @@ pub enum JobWish {
 
 /// The call of a turn that wishes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
+pub struct ToolCallRef {
     pub turn: TurnId,
     pub step: u32,
     pub call: String,
@@ -107,7 +107,7 @@ pub enum JobSeen {
     },
     /// What a model asked to read, in answer to [`JobEffect::Read`].
     Read {
-        asked: Asked,
+        asked: ToolCallRef,
         answer: Read,
     },
     /// Their time is over, by the retention that was set.
@@ -154,7 +154,7 @@ pub enum JobEffect {
     ///
     /// `List` and `Status`: as it stands. `Wait` and `Watch`: its outcome; it has ended, or is not there.
     /// `Cancel`: why it cannot be cancelled, as it has ended or is not there. `Submit` is never read.
-    Read { asked: Asked, agent: AgentId, session: SessionId, wish: JobWish },
+    Read { asked: ToolCallRef, agent: AgentId, session: SessionId, wish: JobWish },
 }
 
 impl Engine {

@@ -3,7 +3,8 @@
 use lodge_core::epoch::EpochWeight;
 use lodge_core::record::{AgentSpec, CallRecord, ExecRequest, FailureRecord};
 use lodge_core::{AgentId, ExecId, JobId, SandboxId, SessionId, TurnId};
-use serde_json::Value;
+
+use crate::turns::messages::{AskId, RuntimeAnswer};
 
 /// Everything that is needed to start a sandbox, or to continue with one that runs.
 #[derive(Debug, Clone, PartialEq)]
@@ -82,8 +83,8 @@ pub enum SandboxEffect {
     },
     /// Answer what the runtime asked.
     Answer {
-        id: Value,
-        answer: Result<Value, FailureRecord>,
+        id: AskId,
+        answer: Result<RuntimeAnswer, FailureRecord>,
     },
     StartExec {
         exec: ExecId,

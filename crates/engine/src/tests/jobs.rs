@@ -13,7 +13,7 @@ use lodge_core::record::{MessageRow, Role, TurnWrite};
 use lodge_core::{JobId, SessionId};
 
 use super::*;
-use crate::jobs::{Asked, JobEffect, JobEnd, JobSeen, JobWish, JobWork, NewJob, Read};
+use crate::jobs::{JobEffect, JobEnd, JobSeen, JobWish, JobWork, NewJob, Read, ToolCallRef};
 use crate::{JobCommand, TurnSeen};
 
 pub(super) fn work(bin: &str) -> JobWork {
@@ -37,7 +37,7 @@ pub(super) fn silent(how: ExecHow) -> JobEnd {
     JobEnd { how, stdout: JobStream::default(), ..exited(0) }
 }
 
-impl World {
+impl EngineWorld {
     fn submit_job(&mut self, agent: &AgentId, session: Option<&str>, work: JobWork) -> Batch {
         let session = session.map(|session| session.parse().unwrap());
         let new = NewJob { agent: agent.clone(), session, work };
@@ -166,12 +166,12 @@ impl World {
     }
 
     /// The daemon dies after its last commit, and another takes over.
-    pub(super) fn reboot(self) -> (World, Batch) {
+    pub(super) fn reboot(self) -> (EngineWorld, Batch) {
         let host = Host { settings: self.engine.host.settings, ..host() };
         let (engine, batch) = Engine::boot(self.loaded(), host, IdSource::new(self.tickets + 77), "0", NOW);
         assert_eq!(engine.facts().jobs, self.engine.facts().jobs, "what was held is found again");
         assert_eq!(engine.sizes().jobs, self.engine.sizes().jobs);
-        let mut world = World { engine, written: self.written, tickets: self.tickets };
+        let mut world = EngineWorld { engine, written: self.written, tickets: self.tickets };
         world.keep(&batch);
         (world, batch)
     }
@@ -186,10 +186,10 @@ impl World {
 
     fn wish(&mut self, agent: &AgentId, turn: &TurnId, wish: JobWish) -> Batch {
         let ask = Ask::Job { turn: turn.clone(), step: 1, call: "c1".into(), wish };
-        self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!("j1"), ask }))
+        self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: AskId(json!("j1")), ask }))
     }
 
-    fn read_answers(&mut self, asked: Asked, text: &str, told: &[&JobId]) -> Batch {
+    fn read_answers(&mut self, asked: ToolCallRef, text: &str, told: &[&JobId]) -> Batch {
         let told = told.iter().map(|job| (*job).clone()).collect();
         let answer = Read { text: text.into(), error: false, told };
         self.see(Seen::Job(JobSeen::Read { asked, answer }))

@@ -7,15 +7,15 @@ use lodge_core::record::{
 };
 use lodge_core::turn::{StepEvent, StepState};
 use lodge_core::{AgentId, ExecId, IdSource, StepId, Timestamp, TurnId};
-use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use super::messages::{AskId, CallOutcome, OutputBytes, ResultDigest, RuntimeAnswer};
 use super::state::{Call, Phase};
 use crate::{Engine, ExecEnd, ExecHow, SandboxEffect, failure};
 
 /// A program the runtime wants to be run.
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct ExecAsk {
     pub turn: TurnId,
     pub step: u32,
     pub call: String,
@@ -27,7 +27,7 @@ pub(crate) struct Wanted {
 
 /// A call of a tool that begins.
 #[derive(Debug)]
-pub(crate) struct Started<'a> {
+pub(crate) struct ToolStart<'a> {
     pub turn: &'a TurnId,
     pub step: u32,
     pub call: &'a str,
@@ -35,7 +35,7 @@ pub(crate) struct Started<'a> {
 }
 
 impl Engine {
-    pub(crate) fn ask_exec(&mut self, id: Value, wanted: &Wanted) {
+    pub(crate) fn ask_exec(&mut self, id: AskId, wanted: &ExecAsk) {
         self.step.hurry();
         let Some(turn) = self.turns.get(&wanted.turn) else { return };
         let agent = turn.row.agent.clone();
@@ -82,13 +82,13 @@ impl Engine {
         call.step = Some(row.clone());
         self.execs.insert(exec.clone(), wanted.turn.clone());
         self.step.write(TurnWrite::Step(row));
-        let Wanted { turn, step, call, bin, .. } = wanted;
-        self.tool_started(&Started { turn, step: *step, call, name: bin });
+        let ExecAsk { turn, step, call, bin, .. } = wanted;
+        self.tool_started(&ToolStart { turn, step: *step, call, name: bin });
         self.in_sandbox(&agent, SandboxEffect::StartExec { exec, request, safe, resumed: false });
     }
 
-    pub(crate) fn tool_started(&mut self, started: &Started<'_>) {
-        let &Started { step, call, name, .. } = started;
+    pub(crate) fn tool_started(&mut self, started: &ToolStart<'_>) {
+        let &ToolStart { step, call, name, .. } = started;
         self.turn_event(started.turn, |session, turn| TurnStepStarted {
             session,
             turn,
@@ -150,10 +150,12 @@ impl Engine {
         (step.state, step.exit_code, step.signal, step.ended_at) = (state, code, signal, Some(self.step.now));
         step.cause = end.cause;
         let (row, record, waiter) = (step.clone(), call.record.clone(), call.waiter.take());
-        let mut result = result_of(Some(&row));
-        // What names the exec differs where nothing else does.
-        result["digest"] = json!(digest(&end.text.replace(exec.as_str(), "")));
-        (result["stdout_bytes"], result["stderr_bytes"]) = (end.stdout_bytes.into(), end.stderr_bytes.into());
+        let result = RuntimeAnswer::Call(CallOutcome {
+            // Without the id of the exec: it differs where nothing else does.
+            digest: Some(digest(&end.text.replace(exec.as_str(), ""))),
+            output: Some(OutputBytes { stdout: end.stdout_bytes, stderr: end.stderr_bytes }),
+            ..CallOutcome::of_step(&row)
+        });
         call.result = Some(result.clone());
         self.step.write(TurnWrite::StepState {
             turn: id.clone(),
@@ -203,7 +205,7 @@ impl Engine {
     /// A result that needed no program: the runtime wrote it.
     pub(crate) fn tool_answered(
         &mut self,
-        id: Value,
+        id: AskId,
         turn: &TurnId,
         step: u32,
         call: &str,
@@ -222,12 +224,12 @@ impl Engine {
             let state = if error { StepState::Failed } else { StepState::Done };
             let row = call_step(ids, (turn, step, ordinal), open, state, self.step.now);
             open.step = Some(row.clone());
-            open.result = Some(json!({}));
+            open.result = Some(RuntimeAnswer::Done);
             self.step.write(TurnWrite::Step(row.clone()));
             let bytes = text.len() as u64;
             self.tool_result(turn, &row, call, bytes, text);
         }
-        self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(json!({})) });
+        self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(RuntimeAnswer::Done) });
     }
 
     /// Ends the calls in flight of a turn that is ending, and pairs each with a result.
@@ -328,20 +330,12 @@ pub(crate) fn open_call<'t>(
     Some((u32::try_from(at).ok()? + 1, &mut calls[at]))
 }
 
-/// What the runtime is told of a finished call.
-pub(crate) fn result_of(step: Option<&StepRow>) -> Value {
-    match step {
-        None => json!({}),
-        Some(step) => {
-            json!({"status": step.state.word(), "exit_code": step.exit_code, "signal": step.signal, "cause": step.cause.map(lodge_core::Cause::word)})
-        }
-    }
-}
-
-/// Tells one result from another, for a runtime that never sees them.
-pub(crate) fn digest(text: &str) -> String {
+/// Distinguishes one result from another for a runtime, which never reads them.
+pub(crate) fn digest(text: &str) -> ResultDigest {
     let digest = Sha256::digest(text.as_bytes());
-    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    let mut first = ResultDigest::default();
+    first.copy_from_slice(&digest[..size_of::<ResultDigest>()]);
+    first
 }
 
 fn preview(text: &str) -> String {

@@ -6,7 +6,8 @@ use lodge_core::TurnId;
 use lodge_core::limits::MISFITS_MAX;
 use lodge_core::record::{MessageBody, Role};
 
-use super::{Phase, models};
+use super::Phase;
+use super::messages::RuntimeAnswer;
 use crate::{Again, Engine, Misfit, SandboxEffect, failure};
 
 impl Engine {
@@ -40,6 +41,7 @@ impl Engine {
         );
         self.message(id, Role::User, MessageBody { text, ..MessageBody::default() });
         self.write_turn(id);
-        self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Ok(models::unfinished(&[])) });
+        let answer = Ok(RuntimeAnswer::Model { finished: false, calls: Vec::new() });
+        self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer });
     }
 }

@@ -7,14 +7,14 @@ use crate::{AgentCommand, AgentSeen, SandboxEffect};
 
 /// An agent with a job that runs and one that waits.
 struct Two {
-    world: World,
+    world: EngineWorld,
     agent: AgentId,
     runs: JobId,
     waits: JobId,
 }
 
 fn two() -> Two {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.see(Seen::Configured(Settings { max_jobs: 1, ..settings(10) }));
     let (runs, waits) = (world.job_in(&agent, "s"), world.job(&agent));
@@ -439,7 +439,7 @@ fn a_daemon_that_had_no_room_goes_on_with_the_jobs_that_are_recorded() {
     let Two { world, agent, runs, waits } = two;
     let (engine, batch) = world.engine.rebuild(loaded, &std::collections::HashSet::new(), NOW);
     assert!(job_acts(&batch).is_empty());
-    let mut world = World { engine, written: world.written, tickets: 0 };
+    let mut world = EngineWorld { engine, written: world.written, tickets: 0 };
     let batch = world.ready(&agent);
     assert_eq!(job_acts(&batch), [start(&runs, true)]);
     world.job_ends(&runs, exited(0));
