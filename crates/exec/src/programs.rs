@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use tokio::process::Command;
 
 use crate::error::HostError;
-use crate::start::out_of_the_way;
+use crate::system::out_of_the_way;
 
 /// Bytes of the digest that go into a name: enough that no two programs ever share one.
 const DIGEST_BYTES: usize = 12;

@@ -4,7 +4,7 @@ use lodge_core::record::{AgentWrite, ImageWrite};
 
 use super::*;
 
-impl World {
+impl EngineWorld {
     fn stopped(&mut self) -> AgentId {
         let id = self.agent();
         self.bring_to_rest(&id);
@@ -15,7 +15,7 @@ impl World {
         let stop = AgentCommand::Stop { id: id.clone(), jobs: RunningJobs::Cancel };
         self.ask(None, Command::Agent(stop));
         let run = self.engine.agents[id].row.runs;
-        self.see(Seen::Agent(AgentSeen::Down { agent: id.clone(), run }));
+        self.see(Seen::Sandbox(SandboxSeen::Down { agent: id.clone(), run }));
     }
 
     fn start_again(&mut self, id: &AgentId) -> Batch {
@@ -38,7 +38,7 @@ fn create(name: NameChoice) -> Command {
 
 #[test]
 fn an_agent_leaves_memory_when_its_end_is_on_disk_and_not_before() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let id = world.stopped();
     let last = world.engine.seq;
     world.see(Seen::Settled { requests: 0, seq: last - 1, rest: true });
@@ -50,7 +50,7 @@ fn an_agent_leaves_memory_when_its_end_is_on_disk_and_not_before() {
 
 #[test]
 fn an_agent_stays_while_it_lives_while_somebody_waits_and_while_it_tries_again() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (alive, ending) = (world.agent(), world.agent());
     let stop = AgentCommand::Stop { id: ending.clone(), jobs: RunningJobs::Cancel };
     world.ask(None, Command::Agent(stop));
@@ -67,7 +67,7 @@ fn an_agent_stays_while_it_lives_while_somebody_waits_and_while_it_tries_again()
 
 #[test]
 fn a_command_brings_its_agent_back_and_its_stream_goes_on() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let id = world.stopped();
     let head = heads(&world.engine)[id.as_str()];
     world.flush();
@@ -81,7 +81,7 @@ fn a_command_brings_its_agent_back_and_its_stream_goes_on() {
 
 #[test]
 fn commands_wait_for_one_lookup_in_their_order_and_others_do_not_wait() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let id = world.stopped();
     world.flush();
     let api = |ticket, command| Input::Api { ticket, request: None, command };
@@ -109,14 +109,14 @@ fn commands_wait_for_one_lookup_in_their_order_and_others_do_not_wait() {
 
 #[test]
 fn the_name_of_an_agent_at_rest_is_taken_until_it_is_removed() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let id = world.stopped();
     let name = world.engine.agents[&id].row.name.clone();
     world.flush();
     let exactly = || create(NameChoice::Exactly(name.clone()));
     assert_eq!(refusal(&world.ask(None, exactly())), "agent.name_taken");
     world.ask(None, Command::Agent(AgentCommand::Remove { id: id.clone(), force: false }));
-    world.see(Seen::Agent(AgentSeen::Cleared { agent: id.clone() }));
+    world.see(Seen::Sandbox(SandboxSeen::Cleared { agent: id.clone() }));
     assert_ne!(reply(&world.ask(None, exactly()))["id"], id.as_str());
     // The store may not show the removal yet: what it has then is nobody's.
     let mut removing = world.stored[&id].clone();
@@ -127,7 +127,7 @@ fn the_name_of_an_agent_at_rest_is_taken_until_it_is_removed() {
 
 #[test]
 fn the_image_of_an_agent_at_rest_is_kept_and_told() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let new = NewAgent {
         name: NameChoice::Exactly("sleeper".into()),
         called: "a:latest".into(),
@@ -154,12 +154,12 @@ fn the_image_of_an_agent_at_rest_is_kept_and_told() {
     };
     assert!(!goes(&batch), "an agent at rest has it");
     world.ask(None, Command::Agent(AgentCommand::Remove { id: id.clone(), force: false }));
-    assert!(goes(&world.see(Seen::Agent(AgentSeen::Cleared { agent: id }))));
+    assert!(goes(&world.see(Seen::Sandbox(SandboxSeen::Cleared { agent: id }))));
 }
 
 #[test]
 fn a_lookup_that_fails_refuses_and_changes_nothing() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let id = world.stopped();
     world.flush();
     let command = Command::Agent(AgentCommand::Start { id: id.clone() });
