@@ -298,13 +298,12 @@ fn expected_sandboxes(agents: &[AgentRow]) -> HashSet<String> {
 
 /// Sandboxes that live although their agent should not: a stop was recorded and the daemon died before it was done.
 async fn bring_down_strays(shell: &Arc<Shell>, expected: &HashSet<String>) {
-    let sandboxes = shell.executor.sandboxes().await.into_iter();
-    let others = sandboxes.filter(|sandbox| !expected.contains(sandbox) && shell.executor.is_held(sandbox));
-    for sandbox in others {
+    let sandboxes = shell.executor.sandboxes().await;
+    let others = sandboxes.into_iter().filter(|sandbox| !expected.contains(sandbox));
+    for sandbox in others.filter(|sandbox| shell.executor.is_held(sandbox)) {
         let Ok(Some(row)) = shell.reader.here(|store| store.agent_of_sandbox(&sandbox)) else { continue };
         let what = SandboxEffect::Down { run: row.runs, incarnation: row.incarnation };
-        let (sandbox, agent) = (row.sandbox, row.id);
-        shell.act(lodge_engine::Effect::Sandbox { sandbox, agent, what });
+        shell.act(lodge_engine::Effect::Sandbox { sandbox: row.sandbox, agent: row.id, what });
     }
 }
 
