@@ -1,4 +1,4 @@
-//! What a job may be asked to be, whoever asks: its arguments, its stdin, its timeout, its priority, its labels.
+//! What a job may be, for every caller: its arguments, its stdin, its timeout, its priority, its labels.
 
 use std::collections::BTreeMap;
 

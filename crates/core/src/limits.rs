@@ -79,7 +79,7 @@ pub const MODEL_ATTEMPTS_MAX: u32 = 4;
 pub const MISFITS_MAX: usize = 3;
 /// How often in a row a lineage is revived without finishing a turn or living well; then it has ended.
 pub const REVIVALS_MAX: u32 = 5;
-/// A process that lived for so long died for a reason of its own: deaths are counted anew.
+/// A process that lived for so long died for a reason of its own: the count of deaths starts over.
 pub const LIVED_WELL_MS: i64 = 10 * 60 * 1_000;
 
 /// Processes and threads of a sandbox, where no limit was asked for.

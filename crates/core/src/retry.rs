@@ -13,7 +13,7 @@ pub enum Again {
 
 const MODEL_BASE_MS: u64 = 250;
 const MODEL_CAP_MS: u64 = 8_000;
-/// A limit by the minute is over within one; whoever asks for more patience gets no more.
+/// A limit per minute is over within one; a longer `Retry-After` is not honoured.
 const MODEL_ASKED_CAP_MS: u64 = 60_000;
 
 /// Decides after the `failures`-th failure. `asked_ms` is the provider's own wish, when it gave one.

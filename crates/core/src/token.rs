@@ -58,36 +58,36 @@ pub struct TokenRow {
     pub name: Option<String>,
     pub issued_at: Timestamp,
     pub expires_at: Timestamp,
-    /// Set once and for ever.
+    /// Set once, and never cleared.
     pub revoked_at: Option<Timestamp>,
 }
 
 impl TokenRow {
-    pub fn standing(&self, now: Timestamp) -> Standing {
+    pub fn standing(&self, now: Timestamp) -> TokenStatus {
         if self.revoked_at.is_some() {
-            Standing::Revoked
+            TokenStatus::Revoked
         } else if self.expires_at <= now {
-            Standing::Expired
+            TokenStatus::Expired
         } else {
-            Standing::Live
+            TokenStatus::Live
         }
     }
 }
 
 /// Whether a token opens anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum TokenStatus {
     Live,
     Expired,
     Revoked,
 }
 
-impl Standing {
+impl TokenStatus {
     pub fn word(self) -> &'static str {
         match self {
-            Standing::Live => "live",
-            Standing::Expired => "expired",
-            Standing::Revoked => "revoked",
+            TokenStatus::Live => "live",
+            TokenStatus::Expired => "expired",
+            TokenStatus::Revoked => "revoked",
         }
     }
 }
@@ -107,9 +107,9 @@ mod tests {
             expires_at: at(10),
             revoked_at: None,
         };
-        assert_eq!((row.standing(at(9)), row.standing(at(10))), (Standing::Live, Standing::Expired));
+        assert_eq!((row.standing(at(9)), row.standing(at(10))), (TokenStatus::Live, TokenStatus::Expired));
         row.revoked_at = Some(at(5));
-        assert_eq!((row.standing(at(1)), row.standing(at(20))), (Standing::Revoked, Standing::Revoked));
+        assert_eq!((row.standing(at(1)), row.standing(at(20))), (TokenStatus::Revoked, TokenStatus::Revoked));
     }
 
     #[test]

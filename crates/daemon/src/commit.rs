@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use lodge_core::job::JobWrite;
 use lodge_core::record::{EventRow, Role, SessionWrite, StepKind, TurnWrite, Write};
 use lodge_core::turn::StepState;
-use lodge_store::{Committed, Unwritten, WriteError, Writer};
+use lodge_store::{Committed, FailedBatch, WriteError, Writer};
 
 use crate::crash::{self, Mutation};
-use crate::decide::{Halt, Recorded, ToWriter};
+use crate::decide::{EngineStart, Halt, ToWriter};
 use crate::shell::{Shell, now};
 use lodge_engine::{Batch, Effect, Out, Refusal, RequestName, SandboxEffect, Ticket};
 
@@ -36,7 +36,7 @@ const TELL_EVERY: u64 = 128;
 
 /// How far the daemon has given back memory since its last commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rest {
+enum MemoryRelease {
     Busy,
     LettingGo,
     Asleep,
@@ -73,15 +73,15 @@ fn write_until_over(
     let mutation = crash::mutation();
     let mut waiting: Vec<Batch> = Vec::new();
     let mut oldest: Option<Instant> = None;
-    let mut rest = Rest::Busy;
+    let mut rest = MemoryRelease::Busy;
     let (mut requests, mut told) = (0, 0);
     loop {
         let next = match (oldest, rest) {
             (Some(since), _) => decided.recv_timeout(LAZY_MAX.saturating_sub(since.elapsed())),
-            (None, Rest::Busy) => decided.recv_timeout(REST_AFTER),
-            (None, Rest::LettingGo) => decided.recv_timeout(TRIM_AFTER),
+            (None, MemoryRelease::Busy) => decided.recv_timeout(REST_AFTER),
+            (None, MemoryRelease::LettingGo) => decided.recv_timeout(TRIM_AFTER),
             // Nothing wakes an idle daemon.
-            (None, Rest::Asleep) => decided.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            (None, MemoryRelease::Asleep) => decided.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         let due = match next {
             Ok(ToWriter::Batch(batch)) => {
@@ -108,7 +108,7 @@ fn write_until_over(
             waiting.push(mutate(batch, mutation, shell));
         }
         oldest = None;
-        rest = Rest::Busy;
+        rest = MemoryRelease::Busy;
         requests += waiting.iter().map(|batch| batch.requests() as u64).sum::<u64>();
         if let Err(lost) = commit(&mut writer, std::mem::take(&mut waiting), shell)? {
             let Some(more) = go_without_room(&mut writer, lost, decided, halts, shell)? else {
@@ -125,16 +125,16 @@ fn write_until_over(
 }
 
 /// One step further into rest; `requests` were committed since the daemon started.
-fn go_to_rest(rest: Rest, writer: &Writer, requests: u64, shell: &Arc<Shell>) -> Rest {
+fn go_to_rest(rest: MemoryRelease, writer: &Writer, requests: u64, shell: &Arc<Shell>) -> MemoryRelease {
     match rest {
-        Rest::Busy => {
+        MemoryRelease::Busy => {
             writer.rest();
             shell.rest(requests);
-            Rest::LettingGo
+            MemoryRelease::LettingGo
         }
-        Rest::LettingGo | Rest::Asleep => {
+        MemoryRelease::LettingGo | MemoryRelease::Asleep => {
             trim_heap();
-            Rest::Asleep
+            MemoryRelease::Asleep
         }
     }
 }
@@ -153,7 +153,7 @@ fn commit(
     writer: &mut Writer,
     batches: Vec<Batch>,
     shell: &Arc<Shell>,
-) -> Result<Result<(), Lost>, WriterStop> {
+) -> Result<Result<(), UnrecordedDecisions>, WriterStop> {
     if batches.iter().all(|batch| batch.writes.is_empty()) {
         release(batches.into_iter().flat_map(|batch| batch.after).collect(), shell);
         return Ok(Ok(()));
@@ -170,7 +170,7 @@ fn commit(
     }
     let written = match reach(writer, &writes, (events, after), shell)? {
         // Rolled back, and there is a little more room than the file system says.
-        Err(Unwritten { error: WriteError::Full { .. }, carried }) if shell.room.give_back() => {
+        Err(FailedBatch { error: WriteError::Full { .. }, carried }) if shell.room.give_back() => {
             reach(writer, &writes, carried, shell)?
         }
         done => done,
@@ -187,12 +187,12 @@ fn commit(
             shell.room.tend(now());
             Ok(Ok(()))
         }
-        Err(Unwritten { error: WriteError::Full { .. }, carried: (_, after) }) => {
-            let mut lost = Lost::default();
+        Err(FailedBatch { error: WriteError::Full { .. }, carried: (_, after) }) => {
+            let mut lost = UnrecordedDecisions::default();
             lost.take(&writes, after);
             Ok(Err(lost))
         }
-        Err(Unwritten { error, .. }) => Err(WriterStop::Failed(error)),
+        Err(FailedBatch { error, .. }) => Err(WriterStop::Failed(error)),
     }
 }
 
@@ -203,12 +203,12 @@ fn reach<T>(
     writes: &[Write],
     mut carried: T,
     shell: &Arc<Shell>,
-) -> Result<Result<Committed<T>, Unwritten<T>>, WriterStop> {
+) -> Result<Result<Committed<T>, FailedBatch<T>>, WriterStop> {
     let mut is_away = false;
     loop {
         let written = writer.commit(writes, carried);
         match written {
-            Err(Unwritten { error: error @ WriteError::Away { .. }, carried: unsaid }) => {
+            Err(FailedBatch { error: error @ WriteError::Away { .. }, carried: unsaid }) => {
                 if !std::mem::replace(&mut is_away, true) {
                     tracing::error!(event = "store.away", error = crate::chain(&error));
                     shell.room.lose_store(now());
@@ -229,14 +229,14 @@ fn reach<T>(
     }
 }
 
-/// What was decided and is not recorded: whoever asked is refused, what was to be done about it is not.
+/// Decisions that were not recorded: their callers are refused, and their effects are dropped.
 #[derive(Debug, Default)]
-struct Lost {
+struct UnrecordedDecisions {
     tickets: Vec<Ticket>,
     requests: HashSet<RequestName>,
 }
 
-impl Lost {
+impl UnrecordedDecisions {
     fn take(&mut self, writes: &[Write], after: Vec<Out>) {
         self.requests.extend(
             writes.iter().filter_map(Write::request).map(|row| (row.caller.clone(), row.request_id.clone())),
@@ -253,7 +253,7 @@ impl Lost {
 /// Returns how many more requests were lost on the way; none when the daemon ends.
 fn go_without_room(
     writer: &mut Writer,
-    mut lost: Lost,
+    mut lost: UnrecordedDecisions,
     decided: &Receiver<ToWriter>,
     halts: &tokio::sync::mpsc::Sender<Halt>,
     shell: &Arc<Shell>,
@@ -267,7 +267,7 @@ fn go_without_room(
     let remembered = loop {
         match decided.recv() {
             Err(_) => return Ok(None),
-            // Decided on memory that is ahead of the disk for ever.
+            // Decided on memory that will never be on disk.
             Ok(ToWriter::Batch(batch)) => {
                 more += batch.requests() as u64;
                 lost.take(&batch.writes, batch.after);
@@ -297,7 +297,7 @@ fn go_without_room(
             Ok(ToWriter::Batch(_) | ToWriter::Halted(_)) => {}
         }
     };
-    if go_on.send(Recorded { loaded, unrecorded: lost.requests }).is_err() {
+    if go_on.send(EngineStart { loaded, unrecorded: lost.requests }).is_err() {
         return Ok(None);
     }
     shell.room.reopen(now());

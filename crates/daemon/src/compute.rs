@@ -1,7 +1,7 @@
 //! Work that needs a processor for longer than a moment: checks against schemas, large JSON, assembled conversations.
 //!
 //! It runs on a few threads of its own, so that the async workers stay free. Callers share those threads by the size of
-//! their work: whoever had less so far goes first, and one large piece of work delays the next of its own caller, not
+//! their work: the caller that used the least goes first, and one large piece of work delays the next of its own caller, not
 //! those of others.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -93,7 +93,7 @@ impl Compute {
         bytes: usize,
         work: impl FnOnce(&Charge) -> T + Send + 'static,
     ) -> Result<T, ComputeError> {
-        let waits = self.shares().begin(caller, bytes as u64).map_err(|Crowded| ComputeError::Crowded)?;
+        let waits = self.shares().begin(caller, bytes as u64).map_err(|ComputeBusy| ComputeError::Crowded)?;
         // From here on the place is given back however this future ends.
         let mut place = ComputeSlot { compute: self.clone(), caller: caller.to_owned(), waits };
         if let Some(granted) = &mut place.waits {
@@ -139,7 +139,7 @@ impl Drop for ComputeSlot {
 }
 
 impl Shares<oneshot::Sender<()>> {
-    fn begin(&mut self, caller: &str, bytes: u64) -> Result<Option<oneshot::Receiver<()>>, Crowded> {
+    fn begin(&mut self, caller: &str, bytes: u64) -> Result<Option<oneshot::Receiver<()>>, ComputeBusy> {
         let (grant, granted) = oneshot::channel();
         Ok(self.enter(caller, bytes, grant)?.then_some(granted))
     }
@@ -147,7 +147,7 @@ impl Shares<oneshot::Sender<()>> {
 
 /// Too many wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Crowded;
+struct ComputeBusy;
 
 /// Start-time fair queueing: each piece of work has a virtual start, the later of now and the end of its caller's last
 /// one, and ends its weight later. The earliest start goes first.
@@ -175,9 +175,9 @@ impl<T> Default for Shares<T> {
 
 impl<T> Shares<T> {
     /// False: it runs now. True: `waiter` is given back by [`Self::end`] when its turn comes.
-    fn enter(&mut self, caller: &str, bytes: u64, waiter: T) -> Result<bool, Crowded> {
+    fn enter(&mut self, caller: &str, bytes: u64, waiter: T) -> Result<bool, ComputeBusy> {
         if self.waiting >= WAITING_MAX {
-            return Err(Crowded);
+            return Err(ComputeBusy);
         }
         let now = self.now;
         let known = match self.callers.get_mut(caller) {
@@ -285,7 +285,7 @@ mod tests {
         for at in 0..RUNNING_MAX + WAITING_MAX {
             assert_eq!(shares.enter("a", 1, "a"), Ok(at >= RUNNING_MAX));
         }
-        assert_eq!(shares.enter("b", 1, "b"), Err(Crowded));
+        assert_eq!(shares.enter("b", 1, "b"), Err(ComputeBusy));
         for _ in 0..RUNNING_MAX + WAITING_MAX {
             shares.end();
         }

@@ -20,10 +20,10 @@ use lodge_proto::state_dir::check_state_dir;
 use serde_json::Value;
 
 pub use error::ConfigError;
-use file::{Keys, Written};
+use file::{FileValue, Keys};
 pub use formats::{ExecutorKind, LogFormat};
 use lodge_engine::Settings;
-pub use reload::Reread;
+pub use reload::ReloadPlan;
 pub(crate) use table::edits;
 use table::{SETTINGS, env_name};
 pub use table::{ServeSettings, command, unknown_variables};
@@ -36,26 +36,26 @@ const STALE_MIN: Duration = Duration::from_millis(30);
 pub struct Config {
     pub data_dir: PathBuf,
     data_dir_source: Source,
-    given: Given,
-    in_effect: RwLock<Arc<InEffect>>,
+    given: StartArguments,
+    in_effect: RwLock<Arc<AppliedSettings>>,
     /// What was wrong with what it was started with, and was passed over.
     passed_over: Vec<String>,
 }
 
 /// What the daemon was started with.
 #[derive(Debug)]
-struct Given {
+struct StartArguments {
     flags: BTreeMap<String, String>,
     /// Of the variables that are settings, or say where they are.
     env: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Clone)]
-struct InEffect {
+struct AppliedSettings {
     file: Option<PathBuf>,
     values: Values,
     settings: Arc<ServeSettings>,
-    /// What the file says and only a restart brings.
+    /// Values of the file that need a restart to take effect.
     waiting: BTreeMap<&'static str, Value>,
 }
 
@@ -71,11 +71,11 @@ struct SettingInEffect {
     source: Source,
 }
 
-impl InEffect {
-    fn new(file: Option<PathBuf>, values: Values, waiting: BTreeMap<&'static str, Value>) -> InEffect {
+impl AppliedSettings {
+    fn new(file: Option<PathBuf>, values: Values, waiting: BTreeMap<&'static str, Value>) -> AppliedSettings {
         let settings = ServeSettings::from_values(&values)
             .unwrap_or_else(|name| panic!("the setting {name} was checked and is here"));
-        InEffect { file, values, settings: Arc::new(settings), waiting }
+        AppliedSettings { file, values, settings: Arc::new(settings), waiting }
     }
 
     /// Refuses settings that contradict each other.
@@ -112,13 +112,13 @@ impl Source {
     }
 }
 
-impl Given {
-    fn new(flags: &clap::ArgMatches, env: &dyn Fn(&str) -> Option<String>) -> Given {
+impl StartArguments {
+    fn new(flags: &clap::ArgMatches, env: &dyn Fn(&str) -> Option<String>) -> StartArguments {
         let flag = |name: &str| Some((name.to_owned(), flags.get_one::<String>(name)?.clone()));
         let names = SETTINGS.iter().map(|setting| setting.name);
         let places = ["LODGED_DATA_DIR", "LODGED_CONFIG", "LODGE_HOME", "HOME"].map(str::to_owned);
         let variables = names.clone().map(env_name).chain(places);
-        Given {
+        StartArguments {
             flags: names.chain(["data-dir", "config"]).filter_map(flag).collect(),
             env: variables.filter_map(|name| Some((name.clone(), env(&name)?))).collect(),
         }
@@ -169,7 +169,7 @@ impl Given {
         mut mistakes: Vec<ConfigError>,
     ) -> Result<Values, ConfigError> {
         let mut values = BTreeMap::new();
-        let written_at = |written: &Written| file.map(|file| place(file, written.line)).unwrap_or_default();
+        let written_at = |written: &FileValue| file.map(|file| place(file, written.line)).unwrap_or_default();
         for setting in SETTINGS {
             let variable = env_name(setting.name);
             // Also where it does not count: it would as soon as the flag or the variable is gone.
@@ -207,7 +207,7 @@ impl Config {
         flags: &clap::ArgMatches,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Config, ConfigError> {
-        let given = Given::new(flags, env);
+        let given = StartArguments::new(flags, env);
         given.check_place()?;
         let (file, yaml, mistakes) = given.file()?;
         let (data_dir, data_dir_source) =
@@ -226,7 +226,7 @@ impl Config {
             };
         let values = given.values(file.as_deref(), &yaml, mistakes)?;
         let data_dir = std::path::absolute(&data_dir).unwrap_or(data_dir);
-        let in_effect = InEffect::new(file, values, BTreeMap::new());
+        let in_effect = AppliedSettings::new(file, values, BTreeMap::new());
         in_effect.check_together()?;
         let in_effect = RwLock::new(Arc::new(in_effect));
         Ok(Config { data_dir, data_dir_source, given, in_effect, passed_over: Vec::new() })
@@ -239,7 +239,7 @@ impl Config {
         self
     }
 
-    fn in_effect(&self) -> Arc<InEffect> {
+    fn in_effect(&self) -> Arc<AppliedSettings> {
         self.in_effect.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

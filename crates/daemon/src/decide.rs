@@ -12,12 +12,12 @@ use lodge_core::record::{Loaded, Remembered};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::shell::{ENGINE_QUEUE_MAX, Shell, now};
-use crate::suspects::{Mark, Watched};
+use crate::suspects::{Mark, SuspectWatch};
 use lodge_engine::{Batch, Engine, Input, Refusal, RequestName, Seen, TurnSeen};
 
 /// Inputs decided in one step.
 const STEP_MAX: usize = 128;
-/// Observations a halted engine takes out of its queue, looking for requests to refuse. Whoever has more waits.
+/// Observations a halted engine takes out of its queue, looking for requests to refuse. Further observations wait.
 const HELD_MAX: usize = ENGINE_QUEUE_MAX;
 
 /// From the engine to the writer, in the order of deciding.
@@ -29,11 +29,11 @@ pub enum ToWriter {
 }
 
 /// The writer's word that what was decided is not recorded; in it comes, when there is room, what is.
-pub type Halt = oneshot::Receiver<Recorded>;
+pub type Halt = oneshot::Receiver<EngineStart>;
 
 /// What an engine goes on from.
 #[derive(Debug)]
-pub struct Recorded {
+pub struct EngineStart {
     pub loaded: Loaded,
     /// Requests that were decided and are not recorded.
     pub unrecorded: HashSet<RequestName>,
@@ -82,9 +82,9 @@ impl Decider {
     /// Decides. What models and registries said is computed here as well, and may be what ends the daemon.
     fn step(&self, engine: &mut Engine, waiting: &mut Vec<Input>) -> Batch {
         let said = waiting.iter().filter_map(suspect);
-        let watched: Vec<Watched> =
+        let watched: Vec<SuspectWatch> =
             said.map(|(kind, subject)| self.shell.suspects.begin(kind, subject, "")).collect();
-        let _marks: Vec<Mark> = watched.iter().map(Watched::mark).collect();
+        let _marks: Vec<Mark> = watched.iter().map(SuspectWatch::mark).collect();
         engine.step(waiting.drain(..), now())
     }
 

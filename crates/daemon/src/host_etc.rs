@@ -72,11 +72,11 @@ const ENTRIES_MAX: usize = 20_000;
 pub(crate) struct HostEtc {
     dir: PathBuf,
     /// How the host's parts looked when they were copied.
-    seen: Mutex<Option<Vec<Look>>>,
+    seen: Mutex<Option<Vec<FileStamp>>>,
 }
 
 /// What changes when a part does: device, inode, size and time of the last change.
-type Look = (PathBuf, Option<(u64, u64, u64, i64, i64)>);
+type FileStamp = (PathBuf, Option<(u64, u64, u64, i64, i64)>);
 
 impl HostEtc {
     pub(crate) fn new(state_dir: &Path) -> HostEtc {
@@ -124,7 +124,7 @@ fn is_for_everybody(found: &Metadata) -> bool {
 }
 
 /// The directory itself, then each part that there may be.
-fn looks(host: &Path) -> Vec<Look> {
+fn looks(host: &Path) -> Vec<FileStamp> {
     let names = fs::read_dir(host).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let versioned = names.filter(|name| {
         let name = name.to_string_lossy();

@@ -49,7 +49,7 @@ impl HostTrees {
 
     /// Refuses trees that were not shown when the agent's programs were found: somebody who may change a link on the way
     /// does not choose what a sandbox sees. New contents at the same places are no reason.
-    pub(crate) fn check(&self, spec: &AgentSpec, state_dir: &Path) -> Result<(), LedElsewhere> {
+    pub(crate) fn check(&self, spec: &AgentSpec, state_dir: &Path) -> Result<(), ExposureGrew> {
         let tools = || spec.tools.iter().filter(|tool| tool.image.is_none());
         // An earlier release recorded nothing.
         if tools().any(|tool| tool.host.is_none()) {
@@ -68,7 +68,7 @@ impl HostTrees {
         let Some(tree) = self.trees.iter().find(is_new) else { return Ok(()) };
         let paths = tools().map(|tool| &tool.path).chain(runtime.map(|runtime| &runtime.path));
         let program = paths.into_iter().find(|path| trees_of(Path::new(path), state_dir).contains(tree));
-        Err(LedElsewhere { program: program.cloned().unwrap_or_default(), tree: tree.clone() })
+        Err(ExposureGrew { program: program.cloned().unwrap_or_default(), tree: tree.clone() })
     }
 
     fn of_programs<'p>(
@@ -124,7 +124,7 @@ pub(crate) fn can_run(path: &Path) -> bool {
 /// A host program would show more of the host than when it was found.
 #[derive(Debug, thiserror::Error)]
 #[error("the program {program} leads to {} now, which was not shown when it was found", tree.display())]
-pub(crate) struct LedElsewhere {
+pub(crate) struct ExposureGrew {
     program: String,
     tree: PathBuf,
 }

@@ -131,7 +131,7 @@ impl Hub {
         *self.head.borrow()
     }
 
-    /// Waits until all that is on disk by now is published, which happens next: whoever has read elsewhere of what became
+    /// Waits until all that is on disk by now is published, which happens next: a caller that read elsewhere of what became
     /// of something finds its events here.
     pub async fn caught_up(&self, reader: &Reader) -> Result<(), ReadError> {
         let (mut watch, head) = (self.watch(), reader.read_few(|store| store.head()).await?);

@@ -110,7 +110,7 @@ fn fail(error: &dyn std::error::Error, hint: Option<String>, code: u8) -> ExitCo
     if let Some(hint) = hint {
         text.push_str(&format!("\nhint: {hint}\n"));
     }
-    // Whoever reads this may have no room for it either; the code still tells.
+    // The reader may have no space for it either; the exit code still reports it.
     drop(std::io::stderr().write_all(lodge_proto::visible::visible(&text).as_bytes()));
     ExitCode::from(code)
 }

@@ -9,7 +9,7 @@ use lodge_store::{ReadError, StoreSnapshot};
 use crate::chain;
 use crate::compute::ComputeError;
 use crate::shell::Shell;
-use crate::suspects::{self, Watched};
+use crate::suspects::{self, SuspectWatch};
 
 /// One snapshot of the store. Everything that an answer says of the store is read through one of these, so that it never
 /// mixes two states.
@@ -62,7 +62,7 @@ impl Shell {
     ) -> Result<T, E> {
         let (shell, watched) = (self.clone(), suspects::current());
         let read = move |store: &dyn StoreSnapshot| {
-            let _mark = watched.as_ref().map(Watched::mark);
+            let _mark = watched.as_ref().map(SuspectWatch::mark);
             Ok(read(&ReadView { shell: &shell, store }))
         };
         self.reader.read(read).await.map_err(E::of_store)?

@@ -103,7 +103,7 @@ pub async fn reap(shell: &Arc<Shell>) -> Result<Reaped, ReadError> {
         let lock = if shell.executor.is_held(&sandbox) { Lock::Held } else { Lock::Free };
         let owner = row.map_or(Owner::Nobody, |row| Owner::Agent(row.state));
         if lock == Lock::Free && shell.executor.has_leftovers(&sandbox).await {
-            // Ending them is for whoever starts, stops or removes the agent.
+            // The start, stop or removal of the agent ends them.
             let detail = "processes of its dead keeper are left".to_owned();
             reaped.failed.push(NotPrunedView { sandbox, detail });
             continue;

@@ -9,7 +9,7 @@ use lodge_core::record::AgentRow;
 use lodge_core::token::TokenRow;
 use lodge_core::{AgentId, IdSource};
 use lodge_exec::{Executor, ProgramImage, SystemExecutor};
-use lodge_store::{OpenError, Opened};
+use lodge_store::{OpenError, OpenedDatabase};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::TaskTracker;
@@ -97,7 +97,7 @@ impl ServeError {
         }
     }
 
-    /// 75 (try again later) tells whoever started us that another daemon has the directory.
+    /// 75 (try again later): another daemon has the directory.
     pub fn exit_code(&self) -> u8 {
         match self {
             ServeError::Home(HomeError::Taken { .. }) => 75,
@@ -139,7 +139,7 @@ pub async fn serve(
     let mut opened = room.with_reserve(is_full, || lodge_store::open(&home.database(), &entropy))?;
     crash::point("after_load");
     match room.with_reserve(HomeError::is_full, || home.sign(opened.loaded.epoch)) {
-        // Those who lose the lock are told less; whoever reads is served all the same.
+        // Processes that lose the lock report less; readers are served all the same.
         Err(error) if error.is_full() => {
             tracing::warn!(event = "lock.not_signed", error = crate::chain(&error))
         }
@@ -212,7 +212,7 @@ pub async fn serve(
     shell.spawn(TaskKind::Decide, decider.run(engine));
     let http = tcp.state();
     shell.set_http(http.clone());
-    // Before the socket is there: whoever finds the socket finds the token.
+    // Before the socket exists: a client that finds the socket finds the token.
     write_credentials(&home, &shell, &gate, token, &socket, &http).await?;
     let bound = api::bind(&socket, tcp)?;
     tracing::info!(event = "daemon.started", epoch, socket = %socket.display(), http = http.url());
@@ -220,7 +220,7 @@ pub async fn serve(
     shell.spawn(TaskKind::SuspectsSettle, grow_up(shell.clone()));
     shell.spawn(TaskKind::Sweep, crate::reap::sweep_regularly(shell.clone()));
     shell.spawn(TaskKind::JobRetention, crate::jobs::run_retention(shell.clone()));
-    // What a daemon that was killed brought and did not record.
+    // What a killed daemon pulled and did not record.
     shell.spawn(TaskKind::ImageCollection, shell.images.clone().collect());
     let api = Arc::new(Api { shell: shell.clone(), gate, sockets: TaskTracker::new() });
     bound.serve(api, |http| tell_http(&home, &shell, http)).await;
@@ -274,7 +274,7 @@ fn entropy() -> Result<([u8; 64], u64), ServeError> {
 }
 
 /// Has agents at rest loaded whose pull killed the daemon: it is set aside also if they were stopped meanwhile.
-fn add_suspected(opened: &mut Opened, convicted: &[Suspect]) {
+fn add_suspected(opened: &mut OpenedDatabase, convicted: &[Suspect]) {
     let pulls = convicted.iter().filter(|suspect| suspect.work.kind == WorkKind::Pull);
     for id in pulls.filter_map(|suspect| suspect.work.subject.parse::<AgentId>().ok()) {
         if !opened.loaded.agents.iter().any(|row| row.id == id)
@@ -314,7 +314,7 @@ fn credentials(home: &Home) -> serde_json::Value {
     read.ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
-/// The operator's token: kept while it is good, issued anew otherwise, and written when it or the addresses change.
+/// The operator's token: kept while it is valid, issued again otherwise, and written when it or the addresses change.
 async fn write_credentials(
     home: &Home,
     shell: &Shell,

@@ -297,7 +297,7 @@ impl Shell {
         drop(self.inputs.try_send(Input::Seen(Seen::Settled { requests, seq, rest })));
     }
 
-    /// Hands an answer to whoever holds the ticket. A caller that went away is no error.
+    /// Sends the answer to the holder of the ticket. A caller that has left is not an error.
     pub fn answer(&self, ticket: Ticket, reply: Result<Answer, AskError>) {
         let waiting = self.tickets.lock().unwrap_or_else(PoisonError::into_inner).remove(&ticket);
         if let Some(waiting) = waiting {

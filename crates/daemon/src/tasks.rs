@@ -27,7 +27,7 @@ macro_rules! task_kinds {
 }
 
 task_kinds! {
-    /// The engine's loop. It ends only with the daemon; whoever asks after that is told that the daemon shuts down.
+    /// The engine's loop. It ends only with the daemon; later requests are refused because the daemon shuts down.
     Decide = "decide",
     /// One sandbox's effects, in order. A failure of the sandbox is an observation for the engine.
     Sandbox = "sandbox",
@@ -54,7 +54,7 @@ task_kinds! {
     StopSignal = "stop signal",
     /// Waits for signals to read the settings again. A mistake in the settings is logged and changes nothing.
     ReloadSignal = "reload signal",
-    /// Reads the settings again. A mistake is the answer to whoever asked.
+    /// Reads the settings again. A mistake is reported to the caller.
     Reload = "reload",
     /// A change that goes on when its client leaves. A failure is its answer, if anybody still waits.
     Change = "change",
@@ -68,7 +68,7 @@ task_kinds! {
     SocketFollower = "socket follower",
 }
 
-/// Gives a future its name, for whoever reports a panic in it.
+/// Gives a future its name, for the report of a panic in it.
 pub fn named<F: Future>(kind: TaskKind, future: F) -> impl Future<Output = F::Output> {
     RUNNING.scope(kind, future)
 }

@@ -1,6 +1,6 @@
 //! What an engine holds, as values that can be counted and compared.
 //!
-//! Owns: nothing. A reader's view, so that whoever drives an engine can prove that its memory is bounded, agrees with
+//! Owns: nothing. A reader's view, so that tests can prove that the engine's memory is bounded, agrees with
 //! itself, and is what a restart would find.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -121,6 +121,6 @@ pub enum Effect {
 pub enum Again {
     /// What was in the way may be gone by then.
     Later,
-    /// It would fail in the same way for ever.
+    /// It would always fail in the same way.
     Never,
 }

@@ -68,7 +68,7 @@ pub struct Host {
     pub render: Render,
 }
 
-/// What people set, and may set anew while the daemon runs.
+/// Settings of the operator. They may change while the daemon runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
     /// What happens to the work of a process that died, where its agent does not say.

@@ -12,7 +12,7 @@ use crate::{AgentCommand, Answer, Caller, Command, Engine, Refusal, Rendered, Re
 /// Answers that may not be readable in the store yet, and some more.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
-    recent: HashMap<Arc<RequestName>, Recent>,
+    recent: HashMap<Arc<RequestName>, RecentRequest>,
     /// With the number of the request, counted from the start of the daemon.
     order: VecDeque<(u64, Arc<RequestName>)>,
     recorded: u64,
@@ -21,7 +21,7 @@ pub(crate) struct Requests {
 }
 
 #[derive(Debug)]
-struct Recent {
+struct RecentRequest {
     digest: [u8; 32],
     /// As text: thousands are kept, and a parsed answer is many times as large.
     answer: Rendered,
@@ -39,7 +39,7 @@ impl Requests {
 
     fn remember(&mut self, key: RequestKey, answer: Rendered) {
         let name = Arc::new((key.caller, key.request_id));
-        if self.recent.insert(name.clone(), Recent { digest: key.digest, answer }).is_none() {
+        if self.recent.insert(name.clone(), RecentRequest { digest: key.digest, answer }).is_none() {
             self.order.push_back((self.recorded, name));
         }
         self.forget(RECENT_REQUESTS_MAX);

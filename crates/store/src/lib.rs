@@ -9,4 +9,4 @@ mod write;
 
 pub use reads::*;
 pub use sqlite::*;
-pub use write::{BatchWriter, Committed, TestLimit, Unwritten, WalLimits, WriteError, Writer};
+pub use write::{BatchWriter, Committed, FailedBatch, TestLimit, WalLimits, WriteError, Writer};

@@ -90,7 +90,7 @@ impl<T> Committed<T> {
 
 /// What was not written, and why. The error says whether any of it can be on disk.
 #[derive(Debug)]
-pub struct Unwritten<T> {
+pub struct FailedBatch<T> {
     pub error: WriteError,
     pub carried: T,
 }
@@ -116,11 +116,11 @@ impl Writer {
         &mut self,
         writes: impl IntoIterator<Item = &'w Write>,
         carried: T,
-    ) -> Result<Committed<T>, Unwritten<T>> {
+    ) -> Result<Committed<T>, FailedBatch<T>> {
         let writes: Vec<&Write> = writes.into_iter().collect();
         match self.store.write(&writes) {
             Ok(()) => Ok(Committed(carried)),
-            Err(error) => Err(Unwritten { error, carried }),
+            Err(error) => Err(FailedBatch { error, carried }),
         }
     }
 

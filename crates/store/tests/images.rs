@@ -7,7 +7,7 @@ use lodge_core::record::{
     RuntimeRecord, ToolRecord, Write,
 };
 use lodge_core::{AgentId, IdSource, LineageId, SandboxId, Timestamp};
-use lodge_store::{Opened, open};
+use lodge_store::{OpenedDatabase, open};
 
 const NOW: Timestamp = Timestamp::from_ms(1_700_000_000_000);
 
@@ -54,7 +54,7 @@ fn agent(state: AgentState, digest: &str) -> AgentRow {
 
 struct ImageStoreWorld {
     dir: tempfile::TempDir,
-    store: Opened,
+    store: OpenedDatabase,
 }
 
 impl ImageStoreWorld {

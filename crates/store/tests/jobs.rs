@@ -6,7 +6,7 @@ use std::path::Path;
 use lodge_core::job::{JobProgress, JobRequest, JobRow, JobState, JobStream, JobWrite, SESSION_LABEL};
 use lodge_core::record::Write;
 use lodge_core::{AgentId, Cause, IdSource, JobId, Timestamp};
-use lodge_store::{JobFilter, Opened, OutputFate, open};
+use lodge_store::{JobFilter, OpenedDatabase, OutputFate, open};
 use rusqlite::Connection;
 
 const AGENT: &str = "agt_00000000000000001";
@@ -36,7 +36,7 @@ fn third_schema(path: &Path) {
 struct JobStoreWorld {
     _dir: tempfile::TempDir,
     path: std::path::PathBuf,
-    store: Opened,
+    store: OpenedDatabase,
     ids: IdSource,
 }
 

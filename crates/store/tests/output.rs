@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use lodge_core::{IdSource, JobId, Timestamp};
 use lodge_store::{
-    GivenBack, OutputChunk, OutputEnds, OutputError, OutputOpenError, OutputOpened, OutputReader,
-    OutputStore, OutputStream,
+    OutputChunk, OutputEnds, OutputError, OutputOpenError, OutputOpened, OutputReader, OutputStore,
+    OutputStream, ShrinkState,
 };
 use rusqlite::Connection;
 
@@ -141,7 +141,7 @@ fn removed_output_is_gone_and_the_file_becomes_smaller() {
     store.remove(&[jobs[0].clone(), jobs[2].clone(), job(9)]).unwrap();
     assert!((2 * EACH..3 * EACH).contains(&reader.total_bytes().unwrap()));
     let mut calls = 0;
-    while store.give_back().unwrap() == GivenBack::Some {
+    while store.give_back().unwrap() == ShrinkState::Some {
         calls += 1;
         assert!(calls < 10, "it never ends");
     }

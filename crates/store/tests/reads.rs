@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use lodge_core::Timestamp;
 use lodge_core::event::DaemonStarted;
 use lodge_core::record::{EventRow, Write};
-use lodge_store::{Opened, READ_QUEUE_MAX, ReadError, open};
+use lodge_store::{OpenedDatabase, READ_QUEUE_MAX, ReadError, open};
 
 const THREADS: usize = 4;
 
@@ -22,7 +22,7 @@ fn event(seq: u64) -> Write {
     })
 }
 
-fn opened() -> (tempfile::TempDir, Opened) {
+fn opened() -> (tempfile::TempDir, OpenedDatabase) {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir.path().join("daemon.db"), &[7; 64]).unwrap();
     (dir, store)

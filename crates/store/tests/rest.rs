@@ -10,7 +10,7 @@ use lodge_core::record::{
     Retry, ToolRecord, Write,
 };
 use lodge_core::{AgentId, IdSource, LineageId, SandboxId, Timestamp};
-use lodge_store::{Opened, open};
+use lodge_store::{OpenedDatabase, open};
 use rusqlite::Connection;
 
 const NOW: Timestamp = Timestamp::from_ms(1_700_000_000_000);
@@ -83,7 +83,7 @@ fn removed(row: &AgentRow) -> Write {
     })
 }
 
-fn reopened(dir: &tempfile::TempDir) -> Opened {
+fn reopened(dir: &tempfile::TempDir) -> OpenedDatabase {
     open(&dir.path().join("daemon.db"), &[7; 64]).unwrap()
 }
 
@@ -113,7 +113,7 @@ fn an_agent_at_rest_is_not_loaded_but_its_name_its_image_and_its_user_count() {
     assert_eq!(names, ["again", "alive", "going", "stopped"], "what an engine remembers is read as well");
     drop(store);
 
-    let Opened { loaded, reader, .. } = reopened(&dir);
+    let OpenedDatabase { loaded, reader, .. } = reopened(&dir);
     let mut names: Vec<&str> = loaded.agents.iter().map(|row| row.name.as_str()).collect();
     names.sort_unstable();
     assert_eq!(names, ["again", "alive", "going"]);
@@ -150,7 +150,7 @@ fn agents_that_another_release_wrote_are_counted_when_the_store_is_opened() {
     );
     other.execute_batch(&changes).unwrap();
     drop(other);
-    let Opened { loaded, .. } = reopened(&dir);
+    let OpenedDatabase { loaded, .. } = reopened(&dir);
     assert_eq!(loaded.resting_images, BTreeMap::from([("sha256:0".to_owned(), 2)]));
 }
 
@@ -167,6 +167,6 @@ fn nothing_of_a_load_looks_at_every_agent_or_event() {
     other.execute_batch("UPDATE lineages SET state = 99").unwrap();
     other.execute_batch("DROP TRIGGER agent_images_spec; UPDATE agents SET spec = x'ff'").unwrap();
     drop(other);
-    let Opened { loaded, .. } = reopened(&dir);
+    let OpenedDatabase { loaded, .. } = reopened(&dir);
     assert_eq!((loaded.agents.len(), loaded.names.len()), (0, 400));
 }

@@ -14,7 +14,7 @@ pub enum Mutation {
     LostIntent,
     /// A runtime does not ask again for what a dead daemon did not answer.
     NoResend,
-    /// An exec of which nobody knows how it ended runs again, safe or not.
+    /// An exec of which its outcome is unknown runs again, safe or not.
     BlindRerun,
     /// The end of a program is not told to the engine.
     DeafActor,

@@ -6,9 +6,9 @@ use lodge_core::SessionId;
 use lodge_core::job::JobWrite;
 use lodge_core::record::{AgentWrite, Loaded, SessionWrite, Write};
 use lodge_sim::{DiskGroup, Mutation, SimDisk, SimTrace, SimWorld, storms};
-use lodge_store::{Opened, open};
+use lodge_store::{OpenedDatabase, open};
 
-fn opened(path: &Path) -> Opened {
+fn opened(path: &Path) -> OpenedDatabase {
     open(path, &[7; 64]).unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -29,7 +29,7 @@ fn a_restart_from_the_simulated_store_finds_what_a_restart_from_the_real_one_fin
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("daemon.db");
         let mut disk = SimDisk::default();
-        let mut real: Option<Opened> = None;
+        let mut real: Option<OpenedDatabase> = None;
         for (at, group) in world.kept.take().unwrap().into_iter().enumerate() {
             match group {
                 DiskGroup::Opened => {
@@ -57,7 +57,7 @@ fn a_restart_from_the_simulated_store_finds_what_a_restart_from_the_real_one_fin
     );
 }
 
-fn commit(disk: &mut SimDisk, real: &mut Opened, writes: &[Write]) {
+fn commit(disk: &mut SimDisk, real: &mut OpenedDatabase, writes: &[Write]) {
     disk.commit(writes).unwrap_or_else(|broken| panic!("{broken}"));
     real.writer.commit(writes, ()).unwrap_or_else(|error| panic!("{error:?}")).into_inner();
     for write in writes {
@@ -87,7 +87,7 @@ fn commit(disk: &mut SimDisk, real: &mut Opened, writes: &[Write]) {
     }
 }
 
-fn same_job(disk: &SimDisk, real: &Opened, write: &JobWrite) {
+fn same_job(disk: &SimDisk, real: &OpenedDatabase, write: &JobWrite) {
     let id = match write {
         JobWrite::New { row, .. } => &row.id,
         JobWrite::Progress { id, .. }
@@ -106,6 +106,6 @@ fn same_job(disk: &SimDisk, real: &Opened, write: &JobWrite) {
     }
 }
 
-fn same_session(disk: &SimDisk, real: &Opened, id: &SessionId) {
+fn same_session(disk: &SimDisk, real: &OpenedDatabase, id: &SessionId) {
     assert_eq!(real.reader.here(|snapshot| snapshot.session_fact(id)).unwrap().as_ref(), disk.session(id));
 }

@@ -10,11 +10,11 @@ use lodge_core::session::{Fork, ForkPoint, PathChange, PathPlan, TurnPlace};
 use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, IdSource, LineageId, SandboxId, SessionId, Timestamp, TurnId};
 use lodge_sim::SimDisk;
-use lodge_store::{Opened, TurnPick, open};
+use lodge_store::{OpenedDatabase, TurnPick, open};
 
 struct DiskPair {
     disk: SimDisk,
-    real: Opened,
+    real: OpenedDatabase,
     ids: IdSource,
     agent: AgentId,
     now: i64,

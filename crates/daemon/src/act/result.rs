@@ -65,7 +65,7 @@ fn head(record: &ExitRecord) -> String {
     }
 }
 
-/// An exec of which nobody knows how it ended, with what evidence there is.
+/// An exec of which its outcome is unknown, with what evidence there is.
 pub(super) fn lost(
     stdout: &CapturedStream,
     stderr: &CapturedStream,

@@ -25,8 +25,8 @@ use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use self::blocks::{Blocks, Quarantined};
-use self::pipe::{Arriving, Cut, Leaving, PIECES_MAX, STALLED_AFTER};
-use self::taken::{Allowed, Taken};
+use self::pipe::{ArchiveCut, ExportWriter, ImportReader, PIECES_MAX, STALLED_AFTER};
+use self::taken::{CheckedImport, ImportNaming};
 use super::methods::{Prepared, detached, internal, not_the_reply, record};
 use super::{Api, http, images, quarantine};
 use crate::auth::{Who, rights};
@@ -94,12 +94,12 @@ async fn slot(shell: &Shell) -> Result<OwnedSemaphorePermit, ErrorBody> {
 }
 
 /// Images that are to be exported, with the tools that they need.
-struct Chosen {
+struct ExportSelection {
     images: Vec<(Descriptor, Option<String>)>,
     pins: Pins,
 }
 
-fn chosen(shell: &Shell, names: Vec<String>) -> Result<Chosen, ErrorBody> {
+fn chosen(shell: &Shell, names: Vec<String>) -> Result<ExportSelection, ErrorBody> {
     crash::pill_at("export", &names.join(" "));
     let pins = shell.images.blobs()?.pins();
     let mut images: Vec<(Descriptor, Option<String>)> = Vec::new();
@@ -114,7 +114,7 @@ fn chosen(shell: &Shell, names: Vec<String>) -> Result<Chosen, ErrorBody> {
         })?;
         if summary.state == ImageState::Announced {
             return Err(ErrorBody::new("image.not_found", format!("`{given}` is not wholly here yet"))
-                .hint(format!("`lodge image pull {given}` brings it")));
+                .hint(format!("`lodge image pull {given}` pulls it")));
         }
         let descriptor = shell.images.packed(&pins, &located.digest)?.descriptor;
         if let Some(record) = record {
@@ -134,15 +134,15 @@ fn chosen(shell: &Shell, names: Vec<String>) -> Result<Chosen, ErrorBody> {
             images.push((tool, None));
         }
     }
-    Ok(Chosen { images, pins })
+    Ok(ExportSelection { images, pins })
 }
 
 /// The archive as a body, which is written while it is sent.
-fn sent(api: &Arc<Api>, who: Who, chosen: Chosen, slot: OwnedSemaphorePermit) -> Body {
+fn sent(api: &Arc<Api>, who: Who, chosen: ExportSelection, slot: OwnedSemaphorePermit) -> Body {
     let (pieces, waiting) = mpsc::channel::<io::Result<Bytes>>(PIECES_MAX);
     let shell = api.shell.clone();
     tokio::task::spawn_blocking(move || {
-        let mut leaving = Leaving::new(pieces, shell.end.clone());
+        let mut leaving = ExportWriter::new(pieces, shell.end.clone());
         let written = match shell.images.blobs() {
             Ok(blobs) => {
                 write_archive(blobs, &chosen.images, &mut leaving).map_err(|error| error.to_string())
@@ -180,7 +180,7 @@ async fn import_of(
     body: Body,
 ) -> Result<ImagesImported, ErrorBody> {
     rights::admit(&who, PullImage::NAME)?;
-    let allowed = Allowed::read(asked)?;
+    let allowed = ImportNaming::read(asked)?;
     let shell = &api.shell;
     shell.room.admit(crate::room::Needs::Room, crate::shell::now())?;
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
@@ -202,14 +202,14 @@ async fn import_of(
                 // To one that does not say how long it is nothing was promised: it has what is left beside the others.
                 None => shell.images.spares(bytes),
             };
-            let mut arriving = Arriving::new(Blocks::new(waiting, &watch), &room);
+            let mut arriving = ImportReader::new(Blocks::new(waiting, &watch), &room);
             let read = read_archive(blobs, &pins, &mut arriving);
             if let Some(cut) = arriving.cut() {
                 return Err(cut.told());
             }
             let archive = read.map_err(not_read)?;
             // What is made of the archive still counts as its last block's.
-            let taken = Taken::of(&shell, pins, archive, allowed);
+            let taken = CheckedImport::of(&shell, pins, archive, allowed);
             drop(arriving);
             taken
         })
@@ -248,18 +248,18 @@ fn not_read(error: StreamError) -> ErrorBody {
             "archives are made by `lodge image export IMAGE -o FILE`, or by `skopeo copy … oci-archive:FILE`",
         ),
         StreamError::Blob(error) => ImageError::from(error).into(),
-        StreamError::Io { cause } => Cut::Broken(cause.to_string()).told(),
+        StreamError::Io { cause } => ArchiveCut::Broken(cause.to_string()).told(),
     }
 }
 
-/// Hands a body on as it comes. Whoever reads it may have had enough before its end.
-async fn feed(body: Body, pieces: mpsc::Sender<Bytes>) -> Result<(), Cut> {
+/// Passes a body on as it arrives. The reader may stop before its end.
+async fn feed(body: Body, pieces: mpsc::Sender<Bytes>) -> Result<(), ArchiveCut> {
     let mut stream = body.into_data_stream();
     loop {
         match tokio::time::timeout(STALLED_AFTER, stream.next()).await {
-            Err(_) => return Err(Cut::Stalled),
+            Err(_) => return Err(ArchiveCut::Stalled),
             Ok(None) => return Ok(()),
-            Ok(Some(Err(error))) => return Err(Cut::Broken(error.to_string())),
+            Ok(Some(Err(error))) => return Err(ArchiveCut::Broken(error.to_string())),
             Ok(Some(Ok(piece))) => {
                 if pieces.send(piece).await.is_err() {
                     return Ok(());
@@ -270,9 +270,13 @@ async fn feed(body: Body, pieces: mpsc::Sender<Bytes>) -> Result<(), Cut> {
 }
 
 /// Each image is recorded with its names and its tools at once, or not at all.
-async fn recorded(shell: &Shell, taken: Taken, allowed: Allowed) -> Result<ImagesImported, ErrorBody> {
+async fn recorded(
+    shell: &Shell,
+    taken: CheckedImport,
+    allowed: ImportNaming,
+) -> Result<ImagesImported, ErrorBody> {
     let mut imported = ImagesImported { images: Vec::new(), bins: Vec::new(), tools: taken.tools };
-    let Taken { agents, bins, pins, .. } = taken;
+    let CheckedImport { agents, bins, pins, .. } = taken;
     let add = |new: NewImage| match allowed.moves {
         true => Prepared::of(Command::Image(ImageCommand::Add(Box::new(new)))),
         false => Prepared::of(Command::Image(ImageCommand::AddNew(Box::new(new)))),

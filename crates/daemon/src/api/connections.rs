@@ -75,10 +75,10 @@ impl Origin {
 
 /// One connection, as the requests on it see it.
 #[derive(Debug, Clone)]
-pub(super) struct Connection(Arc<Inner>);
+pub(super) struct Connection(Arc<ConnectionState>);
 
 #[derive(Debug)]
-struct Inner {
+struct ConnectionState {
     id: u64,
     all: Arc<Connections>,
     /// Where it arrived, if it came by TCP.
@@ -134,7 +134,7 @@ impl Connections {
         open.unknown.insert(id, Unknown { origin, cut: cut.clone() });
         drop(open);
         let (has_asked_for_proof, lingers) = (AtomicBool::new(false), AtomicBool::new(false));
-        ConnectionSlot(Connection(Arc::new(Inner {
+        ConnectionSlot(Connection(Arc::new(ConnectionState {
             id,
             all: self.clone(),
             local,
@@ -169,7 +169,7 @@ impl Open {
 impl Connection {
     /// Counts this connection among those with a token.
     pub(super) fn enter(&self, who: &Who) -> Result<(), ConnectionLimit> {
-        let Inner { id, all, cut, .. } = &*self.0;
+        let ConnectionState { id, all, cut, .. } = &*self.0;
         let mut open = all.open();
         if let Some(known) = open.known.get_mut(id) {
             if known.who.token.id != who.token.id {
@@ -214,7 +214,7 @@ impl Connection {
         &self.0.all.busy
     }
 
-    /// True the first time: one question on each connection is enough for whoever means to show a token on it.
+    /// True the first time: one question on each connection is enough for a client that intends to send a token.
     pub(super) fn may_stay_for_proof(&self) -> bool {
         !self.0.has_asked_for_proof.swap(true, Ordering::Relaxed)
     }

@@ -1,8 +1,8 @@
 //! `/v2/`: the images of this daemon, as any OCI client reads them. Nothing can be written here.
 //!
-//! Blobs are sent in pieces as their files have them. A large one that is sent whole is hashed on the way, and broken off
-//! before its end when it is not what its digest says, which is remembered: the next pull brings it anew. Of parts nobody
-//! here can tell; whoever puts them together checks what came.
+//! Blobs are sent in pieces as their files have them. A large one that is sent whole is hashed on the way, and cut
+//! before its end when it is not what its digest says, which is remembered: the next pull fetches it again. Parts cannot
+//! be checked here; the receiver checks the whole.
 
 mod page;
 mod path;
@@ -31,7 +31,7 @@ use serde_json::json;
 use self::page::{Page, paged};
 use self::path::{RegistryRequest, Version, is_repository};
 use super::connections::Connection;
-use super::http::{self, EntryRefusal, Stays};
+use super::http::{self, EntryRefusal, KeepOpen};
 use super::range::{OutOfRange, Range, wanted_range};
 use super::{Api, methods};
 use crate::auth::Who;
@@ -103,7 +103,7 @@ async fn authenticate(
         Ok(who) => {
             request.extensions_mut().insert(who);
             let mut answer = next.run(request).await;
-            answer.extensions_mut().insert(Stays);
+            answer.extensions_mut().insert(KeepOpen);
             answer
         }
         Err(EntryRefusal::Crowded(limit)) => {
@@ -224,7 +224,7 @@ async fn tags(shell: &Arc<Shell>, uri: &Uri, name: String) -> Result<HttpRespons
 
 /// The tags of a repository, which has one at least.
 ///
-/// That a digest belongs to the repository is looked at nowhere: whoever may read one image may read them all, and what an
+/// Whether a digest belongs to the repository is not checked: a caller that may read one image may read them all, and what an
 /// agent needs is asked for under the agent's name.
 fn tags_of(store: &dyn StoreSnapshot, name: &str) -> Result<Vec<String>, RegistryRefusal> {
     let rows = store.image_tags(name).map_err(unread)?;
@@ -346,7 +346,8 @@ async fn blob(
     put_digest(&mut answer, &digest);
     if *method == Method::GET {
         let hasher = (count == length).then(Hasher::default);
-        let sending = Sending { api, who, digest, hasher, file: Arc::new(file), at: part.first, left: count };
+        let sending =
+            BlobDownload { api, who, digest, hasher, file: Arc::new(file), at: part.first, left: count };
         *answer.body_mut() = Body::from_stream(futures_util::stream::unfold(Some(sending), next));
     }
     Ok(answer)
@@ -387,7 +388,7 @@ fn put_digest(answer: &mut HttpResponse, digest: &Digest) {
 }
 
 /// A blob on its way. Its file may be removed meanwhile, and is read all the same.
-struct Sending {
+struct BlobDownload {
     api: Arc<Api>,
     who: Who,
     digest: Digest,
@@ -398,7 +399,7 @@ struct Sending {
     left: u64,
 }
 
-async fn next(sending: Option<Sending>) -> Option<(io::Result<Bytes>, Option<Sending>)> {
+async fn next(sending: Option<BlobDownload>) -> Option<(io::Result<Bytes>, Option<BlobDownload>)> {
     let mut sending = sending.filter(|sending| sending.left > 0)?;
     match sending.piece().await {
         Ok(bytes) => Some((Ok(bytes), Some(sending))),
@@ -407,7 +408,7 @@ async fn next(sending: Option<Sending>) -> Option<(io::Result<Bytes>, Option<Sen
     }
 }
 
-impl Sending {
+impl BlobDownload {
     async fn piece(&mut self) -> io::Result<Bytes> {
         if self.who.is_over() {
             return Err(io::Error::other("the token is over"));

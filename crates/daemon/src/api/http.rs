@@ -68,7 +68,7 @@ async fn check_door(
         Ok(()) => next.run(request).await,
         Err(error) => failed(Value::Null, error),
     };
-    if answer.extensions().get::<Stays>().is_none() {
+    if answer.extensions().get::<KeepOpen>().is_none() {
         // There are only so many connections: they are kept for those who have a token.
         answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
@@ -84,7 +84,7 @@ fn has_body(request: &HttpRequest) -> bool {
 
 /// In the extensions of answers after which the connection stays open.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Stays;
+pub(super) struct KeepOpen;
 
 /// Why nobody may come in with this header on this connection.
 #[derive(Debug)]
@@ -139,7 +139,7 @@ async fn authenticate(
         Ok(who) => {
             request.extensions_mut().insert(who);
             let mut answer = next.run(request).await;
-            answer.extensions_mut().insert(Stays);
+            answer.extensions_mut().insert(KeepOpen);
             answer
         }
         Err(refusal) => failed(Value::Null, refusal.into()),

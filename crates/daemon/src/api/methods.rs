@@ -238,13 +238,13 @@ pub(super) async fn record(
     let left = answer.is_err() && !prepared.pins.is_empty();
     drop(prepared.pins);
     if left {
-        // Whatever was made or brought for it belongs to nobody, and may be what fills the disk.
+        // What was built or pulled for it is unused now, and may be what fills the disk.
         shell.spawn(TaskKind::ImageCollection, shell.images.clone().collect());
     }
     Ok(answer?)
 }
 
-/// Does something to its end, also when whoever waits for it leaves.
+/// Runs work to its end, even if the caller leaves.
 pub(super) async fn detached<T: Send + 'static>(
     shell: &Shell,
     work: impl Future<Output = Result<T, ErrorBody>> + Send + 'static,

@@ -1,6 +1,6 @@
 //! How far a transfer is, for the connection that asked for it.
 //!
-//! Whoever moves bytes only writes down how many: the connection looks at it when it has time, and a client that is slow
+//! A transfer only notes how many bytes it moved: the connection looks at it when it has time, and a client that is slow
 //! hears less often. Nobody waits for anybody.
 
 use std::collections::{BTreeSet, HashMap};

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use axum::extract::{ConnectInfo, Path, State};
 use axum::response::{IntoResponse, Response as HttpResponse};
 use lodge_core::TokenId;
-use lodge_core::token::Standing;
+use lodge_core::token::TokenStatus;
 use lodge_proto::ErrorBody;
 use lodge_proto::proof::{self, Proof};
 use serde_json::Value;
 
 use super::Api;
 use super::connections::Connection;
-use super::http::{self, Stays};
+use super::http::{self, KeepOpen};
 use super::methods::internal;
 use crate::auth;
 use crate::shell::now;
@@ -27,7 +27,7 @@ pub(super) async fn prove(
             let mut answer = axum::Json(proof).into_response();
             // The token is sent on this connection, and on no other.
             if connection.may_stay_for_proof() {
-                answer.extensions_mut().insert(Stays);
+                answer.extensions_mut().insert(KeepOpen);
             }
             answer
         }
@@ -53,9 +53,9 @@ async fn proof_for(api: &Api, connection: &Connection, id: &str, nonce: &str) ->
         .map_err(internal)?
         .ok_or_else(auth::not_ours)?;
     match row.standing(now()) {
-        Standing::Live => {}
-        Standing::Expired => return Err(auth::expired()),
-        Standing::Revoked => return Err(auth::revoked()),
+        TokenStatus::Live => {}
+        TokenStatus::Expired => return Err(auth::expired()),
+        TokenStatus::Revoked => return Err(auth::revoked()),
     }
     let token = api.gate.value(&row).map_err(|error| ErrorBody::new("daemon.internal", error.to_string()))?;
     Ok(Proof::of(&token, &nonce, api.shell.epoch, addr))

@@ -17,7 +17,7 @@ use crate::auth::Who;
 use crate::crash;
 use crate::read_view::ReadView;
 use crate::shell::Shell;
-use crate::suspects::Watched;
+use crate::suspects::SuspectWatch;
 use crate::view;
 use lodge_engine::{Answer, Command, Release, RequestKey, WorkRefusal};
 
@@ -99,7 +99,7 @@ pub(super) fn suspect(
     who: &Who,
     method: &str,
     given: &Value,
-) -> Result<Option<Watched>, ErrorBody> {
+) -> Result<Option<SuspectWatch>, ErrorBody> {
     match method.split_once('/').map_or(method, |(noun, _)| noun) {
         "info" | "rpc" | "daemon" | "quarantine" | "client" => return Ok(None),
         _other => {}
@@ -118,7 +118,7 @@ pub(super) fn suspect(
 
 /// Watches what is computed of a body that is read while it comes, up to a place in it that is known by the digest of
 /// everything before. None: it is set aside.
-pub(super) fn watch_block(shell: &Shell, caller: &str, method: &str, so_far: &[u8]) -> Option<Watched> {
+pub(super) fn watch_block(shell: &Shell, caller: &str, method: &str, so_far: &[u8]) -> Option<SuspectWatch> {
     let mut hash = Sha256::new();
     for part in [caller.as_bytes(), &[0], method.as_bytes(), &[0], so_far] {
         hash.update(part);

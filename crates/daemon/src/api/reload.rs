@@ -6,7 +6,7 @@ use lodge_proto::{ErrorBody, SettingChange};
 use tokio::sync::oneshot;
 
 use super::methods::{Reply, answered};
-use crate::config::Reread;
+use crate::config::ReloadPlan;
 use crate::shell::{Shell, ShuttingDown};
 use crate::tasks::TaskKind;
 use crate::tls::Certificate;
@@ -16,7 +16,7 @@ use lodge_engine::{Command, RequestKey, Seen};
 /// Reads the same sources again and puts into effect what differs; a mistake anywhere changes nothing. Listeners stay
 /// bound, and what is under way goes on with what it began with.
 ///
-/// Whoever asks may leave before it is done: what is recorded is put into effect all the same.
+/// The caller may leave before it is done: what is recorded takes effect all the same.
 pub async fn reload(shell: &Arc<Shell>, key: Option<RequestKey>) -> Reply {
     let (told, answer) = oneshot::channel();
     let worker = shell.clone();
@@ -47,7 +47,7 @@ async fn reload_whole(shell: &Arc<Shell>, key: Option<RequestKey>) -> Reply {
     Ok(answer)
 }
 
-async fn put_into_effect(shell: &Shell, reread: Reread, certificate: Option<Certificate>) {
+async fn put_into_effect(shell: &Shell, reread: ReloadPlan, certificate: Option<Certificate>) {
     shell.config.swap(reread);
     if let Some(certificate) = certificate {
         shell.tls.put(certificate);
@@ -55,7 +55,7 @@ async fn put_into_effect(shell: &Shell, reread: Reread, certificate: Option<Cert
     shell.level.set(&shell.config.settings().log_level);
     shell.tell(Seen::Configured(shell.config.engine_settings())).await;
     shell.jobs.look_now();
-    // Whoever edits the settings may have edited the providers too.
+    // The operator may have edited the providers together with the settings.
     shell.tell(Seen::ProvidersChanged).await;
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lodge_core::{SessionId, Timestamp, TurnId};
 use lodge_proto::*;
 use lodge_store::{
-    NoTurn, PlacedEpoch, Query, SearchError, SearchWanted, SessionMessage, SessionPlace, SessionStanding,
+    EpochPlacement, NoTurn, Query, SearchError, SearchWanted, SessionBase, SessionMessage, SessionPlace,
     TurnCursor, TurnPick, TurnScope,
 };
 use serde_json::Value;
@@ -120,7 +120,7 @@ fn messages(at: &ReadView<'_>, given: &SessionMessagesParams) -> Result<MessageL
         (None, _) | (_, None) => Vec::new(),
     };
     // One that began before the page is told with the page where it did.
-    let begun = |epoch: &PlacedEpoch| found.first().is_some_and(|first| first.row.seq <= epoch.seq);
+    let begun = |epoch: &EpochPlacement| found.first().is_some_and(|first| first.row.seq <= epoch.seq);
     let epochs = epochs.into_iter().filter(begun).map(view::epoch).collect();
     let messages = found.into_iter().map(view::message).collect();
     Ok(MessageList { messages, epochs, next })
@@ -267,7 +267,7 @@ async fn change(
 
 /// Takes a deleted session out of the index too. What is left there is found missing by the next search, and not told.
 async fn forget(shell: &Shell, id: &SessionId) {
-    // Whoever searches now may not be waited for.
+    // A running search is not waited for.
     let Ok(turn) = shell.searching.clone().try_lock_owned() else { return };
     let id = id.clone();
     let forgotten = tokio::task::spawn_blocking(move || turn.forget(&id)).await;
@@ -338,7 +338,7 @@ fn planned(
                 .transpose()?
         }
     };
-    Ok(found.map(|(SessionStanding { fact, agent_name, agent_removed }, what)| SessionChange {
+    Ok(found.map(|(SessionBase { fact, agent_name, agent_removed }, what)| SessionChange {
         fact,
         agent_name,
         agent_removed,

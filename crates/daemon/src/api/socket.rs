@@ -400,7 +400,7 @@ fn gap(dropped: u64) -> Message {
     Message::text(notification_text("gap", &Gap { dropped }))
 }
 
-/// Tells a daemon that was shut down from one that broke off: the client does not bring this one back.
+/// Distinguishes a shutdown from a crash: the client does not start the daemon again.
 fn going_away() -> Message {
     let reason = "the daemon is shutting down".into();
     Message::Close(Some(CloseFrame { code: close_code::AWAY, reason }))

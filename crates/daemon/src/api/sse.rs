@@ -112,7 +112,7 @@ async fn next(mut follow: Follow) -> Option<(Result<SseEvent, Infallible>, Follo
         if !follow.page.is_empty() || follow.cursor < shell.hub.head() {
             continue;
         }
-        // Without this an open stream would hold up the daemon's end for ever.
+        // Without this an open stream would block the daemon's shutdown.
         tokio::select! {
             () = shell.stop.cancelled() => return None,
             _ = follow.who.over() => return None,

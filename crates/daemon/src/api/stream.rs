@@ -31,13 +31,13 @@ pub(super) struct Stream<S> {
 }
 
 enum End {
-    Coming(Pin<Box<dyn Future<Output = Why> + Send>>),
+    Coming(Pin<Box<dyn Future<Output = CloseReason> + Send>>),
     Here,
 }
 
 /// Why a connection is closed from this side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Why {
+enum CloseReason {
     /// Its time without a token is over.
     Late,
     /// It gives way to another, or its token is over and the place is needed.
@@ -64,7 +64,7 @@ impl<S> Stream<S> {
     }
 }
 
-async fn end_of(connection: Connection, within: Duration) -> Why {
+async fn end_of(connection: Connection, within: Duration) -> CloseReason {
     let late = async {
         tokio::time::sleep(within).await;
         if connection.is_known() {
@@ -72,8 +72,8 @@ async fn end_of(connection: Connection, within: Duration) -> Why {
         }
     };
     tokio::select! {
-        () = connection.cut().cancelled_owned() => Why::Cut,
-        () = late => Why::Late,
+        () = connection.cut().cancelled_owned() => CloseReason::Cut,
+        () = late => CloseReason::Late,
     }
 }
 
@@ -83,7 +83,7 @@ impl<S: AsyncWrite + Unpin> Stream<S> {
         let End::Coming(end) = &mut self.end else { return Err(io::ErrorKind::TimedOut.into()) };
         let Poll::Ready(why) = end.as_mut().poll(cx) else { return Ok(()) };
         self.end = End::Here;
-        if why == Why::Cut && self.written_at.is_none() {
+        if why == CloseReason::Cut && self.written_at.is_none() {
             // It fits into a socket's empty buffer, or the peer is gone.
             let told = pin!(&mut self.stream).poll_write(cx, self.place.0.busy_answer());
             drop(told);

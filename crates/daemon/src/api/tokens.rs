@@ -64,7 +64,8 @@ async fn issue(api: &Api, key: Option<RequestKey>, given: TokenIssueParams) -> R
 /// The answer to a request for a token, with the value that was not recorded with it.
 pub(super) async fn issued(api: &Api, answer: Answer) -> Reply {
     let broken = |cause: String| {
-        ErrorBody::new("daemon.internal", "the token was issued and could not be told").because(cause)
+        ErrorBody::new("daemon.internal", "the token was issued, but its value could not be computed")
+            .because(cause)
     };
     let view: TokenView = match &answer {
         Answer::Token(token) => view::token(&token.row, token.at),

@@ -105,7 +105,7 @@ fn checked_schema(given: Value) -> Result<String, ErrorBody> {
 }
 
 /// The id of the session of an agent with a sender: the same for everybody who asks, and known to nobody before, so that
-/// whoever may begin sessions of another agent cannot take it.
+/// a caller that may begin sessions of another agent cannot take it.
 fn sender_session(key: &[u8; 32], agent: &AgentId, sender: &str) -> Result<SessionId, ErrorBody> {
     if sender.is_empty() || sender.len() > 256 {
         return Err(ErrorBody::new("params.invalid", "a sender has 1 to 256 bytes"));

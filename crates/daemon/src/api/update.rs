@@ -10,7 +10,8 @@ use lodge_image::registry::TransferWatch;
 use lodge_proto::{AgentUpdateParams, ErrorBody};
 
 use super::create::{
-    Chosen, Named, check_env, check_model, choose, host_runtime, image_runtime, mounts, policy, spec_of,
+    AgentImage, ImageSource, check_env, check_model, choose, host_runtime, image_runtime, mounts, policy,
+    spec_of,
 };
 use super::methods::{Prepared, ask_prepared, internal, one_agent};
 use crate::images::record::limits_record;
@@ -80,7 +81,7 @@ fn new_image(
     record: &ImageRecord,
     change: &mut Change,
     watch: Arc<dyn TransferWatch>,
-) -> Result<Option<Chosen>, ErrorBody> {
+) -> Result<Option<AgentImage>, ErrorBody> {
     let AgentUpdateParams { path, content, image, build_args, .. } = given;
     if path.is_none() && content.is_none() && image.is_none() {
         return match build_args.is_empty() {
@@ -90,7 +91,7 @@ fn new_image(
         };
     }
     let (path, content, image) = (path.as_deref(), content.as_deref(), image.as_deref());
-    let chosen = choose(shell, Named { path, content, image, build_args }, watch)?;
+    let chosen = choose(shell, ImageSource { path, content, image, build_args }, watch)?;
     change.image = Some(ImageChange {
         name: chosen.named.clone(),
         digest: chosen.image.row.digest.clone(),

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lodge_core::token::{CREDENTIALS, Holder, Standing, TokenRow};
+use lodge_core::token::{CREDENTIALS, Holder, TokenRow, TokenStatus};
 use lodge_core::{AgentId, TokenId};
 use tokio_util::sync::CancellationToken;
 
@@ -31,7 +31,7 @@ struct Live {
 #[derive(Debug, Clone)]
 pub struct Who {
     /// Under this name its requests are kept: every token is a caller of its own. The one in `credentials.json` is the
-    /// same caller when it is replaced, since whoever uses it is.
+    /// same caller when it is replaced, because its user is the same.
     pub caller: String,
     /// Under this name releases before kept them, for a day: all operators were one caller, and all tokens of an agent.
     pub caller_before: String,
@@ -50,7 +50,7 @@ impl Access {
     pub fn put(&self, row: TokenRow) {
         let mut live = self.live();
         let now = now();
-        live.retain(|_, held| held.row.standing(now) != Standing::Expired);
+        live.retain(|_, held| held.row.standing(now) != TokenStatus::Expired);
         match row.revoked_at {
             // One that is in already keeps its callers: they must hear of its end.
             None => {
@@ -88,21 +88,21 @@ impl Who {
         self.token.holder.agent()
     }
 
-    pub fn standing(&self) -> Standing {
-        if self.revoked.is_cancelled() { Standing::Revoked } else { self.token.standing(now()) }
+    pub fn standing(&self) -> TokenStatus {
+        if self.revoked.is_cancelled() { TokenStatus::Revoked } else { self.token.standing(now()) }
     }
 
     pub fn is_over(&self) -> bool {
-        self.standing() != Standing::Live
+        self.standing() != TokenStatus::Live
     }
 
     /// Ends when the token does: revoked, or its time is over.
-    pub async fn over(&self) -> Standing {
+    pub async fn over(&self) -> TokenStatus {
         loop {
             let left_ms = self.token.expires_at.ms() - now().ms();
-            let Ok(left_ms @ 1..) = u64::try_from(left_ms) else { return Standing::Expired };
+            let Ok(left_ms @ 1..) = u64::try_from(left_ms) else { return TokenStatus::Expired };
             tokio::select! {
-                () = self.revoked.cancelled() => return Standing::Revoked,
+                () = self.revoked.cancelled() => return TokenStatus::Revoked,
                 () = tokio::time::sleep(Duration::from_millis(left_ms).min(LOOK_EVERY)) => {}
             }
         }

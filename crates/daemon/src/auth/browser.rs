@@ -80,7 +80,7 @@ pub fn check_query(query: Option<&str>) -> Result<(), ErrorBody> {
     if !carries {
         return Ok(());
     }
-    Err(ErrorBody::new("auth.in_query", "a token must not stand in the address")
+    Err(ErrorBody::new("auth.in_query", "a token must not be part of the address")
         .hint("send it as `Authorization: Bearer …`, and revoke the one that stood there"))
 }
 

@@ -9,7 +9,7 @@ pub mod rights;
 mod token_hmac;
 
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, encode};
-use lodge_core::token::{AGENT_ISSUER, CREDENTIALS, Holder, OPERATOR_ISSUER, Standing, TokenRow};
+use lodge_core::token::{AGENT_ISSUER, CREDENTIALS, Holder, OPERATOR_ISSUER, TokenRow, TokenStatus};
 use lodge_core::{Timestamp, TokenId};
 use lodge_proto::ErrorBody;
 use serde::{Deserialize, Serialize};
@@ -85,7 +85,7 @@ impl Gate {
             row.id == id
                 && row.holder == Holder::Operator
                 && row.name.as_deref() == Some(CREDENTIALS)
-                && row.standing(now.plus_ms(RENEW_MS)) == Standing::Live
+                && row.standing(now.plus_ms(RENEW_MS)) == TokenStatus::Live
         })
     }
 
@@ -132,9 +132,9 @@ enum Bad {
 
 fn still_good(who: &Who) -> Result<(), ErrorBody> {
     match who.standing() {
-        Standing::Live => Ok(()),
-        Standing::Expired => Err(expired()),
-        Standing::Revoked => Err(revoked()),
+        TokenStatus::Live => Ok(()),
+        TokenStatus::Expired => Err(expired()),
+        TokenStatus::Revoked => Err(revoked()),
     }
 }
 
@@ -224,7 +224,7 @@ mod tests {
         access.put(row.clone());
         access.put(TokenRow { revoked_at: Some(Timestamp::from_ms(2)), ..row });
         let wait = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        assert_eq!(wait.block_on(who.over()), Standing::Revoked);
+        assert_eq!(wait.block_on(who.over()), TokenStatus::Revoked);
         assert_eq!(gate.check(Some(&header), &access).unwrap_err().data.code, "auth.revoked");
     }
 

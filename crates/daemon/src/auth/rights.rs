@@ -12,7 +12,7 @@ pub fn admit(who: &Who, method: &str) -> Result<Option<TokenReach>, ErrorBody> {
     let hint = match (&who.token.holder, MethodDoc::named(method).map(|doc| doc.rights)) {
         (Holder::Agent(_), Some(Rights::Agent(reach))) => return Ok(Some(reach)),
         (Holder::Operator, Some(Rights::Agent(_) | Rights::Operator)) => return Ok(None),
-        (Holder::Operator, None) => "there is no such method, so nobody may call it".to_owned(),
+        (Holder::Operator, None) => "there is no such method".to_owned(),
         (Holder::Agent(_), Some(Rights::Operator) | None) => {
             let names: Vec<&str> = METHODS
                 .iter()

@@ -13,13 +13,13 @@ use super::table::{SETTINGS, nearest};
 
 /// A value of the file, and its line.
 #[derive(Debug, Clone)]
-pub(super) struct Written {
+pub(super) struct FileValue {
     pub value: Value,
     pub line: u64,
 }
 
 /// The keys below `serve:`, and `data-dir`.
-pub(super) type Keys = BTreeMap<String, Written>;
+pub(super) type Keys = BTreeMap<String, FileValue>;
 
 #[derive(Deserialize)]
 struct Sections {
@@ -51,7 +51,7 @@ pub(super) fn read_file(file: &Path) -> Result<(Keys, Vec<ConfigError>), ConfigE
         match (key.as_str(), written.value) {
             ("serve", Value::Object(_) | Value::Null) => {}
             ("serve", _) => return Err(bad_shape(file, line, "expected keys below `serve:`")),
-            ("data-dir", value) => drop(keys.insert(key, Written { value, line })),
+            ("data-dir", value) => drop(keys.insert(key, FileValue { value, line })),
             (name, _) if is_setting(name) => {
                 mistakes.push(ConfigError::AtTop { file: file.to_owned(), line, key });
             }
@@ -62,7 +62,7 @@ pub(super) fn read_file(file: &Path) -> Result<(Keys, Vec<ConfigError>), ConfigE
     for (key, written) in serve.unwrap_or_default() {
         let line = written.referenced.line();
         if key == "data-dir" || is_setting(&key) {
-            keys.insert(key, Written { value: written.value, line });
+            keys.insert(key, FileValue { value: written.value, line });
         } else {
             mistakes.push(unknown(file, line, key));
         }

@@ -8,18 +8,18 @@ use serde_json::Value;
 
 use super::file::Keys;
 use super::table::{SETTINGS, WhenApplied};
-use super::{Config, ConfigError, InEffect, SettingInEffect, Source};
+use super::{AppliedSettings, Config, ConfigError, SettingInEffect, Source};
 
 /// What a reload would change, checked and not yet in effect.
 #[derive(Debug)]
-pub struct Reread {
-    next: InEffect,
+pub struct ReloadPlan {
+    next: AppliedSettings,
     pub told: Reloaded,
 }
 
 impl Config {
     /// Reads the same sources again. Whatever is wrong with them is found here.
-    pub fn reread(&self) -> Result<Reread, ConfigError> {
+    pub fn reread(&self) -> Result<ReloadPlan, ConfigError> {
         let (file, yaml, mistakes) = self.given.file()?;
         let mut next = self.given.values(file.as_deref(), &yaml, mistakes)?;
         let now = self.in_effect();
@@ -49,13 +49,13 @@ impl Config {
             }
         }
         told.needs_restart.extend(self.other_data_dir(&yaml));
-        let next = InEffect::new(file, next, waiting);
+        let next = AppliedSettings::new(file, next, waiting);
         next.check_together()?;
-        Ok(Reread { next, told })
+        Ok(ReloadPlan { next, told })
     }
 
     /// Puts into effect what was read. Whatever is begun from here on sees it.
-    pub fn swap(&self, reread: Reread) {
+    pub fn swap(&self, reread: ReloadPlan) {
         *self.in_effect.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(reread.next);
     }
 

@@ -145,7 +145,7 @@ fn below(state: &mut u64, bound: u64) -> u64 {
     (*state >> 33) % bound
 }
 
-/// A turn as any end may have left it: without an answer, cut in its calls, broken off, empty.
+/// A turn as any end may have left it: without an answer, cut in its calls, interrupted, empty.
 fn any_turn(state: &mut u64, number: u32) -> Vec<MessageRow> {
     let mut rows = vec![text(number, Role::User, "question")];
     for _ in 0..below(state, 4) {

@@ -20,7 +20,7 @@ pub(crate) struct Collections {
 }
 
 impl Images {
-    /// Removes the contents that no image has. It waits for nobody, and whoever asks while one waits already is served by
+    /// Removes the contents that no image has. It does not wait for pulls, and a request while one is queued is served by
     /// that one.
     pub(crate) async fn collect(self: Arc<Self>) {
         if self.collections.waits.swap(true, Ordering::SeqCst) {

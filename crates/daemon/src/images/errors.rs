@@ -151,13 +151,15 @@ impl ImageError {
             ImageError::Invalid(_) => BadImage::HINT.to_owned(),
             ImageError::Unsupported { .. } => unsupported::HINT.to_owned(),
             ImageError::Agentfile(error) if unsupported::is_all(error) => unsupported::HINT.to_owned(),
-            ImageError::Agentfile(_) => "ask whoever made it, or build it here from its source".to_owned(),
+            ImageError::Agentfile(_) => "ask its author, or build it here from its source".to_owned(),
             ImageError::NamesInside { .. } => {
-                "if that is meant so, bring what it names first, with `lodge bin pull` or `lodge image pull`"
+                "if that is intended, pull what it names first with `lodge bin pull` or `lodge image pull`"
                     .to_owned()
             }
-            ImageError::NotAnAgent { .. } => "tools are brought with `lodge bin pull`".to_owned(),
-            ImageError::AgentAsTool { .. } => "ask whoever made the image that names it as a tool".to_owned(),
+            ImageError::NotAnAgent { .. } => "`lodge bin pull` pulls tools".to_owned(),
+            ImageError::AgentAsTool { .. } => {
+                "ask the author of the image that names it as a tool".to_owned()
+            }
             ImageError::NotATool { .. } => "tools are made with `lodge bin build`".to_owned(),
             ImageError::NoPlatform { tool, host, .. } => format!(
                 "build it for {host} too (`lodge bin build {tool} {host}:PATH …`), then the agent's image again, which keeps \
@@ -166,12 +168,12 @@ impl ImageError {
             ImageError::ToolNotFound { reference, .. } => {
                 let stock = stock_hint(reference).map(|hint| format!("{hint}; or ")).unwrap_or_default();
                 format!(
-                    "{stock}bring it with `lodge bin pull`, build it again as `{}`, or push the agent again from where it has it",
+                    "{stock}pull it with `lodge bin pull`, build it again as `{}`, or push the agent again from where it has it",
                     name_of(reference)
                 )
             }
             ImageError::ProgramChanged { .. } | ImageError::ProgramUnreadable { .. } => {
-                "start the agent again: it is unpacked anew".to_owned()
+                "start the agent again: the tool is unpacked again".to_owned()
             }
             ImageError::NotPacked { .. } => "build it again".to_owned(),
             ImageError::BadDigest { .. } => "build the image again".to_owned(),

@@ -1,6 +1,6 @@
 //! Logins of registries, as `docker login` keeps them: in `config.json`, or with programs that it names.
 //!
-//! Read anew whenever one is needed, and never kept. Nothing that is told of a failure has a secret in it: neither what
+//! Read again whenever one is needed, and never kept. No error message contains a secret: neither what
 //! stands in the file nor what a program said.
 
 use std::collections::BTreeMap;
@@ -164,20 +164,20 @@ impl Auth {
 /// What a program answers.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Given {
+struct HelperAnswer {
     username: String,
     secret: String,
 }
 
 fn given(stdout: &[u8]) -> Option<RegistryLogin> {
-    let Given { username, secret } = serde_json::from_slice(stdout).ok()?;
+    let HelperAnswer { username, secret } = serde_json::from_slice(stdout).ok()?;
     let is_token = username == TOKEN_USER;
     Some(RegistryLogin { user: username, secret, is_token })
 }
 
 /// The file; `None` when there is none. What is told of a broken one is where it is broken, and not what stands there.
 fn read(path: &Path) -> Result<Option<ConfigFile>, String> {
-    // Whoever opens a pipe without that waits until somebody writes to it.
+    // Without this flag, opening a pipe blocks until a writer opens it.
     let how = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::open(path, how, Mode::empty()) {
         Ok(file) => std::fs::File::from(file),

@@ -56,7 +56,7 @@ pub struct Arrived {
     pub pins: Pins,
 }
 
-/// What an agent needs, found or brought.
+/// What an agent needs, found or pulled.
 #[derive(Debug)]
 pub struct Ready {
     /// Its image, when it was not complete before, and tools that nobody had.
@@ -180,7 +180,7 @@ impl Images {
         Ok(Arrived { row, with: Vec::new(), pins })
     }
 
-    /// Brings an image with the tools it needs. Whoever asks for the same one meanwhile waits for the same transfer.
+    /// Pulls an image with the tools it needs. Callers that request the same image meanwhile wait for the same transfer.
     pub async fn pull(
         self: &Arc<Self>,
         remote: &RemoteImage,
@@ -257,7 +257,7 @@ impl Images {
         Ok(ImageRow { digest, name, bytes, state: ImageState::Complete, contents })
     }
 
-    /// As [`Images::row`], off the threads that serve. What that brings is pinned, too.
+    /// As [`Images::row`], off the threads that serve. What that pulls is pinned, too.
     async fn row_of(
         self: &Arc<Self>,
         pins: Pins,
@@ -285,7 +285,7 @@ impl Images {
         Box::pin(self.transfers.join(remote, watch, begin))
     }
 
-    /// Finds out what a tag means now, and joins whoever brings that.
+    /// Resolves a tag now, and joins a transfer of that digest.
     async fn bring_tag(self: Arc<Self>, at: RemoteImage, fan: Arc<Fan>) -> TransferResult {
         let blobs = self.blobs()?;
         // Until the end: what was resolved is not fetched again.
@@ -342,7 +342,7 @@ impl Images {
     pub(crate) fn admit(&self, bytes: u64) -> Result<Promise<'_>, ImageError> {
         let refused = || ImageError::NoRoom {
             why: format!(
-                "it needs {bytes} bytes more, beside what others bring now, and some have to stay free"
+                "it needs {bytes} more bytes in addition to the transfers under way, and some space has to stay free"
             ),
         };
         // Where nothing at all is begun any more, that is what is told.

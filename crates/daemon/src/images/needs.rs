@@ -33,7 +33,7 @@ struct Tool {
 }
 
 impl Images {
-    /// Finds or brings everything that an agent needs, and unpacks its programs. Dropping this gives up, unless somebody
+    /// Finds or pulls everything that an agent needs, and unpacks its programs. Dropping this future cancels, unless somebody
     /// else waits for the same transfer.
     pub async fn ready(self: &Arc<Self>, row: &AgentRow) -> Result<Ready, ImageError> {
         let mut pins = self.blobs()?.pins();
@@ -104,7 +104,7 @@ impl Images {
         Ok(self.blobs()?.read(&digest_of(digest)?, file.size)?)
     }
 
-    /// The tools that an image needs, found or brought; each as it is recorded.
+    /// The tools that an image needs, found or pulled; each as it is recorded.
     pub(super) async fn needed(
         self: &Arc<Self>,
         pins: &Pins,
@@ -117,7 +117,7 @@ impl Images {
             let digest = pinned(reference)?;
             let Entry::Vacant(place) = with.entry(digest) else { continue };
             let whole = self.tool_image(pins, reference, from, watch.clone()).await?;
-            // A tool names nothing that would have to be brought.
+            // A tool has no dependencies to pull.
             let pins = self.blobs()?.pins();
             let (row, _pins) = self.row_of(pins, whole, name_of(reference), from.to_vec()).await?;
             place.insert(row);
@@ -166,7 +166,7 @@ impl Images {
         }
     }
 
-    /// Refuses to go into this network because an image from outside says so: whoever made it would have us knock where
+    /// Refuses to go into this network because an image from outside says so: its author would have us connect where
     /// they cannot. An image that came from nowhere was built here.
     pub(super) async fn refuse_inward(
         &self,
@@ -235,7 +235,7 @@ impl Images {
         from: &[RemoteImage],
     ) -> Result<Tool, ImageError> {
         match self.unpacked(whole).await {
-            // What was found to be damaged is brought anew, where it can be had.
+            // A damaged blob is pulled again, if a registry has it.
             Err(error) if error.is_damage() => {
                 let whole = self.somewhere(pins, reference, from, Arc::new(Unwatched)).await?;
                 self.unpacked(whole).await

@@ -1,4 +1,4 @@
-//! Agents out of images. Those of Lodge are flattened; OpenOtters' name parents and tools, which are found here or brought.
+//! Agents out of images. Those of Lodge are flattened; OpenOtters' name parents and tools, which are found here or pulled.
 
 use std::cell::RefCell;
 use std::sync::Arc;

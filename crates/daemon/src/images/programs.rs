@@ -43,7 +43,7 @@ impl Programs {
     ) -> Result<Program, ImageError> {
         let platform = choose(bin, &Platform::here())?;
         let mut make = |file: &mut File| -> Result<(), ImageError> {
-            let mut to = Sparing { to: file, room, written: 0, look_at: 0 };
+            let mut to = SpaceCheckedWriter { to: file, room, written: 0, look_at: 0 };
             let digest = copy_program(blobs, bin, platform, &mut to)?;
             self.meant().insert(platform.digest, digest);
             Ok(())
@@ -54,7 +54,7 @@ impl Programs {
         if self.digest_of(&path).is_ok_and(|found| found == digest) {
             return Ok(Program { path, digest });
         }
-        // Somebody changed it. Whoever runs it still has the old file.
+        // The file was changed. Processes that run it still have the old file.
         tracing::warn!(event = "program.changed", path = %path.display());
         std::fs::remove_file(&path).map_err(|cause| unreadable(&path, cause))?;
         let path = place()?;
@@ -149,14 +149,14 @@ fn copy_program(
 }
 
 /// What is written as long as the disk can spare it.
-struct Sparing<'w> {
+struct SpaceCheckedWriter<'w> {
     to: &'w mut File,
     room: &'w dyn Fn(u64) -> bool,
     written: u64,
     look_at: u64,
 }
 
-impl Write for Sparing<'_> {
+impl Write for SpaceCheckedWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.written >= self.look_at {
             self.look_at = self.written + LOOK_EVERY;

@@ -1,4 +1,4 @@
-//! Room on the disk that was promised to whoever brings or makes images, so that those who begin together do not all count
+//! Disk space that is promised to pulls and builds of images, so that those that begin together do not all count
 //! on the same.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,7 +21,7 @@ pub(crate) struct Promise<'p> {
 
 impl Promises {
     /// Promises room, when none is needed or there is some beside what others were promised. What of that is written by now
-    /// is counted twice: on a disk that is nearly full, whoever comes later is refused until the others are done.
+    /// is counted twice: on a disk that is nearly full, later requests are refused until the others are done.
     pub(crate) fn make(&self, room: &Room, bytes: u64) -> Option<Promise<'_>> {
         let mut all = self.bytes();
         if bytes > 0 && !room.spares(all.saturating_add(bytes)) {

@@ -20,7 +20,7 @@ use crate::crash;
 /// way, for as long as a registry likes, and one that is pushed a thread as well.
 pub(super) const MOVING_MAX: usize = 32;
 
-/// What a transfer brought. It is kept from being collected as long as somebody has this.
+/// The result of a transfer. It is not collected as long as this value exists.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub whole: Whole,
@@ -55,13 +55,13 @@ impl Default for Transfers {
 }
 
 impl Transfers {
-    /// The right to move the contents of an image. Whoever holds it waits for no other transfer to begin.
+    /// The right to move the contents of an image. Its holder waits for no other transfer to begin.
     pub(crate) async fn slot(&self) -> Option<SemaphorePermit<'_>> {
         self.moving.acquire().await.ok()
     }
 
-    /// Waits for the transfer of `at`, which is begun when there is none. Whoever drops this waits no more; when nobody
-    /// does, it is broken off, and what came so far stays to be gone on with.
+    /// Waits for the transfer of `at`, which is begun when there is none. Dropping this future stops waiting; when nobody
+    /// waits, the transfer is cancelled, and what was received stays for the next attempt.
     pub(crate) async fn join(
         &self,
         at: &RemoteImage,
@@ -102,7 +102,7 @@ impl std::fmt::Debug for Transfers {
     }
 }
 
-/// Tells how far a transfer is to everybody who watches it. Whoever comes later is told what was before.
+/// Reports the progress of a transfer to all its watchers. A late watcher gets the past progress first.
 #[derive(Default)]
 pub(crate) struct Fan {
     state: Mutex<FanState>,
@@ -150,7 +150,7 @@ impl Fan {
     }
 
     /// Tells `watch` until what this returns is dropped.
-    fn watch(self: &Arc<Self>, watch: Arc<dyn TransferWatch>) -> Watching {
+    fn watch(self: &Arc<Self>, watch: Arc<dyn TransferWatch>) -> FanWatch {
         let mut state = self.state();
         for (digest, part) in &state.parts {
             part.way.tell(&part.descriptor, &*watch);
@@ -161,16 +161,16 @@ impl Fan {
         let number = state.next;
         state.next += 1;
         state.watchers.insert(number, watch);
-        Watching { fan: self.clone(), number }
+        FanWatch { fan: self.clone(), number }
     }
 }
 
-struct Watching {
+struct FanWatch {
     fan: Arc<Fan>,
     number: u64,
 }
 
-impl Drop for Watching {
+impl Drop for FanWatch {
     fn drop(&mut self) {
         self.fan.state().watchers.remove(&self.number);
     }

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lodge_core::JobId;
-use lodge_store::GivenBack;
+use lodge_store::ShrinkState;
 
-use super::archiver::{ArchivedOutput, Archiver, Batch, Left, NotArchived, Placed, Task, Want};
+use super::archiver::{
+    ArchiveRequest, ArchivedOutput, Archiver, Batch, JobOutputLayout, Left, NotArchived, Task,
+};
 use super::queue::Work;
 use super::{Layout, retention};
 use crate::crash::{self, Mutation};
@@ -16,7 +18,7 @@ use lodge_engine::jobs::JobSeen;
 use lodge_engine::{Effect, JobOrder, SandboxEffect, Seen};
 
 /// How far behind everything else this thread stands when somebody waits for a core: output that is not archived yet is
-/// safe in its files, and whoever writes it there, or waits for a commit, goes first.
+/// safe in its files, so writers of those files and commits go first.
 const NICE: i32 = 10;
 
 /// Runs until the daemon ends. Without room it waits and goes on; when the archive fails otherwise output stays where it
@@ -54,7 +56,7 @@ struct Thread<'a> {
     shell: &'a Arc<Shell>,
     archiver: Archiver,
     /// Of the jobs that are not archived.
-    places: HashMap<JobId, Placed>,
+    places: HashMap<JobId, JobOutputLayout>,
     said: LoggedTrouble,
 }
 
@@ -76,7 +78,7 @@ impl Thread<'_> {
                 Ok(())
             }
             Work::GiveBack => {
-                if self.archiver.give_back()? == GivenBack::All {
+                if self.archiver.give_back()? == ShrinkState::All {
                     self.shell.jobs.queue.gave_back();
                 }
                 Ok(())
@@ -94,7 +96,7 @@ impl Thread<'_> {
         Ok(self.shell.room.spares(2 * bytes + self.archiver.pending_bytes()?))
     }
 
-    fn archive(&mut self, jobs: &[(JobId, Want)]) -> Result<(), NotArchived> {
+    fn archive(&mut self, jobs: &[(JobId, ArchiveRequest)]) -> Result<(), NotArchived> {
         let (mut tasks, mut unknown) = (Vec::new(), Vec::new());
         for (job, want) in jobs {
             match self.placed(job)? {
@@ -126,7 +128,8 @@ impl Thread<'_> {
 
     /// The deliberate bug.
     fn forget_too_early(&self, batch: &Batch) {
-        let done = |part: &&ArchivedOutput| part.task.want == Want::All && part.left == Left::Nothing;
+        let done =
+            |part: &&ArchivedOutput| part.task.want == ArchiveRequest::All && part.left == Left::Nothing;
         for ArchivedOutput { task, .. } in batch.parts.iter().filter(done) {
             if let Ok(Some(found)) = self.shell.reader.here(|store| store.job_summary(&task.job)) {
                 let what = SandboxEffect::Job(JobOrder::Forget { job: found.row.id });
@@ -139,7 +142,7 @@ impl Thread<'_> {
     }
 
     /// Where a job's files are. None: there is no such job any more.
-    fn placed(&mut self, job: &JobId) -> Result<Option<Placed>, NotArchived> {
+    fn placed(&mut self, job: &JobId) -> Result<Option<JobOutputLayout>, NotArchived> {
         if let Some(placed) = self.places.get(job) {
             return Ok(Some(placed.clone()));
         }
@@ -147,7 +150,8 @@ impl Thread<'_> {
         let Some(found) = self.shell.reader.here(|store| store.job_summary(job)).map_err(unread)? else {
             return Ok(None);
         };
-        let placed = Placed { sandbox: found.sandbox.to_string(), head: Layout::of(&found.row).head };
+        let placed =
+            JobOutputLayout { sandbox: found.sandbox.to_string(), head: Layout::of(&found.row).head };
         self.places.insert(job.clone(), placed.clone());
         Ok(Some(placed))
     }
@@ -174,7 +178,7 @@ impl Thread<'_> {
                 self.shell
                     .jobs
                     .db
-                    .broke("output.db takes nothing any more", "check the disk and restart the daemon");
+                    .broke("output.db cannot be written", "check the disk and restart the daemon");
                 true
             }
         }

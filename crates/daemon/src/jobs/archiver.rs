@@ -10,7 +10,7 @@ use lodge_core::JobId;
 use lodge_exec::{ExecStream, Executor, ReadError};
 use lodge_store::{OutputChunk, OutputEnds, OutputError, OutputStore, OutputStream};
 
-use super::db::{Db, NotOpened};
+use super::db::{ArchiveOpenError, Db};
 use super::read::told;
 use crate::chain;
 
@@ -23,7 +23,7 @@ pub const ROUND_BYTES_MAX: usize = 8 << 20;
 
 /// Where the output of a job is, and how it lies there.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Placed {
+pub struct JobOutputLayout {
     pub sandbox: String,
     /// How many bytes of the beginning of each stream never change once they are written.
     pub head: u64,
@@ -31,7 +31,7 @@ pub struct Placed {
 
 /// How much of a job is to be archived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Want {
+pub enum ArchiveRequest {
     /// What cannot change any more, of a job that runs.
     Final,
     /// Everything, of one that ended.
@@ -41,8 +41,8 @@ pub enum Want {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {
     pub job: JobId,
-    pub placed: Placed,
-    pub want: Want,
+    pub placed: JobOutputLayout,
+    pub want: ArchiveRequest,
 }
 
 /// What is left to be archived of what was wanted.
@@ -135,8 +135,8 @@ impl Archiver {
         };
         let mut ends = self.ends_of(&task.job)?;
         let upto = |total: u64| match task.want {
-            Want::Final => total.min(task.placed.head),
-            Want::All => total,
+            ArchiveRequest::Final => total.min(task.placed.head),
+            ArchiveRequest::All => total,
         };
         let streams = [
             (ExecStream::Stdout, &mut ends.stdout, totals.stdout.end),
@@ -146,7 +146,7 @@ impl Archiver {
         for (stream, end, total) in streams {
             left = worse(left, self.take(&task, stream, end, upto(total), &mut room, chunks));
         }
-        if task.want == Want::All && totals.order > ends.order {
+        if task.want == ArchiveRequest::All && totals.order > ends.order {
             left = worse(left, self.take_order(&task, &mut ends.order, chunks));
         }
         Ok(ArchivedOutput { task, ends, left })
@@ -222,7 +222,7 @@ impl Archiver {
             self.store()?.append(&batch.chunks).map_err(failed)?.into_inner();
         }
         for part in &batch.parts {
-            if part.task.want == Want::All && part.left == Left::Nothing {
+            if part.task.want == ArchiveRequest::All && part.left == Left::Nothing {
                 self.ends.remove(&part.task.job);
             } else {
                 self.ends.insert(part.task.job.clone(), part.ends);
@@ -234,7 +234,8 @@ impl Archiver {
     /// Gives back the room of what is stored. Where that fails it is given back with the job's directory.
     pub fn release(&self, batch: &Batch) {
         // One that is done with is forgotten as a whole.
-        let go_on = |part: &&ArchivedOutput| part.task.want == Want::Final || part.left != Left::Nothing;
+        let go_on =
+            |part: &&ArchivedOutput| part.task.want == ArchiveRequest::Final || part.left != Left::Nothing;
         for part in batch.parts.iter().filter(go_on) {
             let (sandbox, job) = (&part.task.placed.sandbox, part.task.job.as_str());
             for (stream, upto) in
@@ -257,10 +258,10 @@ impl Archiver {
     }
 
     /// Gives some of what was removed back to the file system.
-    pub fn give_back(&mut self) -> Result<lodge_store::GivenBack, NotArchived> {
+    pub fn give_back(&mut self) -> Result<lodge_store::ShrinkState, NotArchived> {
         match &mut self.store {
             Some(store) => store.give_back().map_err(failed),
-            None => Ok(lodge_store::GivenBack::All),
+            None => Ok(lodge_store::ShrinkState::All),
         }
     }
 
@@ -314,10 +315,10 @@ fn unreadable(job: &JobId, error: &ReadError) -> Left {
     }
 }
 
-fn not_archived(error: NotOpened) -> NotArchived {
+fn not_archived(error: ArchiveOpenError) -> NotArchived {
     match error {
-        NotOpened::Full => NotArchived::Full,
-        NotOpened::Failed => NotArchived::Broken,
+        ArchiveOpenError::Full => NotArchived::Full,
+        ArchiveOpenError::Failed => NotArchived::Broken,
     }
 }
 

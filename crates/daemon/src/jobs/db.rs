@@ -16,15 +16,15 @@ pub struct Db {
 
 #[derive(Debug)]
 struct OutputDbState {
-    opened: Opened,
+    opened: DbOpenState,
     /// What a person should know of it.
     trouble: Vec<String>,
 }
 
 #[derive(Debug)]
-enum Opened {
+enum DbOpenState {
     NotYet,
-    /// The store goes to whoever writes, once.
+    /// The writer takes the store, once.
     Open {
         store: Option<OutputStore>,
         reader: Arc<OutputReader>,
@@ -35,7 +35,7 @@ enum Opened {
 
 /// Why the archive cannot be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NotOpened {
+pub enum ArchiveOpenError {
     /// For want of room: later, perhaps.
     Full,
     Failed,
@@ -45,38 +45,38 @@ impl Db {
     pub fn new(dir: &Path) -> Db {
         Db {
             dir: dir.to_owned(),
-            state: Mutex::new(OutputDbState { opened: Opened::NotYet, trouble: Vec::new() }),
+            state: Mutex::new(OutputDbState { opened: DbOpenState::NotYet, trouble: Vec::new() }),
         }
     }
 
     /// What reads the archive. None: nothing was ever archived.
-    pub fn reader(&self) -> Result<Option<Arc<OutputReader>>, NotOpened> {
+    pub fn reader(&self) -> Result<Option<Arc<OutputReader>>, ArchiveOpenError> {
         let mut state = self.state();
-        if matches!(state.opened, Opened::NotYet) {
+        if matches!(state.opened, DbOpenState::NotYet) {
             if !self.dir.join("output.db").exists() {
                 return Ok(None);
             }
             self.open(&mut state)?;
         }
         match &state.opened {
-            Opened::Open { reader, .. } => Ok(Some(reader.clone())),
-            Opened::NotYet | Opened::Failed => Err(NotOpened::Failed),
+            DbOpenState::Open { reader, .. } => Ok(Some(reader.clone())),
+            DbOpenState::NotYet | DbOpenState::Failed => Err(ArchiveOpenError::Failed),
         }
     }
 
     /// What writes the archive, which is made if there is none. For one caller: there is one store.
-    pub fn store(&self) -> Result<OutputStore, NotOpened> {
+    pub fn store(&self) -> Result<OutputStore, ArchiveOpenError> {
         let mut state = self.state();
-        if matches!(state.opened, Opened::NotYet) {
+        if matches!(state.opened, DbOpenState::NotYet) {
             self.open(&mut state)?;
         }
         match &mut state.opened {
-            Opened::Open { store, .. } => store.take().ok_or(NotOpened::Failed),
-            Opened::NotYet | Opened::Failed => Err(NotOpened::Failed),
+            DbOpenState::Open { store, .. } => store.take().ok_or(ArchiveOpenError::Failed),
+            DbOpenState::NotYet | DbOpenState::Failed => Err(ArchiveOpenError::Failed),
         }
     }
 
-    fn open(&self, state: &mut OutputDbState) -> Result<(), NotOpened> {
+    fn open(&self, state: &mut OutputDbState) -> Result<(), ArchiveOpenError> {
         match OutputStore::open(&self.dir, now()) {
             Ok(opened) => {
                 if let Some(aside) = opened.set_aside {
@@ -86,16 +86,17 @@ impl Db {
                         "job output: output.db was damaged and lies in {to}; a new one was begun"
                     ));
                 }
-                state.opened = Opened::Open { store: Some(opened.store), reader: Arc::new(opened.reader) };
+                state.opened =
+                    DbOpenState::Open { store: Some(opened.store), reader: Arc::new(opened.reader) };
                 Ok(())
             }
-            Err(OutputOpenError::Full { .. }) => Err(NotOpened::Full),
+            Err(OutputOpenError::Full { .. }) => Err(ArchiveOpenError::Full),
             Err(error) => {
                 let (why, hint) = (chain(&error), error.hint());
                 tracing::error!(event = "archive.not_opened", code = error.code(), error = why, hint);
                 state.trouble.push(format!("job output: {why}; it stays in the files of its jobs ({hint})"));
-                state.opened = Opened::Failed;
-                Err(NotOpened::Failed)
+                state.opened = DbOpenState::Failed;
+                Err(ArchiveOpenError::Failed)
             }
         }
     }
@@ -110,8 +111,8 @@ impl Db {
     /// Gives back what only saves time.
     pub fn rest(&self) {
         match &self.state().opened {
-            Opened::Open { reader, .. } => reader.rest(),
-            Opened::NotYet | Opened::Failed => {}
+            DbOpenState::Open { reader, .. } => reader.rest(),
+            DbOpenState::NotYet | DbOpenState::Failed => {}
         }
     }
 

@@ -1,4 +1,4 @@
-//! That a job writes, told at once to whoever is attached.
+//! Live notifications about output of jobs, for attached clients.
 
 use lodge_core::{AgentId, JobId, SessionId};
 use lodge_proto::Output;

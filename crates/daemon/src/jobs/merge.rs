@@ -1,6 +1,6 @@
 //! Both streams of a job as one, in the order in which they were written.
 //!
-//! A place in it is a number of bytes of both streams together, kept or not, so that it means the same for ever.
+//! A place in it is a number of bytes of both streams together, kept or not, so that its meaning never changes.
 
 use lodge_exec::{OrderRuns, Speaker};
 
@@ -8,14 +8,14 @@ use super::read::Piece;
 
 /// How far the streams of a job are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Known {
+pub struct StreamEnds {
     pub stdout: u64,
     pub stderr: u64,
     /// Nothing will follow.
     pub over: bool,
 }
 
-impl Known {
+impl StreamEnds {
     fn of(self, who: Speaker) -> u64 {
         match who {
             Speaker::Stdout => self.stdout,
@@ -26,7 +26,7 @@ impl Known {
 
 /// A part of a stream without a hole: from the offset that was asked for, or from the first byte kept behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stretch {
+pub struct OutputSpan {
     pub offset: u64,
     pub bytes: Vec<u8>,
 }
@@ -38,10 +38,10 @@ pub struct Stretch {
 /// over.
 pub fn merged<E>(
     order: &[u8],
-    known: Known,
+    known: StreamEnds,
     offset: u64,
     len_max: usize,
-    mut read: impl FnMut(Speaker, u64) -> Result<Stretch, E>,
+    mut read: impl FnMut(Speaker, u64) -> Result<OutputSpan, E>,
 ) -> Result<Piece, E> {
     let mut piece = Piece { offset, bytes: Vec::new(), end: false };
     let mut held = [None, None];
@@ -83,17 +83,17 @@ pub fn merged<E>(
 
 /// The part of a stream that has the byte at `at`, or begins behind it: the one at hand, or the next.
 fn stretch<'h, E>(
-    held: &'h mut [Option<Stretch>; 2],
+    held: &'h mut [Option<OutputSpan>; 2],
     who: Speaker,
     at: u64,
-    read: &mut impl FnMut(Speaker, u64) -> Result<Stretch, E>,
-) -> Result<&'h Stretch, E> {
+    read: &mut impl FnMut(Speaker, u64) -> Result<OutputSpan, E>,
+) -> Result<&'h OutputSpan, E> {
     let slot = match who {
         Speaker::Stdout => &mut held[0],
         Speaker::Stderr => &mut held[1],
     };
     // One without bytes says that nothing is kept from where it begins on.
-    let fits = |held: &Stretch| held.bytes.is_empty() || at < held.offset + held.bytes.len() as u64;
+    let fits = |held: &OutputSpan| held.bytes.is_empty() || at < held.offset + held.bytes.len() as u64;
     let stretch = match slot.take().filter(fits) {
         Some(held) => held,
         None => read(who, at)?,
@@ -104,7 +104,7 @@ fn stretch<'h, E>(
 /// Runs, each as whose it is, where it begins in that stream, and how long it is.
 struct Spans<'o> {
     runs: OrderRuns<'o>,
-    known: Known,
+    known: StreamEnds,
     at: [u64; 2],
     stage: Stage,
 }
@@ -120,7 +120,7 @@ enum Stage {
 }
 
 impl<'o> Spans<'o> {
-    fn new(order: &'o [u8], known: Known) -> Spans<'o> {
+    fn new(order: &'o [u8], known: StreamEnds) -> Spans<'o> {
         Spans { runs: OrderRuns::new(order), known, at: [0; 2], stage: Stage::Marked }
     }
 
@@ -198,13 +198,13 @@ mod tests {
     }
 
     impl MarkedOutput {
-        fn known(&self, over: bool) -> Known {
-            Known { stdout: self.streams[0].len() as u64, stderr: self.streams[1].len() as u64, over }
+        fn known(&self, over: bool) -> StreamEnds {
+            StreamEnds { stdout: self.streams[0].len() as u64, stderr: self.streams[1].len() as u64, over }
         }
 
         fn piece(
             &self,
-            known: Known,
+            known: StreamEnds,
             kept: impl Fn(Speaker, u64) -> bool,
             offset: u64,
             len_max: usize,
@@ -220,7 +220,7 @@ mod tests {
                     upto += 1;
                 }
                 let bytes = bytes.get(from as usize..upto as usize).unwrap_or_default().to_vec();
-                Ok::<_, ()>(Stretch { offset: from, bytes })
+                Ok::<_, ()>(OutputSpan { offset: from, bytes })
             })
             .unwrap()
         }
@@ -261,7 +261,7 @@ mod tests {
             (0..=said.streams[0].len()).flat_map(|out| (0..=said.streams[1].len()).map(move |err| (out, err)))
         {
             for marks in 0..=marks_max {
-                let known = Known { stdout: out as u64, stderr: err as u64, over: false };
+                let known = StreamEnds { stdout: out as u64, stderr: err as u64, over: false };
                 let reached = reached(&said, &said.order[..marks], known);
                 if !reached {
                     continue;
@@ -283,7 +283,7 @@ mod tests {
 
     /// Whether a keeper could have written so many marks and bytes: each mark follows the first bytes of the run after it,
     /// and comes before any of the run after that.
-    fn reached(said: &MarkedOutput, order: &[u8], known: Known) -> bool {
+    fn reached(said: &MarkedOutput, order: &[u8], known: StreamEnds) -> bool {
         let all: Vec<(Speaker, u64)> =
             Spans::new(&said.order, said.known(true)).map(|(who, _, len)| (who, len)).collect();
         let marked = OrderRuns::new(order).count();

@@ -118,7 +118,7 @@ impl Jobs {
         self.queue.remove(jobs);
     }
 
-    /// Tells whoever waits for the ends that are on disk now.
+    /// Reports the ends that are on disk now to their waiters.
     pub fn recorded(&self, events: &[EventRow]) {
         let is_end =
             |event: &&EventRow| matches!(event.body, EventBody::JobFinished(_) | EventBody::JobCancelled(_));
@@ -156,7 +156,7 @@ impl Jobs {
 impl Shell {
     /// At most `len_max` bytes of a job's output from `offset` on, or from the first byte behind it that was kept.
     ///
-    /// The row may be older than the output; whoever follows reads it again after each change.
+    /// The row may be older than the output; followers read it again after each change.
     pub async fn job_read(
         self: &Arc<Self>,
         row: &JobRow,
@@ -170,7 +170,7 @@ impl Shell {
         read?
     }
 
-    /// Changes whenever there is more output of the job, and when its end is recorded. Whoever subscribes first and
+    /// Changes whenever there is more output of the job, and when its end is recorded. A caller that subscribes first and
     /// then reads the row and the output misses nothing.
     pub fn job_changed(&self, job: &JobId) -> Receiver<Written> {
         self.jobs.watches.subscribe(job)

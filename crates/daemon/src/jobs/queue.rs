@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use lodge_core::JobId;
 
-use super::archiver::{ArchivedOutput, Left, ROUND_BYTES_MAX, Want};
+use super::archiver::{ArchiveRequest, ArchivedOutput, Left, ROUND_BYTES_MAX};
 
 /// So much of a job is archived at once …
 const DUE_BYTES: u64 = 64 << 10;
@@ -27,7 +27,7 @@ const REMOVE_MAX: usize = 16;
 /// What is to be done next.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Work {
-    Archive(Vec<(JobId, Want)>),
+    Archive(Vec<(JobId, ArchiveRequest)>),
     Remove(Vec<JobId>),
     GiveBack,
 }
@@ -52,7 +52,7 @@ struct ArchiveQueue {
     stopped: bool,
 }
 
-/// Whoever waits for the next thing to do.
+/// How the archive's thread waits for work.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum Sleep {
     /// It looks at everything before it sleeps.
@@ -64,7 +64,7 @@ enum Sleep {
 
 #[derive(Debug)]
 struct Waiting {
-    want: Want,
+    want: ArchiveRequest,
     /// What was written, as far as it was told.
     told: [u64; 2],
     archived: [u64; 2],
@@ -79,7 +79,7 @@ struct Waiting {
 impl Waiting {
     fn new() -> Waiting {
         Waiting {
-            want: Want::Final,
+            want: ArchiveRequest::Final,
             told: [0; 2],
             archived: [0; 2],
             taken: [0; 2],
@@ -97,14 +97,14 @@ impl Waiting {
     fn due(&self) -> Option<Instant> {
         let since = self.since?;
         match self.want {
-            Want::All => Some(since),
-            Want::Final if self.bytes() >= DUE_BYTES => Some(since),
-            Want::Final => Some(since + DUE_AFTER),
+            ArchiveRequest::All => Some(since),
+            ArchiveRequest::Final if self.bytes() >= DUE_BYTES => Some(since),
+            ArchiveRequest::Final => Some(since + DUE_AFTER),
         }
     }
 
     fn look(&mut self, now: Instant) {
-        let waits = self.want == Want::All || self.bytes() > 0;
+        let waits = self.want == ArchiveRequest::All || self.bytes() > 0;
         self.since = if waits { self.since.or(Some(now)) } else { None };
     }
 }
@@ -132,7 +132,7 @@ impl Queue {
     pub fn finish(&self, job: &JobId) {
         let mut state = self.state();
         let waiting = state.jobs.entry(job.clone()).or_insert_with(Waiting::new);
-        waiting.want = Want::All;
+        waiting.want = ArchiveRequest::All;
         waiting.look(Instant::now());
         drop(state);
         self.wake.notify_one();
@@ -180,7 +180,7 @@ impl Queue {
         let mut done = Vec::new();
         for part in parts {
             let job = &part.task.job;
-            if part.task.want == Want::All && part.left == Left::Nothing {
+            if part.task.want == ArchiveRequest::All && part.left == Left::Nothing {
                 state.jobs.remove(job);
                 done.push(job.clone());
             } else if let Some(waiting) = state.jobs.get_mut(job) {
@@ -269,7 +269,7 @@ impl ArchiveQueue {
     }
 
     /// The jobs of the next round, beginning behind the last one of the round before.
-    fn round(&mut self, now: Instant) -> Vec<(JobId, Want)> {
+    fn round(&mut self, now: Instant) -> Vec<(JobId, ArchiveRequest)> {
         let joins = |waiting: &Waiting| {
             let waits = waiting.since.is_some_and(|since| since + JOIN_AFTER <= now);
             waits || waiting.due().is_some_and(|due| due <= now)
@@ -304,15 +304,15 @@ impl ArchiveQueue {
 mod tests {
     use lodge_store::OutputEnds;
 
-    use super::super::archiver::{Placed, Task};
+    use super::super::archiver::{JobOutputLayout, Task};
     use super::*;
 
     fn job(number: u32) -> JobId {
         format!("job_{number}").parse().unwrap()
     }
 
-    fn part(job: &JobId, want: Want, stdout: u64, left: Left) -> ArchivedOutput {
-        let placed = Placed { sandbox: "box".to_owned(), head: 1 << 20 };
+    fn part(job: &JobId, want: ArchiveRequest, stdout: u64, left: Left) -> ArchivedOutput {
+        let placed = JobOutputLayout { sandbox: "box".to_owned(), head: 1 << 20 };
         let task = Task { job: job.clone(), placed, want };
         ArchivedOutput { task, ends: OutputEnds { stdout, ..OutputEnds::default() }, left }
     }
@@ -331,8 +331,8 @@ mod tests {
         let due = due_in(&queue).unwrap();
         assert!(due > DUE_AFTER / 2 && due <= DUE_AFTER, "{due:?}");
         queue.wrote(&job(1), 10, DUE_BYTES);
-        assert_eq!(queue.next(), Some(Work::Archive(vec![(job(1), Want::Final)])));
-        queue.archived(&[part(&job(1), Want::Final, 10, Left::Nothing)]);
+        assert_eq!(queue.next(), Some(Work::Archive(vec![(job(1), ArchiveRequest::Final)])));
+        queue.archived(&[part(&job(1), ArchiveRequest::Final, 10, Left::Nothing)]);
         assert_eq!(due_in(&queue), None, "what was told of and not kept is not waited for");
     }
 
@@ -362,7 +362,7 @@ mod tests {
                 std::thread::yield_now();
             }
             queue.wrote(&job(1), DUE_BYTES, 0);
-            assert_eq!(asleep.join().unwrap(), Some(Work::Archive(vec![(job(1), Want::Final)])));
+            assert_eq!(asleep.join().unwrap(), Some(Work::Archive(vec![(job(1), ArchiveRequest::Final)])));
         });
     }
 
@@ -371,14 +371,14 @@ mod tests {
         let queue = Queue::default();
         queue.wrote(&job(1), 1 << 20, 0);
         queue.next();
-        queue.archived(&[part(&job(1), Want::Final, 1 << 20, Left::Nothing)]);
+        queue.archived(&[part(&job(1), ArchiveRequest::Final, 1 << 20, Left::Nothing)]);
         queue.wrote(&job(1), 1 << 30, 0);
         assert_eq!(due_in(&queue), None);
         queue.finish(&job(1));
-        assert_eq!(queue.next(), Some(Work::Archive(vec![(job(1), Want::All)])));
-        assert_eq!(queue.archived(&[part(&job(1), Want::All, 1 << 30, Left::Some)]), []);
-        assert_eq!(queue.next(), Some(Work::Archive(vec![(job(1), Want::All)])));
-        assert_eq!(queue.archived(&[part(&job(1), Want::All, 1 << 30, Left::Nothing)]), [job(1)]);
+        assert_eq!(queue.next(), Some(Work::Archive(vec![(job(1), ArchiveRequest::All)])));
+        assert_eq!(queue.archived(&[part(&job(1), ArchiveRequest::All, 1 << 30, Left::Some)]), []);
+        assert_eq!(queue.next(), Some(Work::Archive(vec![(job(1), ArchiveRequest::All)])));
+        assert_eq!(queue.archived(&[part(&job(1), ArchiveRequest::All, 1 << 30, Left::Nothing)]), [job(1)]);
         assert_eq!(due_in(&queue), None);
     }
 

@@ -6,8 +6,8 @@ use lodge_exec::{ExecStream, Executor, ReadError, Speaker, limits::ORDER_BYTES_M
 use lodge_store::{OutputError, OutputStream};
 use tokio::task::JoinError;
 
-use super::db::{Db, NotOpened};
-use super::merge::{Known, Stretch, merged};
+use super::db::{ArchiveOpenError, Db};
+use super::merge::{OutputSpan, StreamEnds, merged};
 use crate::chain;
 use crate::shell::Shell;
 
@@ -95,7 +95,7 @@ impl<'a> Output<'a> {
     }
 
     /// How far both streams are. Of one that is over, its row tells.
-    pub(super) fn known(&self) -> Result<Known, JobOutputError> {
+    pub(super) fn known(&self) -> Result<StreamEnds, JobOutputError> {
         let (progress, over) = (&self.row.progress, self.is_over());
         let (mut stdout, mut stderr) = (progress.stdout.seen, progress.stderr.seen);
         if let (false, Some(sandbox)) = (over, &self.sandbox) {
@@ -105,11 +105,11 @@ impl<'a> Output<'a> {
                 Err(error) => return Err(unreadable(self.row, chain(&error))),
             }
         }
-        Ok(Known { stdout, stderr, over })
+        Ok(StreamEnds { stdout, stderr, over })
     }
 
     pub(super) fn stream(&self, who: Speaker, offset: u64, len_max: usize) -> Result<Piece, JobOutputError> {
-        let Stretch { offset: from, bytes } = self.stretch(who, offset, len_max)?;
+        let OutputSpan { offset: from, bytes } = self.stretch(who, offset, len_max)?;
         let seen = match who {
             Speaker::Stdout => self.row.progress.stdout.seen,
             Speaker::Stderr => self.row.progress.stderr.seen,
@@ -124,12 +124,12 @@ impl<'a> Output<'a> {
     }
 
     /// Bytes from `offset` on, or from the first that is kept behind it, wherever they are.
-    fn stretch(&self, who: Speaker, offset: u64, len_max: usize) -> Result<Stretch, JobOutputError> {
+    fn stretch(&self, who: Speaker, offset: u64, len_max: usize) -> Result<OutputSpan, JobOutputError> {
         if self.row.output_removed {
-            return Ok(Stretch { offset, bytes: Vec::new() });
+            return Ok(OutputSpan { offset, bytes: Vec::new() });
         }
         let archived = self.archived(stream_of(who), offset, len_max)?;
-        let has = |stretch: &Stretch| !stretch.bytes.is_empty();
+        let has = |stretch: &OutputSpan| !stretch.bytes.is_empty();
         if has(&archived) && archived.offset == offset {
             return Ok(archived);
         }
@@ -139,8 +139,8 @@ impl<'a> Output<'a> {
             Speaker::Stderr => ExecStream::Stderr,
         };
         let in_files = match self.executor.job_read(sandbox, self.row.id.as_str(), stream, offset, len_max) {
-            Ok(read) => Stretch { offset: read.offset, bytes: read.bytes },
-            Err(ReadError::Absent { .. }) => Stretch { offset, bytes: Vec::new() },
+            Ok(read) => OutputSpan { offset: read.offset, bytes: read.bytes },
+            Err(ReadError::Absent { .. }) => OutputSpan { offset, bytes: Vec::new() },
             Err(error) => return Err(unreadable(self.row, chain(&error))),
         };
         if has(&in_files) && in_files.offset == offset {
@@ -152,7 +152,7 @@ impl<'a> Output<'a> {
             (true, true) if archived.offset <= in_files.offset => archived,
             (true, true) | (false, true) => in_files,
             (true, false) => archived,
-            (false, false) => Stretch { offset, bytes: Vec::new() },
+            (false, false) => OutputSpan { offset, bytes: Vec::new() },
         })
     }
 
@@ -169,19 +169,26 @@ impl<'a> Output<'a> {
         }
     }
 
-    fn archived(&self, stream: OutputStream, offset: u64, len_max: usize) -> Result<Stretch, JobOutputError> {
-        let nothing = Stretch { offset, bytes: Vec::new() };
+    fn archived(
+        &self,
+        stream: OutputStream,
+        offset: u64,
+        len_max: usize,
+    ) -> Result<OutputSpan, JobOutputError> {
+        let nothing = OutputSpan { offset, bytes: Vec::new() };
         let reader = match self.db.reader() {
             Ok(Some(reader)) => reader,
             Ok(None) => return Ok(nothing),
             // What is in the files can be read all the same.
-            Err(NotOpened::Full | NotOpened::Failed) if !self.row.archived => return Ok(nothing),
-            Err(NotOpened::Full | NotOpened::Failed) => {
+            Err(ArchiveOpenError::Full | ArchiveOpenError::Failed) if !self.row.archived => {
+                return Ok(nothing);
+            }
+            Err(ArchiveOpenError::Full | ArchiveOpenError::Failed) => {
                 return Err(unreadable(self.row, "the archive could not be opened".to_owned()));
             }
         };
         match reader.read(&self.row.id, stream, offset, len_max) {
-            Ok(read) => Ok(Stretch { offset: read.offset, bytes: read.bytes }),
+            Ok(read) => Ok(OutputSpan { offset: read.offset, bytes: read.bytes }),
             Err(error) => Err(unreadable(self.row, told(&error))),
         }
     }

@@ -9,7 +9,7 @@ use lodge_core::{JobId, Timestamp};
 use lodge_exec::{Speaker, SystemExecutor};
 
 use super::Layout;
-use super::archiver::{Archiver, Left, NotArchived, Placed, Task, Want};
+use super::archiver::{ArchiveRequest, Archiver, JobOutputLayout, Left, NotArchived, Task};
 use super::db::Db;
 use super::read::{Output, Pick};
 
@@ -151,13 +151,13 @@ impl JobsWorld {
         Archiver::new(self.host.clone(), Arc::new(Db::new(self.dir.path())))
     }
 
-    fn task(&self, want: Want) -> Task {
-        let placed = Placed { sandbox: SANDBOX.to_owned(), head: Layout::of(&self.row).head };
+    fn task(&self, want: ArchiveRequest) -> Task {
+        let placed = JobOutputLayout { sandbox: SANDBOX.to_owned(), head: Layout::of(&self.row).head };
         Task { job: self.row.id.clone(), placed, want }
     }
 
     /// One round, cut off after so many steps.
-    fn round(&self, archiver: &mut Archiver, want: Want, steps: usize) -> Left {
+    fn round(&self, archiver: &mut Archiver, want: ArchiveRequest, steps: usize) -> Left {
         let batch = archiver.gather(vec![self.task(want)]).unwrap();
         if steps > 0 {
             archiver.write(&batch).unwrap();
@@ -237,19 +237,19 @@ fn every_byte_is_read_as_it_was_written_wherever_the_move_to_the_archive_was_cut
         let mut world = JobsWorld::new(400 << 10);
         talk(&mut world, &[70_000, 300, 5_000, 90_000]);
         world.check("before anything");
-        world.round(&mut world.archiver(), Want::Final, first);
+        world.round(&mut world.archiver(), ArchiveRequest::Final, first);
         world.check("after a round that was cut off");
         // The next daemon knows nothing of it.
         talk(&mut world, &[100_000, 1, 80_000]);
         let mut archiver = world.archiver();
-        assert_eq!(world.round(&mut archiver, Want::Final, 2), Left::Nothing);
+        assert_eq!(world.round(&mut archiver, ArchiveRequest::Final, 2), Left::Nothing);
         world.check("after another daemon's round");
         talk(&mut world, &[200_000, 10]);
         world.end();
-        world.round(&mut archiver, Want::All, second);
+        world.round(&mut archiver, ArchiveRequest::All, second);
         world.check("after the last round was cut off");
         drop(archiver);
-        assert_eq!(world.round(&mut world.archiver(), Want::All, 2), Left::Nothing);
+        assert_eq!(world.round(&mut world.archiver(), ArchiveRequest::All, 2), Left::Nothing);
         world.check("when all is archived");
         world.row.archived = true;
         world.check("when nobody looks at the files");
@@ -257,7 +257,11 @@ fn every_byte_is_read_as_it_was_written_wherever_the_move_to_the_archive_was_cut
         world.check("when the files are gone");
         world.row.archived = false;
         world.check("when the files are gone and that is not recorded");
-        assert_eq!(world.round(&mut world.archiver(), Want::All, 2), Left::Nothing, "asked for twice");
+        assert_eq!(
+            world.round(&mut world.archiver(), ArchiveRequest::All, 2),
+            Left::Nothing,
+            "asked for twice"
+        );
         world.check("when it was asked for twice");
     }
 }
@@ -269,7 +273,7 @@ fn the_files_of_a_job_that_runs_give_back_what_is_archived() {
     world.say(Speaker::Stdout, 1 << 20);
     let blocks = |world: &JobsWorld| fs::metadata(world.job_dir().join("stdout")).unwrap().blocks() * 512;
     let before = blocks(&world);
-    world.round(&mut world.archiver(), Want::Final, 2);
+    world.round(&mut world.archiver(), ArchiveRequest::Final, 2);
     assert!(blocks(&world) < before / 4, "{} of {before} bytes are left", blocks(&world));
     world.check("after that");
 }
@@ -278,7 +282,7 @@ fn the_files_of_a_job_that_runs_give_back_what_is_archived() {
 fn a_job_that_says_nothing_makes_no_archive() {
     let mut world = JobsWorld::new(1 << 20);
     world.end();
-    assert_eq!(world.round(&mut world.archiver(), Want::All, 2), Left::Nothing);
+    assert_eq!(world.round(&mut world.archiver(), ArchiveRequest::All, 2), Left::Nothing);
     assert!(!world.dir.path().join("output.db").exists());
     assert!(matches!(world.archiver().remove(&[world.row.id.clone()]), Ok(())));
     assert!(!world.dir.path().join("output.db").exists());
@@ -289,16 +293,16 @@ fn without_room_nothing_is_lost_and_with_room_it_goes_on() {
     let mut world = JobsWorld::new(4 << 20);
     let mut archiver = world.archiver();
     world.say(Speaker::Stdout, 300_000);
-    world.round(&mut archiver, Want::Final, 2);
+    world.round(&mut archiver, ArchiveRequest::Final, 2);
     archiver.store().unwrap().limit_pages(30);
     talk(&mut world, &[600_000, 100_000]);
-    let batch = archiver.gather(vec![world.task(Want::Final)]).unwrap();
+    let batch = archiver.gather(vec![world.task(ArchiveRequest::Final)]).unwrap();
     assert!(matches!(archiver.write(&batch), Err(NotArchived::Full)));
     world.check("without room");
     archiver.store().unwrap().limit_pages(1 << 20);
     talk(&mut world, &[5_000, 5_000]);
     world.end();
-    assert_eq!(world.round(&mut archiver, Want::All, 2), Left::Nothing);
+    assert_eq!(world.round(&mut archiver, ArchiveRequest::All, 2), Left::Nothing);
     world.row.archived = true;
     fs::remove_dir_all(world.job_dir()).unwrap();
     world.check("with room");
@@ -309,8 +313,8 @@ fn a_long_output_takes_several_rounds_and_leaves_room_for_others() {
     let mut world = JobsWorld::new(32 << 20);
     world.say(Speaker::Stdout, 13 << 20);
     let mut archiver = world.archiver();
-    let other = Task { job: "job_2".parse().unwrap(), ..world.task(Want::Final) };
-    let shared = archiver.gather(vec![world.task(Want::Final), other]).unwrap();
+    let other = Task { job: "job_2".parse().unwrap(), ..world.task(ArchiveRequest::Final) };
+    let shared = archiver.gather(vec![world.task(ArchiveRequest::Final), other]).unwrap();
     assert_eq!(
         (shared.bytes(), shared.parts[0].left),
         (4 << 20, Left::Some),
@@ -319,7 +323,7 @@ fn a_long_output_takes_several_rounds_and_leaves_room_for_others() {
     archiver.write(&shared).unwrap();
     archiver.release(&shared);
     let mut rounds = 1;
-    while world.round(&mut archiver, Want::Final, 2) == Left::Some {
+    while world.round(&mut archiver, ArchiveRequest::Final, 2) == Left::Some {
         rounds += 1;
     }
     assert_eq!(rounds, 2, "alone, eight MiB each");
@@ -332,7 +336,7 @@ fn what_is_removed_is_not_read_any_more() {
     talk(&mut world, &[1_000, 1_000]);
     world.end();
     let mut archiver = world.archiver();
-    world.round(&mut archiver, Want::All, 2);
+    world.round(&mut archiver, ArchiveRequest::All, 2);
     let other: JobId = "job_2".parse().unwrap();
     archiver.remove(&[other]).unwrap();
     (world.row.archived, world.row.output_removed) = (true, true);

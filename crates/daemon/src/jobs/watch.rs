@@ -21,11 +21,11 @@ pub struct Written {
 /// One watch for each job that somebody waits for; the others cost nothing.
 #[derive(Debug, Default)]
 pub struct Watches {
-    jobs: Mutex<Watched>,
+    jobs: Mutex<WatchedJob>,
 }
 
 #[derive(Debug, Default)]
-struct Watched {
+struct WatchedJob {
     senders: HashMap<JobId, watch::Sender<Written>>,
     sweep_at: usize,
 }
@@ -48,7 +48,7 @@ impl Watches {
         }
     }
 
-    /// Its end is recorded: whoever waits hears so once more, and nobody after.
+    /// The end is recorded: waiters get one last change.
     pub fn ended(&self, job: &JobId) {
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(sender) = jobs.senders.remove(job) {

@@ -4,7 +4,7 @@
 //! itself is marked in a small file while it is computed. The file is mapped: a mark is one store to memory, and what was
 //! stored outlives the process whatever ended it. After a power loss the file is not believed.
 //!
-//! Only computing is marked, not waiting: a future is marked while it is polled ([`Watched::watch`]), a closure while it
+//! Only computing is marked, not waiting: a future is marked while it is polled ([`SuspectWatch::watch`]), a closure while it
 //! runs ([`carry`]). A daemon that is killed from outside at some moment is hardly ever caught with a mark, and one such
 //! death says nothing: see [`record::judge`].
 
@@ -53,7 +53,7 @@ struct Slot {
 }
 
 impl Suspects {
-    /// Reads what the last daemon left in `dir` and begins anew. Tells which work is to be set aside.
+    /// Reads what the last daemon left in `dir` and starts over. Returns the work that is to be quarantined.
     pub fn open(dir: &Path, boot: &str) -> (Suspects, Vec<Suspect>) {
         let kept =
             file::read(&dir.join(file::NAME)).map(|bytes| record::judge(&bytes, boot)).unwrap_or_default();
@@ -80,10 +80,10 @@ impl Suspects {
     }
 
     /// Watches work from here on. Nothing is marked before it is computed.
-    pub fn begin(&self, kind: WorkKind, subject: &str, detail: &str) -> Watched {
+    pub fn begin(&self, kind: WorkKind, subject: &str, detail: &str) -> SuspectWatch {
         let work = Work { kind, subject: subject.to_owned() };
         let at = self.shared.slots().begin(self.shared.file.as_ref(), &work, detail);
-        Watched(Arc::new(Watch { shared: self.shared.clone(), work, at }))
+        SuspectWatch(Arc::new(Watch { shared: self.shared.clone(), work, at }))
     }
 
     /// The daemon has lived long enough: its death from here on says nothing about what it computes.
@@ -203,7 +203,7 @@ impl Slots {
 
 /// Work that is watched for as long as this or a clone of it is there.
 #[derive(Debug, Clone)]
-pub struct Watched(Arc<Watch>);
+pub struct SuspectWatch(Arc<Watch>);
 
 #[derive(Debug)]
 struct Watch {
@@ -226,7 +226,7 @@ impl Watch {
     }
 }
 
-impl Watched {
+impl SuspectWatch {
     /// Marks the work until the guard is dropped, on this thread.
     pub fn mark(&self) -> Mark {
         if let Some(computing) = self.0.computing() {
@@ -264,11 +264,11 @@ impl Drop for Mark {
 
 thread_local! {
     /// What this thread computes, the innermost last.
-    static HERE: RefCell<Vec<Watched>> = const { RefCell::new(Vec::new()) };
+    static HERE: RefCell<Vec<SuspectWatch>> = const { RefCell::new(Vec::new()) };
 }
 
 /// What this thread computes now.
-pub fn current() -> Option<Watched> {
+pub fn current() -> Option<SuspectWatch> {
     HERE.with_borrow(|here| here.last().cloned())
 }
 
@@ -276,7 +276,7 @@ pub fn current() -> Option<Watched> {
 pub fn carry<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     let watched = current();
     move || {
-        let _mark = watched.as_ref().map(Watched::mark);
+        let _mark = watched.as_ref().map(SuspectWatch::mark);
         work()
     }
 }

@@ -139,7 +139,7 @@ fn a_kill_at_a_named_point_is_one_from_outside_whatever_other_threads_compute() 
 fn slots_are_given_back_and_work_beyond_them_is_computed_without_a_mark() {
     let home = SuspectsDir::new();
     let (suspects, _) = home.start();
-    let all: Vec<Watched> =
+    let all: Vec<SuspectWatch> =
         (0..SLOTS).map(|at| suspects.begin(WorkKind::Request, &format!("{at:032x}"), "turn/send")).collect();
     assert!(all.iter().all(|watched| watched.0.at.is_some()));
     let more = suspects.begin(WorkKind::Request, "ff", "turn/send");

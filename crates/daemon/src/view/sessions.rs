@@ -9,7 +9,7 @@ use lodge_proto::{
     EpochView, ErrorBody, ExportedMessage, ExportedResult, ExportedTurn, ForkView, MessageView, SessionHit,
     SessionView, SnippetMark, ToolCallView,
 };
-use lodge_store::{Hit, MessageExport, PlacedEpoch, SessionMessage};
+use lodge_store::{EpochPlacement, Hit, MessageExport, SessionMessage};
 
 use super::{full_turn, quarantined};
 
@@ -68,7 +68,7 @@ pub fn message(SessionMessage { row, active }: SessionMessage) -> MessageView {
     }
 }
 
-pub fn epoch(PlacedEpoch { row, seq }: PlacedEpoch) -> EpochView {
+pub fn epoch(EpochPlacement { row, seq }: EpochPlacement) -> EpochView {
     EpochView {
         epoch: row.number,
         seq,

@@ -21,7 +21,7 @@ pub enum ImageCommand {
 }
 
 /// An image that was built or came from elsewhere, and the names it gets. It is kept while a name, an agent or another
-/// image has it, and so is what came with it. Whoever says that it is whole holds its contents until this is recorded; of
+/// image has it, and so is what came with it. The sender of `complete` keeps its contents until this is recorded; of
 /// one that was only looked up the row says that it is announced, which changes nothing while it is recorded.
 #[derive(Debug)]
 pub struct NewImage {
@@ -65,7 +65,7 @@ pub enum PullSeen {
 /// Something to do in the store of images.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PullEffect {
-    /// Find or bring everything that an agent needs from images, and say so. It takes the place of an earlier one for
+    /// Find or pull everything that an agent needs from images, and report it. It takes the place of an earlier one for
     /// the same agent; `ask` tells the answers to this order from those to earlier ones.
     Begin { row: Box<AgentRow>, ask: u64 },
     /// What was pulled for this agent is recorded, or nobody waits for it any more: break it off, and hold nothing.

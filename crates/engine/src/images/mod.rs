@@ -18,7 +18,7 @@ use crate::{Answer, Caller, Engine, Refusal};
 
 /// An image that is recorded, before it has its names.
 #[derive(Debug)]
-pub(crate) struct Put {
+pub(crate) struct UnnamedImage {
     digest: String,
     /// With those that came with it.
     came: Vec<String>,
@@ -105,10 +105,10 @@ impl Engine {
         }
     }
 
-    /// Records an image and what came with it. [`Self::name_put`] has to follow, once whoever wanted it has it.
-    pub(crate) fn put_image(&mut self, new: NewImage) -> Put {
+    /// Records an image and what came with it. [`Self::name_put`] has to follow, once the caller has it.
+    pub(crate) fn put_image(&mut self, new: NewImage) -> UnnamedImage {
         let NewImage { row, with, tags } = new;
-        let mut put = Put { digest: row.digest.clone(), came: Vec::new(), tags };
+        let mut put = UnnamedImage { digest: row.digest.clone(), came: Vec::new(), tags };
         for row in with.into_iter().chain([row]) {
             put.came.push(row.digest.clone());
             self.put_row(row);
@@ -117,8 +117,8 @@ impl Engine {
     }
 
     /// Gives an image its names. What came with it stays if somebody has it.
-    pub(crate) fn name_put(&mut self, put: Put) {
-        let Put { digest, came, tags } = put;
+    pub(crate) fn name_put(&mut self, put: UnnamedImage) {
+        let UnnamedImage { digest, came, tags } = put;
         self.name_image(&digest, tags);
         self.images_left(came);
     }

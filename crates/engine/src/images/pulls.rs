@@ -1,7 +1,7 @@
-//! What an agent needs from images before it can be started: here already, or brought.
+//! What an agent needs from images before it can be started: here already, or pulled.
 //!
 //! Every [`Effect::Pull(PullEffect::Begin)`] is followed by another one for the same agent, or by one [`Effect::Pull(PullEffect::Drop)`] when its end is
-//! recorded: until then whoever pulls holds what it brought.
+//! recorded: until then the pull keeps its contents.
 
 use lodge_core::AgentId;
 use lodge_core::agent::{AgentEvent, AgentState};
@@ -9,7 +9,7 @@ use lodge_core::record::{AgentRow, ImageRow, ImageState, RuntimeRecord, ToolReco
 
 use crate::{Again, Effect, Engine, PullEffect};
 
-/// What a pull found or brought.
+/// What a pull found or fetched.
 #[derive(Debug)]
 pub(crate) struct PulledImages {
     pub rows: Vec<ImageRow>,
@@ -39,7 +39,7 @@ impl Engine {
         }
     }
 
-    /// Only whoever has the store of images knows whether the programs of tools are there, also when they were before.
+    /// Only the store of images knows whether the programs of tools are there, even if they were before.
     fn must_pull(&self, row: &AgentRow) -> bool {
         let announced =
             self.images.get(&row.image_digest).is_some_and(|held| held.state == ImageState::Announced);

@@ -252,7 +252,7 @@ struct JobOutcome {
 fn outcome(row: &JobRow, end: &JobEnd, now: Timestamp) -> Option<JobOutcome> {
     let JobEnd { how, cause, detail, stdout, stderr } = end;
     let timed_out = *cause == Some(Cause::Timeout);
-    // Whoever wanted it to end knows that it was killed.
+    // The caller that cancelled it knows that it was killed.
     let (event, error) = match (&row.progress.cancel, how) {
         (Some(why), _) => (JobEvent::Cancelled, Some(why.clone())),
         (None, ExecHow::Exited { .. } | ExecHow::Killed { .. }) if timed_out => (
@@ -264,7 +264,7 @@ fn outcome(row: &JobRow, end: &JobEnd, now: Timestamp) -> Option<JobOutcome> {
             (JobEvent::Failed, Some(detail.clone().unwrap_or_else(|| "it could not be started".to_owned())))
         }
         (None, ExecHow::Lost) => {
-            let how = detail.as_deref().unwrap_or("nobody knows how it ended");
+            let how = detail.as_deref().unwrap_or("its outcome is unknown");
             (JobEvent::Failed, Some(format!("lost: {how}")))
         }
     };

@@ -1,4 +1,4 @@
-//! Jobs: programs that run beside the conversation and outlive whoever asked for them.
+//! Jobs: programs that run beside the conversation and outlive their caller.
 //!
 //! Here is what goes in and out. `held` is what is remembered and who is next, `submit` how a job begins, `ends` how it ends,
 //! `found` what becomes of it when keepers, agents and daemons come and go, `tools` what models ask, `notes` what sessions

@@ -17,14 +17,14 @@ use crate::{AskId, CallOutcome, Effect, Engine, RuntimeAnswer, SandboxEffect, fa
 
 /// A call that waits.
 #[derive(Debug)]
-struct Waits {
+struct WaitingCall {
     asked: ToolCallRef,
     wait: JobWait,
 }
 
 /// Who asks, and on whose behalf.
 #[derive(Debug)]
-struct Asking<'a> {
+struct JobAsk<'a> {
     asked: &'a ToolCallRef,
     agent: AgentId,
     session: SessionId,
@@ -50,7 +50,7 @@ impl Engine {
             // It was asked for as a program before, and that is under way.
             return;
         }
-        let asking = Asking { asked, agent, session };
+        let asking = JobAsk { asked, agent, session };
         match wish {
             JobWish::Submit(work) => self.submit_for_model(&asking, work),
             JobWish::List { .. } | JobWish::Status { .. } => read(&mut self.step, &asking, wish),
@@ -71,15 +71,15 @@ impl Engine {
     }
 
     /// Whether a job waits or runs, and is one of the session that asks.
-    fn is_open(&self, asking: &Asking<'_>, job: &JobId) -> bool {
+    fn is_open(&self, asking: &JobAsk<'_>, job: &JobId) -> bool {
         let theirs =
             |row: &JobRow| row.agent == asking.agent && row.session.as_ref() == Some(&asking.session);
         self.jobs.open(job).is_some_and(theirs)
     }
 
     /// The job and the result of the call that wanted it are one commit: asked again it is answered again.
-    fn submit_for_model(&mut self, asking: &Asking<'_>, mut work: JobWork) {
-        let Asking { asked, agent, session } = asking;
+    fn submit_for_model(&mut self, asking: &JobAsk<'_>, mut work: JobWork) {
+        let JobAsk { asked, agent, session } = asking;
         // What is kept of its output is the operator's business; the session's label is the daemon's.
         work.output_bytes = work.output_bytes.min(self.host.settings.job_output);
         work.labels.remove(SESSION_LABEL);
@@ -146,11 +146,11 @@ impl Engine {
         }
     }
 
-    fn read_end(&mut self, waits: Waits) {
-        let Waits { asked, wait } = waits;
+    fn read_end(&mut self, waits: WaitingCall) {
+        let WaitingCall { asked, wait } = waits;
         let Some(turn) = self.turns.get(&asked.turn) else { return };
         let (agent, session) = (turn.row.agent.clone(), turn.row.session.clone());
-        read(&mut self.step, &Asking { asked: &asked, agent, session }, wish(wait));
+        read(&mut self.step, &JobAsk { asked: &asked, agent, session }, wish(wait));
     }
 
     /// Whether a turn has nothing to do until a job ends: all its open calls wait for jobs.
@@ -172,7 +172,7 @@ impl Engine {
     }
 
     /// The calls of a turn that wait for jobs.
-    fn waits(&self, id: &TurnId) -> Vec<Waits> {
+    fn waits(&self, id: &TurnId) -> Vec<WaitingCall> {
         let Some(turn) = self.turns.get(id) else { return Vec::new() };
         let Phase::Tools { calls } = &turn.phase else { return Vec::new() };
         let open = calls.iter().filter(|call| call.result.is_none());
@@ -180,12 +180,12 @@ impl Engine {
             let step = call.step.as_ref()?;
             let wait = step.target.job_wait()?.clone();
             let asked = ToolCallRef { turn: id.clone(), step: step.step, call: call.record.id.clone() };
-            Some(Waits { asked, wait })
+            Some(WaitingCall { asked, wait })
         });
         waits.collect()
     }
 
-    /// A call that waited is cut: whoever breaks off a turn that waits for a job wants neither.
+    /// A waiting call is cut: an interrupt of a turn that waits for a job is meant for both.
     pub(crate) fn wait_cut(&mut self, wait: &JobWait) {
         match wait.tool {
             JobWaitTool::Wait => {
@@ -198,7 +198,7 @@ impl Engine {
     pub(crate) fn job_read(&mut self, asked: &ToolCallRef, answer: Read) {
         let runs = self.turns.get(&asked.turn).is_some_and(|turn| turn.is_running());
         let open = open_call(self.turns.get_mut(&asked.turn), asked.step, &asked.call);
-        // It was broken off meanwhile, or was read twice; or it is parked, begins nothing, and asks again when it goes on.
+        // The call was interrupted meanwhile, or read twice; or its turn is parked, begins nothing, and asks again when it continues.
         if open.is_none_or(|(_, call)| call.result.is_some() || (!runs && call.step.is_none())) {
             return;
         }
@@ -256,8 +256,8 @@ impl Engine {
     }
 }
 
-fn read(step: &mut Step, asking: &Asking<'_>, wish: JobWish) {
-    let Asking { asked, agent, session } = asking;
+fn read(step: &mut Step, asking: &JobAsk<'_>, wish: JobWish) {
+    let JobAsk { asked, agent, session } = asking;
     let (asked, agent, session) = ((*asked).clone(), agent.clone(), session.clone());
     step.act(Effect::Job(JobEffect::Read { asked, agent, session, wish }));
     step.hurry();

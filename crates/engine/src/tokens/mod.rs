@@ -4,7 +4,7 @@ pub mod messages;
 
 use lodge_core::agent::AgentState;
 use lodge_core::limits::{LIVE_TOKENS_MAX, TOKEN_NAME_BYTES_MAX};
-use lodge_core::token::{CREDENTIALS, Holder, Standing, TokenRow};
+use lodge_core::token::{CREDENTIALS, Holder, TokenRow, TokenStatus};
 use lodge_core::{AgentId, TokenId};
 
 use crate::agents::no_agent;
@@ -39,7 +39,7 @@ impl TokenRefusal {
 }
 
 impl Engine {
-    /// The answer has the terms of the token; its value is made from them by whoever has the key.
+    /// The answer has the terms of the token; the daemon computes its value with the key.
     pub(crate) fn issue_token(&mut self, caller: Caller, new: NewToken) -> Result<(), Refusal> {
         let (holder, name) = match new.holder {
             TokenFor::Credentials => {
@@ -55,7 +55,7 @@ impl Engine {
                 (Holder::Agent(agent), checked_name(new.name)?)
             }
         };
-        self.tokens.retain(|_, row| row.standing(self.step.now) == Standing::Live);
+        self.tokens.retain(|_, row| row.standing(self.step.now) == TokenStatus::Live);
         if self.tokens.len() >= LIVE_TOKENS_MAX {
             return Err(TokenRefusal::TooMany.into());
         }
@@ -97,7 +97,7 @@ impl Engine {
     }
 }
 
-/// The doors hear of it before whoever asked does: what is answered is true already.
+/// The listeners apply it before the caller is answered: the answer is true when it is sent.
 fn record(step: &mut Step, row: TokenRow) {
     step.write(row.clone());
     step.act(Effect::Token(Box::new(row)));

@@ -3,7 +3,7 @@
 use lodge_core::{AgentId, TurnId};
 
 use super::messages::{Ask, AskId, RuntimeAnswer, TurnSeen};
-use super::{Wish, compact, execs};
+use super::{ModelAsk, compact, execs};
 use crate::{Engine, SandboxEffect, failure, jobs};
 
 impl Engine {
@@ -37,7 +37,7 @@ impl Engine {
         }
         match ask {
             Ask::Model { turn, step, context, from_turn } => {
-                self.ask_model(&turn, step, Wish { id, context, from_turn });
+                self.ask_model(&turn, step, ModelAsk { id, context, from_turn });
             }
             Ask::Exec { turn, step, call, bin, args, stdin, timeout_ms } => {
                 let wanted = execs::ExecAsk { turn, step, call, bin, args, stdin, timeout_ms };

@@ -54,7 +54,8 @@ impl Engine {
             }
             Verdict::Begins => match wanted.strategy {
                 Strategy::Sliding => {
-                    let begun = Begun { strategy: Strategy::Sliding, from_turn: wanted.from_turn, why: None };
+                    let begun =
+                        EpochStart { strategy: Strategy::Sliding, from_turn: wanted.from_turn, why: None };
                     return self.begin_epoch(&wanted.turn, waiter, begun, Summary::Nothing);
                 }
                 Strategy::Summarize | Strategy::Handoff => {
@@ -129,7 +130,7 @@ impl Engine {
         let Some(compaction) = self.end_summary(id, attempt, StepState::Done) else { return };
         let number = self.turns.get(id).map_or(0, |turn| turn.row.number);
         let from_turn = first_read(&compaction, number);
-        let begun = Begun { strategy: compaction.strategy, from_turn, why: None };
+        let begun = EpochStart { strategy: compaction.strategy, from_turn, why: None };
         self.begin_epoch(id, compaction.waiter, begun, Summary::Text(text));
     }
 
@@ -146,7 +147,7 @@ impl Engine {
                 let ended = self.end_summary(id, attempt, StepState::Failed);
                 let Some(Compaction { waiter, from_turn, .. }) = ended else { return };
                 // What was written down of older turns still stands.
-                let begun = Begun { strategy: Strategy::Sliding, from_turn, why: Some(failed.record) };
+                let begun = EpochStart { strategy: Strategy::Sliding, from_turn, why: Some(failed.record) };
                 self.begin_epoch(id, waiter, begun, Summary::Kept);
             }
         }
@@ -191,11 +192,11 @@ impl Engine {
         self.step_finished(id, SUMMARY_STEP, StepKind::Model, state);
     }
 
-    fn begin_epoch(&mut self, id: &TurnId, waiter: AskId, begun: Begun, summary: Summary) {
+    fn begin_epoch(&mut self, id: &TurnId, waiter: AskId, begun: EpochStart, summary: Summary) {
         let Some(turn) = self.turns.get(id) else { return };
         let Some(session) = self.sessions.get_mut(&turn.row.session) else { return };
         let Some(agent) = self.agents.get(&turn.row.agent) else { return };
-        let Begun { strategy, from_turn, why } = begun;
+        let EpochStart { strategy, from_turn, why } = begun;
         let row = EpochRow {
             session: turn.row.session.clone(),
             number: session.epoch.newest + 1,
@@ -234,7 +235,7 @@ impl Engine {
 
 /// How an epoch came about.
 #[derive(Debug)]
-struct Begun {
+struct EpochStart {
     strategy: Strategy,
     from_turn: u32,
     /// The summary that could not be had.

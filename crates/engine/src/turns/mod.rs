@@ -27,7 +27,7 @@ use lodge_core::turn::{StepEvent, TurnEvent, TurnState};
 use lodge_core::{AgentId, SessionId, TurnId};
 
 pub use self::refusal::TurnRefusal;
-pub(crate) use self::state::{Call, Phase, Turn, Wish};
+pub(crate) use self::state::{Call, ModelAsk, Phase, Turn};
 use crate::agents::refusal::{AgentRefusal, LineageRefusal};
 use crate::agents::{Agent, no_agent};
 use crate::sessions::Session;
@@ -94,7 +94,7 @@ impl Engine {
             SessionChoice::Fresh => SessionId::new(&mut self.ids, self.step.now),
             SessionChoice::Named { id, fact } => {
                 if self.sessions.get(id).is_some_and(|session| session.gone) {
-                    // It was deleted, and begins anew.
+                    // It was deleted, and starts over.
                     self.sessions.remove(id);
                 } else if !self.sessions.contains_key(id)
                     && let Some(fact) = fact

@@ -9,7 +9,7 @@ use lodge_core::{StepId, Timestamp, TurnId};
 
 use super::compact::SUMMARY_STEP;
 use super::messages::RuntimeAnswer;
-use super::state::{Call, Phase, Wish};
+use super::state::{Call, ModelAsk, Phase};
 use crate::{
     Effect, Engine, ModelAnswer, ModelEffect, ModelFailure, ModelOrder, Purpose, SandboxEffect, failure,
 };
@@ -31,7 +31,7 @@ pub fn pieces(mut text: &str, bytes_max: usize) -> impl Iterator<Item = &str> {
 type Try = (u32, u32);
 
 impl Engine {
-    pub(crate) fn ask_model(&mut self, id: &TurnId, step: u32, wish: Wish) {
+    pub(crate) fn ask_model(&mut self, id: &TurnId, step: u32, wish: ModelAsk) {
         let Some(turn) = self.turns.get_mut(id) else { return };
         let agent = turn.row.agent.clone();
         match &mut turn.phase {
@@ -76,7 +76,7 @@ impl Engine {
         turn.step = step;
         let attempt = turn.next_attempt(step, cut.as_ref());
         turn.phase = Phase::Model { attempt, failures: 0, wish, shown: String::new() };
-        // Whoever asks for the answer does without a summary that was asked for before a crash.
+        // The runtime calls the model, so it does without a summary that it requested before a crash.
         self.close_summary(id, StepState::Interrupted);
         match cut {
             Some(_) => self.restart_event(id, (step, attempt)),
@@ -174,7 +174,7 @@ impl Engine {
         }
     }
 
-    /// An answer can be megabytes: an event of it is not, whoever has to wait for one.
+    /// An answer can be megabytes. Its events are bounded.
     fn text_event(&mut self, id: &TurnId, at: Try, mut offset: u64, text: &str) {
         for piece in pieces(text, TEXT_EVENT_BYTES_MAX) {
             let (step, attempt) = at;

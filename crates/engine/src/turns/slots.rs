@@ -1,5 +1,5 @@
 //! Slots: of how many agents turns run at the same time. An agent has one exactly while a turn of its runs. One whose turns all
-//! wait for jobs gives it to whoever could use it, and its turns wait for a slot like others when a job has ended.
+//! wait for jobs gives it to an agent that can use it, and its turns wait for a slot like others when a job has ended.
 //!
 //! Who waits is not recorded apart: it follows from turns and agents, so that a restart finds the same order.
 
@@ -69,7 +69,7 @@ impl Engine {
         is_first
     }
 
-    /// A turn that ran does not any more. After the last one its agent becomes what it is to become, and whoever waits
+    /// A turn that ran does not any more. After the last one its agent becomes what it is to become, and an agent that waits
     /// longest has its slot.
     pub(crate) fn turn_rests(&mut self, id: &AgentId) {
         let Some(agent) = self.agents.get_mut(id) else { return };
@@ -79,7 +79,7 @@ impl Engine {
         }
         self.working -= 1;
         self.update_due(id);
-        // Told before anybody else works, so that whoever reads along never counts too many.
+        // Reported before another agent works, so that a reader of events never counts too many.
         if self.longest_waiting().as_ref() != Some(id) {
             self.at_rest(id);
         }
@@ -98,7 +98,7 @@ impl Engine {
         }
     }
 
-    /// Whoever only waits for jobs comes last.
+    /// An agent that only waits for jobs comes last.
     fn longest_waiting(&self) -> Option<AgentId> {
         if self.working >= self.host.settings.max_concurrent {
             return None;

@@ -10,7 +10,7 @@ use super::messages::{AskId, CallOutcome, RuntimeAnswer};
 
 /// What the runtime asked for and waits to hear of.
 #[derive(Debug, Clone)]
-pub(crate) struct Wish {
+pub(crate) struct ModelAsk {
     pub id: AskId,
     pub context: String,
     pub from_turn: u32,
@@ -27,7 +27,7 @@ pub(crate) enum Phase {
     ///
     /// `attempt` also counts calls that a crash of the daemon cut; only `failures` use up the model's tries.
     /// `shown` is what of its text is recorded.
-    Model { attempt: u32, failures: u32, wish: Wish, shown: String },
+    Model { attempt: u32, failures: u32, wish: ModelAsk, shown: String },
     /// The newest answer asked for tools.
     Tools { calls: Vec<Call> },
 }

@@ -43,7 +43,7 @@ pub struct TurnCursor {
 
 /// An epoch with its place among the messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PlacedEpoch {
+pub struct EpochPlacement {
     pub row: EpochRow,
     /// The sequence of the first message of the turn that began it.
     pub seq: u64,
@@ -84,5 +84,5 @@ pub trait ConversationReads {
     /// What stands before the messages of an epoch.
     fn summary(&self, session: &SessionId, epoch: u32) -> Result<Option<String>>;
     /// The epochs that turns `from..=upto` began.
-    fn epochs(&self, session: &SessionId, from: u32, upto: u32) -> Result<Vec<PlacedEpoch>>;
+    fn epochs(&self, session: &SessionId, from: u32, upto: u32) -> Result<Vec<EpochPlacement>>;
 }

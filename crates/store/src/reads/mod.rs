@@ -18,7 +18,7 @@ mod turns;
 
 pub use agents::{AgentFound, AgentReads, AgentSummary};
 pub use conversation::{
-    ConversationReads, MessageExport, PlacedEpoch, SessionMessage, TurnCursor, TurnScope,
+    ConversationReads, EpochPlacement, MessageExport, SessionMessage, TurnCursor, TurnScope,
 };
 pub use events::EventReads;
 pub use images::{ImageReads, ImageSummary};
@@ -29,7 +29,7 @@ pub use lineages::{
 };
 pub use reader::{READ_QUEUE_MAX, Reader};
 pub use search::{MessageWords, SearchReads, SessionHead, WordsMax};
-pub use sessions::{NoTurn, SessionPlace, SessionReads, SessionStanding, TurnPick, TurnRepeat};
+pub use sessions::{NoTurn, SessionBase, SessionPlace, SessionReads, TurnPick, TurnRepeat};
 pub use tokens::{QuarantineReads, TokenFilter, TokenReads};
 pub use turns::TurnReads;
 

@@ -16,7 +16,7 @@ pub struct SessionPlace {
 
 /// A session on which a change is decided.
 #[derive(Debug, Clone)]
-pub struct SessionStanding {
+pub struct SessionBase {
     pub fact: SessionFact,
     pub agent_name: String,
     pub agent_removed: bool,
@@ -68,29 +68,29 @@ pub trait SessionReads {
     fn session(&self, id: &SessionId) -> Result<Option<SessionSummary>>;
     /// How many turns of a session are not on its path.
     fn inactive_turns(&self, id: &SessionId) -> Result<u64>;
-    fn standing(&self, id: &SessionId) -> Result<Option<SessionStanding>>;
+    fn standing(&self, id: &SessionId) -> Result<Option<SessionBase>>;
     /// The path of a session after a rewind to a turn; to number 0 it is empty.
     fn rewind_plan(
         &self,
         id: &SessionId,
         pick: &TurnPick,
-    ) -> Result<Option<(SessionStanding, std::result::Result<PathPlan, NoTurn>)>>;
+    ) -> Result<Option<(SessionBase, std::result::Result<PathPlan, NoTurn>)>>;
     /// The path of a session with a turn, those before it, and those that came after it when it was on the path last.
     fn branch_plan(
         &self,
         id: &SessionId,
         turn: &TurnId,
-    ) -> Result<Option<(SessionStanding, std::result::Result<PathPlan, NoTurn>)>>;
+    ) -> Result<Option<(SessionBase, std::result::Result<PathPlan, NoTurn>)>>;
     /// What a new session would get of this one.
     fn fork_plan(
         &self,
         id: &SessionId,
         pick: &TurnPick,
-    ) -> Result<Option<(SessionStanding, std::result::Result<ForkPlan, NoTurn>)>>;
+    ) -> Result<Option<(SessionBase, std::result::Result<ForkPlan, NoTurn>)>>;
     /// A turn and what was asked in it, to be done again.
     fn repeat_plan(
         &self,
         id: &SessionId,
         pick: &TurnPick,
-    ) -> Result<Option<(SessionStanding, std::result::Result<TurnRepeat, NoTurn>)>>;
+    ) -> Result<Option<(SessionBase, std::result::Result<TurnRepeat, NoTurn>)>>;
 }

@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::snapshot::SqliteSnapshot;
 use crate::reads::{
-    ConversationReads, MessageExport, PAGE_BYTES_MAX, PlacedEpoch, Result, SessionMessage, TurnCursor,
+    ConversationReads, EpochPlacement, MessageExport, PAGE_BYTES_MAX, Result, SessionMessage, TurnCursor,
     TurnScope,
 };
 use crate::sqlite::turns::full;
@@ -141,7 +141,7 @@ impl ConversationReads for SqliteSnapshot<'_> {
         })
     }
 
-    fn epochs(&self, session: &SessionId, from: u32, upto: u32) -> Result<Vec<PlacedEpoch>> {
+    fn epochs(&self, session: &SessionId, from: u32, upto: u32) -> Result<Vec<EpochPlacement>> {
         self.with(|c| {
             let mut statement = c.prepare_cached(
                 "SELECT * FROM epochs WHERE session = ?1 AND turn BETWEEN ?2 AND ?3 AND dropped = 0 ORDER BY epoch",
@@ -151,7 +151,7 @@ impl ConversationReads for SqliteSnapshot<'_> {
                 .map(|row| {
                     let row = row?;
                     let seq = epochs::first_message(c, session.as_str(), row.turn)?;
-                    Ok(PlacedEpoch { seq, row })
+                    Ok(EpochPlacement { seq, row })
                 })
                 .collect()
         })

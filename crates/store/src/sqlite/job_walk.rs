@@ -113,7 +113,7 @@ fn lanes<'a>(filter: &JobFilter<'a>) -> Vec<Lane<'a>> {
 
 /// The ids of a page, and how many lookups they cost.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Walked {
+pub(crate) struct WalkPage {
     pub(crate) ids: Vec<String>,
     pub(crate) lookups: u64,
     /// The id before which the next page begins. None: there is nothing more.
@@ -121,25 +121,25 @@ pub(crate) struct Walked {
 }
 
 /// A page: as many ids as are wanted, or fewer with a `next` when looking for them took long enough.
-pub(crate) fn walk(c: &Connection, filter: &JobFilter<'_>, limit: u32) -> rusqlite::Result<Walked> {
+pub(crate) fn walk(c: &Connection, filter: &JobFilter<'_>, limit: u32) -> rusqlite::Result<WalkPage> {
     let lanes = lanes(filter);
-    let mut walked = Walked { ids: Vec::new(), lookups: 0, next: None };
+    let mut walked = WalkPage { ids: Vec::new(), lookups: 0, next: None };
     while walked.ids.len() < limit as usize && walked.lookups < LOOKUPS_MAX {
         let before = walked.next.as_deref().or(filter.before).unwrap_or(NEWEST);
         walked.next = match meeting(c, &lanes, before, &mut walked.lookups)? {
-            Meeting::At(id) => {
+            LaneMatch::At(id) => {
                 walked.ids.push(id.clone());
                 Some(id)
             }
-            Meeting::NotYet { before } => Some(before),
-            Meeting::Nowhere => return Ok(Walked { next: None, ..walked }),
+            LaneMatch::NotYet { before } => Some(before),
+            LaneMatch::Nowhere => return Ok(WalkPage { next: None, ..walked }),
         };
     }
     Ok(walked)
 }
 
 /// Where all lanes meet next.
-enum Meeting {
+enum LaneMatch {
     At(String),
     /// Not among what was looked at: if they meet, then before this id.
     NotYet {
@@ -149,26 +149,31 @@ enum Meeting {
 }
 
 /// The newest id before this one that all lanes have.
-fn meeting(c: &Connection, lanes: &[Lane<'_>], before: &str, lookups: &mut u64) -> rusqlite::Result<Meeting> {
+fn meeting(
+    c: &Connection,
+    lanes: &[Lane<'_>],
+    before: &str,
+    lookups: &mut u64,
+) -> rusqlite::Result<LaneMatch> {
     let mut before = before.to_owned();
     let mut candidate: Option<String> = None;
     let mut agreed = 0;
     // Every round asks for an older id, so that it ends.
     for lane in lanes.iter().cycle() {
-        let Some(found) = newest(c, lane, &before, lookups)? else { return Ok(Meeting::Nowhere) };
+        let Some(found) = newest(c, lane, &before, lookups)? else { return Ok(LaneMatch::Nowhere) };
         match candidate {
             Some(id) if id == found => agreed += 1,
             // This lane does not have it. Only here may it be left, so that every page gets further than the last.
-            Some(passed) if *lookups >= LOOKUPS_MAX => return Ok(Meeting::NotYet { before: passed }),
+            Some(passed) if *lookups >= LOOKUPS_MAX => return Ok(LaneMatch::NotYet { before: passed }),
             Some(_) | None => agreed = 1,
         }
         if agreed == lanes.len() {
-            return Ok(Meeting::At(found));
+            return Ok(LaneMatch::At(found));
         }
         before = format!("{found}{BEHIND}");
         candidate = Some(found);
     }
-    Ok(Meeting::Nowhere)
+    Ok(LaneMatch::Nowhere)
 }
 
 fn newest(

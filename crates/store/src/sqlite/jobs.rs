@@ -115,7 +115,7 @@ fn update(tx: &Connection, id: &JobId, progress: &JobProgress) -> rusqlite::Resu
         progress.stdout.kept.cast_signed(),
         progress.stderr.seen.cast_signed(),
         progress.stderr.kept.cast_signed(),
-        // Nobody reads the stdin of a job that is over, and a mebibyte of it would lie there for ever.
+        // Nobody reads the stdin of a job that is over, and up to a mebibyte of it would stay stored.
         progress.state.is_open(),
     ])?;
     Ok(())

@@ -32,10 +32,10 @@ mod tokens;
 mod turns;
 mod write;
 
-pub use open::{Meta, OpenError, Opened, SCHEMA_VERSION, open};
+pub use open::{Meta, OpenError, OpenedDatabase, SCHEMA_VERSION, open};
 pub use output::{
-    GivenBack, OutputChunk, OutputEnds, OutputError, OutputOpenError, OutputOpened, OutputPiece,
-    OutputReader, OutputStore, OutputStream, SetAside,
+    OutputChunk, OutputEnds, OutputError, OutputOpenError, OutputOpened, OutputPiece, OutputReader,
+    OutputStore, OutputStream, ShrinkState, UnusableArchive,
 };
 pub use query::{BadQuery, Query};
 pub use search::{Hit, Search, SearchError, SearchWanted};

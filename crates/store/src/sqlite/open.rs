@@ -89,7 +89,7 @@ impl std::fmt::Debug for Meta {
 }
 
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenedDatabase {
     pub writer: Writer,
     pub reader: Reader,
     pub meta: Meta,
@@ -99,11 +99,11 @@ pub struct Opened {
 /// Opens or creates the database and raises the epoch, durably, before it returns.
 ///
 /// `entropy` seeds the identity of a database that does not exist yet.
-pub fn open(path: &Path, entropy: &[u8; 64]) -> Result<Opened, OpenError> {
+pub fn open(path: &Path, entropy: &[u8; 64]) -> Result<OpenedDatabase, OpenError> {
     refuse_the_future(path)?;
     let mut connection = connect(path).map_err(|cause| OpenError::Sqlite { path: path.to_owned(), cause })?;
     match open_connected(&mut connection, path, entropy) {
-        Ok((meta, loaded, heads, reader)) => Ok(Opened {
+        Ok((meta, loaded, heads, reader)) => Ok(OpenedDatabase {
             writer: Writer::new(SqliteWriter::new(connection, path, heads)),
             reader,
             meta,

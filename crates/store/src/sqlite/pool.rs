@@ -90,7 +90,7 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
 /// Lets a connection compile its statements once.
 pub(crate) fn keep_statements(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
-    // Else the planner looks at what is bound, and a statement is compiled anew whenever that is something else.
+    // Else the planner looks at what is bound, and a statement is compiled again whenever that changes.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     Ok(())
 }

@@ -14,7 +14,7 @@ use crate::sqlite::full::is_full;
 use crate::sqlite::pool::BUSY;
 use crate::sqlite::query::Query;
 
-/// Raised when what is indexed, or how, changes: an index of another version is made anew.
+/// Raised when what is indexed, or how, changes: an index of another version is rebuilt.
 const VERSION: u32 = 1;
 /// Of one message; the rest of a longer one is not found.
 const TEXT_BYTES_MAX: usize = 1 << 20;

@@ -13,7 +13,7 @@ use lodge_core::{AgentId, SessionId, Timestamp, TurnId};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::snapshot::SqliteSnapshot;
-use crate::reads::{NoTurn, Result, SessionPlace, SessionReads, SessionStanding, TurnPick, TurnRepeat};
+use crate::reads::{NoTurn, Result, SessionBase, SessionPlace, SessionReads, TurnPick, TurnRepeat};
 use crate::sqlite::codes::{AGENT_REMOVED, TURN_OVER, sql};
 use crate::sqlite::{epochs, load, paths, quarantine, rows};
 
@@ -68,7 +68,7 @@ impl SessionReads for SqliteSnapshot<'_> {
         })
     }
 
-    fn standing(&self, id: &SessionId) -> Result<Option<SessionStanding>> {
+    fn standing(&self, id: &SessionId) -> Result<Option<SessionBase>> {
         self.with(|c| standing(c, id))
     }
 
@@ -76,7 +76,7 @@ impl SessionReads for SqliteSnapshot<'_> {
         &self,
         id: &SessionId,
         pick: &TurnPick,
-    ) -> Result<Option<(SessionStanding, std::result::Result<PathPlan, NoTurn>)>> {
+    ) -> Result<Option<(SessionBase, std::result::Result<PathPlan, NoTurn>)>> {
         self.planned(id, |c, standing| {
             if matches!(pick, TurnPick::Number(0)) {
                 return Ok(Ok(cut(c, standing, 1)?));
@@ -92,7 +92,7 @@ impl SessionReads for SqliteSnapshot<'_> {
         &self,
         id: &SessionId,
         turn: &TurnId,
-    ) -> Result<Option<(SessionStanding, std::result::Result<PathPlan, NoTurn>)>> {
+    ) -> Result<Option<(SessionBase, std::result::Result<PathPlan, NoTurn>)>> {
         self.planned(id, |c, standing| {
             let Some(row) = turn_of(c, standing, turn)? else { return Ok(Err(NoTurn::Unknown)) };
             branch(c, standing, row)
@@ -103,7 +103,7 @@ impl SessionReads for SqliteSnapshot<'_> {
         &self,
         id: &SessionId,
         pick: &TurnPick,
-    ) -> Result<Option<(SessionStanding, std::result::Result<ForkPlan, NoTurn>)>> {
+    ) -> Result<Option<(SessionBase, std::result::Result<ForkPlan, NoTurn>)>> {
         self.planned(id, |c, standing| {
             let turn = match picked(c, standing, pick)? {
                 Ok(turn) => turn,
@@ -120,7 +120,7 @@ impl SessionReads for SqliteSnapshot<'_> {
         &self,
         id: &SessionId,
         pick: &TurnPick,
-    ) -> Result<Option<(SessionStanding, std::result::Result<TurnRepeat, NoTurn>)>> {
+    ) -> Result<Option<(SessionBase, std::result::Result<TurnRepeat, NoTurn>)>> {
         self.planned(id, |c, standing| {
             let turn = match picked(c, standing, pick)? {
                 Ok(turn) => turn,
@@ -141,8 +141,8 @@ impl SqliteSnapshot<'_> {
     fn planned<P>(
         &self,
         id: &SessionId,
-        plan: impl FnOnce(&Connection, &SessionStanding) -> rusqlite::Result<P>,
-    ) -> Result<Option<(SessionStanding, P)>> {
+        plan: impl FnOnce(&Connection, &SessionBase) -> rusqlite::Result<P>,
+    ) -> Result<Option<(SessionBase, P)>> {
         self.with(|c| {
             let Some(standing) = standing(c, id)? else { return Ok(None) };
             let plan = plan(c, &standing)?;
@@ -151,10 +151,10 @@ impl SqliteSnapshot<'_> {
     }
 }
 
-fn standing(c: &Connection, id: &SessionId) -> rusqlite::Result<Option<SessionStanding>> {
+fn standing(c: &Connection, id: &SessionId) -> rusqlite::Result<Option<SessionBase>> {
     let Some(fact) = load::session_fact(c, id.as_str())? else { return Ok(None) };
     let (agent_name, agent_removed) = agent_of(c, &fact.row)?;
-    Ok(Some(SessionStanding { fact, agent_name, agent_removed }))
+    Ok(Some(SessionBase { fact, agent_name, agent_removed }))
 }
 
 fn agent_of(c: &Connection, row: &SessionRow) -> rusqlite::Result<(String, bool)> {
@@ -265,7 +265,7 @@ fn summary(
 /// A turn of the path.
 fn picked(
     c: &Connection,
-    standing: &SessionStanding,
+    standing: &SessionBase,
     pick: &TurnPick,
 ) -> rusqlite::Result<std::result::Result<TurnRow, NoTurn>> {
     let number = match pick {
@@ -286,14 +286,14 @@ fn picked(
     Ok(row.ok_or(NoTurn::Unknown))
 }
 
-fn turn_of(c: &Connection, standing: &SessionStanding, id: &TurnId) -> rusqlite::Result<Option<TurnRow>> {
+fn turn_of(c: &Connection, standing: &SessionBase, id: &TurnId) -> rusqlite::Result<Option<TurnRow>> {
     c.prepare_cached("SELECT * FROM turns WHERE id = ?1 AND session = ?2")?
         .query_row([id.as_str(), standing.fact.row.id.as_str()], rows::turn)
         .optional()
 }
 
 /// The path without its turns from a number on.
-fn cut(c: &Connection, standing: &SessionStanding, from: u32) -> rusqlite::Result<PathPlan> {
+fn cut(c: &Connection, standing: &SessionBase, from: u32) -> rusqlite::Result<PathPlan> {
     let session = standing.fact.row.id.as_str();
     let tip: Option<String> = c
         .prepare_cached("SELECT id FROM turns WHERE session = ?1 AND dropped = 0 AND number = ?2")?
@@ -306,7 +306,7 @@ fn cut(c: &Connection, standing: &SessionStanding, from: u32) -> rusqlite::Resul
 
 fn branch(
     c: &Connection,
-    standing: &SessionStanding,
+    standing: &SessionBase,
     turn: TurnRow,
 ) -> rusqlite::Result<std::result::Result<PathPlan, NoTurn>> {
     let session = standing.fact.row.id.as_str();
@@ -359,7 +359,7 @@ fn parent(c: &Connection, row: &TurnRow) -> rusqlite::Result<Option<TurnRow>> {
 }
 
 /// The path up to a number, as a fork would copy it.
-fn copied(c: &Connection, standing: &SessionStanding, upto: u32) -> rusqlite::Result<ForkPlan> {
+fn copied(c: &Connection, standing: &SessionBase, upto: u32) -> rusqlite::Result<ForkPlan> {
     let session = standing.fact.row.id.as_str();
     let ids: Vec<String> = c
         .prepare_cached(

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::path::Path;
 
 use lodge_core::{IdSource, JobId, Timestamp};
-use lodge_store::{GivenBack, OutputChunk, OutputOpened, OutputStore, OutputStream};
+use lodge_store::{OutputChunk, OutputOpened, OutputStore, OutputStream, ShrinkState};
 
 use crate::check::Found;
 
@@ -33,7 +33,7 @@ pub fn run(dir: &Path, notes: &Path, lives: usize) {
             note(format!("ack {number}\n"));
             // What is removed and given back must not take anything else with it.
             store.remove(&[passing(number)]).expect("a removal");
-            while store.give_back().expect("room") == GivenBack::Some {}
+            while store.give_back().expect("room") == ShrinkState::Some {}
         }
     }
 }

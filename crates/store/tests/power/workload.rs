@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use lodge_core::Timestamp;
 use lodge_core::event::TurnText;
 use lodge_core::record::{EventRow, RequestRow, Write};
-use lodge_store::{Opened, WalLimits, open};
+use lodge_store::{OpenedDatabase, WalLimits, open};
 use rusqlite::Connection;
 
 /// So short that a few commits reach every way in which the WAL is copied back.
@@ -27,7 +27,7 @@ pub fn run(dir: &Path, notes: &Path, lives: usize) {
     let mut note = |line: String| notes.write_all(line.as_bytes()).expect("a note");
     for last in [Last::Reader, Last::Writer].into_iter().cycle().take(lives) {
         note("opening\n".to_owned());
-        let Opened { mut writer, reader, loaded, .. } =
+        let OpenedDatabase { mut writer, reader, loaded, .. } =
             open(&dir.join(DATABASE), &[7; 64]).unwrap_or_else(|error| panic!("{error:?}"));
         note(format!("opened {}\n", loaded.epoch));
         writer.limit_wal(WAL);

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
 
 use crate::crash;
-use crate::suspects::{Mark, Watched};
+use crate::suspects::{Mark, SuspectWatch};
 
 /// Bytes of a block: few enough that an archive is read while it comes, enough that marking costs nothing beside reading.
 const BLOCK: usize = 64 * 1024;
@@ -17,7 +17,7 @@ const BLOCK: usize = 64 * 1024;
 pub(super) struct Quarantined;
 
 /// Watches the work of a block, known by the digest of everything up to its end.
-pub(super) type WatchBlock<'a> = dyn Fn(&[u8]) -> Result<Watched, Quarantined> + 'a;
+pub(super) type WatchBlock<'a> = dyn Fn(&[u8]) -> Result<SuspectWatch, Quarantined> + 'a;
 
 pub(super) struct Blocks<'a> {
     pieces: mpsc::Receiver<Bytes>,
@@ -25,7 +25,7 @@ pub(super) struct Blocks<'a> {
     rest: Bytes,
     so_far: Sha256,
     watch: &'a WatchBlock<'a>,
-    watched: Option<Watched>,
+    watched: Option<SuspectWatch>,
     mark: Option<Mark>,
 }
 
@@ -44,7 +44,7 @@ impl<'a> Blocks<'a> {
             self.so_far.update(&block);
             self.watched = Some((self.watch)(&self.so_far.clone().finalize())?);
         }
-        self.mark = self.watched.as_ref().map(Watched::mark);
+        self.mark = self.watched.as_ref().map(SuspectWatch::mark);
         if crash::has_pill("import") {
             crash::pill_at("import", &String::from_utf8_lossy(&block));
         }

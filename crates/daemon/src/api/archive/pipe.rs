@@ -26,15 +26,15 @@ const LOOK_EVERY: u64 = 8 << 10;
 const UNPACKED_MAX: u64 = 2 * 1_032 * LOOK_EVERY;
 
 /// What is written goes to a client, in pieces.
-pub(super) struct Leaving {
+pub(super) struct ExportWriter {
     pieces: mpsc::Sender<io::Result<Bytes>>,
     end: CancellationToken,
     piece: Vec<u8>,
 }
 
-impl Leaving {
-    pub fn new(pieces: mpsc::Sender<io::Result<Bytes>>, end: CancellationToken) -> Leaving {
-        Leaving { pieces, end, piece: Vec::with_capacity(PIECE) }
+impl ExportWriter {
+    pub fn new(pieces: mpsc::Sender<io::Result<Bytes>>, end: CancellationToken) -> ExportWriter {
+        ExportWriter { pieces, end, piece: Vec::with_capacity(PIECE) }
     }
 
     /// Sends the rest; after a failure nobody must take what came for the whole.
@@ -65,7 +65,7 @@ impl Leaving {
     }
 }
 
-impl Write for Leaving {
+impl Write for ExportWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let taken = bytes.len().min(PIECE - self.piece.len());
         self.piece.extend_from_slice(&bytes[..taken]);
@@ -83,21 +83,21 @@ impl Write for Leaving {
 
 /// Why an archive did not come to its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Cut {
+pub(super) enum ArchiveCut {
     Stalled,
     Broken(String),
     NoRoom,
     Quarantined,
 }
 
-impl Cut {
+impl ArchiveCut {
     pub fn told(self) -> ErrorBody {
         let invalid = |what: &str, hint: &str| ErrorBody::new("image.invalid", what).hint(hint);
         match self {
-            Cut::Stalled => invalid("nothing more came of the archive", "send it again"),
-            Cut::Broken(why) => invalid("the archive broke off", "send it again").because(why),
-            Cut::Quarantined => quarantine::refused("image/import"),
-            Cut::NoRoom => {
+            ArchiveCut::Stalled => invalid("nothing more came of the archive", "send it again"),
+            ArchiveCut::Broken(why) => invalid("the archive broke off", "send it again").because(why),
+            ArchiveCut::Quarantined => quarantine::refused("image/import"),
+            ArchiveCut::NoRoom => {
                 let why = "the archive needs more than the disk can spare".to_owned();
                 ImageError::NoRoom { why }.into()
             }
@@ -106,40 +106,40 @@ impl Cut {
 }
 
 /// What a client sends, to be read.
-pub(super) struct Arriving<'a> {
+pub(super) struct ImportReader<'a> {
     blocks: Blocks<'a>,
     /// Whether the disk can spare so many bytes.
     room: &'a dyn Fn(u64) -> bool,
     block: Bytes,
     read: u64,
     look_at: u64,
-    cut: Option<Cut>,
+    cut: Option<ArchiveCut>,
 }
 
-impl<'a> Arriving<'a> {
-    pub fn new(blocks: Blocks<'a>, room: &'a dyn Fn(u64) -> bool) -> Arriving<'a> {
-        Arriving { blocks, room, block: Bytes::new(), read: 0, look_at: 0, cut: None }
+impl<'a> ImportReader<'a> {
+    pub fn new(blocks: Blocks<'a>, room: &'a dyn Fn(u64) -> bool) -> ImportReader<'a> {
+        ImportReader { blocks, room, block: Bytes::new(), read: 0, look_at: 0, cut: None }
     }
 
     /// Why nothing more could be read, if it was not the archive's end.
-    pub fn cut(&self) -> Option<Cut> {
+    pub fn cut(&self) -> Option<ArchiveCut> {
         self.cut.clone()
     }
 }
 
-impl Read for Arriving<'_> {
+impl Read for ImportReader<'_> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         if self.block.is_empty() && self.cut.is_none() {
             match self.blocks.next_block() {
                 Ok(Some(block)) => self.block = block,
                 Ok(None) => return Ok(0),
-                Err(Quarantined) => self.cut = Some(Cut::Quarantined),
+                Err(Quarantined) => self.cut = Some(ArchiveCut::Quarantined),
             }
         }
         if self.cut.is_none() && self.read >= self.look_at {
             self.look_at = self.read + LOOK_EVERY;
             if !(self.room)(UNPACKED_MAX) {
-                self.cut = Some(Cut::NoRoom);
+                self.cut = Some(ArchiveCut::NoRoom);
             }
         }
         if self.cut.is_some() {
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     /// Reads pieces in which there may be a thousand times as much, with a disk that has room for so many looks.
-    fn read_with(looks: u64) -> (u64, Option<Cut>) {
+    fn read_with(looks: u64) -> (u64, Option<ArchiveCut>) {
         let (pieces, waiting) = mpsc::channel(PIECES_MAX);
         for _ in 0..PIECES_MAX {
             pieces.try_send(Bytes::from(vec![0; PIECE])).unwrap();
@@ -175,7 +175,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (suspects, _) = crate::suspects::Suspects::open(dir.path(), "boot");
         let watch = |_: &[u8]| Ok(suspects.begin(lodge_core::quarantine::WorkKind::Request, "subject", ""));
-        let mut arriving = Arriving::new(Blocks::new(waiting, &watch), &room);
+        let mut arriving = ImportReader::new(Blocks::new(waiting, &watch), &room);
         let read = io::copy(&mut io::BufReader::with_capacity(PIECE, &mut arriving), &mut io::sink());
         assert_eq!(read.is_err(), arriving.cut().is_some());
         (arriving.read, arriving.cut())
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(read_with(u64::MAX), (whole, None));
         for looks in 0..4 {
             let (read, cut) = read_with(looks);
-            assert_eq!(cut, Some(Cut::NoRoom));
+            assert_eq!(cut, Some(ArchiveCut::NoRoom));
             assert!(read * 1_032 <= looks * UNPACKED_MAX, "{read} bytes after {looks} looks");
         }
     }

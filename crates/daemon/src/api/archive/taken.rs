@@ -28,20 +28,22 @@ const STOCK_TOOLS: [&str; 7] = ["busybox", "sh", "rg", "fd", "jaq", "jq", "xh"];
 
 /// What an import may do with names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Allowed {
+pub(super) struct ImportNaming {
     /// Names that mean other images here may move.
     pub moves: bool,
     /// Names of stock tools and of registries may be taken.
     pub claims: bool,
 }
 
-impl Allowed {
-    pub fn read(asked: Result<Query<Vec<(String, String)>>, QueryRejection>) -> Result<Allowed, ErrorBody> {
+impl ImportNaming {
+    pub fn read(
+        asked: Result<Query<Vec<(String, String)>>, QueryRejection>,
+    ) -> Result<ImportNaming, ErrorBody> {
         let invalid = |what: String| {
             ErrorBody::new("params.invalid", what).hint("`move` and `claim` are `true` or `false`")
         };
         let Query(asked) = asked.map_err(|error| invalid(error.body_text()))?;
-        let mut allowed = Allowed::default();
+        let mut allowed = ImportNaming::default();
         for (key, value) in asked {
             let to = match key.as_str() {
                 "move" => &mut allowed.moves,
@@ -56,7 +58,7 @@ impl Allowed {
 
 /// Images of an archive, all of them checked.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(super) struct CheckedImport {
     pub agents: Vec<NewImage>,
     /// Tools with a name of their own, or that no agent among them needs.
     pub bins: Vec<NewImage>,
@@ -65,13 +67,13 @@ pub(super) struct Taken {
     pub pins: Pins,
 }
 
-impl Taken {
+impl CheckedImport {
     pub fn of(
         shell: &Shell,
         pins: Pins,
         archive: ImportedArchive,
-        allowed: Allowed,
-    ) -> Result<Taken, ErrorBody> {
+        allowed: ImportNaming,
+    ) -> Result<CheckedImport, ErrorBody> {
         let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for (descriptor, name) in &archive.images {
             let names = names.entry(descriptor.digest.to_string()).or_default();
@@ -130,7 +132,7 @@ impl Taken {
         if !allowed.claims && !claims.is_empty() {
             return Err(names_claimed(&claims));
         }
-        Ok(Taken { agents, bins, tools, pins })
+        Ok(CheckedImport { agents, bins, tools, pins })
     }
 }
 
@@ -208,13 +210,13 @@ mod tests {
     fn an_import_allows_nothing_unless_it_says_so() {
         let read = |pairs: &[(&str, &str)]| {
             let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-            Allowed::read(Ok(Query(pairs)))
+            ImportNaming::read(Ok(Query(pairs)))
         };
-        assert_eq!(read(&[]).unwrap(), Allowed::default());
-        assert_eq!(read(&[("move", "true")]).unwrap(), Allowed { moves: true, claims: false });
+        assert_eq!(read(&[]).unwrap(), ImportNaming::default());
+        assert_eq!(read(&[("move", "true")]).unwrap(), ImportNaming { moves: true, claims: false });
         assert_eq!(
             read(&[("claim", "true"), ("move", "false")]).unwrap(),
-            Allowed { moves: false, claims: true }
+            ImportNaming { moves: false, claims: true }
         );
         for wrong in [("move", "1"), ("force", "true")] {
             assert_eq!(read(&[wrong]).unwrap_err().data.code, "params.invalid");

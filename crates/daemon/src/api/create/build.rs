@@ -32,7 +32,7 @@ pub(in crate::api) enum Source<'a> {
 
 /// An image that lies in the store and may be recorded. Its digest is that of everything in it.
 #[derive(Debug)]
-pub(in crate::api) struct Built {
+pub(in crate::api) struct BuiltImage {
     pub row: ImageRow,
     pub record: ImageRecord,
     /// The tools that it needs.
@@ -49,8 +49,8 @@ pub(in crate::api) fn build(
     source: &Source<'_>,
     args: &BTreeMap<String, String>,
     watch: Arc<dyn TransferWatch>,
-) -> Result<Built, ErrorBody> {
-    let shelf = Shelf::new(shell, watch)?;
+) -> Result<BuiltImage, ErrorBody> {
+    let shelf = ImageResolver::new(shell, watch)?;
     let loaded = match source {
         Source::Path(path) => agentfile::load_dir(Path::new(path), args, &shelf),
         Source::Content(content) => agentfile::load_inline(content.as_bytes(), args, &shelf),
@@ -69,7 +69,7 @@ pub(in crate::api) fn build(
     let bytes = packed.blobs.iter().map(|blob| blob.bytes.len() as u64).sum();
     let name = called.clone().unwrap_or_else(|| digest.clone());
     let row = ImageRow::agent(digest, name, bytes, record.clone());
-    Ok(Built { row, record, with, pins, called })
+    Ok(BuiltImage { row, record, with, pins, called })
 }
 
 /// The name of the directory of an Agentfile, made one that NAME allows.
@@ -89,8 +89,8 @@ fn plain_name(text: &str) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// Parents and tools: of the local store, or brought from the registries that they name.
-pub(in crate::api) struct Shelf<'a> {
+/// Resolves parents and tools: from the local store, or pulled from the registries that they name.
+pub(in crate::api) struct ImageResolver<'a> {
     shell: &'a Shell,
     watch: Arc<dyn TransferWatch>,
     /// Holds the tools that were taken, whatever becomes of their names meanwhile.
@@ -98,9 +98,9 @@ pub(in crate::api) struct Shelf<'a> {
     bins: RefCell<BTreeMap<String, ImageRow>>,
 }
 
-impl<'a> Shelf<'a> {
-    pub fn new(shell: &'a Shell, watch: Arc<dyn TransferWatch>) -> Result<Shelf<'a>, ImageError> {
-        Ok(Shelf { shell, watch, pins: shell.images.blobs()?.pins(), bins: RefCell::default() })
+impl<'a> ImageResolver<'a> {
+    pub fn new(shell: &'a Shell, watch: Arc<dyn TransferWatch>) -> Result<ImageResolver<'a>, ImageError> {
+        Ok(ImageResolver { shell, watch, pins: shell.images.blobs()?.pins(), bins: RefCell::default() })
     }
 
     /// The tools that were asked for.
@@ -175,7 +175,7 @@ fn remote(reference: &str) -> Result<Option<RemoteImage>, LookupError> {
 
 type BuildError = Box<dyn std::error::Error + Send + Sync>;
 
-impl Builder for Shelf<'_> {
+impl Builder for ImageResolver<'_> {
     fn image(&self, reference: &str) -> Result<Option<LoadedAgentfile>, BuildError> {
         match self.parent(reference) {
             Ok(loaded) => Ok(Some(loaded)),
@@ -203,7 +203,7 @@ fn load_error(error: &LoadError) -> ErrorBody {
             (unsupported::CODE, "remove these lines, and run it again".to_owned())
         }
         // They are listed with a hint each.
-        LoadError::Mistakes(_) => ("agentfile.invalid", "mend these lines, and run it again".to_owned()),
+        LoadError::Mistakes(_) => ("agentfile.invalid", "fix these lines and try again".to_owned()),
         LoadError::Source(_) => ("agentfile.unreadable", error.hint()),
         LoadError::UndeclaredArgs { .. } => ("agentfile.undeclared_arg", error.hint()),
     };

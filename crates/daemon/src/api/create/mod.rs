@@ -19,7 +19,7 @@ use lodge_model::ProvidersError;
 use lodge_proto::{AgentCreateParams, ErrorBody};
 use tokio::runtime::Handle;
 
-pub(in crate::api) use self::build::{Built, Shelf, Source, build};
+pub(in crate::api) use self::build::{BuiltImage, ImageResolver, Source, build};
 pub(in crate::api) use self::env::check_env;
 pub(in crate::api) use self::mounts::mounts;
 use self::tools::{find_runtime, find_tool, runtime_named};
@@ -45,7 +45,7 @@ pub(super) async fn create(
 
 /// Which image somebody names, in one of the three ways.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::api) struct Named<'a> {
+pub(in crate::api) struct ImageSource<'a> {
     pub path: Option<&'a str>,
     pub content: Option<&'a str>,
     pub image: Option<&'a str>,
@@ -54,7 +54,7 @@ pub(in crate::api) struct Named<'a> {
 
 /// An image that an agent is made of.
 #[derive(Debug)]
-pub(in crate::api) struct Chosen {
+pub(in crate::api) struct AgentImage {
     pub record: ImageRecord,
     pub image: NewImage,
     /// What the agent's image is called.
@@ -69,9 +69,9 @@ pub(in crate::api) struct Chosen {
 /// has one announced by its registry.
 pub(in crate::api) fn choose(
     shell: &Shell,
-    named: Named<'_>,
+    named: ImageSource<'_>,
     watch: Arc<dyn TransferWatch>,
-) -> Result<Chosen, ErrorBody> {
+) -> Result<AgentImage, ErrorBody> {
     let source = match (named.path, named.content, named.image) {
         (Some(path), None, None) => Source::Path(path),
         (None, Some(content), None) => Source::Content(content),
@@ -85,16 +85,16 @@ pub(in crate::api) fn choose(
                 .hint("`path` is a directory or an Agentfile of this host, `content` an Agentfile's text, `image` the name of an image"));
         }
     };
-    let Built { mut row, record, with, pins, called } = build(shell, &source, named.build_args, watch)?;
+    let BuiltImage { mut row, record, with, pins, called } = build(shell, &source, named.build_args, watch)?;
     let called = called.unwrap_or_else(|| NAME_DEFAULT.to_owned());
     let named = format!("{called}:latest");
     row.name.clone_from(&named);
     let name = record.name.clone().unwrap_or(called);
     let image = NewImage { row, with, tags: vec![named.clone()] };
-    Ok(Chosen { record, image, named, pins: Some(pins), name })
+    Ok(AgentImage { record, image, named, pins: Some(pins), name })
 }
 
-fn found_or_announced(shell: &Shell, given: &str) -> Result<Chosen, ErrorBody> {
+fn found_or_announced(shell: &Shell, given: &str) -> Result<AgentImage, ErrorBody> {
     match shell.read_here(|at| images::find(at, given)) {
         Err(error @ images::LookupError::NoImage { .. }) => {
             let remote = RemoteImage::read(given).map_err(images::LookupError::from)?;
@@ -114,13 +114,13 @@ fn found_or_announced(shell: &Shell, given: &str) -> Result<Chosen, ErrorBody> {
             };
             let name = record.name.clone().unwrap_or_else(|| NAME_DEFAULT.to_owned());
             let image = NewImage { row, with: Vec::new(), tags: Vec::new() };
-            Ok(Chosen { record, image, named, pins: None, name })
+            Ok(AgentImage { record, image, named, pins: None, name })
         }
     }
 }
 
 /// Of an image in a registry what it says of itself: the rest comes when the agent is started.
-fn announced(shell: &Shell, given: &str, remote: &RemoteImage) -> Result<Chosen, ErrorBody> {
+fn announced(shell: &Shell, given: &str, remote: &RemoteImage) -> Result<AgentImage, ErrorBody> {
     let Arrived { row, with, pins } = Handle::current().block_on(shell.images.announce(remote))?;
     let record = match &row.contents {
         ImageContents::Agent(record) => record.clone(),
@@ -129,7 +129,7 @@ fn announced(shell: &Shell, given: &str, remote: &RemoteImage) -> Result<Chosen,
     let named = images::name_of(given, remote)?;
     let name = record.name.clone().unwrap_or_else(|| NAME_DEFAULT.to_owned());
     let image = NewImage { row, with, tags: vec![named.clone()] };
-    Ok(Chosen { record, image, named, pins: Some(pins), name })
+    Ok(AgentImage { record, image, named, pins: Some(pins), name })
 }
 
 /// What an image alone makes of an agent on this host. Without a MODEL its model is empty.
@@ -157,13 +157,13 @@ fn prepare(
     given: AgentCreateParams,
     watch: Arc<dyn TransferWatch>,
 ) -> Result<Prepared, ErrorBody> {
-    let named = Named {
+    let named = ImageSource {
         path: given.path.as_deref(),
         content: given.content.as_deref(),
         image: given.image.as_deref(),
         build_args: &given.build_args,
     };
-    let Chosen { record, mut image, named, pins, name } = choose(shell, named, watch.clone())?;
+    let AgentImage { record, mut image, named, pins, name } = choose(shell, named, watch.clone())?;
     let mut spec = spec_of(shell, &record)?;
     if let Some(model) = given.model {
         spec.model = model;

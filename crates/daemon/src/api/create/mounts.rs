@@ -27,7 +27,7 @@ const REMOVABLE: &str = "/run/media";
 
 /// What a mount must not show.
 #[derive(Debug, Clone, Copy)]
-struct Keep<'a> {
+struct ForbiddenMounts<'a> {
     /// The state directory, by its real path.
     state: &'a Path,
     /// The daemon's socket, which may lie elsewhere.
@@ -113,13 +113,13 @@ pub(in crate::api) fn mounts(
     staying: &[MountRecord],
 ) -> Result<Vec<MountRecord>, ErrorBody> {
     let socket = shell.config.socket_path();
-    check_all(given, staying, Keep { state: &shell.config.data_dir, socket: &socket })
+    check_all(given, staying, ForbiddenMounts { state: &shell.config.data_dir, socket: &socket })
 }
 
 fn check_all(
     given: &[Mount],
     staying: &[MountRecord],
-    keep: Keep<'_>,
+    keep: ForbiddenMounts<'_>,
 ) -> Result<Vec<MountRecord>, ErrorBody> {
     let refuse = |mount: &Mount, refused: MountRefusal| {
         let what = format!("cannot mount {} at {}: {refused}", mount.host, mount.target);
@@ -138,7 +138,7 @@ fn check_all(
     Ok(checked)
 }
 
-fn check(mount: &Mount, keep: Keep<'_>) -> Result<MountRecord, MountRefusal> {
+fn check(mount: &Mount, keep: ForbiddenMounts<'_>) -> Result<MountRecord, MountRefusal> {
     let target = check_target(&mount.target)?;
     let is_odd = |text: &str| text.len() > DESCRIPTION_BYTES_MAX || text.chars().any(char::is_control);
     let description = mount.description.as_deref().map(str::trim).filter(|text| !text.is_empty());
@@ -181,7 +181,7 @@ fn check_target(given: &str) -> Result<String, MountRefusal> {
     }
 }
 
-fn check_host(given: &Path, keep: Keep<'_>) -> Result<String, MountRefusal> {
+fn check_host(given: &Path, keep: ForbiddenMounts<'_>) -> Result<String, MountRefusal> {
     if !given.is_absolute() {
         return Err(MountRefusal::HostRelative);
     }
@@ -291,7 +291,7 @@ mod tests {
 
         fn check(&self, given: &[Mount]) -> Result<Vec<MountRecord>, ErrorBody> {
             let (state, socket) = (self.at("all/state"), self.at("elsewhere/lodge.sock"));
-            check_all(given, &[], Keep { state: Path::new(&state), socket: Path::new(&socket) })
+            check_all(given, &[], ForbiddenMounts { state: Path::new(&state), socket: Path::new(&socket) })
         }
 
         #[track_caller]
@@ -440,7 +440,7 @@ mod tests {
         let world = MountsWorld::new();
         let (data, sub) = (world.at("data"), world.at("data/sub"));
         let (state, socket) = (world.at("all/state"), world.at("none"));
-        let keep = Keep { state: Path::new(&state), socket: Path::new(&socket) };
+        let keep = ForbiddenMounts { state: Path::new(&state), socket: Path::new(&socket) };
         let has = check_all(&[read_only(&data, "/a")], &[], keep).unwrap();
         let refused = check_all(&[mount(&sub, "/b")], &has, keep).unwrap_err();
         assert!(refused.message.contains("could be written"), "{}", refused.message);

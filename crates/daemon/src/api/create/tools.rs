@@ -10,7 +10,7 @@ use lodge_image::registry::TransferWatch;
 use lodge_image::{Digest, Pins};
 use lodge_proto::ErrorBody;
 
-use super::Shelf;
+use super::ImageResolver;
 use crate::api::methods::internal;
 use crate::host_trees::{can_run, trees_of};
 use crate::shell::Shell;
@@ -132,7 +132,7 @@ pub(in crate::api) fn runtime_named(
     if let Some(program) = given.strip_prefix("host:") {
         return Ok((find_runtime(program)?, Vec::new(), None));
     }
-    let shelf = Shelf::new(shell, watch)?;
+    let shelf = ImageResolver::new(shell, watch)?;
     let image = shelf.bin(given)?;
     let (with, pins) = shelf.taken();
     Ok((image_runtime(&image), with, Some(pins)))

@@ -93,7 +93,7 @@ fn no_tool_hint(given: &str) -> String {
         }
         (Ok(None) | Err(_), Some(hint)) => hint.to_owned(),
         (Ok(None) | Err(_), None) => {
-            "`lodge bin ls` lists all tools; `lodge bin build` and `lodge bin pull` bring one".to_owned()
+            "`lodge bin ls` lists all tools; `lodge bin build` and `lodge bin pull` add one".to_owned()
         }
     }
 }

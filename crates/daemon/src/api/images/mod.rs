@@ -167,7 +167,7 @@ async fn difference(shell: &Arc<Shell>, given: ImageDiffParams) -> Result<ImageD
             let summary = at.store.image_summary(&found.digest).map_err(internal)?;
             if summary.is_some_and(|summary| summary.state == ImageState::Announced) {
                 return Err(ErrorBody::new("image.not_found", format!("`{}` is not here yet", found.named))
-                    .hint(format!("`lodge image pull {}` brings it", found.named)));
+                    .hint(format!("`lodge image pull {}` pulls it", found.named)));
             }
             Ok(found)
         };

@@ -38,7 +38,7 @@ pub(in crate::api) async fn pull(
     detached(shell, async move { Ok(bring(&begun, key, kind, (&given, &remote), tags, watch).await?) }).await
 }
 
-/// As `pull`, for whoever waits for it in any case.
+/// As `pull`, for callers that always wait for the result.
 pub(in crate::api) async fn bring(
     shell: &Shell,
     key: Option<RequestKey>,
@@ -112,7 +112,7 @@ pub(in crate::api) async fn push(
     .await
 }
 
-/// Where an image is that is to be brought from or to a registry.
+/// The registry that an image is pulled from or pushed to.
 pub(in crate::api) fn remote_of(given: &str) -> Result<RemoteImage, ErrorBody> {
     RemoteImage::read(given).map_err(LookupError::from)?.ok_or_else(|| {
         ErrorBody::new("image.bad_ref", format!("`{given}` names no registry"))

@@ -40,7 +40,7 @@ pub(in super::super) struct OutputQuery {
 
 /// Whether a body ends with what there is, or with the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Until {
+enum FollowEnd {
     CaughtUp,
     Over,
 }
@@ -109,16 +109,16 @@ async fn answer(
     let mut response = Response { whole, range, first: &first, offset: reading.offset }.head();
     let left = range.map(|range| range.last - range.first + 1);
     *response.body_mut() = Body::from_stream(futures_util::stream::unfold(
-        Some(Following { api, who, reading, until, left, first: Some(first) }),
+        Some(OutputFollow { api, who, reading, until, left, first: Some(first) }),
         next,
     ));
     Ok(response)
 }
 
-fn follow(given: Option<&str>) -> Result<Until, ErrorBody> {
+fn follow(given: Option<&str>) -> Result<FollowEnd, ErrorBody> {
     match given {
-        None | Some("0" | "false") => Ok(Until::CaughtUp),
-        Some("1" | "true") => Ok(Until::Over),
+        None | Some("0" | "false") => Ok(FollowEnd::CaughtUp),
+        Some("1" | "true") => Ok(FollowEnd::Over),
         Some(other) => Err(ErrorBody::new("params.invalid", format!("`follow` cannot be `{other}`"))
             .hint("`follow=1` waits for what comes, until the job is over")),
     }
@@ -189,18 +189,18 @@ fn kind(bytes: &[u8]) -> &'static str {
     if text && !bytes.contains(&0) { "text/plain; charset=utf-8" } else { "application/octet-stream" }
 }
 
-struct Following {
+struct OutputFollow {
     api: Arc<Api>,
     who: Who,
     reading: Reading,
-    until: Until,
+    until: FollowEnd,
     /// Bytes that may still be sent, when they were counted.
     left: Option<u64>,
     /// The piece that was read for the head.
     first: Option<Piece>,
 }
 
-async fn next(following: Option<Following>) -> Option<(io::Result<Bytes>, Option<Following>)> {
+async fn next(following: Option<OutputFollow>) -> Option<(io::Result<Bytes>, Option<OutputFollow>)> {
     let mut following = following?;
     match following.piece().await {
         Ok(Some(bytes)) => Some((Ok(bytes), Some(following))),
@@ -209,7 +209,7 @@ async fn next(following: Option<Following>) -> Option<(io::Result<Bytes>, Option
     }
 }
 
-impl Following {
+impl OutputFollow {
     /// The next bytes of the body; none when it is whole.
     async fn piece(&mut self) -> io::Result<Option<Bytes>> {
         if self.left == Some(0) {
@@ -227,7 +227,7 @@ impl Following {
             if let Some(bytes) = self.take(piece.offset, piece.bytes) {
                 return Ok(Some(bytes));
             }
-            if piece.end || self.until == Until::CaughtUp || !waited {
+            if piece.end || self.until == FollowEnd::CaughtUp || !waited {
                 return Ok(None);
             }
             let shell = self.api.shell.clone();

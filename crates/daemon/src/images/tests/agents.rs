@@ -1,4 +1,4 @@
-//! What agents need, found and brought.
+//! What agents need, found and pulled.
 
 use std::os::unix::fs::PermissionsExt;
 

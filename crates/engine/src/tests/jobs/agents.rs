@@ -6,22 +6,22 @@ use super::*;
 use crate::{AgentCommand, AgentSeen, SandboxEffect};
 
 /// An agent with a job that runs and one that waits.
-struct Two {
+struct TwoJobs {
     world: EngineWorld,
     agent: AgentId,
     runs: JobId,
     waits: JobId,
 }
 
-fn two() -> Two {
+fn two() -> TwoJobs {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     world.see(Seen::Configured(Settings { max_jobs: 1, ..settings(10) }));
     let (runs, waits) = (world.job_in(&agent, "s"), world.job(&agent));
-    Two { world, agent, runs, waits }
+    TwoJobs { world, agent, runs, waits }
 }
 
-impl Two {
+impl TwoJobs {
     fn states(&self) -> [&'static str; 2] {
         [&self.runs, &self.waits].map(|job| self.world.job_state(job).word())
     }
@@ -52,10 +52,10 @@ impl Two {
         self.world.job_row(job).progress.error
     }
 
-    fn reboot(self) -> (Two, Batch) {
-        let Two { world, agent, runs, waits } = self;
+    fn reboot(self) -> (TwoJobs, Batch) {
+        let TwoJobs { world, agent, runs, waits } = self;
         let (world, batch) = world.reboot();
-        (Two { world, agent, runs, waits }, batch)
+        (TwoJobs { world, agent, runs, waits }, batch)
     }
 
     fn state(&self) -> AgentState {
@@ -436,7 +436,7 @@ fn a_daemon_that_had_no_room_goes_on_with_the_jobs_that_are_recorded() {
     two.world.cancel_job(&two.runs);
     two.world.job_ends(&two.runs, exited(0));
     two.world.written.truncate(recorded);
-    let Two { world, agent, runs, waits } = two;
+    let TwoJobs { world, agent, runs, waits } = two;
     let (engine, batch) = world.engine.rebuild(loaded, &std::collections::HashSet::new(), NOW);
     assert!(job_acts(&batch).is_empty());
     let mut world = EngineWorld { engine, written: world.written, stored: BTreeMap::new(), tickets: 0 };

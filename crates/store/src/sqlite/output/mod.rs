@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use lodge_core::JobId;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, TransactionBehavior, params};
 
-pub use self::open::{OutputOpenError, OutputOpened, SetAside};
+pub use self::open::{OutputOpenError, OutputOpened, UnusableArchive};
 pub use self::read::{OutputPiece, OutputReader};
 use crate::sqlite::full::is_full;
 use crate::write::Committed;
@@ -79,7 +79,7 @@ impl OutputEnds {
 
 /// Whether the file could still become smaller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GivenBack {
+pub enum ShrinkState {
     All,
     /// Ask again.
     Some,
@@ -100,7 +100,7 @@ pub enum OutputError {
         cause: rusqlite::Error,
     },
     /// A write failed and left the disk in doubt: nothing more is written until the store is opened again.
-    #[error("the archive of job output {} takes nothing any more", path.display())]
+    #[error("the archive of job output {} cannot be written", path.display())]
     InDoubt { path: PathBuf },
     #[error("the archive of job output {} could not be used", path.display())]
     Sqlite {
@@ -190,13 +190,13 @@ impl OutputStore {
     /// Removes all that is kept of these jobs. Asked again after it was cut off, it goes on.
     pub fn remove(&mut self, jobs: &[JobId]) -> Result<(), OutputError> {
         for job in jobs {
-            while self.write(|tx| remove_some(tx, job))? == GivenBack::Some {}
+            while self.write(|tx| remove_some(tx, job))? == ShrinkState::Some {}
         }
         Ok(())
     }
 
     /// Gives a part of what was removed back to the file system. Asked until it says so, all of it.
-    pub fn give_back(&mut self) -> Result<GivenBack, OutputError> {
+    pub fn give_back(&mut self) -> Result<ShrinkState, OutputError> {
         let pages = GIVE_BACK_BYTES / self.page_bytes;
         let left = self.write(|tx| {
             // It gives one page back with every row that is asked for.
@@ -206,11 +206,11 @@ impl OutputStore {
             tx.query_row("PRAGMA freelist_count", [], |row| row.get::<_, i64>(0))
         })?;
         if left > 0 {
-            return Ok(GivenBack::Some);
+            return Ok(ShrinkState::Some);
         }
         // The file becomes shorter when the WAL is copied back.
         self.checkpoint("PRAGMA wal_checkpoint(TRUNCATE)")?;
-        Ok(GivenBack::All)
+        Ok(ShrinkState::All)
     }
 
     /// What is on disk in the log alone: the file may grow by as much when that is copied back.
@@ -356,8 +356,8 @@ fn end(c: &Connection, output: i64, stream: OutputStream) -> rusqlite::Result<u6
 }
 
 /// The output itself goes last, so that a removal that was cut off is seen as one that is still to be done.
-fn remove_some(tx: &Connection, job: &JobId) -> rusqlite::Result<GivenBack> {
-    let Some(output) = output_of(tx, job)? else { return Ok(GivenBack::All) };
+fn remove_some(tx: &Connection, job: &JobId) -> rusqlite::Result<ShrinkState> {
+    let Some(output) = output_of(tx, job)? else { return Ok(ShrinkState::All) };
     let removed = tx
         .prepare_cached(
             "DELETE FROM chunks WHERE id IN \
@@ -365,8 +365,8 @@ fn remove_some(tx: &Connection, job: &JobId) -> rusqlite::Result<GivenBack> {
         )?
         .execute(params![output, REMOVE_CHUNKS])?;
     if removed > 0 {
-        return Ok(GivenBack::Some);
+        return Ok(ShrinkState::Some);
     }
     tx.prepare_cached("DELETE FROM outputs WHERE id = ?1")?.execute([output])?;
-    Ok(GivenBack::All)
+    Ok(ShrinkState::All)
 }

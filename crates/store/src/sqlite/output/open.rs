@@ -85,7 +85,7 @@ impl OutputOpenError {
 
 /// An archive that could not be used. Nothing of it is lost: it lies beside the new one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SetAside {
+pub struct UnusableArchive {
     pub to: PathBuf,
     pub why: String,
 }
@@ -95,7 +95,7 @@ pub struct OutputOpened {
     pub store: OutputStore,
     pub reader: OutputReader,
     /// What was there before, if it could not be used. Outputs that were archived in it are not found any more.
-    pub set_aside: Option<SetAside>,
+    pub set_aside: Option<UnusableArchive>,
 }
 
 enum Attempt {
@@ -113,7 +113,7 @@ impl OutputStore {
                 let to = set_aside(&path, now)
                     .map_err(|cause| OutputOpenError::NotSetAside { path: path.clone(), cause })?;
                 match attempt(&path)? {
-                    Attempt::Opened(connection) => (connection, Some(SetAside { to, why })),
+                    Attempt::Opened(connection) => (connection, Some(UnusableArchive { to, why })),
                     Attempt::Unusable(_) => {
                         let cause = io::Error::other("a new one cannot be used either");
                         return Err(OutputOpenError::NotSetAside { path, cause });

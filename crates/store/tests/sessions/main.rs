@@ -1,5 +1,8 @@
 //! Sessions: their paths, copies, ends, listings, and what is found in them.
 
+mod pages;
+mod search;
+
 use std::path::PathBuf;
 
 use lodge_core::agent::AgentState;
@@ -13,13 +16,13 @@ use lodge_core::session::{Fork, ForkPoint, PathChange, TurnPlace};
 use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, IdSource, LineageId, SandboxId, SessionId, Timestamp, TurnId};
 use lodge_store::{
-    NoTurn, Opened, Query, Search, SearchWanted, SessionPlace, TurnCursor, TurnPick, TurnScope, open,
+    NoTurn, OpenedDatabase, Query, Search, SearchWanted, SessionPlace, TurnCursor, TurnPick, TurnScope, open,
 };
 
 /// A store with one agent, and the numbers that an engine would keep.
 struct SessionsWorld {
     dir: tempfile::TempDir,
-    store: Opened,
+    store: OpenedDatabase,
     ids: IdSource,
     agent: AgentId,
     now: i64,
@@ -424,154 +427,6 @@ fn a_change_of_a_session_is_on_disk_whole_or_not_at_all() {
 }
 
 #[test]
-fn sessions_are_listed_by_when_they_were_used_last_and_paged_without_loss() {
-    let mut world = SessionsWorld::new();
-    let ids: Vec<SessionId> = (0..7).map(|n| world.session(&format!("s{n}"))).collect();
-    world.turn(&ids[2], "q", "a");
-    world.turn(&ids[5], "q", "a");
-    // A turn in flight counts from when it was accepted.
-    let mut live = world.turn_writes(&ids[3], "q", "a");
-    live.truncate(2);
-    if let Write::Turn(TurnWrite::New(row)) = &mut live[0] {
-        (row.state, row.ended_at) = (TurnState::Running, None);
-    }
-    world.commit(&live);
-    let (mut seen, mut before) = (Vec::new(), None);
-    loop {
-        let page = world.store.reader.here(|snapshot| snapshot.sessions(None, before.as_ref(), 3)).unwrap();
-        let Some(last) = page.last() else { break };
-        before = Some(SessionPlace { last_active: last.last_active, id: last.row.id.to_string() });
-        seen.extend(page.into_iter().map(|found| found.row.id.to_string()));
-    }
-    assert_eq!(seen, ["s3", "s5", "s2", "s6", "s4", "s1", "s0"]);
-    let of_agent =
-        world.store.reader.here(|snapshot| snapshot.sessions(Some(&world.agent), None, 10)).unwrap();
-    assert_eq!(of_agent.len(), 7);
-    assert_eq!((of_agent[0].turns, of_agent[0].agent_name.as_str()), (1, "one"));
-    assert!(of_agent[0].live.running.is_some() && of_agent[1].live.running.is_none());
-    let nobody = AgentId::new(&mut world.ids, Timestamp::from_ms(1));
-    assert!(
-        world.store.reader.here(|snapshot| snapshot.sessions(Some(&nobody), None, 10)).unwrap().is_empty()
-    );
-}
-
-#[test]
-fn an_export_tells_everything_in_pages_and_what_became_of_each_turn() {
-    let mut world = SessionsWorld::new();
-    let s = world.session("s");
-    for n in 1..=3 {
-        world.turn(&s, &format!("q{n}"), &"y".repeat(100));
-    }
-    world.rewind(&s, 2);
-    for (messages_max, bytes_max) in [(1, usize::MAX), (2, usize::MAX), (100, 50), (100, usize::MAX)] {
-        let (mut all, mut after) = (Vec::new(), 0);
-        loop {
-            let (page, more) = world
-                .store
-                .reader
-                .here(|snapshot| snapshot.exported(&s, after, messages_max, bytes_max))
-                .unwrap();
-            assert!(page.len() <= messages_max as usize);
-            after = page.last().map_or(after, |last| last.told.row.seq);
-            all.extend(page);
-            if !more {
-                break;
-            }
-        }
-        assert_eq!(all.len(), 6);
-        assert_eq!(all.iter().filter(|one| one.told.active).count(), 4);
-        let begun: Vec<bool> = all.iter().map(|one| one.turn.is_some()).collect();
-        assert_eq!(begun, [true, false, true, false, true, false]);
-        assert_eq!(all[0].turn.as_ref().unwrap().row.usage.output_tokens, 7);
-    }
-}
-
-#[test]
-fn words_phrases_and_beginnings_are_found_whatever_their_case() {
-    let mut world = SessionsWorld::new();
-    let (s, t) = (world.session("s"), world.session("t"));
-    world.turn(&s, "Where is the Größe of src/main.rs?", "The quick brown fox");
-    world.turn(&t, "quick question", "brown bread");
-    let texts =
-        |query: &str| -> Vec<String> { world.hits(query).into_iter().map(|(_, text)| text).collect() };
-    assert_eq!(texts("QUICK"), ["quick question", "The quick brown fox"], "the newest first");
-    assert_eq!(texts("quick brown"), ["The quick brown fox"]);
-    assert_eq!(texts("\"brown fox\""), ["The quick brown fox"]);
-    assert!(texts("\"fox brown\"").is_empty());
-    assert_eq!(texts("bro*").len(), 2);
-    assert_eq!(texts("grosse").len() + texts("größe").len() + texts("GROSSE").len(), 1);
-    assert_eq!(texts("main.rs").len(), 1);
-    assert!(texts("missing").is_empty());
-    assert_eq!(world.hits_in("quick", Some(&s)).len(), 1);
-}
-
-#[test]
-fn the_index_follows_the_store_and_can_be_deleted_at_any_time() {
-    let mut world = SessionsWorld::new();
-    let s = world.session("s");
-    world.turn(&s, "apple", "pear");
-    assert_eq!(world.hits("apple").len(), 1);
-    world.turn(&s, "apple again", "plum");
-    assert_eq!(world.hits("apple").len(), 2);
-    for tail in ["", "-wal", "-shm"] {
-        drop(std::fs::remove_file(world.dir.path().join(format!("search.db{tail}"))));
-    }
-    assert_eq!(world.hits("apple").len(), 2);
-    // What is no database is made one.
-    std::fs::write(world.index(), "this is not a database, it is a piece of text").unwrap();
-    assert_eq!(world.hits("apple").len(), 2);
-    // Damaged in the middle, it is made anew, or what it says is still true.
-    let mut bytes = std::fs::read(world.index()).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle..].fill(0xaa);
-    std::fs::write(world.index(), &bytes).unwrap();
-    world.turn(&s, "apple a third time", "");
-    assert_eq!(world.hits("apple").len(), 3);
-}
-
-#[test]
-fn a_deleted_session_is_not_found_and_neither_is_what_another_of_its_name_never_said() {
-    let mut world = SessionsWorld::new();
-    let (s, t) = (world.session("s"), world.session("t"));
-    world.turn(&s, "secret", "secret");
-    world.turn(&t, "secret", "other");
-    assert_eq!(world.hits("secret").len(), 3);
-    world.commit(&[Write::Session(SessionWrite::Deleted { id: s.clone() })]);
-    assert_eq!(world.hits("secret"), [("t".to_owned(), "secret".to_owned())]);
-    world.commit(&[Write::Session(SessionWrite::Deleted { id: t.clone() })]);
-    world.search().forget(&t).unwrap();
-    let s = world.session("s");
-    world.turn(&s, "harmless", "words");
-    assert!(world.hits("secret").is_empty());
-    assert_eq!(world.hits("harmless").len(), 1);
-}
-
-#[test]
-fn hits_are_paged_from_the_newest_to_the_oldest_and_marked() {
-    let mut world = SessionsWorld::new();
-    let s = world.session("s");
-    for n in 0..7 {
-        world.turn(&s, &format!("wörd number {n} in a text"), "");
-    }
-    let query = Query::parse("number").unwrap();
-    let (mut seen, mut after) = (Vec::new(), None);
-    loop {
-        let wanted =
-            SearchWanted { query: &query, agent: Some(&world.agent), session: None, after, limit: 3 };
-        let page = world.search().search(&world.store.reader, wanted).unwrap();
-        let Some(last) = page.last() else { break };
-        after = Some(last.place);
-        for hit in &page {
-            let found: String = hit.snippet.chars().skip(hit.marks[0].0 as usize).take(6).collect();
-            assert_eq!((found.as_str(), hit.marks[0].1 - hit.marks[0].0), ("number", 6));
-            assert!(hit.active);
-        }
-        seen.extend(page.into_iter().map(|hit| hit.message.number));
-    }
-    assert_eq!(seen, [7, 6, 5, 4, 3, 2, 1]);
-}
-
-#[test]
 fn an_epoch_is_weighed_by_its_messages_alone_and_keeps_the_summary_that_it_does_not_replace() {
     let mut world = SessionsWorld::new();
     let session = world.session("s");
@@ -609,36 +464,4 @@ fn an_epoch_is_weighed_by_its_messages_alone_and_keeps_the_summary_that_it_does_
     };
     assert_eq!(places(1, 5), [(2, 5), (3, 9)]);
     assert_eq!(places(4, 5), [(3, 9)]);
-}
-
-#[test]
-fn a_page_ends_after_some_megabytes_and_the_next_goes_on_behind_it() {
-    let mut world = SessionsWorld::new();
-    let s = world.session("s");
-    let long = "x".repeat(1 << 20);
-    for _ in 0..6 {
-        world.turn(&s, &long, &long);
-    }
-    let (mut before, mut seqs) = (None, Vec::new());
-    loop {
-        let (page, more) =
-            world.store.reader.here(|snapshot| snapshot.messages(&s, TurnScope::Path, before, 500)).unwrap();
-        assert!(page.len() <= 4, "four megabytes at most: {}", page.len());
-        seqs.splice(0..0, page.iter().map(|told| told.row.seq));
-        before = page.first().map(|first| first.row.seq);
-        if !more || before == Some(1) {
-            break;
-        }
-    }
-    assert_eq!(seqs, (1..=12).collect::<Vec<u64>>());
-    let (mut after, mut numbers) = (TurnCursor::default(), Vec::new());
-    loop {
-        let (page, more) =
-            world.store.reader.here(|snapshot| snapshot.turns(&s, TurnScope::Path, &after, 500)).unwrap();
-        assert!(page.len() <= 4, "four megabytes at most: {}", page.len());
-        numbers.extend(page.iter().map(|turn| turn.row.number));
-        let Some(last) = page.last().filter(|_| more) else { break };
-        after = TurnCursor { number: last.row.number, id: last.row.id.to_string() };
-    }
-    assert_eq!(numbers, (1..=6).collect::<Vec<u32>>());
 }
