@@ -12,13 +12,13 @@ use crate::wal::Wal;
 use crate::world::{BenchModel, BenchSession, BenchWorld};
 
 const SESSIONS: usize = 32;
-const SHARE: f64 = 0.6;
-const FLUSHES: f64 = 4.0;
-const CPU_MS_MAX: f64 = 1.0;
+/// Of one core: the clients and the model server use the same cores.
+const CORE_TURNS_MIN: f64 = 1_550.0;
 const MB: f64 = 1024.0 * 1024.0;
 
 pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable) {
-    for (model, words) in [(BenchModel::Script, "scripted model"), (BenchModel::Http, "model over HTTP")] {
+    let models = [(BenchModel::Script, "scripted model", 0.5), (BenchModel::Http, "model over HTTP", 0.6)];
+    for (model, words, cpu_ms_max) in models {
         let world = BenchWorld::start().await;
         let agent = world.agent("parallel", model).await;
         let mut talks = Vec::new();
@@ -40,20 +40,19 @@ pub(crate) async fn run(sizes: BenchSizes, floors: &mut Floors, table: &mut Benc
             wal_bytes = wal_bytes.max(Wal::bytes(&world.lodge));
         }
         fsync.extend(&floors.fsync(20));
-        let bound = SESSIONS as f64 / (FLUSHES * fsync.p50() / 1e3);
-        let what = format!("durable turns a second, {SESSIONS} sessions, {words}");
-        let row = BenchRow::rounds(what, "/s", &rate).with_floor("bound", bound);
-        table.row(row.hold(NumberBound::at_least("0.6 x 32 / (4 fsync)", SHARE * bound)));
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
-        if SHARE * bound > cores * 1e3 / CPU_MS_MAX {
-            table.note(&format!(
-                "this disk is faster than {cores} cores: at {CPU_MS_MAX} ms of CPU a turn they do {} a second at most",
-                cores * 1e3 / CPU_MS_MAX
-            ));
-        }
+        let what = format!("durable turns a second, {SESSIONS} sessions, {words}");
+        let row = BenchRow::rounds(what, "/s", &rate).with_floor("1/fsync", 1e3 / fsync.p50());
+        // A provider's connection is not part of what two cores are expected to carry at that rate.
+        table.row(match model {
+            BenchModel::Script => {
+                row.hold(NumberBound::at_least(&format!("1,550 x {cores} cores"), CORE_TURNS_MIN * cores))
+            }
+            BenchModel::Http => row,
+        });
         table.row(
             BenchRow::rounds("  CPU a turn, daemon, keepers and runtimes", "ms", &cpu)
-                .hold(NumberBound::at_most("", CPU_MS_MAX)),
+                .hold(NumberBound::at_most("", cpu_ms_max)),
         );
         table.row(
             BenchRow::times("  one of those turns, as its client sees it", &each)

@@ -104,6 +104,11 @@ pub(crate) fn anonymous_kb(pid: u32) -> Option<u64> {
     rollup(pid, "Anonymous:")
 }
 
+/// The size of the program that it runs.
+pub(crate) fn program_kb(pid: u32) -> Option<u64> {
+    Some(fs::metadata(format!("/proc/{pid}/exe")).ok()?.len() / 1024)
+}
+
 fn rollup(pid: u32, name: &str) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;

@@ -1,9 +1,12 @@
 //! Builds the programs that live in sandboxes and puts them where the daemon embeds them, so that a plain
 //! `cargo build` gives a working daemon.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use flate2::Compression;
+use flate2::write::ZlibEncoder;
 use sha2::{Digest, Sha256};
 
 fn main() {
@@ -17,10 +20,15 @@ fn main() {
     for program in ["keeper", "runtime"] {
         let built = build(&manifest, &out, program);
         let bytes = std::fs::read(&built).expect("the built program is there");
-        std::fs::write(out.join(program), &bytes).expect("OUT_DIR is writable");
-        // Counted here, so that a start need not read the programs it carries.
-        std::fs::write(out.join(format!("{program}.sha256")), Sha256::digest(&bytes))
-            .expect("OUT_DIR is writable");
+        let put = |end: &str, contents: &[u8]| {
+            std::fs::write(out.join(format!("{program}.{end}")), contents).expect("OUT_DIR is writable");
+        };
+        // Computed here, so that a start need not read the embedded programs.
+        put("sha256", &Sha256::digest(&bytes));
+        put("len", format!("{}_u64", bytes.len()).as_bytes());
+        let mut zlib = ZlibEncoder::new(Vec::new(), Compression::best());
+        zlib.write_all(&bytes).expect("a Vec grows");
+        put("zlib", &zlib.finish().expect("a Vec grows"));
     }
 }
 

@@ -111,12 +111,6 @@ fn every_layer_of_the_fence_is_explained() {
 /// A reader who searches for the name of a type finds one definition, or two.
 const DEFINITIONS_MAX: usize = 2;
 
-/// Names that are still defined more often. Rename the types and remove the name from this list; nothing is added to it.
-const REPEATED_NAMES: &[&str] = &[
-    "Asked", "Change", "Home", "Outcome", "Part", "Place", "Refused", "Said", "Started", "State", "Wanted",
-    "World",
-];
-
 /// The source files below a directory, without what was built.
 fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(dir).unwrap() {
@@ -184,13 +178,34 @@ fn no_type_name_is_defined_three_times() {
     }
     assert!(places.len() > 1_000, "only {} types were found", places.len());
     places.retain(|_, places| places.len() > DEFINITIONS_MAX);
-    for name in REPEATED_NAMES {
-        assert!(
-            places.remove(*name).is_some(),
-            "`{name}` is not repeated any more: remove it from REPEATED_NAMES"
-        );
-    }
     assert!(places.is_empty(), "name these types for what they are: {places:#?}");
+}
+
+#[test]
+fn every_code_that_the_daemon_sends_is_documented() {
+    let mut files = Vec::new();
+    for name in DECIDING {
+        sources(&crates().join(name).join("src"), &mut files);
+    }
+    let protocol = std::fs::read_to_string(crates().join("../docs/runtime-protocol.md")).unwrap();
+    let mut found = 0;
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        for call in ["failure(", "ErrorBody::new("] {
+            for (_, after) in text.match_indices(call).map(|(at, _)| text.split_at(at + call.len())) {
+                let Some((code, _)) =
+                    after.trim_start().strip_prefix('"').and_then(|rest| rest.split_once('"'))
+                else {
+                    continue;
+                };
+                found += 1;
+                let documented = lodge_proto::CODES.iter().any(|doc| doc.code == code)
+                    || protocol.contains(&format!("`{code}`"));
+                assert!(documented, "`{code}` of {} is in no table of codes", file.display());
+            }
+        }
+    }
+    assert!(found > 100, "only {found} codes were found");
 }
 
 /// Crates that decide. Codes of errors are for clients, which read them from `proto`.

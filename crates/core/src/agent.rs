@@ -62,7 +62,7 @@ pub enum AgentEvent {
 /// A transition that the table does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an agent that is {} cannot take `{event:?}`", .state.word())]
-pub struct Refused {
+pub struct AgentTransitionError {
     pub state: AgentState,
     pub event: AgentEvent,
 }
@@ -72,7 +72,7 @@ use AgentState as S;
 
 impl AgentState {
     /// The one function that moves an agent.
-    pub fn next(self, event: AgentEvent) -> Result<AgentState, Refused> {
+    pub fn next(self, event: AgentEvent) -> Result<AgentState, AgentTransitionError> {
         Ok(match (self, event) {
             (S::Stopped | S::Failed(_), E::StartAsked) => S::Pulling,
             (S::Pulling | S::Starting | S::Ready | S::Stopped | S::Failed(_), E::RestartAsked) => S::Pulling,
@@ -125,7 +125,7 @@ impl AgentState {
             | (S::Stopped | S::Removing | S::Removed, E::StopAsked)
             | (S::Pulling | S::Starting | S::Ready | S::Removed, E::RemoveAsked)
             | (S::Pulling | S::Starting | S::Ready | S::Stopped | S::Failed(_) | S::Removed, E::Cleared) => {
-                return Err(Refused { state: self, event });
+                return Err(AgentTransitionError { state: self, event });
             }
         })
     }

@@ -45,7 +45,7 @@ pub enum LineageEvent {
 /// A transition that the table does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a lineage that is {} cannot take `{event:?}`", .state.word())]
-pub struct Refused {
+pub struct LineageTransitionError {
     pub state: LineageState,
     pub event: LineageEvent,
 }
@@ -55,7 +55,7 @@ use LineageState as S;
 
 impl LineageState {
     /// The one function that moves a lineage.
-    pub fn next(self, event: LineageEvent) -> Result<LineageState, Refused> {
+    pub fn next(self, event: LineageEvent) -> Result<LineageState, LineageTransitionError> {
         Ok(match (self, event) {
             (S::Active, E::Died) => S::Orphaned,
             (S::Orphaned | S::AskPending, E::Revived) => S::Active,
@@ -80,7 +80,7 @@ impl LineageState {
                 | E::Exhausted
                 | E::Killed
                 | E::Removed,
-            ) => return Err(Refused { state: self, event }),
+            ) => return Err(LineageTransitionError { state: self, event }),
         })
     }
 

@@ -14,7 +14,6 @@ use lodge_store::{Committed, Unwritten, WriteError, Writer};
 use crate::crash::{self, Mutation};
 use crate::decide::{Halt, Recorded, ToWriter};
 use crate::shell::{Shell, now};
-use crate::view;
 use lodge_engine::{Batch, Effect, Out, Refusal, RequestName, SandboxEffect, Ticket};
 
 /// Batches that may wait for the disk; then the engine waits too.
@@ -317,7 +316,7 @@ fn release(after: Vec<Out>, shell: &Arc<Shell>) {
     for out in after {
         match out {
             Out::Reply { ticket, reply } => {
-                shell.answer(ticket, reply.map(|answer| view::answer(&answer)).map_err(Into::into));
+                shell.answer(ticket, reply.map_err(Into::into));
             }
             Out::Act(effect) => shell.act(effect),
         }

@@ -95,7 +95,7 @@ impl Compute {
     ) -> Result<T, ComputeError> {
         let waits = self.shares().begin(caller, bytes as u64).map_err(|Crowded| ComputeError::Crowded)?;
         // From here on the place is given back however this future ends.
-        let mut place = Place { compute: self.clone(), caller: caller.to_owned(), waits };
+        let mut place = ComputeSlot { compute: self.clone(), caller: caller.to_owned(), waits };
         if let Some(granted) = &mut place.waits {
             granted.await.map_err(|_| ShuttingDown)?;
             place.waits = None;
@@ -116,14 +116,14 @@ impl Compute {
 }
 
 /// A place among those that run, or that wait to.
-struct Place {
+struct ComputeSlot {
     compute: Arc<Compute>,
     caller: String,
     /// Until it runs.
     waits: Option<oneshot::Receiver<()>>,
 }
 
-impl Drop for Place {
+impl Drop for ComputeSlot {
     fn drop(&mut self) {
         let mut shares = self.compute.shares();
         // One that is dropped while it waits is passed over when its turn comes, unless it came just now.

@@ -295,14 +295,14 @@ fn remove(path: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    struct World {
+    struct HostEtcWorld {
         _dir: tempfile::TempDir,
         host: PathBuf,
         copy: PathBuf,
     }
 
-    impl World {
-        fn new() -> World {
+    impl HostEtcWorld {
+        fn new() -> HostEtcWorld {
             let dir = tempfile::tempdir().unwrap();
             let (host, copy) = (dir.path().join("etc"), dir.path().join("copy"));
             for part in ["alternatives", "ssl/certs", "ssl/private", "java-17/conf", "perl"] {
@@ -326,7 +326,7 @@ mod tests {
             fs::write(host.join("zones/UTC"), "UTC").unwrap();
             std::os::unix::fs::symlink("zones/UTC", host.join("localtime")).unwrap();
             drop(std::os::unix::net::UnixListener::bind(host.join("perl/socket")).unwrap());
-            World { _dir: dir, host, copy }
+            HostEtcWorld { _dir: dir, host, copy }
         }
 
         fn copied(&self) -> Vec<String> {
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn what_programs_need_is_copied_and_neither_secrets_nor_sockets() {
-        let world = World::new();
+        let world = HostEtcWorld::new();
         let expected = [
             "alternatives/vi",
             "java-17/conf/security",
@@ -367,7 +367,7 @@ mod tests {
 
     #[test]
     fn no_link_brings_anything_from_elsewhere() {
-        let world = World::new();
+        let world = HostEtcWorld::new();
         let private = world.host.parent().unwrap().join("private");
         fs::create_dir(&private).unwrap();
         // Everybody could read it, if everybody could get there.
@@ -386,7 +386,7 @@ mod tests {
 
     #[test]
     fn a_copy_follows_the_host_and_is_made_whole_after_a_crash() {
-        let world = World::new();
+        let world = HostEtcWorld::new();
         world.copied();
         fs::write(world.host.join("ssl/certs/new.crt"), "new").unwrap();
         fs::remove_dir_all(world.host.join("java-17")).unwrap();

@@ -5,15 +5,15 @@ use std::sync::OnceLock;
 
 use lodge_core::limits::span;
 use lodge_core::limits::{MEMORY_SHARE_DEFAULT, OUTPUT_BYTES_MAX, PIDS_DEFAULT};
-use lodge_core::record::{AgentRow, LimitsRecord};
+use lodge_core::record::{AgentSpec, LimitsRecord};
 use lodge_core::{Cause, limits};
 use lodge_exec::{EnforcedLimit, Limits, Resource};
 use lodge_image::agentfile::LimitKey;
 use lodge_proto::LimitView;
 
 /// The limits of a sandbox that is about to be started.
-pub fn of_sandbox(row: &AgentRow, data_dir: &Path) -> Limits {
-    let asked = asked(row);
+pub fn of_sandbox(spec: &AgentSpec, data_dir: &Path) -> Limits {
+    let asked = asked(spec);
     let half_free = || free_bytes(data_dir).map(|bytes| bytes / limits::DISK_SHARE_DEFAULT);
     Limits {
         memory_bytes: asked.memory_bytes.or_else(half_of_memory),
@@ -24,23 +24,23 @@ pub fn of_sandbox(row: &AgentRow, data_dir: &Path) -> Limits {
 }
 
 /// Most that one tool call may write to its streams.
-pub fn output_bytes(row: &AgentRow) -> u64 {
-    asked(row).output_bytes.unwrap_or(OUTPUT_BYTES_MAX)
+pub fn output_bytes(spec: &AgentSpec) -> u64 {
+    asked(spec).output_bytes.unwrap_or(OUTPUT_BYTES_MAX)
 }
 
 /// Most that a job may write before it is ended; 0: any number. How much of it is kept is another matter.
-pub fn job_output_max(row: &AgentRow) -> u64 {
-    asked(row).output_bytes.unwrap_or(0)
+pub fn job_output_max(spec: &AgentSpec) -> u64 {
+    asked(spec).output_bytes.unwrap_or(0)
 }
 
 /// Most output of an agent's jobs that the archive keeps, where that is limited.
-pub fn archive_max(row: &AgentRow) -> Option<u64> {
-    asked(row).disk_bytes
+pub fn archive_max(spec: &AgentSpec) -> Option<u64> {
+    asked(spec).disk_bytes
 }
 
 /// Every limit of an agent. Those of a sandbox that lives are the ones that its keeper tells.
-pub fn view(row: &AgentRow, in_force: Option<&[EnforcedLimit]>) -> Vec<LimitView> {
-    let asked = asked(row);
+pub fn view(spec: &AgentSpec, in_force: Option<&[EnforcedLimit]>) -> Vec<LimitView> {
+    let asked = asked(spec);
     let all = [
         (Resource::Memory, asked.memory_bytes, half_of_memory()),
         (Resource::Pids, asked.pids, Some(PIDS_DEFAULT)),
@@ -70,8 +70,8 @@ pub fn view(row: &AgentRow, in_force: Option<&[EnforcedLimit]>) -> Vec<LimitView
 }
 
 /// Limits that are recorded and that nothing holds yet, as an Agentfile calls them.
-pub fn not_enforced(row: &AgentRow) -> Vec<String> {
-    let asked = asked(row);
+pub fn not_enforced(spec: &AgentSpec) -> Vec<String> {
+    let asked = asked(spec);
     let recorded = [
         ("budget-usd", asked.budget_micro_usd),
         ("budget-tokens", asked.budget_tokens),
@@ -94,8 +94,8 @@ pub fn unasked(key: LimitKey) -> String {
     }
 }
 
-fn asked(row: &AgentRow) -> LimitsRecord {
-    row.spec.limits.unwrap_or_default()
+fn asked(spec: &AgentSpec) -> LimitsRecord {
+    spec.limits.unwrap_or_default()
 }
 
 fn name(resource: Resource) -> &'static str {

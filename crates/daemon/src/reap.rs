@@ -80,7 +80,7 @@ pub async fn reap(shell: &Arc<Shell>) -> Result<Reaped, ReadError> {
     let _alone = shell.sweep.lock().await;
     // In this order: a directory that is listed belongs to an agent that is recorded, and a sandbox of an agent that is
     // recorded as running had a keeper.
-    let directories: HashSet<String> = shell.host.sandboxes().into_iter().collect();
+    let directories: HashSet<String> = shell.executor.sandboxes().await.into_iter().collect();
     let agents = shell.reader.read(|store| store.agents(None, u32::MAX)).await?;
     let agents: HashMap<String, AgentRow> =
         agents.into_iter().map(|found| (found.row.sandbox.to_string(), found.row)).collect();
@@ -100,9 +100,9 @@ pub async fn reap(shell: &Arc<Shell>) -> Result<Reaped, ReadError> {
     };
     for sandbox in sandboxes {
         let row = agents.get(&sandbox);
-        let lock = if shell.host.is_held(&sandbox) { Lock::Held } else { Lock::Free };
+        let lock = if shell.executor.is_held(&sandbox) { Lock::Held } else { Lock::Free };
         let owner = row.map_or(Owner::Nobody, |row| Owner::Agent(row.state));
-        if lock == Lock::Free && shell.host.has_leftovers(&sandbox) {
+        if lock == Lock::Free && shell.executor.has_leftovers(&sandbox).await {
             // Ending them is for whoever starts, stops or removes the agent.
             let detail = "processes of its dead keeper are left".to_owned();
             reaped.failed.push(NotPrunedView { sandbox, detail });
@@ -126,7 +126,7 @@ pub async fn reap(shell: &Arc<Shell>) -> Result<Reaped, ReadError> {
 /// The engine decides, as about every death; one that it knows of already changes nothing.
 async fn died(shell: &Arc<Shell>, row: &AgentRow, reaped: &mut Reaped) {
     reaped.kept += 1;
-    if !shell.host.wait_gone(row.sandbox.as_str(), GONE_WITHIN).await {
+    if !shell.executor.wait_gone(row.sandbox.as_str(), GONE_WITHIN).await {
         return;
     }
     reaped.dead.push(row.id.to_string());
@@ -142,8 +142,8 @@ async fn take_away(
     reaped: &mut Reaped,
 ) {
     let pruning = match row {
-        Some(row) => prune(shell, &row.id).await,
-        None => match shell.host.remove(&sandbox) {
+        Some(row) => prune(shell, &row.sandbox, &row.id).await,
+        None => match shell.executor.remove(&sandbox).await {
             Ok(()) => Pruning::Pruned,
             Err(error) => Pruning::Failed { detail: chain(&error) },
         },
@@ -165,7 +165,7 @@ fn forget_heartbeats(shell: &Shell, agents: &HashMap<String, AgentRow>) -> u64 {
     let mut forgotten = 0;
     for (agent, living) in shell.all_living() {
         // One that is not recorded was removed; one that was connected had a keeper.
-        let lives = sandboxes.get(&agent).is_some_and(|sandbox| shell.host.is_held(sandbox));
+        let lives = sandboxes.get(&agent).is_some_and(|sandbox| shell.executor.is_held(sandbox));
         if !lives && shell.forget_living(&agent, &living) {
             forgotten += 1;
         }

@@ -172,11 +172,11 @@ impl Level {
 #[derive(Debug)]
 pub struct Room {
     dir: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<RoomState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct RoomState {
     level: Level,
     /// Since when it is not [`Level::Enough`].
     since: Option<Timestamp>,
@@ -191,7 +191,7 @@ impl Room {
     /// Looks at what is there and changes nothing.
     pub fn of(dir: &Path) -> Room {
         let has_reserve = dir.join(NAME).metadata().is_ok_and(|meta| is_whole(&meta));
-        let state = State {
+        let state = RoomState {
             level: Level::Enough,
             since: None,
             has_reserve,
@@ -346,7 +346,7 @@ impl Room {
     }
 
     /// Sees whether room is low, unless that was seen just now.
-    fn look(&self, state: &mut State, now: Timestamp) {
+    fn look(&self, state: &mut RoomState, now: Timestamp) {
         if state.looked.is_some_and(|looked| looked.elapsed() < LOOK_EVERY) {
             return;
         }
@@ -360,7 +360,7 @@ impl Room {
         self.enter(state, if free < needed { Level::Low } else { Level::Enough }, now);
     }
 
-    fn enter(&self, state: &mut State, level: Level, now: Timestamp) {
+    fn enter(&self, state: &mut RoomState, level: Level, now: Timestamp) {
         if level == state.level {
             return;
         }
@@ -399,7 +399,7 @@ impl Room {
         OpenOptions::new().write(true).open(self.dir.join(NAME))?.set_len(0)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RoomState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

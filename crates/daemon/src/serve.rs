@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use lodge_core::IdSource;
 use lodge_core::quarantine::{WorkKind, YOUNG_MS};
 use lodge_core::token::TokenRow;
-use lodge_exec::ProgramImage;
+use lodge_exec::{Executor, ProgramImage, SystemExecutor};
 use lodge_store::OpenError;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
@@ -26,20 +26,22 @@ use crate::store_faults::with_faults;
 use crate::suspects::Suspects;
 use crate::tasks::TaskKind;
 use crate::tls::Tls;
-use lodge_engine::{Command, Engine, Host, Input, NewToken, SandboxEffect, TokenCommand, TokenFor};
+use lodge_engine::{Answer, Command, Engine, Host, Input, NewToken, SandboxEffect, TokenCommand, TokenFor};
 
-/// The programs of every sandbox, built with the daemon and carried in it.
+/// The programs of every sandbox, built with the daemon and embedded in it.
 // SAFETY: both come from `include_bytes!`.
 static KEEPER: ProgramImage = unsafe {
-    ProgramImage::carried(
-        include_bytes!(concat!(env!("OUT_DIR"), "/keeper")),
+    ProgramImage::embedded(
+        include_bytes!(concat!(env!("OUT_DIR"), "/keeper.zlib")),
+        include!(concat!(env!("OUT_DIR"), "/keeper.len")),
         include_bytes!(concat!(env!("OUT_DIR"), "/keeper.sha256")),
     )
 };
 // SAFETY: as above.
 static RUNTIME: ProgramImage = unsafe {
-    ProgramImage::carried(
-        include_bytes!(concat!(env!("OUT_DIR"), "/runtime")),
+    ProgramImage::embedded(
+        include_bytes!(concat!(env!("OUT_DIR"), "/runtime.zlib")),
+        include!(concat!(env!("OUT_DIR"), "/runtime.len")),
         include_bytes!(concat!(env!("OUT_DIR"), "/runtime.sha256")),
     )
 };
@@ -141,17 +143,17 @@ pub async fn serve(
         }
         signed => signed?,
     }
-    let host = Arc::new(lodge_exec::SandboxHost::open(&config.data_dir, KEEPER)?.with_file_limit(file_limit));
+    let executor = SystemExecutor::open(&config.data_dir, KEEPER)?.with_file_limit(file_limit);
     // Before any work is begun: some of it may be what ended the last daemon.
-    let (suspects, convicted) = Suspects::open(&home.dir, host.boot_id());
+    let (suspects, convicted) = Suspects::open(&home.dir, executor.boot_id());
     let requests = opened.loaded.quarantine.iter().filter(|row| row.work.kind == WorkKind::Request);
     requests.for_each(|row| suspects.refuse(&row.work.subject));
-    let runtime = host.program("runtime", RUNTIME)?;
+    let runtime = executor.program("runtime", RUNTIME)?;
     let gate = Gate::new(&opened.meta.state_key, &opened.meta.log);
     let kept = kept_token(&home, &gate, &opened.loaded.tokens);
     let (epoch, socket) = (opened.loaded.epoch, config.socket_path());
     let about = Host {
-        boot: host.boot_id().to_owned(),
+        boot: executor.boot_id().to_owned(),
         own_uids: rustix::process::geteuid().is_root(),
         settings: config.engine_settings(),
         render: crate::view::rendered,
@@ -166,7 +168,7 @@ pub async fn serve(
         head: opened.loaded.seq,
         room,
         access: Access::of(opened.loaded.tokens.iter().cloned()),
-        host,
+        executor: Arc::new(executor),
         runtime,
         suspects,
         tls,
@@ -201,7 +203,7 @@ pub async fn serve(
             .map_err(|cause| ServeError::Process { cause })?
     };
     let archive_ended = start_archive(&shell)?;
-    bring_down_strays(&shell);
+    bring_down_strays(&shell).await;
     let decider = Decider { inputs: waiting, halts, writer: batches, shell: shell.clone() };
     shell.spawn(TaskKind::Decide, decider.run(engine));
     let http = tcp.state();
@@ -268,8 +270,8 @@ fn entropy() -> Result<([u8; 64], u64), ServeError> {
 }
 
 /// Sandboxes that live although their agent should not: a stop was recorded and the daemon died before it was done.
-fn bring_down_strays(shell: &Arc<Shell>) {
-    let sandboxes = shell.host.sandboxes();
+async fn bring_down_strays(shell: &Arc<Shell>) {
+    let sandboxes = shell.executor.sandboxes().await;
     if sandboxes.is_empty() {
         return;
     }
@@ -279,9 +281,10 @@ fn bring_down_strays(shell: &Arc<Shell>) {
         let stray = !found.row.state.wants_sandbox()
             && found.row.retry.at.is_none()
             && sandboxes.iter().any(|sandbox| sandbox == found.row.sandbox.as_str());
-        if stray && shell.host.is_held(found.row.sandbox.as_str()) {
-            let (agent, sandbox, run) = (found.row.id, found.row.sandbox, found.row.runs);
-            shell.act(lodge_engine::Effect::Sandbox { agent, what: SandboxEffect::Down { sandbox, run } });
+        if stray && shell.executor.is_held(found.row.sandbox.as_str()) {
+            let what = SandboxEffect::Down { run: found.row.runs, incarnation: found.row.incarnation };
+            let (sandbox, agent) = (found.row.sandbox, found.row.id);
+            shell.act(lodge_engine::Effect::Sandbox { sandbox, agent, what });
         }
     }
 }
@@ -347,7 +350,7 @@ enum OperatorToken {
     Asked(TokenAnswer),
 }
 
-type TokenAnswer = oneshot::Receiver<Result<serde_json::Value, AskError>>;
+type TokenAnswer = oneshot::Receiver<Result<Answer, AskError>>;
 
 fn ask_token(shell: &Shell) -> (Input, TokenAnswer) {
     let (ticket, answer) = shell.ticket();
@@ -362,9 +365,9 @@ fn ask_token(shell: &Shell) -> (Input, TokenAnswer) {
 async fn new_token(shell: &Shell, gate: &Gate, answer: TokenAnswer) -> Result<String, ServeError> {
     let missing = |missing: &'static str| ServeError::TokenMissing { missing };
     let answer = answer.await.map_err(|_| missing("the writer is gone"))?;
-    let view = answer.map_err(|refusal| ServeError::NoToken { refusal: Box::new(refusal) })?;
-    let id = view.get("id").and_then(serde_json::Value::as_str).and_then(|id| id.parse().ok());
-    let row = id.and_then(|id| shell.access.enter(&id)).map(|who| who.token);
+    let answer = answer.map_err(|refusal| ServeError::NoToken { refusal: Box::new(refusal) })?;
+    let Answer::Token(issued) = answer else { return Err(missing("the engine answered something else")) };
+    let row = shell.access.enter(&issued.row.id).map(|who| who.token);
     let row = row.ok_or_else(|| missing("the token is not there after its commit"))?;
     gate.value(&row).map_err(|cause| ServeError::Token { cause })
 }

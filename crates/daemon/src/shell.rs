@@ -9,7 +9,6 @@ use lodge_core::{AgentId, Timestamp};
 use lodge_model::{CallContext, Providers};
 use lodge_proto::LayerView;
 use lodge_store::{Reader, Search};
-use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -28,7 +27,7 @@ use crate::suspects::Suspects;
 use crate::tasks::{TaskKind, named};
 use crate::tls::Tls;
 use crate::view::Living;
-use lodge_engine::{Command, Effect, Input, JobCommand, Refusal, RequestKey, Seen, Ticket};
+use lodge_engine::{Answer, Command, Effect, Input, JobCommand, Refusal, RequestKey, Seen, Ticket};
 
 /// Inputs that may wait for the engine. Clients are refused beyond it; observations wait.
 pub const ENGINE_QUEUE_MAX: usize = 1_024;
@@ -67,7 +66,7 @@ pub struct Shell {
     pub access: Access,
     pub providers: Providers,
     pub calls: CallContext,
-    pub host: Arc<lodge_exec::SandboxHost>,
+    pub executor: Arc<dyn lodge_exec::Executor>,
     /// What agents have of the host's `/etc`.
     pub host_etc: HostEtc,
     pub runtime: lodge_exec::StoredProgram,
@@ -92,7 +91,7 @@ pub struct Shell {
     pub layers: tokio::sync::OnceCell<Vec<LayerView>>,
     handle: tokio::runtime::Handle,
     inputs: mpsc::Sender<Input>,
-    tickets: Mutex<HashMap<Ticket, oneshot::Sender<Result<Value, AskError>>>>,
+    tickets: Mutex<HashMap<Ticket, oneshot::Sender<Result<Answer, AskError>>>>,
     next_ticket: AtomicU64,
     living: Mutex<HashMap<AgentId, Arc<Living>>>,
 }
@@ -180,7 +179,7 @@ pub struct Parts {
     pub head: u64,
     pub room: Room,
     pub access: Access,
-    pub host: Arc<lodge_exec::SandboxHost>,
+    pub executor: Arc<dyn lodge_exec::Executor>,
     pub runtime: lodge_exec::StoredProgram,
     pub suspects: Suspects,
     pub tls: Tls,
@@ -218,7 +217,7 @@ impl Shell {
             access: parts.access,
             suspects: parts.suspects,
             providers,
-            host: parts.host,
+            executor: parts.executor,
             host_etc,
             runtime: parts.runtime,
             stop: CancellationToken::new(),
@@ -240,7 +239,7 @@ impl Shell {
     }
 
     /// Asks the engine and waits until the answer is durable.
-    pub async fn ask(&self, request: Option<RequestKey>, command: Command) -> Result<Value, AskError> {
+    pub async fn ask(&self, request: Option<RequestKey>, command: Command) -> Result<Answer, AskError> {
         self.room.admit(Needs::of(&command), now())?;
         if matches!(command, Command::Job(JobCommand::Submit(_))) {
             self.admit_job()?;
@@ -264,7 +263,7 @@ impl Shell {
     }
 
     /// A ticket for one answer, which comes when what was decided is durable.
-    pub fn ticket(&self) -> (Ticket, oneshot::Receiver<Result<Value, AskError>>) {
+    pub fn ticket(&self) -> (Ticket, oneshot::Receiver<Result<Answer, AskError>>) {
         let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
         let (sender, answer) = oneshot::channel();
         self.tickets.lock().unwrap_or_else(PoisonError::into_inner).insert(ticket, sender);
@@ -297,7 +296,7 @@ impl Shell {
     }
 
     /// Hands an answer to whoever holds the ticket. A caller that went away is no error.
-    pub fn answer(&self, ticket: Ticket, reply: Result<Value, AskError>) {
+    pub fn answer(&self, ticket: Ticket, reply: Result<Answer, AskError>) {
         let waiting = self.tickets.lock().unwrap_or_else(PoisonError::into_inner).remove(&ticket);
         if let Some(waiting) = waiting {
             drop(waiting.send(reply));

@@ -29,8 +29,8 @@ macro_rules! task_kinds {
 task_kinds! {
     /// The engine's loop. It ends only with the daemon; whoever asks after that is told that the daemon shuts down.
     Decide = "decide",
-    /// One agent's effects, in order. A failure of the agent is an observation for the engine.
-    Agent = "agent",
+    /// One sandbox's effects, in order. A failure of the sandbox is an observation for the engine.
+    Sandbox = "sandbox",
     /// One model call. A failure is the outcome of its step.
     ModelCall = "model call",
     /// The pause before a revival or another start. Lost with the daemon; the next one begins it again from what is

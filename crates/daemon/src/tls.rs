@@ -210,7 +210,7 @@ impl Files {
         };
         let key_der = PrivateKeyDer::from_pem_slice(&read(key, check_private)?)
             .map_err(|_| CertificateFileError::NoKey { path: key.clone() })?;
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
         let server = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key_der));

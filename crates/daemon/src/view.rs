@@ -25,7 +25,7 @@ use lodge_proto::{
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-pub use self::answers::{answer, image_not_found, no_image, rendered, text};
+pub use self::answers::{EngineReply, answer_view, image_not_found, no_image, rendered, text};
 pub use self::bins::{bin, bin_detail, new_bin};
 pub(crate) use self::errors::{client_errors, error_body};
 pub use self::errors::{for_model, refused};
@@ -66,8 +66,8 @@ impl Living {
     }
 
     /// The runtime's process on this host.
-    pub fn runtime_pid(&self, host: &lodge_exec::SandboxHost) -> Option<u32> {
-        host.process_of(self.pid?, self.runtime.load(Ordering::Relaxed))
+    pub fn runtime_pid(&self, executor: &dyn lodge_exec::Executor) -> Option<u32> {
+        executor.process_of(self.pid?, self.runtime.load(Ordering::Relaxed))
     }
 
     pub fn heard(&self, now: Timestamp) {
@@ -168,8 +168,8 @@ pub fn agent(row: &AgentRow, working: bool, living: Option<&Living>) -> AgentVie
         sandbox: row.sandbox.to_string(),
         network: images::network(row.spec.network.clone()),
         isolation: living.map(|living| living.layers.clone()).unwrap_or_default(),
-        limits: crate::limits::view(row, living.map(|living| living.limits.as_slice())),
-        limits_not_enforced: crate::limits::not_enforced(row),
+        limits: crate::limits::view(&row.spec, living.map(|living| living.limits.as_slice())),
+        limits_not_enforced: crate::limits::not_enforced(&row.spec),
         quarantine: Vec::new(),
         capabilities: row.spec.capabilities.iter().map(|name| capability(name)).collect(),
     }

@@ -1,9 +1,9 @@
 //! What one step of the engine decides, and the step while it is made.
 
+use lodge_core::Timestamp;
 use lodge_core::record::{EventRow, Write};
-use lodge_core::{AgentId, Timestamp};
 
-use crate::{Answer, Effect, Refusal, SandboxEffect, Ticket};
+use crate::{Answer, Effect, Refusal, Ticket};
 
 /// Something that leaves the daemon once the batch is on disk.
 #[derive(Debug)]
@@ -66,11 +66,6 @@ impl Step {
     /// Does something after the commit.
     pub(crate) fn act(&mut self, effect: Effect) {
         self.batch.after.push(Out::Act(effect));
-    }
-
-    /// Has something done in the sandbox of an agent, after the commit.
-    pub(crate) fn in_sandbox(&mut self, agent: &AgentId, what: SandboxEffect) {
-        self.act(Effect::Sandbox { agent: agent.clone(), what });
     }
 
     /// Does something at once: repeating it after a crash does no harm.

@@ -11,7 +11,7 @@ use crate::agents::{Agent, Pauses, lineages};
 use crate::batch::Step;
 use crate::requests::Requests;
 use crate::sessions::Session;
-use crate::{Batch, DAEMON_STREAM, Engine, Host, Started, jobs};
+use crate::{Batch, DAEMON_STREAM, Engine, Host, StartEvent, jobs};
 
 impl Engine {
     /// Takes over what was recorded. The first batch says that the daemon started and adopts what may live.
@@ -31,7 +31,7 @@ impl Engine {
         let mut engine = Engine::over(loaded, host, ids, now);
         let body = EventBody::from(DaemonStarted { epoch: engine.epoch, version: version.to_owned() });
         engine.event(DAEMON_STREAM, body.clone());
-        engine.started = Some(Started { seq: engine.seq, body });
+        engine.started = Some(StartEvent { seq: engine.seq, body });
         // Before anything is begun.
         engine.quarantine(suspects);
         engine.adopt_all(Pauses::Skip);

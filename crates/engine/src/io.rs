@@ -2,12 +2,13 @@
 
 use lodge_core::quarantine::Work;
 use lodge_core::token::TokenRow;
-use lodge_core::{AgentId, JobId, WorkId};
+use lodge_core::{AgentId, JobId, SandboxId, WorkId};
 
-use crate::agents::messages::{AgentCommand, AgentSeen, SandboxEffect, Timer};
+use crate::agents::messages::{AgentCommand, AgentSeen, Timer};
 use crate::images::messages::{ImageCommand, PullEffect, PullSeen};
 use crate::jobs::{JobCommand, JobEffect, JobSeen};
 use crate::quarantine::Release;
+use crate::sandboxes::messages::{SandboxEffect, SandboxSeen};
 use crate::sessions::messages::SessionChange;
 use crate::tokens::messages::TokenCommand;
 use crate::turns::messages::{ModelEffect, TurnCommand, TurnSeen};
@@ -67,6 +68,7 @@ pub enum Command {
 #[derive(Debug)]
 pub enum Seen {
     Agent(AgentSeen),
+    Sandbox(SandboxSeen),
     Turn(TurnSeen),
     Pull(PullSeen),
     Job(JobSeen),
@@ -85,16 +87,15 @@ pub enum Seen {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect {
     Sandbox {
+        sandbox: SandboxId,
+        /// Whose sandbox it is: what is observed of it is told about this agent.
         agent: AgentId,
         what: SandboxEffect,
     },
     Model(ModelEffect),
     Timer(Timer),
     Pull(PullEffect),
-    Job {
-        agent: AgentId,
-        what: JobEffect,
-    },
+    Job(JobEffect),
     /// The output of these jobs is not to be kept any longer: remove it from the archive.
     RemoveOutput {
         jobs: Vec<JobId>,

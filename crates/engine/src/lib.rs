@@ -15,6 +15,7 @@ mod quarantine;
 mod rebuild;
 mod refusal;
 mod requests;
+mod sandboxes;
 mod sessions;
 mod tokens;
 mod turns;
@@ -47,6 +48,7 @@ pub use quarantine::{Release, turn_of};
 pub use rebuild::RequestName;
 pub use refusal::*;
 use requests::Requests;
+pub use sandboxes::messages::*;
 use sessions::Session;
 pub use sessions::messages::*;
 pub use tokens::messages::*;
@@ -87,7 +89,7 @@ pub struct Engine {
     /// The step under way.
     step: Step,
     epoch: u64,
-    started: Option<Started>,
+    started: Option<StartEvent>,
     host: Host,
     ids: IdSource,
     seq: u64,
@@ -118,7 +120,7 @@ pub struct Engine {
 
 /// The event that says that this daemon started.
 #[derive(Debug)]
-struct Started {
+struct StartEvent {
     seq: u64,
     body: EventBody,
 }
@@ -201,6 +203,7 @@ impl Engine {
     fn observe(&mut self, seen: Seen) {
         match seen {
             Seen::Agent(seen) => self.agent_seen(seen),
+            Seen::Sandbox(seen) => self.sandbox_seen(seen),
             Seen::Turn(seen) => self.turn_seen(seen),
             Seen::Pull(seen) => self.pull_seen(seen),
             Seen::Job(seen) => self.job_seen(seen),

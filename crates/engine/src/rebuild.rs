@@ -9,7 +9,7 @@ use lodge_core::{AgentId, SessionId, Timestamp};
 
 use crate::agents::{Pauses, Waiting};
 use crate::batch::Step;
-use crate::{Batch, DAEMON_STREAM, Effect, Engine, PullEffect, Refusal, Started};
+use crate::{Batch, DAEMON_STREAM, Effect, Engine, PullEffect, Refusal, StartEvent};
 
 /// A caller and the id of its request.
 pub type RequestName = (String, String);
@@ -90,9 +90,9 @@ impl Engine {
     /// Says once more that the daemon started, if there was no room for that.
     fn say_started(&mut self) {
         let lost = self.started.take_if(|started| started.seq > self.seq);
-        if let Some(Started { body, .. }) = lost {
+        if let Some(StartEvent { body, .. }) = lost {
             self.event(DAEMON_STREAM, body.clone());
-            self.started = Some(Started { seq: self.seq, body });
+            self.started = Some(StartEvent { seq: self.seq, body });
         }
     }
 
@@ -134,20 +134,20 @@ mod tests {
 
     use super::*;
     use crate::{
-        AgentCommand, AgentSeen, Command, Effect, Host, Input, NameChoice, NewAgent, NewImage, NewTurn, Out,
-        Rendered, RequestKey, RunningJobs, SandboxEffect, SessionChoice, Settings, TurnCommand, Up,
+        AgentCommand, Command, Effect, Host, Input, NameChoice, NewAgent, NewImage, NewTurn, Out, Rendered,
+        RequestKey, RunningJobs, SandboxEffect, SandboxSeen, SessionChoice, Settings, TurnCommand, Up,
     };
 
     const NOW: Timestamp = Timestamp::from_ms(1_000);
 
     /// An engine, and a store of what was recorded of it.
-    struct World {
+    struct RebuildWorld {
         engine: Engine,
         loaded: Loaded,
     }
 
-    impl World {
-        fn new() -> World {
+    impl RebuildWorld {
+        fn new() -> RebuildWorld {
             let backoff = Backoff { base: Duration::from_secs(1), cap: Duration::from_secs(30) };
             let settings = Settings {
                 policy: Policy::Revive,
@@ -159,7 +159,7 @@ mod tests {
             let host =
                 Host { boot: "boot-1".into(), own_uids: false, settings, render: crate::tests::rendered };
             let (engine, _) = Engine::boot(Loaded::default(), host, IdSource::new(1), "0", NOW);
-            World { engine, loaded: Loaded::default() }
+            RebuildWorld { engine, loaded: Loaded::default() }
         }
 
         fn ask(&mut self, ticket: u64, request: &str, command: Command) -> Batch {
@@ -192,10 +192,10 @@ mod tests {
             (self.loaded.seq, self.loaded.streams) = (self.engine.seq, self.engine.streams.clone());
         }
 
-        fn rebuilt(self, unrecorded: &[&str]) -> (World, Batch) {
+        fn rebuilt(self, unrecorded: &[&str]) -> (RebuildWorld, Batch) {
             let names = unrecorded.iter().map(|request| ("me".to_owned(), (*request).to_owned())).collect();
             let (engine, batch) = self.engine.rebuild(self.loaded.clone(), &names, NOW);
-            (World { engine, loaded: self.loaded }, batch)
+            (RebuildWorld { engine, loaded: self.loaded }, batch)
         }
     }
 
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn what_was_not_recorded_is_forgotten_and_its_request_may_be_asked_again() {
-        let mut world = World::new();
+        let mut world = RebuildWorld::new();
         let kept = world.create("recorded");
         world.record();
         let (seq, lost) = (world.engine.seq, world.create("lost"));
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_recorded_end_waits_on_and_who_waits_for_one_that_is_not_is_refused() {
-        let mut world = World::new();
+        let mut world = RebuildWorld::new();
         let (ended, alive) = (world.create("a"), world.create("b"));
         world.ask(
             7,
@@ -248,21 +248,21 @@ mod tests {
         let (mut world, batch) = world.rebuilt(&["d"]);
         assert_eq!(refused(&batch), [8]);
         assert!(
-            acts(&batch).iter().any(|effect| matches!(effect, Effect::Sandbox { agent, what: SandboxEffect::Down { .. } } if *agent == ended))
+            acts(&batch).iter().any(|effect| matches!(effect, Effect::Sandbox { agent, what: SandboxEffect::Down { .. }, .. } if *agent == ended))
         );
         let down = world
             .engine
-            .step([Input::Seen(crate::Seen::Agent(AgentSeen::Down { agent: ended, run: 1 }))], NOW);
+            .step([Input::Seen(crate::Seen::Sandbox(SandboxSeen::Down { agent: ended, run: 1 }))], NOW);
         assert!(down.after.iter().any(|out| matches!(out, Out::Reply { ticket: 7, reply: Ok(_) })));
     }
 
     #[test]
     fn a_session_at_rest_is_remembered_so_that_a_late_request_does_not_number_its_turn_twice() {
-        let mut world = World::new();
+        let mut world = RebuildWorld::new();
         let agent = world.create("a");
         world.record();
         let id: SessionId = "s".parse().unwrap();
-        let send = |world: &mut World, request: &str| {
+        let send = |world: &mut RebuildWorld, request: &str| {
             let session = SessionChoice::Named { id: id.clone(), fact: None };
             let new =
                 NewTurn { agent: agent.clone(), session, sender: None, text: "hi".into(), schema: None };
@@ -290,7 +290,7 @@ mod tests {
     fn a_start_for_which_there_was_no_room_is_told_once_there_is() {
         let started =
             |batch: &Batch| batch.events().filter(|row| row.body.kind() == EventKind::DaemonStarted).count();
-        let World { engine, loaded } = World::new();
+        let RebuildWorld { engine, loaded } = RebuildWorld::new();
         let (engine, batch) = engine.rebuild(loaded, &HashSet::new(), NOW);
         assert_eq!(started(&batch), 1);
         let recorded = Loaded { seq: 1, ..Loaded::default() };

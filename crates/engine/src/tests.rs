@@ -36,7 +36,7 @@ fn new_image(digest: &str, tags: Vec<String>) -> NewImage {
 }
 
 /// An engine with everything it ever wrote, as a store would hold it.
-struct World {
+struct EngineWorld {
     engine: Engine,
     written: Vec<Write>,
     tickets: u64,
@@ -58,10 +58,10 @@ fn host() -> Host {
     Host { boot: "boot-1".into(), own_uids: true, settings: settings(10), render: rendered }
 }
 
-impl World {
-    fn new() -> World {
+impl EngineWorld {
+    fn new() -> EngineWorld {
         let (engine, batch) = Engine::boot(Loaded::default(), host(), IdSource::new(1), "0", NOW);
-        let mut world = World { engine, written: Vec::new(), tickets: 0 };
+        let mut world = EngineWorld { engine, written: Vec::new(), tickets: 0 };
         world.keep(&batch);
         world
     }
@@ -125,7 +125,11 @@ impl World {
 
     fn ask_model(&mut self, agent: &AgentId, turn: &TurnId, step: u32) -> Batch {
         let ask = Ask::Model { turn: turn.clone(), step, context: "c".into(), from_turn: 1 };
-        self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!(format!("m{step}")), ask }))
+        self.see(Seen::Turn(TurnSeen::Asked {
+            agent: agent.clone(),
+            id: AskId(json!(format!("m{step}"))),
+            ask,
+        }))
     }
 
     fn answer(
@@ -155,7 +159,11 @@ impl World {
             stdin: Vec::new(),
             timeout_ms: 0,
         };
-        self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!(format!("t{call}")), ask }))
+        self.see(Seen::Turn(TurnSeen::Asked {
+            agent: agent.clone(),
+            id: AskId(json!(format!("t{call}"))),
+            ask,
+        }))
     }
 
     fn state(&self, turn: &TurnId) -> TurnState {
@@ -287,7 +295,7 @@ fn ended(text: &str) -> ExecEnd {
 
 #[test]
 fn a_turn_without_tools_waits_for_two_commits() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let accepted = world.send(&agent, "s", "hi");
     let turn = turn_of(&accepted);
@@ -302,7 +310,7 @@ fn a_turn_without_tools_waits_for_two_commits() {
 
 #[test]
 fn a_program_starts_only_after_the_batch_that_holds_its_intent() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     world.ask_model(&agent, &turn, 1);
@@ -318,7 +326,7 @@ fn a_program_starts_only_after_the_batch_that_holds_its_intent() {
 
 #[test]
 fn asking_twice_for_the_same_step_starts_nothing_twice() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     world.ask_model(&agent, &turn, 1);
@@ -340,7 +348,7 @@ fn asking_twice_for_the_same_step_starts_nothing_twice() {
 
 #[test]
 fn turns_of_one_session_never_interleave_and_those_of_two_do() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let first = turn_of(&world.send(&agent, "s", "1"));
     let second = turn_of(&world.send(&agent, "s", "2"));
@@ -357,7 +365,7 @@ fn turns_of_one_session_never_interleave_and_those_of_two_do() {
 
 #[test]
 fn a_failing_model_is_tried_a_bounded_number_of_times_and_the_message_can_be_sent_again() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     world.ask_model(&agent, &turn, 1);
@@ -385,7 +393,7 @@ fn a_failing_model_is_tried_a_bounded_number_of_times_and_the_message_can_be_sen
 
 #[test]
 fn an_answer_of_an_attempt_that_was_given_up_is_ignored() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     world.ask_model(&agent, &turn, 1);
@@ -399,7 +407,7 @@ fn an_answer_of_an_attempt_that_was_given_up_is_ignored() {
 
 #[test]
 fn stopping_an_agent_breaks_its_turns_off_and_pairs_every_call_with_a_result() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     let queued = turn_of(&world.send(&agent, "s", "later"));
@@ -417,12 +425,12 @@ fn stopping_an_agent_breaks_its_turns_off_and_pairs_every_call_with_a_result() {
         !batch.after.iter().any(|out| matches!(out, Out::Reply { .. })),
         "the answer waits until nothing is left"
     );
-    assert_eq!(reply(&world.see(Seen::Agent(AgentSeen::Down { agent, run: 1 })))["status"], "stopped");
+    assert_eq!(reply(&world.see(Seen::Sandbox(SandboxSeen::Down { agent, run: 1 })))["status"], "stopped");
 }
 
 #[test]
 fn a_resend_is_one_change_with_one_answer_and_other_parameters_are_refused() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let key =
         |digest: u8| Some(RequestKey { caller: "o".into(), request_id: "r".into(), digest: [digest; 32] });
@@ -445,7 +453,7 @@ fn a_resend_is_one_change_with_one_answer_and_other_parameters_are_refused() {
 
 #[test]
 fn an_answer_is_remembered_until_its_commit_has_settled_and_no_longer() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let key = |id: &str| Some(RequestKey { caller: "o".into(), request_id: id.into(), digest: [1; 32] });
     let keep = || Command::Keep { answer: Rendered("done".into()) };
     assert_eq!(world.ask(key("one"), keep()).requests(), 1);
@@ -469,7 +477,7 @@ fn an_answer_is_remembered_until_its_commit_has_settled_and_no_longer() {
 
 #[test]
 fn a_session_of_another_agent_is_refused_and_nothing_changes() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (one, two) = (world.agent(), world.agent());
     world.send(&one, "s", "hi");
     let batch = world.send(&two, "s", "hi");
@@ -479,11 +487,11 @@ fn a_session_of_another_agent_is_refused_and_nothing_changes() {
 
 #[test]
 fn a_turn_is_taken_while_the_agent_starts_and_refused_when_it_is_stopped() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
     assert_eq!(refusal(&world.send(&agent, "s", "hi")), "agent.not_running");
-    world.see(Seen::Agent(AgentSeen::Down { agent: agent.clone(), run: 1 }));
+    world.see(Seen::Sandbox(SandboxSeen::Down { agent: agent.clone(), run: 1 }));
     world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     assert_eq!(world.state(&turn), TurnState::Queued);
@@ -493,10 +501,10 @@ fn a_turn_is_taken_while_the_agent_starts_and_refused_when_it_is_stopped() {
 
 #[test]
 fn what_an_earlier_process_reports_is_ignored() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
-    world.see(Seen::Agent(AgentSeen::Down { agent: agent.clone(), run: 1 }));
+    world.see(Seen::Sandbox(SandboxSeen::Down { agent: agent.clone(), run: 1 }));
     world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
     let stale = Seen::Agent(AgentSeen::Died {
         agent: agent.clone(),
@@ -509,8 +517,8 @@ fn what_an_earlier_process_reports_is_ignored() {
 }
 
 /// Boots a second engine from a turn whose tool call was in flight.
-fn after_a_crash(answered: bool) -> (World, AgentId, TurnId, ExecId) {
-    let mut old = World::new();
+fn after_a_crash(answered: bool) -> (EngineWorld, AgentId, TurnId, ExecId) {
+    let mut old = EngineWorld::new();
     let agent = old.agent();
     let turn = turn_of(&old.send(&agent, "s", "hi"));
     old.ask_model(&agent, &turn, 1);
@@ -558,7 +566,7 @@ fn after_a_crash(answered: bool) -> (World, AgentId, TurnId, ExecId) {
         effect,
         Effect::Sandbox { what: SandboxEffect::Up { how: Up::Adopt, .. }, .. }
     )));
-    let mut world = World { engine, written: old.written, tickets: 0 };
+    let mut world = EngineWorld { engine, written: old.written, tickets: 0 };
     world.keep(&batch);
     (world, agent, turn, exec)
 }
@@ -604,7 +612,7 @@ fn after_a_crash_a_stored_result_is_used_and_its_program_is_not_asked_for() {
 
 #[test]
 fn events_are_numbered_without_gaps_in_the_log_and_in_every_stream() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (one, two) = (world.agent(), world.agent());
     for agent in [&one, &two] {
         let turn = turn_of(&world.send(agent, if *agent == one { "s" } else { "t" }, "hi"));

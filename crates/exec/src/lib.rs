@@ -1,33 +1,24 @@
 //! The only code outside the keeper that starts, signals or inspects processes.
 //!
-//! Owns: `run/` and `bin/` of the state directory, keepers' starts, the link to each, and reading what a
-//! sandbox left behind as if it had been written by an enemy. Never: what should run, or when.
+//! Owns: the interface to sandboxes ([`Executor`], [`Link`]) and its implementation on this host (`system`), which owns
+//! `run/` of the state directory; programs in `bin/`, credential helpers and the limit of open files. Never: what should
+//! run, or when.
 
-mod cgroup;
-mod channel;
-mod controllers;
-mod dial;
 mod error;
-mod evidence;
-mod gone;
+mod executor;
 mod helper;
-mod host;
-mod job;
-mod kept;
-mod lock;
+mod link;
 mod name;
 mod open_files;
+mod output;
 mod programs;
-mod start;
+mod spec;
+mod system;
 
-pub use channel::{Link, Receiver, Sender};
 pub use error::{DialError, HostError, ReadError, RemoveError, SendError, StartError};
-pub use evidence::{CapturedStream, Evidence, ExecStream};
-pub use gone::is_over;
+pub use executor::{ExecFuture, Executor};
 pub use helper::{Helper, HelperAnswer, HelperError, find_program};
-pub use host::SandboxHost;
-pub use job::{JobBytes, JobStream, JobTotals};
-pub use kept::KeepRules;
+pub use link::{Link, LinkReceiver, LinkSender};
 pub use lodge_link::{
     Bind, EnforcedLimit, ExecKind, ExecState, ExitOutcome, ExitRecord, FileIdentity, KeeperCommand,
     KeeperEvent, KnownExec, Layer, LimitHit, Limits, Network, OrderRuns, PrivateRoot, Resource,
@@ -35,5 +26,7 @@ pub use lodge_link::{
 };
 pub use name::ExecName;
 pub use open_files::FileLimit;
+pub use output::{CapturedStream, Evidence, ExecStream, JobBytes, JobStream, JobTotals, KeepRules};
 pub use programs::{ProgramImage, StoredProgram, VerifiedProgram};
-pub use start::SandboxSpec;
+pub use spec::SandboxSpec;
+pub use system::{SystemExecutor, is_over};

@@ -2,47 +2,59 @@
 //! was checked.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use flate2::read::ZlibDecoder;
 use lodge_link::FileIdentity;
 use sha2::{Digest, Sha256};
 use tokio::process::Command;
 
 use crate::error::HostError;
-use crate::start::out_of_the_way;
+use crate::system::out_of_the_way;
 
 /// Bytes of the digest that go into a name: enough that no two programs ever share one.
 const DIGEST_BYTES: usize = 12;
 /// What is read of a program at a time while it is checked.
 const PIECE: usize = 64 * 1024;
 
-/// A program's bytes, and the digest that names them.
+/// A program, and the digest that names it.
 #[derive(Debug, Clone, Copy)]
 pub struct ProgramImage {
-    bytes: &'static [u8],
+    contents: ProgramContents,
+    len: u64,
     sha256: [u8; 32],
-    carried: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum ProgramContents {
+    Plain(&'static [u8]),
+    /// A zlib stream in this program's own file.
+    Embedded(&'static [u8]),
 }
 
 impl ProgramImage {
-    /// A program that this one carries as a constant, with its SHA-256 counted when this one was built: neither
-    /// starting nor staying alive needs its bytes in memory.
+    /// A program that is embedded in this one as a zlib stream. Length and SHA-256 are of the program itself and computed when this
+    /// one was built: starting and staying alive need none of its bytes in memory.
     ///
     /// # Safety
-    /// `bytes` must come from `include_bytes!`: their pages are given back, and read again from this program's file.
-    pub const unsafe fn carried(bytes: &'static [u8], sha256: &[u8; 32]) -> ProgramImage {
-        ProgramImage { bytes, sha256: *sha256, carried: true }
+    /// `zlib` must come from `include_bytes!`: its pages are given back, and read again from this program's file.
+    pub const unsafe fn embedded(zlib: &'static [u8], len: u64, sha256: &[u8; 32]) -> ProgramImage {
+        ProgramImage { contents: ProgramContents::Embedded(zlib), len, sha256: *sha256 }
     }
 }
 
 impl From<&'static [u8]> for ProgramImage {
     fn from(bytes: &'static [u8]) -> ProgramImage {
-        ProgramImage { bytes, sha256: Sha256::digest(bytes).into(), carried: false }
+        ProgramImage {
+            contents: ProgramContents::Plain(bytes),
+            len: bytes.len() as u64,
+            sha256: Sha256::digest(bytes).into(),
+        }
     }
 }
 
@@ -122,9 +134,14 @@ impl StoredProgram {
             return Ok(file);
         }
         let bin = self.path.parent().unwrap_or(Path::new("/"));
-        write(bin, &self.path, self.program.bytes).map_err(not_stored)?;
-        if self.program.carried {
-            give_back(self.program.bytes);
+        match self.program.contents {
+            ProgramContents::Plain(mut bytes) => write(bin, &self.path, &mut bytes).map_err(not_stored)?,
+            ProgramContents::Embedded(zlib) => {
+                // More than it should be is found by the check that follows, and does not fill the disk before it.
+                let mut bytes = ZlibDecoder::new(zlib).take(self.program.len + 1);
+                write(bin, &self.path, &mut bytes).map_err(not_stored)?;
+                give_back(zlib);
+            }
         }
         self.open().map_err(not_stored)
     }
@@ -137,7 +154,7 @@ impl StoredProgram {
         let is_ours = meta.is_file()
             && meta.uid() == rustix::process::geteuid().as_raw()
             && meta.mode() & 0o022 == 0
-            && meta.len() == self.program.bytes.len() as u64;
+            && meta.len() == self.program.len;
         let identity = FileIdentity::of(&meta);
         let is_program = is_ours && sha256_of(&mut file)? == self.program.sha256;
         // Nor was it changed while it was read.
@@ -165,26 +182,26 @@ fn sha256_of(file: &mut File) -> io::Result<[u8; 32]> {
     }
 }
 
-/// Gives the pages of a carried program back to the kernel; a later use reads them from the file again.
+/// Gives the pages of an embedded program back to the kernel; a later use reads them from the file again.
 fn give_back(bytes: &'static [u8]) {
     const PAGE: usize = 4096;
     let from = bytes.as_ptr().align_offset(PAGE);
     let whole = bytes.len().saturating_sub(from) / PAGE * PAGE;
     let Some(pages) = bytes.get(from..from + whole) else { return };
-    // SAFETY: whole pages within a constant of this program, as `ProgramImage::carried` demands: mapped from its file,
+    // SAFETY: whole pages within a constant of this program, as `ProgramImage::embedded` demands: mapped from its file,
     // read-only and never changed, so what is dropped comes back equal.
     let given = unsafe { libc::madvise(pages.as_ptr().cast_mut().cast(), pages.len(), libc::MADV_DONTNEED) };
     // A kernel that refuses keeps them; nothing depends on it.
     debug_assert!(given == 0 || pages.is_empty());
 }
 
-fn write(bin: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
+fn write(bin: &Path, path: &Path, bytes: &mut dyn Read) -> io::Result<()> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let unique = format!(".new-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let temporary = bin.join(unique);
     let written = (|| {
         let mut file = File::options().write(true).create_new(true).mode(0o700).open(&temporary)?;
-        file.write_all(bytes)?;
+        io::copy(bytes, &mut file)?;
         // The mode is set apart from creation, where the umask could narrow it.
         file.set_permissions(fs::Permissions::from_mode(0o755))?;
         file.sync_all()?;
@@ -219,6 +236,25 @@ mod tests {
         let second = put(b"two");
         assert_ne!(first, second);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn an_embedded_program_is_unpacked_and_one_that_is_not_what_was_embedded_is_not_used() {
+        use std::io::Write;
+        let dir = tempfile::tempdir().unwrap();
+        let mut zlib = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::best());
+        zlib.write_all(b"a program").unwrap();
+        let zlib: &'static [u8] = zlib.finish().unwrap().leak();
+        let embedded = |zlib, len| {
+            let sha256: [u8; 32] = Sha256::digest(b"a program").into();
+            ProgramImage { contents: ProgramContents::Embedded(zlib), len, sha256 }
+        };
+        let stored = |program| StoredProgram::new(dir.path(), "keeper", program).unwrap();
+        for wrong in [embedded(zlib, 8), embedded(zlib, 10), embedded(&zlib[..zlib.len() - 6], 9)] {
+            assert_eq!(stored(wrong).verified().unwrap_err().code(), "host.program_not_stored");
+        }
+        let path = stored(embedded(zlib, 9)).path().unwrap().to_owned();
+        assert_eq!(fs::read(path).unwrap(), b"a program");
     }
 
     #[test]

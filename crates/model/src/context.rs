@@ -104,6 +104,8 @@ impl CallContext {
         if let Some((_, client)) = clients.iter().find(|(kind, _)| *kind == wanted) {
             return Ok(client.clone());
         }
+        // The client uses the process-wide provider; that it is installed already is no error.
+        drop(rustls::crypto::ring::default_provider().install_default());
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("lodge/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(wanted.connect)

@@ -1,18 +1,37 @@
-//! Every error code, what it means, and the HTTP status it travels with.
+//! Every error code: what it means, and where clients find it. `docs/errors.md` has the same rows.
 
 /// One stable error code.
 #[derive(Debug, Clone, Copy)]
 pub struct CodeDoc {
     pub code: &'static str,
-    pub http: u16,
+    pub scope: CodeScope,
     pub meaning: &'static str,
 }
 
-const fn code(code: &'static str, http: u16, meaning: &'static str) -> CodeDoc {
-    CodeDoc { code, http, meaning }
+/// Where a code is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CodeScope {
+    /// In the error of a call, which has this status over HTTP.
+    Call { http: u16 },
+    /// In what happens inside a turn: `turn.failed`, `turn/get` and `session.compacted`.
+    Turn,
+    /// In the output of a program that cannot start.
+    Startup,
 }
 
-/// All codes of the API. A code is never renamed and never reused for another meaning.
+const fn code(code: &'static str, http: u16, meaning: &'static str) -> CodeDoc {
+    CodeDoc { code, scope: CodeScope::Call { http }, meaning }
+}
+
+const fn turn_code(code: &'static str, meaning: &'static str) -> CodeDoc {
+    CodeDoc { code, scope: CodeScope::Turn, meaning }
+}
+
+const fn startup_code(code: &'static str, meaning: &'static str) -> CodeDoc {
+    CodeDoc { code, scope: CodeScope::Startup, meaning }
+}
+
+/// All codes. A code is never renamed and never reused for another meaning.
 pub const CODES: &[CodeDoc] = &[
     code("request.malformed", 400, "the body is not JSON"),
     code("request.invalid", 400, "the JSON is not a JSON-RPC 2.0 request"),
@@ -193,11 +212,59 @@ pub const CODES: &[CodeDoc] = &[
     code("cursor.other_log", 409, "the cursor is of another log, perhaps before a restore"),
     code("cursor.expired", 410, "the cursor is older than what is kept"),
     code("attach.bad_target", 400, "attach names exactly one of agent, session, job or all"),
+    turn_code("agent.oom", "the runtime ran out of memory"),
+    turn_code("bin.not_declared", "the runtime requested a tool that the agent does not have"),
+    turn_code(
+        "lineage.exhausted",
+        "the agent died too often in a row; earlier releases ended its turns with this code",
+    ),
+    turn_code("model.no_summary", "the model wrote no summary; the conversation slides instead"),
+    turn_code("runtime.bad_answer", "the runtime got an answer that does not fit its request"),
+    turn_code("runtime.bad_request", "the daemon did not understand a request of the runtime"),
+    turn_code("runtime.refused", "the runtime refused to run the turn"),
+    turn_code("turn.answer_too_large", "an answer to the runtime is over the limit of a line"),
+    turn_code("turn.bad_window", "the runtime wanted to leave a turn out of its own context"),
+    turn_code("turn.failed", "the model gave no answer"),
+    turn_code(
+        "turn.max_iterations",
+        "the model was called as often as `CONFIG max-iterations` allows, and still requests tools",
+    ),
+    turn_code("turn.no_such_call", "the runtime named a tool call that the last answer does not have"),
+    turn_code("turn.open_calls", "the runtime called the model before all tool calls had a result"),
+    turn_code("turn.schema_mismatch", "three answers did not fit the requested schema"),
+    turn_code("turn.schema_not_checked", "the check of an answer against the schema took too long"),
+    turn_code("turn.stuck", "the same tool calls had the same results four times in a row"),
+    turn_code("turn.unknown_context", "the runtime named a context that it did not register"),
+    turn_code("turn.wrong_step", "the runtime requested a step out of order"),
+    turn_code(
+        "work.quarantined",
+        "the work of the turn killed the daemon several times, and an operator dropped it",
+    ),
+    startup_code(
+        "state_dir.other_owner",
+        "the state directory, a directory above it or a file in it belongs to another user",
+    ),
+    startup_code(
+        "state_dir.writable",
+        "other users can write the state directory, a directory above it or a file in it",
+    ),
+    startup_code(
+        "state_dir.unreadable",
+        "the state directory could not be checked, or its path leads through too many links",
+    ),
 ];
 
-/// The HTTP status for a dotted code; 500 for one that is not in the table.
+/// The codes that calls are refused with, each with its HTTP status.
+pub fn call_codes() -> impl Iterator<Item = (&'static CodeDoc, u16)> {
+    CODES.iter().filter_map(|doc| match doc.scope {
+        CodeScope::Call { http } => Some((doc, http)),
+        CodeScope::Turn | CodeScope::Startup => None,
+    })
+}
+
+/// The HTTP status for a dotted code; 500 for a code that no call is refused with.
 pub fn http_status(code: &str) -> u16 {
-    CODES.iter().find(|doc| doc.code == code).map_or(500, |doc| doc.http)
+    call_codes().find(|(doc, _)| doc.code == code).map_or(500, |(_, http)| http)
 }
 
 #[cfg(test)]
@@ -205,19 +272,50 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_code_is_listed_twice() {
+    fn no_code_is_listed_twice_for_one_scope() {
         let mut seen = std::collections::BTreeSet::new();
         for doc in CODES {
-            assert!(seen.insert(doc.code), "{} twice", doc.code);
+            let scope = std::mem::discriminant(&doc.scope);
+            assert!(seen.insert((doc.code, format!("{scope:?}"))), "{} twice", doc.code);
         }
     }
 
-    #[test]
-    fn every_code_is_documented_with_its_meaning() {
+    /// The rows of one section of the documentation, up to the next heading.
+    fn rows(heading: &str) -> Vec<&'static str> {
         let docs = include_str!("../../../docs/errors.md");
-        for doc in CODES {
-            let row = format!("| `{}` | {} | {} |", doc.code, doc.http, doc.meaning);
-            assert!(docs.contains(&row), "docs/errors.md lacks: {row}");
+        let (_, section) = docs.split_once(heading).expect("the section is there");
+        let section = section.split("\n## ").next().unwrap_or_default();
+        section.lines().filter(|line| line.starts_with("| `")).collect()
+    }
+
+    #[test]
+    fn the_documentation_lists_exactly_the_codes_of_the_table() {
+        for (heading, scope) in [
+            ("# Error codes\n", CodeScope::Call { http: 0 }),
+            ("## Inside turns\n", CodeScope::Turn),
+            ("## Before there is a daemon\n", CodeScope::Startup),
+        ] {
+            let is_here =
+                |doc: &&CodeDoc| std::mem::discriminant(&doc.scope) == std::mem::discriminant(&scope);
+            let expected: Vec<String> = CODES
+                .iter()
+                .filter(is_here)
+                .map(|doc| match doc.scope {
+                    CodeScope::Call { http } => format!("| `{}` | {http} | {}", doc.code, doc.meaning),
+                    CodeScope::Turn | CodeScope::Startup => format!("| `{}` | {}", doc.code, doc.meaning),
+                })
+                .collect();
+            let rows = rows(heading);
+            for row in &expected {
+                assert!(
+                    rows.iter().any(|found| found.starts_with(row.as_str())),
+                    "docs/errors.md lacks: {row}"
+                );
+            }
+            for found in &rows {
+                let known = expected.iter().any(|row| found.starts_with(row.as_str()));
+                assert!(known, "docs/errors.md has a row that `CODES` lacks: {found}");
+            }
         }
     }
 }

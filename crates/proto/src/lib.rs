@@ -40,7 +40,7 @@ pub mod visible;
 pub use agents::*;
 pub use attach::*;
 pub use bins::*;
-pub use codes::{CODES, CodeDoc, http_status};
+pub use codes::{CODES, CodeDoc, CodeScope, call_codes, http_status};
 pub use daemon::*;
 pub use events::{Delta, Event, Gap, Output};
 pub use images::*;
@@ -52,7 +52,9 @@ pub use methods::*;
 pub use providers::*;
 pub use quarantine::*;
 pub use random::random_bytes;
-pub use rpc::{ErrorBody, ErrorData, Message, Notification, Request, Response, rpc_code};
+pub use rpc::{
+    ErrorBody, ErrorData, Message, Notification, Request, Response, notification_text, result_text, rpc_code,
+};
 pub use sessions::*;
 pub use snapshot::*;
 pub use tokens::*;

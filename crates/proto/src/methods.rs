@@ -18,7 +18,7 @@ use crate::sessions::*;
 use crate::snapshot::{LineageMessages, LineageSnapshot};
 use crate::tokens::*;
 use crate::turns::*;
-use crate::{CODES, Delta, ErrorBody, Event, EventKind, Gap, Output};
+use crate::{Delta, ErrorBody, Event, EventKind, Gap, Output, call_codes};
 
 /// One method of the API.
 pub trait ApiMethod: 'static {
@@ -297,7 +297,7 @@ pub fn discover(version: &str) -> Discovery {
         error: schema::<ErrorBody>(),
         event_kinds: EventKind::ALL.iter().map(|kind| kind.word().to_owned()).collect(),
         events: EventKind::ALL.iter().map(|kind| event_schema(*kind)).collect(),
-        error_codes: CODES.iter().map(|doc| (doc.code.to_owned(), doc.meaning.to_owned())).collect(),
+        error_codes: call_codes().map(|(doc, _)| (doc.code.to_owned(), doc.meaning.to_owned())).collect(),
     }
 }
 

@@ -97,13 +97,25 @@ pub fn rpc_code(code: &str) -> i64 {
 }
 
 impl Response {
-    pub fn ok(id: Value, result: Value) -> Self {
-        Response { jsonrpc: "2.0".into(), id, result: Some(result), error: None }
-    }
-
     pub fn err(id: Value, error: ErrorBody) -> Self {
         Response { jsonrpc: "2.0".into(), id, result: None, error: Some(error) }
     }
+}
+
+/// A successful [`Response`] as text, around a result that is JSON already.
+pub fn result_text(id: &Value, result: &str) -> String {
+    format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#)
+}
+
+/// A [`Notification`] as text. The shapes of the API have string keys and finite numbers, so this cannot fail.
+pub fn notification_text<P: Serialize>(method: &str, params: &P) -> String {
+    #[derive(Serialize)]
+    struct NotificationLine<'a, P> {
+        jsonrpc: &'static str,
+        method: &'a str,
+        params: &'a P,
+    }
+    serde_json::to_string(&NotificationLine { jsonrpc: "2.0", method, params }).unwrap_or_default()
 }
 
 impl Notification {

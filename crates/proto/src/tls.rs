@@ -145,7 +145,7 @@ pub fn certificate_faults(certificate: &CertificateDer<'_>, now: UnixTime) -> Ve
         Ok(parsed) => parsed,
         Err(error) => return vec![fault(error)],
     };
-    let provider = rustls::crypto::aws_lc_rs::default_provider();
+    let provider = rustls::crypto::ring::default_provider();
     let algorithms = provider.signature_verification_algorithms.all;
     // Without authorities nothing is verified, and what does not depend on them is looked at first.
     let nobody = RootCertStore::empty();
@@ -202,7 +202,7 @@ fn host(addr: &str) -> &str {
 }
 
 fn config(roots: RootCertStore) -> Result<ClientConfig, TlsError> {
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
     let versions = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let builder = versions.map_err(|error| TlsError::Handshake { detail: error.to_string() })?;
     let mut config = builder.with_root_certificates(roots).with_no_client_auth();

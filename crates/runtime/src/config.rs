@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 
 use lodge_runtime_messages::{CompactStrategy, ModelParams};
 
-use crate::log::Event;
+use crate::log::RuntimeLogEvent;
 use crate::memory::Memory;
 
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Settings {
+pub(crate) struct RuntimeSettings {
     pub(crate) params: ModelParams,
     pub(crate) iterations_max: u64,
     pub(crate) memory: Memory,
@@ -19,9 +19,9 @@ pub(crate) struct Settings {
     pub(crate) tool_timeout_ms: u64,
 }
 
-impl Default for Settings {
+impl Default for RuntimeSettings {
     fn default() -> Self {
-        Settings {
+        RuntimeSettings {
             params: ModelParams { max_tokens: Some(4096), ..ModelParams::default() },
             iterations_max: 20,
             memory: Memory { strategy: CompactStrategy::Summarize, messages_max: 20, tokens_max: 0 },
@@ -32,27 +32,27 @@ impl Default for Settings {
 
 /// What became of one key.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
-enum Taken {
+enum KeyUse {
     Used,
     /// Not ours: other programs may know it.
     Kept,
     Defaulted,
 }
 
-impl Settings {
+impl RuntimeSettings {
     pub(crate) fn from_configs(configs: &BTreeMap<String, String>) -> Self {
-        let mut settings = Settings::default();
+        let mut settings = RuntimeSettings::default();
         for (key, value) in configs {
             match settings.take(key, value.trim()) {
-                Taken::Used => {}
-                Taken::Kept => Event::ConfigKept { key }.emit(),
-                Taken::Defaulted => Event::ConfigDefaulted { key }.emit(),
+                KeyUse::Used => {}
+                KeyUse::Kept => RuntimeLogEvent::ConfigKept { key }.emit(),
+                KeyUse::Defaulted => RuntimeLogEvent::ConfigDefaulted { key }.emit(),
             }
         }
         settings
     }
 
-    fn take(&mut self, key: &str, value: &str) -> Taken {
+    fn take(&mut self, key: &str, value: &str) -> KeyUse {
         let params = &mut self.params;
         match key {
             "max-tokens" => set(&mut params.max_tokens, count(value).map(Some)),
@@ -66,18 +66,18 @@ impl Settings {
             "top-k" => set(&mut params.top_k, count(value).map(Some)),
             "presence-penalty" => set(&mut params.presence_penalty, number(value, f64::MIN).map(Some)),
             "frequency-penalty" => set(&mut params.frequency_penalty, number(value, f64::MIN).map(Some)),
-            _ => Taken::Kept,
+            _ => KeyUse::Kept,
         }
     }
 }
 
-fn set<T>(slot: &mut T, value: Option<T>) -> Taken {
+fn set<T>(slot: &mut T, value: Option<T>) -> KeyUse {
     match value {
         Some(value) => {
             *slot = value;
-            Taken::Used
+            KeyUse::Used
         }
-        None => Taken::Defaulted,
+        None => KeyUse::Defaulted,
     }
 }
 
@@ -115,8 +115,8 @@ fn number(value: &str, least: f64) -> Option<f64> {
 mod tests {
     use super::*;
 
-    fn check(key: &str, value: &str, taken: Taken, params: &str) {
-        let mut settings = Settings::default();
+    fn check(key: &str, value: &str, taken: KeyUse, params: &str) {
+        let mut settings = RuntimeSettings::default();
         assert_eq!(settings.take(key, value), taken, "{key}={value}");
         assert_eq!(serde_json::to_string(&settings.params).unwrap(), params, "{key}={value}");
     }
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn what_is_not_set_is_as_documented() {
-        let Settings { memory, iterations_max, tool_timeout_ms, .. } = Settings::default();
+        let RuntimeSettings { memory, iterations_max, tool_timeout_ms, .. } = RuntimeSettings::default();
         assert_eq!(memory, Memory { strategy: CompactStrategy::Summarize, messages_max: 20, tokens_max: 0 });
         assert_eq!((iterations_max, tool_timeout_ms), (20, 600_000));
     }
@@ -141,23 +141,23 @@ mod tests {
     #[test]
     fn each_key_is_used_defaulted_or_kept() {
         let defaults = r#"{"max_tokens":4096}"#;
-        check("max-tokens", "100", Taken::Used, r#"{"max_tokens":100}"#);
-        check("max-tokens", "0", Taken::Defaulted, defaults);
-        check("max-tokens", "lots", Taken::Defaulted, defaults);
-        check("temperature", "0.7", Taken::Used, r#"{"max_tokens":4096,"temperature":0.7}"#);
-        check("temperature", "-1", Taken::Defaulted, defaults);
-        check("temperature", "NaN", Taken::Defaulted, defaults);
-        check("top-p", "0.9", Taken::Used, r#"{"max_tokens":4096,"top_p":0.9}"#);
-        check("top-k", "40", Taken::Used, r#"{"max_tokens":4096,"top_k":40}"#);
-        check("presence-penalty", "-1.5", Taken::Used, r#"{"max_tokens":4096,"presence_penalty":-1.5}"#);
-        check("frequency-penalty", "2", Taken::Used, r#"{"max_tokens":4096,"frequency_penalty":2.0}"#);
-        check("memory-strategy", "sliding", Taken::Used, defaults);
-        check("memory-strategy", "forget", Taken::Defaulted, defaults);
-        check("memory-max-tokens", "x", Taken::Defaulted, defaults);
-        check("memory-max-tokens", "9000", Taken::Used, defaults);
-        check("memory-strategy", "handoff", Taken::Used, defaults);
-        check("tool-timeout", "soon", Taken::Defaulted, defaults);
-        check("tool-timeout", "1h", Taken::Used, defaults);
-        check("notes-max-count", "64", Taken::Kept, defaults);
+        check("max-tokens", "100", KeyUse::Used, r#"{"max_tokens":100}"#);
+        check("max-tokens", "0", KeyUse::Defaulted, defaults);
+        check("max-tokens", "lots", KeyUse::Defaulted, defaults);
+        check("temperature", "0.7", KeyUse::Used, r#"{"max_tokens":4096,"temperature":0.7}"#);
+        check("temperature", "-1", KeyUse::Defaulted, defaults);
+        check("temperature", "NaN", KeyUse::Defaulted, defaults);
+        check("top-p", "0.9", KeyUse::Used, r#"{"max_tokens":4096,"top_p":0.9}"#);
+        check("top-k", "40", KeyUse::Used, r#"{"max_tokens":4096,"top_k":40}"#);
+        check("presence-penalty", "-1.5", KeyUse::Used, r#"{"max_tokens":4096,"presence_penalty":-1.5}"#);
+        check("frequency-penalty", "2", KeyUse::Used, r#"{"max_tokens":4096,"frequency_penalty":2.0}"#);
+        check("memory-strategy", "sliding", KeyUse::Used, defaults);
+        check("memory-strategy", "forget", KeyUse::Defaulted, defaults);
+        check("memory-max-tokens", "x", KeyUse::Defaulted, defaults);
+        check("memory-max-tokens", "9000", KeyUse::Used, defaults);
+        check("memory-strategy", "handoff", KeyUse::Used, defaults);
+        check("tool-timeout", "soon", KeyUse::Defaulted, defaults);
+        check("tool-timeout", "1h", KeyUse::Used, defaults);
+        check("notes-max-count", "64", KeyUse::Kept, defaults);
     }
 }

@@ -15,21 +15,21 @@ const BUFFER_KEPT_BYTES: usize = 4 * 1024;
 const PIPE_BYTES: usize = 64 * 1024;
 
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Line<'a> {
+pub(crate) enum InputLine<'a> {
     Whole(&'a [u8]),
     /// Reported once, when the limit is passed; the rest of that line is skipped.
     TooLong,
 }
 
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
-pub(crate) enum Filled {
+pub(crate) enum ReadState {
     Some,
     /// End of input. A line without its newline is lost, as the other side never finished saying it.
     Closed,
 }
 
 #[derive(Debug)]
-pub(crate) struct Lines<R> {
+pub(crate) struct InputLines<R> {
     from: R,
     buffer: Vec<u8>,
     /// Where the next line begins in `buffer`.
@@ -39,13 +39,13 @@ pub(crate) struct Lines<R> {
     skipping: bool,
 }
 
-impl<R: Read> Lines<R> {
+impl<R: Read> InputLines<R> {
     pub(crate) fn new(from: R) -> Self {
-        Lines { from, buffer: Vec::new(), start: 0, searched: 0, skipping: false }
+        InputLines { from, buffer: Vec::new(), start: 0, searched: 0, skipping: false }
     }
 
     /// Waits for more input. To be called when `next_line` has nothing left.
-    pub(crate) fn fill(&mut self, wait: impl Fn(&R) -> io::Result<()>) -> io::Result<Filled> {
+    pub(crate) fn fill(&mut self, wait: impl Fn(&R) -> io::Result<()>) -> io::Result<ReadState> {
         let held = self.buffer.len();
         // A long line is read in pieces of what a pipe holds, a short one without room for that much.
         self.buffer.resize(held + held.clamp(BUFFER_KEPT_BYTES, PIPE_BYTES), 0);
@@ -58,10 +58,10 @@ impl<R: Read> Lines<R> {
             }
         };
         self.buffer.truncate(held + *read.as_ref().unwrap_or(&0));
-        Ok(if read? == 0 { Filled::Closed } else { Filled::Some })
+        Ok(if read? == 0 { ReadState::Closed } else { ReadState::Some })
     }
 
-    pub(crate) fn next_line(&mut self) -> Option<Line<'_>> {
+    pub(crate) fn next_line(&mut self) -> Option<InputLine<'_>> {
         loop {
             let Some(at) = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n') else {
                 return self.unfinished();
@@ -73,14 +73,14 @@ impl<R: Read> Lines<R> {
                 continue;
             }
             if end - start > LINE_BYTES_MAX {
-                return Some(Line::TooLong);
+                return Some(InputLine::TooLong);
             }
-            return Some(Line::Whole(&self.buffer[start..end]));
+            return Some(InputLine::Whole(&self.buffer[start..end]));
         }
     }
 
     /// No newline in sight: keeps the beginning of a line within its limit, and gives back what is not needed.
-    fn unfinished(&mut self) -> Option<Line<'_>> {
+    fn unfinished(&mut self) -> Option<InputLine<'_>> {
         let too_long = !self.skipping && self.buffer.len() - self.start > LINE_BYTES_MAX;
         self.skipping |= too_long;
         if self.skipping {
@@ -93,7 +93,7 @@ impl<R: Read> Lines<R> {
         if self.buffer.is_empty() && self.buffer.capacity() > BUFFER_KEPT_BYTES {
             self.buffer = Vec::new();
         }
-        too_long.then_some(Line::TooLong)
+        too_long.then_some(InputLine::TooLong)
     }
 }
 
@@ -136,17 +136,17 @@ mod tests {
     use super::*;
 
     fn all(input: &[u8]) -> Vec<String> {
-        let mut lines = Lines::new(input);
+        let mut lines = InputLines::new(input);
         let mut seen = Vec::new();
         loop {
             while let Some(line) = lines.next_line() {
                 seen.push(match line {
-                    Line::Whole(text) if text.len() < 100 => String::from_utf8_lossy(text).into_owned(),
-                    Line::Whole(text) => format!("{} bytes", text.len()),
-                    Line::TooLong => "too long".to_owned(),
+                    InputLine::Whole(text) if text.len() < 100 => String::from_utf8_lossy(text).into_owned(),
+                    InputLine::Whole(text) => format!("{} bytes", text.len()),
+                    InputLine::TooLong => "too long".to_owned(),
                 });
             }
-            if lines.fill(|_| Ok(())).unwrap() == Filled::Closed {
+            if lines.fill(|_| Ok(())).unwrap() == ReadState::Closed {
                 return seen;
             }
         }
@@ -182,10 +182,10 @@ mod tests {
             write_whole(&mut writer, &long).unwrap();
             write_whole(&mut writer, b"\n").unwrap();
         });
-        let mut lines = Lines::new(reader);
+        let mut lines = InputLines::new(reader);
         let mut bytes = Vec::new();
-        while lines.fill(wait_readable).unwrap() == Filled::Some {
-            while let Some(Line::Whole(line)) = lines.next_line() {
+        while lines.fill(wait_readable).unwrap() == ReadState::Some {
+            while let Some(InputLine::Whole(line)) = lines.next_line() {
                 bytes.push(line.len());
             }
         }
@@ -197,8 +197,8 @@ mod tests {
     fn a_large_line_leaves_no_large_buffer_behind() {
         let mut input = vec![b'x'; 1024 * 1024];
         input.push(b'\n');
-        let mut lines = Lines::new(input.as_slice());
-        while lines.fill(|_| Ok(())).unwrap() == Filled::Some {
+        let mut lines = InputLines::new(input.as_slice());
+        while lines.fill(|_| Ok(())).unwrap() == ReadState::Some {
             while lines.next_line().is_some() {}
         }
         assert!(lines.next_line().is_none());

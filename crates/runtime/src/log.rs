@@ -8,7 +8,7 @@ use std::io::{self, Write};
 /// Longer values are cut, so that a line stays a line.
 const VALUE_CHARS_MAX: usize = 200;
 
-pub(crate) enum Event<'a> {
+pub(crate) enum RuntimeLogEvent<'a> {
     Initialized { agent: &'a str, epoch: u64, context: &'a str, tools: usize, turns: usize, resent: usize },
     InitializeRefused { code: &'a str, cause: &'a dyn Display },
     ConfigKept { key: &'a str },
@@ -25,7 +25,7 @@ pub(crate) enum Event<'a> {
     PipeFailed { cause: &'a dyn Display },
 }
 
-impl Event<'_> {
+impl RuntimeLogEvent<'_> {
     /// Writes the line; a log that cannot be written is no reason to stop working.
     pub(crate) fn emit(&self) {
         let mut line = self.line();
@@ -35,7 +35,7 @@ impl Event<'_> {
 
     fn line(&self) -> String {
         match self {
-            Event::Initialized { agent, epoch, context, tools, turns, resent } => {
+            RuntimeLogEvent::Initialized { agent, epoch, context, tools, turns, resent } => {
                 event("info", "runtime.initialized")
                     .with("agent", agent)
                     .with("epoch", epoch)
@@ -44,27 +44,27 @@ impl Event<'_> {
                     .with("turns", turns)
                     .with("resent", resent)
             }
-            Event::InitializeRefused { code, cause } => {
+            RuntimeLogEvent::InitializeRefused { code, cause } => {
                 event("error", "runtime.initialize_refused").with("code", code).with("cause", cause)
             }
-            Event::ConfigKept { key } => event("debug", "config.kept").with("key", key),
-            Event::ConfigDefaulted { key } => event("warn", "config.defaulted").with("key", key),
-            Event::ContextSkipped { file } => event("debug", "context.skipped").with("file", file),
-            Event::TurnStarted { turn, step } => {
+            RuntimeLogEvent::ConfigKept { key } => event("debug", "config.kept").with("key", key),
+            RuntimeLogEvent::ConfigDefaulted { key } => event("warn", "config.defaulted").with("key", key),
+            RuntimeLogEvent::ContextSkipped { file } => event("debug", "context.skipped").with("file", file),
+            RuntimeLogEvent::TurnStarted { turn, step } => {
                 event("debug", "turn.started").with("turn", turn).with("step", step)
             }
-            Event::TurnFinished { turn } => event("info", "turn.finished").with("turn", turn),
-            Event::TurnDropped { turn, code } => {
+            RuntimeLogEvent::TurnFinished { turn } => event("info", "turn.finished").with("turn", turn),
+            RuntimeLogEvent::TurnDropped { turn, code } => {
                 event("info", "turn.dropped").with("turn", turn).with("code", code)
             }
-            Event::TurnFailed { turn, code } => {
+            RuntimeLogEvent::TurnFailed { turn, code } => {
                 event("warn", "turn.failed").with("turn", turn).with("code", code)
             }
-            Event::TurnInterrupted { turn } => event("info", "turn.interrupted").with("turn", turn),
-            Event::AnswerIgnored { id } => event("debug", "answer.ignored").with("id", id),
-            Event::LineRefused { code } => event("warn", "line.refused").with("code", code),
-            Event::InputClosed { turns } => event("info", "input.closed").with("turns", turns),
-            Event::PipeFailed { cause } => event("error", "pipe.failed").with("cause", cause),
+            RuntimeLogEvent::TurnInterrupted { turn } => event("info", "turn.interrupted").with("turn", turn),
+            RuntimeLogEvent::AnswerIgnored { id } => event("debug", "answer.ignored").with("id", id),
+            RuntimeLogEvent::LineRefused { code } => event("warn", "line.refused").with("code", code),
+            RuntimeLogEvent::InputClosed { turns } => event("info", "input.closed").with("turns", turns),
+            RuntimeLogEvent::PipeFailed { cause } => event("error", "pipe.failed").with("cause", cause),
         }
         .0
     }
@@ -91,10 +91,10 @@ mod tests {
 
     #[test]
     fn a_value_cannot_forge_a_line_or_a_field() {
-        let line = Event::ConfigKept { key: "a\nlevel=error" }.line();
+        let line = RuntimeLogEvent::ConfigKept { key: "a\nlevel=error" }.line();
         assert_eq!(line, r#"level=debug event=config.kept key="a\nlevel=error""#);
         assert_eq!(
-            Event::TurnStarted { turn: "trn_1", step: 2 }.line(),
+            RuntimeLogEvent::TurnStarted { turn: "trn_1", step: 2 }.line(),
             "level=debug event=turn.started turn=trn_1 step=2"
         );
     }

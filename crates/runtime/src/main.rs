@@ -20,7 +20,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use crate::log::Event;
+use crate::log::RuntimeLogEvent;
 
 const RUNTIME_NAME: &str = "lodge-runtime";
 const RUNTIME_VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -28,12 +28,12 @@ const USAGE: &str = "usage: runtime serve --root <directory>\n       runtime --v
 
 fn main() -> ExitCode {
     match command(std::env::args_os().skip(1)) {
-        Ok(Command::Serve { root }) => serve_until_closed(root),
-        Ok(Command::Version) => {
+        Ok(RuntimeCommand::Serve { root }) => serve_until_closed(root),
+        Ok(RuntimeCommand::Version) => {
             println!("{} {}", RUNTIME_NAME, RUNTIME_VERSION);
             ExitCode::SUCCESS
         }
-        Ok(Command::Help) => {
+        Ok(RuntimeCommand::Help) => {
             print!("{USAGE}");
             ExitCode::SUCCESS
         }
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Command {
+enum RuntimeCommand {
     Serve { root: PathBuf },
     Version,
     Help,
@@ -68,7 +68,7 @@ impl fmt::Display for UsageError {
     }
 }
 
-fn command(mut words: impl Iterator<Item = OsString>) -> Result<Command, UsageError> {
+fn command(mut words: impl Iterator<Item = OsString>) -> Result<RuntimeCommand, UsageError> {
     let first = words.next().ok_or(UsageError::NoCommand)?;
     let command = match first.to_str() {
         Some("serve") => {
@@ -76,10 +76,10 @@ fn command(mut words: impl Iterator<Item = OsString>) -> Result<Command, UsageEr
             if flag != "--root" {
                 return Err(UsageError::Unexpected(flag));
             }
-            Command::Serve { root: words.next().ok_or(UsageError::NoRoot)?.into() }
+            RuntimeCommand::Serve { root: words.next().ok_or(UsageError::NoRoot)?.into() }
         }
-        Some("--version" | "-V") => Command::Version,
-        Some("--help" | "-h") => Command::Help,
+        Some("--version" | "-V") => RuntimeCommand::Version,
+        Some("--help" | "-h") => RuntimeCommand::Help,
         Some(_) | None => return Err(UsageError::Unexpected(first)),
     };
     match words.next() {
@@ -93,7 +93,7 @@ fn serve_until_closed(root: PathBuf) -> ExitCode {
     match serve::serve(root) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            Event::PipeFailed { cause: &error }.emit();
+            RuntimeLogEvent::PipeFailed { cause: &error }.emit();
             ExitCode::FAILURE
         }
     }
@@ -124,18 +124,18 @@ fn prepare_process() {
 mod tests {
     use super::*;
 
-    fn parse(words: &[&str]) -> Result<Command, UsageError> {
+    fn parse(words: &[&str]) -> Result<RuntimeCommand, UsageError> {
         command(words.iter().map(OsString::from))
     }
 
     #[test]
     fn serve_takes_a_root_and_nothing_else() {
-        assert_eq!(parse(&["serve", "--root", "r"]), Ok(Command::Serve { root: "r".into() }));
+        assert_eq!(parse(&["serve", "--root", "r"]), Ok(RuntimeCommand::Serve { root: "r".into() }));
         assert_eq!(parse(&["serve"]), Err(UsageError::NoRoot));
         assert_eq!(parse(&["serve", "--root"]), Err(UsageError::NoRoot));
         assert_eq!(parse(&["serve", "--port", "1"]), Err(UsageError::Unexpected("--port".into())));
         assert_eq!(parse(&["serve", "--root", "r", "x"]), Err(UsageError::Unexpected("x".into())));
         assert_eq!(parse(&[]), Err(UsageError::NoCommand));
-        assert_eq!(parse(&["--version"]), Ok(Command::Version));
+        assert_eq!(parse(&["--version"]), Ok(RuntimeCommand::Version));
     }
 }

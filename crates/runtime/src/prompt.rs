@@ -11,7 +11,7 @@ use std::path::{Component, Path};
 
 use lodge_runtime_messages::{ContextFile, SystemPrompt};
 
-use crate::log::Event;
+use crate::log::RuntimeLogEvent;
 
 /// Together, so that the reply fits a line even if every byte needs a six-byte escape.
 const CONTEXT_BYTES_MAX: usize = 2 * 1024 * 1024;
@@ -75,7 +75,7 @@ pub(crate) fn assemble(root: &Path, files: &[ContextFile]) -> Result<SystemPromp
         let room = CONTEXT_BYTES_MAX.saturating_sub(system.len());
         let text = read(&directory, &entry.file, room)?;
         let Some(text) = text.as_deref().map(str::trim).filter(|text| !text.is_empty()) else {
-            Event::ContextSkipped { file: &entry.file }.emit();
+            RuntimeLogEvent::ContextSkipped { file: &entry.file }.emit();
             continue;
         };
         if !system.is_empty() {

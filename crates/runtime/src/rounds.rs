@@ -12,14 +12,14 @@ pub(crate) const ROUNDS_ALIKE_MAX: u32 = 4;
 
 /// The calls of answers, one round after the other.
 #[derive(Debug, Default)]
-pub(crate) struct Rounds {
-    now: Vec<Print>,
+pub(crate) struct CallRounds {
+    now: Vec<CallPrint>,
     /// How the round before looked, and how many in a row looked so.
     before: Option<(u64, u32)>,
 }
 
 #[derive(Debug)]
-struct Print {
+struct CallPrint {
     call: String,
     name: String,
     asked: u64,
@@ -27,7 +27,7 @@ struct Print {
     result: Option<u64>,
 }
 
-impl Rounds {
+impl CallRounds {
     pub(crate) fn called(&mut self, call: &AnswerCall) {
         let arguments = match &call.arguments {
             // The same arguments, however they are spaced.
@@ -35,7 +35,7 @@ impl Rounds {
             other => other.clone(),
         };
         let asked = fnv1a(format!("{}\0{arguments}", call.name).as_bytes());
-        self.now.push(Print { call: call.id.clone(), name: call.name.clone(), asked, result: None });
+        self.now.push(CallPrint { call: call.id.clone(), name: call.name.clone(), asked, result: None });
     }
 
     pub(crate) fn answered(&mut self, call: &str, result: Option<&str>) {
@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    fn round(rounds: &mut Rounds, calls: &[(&str, Value, Option<&str>)]) -> Option<Vec<String>> {
+    fn round(rounds: &mut CallRounds, calls: &[(&str, Value, Option<&str>)]) -> Option<Vec<String>> {
         for (place, (name, arguments, _)) in calls.iter().enumerate() {
             let id = format!("c{place}");
             rounds.called(&AnswerCall { id, name: (*name).to_owned(), arguments: arguments.clone() });
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn the_fourth_round_of_the_same_calls_with_the_same_results_is_one_too_many() {
-        let mut rounds = Rounds::default();
+        let mut rounds = CallRounds::default();
         let same = [("cat", json!({"args": ["a"]}), Some("1")), ("ls", json!({"args": ["b"]}), Some("2"))];
         for _ in 0..3 {
             assert_eq!(round(&mut rounds, &same), None);
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn arguments_that_differ_in_spaces_alone_are_the_same() {
-        let mut rounds = Rounds::default();
+        let mut rounds = CallRounds::default();
         for text in [r#"{"args":["a"]}"#, r#"{"args": ["a"]}"#, r#" {"args":["a"] }"#] {
             assert_eq!(round(&mut rounds, &[("cat", json!(text), Some("1"))]), None);
         }
@@ -115,7 +115,7 @@ mod tests {
         let call = |result| [("cat", json!({"args": ["a"]}), result)];
         let others =
             [call(Some("2")), call(None), [("cat", json!({"args": ["b"]}), Some("1"))], call(Some("3"))];
-        let mut rounds = Rounds::default();
+        let mut rounds = CallRounds::default();
         for other in others {
             for _ in 0..3 {
                 assert_eq!(round(&mut rounds, &call(Some("1"))), None);

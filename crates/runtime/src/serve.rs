@@ -15,20 +15,20 @@ use lodge_runtime_messages::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::Settings;
-use crate::lines::{self, Filled, Line, Lines};
-use crate::log::Event;
+use crate::config::RuntimeSettings;
+use crate::lines::{self, InputLine, InputLines, ReadState};
+use crate::log::RuntimeLogEvent;
 use crate::refusal::Refusal;
-use crate::turns::{Answered, Plan, Started, TURNS_MAX, Turns};
+use crate::turns::{AnswerEffect, TURNS_MAX, TurnDefaults, TurnStart, Turns};
 use crate::{RUNTIME_NAME, RUNTIME_VERSION, jobs, prompt, tool};
 
 /// Serves until stdin is closed.
 pub(crate) fn serve(root: PathBuf) -> io::Result<()> {
     // SAFETY: from here on nothing else in this process uses descriptors 0 and 1.
     let (stdin, mut stdout) = unsafe { (File::from_raw_fd(0), File::from_raw_fd(1)) };
-    let mut lines = Lines::new(stdin);
-    let mut runtime = Runtime { root, epoch: 0, turns: None };
-    while lines.fill(lines::wait_readable)? == Filled::Some {
+    let mut lines = InputLines::new(stdin);
+    let mut runtime = RuntimeServer { root, epoch: 0, turns: None };
+    while lines.fill(lines::wait_readable)? == ReadState::Some {
         while let Some(line) = lines.next_line() {
             let mut out = Vec::new();
             runtime.take(line, &mut out);
@@ -38,7 +38,7 @@ pub(crate) fn serve(root: PathBuf) -> io::Result<()> {
             give_memory_back();
         }
     }
-    Event::InputClosed { turns: runtime.turns_running() }.emit();
+    RuntimeLogEvent::InputClosed { turns: runtime.turns_running() }.emit();
     Ok(())
 }
 
@@ -52,29 +52,29 @@ fn give_memory_back() {
 }
 
 #[derive(Debug)]
-struct Runtime {
+struct RuntimeServer {
     root: PathBuf,
     epoch: u64,
     /// `None` until the first `initialize`.
     turns: Option<Turns>,
 }
 
-impl Runtime {
+impl RuntimeServer {
     fn turns_running(&self) -> usize {
         self.turns.as_ref().map_or(0, Turns::count)
     }
 
     /// Everything that one line leads to: its reply first, then new requests.
-    fn take(&mut self, line: Line<'_>, out: &mut Vec<u8>) {
+    fn take(&mut self, line: InputLine<'_>, out: &mut Vec<u8>) {
         match line {
-            Line::Whole(line) => {
+            InputLine::Whole(line) => {
                 let line = line.trim_ascii();
                 // An empty line is how a daemon ends what its predecessor left unfinished.
                 if !line.is_empty() {
                     self.take_message(line, out);
                 }
             }
-            Line::TooLong => refuse_line(&Refusal::TooLong, out),
+            InputLine::TooLong => refuse_line(&Refusal::TooLong, out),
         }
         if let Some(turns) = &mut self.turns {
             turns.send(|id, request| {
@@ -103,7 +103,7 @@ impl Runtime {
             MessageHead { method: None, id: Some(id) } => self.take_answer(&id, line),
             // Also how the daemon says that it could not read a line of ours; replying would go on for ever.
             MessageHead { method: None, id: None } if is_error(line) => {
-                Event::AnswerIgnored { id: "null" }.emit()
+                RuntimeLogEvent::AnswerIgnored { id: "null" }.emit()
             }
             MessageHead { method: None, id: None } => refuse_line(&Refusal::InvalidRequest, out),
         }
@@ -119,7 +119,7 @@ impl Runtime {
         match method {
             InitializeRequest::METHOD => {
                 return self.initialize(params(line)?, id, out).inspect_err(|refusal| {
-                    Event::InitializeRefused { code: refusal.code(), cause: refusal }.emit();
+                    RuntimeLogEvent::InitializeRefused { code: refusal.code(), cause: refusal }.emit();
                 });
             }
             TurnRunRequest::METHOD => self.turn_run(params(line)?)?,
@@ -148,7 +148,7 @@ impl Runtime {
         }
         let root = params.root.as_ref().unwrap_or(&self.root);
         let prompt = prompt::assemble(root, &params.context).map_err(Refusal::Context)?;
-        let settings = Settings::from_configs(&params.configs);
+        let settings = RuntimeSettings::from_configs(&params.configs);
         let programs: Vec<String> = params.tools.iter().map(|tool| tool.name.clone()).collect();
         let offers = params.tools.iter().map(|tool| tool::offer(tool, tool::parameters()));
         let running = self.turns.iter().flat_map(Turns::ids);
@@ -168,7 +168,7 @@ impl Runtime {
         if out.len() - before > LINE_BYTES_MAX {
             return Err(Refusal::ReplyTooLong);
         }
-        let plan = Plan {
+        let plan = TurnDefaults {
             context: reply.context.id,
             iterations_max: settings.iterations_max,
             memory: settings.memory,
@@ -179,7 +179,7 @@ impl Runtime {
         Ok(())
     }
 
-    fn settle(&mut self, epoch: u64, agent: &str, plan: Plan) {
+    fn settle(&mut self, epoch: u64, agent: &str, plan: TurnDefaults) {
         let (context, tools, turns) = (plan.context.clone(), plan.tools.len(), self.turns_running());
         let resent = match &mut self.turns {
             Some(turns) => turns.resume_under(plan),
@@ -189,7 +189,7 @@ impl Runtime {
             }
         };
         self.epoch = epoch;
-        Event::Initialized { agent, epoch, context: &context, tools, turns, resent }.emit();
+        RuntimeLogEvent::Initialized { agent, epoch, context: &context, tools, turns, resent }.emit();
     }
 
     fn turn_run(&mut self, params: TurnRunRequest) -> Result<(), Refusal> {
@@ -202,9 +202,9 @@ impl Runtime {
         }
         let turn = params.turn.clone();
         match turns.run(params) {
-            Started::Fresh => Event::TurnStarted { turn: &turn, step }.emit(),
-            Started::AlreadyRunning => {}
-            Started::Busy => return Err(Refusal::Busy { turns_max: TURNS_MAX }),
+            TurnStart::Fresh => RuntimeLogEvent::TurnStarted { turn: &turn, step }.emit(),
+            TurnStart::AlreadyRunning => {}
+            TurnStart::Busy => return Err(Refusal::Busy { turns_max: TURNS_MAX }),
         }
         Ok(())
     }
@@ -212,7 +212,7 @@ impl Runtime {
     fn turn_interrupt(&mut self, params: &TurnInterruptRequest) -> Result<(), Refusal> {
         let turns = self.turns.as_mut().ok_or(Refusal::NotInitialized)?;
         turns.forget(&params.turn);
-        Event::TurnInterrupted { turn: &params.turn }.emit();
+        RuntimeLogEvent::TurnInterrupted { turn: &params.turn }.emit();
         Ok(())
     }
 
@@ -221,14 +221,14 @@ impl Runtime {
         let id = id.as_str().unwrap_or("not a string");
         let answered = match &mut self.turns {
             Some(turns) => turns.answered(id, line),
-            None => Answered::Ignored,
+            None => AnswerEffect::Ignored,
         };
         match &answered {
-            Answered::Ignored => Event::AnswerIgnored { id }.emit(),
-            Answered::Continued => {}
-            Answered::Finished { turn } => Event::TurnFinished { turn }.emit(),
-            Answered::Dropped { turn, code } => Event::TurnDropped { turn, code }.emit(),
-            Answered::Failed { turn, code } => Event::TurnFailed { turn, code }.emit(),
+            AnswerEffect::Ignored => RuntimeLogEvent::AnswerIgnored { id }.emit(),
+            AnswerEffect::Continued => {}
+            AnswerEffect::Finished { turn } => RuntimeLogEvent::TurnFinished { turn }.emit(),
+            AnswerEffect::Dropped { turn, code } => RuntimeLogEvent::TurnDropped { turn, code }.emit(),
+            AnswerEffect::Failed { turn, code } => RuntimeLogEvent::TurnFailed { turn, code }.emit(),
         }
     }
 }
@@ -245,7 +245,7 @@ fn is_error(line: &[u8]) -> bool {
 }
 
 fn refuse_line(refusal: &Refusal, out: &mut Vec<u8>) {
-    Event::LineRefused { code: refusal.code() }.emit();
+    RuntimeLogEvent::LineRefused { code: refusal.code() }.emit();
     push_refusal(out, &Value::Null, refusal);
 }
 

@@ -15,7 +15,7 @@ use serde::de::IgnoredAny;
 
 use crate::jobs::{self, JobTool};
 use crate::memory::Memory;
-use crate::rounds::{ROUNDS_ALIKE_MAX, Rounds};
+use crate::rounds::{CallRounds, ROUNDS_ALIKE_MAX};
 use crate::tool::{self, CALLS_A_STEP_MAX, CallRefused};
 
 /// Turns of one agent at the same time, each of another session.
@@ -23,7 +23,7 @@ pub(crate) const TURNS_MAX: usize = 1024;
 
 /// What the latest `initialize` settled for every turn.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct TurnDefaults {
     pub(crate) context: String,
     pub(crate) iterations_max: u64,
     pub(crate) memory: Memory,
@@ -33,37 +33,37 @@ pub(crate) struct Plan {
 
 #[derive(Debug)]
 pub(crate) struct Turns {
-    plan: Plan,
-    running: Vec<Turn>,
+    plan: TurnDefaults,
+    running: Vec<RunningTurn>,
     /// In the order of asking, which is the order of sending and of sending again.
-    unanswered: Vec<Asked>,
+    unanswered: Vec<UnansweredRequest>,
 }
 
 #[derive(Debug)]
-struct Turn {
+struct RunningTurn {
     id: String,
     /// The first turn that the model reads.
     from_turn: u32,
     /// The number of the next model call.
     step: u32,
-    rounds: Rounds,
+    rounds: CallRounds,
 }
 
 #[derive(Debug)]
-struct Asked {
+struct UnansweredRequest {
     id: String,
     request: RuntimeRequest,
-    sent: Sent,
+    sent: SendState,
 }
 
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
-enum Sent {
+enum SendState {
     Yes,
     NotYet,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Started {
+pub(crate) enum TurnStart {
     Fresh,
     AlreadyRunning,
     Busy,
@@ -71,7 +71,7 @@ pub(crate) enum Started {
 
 /// What an answer did to its turn.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Answered {
+pub(crate) enum AnswerEffect {
     /// Nobody waits for it: its turn was interrupted, or it was answered before.
     Ignored,
     Continued,
@@ -91,17 +91,17 @@ pub(crate) enum Answered {
 }
 
 impl Turns {
-    pub(crate) fn new(plan: Plan) -> Self {
+    pub(crate) fn new(plan: TurnDefaults) -> Self {
         Turns { plan, running: Vec::new(), unanswered: Vec::new() }
     }
 
     /// Follows a new plan, and marks every unanswered request to be sent again under its old id.
     ///
     /// Returns how many those are.
-    pub(crate) fn resume_under(&mut self, plan: Plan) -> usize {
+    pub(crate) fn resume_under(&mut self, plan: TurnDefaults) -> usize {
         self.plan = plan;
         for asked in &mut self.unanswered {
-            asked.sent = Sent::NotYet;
+            asked.sent = SendState::NotYet;
             // The new daemon knows contexts only from the `initialize` it sent.
             if let RuntimeRequest::ModelStream(request) = &mut asked.request {
                 request.context.clone_from(&self.plan.context);
@@ -120,23 +120,23 @@ impl Turns {
 
     /// Hands over, in order, what was asked and not sent yet.
     pub(crate) fn send(&mut self, mut write: impl FnMut(&str, &RuntimeRequest)) {
-        for asked in self.unanswered.iter_mut().filter(|asked| asked.sent == Sent::NotYet) {
+        for asked in self.unanswered.iter_mut().filter(|asked| asked.sent == SendState::NotYet) {
             write(&asked.id, &asked.request);
-            asked.sent = Sent::Yes;
+            asked.sent = SendState::Yes;
         }
     }
 
     /// Starts a turn, or goes on with one that another process began. A turn that runs already is left alone.
-    pub(crate) fn run(&mut self, params: TurnRunRequest) -> Started {
+    pub(crate) fn run(&mut self, params: TurnRunRequest) -> TurnStart {
         if self.running.iter().any(|turn| turn.id == params.turn) {
-            return Started::AlreadyRunning;
+            return TurnStart::AlreadyRunning;
         }
         if self.running.len() >= TURNS_MAX {
-            return Started::Busy;
+            return TurnStart::Busy;
         }
         let TurnRunRequest { turn, number, step, calls, epoch, session: _ } = params;
         let from_turn = epoch.from_turn;
-        self.running.push(Turn { id: turn.clone(), from_turn, step, rounds: Rounds::default() });
+        self.running.push(RunningTurn { id: turn.clone(), from_turn, step, rounds: CallRounds::default() });
         // Only before the first model call: a conversation is not changed in the middle of a turn.
         if step == 1
             && let Some(from_turn) = self.plan.memory.cut(number, &epoch)
@@ -144,15 +144,15 @@ impl Turns {
             let strategy = self.plan.memory.strategy;
             let request = ContextCompactRequest { turn, from_turn, strategy };
             self.ask(RuntimeRequest::ContextCompact(request));
-            return Started::Fresh;
+            return TurnStart::Fresh;
         }
         self.call_tools(&turn, step.saturating_sub(1), calls);
         // The other calls of that answer were another process's business.
         if let Some(running) = self.turn(&turn) {
-            running.rounds = Rounds::default();
+            running.rounds = CallRounds::default();
         }
         self.go_on(&turn);
-        Started::Fresh
+        TurnStart::Fresh
     }
 
     /// Forgets a turn and everything it asked for. Answers that still come are ignored.
@@ -165,10 +165,11 @@ impl Turns {
     }
 
     /// Takes the answer to request `id`. `line` is the whole message, as its shape depends on the request.
-    pub(crate) fn answered(&mut self, id: &str, line: &[u8]) -> Answered {
-        let Some(at) = self.unanswered.iter().position(|asked| asked.id == id && asked.sent == Sent::Yes)
+    pub(crate) fn answered(&mut self, id: &str, line: &[u8]) -> AnswerEffect {
+        let Some(at) =
+            self.unanswered.iter().position(|asked| asked.id == id && asked.sent == SendState::Yes)
         else {
-            return Answered::Ignored;
+            return AnswerEffect::Ignored;
         };
         match self.unanswered.remove(at).request {
             RuntimeRequest::ModelStream(request) => match outcome::<ModelStreamReply>(line) {
@@ -203,29 +204,29 @@ impl Turns {
                             running.from_turn = reply.from_turn;
                         }
                         self.go_on(&turn);
-                        Answered::Continued
+                        AnswerEffect::Continued
                     }
                     Err(failure) => self.fail(turn, 0, failure),
                 }
             }
             RuntimeRequest::TurnFinish(TurnFinishRequest { turn, code, .. }) => {
                 self.forget(&turn);
-                Answered::Failed { turn, code }
+                AnswerEffect::Failed { turn, code }
             }
         }
     }
 
-    fn model_answered(&mut self, turn: String, step: u32, reply: ModelStreamReply) -> Answered {
+    fn model_answered(&mut self, turn: String, step: u32, reply: ModelStreamReply) -> AnswerEffect {
         if reply.finished {
             self.forget(&turn);
-            return Answered::Finished { turn };
+            return AnswerEffect::Finished { turn };
         }
         if let Some(running) = self.turn(&turn) {
             running.step = step.saturating_add(1);
         }
         self.call_tools(&turn, step, reply.calls);
         self.go_on(&turn);
-        Answered::Continued
+        AnswerEffect::Continued
     }
 
     fn call_tools(&mut self, turn: &str, step: u32, calls: Vec<AnswerCall>) {
@@ -270,16 +271,16 @@ impl Turns {
         }))
     }
 
-    fn turn(&mut self, turn: &str) -> Option<&mut Turn> {
+    fn turn(&mut self, turn: &str) -> Option<&mut RunningTurn> {
         self.running.iter_mut().find(|running| running.id == turn)
     }
 
-    fn call_answered(&mut self, turn: &str, call: &str, result: Option<&str>) -> Answered {
+    fn call_answered(&mut self, turn: &str, call: &str, result: Option<&str>) -> AnswerEffect {
         if let Some(running) = self.turn(turn) {
             running.rounds.answered(call, result);
         }
         self.go_on(turn);
-        Answered::Continued
+        AnswerEffect::Continued
     }
 
     /// Asks the model again once nothing of the turn is unanswered, unless it was asked often enough.
@@ -319,18 +320,18 @@ impl Turns {
     }
 
     /// Ends a turn whose request was answered with an error.
-    fn fail(&mut self, turn: String, step: u32, failure: Failure) -> Answered {
+    fn fail(&mut self, turn: String, step: u32, failure: TurnFailure) -> AnswerEffect {
         if matches!(failure.code.as_str(), "turn.gone" | "turn.interrupted" | "turn.failed") {
             self.forget(&turn);
-            return Answered::Dropped { turn, code: failure.code };
+            return AnswerEffect::Dropped { turn, code: failure.code };
         }
         self.unanswered.retain(|asked| asked.request.turn() != turn);
         self.ask(finish(turn, step, &failure.code, failure.message));
-        Answered::Continued
+        AnswerEffect::Continued
     }
 
     fn ask(&mut self, request: RuntimeRequest) {
-        self.unanswered.push(Asked { id: request.id(), request, sent: Sent::NotYet });
+        self.unanswered.push(UnansweredRequest { id: request.id(), request, sent: SendState::NotYet });
     }
 }
 
@@ -339,13 +340,13 @@ fn finish(turn: String, step: u32, code: &str, message: String) -> RuntimeReques
     RuntimeRequest::TurnFinish(TurnFinishRequest { turn, step, status, code, message })
 }
 
-struct Failure {
+struct TurnFailure {
     code: String,
     message: String,
 }
 
-fn outcome<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, Failure> {
-    let failed = |code: &str, message: String| Err(Failure { code: code.to_owned(), message });
+fn outcome<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, TurnFailure> {
+    let failed = |code: &str, message: String| Err(TurnFailure { code: code.to_owned(), message });
     match serde_json::from_slice::<AnswerBody<T>>(line) {
         Ok(AnswerBody { error: Some(error), .. }) => {
             failed(error.dotted_code().unwrap_or("runtime.refused"), words(&error))

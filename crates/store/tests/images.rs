@@ -52,33 +52,33 @@ fn agent(state: AgentState, digest: &str) -> AgentRow {
     }
 }
 
-struct World {
+struct ImageStoreWorld {
     dir: tempfile::TempDir,
     store: Opened,
 }
 
-impl World {
-    fn new() -> World {
+impl ImageStoreWorld {
+    fn new() -> ImageStoreWorld {
         let dir = tempfile::tempdir().unwrap();
         let store = open(&dir.path().join("daemon.db"), &[7; 64]).unwrap();
-        World { dir, store }
+        ImageStoreWorld { dir, store }
     }
 
     fn write(&mut self, writes: &[Write]) {
         drop(self.store.writer.commit(writes, ()).expect("a commit"));
     }
 
-    fn again(self) -> World {
-        let World { dir, store } = self;
+    fn again(self) -> ImageStoreWorld {
+        let ImageStoreWorld { dir, store } = self;
         drop(store);
         let store = open(&dir.path().join("daemon.db"), &[7; 64]).unwrap();
-        World { dir, store }
+        ImageStoreWorld { dir, store }
     }
 }
 
 #[test]
 fn names_and_images_are_there_after_opening_again() {
-    let mut world = World::new();
+    let mut world = ImageStoreWorld::new();
     world.write(&[image("sha256:1", "one"), named("x:latest", "sha256:1"), named("x:v1", "sha256:1")]);
     world.write(&[
         image("sha256:2", "two"),
@@ -112,7 +112,7 @@ fn names_and_images_are_there_after_opening_again() {
 
 #[test]
 fn an_image_that_a_removed_agent_had_goes_and_can_come_again() {
-    let mut world = World::new();
+    let mut world = ImageStoreWorld::new();
     world.write(&[
         image("sha256:1", "one"),
         Write::Agent(AgentWrite::New(Box::new(agent(AgentState::Removed, "sha256:1")))),
@@ -171,7 +171,7 @@ fn put(row: ImageRow) -> Write {
 
 #[test]
 fn what_an_engine_knows_of_images_is_found_again() {
-    let mut world = World::new();
+    let mut world = ImageStoreWorld::new();
     world.write(&[put(needing("sha256:1", ImageState::Announced)), put(bin()), image("sha256:2", "two")]);
     let mut world = world.again();
     let held = |digest: &str, kind, bytes, state, needs: &[&str]| ImageHeld {
@@ -195,7 +195,7 @@ fn what_an_engine_knows_of_images_is_found_again() {
 
 #[test]
 fn tools_are_listed_apart_from_agents_with_who_needs_them() {
-    let mut world = World::new();
+    let mut world = ImageStoreWorld::new();
     world.write(&[put(bin()), put(needing("sha256:1", ImageState::Complete)), image("sha256:2", "two")]);
     world.write(&[put(needing("sha256:3", ImageState::Announced))]);
     world.write(&[Write::Agent(AgentWrite::New(Box::new(AgentRow {
@@ -234,7 +234,7 @@ fn tools_are_listed_apart_from_agents_with_who_needs_them() {
 
 #[test]
 fn tools_are_listed_with_what_they_are_and_with_the_agents_that_were_given_them_beside_their_images() {
-    let mut world = World::new();
+    let mut world = ImageStoreWorld::new();
     let tool = |digest: &str| put(ImageRow { digest: digest.into(), ..bin() });
     world.write(&[tool("sha256:loop"), tool("sha256:new"), put(bin()), image("sha256:1", "one")]);
     let runtime = |digest: &str| {
@@ -283,7 +283,7 @@ fn tools_are_listed_with_what_they_are_and_with_the_agents_that_were_given_them_
 
 #[test]
 fn what_a_recorded_image_needs_is_wanted_before_it_is_recorded_itself_and_no_longer_than_that_image() {
-    let mut world = World::new();
+    let mut world = ImageStoreWorld::new();
     world.write(&[put(needing("sha256:1", ImageState::Announced))]);
     assert_eq!(world.store.reader.here(|snapshot| snapshot.image_digests()).unwrap(), ["sha256:1", RG]);
     world.write(&[Write::Image(ImageWrite::Gone { digest: "sha256:1".into() })]);
@@ -292,7 +292,7 @@ fn what_a_recorded_image_needs_is_wanted_before_it_is_recorded_itself_and_no_lon
 
 #[test]
 fn an_image_that_goes_needs_nothing_and_one_that_comes_again_needs_what_it_did() {
-    let mut world = World::new();
+    let mut world = ImageStoreWorld::new();
     let row = || put(needing("sha256:1", ImageState::Complete));
     world.write(&[
         put(bin()),

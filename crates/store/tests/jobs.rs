@@ -33,20 +33,20 @@ fn third_schema(path: &Path) {
     made.pragma_update(None, "user_version", (3_u32 << 16) | 3).unwrap();
 }
 
-struct World {
+struct JobStoreWorld {
     _dir: tempfile::TempDir,
     path: std::path::PathBuf,
     store: Opened,
     ids: IdSource,
 }
 
-impl World {
-    fn new() -> World {
+impl JobStoreWorld {
+    fn new() -> JobStoreWorld {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("daemon.db");
         third_schema(&path);
         let store = open(&path, &[7; 64]).unwrap_or_else(|error| panic!("{error}"));
-        World { _dir: dir, path, store, ids: IdSource::new(5) }
+        JobStoreWorld { _dir: dir, path, store, ids: IdSource::new(5) }
     }
 
     fn row(&mut self, at: i64, session: Option<&str>, labels: &[(&str, &str)]) -> JobRow {
@@ -97,11 +97,11 @@ impl World {
         ]);
     }
 
-    fn reopened(self) -> World {
-        let World { _dir, path, store, ids } = self;
+    fn reopened(self) -> JobStoreWorld {
+        let JobStoreWorld { _dir, path, store, ids } = self;
         drop(store);
         let store = open(&path, &[8; 64]).unwrap_or_else(|error| panic!("{error}"));
-        World { _dir, path, store, ids }
+        JobStoreWorld { _dir, path, store, ids }
     }
 
     fn listed(&self, filter: JobFilter<'_>) -> Vec<JobId> {
@@ -118,7 +118,7 @@ impl World {
 
 #[test]
 fn a_database_of_the_third_schema_takes_jobs_and_keeps_what_it_had() {
-    let mut world = World::new();
+    let mut world = JobStoreWorld::new();
     assert_eq!((world.store.loaded.epoch, world.store.loaded.jobs.len()), (5, 0));
     let mut row = world.new_job(30, Some("s"), &[("k", "v")]);
     row.progress = JobProgress {
@@ -146,7 +146,7 @@ fn a_database_of_the_third_schema_takes_jobs_and_keeps_what_it_had() {
 
 #[test]
 fn the_stdin_of_a_job_is_kept_until_it_is_over_and_no_longer() {
-    let mut world = World::new();
+    let mut world = JobStoreWorld::new();
     let mut row = world.new_job(30, None, &[]);
     for (state, stdin) in
         [(JobState::Pending, vec![0, 255]), (JobState::Running, vec![0, 255]), (JobState::Done, vec![])]
@@ -160,7 +160,7 @@ fn the_stdin_of_a_job_is_kept_until_it_is_over_and_no_longer() {
 
 #[test]
 fn an_engine_is_given_the_jobs_that_are_not_done_with_and_no_others() {
-    let mut world = World::new();
+    let mut world = JobStoreWorld::new();
     let mut settled = world.new_job(30, Some("s"), &[]);
     world.settle(&mut settled, 35);
     let open = world.new_job(40, None, &[]);
@@ -183,7 +183,7 @@ fn an_engine_is_given_the_jobs_that_are_not_done_with_and_no_others() {
 
 #[test]
 fn labels_select_and_the_label_of_the_session_does_too() {
-    let mut world = World::new();
+    let mut world = JobStoreWorld::new();
     let a = world.new_job(30, Some("s"), &[("k", "v"), ("x", "")]);
     let b = world.new_job(40, None, &[("k", "v")]);
     let c = world.new_job(50, Some("t"), &[("k", "w")]);
@@ -208,7 +208,7 @@ fn labels_select_and_the_label_of_the_session_does_too() {
 
 #[test]
 fn a_job_is_found_by_the_beginning_of_its_id() {
-    let mut world = World::new();
+    let mut world = JobStoreWorld::new();
     let (a, b) = (world.new_job(30, None, &[]), world.new_job(30, None, &[]));
     let (agent, other): (AgentId, AgentId) = (AGENT.parse().unwrap(), "agt_2".parse().unwrap());
     let find =
@@ -224,7 +224,7 @@ fn a_job_is_found_by_the_beginning_of_its_id() {
 
 #[test]
 fn the_oldest_outputs_of_an_agent_are_those_beyond_what_it_may_have() {
-    let mut world = World::new();
+    let mut world = JobStoreWorld::new();
     let mut ids = Vec::new();
     for at in 0..4 {
         let mut row = world.new_job(1_000 + at, None, &[]);
@@ -235,7 +235,7 @@ fn the_oldest_outputs_of_an_agent_are_those_beyond_what_it_may_have() {
     }
     let open = world.new_job(900, None, &[]);
     let agent: AgentId = AGENT.parse().unwrap();
-    let beyond = |world: &World, bytes| {
+    let beyond = |world: &JobStoreWorld, bytes| {
         world.store.reader.here(|snapshot| snapshot.outputs_beyond(&agent, bytes)).unwrap()
     };
     assert_eq!(beyond(&world, 46), Vec::<JobId>::new());
@@ -249,7 +249,7 @@ fn the_oldest_outputs_of_an_agent_are_those_beyond_what_it_may_have() {
 
 #[test]
 fn what_is_old_is_told_page_by_page_and_forgotten_with_its_labels() {
-    let mut world = World::new();
+    let mut world = JobStoreWorld::new();
     let mut old: Vec<JobRow> = (0..3).map(|at| world.new_job(1_000 + at, None, &[("k", "v")])).collect();
     for row in &mut old {
         world.settle(row, 2_000);

@@ -17,7 +17,7 @@ use lodge_store::{
 };
 
 /// A store with one agent, and the numbers that an engine would keep.
-struct World {
+struct SessionsWorld {
     dir: tempfile::TempDir,
     store: Opened,
     ids: IdSource,
@@ -26,8 +26,8 @@ struct World {
     seq: u64,
 }
 
-impl World {
-    fn new() -> World {
+impl SessionsWorld {
+    fn new() -> SessionsWorld {
         let dir = tempfile::tempdir().unwrap();
         let store = open(&dir.path().join("daemon.db"), &[7; 64]).unwrap();
         let mut ids = IdSource::new(5);
@@ -50,7 +50,7 @@ impl World {
             retry: Retry::default(),
             next: None,
         };
-        let mut world = World { dir, store, ids, agent: row.id.clone(), now: 1_000, seq: 0 };
+        let mut world = SessionsWorld { dir, store, ids, agent: row.id.clone(), now: 1_000, seq: 0 };
         let image = ImageRow::agent("sha256:0".into(), "a:latest".into(), 0, ImageRecord::default());
         let image = Write::Image(ImageWrite::Here(Box::new(image)));
         world.commit(&[image, Write::Agent(AgentWrite::New(Box::new(row)))]);
@@ -238,7 +238,7 @@ impl World {
 
 #[test]
 fn a_rewind_leaves_the_path_up_to_its_turn_and_deletes_nothing() {
-    let mut world = World::new();
+    let mut world = SessionsWorld::new();
     let s = world.session("s");
     for n in 1..=3 {
         world.turn(&s, &format!("q{n}"), &format!("a{n}"));
@@ -277,7 +277,7 @@ fn a_rewind_leaves_the_path_up_to_its_turn_and_deletes_nothing() {
 
 #[test]
 fn a_branch_comes_back_with_those_before_it_and_those_that_followed_it() {
-    let mut world = World::new();
+    let mut world = SessionsWorld::new();
     let s = world.session("s");
     let a: Vec<TurnId> = (1..=4).map(|n| world.turn(&s, &format!("q{n}"), &format!("a{n}"))).collect();
     world.rewind(&s, 3);
@@ -308,7 +308,7 @@ fn a_branch_comes_back_with_those_before_it_and_those_that_followed_it() {
 
 #[test]
 fn a_fork_reads_as_its_origin_and_goes_its_own_way() {
-    let mut world = World::new();
+    let mut world = SessionsWorld::new();
     let s = world.session("s");
     let dropped = world.turn(&s, "old", "old");
     world.rewind(&s, 0);
@@ -348,7 +348,7 @@ fn a_fork_reads_as_its_origin_and_goes_its_own_way() {
 
 #[test]
 fn a_deleted_session_leaves_nothing_and_its_name_can_be_used_again() {
-    let mut world = World::new();
+    let mut world = SessionsWorld::new();
     let s = world.session("s");
     world.turn(&s, "q", "a");
     world.commit(&[Write::Session(SessionWrite::Deleted { id: s.clone() })]);
@@ -370,7 +370,7 @@ fn a_deleted_session_leaves_nothing_and_its_name_can_be_used_again() {
 #[test]
 fn a_change_of_a_session_is_on_disk_whole_or_not_at_all() {
     for pages in 0.. {
-        let mut world = World::new();
+        let mut world = SessionsWorld::new();
         let s = world.session("s");
         for n in 0..4 {
             world.turn(&s, &format!("q{n}"), &"x".repeat(6_000));
@@ -425,7 +425,7 @@ fn a_change_of_a_session_is_on_disk_whole_or_not_at_all() {
 
 #[test]
 fn sessions_are_listed_by_when_they_were_used_last_and_paged_without_loss() {
-    let mut world = World::new();
+    let mut world = SessionsWorld::new();
     let ids: Vec<SessionId> = (0..7).map(|n| world.session(&format!("s{n}"))).collect();
     world.turn(&ids[2], "q", "a");
     world.turn(&ids[5], "q", "a");
@@ -457,7 +457,7 @@ fn sessions_are_listed_by_when_they_were_used_last_and_paged_without_loss() {
 
 #[test]
 fn an_export_tells_everything_in_pages_and_what_became_of_each_turn() {
-    let mut world = World::new();
+    let mut world = SessionsWorld::new();
     let s = world.session("s");
     for n in 1..=3 {
         world.turn(&s, &format!("q{n}"), &"y".repeat(100));
@@ -488,7 +488,7 @@ fn an_export_tells_everything_in_pages_and_what_became_of_each_turn() {
 
 #[test]
 fn words_phrases_and_beginnings_are_found_whatever_their_case() {
-    let mut world = World::new();
+    let mut world = SessionsWorld::new();
     let (s, t) = (world.session("s"), world.session("t"));
     world.turn(&s, "Where is the Größe of src/main.rs?", "The quick brown fox");
     world.turn(&t, "quick question", "brown bread");
@@ -507,7 +507,7 @@ fn words_phrases_and_beginnings_are_found_whatever_their_case() {
 
 #[test]
 fn the_index_follows_the_store_and_can_be_deleted_at_any_time() {
-    let mut world = World::new();
+    let mut world = SessionsWorld::new();
     let s = world.session("s");
     world.turn(&s, "apple", "pear");
     assert_eq!(world.hits("apple").len(), 1);
@@ -531,7 +531,7 @@ fn the_index_follows_the_store_and_can_be_deleted_at_any_time() {
 
 #[test]
 fn a_deleted_session_is_not_found_and_neither_is_what_another_of_its_name_never_said() {
-    let mut world = World::new();
+    let mut world = SessionsWorld::new();
     let (s, t) = (world.session("s"), world.session("t"));
     world.turn(&s, "secret", "secret");
     world.turn(&t, "secret", "other");
@@ -548,7 +548,7 @@ fn a_deleted_session_is_not_found_and_neither_is_what_another_of_its_name_never_
 
 #[test]
 fn hits_are_paged_from_the_newest_to_the_oldest_and_marked() {
-    let mut world = World::new();
+    let mut world = SessionsWorld::new();
     let s = world.session("s");
     for n in 0..7 {
         world.turn(&s, &format!("wörd number {n} in a text"), "");
@@ -573,7 +573,7 @@ fn hits_are_paged_from_the_newest_to_the_oldest_and_marked() {
 
 #[test]
 fn an_epoch_is_weighed_by_its_messages_alone_and_keeps_the_summary_that_it_does_not_replace() {
-    let mut world = World::new();
+    let mut world = SessionsWorld::new();
     let session = world.session("s");
     for number in 1..=5 {
         world.turn(&session, &"q".repeat(number * 100), "a");
@@ -613,7 +613,7 @@ fn an_epoch_is_weighed_by_its_messages_alone_and_keeps_the_summary_that_it_does_
 
 #[test]
 fn a_page_ends_after_some_megabytes_and_the_next_goes_on_behind_it() {
-    let mut world = World::new();
+    let mut world = SessionsWorld::new();
     let s = world.session("s");
     let long = "x".repeat(1 << 20);
     for _ in 0..6 {

@@ -1,16 +1,17 @@
-//! One agent's task, simulated: effects in order, one thing at a time, observations out.
+//! The task of an agent's sandbox, simulated: effects in order, one thing at a time, observations out.
 //!
-//! Owns: the mirror of the daemon's own task for an agent. What it may do to a sandbox is in `keeper.rs`.
+//! Owns: the mirror of the daemon's own task for a sandbox. What it may do to a sandbox is in `keeper.rs`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use lodge_core::agent::AgentState;
 use lodge_core::ledger::Repeat;
 use lodge_core::liveness::{Liveness, Silence};
-use lodge_core::record::{AgentRow, ExecRequest};
+use lodge_core::record::ExecRequest;
 use lodge_core::{AgentId, ExecId, SandboxId};
-use lodge_engine::{AgentSeen, Effect, ExecHow, Lack, Part, SandboxEffect, Seen, TurnSeen, Up};
+use lodge_engine::{
+    AgentSeen, Effect, ExecHow, Lack, Part, SandboxEffect, SandboxPlan, SandboxSeen, Seen, TurnSeen, Up,
+};
 use lodge_exec::ExecName;
 
 use crate::keeper::{KeeperMessage, SimCommand, SimExecState, SimExit};
@@ -35,7 +36,7 @@ pub struct SimActor {
 /// A sandbox whose keeper is connected.
 #[derive(Debug)]
 pub struct LinkedSandbox {
-    pub row: AgentRow,
+    pub plan: SandboxPlan,
     pub link: u64,
     pub probe: Option<u32>,
     pub probes: u32,
@@ -50,18 +51,18 @@ pub struct LinkedSandbox {
 pub enum ActorWork {
     /// A keeper holds its lock, and is called until it answers.
     Calling {
-        row: Box<AgentRow>,
+        plan: Box<SandboxPlan>,
         how: Up,
         silence: Silence,
         level: Liveness,
     },
     Starting {
-        row: Box<AgentRow>,
+        plan: Box<SandboxPlan>,
         how: Up,
     },
     /// An earlier incarnation has to end before there is another.
     Replacing {
-        row: Box<AgentRow>,
+        plan: Box<SandboxPlan>,
         how: Up,
     },
     Ending {
@@ -74,9 +75,11 @@ pub enum ActorWork {
     },
     /// The link broke: is the keeper gone?
     Losing {
-        row: Box<AgentRow>,
+        plan: Box<SandboxPlan>,
     },
-    Clearing,
+    Clearing {
+        sandbox: SandboxId,
+    },
 }
 
 impl SimWorld {
@@ -129,34 +132,36 @@ impl SimWorld {
         let Some(actor) = self.actor(agent) else { return };
         let Some((_, busy)) = actor.busy.take_if(|(known, _)| *known == serial) else { return };
         match busy {
-            ActorWork::Calling { row, how, silence, level } => self.call(agent, *row, how, (silence, level)),
-            ActorWork::Starting { row, how } => self.spawn(agent, *row, how),
+            ActorWork::Calling { plan, how, silence, level } => {
+                self.call(agent, *plan, how, (silence, level))
+            }
+            ActorWork::Starting { plan, how } => self.spawn(agent, *plan, how),
             ActorWork::Killing { sandbox, run } => self.killed(agent, &sandbox, run),
-            ActorWork::Replacing { row, how } => {
-                if self.machine.is_held(&row.sandbox) {
-                    self.keeper_dies(&row.sandbox.clone(), "another incarnation is to come");
+            ActorWork::Replacing { plan, how } => {
+                if self.machine.is_held(&plan.sandbox) {
+                    self.keeper_dies(&plan.sandbox.clone(), "another incarnation is to come");
                 }
-                self.spawn(agent, *row, how);
+                self.spawn(agent, *plan, how);
             }
             ActorWork::Ending { sandbox, run } => self.ended(agent, &sandbox, run),
-            ActorWork::Losing { row } => {
-                if self.machine.is_held(&row.sandbox) {
-                    self.start_sandbox(agent, *row, Up::Adopt);
+            ActorWork::Losing { plan } => {
+                if self.machine.is_held(&plan.sandbox) {
+                    self.start_sandbox(agent, *plan, Up::Adopt);
                 } else {
-                    self.report_death(agent, row.runs, Part::Sandbox);
+                    self.report_death(agent, plan.run, Part::Sandbox);
                 }
             }
-            ActorWork::Clearing => self.clear(agent),
+            ActorWork::Clearing { sandbox } => self.clear(agent, &sandbox),
         }
         self.actor_runs(agent);
     }
 
     fn effect(&mut self, agent: &AgentId, effect: Effect) {
         match effect {
-            Effect::Sandbox { what, .. } => self.in_sandbox(agent, what),
-            Effect::Job { what, .. } => self.job_effect(agent, what),
+            Effect::Sandbox { sandbox, what, .. } => self.in_sandbox(agent, sandbox, what),
             // These have tasks of their own.
             Effect::Model(_)
+            | Effect::Job(_)
             | Effect::Timer(_)
             | Effect::Pull(_)
             | Effect::Token(_)
@@ -165,13 +170,13 @@ impl SimWorld {
         }
     }
 
-    fn in_sandbox(&mut self, agent: &AgentId, what: SandboxEffect) {
+    fn in_sandbox(&mut self, agent: &AgentId, sandbox: SandboxId, what: SandboxEffect) {
         match what {
-            SandboxEffect::Up { row, how } => self.start_sandbox(agent, *row, how),
-            SandboxEffect::Down { sandbox, run } => self.end_sandbox(agent, sandbox, run),
-            SandboxEffect::Clear { .. } => self.busy(agent, 5, ActorWork::Clearing),
+            SandboxEffect::Up { plan, how } => self.start_sandbox(agent, *plan, how),
+            SandboxEffect::Down { run, .. } => self.end_sandbox(agent, sandbox, run),
+            SandboxEffect::Clear => self.busy(agent, 5, ActorWork::Clearing { sandbox }),
             SandboxEffect::KillRuntime { run } => self.kill_runtime(agent, run),
-            SandboxEffect::Kill { sandbox, run } => self.kill_sandbox(agent, sandbox, run),
+            SandboxEffect::Kill { run } => self.kill_sandbox(agent, sandbox, run),
             SandboxEffect::RunTurn { turn, number, step, calls, epoch, .. } => {
                 self.watch(agent);
                 let from_turn = epoch.from_turn;
@@ -189,77 +194,78 @@ impl SimWorld {
             SandboxEffect::ForgetExec { exec } => {
                 self.send(agent, SimCommand::Forget { exec: ExecName::Tool(exec) });
             }
+            SandboxEffect::Job(order) => self.job_order(agent, order),
             // Nobody reads a log here.
             SandboxEffect::NoteFailure { .. } => {}
         }
     }
 
-    fn start_sandbox(&mut self, agent: &AgentId, row: AgentRow, how: Up) {
+    fn start_sandbox(&mut self, agent: &AgentId, plan: SandboxPlan, how: Up) {
         let Some(actor) = self.actor(agent) else { return };
         (actor.up, actor.pulse) = (None, None);
-        let row = Box::new(row);
-        if self.machine.is_held(&row.sandbox) {
+        let plan = Box::new(plan);
+        if self.machine.is_held(&plan.sandbox) {
             let (silence, level) = (Silence::default(), Liveness::Active);
-            self.busy(agent, 5, ActorWork::Calling { row, how, silence, level });
-        } else if how == Up::Adopt && row.state == AgentState::Ready {
-            self.report_death(agent, row.runs, Part::Sandbox);
+            self.busy(agent, 5, ActorWork::Calling { plan, how, silence, level });
+        } else if how == Up::Adopt && plan.was_ready {
+            self.report_death(agent, plan.run, Part::Sandbox);
         } else {
-            self.busy(agent, 10, ActorWork::Starting { row, how });
+            self.busy(agent, 10, ActorWork::Starting { plan, how });
         }
     }
 
-    fn call(&mut self, agent: &AgentId, row: AgentRow, how: Up, (mut silence, was): (Silence, Liveness)) {
-        match self.machine.keeper(&row.sandbox).map(|keeper| (keeper.incarnation, keeper.hung)) {
-            None => self.start_sandbox(agent, row, how),
+    fn call(&mut self, agent: &AgentId, plan: SandboxPlan, how: Up, (mut silence, was): (Silence, Liveness)) {
+        match self.machine.keeper(&plan.sandbox).map(|keeper| (keeper.incarnation, keeper.hung)) {
+            None => self.start_sandbox(agent, plan, how),
             Some((_, true)) => {
                 let level = silence.look(Duration::from_millis(CALL_MS), THRESHOLDS);
                 if level != was {
-                    let (agent, run) = (agent.clone(), row.runs);
+                    let (agent, run) = (agent.clone(), plan.run);
                     self.tell(Seen::Agent(AgentSeen::Silent { agent, run, level, part: Part::Sandbox }));
                 }
                 if level != Liveness::Crashed {
-                    let row = Box::new(row);
-                    self.busy_for(agent, CALL_MS, ActorWork::Calling { row, how, silence, level });
+                    let plan = Box::new(plan);
+                    self.busy_for(agent, CALL_MS, ActorWork::Calling { plan, how, silence, level });
                 }
             }
-            Some((found, false)) if found == row.incarnation => self.connected(agent, row, how),
+            Some((found, false)) if found == plan.incarnation => self.connected(agent, plan, how),
             Some((_, false)) => {
-                self.keeper_asked_to_end(&row.sandbox.clone());
-                self.busy(agent, 50, ActorWork::Replacing { row: Box::new(row), how });
+                self.keeper_asked_to_end(&plan.sandbox.clone());
+                self.busy(agent, 50, ActorWork::Replacing { plan: Box::new(plan), how });
             }
         }
     }
 
-    fn spawn(&mut self, agent: &AgentId, row: AgentRow, how: Up) {
-        if !self.has_what_it_needs(&row) {
-            let (agent, run, detail) = (agent.clone(), row.runs, "its image is gone".to_owned());
+    fn spawn(&mut self, agent: &AgentId, plan: SandboxPlan, how: Up) {
+        if !self.has_what_it_needs(&plan) {
+            let (agent, run, detail) = (agent.clone(), plan.run, "its image is gone".to_owned());
             return self.tell(Seen::Agent(AgentSeen::Lacks { agent, run, lack: Lack::Image, detail }));
         }
-        let sandbox = self.machine.sandbox(&row.sandbox, agent);
+        let sandbox = self.machine.sandbox(&plan.sandbox, agent);
         if sandbox.lacks_model > 0 {
             sandbox.lacks_model -= 1;
-            let (agent, run, detail) = (agent.clone(), row.runs, "nobody offers the model".to_owned());
+            let (agent, run, detail) = (agent.clone(), plan.run, "nobody offers the model".to_owned());
             return self.tell(Seen::Agent(AgentSeen::Lacks { agent, run, lack: Lack::Model, detail }));
         }
         if sandbox.spawn_fails > 0 {
             sandbox.spawn_fails -= 1;
-            return self.spawn_failed(agent, &row, "it cannot be spawned");
+            return self.spawn_failed(agent, &plan, "it cannot be spawned");
         }
-        self.keeper_starts(&row.sandbox, agent, row.incarnation);
-        self.connected(agent, row, how);
+        self.keeper_starts(&plan.sandbox, agent, plan.incarnation);
+        self.connected(agent, plan, how);
     }
 
-    fn spawn_failed(&mut self, agent: &AgentId, row: &AgentRow, why: &str) {
-        let (agent, run, detail) = (agent.clone(), row.runs, why.to_owned());
+    fn spawn_failed(&mut self, agent: &AgentId, plan: &SandboxPlan, why: &str) {
+        let (agent, run, detail) = (agent.clone(), plan.run, why.to_owned());
         self.tell(Seen::Agent(AgentSeen::SpawnFailed { agent, run, detail }));
     }
 
-    fn connected(&mut self, agent: &AgentId, row: AgentRow, how: Up) {
+    fn connected(&mut self, agent: &AgentId, plan: SandboxPlan, how: Up) {
         let life = self.life;
         self.machine.links += 1;
         let link = self.machine.links;
-        let run = row.runs;
-        let Some(sandbox) = self.machine.sandboxes.get_mut(&row.sandbox) else { return };
+        let run = plan.run;
+        let Some(sandbox) = self.machine.sandboxes.get_mut(&plan.sandbox) else { return };
         let known: Vec<(ExecName, SimExecState)> =
             sandbox.shelf.keys().map(|exec| (exec.clone(), sandbox.known(exec))).collect();
         let Some(keeper) = &mut sandbox.keeper else { return };
@@ -268,7 +274,7 @@ impl SimWorld {
         let state = known.iter().find(|(exec, _)| *exec == runtime).map(|(_, state)| *state);
         let runs = state == Some(SimExecState::Running);
         let up = LinkedSandbox {
-            row,
+            plan,
             link,
             probe: None,
             probes: 0,
@@ -334,7 +340,7 @@ impl SimWorld {
             found.sticks -= 1;
             found.given_up = true;
             let detail = "it could not be killed".to_owned();
-            return self.tell(Seen::Agent(AgentSeen::NotDown { agent: agent.clone(), run, detail }));
+            return self.tell(Seen::Sandbox(SandboxSeen::NotDown { agent: agent.clone(), run, detail }));
         }
         if found.keeper.is_some() {
             self.keeper_dies(sandbox, "its grace is over");
@@ -348,21 +354,19 @@ impl SimWorld {
         if !turns && !self.disk.has_unarchived_job(agent) {
             self.remove_sandbox_files(sandbox);
         }
-        self.tell(Seen::Agent(AgentSeen::Down { agent: agent.clone(), run }));
+        self.tell(Seen::Sandbox(SandboxSeen::Down { agent: agent.clone(), run }));
     }
 
-    fn clear(&mut self, agent: &AgentId) {
-        let Some(row) = self.disk.agent(agent).filter(|row| row.state.codes().0 < 7) else { return };
-        let id = row.sandbox.clone();
-        let sandbox = self.machine.sandbox(&id, agent);
+    fn clear(&mut self, agent: &AgentId, id: &SandboxId) {
+        let sandbox = self.machine.sandbox(id, agent);
         if sandbox.keeper.is_some() || sandbox.files_stick > 0 {
             sandbox.files_stick = sandbox.files_stick.saturating_sub(1);
             let detail = "something is still there".to_owned();
-            return self.tell(Seen::Agent(AgentSeen::NotCleared { agent: agent.clone(), detail }));
+            return self.tell(Seen::Sandbox(SandboxSeen::NotCleared { agent: agent.clone(), detail }));
         }
-        self.remove_sandbox_files(&id);
-        self.machine.sandboxes.remove(&id);
-        self.tell(Seen::Agent(AgentSeen::Cleared { agent: agent.clone() }));
+        self.remove_sandbox_files(id);
+        self.machine.sandboxes.remove(id);
+        self.tell(Seen::Sandbox(SandboxSeen::Cleared { agent: agent.clone() }));
     }
 
     pub fn actor_hears(&mut self, agent: &AgentId, link: u64, told: KeeperMessage) {
@@ -387,9 +391,9 @@ impl SimWorld {
             },
             KeeperMessage::Refused { exec } => match exec {
                 ExecName::Runtime { run } => {
-                    let Some(up) = self.linked(agent).filter(|up| up.row.runs == run) else { return };
-                    let row = up.row.clone();
-                    self.spawn_failed(agent, &row, "its runtime cannot be started");
+                    let Some(up) = self.linked(agent).filter(|up| up.plan.run == run) else { return };
+                    let plan = up.plan.clone();
+                    self.spawn_failed(agent, &plan, "its runtime cannot be started");
                 }
                 ExecName::Tool(exec) => {
                     let Some(up) = self.linked(agent) else { return };
@@ -401,7 +405,7 @@ impl SimWorld {
             },
             KeeperMessage::Lost { exec } => match exec {
                 ExecName::Runtime { run } => {
-                    if self.linked(agent).is_some_and(|up| up.row.runs == run) {
+                    if self.linked(agent).is_some_and(|up| up.plan.run == run) {
                         self.report_death(agent, run, Part::Runtime);
                     }
                 }
@@ -412,7 +416,7 @@ impl SimWorld {
                 let Some(actor) = self.actor(agent) else { return };
                 actor.pulse = None;
                 let Some(up) = actor.up.take() else { return };
-                self.busy(agent, LOST_MS / 20, ActorWork::Losing { row: Box::new(up.row) });
+                self.busy(agent, LOST_MS / 20, ActorWork::Losing { plan: Box::new(up.plan) });
             }
         }
     }
@@ -420,18 +424,18 @@ impl SimWorld {
     fn handle_runtime_line(&mut self, agent: &AgentId, said: LineFromRuntime) {
         let Some(up) = self.linked(agent) else { return };
         let waited = up.probe.map(|probe| (up.link, probe));
-        let run = up.row.runs;
+        let run = up.plan.run;
         match said {
             LineFromRuntime::Ready { probe, running } if waited == Some(probe) => {
                 up.probe = None;
-                up.row.state = AgentState::Ready;
+                up.plan.was_ready = true;
                 let (agent, adopted) = (agent.clone(), std::mem::take(&mut up.adopted));
                 self.tell(Seen::Agent(AgentSeen::RuntimeReady { agent, run, adopted, running }));
             }
             LineFromRuntime::Stale { probe } if waited == Some(probe) => {
                 up.probe = None;
-                let row = up.row.clone();
-                self.spawn_failed(agent, &row, "epoch.stale");
+                let plan = up.plan.clone();
+                self.spawn_failed(agent, &plan, "epoch.stale");
             }
             LineFromRuntime::Ready { .. } | LineFromRuntime::Stale { .. } => {}
             LineFromRuntime::Refused { turn } => self.tell(Seen::Turn(TurnSeen::Refused {
@@ -452,7 +456,7 @@ impl SimWorld {
         actor.pulse = None;
         let Some(up) = &mut actor.up else { return };
         up.probe = None;
-        let (run, row) = (up.row.runs, up.row.clone());
+        let (run, plan) = (up.plan.run, up.plan.clone());
         self.send(agent, SimCommand::Kill { exec: ExecName::Runtime { run } });
         match ended {
             SimExit::Code(code) => {
@@ -460,7 +464,7 @@ impl SimWorld {
                 self.tell(Seen::Agent(AgentSeen::Exited { agent, run, code, detail }));
             }
             SimExit::Signal(_) => self.report_death(agent, run, Part::Runtime),
-            SimExit::NotStarted => self.spawn_failed(agent, &row, "its runtime cannot be started"),
+            SimExit::NotStarted => self.spawn_failed(agent, &plan, "its runtime cannot be started"),
         }
     }
 
@@ -477,7 +481,7 @@ impl SimWorld {
     pub fn send(&mut self, agent: &AgentId, command: SimCommand) {
         let pause = self.rng.delay(self.plan.link_ms);
         let Some(up) = self.linked(agent) else { return };
-        let (link, sandbox) = (up.link, up.row.sandbox.clone());
+        let (link, sandbox) = (up.link, up.plan.sandbox.clone());
         let now = self.now;
         let Some(keeper) = self.machine.keeper(&sandbox).filter(|keeper| keeper.link == Some(link)) else {
             return;

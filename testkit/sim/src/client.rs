@@ -242,7 +242,7 @@ impl SimWorld {
         match self.command(&asks.what) {
             // What was found to be so without the engine is nobody's business unless it is asked for again.
             Ok(Command::Keep { answer }) if key.is_none() => {
-                self.handle_reply(caller, Ok(view::answer(&Answer::Rendered(answer))));
+                self.handle_reply(caller, Ok(shown(&Answer::Rendered(answer))));
             }
             Ok(command) => self.put(caller, key, command),
             Err(refusal) => self.handle_reply(caller, Err(refusal)),
@@ -363,4 +363,9 @@ fn remember<T: PartialEq>(recent: &mut Vec<T>, new: Option<T>) {
 fn again(answer: &Value) -> Command {
     let agent = answer["id"].as_str().and_then(|id| id.parse().ok());
     Command::Again { agent, answer: view::text(answer) }
+}
+
+/// What a client reads of an answer.
+pub fn shown(answer: &Answer) -> Value {
+    serde_json::from_str(&view::rendered(answer).0).unwrap_or_default()
 }

@@ -18,6 +18,7 @@ use lodge_engine::{
 };
 
 use crate::actor::SimActor;
+use crate::client::shown;
 use crate::images::SimPulls;
 use crate::jobs::{SimArchiver, SimRead};
 use crate::model::SimModelCall;
@@ -155,8 +156,9 @@ impl SimWorld {
             .filter(|row| row.state.codes().0 < 7 && !row.state.wants_sandbox() && row.retry.at.is_none())
             .filter(|row| self.machine.is_held(&row.sandbox))
             .map(|row| Effect::Sandbox {
+                sandbox: row.sandbox.clone(),
                 agent: row.id.clone(),
-                what: SandboxEffect::Down { sandbox: row.sandbox.clone(), run: row.runs },
+                what: SandboxEffect::Down { run: row.runs, incarnation: row.incarnation },
             })
             .collect();
         strays.into_iter().for_each(|stray| self.act(stray));
@@ -455,7 +457,7 @@ impl SimWorld {
         for out in outs {
             match out {
                 Out::Reply { ticket, reply } => {
-                    let reply = reply.map(|answer| view::answer(&answer)).map_err(view::refused);
+                    let reply = reply.map(|answer| shown(&answer)).map_err(view::refused);
                     self.answer(ticket, reply);
                 }
                 Out::Act(effect) => self.act(effect),
@@ -493,12 +495,12 @@ impl SimWorld {
             Effect::Sandbox { what: SandboxEffect::NoteFailure { .. }, .. } => return,
             Effect::RemoveOutput { jobs } => return self.remove_outputs(jobs),
             Effect::Quarantine { work, .. } => return self.work_decided(work),
-            Effect::Job { what: JobEffect::Archive { job }, .. } => return self.archive_all(job),
-            Effect::Job { agent, what: JobEffect::Read { asked, session, wish } } => {
+            Effect::Job(JobEffect::Archive { job }) => return self.archive_all(job),
+            Effect::Job(JobEffect::Read { asked, agent, session, wish }) => {
                 let (asked, session, wish) = (asked.clone(), session.clone(), wish.clone());
                 return self.read_later(SimRead { asked, agent: agent.clone(), session, wish });
             }
-            Effect::Sandbox { agent, .. } | Effect::Job { agent, .. } => agent.clone(),
+            Effect::Sandbox { agent, .. } => agent.clone(),
         };
         self.trace.say(self.now, || format!("act {}", words::effect(&effect)));
         let Some(daemon) = &mut self.daemon else { return };

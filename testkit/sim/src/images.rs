@@ -11,7 +11,9 @@ use lodge_core::record::{
     AgentRow, AgentSpec, BinImageRecord, BinRecord, ImageContents, ImageRecord, ImageRow, ImageState,
     RuntimeRecord, ToolRecord,
 };
-use lodge_engine::{Again, AgentCommand, Command, ImageCommand, NewImage, PullSeen, Seen, Ticket};
+use lodge_engine::{
+    Again, AgentCommand, Command, ImageCommand, NewImage, PullSeen, SandboxPlan, Seen, Ticket,
+};
 
 use crate::plan::Mutation;
 use crate::world::{SimEvent, SimWorld};
@@ -87,7 +89,7 @@ impl SimWorld {
     pub fn pull_begins(&mut self, row: &AgentRow, ask: u64) {
         self.pull_ends(&row.id);
         self.tally.pulls += 1;
-        let here = needs(row).all(|digest| self.contents.contains(digest));
+        let here = needs(&row.image_digest, &row.spec).all(|digest| self.contents.contains(digest));
         let delay = if here { self.rng.below(2) } else { self.rng.delay(self.plan.pull_ms) };
         let Some(daemon) = &mut self.daemon else { return };
         let (life, agent) = (daemon.life, row.id.clone());
@@ -118,7 +120,7 @@ impl SimWorld {
         let Some(row) = row else { return };
         let end = if fails { PullEnd::Failed(again) } else { PullEnd::Brought };
         if end == PullEnd::Brought {
-            let brought: BTreeSet<String> = needs(&row).map(str::to_owned).collect();
+            let brought: BTreeSet<String> = needs(&row.image_digest, &row.spec).map(str::to_owned).collect();
             self.contents.extend(brought.iter().cloned());
             if waits && self.mutation != Mutation::LoosePull {
                 daemon.pulls.held.insert(PinHolder::Pull(agent.clone()), brought);
@@ -140,7 +142,7 @@ impl SimWorld {
                 Seen::Pull(PullSeen::Failed { agent, ask, detail: detail.to_owned(), again })
             }
             PullEnd::Brought => {
-                let new = needs(row).filter(|digest| !self.disk.is_whole(digest));
+                let new = needs(&row.image_digest, &row.spec).filter(|digest| !self.disk.is_whole(digest));
                 let rows = new.collect::<BTreeSet<_>>().into_iter().map(image).collect();
                 let AgentSpec { tools, runtime, .. } = row.spec.clone();
                 Seen::Pull(PullSeen::Pulled {
@@ -168,19 +170,22 @@ impl SimWorld {
     }
 
     /// Everything that an agent is made of is recorded and here when it is started, unless it is about to be another.
-    pub fn has_what_it_needs(&mut self, row: &AgentRow) -> bool {
+    pub fn has_what_it_needs(&mut self, plan: &SandboxPlan) -> bool {
         let lacks = |digest: &&str| !self.contents.contains(*digest) || !self.disk.is_whole(digest);
-        let empty = row.spec.tools.iter().any(|tool| tool.path.is_empty());
-        let lacking = needs(row).find(lacks).map(str::to_owned);
+        let empty = plan.spec.tools.iter().any(|tool| tool.path.is_empty());
+        let lacking = needs(&plan.image_digest, &plan.spec).find(lacks).map(str::to_owned);
         if lacking.is_none() && !empty {
             return true;
         }
-        let current = self.disk.agent(&row.id).is_some_and(|now| {
-            let same = now.image_digest == row.image_digest && now.spec.tools == row.spec.tools;
-            now.runs == row.runs && now.state == AgentState::Starting && same
+        let current = self.disk.agent(&plan.agent).is_some_and(|now| {
+            let same = now.image_digest == plan.image_digest && now.spec.tools == plan.spec.tools;
+            now.runs == plan.run && now.state == AgentState::Starting && same
         });
         if current {
-            self.fail(format!("{} starts, and {lacking:?} is not here, or a tool has no program", row.id));
+            self.fail(format!(
+                "{} starts, and {lacking:?} is not here, or a tool has no program",
+                plan.agent
+            ));
         }
         false
     }
@@ -208,8 +213,8 @@ impl SimWorld {
 }
 
 /// Its image, and those of its tools and its runtime.
-fn needs(row: &AgentRow) -> impl Iterator<Item = &str> {
-    row.spec.images().chain([row.image_digest.as_str()])
+fn needs<'a>(image_digest: &'a str, spec: &'a AgentSpec) -> impl Iterator<Item = &'a str> {
+    spec.images().chain([image_digest])
 }
 
 fn bin(number: u64) -> String {

@@ -1,7 +1,6 @@
 //! A runtime is started and asked whether it is ready, and never beside another one.
 
 use lodge_core::AgentId;
-use lodge_core::agent::AgentState;
 use lodge_engine::{AgentSeen, Seen};
 use lodge_exec::ExecName;
 
@@ -31,7 +30,7 @@ impl SimWorld {
     /// The current runtime ended, or the one that the current runtime has to wait for.
     pub fn runtime_exited(&mut self, agent: &AgentId, run: u32, ended: SimExit) {
         let Some(up) = self.linked(agent) else { return };
-        let current = up.row.runs;
+        let current = up.plan.run;
         if run == current {
             self.runtime_ended(agent, ended);
         } else if up.follows.take_if(|earlier| *earlier == run).is_some() {
@@ -44,7 +43,7 @@ impl SimWorld {
         let Some(up) = self.linked(agent) else { return };
         up.probes += 1;
         up.probe = Some(up.probes);
-        let (link, probe, was_ready) = (up.link, up.probes, up.row.state == AgentState::Ready);
+        let (link, probe, was_ready) = (up.link, up.probes, up.plan.was_ready);
         // One that was ready before has no deadline: its silence is counted.
         if was_ready {
             self.watch(agent);
@@ -59,7 +58,7 @@ impl SimWorld {
             return;
         };
         up.probe = None;
-        let (agent, run) = (agent.clone(), up.row.runs);
+        let (agent, run) = (agent.clone(), up.plan.run);
         self.tell(Seen::Agent(AgentSeen::ProbeTimedOut { agent, run }));
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lodge_core::liveness::{Liveness, Silence, Thresholds};
 use lodge_core::{AgentId, SandboxId};
-use lodge_engine::{AgentSeen, Part, Seen};
+use lodge_engine::{AgentSeen, Part, SandboxSeen, Seen};
 use lodge_exec::ExecName;
 
 use crate::actor::ActorWork;
@@ -50,7 +50,7 @@ impl SimWorld {
         let turns = self.disk.live_turns().any(|turn| turn.row.agent == *agent);
         let Some(actor) = self.actor(agent) else { return };
         let Some(up) = &actor.up else { return };
-        let (waits, sandbox, run) = (turns || up.probe.is_some(), up.row.sandbox.clone(), up.row.runs);
+        let (waits, sandbox, run) = (turns || up.probe.is_some(), up.plan.sandbox.clone(), up.plan.run);
         if actor.pulse.as_ref().is_none_or(|pulse| pulse.serial != serial) {
             return;
         }
@@ -90,7 +90,7 @@ impl SimWorld {
     /// Ends a runtime that gives no sign of life. Its keeper tells of its death.
     pub fn kill_runtime(&mut self, agent: &AgentId, run: u32) {
         let until = self.now + DYING_MS;
-        if self.actor(agent).and_then(|actor| actor.up.as_ref()).is_none_or(|up| up.row.runs != run) {
+        if self.actor(agent).and_then(|actor| actor.up.as_ref()).is_none_or(|up| up.plan.run != run) {
             return;
         }
         self.watch(agent);
@@ -116,7 +116,7 @@ impl SimWorld {
             found.sticks -= 1;
             found.given_up = true;
             let detail = "it could not be killed".to_owned();
-            return self.tell(Seen::Agent(AgentSeen::NotDown { agent: agent.clone(), run, detail }));
+            return self.tell(Seen::Sandbox(SandboxSeen::NotDown { agent: agent.clone(), run, detail }));
         }
         if found.keeper.is_some() {
             self.keeper_dies(sandbox, "it gave no sign of life");

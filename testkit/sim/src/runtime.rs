@@ -3,10 +3,10 @@
 use lodge_core::epoch::Strategy;
 use lodge_core::record::{CallRecord, FailureRecord};
 use lodge_core::{SandboxId, TurnId};
-use lodge_engine::Ask;
 use lodge_engine::jobs::JobWish;
+use lodge_engine::{Ask, AskId, RuntimeAnswer};
 use lodge_exec::ExecName;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::jobs::wish_of;
 use crate::keeper::{KeeperMessage, SimExec, SimExit};
@@ -22,7 +22,7 @@ pub enum LineToRuntime {
     Initialize { probe: (u64, u32), epoch: u64 },
     Run { turn: TurnId, number: u32, from_turn: u32, step: u32, calls: Vec<CallRecord> },
     Interrupt { turn: TurnId },
-    Answer { id: Value, answer: Result<Value, FailureRecord> },
+    Answer { id: AskId, answer: Result<RuntimeAnswer, FailureRecord> },
 }
 
 /// A line from a runtime.
@@ -30,7 +30,7 @@ pub enum LineToRuntime {
 pub enum LineFromRuntime {
     Ready { probe: (u64, u32), running: Vec<TurnId> },
     Stale { probe: (u64, u32) },
-    Asked { id: Value, ask: Ask },
+    Asked { id: AskId, ask: Ask },
     Refused { turn: TurnId },
 }
 
@@ -166,7 +166,7 @@ impl SimWorld {
             (3, _) => Ask::Answer { turn, step, call, text: "a lie".to_owned(), error: false },
             (_, _) => Ask::Finish { turn, code: "lie".to_owned(), message: "a lie".to_owned() },
         };
-        Some(LineFromRuntime::Asked { id: json!("lie"), ask })
+        Some(LineFromRuntime::Asked { id: AskId(json!("lie")), ask })
     }
 
     /// Stops a runtime for a while.
@@ -193,12 +193,12 @@ impl SimRuntime {
 
     fn answered(
         &mut self,
-        id: &Value,
-        answer: Result<Value, FailureRecord>,
+        id: &AskId,
+        answer: Result<RuntimeAnswer, FailureRecord>,
         odd: u64,
         said: &mut Vec<LineFromRuntime>,
     ) {
-        let Some(at) = self.unanswered.iter().position(|(known, _)| Some(known.as_str()) == id.as_str())
+        let Some(at) = self.unanswered.iter().position(|(known, _)| Some(known.as_str()) == id.0.as_str())
         else {
             return;
         };
@@ -206,15 +206,21 @@ impl SimRuntime {
         let turn = ask.turn().clone();
         match (ask, answer) {
             (Ask::Finish { .. }, _) => self.forget(&turn),
-            (Ask::Model { step, .. }, Ok(answer)) => self.model_answered(&turn, step, &answer, odd, said),
-            (Ask::Exec { .. } | Ask::Answer { .. } | Ask::Job { .. }, Ok(_)) => self.go_on(&turn, said),
-            (Ask::Compact { .. }, Ok(answer)) => {
-                let from_turn = answer["from_turn"].as_u64().and_then(|from| u32::try_from(from).ok());
+            (Ask::Model { .. }, Ok(RuntimeAnswer::Model { finished: true, .. })) => self.forget(&turn),
+            (Ask::Model { step, .. }, Ok(RuntimeAnswer::Model { finished: false, calls })) => {
+                self.model_answered(&turn, step, calls, odd, said);
+            }
+            (Ask::Compact { .. }, Ok(RuntimeAnswer::Compacted { from_turn })) => {
                 if let Some(running) = self.turns.iter_mut().find(|known| known.id == turn) {
-                    running.from_turn = from_turn.unwrap_or(running.from_turn);
+                    running.from_turn = from_turn;
                 }
                 self.go_on(&turn, said);
             }
+            (
+                Ask::Exec { .. } | Ask::Answer { .. } | Ask::Job { .. },
+                Ok(RuntimeAnswer::Done | RuntimeAnswer::Call(_)),
+            ) => self.go_on(&turn, said),
+            (ask, Ok(answer)) => panic!("{ask:?} was answered {answer:?}"),
             (
                 Ask::Model { .. }
                 | Ask::Exec { .. }
@@ -237,23 +243,14 @@ impl SimRuntime {
         &mut self,
         turn: &TurnId,
         step: u32,
-        answer: &Value,
+        calls: Vec<CallRecord>,
         odd: u64,
         said: &mut Vec<LineFromRuntime>,
     ) {
-        if answer["finished"] == json!(true) {
-            return self.forget(turn);
-        }
         if let Some(running) = self.turns.iter_mut().find(|known| known.id == *turn) {
             running.step = step + 1;
         }
-        let text = |call: &Value, key: &str| call[key].as_str().unwrap_or_default().to_owned();
-        let calls = answer["calls"].as_array().into_iter().flatten().map(|call| CallRecord {
-            id: text(call, "id"),
-            name: text(call, "name"),
-            arguments: text(call, "arguments"),
-        });
-        self.call_tools(turn, step, calls.collect(), odd, said);
+        self.call_tools(turn, step, calls, odd, said);
         self.go_on(turn, said);
     }
 
@@ -318,5 +315,5 @@ impl SimRuntime {
 }
 
 fn asked(id: &str, ask: &Ask) -> LineFromRuntime {
-    LineFromRuntime::Asked { id: json!(id), ask: ask.clone() }
+    LineFromRuntime::Asked { id: AskId(json!(id)), ask: ask.clone() }
 }

@@ -21,7 +21,7 @@ impl SimWorld {
     ) {
         let boot = self.host().boot;
         let Some(up) = self.linked(agent) else { return };
-        let (other_boot, sandbox) = (request.boot != boot, up.row.sandbox.clone());
+        let (other_boot, sandbox) = (request.boot != boot, up.plan.sandbox.clone());
         up.open.insert(exec.clone(), (request, repeat));
         let name = ExecName::Tool(exec.clone());
         let claimed =

@@ -2,8 +2,8 @@
 
 use lodge_core::record::FailureRecord;
 use lodge_engine::{
-    AgentCommand, Command, Effect, Input, ModelEffect, PullEffect, SandboxEffect, Seen, SessionChoice,
-    SessionWhat, TurnCommand, TurnSeen,
+    AgentCommand, AskId, Command, Effect, Input, ModelEffect, PullEffect, RuntimeAnswer, SandboxEffect, Seen,
+    SessionChoice, SessionWhat, TurnCommand, TurnSeen,
 };
 use lodge_proto::ErrorBody;
 use serde_json::Value;
@@ -47,10 +47,10 @@ fn command(command: &Command) -> String {
 
 pub fn effect(effect: &Effect) -> String {
     match effect {
-        Effect::Sandbox { what: SandboxEffect::Up { row, how }, .. } => {
+        Effect::Sandbox { what: SandboxEffect::Up { plan, how }, .. } => {
             format!(
-                "Up {} {} {how:?}, {} incarnation {} run {}",
-                row.id, row.sandbox, row.state, row.incarnation, row.runs
+                "Up {} {} {how:?}, incarnation {} run {}, was ready: {}",
+                plan.agent, plan.sandbox, plan.incarnation, plan.run, plan.was_ready
             )
         }
         Effect::Pull(PullEffect::Begin { row, ask }) => {
@@ -74,9 +74,9 @@ pub fn heard(command: &keeper::SimCommand) -> String {
     }
 }
 
-fn answer_line(id: &Value, answer: &Result<Value, FailureRecord>) -> String {
+fn answer_line(AskId(id): &AskId, answer: &Result<RuntimeAnswer, FailureRecord>) -> String {
     match answer {
-        Ok(answer) => format!("Answer {id} {answer}"),
+        Ok(answer) => format!("Answer {id} {answer:?}"),
         Err(failure) => format!("Answer {id} {}", failure.code),
     }
 }

@@ -115,7 +115,7 @@ fn lodge_at(world: &ApiWorld, url: &str, ca_file: Option<&Path>, args: &[&str]) 
 fn client_config(authority: &Authority) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(authority.file()).expect("a certificate")).expect("an authority");
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     Arc::new(builder.expect("versions").with_root_certificates(roots).with_no_client_auth())
 }
@@ -240,7 +240,7 @@ async fn behind_a_forwarded_port_the_certificate_is_enough_and_a_configured_addr
 fn impostor(cert: &Path, key: &Path) -> (String, Arc<Mutex<Vec<u8>>>) {
     let chain = vec![CertificateDer::from_pem_file(cert).expect("a certificate")];
     let key = PrivateKeyDer::from_pem_file(key).expect("a key");
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let config =
         builder.expect("versions").with_no_client_auth().with_single_cert(chain, key).expect("a server");

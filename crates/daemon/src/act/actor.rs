@@ -1,21 +1,21 @@
-//! One agent's task: its sandbox, its keeper's link, its runtime's lines.
+//! One sandbox's task: its keeper's link, and the lines of the runtime in it.
 //!
 //! While the link is down effects are dropped on purpose: when the runtime answers its probe again the engine
 //! hands out everything that is open once more.
 
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lodge_core::agent::AgentState;
 use lodge_core::ledger::Repeat;
 use lodge_core::liveness::Liveness;
-use lodge_core::record::{AgentRow, ExecRequest, ImageRecord};
-use lodge_core::{AgentId, ExecId};
+use lodge_core::record::{ExecRequest, ImageRecord};
+use lodge_core::{AgentId, ExecId, SandboxId};
 use lodge_exec::{
-    ExecKind, ExecName, ExecState, ExitOutcome, ExitRecord, KeeperCommand, KeeperEvent, Link, Receiver,
-    Resource, Secret, Sender, StartExec,
+    ExecKind, ExecName, ExecState, ExitOutcome, ExitRecord, KeeperCommand, KeeperEvent, Link, LinkReceiver,
+    LinkSender, Resource, Secret, StartExec,
 };
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -31,7 +31,7 @@ use crate::chain;
 use crate::crash;
 use crate::shell::{Shell, now};
 use crate::view::Living;
-use lodge_engine::{AgentSeen, Part, SandboxEffect, Seen, TurnSeen, Up};
+use lodge_engine::{AgentSeen, Part, SandboxEffect, SandboxPlan, SandboxSeen, Seen, TurnSeen, Up};
 
 /// Between asking everything in a sandbox to end and killing it.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
@@ -42,6 +42,8 @@ const LOST_WITHIN: Duration = Duration::from_millis(200);
 
 pub(super) struct Actor {
     pub(super) shell: Arc<Shell>,
+    pub(super) sandbox: SandboxId,
+    /// Whose sandbox it is.
     pub(super) agent: AgentId,
     pub(super) up: Option<Sandbox>,
     /// A keeper that holds its lock and has not answered yet.
@@ -52,14 +54,14 @@ pub(super) struct Actor {
 
 /// A sandbox whose keeper is connected.
 pub(super) struct Sandbox {
-    pub(super) row: AgentRow,
+    pub(super) plan: SandboxPlan,
     pub(super) image: ImageRecord,
     /// The agent's directory on the host.
     pub(super) root: PathBuf,
     /// Where things are for its programs.
     pub(super) layout: Layout,
-    pub(super) sender: Sender,
-    pub(super) receiver: Receiver,
+    pub(super) sender: Arc<dyn LinkSender>,
+    pub(super) receiver: Box<dyn LinkReceiver>,
     pub(super) living: Arc<Living>,
     /// That the runtime ended was told.
     pub(super) runtime_over: bool,
@@ -78,14 +80,17 @@ pub(super) struct Sandbox {
 }
 
 /// Runs until the daemon ends or the agent is removed.
-pub(super) async fn run(shell: Arc<Shell>, agent: AgentId, mut orders: mpsc::Receiver<Box<Order>>) {
-    let mut actor = Actor { shell, agent, up: None, calling: None, pulse: None };
+pub(super) async fn run(
+    shell: Arc<Shell>,
+    (sandbox, agent): (SandboxId, AgentId),
+    mut orders: mpsc::Receiver<Box<Order>>,
+) {
+    let mut actor = Actor { shell, sandbox, agent, up: None, calling: None, pulse: None };
     loop {
         let due = actor.next_due();
         tokio::select! {
             order = orders.recv() => match order.map(|order| *order) {
                 Some(Order::Do(effect)) => actor.effect(effect).await,
-                Some(Order::Job(what)) => actor.job(what).await,
                 // Who asked may not wait any more.
                 Some(Order::Prune(answer)) => drop(answer.send(actor.prune().await)),
                 None => return,
@@ -98,7 +103,7 @@ pub(super) async fn run(shell: Arc<Shell>, agent: AgentId, mut orders: mpsc::Rec
 
 async fn next_event(up: Option<&mut Sandbox>) -> Option<KeeperEvent> {
     match up {
-        Some(up) => up.receiver.next().await,
+        Some(up) => poll_fn(|context| up.receiver.poll_event(context)).await,
         None => std::future::pending().await,
     }
 }
@@ -138,35 +143,33 @@ impl Actor {
     async fn effect(&mut self, effect: SandboxEffect) {
         match effect {
             // Boxed, as every agent's task is kept and this happens seldom.
-            SandboxEffect::Up { row, how } => Box::pin(self.bring_up(*row, how)).await,
-            SandboxEffect::Down { sandbox, run } => {
+            SandboxEffect::Up { plan, how } => Box::pin(self.bring_up(*plan, how)).await,
+            SandboxEffect::Down { run, incarnation } => {
                 let agent = self.agent.clone();
-                let seen = match Box::pin(self.bring_down(sandbox.as_str())).await {
-                    Ok(()) => Seen::Agent(AgentSeen::Down { agent, run }),
+                let seen = match Box::pin(self.bring_down(incarnation)).await {
+                    Ok(()) => Seen::Sandbox(SandboxSeen::Down { agent, run }),
                     Err(detail) => {
                         tracing::error!(event = "sandbox.not_ended", %agent, detail);
-                        Seen::Agent(AgentSeen::NotDown { agent, run, detail })
+                        Seen::Sandbox(SandboxSeen::NotDown { agent, run, detail })
                     }
                 };
                 self.shell.tell(seen).await;
             }
             SandboxEffect::KillRuntime { run } => self.kill_runtime(run).await,
-            SandboxEffect::Kill { sandbox, run } => {
-                Box::pin(self.kill_sandbox(sandbox.as_str(), run)).await;
-            }
-            SandboxEffect::Clear { sandbox: _ } => Box::pin(self.clear()).await,
+            SandboxEffect::Kill { run } => Box::pin(self.kill_sandbox(run)).await,
+            SandboxEffect::Clear => Box::pin(self.clear()).await,
             SandboxEffect::NoteFailure { line } => self.note_failure(line).await,
             SandboxEffect::RunTurn { turn, session, number, step, calls, epoch } => {
                 self.watch();
-                self.line(runtime::run_turn(&turn, session.as_str(), number, step, &calls, &epoch)).await;
+                self.line(runtime::run_turn(&turn, session.as_str(), number, step, calls, epoch)).await;
             }
             SandboxEffect::DropTurn { turn } => self.line(runtime::drop_turn(&turn)).await,
             SandboxEffect::Answer { id, answer } => {
-                let mut line = runtime::answer(&id, &answer);
+                let mut line = runtime::answer(&id, answer);
                 if line.len() > lodge_exec::limits::RUNTIME_LINE_MAX {
                     let large =
                         lodge_engine::failure("turn.answer_too_large", "the answer does not fit into a line");
-                    line = runtime::answer(&id, &Err(large));
+                    line = runtime::answer(&id, Err(large));
                 }
                 self.line(line).await;
             }
@@ -180,36 +183,42 @@ impl Actor {
                 self.send(KeeperCommand::Kill { exec: exec.as_str().to_owned(), grace_ms }).await;
             }
             SandboxEffect::ForgetExec { exec } => self.forget_exec(&exec).await,
+            SandboxEffect::Job(order) => self.job(order).await,
         }
     }
 
-    pub(super) async fn bring_up(&mut self, row: AgentRow, how: Up) {
+    pub(super) async fn bring_up(&mut self, plan: SandboxPlan, how: Up) {
         (self.up, self.calling, self.pulse) = (None, None, None);
-        if self.shell.host.is_held(row.sandbox.as_str()) {
-            self.calling = Some(Box::new(Calling::new(row, how)));
+        if self.is_held() {
+            self.calling = Some(Box::new(Calling::new(plan, how)));
             return self.call().await;
         }
-        if how == Up::Adopt && row.state == AgentState::Ready {
+        if how == Up::Adopt && plan.was_ready {
             let detail = "its sandbox was gone when the daemon came back".to_owned();
-            let (agent, run) = (self.agent.clone(), row.runs);
+            let (agent, run) = (self.agent.clone(), plan.run);
             return self
                 .shell
                 .tell(Seen::Agent(AgentSeen::Died { agent, run, part: Part::Sandbox, detail }))
                 .await;
         }
-        self.start(row, how).await;
+        self.start(plan, how).await;
     }
 
-    pub(super) fn secret(&self, row: &AgentRow, incarnation: u32) -> Secret {
+    /// Whether the sandbox has a keeper.
+    pub(super) fn is_held(&self) -> bool {
+        self.shell.executor.is_held(self.sandbox.as_str())
+    }
+
+    pub(super) fn secret(&self, incarnation: u32) -> Secret {
         let incarnation = incarnation.to_string();
-        Secret::new(derive(&self.shell.state_key.0, &["keeper", row.sandbox.as_str(), &incarnation]))
+        Secret::new(derive(&self.shell.state_key.0, &["keeper", self.sandbox.as_str(), &incarnation]))
     }
 
     /// Goes on with a fresh link: the runtime is started unless it runs, and asked whether it is ready.
-    pub(super) async fn connected(&mut self, link: Link, row: AgentRow, image: ImageRecord, how: Up) {
-        let (welcome, sender, receiver) = link.split();
+    pub(super) async fn connected(&mut self, link: Link, plan: SandboxPlan, image: ImageRecord, how: Up) {
+        let Link { welcome, sender, receiver } = link;
         let knows_jobs = welcome.knows_jobs();
-        let root = root::root_of(&self.shell.config.data_dir, &row);
+        let root = root::root_of(&self.shell.config.data_dir, &plan.agent);
         let layout = Layout::of(&welcome.layers, &root);
         let layers = welcome.layers.iter().cloned().map(crate::view::layer);
         let living = Arc::new(Living::new(welcome.host_pid, layers.collect(), welcome.limits));
@@ -217,7 +226,7 @@ impl Actor {
         let is_empty = welcome.execs.is_empty();
         let FoundExecs { runtimes, tools, jobs } = FoundExecs::new(welcome.execs);
         let (current, earlier): (Vec<_>, Vec<_>) =
-            runtimes.into_iter().partition(|(run, _)| *run == row.runs);
+            runtimes.into_iter().partition(|(run, _)| *run == plan.run);
         let known = current.into_iter().next().map(|(_, state)| state);
         let running = matches!(known, Some(ExecState::Running { .. }));
         if let Some(ExecState::Running { pid }) = known {
@@ -228,21 +237,21 @@ impl Actor {
         } else if layout.is_fallback()
             // While nothing ran in it yet, nobody can have put a link in the place of these files.
             && is_empty
-            && let Err(detail) = self.describe_root(&layout, &row, &image).await
+            && let Err(detail) = self.describe_root(&layout, &plan, &image).await
         {
-            return self.not_started(row.runs, detail).await;
+            return self.not_started(plan.run, detail).await;
         }
         let ended = match known {
             Some(ExecState::Exited(record)) => Some(record),
             Some(ExecState::Running { .. } | ExecState::Lost) | None => None,
         };
         let (alive, over) = split_running(earlier);
-        let runtime = ExecName::Runtime { run: row.runs }.to_string();
-        let env = root::environment(&layout, &row, &image);
+        let runtime = ExecName::Runtime { run: plan.run }.to_string();
+        let env = root::environment(&layout, &plan, &image);
         let cwd = layout.workspace();
         let argv = runtime_argv(&layout, &image);
         self.up = Some(Sandbox {
-            row,
+            plan,
             image: root::without_contents(image),
             root,
             layout,
@@ -308,8 +317,8 @@ impl Actor {
         let Some(up) = &mut self.up else { return };
         up.probes += 1;
         let id = format!("initialize:{epoch}:{}", up.probes);
-        let line = runtime::initialize(&id, epoch, &up.layout, &up.row, &up.image);
-        let was_ready = up.row.state == AgentState::Ready;
+        let line = runtime::initialize(&id, epoch, &up.layout, &up.plan, &up.image);
+        let was_ready = up.plan.was_ready;
         up.probe = Some((id, (!was_ready).then(|| Instant::now() + patience)));
         if was_ready {
             self.watch();
@@ -321,7 +330,7 @@ impl Actor {
     async fn probe_timed_out(&mut self) {
         let Some(up) = &mut self.up else { return };
         up.probe = None;
-        let seen = Seen::Agent(AgentSeen::ProbeTimedOut { agent: self.agent.clone(), run: up.row.runs });
+        let seen = Seen::Agent(AgentSeen::ProbeTimedOut { agent: self.agent.clone(), run: up.plan.run });
         self.shell.tell(seen).await;
     }
 
@@ -330,23 +339,23 @@ impl Actor {
         let Some(up) = self.up.take() else { return };
         self.shell.set_living(&self.agent, None);
         self.pulse = None;
-        if self.shell.host.wait_gone(up.row.sandbox.as_str(), LOST_WITHIN).await {
-            let (agent, run, detail) = (self.agent.clone(), up.row.runs, "its sandbox died".to_owned());
+        if self.shell.executor.wait_gone(self.sandbox.as_str(), LOST_WITHIN).await {
+            let (agent, run, detail) = (self.agent.clone(), up.plan.run, "its sandbox died".to_owned());
             self.shell.tell(Seen::Agent(AgentSeen::Died { agent, run, part: Part::Sandbox, detail })).await;
         } else {
-            self.bring_up(up.row, Up::Adopt).await;
+            self.bring_up(up.plan, Up::Adopt).await;
         }
     }
 
     pub(super) async fn heard(&mut self, line: &[u8]) {
         let Some(up) = &mut self.up else { return };
         let probe = up.probe.as_ref().map(|(id, _)| id.as_str());
-        let run = up.row.runs;
+        let run = up.plan.run;
         up.living.heard(now());
         match runtime::read(line, probe) {
             runtime::Said::Ready(profile, running) => {
                 up.probe = None;
-                up.row.state = AgentState::Ready;
+                up.plan.was_ready = true;
                 let adopted = std::mem::take(&mut up.adopted);
                 self.shell.actors.set_profile(&self.agent, *profile);
                 if adopted {
@@ -356,7 +365,7 @@ impl Actor {
                 self.shell.tell(Seen::Agent(AgentSeen::RuntimeReady { agent, run, adopted, running })).await;
             }
             // One that was ready and is not any more is replaced, and its tools go on.
-            runtime::Said::NotReady(detail) if up.row.state == AgentState::Ready => {
+            runtime::Said::NotReady(detail) if up.plan.was_ready => {
                 up.probe = None;
                 let agent = self.agent.clone();
                 tracing::warn!(event = "runtime.not_ready", %agent, detail);
@@ -376,7 +385,7 @@ impl Actor {
             }
             runtime::Said::Nonsense { id, why } => {
                 let wrong = lodge_engine::failure("runtime.bad_request", &why);
-                self.line(runtime::answer(&id, &Err(wrong))).await;
+                self.line(runtime::answer(&id, Err(wrong))).await;
             }
             runtime::Said::Nothing => {}
         }
@@ -390,7 +399,7 @@ impl Actor {
         }
         up.probe = None;
         self.pulse = None;
-        let (agent, run) = (self.agent.clone(), up.row.runs);
+        let (agent, run) = (self.agent.clone(), up.plan.run);
         let seen = match &record.ended {
             ExitOutcome::Code(_) | ExitOutcome::Signal(_) if is_out_of_memory(record) => {
                 let detail = record.cause.as_ref().map(crate::limits::words).unwrap_or_default();

@@ -4,21 +4,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lodge_core::liveness::{Liveness, Silence};
-use lodge_core::record::AgentRow;
 use lodge_exec::DialError;
 use tokio::time::Instant;
 
 use super::actor::Actor;
 use crate::chain;
 use crate::view::Living;
-use lodge_engine::{AgentSeen, Part, Seen, Up};
+use lodge_engine::{AgentSeen, Part, SandboxPlan, Seen, Up};
 
 /// Between two calls.
 const PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(super) struct Calling {
-    row: AgentRow,
+    plan: SandboxPlan,
     how: Up,
     pub next: Instant,
     last: Instant,
@@ -27,9 +26,9 @@ pub(super) struct Calling {
 }
 
 impl Calling {
-    pub(super) fn new(row: AgentRow, how: Up) -> Self {
+    pub(super) fn new(plan: SandboxPlan, how: Up) -> Self {
         let now = Instant::now();
-        Calling { row, how, next: now, last: now, silence: Silence::default(), level: Liveness::Active }
+        Calling { plan, how, next: now, last: now, silence: Silence::default(), level: Liveness::Active }
     }
 }
 
@@ -37,33 +36,33 @@ impl Actor {
     /// One call. Whatever else has to be done can be done between two of them.
     pub(super) async fn call(&mut self) {
         let Some(calling) = self.calling.take() else { return };
-        let Calling { row, how, .. } = &*calling;
-        let image = match self.image_of(row).await {
+        let Calling { plan, how, .. } = &*calling;
+        let image = match self.image_of(plan).await {
             Ok(image) => image,
-            Err(detail) => return self.not_started(row.runs, detail).await,
+            Err(detail) => return self.not_started(plan.run, detail).await,
         };
-        let secret = self.secret(row, row.incarnation);
-        let sandbox = row.sandbox.as_str();
-        let dial = self.shell.host.dial(sandbox, &secret, self.shell.epoch);
+        let secret = self.secret(plan.incarnation);
+        let sandbox = self.sandbox.as_str();
+        let dial = self.shell.executor.dial(sandbox, &secret, self.shell.epoch);
         match tokio::time::timeout(self.thresholds().pause() * 2, dial).await {
-            Ok(Ok(link)) => self.connected(link, row.clone(), image, *how).await,
-            Ok(Err(DialError::WrongSecret { .. })) if row.incarnation > 1 => {
+            Ok(Ok(link)) => self.connected(link, plan.clone(), image, *how).await,
+            Ok(Err(DialError::WrongSecret { .. })) if plan.incarnation > 1 => {
                 // An earlier incarnation has not ended yet. It must, before there is another.
-                let ended = match self.dial_any(row).await {
-                    Some(old) => self.end(sandbox, &old).await,
-                    None => self.kill(sandbox).await,
+                let ended = match self.dial_any(plan.incarnation).await {
+                    Some(old) => self.end(&*old).await,
+                    None => self.kill().await,
                 };
                 match ended {
-                    Ok(()) => self.start(row.clone(), *how).await,
-                    Err(detail) => self.not_started(row.runs, detail).await,
+                    Ok(()) => self.start(plan.clone(), *how).await,
+                    Err(detail) => self.not_started(plan.run, detail).await,
                 }
             }
             Ok(Err(error @ (DialError::WrongSecret { .. } | DialError::OldEpoch { .. }))) => {
-                self.not_started(row.runs, chain(&error)).await;
+                self.not_started(plan.run, chain(&error)).await;
             }
             // It ends, it is about to answer, or it hangs.
-            Ok(Err(_)) | Err(_) if !self.shell.host.is_held(sandbox) => {
-                Box::pin(self.bring_up(row.clone(), *how)).await;
+            Ok(Err(_)) | Err(_) if !self.is_held() => {
+                Box::pin(self.bring_up(plan.clone(), *how)).await;
             }
             Ok(Err(_)) | Err(_) => self.call_again(calling).await,
         }
@@ -74,7 +73,7 @@ impl Actor {
         let since = now - calling.last;
         (calling.last, calling.next) = (now, now + PAUSE);
         let level = calling.silence.look(since, self.thresholds());
-        let (agent, run) = (self.agent.clone(), calling.row.runs);
+        let (agent, run) = (self.agent.clone(), calling.plan.run);
         let was = std::mem::replace(&mut calling.level, level);
         if level != Liveness::Crashed {
             self.calling = Some(calling);

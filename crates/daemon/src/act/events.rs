@@ -87,14 +87,14 @@ impl Actor {
     }
 
     fn runtime_started(&self, run: u32, pid: u32) {
-        if let Some(up) = self.up.as_ref().filter(|up| up.row.runs == run) {
+        if let Some(up) = self.up.as_ref().filter(|up| up.plan.run == run) {
             up.living.set_runtime(pid);
         }
     }
 
     async fn runtime_exited(&mut self, run: u32, record: &ExitRecord) {
         let Some(up) = &mut self.up else { return };
-        if run == up.row.runs {
+        if run == up.plan.run {
             self.runtime_ended(record).await;
         } else if let Some((_, start)) = up.follows.take_if(|(earlier, _)| *earlier == run) {
             self.start_runtime(start).await;
@@ -102,14 +102,14 @@ impl Actor {
     }
 
     async fn runtime_refused(&mut self, run: u32, why: &str) {
-        if self.up.as_ref().is_some_and(|up| up.row.runs == run) {
+        if self.up.as_ref().is_some_and(|up| up.plan.run == run) {
             self.not_started(run, format!("the runtime could not be started: {why}")).await;
         }
     }
 
     /// Claimed by a keeper that died, without an outcome.
     async fn runtime_lost(&mut self, run: u32) {
-        if self.up.as_ref().is_some_and(|up| up.row.runs == run) {
+        if self.up.as_ref().is_some_and(|up| up.plan.run == run) {
             let (agent, detail) = (self.agent.clone(), "the runtime was lost with its sandbox".to_owned());
             self.shell.tell(Seen::Agent(AgentSeen::Died { agent, run, part: Part::Runtime, detail })).await;
         }

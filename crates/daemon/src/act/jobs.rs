@@ -1,19 +1,19 @@
-//! Jobs of one agent: started, ended, forgotten; how they stand when nobody is there to ask.
+//! Jobs of one sandbox: started, ended, forgotten; how they stand when nobody is there to ask.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lodge_core::JobId;
 use lodge_core::job::{JobRow, JobStream};
 use lodge_core::limits::JOB_OUTPUT_EVERY_MS;
-use lodge_core::{AgentId, JobId};
 use lodge_exec::{Evidence, ExecKind, ExecState, ExitOutcome, ExitRecord, KeeperCommand, StartExec};
 use lodge_store::ReadError;
 use tokio::time::Instant;
 
-use super::actor::{Actor, Sandbox};
+use super::actor::Actor;
 use super::events::split_running;
-use super::{Order, root, to_agent};
+use super::root;
 use crate::chain;
 use crate::crash;
 use crate::jobs::{self, Layout, Whose};
@@ -22,7 +22,7 @@ use crate::shell::Shell;
 use crate::tasks::TaskKind;
 use crate::view;
 use lodge_engine::jobs::{JobEffect, JobEnd, JobSeen, JobWish};
-use lodge_engine::{Ask, ExecHow, Seen};
+use lodge_engine::{Ask, ExecHow, JobOrder, Seen};
 
 /// How often the engine hears of a job's output. A little longer than what it takes, so that it takes each.
 const TELL_EVERY: Duration = Duration::from_millis(JOB_OUTPUT_EVERY_MS.cast_unsigned() + 50);
@@ -30,19 +30,12 @@ const TELL_EVERY: Duration = Duration::from_millis(JOB_OUTPUT_EVERY_MS.cast_unsi
 const OLD_KEEPER: &str =
     "its agent was started by an earlier release, which knew no jobs: restart the agent (`lodge restart`)";
 
-/// Does what is to be done about a job, or hands it to the task of its agent.
-pub(super) fn act(shell: &Arc<Shell>, agent: &AgentId, what: JobEffect) {
+/// Does what is to be done about a job outside of its sandbox.
+pub(super) fn act(shell: &Arc<Shell>, what: JobEffect) {
     match what {
-        JobEffect::Start { .. } | JobEffect::Kill { .. } => {
-            to_agent(shell, agent, Order::Job(what));
-        }
-        JobEffect::Forget { .. } => {
-            to_agent(shell, agent, Order::Job(what));
-            jobs::settled(shell, agent);
-        }
         JobEffect::Archive { job } => shell.jobs.archive(&job),
-        JobEffect::Read { asked, session, wish } => {
-            let (teller, whose) = (shell.clone(), Whose { agent: agent.clone(), session });
+        JobEffect::Read { asked, agent, session, wish } => {
+            let (teller, whose) = (shell.clone(), Whose { agent, session });
             shell.spawn(TaskKind::JobRead, async move {
                 let answer = jobs::answer(teller.clone(), whose, wish).await;
                 teller.tell(Seen::Job(JobSeen::Read { asked, answer })).await;
@@ -72,13 +65,11 @@ impl Outputs {
 }
 
 impl Actor {
-    pub(super) async fn job(&mut self, what: JobEffect) {
-        match what {
-            JobEffect::Start { job, resumed } => self.start_job(job, resumed).await,
-            JobEffect::Kill { job } => self.kill_job(job).await,
-            JobEffect::Forget { job } => self.forget_job(&job).await,
-            // These need no keeper.
-            JobEffect::Archive { .. } | JobEffect::Read { .. } => {}
+    pub(super) async fn job(&mut self, order: JobOrder) {
+        match order {
+            JobOrder::Start { job, resumed } => self.start_job(job, resumed).await,
+            JobOrder::Kill { job } => self.kill_job(job).await,
+            JobOrder::Forget { job } => self.forget_job(&job).await,
         }
     }
 
@@ -107,8 +98,8 @@ impl Actor {
                 return self.job_refused(job, why).await;
             }
         };
-        let other_boot = row.progress.boot.as_deref() != Some(self.shell.host.boot_id());
-        let evidence = || self.shell.host.evidence(up.row.sandbox.as_str(), job.as_str());
+        let other_boot = row.progress.boot.as_deref() != Some(self.shell.executor.boot_id());
+        let evidence = || self.shell.executor.evidence(self.sandbox.as_str(), job.as_str());
         if resumed && other_boot && matches!(evidence(), Evidence::NoClaim) {
             // The machine was restarted since: that nothing is there proves nothing.
             let why = "the machine was restarted while it ran, and nothing of it is left";
@@ -119,12 +110,12 @@ impl Actor {
             exec: job.as_str().to_owned(),
             kind: ExecKind::Job,
             argv: up.layout.tool_argv(&row.request.bin, &row.request.args),
-            env: root::environment(&up.layout, &up.row, &up.image),
+            env: root::environment(&up.layout, &up.plan, &up.image),
             cwd: up.layout.workspace(),
             stdin,
             output_cap: row.request.output_bytes,
             timeout_ms: row.request.timeout_ms,
-            output_max: limits::job_output_max(&up.row),
+            output_max: limits::job_output_max(&up.plan.spec),
             job_head: layout.head,
             job_segment: layout.segment,
             keep_free: self.shell.config.settings().job_keep_free,
@@ -139,12 +130,11 @@ impl Actor {
         if self.up.is_some() {
             return self.send(KeeperCommand::Kill { exec: job.as_str().to_owned(), grace_ms: 0 }).await;
         }
-        let Some(sandbox) = self.sandbox().await else { return };
         // Whoever connects to a keeper that lives is told of it again.
-        if self.calling.is_some() || self.shell.host.is_held(&sandbox) {
+        if self.calling.is_some() || self.is_held() {
             return;
         }
-        match self.shell.host.evidence(&sandbox, job.as_str()) {
+        match self.shell.executor.evidence(self.sandbox.as_str(), job.as_str()) {
             Evidence::Exited(record) => self.job_exited(job, &record).await,
             Evidence::NoClaim => self.job_refused(job, "it was never started".to_owned()).await,
             Evidence::Claimed => self.job_lost(job).await,
@@ -161,11 +151,9 @@ impl Actor {
         if self.up.is_some() {
             return self.send(KeeperCommand::Forget { exec: job.as_str().to_owned() }).await;
         }
-        let Some(sandbox) = self.sandbox().await else { return };
-        let (host, job) = (self.shell.host.clone(), job.clone());
         // A keeper that is connected later tells of it, and is asked to forget it then.
-        let forgotten = tokio::task::spawn_blocking(move || host.forget(&sandbox, job.as_str())).await;
-        if let Ok(Err(error)) = forgotten {
+        let forgotten = self.shell.executor.forget(self.sandbox.as_str(), job.as_str()).await;
+        if let Err(error) = forgotten {
             tracing::debug!(event = "job.not_forgotten", agent = %self.agent, error = chain(&error));
         }
     }
@@ -210,8 +198,7 @@ impl Actor {
 
     /// Claimed by a keeper that died, without an outcome: what was captured is all that is known.
     pub(super) async fn job_lost(&mut self, job: JobId) {
-        let Some(sandbox) = self.sandbox().await else { return };
-        let streams = match self.shell.host.job_totals(&sandbox, job.as_str()) {
+        let streams = match self.shell.executor.job_totals(self.sandbox.as_str(), job.as_str()) {
             Ok(totals) => [totals.stdout, totals.stderr].map(|stream| JobStream {
                 seen: stream.end,
                 kept: stream.end.saturating_sub(stream.dropped()),
@@ -266,11 +253,9 @@ impl Actor {
         if running.is_empty() && ended.is_empty() {
             return;
         }
-        if let Some(sandbox) = self.sandbox().await {
-            for job in &running {
-                if let Ok(totals) = self.shell.host.job_totals(&sandbox, job.as_str()) {
-                    self.job_wrote(job, totals.stdout.end, totals.stderr.end).await;
-                }
+        for job in &running {
+            if let Ok(totals) = self.shell.executor.job_totals(self.sandbox.as_str(), job.as_str()) {
+                self.job_wrote(job, totals.stdout.end, totals.stderr.end).await;
             }
         }
         let agent = self.agent.clone();
@@ -280,19 +265,6 @@ impl Actor {
     async fn job_to_start(&self, job: &JobId) -> Result<Option<(JobRow, Vec<u8>)>, ReadError> {
         let job = job.clone();
         self.shell.reader.read_few(move |store| store.job_to_start(&job)).await
-    }
-
-    async fn sandbox(&self) -> Option<String> {
-        if let Some(Sandbox { row, .. }) = &self.up {
-            return Some(row.sandbox.to_string());
-        }
-        match self.recorded_agent().await {
-            Ok(found) => found.map(|found| found.row.sandbox.to_string()),
-            Err(error) => {
-                tracing::error!(event = "agent.unreadable", agent = %self.agent, error = chain(&error));
-                None
-            }
-        }
     }
 }
 

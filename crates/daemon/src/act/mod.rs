@@ -1,4 +1,4 @@
-//! Acting: what was committed is done, by one task per agent and one per model call.
+//! Acting: what was committed is done, by one task per sandbox and one per model call.
 //!
 //! Every effect carries its id and can be asked for twice without harm.
 
@@ -23,7 +23,7 @@ mod tools;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lodge_core::{AgentId, TurnId};
+use lodge_core::{AgentId, SandboxId, TurnId};
 pub use prune::{Pruning, prune};
 pub(crate) use root::mask;
 use tokio::sync::{mpsc, oneshot};
@@ -31,20 +31,18 @@ use tokio_util::sync::CancellationToken;
 
 use crate::shell::Shell;
 use crate::tasks::TaskKind;
-use lodge_engine::jobs::JobEffect;
-use lodge_engine::{AgentSeen, Effect, ModelEffect, PullEffect, SandboxEffect, Seen, Timer};
+use lodge_engine::{AgentSeen, Effect, JobOrder, ModelEffect, PullEffect, SandboxEffect, Seen, Timer};
 
-/// Effects that may wait for one agent's task. A turn in flight has a few at most, so admission keeps this from being
+/// Effects that may wait for the task of one sandbox. A turn in flight has a few at most, so admission keeps this from being
 /// reached; if it were, the writer would wait for the task.
 const EFFECTS_MAX: usize = 8 * lodge_core::limits::LIVE_TURNS_MAX;
 
-/// What an agent's task is told.
+/// What a sandbox's task is asked to do.
 #[derive(Debug)]
 enum Order {
-    /// In the order of commits, as are those about jobs.
+    /// In the order of commits.
     Do(SandboxEffect),
-    Job(JobEffect),
-    /// Take away what its dead sandbox left, if nobody needs it.
+    /// Take away what the dead sandbox left, if nobody needs it.
     Prune(oneshot::Sender<Pruning>),
 }
 
@@ -52,7 +50,7 @@ enum Order {
 #[derive(Debug, Default)]
 pub struct Actors {
     /// Boxed, as a queue keeps room for dozens of effects.
-    agents: Mutex<HashMap<AgentId, mpsc::Sender<Box<Order>>>>,
+    sandboxes: Mutex<HashMap<SandboxId, mpsc::Sender<Box<Order>>>>,
     models: Mutex<HashMap<TurnId, CancellationToken>>,
     profiles: Mutex<HashMap<AgentId, Arc<runtime::Profile>>>,
     pulls: Mutex<HashMap<AgentId, pulls::Pull>>,
@@ -83,8 +81,14 @@ impl Actors {
 /// Does one effect, or hands it to the task whose business it is.
 pub fn act(shell: &Arc<Shell>, effect: Effect) {
     match effect {
-        Effect::Sandbox { agent, what } => to_agent(shell, &agent, Order::Do(what)),
-        Effect::Job { agent, what } => jobs::act(shell, &agent, what),
+        Effect::Sandbox { sandbox, agent, what } => {
+            let is_settled = matches!(what, SandboxEffect::Job(JobOrder::Forget { .. }));
+            to_sandbox(shell, &sandbox, &agent, Order::Do(what));
+            if is_settled {
+                crate::jobs::settled(shell, &agent);
+            }
+        }
+        Effect::Job(what) => jobs::act(shell, what),
         Effect::Model(ModelEffect::Call(order)) => {
             let token = CancellationToken::new();
             let turn = order.turn.clone();
@@ -121,9 +125,9 @@ fn start_timer(shell: &Arc<Shell>, timer: Timer) {
     });
 }
 
-/// Hands an order to an agent's task, which is started when there is none. Called in the order of commits.
-fn to_agent(shell: &Arc<Shell>, agent: &AgentId, order: Order) {
-    let sender = task_of(shell, agent);
+/// Hands an order to the task of a sandbox, which is started when there is none. Called in the order of commits.
+fn to_sandbox(shell: &Arc<Shell>, sandbox: &SandboxId, agent: &AgentId, order: Order) {
+    let sender = task_of(shell, sandbox, agent);
     match sender.try_send(Box::new(order)) {
         Ok(()) => {}
         Err(mpsc::error::TrySendError::Full(order)) => {
@@ -135,19 +139,22 @@ fn to_agent(shell: &Arc<Shell>, agent: &AgentId, order: Order) {
     }
 }
 
-fn task_of(shell: &Arc<Shell>, agent: &AgentId) -> mpsc::Sender<Box<Order>> {
-    let mut agents = shell.actors.agents.lock().unwrap_or_else(PoisonError::into_inner);
-    let task = agents.entry(agent.clone()).or_insert_with(|| {
-        let (sender, orders) = mpsc::channel(EFFECTS_MAX);
-        shell.spawn(TaskKind::Agent, actor::run(shell.clone(), agent.clone(), orders));
-        sender
-    });
-    task.clone()
+fn task_of(shell: &Arc<Shell>, sandbox: &SandboxId, agent: &AgentId) -> mpsc::Sender<Box<Order>> {
+    let mut sandboxes = shell.actors.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
+    // Found in most cases, and then the id is not copied.
+    if let Some(task) = sandboxes.get(sandbox) {
+        return task.clone();
+    }
+    let (sender, orders) = mpsc::channel(EFFECTS_MAX);
+    let owned = (sandbox.clone(), agent.clone());
+    shell.spawn(TaskKind::Sandbox, actor::run(shell.clone(), owned, orders));
+    sandboxes.insert(sandbox.clone(), sender.clone());
+    sender
 }
 
-/// Forgets an agent that was removed.
-fn forget_agent(shell: &Shell, agent: &AgentId) {
-    shell.actors.agents.lock().unwrap_or_else(PoisonError::into_inner).remove(agent);
+/// Forgets the sandbox of an agent that was removed.
+fn forget_sandbox(shell: &Shell, sandbox: &SandboxId, agent: &AgentId) {
+    shell.actors.sandboxes.lock().unwrap_or_else(PoisonError::into_inner).remove(sandbox);
     shell.actors.profiles.lock().unwrap_or_else(PoisonError::into_inner).remove(agent);
     shell.set_living(agent, None);
 }

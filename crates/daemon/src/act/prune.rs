@@ -1,10 +1,10 @@
-//! Taking away what a dead sandbox left. By the agent's own task, so that it never meets a start.
+//! Taking away what a dead sandbox left. By the sandbox's own task, so that it never meets a start.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use lodge_core::AgentId;
 use lodge_core::agent::AgentState;
+use lodge_core::{AgentId, SandboxId};
 use tokio::sync::{mpsc, oneshot};
 
 use super::actor::Actor;
@@ -12,7 +12,7 @@ use super::{Order, task_of};
 use crate::chain;
 use crate::shell::Shell;
 
-/// How long a task that is busy with its agent may take to answer; longer than ending a sandbox takes.
+/// How long a task that is busy may take to answer; longer than ending a sandbox takes.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 /// What became of a sandbox's directory.
@@ -26,10 +26,10 @@ pub enum Pruning {
     },
 }
 
-/// Asks an agent's task to take away the directory of its dead sandbox.
-pub async fn prune(shell: &Arc<Shell>, agent: &AgentId) -> Pruning {
+/// Asks the task of an agent's dead sandbox to take away its directory.
+pub async fn prune(shell: &Arc<Shell>, sandbox: &SandboxId, agent: &AgentId) -> Pruning {
     let (answer, answered) = oneshot::channel();
-    match task_of(shell, agent).try_send(Box::new(Order::Prune(answer))) {
+    match task_of(shell, sandbox, agent).try_send(Box::new(Order::Prune(answer))) {
         Ok(()) => match tokio::time::timeout(ANSWER_WITHIN, answered).await {
             Ok(Ok(pruning)) => pruning,
             // It ended, with its agent removed, and that takes care of the directory; or it is busy with it.
@@ -58,12 +58,10 @@ impl Actor {
             AgentState::Stopped | AgentState::Failed(_) | AgentState::Removed => true,
             AgentState::Pulling | AgentState::Starting | AgentState::Ready | AgentState::Removing => false,
         };
-        let sandbox = found.sandbox.as_str();
-        if !over || needed || self.up.is_some() || self.calling.is_some() || self.shell.host.is_held(sandbox)
-        {
+        if !over || needed || self.up.is_some() || self.calling.is_some() || self.is_held() {
             return Pruning::Needed;
         }
-        match self.shell.host.remove(sandbox) {
+        match self.shell.executor.remove(self.sandbox.as_str()).await {
             Ok(()) => Pruning::Pruned,
             Err(error) => Pruning::Failed { detail: chain(&error) },
         }

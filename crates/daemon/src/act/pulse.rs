@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::actor::{Actor, GONE_WITHIN, GRACE};
 use super::runtime;
 use crate::shell;
-use lodge_engine::{AgentSeen, Part, Seen};
+use lodge_engine::{AgentSeen, Part, SandboxSeen, Seen};
 
 /// So many moments of a pause are those at which looks are made.
 const MOMENTS: u32 = 10;
@@ -118,7 +118,7 @@ impl Actor {
         let (Some(pulse), Some(up)) = (&mut self.pulse, &self.up) else { return };
         pulse.level = level;
         up.living.set_liveness(level);
-        let (agent, run) = (self.agent.clone(), up.row.runs);
+        let (agent, run) = (self.agent.clone(), up.plan.run);
         tracing::warn!(event = "agent.liveness", %agent, level = level.word(), ?part);
         self.shell.tell(Seen::Agent(AgentSeen::Silent { agent, run, level, part })).await;
     }
@@ -131,7 +131,7 @@ impl Actor {
 
     /// Ends a runtime that gives no sign of life. Its keeper tells of its death.
     pub(super) async fn kill_runtime(&mut self, run: u32) {
-        if self.up.as_ref().is_none_or(|up| up.row.runs != run) {
+        if self.up.as_ref().is_none_or(|up| up.plan.run != run) {
             return;
         }
         self.watch();
@@ -143,11 +143,11 @@ impl Actor {
     }
 
     /// Ends a keeper that gives no sign of life, and everything with it. Not before that is proven is it dead.
-    pub(super) async fn kill_sandbox(&mut self, sandbox: &str, run: u32) {
+    pub(super) async fn kill_sandbox(&mut self, run: u32) {
         (self.up, self.calling, self.pulse) = (None, None, None);
         self.shell.set_living(&self.agent, None);
         let agent = self.agent.clone();
-        let killed = if self.shell.host.is_held(sandbox) { self.kill(sandbox).await } else { Ok(()) };
+        let killed = if self.is_held() { self.kill().await } else { Ok(()) };
         let seen = match killed {
             Ok(()) => {
                 let detail = "its sandbox did not answer and was ended".to_owned();
@@ -155,7 +155,7 @@ impl Actor {
             }
             Err(detail) => {
                 tracing::error!(event = "sandbox.not_ended", %agent, detail);
-                Seen::Agent(AgentSeen::NotDown { agent, run, detail })
+                Seen::Sandbox(SandboxSeen::NotDown { agent, run, detail })
             }
         };
         self.shell.tell(seen).await;

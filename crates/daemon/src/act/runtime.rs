@@ -3,20 +3,20 @@
 use lodge_core::epoch::{EpochWeight, Strategy};
 use lodge_core::id::BadId;
 use lodge_core::job::JobState;
-use lodge_core::record::{AgentRow, CallRecord, FailureRecord, ImageRecord};
+use lodge_core::record::{CallRecord, FailureRecord, ImageRecord};
 use lodge_core::{JobId, TurnId};
 use lodge_model::{CallParams, ToolSpec};
 use lodge_runtime_messages::{
-    AgentIdentity, AnswerCall, CompactStrategy, ContextFile, ConversationEpoch, DaemonMethod, ErrorReply,
-    ExecRunRequest, InitializeReply, InitializeRequest, JobSubmitRequest, OneJobRequest, PROTOCOL,
-    PingRequest, REFUSED, RuntimeMessage, RuntimeRequest, ToolDeclaration, TurnInterruptRequest,
-    TurnRunRequest, write_daemon_request, write_error, write_result,
+    AgentIdentity, AnswerCall, CompactReply, CompactStrategy, ContextFile, ConversationEpoch, DaemonMethod,
+    EmptyReply, ErrorReply, ExecReply, ExecRunRequest, InitializeReply, InitializeRequest, JobSubmitRequest,
+    ModelStreamReply, OneJobRequest, PROTOCOL, PingRequest, REFUSED, RuntimeMessage, RuntimeRequest,
+    ToolDeclaration, TurnInterruptRequest, TurnRunRequest, write_daemon_request, write_error, write_result,
 };
 use serde_json::Value;
 
 use super::layout::Layout;
-use lodge_engine::Ask;
 use lodge_engine::jobs::{JobWish, JobWork};
+use lodge_engine::{Ask, AskId, CallOutcome, RuntimeAnswer, SandboxPlan};
 
 /// Jobs that a model is shown at a time: where it does not say, and at most.
 const JOBS_LISTED: u32 = 20;
@@ -57,7 +57,7 @@ pub(super) enum Said {
     Ready(Box<Profile>, Vec<TurnId>),
     NotReady(String),
     Asked {
-        id: Value,
+        id: AskId,
         ask: Ask,
     },
     /// It will not run a turn.
@@ -67,7 +67,7 @@ pub(super) enum Said {
     },
     /// A request that makes no sense; it is answered so.
     Nonsense {
-        id: Value,
+        id: AskId,
         why: String,
     },
     /// An acknowledgement, or noise.
@@ -79,15 +79,15 @@ pub(super) fn initialize(
     id: &str,
     epoch: u64,
     layout: &Layout,
-    row: &AgentRow,
+    plan: &SandboxPlan,
     image: &ImageRecord,
 ) -> Vec<u8> {
-    let context = super::root::contexts(layout, row, image).into_iter().map(|section| ContextFile {
+    let context = super::root::contexts(layout, plan, image).into_iter().map(|section| ContextFile {
         file: section.file(),
         name: section.name,
         description: section.description,
     });
-    let tools = row.spec.tools.iter().map(|tool| ToolDeclaration {
+    let tools = plan.spec.tools.iter().map(|tool| ToolDeclaration {
         name: tool.name.clone(),
         description: tool.description.clone(),
         usage: tool.usage.clone(),
@@ -96,12 +96,12 @@ pub(super) fn initialize(
         protocol: PROTOCOL,
         epoch,
         agent: AgentIdentity {
-            id: row.id.to_string(),
-            name: row.name.clone(),
-            model: row.spec.model.clone(),
+            id: plan.agent.to_string(),
+            name: plan.name.clone(),
+            model: plan.spec.model.clone(),
         },
         root: Some(layout.root().to_owned()),
-        configs: super::root::configs(row, image),
+        configs: super::root::configs(plan, image),
         context: context.collect(),
         tools: tools.collect(),
     };
@@ -113,26 +113,21 @@ pub(super) fn run_turn(
     session: &str,
     number: u32,
     step: u32,
-    calls: &[CallRecord],
-    epoch: &EpochWeight,
+    calls: Vec<CallRecord>,
+    epoch: EpochWeight,
 ) -> Vec<u8> {
-    let calls = calls.iter().map(|call| AnswerCall {
-        id: call.id.clone(),
-        name: call.name.clone(),
-        arguments: Value::String(call.arguments.clone()),
-    });
     let params = TurnRunRequest {
         turn: turn.to_string(),
         session: session.to_owned(),
         number,
         step,
-        calls: calls.collect(),
+        calls: calls.into_iter().map(answer_call).collect(),
         epoch: ConversationEpoch {
             number: epoch.number,
             from_turn: epoch.from_turn,
             messages: epoch.messages,
             bytes: epoch.bytes,
-            turns: epoch.turns.clone(),
+            turns: epoch.turns,
         },
     };
     request(&format!("run:{turn}:{step}"), &params)
@@ -153,16 +148,40 @@ fn request(id: &str, params: &impl DaemonMethod) -> Vec<u8> {
     line
 }
 
-pub(super) fn answer(id: &Value, answer: &Result<Value, FailureRecord>) -> Vec<u8> {
-    let mut line = Vec::new();
+pub(super) fn answer(id: &AskId, answer: Result<RuntimeAnswer, FailureRecord>) -> Vec<u8> {
+    let (mut line, AskId(id)) = (Vec::new(), id);
     match answer {
-        Ok(result) => write_result(&mut line, id, result),
+        Ok(RuntimeAnswer::Done) => write_result(&mut line, id, &EmptyReply {}),
+        Ok(RuntimeAnswer::Model { finished, calls }) => {
+            let calls = calls.into_iter().map(answer_call).collect();
+            write_result(&mut line, id, &ModelStreamReply { finished, calls });
+        }
+        Ok(RuntimeAnswer::Call(outcome)) => write_result(&mut line, id, &exec_reply(&outcome)),
+        Ok(RuntimeAnswer::Compacted { from_turn }) => {
+            write_result(&mut line, id, &CompactReply { from_turn });
+        }
         Err(failure) => {
-            let error = ErrorReply::new(REFUSED, failure.message.clone(), &failure.code);
+            let error = ErrorReply::new(REFUSED, failure.message, &failure.code);
             write_error(&mut line, id, &error);
         }
     }
     line
+}
+
+fn answer_call(call: CallRecord) -> AnswerCall {
+    AnswerCall { id: call.id, name: call.name, arguments: Value::String(call.arguments) }
+}
+
+fn exec_reply(outcome: &CallOutcome) -> ExecReply {
+    ExecReply {
+        status: Some(outcome.state.word().to_owned()),
+        exit_code: outcome.exit_code,
+        signal: outcome.signal,
+        cause: outcome.cause.map(|cause| cause.word().to_owned()),
+        digest: outcome.digest.map(|digest| digest.iter().map(|byte| format!("{byte:02x}")).collect()),
+        stdout_bytes: outcome.output.map(|output| output.stdout),
+        stderr_bytes: outcome.output.map(|output| output.stderr),
+    }
 }
 
 /// Reads one line. `probe` is the id of the `initialize` that is waited for.
@@ -182,8 +201,8 @@ pub(super) fn read(bytes: &[u8], probe: Option<&str>) -> Said {
         return Said::Nothing;
     }
     match ask(&method, line.params) {
-        Ok(ask) => Said::Asked { id: line.id, ask },
-        Err(why) => Said::Nonsense { id: line.id, why },
+        Ok(ask) => Said::Asked { id: AskId(line.id), ask },
+        Err(why) => Said::Nonsense { id: AskId(line.id), why },
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lodge_core::record::{AgentRow, FileRecord, ImageRecord, NetworkMode};
+use lodge_core::record::{FileRecord, ImageRecord, NetworkMode};
 use lodge_exec::{Link, Network, PrivateRoot, SandboxSpec};
 
 use super::actor::Actor;
@@ -13,29 +13,29 @@ use crate::chain;
 use crate::crash;
 use crate::host_trees::HostTrees;
 use crate::images::CheckedPrograms;
-use lodge_engine::{AgentSeen, Lack, Seen, Up};
+use lodge_engine::{AgentSeen, Lack, SandboxPlan, Seen, Up};
 
 impl Actor {
     /// Starts the agent's keeper, and what belongs into it.
-    pub(super) async fn start(&mut self, row: AgentRow, how: Up) {
-        let run = row.runs;
-        let image = match self.image_of(&row).await {
+    pub(super) async fn start(&mut self, plan: SandboxPlan, how: Up) {
+        let run = plan.run;
+        let image = match self.image_of(&plan).await {
             Ok(image) => image,
             Err(detail) => return self.lacks(run, Lack::Image, detail).await,
         };
-        if let Some(detail) = unset_configs(&row, &image) {
+        if let Some(detail) = unset_configs(&plan, &image) {
             return self.lacks(run, Lack::Config, detail).await;
         }
-        if let Err(error) = self.shell.providers.resolve(&row.spec.model) {
+        if let Err(error) = self.shell.providers.resolve(&plan.spec.model) {
             let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
             return self.lacks(run, Lack::Model, format!("{}{hint}", chain(&error))).await;
         }
-        let checked = match self.shell.images.check_programs(&row).await {
+        let checked = match self.shell.images.check_programs(&plan.spec).await {
             Ok(checked) => checked,
             Err(error) => return self.lacks(run, Lack::Image, error.in_one_line()).await,
         };
-        match self.start_keeper(&row, &image, checked).await {
-            Ok(link) => self.connected(link, row, image, how).await,
+        match self.start_keeper(&plan, &image, checked).await {
+            Ok(link) => self.connected(link, plan, image, how).await,
             Err(NotStarted::Lacks(detail)) => self.lacks(run, Lack::Image, detail).await,
             Err(NotStarted::Failed(detail)) => self.not_started(run, detail).await,
         }
@@ -49,87 +49,89 @@ impl Actor {
         self.shell.tell(Seen::Agent(AgentSeen::SpawnFailed { agent: self.agent.clone(), run, detail })).await;
     }
 
-    pub(super) async fn image_of(&self, row: &AgentRow) -> Result<ImageRecord, String> {
-        let digest = row.image_digest.clone();
+    pub(super) async fn image_of(&self, plan: &SandboxPlan) -> Result<ImageRecord, String> {
+        let digest = plan.image_digest.clone();
         let image = self.shell.reader.read(move |store| store.image(&digest)).await;
         let image = image.map_err(|error| chain(&error))?;
         let mut image = image.ok_or_else(|| "its image is not in the store".to_owned())?;
         // From here on what the agent has of its own goes before what its image says.
-        image.configs.extend(row.spec.configs.clone());
+        image.configs.extend(plan.spec.configs.clone());
         Ok(image)
     }
 
     async fn start_keeper(
         &self,
-        row: &AgentRow,
+        plan: &SandboxPlan,
         image: &ImageRecord,
         mut checked: CheckedPrograms,
     ) -> Result<Link, NotStarted> {
-        let (host, data_dir) = (&self.shell.host, &self.shell.config.data_dir);
-        let secret = self.secret(row, row.incarnation);
-        let root = root::root_of(data_dir, row);
+        let (executor, data_dir) = (&self.shell.executor, &self.shell.config.data_dir);
+        let secret = self.secret(plan.incarnation);
+        let root = root::root_of(data_dir, &plan.agent);
         let failed = NotStarted::Failed;
         let stock = self.shell.runtime.verified().map_err(|error| failed(chain(&error)))?;
         let runtime = stock.path();
         checked.insert(runtime.to_owned(), stock.identity());
-        let (name, image_name) = (&row.name, &row.image);
-        if let Some(program) = HostTrees::lost_program(&row.spec) {
+        let (name, image_name) = (&plan.name, &plan.image);
+        if let Some(program) = HostTrees::lost_program(&plan.spec) {
             return Err(failed(format!(
                 "the program {} is not there any more, or cannot be executed; install it and run `lodge start {name}`, or \
                  run `lodge agent update {name} --image {image_name}` to have it looked for again",
                 program.display()
             )));
         }
-        let host_trees = HostTrees::of(&row.spec, data_dir);
-        host_trees.check(&row.spec, data_dir).map_err(|error| {
+        let host_trees = HostTrees::of(&plan.spec, data_dir);
+        host_trees.check(&plan.spec, data_dir).map_err(|error| {
             failed(format!(
                 "{error}; if that is intended, run `lodge agent update {name} --image {image_name}`"
             ))
         })?;
         let spec = SandboxSpec {
-            id: row.sandbox.as_str().to_owned(),
-            incarnation: row.incarnation,
+            id: plan.sandbox.as_str().to_owned(),
+            incarnation: plan.incarnation,
             secret: secret.clone(),
             root: root.clone(),
             private_root: Some(PrivateRoot {
-                hostname: root::hostname(&row.name),
+                hostname: root::hostname(&plan.name),
                 host_trees: host_trees.trees.clone(),
                 writable: root::THEIRS.map(PathBuf::from).into(),
                 host_etc: Some(self.shell.host_etc.dir().to_owned()),
             }),
-            uid: row.uid,
-            binds: root::binds(&root, row, runtime, &checked),
-            network: network_of(row),
-            limits: crate::limits::of_sandbox(row, data_dir),
-            log: root::log_of(data_dir, row),
+            uid: plan.uid,
+            binds: root::binds(&root, plan, runtime, &checked),
+            network: network_of(plan),
+            limits: crate::limits::of_sandbox(&plan.spec, data_dir),
+            log: root::log_of(data_dir, &plan.agent),
             failpoint: crash::keeper_point(),
         };
-        let make = || self.make_root(&root, row, image, runtime, &host_trees);
+        let make = || self.make_root(&root, plan, image, runtime, &host_trees);
         match make().await {
             // It is fetched again where that can be, and then there is a second chance.
             Err(lacks @ NotStarted::Lacks(_)) => {
-                let Ok(_pins) = self.shell.images.mend(row).await else { return Err(lacks) };
+                let Ok(_pins) = self.shell.images.mend(&plan.image, &plan.image_digest).await else {
+                    return Err(lacks);
+                };
                 make().await?;
             }
             made => made?,
         }
         // Not before: what comes until here may wait for a registry. It is never closed.
         let _slot = self.shell.starting.acquire().await.ok();
-        host.start(&spec).await.map_err(|error| failed(chain(&error)))?;
+        executor.start(&spec).await.map_err(|error| failed(chain(&error)))?;
         crash::point("during_start");
-        let dialled = host.dial(row.sandbox.as_str(), &secret, self.shell.epoch).await;
+        let dialled = executor.dial(plan.sandbox.as_str(), &secret, self.shell.epoch).await;
         dialled.map_err(|error| failed(chain(&error)))
     }
 
     async fn make_root(
         &self,
         root: &Path,
-        row: &AgentRow,
+        plan: &SandboxPlan,
         image: &ImageRecord,
         runtime: &Path,
         host: &HostTrees,
     ) -> Result<(), NotStarted> {
-        let (root, row, image, runtime) = (root.to_owned(), row.clone(), image.clone(), runtime.to_owned());
+        let (root, plan, image, runtime) = (root.to_owned(), plan.clone(), image.clone(), runtime.to_owned());
         let (shell, host) = (self.shell.clone(), host.clone());
         let make = move || {
             let files = root::Files {
@@ -140,7 +142,7 @@ impl Actor {
             };
             let of_host = |cause| RootError::Io { path: shell.host_etc.dir().to_owned(), cause };
             shell.host_etc.refresh().map_err(of_host)?;
-            let making = root::Making { row: &row, image: &image, runtime: &runtime, host: &host };
+            let making = root::Making { plan: &plan, image: &image, runtime: &runtime, host: &host };
             root::make(&root, &making, &files)
         };
         match tokio::task::spawn_blocking(make).await {
@@ -157,15 +159,15 @@ impl Actor {
     pub(super) async fn describe_root(
         &self,
         layout: &Layout,
-        row: &AgentRow,
+        plan: &SandboxPlan,
         image: &ImageRecord,
     ) -> Result<(), String> {
-        let root = root::root_of(&self.shell.config.data_dir, row);
-        let (layout, row, image, shell) = (layout.clone(), row.clone(), image.clone(), self.shell.clone());
+        let root = root::root_of(&self.shell.config.data_dir, &plan.agent);
+        let (layout, plan, image, shell) = (layout.clone(), plan.clone(), image.clone(), self.shell.clone());
         let describe = move || {
             let runtime = shell.runtime.path().map_err(|error| chain(&error))?;
             let host = HostTrees::default();
-            let making = root::Making { row: &row, image: &image, runtime, host: &host };
+            let making = root::Making { plan: &plan, image: &image, runtime, host: &host };
             root::describe(&root, &layout, &making).map_err(|error| chain(&error))
         };
         tokio::task::spawn_blocking(describe).await.unwrap_or_else(|error| Err(error.to_string()))
@@ -180,10 +182,10 @@ enum NotStarted {
 }
 
 /// The settings that the image asks for and nobody gave, and the way to give them.
-fn unset_configs(row: &AgentRow, image: &ImageRecord) -> Option<String> {
-    let keys: Vec<&str> = image.unset(&row.spec.configs).collect();
+fn unset_configs(plan: &SandboxPlan, image: &ImageRecord) -> Option<String> {
+    let keys: Vec<&str> = image.unset(&plan.spec.configs).collect();
     let first = keys.first()?;
-    let (listed, name) = (keys.join(", "), &row.name);
+    let (listed, name) = (keys.join(", "), &plan.name);
     Some(format!(
         "CONFIG {listed} must be set and is not: run `lodge agent update {name} --config {first}=…`, or write \
          `CONFIG {first}=…` in its Agentfile"
@@ -191,8 +193,8 @@ fn unset_configs(row: &AgentRow, image: &ImageRecord) -> Option<String> {
 }
 
 /// What its sandbox reaches of the network. A record of a newer release means the narrowest.
-fn network_of(row: &AgentRow) -> Network {
-    let Some(record) = &row.spec.network else { return Network::Host };
+fn network_of(plan: &SandboxPlan) -> Network {
+    let Some(record) = &plan.spec.network else { return Network::Host };
     match record.reach() {
         NetworkMode::Host => Network::Host,
         NetworkMode::None => Network::None,

@@ -36,20 +36,19 @@ impl Actor {
             exec: exec.to_string(),
             kind: ExecKind::Tool,
             argv: up.layout.tool_argv(&request.bin, &request.args),
-            env: root::environment(&up.layout, &up.row, &up.image),
+            env: root::environment(&up.layout, &up.plan, &up.image),
             cwd: up.layout.workspace(),
             stdin: request.stdin.clone(),
-            output_cap: limits::output_bytes(&up.row),
+            output_cap: limits::output_bytes(&up.plan.spec),
             timeout_ms: request.timeout_ms,
-            output_max: limits::output_bytes(&up.row),
+            output_max: limits::output_bytes(&up.plan.spec),
             job_head: 0,
             job_segment: 0,
             keep_free: 0,
         };
-        let other_boot = request.boot != self.shell.host.boot_id();
-        let sandbox = up.row.sandbox.as_str().to_owned();
+        let other_boot = request.boot != self.shell.executor.boot_id();
         up.open.insert(exec.clone(), (request, repeat));
-        let evidence = || self.shell.host.evidence(&sandbox, exec.as_str());
+        let evidence = || self.shell.executor.evidence(self.sandbox.as_str(), exec.as_str());
         if resumed && other_boot && matches!(evidence(), Evidence::NoClaim) {
             // The machine was restarted since the intent: that nothing is there proves nothing.
             if ledger::settle(Doubt::OtherBoot, repeat) == Settle::Unknown {
@@ -65,7 +64,7 @@ impl Actor {
         crash::point("before_outcome");
         let (stdout, stderr) = self.captured(exec);
         let mut end = result::ended(record, &stdout, &stderr, |stream| self.kept_path(exec, stream));
-        if request.boot != self.shell.host.boot_id() {
+        if request.boot != self.shell.executor.boot_id() {
             // The record proves itself; output files are not flushed, and may have holes.
             end.text.push_str(result::OTHER_BOOT);
         }
@@ -103,11 +102,12 @@ impl Actor {
 
     fn captured(&self, exec: &ExecId) -> (CapturedStream, CapturedStream) {
         let empty = || CapturedStream { head: Vec::new(), tail: Vec::new(), total: 0 };
-        let Some(up) = &self.up else { return (empty(), empty()) };
-        let sandbox = up.row.sandbox.as_str();
+        if self.up.is_none() {
+            return (empty(), empty());
+        }
         let read = |stream| {
             let (id, head, tail) = (exec.as_str(), RESULT_HEAD_BYTES, RESULT_TAIL_BYTES);
-            let read = self.shell.host.read_output(sandbox, id, stream, head, tail);
+            let read = self.shell.executor.read_output(self.sandbox.as_str(), id, stream, head, tail);
             read.unwrap_or_else(|error| {
                 tracing::warn!(event = "exec.output_unreadable", %exec, error = chain(&error));
                 let head = b"[its output could not be read]".to_vec();
@@ -121,8 +121,8 @@ impl Actor {
     pub(super) async fn forget_exec(&mut self, exec: &ExecId) {
         let Some(up) = &self.up else { return };
         crash::point("before_keeping");
-        if let Err(error) = self.shell.host.keep_output(up.row.sandbox.as_str(), exec.as_str(), &keeping(up))
-        {
+        let (sandbox, rules) = (self.sandbox.as_str(), keeping(up));
+        if let Err(error) = self.shell.executor.keep_output(sandbox, exec.as_str(), &rules).await {
             tracing::warn!(event = "exec.output_not_kept", agent = %self.agent, %exec, error = chain(&error));
         }
         crash::point("after_keeping");
@@ -156,7 +156,7 @@ fn keeping(up: &Sandbox) -> KeepRules<'_> {
     let disk = up.living.limits.iter().find(|limit| limit.resource == Resource::Disk);
     KeepRules {
         root: &up.root,
-        uid: up.row.uid,
+        uid: up.plan.uid,
         more_than: (RESULT_HEAD_BYTES + RESULT_TAIL_BYTES) as u64,
         files_max: KEPT_FILES_MAX,
         bytes_max: disk.map_or(KEPT_BYTES_MAX, |disk| (disk.limit / KEPT_SHARE).min(KEPT_BYTES_MAX)),

@@ -8,7 +8,7 @@ use lodge_proto::*;
 use lodge_store::AgentSummary;
 use serde_json::Value;
 
-use super::methods::{Answer, find_agent, internal, no_method, one_agent, page};
+use super::methods::{Reply, changed, find_agent, internal, no_method, one_agent, page, reply};
 use super::{create, params, update};
 use crate::auth::Who;
 use crate::host_trees::HostTrees;
@@ -28,56 +28,69 @@ pub(super) async fn call(
     method: &str,
     given: Value,
     watch: Arc<dyn TransferWatch>,
-) -> Answer {
+) -> Reply {
     match method {
-        CreateAgent::NAME => create::create(shell, key, params::<CreateAgent>(given)?, watch).await,
+        CreateAgent::NAME => {
+            changed::<CreateAgent>(&create::create(shell, key, params::<CreateAgent>(given)?, watch).await?)
+        }
         ListAgents::NAME => {
             let (who, given) = (who.clone(), params::<ListAgents>(given)?);
-            shell.read(move |at| agent_list(at, &who, &given)).await
+            shell.read(move |at| reply::<ListAgents>(agent_list(at, &who, &given))).await
         }
         GetAgent::NAME => {
             let given = params::<GetAgent>(given)?;
-            shell.read_few(move |at| agent_get(at, &given)).await
+            shell.read_few(move |at| reply::<GetAgent>(agent_get(at, &given))).await
         }
         StartAgent::NAME => {
             let given = params::<StartAgent>(given)?;
             let id = agent_id(shell, given.agent).await?;
-            Ok(shell.ask(key, Command::Agent(AgentCommand::Start { id })).await?)
+            changed::<StartAgent>(&shell.ask(key, Command::Agent(AgentCommand::Start { id })).await?)
         }
         RestartAgent::NAME => {
             let given = params::<RestartAgent>(given)?;
             let id = agent_id(shell, given.agent).await?;
-            Ok(shell
-                .ask(
-                    key,
-                    Command::Agent(AgentCommand::Restart { id, jobs: running_jobs(given.jobs.as_deref())? }),
-                )
-                .await?)
+            changed::<RestartAgent>(
+                &shell
+                    .ask(
+                        key,
+                        Command::Agent(AgentCommand::Restart {
+                            id,
+                            jobs: running_jobs(given.jobs.as_deref())?,
+                        }),
+                    )
+                    .await?,
+            )
         }
-        UpdateAgent::NAME => update::update(shell, key, params::<UpdateAgent>(given)?, watch).await,
+        UpdateAgent::NAME => {
+            changed::<UpdateAgent>(&update::update(shell, key, params::<UpdateAgent>(given)?, watch).await?)
+        }
         StopAgent::NAME => {
             let given = params::<StopAgent>(given)?;
             let id = agent_id(shell, given.agent).await?;
-            Ok(shell
-                .ask(
-                    key,
-                    Command::Agent(AgentCommand::Stop { id, jobs: running_jobs(given.jobs.as_deref())? }),
-                )
-                .await?)
+            changed::<StopAgent>(
+                &shell
+                    .ask(
+                        key,
+                        Command::Agent(AgentCommand::Stop { id, jobs: running_jobs(given.jobs.as_deref())? }),
+                    )
+                    .await?,
+            )
         }
         KillAgent::NAME => {
             let given = params::<KillAgent>(given)?;
             let id = agent_id(shell, given.agent).await?;
-            Ok(shell.ask(key, Command::Agent(AgentCommand::Kill { id })).await?)
+            changed::<KillAgent>(&shell.ask(key, Command::Agent(AgentCommand::Kill { id })).await?)
         }
         RemoveAgent::NAME => {
             let given = params::<RemoveAgent>(given)?;
             let id = agent_id(shell, given.agent).await?;
-            Ok(shell.ask(key, Command::Agent(AgentCommand::Remove { id, force: given.force })).await?)
+            changed::<RemoveAgent>(
+                &shell.ask(key, Command::Agent(AgentCommand::Remove { id, force: given.force })).await?,
+            )
         }
         ReadAgentLogs::NAME => {
             let given = params::<ReadAgentLogs>(given)?;
-            shell.read(move |at| agent_logs(at, &given)).await
+            shell.read(move |at| reply::<ReadAgentLogs>(agent_logs(at, &given))).await
         }
         _other => Err(no_method(method)),
     }
@@ -98,7 +111,7 @@ fn running_jobs(given: Option<&str>) -> Result<RunningJobs, ErrorBody> {
     }
 }
 
-fn agent_list(at: &ReadView<'_>, who: &Who, given: &AgentListParams) -> Answer {
+fn agent_list(at: &ReadView<'_>, who: &Who, given: &AgentListParams) -> Result<AgentList, ErrorBody> {
     let limit = page(given.limit);
     let rows = match who.agent() {
         None => at.store.agents(given.after.as_deref(), limit).map_err(internal)?,
@@ -116,7 +129,7 @@ fn agent_list(at: &ReadView<'_>, who: &Who, given: &AgentListParams) -> Answer {
             || found.row.state == lodge_core::agent::AgentState::Removing)
             && given.labels.iter().all(|(key, value)| labels.get(key) == Some(value))
     });
-    Ok(view::json(&AgentList { agents: agents.map(|found| agent_view(at, found)).collect(), next }))
+    Ok(AgentList { agents: agents.map(|found| agent_view(at, found)).collect(), next })
 }
 
 pub(super) fn agent_view(shell: &Shell, found: &AgentSummary) -> AgentView {
@@ -127,7 +140,7 @@ pub(super) fn agent_view(shell: &Shell, found: &AgentSummary) -> AgentView {
     }
 }
 
-fn agent_get(at: &ReadView<'_>, given: &AgentRef) -> Answer {
+fn agent_get(at: &ReadView<'_>, given: &AgentRef) -> Result<AgentDetail, ErrorBody> {
     let found = one_agent(at, &given.agent)?;
     let image = at.store.image(&found.row.image_digest).map_err(internal)?.unwrap_or_default();
     let jobs = at.store.open_jobs(&found.row.id).map_err(internal)?;
@@ -136,12 +149,12 @@ fn agent_get(at: &ReadView<'_>, given: &AgentRef) -> Answer {
     env_keys.sort();
     env_keys.dedup();
     let agentfile = view::agentfile(&image.agentfile, &image.env);
-    Ok(view::json(&AgentDetail {
+    Ok(AgentDetail {
         agent: agent_view(at, &found),
         root: at.config.data_dir.join("agents").join(found.row.id.as_str()).display().to_string(),
         incarnation: found.row.incarnation,
         runs: found.row.runs,
-        runtime_pid: at.living(&found.row.id).and_then(|living| living.runtime_pid(&at.host)),
+        runtime_pid: at.living(&found.row.id).and_then(|living| living.runtime_pid(&*at.executor)),
         revival_policy: found.row.spec.policy(at.config.settings().revival_policy).word().to_owned(),
         context_window: context_window(at, &found.row.spec.model),
         uid: found.row.uid,
@@ -156,7 +169,7 @@ fn agent_get(at: &ReadView<'_>, given: &AgentRef) -> Answer {
         sessions: at.store.session_count(&found.row.id).map_err(internal)?,
         jobs: JobCounts { pending: jobs.pending, running: jobs.running },
         agentfile,
-    }))
+    })
 }
 
 fn context_window(shell: &Shell, model: &str) -> Option<u64> {
@@ -164,7 +177,7 @@ fn context_window(shell: &Shell, model: &str) -> Option<u64> {
     resolved.provider.context_window(&resolved.model)
 }
 
-fn agent_logs(at: &ReadView<'_>, given: &AgentLogsParams) -> Answer {
+fn agent_logs(at: &ReadView<'_>, given: &AgentLogsParams) -> Result<AgentLogs, ErrorBody> {
     use std::io::{Read, Seek, SeekFrom};
     let id = find_agent(at, &given.agent)?;
     let path = at.config.data_dir.join("logs").join(format!("{id}.log"));
@@ -189,5 +202,5 @@ fn agent_logs(at: &ReadView<'_>, given: &AgentLogsParams) -> Answer {
             lines[lines.len().saturating_sub(keep)..].iter().map(|line| format!("{line}\n")).collect()
         }
     };
-    Ok(view::json(&AgentLogs { path: path.display().to_string(), text, end }))
+    Ok(AgentLogs { path: path.display().to_string(), text, end })
 }

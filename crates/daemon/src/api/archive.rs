@@ -27,7 +27,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use self::blocks::{Blocks, Quarantined};
 use self::pipe::{Arriving, Cut, Leaving, PIECES_MAX, STALLED_AFTER};
 use self::taken::{Allowed, Taken};
-use super::methods::{Prepared, detached, internal, record};
+use super::methods::{Prepared, detached, internal, not_the_reply, record};
 use super::{Api, http, images, quarantine};
 use crate::auth::{Who, rights};
 use crate::crash;
@@ -35,8 +35,8 @@ use crate::images::ImageError;
 use crate::shell::{Shell, ShuttingDown};
 use crate::suspects::carry;
 use crate::tasks::TaskKind;
-use crate::view::no_image;
-use lodge_engine::{Command, ImageCommand, NewImage};
+use crate::view::{self, EngineReply, no_image};
+use lodge_engine::{Answer, Command, ImageCommand, NewImage};
 
 /// Images of one archive.
 const EXPORT_MAX: usize = 64;
@@ -273,19 +273,23 @@ async fn feed(body: Body, pieces: mpsc::Sender<Bytes>) -> Result<(), Cut> {
 async fn recorded(shell: &Shell, taken: Taken, allowed: Allowed) -> Result<ImagesImported, ErrorBody> {
     let mut imported = ImagesImported { images: Vec::new(), bins: Vec::new(), tools: taken.tools };
     let Taken { agents, bins, pins, .. } = taken;
-    let shape = |error: serde_json::Error| ErrorBody::new("daemon.internal", error.to_string());
     let add = |new: NewImage| match allowed.moves {
         true => Prepared::of(Command::Image(ImageCommand::Add(Box::new(new)))),
         false => Prepared::of(Command::Image(ImageCommand::AddNew(Box::new(new)))),
     };
     for new in bins {
         let command = add(new);
-        imported.bins.push(serde_json::from_value(record(shell, None, command).await?).map_err(shape)?);
+        imported.bins.push(added(&record(shell, None, command).await?)?);
     }
     for new in agents {
         let command = add(new);
-        imported.images.push(serde_json::from_value(record(shell, None, command).await?).map_err(shape)?);
+        imported.images.push(added(&record(shell, None, command).await?)?);
     }
     drop(pins);
     Ok(imported)
+}
+
+/// The image that the engine recorded. A request without an id is never answered from the records.
+fn added<T: EngineReply>(answer: &Answer) -> Result<T, ErrorBody> {
+    view::answer_view(answer).ok().and_then(T::from_view).ok_or_else(not_the_reply)
 }

@@ -9,14 +9,14 @@ use lodge_core::record::ImageKind;
 use lodge_image::oci::{BadImage, NewBin, pack_bin};
 use lodge_image::registry::TransferWatch;
 use lodge_proto::{
-    ApiMethod, BinBuildParams, BinList, BinListParams, BinPullParams, BinPushParams, BinRef, BuildBin,
-    ErrorBody, InspectBin, ListBins, PullBin, PushBin, RemoveBin,
+    ApiMethod, BinBuildParams, BinDetail, BinList, BinListParams, BinPullParams, BinPushParams, BinRef,
+    BuildBin, ErrorBody, InspectBin, ListBins, PullBin, PushBin, RemoveBin,
 };
 use serde_json::Value;
 
 use self::programs::programs;
 use super::images::{find_bin, free_for, pull, push, remove, tagged, tags_of};
-use super::methods::{Answer, Prepared, ask_prepared, internal, no_method, page};
+use super::methods::{Prepared, Reply, ask_prepared, changed, internal, no_method, page, reply};
 use super::params;
 use crate::read_view::ReadView;
 use crate::shell::Shell;
@@ -30,23 +30,23 @@ pub(super) async fn call(
     method: &str,
     given: Value,
     watch: Arc<dyn TransferWatch>,
-) -> Answer {
+) -> Reply {
     match method {
         BuildBin::NAME => {
             let given = params::<BuildBin>(given)?;
-            ask_prepared(shell, key, move |shell| build(shell, given)).await
+            changed::<BuildBin>(&ask_prepared(shell, key, move |shell| build(shell, given)).await?)
         }
         ListBins::NAME => {
             let given = params::<ListBins>(given)?;
-            shell.read(move |at| list(at, &given)).await
+            shell.read(move |at| reply::<ListBins>(list(at, &given))).await
         }
         InspectBin::NAME => {
             let given = params::<InspectBin>(given)?;
-            shell.read(move |at| inspect(at, &given)).await
+            shell.read(move |at| reply::<InspectBin>(inspect(at, &given))).await
         }
         PullBin::NAME => {
             let BinPullParams { bin, tags, .. } = params::<PullBin>(given)?;
-            pull(shell, key, ImageKind::Bin, bin, tags, watch).await
+            changed::<PullBin>(&pull(shell, key, ImageKind::Bin, bin, tags, watch).await?)
         }
         PushBin::NAME => {
             let BinPushParams { bin, to, .. } = params::<PushBin>(given)?;
@@ -54,7 +54,7 @@ pub(super) async fn call(
         }
         RemoveBin::NAME => {
             let given = params::<RemoveBin>(given)?;
-            remove(shell, key, ImageKind::Bin, given.bin).await
+            changed::<RemoveBin>(&remove(shell, key, ImageKind::Bin, given.bin).await?)
         }
         _other => Err(no_method(method)),
     }
@@ -94,18 +94,18 @@ fn build(shell: &Shell, given: BinBuildParams) -> Result<Prepared, ErrorBody> {
     Ok(Prepared { command, pins: vec![pins] })
 }
 
-fn list(at: &ReadView<'_>, given: &BinListParams) -> Answer {
+fn list(at: &ReadView<'_>, given: &BinListParams) -> Result<BinList, ErrorBody> {
     let limit = page(given.limit);
     let found = at.store.bins(given.after.as_deref(), limit).map_err(internal)?;
     let next =
         (found.len() == limit as usize).then(|| found.last().map(|(last, _)| last.digest.clone())).flatten();
     let bins = found.into_iter().map(|(found, record)| view::bin(found, &record)).collect();
-    Ok(view::json(&BinList { bins, next }))
+    Ok(BinList { bins, next })
 }
 
-fn inspect(at: &ReadView<'_>, given: &BinRef) -> Answer {
+fn inspect(at: &ReadView<'_>, given: &BinRef) -> Result<BinDetail, ErrorBody> {
     let found = find_bin(at, &given.bin)?;
     let summary = at.store.image_summary(&found.digest).map_err(internal)?;
     let summary = summary.ok_or_else(|| no_image(&given.bin))?;
-    Ok(view::json(&view::bin_detail(summary, found.record)))
+    Ok(view::bin_detail(summary, found.record))
 }

@@ -91,9 +91,9 @@ struct Inner {
 
 /// The place of a connection; dropped, it is free.
 #[derive(Debug)]
-pub(super) struct Place(pub Connection);
+pub(super) struct ConnectionSlot(pub Connection);
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let inner = &self.0.0;
         let mut open = inner.all.open();
@@ -119,7 +119,7 @@ impl Connections {
 
     /// Takes a connection in. When there are too many without a token, the oldest of its origin has to go, or the oldest
     /// of the origin that has most.
-    pub(super) fn admit(self: &Arc<Self>, origin: Origin, local: Option<SocketAddr>) -> Place {
+    pub(super) fn admit(self: &Arc<Self>, origin: Origin, local: Option<SocketAddr>) -> ConnectionSlot {
         let cut = CancellationToken::new();
         let mut open = self.open();
         let id = open.next;
@@ -134,7 +134,14 @@ impl Connections {
         open.unknown.insert(id, Unknown { origin, cut: cut.clone() });
         drop(open);
         let (has_asked_for_proof, lingers) = (AtomicBool::new(false), AtomicBool::new(false));
-        Place(Connection(Arc::new(Inner { id, all: self.clone(), local, cut, has_asked_for_proof, lingers })))
+        ConnectionSlot(Connection(Arc::new(Inner {
+            id,
+            all: self.clone(),
+            local,
+            cut,
+            has_asked_for_proof,
+            lingers,
+        })))
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
@@ -269,16 +276,16 @@ mod tests {
         Origin::of_address(text.parse().unwrap())
     }
 
-    fn is_cut(place: &Place) -> bool {
+    fn is_cut(place: &ConnectionSlot) -> bool {
         place.0.cut().is_cancelled()
     }
 
     #[test]
     fn one_origin_gives_way_to_itself_and_leaves_room_for_others() {
         let all = Connections::with_room(8);
-        let crowd: Vec<Place> = (0..6).map(|_| all.admit(from("10.0.0.1"), None)).collect();
+        let crowd: Vec<ConnectionSlot> = (0..6).map(|_| all.admit(from("10.0.0.1"), None)).collect();
         assert_eq!(crowd.iter().map(is_cut).collect::<Vec<_>>(), [true, true, false, false, false, false]);
-        let others: Vec<Place> =
+        let others: Vec<ConnectionSlot> =
             (2..6).map(|host| all.admit(from(&format!("10.0.0.{host}")), None)).collect();
         assert!(others.iter().chain(&crowd[2..]).all(|place| !is_cut(place)));
         // There are eight: the origin that has most gives a place to the ninth.
@@ -292,7 +299,7 @@ mod tests {
         let first = all.admit(Origin::User(0), None);
         let later = now().plus_ms(1_000_000);
         first.0.enter(&who(1, later)).unwrap();
-        let crowd: Vec<Place> = (0..10).map(|_| all.admit(Origin::User(0), None)).collect();
+        let crowd: Vec<ConnectionSlot> = (0..10).map(|_| all.admit(Origin::User(0), None)).collect();
         assert!(!is_cut(&first) && first.0.is_known());
         assert_eq!(crowd.iter().filter(|place| !is_cut(place)).count(), 2);
         // One that gave way comes too late with its token.
@@ -308,7 +315,7 @@ mod tests {
             let place = all.admit(Origin::User(0), None);
             place.0.enter(who).map(|()| place)
         };
-        let mut places: Vec<Place> = (0..KNOWN_MAX - 1).map(|_| enter(&good).unwrap()).collect();
+        let mut places: Vec<ConnectionSlot> = (0..KNOWN_MAX - 1).map(|_| enter(&good).unwrap()).collect();
         let stale = enter(&over).unwrap();
         places.push(enter(&good).unwrap());
         assert!(is_cut(&stale) && !is_cut(&places[0]));

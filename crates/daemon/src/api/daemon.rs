@@ -5,22 +5,22 @@ use std::sync::Arc;
 use lodge_proto::*;
 use serde_json::Value;
 
-use super::methods::{Answer, internal, no_method};
+use super::methods::{Reply, internal, no_method, reply};
 use super::{lineages, params, quarantine, reload};
 use crate::read_view::ReadView;
 use crate::shell::{Shell, now};
 use crate::view;
 use lodge_engine::{AgentCommand, Command, RequestKey, RunningJobs};
 
-pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
+pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Reply {
     match method {
         GetInfo::NAME => {
             let Empty {} = params::<GetInfo>(given)?;
-            info(shell).await
+            reply::<GetInfo>(info(shell).await)
         }
         DiscoverApi::NAME => {
             let Empty {} = params::<DiscoverApi>(given)?;
-            Ok(view::json(&discover(env!("CARGO_PKG_VERSION"))))
+            reply::<DiscoverApi>(Ok(discover(env!("CARGO_PKG_VERSION"))))
         }
         ReloadSettings::NAME => {
             let ReloadParams { .. } = params::<ReloadSettings>(given)?;
@@ -32,7 +32,7 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
     }
 }
 
-async fn info(shell: &Arc<Shell>) -> Answer {
+async fn info(shell: &Arc<Shell>) -> Result<Info, ErrorBody> {
     let read = |at: &ReadView<'_>| -> Result<_, ErrorBody> {
         let counts = at.store.agent_counts().map_err(internal)?;
         Ok((counts, lineages::waiting(at)?, quarantine::all(at)?))
@@ -41,7 +41,7 @@ async fn info(shell: &Arc<Shell>) -> Answer {
     let layers = shell
         .layers
         .get_or_init(|| async {
-            let layers = shell.host.probe().await.into_iter();
+            let layers = shell.executor.probe().await.into_iter();
             layers.map(view::layer).collect()
         })
         .await;
@@ -62,7 +62,7 @@ async fn info(shell: &Arc<Shell>) -> Answer {
     warnings.extend(waiting);
     warnings.extend(quarantine.iter().map(quarantine::warning));
     warnings.extend(shell.providers.last_error().map(|error| format!("providers.yaml: {error}")));
-    Ok(view::json(&Info {
+    Ok(Info {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         epoch: shell.epoch,
         log: shell.log.clone(),
@@ -80,13 +80,13 @@ async fn info(shell: &Arc<Shell>) -> Answer {
         config: shell.config.shown(),
         warnings,
         quarantine,
-    }))
+    })
 }
 
-async fn reap(shell: &Arc<Shell>, key: Option<RequestKey>, ReapParams { .. }: &ReapParams) -> Answer {
-    let answer = view::json(&crate::reap::reap(shell).await.map_err(internal)?);
+async fn reap(shell: &Arc<Shell>, key: Option<RequestKey>, ReapParams { .. }: &ReapParams) -> Reply {
+    let answer = view::text(&crate::reap::reap(shell).await.map_err(internal)?);
     if key.is_some() {
-        match shell.ask(key, Command::Keep { answer: view::text(&answer) }).await {
+        match shell.ask(key, Command::Keep { answer: answer.clone() }).await {
             Ok(_) => {}
             // Sweeping twice harms nobody, and makes room where there is none.
             Err(error) if error.is_disk_full() => {}
@@ -96,7 +96,7 @@ async fn reap(shell: &Arc<Shell>, key: Option<RequestKey>, ReapParams { .. }: &R
     Ok(answer)
 }
 
-async fn shutdown(shell: &Arc<Shell>, key: Option<RequestKey>, given: &ShutdownParams) -> Answer {
+async fn shutdown(shell: &Arc<Shell>, key: Option<RequestKey>, given: &ShutdownParams) -> Reply {
     if given.agents {
         let agents = shell.reader.read(|store| store.agents(None, u32::MAX)).await.map_err(internal)?;
         let stops = agents.into_iter().filter(|found| found.row.state.takes_turns()).map(|found| {
@@ -114,9 +114,9 @@ async fn shutdown(shell: &Arc<Shell>, key: Option<RequestKey>, given: &ShutdownP
             stopped?;
         }
     }
-    let answer = view::json(&Done { done: true });
+    let answer = view::text(&Done { done: true });
     if key.is_some() {
-        match shell.ask(key, Command::Keep { answer: view::text(&answer) }).await {
+        match shell.ask(key, Command::Keep { answer: answer.clone() }).await {
             Ok(_) => {}
             // Asked twice it ends once, so a daemon that can record nothing can still be ended.
             Err(error) if error.is_disk_full() => {}

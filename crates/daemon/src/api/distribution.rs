@@ -29,7 +29,7 @@ use lodge_store::{ReadError, StoreSnapshot};
 use serde_json::json;
 
 use self::page::{Page, paged};
-use self::path::{Asked, Version, is_repository};
+use self::path::{RegistryRequest, Version, is_repository};
 use super::connections::Connection;
 use super::http::{self, EntryRefusal, Stays};
 use super::range::{OutOfRange, Range, wanted_range};
@@ -51,28 +51,28 @@ const API_VERSION: HeaderName = HeaderName::from_static("docker-distribution-api
 
 /// Why a request is not served, as OCI clients read it.
 #[derive(Debug)]
-struct Refused {
+struct RegistryRefusal {
     status: StatusCode,
     code: &'static str,
     message: String,
 }
 
-impl Refused {
-    fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Refused {
-        Refused { status, code, message: message.into() }
+impl RegistryRefusal {
+    fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> RegistryRefusal {
+        RegistryRefusal { status, code, message: message.into() }
     }
 
-    fn unknown(code: &'static str, message: impl Into<String>) -> Refused {
-        Refused::new(StatusCode::NOT_FOUND, code, message)
+    fn unknown(code: &'static str, message: impl Into<String>) -> RegistryRefusal {
+        RegistryRefusal::new(StatusCode::NOT_FOUND, code, message)
     }
 
     /// Something is wrong with this daemon, or with its disk.
-    fn internal(error: &ErrorBody) -> Refused {
-        Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "UNKNOWN", error.message.clone())
+    fn internal(error: &ErrorBody) -> RegistryRefusal {
+        RegistryRefusal::new(StatusCode::INTERNAL_SERVER_ERROR, "UNKNOWN", error.message.clone())
     }
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for RegistryRefusal {
     fn into_response(self) -> HttpResponse {
         let body = json!({"errors": [{"code": self.code, "message": self.message, "detail": {}}]});
         (self.status, axum::Json(body)).into_response()
@@ -108,14 +108,15 @@ async fn authenticate(
         }
         Err(EntryRefusal::Crowded(limit)) => {
             let message = limit.to_string();
-            Refused::new(StatusCode::SERVICE_UNAVAILABLE, "TOOMANYREQUESTS", message).into_response()
+            RegistryRefusal::new(StatusCode::SERVICE_UNAVAILABLE, "TOOMANYREQUESTS", message).into_response()
         }
         Err(EntryRefusal::NotAuthenticated(error)) => {
             let message = format!(
                 "{}; the password is a token of this daemon, the user is not looked at",
                 error.message
             );
-            let mut answer = Refused::new(StatusCode::UNAUTHORIZED, "UNAUTHORIZED", message).into_response();
+            let mut answer =
+                RegistryRefusal::new(StatusCode::UNAUTHORIZED, "UNAUTHORIZED", message).into_response();
             let challenge = HeaderValue::from_static("Basic realm=\"lodge\"");
             answer.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
             answer
@@ -159,22 +160,22 @@ async fn answer(
     uri: &Uri,
     rest: &str,
     headers: &HeaderMap,
-) -> Result<HttpResponse, Refused> {
+) -> Result<HttpResponse, RegistryRefusal> {
     rights::admit(&who, RIGHT)
-        .map_err(|error| Refused::new(StatusCode::FORBIDDEN, "DENIED", error.message))?;
+        .map_err(|error| RegistryRefusal::new(StatusCode::FORBIDDEN, "DENIED", error.message))?;
     if *method != Method::GET && *method != Method::HEAD {
         let mut answer =
-            Refused::new(StatusCode::METHOD_NOT_ALLOWED, "UNSUPPORTED", "images are only read here")
+            RegistryRefusal::new(StatusCode::METHOD_NOT_ALLOWED, "UNSUPPORTED", "images are only read here")
                 .into_response();
         answer.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
         return Ok(answer);
     }
-    match Asked::read(rest).ok_or_else(nothing_there)? {
-        Asked::Base => Ok(axum::Json(json!({})).into_response()),
-        Asked::Catalog => catalog(&api.shell, uri).await,
-        Asked::Tags { name } => tags(&api.shell, uri, name).await,
-        Asked::Manifest { name, version } => manifest(api, method, name, version).await,
-        Asked::Blob { name, digest } => {
+    match RegistryRequest::read(rest).ok_or_else(nothing_there)? {
+        RegistryRequest::Base => Ok(axum::Json(json!({})).into_response()),
+        RegistryRequest::Catalog => catalog(&api.shell, uri).await,
+        RegistryRequest::Tags { name } => tags(&api.shell, uri, name).await,
+        RegistryRequest::Manifest { name, version } => manifest(api, method, name, version).await,
+        RegistryRequest::Blob { name, digest } => {
             looked_up(&api.shell, move |store| tags_of(store, &name)).await?;
             blob(api, who, method, digest, headers).await
         }
@@ -184,28 +185,28 @@ async fn answer(
 /// Reads for one answer, off the async workers.
 async fn looked_up<T: Send + 'static>(
     shell: &Arc<Shell>,
-    read: impl FnOnce(&dyn StoreSnapshot) -> Result<T, Refused> + Send + 'static,
-) -> Result<T, Refused> {
+    read: impl FnOnce(&dyn StoreSnapshot) -> Result<T, RegistryRefusal> + Send + 'static,
+) -> Result<T, RegistryRefusal> {
     shell.reader.read(move |store| Ok(read(store))).await.map_err(unread)?
 }
 
 /// Reads for one answer on this thread, which may block.
 fn blocking_look_up<T>(
     shell: &Shell,
-    read: impl FnOnce(&dyn StoreSnapshot) -> Result<T, Refused>,
-) -> Result<T, Refused> {
+    read: impl FnOnce(&dyn StoreSnapshot) -> Result<T, RegistryRefusal>,
+) -> Result<T, RegistryRefusal> {
     shell.reader.here(|store| Ok(read(store))).map_err(unread)?
 }
 
-fn unread(error: ReadError) -> Refused {
-    Refused::internal(&methods::internal(error))
+fn unread(error: ReadError) -> RegistryRefusal {
+    RegistryRefusal::internal(&methods::internal(error))
 }
 
-fn nothing_there() -> Refused {
-    Refused::unknown("NAME_UNKNOWN", "there is nothing at this path")
+fn nothing_there() -> RegistryRefusal {
+    RegistryRefusal::unknown("NAME_UNKNOWN", "there is nothing at this path")
 }
 
-async fn catalog(shell: &Arc<Shell>, uri: &Uri) -> Result<HttpResponse, Refused> {
+async fn catalog(shell: &Arc<Shell>, uri: &Uri) -> Result<HttpResponse, RegistryRefusal> {
     let refs = shell.reader.read(|store| store.image_refs()).await.map_err(unread)?;
     let names = refs.iter().filter_map(|row| row.reference.rsplit_once(':')).map(|(name, _)| name);
     // What others cannot ask for is not shown to them.
@@ -214,7 +215,7 @@ async fn catalog(shell: &Arc<Shell>, uri: &Uri) -> Result<HttpResponse, Refused>
     Ok(with_link(axum::Json(json!({"repositories": items})).into_response(), link))
 }
 
-async fn tags(shell: &Arc<Shell>, uri: &Uri, name: String) -> Result<HttpResponse, Refused> {
+async fn tags(shell: &Arc<Shell>, uri: &Uri, name: String) -> Result<HttpResponse, RegistryRefusal> {
     let asked = name.clone();
     let tags = looked_up(shell, move |store| tags_of(store, &asked)).await?;
     let Page { items, link } = paged(uri, &format!("/v2/{name}/tags/list"), tags)?;
@@ -225,12 +226,15 @@ async fn tags(shell: &Arc<Shell>, uri: &Uri, name: String) -> Result<HttpRespons
 ///
 /// That a digest belongs to the repository is looked at nowhere: whoever may read one image may read them all, and what an
 /// agent needs is asked for under the agent's name.
-fn tags_of(store: &dyn StoreSnapshot, name: &str) -> Result<Vec<String>, Refused> {
+fn tags_of(store: &dyn StoreSnapshot, name: &str) -> Result<Vec<String>, RegistryRefusal> {
     let rows = store.image_tags(name).map_err(unread)?;
     let tags = rows.iter().filter_map(|row| row.reference.rsplit_once(':')).map(|(_, tag)| tag.to_owned());
     let tags: Vec<String> = tags.collect();
     if tags.is_empty() {
-        return Err(Refused::unknown("NAME_UNKNOWN", format!("no image is called `{}`", shown(name))));
+        return Err(RegistryRefusal::unknown(
+            "NAME_UNKNOWN",
+            format!("no image is called `{}`", shown(name)),
+        ));
     }
     Ok(tags)
 }
@@ -247,17 +251,17 @@ async fn manifest(
     method: &Method,
     name: String,
     version: Version,
-) -> Result<HttpResponse, Refused> {
+) -> Result<HttpResponse, RegistryRefusal> {
     let read = tokio::task::spawn_blocking(move || read_manifest(&api.shell, &name, version)).await;
     let internal = |error: tokio::task::JoinError| {
-        Refused::internal(&ErrorBody::new("daemon.internal", error.to_string()))
+        RegistryRefusal::internal(&ErrorBody::new("daemon.internal", error.to_string()))
     };
     let (digest, bytes, kind) = read.map_err(internal)??;
     let length = bytes.len();
     let body = if *method == Method::HEAD { Body::empty() } else { Body::from(bytes) };
     let mut answer = HttpResponse::new(body);
     let kind = HeaderValue::from_str(&kind)
-        .map_err(|error| Refused::internal(&ErrorBody::new("daemon.internal", error.to_string())))?;
+        .map_err(|error| RegistryRefusal::internal(&ErrorBody::new("daemon.internal", error.to_string())))?;
     answer.headers_mut().insert(header::CONTENT_TYPE, kind);
     answer.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     put_digest(&mut answer, &digest);
@@ -265,8 +269,12 @@ async fn manifest(
 }
 
 /// A manifest or index with its digest and its media type.
-fn read_manifest(shell: &Shell, name: &str, version: Version) -> Result<(Digest, Vec<u8>, String), Refused> {
-    let unknown = |message: String| Refused::unknown("MANIFEST_UNKNOWN", message);
+fn read_manifest(
+    shell: &Shell,
+    name: &str,
+    version: Version,
+) -> Result<(Digest, Vec<u8>, String), RegistryRefusal> {
+    let unknown = |message: String| RegistryRefusal::unknown("MANIFEST_UNKNOWN", message);
     let digest = match version {
         Version::Digest(digest) => {
             blocking_look_up(shell, |store| tags_of(store, name))?;
@@ -274,7 +282,7 @@ fn read_manifest(shell: &Shell, name: &str, version: Version) -> Result<(Digest,
         }
         Version::Tag(tag) => blocking_look_up(shell, |store| tagged(store, name, &tag))?,
     };
-    let blobs = shell.images.blobs().map_err(|error| Refused::internal(&error.into()))?;
+    let blobs = shell.images.blobs().map_err(|error| RegistryRefusal::internal(&error.into()))?;
     let bytes = match blobs.read(&digest, MANIFEST_MAX) {
         Ok(bytes) => bytes,
         Err(BlobError::Missing { .. } | BlobError::TooLarge { .. } | BlobError::TooLong { .. }) => {
@@ -282,16 +290,16 @@ fn read_manifest(shell: &Shell, name: &str, version: Version) -> Result<(Digest,
                 "there is no manifest {digest}; an earlier release built it, perhaps"
             )));
         }
-        Err(error) => return Err(Refused::internal(&ImageError::from(error).into())),
+        Err(error) => return Err(RegistryRefusal::internal(&ImageError::from(error).into())),
     };
     let document = ManifestDocument::read(&bytes).map_err(|_| unknown(format!("{digest} is no manifest")))?;
     Ok((digest, bytes, document.media_type().to_owned()))
 }
 
-fn tagged(store: &dyn StoreSnapshot, name: &str, tag: &str) -> Result<Digest, Refused> {
+fn tagged(store: &dyn StoreSnapshot, name: &str, tag: &str) -> Result<Digest, RegistryRefusal> {
     let unknown = || {
         let named = format!("{name}:{tag}");
-        Refused::unknown("MANIFEST_UNKNOWN", format!("no image is called `{}`", shown(&named)))
+        RegistryRefusal::unknown("MANIFEST_UNKNOWN", format!("no image is called `{}`", shown(&named)))
     };
     let named = TaggedName::read(&format!("{name}:{tag}")).map_err(|_| unknown())?;
     let row = store.image_ref(named.as_str()).map_err(unread)?.ok_or_else(unknown)?;
@@ -309,11 +317,11 @@ async fn blob(
     method: &Method,
     digest: Digest,
     headers: &HeaderMap,
-) -> Result<HttpResponse, Refused> {
+) -> Result<HttpResponse, RegistryRefusal> {
     let shell = api.shell.clone();
     let opened = tokio::task::spawn_blocking(move || open_blob(&shell, &digest)).await;
     let internal = |error: tokio::task::JoinError| {
-        Refused::internal(&ErrorBody::new("daemon.internal", error.to_string()))
+        RegistryRefusal::internal(&ErrorBody::new("daemon.internal", error.to_string()))
     };
     let (file, length) = opened.map_err(internal)??;
     let asked = headers.get(header::RANGE).and_then(|range| range.to_str().ok()).unwrap_or_default();
@@ -344,13 +352,13 @@ async fn blob(
     Ok(answer)
 }
 
-fn open_blob(shell: &Shell, digest: &Digest) -> Result<(File, u64), Refused> {
-    let blobs = shell.images.blobs().map_err(|error| Refused::internal(&error.into()))?;
+fn open_blob(shell: &Shell, digest: &Digest) -> Result<(File, u64), RegistryRefusal> {
+    let blobs = shell.images.blobs().map_err(|error| RegistryRefusal::internal(&error.into()))?;
     let refused = |error: BlobError| match error {
         BlobError::Missing { .. } => {
-            Refused::unknown("BLOB_UNKNOWN", format!("{digest} is not in the store"))
+            RegistryRefusal::unknown("BLOB_UNKNOWN", format!("{digest} is not in the store"))
         }
-        error => Refused::internal(&ImageError::from(error).into()),
+        error => RegistryRefusal::internal(&ImageError::from(error).into()),
     };
     let (file, length) = blobs.open_blob(digest).map_err(refused)?;
     if length <= CHECKED_FIRST {
@@ -360,7 +368,7 @@ fn open_blob(shell: &Shell, digest: &Digest) -> Result<(File, u64), Refused> {
 }
 
 fn out_of_range(length: u64) -> HttpResponse {
-    let refused = Refused::new(
+    let refused = RegistryRefusal::new(
         StatusCode::RANGE_NOT_SATISFIABLE,
         "RANGE_INVALID",
         format!("there are {length} bytes, and none in that range"),

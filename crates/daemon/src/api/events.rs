@@ -7,7 +7,7 @@ use lodge_proto::{ApiMethod, ErrorBody, Event, EventList, EventListParams, ListE
 use lodge_store::PAGE_BYTES_MAX;
 use serde_json::Value;
 
-use super::methods::{Answer, find_agent_ever, future, internal, no_method, page};
+use super::methods::{Reply, find_agent_ever, future, internal, no_method, page, reply};
 use super::{params, scope};
 use crate::auth::Who;
 use crate::hub::{Filter, PAGE};
@@ -15,18 +15,18 @@ use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 
-pub(super) async fn call(shell: &Arc<Shell>, who: &Who, method: &str, given: Value) -> Answer {
+pub(super) async fn call(shell: &Arc<Shell>, who: &Who, method: &str, given: Value) -> Reply {
     match method {
         ListEvents::NAME => {
             shell.hub.caught_up(&shell.reader).await.map_err(internal)?;
             let (who, given) = (who.clone(), params::<ListEvents>(given)?);
-            shell.read(move |at| list(at, &who, &given)).await
+            shell.read(move |at| reply::<ListEvents>(list(at, &who, &given))).await
         }
         _other => Err(no_method(method)),
     }
 }
 
-fn list(at: &ReadView<'_>, who: &Who, given: &EventListParams) -> Answer {
+fn list(at: &ReadView<'_>, who: &Who, given: &EventListParams) -> Result<EventList, ErrorBody> {
     let agent = given.agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
     let filter = scope::events(
         who,
@@ -41,12 +41,12 @@ fn list(at: &ReadView<'_>, who: &Who, given: &EventListParams) -> Answer {
     if since > head {
         return Err(future(since, head));
     }
-    let wanted = Wanted { filter, since, head, limit: page(given.limit) as usize };
+    let wanted = EventRange { filter, since, head, limit: page(given.limit) as usize };
     let (events, next) = match given.before {
         None => oldest(at, &wanted)?,
         Some(before) => newest(at, &wanted, before)?,
     };
-    Ok(view::json(&EventList { events, head, log: at.log.clone(), next }))
+    Ok(EventList { events, head, log: at.log.clone(), next })
 }
 
 /// A page that is full after so many events, or so many bytes.
@@ -73,7 +73,7 @@ impl EventPage {
     }
 }
 
-struct Wanted {
+struct EventRange {
     filter: Filter,
     since: u64,
     head: u64,
@@ -81,8 +81,8 @@ struct Wanted {
 }
 
 /// The first ones after `since`, and where the next page begins.
-fn oldest(at: &ReadView<'_>, wanted: &Wanted) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
-    let &Wanted { ref filter, since, head, limit } = wanted;
+fn oldest(at: &ReadView<'_>, wanted: &EventRange) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
+    let &EventRange { ref filter, since, head, limit } = wanted;
     let mut cursor = since;
     let mut page = EventPage::new(limit);
     while !page.is_full() && cursor < head {
@@ -97,8 +97,12 @@ fn oldest(at: &ReadView<'_>, wanted: &Wanted) -> Result<(Vec<Event>, Option<u64>
 }
 
 /// The last ones before `before`, the oldest of them first, and where the page before begins.
-fn newest(at: &ReadView<'_>, wanted: &Wanted, before: u64) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
-    let &Wanted { ref filter, since, head, limit } = wanted;
+fn newest(
+    at: &ReadView<'_>,
+    wanted: &EventRange,
+    before: u64,
+) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
+    let &EventRange { ref filter, since, head, limit } = wanted;
     // What is written and not yet published is nobody's business.
     let mut cursor = before.min(head + 1);
     let mut page = EventPage::new(limit);

@@ -9,8 +9,9 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response as HttpResponse};
 use axum::routing::get;
+use lodge_engine::Rendered;
 use lodge_proto::proof::PROOF_PATH;
-use lodge_proto::{ErrorBody, REQUEST_BYTES_MAX, Response, http_status};
+use lodge_proto::{ErrorBody, REQUEST_BYTES_MAX, Response, http_status, result_text};
 use serde_json::{Value, json};
 
 use super::connections::{Connection, ConnectionLimit};
@@ -198,7 +199,10 @@ async fn post(
         Err((id, error)) => return failed(id, error),
     };
     match methods::call(&api, &who, &request.method, request.params, Arc::new(Unwatched)).await {
-        Ok(result) => axum::Json(Response::ok(request.id, result)).into_response(),
+        Ok(Rendered(result)) => {
+            let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+            (json, result_text(&request.id, &result)).into_response()
+        }
         Err(error) => failed(request.id, error),
     }
 }

@@ -17,14 +17,16 @@ use lodge_proto::{
 use lodge_store::{JobFilter, JobSummary};
 use serde_json::Value;
 
-use super::methods::{Answer, find_agent_ever, internal, no_method, page, session_id};
+use super::methods::{
+    Reply, changed, find_agent_ever, internal, no_method, page, recorded_id, reply, session_id,
+};
 use super::params;
 use crate::auth::{Who, rights};
 use crate::jobs::written;
 use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
-use lodge_engine::{Command, JobCommand, RequestKey};
+use lodge_engine::{Answer, Command, JobCommand, RequestKey};
 
 const WAIT_DEFAULT_MS: u64 = 30_000;
 const WAIT_MAX_MS: u64 = 60_000;
@@ -37,38 +39,44 @@ pub(super) async fn call(
     key: Option<RequestKey>,
     method: &str,
     given: Value,
-) -> Answer {
+) -> Reply {
     match method {
         SubmitJob::NAME => {
             let given = params::<SubmitJob>(given)?;
             let who = who.clone();
             let new = shell.read_few(move |at| submit::read(at, &who, given)).await?;
-            Ok(shell.ask(key, Command::Job(JobCommand::Submit(Box::new(new)))).await?)
+            changed::<SubmitJob>(&shell.ask(key, Command::Job(JobCommand::Submit(Box::new(new)))).await?)
         }
         ListJobs::NAME => {
             let given = params::<ListJobs>(given)?;
-            shell.read(move |at| list(at, &given)).await
+            shell.read(move |at| reply::<ListJobs>(list(at, &given))).await
         }
         GetJob::NAME => {
             let given = params::<GetJob>(given)?;
-            shell.read_few(move |at| Ok(shown(at, &one(at, &find(at, &given.job, None)?)?))).await
+            shell.read_few(move |at| reply::<GetJob>(get(at, &given.job))).await
         }
-        WaitForJob::NAME => wait(shell, who, params::<WaitForJob>(given)?).await,
+        WaitForJob::NAME => reply::<WaitForJob>(wait(shell, who, params::<WaitForJob>(given)?).await),
         CancelJob::NAME => {
             let given = params::<CancelJob>(given)?;
             let id = job_id(shell, given.job).await?;
             let answer = shell.ask(key, Command::Job(JobCommand::Cancel { id })).await?;
             cancelled(shell, answer).await
         }
-        ReadJobOutput::NAME => output::output(shell, who, params::<ReadJobOutput>(given)?).await,
+        ReadJobOutput::NAME => {
+            reply::<ReadJobOutput>(output::output(shell, who, params::<ReadJobOutput>(given)?).await)
+        }
         _other => Err(no_method(method)),
     }
+}
+
+fn get(at: &ReadView<'_>, given: &str) -> Result<JobView, ErrorBody> {
+    Ok(job_view(at, &one(at, &find(at, given, None)?)?))
 }
 
 /// Labels of a filter. A job has fewer, so that more of them fit none, and each costs a lookup.
 const FILTER_LABELS_MAX: usize = 2 * JOB_LABELS_MAX;
 
-fn list(at: &ReadView<'_>, given: &JobListParams) -> Answer {
+fn list(at: &ReadView<'_>, given: &JobListParams) -> Result<JobList, ErrorBody> {
     if given.labels.len() > FILTER_LABELS_MAX {
         return Err(ErrorBody::new(
             "params.invalid",
@@ -92,7 +100,7 @@ fn list(at: &ReadView<'_>, given: &JobListParams) -> Answer {
     };
     let found = at.store.jobs(filter, page(given.limit)).map_err(internal)?;
     let jobs = found.jobs.iter().map(|found| job_view(at, found)).collect();
-    Ok(view::json(&JobList { jobs, next: found.next }))
+    Ok(JobList { jobs, next: found.next })
 }
 
 fn state(word: &str) -> Result<JobState, ErrorBody> {
@@ -110,27 +118,32 @@ fn place(given: &str) -> Result<JobId, ErrorBody> {
     })
 }
 
-async fn wait(shell: &Arc<Shell>, who: &Who, given: JobWaitParams) -> Answer {
+async fn wait(shell: &Arc<Shell>, who: &Who, given: JobWaitParams) -> Result<JobView, ErrorBody> {
     let id = job_id(shell, given.job).await?;
     let within = Duration::from_millis(given.timeout_ms.unwrap_or(WAIT_DEFAULT_MS).min(WAIT_MAX_MS));
     tokio::select! {
         over = until_over(shell, &id, within) => {
             let over = over?.ok_or_else(|| view::no_job(id.as_str()))?;
-            Ok(shown(shell, &over))
+            Ok(job_view(shell, &over))
         }
         _ = who.over() => Err(refused(who, WaitForJob::NAME)),
     }
 }
 
 /// The answer to a cancellation that was recorded: the job as it stands once it is over, which is soon.
-pub(super) async fn cancelled(shell: &Arc<Shell>, answer: Value) -> Answer {
-    let Some(id) = answer.get("id").and_then(Value::as_str).and_then(|id| id.parse().ok()) else {
-        return Ok(answer);
+pub(super) async fn cancelled(shell: &Arc<Shell>, answer: Answer) -> Reply {
+    let id = match &answer {
+        Answer::Job(job) => Some(job.row.id.clone()),
+        answer => recorded_id(&view::rendered(answer)),
     };
-    match until_over(shell, &id, CANCEL_WITHIN).await? {
-        Some(over) => Ok(shown(shell, &over)),
-        // Its time was over meanwhile, and it was forgotten.
-        None => Ok(answer),
+    let over = match id {
+        Some(id) => until_over(shell, &id, CANCEL_WITHIN).await?,
+        None => None,
+    };
+    match over {
+        Some(over) => reply::<CancelJob>(Ok(job_view(shell, &over))),
+        // The job was deleted meanwhile: retention took it.
+        None => changed::<CancelJob>(&answer),
     }
 }
 
@@ -208,8 +221,4 @@ pub(super) fn job_view(shell: &Shell, found: &JobSummary) -> JobView {
         view.truncated = view.dropped_bytes > 0;
     }
     view
-}
-
-fn shown(shell: &Shell, found: &JobSummary) -> Value {
-    view::json(&job_view(shell, found))
 }

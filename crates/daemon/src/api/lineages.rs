@@ -12,12 +12,12 @@ use lodge_proto::{
 use lodge_store::{LineageFilter, LineageSummary};
 use serde_json::Value;
 
-use super::methods::{Answer, find_agent_ever, internal, no_method, one_agent, page};
+use super::methods::{Reply, changed, find_agent_ever, internal, no_method, one_agent, page, reply};
 use super::{params, snapshots};
 use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
-use lodge_engine::{AgentCommand, Command, RequestKey, Settlement};
+use lodge_engine::{AgentCommand, Answer, Command, RequestKey, Settlement};
 
 /// Agents that a warning names.
 const WAITING_SHOWN: u32 = 5;
@@ -34,30 +34,32 @@ const STATES: [LineageState; 5] = [
     LineageState::Ended(lodge_core::lineage::EndReason::Killed),
 ];
 
-pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
+pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Reply {
     match method {
         ListLineages::NAME => {
             let given = params::<ListLineages>(given)?;
-            shell.read(move |at| list(at, &given)).await
+            shell.read(move |at| reply::<ListLineages>(list(at, &given))).await
         }
         GetLineage::NAME => {
             let given = params::<GetLineage>(given)?;
-            shell.read(move |at| get(at, &given)).await
+            shell.read(move |at| reply::<GetLineage>(get(at, &given))).await
         }
-        ResolveLineage::NAME => resolve(shell, key, params::<ResolveLineage>(given)?).await,
+        ResolveLineage::NAME => {
+            changed::<ResolveLineage>(&resolve(shell, key, params::<ResolveLineage>(given)?).await?)
+        }
         SnapshotLineage::NAME => {
             let given = params::<SnapshotLineage>(given)?;
-            shell.read(move |at| snapshots::snapshot(at, &given)).await
+            shell.read(move |at| reply::<SnapshotLineage>(snapshots::snapshot(at, &given))).await
         }
         ListLineageMessages::NAME => {
             let given = params::<ListLineageMessages>(given)?;
-            shell.read(move |at| snapshots::messages(at, &given)).await
+            shell.read(move |at| reply::<ListLineageMessages>(snapshots::messages(at, &given))).await
         }
         _other => Err(no_method(method)),
     }
 }
 
-fn list(at: &ReadView<'_>, given: &LineageListParams) -> Answer {
+fn list(at: &ReadView<'_>, given: &LineageListParams) -> Result<LineageList, ErrorBody> {
     let agent = given.agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
     let state = given.status.as_deref().map(state_code).transpose()?;
     let limit = page(given.limit);
@@ -65,10 +67,10 @@ fn list(at: &ReadView<'_>, given: &LineageListParams) -> Answer {
     let found = at.store.lineages(filter, limit).map_err(internal)?;
     let next =
         (found.len() == limit as usize).then(|| found.last().map(|last| last.row.id.to_string())).flatten();
-    Ok(view::json(&LineageList { lineages: found.into_iter().map(|one| shown(at, one)).collect(), next }))
+    Ok(LineageList { lineages: found.into_iter().map(|one| shown(at, one)).collect(), next })
 }
 
-fn get(at: &ReadView<'_>, given: &LineageRef) -> Answer {
+fn get(at: &ReadView<'_>, given: &LineageRef) -> Result<LineageDetail, ErrorBody> {
     let found = one(at, &given.lineage)?;
     let (agent, state) = (found.row.agent.clone(), found.row.state);
     let stuck = match state {
@@ -84,14 +86,18 @@ fn get(at: &ReadView<'_>, given: &LineageRef) -> Answer {
         }
         LineageState::Reaped | LineageState::Ended(_) => Vec::new(),
     };
-    Ok(view::json(&LineageDetail {
+    Ok(LineageDetail {
         lineage: shown(at, found),
         since: since.map(|at| at.to_string()),
         open_turns: open.into_iter().map(view::full_turn).collect(),
-    }))
+    })
 }
 
-async fn resolve(shell: &Arc<Shell>, key: Option<RequestKey>, given: LineageResolveParams) -> Answer {
+async fn resolve(
+    shell: &Arc<Shell>,
+    key: Option<RequestKey>,
+    given: LineageResolveParams,
+) -> Result<Answer, ErrorBody> {
     let policy = match Policy::from_word(&given.decision) {
         Some(policy @ (Policy::Revive | Policy::Reap)) => policy,
         Some(Policy::Ask) | None => {

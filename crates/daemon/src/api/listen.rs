@@ -16,7 +16,7 @@ use lodge_proto::proof::without_localhost;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinSet;
 
-use super::connections::{Connection, Connections, Origin, Place};
+use super::connections::{Connection, ConnectionSlot, Connections, Origin};
 use super::stream::Stream;
 use super::tls_stream::TlsSocket;
 use super::{Api, http};
@@ -333,7 +333,7 @@ impl axum::serve::Listener for Door<TlsListener> {
 }
 
 /// The next connection, with a place among those without a token.
-async fn accept_tcp(listener: &TcpListener, connections: &Arc<Connections>) -> (TcpStream, Place) {
+async fn accept_tcp(listener: &TcpListener, connections: &Arc<Connections>) -> (TcpStream, ConnectionSlot) {
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {

@@ -1,5 +1,6 @@
 //! What each method does: reads go to the store, changes go to the engine.
 
+use std::str::FromStr;
 use std::sync::Arc;
 
 use lodge_core::{AgentId, SessionId, TurnId};
@@ -18,15 +19,47 @@ use super::{
 use crate::auth::{Who, rights};
 use crate::read_view::ReadView;
 pub(super) use crate::read_view::unread as internal;
-use crate::shell::{Shell, ShuttingDown};
+use crate::shell::{AskError, Shell, ShuttingDown};
 use crate::suspects::{carry, follow};
 use crate::tasks::TaskKind;
-use crate::view;
-use lodge_engine::{Command, Refusal, RequestKey};
+use crate::view::{self, EngineReply};
+use lodge_engine::{Answer, Command, Refusal, Rendered, RequestKey};
 
 const PAGE_DEFAULT: u32 = 100;
 
-pub(super) type Answer = Result<Value, ErrorBody>;
+/// A reply as JSON text. It is rendered once; transports write it as it is.
+pub(super) type Reply = Result<Rendered, ErrorBody>;
+
+/// Renders what a method that reads has found.
+pub(super) fn reply<M: ApiMethod>(found: Result<M::Reply, ErrorBody>) -> Reply {
+    found.map(|found| view::text(&found))
+}
+
+/// Renders what the engine answered to a method that changes something.
+pub(super) fn changed<M: ApiMethod<Reply: EngineReply>>(answer: &Answer) -> Reply {
+    match view::answer_view(answer) {
+        Ok(view) if M::Reply::is(&view) => Ok(view::text(&view)),
+        Ok(_) => Err(not_the_reply()),
+        Err(recorded) => Ok(recorded.clone()),
+    }
+}
+
+/// The engine answered a request with the shape of another.
+pub(super) fn not_the_reply() -> ErrorBody {
+    ErrorBody::new("daemon.internal", "the engine's answer does not fit the request")
+}
+
+/// Records a reply with the id of its request, if it has one. Another reply to the same request may be recorded already.
+pub(super) async fn keep(
+    shell: &Shell,
+    key: Option<RequestKey>,
+    reply: Rendered,
+) -> Result<Rendered, AskError> {
+    match key {
+        Some(_) => Ok(view::rendered(&shell.ask(key, Command::Keep { answer: reply }).await?)),
+        None => Ok(reply),
+    }
+}
 
 /// Calls a method that needs no connection of its own. `client/…` is the business of WebSockets. What takes long because
 /// much is moved is told to `watch`.
@@ -36,7 +69,7 @@ pub(super) async fn call(
     method: &str,
     given: Value,
     watch: Arc<dyn TransferWatch>,
-) -> Answer {
+) -> Reply {
     match quarantine::suspect(&api.shell, who, method, &given)? {
         Some(watched) => watched.watch(dispatch(api, who, method, given, watch)).await,
         None => dispatch(api, who, method, given, watch).await,
@@ -49,19 +82,19 @@ async fn dispatch(
     method: &str,
     given: Value,
     watch: Arc<dyn TransferWatch>,
-) -> Answer {
+) -> Reply {
     let shell = &api.shell;
     let key = request_key(who, method, &given)?;
     let (known, given) = admitted(shell, who, method, given).await?;
-    if let Some(answer) = known {
+    if let Some(recorded) = known {
         return match method {
             // What was decided may not have come about yet.
             StopAgent::NAME | KillAgent::NAME | RemoveAgent::NAME | RevokeToken::NAME => {
-                Ok(shell.ask(key, again(&answer)).await?)
+                Ok(view::rendered(&shell.ask(key, again(recorded)).await?))
             }
-            IssueToken::NAME => tokens::issued(api, shell.ask(key, again(&answer)).await?).await,
-            CancelJob::NAME => jobs::cancelled(shell, answer).await,
-            _ => Ok(answer),
+            IssueToken::NAME => tokens::issued(api, shell.ask(key, again(recorded)).await?).await,
+            CancelJob::NAME => jobs::cancelled(shell, Answer::Rendered(recorded)).await,
+            _ => Ok(recorded),
         };
     }
     match method.split_once('/').map_or(method, |(noun, _)| noun) {
@@ -89,7 +122,7 @@ async fn admitted(
     who: &Who,
     method: &str,
     given: Value,
-) -> Result<(Option<Value>, Value), ErrorBody> {
+) -> Result<(Option<Rendered>, Value), ErrorBody> {
     // An operator's request without an id is looked up nowhere.
     if who.agent().is_none() && given.get("request_id").is_none_or(Value::is_null) {
         rights::admit(who, method)?;
@@ -105,9 +138,17 @@ async fn admitted(
 }
 
 /// A request that was decided before, with its recorded answer.
-fn again(answer: &Value) -> Command {
-    let agent = answer["id"].as_str().and_then(|id| id.parse().ok());
-    Command::Again { agent, answer: view::text(answer) }
+fn again(answer: Rendered) -> Command {
+    Command::Again { agent: recorded_id(&answer), answer }
+}
+
+/// The id in a recorded answer.
+pub(super) fn recorded_id<T: FromStr>(answer: &Rendered) -> Option<T> {
+    #[derive(serde::Deserialize)]
+    struct RecordedId {
+        id: String,
+    }
+    serde_json::from_str::<RecordedId>(&answer.0).ok()?.id.parse().ok()
 }
 
 /// The table of methods has it, and nobody does it.
@@ -121,7 +162,7 @@ pub(super) fn known_answer(
     who: &Who,
     method: &str,
     given: &Value,
-) -> Result<Option<Value>, ErrorBody> {
+) -> Result<Option<Rendered>, ErrorBody> {
     match request_key(who, method, given)? {
         Some(key) => match recorded_answer(at.store, &key)? {
             Some(known) => Ok(Some(known)),
@@ -133,20 +174,20 @@ pub(super) fn known_answer(
 }
 
 /// The answer to a request that only the store may still know.
-pub(super) async fn answered(shell: &Shell, key: Option<&RequestKey>) -> Result<Option<Value>, ErrorBody> {
+pub(super) async fn answered(shell: &Shell, key: Option<&RequestKey>) -> Result<Option<Rendered>, ErrorBody> {
     let Some(key) = key.cloned() else { return Ok(None) };
     shell.reader.read_few(move |store| Ok(recorded_answer(store, &key))).await.map_err(internal)?
 }
 
-fn recorded_answer(store: &dyn StoreSnapshot, key: &RequestKey) -> Result<Option<Value>, ErrorBody> {
+fn recorded_answer(store: &dyn StoreSnapshot, key: &RequestKey) -> Result<Option<Rendered>, ErrorBody> {
     let Some(row) = store.request(&key.caller, &key.request_id).map_err(internal)? else {
         return Ok(None);
     };
     if row.digest != key.digest {
         return Err(view::refused(Refusal::RequestReused { request_id: key.request_id.clone() }));
     }
-    serde_json::from_slice(&row.answer)
-        .map(Some)
+    String::from_utf8(row.answer)
+        .map(|text| Some(Rendered(text.into_boxed_str())))
         .map_err(|error| ErrorBody::new("daemon.internal", error.to_string()))
 }
 
@@ -169,7 +210,7 @@ pub(super) async fn ask_prepared(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
     prepare: impl FnOnce(&Shell) -> Result<Prepared, ErrorBody> + Send + 'static,
-) -> Answer {
+) -> Result<Answer, ErrorBody> {
     let begun = shell.clone();
     detached(shell, async move {
         let slot = begun.preparing.acquire().await.map_err(|_| ShuttingDown)?;
@@ -184,10 +225,14 @@ pub(super) async fn ask_prepared(
 }
 
 /// Has a change recorded that took its time.
-pub(super) async fn record(shell: &Shell, key: Option<RequestKey>, prepared: Prepared) -> Answer {
+pub(super) async fn record(
+    shell: &Shell,
+    key: Option<RequestKey>,
+    prepared: Prepared,
+) -> Result<Answer, ErrorBody> {
     // Meanwhile the same request, sent before, may be so long decided that only the store knows it.
     if let Some(known) = answered(shell, key.as_ref()).await? {
-        return Ok(known);
+        return Ok(Answer::Rendered(known));
     }
     let answer = shell.ask(key, prepared.command).await;
     let left = answer.is_err() && !prepared.pins.is_empty();

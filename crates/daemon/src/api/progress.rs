@@ -10,11 +10,9 @@ use std::time::Duration;
 use lodge_image::Digest;
 use lodge_image::oci::Descriptor;
 use lodge_image::registry::TransferWatch;
-use lodge_proto::{Notification, PROGRESS, Progress, ProgressPart};
+use lodge_proto::{PROGRESS, Progress, ProgressPart, notification_text};
 use serde_json::Value;
 use tokio::sync::Notify;
-
-use crate::view;
 
 /// Between two notifications of one call.
 const TELL_EVERY: Duration = Duration::from_millis(100);
@@ -26,12 +24,12 @@ const PARTS_TOLD: usize = 256;
 /// Where a transfer writes down how far it is.
 #[derive(Debug, Default)]
 pub(super) struct Board {
-    state: Mutex<State>,
+    state: Mutex<BoardState>,
     news: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BoardState {
     parts: Vec<ProgressPart>,
     places: HashMap<Digest, usize>,
     /// Parts that changed since they were told.
@@ -39,7 +37,7 @@ struct State {
 }
 
 impl Board {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BoardState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -68,7 +66,7 @@ impl Board {
     pub async fn during<T>(
         &self,
         id: &Value,
-        tell: impl Fn(&Notification) -> Sent,
+        tell: impl Fn(String) -> Sent,
         work: impl Future<Output = T>,
     ) -> T {
         let mut work = std::pin::pin!(work);
@@ -89,15 +87,15 @@ impl Board {
     }
 
     /// Tells of what changed since the last time, if anything did.
-    fn told(&self, id: &Value, tell: impl Fn(&Notification) -> Sent) {
+    fn told(&self, id: &Value, tell: impl Fn(String) -> Sent) {
         let mut state = self.state();
         let places: Vec<usize> = state.changed.iter().take(PARTS_TOLD).copied().collect();
         if places.is_empty() {
             return;
         }
         let parts = places.iter().map(|place| state.parts[*place].clone()).collect();
-        let note = Notification::new(PROGRESS, view::json(&Progress { id: id.clone(), parts }));
-        if tell(&note) == Sent::Yes {
+        let note = notification_text(PROGRESS, &Progress { id: id.clone(), parts });
+        if tell(note) == Sent::Yes {
             for place in places {
                 state.changed.remove(&place);
             }
@@ -178,7 +176,8 @@ mod tests {
         let (board, told) = (Board::default(), RefCell::new(Vec::new()));
         let look = |sent: Sent| {
             board.told(&Value::from(7), |note| {
-                let progress: Progress = serde_json::from_value(note.params.clone()).unwrap();
+                let note: lodge_proto::Notification = serde_json::from_str(&note).unwrap();
+                let progress: Progress = serde_json::from_value(note.params).unwrap();
                 let shown: Vec<(u64, bool)> =
                     progress.parts.iter().map(|part| (part.done_bytes, part.there)).collect();
                 told.borrow_mut().push(shown);

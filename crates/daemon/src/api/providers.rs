@@ -10,14 +10,14 @@ use lodge_proto::{
 };
 use serde_json::Value;
 
-use super::methods::{Answer, known_answer};
+use super::methods::{Reply, keep, known_answer, reply};
 use super::params;
 use crate::auth::Who;
 use crate::chain;
 use crate::room::Needs;
 use crate::shell::{Shell, now};
 use crate::view;
-use lodge_engine::{Command, RequestKey, Seen};
+use lodge_engine::{RequestKey, Seen};
 
 pub(super) async fn call(
     shell: &Arc<Shell>,
@@ -25,46 +25,43 @@ pub(super) async fn call(
     method: &str,
     given: Value,
     key: Option<RequestKey>,
-) -> Answer {
+) -> Reply {
     match method {
         AddProvider::NAME => {
             let new = params::<AddProvider>(given.clone())?;
-            once(shell, who, method, &given, key, provider_add(shell, new)).await
+            once::<AddProvider>(shell, who, &given, key, provider_add(shell, new)).await
         }
-        ListProviders::NAME => provider_list(shell, &params::<ListProviders>(given)?),
+        ListProviders::NAME => reply::<ListProviders>(provider_list(shell, &params::<ListProviders>(given)?)),
         RemoveProvider::NAME => {
             let named = params::<RemoveProvider>(given.clone())?;
-            once(shell, who, method, &given, key, provider_remove(shell, named)).await
+            once::<RemoveProvider>(shell, who, &given, key, provider_remove(shell, named)).await
         }
-        TestProvider::NAME => provider_test(shell, &params::<TestProvider>(given)?).await,
+        TestProvider::NAME => {
+            reply::<TestProvider>(provider_test(shell, &params::<TestProvider>(given)?).await)
+        }
         other => Err(ErrorBody::new("method.not_found", format!("there is no method `{other}`"))),
     }
 }
 
 /// Makes a change to a file, one at a time, and keeps its answer with the request's id.
-async fn once(
+async fn once<M: ApiMethod>(
     shell: &Arc<Shell>,
     who: &Who,
-    method: &str,
     given: &Value,
     key: Option<RequestKey>,
-    change: impl Future<Output = Answer>,
-) -> Answer {
+    change: impl Future<Output = Result<M::Reply, ErrorBody>>,
+) -> Reply {
     let _alone = shell.file_changes.lock().await;
     // The same request may have been at work while this one waited.
-    let (who, method, given) = (who.clone(), method.to_owned(), given.clone());
-    if let Some(known) = shell.read_few(move |at| known_answer(at, &who, &method, &given)).await? {
+    let (who, given) = (who.clone(), given.clone());
+    if let Some(known) = shell.read_few(move |at| known_answer(at, &who, M::NAME, &given)).await? {
         return Ok(known);
     }
     shell.room.admit(Needs::Room, now())?;
-    let answer = change.await?;
-    match key {
-        Some(key) => Ok(shell.ask(Some(key), Command::Keep { answer: view::text(&answer) }).await?),
-        None => Ok(answer),
-    }
+    Ok(keep(shell, key, view::text(&change.await?)).await?)
 }
 
-async fn provider_add(shell: &Arc<Shell>, given: ProviderAddParams) -> Answer {
+async fn provider_add(shell: &Arc<Shell>, given: ProviderAddParams) -> Result<ProviderView, ErrorBody> {
     let kind = ProviderKind::named(&given.kind).ok_or_else(|| {
         ErrorBody::new("provider.invalid", format!("`{}` is not a kind of provider", given.kind))
             .hint("kinds are openai, anthropic, gemini, ollama and script")
@@ -80,14 +77,12 @@ async fn provider_add(shell: &Arc<Shell>, given: ProviderAddParams) -> Answer {
     shell.tell(Seen::ProvidersChanged).await;
     let all = providers(shell, false)?;
     let added = all.into_iter().find(|provider| provider.name == given.name);
-    added
-        .map(|added| view::json(&added))
-        .ok_or_else(|| ErrorBody::new("daemon.internal", "the provider is not in the file"))
+    added.ok_or_else(|| ErrorBody::new("daemon.internal", "the provider is not in the file"))
 }
 
-fn provider_list(shell: &Shell, given: &ProviderListParams) -> Answer {
+fn provider_list(shell: &Shell, given: &ProviderListParams) -> Result<ProviderList, ErrorBody> {
     let error = shell.providers.last_error().map(|error| error.to_string());
-    Ok(view::json(&ProviderList { providers: providers(shell, given.reveal)?, error }))
+    Ok(ProviderList { providers: providers(shell, given.reveal)?, error })
 }
 
 fn providers(shell: &Shell, reveal: bool) -> Result<Vec<ProviderView>, ErrorBody> {
@@ -108,21 +103,21 @@ fn providers(shell: &Shell, reveal: bool) -> Result<Vec<ProviderView>, ErrorBody
     Ok(shown.collect())
 }
 
-async fn provider_remove(shell: &Arc<Shell>, given: ProviderRef) -> Answer {
+async fn provider_remove(shell: &Arc<Shell>, given: ProviderRef) -> Result<Done, ErrorBody> {
     blocking(shell, move |shell| shell.providers.remove(&given.name).map_err(|error| provider_error(&error)))
         .await?;
-    Ok(view::json(&Done { done: true }))
+    Ok(Done { done: true })
 }
 
-async fn provider_test(shell: &Shell, given: &ProviderTestParams) -> Answer {
+async fn provider_test(shell: &Shell, given: &ProviderTestParams) -> Result<ProviderTested, ErrorBody> {
     let provider = shell.providers.get(&given.name).map_err(|error| provider_error(&error))?;
     match lodge_model::test(&provider, given.model.as_deref(), &shell.calls).await {
-        Ok(tested) => Ok(view::json(&ProviderTested {
+        Ok(tested) => Ok(ProviderTested {
             ok: true,
             ms: u64::try_from(tested.latency.as_millis()).unwrap_or(u64::MAX),
             models: tested.models,
             answered: tested.answered,
-        })),
+        }),
         Err(error) => {
             let mut body = ErrorBody::new(error.code(), error.to_string());
             body.data.cause = std::error::Error::source(&error).map(chain);

@@ -11,7 +11,7 @@ use lodge_proto::{
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::methods::{Answer, internal, no_method, page};
+use super::methods::{Reply, changed, internal, no_method, page, reply};
 use super::params;
 use crate::auth::Who;
 use crate::crash;
@@ -19,24 +19,37 @@ use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::suspects::Watched;
 use crate::view;
-use lodge_engine::{Command, Release, RequestKey, WorkRefusal};
+use lodge_engine::{Answer, Command, Release, RequestKey, WorkRefusal};
 
-pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
-    let how = match method {
+pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Reply {
+    match method {
         ListQuarantine::NAME => {
             let given = params::<ListQuarantine>(given)?;
-            return shell.read(move |at| list(at, &given)).await;
+            shell.read(move |at| reply::<ListQuarantine>(list(at, &given))).await
         }
-        RetryQuarantined::NAME => Release::Retry,
-        DropQuarantined::NAME => Release::Drop,
-        _other => return Err(no_method(method)),
-    };
-    let QuarantineRef { work, .. } = params::<DropQuarantined>(given)?;
-    let id = shell.read(move |at| find(at, &work)).await?;
+        RetryQuarantined::NAME => {
+            let given = params::<RetryQuarantined>(given)?;
+            changed::<RetryQuarantined>(&release(shell, key, given, Release::Retry).await?)
+        }
+        DropQuarantined::NAME => {
+            let given = params::<DropQuarantined>(given)?;
+            changed::<DropQuarantined>(&release(shell, key, given, Release::Drop).await?)
+        }
+        _other => Err(no_method(method)),
+    }
+}
+
+async fn release(
+    shell: &Arc<Shell>,
+    key: Option<RequestKey>,
+    given: QuarantineRef,
+    how: Release,
+) -> Result<Answer, ErrorBody> {
+    let id = shell.read(move |at| find(at, &given.work)).await?;
     Ok(shell.ask(key, Command::ReleaseWork { id, how }).await?)
 }
 
-fn list(at: &ReadView<'_>, given: &QuarantineListParams) -> Answer {
+fn list(at: &ReadView<'_>, given: &QuarantineListParams) -> Result<QuarantineList, ErrorBody> {
     let limit = page(given.limit) as usize;
     let after = given.after.as_deref().unwrap_or_default();
     let mut work: Vec<QuarantineView> =
@@ -44,7 +57,7 @@ fn list(at: &ReadView<'_>, given: &QuarantineListParams) -> Answer {
     let more = work.len() > limit;
     work.truncate(limit);
     let next = work.last().filter(|_| more).map(|last| last.id.clone());
-    Ok(view::json(&QuarantineList { work, next }))
+    Ok(QuarantineList { work, next })
 }
 
 pub(super) fn all(at: &ReadView<'_>) -> Result<Vec<QuarantineView>, ErrorBody> {

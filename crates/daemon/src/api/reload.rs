@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lodge_proto::{ErrorBody, SettingChange};
 use tokio::sync::oneshot;
 
-use super::methods::{Answer, answered};
+use super::methods::{Reply, answered};
 use crate::config::Reread;
 use crate::shell::{Shell, ShuttingDown};
 use crate::tasks::TaskKind;
@@ -17,14 +17,14 @@ use lodge_engine::{Command, RequestKey, Seen};
 /// bound, and what is under way goes on with what it began with.
 ///
 /// Whoever asks may leave before it is done: what is recorded is put into effect all the same.
-pub async fn reload(shell: &Arc<Shell>, key: Option<RequestKey>) -> Answer {
+pub async fn reload(shell: &Arc<Shell>, key: Option<RequestKey>) -> Reply {
     let (told, answer) = oneshot::channel();
     let worker = shell.clone();
     shell.spawn(TaskKind::Reload, async move { drop(told.send(reload_whole(&worker, key).await)) });
     answer.await.unwrap_or_else(|_| Err(ShuttingDown.into()))
 }
 
-async fn reload_whole(shell: &Arc<Shell>, key: Option<RequestKey>) -> Answer {
+async fn reload_whole(shell: &Arc<Shell>, key: Option<RequestKey>) -> Reply {
     // One at a time, so that what is told is what was done.
     let _alone = shell.file_changes.lock().await;
     if let Some(known) = answered(shell, key.as_ref()).await? {
@@ -41,7 +41,7 @@ async fn reload_whole(shell: &Arc<Shell>, key: Option<RequestKey>) -> Answer {
     reread.told.changed.extend(certificate.as_ref().and_then(|new| certificate_change(shell, new)));
     let keys: Vec<String> = reread.told.changed.iter().map(|change| change.key.clone()).collect();
     let command = Command::Reloaded { keys: keys.clone(), answer: view::text(&reread.told) };
-    let answer = shell.ask(key, command).await?;
+    let answer = view::rendered(&shell.ask(key, command).await?);
     put_into_effect(shell, reread, certificate).await;
     tracing::info!(event = "daemon.reloaded", keys = keys.join(","));
     Ok(answer)

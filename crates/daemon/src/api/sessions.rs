@@ -11,14 +11,16 @@ use lodge_store::{
 };
 use serde_json::Value;
 
-use super::methods::{Answer, find_agent_ever, internal, no_method, page, session_id};
+use super::methods::{Reply, changed, find_agent_ever, internal, keep, no_method, page, reply, session_id};
 use super::params;
 use crate::chain;
 use crate::read_view::ReadView;
 use crate::room::Needs;
 use crate::shell::{AskError, Shell, now};
 use crate::view;
-use lodge_engine::{Command, Refusal, RequestKey, SessionChange, SessionRefusal, SessionWhat, TurnAgain};
+use lodge_engine::{
+    Answer, Command, Refusal, RequestKey, SessionChange, SessionRefusal, SessionWhat, TurnAgain,
+};
 
 /// Of the form of exported lines.
 const EXPORT_VERSION: u32 = 1;
@@ -30,50 +32,52 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_millis(10);
 /// How long a search waits for others: they are made one after the other.
 const SEARCH_WAIT_MAX: Duration = Duration::from_secs(20);
 
-pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
+pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Reply {
     match method {
         ListSessions::NAME => {
             let given = params::<ListSessions>(given)?;
-            shell.read(move |at| list(at, &given)).await
+            shell.read(move |at| reply::<ListSessions>(list(at, &given))).await
         }
         GetSession::NAME => {
             let given = params::<GetSession>(given)?;
-            shell.read_few(move |at| get(at, &given)).await
+            shell.read_few(move |at| reply::<GetSession>(get(at, &given))).await
         }
         ListMessages::NAME => {
             let given = params::<ListMessages>(given)?;
-            shell.read(move |at| messages(at, &given)).await
+            shell.read(move |at| reply::<ListMessages>(messages(at, &given))).await
         }
-        SearchSessions::NAME => search(shell, params::<SearchSessions>(given)?).await,
+        SearchSessions::NAME => {
+            reply::<SearchSessions>(search(shell, params::<SearchSessions>(given)?).await)
+        }
         ExportSession::NAME => {
             let given = params::<ExportSession>(given)?;
-            shell.read(move |at| export(at, &given)).await
+            shell.read(move |at| reply::<ExportSession>(export(at, &given))).await
         }
         ForkSession::NAME => {
             let SessionForkParams { session, turn, to, .. } = params::<ForkSession>(given)?;
-            change(shell, key, &session, Change::Fork { turn, to }).await
+            changed::<ForkSession>(&change(shell, key, &session, SessionEdit::Fork { turn, to }).await?)
         }
         RewindSession::NAME => {
             let SessionRewindParams { session, turn, .. } = params::<RewindSession>(given)?;
-            change(shell, key, &session, Change::Rewind { turn }).await
+            changed::<RewindSession>(&change(shell, key, &session, SessionEdit::Rewind { turn }).await?)
         }
         RegenerateTurn::NAME => {
             let SessionRegenerateParams { session, turn, .. } = params::<RegenerateTurn>(given)?;
-            change(shell, key, &session, Change::Regenerate { turn }).await
+            changed::<RegenerateTurn>(&change(shell, key, &session, SessionEdit::Regenerate { turn }).await?)
         }
         ActivateBranch::NAME => {
             let SessionActivateParams { session, turn, .. } = params::<ActivateBranch>(given)?;
-            change(shell, key, &session, Change::Activate { turn }).await
+            changed::<ActivateBranch>(&change(shell, key, &session, SessionEdit::Activate { turn }).await?)
         }
         DeleteSession::NAME => {
             let SessionDeleteParams { session, .. } = params::<DeleteSession>(given)?;
-            change(shell, key, &session, Change::Delete).await
+            changed::<DeleteSession>(&change(shell, key, &session, SessionEdit::Delete).await?)
         }
         _other => Err(no_method(method)),
     }
 }
 
-fn list(at: &ReadView<'_>, given: &SessionListParams) -> Answer {
+fn list(at: &ReadView<'_>, given: &SessionListParams) -> Result<SessionList, ErrorBody> {
     let agent = given.agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
     let limit = page(given.limit);
     let before = given.after.as_deref().map(place).transpose()?;
@@ -82,7 +86,7 @@ fn list(at: &ReadView<'_>, given: &SessionListParams) -> Answer {
         .last()
         .filter(|_| found.len() == limit as usize)
         .map(|last| format!("{}:{}", last.last_active.ms(), last.row.id));
-    Ok(view::json(&SessionList { sessions: found.iter().map(view::session).collect(), next }))
+    Ok(SessionList { sessions: found.iter().map(view::session).collect(), next })
 }
 
 /// Where an earlier page ended.
@@ -96,15 +100,15 @@ fn bad_cursor() -> ErrorBody {
     ErrorBody::new("params.invalid", "`after` is the `next` of an earlier page")
 }
 
-fn get(at: &ReadView<'_>, given: &SessionRef) -> Answer {
+fn get(at: &ReadView<'_>, given: &SessionRef) -> Result<SessionDetail, ErrorBody> {
     let id = session_id(&given.session)?;
     let found = at.store.session(&id).map_err(internal)?.ok_or_else(|| view::no_session(&id))?;
     let inactive_turns = at.store.inactive_turns(&id).map_err(internal)?;
     let open_jobs = at.store.open_jobs_of_session(&id).map_err(internal)?;
-    Ok(view::json(&SessionDetail { session: view::session(&found), inactive_turns, open_jobs }))
+    Ok(SessionDetail { session: view::session(&found), inactive_turns, open_jobs })
 }
 
-fn messages(at: &ReadView<'_>, given: &SessionMessagesParams) -> Answer {
+fn messages(at: &ReadView<'_>, given: &SessionMessagesParams) -> Result<MessageList, ErrorBody> {
     let id = known(at, &given.session)?;
     let limit = page(given.limit);
     let (found, more) = at.store.messages(&id, which(given.all), given.before, limit).map_err(internal)?;
@@ -119,10 +123,10 @@ fn messages(at: &ReadView<'_>, given: &SessionMessagesParams) -> Answer {
     let begun = |epoch: &PlacedEpoch| found.first().is_some_and(|first| first.row.seq <= epoch.seq);
     let epochs = epochs.into_iter().filter(begun).map(view::epoch).collect();
     let messages = found.into_iter().map(view::message).collect();
-    Ok(view::json(&MessageList { messages, epochs, next }))
+    Ok(MessageList { messages, epochs, next })
 }
 
-pub(super) fn turns(at: &ReadView<'_>, given: &TurnListParams) -> Answer {
+pub(super) fn turns(at: &ReadView<'_>, given: &TurnListParams) -> Result<TurnList, ErrorBody> {
     let id = known(at, &given.session)?;
     let limit = page(given.limit);
     let after = match given.after.as_deref().map(|after| after.split_once(':').unwrap_or((after, "~"))) {
@@ -133,7 +137,7 @@ pub(super) fn turns(at: &ReadView<'_>, given: &TurnListParams) -> Answer {
     };
     let (found, more) = at.store.turns(&id, which(given.all), &after, limit).map_err(internal)?;
     let next = found.last().filter(|_| more).map(|last| format!("{}:{}", last.row.number, last.row.id));
-    Ok(view::json(&TurnList { turns: found.into_iter().map(view::full_turn).collect(), next }))
+    Ok(TurnList { turns: found.into_iter().map(view::full_turn).collect(), next })
 }
 
 fn which(all: bool) -> TurnScope {
@@ -148,7 +152,7 @@ fn known(at: &ReadView<'_>, given: &str) -> Result<SessionId, ErrorBody> {
     }
 }
 
-fn export(at: &ReadView<'_>, given: &SessionExportParams) -> Answer {
+fn export(at: &ReadView<'_>, given: &SessionExportParams) -> Result<SessionExport, ErrorBody> {
     let id = session_id(&given.session)?;
     let found = at.store.session(&id).map_err(internal)?.ok_or_else(|| view::no_session(&id))?;
     let mut lines = Vec::new();
@@ -161,10 +165,10 @@ fn export(at: &ReadView<'_>, given: &SessionExportParams) -> Answer {
     let (page, more) = at.store.exported(&id, after, limit, EXPORT_BYTES_MAX).map_err(internal)?;
     let next = page.last().filter(|_| more).map(|last| last.told.row.seq);
     lines.extend(page.into_iter().map(|one| ExportLine::Message(Box::new(view::exported(one)))));
-    Ok(view::json(&SessionExport { lines, next }))
+    Ok(SessionExport { lines, next })
 }
 
-async fn search(shell: &Arc<Shell>, given: SessionSearchParams) -> Answer {
+async fn search(shell: &Arc<Shell>, given: SessionSearchParams) -> Result<SessionHits, ErrorBody> {
     let query = Query::parse(&given.query)
         .map_err(|bad| ErrorBody::new("search.bad_query", bad.to_string()).hint(bad.hint()))?;
     let (agent, session) = (given.agent, given.session);
@@ -196,7 +200,7 @@ async fn search(shell: &Arc<Shell>, given: SessionSearchParams) -> Answer {
         .map_err(|error| ErrorBody::new("daemon.internal", error.to_string()))?
         .map_err(|error| search_failed(&error))?;
     let next = found.last().filter(|_| found.len() == limit as usize).map(|last| last.place.to_string());
-    Ok(view::json(&SessionHits { hits: found.into_iter().map(view::hit).collect(), next }))
+    Ok(SessionHits { hits: found.into_iter().map(view::hit).collect(), next })
 }
 
 fn search_failed(error: &SearchError) -> ErrorBody {
@@ -213,7 +217,7 @@ fn search_failed(error: &SearchError) -> ErrorBody {
 
 /// What a change is about.
 #[derive(Debug)]
-enum Change {
+enum SessionEdit {
     Fork { turn: Option<String>, to: Option<String> },
     Rewind { turn: String },
     Regenerate { turn: Option<String> },
@@ -222,7 +226,12 @@ enum Change {
 }
 
 /// Reads what a change is decided on and has it decided; again, when the session moved on in between.
-async fn change(shell: &Arc<Shell>, key: Option<RequestKey>, session: &str, change: Change) -> Answer {
+async fn change(
+    shell: &Arc<Shell>,
+    key: Option<RequestKey>,
+    session: &str,
+    change: SessionEdit,
+) -> Result<Answer, ErrorBody> {
     let id = session_id(session)?;
     let (mut tries, change) = (0, Arc::new(change));
     loop {
@@ -231,17 +240,14 @@ async fn change(shell: &Arc<Shell>, key: Option<RequestKey>, session: &str, chan
             Some(planned) => shell.ask(key.clone(), Command::Session(Box::new(planned))).await,
             None => match *change {
                 // One that is not there is as deleted as it can be.
-                Change::Delete => {
-                    let answer = view::json(&SessionDeleted { session: id.to_string(), deleted: false });
-                    return match key {
-                        Some(_) => Ok(shell.ask(key, Command::Keep { answer: view::text(&answer) }).await?),
-                        None => Ok(answer),
-                    };
+                SessionEdit::Delete => {
+                    let missing = SessionDeleted { session: id.to_string(), deleted: false };
+                    return Ok(Answer::Rendered(keep(shell, key, view::text(&missing)).await?));
                 }
-                Change::Fork { .. }
-                | Change::Rewind { .. }
-                | Change::Regenerate { .. }
-                | Change::Activate { .. } => return Err(view::no_session(&id)),
+                SessionEdit::Fork { .. }
+                | SessionEdit::Rewind { .. }
+                | SessionEdit::Regenerate { .. }
+                | SessionEdit::Activate { .. } => return Err(view::no_session(&id)),
             },
         };
         tries += 1;
@@ -250,7 +256,7 @@ async fn change(shell: &Arc<Shell>, key: Option<RequestKey>, session: &str, chan
                 tokio::time::sleep(TRY_AGAIN_AFTER).await;
             }
             answer => {
-                if matches!(*change, Change::Delete) && answer.is_ok() {
+                if matches!(*change, SessionEdit::Delete) && answer.is_ok() {
                     forget(shell, &id).await;
                 }
                 return Ok(answer?);
@@ -270,12 +276,16 @@ async fn forget(shell: &Shell, id: &SessionId) {
     }
 }
 
-fn planned(at: &ReadView<'_>, id: &SessionId, change: &Change) -> Result<Option<SessionChange>, ErrorBody> {
+fn planned(
+    at: &ReadView<'_>,
+    id: &SessionId,
+    change: &SessionEdit,
+) -> Result<Option<SessionChange>, ErrorBody> {
     let found = match change {
-        Change::Delete => {
+        SessionEdit::Delete => {
             at.store.standing(id).map_err(internal)?.map(|standing| (standing, SessionWhat::Delete))
         }
-        Change::Rewind { turn } => {
+        SessionEdit::Rewind { turn } => {
             let found = at.store.rewind_plan(id, &pick(turn)?).map_err(internal)?;
             found
                 .map(|(standing, plan)| {
@@ -283,7 +293,7 @@ fn planned(at: &ReadView<'_>, id: &SessionId, change: &Change) -> Result<Option<
                 })
                 .transpose()?
         }
-        Change::Activate { turn } => {
+        SessionEdit::Activate { turn } => {
             let unknown = || {
                 let hint = format!("`lodge session show {id} --all` lists the turns of all branches by id");
                 no_turn(id, turn).hint(hint)
@@ -300,7 +310,7 @@ fn planned(at: &ReadView<'_>, id: &SessionId, change: &Change) -> Result<Option<
                 })
                 .transpose()?
         }
-        Change::Fork { turn, to } => {
+        SessionEdit::Fork { turn, to } => {
             let to = to.as_deref().map(|to| free(at, to)).transpose()?;
             let found = at.store.fork_plan(id, &pick_or_last(turn.as_deref())?).map_err(internal)?;
             let turn = turn.as_deref().unwrap_or("the last");
@@ -310,7 +320,7 @@ fn planned(at: &ReadView<'_>, id: &SessionId, change: &Change) -> Result<Option<
                 })
                 .transpose()?
         }
-        Change::Regenerate { turn } => {
+        SessionEdit::Regenerate { turn } => {
             let found = at.store.repeat_plan(id, &pick_or_last(turn.as_deref())?).map_err(internal)?;
             let turn = turn.as_deref().unwrap_or("the last");
             found

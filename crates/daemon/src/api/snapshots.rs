@@ -11,10 +11,9 @@ use lodge_proto::{
 use lodge_store::{AtBoundary, MessagePlace, MessageRange};
 
 use super::lineages;
-use super::methods::{Answer, internal, page, session_id};
+use super::methods::{internal, page, session_id};
 use crate::read_view::ReadView;
 use crate::shell::Shell;
-use crate::view;
 use lodge_engine::DAEMON_STREAM;
 
 /// A page of messages ends with the one that reaches this.
@@ -23,7 +22,10 @@ const PAGE_BYTES_MAX: usize = 1024 * 1024;
 const SAMPLING: [&str; 6] =
     ["frequency-penalty", "max-tokens", "presence-penalty", "temperature", "top-k", "top-p"];
 
-pub(super) fn snapshot(at: &ReadView<'_>, given: &LineageSnapshotParams) -> Answer {
+pub(super) fn snapshot(
+    at: &ReadView<'_>,
+    given: &LineageSnapshotParams,
+) -> Result<LineageSnapshot, ErrorBody> {
     let id = lineages::find(at, &given.lineage)?;
     let limit = page(given.limit);
     let found = at.store.at_boundary(&id, DAEMON_STREAM, given.after.as_deref(), limit).map_err(internal)?;
@@ -39,7 +41,7 @@ pub(super) fn snapshot(at: &ReadView<'_>, given: &LineageSnapshotParams) -> Answ
         })
         .collect();
     let next = if found.more { sessions.last().map(|last| last.id.clone()) } else { None };
-    Ok(view::json(&LineageSnapshot { head: head(at, &found, image), sessions, next }))
+    Ok(LineageSnapshot { head: head(at, &found, image), sessions, next })
 }
 
 fn head(shell: &Shell, found: &AtBoundary, image: ImageRecord) -> SnapshotHead {
@@ -90,7 +92,10 @@ fn head(shell: &Shell, found: &AtBoundary, image: ImageRecord) -> SnapshotHead {
     }
 }
 
-pub(super) fn messages(at: &ReadView<'_>, given: &LineageMessagesParams) -> Answer {
+pub(super) fn messages(
+    at: &ReadView<'_>,
+    given: &LineageMessagesParams,
+) -> Result<LineageMessages, ErrorBody> {
     let id = lineages::find(at, &given.lineage)?;
     let session = session_id(&given.session)?;
     let wanted = MessageRange {
@@ -108,7 +113,7 @@ pub(super) fn messages(at: &ReadView<'_>, given: &LineageMessagesParams) -> Answ
         TokenUsage { input_tokens: found.usage.input_tokens, output_tokens: found.usage.output_tokens };
     let next = found.next.map(|place| format!("{}.{}", place.number, place.seq));
     let messages = found.messages.into_iter().map(message).collect();
-    Ok(view::json(&LineageMessages { messages, usage, next }))
+    Ok(LineageMessages { messages, usage, next })
 }
 
 fn message(row: MessageRow) -> SnapshotMessage {

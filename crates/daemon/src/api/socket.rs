@@ -10,9 +10,10 @@ use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_
 use axum::response::Response as HttpResponse;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
+use lodge_engine::Rendered;
 use lodge_proto::{
-    ApiMethod, AttachClient, Attached, DetachClient, Done, ErrorBody, Gap, METHODS, Notification,
-    REQUEST_BYTES_MAX, Request, Response,
+    ApiMethod, AttachClient, Attached, DetachClient, Done, ErrorBody, Gap, METHODS, REQUEST_BYTES_MAX,
+    Request, Response, notification_text, result_text,
 };
 use serde_json::Value;
 use tokio::sync::broadcast::error::RecvError;
@@ -184,11 +185,11 @@ impl Connection {
     async fn heard(&mut self, bytes: Bytes) {
         let value = match super::parse(&self.api.shell, &self.who, bytes).await {
             Ok(value) => value,
-            Err(error) => return send(&self.outbox, &Response::err(Value::Null, error)).await,
+            Err(error) => return send(&self.outbox, error_text(Value::Null, error)).await,
         };
         let request = match envelope(value) {
             Ok(request) => request,
-            Err((id, error)) => return send(&self.outbox, &Response::err(id, error)).await,
+            Err((id, error)) => return send(&self.outbox, error_text(id, error)).await,
         };
         match request.method.as_str() {
             AttachClient::NAME => self.attach(request.id, request.params).await,
@@ -227,7 +228,7 @@ impl Connection {
     async fn attach(&mut self, id: Value, given: Value) {
         let attachment = self.next_attachment;
         match self.attached(attachment, given).await {
-            Err(error) => send(&self.outbox, &Response::err(id, error)).await,
+            Err(error) => send(&self.outbox, error_text(id, error)).await,
             Ok((attached, filter)) => {
                 self.next_attachment += 1;
                 let token = self.following.child_token();
@@ -235,7 +236,8 @@ impl Connection {
                 let since = attached.seq;
                 // Before the answer: text that streams from here on is not missed.
                 let live = self.api.shell.hub.live();
-                send(&self.outbox, &Response::ok(id, view::json(&attached))).await;
+                let Rendered(attached) = view::text(&attached);
+                send(&self.outbox, result_text(&id, &attached)).await;
                 let follower = Follower {
                     api: self.api.clone(),
                     closing: self.closing.clone(),
@@ -267,16 +269,16 @@ impl Connection {
 
     async fn detach(&mut self, id: Value, given: Value) {
         let answer = match params::<DetachClient>(given) {
-            Err(error) => Response::err(id, error),
+            Err(error) => error_text(id, error),
             Ok(given) => {
                 let found = self.attachments.remove(&given.attachment);
                 if let Some(token) = &found {
                     token.cancel();
                 }
-                Response::ok(id, view::json(&Done { done: found.is_some() }))
+                result_text(&id, &view::text(&Done { done: found.is_some() }).0)
             }
         };
-        send(&self.outbox, &answer).await;
+        send(&self.outbox, answer).await;
     }
 }
 
@@ -305,18 +307,18 @@ impl Call {
             }
         };
         let answer = match told {
-            Ok(result) => Response::ok(id, result),
-            Err(error) => Response::err(id, error),
+            Ok(Rendered(result)) => result_text(&id, &result),
+            Err(error) => error_text(id, error),
         };
         tokio::select! {
             () = self.closing.cancelled() => {}
-            () = send(&self.outbox, &answer) => {}
+            () = send(&self.outbox, answer) => {}
         }
     }
 
     /// Tells something that may be told later as well.
-    fn tell(&self, note: &Notification) -> Sent {
-        match self.outbox.try_send(text(note)) {
+    fn tell(&self, note: String) -> Sent {
+        match self.outbox.try_send(Message::text(note)) {
             Ok(()) => Sent::Yes,
             Err(_) => Sent::NoRoom,
         }
@@ -350,7 +352,7 @@ impl Follower {
                 }
             };
             for event in &page {
-                send(&self.outbox, &Notification::new("event", view::json(&view::event(event)))).await;
+                send(&self.outbox, notification_text("event", &view::event(event))).await;
             }
             if self.cursor < shell.hub.head() {
                 continue;
@@ -358,7 +360,7 @@ impl Follower {
             tokio::select! {
                 // Perhaps no more text comes that could tell what was lost.
                 Ok(room) = self.outbox.reserve(), if dropped > 0 => {
-                    room.send(text(&gap(std::mem::take(&mut dropped))));
+                    room.send(gap(std::mem::take(&mut dropped)));
                 }
                 changed = head.changed() => if changed.is_err() { return },
                 news = live.recv() => match news {
@@ -374,17 +376,17 @@ impl Follower {
     /// Live text and output go out when there is room; a slow client loses some and is told how much.
     fn preview(&self, live: &Live, dropped: &mut u64) {
         if *dropped > 0 {
-            if self.outbox.try_send(text(&gap(*dropped))).is_err() {
+            if self.outbox.try_send(gap(*dropped)).is_err() {
                 *dropped += 1;
                 return;
             }
             *dropped = 0;
         }
         let note = match live {
-            Live::Delta(delta) => Notification::new("delta", view::json(delta)),
-            Live::Output(output) => Notification::new("output", view::json(output)),
+            Live::Delta(delta) => notification_text("delta", delta),
+            Live::Output(output) => notification_text("output", output),
         };
-        if self.outbox.try_send(text(&note)).is_err() {
+        if self.outbox.try_send(Message::text(note)).is_err() {
             *dropped += 1;
         }
     }
@@ -394,8 +396,8 @@ fn changes(method: &str) -> bool {
     METHODS.iter().any(|doc| doc.name == method && doc.mutates)
 }
 
-fn gap(dropped: u64) -> Notification {
-    Notification::new("gap", view::json(&Gap { dropped }))
+fn gap(dropped: u64) -> Message {
+    Message::text(notification_text("gap", &Gap { dropped }))
 }
 
 /// Tells a daemon that was shut down from one that broke off: the client does not bring this one back.
@@ -416,11 +418,11 @@ fn is_too_large(error: &axum::Error) -> bool {
     matches!(cause, Some(Error::Capacity(_)))
 }
 
-fn text<T: serde::Serialize>(message: &T) -> Message {
-    Message::text(serde_json::to_string(message).unwrap_or_default())
+fn error_text(id: Value, error: ErrorBody) -> String {
+    serde_json::to_string(&Response::err(id, error)).unwrap_or_default()
 }
 
 /// Waits for room in the outbox. A closed one means the connection is over.
-async fn send<T: serde::Serialize>(outbox: &mpsc::Sender<Message>, message: &T) {
-    drop(outbox.send(text(message)).await);
+async fn send(outbox: &mpsc::Sender<Message>, message: String) {
+    drop(outbox.send(Message::text(message)).await);
 }

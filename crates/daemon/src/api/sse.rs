@@ -25,7 +25,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Wanted {
+pub(super) struct EventQuery {
     since: Option<u64>,
     agent: Option<String>,
     session: Option<String>,
@@ -44,7 +44,7 @@ struct Follow {
 pub(super) async fn events(
     State(api): State<Arc<Api>>,
     axum::Extension(who): axum::Extension<Who>,
-    wanted: Result<Query<Wanted>, axum::extract::rejection::QueryRejection>,
+    wanted: Result<Query<EventQuery>, axum::extract::rejection::QueryRejection>,
     headers: HeaderMap,
 ) -> HttpResponse {
     match follow(api, who, wanted, &headers).await {
@@ -59,7 +59,7 @@ pub(super) async fn events(
 async fn follow(
     api: Arc<Api>,
     who: Who,
-    wanted: Result<Query<Wanted>, axum::extract::rejection::QueryRejection>,
+    wanted: Result<Query<EventQuery>, axum::extract::rejection::QueryRejection>,
     headers: &HeaderMap,
 ) -> Result<Follow, ErrorBody> {
     let Query(wanted) = wanted.map_err(|error| {

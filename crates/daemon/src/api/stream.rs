@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-use super::connections::{Connection, Place};
+use super::connections::{Connection, ConnectionSlot};
 
 /// How long a connection may be open before a token is shown on it, whatever is sent meanwhile.
 const UNKNOWN_WITHIN: Duration = Duration::from_secs(10);
@@ -22,7 +22,7 @@ const LINGER_PIECE: usize = 16 * 1024;
 /// A stream that keeps a place.
 pub(super) struct Stream<S> {
     stream: S,
-    place: Place,
+    place: ConnectionSlot,
     end: End,
     written_at: Option<Instant>,
     linger: Option<Linger>,
@@ -50,11 +50,11 @@ struct Linger {
 }
 
 impl<S> Stream<S> {
-    pub(super) fn new(stream: S, place: Place) -> Self {
+    pub(super) fn new(stream: S, place: ConnectionSlot) -> Self {
         Self::within(stream, place, UNKNOWN_WITHIN, LINGER_WITHIN)
     }
 
-    fn within(stream: S, place: Place, unknown: Duration, lingering: Duration) -> Self {
+    fn within(stream: S, place: ConnectionSlot, unknown: Duration, lingering: Duration) -> Self {
         let end = End::Coming(Box::pin(end_of(place.0.clone(), unknown)));
         Stream { stream, place, end, written_at: None, linger: None, lingering }
     }

@@ -21,9 +21,9 @@ const PLAIN_BYTES_MAX: usize = 16 * 1024 * 1024;
 const PLAIN_PIECE: usize = 16 * 1024;
 
 /// A connection that becomes a TLS connection.
-pub(super) struct TlsSocket(State);
+pub(super) struct TlsSocket(TlsState);
 
-enum State {
+enum TlsState {
     /// The peer has said nothing yet.
     Silent(TcpStream, Arc<ServerConfig>),
     Handshake(Box<Accept<TcpStream>>),
@@ -42,56 +42,56 @@ struct Plain {
 
 impl TlsSocket {
     pub(super) fn new(stream: TcpStream, server: Arc<ServerConfig>) -> TlsSocket {
-        TlsSocket(State::Silent(stream, server))
+        TlsSocket(TlsState::Silent(stream, server))
     }
 
     /// The stream inside, once the handshake is done.
     fn poll_open(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<&mut TlsStream<TcpStream>>> {
-        while !matches!(self.0, State::Open(_)) {
+        while !matches!(self.0, TlsState::Open(_)) {
             let next = match &mut self.0 {
-                State::Silent(stream, _) => match ready!(poll_first(stream, cx)) {
+                TlsState::Silent(stream, _) => match ready!(poll_first(stream, cx)) {
                     Ok(Some(first)) => self.begin(first),
                     Ok(None) => Err(io::ErrorKind::UnexpectedEof.into()),
                     Err(cause) => Err(cause),
                 },
-                State::Handshake(accept) => match ready!(pin!(accept).poll(cx)) {
-                    Ok(stream) => Ok(State::Open(Box::new(stream))),
+                TlsState::Handshake(accept) => match ready!(pin!(accept).poll(cx)) {
+                    Ok(stream) => Ok(TlsState::Open(Box::new(stream))),
                     Err(cause) => {
                         tracing::debug!(event = "tls.refused", error = %cause);
                         Err(cause)
                     }
                 },
-                State::Plain(plain) => {
+                TlsState::Plain(plain) => {
                     ready!(plain.poll_refuse(cx));
                     Err(io::ErrorKind::InvalidData.into())
                 }
-                State::Open(_) | State::Closed => Err(io::ErrorKind::NotConnected.into()),
+                TlsState::Open(_) | TlsState::Closed => Err(io::ErrorKind::NotConnected.into()),
             };
             match next {
                 Ok(next) => self.0 = next,
                 Err(cause) => {
-                    self.0 = State::Closed;
+                    self.0 = TlsState::Closed;
                     return Poll::Ready(Err(cause));
                 }
             }
         }
         match &mut self.0 {
-            State::Open(stream) => Poll::Ready(Ok(stream)),
-            State::Silent(..) | State::Handshake(_) | State::Plain(_) | State::Closed => {
+            TlsState::Open(stream) => Poll::Ready(Ok(stream)),
+            TlsState::Silent(..) | TlsState::Handshake(_) | TlsState::Plain(_) | TlsState::Closed => {
                 Poll::Ready(Err(io::ErrorKind::NotConnected.into()))
             }
         }
     }
 
-    fn begin(&mut self, first: u8) -> io::Result<State> {
-        let State::Silent(stream, server) = std::mem::replace(&mut self.0, State::Closed) else {
+    fn begin(&mut self, first: u8) -> io::Result<TlsState> {
+        let TlsState::Silent(stream, server) = std::mem::replace(&mut self.0, TlsState::Closed) else {
             return Err(io::ErrorKind::NotConnected.into());
         };
         if first == HANDSHAKE {
-            return Ok(State::Handshake(Box::new(TlsAcceptor::from(server).accept(stream))));
+            return Ok(TlsState::Handshake(Box::new(TlsAcceptor::from(server).accept(stream))));
         }
         let plain = Plain { stream, answer: plain_answer(), written: 0, left: PLAIN_BYTES_MAX };
-        Ok(State::Plain(Box::new(plain)))
+        Ok(TlsState::Plain(Box::new(plain)))
     }
 }
 
@@ -172,17 +172,21 @@ impl AsyncWrite for TlsSocket {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.0 {
-            State::Open(stream) => pin!(stream).poll_flush(cx),
+            TlsState::Open(stream) => pin!(stream).poll_flush(cx),
             // Nothing was written.
-            State::Silent(..) | State::Handshake(_) | State::Plain(_) | State::Closed => Poll::Ready(Ok(())),
+            TlsState::Silent(..) | TlsState::Handshake(_) | TlsState::Plain(_) | TlsState::Closed => {
+                Poll::Ready(Ok(()))
+            }
         }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.0 {
-            State::Open(stream) => pin!(stream).poll_shutdown(cx),
+            TlsState::Open(stream) => pin!(stream).poll_shutdown(cx),
             // Dropped, it is closed.
-            State::Silent(..) | State::Handshake(_) | State::Plain(_) | State::Closed => Poll::Ready(Ok(())),
+            TlsState::Silent(..) | TlsState::Handshake(_) | TlsState::Plain(_) | TlsState::Closed => {
+                Poll::Ready(Ok(()))
+            }
         }
     }
 }

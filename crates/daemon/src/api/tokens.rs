@@ -14,30 +14,32 @@ use lodge_proto::{
 use lodge_store::TokenFilter;
 use serde_json::Value;
 
-use super::methods::{Answer, find_agent, internal, no_method, page};
+use super::methods::{Reply, changed, find_agent, internal, no_method, page, reply};
 use super::{Api, params};
 use crate::auth::DAY_MS;
 use crate::read_view::ReadView;
 use crate::shell::{Shell, now};
 use crate::view;
-use lodge_engine::{Command, NewToken, RequestKey, TokenCommand, TokenFor};
+use lodge_engine::{Answer, Command, NewToken, RequestKey, TokenCommand, TokenFor};
 
 const EXPIRES_DEFAULT_S: u64 = 90 * 24 * 60 * 60;
 const EXPIRES_MAX_S: u64 = 3_650 * 24 * 60 * 60;
 
-pub(super) async fn call(api: &Api, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
+pub(super) async fn call(api: &Api, key: Option<RequestKey>, method: &str, given: Value) -> Reply {
     match method {
         IssueToken::NAME => issue(api, key, params::<IssueToken>(given)?).await,
         ListTokens::NAME => {
             let given = params::<ListTokens>(given)?;
-            api.shell.read(move |at| list(at, &given)).await
+            api.shell.read(move |at| reply::<ListTokens>(list(at, &given))).await
         }
-        RevokeToken::NAME => revoke(&api.shell, key, params::<RevokeToken>(given)?).await,
+        RevokeToken::NAME => {
+            changed::<RevokeToken>(&revoke(&api.shell, key, params::<RevokeToken>(given)?).await?)
+        }
         _other => Err(no_method(method)),
     }
 }
 
-async fn issue(api: &Api, key: Option<RequestKey>, given: TokenIssueParams) -> Answer {
+async fn issue(api: &Api, key: Option<RequestKey>, given: TokenIssueParams) -> Reply {
     let shell = &api.shell;
     let holder = match given.agent.as_deref() {
         None => TokenFor::Operator,
@@ -60,27 +62,32 @@ async fn issue(api: &Api, key: Option<RequestKey>, given: TokenIssueParams) -> A
 }
 
 /// The answer to a request for a token, with the value that was not recorded with it.
-pub(super) async fn issued(api: &Api, answer: Value) -> Answer {
+pub(super) async fn issued(api: &Api, answer: Answer) -> Reply {
     let broken = |cause: String| {
         ErrorBody::new("daemon.internal", "the token was issued and could not be told").because(cause)
     };
-    let view: TokenView = serde_json::from_value(answer).map_err(|error| broken(error.to_string()))?;
+    let view: TokenView = match &answer {
+        Answer::Token(token) => view::token(&token.row, token.at),
+        recorded => {
+            serde_json::from_str(&view::rendered(recorded).0).map_err(|error| broken(error.to_string()))?
+        }
+    };
     let id = view.id.clone();
     let row = api.shell.read_few(move |at| by_id(at, &id)).await?;
     let token = api.gate.value(&row).map_err(|error| broken(error.to_string()))?;
-    Ok(view::json(&TokenIssued { view, token }))
+    reply::<IssueToken>(Ok(TokenIssued { view, token }))
 }
 
-fn list(at: &ReadView<'_>, given: &TokenListParams) -> Answer {
+fn list(at: &ReadView<'_>, given: &TokenListParams) -> Result<TokenList, ErrorBody> {
     let (limit, now) = (page(given.limit), now());
     let live_at = (!given.all).then_some(now);
     let filter = TokenFilter { after: given.after.as_deref(), live_at };
     let rows = at.store.tokens(filter, limit).map_err(internal)?;
     let next = (rows.len() == limit as usize).then(|| rows.last().map(|last| last.id.to_string())).flatten();
-    Ok(view::json(&TokenList { tokens: rows.iter().map(|row| view::token(row, now)).collect(), next }))
+    Ok(TokenList { tokens: rows.iter().map(|row| view::token(row, now)).collect(), next })
 }
 
-async fn revoke(shell: &Arc<Shell>, key: Option<RequestKey>, given: TokenRef) -> Answer {
+async fn revoke(shell: &Arc<Shell>, key: Option<RequestKey>, given: TokenRef) -> Result<Answer, ErrorBody> {
     let row = shell.read_few(move |at| one(at, &given.token)).await?;
     Ok(shell.ask(key, Command::Token(TokenCommand::Revoke { row: Box::new(row) })).await?)
 }

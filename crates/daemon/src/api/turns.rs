@@ -8,37 +8,41 @@ use lodge_model::schema::{SCHEMA_BYTES_MAX, Schema};
 use lodge_proto::*;
 use serde_json::Value;
 
-use super::methods::{Answer, find_agent, internal, no_method, no_turn, session_id};
+use super::methods::{Reply, changed, find_agent, internal, no_method, no_turn, reply, session_id};
 use super::{params, sessions};
 use crate::compute::Charge;
 use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
-use lodge_engine::{Command, NewTurn, RequestKey, SessionChoice, TurnCommand};
+use lodge_engine::{Answer, Command, NewTurn, RequestKey, SessionChoice, TurnCommand};
 
-pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Answer {
+pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Reply {
     match method {
-        SendTurn::NAME => turn_send(shell, key, params::<SendTurn>(given)?).await,
+        SendTurn::NAME => changed::<SendTurn>(&turn_send(shell, key, params::<SendTurn>(given)?).await?),
         GetTurn::NAME => {
             let given = params::<GetTurn>(given)?;
-            shell.read(move |at| turn_get(at, &given)).await
+            shell.read(move |at| reply::<GetTurn>(turn_get(at, &given))).await
         }
         ListTurns::NAME => {
             let given = params::<ListTurns>(given)?;
-            shell.read(move |at| sessions::turns(at, &given)).await
+            shell.read(move |at| reply::<ListTurns>(sessions::turns(at, &given))).await
         }
         InterruptTurn::NAME => {
             let given = params::<InterruptTurn>(given)?;
             let id = turn_id(&given.turn)?;
             let known = id.clone();
             shell.read_few(move |at| known_turn(at, &known).map(drop)).await?;
-            Ok(shell.ask(key, Command::Turn(TurnCommand::Interrupt { id })).await?)
+            changed::<InterruptTurn>(&shell.ask(key, Command::Turn(TurnCommand::Interrupt { id })).await?)
         }
         _other => Err(no_method(method)),
     }
 }
 
-async fn turn_send(shell: &Arc<Shell>, key: Option<RequestKey>, given: TurnSendParams) -> Answer {
+async fn turn_send(
+    shell: &Arc<Shell>,
+    key: Option<RequestKey>,
+    given: TurnSendParams,
+) -> Result<Answer, ErrorBody> {
     let TurnSendParams { agent, session, sender, text, schema, .. } = given;
     let of = sender.clone();
     let read = move |at: &ReadView<'_>| {
@@ -110,8 +114,8 @@ fn sender_session(key: &[u8; 32], agent: &AgentId, sender: &str) -> Result<Sessi
     session_id(&format!("ses_{}", hex::encode(&digest[..8])))
 }
 
-fn turn_get(at: &ReadView<'_>, given: &TurnRef) -> Answer {
-    Ok(view::json(&view::full_turn(known_turn(at, &turn_id(&given.turn)?)?)))
+fn turn_get(at: &ReadView<'_>, given: &TurnRef) -> Result<TurnView, ErrorBody> {
+    Ok(view::full_turn(known_turn(at, &turn_id(&given.turn)?)?))
 }
 
 fn known_turn(at: &ReadView<'_>, id: &TurnId) -> Result<TurnFull, ErrorBody> {

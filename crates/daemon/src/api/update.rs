@@ -12,17 +12,17 @@ use lodge_proto::{AgentUpdateParams, ErrorBody};
 use super::create::{
     Chosen, Named, check_env, check_model, choose, host_runtime, image_runtime, mounts, policy, spec_of,
 };
-use super::methods::{Answer, Prepared, ask_prepared, internal, one_agent};
+use super::methods::{Prepared, ask_prepared, internal, one_agent};
 use crate::images::record::limits_record;
 use crate::shell::Shell;
-use lodge_engine::{AgentCommand, Change, Command, ImageChange, RequestKey, Update};
+use lodge_engine::{AgentCommand, Answer, Change, Command, ImageChange, RequestKey, Update};
 
 pub(super) async fn update(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
     given: AgentUpdateParams,
     watch: Arc<dyn TransferWatch>,
-) -> Answer {
+) -> Result<Answer, ErrorBody> {
     ask_prepared(shell, key, move |shell| prepare(shell, &given, watch)).await
 }
 

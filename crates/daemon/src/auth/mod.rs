@@ -6,6 +6,7 @@
 mod access;
 mod browser;
 pub mod rights;
+mod token_hmac;
 
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, encode};
 use lodge_core::token::{AGENT_ISSUER, CREDENTIALS, Holder, OPERATOR_ISSUER, Standing, TokenRow};
@@ -55,6 +56,7 @@ impl std::fmt::Debug for Gate {
 
 impl Gate {
     pub fn new(state_key: &[u8; 32], log: &str) -> Self {
+        token_hmac::install();
         let key = derive(state_key, &["token"]);
         Gate {
             encoding: EncodingKey::from_secret(&key),

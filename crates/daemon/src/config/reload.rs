@@ -7,7 +7,7 @@ use lodge_proto::{Overridden, Reloaded, SettingChange};
 use serde_json::Value;
 
 use super::file::Keys;
-use super::table::{Change, SETTINGS};
+use super::table::{SETTINGS, WhenApplied};
 use super::{Config, ConfigError, InEffect, SettingInEffect, Source};
 
 /// What a reload would change, checked and not yet in effect.
@@ -40,8 +40,8 @@ impl Config {
             let change =
                 SettingChange { key: name.to_owned(), from: from.shown.clone(), to: to.shown.clone() };
             match setting.change {
-                Change::Reload => told.changed.push(change),
-                Change::Restart => {
+                WhenApplied::Reload => told.changed.push(change),
+                WhenApplied::Restart => {
                     told.needs_restart.push(change);
                     waiting.insert(name, to.shown);
                     next.insert(name, from.clone());

@@ -17,7 +17,7 @@ pub(super) struct Setting {
     /// The flag without dashes, and the YAML key below `serve:`.
     pub name: &'static str,
     pub default: &'static str,
-    pub change: Change,
+    pub change: WhenApplied,
     is_list: bool,
     is_switch: bool,
     help: &'static str,
@@ -58,7 +58,7 @@ impl Setting {
 
 /// When a new value takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum WhenApplied {
     /// For everything that begins after a reload.
     Reload,
     /// It is read once, when the daemon starts.
@@ -85,7 +85,7 @@ macro_rules! settings {
                     }
                 },
                 default: $default,
-                change: Change::$change,
+                change: WhenApplied::$change,
                 is_list: $format::IS_LIST,
                 is_switch: $format::IS_SWITCH,
                 help: $help.trim_ascii(),

@@ -168,7 +168,7 @@ fn the_documentation_names_the_settings_that_wait_for_a_restart() {
     let (before, _) = page.split_once(" take effect at the next start").unwrap();
     let sentence = before.rsplit("\n\n").next().unwrap();
     let named: std::collections::BTreeSet<&str> = sentence.split('`').skip(1).step_by(2).collect();
-    let waiting = SETTINGS.iter().filter(|setting| setting.change == table::Change::Restart);
+    let waiting = SETTINGS.iter().filter(|setting| setting.change == table::WhenApplied::Restart);
     assert_eq!(named, waiting.map(|setting| setting.name).chain(["data-dir"]).collect());
 }
 

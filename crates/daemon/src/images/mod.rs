@@ -38,7 +38,7 @@ use self::needs::digest_of;
 use self::programs::Programs;
 use self::promises::{Promise, Promises};
 pub(crate) use self::pulls::Unwatched;
-use self::pulls::{Fan, Held, Outcome, Running, Transfers};
+use self::pulls::{Fan, Held, Running, TransferResult, Transfers};
 use self::whole::{Whole, only_manifest};
 use crate::crash;
 use crate::room::{Needs, Room};
@@ -274,7 +274,7 @@ impl Images {
         self: &'i Arc<Self>,
         remote: &'i RemoteImage,
         watch: Arc<dyn TransferWatch>,
-    ) -> Pin<Box<dyn Future<Output = Outcome> + Send + 'i>> {
+    ) -> Pin<Box<dyn Future<Output = TransferResult> + Send + 'i>> {
         let (images, at) = (self.clone(), remote.clone());
         let begin = |fan: Arc<Fan>| -> Running {
             match at.version {
@@ -286,7 +286,7 @@ impl Images {
     }
 
     /// Finds out what a tag means now, and joins whoever brings that.
-    async fn bring_tag(self: Arc<Self>, at: RemoteImage, fan: Arc<Fan>) -> Outcome {
+    async fn bring_tag(self: Arc<Self>, at: RemoteImage, fan: Arc<Fan>) -> TransferResult {
         let blobs = self.blobs()?;
         // Until the end: what was resolved is not fetched again.
         let pins = blobs.pins();
@@ -294,7 +294,7 @@ impl Images {
         self.bring(&at.with(ImageVersion::Digest(descriptor.digest)), fan).await
     }
 
-    async fn bring_digest(self: Arc<Self>, at: RemoteImage, digest: Digest, fan: Arc<Fan>) -> Outcome {
+    async fn bring_digest(self: Arc<Self>, at: RemoteImage, digest: Digest, fan: Arc<Fan>) -> TransferResult {
         let blobs = self.blobs()?;
         let pins = blobs.pins();
         match self.find_whole(&pins, &digest).await {

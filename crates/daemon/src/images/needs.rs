@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use lodge_core::record::{
-    AgentRow, FileRecord, ImageContents, ImageRow, RuntimeRecord, ToolRecord, pinned_digest,
+    AgentRow, AgentSpec, FileRecord, ImageContents, ImageRow, RuntimeRecord, ToolRecord, pinned_digest,
 };
 use lodge_exec::FileIdentity;
 use lodge_image::oci::BinImage;
@@ -70,10 +70,10 @@ impl Images {
 
     /// Refuses to start an agent one of whose programs is not what it was when it was recorded. What it returns are the
     /// files that were checked, by their paths.
-    pub async fn check_programs(self: &Arc<Self>, row: &AgentRow) -> Result<CheckedPrograms, ImageError> {
-        let tools = row.spec.tools.iter().filter(|tool| tool.image.is_some());
+    pub async fn check_programs(self: &Arc<Self>, spec: &AgentSpec) -> Result<CheckedPrograms, ImageError> {
+        let tools = spec.tools.iter().filter(|tool| tool.image.is_some());
         let tools = tools.map(|tool| (tool.path.clone(), tool.digest.clone()));
-        let runtime = row.spec.runtime.iter().filter(|runtime| runtime.image.is_some());
+        let runtime = spec.runtime.iter().filter(|runtime| runtime.image.is_some());
         let runtime = runtime.map(|runtime| (runtime.path.clone(), runtime.digest.clone()));
         let programs: Vec<(String, String)> = tools.chain(runtime).collect();
         if programs.is_empty() {
@@ -91,10 +91,10 @@ impl Images {
     }
 
     /// Brings what of an agent's image is damaged or missing, when a registry is known that has it.
-    pub async fn mend(self: &Arc<Self>, row: &AgentRow) -> Result<Pins, ImageError> {
+    pub async fn mend(self: &Arc<Self>, image: &str, digest: &str) -> Result<Pins, ImageError> {
         let pins = self.blobs()?.pins();
-        let from = self.origins(&row.image, &row.image_digest).await?;
-        self.obtain(&pins, &digest_of(&row.image_digest)?, &from, Arc::new(Unwatched)).await?;
+        let from = self.origins(image, digest).await?;
+        self.obtain(&pins, &digest_of(digest)?, &from, Arc::new(Unwatched)).await?;
         Ok(pins)
     }
 

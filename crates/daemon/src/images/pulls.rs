@@ -33,8 +33,8 @@ impl Held {
     }
 }
 
-pub(crate) type Outcome = Result<Arc<Held>, ImageError>;
-pub(crate) type Running = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+pub(crate) type TransferResult = Result<Arc<Held>, ImageError>;
+pub(crate) type Running = Pin<Box<dyn Future<Output = TransferResult> + Send>>;
 
 /// A transfer, as long as somebody waits for it.
 struct Transfer {
@@ -67,7 +67,7 @@ impl Transfers {
         at: &RemoteImage,
         watch: Arc<dyn TransferWatch>,
         begin: impl FnOnce(Arc<Fan>) -> Running,
-    ) -> Outcome {
+    ) -> TransferResult {
         let (fan, running) = self.enter(at, begin);
         let _watching = fan.watch(watch);
         running.await
@@ -110,12 +110,12 @@ pub(crate) struct Fan {
 
 #[derive(Default)]
 struct FanState {
-    parts: BTreeMap<Digest, Part>,
+    parts: BTreeMap<Digest, TransferPart>,
     watchers: BTreeMap<u64, Arc<dyn TransferWatch>>,
     next: u64,
 }
 
-struct Part {
+struct TransferPart {
     descriptor: Descriptor,
     way: Way,
     moved: u64,
@@ -145,7 +145,7 @@ impl Fan {
     fn found(&self, part: &Descriptor, way: Way) {
         let mut state = self.state();
         let known = state.parts.entry(part.digest);
-        known.or_insert_with(|| Part { descriptor: part.clone(), way, moved: 0 }).way = way;
+        known.or_insert_with(|| TransferPart { descriptor: part.clone(), way, moved: 0 }).way = way;
         state.watchers.values().for_each(|watch| way.tell(part, &**watch));
     }
 

@@ -7,13 +7,13 @@ use std::time::Duration;
 use lodge_core::JobId;
 use lodge_store::GivenBack;
 
-use super::archiver::{Archiver, Batch, Left, NotArchived, Part, Placed, Task, Want};
+use super::archiver::{ArchivedOutput, Archiver, Batch, Left, NotArchived, Placed, Task, Want};
 use super::queue::Work;
 use super::{Layout, retention};
 use crate::crash::{self, Mutation};
 use crate::shell::Shell;
-use lodge_engine::jobs::{JobEffect, JobSeen};
-use lodge_engine::{Effect, Seen};
+use lodge_engine::jobs::JobSeen;
+use lodge_engine::{Effect, JobOrder, SandboxEffect, Seen};
 
 /// How far behind everything else this thread stands when somebody waits for a core: output that is not archived yet is
 /// safe in its files, and whoever writes it there, or waits for a commit, goes first.
@@ -27,15 +27,15 @@ pub fn run(shell: &Arc<Shell>) {
         tracing::debug!(event = "archive.not_behind", error = %errno);
     }
     let mut thread = Thread {
-        archiver: Archiver::new(shell.host.clone(), shell.jobs.db.clone()),
+        archiver: Archiver::new(shell.executor.clone(), shell.jobs.db.clone()),
         places: HashMap::new(),
-        said: Said::Nothing,
+        said: LoggedTrouble::Nothing,
         shell,
     };
     while let Some(work) = shell.jobs.queue.next() {
         match thread.work(&work) {
             Ok(()) => {
-                thread.said = Said::Nothing;
+                thread.said = LoggedTrouble::Nothing;
                 if shell.jobs.queue.is_empty() {
                     thread.archiver.rest();
                 }
@@ -55,12 +55,12 @@ struct Thread<'a> {
     archiver: Archiver,
     /// Of the jobs that are not archived.
     places: HashMap<JobId, Placed>,
-    said: Said,
+    said: LoggedTrouble,
 }
 
 /// What was said about not archiving since it last went well: the same is not said again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Said {
+enum LoggedTrouble {
     Nothing,
     Full,
     Failed,
@@ -126,11 +126,12 @@ impl Thread<'_> {
 
     /// The deliberate bug.
     fn forget_too_early(&self, batch: &Batch) {
-        let done = |part: &&Part| part.task.want == Want::All && part.left == Left::Nothing;
-        for Part { task, .. } in batch.parts.iter().filter(done) {
+        let done = |part: &&ArchivedOutput| part.task.want == Want::All && part.left == Left::Nothing;
+        for ArchivedOutput { task, .. } in batch.parts.iter().filter(done) {
             if let Ok(Some(found)) = self.shell.reader.here(|store| store.job_summary(&task.job)) {
-                let what = JobEffect::Forget { job: found.row.id };
-                self.shell.act(Effect::Job { agent: found.row.agent, what });
+                let what = SandboxEffect::Job(JobOrder::Forget { job: found.row.id });
+                let (sandbox, agent) = (found.sandbox, found.row.agent);
+                self.shell.act(Effect::Sandbox { sandbox, agent, what });
             }
         }
         // As a slow disk would, so that the files are gone before the commit.
@@ -155,7 +156,7 @@ impl Thread<'_> {
     fn is_over(&mut self, error: NotArchived) -> bool {
         match error {
             NotArchived::Full => {
-                if std::mem::replace(&mut self.said, Said::Full) != Said::Full {
+                if std::mem::replace(&mut self.said, LoggedTrouble::Full) != LoggedTrouble::Full {
                     tracing::warn!(
                         event = "archive.full",
                         "job output waits in its files until there is room"
@@ -164,7 +165,7 @@ impl Thread<'_> {
                 false
             }
             NotArchived::Failed { why } => {
-                if std::mem::replace(&mut self.said, Said::Failed) != Said::Failed {
+                if std::mem::replace(&mut self.said, LoggedTrouble::Failed) != LoggedTrouble::Failed {
                     tracing::error!(event = "archive.not_written", error = why);
                 }
                 false

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use lodge_core::JobId;
-use lodge_exec::{ExecStream, ReadError, SandboxHost};
+use lodge_exec::{ExecStream, Executor, ReadError};
 use lodge_store::{OutputChunk, OutputEnds, OutputError, OutputStore, OutputStream};
 
 use super::db::{Db, NotOpened};
@@ -59,11 +59,11 @@ pub enum Left {
 #[derive(Debug, Default)]
 pub struct Batch {
     chunks: Vec<OutputChunk>,
-    pub parts: Vec<Part>,
+    pub parts: Vec<ArchivedOutput>,
 }
 
 #[derive(Debug)]
-pub struct Part {
+pub struct ArchivedOutput {
     pub task: Task,
     pub ends: OutputEnds,
     pub left: Left,
@@ -89,7 +89,7 @@ pub enum NotArchived {
 /// Owns the writer of `output.db`.
 #[derive(Debug)]
 pub struct Archiver {
-    host: Arc<SandboxHost>,
+    executor: Arc<dyn Executor>,
     db: Arc<Db>,
     store: Option<OutputStore>,
     /// Up to where the jobs that run are archived.
@@ -97,8 +97,8 @@ pub struct Archiver {
 }
 
 impl Archiver {
-    pub fn new(host: Arc<SandboxHost>, db: Arc<Db>) -> Archiver {
-        Archiver { host, db, store: None, ends: HashMap::new() }
+    pub fn new(executor: Arc<dyn Executor>, db: Arc<Db>) -> Archiver {
+        Archiver { executor, db, store: None, ends: HashMap::new() }
     }
 
     /// Reads what the tasks want, each in its turn, up to what a round takes.
@@ -119,18 +119,18 @@ impl Archiver {
         task: Task,
         mut room: usize,
         chunks: &mut Vec<OutputChunk>,
-    ) -> Result<Part, NotArchived> {
+    ) -> Result<ArchivedOutput, NotArchived> {
         let known = self.ends.get(&task.job).copied().unwrap_or_default();
-        let totals = match self.host.job_totals(&task.placed.sandbox, task.job.as_str()) {
+        let totals = match self.executor.job_totals(&task.placed.sandbox, task.job.as_str()) {
             // Most jobs that say nothing are done with here, without a look at the archive.
             Ok(totals) if totals.stdout.end == 0 && totals.stderr.end == 0 => {
-                return Ok(Part { task, ends: known, left: Left::Nothing });
+                return Ok(ArchivedOutput { task, ends: known, left: Left::Nothing });
             }
             Ok(totals) => totals,
             // Absent: forgotten, which happens after all was archived; or it never ran.
             Err(error) => {
                 let left = unreadable(&task.job, &error);
-                return Ok(Part { task, ends: known, left });
+                return Ok(ArchivedOutput { task, ends: known, left });
             }
         };
         let mut ends = self.ends_of(&task.job)?;
@@ -149,7 +149,7 @@ impl Archiver {
         if task.want == Want::All && totals.order > ends.order {
             left = worse(left, self.take_order(&task, &mut ends.order, chunks));
         }
-        Ok(Part { task, ends, left })
+        Ok(ArchivedOutput { task, ends, left })
     }
 
     fn ends_of(&mut self, job: &JobId) -> Result<OutputEnds, NotArchived> {
@@ -177,7 +177,7 @@ impl Archiver {
                 return Left::Some;
             }
             let len_max = CHUNK_BYTES_MAX.min(*room).min(usize::try_from(upto - *end).unwrap_or(usize::MAX));
-            let read = self.host.job_read(&task.placed.sandbox, task.job.as_str(), stream, *end, len_max);
+            let read = self.executor.job_read(&task.placed.sandbox, task.job.as_str(), stream, *end, len_max);
             let mut read = match read {
                 Ok(read) => read,
                 Err(error) => return unreadable(&task.job, &error),
@@ -204,7 +204,7 @@ impl Archiver {
     }
 
     fn take_order(&self, task: &Task, end: &mut u64, chunks: &mut Vec<OutputChunk>) -> Left {
-        let marks = match self.host.job_order(&task.placed.sandbox, task.job.as_str(), *end) {
+        let marks = match self.executor.job_order(&task.placed.sandbox, task.job.as_str(), *end) {
             Ok(marks) => marks,
             Err(error) => return unreadable(&task.job, &error),
         };
@@ -234,13 +234,13 @@ impl Archiver {
     /// Gives back the room of what is stored. Where that fails it is given back with the job's directory.
     pub fn release(&self, batch: &Batch) {
         // One that is done with is forgotten as a whole.
-        let go_on = |part: &&Part| part.task.want == Want::Final || part.left != Left::Nothing;
+        let go_on = |part: &&ArchivedOutput| part.task.want == Want::Final || part.left != Left::Nothing;
         for part in batch.parts.iter().filter(go_on) {
             let (sandbox, job) = (&part.task.placed.sandbox, part.task.job.as_str());
             for (stream, upto) in
                 [(ExecStream::Stdout, part.ends.stdout), (ExecStream::Stderr, part.ends.stderr)]
             {
-                if let Err(error) = self.host.job_release(sandbox, job, stream, upto) {
+                if let Err(error) = self.executor.job_release(sandbox, job, stream, upto) {
                     tracing::warn!(event = "job.output_not_released", job, error = chain(&error));
                 }
             }

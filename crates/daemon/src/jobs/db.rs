@@ -11,11 +11,11 @@ use crate::shell::now;
 #[derive(Debug)]
 pub struct Db {
     dir: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<OutputDbState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct OutputDbState {
     opened: Opened,
     /// What a person should know of it.
     trouble: Vec<String>,
@@ -43,7 +43,10 @@ pub enum NotOpened {
 
 impl Db {
     pub fn new(dir: &Path) -> Db {
-        Db { dir: dir.to_owned(), state: Mutex::new(State { opened: Opened::NotYet, trouble: Vec::new() }) }
+        Db {
+            dir: dir.to_owned(),
+            state: Mutex::new(OutputDbState { opened: Opened::NotYet, trouble: Vec::new() }),
+        }
     }
 
     /// What reads the archive. None: nothing was ever archived.
@@ -73,7 +76,7 @@ impl Db {
         }
     }
 
-    fn open(&self, state: &mut State) -> Result<(), NotOpened> {
+    fn open(&self, state: &mut OutputDbState) -> Result<(), NotOpened> {
         match OutputStore::open(&self.dir, now()) {
             Ok(opened) => {
                 if let Some(aside) = opened.set_aside {
@@ -116,7 +119,7 @@ impl Db {
         self.state().trouble.clone()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, OutputDbState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

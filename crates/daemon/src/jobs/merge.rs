@@ -180,13 +180,13 @@ mod tests {
     use Speaker::{Stderr, Stdout};
 
     /// What a job said, in order, with the marks of it.
-    struct Said {
+    struct MarkedOutput {
         order: Vec<u8>,
         streams: [Vec<u8>; 2],
         merged: Vec<u8>,
     }
 
-    fn said(spoken: &[(Speaker, &str)]) -> Said {
+    fn said(spoken: &[(Speaker, &str)]) -> MarkedOutput {
         let mut marks = crate::jobs::tests::Marks::default();
         let (mut order, mut streams, mut merged) = (Vec::new(), [Vec::new(), Vec::new()], Vec::new());
         for (who, text) in spoken {
@@ -194,10 +194,10 @@ mod tests {
             streams[usize::from(*who == Stderr)].extend(text.bytes());
             merged.extend(text.bytes());
         }
-        Said { order, streams, merged }
+        MarkedOutput { order, streams, merged }
     }
 
-    impl Said {
+    impl MarkedOutput {
         fn known(&self, over: bool) -> Known {
             Known { stdout: self.streams[0].len() as u64, stderr: self.streams[1].len() as u64, over }
         }
@@ -226,7 +226,7 @@ mod tests {
         }
     }
 
-    fn talk() -> Said {
+    fn talk() -> MarkedOutput {
         said(&[
             (Stderr, "warning\n"),
             (Stdout, "one\n"),
@@ -266,7 +266,7 @@ mod tests {
                 if !reached {
                     continue;
                 }
-                let now = Said {
+                let now = MarkedOutput {
                     order: said.order[..marks].to_vec(),
                     streams: said.streams.clone(),
                     merged: Vec::new(),
@@ -283,7 +283,7 @@ mod tests {
 
     /// Whether a keeper could have written so many marks and bytes: each mark follows the first bytes of the run after it,
     /// and comes before any of the run after that.
-    fn reached(said: &Said, order: &[u8], known: Known) -> bool {
+    fn reached(said: &MarkedOutput, order: &[u8], known: Known) -> bool {
         let all: Vec<(Speaker, u64)> =
             Spans::new(&said.order, said.known(true)).map(|(who, _, len)| (who, len)).collect();
         let marked = OrderRuns::new(order).count();

@@ -72,7 +72,7 @@ impl Layout {
 /// What there is by now of the output of a job that runs: its row tells that from its end on.
 pub fn written(shell: &Shell, found: &JobSummary) -> Option<JobTotals> {
     match found.row.progress.state {
-        JobState::Running => shell.host.job_totals(found.sandbox.as_str(), found.row.id.as_str()).ok(),
+        JobState::Running => shell.executor.job_totals(found.sandbox.as_str(), found.row.id.as_str()).ok(),
         JobState::Pending | JobState::Done | JobState::Error | JobState::Cancelled => None,
     }
 }

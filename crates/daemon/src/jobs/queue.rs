@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use lodge_core::JobId;
 
-use super::archiver::{Left, Part, ROUND_BYTES_MAX, Want};
+use super::archiver::{ArchivedOutput, Left, ROUND_BYTES_MAX, Want};
 
 /// So much of a job is archived at once …
 const DUE_BYTES: u64 = 64 << 10;
@@ -35,12 +35,12 @@ pub enum Work {
 /// Bounded by the number of jobs that are not archived, and of those that are removed.
 #[derive(Debug, Default)]
 pub struct Queue {
-    state: Mutex<State>,
+    state: Mutex<ArchiveQueue>,
     wake: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ArchiveQueue {
     jobs: BTreeMap<JobId, Waiting>,
     remove: VecDeque<JobId>,
     give_back: bool,
@@ -175,7 +175,7 @@ impl Queue {
     }
 
     /// What became of a round. Returns the jobs that are done with.
-    pub fn archived(&self, parts: &[Part]) -> Vec<JobId> {
+    pub fn archived(&self, parts: &[ArchivedOutput]) -> Vec<JobId> {
         let (mut state, now) = (self.state(), Instant::now());
         let mut done = Vec::new();
         for part in parts {
@@ -230,12 +230,12 @@ impl Queue {
         state.not_before = Some(Instant::now() + AGAIN_AFTER);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ArchiveQueue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl ArchiveQueue {
     /// When there is something to do.
     fn due(&self, now: Instant) -> Option<Instant> {
         let removal = (self.give_back || !self.remove.is_empty()).then_some(now);
@@ -311,10 +311,10 @@ mod tests {
         format!("job_{number}").parse().unwrap()
     }
 
-    fn part(job: &JobId, want: Want, stdout: u64, left: Left) -> Part {
+    fn part(job: &JobId, want: Want, stdout: u64, left: Left) -> ArchivedOutput {
         let placed = Placed { sandbox: "box".to_owned(), head: 1 << 20 };
         let task = Task { job: job.clone(), placed, want };
-        Part { task, ends: OutputEnds { stdout, ..OutputEnds::default() }, left }
+        ArchivedOutput { task, ends: OutputEnds { stdout, ..OutputEnds::default() }, left }
     }
 
     /// When the next thing is to be done, counted from now.
@@ -392,7 +392,7 @@ mod tests {
         for _ in 0..3 {
             let Some(Work::Archive(tasks)) = queue.next() else { panic!("there is something to archive") };
             assert_eq!(tasks.len(), 2, "two of them fill a round");
-            let parts: Vec<Part> =
+            let parts: Vec<ArchivedOutput> =
                 tasks.iter().map(|(job, want)| part(job, *want, 1 << 20, Left::Some)).collect();
             met.extend(tasks.into_iter().map(|(job, _)| job));
             for part in &parts {

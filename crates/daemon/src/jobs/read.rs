@@ -2,7 +2,7 @@
 
 use lodge_core::JobId;
 use lodge_core::job::JobRow;
-use lodge_exec::{ExecStream, ReadError, SandboxHost, Speaker, limits::ORDER_BYTES_MAX};
+use lodge_exec::{ExecStream, Executor, ReadError, Speaker, limits::ORDER_BYTES_MAX};
 use lodge_store::{OutputError, OutputStream};
 use tokio::task::JoinError;
 
@@ -58,7 +58,7 @@ pub(super) fn piece(
 
 /// The output of one job.
 pub(super) struct Output<'a> {
-    pub(super) host: &'a SandboxHost,
+    pub(super) executor: &'a dyn Executor,
     pub(super) db: &'a Db,
     pub(super) row: &'a JobRow,
     /// None: it is in the archive alone.
@@ -74,7 +74,7 @@ impl<'a> Output<'a> {
             let found = found.map_err(|error| unreadable(row, chain(&error)))?;
             found.map(|found| found.sandbox.to_string())
         };
-        Ok(Output { host: &shell.host, db: &shell.jobs.db, row, sandbox })
+        Ok(Output { executor: &*shell.executor, db: &shell.jobs.db, row, sandbox })
     }
 
     pub(super) fn piece(&self, pick: Pick, offset: u64, len_max: usize) -> Result<Piece, JobOutputError> {
@@ -99,7 +99,7 @@ impl<'a> Output<'a> {
         let (progress, over) = (&self.row.progress, self.is_over());
         let (mut stdout, mut stderr) = (progress.stdout.seen, progress.stderr.seen);
         if let (false, Some(sandbox)) = (over, &self.sandbox) {
-            match self.host.job_totals(sandbox, self.row.id.as_str()) {
+            match self.executor.job_totals(sandbox, self.row.id.as_str()) {
                 Ok(totals) => (stdout, stderr) = (totals.stdout.end, totals.stderr.end),
                 Err(ReadError::Absent { .. }) => {}
                 Err(error) => return Err(unreadable(self.row, chain(&error))),
@@ -138,7 +138,7 @@ impl<'a> Output<'a> {
             Speaker::Stdout => ExecStream::Stdout,
             Speaker::Stderr => ExecStream::Stderr,
         };
-        let in_files = match self.host.job_read(sandbox, self.row.id.as_str(), stream, offset, len_max) {
+        let in_files = match self.executor.job_read(sandbox, self.row.id.as_str(), stream, offset, len_max) {
             Ok(read) => Stretch { offset: read.offset, bytes: read.bytes },
             Err(ReadError::Absent { .. }) => Stretch { offset, bytes: Vec::new() },
             Err(error) => return Err(unreadable(self.row, chain(&error))),
@@ -161,7 +161,7 @@ impl<'a> Output<'a> {
         let archived = |output: &Self| Ok(output.archived(OutputStream::Order, 0, ORDER_BYTES_MAX)?.bytes);
         // It goes into the archive as a whole, when the job is over.
         let Some(sandbox) = &self.sandbox else { return archived(self) };
-        match self.host.job_order(sandbox, self.row.id.as_str(), 0) {
+        match self.executor.job_order(sandbox, self.row.id.as_str(), 0) {
             Ok(order) if order.is_empty() => archived(self),
             Ok(order) => Ok(order),
             Err(ReadError::Absent { .. }) => archived(self),

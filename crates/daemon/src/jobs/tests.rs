@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use lodge_core::job::{JobProgress, JobRequest, JobRow, JobState, JobStream};
 use lodge_core::{JobId, Timestamp};
-use lodge_exec::{SandboxHost, Speaker};
+use lodge_exec::{Speaker, SystemExecutor};
 
 use super::Layout;
 use super::archiver::{Archiver, Left, NotArchived, Placed, Task, Want};
@@ -46,9 +46,9 @@ impl Marks {
 }
 
 /// A job's files as a keeper writes them, and an archive.
-struct World {
+struct JobsWorld {
     dir: tempfile::TempDir,
-    host: Arc<SandboxHost>,
+    host: Arc<SystemExecutor>,
     row: JobRow,
     marks: Marks,
     /// What was written, and may have been dropped since.
@@ -57,10 +57,10 @@ struct World {
     next: u8,
 }
 
-impl World {
-    fn new(output_bytes: u64) -> World {
+impl JobsWorld {
+    fn new(output_bytes: u64) -> JobsWorld {
         let dir = tempfile::tempdir().unwrap();
-        let host = Arc::new(SandboxHost::open(dir.path(), &b"keeper"[..]).unwrap());
+        let host = Arc::new(SystemExecutor::open(dir.path(), &b"keeper"[..]).unwrap());
         let request = JobRequest { output_bytes, ..JobRequest::default() };
         let row = JobRow {
             id: "job_1".parse().unwrap(),
@@ -74,7 +74,7 @@ impl World {
             told: false,
             output_removed: false,
         };
-        let world = World {
+        let world = JobsWorld {
             dir,
             host,
             row,
@@ -172,7 +172,7 @@ impl World {
     fn read(&self, pick: Pick, len_max: usize) -> Vec<(u64, Vec<u8>)> {
         let db = Db::new(self.dir.path());
         let sandbox = (!self.row.archived).then(|| SANDBOX.to_owned());
-        let output = Output { host: &self.host, db: &db, row: &self.row, sandbox };
+        let output = Output { executor: &*self.host, db: &db, row: &self.row, sandbox };
         let (mut pieces, mut at) = (Vec::new(), 0);
         loop {
             let piece = output.piece(pick, at, len_max).unwrap();
@@ -225,7 +225,7 @@ fn append(path: &std::path::Path, bytes: &[u8]) {
     }
 }
 
-fn talk(world: &mut World, lens: &[usize]) {
+fn talk(world: &mut JobsWorld, lens: &[usize]) {
     for (index, len) in lens.iter().enumerate() {
         world.say(if index % 2 == 0 { Speaker::Stdout } else { Speaker::Stderr }, *len);
     }
@@ -234,7 +234,7 @@ fn talk(world: &mut World, lens: &[usize]) {
 #[test]
 fn every_byte_is_read_as_it_was_written_wherever_the_move_to_the_archive_was_cut_off() {
     for (first, second) in (0..=2).flat_map(|first| (0..=2).map(move |second| (first, second))) {
-        let mut world = World::new(400 << 10);
+        let mut world = JobsWorld::new(400 << 10);
         talk(&mut world, &[70_000, 300, 5_000, 90_000]);
         world.check("before anything");
         world.round(&mut world.archiver(), Want::Final, first);
@@ -265,9 +265,9 @@ fn every_byte_is_read_as_it_was_written_wherever_the_move_to_the_archive_was_cut
 #[test]
 fn the_files_of_a_job_that_runs_give_back_what_is_archived() {
     use std::os::unix::fs::MetadataExt;
-    let mut world = World::new(8 << 20);
+    let mut world = JobsWorld::new(8 << 20);
     world.say(Speaker::Stdout, 1 << 20);
-    let blocks = |world: &World| fs::metadata(world.job_dir().join("stdout")).unwrap().blocks() * 512;
+    let blocks = |world: &JobsWorld| fs::metadata(world.job_dir().join("stdout")).unwrap().blocks() * 512;
     let before = blocks(&world);
     world.round(&mut world.archiver(), Want::Final, 2);
     assert!(blocks(&world) < before / 4, "{} of {before} bytes are left", blocks(&world));
@@ -276,7 +276,7 @@ fn the_files_of_a_job_that_runs_give_back_what_is_archived() {
 
 #[test]
 fn a_job_that_says_nothing_makes_no_archive() {
-    let mut world = World::new(1 << 20);
+    let mut world = JobsWorld::new(1 << 20);
     world.end();
     assert_eq!(world.round(&mut world.archiver(), Want::All, 2), Left::Nothing);
     assert!(!world.dir.path().join("output.db").exists());
@@ -286,7 +286,7 @@ fn a_job_that_says_nothing_makes_no_archive() {
 
 #[test]
 fn without_room_nothing_is_lost_and_with_room_it_goes_on() {
-    let mut world = World::new(4 << 20);
+    let mut world = JobsWorld::new(4 << 20);
     let mut archiver = world.archiver();
     world.say(Speaker::Stdout, 300_000);
     world.round(&mut archiver, Want::Final, 2);
@@ -306,7 +306,7 @@ fn without_room_nothing_is_lost_and_with_room_it_goes_on() {
 
 #[test]
 fn a_long_output_takes_several_rounds_and_leaves_room_for_others() {
-    let mut world = World::new(32 << 20);
+    let mut world = JobsWorld::new(32 << 20);
     world.say(Speaker::Stdout, 13 << 20);
     let mut archiver = world.archiver();
     let other = Task { job: "job_2".parse().unwrap(), ..world.task(Want::Final) };
@@ -328,7 +328,7 @@ fn a_long_output_takes_several_rounds_and_leaves_room_for_others() {
 
 #[test]
 fn what_is_removed_is_not_read_any_more() {
-    let mut world = World::new(1 << 20);
+    let mut world = JobsWorld::new(1 << 20);
     talk(&mut world, &[1_000, 1_000]);
     world.end();
     let mut archiver = world.archiver();

@@ -4,11 +4,11 @@ use super::*;
 const BOOT: &str = "11111111-2222-3333-4444-555555555555";
 
 /// A daemon that computes some work and dies: what it left is what the next one finds.
-struct Home(tempfile::TempDir);
+struct SuspectsDir(tempfile::TempDir);
 
-impl Home {
-    fn new() -> Home {
-        Home(tempfile::tempdir().unwrap())
+impl SuspectsDir {
+    fn new() -> SuspectsDir {
+        SuspectsDir(tempfile::tempdir().unwrap())
     }
 
     fn start(&self) -> (Suspects, Vec<Suspect>) {
@@ -39,7 +39,7 @@ fn subjects(suspects: &[Suspect]) -> Vec<&str> {
 
 #[test]
 fn work_that_was_computed_at_three_deaths_in_a_row_is_set_aside() {
-    let home = Home::new();
+    let home = SuspectsDir::new();
     for _ in 0..3 {
         assert_eq!(subjects(&home.die_computing(&["trn_1"])), [""; 0]);
     }
@@ -57,7 +57,7 @@ fn work_that_was_computed_at_three_deaths_in_a_row_is_set_aside() {
 
 #[test]
 fn two_pills_that_take_turns_are_both_found() {
-    let home = Home::new();
+    let home = SuspectsDir::new();
     for turns in [&["trn_1"], &["trn_2"], &["trn_1"], &["trn_2"], &["trn_1"]] {
         assert_eq!(subjects(&home.die_computing(turns)), [""; 0]);
     }
@@ -69,7 +69,7 @@ fn two_pills_that_take_turns_are_both_found() {
 
 #[test]
 fn a_death_that_nothing_explains_an_end_that_was_asked_for_and_a_minute_of_life_break_the_row() {
-    type Between = fn(&Home);
+    type Between = fn(&SuspectsDir);
     let kinds: [(&str, Between); 3] = [
         ("killed while nothing was computed", |home| drop(home.die_computing(&[]))),
         ("ended as asked", |home| home.start().0.close()),
@@ -82,7 +82,7 @@ fn a_death_that_nothing_explains_an_end_that_was_asked_for_and_a_minute_of_life_
         }),
     ];
     for (name, between) in kinds {
-        let home = Home::new();
+        let home = SuspectsDir::new();
         home.die_computing(&["trn_1"]);
         home.die_computing(&["trn_1"]);
         between(&home);
@@ -93,7 +93,7 @@ fn a_death_that_nothing_explains_an_end_that_was_asked_for_and_a_minute_of_life_
 
 #[test]
 fn waiting_is_not_computing() {
-    let home = Home::new();
+    let home = SuspectsDir::new();
     for _ in 0..5 {
         let (suspects, convicted) = home.start();
         assert_eq!(subjects(&convicted), [""; 0]);
@@ -106,7 +106,7 @@ fn waiting_is_not_computing() {
 
 #[test]
 fn what_is_computed_is_marked_on_other_threads_and_tasks_too() {
-    let home = Home::new();
+    let home = SuspectsDir::new();
     let (suspects, _) = home.start();
     let watched = suspects.begin(WorkKind::Pull, "agt_1", "sha256:0");
     let computing = || watched.0.computing().unwrap().load(Ordering::Acquire);
@@ -123,7 +123,7 @@ fn what_is_computed_is_marked_on_other_threads_and_tasks_too() {
 
 #[test]
 fn a_kill_at_a_named_point_is_one_from_outside_whatever_other_threads_compute() {
-    let home = Home::new();
+    let home = SuspectsDir::new();
     for _ in 0..4 {
         let (suspects, convicted) = home.start();
         assert_eq!(subjects(&convicted), [""; 0]);
@@ -137,7 +137,7 @@ fn a_kill_at_a_named_point_is_one_from_outside_whatever_other_threads_compute() 
 
 #[test]
 fn slots_are_given_back_and_work_beyond_them_is_computed_without_a_mark() {
-    let home = Home::new();
+    let home = SuspectsDir::new();
     let (suspects, _) = home.start();
     let all: Vec<Watched> =
         (0..SLOTS).map(|at| suspects.begin(WorkKind::Request, &format!("{at:032x}"), "turn/send")).collect();
@@ -156,7 +156,7 @@ fn slots_are_given_back_and_work_beyond_them_is_computed_without_a_mark() {
 
 #[test]
 fn what_was_decided_is_not_counted_again() {
-    let home = Home::new();
+    let home = SuspectsDir::new();
     let die = || {
         let (suspects, convicted) = home.start();
         let watched = suspects.begin(WorkKind::Request, "abc", "image/diff");
@@ -181,7 +181,7 @@ fn what_was_decided_is_not_counted_again() {
 
 #[test]
 fn a_file_that_is_not_ours_or_makes_no_sense_accuses_nobody() {
-    let home = Home::new();
+    let home = SuspectsDir::new();
     home.die_computing(&["trn_1"]);
     let good = home.bytes();
     assert_eq!(good.len(), FILE_BYTES);

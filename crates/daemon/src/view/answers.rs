@@ -7,48 +7,68 @@ use lodge_proto::{
     QuarantineView, SessionDeleted, SessionView, TokenView, TurnView,
 };
 use serde::Serialize;
-use serde_json::Value;
 
-use super::{json, refused};
+use super::refused;
 
-/// What a change is answered.
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-enum AnswerView {
-    Agent(Box<AgentView>),
-    AgentUpdated(Box<AgentUpdated>),
-    Lineage(Box<LineageView>),
-    Turn(Box<TurnView>),
-    Session(Box<SessionView>),
-    SessionDeleted(SessionDeleted),
-    Job(Box<JobView>),
-    Image(Box<ImageView>),
-    Bin(Box<BinView>),
-    ImageRemoved(ImageRemoved),
-    Token(Box<TokenView>),
-    Work(Box<QuarantineView>),
-    Rendered(Value),
+/// Declares the replies that the engine gives, each with its shape.
+macro_rules! engine_replies {
+    ($($variant:ident($view:ident),)*) => {
+        /// A reply of the engine, as clients see it.
+        #[derive(Debug, Serialize)]
+        #[serde(untagged)]
+        pub enum AnswerView {
+            $($variant(Box<$view>),)*
+        }
+
+        $(impl EngineReply for $view {
+            fn from_view(view: AnswerView) -> Option<Self> {
+                if let AnswerView::$variant(view) = view { Some(*view) } else { None }
+            }
+
+            fn is(view: &AnswerView) -> bool {
+                matches!(view, AnswerView::$variant(_))
+            }
+        })*
+    };
 }
 
-pub fn answer(answer: &Answer) -> Value {
-    match answer_view(answer) {
-        AnswerView::Rendered(value) => value,
-        view => json(&view),
-    }
+/// A reply that the engine gives.
+pub trait EngineReply: Sized {
+    fn from_view(view: AnswerView) -> Option<Self>;
+    fn is(view: &AnswerView) -> bool;
+}
+
+engine_replies! {
+    Agent(AgentView),
+    AgentUpdated(AgentUpdated),
+    Lineage(LineageView),
+    Turn(TurnView),
+    Session(SessionView),
+    SessionDeleted(SessionDeleted),
+    Job(JobView),
+    Image(ImageView),
+    Bin(BinView),
+    ImageRemoved(ImageRemoved),
+    Token(TokenView),
+    Work(QuarantineView),
 }
 
 /// An answer as it is recorded with its request.
 pub fn rendered(answer: &Answer) -> Rendered {
-    text(&answer_view(answer))
+    match answer_view(answer) {
+        Ok(view) => text(&view),
+        Err(recorded) => recorded.clone(),
+    }
 }
 
-/// A shape as text. As with [`json`], this cannot fail.
+/// A shape as JSON text. The shapes of the API have string keys and finite numbers, so this cannot fail.
 pub fn text<T: Serialize>(shape: &T) -> Rendered {
     Rendered(serde_json::to_string(shape).unwrap_or_default().into_boxed_str())
 }
 
-fn answer_view(answer: &Answer) -> AnswerView {
-    match answer {
+/// An answer with its shape, or as it was rendered before, in this release or an earlier one.
+pub fn answer_view(answer: &Answer) -> Result<AnswerView, &Rendered> {
+    Ok(match answer {
         Answer::Agent(agent) => {
             let aside = agent.quarantine.iter().map(|row| super::quarantined(row, "quarantined"));
             let shown =
@@ -66,20 +86,20 @@ fn answer_view(answer: &Answer) -> AnswerView {
         Answer::Turn(turn) => AnswerView::Turn(Box::new(super::full_turn((**turn).clone()))),
         Answer::Session(session) => AnswerView::Session(Box::new(super::session(session))),
         Answer::SessionDeleted(id) => {
-            AnswerView::SessionDeleted(SessionDeleted { session: id.to_string(), deleted: true })
+            let deleted = SessionDeleted { session: id.to_string(), deleted: true };
+            AnswerView::SessionDeleted(Box::new(deleted))
         }
         Answer::Job(job) => AnswerView::Job(Box::new(super::job(&job.row, &job.agent_name))),
         Answer::Image(image) => image_view(image),
-        Answer::ImageRemoved(gone) => AnswerView::ImageRemoved(ImageRemoved {
+        Answer::ImageRemoved(gone) => AnswerView::ImageRemoved(Box::new(ImageRemoved {
             digest: gone.digest.clone(),
             untagged: gone.untagged.clone(),
             removed: gone.removed,
-        }),
+        })),
         Answer::Token(token) => AnswerView::Token(Box::new(super::token(&token.row, token.at))),
         Answer::Work(work) => AnswerView::Work(Box::new(super::quarantined(&work.row, work.release.word()))),
-        // Rendered by this function before, in this release or an earlier one.
-        Answer::Rendered(text) => AnswerView::Rendered(serde_json::from_str(&text.0).unwrap_or_default()),
-    }
+        Answer::Rendered(text) => return Err(text),
+    })
 }
 
 fn image_view(image: &ImageAnswer) -> AnswerView {

@@ -7,7 +7,7 @@ use lodge_core::{AgentId, TurnId};
 
 use super::refusal::AgentRefusal;
 use super::waiting::refuse;
-use crate::{Engine, SandboxEffect};
+use crate::Engine;
 
 /// What becomes of the open turns of an agent whose process is gone.
 #[derive(Debug)]
@@ -66,13 +66,6 @@ impl Engine {
         let (name, run) = (agent.row.name.clone(), agent.row.runs);
         let refusal = AgentRefusal::NotCleared { name, cause: detail };
         refuse(&mut self.step, agent, run, &refusal.into());
-    }
-
-    /// Has the sandbox ended that the agent has now.
-    pub(crate) fn down(&mut self, id: &AgentId) {
-        let Some(agent) = self.agents.get(id) else { return };
-        let (sandbox, run) = (agent.row.sandbox.clone(), agent.row.runs);
-        self.step.in_sandbox(id, SandboxEffect::Down { sandbox, run });
     }
 
     /// Ends every live turn of an agent that is going away, or lets them wait.

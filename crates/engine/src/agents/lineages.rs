@@ -156,18 +156,15 @@ impl Engine {
 
     /// A process that works gave no sign of life for a while, or gives one again.
     pub(crate) fn agent_silent(&mut self, id: &AgentId, run: u32, level: Liveness, part: Part) {
-        let Some(agent) = self.current(id, run) else { return };
-        let sandbox = agent.row.sandbox.clone();
+        if self.current(id, run).is_none() {
+            return;
+        }
         self.set_liveness(id, level);
         // Its death is observed like any other, and decides what comes next.
         match (level, part) {
             (Liveness::Active | Liveness::Stale, Part::Runtime | Part::Sandbox) => {}
-            (Liveness::Crashed, Part::Runtime) => {
-                self.step.in_sandbox(id, SandboxEffect::KillRuntime { run })
-            }
-            (Liveness::Crashed, Part::Sandbox) => {
-                self.step.in_sandbox(id, SandboxEffect::Kill { sandbox, run });
-            }
+            (Liveness::Crashed, Part::Runtime) => self.in_sandbox(id, SandboxEffect::KillRuntime { run }),
+            (Liveness::Crashed, Part::Sandbox) => self.in_sandbox(id, SandboxEffect::Kill { run }),
         }
     }
 

@@ -1,15 +1,11 @@
-//! What the engine is asked and told about agents, and what it has done about their sandboxes.
+//! What the engine is asked and told about agents.
 
 use std::collections::BTreeMap;
 
-use lodge_core::epoch::EpochWeight;
 use lodge_core::lineage::Policy;
 use lodge_core::liveness::Liveness;
-use lodge_core::record::{
-    AgentRow, AgentSpec, CallRecord, ExecRequest, FailureRecord, LimitsRecord, MountRecord,
-};
-use lodge_core::{AgentId, ExecId, LineageId, SandboxId, SessionId, TurnId};
-use serde_json::Value;
+use lodge_core::record::{AgentSpec, LimitsRecord, MountRecord};
+use lodge_core::{AgentId, LineageId, TurnId};
 
 use crate::images::NewImage;
 
@@ -109,7 +105,7 @@ pub struct Settlement {
     pub last_turn: Option<TurnId>,
 }
 
-/// What was observed of an agent's sandbox and runtime.
+/// What was observed of an agent and its runtime.
 #[derive(Debug)]
 pub enum AgentSeen {
     /// The runtime answered its probe. `running` are the turns it has in hand.
@@ -172,26 +168,6 @@ pub enum AgentSeen {
         agent: AgentId,
         run: u32,
     },
-    /// The sandbox could not be ended, as it was asked at that run.
-    NotDown {
-        agent: AgentId,
-        run: u32,
-        detail: String,
-    },
-    /// The sandbox is gone, as it was asked at that run.
-    Down {
-        agent: AgentId,
-        run: u32,
-    },
-    /// Its files are gone, as asked.
-    Cleared {
-        agent: AgentId,
-    },
-    /// Its files could not be removed.
-    NotCleared {
-        agent: AgentId,
-        detail: String,
-    },
 }
 
 /// What of an agent ended, or does not answer.
@@ -211,74 +187,6 @@ pub enum Lack {
     Model,
     /// A value that its image asks for.
     Config,
-}
-
-/// Something to do in the sandbox of an agent, or about it. One task per sandbox does them in the order of commits.
-#[derive(Debug, Clone, PartialEq)]
-pub enum SandboxEffect {
-    /// Make the agent's sandbox and runtime be there.
-    Up {
-        row: Box<AgentRow>,
-        how: Up,
-    },
-    /// Make the sandbox be gone. `run` tells the answers to this order from those to earlier ones.
-    Down {
-        sandbox: SandboxId,
-        run: u32,
-    },
-    /// The runtime gives no sign of life: end it by the kill sequence.
-    KillRuntime {
-        run: u32,
-    },
-    /// The keeper gives no sign of life: end it, and with it everything.
-    Kill {
-        sandbox: SandboxId,
-        run: u32,
-    },
-    /// Write a line into the agent's log.
-    NoteFailure {
-        line: String,
-    },
-    /// Remove what is left of an agent on disk, after its sandbox is gone.
-    Clear {
-        sandbox: SandboxId,
-    },
-    RunTurn {
-        turn: TurnId,
-        session: SessionId,
-        number: u32,
-        step: u32,
-        calls: Vec<CallRecord>,
-        epoch: EpochWeight,
-    },
-    DropTurn {
-        turn: TurnId,
-    },
-    /// Answer what the runtime asked.
-    Answer {
-        id: Value,
-        answer: Result<Value, FailureRecord>,
-    },
-    StartExec {
-        exec: ExecId,
-        request: ExecRequest,
-        safe: bool,
-        resumed: bool,
-    },
-    KillExec {
-        exec: ExecId,
-    },
-    ForgetExec {
-        exec: ExecId,
-    },
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Up {
-    /// A new incarnation.
-    Start,
-    /// Whatever lives there is ours; report what is found.
-    Adopt,
 }
 
 /// Something to say after a pause.

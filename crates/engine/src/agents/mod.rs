@@ -64,10 +64,6 @@ impl Engine {
             AgentSeen::OutOfMemory { agent, run, detail } => self.agent_out_of_memory(&agent, run, detail),
             AgentSeen::Silent { agent, run, level, part } => self.agent_silent(&agent, run, level, part),
             AgentSeen::RevivalDue { agent, run } => self.revival_due(&agent, run),
-            AgentSeen::NotDown { agent, run, detail } => self.agent_not_down(&agent, run, detail),
-            AgentSeen::Down { agent, run } => self.agent_down(&agent, run),
-            AgentSeen::Cleared { agent } => self.agent_cleared(&agent),
-            AgentSeen::NotCleared { agent, detail } => self.agent_not_cleared(&agent, detail),
         }
     }
 
@@ -86,7 +82,7 @@ impl Engine {
             failure_detail: None,
             incarnation: 1,
             runs: 0,
-            uid: if self.host.own_uids { Some(self.next_uid()) } else { None },
+            uid: self.new_user(),
             created_at: self.step.now,
             started_at: None,
             spec: new.spec,
@@ -269,7 +265,7 @@ impl Engine {
         let detail: String = detail.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         let now = self.step.now;
         let line = format!("[{now}] failed: {}: {detail}", reason.word());
-        self.step.in_sandbox(id, SandboxEffect::NoteFailure { line });
+        self.in_sandbox(id, SandboxEffect::NoteFailure { line });
     }
 
     /// Appends an event about an agent, which has its name.

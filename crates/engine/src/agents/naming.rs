@@ -1,12 +1,9 @@
-//! What a new agent is called and which user its sandbox has.
+//! What a new agent is called.
 
 use lodge_core::limits::NAME_BYTES_MAX;
 
 use super::refusal::AgentRefusal;
 use crate::{Engine, NameChoice, Refusal};
-
-/// Users of sandboxes start here, above the ranges that distributions and systemd hand out.
-const UID_BASE: u32 = 1_900_000_000;
 
 impl Engine {
     pub(crate) fn choose_name(&self, choice: NameChoice) -> Result<String, Refusal> {
@@ -25,13 +22,6 @@ impl Engine {
                 Ok(if taken(&name) { next.unwrap_or(name) } else { name })
             }
         }
-    }
-
-    /// A user that no sandbox ever had: what an agent left behind in a mount is nobody else's.
-    pub(crate) fn next_uid(&mut self) -> u32 {
-        let uid = self.last_uid.map_or(UID_BASE, |uid| uid + 1);
-        self.last_uid = Some(uid);
-        uid
     }
 }
 

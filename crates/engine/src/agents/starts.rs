@@ -8,7 +8,7 @@ use lodge_core::{AgentId, TurnId};
 
 use super::ends::BreakOff;
 use crate::jobs::Which;
-use crate::{Again, Engine, Lack, Part, SandboxEffect, Up};
+use crate::{Again, Engine, Lack, Part, Up};
 
 /// What becomes of pauses before a start when memory is rebuilt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,8 +33,7 @@ impl Engine {
                 },
                 AgentState::Pulling => self.fetch(&id),
                 AgentState::Starting | AgentState::Ready => {
-                    let row = Box::new(agent.row.clone());
-                    self.step.in_sandbox(&id, SandboxEffect::Up { row, how: Up::Adopt });
+                    self.up(&id, Up::Adopt);
                 }
                 AgentState::Removing => {
                     self.down(&id);
@@ -56,9 +55,7 @@ impl Engine {
         let Ok(next) = agent.row.state.next(AgentEvent::ImageReady) else { return };
         agent.row.runs += 1;
         self.set_state(id, next, None);
-        if let Some(agent) = self.agents.get(id) {
-            self.step.in_sandbox(id, SandboxEffect::Up { row: Box::new(agent.row.clone()), how: Up::Start });
-        }
+        self.up(id, Up::Start);
     }
 
     pub(crate) fn runtime_ready(&mut self, id: &AgentId, run: u32, adopted: bool, running: &[TurnId]) {

@@ -9,9 +9,10 @@ use lodge_core::{AgentId, Cause, JobId, Timestamp};
 use super::refusal::JobRefusal;
 use super::submit::JobRef;
 use super::{Expiry, JobEffect, JobEnd};
+use crate::agents::Agent;
 use crate::agents::refusal::AgentRefusal;
 use crate::answer::JobAnswer;
-use crate::{Answer, Caller, Effect, Engine, ExecHow, Refusal, RunningJobs, SandboxEffect};
+use crate::{Answer, Caller, Effect, Engine, ExecHow, JobOrder, Refusal, RunningJobs, SandboxEffect};
 
 /// Which jobs of an agent are cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +47,7 @@ impl Engine {
                     let progress = JobProgress { cancel: Some(why.to_owned()), ..progress };
                     self.set_progress(id, progress);
                 }
-                self.step.act(Effect::Job { agent, what: JobEffect::Kill { job: id.clone() } });
+                self.job_in_sandbox(&agent, JobOrder::Kill { job: id.clone() });
                 self.jobs.get(id).cloned()
             }
             JobState::Done | JobState::Error | JobState::Cancelled => None,
@@ -58,7 +59,7 @@ impl Engine {
         let progress = self.jobs.open(id)?.progress.clone();
         let state = progress.state.next(event).ok()?;
         let progress = JobProgress { state, error: Some(why), finished_at: Some(self.step.now), ..progress };
-        self.job_over(id, Outcome { progress, note: None });
+        self.job_over(id, JobOutcome { progress, note: None });
         let ended = self.jobs.get(id).cloned();
         self.archived(id);
         ended
@@ -105,10 +106,10 @@ impl Engine {
         self.job_over(id, outcome);
         if is_empty(&end) {
             self.archived(id);
-            self.step.act(Effect::Job { agent: agent.clone(), what: JobEffect::Forget { job: id.clone() } });
+            self.job_in_sandbox(&agent, JobOrder::Forget { job: id.clone() });
             self.clear_due(&agent);
         } else {
-            self.step.act(Effect::Job { agent: agent.clone(), what: JobEffect::Archive { job: id.clone() } });
+            self.step.act(Effect::Job(JobEffect::Archive { job: id.clone() }));
         }
         self.update_due(&agent);
         self.hand_out_jobs();
@@ -118,8 +119,8 @@ impl Engine {
     }
 
     /// Records how a job ended, and tells those who wait for that.
-    fn job_over(&mut self, id: &JobId, outcome: Outcome) {
-        let Outcome { progress, note } = outcome;
+    fn job_over(&mut self, id: &JobId, outcome: JobOutcome) {
+        let JobOutcome { progress, note } = outcome;
         let cancelled = match progress.state {
             JobState::Cancelled => true,
             JobState::Done | JobState::Error => false,
@@ -149,7 +150,7 @@ impl Engine {
         let ended = |row: &&JobRow| !row.progress.state.is_open() && !row.archived;
         let Some(agent) = self.jobs.get(id).filter(ended).map(|row| row.agent.clone()) else { return };
         self.archived(id);
-        self.step.act(Effect::Job { agent: agent.clone(), what: JobEffect::Forget { job: id.clone() } });
+        self.job_in_sandbox(&agent, JobOrder::Forget { job: id.clone() });
         self.clear_due(&agent);
         self.hand_out_jobs();
     }
@@ -162,12 +163,9 @@ impl Engine {
 
     /// Has the files of an agent removed that is being removed, once nothing of its jobs is in them.
     pub(crate) fn clear_due(&mut self, id: &AgentId) {
-        let Some(agent) = self.agents.get(id).filter(|agent| agent.row.state == AgentState::Removing) else {
-            return;
-        };
-        if !self.jobs.has_files(id) {
-            let sandbox = agent.row.sandbox.clone();
-            self.step.in_sandbox(id, SandboxEffect::Clear { sandbox });
+        let is_removing = |agent: &Agent| agent.row.state == AgentState::Removing;
+        if self.agents.get(id).is_some_and(is_removing) && !self.jobs.has_files(id) {
+            self.in_sandbox(id, SandboxEffect::Clear);
             self.step.hurry();
         }
     }
@@ -244,14 +242,14 @@ impl EndOfJob {
 }
 
 /// How a job stands after its end.
-struct Outcome {
+struct JobOutcome {
     progress: JobProgress,
     /// What else there is to say of it.
     note: Option<String>,
 }
 
 /// None: it does not run.
-fn outcome(row: &JobRow, end: &JobEnd, now: Timestamp) -> Option<Outcome> {
+fn outcome(row: &JobRow, end: &JobEnd, now: Timestamp) -> Option<JobOutcome> {
     let JobEnd { how, cause, detail, stdout, stderr } = end;
     let timed_out = *cause == Some(Cause::Timeout);
     // Whoever wanted it to end knows that it was killed.
@@ -293,7 +291,7 @@ fn outcome(row: &JobRow, end: &JobEnd, now: Timestamp) -> Option<Outcome> {
         stderr: *stderr,
         ..row.progress.clone()
     };
-    Some(Outcome { progress, note: detail.clone() })
+    Some(JobOutcome { progress, note: detail.clone() })
 }
 
 /// Whether it is known that there is nothing to archive.

@@ -4,7 +4,7 @@ use lodge_core::job::{JobRow, JobState};
 use lodge_core::{AgentId, JobId};
 
 use super::JobEffect;
-use crate::{Effect, Engine};
+use crate::{Effect, Engine, JobOrder};
 
 impl Engine {
     /// After a start of the daemon: what ended goes into the archive, and sandboxes that should not be there go, so that
@@ -12,8 +12,7 @@ impl Engine {
     pub(crate) fn adopt_jobs(&mut self) {
         let ended = self.jobs.all().filter(|row| !row.progress.state.is_open() && !row.archived);
         for row in ended {
-            let what = JobEffect::Archive { job: row.id.clone() };
-            self.step.act(Effect::Job { agent: row.agent.clone(), what });
+            self.step.act(Effect::Job(JobEffect::Archive { job: row.id.clone() }));
         }
         let down = self
             .agents
@@ -31,15 +30,16 @@ impl Engine {
     pub(crate) fn resume_jobs(&mut self, agent: &AgentId) {
         self.jobs.adopt(agent);
         let running = self.jobs.of(agent).filter(|row| row.progress.state == JobState::Running);
-        for row in running {
-            self.step.act(Effect::Job { agent: agent.clone(), what: resumed(row) });
+        let orders: Vec<JobOrder> = running.map(resumed).collect();
+        for order in orders {
+            self.job_in_sandbox(agent, order);
         }
     }
 
     /// Its sandbox is gone and nobody starts another: how its jobs ended is found in what it left.
     pub(crate) fn settle_jobs(&mut self, agent: &AgentId) {
         for job in self.jobs.in_state(agent, JobState::Running) {
-            self.step.act(Effect::Job { agent: agent.clone(), what: JobEffect::Kill { job } });
+            self.job_in_sandbox(agent, JobOrder::Kill { job });
             self.step.hurry();
         }
     }
@@ -47,12 +47,11 @@ impl Engine {
     /// Ends what runs and nobody wants, forgets what is settled, and asks for the outcome of what ended meanwhile.
     pub(crate) fn jobs_found(&mut self, agent: &AgentId, running: Vec<JobId>, ended: Vec<JobId>) {
         self.step.hurry();
-        let mut act = |what| self.step.act(Effect::Job { agent: agent.clone(), what });
         for job in running {
             match self.jobs.get(&job).map(|row| row.progress.state) {
                 Some(JobState::Pending | JobState::Running) => {}
                 None | Some(JobState::Done | JobState::Error | JobState::Cancelled) => {
-                    act(JobEffect::Kill { job });
+                    self.job_in_sandbox(agent, JobOrder::Kill { job });
                 }
             }
         }
@@ -61,22 +60,22 @@ impl Engine {
                 // The keeper knows it, so that asking starts nothing: it tells how it ended, also of one that somebody
                 // cancelled. A kill is answered for what runs or never ran, and for nothing else.
                 Some(row) if row.progress.state == JobState::Running => {
-                    act(JobEffect::Start { job, resumed: true });
+                    self.job_in_sandbox(agent, JobOrder::Start { job, resumed: true });
                 }
-                Some(row) if row.archived => act(JobEffect::Forget { job }),
+                Some(row) if row.archived => self.job_in_sandbox(agent, JobOrder::Forget { job }),
                 // It waits to be started, or to be archived.
                 Some(_) => {}
-                None => act(JobEffect::Forget { job }),
+                None => self.job_in_sandbox(agent, JobOrder::Forget { job }),
             }
         }
     }
 }
 
 /// How a job that runs by the ledger is taken up: one that somebody cancelled is not started any more.
-fn resumed(row: &JobRow) -> JobEffect {
+fn resumed(row: &JobRow) -> JobOrder {
     let job = row.id.clone();
     match row.progress.cancel {
-        Some(_) => JobEffect::Kill { job },
-        None => JobEffect::Start { job, resumed: true },
+        Some(_) => JobOrder::Kill { job },
+        None => JobOrder::Start { job, resumed: true },
     }
 }

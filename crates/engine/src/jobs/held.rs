@@ -22,8 +22,8 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    fn place(&self) -> Place {
-        Place {
+    fn rank(&self) -> JobRank {
+        JobRank {
             priority: Reverse(self.row.priority),
             created_at: self.row.created_at,
             came: self.came,
@@ -44,7 +44,7 @@ impl Job {
 
 /// The order among the jobs of an agent.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct JobRank {
     priority: Reverse<i32>,
     created_at: Timestamp,
     came: u64,
@@ -54,7 +54,7 @@ struct Place {
 /// The jobs of one agent.
 #[derive(Debug, Default)]
 struct Queue {
-    pending: BTreeSet<Place>,
+    pending: BTreeSet<JobRank>,
     running: usize,
     /// Ended, and not in the archive.
     unarchived: usize,
@@ -167,7 +167,7 @@ impl Jobs {
         let queue = self.queues.entry(job.row.agent.clone()).or_default();
         match job.row.progress.state {
             JobState::Pending => {
-                queue.pending.insert(job.place());
+                queue.pending.insert(job.rank());
                 self.pending += 1;
             }
             JobState::Running => {
@@ -193,7 +193,7 @@ impl Jobs {
         let queue = self.queues.entry(job.row.agent.clone()).or_default();
         match job.row.progress.state {
             JobState::Pending => {
-                queue.pending.remove(&job.place());
+                queue.pending.remove(&job.rank());
                 self.pending -= 1;
             }
             JobState::Running => {

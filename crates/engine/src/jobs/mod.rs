@@ -76,7 +76,7 @@ pub enum JobWish {
 
 /// The call of a turn that wishes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
+pub struct ToolCallRef {
     pub turn: TurnId,
     pub step: u32,
     pub call: String,
@@ -107,7 +107,7 @@ pub enum JobSeen {
     },
     /// What a model asked to read, in answer to [`JobEffect::Read`].
     Read {
-        asked: Asked,
+        asked: ToolCallRef,
         answer: Read,
     },
     /// Their time is over, by the retention that was set.
@@ -145,28 +145,16 @@ pub struct JobEnd {
     pub stderr: JobStream,
 }
 
-/// Something to do about a job.
-///
-/// All may be asked for twice. The sandbox may be gone by then: what is left of a job lies in its files.
+/// Something to do about a job outside of its sandbox. All may be asked for twice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobEffect {
-    /// Start it, or find out how it stands: asking twice starts nothing twice. Its end is told whenever it comes.
-    ///
-    /// `resumed`: it may have been started before, by this daemon or another. One that nobody ever claimed in this boot
-    /// is started; one that was claimed and has neither a process nor a record is lost.
-    Start { job: JobId, resumed: bool },
-    /// It is to be over: SIGKILL to it and all its descendants, if it runs. How it ended is told in any case, by its record
-    /// if there is one; one that was never started is not started any more, and has ended as that.
-    Kill { job: JobId },
     /// Move all of its output into the archive, and say so.
     Archive { job: JobId },
-    /// Its outcome and output are recorded elsewhere.
-    Forget { job: JobId },
     /// Read for a model, and say what was found. A job of another session is not there.
     ///
     /// `List` and `Status`: as it stands. `Wait` and `Watch`: its outcome; it has ended, or is not there.
     /// `Cancel`: why it cannot be cancelled, as it has ended or is not there. `Submit` is never read.
-    Read { asked: Asked, session: SessionId, wish: JobWish },
+    Read { asked: ToolCallRef, agent: AgentId, session: SessionId, wish: JobWish },
 }
 
 impl Engine {

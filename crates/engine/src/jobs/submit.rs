@@ -12,11 +12,11 @@ use lodge_core::record::AgentRow;
 use lodge_core::{AgentId, JobId, SessionId, TurnId};
 
 use super::refusal::JobRefusal;
-use super::{JobEffect, JobWork, NewJob};
+use super::{JobWork, NewJob};
 use crate::agents::no_agent;
 use crate::answer::JobAnswer;
 use crate::sessions::refusal::SessionRefusal;
-use crate::{Answer, Caller, Effect, Engine, Refusal};
+use crate::{Answer, Caller, Engine, JobOrder, Refusal};
 
 /// Whose a job is.
 #[derive(Debug)]
@@ -166,8 +166,7 @@ impl Engine {
         if is_first {
             self.agent_event(&agent, |name| AgentWorking { name });
         }
-        let what = JobEffect::Start { job: id.clone(), resumed: false };
-        self.step.act(Effect::Job { agent, what });
+        self.job_in_sandbox(&agent, JobOrder::Start { job: id.clone(), resumed: false });
     }
 
     /// Moves a job, and records it whole.

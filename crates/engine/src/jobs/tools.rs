@@ -6,43 +6,43 @@ use lodge_core::job::{JobRow, SESSION_LABEL};
 use lodge_core::record::{JobWait, JobWaitTool, StepRow, StepTarget, TurnWrite};
 use lodge_core::turn::StepState;
 use lodge_core::{AgentId, JobId, SessionId, TurnId};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::submit::Origin;
-use super::{Asked, JobEffect, JobWish, JobWork, Read};
+use super::{JobEffect, JobWish, JobWork, Read, ToolCallRef};
 use crate::batch::Step;
-use crate::turns::execs::{Started, call_step, digest, open_call, result_of};
+use crate::turns::execs::{ToolStart, call_step, digest, open_call};
 use crate::turns::{Call, Phase, Turn};
-use crate::{Effect, Engine, SandboxEffect, failure};
+use crate::{AskId, CallOutcome, Effect, Engine, RuntimeAnswer, SandboxEffect, failure};
 
 /// A call that waits.
 #[derive(Debug)]
 struct Waits {
-    asked: Asked,
+    asked: ToolCallRef,
     wait: JobWait,
 }
 
 /// Who asks, and on whose behalf.
 #[derive(Debug)]
 struct Asking<'a> {
-    asked: &'a Asked,
+    asked: &'a ToolCallRef,
     agent: AgentId,
     session: SessionId,
 }
 
 impl Engine {
-    pub(crate) fn ask_job(&mut self, id: Value, asked: &Asked, wish: JobWish) {
+    pub(crate) fn ask_job(&mut self, id: AskId, asked: &ToolCallRef, wish: JobWish) {
         self.step.hurry();
         let Some(turn) = self.turns.get(&asked.turn) else { return };
         let (agent, session) = (turn.row.agent.clone(), turn.row.session.clone());
         let Some((_, call)) = open_call(self.turns.get_mut(&asked.turn), asked.step, &asked.call) else {
             let unknown =
                 failure("turn.no_such_call", &format!("the last answer has no call `{}`", asked.call));
-            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
+            self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
             return;
         };
-        if let Some(result) = &call.result {
-            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(result.clone()) });
+        if let Some(result) = call.result.clone() {
+            self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(result) });
             return;
         }
         call.waiter = Some(id);
@@ -93,13 +93,13 @@ impl Engine {
     }
 
     /// One that waited is over at once; of one that runs the end is awaited.
-    fn cancel_for_model(&mut self, asked: &Asked, job: &JobId) {
+    fn cancel_for_model(&mut self, asked: &ToolCallRef, job: &JobId) {
         self.wait_for(asked, JobWaitTool::Cancel, job);
         self.cancel(job, "cancelled by its session");
     }
 
     /// Records that a call waits for the end of a job, unless it does already.
-    fn wait_for(&mut self, asked: &Asked, tool: JobWaitTool, job: &JobId) {
+    fn wait_for(&mut self, asked: &ToolCallRef, tool: JobWaitTool, job: &JobId) {
         let ids = &mut self.ids;
         let Some((ordinal, call)) = open_call(self.turns.get_mut(&asked.turn), asked.step, &asked.call)
         else {
@@ -114,8 +114,8 @@ impl Engine {
         let row = StepRow { target, ended_at: None, ..intent };
         call.step = Some(row.clone());
         self.step.write(TurnWrite::Step(row));
-        let Asked { turn, step, call } = asked;
-        self.tool_started(&Started { turn, step: *step, call, name: tool.word() });
+        let ToolCallRef { turn, step, call } = asked;
+        self.tool_started(&ToolStart { turn, step: *step, call, name: tool.word() });
     }
 
     /// The job is over: calls that wait for it get their results.
@@ -179,7 +179,7 @@ impl Engine {
         let waits = open.filter_map(|call| {
             let step = call.step.as_ref()?;
             let wait = step.target.job_wait()?.clone();
-            let asked = Asked { turn: id.clone(), step: step.step, call: call.record.id.clone() };
+            let asked = ToolCallRef { turn: id.clone(), step: step.step, call: call.record.id.clone() };
             Some(Waits { asked, wait })
         });
         waits.collect()
@@ -195,7 +195,7 @@ impl Engine {
         }
     }
 
-    pub(crate) fn job_read(&mut self, asked: &Asked, answer: Read) {
+    pub(crate) fn job_read(&mut self, asked: &ToolCallRef, answer: Read) {
         let runs = self.turns.get(&asked.turn).is_some_and(|turn| turn.is_running());
         let open = open_call(self.turns.get_mut(&asked.turn), asked.step, &asked.call);
         // It was broken off meanwhile, or was read twice; or it is parked, begins nothing, and asks again when it goes on.
@@ -210,7 +210,7 @@ impl Engine {
     }
 
     /// Stores what a model is told of a call about jobs, and says so.
-    fn finish_call(&mut self, asked: &Asked, state: StepState, text: String) {
+    fn finish_call(&mut self, asked: &ToolCallRef, state: StepState, text: String) {
         let ids = &mut self.ids;
         let Some(agent) = self.turns.get(&asked.turn).map(|turn| turn.row.agent.clone()) else { return };
         let Some((ordinal, call)) = open_call(self.turns.get_mut(&asked.turn), asked.step, &asked.call)
@@ -242,16 +242,14 @@ impl Engine {
                 row
             }
         };
-        let mut result = result_of(Some(&row));
-        result["digest"] = json!(digest(&text));
+        let outcome = CallOutcome { digest: Some(digest(&text)), ..CallOutcome::of_step(&row) };
+        let result = RuntimeAnswer::Call(outcome);
         (call.step, call.result) = (Some(row.clone()), Some(result.clone()));
         let waiter = call.waiter.take();
         let bytes = text.len() as u64;
         self.tool_result(&asked.turn, &row, &asked.call, bytes, text);
         match waiter {
-            Some(id) => self
-                .step
-                .act(Effect::Sandbox { agent, what: SandboxEffect::Answer { id, answer: Ok(result) } }),
+            Some(id) => self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(result) }),
             // One that gave its slot away may have one again.
             None => self.hand_out_slots(),
         }
@@ -260,8 +258,8 @@ impl Engine {
 
 fn read(step: &mut Step, asking: &Asking<'_>, wish: JobWish) {
     let Asking { asked, agent, session } = asking;
-    let what = JobEffect::Read { asked: (*asked).clone(), session: session.clone(), wish };
-    step.act(Effect::Job { agent: agent.clone(), what });
+    let (asked, agent, session) = ((*asked).clone(), agent.clone(), session.clone());
+    step.act(Effect::Job(JobEffect::Read { asked, agent, session, wish }));
     step.hurry();
 }
 

@@ -7,8 +7,8 @@ use super::*;
 use crate::{ModelEffect, SandboxEffect, TurnCommand, TurnSeen};
 
 /// A world with a session of two finished turns, whose third runs.
-fn talk() -> (World, AgentId, TurnId) {
-    let mut world = World::new();
+fn talk() -> (EngineWorld, AgentId, TurnId) {
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     for text in ["one", "two"] {
         let turn = turn_of(&world.send(&agent, "s", text));
@@ -19,10 +19,10 @@ fn talk() -> (World, AgentId, TurnId) {
     (world, agent, turn)
 }
 
-impl World {
+impl EngineWorld {
     fn compact(&mut self, agent: &AgentId, turn: &TurnId, from_turn: u32, strategy: Strategy) -> Batch {
         let ask = Ask::Compact { turn: turn.clone(), from_turn, strategy };
-        self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!("e"), ask }))
+        self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: AskId(json!("e")), ask }))
     }
 
     fn fail_model(&mut self, turn: &TurnId, attempt: u32, retryable: bool) -> Batch {
@@ -34,7 +34,8 @@ impl World {
     /// Asks for the first step, and tells whose summary the model reads.
     fn summary_read(&mut self, agent: &AgentId, turn: &TurnId, from_turn: u32) -> Option<u32> {
         let ask = Ask::Model { turn: turn.clone(), step: 1, context: "c".into(), from_turn };
-        let batch = self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!("m1"), ask }));
+        let batch =
+            self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: AskId(json!("m1")), ask }));
         order(&batch).summary
     }
 }
@@ -54,7 +55,7 @@ fn epochs(batch: &Batch) -> Vec<EpochRow> {
     rows.collect()
 }
 
-fn told(batch: &Batch) -> Result<Value, String> {
+fn told(batch: &Batch) -> Result<RuntimeAnswer, String> {
     let mut answers = acts(batch).into_iter().filter_map(|effect| match effect {
         Effect::Sandbox { what: SandboxEffect::Answer { answer, .. }, .. } => {
             Some(answer.clone().map_err(|failure| failure.code))
@@ -75,11 +76,11 @@ fn a_window_that_slides_is_recorded_with_the_answer_that_was_read_by_it_and_wait
     else {
         panic!("{:?}", batch.early)
     };
-    assert_eq!(*answer, json!({"from_turn": 3}));
+    assert_eq!(*answer, RuntimeAnswer::Compacted { from_turn: 3 });
     assert_eq!(kinds(&batch), [EventKind::SessionCompacted]);
     let again = world.compact(&agent, &turn, 3, Strategy::Sliding);
     assert!(again.writes.is_empty(), "asked for again it is the same epoch");
-    assert_eq!(told(&again), Ok(json!({"from_turn": 3})));
+    assert_eq!(told(&again), Ok(RuntimeAnswer::Compacted { from_turn: 3 }));
     assert_eq!(world.summary_read(&agent, &turn, 3), None);
 }
 
@@ -103,7 +104,7 @@ fn a_summary_is_a_model_step_of_the_turn_and_is_paid_for_by_it() {
     let answered = world.answer(&turn, 0, 1, "  they said yes twice\n", &[]);
     let [epoch] = &epochs(&answered)[..] else { panic!("one epoch") };
     assert_eq!(epoch.summary, Summary::Text("they said yes twice".into()));
-    assert_eq!(told(&answered), Ok(json!({"from_turn": 3})));
+    assert_eq!(told(&answered), Ok(RuntimeAnswer::Compacted { from_turn: 3 }));
     assert!(answered.urgent);
     let messages =
         answered.writes.iter().filter(|write| matches!(write, Write::Turn(TurnWrite::Message(_)))).count();
@@ -132,7 +133,7 @@ fn a_summary_that_cannot_be_had_becomes_a_window_that_slides_and_keeps_the_one_b
     let [epoch] = &epochs(&given_up)[..] else { panic!("one epoch") };
     assert_eq!((epoch.strategy, epoch.from_turn), (Strategy::Sliding, 4));
     assert_eq!(epoch.summary, Summary::Kept);
-    assert_eq!(told(&given_up), Ok(json!({"from_turn": 4})));
+    assert_eq!(told(&given_up), Ok(RuntimeAnswer::Compacted { from_turn: 4 }));
     assert_eq!(world.state(&turn), TurnState::Running);
     assert_eq!(world.summary_read(&agent, &turn, 4), Some(3), "what stood there still stands");
 }
@@ -154,18 +155,25 @@ fn after_a_handoff_nothing_older_than_the_turn_is_read() {
     let asked = world.compact(&agent, &turn, 2, Strategy::Handoff);
     assert_eq!(order(&asked).purpose, Purpose::Summary { upto: 2, strategy: Strategy::Handoff });
     let answered = world.answer(&turn, 0, 1, "all there is to know", &[]);
-    assert_eq!(told(&answered), Ok(json!({"from_turn": 3})), "more than was asked for");
+    assert_eq!(told(&answered), Ok(RuntimeAnswer::Compacted { from_turn: 3 }), "more than was asked for");
     let (mut world, agent, turn) = talk();
     world.compact(&agent, &turn, 2, Strategy::Handoff);
     let failed = world.fail_model(&turn, 1, false);
-    assert_eq!(told(&failed), Ok(json!({"from_turn": 2})), "without a document it slides as far as asked");
+    assert_eq!(
+        told(&failed),
+        Ok(RuntimeAnswer::Compacted { from_turn: 2 }),
+        "without a document it slides as far as asked"
+    );
 }
 
 #[test]
 fn a_conversation_is_not_compacted_in_the_middle_of_a_turn_nor_beyond_it() {
     let (mut world, agent, turn) = talk();
     assert_eq!(told(&world.compact(&agent, &turn, 4, Strategy::Sliding)), Err("turn.bad_window".into()));
-    assert_eq!(told(&world.compact(&agent, &turn, 1, Strategy::Sliding)), Ok(json!({"from_turn": 1})));
+    assert_eq!(
+        told(&world.compact(&agent, &turn, 1, Strategy::Sliding)),
+        Ok(RuntimeAnswer::Compacted { from_turn: 1 })
+    );
     world.ask_model(&agent, &turn, 1);
     assert_eq!(told(&world.compact(&agent, &turn, 3, Strategy::Sliding)), Err("turn.wrong_step".into()));
     world.answer(&turn, 1, 1, "", &[("c1", "sh")]);
@@ -245,7 +253,7 @@ fn a_summary_that_a_crash_cut_is_asked_for_again_and_one_that_is_stored_is_not()
         let facts = old.engine.facts();
         let (engine, _) = Engine::boot(loaded, host(), IdSource::new(2), "0", NOW);
         assert_eq!(engine.facts().turns, facts.turns, "a restart finds what was held");
-        let mut world = World { engine, written: old.written, tickets: 0 };
+        let mut world = EngineWorld { engine, written: old.written, tickets: 0 };
         let handed = world.ready(&agent);
         let run = acts(&handed).into_iter().find_map(|effect| match effect {
             Effect::Sandbox { what: SandboxEffect::RunTurn { step, epoch, .. }, .. } => {
@@ -257,7 +265,7 @@ fn a_summary_that_a_crash_cut_is_asked_for_again_and_one_that_is_stored_is_not()
         let asked = world.compact(&agent, &turn, 3, Strategy::Summarize);
         if stored {
             assert!(asked.early.is_empty(), "it is answered from what is stored");
-            assert_eq!(told(&asked), Ok(json!({"from_turn": 3})));
+            assert_eq!(told(&asked), Ok(RuntimeAnswer::Compacted { from_turn: 3 }));
         } else {
             assert_eq!((order(&asked).step, order(&asked).attempt), (0, 2));
             assert!(kinds(&asked).contains(&EventKind::TurnStepRestarted));

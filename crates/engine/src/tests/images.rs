@@ -4,9 +4,9 @@ use lodge_core::record::{AgentWrite, ImageWrite, RuntimeRecord};
 
 use super::pulls::{bin, rg, with_rg};
 use super::*;
-use crate::{AgentCommand, AgentSeen, ImageCommand, PullEffect, PullSeen};
+use crate::{AgentCommand, ImageCommand, PullEffect, PullSeen, SandboxSeen};
 
-impl World {
+impl EngineWorld {
     fn build(&mut self, digest: &str, tags: &[&str]) -> Batch {
         let tags = tags.iter().map(|tag| (*tag).to_owned()).collect();
         let new = new_image(digest, tags);
@@ -30,7 +30,7 @@ impl World {
 
     fn remove_agent(&mut self, id: &AgentId) -> Batch {
         self.ask(None, Command::Agent(AgentCommand::Remove { id: id.clone(), force: true }));
-        self.see(Seen::Agent(AgentSeen::Cleared { agent: id.clone() }))
+        self.see(Seen::Sandbox(SandboxSeen::Cleared { agent: id.clone() }))
     }
 }
 
@@ -57,7 +57,7 @@ fn code(batch: &Batch) -> String {
 
 #[test]
 fn a_name_that_moves_lets_its_old_image_go_unless_somebody_has_it() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let shown = reply(&world.build("sha256:1", &["x:latest", "x:v1"]));
     assert_eq!((&shown["refs"], &shown["agents"]), (&json!(["x:latest", "x:v1"]), &json!(0)));
     assert!(gone(&world.build("sha256:2", &["x:latest"])).is_empty(), "x:v1 still means it");
@@ -70,7 +70,7 @@ fn a_name_that_moves_lets_its_old_image_go_unless_somebody_has_it() {
 
 #[test]
 fn a_name_can_go_as_long_as_the_image_has_another_or_nobody_uses_it() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     world.build("sha256:1", &["x:latest", "x:v1"]);
     let agent = world.agent_of("sha256:1", &[]);
     let removed = world.remove_image(named("x:v1"));
@@ -86,7 +86,7 @@ fn a_name_can_go_as_long_as_the_image_has_another_or_nobody_uses_it() {
 
 #[test]
 fn an_image_removed_by_its_digest_loses_all_of_its_names() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     world.build("sha256:1", &["x:latest", "y:latest"]);
     world.build("sha256:2", &["z:latest"]);
     let removed = world.remove_image(ImageGiven::Digest("sha256:1".into()));
@@ -98,7 +98,7 @@ fn an_image_removed_by_its_digest_loses_all_of_its_names() {
 
 #[test]
 fn an_agent_names_its_image_and_the_name_outlives_it() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent_of("sha256:1", &["a:latest"]);
     assert!(gone(&world.remove_agent(&agent)).is_empty());
     assert_eq!(reply(&world.remove_image(named("a:latest")))["removed"], true);
@@ -106,10 +106,10 @@ fn an_agent_names_its_image_and_the_name_outlives_it() {
 
 #[test]
 fn an_image_that_a_waiting_update_had_goes_once_and_after_its_agent_has_another() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.send(&agent, "s", "1");
-    let update = |world: &mut World, digest: &str| {
+    let update = |world: &mut EngineWorld, digest: &str| {
         let (old, new) = (Box::default(), Box::default());
         let image = ImageChange { name: digest.into(), digest: digest.into(), old, new };
         let change = Change { image: Some(image), ..Change::default() };
@@ -129,7 +129,7 @@ fn an_image_that_a_waiting_update_had_goes_once_and_after_its_agent_has_another(
 
 #[test]
 fn an_image_that_went_while_somebody_named_it_by_its_digest_is_not_there() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let digest = || ImageGiven::Digest("sha256:1".into());
     world.build("sha256:1", &["x:latest"]);
     assert_eq!(reply(&world.remove_image(digest()))["removed"], true);
@@ -137,7 +137,7 @@ fn an_image_that_went_while_somebody_named_it_by_its_digest_is_not_there() {
     assert_eq!((code(&again), again.writes.len()), ("image.not_found".into(), 0));
 }
 
-impl World {
+impl EngineWorld {
     fn add(&mut self, row: ImageRow, with: Vec<ImageRow>, tags: &[&str]) -> Batch {
         let tags = tags.iter().map(|tag| (*tag).to_owned()).collect();
         self.ask(None, Command::Image(ImageCommand::Add(Box::new(NewImage { row, with, tags }))))
@@ -160,7 +160,7 @@ fn collections(batch: &Batch) -> usize {
 
 #[test]
 fn a_tool_stays_while_an_image_needs_it_and_goes_with_the_last_of_them() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     world.add(with_rg("sha256:1"), vec![bin("sha256:rg")], &["x:latest"]);
     world.add(with_rg("sha256:2"), Vec::new(), &["y:latest"]);
     assert_eq!(gone(&world.remove_image(named("x:latest"))), ["sha256:1"]);
@@ -171,7 +171,7 @@ fn a_tool_stays_while_an_image_needs_it_and_goes_with_the_last_of_them() {
 
 #[test]
 fn a_tool_with_a_name_outlives_whoever_needs_it() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let shown = reply(&world.add(bin("sha256:rg"), Vec::new(), &["rg:latest"]));
     assert_eq!(
         (&shown["name"], &shown["used"], &shown["refs"]),
@@ -184,7 +184,7 @@ fn a_tool_with_a_name_outlives_whoever_needs_it() {
 
 #[test]
 fn the_last_name_of_a_tool_is_not_taken_from_those_who_need_it() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     world.add(bin("sha256:rg"), Vec::new(), &["rg:latest", "rg:14"]);
     world.add(with_rg("sha256:1"), Vec::new(), &["x:latest"]);
     assert_eq!(reply(&world.remove_image(named("rg:14")))["removed"], false);
@@ -213,7 +213,7 @@ fn the_last_name_of_a_tool_is_not_taken_from_those_who_need_it() {
 
 #[test]
 fn a_tool_that_came_for_an_agent_goes_with_it() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let spec = AgentSpec { tools: vec![rg()], ..AgentSpec::default() };
     let image = new_image("sha256:0", Vec::new());
     let (name, called) = (NameChoice::Like("a".into()), "a".into());
@@ -230,7 +230,7 @@ fn a_tool_that_came_for_an_agent_goes_with_it() {
 
 #[test]
 fn a_runtime_that_an_agent_was_given_beside_its_image_stays_as_long_as_the_agent() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let loops = Some("loop:1@sha256:loop".to_owned());
     let spec = AgentSpec {
         runtime: Some(RuntimeRecord { image: loops, ..RuntimeRecord::default() }),
@@ -256,7 +256,7 @@ fn a_runtime_that_an_agent_was_given_beside_its_image_stays_as_long_as_the_agent
 
 #[test]
 fn what_came_with_an_image_and_is_not_needed_is_not_kept_nor_an_image_without_a_name() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let batch = world.add(with_rg("sha256:1"), vec![bin("sha256:rg"), bin("sha256:other")], &["x:latest"]);
     assert_eq!((gone(&batch), world.has("sha256:rg")), (vec!["sha256:other"], true));
     assert_eq!(gone(&world.add(with_rg("sha256:2"), Vec::new(), &[])), ["sha256:2"]);
@@ -264,7 +264,7 @@ fn what_came_with_an_image_and_is_not_needed_is_not_kept_nor_an_image_without_a_
 
 #[test]
 fn a_tag_is_one_more_name_and_moves_from_whoever_had_it() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     world.build("sha256:1", &["x:latest"]);
     world.build("sha256:2", &["y:latest"]);
     let shown = reply(&world.tag("sha256:1", &["z:1", "z:2"]));
@@ -276,7 +276,7 @@ fn a_tag_is_one_more_name_and_moves_from_whoever_had_it() {
 
 #[test]
 fn a_name_moves_neither_from_a_tool_to_an_agent_nor_back() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     world.add(bin("sha256:rg"), Vec::new(), &["rg:latest"]);
     world.build("sha256:1", &["x:latest"]);
     let agent = NewAgent {
@@ -301,7 +301,7 @@ fn a_name_moves_neither_from_a_tool_to_an_agent_nor_back() {
 
 #[test]
 fn an_image_that_went_can_come_again() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     world.build("sha256:1", &["x:latest"]);
     let again = world.build("sha256:1", &["x:latest"]);
     assert!(
@@ -318,7 +318,7 @@ fn an_image_that_went_can_come_again() {
 
 #[test]
 fn images_that_go_with_one_batch_are_collected_once_after_everything_else() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     world.build("sha256:1", &["x:latest"]);
     world.build("sha256:2", &["y:latest"]);
     let remove = |ticket, name| Input::Api {

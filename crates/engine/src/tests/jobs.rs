@@ -13,7 +13,7 @@ use lodge_core::record::{MessageRow, Role, TurnWrite};
 use lodge_core::{JobId, SessionId};
 
 use super::*;
-use crate::jobs::{Asked, JobEffect, JobEnd, JobSeen, JobWish, JobWork, NewJob, Read};
+use crate::jobs::{JobEffect, JobEnd, JobSeen, JobWish, JobWork, NewJob, Read, ToolCallRef};
 use crate::{JobCommand, TurnSeen};
 
 pub(super) fn work(bin: &str) -> JobWork {
@@ -37,7 +37,7 @@ pub(super) fn silent(how: ExecHow) -> JobEnd {
     JobEnd { how, stdout: JobStream::default(), ..exited(0) }
 }
 
-impl World {
+impl EngineWorld {
     fn submit_job(&mut self, agent: &AgentId, session: Option<&str>, work: JobWork) -> Batch {
         let session = session.map(|session| session.parse().unwrap());
         let new = NewJob { agent: agent.clone(), session, work };
@@ -166,12 +166,12 @@ impl World {
     }
 
     /// The daemon dies after its last commit, and another takes over.
-    pub(super) fn reboot(self) -> (World, Batch) {
+    pub(super) fn reboot(self) -> (EngineWorld, Batch) {
         let host = Host { settings: self.engine.host.settings, ..host() };
         let (engine, batch) = Engine::boot(self.loaded(), host, IdSource::new(self.tickets + 77), "0", NOW);
         assert_eq!(engine.facts().jobs, self.engine.facts().jobs, "what was held is found again");
         assert_eq!(engine.sizes().jobs, self.engine.sizes().jobs);
-        let mut world = World { engine, written: self.written, tickets: self.tickets };
+        let mut world = EngineWorld { engine, written: self.written, tickets: self.tickets };
         world.keep(&batch);
         (world, batch)
     }
@@ -186,10 +186,10 @@ impl World {
 
     fn wish(&mut self, agent: &AgentId, turn: &TurnId, wish: JobWish) -> Batch {
         let ask = Ask::Job { turn: turn.clone(), step: 1, call: "c1".into(), wish };
-        self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!("j1"), ask }))
+        self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: AskId(json!("j1")), ask }))
     }
 
-    fn read_answers(&mut self, asked: Asked, text: &str, told: &[&JobId]) -> Batch {
+    fn read_answers(&mut self, asked: ToolCallRef, text: &str, told: &[&JobId]) -> Batch {
         let told = told.iter().map(|job| (*job).clone()).collect();
         let answer = Read { text: text.into(), error: false, told };
         self.see(Seen::Job(JobSeen::Read { asked, answer }))
@@ -200,10 +200,18 @@ fn job_of(batch: &Batch) -> JobId {
     reply(batch)["id"].as_str().unwrap().parse().unwrap()
 }
 
+/// Something to be done about a job.
+#[derive(Debug, PartialEq, Eq)]
+enum JobAct {
+    InSandbox(JobOrder),
+    Elsewhere(JobEffect),
+}
+
 /// What is to be done about jobs.
-fn job_acts(batch: &Batch) -> Vec<JobEffect> {
+fn job_acts(batch: &Batch) -> Vec<JobAct> {
     let whats = acts(batch).into_iter().filter_map(|effect| match effect {
-        Effect::Job { what, .. } => Some(what.clone()),
+        Effect::Sandbox { what: SandboxEffect::Job(order), .. } => Some(JobAct::InSandbox(order.clone())),
+        Effect::Job(what) => Some(JobAct::Elsewhere(what.clone())),
         _ => None,
     });
     whats.collect()
@@ -211,37 +219,37 @@ fn job_acts(batch: &Batch) -> Vec<JobEffect> {
 
 /// That this is to be done about jobs, in whichever order.
 #[track_caller]
-fn does(batch: &Batch, expected: &[JobEffect]) {
+fn does(batch: &Batch, expected: &[JobAct]) {
     let sorted = |mut whats: Vec<String>| {
         whats.sort();
         whats
     };
-    let words = |whats: &[JobEffect]| whats.iter().map(|what| format!("{what:?}")).collect();
+    let words = |whats: &[JobAct]| whats.iter().map(|what| format!("{what:?}")).collect();
     assert_eq!(sorted(words(&job_acts(batch))), sorted(words(expected)));
 }
 
 fn started(batch: &Batch) -> Vec<JobId> {
     let jobs = job_acts(batch).into_iter().filter_map(|what| match what {
-        JobEffect::Start { job, resumed: false } => Some(job),
+        JobAct::InSandbox(JobOrder::Start { job, resumed: false }) => Some(job),
         _ => None,
     });
     jobs.collect()
 }
 
-fn start(job: &JobId, resumed: bool) -> JobEffect {
-    JobEffect::Start { job: job.clone(), resumed }
+fn start(job: &JobId, resumed: bool) -> JobAct {
+    JobAct::InSandbox(JobOrder::Start { job: job.clone(), resumed })
 }
 
-fn kill(job: &JobId) -> JobEffect {
-    JobEffect::Kill { job: job.clone() }
+fn kill(job: &JobId) -> JobAct {
+    JobAct::InSandbox(JobOrder::Kill { job: job.clone() })
 }
 
-fn archive(job: &JobId) -> JobEffect {
-    JobEffect::Archive { job: job.clone() }
+fn archive(job: &JobId) -> JobAct {
+    JobAct::Elsewhere(JobEffect::Archive { job: job.clone() })
 }
 
-fn forget(job: &JobId) -> JobEffect {
-    JobEffect::Forget { job: job.clone() }
+fn forget(job: &JobId) -> JobAct {
+    JobAct::InSandbox(JobOrder::Forget { job: job.clone() })
 }
 
 /// The texts of tool results.

@@ -8,7 +8,7 @@ use lodge_core::record::{AgentWrite, LineageRow};
 use super::*;
 use crate::{AgentCommand, AgentSeen, SandboxEffect, Timer, TurnCommand};
 
-impl World {
+impl EngineWorld {
     fn agent_with(&mut self, policy: Policy) -> AgentId {
         let id = self.agent();
         if let Some(agent) = self.engine.agents.get_mut(&id) {
@@ -52,7 +52,7 @@ fn kinds(batch: &Batch) -> Vec<&'static str> {
 
 fn ups(batch: &Batch) -> Vec<(u32, u32)> {
     let up = |effect: &&Effect| match effect {
-        Effect::Sandbox { what: SandboxEffect::Up { row, .. }, .. } => Some((row.incarnation, row.runs)),
+        Effect::Sandbox { what: SandboxEffect::Up { plan, .. }, .. } => Some((plan.incarnation, plan.run)),
         _ => None,
     };
     acts(batch).iter().filter_map(up).collect()
@@ -60,7 +60,7 @@ fn ups(batch: &Batch) -> Vec<(u32, u32)> {
 
 #[test]
 fn a_dead_runtime_is_replaced_in_its_sandbox_and_its_turn_goes_on() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let (turn, exec) = world.turn_at_work(&agent);
     let batch = world.die(&agent, Part::Runtime);
@@ -80,9 +80,9 @@ fn a_dead_runtime_is_replaced_in_its_sandbox_and_its_turn_goes_on() {
 
 #[test]
 fn a_runtime_that_exits_before_it_was_ever_ready_has_failed_and_one_that_was_ready_is_revived() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
-    let exit = |world: &mut World, code| {
+    let exit = |world: &mut EngineWorld, code| {
         let run = world.engine.agents[&agent].row.runs;
         world.see(Seen::Agent(AgentSeen::Exited { agent: agent.clone(), run, code, detail: "code".into() }))
     };
@@ -97,14 +97,14 @@ fn a_runtime_that_exits_before_it_was_ever_ready_has_failed_and_one_that_was_rea
 
 #[test]
 fn a_dead_sandbox_is_replaced_by_another() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     assert_eq!(ups(&world.die(&agent, Part::Sandbox)), [(2, 2)]);
 }
 
 #[test]
 fn one_that_keeps_dying_is_revived_with_growing_pauses_and_then_no_more() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let (turn, _) = world.turn_at_work(&agent);
     let mut pauses = Vec::new();
@@ -141,8 +141,8 @@ fn one_that_keeps_dying_is_revived_with_growing_pauses_and_then_no_more() {
 }
 
 /// An agent with a turn that runs and one that is queued, which died once too often.
-fn exhausted() -> (World, AgentId, [TurnId; 2], ExecId) {
-    let mut world = World::new();
+fn exhausted() -> (EngineWorld, AgentId, [TurnId; 2], ExecId) {
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let (turn, exec) = world.turn_at_work(&agent);
     let queued = turn_of(&world.send(&agent, "s", "and then"));
@@ -159,7 +159,7 @@ fn exhausted() -> (World, AgentId, [TurnId; 2], ExecId) {
 fn turns_of_an_agent_that_died_too_often_wait_and_a_start_goes_on_with_them() {
     for restarted in [false, true] {
         let (mut world, agent, [turn, queued], exec) = exhausted();
-        let states = |world: &World| [&turn, &queued].map(|turn| world.state(turn));
+        let states = |world: &EngineWorld| [&turn, &queued].map(|turn| world.state(turn));
         assert_eq!(states(&world), [TurnState::Waiting, TurnState::Queued]);
         assert_eq!(world.engine.sizes().working, 0, "it has no slot");
         if restarted {
@@ -184,7 +184,7 @@ fn turns_of_an_agent_that_died_too_often_wait_and_a_start_goes_on_with_them() {
 
 #[test]
 fn an_answer_that_comes_after_the_last_death_leaves_the_lineage_ended() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     let mut attempt = 0;
@@ -221,7 +221,7 @@ fn turns_of_an_agent_that_died_too_often_can_be_dropped() {
 
 #[test]
 fn a_finished_turn_and_a_long_life_begin_the_count_of_deaths_anew() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.die(&agent, Part::Runtime);
     world.ready(&agent);
@@ -242,7 +242,7 @@ fn a_finished_turn_and_a_long_life_begin_the_count_of_deaths_anew() {
 
 #[test]
 fn under_the_policy_reap_open_work_is_dropped_and_the_agent_waits_for_its_operator() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent_with(Policy::Reap);
     let (turn, _) = world.turn_at_work(&agent);
     let batch = world.die(&agent, Part::Sandbox);
@@ -254,7 +254,7 @@ fn under_the_policy_reap_open_work_is_dropped_and_the_agent_waits_for_its_operat
 
 #[test]
 fn under_the_policy_ask_nothing_happens_to_the_agent_before_somebody_decided() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent_with(Policy::Ask);
     let (turn, exec) = world.turn_at_work(&agent);
     assert!(ups(&world.die(&agent, Part::Sandbox)).is_empty());
@@ -277,7 +277,7 @@ fn under_the_policy_ask_nothing_happens_to_the_agent_before_somebody_decided() {
 
 #[test]
 fn a_lineage_that_is_reaped_on_request_is_settled_once() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent_with(Policy::Ask);
     let (turn, _) = world.turn_at_work(&agent);
     world.die(&agent, Part::Runtime);
@@ -292,7 +292,7 @@ fn a_lineage_that_is_reaped_on_request_is_settled_once() {
 
 #[test]
 fn a_killed_lineage_stays_dead_whatever_is_observed_afterwards() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let (turn, _) = world.turn_at_work(&agent);
     let batch = world.ask(None, Command::Agent(AgentCommand::Kill { id: agent.clone() }));
@@ -314,7 +314,7 @@ fn a_killed_lineage_stays_dead_whatever_is_observed_afterwards() {
 
 #[test]
 fn a_stop_during_the_pause_before_a_revival_ends_the_pause() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.die(&agent, Part::Runtime);
     world.ready(&agent);
@@ -331,7 +331,7 @@ fn a_stop_during_the_pause_before_a_revival_ends_the_pause() {
 
 #[test]
 fn silence_is_told_and_beyond_the_last_threshold_what_hangs_is_killed_and_only_then_replaced() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.turn_at_work(&agent);
     let mut silent = |level, part| {
@@ -356,9 +356,9 @@ fn silence_is_told_and_beyond_the_last_threshold_what_hangs_is_killed_and_only_t
 
 #[test]
 fn one_that_hangs_and_cannot_be_ended_is_not_revived_beside_itself() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
-    let batch = world.see(Seen::Agent(AgentSeen::NotDown {
+    let batch = world.see(Seen::Sandbox(SandboxSeen::NotDown {
         agent: agent.clone(),
         run: 1,
         detail: "it is still there".into(),
@@ -369,7 +369,7 @@ fn one_that_hangs_and_cannot_be_ended_is_not_revived_beside_itself() {
 
 #[test]
 fn a_daemon_that_died_during_the_pause_revives_at_once_in_the_same_sandbox() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.die(&agent, Part::Runtime);
     world.ready(&agent);
@@ -390,7 +390,7 @@ fn a_daemon_that_died_during_the_pause_revives_at_once_in_the_same_sandbox() {
 
 #[test]
 fn a_runtime_without_memory_is_not_revived_and_its_turns_have_failed() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent_with(Policy::Revive);
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     let run = world.engine.agents[&agent].row.runs;
@@ -408,7 +408,7 @@ fn a_runtime_without_memory_is_not_revived_and_its_turns_have_failed() {
     );
     assert_eq!((world.lineage(&agent).state, world.lineage(&agent).revivals), (LineageState::Active, 0));
     // What an earlier runtime ran out of is no news.
-    world.see(Seen::Agent(AgentSeen::Down { agent: agent.clone(), run }));
+    world.see(Seen::Sandbox(SandboxSeen::Down { agent: agent.clone(), run }));
     world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
     world.see(Seen::Agent(AgentSeen::OutOfMemory { agent: agent.clone(), run, detail: "old".into() }));
     assert_eq!(world.agent_state(&agent), AgentState::Starting);

@@ -6,7 +6,7 @@ use lodge_core::record::{Role, TurnWrite};
 use super::*;
 use crate::{SandboxEffect, TurnSeen};
 
-impl World {
+impl EngineWorld {
     fn misfit(&mut self, turn: &TurnId, step: u32) -> Batch {
         self.misfit_that(turn, step, Again::Later)
     }
@@ -33,7 +33,7 @@ impl World {
     }
 }
 
-fn runtime_hears(batch: &Batch) -> Result<Value, String> {
+fn runtime_hears(batch: &Batch) -> Result<RuntimeAnswer, String> {
     let mut answers = acts(batch).into_iter().filter_map(|effect| match effect {
         Effect::Sandbox { what: SandboxEffect::Answer { answer, .. }, .. } => {
             Some(answer.clone().map_err(|failure| failure.code))
@@ -45,13 +45,13 @@ fn runtime_hears(batch: &Batch) -> Result<Value, String> {
 
 #[test]
 fn an_answer_that_does_not_fit_is_kept_and_the_model_is_asked_again_as_the_next_step() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     world.ask_model(&agent, &turn, 1);
     let misfit = world.misfit(&turn, 1);
     assert!(misfit.urgent);
-    let more = Ok(json!({"finished": false, "calls": []}));
+    let more = Ok(RuntimeAnswer::Model { finished: false, calls: Vec::new() });
     assert_eq!(runtime_hears(&misfit), more);
     // The same question again, after a reconnect, has the same answer.
     assert_eq!(runtime_hears(&world.ask_model(&agent, &turn, 1)), more);
@@ -66,7 +66,7 @@ fn an_answer_that_does_not_fit_is_kept_and_the_model_is_asked_again_as_the_next_
 
 #[test]
 fn a_model_that_never_fits_fails_the_turn_with_the_reason() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     for step in 1..=MISFITS_MAX {
@@ -87,7 +87,7 @@ fn a_model_that_never_fits_fails_the_turn_with_the_reason() {
 
 #[test]
 fn a_new_daemon_goes_on_after_the_misfits_that_were_recorded() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     world.ask_model(&agent, &turn, 1);
@@ -105,7 +105,7 @@ fn a_new_daemon_goes_on_after_the_misfits_that_were_recorded() {
 
 #[test]
 fn a_check_that_was_given_up_fails_the_turn_at_once() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     world.ask_model(&agent, &turn, 1);

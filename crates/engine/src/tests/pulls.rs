@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use lodge_core::agent::FailReason;
 use lodge_core::record::{
-    AgentRow, AgentWrite, BinImageRecord, BinRecord, ImageContents, ImageState, ImageWrite, RuntimeRecord,
+    AgentWrite, BinImageRecord, BinRecord, ImageContents, ImageState, ImageWrite, RuntimeRecord,
 };
 
 use super::*;
@@ -64,15 +64,15 @@ fn pulls(batch: &Batch) -> (Vec<u64>, usize) {
     (asks.collect(), dropped)
 }
 
-fn ups(batch: &Batch) -> Vec<&AgentRow> {
+fn ups(batch: &Batch) -> Vec<&SandboxPlan> {
     let ups = acts(batch).into_iter().filter_map(|effect| match effect {
-        Effect::Sandbox { what: SandboxEffect::Up { row, how: Up::Start }, .. } => Some(row.as_ref()),
+        Effect::Sandbox { what: SandboxEffect::Up { plan, how: Up::Start }, .. } => Some(plan.as_ref()),
         _ => None,
     });
     ups.collect()
 }
 
-impl World {
+impl EngineWorld {
     /// An agent with a tool from an image, and what was asked for.
     fn pulling(&mut self) -> (AgentId, u64) {
         let image = NewImage { row: with_rg("sha256:1"), with: Vec::new(), tags: Vec::new() };
@@ -128,7 +128,7 @@ impl World {
 
 #[test]
 fn an_agent_whose_image_is_here_and_whose_tools_are_the_hosts_starts_with_its_creation() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let host = ToolRecord { name: "sh".into(), path: "/bin/sh".into(), ..ToolRecord::default() };
     let batch = world.ask(None, new_agent(new_image("sha256:0", Vec::new()), vec![host]));
     assert_eq!((pulls(&batch), ups(&batch).len()), ((vec![], 0), 1));
@@ -137,7 +137,7 @@ fn an_agent_whose_image_is_here_and_whose_tools_are_the_hosts_starts_with_its_cr
 
 #[test]
 fn an_agent_of_an_announced_image_starts_when_all_of_it_is_here_and_recorded() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let row = || ImageRow::agent("sha256:1".into(), "a:latest".into(), 7, ImageRecord::default());
     let batch = world.ask(None, new_agent(announced(row()), Vec::new()));
     let agent: AgentId = reply(&batch)["id"].as_str().unwrap().parse().unwrap();
@@ -163,7 +163,7 @@ fn state_of(write: &Write) -> Option<ImageState> {
 
 #[test]
 fn what_was_pulled_is_recorded_let_go_and_started_in_this_order() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (agent, ask) = world.pulling();
     let batch = world.pulled(&agent, ask);
     let place = |wanted: fn(&Write) -> bool| batch.writes.iter().position(wanted).expect("it is written");
@@ -184,7 +184,7 @@ fn what_was_pulled_is_recorded_let_go_and_started_in_this_order() {
 
 #[test]
 fn an_agent_that_is_started_again_is_asked_for_again_and_what_is_the_same_is_not_written() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.pulled_agent();
     let restart = Command::Agent(AgentCommand::Restart { id: agent.clone(), jobs: RunningJobs::Cancel });
     let batch = world.ask(None, restart);
@@ -201,7 +201,7 @@ fn an_agent_that_is_started_again_is_asked_for_again_and_what_is_the_same_is_not
 
 #[test]
 fn a_runtime_from_an_image_is_pulled_too() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let image = "loop:1@sha256:loop".to_owned();
     let loops = RuntimeRecord { source: image.clone(), image: Some(image), ..RuntimeRecord::default() };
     let new = NewAgent {
@@ -228,9 +228,9 @@ fn a_runtime_from_an_image_is_pulled_too() {
 
 #[test]
 fn whoever_ends_an_agent_while_it_is_pulled_ends_it_at_once_and_nothing_late_starts_it() {
-    type End = fn(&mut World, &AgentId) -> Batch;
+    type End = fn(&mut EngineWorld, &AgentId) -> Batch;
     let ends: [(End, AgentState); 3] = [
-        (World::stop, AgentState::Stopped),
+        (EngineWorld::stop, AgentState::Stopped),
         (
             |world, id| world.ask(None, Command::Agent(AgentCommand::Kill { id: id.clone() })),
             AgentState::Stopped,
@@ -241,12 +241,12 @@ fn whoever_ends_an_agent_while_it_is_pulled_ends_it_at_once_and_nothing_late_sta
         ),
     ];
     for (end, state) in ends {
-        let mut world = World::new();
+        let mut world = EngineWorld::new();
         let (agent, ask) = world.pulling();
         let batch = end(&mut world, &agent);
         assert_eq!((pulls(&batch), world.pull_state(&agent)), ((vec![], 1), state));
         let run = world.engine.agents[&agent].row.runs;
-        world.see(Seen::Agent(AgentSeen::Down { agent: agent.clone(), run }));
+        world.see(Seen::Sandbox(SandboxSeen::Down { agent: agent.clone(), run }));
         let late = world.pulled(&agent, ask);
         assert!(late.writes.is_empty() && late.after.is_empty(), "{late:?}");
         let late = world.pull_fails(&agent, ask);
@@ -257,7 +257,7 @@ fn whoever_ends_an_agent_while_it_is_pulled_ends_it_at_once_and_nothing_late_sta
 
 #[test]
 fn a_stop_of_an_agent_that_is_pulled_is_answered_when_nothing_of_it_is_left() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (agent, _) = world.pulling();
     let batch = world.stop(&agent);
     assert!(
@@ -265,13 +265,13 @@ fn a_stop_of_an_agent_that_is_pulled_is_answered_when_nothing_of_it_is_left() {
             .iter()
             .any(|effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::Down { .. }, .. }))
     );
-    let down = world.see(Seen::Agent(AgentSeen::Down { agent, run: 0 }));
+    let down = world.see(Seen::Sandbox(SandboxSeen::Down { agent, run: 0 }));
     assert_eq!(reply(&down)["status"], "stopped");
 }
 
 #[test]
 fn the_answer_to_an_earlier_order_or_a_second_one_changes_nothing() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (agent, first) = world.pulling();
     let batch = world
         .ask(None, Command::Agent(AgentCommand::Restart { id: agent.clone(), jobs: RunningJobs::Cancel }));
@@ -288,7 +288,7 @@ fn the_answer_to_an_earlier_order_or_a_second_one_changes_nothing() {
 
 #[test]
 fn a_pull_that_fails_is_tried_again_by_itself_after_doubling_pauses_until_somebody_stops_it() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (agent, mut ask) = world.pulling();
     let mut pauses = Vec::new();
     for _ in 0..4 {
@@ -320,7 +320,7 @@ fn a_pull_that_fails_is_tried_again_by_itself_after_doubling_pauses_until_somebo
 
 #[test]
 fn what_can_never_be_pulled_is_not_tried_again_until_somebody_starts_it() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (agent, ask) = world.pulling();
     world.pull_fails(&agent, ask);
     let again = world.see(Seen::Agent(AgentSeen::RetryDue { agent: agent.clone(), run: 0 }));
@@ -344,7 +344,7 @@ fn what_can_never_be_pulled_is_not_tried_again_until_somebody_starts_it() {
 
 #[test]
 fn turns_wait_while_their_agent_is_pulled_and_while_it_waits_for_its_next_try() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (agent, ask) = world.pulling();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     assert_eq!(world.state(&turn), TurnState::Queued);
@@ -358,7 +358,7 @@ fn turns_wait_while_their_agent_is_pulled_and_while_it_waits_for_its_next_try() 
 
 #[test]
 fn a_revived_agent_is_pulled_and_its_turns_go_on() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.pulled_agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     let died = Seen::Agent(AgentSeen::Died {
@@ -370,14 +370,14 @@ fn a_revived_agent_is_pulled_and_its_turns_go_on() {
     let batch = world.see(died);
     assert_eq!((pulls(&batch), ups(&batch).len()), ((vec![2], 0), 0));
     let batch = world.brought(&agent, 2, Vec::new(), vec![found_rg()]);
-    assert_eq!(ups(&batch)[0].runs, 2);
+    assert_eq!(ups(&batch)[0].run, 2);
     world.ready(&agent);
     assert_eq!(world.state(&turn), TurnState::Running);
 }
 
 #[test]
 fn a_new_daemon_asks_again_for_what_the_last_one_was_pulling() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (agent, _) = world.pulling();
     let (engine, batch) = Engine::boot(world.as_stored(), host(), IdSource::new(2), "0", NOW);
     assert_eq!((pulls(&batch), ups(&batch).len()), ((vec![1], 0), 0));
@@ -387,7 +387,7 @@ fn a_new_daemon_asks_again_for_what_the_last_one_was_pulling() {
 
 #[test]
 fn a_rebuilt_engine_asks_again_and_takes_no_answer_to_what_it_asked_before() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (agent, first) = world.pulling();
     let stored = world.as_stored();
     world.pulled(&agent, first);
@@ -402,7 +402,7 @@ fn a_rebuilt_engine_asks_again_and_takes_no_answer_to_what_it_asked_before() {
 
 #[test]
 fn an_update_to_another_image_pulls_it_when_the_turns_are_over() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     let new = Box::new(spec(vec![rg()]));
@@ -424,7 +424,7 @@ fn an_update_to_another_image_pulls_it_when_the_turns_are_over() {
 
 #[test]
 fn an_update_that_needs_nothing_from_images_ends_a_pull() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (agent, ask) = world.pulling();
     let (old, new) = (Box::new(spec(vec![rg()])), Box::new(spec(Vec::new())));
     let image = ImageChange { name: "b:1".into(), digest: "sha256:2".into(), old, new };
@@ -440,7 +440,7 @@ fn an_update_that_needs_nothing_from_images_ends_a_pull() {
 
 #[test]
 fn an_update_to_the_image_that_it_has_needs_no_other_runtime() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.pulled_agent();
     // As the API finds it: not pulled.
     let (old, new) = (Box::new(spec(vec![rg()])), Box::new(spec(vec![rg()])));
@@ -456,7 +456,7 @@ fn an_update_to_the_image_that_it_has_needs_no_other_runtime() {
 
 #[test]
 fn a_change_of_labels_meanwhile_is_not_lost_when_the_pull_ends() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (agent, ask) = world.pulling();
     let labels = std::collections::BTreeMap::from([("k".to_owned(), Some("v".to_owned()))]);
     let change = Change { labels, ..Change::default() };
@@ -472,7 +472,7 @@ fn a_change_of_labels_meanwhile_is_not_lost_when_the_pull_ends() {
 
 #[test]
 fn an_image_that_went_after_somebody_looked_it_up_is_pulled_and_not_taken_for_granted() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let row = || ImageRow::agent("sha256:1".into(), "a:latest".into(), 7, ImageRecord::default());
     let new = NewImage { row: row(), with: Vec::new(), tags: vec!["x:latest".to_owned()] };
     world.ask(None, Command::Image(ImageCommand::Add(Box::new(new))));
@@ -480,7 +480,7 @@ fn an_image_that_went_after_somebody_looked_it_up_is_pulled_and_not_taken_for_gr
     assert_eq!((pulls(&batch).0.len(), ups(&batch).len()), (0, 1), "it is whole");
     let agent: AgentId = reply(&batch)["id"].as_str().unwrap().parse().unwrap();
     world.ask(None, Command::Agent(AgentCommand::Remove { id: agent.clone(), force: true }));
-    world.see(Seen::Agent(AgentSeen::Cleared { agent }));
+    world.see(Seen::Sandbox(SandboxSeen::Cleared { agent }));
     world.ask(None, Command::Image(ImageCommand::Remove(ImageGiven::Ref("x:latest".into()))));
     let batch = world.ask(None, new_agent(announced(row()), Vec::new()));
     assert_eq!((pulls(&batch).0.len(), ups(&batch).len()), (1, 0), "it went");
@@ -488,7 +488,7 @@ fn an_image_that_went_after_somebody_looked_it_up_is_pulled_and_not_taken_for_gr
 
 #[test]
 fn a_rebuilt_engine_that_needs_no_pull_any_more_drops_the_one_under_way() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (agent, _) = world.pulling();
     // As if what it lacked had come another way.
     let mut stored = world.as_stored();
@@ -501,7 +501,7 @@ fn a_rebuilt_engine_that_needs_no_pull_any_more_drops_the_one_under_way() {
 #[test]
 fn a_pull_that_is_set_aside_is_not_tried_again_until_an_operator_says_so() {
     use lodge_core::quarantine::{Suspect, Work, WorkKind};
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (agent, _) = world.pulling();
     let work = Work { kind: WorkKind::Pull, subject: agent.to_string() };
     let suspect = Suspect { work, detail: world.engine.agents[&agent].row.image_digest.clone(), deaths: 3 };

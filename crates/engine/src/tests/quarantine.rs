@@ -11,7 +11,7 @@ fn suspect(kind: WorkKind, subject: &str) -> Suspect {
     Suspect { work: Work { kind, subject: subject.into() }, detail: "agent/list".into(), deaths: 3 }
 }
 
-impl World {
+impl EngineWorld {
     fn as_left(&self, quarantine: Vec<QuarantineRow>) -> Loaded {
         let engine = &self.engine;
         let live = |turn: &Turn| LiveTurn {
@@ -37,11 +37,11 @@ impl World {
     }
 
     /// The next daemon, which is told of suspects.
-    fn next(self, suspects: Vec<Suspect>) -> (World, Batch) {
+    fn next(self, suspects: Vec<Suspect>) -> (EngineWorld, Batch) {
         let recorded = self.engine.quarantine.values().cloned().collect();
         let loaded = self.as_left(recorded);
         let (engine, batch) = Engine::boot_without(loaded, suspects, host(), IdSource::new(7), "0", NOW);
-        let mut world = World { engine, written: self.written, tickets: 0 };
+        let mut world = EngineWorld { engine, written: self.written, tickets: 0 };
         world.keep(&batch);
         (world, batch)
     }
@@ -60,8 +60,8 @@ fn runs(batch: &Batch, turn: &TurnId) -> bool {
 }
 
 /// A daemon that set the model call of a turn aside, which had another one behind it and one beside it.
-fn with_a_pill() -> (World, AgentId, [TurnId; 3]) {
-    let mut world = World::new();
+fn with_a_pill() -> (EngineWorld, AgentId, [TurnId; 3]) {
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turns = [("s", "bitter"), ("s", "behind"), ("other", "beside")]
         .map(|(session, text)| turn_of(&world.send(&agent, session, text)));
@@ -154,7 +154,7 @@ fn interrupting_the_turn_is_a_decision_too() {
 
 #[test]
 fn what_is_over_or_was_never_there_is_not_set_aside() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     world.ask_model(&agent, &turn, 1);
@@ -175,7 +175,7 @@ fn what_is_over_or_was_never_there_is_not_set_aside() {
 #[test]
 fn a_request_is_set_aside_for_nobody_in_particular_and_released_in_either_way() {
     for how in [Release::Retry, Release::Drop] {
-        let (mut world, batch) = World::new().next(vec![suspect(WorkKind::Request, "abc")]);
+        let (mut world, batch) = EngineWorld::new().next(vec![suspect(WorkKind::Request, "abc")]);
         let told =
             batch.events().find(|row| row.body.kind() == EventKind::WorkQuarantined).expect("an event");
         assert_eq!(

@@ -8,21 +8,21 @@ use crate::{AgentCommand, AgentSeen, ModelEffect, SandboxEffect};
 
 fn ups(batch: &Batch) -> Vec<(u32, u32)> {
     let up = |effect: &&Effect| match effect {
-        Effect::Sandbox { what: SandboxEffect::Up { row, how: Up::Start }, .. } => {
-            Some((row.incarnation, row.runs))
+        Effect::Sandbox { what: SandboxEffect::Up { plan, how: Up::Start }, .. } => {
+            Some((plan.incarnation, plan.run))
         }
         _ => None,
     };
     acts(batch).iter().filter_map(up).collect()
 }
 
-fn restart(world: &mut World, agent: &AgentId) -> Batch {
+fn restart(world: &mut EngineWorld, agent: &AgentId) -> Batch {
     world.ask(None, Command::Agent(AgentCommand::Restart { id: agent.clone(), jobs: RunningJobs::Cancel }))
 }
 
 #[test]
 fn a_restart_is_one_commit_with_another_sandbox_and_breaks_turns_off() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let (turn, queued) = (turn_of(&world.send(&agent, "s", "1")), turn_of(&world.send(&agent, "s", "2")));
     let batch = restart(&mut world, &agent);
@@ -37,7 +37,7 @@ fn a_restart_is_one_commit_with_another_sandbox_and_breaks_turns_off() {
 
 #[test]
 fn whoever_dies_in_the_middle_of_a_restart_the_next_daemon_brings_it_up() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     restart(&mut world, &agent);
     let known = &world.engine.agents[&agent];
@@ -50,17 +50,17 @@ fn whoever_dies_in_the_middle_of_a_restart_the_next_daemon_brings_it_up() {
     };
     let (_, batch) = Engine::boot(loaded, host(), IdSource::new(2), "0", NOW);
     let up = acts(&batch).into_iter().find_map(|effect| match effect {
-        Effect::Sandbox { what: SandboxEffect::Up { row, how: Up::Adopt }, .. } => {
-            Some((row.state, row.incarnation))
+        Effect::Sandbox { what: SandboxEffect::Up { plan, how: Up::Adopt }, .. } => {
+            Some((plan.was_ready, plan.incarnation))
         }
         _ => None,
     });
-    assert_eq!(up, Some((AgentState::Starting, 2)), "an older incarnation is not what is adopted");
+    assert_eq!(up, Some((false, 2)), "an older incarnation is not what is adopted");
 }
 
 #[test]
 fn what_the_old_process_does_after_a_restart_means_nothing() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     restart(&mut world, &agent);
     for seen in [
@@ -86,7 +86,7 @@ fn what_the_old_process_does_after_a_restart_means_nothing() {
 
 #[test]
 fn a_restart_starts_what_is_stopped_or_failed_and_revives_what_waits_for_it() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
     assert_eq!(ups(&restart(&mut world, &agent)).len(), 1);
@@ -114,7 +114,7 @@ fn a_restart_starts_what_is_stopped_or_failed_and_revives_what_waits_for_it() {
 
 #[test]
 fn a_killed_lineage_stays_dead_and_a_restart_begins_another() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.ask(None, Command::Agent(AgentCommand::Kill { id: agent.clone() }));
     let old = world.engine.agents[&agent].lineage.clone();
@@ -125,7 +125,7 @@ fn a_killed_lineage_stays_dead_and_a_restart_begins_another() {
 
 #[test]
 fn a_restart_is_refused_while_somebody_has_to_decide_and_when_the_agent_is_going() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     if let Some(agent) = world.engine.agents.get_mut(&agent) {
         agent.row.spec.revival_policy = Some(Policy::Ask.code());
@@ -143,7 +143,7 @@ fn a_restart_is_refused_while_somebody_has_to_decide_and_when_the_agent_is_going
 
 #[test]
 fn an_answer_to_a_call_whose_intent_was_lost_is_not_taken_for_the_answer_to_the_next_one() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     let known = &world.engine.agents[&agent];
@@ -160,7 +160,7 @@ fn an_answer_to_a_call_whose_intent_was_lost_is_not_taken_for_the_answer_to_the_
     };
     world.ask_model(&agent, &turn, 1);
     let (engine, _) = world.engine.rebuild(loaded, &std::collections::HashSet::new(), NOW);
-    let mut world = World { engine, ..world };
+    let mut world = EngineWorld { engine, ..world };
     world.ready(&agent);
     let again = world.ask_model(&agent, &turn, 1);
     assert!(

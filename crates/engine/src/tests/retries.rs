@@ -6,7 +6,7 @@ use lodge_core::record::Retry;
 use super::*;
 use crate::{AgentCommand, AgentSeen, SandboxEffect, Timer};
 
-impl World {
+impl EngineWorld {
     fn new_agent(&mut self) -> AgentId {
         let agent = self.agent();
         self.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
@@ -77,7 +77,7 @@ fn pull_init_and_model_failures_are_tried_again_with_doubling_pauses_for_ever() 
         (no_spawn, FailReason::Init),
         (no_model, FailReason::Model),
     ] {
-        let mut world = World::new();
+        let mut world = EngineWorld::new();
         let agent = world.new_agent();
         let mut pauses = Vec::new();
         for failures in 1..=8 {
@@ -109,7 +109,7 @@ fn what_would_only_fail_again_waits_for_an_operator() {
     for (how, reason) in
         [(no_config as fn(_, _) -> _, FailReason::Config), (no_probe, FailReason::ReadinessTimeout)]
     {
-        let mut world = World::new();
+        let mut world = EngineWorld::new();
         let agent = world.new_agent();
         let batch = world.fail_start(&agent, how);
         assert_eq!(world.row(&agent).state, AgentState::Failed(reason));
@@ -122,7 +122,7 @@ fn what_would_only_fail_again_waits_for_an_operator() {
 
 #[test]
 fn a_failure_is_one_line_of_the_log_in_the_promised_form() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.new_agent();
     let batch = world.fail_start(&agent, no_spawn);
     let lines: Vec<&String> = acts(&batch)
@@ -145,7 +145,7 @@ fn a_stop_a_kill_and_a_removal_cancel_a_pending_retry_at_once() {
         |id| Command::Agent(AgentCommand::Kill { id }),
         |id| Command::Agent(AgentCommand::Remove { id, force: false }),
     ] {
-        let mut world = World::new();
+        let mut world = EngineWorld::new();
         let agent = world.new_agent();
         let (run, _) = laters(&world.fail_start(&agent, no_model))[0];
         world.ask(None, command(agent.clone()));
@@ -157,7 +157,7 @@ fn a_stop_a_kill_and_a_removal_cancel_a_pending_retry_at_once() {
 
 #[test]
 fn a_manual_start_begins_the_count_anew_and_an_old_timer_means_nothing() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.new_agent();
     for _ in 0..3 {
         let (run, _) = laters(&world.fail_start(&agent, no_spawn))[0];
@@ -173,7 +173,7 @@ fn a_manual_start_begins_the_count_anew_and_an_old_timer_means_nothing() {
 
 #[test]
 fn a_provider_that_is_added_ends_the_pause_of_those_who_wait_for_a_model_alone() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (model, init) = (world.new_agent(), world.new_agent());
     world.fail_start(&model, no_model);
     world.fail_start(&init, no_spawn);
@@ -185,7 +185,7 @@ fn a_provider_that_is_added_ends_the_pause_of_those_who_wait_for_a_model_alone()
 
 #[test]
 fn a_turn_for_one_that_waits_for_its_retry_is_refused_with_the_time_of_the_next_try() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.new_agent();
     world.fail_start(&agent, no_model);
     let batch = world.send(&agent, "s", "hi");
@@ -201,7 +201,7 @@ fn a_turn_for_one_that_waits_for_its_retry_is_refused_with_the_time_of_the_next_
 
 #[test]
 fn a_new_daemon_tries_at_once_and_goes_on_counting() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.new_agent();
     world.fail_start(&agent, no_model);
     let known = &world.engine.agents[&agent];
@@ -220,7 +220,7 @@ fn a_new_daemon_tries_at_once_and_goes_on_counting() {
 
 #[test]
 fn turns_of_one_that_cannot_be_started_again_wait_and_go_on_when_it_can() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     let run = world.row(&agent).runs;

@@ -7,7 +7,7 @@ use super::*;
 use crate::{AgentCommand, TurnCommand};
 use lodge_core::record::{SessionWrite, TurnWrite};
 
-impl World {
+impl EngineWorld {
     fn fact(&self, session: &str) -> SessionFact {
         let session = &self.engine.sessions[&id(session)];
         SessionFact {
@@ -61,7 +61,7 @@ fn cut(turns: u32, tip: Option<&TurnRow>) -> PathPlan {
 
 #[test]
 fn turns_after_a_rewind_are_numbered_from_there_and_messages_go_on() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let rows: Vec<TurnRow> = (0..3).map(|_| world.say(&agent, "s", "hi")).collect();
     let fact = world.fact("s");
@@ -75,7 +75,7 @@ fn turns_after_a_rewind_are_numbered_from_there_and_messages_go_on() {
 
 #[test]
 fn what_was_read_of_a_session_that_moved_on_changes_nothing() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let row = world.say(&agent, "s", "hi");
     let stale = world.fact("s");
@@ -96,7 +96,7 @@ fn what_was_read_of_a_session_that_moved_on_changes_nothing() {
 
 #[test]
 fn a_request_that_read_of_a_session_before_it_was_deleted_begins_it_anew() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.say(&agent, "s", "hi");
     let before = world.fact("s");
@@ -116,7 +116,7 @@ fn a_request_that_read_of_a_session_before_it_was_deleted_begins_it_anew() {
 
 #[test]
 fn a_deleted_session_is_known_as_such_also_after_going_on_from_what_is_recorded() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.say(&agent, "s", "hi");
     let before = world.fact("s");
@@ -128,15 +128,15 @@ fn a_deleted_session_is_known_as_such_also_after_going_on_from_what_is_recorded(
         lineages: vec![world.engine.agents[&agent].lineage.clone()],
         ..Loaded::default()
     };
-    let World { engine, written, tickets } = world;
+    let EngineWorld { engine, written, tickets } = world;
     let (engine, _) = engine.rebuild(loaded, &std::collections::HashSet::new(), NOW);
-    let mut world = World { engine, written, tickets };
+    let mut world = EngineWorld { engine, written, tickets };
     assert_eq!(refusal(&world.change(before, SessionWhat::Delete)), "session.not_found");
 }
 
 #[test]
 fn a_fork_goes_on_behind_its_copies_and_takes_no_name_that_is_taken() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let rows: Vec<TurnRow> = (0..2).map(|_| world.say(&agent, "s", "hi")).collect();
     let plan = || ForkPlan {
@@ -167,7 +167,7 @@ fn a_fork_goes_on_behind_its_copies_and_takes_no_name_that_is_taken() {
 
 #[test]
 fn a_refusal_leaves_a_session_that_the_store_knew_no_longer_in_memory_than_one_at_rest() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.say(&agent, "s", "hi");
     let known = world.fact("s");
@@ -197,7 +197,7 @@ fn a_refusal_leaves_a_session_that_the_store_knew_no_longer_in_memory_than_one_a
 
 #[test]
 fn a_turn_that_is_done_again_takes_the_place_of_the_old_one_in_one_batch() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let rows: Vec<TurnRow> = (0..2).map(|_| world.say(&agent, "s", "hi")).collect();
     let again =

@@ -5,9 +5,9 @@ use lodge_core::agent::FailReason;
 use super::*;
 use crate::{AgentCommand, AgentSeen, TurnCommand, TurnSeen};
 
-impl World {
-    fn with_slots(max_concurrent: usize) -> World {
-        let mut world = World::new();
+impl EngineWorld {
+    fn with_slots(max_concurrent: usize) -> EngineWorld {
+        let mut world = EngineWorld::new();
         world.see(Seen::Configured(settings(max_concurrent)));
         world
     }
@@ -28,7 +28,7 @@ impl World {
             "interrupt" => drop(self.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn.clone() }))),
             "fail" => {
                 let ask = Ask::Finish { turn: turn.clone(), code: "x".into(), message: "x".into() };
-                self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!(1), ask }));
+                self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: AskId(json!(1)), ask }));
             }
             "stop" => drop(self.ask(
                 None,
@@ -61,7 +61,11 @@ impl World {
             }
             "not down" => {
                 let run = self.engine.agents[agent].row.runs;
-                self.see(Seen::Agent(AgentSeen::NotDown { agent: agent.clone(), run, detail: "x".into() }));
+                self.see(Seen::Sandbox(SandboxSeen::NotDown {
+                    agent: agent.clone(),
+                    run,
+                    detail: "x".into(),
+                }));
             }
             other => panic!("nothing ends a turn by {other}"),
         }
@@ -70,10 +74,10 @@ impl World {
 
 #[test]
 fn only_so_many_agents_work_and_whoever_came_first_is_next() {
-    let mut world = World::with_slots(2);
+    let mut world = EngineWorld::with_slots(2);
     let agents: Vec<AgentId> = (0..4).map(|_| world.agent()).collect();
     let turns: Vec<TurnId> = agents.iter().map(|agent| world.begin(agent, "a")).collect();
-    let states = |world: &World| turns.iter().map(|turn| world.state(turn)).collect::<Vec<_>>();
+    let states = |world: &EngineWorld| turns.iter().map(|turn| world.state(turn)).collect::<Vec<_>>();
     use TurnState::{Done, Queued, Running};
     assert_eq!(states(&world), [Running, Running, Queued, Queued]);
     assert_eq!(world.engine.sizes().working, 2);
@@ -86,7 +90,7 @@ fn only_so_many_agents_work_and_whoever_came_first_is_next() {
 
 #[test]
 fn an_agent_that_works_starts_further_turns_freely_and_gives_its_slot_back_after_the_last() {
-    let mut world = World::with_slots(1);
+    let mut world = EngineWorld::with_slots(1);
     let (one, two) = (world.agent(), world.agent());
     let first = world.begin(&one, "a");
     let waits = world.begin(&two, "a");
@@ -100,7 +104,7 @@ fn an_agent_that_works_starts_further_turns_freely_and_gives_its_slot_back_after
 
 #[test]
 fn a_session_with_many_turns_does_not_keep_others_from_their_turn() {
-    let mut world = World::with_slots(1);
+    let mut world = EngineWorld::with_slots(1);
     let (one, two) = (world.agent(), world.agent());
     let first = turn_of(&world.send(&one, "s", "1"));
     let other = world.begin(&two, "a");
@@ -116,7 +120,7 @@ fn whatever_ends_the_last_turn_of_an_agent_frees_its_slot() {
     for how in
         ["finish", "interrupt", "fail", "stop", "kill", "remove", "restart", "death", "exit", "not down"]
     {
-        let mut world = World::with_slots(1);
+        let mut world = EngineWorld::with_slots(1);
         let (one, two) = (world.agent(), world.agent());
         let (turn, waits) = (world.begin(&one, "a"), world.begin(&two, "a"));
         assert_eq!(world.state(&waits), TurnState::Queued);
@@ -128,7 +132,7 @@ fn whatever_ends_the_last_turn_of_an_agent_frees_its_slot() {
 
 #[test]
 fn a_turn_that_waited_in_the_ledger_needs_a_slot_to_go_on() {
-    let mut world = World::with_slots(1);
+    let mut world = EngineWorld::with_slots(1);
     let (one, two) = (world.agent(), world.agent());
     let (turn, other) = (world.begin(&one, "a"), world.begin(&two, "a"));
     world.end_by(&one, &turn, "death");
@@ -144,7 +148,7 @@ fn a_turn_that_waited_in_the_ledger_needs_a_slot_to_go_on() {
 
 #[test]
 fn an_answer_that_was_under_way_when_its_turn_was_parked_is_kept() {
-    let mut world = World::with_slots(1);
+    let mut world = EngineWorld::with_slots(1);
     let agent = world.agent();
     let turn = world.begin(&agent, "a");
     world.ask_model(&agent, &turn, 1);
@@ -156,7 +160,7 @@ fn an_answer_that_was_under_way_when_its_turn_was_parked_is_kept() {
 
 #[test]
 fn the_number_of_slots_can_grow_and_shrink_while_agents_work() {
-    let mut world = World::with_slots(1);
+    let mut world = EngineWorld::with_slots(1);
     let agents: Vec<AgentId> = (0..3).map(|_| world.agent()).collect();
     let turns: Vec<TurnId> = agents.iter().map(|agent| world.begin(agent, "a")).collect();
     world.see(Seen::Configured(settings(3)));
@@ -176,7 +180,7 @@ fn the_number_of_slots_can_grow_and_shrink_while_agents_work() {
 
 #[test]
 fn a_turn_says_what_it_waits_for() {
-    let mut world = World::with_slots(1);
+    let mut world = EngineWorld::with_slots(1);
     let (one, two) = (world.agent(), world.agent());
     let of = |batch: &Batch| reply(batch)["waits_for"].as_str().map(str::to_owned);
     assert_eq!(of(&world.send(&one, "s", "1")), None);
@@ -188,7 +192,7 @@ fn a_turn_says_what_it_waits_for() {
 
 #[test]
 fn a_restart_of_the_daemon_finds_the_same_slots_and_the_same_order() {
-    let mut world = World::with_slots(1);
+    let mut world = EngineWorld::with_slots(1);
     let agents: Vec<AgentId> = (0..3).map(|_| world.agent()).collect();
     let turns: Vec<TurnId> = agents.iter().map(|agent| world.begin(agent, "a")).collect();
     let engine = &world.engine;
@@ -209,7 +213,7 @@ fn a_restart_of_the_daemon_finds_the_same_slots_and_the_same_order() {
     };
     let host = Host { settings: settings(1), ..host() };
     let (engine, batch) = Engine::boot(loaded, host, IdSource::new(2), "0", NOW);
-    let mut world = World { engine, written: world.written, tickets: 0 };
+    let mut world = EngineWorld { engine, written: world.written, tickets: 0 };
     world.keep(&batch);
     assert_eq!(world.engine.sizes().working, 1);
     for agent in agents.iter().rev() {

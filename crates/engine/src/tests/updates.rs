@@ -9,8 +9,8 @@ use crate::{AgentCommand, AgentSeen, ModelEffect, SandboxEffect};
 
 fn ups(batch: &Batch) -> Vec<(u32, String)> {
     let up = |effect: &&Effect| match effect {
-        Effect::Sandbox { what: SandboxEffect::Up { row, how: Up::Start }, .. } => {
-            Some((row.incarnation, row.spec.model.clone()))
+        Effect::Sandbox { what: SandboxEffect::Up { plan, how: Up::Start }, .. } => {
+            Some((plan.incarnation, plan.spec.model.clone()))
         }
         _ => None,
     };
@@ -25,7 +25,7 @@ fn to_model(model: &str) -> Change {
     Change { model: Some(model.into()), ..Change::default() }
 }
 
-impl World {
+impl EngineWorld {
     fn update(&mut self, agent: &AgentId, change: Change) -> Batch {
         let update = Update { agent: agent.clone(), change, image: None };
         self.ask(None, Command::Agent(AgentCommand::Update(Box::new(update))))
@@ -47,7 +47,7 @@ impl World {
 
 #[test]
 fn an_idle_agent_gets_it_at_once_by_another_runtime() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let batch = world.update(&agent, to_model("p/new"));
     assert_eq!((&reply(&batch)["in_force"], &reply(&batch)["after_turns"]), (&json!("now"), &json!([])));
@@ -58,7 +58,7 @@ fn an_idle_agent_gets_it_at_once_by_another_runtime() {
 
 #[test]
 fn running_turns_finish_on_the_old_settings_and_then_the_runtime_is_replaced() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let (one, two) = (turn_of(&world.send(&agent, "s", "1")), turn_of(&world.send(&agent, "t", "1")));
     let batch = world.update(&agent, to_model("p/new"));
@@ -79,7 +79,7 @@ fn running_turns_finish_on_the_old_settings_and_then_the_runtime_is_replaced() {
 
 #[test]
 fn a_stopped_agent_gets_it_at_its_next_start() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
     let batch = world.update(&agent, to_model("p/new"));
@@ -94,7 +94,7 @@ fn a_stopped_agent_gets_it_at_its_next_start() {
 
 #[test]
 fn one_that_waits_for_its_retry_is_tried_at_once_with_what_is_new() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.ask(None, Command::Agent(AgentCommand::Restart { id: agent.clone(), jobs: RunningJobs::Cancel }));
     let lacks =
@@ -108,7 +108,7 @@ fn one_that_waits_for_its_retry_is_tried_at_once_with_what_is_new() {
 #[test]
 fn a_stop_or_a_death_for_good_in_between_lets_what_is_new_count() {
     for how in ["stop", "death", "restart"] {
-        let mut world = World::new();
+        let mut world = EngineWorld::new();
         let agent = world.agent();
         let turn = turn_of(&world.send(&agent, "s", "1"));
         world.update(&agent, to_model("p/new"));
@@ -125,7 +125,7 @@ fn a_stop_or_a_death_for_good_in_between_lets_what_is_new_count() {
             Some(command) => drop(world.ask(None, command)),
             None => {
                 let seen =
-                    Seen::Agent(AgentSeen::NotDown { agent: agent.clone(), run: 1, detail: "x".into() });
+                    Seen::Sandbox(SandboxSeen::NotDown { agent: agent.clone(), run: 1, detail: "x".into() });
                 world.see(seen);
                 assert_eq!(world.state(&turn), TurnState::Waiting);
             }
@@ -137,7 +137,7 @@ fn a_stop_or_a_death_for_good_in_between_lets_what_is_new_count() {
 
 #[test]
 fn a_runtime_that_dies_while_an_update_waits_is_revived_with_what_its_turns_began_with() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "1"));
     world.update(&agent, to_model("p/new"));
@@ -155,7 +155,7 @@ fn a_runtime_that_dies_while_an_update_waits_is_revived_with_what_its_turns_bega
 
 #[test]
 fn two_changes_at_once_are_two_changes() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "1"));
     let env = |key: &str, value: Option<&str>| Change {
@@ -172,7 +172,7 @@ fn two_changes_at_once_are_two_changes() {
 
 #[test]
 fn labels_and_the_policy_need_no_other_runtime() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "1"));
     let change = Change {
@@ -194,7 +194,7 @@ fn labels_and_the_policy_need_no_other_runtime() {
 
 #[test]
 fn another_image_replaces_what_came_with_the_old_one_and_keeps_what_was_chosen() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let labels = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
         pairs.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
@@ -244,7 +244,7 @@ fn another_image_replaces_what_came_with_the_old_one_and_keeps_what_was_chosen()
 
 #[test]
 fn an_agent_that_is_going_is_not_updated() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.ask(None, Command::Agent(AgentCommand::Remove { id: agent.clone(), force: true }));
     let batch = world.update(&agent, to_model("p/new"));

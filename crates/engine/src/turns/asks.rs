@@ -1,9 +1,8 @@
 //! What runtimes ask for, and what else is observed of turns.
 
 use lodge_core::{AgentId, TurnId};
-use serde_json::Value;
 
-use super::messages::{Ask, TurnSeen};
+use super::messages::{Ask, AskId, RuntimeAnswer, TurnSeen};
 use super::{Wish, compact, execs};
 use crate::{Engine, SandboxEffect, failure, jobs};
 
@@ -29,10 +28,10 @@ impl Engine {
     }
 
     /// Routes what a runtime asks, when the turn is still its business.
-    fn asked(&mut self, agent: &AgentId, id: Value, ask: Ask) {
+    fn asked(&mut self, agent: &AgentId, id: AskId, ask: Ask) {
         if !self.is_live(agent, ask.turn()) {
             let gone = failure("turn.gone", "that turn is over");
-            self.step.in_sandbox(agent, SandboxEffect::Answer { id, answer: Err(gone) });
+            self.in_sandbox(agent, SandboxEffect::Answer { id, answer: Err(gone) });
             self.step.hurry();
             return;
         }
@@ -41,22 +40,21 @@ impl Engine {
                 self.ask_model(&turn, step, Wish { id, context, from_turn });
             }
             Ask::Exec { turn, step, call, bin, args, stdin, timeout_ms } => {
-                let wanted = execs::Wanted { turn, step, call, bin, args, stdin, timeout_ms };
+                let wanted = execs::ExecAsk { turn, step, call, bin, args, stdin, timeout_ms };
                 self.ask_exec(id, &wanted);
             }
             Ask::Compact { turn, from_turn, strategy } => {
-                self.ask_compact(id, &compact::Wanted { turn, from_turn, strategy });
+                self.ask_compact(id, &compact::CompactAsk { turn, from_turn, strategy });
             }
             Ask::Answer { turn, step, call, text, error } => {
                 self.tool_answered(id, &turn, step, &call, text, error);
             }
             Ask::Job { turn, step, call, wish } => {
-                self.ask_job(id, &jobs::Asked { turn, step, call }, wish);
+                self.ask_job(id, &jobs::ToolCallRef { turn, step, call }, wish);
             }
             Ask::Finish { turn, code, message } => {
                 self.fail_turn(&turn, failure(&code, &message));
-                let answer = Ok(Value::Object(serde_json::Map::new()));
-                self.step.in_sandbox(agent, SandboxEffect::Answer { id, answer });
+                self.in_sandbox(agent, SandboxEffect::Answer { id, answer: Ok(RuntimeAnswer::Done) });
             }
         }
     }

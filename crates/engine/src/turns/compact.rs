@@ -11,8 +11,8 @@ use lodge_core::event::SessionCompacted;
 use lodge_core::record::{FailureRecord, SessionWrite, StepKind};
 use lodge_core::retry::{self, Again};
 use lodge_core::turn::StepState;
-use serde_json::{Value, json};
 
+use super::messages::{AskId, RuntimeAnswer};
 use super::state::{Compaction, Phase, Turn};
 use crate::{
     Effect, Engine, ModelAnswer, ModelEffect, ModelFailure, ModelOrder, Purpose, SandboxEffect, failure,
@@ -23,7 +23,7 @@ pub(crate) const SUMMARY_STEP: u32 = 0;
 
 /// What a runtime asks for.
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct CompactAsk {
     pub turn: TurnId,
     pub from_turn: u32,
     pub strategy: Strategy,
@@ -41,7 +41,7 @@ enum Verdict {
 }
 
 impl Engine {
-    pub(crate) fn ask_compact(&mut self, waiter: Value, wanted: &Wanted) {
+    pub(crate) fn ask_compact(&mut self, waiter: AskId, wanted: &CompactAsk) {
         let Some(turn) = self.turns.get_mut(&wanted.turn) else { return };
         let Some(session) = self.sessions.get(&turn.row.session) else { return };
         let (agent, from_turn) = (turn.row.agent.clone(), session.epoch.from_turn);
@@ -61,14 +61,14 @@ impl Engine {
                     return self.ask_summary(waiter, wanted);
                 }
             },
-            Verdict::Settled => Ok(json!({"from_turn": from_turn})),
+            Verdict::Settled => Ok(RuntimeAnswer::Compacted { from_turn }),
             Verdict::Refused(failure) => Err(failure),
         };
-        self.step.in_sandbox(&agent, SandboxEffect::Answer { id: waiter, answer });
+        self.in_sandbox(&agent, SandboxEffect::Answer { id: waiter, answer });
         self.step.hurry();
     }
 
-    fn ask_summary(&mut self, waiter: Value, wanted: &Wanted) {
+    fn ask_summary(&mut self, waiter: AskId, wanted: &CompactAsk) {
         let id = &wanted.turn;
         let Some(turn) = self.turns.get_mut(id) else { return };
         // One that an earlier daemon asked for and did not hear of.
@@ -191,10 +191,11 @@ impl Engine {
         self.step_finished(id, SUMMARY_STEP, StepKind::Model, state);
     }
 
-    fn begin_epoch(&mut self, id: &TurnId, waiter: Value, begun: Begun, summary: Summary) {
+    fn begin_epoch(&mut self, id: &TurnId, waiter: AskId, begun: Begun, summary: Summary) {
         let Some(turn) = self.turns.get(id) else { return };
         let Some(session) = self.sessions.get_mut(&turn.row.session) else { return };
-        let (agent, Begun { strategy, from_turn, why }) = (turn.row.agent.clone(), begun);
+        let Some(agent) = self.agents.get(&turn.row.agent) else { return };
+        let Begun { strategy, from_turn, why } = begun;
         let row = EpochRow {
             session: turn.row.session.clone(),
             number: session.epoch.newest + 1,
@@ -208,10 +209,8 @@ impl Engine {
         let bytes = session.epoch.summary_bytes;
         let (code, message) = why.map(|why| (why.code, why.message)).unzip();
         let (epoch, kind) = (row.number.into(), strategy.word().to_owned());
-        let answer = Effect::Sandbox {
-            agent,
-            what: SandboxEffect::Answer { id: waiter, answer: Ok(json!({"from_turn": from_turn})) },
-        };
+        let answer = Ok(RuntimeAnswer::Compacted { from_turn });
+        let answer = agent.in_sandbox(SandboxEffect::Answer { id: waiter, answer });
         // A window alone is chosen again at no cost. It rides, and is recorded no later than an answer that was read by it.
         if row.summary == Summary::Nothing {
             self.step.act_early(answer);
@@ -242,7 +241,7 @@ struct Begun {
     why: Option<FailureRecord>,
 }
 
-fn verdict(turn: &Turn, epoch: &Epoch, wanted: &Wanted) -> Verdict {
+fn verdict(turn: &Turn, epoch: &Epoch, wanted: &CompactAsk) -> Verdict {
     let over = turn.summary.as_ref().is_some_and(|row| row.state != StepState::Intent);
     match &turn.phase {
         Phase::Summary(_) => Verdict::Waits,

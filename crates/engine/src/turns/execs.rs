@@ -7,15 +7,15 @@ use lodge_core::record::{
 };
 use lodge_core::turn::{StepEvent, StepState};
 use lodge_core::{AgentId, ExecId, IdSource, StepId, Timestamp, TurnId};
-use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use super::messages::{AskId, CallOutcome, OutputBytes, ResultDigest, RuntimeAnswer};
 use super::state::{Call, Phase};
 use crate::{Engine, ExecEnd, ExecHow, SandboxEffect, failure};
 
 /// A program the runtime wants to be run.
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct ExecAsk {
     pub turn: TurnId,
     pub step: u32,
     pub call: String,
@@ -27,7 +27,7 @@ pub(crate) struct Wanted {
 
 /// A call of a tool that begins.
 #[derive(Debug)]
-pub(crate) struct Started<'a> {
+pub(crate) struct ToolStart<'a> {
     pub turn: &'a TurnId,
     pub step: u32,
     pub call: &'a str,
@@ -35,7 +35,7 @@ pub(crate) struct Started<'a> {
 }
 
 impl Engine {
-    pub(crate) fn ask_exec(&mut self, id: Value, wanted: &Wanted) {
+    pub(crate) fn ask_exec(&mut self, id: AskId, wanted: &ExecAsk) {
         self.step.hurry();
         let Some(turn) = self.turns.get(&wanted.turn) else { return };
         let agent = turn.row.agent.clone();
@@ -45,7 +45,7 @@ impl Engine {
             .and_then(|agent| agent.row.spec.tools.iter().find(|tool| tool.name == wanted.bin));
         let Some(safe) = tool.map(|tool| tool.safe) else {
             let unknown = failure("bin.not_declared", &format!("this agent has no tool `{}`", wanted.bin));
-            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
+            self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
             return;
         };
         let (ids, boot) = (&mut self.ids, self.host.boot.clone());
@@ -53,11 +53,11 @@ impl Engine {
         else {
             let unknown =
                 failure("turn.no_such_call", &format!("the last answer has no call `{}`", wanted.call));
-            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
+            self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
             return;
         };
-        if let Some(result) = &call.result {
-            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(result.clone()) });
+        if let Some(result) = call.result.clone() {
+            self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(result) });
             return;
         }
         call.waiter = Some(id);
@@ -82,13 +82,13 @@ impl Engine {
         call.step = Some(row.clone());
         self.execs.insert(exec.clone(), wanted.turn.clone());
         self.step.write(TurnWrite::Step(row));
-        let Wanted { turn, step, call, bin, .. } = wanted;
-        self.tool_started(&Started { turn, step: *step, call, name: bin });
-        self.step.in_sandbox(&agent, SandboxEffect::StartExec { exec, request, safe, resumed: false });
+        let ExecAsk { turn, step, call, bin, .. } = wanted;
+        self.tool_started(&ToolStart { turn, step: *step, call, name: bin });
+        self.in_sandbox(&agent, SandboxEffect::StartExec { exec, request, safe, resumed: false });
     }
 
-    pub(crate) fn tool_started(&mut self, started: &Started<'_>) {
-        let &Started { step, call, name, .. } = started;
+    pub(crate) fn tool_started(&mut self, started: &ToolStart<'_>) {
+        let &ToolStart { step, call, name, .. } = started;
         self.turn_event(started.turn, |session, turn| TurnStepStarted {
             session,
             turn,
@@ -110,15 +110,9 @@ impl Engine {
             let Some(step) = &call.step else { continue };
             let StepTarget::Program { exec, request } = &step.target else { continue };
             let safe = agent.row.spec.tools.iter().any(|tool| tool.name == request.bin && tool.safe);
-            self.step.in_sandbox(
-                &agent.row.id,
-                SandboxEffect::StartExec {
-                    exec: exec.clone(),
-                    request: request.clone(),
-                    safe,
-                    resumed: true,
-                },
-            );
+            let (exec, request) = (exec.clone(), request.clone());
+            let start = SandboxEffect::StartExec { exec, request, safe, resumed: true };
+            self.step.act(agent.in_sandbox(start));
         }
         self.resume_waits(id);
     }
@@ -126,12 +120,13 @@ impl Engine {
     /// Ends what runs and nobody waits for, and forgets what ended and is settled: the daemon of that time died before
     /// it could.
     pub(crate) fn execs_found(&mut self, agent: &AgentId, running: Vec<ExecId>, ended: Vec<ExecId>) {
+        let Some(owner) = self.agents.get(agent) else { return };
         let over = |exec: &ExecId| !self.execs.contains_key(exec);
         for exec in running.into_iter().filter(over) {
-            self.step.in_sandbox(agent, SandboxEffect::KillExec { exec });
+            self.step.act(owner.in_sandbox(SandboxEffect::KillExec { exec }));
         }
         for exec in ended.into_iter().filter(over) {
-            self.step.in_sandbox(agent, SandboxEffect::ForgetExec { exec });
+            self.step.act(owner.in_sandbox(SandboxEffect::ForgetExec { exec }));
         }
         self.step.hurry();
     }
@@ -155,10 +150,12 @@ impl Engine {
         (step.state, step.exit_code, step.signal, step.ended_at) = (state, code, signal, Some(self.step.now));
         step.cause = end.cause;
         let (row, record, waiter) = (step.clone(), call.record.clone(), call.waiter.take());
-        let mut result = result_of(Some(&row));
-        // What names the exec differs where nothing else does.
-        result["digest"] = json!(digest(&end.text.replace(exec.as_str(), "")));
-        (result["stdout_bytes"], result["stderr_bytes"]) = (end.stdout_bytes.into(), end.stderr_bytes.into());
+        let result = RuntimeAnswer::Call(CallOutcome {
+            // Without the id of the exec: it differs where nothing else does.
+            digest: Some(digest(&end.text.replace(exec.as_str(), ""))),
+            output: Some(OutputBytes { stdout: end.stdout_bytes, stderr: end.stderr_bytes }),
+            ..CallOutcome::of_step(&row)
+        });
         call.result = Some(result.clone());
         self.step.write(TurnWrite::StepState {
             turn: id.clone(),
@@ -174,9 +171,9 @@ impl Engine {
         let bytes = end.stdout_bytes + end.stderr_bytes;
         self.tool_result(&id, &row, &record.id, bytes, end.text);
         // First, so that what is kept of its output lies where the result says.
-        self.step.in_sandbox(&agent, SandboxEffect::ForgetExec { exec: exec.clone() });
+        self.in_sandbox(&agent, SandboxEffect::ForgetExec { exec: exec.clone() });
         if let Some(waiter) = waiter {
-            self.step.in_sandbox(&agent, SandboxEffect::Answer { id: waiter, answer: Ok(result) });
+            self.in_sandbox(&agent, SandboxEffect::Answer { id: waiter, answer: Ok(result) });
         }
     }
 
@@ -208,7 +205,7 @@ impl Engine {
     /// A result that needed no program: the runtime wrote it.
     pub(crate) fn tool_answered(
         &mut self,
-        id: Value,
+        id: AskId,
         turn: &TurnId,
         step: u32,
         call: &str,
@@ -220,19 +217,19 @@ impl Engine {
         let Some(agent) = self.turns.get(turn).map(|turn| turn.row.agent.clone()) else { return };
         let Some((ordinal, open)) = open_call(self.turns.get_mut(turn), step, call) else {
             let unknown = failure("turn.no_such_call", &format!("the last answer has no call `{call}`"));
-            self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
+            self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
             return;
         };
         if open.result.is_none() && open.step.is_none() {
             let state = if error { StepState::Failed } else { StepState::Done };
             let row = call_step(ids, (turn, step, ordinal), open, state, self.step.now);
             open.step = Some(row.clone());
-            open.result = Some(json!({}));
+            open.result = Some(RuntimeAnswer::Done);
             self.step.write(TurnWrite::Step(row.clone()));
             let bytes = text.len() as u64;
             self.tool_result(turn, &row, call, bytes, text);
         }
-        self.step.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(json!({})) });
+        self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(RuntimeAnswer::Done) });
     }
 
     /// Ends the calls in flight of a turn that is ending, and pairs each with a result.
@@ -244,7 +241,7 @@ impl Engine {
                     match &row.target {
                         StepTarget::Program { exec, .. } => {
                             self.execs.remove(exec);
-                            self.step.in_sandbox(agent, SandboxEffect::KillExec { exec: exec.clone() });
+                            self.in_sandbox(agent, SandboxEffect::KillExec { exec: exec.clone() });
                         }
                         StepTarget::Job(wait) if state == StepState::Interrupted => self.wait_cut(wait),
                         StepTarget::Job(_) | StepTarget::ModelCall | StepTarget::Answered => {}
@@ -333,20 +330,12 @@ pub(crate) fn open_call<'t>(
     Some((u32::try_from(at).ok()? + 1, &mut calls[at]))
 }
 
-/// What the runtime is told of a finished call.
-pub(crate) fn result_of(step: Option<&StepRow>) -> Value {
-    match step {
-        None => json!({}),
-        Some(step) => {
-            json!({"status": step.state.word(), "exit_code": step.exit_code, "signal": step.signal, "cause": step.cause.map(lodge_core::Cause::word)})
-        }
-    }
-}
-
-/// Tells one result from another, for a runtime that never sees them.
-pub(crate) fn digest(text: &str) -> String {
+/// Distinguishes one result from another for a runtime, which never reads them.
+pub(crate) fn digest(text: &str) -> ResultDigest {
     let digest = Sha256::digest(text.as_bytes());
-    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    let mut first = ResultDigest::default();
+    first.copy_from_slice(&digest[..size_of::<ResultDigest>()]);
+    first
 }
 
 fn preview(text: &str) -> String {

@@ -1,7 +1,8 @@
 //! What the engine is asked and told about turns, and the model calls it orders.
 
 use lodge_core::epoch::Strategy;
-use lodge_core::record::{CallRecord, FailureRecord, ReasoningRecord, SessionFact, Usage};
+use lodge_core::record::{CallRecord, FailureRecord, ReasoningRecord, SessionFact, StepRow, Usage};
+use lodge_core::turn::StepState;
 use lodge_core::{AgentId, Cause, ExecId, SessionId, TurnId};
 use serde_json::Value;
 
@@ -43,7 +44,7 @@ pub enum TurnSeen {
     },
     Asked {
         agent: AgentId,
-        id: Value,
+        id: AskId,
         ask: Ask,
     },
     /// Tool calls that a keeper which was just connected knows of: those that run, and those that do not any more.
@@ -137,7 +138,59 @@ impl Ask {
     }
 }
 
-/// How a tool call ended.
+/// The id of a runtime's request. Opaque: the answer repeats it as the runtime wrote it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AskId(pub Value);
+
+/// What a runtime is answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RuntimeAnswer {
+    /// The request is done, and there is no more to report.
+    Done,
+    /// The model's answer is stored. `finished` ends the turn.
+    Model { finished: bool, calls: Vec<CallRecord> },
+    /// The result of a tool call is stored.
+    Call(CallOutcome),
+    /// The first turn that the model reads from now on.
+    Compacted { from_turn: u32 },
+}
+
+/// How a tool call ended. The text of its result is not part of it: only the model reads that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallOutcome {
+    pub state: StepState,
+    pub exit_code: Option<i32>,
+    pub signal: Option<i32>,
+    pub cause: Option<Cause>,
+    /// Distinguishes one result from another.
+    pub digest: Option<ResultDigest>,
+    /// The size of stdout and stderr. Only programs have it.
+    pub output: Option<OutputBytes>,
+}
+
+/// The first bytes of the SHA-256 of a result.
+pub type ResultDigest = [u8; 8];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OutputBytes {
+    pub stdout: u64,
+    pub stderr: u64,
+}
+
+impl CallOutcome {
+    pub(crate) fn of_step(step: &StepRow) -> Self {
+        CallOutcome {
+            state: step.state,
+            exit_code: step.exit_code,
+            signal: step.signal,
+            cause: step.cause,
+            digest: None,
+            output: None,
+        }
+    }
+}
+
+/// How the program of a tool call ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecEnd {
     pub how: ExecHow,

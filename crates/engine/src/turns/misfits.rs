@@ -6,7 +6,8 @@ use lodge_core::TurnId;
 use lodge_core::limits::MISFITS_MAX;
 use lodge_core::record::{MessageBody, Role};
 
-use super::{Phase, models};
+use super::Phase;
+use super::messages::RuntimeAnswer;
 use crate::{Again, Engine, Misfit, SandboxEffect, failure};
 
 impl Engine {
@@ -33,14 +34,14 @@ impl Engine {
             refused.hint = Some("`lodge session show` has the answers; a simpler schema may help".to_owned());
             self.fail_turn(id, refused);
             let over = failure("turn.failed", "no answer fitted the schema");
-            return self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(over) });
+            return self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(over) });
         }
         let text = format!(
             "Your answer does not fit the JSON schema: {why}\nAnswer again, with JSON that fits it and nothing else."
         );
         self.message(id, Role::User, MessageBody { text, ..MessageBody::default() });
         self.write_turn(id);
-        self.step
-            .in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Ok(models::unfinished(&[])) });
+        let answer = Ok(RuntimeAnswer::Model { finished: false, calls: Vec::new() });
+        self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer });
     }
 }

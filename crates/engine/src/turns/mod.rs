@@ -249,7 +249,7 @@ impl Engine {
         let unwanted = |id: &&TurnId| !self.turns.contains_key(id) || self.is_quarantined(id);
         let unwanted: Vec<&TurnId> = has.iter().filter(unwanted).collect();
         for id in unwanted {
-            self.step.in_sandbox(agent, SandboxEffect::DropTurn { turn: id.clone() });
+            self.in_sandbox(agent, SandboxEffect::DropTurn { turn: id.clone() });
         }
     }
 
@@ -258,17 +258,15 @@ impl Engine {
         let Some(turn) = self.turns.get(id) else { return };
         let (step, calls) = turn.resume_point();
         let Some(session) = self.sessions.get(&turn.row.session) else { return };
-        self.step.in_sandbox(
-            &turn.row.agent,
-            SandboxEffect::RunTurn {
-                turn: id.clone(),
-                session: turn.row.session.clone(),
-                number: turn.row.number,
-                step,
-                calls,
-                epoch: session.epoch.weight(turn.row.number),
-            },
-        );
+        let Some(agent) = self.agents.get(&turn.row.agent) else { return };
+        self.step.act(agent.in_sandbox(SandboxEffect::RunTurn {
+            turn: id.clone(),
+            session: turn.row.session.clone(),
+            number: turn.row.number,
+            step,
+            calls,
+            epoch: session.epoch.weight(turn.row.number),
+        }));
     }
 
     /// Puts a turn that was live in an earlier daemon back where it stood.
@@ -301,7 +299,7 @@ impl Engine {
         let was_running = turn.is_running();
         self.interrupt(id);
         if was_running {
-            self.step.in_sandbox(&agent, SandboxEffect::DropTurn { turn: id.clone() });
+            self.in_sandbox(&agent, SandboxEffect::DropTurn { turn: id.clone() });
         }
         row.state = TurnState::Interrupted;
         row.ended_at = Some(self.step.now);

@@ -6,9 +6,9 @@ use lodge_core::record::{CallRecord, MessageBody, Role, StepKind, StepRow, StepT
 use lodge_core::retry::{self, Again};
 use lodge_core::turn::{StepEvent, StepState, TurnEvent};
 use lodge_core::{StepId, Timestamp, TurnId};
-use serde_json::json;
 
 use super::compact::SUMMARY_STEP;
+use super::messages::RuntimeAnswer;
 use super::state::{Call, Phase, Wish};
 use crate::{
     Effect, Engine, ModelAnswer, ModelEffect, ModelFailure, ModelOrder, Purpose, SandboxEffect, failure,
@@ -41,20 +41,20 @@ impl Engine {
                 return;
             }
             Phase::Tools { calls } if step == turn.step => {
-                let answer = unfinished(calls);
-                self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Ok(answer) });
+                let answer = model_answer(calls, false);
+                self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Ok(answer) });
                 self.step.hurry();
                 return;
             }
             Phase::Tools { calls } if calls.iter().any(|call| call.result.is_none()) => {
                 let open = failure("turn.open_calls", "tool calls of the last answer have no result yet");
-                self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(open) });
+                self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(open) });
                 self.step.hurry();
                 return;
             }
             Phase::Summary(_) => {
                 let busy = failure("turn.wrong_step", "the conversation is being compacted");
-                self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(busy) });
+                self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(busy) });
                 self.step.hurry();
                 return;
             }
@@ -68,7 +68,7 @@ impl Engine {
         if step != expected {
             let wrong =
                 failure("turn.wrong_step", &format!("the next model call of this turn is step {expected}"));
-            self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(wrong) });
+            self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(wrong) });
             self.step.hurry();
             return;
         }
@@ -227,7 +227,7 @@ impl Engine {
             .map(|record| Call { record, step: None, waiter: None, result: None })
             .collect();
         let over = calls.is_empty();
-        let answer = if over { json!({"finished": true, "calls": []}) } else { unfinished(&calls) };
+        let answer = model_answer(&calls, over);
         if !over {
             // What it cost is kept with the answer; the end of the turn writes it otherwise.
             self.write_turn(id);
@@ -239,7 +239,7 @@ impl Engine {
         if over {
             self.end_turn(id, TurnEvent::Answered, None);
         }
-        self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Ok(answer) });
+        self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Ok(answer) });
         self.step.hurry();
     }
 
@@ -267,7 +267,7 @@ impl Engine {
                 let (agent, wish) = (turn.row.agent.clone(), wish.id.clone());
                 self.fail_turn(id, failed.record);
                 let over = failure("turn.failed", "the model gave no answer");
-                self.step.in_sandbox(&agent, SandboxEffect::Answer { id: wish, answer: Err(over) });
+                self.in_sandbox(&agent, SandboxEffect::Answer { id: wish, answer: Err(over) });
             }
         }
     }
@@ -339,13 +339,8 @@ fn tell_calls_apart(calls: &mut [CallRecord]) {
     }
 }
 
-/// What the runtime is told of an answer after which there is more to do.
-pub(crate) fn unfinished(calls: &[Call]) -> serde_json::Value {
-    let list: Vec<serde_json::Value> = calls
-        .iter()
-        .map(|call| json!({"id": call.record.id, "name": call.record.name, "arguments": call.record.arguments}))
-        .collect();
-    json!({"finished": false, "calls": list})
+fn model_answer(calls: &[Call], finished: bool) -> RuntimeAnswer {
+    RuntimeAnswer::Model { finished, calls: calls.iter().map(|call| call.record.clone()).collect() }
 }
 
 #[cfg(test)]

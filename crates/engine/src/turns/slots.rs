@@ -135,7 +135,7 @@ impl Engine {
             asleep.sort();
             for turn in asleep {
                 self.forget_waiters(&turn);
-                self.step.in_sandbox(&agent, SandboxEffect::DropTurn { turn: turn.clone() });
+                self.in_sandbox(&agent, SandboxEffect::DropTurn { turn: turn.clone() });
                 self.park(&turn);
             }
         }

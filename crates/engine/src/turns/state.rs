@@ -4,14 +4,14 @@ use lodge_core::epoch::Strategy;
 use lodge_core::record::{CallRecord, LiveTurn, StepKind, StepRow, TurnRow};
 use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{Timestamp, TurnId};
-use serde_json::Value;
 
 use super::compact::SUMMARY_STEP;
+use super::messages::{AskId, CallOutcome, RuntimeAnswer};
 
 /// What the runtime asked for and waits to hear of.
 #[derive(Debug, Clone)]
 pub(crate) struct Wish {
-    pub id: Value,
+    pub id: AskId,
     pub context: String,
     pub from_turn: u32,
 }
@@ -38,7 +38,7 @@ pub(crate) struct Compaction {
     /// As in [`Phase::Model`].
     pub attempt: u32,
     pub failures: u32,
-    pub waiter: Value,
+    pub waiter: AskId,
     /// The first turn that is read, should there be no summary.
     pub from_turn: u32,
     pub strategy: Strategy,
@@ -50,9 +50,9 @@ pub(crate) struct Call {
     pub record: CallRecord,
     /// Its intent, once the runtime asked for it.
     pub step: Option<StepRow>,
-    pub waiter: Option<Value>,
-    /// What the runtime is told, once the result is stored.
-    pub result: Option<Value>,
+    pub waiter: Option<AskId>,
+    /// The answer to the runtime, once the result is stored.
+    pub result: Option<RuntimeAnswer>,
 }
 
 #[derive(Debug)]
@@ -113,7 +113,10 @@ impl Turn {
                     .find(|step| step.step == newest_done && step.call.as_deref() == Some(&record.id))
                     .cloned();
                 let answered = live.answered.contains(&record.id);
-                let result = answered.then(|| super::execs::result_of(step.as_ref()));
+                let result = answered.then(|| {
+                    let outcome = step.as_ref().map(CallOutcome::of_step);
+                    outcome.map_or(RuntimeAnswer::Done, RuntimeAnswer::Call)
+                });
                 Call { record: record.clone(), step, waiter: None, result }
             })
             .collect();

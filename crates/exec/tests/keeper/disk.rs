@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
-use lodge_exec::{Evidence, ExitOutcome, KeeperCommand, KeeperEvent};
+use lodge_exec::{Evidence, Executor, ExitOutcome, KeeperCommand, KeeperEvent};
 
 use crate::home::{BOX, SandboxHome, exited, next, until};
 

@@ -4,7 +4,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use lodge_exec::{
-    Evidence, ExecStream, ExitOutcome, ExitRecord, KeeperCommand, ReadError, ResourceUsage, StreamCount,
+    Evidence, ExecStream, Executor, ExitOutcome, ExitRecord, KeeperCommand, ReadError, ResourceUsage,
+    StreamCount,
 };
 
 use crate::home::{BOX, PATIENCE, SandboxHome};

@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use lodge_exec::{Evidence, ExecKind, ExecStream, ExitOutcome, KeeperCommand, KeeperEvent, StreamCount};
+use lodge_exec::{
+    Evidence, ExecKind, ExecStream, Executor, ExitOutcome, KeeperCommand, KeeperEvent, StreamCount,
+};
 
 use crate::home::{BOX, PATIENCE, SandboxHome, exited, mark, next, processes_with, until};
 
@@ -115,8 +117,6 @@ async fn output_larger_than_any_pipe_is_kept_whole() {
     assert!(whole.lines().zip(1..).all(|(line, n)| line == n.to_string()));
     let ends = home.host.read_output(BOX, "e1", ExecStream::Stdout, 4, 7).unwrap();
     assert_eq!((ends.head.as_slice(), ends.tail.as_slice()), (&b"1\n2\n"[..], &b"400000\n"[..]));
-    let middle = home.host.read_output_at(BOX, "e1", ExecStream::Stdout, 4, 4).unwrap();
-    assert_eq!(middle, b"3\n4\n");
 }
 
 #[tokio::test]
@@ -183,7 +183,7 @@ async fn forgetting_removes_an_exec_that_ended_and_no_other() {
     exited(&mut link, "e2").await;
     assert!(matches!(home.host.evidence(BOX, "e1"), Evidence::NoClaim));
     assert!(matches!(home.host.evidence(BOX, "e2"), Evidence::Exited(_)));
-    assert_eq!(home.host.execs(BOX), ["e2"]);
+    assert_eq!(home.execs(), ["e2"]);
 }
 
 #[tokio::test]

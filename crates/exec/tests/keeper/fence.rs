@@ -1,6 +1,6 @@
 //! The fence, seen from inside.
 
-use lodge_exec::{Bind, ExitOutcome, KeeperCommand};
+use lodge_exec::{Bind, Executor, ExitOutcome, KeeperCommand};
 
 use crate::home::{BOX, PATIENCE, SandboxHome, exited, is_root, mark, processes_with, until};
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lodge_exec::{SandboxSpec, StartError};
+use lodge_exec::{Executor, SandboxSpec, StartError};
 
 use crate::home::{BOX, PATIENCE, SandboxHome, mark, processes_with, until};
 
@@ -35,7 +35,7 @@ async fn a_sandbox_of_which_nobody_can_tell_is_neither_gone_nor_started_anew() {
                 Err(error @ StartError::OldTree { .. }) => assert_eq!(error.code(), "sandbox.old_tree"),
                 other => panic!("{other:?}"),
             }
-            assert!(home.host.remove(BOX).is_err());
+            assert!(home.host.remove(BOX).await.is_err());
         }
         fs::rename(&aside, &file).unwrap();
         assert!(home.host.wait_gone(BOX, PATIENCE).await);
@@ -53,7 +53,7 @@ async fn remains_of_what_a_keeper_wrote_down_name_nobody() {
         fs::write(home.run().join("pid"), remains).unwrap();
         fs::write(home.run().join("cgroup"), remains).unwrap();
         assert!(home.host.wait_gone(BOX, PATIENCE).await, "{remains:?}");
-        assert!(!home.host.kill_keeper(BOX).unwrap(), "{remains:?}");
+        assert!(!home.host.kill_keeper(BOX).await.unwrap(), "{remains:?}");
     }
 }
 

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use lodge_exec::{
-    ExecKind, ExitRecord, KeeperCommand, KeeperEvent, Link, PrivateRoot, SandboxHost, SandboxSpec, Secret,
-    StartExec,
+    ExecKind, Executor, ExitRecord, KeeperCommand, KeeperEvent, Link, PrivateRoot, SandboxSpec, Secret,
+    StartExec, SystemExecutor,
 };
 
 pub(crate) const BOX: &str = "box";
@@ -20,7 +20,7 @@ pub(crate) struct SandboxHome {
     base: PathBuf,
     /// None where somebody else owns the directory.
     _dir: Option<tempfile::TempDir>,
-    pub(crate) host: SandboxHost,
+    pub(crate) host: SystemExecutor,
     pub(crate) root: PathBuf,
     pub(crate) secret: Secret,
     pub(crate) uid: Option<u32>,
@@ -60,7 +60,7 @@ impl SandboxHome {
     pub(crate) fn at(base: &Path) -> SandboxHome {
         static NEXT_UID: AtomicU32 = AtomicU32::new(0);
         let state = base.join("state");
-        let host = SandboxHost::open(&state, keeper()).unwrap();
+        let host = SystemExecutor::open(&state, keeper()).unwrap();
         let root = state.join("agents/a/root");
         fs::create_dir_all(&root).unwrap();
         let root = root.canonicalize().unwrap();
@@ -92,6 +92,16 @@ impl SandboxHome {
 
     pub(crate) fn exec_dir(&self, exec: &str) -> PathBuf {
         self.run().join("exec").join(exec)
+    }
+
+    /// Execs that were claimed and not forgotten.
+    pub(crate) fn execs(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.run().join("exec")).into_iter().flatten().flatten();
+        let names = entries.map(|entry| entry.file_name().into_string().unwrap());
+        // A directory without an exec, which the next one gets, has a name that no exec can have.
+        let mut names: Vec<String> = names.filter(|name| lodge_link::is_valid_id(name)).collect();
+        names.sort();
+        names
     }
 
     pub(crate) fn spec(&self) -> SandboxSpec {
@@ -230,7 +240,12 @@ impl Drop for SandboxHome {
             std::thread::yield_now();
         }
         // With it goes the sandbox's cgroup. What a killed keeper left there may still be ending.
-        while self.host.remove(BOX).is_err() && Instant::now() < until {
+        let removed = || {
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            // This executor removes without waiting.
+            matches!(self.host.remove(BOX).as_mut().poll(&mut context), std::task::Poll::Ready(Ok(())))
+        };
+        while !removed() && Instant::now() < until {
             std::thread::yield_now();
         }
     }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use lodge_exec::{Evidence, ExitOutcome, KeeperCommand, KeeperEvent};
+use lodge_exec::{Evidence, Executor, ExitOutcome, KeeperCommand, KeeperEvent};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit, setrlimit};
 
 use crate::home::{BOX, PATIENCE, SandboxHome, exited, mark, next, processes_with, until};

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, symlink};
 
-use lodge_exec::{Evidence, ExecStream, KeeperCommand, ReadError};
+use lodge_exec::{Evidence, ExecStream, Executor, KeeperCommand, ReadError};
 use rustix::fs::FallocateFlags;
 
 use crate::home::{BOX, SandboxHome, exited, until};

@@ -3,8 +3,8 @@
 use std::fs;
 
 use lodge_exec::{
-    Evidence, ExecKind, ExecState, ExecStream, ExitOutcome, JobBytes, KeeperCommand, KeeperEvent, LimitHit,
-    Link, OrderRuns, Resource, SandboxHost, Speaker, StartExec, StreamCount,
+    Evidence, ExecKind, ExecState, ExecStream, Executor, ExitOutcome, JobBytes, KeeperCommand, KeeperEvent,
+    LimitHit, Link, OrderRuns, Resource, Speaker, StartExec, StreamCount, SystemExecutor,
 };
 
 use crate::home::{BOX, PATIENCE, SandboxHome, exited, next, until};
@@ -16,7 +16,7 @@ pub(crate) fn seq(last: u64) -> Vec<u8> {
 
 /// Every byte of a stream that can be read, in pieces, each with where it begins.
 pub(crate) fn read_all(
-    host: &SandboxHost,
+    host: &SystemExecutor,
     job: &str,
     stream: ExecStream,
     step: usize,
@@ -210,7 +210,7 @@ async fn what_a_killed_keeper_had_captured_can_be_read() {
     assert!(matches!(home.host.evidence(BOX, "j1"), Evidence::Claimed));
     assert!(read_all(&home.host, "j1", ExecStream::Stdout, 100_000) == kept(&whole, (10_000, 50_000)));
     assert_eq!(read_all(&home.host, "j1", ExecStream::Stderr, 100), [(0, b"last\n".to_vec())]);
-    home.host.forget(BOX, "j1").unwrap();
+    home.host.forget(BOX, "j1").await.unwrap();
     assert!(matches!(home.host.evidence(BOX, "j1"), Evidence::NoClaim));
 }
 
@@ -261,12 +261,12 @@ async fn a_directory_that_is_used_again_tells_only_of_the_job_that_has_it() {
         assert_eq!(exited(&mut link, &job).await.ended, ExitOutcome::Code(round));
         link.send(&start).await.unwrap();
         assert_eq!(exited(&mut link, &job).await.ended, ExitOutcome::Code(round), "asked again");
-        assert_eq!(home.host.execs(BOX), [job.as_str()]);
+        assert_eq!(home.execs(), [job.as_str()]);
         assert!(matches!(home.host.evidence(BOX, &job), Evidence::Exited(_)));
         assert!(matches!(home.host.evidence(BOX, &earlier), Evidence::NoClaim));
         assert!(home.host.job_totals(BOX, &earlier).is_err());
         link.send(&KeeperCommand::Forget { exec: job.clone() }).await.unwrap();
-        until("it is forgotten", || home.host.execs(BOX).is_empty()).await;
+        until("it is forgotten", || home.execs().is_empty()).await;
         // Nothing is given back of a job that said nothing.
         home.host.job_release(BOX, &job, ExecStream::Stdout, 0).unwrap();
     }

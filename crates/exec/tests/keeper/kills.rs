@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use lodge_exec::{Evidence, ExitOutcome, KeeperCommand, KeeperEvent, Link};
+use lodge_exec::{Evidence, Executor, ExitOutcome, KeeperCommand, KeeperEvent, Link};
 
 use crate::home::{
     BOX, PATIENCE, SandboxHome, command_lines_with, exited, is_root, mark, next, processes_with,
@@ -152,7 +152,7 @@ async fn nothing_survives_a_killed_keeper_with_or_without_namespaces_and_the_nex
         home.run_sh(&mut link, "e3", "true").await;
         home.kill_keeper();
         assert!(home.host.wait_gone(BOX, PATIENCE).await);
-        home.host.remove(BOX).unwrap();
+        home.host.remove(BOX).await.unwrap();
     }
 }
 

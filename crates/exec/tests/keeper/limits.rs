@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use lodge_exec::{
-    ExecKind, ExitOutcome, ExitRecord, KeeperCommand, KeeperEvent, LimitHit, Limits, Link, Resource,
-    SandboxSpec,
+    ExecKind, Executor, ExitOutcome, ExitRecord, KeeperCommand, KeeperEvent, LimitHit, Limits, Link,
+    Resource, SandboxSpec,
 };
 
 use crate::home::{BOX, SandboxHome, exited, next, until};

@@ -4,8 +4,8 @@ use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use lodge_exec::{
-    DialError, Evidence, ExecKind, ExecState, ExitOutcome, KeeperCommand, KeeperEvent, Link, SandboxHost,
-    Secret, StartExec,
+    DialError, Evidence, ExecKind, ExecState, Executor, ExitOutcome, KeeperCommand, KeeperEvent, Link,
+    Secret, StartExec, SystemExecutor,
 };
 
 use crate::home::{BOX, PATIENCE, SandboxHome, exited, keeper, next, until};
@@ -21,8 +21,8 @@ async fn a_second_host_adopts_what_the_first_one_started() {
     until("claimed", || home.exec_dir("e1").join("stdout").exists()).await;
     drop(link);
 
-    let second = SandboxHost::open(&home.state(), keeper()).unwrap();
-    assert_eq!(second.sandboxes(), [BOX]);
+    let second = SystemExecutor::open(&home.state(), keeper()).unwrap();
+    assert_eq!(second.sandboxes().await, [BOX]);
     assert!(second.is_held(BOX));
     second.start(&home.spec()).await.unwrap();
     let mut link = second.dial(BOX, &home.secret, 2).await.unwrap();
@@ -166,13 +166,13 @@ async fn a_sandbox_without_a_keeper_cannot_be_dialled_and_can_be_removed() {
     let absent = home.host.dial(BOX, &home.secret, 1).await.unwrap_err();
     assert_eq!(absent.code(), "keeper.absent");
     let link = home.up().await;
-    assert_eq!(home.host.remove(BOX).unwrap_err().to_string(), "sandbox box still has a keeper");
+    assert_eq!(home.host.remove(BOX).await.unwrap_err().to_string(), "sandbox box still has a keeper");
     link.send(&KeeperCommand::End { grace_ms: 1000 }).await.unwrap();
     assert!(home.host.wait_gone(BOX, PATIENCE).await);
     assert!(!home.host.is_held(BOX));
-    home.host.remove(BOX).unwrap();
-    home.host.remove(BOX).unwrap();
-    assert!(home.host.sandboxes().is_empty());
+    home.host.remove(BOX).await.unwrap();
+    home.host.remove(BOX).await.unwrap();
+    assert!(home.host.sandboxes().await.is_empty());
 }
 
 #[tokio::test]
@@ -326,6 +326,6 @@ async fn a_link_can_kill_a_keeper_that_does_not_answer() {
     let link = home.up().await;
     let pid = rustix::process::Pid::from_raw(home.keeper_pid().unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
-    link.sender().kill_keeper().unwrap();
+    link.sender.kill_keeper().await.unwrap();
     assert!(home.host.wait_gone(BOX, PATIENCE).await);
 }

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 
-use lodge_exec::{ExitOutcome, Link, Network};
+use lodge_exec::{Executor, ExitOutcome, Link, Network};
 
 use crate::home::{BOX, PATIENCE, SandboxHome, is_root, processes_with, until};
 

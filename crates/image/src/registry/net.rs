@@ -78,6 +78,8 @@ impl RegistryHttpClients {
     }
 
     fn build(&self, wire: HttpScheme, reach: RequestReach) -> Result<Client, reqwest::Error> {
+        // The client uses the process-wide provider; that it is installed already is no error.
+        drop(rustls::crypto::ring::default_provider().install_default());
         let mut builder = Client::builder()
             .user_agent(concat!("lodge/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(self.connect)

@@ -60,7 +60,7 @@ struct Told {
 
 /// What a run of cuts came to.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct CutReport {
     pub cuts: usize,
     /// Different disks among them.
     pub disks: usize,
@@ -76,13 +76,13 @@ struct Bench {
 }
 
 /// Tries every cut of a recorded run that began with `before` on the disk. Stops after the first few that are broken.
-pub fn every_cut(subject: Subject, trace: &Trace, root: &Path, before: &Image, seed: u64) -> Outcome {
+pub fn every_cut(subject: Subject, trace: &Trace, root: &Path, before: &Image, seed: u64) -> CutReport {
     const BROKEN_MAX: usize = 3;
     let mut rng = Rng::new(seed);
     let mut bench = Bench::new(subject);
     let mut disk = Disk::new(root, before);
     let mut told = Told::default();
-    let mut outcome = Outcome::default();
+    let mut outcome = CutReport::default();
     // What was there before the recording was acknowledged long ago.
     if before.files.contains_key(Path::new(subject.database())) {
         let found = bench.open(before).expect("the disk was sound before");

@@ -18,7 +18,7 @@ mod workload;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use check::{Outcome, Subject, every_cut};
+use check::{CutReport, Subject, every_cut};
 use cut::{Cut, Rng};
 use disk::{Disk, Image};
 use record::record;
@@ -103,12 +103,12 @@ impl Recorded {
         assert!(!outcome.broken.is_empty(), "{} cuts, and nothing was noticed", outcome.cuts);
     }
 
-    fn cut(&self) -> Outcome {
+    fn cut(&self) -> CutReport {
         every_cut(self.subject, &self.trace, &self.root, &self.before, seed())
     }
 
     /// Cuts everywhere, and keeps the recording when something broke.
-    fn assert_survives(self) -> Outcome {
+    fn assert_survives(self) -> CutReport {
         let outcome = self.cut();
         println!("{} cuts, {} different disks, {SEED_NAME}={}", outcome.cuts, outcome.disks, seed());
         if !outcome.broken.is_empty() {

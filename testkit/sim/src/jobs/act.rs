@@ -2,8 +2,8 @@
 
 use lodge_core::job::JobStream;
 use lodge_core::{AgentId, Cause, JobId};
-use lodge_engine::jobs::{JobEffect, JobEnd, JobSeen};
-use lodge_engine::{ExecHow, Seen};
+use lodge_engine::jobs::{JobEnd, JobSeen};
+use lodge_engine::{ExecHow, JobOrder, Seen};
 use lodge_exec::ExecName;
 
 use crate::actor::how;
@@ -11,20 +11,18 @@ use crate::keeper::{SimCommand, SimExecState, SimExit};
 use crate::world::SimWorld;
 
 impl SimWorld {
-    pub fn job_effect(&mut self, agent: &AgentId, what: JobEffect) {
-        match what {
-            JobEffect::Start { job, resumed } => self.start_job(agent, &job, resumed),
-            JobEffect::Kill { job } => self.kill_job(agent, &job),
-            JobEffect::Forget { job } => self.forget_job(agent, &job),
-            // These need no keeper.
-            JobEffect::Archive { .. } | JobEffect::Read { .. } => {}
+    pub fn job_order(&mut self, agent: &AgentId, order: JobOrder) {
+        match order {
+            JobOrder::Start { job, resumed } => self.start_job(agent, &job, resumed),
+            JobOrder::Kill { job } => self.kill_job(agent, &job),
+            JobOrder::Forget { job } => self.forget_job(agent, &job),
         }
     }
 
     fn start_job(&mut self, agent: &AgentId, job: &JobId, resumed: bool) {
         let boot = self.host().boot;
         let Some(up) = self.linked(agent) else { return };
-        let sandbox = up.row.sandbox.clone();
+        let sandbox = up.plan.sandbox.clone();
         let Some(row) = self.disk.job(job) else { return };
         let other_boot = row.progress.boot.as_ref() != Some(&boot);
         let shelf = self.machine.sandboxes.get(&sandbox).map(|found| &found.shelf);

@@ -4,7 +4,7 @@ use lodge_core::job::JobRow;
 use lodge_core::record::CallRecord;
 use lodge_core::{AgentId, JobId, SessionId, TurnId};
 use lodge_engine::Seen;
-use lodge_engine::jobs::{Asked, JobSeen, JobWish, JobWork, Read};
+use lodge_engine::jobs::{JobSeen, JobWish, JobWork, Read, ToolCallRef};
 
 use crate::world::{SimEvent, SimWorld};
 
@@ -15,7 +15,7 @@ const LIST_MAX: u32 = 20;
 /// Something that is read for a model.
 #[derive(Debug)]
 pub struct SimRead {
-    pub asked: Asked,
+    pub asked: ToolCallRef,
     pub agent: AgentId,
     pub session: SessionId,
     pub wish: JobWish,

@@ -1,7 +1,8 @@
 //! What an agent is told about itself and its surroundings, in words; written anew at every start, so that whatever was
 //! changed about it shows.
 
-use lodge_core::record::{AgentRow, ImageRecord, LimitsRecord, MountRecord, NetworkMode};
+use lodge_core::record::{ImageRecord, LimitsRecord, MountRecord, NetworkMode};
+use lodge_engine::SandboxPlan;
 
 use super::configured_env;
 use super::mask;
@@ -34,13 +35,13 @@ impl Section {
 }
 
 /// Every section of the system prompt, in order. An image has none with a name of ours.
-pub(in crate::act) fn contexts(layout: &Layout, row: &AgentRow, image: &ImageRecord) -> Vec<Section> {
+pub(in crate::act) fn contexts(layout: &Layout, plan: &SandboxPlan, image: &ImageRecord) -> Vec<Section> {
     let mut all = vec![
-        Section::ours(AGENT, about_agent(layout, row, image)),
+        Section::ours(AGENT, about_agent(layout, plan, image)),
         Section::ours(WORKSPACE, about_workspace(layout)),
     ];
-    if !row.spec.mounts.is_empty() {
-        all.push(Section::ours(MOUNTS, about_mounts(layout, &row.spec.mounts)));
+    if !plan.spec.mounts.is_empty() {
+        all.push(Section::ours(MOUNTS, about_mounts(layout, &plan.spec.mounts)));
     }
     all.extend(image.contexts.iter().map(|context| Section {
         name: context.name.clone(),
@@ -50,33 +51,33 @@ pub(in crate::act) fn contexts(layout: &Layout, row: &AgentRow, image: &ImageRec
     all
 }
 
-fn about_agent(layout: &Layout, row: &AgentRow, image: &ImageRecord) -> String {
-    let mut text = format!("You are the agent `{}` (id `{}`).\n", row.name, row.id);
-    let described = row.spec.labels.get("description").or_else(|| image.labels.get("description"));
+fn about_agent(layout: &Layout, plan: &SandboxPlan, image: &ImageRecord) -> String {
+    let mut text = format!("You are the agent `{}` (id `{}`).\n", plan.name, plan.agent);
+    let described = plan.spec.labels.get("description").or_else(|| image.labels.get("description"));
     if let Some(description) = described {
         text.push_str(&format!("\n{}\n", description.trim()));
     }
     text.push_str(&format!(
         "\nYou were made from the image `{}`; your model is `{}`.\n",
-        row.image, row.spec.model
+        plan.image, plan.spec.model
     ));
-    text.push_str(&about_tools(row));
+    text.push_str(&about_tools(plan));
     text.push_str(&about_files(layout, image));
-    text.push_str(&about_env(row, image));
-    text.push_str(&about_capabilities(row));
-    text.push_str(&about_limits(row.spec.limits.unwrap_or_default()));
-    text.push_str(&about_network(row));
+    text.push_str(&about_env(plan, image));
+    text.push_str(&about_capabilities(plan));
+    text.push_str(&about_limits(plan.spec.limits.unwrap_or_default()));
+    text.push_str(&about_network(plan));
     text
 }
 
-fn about_tools(row: &AgentRow) -> String {
-    if row.spec.tools.is_empty() {
+fn about_tools(plan: &SandboxPlan) -> String {
+    if plan.spec.tools.is_empty() {
         return "\n## Tools\n\nYou have no tools.\n".to_owned();
     }
     let mut text = "\n## Tools\n\nYour tools are these programs and no others. Call one with \
         `{\"args\": [\"…\"], \"stdin\": \"…\"}`: every argument reaches the program as it is, without a shell between.\n\n"
         .to_owned();
-    for tool in &row.spec.tools {
+    for tool in &plan.spec.tools {
         text.push_str(&format!("- `{}`: {}\n", tool.name, one_line(&tool.description)));
     }
     text
@@ -90,19 +91,19 @@ fn about_files(layout: &Layout, image: &ImageRecord) -> String {
     table("Files that came with you", &["file", "what it is"], rows.collect())
 }
 
-fn about_env(row: &AgentRow, image: &ImageRecord) -> String {
-    let rows = configured_env(row, image).into_iter().map(|var| {
+fn about_env(plan: &SandboxPlan, image: &ImageRecord) -> String {
+    let rows = configured_env(plan, image).into_iter().map(|var| {
         let value = mask::shown(&var.key, &var.value);
         vec![code(&var.key), code(value), cell(var.description.as_deref().unwrap_or_default())]
     });
     table("Environment", &["variable", "value", "what it is for"], rows.collect())
 }
 
-fn about_capabilities(row: &AgentRow) -> String {
-    if row.spec.capabilities.is_empty() {
+fn about_capabilities(plan: &SandboxPlan) -> String {
+    if plan.spec.capabilities.is_empty() {
         return String::new();
     }
-    let names: Vec<String> = row.spec.capabilities.iter().map(|name| code(name)).collect();
+    let names: Vec<String> = plan.spec.capabilities.iter().map(|name| code(name)).collect();
     format!("\n## Capabilities\n\nDeclared, and without tools in this release: {}.\n", names.join(", "))
 }
 
@@ -129,8 +130,8 @@ fn about_limits(limits: LimitsRecord) -> String {
     )
 }
 
-fn about_network(row: &AgentRow) -> String {
-    let words = match row.spec.network.as_ref().map(|network| (network.reach(), &network.allow)) {
+fn about_network(plan: &SandboxPlan) -> String {
+    let words = match plan.spec.network.as_ref().map(|network| (network.reach(), &network.allow)) {
         None | Some((NetworkMode::Host, _)) => "Programs have the network of the host.".to_owned(),
         Some((NetworkMode::None, _)) => "Programs have no network.".to_owned(),
         Some((NetworkMode::Public, _)) => {

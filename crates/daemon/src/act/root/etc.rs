@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use lodge_core::record::{AgentRow, NetworkMode};
+use lodge_core::record::NetworkMode;
+use lodge_engine::SandboxPlan;
 
 use super::RootError;
 use super::tree::put;
@@ -37,13 +38,13 @@ fn resolver(reach: NetworkMode) -> Resolver {
 }
 
 /// Writes what is the agent's own in its `/etc`. The copy of the host's is read beneath it.
-pub(super) fn make(etc: &Path, row: &AgentRow) -> Result<(), RootError> {
-    let name = hostname(&row.name);
-    let reach = row.spec.network.as_ref().map_or(NetworkMode::Host, |network| network.reach());
+pub(super) fn make(etc: &Path, plan: &SandboxPlan) -> Result<(), RootError> {
+    let name = hostname(&plan.name);
+    let reach = plan.spec.network.as_ref().map_or(NetworkMode::Host, |network| network.reach());
     let Resolver { servers, hosts } = resolver(reach);
-    let uid = row.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());
-    let gid = row.uid.unwrap_or_else(|| rustix::process::getegid().as_raw());
-    let shell = if row.spec.tools.iter().any(|tool| tool.name == "sh") { "/opt/bins/sh" } else { "/bin/sh" };
+    let uid = plan.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());
+    let gid = plan.uid.unwrap_or_else(|| rustix::process::getegid().as_raw());
+    let shell = if plan.spec.tools.iter().any(|tool| tool.name == "sh") { "/opt/bins/sh" } else { "/bin/sh" };
     let (passwd, group) = accounts(uid, gid, shell);
     for (file, text) in [
         ("passwd", passwd),

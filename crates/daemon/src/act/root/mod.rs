@@ -15,7 +15,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use lodge_core::record::{AgentRow, EnvRecord, FileRecord, ImageRecord, MountRecord};
+use lodge_core::AgentId;
+use lodge_core::record::{EnvRecord, FileRecord, ImageRecord, MountRecord};
+use lodge_engine::SandboxPlan;
 use lodge_exec::Bind;
 
 pub(super) use self::contexts::contexts;
@@ -71,17 +73,17 @@ pub(super) struct Files<'f> {
     pub room: &'f dyn Fn(u64) -> bool,
 }
 
-pub(super) fn root_of(data_dir: &Path, row: &AgentRow) -> PathBuf {
-    data_dir.join("agents").join(row.id.as_str())
+pub(super) fn root_of(data_dir: &Path, agent: &AgentId) -> PathBuf {
+    data_dir.join("agents").join(agent.as_str())
 }
 
-pub(super) fn log_of(data_dir: &Path, row: &AgentRow) -> PathBuf {
-    data_dir.join("logs").join(format!("{}.log", row.id))
+pub(super) fn log_of(data_dir: &Path, agent: &AgentId) -> PathBuf {
+    data_dir.join("logs").join(format!("{agent}.log"))
 }
 
 /// What an agent's root is made of.
 pub(super) struct Making<'m> {
-    pub row: &'m AgentRow,
+    pub plan: &'m SandboxPlan,
     pub image: &'m ImageRecord,
     /// The stock runtime, as it is stored.
     pub runtime: &'m Path,
@@ -90,8 +92,8 @@ pub(super) struct Making<'m> {
 
 /// Makes the root. Doing it twice gives the same.
 pub(super) fn make(root: &Path, making: &Making<'_>, files: &Files<'_>) -> Result<(), RootError> {
-    let Making { row, image, host, .. } = *making;
-    row.spec.mounts.iter().try_for_each(check_mount)?;
+    let Making { plan, image, host, .. } = *making;
+    plan.spec.mounts.iter().try_for_each(check_mount)?;
     own_dir(root, None)?;
     for ours in OURS {
         clear(&root.join(ours))?;
@@ -100,27 +102,27 @@ pub(super) fn make(root: &Path, making: &Making<'_>, files: &Files<'_>) -> Resul
         own_dir(&root.join(ours), None)?;
     }
     for theirs in THEIRS.iter().chain(&IN_THEIRS) {
-        own_dir(&root.join(theirs), row.uid)?;
+        own_dir(&root.join(theirs), plan.uid)?;
     }
     // Wiped like that, and one file system with it.
     link(Path::new("../tmp"), &root.join("var/tmp"))?;
     put(&root.join("etc/Agentfile"), &image.agentfile)?;
     put(&root.join(RUNTIME), b"")?;
     put_files(&root.join("etc/data"), image, files)?;
-    etc::make(&root.join("etc"), row)?;
-    put_tools(root, row)?;
-    put_links(root, row, host)?;
-    put_places(root, row, host)?;
-    for mount in &row.spec.mounts {
-        make_target(root, row, mount)?;
+    etc::make(&root.join("etc"), plan)?;
+    put_tools(root, plan)?;
+    put_links(root, plan, host)?;
+    put_places(root, plan, host)?;
+    for mount in &plan.spec.mounts {
+        make_target(root, plan, mount)?;
     }
     describe(root, &Layout::private(), making)
 }
 
 /// Writes the files that describe the agent to its model and its runtime, for programs that see its root as `layout` says.
 pub(super) fn describe(root: &Path, layout: &Layout, making: &Making<'_>) -> Result<(), RootError> {
-    let Making { row, image, runtime, .. } = *making;
-    let sections = contexts(layout, row, image);
+    let Making { plan, image, runtime, .. } = *making;
+    let sections = contexts(layout, plan, image);
     // A sandbox without a root of its own may run already. Links that it left there are not followed.
     for dir in ["etc", "etc/context"] {
         own_dir(&root.join(dir), None)?;
@@ -128,17 +130,17 @@ pub(super) fn describe(root: &Path, layout: &Layout, making: &Making<'_>) -> Res
     for section in &sections {
         put(&root.join("etc/context").join(section.file()), section.text.as_bytes())?;
     }
-    let yaml = yaml::agent_yaml(layout, row, image, &sections, runtime);
+    let yaml = yaml::agent_yaml(layout, plan, image, &sections, runtime);
     let yaml = yaml.map_err(|cause| RootError::Yaml { cause })?;
     put(&root.join("etc/agent.yaml"), yaml.as_bytes())
 }
 
 /// Every tool by its name in one directory: a link to a program of the host, or to where one of an image is bound.
-fn put_tools(root: &Path, row: &AgentRow) -> Result<(), RootError> {
-    if row.spec.tools.iter().any(|tool| tool.image.is_some()) {
+fn put_tools(root: &Path, plan: &SandboxPlan) -> Result<(), RootError> {
+    if plan.spec.tools.iter().any(|tool| tool.image.is_some()) {
         own_dir(&root.join(BIN_IMAGES), None)?;
     }
-    for tool in &row.spec.tools {
+    for tool in &plan.spec.tools {
         let place = root.join("opt/bins").join(&tool.name);
         match tool.image {
             Some(_) => {
@@ -155,15 +157,15 @@ fn put_tools(root: &Path, row: &AgentRow) -> Result<(), RootError> {
 }
 
 /// Links that programs expect: to system directories of the host, to a shell, and from the root's path on the host.
-fn put_links(root: &Path, row: &AgentRow, host: &HostTrees) -> Result<(), RootError> {
+fn put_links(root: &Path, plan: &SandboxPlan, host: &HostTrees) -> Result<(), RootError> {
     for (place, to) in &host.links {
         let place = root.join(place.strip_prefix("/").unwrap_or(place));
-        make_way(root, row, &place)?;
+        make_way(root, plan, &place)?;
         link(to, &place)?;
     }
     if host.trees.is_empty() {
         for (tool, dir) in [("sh", "bin"), ("env", "usr/bin")] {
-            if row.spec.tools.iter().any(|known| known.name == tool) {
+            if plan.spec.tools.iter().any(|known| known.name == tool) {
                 own_dir(&root.join(dir), None)?;
                 link(&Path::new("/opt/bins").join(tool), &root.join(dir).join(tool))?;
             }
@@ -181,15 +183,15 @@ fn put_links(root: &Path, row: &AgentRow, host: &HostTrees) -> Result<(), RootEr
 }
 
 /// Where the keeper mounts parts of the system: it finds every place, and needs no room on the disk to make one.
-fn put_places(root: &Path, row: &AgentRow, host: &HostTrees) -> Result<(), RootError> {
+fn put_places(root: &Path, plan: &SandboxPlan, host: &HostTrees) -> Result<(), RootError> {
     for place in ["proc", "dev", "sys"] {
         own_dir(&root.join(place), None)?;
     }
     for tree in &host.trees {
         let place = root.join(tree.strip_prefix("/").unwrap_or(tree));
-        make_way(root, row, &place)?;
+        make_way(root, plan, &place)?;
         if tree.is_dir() {
-            own_dir(&place, owner(root, row, &place))?;
+            own_dir(&place, owner(root, plan, &place))?;
         } else if fs::symlink_metadata(&place).map_or(true, |found| !found.is_file()) {
             clear(&place)?;
             put(&place, b"")?;
@@ -199,14 +201,14 @@ fn put_places(root: &Path, row: &AgentRow, host: &HostTrees) -> Result<(), RootE
 }
 
 /// The directories above a place of the root, each a real one.
-fn make_way(root: &Path, row: &AgentRow, place: &Path) -> Result<(), RootError> {
-    above(root, place).into_iter().try_for_each(|dir| own_dir(dir, owner(root, row, dir)))
+fn make_way(root: &Path, plan: &SandboxPlan, place: &Path) -> Result<(), RootError> {
+    above(root, place).into_iter().try_for_each(|dir| own_dir(dir, owner(root, plan, dir)))
 }
 
 /// Who owns a directory: the agent's user, if his programs may write to it.
-fn owner(root: &Path, row: &AgentRow, dir: &Path) -> Option<u32> {
+fn owner(root: &Path, plan: &SandboxPlan, dir: &Path) -> Option<u32> {
     let is_theirs = THEIRS.iter().any(|theirs| dir.starts_with(root.join(theirs)));
-    if is_theirs { row.uid } else { None }
+    if is_theirs { plan.uid } else { None }
 }
 
 /// The directories between the root and `target`, the highest first.
@@ -246,11 +248,11 @@ fn check_mount(mount: &MountRecord) -> Result<(), RootError> {
 }
 
 /// The place that a mount will cover.
-fn make_target(root: &Path, row: &AgentRow, mount: &MountRecord) -> Result<(), RootError> {
+fn make_target(root: &Path, plan: &SandboxPlan, mount: &MountRecord) -> Result<(), RootError> {
     let target = mount_target(root, &mount.target);
-    above(root, &target).into_iter().try_for_each(|dir| own_dir(dir, row.uid))?;
+    above(root, &target).into_iter().try_for_each(|dir| own_dir(dir, plan.uid))?;
     if Path::new(&mount.host).is_dir() {
-        own_dir(&target, row.uid)?;
+        own_dir(&target, plan.uid)?;
     } else if fs::symlink_metadata(&target).is_ok_and(|found| !found.is_file()) {
         clear(&target)?;
         put(&target, b"")?;
@@ -274,22 +276,22 @@ pub(super) fn without_contents(mut image: ImageRecord) -> ImageRecord {
 
 /// What is bound into the sandbox beside its root: `/opt`, so that it cannot change it, the runtime, programs from
 /// images, and the operator's mounts. A program that was checked is bound only if it is that file.
-pub(super) fn binds(root: &Path, row: &AgentRow, runtime: &Path, checked: &CheckedPrograms) -> Vec<Bind> {
+pub(super) fn binds(root: &Path, plan: &SandboxPlan, runtime: &Path, checked: &CheckedPrograms) -> Vec<Bind> {
     let read_only = |source: PathBuf, target: PathBuf| {
         let checked = checked.get(&source).copied();
         Bind { source, target, read_only: true, checked }
     };
-    let runtime = row.spec.runtime.as_ref().map_or(runtime, |own| Path::new(&own.path));
+    let runtime = plan.spec.runtime.as_ref().map_or(runtime, |own| Path::new(&own.path));
     let mut binds = vec![
         read_only(root.join("opt"), root.join("opt")),
         read_only(runtime.to_owned(), root.join(RUNTIME)),
     ];
-    let tools = row.spec.tools.iter().filter(|tool| tool.image.is_some());
+    let tools = plan.spec.tools.iter().filter(|tool| tool.image.is_some());
     binds.extend(tools.map(|tool| {
         let place = root.join(BIN_IMAGES).join(&tool.name).join(&tool.name);
         read_only(PathBuf::from(&tool.path), place)
     }));
-    binds.extend(row.spec.mounts.iter().map(|mount| Bind {
+    binds.extend(plan.spec.mounts.iter().map(|mount| Bind {
         source: PathBuf::from(&mount.host),
         target: mount_target(root, &mount.target),
         read_only: mount.read_only,
@@ -303,20 +305,24 @@ fn mount_target(root: &Path, target: &str) -> PathBuf {
 }
 
 /// The whole environment of everything in the sandbox.
-pub(super) fn environment(layout: &Layout, row: &AgentRow, image: &ImageRecord) -> Vec<(OsString, OsString)> {
+pub(super) fn environment(
+    layout: &Layout,
+    plan: &SandboxPlan,
+    image: &ImageRecord,
+) -> Vec<(OsString, OsString)> {
     let mut env = layout.variables();
     env.push(("LANG".into(), "C.UTF-8".into()));
-    env.extend(configured_env(row, image).into_iter().map(|var| (var.key.into(), var.value.into())));
+    env.extend(configured_env(plan, image).into_iter().map(|var| (var.key.into(), var.value.into())));
     env
 }
 
 /// The variables that people set, by key: those of the image, and before them those of the agent.
-fn configured_env(row: &AgentRow, image: &ImageRecord) -> Vec<EnvRecord> {
+fn configured_env(plan: &SandboxPlan, image: &ImageRecord) -> Vec<EnvRecord> {
     let mut all: BTreeMap<&str, EnvRecord> = BTreeMap::new();
     for var in &image.env {
         all.insert(&var.key, var.clone());
     }
-    for (key, value) in &row.spec.env {
+    for (key, value) in &plan.spec.env {
         let description = all.get(key.as_str()).and_then(|var| var.description.clone());
         all.insert(key, EnvRecord { key: key.clone(), value: value.clone(), description });
     }
@@ -325,16 +331,16 @@ fn configured_env(row: &AgentRow, image: &ImageRecord) -> Vec<EnvRecord> {
 }
 
 /// The settings in force: those of the image, and before them those of the agent.
-pub(super) fn configs(row: &AgentRow, image: &ImageRecord) -> BTreeMap<String, String> {
+pub(super) fn configs(plan: &SandboxPlan, image: &ImageRecord) -> BTreeMap<String, String> {
     let mut configs = image.configs.clone();
-    configs.extend(row.spec.configs.clone());
+    configs.extend(plan.spec.configs.clone());
     configs
 }
 
 /// Removes everything of an agent that is gone.
-pub(super) fn remove(data_dir: &Path, row: &AgentRow) -> Result<(), RootError> {
-    clear(&root_of(data_dir, row))?;
-    clear(&log_of(data_dir, row))
+pub(super) fn remove(data_dir: &Path, agent: &AgentId) -> Result<(), RootError> {
+    clear(&root_of(data_dir, agent))?;
+    clear(&log_of(data_dir, agent))
 }
 
 #[cfg(test)]

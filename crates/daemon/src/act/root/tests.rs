@@ -1,8 +1,6 @@
 //! Roots on disk.
 
-use lodge_core::agent::AgentState;
 use lodge_core::record::{AgentSpec, ContextRecord, RuntimeRecord, ToolRecord};
-use lodge_core::{IdSource, LineageId, SandboxId, Timestamp};
 use lodge_exec::FileIdentity;
 use serde_json::{Value, json};
 
@@ -37,16 +35,15 @@ fn kept(file: &FileRecord) -> Result<Vec<u8>, String> {
 /// Where the stock runtime is stored.
 const STOCK: &str = "/state/bin/runtime-abc";
 
-fn made(root: &Path, row: &AgentRow, image: &ImageRecord, files: &Files<'_>) -> Result<(), RootError> {
-    let host = HostTrees::of(&row.spec, root);
-    let making = Making { row, image, runtime: Path::new(STOCK), host: &host };
+fn made(root: &Path, plan: &SandboxPlan, image: &ImageRecord, files: &Files<'_>) -> Result<(), RootError> {
+    let host = HostTrees::of(&plan.spec, root);
+    let making = Making { plan, image, runtime: Path::new(STOCK), host: &host };
     make(root, &making, files)
 }
 
 const KEPT: Files<'static> = Files { contents: &kept, room: &|_| true };
 
-fn row(host: &Path) -> AgentRow {
-    let (mut ids, now) = (IdSource::new(1), Timestamp::from_ms(1));
+fn plan(host: &Path) -> SandboxPlan {
     let tool = ToolRecord {
         name: "sh".into(),
         source: "host:sh".into(),
@@ -73,23 +70,17 @@ fn row(host: &Path) -> AgentRow {
         capabilities: vec!["note_save".into()],
         ..AgentSpec::default()
     };
-    AgentRow {
-        id: "agt_1".parse().unwrap(),
+    SandboxPlan {
+        sandbox: "sbx_1".parse().unwrap(),
+        incarnation: 1,
+        agent: "agt_1".parse().unwrap(),
+        run: 1,
+        was_ready: false,
         name: "one".into(),
         image: "one:latest".into(),
         image_digest: "sha256:2".into(),
-        lineage: LineageId::new(&mut ids, now),
-        sandbox: SandboxId::new(&mut ids, now),
-        state: AgentState::Starting,
-        failure_detail: None,
-        incarnation: 1,
-        runs: 1,
         uid: None,
-        created_at: now,
-        started_at: None,
         spec,
-        retry: lodge_core::record::Retry::default(),
-        next: None,
     }
 }
 
@@ -98,7 +89,7 @@ fn agent_yaml_has_every_documented_key_and_neither_values_nor_paths_of_the_host(
     let dir = tempfile::tempdir().unwrap();
     let (root, host) = (dir.path().join("root"), dir.path().canonicalize().unwrap().join("host"));
     fs::create_dir(&host).unwrap();
-    made(&root, &row(&host), &image(), &KEPT).unwrap();
+    made(&root, &plan(&host), &image(), &KEPT).unwrap();
     let text = fs::read_to_string(root.join("etc/agent.yaml")).unwrap();
     let yaml: Value = serde_saphyr::from_str(&text).unwrap();
     let expected = json!({
@@ -128,16 +119,16 @@ fn agent_yaml_has_every_documented_key_and_neither_values_nor_paths_of_the_host(
         digest: "sha256:3".into(),
         image: None,
     };
-    let mut row = row(&host);
-    row.spec.runtime = Some(own);
-    made(&root, &row, &image(), &KEPT).unwrap();
+    let mut plan = plan(&host);
+    plan.spec.runtime = Some(own);
+    made(&root, &plan, &image(), &KEPT).unwrap();
     let text = fs::read_to_string(root.join("etc/agent.yaml")).unwrap();
     assert!(text.contains("host:loop") && !text.contains("abc"), "{text}");
 }
 
 #[test]
 fn the_agents_variables_go_before_the_images_and_reserved_ones_never_come_through() {
-    let env = environment(&Layout::private(), &row(Path::new("/h")), &image());
+    let env = environment(&Layout::private(), &plan(Path::new("/h")), &image());
     let of = |key: &str| -> Vec<String> {
         let found = env.iter().filter(|(known, _)| known == key);
         found.map(|(_, value)| value.to_string_lossy().into_owned()).collect()
@@ -151,17 +142,17 @@ fn a_tool_from_an_image_is_bound_over_an_empty_file_and_one_of_the_host_is_linke
     let dir = tempfile::tempdir().unwrap();
     let (root, host) = (dir.path().join("root"), dir.path().canonicalize().unwrap().join("host"));
     fs::create_dir(&host).unwrap();
-    let mut row = row(&host);
+    let mut plan = plan(&host);
     let rg = ToolRecord {
         name: "rg".into(),
         path: "/state/registry/programs/1/ripgrep".into(),
         image: Some("rg:latest@sha256:1".into()),
-        ..row.spec.tools[0].clone()
+        ..plan.spec.tools[0].clone()
     };
-    row.spec.tools.push(rg);
+    plan.spec.tools.push(rg);
     let own = RuntimeRecord { path: "/state/registry/programs/2/loop".into(), ..RuntimeRecord::default() };
-    row.spec.runtime = Some(own);
-    made(&root, &row, &image(), &KEPT).unwrap();
+    plan.spec.runtime = Some(own);
+    made(&root, &plan, &image(), &KEPT).unwrap();
     assert_eq!(fs::read_link(root.join("opt/bins/sh")).unwrap(), Path::new("/bin/sh"));
     // By a way that is right wherever the root is.
     assert_eq!(fs::read_link(root.join("opt/bins/rg")).unwrap(), Path::new("../bin-images/rg/rg"));
@@ -172,7 +163,7 @@ fn a_tool_from_an_image_is_bound_over_an_empty_file_and_one_of_the_host_is_linke
         ("/state/registry/programs/1/ripgrep".into(), identity(1)),
         ("/state/registry/programs/2/loop".into(), identity(2)),
     ];
-    let binds = binds(&root, &row, Path::new("/r-1"), &checked.into());
+    let binds = binds(&root, &plan, Path::new("/r-1"), &checked.into());
     let at = |target: &str| binds.iter().position(|bind| bind.target == root.join(target)).unwrap();
     let rg = &binds[at("opt/bin-images/rg/rg")];
     assert_eq!((rg.source.to_str(), rg.read_only), (Some("/state/registry/programs/1/ripgrep"), true));
@@ -188,7 +179,7 @@ fn the_root_has_an_etc_of_its_own_and_a_way_from_its_path_on_the_host() {
     let base = dir.path().canonicalize().unwrap();
     let (root, host) = (base.join("root"), base.join("host"));
     fs::create_dir(&host).unwrap();
-    made(&root, &row(&host), &image(), &KEPT).unwrap();
+    made(&root, &plan(&host), &image(), &KEPT).unwrap();
     let read = |name: &str| fs::read_to_string(root.join("etc").join(name)).unwrap();
     assert!(read("passwd").contains(":/home:/opt/bins/sh\n"));
     assert_eq!(read("hostname"), "one\n");
@@ -197,9 +188,9 @@ fn the_root_has_an_etc_of_its_own_and_a_way_from_its_path_on_the_host() {
     assert_eq!(fs::read_link(former).unwrap(), Path::new("/"));
     assert_eq!(fs::read_link(root.join("var/tmp")).unwrap(), Path::new("../tmp"));
     // Without programs of the host, a script still finds the agent's own shell.
-    let mut row = row(&host);
-    row.spec.tools[0].image = Some("sh:latest@sha256:1".into());
-    made(&root, &row, &image(), &KEPT).unwrap();
+    let mut plan = plan(&host);
+    plan.spec.tools[0].image = Some("sh:latest@sha256:1".into());
+    made(&root, &plan, &image(), &KEPT).unwrap();
     assert_eq!(fs::read_link(root.join("bin/sh")).unwrap(), Path::new("/opt/bins/sh"));
     assert!(!root.join("lib").exists() && !root.join("usr").exists());
 }
@@ -210,8 +201,8 @@ fn what_is_told_of_files_follows_the_layout() {
     let base = dir.path().canonicalize().unwrap();
     let (root, host) = (base.join("root"), base.join("host"));
     fs::create_dir(&host).unwrap();
-    let (row, image) = (row(&host), image());
-    made(&root, &row, &image, &KEPT).unwrap();
+    let (plan, image) = (plan(&host), image());
+    made(&root, &plan, &image, &KEPT).unwrap();
     let told = || {
         ["etc/agent.yaml", "etc/context/WORKSPACE.md", "etc/context/MOUNTS.md"]
             .map(|file| fs::read_to_string(root.join(file)).unwrap())
@@ -221,7 +212,7 @@ fn what_is_told_of_files_follows_the_layout() {
     let missing = lodge_exec::Layer { name: "private_root".into(), missing: Some("refused".into()) };
     let layout = Layout::of(&[missing], &root);
     let none = HostTrees::default();
-    let making = Making { row: &row, image: &image, runtime: Path::new(STOCK), host: &none };
+    let making = Making { plan: &plan, image: &image, runtime: Path::new(STOCK), host: &none };
     describe(&root, &layout, &making).unwrap();
     for path in ["workspace", "mnt/x", "opt/bins/sh", "etc/context/SOUL.md"] {
         assert!(told().contains(root.join(path).to_str().unwrap()), "{path}: {}", told());
@@ -234,7 +225,7 @@ fn a_file_whose_contents_cannot_be_had_is_told_by_its_name() {
     let host = dir.path().canonicalize().unwrap().join("host");
     fs::create_dir(&host).unwrap();
     let lost = Files { contents: &|_| Err("it is damaged".to_owned()), ..KEPT };
-    let made = made(&dir.path().join("root"), &row(&host), &image(), &lost);
+    let made = made(&dir.path().join("root"), &plan(&host), &image(), &lost);
     assert!(matches!(&made, Err(RootError::Contents { file, .. }) if file == "n.txt"), "{made:?}");
 }
 
@@ -245,12 +236,12 @@ fn files_that_the_disk_has_no_room_for_are_not_begun() {
     fs::create_dir(&host).unwrap();
     let (root, image) = (dir.path().join("root"), image());
     let full = Files { room: &|_| false, ..KEPT };
-    made(&root, &row(&host), &image, &KEPT).unwrap();
-    let refused = made(&root, &row(&host), &image, &full);
+    made(&root, &plan(&host), &image, &KEPT).unwrap();
+    let refused = made(&root, &plan(&host), &image, &full);
     assert!(matches!(refused, Err(RootError::NoRoom { bytes: 1.. })), "{refused:?}");
     assert!(!root.join("etc/data/n.txt").exists());
     let without = ImageRecord { files: Vec::new(), ..image };
-    made(&root, &row(&host), &without, &full).unwrap();
+    made(&root, &plan(&host), &without, &full).unwrap();
 }
 
 #[test]
@@ -258,7 +249,7 @@ fn a_mount_that_is_gone_or_leads_elsewhere_is_told_by_its_name() {
     let dir = tempfile::tempdir().unwrap();
     let host = dir.path().canonicalize().unwrap().join("host");
     let fails = || {
-        let made = made(&dir.path().join("root"), &row(&host), &image(), &KEPT);
+        let made = made(&dir.path().join("root"), &plan(&host), &image(), &KEPT);
         crate::chain(&made.unwrap_err())
     };
     let gone = fails();
@@ -285,7 +276,7 @@ fn what_a_tool_left_in_the_place_of_a_mount_is_not_followed() {
             fs::create_dir(root.join("mnt")).unwrap();
             std::os::unix::fs::symlink(link, root.join("mnt/x")).unwrap();
         }
-        made(&root, &row(&host), &image(), &KEPT).unwrap();
+        made(&root, &plan(&host), &image(), &KEPT).unwrap();
         assert!(root.join("mnt/x").symlink_metadata().unwrap().is_file());
         assert_eq!(fs::read_to_string(victim.join("x")).unwrap(), "kept");
     }
@@ -302,8 +293,8 @@ fn what_a_tool_left_in_the_place_of_its_description_is_not_written_through() {
     for name in ["file", "SOUL.md", "agent.yaml"] {
         fs::write(victim.join(name), "kept").unwrap();
     }
-    let (row, image, none) = (row(&host), image(), HostTrees::default());
-    let making = Making { row: &row, image: &image, runtime: Path::new(STOCK), host: &none };
+    let (plan, image, none) = (plan(&host), image(), HostTrees::default());
+    let making = Making { plan: &plan, image: &image, runtime: Path::new(STOCK), host: &none };
     let described = || {
         describe(&root, &Layout::private(), &making).unwrap();
         for name in ["file", "SOUL.md", "agent.yaml"] {
@@ -313,7 +304,7 @@ fn what_a_tool_left_in_the_place_of_its_description_is_not_written_through() {
         assert_eq!(fs::read_to_string(root.join("etc/context/SOUL.md")).unwrap(), "kind");
         assert!(root.join("etc/agent.yaml").symlink_metadata().unwrap().is_file());
     };
-    made(&root, &row, &image, &KEPT).unwrap();
+    made(&root, &plan, &image, &KEPT).unwrap();
     let leave = |to: &Path, at: &str| {
         clear(&root.join(at)).unwrap();
         std::os::unix::fs::symlink(to, root.join(at)).unwrap();
@@ -342,13 +333,13 @@ fn the_keeper_finds_every_place_that_it_mounts_something_at() {
     for file in ["kit/bin/tool", "alone"] {
         fs::write(base.join(file), "").unwrap();
     }
-    let mut row = row(&host);
+    let mut plan = plan(&host);
     for path in ["kit/bin/tool", "alone"] {
         let path = base.join(path).display().to_string();
-        row.spec.tools.push(ToolRecord { path, ..row.spec.tools[0].clone() });
+        plan.spec.tools.push(ToolRecord { path, ..plan.spec.tools[0].clone() });
     }
     let place = |path: &str| root.join(base.join(path).strip_prefix("/").unwrap());
-    made(&root, &row, &image(), &KEPT).unwrap();
+    made(&root, &plan, &image(), &KEPT).unwrap();
     for dir in ["proc", "dev", "sys", "usr"] {
         assert!(root.join(dir).symlink_metadata().unwrap().is_dir(), "{dir}");
     }
@@ -356,7 +347,7 @@ fn the_keeper_finds_every_place_that_it_mounts_something_at() {
     // A link that was left on the way is replaced.
     clear(&place("kit")).unwrap();
     std::os::unix::fs::symlink(&victim, place("kit")).unwrap();
-    made(&root, &row, &image(), &KEPT).unwrap();
+    made(&root, &plan, &image(), &KEPT).unwrap();
     assert!(place("kit").symlink_metadata().unwrap().is_dir());
     assert_eq!(fs::read_dir(&victim).unwrap().count(), 0);
 }

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use lodge_core::record::{AgentRow, ImageRecord};
+use lodge_core::record::ImageRecord;
+use lodge_engine::SandboxPlan;
 use serde::Serialize;
 
 use super::contexts::Section;
@@ -88,29 +89,29 @@ struct Tool<'a> {
 
 pub(super) fn agent_yaml(
     layout: &Layout,
-    row: &AgentRow,
+    plan: &SandboxPlan,
     image: &ImageRecord,
     sections: &[Section],
     stock: &Path,
 ) -> Result<String, serde_saphyr::SerializeError> {
-    let env = configured_env(row, image);
-    let configs = configs(row, image);
+    let env = configured_env(plan, image);
+    let configs = configs(plan, image);
     let yaml = AgentYaml {
-        id: row.id.as_str(),
-        name: &row.name,
-        model: &row.spec.model,
+        id: plan.agent.as_str(),
+        name: &plan.name,
+        model: &plan.spec.model,
         workspace: layout.workspace(),
-        image: Provenance { r#ref: &row.image, digest: &row.image_digest },
-        runtime: runtime(layout, row, stock),
+        image: Provenance { r#ref: &plan.image, digest: &plan.image_digest },
+        runtime: runtime(layout, plan, stock),
         configs: configs.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect(),
-        capabilities: row
+        capabilities: plan
             .spec
             .capabilities
             .iter()
             .map(|name| Described { name, description: None })
             .collect(),
         envs: env.iter().map(|var| Env { key: &var.key, description: var.description.as_deref() }).collect(),
-        mounts: row
+        mounts: plan
             .spec
             .mounts
             .iter()
@@ -128,7 +129,7 @@ pub(super) fn agent_yaml(
                 description: section.description.as_deref(),
             })
             .collect(),
-        tools: row
+        tools: plan
             .spec
             .tools
             .iter()
@@ -147,9 +148,9 @@ pub(super) fn agent_yaml(
 }
 
 /// The stock one is stored under its digest.
-fn runtime(layout: &Layout, row: &AgentRow, stock: &Path) -> Runtime {
+fn runtime(layout: &Layout, plan: &SandboxPlan, stock: &Path) -> Runtime {
     let binary = layout.runtime();
-    match &row.spec.runtime {
+    match &plan.spec.runtime {
         Some(own) => Runtime { r#ref: own.source.clone(), digest: own.digest.clone(), binary },
         None => {
             let name = stock.file_name().unwrap_or_default().to_string_lossy();

@@ -81,3 +81,43 @@ fn what_a_runtime_got_wrong_is_told_to_the_runtime() {
     assert!(asked("job/submit", json!({"args": []})).unwrap_err().contains("bin"));
     assert!(asked("job/peek", json!({})).unwrap_err().contains("no method `job/peek`"));
 }
+
+#[test]
+fn every_answer_has_the_shape_that_the_protocol_promises() {
+    let program = CallOutcome {
+        state: lodge_core::turn::StepState::Done,
+        exit_code: Some(1),
+        signal: None,
+        cause: None,
+        digest: Some([0, 1, 2, 3, 4, 5, 254, 255]),
+        output: Some(lodge_engine::OutputBytes { stdout: 7, stderr: 0 }),
+    };
+    let rewritten = CallOutcome { digest: None, output: None, ..program };
+    let call = CallRecord { id: "c1".into(), name: "sh".into(), arguments: "{}".into() };
+    for (answer, result) in [
+        (RuntimeAnswer::Done, json!({})),
+        (
+            RuntimeAnswer::Model { finished: false, calls: vec![call] },
+            json!({"finished": false, "calls": [{"id": "c1", "name": "sh", "arguments": "{}"}]}),
+        ),
+        (RuntimeAnswer::Model { finished: true, calls: Vec::new() }, json!({"finished": true, "calls": []})),
+        (
+            RuntimeAnswer::Call(program),
+            json!({"status": "done", "exit_code": 1, "signal": null, "cause": null,
+                "digest": "000102030405feff", "stdout_bytes": 7, "stderr_bytes": 0}),
+        ),
+        (
+            RuntimeAnswer::Call(rewritten),
+            json!({"status": "done", "exit_code": 1, "signal": null, "cause": null}),
+        ),
+        (RuntimeAnswer::Compacted { from_turn: 3 }, json!({"from_turn": 3})),
+    ] {
+        let line = super::answer(&AskId(json!("trn_1:m1")), Ok(answer));
+        let line: Value = serde_json::from_slice(&line).unwrap();
+        assert_eq!(line, json!({"jsonrpc": "2.0", "id": "trn_1:m1", "result": result}));
+    }
+    let line = super::answer(&AskId(json!(4)), Err(lodge_engine::failure("turn.gone", "that turn is over")));
+    let line: Value = serde_json::from_slice(&line).unwrap();
+    let error = json!({"code": -32000, "message": "that turn is over", "data": {"code": "turn.gone"}});
+    assert_eq!(line, json!({"jsonrpc": "2.0", "id": 4, "error": error}));
+}

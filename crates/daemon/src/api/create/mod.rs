@@ -17,7 +17,6 @@ use lodge_image::registry::TransferWatch;
 use lodge_image::{Pins, RemoteImage};
 use lodge_model::ProvidersError;
 use lodge_proto::{AgentCreateParams, ErrorBody};
-use serde_json::Value;
 use tokio::runtime::Handle;
 
 pub(in crate::api) use self::build::{Built, Shelf, Source, build};
@@ -30,7 +29,7 @@ use super::methods::{Prepared, ask_prepared, internal};
 use crate::images::Arrived;
 use crate::shell::Shell;
 use crate::view::no_image;
-use lodge_engine::{AgentCommand, Command, NameChoice, NewAgent, NewImage, RequestKey};
+use lodge_engine::{AgentCommand, Answer, Command, NameChoice, NewAgent, NewImage, RequestKey};
 
 /// The name of an image, and of an agent, that has none from anywhere.
 pub(in crate::api) const NAME_DEFAULT: &str = "agent";
@@ -40,7 +39,7 @@ pub(super) async fn create(
     key: Option<RequestKey>,
     given: AgentCreateParams,
     watch: Arc<dyn TransferWatch>,
-) -> Result<Value, ErrorBody> {
+) -> Result<Answer, ErrorBody> {
     ask_prepared(shell, key, move |shell| prepare(shell, given, watch)).await
 }
 

@@ -36,7 +36,7 @@ struct Keep<'a> {
 
 /// Why one mount is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-enum Refused {
+enum MountRefusal {
     #[error("there are more than {MOUNTS_MAX} mounts")]
     TooMany,
     #[error("the path on the host is not absolute")]
@@ -75,24 +75,30 @@ enum Refused {
     Writable { other: String },
 }
 
-impl Refused {
+impl MountRefusal {
     fn hint(&self) -> &'static str {
         match self {
-            Refused::TooMany => "mount a directory above several of them",
-            Refused::HostRelative | Refused::TargetRelative | Refused::TargetParent | Refused::TargetRoot => {
+            MountRefusal::TooMany => "mount a directory above several of them",
+            MountRefusal::HostRelative
+            | MountRefusal::TargetRelative
+            | MountRefusal::TargetParent
+            | MountRefusal::TargetRoot => {
                 "write HOST:TARGET[:DESCRIPTION][:ro|rw]; both paths absolute, the target inside the agent's root"
             }
-            Refused::TargetOdd | Refused::DescriptionOdd => "write something shorter, on one line",
-            Refused::Ours { .. } => "use a target such as /workspace/name, /home/name, /mnt/name or /name",
-            Refused::Twice | Refused::Nested { .. } => {
+            MountRefusal::TargetOdd | MountRefusal::DescriptionOdd => "write something shorter, on one line",
+            MountRefusal::Ours { .. } => {
+                "use a target such as /workspace/name, /home/name, /mnt/name or /name"
+            }
+            MountRefusal::Twice | MountRefusal::Nested { .. } => {
                 "give every mount a target of its own, beside the others"
             }
-            Refused::Missing => "make it first, or check the spelling",
-            Refused::NotAFile | Refused::Socket => "mount a directory or a regular file",
-            Refused::Host | Refused::Kernel { .. } | Refused::State | Refused::DaemonSocket => {
-                "mount the directory that the agent needs, and no more"
-            }
-            Refused::Writable { .. } => {
+            MountRefusal::Missing => "make it first, or check the spelling",
+            MountRefusal::NotAFile | MountRefusal::Socket => "mount a directory or a regular file",
+            MountRefusal::Host
+            | MountRefusal::Kernel { .. }
+            | MountRefusal::State
+            | MountRefusal::DaemonSocket => "mount the directory that the agent needs, and no more",
+            MountRefusal::Writable { .. } => {
                 "make both read-only, or mount directories that lie beside each other"
             }
         }
@@ -115,7 +121,7 @@ fn check_all(
     staying: &[MountRecord],
     keep: Keep<'_>,
 ) -> Result<Vec<MountRecord>, ErrorBody> {
-    let refuse = |mount: &Mount, refused: Refused| {
+    let refuse = |mount: &Mount, refused: MountRefusal| {
         let what = format!("cannot mount {} at {}: {refused}", mount.host, mount.target);
         ErrorBody::new("agent.bad_mount", what).hint(refused.hint())
     };
@@ -132,12 +138,12 @@ fn check_all(
     Ok(checked)
 }
 
-fn check(mount: &Mount, keep: Keep<'_>) -> Result<MountRecord, Refused> {
+fn check(mount: &Mount, keep: Keep<'_>) -> Result<MountRecord, MountRefusal> {
     let target = check_target(&mount.target)?;
     let is_odd = |text: &str| text.len() > DESCRIPTION_BYTES_MAX || text.chars().any(char::is_control);
     let description = mount.description.as_deref().map(str::trim).filter(|text| !text.is_empty());
     if description.is_some_and(is_odd) {
-        return Err(Refused::DescriptionOdd);
+        return Err(MountRefusal::DescriptionOdd);
     }
     Ok(MountRecord {
         host: check_host(Path::new(&mount.host), keep)?,
@@ -148,61 +154,61 @@ fn check(mount: &Mount, keep: Keep<'_>) -> Result<MountRecord, Refused> {
 }
 
 /// The target in its simplest spelling.
-fn check_target(given: &str) -> Result<String, Refused> {
+fn check_target(given: &str) -> Result<String, MountRefusal> {
     if given.len() > TARGET_BYTES_MAX || given.chars().any(char::is_control) {
-        return Err(Refused::TargetOdd);
+        return Err(MountRefusal::TargetOdd);
     }
     let target = Path::new(given);
     if !target.is_absolute() {
-        return Err(Refused::TargetRelative);
+        return Err(MountRefusal::TargetRelative);
     }
     let mut parts: Vec<&str> = Vec::new();
     for part in target.components() {
         match part {
-            Component::ParentDir => return Err(Refused::TargetParent),
+            Component::ParentDir => return Err(MountRefusal::TargetParent),
             Component::Normal(part) => parts.extend(part.to_str()),
             Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
         }
     }
     match parts[..] {
-        [] => Err(Refused::TargetRoot),
-        [first, ..] if OURS.contains(&first) => Err(Refused::Ours { part: first.to_owned() }),
+        [] => Err(MountRefusal::TargetRoot),
+        [first, ..] if OURS.contains(&first) => Err(MountRefusal::Ours { part: first.to_owned() }),
         ["opt", part, ..] if OURS_IN_OPT.contains(&part) => {
-            Err(Refused::Ours { part: format!("opt/{part}") })
+            Err(MountRefusal::Ours { part: format!("opt/{part}") })
         }
-        [only] if OURS_ITSELF.contains(&only) => Err(Refused::Ours { part: only.to_owned() }),
+        [only] if OURS_ITSELF.contains(&only) => Err(MountRefusal::Ours { part: only.to_owned() }),
         _ => Ok(format!("/{}", parts.join("/"))),
     }
 }
 
-fn check_host(given: &Path, keep: Keep<'_>) -> Result<String, Refused> {
+fn check_host(given: &Path, keep: Keep<'_>) -> Result<String, MountRefusal> {
     if !given.is_absolute() {
-        return Err(Refused::HostRelative);
+        return Err(MountRefusal::HostRelative);
     }
-    let host: PathBuf = given.canonicalize().map_err(|_| Refused::Missing)?;
-    let kind = host.metadata().map_err(|_| Refused::Missing)?.file_type();
+    let host: PathBuf = given.canonicalize().map_err(|_| MountRefusal::Missing)?;
+    let kind = host.metadata().map_err(|_| MountRefusal::Missing)?.file_type();
     if kind.is_socket() {
-        return Err(Refused::Socket);
+        return Err(MountRefusal::Socket);
     }
     if !kind.is_dir() && !kind.is_file() {
-        return Err(Refused::NotAFile);
+        return Err(MountRefusal::NotAFile);
     }
     if host == Path::new("/") {
-        return Err(Refused::Host);
+        return Err(MountRefusal::Host);
     }
     let kernels = NOT_FILES.iter().find(|place| host.starts_with(place));
     if let Some(place) = kernels.filter(|_| !host.starts_with(REMOVABLE)) {
-        return Err(Refused::Kernel { place });
+        return Err(MountRefusal::Kernel { place });
     }
     if is_above(keep.state, &host) || is_above(&host, keep.state) {
-        return Err(Refused::State);
+        return Err(MountRefusal::State);
     }
     let socket = keep.socket.canonicalize().unwrap_or_else(|_| keep.socket.to_owned());
     if is_above(&host, &socket) {
-        return Err(Refused::DaemonSocket);
+        return Err(MountRefusal::DaemonSocket);
     }
     // A path that is not text cannot be recorded as it is.
-    host.to_str().map(str::to_owned).ok_or(Refused::Missing)
+    host.to_str().map(str::to_owned).ok_or(MountRefusal::Missing)
 }
 
 /// Whether one path leads to the other or to something in it. A bind mount gives a directory a second path, so
@@ -214,16 +220,16 @@ fn is_above(above: &Path, below: &Path) -> bool {
 }
 
 /// A mount beside those before it: neither covers the other, and read-only means that no way leads to writing.
-fn beside(mount: &MountRecord, others: &[MountRecord]) -> Result<(), Refused> {
+fn beside(mount: &MountRecord, others: &[MountRecord]) -> Result<(), MountRefusal> {
     if others.len() >= MOUNTS_MAX {
-        return Err(Refused::TooMany);
+        return Err(MountRefusal::TooMany);
     }
     for other in others {
         if other.target == mount.target {
-            return Err(Refused::Twice);
+            return Err(MountRefusal::Twice);
         }
         if within(&mount.target, &other.target) || within(&other.target, &mount.target) {
-            return Err(Refused::Nested { other: other.target.clone() });
+            return Err(MountRefusal::Nested { other: other.target.clone() });
         }
         let (writes, reads) = match (mount.read_only, other.read_only) {
             (true, false) => (other, mount),
@@ -232,7 +238,7 @@ fn beside(mount: &MountRecord, others: &[MountRecord]) -> Result<(), Refused> {
         };
         // Also when the one that may be written is the lower one: it is a part of what should not change.
         if within(&reads.host, &writes.host) || within(&writes.host, &reads.host) {
-            return Err(Refused::Writable { other: other.target.clone() });
+            return Err(MountRefusal::Writable { other: other.target.clone() });
         }
     }
     Ok(())
@@ -255,13 +261,13 @@ mod tests {
     }
 
     /// A host with a state directory, a directory, a file, a link to the state directory and a socket.
-    struct World {
+    struct MountsWorld {
         dir: tempfile::TempDir,
         _listener: std::os::unix::net::UnixListener,
     }
 
-    impl World {
-        fn new() -> World {
+    impl MountsWorld {
+        fn new() -> MountsWorld {
             let dir = tempfile::tempdir().unwrap();
             let at = |name: &str| dir.path().join(name);
             for name in ["all", "all/state", "all/state/agents", "data", "data/sub", "elsewhere"] {
@@ -276,7 +282,7 @@ mod tests {
             let fifo = std::ffi::CString::new(at("fifo").to_str().unwrap()).unwrap();
             // SAFETY: the path is a C string that outlives the call.
             assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
-            World { dir, _listener: listener }
+            MountsWorld { dir, _listener: listener }
         }
 
         fn at(&self, name: &str) -> String {
@@ -298,7 +304,7 @@ mod tests {
 
     #[test]
     fn every_bad_target_is_refused_for_its_own_reason() {
-        let world = World::new();
+        let world = MountsWorld::new();
         let data = world.at("data");
         let long = format!("/{}", "x".repeat(TARGET_BYTES_MAX));
         for (target, why) in [
@@ -357,7 +363,7 @@ mod tests {
 
     #[test]
     fn every_bad_path_of_the_host_is_refused_for_its_own_reason() {
-        let world = World::new();
+        let world = MountsWorld::new();
         for (host, why) in [
             ("data", "host is not absolute"),
             ("~/data", "host is not absolute"),
@@ -400,7 +406,7 @@ mod tests {
 
     #[test]
     fn a_second_path_to_the_same_directory_does_not_hide_what_it_is() {
-        let world = World::new();
+        let world = MountsWorld::new();
         let (state, file) = (world.at("all/state/secret"), world.at("data/second-name"));
         std::fs::write(&state, "x").unwrap();
         std::fs::hard_link(&state, &file).unwrap();
@@ -413,7 +419,7 @@ mod tests {
 
     #[test]
     fn mounts_that_get_in_each_others_way_are_refused() {
-        let world = World::new();
+        let world = MountsWorld::new();
         let (data, sub, file) = (world.at("data"), world.at("data/sub"), world.at("data/file"));
         world.refused(&[mount(&data, "/a"), mount(&file, "/a")], "the same target");
         world.refused(&[mount(&data, "/a"), mount(&sub, "//a/")], "the same target");
@@ -431,7 +437,7 @@ mod tests {
 
     #[test]
     fn what_an_agent_has_already_counts_unless_it_is_replaced() {
-        let world = World::new();
+        let world = MountsWorld::new();
         let (data, sub) = (world.at("data"), world.at("data/sub"));
         let (state, socket) = (world.at("all/state"), world.at("none"));
         let keep = Keep { state: Path::new(&state), socket: Path::new(&socket) };
@@ -443,7 +449,7 @@ mod tests {
 
     #[test]
     fn a_description_is_kept_trimmed_and_stays_on_one_line() {
-        let world = World::new();
+        let world = MountsWorld::new();
         let described =
             |text: &str| Mount { description: Some(text.to_owned()), ..mount(&world.at("data"), "/a") };
         assert_eq!(

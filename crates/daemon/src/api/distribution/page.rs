@@ -2,7 +2,7 @@
 
 use axum::http::{StatusCode, Uri};
 
-use super::Refused;
+use super::RegistryRefusal;
 
 /// Items of a page when nobody says how many, and the most that one has.
 const PAGE_DEFAULT: usize = 100;
@@ -16,13 +16,17 @@ pub(super) struct Page {
     pub link: Option<String>,
 }
 
-pub(super) fn paged(uri: &Uri, path: &str, mut items: Vec<String>) -> Result<Page, Refused> {
+pub(super) fn paged(uri: &Uri, path: &str, mut items: Vec<String>) -> Result<Page, RegistryRefusal> {
     let (mut count, mut last) = (PAGE_DEFAULT, String::new());
     for (key, value) in form(uri.query().unwrap_or_default()) {
         match key.as_str() {
             "n" => {
                 count = value.parse().map_err(|_| {
-                    Refused::new(StatusCode::BAD_REQUEST, "PAGINATION_NUMBER_INVALID", "`n` is a number")
+                    RegistryRefusal::new(
+                        StatusCode::BAD_REQUEST,
+                        "PAGINATION_NUMBER_INVALID",
+                        "`n` is a number",
+                    )
                 })?;
             }
             "last" => last = value,

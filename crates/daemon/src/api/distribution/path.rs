@@ -6,7 +6,7 @@ use lodge_image::Digest;
 const NAME_MAX: usize = 255;
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Asked {
+pub(super) enum RegistryRequest {
     Base,
     Catalog,
     Tags { name: String },
@@ -20,16 +20,16 @@ pub(super) enum Version {
     Digest(Digest),
 }
 
-impl Asked {
-    pub fn read(rest: &str) -> Option<Asked> {
+impl RegistryRequest {
+    pub fn read(rest: &str) -> Option<RegistryRequest> {
         if rest.is_empty() {
-            return Some(Asked::Base);
+            return Some(RegistryRequest::Base);
         }
         if rest == "_catalog" {
-            return Some(Asked::Catalog);
+            return Some(RegistryRequest::Catalog);
         }
         if let Some(name) = rest.strip_suffix("/tags/list") {
-            return Some(Asked::Tags { name: named(name)? });
+            return Some(RegistryRequest::Tags { name: named(name)? });
         }
         let (head, last) = rest.rsplit_once('/')?;
         if let Some(name) = head.strip_suffix("/manifests") {
@@ -37,10 +37,10 @@ impl Asked {
                 Ok(digest) => Version::Digest(digest),
                 Err(_) => Version::Tag(last.to_owned()),
             };
-            return Some(Asked::Manifest { name: named(name)?, version });
+            return Some(RegistryRequest::Manifest { name: named(name)?, version });
         }
         let name = head.strip_suffix("/blobs")?;
-        Some(Asked::Blob { name: named(name)?, digest: last.parse().ok()? })
+        Some(RegistryRequest::Blob { name: named(name)?, digest: last.parse().ok()? })
     }
 }
 
@@ -65,24 +65,26 @@ mod tests {
     #[test]
     fn paths_are_read_from_their_end_whatever_the_name_is() {
         let digest = Digest::of(b"x");
-        let check = |rest: &str, wanted: Option<Asked>| assert_eq!(Asked::read(rest), wanted, "{rest}");
+        let check = |rest: &str, wanted: Option<RegistryRequest>| {
+            assert_eq!(RegistryRequest::read(rest), wanted, "{rest}")
+        };
         let name = |text: &str| text.to_owned();
-        check("", Some(Asked::Base));
-        check("_catalog", Some(Asked::Catalog));
-        check("a/tags/list", Some(Asked::Tags { name: name("a") }));
-        check("a/b/c/tags/list", Some(Asked::Tags { name: name("a/b/c") }));
+        check("", Some(RegistryRequest::Base));
+        check("_catalog", Some(RegistryRequest::Catalog));
+        check("a/tags/list", Some(RegistryRequest::Tags { name: name("a") }));
+        check("a/b/c/tags/list", Some(RegistryRequest::Tags { name: name("a/b/c") }));
         let version = || Version::Tag(name("v1"));
-        check("a/manifests/v1", Some(Asked::Manifest { name: name("a"), version: version() }));
-        check("a/b/manifests/v1", Some(Asked::Manifest { name: name("a/b"), version: version() }));
+        check("a/manifests/v1", Some(RegistryRequest::Manifest { name: name("a"), version: version() }));
+        check("a/b/manifests/v1", Some(RegistryRequest::Manifest { name: name("a/b"), version: version() }));
         check(
             "manifests/manifests/v1",
-            Some(Asked::Manifest { name: name("manifests"), version: version() }),
+            Some(RegistryRequest::Manifest { name: name("manifests"), version: version() }),
         );
         check(
             &format!("a/manifests/{digest}"),
-            Some(Asked::Manifest { name: name("a"), version: Version::Digest(digest) }),
+            Some(RegistryRequest::Manifest { name: name("a"), version: Version::Digest(digest) }),
         );
-        check(&format!("a/b/blobs/{digest}"), Some(Asked::Blob { name: name("a/b"), digest }));
+        check(&format!("a/b/blobs/{digest}"), Some(RegistryRequest::Blob { name: name("a/b"), digest }));
         for nothing in [
             "a",
             "a/b",

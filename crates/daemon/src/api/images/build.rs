@@ -7,16 +7,16 @@ use lodge_proto::{ErrorBody, ImageBuildParams};
 
 use super::find::{tagged, tags_of};
 use crate::api::create::{Built, Source, build};
-use crate::api::methods::{Answer, Prepared, ask_prepared};
+use crate::api::methods::{Prepared, ask_prepared};
 use crate::shell::Shell;
-use lodge_engine::{Command, ImageCommand, NewImage, RequestKey};
+use lodge_engine::{Answer, Command, ImageCommand, NewImage, RequestKey};
 
 pub(super) async fn build_image(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
     given: ImageBuildParams,
     watch: Arc<dyn TransferWatch>,
-) -> Answer {
+) -> Result<Answer, ErrorBody> {
     ask_prepared(shell, key, move |shell| prepare(shell, &given, watch)).await
 }
 

@@ -13,9 +13,9 @@ use lodge_image::oci::{MANIFEST_MAX, ManifestDocument};
 use lodge_image::registry::TransferWatch;
 use lodge_image::{BlobError, diff};
 use lodge_proto::{
-    ApiMethod, BlobView, BuildImage, DiffImages, ErrorBody, ImageChange, ImageDiff, ImageDiffParams,
-    ImageList, ImageListParams, ImageRef, ImageTagParams, InspectImage, ListImages, PullImage, PushImage,
-    RemoveImage, TagImage,
+    ApiMethod, BlobView, BuildImage, DiffImages, ErrorBody, ImageChange, ImageDetail, ImageDiff,
+    ImageDiffParams, ImageList, ImageListParams, ImageRef, ImageTagParams, InspectImage, ListImages,
+    PullImage, PushImage, RemoveImage, TagImage,
 };
 use serde_json::Value;
 
@@ -25,7 +25,7 @@ pub(in crate::api) use self::find::{
     Found, digest_tag, find, find_bin, free_for, locate, tagged, tags_of, wrong_kind,
 };
 pub(in crate::api) use self::transfer::{bring, name_of, pull, push};
-use super::methods::{Answer, internal, no_method, page};
+use super::methods::{Reply, changed, internal, no_method, page, reply};
 use super::params;
 use crate::act::mask;
 use crate::crash;
@@ -36,7 +36,7 @@ use crate::shell::Shell;
 use crate::suspects::carry;
 use crate::view;
 use crate::view::no_image;
-use lodge_engine::{Command, ImageCommand, ImageGiven, RequestKey};
+use lodge_engine::{Answer, Command, ImageCommand, ImageGiven, RequestKey};
 
 pub(super) async fn call(
     shell: &Arc<Shell>,
@@ -44,22 +44,25 @@ pub(super) async fn call(
     method: &str,
     given: Value,
     watch: Arc<dyn TransferWatch>,
-) -> Answer {
+) -> Reply {
     match method {
-        BuildImage::NAME => build_image(shell, key, params::<BuildImage>(given)?, watch).await,
+        BuildImage::NAME => {
+            let given = params::<BuildImage>(given)?;
+            changed::<BuildImage>(&build_image(shell, key, given, watch).await?)
+        }
         ListImages::NAME => {
             let given = params::<ListImages>(given)?;
-            shell.read(move |at| list(at, &given)).await
+            shell.read(move |at| reply::<ListImages>(list(at, &given))).await
         }
         InspectImage::NAME => {
             let given = params::<InspectImage>(given)?;
-            shell.read(move |at| inspect(at, &given)).await
+            shell.read(move |at| reply::<InspectImage>(inspect(at, &given))).await
         }
-        DiffImages::NAME => difference(shell, params::<DiffImages>(given)?).await,
-        TagImage::NAME => tag(shell, key, params::<TagImage>(given)?).await,
+        DiffImages::NAME => reply::<DiffImages>(difference(shell, params::<DiffImages>(given)?).await),
+        TagImage::NAME => changed::<TagImage>(&tag(shell, key, params::<TagImage>(given)?).await?),
         PullImage::NAME => {
             let lodge_proto::ImagePullParams { image, tags, .. } = params::<PullImage>(given)?;
-            pull(shell, key, ImageKind::Agent, image, tags, watch).await
+            changed::<PullImage>(&pull(shell, key, ImageKind::Agent, image, tags, watch).await?)
         }
         PushImage::NAME => {
             let lodge_proto::ImagePushParams { image, to, .. } = params::<PushImage>(given)?;
@@ -67,27 +70,27 @@ pub(super) async fn call(
         }
         RemoveImage::NAME => {
             let given = params::<RemoveImage>(given)?;
-            remove(shell, key, ImageKind::Agent, given.image).await
+            changed::<RemoveImage>(&remove(shell, key, ImageKind::Agent, given.image).await?)
         }
         _other => Err(no_method(method)),
     }
 }
 
-fn list(at: &ReadView<'_>, given: &ImageListParams) -> Answer {
+fn list(at: &ReadView<'_>, given: &ImageListParams) -> Result<ImageList, ErrorBody> {
     let limit = page(given.limit);
     let found = at.store.images(ImageKind::Agent, given.after.as_deref(), limit).map_err(internal)?;
     let next =
         (found.len() == limit as usize).then(|| found.last().map(|last| last.digest.clone())).flatten();
-    Ok(view::json(&ImageList { images: found.into_iter().map(view::image).collect(), next }))
+    Ok(ImageList { images: found.into_iter().map(view::image).collect(), next })
 }
 
-fn inspect(at: &ReadView<'_>, given: &ImageRef) -> Answer {
+fn inspect(at: &ReadView<'_>, given: &ImageRef) -> Result<ImageDetail, ErrorBody> {
     let found = find(at, &given.image)?;
     let summary = at.store.image_summary(&found.digest).map_err(internal)?;
     let summary = summary.ok_or_else(|| no_image(&given.image))?;
     let used_by = at.store.agents_of_image(&found.digest).map_err(internal)?;
     let blobs = blobs(at, &found.digest)?;
-    Ok(view::json(&view::image_detail(summary, found.record, used_by, blobs)))
+    Ok(view::image_detail(summary, found.record, used_by, blobs))
 }
 
 /// What an image is made of in the store: itself first. Nothing for one that an earlier release built.
@@ -114,7 +117,11 @@ fn blobs(shell: &Shell, digest: &str) -> Result<Vec<BlobView>, ErrorBody> {
     Ok(std::iter::once(itself).chain(parts).collect())
 }
 
-async fn tag(shell: &Arc<Shell>, key: Option<RequestKey>, given: ImageTagParams) -> Answer {
+async fn tag(
+    shell: &Arc<Shell>,
+    key: Option<RequestKey>,
+    given: ImageTagParams,
+) -> Result<Answer, ErrorBody> {
     let tags = tags_of(&given.tags)?;
     if tags.is_empty() {
         return Err(ErrorBody::new("params.invalid", "no name was given").hint("`tags` has one at least"));
@@ -131,7 +138,7 @@ pub(in crate::api) async fn remove(
     key: Option<RequestKey>,
     kind: ImageKind,
     given: String,
-) -> Answer {
+) -> Result<Answer, ErrorBody> {
     let located = shell.read(move |at| find::located(at, kind, &given)).await?;
     let wanted = match located.reference {
         Some(reference) => ImageGiven::Ref(reference),
@@ -140,7 +147,7 @@ pub(in crate::api) async fn remove(
     Ok(shell.ask(key, Command::Image(ImageCommand::Remove(wanted))).await?)
 }
 
-async fn difference(shell: &Arc<Shell>, given: ImageDiffParams) -> Answer {
+async fn difference(shell: &Arc<Shell>, given: ImageDiffParams) -> Result<ImageDiff, ErrorBody> {
     let shell = shell.clone();
     let told = tokio::task::spawn_blocking(carry(move || {
         crash::pill_at("diff", &given.to);
@@ -158,7 +165,7 @@ async fn difference(shell: &Arc<Shell>, given: ImageDiffParams) -> Answer {
         let read = |found: &Found| shell.images.loaded(found.record.clone());
         let changes = diff::diff(&read(&from)?, &read(&to)?, limits::unasked);
         let changes = changes.into_iter().map(change).collect();
-        Ok(view::json(&ImageDiff { from: from.digest, to: to.digest, changes }))
+        Ok(ImageDiff { from: from.digest, to: to.digest, changes })
     }));
     told.await.unwrap_or_else(|error| Err(ErrorBody::new("daemon.internal", error.to_string())))
 }

@@ -6,16 +6,15 @@ use lodge_core::record::ImageKind;
 use lodge_image::registry::TransferWatch;
 use lodge_image::{ImageVersion, RemoteImage, TaggedName};
 use lodge_proto::{ErrorBody, ImagePushed};
-use serde_json::Value;
 
 use super::errors::{LookupError, ObtainError};
 use super::find::{digest_tag, free_for, located, tags_of, wrong_kind};
-use crate::api::methods::{Answer, Prepared, detached, record};
+use crate::api::methods::{Prepared, Reply, detached, record};
 use crate::images::{Arrived, ImageError};
 use crate::shell::Shell;
 use crate::tasks::TaskKind;
 use crate::view;
-use lodge_engine::{Command, ImageCommand, NewImage, RequestKey};
+use lodge_engine::{Answer, Command, ImageCommand, NewImage, RequestKey};
 
 /// Brings an image with what it needs, and gives it the name that it was asked for by.
 pub(in crate::api) async fn pull(
@@ -25,7 +24,7 @@ pub(in crate::api) async fn pull(
     given: String,
     tags: Vec<String>,
     watch: Arc<dyn TransferWatch>,
-) -> Answer {
+) -> Result<Answer, ErrorBody> {
     let remote = remote_of(&given)?;
     let mut tags = tags_of(&tags)?;
     let named = vec![name_of(&given, &remote)?];
@@ -47,7 +46,7 @@ pub(in crate::api) async fn bring(
     (given, remote): (&str, &RemoteImage),
     tags: Vec<String>,
     watch: Arc<dyn TransferWatch>,
-) -> Result<Value, ObtainError> {
+) -> Result<Answer, ObtainError> {
     let fetched = shell.images.pull(remote, watch).await;
     // What came so far is kept for the next try; everything else belongs to nobody.
     let is_resumable = fetched.as_ref().is_err_and(ImageError::is_resumable);
@@ -68,7 +67,7 @@ async fn record_arrived(
     given: &str,
     Arrived { row, with, pins }: Arrived,
     mut tags: Vec<String>,
-) -> Result<Value, ObtainError> {
+) -> Result<Answer, ObtainError> {
     if row.contents.kind() != kind {
         return Err(wrong_kind(kind, given).into());
     }
@@ -86,7 +85,7 @@ pub(in crate::api) async fn push(
     given: String,
     to: Option<String>,
     watch: Arc<dyn TransferWatch>,
-) -> Answer {
+) -> Reply {
     let found = shell.read(move |at| located(at, kind, &given)).await?;
     let to = to.or(found.reference).ok_or_else(|| {
         ErrorBody::new("params.invalid", "an image that is named by its digest needs a name to be pushed to")
@@ -100,10 +99,12 @@ pub(in crate::api) async fn push(
     let (begun, digest) = (shell.clone(), found.digest);
     detached(shell, async move {
         let sent_bytes = begun.images.push(&digest, &remote, watch).await?;
-        let answer = view::json(&ImagePushed { digest, reference: name_of(&to, &remote)?, sent_bytes });
+        let pushed = ImagePushed { digest, reference: name_of(&to, &remote)?, sent_bytes };
+        let answer = view::text(&pushed);
         match key {
             Some(key) => {
-                record(&begun, Some(key), Prepared::of(Command::Keep { answer: view::text(&answer) })).await
+                let keep = Prepared::of(Command::Keep { answer });
+                Ok(view::rendered(&record(&begun, Some(key), keep).await?))
             }
             None => Ok(answer),
         }

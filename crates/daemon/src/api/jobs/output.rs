@@ -8,19 +8,21 @@ use lodge_core::job::JobRow;
 use lodge_proto::{ApiMethod, ErrorBody, JobOutput, JobOutputParams, ReadJobOutput, base64};
 use tokio::sync::watch::Receiver;
 
-use super::super::methods::Answer;
 use super::{job_id, job_now, refused};
 use crate::auth::Who;
 use crate::jobs::{Pick, Piece, Written};
 use crate::shell::Shell;
-use crate::view;
 
 /// Bytes of one answer: as many as fit well into a message, and at most.
 const PIECE_DEFAULT: u64 = 256 * 1024;
 const PIECE_MAX: u64 = 1024 * 1024;
 const WAIT_MAX_MS: u64 = 30_000;
 
-pub(super) async fn output(shell: &Arc<Shell>, who: &Who, given: JobOutputParams) -> Answer {
+pub(super) async fn output(
+    shell: &Arc<Shell>,
+    who: &Who,
+    given: JobOutputParams,
+) -> Result<JobOutput, ErrorBody> {
     let id = job_id(shell, given.job).await?;
     let pick = given.stream.as_deref().map_or(Ok(Pick::Stdout), pick)?;
     let len_max = usize::try_from(given.limit.unwrap_or(PIECE_DEFAULT).clamp(1, PIECE_MAX)).unwrap_or(1);
@@ -41,7 +43,7 @@ pub(super) async fn output(shell: &Arc<Shell>, who: &Who, given: JobOutputParams
             more = reading.more() => if !more { break reading.read().await? },
         }
     };
-    Ok(view::json(&answer(&id, pick, offset, piece)))
+    Ok(answer(&id, pick, offset, piece))
 }
 
 pub(super) fn pick(word: &str) -> Result<Pick, ErrorBody> {

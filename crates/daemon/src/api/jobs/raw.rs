@@ -33,7 +33,7 @@ const OFFSET: HeaderName = HeaderName::from_static("lodge-offset");
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(in super::super) struct Asked {
+pub(in super::super) struct OutputQuery {
     offset: Option<u64>,
     follow: Option<String>,
 }
@@ -49,7 +49,7 @@ pub(in super::super) async fn get(
     State(api): State<Arc<Api>>,
     axum::Extension(who): axum::Extension<Who>,
     Path((job, stream)): Path<(String, String)>,
-    asked: Result<Query<Asked>, QueryRejection>,
+    asked: Result<Query<OutputQuery>, QueryRejection>,
     headers: HeaderMap,
 ) -> HttpResponse {
     match answer(api, who, &job, &stream, asked, &headers).await {
@@ -63,7 +63,7 @@ async fn answer(
     who: Who,
     job: &str,
     stream: &str,
-    asked: Result<Query<Asked>, QueryRejection>,
+    asked: Result<Query<OutputQuery>, QueryRejection>,
     headers: &HeaderMap,
 ) -> Result<HttpResponse, ErrorBody> {
     let Query(asked) = asked.map_err(|error| {

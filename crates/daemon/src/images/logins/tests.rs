@@ -3,20 +3,20 @@ use std::os::unix::fs::PermissionsExt;
 use super::*;
 
 /// A home with this `config.json`, and with programs by their names.
-struct Home {
+struct DockerHome {
     dir: tempfile::TempDir,
 }
 
-impl Home {
-    fn new(config: &str) -> Home {
+impl DockerHome {
+    fn new(config: &str) -> DockerHome {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join(".docker")).unwrap();
         std::fs::create_dir(dir.path().join("bin")).unwrap();
         std::fs::write(dir.path().join(".docker/config.json"), config).unwrap();
-        Home { dir }
+        DockerHome { dir }
     }
 
-    fn with_helper(self, name: &str, script: &str) -> Home {
+    fn with_helper(self, name: &str, script: &str) -> DockerHome {
         let path = self.dir.path().join("bin").join(format!("docker-credential-{name}"));
         std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -49,7 +49,7 @@ fn plain(user: &str, secret: &str) -> Option<(String, String, bool)> {
 #[test]
 fn logins_are_found_by_every_spelling_of_their_registry() {
     // otter:river, otter:s:e and an identity token.
-    let home = Home::new(
+    let home = DockerHome::new(
         r#"{"auths": {
             "registry.example": {"auth": "b3R0ZXI6cml2ZXI="},
             "https://Other.example:5000/v1/": {"auth": "b3R0ZXI6czpl"},
@@ -95,17 +95,17 @@ fn a_broken_file_is_told_by_its_path_and_without_its_secrets() {
         r#"{"auths": {"a.example": {"auth": "c2VjcmV0"}}}"#,
         r#"{"auths": {"a.example": {"auth": "/////w=="}}}"#,
     ] {
-        let home = Home::new(config);
+        let home = DockerHome::new(config);
         let told = home.login("a.example").unwrap_err();
         assert!(told.contains(".docker/config.json") && !told.contains("secret"), "{config}: {told}");
     }
-    let large = Home::new(&" ".repeat(2 << 20));
+    let large = DockerHome::new(&" ".repeat(2 << 20));
     assert!(large.login("a.example").unwrap_err().contains("over"));
 }
 
 #[test]
 fn a_pipe_instead_of_the_file_is_refused_and_nobody_waits_for_it() {
-    let home = Home::new("");
+    let home = DockerHome::new("");
     let path = home.dir.path().join(".docker/config.json");
     std::fs::remove_file(&path).unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();
@@ -127,7 +127,7 @@ fn a_helper_is_asked_for_its_host_and_gets_a_small_environment() {
     let config = r#"{"credHelpers": {"https://registry.example/v1/": "x", "missing.example": "nowhere",
         "bad.example": "../evil"}, "credsStore": "x",
         "auths": {"file.example": {"auth": "YTpi"}, "registry.example": {}}}"#;
-    let home = Home::new(config).with_helper("x", script);
+    let home = DockerHome::new(config).with_helper("x", script);
     assert_eq!(home.finds("registry.example"), plain("otter", "river"));
     assert_eq!(home.finds("docker.io"), Some(("<token>".into(), "t".into(), true)));
     assert_eq!(home.finds("env.example"), plain("none", "home"));

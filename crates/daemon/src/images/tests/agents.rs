@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use super::*;
 
 /// An agent whose image was announced, of a registry that has it with its tool.
-async fn announced(world: &mut World, registry: &Registry, agent: &PackedImage) -> AgentRow {
+async fn announced(world: &mut ImagesWorld, registry: &Registry, agent: &PackedImage) -> AgentRow {
     registry.hold("agents/otter", Some("v1"), agent);
     let remote = registry.remote("agents/otter:v1");
     let Arrived { row, with, pins: _pins } = world.images.announce(&remote).await.unwrap();
@@ -17,7 +17,7 @@ async fn announced(world: &mut World, registry: &Registry, agent: &PackedImage) 
 
 #[tokio::test]
 async fn an_agent_is_announced_by_its_config_and_then_brought_with_the_tools_of_its_repository() {
-    let (mut world, registry) = (World::new(), Registry::start().await);
+    let (mut world, registry) = (ImagesWorld::new(), Registry::start().await);
     let tool = bin("ripgrep");
     // Its name leads nowhere: only the repository of the agent has it.
     let agent = agent(&pinned("rg:latest", &tool));
@@ -45,7 +45,7 @@ async fn an_agent_is_announced_by_its_config_and_then_brought_with_the_tools_of_
 
 #[tokio::test]
 async fn what_the_agentfile_says_of_a_tool_goes_before_what_its_image_says() {
-    let (mut world, registry) = (World::new(), Registry::start().await);
+    let (mut world, registry) = (ImagesWorld::new(), Registry::start().await);
     let tool = bin("ripgrep");
     let agent = agent(&pinned("rg:latest", &tool));
     registry.hold("agents/otter", None, &tool);
@@ -59,7 +59,7 @@ async fn what_the_agentfile_says_of_a_tool_goes_before_what_its_image_says() {
 
 #[tokio::test]
 async fn a_tool_is_looked_for_where_its_own_name_leads_when_the_repository_has_it_not() {
-    let (mut world, registry) = (World::new(), Registry::start().await);
+    let (mut world, registry) = (ImagesWorld::new(), Registry::start().await);
     let tool = bin("rg");
     registry.hold("tools/rg", Some("1"), &tool);
     let agent = agent(&pinned(&format!("{}/tools/rg:1", registry.host), &tool));
@@ -74,7 +74,7 @@ async fn a_tool_is_looked_for_where_its_own_name_leads_when_the_repository_has_i
 
 #[tokio::test]
 async fn a_tool_that_nobody_has_and_one_for_another_host_fail_closed_with_the_way_out() {
-    let (mut world, registry) = (World::new(), Registry::start().await);
+    let (mut world, registry) = (ImagesWorld::new(), Registry::start().await);
     let elsewhere = Platform::read("plan9/mips").unwrap();
     let tool = bin_for("rg", elsewhere, 1);
     let agent = agent(&pinned("rg:latest", &tool));
@@ -97,7 +97,7 @@ async fn a_tool_that_nobody_has_and_one_for_another_host_fail_closed_with_the_wa
 
 #[tokio::test]
 async fn a_program_that_was_changed_on_disk_does_not_run_and_is_unpacked_anew() {
-    let (mut world, registry) = (World::new(), Registry::start().await);
+    let (mut world, registry) = (ImagesWorld::new(), Registry::start().await);
     let tool = bin("rg");
     let agent = agent(&pinned("rg:latest", &tool));
     registry.hold("agents/otter", None, &tool);
@@ -105,26 +105,26 @@ async fn a_program_that_was_changed_on_disk_does_not_run_and_is_unpacked_anew() 
     let ready = world.images.ready(&row).await.unwrap();
     row.spec.tools = ready.tools;
     let path = PathBuf::from(&row.spec.tools[0].path);
-    world.images.check_programs(&row).await.unwrap();
+    world.images.check_programs(&row.spec).await.unwrap();
     // By this daemon's eyes, by the next one's, and when the first start of an agent finds it so.
     overwrite(&path);
-    let error = world.images.check_programs(&row).await.unwrap_err();
+    let error = world.images.check_programs(&row.spec).await.unwrap_err();
     assert_eq!((error.code(), error.hint().is_some()), ("image.damaged", true));
     let world = world.again();
-    assert!(world.images.check_programs(&row).await.is_err());
+    assert!(world.images.check_programs(&row.spec).await.is_err());
     let fresh = ToolRecord { path: String::new(), digest: String::new(), ..row.spec.tools[0].clone() };
     let new = AgentRow { spec: AgentSpec { tools: vec![fresh], ..row.spec.clone() }, ..row.clone() };
     assert_eq!(world.images.ready(&new).await.unwrap().tools, row.spec.tools);
-    world.images.check_programs(&row).await.unwrap();
+    world.images.check_programs(&row.spec).await.unwrap();
     std::fs::remove_file(&path).unwrap();
-    assert!(world.images.check_programs(&row).await.is_err());
+    assert!(world.images.check_programs(&row.spec).await.is_err());
     world.images.ready(&row).await.unwrap();
-    world.images.check_programs(&row).await.unwrap();
+    world.images.check_programs(&row.spec).await.unwrap();
 }
 
 #[tokio::test]
 async fn damaged_contents_are_brought_again_where_a_registry_is_known_and_told_where_none_is() {
-    let (mut world, registry) = (World::new(), Registry::start().await);
+    let (mut world, registry) = (ImagesWorld::new(), Registry::start().await);
     let tool = bin("rg");
     let agent = agent(&pinned("rg:latest", &tool));
     registry.hold("agents/otter", None, &tool);
@@ -149,7 +149,7 @@ async fn damaged_contents_are_brought_again_where_a_registry_is_known_and_told_w
 
 #[tokio::test]
 async fn an_agent_came_from_where_the_name_it_was_asked_for_leads_then_its_images_other_names() {
-    let mut world = World::new();
+    let mut world = ImagesWorld::new();
     world.record([ImageRow::agent("sha256:0".into(), "b.example/first:1".into(), 0, ImageRecord::default())]);
     for name in ["local:latest", "c.example/other:2", "a.example/asked:9"] {
         world.name(name, "sha256:0");
@@ -171,7 +171,7 @@ fn agent_of_later(lines: &str) -> PackedImage {
 
 #[tokio::test]
 async fn an_image_with_what_this_release_does_not_do_is_refused_however_it_comes() {
-    let (world, registry) = (World::new(), Registry::start().await);
+    let (world, registry) = (ImagesWorld::new(), Registry::start().await);
     let remote = registry.remote("agents/otter:v1");
     for (lines, named) in [
         ("MCP a https://a.example/\nMCP b https://b.example/\n", "MCP"),
@@ -199,7 +199,7 @@ async fn an_image_with_what_this_release_does_not_do_is_refused_however_it_comes
 /// The registry of these tests is outside, and this address is not.
 const INSIDE: &str = "127.0.0.2:1";
 
-pub(super) fn with_an_inside(world: &World) {
+pub(super) fn with_an_inside(world: &ImagesWorld) {
     let terms = lodge_image::registry::RegistryTerms {
         inward: |address| address.to_string() == "127.0.0.2",
         pause: std::time::Duration::ZERO,
@@ -211,7 +211,7 @@ pub(super) fn with_an_inside(world: &World) {
 
 #[tokio::test]
 async fn an_image_from_outside_has_nobody_look_for_its_tools_inside() {
-    let (world, registry) = (World::new(), Registry::start().await);
+    let (world, registry) = (ImagesWorld::new(), Registry::start().await);
     with_an_inside(&world);
     let tool = bin("rg");
     let agent = agent(&pinned(&format!("{INSIDE}/tools/rg:1"), &tool));
@@ -234,7 +234,7 @@ async fn an_image_from_outside_has_nobody_look_for_its_tools_inside() {
 
 #[tokio::test]
 async fn an_agent_is_nobodys_tool() {
-    let (world, registry) = (World::new(), Registry::start().await);
+    let (world, registry) = (ImagesWorld::new(), Registry::start().await);
     let other = agent(&pinned("rg:latest", &bin("rg")));
     let agent = agent(&pinned("other:latest", &other));
     registry.hold("agents/otter", Some("v1"), &agent);

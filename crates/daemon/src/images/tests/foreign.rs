@@ -21,7 +21,7 @@ fn foreign(agentfile: &str) -> PackedImage {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_parents_and_tools_that_a_foreign_agent_names_come_with_it() {
-    let (world, registry) = (World::new(), Registry::start().await);
+    let (world, registry) = (ImagesWorld::new(), Registry::start().await);
     let (inherited, own) = (bin("rg"), bin("jq"));
     let host = &registry.host;
     let parent = agent(&pinned("rg:latest", &inherited));
@@ -47,7 +47,7 @@ async fn the_parents_and_tools_that_a_foreign_agent_names_come_with_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn foreign_agents_that_are_each_others_parents_are_refused() {
-    let (world, registry) = (World::new(), Registry::start().await);
+    let (world, registry) = (ImagesWorld::new(), Registry::start().await);
     for (name, above) in [("a", "b"), ("b", "a")] {
         let image = foreign(&format!("FROM {}/theirs/{above}:latest\nMODEL p/m\n", registry.host));
         registry.hold(&format!("theirs/{name}"), Some("latest"), &image);
@@ -59,7 +59,7 @@ async fn foreign_agents_that_are_each_others_parents_are_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_foreign_agent_with_what_this_release_does_not_do_is_refused_by_its_line() {
-    let (world, registry) = (World::new(), Registry::start().await);
+    let (world, registry) = (ImagesWorld::new(), Registry::start().await);
     let image = foreign("FROM scratch\nMODEL p/m\nMCP notes https://notes.example/\n");
     registry.hold("theirs/a", Some("latest"), &image);
     let error = world.images.pull(&registry.remote("theirs/a"), Arc::new(Unwatched)).await.unwrap_err();
@@ -69,7 +69,7 @@ async fn a_foreign_agent_with_what_this_release_does_not_do_is_refused_by_its_li
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_foreign_agent_from_outside_has_nobody_look_for_its_parent_inside() {
-    let (world, registry) = (World::new(), Registry::start().await);
+    let (world, registry) = (ImagesWorld::new(), Registry::start().await);
     super::agents::with_an_inside(&world);
     for line in ["FROM 127.0.0.2:1/a/b:1", "FROM scratch\nBIN rg 127.0.0.2:1/a/b:1"] {
         let image = foreign(&format!("{line}\nMODEL p/m\n"));

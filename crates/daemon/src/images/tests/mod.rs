@@ -23,28 +23,28 @@ const NOW: Timestamp = Timestamp::from_ms(1_700_000_000_000);
 const PROGRAM_BYTES: usize = 100_000;
 
 /// A daemon's images, and its database.
-struct World {
+struct ImagesWorld {
     dir: tempfile::TempDir,
     images: Arc<Images>,
     writer: lodge_store::Writer,
 }
 
-impl World {
-    fn new() -> World {
-        World::at(tempfile::tempdir().unwrap())
+impl ImagesWorld {
+    fn new() -> ImagesWorld {
+        ImagesWorld::at(tempfile::tempdir().unwrap())
     }
 
-    fn at(dir: tempfile::TempDir) -> World {
+    fn at(dir: tempfile::TempDir) -> ImagesWorld {
         let opened = lodge_store::open(&dir.path().join("daemon.db"), &[7; 64]).unwrap();
         let images = Images::of(dir.path(), Arc::new(opened.reader), Arc::new(Room::of(dir.path())));
-        World { dir, images, writer: opened.writer }
+        ImagesWorld { dir, images, writer: opened.writer }
     }
 
     /// The next daemon: all memory is gone.
-    fn again(self) -> World {
-        let World { dir, images, writer } = self;
+    fn again(self) -> ImagesWorld {
+        let ImagesWorld { dir, images, writer } = self;
         drop((images, writer));
-        World::at(dir)
+        ImagesWorld::at(dir)
     }
 
     fn record(&mut self, rows: impl IntoIterator<Item = ImageRow>) {

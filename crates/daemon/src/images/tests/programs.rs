@@ -9,7 +9,7 @@ use super::*;
 const LARGE: u64 = 20 << 20;
 
 /// The image of a tool that is small, and whose program is not.
-fn packed(world: &World, pins: &Pins) -> Whole {
+fn packed(world: &ImagesWorld, pins: &Pins) -> Whole {
     let blobs = world.images.blobs().unwrap();
     let mut new = NewBin {
         name: "rg".into(),
@@ -27,7 +27,7 @@ fn packed(world: &World, pins: &Pins) -> Whole {
 
 #[test]
 fn a_program_that_unpacks_to_more_than_the_disk_can_spare_is_given_up_in_the_middle_and_leaves_nothing() {
-    let world = World::new();
+    let world = ImagesWorld::new();
     let blobs = world.images.blobs().unwrap();
     let pins = blobs.pins();
     let whole = packed(&world, &pins);

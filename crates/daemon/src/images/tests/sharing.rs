@@ -7,7 +7,7 @@ use super::*;
 
 #[tokio::test]
 async fn a_pull_while_the_same_image_is_pulled_shares_one_download() {
-    let (world, registry) = (World::new(), Registry::start().await);
+    let (world, registry) = (ImagesWorld::new(), Registry::start().await);
     let tool = bin("rg");
     registry.hold("tools/rg", Some("latest"), &tool);
     registry.send_up_to(10_000);
@@ -35,7 +35,7 @@ async fn a_pull_while_the_same_image_is_pulled_shares_one_download() {
 
 #[tokio::test]
 async fn whoever_gives_up_ends_the_download_only_when_nobody_else_waits_and_the_next_goes_on_with_it() {
-    let (world, registry) = (World::new(), Registry::start().await);
+    let (world, registry) = (ImagesWorld::new(), Registry::start().await);
     let tool = bin("rg");
     registry.hold("tools/rg", Some("latest"), &tool);
     registry.send_up_to(10_000);
@@ -65,7 +65,7 @@ async fn whoever_gives_up_ends_the_download_only_when_nobody_else_waits_and_the_
 
 #[tokio::test]
 async fn a_failure_is_told_to_everybody_and_the_next_tries_again() {
-    let (world, registry) = (World::new(), Registry::start().await);
+    let (world, registry) = (ImagesWorld::new(), Registry::start().await);
     let remote = registry.remote("tools/none");
     let pull = || world.images.pull(&remote, Arc::new(Unwatched));
     let (first, second) = tokio::join!(pull(), pull());
@@ -80,7 +80,7 @@ async fn a_failure_is_told_to_everybody_and_the_next_tries_again() {
 
 #[tokio::test]
 async fn more_images_than_may_move_at_once_wait_for_their_turn() {
-    let (world, registry) = (World::new(), Registry::start().await);
+    let (world, registry) = (ImagesWorld::new(), Registry::start().await);
     let transfers = &world.images.transfers;
     let others: Vec<_> = (0..MOVING_MAX).map(|_| transfers.slot().now_or_never()).collect();
     assert!(others.iter().all(Option::is_some) && transfers.slot().now_or_never().is_none());

@@ -4,7 +4,7 @@ use super::*;
 
 #[tokio::test]
 async fn what_is_recorded_or_about_to_be_stays_and_the_rest_is_collected() {
-    let mut world = World::new();
+    let mut world = ImagesWorld::new();
     let (kept, pinned, loose) = (bin("kept"), bin("held"), bin("loose"));
     let pins = world.images.blobs().unwrap().pins();
     {
@@ -31,7 +31,7 @@ async fn what_is_recorded_or_about_to_be_stays_and_the_rest_is_collected() {
 
 #[tokio::test]
 async fn nothing_of_an_image_that_was_announced_is_collected_before_it_is_complete() {
-    let (mut world, registry) = (World::new(), Registry::start().await);
+    let (mut world, registry) = (ImagesWorld::new(), Registry::start().await);
     let tool = bin("rg");
     let agent = agent(&pinned("rg:latest", &tool));
     registry.hold("agents/otter", Some("v1"), &agent);
@@ -46,7 +46,7 @@ async fn nothing_of_an_image_that_was_announced_is_collected_before_it_is_comple
 
 #[tokio::test]
 async fn a_tool_that_came_before_its_daemon_died_is_there_for_the_agent_that_is_pulling() {
-    let (mut world, registry) = (World::new(), Registry::start().await);
+    let (mut world, registry) = (ImagesWorld::new(), Registry::start().await);
     let tool = bin("rg");
     registry.hold("agents/otter", None, &tool);
     registry.hold("agents/otter", Some("v1"), &agent(&pinned("rg:latest", &tool)));
@@ -65,14 +65,14 @@ async fn a_tool_that_came_before_its_daemon_died_is_there_for_the_agent_that_is_
 
 #[tokio::test]
 async fn a_directory_that_was_never_needed_is_not_made() {
-    let world = World::new();
+    let world = ImagesWorld::new();
     world.images.clone().collect().await;
     assert!(!world.dir.path().join("registry").exists());
 }
 
 #[tokio::test]
 async fn an_agent_travels_with_its_tools_and_its_own_name_comes_last() {
-    let (mut world, registry) = (World::new(), Registry::start().await);
+    let (mut world, registry) = (ImagesWorld::new(), Registry::start().await);
     let tool = bin("rg");
     let agent = agent(&pinned("rg:latest", &tool));
     let pins = world.images.blobs().unwrap().pins();
@@ -88,14 +88,14 @@ async fn an_agent_travels_with_its_tools_and_its_own_name_comes_last() {
     assert!(put.contains(&format!("agents/otter {}", tool.digest)), "{put:?}");
     assert_eq!(put.last().map(String::as_str), Some("agents/otter v1"));
     // Somebody who has nothing can have all of it.
-    let other = World::new();
+    let other = ImagesWorld::new();
     let pulled = other.images.pull(&to, Arc::new(Unwatched)).await.unwrap();
     assert_eq!((pulled.row.digest, pulled.with.len()), (agent.digest.to_string(), 1));
 }
 
 #[tokio::test]
 async fn an_image_of_an_earlier_release_cannot_be_given_away() {
-    let (mut world, registry) = (World::new(), Registry::start().await);
+    let (mut world, registry) = (ImagesWorld::new(), Registry::start().await);
     let digest = Digest::of(b"a record").to_string();
     world.record([ImageRow::agent(digest.clone(), "old:latest".into(), 0, ImageRecord::default())]);
     let error = world.images.push(&digest, &registry.remote("old"), Arc::new(Unwatched)).await.unwrap_err();
@@ -105,7 +105,7 @@ async fn an_image_of_an_earlier_release_cannot_be_given_away() {
 
 #[test]
 fn what_the_disk_has_no_room_for_is_refused_before_it_is_begun() {
-    let world = World::new();
+    let world = ImagesWorld::new();
     assert!(world.images.admit(1).is_ok());
     let error = world.images.admit(u64::MAX).unwrap_err();
     assert_eq!((error.code(), error.hint().is_some()), ("image.no_room", true));
@@ -113,7 +113,7 @@ fn what_the_disk_has_no_room_for_is_refused_before_it_is_begun() {
 
 #[test]
 fn room_that_somebody_was_promised_is_nobody_elses_until_he_is_done() {
-    let world = World::new();
+    let world = ImagesWorld::new();
     let stat = rustix::fs::statvfs(world.dir.path()).unwrap();
     // Others write to this disk, too: most of it is not all of it.
     let most = stat.f_bavail * stat.f_frsize / 3 * 2;

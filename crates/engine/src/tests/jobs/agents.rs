@@ -7,14 +7,14 @@ use crate::{AgentCommand, AgentSeen, SandboxEffect};
 
 /// An agent with a job that runs and one that waits.
 struct Two {
-    world: World,
+    world: EngineWorld,
     agent: AgentId,
     runs: JobId,
     waits: JobId,
 }
 
 fn two() -> Two {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.see(Seen::Configured(Settings { max_jobs: 1, ..settings(10) }));
     let (runs, waits) = (world.job_in(&agent, "s"), world.job(&agent));
@@ -36,7 +36,7 @@ impl Two {
 
     fn down(&mut self) -> Batch {
         let (agent, run) = (self.agent.clone(), self.run());
-        self.world.see(Seen::Agent(AgentSeen::Down { agent, run }))
+        self.world.see(Seen::Sandbox(SandboxSeen::Down { agent, run }))
     }
 
     fn dies(&mut self, part: Part) -> Batch {
@@ -80,8 +80,9 @@ fn whoever_ends_an_agent_cancels_its_jobs_and_is_told_why_in_each() {
         let mut two = two();
         let batch = two.ask(way(two.agent.clone()));
         assert_eq!(two.states(), ["running", "cancelled"]);
-        let killed =
-            place(&batch, |effect| matches!(effect, Effect::Job { what: JobEffect::Kill { .. }, .. }));
+        let killed = place(&batch, |effect| {
+            matches!(effect, Effect::Sandbox { what: SandboxEffect::Job(JobOrder::Kill { .. }), .. })
+        });
         assert!(
             killed
                 < place(&batch, |effect| matches!(
@@ -139,9 +140,7 @@ fn after_a_crash_jobs_of_an_agent_that_was_stopped_are_settled_when_it_is_down()
 #[test]
 fn files_of_a_removed_agent_stay_until_all_of_its_output_is_archived() {
     let clears = |batch: &Batch| {
-        acts(batch)
-            .iter()
-            .any(|effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::Clear { .. }, .. }))
+        acts(batch).iter().any(|effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::Clear, .. }))
     };
     let mut two = two();
     let earlier = two.runs.clone();
@@ -156,7 +155,7 @@ fn files_of_a_removed_agent_stay_until_all_of_its_output_is_archived() {
     assert!(!clears(&two.world.job_ends(&two.waits, exited(0))));
     let archived = two.world.job_archived(&two.waits);
     assert!(clears(&archived) && archived.urgent);
-    two.world.see(Seen::Agent(AgentSeen::Cleared { agent: two.agent.clone() }));
+    two.world.see(Seen::Sandbox(SandboxSeen::Cleared { agent: two.agent.clone() }));
     assert_eq!(two.world.engine.sizes().jobs.held, 0, "its sessions have nobody to tell any more");
     assert_eq!(two.states(), ["done", "cancelled"], "rows stay");
     let (two, batch) = two.reboot();
@@ -174,7 +173,7 @@ fn a_removal_without_unarchived_output_clears_at_once_also_when_asked_again() {
         assert!(
             acts(&batch)
                 .iter()
-                .any(|effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::Clear { .. }, .. }))
+                .any(|effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::Clear, .. }))
         );
     }
 }
@@ -440,7 +439,7 @@ fn a_daemon_that_had_no_room_goes_on_with_the_jobs_that_are_recorded() {
     let Two { world, agent, runs, waits } = two;
     let (engine, batch) = world.engine.rebuild(loaded, &std::collections::HashSet::new(), NOW);
     assert!(job_acts(&batch).is_empty());
-    let mut world = World { engine, written: world.written, tickets: 0 };
+    let mut world = EngineWorld { engine, written: world.written, tickets: 0 };
     let batch = world.ready(&agent);
     assert_eq!(job_acts(&batch), [start(&runs, true)]);
     world.job_ends(&runs, exited(0));

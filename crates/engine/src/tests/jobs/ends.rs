@@ -7,7 +7,7 @@ use crate::jobs::Expiry;
 
 #[test]
 fn a_job_that_ended_is_archived_then_forgotten_and_then_nothing_is_held_of_it() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job(&agent);
     let ended = world.job_ends(&job, exited(3));
@@ -26,7 +26,7 @@ fn a_job_that_ended_is_archived_then_forgotten_and_then_nothing_is_held_of_it() 
 
 #[test]
 fn a_job_without_output_needs_no_archive() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job(&agent);
     let batch = world.job_ends(&job, silent(ExecHow::Exited { code: 0 }));
@@ -39,7 +39,7 @@ fn a_job_without_output_needs_no_archive() {
 
 #[test]
 fn how_a_job_ended_decides_what_it_is_called() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let mut check = |timeout_ms: u64,
                      end: JobEnd,
@@ -82,7 +82,7 @@ fn how_a_job_ended_decides_what_it_is_called() {
 
 #[test]
 fn one_that_waits_is_cancelled_at_once_and_never_starts() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.see(Seen::Configured(Settings { max_jobs: 1, ..settings(10) }));
     let (runs, waits) = (world.job(&agent), world.job(&agent));
@@ -98,7 +98,7 @@ fn one_that_runs_is_killed_and_cancelled_when_its_end_is_seen_whatever_that_is()
     for end in
         [exited(0), silent(ExecHow::Killed { signal: 9 }), silent(ExecHow::NotStarted), silent(ExecHow::Lost)]
     {
-        let mut world = World::new();
+        let mut world = EngineWorld::new();
         let agent = world.agent();
         let job = world.job(&agent);
         let asked = world.cancel_job(&job);
@@ -119,7 +119,7 @@ fn one_that_runs_is_killed_and_cancelled_when_its_end_is_seen_whatever_that_is()
 
 #[test]
 fn a_cancellation_is_asked_for_twice_without_harm_and_refused_when_it_is_over() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job(&agent);
     world.cancel_job(&job);
@@ -134,7 +134,7 @@ fn a_cancellation_is_asked_for_twice_without_harm_and_refused_when_it_is_over() 
 
 #[test]
 fn after_a_crash_a_job_is_where_it_was_and_is_asked_for_again() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.see(Seen::Configured(Settings { max_jobs: 3, ..settings(10) }));
     let jobs: Vec<JobId> = (0..4).map(|_| world.job(&agent)).collect();
@@ -153,7 +153,7 @@ fn after_a_crash_a_job_is_where_it_was_and_is_asked_for_again() {
 
 #[test]
 fn jobs_that_waited_start_with_the_next_daemon() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.see(Seen::Configured(Settings { max_jobs: 1, ..settings(10) }));
     let (runs, waits) = (world.job(&agent), world.job(&agent));
@@ -167,7 +167,7 @@ fn jobs_that_waited_start_with_the_next_daemon() {
 
 #[test]
 fn what_a_keeper_runs_and_nobody_wants_is_killed_and_what_is_settled_is_forgotten() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let (runs, over, unarchived) = (world.job(&agent), world.job(&agent), world.job(&agent));
     let cancelled = world.job(&agent);
@@ -191,7 +191,7 @@ fn what_a_keeper_runs_and_nobody_wants_is_killed_and_what_is_settled_is_forgotte
 
 #[test]
 fn retention_takes_what_is_settled_and_nothing_else() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let (runs, unarchived, untold) = (world.job(&agent), world.job(&agent), world.job_in(&agent, "s"));
     let old = world.job(&agent);

@@ -18,7 +18,7 @@ fn note(batch: &Batch) -> Option<String> {
     notes.next()
 }
 
-impl World {
+impl EngineWorld {
     /// What a turn of a session at rest is told, which it is again afterwards.
     fn note_of_next(&mut self, agent: &AgentId, session: &str) -> Option<String> {
         let batch = self.send(agent, session, "hi");
@@ -29,7 +29,7 @@ impl World {
 
 #[test]
 fn a_session_is_told_once_of_each_of_its_jobs_that_ended_by_itself() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let (ended, failed, runs) =
         (world.job_in(&agent, "s"), world.job_in(&agent, "s"), world.job_in(&agent, "s"));
@@ -56,7 +56,7 @@ fn a_session_is_told_once_of_each_of_its_jobs_that_ended_by_itself() {
 
 #[test]
 fn what_was_to_be_told_is_told_by_the_next_daemon_and_not_by_the_one_after() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job_in(&agent, "s");
     world.job_done(&job);
@@ -70,13 +70,13 @@ fn what_was_to_be_told_is_told_by_the_next_daemon_and_not_by_the_one_after() {
 
 #[test]
 fn what_a_tool_told_is_not_told_again() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job_in(&agent, "s");
     let turn = world.calling(&agent, "s", "job_wait");
     world.wish(&agent, &turn, JobWish::Wait { job: job.clone() });
     world.job_done(&job);
-    let asked = Asked { turn: turn.clone(), step: 1, call: "c1".into() };
+    let asked = ToolCallRef { turn: turn.clone(), step: 1, call: "c1".into() };
     world.read_answers(asked, "it is done", &[&job]);
     world.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn }));
     assert_eq!(world.note_of_next(&agent, "s"), None);
@@ -84,7 +84,7 @@ fn what_a_tool_told_is_not_told_again() {
 
 #[test]
 fn what_a_turn_may_still_ask_for_is_told_to_the_next_one_only_if_nobody_did_by_its_begin() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let (told, cut) = (world.job_in(&agent, "s"), world.job_in(&agent, "s"));
     let turn = world.calling(&agent, "s", "job_watch");
@@ -93,7 +93,7 @@ fn what_a_turn_may_still_ask_for_is_told_to_the_next_one_only_if_nobody_did_by_i
     world.job_done(&cut);
     let behind = turn_of(&world.send(&agent, "s", "behind it"));
     world.wish(&agent, &turn, JobWish::Watch { job: told.clone() });
-    let asked = Asked { turn: turn.clone(), step: 1, call: "c1".into() };
+    let asked = ToolCallRef { turn: turn.clone(), step: 1, call: "c1".into() };
     world.read_answers(asked, "it is done", &[&told]);
     let (mut world, _) = world.reboot();
     let begins = world.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn }));
@@ -105,7 +105,7 @@ fn what_a_turn_may_still_ask_for_is_told_to_the_next_one_only_if_nobody_did_by_i
 
 #[test]
 fn a_turn_that_never_began_was_told_nothing() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job_in(&agent, "s");
     let turn = turn_of(&world.send(&agent, "s", "hi"));
@@ -118,7 +118,7 @@ fn a_turn_that_never_began_was_told_nothing() {
 
 #[test]
 fn a_note_is_part_of_what_the_conversation_weighs() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job_in(&agent, "s");
     world.job_done(&job);
@@ -131,7 +131,7 @@ fn a_note_is_part_of_what_the_conversation_weighs() {
 
 #[test]
 fn many_jobs_are_counted_and_all_of_them_are_told() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     for _ in 0..NOTE_JOBS_MAX + 3 {
         let job = world.job_in(&agent, "s");
@@ -146,7 +146,7 @@ fn many_jobs_are_counted_and_all_of_them_are_told() {
 
 #[test]
 fn a_turn_that_is_done_again_is_told_what_it_was_told() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job_in(&agent, "s");
     world.job_done(&job);
@@ -173,7 +173,7 @@ fn a_turn_that_is_done_again_is_told_what_it_was_told() {
 
 #[test]
 fn a_deleted_session_hears_of_nothing_and_one_that_begins_anew_neither() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     world.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn }));
@@ -191,7 +191,7 @@ fn a_deleted_session_hears_of_nothing_and_one_that_begins_anew_neither() {
 
 #[test]
 fn jobs_that_nobody_asks_about_cost_bounded_memory() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let mut first = None;
     for number in 0..JOBS_UNTOLD_MAX + 2 {

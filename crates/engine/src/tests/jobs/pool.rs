@@ -9,9 +9,9 @@ use lodge_core::record::LimitsRecord;
 use super::*;
 use crate::{AgentCommand, AgentSeen, SandboxEffect, TurnCommand};
 
-impl World {
-    fn with_places(max_jobs: usize) -> World {
-        let mut world = World::new();
+impl EngineWorld {
+    fn with_places(max_jobs: usize) -> EngineWorld {
+        let mut world = EngineWorld::new();
         world.see(Seen::Configured(Settings { max_jobs, ..settings(10) }));
         world
     }
@@ -23,7 +23,7 @@ impl World {
 
 #[test]
 fn a_job_is_recorded_before_it_is_acknowledged_and_started_after() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let batch = world.submit_job(&agent, Some("s"), work("sh"));
     let job = job_of(&batch);
@@ -40,7 +40,7 @@ fn a_job_is_recorded_before_it_is_acknowledged_and_started_after() {
 
 #[test]
 fn an_agent_works_from_its_first_turn_or_job_in_flight_to_the_end_of_the_last() {
-    let mut world = World::with_places(1);
+    let mut world = EngineWorld::with_places(1);
     let agent = world.agent();
     let states = |batch: &Batch| -> Vec<EventKind> {
         let is_state = |kind: &EventKind| matches!(kind, EventKind::AgentWorking | EventKind::AgentReady);
@@ -64,7 +64,7 @@ fn an_agent_works_from_its_first_turn_or_job_in_flight_to_the_end_of_the_last() 
 
 #[test]
 fn only_so_many_run_and_the_oldest_is_next() {
-    let mut world = World::with_places(2);
+    let mut world = EngineWorld::with_places(2);
     let agent = world.agent();
     let jobs = world.jobs(&agent, 4);
     assert_eq!(world.states(&jobs), ["running", "running", "pending", "pending"]);
@@ -76,7 +76,7 @@ fn only_so_many_run_and_the_oldest_is_next() {
 
 #[test]
 fn more_places_are_taken_at_once_and_fewer_end_nothing() {
-    let mut world = World::with_places(1);
+    let mut world = EngineWorld::with_places(1);
     let agent = world.agent();
     let jobs = world.jobs(&agent, 3);
     world.see(Seen::Configured(Settings { max_jobs: 3, ..settings(10) }));
@@ -90,7 +90,7 @@ fn more_places_are_taken_at_once_and_fewer_end_nothing() {
 
 #[test]
 fn a_free_slot_goes_to_the_agent_with_the_fewest_running_jobs() {
-    let mut world = World::with_places(4);
+    let mut world = EngineWorld::with_places(4);
     let (greedy, modest) = (world.agent(), world.agent());
     let many = world.jobs(&greedy, 5);
     let few = world.jobs(&modest, 2);
@@ -103,10 +103,10 @@ fn a_free_slot_goes_to_the_agent_with_the_fewest_running_jobs() {
 #[test]
 fn endless_jobs_of_one_agent_do_not_block_the_first_job_of_another() {
     for max in [1, 2, 10] {
-        let mut world = World::with_places(max);
+        let mut world = EngineWorld::with_places(max);
         let greedy = world.agent();
         let endless = world.jobs(&greedy, max + 3);
-        let running = |world: &World| world.engine.sizes().jobs.running;
+        let running = |world: &EngineWorld| world.engine.sizes().jobs.running;
         assert_eq!(running(&world), max, "any agent may use all shared slots");
         let others: Vec<AgentId> = (0..=max).map(|_| world.agent()).collect();
         let firsts: Vec<JobId> = others.iter().map(|agent| world.job(agent)).collect();
@@ -125,14 +125,14 @@ fn endless_jobs_of_one_agent_do_not_block_the_first_job_of_another() {
 
 #[test]
 fn extra_slots_survive_a_restart_and_are_given_back() {
-    let mut world = World::with_places(1);
+    let mut world = EngineWorld::with_places(1);
     let (greedy, modest) = (world.agent(), world.agent());
     let endless = world.jobs(&greedy, 2);
     let first = world.job(&modest);
     let one = Host { settings: Settings { max_jobs: 1, ..settings(10) }, ..host() };
     let (engine, batch) = Engine::boot(world.loaded(), one, IdSource::new(9), "0", NOW);
     assert!(started(&batch).is_empty());
-    let mut world = World { engine, written: world.written, tickets: 0 };
+    let mut world = EngineWorld { engine, written: world.written, tickets: 0 };
     world.keep(&batch);
     assert_eq!(world.states(&[endless[0].clone(), first.clone()]), ["running"; 2]);
     assert!(started(&world.job_ends(&first, exited(0))).is_empty());
@@ -141,7 +141,7 @@ fn extra_slots_survive_a_restart_and_are_given_back() {
 
 #[test]
 fn of_agents_with_as_many_that_run_the_one_that_waits_longest_is_next() {
-    let mut world = World::with_places(1);
+    let mut world = EngineWorld::with_places(1);
     let agents: Vec<AgentId> = (0..4).map(|_| world.agent()).collect();
     let mut runs = vec![world.job(&agents[0]), world.job(&agents[3])];
     let third = world.job(&agents[2]);
@@ -158,12 +158,12 @@ fn of_agents_with_as_many_that_run_the_one_that_waits_longest_is_next() {
 
 #[test]
 fn a_priority_orders_the_jobs_of_one_agent_and_takes_no_turn_of_another() {
-    let mut world = World::with_places(1);
+    let mut world = EngineWorld::with_places(1);
     let (one, two, three) = (world.agent(), world.agent(), world.agent());
     let runs = world.job(&one);
     let extra = world.job(&three);
     let older = world.job(&two);
-    let with = |world: &mut World, priority| {
+    let with = |world: &mut EngineWorld, priority| {
         job_of(&world.submit_job(&one, None, JobWork { priority, ..work("sh") }))
     };
     let (low, plain, high) = (with(&mut world, -5), with(&mut world, 0), with(&mut world, 100));
@@ -180,14 +180,14 @@ fn a_priority_orders_the_jobs_of_one_agent_and_takes_no_turn_of_another() {
 
 #[test]
 fn the_order_of_those_that_wait_survives_a_restart() {
-    let mut world = World::with_places(1);
+    let mut world = EngineWorld::with_places(1);
     let agent = world.agent();
     let runs = world.job(&agent);
-    let with = |world: &mut World, priority| {
+    let with = |world: &mut EngineWorld, priority| {
         job_of(&world.submit_job(&agent, None, JobWork { priority, ..work("sh") }))
     };
     let (low, high) = (with(&mut world, 1), with(&mut world, 2));
-    let places = |world: &World| {
+    let places = |world: &EngineWorld| {
         let mut loaded = world.loaded();
         loaded.jobs.reverse();
         loaded
@@ -195,7 +195,7 @@ fn the_order_of_those_that_wait_survives_a_restart() {
     let one = Host { settings: Settings { max_jobs: 1, ..settings(10) }, ..host() };
     let (engine, batch) = Engine::boot(places(&world), one, IdSource::new(9), "0", NOW);
     assert!(started(&batch).is_empty(), "one runs");
-    let mut world = World { engine, written: world.written, tickets: 0 };
+    let mut world = EngineWorld { engine, written: world.written, tickets: 0 };
     world.keep(&batch);
     assert_eq!(started(&world.job_ends(&runs, exited(0))), std::slice::from_ref(&high));
     assert_eq!(started(&world.job_ends(&high, exited(0))), [low]);
@@ -203,9 +203,9 @@ fn the_order_of_those_that_wait_survives_a_restart() {
 
 #[test]
 fn what_cannot_be_run_is_refused_in_the_order_of_the_checks_and_nothing_is_written() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
-    let refused = |world: &mut World, agent: &AgentId, work: JobWork| {
+    let refused = |world: &mut EngineWorld, agent: &AgentId, work: JobWork| {
         let batch = world.submit_job(agent, None, work);
         assert!(batch.writes.is_empty());
         refusal(&batch)
@@ -225,9 +225,9 @@ fn what_cannot_be_run_is_refused_in_the_order_of_the_checks_and_nothing_is_writt
 
 #[test]
 fn an_undeclared_bin_is_refused_with_the_declared_ones_in_order() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
-    let message = |world: &mut World| {
+    let message = |world: &mut EngineWorld| {
         let batch = world.submit_job(&agent, None, work("rm"));
         let [Out::Reply { reply: Err(error), .. }] = &batch.after[..] else { panic!("one refusal") };
         error.to_string()
@@ -239,7 +239,7 @@ fn an_undeclared_bin_is_refused_with_the_declared_ones_in_order() {
 
 #[test]
 fn a_session_of_another_agent_has_no_jobs_of_this_one() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (one, two) = (world.agent(), world.agent());
     world.send(&one, "s", "hi");
     let batch = world.submit_job(&two, Some("s"), work("sh"));
@@ -249,7 +249,7 @@ fn a_session_of_another_agent_has_no_jobs_of_this_one() {
 
 #[test]
 fn queues_are_bounded_for_an_agent_and_for_the_daemon() {
-    let mut world = World::with_places(1);
+    let mut world = EngineWorld::with_places(1);
     let agents: Vec<AgentId> = (0..5).map(|_| world.agent()).collect();
     let runs = world.job(&agents[0]);
     world.jobs(&agents[0], AGENT_JOBS_PENDING_MAX);
@@ -275,7 +275,7 @@ fn queues_are_bounded_for_an_agent_and_for_the_daemon() {
 
 #[test]
 fn a_job_keeps_a_part_of_what_its_agent_may_have_on_disk() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let mut kept = |disk_bytes: Option<u64>, output_bytes: u64| {
         let limits = LimitsRecord { disk_bytes, ..LimitsRecord::default() };
@@ -290,7 +290,7 @@ fn a_job_keeps_a_part_of_what_its_agent_may_have_on_disk() {
 
 #[test]
 fn nothing_starts_while_too_much_output_is_not_in_the_archive() {
-    let mut world = World::with_places(1);
+    let mut world = EngineWorld::with_places(1);
     let agent = world.agent();
     let mut ended = Vec::new();
     for _ in 0..JOBS_UNARCHIVED_MAX {
@@ -306,7 +306,7 @@ fn nothing_starts_while_too_much_output_is_not_in_the_archive() {
 
 #[test]
 fn jobs_wait_for_an_agent_that_starts_and_for_one_that_is_revived() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
     world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
@@ -328,7 +328,7 @@ fn jobs_wait_for_an_agent_that_starts_and_for_one_that_is_revived() {
 
 #[test]
 fn that_a_job_writes_is_an_event_now_and_then_and_forces_no_commit() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job(&agent);
     let mut wrote = |at: i64| {
@@ -342,8 +342,8 @@ fn that_a_job_writes_is_an_event_now_and_then_and_forces_no_commit() {
 }
 
 /// Two agents and one slot; a turn of the first waits for its job.
-fn one_asleep() -> (World, [AgentId; 2], TurnId, JobId) {
-    let mut world = World::new();
+fn one_asleep() -> (EngineWorld, [AgentId; 2], TurnId, JobId) {
+    let mut world = EngineWorld::new();
     world.see(Seen::Configured(settings(1)));
     let (one, two) = (world.agent(), world.agent());
     let job = world.job_in(&one, "s");
@@ -362,7 +362,7 @@ fn an_agent_that_waits_for_a_job_gives_its_slot_to_another_and_has_it_again_when
     assert_eq!(acts(&batch).iter().filter(|effect| drops(effect)).count(), 1);
     assert_eq!([&turn, &other].map(|turn| world.state(turn)), [TurnState::Waiting, TurnState::Running]);
     world.job_done(&job);
-    let asked = Asked { turn: turn.clone(), step: 1, call: "c1".into() };
+    let asked = ToolCallRef { turn: turn.clone(), step: 1, call: "c1".into() };
     let batch = world.read_answers(asked, "it is done", &[&job]);
     assert!(
         !acts(&batch)

@@ -15,22 +15,23 @@ fn cancel(job: &JobId) -> JobWish {
     JobWish::Cancel { job: job.clone() }
 }
 
-fn asked(turn: &TurnId) -> Asked {
-    Asked { turn: turn.clone(), step: 1, call: "c1".into() }
+fn asked(turn: &TurnId) -> ToolCallRef {
+    ToolCallRef { turn: turn.clone(), step: 1, call: "c1".into() }
 }
 
 fn reads(batch: &Batch) -> Vec<JobWish> {
     let wishes = job_acts(batch).into_iter().filter_map(|what| match what {
-        JobEffect::Read { wish, .. } => Some(wish),
+        JobAct::Elsewhere(JobEffect::Read { wish, .. }) => Some(wish),
         _ => None,
     });
     wishes.collect()
 }
 
-fn answers(batch: &Batch) -> Vec<Value> {
+fn answers(batch: &Batch) -> Vec<CallOutcome> {
     let answers = acts(batch).into_iter().filter_map(|effect| match effect {
         Effect::Sandbox { what: SandboxEffect::Answer { answer, .. }, .. } => {
-            Some(answer.clone().expect("it is answered"))
+            let Ok(RuntimeAnswer::Call(outcome)) = answer else { panic!("not a result: {answer:?}") };
+            Some(*outcome)
         }
         _ => None,
     });
@@ -45,13 +46,13 @@ fn job_in_result(batch: &Batch) -> JobId {
 
 #[test]
 fn a_submitted_job_and_the_result_that_names_it_are_one_commit_and_asked_again_it_is_the_same_job() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = world.calling(&agent, "s", "job_submit");
     let batch = world.wish(&agent, &turn, JobWish::Submit(work("sh")));
     let job = job_in_result(&batch);
     assert_eq!(started(&batch), std::slice::from_ref(&job));
-    assert_eq!(answers(&batch)[0]["status"], "done");
+    assert_eq!(answers(&batch)[0].state, StepState::Done);
     let row = world.job_row(&job);
     assert_eq!((row.session, row.request.turn), (Some(session("s")), Some(turn.to_string())));
     let again = world.wish(&agent, &turn, JobWish::Submit(work("sh")));
@@ -65,14 +66,14 @@ fn a_submitted_job_and_the_result_that_names_it_are_one_commit_and_asked_again_i
 
 #[test]
 fn what_a_model_may_not_submit_is_a_result_that_says_why() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = world.calling(&agent, "s", "job_submit");
     let batch = world.wish(&agent, &turn, JobWish::Submit(work("rm")));
     let [(text, true)] = &results(&batch)[..] else { panic!("one bad result") };
     assert!(text.contains("no bin `rm`") && text.contains("date, sh"), "{text}");
     assert!(world.stored().is_empty());
-    assert_eq!(answers(&batch)[0]["status"], "failed");
+    assert_eq!(answers(&batch)[0].state, StepState::Failed);
     let turn = world.calling(&agent, "other", "job_submit");
     let endless = JobWork { timeout_ms: u64::MAX, ..work("sh") };
     let batch = world.wish(&agent, &turn, JobWish::Submit(endless));
@@ -83,7 +84,7 @@ fn what_a_model_may_not_submit_is_a_result_that_says_why() {
 
 #[test]
 fn a_model_can_neither_forge_the_session_of_a_job_nor_raise_what_is_kept_of_it() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = world.calling(&agent, "s", "job_submit");
     let labels = ["io.lodge.session-id", "mine"].map(|key| (key.to_owned(), "x".to_owned()));
@@ -101,7 +102,7 @@ fn a_model_can_neither_forge_the_session_of_a_job_nor_raise_what_is_kept_of_it()
 #[test]
 fn a_wait_is_an_intent_that_is_answered_when_the_job_is_over() {
     for wish in [wait as fn(&JobId) -> JobWish, watch] {
-        let mut world = World::new();
+        let mut world = EngineWorld::new();
         let agent = world.agent();
         let job = world.job_in(&agent, "s");
         let turn = world.calling(&agent, "s", "job_wait");
@@ -121,7 +122,7 @@ fn a_wait_is_an_intent_that_is_answered_when_the_job_is_over() {
 
 #[test]
 fn a_wait_survives_the_daemon_wherever_that_dies() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job_in(&agent, "s");
     let turn = world.calling(&agent, "s", "job_wait");
@@ -150,7 +151,7 @@ fn a_wait_survives_the_daemon_wherever_that_dies() {
 
 #[test]
 fn a_wait_survives_the_runtime() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job_in(&agent, "s");
     let turn = world.calling(&agent, "s", "job_wait");
@@ -173,7 +174,7 @@ fn a_wait_survives_the_runtime() {
 fn interrupting_a_turn_cancels_the_job_that_it_waits_for_and_leaves_one_that_it_watches() {
     for (wish, expected) in [(wait as fn(&JobId) -> JobWish, true), (watch, false)] {
         for crashed in [false, true] {
-            let mut world = World::new();
+            let mut world = EngineWorld::new();
             let agent = world.agent();
             let (job, other) = (world.job_in(&agent, "s"), world.job_in(&agent, "s"));
             let turn = world.calling(&agent, "s", "job_wait");
@@ -196,19 +197,19 @@ fn interrupting_a_turn_cancels_the_job_that_it_waits_for_and_leaves_one_that_it_
 
 #[test]
 fn a_turn_that_fails_leaves_the_job_that_it_waited_for() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job_in(&agent, "s");
     let turn = world.calling(&agent, "s", "job_wait");
     world.wish(&agent, &turn, wait(&job));
     let ask = Ask::Finish { turn, code: "x".into(), message: "x".into() };
-    let batch = world.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!(1), ask }));
+    let batch = world.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: AskId(json!(1)), ask }));
     assert!(job_acts(&batch).is_empty() && world.job_row(&job).progress.cancel.is_none());
 }
 
 #[test]
 fn a_model_that_cancels_a_job_hears_of_its_end() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.see(Seen::Configured(Settings { max_jobs: 1, ..settings(10) }));
     let (runs, waits) = (world.job_in(&agent, "s"), world.job_in(&agent, "s"));
@@ -230,7 +231,7 @@ fn a_model_that_cancels_a_job_hears_of_its_end() {
 
 #[test]
 fn one_that_waits_is_cancelled_by_a_model_at_once() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     world.see(Seen::Configured(Settings { max_jobs: 1, ..settings(10) }));
     let (_runs, waits) = (world.job_in(&agent, "s"), world.job_in(&agent, "s"));
@@ -243,7 +244,7 @@ fn one_that_waits_is_cancelled_by_a_model_at_once() {
 
 #[test]
 fn jobs_of_another_session_or_agent_are_not_there() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let (agent, stranger) = (world.agent(), world.agent());
     let (own, foreign, none) = (world.job_in(&agent, "s"), world.job_in(&agent, "t"), world.job(&agent));
     let strange = world.job_in(&stranger, "u");
@@ -260,7 +261,7 @@ fn jobs_of_another_session_or_agent_are_not_there() {
 
 #[test]
 fn lists_and_states_are_read_and_never_wait() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job_in(&agent, "s");
     let turn = world.calling(&agent, "s", "job_status");
@@ -275,7 +276,7 @@ fn lists_and_states_are_read_and_never_wait() {
 
 #[test]
 fn what_was_read_for_a_turn_that_is_over_tells_nobody() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job_in(&agent, "s");
     world.job_done(&job);
@@ -288,7 +289,7 @@ fn what_was_read_for_a_turn_that_is_over_tells_nobody() {
 
 #[test]
 fn what_was_read_for_a_turn_that_is_parked_begins_nothing_and_is_asked_for_again() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job_in(&agent, "s");
     world.job_done(&job);
@@ -312,12 +313,12 @@ fn what_was_read_for_a_turn_that_is_parked_begins_nothing_and_is_asked_for_again
 
 #[test]
 fn a_call_that_the_answer_does_not_have_is_refused() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = world.calling(&agent, "s", "job_submit");
     let wish = JobWish::Submit(work("sh"));
     let ask = Ask::Job { turn, step: 1, call: "c9".into(), wish };
-    let batch = world.see(Seen::Turn(TurnSeen::Asked { agent, id: json!("j1"), ask }));
+    let batch = world.see(Seen::Turn(TurnSeen::Asked { agent, id: AskId(json!("j1")), ask }));
     let refused = acts(&batch).into_iter().any(|effect| {
         matches!(effect, Effect::Sandbox { what: SandboxEffect::Answer { answer: Err(failure), .. }, .. } if failure.code == "turn.no_such_call")
     });
@@ -326,7 +327,7 @@ fn a_call_that_the_answer_does_not_have_is_refused() {
 
 #[test]
 fn a_program_that_is_called_like_a_tool_for_jobs_is_a_program() {
-    let mut world = World::new();
+    let mut world = EngineWorld::new();
     let agent = world.agent();
     let tool = ToolRecord { name: "job_wait".into(), path: "/x".into(), ..ToolRecord::default() };
     world.engine.agents.get_mut(&agent).unwrap().row.spec.tools.push(tool);
@@ -341,7 +342,7 @@ fn a_program_that_is_called_like_a_tool_for_jobs_is_a_program() {
         stdin: Vec::new(),
         timeout_ms: 0,
     };
-    world.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: json!(1), ask }));
+    world.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: AskId(json!(1)), ask }));
     for wish in [JobWish::Status { job: job.clone() }, wait(&job), cancel(&job), JobWish::Submit(work("sh"))]
     {
         let batch = world.wish(&agent, &turn, wish);

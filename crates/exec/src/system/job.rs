@@ -7,15 +7,14 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use lodge_link::{
-    EXEC_DIR, ORDER_FILE, RELEASED_FILE, STDERR_FILE, STDOUT_FILE, Segment, limits, segment_name,
-};
+use lodge_link::{EXEC_DIR, ORDER_FILE, RELEASED_FILE, Segment, limits, segment_name};
 use rustix::fs::{AtFlags, Dir, FallocateFlags, OFlags};
 use rustix::io::Errno;
 
+use super::SystemExecutor;
+use super::evidence::{check_ids, is_there, open_beneath, open_plain_at, read_at};
 use crate::error::ReadError;
-use crate::evidence::{ExecStream, check_ids, is_there, open_beneath, open_plain_at, read_at};
-use crate::host::SandboxHost;
+use crate::output::{ExecStream, JobBytes, JobStream, JobTotals};
 
 /// Most entries of a job's directory that are looked at. There are a dozen.
 const ENTRIES_MAX: usize = 256;
@@ -31,91 +30,8 @@ const JOB: &str = "job";
 /// One number for each stream.
 const RELEASED_BYTES: usize = 16;
 
-/// Bytes of a job's stream.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JobBytes {
-    /// Where they begin: beyond what was asked for where that is not here any more.
-    pub offset: u64,
-    /// Empty: there is nothing from `offset` on so far.
-    pub bytes: Vec<u8>,
-    /// Everything before this was stored elsewhere, and has to be read there.
-    pub released: u64,
-}
-
-/// How much of a job's stream there is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct JobStream {
-    /// Length of the head. These bytes never change.
-    pub head: u64,
-    /// Where the oldest segment begins. What lies between the head and this was dropped.
-    pub tail_from: Option<u64>,
-    /// Where what is kept ends so far.
-    pub end: u64,
-    /// Everything before this was stored elsewhere.
-    pub released: u64,
-}
-
-impl JobStream {
-    /// Bytes between both ends that were neither kept nor stored elsewhere.
-    pub fn dropped(&self) -> u64 {
-        self.tail_from.map_or(0, |from| from.saturating_sub(self.head.max(self.released)))
-    }
-}
-
-/// How much of a job's output there is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct JobTotals {
-    pub stdout: JobStream,
-    pub stderr: JobStream,
-    /// Bytes of marks, see [`SandboxHost::job_order`].
-    pub order: u64,
-}
-
-impl SandboxHost {
-    /// At most `len_max` bytes of a stream from `offset` on, or from the first that is kept beyond it.
-    pub fn job_read(
-        &self,
-        sandbox: &str,
-        job: &str,
-        stream: ExecStream,
-        offset: u64,
-        len_max: usize,
-    ) -> Result<JobBytes, ReadError> {
-        self.in_job(sandbox, job, |dir| read_unreleased(dir, stream, offset, len_max))
-    }
-
-    /// How much there is of both streams.
-    pub fn job_totals(&self, sandbox: &str, job: &str) -> Result<JobTotals, ReadError> {
-        self.in_job(sandbox, job, |dir| {
-            let released = read_released(dir)?;
-            let order = match open_plain_at(dir, ORDER_FILE, ORDER, OFlags::RDONLY) {
-                Ok(file) => len_of(&file, ORDER)?,
-                Err(ReadError::Absent { .. }) => 0,
-                Err(error) => return Err(error),
-            };
-            let of = |stream: ExecStream| stream_totals(dir, stream, released.of(stream));
-            Ok(JobTotals { stdout: of(ExecStream::Stdout)?, stderr: of(ExecStream::Stderr)?, order })
-        })
-    }
-
-    /// The marks of the order in which both streams spoke, from `offset` on: see [`OrderRuns`](lodge_link::OrderRuns).
-    pub fn job_order(&self, sandbox: &str, job: &str, offset: u64) -> Result<Vec<u8>, ReadError> {
-        self.in_job(sandbox, job, |dir| {
-            let file = match open_plain_at(dir, ORDER_FILE, ORDER, OFlags::RDONLY) {
-                Ok(file) => file,
-                Err(ReadError::Absent { .. }) => return Ok(Vec::new()),
-                Err(error) => return Err(error),
-            };
-            let total = len_of(&file, ORDER)?.min(limits::ORDER_BYTES_MAX as u64);
-            read_at(&file, ORDER, offset, limits::ORDER_BYTES_MAX as u64, total)
-        })
-    }
-
-    /// Gives back the room of what was stored elsewhere: everything before `upto`. The job may go on writing.
-    ///
-    /// Where the file system cannot do that, the bytes stay until the job is forgotten. One that was forgotten has
-    /// nothing to give back.
-    pub fn job_release(
+impl SystemExecutor {
+    pub(super) fn release(
         &self,
         sandbox: &str,
         job: &str,
@@ -128,7 +44,7 @@ impl SandboxHost {
             Err(error) => return Err(error),
         };
         let before = read_released(&dir)?;
-        let has_some = open_part(&dir, file_name(stream))?.is_some() || !segments(&dir, stream)?.is_empty();
+        let has_some = open_part(&dir, stream.file_name())?.is_some() || !segments(&dir, stream)?.is_empty();
         // One that said nothing has nothing to give back, and its directory may be another's by now.
         if upto <= before.of(stream) || !has_some {
             return Ok(());
@@ -139,7 +55,7 @@ impl SandboxHost {
         // The last one may be written to; one before another is whole.
         for pair in segments.windows(2) {
             if pair[1].base <= upto {
-                let name = segment_name(file_name(stream), pair[0].base);
+                let name = segment_name(stream.file_name(), pair[0].base);
                 match rustix::fs::unlinkat(&dir, name, AtFlags::empty()) {
                     Ok(()) | Err(Errno::NOENT) => {}
                     Err(errno) => return Err(failed(OUTPUT, errno.into())),
@@ -150,7 +66,7 @@ impl SandboxHost {
     }
 
     /// Reads in a job's directory. One that was forgotten meanwhile may be another's by now, with what was read in it.
-    fn in_job<T>(
+    pub(super) fn in_job<T>(
         &self,
         sandbox: &str,
         job: &str,
@@ -175,13 +91,6 @@ impl SandboxHost {
     }
 }
 
-fn file_name(stream: ExecStream) -> &'static str {
-    match stream {
-        ExecStream::Stdout => STDOUT_FILE,
-        ExecStream::Stderr => STDERR_FILE,
-    }
-}
-
 fn failed(what: &'static str, cause: io::Error) -> ReadError {
     ReadError::Read { what, cause }
 }
@@ -190,8 +99,31 @@ fn len_of(file: &File, what: &'static str) -> Result<u64, ReadError> {
     Ok(file.metadata().map_err(|cause| failed(what, cause))?.len())
 }
 
+/// How much there is of both streams.
+pub(super) fn totals(dir: &File) -> Result<JobTotals, ReadError> {
+    let released = read_released(dir)?;
+    let order = match open_plain_at(dir, ORDER_FILE, ORDER, OFlags::RDONLY) {
+        Ok(file) => len_of(&file, ORDER)?,
+        Err(ReadError::Absent { .. }) => 0,
+        Err(error) => return Err(error),
+    };
+    let of = |stream: ExecStream| stream_totals(dir, stream, released.of(stream));
+    Ok(JobTotals { stdout: of(ExecStream::Stdout)?, stderr: of(ExecStream::Stderr)?, order })
+}
+
+/// The marks of the order in which both streams were written, from `offset` on.
+pub(super) fn order(dir: &File, offset: u64) -> Result<Vec<u8>, ReadError> {
+    let file = match open_plain_at(dir, ORDER_FILE, ORDER, OFlags::RDONLY) {
+        Ok(file) => file,
+        Err(ReadError::Absent { .. }) => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let total = len_of(&file, ORDER)?.min(limits::ORDER_BYTES_MAX as u64);
+    read_at(&file, ORDER, offset, limits::ORDER_BYTES_MAX as u64, total)
+}
+
 /// Bytes of a stream that were not stored elsewhere before they were read.
-fn read_unreleased(
+pub(super) fn read_unreleased(
     dir: &File,
     stream: ExecStream,
     offset: u64,
@@ -227,7 +159,7 @@ fn segments(dir: &File, stream: ExecStream) -> Result<Vec<Segment>, ReadError> {
     let mut all = listed(dir, stream)?;
     let mut from = all.len().saturating_sub(1);
     while let Some([before, after]) = from.checked_sub(1).and_then(|at| all.get(at..=from)) {
-        let file = open_part(dir, &segment_name(file_name(stream), before.base))?;
+        let file = open_part(dir, &segment_name(stream.file_name(), before.base))?;
         match file {
             Some(file) if before.base + len_of(&file, OUTPUT)? == after.base => from -= 1,
             Some(_) | None => break,
@@ -242,7 +174,7 @@ fn listed(dir: &File, stream: ExecStream) -> Result<Vec<Segment>, ReadError> {
     for entry in entries.take(ENTRIES_MAX) {
         let entry = entry.map_err(|errno| failed(OUTPUT, errno.into()))?;
         let name = entry.file_name().to_str().ok();
-        found.extend(name.and_then(|name| Segment::parse(file_name(stream), name)));
+        found.extend(name.and_then(|name| Segment::parse(stream.file_name(), name)));
     }
     found.sort();
     Ok(found)
@@ -258,7 +190,7 @@ fn read_parts(
     // Listed first: where there is a segment now, all that came before it is as long as it will ever be.
     let segments = segments(dir, stream)?;
     let (mut offset, mut bytes) = (from, Vec::new());
-    if let Some(head) = open_part(dir, file_name(stream))? {
+    if let Some(head) = open_part(dir, stream.file_name())? {
         let len = len_of(&head, OUTPUT)?;
         bytes = read_at(&head, OUTPUT, from, len_max as u64, len)?;
     }
@@ -271,7 +203,7 @@ fn read_parts(
         if bytes.len() >= len_max || (segment.base > position && !bytes.is_empty()) {
             break;
         }
-        let Some(file) = open_part(dir, &segment_name(file_name(stream), segment.base))? else {
+        let Some(file) = open_part(dir, &segment_name(stream.file_name(), segment.base))? else {
             return Ok((!bytes.is_empty()).then_some((offset, bytes)));
         };
         let len = len_of(&file, OUTPUT)?;
@@ -287,7 +219,7 @@ fn read_parts(
 fn stream_totals(dir: &File, stream: ExecStream, released: u64) -> Result<JobStream, ReadError> {
     for _ in 0..ROUNDS_MAX {
         let segments = segments(dir, stream)?;
-        let head = match open_part(dir, file_name(stream))? {
+        let head = match open_part(dir, stream.file_name())? {
             Some(file) => len_of(&file, OUTPUT)?,
             None => 0,
         };
@@ -295,7 +227,7 @@ fn stream_totals(dir: &File, stream: ExecStream, released: u64) -> Result<JobStr
             return Ok(JobStream { head, tail_from: None, end: head, released });
         };
         let tail_from = segments.first().map(|first| first.base);
-        if let Some(file) = open_part(dir, &segment_name(file_name(stream), last.base))? {
+        if let Some(file) = open_part(dir, &segment_name(stream.file_name(), last.base))? {
             let end = last.base + len_of(&file, OUTPUT)?;
             return Ok(JobStream { head, tail_from, end, released });
         }
@@ -351,7 +283,7 @@ fn write_released(dir: &File, released: ReleasedBytes) -> Result<(), ReadError> 
 
 /// Makes a hole in the head, which keeps its length.
 fn punch(dir: &File, stream: ExecStream, before: u64, upto: u64) -> Result<(), ReadError> {
-    let head = match open_plain_at(dir, file_name(stream), OUTPUT, OFlags::RDWR) {
+    let head = match open_plain_at(dir, stream.file_name(), OUTPUT, OFlags::RDWR) {
         Ok(head) => head,
         Err(ReadError::Absent { .. }) => return Ok(()),
         Err(error) => return Err(error),

@@ -8,46 +8,28 @@ use std::fs::{File, Permissions};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
 
-use lodge_link::{EXEC_DIR, STDERR_FILE, STDOUT_FILE};
+use lodge_link::EXEC_DIR;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fchown, mkdirat, openat, renameat, statat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 
+use super::SystemExecutor;
+use super::evidence::open_beneath;
 use crate::error::ReadError;
-use crate::evidence::{ExecStream, open_beneath};
-use crate::host::SandboxHost;
+use crate::output::{ExecStream, KEPT_DIR, KeepRules, kept_name};
 
-/// Where kept output lies in an agent's root.
-const PLACE: [&str; 3] = ["var", "log", "tools"];
 const OUTPUT: &str = "captured output";
 /// Most entries that are looked at when room is made.
 const ENTRIES_MAX: usize = 16_384;
 
-/// What is kept of an agent's output, and for how long.
-#[derive(Debug)]
-pub struct KeepRules<'a> {
-    /// The agent's root.
-    pub root: &'a Path,
-    /// Who may read and remove it, where the daemon may choose.
-    pub uid: Option<u32>,
-    /// Streams that are no longer than this are not kept.
-    pub more_than: u64,
-    pub files_max: usize,
-    pub bytes_max: u64,
-}
-
-impl KeepRules<'_> {
-    /// Where a stream of an exec is kept, below the agent's root as `seen` by its programs.
-    pub fn path(&self, seen: &Path, exec: &str, stream: ExecStream) -> PathBuf {
-        PLACE.iter().fold(seen.to_owned(), |path, part| path.join(part)).join(kept_name(exec, stream))
-    }
-}
-
-impl SandboxHost {
-    /// Moves the long streams of an exec to where the agent can read them, and removes the oldest that were kept.
-    pub fn keep_output(&self, sandbox: &str, exec: &str, keeping: &KeepRules<'_>) -> Result<(), ReadError> {
+impl SystemExecutor {
+    pub(super) fn move_output(
+        &self,
+        sandbox: &str,
+        exec: &str,
+        keeping: &KeepRules<'_>,
+    ) -> Result<(), ReadError> {
         let mut kept = Vec::new();
         for stream in [ExecStream::Stdout, ExecStream::Stderr] {
             let file = match self.output(sandbox, exec, stream) {
@@ -75,17 +57,6 @@ impl SandboxHost {
     }
 }
 
-fn kept_name(exec: &str, stream: ExecStream) -> String {
-    format!("{exec}.{}", file_name(stream))
-}
-
-fn file_name(stream: ExecStream) -> &'static str {
-    match stream {
-        ExecStream::Stdout => STDOUT_FILE,
-        ExecStream::Stderr => STDERR_FILE,
-    }
-}
-
 fn failed(cause: io::Error) -> ReadError {
     ReadError::Read { what: OUTPUT, cause }
 }
@@ -94,7 +65,7 @@ fn failed(cause: io::Error) -> ReadError {
 fn open_place(keeping: &KeepRules<'_>) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut at = rustix::fs::open(keeping.root, flags, Mode::empty())?;
-    for part in PLACE {
+    for part in KEPT_DIR {
         at = match openat(&at, part, flags, Mode::empty()) {
             Ok(dir) => dir,
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
@@ -124,12 +95,12 @@ fn put(
     uid: Option<u32>,
 ) -> io::Result<()> {
     give_to_user(file, uid)?;
-    match renameat(from, file_name(stream), place, name) {
+    match renameat(from, stream.file_name(), place, name) {
         Ok(()) => Ok(()),
         // Roots may lie on another file system.
         Err(Errno::XDEV) => {
             copy(file, place, name, uid)?;
-            Ok(unlinkat(from, file_name(stream), AtFlags::empty())?)
+            Ok(unlinkat(from, stream.file_name(), AtFlags::empty())?)
         }
         Err(errno) => Err(errno.into()),
     }
@@ -188,17 +159,18 @@ mod tests {
     use super::*;
     use std::fs;
     use std::os::unix::fs::symlink;
+    use std::path::PathBuf;
 
     struct KeptOutputTest {
         dir: tempfile::TempDir,
-        host: SandboxHost,
+        host: SystemExecutor,
         root: PathBuf,
     }
 
     impl KeptOutputTest {
         fn new() -> KeptOutputTest {
             let dir = tempfile::tempdir().unwrap();
-            let host = SandboxHost::open(&dir.path().join("state"), &b"keeper"[..]).unwrap();
+            let host = SystemExecutor::open(&dir.path().join("state"), &b"keeper"[..]).unwrap();
             let root = dir.path().join("state/agents/a");
             fs::create_dir_all(&root).unwrap();
             KeptOutputTest { dir, host, root }
@@ -213,7 +185,7 @@ mod tests {
 
         fn keep(&self, exec: &str, files_max: usize, bytes_max: u64) -> Result<(), ReadError> {
             let keeping = KeepRules { root: &self.root, uid: None, more_than: 4, files_max, bytes_max };
-            self.host.keep_output("box", exec, &keeping)
+            self.host.move_output("box", exec, &keeping)
         }
 
         fn kept(&self) -> Vec<String> {

@@ -11,9 +11,10 @@ use lodge_link::{
 };
 use tokio::net::UnixStream;
 
-use crate::channel::{self, Link};
+use super::SystemExecutor;
+use super::socket;
 use crate::error::DialError;
-use crate::host::SandboxHost;
+use crate::link::Link;
 
 /// How long a keeper may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -21,11 +22,13 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 const FULL_PAUSE: Duration = Duration::from_millis(2);
 const SO_PEERPIDFD: libc::c_int = 77;
 
-impl SandboxHost {
-    /// Connects to the sandbox's keeper as the daemon of `epoch`.
-    ///
-    /// A daemon of the same or an older epoch is cut off. Both ends have proved that they know the secret.
-    pub async fn dial(&self, sandbox: &str, secret: &Secret, epoch: u64) -> Result<Link, DialError> {
+impl SystemExecutor {
+    pub(super) async fn connect(
+        &self,
+        sandbox: &str,
+        secret: &Secret,
+        epoch: u64,
+    ) -> Result<Link, DialError> {
         if !is_valid_id(sandbox) {
             return Err(DialError::BadId { sandbox: sandbox.to_owned() });
         }
@@ -52,10 +55,10 @@ impl SandboxHost {
         let pidfd = peer_pidfd(&stream).ok();
         let mut input = Assembler::default();
         let welcome = shake_hands(&stream, &mut input, sandbox, secret, epoch).await?;
-        if !self.is_held(sandbox) {
+        if !self.is_locked(sandbox) {
             return Err(DialError::Impostor { sandbox: sandbox.to_owned() });
         }
-        Ok(Link::new(welcome, stream, input, pidfd))
+        Ok(socket::link(welcome, stream, input, pidfd))
     }
 }
 
@@ -79,7 +82,7 @@ async fn shake_hands(
     hello.proof = daemon_proof(secret, &challenge, &hello);
     let mut bytes = Vec::new();
     hello.append_to(&mut bytes);
-    channel::write_all(stream, &bytes).await.map_err(broke)?;
+    socket::write_all(stream, &bytes).await.map_err(broke)?;
 
     let answer = self::frame(stream, input, sandbox).await?;
     let welcome = match Welcome::decode(answer.raw()).map_err(|cause| garbled(Some(cause)))? {
@@ -117,7 +120,7 @@ async fn frame(
             Ok(None) => {}
             Err(_) => return Err(DialError::Garbled { sandbox: sandbox.to_owned(), cause: None }),
         }
-        let read = channel::read_some(stream, input).await;
+        let read = socket::read_some(stream, input).await;
         if let Err(cause) = read {
             return Err(DialError::Broke { sandbox: sandbox.to_owned(), cause });
         }

@@ -18,7 +18,7 @@ use lodge_link::is_valid_id;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use sha2::{Digest, Sha256};
 
-use crate::controllers::{self, ControllerDirs, LockedControllers};
+use super::controllers::{self, ControllerDirs, LockedControllers};
 
 const FAMILY: &str = "lodge-";
 const CGROUP2_MAGIC: u64 = 0x6367_7270;

@@ -9,43 +9,15 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use lodge_link::{EXEC_DIR, EXIT_FILE, ExitRecord, STDERR_FILE, STDOUT_FILE, is_valid_id, limits};
+use lodge_link::{EXEC_DIR, EXIT_FILE, ExitRecord, is_valid_id, limits};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
+use super::SystemExecutor;
 use crate::error::ReadError;
-use crate::host::SandboxHost;
+use crate::output::{CapturedStream, Evidence, ExecStream};
 
-/// What the directory of an exec tells about it.
-#[derive(Debug)]
-pub enum Evidence {
-    /// Never claimed, or forgotten since.
-    NoClaim,
-    /// Claimed, without an outcome that is whole: it runs, or its keeper died.
-    Claimed,
-    Exited(ExitRecord),
-    /// Something is there and cannot be trusted. It proves neither that the exec ran nor that it did not.
-    Unreadable(ReadError),
-}
-
-/// One of an exec's streams.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExecStream {
-    Stdout,
-    Stderr,
-}
-
-/// Both ends of what was captured of a stream. They do not overlap.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CapturedStream {
-    pub head: Vec<u8>,
-    pub tail: Vec<u8>,
-    /// Bytes in the file when it was read.
-    pub total: u64,
-}
-
-impl SandboxHost {
-    /// What is on disk about an exec.
-    pub fn evidence(&self, sandbox: &str, exec: &str) -> Evidence {
+impl SystemExecutor {
+    pub(super) fn read_evidence(&self, sandbox: &str, exec: &str) -> Evidence {
         if let Err(error) = check_ids(sandbox, exec) {
             return Evidence::Unreadable(error);
         }
@@ -73,8 +45,7 @@ impl SandboxHost {
         }
     }
 
-    /// The first `head_max` and the last `tail_max` bytes that were captured of a stream.
-    pub fn read_output(
+    pub(super) fn read_captured(
         &self,
         sandbox: &str,
         exec: &str,
@@ -90,26 +61,9 @@ impl SandboxHost {
         Ok(CapturedStream { head, tail, total })
     }
 
-    /// At most `len_max` captured bytes from `offset` on. Empty: nothing was captured beyond it so far.
-    pub fn read_output_at(
-        &self,
-        sandbox: &str,
-        exec: &str,
-        stream: ExecStream,
-        offset: u64,
-        len_max: usize,
-    ) -> Result<Vec<u8>, ReadError> {
-        let file = self.output(sandbox, exec, stream)?;
-        let total = file.metadata().map_err(read_failed)?.len();
-        read_at(&file, OUTPUT, offset, len_max as u64, total)
-    }
-
     pub(crate) fn output(&self, sandbox: &str, exec: &str, stream: ExecStream) -> Result<File, ReadError> {
         check_ids(sandbox, exec)?;
-        let name = match stream {
-            ExecStream::Stdout => STDOUT_FILE,
-            ExecStream::Stderr => STDERR_FILE,
-        };
+        let name = stream.file_name();
         open_plain(&self.run.join(sandbox), format!("{EXEC_DIR}/{exec}/{name}").as_ref(), OUTPUT)
     }
 }

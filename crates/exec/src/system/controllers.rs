@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use lodge_link::Controllers;
 
-use crate::cgroup::{CgroupRemoval, family, is_delegated, is_gone, make_locked, open_locked};
+use super::cgroup::{CgroupRemoval, family, is_delegated, is_gone, make_locked, open_locked};
 
 const CGROUP1_MAGIC: u64 = 0x0027_E0EB;
 

@@ -16,11 +16,11 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use tokio::io::unix::AsyncFd;
 
-use crate::cgroup::{self, CgroupRemoval};
-use crate::controllers;
+use super::SystemExecutor;
+use super::cgroup::{self, CgroupRemoval};
+use super::controllers;
+use super::evidence;
 use crate::error::ReadError;
-use crate::evidence;
-use crate::host::SandboxHost;
 
 /// First and longest pause between two looks at what nothing notifies about.
 const PAUSE_FIRST: Duration = Duration::from_millis(1);
@@ -41,16 +41,10 @@ enum SandboxProcesses {
     Lives,
 }
 
-impl SandboxHost {
-    /// Waits until the sandbox has no keeper and no process of its tree is left. False: there still is, or
-    /// nobody can tell.
-    ///
-    /// What a dead keeper left in its cgroup is killed for that.
-    pub async fn wait_gone(&self, sandbox: &str, within: Duration) -> bool {
-        tokio::time::timeout(within, self.gone(sandbox)).await.is_ok()
-    }
-
-    async fn gone(&self, sandbox: &str) {
+impl SystemExecutor {
+    /// Returns when the sandbox has no keeper, and no process of its tree is left. What a dead keeper left in its cgroup
+    /// is killed for that.
+    pub(super) async fn gone(&self, sandbox: &str) {
         let mut pause = PAUSE_FIRST;
         // An error may pass, as that of too many open files does. The caller has set the bound.
         while !matches!(self.tree(sandbox).await, Ok(SandboxProcesses::Gone)) {
@@ -65,7 +59,7 @@ impl SandboxHost {
         if let Some(pidfd) = self.keeper_pidfd(sandbox)? {
             watch(pidfd)?.readable().await?.retain_ready();
         }
-        if self.is_held(sandbox) {
+        if self.is_locked(sandbox) {
             self.wake_guardians(sandbox)?;
             return Ok(SandboxProcesses::Lives);
         }
@@ -99,7 +93,7 @@ impl SandboxHost {
     }
 
     /// Whether a keeper that is dead left processes, as far as cgroups tell. Asks, and ends nothing.
-    pub fn has_leftovers(&self, sandbox: &str) -> bool {
+    pub(super) fn has_processes_left(&self, sandbox: &str) -> bool {
         let lives = || -> io::Result<bool> {
             for path in self.cgroup_of(sandbox)?.into_iter().chain(self.cgroups.named(sandbox)?) {
                 if cgroup::is_populated(&path)? {
@@ -109,26 +103,6 @@ impl SandboxHost {
             Ok(false)
         };
         is_valid_id(sandbox) && lives().unwrap_or(true)
-    }
-
-    /// The process on this host that a sandbox numbers so, among the descendants of its keeper.
-    pub fn process_of(&self, keeper: u32, numbered: u32) -> Option<u32> {
-        let mut found = vec![keeper];
-        let mut at = 0;
-        while at < found.len().min(PROCESSES_LOOKED_AT) {
-            let pid = found[at];
-            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-            let ns = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-            if pid != keeper
-                && ns.and_then(|pids| pids.split_whitespace().last()?.parse().ok()) == Some(numbered)
-            {
-                return Some(pid);
-            }
-            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-            found.extend(children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
-            at += 1;
-        }
-        None
     }
 
     /// The cgroup that the last keeper of a sandbox wrote down.
@@ -157,11 +131,11 @@ impl SandboxHost {
     /// Kills a keeper that holds its lock and answers nobody, and with it everything in its namespace.
     ///
     /// By the process that it wrote down, and only if that is still the same one. False: there is no such process.
-    pub fn kill_keeper(&self, sandbox: &str) -> io::Result<bool> {
+    pub(super) fn kill_recorded(&self, sandbox: &str) -> io::Result<bool> {
         if !is_valid_id(sandbox) {
             return Ok(false);
         }
-        let Some(pidfd) = self.keeper_pidfd(sandbox)?.filter(|_| self.is_held(sandbox)) else {
+        let Some(pidfd) = self.keeper_pidfd(sandbox)?.filter(|_| self.is_locked(sandbox)) else {
             return Ok(false);
         };
         rustix::process::pidfd_send_signal(&pidfd, Signal::KILL)?;
@@ -209,7 +183,26 @@ impl SandboxHost {
     }
 }
 
-pub(crate) fn watch(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+/// The process on this host that a sandbox numbers so, among the descendants of its keeper.
+pub(super) fn process_of(keeper: u32, numbered: u32) -> Option<u32> {
+    let mut found = vec![keeper];
+    let mut at = 0;
+    while at < found.len().min(PROCESSES_LOOKED_AT) {
+        let pid = found[at];
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let ns = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+        if pid != keeper && ns.and_then(|pids| pids.split_whitespace().last()?.parse().ok()) == Some(numbered)
+        {
+            return Some(pid);
+        }
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        found.extend(children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
+        at += 1;
+    }
+    None
+}
+
+pub(super) fn watch(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an `OwnedFd` stays open, and the same, for as long as the registration owns it.
     let watched = unsafe { AsyncFd::register_with_interest(pidfd, tokio::io::Interest::READABLE) };
     watched.map_err(io::Error::from)

@@ -4,24 +4,21 @@ use std::fs::{DirBuilder, File};
 use std::io::{self, Seek, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
-use lodge_link::{
-    Bind, Controllers, Grouping, KeeperSpec, Limits, Network, PrivateRoot, SOCKET_FILE, Secret, descriptors,
-    is_valid_id, limits, ready,
-};
+use lodge_link::{Controllers, Grouping, KeeperSpec, SOCKET_FILE, descriptors, is_valid_id, limits, ready};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 use tokio::process::Command;
 
-use crate::cgroup::{CgroupRemoval, Cgroups, NewCgroup};
+use super::SystemExecutor;
+use super::cgroup::{CgroupRemoval, Cgroups, NewCgroup};
 use crate::error::StartError;
-use crate::host::SandboxHost;
 use crate::open_files::FileLimit;
 use crate::programs::VerifiedProgram;
+use crate::spec::SandboxSpec;
 
 /// How long a keeper may take until it can be dialled. It may have to wait for the tree of a dead one.
 const READY_WITHIN: Duration = Duration::from_secs(20);
@@ -34,27 +31,6 @@ const OTHER_PAUSE: Duration = Duration::from_millis(5);
 const FIRST_UNEXPECTED: RawFd = 3;
 /// Descriptors are first moved out of the way of those that a keeper expects.
 const OUT_OF_THE_WAY: RawFd = 16;
-
-/// One sandbox, as its keeper has to know it.
-#[derive(Debug, Clone)]
-pub struct SandboxSpec {
-    pub id: String,
-    pub incarnation: u32,
-    pub secret: Secret,
-    /// The agent's directory, which becomes the root of the sandbox where this host allows it.
-    pub root: PathBuf,
-    /// What belongs into that root. None: the sandbox sees the host's tree with parts of it hidden.
-    pub private_root: Option<PrivateRoot>,
-    /// User and group of everything inside. Needed as root, without effect otherwise.
-    pub uid: Option<u32>,
-    pub binds: Vec<Bind>,
-    pub network: Network,
-    pub limits: Limits,
-    /// Takes the keeper's words and the runtime's stderr.
-    pub log: PathBuf,
-    /// Where the keeper dies, for crash tests.
-    pub failpoint: Option<String>,
-}
 
 /// What became of a keeper that somebody else started.
 enum OtherKeeper {
@@ -76,11 +52,8 @@ enum StartAnnouncement {
     Nothing,
 }
 
-impl SandboxHost {
-    /// Sees to it that the sandbox has a keeper, and returns once it can be dialled.
-    ///
-    /// Doing so twice, even at the same time, leaves one keeper.
-    pub async fn start(&self, spec: &SandboxSpec) -> Result<(), StartError> {
+impl SystemExecutor {
+    pub(super) async fn start_keeper(&self, spec: &SandboxSpec) -> Result<(), StartError> {
         let sandbox = || spec.id.clone();
         if !is_valid_id(&spec.id) {
             return Err(StartError::BadId { sandbox: sandbox() });
@@ -90,7 +63,7 @@ impl SandboxHost {
         }
         let started = async {
             loop {
-                if self.is_held(&spec.id) {
+                if self.is_locked(&spec.id) {
                     match self.await_other_keeper(spec).await? {
                         OtherKeeper::Listens => return Ok(()),
                         OtherKeeper::Ended => {}
@@ -155,7 +128,7 @@ impl SandboxHost {
             let ending = self.end_cgroups(sandbox);
             match ending.map_err(|cause| StartError::OldTree { sandbox: sandbox.to_owned(), cause })? {
                 CgroupRemoval::Gone => return Ok(OldProcesses::Gone),
-                CgroupRemoval::InUse if self.is_held(sandbox) => return Ok(OldProcesses::Lives),
+                CgroupRemoval::InUse if self.is_locked(sandbox) => return Ok(OldProcesses::Lives),
                 // A keeper that is about to die or to start.
                 CgroupRemoval::InUse | CgroupRemoval::Dying => tokio::time::sleep(OTHER_PAUSE).await,
             }
@@ -204,7 +177,7 @@ impl SandboxHost {
         let dir = dir.map_err(|cause| StartError::Prepare { sandbox: spec.id.clone(), cause })?;
         let socket = format!("/proc/self/fd/{}/{SOCKET_FILE}", dir.as_raw_fd());
         while UnixStream::connect(&socket).await.is_err() {
-            if !self.is_held(&spec.id) {
+            if !self.is_locked(&spec.id) {
                 return Ok(OtherKeeper::Ended);
             }
             // The lock may be all that is left of it: guardians share it.

@@ -1,0 +1,26 @@
+//! What a sandbox is started from.
+
+use std::path::PathBuf;
+
+use lodge_link::{Bind, Limits, Network, PrivateRoot, Secret};
+
+/// One sandbox, as its keeper has to know it.
+#[derive(Debug, Clone)]
+pub struct SandboxSpec {
+    pub id: String,
+    pub incarnation: u32,
+    pub secret: Secret,
+    /// The agent's directory, which becomes the root of the sandbox where this host allows it.
+    pub root: PathBuf,
+    /// What belongs into that root. None: the sandbox sees the host's tree with parts of it hidden.
+    pub private_root: Option<PrivateRoot>,
+    /// User and group of everything inside. Needed as root, without effect otherwise.
+    pub uid: Option<u32>,
+    pub binds: Vec<Bind>,
+    pub network: Network,
+    pub limits: Limits,
+    /// Takes the keeper's words and the runtime's stderr.
+    pub log: PathBuf,
+    /// Where the keeper dies, for crash tests.
+    pub failpoint: Option<String>,
+}
