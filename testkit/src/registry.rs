@@ -262,6 +262,5 @@ impl RegistryTables {
 
 /// As registries write it.
 pub fn digest(bytes: &[u8]) -> String {
-    let hex: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("sha256:{hex}")
+    format!("sha256:{}", lodge_proto::hex::encode(&Sha256::digest(bytes)))
 }

@@ -29,7 +29,7 @@ const OUTSIDE: &[(&str, &[&str])] = &[
     ("core", &["prost", "thiserror"]),
     ("engine", &["serde_json", "sha2", "thiserror"]),
     ("link", &["libc"]),
-    ("keeper", &["libc"]),
+    ("keeper", &["libc", "rustix"]),
     ("runtime", &["libc", "serde", "serde_json"]),
     ("runtime-messages", &["serde", "serde_json"]),
 ];

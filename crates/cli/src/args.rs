@@ -121,22 +121,8 @@ pub(crate) enum CliCommand {
         #[command(subcommand)]
         command: AgentCommand,
     },
-    /// Show details of agents
-    Inspect(AgentRefs),
-    /// Start agents and wait until they are ready
-    Start(AgentRefs),
-    /// Stop agents and interrupt their running turns
-    Stop(StopArgs),
-    /// Restart agents and wait until they are ready; running turns are interrupted
-    Restart(StopArgs),
-    /// Change an agent in place; running turns finish with the old settings
-    Update(UpdateArgs),
-    /// Kill agents and drop their work permanently
-    Kill(AgentRefs),
-    /// Remove agents
-    Rm(RemoveArgs),
-    /// Show an agent's log
-    Logs(LogsArgs),
+    #[command(flatten)]
+    OfAgents(AgentVerb),
     /// Send a prompt to an agent and print its answer
     Prompt(PromptArgs),
     /// Start an interactive conversation with an agent

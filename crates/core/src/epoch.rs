@@ -36,10 +36,6 @@ impl Strategy {
         }
     }
 
-    pub fn from_word(word: &str) -> Option<Strategy> {
-        Strategy::ALL.into_iter().find(|strategy| strategy.word() == word)
-    }
-
     pub fn code(self) -> i64 {
         match self {
             Strategy::Sliding => 1,

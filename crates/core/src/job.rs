@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::Timestamp;
 use crate::cause::Cause;
-use crate::id::{AgentId, JobId, SessionId, TurnId};
+use crate::id::{AgentId, JobId, SessionId};
 
 /// The label that says which session a job belongs to. The daemon alone sets it.
 pub const SESSION_LABEL: &str = "io.lodge.session-id";
@@ -190,10 +190,6 @@ impl JobRow {
             labels.insert(SESSION_LABEL.to_owned(), session.to_string());
         }
         labels
-    }
-
-    pub fn turn(&self) -> Option<TurnId> {
-        self.request.turn.as_ref()?.parse().ok()
     }
 }
 

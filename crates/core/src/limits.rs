@@ -37,8 +37,6 @@ pub const JOB_STDIN_BYTES_MAX: usize = 1024 * 1024;
 /// The least and the most that the priority of a job can be.
 pub const JOB_PRIORITY_MIN: i32 = -100;
 pub const JOB_PRIORITY_MAX: i32 = 100;
-/// Bytes that are kept of each stream of a job, where nobody says.
-pub const JOB_OUTPUT_BYTES: u64 = 64 * 1024 * 1024;
 /// The least that can be kept of a stream, and the most that somebody may ask for.
 pub const JOB_OUTPUT_BYTES_MIN: u64 = 4 * 1024;
 pub const JOB_OUTPUT_BYTES_MAX: u64 = 16 * 1024 * 1024 * 1024;

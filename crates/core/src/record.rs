@@ -229,7 +229,8 @@ pub struct AgentRow {
 }
 
 impl AgentRow {
-    /// Whether nothing happens to it until somebody asks for it, unless a turn, a job or work in quarantine of it is open.
+    /// Whether nothing happens to it until somebody asks for it, unless a turn, a job or work in quarantine of it is open, or
+    /// output of a job is not archived.
     pub fn is_at_rest(&self) -> bool {
         let ended = match self.state {
             AgentState::Stopped | AgentState::Failed(_) => true,

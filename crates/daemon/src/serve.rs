@@ -1,7 +1,6 @@
 //! The daemon's life: take the lock, load, recover, open the doors, wait, close.
 
 use std::collections::HashSet;
-use std::io::Read;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 
@@ -269,12 +268,8 @@ fn start_archive(shell: &Arc<Shell>) -> Result<Receiver<()>, ServeError> {
 
 /// Chance from the kernel: for a new database, and for ids.
 fn entropy() -> Result<([u8; 64], u64), ServeError> {
-    let mut bytes = [0; 72];
-    let read = std::fs::File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut bytes));
-    read.map_err(|cause| ServeError::Entropy { cause })?;
-    let (mut entropy, mut seed) = ([0; 64], [0; 8]);
-    entropy.copy_from_slice(&bytes[..64]);
-    seed.copy_from_slice(&bytes[64..]);
+    let both = lodge_proto::random_bytes().and_then(|entropy| Ok((entropy, lodge_proto::random_bytes()?)));
+    let (entropy, seed) = both.map_err(|cause| ServeError::Entropy { cause })?;
     Ok((entropy, u64::from_le_bytes(seed)))
 }
 

@@ -9,6 +9,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use lodge_proto::hex;
 use lodge_proto::tls::{TlsError, certificate_faults};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
@@ -125,8 +126,7 @@ impl Certificate {
     /// What tells it from another, in short.
     pub fn fingerprint(&self) -> String {
         let digest = Sha256::digest(&self.own);
-        let hex: String = digest.iter().take(FINGERPRINT_LEN).map(|byte| format!("{byte:02x}")).collect();
-        format!("sha256:{hex}")
+        format!("sha256:{}", hex::encode(&digest[..FINGERPRINT_LEN]))
     }
 }
 

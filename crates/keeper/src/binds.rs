@@ -5,11 +5,12 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use lodge_link::{Bind, FileIdentity};
+use rustix::mount::UnmountFlags;
 
 use crate::layers::Layers;
 use crate::mounts::{host_forbids, mount};
@@ -104,8 +105,8 @@ pub(crate) fn check_itself(path: &Path, source: &OwnedFd) -> io::Result<()> {
 /// is not looked up again.
 fn check_identity(bind: &Bind, source: &OwnedFd) -> io::Result<()> {
     let Some(checked) = bind.checked else { return Ok(()) };
-    let found = sys::stat(source.as_raw_fd())?;
-    let changed_at = (found.st_ctime, found.st_ctime_nsec);
+    let found = sys::stat(source.as_fd())?;
+    let changed_at = (found.st_ctime, found.st_ctime_nsec.cast_signed());
     let (dev, ino, size) = (found.st_dev, found.st_ino, found.st_size.cast_unsigned());
     if checked == (FileIdentity { dev, ino, size, changed_at }) {
         return Ok(());
@@ -126,7 +127,7 @@ pub(crate) fn not_bound(bind: &Bind, error: &io::Error) -> io::Error {
 }
 
 pub(crate) fn bind_one(bind: &Bind, source: &OwnedFd, base: Option<&Path>) -> Result<(), BindFailure> {
-    let is_dir = sys::stat(source.as_raw_fd())?.st_mode & libc::S_IFMT == libc::S_IFDIR;
+    let is_dir = sys::stat(source.as_fd())?.st_mode & libc::S_IFMT == libc::S_IFDIR;
     let target = match base {
         Some(base) => make_target(base, &bind.target, is_dir)?,
         // On the host's own ground nothing is created.
@@ -146,10 +147,9 @@ pub(crate) fn bind_one(bind: &Bind, source: &OwnedFd, base: Option<&Path>) -> Re
 
 /// Takes a mount away with all that is mounted beneath it. What stays of it goes with the namespace.
 pub(crate) fn unmount(target: &Path) {
-    if let Ok(path) = sys::c_string(target.as_os_str()) {
-        // SAFETY: the path is a C string that outlives the call.
-        unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
-    }
+    let unmounted = sys::c_string(target.as_os_str())
+        .and_then(|path| Ok(rustix::mount::unmount(&path, UnmountFlags::DETACH)?));
+    if unmounted.is_err() {}
 }
 
 /// Makes the way from `base` to `target`, without following a link on it.
@@ -160,12 +160,12 @@ pub(crate) fn make_target(base: &Path, target: &Path, is_dir: bool) -> io::Resul
     while let Some(part) = parts.next() {
         let name = sys::c_string(part)?;
         if is_dir || parts.peek().is_some() {
-            ignore_existing(sys::mkdir_at(at.as_raw_fd(), &name, 0o755))?;
-            at = sys::open_at(at.as_raw_fd(), &name, libc::O_PATH | libc::O_NOFOLLOW | libc::O_DIRECTORY, 0)?;
+            ignore_existing(sys::mkdir_at(at.as_fd(), &name, 0o755))?;
+            at = sys::open_at(at.as_fd(), &name, libc::O_PATH | libc::O_NOFOLLOW | libc::O_DIRECTORY, 0)?;
         } else {
             let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL;
-            ignore_existing(sys::open_at(at.as_raw_fd(), &name, flags, 0o644).map(drop))?;
-            at = sys::open_at(at.as_raw_fd(), &name, libc::O_PATH | libc::O_NOFOLLOW, 0)?;
+            ignore_existing(sys::open_at(at.as_fd(), &name, flags, 0o644).map(drop))?;
+            at = sys::open_at(at.as_fd(), &name, libc::O_PATH | libc::O_NOFOLLOW, 0)?;
         }
     }
     Ok(at)

@@ -6,7 +6,7 @@
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -258,7 +258,7 @@ impl Bounds {
     pub(crate) fn leave(&self) -> io::Result<()> {
         self.entered.iter().try_for_each(|entered| {
             (&entered.back).write_all(b"0")?;
-            sys::unlink_at(entered.parent.as_raw_fd(), &entered.name, libc::AT_REMOVEDIR)
+            sys::unlink_at(entered.parent.as_fd(), &entered.name, libc::AT_REMOVEDIR)
         })
     }
 }
@@ -270,13 +270,13 @@ impl LegacyCgroup {
         prepare: impl FnOnce(&OwnedFd) -> io::Result<CgroupLimit>,
     ) -> io::Result<(LegacyCgroup, CgroupLimit)> {
         let dir = sys::open_at(
-            libc::AT_FDCWD,
+            rustix::fs::CWD,
             &sys::c_string(path.as_os_str())?,
             libc::O_RDONLY | libc::O_DIRECTORY,
             0,
         )?;
-        let parent = sys::open_at(dir.as_raw_fd(), c"..", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
-        let back = File::from(sys::open_at(parent.as_raw_fd(), c"cgroup.procs", libc::O_WRONLY, 0)?);
+        let parent = sys::open_at(dir.as_fd(), c"..", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
+        let back = File::from(sys::open_at(parent.as_fd(), c"cgroup.procs", libc::O_WRONLY, 0)?);
         let name = path.file_name().ok_or_else(|| io::Error::other("it has no name"))?;
         let counted = prepare(&dir)?;
         move_into(&dir)?;
@@ -286,7 +286,7 @@ impl LegacyCgroup {
 
 impl CgroupLimit {
     fn open(dir: &OwnedFd, name: &CStr, key: &'static str, by: &'static str) -> io::Result<CgroupLimit> {
-        let file = File::from(sys::open_at(dir.as_raw_fd(), name, libc::O_RDONLY, 0)?);
+        let file = File::from(sys::open_at(dir.as_fd(), name, libc::O_RDONLY, 0)?);
         Ok(CgroupLimit { file, key, by })
     }
 
@@ -317,7 +317,7 @@ fn move_into(dir: &OwnedFd) -> io::Result<()> {
 }
 
 fn put(dir: &OwnedFd, name: &CStr, value: &str) -> io::Result<()> {
-    File::from(sys::open_at(dir.as_raw_fd(), name, libc::O_WRONLY, 0)?).write_all(value.as_bytes())
+    File::from(sys::open_at(dir.as_fd(), name, libc::O_WRONLY, 0)?).write_all(value.as_bytes())
 }
 
 fn ignore_absent(done: io::Result<()>) -> io::Result<()> {

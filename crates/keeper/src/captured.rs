@@ -71,12 +71,12 @@ pub(crate) struct SplicePipes {
 impl SplicePipes {
     pub(crate) fn open() -> io::Result<Rc<SplicePipes>> {
         let (from, into) = sys::pipe()?;
-        sys::set_nonblocking(from.as_raw_fd())?;
+        sys::set_nonblocking(from.as_fd())?;
         Ok(Rc::new(SplicePipes { null: File::options().write(true).open("/dev/null")?, from, into }))
     }
 
     fn clear(&self) {
-        while sys::splice(self.from.as_fd(), self.null.as_raw_fd(), MOVE_MAX).is_ok_and(|moved| moved > 0) {}
+        while sys::splice(self.from.as_fd(), self.null.as_fd(), MOVE_MAX).is_ok_and(|moved| moved > 0) {}
     }
 }
 
@@ -112,20 +112,20 @@ impl StreamCapture {
         match self.next() {
             NextBytes::Begin { room } => match self.needless(pipe) {
                 0 => self.copy(pipe.as_raw_fd(), at_most(room, COPY_MAX)),
-                len => match sys::splice(pipe.as_fd(), ways.null.as_raw_fd(), at_most(len, MOVE_MAX)) {
+                len => match sys::splice(pipe.as_fd(), ways.null.as_fd(), at_most(len, MOVE_MAX)) {
                     Ok(0) => self.ended(),
                     Ok(len) => self.skip(len as u64),
                     Err(error) => self.not_read(error),
                 },
             },
             NextBytes::Into { file, room } => {
-                match sys::splice(pipe.as_fd(), ways.into.as_raw_fd(), at_most(room, MOVE_MAX)) {
+                match sys::splice(pipe.as_fd(), ways.into.as_fd(), at_most(room, MOVE_MAX)) {
                     Ok(0) => self.ended(),
                     Ok(len) => self.carry(ways, file, len),
                     Err(error) => self.not_read(error),
                 }
             }
-            NextBytes::Drop => match sys::splice(pipe.as_fd(), ways.null.as_raw_fd(), MOVE_MAX) {
+            NextBytes::Drop => match sys::splice(pipe.as_fd(), ways.null.as_fd(), MOVE_MAX) {
                 Ok(0) => self.ended(),
                 Ok(len) => self.count(len as u64, ByteFate::No),
                 Err(error) => self.not_read(error),
@@ -157,7 +157,7 @@ impl StreamCapture {
         let mut left = len;
         while left > 0 {
             let before = self.counted.seen;
-            match sys::splice(ways.from.as_fd(), file, left) {
+            match sys::splice(ways.from.as_fd(), sys::numbered(file), left) {
                 Ok(moved) => self.count(moved as u64, ByteFate::Yes),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 // For the few files that cannot be spliced to.
@@ -200,7 +200,7 @@ impl StreamCapture {
 
     fn copy(&mut self, from: RawFd, len: usize) -> PipeFlow {
         let mut chunk = [0; COPY_MAX];
-        match sys::read(from, &mut chunk[..len]) {
+        match sys::read(sys::numbered(from), &mut chunk[..len]) {
             Ok(0) => self.ended(),
             Ok(read) => {
                 let wrote = match &mut self.place {

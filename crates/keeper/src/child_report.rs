@@ -4,7 +4,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -93,7 +93,7 @@ pub(crate) fn report_failure(step: ChildStep, error: io::Error, report: RawFd) -
     let message = [step as u8, errno[0], errno[1], errno[2], errno[3]];
     // Before the descriptors are arranged it lies where the keeper opened it; then 3 is a directory.
     for fd in [REPORT_FD, report] {
-        if sys::write(fd, &message).is_ok() {
+        if sys::write(sys::numbered(fd), &message).is_ok() {
             break;
         }
     }
@@ -116,7 +116,7 @@ pub(crate) fn await_program(report: &OwnedFd, until: Instant) -> (ProgramReplace
                 }
                 let left_ms = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
                 // Cut short, it only means to look once more.
-                drop(sys::wait_readable(report.as_raw_fd(), left_ms));
+                drop(sys::wait_readable(report.as_fd(), left_ms));
             }
             Err(_) => return (ProgramReplacement::Yes, calls),
         }
@@ -133,7 +133,7 @@ enum ChildMessage {
 /// Receives one message of a child.
 fn receive_message(report: &OwnedFd) -> io::Result<ChildMessage> {
     let mut message = [0; REPORT_LEN];
-    match sockets::receive_packet(report.as_raw_fd(), &mut message)? {
+    match sockets::receive_packet(report.as_fd(), &mut message)? {
         (_, Some(calls)) => Ok(ChildMessage::Calls(calls)),
         (len, None) => Ok(ChildMessage::Replacement(parse_report(message, len))),
     }

@@ -8,6 +8,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use lodge_link::{EnforcedLimit, ExecKind, KeeperSpec};
+use rustix::fs::{Gid, Uid};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_thread_res_gid, set_thread_res_uid};
 
 use crate::bounds::{Bounds, ProcessView};
 use crate::counters;
@@ -26,7 +28,6 @@ use crate::tool_thread::ToolThread;
 const TOOL_OOM_SCORE_ADJ: i32 = 500;
 const RUNTIME_OOM_SCORE_ADJ: i32 = 250;
 const LAST_CAPABILITY_MAX: i32 = 63;
-const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 
 /// What a keeper that runs as root still needs: to become the sandbox's user, to signal it, to look at
 /// it and at the files that it has mapped, and to take back the score it gives to execs.
@@ -295,16 +296,14 @@ pub(crate) fn set_capabilities(wanted: u64) -> io::Result<()> {
 
 /// As [`set_capabilities`], with some that are permitted and not in force.
 fn keep_capabilities(effective: u64, raisable: u64) -> io::Result<()> {
-    let mut sets = capabilities()?;
-    for (half, sets) in sets.iter_mut().enumerate() {
-        let kept = |wanted: u64| sets.permitted & (wanted >> (32 * half)) as u32;
-        *sets = CapabilitySets {
-            effective: kept(effective),
-            permitted: kept(effective | raisable),
-            inheritable: 0,
-        };
-    }
-    put_capabilities(&sets)
+    let permitted = capabilities(None)?.permitted;
+    let kept = |wanted: u64| permitted & CapabilitySet::from_bits_retain(wanted);
+    let sets = CapabilitySets {
+        effective: kept(effective),
+        permitted: kept(effective | raisable),
+        inheritable: CapabilitySet::empty(),
+    };
+    Ok(rustix::thread::set_capabilities(None, sets)?)
 }
 
 /// Does something while a capability is in force that is permitted.
@@ -312,76 +311,41 @@ pub(crate) fn with_capability<T>(capability: u64, work: impl FnOnce() -> io::Res
     if capability == 0 {
         return work();
     }
-    let before = capabilities()?;
-    let mut raised = before;
-    for (half, sets) in raised.iter_mut().enumerate() {
-        sets.effective |= (capability >> (32 * half)) as u32;
-    }
-    put_capabilities(&raised)?;
+    let before = capabilities(None)?;
+    let effective = before.effective | CapabilitySet::from_bits_retain(capability);
+    rustix::thread::set_capabilities(None, CapabilitySets { effective, ..before })?;
     let worked = work();
-    put_capabilities(&before)?;
+    rustix::thread::set_capabilities(None, before)?;
     worked
 }
 
 /// Does something with the rights of a user and a group of that number, as root that can be itself again. Those of
 /// other threads stay as they are.
 pub(crate) fn as_user<T>(uid: u32, work: impl FnOnce() -> T) -> io::Result<T> {
-    let (stays, before) = (u32::MAX, capabilities()?);
-    // SAFETY: plain numbers are passed. By the plain calls they are for this thread alone.
-    unsafe {
-        sys::check_long(libc::syscall(libc::SYS_setresgid, stays, uid, stays))?;
-        let worked = sys::check_long(libc::syscall(libc::SYS_setresuid, stays, uid, stays)).map(|_| work());
-        let back =
-            [libc::SYS_setresuid, libc::SYS_setresgid].map(|call| libc::syscall(call, stays, 0, stays));
-        // With root's number the kernel puts everything in force that is permitted.
-        if back != [0, 0] || put_capabilities(&before).is_err() {
-            // Nothing may go on with other rights than it counts on.
-            libc::_exit(1);
-        }
-        worked
+    let before = capabilities(None)?;
+    let (user, group) = (Uid::from_raw(uid), Gid::from_raw(uid));
+    set_thread_res_gid(None, group, None)?;
+    let worked = set_thread_res_uid(None, user, None).map(|()| work());
+    // With root's number the kernel puts everything in force that is permitted.
+    let back = set_thread_res_uid(None, Uid::ROOT, None)
+        .and_then(|()| set_thread_res_gid(None, Gid::ROOT, None))
+        .and_then(|()| rustix::thread::set_capabilities(None, before));
+    if back.is_err() {
+        // Nothing may go on with other rights than it counts on.
+        // SAFETY: ends the process at once.
+        unsafe { libc::_exit(1) };
     }
+    Ok(worked?)
 }
 
 /// Does something while a capability is not in force.
 pub(crate) fn without_capability<T>(capability: u64, work: impl FnOnce() -> T) -> io::Result<T> {
-    let before = capabilities()?;
-    let mut lowered = before;
-    for (half, sets) in lowered.iter_mut().enumerate() {
-        sets.effective &= !((capability >> (32 * half)) as u32);
-    }
-    put_capabilities(&lowered)?;
+    let before = capabilities(None)?;
+    let effective = before.effective - CapabilitySet::from_bits_retain(capability);
+    rustix::thread::set_capabilities(None, CapabilitySets { effective, ..before })?;
     let worked = work();
-    put_capabilities(&before)?;
+    rustix::thread::set_capabilities(None, before)?;
     Ok(worked)
-}
-
-#[repr(C)]
-struct CapabilityHeader {
-    version: u32,
-    pid: i32,
-}
-
-/// One half of the bits of each set.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct CapabilitySets {
-    effective: u32,
-    permitted: u32,
-    inheritable: u32,
-}
-
-const OWN_CAPABILITIES: CapabilityHeader = CapabilityHeader { version: CAPABILITY_VERSION_3, pid: 0 };
-
-fn capabilities() -> io::Result<[CapabilitySets; 2]> {
-    let mut sets = [CapabilitySets::default(); 2];
-    // SAFETY: version 3 takes this header and two elements, which outlive the call.
-    sys::check_long(unsafe { libc::syscall(libc::SYS_capget, &OWN_CAPABILITIES, sets.as_mut_ptr()) })?;
-    Ok(sets)
-}
-
-fn put_capabilities(sets: &[CapabilitySets; 2]) -> io::Result<()> {
-    // SAFETY: as above.
-    sys::check_long(unsafe { libc::syscall(libc::SYS_capset, &OWN_CAPABILITIES, sets.as_ptr()) }).map(drop)
 }
 
 #[cfg(test)]
@@ -390,8 +354,8 @@ mod tests {
 
     const RAISABLE: u64 = crate::peer_filter::CAP_NET_ADMIN;
 
-    fn has(set: fn(&CapabilitySets) -> u32) -> bool {
-        u64::from(set(&capabilities().unwrap()[0])) & RAISABLE != 0
+    fn has(set: fn(&CapabilitySets) -> CapabilitySet) -> bool {
+        set(&capabilities(None).unwrap()).bits() & RAISABLE != 0
     }
 
     #[test]
@@ -406,8 +370,7 @@ mod tests {
             assert_eq!(raised.ok(), can_have.then_some(true));
             assert_eq!((effective(), permitted()), (false, can_have));
             if sys::is_root() {
-                // SAFETY: this touches no memory.
-                let uid = as_user(65_534, || unsafe { libc::geteuid() }).unwrap();
+                let uid = as_user(65_534, || rustix::process::geteuid().as_raw()).unwrap();
                 assert_eq!((uid, effective(), permitted()), (65_534, false, can_have));
             }
             drop_raisable().unwrap();

@@ -7,6 +7,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use rustix::mount::UnmountFlags;
+
 use crate::binds::fd_path;
 use crate::mounts::mount;
 use crate::read_only;
@@ -42,8 +44,7 @@ pub(crate) fn make(place: &Path) -> io::Result<()> {
     match filled.and_then(|()| furnish(place)).and_then(|()| read_only::remount(&target)) {
         Ok(()) => Ok(()),
         Err(error) => {
-            // SAFETY: the path is a C string that outlives the call.
-            sys::check(unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) })?;
+            rustix::mount::unmount(&target, UnmountFlags::DETACH)?;
             Err(error)
         }
     }

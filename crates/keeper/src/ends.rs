@@ -3,7 +3,7 @@
 //! Owns: reaping, and the order "output drained, record written, daemon informed".
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use lodge_link::{ExecKind, ExitOutcome, KeeperEvent, ResourceUsage};
@@ -55,7 +55,7 @@ impl Keeper {
         let mut asked = false;
         loop {
             let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
-            match sys::read(self.signals.as_raw_fd(), &mut info) {
+            match sys::read(self.signals.as_fd(), &mut info) {
                 Ok(len) if len == info.len() => {}
                 Ok(_) | Err(_) => break,
             }

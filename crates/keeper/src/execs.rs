@@ -6,7 +6,7 @@
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::time::Instant;
@@ -159,7 +159,7 @@ impl RunningExec {
 impl ExecDirs {
     pub(crate) fn open(keeper_dir: &OwnedFd) -> io::Result<ExecDirs> {
         let name = c_name(EXEC_DIR)?;
-        match sys::mkdir_at(keeper_dir.as_raw_fd(), &name, 0o700) {
+        match sys::mkdir_at(keeper_dir.as_fd(), &name, 0o700) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
@@ -174,7 +174,7 @@ impl ExecDirs {
         let given = match self.spares.give(&self.dir, &name) {
             SpareResult::Taken => return Ok(ExecClaim::Taken),
             SpareResult::Ready(dir, record) => Some((dir, record)),
-            SpareResult::None => match sys::mkdir_at(self.dir.as_raw_fd(), &name, 0o700) {
+            SpareResult::None => match sys::mkdir_at(self.dir.as_fd(), &name, 0o700) {
                 Ok(()) => None,
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(ExecClaim::Taken),
                 Err(error) => return Err(error),
@@ -208,13 +208,13 @@ impl ExecDirs {
     /// Removes the claim of an exec that was not started, for which no descriptor may be left.
     fn take_back(&self, exec: &str) -> io::Result<()> {
         for file in [STDOUT_FILE, STDERR_FILE, EXIT_NEW] {
-            match sys::unlink_at(self.dir.as_raw_fd(), &c_name(&format!("{exec}/{file}"))?, 0) {
+            match sys::unlink_at(self.dir.as_fd(), &c_name(&format!("{exec}/{file}"))?, 0) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
         }
-        sys::unlink_at(self.dir.as_raw_fd(), &c_name(exec)?, libc::AT_REMOVEDIR)
+        sys::unlink_at(self.dir.as_fd(), &c_name(exec)?, libc::AT_REMOVEDIR)
     }
 
     /// Whether an exec was claimed and not forgotten.
@@ -226,7 +226,7 @@ impl ExecDirs {
     fn read(&self, exec: &str, file: &str, len_max: usize) -> Option<Vec<u8>> {
         let dir = open_dir(&self.dir, &c_name(exec).ok()?).ok()?;
         let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let file = File::from(sys::open_at(dir.as_raw_fd(), &c_name(file).ok()?, flags, 0).ok()?);
+        let file = File::from(sys::open_at(dir.as_fd(), &c_name(file).ok()?, flags, 0).ok()?);
         let mut bytes = Vec::new();
         file.take(len_max as u64).read_to_end(&mut bytes).ok()?;
         Some(bytes)
@@ -241,7 +241,7 @@ impl ExecDirs {
             Err(error) => return Err(error),
         };
         // The record goes last: half a removal still tells how the exec ended.
-        let mut files = sys::names(dir.as_raw_fd())?;
+        let mut files = sys::names(dir.as_fd())?;
         let record = c_name(EXIT_FILE)?;
         if files == [record.as_c_str()] {
             match self.spares.take(&self.dir, &name, dir, &record, EXIT_TEMPORARY)? {
@@ -251,13 +251,13 @@ impl ExecDirs {
         }
         files.sort_by_key(|file| file.as_bytes() == EXIT_FILE.as_bytes());
         for file in files {
-            match sys::unlink_at(dir.as_raw_fd(), &file, 0) {
+            match sys::unlink_at(dir.as_fd(), &file, 0) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
         }
-        sys::unlink_at(self.dir.as_raw_fd(), &name, libc::AT_REMOVEDIR)
+        sys::unlink_at(self.dir.as_fd(), &name, libc::AT_REMOVEDIR)
     }
 
     /// Every claimed exec, with its state as far as `running` and the records tell.
@@ -297,7 +297,7 @@ pub(crate) fn write_record(
 ) -> io::Result<()> {
     // What is behind the record says nothing: it may stay.
     room.write_all_at(&record.seal(exec, kind), 0)?;
-    sys::rename_at(dir.as_raw_fd(), EXIT_TEMPORARY, &c_name(EXIT_FILE)?)
+    sys::rename_at(dir.as_fd(), EXIT_TEMPORARY, &c_name(EXIT_FILE)?)
 }
 
 fn make_output(dir: &Rc<OwnedFd>, kind: ExecKind) -> io::Result<OutputTarget> {
@@ -314,11 +314,11 @@ fn make_output(dir: &Rc<OwnedFd>, kind: ExecKind) -> io::Result<OutputTarget> {
 /// Creates a file of the exec, which nobody else made.
 pub(crate) fn create_output(dir: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
-    sys::open_at(dir.as_raw_fd(), &c_name(name)?, flags, 0o600)
+    sys::open_at(dir.as_fd(), &c_name(name)?, flags, 0o600)
 }
 
 fn open_dir(parent: &OwnedFd, name: &CStr) -> io::Result<OwnedFd> {
-    sys::open_at(parent.as_raw_fd(), name, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0)
+    sys::open_at(parent.as_fd(), name, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0)
 }
 
 fn c_name(name: &str) -> io::Result<CString> {

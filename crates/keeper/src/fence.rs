@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use lodge_link::{Bind, KeeperSpec};
+use rustix::process::{getegid, geteuid};
 
 use crate::binds;
 use crate::bounds::Bounds;
@@ -81,8 +82,7 @@ pub(crate) fn unshare(spec: &KeeperSpec, layers: &mut Layers) -> io::Result<Name
     if !is_root {
         flags |= libc::CLONE_NEWUSER;
     }
-    // SAFETY: these cannot fail and touch no memory.
-    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     // Only a process that stays outside may map more than one group.
     let mapper = if is_root { None } else { supplementary::GroupMapper::begin(uid, gid) };
     // SAFETY: no memory is passed.
@@ -214,9 +214,7 @@ impl Fence {
         if !self.layers.has("utsns") {
             return;
         }
-        // SAFETY: the name is as long as is announced and outlives the call.
-        let named = unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) };
-        if let Err(error) = sys::check(named) {
+        if let Err(error) = rustix::system::sethostname(name.as_bytes()) {
             self.layers.missing("hostname", error.to_string());
         }
     }

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -38,14 +38,14 @@ pub(crate) fn run() -> ExitCode {
     let Ok(control) = sys::inherit(network::CONTROL) else { return ExitCode::FAILURE };
     match prepare(&control) {
         Ok(gate) => {
-            if sockets::send_packet(control.as_raw_fd(), &[network::READY], None).is_err() {
+            if sockets::send_packet(control.as_fd(), &[network::READY], None).is_err() {
                 return ExitCode::FAILURE;
             }
             gate.serve(&control)
         }
         Err(error) => {
             // A keeper that is gone does not ask why.
-            drop(sockets::send_packet(control.as_raw_fd(), error.to_string().as_bytes(), None));
+            drop(sockets::send_packet(control.as_fd(), error.to_string().as_bytes(), None));
             ExitCode::FAILURE
         }
     }
@@ -161,18 +161,18 @@ impl GateServer {
 /// Hands over a socket for each that is asked for. An error: the keeper is gone.
 fn obey(control: &OwnedFd) -> io::Result<()> {
     let mut wanted = [0];
-    let (len, _) = sockets::receive_packet(control.as_raw_fd(), &mut wanted)?;
+    let (len, _) = sockets::receive_packet(control.as_fd(), &mut wanted)?;
     let family = match (len, wanted) {
         (1, [hand::V4]) => libc::AF_INET,
         (1, [hand::V6]) => libc::AF_INET6,
         (_, _) => return Err(io::ErrorKind::UnexpectedEof.into()),
     };
     match sockets::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK) {
-        Ok(socket) => sockets::send_packet(control.as_raw_fd(), &wanted, Some(socket.as_raw_fd())),
+        Ok(socket) => sockets::send_packet(control.as_fd(), &wanted, Some(socket.as_fd())),
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(libc::ENOBUFS);
             let [low, high, ..] = errno.to_le_bytes();
-            sockets::send_packet(control.as_raw_fd(), &[hand::NONE, wanted[0], low, high], None)
+            sockets::send_packet(control.as_fd(), &[hand::NONE, wanted[0], low, high], None)
         }
     }
 }
@@ -184,7 +184,7 @@ fn report_opened(control: &OwnedFd, (address, port): OpenedAddress) -> io::Resul
         IpAddr::V4(address) => message.extend_from_slice(&address.octets()),
         IpAddr::V6(address) => message.extend_from_slice(&address.octets()),
     }
-    sockets::send_packet(control.as_raw_fd(), &message, None)
+    sockets::send_packet(control.as_fd(), &message, None)
 }
 
 /// How messages between a keeper and its gate begin.
@@ -251,7 +251,7 @@ impl GateProxy {
 
     fn collect(&mut self) {
         // How many ended is counted below.
-        drop(sys::read(self.children.as_raw_fd(), &mut [0; size_of::<libc::signalfd_siginfo>()]));
+        drop(sys::read(self.children.as_fd(), &mut [0; size_of::<libc::signalfd_siginfo>()]));
         // SAFETY: a null status is allowed.
         while let pid @ 1.. = unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } {
             match self.refusing.iter().position(|refusing| *refusing == pid) {

@@ -6,7 +6,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use crate::gate_dns::{self, ANSWER_MAX, DnsCode, DnsQuestion};
@@ -402,7 +402,7 @@ fn dial(server: SocketAddr) -> io::Result<TcpStream> {
     let family = if server.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let socket = sockets::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK)?;
     let address = sockets::SocketAddress::from(server);
-    match sockets::connect(socket.as_raw_fd(), address.bytes()) {
+    match sockets::connect(socket.as_fd(), address.bytes()) {
         Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
         Ok(()) | Err(_) => Ok(TcpStream::from(socket)),
     }

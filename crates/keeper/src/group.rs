@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use lodge_link::{Grouping, KeeperSpec, descriptors};
@@ -89,7 +89,12 @@ impl Fence {
     fn take_groups(&self, name: &str) -> io::Result<SandboxCgroup> {
         let groups = SandboxCgroup {
             dir: sys::inherit(descriptors::CGROUP)?,
-            parent: sys::open_at(descriptors::CGROUP, c"..", libc::O_RDONLY | libc::O_DIRECTORY, 0)?,
+            parent: sys::open_at(
+                sys::numbered(descriptors::CGROUP),
+                c"..",
+                libc::O_RDONLY | libc::O_DIRECTORY,
+                0,
+            )?,
             name: CString::new(name)?,
             path: std::fs::read_link(format!("/proc/self/fd/{}", descriptors::CGROUP)).ok(),
         };
@@ -128,17 +133,13 @@ impl SandboxCgroup {
     /// Makes the cgroup of an exec. `serial` tells it from one of the same id that is not empty yet.
     pub(crate) fn make(&self, exec: &str, serial: u64) -> io::Result<ExecCgroup> {
         let name = CString::new(format!("{exec}.{serial}"))?;
-        sys::mkdir_at(self.dir.as_raw_fd(), &name, 0o755)?;
-        let opened = sys::open_at(
-            self.dir.as_raw_fd(),
-            &name,
-            libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW,
-            0,
-        );
+        sys::mkdir_at(self.dir.as_fd(), &name, 0o755)?;
+        let opened =
+            sys::open_at(self.dir.as_fd(), &name, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0);
         match opened {
             Ok(dir) => Ok(ExecCgroup { dir, name }),
             Err(error) => {
-                sys::unlink_at(self.dir.as_raw_fd(), &name, libc::AT_REMOVEDIR)?;
+                sys::unlink_at(self.dir.as_fd(), &name, libc::AT_REMOVEDIR)?;
                 Err(error)
             }
         }
@@ -151,7 +152,7 @@ impl SandboxCgroup {
 
     /// Removes the cgroup of an exec. False: something still lives in it.
     pub(crate) fn remove(&self, group: &ExecCgroup) -> bool {
-        match sys::unlink_at(self.dir.as_raw_fd(), &group.name, libc::AT_REMOVEDIR) {
+        match sys::unlink_at(self.dir.as_fd(), &group.name, libc::AT_REMOVEDIR) {
             Ok(()) => true,
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         }
@@ -159,7 +160,7 @@ impl SandboxCgroup {
 
     /// Removes the sandbox's own cgroup, once those of its execs are gone.
     pub(crate) fn remove_all(&self) -> io::Result<()> {
-        sys::unlink_at(self.parent.as_raw_fd(), &self.name, libc::AT_REMOVEDIR)
+        sys::unlink_at(self.parent.as_fd(), &self.name, libc::AT_REMOVEDIR)
     }
 }
 
@@ -189,7 +190,7 @@ impl ExecCgroup {
             let still: HashSet<i32> = self.pids()?.into_iter().collect();
             for (_, pidfd) in targets.iter().filter(|(pid, _)| still.contains(pid)) {
                 // One that ended in the meantime is what was wanted.
-                if sys::pidfd_send_signal(pidfd.as_raw_fd(), signal).is_err() {}
+                if sys::pidfd_send_signal(pidfd.as_fd(), signal).is_err() {}
             }
         }
         Ok(())
@@ -234,7 +235,7 @@ fn open_some(waiting: &mut Vec<i32>) -> io::Result<Vec<(i32, OwnedFd)>> {
 }
 
 fn open(dir: &OwnedFd, name: &CStr, flags: i32) -> io::Result<OwnedFd> {
-    sys::open_at(dir.as_raw_fd(), name, flags, 0)
+    sys::open_at(dir.as_fd(), name, flags, 0)
 }
 
 fn kill(dir: &OwnedFd) -> io::Result<()> {

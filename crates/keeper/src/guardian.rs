@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::time::Instant;
 
 use lodge_link::{ExitOutcome, ResourceUsage};
@@ -76,7 +76,7 @@ impl Guardian {
     /// `status` does not block.
     pub(crate) fn meet(pid: i32, status: OwnedFd, until: Instant) -> (Guardian, GuardianReport) {
         let mut told = [0; PID_LEN];
-        let read = sys::read_until(status.as_raw_fd(), &mut told, until);
+        let read = sys::read_until(status.as_fd(), &mut told, until);
         let (status, told, met) = match read {
             Ok(PID_LEN) => (Some(status), told.to_vec(), GuardianReport::Program(i32::from_le_bytes(told))),
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
@@ -98,16 +98,16 @@ impl Guardian {
     pub(crate) fn release(&self) {
         let Some(status) = &self.status else { return };
         // One that was killed collects nothing.
-        if sys::write(status.as_raw_fd(), &[0]).is_err() {}
+        if sys::write(status.as_fd(), &[0]).is_err() {}
     }
 
     /// Signals the program's group, also once the program itself is gone.
     pub(crate) fn signal_group(&self, main: Option<i32>, signal: i32) -> io::Result<()> {
         let (Some(pidfd), Some(main)) = (&self.main, main) else { return Ok(()) };
-        let signalled = match sys::pidfd_signal_group(pidfd.as_raw_fd(), signal) {
+        let signalled = match sys::pidfd_signal_group(pidfd.as_fd(), signal) {
             // An older kernel. The number is surely its own only while it lives.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                if sys::wait_readable(pidfd.as_raw_fd(), 0)? { Ok(()) } else { sys::kill(-main, signal) }
+                if sys::wait_readable(pidfd.as_fd(), 0)? { Ok(()) } else { sys::kill(-main, signal) }
             }
             other => other,
         };
@@ -127,7 +127,7 @@ impl Guardian {
     pub(crate) fn ending(&mut self) -> Option<ProgramEnd> {
         let mut rest = [0; PID_LEN + ENDING_LEN];
         let rest = &mut rest[self.told.len()..];
-        match sys::read(self.status.as_ref()?.as_raw_fd(), rest) {
+        match sys::read(self.status.as_ref()?.as_fd(), rest) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
             Ok(len) if len > 0 => self.told.extend_from_slice(&rest[..len]),
             // It was killed: what is left of its exec tells the rest.
@@ -146,9 +146,9 @@ impl Guardian {
 pub(crate) fn guard(main: i32, keeper: i32, status: RawFd, lock: RawFd) -> ! {
     arrange(status, lock);
     // A keeper that does not listen is dead, which is looked for below.
-    drop(sys::write(STATUS_FD, &main.to_le_bytes()));
+    drop(sys::write(sys::numbered(STATUS_FD), &main.to_le_bytes()));
     // So that the number stays the program's until the keeper holds on to it. A dead keeper is looked for below.
-    drop(sys::read(STATUS_FD, &mut [0]));
+    drop(sys::read(sys::numbered(STATUS_FD), &mut [0]));
     loop {
         reap(main);
         // SAFETY: cannot fail and touches no memory.
@@ -216,7 +216,7 @@ fn reap(main: i32) {
             };
             let message = encode(&ProgramEnd { died, usage: from_rusage(&usage) });
             // A keeper that does not listen is dead or already knows.
-            if sys::write(STATUS_FD, &message).is_err() {}
+            if sys::write(sys::numbered(STATUS_FD), &message).is_err() {}
         }
         // SAFETY: a null status is allowed, and the child waits to be collected.
         unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };

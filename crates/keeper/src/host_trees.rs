@@ -7,7 +7,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use lodge_link::Bind;
@@ -90,7 +90,7 @@ impl HostTreeMounts<'_> {
         let target = within(self.root, path);
         let read_only =
             Bind { source: path.to_owned(), target: target.clone(), read_only: true, checked: None };
-        match sys::stat(source.as_raw_fd())?.st_mode & libc::S_IFMT {
+        match sys::stat(source.as_fd())?.st_mode & libc::S_IFMT {
             libc::S_IFDIR => {
                 let place = make_target(self.root, &target, true)?;
                 match overlay(&source, self.empty, &place, self.overlays) {
@@ -240,7 +240,7 @@ mod tests {
                 0 => {
                     let seen =
                         seen_with_a_locked_mount(&base).unwrap_or_else(|error| format!("failed: {error}"));
-                    let written = sys::write(theirs.as_raw_fd(), seen.as_bytes());
+                    let written = sys::write(theirs.as_fd(), seen.as_bytes());
                     libc::_exit(i32::from(written.is_err()))
                 }
                 child => {

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -81,7 +81,7 @@ impl JobCapture {
         }
         self.look_at = seen + LOOK_EVERY_BYTES;
         // A disk that cannot be looked at is not known to be full.
-        let free = sys::free_bytes(self.dir.as_raw_fd()).ok()?;
+        let free = sys::free_bytes(self.dir.as_fd()).ok()?;
         let why = || format!("the disk has {free} bytes left, where {} are to stay free", self.keep_free);
         (free < self.keep_free).then(|| io::Error::other(why()))
     }

@@ -4,7 +4,7 @@
 //! `commands`, endings in `ends`.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -389,7 +389,7 @@ impl Keeper {
             return PipeFlow::Ended;
         };
         let Some(pipe) = &one.stdout.pipe else { return PipeFlow::Ended };
-        let len = match sys::read(pipe.as_raw_fd(), &mut chunk) {
+        let len = match sys::read(pipe.as_fd(), &mut chunk) {
             Ok(0) => {
                 one.stdout.pipe = None;
                 return PipeFlow::Ended;
@@ -480,7 +480,7 @@ impl Keeper {
     }
 
     fn check_liveness(&mut self, now: Instant) {
-        let is_vanished = sys::stat(self.dir.as_raw_fd()).is_ok_and(|stat| stat.st_nlink == 0);
+        let is_vanished = sys::stat(self.dir.as_fd()).is_ok_and(|stat| stat.st_nlink == 0);
         if is_vanished {
             self.log.say("its directory vanished");
             self.end(Duration::ZERO, now);

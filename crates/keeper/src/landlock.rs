@@ -7,7 +7,7 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
 use crate::layers::Layers;
@@ -258,7 +258,7 @@ fn ruleset(abi: i64, readable: &[&str], writable: &[PathBuf], own: &[KeeperDir<'
 }
 
 fn allow(ruleset: &OwnedFd, place: &OwnedFd, rights: u64) -> io::Result<()> {
-    let is_dir = sys::stat(place.as_raw_fd())?.st_mode & libc::S_IFMT == libc::S_IFDIR;
+    let is_dir = sys::stat(place.as_fd())?.st_mode & libc::S_IFMT == libc::S_IFDIR;
     let allowed = if is_dir { rights } else { rights & FILE_RIGHTS };
     let rule = PathBeneath { allowed, parent: place.as_raw_fd() };
     let (fd, kind) = (ruleset.as_raw_fd(), RULE_PATH_BENEATH);

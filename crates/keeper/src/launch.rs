@@ -5,7 +5,7 @@
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -15,6 +15,9 @@ use lodge_link::{
     CGROUP_FILE, EXIT_FAILED, EXIT_HELD, Grouping, KeeperSpec, LOCK_FILE, PID_FILE, SOCKET_FILE, descriptors,
     limits, ready,
 };
+
+use rustix::fs::Mode;
+use rustix::process::umask;
 
 use crate::bounds;
 use crate::confine;
@@ -101,8 +104,8 @@ fn serve(ready: &File) -> Result<(), LaunchError> {
         0 => {}
         _child => return Ok(()),
     }
-    // SAFETY: touches no memory; a fresh child never leads a session, so it cannot fail.
-    unsafe { libc::setsid() };
+    // A fresh child never leads a session, so it cannot fail.
+    rustix::process::setsid().map_err(io::Error::from).during("lead a session")?;
 
     let host_pid = record_pid(&dir);
     record_cgroup(&dir, &spec.grouping).during("record the cgroup")?;
@@ -134,12 +137,12 @@ fn close_ready(ready: &File) {
 fn take_lock(dir: &OwnedFd) -> Result<OwnedFd, LaunchError> {
     let name = c_name(LOCK_FILE);
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_NOFOLLOW;
-    let lock = sys::open_at(dir.as_raw_fd(), &name, flags, 0o600).during("open the lock")?;
+    let lock = sys::open_at(dir.as_fd(), &name, flags, 0o600).during("open the lock")?;
     if !sys::try_lock(lock.as_raw_fd()).during("take the lock")? {
         return Err(LaunchError::Held);
     }
     // A lock that was removed between opening and taking it guards nothing.
-    let stat = sys::stat(lock.as_raw_fd()).during("inspect the lock")?;
+    let stat = sys::stat(lock.as_fd()).during("inspect the lock")?;
     if stat.st_nlink == 0 {
         return Err(LaunchError::Held);
     }
@@ -158,8 +161,7 @@ fn read_spec(file: File) -> Result<KeeperSpec, LaunchError> {
 
 /// A killed keeper releases its lock a moment before the kernel has killed its tree.
 fn await_old_tree(dir: &OwnedFd) {
-    let Ok(fd) = sys::open_at(dir.as_raw_fd(), &c_name(PID_FILE), libc::O_RDONLY | libc::O_NOFOLLOW, 0)
-    else {
+    let Ok(fd) = sys::open_at(dir.as_fd(), &c_name(PID_FILE), libc::O_RDONLY | libc::O_NOFOLLOW, 0) else {
         return;
     };
     let mut text = String::new();
@@ -175,7 +177,7 @@ fn await_old_tree(dir: &OwnedFd) {
     let Ok(pidfd) = sys::pidfd_open(pid) else { return };
     let is_same = tree::process(pid).is_some_and(|process| process.start == start);
     // A timeout is not fatal: it is a process stuck in the kernel, which nothing here could end.
-    if is_same && sys::wait_readable(pidfd.as_raw_fd(), OLD_TREE_WITHIN_MS).is_err() {}
+    if is_same && sys::wait_readable(pidfd.as_fd(), OLD_TREE_WITHIN_MS).is_err() {}
 }
 
 /// Leaves everything behind that was inherited and is not meant.
@@ -198,7 +200,7 @@ fn settle_process() -> io::Result<()> {
         sys::check(libc::setrlimit(libc::RLIMIT_CORE, &none))?;
     }
     std::env::set_current_dir("/")?;
-    let null = sys::open_at(libc::AT_FDCWD, c"/dev/null", libc::O_RDWR, 0)?;
+    let null = sys::open_at(rustix::fs::CWD, c"/dev/null", libc::O_RDWR, 0)?;
     for stdio in 0..3 {
         // SAFETY: both descriptors are open; nothing in this process owns the standard ones.
         sys::check(unsafe { libc::dup2(null.as_raw_fd(), stdio) })?;
@@ -227,23 +229,21 @@ fn record_cgroup(dir: &OwnedFd, grouping: &Grouping) -> io::Result<()> {
 /// Puts a small file in its place, whole or not at all.
 pub(crate) fn put_file(dir: &OwnedFd, name: &str, temporary: &CStr, bytes: &[u8]) -> io::Result<()> {
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_NOFOLLOW;
-    let fd = sys::open_at(dir.as_raw_fd(), temporary, flags, 0o600)?;
+    let fd = sys::open_at(dir.as_fd(), temporary, flags, 0o600)?;
     File::from(fd).write_all(bytes)?;
-    sys::rename_at(dir.as_raw_fd(), temporary, &c_name(name))
+    sys::rename_at(dir.as_fd(), temporary, &c_name(name))
 }
 
 /// Binds through the descriptor, because socket paths are limited to 108 bytes.
 fn listen(dir: &OwnedFd) -> io::Result<UnixListener> {
-    match sys::unlink_at(dir.as_raw_fd(), &c_name(SOCKET_FILE), 0) {
+    match sys::unlink_at(dir.as_fd(), &c_name(SOCKET_FILE), 0) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
-    // SAFETY: touches no memory and cannot fail.
-    unsafe { libc::umask(0o177) };
+    umask(Mode::from_bits_retain(0o177));
     let bound = UnixListener::bind(format!("/proc/self/fd/{}/{SOCKET_FILE}", dir.as_raw_fd()));
-    // SAFETY: as above.
-    unsafe { libc::umask(0o022) };
+    umask(Mode::from_bits_retain(0o022));
     let listener = bound?;
     listener.set_nonblocking(true)?;
     Ok(listener)

@@ -191,10 +191,8 @@ mod tests {
 
     #[test]
     fn a_file_of_memory_counts_once_by_what_is_in_it() {
-        // SAFETY: the name is a C string, and the descriptor is new.
-        let file = unsafe { libc::memfd_create(c"counted".as_ptr(), libc::MFD_CLOEXEC) };
-        // SAFETY: as above.
-        let mut file = unsafe { <std::fs::File as std::os::fd::FromRawFd>::from_raw_fd(file) };
+        let file = rustix::fs::memfd_create(c"counted", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let mut file = std::fs::File::from(file);
         let again = file.try_clone().unwrap();
         let own = [std::process::id().cast_signed()];
         file.set_len(1 << 40).unwrap();

@@ -7,7 +7,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use crate::notify_epoll::read_bounded;
 use crate::sockets;
@@ -66,7 +66,7 @@ impl LocalPorts {
                 continue;
             }
             let address = sockets::SocketAddress::for_socket(socket, SocketAddr::new(source, self.0[at]))?;
-            match sockets::bind(socket.as_raw_fd(), address.bytes()) {
+            match sockets::bind(socket.as_fd(), address.bytes()) {
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EADDRINUSE | libc::EACCES)) => {}
                 other => return other,
             }

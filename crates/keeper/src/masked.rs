@@ -146,7 +146,7 @@ fn close_other_way(bind: &Bind, source: &OwnedFd, masked: &[PathBuf]) -> io::Res
 /// The part of the agent's root that it uses for a while.
 fn open_temporary(root: &Path) -> Option<OwnedFd> {
     let path = sys::c_string(root.join("tmp").as_os_str()).ok()?;
-    sys::open_at(libc::AT_FDCWD, &path, libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0).ok()
+    sys::open_at(rustix::fs::CWD, &path, libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0).ok()
 }
 
 /// Lays the sandbox's own directory over one that all of the host share, or an empty one where there is none.

@@ -52,8 +52,7 @@ fn cover(state_dir: &Path) -> PathBuf {
 
 /// The home of the user who runs the daemon, wherever it lies. One that is not his own is a place of the host's.
 fn own_home() -> Option<PathBuf> {
-    // SAFETY: cannot fail and touches no memory.
-    let uid = unsafe { libc::geteuid() };
+    let uid = rustix::process::geteuid().as_raw();
     let home = home_in(&std::fs::read_to_string("/etc/passwd").ok()?, uid)?;
     home.metadata().is_ok_and(|meta| meta.uid() == uid).then_some(home)
 }

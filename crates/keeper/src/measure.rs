@@ -6,7 +6,7 @@
 
 use std::ffi::{CStr, OsStr};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -63,7 +63,7 @@ impl RootMeasurement {
         now: Instant,
     ) -> io::Result<RootMeasurement> {
         let (answer, theirs) = sys::pipe()?;
-        sys::set_nonblocking(answer.as_raw_fd())?;
+        sys::set_nonblocking(answer.as_fd())?;
         let pid = sys::fork()?;
         if pid == 0 {
             // SAFETY: the name is a C string, and no other memory is passed; a priority that cannot be lowered is what it was.
@@ -76,7 +76,7 @@ impl RootMeasurement {
             let used = used.and_then(|used| Ok(used.saturating_add(output_bytes(dir)?)));
             let bytes = used.unwrap_or(u64::MAX);
             // Nobody may be left to hear it; either way there is nothing more to do.
-            let told = sys::write(theirs.as_raw_fd(), &bytes.to_le_bytes());
+            let told = sys::write(theirs.as_fd(), &bytes.to_le_bytes());
             // SAFETY: ends the child at once.
             unsafe { libc::_exit(i32::from(told.is_err())) }
         }
@@ -86,7 +86,7 @@ impl RootMeasurement {
     /// The answer, if there is one by now. An error is all that will come.
     pub(crate) fn answer(&self) -> io::Result<Option<u64>> {
         let mut bytes = [0; 8];
-        match sys::read(self.answer.as_raw_fd(), &mut bytes) {
+        match sys::read(self.answer.as_fd(), &mut bytes) {
             Ok(8) => Ok(Some(u64::from_le_bytes(bytes))),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Ok(_) => Err(io::Error::other("the one who counts was killed")),
@@ -104,7 +104,7 @@ impl RootMeasurement {
 fn used_bytes(root: &Path, namespaces: Namespaces) -> io::Result<u64> {
     let root = sys::c_string(root.as_os_str())?;
     let top = enter(libc::AT_FDCWD, &root)?.ok_or(io::ErrorKind::NotFound)?;
-    let device = sys::stat(top.fd())?.st_dev;
+    let device = sys::stat(sys::numbered(top.fd()))?.st_dev;
     let own = stat_entry(top.fd(), c"")?;
     let named = walk(top, own.mount)?.saturating_add(own.bytes);
     Ok(match namespaces {
@@ -169,7 +169,7 @@ fn stat_entry(dir: RawFd, name: &CStr) -> io::Result<DirEntryStat> {
 /// Opens a directory to be read, also one that its owner may not look into at the moment. None: it is gone, or somebody
 /// else's.
 fn enter(dir: RawFd, name: &CStr) -> io::Result<Option<DirReader>> {
-    match sys::open_at(dir, name, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0) {
+    match sys::open_at(sys::numbered(dir), name, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0) {
         Ok(inner) if may_look_into(inner.as_raw_fd()) => DirReader::new(inner).map(Some),
         Err(error) if error.raw_os_error() != Some(libc::EACCES) => Ok(None),
         Ok(_) | Err(_) => enter_closed(dir, name),
@@ -178,8 +178,8 @@ fn enter(dir: RawFd, name: &CStr) -> io::Result<Option<DirReader>> {
 
 fn enter_closed(dir: RawFd, name: &CStr) -> io::Result<Option<DirReader>> {
     let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
-    let Ok(path) = sys::open_at(dir, name, flags, 0) else { return Ok(None) };
-    let mode = sys::stat(path.as_raw_fd())?.st_mode & 0o7777;
+    let Ok(path) = sys::open_at(sys::numbered(dir), name, flags, 0) else { return Ok(None) };
+    let mode = sys::stat(path.as_fd())?.st_mode & 0o7777;
     // By the descriptor: its owner may put a link to something else in its place meanwhile.
     let itself = fd_path(&path);
     // SAFETY: the path is a C string that outlives the call.
@@ -187,7 +187,7 @@ fn enter_closed(dir: RawFd, name: &CStr) -> io::Result<Option<DirReader>> {
     if set(mode | OWNER_LOOKS).is_err() {
         return Ok(None);
     }
-    let opened = sys::open_at(libc::AT_FDCWD, &itself, libc::O_RDONLY | libc::O_DIRECTORY, 0);
+    let opened = sys::open_at(rustix::fs::CWD, &itself, libc::O_RDONLY | libc::O_DIRECTORY, 0);
     match opened.and_then(DirReader::new) {
         Ok(mut reading) => {
             reading.closed = Some(mode);

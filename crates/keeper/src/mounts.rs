@@ -4,7 +4,7 @@
 
 use std::ffi::{CStr, OsString};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
@@ -59,31 +59,20 @@ pub(crate) fn make_private() -> io::Result<()> {
 /// Makes the mount at `path` the root of this mount namespace, and lets go of the old one.
 pub(crate) fn pivot(path: &Path) -> io::Result<()> {
     std::env::set_current_dir(path)?;
-    let here = c".";
-    // SAFETY: the path is a C string that outlives both calls.
-    unsafe {
-        sys::check_long(libc::syscall(libc::SYS_pivot_root, here.as_ptr(), here.as_ptr()))?;
-        // The old root lies over the new one at the same place.
-        sys::check(libc::umount2(here.as_ptr(), libc::MNT_DETACH))?;
-    }
+    rustix::process::pivot_root(c".", c".")?;
+    // The old root lies over the new one at the same place.
+    rustix::mount::unmount(c".", rustix::mount::UnmountFlags::DETACH)?;
     std::env::set_current_dir("/")
 }
 
 /// A mount of its own of an open directory, attached nowhere: `..` from its top leads nowhere else.
-pub(crate) fn clone_dir(dir: RawFd) -> io::Result<OwnedFd> {
-    const OPEN_TREE_CLONE: libc::c_uint = 1;
-    const AT_RECURSIVE: libc::c_uint = 0x8000;
-    let flags = OPEN_TREE_CLONE
-        | AT_RECURSIVE
-        | libc::O_CLOEXEC as libc::c_uint
-        | libc::AT_EMPTY_PATH as libc::c_uint;
-    // SAFETY: the path is a C string that outlives the call; the result is a new descriptor.
-    let tree = unsafe {
-        let fd = sys::check_long(libc::syscall(libc::SYS_open_tree, dir, c"".as_ptr(), flags))?;
-        OwnedFd::from_raw_fd(fd as RawFd)
-    };
+pub(crate) fn clone_dir(dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    use rustix::mount::{OpenTreeFlags as Flags, open_tree};
+    let flags =
+        Flags::OPEN_TREE_CLONE | Flags::AT_RECURSIVE | Flags::OPEN_TREE_CLOEXEC | Flags::AT_EMPTY_PATH;
+    let tree = open_tree(dir, c"", flags)?;
     // The one above can only be referred to, not read.
-    sys::open_at(tree.as_raw_fd(), c".", libc::O_RDONLY | libc::O_DIRECTORY, 0)
+    sys::open_at(tree.as_fd(), c".", libc::O_RDONLY | libc::O_DIRECTORY, 0)
 }
 
 /// Mount points at and beneath `top`, from the text of a `mountinfo`.
@@ -139,8 +128,7 @@ fn unescaped(text: &[u8]) -> PathBuf {
 /// Enters a user and a mount namespace: mounts that were there before are locked in it.
 #[cfg(test)]
 pub(crate) fn enter_own() -> io::Result<()> {
-    // SAFETY: these touch no memory.
-    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     // SAFETY: no memory is passed.
     sys::check(unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) })?;
     std::fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;

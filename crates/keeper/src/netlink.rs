@@ -4,7 +4,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use crate::sockets;
 use crate::sys;
@@ -94,7 +94,7 @@ impl RouteSocket {
         message.extend_from_slice(&self.serial.to_ne_bytes());
         message.extend_from_slice(&0u32.to_ne_bytes());
         message.extend_from_slice(body);
-        sys::write(self.socket.as_raw_fd(), &message)?;
+        sys::write(self.socket.as_fd(), &message)?;
         let mut answer = vec![0; ANSWER_MAX];
         loop {
             let len = receive(self.socket.as_raw_fd(), &mut answer)?;

@@ -7,7 +7,7 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -364,13 +364,13 @@ fn hand_over(control: &OwnedFd, proxy: Option<&ProxyListeners>, rules: &NetworkR
     let uid = if sys::is_root() { GATE_UID.to_string() } else { "-".to_owned() };
     let text = [&uid, rules.reach().word()].into_iter().chain(rules.list().split(' '));
     let text = text.collect::<Vec<_>>().join("\n");
-    let socket = control.as_raw_fd();
-    sockets::send_packet(socket, &[part::DATAGRAMS], Some(datagrams.as_raw_fd()))?;
-    sockets::send_packet(socket, &[part::STREAMS], Some(streams.as_raw_fd()))?;
+    let socket = control.as_fd();
+    sockets::send_packet(socket, &[part::DATAGRAMS], Some(datagrams.as_fd()))?;
+    sockets::send_packet(socket, &[part::STREAMS], Some(streams.as_fd()))?;
     if let Some(ProxyListeners { proxy, loopback }) = proxy {
-        sockets::send_packet(socket, &[part::PROXY], Some(proxy.as_raw_fd()))?;
+        sockets::send_packet(socket, &[part::PROXY], Some(proxy.as_fd()))?;
         for listener in loopback {
-            sockets::send_packet(socket, &[part::LOOPBACK], Some(listener.as_raw_fd()))?;
+            sockets::send_packet(socket, &[part::LOOPBACK], Some(listener.as_fd()))?;
         }
     }
     sockets::send_packet(socket, &[&[part::RULES], text.as_bytes()].concat(), None)?;
@@ -411,7 +411,7 @@ pub(crate) fn receive(control: &OwnedFd) -> io::Result<GateSetup> {
     let (mut datagrams, mut streams, mut proxy, mut loopback) = (None, None, None, Vec::new());
     let mut message = vec![0; limits::SPEC_MAX];
     let text = loop {
-        let (len, fd) = sockets::receive_packet(control.as_raw_fd(), &mut message)?;
+        let (len, fd) = sockets::receive_packet(control.as_fd(), &mut message)?;
         match (&message[..len], fd) {
             ([part::DATAGRAMS], Some(fd)) => datagrams = Some(UdpSocket::from(fd)),
             ([part::STREAMS], Some(fd)) => streams = Some(TcpListener::from(fd)),
@@ -445,7 +445,7 @@ pub(crate) fn receive(control: &OwnedFd) -> io::Result<GateSetup> {
 pub(crate) fn write_resolver(dir: &OwnedFd) -> io::Result<PathBuf> {
     let name = sys::c_string(RESOLVER_FILE.as_ref())?;
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_NOFOLLOW;
-    let mut file = File::from(sys::open_at(dir.as_raw_fd(), &name, flags, 0o644)?);
+    let mut file = File::from(sys::open_at(dir.as_fd(), &name, flags, 0o644)?);
     file.write_all(RESOLVER.as_bytes())?;
     file.set_permissions(PermissionsExt::from_mode(0o644))?;
     Ok(std::fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd()))?.join(RESOLVER_FILE))

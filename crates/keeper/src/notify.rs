@@ -305,6 +305,7 @@ fn has_call(listener: &OwnedFd) -> bool {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::os::fd::AsFd;
 
     use super::*;
     use crate::gate_rules::{DefaultReach, NetworkRules};
@@ -399,7 +400,7 @@ mod tests {
             until: None,
         };
         supervisor.wait((1, CALL), stage, None);
-        sockets::send_packet(gate.as_raw_fd(), &[crate::gate::hand::V4], Some(ours.as_raw_fd())).unwrap();
+        sockets::send_packet(gate.as_fd(), &[crate::gate::hand::V4], Some(ours.as_fd())).unwrap();
         drop(ours);
         supervisor.receive_sockets();
         assert_eq!(supervisor.waiting.len(), 0);

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use crate::notify_sys::{self, SupervisedSyscall};
 use crate::sockets;
@@ -87,7 +87,7 @@ impl SyscallAddress {
 impl SocketKind {
     /// `own` is what sockets of the sandbox's own network are known by.
     pub(crate) fn of(socket: &OwnedFd, own: u64) -> io::Result<SocketKind> {
-        let option = |name| sockets::socket_option::<i32>(socket.as_raw_fd(), libc::SOL_SOCKET, name);
+        let option = |name| sockets::socket_option::<i32>(socket.as_fd(), libc::SOL_SOCKET, name);
         let family = match option(libc::SO_DOMAIN)? {
             libc::AF_INET => AddressFamily::V4,
             libc::AF_INET6 => AddressFamily::V6,

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::time::Instant;
 
 use crate::confine::{self, ExecUser};
@@ -85,7 +85,7 @@ impl Supervisor {
             (libc::SYS_connect | libc::SYS_bind, SocketKind::Other) => Ok(Some(SyscallAnswer::Continue)),
             (libc::SYS_bind, SocketKind::Own(_)) => {
                 let address = self.address(listener, &call)?;
-                Ok(Some(sockets::bind(theirs.as_raw_fd(), address.bytes()).into()))
+                Ok(Some(sockets::bind(theirs.as_fd(), address.bytes()).into()))
             }
             (libc::SYS_listen, SocketKind::Own(_) | SocketKind::Other) => {
                 self.check_waits(listener, &call)?;
@@ -125,7 +125,7 @@ impl Supervisor {
         let (to, port) = match address.leads(family)? {
             AddressTarget::To(to, port) => (to, port),
             AddressTarget::Away => {
-                return Ok(Some(sockets::connect(theirs.as_raw_fd(), address.bytes()).into()));
+                return Ok(Some(sockets::connect(theirs.as_fd(), address.bytes()).into()));
             }
         };
         let until = give_up_at(&theirs);
@@ -201,7 +201,7 @@ impl Supervisor {
 
     /// What a socket that was handed in before answers by itself, as the kernel would.
     fn connected_before(&mut self, theirs: &OwnedFd) -> io::Result<SocketHistory> {
-        let fd = theirs.as_raw_fd();
+        let fd = theirs.as_fd();
         Ok(match state(theirs)? {
             CLOSE => match sockets::socket_option::<i32>(fd, libc::SOL_SOCKET, libc::SO_ERROR)? {
                 0 => SocketHistory::Nothing,
@@ -232,7 +232,7 @@ impl Supervisor {
         address: &SyscallAddress,
         until: Option<Instant>,
     ) -> io::Result<Option<SyscallAnswer>> {
-        let fd = theirs.as_raw_fd();
+        let fd = theirs.as_fd();
         if !is_blocking(&theirs)? {
             return Ok(Some(sockets::connect(fd, address.bytes()).into()));
         }
@@ -284,7 +284,7 @@ impl Supervisor {
             return Ok(Some(SyscallAnswer::Error(libc::EISCONN)));
         }
         notify_options::copy(&theirs, &ours);
-        let connected = sockets::connect(ours.as_raw_fd(), address.bytes());
+        let connected = sockets::connect(ours.as_fd(), address.bytes());
         let is_under_way = match connected.as_ref().map_err(io::Error::raw_os_error) {
             Ok(()) => false,
             Err(Some(libc::EINPROGRESS)) => true,
@@ -332,8 +332,8 @@ impl Supervisor {
         theirs: OwnedFd,
         ours: &OwnedFd,
     ) -> io::Result<SocketReplacement> {
-        let flags = sys::flags_of(theirs.as_raw_fd())? & libc::O_NONBLOCK;
-        sys::set_flags(ours.as_raw_fd(), flags)?;
+        let flags = sys::flags_of(theirs.as_fd())? & libc::O_NONBLOCK;
+        sys::set_flags(ours.as_fd(), flags)?;
         // One that waits in the call itself is not watched by it at the same time.
         let watched = if flags & libc::O_NONBLOCK != 0 {
             let process = notify_sys::open_thread(call.thread)?;
@@ -431,7 +431,7 @@ impl Supervisor {
         if !self.still_waits(listener, &call) {
             return;
         }
-        match sockets::socket_option::<i32>(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ERROR) {
+        match sockets::socket_option::<i32>(socket.as_fd(), libc::SOL_SOCKET, libc::SO_ERROR) {
             Ok(0) => {
                 if self.answer(listener, &call, SyscallAnswer::Done) {
                     // One that cannot be asked what it is was not remembered.
@@ -453,12 +453,12 @@ impl Supervisor {
 
     /// Lets a program's socket listen. Peers of one that is a file see who did that, so it is the program's user.
     fn listen(&self, theirs: &OwnedFd, backlog: i32) -> io::Result<()> {
-        let domain: i32 = sockets::socket_option(theirs.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN)?;
+        let domain: i32 = sockets::socket_option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN)?;
         match self.user {
             ExecUser::Own(uid) if domain == libc::AF_UNIX => {
-                confine::as_user(uid, || sockets::listen(theirs.as_raw_fd(), backlog))?
+                confine::as_user(uid, || sockets::listen(theirs.as_fd(), backlog))?
             }
-            ExecUser::Own(_) | ExecUser::Keeper => sockets::listen(theirs.as_raw_fd(), backlog),
+            ExecUser::Own(_) | ExecUser::Keeper => sockets::listen(theirs.as_fd(), backlog),
         }
     }
 }
@@ -474,16 +474,16 @@ fn own_socket(family: AddressFamily) -> io::Result<OwnedFd> {
 
 /// Of TCP: [`CLOSE`] as long as it is neither connected nor listens.
 fn state(socket: &OwnedFd) -> io::Result<u8> {
-    sockets::socket_option(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)
+    sockets::socket_option(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)
 }
 
 fn is_blocking(socket: &OwnedFd) -> io::Result<bool> {
-    Ok(sys::flags_of(socket.as_raw_fd())? & libc::O_NONBLOCK == 0)
+    Ok(sys::flags_of(socket.as_fd())? & libc::O_NONBLOCK == 0)
 }
 
 /// What a socket is known by for as long as it lives.
 fn cookie(socket: &OwnedFd) -> io::Result<u64> {
-    sockets::socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, SO_COOKIE)
+    sockets::socket_option(socket.as_fd(), libc::SOL_SOCKET, SO_COOKIE)
 }
 
 fn give_up_at(theirs: &OwnedFd) -> Option<Instant> {

@@ -1,6 +1,6 @@
 //! What a program set on its socket, for the one that takes its place.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::sockets;
 
@@ -44,7 +44,7 @@ struct SocketLinger {
 
 /// Sets on `ours` what a program set on `theirs`, except how long closing waits. What cannot be set here would not have changed where it leads.
 pub(crate) fn copy(theirs: &OwnedFd, ours: &OwnedFd) {
-    let (from, to) = (theirs.as_raw_fd(), ours.as_raw_fd());
+    let (from, to) = (theirs.as_fd(), ours.as_fd());
     for (level, name) in NUMBERS {
         copy_one::<i32>(from, to, level, name);
     }
@@ -64,21 +64,25 @@ pub(crate) fn copy(theirs: &OwnedFd, ours: &OwnedFd) {
 
 /// As [`copy`], for how long closing waits.
 pub(crate) fn copy_linger(theirs: &OwnedFd, ours: &OwnedFd) {
-    copy_one::<SocketLinger>(theirs.as_raw_fd(), ours.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER);
+    copy_one::<SocketLinger>(theirs.as_fd(), ours.as_fd(), libc::SOL_SOCKET, libc::SO_LINGER);
 }
 
 /// After how long a call that sends gives up, if it does.
 pub(crate) fn send_timeout(socket: &OwnedFd) -> Option<std::time::Duration> {
     let time =
-        sockets::socket_option::<SocketTimeout>(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDTIMEO)
-            .ok()?;
+        sockets::socket_option::<SocketTimeout>(socket.as_fd(), libc::SOL_SOCKET, libc::SO_SNDTIMEO).ok()?;
     let seconds = u64::try_from(time.seconds).ok()?;
     let micros = u64::try_from(time.micros).ok()?;
     let whole = std::time::Duration::from_secs(seconds) + std::time::Duration::from_micros(micros);
     (!whole.is_zero()).then_some(whole)
 }
 
-fn copy_one<T: Copy + Default + PartialEq>(from: RawFd, to: RawFd, level: libc::c_int, name: libc::c_int) {
+fn copy_one<T: Copy + Default + PartialEq>(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+) {
     let (Ok(theirs), Ok(ours)) =
         (sockets::socket_option::<T>(from, level, name), sockets::socket_option::<T>(to, level, name))
     else {
@@ -99,16 +103,16 @@ mod tests {
     fn what_was_set_on_one_socket_is_set_on_the_other() {
         let [theirs, ours] = [0, 1].map(|_| OwnedFd::from(TcpListener::bind(("127.0.0.1", 0)).unwrap()));
         let set = |level, name, value: i32| {
-            sockets::set_socket_option(theirs.as_raw_fd(), level, name, &value).unwrap()
+            sockets::set_socket_option(theirs.as_fd(), level, name, &value).unwrap()
         };
         set(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
         set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
         set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 77);
         set(libc::SOL_SOCKET, libc::SO_RCVBUF, 50_000);
         let time = SocketTimeout { seconds: 3, micros: 0 };
-        sockets::set_socket_option(theirs.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDTIMEO, &time).unwrap();
+        sockets::set_socket_option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_SNDTIMEO, &time).unwrap();
         copy(&theirs, &ours);
-        let get = |level, name| sockets::socket_option::<i32>(ours.as_raw_fd(), level, name).unwrap();
+        let get = |level, name| sockets::socket_option::<i32>(ours.as_fd(), level, name).unwrap();
         assert_eq!(get(libc::IPPROTO_TCP, libc::TCP_NODELAY), 1);
         assert_eq!(get(libc::SOL_SOCKET, libc::SO_KEEPALIVE), 1);
         assert_eq!(get(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE), 77);

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use crate::notify_sys::{self, SyscallAnswer};
@@ -60,22 +60,22 @@ fn make_call(keeper: &OwnedFd, socket: &OwnedFd) {
     // SAFETY: no memory is passed.
     let restricted = sys::check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) });
     let said = match restricted.and_then(|_| seccomp_network::supervise()) {
-        Ok(calls) => sockets::send_packet(keeper.as_raw_fd(), &[GIVES_CALLS], Some(calls.as_raw_fd())),
+        Ok(calls) => sockets::send_packet(keeper.as_fd(), &[GIVES_CALLS], Some(calls.as_fd())),
         Err(error) => {
             let errno = error.raw_os_error().unwrap_or(libc::EIO).to_le_bytes();
-            sockets::send_packet(keeper.as_raw_fd(), &[&[REFUSED], &errno[..]].concat(), None)
+            sockets::send_packet(keeper.as_fd(), &[&[REFUSED], &errno[..]].concat(), None)
         }
     };
     if said.is_err() {
         return;
     }
     let address = trial_address();
-    let connected = sockets::connect(socket.as_raw_fd(), address.bytes());
-    let kind = sockets::socket_option::<i32>(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_TYPE);
+    let connected = sockets::connect(socket.as_fd(), address.bytes());
+    let kind = sockets::socket_option::<i32>(socket.as_fd(), libc::SOL_SOCKET, libc::SO_TYPE);
     let is_replaced = kind.is_ok_and(|kind| kind == libc::SOCK_DGRAM);
     if connected.is_err_and(|error| error.raw_os_error() == Some(TRIAL_ERRNO)) && is_replaced {
         // A keeper that does not hear it says so itself.
-        drop(sockets::send_packet(keeper.as_raw_fd(), &[ANSWERED], None));
+        drop(sockets::send_packet(keeper.as_fd(), &[ANSWERED], None));
     }
 }
 
@@ -99,7 +99,7 @@ fn answer_call(child: &OwnedFd, pid: i32, replacement: &OwnedFd) -> Result<(), T
         // It ended early, or there was no room for its descriptor.
         (_, _) => return Err(TrialError::not_tried("the process that was to try calls failed")),
     };
-    if !sys::wait_readable(calls.as_raw_fd(), within_ms())? {
+    if !sys::wait_readable(calls.as_fd(), within_ms())? {
         return Err(TrialError::not_tried("a call of a program was not reported in time"));
     }
     let call = notify_sys::receive(&calls).map_err(TrialError::during("take a call of a program"))?;
@@ -130,8 +130,8 @@ fn answer_call(child: &OwnedFd, pid: i32, replacement: &OwnedFd) -> Result<(), T
 }
 
 fn receive(socket: &OwnedFd, message: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-    match sys::wait_readable(socket.as_raw_fd(), within_ms())? {
-        true => sockets::receive_packet(socket.as_raw_fd(), message),
+    match sys::wait_readable(socket.as_fd(), within_ms())? {
+        true => sockets::receive_packet(socket.as_fd(), message),
         false => Err(io::ErrorKind::TimedOut.into()),
     }
 }
@@ -143,6 +143,7 @@ fn within_ms() -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
 
     const CAN: &str = "it can";
     const NOT_TRIED: &str = "not tried: ";
@@ -164,13 +165,13 @@ mod tests {
                 Err(TrialError::Refused(error)) => error.to_string(),
                 Err(TrialError::NotTried(error)) => format!("{NOT_TRIED}{error}"),
             };
-            drop(sockets::send_packet(theirs.as_raw_fd(), said.as_bytes(), None));
+            drop(sockets::send_packet(theirs.as_fd(), said.as_bytes(), None));
             // SAFETY: this is the child, of which nothing has to be kept.
             unsafe { libc::_exit(0) }
         }
         drop(theirs);
         let mut said = [0; 512];
-        let (len, _) = sockets::receive_packet(ours.as_raw_fd(), &mut said).unwrap();
+        let (len, _) = sockets::receive_packet(ours.as_fd(), &mut said).unwrap();
         // SAFETY: a null status is allowed.
         unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
         String::from_utf8_lossy(&said[..len]).into_owned()

@@ -3,7 +3,7 @@
 //! Owns: the structures and numbers of seccomp's notifications, and what is fetched from the caller. Never: a decision.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::sockets;
 use crate::sys;
@@ -83,7 +83,7 @@ pub(crate) fn own_cookie() -> io::Result<u64> {
 }
 
 pub(crate) fn cookie(socket: &OwnedFd) -> io::Result<u64> {
-    sockets::socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE)
+    sockets::socket_option(socket.as_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE)
 }
 
 /// Lets the answering process run on the caller's processor, which is faster. Optional on older kernels.

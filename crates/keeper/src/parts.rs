@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::rc::Rc;
 
 use lodge_link::segment_name;
@@ -139,7 +139,7 @@ impl StreamFiles {
 
     fn unlink(&self, base: u64) -> io::Result<()> {
         let name = sys::c_string(segment_name(self.name, base).as_ref())?;
-        match sys::unlink_at(self.dir.as_raw_fd(), &name, 0) {
+        match sys::unlink_at(self.dir.as_fd(), &name, 0) {
             Ok(()) => Ok(()),
             // The process that stored it elsewhere removed it.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -191,8 +191,8 @@ mod tests {
     /// Has these bytes captured from a pipe, all at once.
     fn capture(captured: &mut StreamCapture, bytes: &[u8]) -> PipeFlow {
         let (ours, theirs) = sys::pipe().unwrap();
-        sys::set_nonblocking(ours.as_raw_fd()).unwrap();
-        assert_eq!(sys::write(theirs.as_raw_fd(), bytes).unwrap(), bytes.len());
+        sys::set_nonblocking(ours.as_fd()).unwrap();
+        assert_eq!(sys::write(theirs.as_fd(), bytes).unwrap(), bytes.len());
         drop(theirs);
         captured.pipe = Some(ours);
         let ways = SplicePipes::open().unwrap();

@@ -11,7 +11,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use crate::bpf::{answer, jump, statement};
 use crate::confine;
@@ -140,17 +140,17 @@ fn filter_for(peer: SocketAddr) -> Vec<libc::sock_filter> {
 
 fn attach_locked(socket: &OwnedFd, peer: SocketAddr) -> io::Result<()> {
     attach(socket, filter_for(peer))?;
-    sockets::set_socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LOCK_FILTER, &1i32)
+    sockets::set_socket_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_LOCK_FILTER, &1i32)
 }
 
 fn attach(socket: &OwnedFd, mut code: Vec<libc::sock_filter>) -> io::Result<()> {
     let len = libc::c_ushort::try_from(code.len()).map_err(io::Error::other)?;
     let program = libc::sock_fprog { len, filter: code.as_mut_ptr() };
-    sockets::set_socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+    sockets::set_socket_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
 
 fn detach(socket: &OwnedFd) -> io::Result<()> {
-    sockets::set_socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0i32)
+    sockets::set_socket_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0i32)
 }
 
 #[cfg(test)]
@@ -249,24 +249,24 @@ mod tests {
         filter.restrict(&socket, peer.local_addr().unwrap(), &mut RouteSocket::open().unwrap()).unwrap();
         let connect = |to: &TcpListener| {
             let address = sockets::SocketAddress::from(to.local_addr().unwrap());
-            sockets::connect(socket.as_raw_fd(), address.bytes())
+            sockets::connect(socket.as_fd(), address.bytes())
         };
-        let reset = || sockets::connect(socket.as_raw_fd(), &[0; 16]).unwrap();
+        let reset = || sockets::connect(socket.as_fd(), &[0; 16]).unwrap();
         connect(&peer).unwrap();
         let at = peer.accept().unwrap().1;
         reset();
-        sys::set_nonblocking(socket.as_raw_fd()).unwrap();
+        sys::set_nonblocking(socket.as_fd()).unwrap();
         assert_eq!(connect(&other).unwrap_err().raw_os_error(), Some(libc::EINPROGRESS));
-        assert!(!sys::wait_readable(socket.as_raw_fd(), 200).unwrap(), "nobody answers");
+        assert!(!sys::wait_readable(socket.as_fd(), 200).unwrap(), "nobody answers");
         other.set_nonblocking(true).unwrap();
         assert_eq!(other.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
         reset();
         let elsewhere = sockets::SocketAddress::from(SocketAddr::from(([127, 0, 0, 1], 0)));
         assert_eq!(
-            sockets::bind(socket.as_raw_fd(), elsewhere.bytes()).unwrap_err().raw_os_error(),
+            sockets::bind(socket.as_fd(), elsewhere.bytes()).unwrap_err().raw_os_error(),
             Some(libc::EINVAL)
         );
-        sockets::listen(socket.as_raw_fd(), 1).unwrap();
+        sockets::listen(socket.as_fd(), 1).unwrap();
         let near = TcpStream::connect_timeout(&at, std::time::Duration::from_millis(200));
         assert!(near.is_err(), "a socket that listens hears nobody");
         assert!(attach(&socket, vec![answer(EVERYTHING)]).is_err() && detach(&socket).is_err());

@@ -7,7 +7,7 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use lodge_link::{Bind, KeeperSpec, PrivateRoot};
@@ -204,8 +204,8 @@ fn overlays(spec: &KeeperSpec) -> Overlays {
 }
 
 fn is_empty(place: &OwnedFd) -> io::Result<bool> {
-    let dir = sys::open_at(place.as_raw_fd(), c".", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
-    Ok(sys::names(dir.as_raw_fd())?.is_empty())
+    let dir = sys::open_at(place.as_fd(), c".", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
+    Ok(sys::names(dir.as_fd())?.is_empty())
 }
 
 /// One file of every hierarchy that Java wants to find mounted before it believes any limit, each with its place. A
@@ -259,7 +259,7 @@ impl BuiltRoot {
     fn show_read_only(&self, source: &Path, at: &Path) -> io::Result<()> {
         let source = sys::open_path(source.as_os_str())?;
         let target = within(&self.root, at);
-        let is_dir = sys::stat(source.as_raw_fd())?.st_mode & libc::S_IFMT == libc::S_IFDIR;
+        let is_dir = sys::stat(source.as_fd())?.st_mode & libc::S_IFMT == libc::S_IFDIR;
         let place = make_target(&self.root, &target, is_dir)?;
         mount(Some(&fd_path(&source)), &fd_path(&place), None, libc::MS_BIND | libc::MS_REC, None)?;
         read_only::make_tree(&target).inspect_err(|_| unmount(&target))
@@ -273,11 +273,11 @@ impl BuiltRoot {
         let path = std::fs::read_link(OsStr::new(&format!("/proc/self/fd/{}", dir.as_raw_fd())))?;
         // The inherited one belongs to the host's mounts, of which nothing can be cloned here.
         let here = sys::open_path(path.as_os_str())?;
-        let (own, found) = (sys::stat(dir.as_raw_fd())?, sys::stat(here.as_raw_fd())?);
+        let (own, found) = (sys::stat(dir.as_fd())?, sys::stat(here.as_fd())?);
         if (own.st_dev, own.st_ino) != (found.st_dev, found.st_ino) {
             return Err(io::Error::other(format!("another directory is at {}", path.display())));
         }
-        let alone = clone_dir(here.as_raw_fd())?;
+        let alone = clone_dir(here.as_fd())?;
         // SAFETY: both descriptors are open; the old one is replaced in place and stays owned.
         sys::check(unsafe { libc::dup3(alone.as_raw_fd(), dir.as_raw_fd(), libc::O_CLOEXEC) })?;
         drop(here);

@@ -3,7 +3,7 @@
 //! Owns: cutting a stream into lines and queueing bytes for a slow reader, both with bounds.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use lodge_link::limits::RUNTIME_LINE_MAX;
 
@@ -98,7 +98,7 @@ impl PipeFeed {
                 }
                 return;
             }
-            match sys::write(pipe.as_raw_fd(), rest) {
+            match sys::write(pipe.as_fd(), rest) {
                 Ok(written) => self.written += written,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return self.compact(),
@@ -153,7 +153,7 @@ mod tests {
 
     fn feed_readers() {
         let (reader, writer) = sys::pipe().unwrap();
-        sys::set_nonblocking(writer.as_raw_fd()).unwrap();
+        sys::set_nonblocking(writer.as_fd()).unwrap();
         let mut feed = PipeFeed::new(writer, Vec::new(), WhenEmpty::StayOpen);
         let line = vec![b'x'; RUNTIME_LINE_MAX];
         assert!(feed.line(&line) && feed.line(&line));

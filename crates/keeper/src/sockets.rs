@@ -4,85 +4,47 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::sys::{check, owned};
 
 /// Two ends of a socket that keeps messages apart and passes descriptors.
 pub(crate) fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    let mut ends = [0; 2];
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
-    // SAFETY: the kernel writes two descriptors into the array, which nothing else owns.
-    unsafe {
-        check(libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()))?;
-        Ok((OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])))
-    }
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
 /// Sends one message, and perhaps a descriptor with it.
-pub(crate) fn send_packet(socket: RawFd, bytes: &[u8], fd: Option<RawFd>) -> io::Result<()> {
-    let mut room = ControlRoom::default();
-    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: the message describes `part` and `room`, which outlive the call; the room is long enough for one
-    // descriptor and aligned for its header. The bytes are only read.
-    let sent = unsafe {
-        let mut message = room.message(&mut part);
-        match fd {
-            Some(fd) => {
-                let header = libc::CMSG_FIRSTHDR(&message);
-                (*header).cmsg_level = libc::SOL_SOCKET;
-                (*header).cmsg_type = libc::SCM_RIGHTS;
-                (*header).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as libc::c_uint) as _;
-                std::ptr::write_unaligned(libc::CMSG_DATA(header).cast(), fd);
-            }
-            None => message.msg_controllen = 0,
-        }
-        libc::sendmsg(socket, &message, libc::MSG_NOSIGNAL)
-    };
-    match usize::try_from(sent) {
-        Ok(len) if len == bytes.len() => Ok(()),
-        Ok(_) => Err(io::ErrorKind::WriteZero.into()),
-        Err(_) => Err(io::Error::last_os_error()),
+pub(crate) fn send_packet(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fd: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [fd];
+    if let [Some(fd)] = &fds {
+        control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(fd)));
     }
+    let sent = sendmsg(socket, &[io::IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
 /// Receives one message and the descriptor that came with it. `Ok(0)` is the end of the other side.
-pub(crate) fn receive_packet(socket: RawFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-    let mut room = ControlRoom::default();
-    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: as above, and the kernel writes at most what is announced. A descriptor that came with the message
-    // belongs to nobody else.
-    unsafe {
-        let mut message = room.message(&mut part);
-        let len = usize::try_from(libc::recvmsg(socket, &mut message, libc::MSG_CMSG_CLOEXEC));
-        let len = len.map_err(|_| io::Error::last_os_error())?;
-        let header = libc::CMSG_FIRSTHDR(&message);
-        let fd = if header.is_null() || (*header).cmsg_type != libc::SCM_RIGHTS {
-            None
-        } else {
-            Some(owned(std::ptr::read_unaligned(libc::CMSG_DATA(header).cast()))?)
-        };
-        Ok((len, fd))
-    }
-}
-
-/// Room for the header of one descriptor beside a message, aligned as the kernel wants it.
-#[derive(Default)]
-#[repr(C, align(8))]
-struct ControlRoom([u8; 32]);
-
-impl ControlRoom {
-    /// A message of one part. It refers to both, so they must outlive its use.
-    fn message(&mut self, part: &mut libc::iovec) -> libc::msghdr {
-        // SAFETY: plain data, for which zeroes are a valid value.
-        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = part;
-        message.msg_iovlen = 1;
-        message.msg_control = self.0.as_mut_ptr().cast();
-        // SAFETY: plain arithmetic.
-        message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<RawFd>() as libc::c_uint) } as _;
-        message
-    }
+pub(crate) fn receive_packet(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+) -> io::Result<(usize, Option<OwnedFd>)> {
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = recvmsg(socket, &mut [io::IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let fd = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    Ok((got.bytes, fd))
 }
 
 /// An address as the kernel takes it.
@@ -99,7 +61,7 @@ impl SocketAddress {
 
     /// The address in the form that a socket of this domain takes: one of IPv4 is mapped for IPv6.
     pub(crate) fn for_socket(socket: &OwnedFd, address: SocketAddr) -> io::Result<SocketAddress> {
-        let domain: i32 = socket_option(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN)?;
+        let domain: i32 = socket_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_DOMAIN)?;
         Ok(match address {
             SocketAddr::V4(v4) if domain == libc::AF_INET6 => {
                 SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port())).into()
@@ -137,43 +99,48 @@ pub(crate) fn socket(domain: libc::c_int, kind: libc::c_int) -> io::Result<Owned
 }
 
 /// Connects a socket to an address as the kernel takes it.
-pub(crate) fn connect(socket: RawFd, address: &[u8]) -> io::Result<()> {
+pub(crate) fn connect(socket: BorrowedFd<'_>, address: &[u8]) -> io::Result<()> {
     // SAFETY: the kernel reads at most the slice's length, from bytes that outlive the call.
-    check(unsafe { libc::connect(socket, address.as_ptr().cast(), address.len() as libc::socklen_t) })
-        .map(drop)
+    check(unsafe {
+        libc::connect(socket.as_raw_fd(), address.as_ptr().cast(), address.len() as libc::socklen_t)
+    })
+    .map(drop)
 }
 
 /// Binds a socket to an address as the kernel takes it.
-pub(crate) fn bind(socket: RawFd, address: &[u8]) -> io::Result<()> {
+pub(crate) fn bind(socket: BorrowedFd<'_>, address: &[u8]) -> io::Result<()> {
     // SAFETY: the kernel reads at most the slice's length, from bytes that outlive the call.
-    check(unsafe { libc::bind(socket, address.as_ptr().cast(), address.len() as libc::socklen_t) }).map(drop)
+    check(unsafe {
+        libc::bind(socket.as_raw_fd(), address.as_ptr().cast(), address.len() as libc::socklen_t)
+    })
+    .map(drop)
 }
 
-pub(crate) fn listen(socket: RawFd, backlog: i32) -> io::Result<()> {
-    // SAFETY: no memory is passed.
-    check(unsafe { libc::listen(socket, backlog) }).map(drop)
+pub(crate) fn listen(socket: BorrowedFd<'_>, backlog: i32) -> io::Result<()> {
+    Ok(rustix::net::listen(socket, backlog)?)
 }
 
 /// An option of a socket that is a plain value, which zeroes are one of.
 pub(crate) fn socket_option<T: Copy + Default>(
-    socket: RawFd,
+    socket: BorrowedFd<'_>,
     level: libc::c_int,
     name: libc::c_int,
 ) -> io::Result<T> {
     let mut value = T::default();
     let mut len = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel writes at most the announced length, to `value`.
-    check(unsafe { libc::getsockopt(socket, level, name, (&raw mut value).cast(), &mut len) })?;
+    check(unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &mut len) })?;
     Ok(value)
 }
 
 pub(crate) fn set_socket_option<T: Copy>(
-    socket: RawFd,
+    socket: BorrowedFd<'_>,
     level: libc::c_int,
     name: libc::c_int,
     value: &T,
 ) -> io::Result<()> {
     let len = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel reads the announced length, from `value`.
-    check(unsafe { libc::setsockopt(socket, level, name, (&raw const *value).cast(), len) }).map(drop)
+    check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const *value).cast(), len) })
+        .map(drop)
 }

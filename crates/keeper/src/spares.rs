@@ -8,7 +8,7 @@
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
 use lodge_link::limits;
@@ -47,7 +47,7 @@ pub(crate) enum SpareResult {
 impl SpareDirs {
     /// Removes what an earlier keeper left of its own.
     pub(crate) fn open(shelf: &OwnedFd) -> io::Result<SpareDirs> {
-        for name in sys::names(shelf.as_raw_fd())? {
+        for name in sys::names(shelf.as_fd())? {
             if name.as_bytes().starts_with(PREFIX.as_bytes()) {
                 remove(shelf, &name)?;
             }
@@ -58,7 +58,7 @@ impl SpareDirs {
     /// Gives one the name of an exec, if there is one and the name is free.
     pub(crate) fn give(&mut self, shelf: &OwnedFd, exec: &CStr) -> SpareResult {
         let Some(spare) = self.waiting.pop() else { return SpareResult::None };
-        match sys::rename_new(shelf.as_raw_fd(), &spare.name, exec) {
+        match sys::rename_new(shelf.as_fd(), &spare.name, exec) {
             Ok(()) => SpareResult::Ready(spare.dir, spare.record),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 self.waiting.push(spare);
@@ -81,17 +81,17 @@ impl SpareDirs {
         if self.waiting.len() >= SPARES_MAX {
             return Ok(Some(dir));
         }
-        let file: File = sys::open_at(dir.as_raw_fd(), record, libc::O_WRONLY | libc::O_NOFOLLOW, 0)?.into();
+        let file: File = sys::open_at(dir.as_fd(), record, libc::O_WRONLY | libc::O_NOFOLLOW, 0)?.into();
         // One that was cut short has no room, and is of a keeper that did not name the exec in it.
         if file.metadata()?.len() != limits::RECORD_MAX as u64 {
             return Ok(Some(dir));
         }
         self.made += 1;
         let name = CString::new(format!("{PREFIX}{}", self.made))?;
-        if sys::rename_new(shelf.as_raw_fd(), exec, &name).is_err() {
+        if sys::rename_new(shelf.as_fd(), exec, &name).is_err() {
             return Ok(Some(dir));
         }
-        match sys::rename_at(dir.as_raw_fd(), record, room) {
+        match sys::rename_at(dir.as_fd(), record, room) {
             Ok(()) => self.waiting.push(SpareDir { name, dir: Rc::new(dir), record: file }),
             Err(_) => remove(shelf, &name)?,
         }
@@ -101,9 +101,9 @@ impl SpareDirs {
 
 fn remove(shelf: &OwnedFd, name: &CStr) -> io::Result<()> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;
-    let dir = sys::open_at(shelf.as_raw_fd(), name, flags, 0)?;
-    for file in sys::names(dir.as_raw_fd())? {
-        sys::unlink_at(dir.as_raw_fd(), &file, 0)?;
+    let dir = sys::open_at(shelf.as_fd(), name, flags, 0)?;
+    for file in sys::names(dir.as_fd())? {
+        sys::unlink_at(dir.as_fd(), &file, 0)?;
     }
-    sys::unlink_at(shelf.as_raw_fd(), name, libc::AT_REMOVEDIR)
+    sys::unlink_at(shelf.as_fd(), name, libc::AT_REMOVEDIR)
 }

@@ -5,7 +5,7 @@
 use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -127,7 +127,7 @@ pub(crate) fn spawn(
     };
     let (report, report_theirs) = sockets::packet_pair().map_err(failed)?;
     for fd in [Some(&stdin), Some(&stdout), stderr.as_ref(), Some(&report)].into_iter().flatten() {
-        sys::set_nonblocking(fd.as_raw_fd()).map_err(failed)?;
+        sys::set_nonblocking(fd.as_fd()).map_err(failed)?;
     }
     let streams = [stdin_theirs.as_raw_fd(), stdout_theirs.as_raw_fd(), stderr_theirs.as_raw_fd()];
     let theirs = ChildEnds { streams, report: report_theirs.as_raw_fd() };
@@ -340,7 +340,7 @@ fn become_user(confined: &ConfinedSandbox) -> io::Result<()> {
     confined.files.restore()?;
     if confined.supervises {
         let calls = seccomp_network::supervise()?;
-        sockets::send_packet(REPORT_FD, &[GIVES_CALLS], Some(calls.as_raw_fd()))?;
+        sockets::send_packet(sys::numbered(REPORT_FD), &[GIVES_CALLS], Some(calls.as_fd()))?;
     } else if confined.refuses_clone3 {
         seccomp::refuse_clone3()?;
     }

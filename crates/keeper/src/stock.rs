@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use crate::gate::hand;
@@ -71,7 +71,7 @@ impl AddressFamily {
 impl SocketStock {
     /// `control` leads to a gate that serves.
     pub(crate) fn new(control: OwnedFd) -> io::Result<SocketStock> {
-        sys::set_nonblocking(control.as_raw_fd())?;
+        sys::set_nonblocking(control.as_fd())?;
         let mut stock = SocketStock { control, sockets: Default::default(), opened: VecDeque::new() };
         AddressFamily::ALL.iter().for_each(|family| stock.refill(*family, 0));
         Ok(stock)
@@ -105,7 +105,7 @@ impl SocketStock {
         let wanted = (family.kept() + waiting).min(ASKED_MAX);
         while shelf.ready.len() + shelf.asked < wanted {
             // A gate that takes no more is asked again when one is needed, or it is gone.
-            if sockets::send_packet(self.control.as_raw_fd(), &[family.code()], None).is_err() {
+            if sockets::send_packet(self.control.as_fd(), &[family.code()], None).is_err() {
                 return;
             }
             shelf.asked += 1;
@@ -116,7 +116,7 @@ impl SocketStock {
     pub(crate) fn receive(&mut self) {
         let mut message = [0; 32];
         for _ in 0..MESSAGES_MAX {
-            let received = sockets::receive_packet(self.control.as_raw_fd(), &mut message);
+            let received = sockets::receive_packet(self.control.as_fd(), &mut message);
             let Ok((len @ 1.., fd)) = received else { return };
             match (&message[..len], fd) {
                 ([code], Some(socket)) => {
@@ -188,8 +188,7 @@ mod tests {
         let mut stock = SocketStock::new(ours).unwrap();
         assert_eq!(stock.take(AddressFamily::V4, 0).map(|taken| taken.is_some()), Ok(false));
         let sent = OwnedFd::from(std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap());
-        let hand_over =
-            || sockets::send_packet(gate.as_raw_fd(), &[hand::V4], Some(sent.as_raw_fd())).unwrap();
+        let hand_over = || sockets::send_packet(gate.as_fd(), &[hand::V4], Some(sent.as_fd())).unwrap();
         hand_over();
         let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: the structures outlive the calls.

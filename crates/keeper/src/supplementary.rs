@@ -8,7 +8,7 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use crate::layers::Layers;
@@ -61,12 +61,11 @@ impl GroupMapper {
 
 /// Runs in the child.
 fn map_after(wait: &OwnedFd, program: &CString, words: &[CString]) -> ! {
-    use std::os::fd::AsRawFd;
     let mut word = [0];
     let argv: Vec<*const libc::c_char> =
         words.iter().map(|word| word.as_ptr()).chain([std::ptr::null()]).collect();
     let env = [std::ptr::null()];
-    if matches!(sys::read(wait.as_raw_fd(), &mut word), Ok(1)) {
+    if matches!(sys::read(wait.as_fd(), &mut word), Ok(1)) {
         // SAFETY: both lists end with a null pointer and point to C strings that outlive the call.
         unsafe { libc::execve(program.as_ptr(), argv.as_ptr(), env.as_ptr()) };
     }
@@ -96,8 +95,7 @@ pub(crate) fn map(mapper: Option<GroupMapper>, gid: u32, layers: &mut Layers) ->
 
 /// Notes that the groups stay, for a keeper without namespaces.
 pub(crate) fn note_kept(layers: &mut Layers) {
-    // SAFETY: cannot fail and touches no memory.
-    let gid = unsafe { libc::getegid() };
+    let gid = rustix::process::getegid().as_raw();
     match others(gid) {
         // Execs of a keeper that runs as root become users without groups.
         _ if sys::is_root() => layers.holds("groups"),

@@ -8,6 +8,11 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, Stat, StatFs, fcntl_getfl, fcntl_setfl};
+use rustix::pipe::SpliceFlags;
+use rustix::process::{Pid, Signal};
+
 /// Too wide for the type that libc gives it.
 const CLONE_INTO_CGROUP: u64 = 1 << 33;
 const PIDFD_SIGNAL_PROCESS_GROUP: libc::c_uint = 1 << 2;
@@ -27,70 +32,59 @@ pub(crate) fn c_string(text: &OsStr) -> io::Result<CString> {
     CString::new(text.as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
+/// The descriptor with a number that this process knows otherwise: it was put there, or its owner is elsewhere in use.
+///
+/// For one that is not open, the kernel answers every call with `EBADF`.
+pub(crate) fn numbered<'fd>(fd: RawFd) -> BorrowedFd<'fd> {
+    // SAFETY: the number is not -1, and is used for one call, during which nothing closes it.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
 /// The descriptor that a call returned.
 pub(crate) fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
     // SAFETY: a successful call returned this descriptor, and nothing else owns it.
     check(fd).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-pub(crate) fn open_at(dir: RawFd, path: &CStr, flags: i32, mode: u32) -> io::Result<OwnedFd> {
-    // SAFETY: `path` is a valid C string for the whole call.
-    owned(unsafe { libc::openat(dir, path.as_ptr(), flags | libc::O_CLOEXEC, mode) })
+pub(crate) fn open_at(dir: BorrowedFd<'_>, path: &CStr, flags: i32, mode: u32) -> io::Result<OwnedFd> {
+    let flags = OFlags::from_bits_retain(flags.cast_unsigned()) | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(dir, path, flags, Mode::from_bits_retain(mode))?)
 }
 
 /// Opens a path to refer to it, without reading it.
 pub(crate) fn open_path(path: &OsStr) -> io::Result<OwnedFd> {
-    open_at(libc::AT_FDCWD, &c_string(path)?, libc::O_PATH, 0)
+    open_at(CWD, &c_string(path)?, libc::O_PATH, 0)
 }
 
-pub(crate) fn mkdir_at(dir: RawFd, name: &CStr, mode: u32) -> io::Result<()> {
-    // SAFETY: `name` is a valid C string for the whole call.
-    check(unsafe { libc::mkdirat(dir, name.as_ptr(), mode) }).map(drop)
+pub(crate) fn mkdir_at(dir: BorrowedFd<'_>, name: &CStr, mode: u32) -> io::Result<()> {
+    Ok(rustix::fs::mkdirat(dir, name, Mode::from_bits_retain(mode))?)
 }
 
-pub(crate) fn unlink_at(dir: RawFd, name: &CStr, flags: i32) -> io::Result<()> {
-    // SAFETY: `name` is a valid C string for the whole call.
-    check(unsafe { libc::unlinkat(dir, name.as_ptr(), flags) }).map(drop)
+pub(crate) fn unlink_at(dir: BorrowedFd<'_>, name: &CStr, flags: i32) -> io::Result<()> {
+    Ok(rustix::fs::unlinkat(dir, name, AtFlags::from_bits_retain(flags.cast_unsigned()))?)
 }
 
-pub(crate) fn rename_at(dir: RawFd, from: &CStr, to: &CStr) -> io::Result<()> {
-    // SAFETY: both names are valid C strings for the whole call.
-    check(unsafe { libc::renameat(dir, from.as_ptr(), dir, to.as_ptr()) }).map(drop)
+pub(crate) fn rename_at(dir: BorrowedFd<'_>, from: &CStr, to: &CStr) -> io::Result<()> {
+    Ok(rustix::fs::renameat(dir, from, dir, to)?)
 }
 
 /// As [`rename_at`], unless something has the new name.
-pub(crate) fn rename_new(dir: RawFd, from: &CStr, to: &CStr) -> io::Result<()> {
-    let flags = libc::RENAME_NOREPLACE;
-    // SAFETY: both names are valid C strings for the whole call.
-    let renamed = unsafe { libc::syscall(libc::SYS_renameat2, dir, from.as_ptr(), dir, to.as_ptr(), flags) };
-    check_long(renamed).map(drop)
+pub(crate) fn rename_new(dir: BorrowedFd<'_>, from: &CStr, to: &CStr) -> io::Result<()> {
+    Ok(rustix::fs::renameat_with(dir, from, dir, to, RenameFlags::NOREPLACE)?)
 }
 
-pub(crate) fn stat(fd: RawFd) -> io::Result<libc::stat> {
-    // SAFETY: `stat` is plain data, for which zeroes are a valid value, and outlives the call.
-    unsafe {
-        let mut stat: libc::stat = std::mem::zeroed();
-        check(libc::fstat(fd, &mut stat))?;
-        Ok(stat)
-    }
+pub(crate) fn stat(fd: BorrowedFd<'_>) -> io::Result<Stat> {
+    Ok(rustix::fs::fstat(fd)?)
 }
 
 /// A pipe: the end to read from, the end to write to.
 pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
-    let mut ends = [0; 2];
-    // SAFETY: the kernel writes two descriptors into the array, which nothing else owns.
-    unsafe {
-        check(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC))?;
-        Ok((OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])))
-    }
+    Ok(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?)
 }
 
-pub(crate) fn set_nonblocking(fd: RawFd) -> io::Result<()> {
-    // SAFETY: no memory is passed.
-    unsafe {
-        let flags = check(libc::fcntl(fd, libc::F_GETFL))?;
-        check(libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK)).map(drop)
-    }
+pub(crate) fn set_nonblocking(of: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = fcntl_getfl(of)?;
+    Ok(fcntl_setfl(of, flags | OFlags::NONBLOCK)?)
 }
 
 /// Takes over an inherited descriptor, which must be open.
@@ -119,48 +113,35 @@ pub(crate) fn try_lock(fd: RawFd) -> io::Result<bool> {
 }
 
 pub(crate) fn random(bytes: &mut [u8]) -> io::Result<()> {
-    // SAFETY: the kernel writes at most the slice's length into it.
-    let len = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if usize::try_from(len) == Ok(bytes.len()) { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let len = bytes.len();
+    let filled = rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty())?;
+    if filled == len { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
-pub(crate) fn read(fd: RawFd, bytes: &mut [u8]) -> io::Result<usize> {
-    // SAFETY: the kernel writes at most the slice's length into it.
-    let len = unsafe { libc::read(fd, bytes.as_mut_ptr().cast(), bytes.len()) };
-    usize::try_from(len).map_err(|_| io::Error::last_os_error())
+pub(crate) fn read(from: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<usize> {
+    Ok(rustix::io::read(from, bytes)?)
 }
 
-pub(crate) fn write(fd: RawFd, bytes: &[u8]) -> io::Result<usize> {
-    // SAFETY: the kernel reads at most the slice's length from it.
-    let len = unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) };
-    usize::try_from(len).map_err(|_| io::Error::last_os_error())
+pub(crate) fn write(to: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    Ok(rustix::io::write(to, bytes)?)
 }
 
 /// Moves bytes from a pipe without copying them through this process. `Ok(0)` is the end of the pipe.
-pub(crate) fn splice(pipe: BorrowedFd<'_>, to: RawFd, len: usize) -> io::Result<usize> {
-    let flags = libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK;
-    let (none, from) = (std::ptr::null_mut(), pipe.as_raw_fd());
-    // SAFETY: no offsets are passed, so no memory is touched.
-    let moved = unsafe { libc::splice(from, none, to, none, len, flags) };
-    usize::try_from(moved).map_err(|_| io::Error::last_os_error())
+pub(crate) fn splice(pipe: BorrowedFd<'_>, to: BorrowedFd<'_>, len: usize) -> io::Result<usize> {
+    Ok(rustix::pipe::splice(pipe, None, to, None, len, SpliceFlags::MOVE | SpliceFlags::NONBLOCK)?)
 }
 
 /// How many bytes wait in a pipe.
 pub(crate) fn waiting(pipe: BorrowedFd<'_>) -> io::Result<u64> {
-    let mut bytes: libc::c_int = 0;
-    // SAFETY: the call writes one integer, to `bytes`.
-    check(unsafe { libc::ioctl(pipe.as_raw_fd(), libc::FIONREAD as _, &mut bytes) })?;
-    Ok(u64::try_from(bytes).unwrap_or(0))
+    Ok(rustix::io::ioctl_fionread(pipe)?)
 }
 
-pub(crate) fn flags_of(fd: RawFd) -> io::Result<i32> {
-    // SAFETY: no memory is passed.
-    check(unsafe { libc::fcntl(fd, libc::F_GETFL) })
+pub(crate) fn flags_of(of: BorrowedFd<'_>) -> io::Result<i32> {
+    Ok(fcntl_getfl(of)?.bits().cast_signed())
 }
 
-pub(crate) fn set_flags(fd: RawFd, flags: i32) -> io::Result<()> {
-    // SAFETY: no memory is passed.
-    check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags) }).map(drop)
+pub(crate) fn set_flags(of: BorrowedFd<'_>, flags: i32) -> io::Result<()> {
+    Ok(fcntl_setfl(of, OFlags::from_bits_retain(flags.cast_unsigned()))?)
 }
 
 /// Becomes a user and a group of that number, and of no other.
@@ -174,30 +155,28 @@ pub(crate) fn become_user(uid: u32) -> io::Result<()> {
 }
 
 pub(crate) fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
-    // SAFETY: no memory is passed.
-    let fd = check_long(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
-    // SAFETY: the call returned this descriptor, and nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+    let pid = Pid::from_raw(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+    Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
 }
 
-pub(crate) fn pidfd_send_signal(pidfd: RawFd, signal: i32) -> io::Result<()> {
-    let info: *const libc::siginfo_t = std::ptr::null();
-    // SAFETY: a null info asks the kernel to fill it in.
-    check_long(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd, signal, info, 0) }).map(drop)
+pub(crate) fn pidfd_send_signal(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
+    let signal = Signal::from_named_raw(signal).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+    Ok(rustix::process::pidfd_send_signal(pidfd, signal)?)
 }
 
 /// Signals the process group that this process leads or led. Needs Linux 6.9.
-pub(crate) fn pidfd_signal_group(pidfd: RawFd, signal: i32) -> io::Result<()> {
+pub(crate) fn pidfd_signal_group(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
     let info: *const libc::siginfo_t = std::ptr::null();
     let flags = PIDFD_SIGNAL_PROCESS_GROUP;
     // SAFETY: a null info asks the kernel to fill it in.
-    check_long(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd, signal, info, flags) }).map(drop)
+    check_long(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, info, flags) })
+        .map(drop)
 }
 
 /// Reads from a nonblocking pipe until `bytes` is full or the pipe ends, and returns how much there was.
 ///
 /// Past the moment `until`, this is an error of the kind `TimedOut`.
-pub(crate) fn read_until(fd: RawFd, bytes: &mut [u8], until: Instant) -> io::Result<usize> {
+pub(crate) fn read_until(fd: BorrowedFd<'_>, bytes: &mut [u8], until: Instant) -> io::Result<usize> {
     let mut filled = 0;
     while filled < bytes.len() {
         match read(fd, &mut bytes[filled..]) {
@@ -223,10 +202,13 @@ pub(crate) fn read_until(fd: RawFd, bytes: &mut [u8], until: Instant) -> io::Res
 }
 
 /// Waits for one descriptor.
-pub(crate) fn wait_readable(fd: RawFd, timeout_ms: i32) -> io::Result<bool> {
-    let mut polled = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
-    // SAFETY: the array holds exactly the one entry that is announced.
-    check(unsafe { libc::poll(polled.as_mut_ptr(), 1, timeout_ms) }).map(|ready| ready > 0)
+pub(crate) fn wait_readable(of: BorrowedFd<'_>, timeout_ms: i32) -> io::Result<bool> {
+    let mut polled = [PollFd::new(&of, PollFlags::IN)];
+    let time = (timeout_ms >= 0).then(|| Timespec {
+        tv_sec: i64::from(timeout_ms / 1000),
+        tv_nsec: i64::from(timeout_ms % 1000) * 1_000_000,
+    });
+    Ok(poll(&mut polled, time.as_ref())? > 0)
 }
 
 pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
@@ -276,51 +258,26 @@ pub(crate) fn set_rlimit(which: libc::__rlimit_resource_t, soft: u64, hard: u64)
     }
 }
 
-pub(crate) fn statfs(path: &CStr) -> io::Result<libc::statfs> {
-    // SAFETY: `statfs` is plain data, for which zeroes are a valid value, and outlives the call, as the path does.
-    unsafe {
-        let mut stat: libc::statfs = std::mem::zeroed();
-        check(libc::statfs(path.as_ptr(), &mut stat))?;
-        Ok(stat)
-    }
+pub(crate) fn statfs(path: &CStr) -> io::Result<StatFs> {
+    Ok(rustix::fs::statfs(path)?)
 }
 
 /// What an ordinary user may still write to the file system that `dir` is on.
-pub(crate) fn free_bytes(dir: RawFd) -> io::Result<u64> {
-    // SAFETY: `statvfs` is plain data, for which zeroes are a valid value, and outlives the call.
-    unsafe {
-        let mut stat: libc::statvfs = std::mem::zeroed();
-        check(libc::fstatvfs(dir, &mut stat))?;
-        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
-    }
+pub(crate) fn free_bytes(dir: BorrowedFd<'_>) -> io::Result<u64> {
+    let stat = rustix::fs::fstatvfs(dir)?;
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 /// The names in a directory, but for itself and its parent.
-pub(crate) fn names(dir: RawFd) -> io::Result<Vec<CString>> {
-    let listed = open_at(dir, c".", libc::O_RDONLY | libc::O_DIRECTORY, 0)?;
+pub(crate) fn names(dir: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
     let mut names = Vec::new();
-    // SAFETY: the stream takes the descriptor over, unless it fails, and is closed once. An entry is valid until the next
-    // one is read, and its name ends with a zero byte.
-    unsafe {
-        let stream = libc::fdopendir(listed.as_raw_fd());
-        if stream.is_null() {
-            return Err(io::Error::last_os_error());
-        }
-        std::mem::forget(listed);
-        loop {
-            *libc::__errno_location() = 0;
-            let entry = libc::readdir64(stream);
-            if entry.is_null() {
-                let error = io::Error::last_os_error();
-                libc::closedir(stream);
-                return if error.raw_os_error() == Some(0) { Ok(names) } else { Err(error) };
-            }
-            let name = CStr::from_ptr((*entry).d_name.as_ptr());
-            if name != c"." && name != c".." {
-                names.push(name.to_owned());
-            }
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        if entry.file_name() != c"." && entry.file_name() != c".." {
+            names.push(entry.file_name().to_owned());
         }
     }
+    Ok(names)
 }
 
 /// Names this process after the program that `path` leads to. The kernel keeps the first 15 bytes.
@@ -333,8 +290,7 @@ pub(crate) fn set_name(path: Option<&OsStr>) {
 }
 
 pub(crate) fn is_root() -> bool {
-    // SAFETY: cannot fail and touches no memory.
-    unsafe { libc::geteuid() == 0 }
+    rustix::process::geteuid().is_root()
 }
 
 /// Milliseconds since 1970 by the host's clock.

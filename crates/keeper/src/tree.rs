@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 
 use crate::fence::Namespaces;
 use crate::sys;
@@ -176,7 +176,7 @@ impl PidUse {
 pub(crate) fn signal(target: &Process, signal: i32) -> io::Result<()> {
     let pidfd = sys::pidfd_open(target.pid)?;
     match process(target.pid) {
-        Some(now) if now.start == target.start => sys::pidfd_send_signal(pidfd.as_raw_fd(), signal),
+        Some(now) if now.start == target.start => sys::pidfd_send_signal(pidfd.as_fd(), signal),
         Some(_) | None => Err(io::Error::from_raw_os_error(libc::ESRCH)),
     }
 }

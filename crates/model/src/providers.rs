@@ -7,7 +7,7 @@ mod edit;
 mod file;
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use self::file::{FileEntry, FileVersion};
@@ -156,10 +156,6 @@ impl Providers {
         lookup: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
     ) -> Self {
         Self { path: path.into(), lookup: Box::new(lookup), state: Mutex::default() }
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Finds `<provider>/<model>`; only the first `/` splits.

@@ -3,7 +3,7 @@
 //! Owns: what a client shows and to whom, addresses, peer credentials, asking for a proof. Never: calls.
 
 use std::fmt;
-use std::io::{self, Read};
+use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,9 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::client::{ClientError, Io, Target};
-use crate::post;
-use crate::proof::{self, NONCE_LEN, Nonce, Proof};
+use crate::http_answer::{HttpAnswer, read_answer};
+use crate::proof::{self, Nonce, Proof};
+use crate::random::random_bytes;
 use crate::rpc::Response;
 use crate::tls::{self, TlsError};
 
@@ -216,13 +217,14 @@ async fn verify(
     let no_daemon = |cause| ClientError::NoDaemon { target: target.clone(), cause };
     let unverified = |why| ClientError::Unverified { target: target.clone(), why };
     let id = proof::token_id(&login.token).ok_or_else(|| unverified(Unverified::NotAToken))?;
-    let nonce = fresh_nonce().map_err(no_daemon)?;
+    let nonce: Nonce = random_bytes().map_err(no_daemon)?;
     let asked = format!("GET {} HTTP/1.1\r\nhost: {host}\r\n\r\n", proof::path(&id, &nonce));
     stream.write_all(asked.as_bytes()).await.map_err(no_daemon)?;
     let no_proof = |detail: &str| unverified(Unverified::NoProof { detail: detail.to_owned() });
-    let Some((status, body)) = post::answer(stream, ANSWER_BYTES_MAX).await else {
-        return Err(no_proof("it gave no answer, or not one of a daemon's"));
-    };
+    let no_answer = |_| no_proof("it gave no answer, or not one of a daemon's");
+    let HttpAnswer { status, body, .. } = read_answer(&mut *stream).await.map_err(no_answer)?;
+    let body = body.whole(ANSWER_BYTES_MAX).await.map_err(no_answer)?;
+    let status = status.ok_or(ClientError::Lost).map_err(no_answer)?;
     if status != 200 {
         return Err(refused(target, status, &body));
     }
@@ -251,12 +253,6 @@ fn refused(target: &Target, status: u16, body: &[u8]) -> ClientError {
             ClientError::Unverified { target: target.clone(), why }
         }
     }
-}
-
-fn fresh_nonce() -> io::Result<Nonce> {
-    let mut nonce = [0; NONCE_LEN];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut nonce)?;
-    Ok(nonce)
 }
 
 /// Connects to a socket whose path may be longer than the 108 bytes the kernel takes: through the directory's

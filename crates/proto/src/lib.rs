@@ -15,6 +15,8 @@ mod codes;
 mod daemon;
 mod dial;
 mod events;
+pub mod hex;
+mod http_answer;
 mod images;
 mod jobs;
 mod lineages;
@@ -24,6 +26,7 @@ mod process;
 pub mod proof;
 mod providers;
 mod quarantine;
+mod random;
 mod rpc;
 mod sessions;
 mod snapshot;
@@ -48,6 +51,7 @@ pub use lodge_events::{EventBody, EventKind};
 pub use methods::*;
 pub use providers::*;
 pub use quarantine::*;
+pub use random::random_bytes;
 pub use rpc::{
     ErrorBody, ErrorData, Message, Notification, Request, Response, notification_text, result_text, rpc_code,
 };

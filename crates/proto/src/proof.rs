@@ -12,7 +12,7 @@ use lodge_link::{DIGEST_LEN, hmac_sha256, same_bytes};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::base64;
+use crate::{base64, hex};
 
 pub const NONCE_LEN: usize = 32;
 /// A number that is used once.
@@ -37,12 +37,12 @@ pub struct Proof {
 impl Proof {
     pub fn of(token: &str, nonce: &Nonce, epoch: u64, addr: SocketAddr) -> Proof {
         let addr = canonical(addr);
-        Proof { epoch, addr, proof: hex(&hmac(token, nonce, epoch, addr)) }
+        Proof { epoch, addr, proof: hex::encode(&hmac(token, nonce, epoch, addr)) }
     }
 
     /// Whether whoever made this holds the token and was asked with this nonce.
     pub fn is_right(&self, token: &str, nonce: &Nonce) -> bool {
-        let Some(given) = unhex::<DIGEST_LEN>(&self.proof) else { return false };
+        let Some(given) = hex::decode::<DIGEST_LEN>(&self.proof) else { return false };
         same_bytes(&given, &hmac(token, nonce, self.epoch, self.addr))
     }
 }
@@ -88,27 +88,11 @@ pub fn token_id(token: &str) -> Option<String> {
 
 /// Where a daemon is asked to prove that it knows this token.
 pub fn path(id: &str, nonce: &Nonce) -> String {
-    format!("{PROOF_PATH}/{id}/{}", hex(nonce))
+    format!("{PROOF_PATH}/{id}/{}", hex::encode(nonce))
 }
 
 pub fn nonce(text: &str) -> Option<Nonce> {
-    unhex(text)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn unhex<const LEN: usize>(text: &str) -> Option<[u8; LEN]> {
-    let digits = text.as_bytes();
-    if digits.len() != LEN * 2 || !digits.iter().all(u8::is_ascii_hexdigit) {
-        return None;
-    }
-    let mut bytes = [0; LEN];
-    for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
-        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
-    }
-    Some(bytes)
+    hex::decode(text)
 }
 
 #[cfg(test)]

@@ -10,8 +10,3 @@ mod write;
 pub use reads::*;
 pub use sqlite::*;
 pub use write::{BatchWriter, Committed, FailedBatch, TestLimit, WalLimits, WriteError, Writer};
-
-/// A record as it is stored.
-pub fn encode<M: prost::Message>(record: &M) -> Vec<u8> {
-    record.encode_to_vec()
-}

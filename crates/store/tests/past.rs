@@ -59,7 +59,7 @@ fn images_from_before_there_were_manifests_are_agents_that_are_whole() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("daemon.db");
     let record = ImageRecord { agentfile: b"FROM scratch".to_vec(), ..ImageRecord::default() };
-    let bytes = lodge_store::encode(&record);
+    let bytes = prost::Message::encode_to_vec(&record);
     {
         let connection = Connection::open(&path).unwrap();
         for migration in [

@@ -143,7 +143,7 @@ impl SimWorld {
             backoff,
             max_concurrent: self.plan.max_concurrent,
             max_jobs: self.plan.max_jobs,
-            job_output: lodge_core::limits::JOB_OUTPUT_BYTES,
+            job_output: 64 << 20,
         };
         Host { boot, own_uids: true, settings, render: view::rendered }
     }

@@ -9,6 +9,7 @@ use lodge_link::{
     Assembler, ConnectionRefused, Hello, KeeperChallenge, NONCE_LEN, RefusedWhy, Secret, VERSION, Welcome,
     daemon_proof,
 };
+use lodge_proto::hex;
 use lodge_testkit::lodge::{Lodge, PATIENCE};
 use rusqlite::Connection;
 use serde_json::{Value, json};
@@ -87,7 +88,7 @@ fn read(stream: &mut UnixStream, input: &mut Assembler) {
 
 /// The ways in which a secret may be written down.
 fn spellings(secret: [u8; 32]) -> Vec<Vec<u8>> {
-    let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex = hex::encode(&secret);
     vec![secret.to_vec(), hex.to_uppercase().into_bytes(), hex.into_bytes()]
 }
 
@@ -115,7 +116,7 @@ async fn the_secret_of_a_link_opens_its_own_keeper_and_no_other() {
         (HandshakeReply::BadProof, HandshakeReply::BadProof)
     );
     // It is no token either.
-    let hex: String = one.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex = hex::encode(&one);
     let bearer = format!("Bearer {hex}");
     let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
     let body = lodge_testkit::lodge::rpc("info", &json!({}));
@@ -178,7 +179,7 @@ async fn neither_the_runtime_nor_a_tool_can_see_the_secret_of_the_link() {
     }
     // Nor does it lie in a file: it is made from the state key whenever it is needed.
     for secret in [secret, own] {
-        let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex = hex::encode(&secret);
         assert_eq!(holding(&world.lodge.home(), &hex), [""; 0]);
         assert_eq!(crate::auth::holding_bytes(&world.lodge.home(), &secret), [""; 0]);
     }

@@ -77,7 +77,7 @@ async fn a_key_that_a_tool_or_a_model_says_is_read_by_nobody_in_any_form() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
-    let hex: String = KEY.bytes().map(|byte| format!("{byte:02x}")).collect();
+    let hex = lodge_proto::hex::encode(KEY.as_bytes());
     let percent: String = KEY.bytes().map(|byte| format!("%{byte:02X}")).collect();
     let split = KEY.chars().map(String::from).collect::<Vec<_>>().join(" ");
     let encoded = base64(&format!("Authorization: Bearer {KEY}"));

@@ -9,6 +9,13 @@ use crate::parse::{MountArg, key_value, mount};
 pub(crate) enum AgentCommand {
     /// List agents
     Ls(ListArgs),
+    #[command(flatten)]
+    Verb(AgentVerb),
+}
+
+/// Commands that stand also without `agent` in front of them.
+#[derive(Debug, Subcommand)]
+pub(crate) enum AgentVerb {
     /// Show details of agents
     Inspect(AgentRefs),
     /// Start agents and wait until they are ready

@@ -37,7 +37,7 @@ use std::io::{BufRead, IsTerminal, Read};
 use clap::CommandFactory;
 use lodge_proto::{AgentRemoveParams, REQUEST_BYTES_MAX, RemoveAgent};
 
-use crate::args::{AgentCommand, Cli, CliCommand};
+use crate::args::{AgentCommand, AgentVerb, Cli, CliCommand};
 use crate::connect::DaemonAddress;
 use crate::failure::{CommandExit, CommandFailure, io_words};
 use crate::follow::DaemonClient;
@@ -105,29 +105,8 @@ pub(crate) async fn dispatch(context: &CommandContext, command: CliCommand) -> R
         CliCommand::Ps(args) | CliCommand::Agent { command: AgentCommand::Ls(args) } => {
             agents::list(context, args).await
         }
-        CliCommand::Inspect(refs) | CliCommand::Agent { command: AgentCommand::Inspect(refs) } => {
-            agents::inspect(context, refs).await
-        }
-        CliCommand::Start(refs) | CliCommand::Agent { command: AgentCommand::Start(refs) } => {
-            agents::each(context, refs, agents::AgentAction::Start).await
-        }
-        CliCommand::Stop(args) | CliCommand::Agent { command: AgentCommand::Stop(args) } => {
-            agents::each(context, args.refs, agents::AgentAction::Stop { jobs: args.jobs }).await
-        }
-        CliCommand::Restart(args) | CliCommand::Agent { command: AgentCommand::Restart(args) } => {
-            agents::each(context, args.refs, agents::AgentAction::Restart { jobs: args.jobs }).await
-        }
-        CliCommand::Update(args) | CliCommand::Agent { command: AgentCommand::Update(args) } => {
-            update::update(context, args).await
-        }
-        CliCommand::Kill(refs) | CliCommand::Agent { command: AgentCommand::Kill(refs) } => {
-            agents::each(context, refs, agents::AgentAction::Kill).await
-        }
-        CliCommand::Rm(args) | CliCommand::Agent { command: AgentCommand::Rm(args) } => {
-            agents::each(context, args.refs, agents::AgentAction::Remove { force: args.force }).await
-        }
-        CliCommand::Logs(args) | CliCommand::Agent { command: AgentCommand::Logs(args) } => {
-            logs::logs(context, args).await
+        CliCommand::OfAgents(verb) | CliCommand::Agent { command: AgentCommand::Verb(verb) } => {
+            dispatch_agents(context, verb).await
         }
         CliCommand::Prompt(args) => prompt::prompt(context, args).await,
         CliCommand::Chat(args) => crate::chat::chat(context, args).await,
@@ -146,6 +125,25 @@ pub(crate) async fn dispatch(context: &CommandContext, command: CliCommand) -> R
         CliCommand::Reload => daemon::reload(context).await,
         CliCommand::Completions { shell } => completions(shell),
         CliCommand::Selftest(args) => selftest(&context.words, args).await,
+    }
+}
+
+async fn dispatch_agents(context: &CommandContext, verb: AgentVerb) -> Result<(), CommandFailure> {
+    match verb {
+        AgentVerb::Inspect(refs) => agents::inspect(context, refs).await,
+        AgentVerb::Start(refs) => agents::each(context, refs, agents::AgentAction::Start).await,
+        AgentVerb::Stop(args) => {
+            agents::each(context, args.refs, agents::AgentAction::Stop { jobs: args.jobs }).await
+        }
+        AgentVerb::Restart(args) => {
+            agents::each(context, args.refs, agents::AgentAction::Restart { jobs: args.jobs }).await
+        }
+        AgentVerb::Update(args) => update::update(context, args).await,
+        AgentVerb::Kill(refs) => agents::each(context, refs, agents::AgentAction::Kill).await,
+        AgentVerb::Rm(args) => {
+            agents::each(context, args.refs, agents::AgentAction::Remove { force: args.force }).await
+        }
+        AgentVerb::Logs(args) => logs::logs(context, args).await,
     }
 }
 
@@ -183,11 +181,9 @@ pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), CommandFail
 
 /// A fresh id for one change, so that sending it again is still one change.
 pub(crate) fn request_id() -> Result<String, CommandFailure> {
-    let mut bytes = [0_u8; 16];
-    std::fs::File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut bytes))
+    let bytes = lodge_proto::random_bytes::<16>()
         .map_err(|cause| CommandFailure::refused("could not read /dev/urandom").because(cause))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(lodge_proto::hex::encode(&bytes))
 }
 
 /// All of stdin, which must be text.

@@ -271,9 +271,7 @@ fn failure(report: &CrashReport) -> CommandFailure {
 
 /// Four bytes of chance: enough, and short enough to be copied.
 fn new_seed() -> io::Result<u64> {
-    let mut bytes = [0_u8; 4];
-    io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
-    Ok(u32::from_le_bytes(bytes).into())
+    lodge_proto::random_bytes().map(|bytes| u32::from_le_bytes(bytes).into())
 }
 
 #[cfg(test)]

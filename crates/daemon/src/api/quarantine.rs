@@ -6,7 +6,7 @@ use lodge_core::WorkId;
 use lodge_core::quarantine::{QuarantineRow, WorkKind};
 use lodge_proto::{
     ApiMethod, DropQuarantined, ErrorBody, ListQuarantine, QuarantineList, QuarantineListParams,
-    QuarantineRef, QuarantineView, RetryQuarantined,
+    QuarantineRef, QuarantineView, RetryQuarantined, hex,
 };
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -158,7 +158,7 @@ fn digest(caller: &str, method: &str, given: &Value) -> String {
 
 /// As much of a digest as tells requests from each other.
 fn short(digest: &[u8]) -> String {
-    digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(&digest[..16])
 }
 
 struct Hashing(Sha256);

@@ -111,8 +111,7 @@ fn sender_session(key: &[u8; 32], agent: &AgentId, sender: &str) -> Result<Sessi
         return Err(ErrorBody::new("params.invalid", "a sender has 1 to 256 bytes"));
     }
     let digest = crate::auth::derive(key, &["sender", agent.as_str(), sender]);
-    let short: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-    session_id(&format!("ses_{short}"))
+    session_id(&format!("ses_{}", hex::encode(&digest[..8])))
 }
 
 fn turn_get(at: &ReadView<'_>, given: &TurnRef) -> Result<TurnView, ErrorBody> {

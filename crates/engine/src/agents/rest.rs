@@ -132,7 +132,8 @@ impl Engine {
     /// Agents in memory that a restart would not load.
     pub(crate) fn resting_agents(&self) -> BTreeSet<&AgentId> {
         let rests = |row: &AgentRow| {
-            row.is_at_rest() && self.jobs.running_of(&row.id) == 0 && self.jobs.pending_of(&row.id) == 0
+            // Files of jobs are removed in its sandbox.
+            row.is_at_rest() && !self.jobs.has_files(&row.id)
         };
         let mut resting: BTreeSet<&AgentId> = self
             .agents

@@ -77,10 +77,6 @@ impl AgentfileErrors {
         &self.first
     }
 
-    pub fn count(&self) -> usize {
-        1 + self.rest.len()
-    }
-
     pub fn iter(&self) -> impl Iterator<Item = &AgentfileError> {
         std::iter::once(&self.first).chain(&self.rest)
     }

@@ -393,7 +393,8 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let closed = listener.local_addr().unwrap().to_string();
         drop(listener);
-        let registries = RegistryClient::new(Arc::new(NoBody));
+        let registries =
+            RegistryClient::with_terms(Arc::new(NoBody), crate::registry::RegistryTerms::default());
         let remote = RemoteImage::read(&format!("{closed}/thing:v1")).unwrap().unwrap();
         for (home, again) in [
             (RepositoryClient::of(&remote), RetryAdvice::Once),

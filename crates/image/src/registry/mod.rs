@@ -123,10 +123,6 @@ impl fmt::Debug for RegistryClient {
 }
 
 impl RegistryClient {
-    pub fn new(logins: Arc<dyn RegistryLogins>) -> RegistryClient {
-        RegistryClient::with_terms(logins, RegistryTerms::default())
-    }
-
     pub fn with_terms(logins: Arc<dyn RegistryLogins>, terms: RegistryTerms) -> RegistryClient {
         let clients = RegistryHttpClients::new(terms.connect, terms.inward);
         RegistryClient {

@@ -70,7 +70,7 @@ fn what_would_change_an_agents_powers_cannot_be_given_twice() {
         let errors = bad(&format!("FROM scratch\n{line}\n\n{line}\n"));
         let error = errors.first();
         assert_eq!(
-            (errors.count(), error.line, error.column, error.code()),
+            (errors.iter().count(), error.line, error.column, error.code()),
             (1, 4, column, "agentfile.repeated")
         );
         assert!(error.hint().contains("line 2"), "{error}");

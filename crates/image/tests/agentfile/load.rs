@@ -241,7 +241,7 @@ fn more_missing_files_than_anybody_reads_are_counted_and_not_listed() {
     let LoadError::Mistakes(errors) = AgentfileDir::with(&format!("FROM scratch\n{adds}")).refused() else {
         panic!("no mistakes")
     };
-    assert_eq!(errors.count(), 101);
+    assert_eq!(errors.iter().count(), 101);
     assert_eq!(
         errors.iter().last().map(lodge_image::agentfile::AgentfileError::code),
         Some("agentfile.too_many_errors")

@@ -57,7 +57,7 @@ fn bytes_that_are_not_utf8_are_refused_where_they_stand() {
     ] {
         let errors = parse("Agentfile", source, &Args::new()).expect_err("not UTF-8");
         assert_eq!((errors.first().line, errors.first().column), place);
-        assert_eq!((errors.count(), errors.first().code()), (1, "agentfile.not_utf8"));
+        assert_eq!((errors.iter().count(), errors.first().code()), (1, "agentfile.not_utf8"));
     }
 }
 
@@ -94,7 +94,7 @@ fn every_bound_is_refused_one_step_beyond_and_not_before() {
     for (code, within, beyond) in &cases {
         crate::good(within);
         let errors = bad(beyond);
-        assert_eq!((errors.count(), errors.first().code()), (1, *code));
+        assert_eq!((errors.iter().count(), errors.first().code()), (1, *code));
     }
     let mut covered: Vec<&str> = cases.iter().map(|(code, ..)| *code).collect();
     covered.push("agentfile.too_many_errors");
@@ -104,7 +104,7 @@ fn every_bound_is_refused_one_step_beyond_and_not_before() {
 #[test]
 fn a_hopeless_file_is_given_up_after_enough_mistakes() {
     let errors = bad(&"BAD\n".repeat(5_000));
-    assert_eq!(errors.count(), ERRORS_MAX + 1);
+    assert_eq!(errors.iter().count(), ERRORS_MAX + 1);
     assert_eq!(errors.iter().last().map(|error| error.code()), Some("agentfile.too_many_errors"));
 }
 

@@ -214,7 +214,9 @@ fn names_of_sixty_three_characters_are_the_longest() {
     let name = &LONG[..63];
     crate::good(&format!("FROM scratch\nNAME {name}\nCONFIG {name}\nARG {name}\n"));
     assert_eq!(
-        bad(&format!("FROM scratch\nNAME {LONG}\nCONFIG {LONG}\nCAPABILITY {LONG}\nARG {LONG}\n")).count(),
+        bad(&format!("FROM scratch\nNAME {LONG}\nCONFIG {LONG}\nCAPABILITY {LONG}\nARG {LONG}\n"))
+            .iter()
+            .count(),
         4
     );
 }

@@ -28,18 +28,8 @@ impl EventReads for SqliteSnapshot<'_> {
                     "SELECT * FROM events WHERE seq > ?1 AND stream = ?2 ORDER BY seq LIMIT ?3",
                 )?,
             };
-            let (mut last, mut bytes) = (since, 0);
-            let mut events = Vec::new();
             let mut found = statement.query(params![since.cast_signed(), stream, limit])?;
-            while bytes < PAGE_BYTES_MAX
-                && let Some(row) = found.next()?
-            {
-                last = rows::unsigned(row, "seq")?;
-                let event = rows::event(row)?;
-                bytes += event.as_ref().map_or(0, |event| event.body.weight());
-                events.extend(event);
-            }
-            Ok((events, last))
+            page(&mut found, since)
         })
     }
 
@@ -55,19 +45,9 @@ impl EventReads for SqliteSnapshot<'_> {
                      ORDER BY stream_seq DESC LIMIT ?3"
                 }
             })?;
-            let (mut last, mut bytes) = (0, 0);
-            let mut events = Vec::new();
             let before = i64::try_from(before).unwrap_or(i64::MAX);
             let mut found = statement.query(params![before, stream, limit])?;
-            while bytes < PAGE_BYTES_MAX
-                && let Some(row) = found.next()?
-            {
-                last = rows::unsigned(row, "seq")?;
-                let event = rows::event(row)?;
-                bytes += event.as_ref().map_or(0, |event| event.body.weight());
-                events.extend(event);
-            }
-            Ok((events, last))
+            page(&mut found, 0)
         })
     }
 
@@ -92,4 +72,18 @@ impl EventReads for SqliteSnapshot<'_> {
     fn integrity(&self) -> Result<String> {
         self.with(|c| c.query_row("PRAGMA integrity_check", [], |row| row.get(0)))
     }
+}
+
+/// Events until a page is full, and the sequence of the last row that was read, which is `last` when there is none.
+fn page(found: &mut rusqlite::Rows<'_>, mut last: u64) -> rusqlite::Result<(Vec<EventRow>, u64)> {
+    let (mut events, mut bytes) = (Vec::new(), 0);
+    while bytes < PAGE_BYTES_MAX
+        && let Some(row) = found.next()?
+    {
+        last = rows::unsigned(row, "seq")?;
+        let event = rows::event(row)?;
+        bytes += event.as_ref().map_or(0, |event| event.body.weight());
+        events.extend(event);
+    }
+    Ok((events, last))
 }

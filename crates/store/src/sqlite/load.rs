@@ -67,7 +67,7 @@ pub(crate) fn load(
     }
     let heads = Heads::load(connection, seq)?;
     let (jobs, quarantine) = (jobs::unsettled(connection)?, quarantine::all(connection)?);
-    let open = jobs.iter().filter(|row| row.progress.state.is_open()).map(|row| &row.agent);
+    let open = jobs.iter().filter(|row| row.progress.state.is_open() || !row.archived).map(|row| &row.agent);
     let held = turns.iter().map(|turn| &turn.row.agent).chain(open).chain(remembered);
     let held = held.chain(quarantine.iter().filter_map(|row| row.agent.as_ref())).collect();
     let agents = agents(connection, &held)?;

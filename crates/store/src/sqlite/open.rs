@@ -148,11 +148,12 @@ fn open_connected(
     Ok((meta, loaded, heads, reader))
 }
 
-fn connect(path: &Path) -> rusqlite::Result<Connection> {
+/// A connection that may write. Nothing is changed by opening and closing it.
+pub(super) fn connect(path: &Path) -> rusqlite::Result<Connection> {
     let flags =
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
-    // A database that turns out to be from the future must not be changed by closing it.
+    // A database that turns out to be from the future, or somebody else's, must not be changed by closing it.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     connection.busy_timeout(BUSY)?;
     Ok(connection)

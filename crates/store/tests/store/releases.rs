@@ -25,7 +25,7 @@ fn a_newer_database_that_says_this_release_may_read_it_is_opened_and_keeps_what_
     let (agent, _, writes) = live(&mut Ids::new());
     drop(opened(&path).writer.commit(&writes, ()).unwrap());
     // A newer release added a column, a kind of event and a field of the agent's record.
-    let mut spec: Vec<u8> = lodge_store::encode(&agent.spec);
+    let mut spec: Vec<u8> = prost::Message::encode_to_vec(&agent.spec);
     spec.extend([0xfa, 0x3e, 3, b'n', b'e', b'w']);
     {
         let connection = Connection::open(&path).unwrap();

@@ -18,10 +18,10 @@ impl SimDisk {
     pub(super) fn load_agents(&self, remembered: &[AgentId]) -> Loaded {
         let turns = self.live_turns().map(|turn| &turn.row.agent);
         let aside = self.quarantine.values().filter_map(|row| row.agent.as_ref());
-        let held: BTreeSet<&AgentId> =
-            turns.chain(aside).chain(remembered).chain(self.open_jobs().map(|row| &row.agent)).collect();
-        let (mut live, rest): (Vec<&AgentRow>, Vec<&AgentRow>) =
-            self.agents_there().partition(|row| !row.is_at_rest() || held.contains(&row.id));
+        let held: BTreeSet<&AgentId> = turns.chain(aside).chain(remembered).collect();
+        let (mut live, rest): (Vec<&AgentRow>, Vec<&AgentRow>) = self
+            .agents_there()
+            .partition(|row| !row.is_at_rest() || held.contains(&row.id) || self.has_unarchived_job(&row.id));
         live.sort_by(|a, b| a.id.cmp(&b.id));
         let streams = live.iter().map(|row| row.id.as_str()).chain([DAEMON_STREAM]);
         let heads = streams.filter_map(|stream| Some((stream.to_owned(), *self.streams.get(stream)?)));

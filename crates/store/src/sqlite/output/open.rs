@@ -5,13 +5,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use lodge_core::Timestamp;
-use rusqlite::config::DbConfig;
-use rusqlite::{Connection, OpenFlags, OptionalExtension};
+use rusqlite::{Connection, OptionalExtension};
 
 use super::read::OutputReader;
 use super::{Health, OutputStore, is_damage};
 use crate::sqlite::full::is_full;
-use crate::sqlite::pool::BUSY;
+use crate::sqlite::open::connect;
 use crate::sqlite::schema::{pack_version, unpack_version};
 
 const FILE: &str = "output.db";
@@ -150,16 +149,6 @@ fn attempt(path: &Path) -> Result<Attempt, OutputOpenError> {
         }
         Err(error) => Err(error),
     }
-}
-
-fn connect(path: &Path) -> rusqlite::Result<Connection> {
-    let flags =
-        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags)?;
-    // One that turns out to be somebody else's must not be changed by closing it.
-    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-    connection.busy_timeout(BUSY)?;
-    Ok(connection)
 }
 
 /// Makes a connection ready to write. Some: why the file cannot be used.
