@@ -241,7 +241,6 @@ mod tests {
     #[test]
     fn an_embedded_program_is_unpacked_and_one_that_is_not_what_was_embedded_is_not_used() {
         use std::io::Write;
-        let dir = tempfile::tempdir().unwrap();
         let mut zlib = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::best());
         zlib.write_all(b"a program").unwrap();
         let zlib: &'static [u8] = zlib.finish().unwrap().leak();
@@ -249,12 +248,14 @@ mod tests {
             let sha256: [u8; 32] = Sha256::digest(b"a program").into();
             ProgramImage { contents: ProgramContents::Embedded(zlib), len, sha256 }
         };
-        let stored = |program| StoredProgram::new(dir.path(), "keeper", program).unwrap();
         for wrong in [embedded(zlib, 8), embedded(zlib, 10), embedded(&zlib[..zlib.len() - 6], 9)] {
-            assert_eq!(stored(wrong).verified().unwrap_err().code(), "host.program_not_stored");
+            let dir = tempfile::tempdir().unwrap();
+            let stored = StoredProgram::new(dir.path(), "keeper", wrong).unwrap();
+            assert_eq!(stored.verified().unwrap_err().code(), "host.program_not_stored");
         }
-        let path = stored(embedded(zlib, 9)).path().unwrap().to_owned();
-        assert_eq!(fs::read(path).unwrap(), b"a program");
+        let dir = tempfile::tempdir().unwrap();
+        let stored = StoredProgram::new(dir.path(), "keeper", embedded(zlib, 9)).unwrap();
+        assert_eq!(fs::read(stored.path().unwrap()).unwrap(), b"a program");
     }
 
     #[test]

@@ -108,5 +108,13 @@ fn a_collection_that_takes_what_an_agent_has_is_found() {
 
 #[test]
 fn an_agent_that_leaves_memory_before_it_is_on_disk_is_found() {
-    finds(Mutation::EarlyRest, &["left memory before it was on disk", "does not follow", "moved from"]);
+    finds(
+        Mutation::EarlyRest,
+        &[
+            "left memory before it was on disk",
+            "does not follow",
+            "moved from",
+            "for an agent that does not run",
+        ],
+    );
 }

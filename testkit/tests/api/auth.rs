@@ -3,17 +3,26 @@
 use std::fs;
 use std::path::Path;
 
-use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use lodge_proto::client::{Client, ClientError, Target};
 use lodge_testkit::lodge::{Lodge, http, rpc};
+use ring::hmac;
 use rusqlite::Connection;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::world::{ApiWorld, KEY, family, http_unix, sh};
 
+/// A way to sign: its name in a token, and what it is.
+type Signing = (&'static str, hmac::Algorithm);
+
+const HS256: Signing = ("HS256", hmac::HMAC_SHA256);
+const HS384: Signing = ("HS384", hmac::HMAC_SHA384);
+const HS512: Signing = ("HS512", hmac::HMAC_SHA512);
+
 /// Signs claims with the key that a daemon's tokens are signed with.
-fn signed(lodge: &Lodge, algorithm: Algorithm, change: impl FnOnce(&mut Value)) -> String {
+fn signed(lodge: &Lodge, (name, algorithm): Signing, change: impl FnOnce(&mut Value)) -> String {
     let database = Connection::open(lodge.home().join("daemon.db")).expect("a database");
     let meta = |key: &str| -> Vec<u8> {
         database.query_row("SELECT value FROM meta WHERE key = ?1", [key], |row| row.get(0)).expect("a value")
@@ -36,7 +45,10 @@ fn signed(lodge: &Lodge, algorithm: Algorithm, change: impl FnOnce(&mut Value)) 
     });
     change(&mut claims);
     let key: [u8; 32] = hash.finalize().into();
-    encode(&Header::new(algorithm), &claims, &EncodingKey::from_secret(&key)).expect("a token")
+    let encoded = |part: &Value| BASE64_URL_SAFE_NO_PAD.encode(part.to_string());
+    let signed = format!("{}.{}", encoded(&json!({"typ": "JWT", "alg": name})), encoded(&claims));
+    let signature = hmac::sign(&hmac::Key::new(algorithm, &key), signed.as_bytes());
+    format!("{signed}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature))
 }
 
 /// Tokens that open nothing, with the code each is refused with.
@@ -57,42 +69,24 @@ fn bad_tokens(lodge: &Lodge, other: &Lodge) -> Vec<(String, &'static str)> {
         (format!("Bearer eyJhbGciOiJub25lIn0.{}.", parts[1]), "auth.invalid"),
         (format!("Bearer eyJhbGciOiJub25lIiwidHlwIjoiSldUIn0.{}.{}", parts[1], parts[2]), "auth.invalid"),
         (format!("Bearer {}", other.token()), "auth.invalid"),
-        (format!("Bearer {}", signed(lodge, Algorithm::HS512, |_| ())), "auth.invalid"),
+        (format!("Bearer {}", signed(lodge, HS512, |_| ())), "auth.invalid"),
         (
-            format!(
-                "Bearer {}",
-                signed(lodge, Algorithm::HS256, |claims| claims["exp"] = json!(1_000_000_000))
-            ),
+            format!("Bearer {}", signed(lodge, HS256, |claims| claims["exp"] = json!(1_000_000_000))),
             "auth.expired",
         ),
         (
-            format!(
-                "Bearer {}",
-                signed(lodge, Algorithm::HS256, |claims| claims["iss"] = json!("lodge:agent"))
-            ),
+            format!("Bearer {}", signed(lodge, HS256, |claims| claims["iss"] = json!("lodge:agent"))),
             "auth.invalid",
         ),
+        (format!("Bearer {}", signed(lodge, HS256, |claims| claims["aud"] = json!("other"))), "auth.invalid"),
         (
-            format!("Bearer {}", signed(lodge, Algorithm::HS256, |claims| claims["aud"] = json!("other"))),
+            format!("Bearer {}", signed(lodge, HS256, |claims| claims["iss"] = json!("lodge:root"))),
             "auth.invalid",
         ),
-        (
-            format!(
-                "Bearer {}",
-                signed(lodge, Algorithm::HS256, |claims| claims["iss"] = json!("lodge:root"))
-            ),
-            "auth.invalid",
-        ),
-        (
-            format!("Bearer {}", signed(lodge, Algorithm::HS256, |claims| claims["jti"] = json!(null))),
-            "auth.invalid",
-        ),
+        (format!("Bearer {}", signed(lodge, HS256, |claims| claims["jti"] = json!(null))), "auth.invalid"),
         // Signed, and not recorded: there is nothing that it could have been but revoked.
-        (
-            format!("Bearer {}", signed(lodge, Algorithm::HS256, |claims| claims["jti"] = json!("tok_0"))),
-            "auth.revoked",
-        ),
-        (format!("Bearer {}", signed(lodge, Algorithm::HS384, |_| ())), "auth.invalid"),
+        (format!("Bearer {}", signed(lodge, HS256, |claims| claims["jti"] = json!("tok_0"))), "auth.revoked"),
+        (format!("Bearer {}", signed(lodge, HS384, |_| ())), "auth.invalid"),
     ]
 }
 
@@ -126,7 +120,7 @@ async fn no_door_opens_without_a_token_of_this_daemons_that_is_still_good() {
             }
         }
     }
-    let good = format!("Bearer {}", signed(&world.lodge, Algorithm::HS256, |_| ()));
+    let good = format!("Bearer {}", signed(&world.lodge, HS256, |_| ()));
     let headers = [("authorization", good.as_str()), ("content-type", "application/json")];
     assert_eq!(http(&addr, "POST", "/v1/rpc", &headers, &body).expect("an answer").0, 200);
 }
@@ -187,7 +181,7 @@ fn the_token_is_kept_across_restarts_and_renewed_when_it_is_nearly_over() {
     lodge.kill9();
     let soon = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a time").as_secs()
         + 86_400;
-    let old = signed(&lodge, Algorithm::HS256, |claims| claims["exp"] = json!(soon));
+    let old = signed(&lodge, HS256, |claims| claims["exp"] = json!(soon));
     Connection::open(lodge.home().join("daemon.db"))
         .and_then(|database| {
             database

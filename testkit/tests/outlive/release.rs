@@ -2,19 +2,24 @@
 //!
 //! A release is the program under test with other bytes: its keeper and its runtime have another number in the padding
 //! of their ELF headers, which nothing reads, and the digests that name them follow. So they are other programs, under
-//! other names in `bin/`, that do the same.
+//! other names in `bin/`, that do the same. Their section headers, which only debuggers read, are zeroed, so that the
+//! compressed program has room in the place of the old one.
 
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use flate2::Compression;
+use flate2::write::ZlibEncoder;
 use lodge_testkit::lodge::bin;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
 /// The last byte of an ELF header's identification: padding.
 const PADDING: usize = 15;
+/// Where a 64-bit ELF header says where the section headers are. They are the end of the file.
+const SECTION_HEADERS: usize = 0x28;
 const DIGEST_BYTES: usize = 32;
 
 /// Where a daemon's program lies, to be replaced.
@@ -44,9 +49,13 @@ impl ProgramDir {
         let mut release = self.original.clone();
         for name in ["keeper", "runtime"] {
             let (stored, digest) = first_stored(home, name);
-            let at = find(&release, &stored, 0).expect("the daemon carries what it stored");
-            release[at + PADDING] = number;
-            let other = digest_of(&release[at..at + stored.len()]);
+            let embedded = compressed(&stored);
+            let at = find(&release, &embedded, 0).expect("the daemon embeds what it stored");
+            let other = with_number(stored, number);
+            let replacement = compressed(&other);
+            assert!(replacement.len() <= embedded.len(), "{} > {}", replacement.len(), embedded.len());
+            release[at..at + replacement.len()].copy_from_slice(&replacement);
+            let other = digest_of(&other);
             let mut told = 0;
             while let Some(at) = find(&release, &digest, told) {
                 release[at..at + DIGEST_BYTES].copy_from_slice(&other);
@@ -81,6 +90,22 @@ fn first_stored(home: &Path, name: &str) -> (Vec<u8>, [u8; DIGEST_BYTES]) {
     let first = found.next().expect("a program that was started");
     let digest = digest_of(&first);
     (first, digest)
+}
+
+/// The program of another release.
+fn with_number(mut program: Vec<u8>, number: u8) -> Vec<u8> {
+    let field: [u8; 8] = program[SECTION_HEADERS..][..8].try_into().expect("eight bytes");
+    let headers = usize::try_from(u64::from_le_bytes(field)).expect("an offset");
+    program[headers..].fill(0);
+    program[PADDING] = number;
+    program
+}
+
+/// As the daemon's build embeds it.
+fn compressed(program: &[u8]) -> Vec<u8> {
+    let mut zlib = ZlibEncoder::new(Vec::new(), Compression::best());
+    zlib.write_all(program).expect("a Vec grows");
+    zlib.finish().expect("a Vec grows")
 }
 
 /// The programs of this name in a state directory.

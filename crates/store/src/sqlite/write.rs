@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use lodge_core::agent::AgentState;
 use lodge_core::limits::REQUEST_MEMORY_MS;
 use lodge_core::record::{
     AgentRow, AgentWrite, EventRow, ImageWrite, LineageRow, Loaded, MessageRow, Remembered, RequestRow,
@@ -341,6 +342,9 @@ fn insert_agent(tx: &Connection, row: &AgentRow) -> rusqlite::Result<()> {
         row.retry.failures,
         row.retry.at.map(Timestamp::ms),
     ])?;
+    if row.state == AgentState::Removed {
+        return Ok(());
+    }
     agent_images::put(tx, &row.id, &row.image_digest, &row.spec, None)
 }
 

@@ -10,6 +10,8 @@ use crate::archive;
 use crate::cut::{Cut, Cuts, Prefixes, Rng};
 use crate::disk::{Disk, Image};
 use crate::trace::{Op, Trace, What};
+use lodge_core::record::DAEMON_STREAM;
+
 use crate::workload::{CALLER, DATABASE, NEWEST, commits_up_to, events};
 
 /// What a database held after a cut.
@@ -217,8 +219,12 @@ fn look_at(path: &Path) -> Result<Found, String> {
         return Err(format!("{commits} commits have other events than they wrote"));
     }
     let heads = if loaded.seq == 0 { None } else { Some(&loaded.seq) };
-    if loaded.streams.get(CALLER) != heads {
-        return Err(format!("the stream is at {:?}, the log at {}", loaded.streams.get(CALLER), loaded.seq));
+    if loaded.streams.get(DAEMON_STREAM) != heads {
+        return Err(format!(
+            "the stream is at {:?}, the log at {}",
+            loaded.streams.get(DAEMON_STREAM),
+            loaded.seq
+        ));
     }
     let answer =
         |id: &str| reader.here(|snapshot| snapshot.request(CALLER, id)).map(|row| row.map(|row| row.answer));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use lodge_core::Timestamp;
 use lodge_core::event::TurnText;
-use lodge_core::record::{EventRow, RequestRow, Write};
+use lodge_core::record::{DAEMON_STREAM, EventRow, RequestRow, Write};
 use lodge_store::{OpenedDatabase, WalLimits, open};
 use rusqlite::Connection;
 
@@ -124,7 +124,7 @@ pub fn events(number: u64) -> Vec<EventRow> {
     let first = last_event(number - 1) + 1;
     let event = |seq: u64| EventRow {
         seq,
-        stream: CALLER.into(),
+        stream: DAEMON_STREAM.into(),
         stream_seq: seq,
         at: NOW,
         body: TurnText { text: format!("{number:03}.{seq:03} ").repeat(bytes / 8), ..TurnText::default() }
