@@ -128,7 +128,10 @@ impl SystemExecutor {
             let ending = self.end_cgroups(sandbox);
             match ending.map_err(|cause| StartError::OldTree { sandbox: sandbox.to_owned(), cause })? {
                 CgroupRemoval::Gone => return Ok(OldProcesses::Gone),
-                CgroupRemoval::InUse if self.is_locked(sandbox) => return Ok(OldProcesses::Lives),
+                // Cgroups of the first version are not locked by their keeper: they look as if they were dying.
+                CgroupRemoval::InUse | CgroupRemoval::Dying if self.is_locked(sandbox) => {
+                    return Ok(OldProcesses::Lives);
+                }
                 // A keeper that is about to die or to start.
                 CgroupRemoval::InUse | CgroupRemoval::Dying => tokio::time::sleep(OTHER_PAUSE).await,
             }
