@@ -90,7 +90,7 @@ pub enum Seen {
 pub enum Effect {
     Sandbox {
         sandbox: SandboxId,
-        /// Whose sandbox it is: what is observed of it is told about this agent.
+        /// The agent that owns the sandbox. Observations about the sandbox name this agent.
         agent: AgentId,
         what: SandboxEffect,
     },

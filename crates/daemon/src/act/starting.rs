@@ -108,7 +108,7 @@ impl Actor {
         match make().await {
             // It is fetched again where that can be, and then there is a second chance.
             Err(lacks @ NotStarted::Lacks(_)) => {
-                let Ok(_pins) = self.shell.images.mend(&plan.image, &plan.image_digest).await else {
+                let Ok(_pins) = self.shell.images.repair(&plan.image, &plan.image_digest).await else {
                     return Err(lacks);
                 };
                 make().await?;

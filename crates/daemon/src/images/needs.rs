@@ -90,8 +90,8 @@ impl Images {
         .await
     }
 
-    /// Brings what of an agent's image is damaged or missing, when a registry is known that has it.
-    pub async fn mend(self: &Arc<Self>, image: &str, digest: &str) -> Result<Pins, ImageError> {
+    /// Pulls the damaged or missing parts of an agent's image, if a registry is known that has them.
+    pub async fn repair(self: &Arc<Self>, image: &str, digest: &str) -> Result<Pins, ImageError> {
         let pins = self.blobs()?.pins();
         let from = self.origins(image, digest).await?;
         self.obtain(&pins, &digest_of(digest)?, &from, Arc::new(Unwatched)).await?;

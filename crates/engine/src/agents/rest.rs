@@ -71,7 +71,7 @@ impl Engine {
         self.lookups.commands -= lookup.commands.len();
         match found {
             AgentLookup::Found(fact) => self.hold(*fact),
-            // Whoever needs the agent is refused, and a session of it is there all the same.
+            // Commands that need the agent are refused. Commands about its sessions are decided without it.
             AgentLookup::NotThere => {}
             AgentLookup::Unreadable => {
                 for (caller, _) in lookup.commands {

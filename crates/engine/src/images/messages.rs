@@ -15,7 +15,7 @@ pub enum ImageCommand {
     Tag { digest: String, tags: Vec<String> },
     Remove {
         given: ImageGiven,
-        /// The names of agents that have it, as the store knows them: those at rest are told by these.
+        /// The names of agents that have it, from the store: of agents at rest the engine knows only how many have it.
         used_by: Vec<String>,
     },
 }

@@ -94,10 +94,16 @@ impl EngineWorld {
     }
 
     fn pulled(&mut self, agent: &AgentId, ask: u64) -> Batch {
-        self.brought(agent, ask, vec![bin("sha256:rg")], vec![found_rg()])
+        self.pull_ended(agent, ask, vec![bin("sha256:rg")], vec![found_rg()])
     }
 
-    fn brought(&mut self, agent: &AgentId, ask: u64, rows: Vec<ImageRow>, tools: Vec<ToolRecord>) -> Batch {
+    fn pull_ended(
+        &mut self,
+        agent: &AgentId,
+        ask: u64,
+        rows: Vec<ImageRow>,
+        tools: Vec<ToolRecord>,
+    ) -> Batch {
         self.see(Seen::Pull(PullSeen::Pulled { agent: agent.clone(), ask, rows, tools, runtime: None }))
     }
 
@@ -144,7 +150,7 @@ fn an_agent_of_an_announced_image_starts_when_all_of_it_is_here_and_recorded() {
     let batch = world.ask(None, new_agent(announced(row()), Vec::new()));
     let agent: AgentId = reply(&batch)["id"].as_str().unwrap().parse().unwrap();
     assert_eq!((pulls(&batch), reply(&batch)["status"].as_str()), ((vec![1], 0), Some("pulling")));
-    let batch = world.brought(&agent, 1, vec![row()], Vec::new());
+    let batch = world.pull_ended(&agent, 1, vec![row()], Vec::new());
     let images: Vec<ImageState> = batch.writes.iter().filter_map(state_of).collect();
     assert_eq!((images, ups(&batch).len()), (vec![ImageState::Complete], 1));
     assert!(
@@ -191,7 +197,7 @@ fn an_agent_that_is_started_again_is_asked_for_again_and_what_is_the_same_is_not
     let restart = Command::Agent(AgentCommand::Restart { id: agent.clone(), jobs: RunningJobs::Cancel });
     let batch = world.ask(None, restart);
     assert_eq!((pulls(&batch), ups(&batch).len()), ((vec![2], 0), 0));
-    let batch = world.brought(&agent, 2, Vec::new(), vec![found_rg()]);
+    let batch = world.pull_ended(&agent, 2, Vec::new(), vec![found_rg()]);
     let changed = |write: &Write| {
         matches!(write, Write::Agent(AgentWrite::Spec { .. }) | Write::Image(ImageWrite::Here(_)))
     };
@@ -371,7 +377,7 @@ fn a_revived_agent_is_pulled_and_its_turns_go_on() {
     });
     let batch = world.see(died);
     assert_eq!((pulls(&batch), ups(&batch).len()), ((vec![2], 0), 0));
-    let batch = world.brought(&agent, 2, Vec::new(), vec![found_rg()]);
+    let batch = world.pull_ended(&agent, 2, Vec::new(), vec![found_rg()]);
     assert_eq!(ups(&batch)[0].run, 2);
     world.ready(&agent);
     assert_eq!(world.state(&turn), TurnState::Running);

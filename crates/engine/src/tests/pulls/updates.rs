@@ -20,7 +20,7 @@ fn an_update_to_another_image_pulls_it_when_the_turns_are_over() {
     assert_eq!((pulls(&batch), ups(&batch).len()), ((vec![1], 0), 0));
     assert_eq!(world.pull_state(&agent), AgentState::Pulling);
     let rows = vec![with_rg("sha256:1"), bin("sha256:rg")];
-    assert_eq!(ups(&world.brought(&agent, 1, rows, vec![found_rg()]))[0].image_digest, "sha256:1");
+    assert_eq!(ups(&world.pull_ended(&agent, 1, rows, vec![found_rg()]))[0].image_digest, "sha256:1");
     assert!(!world.engine.images.contains_key("sha256:0"), "nobody has the old one");
 }
 
