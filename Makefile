@@ -20,7 +20,7 @@ help:
 build:
 	$(CARGO) build --locked
 
-# Touches nothing outside this directory: state lies in ./.lodge. The port is picked by the kernel.
+# Touches nothing outside this directory: the state is in ./.lodge. The kernel picks the port.
 run: build
 	@mkdir -p $(LODGE_HOME) && chmod 700 $(LODGE_HOME)
 	@test -e $(LODGE_HOME)/lodged.yaml || printf 'serve:\n  http-addr: 127.0.0.1:0\n' > $(LODGE_HOME)/lodged.yaml
@@ -44,19 +44,22 @@ run: build
 	fi
 	@echo "make stop ends everything."
 
+# Agents outlive their daemon. If it is gone, another one adopts them and ends them.
 stop:
-	@if [ -S $(LODGE_HOME)/lodge.sock ]; then $(BIN)/lodge --no-autostart shutdown --agents; else echo "nothing runs on $(LODGE_HOME)"; fi
+	@if [ -S $(LODGE_HOME)/lodge.sock ] || ls $(LODGE_HOME)/run/*/lock >/dev/null 2>&1; then \
+		$(BIN)/lodge -q ps >/dev/null && $(BIN)/lodge --no-autostart shutdown --agents; \
+	else echo "nothing runs on $(LODGE_HOME)"; fi
 
-# The programs of stock/programs and Debian's static busybox, packed as images into target/stock/stock.tar. What is there in
-# its version is not built again.
+# The programs of stock/programs and Debian's static busybox, packed as images into target/stock/stock.tar. Programs that
+# exist in their version are not built again.
 stock: build
 	stock/build
 	stock/pack
 
-# What the tests need beside Rust: python3, for the second runtime of the conformance test; strace, which records what
-# reaches the disk for the proof that a power loss takes nothing; openssl, which makes certificates; git and curl, by
-# which agents reach a server; busybox, which is packed; a registry (with htpasswd, for one that asks who is there) and
-# skopeo, to push to and to pull with; Docker Engine, for an empty container.
+# What the tests need besides Rust: python3 for the second runtime of the conformance test; strace to record disk writes
+# for the power-loss tests; openssl to create certificates; git and curl, with which agents reach a server; busybox, which
+# is packed; a registry (with htpasswd, for one with logins) and skopeo, to push to and to pull with; Docker Engine for an
+# empty container.
 tools:
 	@for tool in python3 strace openssl git curl busybox docker-registry htpasswd skopeo dockerd docker; do command -v $$tool >/dev/null || missing=1; done; \
 	if [ -n "$$missing" ]; then \
@@ -67,7 +70,7 @@ tools:
 test: tools stock
 	.ci/test
 
-# What a change is tried with before it goes to CI: unit tests of all crates, the engine, the store, and turns, agents and commands on a real daemon.
+# Checks a change before CI: unit tests of all crates, the engine, the store, and turns, agents and commands on a real daemon.
 test-fast:
 	$(CARGO) build --locked --workspace --bins
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
@@ -79,7 +82,7 @@ test-fast:
 test-as-user:
 	.ci/test-as-user
 
-# Each run tells its seed first; SOAK_KILLS is how many kills one seed gets.
+# Each run prints its seed first; SOAK_KILLS is how many kills one seed gets.
 SOAK_KILLS ?= 200
 soak: build
 	@while :; do $(BIN)/lodge selftest --crash $(SOAK_KILLS) || exit $$?; done

@@ -26,7 +26,7 @@ pub(crate) fn filled(agents: u32, events: u32) -> Lodge {
     lodge
 }
 
-/// Adds so many agents, each as one of those called `seed` and `broken`, in turns, to a directory whose daemon is gone.
+/// Adds this many agents to a directory without a daemon, alternately as copies of `seed` and `broken`.
 pub(crate) fn add(lodge: &Lodge, agents: u32, events: u32) {
     let connection = Connection::open(lodge.home().join("daemon.db")).expect("the database");
     multiply(&connection, agents, events).expect("a filled database");

@@ -18,7 +18,7 @@ use crate::floor::Floors;
 use crate::images::peers::Peers;
 use crate::table::BenchTable;
 
-/// Those of this part that can be had alone.
+/// The parts that can run separately.
 pub(crate) const PARTS: [&str; 6] = ["transfer", "layers", "packing", "stock", "catalog", "footprint"];
 
 /// All parts when `images` is wanted, else those that are.

@@ -14,21 +14,21 @@ mod width;
 
 use crate::BenchSizes;
 use crate::floor::Floors;
-pub(crate) use crate::jobs::tools::Missing;
+pub(crate) use crate::jobs::tools::MissingPeer;
 use crate::jobs::tools::PeerTools;
 use crate::sample::Sample;
 use crate::table::{BenchRow, BenchTable};
 
-/// Small jobs that run at once, of everybody.
+/// Small jobs that run in parallel, in every program.
 const WIDTH: usize = 4;
-/// Those of this part that can be had alone.
+/// The parts that can run separately.
 pub(crate) const PARTS: [&str; 5] = ["submit", "width", "printing", "listed", "output"];
 
 /// All parts when `jobs` is wanted, else those that are.
 pub(crate) async fn run(
     wanted: impl Fn(&str) -> bool,
     sizes: BenchSizes,
-    missing: Missing,
+    missing: MissingPeer,
     floors: &mut Floors,
     table: &mut BenchTable,
 ) {

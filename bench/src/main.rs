@@ -33,7 +33,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::floor::Floors;
-use crate::jobs::Missing;
+use crate::jobs::MissingPeer;
 use crate::table::BenchTable;
 
 /// Measures Lodge's claims on this machine, each beside the floor of the same run.
@@ -307,7 +307,7 @@ fn main() -> ExitCode {
         if wanted("network") {
             network::run(sizes, &mut table).await;
         }
-        let missing = if flags.quick { Missing::Leave } else { Missing::Install };
+        let missing = if flags.quick { MissingPeer::Leave } else { MissingPeer::Install };
         jobs::run(wanted, sizes, missing, &mut floors, &mut table).await;
         images::run(wanted, sizes, &mut floors, &mut table).await;
     });

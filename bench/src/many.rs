@@ -14,7 +14,7 @@ use crate::table::{BenchRow, BenchTable, NumberBound};
 use crate::world::{BenchModel, BenchWorld, wait_ready};
 
 const AGENT_MB_MAX: f64 = 0.8;
-/// How many create requests are under way at once.
+/// Parallel create requests.
 const CREATORS: usize = 8;
 
 /// Creates agents, all of them at once, and looks at what they take.
@@ -82,7 +82,7 @@ pub(crate) async fn working(sizes: BenchSizes, floors: &mut Floors, table: &mut 
     assert!(ready.is_ok(), "the daemon answers after all that: {ready:?}");
 }
 
-/// Creates so many agents and waits until every one is ready.
+/// Creates this many agents and waits until every one is ready.
 async fn create(world: &BenchWorld, count: usize) -> Vec<String> {
     let queue = std::cell::RefCell::new((0..count).collect::<Vec<_>>());
     let ids = std::cell::RefCell::new(Vec::new());

@@ -165,7 +165,7 @@ fn own_address() -> Option<IpAddr> {
     socket.local_addr().ok().map(|address| address.ip()).filter(|address| !address.is_loopback())
 }
 
-/// Takes what is sent, or sends as much as is asked for.
+/// Reads everything, or sends the requested number of bytes.
 fn serve(address: IpAddr) -> SocketAddr {
     let listener = TcpListener::bind((address, 0)).expect("a socket");
     let at = listener.local_addr().expect("an address");

@@ -58,7 +58,7 @@ impl ComparedDaemon {
         ComparedDaemon { world, client, _dir: dir }
     }
 
-    /// Megabytes of each of so many agents at rest; they are removed afterwards. None when only root may know.
+    /// Megabytes per idle agent, for this many agents, which are removed afterwards. None if only root can read it.
     async fn agent_mb(&mut self, image: &str, count: usize) -> Option<f64> {
         let mut client = self.world.lodge.client().await;
         let mut ids = Vec::new();

@@ -98,8 +98,8 @@ pub(crate) fn threads_ns(pid: u32) -> HashMap<String, u64> {
         .collect()
 }
 
-/// The memory a process accounts for, with shared pages divided among those who share them. `None` when the kernel
-/// does not tell: keepers and runtimes are not dumpable, so only root may ask.
+/// The memory of a process, with shared pages divided among their users. `None` if the kernel does not show it: keepers
+/// and runtimes are not dumpable, so only root can read it.
 pub(crate) fn pss_kb(pid: u32) -> Option<u64> {
     rollup(pid, "Pss:")
 }

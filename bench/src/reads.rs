@@ -19,7 +19,7 @@ use crate::world::{BenchModel, BenchSession, BenchWorld};
 const SESSIONS: usize = 32;
 /// Between two reads: one client that looks, not one that loads the daemon.
 const PAUSE: Duration = Duration::from_millis(2);
-/// What is said in each turn: some kilobytes of plain text.
+/// The text of each turn: some kilobytes of plain text.
 const TEXT: &str = include_str!("../../LICENSE");
 
 /// What one daemon gave.

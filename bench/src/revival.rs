@@ -1,6 +1,6 @@
 //! A killed process until its agent is ready again: the runtime alone, and the whole sandbox.
 //!
-//! Beside each stands an ordinary start of the same agent, taken in the same rounds.
+//! Each is shown next to an ordinary start of the same agent, measured in the same rounds.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Measured durations, and what is said of them.
+//! Measured durations and their statistics.
 
 use std::time::Duration;
 

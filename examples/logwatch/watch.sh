@@ -5,7 +5,7 @@ mkfifo "$pipe" || exit 2
 tail -n 0 -F "$2" >"$pipe" 2>/dev/null &
 grep -m 1 -e "$1" <"$pipe"
 found=$?
-# Not a pipeline: tail would notice that nobody reads only with the next line.
+# Not a pipeline: tail would notice a closed pipe only with the next line.
 kill $!
 rm -f "$pipe"
 exit $found

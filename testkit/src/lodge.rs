@@ -198,7 +198,7 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// As [`until`], for conditions that are asked over a connection.
+/// As [`until`], for conditions that are read over a connection.
 pub async fn until_async<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
     let end = Instant::now() + PATIENCE;
     loop {

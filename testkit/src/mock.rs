@@ -38,7 +38,7 @@ impl Deref for MockLlm {
     }
 }
 
-/// The program beside the running test, built now if nobody asked cargo for it.
+/// The program beside the running test, built now if cargo has not built it.
 fn program() -> io::Result<PathBuf> {
     let test = std::env::current_exe()?;
     // A test lies in `<profile>/deps`, an example in `<profile>/examples`, a program in `<profile>`.

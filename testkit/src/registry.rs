@@ -48,7 +48,7 @@ pub enum RegistryDoor {
     Everybody,
     /// Clients that send this as `Basic …`.
     Basic { login: String },
-    /// Clients that send this token as `Bearer …`. The realm issues it for the login, or to everybody.
+    /// Clients that send this token as `Bearer …`. The realm issues it for the login, or to any client.
     Token { realm: String, login: Option<String>, token: String },
 }
 
@@ -57,15 +57,15 @@ pub enum RegistryDoor {
 pub enum RegistryFault {
     /// This is answered instead.
     Answer { status: u16, headers: Vec<(String, String)>, body: Vec<u8> },
-    /// The connection ends after so many bytes of the answer's body.
+    /// The connection ends after this many bytes of the answer's body.
     CutAt(u64),
-    /// Nothing more comes after so many bytes of the answer's body.
+    /// The answer stalls after this many bytes of its body.
     StallAt(u64),
     /// One byte of the answer's body comes each time.
     Trickle(Duration),
     /// Nothing is answered at all, once the request was read.
     Silence,
-    /// The connection ends after so many bytes of what is sent with the request. They are kept.
+    /// The connection ends after this many bytes of the request's body. They are kept.
     TakeOnly(u64),
     /// Sends other bytes, with their correct length.
     Body(Vec<u8>),
@@ -138,7 +138,7 @@ impl MockRegistry {
         Ok(MockRegistry { address, shared })
     }
 
-    /// `host:port`, as it stands in a reference.
+    /// `host:port`, as references have it.
     pub fn host(&self) -> String {
         self.address.to_string()
     }

@@ -1,4 +1,4 @@
-//! Kill -9, at any instant: what was acknowledged is there, what was running goes on, nothing happens twice.
+//! Kill -9 at any moment: acknowledged work is present, running work continues, nothing happens twice.
 
 use lodge_testkit::crash::{self, BrokenPromise, CrashModel, CrashReport, CrashSetup, RunningTool, Victim};
 
@@ -176,7 +176,7 @@ fn a_tool_goes_on_when_its_runtime_dies_and_the_turn_takes_its_result() {
 }
 
 #[test]
-fn a_tool_that_died_with_its_keeper_is_told_as_unknown_and_not_run_again() {
+fn a_tool_that_died_with_its_keeper_is_reported_as_unknown_and_not_run_again() {
     for (seed, victim) in [(3, Victim::Keeper), (4, Victim::DaemonAndKeeper)] {
         let report = struck(seed, victim, RunningTool::Long);
         assert_eq!((report.unknown, report.effects, report.replaced), (1, 1, 1), "{victim:?}\n{report}");

@@ -37,7 +37,7 @@ fn expected() -> Value {
     serde_json::from_str(golden().expected).expect("the fixture is JSON")
 }
 
-/// What a listing tells of processes, or of the moment at which it was made.
+/// Fields of a listing that depend on processes or on the time.
 const OF_THE_MOMENT: [&str; 14] = [
     "deaths",
     "detail",
@@ -165,7 +165,7 @@ fn agents_of_the_previous_release_go_on_where_they_were() {
     let mut lodge = furnished(bin("lodged"));
     lodge.start();
     until("the agents come up", || is_ready(&lodge, "guest").and_then(|()| is_ready(&lodge, "packed")));
-    // The turn and the job were cut off with the whole machine: nobody knows how far they came.
+    // The turn and the job were interrupted with the whole machine: their progress is unknown.
     let turns = call(&lodge, "turn/list", &json!({"session": "gate"}));
     let answer = answer_of(&lodge, turns["turns"][0]["id"].as_str().expect("a turn"));
     assert!(answer.contains("unknown"), "{answer}");

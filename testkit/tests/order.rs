@@ -22,7 +22,7 @@ struct TracedDaemon(Child);
 
 impl Drop for TracedDaemon {
     fn drop(&mut self) {
-        // It may have ended by itself, which is what was asked of it.
+        // It may have ended by itself, which is fine.
         drop(self.0.kill());
         drop(self.0.wait());
     }
@@ -73,7 +73,7 @@ fn traced(lodge: &Lodge, trace: &Path) -> TracedDaemon {
     command.args(["-D", "-f", "--seccomp-bpf", "-qq", "-y", "-s", "4096", "-e", CALLS, "-e", "signal=none"]);
     command.arg("-o").arg(trace);
     if !may_look() {
-        // The right is for who looks: the daemon is to be that of an ordinary user.
+        // The capability is for the observer: the daemon runs as an ordinary user.
         command.args(["setpriv", "--ambient-caps=-all", "--inh-caps=-all"]);
     }
     command.arg(daemon.get_program()).args(daemon.get_args()).env_clear();
@@ -97,7 +97,7 @@ fn may_look() -> bool {
 /// A write to a file of the database: its number, and the file as the trace names it.
 type TracedWrite<'a> = (usize, &'a str);
 
-/// Where each exec stands, and which write to the WAL must be synced before it may go on.
+/// The state of each exec, and the WAL write that must be synced before it continues.
 #[derive(Debug, Default)]
 struct ExecOrder<'a> {
     intent: Option<TracedWrite<'a>>,
@@ -106,8 +106,7 @@ struct ExecOrder<'a> {
     gone: bool,
 }
 
-/// Follows every tool call through the trace, one after the other. Returns how many were seen to their end, or what
-/// came too early.
+/// Follows every tool call through the trace in order. Returns how many completed, or what came too early.
 ///
 /// For an ordinary user the trace contains no paths of a daemon's files, only their numbers. Then a write counts for
 /// the file with the same number, and a file without a name belongs to the exec that was claimed last.

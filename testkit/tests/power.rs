@@ -1,4 +1,4 @@
-//! The machine loses power while a tool works: what its keeper wrote and nobody synced may be there, torn, or gone.
+//! The machine loses power while a tool works: unsynced files of its keeper may be complete, torn or missing.
 //!
 //! Keepers sync nothing: their files guard against the death of processes, the database against power loss (its own
 //! cuts are tried in the store's tests). So beneath `run/` any state of any file is possible after a cut, and here
@@ -25,9 +25,9 @@ const OUTPUT_LINES: usize = 500;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PowerMoment {
     ToolRuns,
-    /// The keeper wrote its record; no daemon heard of it.
+    /// The keeper wrote its record; no daemon read it.
     ToolEnded,
-    /// The turn is over and told.
+    /// The turn has ended and its end is published.
     TurnEnded,
 }
 
@@ -348,7 +348,7 @@ async fn what_is_half_written_is_never_run_nor_believed() {
     cut.then("a lock that says nothing", lock, ExpectedStep::Unknown).await;
 }
 
-/// What the files tell when all of them arrived.
+/// The expected step if all files are complete.
 fn found(moment: PowerMoment) -> ExpectedStep {
     match moment {
         PowerMoment::ToolRuns => ExpectedStep::Unknown,

@@ -16,7 +16,7 @@ use crate::world::{BenchModel, BenchTalker, BenchWorld};
 
 /// Connections that build at once.
 const BUILDERS: usize = 8;
-/// A page when nobody says how long, and the longest.
+/// The default page size and the largest.
 const PAGES: [usize; 2] = [100, 500];
 const PAGE_MS_MAX: f64 = 50.0;
 /// Flushes that the slowest change in a hundred may take, as while jobs print.

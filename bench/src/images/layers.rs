@@ -56,7 +56,7 @@ pub(crate) fn run(sizes: BenchSizes, peers: &Peers, table: &mut BenchTable) {
     table.row(BenchRow::times("  skopeo", &skopeo).with_floor("written", floor.p50()));
 }
 
-/// The directory of an agent with so many contexts and so many files, and what is in them.
+/// The directory of an agent with this many contexts and files, and their contents.
 pub(crate) fn agent(
     lodge: &Lodge,
     name: &str,

@@ -43,7 +43,7 @@ pub(crate) fn written<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Duratio
     from.elapsed()
 }
 
-/// Waits until nothing is left to be written, so that nobody pays for what another wrote.
+/// Waits until all writes are flushed, so that no program pays for another's writes.
 pub(crate) fn flushed() {
     // SAFETY: it takes nothing and touches no memory.
     unsafe { libc::sync() };

@@ -30,7 +30,7 @@ pub(crate) fn run(sizes: BenchSizes, peers: &Peers, table: &mut BenchTable) {
     let program = format!("{}:{}", store::platform(), file.display());
     plain::flushed();
     let built = store::timed(&lodge, ["-q", "bin", "build", "large", &program, "-t", NAME]);
-    // Filled once and read once before anything is measured, so that everybody finds it in memory.
+    // Filled and read once before the measurement, so that every program finds it in memory.
     let there = format!("{}/large/tool:v1", registry.host);
     lodge.cli_ok(["-q", "bin", "push", NAME, &there]);
     let layout = lodge.dir().join("layout");
@@ -50,7 +50,7 @@ pub(crate) fn run(sizes: BenchSizes, peers: &Peers, table: &mut BenchTable) {
     rows(&format!("tool of {mb} MB pushed"), &pushes, table);
 }
 
-/// Every round to registries that have nothing: one that has it is not sent it again, by anybody.
+/// Every round uses empty registries: contents that a registry has are not sent again.
 fn pushed(sizes: BenchSizes, peers: &Peers, lodge: &Lodge, layout: &str, bytes: &[u8]) -> TransferSamples {
     let mut samples = TransferSamples::default();
     for _ in 0..sizes.image_rounds {

@@ -28,7 +28,7 @@ const SESSIONS: usize = 10;
 const RARE: usize = 100;
 const PAGE: usize = 50;
 const PAGE_MS_MAX: f64 = 50.0;
-/// A peer that hands out everything it has is asked less often.
+/// A peer that returns everything is queried less often.
 const PEER_ROUNDS: usize = 3;
 
 pub(crate) async fn run(sizes: BenchSizes, tools: &PeerTools, floors: &mut Floors, table: &mut BenchTable) {
@@ -134,7 +134,7 @@ fn peers(sizes: BenchSizes, tools: &PeerTools, table: &mut BenchTable) {
     }
 }
 
-/// A directory without a daemon that has so many finished jobs, each as one of a hundred real ones.
+/// A directory without a daemon that has this many finished jobs, copied from a hundred real ones.
 async fn filled(jobs: usize) -> LodgeJobs {
     let mut ours = LodgeJobs::start(&[]).await;
     let mut agents = vec![ours.agent.clone()];

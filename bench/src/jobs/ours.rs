@@ -40,7 +40,7 @@ impl LodgeJobs {
         assert!(status.success(), "a job through the command line: {status}\n{}", self.world.lodge.log());
     }
 
-    /// A connection that hears of everything the agent's jobs do from now on.
+    /// A connection that gets all events of the agent's jobs from now on.
     pub(crate) async fn watcher(&self) -> JobWatcher {
         let mut client = self.world.lodge.client().await;
         client.call_value("client/attach", json!({"agent": self.agent})).await.expect("an attachment");
@@ -82,7 +82,7 @@ pub(crate) struct JobWatcher {
 }
 
 impl JobWatcher {
-    /// Waits until so many jobs have ended, all of them well: one that could not be run is soon over.
+    /// Waits until this many jobs have ended, all successfully: a job that cannot run ends soon.
     pub(crate) async fn ended(&mut self, count: usize) {
         let end = Instant::now() + ENDS_WITHIN;
         for done in 0..count {

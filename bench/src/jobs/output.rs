@@ -1,4 +1,4 @@
-//! One job that prints as fast as it can, and what becomes of it.
+//! One job that prints as fast as it can, and its captured output.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -19,7 +19,7 @@ use crate::jobs::tsp::Tsp;
 use crate::sample::Sample;
 use crate::table::{BenchRow, BenchTable, NumberBound};
 
-/// Of what a program reaches that writes into a pipe which somebody copies into a file.
+/// The part of the speed of a program whose pipe is copied into a file.
 const SHARE_MIN: f64 = 0.8;
 const WAL_MB_MAX: f64 = 48.0;
 const MB: u64 = 1_000_000;
@@ -91,7 +91,7 @@ fn rate(bytes: u64, took: Duration) -> f64 {
     (bytes / MB) as f64 / took.as_secs_f64()
 }
 
-/// The floor: the same program, and somebody who copies what it prints into a file.
+/// The floor: the same program, and a loop that copies its output into a file.
 fn raw(bytes: u64) -> Duration {
     let dir = tempfile::Builder::new().prefix("lodge-floor-").tempdir().expect("a temporary directory");
     let from = Instant::now();

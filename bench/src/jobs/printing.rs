@@ -22,7 +22,7 @@ use crate::world::BenchTalker;
 const FSYNCS_MAX: f64 = 3.0;
 /// One of the host's own programs that prints at a pace without spending the machine on it.
 const PERL: &str = "/usr/bin/perl";
-/// A kilobyte fifty times a second, for so many seconds.
+/// A kilobyte fifty times a second, for this many seconds.
 const PACE: &str = r#"$|=1; for (1..50*shift) { print "x" x 1023, "\n"; select(undef, undef, undef, 0.02) }"#;
 /// Also of a measurement on a slow disk; those that still print then are ended.
 const PRINTS_S: &str = "120";
@@ -95,7 +95,7 @@ async fn of_ours(sizes: BenchSizes, floors: &mut Floors, table: &mut BenchTable)
     logs.rows(table);
 }
 
-/// Of daemon and keeper, while nobody else asks anything of them: in hundredths of a core.
+/// CPU of daemon and keeper without other requests, in hundredths of a core.
 async fn cpu_of_printing(ours: &LodgeJobs) -> f64 {
     let family = ours.world.family();
     let (from, cpu_from) = (Instant::now(), family.cpu_ms());
@@ -113,7 +113,7 @@ async fn commits(sizes: BenchSizes, floors: &mut Floors, talker: &mut BenchTalke
     (fsync, commit)
 }
 
-/// Waits until so many run.
+/// Waits until this many run.
 async fn running(ours: &mut LodgeJobs, count: usize) {
     let end = Instant::now() + PATIENCE;
     loop {

@@ -1,7 +1,7 @@
 //! pueue: its daemon in the foreground with a configuration and a directory of its own, its client, and its socket.
 //!
-//! What goes over the socket: a length of eight bytes, the most important first, and so many bytes. The first message
-//! is the shared secret and its answer the version; the others are CBOR.
+//! The protocol of the socket: a big-endian length of eight bytes, and that many bytes. The first message is the shared
+//! secret and its answer the version; the others are CBOR.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -26,7 +26,7 @@ pub(crate) struct Pueue {
 }
 
 impl Pueue {
-    /// A daemon that runs so many at once.
+    /// A daemon that runs this many jobs in parallel.
     pub(crate) fn start(tool: &PueueTool, width: usize) -> Pueue {
         let pueue = Pueue::start_on(tool, directory());
         pueue.ok(&["parallel", &width.to_string()]);
@@ -159,7 +159,7 @@ impl PueueConnection {
     }
 
     pub(crate) fn finished(&mut self) -> usize {
-        // The one text of four letters that says so, as no command here contains it.
+        // The four-letter text of that state, which no command here contains.
         self.status().windows(DONE.len()).filter(|bytes| *bytes == DONE).count()
     }
 
@@ -219,7 +219,7 @@ fn head(major: u8, number: u64, out: &mut Vec<u8>) {
     }
 }
 
-/// What pueue itself would have written after so many jobs.
+/// The state that pueue would have written after this many jobs.
 fn finished_state(dir: &Path, jobs: usize, groups: usize) -> Value {
     let at = |second: usize| {
         format!("2026-01-01T{:02}:{:02}:{:02}.000000000Z", second / 3600 % 24, second / 60 % 60, second % 60)

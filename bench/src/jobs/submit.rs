@@ -27,7 +27,7 @@ struct SubmitSamples {
     fsync: Sample,
 }
 
-/// Everybody takes turns, so that all meet the same machine.
+/// All programs alternate, so that all see the same machine.
 pub(crate) async fn run(sizes: BenchSizes, tools: &PeerTools, floors: &mut Floors, table: &mut BenchTable) {
     let width = WIDTH.to_string();
     let mut ours = LodgeJobs::start(&[("LODGED_MAX_JOBS", &width)]).await;

@@ -13,7 +13,7 @@ const PROGRAM_DIRS: [&str; 2] = ["/usr/bin", "/usr/local/bin"];
 
 /// What may be done about a peer that is not there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Missing {
+pub(crate) enum MissingPeer {
     Install,
     /// A smoke run changes nothing on its machine and asks nothing of the network.
     Leave,
@@ -40,7 +40,7 @@ pub(crate) struct PeerTools {
 
 impl PeerTools {
     /// Finds the peers, and says of each which version it is, or why it does not run.
-    pub(crate) fn find(missing: Missing, table: &mut BenchTable) -> PeerTools {
+    pub(crate) fn find(missing: MissingPeer, table: &mut BenchTable) -> PeerTools {
         let pueue = find_peer(pueue(missing, table), "pueue", table);
         let tsp = find_peer(tsp(missing, table), "task-spooler", table);
         if let Some(tool) = &pueue {
@@ -63,7 +63,7 @@ fn find_peer<T>(looked: Result<T, String>, name: &str, table: &mut BenchTable) -
     }
 }
 
-fn pueue(missing: Missing, table: &BenchTable) -> Result<PueueTool, String> {
+fn pueue(missing: MissingPeer, table: &BenchTable) -> Result<PueueTool, String> {
     let root = tools_dir()?;
     let tool = PueueTool { client: root.join("bin/pueue"), daemon: root.join("bin/pueued") };
     let is_there = || tool.daemon.is_file() && version(&tool.client, "--version").contains(PUEUE_VERSION);
@@ -71,8 +71,8 @@ fn pueue(missing: Missing, table: &BenchTable) -> Result<PueueTool, String> {
         return Ok(tool);
     }
     match missing {
-        Missing::Leave => Err(format!("version {PUEUE_VERSION} is not in {}", root.display())),
-        Missing::Install => {
+        MissingPeer::Leave => Err(format!("version {PUEUE_VERSION} is not in {}", root.display())),
+        MissingPeer::Install => {
             table.note(&format!("building pueue {PUEUE_VERSION} into {}, once", root.display()));
             let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
             cargo.args(["install", "--quiet", "--locked", "--force", "--version", PUEUE_VERSION, "--root"]);
@@ -84,15 +84,15 @@ fn pueue(missing: Missing, table: &BenchTable) -> Result<PueueTool, String> {
     }
 }
 
-fn tsp(missing: Missing, table: &BenchTable) -> Result<TspTool, String> {
+fn tsp(missing: MissingPeer, table: &BenchTable) -> Result<TspTool, String> {
     let look = || PROGRAM_DIRS.iter().map(|dir| Path::new(dir).join("tsp")).find(|path| path.is_file());
     if let Some(program) = look() {
         return Ok(TspTool { program });
     }
     match missing {
-        Missing::Leave => Err("`tsp` is not installed".to_owned()),
-        Missing::Install if !proc::is_root() => Err("only root can install it".to_owned()),
-        Missing::Install => {
+        MissingPeer::Leave => Err("`tsp` is not installed".to_owned()),
+        MissingPeer::Install if !proc::is_root() => Err("only root can install it".to_owned()),
+        MissingPeer::Install => {
             table.note("installing task-spooler with apt-get");
             let mut apt = Command::new("apt-get");
             apt.args(["install", "-y", "-q", "task-spooler"]).env("DEBIAN_FRONTEND", "noninteractive");

@@ -7,7 +7,7 @@ use lodge_testkit::lodge::until;
 
 use crate::jobs::tools::TspTool;
 
-/// Finished jobs it remembers; unless told it forgets all but a thousand.
+/// Finished jobs that it remembers. By default it forgets all but a thousand.
 const FINISHED_MAX: &str = "100000";
 
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(crate) struct Tsp {
 }
 
 impl Tsp {
-    /// A daemon that runs so many at once.
+    /// A daemon that runs this many jobs in parallel.
     pub(crate) fn start(tool: &TspTool, width: usize) -> Tsp {
         let dir = tempfile::Builder::new().prefix("bench-tsp-").tempdir().expect("a temporary directory");
         let tsp = Tsp { tool: tool.clone(), dir };

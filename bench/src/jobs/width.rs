@@ -20,7 +20,7 @@ use crate::table::{BenchRow, BenchTable, NumberBound};
 
 /// Of what spawning alone reaches.
 const SHARE_MIN: f64 = 0.45;
-/// Submissions under way at once through the socket: each waits until it is on disk, and they share commits.
+/// Parallel submissions through the socket: each waits until it is on disk, and they share commits.
 const SUBMITTERS: usize = 8;
 /// Between two looks at a peer that can only be asked.
 const LOOK: Duration = Duration::from_millis(20);
@@ -107,7 +107,7 @@ async fn through_socket(ours: &mut LodgeJobs, count: usize) -> (f64, f64) {
 async fn through_cli(ours: &LodgeJobs, count: usize) -> f64 {
     let mut watcher = ours.watcher().await;
     let from = Instant::now();
-    // Nobody reads the watcher's connection meanwhile; its events wait in the store.
+    // The watcher's connection is not read meanwhile; its events wait in the store.
     (0..count).for_each(|_| ours.submit_cli());
     watcher.ended(count).await;
     count as f64 / from.elapsed().as_secs_f64()

@@ -33,7 +33,7 @@ pub(crate) enum TurnEnding {
     Broken(CommandFailure),
 }
 
-/// The agent that is asked.
+/// The agent that answers the prompt.
 #[derive(Debug, Clone)]
 pub(crate) struct PromptedAgent {
     pub id: String,
@@ -42,7 +42,7 @@ pub(crate) struct PromptedAgent {
     pub stays: bool,
 }
 
-/// How a turn ended, as its events tell it.
+/// How a turn ended, according to its events.
 #[derive(Debug)]
 enum TurnVerdict {
     Done,
@@ -196,7 +196,7 @@ impl TurnScreen<'_> {
                 FoldAction::Print(bytes) => self.words.part(&bytes)?,
                 FoldAction::Restart => {
                     self.words.end_line()?;
-                    self.words.murmur("[answer restarted]");
+                    self.words.print_dimmed_note("[answer restarted]");
                 }
                 FoldAction::NewStep => self.words.end_line()?,
             }

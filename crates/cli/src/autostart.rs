@@ -46,7 +46,7 @@ pub(crate) async fn start(address: &DaemonAddress, words: &Words) -> Result<Clie
             Ok(client) => {
                 if ended.is_none() {
                     let state = address.state_dir.display();
-                    words.say(&format!("started lodged (pid {}) on {state}", daemon.pid));
+                    words.print_note(&format!("started lodged (pid {}) on {state}", daemon.pid));
                 }
                 return Ok(client);
             }
@@ -76,7 +76,7 @@ fn may_become_ready(error: &ClientError, address: &DaemonAddress) -> bool {
 
 /// A daemon that we started.
 struct StartedDaemon {
-    /// Kept so that the runtime collects it when it ends: nobody shall see it as a zombie.
+    /// Kept so that the runtime collects the process when it ends. Otherwise it would stay a zombie.
     child: Child,
     pid: u32,
     born: Instant,
@@ -129,7 +129,7 @@ impl StartedDaemon {
     }
 }
 
-/// What a daemon said before it ended: its error and causes, and its own hint when it gave one.
+/// The output of a daemon before it ended: its error and causes, and its hint if it has one.
 fn parse_error_output(text: &str) -> (Vec<String>, Option<String>) {
     let (mut causes, mut hint) = (Vec::new(), None);
     for line in text.lines() {
@@ -202,7 +202,7 @@ fn detached(runs: &Path, program: &Path, state_dir: &Path, log: File) -> io::Res
         .stdout(log.try_clone()?)
         .stderr(log)
         .kill_on_drop(false);
-    // The default place needs no word, and `info` can tell that it is the default.
+    // The default place is not mentioned: `info` shows it.
     let default = std::env::var_os("HOME").map(|home| Path::new(&home).join(".lodge"));
     if default.as_deref() != Some(state_dir) || std::env::var_os("LODGE_HOME").is_some() {
         command.env("LODGE_HOME", state_dir);
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_daemon_said_before_it_ended_is_told_once_and_its_hint_as_a_hint() {
+    fn what_a_daemon_said_before_it_ended_is_reported_once_and_its_hint_as_a_hint() {
         let said = "error: could not listen on 127.0.0.1:1\n  because: in use\n\nhint: choose another\n";
         let (causes, hint) = parse_error_output(said);
         assert_eq!(

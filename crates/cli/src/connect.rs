@@ -82,7 +82,7 @@ impl DaemonAddress {
         Ok(DaemonAddress { target, state_dir, autostart, listens_at, ca_file })
     }
 
-    /// Refuses a state directory that another user could change, when its socket or its token is to be used.
+    /// Refuses a state directory that another user could change, if its socket or its token is needed.
     pub(crate) fn check_state_dir(&self) -> Result<(), CommandFailure> {
         if !self.uses_state_dir() {
             return Ok(());
@@ -176,14 +176,14 @@ fn token_from_env() -> Option<String> {
     std::env::var("LODGE_TOKEN").ok().filter(|token| !token.is_empty())
 }
 
-/// Whether nobody serves there (any more, or yet), as opposed to somebody who does not want us or is too slow.
+/// Whether no daemon serves there, as opposed to a daemon that refuses or is too slow.
 pub(crate) fn is_absent(error: &ClientError) -> bool {
     use std::io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, NotFound};
     match error {
         ClientError::NoDaemon { cause, .. } => {
             matches!(cause.kind(), NotFound | ConnectionRefused | ConnectionReset | ConnectionAborted)
         }
-        // Somebody who has no room now is there, unlike somebody who is about to go.
+        // A daemon without capacity is present; one that is shutting down counts as absent.
         ClientError::Handshake { status: Some(503), .. } => error.code() != Some("daemon.busy"),
         ClientError::Lost | ClientError::Handshake { status: None, .. } => true,
         ClientError::Handshake { .. }
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_where_a_path_belongs_and_a_path_where_a_url_belongs_are_told_with_the_right_flag() {
+    fn a_url_where_a_path_belongs_and_a_path_where_a_url_belongs_are_reported_with_the_right_flag() {
         let env = |name: &'static str, value: &'static str| [("HOME", "/h"), (name, value)];
         for (env, expected) in [
             (env("LODGE_DAEMON", "/"), "it is a directory\nif it is a state directory, set LODGE_HOME=/"),
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_told_before_anything_is_dialled() {
+    fn what_is_no_token_is_reported_before_anything_is_dialled() {
         // {"alg":"HS256"} . {"jti":"tok_01"} . x
         let token = "eyJhbGciOiJIUzI1NiJ9.eyJqdGkiOiJ0b2tfMDEifQ.x";
         let given = |token: &str| resolve(&GlobalArgs::default(), &[("HOME", "/h"), ("LODGE_TOKEN", token)]);

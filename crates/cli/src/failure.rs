@@ -40,7 +40,7 @@ impl CommandExit {
 pub(crate) enum CommandFailure {
     /// To be printed: what failed, why, and the next step.
     Told(Box<FailureReport>),
-    /// Everything was said already; only the exit code is left.
+    /// Everything is printed already; only the exit code is left.
     Silent(CommandExit),
     /// The reader closed the pipe, which is not an error.
     PipeClosed,
@@ -217,7 +217,7 @@ fn no_token(target: &Target) -> CommandFailure {
         .with_code("auth.missing")
 }
 
-/// Why nobody answers on a socket.
+/// Why a socket does not answer.
 fn no_socket(what: String, path: &Path, cause: &io::Error) -> CommandFailure {
     if cause.kind() == io::ErrorKind::PermissionDenied {
         let failure = CommandFailure::new(

@@ -35,19 +35,19 @@ pub(crate) struct StepText<'a> {
 pub(crate) struct TextFold {
     /// The step and attempt whose text is being printed.
     open: Option<StepAttempt>,
-    /// The step began without saying which attempt it is: its first text tells.
+    /// The event of the step does not name its attempt: the first text does.
     attempt_untold: bool,
     /// The text of the open attempt so far, which is on the screen.
     printed: Vec<u8>,
     /// What an earlier attempt at this step left on the screen, while the open one says the same and has not come as far.
     left: Vec<u8>,
-    ahead: Option<HeldBackText>,
+    ahead: Option<DeferredText>,
     printed_earlier_step: bool,
 }
 
 /// Previews that stand beyond a hole, or belong to an attempt no event has opened yet.
 #[derive(Debug)]
-struct HeldBackText {
+struct DeferredText {
     place: StepAttempt,
     offset: usize,
     bytes: Vec<u8>,
@@ -110,7 +110,7 @@ impl TextFold {
         actions
     }
 
-    /// The open step's text is whole: what an earlier attempt said beyond it does not stay.
+    /// The open step's text is complete: excess text of an earlier attempt is removed.
     pub(crate) fn settle(&mut self) -> Vec<FoldAction> {
         if self.left.len() <= self.printed.len() {
             return Vec::new();
@@ -196,14 +196,14 @@ impl TextFold {
                     ahead.bytes.extend_from_slice(bytes);
                 }
             }
-            _ => self.ahead = Some(HeldBackText { place, offset, bytes: bytes.to_vec() }),
+            _ => self.ahead = Some(DeferredText { place, offset, bytes: bytes.to_vec() }),
         }
     }
 
     /// Prints the kept previews once there is no gap before them.
     fn drain(&mut self, actions: &mut Vec<FoldAction>) {
         let fits =
-            |ahead: &mut HeldBackText| self.open == Some(ahead.place) && ahead.offset <= self.printed.len();
+            |ahead: &mut DeferredText| self.open == Some(ahead.place) && ahead.offset <= self.printed.len();
         if let Some(ahead) = self.ahead.take_if(fits) {
             self.place(ahead.offset, &ahead.bytes, actions);
         }

@@ -15,11 +15,12 @@ use crate::words::Words;
 
 /// How long we try to get a daemon back.
 const RECONNECT_MAX: Duration = Duration::from_secs(60);
-/// How long somebody may take to replace a daemon that was shut down, as an upgrade does. We do not do it.
+/// How long another program may take to replace a daemon that was shut down, as in an upgrade. The CLI does not restart
+/// it.
 const REPLACED_MAX: Duration = Duration::from_secs(2);
-/// How long somebody else may take to restart the daemon before we do it.
+/// How long another program may take to restart the daemon before the CLI does.
 const RESTART_GRACE: Duration = Duration::from_millis(300);
-/// The code of a refusal, or of an end, because the daemon was asked to end.
+/// The code of a refusal or an end because of a shutdown.
 pub(crate) const SHUTTING_DOWN: &str = "daemon.shutting_down";
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
@@ -38,7 +39,7 @@ pub(crate) enum FollowScope {
     All,
 }
 
-/// Where an attachment stands.
+/// The position of an attachment.
 #[derive(Debug)]
 struct FollowPosition {
     scope: FollowScope,
@@ -162,7 +163,7 @@ impl<'a> DaemonClient<'a> {
             match self.client.next().await {
                 Ok(note) => {
                     let cursor = self.watch.as_mut().map(|watch| &mut watch.cursor);
-                    if let Some(seen) = understand(note, cursor)? {
+                    if let Some(seen) = read_notification(note, cursor)? {
                         return Ok(seen);
                     }
                 }
@@ -195,7 +196,7 @@ impl<'a> DaemonClient<'a> {
             if let Ok(client) = self.address.dial().await {
                 self.client = client;
                 if self.reattach().await? {
-                    self.words.say("the daemon was shut down; reconnected to the new one");
+                    self.words.print_note("the daemon was shut down; reconnected to the new one");
                     return Ok(());
                 }
             }
@@ -206,7 +207,7 @@ impl<'a> DaemonClient<'a> {
     }
 
     async fn reconnect(&mut self) -> Result<(), CommandFailure> {
-        self.words.say("connection to the daemon lost; reconnecting");
+        self.words.print_note("connection to the daemon lost; reconnecting");
         let lost_at = Instant::now();
         let mut pause = PAUSE_MIN;
         loop {
@@ -237,7 +238,7 @@ impl<'a> DaemonClient<'a> {
         }
     }
 
-    /// Goes on from the cursor. False when the connection was lost again.
+    /// Continues from the cursor. False if the connection was lost again.
     async fn reattach(&mut self) -> Result<bool, CommandFailure> {
         let Some(watch) = &mut self.watch else { return Ok(true) };
         let params = attach_params(&watch.scope, Some(watch.cursor), Some(watch.log.clone()));
@@ -283,8 +284,11 @@ fn attach_params(scope: &FollowScope, since: Option<u64>, log: Option<String>) -
     }
 }
 
-/// Reads a notification and moves the cursor; nothing comes of an event that was seen before.
-fn understand(note: Notification, cursor: Option<&mut u64>) -> Result<Option<FollowedItem>, CommandFailure> {
+/// Reads a notification and moves the cursor. Events that were seen before return nothing.
+fn read_notification(
+    note: Notification,
+    cursor: Option<&mut u64>,
+) -> Result<Option<FollowedItem>, CommandFailure> {
     let garbled = |cause| CommandFailure::from(ClientError::Garbled { cause });
     match note.method.as_str() {
         "event" => {
@@ -315,16 +319,16 @@ mod tests {
     #[test]
     fn an_event_that_was_seen_before_is_not_seen_again() {
         let mut cursor = 4;
-        assert!(understand(event(4), Some(&mut cursor)).unwrap().is_none());
-        assert!(understand(event(5), Some(&mut cursor)).unwrap().is_some());
-        assert!(understand(event(5), Some(&mut cursor)).unwrap().is_none());
+        assert!(read_notification(event(4), Some(&mut cursor)).unwrap().is_none());
+        assert!(read_notification(event(5), Some(&mut cursor)).unwrap().is_some());
+        assert!(read_notification(event(5), Some(&mut cursor)).unwrap().is_none());
         assert_eq!(cursor, 5);
     }
 
     #[test]
     fn an_unknown_notification_is_no_error_and_a_broken_event_is_one() {
-        assert!(understand(Notification::new("gap", json!({"dropped": 3})), None).unwrap().is_none());
-        assert!(understand(Notification::new("news", json!(1)), None).unwrap().is_none());
-        assert!(understand(Notification::new("event", json!({})), None).is_err());
+        assert!(read_notification(Notification::new("gap", json!({"dropped": 3})), None).unwrap().is_none());
+        assert!(read_notification(Notification::new("news", json!(1)), None).unwrap().is_none());
+        assert!(read_notification(Notification::new("event", json!({})), None).is_err());
     }
 }

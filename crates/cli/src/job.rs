@@ -9,7 +9,7 @@ use crate::render::{self, moment_ms, quoted, size};
 
 /// The longest command line in a listing.
 const COMMAND_CHARS_MAX: usize = 60;
-/// A shell tells a signal so.
+/// The shell's exit code for a signal starts here.
 const SIGNAL_BASE: i32 = 128;
 
 /// Whether it waits or runs.
@@ -32,7 +32,7 @@ pub(crate) fn status(job: &JobView) -> String {
     }
 }
 
-/// How its program ended; a dash when it did not, or nobody knows.
+/// How its program ended; a dash if it has not, or if the outcome is unknown.
 pub(crate) fn ended_with(job: &JobView) -> String {
     match (job.exit_code, job.signal) {
         (Some(code), _) => code.to_string(),
@@ -61,7 +61,7 @@ pub(crate) fn output(job: &JobView) -> String {
     }
 }
 
-/// How it stands, in a few words.
+/// Its state, in a few words.
 pub(crate) fn standing(job: &JobView, now_ms: i64) -> String {
     let ran = job.started_at.is_some().then(|| run_time(job, now_ms));
     let after = ran.as_ref().map(|ran| format!(" after {ran}")).unwrap_or_default();
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_ends_as_the_job_did() {
+    fn a_waiting_client_exits_as_the_job_did() {
         let check = |status, code, signal, expected: i32| {
             assert_eq!(exit(&job(status, code, signal)).code(), expected, "{status} {code:?} {signal:?}");
         };
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_told_in_a_few_words() {
+    fn an_end_is_reported_in_a_few_words() {
         let now = moment_ms("2026-01-01T00:01:01.000Z").unwrap();
         assert_eq!(standing(&job("done", Some(0), None), now), "exit 0 after 1.2 s");
         let oom = JobView { cause: Some("oom".into()), ..job("done", None, Some(9)) };

@@ -1,6 +1,6 @@
 //! What changed between two texts, line by line. Pure.
 
-/// Lines that stand around a change, for somebody to see where it is.
+/// Lines of context before and after a change.
 const AROUND: usize = 2;
 /// Above this many comparisons the texts are shown as replaced: they have little in common, and the comparison would
 /// take too long.
@@ -12,7 +12,7 @@ pub(crate) enum DiffLine<'a> {
     Same(&'a str),
     Gone(&'a str),
     New(&'a str),
-    /// So many lines are the same here.
+    /// This many equal lines.
     Skipped(usize),
 }
 
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_told_with_what_stands_around_it() {
+    fn a_change_is_reported_with_what_stands_around_it() {
         assert_eq!(told("a\nb\nc\nd\ne\nf\ng", "a\nb\nc\nX\ne\nf\ng"), "@1| b| c|-d|+X| e| f|@1");
         assert_eq!(told("a\nb", "a\nb\nc"), " a| b|+c");
         assert_eq!(told("", "a\nb"), "+a|+b");
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_stay_are_not_told_as_changed() {
+    fn lines_that_stay_are_not_reported_as_changed() {
         assert_eq!(told("a\nb\nc", "c\na\nb"), "+c| a| b|-c");
         assert_eq!(told("a\na\nb", "a\nb"), " a|-a| b");
     }

@@ -34,17 +34,17 @@ fn main() {
     // No command for people: the self-test starts this program in it, to count from outside.
     if words.next().as_deref() == Some(lodge_selftest::ROLE_COMMAND) {
         let role = words.next().unwrap_or_default();
-        std::process::exit(conclude(commands::selftest_role(&role, &words.collect::<Vec<_>>())).code());
+        std::process::exit(report_end(commands::selftest_role(&role, &words.collect::<Vec<_>>())).code());
     }
     // Exit codes and broken pipes are ours to decide, so clap does not end the process for wrong arguments.
     let exit = match Cli::read(&std::env::args_os().collect::<Vec<_>>()) {
-        Ok(cli) => conclude(run(cli)),
+        Ok(cli) => report_end(run(cli)),
         Err(error) => {
             drop(show_usage(&error));
             if error.exit_code() == 0 { CommandExit::Done } else { CommandExit::Usage }
         }
     };
-    // A thread may still wait for a line on stdin; nobody waits for it.
+    // A thread may still read stdin. The exit does not wait for it.
     std::process::exit(exit.code());
 }
 
@@ -88,7 +88,7 @@ fn runtime() -> Result<LocalRuntime, CommandFailure> {
     runtime.map_err(|cause| CommandFailure::refused("could not start").because(cause))
 }
 
-fn conclude(ended: Result<(), CommandFailure>) -> CommandExit {
+fn report_end(ended: Result<(), CommandFailure>) -> CommandExit {
     match ended {
         Ok(()) => CommandExit::Done,
         Err(failure) => {

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_needs_something_where_it_runs_is_told_of() {
+    fn only_dependencies_on_the_host_are_reported() {
         let path = std::env::temp_dir().join(format!("lodge-needs-{}", std::process::id()));
         let told = |bytes: &[u8]| {
             std::fs::write(&path, bytes).expect("a file");

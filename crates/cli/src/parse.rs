@@ -38,8 +38,8 @@ const NOT_MODES: [&str; 12] = [
     "private",
 ];
 
-/// `HOST:TARGET[:DESCRIPTION][:ro|:rw]`. The host's side may contain colons, as long as no `/` follows one; the target
-/// not; and what stands between the target and the mode is the description.
+/// `HOST:TARGET[:DESCRIPTION][:ro|:rw]`. The host path may contain colons that no `/` follows; the target may not. The
+/// text between the target and the mode is the description.
 pub(crate) fn mount(text: &str) -> Result<MountArg, String> {
     const FORM: &str = "expected HOST:TARGET[:DESCRIPTION][:ro|rw], with a TARGET that starts with `/`";
     let (rest, read_only) = match text.rsplit_once(':') {

@@ -12,7 +12,7 @@ use unicode_width::UnicodeWidthStr;
 
 use crate::render::{one_line, within};
 use crate::screen::{Ink, ScreenOp, TerminalStream, draw, painted};
-use crate::words::{Canvas, TerminalSize, Words, tell};
+use crate::words::{Canvas, TerminalSize, Words, print_message};
 
 /// Between two pictures on a terminal.
 const REDRAW: Duration = Duration::from_millis(100);
@@ -29,7 +29,7 @@ const LINES_MAX: usize = 6;
 /// The widest that titles and bars get.
 const TITLE_WIDTH_MAX: usize = 24;
 const BAR_WIDTH_MAX: usize = 30;
-/// What stands behind bars gets so much room, so that bars do not twitch when it grows.
+/// The columns after a bar have a fixed width, so that bars do not move when the text grows.
 const AFTER_WIDTH: usize = 44;
 /// With less room there is no bar.
 const BAR_WIDTH_MIN: usize = 6;
@@ -68,7 +68,7 @@ struct MeterState {
 }
 
 impl MeterState {
-    /// Bytes in a second. What came before we looked on is not of this transfer's speed.
+    /// Bytes per second. Bytes from before the first call do not count.
     fn look(&mut self, now: Instant) -> Option<u64> {
         if self.parts.is_empty() {
             return None;
@@ -105,7 +105,7 @@ impl TransferMeter {
         }
     }
 
-    /// Of a transfer of one thing: a total of 0 is one that nobody knows.
+    /// For a transfer of one item. A total of 0 is unknown.
     pub(crate) fn set_bytes(&self, done_bytes: u64, total_bytes: u64) {
         let title = String::new();
         let part = ProgressPart { digest: String::new(), title, done_bytes, total_bytes, there: false };
@@ -114,10 +114,10 @@ impl TransferMeter {
 
     /// Shows it until the work is over, and leaves nothing behind but what the work gives.
     pub(crate) async fn during<T>(&self, work: impl Future<Output = T>) -> T {
-        // The picture goes also when nobody waits for the work any more.
+        // The meter is also wiped when the future is dropped.
         let _wiped = MeterGuard(self);
         if self.audience == MeterOutput::Lines {
-            tell(&self.doing);
+            print_message(&self.doing);
         }
         tokio::select! {
             over = work => over,
@@ -159,7 +159,7 @@ impl TransferMeter {
         );
     }
 
-    /// Takes the picture away, for something else to be said.
+    /// Removes the meter, so that other text can be printed.
     pub(crate) fn wipe(&self) {
         let drawn = std::mem::take(&mut self.state().drawn);
         if drawn > 0 {
@@ -172,7 +172,7 @@ impl TransferMeter {
         let rate = state.look(now);
         if now.duration_since(state.told) >= PLAIN_LINE {
             state.told = now;
-            tell(&format!("{}: {}", self.doing, total_text(&state.parts, rate)));
+            print_message(&format!("{}: {}", self.doing, total_text(&state.parts, rate)));
         }
     }
 
@@ -201,7 +201,7 @@ struct TransferRate {
 }
 
 impl TransferRate {
-    /// Bytes in a second, when there is something to tell it from.
+    /// Bytes per second, once there are two samples.
     fn look(&mut self, now: Instant, bytes: u64) -> Option<u64> {
         self.looks.push_back((now, bytes));
         let old = |looked: Instant| now.duration_since(looked) > RATE_SPAN;
@@ -366,7 +366,7 @@ fn time_left_text(seconds: u64) -> String {
     }
 }
 
-/// `3.4 of 12.0 MiB`, in the unit of the whole; how much there is when nobody knows how much there will be.
+/// `3.4 of 12.0 MiB`, in the unit of the total. Without a known total: the bytes so far.
 fn amount(done: u64, total: u64) -> String {
     if total == 0 {
         return bytes_text(done);

@@ -10,13 +10,13 @@ use serde_json::Value;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::failure::FailureReport;
-use crate::words::tell;
+use crate::words::print_message;
 
 /// Columns are this far apart.
 const COLUMN_GAP: usize = 3;
 /// The same where there is little room.
 const COLUMN_GAP_NARROW: usize = 2;
-/// So many columns are shown however little room there is.
+/// Columns that are shown at any width.
 const COLUMNS_MIN: usize = 2;
 /// A column is not cut to less than this.
 const COLUMN_WIDTH_MIN: usize = 8;
@@ -25,22 +25,22 @@ pub(crate) const SUMMARY_CHARS_MAX: usize = 160;
 
 /// The error, its causes, and the way out, on stderr.
 pub(crate) fn error(report: &FailureReport) {
-    tell(&error_text(report));
+    print_message(&error_text(report));
 }
 
 fn error_text(report: &FailureReport) -> String {
-    let mut text = format!("error: {}", set_back(&report.what));
+    let mut text = format!("error: {}", indent_following_lines(&report.what));
     for cause in &report.because {
         text.push_str(&format!("\n  because: {}", visible_line(cause)));
     }
     if let Some(hint) = &report.hint {
-        text.push_str(&format!("\n\nhint: {}", set_back(hint)));
+        text.push_str(&format!("\n\nhint: {}", indent_following_lines(hint)));
     }
     text
 }
 
 /// With all lines but the first set back, so that none looks like one of ours.
-fn set_back(text: &str) -> String {
+fn indent_following_lines(text: &str) -> String {
     visible(text).trim_end().replace('\n', "\n  ")
 }
 
@@ -80,8 +80,8 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     laid_out(&cells, &widths, COLUMN_GAP)
 }
 
-/// The same within so many columns of a terminal: the widest cells are cut, except those of the first column, which names
-/// the thing. Where that is not enough the last columns are left out, except the first two.
+/// The same within this many columns of a terminal: the widest cells are cut, except those of the first column, which
+/// names the item. If that is not enough, the last columns are left out, except the first two.
 pub(crate) fn fitted(header: &[&str], rows: &[Vec<String>], columns: usize) -> String {
     let cells = cells(header, rows);
     let all = widths(&cells, header.len());
@@ -133,7 +133,7 @@ fn laid_out(cells: &[Vec<String>], widths: &[usize], gap: usize) -> String {
     text
 }
 
-/// At most so many columns of it, with a mark where it was cut.
+/// At most this many columns of the text, with a mark where it was cut.
 pub(crate) fn within(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text.to_owned();
@@ -241,7 +241,7 @@ pub(crate) fn ago(at: &str, now_s: i64) -> String {
     }
 }
 
-/// What becomes of the part of a unit.
+/// How a fraction of a unit is shown.
 #[derive(Debug, Clone, Copy)]
 enum UnitRounding {
     /// A unit counts when it is over.
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_come_is_told_in_the_largest_fitting_unit() {
+    fn what_is_to_come_is_reported_in_the_largest_fitting_unit() {
         let check = |at: &str, expected: &str| assert_eq!(until(at, 0), expected, "{at}");
         check("1970-01-01T00:00:00Z", "now");
         check("1970-01-01T00:01:30Z", "in 90 s");
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_told_in_the_largest_fitting_unit() {
+    fn times_are_reported_in_the_largest_fitting_unit() {
         let now = seconds("2025-03-01T00:00:00.000Z").unwrap();
         assert_eq!(now, 1_740_787_200);
         let check = |at: &str, expected: &str| assert_eq!(ago(at, now), expected, "{at}");

@@ -16,7 +16,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
-use lodge_proto::visible::{Coloured, Colours, visible, visible_json};
+use lodge_proto::visible::{ColourFilter, Colours, visible, visible_json};
 
 /// A letter for private use, with which a mark begins and ends.
 const MARK: char = '\u{10fe01}';
@@ -79,7 +79,7 @@ pub(crate) fn painted(ink: Ink, text: &str) -> String {
     format!("{MARK}{secret}{:02}{MARK}{text}{MARK}{secret}00{MARK}", ink.number())
 }
 
-/// What tells our marks from letters of strangers, who do not know it.
+/// Distinguishes our marks from untrusted text, which cannot contain this secret.
 fn secret() -> &'static str {
     static SECRET: OnceLock<String> = OnceLock::new();
     SECRET.get_or_init(|| {
@@ -109,7 +109,7 @@ pub(crate) fn write_json(text: &str) -> io::Result<()> {
 pub(crate) fn write_help(plain: &str, coloured: &str, colours: Colours) -> io::Result<()> {
     let text = match (TerminalStream::Stdout.is_terminal(), colours) {
         (true, Colours::Pass) => {
-            let mut help = Coloured::new(colours);
+            let mut help = ColourFilter::new(colours);
             help.feed(coloured) + &help.finish()
         }
         (true, Colours::Drop) | (false, _) => plain.to_owned(),
@@ -191,12 +191,12 @@ pub(crate) struct ProgramOutput {
     to: TerminalStream,
     /// The beginning of a letter whose rest is in the next part.
     begun: Vec<u8>,
-    coloured: Coloured,
+    coloured: ColourFilter,
 }
 
 impl ProgramOutput {
     pub(crate) fn new(to: TerminalStream, colours: Colours) -> ProgramOutput {
-        ProgramOutput { to, begun: Vec::new(), coloured: Coloured::new(colours) }
+        ProgramOutput { to, begun: Vec::new(), coloured: ColourFilter::new(colours) }
     }
 
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {

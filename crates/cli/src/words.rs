@@ -20,7 +20,7 @@ pub(crate) struct Words {
     stderr_is_terminal: bool,
     colour: bool,
     dumb: bool,
-    /// Whether something stands on the current line of stdout.
+    /// Whether the current line of stdout has text.
     line_open: Cell<bool>,
 }
 
@@ -39,32 +39,32 @@ impl Words {
     }
 
     /// Something worth knowing; not with `-q`.
-    pub(crate) fn say(&self, line: &str) {
+    pub(crate) fn print_note(&self, line: &str) {
         if !self.quiet {
-            self.tell(line);
+            self.print_message(line);
         }
     }
 
     /// One line on stderr, also with `-q`. On a terminal it does not run into an open line of the answer.
-    pub(crate) fn tell(&self, line: &str) {
+    pub(crate) fn print_message(&self, line: &str) {
         let one_screen = self.stdout_is_terminal && self.stderr_is_terminal;
         let apart = one_screen && self.line_open.take();
-        tell(&format!("{}{line}", if apart { "\n" } else { "" }));
+        print_message(&format!("{}{line}", if apart { "\n" } else { "" }));
     }
 
     /// Like `say`, and set back from the data.
-    pub(crate) fn murmur(&self, line: &str) {
-        self.say(&self.dim(line));
+    pub(crate) fn print_dimmed_note(&self, line: &str) {
+        self.print_note(&self.dim(line));
     }
 
     /// Progress: only for a person who watches.
     pub(crate) fn progress(&self, line: &str) {
         if self.watched() {
-            self.tell(&self.dim(line));
+            self.print_message(&self.dim(line));
         }
     }
 
-    /// Whether a person watches stderr and wants to hear.
+    /// Whether a user watches stderr and wants messages.
     pub(crate) fn watched(&self) -> bool {
         self.stderr_is_terminal && !self.quiet
     }
@@ -120,7 +120,7 @@ impl Words {
         screen::write_bytes(TerminalStream::Stdout, bytes).map_err(CommandFailure::output)
     }
 
-    /// Ends the current line of the answer, when something stands on it.
+    /// Ends the current line of the answer, if it has text.
     pub(crate) fn end_line(&self) -> Result<(), CommandFailure> {
         if self.line_open.take() { put("\n") } else { Ok(()) }
     }
@@ -160,7 +160,7 @@ pub(crate) fn colours() -> Colours {
 }
 
 /// One line on stderr. A closed stderr is no reason to stop.
-pub(crate) fn tell(line: &str) {
+pub(crate) fn print_message(line: &str) {
     drop(screen::write(TerminalStream::Stderr, &format!("{line}\n")));
 }
 
@@ -169,7 +169,7 @@ pub(crate) fn prompt_for(words: &str) {
     drop(screen::write(TerminalStream::Stderr, words));
 }
 
-/// What became of something.
+/// The mark of a changed item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ChangeMark {
     New,
@@ -242,7 +242,7 @@ impl HiddenInput {
 impl Drop for HiddenInput {
     fn drop(&mut self) {
         if let Some(before) = self.before {
-            // SAFETY: gives back the settings that `tcgetattr` told.
+            // SAFETY: restores the settings that `tcgetattr` returned.
             unsafe { libc::tcsetattr(0, libc::TCSANOW, &raw const before) };
         }
     }

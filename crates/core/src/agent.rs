@@ -1,10 +1,10 @@
-//! The life of an agent, as one table.
+//! The lifecycle of an agent, as one table.
 //!
-//! `working` is not a state of its own here: it is `Ready` while a turn is in flight, and shown so.
+//! `working` is not a separate state here: it is `Ready` with a turn in flight.
 
 use std::fmt;
 
-/// Where an agent is. Codes are stored: never renumber.
+/// The state of an agent. Codes are stored: never renumber.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AgentState {
     Pulling,
@@ -28,30 +28,30 @@ pub enum FailReason {
     Oom,
 }
 
-/// What can happen to an agent.
+/// Events in the life of an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AgentEvent {
     StartAsked,
-    /// A new process in place of whatever there is, in one step.
+    /// Replaces the current process in one step.
     RestartAsked,
-    /// The pause after a failure that may pass by itself is over.
+    /// The pause after a temporary failure is over.
     RetryDue,
     ImageReady,
     ImageFailed,
-    /// Nobody offers the model that the agent names.
+    /// No provider offers the agent's model.
     ModelUnknown,
-    /// A setting that the image asks for has no value.
+    /// A required setting of the image has no value.
     ConfigUnset,
     SpawnFailed,
     ProbeAnswered,
     ProbeTimedOut,
-    /// The runtime or its keeper is proven dead, and its work will be taken over by a new process.
+    /// The runtime or its keeper is proven dead, and a new process will take over its work.
     Died,
-    /// The runtime or its keeper ended by itself, and nobody takes over.
+    /// The runtime or its keeper ended unexpectedly, and the lineage is not revived.
     Exited {
         clean: bool,
     },
-    /// The runtime had no memory left: a new one would only run into the same.
+    /// The runtime ran out of memory: a new one would fail in the same way.
     OutOfMemory,
     StopAsked,
     RemoveAsked,
@@ -59,7 +59,7 @@ pub enum AgentEvent {
     Cleared,
 }
 
-/// A transition that the table does not have.
+/// A transition that is not in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an agent that is {} cannot take `{event:?}`", .state.word())]
 pub struct AgentTransitionError {
@@ -71,7 +71,7 @@ use AgentEvent as E;
 use AgentState as S;
 
 impl AgentState {
-    /// The one function that moves an agent.
+    /// The only function that changes the state of an agent.
     pub fn next(self, event: AgentEvent) -> Result<AgentState, AgentTransitionError> {
         Ok(match (self, event) {
             (S::Stopped | S::Failed(_), E::StartAsked) => S::Pulling,
@@ -79,13 +79,13 @@ impl AgentState {
             (S::Failed(reason), E::RetryDue) if reason.passes_by_itself() => S::Pulling,
             (S::Pulling, E::ImageReady) => S::Starting,
             (S::Pulling, E::ImageFailed) => S::Failed(FailReason::Pull),
-            // An image may be found to be missing only when its root is made.
+            // A missing image may be found only when the agent's root is created.
             (S::Starting, E::ImageFailed) => S::Failed(FailReason::Pull),
             (S::Starting, E::ModelUnknown) => S::Failed(FailReason::Model),
             (S::Starting, E::ConfigUnset) => S::Failed(FailReason::Config),
             (S::Starting, E::ProbeAnswered) => S::Ready,
             (S::Starting, E::SpawnFailed) => S::Failed(FailReason::Init),
-            // One that was ready and cannot be reached waits for an operator.
+            // An agent that was ready and cannot be reached waits for an operator.
             (S::Ready, E::SpawnFailed) => S::Failed(FailReason::Crashed),
             (S::Starting, E::ProbeTimedOut) => S::Failed(FailReason::ReadinessTimeout),
             (S::Starting | S::Ready, E::Died) => S::Pulling,
@@ -95,7 +95,7 @@ impl AgentState {
             (S::Pulling | S::Starting | S::Ready | S::Failed(_), E::StopAsked) => S::Stopped,
             (S::Stopped | S::Failed(_) | S::Removing, E::RemoveAsked) => S::Removing,
             (S::Removing, E::Cleared) => S::Removed,
-            // An adopted agent answers its probe again, and a stopped one ends: neither moves it.
+            // An adopted agent answers its probe again, and a stopped one ends: neither changes the state.
             (S::Ready, E::ProbeAnswered) => S::Ready,
             (S::Stopped, E::Exited { .. }) => S::Stopped,
             (S::Failed(reason), E::Exited { .. }) => S::Failed(reason),
@@ -110,7 +110,7 @@ impl AgentState {
             )
             | (S::Starting | S::Ready | S::Stopped | S::Failed(_) | S::Removing | S::Removed, E::ImageReady)
             | (S::Ready | S::Stopped | S::Failed(_) | S::Removing | S::Removed, E::ImageFailed)
-            // A sandbox that is there goes on: its calls say what is wrong with the model.
+            // An existing sandbox continues: its model calls report the problem.
             | (
                 S::Pulling | S::Ready | S::Stopped | S::Failed(_) | S::Removing | S::Removed,
                 E::ModelUnknown | E::ConfigUnset,
@@ -119,7 +119,7 @@ impl AgentState {
                 S::Pulling | S::Stopped | S::Failed(_) | S::Removing | S::Removed,
                 E::SpawnFailed | E::ProbeAnswered | E::ProbeTimedOut | E::Died | E::OutOfMemory,
             )
-            // How long a runtime that was ready stays silent is counted, see `liveness`.
+            // `liveness` counts the silence of a runtime that was ready.
             | (S::Ready, E::ProbeTimedOut)
             | (S::Pulling | S::Removed, E::Exited { .. })
             | (S::Stopped | S::Removing | S::Removed, E::StopAsked)
@@ -143,7 +143,7 @@ impl AgentState {
         }
     }
 
-    /// Whether turns may be sent: they run now or as soon as the agent is ready.
+    /// Whether turns are accepted: they run now or as soon as the agent is ready.
     pub fn takes_turns(self) -> bool {
         match self {
             S::Pulling | S::Starting | S::Ready => true,
@@ -151,7 +151,7 @@ impl AgentState {
         }
     }
 
-    /// Whether its sandbox may be alive: one that waits for its next process may have tools at work.
+    /// Whether its sandbox may be alive: between two processes, tools may still run.
     pub fn wants_sandbox(self) -> bool {
         match self {
             S::Pulling | S::Starting | S::Ready => true,
@@ -197,8 +197,8 @@ impl FailReason {
         FailReason::Oom,
     ];
 
-    /// Whether the agent is started again without anybody asking: what was in the way may be gone by then. The others
-    /// would only fail again, or have a policy of their own.
+    /// Whether the agent is restarted automatically, because the cause may be temporary. Other failures would repeat,
+    /// or have their own policy.
     pub fn passes_by_itself(self) -> bool {
         match self {
             FailReason::Pull | FailReason::Init | FailReason::Model => true,

@@ -1,6 +1,6 @@
-//! Limits that a tool call ran into, as they are recorded and shown.
+//! Limits that a tool call hit, as they are recorded and shown.
 
-/// What a tool call had no more of. Codes are stored: never renumber.
+/// The resource that a tool call exhausted. Codes are stored: never renumber.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cause {
     Oom,

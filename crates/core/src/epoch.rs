@@ -1,27 +1,27 @@
-//! Epochs of a conversation: what a model still reads of it, and what that weighs.
+//! Epochs of a conversation: the part that a model reads, and its weight.
 //!
-//! A compaction begins a new epoch; messages are never changed. What an epoch weighs is counted as messages come, so
-//! that a turn does not pay for the turns before it.
+//! A compaction begins a new epoch; messages never change. The weight of an epoch is counted as messages arrive, so
+//! that a turn does not pay for earlier turns.
 
 use std::collections::VecDeque;
 
 use crate::Timestamp;
 use crate::id::SessionId;
 
-/// Turns of an epoch whose weights are known one by one; those before them are known together. More than can wait in
-/// one session, so that a turn in flight is always among them.
+/// Turns of an epoch whose weights are known separately; earlier ones have one sum. This exceeds the queue of a
+/// session, so that a turn in flight is always among them.
 pub const WEIGHED_TURNS_MAX: usize = 128;
 /// The longest summary that is kept.
 pub const SUMMARY_BYTES_MAX: usize = 64 * 1024;
 
-/// How an epoch came about. Codes are stored.
+/// Why an epoch began. Codes are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strategy {
     /// The oldest turns are left out.
     Sliding,
-    /// The model wrote down what was said in them.
+    /// The model summarized the turns.
     Summarize,
-    /// The model wrote down all that a successor needs, and nothing older is read.
+    /// The model wrote everything that a successor needs, and nothing older is read.
     Handoff,
 }
 
@@ -49,7 +49,7 @@ impl Strategy {
     }
 }
 
-/// A compaction, as it is recorded.
+/// A recorded compaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EpochRow {
     pub session: SessionId,
@@ -64,17 +64,17 @@ pub struct EpochRow {
     pub at: Timestamp,
 }
 
-/// What stands before the messages of an epoch.
+/// The text before the messages of an epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Summary {
     Nothing,
     Text(String),
-    /// What stood there in the epoch before it.
+    /// The summary of the epoch before it.
     Kept,
 }
 
 impl Summary {
-    /// Its length, when that of the epoch before is `before`.
+    /// Its length, if the summary of the epoch before has the length `before`.
     fn bytes(&self, before: u64) -> u64 {
         match self {
             Summary::Nothing => 0,
@@ -84,31 +84,31 @@ impl Summary {
     }
 }
 
-/// The epoch that a session is in.
+/// The current epoch of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Epoch {
     pub number: u32,
-    /// The highest number that was ever given.
+    /// The highest number so far.
     pub newest: u32,
     pub from_turn: u32,
     pub summary_bytes: u64,
-    /// The turns from `from_turn` on that are not in `turns`, together.
+    /// The sum of the turns from `from_turn` on that are not in `turns`.
     older: u64,
-    /// The turn that `turns` begins with.
+    /// The first turn of `turns`.
     first: u32,
     turns: VecDeque<u64>,
 }
 
-/// What a runtime is told of the epoch that a turn begins in.
+/// What a runtime reads about the epoch in which a turn starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EpochWeight {
     pub number: u32,
     pub from_turn: u32,
-    /// Two for every turn before this one, and the one that opens it.
+    /// Two for every earlier turn, and the one that opens this turn.
     pub messages: u64,
-    /// All of them with their calls and results, and the summary.
+    /// All messages with their calls and results, and the summary.
     pub bytes: u64,
-    /// The newest turns, one by one, this one last.
+    /// The newest turns separately, this one last.
     pub turns: Vec<u64>,
 }
 
@@ -127,7 +127,7 @@ impl Default for Epoch {
 }
 
 impl Epoch {
-    /// An epoch that was recorded, before any of its messages is counted.
+    /// A recorded epoch, before any of its messages is counted.
     pub fn recorded(row: &EpochRow, newest: u32) -> Epoch {
         Epoch {
             number: row.number,
@@ -148,7 +148,7 @@ impl Epoch {
             self.older += bytes;
             return;
         };
-        // A turn without a message is none, so gaps are never wide.
+        // Every turn has a message, so gaps are never wide.
         while self.turns.len() <= at as usize {
             self.turns.push_back(0);
         }
@@ -159,7 +159,7 @@ impl Epoch {
         }
     }
 
-    /// Goes on in an epoch that begins now.
+    /// Continues in an epoch that begins now.
     pub fn begin(&mut self, row: &EpochRow) {
         if self.first <= row.from_turn {
             self.older = 0;
@@ -173,7 +173,7 @@ impl Epoch {
         self.summary_bytes = row.summary.bytes(self.summary_bytes);
     }
 
-    /// The epoch whose summary stands before the messages: this one, if it has one.
+    /// The epoch whose summary precedes the messages: this one, if it has one.
     pub fn summary(&self) -> Option<u32> {
         (self.summary_bytes > 0).then_some(self.number)
     }
@@ -191,8 +191,8 @@ impl Epoch {
         }
     }
 
-    /// How much is read from turn `from` up to turn `number`, with the summary. None: a part of it is of an epoch before
-    /// this one, and not counted here.
+    /// How much is read from turn `from` up to turn `number`, with the summary. None: a part of it belongs to an
+    /// earlier epoch and is not counted here.
     pub fn read_bytes(&self, from: u32, number: u32) -> Option<u64> {
         if from < self.from_turn {
             return None;

@@ -18,7 +18,7 @@ pub struct BadId {
     pub prefix: &'static str,
 }
 
-/// Makes ids. Seeded, so that a simulation repeats itself.
+/// Creates ids. Seeded, so that a simulation is reproducible.
 #[derive(Debug, Clone)]
 pub struct IdSource {
     state: u64,
@@ -68,7 +68,7 @@ macro_rules! typed_id {
                 $name(format!("{}_{}", $prefix, source.body(now)))
             }
 
-            /// Sorts behind every id that was made before this time, and not behind any other.
+            /// Sorts after every id that was created before this time, and before all others.
             pub fn earliest_at(at: Timestamp) -> Self {
                 let mut id = format!("{}_", $prefix);
                 push_base32(&mut id, at.ms().max(0).cast_unsigned(), TIME_CHARS);

@@ -1,4 +1,4 @@
-//! The life of an async job, as a table, and what is recorded of one.
+//! The lifecycle of a job, as a table, and its records.
 
 use std::collections::BTreeMap;
 
@@ -6,19 +6,19 @@ use crate::Timestamp;
 use crate::cause::Cause;
 use crate::id::{AgentId, JobId, SessionId};
 
-/// The label that says which session a job belongs to. The daemon alone sets it.
+/// The label with the session of a job. Only the daemon sets it.
 pub const SESSION_LABEL: &str = "io.lodge.session-id";
-/// Keys that begin so are the daemon's.
+/// Keys with this prefix are reserved for the daemon.
 pub const RESERVED_LABELS: &str = "io.lodge.";
 
-/// Where a job is. Codes are stored: never renumber.
+/// The state of a job. Codes are stored: never renumber.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum JobState {
     Pending,
     Running,
-    /// It ran and ended, whatever its exit code.
+    /// It ran and ended, with any exit code.
     Done,
-    /// It could not be run, timed out or was lost.
+    /// It could not be started, timed out or was lost.
     Error,
     Cancelled,
 }
@@ -33,7 +33,7 @@ pub enum JobEvent {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a job that is {} cannot take `{event:?}`", .state.word())]
-pub struct JobRefused {
+pub struct JobTransitionError {
     pub state: JobState,
     pub event: JobEvent,
 }
@@ -42,7 +42,7 @@ impl JobState {
     pub const ALL: [JobState; 5] =
         [JobState::Pending, JobState::Running, JobState::Done, JobState::Error, JobState::Cancelled];
 
-    pub fn next(self, event: JobEvent) -> Result<JobState, JobRefused> {
+    pub fn next(self, event: JobEvent) -> Result<JobState, JobTransitionError> {
         use JobEvent as E;
         use JobState as S;
         Ok(match (self, event) {
@@ -54,12 +54,12 @@ impl JobState {
             (S::Running | S::Done | S::Error | S::Cancelled, E::Started)
             | (S::Pending | S::Done | S::Error | S::Cancelled, E::Ended)
             | (S::Done | S::Error | S::Cancelled, E::Failed | E::Cancelled) => {
-                return Err(JobRefused { state: self, event });
+                return Err(JobTransitionError { state: self, event });
             }
         })
     }
 
-    /// Whether it waits or runs.
+    /// Whether it is pending or running.
     pub fn is_open(self) -> bool {
         match self {
             JobState::Pending | JobState::Running => true,
@@ -97,20 +97,20 @@ impl JobState {
     }
 }
 
-/// What a job runs, its variable part; written once. Its stdin is stored beside it and read when it starts.
+/// The variable part of a job's request; written once. Its stdin is stored separately and read at its start.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct JobRequest {
     #[prost(string, tag = "1")]
     pub bin: String,
     #[prost(string, repeated, tag = "2")]
     pub args: Vec<String>,
-    /// When it is ended, counted from its start. 0: whenever it ends by itself.
+    /// The timeout, counted from its start. 0: no limit.
     #[prost(uint64, tag = "3")]
     pub timeout_ms: u64,
     /// Most bytes that are kept of each stream.
     #[prost(uint64, tag = "4")]
     pub output_bytes: u64,
-    /// Those that were asked for; the daemon's own are derived.
+    /// The requested labels. The daemon derives its own.
     #[prost(btree_map = "string, string", tag = "5")]
     pub labels: BTreeMap<String, String>,
     /// The turn whose tool submitted it.
@@ -118,12 +118,12 @@ pub struct JobRequest {
     pub turn: Option<String>,
 }
 
-/// What came of a stream.
+/// Byte counts of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct JobStream {
+pub struct JobStreamBytes {
     /// All that was written.
     pub seen: u64,
-    /// Of that, what was kept.
+    /// The part that was kept.
     pub kept: u64,
 }
 
@@ -136,19 +136,19 @@ pub struct JobRow {
     pub created_at: Timestamp,
     pub request: JobRequest,
     pub progress: JobProgress,
-    /// Its output is in the archive and nowhere else.
+    /// Its output is only in the archive.
     pub archived: bool,
-    /// The session it belongs to has heard of its end.
+    /// The job's end is reported to its session.
     pub told: bool,
     /// Its output was removed.
     pub output_removed: bool,
 }
 
-/// How a job stands: the part of a row that changes, written whole.
+/// The state of a job: the part of a row that changes, always written as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobProgress {
     pub state: JobState,
-    /// Why it is to be cancelled, once somebody wants that.
+    /// Why the job is being cancelled, once a cancel was requested.
     pub cancel: Option<String>,
     /// The boot in which it was started.
     pub boot: Option<String>,
@@ -156,12 +156,12 @@ pub struct JobProgress {
     pub finished_at: Option<Timestamp>,
     pub exit_code: Option<i32>,
     pub signal: Option<i32>,
-    /// The limit that it ran into.
+    /// The limit that it hit.
     pub cause: Option<Cause>,
-    /// Why it is an error, or was cancelled.
+    /// Why it has failed, or was cancelled.
     pub error: Option<String>,
-    pub stdout: JobStream,
-    pub stderr: JobStream,
+    pub stdout: JobStreamBytes,
+    pub stderr: JobStreamBytes,
 }
 
 impl JobProgress {
@@ -176,8 +176,8 @@ impl JobProgress {
             signal: None,
             cause: None,
             error: None,
-            stdout: JobStream::default(),
-            stderr: JobStream::default(),
+            stdout: JobStreamBytes::default(),
+            stderr: JobStreamBytes::default(),
         }
     }
 }
@@ -193,7 +193,7 @@ impl JobRow {
     }
 }
 
-/// One change to what is stored of jobs.
+/// One change of the stored jobs.
 #[derive(Debug, Clone, PartialEq)]
 pub enum JobWrite {
     New {
@@ -204,19 +204,19 @@ pub enum JobWrite {
         id: JobId,
         progress: Box<JobProgress>,
     },
-    /// Its output is in the archive alone.
+    /// Its output is only in the archive.
     Archived {
         id: JobId,
     },
-    /// Its session has heard of its end.
+    /// The job's end is reported to its session.
     Told {
         id: JobId,
     },
-    /// Its output is to be removed from the archive.
+    /// Its output must be removed from the archive.
     OutputRemoved {
         id: JobId,
     },
-    /// It is forgotten, with its labels; its output is to be removed from the archive.
+    /// The job is deleted with its labels, and its output must be removed from the archive.
     Gone {
         id: JobId,
     },
@@ -244,7 +244,7 @@ mod tests {
         let events = [JobEvent::Started, JobEvent::Ended, JobEvent::Failed, JobEvent::Cancelled];
         for state in JobState::ALL.into_iter().filter(|state| !state.is_open()) {
             for event in events {
-                assert_eq!(state.next(event), Err(JobRefused { state, event }));
+                assert_eq!(state.next(event), Err(JobTransitionError { state, event }));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What a job may be, for every caller: its arguments, its stdin, its timeout, its priority, its labels.
+//! The rules for a job, for every caller: arguments, stdin, timeout, priority, labels.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::limits::{
     JOB_STDIN_BYTES_MAX, JOB_TIMEOUT_MS_MAX, LABEL_KEY_BYTES_MAX, LABEL_VALUE_CHARS_MAX,
 };
 
-/// Why a job cannot be as it was asked for.
+/// Why a job request is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JobFault {
     #[error("{count} arguments are too many")]

@@ -1,37 +1,41 @@
-//! What to do about a tool call whose outcome is not recorded and cannot be found out.
+//! Decides about a tool call whose outcome is not recorded and cannot be determined.
 //!
-//! A tool's intent is durable before it starts, and its keeper claims it before it spawns. So most cases settle
-//! themselves: the keeper is asked for the same id again and starts it, or tells how it stands. What is decided here is
-//! the rest. Never a blind second run.
+//! A tool's intent is durable before it starts, and its keeper claims it before it spawns it. So the keeper settles
+//! most cases: the daemon requests the same id again, and the keeper starts the exec or reports its state. This module
+//! decides the rest. It never repeats an unsafe call.
 
-/// Why nobody knows how an exec ended.
+/// Why the outcome of an exec is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Doubt {
+pub enum UnknownOutcome {
     /// A keeper claimed it and died, and no end is recorded.
     ClaimedOnly,
-    /// Nothing is there, but the machine was restarted since the intent: files may be missing.
+    /// No claim exists, but the machine was restarted since the intent: files may be missing.
     OtherBoot,
 }
 
-/// Whether running the tool twice does no harm.
+/// Whether a repeated run of the tool is harmless.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Repeat {
+pub enum RepeatSafety {
     Safe,
     Unsafe,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Settle {
-    /// Forget the claim, if there is one, and run it again.
+pub enum LedgerDecision {
+    /// Drop the claim, if there is one, and run it again.
     Rerun,
-    /// Tell the model that nobody knows.
+    /// Report the unknown outcome to the model.
     Unknown,
 }
 
-pub fn settle(doubt: Doubt, repeat: Repeat) -> Settle {
+pub fn decide_unknown_outcome(doubt: UnknownOutcome, repeat: RepeatSafety) -> LedgerDecision {
     match (doubt, repeat) {
-        (Doubt::ClaimedOnly | Doubt::OtherBoot, Repeat::Safe) => Settle::Rerun,
-        (Doubt::ClaimedOnly | Doubt::OtherBoot, Repeat::Unsafe) => Settle::Unknown,
+        (UnknownOutcome::ClaimedOnly | UnknownOutcome::OtherBoot, RepeatSafety::Safe) => {
+            LedgerDecision::Rerun
+        }
+        (UnknownOutcome::ClaimedOnly | UnknownOutcome::OtherBoot, RepeatSafety::Unsafe) => {
+            LedgerDecision::Unknown
+        }
     }
 }
 
@@ -41,9 +45,9 @@ mod tests {
 
     #[test]
     fn an_unsafe_tool_is_never_started_a_second_time() {
-        for doubt in [Doubt::ClaimedOnly, Doubt::OtherBoot] {
-            assert_eq!(settle(doubt, Repeat::Unsafe), Settle::Unknown);
-            assert_eq!(settle(doubt, Repeat::Safe), Settle::Rerun);
+        for doubt in [UnknownOutcome::ClaimedOnly, UnknownOutcome::OtherBoot] {
+            assert_eq!(decide_unknown_outcome(doubt, RepeatSafety::Unsafe), LedgerDecision::Unknown);
+            assert_eq!(decide_unknown_outcome(doubt, RepeatSafety::Safe), LedgerDecision::Rerun);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Decisions: what may happen next, as pure functions.
 //!
-//! Owns: ids, one file per lifecycle, what is recorded, policies and limits. Never: I/O, clocks, chance; time
-//! and entropy arrive as arguments.
+//! Owns: ids, one file per lifecycle, records, policies and limits. Never: I/O, clocks, randomness; time and entropy
+//! are arguments.
 
 pub mod agent;
 pub mod cause;

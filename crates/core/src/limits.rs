@@ -4,23 +4,23 @@
 pub const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
 /// Turns that may wait in one session behind the one that runs.
 pub const SESSION_QUEUE_MAX: usize = 64;
-/// What a fork of a session may copy; with it a commit stays within the write-ahead log's bound.
+/// The largest fork of a session: with it a commit stays within the write-ahead log's bound.
 pub const FORK_BYTES_MAX: u64 = 16 * 1024 * 1024;
-/// Turns that one change of a session may copy or put back.
+/// Turns that one change of a session may copy or restore.
 pub const PATH_TURNS_MAX: usize = 20_000;
 /// Turns that may be queued or running in the whole daemon.
 pub const LIVE_TURNS_MAX: usize = 4_096;
 /// Requests that wait for agents which are read from the store.
 pub const LOOKUPS_MAX: usize = 1_024;
-/// Turns that one agent works on at the same time, each of another session; more wait.
+/// Turns that one agent runs at the same time, each of another session; others wait.
 pub const AGENT_TURNS_MAX: usize = 256;
-/// Sessions without a live turn that the engine remembers; others are read from the store when they are named.
+/// Sessions without a live turn in memory; others are read from the store when they are named.
 pub const IDLE_SESSIONS_MAX: usize = 4_096;
 /// Arguments of one tool call.
 pub const EXEC_ARGS_MAX: usize = 4_096;
-/// The longest time that a job may be given.
+/// The longest timeout of a job.
 pub const JOB_TIMEOUT_MS_MAX: u64 = 365 * 24 * 60 * 60 * 1_000;
-/// Jobs of one agent that may wait behind those that run.
+/// Jobs of one agent that may wait.
 pub const AGENT_JOBS_PENDING_MAX: usize = 2_048;
 /// Jobs that may wait in the whole daemon.
 pub const JOBS_PENDING_MAX: usize = 8_192;
@@ -28,31 +28,32 @@ pub const JOBS_PENDING_MAX: usize = 8_192;
 pub const AGENT_JOBS_PENDING_OWN: usize = 16;
 /// Extra slots, as a multiple of `max-jobs`: one for each agent that has no running job while all slots are taken.
 pub const JOB_EXTRA_SLOTS: usize = 1;
-/// Jobs that may have ended without being in the archive; while there are so many none is started.
+/// Jobs that may have ended without being archived. At this number no job starts.
 pub const JOBS_UNARCHIVED_MAX: usize = 1_024;
 /// All arguments of one job together.
 pub const JOB_ARGS_BYTES_MAX: usize = 64 * 1024;
-/// What one job may be given on its stdin.
+/// The largest stdin of a job.
 pub const JOB_STDIN_BYTES_MAX: usize = 1024 * 1024;
-/// The least and the most that the priority of a job can be.
+/// The lowest and the highest priority of a job.
 pub const JOB_PRIORITY_MIN: i32 = -100;
 pub const JOB_PRIORITY_MAX: i32 = 100;
-/// The least that can be kept of a stream, and the most that somebody may ask for.
+/// The smallest and the largest amount of output per stream that a request may keep.
 pub const JOB_OUTPUT_BYTES_MIN: u64 = 4 * 1024;
 pub const JOB_OUTPUT_BYTES_MAX: u64 = 16 * 1024 * 1024 * 1024;
-/// The part of its agent's `LIMIT disk` that is kept of each stream of a job: one in so many.
+/// The part of its agent's `LIMIT disk` that is kept of each stream of a job: one in this many.
 pub const JOB_OUTPUT_DISK_SHARE: u64 = 8;
-/// That a running job writes is an event at most so often.
+/// The shortest interval between two output events of a running job.
 pub const JOB_OUTPUT_EVERY_MS: i64 = 1_000;
 /// Labels of one job, and the longest key and value of one.
 pub const JOB_LABELS_MAX: usize = 32;
 pub const LABEL_KEY_BYTES_MAX: usize = 63;
 pub const LABEL_VALUE_CHARS_MAX: usize = 256;
-/// Ended jobs that the daemon remembers for sessions which have not heard of them; beyond it the oldest are not told.
+/// Ended jobs that stay in memory until they are reported to their sessions. Beyond this number the oldest are not
+/// reported.
 pub const JOBS_UNTOLD_MAX: usize = 4_096;
-/// Jobs that are told of one by one before a turn; the others are counted.
+/// Jobs that a note before a turn lists. The others are counted.
 pub const NOTE_JOBS_MAX: usize = 20;
-/// Tokens that are neither revoked nor over.
+/// Tokens that are neither revoked nor expired.
 pub const LIVE_TOKENS_MAX: usize = 1_024;
 /// Names of images.
 pub const IMAGE_REFS_MAX: usize = 65_536;
@@ -68,29 +69,29 @@ pub const RESULT_TAIL_BYTES: usize = 16 * 1024;
 pub const OUTPUT_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// Text shown with an event about a tool's result.
 pub const PREVIEW_BYTES_MAX: usize = 512;
-/// Answers to requests that the engine remembers although they are on disk: more than may wait for it, each of which
-/// looked for its answer in the store before.
+/// Answers in memory although they are on disk: more than may wait for the engine, because each waiting request looked
+/// for its answer in the store before.
 pub const RECENT_REQUESTS_MAX: usize = 1_100;
-/// How long a `request_id` is one change with one answer.
+/// How long a `request_id` identifies one change with one answer.
 pub const REQUEST_MEMORY_MS: i64 = 24 * 60 * 60 * 1_000;
-/// How often one model call is tried before its turn fails.
+/// Attempts of one model call before its turn fails.
 pub const MODEL_ATTEMPTS_MAX: u32 = 4;
-/// So many answers may fail to fit a schema before their turn fails.
+/// Answers that may mismatch a schema before their turn fails.
 pub const MISFITS_MAX: usize = 3;
-/// How often in a row a lineage is revived without finishing a turn or living well; then it has ended.
+/// Revivals in a row without a finished turn or a long life; then the lineage ends.
 pub const REVIVALS_MAX: u32 = 5;
-/// A process that lived for so long died for a reason of its own: the count of deaths starts over.
+/// A process that lived this long died for its own reason: the count of deaths starts over.
 pub const LIVED_WELL_MS: i64 = 10 * 60 * 1_000;
 
-/// Processes and threads of a sandbox, where no limit was asked for.
+/// Processes and threads of a sandbox without a configured limit.
 pub const PIDS_DEFAULT: u64 = 1024;
-/// The part of the machine's memory that a sandbox may use, where no limit was asked for: one in so many.
+/// The part of the machine's memory that a sandbox may use without a configured limit: one in this many.
 pub const MEMORY_SHARE_DEFAULT: u64 = 2;
-/// The part of the disk that is free at its start that a sandbox may fill, where no limit was asked for: one in so many.
+/// The part of the free disk space at its start that a sandbox may fill without a configured limit: one in this many.
 pub const DISK_SHARE_DEFAULT: u64 = 2;
 /// Most files of tool output that are kept for an agent.
 pub const KEPT_FILES_MAX: usize = 64;
-/// Most bytes of tool output that are kept for an agent, and the part of its disk that this may be: one in so many.
+/// Most bytes of tool output that are kept for an agent, and the part of its disk that this may be: one in this many.
 pub const KEPT_BYTES_MAX: u64 = 256 * 1024 * 1024;
 pub const KEPT_SHARE: u64 = 4;
 

@@ -1,11 +1,11 @@
-//! The life of a lineage, as one table, and what is done about work whose process died.
+//! The lifecycle of a lineage, as one table, and the policies for work whose process died.
 //!
-//! A lineage is the identity of an agent's work: processes come and go under it. It is `Orphaned` from the moment its
-//! process is known to be dead until its policy was carried out.
+//! A lineage is the identity of an agent's work across processes. It is `Orphaned` from the moment its process is known
+//! to be dead until its policy is applied.
 
 use std::fmt;
 
-/// Where a lineage is. Codes are stored: never renumber.
+/// The state of a lineage. Codes are stored: never renumber.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LineageState {
     Active,
@@ -23,18 +23,18 @@ pub enum EndReason {
     Removed,
 }
 
-/// What can happen to a lineage.
+/// Events in the life of a lineage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LineageEvent {
-    /// Its process is proven dead, and nobody asked for that.
+    /// Its process is proven dead, and no request ended it.
     Died,
-    /// A new process takes its work over.
+    /// A new process takes over its work.
     Revived,
     /// An operator has to decide.
     Asked,
     /// Its open work is dropped.
     Reaped,
-    /// An operator stopped the agent: there is nothing to revive, and a start goes on with it.
+    /// An operator stopped the agent. Nothing is revived, and a start continues the lineage.
     Stopped,
     /// It died once too often.
     Exhausted,
@@ -42,7 +42,7 @@ pub enum LineageEvent {
     Removed,
 }
 
-/// A transition that the table does not have.
+/// A transition that is not in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a lineage that is {} cannot take `{event:?}`", .state.word())]
 pub struct LineageTransitionError {
@@ -54,7 +54,7 @@ use LineageEvent as E;
 use LineageState as S;
 
 impl LineageState {
-    /// The one function that moves a lineage.
+    /// The only function that changes the state of a lineage.
     pub fn next(self, event: LineageEvent) -> Result<LineageState, LineageTransitionError> {
         Ok(match (self, event) {
             (S::Active, E::Died) => S::Orphaned,
@@ -84,7 +84,7 @@ impl LineageState {
         })
     }
 
-    /// Whether nothing will ever happen to it again: a start of its agent begins another.
+    /// Whether it can never change again: a start of its agent opens another one.
     pub fn is_over(self) -> bool {
         match self {
             S::Reaped | S::Ended(_) => true,
@@ -159,10 +159,10 @@ impl fmt::Display for LineageState {
     }
 }
 
-/// What happens to work whose process died. Codes are stored: never renumber.
+/// The policy for work whose process died. Codes are stored: never renumber.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// A new process goes on from the last finished step.
+    /// A new process continues from the last finished step.
     Revive,
     /// Open work is dropped.
     Reap,
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_takes_nothing_any_more() {
+    fn what_is_over_takes_nothing() {
         let events =
             [E::Died, E::Revived, E::Asked, E::Reaped, E::Stopped, E::Exhausted, E::Killed, E::Removed];
         for state in states() {

@@ -1,12 +1,11 @@
-//! Whether a process that works still gives signs of life.
+//! Whether a working process still gives signs of life.
 //!
-//! Silence is counted, not read off a clock: every look adds the time since the last one, and no more than the pause
-//! between looks allows. A daemon that was stopped itself, a machine that slept and a clock that jumped add next to
-//! nothing.
+//! Silence is counted, not read from a clock: every check adds the time since the last one, but at most a multiple of
+//! the interval. A suspended daemon, a sleeping machine and a clock jump add almost nothing.
 
 use std::time::Duration;
 
-/// How alive a process looks.
+/// The liveness of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Liveness {
     Active,
@@ -24,14 +23,14 @@ impl Liveness {
     }
 }
 
-/// From which silence on a process is stale, and beyond which it counts as crashed.
+/// The silence after which a process is stale, and after which it counts as crashed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Thresholds {
     pub stale: Duration,
     pub crashed: Duration,
 }
 
-/// Looks between the last sign of life and staleness.
+/// Checks between the last sign of life and staleness.
 const LOOKS: u32 = 3;
 
 impl Thresholds {
@@ -46,7 +45,7 @@ impl Thresholds {
         }
     }
 
-    /// The pause between two looks.
+    /// The interval of checks.
     pub fn pause(self) -> Duration {
         self.stale / LOOKS
     }
@@ -57,12 +56,12 @@ impl Thresholds {
 pub struct Silence(Duration);
 
 impl Silence {
-    /// It said something.
+    /// A message arrived.
     pub fn broken(&mut self) {
         self.0 = Duration::ZERO;
     }
 
-    /// Counts the time since the last look, as far as the looker itself was awake.
+    /// Counts the time since the last check, as far as the daemon itself was running.
     pub fn look(&mut self, since_last: Duration, thresholds: Thresholds) -> Liveness {
         self.0 += since_last.min(thresholds.pause() * 2);
         thresholds.of(self.0)
@@ -104,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sign_of_life_begins_the_count_anew() {
+    fn a_sign_of_life_begins_the_count_again() {
         let mut silence = Silence::default();
         for _ in 0..100 {
             silence.look(USUAL.pause(), USUAL);

@@ -1,16 +1,16 @@
-//! Work that the daemon computes itself and that killed it again and again: it is set aside until an operator decides.
+//! Work that the daemon computes itself and that killed it repeatedly: it is quarantined until an operator decides.
 
 use crate::Timestamp;
 use crate::id::{AgentId, WorkId};
 
-/// Deaths in a row, each soon after a start, after which the work that was computed is set aside.
+/// Deaths in a row, each soon after a start, after which the computed work is quarantined.
 pub const DEATHS_MAX: u32 = 3;
-/// A death counts against the work that was computed if the daemon had started less than this before.
+/// A death counts against the computed work if the daemon had started less than this before.
 pub const YOUNG_MS: u64 = 60_000;
-/// Work that is set aside at the same time; more is computed again.
+/// Most work in quarantine at the same time; further work is computed again.
 pub const QUARANTINED_MAX: usize = 256;
 
-/// What can be set aside. Programs in sandboxes cannot: they run in processes of their own. Codes are stored.
+/// Work that can be quarantined. Programs in sandboxes cannot: they run in other processes. Codes are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum WorkKind {
     /// The subject is a turn.
@@ -50,7 +50,7 @@ impl WorkKind {
     }
 }
 
-/// A piece of work, the same one each time it is computed.
+/// A piece of work, identical each time it is computed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Work {
     pub kind: WorkKind,
@@ -66,7 +66,7 @@ pub struct Suspect {
     pub deaths: u32,
 }
 
-/// Work that is set aside.
+/// Work in quarantine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuarantineRow {
     pub id: WorkId,

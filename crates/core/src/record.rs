@@ -1,7 +1,7 @@
-//! What is recorded: rows as the engine writes and reads them, and their variable parts as protobuf.
+//! Records: rows as the engine writes and reads them, and their variable parts as protobuf.
 //!
-//! Identifiers, numbers and states are columns and may change; protobuf parts are written whole, and all but an agent's
-//! spec once, so that fields that a newer release added survive an older one.
+//! Identifiers, numbers and states are columns and may change. Protobuf parts are written as a whole, and all but an
+//! agent's spec only once, so that fields of a newer release survive an older one.
 
 mod image;
 mod target;
@@ -18,13 +18,13 @@ use crate::id::{AgentId, LineageId, SandboxId, SessionId, StepId, TurnId};
 use crate::job::JobRow;
 use crate::lineage::LineageState;
 use crate::quarantine::QuarantineRow;
-use crate::session::{ForkPoint, TurnPlace};
+use crate::session::{ForkPoint, TurnLinks};
 use crate::token::TokenRow;
 use crate::turn::{StepState, TurnState};
 
 pub use self::image::{
     AgentSpec, BinImageRecord, BinPlatformRecord, BinRecord, ConfigRecord, ContextRecord, EnvRecord,
-    FileRecord, HostProgramRecord, ImageContents, ImageHeld, ImageKind, ImageRecord, ImageRow, ImageState,
+    FileRecord, HostProgramRecord, ImageContents, ImageFact, ImageKind, ImageRecord, ImageRow, ImageState,
     LimitsRecord, MountRecord, NetworkMode, NetworkRecord, RuntimeRecord, ToolRecord, pinned_digest,
 };
 
@@ -44,25 +44,25 @@ pub struct MessageBody {
     /// For a tool's message: the call it answers.
     #[prost(string, optional, tag = "3")]
     pub call: Option<String>,
-    /// For an assistant's message: what the model thought.
+    /// For an assistant's message: the model's reasoning.
     #[prost(message, optional, tag = "4")]
     pub reasoning: Option<ReasoningRecord>,
-    /// For a tool's message: it did not go well.
+    /// For a tool's message: the call failed.
     #[prost(bool, tag = "5")]
     pub failed: bool,
-    /// For a user's message: the JSON schema that the answer must fit.
+    /// For a user's message: the JSON schema that the answer must match.
     #[prost(string, optional, tag = "6")]
     pub schema: Option<String>,
-    /// For an assistant's message: the turn ended before it was whole.
+    /// For an assistant's message: the turn ended before it was complete.
     #[prost(bool, tag = "7")]
     pub partial: bool,
-    /// For a user's message: what the model is told before it, such as jobs that ended.
+    /// For a user's message: the note before it, such as a list of ended jobs.
     #[prost(string, optional, tag = "8")]
     pub note: Option<String>,
 }
 
-/// What a model thought on the way to an answer, as its provider gave it: opaque to everybody else, and sent
-/// back to the model that thought it and to no other.
+/// A model's reasoning before an answer, in the provider's own format. It is opaque, and is sent back only to the model
+/// that produced it.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct ReasoningRecord {
     /// The provider's protocol.
@@ -77,7 +77,7 @@ pub struct ReasoningRecord {
 }
 
 impl MessageBody {
-    /// How much of a conversation it is, in bytes.
+    /// Its share of a conversation, in bytes.
     pub fn weight(&self) -> u64 {
         prost::Message::encoded_len(self) as u64
     }
@@ -94,8 +94,8 @@ pub struct CallRecord {
     pub arguments: String,
 }
 
-/// What a tool call is about to run; written with its intent, so that it can be asked for again. Tag 6 is taken: see
-/// `target.rs`.
+/// What a tool call is about to run. It is written with the intent, so that the exec can be requested again. Tag 6 is
+/// taken: see `target.rs`.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct ExecRequest {
     #[prost(string, tag = "1")]
@@ -107,7 +107,7 @@ pub struct ExecRequest {
     /// The boot in which the intent was written.
     #[prost(string, tag = "4")]
     pub boot: String,
-    /// When it is ended, counted from its start. 0: whenever it ends by itself.
+    /// The timeout, counted from its start. 0: no limit.
     #[prost(uint64, tag = "5")]
     pub timeout_ms: u64,
 }
@@ -125,12 +125,12 @@ pub struct FailureRecord {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// All that was read, whether or not the provider had it in its cache.
+    /// All input, cached by the provider or not.
     pub input_tokens: u64,
     pub output_tokens: u64,
-    /// Of the input, what the provider's cache had.
+    /// The part of the input that the provider had cached.
     pub cached_tokens: u64,
-    /// What it cost in millionths of a dollar; absent when a price is not known.
+    /// The cost in millionths of a dollar; absent if a price is unknown.
     pub micro_usd: Option<u64>,
 }
 
@@ -149,7 +149,7 @@ impl std::ops::AddAssign for Usage {
     }
 }
 
-/// Who speaks. Codes are stored.
+/// The author of a message. Codes are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     User,
@@ -217,20 +217,20 @@ pub struct AgentRow {
     pub failure_detail: Option<String>,
     /// Raised by every new sandbox; an adopted keeper keeps its own.
     pub incarnation: u32,
-    /// Raised by every start of its runtime, of which a sandbox may see several.
+    /// Raised by every start of its runtime; a sandbox may have several.
     pub runs: u32,
     /// The sandbox's own user, when the daemon runs as root.
     pub uid: Option<u32>,
     pub created_at: Timestamp,
     pub started_at: Option<Timestamp>,
     pub spec: AgentSpec,
-    pub retry: Retry,
+    pub retry: StartRetry,
     pub next: Option<NextSpec>,
 }
 
 impl AgentRow {
-    /// Whether nothing happens to it until somebody asks for it, unless a turn, a job or work in quarantine of it is open, or
-    /// output of a job is not archived.
+    /// Whether the agent changes only by a request, apart from open turns, jobs, quarantined work and output that is
+    /// not archived.
     pub fn is_at_rest(&self) -> bool {
         let ended = match self.state {
             AgentState::Stopped | AgentState::Failed(_) => true,
@@ -244,7 +244,7 @@ impl AgentRow {
     }
 }
 
-/// An agent as the store knows it, for an engine that does not hold it in memory.
+/// An agent in the store, for an engine that does not have it in memory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AgentFact {
     pub row: AgentRow,
@@ -254,16 +254,16 @@ pub struct AgentFact {
     pub head: u64,
 }
 
-/// How an agent stands that starts itself again after a failure.
+/// The state of automatic restarts after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Retry {
-    /// In a row, without an operator between them.
+pub struct StartRetry {
+    /// Failures in a row, without an operator between them.
     pub failures: u32,
-    /// When it is tried next.
+    /// The time of the next attempt.
     pub at: Option<Timestamp>,
 }
 
-/// What an agent becomes when the turns that run are over.
+/// A pending update, which applies after the running turns.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NextSpec {
     #[prost(string, tag = "1")]
@@ -284,7 +284,7 @@ pub struct LineageRow {
     pub revivals: u32,
     /// Deaths in a row, without a finished turn between them.
     pub deaths: u32,
-    /// How its process died last.
+    /// How its last process died.
     pub detail: Option<String>,
     pub created_at: Timestamp,
     pub ended_at: Option<Timestamp>,
@@ -304,11 +304,11 @@ pub struct TurnRow {
     pub id: TurnId,
     pub session: SessionId,
     pub agent: AgentId,
-    /// Its place in the path of its session, from 1.
+    /// Its position in the path of its session, from 1.
     pub number: u32,
-    pub place: TurnPlace,
+    pub place: TurnLinks,
     pub state: TurnState,
-    /// The `stream_seq` of its first event: its text is looked for from there.
+    /// The `stream_seq` of its first event, where the search for its text begins.
     pub first_event: u64,
     /// The sequence of its first message in the session.
     pub first_message: u64,
@@ -322,7 +322,7 @@ pub struct TurnRow {
 pub struct StepRow {
     pub id: StepId,
     pub turn: TurnId,
-    /// The model call's number in its turn, from 1; tool calls carry the number of the answer that asked for them.
+    /// The model call's number in its turn, from 1. Tool calls carry the number of the answer that contains them.
     pub step: u32,
     /// 0 for the model call, then its tool calls from 1.
     pub ordinal: u32,
@@ -333,7 +333,7 @@ pub struct StepRow {
     pub call: Option<String>,
     pub exit_code: Option<i32>,
     pub signal: Option<i32>,
-    /// The limit that it ran into.
+    /// The limit that it hit.
     pub cause: Option<Cause>,
     pub started_at: Timestamp,
     pub ended_at: Option<Timestamp>,
@@ -351,7 +351,7 @@ pub struct MessageRow {
     /// Gap-free within its session, from 1.
     pub seq: u64,
     pub turn: TurnId,
-    /// The turn's place in the session.
+    /// The turn's position in the session.
     pub number: u32,
     pub step: u32,
     pub role: Role,
@@ -389,7 +389,7 @@ pub struct ImageRefRow {
     pub at: Timestamp,
 }
 
-/// A session as the store knows it, for an engine that does not hold it in memory.
+/// A session in the store, for an engine that does not have it in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionFact {
     pub row: SessionRow,
@@ -413,41 +413,41 @@ pub struct LiveTurn {
     pub calls: Vec<CallRecord>,
     /// Calls whose result message is stored.
     pub answered: Vec<String>,
-    /// What it is told before its user's message so far.
+    /// The note before its user's message so far.
     pub note: Option<String>,
 }
 
-/// Everything an engine needs to go on.
+/// Everything that an engine needs to continue.
 #[derive(Debug, Clone, Default)]
-pub struct Loaded {
+pub struct StoredState {
     pub epoch: u64,
     pub seq: u64,
     /// The newest numbers in the streams of the daemon and of `agents`.
     pub streams: BTreeMap<String, u64>,
-    /// Those that are not at rest, in the order of their ids.
+    /// Agents that are not at rest, ordered by id.
     pub agents: Vec<AgentRow>,
-    /// The newest of each of them.
+    /// The newest lineage of each of them.
     pub lineages: Vec<LineageRow>,
-    /// The names of all agents, also of those at rest.
+    /// The names of all agents, including those at rest.
     pub names: Vec<String>,
-    /// How many agents have each image that are not among `agents`.
+    /// How many agents that are not among `agents` have each image.
     pub resting_images: BTreeMap<String, u64>,
-    /// The newest user that was given to a sandbox, removed ones included.
+    /// The newest user of a sandbox, removed ones included.
     pub last_uid: Option<u32>,
     pub sessions: Vec<SessionFact>,
     pub turns: Vec<LiveTurn>,
-    /// Those that nobody revoked.
+    /// Tokens that are not revoked.
     pub tokens: Vec<TokenRow>,
     pub image_refs: Vec<ImageRefRow>,
-    pub images: Vec<ImageHeld>,
-    /// Those that wait or run, are not archived, or whose session has not heard of their end; the oldest first.
+    pub images: Vec<ImageFact>,
+    /// Jobs that are pending or running, not archived, or not reported to their session; oldest first.
     pub jobs: Vec<JobRow>,
-    /// Work that is set aside.
+    /// Work in quarantine.
     pub quarantine: Vec<QuarantineRow>,
 }
 
-impl Loaded {
-    /// Takes an agent in that was left out because it is at rest.
+impl StoredState {
+    /// Adds an agent that was left out because it is at rest.
     pub fn add(&mut self, fact: AgentFact) {
         let used: BTreeSet<&str> = fact.row.images().collect();
         for digest in used {
@@ -462,9 +462,9 @@ impl Loaded {
     }
 }
 
-/// What an engine has in memory, beyond what is live.
+/// The ids of agents and sessions in an engine's memory, beyond the live ones.
 #[derive(Debug, Clone, Default)]
-pub struct Remembered {
+pub struct ResidentIds {
     pub agents: Vec<AgentId>,
     pub sessions: Vec<SessionId>,
 }

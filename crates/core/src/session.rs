@@ -1,4 +1,4 @@
-//! The path of a session: which of its turns are told to the model, and how that changes.
+//! The path of a session: the turns that the model reads, and changes of the path.
 //!
 //! Turns of one session have numbers along its path. A cut takes turns off the path and deletes nothing: they are
 //! branches, and a later cut can put them back. Messages belong to their turn and are on the path with it.
@@ -8,7 +8,7 @@ use crate::epoch::Epoch;
 use crate::id::{SessionId, TurnId};
 use crate::record::SessionRow;
 
-/// Where a session was copied from.
+/// The origin of a copied session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForkPoint {
     pub session: SessionId,
@@ -16,20 +16,20 @@ pub struct ForkPoint {
     pub turn: u32,
 }
 
-/// How a turn stands to the others of its session.
+/// The relations of a turn to other turns of its session.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TurnPlace {
-    /// 0 on the path; else the number of the cut that took it off. What one cut took off was one path.
+pub struct TurnLinks {
+    /// 0 on the path; else the number of the cut that removed it. The turns that one cut removed formed one path.
     pub dropped: u32,
     /// The turn before it when it was accepted.
     pub parent: Option<TurnId>,
-    /// The turn that it was asked to do better than.
+    /// The turn that it regenerates.
     pub replaces: Option<TurnId>,
-    /// In a fork: the turn that it is a copy of.
+    /// In a fork: the original turn.
     pub origin: Option<TurnId>,
 }
 
-/// A cut: turns from a number on leave the path, and others come back in their place.
+/// A cut: turns from a number on leave the path, and others replace them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathChange {
     pub session: SessionId,
@@ -45,33 +45,33 @@ pub struct PathChange {
 /// A new session with copies of another's path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fork {
-    /// Its `forked` says from where.
+    /// Its `forked` names the origin.
     pub row: SessionRow,
     /// Each turn of the path and the id of its copy, from the first turn on.
     pub turns: Vec<(TurnId, TurnId)>,
 }
 
-/// What becomes of a session's path, as it was read of the store.
+/// A change of a session's path, planned from a snapshot of the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathPlan {
     /// The first number that leaves the path.
     pub from: u32,
-    /// What comes in its place.
+    /// The turns that replace them.
     pub restored: Vec<TurnId>,
-    /// How many turns the path has then, and the last of them.
+    /// The length of the new path, and its last turn.
     pub turns: u32,
     pub tip: Option<TurnId>,
-    /// The epoch it is in then.
+    /// The epoch after the change.
     pub epoch: Epoch,
 }
 
-/// What a copy of a session's path would be, as it was read of the store.
+/// A copy of a session's path, planned from a snapshot of the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForkPlan {
     /// From the first one on.
     pub turns: Vec<TurnId>,
     pub messages: u64,
     pub bytes: u64,
-    /// The epoch that the copy is in.
+    /// The epoch of the copy.
     pub epoch: Epoch,
 }

@@ -7,32 +7,32 @@ use crate::record::{SessionRow, StepRow, TurnRow};
 use crate::{Timestamp, TurnId};
 
 #[derive(Debug, Clone)]
-pub struct TurnFull {
+pub struct TurnDetail {
     pub row: TurnRow,
     pub steps: Vec<StepRow>,
     pub text: String,
     /// Whether `text` is incomplete: the turn ended early, or the text may still grow.
     pub partial: bool,
     /// Only for a turn that waits.
-    pub around: Option<Around>,
+    pub wait_reasons: Option<WaitReasons>,
 }
 
-/// What a waiting turn may be waiting for.
+/// Why a turn waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Around {
+pub struct WaitReasons {
     pub agent_ready: bool,
     /// Its agent has a pending update.
     pub updating: bool,
-    /// An earlier turn of its session is not over.
+    /// An earlier turn of its session has not ended.
     pub earlier: bool,
     /// The quarantined work that it waits for: its own, or that of an earlier turn of its session.
     pub quarantine: Option<QuarantineRow>,
 }
 
-impl Around {
-    /// What keeps this turn waiting, in one word.
+impl WaitReasons {
+    /// The reason for the wait, in one word.
     pub fn waits_for(&self, turn: &TurnId) -> &'static str {
-        let Around { agent_ready, updating, earlier, quarantine } = self;
+        let WaitReasons { agent_ready, updating, earlier, quarantine } = self;
         if quarantine.as_ref().is_some_and(|row| row.work.subject == turn.as_str()) {
             return "quarantine";
         }
@@ -48,7 +48,7 @@ impl Around {
 #[derive(Debug, Clone)]
 pub struct SessionSummary {
     pub row: SessionRow,
-    /// The first words of its first message.
+    /// The beginning of its first message.
     pub title: Option<String>,
     /// Turns on its path.
     pub turns: u32,
@@ -62,7 +62,7 @@ pub struct SessionSummary {
     pub quarantine: Vec<QuarantineRow>,
 }
 
-/// The turns of a session that are not over, in order.
+/// The open turns of a session, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LiveTurns {
     pub running: Option<TurnId>,

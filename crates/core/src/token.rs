@@ -3,58 +3,58 @@
 use crate::Timestamp;
 use crate::id::{AgentId, TokenId};
 
-/// The name of the token in `credentials.json`, which nobody else's may have.
+/// The name of the token in `credentials.json`. No other token may have it.
 pub const CREDENTIALS: &str = "credentials.json";
 
 pub const OPERATOR_ISSUER: &str = "lodge:operator";
 pub const AGENT_ISSUER: &str = "lodge:agent";
 
-/// For whom a token was issued. Codes are stored.
+/// The holder of a token. Codes are stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Holder {
-    /// Somebody who may do everything.
+pub enum TokenHolder {
+    /// May do everything.
     Operator,
-    /// Somebody who may talk to this agent.
+    /// May talk to this agent.
     Agent(AgentId),
 }
 
-impl Holder {
-    /// What stands in the token as its issuer: each has rights of its own.
+impl TokenHolder {
+    /// The issuer in the token. Each issuer has its own rights.
     pub fn issuer(&self) -> &'static str {
         match self {
-            Holder::Operator => OPERATOR_ISSUER,
-            Holder::Agent(_) => AGENT_ISSUER,
+            TokenHolder::Operator => OPERATOR_ISSUER,
+            TokenHolder::Agent(_) => AGENT_ISSUER,
         }
     }
 
     pub fn agent(&self) -> Option<&AgentId> {
         match self {
-            Holder::Operator => None,
-            Holder::Agent(agent) => Some(agent),
+            TokenHolder::Operator => None,
+            TokenHolder::Agent(agent) => Some(agent),
         }
     }
 
     pub fn code(&self) -> i64 {
         match self {
-            Holder::Operator => 1,
-            Holder::Agent(_) => 2,
+            TokenHolder::Operator => 1,
+            TokenHolder::Agent(_) => 2,
         }
     }
 
-    pub fn from_code(code: i64, agent: Option<AgentId>) -> Option<Holder> {
+    pub fn from_code(code: i64, agent: Option<AgentId>) -> Option<TokenHolder> {
         match (code, agent) {
-            (1, None) => Some(Holder::Operator),
-            (2, Some(agent)) => Some(Holder::Agent(agent)),
+            (1, None) => Some(TokenHolder::Operator),
+            (2, Some(agent)) => Some(TokenHolder::Agent(agent)),
             (_, Some(_) | None) => None,
         }
     }
 }
 
-/// A token as it is recorded.
+/// A recorded token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenRow {
     pub id: TokenId,
-    pub holder: Holder,
+    pub holder: TokenHolder,
     pub name: Option<String>,
     pub issued_at: Timestamp,
     pub expires_at: Timestamp,
@@ -74,7 +74,7 @@ impl TokenRow {
     }
 }
 
-/// Whether a token opens anything.
+/// Whether a token is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenStatus {
     Live,
@@ -101,7 +101,7 @@ mod tests {
         let at = Timestamp::from_ms;
         let mut row = TokenRow {
             id: TokenId::new(&mut crate::IdSource::new(1), at(0)),
-            holder: Holder::Operator,
+            holder: TokenHolder::Operator,
             name: None,
             issued_at: at(0),
             expires_at: at(10),
@@ -115,10 +115,10 @@ mod tests {
     #[test]
     fn a_stored_holder_comes_back_as_it_was_and_nonsense_as_nobody() {
         let agent: AgentId = "agt_1".parse().unwrap();
-        for holder in [Holder::Operator, Holder::Agent(agent.clone())] {
-            assert_eq!(Holder::from_code(holder.code(), holder.agent().cloned()), Some(holder));
+        for holder in [TokenHolder::Operator, TokenHolder::Agent(agent.clone())] {
+            assert_eq!(TokenHolder::from_code(holder.code(), holder.agent().cloned()), Some(holder));
         }
-        assert_eq!(Holder::from_code(1, Some(agent)), None);
-        assert_eq!(Holder::from_code(2, None), None);
+        assert_eq!(TokenHolder::from_code(1, Some(agent)), None);
+        assert_eq!(TokenHolder::from_code(2, None), None);
     }
 }

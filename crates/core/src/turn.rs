@@ -1,6 +1,6 @@
-//! The life of a turn and of its steps, as tables.
+//! The lifecycles of turns and steps, as tables.
 
-/// Where a turn is. Codes are stored: never renumber.
+/// The state of a turn. Codes are stored: never renumber.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TurnState {
     Queued,
@@ -14,7 +14,7 @@ pub enum TurnState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TurnEvent {
     Started,
-    /// It waits for a person or another agent, or its own agent failed, or it gave its slot away while it waits for jobs.
+    /// It waits for a person or another agent, its own agent failed, or it released its slot while it waits for jobs.
     Parked,
     Resumed,
     Answered,
@@ -22,7 +22,7 @@ pub enum TurnEvent {
     InterruptAsked,
 }
 
-/// Where a step is. Codes are stored: never renumber.
+/// The state of a step. Codes are stored: never renumber.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StepState {
     Intent,
@@ -38,24 +38,24 @@ pub enum StepEvent {
     Succeeded,
     Failed,
     Interrupted,
-    /// Nobody can know what happened.
+    /// The outcome is unknown.
     Lost,
     /// The context's state forbade it.
     Fenced,
-    /// A model call is made again.
+    /// A model call is repeated.
     Restarted,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a turn that is {} cannot take `{event:?}`", .state.word())]
-pub struct TurnRefused {
+pub struct TurnTransitionError {
     pub state: TurnState,
     pub event: TurnEvent,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a step that is {} cannot take `{event:?}`", .state.word())]
-pub struct StepRefused {
+pub struct StepTransitionError {
     pub state: StepState,
     pub event: StepEvent,
 }
@@ -70,14 +70,14 @@ impl TurnState {
         TurnState::Failed,
     ];
 
-    pub fn next(self, event: TurnEvent) -> Result<TurnState, TurnRefused> {
+    pub fn next(self, event: TurnEvent) -> Result<TurnState, TurnTransitionError> {
         use TurnEvent as E;
         use TurnState as S;
         Ok(match (self, event) {
             (S::Queued, E::Started) => S::Running,
             (S::Running, E::Parked) => S::Waiting,
             (S::Waiting, E::Resumed) => S::Running,
-            // A model call that was in flight when its turn was parked is answered all the same.
+            // A model call that was in flight when its turn was parked is still answered.
             (S::Running | S::Waiting, E::Answered) => S::Done,
             (S::Queued | S::Running | S::Waiting, E::Failed) => S::Failed,
             (S::Queued | S::Running | S::Waiting, E::InterruptAsked) => S::Interrupted,
@@ -87,7 +87,7 @@ impl TurnState {
             | (S::Queued | S::Running | S::Done | S::Interrupted | S::Failed, E::Resumed)
             | (S::Queued | S::Done | S::Interrupted | S::Failed, E::Answered)
             | (S::Done | S::Interrupted | S::Failed, E::Failed | E::InterruptAsked) => {
-                return Err(TurnRefused { state: self, event });
+                return Err(TurnTransitionError { state: self, event });
             }
         })
     }
@@ -137,7 +137,7 @@ impl StepState {
         StepState::Fenced,
     ];
 
-    pub fn next(self, event: StepEvent) -> Result<StepState, StepRefused> {
+    pub fn next(self, event: StepEvent) -> Result<StepState, StepTransitionError> {
         use StepEvent as E;
         use StepState as S;
         Ok(match (self, event) {
@@ -151,7 +151,7 @@ impl StepState {
             (
                 S::Done | S::Failed | S::Interrupted | S::Unknown | S::Fenced,
                 E::Succeeded | E::Failed | E::Interrupted | E::Lost | E::Fenced | E::Restarted,
-            ) => return Err(StepRefused { state: self, event }),
+            ) => return Err(StepTransitionError { state: self, event }),
         })
     }
 

@@ -12,13 +12,13 @@ use lodge_core::turn::StepState;
 use lodge_store::{Committed, FailedBatch, WriteError, Writer};
 
 use crate::crash::{self, Mutation};
-use crate::decide::{EngineStart, Halt, ToWriter};
+use crate::decide::{EngineStart, Halt, WriterMessage};
 use crate::shell::{Shell, now};
-use lodge_engine::{Batch, Effect, Out, Refusal, RequestName, SandboxEffect, Ticket};
+use lodge_engine::{Batch, BatchOutput, Effect, Refusal, RequestName, SandboxEffect, Ticket};
 
 /// Batches that may wait for the disk; then the engine waits too.
 pub const BATCHES_MAX: usize = 64;
-/// How long writes that nobody waits for may stay in memory.
+/// How long writes without a waiting caller may stay in memory.
 const LAZY_MAX: Duration = Duration::from_millis(250);
 /// With nothing to commit for this long, memory that only saves time is given back: once, until there is work again.
 const REST_AFTER: Duration = Duration::from_secs(1);
@@ -31,7 +31,7 @@ const AWAY_EVERY: Duration = Duration::from_millis(250);
 /// How often in a row it may believe at once that it can.
 const IN_VAIN_MAX: u32 = 3;
 
-/// Requests after which the engine hears that they are on disk.
+/// The number of requests after which the engine gets a report that they are on disk.
 const TELL_EVERY: u64 = 128;
 
 /// How far the daemon has given back memory since its last commit.
@@ -46,7 +46,7 @@ enum MemoryRelease {
 /// is on disk, and memory is ahead of it.
 pub fn run(
     writer: Writer,
-    decided: &Receiver<ToWriter>,
+    decided: &Receiver<WriterMessage>,
     halts: &tokio::sync::mpsc::Sender<Halt>,
     shell: &Arc<Shell>,
 ) {
@@ -59,14 +59,14 @@ pub fn run(
 /// Why the writer stops before the engine does.
 #[derive(Debug)]
 enum WriterStop {
-    /// The daemon ends while the store cannot be reached. Nobody is told how the last batch went.
+    /// The daemon ends while the store cannot be reached. The outcome of the last batch stays unknown.
     Ending,
     Failed(WriteError),
 }
 
 fn write_until_over(
     mut writer: Writer,
-    decided: &Receiver<ToWriter>,
+    decided: &Receiver<WriterMessage>,
     halts: &tokio::sync::mpsc::Sender<Halt>,
     shell: &Arc<Shell>,
 ) -> Result<(), WriterStop> {
@@ -84,13 +84,13 @@ fn write_until_over(
             (None, MemoryRelease::Asleep) => decided.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         let due = match next {
-            Ok(ToWriter::Batch(batch)) => {
+            Ok(WriterMessage::Batch(batch)) => {
                 let urgent = batch.urgent;
                 waiting.push(mutate(batch, mutation, shell));
                 urgent
             }
-            // Said only in answer to a halt, and waited for there.
-            Ok(ToWriter::Halted(_)) => continue,
+            // Sent only in answer to a halt, and awaited there.
+            Ok(WriterMessage::Halted(_)) => continue,
             Err(RecvTimeoutError::Timeout) if oldest.is_none() => {
                 rest = go_to_rest(rest, &writer, requests, shell);
                 continue;
@@ -103,7 +103,7 @@ fn write_until_over(
             continue;
         }
         while waiting.len() < BATCHES_MAX
-            && let Ok(ToWriter::Batch(batch)) = decided.try_recv()
+            && let Ok(WriterMessage::Batch(batch)) = decided.try_recv()
         {
             waiting.push(mutate(batch, mutation, shell));
         }
@@ -114,12 +114,12 @@ fn write_until_over(
             let Some(more) = go_without_room(&mut writer, lost, decided, halts, shell)? else {
                 return Ok(());
             };
-            // They are as settled as those on disk: nobody remembers them.
+            // They are as settled as those on disk: no memory of them is left.
             requests += more;
         }
         if requests - told >= TELL_EVERY {
             told = requests;
-            shell.settled(requests, false);
+            shell.report_settled(requests, false);
         }
     }
 }
@@ -129,7 +129,7 @@ fn go_to_rest(rest: MemoryRelease, writer: &Writer, requests: u64, shell: &Arc<S
     match rest {
         MemoryRelease::Busy => {
             writer.rest();
-            shell.rest(requests);
+            shell.free_caches(requests);
             MemoryRelease::LettingGo
         }
         MemoryRelease::LettingGo | MemoryRelease::Asleep => {
@@ -162,7 +162,7 @@ fn commit(
     let points = points(&batches);
     let mut events: Vec<EventRow> = Vec::new();
     let mut writes: Vec<Write> = Vec::new();
-    let mut after: Vec<Out> = Vec::new();
+    let mut after: Vec<BatchOutput> = Vec::new();
     for batch in batches {
         events.extend(batch.events().cloned());
         writes.extend(batch.writes);
@@ -196,8 +196,8 @@ fn commit(
     }
 }
 
-/// Commits a batch, again and again while the store cannot be reached: whether it is on disk is not known before the store
-/// says so, and nobody is told before that. Changes are refused meanwhile, and reads may fail.
+/// Commits a batch, and retries while the store cannot be reached: the outcome is unknown until the store reports it,
+/// and no caller is answered before. Changes are refused meanwhile, and reads may fail.
 fn reach<T>(
     writer: &mut Writer,
     writes: &[Write],
@@ -237,24 +237,24 @@ struct UnrecordedDecisions {
 }
 
 impl UnrecordedDecisions {
-    fn take(&mut self, writes: &[Write], after: Vec<Out>) {
+    fn take(&mut self, writes: &[Write], after: Vec<BatchOutput>) {
         self.requests.extend(
             writes.iter().filter_map(Write::request).map(|row| (row.caller.clone(), row.request_id.clone())),
         );
         self.tickets.extend(after.into_iter().filter_map(|out| match out {
-            Out::Reply { ticket, .. } => Some(ticket),
-            Out::Act(_) => None,
+            BatchOutput::Reply { ticket, .. } => Some(ticket),
+            BatchOutput::Act(_) => None,
         }));
     }
 }
 
 /// Halts the engine, refuses what is not recorded, waits until there is room, and lets the engine go on from what is.
 ///
-/// Returns how many more requests were lost on the way; none when the daemon ends.
+/// Returns how many more requests were lost; none if the daemon ends.
 fn go_without_room(
     writer: &mut Writer,
     mut lost: UnrecordedDecisions,
-    decided: &Receiver<ToWriter>,
+    decided: &Receiver<WriterMessage>,
     halts: &tokio::sync::mpsc::Sender<Halt>,
     shell: &Arc<Shell>,
 ) -> Result<Option<u64>, WriterStop> {
@@ -268,11 +268,11 @@ fn go_without_room(
         match decided.recv() {
             Err(_) => return Ok(None),
             // Decided on memory that will never be on disk.
-            Ok(ToWriter::Batch(batch)) => {
+            Ok(WriterMessage::Batch(batch)) => {
                 more += batch.requests() as u64;
                 lost.take(&batch.writes, batch.after);
             }
-            Ok(ToWriter::Halted(remembered)) => break remembered,
+            Ok(WriterMessage::Halted(remembered)) => break remembered,
         }
     };
     for ticket in lost.tickets {
@@ -294,7 +294,7 @@ fn go_without_room(
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Ok(None),
             // A halted engine decides nothing.
-            Ok(ToWriter::Batch(_) | ToWriter::Halted(_)) => {}
+            Ok(WriterMessage::Batch(_) | WriterMessage::Halted(_)) => {}
         }
     };
     if go_on.send(EngineStart { loaded, unrecorded: lost.requests }).is_err() {
@@ -312,13 +312,13 @@ fn end(error: &WriteError) -> ! {
     std::process::exit(74);
 }
 
-fn release(after: Vec<Out>, shell: &Arc<Shell>) {
+fn release(after: Vec<BatchOutput>, shell: &Arc<Shell>) {
     for out in after {
         match out {
-            Out::Reply { ticket, reply } => {
+            BatchOutput::Reply { ticket, reply } => {
                 shell.answer(ticket, reply.map_err(Into::into));
             }
-            Out::Act(effect) => shell.act(effect),
+            BatchOutput::Act(effect) => shell.act(effect),
         }
     }
 }
@@ -364,11 +364,11 @@ fn mutate(mut batch: Batch, mutation: Mutation, shell: &Arc<Shell>) -> Batch {
     match mutation {
         // The last two are in the acting, not in what is written.
         Mutation::None | Mutation::RepeatUnsafe | Mutation::ForgetBeforeArchive => {}
-        // Without its own token the daemon would not even start.
+        // Without its own token the daemon would not start.
         Mutation::ReplyBeforeCommit if batch.writes.iter().any(|write| matches!(write, Write::Token(_))) => {}
         Mutation::ReplyBeforeCommit => {
-            let (early, late): (Vec<Out>, Vec<Out>) =
-                batch.after.into_iter().partition(|out| matches!(out, Out::Reply { .. }));
+            let (early, late): (Vec<BatchOutput>, Vec<BatchOutput>) =
+                batch.after.into_iter().partition(|out| matches!(out, BatchOutput::Reply { .. }));
             batch.after = late;
             if !early.is_empty() {
                 release(early, shell);
@@ -377,8 +377,8 @@ fn mutate(mut batch: Batch, mutation: Mutation, shell: &Arc<Shell>) -> Batch {
             }
         }
         Mutation::DropIntent => {
-            let is_start = |out: &Out| {
-                matches!(out, Out::Act(Effect::Sandbox { what: SandboxEffect::StartExec { .. }, .. }))
+            let is_start = |out: &BatchOutput| {
+                matches!(out, BatchOutput::Act(Effect::Sandbox { what: SandboxEffect::StartExec { .. }, .. }))
             };
             if batch.after.iter().any(is_start) {
                 let (early, late) = batch.after.into_iter().partition(is_start);

@@ -1,8 +1,7 @@
 //! Work that needs a processor for longer than a moment: checks against schemas, large JSON, assembled conversations.
 //!
-//! It runs on a few threads of its own, so that the async workers stay free. Callers share those threads by the size of
-//! their work: the caller that used the least goes first, and one large piece of work delays the next of its own caller, not
-//! those of others.
+//! It runs on a few separate threads, so that the async workers stay free. Callers share those threads by the size of
+//! their work: the caller that used the least goes first, and a large piece of work delays only its own caller.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,10 +26,10 @@ const WEIGHT_MIN: u64 = 4_096;
 /// The threads for such work, shared fairly between callers.
 #[derive(Debug, Default)]
 pub struct Compute {
-    shares: Mutex<Shares<oneshot::Sender<()>>>,
+    shares: Mutex<FairShares<oneshot::Sender<()>>>,
 }
 
-/// What a piece of work turned out to weigh, beyond what it was announced with.
+/// The additional weight of a piece of work, beyond the announced one.
 #[derive(Debug, Default)]
 pub struct Charge(AtomicU64);
 
@@ -76,7 +75,7 @@ impl ComputeError {
     /// What to do next.
     pub fn hint(&self) -> Option<String> {
         match self {
-            ComputeError::Crowded => Some("ask again in a moment".to_owned()),
+            ComputeError::Crowded => Some("try again in a moment".to_owned()),
             ComputeError::ShuttingDown(error) => error.hint(),
             ComputeError::Read(error) => read_hint(error),
             ComputeError::Thread(_) => None,
@@ -85,8 +84,8 @@ impl ComputeError {
 }
 
 impl Compute {
-    /// Runs `work` off the async workers, charged to `caller` as `bytes` and what it adds itself. It runs to its end also
-    /// when nobody waits for it any more.
+    /// Runs `work` off the async workers, charged to `caller` as `bytes` and what it adds itself. It runs to its end
+    /// even if the caller is gone.
     pub async fn run<T: Send + 'static>(
         self: &Arc<Self>,
         caller: &str,
@@ -110,7 +109,7 @@ impl Compute {
         Ok(worked.await?)
     }
 
-    fn shares(&self) -> std::sync::MutexGuard<'_, Shares<oneshot::Sender<()>>> {
+    fn shares(&self) -> std::sync::MutexGuard<'_, FairShares<oneshot::Sender<()>>> {
         self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -138,7 +137,7 @@ impl Drop for ComputeSlot {
     }
 }
 
-impl Shares<oneshot::Sender<()>> {
+impl FairShares<oneshot::Sender<()>> {
     fn begin(&mut self, caller: &str, bytes: u64) -> Result<Option<oneshot::Receiver<()>>, ComputeBusy> {
         let (grant, granted) = oneshot::channel();
         Ok(self.enter(caller, bytes, grant)?.then_some(granted))
@@ -152,28 +151,28 @@ struct ComputeBusy;
 /// Start-time fair queueing: each piece of work has a virtual start, the later of now and the end of its caller's last
 /// one, and ends its weight later. The earliest start goes first.
 #[derive(Debug)]
-struct Shares<T> {
+struct FairShares<T> {
     running: usize,
     waiting: usize,
     /// The virtual time: the start of the piece of work that began last.
     now: u64,
-    callers: BTreeMap<String, Caller<T>>,
+    callers: BTreeMap<String, CallerShare<T>>,
 }
 
 #[derive(Debug)]
-struct Caller<T> {
+struct CallerShare<T> {
     /// When its last piece of work ends.
     end: u64,
     waiting: VecDeque<(u64, T)>,
 }
 
-impl<T> Default for Shares<T> {
+impl<T> Default for FairShares<T> {
     fn default() -> Self {
-        Shares { running: 0, waiting: 0, now: 0, callers: BTreeMap::new() }
+        FairShares { running: 0, waiting: 0, now: 0, callers: BTreeMap::new() }
     }
 }
 
-impl<T> Shares<T> {
+impl<T> FairShares<T> {
     /// False: it runs now. True: `waiter` is given back by [`Self::end`] when its turn comes.
     fn enter(&mut self, caller: &str, bytes: u64, waiter: T) -> Result<bool, ComputeBusy> {
         if self.waiting >= WAITING_MAX {
@@ -185,7 +184,7 @@ impl<T> Shares<T> {
             None => self
                 .callers
                 .entry(caller.to_owned())
-                .or_insert_with(|| Caller { end: 0, waiting: VecDeque::new() }),
+                .or_insert_with(|| CallerShare { end: 0, waiting: VecDeque::new() }),
         };
         let start = known.end.max(now);
         known.end = start.saturating_add(bytes.max(WEIGHT_MIN));
@@ -209,13 +208,13 @@ impl<T> Shares<T> {
     /// A piece of work ended; the next one runs from now on, if one waits.
     fn end(&mut self) -> Option<T> {
         self.running -= 1;
-        let first = |caller: &Caller<T>| caller.waiting.front().map(|(start, _)| *start);
+        let first = |caller: &CallerShare<T>| caller.waiting.front().map(|(start, _)| *start);
         let next = self.callers.values_mut().filter(|caller| !caller.waiting.is_empty());
         let Some((start, waiter)) =
             next.min_by_key(|caller| first(caller)).and_then(|caller| caller.waiting.pop_front())
         else {
             if self.running == 0 {
-                // Nobody has to catch up with anybody.
+                // No caller has used more than another.
                 self.callers.clear();
             }
             return None;
@@ -236,14 +235,14 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Everybody who waits, in the order in which they run.
-    fn order(shares: &mut Shares<&'static str>) -> Vec<&'static str> {
+    /// All waiting work, in the order of execution.
+    fn order(shares: &mut FairShares<&'static str>) -> Vec<&'static str> {
         std::iter::from_fn(|| shares.end()).collect()
     }
 
     #[test]
     fn small_work_of_one_caller_does_not_wait_behind_all_the_large_work_of_another() {
-        let mut shares = Shares::default();
+        let mut shares = FairShares::default();
         for _ in 0..RUNNING_MAX {
             assert_eq!(shares.enter("big", 8 * MIB, "big"), Ok(false));
         }
@@ -258,7 +257,7 @@ mod tests {
 
     #[test]
     fn callers_with_equal_work_alternate() {
-        let mut shares = Shares::default();
+        let mut shares = FairShares::default();
         for _ in 0..RUNNING_MAX {
             assert_eq!(shares.enter("other", MIB, "other"), Ok(false));
         }
@@ -270,7 +269,7 @@ mod tests {
 
     #[test]
     fn what_work_turns_out_to_weigh_counts_for_the_next_of_its_caller() {
-        let mut shares = Shares::default();
+        let mut shares = FairShares::default();
         assert_eq!(shares.enter("a", 1, "a"), Ok(false));
         assert_eq!(shares.enter("b", 1, "b"), Ok(false));
         shares.charge("a", MIB);
@@ -281,7 +280,7 @@ mod tests {
 
     #[test]
     fn too_many_are_refused_and_nobody_is_remembered_once_all_is_done() {
-        let mut shares = Shares::default();
+        let mut shares = FairShares::default();
         for at in 0..RUNNING_MAX + WAITING_MAX {
             assert_eq!(shares.enter("a", 1, "a"), Ok(at >= RUNNING_MAX));
         }

@@ -35,10 +35,10 @@ const STALE_MIN: Duration = Duration::from_millis(30);
 #[derive(Debug)]
 pub struct Config {
     pub data_dir: PathBuf,
-    data_dir_source: Source,
+    data_dir_source: SettingSource,
     given: StartArguments,
     in_effect: RwLock<Arc<AppliedSettings>>,
-    /// What was wrong with what it was started with, and was passed over.
+    /// Invalid settings of the start that were ignored.
     passed_over: Vec<String>,
 }
 
@@ -68,7 +68,7 @@ struct SettingInEffect {
     text: String,
     /// As `info` shows it.
     shown: Value,
-    source: Source,
+    source: SettingSource,
 }
 
 impl AppliedSettings {
@@ -94,20 +94,20 @@ impl AppliedSettings {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
+pub enum SettingSource {
     Flag,
     Env,
     File,
     Default,
 }
 
-impl Source {
+impl SettingSource {
     pub(crate) fn word(self) -> &'static str {
         match self {
-            Source::Flag => "flag",
-            Source::Env => "env",
-            Source::File => "file",
-            Source::Default => "default",
+            SettingSource::Flag => "flag",
+            SettingSource::Env => "env",
+            SettingSource::File => "file",
+            SettingSource::Default => "default",
         }
     }
 }
@@ -132,10 +132,10 @@ impl StartArguments {
         self.env.get(name).filter(|dir| !dir.is_empty()).map(PathBuf::from)
     }
 
-    fn data_dir(&self) -> Option<(PathBuf, Source)> {
-        let flag = self.flag("data-dir").map(|dir| (PathBuf::from(dir), Source::Flag));
+    fn data_dir(&self) -> Option<(PathBuf, SettingSource)> {
+        let flag = self.flag("data-dir").map(|dir| (PathBuf::from(dir), SettingSource::Flag));
         let env = || self.place("LODGED_DATA_DIR").or_else(|| self.place("LODGE_HOME"));
-        flag.or_else(|| env().map(|dir| (dir, Source::Env)))
+        flag.or_else(|| env().map(|dir| (dir, SettingSource::Env)))
     }
 
     /// Checks the directory where the configuration file is looked for, before one in it is read.
@@ -161,7 +161,8 @@ impl StartArguments {
         Ok((file, yaml, mistakes))
     }
 
-    /// Every setting, checked one by one and together. What is wrong is told at once, with what was found before.
+    /// Every setting, checked separately and together. Mistakes are reported together, with those that were found
+    /// before.
     fn values(
         &self,
         file: Option<&Path>,
@@ -175,19 +176,19 @@ impl StartArguments {
             // Also where it does not count: it would as soon as the flag or the variable is gone.
             let written = yaml.get(setting.name);
             if let Some(written) = written
-                && let Err(mistake) = setting.check(&written.value, written_at(written), Source::File)
+                && let Err(mistake) = setting.check(&written.value, written_at(written), SettingSource::File)
             {
                 mistakes.push(mistake);
                 continue;
             }
             let (given, source, from) = if let Some(given) = self.flag(setting.name) {
-                (Value::from(given.clone()), Source::Flag, format!("--{}", setting.name))
+                (Value::from(given.clone()), SettingSource::Flag, format!("--{}", setting.name))
             } else if let Some(given) = self.env.get(&variable) {
-                (Value::from(given.clone()), Source::Env, variable)
+                (Value::from(given.clone()), SettingSource::Env, variable)
             } else if let Some(written) = written {
-                (written.value.clone(), Source::File, written_at(written))
+                (written.value.clone(), SettingSource::File, written_at(written))
             } else {
-                (Value::from(setting.default), Source::Default, "default".to_owned())
+                (Value::from(setting.default), SettingSource::Default, "default".to_owned())
             };
             match setting.check(&given, from, source) {
                 Ok(value) => drop(values.insert(setting.name, value)),
@@ -213,7 +214,7 @@ impl Config {
         let (data_dir, data_dir_source) =
             match (given.data_dir(), yaml.get("data-dir").map(|written| &written.value)) {
                 (Some(early), _) => early,
-                (None, Some(Value::String(dir))) => (PathBuf::from(dir), Source::File),
+                (None, Some(Value::String(dir))) => (PathBuf::from(dir), SettingSource::File),
                 (None, Some(other)) => {
                     return Err(ConfigError::BadValue {
                         name: "data-dir",
@@ -222,7 +223,7 @@ impl Config {
                         from: shown_path(file.as_deref()),
                     });
                 }
-                (None, None) => (given.default_home().ok_or(ConfigError::NoHome)?, Source::Default),
+                (None, None) => (given.default_home().ok_or(ConfigError::NoHome)?, SettingSource::Default),
             };
         let values = given.values(file.as_deref(), &yaml, mistakes)?;
         let data_dir = std::path::absolute(&data_dir).unwrap_or(data_dir);
@@ -253,7 +254,7 @@ impl Config {
         self.in_effect().settings.clone()
     }
 
-    /// What the engine is told.
+    /// The settings of the engine.
     pub fn engine_settings(&self) -> Settings {
         let settings = self.settings();
         Settings {

@@ -1,8 +1,8 @@
 //! What a model reads of a conversation: rows in, rows out, such that the strictest provider takes them.
 //!
-//! Turns end in many ways, and what is recorded of them tells how. A provider wants less: messages in turns, every call
-//! with its result right behind it, nothing empty. So gaps are filled with words, always the same ones: within an epoch
-//! one request begins with the bytes of the one before it, and a provider's cache can use them.
+//! Turns end in many ways, and their records show how. A provider accepts less: alternating messages, every call
+//! directly followed by its result, nothing empty. So gaps are filled with fixed texts: within an epoch each request
+//! begins with the bytes of the one before it, so the provider's cache applies.
 
 use std::collections::{HashMap, HashSet};
 
@@ -23,7 +23,7 @@ const SUMMARY_READ: &str = "[read]";
 
 /// Messages as a model reads them: turn `number` is the one that asks, and those before it are over.
 pub fn readable(rows: Vec<MessageRow>, number: u32) -> Vec<MessageRow> {
-    let mut read = Reading { rows: Vec::with_capacity(rows.len() + 2), ids: Ids::default() };
+    let mut read = ConversationBuilder { rows: Vec::with_capacity(rows.len() + 2), ids: CallIds::default() };
     let mut rows = rows.into_iter().peekable();
     while let Some(row) = rows.next() {
         match row.role {
@@ -38,7 +38,7 @@ pub fn readable(rows: Vec<MessageRow>, number: u32) -> Vec<MessageRow> {
                 }
                 read.answer(row, results);
             }
-            // Results stand behind the answer that asked for them, and were taken with it.
+            // Results follow the answer that requested them, and were taken with it.
             Role::Tool => {}
         }
     }
@@ -48,7 +48,7 @@ pub fn readable(rows: Vec<MessageRow>, number: u32) -> Vec<MessageRow> {
     read.rows
 }
 
-/// The same with what stands before the messages of an epoch.
+/// The same with the text before the messages of an epoch.
 pub fn after_summary(summary: &str, rows: Vec<MessageRow>) -> Vec<MessageRow> {
     let Some(first) = rows.first() else { return rows };
     let head = said(first, Role::User, format!("{SUMMARY_HEAD}\n\n{summary}"));
@@ -106,18 +106,18 @@ fn noted(mut row: MessageRow) -> MessageRow {
     row
 }
 
-/// A message that nobody wrote, at the place of another.
+/// A generated message, at the position of another.
 fn said(at: &MessageRow, role: Role, text: String) -> MessageRow {
     let body = MessageBody { text, ..MessageBody::default() };
     MessageRow { role, body, session: at.session.clone(), turn: at.turn.clone(), ..*at }
 }
 
-struct Reading {
+struct ConversationBuilder {
     rows: Vec<MessageRow>,
-    ids: Ids,
+    ids: CallIds,
 }
 
-impl Reading {
+impl ConversationBuilder {
     /// Puts an answer where a turn has none. `at` is where the next message comes, or the last one.
     fn end_turn(&mut self, at: &MessageRow) {
         let open = self.rows.last().is_some_and(|last| match last.role {
@@ -160,12 +160,12 @@ impl Reading {
 
 /// Some models give the calls of every answer the same ids, and some providers want each to be the only one.
 #[derive(Default)]
-struct Ids {
+struct CallIds {
     used: HashSet<String>,
     copies: HashMap<String, u32>,
 }
 
-impl Ids {
+impl CallIds {
     fn own(&mut self, given: &str) -> String {
         let mut id = given.to_owned();
         while !self.used.insert(id.clone()) {

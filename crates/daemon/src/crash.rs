@@ -45,19 +45,19 @@ pub const POINTS: &[&str] = &[
     "during_stop",
 ];
 
-struct Plan {
+struct CrashPlan {
     point: String,
     left: AtomicU64,
 }
 
-static PLAN: OnceLock<Option<Plan>> = OnceLock::new();
+static PLAN: OnceLock<Option<CrashPlan>> = OnceLock::new();
 
 /// Passes a named point.
 pub fn point(name: &'static str) {
     let plan = PLAN.get_or_init(|| {
         let text = std::env::var("LODGED_CRASH_AT").ok()?;
         let (point, nth) = text.split_once(':').unwrap_or((&text, "1"));
-        Some(Plan { point: point.to_owned(), left: AtomicU64::new(nth.parse().unwrap_or(1)) })
+        Some(CrashPlan { point: point.to_owned(), left: AtomicU64::new(nth.parse().unwrap_or(1)) })
     });
     let Some(plan) = plan else { return };
     if plan.point == name && plan.left.fetch_sub(1, Ordering::SeqCst) == 1 {
@@ -108,7 +108,7 @@ pub fn pill_at(place: &str, text: &str) {
 
 static KEEPER_POINT_GIVEN: AtomicBool = AtomicBool::new(false);
 
-/// Where the first keeper that this process starts ends itself. The one that takes its place shall live.
+/// Where the first keeper of this process ends itself. Its replacement must live.
 pub fn keeper_point() -> Option<String> {
     let point = std::env::var("LODGED_KEEPER_CRASH_AT").ok()?;
     (!KEEPER_POINT_GIVEN.swap(true, Ordering::SeqCst)).then_some(point)
@@ -122,7 +122,7 @@ pub enum Mutation {
     ReplyBeforeCommit,
     /// Programs start without a durable intent.
     DropIntent,
-    /// A program whose outcome nobody knows is run again, safe or not.
+    /// A program with an unknown outcome is run again, safe or not.
     RepeatUnsafe,
     /// The files of a job that ended go before its output is in the archive.
     ForgetBeforeArchive,

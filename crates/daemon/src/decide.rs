@@ -1,19 +1,19 @@
-//! The engine's loop: whatever waits is decided in one step and handed to the writer.
+//! The engine's loop: decides all waiting inputs in one step, and hands the batch to the writer.
 //!
-//! When the writer finds no room for what was decided, the engine halts: requests are refused, observations wait, and
-//! once there is room it goes on from what is recorded.
+//! When the disk is too full for a batch, the engine halts: requests are refused, observations wait, and once space is
+//! free it continues from the recorded state.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
 
 use lodge_core::quarantine::WorkKind;
-use lodge_core::record::{Loaded, Remembered};
+use lodge_core::record::{ResidentIds, StoredState};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::shell::{ENGINE_QUEUE_MAX, Shell, now};
 use crate::suspects::{Mark, SuspectWatch};
-use lodge_engine::{Batch, Engine, Input, Refusal, RequestName, Seen, TurnSeen};
+use lodge_engine::{Batch, Engine, Input, Observation, Refusal, RequestName, TurnObservation};
 
 /// Inputs decided in one step.
 const STEP_MAX: usize = 128;
@@ -22,19 +22,19 @@ const HELD_MAX: usize = ENGINE_QUEUE_MAX;
 
 /// From the engine to the writer, in the order of deciding.
 #[derive(Debug)]
-pub enum ToWriter {
+pub enum WriterMessage {
     Batch(Batch),
-    /// Nothing comes after this until the engine is told what is recorded.
-    Halted(Remembered),
+    /// Nothing follows this until the engine gets the recorded state.
+    Halted(ResidentIds),
 }
 
 /// The writer's word that what was decided is not recorded; in it comes, when there is room, what is.
 pub type Halt = oneshot::Receiver<EngineStart>;
 
-/// What an engine goes on from.
+/// The state from which an engine continues.
 #[derive(Debug)]
 pub struct EngineStart {
-    pub loaded: Loaded,
+    pub loaded: StoredState,
     /// Requests that were decided and are not recorded.
     pub unrecorded: HashSet<RequestName>,
 }
@@ -42,7 +42,7 @@ pub struct EngineStart {
 /// The work whose result an input is.
 fn suspect(input: &Input) -> Option<(WorkKind, &str)> {
     match input {
-        Input::Seen(Seen::Turn(TurnSeen::ModelAnswered { turn, .. })) => {
+        Input::Seen(Observation::Turn(TurnObservation::ModelAnswered { turn, .. })) => {
             Some((WorkKind::ModelCall, turn.as_str()))
         }
         Input::Seen(_) | Input::Api { .. } => None,
@@ -53,7 +53,7 @@ fn suspect(input: &Input) -> Option<(WorkKind, &str)> {
 pub struct Decider {
     pub inputs: mpsc::Receiver<Input>,
     pub halts: mpsc::Receiver<Halt>,
-    pub writer: SyncSender<ToWriter>,
+    pub writer: SyncSender<WriterMessage>,
     pub shell: Arc<Shell>,
 }
 
@@ -79,7 +79,7 @@ impl Decider {
         }
     }
 
-    /// Decides. What models and registries said is computed here as well, and may be what ends the daemon.
+    /// Decides. Answers of models and registries are computed here as well, and may be what ends the daemon.
     fn step(&self, engine: &mut Engine, waiting: &mut Vec<Input>) -> Batch {
         let said = waiting.iter().filter_map(suspect);
         let watched: Vec<SuspectWatch> =
@@ -88,10 +88,10 @@ impl Decider {
         engine.step(waiting.drain(..), now())
     }
 
-    /// Decides nothing until there is room, then goes on from what is recorded. None: the daemon ends.
+    /// Decides nothing until space is free, then continues from the recorded state. None: the daemon ends.
     async fn halt(&mut self, engine: Engine, mut halt: Halt) -> Option<Engine> {
-        self.send(ToWriter::Halted(engine.remembered())).await?;
-        let mut held: Vec<Seen> = Vec::new();
+        self.send(WriterMessage::Halted(engine.resident_ids())).await?;
+        let mut held: Vec<Observation> = Vec::new();
         let recorded = loop {
             tokio::select! {
                 biased;
@@ -121,10 +121,10 @@ impl Decider {
         if batch.writes.is_empty() && batch.after.is_empty() {
             return Some(());
         }
-        self.send(ToWriter::Batch(batch)).await
+        self.send(WriterMessage::Batch(batch)).await
     }
 
-    async fn send(&self, word: ToWriter) -> Option<()> {
+    async fn send(&self, word: WriterMessage) -> Option<()> {
         match self.writer.try_send(word) {
             Ok(()) => Some(()),
             Err(TrySendError::Disconnected(_)) => None,

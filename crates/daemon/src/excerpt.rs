@@ -1,4 +1,4 @@
-//! Output that is too long to be told whole, as a model reads it.
+//! Output that is too long for a model, shortened.
 
 /// The first and the last bytes of a stream that has `seen`; `whole` says where the rest is, and may be empty.
 pub fn both_ends(head: &[u8], tail: &[u8], seen: u64, whole: &str) -> String {
@@ -16,7 +16,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_told_in_its_place_and_a_letter_is_not_cut_where_nothing_is() {
+    fn what_is_missing_is_reported_in_its_place_and_a_letter_is_not_cut_where_nothing_is() {
         let umlaut = "ü".as_bytes();
         assert_eq!(both_ends(&umlaut[..1], &umlaut[1..], 2, "; elsewhere"), "ü");
         assert_eq!(both_ends(b"a", b"z", 26, ""), "a\n[… 24 bytes left out …]\nz");

@@ -33,7 +33,7 @@ impl HomeError {
         match self {
             HomeError::Taken { .. } => "use that one, or give this one another --data-dir".to_owned(),
             HomeError::Make { .. } if self.is_full() => {
-                "the disk is full: make room and start it again; what was acknowledged is there".to_owned()
+                "the disk is full: free space and start it again; acknowledged changes are safe".to_owned()
             }
             HomeError::Make { .. } => {
                 "check that the state directory exists or can be made, and that you own it".to_owned()
@@ -96,7 +96,7 @@ impl Home {
         Ok(Home { dir, lock })
     }
 
-    /// Writes who holds the lock, for those who lose it.
+    /// Writes the owner of the lock, for processes that fail to take it.
     pub fn sign(&mut self, epoch: u64) -> Result<(), HomeError> {
         let words = format!("pid {}, epoch {epoch}\n", std::process::id());
         let signed = self
@@ -123,7 +123,7 @@ impl Home {
             std::fs::rename(&temporary, &path)
         };
         put().map_err(|cause| {
-            // Half of it is of no use; the first error is the one to tell.
+            // An incomplete file is useless. The first error is the one to report.
             drop(std::fs::remove_file(&temporary));
             HomeError::Make { path: path.clone(), cause }
         })
@@ -179,7 +179,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn the_second_daemon_is_told_who_has_the_directory() {
+    fn the_second_daemon_reports_who_has_the_directory() {
         let dir = tempfile::tempdir().unwrap();
         let home = dir.path().join("home");
         let mut first = Home::take(&home).unwrap();

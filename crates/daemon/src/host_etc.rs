@@ -1,7 +1,7 @@
 //! A copy of those parts of the host's `/etc` that programs need, for the `/etc` of agents.
 //!
-//! It is a copy so that no socket, no FIFO and no secret of the host's comes with it: only links and files that
-//! everybody may read. It is one directory for all agents, updated when the host's changes.
+//! It is a copy, so that no socket, FIFO or secret of the host is in it: only links and world-readable files. All
+//! agents share one directory, which is updated when the host's files change.
 //!
 //! Owns: `host-etc/` in the state directory. Everything there is derived and may be deleted while no agent runs.
 
@@ -13,7 +13,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 const HOST: &str = "/etc";
-/// What is copied, relative to `/etc`. Settings and secrets of the host's people are not among it.
+/// The copied paths, relative to `/etc`. They exclude settings and secrets of the host's users.
 const PARTS: [&str; 24] = [
     "alternatives",
     "ca-certificates",
@@ -40,12 +40,12 @@ const PARTS: [&str; 24] = [
     "timezone",
     "vim",
 ];
-/// Beginnings of names whose ends are versions.
+/// Prefixes of names that end with a version.
 const VERSIONED: [&str; 2] = ["java-", "python3"];
-/// Links of these lead to programs, which are not to be copied.
+/// Links in this directory lead to programs, which are not copied.
 const LINKS_ONLY: &str = "alternatives";
-/// Where links of the host's `/etc` may lead: to what packages install for everybody, and to what makes the files of a
-/// resolver. What lies elsewhere is not copied.
+/// Where links of the host's `/etc` may lead: to world-readable package files, and to the files of a resolver. Files
+/// elsewhere are not copied.
 const SOURCES: [&str; 14] = [
     HOST,
     "/usr/share",
@@ -62,7 +62,7 @@ const SOURCES: [&str; 14] = [
     "/run/connman",
     "/mnt/wsl",
 ];
-/// More than this of a file, of directories within each other and of entries is not copied.
+/// Limits of the copy: the size of a file, the depth of directories, and the number of entries.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 const DEPTH_MAX: usize = 8;
 const ENTRIES_MAX: usize = 20_000;
@@ -71,11 +71,11 @@ const ENTRIES_MAX: usize = 20_000;
 #[derive(Debug)]
 pub(crate) struct HostEtc {
     dir: PathBuf,
-    /// How the host's parts looked when they were copied.
+    /// The stamps of the host's files when they were copied.
     seen: Mutex<Option<Vec<FileStamp>>>,
 }
 
-/// What changes when a part does: device, inode, size and time of the last change.
+/// A path with its device, inode, size and change time.
 type FileStamp = (PathBuf, Option<(u64, u64, u64, i64, i64)>);
 
 impl HostEtc {
@@ -83,35 +83,35 @@ impl HostEtc {
         HostEtc { dir: state_dir.join("host-etc"), seen: Mutex::default() }
     }
 
-    /// Where the copy is.
+    /// The directory of the copy.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Brings the copy up to date.
+    /// Updates the copy if the host's files changed.
     pub(crate) fn refresh(&self) -> io::Result<()> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let looks = looks(Path::new(HOST));
-        if seen.as_ref() != Some(&looks) {
-            let parts: Vec<PathBuf> = looks.iter().skip(1).map(|(part, _)| part.clone()).collect();
+        let stamps = stamps(Path::new(HOST));
+        if seen.as_ref() != Some(&stamps) {
+            let parts: Vec<PathBuf> = stamps.iter().skip(1).map(|(part, _)| part.clone()).collect();
             copy(Path::new(HOST), &self.dir, &parts)?;
-            *seen = Some(looks);
+            *seen = Some(stamps);
         }
         Ok(())
     }
 }
 
-/// The text of one file of the host's `/etc`, as far as it may be copied; empty otherwise.
+/// The text of one file of the host's `/etc`. Empty if it may not be copied.
 pub(crate) fn text_of(name: &str) -> String {
     let path = Path::new(HOST).join(name);
     let may_read = |path: &Path| {
         leads_to_source(path, Path::new(HOST))
-            && fs::metadata(path).is_ok_and(|found| found.is_file() && is_for_everybody(&found))
+            && fs::metadata(path).is_ok_and(|found| found.is_file() && is_world_readable(&found))
     };
     if may_read(&path) { fs::read_to_string(&path).unwrap_or_default() } else { String::new() }
 }
 
-/// Whether a path, without its links, lies in `host` or where links may lead.
+/// Whether a resolved path is in `host` or in one of [`SOURCES`].
 fn leads_to_source(path: &Path, host: &Path) -> bool {
     let (real, host) = (path.canonicalize(), host.canonicalize());
     real.is_ok_and(|real| {
@@ -119,12 +119,12 @@ fn leads_to_source(path: &Path, host: &Path) -> bool {
     })
 }
 
-fn is_for_everybody(found: &Metadata) -> bool {
+fn is_world_readable(found: &Metadata) -> bool {
     found.mode() & 0o004 != 0 && found.len() <= FILE_BYTES_MAX
 }
 
-/// The directory itself, then each part that there may be.
-fn looks(host: &Path) -> Vec<FileStamp> {
+/// The stamps of the directory and of each path that may be copied.
+fn stamps(host: &Path) -> Vec<FileStamp> {
     let names = fs::read_dir(host).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let versioned = names.filter(|name| {
         let name = name.to_string_lossy();
@@ -140,7 +140,7 @@ fn looks(host: &Path) -> Vec<FileStamp> {
     std::iter::once(PathBuf::new()).chain(parts).map(look).collect()
 }
 
-/// Makes `to` a copy of these parts of `from`, and of nothing else.
+/// Makes `to` a copy of exactly these parts of `from`.
 fn copy(from: &Path, to: &Path, parts: &[PathBuf]) -> io::Result<()> {
     make_dir(to)?;
     let mut left = ENTRIES_MAX;
@@ -163,7 +163,7 @@ fn copy(from: &Path, to: &Path, parts: &[PathBuf]) -> io::Result<()> {
         }
         kept.insert(part.clone());
     }
-    // What is beneath a part was looked at there.
+    // Entries below a part were compared with that part.
     let is_kept = |below: &Path| kept.contains(below) || parts.iter().any(|part| below.starts_with(part));
     remove_others(to, Path::new(""), &is_kept)
 }
@@ -183,12 +183,12 @@ fn remove_others(top: &Path, below: &Path, is_kept: &dyn Fn(&Path) -> bool) -> i
 /// The copy of one part.
 struct Mirror<'h> {
     host: &'h Path,
-    /// Whether links are copied as they are, and nothing else is.
+    /// Copy links unchanged, and nothing else.
     links_only: bool,
 }
 
 impl Mirror<'_> {
-    /// Copies a file, a link or a directory, as far as it is not the same already. What may not be copied is left out.
+    /// Copies a file, a link or a directory, unless the copy is current. Skips what may not be copied.
     fn put(&self, from: &Path, to: &Path, depth: usize, left: &mut usize) -> io::Result<()> {
         let Some(rest) = left.checked_sub(1) else { return Ok(()) };
         *left = rest;
@@ -202,7 +202,7 @@ impl Mirror<'_> {
                 return remove(to);
             }
         }
-        // What a link leads to elsewhere is copied in its place.
+        // The target of a link to another place is copied instead of the link.
         match fs::metadata(from) {
             Ok(found) if found.is_dir() && depth > 0 => self.put_dir(from, to, depth, left),
             Ok(found) if found.is_file() && !self.links_only => put_file(from, to, &found),
@@ -228,7 +228,7 @@ impl Mirror<'_> {
     }
 }
 
-/// Whether a link leads to a name beside it.
+/// Whether a link leads to a name in its own directory.
 fn is_beside(target: &Path) -> bool {
     let mut parts = target.components();
     matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))
@@ -242,9 +242,9 @@ fn put_link(target: &Path, to: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(target, to)
 }
 
-/// Puts a file in its place whole: programs that run read the copy.
+/// Replaces a file atomically: running programs read the copy.
 fn put_file(from: &Path, to: &Path, found: &Metadata) -> io::Result<()> {
-    if !is_for_everybody(found) {
+    if !is_world_readable(found) {
         return remove(to);
     }
     let is_same = |known: Metadata| {
@@ -330,7 +330,7 @@ mod tests {
         }
 
         fn copied(&self) -> Vec<String> {
-            let parts: Vec<PathBuf> = looks(&self.host).into_iter().skip(1).map(|(part, _)| part).collect();
+            let parts: Vec<PathBuf> = stamps(&self.host).into_iter().skip(1).map(|(part, _)| part).collect();
             copy(&self.host, &self.copy, &parts).unwrap();
             let mut found = Vec::new();
             let mut open = vec![self.copy.clone()];
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_programs_need_is_copied_and_neither_secrets_nor_sockets() {
+    fn world_readable_files_are_copied_and_neither_secrets_nor_sockets() {
         let world = HostEtcWorld::new();
         let expected = [
             "alternatives/vi",
@@ -366,11 +366,11 @@ mod tests {
     }
 
     #[test]
-    fn no_link_brings_anything_from_elsewhere() {
+    fn a_link_to_another_directory_copies_nothing() {
         let world = HostEtcWorld::new();
         let private = world.host.parent().unwrap().join("private");
         fs::create_dir(&private).unwrap();
-        // Everybody could read it, if everybody could get there.
+        // The file is world-readable, and its directory is not.
         fs::write(private.join("key"), "SECRET").unwrap();
         fs::set_permissions(&private, fs::Permissions::from_mode(0o700)).unwrap();
         let before = world.copied();
@@ -385,14 +385,14 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_follows_the_host_and_is_made_whole_after_a_crash() {
+    fn a_copy_follows_the_host_and_is_completed_after_a_crash() {
         let world = HostEtcWorld::new();
         world.copied();
         fs::write(world.host.join("ssl/certs/new.crt"), "new").unwrap();
         fs::remove_dir_all(world.host.join("java-17")).unwrap();
         fs::remove_file(world.host.join("alternatives/vi")).unwrap();
         std::os::unix::fs::symlink("/usr/bin/nano", world.host.join("alternatives/vi")).unwrap();
-        // As a daemon leaves it that was killed while it copied.
+        // A daemon that was killed during the copy leaves this file.
         fs::write(world.copy.join("ld.so.cache.new"), "half").unwrap();
         fs::remove_file(world.copy.join("ssl/certs/bundle.crt")).unwrap();
         let found = world.copied();

@@ -10,48 +10,48 @@ use std::path::{Path, PathBuf};
 
 use lodge_core::record::AgentSpec;
 
-/// Where systems keep programs and what those are made of.
+/// Directories of programs and their libraries.
 const SYSTEM: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
-/// Stores whose programs lead to each other by absolute paths.
+/// Stores whose programs refer to each other by absolute paths.
 const STORES: [&str; 2] = ["/nix/store", "/gnu/store"];
-/// Names of directories beside which a program keeps its libraries.
+/// Names of program directories. Libraries are in directories next to them.
 const PROGRAM_DIRS: [&str; 3] = ["bin", "sbin", "libexec"];
-/// Prepared by the daemon, so that nothing of it is shown.
+/// Never shown: the daemon prepares the agent's own.
 const SETTINGS: &str = "/etc";
 /// The longest chain of links that is followed, as in the kernel.
 const LINKS_MAX: usize = 40;
 
-/// What a sandbox needs of the host.
+/// The directories and links of the host that a sandbox needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct HostTrees {
     /// Directories and single programs, none beneath another.
     pub trees: Vec<PathBuf>,
-    /// System directories that are links on this host, and links on the way to a program that are not in a tree: their
-    /// names, and where they lead.
+    /// System directories that are links on this host, and links on the path to a program that are outside of all trees: path
+    /// and target.
     pub links: Vec<(PathBuf, PathBuf)>,
 }
 
 impl HostTrees {
-    /// Those of an agent, by where its host programs are now. No tree contains the state directory.
+    /// The trees of an agent, from the current paths of its host programs. No tree contains the state directory.
     ///
-    /// A program whose path leads through a directory that the agent can write is left out: the agent decides what is
-    /// found there at its next start.
+    /// A program whose path leads through a directory that the agent can write is left out: otherwise the agent could choose
+    /// the trees of its next start.
     pub(crate) fn of(spec: &AgentSpec, state_dir: &Path) -> HostTrees {
         let mounts = spec.mounts.iter().filter(|mount| !mount.read_only);
         let writable: Vec<PathBuf> = mounts.map(|mount| PathBuf::from(&mount.host)).collect();
         HostTrees::of_programs(host_programs(spec), state_dir, &writable)
     }
 
-    /// The first host program of an agent that is not there any more.
+    /// The first host program of an agent that is missing.
     pub(crate) fn lost_program(spec: &AgentSpec) -> Option<&Path> {
         host_programs(spec).find(|path| !can_run(path))
     }
 
-    /// Refuses trees that were not shown when the agent's programs were found: somebody who may change a link on the way
-    /// does not choose what a sandbox sees. New contents at the same places are no reason.
+    /// Refuses trees that were not shown when the agent's programs were resolved: a user who can change a link on the
+    /// path must not choose what a sandbox sees. New contents of the same trees are allowed.
     pub(crate) fn check(&self, spec: &AgentSpec, state_dir: &Path) -> Result<(), ExposureGrew> {
         let tools = || spec.tools.iter().filter(|tool| tool.image.is_none());
-        // An earlier release recorded nothing.
+        // Earlier releases recorded no trees.
         if tools().any(|tool| tool.host.is_none()) {
             return Ok(());
         }
@@ -116,12 +116,12 @@ fn host_programs(spec: &AgentSpec) -> impl Iterator<Item = &Path> {
     tools.chain(runtime.map(|runtime| &runtime.path)).filter(|path| !path.is_empty()).map(Path::new)
 }
 
-/// Whether a file is there that somebody may execute.
+/// Whether an executable file exists there.
 pub(crate) fn can_run(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
 
-/// A host program would show more of the host than when it was found.
+/// A host program would show more of the host than when it was resolved.
 #[derive(Debug, thiserror::Error)]
 #[error("the program {program} leads to {} now, which was not shown when it was found", tree.display())]
 pub(crate) struct ExposureGrew {
@@ -129,18 +129,18 @@ pub(crate) struct ExposureGrew {
     tree: PathBuf,
 }
 
-/// What a sandbox is shown for one program, beside the system directories.
+/// The trees that a sandbox sees for one program, in addition to the system directories.
 pub(crate) fn trees_of(program: &Path, state_dir: &Path) -> Vec<PathBuf> {
     let mut shown = ProgramTrees::default();
     shown.add(&locations(program), &homes(state_dir));
     shown.trees.into_iter().collect()
 }
 
-/// What programs outside of the system directories are shown with.
+/// The trees and links of programs outside of the system directories.
 #[derive(Debug, Default)]
 struct ProgramTrees {
     trees: BTreeSet<PathBuf>,
-    /// Links without anything beside them, each with the next one on its way.
+    /// Links that are shown without their directories, each with its target.
     links: BTreeMap<PathBuf, PathBuf>,
 }
 
@@ -161,11 +161,11 @@ pub(crate) fn link_target(program: &Path) -> PathBuf {
     if is_system(program) {
         return program.to_owned();
     }
-    // No link of a directory is there in the sandbox.
+    // The sandbox has no links to directories, so the path must be resolved.
     locations(program).into_iter().next().unwrap_or_else(|| program.to_owned())
 }
 
-/// The program and every link on the way to it, each with the real path of its directory.
+/// The program and every link that leads to it, each with the real path of its directory.
 fn locations(program: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut at = program.to_owned();
@@ -200,9 +200,9 @@ fn is_system(path: &Path) -> bool {
 
 /// The tree that a program outside of the system directories is shown with.
 ///
-/// `/opt/jdk/bin/java` is shown with `/opt/jdk`. A directory of settings (`~/.cargo`), a home and a directory of the
-/// root are never shown as a whole: then it is the directory `bin` alone. A program in any other directory is shown
-/// without what lies beside it.
+/// `/opt/jdk/bin/java` is shown with `/opt/jdk`. A settings directory (`~/.cargo`), a home and a directory of the
+/// root are never shown completely: only their directory `bin` is. A program in any other directory is shown without its
+/// neighbours.
 fn own_tree(location: &Path, homes: &[PathBuf]) -> Option<PathBuf> {
     if is_system(location) || location.starts_with(SETTINGS) {
         return None;
@@ -222,7 +222,7 @@ fn own_tree(location: &Path, homes: &[PathBuf]) -> Option<PathBuf> {
     Some(tree.unwrap_or(location).to_owned())
 }
 
-/// Homes of people on this host, and the state directory: none is ever shown.
+/// The homes of users of this host, and the state directory. None of them is ever shown.
 fn homes(state_dir: &Path) -> Vec<PathBuf> {
     let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
     let homes = passwd.lines().filter_map(|line| line.split(':').nth(5));
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_shown_with_as_little_as_it_needs() {
+    fn a_program_is_shown_with_the_narrowest_tree() {
         let homes = [PathBuf::from("/home/ann"), PathBuf::from("/root")];
         for (program, tree) in [
             ("/usr/bin/git", None),
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_without_host_programs_needs_nothing_and_one_with_any_needs_the_system() {
+    fn host_programs_need_the_system_directories_and_images_need_no_trees() {
         let state = Path::new("/nowhere");
         assert_eq!(HostTrees::of_programs(std::iter::empty(), state, &[]), HostTrees::default());
         let dir = tempfile::tempdir().unwrap();
@@ -284,19 +284,19 @@ mod tests {
             found.trees.contains(&"/usr".into()) && found.trees.contains(&dir.join("kit-1")),
             "{found:?}"
         );
-        // The link of the directory is not there inside.
+        // The link to the directory does not exist in the sandbox.
         assert_eq!(link_target(&dir.join("kit/bin/tool")), dir.join("kit-1/bin/tool"));
         assert_eq!(link_target(Path::new("/usr/bin/env")), Path::new("/usr/bin/env"));
         let linked = locations(&dir.join("link"));
         assert_eq!(linked, [dir.join("link"), dir.join("kit-1/bin/tool")]);
-        // A link is there without what lies beside it, and leads past links of directories.
+        // A link is shown without its neighbours, and its target is resolved past links to directories.
         let found = HostTrees::of_programs([dir.join("link").as_path()].into_iter(), state, &[]);
         assert!(found.links.contains(&(dir.join("link"), dir.join("kit-1/bin/tool"))), "{found:?}");
         assert!(found.trees.contains(&dir.join("kit-1")) && !found.trees.contains(&dir), "{found:?}");
     }
 
     #[test]
-    fn a_program_in_a_directory_that_the_agent_can_write_opens_no_other() {
+    fn a_program_in_a_directory_that_the_agent_can_write_adds_no_tree() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().canonicalize().unwrap();
         for place in ["project", "private"] {
@@ -304,7 +304,7 @@ mod tests {
             std::fs::write(dir.join(place).join("tool"), "").unwrap();
         }
         let project = dir.join("project");
-        // What the agent can make of `project/bin/tool` and `project/tool` while it runs.
+        // The agent can create these links at `project/bin/tool` and `project/tool` while it runs.
         std::os::unix::fs::symlink("../private", project.join("bin")).unwrap();
         std::os::unix::fs::symlink("../private/tool", project.join("linked")).unwrap();
         let trees = |program: &str, writable: &[PathBuf]| {
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_leads_to_another_tree_than_was_recorded_is_refused() {
+    fn a_program_outside_of_its_recorded_trees_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().canonicalize().unwrap();
         for place in ["kit/bin", "private/bin"] {
@@ -344,7 +344,7 @@ mod tests {
         };
         let check = |spec: &AgentSpec| HostTrees::of(spec, state).check(spec, state);
         check(&spec).unwrap();
-        // Other contents are an update of the program.
+        // New contents at the same path are an update of the program.
         std::fs::write(&tool, "new").unwrap();
         check(&spec).unwrap();
         let refused = |spec: &AgentSpec| check(spec).unwrap_err().to_string();
@@ -352,10 +352,10 @@ mod tests {
         std::os::unix::fs::symlink("../../private/bin/tool", &tool).unwrap();
         let private = dir.join("private").display().to_string();
         assert!(refused(&spec).contains(&private), "{}", refused(&spec));
-        // The runtime alone, which is recorded by its real path.
+        // Only the runtime, which is recorded by its real path.
         let tools = std::mem::take(&mut spec.tools);
         assert!(refused(&spec).contains(&private));
-        // An agent of an earlier release, which recorded nothing.
+        // An agent of an earlier release, without recorded trees.
         (spec.tools, spec.runtime) = (tools, None);
         spec.tools[0].host = None;
         check(&spec).unwrap();

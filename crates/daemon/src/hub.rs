@@ -1,7 +1,7 @@
-//! What subscribers read: a ring of the newest events, the head of the log, live text and live output.
+//! Events for subscribers: a ring of the newest events, the head of the log, live text and live output.
 //!
-//! A subscriber is a cursor, not a queue: it is woken by "the log is at N" and reads pages, from the ring or from
-//! the store. Only committed events come here.
+//! A subscriber is a cursor, not a queue: it is woken when the head moves, and reads pages from the ring or from the store.
+//! Only committed events are published.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -10,15 +10,16 @@ use std::time::Duration;
 use lodge_core::record::EventRow;
 use lodge_proto::{Delta, Output};
 use lodge_store::{ReadError, Reader, StoreSnapshot};
-use tokio::sync::{broadcast, watch};
+use tokio::sync::futures::Notified;
+use tokio::sync::{Notify, broadcast, watch};
 
 /// Events kept in memory for subscribers that keep up.
 const RING_MAX: usize = 512;
-/// And bytes of them: an event can have a whole answer in it.
+/// The most bytes of these events. One event can contain a complete answer.
 const RING_BYTES_MAX: usize = 16 << 20;
-/// Live text and output a slow client may be behind before it loses some.
+/// Live notices that may wait for a slow client before it misses some.
 const LIVE_MAX: usize = 1_024;
-/// How long what is on disk may take to be published.
+/// How long the publication of committed events may take.
 const PUBLISHED_WITHIN: Duration = Duration::from_secs(1);
 /// Events read at once.
 pub const PAGE: u32 = 256;
@@ -30,7 +31,8 @@ type EventsAfter = (Vec<Arc<EventRow>>, u64);
 pub struct Hub {
     ring: RwLock<Ring>,
     head: watch::Sender<u64>,
-    live: broadcast::Sender<Arc<Live>>,
+    published: Notify,
+    live: broadcast::Sender<Arc<LiveNotice>>,
 }
 
 /// The newest events, in order and without gaps.
@@ -41,7 +43,7 @@ struct Ring {
 }
 
 impl Ring {
-    /// Keeps an event, and as many before it as there is room for.
+    /// Adds an event, and drops the oldest ones over the limits.
     fn push(&mut self, event: EventRow) {
         self.bytes += event.body.weight();
         self.events.push_back(Arc::new(event));
@@ -52,23 +54,23 @@ impl Ring {
     }
 }
 
-/// What is told at once, without sequence, and never again.
+/// A notice that is sent at once, without a sequence number, and never replayed.
 #[derive(Debug)]
-pub enum Live {
+pub enum LiveNotice {
     Delta(Delta),
     Output(Output),
 }
 
-/// Which events somebody wants.
+/// The events that a subscriber wants.
 #[derive(Debug, Clone, Default)]
-pub struct Filter {
+pub struct EventFilter {
     pub stream: Option<String>,
     pub session: Option<String>,
     pub job: Option<String>,
     pub kind: Option<String>,
 }
 
-impl Filter {
+impl EventFilter {
     pub fn takes(&self, event: &EventRow) -> bool {
         self.stream.as_ref().is_none_or(|stream| *stream == event.stream)
             && self.session.as_ref().is_none_or(|session| event.body.session() == Some(session))
@@ -76,10 +78,10 @@ impl Filter {
             && self.kind.as_ref().is_none_or(|kind| event.body.kind().word() == kind)
     }
 
-    pub fn takes_live(&self, live: &Live) -> bool {
+    pub fn takes_live(&self, live: &LiveNotice) -> bool {
         let (agent, session, job) = match live {
-            Live::Delta(delta) => (&delta.agent, Some(&delta.session), None),
-            Live::Output(output) => (&output.agent, output.session.as_ref(), Some(&output.job)),
+            LiveNotice::Delta(delta) => (&delta.agent, Some(&delta.session), None),
+            LiveNotice::Output(output) => (&output.agent, output.session.as_ref(), Some(&output.job)),
         };
         let fits = |wanted: &Option<String>, is: Option<&String>| wanted.is_none() || wanted.as_ref() == is;
         self.kind.is_none()
@@ -94,48 +96,50 @@ impl Hub {
         Hub {
             ring: RwLock::default(),
             head: watch::Sender::new(head),
+            published: Notify::new(),
             live: broadcast::Sender::new(LIVE_MAX),
         }
     }
 
-    /// Takes events that are on disk, in order.
+    /// Publishes committed events, in order.
     pub fn publish(&self, events: Vec<EventRow>) {
         let Some(last) = events.last().map(|event| event.seq) else { return };
         let mut ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
         events.into_iter().for_each(|event| ring.push(event));
         drop(ring);
         self.head.send_replace(last);
+        self.published.notify_waiters();
     }
 
-    /// Lets go of the ring: who comes now reads from the store, and the next events are kept again.
+    /// Frees the ring. Subscribers read older events from the store; new events are added again.
     pub fn rest(&self) {
         *self.ring.write().unwrap_or_else(PoisonError::into_inner) = Ring::default();
     }
 
-    pub fn preview(&self, delta: Delta) {
-        // Nobody listening is the ordinary case.
-        drop(self.live.send(Arc::new(Live::Delta(delta))));
+    pub fn publish_text(&self, delta: Delta) {
+        // Usually no client is attached, and the send fails.
+        drop(self.live.send(Arc::new(LiveNotice::Delta(delta))));
     }
 
-    /// Whether anybody is attached.
-    pub fn is_heard(&self) -> bool {
+    /// Whether a client is attached.
+    pub fn has_subscribers(&self) -> bool {
         self.live.receiver_count() > 0
     }
 
-    /// A job has written more.
-    pub fn wrote(&self, output: Output) {
-        drop(self.live.send(Arc::new(Live::Output(output))));
+    /// Notifies clients that a job has written more.
+    pub fn publish_output(&self, output: Output) {
+        drop(self.live.send(Arc::new(LiveNotice::Output(output))));
     }
 
     pub fn head(&self) -> u64 {
         *self.head.borrow()
     }
 
-    /// Waits until all that is on disk by now is published, which happens next: a caller that read elsewhere of what became
-    /// of something finds its events here.
-    pub async fn caught_up(&self, reader: &Reader) -> Result<(), ReadError> {
+    /// Waits until all events that are on disk now are published, so that a caller that read a result from the store finds its
+    /// events here.
+    pub async fn wait_published(&self, reader: &Reader) -> Result<(), ReadError> {
         let (mut watch, head) = (self.watch(), reader.read_few(|store| store.head()).await?);
-        // Only a daemon that ends publishes nothing any more.
+        // The timeout passes only while the daemon ends.
         drop(tokio::time::timeout(PUBLISHED_WITHIN, watch.wait_for(|at| *at >= head)).await);
         Ok(())
     }
@@ -144,14 +148,24 @@ impl Hub {
         self.head.subscribe()
     }
 
-    pub fn live(&self) -> broadcast::Receiver<Arc<Live>> {
+    /// Completes with the next publication after this call. Waiting tasks continue in the order in which they began to wait.
+    pub fn next_publication(&self) -> Notified<'_> {
+        self.published.notified()
+    }
+
+    pub fn live(&self) -> broadcast::Receiver<Arc<LiveNotice>> {
         self.live.subscribe()
     }
 
     /// A page of matching events after `since`, and the cursor after it. An empty page with a moved cursor means
     /// that there was nothing for this filter.
-    pub async fn page(&self, reader: &Reader, since: u64, filter: &Filter) -> Result<EventsAfter, ReadError> {
-        // Before reading: what is published while the store is read was perhaps not seen there.
+    pub async fn page(
+        &self,
+        reader: &Reader,
+        since: u64,
+        filter: &EventFilter,
+    ) -> Result<EventsAfter, ReadError> {
+        // Read the head first: the snapshot may lack events that are published during the read.
         let head = self.head();
         if let Some(page) = self.page_in_memory(since, head, filter) {
             return Ok(page);
@@ -160,12 +174,12 @@ impl Hub {
         reader.read(move |store| stored_page(store, since, head, &filter)).await
     }
 
-    /// The same for who has a snapshot already.
+    /// As [`Hub::page`], for a caller that has a snapshot.
     pub fn page_at(
         &self,
         store: &dyn StoreSnapshot,
         since: u64,
-        filter: &Filter,
+        filter: &EventFilter,
     ) -> Result<EventsAfter, ReadError> {
         let head = self.head();
         match self.page_in_memory(since, head, filter) {
@@ -174,11 +188,11 @@ impl Hub {
         }
     }
 
-    fn page_in_memory(&self, since: u64, head: u64, filter: &Filter) -> Option<EventsAfter> {
+    fn page_in_memory(&self, since: u64, head: u64, filter: &EventFilter) -> Option<EventsAfter> {
         if since >= head { Some((Vec::new(), since)) } else { self.ring_page(since, filter) }
     }
 
-    fn ring_page(&self, since: u64, filter: &Filter) -> Option<EventsAfter> {
+    fn ring_page(&self, since: u64, filter: &EventFilter) -> Option<EventsAfter> {
         let ring = self.ring.read().unwrap_or_else(PoisonError::into_inner);
         let oldest = ring.events.front()?.seq;
         if since + 1 < oldest {
@@ -195,10 +209,10 @@ fn stored_page(
     store: &dyn StoreSnapshot,
     since: u64,
     head: u64,
-    filter: &Filter,
+    filter: &EventFilter,
 ) -> Result<EventsAfter, ReadError> {
     let (events, last) = store.events(since, filter.stream.as_deref(), PAGE)?;
-    // With a stream filter the store passes over other streams: an incomplete page means nothing is left.
+    // With a stream filter, the store skips other streams: an empty page means that no event is left.
     let last = if events.is_empty() && last == since { head } else { last };
     Ok((events.into_iter().filter(|event| filter.takes(event)).map(Arc::new).collect(), last))
 }

@@ -3,7 +3,7 @@
 //! The one path: input, decide (`lodge_engine`), commit, reply and publish, act. This crate is the only place where the
 //! store, processes, images and models meet.
 
-mod act;
+pub mod act;
 mod api;
 mod auth;
 mod commit;
@@ -32,7 +32,7 @@ pub mod tasks;
 mod tls;
 pub mod view;
 
-/// An error and its causes, told once.
+/// An error and its causes, each once.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

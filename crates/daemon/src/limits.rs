@@ -1,4 +1,4 @@
-//! What an agent's sandbox may use: what was asked for, what holds where nothing was, and how it is told.
+//! The limits of an agent's sandbox: configured values, defaults, and their texts.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -38,7 +38,7 @@ pub fn archive_max(spec: &AgentSpec) -> Option<u64> {
     asked(spec).disk_bytes
 }
 
-/// Every limit of an agent. Those of a sandbox that lives are the ones that its keeper tells.
+/// Every limit of an agent. For a live sandbox, its keeper reports them.
 pub fn view(spec: &AgentSpec, in_force: Option<&[EnforcedLimit]>) -> Vec<LimitView> {
     let asked = asked(spec);
     let all = [
@@ -51,7 +51,7 @@ pub fn view(spec: &AgentSpec, in_force: Option<&[EnforcedLimit]>) -> Vec<LimitVi
     let one = |(resource, asked, otherwise): (Resource, Option<u64>, Option<u64>)| {
         let held = in_force.and_then(|all| all.iter().find(|held| held.resource == resource));
         let by = match resource {
-            // A keeper does not tell of it, as each exec has its own.
+            // A keeper does not report it, because each exec has its own.
             Resource::Output => in_force.map(|_| "counting".to_owned()),
             Resource::Memory | Resource::Pids | Resource::CpuTime | Resource::Disk | Resource::Time => {
                 held.map(|held| held.by.clone())
@@ -80,7 +80,7 @@ pub fn not_enforced(spec: &AgentSpec) -> Vec<String> {
     recorded.into_iter().filter(|(_, asked)| asked.is_some()).map(|(name, _)| name.to_owned()).collect()
 }
 
-/// What holds where nobody asks for a limit, in words: how much that is may depend on the host.
+/// The default of a limit, in words: its value may depend on the host.
 pub fn unasked(key: LimitKey) -> String {
     match key {
         LimitKey::Memory => "half of the host's memory".to_owned(),

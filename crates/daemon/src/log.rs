@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use lodge_proto::visible::{Coloured, Colours};
+use lodge_proto::visible::{ColourFilter, Colours};
 use tracing_subscriber::Registry;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -17,7 +17,7 @@ pub struct LogLevel(Handle<Targets, Registry>);
 
 impl LogLevel {
     pub fn set(&self, filter: &str) {
-        // A log that nobody writes any more has no level.
+        // A log without a writer has no level.
         if let Err(error) = self.0.reload(targets(filter)) {
             tracing::warn!(event = "log.level_kept", error = %error);
         }
@@ -42,7 +42,7 @@ fn targets(filter: &str) -> Targets {
     filter.parse().unwrap_or_else(|_| Targets::new().with_default(LevelFilter::INFO))
 }
 
-/// Where the log goes. What strangers said may be in it, so a terminal gets its colours and nothing else that steers it.
+/// The output of the log. It may contain untrusted text, so a terminal gets colours and no other control sequence.
 struct Stderr {
     is_terminal: bool,
 }
@@ -52,7 +52,7 @@ impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut stderr = io::stderr().lock();
         if self.is_terminal {
-            let mut shown = Coloured::new(Colours::Pass);
+            let mut shown = ColourFilter::new(Colours::Pass);
             let text = shown.feed(&String::from_utf8_lossy(bytes)) + &shown.finish();
             stderr.write_all(text.as_bytes())?;
         } else {

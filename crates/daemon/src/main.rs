@@ -60,7 +60,7 @@ fn main() -> ExitCode {
         Err(error) => return fail(&error, None, 1),
     };
     let served = runtime.block_on(serve::serve(config, level, file_limit));
-    // What still runs was told to stop and given its time.
+    // Running tasks got the stop signal and their time.
     runtime.shutdown_background();
     match served {
         Ok(()) => ExitCode::SUCCESS,
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Keys and secrets are in memory: no core dump, and nobody but root may look or attach.
+/// Keys and secrets are in memory: no core dump, and only root may inspect or attach.
 fn hide_memory() {
     // What cannot be hidden is as it was; the state directory's mode still keeps others out.
     if rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable).is_err() {}
@@ -85,7 +85,7 @@ fn keep_heap_small() {
     }
 }
 
-/// A panic anywhere leaves memory in doubt, and what is on disk is right: the process ends, and the next one goes on.
+/// A panic leaves memory in doubt, while the disk is right: the process ends, and the next one continues.
 fn end_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -27,7 +27,7 @@ impl Deref for ReadView<'_> {
     }
 }
 
-/// Boxed at once, so that there is one future for each type of answer and not one for each reading function.
+/// Boxed at once, so that there is one future per type of answer and not one per reading function.
 type AnswerRead<T, E> = Box<dyn FnOnce(&ReadView<'_>) -> Result<T, E> + Send>;
 
 /// What a reading function fails with, which the failure of the store itself can be turned into.
@@ -85,7 +85,7 @@ impl Shell {
     }
 }
 
-/// Why something could not be read, as callers are told it.
+/// The error for callers when a read failed.
 #[expect(clippy::needless_pass_by_value, reason = "it is the argument of map_err")]
 pub fn unread(error: ReadError) -> ErrorBody {
     let mut body = ErrorBody::new(read_code(&error), error.to_string());
@@ -111,7 +111,7 @@ pub fn read_cause(error: &ReadError) -> Option<String> {
 /// What to do next.
 pub fn read_hint(error: &ReadError) -> Option<String> {
     match error {
-        ReadError::Busy => Some("ask again in a moment".to_owned()),
+        ReadError::Busy => Some("try again in a moment".to_owned()),
         ReadError::Failed { .. } => None,
     }
 }

@@ -1,7 +1,7 @@
-//! The sweep over the sandboxes: probes each by its lock, and takes away what the dead left and nobody needs.
+//! The sweep over the sandboxes: probes each by its lock, and removes leftovers of dead ones that are not needed.
 //!
-//! Never signals anything: a sandbox that lives is counted and left alone, whatever its agent's state
-//! is. A dead one of an agent that is recorded as running is told to the engine like any other observation.
+//! Never signals a process: a live sandbox is counted and left alone in any state of its agent. A dead one of an agent
+//! that is recorded as running is reported to the engine like any other observation.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,50 +13,56 @@ use lodge_core::record::AgentRow;
 use lodge_proto::{NotPrunedView, PrunedView, Reaped};
 use lodge_store::ReadError;
 
-use crate::act::{Pruning, prune};
+use crate::act::{PruneOutcome, prune};
 use crate::chain;
 use crate::shell::Shell;
-use lodge_engine::{AgentSeen, Part, Seen};
+use lodge_engine::{AgentComponent, AgentObservation, Observation};
 
-/// Between two sweeps that nobody asked for.
+/// The interval of automatic sweeps.
 const SWEEP_EVERY: Duration = Duration::from_secs(10 * 60);
 /// How long the rest of a dead sandbox may take to be gone before the next sweep has to look again.
 const GONE_WITHIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lock {
+enum SandboxLock {
     Held,
     Free,
 }
 
 /// Whose sandbox it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Owner {
+enum SandboxOwner {
     Nobody,
     Agent(AgentState),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+enum SandboxVerdict {
     Alive,
     /// Its agent should run and does not.
     Died,
     /// About to have a keeper again, or being cleared away.
     Kept,
-    /// Nobody needs it, unless work of its agent is open.
+    /// It is not needed, unless work of its agent is open.
     Prune(&'static str),
 }
 
-fn judge(lock: Lock, owner: Owner) -> Verdict {
+fn judge(lock: SandboxLock, owner: SandboxOwner) -> SandboxVerdict {
     use AgentState as S;
     match (lock, owner) {
-        (Lock::Held, Owner::Nobody | Owner::Agent(_)) => Verdict::Alive,
-        (Lock::Free, Owner::Nobody) => Verdict::Prune("no agent has it"),
-        (Lock::Free, Owner::Agent(S::Ready)) => Verdict::Died,
-        (Lock::Free, Owner::Agent(S::Pulling | S::Starting | S::Removing)) => Verdict::Kept,
-        (Lock::Free, Owner::Agent(S::Stopped)) => Verdict::Prune("its agent is stopped"),
-        (Lock::Free, Owner::Agent(S::Failed(_))) => Verdict::Prune("its agent has failed"),
-        (Lock::Free, Owner::Agent(S::Removed)) => Verdict::Prune("its agent was removed"),
+        (SandboxLock::Held, SandboxOwner::Nobody | SandboxOwner::Agent(_)) => SandboxVerdict::Alive,
+        (SandboxLock::Free, SandboxOwner::Nobody) => SandboxVerdict::Prune("no agent has it"),
+        (SandboxLock::Free, SandboxOwner::Agent(S::Ready)) => SandboxVerdict::Died,
+        (SandboxLock::Free, SandboxOwner::Agent(S::Pulling | S::Starting | S::Removing)) => {
+            SandboxVerdict::Kept
+        }
+        (SandboxLock::Free, SandboxOwner::Agent(S::Stopped)) => SandboxVerdict::Prune("its agent is stopped"),
+        (SandboxLock::Free, SandboxOwner::Agent(S::Failed(_))) => {
+            SandboxVerdict::Prune("its agent has failed")
+        }
+        (SandboxLock::Free, SandboxOwner::Agent(S::Removed)) => {
+            SandboxVerdict::Prune("its agent was removed")
+        }
     }
 }
 
@@ -100,30 +106,30 @@ pub async fn reap(shell: &Arc<Shell>) -> Result<Reaped, ReadError> {
     };
     for sandbox in sandboxes {
         let row = agents.get(&sandbox);
-        let lock = if shell.executor.is_held(&sandbox) { Lock::Held } else { Lock::Free };
-        let owner = row.map_or(Owner::Nobody, |row| Owner::Agent(row.state));
-        if lock == Lock::Free && shell.executor.has_leftovers(&sandbox).await {
+        let lock = if shell.executor.is_held(&sandbox) { SandboxLock::Held } else { SandboxLock::Free };
+        let owner = row.map_or(SandboxOwner::Nobody, |row| SandboxOwner::Agent(row.state));
+        if lock == SandboxLock::Free && shell.executor.has_leftovers(&sandbox).await {
             // The start, stop or removal of the agent ends them.
             let detail = "processes of its dead keeper are left".to_owned();
             reaped.failed.push(NotPrunedView { sandbox, detail });
             continue;
         }
         match judge(lock, owner) {
-            Verdict::Alive => reaped.alive += 1,
-            Verdict::Kept => reaped.kept += 1,
-            Verdict::Died => {
+            SandboxVerdict::Alive => reaped.alive += 1,
+            SandboxVerdict::Kept => reaped.kept += 1,
+            SandboxVerdict::Died => {
                 if let Some(row) = row {
                     died(shell, row, &mut reaped).await;
                 }
             }
-            Verdict::Prune(why) => take_away(shell, sandbox, row, why, &mut reaped).await,
+            SandboxVerdict::Prune(why) => take_away(shell, sandbox, row, why, &mut reaped).await,
         }
     }
     reaped.forgotten = forget_heartbeats(shell, &agents);
     Ok(reaped)
 }
 
-/// The engine decides, as about every death; one that it knows of already changes nothing.
+/// The engine decides, as about every death. A known death changes nothing.
 async fn died(shell: &Arc<Shell>, row: &AgentRow, reaped: &mut Reaped) {
     reaped.kept += 1;
     if !shell.executor.wait_gone(row.sandbox.as_str(), GONE_WITHIN).await {
@@ -131,7 +137,14 @@ async fn died(shell: &Arc<Shell>, row: &AgentRow, reaped: &mut Reaped) {
     }
     reaped.dead.push(row.id.to_string());
     let (agent, run, detail) = (row.id.clone(), row.runs, "its sandbox was found dead".to_owned());
-    shell.tell(Seen::Agent(AgentSeen::Died { agent, run, part: Part::Sandbox, detail })).await;
+    shell
+        .report(Observation::Agent(AgentObservation::Died {
+            agent,
+            run,
+            part: AgentComponent::Sandbox,
+            detail,
+        }))
+        .await;
 }
 
 async fn take_away(
@@ -144,21 +157,21 @@ async fn take_away(
     let pruning = match row {
         Some(row) => prune(shell, &row.sandbox, &row.id).await,
         None => match shell.executor.remove(&sandbox).await {
-            Ok(()) => Pruning::Pruned,
-            Err(error) => Pruning::Failed { detail: chain(&error) },
+            Ok(()) => PruneOutcome::Pruned,
+            Err(error) => PruneOutcome::Failed { detail: chain(&error) },
         },
     };
     match pruning {
-        Pruning::Pruned => {
+        PruneOutcome::Pruned => {
             let agent = row.map(|row| row.id.to_string());
             reaped.pruned.push(PrunedView { sandbox, agent, why: why.to_owned() });
         }
-        Pruning::Needed => reaped.kept += 1,
-        Pruning::Failed { detail } => reaped.failed.push(NotPrunedView { sandbox, detail }),
+        PruneOutcome::Needed => reaped.kept += 1,
+        PruneOutcome::Failed { detail } => reaped.failed.push(NotPrunedView { sandbox, detail }),
     }
 }
 
-/// What was asked from a sandbox that is dead says nothing about the next one.
+/// Heartbeats of a dead sandbox say nothing about the next one.
 fn forget_heartbeats(shell: &Shell, agents: &HashMap<String, AgentRow>) -> u64 {
     let sandboxes: HashMap<&AgentId, &str> =
         agents.values().map(|row| (&row.id, row.sandbox.as_str())).collect();
@@ -179,20 +192,23 @@ mod tests {
     use lodge_core::agent::FailReason;
 
     #[test]
-    fn whatever_lives_is_left_alone_and_only_what_nobody_needs_is_taken_away() {
+    fn live_sandboxes_are_left_alone_and_only_unneeded_ones_are_removed() {
         use AgentState as S;
         let states =
             [S::Pulling, S::Starting, S::Ready, S::Stopped, S::Failed(FailReason::Crashed), S::Removing];
-        let owners = states.map(Owner::Agent).into_iter().chain([Owner::Agent(S::Removed), Owner::Nobody]);
+        let owners = states
+            .map(SandboxOwner::Agent)
+            .into_iter()
+            .chain([SandboxOwner::Agent(S::Removed), SandboxOwner::Nobody]);
         for owner in owners {
-            assert_eq!(judge(Lock::Held, owner), Verdict::Alive, "{owner:?}");
-            let pruned = matches!(judge(Lock::Free, owner), Verdict::Prune(_));
+            assert_eq!(judge(SandboxLock::Held, owner), SandboxVerdict::Alive, "{owner:?}");
+            let pruned = matches!(judge(SandboxLock::Free, owner), SandboxVerdict::Prune(_));
             let needed = match owner {
-                Owner::Agent(S::Pulling | S::Starting | S::Ready | S::Removing) => true,
-                Owner::Agent(S::Stopped | S::Failed(_) | S::Removed) | Owner::Nobody => false,
+                SandboxOwner::Agent(S::Pulling | S::Starting | S::Ready | S::Removing) => true,
+                SandboxOwner::Agent(S::Stopped | S::Failed(_) | S::Removed) | SandboxOwner::Nobody => false,
             };
             assert_eq!(pruned, !needed, "{owner:?}");
         }
-        assert_eq!(judge(Lock::Free, Owner::Agent(S::Ready)), Verdict::Died);
+        assert_eq!(judge(SandboxLock::Free, SandboxOwner::Agent(S::Ready)), SandboxVerdict::Died);
     }
 }

@@ -1,8 +1,9 @@
 //! Room on the disk: how much is left, the reserve, and what is refused without them.
 //!
-//! Three levels. With room everything is taken. When it gets low nothing new is begun, and what runs is still recorded;
-//! the reserve is given back to the file system for that when a commit needs it. When even that fails the daemon is
-//! read-only until there is room again. Nobody looks while nothing happens, except a read-only daemon, once a second.
+//! Three levels. With enough space everything is accepted. At the low level no new work starts, and running work is
+//! still recorded; the reserve is released for that when a commit needs it. When even that fails, the daemon is
+//! read-only until space is free again. Space is checked only with activity, except by a read-only daemon, once a
+//! second.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -17,14 +18,14 @@ use lodge_proto::StorageView;
 use rustix::fs::FallocateFlags;
 
 use lodge_engine::{
-    AgentCommand, Command, ImageCommand, JobCommand, Refusal, Release, SessionWhat, TurnCommand,
+    AgentCommand, Command, ImageCommand, JobCommand, Refusal, Release, SessionOperation, TurnCommand,
 };
 
 /// Taken from the file system while there is room, so that outcomes can be recorded when there is none.
 pub const RESERVE_BYTES: u64 = 4 << 20;
 /// Below this nothing new is begun.
 pub const LOW_BYTES: u64 = 16 << 20;
-/// A read-only daemon goes on when so much is free beside a new reserve.
+/// A read-only daemon continues when this much is free beside a new reserve.
 const REOPEN_BYTES: u64 = 1 << 20;
 /// How old the answer to "how much is free" may be.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -34,14 +35,14 @@ const BLOCK_BYTES: u64 = 512;
 
 /// What a request needs of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Needs {
+pub enum DiskNeed {
     /// It begins something that will write more.
     Room,
     /// It ends something or only records: possible as long as anything can be written.
     Record,
 }
 
-/// Why the disk has no room for what is asked.
+/// Why the disk has too little space for a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RoomRefusal {
     /// Nothing can be recorded.
@@ -49,7 +50,7 @@ pub enum RoomRefusal {
     ReadOnly,
     #[error("the store cannot be reached: this was not done")]
     Away,
-    #[error("the disk is nearly full: nothing new is begun")]
+    #[error("the disk is nearly full: no new work is started")]
     Low { dir: PathBuf, free: u64, needed: u64 },
     #[error("there is too little room on the disk for the output of another job")]
     JobOutput { dir: PathBuf, free: u64, keep_free: u64 },
@@ -91,20 +92,20 @@ impl RoomRefusal {
         match self {
             RoomRefusal::ReadOnly => Refusal::NotRecorded.hint(),
             RoomRefusal::Away => Some(
-                "the daemon tries again several times a second; ask again when the store is back".to_owned(),
+                "the daemon tries again several times a second; try again when the store is back".to_owned(),
             ),
             RoomRefusal::Low { .. } => Some(
-                "make room there, or remove an agent with its files (`lodge rm`), then ask again; what runs goes on".to_owned(),
+                "free space there, or remove an agent with its files (`lodge rm`), then try again; running work continues".to_owned(),
             ),
             RoomRefusal::JobOutput { .. } => {
-                Some("make room there, or set `job-keep-free` lower; jobs that run go on".to_owned())
+                Some("free space there, or lower `job-keep-free`; running jobs continue".to_owned())
             }
         }
     }
 }
 
-impl Needs {
-    pub fn of(command: &Command) -> Needs {
+impl DiskNeed {
+    pub fn of(command: &Command) -> DiskNeed {
         match command {
             Command::Agent(
                 AgentCommand::Create(_)
@@ -114,18 +115,20 @@ impl Needs {
             )
             | Command::Image(ImageCommand::Add(_) | ImageCommand::AddNew(_))
             | Command::Turn(TurnCommand::Send(_))
-            | Command::Job(JobCommand::Submit(_)) => Needs::Room,
+            | Command::Job(JobCommand::Submit(_)) => DiskNeed::Room,
             Command::Session(change) => match change.what {
-                SessionWhat::Fork { .. } | SessionWhat::Regenerate(_) => Needs::Room,
-                SessionWhat::Rewind(_) | SessionWhat::Activate { .. } | SessionWhat::Delete => Needs::Record,
+                SessionOperation::Fork { .. } | SessionOperation::Regenerate(_) => DiskNeed::Room,
+                SessionOperation::Rewind(_)
+                | SessionOperation::Activate { .. }
+                | SessionOperation::Delete => DiskNeed::Record,
             },
             Command::Agent(AgentCommand::SettleLineage(settlement)) => match settlement.policy {
-                Policy::Revive | Policy::Ask => Needs::Room,
-                Policy::Reap => Needs::Record,
+                Policy::Revive | Policy::Ask => DiskNeed::Room,
+                Policy::Reap => DiskNeed::Record,
             },
             Command::ReleaseWork { how, .. } => match how {
-                Release::Retry => Needs::Room,
-                Release::Drop => Needs::Record,
+                Release::Retry => DiskNeed::Room,
+                Release::Drop => DiskNeed::Record,
             },
             Command::Agent(
                 AgentCommand::Stop { .. } | AgentCommand::Kill { .. } | AgentCommand::Remove { .. },
@@ -136,13 +139,13 @@ impl Needs {
             | Command::Token(_)
             | Command::Again { .. }
             | Command::Reloaded { .. }
-            | Command::Keep { .. } => Needs::Record,
+            | Command::Keep { .. } => DiskNeed::Record,
         }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Level {
+enum DiskLevel {
     Enough,
     Low,
     ReadOnly,
@@ -150,21 +153,21 @@ enum Level {
     Away,
 }
 
-impl Level {
+impl DiskLevel {
     /// Whether the file system decides on the level. If not, the writer says when it ends.
     fn follows_room(self) -> bool {
         match self {
-            Level::Enough | Level::Low => true,
-            Level::ReadOnly | Level::Away => false,
+            DiskLevel::Enough | DiskLevel::Low => true,
+            DiskLevel::ReadOnly | DiskLevel::Away => false,
         }
     }
 
     fn word(self) -> &'static str {
         match self {
-            Level::Enough => "enough",
-            Level::Low => "low",
-            Level::ReadOnly => "read_only",
-            Level::Away => "away",
+            DiskLevel::Enough => "enough",
+            DiskLevel::Low => "low",
+            DiskLevel::ReadOnly => "read_only",
+            DiskLevel::Away => "away",
         }
     }
 }
@@ -177,8 +180,8 @@ pub struct Room {
 
 #[derive(Debug)]
 struct RoomState {
-    level: Level,
-    /// Since when it is not [`Level::Enough`].
+    level: DiskLevel,
+    /// Since when it is not [`DiskLevel::Enough`].
     since: Option<Timestamp>,
     has_reserve: bool,
     looked: Option<Instant>,
@@ -192,7 +195,7 @@ impl Room {
     pub fn of(dir: &Path) -> Room {
         let has_reserve = dir.join(NAME).metadata().is_ok_and(|meta| is_whole(&meta));
         let state = RoomState {
-            level: Level::Enough,
+            level: DiskLevel::Enough,
             since: None,
             has_reserve,
             looked: None,
@@ -222,15 +225,15 @@ impl Room {
     }
 
     /// Refuses what the disk has no room for.
-    pub fn admit(&self, needs: Needs, now: Timestamp) -> Result<(), RoomRefusal> {
+    pub fn admit(&self, needs: DiskNeed, now: Timestamp) -> Result<(), RoomRefusal> {
         let mut state = self.state();
         match (needs, state.level) {
-            (Needs::Room | Needs::Record, Level::ReadOnly) => Err(RoomRefusal::ReadOnly),
-            (Needs::Room | Needs::Record, Level::Away) => Err(RoomRefusal::Away),
-            (Needs::Record, Level::Enough | Level::Low) => Ok(()),
-            (Needs::Room, Level::Enough | Level::Low) => {
+            (DiskNeed::Room | DiskNeed::Record, DiskLevel::ReadOnly) => Err(RoomRefusal::ReadOnly),
+            (DiskNeed::Room | DiskNeed::Record, DiskLevel::Away) => Err(RoomRefusal::Away),
+            (DiskNeed::Record, DiskLevel::Enough | DiskLevel::Low) => Ok(()),
+            (DiskNeed::Room, DiskLevel::Enough | DiskLevel::Low) => {
                 self.look(&mut state, now);
-                if state.level == Level::Enough {
+                if state.level == DiskLevel::Enough {
                     return Ok(());
                 }
                 Err(RoomRefusal::Low {
@@ -251,7 +254,7 @@ impl Room {
         Err(RoomRefusal::JobOutput { dir: self.dir.clone(), free, keep_free })
     }
 
-    /// Whether so many bytes can be written by somebody who can wait, with enough left for those who cannot.
+    /// Whether a caller that can wait may write this many bytes, with enough left for those that cannot.
     pub fn spares(&self, bytes: u64) -> bool {
         self.free_bytes() >= LOW_BYTES.saturating_add(bytes)
     }
@@ -259,7 +262,7 @@ impl Room {
     /// After a commit: recreates the reserve when it was released and there is space again.
     pub fn tend(&self, now: Timestamp) {
         let mut state = self.state();
-        if state.level.follows_room() && (!state.has_reserve || state.level == Level::Low) {
+        if state.level.follows_room() && (!state.has_reserve || state.level == DiskLevel::Low) {
             self.look(&mut state, now);
         }
     }
@@ -281,7 +284,7 @@ impl Room {
     /// Returns how often in a row it was reopened in vain: closed again within `soon`.
     pub fn close(&self, soon: Duration, now: Timestamp) -> u32 {
         let mut state = self.state();
-        self.enter(&mut state, Level::ReadOnly, now);
+        self.enter(&mut state, DiskLevel::ReadOnly, now);
         let is_soon = state.reopened.is_some_and(|at| at.elapsed() < soon);
         state.in_vain = if is_soon { state.in_vain + 1 } else { 0 };
         state.in_vain
@@ -289,7 +292,7 @@ impl Room {
 
     /// The store cannot be reached: everything that would change is refused until [`Room::reopen`].
     pub fn lose_store(&self, now: Timestamp) {
-        self.enter(&mut self.state(), Level::Away, now);
+        self.enter(&mut self.state(), DiskLevel::Away, now);
     }
 
     /// Whether there is room again for a reserve and a little more; then the reserve is there too.
@@ -305,7 +308,7 @@ impl Room {
     pub fn reopen(&self, now: Timestamp) {
         let mut state = self.state();
         let free = self.free_bytes();
-        self.enter(&mut state, if free < LOW_BYTES { Level::Low } else { Level::Enough }, now);
+        self.enter(&mut state, if free < LOW_BYTES { DiskLevel::Low } else { DiskLevel::Enough }, now);
         (state.looked, state.reopened) = (None, Some(Instant::now()));
     }
 
@@ -325,9 +328,9 @@ impl Room {
     /// Why nothing can be recorded, while that is so.
     pub fn refusal(&self) -> Option<RoomRefusal> {
         match self.state().level {
-            Level::Enough | Level::Low => None,
-            Level::ReadOnly => Some(RoomRefusal::ReadOnly),
-            Level::Away => Some(RoomRefusal::Away),
+            DiskLevel::Enough | DiskLevel::Low => None,
+            DiskLevel::ReadOnly => Some(RoomRefusal::ReadOnly),
+            DiskLevel::Away => Some(RoomRefusal::Away),
         }
     }
 
@@ -336,12 +339,14 @@ impl Room {
         let state = self.state();
         let free = bytes(self.free_bytes());
         match state.level {
-            Level::Enough => None,
-            Level::Low => Some(format!("storage: {free} free; nothing new is begun until there is more")),
-            Level::ReadOnly => {
+            DiskLevel::Enough => None,
+            DiskLevel::Low => {
+                Some(format!("storage: {free} free; no new work is started until more is free"))
+            }
+            DiskLevel::ReadOnly => {
                 Some(format!("storage: {free} free; nothing can be recorded until there is more"))
             }
-            Level::Away => Some("storage: the store cannot be reached; changes are refused".to_owned()),
+            DiskLevel::Away => Some("storage: the store cannot be reached; changes are refused".to_owned()),
         }
     }
 
@@ -357,25 +362,25 @@ impl Room {
         }
         // A reserve that cannot be made although there is room is no reason to refuse work.
         let needed = LOW_BYTES + if state.has_reserve { 0 } else { RESERVE_BYTES };
-        self.enter(state, if free < needed { Level::Low } else { Level::Enough }, now);
+        self.enter(state, if free < needed { DiskLevel::Low } else { DiskLevel::Enough }, now);
     }
 
-    fn enter(&self, state: &mut RoomState, level: Level, now: Timestamp) {
+    fn enter(&self, state: &mut RoomState, level: DiskLevel, now: Timestamp) {
         if level == state.level {
             return;
         }
         let (was, free_bytes) = (state.level.word(), self.free_bytes());
         match level {
-            Level::Enough => tracing::info!(event = "storage.enough", was, free_bytes),
-            Level::Low => tracing::warn!(event = "storage.low", was, free_bytes),
-            Level::ReadOnly => tracing::error!(event = "storage.read_only", was, free_bytes),
-            Level::Away => tracing::error!(event = "storage.away", was),
+            DiskLevel::Enough => tracing::info!(event = "storage.enough", was, free_bytes),
+            DiskLevel::Low => tracing::warn!(event = "storage.low", was, free_bytes),
+            DiskLevel::ReadOnly => tracing::error!(event = "storage.read_only", was, free_bytes),
+            DiskLevel::Away => tracing::error!(event = "storage.away", was),
         }
-        state.since = (level != Level::Enough).then_some(now);
+        state.since = (level != DiskLevel::Enough).then_some(now);
         state.level = level;
     }
 
-    /// What an ordinary user may still write. A file system that does not tell has room until a write fails.
+    /// What an ordinary user may still write. A file system that does not report it counts as free until a write fails.
     fn free_bytes(&self) -> u64 {
         rustix::fs::statvfs(&self.dir).map_or(u64::MAX, |stat| stat.f_bavail.saturating_mul(stat.f_frsize))
     }
@@ -404,7 +409,7 @@ impl Room {
     }
 }
 
-/// Whether an error of the kernel's means that there is no room, or none in the owner's quota.
+/// Whether an error of the kernel means a full disk or an exhausted quota.
 pub fn is_full(error: &io::Error) -> bool {
     [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&error.kind())
 }

@@ -19,16 +19,18 @@ use crate::auth::{Access, CREDENTIALS_MS, Gate};
 use crate::commit::{self, BATCHES_MAX};
 use crate::config::{Config, ExecutorKind};
 use crate::crash;
-use crate::decide::{Decider, ToWriter};
+use crate::decide::{Decider, WriterMessage};
 use crate::home::{Home, HomeError};
 use crate::log::LogLevel;
 use crate::room::Room;
-use crate::shell::{AskError, ENGINE_QUEUE_MAX, Http, Parts, Shell, now};
+use crate::shell::{AskError, ENGINE_QUEUE_MAX, Http, Shell, ShellParts, now};
 use crate::store_faults::with_faults;
 use crate::suspects::Suspects;
 use crate::tasks::TaskKind;
 use crate::tls::Tls;
-use lodge_engine::{Answer, Command, Engine, Host, Input, NewToken, SandboxEffect, TokenCommand, TokenFor};
+use lodge_engine::{
+    Answer, Command, Engine, Host, Input, NewToken, NewTokenHolder, SandboxEffect, TokenCommand,
+};
 
 /// The programs of every sandbox, built with the daemon and embedded in it.
 // SAFETY: both come from `include_bytes!`.
@@ -115,7 +117,7 @@ impl ServeError {
     }
 }
 
-/// Runs the daemon until it is told to stop.
+/// Runs the daemon until a stop is requested.
 pub async fn serve(
     mut config: Config,
     level: LogLevel,
@@ -127,10 +129,10 @@ pub async fn serve(
     }
     let mut home = Home::take(&config.data_dir)?;
     crash::point("after_lock");
-    // Inside a sandbox only the real path is there, whatever links led to it.
+    // Inside a sandbox only the real path exists.
     config.data_dir.clone_from(&home.dir);
-    // Before anything is changed, so that an address which cannot be is told at once. Nobody is served before the end of
-    // this function.
+    // Before anything is changed, so that an invalid address is reported at once. No request is served before the end
+    // of this function.
     let tls = Tls::new(&config);
     let tcp = api::bind_tcp((!settings.no_http).then(|| settings.http_addr.clone()), &tls).await?;
     let (entropy, seed) = entropy()?;
@@ -162,7 +164,7 @@ pub async fn serve(
         settings: config.engine_settings(),
         render: crate::view::rendered,
     };
-    let parts = Parts {
+    let parts = ShellParts {
         config,
         level,
         epoch,
@@ -171,7 +173,7 @@ pub async fn serve(
         reader: opened.reader,
         head: opened.loaded.seq,
         room,
-        access: Access::of(opened.loaded.tokens.iter().cloned()),
+        access: Access::of(opened.loaded.tokens.iter().cloned(), now()),
         executor: Arc::new(executor),
         runtime,
         suspects,
@@ -179,25 +181,26 @@ pub async fn serve(
     };
     let (inputs, waiting) = mpsc::channel(ENGINE_QUEUE_MAX);
     let shell = Shell::new(parts, inputs);
-    // So that the first agent need not wait for it. One that fails is tried again, and told, when an agent starts.
+    // So that the first agent does not wait for it. A failure is retried and reported when an agent starts.
     let preparing = shell.clone();
     shell.tasks.spawn_blocking(move || drop(preparing.host_etc.refresh()));
     let ids = IdSource::new(seed);
     let version = env!("CARGO_PKG_VERSION");
-    let (mut engine, first) = Engine::boot_without(opened.loaded, convicted, about, ids, version, now());
+    let (mut engine, first) =
+        Engine::boot_with_suspects(opened.loaded, convicted, about, ids, version, now());
     let (batches, committing) = sync_channel(BATCHES_MAX);
     // The first batch says that this daemon is there; a writer that is gone ends the process by itself.
-    drop(batches.send(ToWriter::Batch(first)));
+    drop(batches.send(WriterMessage::Batch(first)));
     let token = match kept {
         Some(token) => OperatorToken::Kept(token),
         None => {
             let (asked, answer) = ask_token(&shell);
             // Before there is a writer: it goes into one commit with the first.
-            drop(batches.send(ToWriter::Batch(engine.step([asked], now()))));
+            drop(batches.send(WriterMessage::Batch(engine.step([asked], now()))));
             OperatorToken::Asked(answer)
         }
     };
-    // One at a time: the next follows only what the engine said to the last.
+    // One at a time: the next halt follows the engine's answer to the last one.
     let (halt, halts) = mpsc::channel(1);
     let writer = {
         let (shell, writer) = (shell.clone(), with_faults(opened.writer));
@@ -236,7 +239,7 @@ pub async fn serve(
         tracing::warn!(event = "archive.cut", patience_ms = patience.as_millis());
     }
     shell.suspects.close();
-    // The lock is held to the end; the socket of a daemon that is gone should not look like one.
+    // The lock is kept to the end. The socket of a daemon that is gone should not exist.
     drop(std::fs::remove_file(&socket));
     drop(shell);
     // The engine is gone, so the writer ends after the commit it may be in; the lock is not given up before.
@@ -254,7 +257,7 @@ async fn grow_up(shell: Arc<Shell>) {
     shell.suspects.settle();
 }
 
-/// Starts the archive's thread. It says nothing; that nobody can any more tells that it ended.
+/// Starts the archive's thread. It sends nothing: the closed channel shows that it ended.
 fn start_archive(shell: &Arc<Shell>) -> Result<Receiver<()>, ServeError> {
     let (archiving, ended) = sync_channel(1);
     let shell = shell.clone();
@@ -325,7 +328,8 @@ async fn write_credentials(
 ) -> Result<(), ServeError> {
     let (is_kept, token) = match token {
         OperatorToken::Kept(token) => (true, token),
-        // On disk before it is told: a daemon that dies in between leaves one that nobody has, and the next ends it.
+        // On disk before it is written to the file: a daemon that dies in between leaves an unused token, and the next
+        // daemon revokes it.
         OperatorToken::Asked(answer) => (false, new_token(shell, gate, answer).await?),
     };
     let wanted = serde_json::json!({"token": token, "socket": socket, "http": http.url()});
@@ -335,7 +339,7 @@ async fn write_credentials(
     let bytes = wanted.to_string();
     let put = || home.put_private("credentials.json", bytes.as_bytes());
     match shell.room.with_reserve(HomeError::is_full, put) {
-        // The token that is there opens the socket, and `info` tells the address.
+        // The existing token opens the socket, and `info` shows the address.
         Err(error) if error.is_full() && is_kept => {
             tracing::warn!(event = "credentials.stale", error = crate::chain(&error));
             Ok(())
@@ -360,22 +364,22 @@ fn tell_http(home: &Home, shell: &Shell, http: &Http) {
 /// Where the operator's token comes from.
 enum OperatorToken {
     Kept(String),
-    Asked(TokenAnswer),
+    Asked(PendingToken),
 }
 
-type TokenAnswer = oneshot::Receiver<Result<Answer, AskError>>;
+type PendingToken = oneshot::Receiver<Result<Answer, AskError>>;
 
-fn ask_token(shell: &Shell) -> (Input, TokenAnswer) {
+fn ask_token(shell: &Shell) -> (Input, PendingToken) {
     let (ticket, answer) = shell.ticket();
     let expires_at = now().plus_ms(CREDENTIALS_MS);
-    let new = NewToken { holder: TokenFor::Credentials, name: None, expires_at };
+    let new = NewToken { holder: NewTokenHolder::Credentials, name: None, expires_at };
     (
         Input::Api { ticket, request: None, command: Command::Token(TokenCommand::Issue(Box::new(new))) },
         answer,
     )
 }
 
-async fn new_token(shell: &Shell, gate: &Gate, answer: TokenAnswer) -> Result<String, ServeError> {
+async fn new_token(shell: &Shell, gate: &Gate, answer: PendingToken) -> Result<String, ServeError> {
     let missing = |missing: &'static str| ServeError::TokenMissing { missing };
     let answer = answer.await.map_err(|_| missing("the writer is gone"))?;
     let answer = answer.map_err(|refusal| ServeError::NoToken { refusal: Box::new(refusal) })?;

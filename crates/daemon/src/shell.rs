@@ -1,117 +1,103 @@
-//! The shell around the engine: queues, tickets, and everything the parts of the daemon share.
+//! The shell around the engine: queues, tickets, and the state that all parts of the daemon share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lodge_core::{AgentId, Timestamp};
+use lodge_core::Timestamp;
 use lodge_model::{CallContext, Providers};
 use lodge_proto::LayerView;
 use lodge_store::{Reader, Search};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
-use crate::act::Actors;
+use crate::act::host::{HostFiles, ProviderCalls, ShellJobs, StoreReads, SystemClock};
+use crate::act::{ActContext, ActParts, ActPorts, InputRefusal, starting_slots};
 use crate::auth::Access;
 use crate::compute::Compute;
 use crate::config::Config;
 use crate::host_etc::HostEtc;
-use crate::hub::Hub;
 use crate::images::Images;
 use crate::jobs::Jobs;
 use crate::log::LogLevel;
-use crate::room::{Needs, Room, RoomRefusal};
+use crate::room::{DiskNeed, Room, RoomRefusal};
 use crate::suspects::Suspects;
-use crate::tasks::{TaskKind, named};
 use crate::tls::Tls;
-use crate::view::LiveSandbox;
-use lodge_engine::{Answer, Command, Effect, Input, JobCommand, Refusal, RequestKey, Seen, Ticket};
+use lodge_engine::{
+    AgentCommand, Answer, Command, Input, JobCommand, Observation, Refusal, RequestKey, Ticket,
+};
 
 /// Inputs that may wait for the engine. Clients are refused beyond it; observations wait.
 pub const ENGINE_QUEUE_MAX: usize = 1_024;
 
-/// Changes that are prepared at once; more of them wait. What one waits for needs a thread too: were all threads taken by
-/// those that wait, nothing would go on.
+/// Changes that are prepared at once; others wait. A preparation occupies a blocking thread and may wait for work on another
+/// one, so without a limit they could take all threads and deadlock.
 const PREPARING_MAX: usize = 32;
-/// Sandboxes whose roots are made, or that are started, at once; more of them wait. A thousand at once would each take
-/// longer than is waited for.
-const STARTING_MAX: usize = 16;
-/// Archives that come or go at once; more of them wait.
+/// Imports and exports at once; others wait.
 const ARCHIVES_MAX: usize = 16;
 
-/// What all parts of the daemon share.
+/// The state that all parts of the daemon share. The part that acting uses is reached by `Deref`.
 #[derive(Debug)]
 pub struct Shell {
-    pub config: Config,
+    context: Arc<ActContext>,
     pub level: LogLevel,
-    pub epoch: u64,
     pub log: String,
-    pub state_key: StateKey,
     pub reader: Arc<Reader>,
-    pub hub: Hub,
     pub room: Arc<Room>,
     pub images: Arc<Images>,
-    /// Changes that are prepared now, each on a thread that may wait for a registry.
+    /// Slots of changes that are being prepared, each on a thread that may wait for a registry.
     pub preparing: Semaphore,
-    /// Sandboxes that are started now.
-    pub starting: Semaphore,
-    /// Archives that come or go now, each on a thread that waits for its client.
+    /// Slots of imports and exports, each on a thread that waits for its client.
     pub archives: Arc<Semaphore>,
-    /// What is computed now, in the sight of the next daemon.
-    pub suspects: Suspects,
-    /// Threads for work that needs a processor for a while.
+    /// Threads for CPU-bound work.
     pub compute: Arc<Compute>,
-    /// Who may come in.
-    pub access: Access,
-    pub providers: Providers,
-    pub calls: CallContext,
-    pub executor: Arc<dyn lodge_exec::Executor>,
-    /// What agents have of the host's `/etc`.
-    pub host_etc: HostEtc,
-    pub runtime: lodge_exec::StoredProgram,
-    /// No more requests are taken.
+    models: Arc<ProviderCalls>,
+    /// The copy of the host's `/etc` that agents see.
+    pub host_etc: Arc<HostEtc>,
+    /// Agents are being stopped, and no agent may start.
+    starts_refused: AtomicBool,
+    /// Cancelled when no more requests are accepted.
     pub stop: CancellationToken,
-    /// Those that were taken are answered or cut: everything ends.
-    pub end: CancellationToken,
-    /// Every task that is not a connection; the daemon ends after they do, or after its patience.
-    pub tasks: TaskTracker,
-    pub actors: Actors,
     pub jobs: Jobs,
-    /// Held while a file of the operator's is changed on request.
+    /// Locked while a request changes a file of the operator.
     pub file_changes: tokio::sync::Mutex<()>,
-    /// The index for searches, held by the one that is made.
+    /// The search index, locked by the running search.
     pub searching: Arc<tokio::sync::Mutex<Search>>,
-    /// Held while the sandboxes are swept: two sweeps would take each other's locks for keepers.
+    /// Locked during a sweep of the sandboxes: a sweep would mistake the locks of another one for keepers.
     pub sweep: tokio::sync::Mutex<()>,
     pub started_at: Timestamp,
     http: Mutex<Http>,
-    /// What the TCP listener shows its clients.
+    /// The certificate of the TCP listener.
     pub tls: Tls,
     pub layers: tokio::sync::OnceCell<Vec<LayerView>>,
-    handle: tokio::runtime::Handle,
-    inputs: mpsc::Sender<Input>,
     tickets: Mutex<HashMap<Ticket, oneshot::Sender<Result<Answer, AskError>>>>,
     next_ticket: AtomicU64,
-    living: Mutex<HashMap<AgentId, Arc<LiveSandbox>>>,
 }
 
-/// The TCP listener.
+impl std::ops::Deref for Shell {
+    type Target = Arc<ActContext>;
+
+    fn deref(&self) -> &Arc<ActContext> {
+        &self.context
+    }
+}
+
+/// The state of the TCP listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Http {
-    /// None is wanted.
+    /// Not configured.
     Off,
     Listening {
         addr: String,
         scheme: Scheme,
     },
-    /// Something else listens there; the address is tried again until it is free.
+    /// Another process has the address. The daemon retries until it is free.
     Taken {
         addr: String,
         reason: String,
     },
-    /// TLS is wanted, and its files cannot be used; they are read again at a reload.
+    /// TLS is configured and its files cannot be used. A reload reads them again.
     NoCertificate {
         addr: String,
         reason: String,
@@ -119,7 +105,7 @@ pub enum Http {
     },
 }
 
-/// What is spoken on the TCP listener.
+/// The scheme of the TCP listener's URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scheme {
     Http,
@@ -127,7 +113,7 @@ pub enum Scheme {
 }
 
 impl Http {
-    /// Where it listens.
+    /// The address it listens on.
     pub fn addr(&self) -> Option<&str> {
         match self {
             Http::Listening { addr, .. } => Some(addr),
@@ -135,7 +121,7 @@ impl Http {
         }
     }
 
-    /// Where it listens, as clients write it.
+    /// The URL that clients connect to.
     pub fn url(&self) -> Option<String> {
         match self {
             Http::Listening { addr, scheme: Scheme::Http } => Some(format!("http://{addr}")),
@@ -144,7 +130,7 @@ impl Http {
         }
     }
 
-    /// What somebody should look at.
+    /// A problem that the operator should fix.
     pub fn warning(&self) -> Option<String> {
         match self {
             Http::Off | Http::Listening { .. } => None,
@@ -168,9 +154,9 @@ impl std::fmt::Debug for StateKey {
     }
 }
 
-/// What is made before the shell and goes into it.
+/// The parts that a shell is built from.
 #[derive(Debug)]
-pub struct Parts {
+pub struct ShellParts {
     pub config: Config,
     pub level: LogLevel,
     pub epoch: u64,
@@ -187,69 +173,104 @@ pub struct Parts {
 }
 
 impl Shell {
-    pub fn new(parts: Parts, inputs: mpsc::Sender<Input>) -> Arc<Shell> {
-        let providers = Providers::open(parts.config.data_dir.join("providers.yaml"));
-        // Read once now, so that there is a good copy should the file break later.
+    pub fn new(parts: ShellParts, inputs: mpsc::Sender<Input>) -> Arc<Shell> {
+        let data_dir = parts.config.data_dir.clone();
+        let providers = Providers::open(data_dir.join("providers.yaml"));
+        // Read now, so that a valid copy exists if the file becomes invalid later.
         if let Some(error) = providers.last_error() {
             tracing::warn!(event = "providers.broken", error = %error);
         }
-        let host_etc = HostEtc::new(&parts.config.data_dir);
         let (reader, room) = (Arc::new(parts.reader), Arc::new(parts.room));
-        Arc::new(Shell {
-            images: Images::of(&parts.config.data_dir, reader.clone(), room.clone()),
-            preparing: Semaphore::new(PREPARING_MAX),
-            starting: Semaphore::new(STARTING_MAX),
-            archives: Arc::new(Semaphore::new(ARCHIVES_MAX)),
-            compute: Arc::default(),
-            calls: CallContext::new(parts.config.data_dir.clone()),
-            jobs: Jobs::new(&parts.config.data_dir),
-            searching: Arc::new(tokio::sync::Mutex::new(Search::new(
-                &parts.config.data_dir.join("search.db"),
-                &parts.log,
-            ))),
-            config: parts.config,
-            level: parts.level,
-            epoch: parts.epoch,
-            log: parts.log,
-            state_key: StateKey(parts.state_key),
-            reader,
-            hub: Hub::new(parts.head),
-            room,
-            access: parts.access,
-            suspects: parts.suspects,
+        let images = Images::of(&data_dir, reader.clone(), room.clone());
+        let (compute, host_etc): (Arc<Compute>, _) = (Arc::default(), Arc::new(HostEtc::new(&data_dir)));
+        let models = Arc::new(ProviderCalls {
             providers,
-            executor: parts.executor,
-            host_etc,
-            runtime: parts.runtime,
-            stop: CancellationToken::new(),
-            end: CancellationToken::new(),
-            tasks: TaskTracker::new(),
-            actors: Actors::default(),
-            file_changes: tokio::sync::Mutex::default(),
-            sweep: tokio::sync::Mutex::default(),
-            started_at: now(),
-            http: Mutex::new(Http::Off),
-            tls: parts.tls,
-            layers: tokio::sync::OnceCell::new(),
-            handle: tokio::runtime::Handle::current(),
-            inputs,
-            tickets: Mutex::default(),
-            next_ticket: AtomicU64::new(1),
-            living: Mutex::default(),
+            calls: CallContext::new(data_dir.clone()),
+            data_dir: data_dir.clone(),
+        });
+        let starting = starting_slots();
+        let files = HostFiles {
+            data_dir: data_dir.clone(),
+            images: images.clone(),
+            room: room.clone(),
+            host_etc: host_etc.clone(),
+            runtime: Arc::new(parts.runtime),
+            starting: starting.clone(),
+        };
+        let searching = Search::new(&data_dir.join("search.db"), &parts.log);
+        Arc::new_cyclic(|shell| {
+            let ports = ActPorts {
+                clock: Arc::new(SystemClock),
+                executor: parts.executor,
+                store: Arc::new(StoreReads { reader: reader.clone(), compute: compute.clone() }),
+                threads: Arc::new(compute.clone()),
+                models: models.clone(),
+                agent_images: Arc::new(images.clone()),
+                files: Arc::new(files),
+                outputs: Arc::new(ShellJobs(shell.clone())),
+            };
+            let context = ActContext::new(ActParts {
+                config: Arc::new(parts.config),
+                epoch: parts.epoch,
+                state_key: parts.state_key,
+                head: parts.head,
+                suspects: parts.suspects,
+                access: Arc::new(parts.access),
+                starting,
+                ports,
+                inputs,
+            });
+            Shell {
+                context,
+                level: parts.level,
+                log: parts.log,
+                reader,
+                room,
+                images,
+                preparing: Semaphore::new(PREPARING_MAX),
+                archives: Arc::new(Semaphore::new(ARCHIVES_MAX)),
+                compute,
+                models,
+                host_etc,
+                starts_refused: AtomicBool::new(false),
+                stop: CancellationToken::new(),
+                jobs: Jobs::new(&data_dir),
+                file_changes: tokio::sync::Mutex::default(),
+                searching: Arc::new(tokio::sync::Mutex::new(searching)),
+                sweep: tokio::sync::Mutex::default(),
+                started_at: now(),
+                http: Mutex::new(Http::Off),
+                tls: parts.tls,
+                layers: tokio::sync::OnceCell::new(),
+                tickets: Mutex::default(),
+                next_ticket: AtomicU64::new(1),
+            }
         })
     }
 
-    /// Asks the engine and waits until the answer is durable.
+    pub fn providers(&self) -> &Providers {
+        &self.models.providers
+    }
+
+    /// The state that all model calls share.
+    pub fn calls(&self) -> &CallContext {
+        &self.models.calls
+    }
+
+    /// Sends a command to the engine, and waits until the answer is durable.
     pub async fn ask(&self, request: Option<RequestKey>, command: Command) -> Result<Answer, AskError> {
-        self.room.admit(Needs::of(&command), now())?;
+        if starts_agent(&command) && self.starts_refused.load(Ordering::Acquire) {
+            return Err(ShuttingDown.into());
+        }
+        self.room.admit(DiskNeed::of(&command), now())?;
         if matches!(command, Command::Job(JobCommand::Submit(_))) {
             self.admit_job()?;
         }
         let (ticket, answer) = self.ticket();
-        let refused = match self.inputs.try_send(Input::Api { ticket, request, command }) {
+        let refused = match self.try_input(Input::Api { ticket, request, command }) {
             Ok(()) => None,
-            Err(mpsc::error::TrySendError::Full(_)) => Some(AskError::QueueFull),
-            Err(mpsc::error::TrySendError::Closed(_)) => Some(ShuttingDown.into()),
+            Err(InputRefusal::QueueFull) => Some(AskError::QueueFull),
+            Err(InputRefusal::Closed) => Some(ShuttingDown.into()),
         };
         if let Some(refused) = refused {
             self.tickets.lock().unwrap_or_else(PoisonError::into_inner).remove(&ticket);
@@ -258,12 +279,21 @@ impl Shell {
         answer.await.unwrap_or_else(|_| Err(ShuttingDown.into()))
     }
 
-    /// Refuses a job while there is too little room for what it might write.
+    /// Refuses commands that start an agent, until [`Shell::allow_starts`].
+    pub fn refuse_starts(&self) {
+        self.starts_refused.store(true, Ordering::Release);
+    }
+
+    pub fn allow_starts(&self) {
+        self.starts_refused.store(false, Ordering::Release);
+    }
+
+    /// Refuses a job while there is too little space for its output.
     pub fn admit_job(&self) -> Result<(), RoomRefusal> {
         self.room.admit_job(self.config.settings().job_keep_free)
     }
 
-    /// A ticket for one answer, which comes when what was decided is durable.
+    /// A ticket for one answer. The answer arrives when the decision is durable.
     pub fn ticket(&self) -> (Ticket, oneshot::Receiver<Result<Answer, AskError>>) {
         let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
         let (sender, answer) = oneshot::channel();
@@ -271,33 +301,24 @@ impl Shell {
         (ticket, answer)
     }
 
-    /// Tells the engine what was observed. Waits for room: an observation is never dropped.
-    pub async fn tell(&self, seen: Seen) {
-        // The engine is gone only when the process is about to be.
-        drop(self.inputs.send(Input::Seen(seen)).await);
-    }
-
-    /// As `tell`, for a thread of its own.
-    pub fn tell_blocking(&self, seen: Seen) {
-        // As above.
-        drop(self.inputs.blocking_send(Input::Seen(seen)));
-    }
-
-    /// Gives back memory that only saves time. Everything the engine decided up to that many requests is readable.
-    pub fn rest(&self, requests: u64) {
+    /// Frees caches while the daemon is idle. All decisions up to this request are on disk.
+    pub fn free_caches(&self, requests: u64) {
         self.hub.rest();
         self.reader.rest();
         self.jobs.rest();
-        self.settled(requests, true);
+        self.report_settled(requests, true);
     }
 
-    /// Tells the engine how many requests and events are on disk. Without room in the queue it hears of it the next time.
-    pub fn settled(&self, requests: u64, rest: bool) {
+    /// Reports to the engine how many requests and events are on disk. If the queue is full, the next report includes it.
+    pub fn report_settled(&self, requests: u64, rest: bool) {
         let seq = self.hub.head();
-        drop(self.inputs.try_send(Input::Seen(Seen::Settled { requests, seq, rest })));
+        let input = Input::Seen(Observation::Settled { requests, seq, rest });
+        if self.try_input(input).is_err() {
+            tracing::debug!(event = "engine.busy");
+        }
     }
 
-    /// Sends the answer to the holder of the ticket. A caller that has left is not an error.
+    /// Sends the answer to the caller with this ticket. A caller that has left is not an error.
     pub fn answer(&self, ticket: Ticket, reply: Result<Answer, AskError>) {
         let waiting = self.tickets.lock().unwrap_or_else(PoisonError::into_inner).remove(&ticket);
         if let Some(waiting) = waiting {
@@ -305,11 +326,7 @@ impl Shell {
         }
     }
 
-    pub fn act(self: &Arc<Self>, effect: Effect) {
-        crate::act::act(self, effect);
-    }
-
-    /// Told when the TCP listener is bound, or cannot be.
+    /// Records the state of the TCP listener, and logs it.
     pub fn set_http(&self, http: Http) {
         match &http {
             Http::Off => {}
@@ -327,44 +344,19 @@ impl Shell {
     pub fn http(&self) -> Http {
         self.http.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
 
-    pub fn living(&self, agent: &AgentId) -> Option<Arc<LiveSandbox>> {
-        self.living.lock().unwrap_or_else(PoisonError::into_inner).get(agent).cloned()
-    }
-
-    pub fn set_living(&self, agent: &AgentId, living: Option<Arc<LiveSandbox>>) {
-        let mut all = self.living.lock().unwrap_or_else(PoisonError::into_inner);
-        match living {
-            Some(living) => drop(all.insert(agent.clone(), living)),
-            None => drop(all.remove(agent)),
-        }
-    }
-
-    /// What is known of every live sandbox.
-    pub fn all_living(&self) -> Vec<(AgentId, Arc<LiveSandbox>)> {
-        let all = self.living.lock().unwrap_or_else(PoisonError::into_inner);
-        all.iter().map(|(agent, living)| (agent.clone(), living.clone())).collect()
-    }
-
-    /// Forgets what was known of a sandbox, unless another one took its place. True: it was forgotten.
-    pub fn forget_living(&self, agent: &AgentId, seen: &Arc<LiveSandbox>) -> bool {
-        let mut all = self.living.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = all.get(agent).is_some_and(|living| Arc::ptr_eq(living, seen));
-        same && all.remove(agent).is_some()
-    }
-
-    /// Starts a task that ends with the daemon. What happens if it fails: see `TaskKind`.
-    pub fn spawn(&self, kind: TaskKind, future: impl Future<Output = ()> + Send + 'static) {
-        let end = self.end.clone();
-        // Moved into the task as it is, it would take its room there twice, for every agent.
-        let future = Box::pin(future);
-        let task = async move {
-            tokio::select! {
-                () = end.cancelled() => {}
-                () = future => {}
-            }
-        };
-        self.tasks.spawn_on(named(kind, task), &self.handle);
+fn starts_agent(command: &Command) -> bool {
+    let Command::Agent(command) = command else { return false };
+    match command {
+        AgentCommand::Create(_)
+        | AgentCommand::Start { .. }
+        | AgentCommand::Restart { .. }
+        | AgentCommand::SettleLineage(_) => true,
+        AgentCommand::Update(_)
+        | AgentCommand::Stop { .. }
+        | AgentCommand::Kill { .. }
+        | AgentCommand::Remove { .. } => false,
     }
 }
 
@@ -392,7 +384,7 @@ impl AskError {
         }
     }
 
-    /// Why, where something else is to blame.
+    /// The underlying cause, if there is one.
     pub fn cause(&self) -> Option<String> {
         match self {
             AskError::Refused(refusal) => refusal.cause().map(str::to_owned),
@@ -412,7 +404,7 @@ impl AskError {
         }
     }
 
-    /// Whether the disk has no room to record the answer.
+    /// Whether the disk has no space to record the answer.
     pub fn is_disk_full(&self) -> bool {
         matches!(
             self,

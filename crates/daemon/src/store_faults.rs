@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use lodge_core::record::{Loaded, Remembered, Write};
+use lodge_core::record::{ResidentIds, StoredState, Write};
 use lodge_store::{BatchWriter, WriteError, Writer};
 
 /// The writer with faults, if a test asks a debug build for them.
@@ -36,13 +36,13 @@ impl BatchWriter for FaultyStore {
                 Err(WriteError::Away { cause: "a test cut the connection after the commit".into() })
             }
             "fenced" => Err(WriteError::Fenced { cause: "a test gave the store to another daemon".into() }),
-            // The batch number tells a real store that this batch is there.
+            // By the batch number a real store recognizes that it has this batch.
             _ if std::mem::take(&mut self.unsure) => Ok(()),
             _ => self.store.write(writes),
         }
     }
 
-    fn reload(&mut self, epoch: u64, remembered: &Remembered) -> Result<Loaded, WriteError> {
+    fn reload(&mut self, epoch: u64, remembered: &ResidentIds) -> Result<StoredState, WriteError> {
         self.store.reload(epoch, remembered)
     }
 

@@ -56,7 +56,7 @@ task_kinds! {
     ReloadSignal = "reload signal",
     /// Reads the settings again. A mistake is reported to the caller.
     Reload = "reload",
-    /// A change that goes on when its client leaves. A failure is its answer, if anybody still waits.
+    /// A change that continues when its client disconnects. A failure is its answer, if the client still waits.
     Change = "change",
     /// One call of a WebSocket. A failure is its answer. A read ends with its connection.
     SocketCall = "socket call",

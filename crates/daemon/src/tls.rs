@@ -123,7 +123,7 @@ impl Certificate {
         certificate_faults(&self.own, UnixTime::now())
     }
 
-    /// What tells it from another, in short.
+    /// Identifies it briefly.
     pub fn fingerprint(&self) -> String {
         let digest = Sha256::digest(&self.own);
         format!("sha256:{}", hex::encode(&digest[..FINGERPRINT_LEN]))
@@ -134,12 +134,12 @@ impl Certificate {
 #[derive(Debug)]
 pub struct Tls {
     /// None: TCP is served without TLS.
-    files: Option<Files>,
+    files: Option<CertificateFiles>,
     current: watch::Sender<Option<Arc<Certificate>>>,
 }
 
 #[derive(Debug, Clone)]
-struct Files {
+struct CertificateFiles {
     cert: Option<PathBuf>,
     key: Option<PathBuf>,
 }
@@ -149,14 +149,14 @@ impl Tls {
     pub fn new(config: &Config) -> Tls {
         let settings = config.settings();
         let file = |path: &Option<PathBuf>| path.as_ref().map(|path| config.data_dir.join(path));
-        let files = Files { cert: file(&settings.tls_cert), key: file(&settings.tls_key) };
+        let files = CertificateFiles { cert: file(&settings.tls_cert), key: file(&settings.tls_key) };
         let is_wanted = !settings.no_http && (files.cert.is_some() || files.key.is_some());
         Tls { files: is_wanted.then_some(files), current: watch::Sender::new(None) }
     }
 
     /// Reads the files. None: TLS is not wanted.
     pub fn read(&self) -> Result<Option<Certificate>, CertificateFileError> {
-        self.files.as_ref().map(Files::read).transpose()
+        self.files.as_ref().map(CertificateFiles::read).transpose()
     }
 
     /// New connections get this certificate from now on.
@@ -192,7 +192,7 @@ impl Tls {
     }
 }
 
-impl Files {
+impl CertificateFiles {
     fn read(&self) -> Result<Certificate, CertificateFileError> {
         let (cert, key) = match (&self.cert, &self.key) {
             (Some(cert), Some(key)) => (cert, key),
@@ -229,7 +229,7 @@ fn read(
     // A FIFO would be waited for.
     let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file = opened.map_err(unreadable)?;
-    // Of what was opened, whatever has the name meanwhile.
+    // Of the opened file, regardless of its name.
     let found = file.metadata().map_err(unreadable)?;
     if !found.is_file() {
         return Err(CertificateFileError::NotRegular { path: path.to_owned() });

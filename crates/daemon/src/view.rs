@@ -15,7 +15,7 @@ use lodge_core::lineage::{LineageState, Policy};
 use lodge_core::liveness::Liveness;
 use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{AgentRow, EventRow, LineageRow, StepRow, TurnRow};
-use lodge_core::summary::TurnFull;
+use lodge_core::summary::TurnDetail;
 use lodge_core::token::TokenRow;
 use lodge_core::{Timestamp, TurnId};
 use lodge_proto::{
@@ -33,18 +33,18 @@ pub use self::images::{agentfile, capability, image, image_detail};
 pub use self::jobs::{job, no_job};
 pub use self::sessions::{epoch, exported, hit, message, no_session, other_agent, session, session_exists};
 use crate::shell::Http;
-use lodge_engine::InForce;
+use lodge_engine::UpdateTiming;
 
-/// What is asked from the host about a live sandbox, never stored.
+/// Facts about a live sandbox from the host, never stored.
 #[derive(Debug)]
 pub struct LiveSandbox {
     pub pid: Option<u32>,
     pub layers: Vec<LayerView>,
-    /// Empty also for a keeper that knows of none.
+    /// Also empty for a keeper that knows no limits.
     pub limits: Vec<lodge_exec::EnforcedLimit>,
     /// The runtime's process, as its sandbox numbers it; 0: not known.
     runtime: AtomicU32,
-    /// When the runtime was heard last; 0: not yet.
+    /// The last message of the runtime; 0: none yet.
     pub heard_ms: AtomicI64,
     pub liveness: Mutex<Liveness>,
 }
@@ -70,7 +70,7 @@ impl LiveSandbox {
         executor.process_of(self.pid?, self.runtime.load(Ordering::Relaxed))
     }
 
-    pub fn heard(&self, now: Timestamp) {
+    pub fn record_line(&self, now: Timestamp) {
         self.heard_ms.store(now.ms(), Ordering::Relaxed);
     }
 
@@ -92,7 +92,7 @@ fn liveness(row: &AgentRow, living: Option<&LiveSandbox>) -> Option<&'static str
     living.map(|living| living.liveness.lock().unwrap_or_else(PoisonError::into_inner).word())
 }
 
-/// The TCP listener, and what tells its certificate from another.
+/// The TCP listener, and the fingerprint of its certificate.
 pub fn http(http: &Http, certificate: Option<String>) -> HttpView {
     let (state, addr, reason) = match http {
         Http::Off => ("off", None, None),
@@ -175,10 +175,10 @@ pub fn agent(row: &AgentRow, working: bool, living: Option<&LiveSandbox>) -> Age
     }
 }
 
-pub(crate) fn updated(agent: AgentView, in_force: &InForce) -> AgentUpdated {
+pub(crate) fn updated(agent: AgentView, in_force: &UpdateTiming) -> AgentUpdated {
     let (after_turns, after_jobs) = match in_force {
-        InForce::Now | InForce::NextStart => (Vec::new(), Vec::new()),
-        InForce::After { turns, jobs } => {
+        UpdateTiming::Now | UpdateTiming::NextStart => (Vec::new(), Vec::new()),
+        UpdateTiming::After { turns, jobs } => {
             (turns.iter().map(ToString::to_string).collect(), jobs.iter().map(ToString::to_string).collect())
         }
     };
@@ -277,9 +277,10 @@ fn dollars(micro_usd: u64) -> f64 {
     micro_usd as f64 / 1e6
 }
 
-pub fn full_turn(full: TurnFull) -> TurnView {
-    let waits_for = full.around.as_ref().map(|around| around.waits_for(&full.row.id).to_owned());
-    let quarantine = full.around.and_then(|around| around.quarantine);
+pub fn full_turn(full: TurnDetail) -> TurnView {
+    let waits_for =
+        full.wait_reasons.as_ref().map(|wait_reasons| wait_reasons.waits_for(&full.row.id).to_owned());
+    let quarantine = full.wait_reasons.and_then(|wait_reasons| wait_reasons.quarantine);
     TurnView {
         waits_for,
         quarantine: quarantine.map(|row| quarantined(&row, "quarantined")),

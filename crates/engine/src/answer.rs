@@ -1,21 +1,21 @@
-//! What callers are answered. The API renders it; the engine knows no shapes of clients.
+//! Answers to callers. The API renders them; the engine knows no wire formats.
 
 use lodge_core::job::JobRow;
 use lodge_core::lineage::Policy;
 use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{AgentRow, BinImageRecord, LineageRow};
-use lodge_core::summary::{SessionSummary, TurnFull};
+use lodge_core::summary::{SessionSummary, TurnDetail};
 use lodge_core::token::TokenRow;
 use lodge_core::{SessionId, Timestamp, TurnId};
 
-use crate::agents::InForce;
+use crate::agents::UpdateTiming;
 use crate::quarantine::Release;
 
 #[derive(Debug, Clone)]
 pub enum Answer {
     Agent(Box<AgentAnswer>),
     Lineage(Box<LineageAnswer>),
-    Turn(Box<TurnFull>),
+    Turn(Box<TurnDetail>),
     Session(Box<SessionSummary>),
     SessionDeleted(SessionId),
     Job(Box<JobAnswer>),
@@ -23,24 +23,24 @@ pub enum Answer {
     ImageRemoved(ImageRemoval),
     Token(Box<TokenAnswer>),
     Work(Box<ReleasedWork>),
-    Rendered(Rendered),
+    Rendered(RenderedAnswer),
 }
 
-/// An answer as a client reads it, rendered by the API: now, or when the request was decided first.
+/// An answer as a client reads it, rendered by the API: now, or when the request was first decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rendered(pub Box<str>);
+pub struct RenderedAnswer(pub Box<str>);
 
 /// Renders an answer, to be recorded with the id of its request.
-pub type Render = fn(&Answer) -> Rendered;
+pub type AnswerRenderer = fn(&Answer) -> RenderedAnswer;
 
 #[derive(Debug, Clone)]
 pub struct AgentAnswer {
     pub row: AgentRow,
-    /// A turn or a job of it is in flight.
+    /// It has a turn or a job in flight.
     pub at_work: bool,
     pub quarantine: Vec<QuarantineRow>,
-    /// For an update: from when on it counts.
-    pub in_force: Option<InForce>,
+    /// For an update: when it takes effect.
+    pub in_force: Option<UpdateTiming>,
 }
 
 #[derive(Debug, Clone)]
@@ -61,14 +61,14 @@ pub struct JobAnswer {
 pub struct ImageAnswer {
     pub digest: String,
     pub refs: Vec<String>,
-    /// The names that this request gave it.
+    /// The names that this request added.
     pub named: Vec<String>,
     pub bytes: u64,
-    /// How many agents have it.
+    /// How many agents use it.
     pub agents: u64,
     pub named_at: Timestamp,
     pub complete: bool,
-    /// For a tool.
+    /// For a tool image.
     pub bin: Option<BinAnswer>,
 }
 
@@ -83,14 +83,14 @@ pub struct BinAnswer {
 pub struct ImageRemoval {
     pub digest: String,
     pub untagged: Vec<String>,
-    /// The image is gone with its last name.
+    /// The image was removed with its last name.
     pub removed: bool,
 }
 
 #[derive(Debug, Clone)]
 pub struct TokenAnswer {
     pub row: TokenRow,
-    /// When it was asked, which decides whether it has expired.
+    /// The time of the request, which decides whether the token has expired.
     pub at: Timestamp,
 }
 

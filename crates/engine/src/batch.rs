@@ -1,4 +1,4 @@
-//! What one step of the engine decides, and the step while it is made.
+//! The result of one step of the engine, and the step in progress.
 
 use lodge_core::Timestamp;
 use lodge_core::record::{EventRow, Write};
@@ -7,21 +7,21 @@ use crate::{Answer, Effect, Refusal, Ticket};
 
 /// Something that leaves the daemon once the batch is on disk.
 #[derive(Debug)]
-pub enum Out {
+pub enum BatchOutput {
     Reply { ticket: Ticket, reply: Result<Answer, Refusal> },
     Act(Effect),
 }
 
-/// What one step decided.
+/// The decisions of one step.
 #[derive(Debug, Default)]
 pub struct Batch {
     pub writes: Vec<Write>,
-    /// Whether somebody waits for these writes. Others ride on the next commit.
+    /// Whether a caller waits for these writes. Other writes join the next commit.
     pub urgent: bool,
-    /// May be done before the commit: repeating them after a crash does no harm.
+    /// Effects that may precede the commit: repeating them after a crash is harmless.
     pub early: Vec<Effect>,
-    /// Must wait for the commit, in this order.
-    pub after: Vec<Out>,
+    /// Effects that wait for the commit, in this order.
+    pub after: Vec<BatchOutput>,
 }
 
 impl Batch {
@@ -29,13 +29,13 @@ impl Batch {
         self.writes.iter().filter_map(Write::event)
     }
 
-    /// How many answers to requests are recorded with it.
+    /// How many answers to requests the batch records.
     pub fn requests(&self) -> usize {
         self.writes.iter().filter(|write| write.request().is_some()).count()
     }
 }
 
-/// The step that the engine is making: its time, and what was decided so far. Empty between steps.
+/// The current step: its time and its decisions so far. Empty between steps.
 #[derive(Debug)]
 pub(crate) struct Step {
     pub now: Timestamp,
@@ -47,43 +47,43 @@ impl Step {
         Step { now, batch: Batch::default() }
     }
 
-    /// Ends the step and hands out what it decided.
+    /// Ends the step and returns its decisions.
     pub(crate) fn take(&mut self) -> Batch {
         std::mem::take(&mut self.batch)
     }
 
-    /// Records something that somebody waits for.
+    /// Records a write that a caller waits for.
     pub(crate) fn write(&mut self, write: impl Into<Write>) {
         self.batch.writes.push(write.into());
         self.batch.urgent = true;
     }
 
-    /// Records something with the next commit, and forces none.
-    pub(crate) fn ride(&mut self, write: impl Into<Write>) {
+    /// Records a write with the next commit, without forcing one.
+    pub(crate) fn write_with_next_commit(&mut self, write: impl Into<Write>) {
         self.batch.writes.push(write.into());
     }
 
-    /// Does something after the commit.
+    /// Orders an effect after the commit.
     pub(crate) fn act(&mut self, effect: Effect) {
-        self.batch.after.push(Out::Act(effect));
+        self.batch.after.push(BatchOutput::Act(effect));
     }
 
-    /// Does something at once: repeating it after a crash does no harm.
+    /// Orders an effect at once: repeating it after a crash is harmless.
     pub(crate) fn act_early(&mut self, effect: Effect) {
         self.batch.early.push(effect);
     }
 
-    /// Somebody waits for this step.
-    pub(crate) fn hurry(&mut self) {
+    /// Marks the step as one that a caller waits for.
+    pub(crate) fn mark_urgent(&mut self) {
         self.batch.urgent = true;
     }
 
     pub(crate) fn answer(&mut self, ticket: Ticket, answer: Answer) {
-        self.batch.after.push(Out::Reply { ticket, reply: Ok(answer) });
+        self.batch.after.push(BatchOutput::Reply { ticket, reply: Ok(answer) });
     }
 
     pub(crate) fn refuse(&mut self, ticket: Ticket, refusal: Refusal) {
-        self.batch.after.push(Out::Reply { ticket, reply: Err(refusal) });
+        self.batch.after.push(BatchOutput::Reply { ticket, reply: Err(refusal) });
     }
 
     pub(crate) fn writes(&self) -> &[Write] {

@@ -1,47 +1,58 @@
-//! The beginning of an engine: memory from what was recorded, and the first batch.
+//! The start of an engine: memory from the store, and the first batch.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use lodge_core::event::{DaemonStarted, EventBody};
 use lodge_core::quarantine::Suspect;
-use lodge_core::record::Loaded;
+use lodge_core::record::StoredState;
 use lodge_core::{IdSource, Timestamp};
 
-use crate::agents::{Agent, Lookups, Pauses, lineages};
+use crate::agents::{Agent, Lookups, RetryPauses, lineages};
 use crate::batch::Step;
 use crate::requests::Requests;
 use crate::sessions::Session;
 use crate::{Batch, DAEMON_STREAM, Engine, Host, StartEvent, StreamHead, jobs};
 
 impl Engine {
-    /// Takes over what was recorded. The first batch says that the daemon started and adopts what may live.
-    pub fn boot(loaded: Loaded, host: Host, ids: IdSource, version: &str, now: Timestamp) -> (Engine, Batch) {
-        Engine::boot_without(loaded, Vec::new(), host, ids, version, now)
+    /// Takes over the recorded state. The first batch records the start of the daemon and adopts live sandboxes.
+    pub fn boot(
+        loaded: StoredState,
+        host: Host,
+        ids: IdSource,
+        version: &str,
+        now: Timestamp,
+    ) -> (Engine, Batch) {
+        Engine::boot_with_suspects(loaded, Vec::new(), host, ids, version, now)
     }
 
-    /// As [`Engine::boot`], and sets work aside that killed earlier daemons.
-    pub fn boot_without(
-        loaded: Loaded,
+    /// As [`Engine::boot`], and quarantines work that killed earlier daemons.
+    pub fn boot_with_suspects(
+        loaded: StoredState,
         suspects: Vec<Suspect>,
         host: Host,
         ids: IdSource,
         version: &str,
         now: Timestamp,
     ) -> (Engine, Batch) {
-        let mut engine = Engine::over(loaded, host, ids, now);
+        let mut engine = Engine::from_stored_state(loaded, host, ids, now);
         let body = EventBody::from(DaemonStarted { epoch: engine.epoch, version: version.to_owned() });
         engine.event(DAEMON_STREAM, body.clone());
         engine.started = Some(StartEvent { seq: engine.seq, body });
-        // Before anything is begun.
+        // Before any other decision.
         engine.quarantine(suspects);
-        engine.adopt_all(Pauses::Skip);
+        engine.adopt_all(RetryPauses::Skip);
         engine.park_quarantined();
         let batch = engine.step.take();
         (engine, batch)
     }
 
-    /// The memory of what was recorded, and of nothing else.
-    pub(crate) fn over(loaded: Loaded, host: Host, ids: IdSource, now: Timestamp) -> Engine {
+    /// The recorded state as memory, without a decision.
+    pub(crate) fn from_stored_state(
+        loaded: StoredState,
+        host: Host,
+        ids: IdSource,
+        now: Timestamp,
+    ) -> Engine {
         let mut engine = Engine {
             step: Step::at(now),
             epoch: loaded.epoch,
@@ -62,7 +73,7 @@ impl Engine {
             turns: HashMap::new(),
             working: 0,
             execs: HashMap::new(),
-            jobs: jobs::Jobs::default(),
+            jobs: jobs::LiveJobs::default(),
             requests: Requests::default(),
             idle_sessions: VecDeque::new(),
             last_uid: loaded.last_uid,

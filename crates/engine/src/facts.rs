@@ -1,7 +1,7 @@
-//! What an engine holds, as values that can be counted and compared.
+//! The engine's memory, as values that can be counted and compared.
 //!
-//! Owns: nothing. A reader's view, so that tests can prove that the engine's memory is bounded, agrees with
-//! itself, and is what a restart would find.
+//! Owns: nothing. A view for tests, to prove that the engine's memory is bounded, consistent, and equal to what a
+//! restart loads.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use lodge_core::agent::AgentState;
 use lodge_core::epoch::Epoch;
 use lodge_core::job::JobRow;
 use lodge_core::quarantine::QuarantineRow;
-use lodge_core::record::{AgentFact, AgentRow, ImageHeld, ImageRefRow, LineageRow, SessionFact, TurnRow};
+use lodge_core::record::{AgentFact, AgentRow, ImageFact, ImageRefRow, LineageRow, SessionFact, TurnRow};
 use lodge_core::token::TokenRow;
 use lodge_core::turn::StepState;
 use lodge_core::{AgentId, ExecId, JobId, SessionId, TokenId, TurnId, WorkId};
@@ -19,7 +19,7 @@ use crate::sessions::Session;
 use crate::turns::compact::SUMMARY_STEP;
 use crate::turns::{Phase, Turn};
 
-/// How much an engine holds of everything that may grow.
+/// The size of everything in memory that may grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
     pub agents: usize,
@@ -32,12 +32,12 @@ pub struct Sizes {
     pub streams: usize,
     /// Requests that wait for agents at rest.
     pub lookups: usize,
-    /// Agents that work, of so many that may.
+    /// Agents that have a slot.
     pub working: usize,
     pub max_concurrent: usize,
 }
 
-/// How many jobs an engine holds: pending, running, ended.
+/// How many jobs are in memory: pending, running, ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JobSizes {
     pub held: usize,
@@ -47,37 +47,37 @@ pub struct JobSizes {
     pub max: usize,
     /// Ended, and not in the archive.
     pub unarchived: usize,
-    /// Ended, and their sessions have not heard of it.
+    /// Ended jobs that are not reported to their sessions.
     pub untold: usize,
 }
 
-/// Everything that a restart has to find again, normalised: what a crash forgets on purpose is left out.
+/// Everything that a restart must load again, normalised. State that a crash may lose is left out.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Facts {
     pub seq: u64,
     /// Of the daemon, and of `agents`.
     pub streams: BTreeMap<String, u64>,
-    /// Those that are not at rest.
+    /// Agents that are not at rest.
     pub agents: BTreeMap<AgentId, AgentFacts>,
-    /// Of all agents.
+    /// The names of all agents.
     pub names: BTreeSet<String>,
-    /// How many of all agents have each image.
+    /// How many agents have each image.
     pub image_users: BTreeMap<String, u64>,
-    /// Those with a live turn.
+    /// Sessions with a live turn.
     pub sessions: BTreeMap<SessionId, SessionFacts>,
     pub turns: BTreeMap<TurnId, TurnFacts>,
-    /// Turns that have nothing to do until a job ends.
+    /// Turns that wait only for jobs.
     pub asleep: BTreeSet<TurnId>,
     /// Tool calls without an outcome, with the turn that waits for them.
     pub execs: BTreeMap<ExecId, TurnId>,
-    /// Those that are open, not archived or not told of.
+    /// Jobs that are open, not archived or not reported.
     pub jobs: BTreeMap<JobId, JobRow>,
     pub last_uid: Option<u32>,
-    /// Those that nobody revoked and whose time may not be over.
+    /// Tokens that are not revoked and may not have expired.
     pub tokens: BTreeMap<TokenId, TokenRow>,
     pub image_refs: BTreeMap<String, ImageRefRow>,
-    pub images: BTreeMap<String, ImageHeld>,
-    /// Work that is set aside.
+    pub images: BTreeMap<String, ImageFact>,
+    /// Work in quarantine.
     pub quarantine: BTreeMap<WorkId, QuarantineRow>,
 }
 
@@ -104,11 +104,11 @@ pub struct TurnFacts {
     pub row: TurnRow,
     /// The newest model step whose answer is known; 0 before the first.
     pub answered: u32,
-    /// The model step that was asked for and has no answer, and its attempt.
+    /// The model step that is requested and has no answer, and its attempt.
     pub asked: Option<(u32, u32)>,
-    /// Calls of the newest answer that have no result, and the exec of those that were started.
+    /// Calls of the newest answer without a result, and the exec of those that were started.
     pub open: Vec<(String, Option<ExecId>)>,
-    /// Answers that did not fit the schema.
+    /// Answers that did not match the schema.
     pub misfits: usize,
 }
 
@@ -136,7 +136,7 @@ impl Engine {
             running: self.jobs.running(),
             max: self.host.settings.max_jobs,
             unarchived: self.jobs.unarchived(),
-            untold: self.jobs.untold(),
+            untold: self.jobs.unreported(),
         }
     }
 
@@ -145,7 +145,7 @@ impl Engine {
         self.agents.values().map(|agent| agent.stopping.len()).sum()
     }
 
-    /// Agents that somebody stopped, and nobody started since.
+    /// Agents that are stopped.
     pub fn stopped_agents(&self) -> BTreeSet<AgentId> {
         let stopped = self.agents.values().filter(|agent| agent.row.state == AgentState::Stopped);
         stopped.map(|agent| agent.row.id.clone()).collect()
@@ -175,7 +175,7 @@ impl Engine {
             };
             (id.clone(), facts)
         });
-        let asleep = self.turns.values().filter(|turn| self.is_asleep(turn));
+        let asleep = self.turns.values().filter(|turn| self.waits_only_for_jobs(turn));
         Facts {
             seq: self.seq,
             streams: streams.map(|(stream, newest)| (stream.clone(), newest.head)).collect(),
@@ -231,7 +231,7 @@ impl Engine {
         facts.collect()
     }
 
-    /// Sessions in memory that nothing would ever let go.
+    /// Sessions in memory that would never be released.
     pub fn stray_sessions(&self) -> Vec<SessionId> {
         let idle: BTreeSet<&SessionId> = self.idle_sessions.iter().collect();
         let stray = |session: &(&SessionId, &Session)| session.1.live.is_empty() && !idle.contains(session.0);

@@ -1,27 +1,27 @@
-//! What goes into the engine and what comes out of it. Each aggregate defines its own part.
+//! Inputs and outputs of the engine. Each aggregate defines its own part.
 
 use lodge_core::quarantine::Work;
 use lodge_core::token::TokenRow;
 use lodge_core::{AgentId, JobId, SandboxId, WorkId};
 
-use crate::agents::messages::{AgentCommand, AgentSeen, Timer};
-use crate::images::messages::{ImageCommand, PullEffect, PullSeen};
-use crate::jobs::{JobCommand, JobEffect, JobSeen};
+use crate::agents::messages::{AgentCommand, AgentObservation, Timer};
+use crate::images::messages::{ImageCommand, PullEffect, PullObservation};
+use crate::jobs::{JobCommand, JobEffect, JobObservation};
 use crate::quarantine::Release;
-use crate::sandboxes::messages::{SandboxEffect, SandboxSeen};
+use crate::sandboxes::messages::{SandboxEffect, SandboxObservation};
 use crate::sessions::messages::SessionChange;
 use crate::tokens::messages::TokenCommand;
-use crate::turns::messages::{ModelEffect, TurnCommand, TurnSeen};
-use crate::{Rendered, Settings};
+use crate::turns::messages::{ModelEffect, TurnCommand, TurnObservation};
+use crate::{RenderedAnswer, Settings};
 
-/// Names a caller that waits for an answer.
+/// Identifies a caller that waits for an answer.
 pub type Ticket = u64;
 
-/// One thing that arrived.
+/// One input.
 #[derive(Debug)]
 pub enum Input {
     Api { ticket: Ticket, request: Option<RequestKey>, command: Command },
-    Seen(Seen),
+    Seen(Observation),
 }
 
 /// A client-chosen id under which a change happens once.
@@ -32,7 +32,7 @@ pub struct RequestKey {
     pub digest: [u8; 32],
 }
 
-/// What a client asks for.
+/// A client's request.
 #[derive(Debug)]
 pub enum Command {
     Agent(AgentCommand),
@@ -41,43 +41,42 @@ pub enum Command {
     Token(TokenCommand),
     Job(JobCommand),
     Image(ImageCommand),
-    /// Work that is set aside is computed again, or given up.
+    /// Quarantined work is computed again, or dropped.
     ReleaseWork {
         id: WorkId,
         how: Release,
     },
-    /// A request that was decided before, with its recorded answer: its caller hears that now, or when what was decided
-    /// has come about.
+    /// A repeated request with its recorded answer. The caller is answered now, or when the decision has taken effect.
     Again {
         /// The agent that the answer is about.
         agent: Option<AgentId>,
-        answer: Rendered,
+        answer: RenderedAnswer,
     },
-    /// The settings were reloaded, and these keys differ. They count once this is recorded.
+    /// The settings were reloaded, and these keys differ. They apply once this is recorded.
     Reloaded {
         keys: Vec<String>,
-        answer: Rendered,
+        answer: RenderedAnswer,
     },
-    /// Keeps the answer to a change that was made elsewhere with the id of its request.
+    /// Records the answer to a change that another component made, with the id of its request.
     Keep {
-        answer: Rendered,
+        answer: RenderedAnswer,
     },
 }
 
-/// What was observed.
+/// Observations from outside the engine.
 #[derive(Debug)]
-pub enum Seen {
-    Agent(AgentSeen),
-    Sandbox(SandboxSeen),
-    Turn(TurnSeen),
-    Pull(PullSeen),
-    Job(JobSeen),
+pub enum Observation {
+    Agent(AgentObservation),
+    Sandbox(SandboxObservation),
+    Turn(TurnObservation),
+    Pull(PullObservation),
+    Job(JobObservation),
     /// The settings of the daemon from now on.
     Configured(Settings),
-    /// Somebody added or changed a provider.
+    /// A provider was added or changed.
     ProvidersChanged,
-    /// So many requests of this daemon's are on disk, and the events up to `seq`. `rest`: for a while, and nothing came
-    /// since.
+    /// This many requests of this daemon are on disk, and the events up to `seq`. `rest`: nothing has arrived for a
+    /// while.
     Settled {
         requests: u64,
         seq: u64,
@@ -85,7 +84,7 @@ pub enum Seen {
     },
 }
 
-/// Something to do in the world.
+/// Work outside the engine.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect {
     Sandbox {
@@ -98,29 +97,29 @@ pub enum Effect {
     Timer(Timer),
     Pull(PullEffect),
     Job(JobEffect),
-    /// Read what the store has of an agent that is not in memory, and say so.
+    /// Read an agent that is not in memory from the store, and report it.
     LookUp {
         agent: AgentId,
         ask: u64,
     },
-    /// The output of these jobs is not to be kept any longer: remove it from the archive.
+    /// Remove the output of these jobs from the archive.
     RemoveOutput {
         jobs: Vec<JobId>,
     },
-    /// Let a token open the doors, or close them where it did.
+    /// Accept a token, or revoke it and close its connections.
     Token(Box<TokenRow>),
-    /// Work is set aside from now on, or not any more: deaths before that are not counted again.
+    /// Work is quarantined from now on, or released. Earlier deaths no longer count.
     Quarantine {
         work: Work,
         is_aside: bool,
     },
 }
 
-/// Whether what failed is tried again without anybody asking.
+/// Whether a failed operation is retried automatically.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Again {
-    /// What was in the way may be gone by then.
+pub enum AutoRetry {
+    /// The cause may be gone by then.
     Later,
-    /// It would always fail in the same way.
+    /// It would fail in the same way.
     Never,
 }

@@ -1,7 +1,7 @@
-//! The engine: one synchronous step from inputs to what is recorded and what is done about it.
+//! The engine: one synchronous step from inputs to records and effects.
 //!
-//! Owns: the memory of everything live, and the order of events. Never: I/O, clocks, tasks; tokio is its shell.
-//! Decides ahead of the disk; whatever leaves the daemon waits for the commit of its batch.
+//! Owns: the memory of all live state, and the order of events. Never: I/O, clocks, tasks. It decides ahead of the
+//! disk; everything that leaves the daemon waits for the commit of its batch.
 
 mod agents;
 mod answer;
@@ -28,17 +28,17 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use lodge_core::event::{DaemonReloaded, EventBody};
 use lodge_core::lineage::Policy;
 use lodge_core::quarantine::QuarantineRow;
-use lodge_core::record::{EventRow, ImageHeld, ImageRefRow, ImageWrite, Write};
+use lodge_core::record::{EventRow, ImageFact, ImageRefRow, ImageWrite, Write};
 use lodge_core::retry::Backoff;
 use lodge_core::token::TokenRow;
 use lodge_core::{AgentId, ExecId, IdSource, SessionId, Timestamp, TokenId, TurnId, WorkId};
 
-pub use agents::InForce;
+pub use agents::UpdateTiming;
 pub use agents::messages::*;
 use agents::{Agent, Lookups};
 pub use answer::*;
 use batch::Step;
-pub use batch::{Batch, Out};
+pub use batch::{Batch, BatchOutput};
 pub use facts::*;
 pub use images::messages::*;
 pub use images::refusal::quoted;
@@ -57,34 +57,34 @@ use turns::Turn;
 pub use turns::messages::*;
 pub use turns::models::pieces;
 
-/// What the engine must be told about the host it runs on.
+/// What the engine needs to know about its host.
 #[derive(Debug, Clone)]
 pub struct Host {
-    /// Names the boot in which intents are written.
+    /// The boot in which intents are written.
     pub boot: String,
-    /// Whether every sandbox gets a user of its own.
+    /// Whether every sandbox gets its own user.
     pub own_uids: bool,
     pub settings: Settings,
-    pub render: Render,
+    pub render: AnswerRenderer,
 }
 
 /// Settings of the operator. They may change while the daemon runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// What happens to the work of a process that died, where its agent does not say.
+    /// The default revival policy.
     pub policy: Policy,
     pub backoff: Backoff,
-    /// Agents that work at the same time.
+    /// Agents that may work at the same time.
     pub max_concurrent: usize,
-    /// Jobs that run at the same time.
+    /// Jobs that may run at the same time.
     pub max_jobs: usize,
-    /// Most bytes that are kept of each stream of a job that does not say.
+    /// The default number of bytes that are kept of each stream of a job.
     pub job_output: u64,
 }
 
 #[derive(Debug)]
 pub struct Engine {
-    /// The step under way.
+    /// The current step.
     step: Step,
     epoch: u64,
     started: Option<StartEvent>,
@@ -93,36 +93,36 @@ pub struct Engine {
     seq: u64,
     /// Of the daemon and of the agents in memory.
     streams: BTreeMap<String, StreamHead>,
-    /// Those at rest come and go, see `agents::rest`.
+    /// Agents at rest come and go, see `agents::rest`.
     agents: BTreeMap<AgentId, Agent>,
-    /// Of all agents, in memory or not.
+    /// The names of all agents, in memory or not.
     names: HashSet<Box<str>>,
     /// How many agents that are not in memory have each image.
     resting_images: BTreeMap<String, u64>,
     lookups: Lookups,
     sessions: HashMap<SessionId, Session>,
     turns: HashMap<TurnId, Turn>,
-    /// Agents with a turn that runs.
+    /// Agents with a running turn.
     working: usize,
     execs: HashMap<ExecId, TurnId>,
-    jobs: jobs::Jobs,
+    jobs: jobs::LiveJobs,
     requests: Requests,
     /// Sessions without a live turn, the longest idle first.
     idle_sessions: VecDeque<SessionId>,
     last_uid: Option<u32>,
-    /// Those that nobody revoked.
+    /// Tokens that are not revoked.
     tokens: BTreeMap<TokenId, TokenRow>,
     image_refs: BTreeMap<String, ImageRefRow>,
-    images: BTreeMap<String, ImageHeld>,
+    images: BTreeMap<String, ImageFact>,
     /// Pulls and lookups that were ordered since the daemon started.
     asks: u64,
-    /// Work that is set aside.
+    /// Work in quarantine.
     quarantine: BTreeMap<WorkId, QuarantineRow>,
-    /// The newest event when it was set aside by this daemon: a store that does not have it lost the decision.
+    /// The newest event when this daemon quarantined it: a store without that event lost the decision.
     quarantine_seqs: BTreeMap<WorkId, u64>,
 }
 
-/// How far the events of one stream go.
+/// The end of one stream of events.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct StreamHead {
     /// The newest number within the stream.
@@ -131,14 +131,14 @@ pub(crate) struct StreamHead {
     seq: u64,
 }
 
-/// The event that says that this daemon started.
+/// The event about the start of this daemon.
 #[derive(Debug)]
 struct StartEvent {
     seq: u64,
     body: EventBody,
 }
 
-/// Who waits for the answer to a command.
+/// The caller that waits for the answer to a command.
 #[derive(Debug)]
 pub(crate) struct Caller {
     ticket: Ticket,
@@ -146,12 +146,12 @@ pub(crate) struct Caller {
 }
 
 impl Engine {
-    /// The whole of deciding: inputs in, one batch out.
+    /// Decides: inputs in, one batch out.
     pub fn step(&mut self, inputs: impl IntoIterator<Item = Input>, now: Timestamp) -> Batch {
         self.step.now = now;
         for input in inputs {
-            // Text comes often, and changes nobody's slot.
-            let is_text = matches!(input, Input::Seen(Seen::Turn(TurnSeen::ModelText { .. })));
+            // Text arrives often and changes no slot.
+            let is_text = matches!(input, Input::Seen(Observation::Turn(TurnObservation::ModelText { .. })));
             match input {
                 Input::Api { ticket, request, command } => {
                     self.command(Caller { ticket, request }, command);
@@ -170,15 +170,15 @@ impl Engine {
 
     fn command(&mut self, caller: Caller, command: Command) {
         match self.absent_agent(&command) {
-            Some(agent) => self.look_up(caller, command, agent),
+            Some(agent) => self.order_lookup(caller, command, agent),
             None => self.decide(caller, command),
         }
     }
 
-    /// Decides about a command whose agent is in memory, or is nowhere.
+    /// Decides a command whose agent is in memory, or does not exist.
     fn decide(&mut self, caller: Caller, command: Command) {
-        // Somebody waits for the answer, whatever it is.
-        self.step.hurry();
+        // A caller waits for every answer.
+        self.step.mark_urgent();
         if let Some(key) = &caller.request
             && let Some(known) = self.requests.known(key)
         {
@@ -221,24 +221,24 @@ impl Engine {
         }
     }
 
-    fn observe(&mut self, seen: Seen) {
+    fn observe(&mut self, seen: Observation) {
         match seen {
-            Seen::Agent(seen) => self.agent_seen(seen),
-            Seen::Sandbox(seen) => self.sandbox_seen(seen),
-            Seen::Turn(seen) => self.turn_seen(seen),
-            Seen::Pull(seen) => self.pull_seen(seen),
-            Seen::Job(seen) => self.job_seen(seen),
-            Seen::Configured(settings) => self.configured(settings),
-            Seen::ProvidersChanged => self.providers_changed(),
-            Seen::Settled { requests, seq, rest } => {
+            Observation::Agent(seen) => self.observe_agent(seen),
+            Observation::Sandbox(seen) => self.observe_sandbox(seen),
+            Observation::Turn(seen) => self.observe_turn(seen),
+            Observation::Pull(seen) => self.observe_pull(seen),
+            Observation::Job(seen) => self.observe_job(seen),
+            Observation::Configured(settings) => self.configured(settings),
+            Observation::ProvidersChanged => self.providers_changed(),
+            Observation::Settled { requests, seq, rest } => {
                 self.settled(requests, rest);
-                self.let_agents_go(seq);
+                self.release_resting_agents(seq);
             }
         }
     }
 
-    /// Appends an event, numbered globally and within its stream. The stream of an agent that was removed is over: what
-    /// comes after that stands in the daemon's.
+    /// Appends an event, numbered globally and within its stream. A removed agent's stream has ended: later events go
+    /// into the daemon's stream.
     fn event(&mut self, stream: &str, body: impl Into<EventBody>) {
         self.seq += 1;
         let stream = if self.streams.contains_key(stream) { stream } else { DAEMON_STREAM };
@@ -250,7 +250,7 @@ impl Engine {
         let (seq, stream_seq) = (self.seq, newest.head);
         let row =
             EventRow { seq, stream: stream.to_owned(), stream_seq, at: self.step.now, body: body.into() };
-        self.step.ride(row);
+        self.step.write_with_next_commit(row);
     }
 }
 

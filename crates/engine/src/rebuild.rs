@@ -1,13 +1,14 @@
-//! Going on after decisions that could not be recorded: memory becomes what the store has, by the path of a start.
+//! Continues after decisions that could not be recorded: memory is rebuilt from the store, in the same way as at
+//! startup.
 
 use std::collections::HashSet;
 
 use lodge_core::agent::AgentState;
 use lodge_core::quarantine::QuarantineRow;
-use lodge_core::record::{Loaded, Remembered};
+use lodge_core::record::{ResidentIds, StoredState};
 use lodge_core::{AgentId, SessionId, Timestamp};
 
-use crate::agents::{Pauses, Waiting};
+use crate::agents::{EndWaiter, RetryPauses};
 use crate::batch::Step;
 use crate::{Batch, DAEMON_STREAM, Effect, Engine, PullEffect, Refusal, StartEvent};
 
@@ -15,22 +16,22 @@ use crate::{Batch, DAEMON_STREAM, Effect, Engine, PullEffect, Refusal, StartEven
 pub type RequestName = (String, String);
 
 impl Engine {
-    /// The agents and sessions in memory. An engine that takes over should know as many: somebody may wait for the end of
-    /// an agent, and a request may be under way that was read when the store knew less of a session.
-    pub fn remembered(&self) -> Remembered {
+    /// The agents and sessions in memory. A rebuilt engine needs the same ones: a caller may wait for the end of an
+    /// agent, and a request in flight may rely on an older state of a session.
+    pub fn resident_ids(&self) -> ResidentIds {
         let mut sessions: Vec<SessionId> = self.sessions.keys().cloned().collect();
         sessions.sort();
-        Remembered { agents: self.agents.keys().cloned().collect(), sessions }
+        ResidentIds { agents: self.agents.keys().cloned().collect(), sessions }
     }
 
-    /// Takes over what is recorded, in place of what this engine decided ahead of it. The first batch adopts what may
-    /// live, as after a start: whatever is open is handed out again.
+    /// Replaces the memory with the recorded state. The first batch adopts sandboxes as after a start, and hands out
+    /// open work again.
     ///
-    /// `unrecorded` are the requests whose answers were never recorded; they are forgotten, and may be asked again.
-    /// Callers who wait for an end that is recorded go on waiting; the others are refused.
+    /// `unrecorded` are the requests whose answers were never recorded. They are forgotten and may be repeated. Callers
+    /// that wait for a recorded end continue to wait; the others are refused.
     pub fn rebuild(
         self,
-        loaded: Loaded,
+        loaded: StoredState,
         unrecorded: &HashSet<RequestName>,
         now: Timestamp,
     ) -> (Engine, Batch) {
@@ -50,27 +51,27 @@ impl Engine {
         } = self;
         requests.forget_unrecorded(unrecorded);
         let idle: Vec<SessionId> = loaded.sessions.iter().map(|fact| fact.row.id.clone()).collect();
-        let mut engine = Engine::over(loaded, host, ids, now);
+        let mut engine = Engine::from_stored_state(loaded, host, ids, now);
         engine.requests = requests;
-        // The answer to an earlier order may be under way.
+        // An answer to an earlier order may still arrive.
         engine.asks = asks;
         for caller in lookups.into_callers() {
             engine.step.refuse(caller.ticket, Refusal::NotRecorded);
         }
         idle.iter().for_each(|session| engine.rest_session(session));
-        // What was deleted for good is still known as such: a request may be under way that read of it before.
+        // Deleted sessions stay known: a request in flight may have read them before.
         for (id, session) in sessions.into_iter().filter(|(_, session)| session.gone) {
             engine.sessions.entry(id.clone()).or_insert(session);
             engine.rest_session(&id);
         }
-        // The answer to a call whose intent was lost may be under way, and is the answer to no other.
+        // The answer to a call whose intent was lost may still arrive. It must not count as the answer to another call.
         for (id, before) in turns {
             if let Some(turn) = engine.turns.get_mut(&id) {
                 turn.spent = before.newest_call();
             }
         }
         engine.started = started;
-        engine.say_started();
+        engine.record_daemon_start();
         for (id, agent) in agents {
             engine.keep_waiting(&id, agent.stopping);
         }
@@ -79,9 +80,9 @@ impl Engine {
         let is_lost = |row: &QuarantineRow| quarantine_seqs.get(&row.id).is_some_and(|seq| *seq > engine.seq);
         let lost: Vec<QuarantineRow> = quarantine.into_values().filter(|row| is_lost(row)).collect();
         engine.quarantine_again(lost);
-        engine.adopt_all(Pauses::Keep);
+        engine.adopt_all(RetryPauses::Keep);
         engine.park_quarantined();
-        // What was pulled for one of them may be here by now, and nobody waits for that pull any more.
+        // A pull for one of these agents may have finished, and no agent waits for it.
         let waits = |id: &AgentId| engine.agents.get(id).is_some_and(|agent| agent.pull.is_some());
         let dropped: Vec<AgentId> = pulling.into_iter().filter(|id| !waits(id)).collect();
         for agent in dropped {
@@ -91,8 +92,8 @@ impl Engine {
         (engine, batch)
     }
 
-    /// Says once more that the daemon started, if there was no room for that.
-    fn say_started(&mut self) {
+    /// Records the start of the daemon again, if the disk was full before.
+    fn record_daemon_start(&mut self) {
         let lost = self.started.take_if(|started| started.seq > self.seq);
         if let Some(StartEvent { body, .. }) = lost {
             self.event(DAEMON_STREAM, body.clone());
@@ -100,8 +101,8 @@ impl Engine {
         }
     }
 
-    fn keep_waiting(&mut self, id: &AgentId, waiting: Vec<Waiting>) {
-        // One whose decision is not recorded would be told of something that did not happen.
+    fn keep_waiting(&mut self, id: &AgentId, waiting: Vec<EndWaiter>) {
+        // A caller whose decision is not recorded must not be answered as if it were.
         let (recorded, lost): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|one| one.seq <= self.seq);
         refuse(&mut self.step, lost);
         let ending = self.agents.get_mut(id).filter(|agent| match agent.row.state {
@@ -121,7 +122,7 @@ impl Engine {
     }
 }
 
-fn refuse(step: &mut Step, waiting: Vec<Waiting>) {
+fn refuse(step: &mut Step, waiting: Vec<EndWaiter>) {
     for one in waiting {
         step.refuse(one.caller.ticket, Refusal::NotRecorded);
     }
@@ -138,16 +139,17 @@ mod tests {
 
     use super::*;
     use crate::{
-        AgentCommand, Command, Effect, Host, Input, NameChoice, NewAgent, NewImage, NewTurn, Out, Rendered,
-        RequestKey, RunningJobs, SandboxEffect, SandboxSeen, SessionChoice, Settings, TurnCommand, Up,
+        AgentCommand, BatchOutput, Command, Effect, Host, Input, NameChoice, NewAgent, NewImage, NewTurn,
+        RenderedAnswer, RequestKey, RunningJobs, SandboxEffect, SandboxObservation, SessionChoice, Settings,
+        StartMode, TurnCommand,
     };
 
     const NOW: Timestamp = Timestamp::from_ms(1_000);
 
-    /// An engine, and a store of what was recorded of it.
+    /// An engine, and a store with its recorded state.
     struct RebuildWorld {
         engine: Engine,
-        loaded: Loaded,
+        loaded: StoredState,
     }
 
     impl RebuildWorld {
@@ -162,8 +164,8 @@ mod tests {
             };
             let host =
                 Host { boot: "boot-1".into(), own_uids: false, settings, render: crate::tests::rendered };
-            let (engine, _) = Engine::boot(Loaded::default(), host, IdSource::new(1), "0", NOW);
-            RebuildWorld { engine, loaded: Loaded::default() }
+            let (engine, _) = Engine::boot(StoredState::default(), host, IdSource::new(1), "0", NOW);
+            RebuildWorld { engine, loaded: StoredState::default() }
         }
 
         fn ask(&mut self, ticket: u64, request: &str, command: Command) -> Batch {
@@ -190,7 +192,7 @@ mod tests {
             made.unwrap()
         }
 
-        /// What the engine holds of agents is on disk from here on.
+        /// The engine's memory of agents is on disk from here on.
         fn record(&mut self) {
             self.loaded.agents = self.engine.agents.values().map(|agent| agent.row.clone()).collect();
             let heads = self.engine.streams.iter().map(|(stream, newest)| (stream.clone(), newest.head));
@@ -206,7 +208,7 @@ mod tests {
 
     fn refused(batch: &Batch) -> Vec<u64> {
         let refused = batch.after.iter().filter_map(|out| match out {
-            Out::Reply { ticket, reply: Err(Refusal::NotRecorded) } => Some(*ticket),
+            BatchOutput::Reply { ticket, reply: Err(Refusal::NotRecorded) } => Some(*ticket),
             _ => None,
         });
         refused.collect()
@@ -216,7 +218,7 @@ mod tests {
         batch
             .after
             .iter()
-            .filter_map(|out| if let Out::Act(effect) = out { Some(effect) } else { None })
+            .filter_map(|out| if let BatchOutput::Act(effect) = out { Some(effect) } else { None })
             .collect()
     }
 
@@ -232,9 +234,9 @@ mod tests {
         assert!(batch.writes.is_empty(), "nothing is said that did not happen: {:?}", batch.writes);
         assert!(matches!(
             acts(&batch)[..],
-            [Effect::Sandbox { what: SandboxEffect::Up { how: Up::Adopt, .. }, .. }]
+            [Effect::Sandbox { what: SandboxEffect::Up { how: StartMode::Adopt, .. }, .. }]
         ));
-        let again = world.ask(3, "recorded", Command::Keep { answer: Rendered("null".into()) });
+        let again = world.ask(3, "recorded", Command::Keep { answer: RenderedAnswer("null".into()) });
         assert!(again.writes.is_empty(), "it is answered from memory");
         assert_ne!(world.create("lost"), lost, "no id is given twice");
     }
@@ -255,10 +257,11 @@ mod tests {
         assert!(
             acts(&batch).iter().any(|effect| matches!(effect, Effect::Sandbox { agent, what: SandboxEffect::Down { .. }, .. } if *agent == ended))
         );
-        let down = world
-            .engine
-            .step([Input::Seen(crate::Seen::Sandbox(SandboxSeen::Down { agent: ended, run: 1 }))], NOW);
-        assert!(down.after.iter().any(|out| matches!(out, Out::Reply { ticket: 7, reply: Ok(_) })));
+        let down = world.engine.step(
+            [Input::Seen(crate::Observation::Sandbox(SandboxObservation::Down { agent: ended, run: 1 }))],
+            NOW,
+        );
+        assert!(down.after.iter().any(|out| matches!(out, BatchOutput::Reply { ticket: 7, reply: Ok(_) })));
     }
 
     #[test]
@@ -280,7 +283,7 @@ mod tests {
         };
         let first = send(&mut world, "b");
         world.ask(2, "c", Command::Turn(TurnCommand::Interrupt { id: first.id }));
-        assert_eq!(world.engine.remembered().sessions, std::slice::from_ref(&id));
+        assert_eq!(world.engine.resident_ids().sessions, std::slice::from_ref(&id));
         let session = &world.engine.sessions[&id];
         let (row, turns, messages) = (session.row.clone(), session.turns, session.messages);
         let (cuts, tip, epoch) = (session.cuts, session.tip.clone(), session.epoch.clone());
@@ -292,13 +295,13 @@ mod tests {
     }
 
     #[test]
-    fn a_start_for_which_there_was_no_room_is_told_once_there_is() {
+    fn a_start_for_which_there_was_no_room_is_reported_once_there_is() {
         let started =
             |batch: &Batch| batch.events().filter(|row| row.body.kind() == EventKind::DaemonStarted).count();
         let RebuildWorld { engine, loaded } = RebuildWorld::new();
         let (engine, batch) = engine.rebuild(loaded, &HashSet::new(), NOW);
         assert_eq!(started(&batch), 1);
-        let recorded = Loaded { seq: 1, ..Loaded::default() };
+        let recorded = StoredState { seq: 1, ..StoredState::default() };
         let (_, batch) = engine.rebuild(recorded, &HashSet::new(), NOW);
         assert_eq!(started(&batch), 0);
     }

@@ -72,12 +72,12 @@ impl Refusal {
             Refusal::RequestReused { .. } => Some("choose a new request_id for a new request".to_owned()),
             Refusal::Busy | Refusal::Unread => Some("send it again in a moment".to_owned()),
             Refusal::NotRecorded => Some(
-                "make room on the state directory's file system; the daemon goes on by itself, then ask again".to_owned(),
+                "free space on the state directory's file system; the daemon then continues automatically; try again".to_owned(),
             ),
         }
     }
 
-    /// Why, where something else is to blame.
+    /// The underlying cause, if another component is to blame.
     pub fn cause(&self) -> Option<&str> {
         match self {
             Refusal::Agent(refusal) => refusal.cause(),

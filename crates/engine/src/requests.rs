@@ -1,4 +1,4 @@
-//! Requests that were decided since the daemon started, so that one that is sent again is decided once.
+//! Requests since the daemon started, so that a repeated request is decided once.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -7,7 +7,9 @@ use lodge_core::AgentId;
 use lodge_core::limits::RECENT_REQUESTS_MAX;
 use lodge_core::record::{RequestRow, Write};
 
-use crate::{AgentCommand, Answer, Caller, Command, Engine, Refusal, Rendered, RequestKey, RequestName};
+use crate::{
+    AgentCommand, Answer, Caller, Command, Engine, Refusal, RenderedAnswer, RequestKey, RequestName,
+};
 
 /// Answers that may not be readable in the store yet, and some more.
 #[derive(Debug, Default)]
@@ -24,12 +26,12 @@ pub(crate) struct Requests {
 struct RecentRequest {
     digest: [u8; 32],
     /// As text: thousands are kept, and a parsed answer is many times as large.
-    answer: Rendered,
+    answer: RenderedAnswer,
 }
 
 impl Requests {
     /// The answer to a request that was decided before, or the refusal of one with other parameters.
-    pub(crate) fn known(&self, key: &RequestKey) -> Option<Result<Rendered, Refusal>> {
+    pub(crate) fn known(&self, key: &RequestKey) -> Option<Result<RenderedAnswer, Refusal>> {
         let known = self.recent.get(&(key.caller.clone(), key.request_id.clone()))?;
         if known.digest != key.digest {
             return Some(Err(Refusal::RequestReused { request_id: key.request_id.clone() }));
@@ -37,7 +39,7 @@ impl Requests {
         Some(Ok(known.answer.clone()))
     }
 
-    fn remember(&mut self, key: RequestKey, answer: Rendered) {
+    fn remember(&mut self, key: RequestKey, answer: RenderedAnswer) {
         let name = Arc::new((key.caller, key.request_id));
         if self.recent.insert(name.clone(), RecentRequest { digest: key.digest, answer }).is_none() {
             self.order.push_back((self.recorded, name));
@@ -45,7 +47,7 @@ impl Requests {
         self.forget(RECENT_REQUESTS_MAX);
     }
 
-    /// Forgets the oldest answers until so many are left. What may not be on disk is kept, however many they are.
+    /// Forgets the oldest answers until `keep` are left. Answers that may not be on disk are kept.
     fn forget(&mut self, keep: usize) {
         while self.order.len() > keep
             && let Some((_, name)) = self.order.pop_front_if(|(number, _)| *number <= self.settled)
@@ -64,7 +66,7 @@ impl Requests {
         self.recent.len().max(self.order.len())
     }
 
-    /// So many requests are on disk; at rest they have been for a while, and their answers need not be here too.
+    /// This many requests are on disk. At rest, their answers leave memory.
     pub(crate) fn settle(&mut self, requests: u64, rest: bool) {
         self.settled = requests;
         if rest {
@@ -76,8 +78,8 @@ impl Requests {
 }
 
 impl Engine {
-    /// Answers a request that was decided since the daemon started as it was answered then.
-    pub(crate) fn resend(&mut self, caller: Caller, command: &Command, answer: Rendered) {
+    /// Answers a repeated request with its first answer.
+    pub(crate) fn resend(&mut self, caller: Caller, command: &Command, answer: RenderedAnswer) {
         match ends_agent(command) {
             Some(agent) => self.answer_again(caller, agent, answer),
             None => self.step.answer(caller.ticket, Answer::Rendered(answer)),
@@ -86,14 +88,14 @@ impl Engine {
 
     /// Answers a caller once the step is on disk, and keeps the answer with its `request_id`.
     pub(crate) fn reply(&mut self, caller: Caller, answer: Answer) {
-        self.step.hurry();
+        self.step.mark_urgent();
         if let Some(key) = caller.request {
             self.record_answer(key, &answer);
         }
         self.step.answer(caller.ticket, answer);
     }
 
-    /// Records what a request is answered, now or later, and counts it as the writer does.
+    /// Records the answer to a request, now or later, and counts it as the writer does.
     pub(crate) fn record_answer(&mut self, key: RequestKey, answer: &Answer) {
         let rendered = match answer {
             Answer::Rendered(rendered) => rendered.clone(),
@@ -111,7 +113,7 @@ impl Engine {
         self.requests.remember(key, rendered);
     }
 
-    /// The writer tells how many requests are on disk.
+    /// The writer reports how many requests are on disk.
     pub(crate) fn settled(&mut self, requests: u64, rest: bool) {
         self.requests.settle(requests, rest);
         if rest {
@@ -122,7 +124,7 @@ impl Engine {
     }
 }
 
-/// A request whose answer waits for the end of an agent, and which agent that is, if it says so.
+/// A request whose answer waits for the end of an agent, and that agent, if the command names it.
 fn ends_agent(command: &Command) -> Option<Option<&AgentId>> {
     match command {
         Command::Agent(

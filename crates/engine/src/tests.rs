@@ -20,15 +20,15 @@ use std::time::Duration;
 use lodge_core::agent::AgentState;
 use lodge_core::limits::RECENT_REQUESTS_MAX;
 use lodge_core::record::{
-    AgentFact, AgentSpec, CallRecord, FailureRecord, ImageRecord, ImageRow, LiveTurn, Loaded, SessionFact,
-    StepKind, StepRow, ToolRecord, TurnRow, TurnWrite, Usage, Write,
+    AgentFact, AgentSpec, CallRecord, FailureRecord, ImageRecord, ImageRow, LiveTurn, SessionFact, StepKind,
+    StepRow, StoredState, ToolRecord, TurnRow, TurnWrite, Usage, Write,
 };
 use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{AgentId, EventKind, ExecId, IdSource, Timestamp, TurnId};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{AgentCommand, AgentSeen, ModelEffect, SandboxEffect, TurnCommand, TurnSeen};
+use crate::{AgentCommand, AgentObservation, ModelEffect, SandboxEffect, TurnCommand, TurnObservation};
 
 const NOW: Timestamp = Timestamp::from_ms(1_000);
 
@@ -51,10 +51,10 @@ fn settings(max_concurrent: usize) -> Settings {
     Settings { policy: Policy::Revive, backoff, max_concurrent, max_jobs: 10, job_output: 1 << 20 }
 }
 
-pub(crate) fn rendered(answer: &Answer) -> Rendered {
+pub(crate) fn rendered(answer: &Answer) -> RenderedAnswer {
     match answer {
         Answer::Rendered(rendered) => rendered.clone(),
-        answer => Rendered(format!("{answer:?}").into()),
+        answer => RenderedAnswer(format!("{answer:?}").into()),
     }
 }
 
@@ -68,7 +68,7 @@ fn host() -> Host {
 
 impl EngineWorld {
     fn new() -> EngineWorld {
-        let (engine, batch) = Engine::boot(Loaded::default(), host(), IdSource::new(1), "0", NOW);
+        let (engine, batch) = Engine::boot(StoredState::default(), host(), IdSource::new(1), "0", NOW);
         let mut world = EngineWorld { engine, written: Vec::new(), stored: BTreeMap::new(), tickets: 0 };
         world.keep(&batch);
         world
@@ -77,7 +77,7 @@ impl EngineWorld {
     /// Everything is on disk, and agents at rest are let go.
     fn flush(&mut self) {
         self.stored.extend(self.engine.agent_facts());
-        self.see(Seen::Settled { requests: 0, seq: self.engine.seq, rest: true });
+        self.see(Observation::Settled { requests: 0, seq: self.engine.seq, rest: true });
     }
 
     /// Answers lookups from what was stored, and returns what is decided then.
@@ -89,7 +89,7 @@ impl EngineWorld {
             };
             let found = self.stored.get(&agent).cloned();
             let found = found.map_or(AgentLookup::NotThere, |fact| AgentLookup::Found(Box::new(fact)));
-            return self.see(Seen::Agent(AgentSeen::LookedUp { agent, ask, found }));
+            return self.see(Observation::Agent(AgentObservation::LookedUp { agent, ask, found }));
         }
         batch
     }
@@ -98,7 +98,7 @@ impl EngineWorld {
         self.written.extend(batch.writes.iter().cloned());
     }
 
-    fn see(&mut self, seen: Seen) -> Batch {
+    fn see(&mut self, seen: Observation) -> Batch {
         let batch = self.engine.step([Input::Seen(seen)], NOW);
         self.keep(&batch);
         batch
@@ -137,7 +137,7 @@ impl EngineWorld {
 
     fn ready(&mut self, agent: &AgentId) -> Batch {
         let run = self.engine.agents[agent].row.runs;
-        self.see(Seen::Agent(AgentSeen::RuntimeReady {
+        self.see(Observation::Agent(AgentObservation::RuntimeReady {
             agent: agent.clone(),
             run,
             adopted: false,
@@ -152,10 +152,10 @@ impl EngineWorld {
     }
 
     fn ask_model(&mut self, agent: &AgentId, turn: &TurnId, step: u32) -> Batch {
-        let ask = Ask::Model { turn: turn.clone(), step, context: "c".into(), from_turn: 1 };
-        self.see(Seen::Turn(TurnSeen::Asked {
+        let ask = RuntimeCall::Model { turn: turn.clone(), step, context: "c".into(), from_turn: 1 };
+        self.see(Observation::Turn(TurnObservation::Asked {
             agent: agent.clone(),
-            id: AskId(json!(format!("m{step}"))),
+            id: RuntimeCallId(json!(format!("m{step}"))),
             ask,
         }))
     }
@@ -174,11 +174,16 @@ impl EngineWorld {
             .collect();
         let usage = Usage { input_tokens: 3, output_tokens: 2, ..Usage::default() };
         let answer = ModelAnswer { text: text.into(), calls, usage, reasoning: None, misfit: None };
-        self.see(Seen::Turn(TurnSeen::ModelAnswered { turn: turn.clone(), step, attempt, answer }))
+        self.see(Observation::Turn(TurnObservation::ModelAnswered {
+            turn: turn.clone(),
+            step,
+            attempt,
+            answer,
+        }))
     }
 
     fn exec(&mut self, agent: &AgentId, turn: &TurnId, call: &str, bin: &str) -> Batch {
-        let ask = Ask::Exec {
+        let ask = RuntimeCall::Exec {
             turn: turn.clone(),
             step: 1,
             call: call.into(),
@@ -187,9 +192,9 @@ impl EngineWorld {
             stdin: Vec::new(),
             timeout_ms: 0,
         };
-        self.see(Seen::Turn(TurnSeen::Asked {
+        self.see(Observation::Turn(TurnObservation::Asked {
             agent: agent.clone(),
-            id: AskId(json!(format!("t{call}"))),
+            id: RuntimeCallId(json!(format!("t{call}"))),
             ask,
         }))
     }
@@ -204,7 +209,7 @@ impl EngineWorld {
     }
 }
 
-/// A session as a store would tell it.
+/// A session as a store would return it.
 fn fact(session: &Session) -> SessionFact {
     SessionFact {
         row: session.row.clone(),
@@ -221,25 +226,26 @@ fn reply(batch: &Batch) -> Value {
     match answer(batch) {
         Answer::Agent(agent) => {
             let (turns, jobs) = match &agent.in_force {
-                Some(InForce::After { turns, jobs }) => (turns.clone(), jobs.clone()),
-                Some(InForce::Now | InForce::NextStart) | None => (Vec::new(), Vec::new()),
+                Some(UpdateTiming::After { turns, jobs }) => (turns.clone(), jobs.clone()),
+                Some(UpdateTiming::Now | UpdateTiming::NextStart) | None => (Vec::new(), Vec::new()),
             };
             let ready = agent.row.state == AgentState::Ready;
             json!({
                 "id": agent.row.id.as_str(),
                 "status": if ready && agent.at_work { "working" } else { agent.row.state.word() },
                 "model": agent.row.spec.model,
-                "in_force": agent.in_force.as_ref().map(InForce::word),
+                "in_force": agent.in_force.as_ref().map(UpdateTiming::word),
                 "after_turns": turns.iter().map(TurnId::as_str).collect::<Vec<_>>(),
                 "after_jobs": jobs.iter().map(lodge_core::JobId::as_str).collect::<Vec<_>>(),
             })
         }
         Answer::Lineage(lineage) => json!({"status": lineage.row.state.word()}),
         Answer::Turn(turn) => {
-            let waits_for = turn.around.as_ref().map(|around| around.waits_for(&turn.row.id));
+            let waits_for =
+                turn.wait_reasons.as_ref().map(|wait_reasons| wait_reasons.waits_for(&turn.row.id));
             let replaces = turn.row.place.replaces.as_ref().map(TurnId::as_str);
             let mut shown = json!({"id": turn.row.id.as_str(), "waits_for": waits_for, "replaces": replaces});
-            if let Some(work) = turn.around.and_then(|around| around.quarantine) {
+            if let Some(work) = turn.wait_reasons.and_then(|wait_reasons| wait_reasons.quarantine) {
                 shown["quarantine"] = json!({"turn": work.work.subject});
             }
             shown
@@ -273,16 +279,16 @@ fn reply(batch: &Batch) -> Value {
 
 fn answer(batch: &Batch) -> Answer {
     let mut replies = batch.after.iter().filter_map(|out| match out {
-        Out::Reply { reply, .. } => Some(reply.clone()),
-        Out::Act(_) => None,
+        BatchOutput::Reply { reply, .. } => Some(reply.clone()),
+        BatchOutput::Act(_) => None,
     });
     replies.next_back().expect("there is a reply").unwrap_or_else(|error| panic!("refused: {error:?}"))
 }
 
 fn refusal(batch: &Batch) -> String {
     let mut codes = batch.after.iter().filter_map(|out| match out {
-        Out::Reply { reply: Err(error), .. } => Some(error.code().to_owned()),
-        Out::Reply { .. } | Out::Act(_) => None,
+        BatchOutput::Reply { reply: Err(error), .. } => Some(error.code().to_owned()),
+        BatchOutput::Reply { .. } | BatchOutput::Act(_) => None,
     });
     codes.next_back().expect("there is a refusal")
 }
@@ -295,7 +301,7 @@ fn acts(batch: &Batch) -> Vec<&Effect> {
     batch
         .after
         .iter()
-        .filter_map(|out| if let Out::Act(effect) = out { Some(effect) } else { None })
+        .filter_map(|out| if let BatchOutput::Act(effect) = out { Some(effect) } else { None })
         .collect()
 }
 
@@ -313,7 +319,7 @@ fn kinds(batch: &Batch) -> Vec<EventKind> {
 
 fn ended(text: &str) -> ExecEnd {
     ExecEnd {
-        how: ExecHow::Exited { code: 0 },
+        how: ExecOutcome::Exited { code: 0 },
         cause: None,
         text: text.into(),
         stdout_bytes: 1,

@@ -101,7 +101,7 @@ events! {
         #[prost(string, tag = "9")]
         status: String,
     }
-    /// A new daemon found an agent alive and goes on with it.
+    /// A new daemon found a live agent and adopted it.
     30 "lineage.adopted" LineageAdopted {
         /// The name of the agent.
         #[prost(string, tag = "5")]
@@ -248,7 +248,7 @@ events! {
         step: u32,
         #[prost(uint32, tag = "4")]
         attempt: u32,
-        /// Where the text stands in the text of its step, in bytes.
+        /// Offset of the text in the text of its step, in bytes.
         #[prost(uint64, tag = "14")]
         offset: u64,
         #[prost(string, tag = "15")]

@@ -20,7 +20,7 @@ fn every_kind_has_its_own_code_and_name() {
 }
 
 #[test]
-fn whatever_is_stored_or_shown_of_an_event_is_read_again() {
+fn every_stored_or_shown_form_of_an_event_can_be_read_again() {
     for kind in EventKind::ALL {
         let empty = EventBody::decode(*kind, &[]).expect("an event without values");
         assert_eq!(EventBody::from_data(kind.word(), &empty.data()), Some(empty), "{}", kind.word());

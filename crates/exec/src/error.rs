@@ -23,7 +23,7 @@ pub enum HostError {
     },
     #[error("`{name}` cannot name a program")]
     BadName { name: String },
-    #[error("could not read which boot of the host this is")]
+    #[error("could not read the boot id of the host")]
     NoBootId {
         #[source]
         cause: io::Error,
@@ -79,7 +79,7 @@ pub enum StartError {
         #[source]
         cause: io::Error,
     },
-    #[error("the keeper is not in its place")]
+    #[error("the keeper program is missing or changed")]
     NotStored {
         #[source]
         cause: HostError,
@@ -92,7 +92,7 @@ pub enum StartError {
     NotReady { sandbox: String, waited_s: u64 },
     #[error("as root, sandbox {sandbox} needs a user of its own")]
     NoUser { sandbox: String },
-    #[error("what the last keeper of sandbox {sandbox} left could not be ended")]
+    #[error("could not end the processes that the last keeper of sandbox {sandbox} left")]
     OldTree {
         sandbox: String,
         #[source]
@@ -176,7 +176,26 @@ pub enum DialError {
     },
 }
 
+/// Whether this process is short of descriptors or memory. That passes, and says nothing about the other side.
+fn is_shortage(cause: &io::Error) -> bool {
+    matches!(cause.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS))
+}
+
 impl DialError {
+    /// Whether the daemon could not try: it is short of descriptors or memory.
+    pub fn is_shortage(&self) -> bool {
+        match self {
+            DialError::NoKeeper { cause, .. } | DialError::Broke { cause, .. } => is_shortage(cause),
+            DialError::BadId { .. }
+            | DialError::TimedOut { .. }
+            | DialError::WrongSecret { .. }
+            | DialError::Impostor { .. }
+            | DialError::OldEpoch { .. }
+            | DialError::Busy { .. }
+            | DialError::Garbled { .. } => false,
+        }
+    }
+
     /// Stable, documented, never reused.
     pub fn code(&self) -> &'static str {
         match self {
@@ -226,7 +245,7 @@ pub enum SendError {
 
 /// A file of a sandbox is not valid. The caller decides what to do about each of these.
 #[derive(Debug, thiserror::Error)]
-pub enum ReadError {
+pub enum SandboxReadError {
     #[error("`{id}` cannot name a sandbox or an exec")]
     BadId { id: String },
     #[error("there is no {what}")]
@@ -247,6 +266,19 @@ pub enum ReadError {
     NotPlain { what: &'static str },
     #[error("the {what} is {len} bytes long, where {len_max} are allowed")]
     TooLong { what: &'static str, len: u64, len_max: u64 },
+}
+
+impl SandboxReadError {
+    /// Whether the daemon could not try: it is short of descriptors or memory.
+    pub fn is_shortage(&self) -> bool {
+        match self {
+            SandboxReadError::Open { cause, .. } | SandboxReadError::Read { cause, .. } => is_shortage(cause),
+            SandboxReadError::BadId { .. }
+            | SandboxReadError::Absent { .. }
+            | SandboxReadError::NotPlain { .. }
+            | SandboxReadError::TooLong { .. } => false,
+        }
+    }
 }
 
 /// A sandbox's directory is still there.

@@ -17,9 +17,9 @@ use std::io;
 use std::pin::Pin;
 use std::time::Duration;
 
-use lodge_link::{Layer, Secret};
+use lodge_link::{KeeperSecret, Layer};
 
-use crate::error::{DialError, ReadError, RemoveError, StartError};
+use crate::error::{DialError, RemoveError, SandboxReadError, StartError};
 use crate::link::Link;
 use crate::output::{CapturedStream, Evidence, ExecStream, JobBytes, JobTotals, KeepRules};
 use crate::spec::SandboxSpec;
@@ -32,7 +32,7 @@ pub type ExecFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// Every method may be called twice, and at the same time as any other. An id that cannot name a sandbox or an exec is
 /// refused, or names nothing.
 pub trait Executor: std::fmt::Debug + Send + Sync {
-    /// Names the boot of the machine that sandboxes run on: what ran before it does not run any more.
+    /// Identifies the boot of the machine that runs the sandboxes. A process of an earlier boot no longer runs.
     fn boot_id(&self) -> &str;
 
     /// Tries each layer of isolation. If they cannot be tried, the result is one missing layer.
@@ -52,7 +52,7 @@ pub trait Executor: std::fmt::Debug + Send + Sync {
     fn dial<'a>(
         &'a self,
         sandbox: &'a str,
-        secret: &'a Secret,
+        secret: &'a KeeperSecret,
         epoch: u64,
     ) -> ExecFuture<'a, Result<Link, DialError>>;
 
@@ -88,7 +88,7 @@ pub trait Executor: std::fmt::Debug + Send + Sync {
         sandbox: &'a str,
         exec: &'a str,
         rules: &'a KeepRules<'a>,
-    ) -> ExecFuture<'a, Result<(), ReadError>>;
+    ) -> ExecFuture<'a, Result<(), SandboxReadError>>;
 
     /// What is known about an exec without its keeper.
     fn evidence(&self, sandbox: &str, exec: &str) -> Evidence;
@@ -101,7 +101,7 @@ pub trait Executor: std::fmt::Debug + Send + Sync {
         stream: ExecStream,
         head_max: usize,
         tail_max: usize,
-    ) -> Result<CapturedStream, ReadError>;
+    ) -> Result<CapturedStream, SandboxReadError>;
 
     /// At most `len_max` bytes of a job's stream from `offset` on, or from the first that is kept beyond it.
     fn job_read(
@@ -111,17 +111,23 @@ pub trait Executor: std::fmt::Debug + Send + Sync {
         stream: ExecStream,
         offset: u64,
         len_max: usize,
-    ) -> Result<JobBytes, ReadError>;
+    ) -> Result<JobBytes, SandboxReadError>;
 
     /// How much there is of both streams of a job.
-    fn job_totals(&self, sandbox: &str, job: &str) -> Result<JobTotals, ReadError>;
+    fn job_totals(&self, sandbox: &str, job: &str) -> Result<JobTotals, SandboxReadError>;
 
     /// The marks of the order in which both streams of a job were written, from `offset` on: see
     /// [`OrderRuns`](lodge_link::OrderRuns).
-    fn job_order(&self, sandbox: &str, job: &str, offset: u64) -> Result<Vec<u8>, ReadError>;
+    fn job_order(&self, sandbox: &str, job: &str, offset: u64) -> Result<Vec<u8>, SandboxReadError>;
 
     /// Frees the space of output that is stored elsewhere: everything before `upto`. The job may continue to write.
     ///
     /// The bytes may stay until the job is forgotten. A job that was forgotten has nothing to free.
-    fn job_release(&self, sandbox: &str, job: &str, stream: ExecStream, upto: u64) -> Result<(), ReadError>;
+    fn job_release(
+        &self,
+        sandbox: &str,
+        job: &str,
+        stream: ExecStream,
+        upto: u64,
+    ) -> Result<(), SandboxReadError>;
 }

@@ -22,7 +22,7 @@ const PIECE: usize = 4_096;
 /// The longest wait for a program that closed its streams and has not ended.
 const END_PAUSE: Duration = Duration::from_millis(2);
 
-/// A question for a program. Its environment is what stands here and nothing else.
+/// A question for a program. The program gets exactly this environment.
 #[derive(Debug, Clone)]
 pub struct Helper {
     pub program: PathBuf,
@@ -59,7 +59,7 @@ pub enum HelperError {
     },
     #[error("{} did not answer within {within_s} s", program.display())]
     TooSlow { program: PathBuf, within_s: u64 },
-    #[error("{} said more than {max} bytes", program.display())]
+    #[error("{} wrote more than {max} bytes", program.display())]
     TooLong { program: PathBuf, max: usize },
 }
 
@@ -80,17 +80,18 @@ impl Helper {
         // SAFETY: it makes only system calls, and allocates nothing.
         unsafe { command.pre_exec(lower_limit) };
         let mut running = HelperProcess { child: command.spawn().map_err(not_run)?, ended: None };
-        let (stdout, stderr) = self.converse(&mut running.child, input)?;
+        let (stdout, stderr) = self.exchange(&mut running.child, input)?;
         let status = running.end().map_err(not_run)?;
         Ok(HelperAnswer { code: status.code(), stdout, stderr })
     }
 
     /// All that it says, once it has ended.
-    fn converse(&self, child: &mut Child, input: &[u8]) -> Result<(Vec<u8>, Vec<u8>), HelperError> {
+    fn exchange(&self, child: &mut Child, input: &[u8]) -> Result<(Vec<u8>, Vec<u8>), HelperError> {
         let not_run = |cause| HelperError::NotRun { program: self.program.clone(), cause };
         let until = Instant::now() + self.within;
         if let Some(mut stdin) = child.stdin.take() {
-            // It may end without having read it; what it answers tells. A question is far shorter than a pipe.
+            // The program may end without reading its input. Its answer shows whether that matters. A question always
+            // fits into the pipe.
             drop(stdin.write_all(input));
         }
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
@@ -135,7 +136,7 @@ pub fn find_program(path: &std::ffi::OsStr, name: &str) -> Option<PathBuf> {
     directories.map(|dir| dir.join(name)).find(runs)
 }
 
-/// A program that is ended, and its group with it, when nobody waits for it any more.
+/// A program that is killed with its process group when this is dropped.
 struct HelperProcess {
     child: Child,
     ended: Option<ExitStatus>,

@@ -15,18 +15,18 @@ mod programs;
 mod spec;
 mod system;
 
-pub use error::{DialError, HostError, ReadError, RemoveError, SendError, StartError};
+pub use error::{DialError, HostError, RemoveError, SandboxReadError, SendError, StartError};
 pub use executor::{ExecFuture, Executor};
 pub use helper::{Helper, HelperAnswer, HelperError, find_program};
 pub use link::{Link, LinkReceiver, LinkSender};
 pub use lodge_link::{
     Bind, EnforcedLimit, ExecKind, ExecState, ExitOutcome, ExitRecord, FileIdentity, KeeperCommand,
-    KeeperEvent, KnownExec, Layer, LimitHit, Limits, Network, OrderRuns, PrivateRoot, Resource,
-    ResourceUsage, Secret, Speaker, StartExec, StreamCount, Welcome, limits,
+    KeeperEvent, KeeperSecret, KnownExec, Layer, LimitHit, Limits, Network, OrderRuns, PrivateRoot, Resource,
+    ResourceUsage, StartExec, StreamCount, StreamKind, Welcome, limits,
 };
 pub use name::ExecName;
 pub use open_files::FileLimit;
-pub use output::{CapturedStream, Evidence, ExecStream, JobBytes, JobStream, JobTotals, KeepRules};
+pub use output::{CapturedStream, Evidence, ExecStream, JobBytes, JobStreamExtent, JobTotals, KeepRules};
 pub use programs::{ProgramImage, StoredProgram, VerifiedProgram};
 pub use spec::SandboxSpec;
 pub use system::{SystemExecutor, is_over};

@@ -30,8 +30,8 @@ pub trait LinkSender: std::fmt::Debug + Send + Sync {
 
     /// Waits until the keeper of this link has ended, regardless of its files. False: it is alive.
     ///
-    /// Also true if the process at the other end cannot be identified; then only
-    /// [`Executor::wait_gone`](crate::Executor::wait_gone) can tell.
+    /// Also true if the process at the other end cannot be identified. Then only
+    /// [`Executor::wait_gone`](crate::Executor::wait_gone) gives proof.
     fn wait_ended(&self, within: Duration) -> ExecFuture<'_, bool>;
 
     /// Closes the link for everyone who shares it.

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use lodge_link::{ExitRecord, STDERR_FILE, STDOUT_FILE};
 
-use crate::error::ReadError;
+use crate::error::SandboxReadError;
 
 /// Where kept output lies in an agent's root.
 pub(crate) const KEPT_DIR: [&str; 3] = ["var", "log", "tools"];
 
-/// What the directory of an exec tells about it.
+/// What the directory of an exec proves about it.
 #[derive(Debug)]
 pub enum Evidence {
     /// Never claimed, or forgotten since.
@@ -18,7 +18,7 @@ pub enum Evidence {
     Claimed,
     Exited(ExitRecord),
     /// Something is there and cannot be trusted. It proves neither that the exec ran nor that it did not.
-    Unreadable(ReadError),
+    Unreadable(SandboxReadError),
 }
 
 /// One of an exec's streams.
@@ -50,7 +50,7 @@ pub struct CapturedStream {
 /// Bytes of a job's stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobBytes {
-    /// Where they begin: beyond what was asked for where that is not here any more.
+    /// Where they begin: after the requested offset if the bytes there are gone.
     pub offset: u64,
     /// Empty: there is nothing from `offset` on so far.
     pub bytes: Vec<u8>,
@@ -60,7 +60,7 @@ pub struct JobBytes {
 
 /// How much of a job's stream there is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct JobStream {
+pub struct JobStreamExtent {
     /// Length of the head. These bytes never change.
     pub head: u64,
     /// Where the oldest segment begins. What lies between the head and this was dropped.
@@ -71,7 +71,7 @@ pub struct JobStream {
     pub released: u64,
 }
 
-impl JobStream {
+impl JobStreamExtent {
     /// Bytes between both ends that were neither kept nor stored elsewhere.
     pub fn dropped(&self) -> u64 {
         self.tail_from.map_or(0, |from| from.saturating_sub(self.head.max(self.released)))
@@ -81,8 +81,8 @@ impl JobStream {
 /// How much of a job's output there is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct JobTotals {
-    pub stdout: JobStream,
-    pub stderr: JobStream,
+    pub stdout: JobStreamExtent,
+    pub stderr: JobStreamExtent,
     /// Bytes of marks, see [`Executor::job_order`](crate::Executor::job_order).
     pub order: u64,
 }

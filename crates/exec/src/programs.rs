@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use tokio::process::Command;
 
 use crate::error::HostError;
-use crate::system::out_of_the_way;
+use crate::system::move_above_targets;
 
 /// Bytes of the digest that go into a name: enough that no two programs ever share one.
 const DIGEST_BYTES: usize = 12;
@@ -67,7 +67,7 @@ pub struct StoredProgram {
     checked: Mutex<Option<CheckedFile>>,
 }
 
-/// A file whose contents were checked, and what it was then.
+/// A file whose contents were checked, and its identity at that time.
 #[derive(Debug, Clone)]
 struct CheckedFile {
     file: Arc<OwnedFd>,
@@ -140,13 +140,13 @@ impl StoredProgram {
                 // More than it should be is found by the check that follows, and does not fill the disk before it.
                 let mut bytes = ZlibDecoder::new(zlib).take(self.program.len + 1);
                 write(bin, &self.path, &mut bytes).map_err(not_stored)?;
-                give_back(zlib);
+                release_pages(zlib);
             }
         }
         self.open().map_err(not_stored)
     }
 
-    /// Opens the file and checks that it is this program and nobody else's to change.
+    /// Opens the file, and checks that it is this program and that no other user can change it.
     fn open(&self) -> io::Result<CheckedFile> {
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let mut file = File::options().read(true).custom_flags(flags).open(&self.path)?;
@@ -161,12 +161,12 @@ impl StoredProgram {
         if !is_program || FileIdentity::of(&file.metadata()?) != identity {
             return Err(io::Error::other("it is not the program that was stored"));
         }
-        Ok(CheckedFile { file: Arc::new(out_of_the_way(file.into())?), identity })
+        Ok(CheckedFile { file: Arc::new(move_above_targets(file.into())?), identity })
     }
 }
 
 impl CheckedFile {
-    /// Whether the path still leads to that file, and nobody changed it.
+    /// Whether the path still leads to that unchanged file.
     fn is_at(&self, path: &Path) -> bool {
         path.symlink_metadata().is_ok_and(|named| FileIdentity::of(&named) == self.identity)
     }
@@ -183,7 +183,7 @@ fn sha256_of(file: &mut File) -> io::Result<[u8; 32]> {
 }
 
 /// Gives the pages of an embedded program back to the kernel; a later use reads them from the file again.
-fn give_back(bytes: &'static [u8]) {
+fn release_pages(bytes: &'static [u8]) {
     const PAGE: usize = 4096;
     let from = bytes.as_ptr().align_offset(PAGE);
     let whole = bytes.len().saturating_sub(from) / PAGE * PAGE;
@@ -209,7 +209,7 @@ fn write(bin: &Path, path: &Path, bytes: &mut dyn Read) -> io::Result<()> {
         File::open(bin)?.sync_all()
     })();
     if written.is_err() && fs::remove_file(&temporary).is_err() {
-        // A stray temporary file costs room and nothing else; the first error is the one to tell.
+        // A leftover temporary file only costs space. The first error is the one to report.
     }
     written
 }

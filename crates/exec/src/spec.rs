@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use lodge_link::{Bind, Limits, Network, PrivateRoot, Secret};
+use lodge_link::{Bind, KeeperSecret, Limits, Network, PrivateRoot};
 
 /// One sandbox, as its keeper has to know it.
 #[derive(Debug, Clone)]
 pub struct SandboxSpec {
     pub id: String,
     pub incarnation: u32,
-    pub secret: Secret,
+    pub secret: KeeperSecret,
     /// The agent's directory, which becomes the root of the sandbox where this host allows it.
     pub root: PathBuf,
     /// What belongs into that root. None: the sandbox sees the host's tree with parts of it hidden.

@@ -9,7 +9,7 @@ use crate::agentfile::names;
 
 const TAG_DEFAULT: &str = "latest";
 const DIGEST_KIND: &str = "sha256:";
-/// The shortest beginning of a digest that stands for it, so that no short name is taken for one.
+/// The shortest digest prefix that is accepted, so that no short name is taken for a digest.
 const DIGEST_SHORT: usize = 6;
 const DIGEST_LETTERS: usize = 64;
 
@@ -96,7 +96,7 @@ impl TaggedName {
             None => (text, TAG_DEFAULT),
         };
         let whole = format!("{name}:{tag}");
-        // What NAME allows is a name here too, or its image could not be asked for.
+        // A valid NAME is a valid reference too. Otherwise its image could not be requested.
         let plain = names::path_name(name) && names::image_tag(tag);
         if plain || names::image_ref(&whole) { Ok(TaggedName(whole)) } else { Err(bad()) }
     }
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gives_an_address_or_wants_the_stock_tools_is_told_what_to_do() {
+    fn an_address_or_the_stock_tools_as_a_source_are_refused_with_what_to_do() {
         let hint = |text: &str| RemoteImage::read(text).unwrap_err().hint();
         assert!(hint("https://registry.example/a:v1").starts_with("leave out"));
         assert!(hint("a b").starts_with("names are"));

@@ -1,7 +1,7 @@
 //! Paths of the host that are bound into the sandbox.
 //!
 //! Owns: opening their sources before anything is hidden, and binding them without following a link that the sandbox
-//! made. A bind that is to be read-only and is not ends the start.
+//! made. A read-only bind that cannot be made read-only aborts the start.
 
 use std::ffi::OsStr;
 use std::io;
@@ -23,7 +23,7 @@ pub(crate) struct OpenBind {
     pub(crate) source: OwnedFd,
 }
 
-/// Why a bind is not what was asked for.
+/// Why a bind failed.
 pub(crate) enum BindFailure {
     /// It is not there.
     Absent(io::Error),

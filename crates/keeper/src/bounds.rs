@@ -1,7 +1,7 @@
 //! The limits of the sandbox as far as the kernel holds them: cgroups where there are any, rlimits where not.
 //!
-//! Owns: entering and leaving cgroups of the first version, what is written to either kind, the counters that tell
-//! of a limit that was hit, and the rlimits of each exec. Never: what follows from a limit that was hit (see `watch`).
+//! Owns: entering and leaving cgroups of the first version, what is written to either kind, the counters that show a
+//! limit that was hit, and the rlimits of each exec. Never: the reaction to a limit (see `watch`).
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -176,7 +176,7 @@ impl Bounds {
         };
     }
 
-    /// How often the kernel killed for want of memory. None: nobody counts, so that somebody has to watch.
+    /// How often the kernel killed for lack of memory. None: the kernel does not count, so the keeper has to watch.
     pub(crate) fn oom_kills(&self) -> Option<u64> {
         self.memory.as_ref().map(CgroupLimit::read)
     }
@@ -290,7 +290,7 @@ impl CgroupLimit {
         Ok(CgroupLimit { file, key, by })
     }
 
-    /// Also 0 if nothing can be read any more: then no limit can be reported.
+    /// Also 0 if the counter is gone: then no limit can be reported.
     fn read(&self) -> u64 {
         let mut bytes = [0; COUNTERS_MAX];
         let len = self.file.read_at(&mut bytes, 0).unwrap_or(0);
@@ -299,7 +299,7 @@ impl CgroupLimit {
     }
 }
 
-/// The number that stands on the line of `key`.
+/// The number on the line of `key`.
 pub(crate) fn number(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let (name, value) = line.split_once(char::is_whitespace)?;
@@ -307,8 +307,8 @@ pub(crate) fn number(text: &str, key: &str) -> Option<u64> {
     })
 }
 
-/// Moves this process, which has no second thread yet. In cgroups of version 1 a thread that moves itself waits for
-/// nobody, while a process waits until every processor has noticed, about 10 ms; version 2 knows processes alone.
+/// Moves this process, which has no second thread yet. In cgroups of version 1 a thread that moves itself does not
+/// wait, while a process waits until every processor has noticed, about 10 ms. Version 2 knows only processes.
 fn move_into(dir: &OwnedFd) -> io::Result<()> {
     match put(dir, c"tasks", "0") {
         Err(error) if error.kind() == io::ErrorKind::NotFound => put(dir, c"cgroup.procs", "0"),
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_cgroup_holds_is_told_as_watched() {
+    fn what_no_cgroup_holds_is_reported_as_watched() {
         let limits = Limits { memory_bytes: Some(5), pids: Some(6), cpu_ms: None, disk_bytes: Some(8) };
         let bounds = Bounds { limits, users: RlimitScope::Namespace, ..Bounds::default() };
         let told: Vec<(Resource, u64, String)> = bounds

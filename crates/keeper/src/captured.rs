@@ -58,8 +58,8 @@ pub(crate) enum NextBytes {
 
 /// What all streams share on their way.
 ///
-/// While the kernel writes the bytes of a pipe to a file, it lets nobody write to that pipe. Between two pipes it moves
-/// pages in no time: so a program goes on while what it said is on its way to the disk.
+/// While the kernel writes the bytes of a pipe to a file, it blocks writers of that pipe. Between two pipes it only
+/// moves pages. So a program continues while its output is on the way to the disk.
 #[derive(Debug)]
 pub(crate) struct SplicePipes {
     null: File,
@@ -165,11 +165,11 @@ impl StreamCapture {
                     self.copy(ways.from.as_raw_fd(), left.min(COPY_MAX))
                 }
                 // A full disk ends the file, not the exec: what follows is counted and thrown away.
-                Err(error) => self.keep_no_more(error),
+                Err(error) => self.stop_keeping(error),
             };
             let moved = (self.counted.seen - before) as usize;
             if moved == 0 {
-                self.keep_no_more(io::ErrorKind::WriteZero.into());
+                self.stop_keeping(io::ErrorKind::WriteZero.into());
             }
             left = left.saturating_sub(moved);
             if matches!(self.place, StreamTarget::Nowhere) {
@@ -181,7 +181,7 @@ impl StreamCapture {
     }
 
     /// Nothing that comes from here on is kept.
-    pub(crate) fn keep_no_more(&mut self, why: io::Error) -> PipeFlow {
+    pub(crate) fn stop_keeping(&mut self, why: io::Error) -> PipeFlow {
         self.place = StreamTarget::Nowhere;
         self.trouble.get_or_insert(why);
         PipeFlow::More
@@ -211,7 +211,7 @@ impl StreamCapture {
                 match wrote {
                     Ok(()) => self.count(read as u64, ByteFate::Yes),
                     Err(error) => {
-                        self.keep_no_more(error);
+                        self.stop_keeping(error);
                         self.count(read as u64, ByteFate::No)
                     }
                 }
@@ -225,7 +225,7 @@ impl StreamCapture {
             io::ErrorKind::WouldBlock => PipeFlow::Dry,
             io::ErrorKind::Interrupted => PipeFlow::More,
             _broken => {
-                self.keep_no_more(error);
+                self.stop_keeping(error);
                 self.ended()
             }
         }

@@ -18,7 +18,7 @@ pub(crate) const REPORT_FD: RawFd = 3;
 /// Length of what a child reports: the step and the error.
 const REPORT_LEN: usize = 5;
 
-/// What a child has to say, once it has replaced itself or could not, and what it was to become.
+/// The report of a child that replaced itself or failed to, and the program that it should become.
 #[derive(Debug)]
 pub(crate) struct ChildReport {
     pub(crate) socket: OwnedFd,
@@ -26,7 +26,7 @@ pub(crate) struct ChildReport {
     pub(crate) calls: Option<OwnedFd>,
     /// When it has had its time.
     pub(crate) until: Instant,
-    /// How often it was asked for meanwhile. Each is answered.
+    /// How many repeated requests arrived meanwhile. Each is answered.
     pub(crate) asked_again: u32,
     program: OsString,
     cwd: PathBuf,

@@ -32,7 +32,7 @@ use crate::watch::CountersAtStart;
 const RUNNING_MAX: usize = 256;
 
 impl Keeper {
-    pub(crate) fn obey(&mut self, command: KeeperCommand) {
+    pub(crate) fn apply_command(&mut self, command: KeeperCommand) {
         match command {
             KeeperCommand::Start(start) => self.start(start),
             KeeperCommand::Kill { exec, grace_ms } => {
@@ -43,7 +43,7 @@ impl Keeper {
             KeeperCommand::End { grace_ms } => {
                 self.end(Duration::from_millis(grace_ms.into()), Instant::now())
             }
-            KeeperCommand::Ping { token } => self.tell(&KeeperEvent::Pong { token }),
+            KeeperCommand::Ping { token } => self.report(&KeeperEvent::Pong { token }),
         }
     }
 
@@ -83,7 +83,7 @@ impl Keeper {
         }
     }
 
-    /// Tells of a program that runs, or may do so.
+    /// Reports a program that runs or may run.
     fn began(&mut self, serial: u64, went: StartResult) {
         let Some(one) = self.running.iter().find(|one| one.serial == serial) else { return };
         let (exec, pid, kind) = (one.id.clone(), one.shown_pid(), one.kind);
@@ -93,9 +93,13 @@ impl Keeper {
         }
         self.runtime_works(Instant::now());
         self.record_guardians();
-        self.tell(&KeeperEvent::Started { exec, kind, pid });
+        let started = KeeperEvent::Started { exec, kind, pid };
+        match kind {
+            ExecKind::Job => self.report_started(&started),
+            ExecKind::Tool | ExecKind::Runtime => self.report(&started),
+        }
         if went == StartResult::Late {
-            self.condemn(serial, "it was delayed before it could start. ");
+            self.kill_for_breach(serial, "it was delayed before it could start. ");
         }
     }
 
@@ -109,14 +113,14 @@ impl Keeper {
         let SpawnError { errno, why } = error;
         let ended = ExitOutcome::NotStarted { errno, why: why.clone() };
         let recorded = self.record_not_started((&exec, kind), (dir, room), ended, started_ms).is_some();
-        // It did not run and nothing says so: without its claim it can be asked for again.
+        // It did not run and has no record: without its claim it can be requested again.
         if !recorded {
             self.forget(&exec);
         }
-        self.tell(&KeeperEvent::Refused { exec, kind, why, recorded });
+        self.report(&KeeperEvent::Refused { exec, kind, why, recorded });
     }
 
-    /// Hears from children that are on their way to become their programs, as far as they have something to say.
+    /// Reads the reports of children that are about to become their programs.
     pub(crate) fn poll_starts(&mut self, now: Instant) {
         let mut at = 0;
         while at < self.running.len() {
@@ -132,7 +136,7 @@ impl Keeper {
                 Some(ProgramReplacement::NotYet) => StartResult::Late,
                 Some(ProgramReplacement::Failed { step, errno }) => {
                     let one = self.running.swap_remove(at);
-                    self.gave_up(one, step, errno);
+                    self.record_failed_start(one, step, errno);
                     continue;
                 }
             };
@@ -160,7 +164,7 @@ impl Keeper {
     }
 
     /// Clears up after a child that could not become its program.
-    fn gave_up(&mut self, one: RunningExec, step: u8, errno: i32) {
+    fn record_failed_start(&mut self, one: RunningExec, step: u8, errno: i32) {
         let Some(report) = &one.starting else { return };
         let error = report.failed(step, errno);
         if let Some(pid) = one.pid.filter(|_| one.stage == ExecStage::Alive) {
@@ -177,15 +181,15 @@ impl Keeper {
         if let Some(groups) = &self.confined.groups
             && !groups.remove(group)
         {
-            self.log.say(&format!("the cgroup of {exec} stays"));
+            self.log.write_line(&format!("the cgroup of {exec} stays"));
         }
     }
 
     pub(crate) fn refuse(&mut self, exec: String, kind: ExecKind, why: &str) {
-        self.tell(&KeeperEvent::Refused { exec, kind, why: why.to_owned(), recorded: false });
+        self.report(&KeeperEvent::Refused { exec, kind, why: why.to_owned(), recorded: false });
     }
 
-    /// Why an exec is not even claimed.
+    /// Why an exec is refused before a claim.
     pub(crate) fn refusal(&self, start: &StartExec) -> Option<&'static str> {
         let is_known = self.running.iter().any(|one| one.id == start.exec);
         let has_runtime = self.running.iter().any(|one| one.kind == ExecKind::Runtime);
@@ -223,7 +227,10 @@ impl Keeper {
             why: format!("cannot prepare it: {cause}"),
         };
         let groups = self.confined.groups.as_ref();
-        let group = groups.map(|groups| groups.make(&start.exec, serial)).transpose().map_err(failed)?;
+        let mut group = groups.map(|groups| groups.make(&start.exec, serial)).transpose().map_err(failed)?;
+        if let Some(group) = group.as_mut().filter(|_| self.confined.bounds.limits.cpu_ms.is_some()) {
+            group.reset_cpu();
+        }
         let (out_place, err_place, given) = match output {
             OutputTarget::Files { stdout, stderr } => {
                 let place = |file| StreamTarget::File { file, cap: start.output_cap };
@@ -284,7 +291,7 @@ impl Keeper {
         match execs::write_record((dir, room), (exec, kind), &record) {
             Ok(()) => Some(record),
             Err(error) => {
-                self.log.say(&format!("could not record an exec that did not start: {error}"));
+                self.log.write_line(&format!("could not record an exec that did not start: {error}"));
                 None
             }
         }
@@ -298,7 +305,7 @@ impl Keeper {
             return;
         }
         let KnownExec { exec, kind, state } = self.shelf.look_up(exec.to_owned(), &self.running);
-        self.tell(&match state {
+        self.report(&match state {
             ExecState::Running { pid } => KeeperEvent::Started { exec, kind, pid },
             ExecState::Exited(record) => KeeperEvent::Exited { exec, kind, record },
             ExecState::Lost => KeeperEvent::Lost { exec, kind },
@@ -310,7 +317,7 @@ impl Keeper {
         if self.is_killable(exec) { self.schedule_kill(exec, grace) } else { self.report_not_running(exec) }
     }
 
-    /// Answers for an exec that cannot be signalled, so that nobody waits for its end.
+    /// Answers for an exec that cannot be signalled, so that the daemon does not wait for its end.
     fn report_not_running(&mut self, exec: &str) {
         if is_valid_id(exec) && self.shelf.is_claimed(exec) {
             self.report_state(exec);
@@ -326,7 +333,7 @@ impl Keeper {
         }
         self.forget_past(exec);
         if let Err(error) = self.shelf.forget(exec) {
-            self.log.say(&format!("could not forget {exec}: {error}"));
+            self.log.write_line(&format!("could not forget {exec}: {error}"));
         }
     }
 
@@ -335,12 +342,12 @@ impl Keeper {
         let Some(one) = self.running.iter_mut().find(|one| one.kind == ExecKind::Runtime) else { return };
         if !one.stdin.line(line) {
             let serial = one.serial;
-            self.condemn(serial, "did not read what it was sent. ");
+            self.kill_for_breach(serial, "did not read what it was sent. ");
         }
     }
 
-    /// Dies here, if the spec says so and it is not the runtime's turn. Pid 1 cannot kill itself by a signal, but its
-    /// exit is the same death.
+    /// Dies here, if the spec names this point for this kind. Pid 1 cannot kill itself by a signal, but its exit has
+    /// the same effect.
     pub(crate) fn fail_at(&self, point: &str, kind: ExecKind) {
         if self.spec.failpoint == point && kind != ExecKind::Runtime {
             // SAFETY: ends the process at once, without running anything of it.
@@ -355,7 +362,7 @@ enum StartResult {
     /// It is on its way.
     Unknown,
     Well,
-    /// Somebody holds it up, longer than anybody waits.
+    /// It is delayed beyond the bound.
     Late,
 }
 

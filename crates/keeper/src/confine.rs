@@ -34,8 +34,8 @@ const LAST_CAPABILITY_MAX: i32 = 63;
 const KEEPER_CAPABILITIES: u64 =
     1 << 0 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 19 | 1 << 24 | 1 << 40;
 
-/// What a keeper keeps that runs as an ordinary user, in a user namespace of its own: to look at programs that let nobody
-/// else do so.
+/// The capability of a keeper that runs as an ordinary user in its own user namespace: to inspect programs that forbid
+/// it to others.
 const USER_CAPABILITIES: u64 = 1 << 19;
 
 /// Whose rights execs run with.
@@ -168,7 +168,7 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
         return Err(io::Error::other("the sandbox's network cannot be guarded without landlock"));
     }
     let makes_nothing = layers.has("landlock").then(landlock::makes_nothing).transpose()?;
-    // Execs that enter all rules by themselves reach nobody else by signals anyway.
+    // Execs that enter all rules themselves cannot signal others anyway.
     let scoped = layers.has("landlock_scope") && rules.is_none();
     let tools = ToolThread::new(if scoped { landlock::tools_scope()? } else { None });
     let clone3 = if groups.is_some() { Clone3::LeftToExecs } else { Clone3::Refused };

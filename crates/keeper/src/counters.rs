@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::sys;
 
-/// The part of a user's count that one sandbox may have: one in so many.
+/// The part of a user's count that one sandbox may have: one in this many.
 const SHARE: u64 = 4;
 /// What a user namespace may limit further, and where the host's own limit is found.
 const COUNTS: [(&str, &str); 2] = [

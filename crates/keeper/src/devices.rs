@@ -1,7 +1,7 @@
 //! The sandbox's own `/dev`: the few devices that programs need, and terminals that are made inside.
 //!
-//! The host's holds disks, keyboards and the terminals of people, and on many hosts they are open to the user who runs
-//! the daemon. Owns: that mount. Never: what follows when it cannot be had.
+//! The host's `/dev` has disks, keyboards and people's terminals, and on many hosts the daemon's user can open them.
+//! Owns: that mount. Never: the fallback when it fails.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,7 +15,7 @@ use crate::read_only;
 use crate::sys;
 
 const DEVICES: &str = "/dev";
-/// They hold nothing that anybody could share by them. A host may lack one.
+/// They carry no data that programs could share. A host may lack one.
 const NODES: [&str; 6] = ["full", "null", "random", "tty", "urandom", "zero"];
 const LINKS: [(&str, &str); 5] = [
     ("fd", "/proc/self/fd"),
@@ -41,7 +41,7 @@ pub(crate) fn make(place: &Path) -> io::Result<()> {
     let flags = libc::MS_NOSUID | libc::MS_NOEXEC;
     mount(Some(c"tmpfs"), &target, Some(c"tmpfs"), flags, Some(c"mode=0755,size=64k,nr_inodes=64"))?;
     let filled = sources.into_iter().flatten().try_for_each(|(path, source)| bind(&path, &source));
-    match filled.and_then(|()| furnish(place)).and_then(|()| read_only::remount(&target)) {
+    match filled.and_then(|()| fill_dev(place)).and_then(|()| read_only::remount(&target)) {
         Ok(()) => Ok(()),
         Err(error) => {
             rustix::mount::unmount(&target, UnmountFlags::DETACH)?;
@@ -58,14 +58,14 @@ fn bind(path: &Path, source: &OwnedFd) -> io::Result<()> {
     read_only::remount(&place)
 }
 
-fn furnish(place: &Path) -> io::Result<()> {
+fn fill_dev(place: &Path) -> io::Result<()> {
     for (name, to) in LINKS {
         std::os::unix::fs::symlink(to, place.join(name))?;
     }
     for name in PLACES {
         std::fs::create_dir(place.join(name))?;
     }
-    // The host has so many terminals in all: one sandbox does not get them.
+    // The host has a limited number of terminals: one sandbox must not use them all.
     let options = c"newinstance,ptmxmode=0666,mode=0620,max=256";
     let (flags, terminals) =
         (libc::MS_NOSUID | libc::MS_NOEXEC, sys::c_string(place.join("pts").as_os_str())?);

@@ -1,7 +1,8 @@
 //! How full the agent's part of the disk is, as far as it has to be known.
 //!
-//! The file system says in no time how much is free; the root is counted only when as much is gone as the sandbox had
-//! left, or nobody looked for a while. A tool that begins while there is no room can write to no file: it may make some.
+//! The file system reports free space at once. The root is counted only when the free space has shrunk by what the
+//! sandbox had left, or when the last count is old. A tool that starts on a full disk cannot write, but it can free
+//! space.
 
 use std::ffi::CString;
 use std::io;
@@ -13,12 +14,12 @@ use crate::keep::Keeper;
 use crate::measure::{ENTRY_BYTES, RootMeasurement};
 use crate::sys;
 
-/// How old a count may get while tools run: so many times as long as it took, within these. Others may free as much as
-/// the sandbox takes, and then what is free tells nothing.
+/// How old a count may be while tools run: this many times its own duration, within these bounds. Others may free as
+/// much as the sandbox uses, so free space alone is not enough.
 const COUNT_AGAIN_FACTOR: u32 = 50;
 const COUNT_AGAIN_MIN: Duration = Duration::from_secs(1);
 const COUNT_AGAIN_MAX: Duration = Duration::from_secs(30);
-/// Between two counts, at least; and so many times as long as the last one took.
+/// The shortest time between two counts, and the factor of the last count's duration.
 const PAUSE: Duration = Duration::from_millis(200);
 const PAUSE_FACTOR: u32 = 4;
 /// Failed counts in a row after which a running program is assumed to prevent them.
@@ -78,7 +79,7 @@ pub(crate) enum WriteSpace {
     },
 }
 
-/// What is known when a tool is to be started.
+/// The disk verdict at the start of a tool.
 pub(crate) enum DiskVerdict {
     Known(WriteSpace),
     /// It begins by itself, as soon as it is known.
@@ -136,7 +137,7 @@ impl Keeper {
         }
         match RootMeasurement::begin(&self.confined.root, &self.dir, self.confined.namespaces, now) {
             Ok(measuring) => self.disk.under_way = Some((measuring, free, now)),
-            // No process could be had. There may be one at the next look.
+            // No process is available. There may be one at the next check.
             Err(_) => self.disk.not_before = Some(now + PAUSE),
         }
     }
@@ -166,7 +167,7 @@ impl Keeper {
                 self.disk.failures += 1;
                 if self.disk.failures >= FAILURES_MAX {
                     self.disk.failures = 0;
-                    self.log.say("the root cannot be measured, so writes are refused");
+                    self.log.write_line("the root cannot be measured, so writes are refused");
                     self.disk.counted = Some(DiskCount { used: u64::MAX, free, at: now, took });
                     self.settle_disk(u64::MAX);
                 }
@@ -204,7 +205,7 @@ impl Keeper {
         if self.disk.waiting.len() < WAITING_MAX
             && let Some(free) = self.free()
         {
-            // Somebody may have made room since.
+            // Space may be free again.
             self.disk.not_before = None;
             self.count(free, now);
         }
@@ -222,7 +223,7 @@ impl Keeper {
         self.disk.waiting.retain(|waiting| waiting.exec != exec);
     }
 
-    /// Whether somebody counts, and may have to be given up, or waits for a count, which may have to be made again.
+    /// Whether a count runs, which may have to be aborted, or is awaited, which may have to be repeated.
     pub(crate) fn is_counting(&self) -> bool {
         self.disk.under_way.is_some() || !self.disk.waiting.is_empty()
     }

@@ -32,7 +32,7 @@ const RECORD_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Most rounds of draining one stream when its exec ends.
 const LAST_ROUNDS_MAX: usize = 64;
 
-/// The signals a keeper hears of, as a descriptor. They are blocked; children unblock them.
+/// The signals that a keeper reads from a descriptor. They are blocked; children unblock them.
 pub(crate) fn signals() -> io::Result<OwnedFd> {
     // SAFETY: the set is plain data, initialised by the calls, and outlives them; the descriptor is new.
     unsafe {
@@ -68,7 +68,7 @@ impl Keeper {
         }
         self.reap();
         if asked && self.ending.is_none() {
-            self.log.say("the host asks to end");
+            self.log.write_line("the host asks to end");
             self.end(HOST_GRACE, Instant::now());
         }
     }
@@ -103,10 +103,10 @@ impl Keeper {
         }
     }
 
-    /// Without its gate a sandbox would wait for a network that never answers, and nobody inside can have another.
+    /// Without its gate a sandbox would wait for a network that never answers, and it cannot get another gate.
     fn gate_died(&mut self, died: ProgramDeath) {
         self.close_gate();
-        self.log.say(&format!("its gate died ({died:?}), so it ends"));
+        self.log.write_line(&format!("its gate died ({died:?}), so it ends"));
         // Programs did not end by themselves, so nothing is recorded of how they did: they are lost, as with the keeper.
         self.ending = Some(SandboxEnd::Over);
     }
@@ -179,12 +179,12 @@ impl Keeper {
         match execs::write_record((&one.dir, &one.room), (&one.id, one.kind), &record) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.log.say(&format!("the directory of {} is gone, its end is not recorded", one.id));
+                self.log.write_line(&format!("the directory of {} is gone, its end is not recorded", one.id));
             }
             Err(error) => {
                 // An end that a crash could undo is not reported, so a full disk delays it.
                 if one.retry_at.is_none() {
-                    self.log.say(&format!("could not record how {} ended: {error}", one.id));
+                    self.log.write_line(&format!("could not record how {} ended: {error}", one.id));
                 }
                 one.retry_at = Some(Instant::now() + RECORD_AGAIN_AFTER);
                 return self.running.push(one);
@@ -204,7 +204,7 @@ impl Keeper {
             // What it left behind is part of what ran into the limit.
             self.schedule_kill(&one.id, Duration::ZERO);
         }
-        self.tell(&KeeperEvent::Exited { exec: one.id, kind: one.kind, record });
+        self.report(&KeeperEvent::Exited { exec: one.id, kind: one.kind, record });
     }
 
     /// Starts the end of the sandbox, or brings its deadline forward.
@@ -216,7 +216,7 @@ impl Keeper {
                 for one in alive {
                     one.note.push_str("ended by Lodge, with its sandbox: what it did may be half done. ");
                 }
-                self.ask_everybody();
+                self.terminate_all();
                 self.ending = Some(SandboxEnd::Asked { until });
             }
             Some(SandboxEnd::Asked { until: before }) => {
@@ -234,16 +234,16 @@ impl Keeper {
                 self.ending = Some(SandboxEnd::Over);
             }
             Some(SandboxEnd::Asked { until }) if now >= until => {
-                self.kill_everybody();
+                self.kill_remaining();
                 self.ending =
                     Some(SandboxEnd::Forced { again: now + FORCE_AGAIN_AFTER, until: now + FORCED_WITHIN });
             }
             Some(SandboxEnd::Forced { until, .. }) if now >= until => {
-                self.log.say("some processes did not end");
+                self.log.write_line("some processes did not end");
                 self.ending = Some(SandboxEnd::Over);
             }
             Some(SandboxEnd::Forced { again, until }) if now >= again => {
-                self.kill_everybody();
+                self.kill_remaining();
                 self.ending = Some(SandboxEnd::Forced { again: now + FORCE_AGAIN_AFTER, until });
             }
             Some(SandboxEnd::Asked { .. } | SandboxEnd::Forced { .. }) => {}
@@ -256,7 +256,7 @@ impl Keeper {
         if !self.running.is_empty() {
             return false;
         }
-        // Nobody is left to use it, and it is a process, too.
+        // No process is left to use the gate, and it is a process as well.
         self.close_gate();
         // SAFETY: `siginfo_t` is plain data, for which zeroes are a valid value, and outlives the call.
         let any = unsafe {
@@ -268,7 +268,7 @@ impl Keeper {
     }
 
     /// Kills all who are left, and whom they forked meanwhile.
-    fn kill_everybody(&self) {
+    fn kill_remaining(&self) {
         let by_group = self.confined.groups.as_ref().map(SandboxCgroup::kill);
         match by_group {
             Some(Ok(())) => {}
@@ -278,25 +278,25 @@ impl Keeper {
 
     fn kill_walking(&self) {
         match self.confined.namespaces {
-            // For pid 1 of a namespace this is everybody else in it. Nobody there is what was wanted.
+            // For pid 1 of a namespace these are all other processes in it. ESRCH means that none is left.
             Namespaces::Own => drop(sys::kill(-1, libc::SIGKILL)),
             Namespaces::Host => {
                 let (own, guardians) = (std::process::id().cast_signed(), self.guardians());
-                // Without its guardian, what forks all the time would have nobody left to hold it together:
-                // a guardian ends by itself once it is alone, and outlives the keeper until then.
+                // Without its guardian, a program that forks all the time could not be found any longer. A guardian
+                // ends by itself once it is alone, and outlives the keeper until then.
                 ProcessTree::now().kill_descendants(
                     own,
                     ExcludedProcesses::Themselves(&guardians),
                     PidUse::Processes,
                 );
-                // One that somebody stopped would never see that it is alone.
+                // A stopped guardian would never see that it is alone.
                 guardians.into_iter().for_each(|guardian| drop(sys::kill(guardian, libc::SIGCONT)));
             }
         }
     }
 
-    /// Asks everybody to go. A guardian does not hear it, and goes with its exec.
-    fn ask_everybody(&self) {
+    /// Sends SIGTERM to all processes. A guardian ignores it, and ends with its exec.
+    fn terminate_all(&self) {
         match self.confined.namespaces {
             Namespaces::Own => drop(sys::kill(-1, libc::SIGTERM)),
             Namespaces::Host => {

@@ -75,7 +75,7 @@ pub(crate) struct RunningExec {
     /// Names it among descriptors, because pids come back.
     pub(crate) serial: u64,
     pub(crate) kind: ExecKind,
-    /// The main process, unless nobody could see it.
+    /// The main process, if it was seen.
     pub(crate) pid: Option<i32>,
     pub(crate) held: ProcessHold,
     pub(crate) dir: Rc<OwnedFd>,
@@ -87,7 +87,7 @@ pub(crate) struct RunningExec {
     pub(crate) lines: LineSplitter,
     /// What a job has beyond that.
     pub(crate) job: Option<JobCapture>,
-    /// Its program is not known to run yet: this will tell.
+    /// Its program is not known to run yet: this report decides.
     pub(crate) starting: Option<ChildReport>,
     pub(crate) stage: ExecStage,
     /// Its record could not be written: not before this moment is that tried again.
@@ -104,7 +104,7 @@ pub(crate) struct RunningExec {
     pub(crate) before: CountersAtStart,
     /// Whether it may write files.
     pub(crate) space: WriteSpace,
-    /// What it was seen to have used of processors.
+    /// The CPU time that it was seen to use.
     pub(crate) cpu_us: u64,
 }
 
@@ -182,7 +182,7 @@ impl ExecDirs {
         };
         let equipped = match given {
             Some((dir, record)) => Ok((dir, record)),
-            None => self.equip(&name),
+            None => self.reserve_record(&name),
         };
         match equipped.and_then(|(dir, record)| {
             record.write_all_at(&kind.claim(exec), 0)?;
@@ -190,7 +190,7 @@ impl ExecDirs {
         }) {
             Ok(claimed) => Ok(ExecClaim::New(claimed)),
             Err(error) => {
-                // It did not run: without its claim it can be asked for again.
+                // It did not run: without its claim it can be requested again.
                 self.take_back(exec)?;
                 Err(error)
             }
@@ -198,7 +198,7 @@ impl ExecDirs {
     }
 
     /// Takes the room for the record before anything runs, so that what ran can be recorded on a full disk.
-    fn equip(&self, name: &CStr) -> io::Result<(Rc<OwnedFd>, File)> {
+    fn reserve_record(&self, name: &CStr) -> io::Result<(Rc<OwnedFd>, File)> {
         let dir = Rc::new(open_dir(&self.dir, name)?);
         let record = File::from(create_output(&dir, EXIT_NEW)?);
         record.write_all_at(&[0; limits::RECORD_MAX], 0)?;
@@ -240,7 +240,7 @@ impl ExecDirs {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
         };
-        // The record goes last: half a removal still tells how the exec ended.
+        // The record is removed last: an interrupted removal still has the outcome.
         let mut files = sys::names(dir.as_fd())?;
         let record = c_name(EXIT_FILE)?;
         if files == [record.as_c_str()] {
@@ -260,7 +260,7 @@ impl ExecDirs {
         sys::unlink_at(self.dir.as_fd(), &name, libc::AT_REMOVEDIR)
     }
 
-    /// Every claimed exec, with its state as far as `running` and the records tell.
+    /// Every claimed exec, with its state according to `running` and the records.
     pub(crate) fn list_execs(&self, running: &[RunningExec]) -> Vec<KnownExec> {
         let path = format!("/proc/self/fd/{}", self.dir.as_raw_fd());
         let Ok(entries) = std::fs::read_dir(path) else { return Vec::new() };
@@ -311,7 +311,7 @@ fn make_output(dir: &Rc<OwnedFd>, kind: ExecKind) -> io::Result<OutputTarget> {
     })
 }
 
-/// Creates a file of the exec, which nobody else made.
+/// Creates a file of the exec. It must not exist.
 pub(crate) fn create_output(dir: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
     sys::open_at(dir.as_fd(), &c_name(name)?, flags, 0o600)

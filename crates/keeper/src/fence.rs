@@ -1,8 +1,8 @@
 //! The outer fence: namespaces, and a root of the sandbox's own or masks over the host's.
 //!
-//! Owns: everything that changes what the sandbox can see. Never: what its processes may do with it
-//! (see `confine`). A layer that this host does not allow is noted, and the keeper goes on without it. A failure that
-//! can pass (a full disk, too many open files) ends the start, and so does a read-only bind that is not read-only.
+//! Owns: everything that changes what the sandbox can see. Never: what its processes may do with it (see `confine`). A
+//! layer that this host does not allow is noted, and the keeper continues without it. A temporary failure (a full disk,
+//! too many open files) aborts the start, and so does a read-only bind that is not read-only.
 
 use std::ffi::OsStr;
 use std::io;
@@ -104,7 +104,7 @@ pub(crate) fn unshare(spec: &KeeperSpec, layers: &mut Layers) -> io::Result<Name
         layers.note("user_counters", counters::bound_namespace());
     }
     names.iter().for_each(|name| layers.holds(name));
-    // By themselves, as kernels can be built without: what processes share goes on in the host's then.
+    // Separately, because kernels can be built without them. Then the host's namespaces stay in use.
     for (name, flag) in [("ipcns", libc::CLONE_NEWIPC), ("utsns", libc::CLONE_NEWUTS)] {
         // SAFETY: no memory is passed.
         let apart = sys::check(unsafe { libc::unshare(flag) }).map(drop);
@@ -188,7 +188,7 @@ impl Fence {
                     }
                 }
             }
-            None => "none was asked for".to_owned(),
+            None => "none is configured".to_owned(),
         };
         self.layers.missing("private_root", why);
         self.mask(spec, opened)?;
@@ -204,7 +204,7 @@ impl Fence {
         Ok(())
     }
 
-    /// Where names are asked for, if that is not what the agent's directory says.
+    /// The resolver configuration, if it is not the one in the agent's directory.
     fn own_resolver(&self, spec: &KeeperSpec) -> Option<Bind> {
         let source = self.net.resolver.clone()?;
         Some(Bind { source, target: spec.root.join("etc/resolv.conf"), read_only: true, checked: None })

@@ -48,7 +48,7 @@ impl DescriptorLimits {
         usize::try_from(self.own).unwrap_or(usize::MAX)
     }
 
-    /// In a child: the limit as everybody else has it.
+    /// In a child: the limit of ordinary processes.
     pub(crate) fn restore(&self) -> io::Result<()> {
         let Some(ordinary) = &self.ordinary else { return Ok(()) };
         // SAFETY: the structure outlives the call.

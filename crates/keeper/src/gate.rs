@@ -64,7 +64,8 @@ fn prepare(control: &OwnedFd) -> io::Result<GateServer> {
 
 /// Gives up everything that a gate does not need.
 fn confine(uid: Option<u32>) -> io::Result<()> {
-    // Landlock and seccomp are what is possible: without them it is still nobody, in namespaces of the sandbox's.
+    // Landlock and seccomp are optional: without them the gate is still an unprivileged process in the sandbox's
+    // namespaces.
     drop(landlock::read_alone(&readable()));
     if sys::is_root() {
         confine::drop_capabilities(0)?;
@@ -143,7 +144,7 @@ impl GateServer {
             // A wait that is cut short only means to look once more.
             // SAFETY: the list is as long as is announced and outlives the call.
             unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, timeout_ms) };
-            if polled[0].revents != 0 && obey(control).is_err() {
+            if polled[0].revents != 0 && serve_socket_requests(control).is_err() {
                 return ExitCode::SUCCESS;
             }
             if let Some(proxy) = &mut self.proxy {
@@ -158,8 +159,8 @@ impl GateServer {
     }
 }
 
-/// Hands over a socket for each that is asked for. An error: the keeper is gone.
-fn obey(control: &OwnedFd) -> io::Result<()> {
+/// Sends a socket for each request. An error: the keeper is gone.
+fn serve_socket_requests(control: &OwnedFd) -> io::Result<()> {
     let mut wanted = [0];
     let (len, _) = sockets::receive_packet(control.as_fd(), &mut wanted)?;
     let family = match (len, wanted) {
@@ -189,7 +190,7 @@ fn report_opened(control: &OwnedFd, (address, port): OpenedAddress) -> io::Resul
 
 /// How messages between a keeper and its gate begin.
 pub(crate) mod hand {
-    /// A socket of this family, asked for or handed over.
+    /// A socket of this family, requested or sent.
     pub(crate) const V4: u8 = b'4';
     pub(crate) const V6: u8 = b'6';
     /// There is none: the family, then the error.
@@ -204,7 +205,7 @@ struct GateProxy {
     children: OwnedFd,
     /// Processes that serve.
     serving: usize,
-    /// Processes that tell that there are too many.
+    /// Processes that refuse clients beyond the limit.
     refusing: Vec<i32>,
 }
 
@@ -274,7 +275,7 @@ impl GateProxy {
         }
     }
 
-    /// Leaves a door alone for a moment, and serves everybody else meanwhile.
+    /// Pauses a listener for a moment, and serves the others meanwhile.
     fn pause(&mut self, at: usize) {
         self.doors[at].paused_until = Some(Instant::now() + SHORT_PAUSE);
     }
@@ -314,12 +315,12 @@ impl GateProxy {
                 (true, ProxyRoute::Asked) => gate_serve::serve(&client, rules),
                 (true, ProxyRoute::Loopback(to)) => gate_serve::serve_loopback(&client, to),
                 (false, ProxyRoute::Asked) => gate_serve::refuse(&client, CONNECTIONS_MAX),
-                // It hears that by the end of its connection.
+                // The client sees the end of its connection.
                 (false, ProxyRoute::Loopback(_)) => {}
             }
         }
         drop(client);
-        // SAFETY: ends the process at once; everything that it had to say was said.
+        // SAFETY: ends the process at once; all output is written.
         unsafe { libc::_exit(0) }
     }
 }
@@ -345,7 +346,7 @@ mod tests {
         let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: the structure outlives the call.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) }, 0);
-        // A client waits at the first two, and only the second was said to be ready.
+        // A client waits at the first two, and only the second was reported as ready.
         proxy.accept(&[false, true, false], &rules);
         let paused: Vec<bool> = proxy.doors.iter().map(|door| door.paused_until.is_some()).collect();
         assert_eq!(paused, [false, true, false]);

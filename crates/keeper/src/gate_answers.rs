@@ -1,8 +1,8 @@
 //! Names for the sandbox: the gate is the name server that programs inside ask, by datagrams and by streams.
 //!
-//! Owns: whom a question is passed on to, and for how long. A question goes to the host's own name servers as it is, and
-//! their answer comes back as it is. With a list, only names on it are asked for, and the keeper learns the addresses
-//! that were answered before the program does.
+//! Owns: the servers of a question, and its deadline. A question goes to the host's own name servers unchanged, and
+//! their answer returns unchanged. With a list, only names on it are resolved, and the keeper gets the addresses before
+//! the program does.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -15,13 +15,13 @@ use crate::gate_rules::{DefaultReach, NetworkRules, TargetHost};
 use crate::sockets;
 use crate::sys;
 
-/// Most questions under way; the next waits until its program asks again.
+/// Most questions in flight. The next one waits until its program repeats it.
 const QUESTIONS_MAX: usize = 64;
 /// Most programs that ask by streams at a time.
 const STREAMS_MAX: usize = 16;
 /// How long a stream may be silent.
 const STREAM_WITHIN: Duration = Duration::from_secs(10);
-/// How long one name server may take, and how often each is asked.
+/// The time for one name server, and the number of attempts for each.
 const SERVER_WITHIN: Duration = Duration::from_secs(2);
 const ROUNDS_MAX: usize = 2;
 /// Most questions that are taken at once, so that everything else has its turn.
@@ -172,7 +172,7 @@ impl NameServer {
             LocalAnswer::Elsewhere => None,
             LocalAnswer::No => Some(gate_dns::reply(message, &asked, DnsCode::NoName, &[])),
             LocalAnswer::Addresses(addresses) => {
-                tell(&asked, rules, &addresses, open);
+                send_answer(&asked, rules, &addresses, open);
                 Some(gate_dns::reply(message, &asked, DnsCode::Fine, &addresses))
             }
         };
@@ -201,7 +201,7 @@ impl NameServer {
             let question = &mut self.questions[at];
             let answer = match question.read_reply() {
                 UpstreamReply::Answer(answer) => {
-                    tell(&question.asked, rules, &gate_dns::addresses(&answer), open);
+                    send_answer(&question.asked, rules, &gate_dns::addresses(&answer), open);
                     Some(answer)
                 }
                 UpstreamReply::Nothing if now < question.until => None,
@@ -238,7 +238,7 @@ impl NameServer {
     }
 }
 
-/// What is known of a name without asking anybody.
+/// What is known about a name without a server.
 enum LocalAnswer {
     Addresses(Vec<IpAddr>),
     /// Not listed.
@@ -270,7 +270,7 @@ fn of_kind(asked: &DnsQuestion, addresses: Vec<IpAddr>) -> Vec<IpAddr> {
     addresses.into_iter().filter(|address| asked.wants(*address)).collect()
 }
 
-fn tell(
+fn send_answer(
     asked: &DnsQuestion,
     rules: &NetworkRules,
     addresses: &[IpAddr],
@@ -306,13 +306,13 @@ impl StreamClient {
     }
 }
 
-/// A whole message at the beginning of what came by a stream.
+/// A whole message at the beginning of the stream's bytes.
 fn framed(bytes: &[u8]) -> Option<&[u8]> {
     let len = usize::from(u16::from_be_bytes([*bytes.first()?, *bytes.get(1)?]));
     bytes.get(2..2 + len)
 }
 
-/// What a name server said so far.
+/// The answer of a name server so far.
 enum UpstreamReply {
     Nothing,
     /// With the program's own id.
@@ -365,7 +365,7 @@ impl ForwardedQuestion {
                 answer[..2].copy_from_slice(&self.theirs);
                 UpstreamReply::Answer(answer)
             }
-            // Not what was asked for: what was may still come.
+            // Another question's answer: the right one may still come.
             Ok(Some(_)) => UpstreamReply::Nothing,
         }
     }
@@ -384,7 +384,7 @@ fn is_passing(error: &io::Error) -> bool {
 fn by_datagram(server: SocketAddr, message: &[u8]) -> io::Result<Upstream> {
     let any: SocketAddr = if server.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
     let socket = UdpSocket::bind(any)?;
-    // The kernel then drops what comes from anybody else.
+    // The kernel then drops packets from other addresses.
     socket.connect(server)?;
     socket.set_nonblocking(true)?;
     socket.send(message)?;

@@ -1,4 +1,4 @@
-//! Where the body of a request ends, so that what a client sends after it goes to nobody.
+//! The end of a request's body, so that later bytes of the client are not forwarded.
 
 /// Most digits of a chunk's size.
 const SIZE_DIGITS_MAX: u8 = 15;
@@ -8,7 +8,7 @@ const LINE_MAX: u32 = 8 * 1024;
 /// A body that is being passed on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum BodyRelay {
-    /// So many bytes are still to come.
+    /// This many bytes are still to come.
     Sized(u64),
     Chunked(ChunkState),
 }

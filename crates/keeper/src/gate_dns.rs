@@ -18,7 +18,7 @@ const CODE_UNKNOWN: u16 = 4;
 const CODE_REFUSED: u16 = 5;
 const OPCODE_MASK: u16 = 0xf << 11;
 const RECURSES: u16 = 1 << 7;
-/// For how long what the host's own file says is to be remembered.
+/// How long an answer from the host's own file may be cached.
 const OWN_TTL_S: u16 = 5;
 /// Most addresses that one answer opens. A name that has more is as well served by these.
 pub(crate) const ANSWER_ADDRESSES_MAX: usize = 64;
@@ -29,7 +29,7 @@ const NAME_END_MAX: usize = HEADER_LEN + 255 + 4;
 /// The two highest bits of a length that is really an offset.
 const POINTER: u8 = 0xc0;
 
-/// Which kind of address is asked for.
+/// The kind of the requested address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AddressKind {
     V4,
@@ -81,7 +81,7 @@ pub(crate) enum DnsAnswer {
     /// Perhaps none of this kind.
     Addresses(Vec<IpAddr>),
     NoSuchName,
-    /// It did not fit: to be asked for over a stream.
+    /// It did not fit: it must be requested over a stream.
     Cut,
     /// The server could not say.
     Failed,
@@ -140,7 +140,7 @@ pub(crate) fn answer(bytes: &[u8], question: &[u8], kind: AddressKind) -> Option
     Some(DnsAnswer::Addresses(found))
 }
 
-/// Reads a question of somebody else's. None: it is none, or one that nobody can answer.
+/// Parses a question of a program. None: it is malformed, or of an unsupported kind.
 pub(crate) fn parse_question(message: &[u8]) -> Option<DnsQuestion> {
     let [flags, questions] = [2, 4].map(|at| word(message, at).unwrap_or_default());
     if flags & (IS_ANSWER | OPCODE_MASK) != 0 || questions != 1 {
@@ -226,7 +226,7 @@ pub(crate) fn addresses(answer: &[u8]) -> Vec<IpAddr> {
         }
         Some(())
     };
-    // What came before a broken record counts.
+    // Records before a malformed one count.
     let _complete = read(&mut found);
     found
 }
@@ -259,7 +259,7 @@ fn after_name(bytes: &[u8], mut at: usize) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// An answer with these records, as (kind, data), each for the name that was asked.
+    /// An answer with these records, as (kind, data), each for the requested name.
     fn answered(question: &[u8], flags: u16, records: &[(u16, &[u8])]) -> Vec<u8> {
         let mut out = question.to_vec();
         out[2..4].copy_from_slice(&(IS_ANSWER | flags).to_be_bytes());

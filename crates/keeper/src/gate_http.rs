@@ -114,7 +114,7 @@ fn field(line: &str) -> Result<(&str, &str), BadRequest> {
     if is_token(name) && is_clean { Ok((name, value)) } else { Err(BadRequest::Head) }
 }
 
-/// A host and its port. Names and passwords in front of it are for nobody here to read.
+/// A host and its port. A user name and password in front of it are ignored.
 fn authority(text: &str, port: Option<u16>) -> Result<ProxyTarget, BadRequest> {
     let (host, port) = match text.rsplit_once(':') {
         // The colon is one inside an address.
@@ -132,7 +132,7 @@ fn authority(text: &str, port: Option<u16>) -> Result<ProxyTarget, BadRequest> {
     }
 }
 
-/// What follows the head, if that is said once and clearly.
+/// The body after the head, if its length is given once and clearly.
 fn body(fields: &[(&str, &str)]) -> Result<BodyRelay, BadRequest> {
     let values = |wanted: &str| -> Vec<&str> {
         let found = fields.iter().filter(|(name, _)| name.eq_ignore_ascii_case(wanted));

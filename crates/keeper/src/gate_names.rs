@@ -16,7 +16,7 @@ const HOSTS: &str = "/etc/hosts";
 const SERVERS: &str = "/etc/resolv.conf";
 const FILE_MAX: u64 = 1024 * 1024;
 const SERVERS_MAX: usize = 3;
-/// How often each server is asked.
+/// How often each server is tried.
 const ROUNDS_MAX: u32 = 2;
 /// How long one server may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
@@ -42,7 +42,7 @@ pub(crate) fn from_file(name: &str) -> Vec<IpAddr> {
     from_hosts(name, &text(Path::new(HOSTS)))
 }
 
-/// Whom the host asks for names. A host that names nobody asks itself.
+/// The name servers of the host. A host without an entry uses its own address.
 pub(crate) fn host_servers() -> Vec<SocketAddr> {
     match servers(&text(Path::new(SERVERS))) {
         found if found.is_empty() => vec![SocketAddr::from((Ipv4Addr::LOCALHOST, PORT))],
@@ -107,7 +107,7 @@ fn servers(text: &str) -> Vec<SocketAddr> {
 fn ask(server: SocketAddr, name: &str) -> io::Result<DnsAnswer> {
     let any: SocketAddr = if server.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
     let socket = UdpSocket::bind(any)?;
-    // The kernel then drops what comes from anybody else.
+    // The kernel then drops packets from other addresses.
     socket.connect(server)?;
     let mut asked = Vec::new();
     for kind in [AddressKind::V4, AddressKind::V6] {
@@ -152,7 +152,7 @@ fn together(answers: impl Iterator<Item = DnsAnswer>) -> DnsAnswer {
                 before.extend(more);
                 DnsAnswer::Addresses(before)
             }
-            // That there is none of one kind says nothing of the other.
+            // The lack of one kind of address says nothing about the other.
             (DnsAnswer::Addresses(known), DnsAnswer::Failed | DnsAnswer::Cut)
             | (DnsAnswer::Failed | DnsAnswer::Cut, DnsAnswer::Addresses(known))
                 if known.is_empty() =>
@@ -198,12 +198,12 @@ fn ask_by_stream(
 mod tests {
     use super::*;
 
-    /// A server that answers so many questions for this name, each kind with these addresses.
+    /// A server that answers this many questions for this name, each kind with these addresses.
     fn server(rounds: usize, v4: &'static [[u8; 4]]) -> SocketAddr {
         server_that_misses(0, rounds, v4)
     }
 
-    /// The same, which does not hear the first questions for an older address.
+    /// The same, which ignores the first questions for an older address.
     fn server_that_misses(missed: usize, rounds: usize, v4: &'static [[u8; 4]]) -> SocketAddr {
         let socket = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
         let at = socket.local_addr().unwrap();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::gate_body::BodyRelay;
 
-/// How long a connection may be silent once one side of a tunnel has said all.
+/// How long a connection may be silent once one side of a tunnel has ended.
 const SILENT_HALF_MAX: Duration = Duration::from_secs(120);
 const BUFFER_LEN: usize = 32 * 1024;
 /// How long a client is read after its last answer: closing with unread bytes would discard the answer.
@@ -110,7 +110,7 @@ impl<'a> RelayDirection<'a> {
                 self.is_ended = true;
                 match upward {
                     ClientBytes::Everything => self.pass_end_on(),
-                    // It left before its request was whole, and nobody could answer that.
+                    // It disconnected before its request was complete, so there is no answer.
                     ClientBytes::Request(_) => Err(io::ErrorKind::UnexpectedEof.into()),
                 }
             }

@@ -12,7 +12,7 @@ const LABEL_MAX: usize = 63;
 /// A word of a list that opens one port of the host's own loopback.
 const LOOPBACK_WORD: &str = "loopback:";
 
-/// Where clouds tell a machine its secrets, beside the link-local ranges. Nothing opens these.
+/// Addresses of cloud metadata services, beside the link-local ranges. No rule opens these.
 const METADATA: [IpAddr; 4] = [
     IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
     IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
@@ -32,7 +32,7 @@ pub(crate) enum TargetHost {
 }
 
 impl TargetHost {
-    /// From a request or a list. An address in a form that only old libraries read is nobody.
+    /// From a request or a list. An address in a form that only old libraries read is rejected.
     pub(crate) fn read(word: &str) -> Option<TargetHost> {
         if let Some(inner) = word.strip_prefix('[') {
             let address = inner.strip_suffix(']')?.parse::<Ipv6Addr>().ok()?;
@@ -352,7 +352,7 @@ fn is_never(address: IpAddr) -> bool {
     is_closed || METADATA.contains(&address) || METADATA_RANGE.has(address)
 }
 
-/// Addresses of somebody's own network, which a name opens only where the list has the address, too.
+/// Addresses of private networks, which a name opens only if the list has the address as well.
 fn is_private(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => {

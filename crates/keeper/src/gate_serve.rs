@@ -28,7 +28,7 @@ const SILENT_LOOPBACK_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Why a client is not connected.
 #[derive(Debug)]
 enum ProxyRefusal {
-    /// The client disconnected, so there is nobody to answer.
+    /// The client disconnected, so no answer is needed.
     Gone,
     Late,
     TooLong,
@@ -67,7 +67,7 @@ pub(crate) fn serve(client: &TcpStream, rules: &NetworkRules) {
 
 /// Connects a client to a port of the host's loopback, to its end.
 pub(crate) fn serve_loopback(client: &TcpStream, to: SocketAddr) {
-    // As above; a client of a port where nobody listens hears that by its end.
+    // As above; a client of a port without a listener sees the end of its connection.
     drop(client.set_nodelay(true));
     if let Ok(server) = connect_loopback(to) {
         drop(gate_relay::relay(client, &server, Vec::new(), ClientBytes::Everything, SILENT_LOOPBACK_MAX));
@@ -97,7 +97,7 @@ fn open_loopback(target: &ProxyTarget, rules: &NetworkRules) -> Option<SocketAdd
     rules.opens_loopback(target.port).then(|| SocketAddr::new(address, target.port))
 }
 
-/// Tells a client that there are too many, as soon as it has asked.
+/// Refuses a client beyond the limit, as soon as its request has arrived.
 pub(crate) fn refuse(client: &TcpStream, connections_max: usize) {
     if matches!(read_head(client), Err(ProxyRefusal::Gone)) {
         return;
@@ -282,7 +282,7 @@ mod tests {
 
     use super::*;
 
-    /// What a client hears that says this to a gate with this list.
+    /// The response to a client that sends this to a gate with this list.
     fn describe(list: &str, said: &[u8]) -> String {
         let words: Vec<String> = list.split_whitespace().map(str::to_owned).collect();
         let rules = NetworkRules::read(crate::gate_rules::DefaultReach::Listed, &words).unwrap();

@@ -3,6 +3,7 @@
 //! Owns: the sandbox's cgroup and the layer `kill`. Nothing that runs inside can leave its cgroup: the
 //! directories belong to root, or the mounts that show them are read-only.
 
+use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -23,7 +24,10 @@ const EVENTS: &CStr = c"cgroup.events";
 const CPU: &CStr = c"cpu.stat";
 /// Longest list of processes that is read at once.
 const PIDS_BYTES_MAX: u64 = 1024 * 1024;
-const EVENTS_BYTES_MAX: u64 = 4096;
+const EVENTS_BYTES_MAX: usize = 256;
+const CPU_BYTES_MAX: u64 = 4096;
+/// Empty cgroups that wait for the next exec. Each has a descriptor open.
+const SPARES_MAX: usize = 4;
 /// The most processes of one exec whose descriptors are open at once.
 const PIDFDS_MAX: usize = 256;
 
@@ -35,6 +39,8 @@ pub(crate) struct SandboxCgroup {
     name: CString,
     /// Where the host has it.
     path: Option<PathBuf>,
+    /// Cgroups of execs of which nothing is left. To create one and to remove it costs more than to start a small program.
+    spares: RefCell<Vec<ExecCgroup>>,
 }
 
 /// The cgroup of one exec.
@@ -42,6 +48,11 @@ pub(crate) struct SandboxCgroup {
 pub(crate) struct ExecCgroup {
     pub(crate) dir: OwnedFd,
     name: CString,
+    /// What earlier execs used of processors in it.
+    cpu_before_us: u64,
+    /// Kernels compare the kills of a cgroup with those of the forking process's own one, also for a child that is started
+    /// elsewhere: in a cgroup that was ever killed, such a child is killed at once.
+    was_killed: Cell<bool>,
 }
 
 impl Fence {
@@ -97,6 +108,7 @@ impl Fence {
             )?,
             name: CString::new(name)?,
             path: std::fs::read_link(format!("/proc/self/fd/{}", descriptors::CGROUP)).ok(),
+            spares: RefCell::default(),
         };
         // Kernels before 5.14 have no such file.
         open(&groups.dir, KILL, libc::O_WRONLY)?;
@@ -130,14 +142,18 @@ impl SandboxCgroup {
         Ok(list.lines().any(|line| line == own))
     }
 
-    /// Makes the cgroup of an exec. `serial` tells it from one of the same id that is not empty yet.
+    /// An empty cgroup for an exec: one of an earlier exec, which keeps its name, or a new one. `serial` distinguishes a
+    /// new one from one of the same id that is not empty yet.
     pub(crate) fn make(&self, exec: &str, serial: u64) -> io::Result<ExecCgroup> {
+        if let Some(spare) = self.spares.borrow_mut().pop() {
+            return Ok(spare);
+        }
         let name = CString::new(format!("{exec}.{serial}"))?;
         sys::mkdir_at(self.dir.as_fd(), &name, 0o755)?;
         let opened =
             sys::open_at(self.dir.as_fd(), &name, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0);
         match opened {
-            Ok(dir) => Ok(ExecCgroup { dir, name }),
+            Ok(dir) => Ok(ExecCgroup { dir, name, cpu_before_us: 0, was_killed: Cell::new(false) }),
             Err(error) => {
                 sys::unlink_at(self.dir.as_fd(), &name, libc::AT_REMOVEDIR)?;
                 Err(error)
@@ -158,19 +174,34 @@ impl SandboxCgroup {
         }
     }
 
+    /// Keeps the cgroup of an exec for a later one, or removes it. Nothing lives in it, and only the keeper puts anything
+    /// there.
+    pub(crate) fn give_back(&self, group: ExecCgroup) {
+        let mut spares = self.spares.borrow_mut();
+        if spares.len() < SPARES_MAX && !group.was_killed.get() {
+            spares.push(group);
+        } else {
+            // One that cannot be removed goes with the sandbox.
+            self.remove(&group);
+        }
+    }
+
     /// Removes the sandbox's own cgroup, once those of its execs are gone.
     pub(crate) fn remove_all(&self) -> io::Result<()> {
+        for spare in self.spares.take() {
+            self.remove(&spare);
+        }
         sys::unlink_at(self.parent.as_fd(), &self.name, libc::AT_REMOVEDIR)
     }
 }
 
 impl ExecCgroup {
     pub(crate) fn is_empty(&self) -> bool {
-        let mut events = String::new();
-        let read = open(&self.dir, EVENTS, libc::O_RDONLY)
-            .and_then(|fd| File::from(fd).take(EVENTS_BYTES_MAX).read_to_string(&mut events));
+        let mut events = [0; EVENTS_BYTES_MAX];
+        // The kernel gives all of it at once.
+        let read = open(&self.dir, EVENTS, libc::O_RDONLY).and_then(|fd| sys::read(fd.as_fd(), &mut events));
         match read {
-            Ok(_) => events.lines().any(|line| line == "populated 0"),
+            Ok(len) => events[..len].split(|byte| *byte == b'\n').any(|line| line == b"populated 0"),
             // It was removed, before the file was opened or after.
             Err(error) => matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOENT)),
         }
@@ -178,6 +209,7 @@ impl ExecCgroup {
 
     /// Kills everything in it, including processes that it forks in the meantime.
     pub(crate) fn kill(&self) -> io::Result<()> {
+        self.was_killed.set(true);
         kill(&self.dir)
     }
 
@@ -196,12 +228,21 @@ impl ExecCgroup {
         Ok(())
     }
 
-    /// What everything in it has used of processors so far, also what is dead by now.
+    /// Counts from here on what is used of processors.
+    pub(crate) fn reset_cpu(&mut self) {
+        self.cpu_before_us = self.all_cpu_us();
+    }
+
+    /// What everything in it has used of processors since that was reset, also what is dead by now.
     pub(crate) fn cpu_us(&self) -> u64 {
+        self.all_cpu_us().saturating_sub(self.cpu_before_us)
+    }
+
+    fn all_cpu_us(&self) -> u64 {
         let mut text = String::new();
         let read = open(&self.dir, CPU, libc::O_RDONLY)
-            .and_then(|fd| File::from(fd).take(EVENTS_BYTES_MAX).read_to_string(&mut text));
-        // One that was removed uses nothing any more.
+            .and_then(|fd| File::from(fd).take(CPU_BYTES_MAX).read_to_string(&mut text));
+        // A removed cgroup has no usage.
         read.ok().and_then(|_| number(&text, "usage_usec")).unwrap_or(0)
     }
 
@@ -215,7 +256,7 @@ impl ExecCgroup {
     }
 }
 
-/// Takes hold of as many of these processes as there are descriptors for, and at most so many at once.
+/// Opens as many of these processes as there are descriptors for, up to a bound.
 fn open_some(waiting: &mut Vec<i32>) -> io::Result<Vec<(i32, OwnedFd)>> {
     let mut opened = Vec::new();
     while opened.len() < PIDFDS_MAX

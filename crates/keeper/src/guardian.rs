@@ -1,8 +1,8 @@
 //! The guardian of an exec: the process between keeper and program, where there is no cgroup.
 //!
-//! Orphans of the exec become its children, so everything that the exec started descends from it, however
-//! often that forked. It tells how the program ended, stays as long as anything of the exec lives, and
-//! where the kernel would not end the exec with the keeper, it does.
+//! Orphans of the exec become its children, so everything that the exec started descends from it, at any number of
+//! forks. It reports how the program ended, and lives as long as anything of the exec does. Where the kernel would not
+//! end the exec with the keeper, the guardian does.
 
 use std::collections::HashSet;
 use std::io;
@@ -27,27 +27,27 @@ const ENDING_LEN: usize = 29;
 /// A guardian as its keeper sees it.
 #[derive(Debug)]
 pub(crate) struct Guardian {
-    /// None once it was reaped: then nothing of its exec is left, unless somebody killed it.
+    /// None once it was reaped: then nothing of its exec is left, unless the guardian was killed.
     pub(crate) pid: Option<i32>,
-    /// None once it told how the program ended.
+    /// None once it reported how the program ended.
     status: Option<OwnedFd>,
-    /// What it told of that so far.
+    /// The bytes of the report so far.
     told: Vec<u8>,
     /// The program, where its group is all that can be named of the exec.
     main: Option<OwnedFd>,
 }
 
-/// What a guardian told about its program by the moment that was set.
+/// What a guardian reported about its program before the deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GuardianReport {
     Program(i32),
-    /// It was killed before it could tell: the program ran, and nobody saw it.
+    /// It was killed before its report: the program ran, and was not seen.
     Nobody,
-    /// It did not tell yet.
+    /// No report yet.
     Late,
 }
 
-/// How a program ended, as its guardian tells it.
+/// How a program ended, according to its guardian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ProgramEnd {
     pub(crate) died: ProgramDeath,
@@ -74,7 +74,7 @@ impl Guardian {
     /// Waits for the guardian to say which process the program is, which it does at once unless it is stopped.
     ///
     /// `status` does not block.
-    pub(crate) fn meet(pid: i32, status: OwnedFd, until: Instant) -> (Guardian, GuardianReport) {
+    pub(crate) fn await_guardian(pid: i32, status: OwnedFd, until: Instant) -> (Guardian, GuardianReport) {
         let mut told = [0; PID_LEN];
         let read = sys::read_until(status.as_fd(), &mut told, until);
         let (status, told, met) = match read {
@@ -87,9 +87,10 @@ impl Guardian {
         (Guardian { pid: Some(pid), status, told, main: None }, met)
     }
 
-    /// Holds on to the program, for signalling its group when its number may be somebody else's.
+    /// Opens the program, so that its group can be signalled even if its number is reused.
     ///
-    /// Until the guardian is let go on, the number is the program's own: nobody collected it, ended or not.
+    /// Until the guardian continues, the number belongs to the program: it is not collected, whether it has ended or
+    /// not.
     pub(crate) fn hold_main(&mut self, main: i32) {
         self.main = sys::pidfd_open(main).ok();
     }
@@ -112,7 +113,7 @@ impl Guardian {
             other => other,
         };
         match signalled {
-            // Nobody there is what was wanted.
+            // ESRCH means that no process is left.
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
             other => other,
         }
@@ -130,7 +131,7 @@ impl Guardian {
         match sys::read(self.status.as_ref()?.as_fd(), rest) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
             Ok(len) if len > 0 => self.told.extend_from_slice(&rest[..len]),
-            // It was killed: what is left of its exec tells the rest.
+            // It was killed: the rest of its exec decides.
             Ok(_) | Err(_) => {
                 self.status = None;
                 return None;
@@ -237,7 +238,7 @@ fn end_all(main: i32) -> ! {
         unsafe { libc::usleep(pause_us) };
         let found = walk.descendants(own).into_iter().map(|process| (process.pid, process.start));
         let found: HashSet<(i32, u64)> = found.collect();
-        // Those who fork all the time are not given any; those who only take long to die are.
+        // Processes that keep forking get no pause; those that only die slowly do.
         pause_us = if found.is_subset(&known) { (pause_us * 2).min(PAUSE_MAX_US) } else { PAUSE_FIRST_US };
         known = found;
     }

@@ -1,7 +1,7 @@
 //! Directories and programs of the host in a sandbox's own root: read-only, at their own paths.
 //!
-//! A directory is shown by an overlay and not by a bind. A read-only bind leaves its sockets and FIFOs open, because
-//! connecting to a socket does not write to the mount. Through an overlay nobody listens at either.
+//! An overlay shows a directory, not a bind. A read-only bind leaves its sockets and FIFOs usable, because a connection
+//! to a socket does not write to the mount. Through an overlay neither has a peer.
 //!
 //! Owns: those mounts, and the layer `host_programs`.
 
@@ -154,7 +154,8 @@ impl HostTreeMounts<'_> {
     }
 }
 
-/// Whether this host, or the file system of that directory, never has an overlay. A file system is no matter of who asks.
+/// Whether this host, or the file system of that directory, never supports overlays. This does not depend on the
+/// caller.
 pub(crate) fn cannot_overlay(error: &io::Error) -> bool {
     host_forbids(error)
         || matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENODEV | libc::EOPNOTSUPP))
@@ -184,7 +185,7 @@ mod tests {
     use super::*;
     use crate::mounts::enter_own;
 
-    /// What is seen in a tree with a mount in it, by somebody for whom that mount is locked.
+    /// The view of a tree that contains a mount, for a process that has that mount locked.
     fn seen_with_a_locked_mount(base: &Path) -> io::Result<String> {
         let tree = base.join("tree");
         enter_own()?;

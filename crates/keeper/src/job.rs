@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use lodge_link::{KeeperEvent, ORDER_FILE, OrderMarks, Speaker};
+use lodge_link::{KeeperEvent, ORDER_FILE, OrderMarks, StreamKind};
 
 use crate::captured::{MOVES_MAX, PipeFlow, SplicePipes, StreamCapture};
 use crate::execs::{self, RunningExec};
@@ -18,6 +18,8 @@ use crate::sys;
 
 /// Time between two reports about output that is being written.
 const TELL_EVERY: Duration = Duration::from_millis(50);
+/// How long the start of a job may stay untold.
+const STARTED_WITHIN: Duration = Duration::from_millis(50);
 /// How much is kept between two looks at the disk.
 const LOOK_EVERY_BYTES: u64 = 1 << 20;
 
@@ -58,8 +60,8 @@ impl JobCapture {
         }
     }
 
-    fn mark_order(&mut self, who: Speaker, len: u64) {
-        let Some(mark) = self.marks.spoke(who, len) else { return };
+    fn mark_order(&mut self, who: StreamKind, len: u64) {
+        let Some(mark) = self.marks.record_bytes(who, len) else { return };
         if matches!(self.order, OrderFile::Unmade) {
             let made = execs::create_output(&self.dir, ORDER_FILE);
             self.order = made.map_or(OrderFile::Over, |file| OrderFile::Open(file.into()));
@@ -96,12 +98,12 @@ pub(crate) fn pump(
 ) -> PipeFlow {
     for _ in 0..MOVES_MAX {
         if let Some(why) = job.check_disk(stdout.counted.seen + stderr.counted.seen) {
-            stderr.keep_no_more(io::Error::other(why.to_string()));
-            stdout.keep_no_more(why);
+            stderr.stop_keeping(io::Error::other(why.to_string()));
+            stdout.stop_keeping(why);
             job.order = OrderFile::Over;
             job.keep_free = 0;
         }
-        let mut shift = |who: Speaker, stream: &mut StreamCapture| {
+        let mut shift = |who: StreamKind, stream: &mut StreamCapture| {
             let before = stream.counted.seen;
             let flow = stream.shift(ways);
             if stream.counted.seen > before {
@@ -109,7 +111,7 @@ pub(crate) fn pump(
             }
             flow
         };
-        match (shift(Speaker::Stdout, stdout), shift(Speaker::Stderr, stderr)) {
+        match (shift(StreamKind::Stdout, stdout), shift(StreamKind::Stderr, stderr)) {
             (PipeFlow::Ended, PipeFlow::Ended) => return PipeFlow::Ended,
             (PipeFlow::More, _) | (_, PipeFlow::More) => {}
             (PipeFlow::Dry, PipeFlow::Dry | PipeFlow::Ended) | (PipeFlow::Ended, PipeFlow::Dry) => {
@@ -121,7 +123,7 @@ pub(crate) fn pump(
 }
 
 impl Keeper {
-    /// Moves what a job has to say, and has the daemon told of it.
+    /// Moves a job's output, and has it reported to the daemon.
     pub(crate) fn pump_job(&mut self, serial: u64) -> PipeFlow {
         let ways = self.ways.clone();
         let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else {
@@ -140,7 +142,7 @@ impl Keeper {
         flow
     }
 
-    /// Tells of the output for which it is time. What nobody is there to hear is found in the files.
+    /// Reports output that is due. Without a daemon, the files have it.
     pub(crate) fn report_outputs(&mut self, now: Instant) {
         let behind = self.daemon.as_ref().map(DaemonPeer::behind);
         let is_due =
@@ -160,7 +162,26 @@ impl Keeper {
                 None => job.tell_at = None,
             }
         }
-        events.iter().for_each(|event| self.tell(event));
+        events.iter().for_each(|event| self.report(event));
+    }
+
+    /// Tells that a job runs, together with the next event if that comes soon: the daemon does nothing about it, and a small
+    /// job is over by then.
+    pub(crate) fn report_started(&mut self, event: &KeeperEvent) {
+        if let Some(daemon) = &mut self.daemon {
+            daemon.delay(event, Instant::now() + STARTED_WITHIN);
+        }
+    }
+
+    /// Tells what was delayed for as long as it may be.
+    pub(crate) fn tell_delayed(&mut self, now: Instant) {
+        let Some(daemon) = &mut self.daemon else { return };
+        if daemon.delayed_until().is_some_and(|until| until <= now) {
+            daemon.queue_delayed();
+            if daemon.write().is_err() {
+                self.drop_daemon();
+            }
+        }
     }
 
     /// When the next report is due, if a daemon is connected. The loop wakes when the daemon has read.

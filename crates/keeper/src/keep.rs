@@ -9,7 +9,7 @@ use std::os::unix::net::UnixListener;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use lodge_link::{ExecKind, KeeperEvent, KeeperSpec, RefusedWhy, VERSION, Welcome, keeper_proof};
+use lodge_link::{ExecKind, KeeperEvent, KeeperSpec, RefusalReason, VERSION, Welcome, keeper_proof};
 
 use crate::captured::{PipeFlow, SplicePipes, StreamCapture};
 use crate::confine::ConfinedSandbox;
@@ -59,7 +59,7 @@ pub(crate) struct Keeper {
     /// Execs that ended: what they left behind can still be killed by their names.
     pub(crate) past: Vec<EndedExec>,
     pub(crate) strays: Option<StraySearch>,
-    /// Pipes that outlived their exec. They are emptied, so that nobody who writes to one is stopped.
+    /// Pipes that outlived their exec. They are drained, so that their writers do not block.
     pub(crate) leftovers: Vec<StreamCapture>,
     pub(crate) ending: Option<SandboxEnd>,
     alone_since: Instant,
@@ -74,11 +74,11 @@ pub(crate) struct Keeper {
 /// The end of the sandbox, once it has begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SandboxEnd {
-    /// Everybody was asked to go.
+    /// All processes got SIGTERM.
     Asked {
         until: Instant,
     },
-    /// Nobody was left a choice. Past this moment the keeper goes without them.
+    /// All processes got SIGKILL. After this moment the keeper exits without them.
     Forced {
         again: Instant,
         until: Instant,
@@ -150,9 +150,9 @@ impl Keeper {
         })
     }
 
-    /// Keeps the sandbox until it is ended, or until it cannot be needed any more.
+    /// Keeps the sandbox until it is ended, or can no longer be needed.
     pub(crate) fn run(mut self) {
-        self.log.say(&format!("keeps {} incarnation {}", self.spec.sandbox, self.spec.incarnation));
+        self.log.write_line(&format!("keeps {} incarnation {}", self.spec.sandbox, self.spec.incarnation));
         let (mut polled, mut sources) = (Vec::new(), Vec::new());
         while self.ending != Some(SandboxEnd::Over) {
             self.watch(&mut polled, &mut sources);
@@ -171,12 +171,12 @@ impl Keeper {
         if let Some(groups) = &self.confined.groups
             && let Err(error) = groups.remove_all()
         {
-            self.log.say(&format!("its cgroup stays: {error}"));
+            self.log.write_line(&format!("its cgroup stays: {error}"));
         }
         if let Err(error) = self.confined.bounds.leave() {
-            self.log.say(&format!("a cgroup of its limits stays: {error}"));
+            self.log.write_line(&format!("a cgroup of its limits stays: {error}"));
         }
-        self.log.say("ends");
+        self.log.write_line("ends");
     }
 
     fn watch(&self, polled: &mut Vec<libc::pollfd>, sources: &mut Vec<WakeSource>) {
@@ -294,11 +294,11 @@ impl Keeper {
     fn accept(&mut self) {
         while let Ok((stream, _)) = self.listener.accept() {
             if self.strangers.len() >= STRANGERS_MAX {
-                peers::refuse(&stream, RefusedWhy::TooManyWaiting);
+                peers::refuse(&stream, RefusalReason::TooManyWaiting);
                 continue;
             }
             let serial = self.next_serial();
-            if let Ok(stranger) = UnprovenPeer::meet(stream, serial, Instant::now()) {
+            if let Ok(stranger) = UnprovenPeer::challenge(stream, serial, Instant::now()) {
                 self.strangers.push(stranger);
             }
         }
@@ -314,11 +314,11 @@ impl Keeper {
         match met {
             HandshakeResult::Waiting | HandshakeResult::Gone => {}
             HandshakeResult::Liar => {
-                self.log.say("turned away a peer without the secret");
-                stranger.refuse(RefusedWhy::BadProof);
+                self.log.write_line("turned away a peer without the secret");
+                stranger.refuse(RefusalReason::BadProof);
             }
             HandshakeResult::Proven(_, hello) if hello.epoch < self.epoch => {
-                stranger.refuse(RefusedWhy::OldEpoch { current: self.epoch });
+                stranger.refuse(RefusalReason::OldEpoch { current: self.epoch });
             }
             HandshakeResult::Proven(challenge, hello) => {
                 let welcome = Welcome {
@@ -333,9 +333,9 @@ impl Keeper {
                 let mut bytes = Vec::new();
                 welcome.append_to(&mut bytes);
                 self.epoch = hello.epoch;
-                // The older connection goes here, with all that it sent and nobody read.
+                // This drops the older connection with its unread bytes.
                 self.daemon = Some(stranger.into_daemon(hello.epoch, bytes));
-                self.log.say(&format!("serves the daemon of epoch {}", hello.epoch));
+                self.log.write_line(&format!("serves the daemon of epoch {}", hello.epoch));
                 self.serve_daemon(libc::POLLIN | libc::POLLOUT);
             }
         }
@@ -348,36 +348,36 @@ impl Keeper {
             Some(daemon) if can_read => daemon.read().and_then(|()| daemon.write()),
             Some(daemon) => daemon.write(),
         };
-        let obeyed = self.obey_all();
+        let obeyed = self.apply_commands();
         if kept.and(obeyed).is_err() {
-            self.lose_daemon();
+            self.drop_daemon();
         }
     }
 
     /// Carries out every whole command that arrived, even from a daemon that is gone since.
-    fn obey_all(&mut self) -> Result<(), ConnectionLost> {
+    fn apply_commands(&mut self) -> Result<(), ConnectionLost> {
         while let Some(daemon) = &mut self.daemon {
             match daemon.next_command()? {
-                Some(command) => self.obey(command),
+                Some(command) => self.apply_command(command),
                 None => return Ok(()),
             }
         }
         Ok(())
     }
 
-    fn lose_daemon(&mut self) {
+    pub(crate) fn drop_daemon(&mut self) {
         if let Some(daemon) = self.daemon.take() {
-            self.log.say(&format!("lost the daemon of epoch {}", daemon.epoch));
+            self.log.write_line(&format!("lost the daemon of epoch {}", daemon.epoch));
             self.alone_since = Instant::now();
         }
     }
 
-    /// Tells the daemon, if there is one. What it misses it finds in the exec's directory.
-    pub(crate) fn tell(&mut self, event: &KeeperEvent) {
+    /// Reports to the daemon, if it is connected. The exec's directory has events that it misses.
+    pub(crate) fn report(&mut self, event: &KeeperEvent) {
         if let Some(daemon) = &mut self.daemon {
-            event.append_to(&mut daemon.out);
+            daemon.queue(event);
             if daemon.write().is_err() {
-                self.lose_daemon();
+                self.drop_daemon();
             }
         }
     }
@@ -409,8 +409,8 @@ impl Keeper {
             }
         });
         if let Err(LineTooLong) = cut {
-            self.condemn(serial, "wrote a line longer than a line may be. ");
-            // Closed only after the kill, so that the record tells of that and not of a broken pipe.
+            self.kill_for_breach(serial, "wrote a line longer than a line may be. ");
+            // Closed only after the kill, so that the record has the kill and not a broken pipe.
             if let Some(one) = self.find(serial) {
                 one.stdout.pipe = None;
                 one.lines = LineSplitter::default();
@@ -419,7 +419,7 @@ impl Keeper {
         if let Some(daemon) = &mut self.daemon
             && daemon.write().is_err()
         {
-            self.lose_daemon();
+            self.drop_daemon();
         }
         PipeFlow::More
     }
@@ -438,11 +438,13 @@ impl Keeper {
             SandboxEnd::Over => None,
         });
         let alone = self.daemon.is_none().then_some(self.liveness_due());
+        let delayed = self.daemon.as_ref().and_then(DaemonPeer::delayed_until);
         let strays = self.strays.map(|strays| strays.at);
         let alive = self.running.iter().filter(|one| one.stage == ExecStage::Alive);
         let starts = self.running.iter().filter_map(|one| Some(one.starting.as_ref()?.until));
         let watches = alive.filter_map(|one| one.deadline).chain(self.watch.at).chain(starts);
-        let due = strangers.chain(drains).chain(doomed).chain(strays).chain(ending).chain(alone);
+        let due =
+            strangers.chain(drains).chain(doomed).chain(strays).chain(ending).chain(alone).chain(delayed);
         let calls = self.supervisor.as_ref().and_then(Supervisor::due);
         let due = due.chain(watches).chain(self.report_at()).chain(calls).min();
         let Some(due) = due else { return -1 };
@@ -456,6 +458,7 @@ impl Keeper {
             supervisor.keep_time(now);
         }
         self.report_outputs(now);
+        self.tell_delayed(now);
         self.expire_starts(now);
         self.finish_drained(now);
         self.end_overdue(now);
@@ -470,11 +473,11 @@ impl Keeper {
     }
 
     fn liveness_due(&self) -> Instant {
-        self.looked_around + self.sped_up(LOOK_AROUND_EVERY)
+        self.looked_around + self.scaled_wait(LOOK_AROUND_EVERY)
     }
 
     /// A wait of the keeper's solitude, as long as it really takes here.
-    fn sped_up(&self, wait: Duration) -> Duration {
+    fn scaled_wait(&self, wait: Duration) -> Duration {
         let is_sped_up = self.epoch > 0 && self.spec.failpoint == ALONE_AT_ONCE;
         if is_sped_up { Duration::from_millis(20) } else { wait }
     }
@@ -482,10 +485,10 @@ impl Keeper {
     fn check_liveness(&mut self, now: Instant) {
         let is_vanished = sys::stat(self.dir.as_fd()).is_ok_and(|stat| stat.st_nlink == 0);
         if is_vanished {
-            self.log.say("its directory vanished");
+            self.log.write_line("its directory vanished");
             self.end(Duration::ZERO, now);
-        } else if now >= self.alone_since + self.sped_up(ALONE_MAX) && !self.has_work() {
-            self.log.say("nothing to do and no daemon");
+        } else if now >= self.alone_since + self.scaled_wait(ALONE_MAX) && !self.has_work() {
+            self.log.write_line("nothing to do and no daemon");
             // The loop ends once every exec has its record, so that of the runtime is not missing either.
             self.end(ALONE_GRACE, now);
         }

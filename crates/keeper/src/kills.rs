@@ -1,7 +1,7 @@
 //! Killing one exec: all that it started, also what left its session long before and what forks meanwhile.
 //!
-//! Owns: what holds an exec's processes together, and the way from SIGTERM to the proof that none is left.
-//! The proof is the kernel's: a cgroup without processes, or a guardian that had nobody left to wait for.
+//! Owns: the handle on an exec's processes, and the way from SIGTERM to the proof that none is left. The kernel gives
+//! the proof: a cgroup without processes, or a guardian without children.
 
 use std::cell::OnceCell;
 use std::time::{Duration, Instant};
@@ -70,12 +70,12 @@ impl Keeper {
         self.running.iter().any(|one| one.id == exec) || self.past.iter().any(|past| past.exec == exec)
     }
 
-    /// Whether somebody asked this exec to go.
+    /// Whether the end of this exec is scheduled.
     pub(crate) fn is_kill_scheduled(&self, exec: &str) -> bool {
         self.doomed.iter().any(|doomed| doomed.exec == exec)
     }
 
-    /// Asks an exec and its descendants to go, and sets the moment when they are not asked any more.
+    /// Sends SIGTERM to an exec and its descendants, and schedules SIGKILL.
     pub(crate) fn schedule_kill(&mut self, exec: &str, grace: Duration) {
         let now = Instant::now();
         if !grace.is_zero() {
@@ -90,7 +90,7 @@ impl Keeper {
     }
 
     /// Kills an exec that broke a rule, and notes which.
-    pub(crate) fn condemn(&mut self, serial: u64, note: &str) {
+    pub(crate) fn kill_for_breach(&mut self, serial: u64, note: &str) {
         let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else { return };
         one.note.push_str(note);
         let exec = one.id.clone();
@@ -108,14 +108,14 @@ impl Keeper {
                 at += 1;
                 continue;
             }
-            match self.strike(&self.doomed[at].exec, &walk) {
+            match self.kill_exec_processes(&self.doomed[at].exec, &walk) {
                 KillLeftover::Something if now < self.doomed[at].until => {
                     self.doomed[at].at = now + STRIKE_AGAIN_AFTER;
                     at += 1;
                 }
                 KillLeftover::Something => {
                     let doomed = self.doomed.swap_remove(at);
-                    self.log.say(&format!("some processes of {} did not end", doomed.exec));
+                    self.log.write_line(&format!("some processes of {} did not end", doomed.exec));
                 }
                 KillLeftover::Nothing => drop(self.doomed.swap_remove(at)),
             }
@@ -143,12 +143,12 @@ impl Keeper {
                 ProcessHold::Guard(guard) => guard.signal_group(main, libc::SIGTERM),
             };
             if let Err(error) = asked {
-                self.log.say(&format!("could not ask {exec} to end: {error}"));
+                self.log.write_line(&format!("could not ask {exec} to end: {error}"));
             }
         }
     }
 
-    fn strike(&self, exec: &str, walk: &OnceCell<ProcessTree>) -> KillLeftover {
+    fn kill_exec_processes(&self, exec: &str, walk: &OnceCell<ProcessTree>) -> KillLeftover {
         let mut left = KillLeftover::Nothing;
         for (main, held) in self.holds(exec) {
             let is_gone = match held {
@@ -157,7 +157,7 @@ impl Keeper {
                     drop(group.kill());
                     group.is_empty()
                 }
-                ProcessHold::Guard(guard) => self.strike_guarded(guard, main, walk),
+                ProcessHold::Guard(guard) => self.kill_guarded_processes(guard, main, walk),
             };
             if !is_gone {
                 left = KillLeftover::Something;
@@ -167,7 +167,12 @@ impl Keeper {
     }
 
     /// Whether everything that descends from the guardian is gone, which is so once it is gone itself.
-    fn strike_guarded(&self, guard: &Guardian, main: Option<i32>, walk: &OnceCell<ProcessTree>) -> bool {
+    fn kill_guarded_processes(
+        &self,
+        guard: &Guardian,
+        main: Option<i32>,
+        walk: &OnceCell<ProcessTree>,
+    ) -> bool {
         let Some(guardian) = guard.pid else { return true };
         if self.confined.proc_is_ours {
             let reach = PidUse::within(self.confined.namespaces, guardian);
@@ -179,12 +184,12 @@ impl Keeper {
         } else {
             drop(guard.signal_group(main, libc::SIGKILL));
         }
-        // A guardian that somebody stopped would never see that it is alone.
+        // A stopped guardian would never see that it is alone.
         drop(sys::kill(guardian, libc::SIGCONT));
         false
     }
 
-    /// Hears from the guardian how a program ended.
+    /// Reads the guardian's report about the end of a program.
     pub(crate) fn read_guardian(&mut self, serial: u64) {
         let Some(one) = self.running.iter_mut().find(|one| one.serial == serial) else { return };
         if let ProcessHold::Guard(guard) = &mut one.held
@@ -222,7 +227,7 @@ impl Keeper {
             }
             ProgramDeath::Signal(_) => {}
         }
-        self.remove_empty_groups();
+        self.give_back_groups();
     }
 
     /// Kills every process without a guardian. As every exec has one, these are what a killed guardian left.
@@ -253,8 +258,7 @@ impl Keeper {
         running.chain(past).filter_map(guardian).collect()
     }
 
-    /// Writes down who the guardians are, where they have to outlive the keeper: one that somebody stopped has to
-    /// be woken then.
+    /// Records the guardians if they have to outlive the keeper: a stopped one must then be resumed.
     pub(crate) fn record_guardians(&self) {
         match self.confined.namespaces {
             Namespaces::Own => return,
@@ -269,7 +273,7 @@ impl Keeper {
             }
         }
         if let Err(error) = launch::put_file(&self.dir, GUARDIANS_FILE, c"guardians.new", text.as_bytes()) {
-            self.log.say(&format!("could not write down the guardians: {error}"));
+            self.log.write_line(&format!("could not write down the guardians: {error}"));
         }
     }
 
@@ -285,21 +289,20 @@ impl Keeper {
             held @ (ProcessHold::Guard(_) | ProcessHold::Group(_)) => Some(held),
         };
         self.past.push(EndedExec { exec, main, held });
-        self.remove_empty_groups();
+        self.give_back_groups();
     }
 
-    /// Nobody asks for this exec any more; what lives on of it stays known by its name.
+    /// The daemon forgot this exec. Processes of it that live stay known by its name.
     pub(crate) fn forget_past(&mut self, exec: &str) {
         self.past.retain(|past| past.exec != exec || past.held.is_some());
     }
 
-    fn remove_empty_groups(&mut self) {
+    fn give_back_groups(&mut self) {
         let Some(groups) = &self.confined.groups else { return };
+        let is_over = |held: &mut ProcessHold| matches!(held, ProcessHold::Group(group) if group.is_empty());
         for past in &mut self.past {
-            if let Some(ProcessHold::Group(group)) = &past.held
-                && groups.remove(group)
-            {
-                past.held = None;
+            if let Some(ProcessHold::Group(group)) = past.held.take_if(is_over) {
+                groups.give_back(group);
             }
         }
     }

@@ -38,8 +38,8 @@ const SCOPES_SINCE: i64 = 6;
 /// The version of Landlock that can allow links and moves between directories.
 const REFER_SINCE: i64 = 2;
 
-/// What of the host can be read by a sandbox that sees its tree: programs and what they are made of, their settings, and
-/// what the kernel tells. Data elsewhere has to be mounted.
+/// The parts of the host that a sandbox can read if it sees the host's tree: programs and their files, their settings,
+/// and the kernel's information. Other data must be mounted.
 pub(crate) const HOST_PLACES: [&str; 13] = [
     "/usr",
     "/bin",
@@ -143,7 +143,7 @@ pub(crate) enum TcpAccess {
     Closed,
 }
 
-/// Rules by which streams can be connected and bound by nobody but the keeper, and that take away nothing else.
+/// Rules under which only the keeper can connect and bind streams. They restrict nothing else.
 pub(crate) fn without_tcp() -> io::Result<Ruleset> {
     let attr = RulesetAttr { handled_fs: REFER, handled_net: BIND_TCP | CONNECT_TCP, scoped: 0 };
     with_moves(&attr, 2 * size_of::<u64>())
@@ -167,7 +167,7 @@ fn with_moves(attr: &RulesetAttr, size: usize) -> io::Result<Ruleset> {
     Ok(Ruleset(ruleset))
 }
 
-/// Rules by which signals stay among those who entered them together. None: this kernel has no such rules.
+/// Rules that limit signals to processes under the same rules. None: this kernel has no such rules.
 pub(crate) fn tools_scope() -> io::Result<Option<Ruleset>> {
     if abi()? < SCOPES_SINCE {
         return Ok(None);

@@ -61,7 +61,7 @@ pub(crate) fn keep() -> ExitCode {
     let served = serve(&ready);
     if served.is_err() {
         // The daemon removes the cgroup after the failure, so it must not be in use then.
-        // SAFETY: nothing in this process owns a descriptor any more, except the one for the announcement.
+        // SAFETY: this process owns no descriptor except the one for the announcement.
         unsafe { libc::close_range(descriptors::CGROUP as libc::c_uint, libc::c_uint::MAX, 0) };
     }
     match served {
@@ -226,7 +226,7 @@ fn record_cgroup(dir: &OwnedFd, grouping: &Grouping) -> io::Result<()> {
     put_file(dir, CGROUP_FILE, c"cgroup.new", path.as_os_str().as_bytes())
 }
 
-/// Puts a small file in its place, whole or not at all.
+/// Writes a small file, completely or not at all.
 pub(crate) fn put_file(dir: &OwnedFd, name: &str, temporary: &CStr, bytes: &[u8]) -> io::Result<()> {
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_NOFOLLOW;
     let fd = sys::open_at(dir.as_fd(), temporary, flags, 0o600)?;

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 
 use crate::bounds::number;
 
-/// Most descriptors that are looked at for memory that nobody has to map.
+/// Most descriptors that are checked for unmapped memory.
 const DESCRIPTORS_MAX: usize = 16 * 1024;
 /// How the kernel names a file that lies in memory alone.
 const MEMORY_FILE: &[u8] = b"/memfd:";

@@ -25,7 +25,7 @@ const FIRST_UNPRIVILEGED: u16 = 1024;
 /// Most ports of one sandbox: twice the connections that it may have open, because the kernel keeps the port of a closed
 /// connection for a minute.
 pub(crate) const PORTS_MAX: usize = 2048;
-/// At most one in so many of the eligible ports, where the host's range is small.
+/// At most one in this many of the eligible ports, where the host's range is small.
 const SHARE: usize = 4;
 /// How many ports are tried for one connection.
 const TRIES_MAX: usize = 128;
@@ -75,7 +75,7 @@ impl LocalPorts {
     }
 }
 
-/// The ports of a range that no server has and nobody reserved.
+/// The ports of a range that have no server and are not reserved.
 ///
 /// Of the range, every second one: `connect` without `bind` takes ports at even offsets and skips each that is bound
 /// explicitly, so the host's other connections keep theirs. The kernel chooses odd offsets for `bind` to port 0.

@@ -15,8 +15,8 @@ impl KeeperLog {
         KeeperLog(File::from(fd))
     }
 
-    /// One line. A log that cannot be written must not stop the work it tells of.
-    pub(crate) fn say(&self, what: &str) {
+    /// Writes one line. A log that cannot be written must not stop the keeper.
+    pub(crate) fn write_line(&self, what: &str) {
         let line = format!("{} keeper: {what}\n", sys::now_ms());
         if (&self.0).write_all(line.as_bytes()).is_err() {
             // Nowhere is left to say it.

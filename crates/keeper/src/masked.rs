@@ -71,7 +71,7 @@ impl Fence {
         Ok(())
     }
 
-    /// The agent's directory first, then what was asked for, what programs need, and what names resolve by.
+    /// The agent's directory first, then the requested binds, what programs need, and the resolver.
     fn all_opened(&mut self, spec: &KeeperSpec, asked: Vec<OpenBind>) -> io::Result<Vec<OpenBind>> {
         let root =
             Bind { source: spec.root.clone(), target: spec.root.clone(), read_only: false, checked: None };
@@ -168,7 +168,7 @@ fn deepest<'a>(masks: &'a [PathBuf], path: &Path) -> Option<&'a Path> {
     above.max_by_key(|mask| mask.as_os_str().len())
 }
 
-/// Hides a process that belongs to the host's network and mounts: what `/proc` says of those is open to everybody.
+/// Hides a process of the host's network and mounts: `/proc` shows those to all users.
 pub(crate) fn hide_process(proc: &Path, pid: i32) -> io::Result<()> {
     let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC | libc::MS_RDONLY;
     let path = sys::c_string(proc.join(pid.to_string()).as_os_str())?;
@@ -176,7 +176,7 @@ pub(crate) fn hide_process(proc: &Path, pid: i32) -> io::Result<()> {
         .map_err(|error| io::Error::other(format!("the gate cannot be hidden: {error}")))
 }
 
-/// Lays an empty directory over `path` that everybody may pass through.
+/// Mounts an empty directory over `path` that all users may traverse.
 pub(crate) fn hide(path: &Path) -> io::Result<()> {
     let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
     let options = c"mode=0755,size=1m,nr_inodes=4k";

@@ -13,12 +13,12 @@ const ALWAYS: [&str; 3] = ["/run", "/home", "/root"];
 /// Where programs put what they need for a while: each sandbox has its own.
 const TEMPORARY: [&str; 2] = ["/tmp", "/var/tmp"];
 
-/// Whether a mask is to be written in.
+/// Whether a mask must be writable.
 pub(crate) fn is_temporary(mask: &Path) -> bool {
     TEMPORARY.iter().any(|path| Path::new(path).canonicalize().is_ok_and(|path| path == mask))
 }
 
-/// The directories to lay a mask over, none beneath another, unless that is to be written in.
+/// The directories to mask, none beneath another, unless that one must be writable.
 pub(crate) fn to_hide(state_dir: &Path) -> Vec<PathBuf> {
     let mut wanted: Vec<PathBuf> = ALWAYS.iter().chain(&TEMPORARY).map(PathBuf::from).collect();
     wanted.push(cover(state_dir));

@@ -1,4 +1,4 @@
-//! How much of the disk an agent takes: counted by a child, so that a million files stop nobody.
+//! The disk usage of an agent: counted by a child process, so that a million files block nothing.
 //!
 //! Owns: the walk through the agent's root and through the output of its execs. It follows no link, leaves the mount for
 //! none beneath it, and counts a file once, however many names it has. What was removed and is still in use is counted
@@ -29,10 +29,10 @@ const OWNER_LOOKS: libc::mode_t = 0o500;
 /// Runs at the lowest priority.
 const NICENESS: libc::c_int = 19;
 
-/// What the one who counts is called, to tell it from those who stay.
+/// The name of the counting process.
 const COUNTER_NAME: &CStr = c"keeper-counts";
 
-/// A count under way.
+/// A running count.
 #[derive(Debug)]
 pub(crate) struct RootMeasurement {
     pid: i32,
@@ -66,7 +66,8 @@ impl RootMeasurement {
         sys::set_nonblocking(answer.as_fd())?;
         let pid = sys::fork()?;
         if pid == 0 {
-            // SAFETY: the name is a C string, and no other memory is passed; a priority that cannot be lowered is what it was.
+            // SAFETY: the name is a C string, and no other memory is passed; a priority that cannot be lowered is
+            // unchanged.
             unsafe {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
                 libc::prctl(libc::PR_SET_NAME, COUNTER_NAME.as_ptr());
@@ -75,7 +76,7 @@ impl RootMeasurement {
             let used = confine::drop_raisable().and_then(|()| used_bytes(root, namespaces));
             let used = used.and_then(|used| Ok(used.saturating_add(output_bytes(dir)?)));
             let bytes = used.unwrap_or(u64::MAX);
-            // Nobody may be left to hear it; either way there is nothing more to do.
+            // The reader may be gone. Either way nothing is left to do.
             let told = sys::write(theirs.as_fd(), &bytes.to_le_bytes());
             // SAFETY: ends the child at once.
             unsafe { libc::_exit(i32::from(told.is_err())) }
@@ -94,7 +95,7 @@ impl RootMeasurement {
         }
     }
 
-    /// Ends one that takes too long. It is collected like everybody else.
+    /// Ends a count that takes too long. It is collected like every other child.
     pub(crate) fn give_up(&self) {
         if sys::is_child(self.pid) && sys::kill(self.pid, libc::SIGKILL).is_err() {}
     }
@@ -128,7 +129,7 @@ fn walk(top: DirReader, mount: u64) -> io::Result<u64> {
         }
         let entry = match stat_entry(dir, name) {
             Ok(entry) => entry,
-            // Somebody closes it while it is counted, so it cannot be.
+            // Its owner closes it during the count, so it cannot be counted.
             Err(error) if !may_look_into(dir) => return Err(error),
             // One that is gone by now holds nothing.
             Err(_) => continue,
@@ -166,8 +167,8 @@ fn stat_entry(dir: RawFd, name: &CStr) -> io::Result<DirEntryStat> {
     Ok(DirEntryStat { is_dir, bytes: found.stx_blocks.saturating_mul(512) / names, mount })
 }
 
-/// Opens a directory to be read, also one that its owner may not look into at the moment. None: it is gone, or somebody
-/// else's.
+/// Opens a directory for reading, even if its owner may not read it at the moment. None: it is gone, or another user
+/// owns it.
 fn enter(dir: RawFd, name: &CStr) -> io::Result<Option<DirReader>> {
     match sys::open_at(sys::numbered(dir), name, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW, 0) {
         Ok(inner) if may_look_into(inner.as_raw_fd()) => DirReader::new(inner).map(Some),
@@ -180,7 +181,7 @@ fn enter_closed(dir: RawFd, name: &CStr) -> io::Result<Option<DirReader>> {
     let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
     let Ok(path) = sys::open_at(sys::numbered(dir), name, flags, 0) else { return Ok(None) };
     let mode = sys::stat(path.as_fd())?.st_mode & 0o7777;
-    // By the descriptor: its owner may put a link to something else in its place meanwhile.
+    // By the descriptor: its owner may replace the path by a link.
     let itself = fd_path(&path);
     // SAFETY: the path is a C string that outlives the call.
     let set = |mode: libc::mode_t| sys::check(unsafe { libc::chmod(itself.as_ptr(), mode) });
@@ -220,7 +221,7 @@ impl DirReader {
         let stream = unsafe { libc::fdopendir(fd) };
         if stream.is_null() {
             let error = io::Error::last_os_error();
-            // SAFETY: nobody took the descriptor over.
+            // SAFETY: no other code owns the descriptor.
             drop(unsafe { OwnedFd::from_raw_fd(fd) });
             return Err(error);
         }

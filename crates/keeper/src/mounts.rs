@@ -86,7 +86,7 @@ pub(crate) fn beneath(mountinfo: &[u8], top: &Path) -> Vec<PathBuf> {
 pub(crate) fn of_kind(mountinfo: &[u8], kind: &[u8]) -> Vec<PathBuf> {
     let lines = mountinfo.split(|byte| *byte == b'\n');
     let mounts = lines.filter(|line| {
-        // Any number of fields stands before the dash, and the kind after it.
+        // The number of fields before the dash varies, and the kind follows it.
         let mut words = line.split(|byte| *byte == b' ').skip_while(|word| *word != b"-");
         words.nth(1) == Some(kind)
     });

@@ -19,7 +19,7 @@ const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 /// Where the type of a route lies in its answer.
 const ROUTE_TYPE_AT: usize = HEADER_LEN + 7;
-/// An address that needs no check whether somebody else has it.
+/// An address that needs no duplicate detection.
 const IFA_F_NODAD: u8 = 2;
 const LOOPBACK_INDEX: u32 = 1;
 /// More than an answer to one of these has.
@@ -100,7 +100,7 @@ impl RouteSocket {
             let len = receive(self.socket.as_raw_fd(), &mut answer)?;
             let heard = answer.get(..len).filter(|heard| heard.len() >= HEADER_LEN);
             let heard = heard.ok_or(io::ErrorKind::InvalidData)?;
-            // What is left of a question that nobody waited for.
+            // The rest of an answer whose question was given up.
             if heard[8..12] != self.serial.to_ne_bytes() {
                 continue;
             }

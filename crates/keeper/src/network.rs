@@ -30,8 +30,8 @@ use crate::trial::{TrialError, settle};
 pub(crate) const CONTROL: RawFd = 3;
 /// What a gate says once it serves. Anything else is why it does not.
 pub(crate) const READY: u8 = b'R';
-/// Where programs of the sandbox find the gate's proxy, where there is one. Nobody else is in that network, so the port is
-/// free.
+/// The address of the gate's proxy inside the sandbox, if it has one. No other server is in that network, so the port
+/// is free.
 const PROXY_PORT: u16 = 3128;
 const PROXY_URL: &str = "http://127.0.0.1:3128";
 /// What listens inside is reached without it.
@@ -133,7 +133,7 @@ pub(crate) struct ConnectionPolicy {
 pub(crate) enum SocketGuard {
     /// Programs may neither connect nor bind streams by themselves.
     Landlock,
-    /// Each such socket hears its one peer alone.
+    /// Each such socket receives only from its peer.
     Filter(PeerFilter),
 }
 
@@ -440,8 +440,8 @@ pub(crate) fn receive(control: &OwnedFd) -> io::Result<GateSetup> {
     Ok(GateSetup { datagrams, streams, proxy, uid, rules })
 }
 
-/// Writes the file by which programs find the gate's names into the keeper's directory, and tells where that is. Must
-/// run before `/proc` is replaced.
+/// Writes the resolver file for the gate's names into the keeper's directory, and returns its path. Must run before
+/// `/proc` is replaced.
 pub(crate) fn write_resolver(dir: &OwnedFd) -> io::Result<PathBuf> {
     let name = sys::c_string(RESOLVER_FILE.as_ref())?;
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_NOFOLLOW;

@@ -1,7 +1,7 @@
 //! Calls of the sandbox's programs that the keeper answers: who waits for what, and for how long.
 //!
-//! Owns: the listeners of execs, the calls that cannot be answered yet, and everybody's turn. What the answer is, is
-//! decided in `notify_connect`.
+//! Owns: the listeners of execs, the calls that cannot be answered yet, and their order. `notify_connect` decides the
+//! answers.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -23,14 +23,14 @@ const WAITING_MAX: usize = 1024;
 const PART_OF_DESCRIPTORS: usize = 8;
 /// Most calls of one exec that are taken at once, so that everything else has its turn.
 const TURN_MAX: usize = 8;
-/// How often it is looked_at whether those who wait are still there.
+/// How often the keeper checks whether waiting programs still live.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a call waits for a socket of the host's network.
 const SOCKET_WITHIN: Duration = Duration::from_secs(10);
 /// How often a socket is handed in again, one at a time: each attempt can keep the keeper until its watchdog's next tick.
 const HAND_IN_EVERY: Duration = Duration::from_millis(20);
 
-/// Everybody whose calls come here.
+/// The execs whose calls arrive here.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     pub(crate) with: ConnectionPolicy,
@@ -40,7 +40,7 @@ pub(crate) struct Supervisor {
     pub(crate) waiting: Vec<PendingSyscall>,
     pub(crate) epolls: EpollCache,
     pub(crate) open: OpenConnections,
-    /// Sockets that were handed in and whose program was not told yet that they are connected.
+    /// Sockets that were handed over and whose programs do not know yet that they are connected.
     pub(crate) untold: Vec<u64>,
     looked_at: Instant,
     /// When a socket was last handed in again.
@@ -136,11 +136,11 @@ impl Supervisor {
 
     /// How many descriptors are open here.
     pub(crate) fn descriptors(&self) -> usize {
-        self.listeners.len() + self.waiting.len() + self.hand_ins().count()
+        self.listeners.len() + self.waiting.len() + self.socket_offers().count()
     }
 
     /// Where calls are that wait for their program.
-    fn hand_ins(&self) -> impl Iterator<Item = usize> {
+    fn socket_offers(&self) -> impl Iterator<Item = usize> {
         let waiting = self.waiting.iter().enumerate();
         waiting.filter(|(_, waiting)| matches!(waiting.stage, SyscallStage::HandIn(_))).map(|(at, _)| at)
     }
@@ -163,11 +163,11 @@ impl Supervisor {
         }
     }
 
-    /// When something is due, if anybody waits.
+    /// When something is due, if a call waits.
     pub(crate) fn due(&self) -> Option<Instant> {
         let until = self.waiting.iter().filter_map(|waiting| waiting.until).min();
         let look = (!self.waiting.is_empty()).then_some(self.looked_at + LOOK_EVERY);
-        let hand_in = self.hand_ins().next().map(|_| self.handed_in_at + HAND_IN_EVERY);
+        let hand_in = self.socket_offers().next().map(|_| self.handed_in_at + HAND_IN_EVERY);
         until.into_iter().chain(look).chain(hand_in).min()
     }
 
@@ -181,7 +181,7 @@ impl Supervisor {
                         break;
                     }
                 }
-                // Nobody is left who could call.
+                // No process is left that could call.
                 if events & libc::POLLHUP != 0 {
                     self.listeners.retain(|listener| listener.serial != serial);
                     self.waiting.retain(|waiting| waiting.listener != serial);
@@ -196,7 +196,7 @@ impl Supervisor {
         }
     }
 
-    /// Gives up on those who are gone, and answers those who had their time.
+    /// Drops calls of processes that are gone, and answers those whose time is over.
     pub(crate) fn keep_time(&mut self, now: Instant) {
         if self.waiting.is_empty() {
             return;
@@ -208,7 +208,7 @@ impl Supervisor {
             self.time_out(&waiting);
         }
         if now >= self.handed_in_at + HAND_IN_EVERY {
-            self.hand_in_again();
+            self.offer_socket_again();
         }
         if now < self.looked_at + LOOK_EVERY {
             return;
@@ -224,13 +224,13 @@ impl Supervisor {
     }
 
     /// Hands in a socket whose program did not take it. The others have their turn after it.
-    fn hand_in_again(&mut self) {
-        let Some(at) = self.hand_ins().next() else { return };
+    fn offer_socket_again(&mut self) {
+        let Some(at) = self.socket_offers().next() else { return };
         let PendingSyscall { listener, call, stage, until, .. } = self.waiting.remove(at);
         let SyscallStage::HandIn(pending) = stage else { return };
         if self.still_waits(listener, &call) {
             let decided = pending.check_place(&call);
-            let decided = decided.and_then(|()| self.hand_in((listener, call), pending, until));
+            let decided = decided.and_then(|()| self.offer_socket((listener, call), pending, until));
             self.finish(listener, &call, decided);
         }
         self.handed_in_at = Instant::now();
@@ -280,16 +280,16 @@ impl Supervisor {
         }
         // A caller that was killed meanwhile left nothing to take.
         let Ok(call) = notify_sys::receive(listener) else { return false };
-        // One thread makes one call at a time: what it asked for before was given up for a signal.
+        // A thread makes one call at a time: its earlier call was interrupted by a signal.
         self.waiting.retain(|waiting| waiting.call.thread != call.thread);
         let decided = self.decide(serial, call);
         self.finish(serial, &call, decided);
-        // The gate may have been heard for this call, and others wait for what it sent.
+        // The gate's message may have been read for this call, and other calls wait for its sockets.
         self.give_sockets();
         true
     }
 
-    /// Answers, unless nobody waits for it any more.
+    /// Answers, unless the call was given up.
     pub(crate) fn answer(&self, listener: u64, call: &SupervisedSyscall, answer: SyscallAnswer) -> bool {
         self.listener(listener).is_some_and(|fd| notify_sys::answer(fd, call.id, answer).is_ok())
     }
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_its_program_does_not_take_is_handed_in_again_and_not_for_ever() {
+    fn a_socket_that_its_program_does_not_take_is_handed_in_again_and_not_endlessly() {
         let (mut supervisor, _gate) = supervisor();
         let begun = Instant::now();
         supervisor.wait((1, CALL), SyscallStage::HandIn(pending(None)), None);
@@ -380,7 +380,7 @@ mod tests {
             let call = SupervisedSyscall { thread, ..CALL };
             supervisor.wait((1, call), SyscallStage::HandIn(pending(None)), None);
         }
-        supervisor.hand_in_again();
+        supervisor.offer_socket_again();
         let left: Vec<i32> = supervisor.waiting.iter().map(|waiting| waiting.call.thread).collect();
         assert_eq!(left, [8]);
     }
@@ -389,7 +389,7 @@ mod tests {
     fn an_address_that_was_closed_while_a_call_waited_is_not_connected_to() {
         let (mut supervisor, gate) = supervisor();
         let server = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        // It was somebody else's when the call came, and is this host's own now.
+        // It belonged to another host when the call came, and is this host's own now.
         let to = sockets::SocketAddress::from(server.local_addr().unwrap());
         let [theirs, ours] =
             [0, 1].map(|_| sockets::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK).unwrap());

@@ -23,7 +23,7 @@ pub(crate) struct SyscallAddress {
 /// Where an address of the internet leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AddressTarget {
-    /// Nowhere: what was connected is not any more.
+    /// Disconnect: the socket loses its peer.
     Away,
     To(IpAddr, u16),
 }

@@ -1,4 +1,4 @@
-//! What becomes of a program's `connect`, `bind` or `listen`.
+//! How a program's `connect`, `bind` or `listen` is handled.
 //!
 //! Owns: the decision about each, and carrying it out. The network of the sandbox is empty, so a call that is not
 //! answered here reaches nothing. What is let out gets a socket of the host's network, connected to the address that was
@@ -24,7 +24,7 @@ use crate::sys;
 
 /// The error for an address that a program may not reach.
 const CLOSED: i32 = libc::EACCES;
-/// Most connections of which it is remembered that their programs were not told.
+/// Most connections that are remembered as not reported to their programs.
 const UNTOLD_MAX: usize = 64;
 const SO_COOKIE: libc::c_int = 57;
 /// States of a connection, as the kernel counts them.
@@ -57,8 +57,8 @@ enum SocketReplacement {
 }
 
 impl PendingSocket {
-    /// Refuses to replace anything but the socket that the call was made with: another thread may have closed it
-    /// meanwhile, and opened something else in its place, or have connected it.
+    /// Refuses to replace anything but the socket that the call was made with: another thread may have closed or
+    /// connected it meanwhile, and opened another file under its number.
     pub(crate) fn check_place(&self, call: &SupervisedSyscall) -> io::Result<()> {
         let there = notify_sys::get_fd(&notify_sys::open_thread(call.thread)?, call.fd())?;
         let is_same =
@@ -175,7 +175,7 @@ impl Supervisor {
             return Ok(if opens { ConnectRoute::Outside } else { ConnectRoute::Inside });
         }
         let (Some(rules), Some(stock)) = (rules, &mut self.stock) else { return errno(libc::ENETUNREACH) };
-        // What the gate answered comes here before the program hears of it.
+        // The keeper reads the gate's answer before the program does.
         stock.receive();
         let answered = stock.is_opened(to, port, Instant::now());
         // If the rules close the address in any case, the host's own addresses need not be checked.
@@ -214,7 +214,7 @@ impl Supervisor {
         })
     }
 
-    /// Whether the program has not been told of its connection yet. The answer to this call tells it.
+    /// Whether the program does not know of its connection yet. The answer to this call reports it.
     fn take_connect_result(&mut self, socket: &OwnedFd) -> io::Result<bool> {
         let cookie = cookie(socket)?;
         let at = self.untold.iter().position(|untold| *untold == cookie);
@@ -270,8 +270,8 @@ impl Supervisor {
         self.dial(caller, theirs, (ours, to_peer.as_ref().unwrap_or(address)), until)
     }
 
-    /// Connects a socket, and puts it in the place of the program's socket as soon as the connection is under way, so
-    /// that an interrupted program finds it there.
+    /// Connects a socket, and replaces the program's socket as soon as the connection is in progress, so that an
+    /// interrupted program finds it there.
     fn dial(
         &mut self,
         (listener, call): (u64, SupervisedSyscall),
@@ -290,12 +290,12 @@ impl Supervisor {
             Err(Some(libc::EINPROGRESS)) => true,
             Err(_) => return Ok(Some(connected.into())),
         };
-        self.hand_in((listener, call), PendingSocket { theirs, ours, is_under_way, until }, None)
+        self.offer_socket((listener, call), PendingSocket { theirs, ours, is_under_way, until }, None)
     }
 
     /// Puts a socket in the place of the program's, then answers or waits for the connection. A program that does not get
     /// a processor in time is tried again until `try_until`.
-    pub(crate) fn hand_in(
+    pub(crate) fn offer_socket(
         &mut self,
         (listener, call): (u64, SupervisedSyscall),
         pending: PendingSocket,
@@ -349,18 +349,18 @@ impl Supervisor {
             }
             replaced => replaced?,
         }
-        // Not before: the keeper closes a socket that nobody took, and must not wait for its peer.
+        // Not earlier: the keeper closes a socket that was not taken, and must not wait for its peer.
         notify_options::copy_linger(&theirs, ours);
         // The last that kept the program's own, with which its registrations go.
         drop(theirs);
         for registration in watched {
-            // One whose epoll is gone has nobody who waits.
+            // If the epoll is gone, no thread waits.
             drop(registration.renew(ours, call.fd()));
         }
         Ok(SocketReplacement::Done)
     }
 
-    /// Hears the gate, and gives what it sent to those who wait for it.
+    /// Reads the gate's messages, and gives its sockets to the waiting calls.
     pub(crate) fn receive_sockets(&mut self) {
         if let Some(stock) = &mut self.stock {
             stock.receive();
@@ -371,7 +371,7 @@ impl Supervisor {
     /// Gives available sockets to the calls that wait for them.
     pub(crate) fn give_sockets(&mut self) {
         let is_next = |waiting: &PendingSyscall, stock: &SocketStock| match waiting.stage {
-            SyscallStage::Socket { family, .. } => stock.has_news(family),
+            SyscallStage::Socket { family, .. } => stock.can_answer(family),
             SyscallStage::HandIn(_) | SyscallStage::Connected(_) => false,
         };
         while let Some(stock) = &self.stock
@@ -442,7 +442,7 @@ impl Supervisor {
         }
     }
 
-    /// The bound for this call is over. A connection of a socket that the program has goes on without it.
+    /// The bound for this call is over. The connection of a socket that the program has continues without it.
     pub(crate) fn time_out(&mut self, waiting: &PendingSyscall) {
         let errno = match waiting.stage {
             SyscallStage::Socket { .. } | SyscallStage::HandIn(_) => libc::ETIMEDOUT,

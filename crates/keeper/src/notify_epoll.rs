@@ -82,8 +82,8 @@ struct BorrowedNumber {
 
 impl BorrowedNumber {
     fn take(socket: &OwnedFd, number: RawFd) -> io::Result<BorrowedNumber> {
-        // SAFETY: no memory is passed. The number is given back before anybody could miss it: the other
-        // thread of this process, which forks tools, waits for a message meanwhile.
+        // SAFETY: no memory is passed. The number is returned before it could be missed: the other thread of this
+        // process, which forks tools, waits for a message meanwhile.
         unsafe {
             let flags = libc::fcntl(number, libc::F_GETFD);
             let before = if flags < 0 {

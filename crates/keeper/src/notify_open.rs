@@ -1,8 +1,8 @@
 //! How many connections to the outside the programs of a sandbox have open.
 //!
-//! A program has the descriptors, and may duplicate, pass on and close them without the keeper's hearing of it. So each
-//! socket is registered with an epoll that nobody waits for: the kernel forgets the registration with the last descriptor,
-//! and says which are left.
+//! A program has the descriptors, and may duplicate, pass on and close them unnoticed. So each socket is registered
+//! with an epoll that is never waited for: the kernel drops the registration with the last descriptor, and lists the
+//! remaining ones.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -15,7 +15,7 @@ use crate::sys;
 pub(crate) const CONNECTIONS_MAX: usize = 1024;
 /// How often they are counted, at most: a program at the bound retries again and again.
 const COUNT_EVERY: Duration = Duration::from_millis(20);
-/// More than what the kernel says of so many.
+/// More than the kernel's list for this many.
 const INFO_BYTES_MAX: u64 = 1024 * 1024;
 
 /// The connections that were handed in and are open.
@@ -73,7 +73,7 @@ mod tests {
         let mut open = OpenConnections::new().unwrap();
         let mut now = Instant::now();
         let pair = || UnixStream::pair().map(|(near, far)| (OwnedFd::from(near), far)).unwrap();
-        // What nobody has any more does not count, however many there were.
+        // Closed sockets do not count, at any number.
         for _ in 0..3 * CONNECTIONS_MAX {
             open.add(&pair().0, now).unwrap();
             now += COUNT_EVERY;

@@ -34,7 +34,7 @@ pub(crate) fn try_answering() -> Result<(), TrialError> {
     if child == 0 {
         drop(ours);
         make_call(&theirs, &their_socket);
-        // SAFETY: ends the child at once; everything that it had to say was said.
+        // SAFETY: ends the child at once; all output is written.
         unsafe { libc::_exit(0) }
     }
     drop((theirs, their_socket));
@@ -74,7 +74,7 @@ fn make_call(keeper: &OwnedFd, socket: &OwnedFd) {
     let kind = sockets::socket_option::<i32>(socket.as_fd(), libc::SOL_SOCKET, libc::SO_TYPE);
     let is_replaced = kind.is_ok_and(|kind| kind == libc::SOCK_DGRAM);
     if connected.is_err_and(|error| error.raw_os_error() == Some(TRIAL_ERRNO)) && is_replaced {
-        // A keeper that does not hear it says so itself.
+        // If the message is lost, the keeper notices by itself.
         drop(sockets::send_packet(keeper.as_fd(), &[ANSWERED], None));
     }
 }
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_whose_calls_somebody_else_answers_is_told_apart_before_any_exec() {
+    fn a_process_whose_calls_somebody_else_answers_is_distinguished_before_any_exec() {
         // The holder of the listener answers nothing. The trial makes no call that is reported to it.
         let said = said_after(|| seccomp_network::report(&[libc::SYS_fdatasync]).map(std::mem::forget));
         assert!(said.contains("reported to it already"), "{said}");

@@ -138,7 +138,7 @@ fn uninterrupted(mut call: impl FnMut() -> io::Result<libc::c_int>) -> io::Resul
     call()
 }
 
-/// Answers a call. An error: nobody waits for it any more.
+/// Answers a call. An error: the call was given up.
 pub(crate) fn answer(listener: &OwnedFd, id: u64, answer: SyscallAnswer) -> io::Result<()> {
     #[repr(C)]
     struct NotificationResponse {
@@ -227,7 +227,7 @@ pub(crate) fn get_fd(process: &OwnedFd, fd: RawFd) -> io::Result<OwnedFd> {
     }
 }
 
-/// Copies so many bytes from a thread's memory, once.
+/// Copies this many bytes from a thread's memory, once.
 pub(crate) fn read_memory(thread: i32, from: u64, bytes: &mut [u8]) -> io::Result<()> {
     let ours = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let theirs = libc::iovec { iov_base: from as *mut libc::c_void, iov_len: bytes.len() };

@@ -1,4 +1,4 @@
-//! The files of one stream of a job: its head, and the last one to two segments of what came after.
+//! The files of one stream of a job: its head, and the last one to two segments of the rest.
 //!
 //! Owns: which file the next byte goes to, and that no more is kept than a head and two segments. A file is made when
 //! there is a byte for it: most jobs say little, and many nothing.
@@ -14,7 +14,7 @@ use crate::captured::NextBytes;
 use crate::execs;
 use crate::sys;
 
-/// How much of a stream is kept: so many bytes of its beginning, and at its end one to two segments of that length.
+/// How much of a stream is kept: this many bytes of its beginning, and at its end one to two segments of that length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StreamLayout {
     pub(crate) head: u64,
@@ -89,8 +89,8 @@ impl StreamFiles {
     }
 
     /// Of the bytes that wait at the start of a segment, how many need no file, because two complete segments follow
-    /// them. So a program that writes much and of which little is kept is not slowed down by files that nobody could
-    /// read.
+    /// them. So a program that writes much output of which little is kept is not slowed down by files that would be
+    /// dropped.
     pub(crate) fn needless(&self, waiting: u64) -> u64 {
         match waiting.checked_div(self.layout.segment) {
             Some(segments) if self.room() == 0 => segments.saturating_sub(2) * self.layout.segment,
@@ -98,7 +98,7 @@ impl StreamFiles {
         }
     }
 
-    /// So many bytes get no file. What they push out goes when the next segment is there.
+    /// These bytes get no file. The segments that they push out are removed when the next segment exists.
     pub(crate) fn skip(&mut self, bytes: u64) {
         self.part = match self.part {
             CurrentFile::Head => CurrentFile::Skipped { base: self.len + bytes, last: None },
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn a_segment_that_cannot_be_made_ends_what_is_kept_and_not_the_stream() {
         let scratch = ScratchDir::new("trouble");
-        // Somebody else's file lies where the second segment would.
+        // A foreign file has the name of the second segment.
         std::fs::write(scratch.0.join("stdout.5"), "x").unwrap();
         let mut captured = StreamCapture::new(
             None,

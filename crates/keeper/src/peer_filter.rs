@@ -1,8 +1,8 @@
 //! A socket of the host's network that is of use for one peer alone, where Landlock cannot see to that.
 //!
-//! A filter takes packets from that peer's address and port, and is locked; the local port is an explicit one, which the
-//! kernel never gives up. A program that resets the socket can then neither connect it elsewhere nor listen: what would
-//! answer or call is not heard.
+//! A filter accepts packets from that peer's address and port, and is locked. The local port is explicit, so the kernel
+//! never changes it. A program that resets the socket can then neither connect it elsewhere nor listen: the filter
+//! drops other peers.
 //!
 //! After a reset the socket is still bound. So it is bound to one address and never to all of them, and never to one that
 //! servers of the host's loopback use: a tool must not keep those from starting.
@@ -241,7 +241,7 @@ mod tests {
     fn a_restricted_socket_reaches_its_peer_and_after_a_reset_nobody_and_has_its_port_for_good() {
         let filter = match PeerFilter::try_attaching() {
             Ok(filter) => filter,
-            // Kernels since 2026 refuse it to ordinary users, and to nobody else.
+            // Kernels since 2026 refuse it to ordinary users only.
             Err(error) => return assert!(!sys::is_root(), "root can attach a filter: {error:?}"),
         };
         let [peer, other] = [0, 1].map(|_| TcpListener::bind(("127.0.0.1", 0)).unwrap());

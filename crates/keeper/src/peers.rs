@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use lodge_link::{
-    Assembler, ConnectionRefused, Hello, KeeperChallenge, KeeperCommand, NONCE_LEN, RefusedWhy, Secret,
-    VERSION, daemon_proof, limits, same_bytes,
+    Assembler, ConnectionRefused, Hello, KeeperChallenge, KeeperCommand, KeeperEvent, KeeperSecret,
+    NONCE_LEN, RefusalReason, VERSION, daemon_proof, limits, same_bytes,
 };
 
 use crate::sys;
@@ -42,7 +42,7 @@ pub(crate) struct UnprovenPeer {
 /// What a stranger turned out to be.
 #[derive(Debug)]
 pub(crate) enum HandshakeResult {
-    /// It has not said enough.
+    /// It has not sent enough.
     Waiting,
     Gone,
     /// It knows the secret.
@@ -52,7 +52,7 @@ pub(crate) enum HandshakeResult {
 
 impl UnprovenPeer {
     /// Challenges a new connection.
-    pub(crate) fn meet(stream: UnixStream, serial: u64, now: Instant) -> io::Result<UnprovenPeer> {
+    pub(crate) fn challenge(stream: UnixStream, serial: u64, now: Instant) -> io::Result<UnprovenPeer> {
         stream.set_nonblocking(true)?;
         let mut nonce = [0; NONCE_LEN];
         sys::random(&mut nonce)?;
@@ -70,7 +70,7 @@ impl UnprovenPeer {
         })
     }
 
-    pub(crate) fn read(&mut self, secret: &Secret) -> HandshakeResult {
+    pub(crate) fn read(&mut self, secret: &KeeperSecret) -> HandshakeResult {
         let mut chunk = [0; limits::STRANGER_FRAME_MAX];
         match (&self.stream).read(&mut chunk) {
             Ok(0) => return HandshakeResult::Gone,
@@ -94,18 +94,19 @@ impl UnprovenPeer {
         }
     }
 
-    /// Says why it is not served. Whether it hears that is its own affair.
-    pub(crate) fn refuse(&self, why: RefusedWhy) {
+    /// Sends the reason for a refusal. The peer may ignore it.
+    pub(crate) fn refuse(&self, why: RefusalReason) {
         refuse(&self.stream, why);
     }
 
     /// The proven stranger's connection. What it sent after its hello is kept.
     pub(crate) fn into_daemon(self, epoch: u64, welcome: Vec<u8>) -> DaemonPeer {
-        DaemonPeer { stream: self.stream, epoch, input: self.input, out: welcome, sent: 0 }
+        let delayed = DelayedEvents::default();
+        DaemonPeer { stream: self.stream, epoch, input: self.input, out: welcome, sent: 0, delayed }
     }
 }
 
-pub(crate) fn refuse(mut stream: &UnixStream, why: RefusedWhy) {
+pub(crate) fn refuse(mut stream: &UnixStream, why: RefusalReason) {
     let mut bytes = Vec::new();
     ConnectionRefused { why }.append_to(&mut bytes);
     if stream.write_all(&bytes).is_err() {}
@@ -119,9 +120,18 @@ pub(crate) struct DaemonPeer {
     input: Assembler,
     pub(crate) out: Vec<u8>,
     sent: usize,
+    delayed: DelayedEvents,
 }
 
-/// The connection is of no use any more.
+/// Events that the daemon does not wait for. They are sent with the next one that it does.
+#[derive(Debug, Default)]
+struct DelayedEvents {
+    bytes: Vec<u8>,
+    /// When they are sent alone.
+    until: Option<Instant>,
+}
+
+/// The connection is no longer usable.
 #[derive(Debug)]
 pub(crate) struct ConnectionLost;
 
@@ -129,6 +139,27 @@ impl DaemonPeer {
     /// Bytes that the daemon has not taken yet.
     pub(crate) fn behind(&self) -> usize {
         self.out.len() - self.sent
+    }
+
+    /// Adds an event, behind those that were delayed.
+    pub(crate) fn queue(&mut self, event: &KeeperEvent) {
+        self.queue_delayed();
+        event.append_to(&mut self.out);
+    }
+
+    /// Adds an event that may be sent as late as that.
+    pub(crate) fn delay(&mut self, event: &KeeperEvent, until: Instant) {
+        event.append_to(&mut self.delayed.bytes);
+        self.delayed.until.get_or_insert(until);
+    }
+
+    pub(crate) fn delayed_until(&self) -> Option<Instant> {
+        self.delayed.until
+    }
+
+    pub(crate) fn queue_delayed(&mut self) {
+        self.delayed.until = None;
+        self.out.append(&mut self.delayed.bytes);
     }
 
     /// Takes in what the daemon sent.

@@ -3,7 +3,7 @@
 //! It is built at the directory's own path, out of mounts that only this namespace has, and then the keeper pivots into
 //! it. Every source has to be opened, and `/proc` mounted, before the host's root is let go of.
 //!
-//! Owns: what is mounted in that root, and the layer `private_root`. Never: what to do where it cannot be had.
+//! Owns: the mounts in that root, and the layer `private_root`. Never: the fallback when it fails.
 
 use std::ffi::OsStr;
 use std::io;
@@ -81,7 +81,7 @@ pub(crate) fn build(
     }
     bind_itself(&spec.root)?;
     let mut noted = Layers::default();
-    let proc_is_ours = furnish(spec, plan, gate, &mut noted).inspect_err(|_| unmount(&spec.root))?;
+    let proc_is_ours = mount_system(spec, plan, gate, &mut noted).inspect_err(|_| unmount(&spec.root))?;
     if let (true, Some(gate)) = (proc_is_ours, gate) {
         masked::hide_process(&spec.root.join("proc"), gate.pid)?;
     }
@@ -99,13 +99,13 @@ fn bind_itself(root: &Path) -> Result<(), RootBuildError> {
     let place = fd_path(&source);
     mount(Some(&place), &place, None, libc::MS_BIND | libc::MS_REC, None)
         .map_err(RootBuildError::by_mount)?;
-    // A bonus: nobody inside could make a device, or gain anything by a set-id program.
+    // An additional barrier: programs inside could not create a device anyway, or gain rights by a set-id program.
     drop(read_only::without_devices(root));
     Ok(())
 }
 
 /// Mounts `/proc`, `/dev` and what programs of the host need. Says whether `/proc` is the sandbox's own.
-fn furnish(
+fn mount_system(
     spec: &KeeperSpec,
     plan: &PrivateRoot,
     gate: Option<&GateHandle>,
@@ -245,7 +245,7 @@ impl BuiltRoot {
         layers.note("system", self.show_all(|| shown.iter().try_for_each(show)));
     }
 
-    /// Has places made for what is shown, in a `/sys` that takes no room on the disk and that nobody can write to.
+    /// Creates mount points for the shown directories, in a `/sys` that uses no disk space and is not writable.
     fn show_all(&self, show: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let system = self.root.join("sys");
         drop(make_target(&self.root, &system, true)?);

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 
-use lodge_link::{Controllers, Grouping, KeeperSpec, Limits, Network, PrivateRoot, SECRET_LEN, Secret};
+use lodge_link::{Controllers, Grouping, KeeperSecret, KeeperSpec, Limits, Network, PrivateRoot, SECRET_LEN};
 
 use crate::confine;
 use crate::fence::{self, Fence, Namespaces};
@@ -30,12 +30,12 @@ pub(crate) fn probe(cgroups: (Grouping, Controllers)) -> ExitCode {
     }
 }
 
-/// Builds a whole fence around a child that has nothing to run, and lets it tell.
+/// Builds a whole fence around a child without a program, and lets the child report it.
 fn try_layers((grouping, controllers): (Grouping, Controllers)) -> io::Result<()> {
     let mut spec = KeeperSpec {
         sandbox: "probe".to_owned(),
         incarnation: 0,
-        secret: Secret::new([0; SECRET_LEN]),
+        secret: KeeperSecret::new([0; SECRET_LEN]),
         state_dir: "/run".into(),
         root: PROBE_ROOT.into(),
         uid: Some(PROBE_UID),

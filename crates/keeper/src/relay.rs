@@ -102,7 +102,7 @@ impl PipeFeed {
                 Ok(written) => self.written += written,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return self.compact(),
-                // Nobody reads it any more, which is the reader's right.
+                // The reader closed the pipe, which is allowed.
                 Err(_) => {
                     self.pipe = None;
                     self.queued = Vec::new();

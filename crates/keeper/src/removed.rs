@@ -54,7 +54,7 @@ impl RemovedFiles {
         }
     }
 
-    /// Counts a file that was removed, once. Whether it could be looked at: not everybody may look at what is mapped.
+    /// Counts a removed file once. Returns whether it could be inspected: mapped files are not open to every user.
     fn add(&mut self, path: &Path) -> bool {
         let Ok(meta) = std::fs::metadata(path) else { return false };
         if meta.is_file() && meta.nlink() == 0 && meta.dev() == self.device && self.seen.insert(meta.ino()) {

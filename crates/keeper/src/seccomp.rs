@@ -1,6 +1,6 @@
 //! System calls that nothing in a sandbox needs and that have opened sandboxes before.
 //!
-//! A deny-list, installed once on the keeper after the fence stands; every exec inherits it.
+//! A deny-list, installed once on the keeper after the fence is complete. Every exec inherits it.
 
 use std::io;
 
@@ -113,16 +113,16 @@ pub(crate) const SECOND_AT: u32 = 24;
 pub(crate) const THIRD_AT: u32 = 32;
 pub(crate) const FOURTH_AT: u32 = 40;
 
-/// What becomes of `clone3`, whose flags lie in memory, out of a filter's sight.
+/// How `clone3` is handled. Its flags are in memory, where a filter cannot read them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clone3 {
-    /// Told that it does not exist, libc uses `clone`.
+    /// libc falls back to `clone` if `clone3` does not exist.
     Refused,
     /// The keeper needs it; each exec refuses it to itself by [`refuse_clone3`].
     LeftToExecs,
 }
 
-/// What becomes of calls by which one process looks into another.
+/// How calls that inspect another process are handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProcessInspection {
     Refused,
@@ -210,8 +210,8 @@ pub(crate) fn program(clone3: Clone3, looks: ProcessInspection) -> Vec<libc::soc
     code
 }
 
-/// A process sets its own limits and its own place among those that want a processor, and nobody else's. With the number
-/// loaded, and loaded still behind it.
+/// A process may set only its own limits and scheduling. The syscall number is loaded before, and still loaded after
+/// it.
 fn scheduling() -> Vec<libc::sock_filter> {
     let mut code = Vec::new();
     for number in SELF_ONLY {

@@ -35,7 +35,7 @@ struct SpareDir {
     record: File,
 }
 
-/// What came of asking for one.
+/// The result of a request for a spare directory.
 #[derive(Debug)]
 pub(crate) enum SpareResult {
     Ready(Rc<OwnedFd>, File),
@@ -64,7 +64,7 @@ impl SpareDirs {
                 self.waiting.push(spare);
                 SpareResult::Taken
             }
-            // Somebody removed it, or its disk does not take it: one is made.
+            // It was removed, or its disk is full: a new one is created.
             Err(_) => SpareResult::None,
         }
     }

@@ -53,9 +53,9 @@ pub(crate) enum SpawnHold<'a> {
 /// A running child and this side of its streams.
 #[derive(Debug)]
 pub(crate) struct SpawnedChild {
-    /// None where a guardian was killed before it could tell.
+    /// None if a guardian was killed before its report.
     pub(crate) pid: Option<i32>,
-    /// The guardian, where that was asked for.
+    /// The guardian, if one was requested.
     pub(crate) guard: Option<Guardian>,
     pub(crate) stdin: OwnedFd,
     pub(crate) stdout: OwnedFd,
@@ -127,7 +127,7 @@ pub(crate) fn spawn(
     };
     let (report, report_theirs) = sockets::packet_pair().map_err(failed)?;
     for fd in [Some(&stdin), Some(&stdout), stderr.as_ref(), Some(&report)].into_iter().flatten() {
-        sys::set_nonblocking(fd.as_fd()).map_err(failed)?;
+        sys::set_new_nonblocking(fd.as_fd()).map_err(failed)?;
     }
     let streams = [stdin_theirs.as_raw_fd(), stdout_theirs.as_raw_fd(), stderr_theirs.as_raw_fd()];
     let theirs = ChildEnds { streams, report: report_theirs.as_raw_fd() };
@@ -173,7 +173,7 @@ pub(crate) fn spawn(
             return Err(not_spawned(program, &start.cwd, step, errno));
         }
     };
-    let (pid, guard) = match Guardian::meet(first, status, until) {
+    let (pid, guard) = match Guardian::await_guardian(first, status, until) {
         (mut guard, GuardianReport::Program(main)) => {
             if !confined.proc_is_ours {
                 guard.hold_main(main);
@@ -388,8 +388,8 @@ fn pointers(texts: &[CString]) -> Vec<*const libc::c_char> {
     texts.iter().map(|text| CStr::as_ptr(text)).chain([std::ptr::null()]).collect()
 }
 
-/// Collects a child that has nothing left to do but to end, or its guardian. One that somebody stopped is killed
-/// and left to the loop, which collects everybody and looks for what a killed guardian left.
+/// Collects a child that is about to end, or its guardian. A stopped one is killed and left to the loop, which collects
+/// all children and looks for what a killed guardian left.
 pub(crate) fn collect(pid: i32) {
     for _ in 0..COLLECT_LOOKS_MAX {
         // SAFETY: a null status is allowed, and `usleep` takes a plain number.

@@ -11,10 +11,10 @@ use crate::gate_rules::canonical;
 use crate::sockets;
 use crate::sys;
 
-/// So many are kept of each kind.
+/// Kept sockets of each kind.
 const KEPT_V4: usize = 4;
 const KEPT_V6: usize = 1;
-/// Most that are asked for at a time.
+/// Most requests in flight.
 const ASKED_MAX: usize = 64;
 /// Most messages that are taken at once, so that everything else has its turn.
 const MESSAGES_MAX: usize = 256;
@@ -81,7 +81,8 @@ impl SocketStock {
         self.control.as_raw_fd()
     }
 
-    /// One that is there, or why there will be none. `Ok(None)`: one is on its way, for each of so many that wait.
+    /// A socket from the stock, or why there will be none. `Ok(None)`: sockets are on their way, one for each of this
+    /// many waiting calls.
     pub(crate) fn take(&mut self, family: AddressFamily, waiting: usize) -> Result<Option<OwnedFd>, i32> {
         let shelf = &mut self.sockets[family as usize];
         let taken = shelf.ready.pop_front();
@@ -95,7 +96,7 @@ impl SocketStock {
     }
 
     /// Whether a waiting call can be answered.
-    pub(crate) fn has_news(&self, family: AddressFamily) -> bool {
+    pub(crate) fn can_answer(&self, family: AddressFamily) -> bool {
         let shelf = &self.sockets[family as usize];
         !shelf.ready.is_empty() || shelf.refused.is_some()
     }
@@ -104,7 +105,7 @@ impl SocketStock {
         let shelf = &mut self.sockets[family as usize];
         let wanted = (family.kept() + waiting).min(ASKED_MAX);
         while shelf.ready.len() + shelf.asked < wanted {
-            // A gate that takes no more is asked again when one is needed, or it is gone.
+            // If the gate's queue is full, the request is repeated when a socket is needed; or the gate is gone.
             if sockets::send_packet(self.control.as_fd(), &[family.code()], None).is_err() {
                 return;
             }
@@ -199,10 +200,10 @@ mod tests {
             stock.receive();
             assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &before), 0);
         }
-        assert!(stock.has_news(AddressFamily::V4));
+        assert!(stock.can_answer(AddressFamily::V4));
         let asked = stock.sockets[AddressFamily::V4 as usize].asked;
         assert_eq!(stock.take(AddressFamily::V4, 0).map(|taken| taken.is_some()), Err(libc::EMFILE));
-        // It counts as asked for no more, so that another takes its place.
+        // It no longer counts as requested, so that another can be requested.
         assert_eq!(stock.take(AddressFamily::V4, 0).map(|taken| taken.is_some()), Ok(false));
         assert_eq!(stock.sockets[AddressFamily::V4 as usize].asked, asked + 1);
         hand_over();

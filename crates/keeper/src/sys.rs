@@ -82,6 +82,11 @@ pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?)
 }
 
+/// As [`set_nonblocking`], for a pipe or a socket that was just made: it has no other flags that could be lost.
+pub(crate) fn set_new_nonblocking(of: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(fcntl_setfl(of, OFlags::NONBLOCK)?)
+}
+
 pub(crate) fn set_nonblocking(of: BorrowedFd<'_>) -> io::Result<()> {
     let flags = fcntl_getfl(of)?;
     Ok(fcntl_setfl(of, flags | OFlags::NONBLOCK)?)
@@ -144,13 +149,14 @@ pub(crate) fn set_flags(of: BorrowedFd<'_>, flags: i32) -> io::Result<()> {
     Ok(fcntl_setfl(of, OFlags::from_bits_retain(flags.cast_unsigned()))?)
 }
 
-/// Becomes a user and a group of that number, and of no other.
+/// Becomes a user and a group of that number, and of no other. In a child alone: it has one thread. The functions of the C
+/// library would look for the threads that the keeper has.
 pub(crate) fn become_user(uid: u32) -> io::Result<()> {
     // SAFETY: an empty list of groups is a null pointer and no length.
     unsafe {
-        check(libc::setgroups(0, std::ptr::null()))?;
-        check(libc::setresgid(uid, uid, uid))?;
-        check(libc::setresuid(uid, uid, uid)).map(drop)
+        check_long(libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()))?;
+        check_long(libc::syscall(libc::SYS_setresgid, uid, uid, uid))?;
+        check_long(libc::syscall(libc::SYS_setresuid, uid, uid, uid)).map(drop)
     }
 }
 
@@ -218,15 +224,15 @@ pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
 
 /// Forks. For a process with one thread: its child may do anything that it may.
 pub(crate) fn fork() -> io::Result<i32> {
-    // SAFETY: no memory is passed; that there is one thread is the caller's promise.
+    // SAFETY: no memory is passed; the caller guarantees that there is one thread.
     check(unsafe { libc::fork() })
 }
 
 /// As [`fork`], with the child in another cgroup from its first moment. Moving it there later would wait for
 /// every processor.
 pub(crate) fn fork_into(cgroup: RawFd) -> io::Result<i32> {
-    // SAFETY: the structure is plain data, as long as is announced, and outlives the call. Without a stack
-    // and without shared memory the child goes on with a copy of everything, as after a fork.
+    // SAFETY: the structure is plain data of the announced length, and outlives the call. Without a stack and without
+    // shared memory the child continues with a copy of everything, as after a fork.
     let forked = unsafe {
         let mut args: libc::clone_args = std::mem::zeroed();
         args.flags = CLONE_INTO_CGROUP;

@@ -37,9 +37,9 @@ enum ThreadState {
     /// The keeper may ask.
     Idle,
     Asked(ThreadCall),
-    /// The thread does what it was asked for.
+    /// The thread works on its call.
     Working,
-    /// The keeper may look at what became of it.
+    /// The keeper may read the result.
     Done,
     /// The thread is gone, for this reason.
     Gone(io::Error),
@@ -108,8 +108,11 @@ impl ThreadExchange {
             return Err(gone());
         }
         *turn = ThreadState::Asked(request);
+        // The thread would wake up only to wait for the lock.
+        drop(turn);
         self.changed.notify_all();
-        turn = self.wait_while(turn, |turn| matches!(turn, ThreadState::Asked(_) | ThreadState::Working));
+        let is_asked = |turn: &mut ThreadState| matches!(turn, ThreadState::Asked(_) | ThreadState::Working);
+        turn = self.wait_while(self.turn(), is_asked);
         match std::mem::replace(&mut *turn, ThreadState::Idle) {
             ThreadState::Done => Ok(()),
             ThreadState::Entering
@@ -217,7 +220,7 @@ mod tests {
             assert_eq!(end_of(ToolThread::default().fork(|| fork(|| 7)).unwrap()), 7);
             return;
         };
-        // In a child, as rules need that no privileges can be had any more.
+        // In a child, because the rules require that no privileges can be gained.
         let outer = fork(|| {
             // SAFETY: no memory is passed.
             unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };

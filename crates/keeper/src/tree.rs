@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use crate::fence::Namespaces;
 use crate::sys;
 
-/// Most rounds of chasing those who forked meanwhile, before others get their turn.
+/// Most rounds of killing processes that forked meanwhile, before other work continues.
 const CHASES_MAX: usize = 16;
 
 /// One process, at the moment it was looked at.
@@ -85,7 +85,7 @@ impl ProcessTree {
             let mut family: HashSet<i32> = found.chain([ancestor]).chain(held.iter().copied()).collect();
             let mut seen = self.seen.clone();
             for _ in 0..CHASES_MAX {
-                if chase(&mut seen, &mut family) == 0 {
+                if kill_new_children(&mut seen, &mut family) == 0 {
                     break;
                 }
             }
@@ -129,9 +129,9 @@ fn pids() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Kills each process that nobody has seen yet and whose parent is one of the family. Few are looked at, so they
-/// are hit a moment after they were born.
-fn chase(seen: &mut HashSet<i32>, family: &mut HashSet<i32>) -> usize {
+/// Kills each unseen process whose parent is one of the family. Only few are checked, so they die shortly after they
+/// were born.
+fn kill_new_children(seen: &mut HashSet<i32>, family: &mut HashSet<i32>) -> usize {
     let mut hit = 0;
     for new in pids().filter(|pid| seen.insert(*pid)).filter_map(process) {
         if family.contains(&new.parent) {

@@ -22,14 +22,14 @@ const LOOK_SELDOM: Duration = Duration::from_millis(500);
 const RUNTIME_AT_WORK: Duration = Duration::from_secs(10);
 /// Time between two measurements of shared memory, which take long if there is much.
 const SHARES_EVERY: Duration = Duration::from_millis(500);
-/// How long those who run beside each other are waited for after a kill for want of memory: who lost a process mostly
-/// ends by itself, and what is left of it is no longer the largest.
+/// How long the keeper waits after a kill for lack of memory: a program that lost a process mostly ends by itself, and
+/// its rest is no longer the largest.
 const FALLS_WITHIN: Duration = Duration::from_secs(1);
 /// Checks in a row that find refused forks, until the forking exec is ended.
 const REFUSALS_MAX: u32 = 3;
 /// The grace of an exec whose time is over.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(5);
-/// How far from the number of tasks allowed one may be that cannot fork any more.
+/// How close to the allowed number of tasks an exec may be that can no longer fork.
 const TASKS_NEAR: u64 = 2;
 
 /// What is remembered from look to look.
@@ -43,7 +43,7 @@ pub(crate) struct LimitWatch {
     /// When an out-of-memory kill was seen that is not attributed yet.
     killed_at: Option<Instant>,
     shares_at: Option<Instant>,
-    /// When the runtime was heard or told something.
+    /// The last message from or to the runtime.
     pub(crate) runtime_at: Option<Instant>,
 }
 
@@ -218,13 +218,13 @@ impl Keeper {
         }
     }
 
-    /// A fork that is refused is the program's to deal with; one who goes on trying, or leaves no room, is ended.
+    /// A refused fork is the program's problem. An exec that keeps trying, or leaves no room, is ended.
     fn check_tasks(&mut self, loads: Option<&Loads>) {
         let Some(limit) = self.confined.bounds.limits.pids else { return };
         let is_full = match (self.confined.bounds.refused_forks(), loads) {
             (Some(refused), _) => {
                 let is_more = refused > std::mem::replace(&mut self.watch.refused_forks, refused);
-                // Those who had their fill need not try again.
+                // Execs at their limit need not fail again.
                 is_more || self.watch.refusals > 0 && self.is_full(&Loads::now(), limit)
             }
             (None, Some(loads)) => self.is_full(loads, limit),
@@ -295,7 +295,7 @@ impl Keeper {
         match using.serial {
             Some(serial) => self.breach(serial, cause, Duration::ZERO),
             None => {
-                self.log.say(&format!("what {} left ran into a limit: {cause:?}", using.exec));
+                self.log.write_line(&format!("what {} left ran into a limit: {cause:?}", using.exec));
                 self.explained(cause.resource);
                 self.schedule_kill(&using.exec, Duration::ZERO);
                 self.kill_due(Instant::now());
@@ -311,7 +311,7 @@ impl Keeper {
         }
         one.cause = Some(cause);
         let exec = one.id.clone();
-        self.log.say(&format!("{exec} ran into a limit: {cause:?}"));
+        self.log.write_line(&format!("{exec} ran into a limit: {cause:?}"));
         self.schedule_kill(&exec, grace);
         self.kill_due(Instant::now());
     }
@@ -394,7 +394,7 @@ impl Keeper {
         };
         match self.confined.bounds.refused_forks() {
             Some(refused) => refused > one.before.refused_forks,
-            // Nobody counts, so what it left has to tell.
+            // The kernel does not count, so the leftover processes decide.
             None => {
                 *ended != ExitOutcome::Code(0) && self.confined.proc_is_ours && {
                     let loads = Loads::now();
@@ -412,7 +412,7 @@ impl Keeper {
     }
 }
 
-/// The tasks of an exec that is over. It is not among those that run any more, and neither is its main process.
+/// The tasks of an exec that has ended. It is no longer among the running ones, and neither is its main process.
 fn leftover_tasks(one: &RunningExec, loads: &Loads) -> u64 {
     loads.sum(&pids_of(&one.held, loads)).tasks + 1
 }

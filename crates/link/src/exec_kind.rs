@@ -16,7 +16,7 @@ pub enum ExecKind {
     Tool,
     /// Lines of stdin and stdout are relayed; stderr goes to the sandbox's log.
     Runtime,
-    /// A tool that nobody waits for: both ends of a long output are kept, and told of while it flows.
+    /// A program that runs in the background. Both ends of a long output are kept, and its progress is reported.
     Job,
 }
 

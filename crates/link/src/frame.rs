@@ -32,7 +32,7 @@ pub struct StartExec {
     pub job_head: u64,
     /// Of a job: how many bytes each of the last segments of a stream holds. The last one to two are kept.
     pub job_segment: u64,
-    /// Of a job: below so many free bytes of the disk nothing more of its output is kept.
+    /// Of a job: below this many free bytes of the disk, its output is not kept.
     pub keep_free: u64,
 }
 
@@ -67,7 +67,7 @@ pub enum KeeperCommand {
     },
 }
 
-/// What a keeper tells the daemon.
+/// Events from a keeper to the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeeperEvent {
     /// The exec runs, as `pid` of the sandbox.

@@ -1,4 +1,4 @@
-//! How the two ends of a link prove themselves, and what a keeper tells first.
+//! How both ends of a link authenticate, and the keeper's first message.
 //!
 //! The keeper opens with a [`KeeperChallenge`]; the daemon answers with a [`Hello`]; the keeper answers with a
 //! [`Welcome`] or turns it away. Either proof covers both nonces, both versions and the epoch, and the
@@ -8,7 +8,7 @@ use crate::bounds::EnforcedLimit;
 use crate::exec_kind::ExecKind;
 use crate::frame::{Layer, RawFrame, append, kind};
 use crate::record::ExitRecord;
-use crate::secret::Secret;
+use crate::secret::KeeperSecret;
 use crate::sha256::{DIGEST_LEN, hmac_sha256};
 use crate::wire::{DecodeError, FieldReader, FieldWriter};
 
@@ -52,12 +52,12 @@ pub struct Welcome {
 
 impl Welcome {
     /// Whether the keeper can be asked to start a job.
-    pub fn knows_jobs(&self) -> bool {
+    pub fn supports_jobs(&self) -> bool {
         self.version >= JOBS_SINCE
     }
 }
 
-/// One exec that a keeper knows of.
+/// An exec that a keeper knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownExec {
     pub exec: String,
@@ -65,7 +65,7 @@ pub struct KnownExec {
     pub state: ExecState,
 }
 
-/// Where an exec is in its life, as far as its keeper can tell.
+/// The state of an exec, as far as its keeper knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExecState {
     Running {
@@ -78,7 +78,7 @@ pub enum ExecState {
 
 /// Why a daemon is turned away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RefusedWhy {
+pub enum RefusalReason {
     BadProof,
     /// A daemon of this later epoch was here before.
     OldEpoch {
@@ -90,20 +90,25 @@ pub enum RefusedWhy {
 /// The keeper's last frame to a daemon that it does not serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionRefused {
-    pub why: RefusedWhy,
+    pub why: RefusalReason,
 }
 
 /// What only a daemon that knows the secret can answer.
-pub fn daemon_proof(secret: &Secret, challenge: &KeeperChallenge, hello: &Hello) -> [u8; DIGEST_LEN] {
+pub fn daemon_proof(secret: &KeeperSecret, challenge: &KeeperChallenge, hello: &Hello) -> [u8; DIGEST_LEN] {
     proof(secret, b"lodge daemon\0", challenge, hello)
 }
 
 /// What only the keeper that knows the secret can answer.
-pub fn keeper_proof(secret: &Secret, challenge: &KeeperChallenge, hello: &Hello) -> [u8; DIGEST_LEN] {
+pub fn keeper_proof(secret: &KeeperSecret, challenge: &KeeperChallenge, hello: &Hello) -> [u8; DIGEST_LEN] {
     proof(secret, b"lodge keeper\0", challenge, hello)
 }
 
-fn proof(secret: &Secret, label: &[u8], challenge: &KeeperChallenge, hello: &Hello) -> [u8; DIGEST_LEN] {
+fn proof(
+    secret: &KeeperSecret,
+    label: &[u8],
+    challenge: &KeeperChallenge,
+    hello: &Hello,
+) -> [u8; DIGEST_LEN] {
     let (keeper_version, daemon_version) = (challenge.version.to_le_bytes(), hello.version.to_le_bytes());
     let epoch = hello.epoch.to_le_bytes();
     let parts: [&[u8]; 6] = [label, &challenge.nonce, &hello.nonce, &epoch, &keeper_version, &daemon_version];
@@ -178,7 +183,7 @@ impl Welcome {
                 Ok(Layer { name, missing: missing.then_some(why) })
             })?,
             execs: take.list(KnownExec::take)?.into_iter().flatten().collect(),
-            // Keepers before this one told of none.
+            // Earlier keepers do not send limits.
             limits: if take.is_empty() {
                 Vec::new()
             } else {
@@ -216,9 +221,9 @@ impl ConnectionRefused {
     pub fn append_to(&self, out: &mut Vec<u8>) {
         append(out, kind::TURNED_AWAY, |put| {
             match self.why {
-                RefusedWhy::BadProof => put.u8(1).u64(0),
-                RefusedWhy::OldEpoch { current } => put.u8(2).u64(current),
-                RefusedWhy::TooManyWaiting => put.u8(3).u64(0),
+                RefusalReason::BadProof => put.u8(1).u64(0),
+                RefusalReason::OldEpoch { current } => put.u8(2).u64(current),
+                RefusalReason::TooManyWaiting => put.u8(3).u64(0),
             };
         });
     }
@@ -231,9 +236,9 @@ impl ConnectionRefused {
         }
         let (tag, current) = (take.u8()?, take.u64()?);
         let why = match tag {
-            1 => RefusedWhy::BadProof,
-            2 => RefusedWhy::OldEpoch { current },
-            3 => RefusedWhy::TooManyWaiting,
+            1 => RefusalReason::BadProof,
+            2 => RefusalReason::OldEpoch { current },
+            3 => RefusalReason::TooManyWaiting,
             unknown => return Err(DecodeError::BadTag(unknown)),
         };
         Ok(Some(ConnectionRefused { why }))
@@ -254,10 +259,10 @@ mod tests {
     #[test]
     fn a_proof_depends_on_its_side_the_secret_both_nonces_and_the_epoch() {
         let (challenge, hello) = pair();
-        let secret = Secret::new([7; 32]);
+        let secret = KeeperSecret::new([7; 32]);
         let proof = daemon_proof(&secret, &challenge, &hello);
         assert_ne!(proof, keeper_proof(&secret, &challenge, &hello));
-        assert_ne!(proof, daemon_proof(&Secret::new([8; 32]), &challenge, &hello));
+        assert_ne!(proof, daemon_proof(&KeeperSecret::new([8; 32]), &challenge, &hello));
         assert_ne!(
             proof,
             daemon_proof(&secret, &KeeperChallenge { nonce: [9; 32], ..challenge.clone() }, &hello)
@@ -292,7 +297,7 @@ mod tests {
                 by: "watching".to_owned(),
             }],
         };
-        let away = ConnectionRefused { why: RefusedWhy::OldEpoch { current: 8 } };
+        let away = ConnectionRefused { why: RefusalReason::OldEpoch { current: 8 } };
         let mut stream = Vec::new();
         challenge.append_to(&mut stream);
         hello.append_to(&mut stream);

@@ -25,13 +25,13 @@ pub use bounds::{Controllers, EnforcedLimit, LimitHit, Limits, Resource};
 pub use exec_kind::{ExecKind, RUNTIME_EXEC_PREFIX};
 pub use frame::{FrameError, KeeperCommand, KeeperEvent, Layer, RawFrame, StartExec};
 pub use handshake::{
-    ConnectionRefused, ExecState, Hello, KeeperChallenge, KnownExec, NONCE_LEN, RefusedWhy, VERSION, Welcome,
-    daemon_proof, keeper_proof,
+    ConnectionRefused, ExecState, Hello, KeeperChallenge, KnownExec, NONCE_LEN, RefusalReason, VERSION,
+    Welcome, daemon_proof, keeper_proof,
 };
 pub use job_files::{Segment, segment_name};
-pub use order::{OrderMarks, OrderRuns, Speaker};
+pub use order::{OrderMarks, OrderRuns, StreamKind};
 pub use record::{ExitOutcome, ExitRecord, ResourceUsage, StreamCount};
-pub use secret::{SECRET_LEN, Secret};
+pub use secret::{KeeperSecret, SECRET_LEN};
 pub use sha256::{DIGEST_LEN, Sha256, hmac_sha256, same_bytes};
 pub use spec::{Bind, FileIdentity, Grouping, KeeperSpec, Network, PrivateRoot};
 pub use wire::DecodeError;

@@ -14,7 +14,7 @@ pub const RECORD_MAX: usize = 8 * 1024;
 pub const TEXT_MAX: usize = 2 * 1024;
 /// Longest list of guardians, in bytes.
 pub const GUARDIANS_MAX: usize = 64 * 1024;
-/// Longest file of marks that tell in which order a job's streams spoke.
+/// Longest file of marks that record the order of a job's streams.
 pub const ORDER_BYTES_MAX: usize = 1024 * 1024;
 /// Longest spec of a keeper.
 pub const SPEC_MAX: usize = 1024 * 1024;

@@ -10,16 +10,16 @@ pub const RUN_BYTES_MAX: usize = 10;
 
 /// Which of a job's streams spoke.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Speaker {
+pub enum StreamKind {
     Stdout,
     Stderr,
 }
 
-impl Speaker {
-    pub fn other(self) -> Speaker {
+impl StreamKind {
+    pub fn other(self) -> StreamKind {
         match self {
-            Speaker::Stdout => Speaker::Stderr,
-            Speaker::Stderr => Speaker::Stdout,
+            StreamKind::Stdout => StreamKind::Stderr,
+            StreamKind::Stderr => StreamKind::Stdout,
         }
     }
 }
@@ -27,20 +27,20 @@ impl Speaker {
 /// Marks on their way to the file.
 #[derive(Debug)]
 pub struct OrderMarks {
-    turn: Speaker,
+    turn: StreamKind,
     run: u64,
     written: usize,
 }
 
 impl Default for OrderMarks {
     fn default() -> OrderMarks {
-        OrderMarks { turn: Speaker::Stdout, run: 0, written: 0 }
+        OrderMarks { turn: StreamKind::Stdout, run: 0, written: 0 }
     }
 }
 
 impl OrderMarks {
     /// Takes note of bytes that came, and returns what has to be appended to the file, which mostly is nothing.
-    pub fn spoke(&mut self, who: Speaker, len: u64) -> Option<Vec<u8>> {
+    pub fn record_bytes(&mut self, who: StreamKind, len: u64) -> Option<Vec<u8>> {
         if who == self.turn {
             self.run = self.run.saturating_add(len);
             return None;
@@ -70,24 +70,24 @@ pub fn append_run(mut run: u64, out: &mut Vec<u8>) {
 #[derive(Debug, Clone)]
 pub struct OrderRuns<'a> {
     bytes: &'a [u8],
-    turn: Speaker,
+    turn: StreamKind,
 }
 
 impl<'a> OrderRuns<'a> {
     pub fn new(bytes: &'a [u8]) -> OrderRuns<'a> {
-        OrderRuns { bytes, turn: Speaker::Stdout }
+        OrderRuns { bytes, turn: StreamKind::Stdout }
     }
 
     /// Whose turn it is after the last run that was returned.
-    pub fn turn(&self) -> Speaker {
+    pub fn turn(&self) -> StreamKind {
         self.turn
     }
 }
 
 impl Iterator for OrderRuns<'_> {
-    type Item = (Speaker, u64);
+    type Item = (StreamKind, u64);
 
-    fn next(&mut self) -> Option<(Speaker, u64)> {
+    fn next(&mut self) -> Option<(StreamKind, u64)> {
         let len = self.bytes.iter().position(|byte| byte & 0x80 == 0)? + 1;
         if len > RUN_BYTES_MAX {
             self.bytes = &[];
@@ -106,14 +106,14 @@ impl Iterator for OrderRuns<'_> {
 mod tests {
     use super::*;
 
-    fn marks(spoken: &[(Speaker, u64)]) -> Vec<u8> {
+    fn marks(spoken: &[(StreamKind, u64)]) -> Vec<u8> {
         let mut marks = OrderMarks::default();
-        spoken.iter().filter_map(|(who, len)| marks.spoke(*who, *len)).flatten().collect()
+        spoken.iter().filter_map(|(who, len)| marks.record_bytes(*who, *len)).flatten().collect()
     }
 
     #[test]
     fn runs_come_back_but_for_the_last_one() {
-        use Speaker::{Stderr, Stdout};
+        use StreamKind::{Stderr, Stdout};
         let spoken =
             [(Stdout, 1), (Stdout, 126), (Stderr, 128), (Stdout, u64::MAX), (Stderr, 0), (Stdout, 5)];
         let bytes = marks(&spoken);
@@ -125,13 +125,13 @@ mod tests {
 
     #[test]
     fn stderr_that_speaks_first_follows_an_empty_run() {
-        assert_eq!(marks(&[(Speaker::Stderr, 3)]), [0]);
-        assert_eq!(marks(&[(Speaker::Stdout, 3)]), []);
+        assert_eq!(marks(&[(StreamKind::Stderr, 3)]), [0]);
+        assert_eq!(marks(&[(StreamKind::Stdout, 3)]), []);
     }
 
     #[test]
     fn half_a_number_and_one_that_is_too_long_are_no_runs() {
-        let bytes = marks(&[(Speaker::Stdout, 1000), (Speaker::Stderr, 1)]);
+        let bytes = marks(&[(StreamKind::Stdout, 1000), (StreamKind::Stderr, 1)]);
         assert_eq!(OrderRuns::new(&bytes[..1]).count(), 0);
         assert_eq!(OrderRuns::new(&[0xff; 64]).count(), 0);
         let mut long = vec![0x80; RUN_BYTES_MAX];
@@ -142,12 +142,12 @@ mod tests {
     #[test]
     fn marks_end_where_their_room_does() {
         let mut marks = OrderMarks::default();
-        let (mut who, mut len) = (Speaker::Stderr, 0);
+        let (mut who, mut len) = (StreamKind::Stderr, 0);
         for _ in 0..2 * ORDER_BYTES_MAX {
-            len += marks.spoke(who, 200).map_or(0, |bytes| bytes.len());
+            len += marks.record_bytes(who, 200).map_or(0, |bytes| bytes.len());
             who = who.other();
         }
         assert!(len <= ORDER_BYTES_MAX && len + RUN_BYTES_MAX > ORDER_BYTES_MAX, "{len}");
-        assert_eq!(marks.spoke(who, 1), None);
+        assert_eq!(marks.record_bytes(who, 1), None);
     }
 }

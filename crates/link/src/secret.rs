@@ -2,16 +2,16 @@
 
 use std::fmt;
 
-/// Bytes of a [`Secret`].
+/// Bytes of a [`KeeperSecret`].
 pub const SECRET_LEN: usize = 32;
 
 /// Proves either end of a link to the other. Never crosses the wire, never shows in a log.
 #[derive(Clone)]
-pub struct Secret([u8; SECRET_LEN]);
+pub struct KeeperSecret([u8; SECRET_LEN]);
 
-impl Secret {
-    pub fn new(bytes: [u8; SECRET_LEN]) -> Secret {
-        Secret(bytes)
+impl KeeperSecret {
+    pub fn new(bytes: [u8; SECRET_LEN]) -> KeeperSecret {
+        KeeperSecret(bytes)
     }
 
     pub fn expose(&self) -> &[u8; SECRET_LEN] {
@@ -19,13 +19,13 @@ impl Secret {
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for KeeperSecret {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("[secret]")
     }
 }
 
-impl Drop for Secret {
+impl Drop for KeeperSecret {
     fn drop(&mut self) {
         wipe(&mut self.0);
     }
@@ -39,10 +39,10 @@ pub(crate) fn wipe(bytes: &mut [u8]) {
 
 #[cfg(test)]
 mod tests {
-    use super::Secret;
+    use super::KeeperSecret;
 
     #[test]
     fn a_secret_does_not_print() {
-        assert_eq!(format!("{:?}", Secret::new([65; 32])), "[secret]");
+        assert_eq!(format!("{:?}", KeeperSecret::new([65; 32])), "[secret]");
     }
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use crate::bounds::{Controllers, Limits};
-use crate::secret::{SECRET_LEN, Secret, wipe};
+use crate::secret::{KeeperSecret, SECRET_LEN, wipe};
 use crate::wire::{DecodeError, FieldReader, FieldWriter};
 
 const MAGIC: &[u8; 4] = b"LKS1";
@@ -20,14 +20,13 @@ pub struct Bind {
     pub checked: Option<FileIdentity>,
 }
 
-/// Which file something is, and that nobody changed it: everything here changes with its contents, or when another
-/// file takes its name.
+/// Identifies a file and its contents: a field changes with the contents, or when another file takes its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileIdentity {
     pub dev: u64,
     pub ino: u64,
     pub size: u64,
-    /// Of the last change of its contents or attributes, in seconds and nanoseconds. Nobody can set it.
+    /// The last change of its contents or attributes, in seconds and nanoseconds. No program can set it.
     pub changed_at: (i64, i64),
 }
 
@@ -113,7 +112,7 @@ impl PrivateRoot {
 pub struct KeeperSpec {
     pub sandbox: String,
     pub incarnation: u32,
-    pub secret: Secret,
+    pub secret: KeeperSecret,
     /// Hidden from the sandbox, apart from what is bound back into it.
     pub state_dir: PathBuf,
     /// The agent's root, bound back at its own path.
@@ -181,7 +180,7 @@ impl KeeperSpec {
         if &take.fixed::<4>()? != MAGIC {
             return Err(DecodeError::BadMagic);
         }
-        let secret = Secret::new(take.fixed::<SECRET_LEN>()?);
+        let secret = KeeperSecret::new(take.fixed::<SECRET_LEN>()?);
         let (sandbox, incarnation) = (take.text()?, take.u32()?);
         let (state_dir, root) = (take.os()?.into(), take.os()?.into());
         let (has_uid, uid) = (take.u8()?, take.u32()?);
@@ -260,7 +259,7 @@ mod tests {
         KeeperSpec {
             sandbox: "box".to_owned(),
             incarnation: 3,
-            secret: Secret::new([9; SECRET_LEN]),
+            secret: KeeperSecret::new([9; SECRET_LEN]),
             state_dir: "/state".into(),
             root: "/state/agents/a/root".into(),
             uid: Some(70_000),

@@ -112,7 +112,7 @@ impl CallContext {
             .tcp_nodelay(true)
             .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
             .pool_idle_timeout(IDLE_CONNECTION_KEPT)
-            // A redirected POST becomes a GET, and a key must not travel to a host nobody configured.
+            // A redirected POST becomes a GET, and a key must not be sent to a host that is not configured.
             .redirect(reqwest::redirect::Policy::none());
         if reach == ClientScope::Local {
             builder = builder.no_proxy().tls_certs_only([]);

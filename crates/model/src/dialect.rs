@@ -54,9 +54,9 @@ pub(crate) trait AnswerReader: Send {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AnswerProgress {
     Open,
-    /// What was asked for is all there: a connection that breaks now takes nothing away.
+    /// The requested answer is complete: a connection that breaks now loses nothing.
     Settled,
-    /// The provider said that nothing more comes.
+    /// The provider reported the end of the answer.
     Done,
 }
 

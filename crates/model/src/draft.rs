@@ -45,7 +45,7 @@ impl AnswerDraft {
         Ok(())
     }
 
-    /// Begins a call and tells its place.
+    /// Begins a call and returns its index.
     pub(crate) fn begin_call(&mut self) -> Result<usize, AnswerFault> {
         if self.calls.len() >= self.limits.calls_max {
             return Err(AnswerFault::Oversize { what: AnswerLimit::Calls, limit: self.limits.calls_max });
@@ -125,7 +125,7 @@ fn make_unique(id: String, calls: &[ToolCall]) -> String {
     numbered.find(|other| !is_taken(other)).unwrap_or(id)
 }
 
-/// What a stream was asked for and is not a stream: all of it at once, or an explanation that did not arrive.
+/// A response that should be a stream and is not: a whole document, or an incomplete error.
 pub(crate) fn not_json(error: &serde_json::Error, text: &str) -> AnswerFault {
     if error.is_eof() {
         return AnswerFault::Incomplete;

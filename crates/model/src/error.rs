@@ -107,7 +107,7 @@ pub enum UnreadableAnswer {
     NoAnswer,
     #[error("a tool call without a name")]
     NamelessCall,
-    #[error("a tool call that is none")]
+    #[error("an invalid tool call")]
     BrokenCall,
     #[error("an event out of its order")]
     Disorder,

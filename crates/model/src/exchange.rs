@@ -94,7 +94,7 @@ impl<'a> Exchange<'a> {
         self.read_answer(response, request.messages.len(), on_text).await
     }
 
-    /// Says whose thoughts they are, so that nobody else gets them, and which tools were meant.
+    /// Marks reasoning with its model, so that no other model gets it, and resolves tool names.
     fn signed(&self, written: FinishedDraft, request: &ModelRequest) -> CallAnswer {
         let FinishedDraft { text, mut calls, usage, stop, blocks } = written;
         let plain = PlainNames::of(request);
@@ -125,7 +125,11 @@ impl<'a> Exchange<'a> {
     }
 
     /// Waits for `step` no longer than the provider may be silent, which is longer before its first byte.
-    async fn lively<T>(&self, received: usize, step: impl Future<Output = T>) -> Result<T, CallError> {
+    async fn within_silence_limit<T>(
+        &self,
+        received: usize,
+        step: impl Future<Output = T>,
+    ) -> Result<T, CallError> {
         let (timeouts, limits) = (self.provider.timeouts, self.context.limits);
         let (waited, left, when) = if received == 0 {
             let whole = timeouts.first_byte.unwrap_or(limits.first_byte);
@@ -141,7 +145,7 @@ impl<'a> Exchange<'a> {
     /// Sends and returns a reply with a status of success.
     async fn send(&self, builder: reqwest::RequestBuilder) -> Result<Response, CallError> {
         let headers = self.dialect.headers(self.provider.api_key.as_ref());
-        let sent = self.lively(0, builder.headers(headers).send()).await?;
+        let sent = self.within_silence_limit(0, builder.headers(headers).send()).await?;
         let response = match sent {
             Ok(response) => response,
             Err(cause) => {
@@ -150,7 +154,7 @@ impl<'a> Exchange<'a> {
                     return Err(self.cut(0, Some(cause)));
                 }
                 let url = self.provider.url();
-                let why = reach::why(&url, &cause).await;
+                let why = reach::unreachable_reason(&url, &cause).await;
                 let (provider, origin) = (self.name(), url.origin().ascii_serialization());
                 return Err(CallError::Unreachable { provider, origin, why, cause: Some(cause) });
             }
@@ -231,7 +235,7 @@ impl<'a> Exchange<'a> {
     async fn read_up_to(&self, response: &mut Response, bytes_max: usize) -> Result<Vec<u8>, CallError> {
         let mut body = Vec::new();
         while body.len() < bytes_max {
-            match self.lively(body.len(), response.chunk()).await? {
+            match self.within_silence_limit(body.len(), response.chunk()).await? {
                 Ok(Some(chunk)) => {
                     let room = bytes_max - body.len();
                     body.extend_from_slice(&chunk[..chunk.len().min(room)]);
@@ -253,7 +257,7 @@ impl<'a> Exchange<'a> {
         let mut frames =
             AnswerFrames::new(self.dialect.framing(), limits, self.dialect.reader(limits, messages));
         loop {
-            match self.lively(frames.received, response.chunk()).await? {
+            match self.within_silence_limit(frames.received, response.chunk()).await? {
                 Ok(Some(chunk)) => {
                     frames.push(&chunk, on_text).map_err(|fault| self.fault(fault, frames.received))?;
                 }

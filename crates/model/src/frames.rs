@@ -49,7 +49,7 @@ impl AnswerFrames {
             });
         }
         if let FrameDecoder::Unknown = self.body {
-            // The first byte tells them apart more reliably than the content type servers send.
+            // The first byte is more reliable than the content type that servers send.
             self.body = match (bytes.iter().find(|byte| !byte.is_ascii_whitespace()), self.framing) {
                 (None, _) => return Ok(()),
                 (Some(b'<'), _) => {

@@ -42,7 +42,7 @@ pub use context::{CallContext, CallLimits};
 pub use error::{AnswerLimit, CallError, SilentPhase, TokenLimitCut, UnreadableAnswer};
 pub use prices::Price;
 pub use provider::{Provider, ProviderKind, ProviderProblem, Timeouts};
-pub use providers::{FileError, NewProvider, ProviderView, Providers, ProvidersError, ResolvedModel};
+pub use providers::{FileError, NewProvider, ProviderSummary, Providers, ProvidersError, ResolvedModel};
 pub use reach::UnreachableWhy;
 pub use redact::{RedactedStream, Redactor};
 pub use request::{
@@ -53,10 +53,10 @@ pub use script::ScriptError;
 pub use secret::Secret;
 pub use yaml::YamlProblem;
 
-/// What a provider said when it was tried.
+/// The result of a provider test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProviderTest {
-    /// The models it offers, as far as it tells.
+    /// The models that the provider lists.
     pub models: Vec<String>,
     /// The one that answered, when there was one to ask.
     pub answered: Option<String>,
@@ -80,7 +80,7 @@ pub async fn call(
         }
         None => script::call(provider, request, context, on_text).await?,
     };
-    settle::settle(provider, request, answer, on_text)
+    settle::finish_answer(provider, request, answer, on_text)
 }
 
 /// Tries whether a provider answers to its address, its key and one of its models: `model`, or the first it is

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_with_an_odd_name_is_found_by_the_name_that_the_model_was_told() {
+    fn a_tool_with_an_odd_name_is_found_by_the_name_that_the_model_got() {
         let tool = |name: &str| ToolSpec {
             name: name.into(),
             description: String::new(),

@@ -57,7 +57,7 @@ impl Dialect for Openai {
         match reported.code.as_deref() {
             Some("context_length_exceeded") => FailureMeaning::ContextTooLong,
             Some("model_not_found") => FailureMeaning::Model,
-            // An account without money, told with the status of an ordinary rate limit.
+            // An account without credit, reported with the status of an ordinary rate limit.
             Some("insufficient_quota") => FailureMeaning::Quota,
             Some("invalid_api_key") => FailureMeaning::Key,
             Some("invalid_request_error") => FailureMeaning::Request,

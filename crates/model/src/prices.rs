@@ -34,10 +34,10 @@ impl Price {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KnownModel {
     name: &'static str,
-    /// Where its maker tells.
+    /// If its maker publishes it.
     pub(crate) context_window: Option<u64>,
     price: Price,
-    /// Another price for calls whose input is longer than so many tokens.
+    /// Another price for calls whose input exceeds this many tokens.
     long: Option<(u64, Price)>,
 }
 

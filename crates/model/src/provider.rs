@@ -34,7 +34,7 @@ impl ProviderKind {
         }
     }
 
-    /// Where it is called when nobody says where.
+    /// The default URL.
     pub(crate) fn default_url(self) -> &'static str {
         match self {
             Self::Openai => "https://api.openai.com/v1",
@@ -253,7 +253,7 @@ fn checked(provider: Provider) -> Result<Provider, ProviderProblem> {
     Ok(provider)
 }
 
-/// Replaces each `${NAME}`; any other `$` stands for itself.
+/// Replaces each `${NAME}`. Any other `$` is literal.
 fn expand(
     provider: &str,
     key: &'static str,

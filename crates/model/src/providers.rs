@@ -21,12 +21,12 @@ pub use self::file::FileError;
 const SCRIPT: &str = "script";
 pub(crate) const PROVIDERS_MAX: usize = 1000;
 
-type Lookup = dyn Fn(&str) -> Option<String> + Send + Sync;
+type EnvLookup = dyn Fn(&str) -> Option<String> + Send + Sync;
 
 /// The configured providers. All methods look at the file first and block while they do.
 pub struct Providers {
     path: PathBuf,
-    lookup: Box<Lookup>,
+    lookup: Box<EnvLookup>,
     state: Mutex<LoadedProviders>,
 }
 
@@ -50,13 +50,13 @@ impl LoadedProviders {
 
 #[derive(Clone)]
 struct LoadedProvider {
-    view: ProviderView,
+    view: ProviderSummary,
     provider: Result<Arc<Provider>, ProviderProblem>,
 }
 
 /// What people may see of a provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProviderView {
+pub struct ProviderSummary {
     pub name: String,
     pub kind: ProviderKind,
     /// As written, variables not expanded.
@@ -185,7 +185,7 @@ impl Providers {
     }
 
     /// All providers in the order of the file, from the last good copy if the file is broken now.
-    pub fn list(&self) -> Result<Vec<ProviderView>, ProvidersError> {
+    pub fn list(&self) -> Result<Vec<ProviderSummary>, ProvidersError> {
         let state = self.refreshed();
         Ok(state.current()?.iter().map(|loaded| loaded.view.clone()).collect())
     }
@@ -295,7 +295,7 @@ impl Providers {
 
     fn load_one(&self, entry: &FileEntry, implicit: bool) -> LoadedProvider {
         let provider = Provider::expand(entry.written(), &self.lookup);
-        let view = ProviderView {
+        let view = ProviderSummary {
             name: entry.name.clone(),
             kind: entry.kind,
             base_url: entry.base_url.clone(),
@@ -329,7 +329,7 @@ fn not_found(name: &str, loaded: &[LoadedProvider]) -> ProvidersError {
     ProvidersError::NotFound { name: name.to_owned(), known }
 }
 
-/// A variable's name is no secret; of a key that stands in the file, the end of a long one helps to tell it apart.
+/// The name of a variable is not secret. For a key in the file, the end of a long key helps to identify it.
 fn mask(key: &Secret) -> String {
     const SHOWN_WHEN_LONGER_THAN: usize = 20;
     let text = key.expose();

@@ -12,7 +12,7 @@ use reqwest::Url;
 pub enum UnreachableWhy {
     /// Its name has no address.
     NoSuchHost,
-    /// Nobody listens there.
+    /// Nothing listens there.
     Refused,
     /// It listens, and does not speak TLS that can be trusted.
     Tls,
@@ -47,12 +47,12 @@ impl UnreachableWhy {
     }
 }
 
-/// A question that answers itself is not asked for long.
+/// The bound for a diagnostic lookup.
 const LOOKUP_MAX: Duration = Duration::from_secs(2);
 
-/// Finds out after the fact. The error's types tell most; a name is looked up once more, because a failed lookup
-/// has no type of its own.
-pub(crate) async fn why(url: &Url, cause: &reqwest::Error) -> UnreachableWhy {
+/// Determines the reason after the failure. The error's types cover most cases. A name is looked up again, because a
+/// failed lookup has no type.
+pub(crate) async fn unreachable_reason(url: &Url, cause: &reqwest::Error) -> UnreachableWhy {
     if cause.is_timeout() {
         return UnreachableWhy::TimedOut;
     }

@@ -20,7 +20,7 @@ use self::views::{KeyView, TextEnd, ViewedByte, ViewedText};
 const TRANSFORMED_BYTES_MIN: usize = 8;
 /// The shortest key that is looked for at all.
 const PLAIN_BYTES_MIN: usize = 4;
-/// So many bytes may stand between two characters of a key.
+/// Bytes that may separate two characters of a key.
 const GAP_BYTES_MAX: usize = 32;
 const SHOWN: &str = "[secret]";
 const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -159,7 +159,7 @@ impl RedactedStream {
     }
 }
 
-/// The characters of base64 that do not depend on the text around the key, if so many bytes precede it in its group.
+/// The base64 characters that do not depend on the text around the key, if this many bytes precede it in its group.
 fn base64_at(key: &[u8], before: usize) -> (Vec<u8>, MatchExtent) {
     let mut bytes = vec![0; before];
     bytes.extend_from_slice(key);

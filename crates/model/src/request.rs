@@ -12,8 +12,8 @@ pub struct ModelRequest {
     pub messages: Vec<ModelMessage>,
     pub tools: Vec<ToolSpec>,
     pub params: CallParams,
-    /// A JSON schema that the answer's text should fit. A protocol without a place for it is not told, so the
-    /// instruction has to say it as well, and the answer has to be checked.
+    /// A JSON schema that the answer's text should match. Some protocols cannot carry it, so the instruction must
+    /// contain it too, and the answer must be checked.
     pub schema: Option<serde_json::Value>,
 }
 
@@ -69,7 +69,7 @@ pub enum ModelMessage {
     ToolResult {
         call_id: String,
         text: String,
-        /// How it went, for protocols that can say so.
+        /// The outcome, for protocols that can carry it.
         outcome: ToolOutcome,
     },
 }

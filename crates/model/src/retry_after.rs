@@ -4,10 +4,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use reqwest::header::HeaderMap;
 
-/// Nobody waits longer than this for one header.
+/// The longest pause that a header can request.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// How long the server asks us to stay away, if it says so in a way we understand.
+/// The pause that the server requests, if its header is readable.
 pub(crate) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
     let wait = match text("retry-after-ms").and_then(|ms| ms.parse::<u64>().ok()) {

@@ -42,7 +42,7 @@ pub enum SchemaError {
     Malformed { place: Pointer, expected: &'static str },
     #[error("{place} of the schema: the keyword `{keyword}` is not supported")]
     Unsupported { place: Pointer, keyword: String },
-    #[error("{place} of the schema: `{target}` is not in it")]
+    #[error("{place} of the schema: `{target}` is not defined")]
     Dangling { place: Pointer, target: String },
     #[error("{place} of the schema: more than {SUBSCHEMAS_MAX} subschemas apply to one value")]
     TooManySubschemas { place: Pointer },

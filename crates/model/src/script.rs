@@ -38,11 +38,11 @@ pub enum ScriptError {
     Invalid { path: PathBuf, line: u64, column: u64, problem: YamlProblem },
     #[error("`{model}` cannot be the name of a script")]
     BadName { model: String },
-    #[error("the script {} was asked without a user's message", path.display())]
+    #[error("the script {} was called without a user message", path.display())]
     NoUserMessage { path: PathBuf },
     #[error("the script {} has no turn for what the user said", path.display())]
     NoTurn { path: PathBuf },
-    #[error("{}:{line}: the turn has {steps} steps, and step {asked} was asked for", path.display())]
+    #[error("{}:{line}: the turn has {steps} steps, and step {asked} was requested", path.display())]
     PastEnd { path: PathBuf, line: u64, steps: usize, asked: usize },
     #[error(
         "finding the turn of the script {} for this message would compare more than {} bytes",
@@ -110,7 +110,7 @@ pub(crate) async fn call(
         Some(ScriptFailure::Kind(kind)) => return Err(play.failed(*kind).await),
     };
     let ScriptReply { text, calls } = reply.map_err(|what| play.too_large(what))?;
-    play.speak(&step, &text, cut_after, on_text).await?;
+    play.stream_reply(&step, &text, cut_after, on_text).await?;
     let usage = step.usage.map_or_else(|| estimate(request, &text, &calls), |usage| usage.counted());
     let stop = match (&step.fail, calls.is_empty()) {
         (Some(ScriptFailure::Kind(ScriptFailureKind::Length)), _) => StopReason::Length,
@@ -136,7 +136,7 @@ struct ScriptRun<'a> {
 }
 
 impl ScriptRun<'_> {
-    async fn speak(
+    async fn stream_reply(
         &self,
         step: &ScriptStep,
         text: &str,
@@ -230,8 +230,8 @@ impl ScriptRun<'_> {
     }
 }
 
-/// The text in the pieces it is spoken in: as many as asked for, else words if it is to be slow or cut. The last piece has
-/// all that is left.
+/// The text in pieces: the number that the step sets, else words if the text is slow or cut. The last piece has the
+/// remainder.
 fn pieces<'a>(step: &ScriptStep, text: &'a str, is_cut: bool) -> Vec<&'a str> {
     match step.chunks {
         Some(count) => {

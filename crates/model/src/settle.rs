@@ -4,11 +4,11 @@ use crate::error::{CallError, TokenLimitCut};
 use crate::provider::{Provider, ProviderKind};
 use crate::request::{CallAnswer, ModelRequest, StopReason};
 
-/// Told to people and, with the next call, to the model.
+/// Shown to people and, with the next call, to the model.
 const CUT_SHORT: &str = "\n\n[the answer ends here: it reached its limit of tokens]";
 
 /// The answer, if it is one that can be worked with.
-pub(crate) fn settle(
+pub(crate) fn finish_answer(
     provider: &Provider,
     request: &ModelRequest,
     mut answer: CallAnswer,

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::DeserializeOwned;
 use serde_saphyr::Error;
 
-/// A mistake in a YAML file, told without quoting values.
+/// A mistake in a YAML file, described without quoting values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum YamlProblem {
     UnknownKey {
@@ -45,7 +45,7 @@ pub(crate) struct YamlFault {
 
 /// How deep a file may be nested.
 const DEPTH_MAX: usize = 64;
-/// Aliases in a file, and the text in it with every alias replaced by what it stands for: a few lines could ask for gigabytes.
+/// Aliases in a file, and the size of its text with every alias expanded: a few lines could expand to gigabytes.
 const ALIASES_MAX: usize = 1_000;
 const SCALAR_BYTES_MAX: usize = 16 << 20;
 const KEY_SHOWN_MAX: usize = 24;

@@ -51,7 +51,7 @@ params! {
     /// An agent to stop or to restart.
     pub struct AgentStopParams {
         agent: String,
-        /// What becomes of its jobs: `cancel` (when absent), or `refuse` to do nothing while one of them runs.
+        /// What happens to its jobs: `cancel` (the default), or `refuse` to change nothing while a job runs.
         jobs: Option<String>,
         request_id: Option<String>,
     }
@@ -67,11 +67,11 @@ params! {
         agent: String,
         /// The newest lines; 200 when absent.
         lines: Option<u32>,
-        /// Only what stands after this byte offset (for following).
+        /// Only output after this byte offset (for following).
         after: Option<u64>,
     }
 
-    /// What of an agent is to be another; what is absent stays.
+    /// The settings to change. Absent ones stay.
     pub struct AgentUpdateParams {
         agent: String,
         model: Option<String>,
@@ -104,7 +104,7 @@ shapes! {
         target: String,
         #[serde(default)]
         read_only: bool,
-        /// What the agent is told about it.
+        /// The description for the agent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         description: Option<String>,
     }
@@ -143,7 +143,7 @@ shapes! {
         capabilities: Vec<CapabilityView>,
         #[serde(default)]
         limits: Vec<LimitView>,
-        /// Limits that were asked for and that this release does not enforce.
+        /// Configured limits that this release does not enforce.
         #[serde(default)]
         limits_not_enforced: Vec<String>,
         /// Its work in quarantine: what its turns wait for, and its pull. Absent when there is none.
@@ -157,7 +157,7 @@ shapes! {
         name: String,
         /// Bytes, processes, or milliseconds. Absent: it is decided at the next start.
         limit: Option<u64>,
-        /// `agent` when it was asked for, else `default`.
+        /// `agent` if it is configured, else `default`.
         source: String,
         /// What enforces it, while the sandbox lives.
         by: Option<String>,

@@ -26,7 +26,7 @@ params! {
         all: bool,
         /// Everything after this sequence, then live. Absent: from now on.
         since: Option<u64>,
-        /// The log that `since` is of, as an earlier attach told it.
+        /// The log that `since` refers to, from an earlier attach.
         log: Option<String>,
     }
 
@@ -60,7 +60,7 @@ shapes! {
         agents: Vec<AgentView>,
         /// Turns that are queued or running, with the text so far.
         turns: Vec<TurnView>,
-        /// Jobs that wait or run; attached to one job, that one, however it stands.
+        /// Pending and running jobs. Attached to one job: that job, in any state.
         #[serde(default)]
         jobs: Vec<JobView>,
     }

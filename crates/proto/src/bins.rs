@@ -46,7 +46,7 @@ pub struct BinRef {
     pub request_id: Option<String>,
 }
 
-/// Brings a tool from its registry. On a WebSocket `progress` tells how far it is.
+/// Pulls a tool from its registry. On a WebSocket, `progress` notifications follow the transfer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct BinPullParams {
@@ -56,7 +56,7 @@ pub struct BinPullParams {
     pub request_id: Option<String>,
 }
 
-/// Brings a tool to a registry. On a WebSocket `progress` tells how far it is.
+/// Pushes a tool to a registry. On a WebSocket, `progress` notifications follow the transfer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct BinPushParams {

@@ -24,7 +24,7 @@ use crate::{ApiMethod, PROGRESS, Progress, REQUEST_BYTES_MAX};
 
 /// How long a connection may take before the daemon counts as absent.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long to look for a last word on a connection that takes nothing any more.
+/// How long to read a final message on a connection that accepts no more data.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
 /// A client reads larger messages than it may send: a page of long messages can be big.
 pub(crate) const READ_BYTES_MAX: usize = 64 * 1024 * 1024;
@@ -59,7 +59,7 @@ pub enum ClientError {
     },
     #[error("the daemon at {target} refused the connection")]
     Handshake { target: Target, status: Option<u16>, body: Option<Box<ErrorBody>>, detail: String },
-    /// Nothing was sent that could be used by somebody else.
+    /// No secret was sent.
     #[error("the token was not sent: what listens at {target} is not known to be the daemon")]
     Unverified {
         target: Target,
@@ -92,12 +92,12 @@ impl ClientError {
     }
 }
 
-pub(crate) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+pub(crate) trait ClientIo: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ClientIo for T {}
 
 /// One open connection.
 pub struct Client {
-    socket: WebSocketStream<Box<dyn Io>>,
+    socket: WebSocketStream<Box<dyn ClientIo>>,
     next_id: u64,
     waiting: VecDeque<Notification>,
     was_shut_down: bool,
@@ -195,13 +195,13 @@ impl Client {
             return Err(ClientError::Refused(Box::new(error)));
         }
         if self.socket.send(Frame::text(text)).await.is_err() {
-            // Whoever closed the connection may have said why before that.
-            drop(tokio::time::timeout(GOODBYE_TIMEOUT, self.hear_out()).await);
+            // The peer may have sent a reason before it closed the connection.
+            drop(tokio::time::timeout(GOODBYE_TIMEOUT, self.drain()).await);
             return Err(ClientError::Lost);
         }
         loop {
             match self.read().await? {
-                // It belongs to a call, and is of no use to anybody after that.
+                // Progress belongs to a call, and is useless after it.
                 Message::Notification(note) if note.method == PROGRESS => {
                     let progress: Progress = serde_json::from_value(note.params)
                         .map_err(|cause| ClientError::Garbled { cause })?;
@@ -216,7 +216,7 @@ impl Client {
                         None => Ok(answer.result.unwrap_or(Value::Null)),
                     };
                 }
-                // An answer to a call whose caller gave up: nobody waits for it.
+                // An answer to a call whose caller gave up.
                 Message::Response(_) => {}
             }
         }
@@ -234,8 +234,8 @@ impl Client {
         }
     }
 
-    /// Reads what was sent before the end; answers have nobody left to wait for them.
-    async fn hear_out(&mut self) {
+    /// Reads the messages before the end. Answers are dropped: their callers are gone.
+    async fn drain(&mut self) {
         while let Ok(message) = self.read().await {
             if let Message::Notification(note) = message {
                 self.waiting.push_back(note);
@@ -251,7 +251,7 @@ impl Client {
         DaemonProcess::open(known).ok()
     }
 
-    /// Of a lost connection: whether the daemon said that it ends, as opposed to having broken off.
+    /// Of a lost connection: whether the daemon announced its shutdown.
     pub fn was_shut_down(&self) -> bool {
         self.was_shut_down
     }

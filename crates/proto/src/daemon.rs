@@ -107,8 +107,8 @@ shapes! {
         /// Dead ones that are still needed: their agent is about to go on, or its open work needs what they left.
         kept: u64,
         pruned: Vec<PrunedView>,
-        /// Agents that were recorded as running and whose sandbox is dead; what becomes of them is their lineages'
-        /// business.
+        /// Agents that were recorded as running and whose sandbox is dead. Their lineages' policies decide what
+        /// happens.
         dead: Vec<String>,
         /// Agents whose heartbeat was forgotten.
         forgotten: u64,
@@ -118,7 +118,7 @@ shapes! {
 
     pub struct PrunedView {
         sandbox: String,
-        /// None: nobody has it any more.
+        /// None: no agent owns it.
         agent: Option<String>,
         why: String,
     }
@@ -132,7 +132,7 @@ shapes! {
     pub struct Reloaded {
         /// The file that was read; none when there is none.
         file: Option<String>,
-        /// In effect for whatever is begun from now on.
+        /// In effect for everything that starts from now on.
         changed: Vec<SettingChange>,
         /// These count from the next start of the daemon on.
         needs_restart: Vec<SettingChange>,
@@ -191,7 +191,7 @@ shapes! {
 }
 
 impl HttpView {
-    /// A daemon of an earlier release does not tell.
+    /// Daemons of earlier releases do not report it.
     fn unknown() -> HttpView {
         HttpView { state: "unknown".to_owned(), addr: None, url: None, certificate: None, reason: None }
     }

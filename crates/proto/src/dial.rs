@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UnixStream};
 
-use crate::client::{ClientError, Io, Target};
+use crate::client::{ClientError, ClientIo, Target};
 use crate::http_answer::{HttpAnswer, read_answer};
 use crate::proof::{self, Nonce, Proof};
 use crate::random::random_bytes;
 use crate::rpc::Response;
 use crate::tls::{self, TlsError};
 
-/// The longest answer that is read from somebody who has proved nothing.
+/// The longest answer that is read from an unauthenticated peer.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
 
 /// A token, and what is known of the daemon that it is for.
@@ -100,7 +100,7 @@ impl From<&Login> for Login {
 pub enum Unverified {
     #[error("what listens there runs as uid {uid}; the daemon would run as {expected}")]
     Peer { uid: u32, expected: String },
-    #[error("what was given is not a token of Lodge")]
+    #[error("this is not a Lodge token")]
     NotAToken,
     #[error("it did not prove that it knows the token: {detail}")]
     NoProof { detail: String },
@@ -135,7 +135,7 @@ impl Unverified {
 
 /// A connection on which a token may be sent.
 pub(crate) struct DaemonConnection<'t> {
-    pub(crate) io: Box<dyn Io>,
+    pub(crate) io: Box<dyn ClientIo>,
     /// The host's name that goes with it.
     pub(crate) host: &'t str,
     /// The daemon's process, where it can be seen from here.
@@ -170,8 +170,8 @@ pub(crate) async fn dial<'t>(target: &'t Target, login: &Login) -> Result<Daemon
             let secured = tls::connect(stream, addr, login.ca_file.as_deref()).await.map_err(no_daemon)?;
             let mut stream = secured.map_err(|error| unverified(Unverified::Tls(error)))?;
             if !login.is_empty() {
-                // Nobody in between can pass the question on without a certificate for this name, so the address may
-                // be any, as it is behind a forwarded port.
+                // A relay cannot forward the question without a certificate for this name, so any address is accepted,
+                // for example behind a forwarded port.
                 verify(&mut stream, target, addr, login, login.listens_at).await?;
             }
             Ok(DaemonConnection { io: Box::new(stream), host: addr, pid: None })
@@ -208,7 +208,7 @@ fn check_peer(uid: u32, socket: &Path, login: &Login) -> Result<(), Unverified> 
 /// Has the listener prove that it is the daemon of this token, on the connection that the token is sent on, and that
 /// it listens at the expected address, if one is.
 async fn verify(
-    stream: &mut impl Io,
+    stream: &mut impl ClientIo,
     target: &Target,
     host: &str,
     login: &Login,

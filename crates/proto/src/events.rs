@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Something that happened, durable before anybody hears of it.
+/// Something that happened. It is durable before it is published.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Event {
     /// One sequence for the whole daemon; the cursor.
@@ -20,7 +20,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// What happened. `None`: a newer daemon tells of something that this release does not know.
+    /// The event's body. `None`: a newer daemon sends a kind that this release does not know.
     pub fn body(&self) -> Option<EventBody> {
         EventBody::from_data(&self.kind, &self.data)
     }
@@ -42,13 +42,13 @@ pub struct Delta {
     pub turn: String,
     pub step: u32,
     pub attempt: u32,
-    /// Where `text` stands in the step's text, in bytes.
+    /// The position of `text` in the step's text, in bytes.
     pub offset: u64,
     pub text: String,
 }
 
-/// A job has written more: told at once, without sequence, never replayed. `job.output` events tell the same durably, and
-/// less often. The bytes are read with `job/output`.
+/// A job has written more. Sent at once, without sequence, and never replayed. `job.output` events report the same
+/// durably and less often. `job/output` reads the bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Output {
     pub agent: String,

@@ -65,7 +65,7 @@ pub(crate) async fn read_answer<R: AsyncRead + Unpin>(mut io: R) -> Result<HttpA
     Ok(HttpAnswer { status, status_line, body: HttpBody { io, bytes: rest, left } })
 }
 
-/// None: its length is not told in a way that we know.
+/// None: the length has an unknown form.
 fn bytes_left(head: &str) -> Option<BytesLeft> {
     let fields = || head.lines().skip(1).filter_map(|line| line.split_once(':'));
     let field =
@@ -116,7 +116,7 @@ impl<R: AsyncRead + Unpin> HttpBody<R> {
         Ok(length)
     }
 
-    /// At least one byte, and at most so many.
+    /// At least one byte, and at most this many.
     async fn some(&mut self, most: u64) -> Result<Vec<u8>, ClientError> {
         if self.bytes.is_empty() {
             self.more().await?;
@@ -148,7 +148,7 @@ impl<R: AsyncRead + Unpin> HttpBody<R> {
         }
     }
 
-    /// All of it, and nothing behind it: what follows could not be told from the next answer.
+    /// The whole body, and nothing after it: later bytes could be mistaken for the next answer.
     pub(crate) async fn whole(mut self, bytes_max: usize) -> Result<Vec<u8>, ClientError> {
         let mut whole = Vec::new();
         while let Some(piece) = self.next().await? {
@@ -168,13 +168,13 @@ mod tests {
 
     use super::*;
 
-    /// What is understood of these bytes, whatever pieces they come in.
+    /// The parsed answer, for any division of these bytes into pieces.
     async fn heard(bytes: &[u8]) -> Result<Vec<u8>, ClientError> {
         let mut found = Vec::new();
         for step in [1, 3, bytes.len().max(1)] {
             let (mut theirs, ours) = tokio::io::duplex(step);
             let bytes = bytes.to_vec();
-            // Whoever has heard enough hangs up.
+            // The reader may hang up early.
             let speaker = tokio::spawn(async move { drop(theirs.write_all(&bytes).await) });
             let whole = async { read_answer(ours).await?.body.whole(1 << 20).await }.await;
             speaker.await.expect("a speaker");
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_makes_no_sense_is_not_read_for_ever() {
+    async fn what_makes_no_sense_is_not_read_endlessly() {
         let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
         for body in ["x\r\n", "-1\r\n", "5\r\nhello5\r\n", &"1".repeat(1000)] {
             assert!(heard(format!("{head}{body}").as_bytes()).await.is_err(), "{body}");

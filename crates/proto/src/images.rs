@@ -79,7 +79,7 @@ pub struct ImageDetail {
     pub runtime: Option<String>,
     /// Argument prefix of the runtime.
     pub exec: Vec<String>,
-    /// What its FROM said; absent for `scratch`.
+    /// The value of FROM; absent for `scratch`.
     pub from: Option<String>,
     /// How many parents were flattened into it.
     pub parents: u32,
@@ -124,7 +124,8 @@ pub struct ImageTagParams {
     pub request_id: Option<String>,
 }
 
-/// Brings an image, and the tools it needs, from its registry. On a WebSocket `progress` tells how far it is.
+/// Pulls an image and the tools that it needs from its registry. On a WebSocket, `progress` notifications follow the
+/// transfer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ImagePullParams {
@@ -135,7 +136,8 @@ pub struct ImagePullParams {
     pub request_id: Option<String>,
 }
 
-/// Brings an image, and the tools it needs, to a registry. On a WebSocket `progress` tells how far it is.
+/// Pushes an image and the tools that it needs to a registry. On a WebSocket, `progress` notifications follow the
+/// transfer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ImagePushParams {
@@ -153,7 +155,7 @@ pub struct ImagePushed {
     pub sent_bytes: u64,
 }
 
-/// What an archive held: the answer to `POST /v1/images/import`.
+/// The contents of an archive: the answer to `POST /v1/images/import`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ImagesImported {
     pub images: Vec<ImageView>,
@@ -186,7 +188,7 @@ pub struct ImageChange {
     pub section: String,
     /// Which of its kind: the name of a tool, a key.
     pub key: String,
-    /// Absent: it was not there before. Of the network and of limits: what holds where nothing is said.
+    /// Absent: it did not exist before. Networks and limits that are not configured are shown with their defaults.
     pub before: Option<String>,
     /// Absent: it is there no longer.
     pub after: Option<String>,
@@ -195,12 +197,12 @@ pub struct ImageChange {
 /// The method of the notification [`Progress`].
 pub const PROGRESS: &str = "progress";
 
-/// How far a pull or a push is: a notification to the connection that asked for it, between the call and its answer.
+/// The progress of a pull or a push: a notification to the calling connection, between the call and its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Progress {
     /// The id of the call.
     pub id: serde_json::Value,
-    /// Those that changed since it was told before.
+    /// Parts that changed since the last notification.
     pub parts: Vec<ProgressPart>,
 }
 
@@ -257,7 +259,7 @@ pub struct ImageFile {
     pub description: Option<String>,
 }
 
-/// Limits that were asked for; an absent one was not.
+/// Configured limits. An absent limit is not configured.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LimitsView {
     pub memory_bytes: Option<u64>,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct JobSubmitParams {
     /// By id, name or unique id prefix.
     pub agent: String,
-    /// The session it belongs to, which hears of its end.
+    /// The session that the job belongs to, which gets a report of its end.
     pub session: Option<String>,
     /// One of the agent's declared tools.
     pub bin: String,
@@ -60,7 +60,7 @@ pub struct JobCancelParams {
 #[serde(deny_unknown_fields, default)]
 pub struct JobWaitParams {
     pub job: String,
-    /// How long to wait for its end: 30 s when absent, 60 s at most. Whatever it is then is the answer.
+    /// How long to wait for its end: 30 s by default, 60 s at most. The answer has the state at that time.
     pub timeout_ms: Option<u64>,
 }
 
@@ -81,14 +81,14 @@ pub struct JobOutputParams {
 pub struct JobOutput {
     pub job: String,
     pub stream: String,
-    /// Where `data` begins: behind the offset that was asked for where output was dropped.
+    /// Where `data` begins: after the requested offset if output was dropped there.
     pub offset: u64,
     /// The offset to ask for next.
     pub next: u64,
     pub data: String,
     /// utf8 or base64.
     pub encoding: String,
-    /// Bytes between the offset that was asked for and `offset` that were not kept.
+    /// Bytes between the requested offset and `offset` that were not kept.
     pub dropped: u64,
     /// There is nothing behind `next`, and never will be.
     pub end: bool,
@@ -124,7 +124,7 @@ pub struct JobView {
     pub dropped_bytes: u64,
     /// Its output was removed, as the retention says.
     pub output_removed: bool,
-    /// Somebody wants it to end, and it has not yet.
+    /// A cancel was requested, and the job has not ended yet.
     pub cancelling: bool,
     pub labels: BTreeMap<String, String>,
 }

@@ -39,7 +39,7 @@ params! {
         /// As in `LineageRef`.
         lineage: String,
         session: String,
-        /// Of so many turns, as `lineage/snapshot` told; absent: of all up to the boundary. Never beyond it.
+        /// Of this many turns, from `lineage/snapshot`; absent: all up to the boundary. Never beyond it.
         turns: Option<u32>,
         /// The `next` of an earlier page.
         after: Option<String>,

@@ -1,4 +1,4 @@
-//! The method table: everything that there is to say of a method, once.
+//! The method table: the complete definition of each method.
 
 use schemars::{JsonSchema, schema_for};
 use serde::Serialize;
@@ -43,7 +43,7 @@ pub enum Rights {
 /// Which of a method's parameters must be the caller's own, when the caller is an agent's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenReach {
-    /// It names nothing that belongs to anybody.
+    /// It names nothing that has an owner.
     Nobodys,
     /// `agent`, which may be left out.
     Agent,

@@ -1,4 +1,4 @@
-//! One call over plain HTTP, for whoever asks once and is done: one way there, one way back.
+//! One call over plain HTTP, for a client that makes a single request: one round trip.
 //!
 //! Owns: the request's bytes. Never: saying what is wrong with a connection;
 //! that is found out by an ordinary one (see `client`).

@@ -22,7 +22,7 @@ impl DaemonProcess {
         Ok(DaemonProcess { fd: pidfd_open(pid, PidfdFlags::empty())? })
     }
 
-    /// Waits for the end of the process, and tells whether it came in time.
+    /// Waits for the end of the process, and returns whether it came in time.
     pub async fn ended_within(self, within: Duration) -> bool {
         let wait = move || {
             let limit = Timespec::try_from(within).ok();

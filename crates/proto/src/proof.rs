@@ -18,7 +18,7 @@ pub const NONCE_LEN: usize = 32;
 /// A number that is used once.
 pub type Nonce = [u8; NONCE_LEN];
 
-/// Where a daemon is asked for a proof: `/v1/proof/<token id>/<nonce in hex>`.
+/// Path of a daemon's proof: `/v1/proof/<token id>/<nonce in hex>`.
 pub const PROOF_PATH: &str = "/v1/proof";
 const LABEL: &[u8] = b"lodge daemon proof 1\0";
 /// No id is longer.
@@ -40,7 +40,7 @@ impl Proof {
         Proof { epoch, addr, proof: hex::encode(&hmac(token, nonce, epoch, addr)) }
     }
 
-    /// Whether whoever made this holds the token and was asked with this nonce.
+    /// Whether the author of this proof has the token and got this nonce.
     pub fn is_right(&self, token: &str, nonce: &Nonce) -> bool {
         let Some(given) = hex::decode::<DIGEST_LEN>(&self.proof) else { return false };
         same_bytes(&given, &hmac(token, nonce, self.epoch, self.addr))
@@ -58,8 +58,8 @@ pub fn canonical(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
 }
 
-/// `host:port` in which `localhost` is written as 127.0.0.1. Clients and the daemon mean the same address by it, whatever
-/// the name resolves to.
+/// `host:port` with `localhost` replaced by 127.0.0.1. Clients and the daemon then use the same address, independent of
+/// name resolution.
 pub fn without_localhost(addr: &str) -> Cow<'_, str> {
     match addr.rsplit_once(':') {
         Some((host, port)) if is_localhost(host) => {
@@ -86,7 +86,7 @@ pub fn token_id(token: &str) -> Option<String> {
     fits.then(|| id.to_owned())
 }
 
-/// Where a daemon is asked to prove that it knows this token.
+/// The path where a daemon proves that it knows this token.
 pub fn path(id: &str, nonce: &Nonce) -> String {
     format!("{PROOF_PATH}/{id}/{}", hex::encode(nonce))
 }

@@ -53,7 +53,7 @@ shapes! {
     pub struct ProviderTested {
         ok: bool,
         ms: u64,
-        /// What it offers, as far as it tells.
+        /// The models that the provider lists.
         models: Vec<String>,
         /// The model that answered; absent when there was none to ask.
         answered: Option<String>,

@@ -25,7 +25,7 @@ pub struct Response {
     pub error: Option<ErrorBody>,
 }
 
-/// Something the daemon tells without being asked, after `client/attach`.
+/// A message that the daemon sends after `client/attach` without a request.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Notification {
     pub jsonrpc: String,

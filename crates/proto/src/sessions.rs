@@ -130,7 +130,7 @@ pub struct SessionHit {
     pub at: String,
     /// A piece of the text around what was looked for.
     pub snippet: String,
-    /// Where in the snippet it stands.
+    /// Its positions in the snippet.
     pub marks: Vec<SnippetMark>,
 }
 
@@ -203,7 +203,7 @@ pub struct ExportedTurn {
     /// queued, running, waiting, done, interrupted or failed.
     pub status: String,
     pub error: Option<TurnError>,
-    /// The turn that this one was asked to do better than.
+    /// The turn that this one regenerates.
     pub replaces: Option<String>,
     pub created_at: String,
     pub ended_at: Option<String>,
@@ -217,7 +217,7 @@ shapes! {
         agent_name: String,
         agent_removed: bool,
         sender: Option<String>,
-        /// The first words that were said in it; listings and `session/get` have it.
+        /// The beginning of its first message; in listings and `session/get`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         title: Option<String>,
         /// Of its path.
@@ -262,7 +262,7 @@ shapes! {
         /// user, assistant or tool.
         role: String,
         text: String,
-        /// For a user's message: what the model was told before it by the daemon, such as jobs that ended.
+        /// For a user's message: the daemon's note to the model before it, such as a list of ended jobs.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         note: Option<String>,
         calls: Vec<ToolCallView>,
@@ -284,7 +284,7 @@ shapes! {
         from_turn: u32,
         /// sliding, summarize or handoff.
         strategy: String,
-        /// What stands before those messages.
+        /// The text before those messages.
         summary: Option<String>,
         at: String,
     }

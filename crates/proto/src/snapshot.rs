@@ -12,7 +12,7 @@ use crate::sessions::ToolCallView;
 
 /// The version that is written.
 pub const SNAPSHOT_VERSION: u32 = 2;
-/// What happens to work of which nobody wrote down what should: an operator decides.
+/// The policy of work that records none: an operator decides.
 const POLICY_UNKNOWN: &str = "ask";
 
 /// Everything of a snapshot that does not grow with its conversations.

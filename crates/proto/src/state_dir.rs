@@ -91,14 +91,14 @@ impl StateDirError {
 pub enum StateDir {
     /// Its real path.
     Present(PathBuf),
-    /// There is no directory yet. Nobody else can put one there.
+    /// The directory does not exist, and no other user can create it.
     Absent,
 }
 
 /// Checks a state directory: itself, every directory and link on the way to it, and what lies in it.
 ///
-/// Directories above it belong to the caller or to root, and others can write them only where they are sticky, such as `/tmp`.
-/// What has passed stays so: nobody but the caller and root can change any part of it.
+/// Directories above it belong to the caller or to root, and others can write them only if they are sticky, such as
+/// `/tmp`. A checked path stays valid: only the caller and root can change any part of it.
 pub fn check_state_dir(dir: &Path) -> Result<StateDir, StateDirError> {
     let caller = rustix::process::geteuid().as_raw();
     check_as(dir, caller, &Accounts::here)
@@ -137,7 +137,7 @@ fn check_as(dir: &Path, caller: u32, accounts: &dyn Fn() -> Accounts) -> Result<
     let top = look(Path::new("/"))?.map_or(0, |meta| meta.uid());
     let check = Check { dir: &dir, owners: Owners { caller, top, accounts } };
     let Some((real, meta)) = check.resolve(&dir)? else { return Ok(StateDir::Absent) };
-    // What it is instead is told by who wants to make it.
+    // The code that creates it reports what is there instead.
     if !meta.is_dir() {
         return Ok(StateDir::Absent);
     }
@@ -166,8 +166,7 @@ struct Check<'a> {
 impl Check<'_> {
     /// Follows a path part by part from `/`, looking at each before it is relied on. `None`: it ends before its last part.
     ///
-    /// A part of a directory that only we and root can write stays what it was found to be, so names are as good as
-    /// descriptors here.
+    /// A directory that only the caller and root can write does not change, so paths are as safe as descriptors here.
     fn resolve(&self, path: &Path) -> Result<Option<(PathBuf, Metadata)>, StateDirError> {
         let mut left: VecDeque<OsString> = parts(path).collect();
         let mut at = PathBuf::from("/");
@@ -217,7 +216,7 @@ impl Check<'_> {
         Err(StateDirError::OtherOwner { dir, path, owner })
     }
 
-    /// A part of the way to what is checked. Another user's home is nothing to remove or to give to somebody else.
+    /// A part of the path above. Another user's home must not be removed or given away.
     fn owner_above(&self, path: &Path, meta: &Metadata) -> Result<(), StateDirError> {
         if self.owners.trusts(meta.uid()) {
             return Ok(());
@@ -263,7 +262,7 @@ impl Owners<'_> {
         uid == 0 || uid == self.caller || uid == self.top
     }
 
-    /// Whether a user who is not trusted can write it. A group with nobody but the caller in it is the caller.
+    /// Whether an untrusted user can write it. A group whose only member is the caller counts as the caller.
     fn others_write(&self, meta: &Metadata) -> bool {
         let mode = meta.mode();
         mode & OTHERS_WRITE != 0
@@ -284,7 +283,7 @@ impl Accounts {
         Accounts { passwd: read("/etc/passwd"), group: read("/etc/group") }
     }
 
-    /// Whether it is the primary group of that user, and of nobody else.
+    /// Whether it is the primary group of that user only.
     fn is_private(&self, gid: u32, uid: u32) -> bool {
         let mut users = self.passwd.lines().filter_map(|line| {
             let mut fields = line.split(':');
@@ -382,7 +381,7 @@ mod tests {
         for (mode, refused) in [(0o777, true), (0o775, true), (0o1777, false), (0o755, false)] {
             chmod(above, mode);
             assert_eq!(check(&home).is_err(), refused, "{mode:o}");
-            // Also before it is made: somebody else could make it.
+            // Also before it exists: another user could create it.
             assert_eq!(check(&above.join("later")).is_err(), refused, "{mode:o}");
         }
         for name in ["lodged.yaml", "bin"] {
@@ -422,7 +421,7 @@ mod tests {
     #[test]
     fn what_belongs_to_another_user_is_refused() {
         let (_dir, home) = place();
-        // Seen by somebody else it belongs to another user, too.
+        // For another user, it also has the wrong owner.
         if !is_root() {
             let refused = check_as(&home, STRANGER, &nobody).unwrap_err();
             assert_eq!(refused.code(), "state_dir.other_owner", "{refused}");
@@ -459,7 +458,7 @@ mod tests {
         chown(&home, Some(STRANGER), None).unwrap();
         let refused = check(&home).unwrap_err();
         assert!(matches!(refused, StateDirError::NotYours { owner: STRANGER, .. }), "{refused}");
-        // Its owner may use it, and root's directory is nobody else's.
+        // Its owner may use it, and only root can change root's directory.
         check_as(&home, STRANGER, &nobody).unwrap();
         chown(&home, Some(0), None).unwrap();
         let refused = check_as(&home, STRANGER, &nobody).unwrap_err();

@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// The daemon speaks nothing else. A server that has several protocols is told which one is meant.
+/// The only protocol of the daemon. A server with several protocols selects by it.
 const ALPN: &[u8] = b"http/1.1";
 /// What a file with authorities may weigh: the list of a whole system has some hundred KiB.
 const CA_FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
@@ -83,11 +83,11 @@ impl TlsError {
         }
     }
 
-    /// What came of a handshake. An error of the connection itself, such as a timeout, is returned as it was.
+    /// The error of a handshake. An error of the connection itself, such as a timeout, is returned unchanged.
     fn of_handshake(cause: io::Error, dialled: &str) -> Result<TlsError, io::Error> {
         let Some(error) = cause.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) else {
             return Err(match cause.kind() {
-                // A daemon that ends, or that has no room, closes connections so. Nothing was sent to anybody.
+                // A daemon that shuts down or is full closes connections in this way. Nothing was sent.
                 io::ErrorKind::UnexpectedEof => {
                     let what = "the connection was closed during the TLS handshake";
                     io::Error::new(io::ErrorKind::ConnectionAborted, what)
@@ -135,7 +135,7 @@ impl TlsError {
     }
 }
 
-/// What is wrong with a daemon's certificate for every client, whatever authorities it trusts and whatever it dials.
+/// Faults of a daemon's certificate that affect every client, independent of trusted authorities and dialled names.
 pub fn certificate_faults(certificate: &CertificateDer<'_>, now: UnixTime) -> Vec<TlsError> {
     let fault = |error: Error| match error {
         Error::InvalidCertificate(wrong) => TlsError::of_certificate(&wrong, ""),
@@ -195,7 +195,7 @@ pub(crate) async fn connect(
     }
 }
 
-/// The host of `host:port`, as it stands in certificates.
+/// The host of `host:port`, as certificates write it.
 fn host(addr: &str) -> &str {
     let host = addr.rsplit_once(':').map_or(addr, |(host, _)| host);
     host.trim_start_matches('[').trim_end_matches(']')
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_certificates_is_told_with_its_path() {
+    fn a_file_without_certificates_is_reported_with_its_path() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ca.pem");
         let told = |path: &Path| authorities(Some(path)).unwrap_err().to_string();

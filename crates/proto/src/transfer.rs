@@ -5,7 +5,7 @@
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 
-use crate::client::{CONNECT_TIMEOUT, ClientError, Io, Target};
+use crate::client::{CONNECT_TIMEOUT, ClientError, ClientIo, Target};
 use crate::dial::{DaemonConnection, Login, dial};
 use crate::http_answer::{HttpAnswer, HttpBody, read_answer};
 use crate::rpc::ErrorBody;
@@ -19,7 +19,7 @@ const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 pub enum TransferError {
     #[error(transparent)]
     Client(#[from] ClientError),
-    #[error("what is to be sent could not be read")]
+    #[error("could not read the data to send")]
     Source {
         #[source]
         cause: std::io::Error,
@@ -27,7 +27,7 @@ pub enum TransferError {
 }
 
 /// A body that comes piece by piece.
-pub struct Download(HttpBody<Box<dyn Io>>);
+pub struct Download(HttpBody<Box<dyn ClientIo>>);
 
 impl std::fmt::Debug for Download {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -50,7 +50,7 @@ pub async fn get(target: &Target, login: &Login, path: &str) -> Result<Download,
     answered(target, io).await.map(Download)
 }
 
-/// Sends everything that is read from `body`, and waits for the answer. `sent` hears how many bytes went, all together.
+/// Sends everything from `body`, and waits for the answer. `sent` gets the total number of bytes so far.
 pub async fn post(
     target: &Target,
     login: &Login,
@@ -68,7 +68,7 @@ pub async fn post(
         if writer.write_all(head.as_bytes()).await.is_err() {
             return Ok(());
         }
-        pour(body, &mut writer, &mut sent).await
+        send_pieces(body, &mut writer, &mut sent).await
     };
     let body = tokio::select! {
         biased;
@@ -76,7 +76,7 @@ pub async fn post(
             poured.map_err(|cause| TransferError::Source { cause })?;
             answer.await?
         }
-        // Whoever answers before the end does not want the rest.
+        // A peer that answers early does not want the rest.
         early = &mut answer => early?,
     };
     let text = body.whole(ANSWER_BYTES_MAX).await?;
@@ -110,8 +110,9 @@ fn head(
     ))
 }
 
-/// Sends a body in pieces. An error is one of reading it; a connection that takes no more is told by its answer.
-async fn pour(
+/// Sends a body in pieces. An error comes from reading the body. If the connection accepts no more data, the peer's
+/// answer has the reason.
+async fn send_pieces(
     body: &mut (impl AsyncRead + Unpin),
     writer: &mut (impl AsyncWriteExt + Unpin),
     sent: &mut impl FnMut(u64),
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_is_told_with_the_daemons_own_words() {
+    async fn a_refusal_is_reported_with_the_daemons_own_words() {
         let body = r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"no image `x`","data":{"code":"image.not_found"}}}"#;
         let answer = format!("HTTP/1.1 404 Not Found\r\nContent-Length: {}\r\n\r\n{body}", body.len());
         assert_eq!(heard(answer.as_bytes()).await.unwrap_err().code(), Some("image.not_found"));
@@ -176,7 +177,7 @@ mod tests {
             theirs.read_to_end(&mut all).await.expect("bytes");
             all
         });
-        pour(&mut body.as_slice(), &mut ours, &mut |sent| counts.push(sent)).await.unwrap();
+        send_pieces(&mut body.as_slice(), &mut ours, &mut |sent| counts.push(sent)).await.unwrap();
         drop(ours);
         let all = listener.await.expect("a listener");
         let (first, rest) = (format!("{PIECE_BYTES:x}\r\n"), "1\r\nx\r\n0\r\n\r\n");

@@ -72,7 +72,7 @@ shapes! {
         /// Whether it is on the path.
         #[serde(default)]
         active: bool,
-        /// The turn that it was asked to do better than.
+        /// The turn that it regenerates.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         replaces: Option<String>,
         /// queued, running, waiting, done, interrupted or failed.
@@ -88,7 +88,7 @@ shapes! {
         quarantine: Option<QuarantineView>,
         /// The answer; while the turn runs or when it broke off, what there is of it.
         text: String,
-        /// Whether `text` is only a part of what the model would have said.
+        /// Whether `text` is incomplete.
         partial: bool,
         steps: Vec<StepView>,
         usage: UsageView,

@@ -51,7 +51,7 @@ pub fn visible_json(json: &str) -> Cow<'_, str> {
     }
     let mut out = String::with_capacity(json.len() + 16);
     for letter in json.chars() {
-        // Between strings there are only line ends and tabs, and in them neither stands as it is.
+        // Between strings JSON has only line ends and tabs, and inside strings both are escaped.
         if !is_hidden(letter) || matches!(letter, '\n' | '\t' | '\r') {
             out.push(letter);
             continue;
@@ -114,7 +114,7 @@ fn is_picture(letter: char) -> bool {
         | '\u{3297}' | '\u{3299}' | '\u{1f000}'..='\u{1faff}')
 }
 
-/// What becomes of colours.
+/// How colours are handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Colours {
     Pass,
@@ -126,7 +126,7 @@ pub enum Colours {
 ///
 /// Text comes in parts, and a sequence may be cut anywhere.
 #[derive(Debug)]
-pub struct Coloured {
+pub struct ColourFilter {
     colours: Colours,
     /// A sequence whose end is to come.
     begun: String,
@@ -134,9 +134,9 @@ pub struct Coloured {
     is_on: bool,
 }
 
-impl Coloured {
-    pub fn new(colours: Colours) -> Coloured {
-        Coloured { colours, begun: String::new(), is_on: false }
+impl ColourFilter {
+    pub fn new(colours: Colours) -> ColourFilter {
+        ColourFilter { colours, begun: String::new(), is_on: false }
     }
 
     /// What may be shown of the text so far.
@@ -191,14 +191,14 @@ impl Coloured {
 }
 
 enum Sequence {
-    /// A colour of so many bytes.
+    /// A colour sequence of this many bytes.
     Colour(usize),
     /// The beginning of what may be one.
     Cut,
     Other,
 }
 
-/// What stands at the beginning of a text that begins with an escape.
+/// The sequence at the start of a text that begins with an escape.
 fn sequence(text: &str) -> Sequence {
     let bytes = text.as_bytes();
     match bytes.get(1) {
@@ -280,13 +280,13 @@ mod tests {
         let text = "a\x1b[1;31mred\x1b[0m\x1b[2J\x1b]0;title\x07\x1b[38;5;8mx\x1b[8mhid\r\nend\ry\x1b[m\x1b[38:2:1:2:3mz";
         let shown = "a\x1b[1;31mred\x1b[0m\\x1b[2J\\x1b]0;title\\x07\x1b[38;5;8mx\\x1b[8mhid\nend\\ry\x1b[m\x1b[38:2:1:2:3mz\x1b[0m";
         for cut in 0..=text.len() {
-            let mut output = Coloured::new(Colours::Pass);
+            let mut output = ColourFilter::new(Colours::Pass);
             let whole = output.feed(&text[..cut]) + &output.feed(&text[cut..]) + &output.finish();
             assert_eq!(whole, shown, "cut at {cut}");
         }
-        let mut plain = Coloured::new(Colours::Drop);
+        let mut plain = ColourFilter::new(Colours::Drop);
         assert_eq!(plain.feed("\x1b[31mred\x1b[0m\x1b[") + &plain.finish(), "red\\x1b[");
-        let mut long = Coloured::new(Colours::Pass);
+        let mut long = ColourFilter::new(Colours::Pass);
         let endless = format!("\x1b[{}", "1;".repeat(100));
         assert!(long.feed(&endless).starts_with("\\x1b[1;1"));
     }

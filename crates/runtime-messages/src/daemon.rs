@@ -79,7 +79,7 @@ pub struct ToolDeclaration {
     pub usage: Option<String>,
 }
 
-/// A runtime is ready when it has said this.
+/// A runtime is ready when it has sent this reply.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct InitializeReply {
     #[serde(default)]

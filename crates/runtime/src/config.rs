@@ -30,7 +30,7 @@ impl Default for RuntimeSettings {
     }
 }
 
-/// What became of one key.
+/// How one key was used.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 enum KeyUse {
     Used,

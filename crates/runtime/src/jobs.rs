@@ -1,7 +1,7 @@
-//! The six tools for jobs: programs that run while the conversation goes on.
+//! The six tools for jobs: programs that run while the conversation continues.
 //!
-//! Owns: what a model is told of them, and the form of their calls. Never: a job; the daemon has those, and checks
-//! everything that is not form.
+//! Owns: the descriptions of these tools for the model, and the form of their calls. Never: a job. The daemon has the
+//! jobs, and checks everything else.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use lodge_runtime_messages::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::tool::{self, CallRefused};
+use crate::tool::{self, CallRefusal};
 
 const SUBMIT: &str = "job_submit";
 const LIST: &str = "job_list";
@@ -24,7 +24,7 @@ const STATES: [&str; 5] = ["pending", "running", "done", "error", "cancelled"];
 const LIST_DEFAULT: u32 = 20;
 const LIST_MAX: u32 = 100;
 const PRIORITY_MAX: i32 = 100;
-/// A year: the longest time that can be asked for.
+/// A year: the longest timeout.
 const TIMEOUT_S_MAX: u32 = 365 * 24 * 60 * 60;
 /// Ids are shorter; a longer one is no id, and need not be repeated.
 const ID_CHARS_MAX: usize = 64;
@@ -164,38 +164,40 @@ pub(crate) fn offer((tool, parameters): (JobTool, Value)) -> ToolOffer {
 
 /// Why a call was not taken. Its text is written for the model.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum JobRefused {
+pub(crate) enum JobCallRefusal {
     NotJson,
     NotAnObject,
     UnknownField { tool: JobTool, field: String },
     Missing { tool: JobTool },
     WrongKind { field: &'static str, wanted: String },
     UnknownProgram { name: String, known: Vec<String> },
-    Program(CallRefused),
+    Program(CallRefusal),
 }
 
-impl fmt::Display for JobRefused {
+impl fmt::Display for JobCallRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            JobRefused::NotJson => {
+            JobCallRefusal::NotJson => {
                 f.write_str("Not run: the arguments are not valid JSON. Give a JSON object.")
             }
-            JobRefused::NotAnObject => f.write_str("Not run: the arguments are not a JSON object. Give one."),
-            JobRefused::UnknownField { tool, field } => {
+            JobCallRefusal::NotAnObject => {
+                f.write_str("Not run: the arguments are not a JSON object. Give one.")
+            }
+            JobCallRefusal::UnknownField { tool, field } => {
                 write!(f, "Not run: {} has no argument `{field}`. {}", tool.name(), form(*tool))
             }
-            JobRefused::Missing { tool } => write!(f, "Not run: an argument is missing. {}", form(*tool)),
-            JobRefused::WrongKind { field, wanted } => write!(f, "Not run: `{field}` must be {wanted}."),
-            JobRefused::UnknownProgram { name, known } if known.is_empty() => {
+            JobCallRefusal::Missing { tool } => write!(f, "Not run: an argument is missing. {}", form(*tool)),
+            JobCallRefusal::WrongKind { field, wanted } => write!(f, "Not run: `{field}` must be {wanted}."),
+            JobCallRefusal::UnknownProgram { name, known } if known.is_empty() => {
                 write!(f, "Not run: there is no program `{name}`; this agent has none.")
             }
-            JobRefused::UnknownProgram { name, known } => {
+            JobCallRefusal::UnknownProgram { name, known } => {
                 write!(f, "Not run: there is no program `{name}`. `bin` is one of: {}.", known.join(", "))
             }
-            JobRefused::Program(CallRefused::WrongForm { what }) => {
+            JobCallRefusal::Program(CallRefusal::WrongForm { what }) => {
                 write!(f, "Not run: {what}. {}", form(JobTool::Submit))
             }
-            JobRefused::Program(refused) => refused.fmt(f),
+            JobCallRefusal::Program(refused) => refused.fmt(f),
         }
     }
 }
@@ -216,20 +218,20 @@ fn form(tool: JobTool) -> &'static str {
     }
 }
 
-/// The request that a call becomes, or what to tell the model instead.
+/// The request for a call, or an error text for the model.
 pub(crate) fn ask(
     tool: JobTool,
     programs: &[String],
     turn: &str,
     step: u32,
     call: &AnswerCall,
-) -> Result<RuntimeRequest, JobRefused> {
+) -> Result<RuntimeRequest, JobCallRefusal> {
     let parsed;
     let arguments = match &call.arguments {
         // A tool whose arguments can all be left out is called with nothing at all.
         Value::String(text) if text.trim().is_empty() => &Value::Null,
         Value::String(text) => {
-            parsed = serde_json::from_str(text).map_err(|_| JobRefused::NotJson)?;
+            parsed = serde_json::from_str(text).map_err(|_| JobCallRefusal::NotJson)?;
             &parsed
         }
         other => other,
@@ -239,7 +241,7 @@ pub(crate) fn ask(
         Value::Object(fields) => fields,
         Value::Null => &none,
         Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
-            return Err(JobRefused::NotAnObject);
+            return Err(JobCallRefusal::NotAnObject);
         }
     };
     let (turn, call) = (turn.to_owned(), call.id.clone());
@@ -268,20 +270,20 @@ fn submit(
     turn: String,
     step: u32,
     call: String,
-) -> Result<RuntimeRequest, JobRefused> {
+) -> Result<RuntimeRequest, JobCallRefusal> {
     only(JobTool::Submit, fields, &["bin", "args", "stdin", "timeout_s", "priority", "labels"])?;
     let bin = match fields.get("bin") {
-        None | Some(Value::Null) => return Err(JobRefused::Missing { tool: JobTool::Submit }),
+        None | Some(Value::Null) => return Err(JobCallRefusal::Missing { tool: JobTool::Submit }),
         Some(Value::String(bin)) => bin.clone(),
         Some(_) => return wrong("bin", "the name of a program, as a string"),
     };
     if !programs.contains(&bin) {
         let mut known = programs.to_vec();
         known.sort();
-        return Err(JobRefused::UnknownProgram { name: bin.chars().take(ID_CHARS_MAX).collect(), known });
+        return Err(JobCallRefusal::UnknownProgram { name: bin.chars().take(ID_CHARS_MAX).collect(), known });
     }
-    let (args, stdin) = tool::words(fields).map_err(JobRefused::Program)?;
-    tool::within_limits(&args, &stdin).map_err(JobRefused::Program)?;
+    let (args, stdin) = tool::words(fields).map_err(JobCallRefusal::Program)?;
+    tool::within_limits(&args, &stdin).map_err(JobCallRefusal::Program)?;
     let timeout_s = whole("timeout_s", fields, 1, TIMEOUT_S_MAX)?;
     let priority = whole("priority", fields, -PRIORITY_MAX, PRIORITY_MAX)?.unwrap_or(0);
     let labels = labels(fields)?;
@@ -290,32 +292,32 @@ fn submit(
     Ok(RuntimeRequest::JobSubmit(submit))
 }
 
-fn only(tool: JobTool, fields: &Map<String, Value>, known: &[&str]) -> Result<(), JobRefused> {
+fn only(tool: JobTool, fields: &Map<String, Value>, known: &[&str]) -> Result<(), JobCallRefusal> {
     match fields.keys().find(|key| !known.contains(&key.as_str())) {
         Some(field) => {
             let field = field.chars().take(ID_CHARS_MAX).collect();
-            Err(JobRefused::UnknownField { tool, field })
+            Err(JobCallRefusal::UnknownField { tool, field })
         }
         None => Ok(()),
     }
 }
 
-fn wrong<T>(field: &'static str, wanted: &str) -> Result<T, JobRefused> {
-    Err(JobRefused::WrongKind { field, wanted: wanted.to_owned() })
+fn wrong<T>(field: &'static str, wanted: &str) -> Result<T, JobCallRefusal> {
+    Err(JobCallRefusal::WrongKind { field, wanted: wanted.to_owned() })
 }
 
-fn job_id(tool: JobTool, fields: &Map<String, Value>) -> Result<String, JobRefused> {
+fn job_id(tool: JobTool, fields: &Map<String, Value>) -> Result<String, JobCallRefusal> {
     only(tool, fields, &["job_id"])?;
     match fields.get("job_id") {
         Some(Value::String(id)) if !id.trim().is_empty() && id.chars().count() <= ID_CHARS_MAX => {
             Ok(id.trim().to_owned())
         }
-        None | Some(Value::Null) => Err(JobRefused::Missing { tool }),
+        None | Some(Value::Null) => Err(JobCallRefusal::Missing { tool }),
         Some(_) => wrong("job_id", "an id that job_submit returned, such as \"job_…\"; job_list shows them"),
     }
 }
 
-fn status(fields: &Map<String, Value>) -> Result<Option<String>, JobRefused> {
+fn status(fields: &Map<String, Value>) -> Result<Option<String>, JobCallRefusal> {
     match fields.get("status") {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(status)) if STATES.contains(&status.as_str()) => Ok(Some(status.clone())),
@@ -328,7 +330,7 @@ fn whole<N: TryFrom<i64> + PartialOrd + fmt::Display>(
     fields: &Map<String, Value>,
     least: N,
     most: N,
-) -> Result<Option<N>, JobRefused> {
+) -> Result<Option<N>, JobCallRefusal> {
     match fields.get(field) {
         None | Some(Value::Null) => Ok(None),
         Some(value) => match value.as_i64().and_then(|number| N::try_from(number).ok()) {
@@ -338,7 +340,7 @@ fn whole<N: TryFrom<i64> + PartialOrd + fmt::Display>(
     }
 }
 
-fn labels(fields: &Map<String, Value>) -> Result<BTreeMap<String, String>, JobRefused> {
+fn labels(fields: &Map<String, Value>) -> Result<BTreeMap<String, String>, JobCallRefusal> {
     let wanted = "an object whose values are strings, such as {\"task\": \"release\"}";
     let given = match fields.get("labels") {
         None | Some(Value::Null) => return Ok(BTreeMap::new()),

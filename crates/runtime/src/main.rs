@@ -101,8 +101,8 @@ fn serve_until_closed(root: PathBuf) -> ExitCode {
 
 /// Lets SIGTERM end us, keeps other processes of the sandbox out of our memory, and keeps the heap small.
 fn prepare_process() {
-    // By the signal itself: an exit with status 0 would say that the runtime wanted to end. Whoever started us
-    // may have ignored it, which is inherited.
+    // The process ends by the signal itself, because exit status 0 would mean that the runtime wanted to end. The
+    // parent may have ignored the signal, which is inherited.
     // SAFETY: `signal` takes plain integers; no handler is installed.
     unsafe { libc::signal(libc::SIGTERM, libc::SIG_DFL) };
     #[cfg(target_os = "linux")]

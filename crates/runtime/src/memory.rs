@@ -1,7 +1,7 @@
-//! How much of a session the model still sees, and what becomes of the rest.
+//! How much of a session the model reads, and when the rest is compacted.
 //!
-//! Owns: when a conversation is compacted, and from which turn on it is kept. Never: the messages themselves; the
-//! daemon has them, and tells with every turn what they weigh.
+//! Owns: when a conversation is compacted, and which turns stay. Never: the messages. The daemon has them, and reports
+//! their weight with every turn.
 
 use lodge_runtime_messages::{CompactStrategy, ConversationEpoch};
 
@@ -10,7 +10,7 @@ const MESSAGES_A_TURN: u64 = 2;
 /// Near enough for a limit, and the same everywhere.
 const BYTES_A_TOKEN: u64 = 4;
 
-/// What an agent remembers. A maximum of 0 means that there is none.
+/// The limits of an agent's memory. A maximum of 0 means no limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Memory {
     pub(crate) strategy: CompactStrategy,
@@ -19,7 +19,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// The turn from which on the conversation is to be kept, when it has become too long for turn `number`.
+    /// The first turn to keep, if the conversation is too long for turn `number`.
     ///
     /// It does not shrink by a turn each turn: when it would hold too much it is cut to half and grows again. Between
     /// cuts the prompt only gets longer at its end, so a provider's prefix cache stays useful.
@@ -41,7 +41,7 @@ impl Memory {
         if self.tokens_max == 0 || epoch.bytes <= bytes_max {
             return None;
         }
-        // The turn itself is kept, whatever it weighs.
+        // The turn itself is kept at any weight.
         let (mut kept, mut bytes) = (1, epoch.turns.last().copied().unwrap_or(0));
         for turn in epoch.turns.iter().rev().skip(1) {
             bytes = bytes.saturating_add(*turn);

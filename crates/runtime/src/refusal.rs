@@ -7,7 +7,7 @@ use lodge_runtime_messages::{ErrorReply, LINE_BYTES_MAX, PROTOCOL, REFUSED};
 use crate::prompt::ContextError;
 
 #[derive(Debug)]
-pub(crate) enum Refusal {
+pub(crate) enum RuntimeRefusal {
     Parse,
     TooLong,
     InvalidRequest,
@@ -21,60 +21,62 @@ pub(crate) enum Refusal {
     ReplyTooLong,
 }
 
-impl Refusal {
+impl RuntimeRefusal {
     pub(crate) fn code(&self) -> &'static str {
         match self {
-            Refusal::Parse => "rpc.parse",
-            Refusal::TooLong => "rpc.too_long",
-            Refusal::InvalidRequest => "rpc.invalid_request",
-            Refusal::UnknownMethod { .. } => "rpc.unknown_method",
-            Refusal::InvalidParams { .. } => "rpc.invalid_params",
-            Refusal::NotInitialized => "runtime.not_initialized",
-            Refusal::Busy { .. } => "runtime.busy",
-            Refusal::Protocol { .. } => "protocol.unsupported",
-            Refusal::StaleEpoch { .. } => "epoch.stale",
-            Refusal::Context(error) => error.code(),
-            Refusal::ReplyTooLong => "context.too_large",
+            RuntimeRefusal::Parse => "rpc.parse",
+            RuntimeRefusal::TooLong => "rpc.too_long",
+            RuntimeRefusal::InvalidRequest => "rpc.invalid_request",
+            RuntimeRefusal::UnknownMethod { .. } => "rpc.unknown_method",
+            RuntimeRefusal::InvalidParams { .. } => "rpc.invalid_params",
+            RuntimeRefusal::NotInitialized => "runtime.not_initialized",
+            RuntimeRefusal::Busy { .. } => "runtime.busy",
+            RuntimeRefusal::Protocol { .. } => "protocol.unsupported",
+            RuntimeRefusal::StaleEpoch { .. } => "epoch.stale",
+            RuntimeRefusal::Context(error) => error.code(),
+            RuntimeRefusal::ReplyTooLong => "context.too_large",
         }
     }
 
-    /// How the daemon is told.
+    /// The refusal as a reply to the daemon.
     pub(crate) fn reply(&self) -> ErrorReply {
         ErrorReply::new(self.rpc_code(), self.to_string(), self.code())
     }
 
     fn rpc_code(&self) -> i32 {
         match self {
-            Refusal::Parse | Refusal::TooLong => -32700,
-            Refusal::InvalidRequest => -32600,
-            Refusal::UnknownMethod { .. } => -32601,
-            Refusal::InvalidParams { .. } => -32602,
-            Refusal::NotInitialized
-            | Refusal::Busy { .. }
-            | Refusal::Protocol { .. }
-            | Refusal::StaleEpoch { .. }
-            | Refusal::Context(_)
-            | Refusal::ReplyTooLong => REFUSED,
+            RuntimeRefusal::Parse | RuntimeRefusal::TooLong => -32700,
+            RuntimeRefusal::InvalidRequest => -32600,
+            RuntimeRefusal::UnknownMethod { .. } => -32601,
+            RuntimeRefusal::InvalidParams { .. } => -32602,
+            RuntimeRefusal::NotInitialized
+            | RuntimeRefusal::Busy { .. }
+            | RuntimeRefusal::Protocol { .. }
+            | RuntimeRefusal::StaleEpoch { .. }
+            | RuntimeRefusal::Context(_)
+            | RuntimeRefusal::ReplyTooLong => REFUSED,
         }
     }
 }
 
-impl std::fmt::Display for Refusal {
+impl std::fmt::Display for RuntimeRefusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Refusal::Parse => f.write_str("the line is not a JSON object"),
-            Refusal::TooLong => write!(f, "the line is longer than {} bytes", LINE_BYTES_MAX),
-            Refusal::InvalidRequest => f.write_str("the message has neither a method nor an id"),
-            Refusal::UnknownMethod { method } => write!(f, "there is no method `{method}`"),
-            Refusal::InvalidParams { cause } => write!(f, "the params do not fit the method: {cause}"),
-            Refusal::NotInitialized => f.write_str("`initialize` must come first"),
-            Refusal::Busy { turns_max } => write!(f, "{turns_max} turns are running already"),
-            Refusal::Protocol { asked } => {
+            RuntimeRefusal::Parse => f.write_str("the line is not a JSON object"),
+            RuntimeRefusal::TooLong => write!(f, "the line is longer than {} bytes", LINE_BYTES_MAX),
+            RuntimeRefusal::InvalidRequest => f.write_str("the message has neither a method nor an id"),
+            RuntimeRefusal::UnknownMethod { method } => write!(f, "there is no method `{method}`"),
+            RuntimeRefusal::InvalidParams { cause } => write!(f, "the params do not fit the method: {cause}"),
+            RuntimeRefusal::NotInitialized => f.write_str("`initialize` must come first"),
+            RuntimeRefusal::Busy { turns_max } => write!(f, "{turns_max} turns are running already"),
+            RuntimeRefusal::Protocol { asked } => {
                 write!(f, "protocol {asked} is not spoken here, the oldest is {PROTOCOL}")
             }
-            Refusal::StaleEpoch { epoch, known } => write!(f, "epoch {epoch} is older than {known}"),
-            Refusal::Context(error) => error.fmt(f),
-            Refusal::ReplyTooLong => f.write_str("context files and tools together do not fit one line"),
+            RuntimeRefusal::StaleEpoch { epoch, known } => write!(f, "epoch {epoch} is older than {known}"),
+            RuntimeRefusal::Context(error) => error.fmt(f),
+            RuntimeRefusal::ReplyTooLong => {
+                f.write_str("context files and tools together do not fit one line")
+            }
         }
     }
 }

@@ -23,7 +23,7 @@ struct CallPrint {
     call: String,
     name: String,
     asked: u64,
-    /// `None` until it is known, and for ever if it is not told.
+    /// `None` until it is known, and permanently if the daemon does not send it.
     result: Option<u64>,
 }
 
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn another_result_another_call_or_one_that_is_not_known_begins_anew() {
+    fn another_result_another_call_or_one_that_is_not_known_begins_again() {
         let call = |result| [("cat", json!({"args": ["a"]}), result)];
         let others =
             [call(Some("2")), call(None), [("cat", json!({"args": ["b"]}), Some("1"))], call(Some("3"))];

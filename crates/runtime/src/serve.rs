@@ -18,7 +18,7 @@ use serde_json::Value;
 use crate::config::RuntimeSettings;
 use crate::lines::{self, InputLine, InputLines, ReadState};
 use crate::log::RuntimeLogEvent;
-use crate::refusal::Refusal;
+use crate::refusal::RuntimeRefusal;
 use crate::turns::{AnswerEffect, TURNS_MAX, TurnDefaults, TurnStart, Turns};
 use crate::{RUNTIME_NAME, RUNTIME_VERSION, jobs, prompt, tool};
 
@@ -74,7 +74,7 @@ impl RuntimeServer {
                     self.take_message(line, out);
                 }
             }
-            InputLine::TooLong => refuse_line(&Refusal::TooLong, out),
+            InputLine::TooLong => refuse_line(&RuntimeRefusal::TooLong, out),
         }
         if let Some(turns) = &mut self.turns {
             turns.send(|id, request| {
@@ -88,7 +88,7 @@ impl RuntimeServer {
         // A list would pass for an object whose fields come in order, so its first byte decides.
         let head = match serde_json::from_slice::<MessageHead>(line) {
             Ok(head) if line.starts_with(b"{") => head,
-            Ok(_) | Err(_) => return refuse_line(&Refusal::Parse, out),
+            Ok(_) | Err(_) => return refuse_line(&RuntimeRefusal::Parse, out),
         };
         match head {
             MessageHead { method: Some(method), id } => {
@@ -101,11 +101,11 @@ impl RuntimeServer {
                 }
             }
             MessageHead { method: None, id: Some(id) } => self.take_answer(&id, line),
-            // Also how the daemon says that it could not read a line of ours; replying would go on for ever.
+            // Also how the daemon reports a line of ours that it could not read. A reply would loop endlessly.
             MessageHead { method: None, id: None } if is_error(line) => {
                 RuntimeLogEvent::AnswerIgnored { id: "null" }.emit()
             }
-            MessageHead { method: None, id: None } => refuse_line(&Refusal::InvalidRequest, out),
+            MessageHead { method: None, id: None } => refuse_line(&RuntimeRefusal::InvalidRequest, out),
         }
     }
 
@@ -115,7 +115,7 @@ impl RuntimeServer {
         line: &[u8],
         id: Option<&Value>,
         out: &mut Vec<u8>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RuntimeRefusal> {
         match method {
             InitializeRequest::METHOD => {
                 return self.initialize(params(line)?, id, out).inspect_err(|refusal| {
@@ -125,7 +125,7 @@ impl RuntimeServer {
             TurnRunRequest::METHOD => self.turn_run(params(line)?)?,
             TurnInterruptRequest::METHOD => self.turn_interrupt(&params(line)?)?,
             PingRequest::METHOD => {}
-            _ => return Err(Refusal::UnknownMethod { method: method.chars().take(64).collect() }),
+            _ => return Err(RuntimeRefusal::UnknownMethod { method: method.chars().take(64).collect() }),
         }
         if let Some(id) = id {
             push_reply(out, id, &EmptyReply {});
@@ -139,15 +139,15 @@ impl RuntimeServer {
         params: InitializeRequest,
         id: Option<&Value>,
         out: &mut Vec<u8>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RuntimeRefusal> {
         if params.protocol < PROTOCOL {
-            return Err(Refusal::Protocol { asked: params.protocol });
+            return Err(RuntimeRefusal::Protocol { asked: params.protocol });
         }
         if params.epoch < self.epoch {
-            return Err(Refusal::StaleEpoch { epoch: params.epoch, known: self.epoch });
+            return Err(RuntimeRefusal::StaleEpoch { epoch: params.epoch, known: self.epoch });
         }
         let root = params.root.as_ref().unwrap_or(&self.root);
-        let prompt = prompt::assemble(root, &params.context).map_err(Refusal::Context)?;
+        let prompt = prompt::assemble(root, &params.context).map_err(RuntimeRefusal::Context)?;
         let settings = RuntimeSettings::from_configs(&params.configs);
         let programs: Vec<String> = params.tools.iter().map(|tool| tool.name.clone()).collect();
         let offers = params.tools.iter().map(|tool| tool::offer(tool, tool::parameters()));
@@ -166,7 +166,7 @@ impl RuntimeServer {
             push_reply(out, id, &reply);
         }
         if out.len() - before > LINE_BYTES_MAX {
-            return Err(Refusal::ReplyTooLong);
+            return Err(RuntimeRefusal::ReplyTooLong);
         }
         let plan = TurnDefaults {
             context: reply.context.id,
@@ -192,25 +192,25 @@ impl RuntimeServer {
         RuntimeLogEvent::Initialized { agent, epoch, context: &context, tools, turns, resent }.emit();
     }
 
-    fn turn_run(&mut self, params: TurnRunRequest) -> Result<(), Refusal> {
-        let turns = self.turns.as_mut().ok_or(Refusal::NotInitialized)?;
+    fn turn_run(&mut self, params: TurnRunRequest) -> Result<(), RuntimeRefusal> {
+        let turns = self.turns.as_mut().ok_or(RuntimeRefusal::NotInitialized)?;
         let step = params.step;
         let first_possible = if params.calls.is_empty() { 1 } else { 2 };
         if step < first_possible {
             let cause = format!("step {step} with {} calls: steps count from 1", params.calls.len());
-            return Err(Refusal::InvalidParams { cause });
+            return Err(RuntimeRefusal::InvalidParams { cause });
         }
         let turn = params.turn.clone();
         match turns.run(params) {
             TurnStart::Fresh => RuntimeLogEvent::TurnStarted { turn: &turn, step }.emit(),
             TurnStart::AlreadyRunning => {}
-            TurnStart::Busy => return Err(Refusal::Busy { turns_max: TURNS_MAX }),
+            TurnStart::Busy => return Err(RuntimeRefusal::Busy { turns_max: TURNS_MAX }),
         }
         Ok(())
     }
 
-    fn turn_interrupt(&mut self, params: &TurnInterruptRequest) -> Result<(), Refusal> {
-        let turns = self.turns.as_mut().ok_or(Refusal::NotInitialized)?;
+    fn turn_interrupt(&mut self, params: &TurnInterruptRequest) -> Result<(), RuntimeRefusal> {
+        let turns = self.turns.as_mut().ok_or(RuntimeRefusal::NotInitialized)?;
         turns.forget(&params.turn);
         RuntimeLogEvent::TurnInterrupted { turn: &params.turn }.emit();
         Ok(())
@@ -233,10 +233,10 @@ impl RuntimeServer {
     }
 }
 
-fn params<'a, P: Deserialize<'a>>(line: &'a [u8]) -> Result<P, Refusal> {
+fn params<'a, P: Deserialize<'a>>(line: &'a [u8]) -> Result<P, RuntimeRefusal> {
     match serde_json::from_slice::<RequestBody<P>>(line) {
         Ok(request) => Ok(request.params),
-        Err(cause) => Err(Refusal::InvalidParams { cause: cause.to_string() }),
+        Err(cause) => Err(RuntimeRefusal::InvalidParams { cause: cause.to_string() }),
     }
 }
 
@@ -244,7 +244,7 @@ fn is_error(line: &[u8]) -> bool {
     serde_json::from_slice::<Value>(line).is_ok_and(|message| message.get("error").is_some())
 }
 
-fn refuse_line(refusal: &Refusal, out: &mut Vec<u8>) {
+fn refuse_line(refusal: &RuntimeRefusal, out: &mut Vec<u8>) {
     RuntimeLogEvent::LineRefused { code: refusal.code() }.emit();
     push_refusal(out, &Value::Null, refusal);
 }
@@ -254,7 +254,7 @@ fn push_reply(out: &mut Vec<u8>, id: &Value, reply: &impl Serialize) {
     out.push(b'\n');
 }
 
-fn push_refusal(out: &mut Vec<u8>, id: &Value, refusal: &Refusal) {
+fn push_refusal(out: &mut Vec<u8>, id: &Value, refusal: &RuntimeRefusal) {
     write_error(out, id, &refusal.reply());
     out.push(b'\n');
 }

@@ -1,6 +1,6 @@
 //! From what a model wrote to a program's arguments.
 //!
-//! Owns: the form of a tool call, its limits, and the words that tell a model how to do better. Never: runs
+//! Owns: the form of a tool call, its limits, and the error texts that help a model to correct it. Never: runs
 //! anything.
 
 use std::fmt;
@@ -21,7 +21,7 @@ const ARGS_MAX: usize = 4096;
 const ARGS_BYTES_MAX: usize = 1024 * 1024;
 const STDIN_BYTES_MAX: usize = 1024 * 1024;
 
-/// Names shown to a model that asked for a tool that does not exist.
+/// Names shown to a model that called an unknown tool.
 const NAMES_SHOWN_MAX: usize = 50;
 const NAME_CHARS_SHOWN_MAX: usize = 64;
 
@@ -37,7 +37,7 @@ pub(crate) struct Invocation {
 
 /// Why a call was not run. Its text is written for the model.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum CallRefused {
+pub(crate) enum CallRefusal {
     UnknownTool { name: String, known: Vec<String> },
     WrongForm { what: &'static str },
     Empty,
@@ -47,32 +47,32 @@ pub(crate) enum CallRefused {
     TooMany,
 }
 
-impl fmt::Display for CallRefused {
+impl fmt::Display for CallRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Not run: ")?;
         match self {
-            CallRefused::UnknownTool { name, known } => {
+            CallRefusal::UnknownTool { name, known } => {
                 write!(f, "there is no tool `{name}`. The tools are: {}.", known.join(", "))
             }
-            CallRefused::WrongForm { what } => write!(f, "{what}. {FORM}"),
-            CallRefused::Empty => write!(f, "`args` and `stdin` are both empty. {FORM}"),
-            CallRefused::NulInArgument => {
+            CallRefusal::WrongForm { what } => write!(f, "{what}. {FORM}"),
+            CallRefusal::Empty => write!(f, "`args` and `stdin` are both empty. {FORM}"),
+            CallRefusal::NulInArgument => {
                 f.write_str("an argument contains a NUL character; use `stdin` for such data.")
             }
-            CallRefused::TooLarge { what, bytes, bytes_max } => {
+            CallRefusal::TooLarge { what, bytes, bytes_max } => {
                 write!(
                     f,
                     "{what} has {bytes} bytes, the most is {bytes_max}. Write large data to a file in pieces."
                 )
             }
-            CallRefused::TooManyArgs { args } => {
+            CallRefusal::TooManyArgs { args } => {
                 write!(
                     f,
-                    "`args` has {args} arguments, the most is {ARGS_MAX}. AnswerCall the tool several times with \
+                    "`args` has {args} arguments, the most is {ARGS_MAX}. Call the tool several times with \
                      fewer arguments each, or pass them as text in `stdin` if the program reads it."
                 )
             }
-            CallRefused::TooMany => {
+            CallRefusal::TooMany => {
                 write!(
                     f,
                     "one answer may contain at most {CALLS_A_STEP_MAX} tool calls. Ask again in the next one."
@@ -82,18 +82,18 @@ impl fmt::Display for CallRefused {
     }
 }
 
-/// The invocation that a call asks for, or what to tell the model instead.
-pub(crate) fn check(tools: &[String], call: &AnswerCall) -> Result<Invocation, CallRefused> {
+/// The invocation for a call, or an error text for the model.
+pub(crate) fn check(tools: &[String], call: &AnswerCall) -> Result<Invocation, CallRefusal> {
     if !tools.contains(&call.name) {
         let name = call.name.chars().take(NAME_CHARS_SHOWN_MAX).collect();
         let known = tools.iter().take(NAMES_SHOWN_MAX).cloned().chain(jobs::names(tools).map(str::to_owned));
         let known = known.collect();
-        return Err(CallRefused::UnknownTool { name, known });
+        return Err(CallRefusal::UnknownTool { name, known });
     }
     let invocation = match &call.arguments {
         Value::String(text) => match serde_json::from_str(text) {
             Ok(arguments) => invocation(&arguments)?,
-            Err(_) => return Err(CallRefused::WrongForm { what: "the arguments are not valid JSON" }),
+            Err(_) => return Err(CallRefusal::WrongForm { what: "the arguments are not valid JSON" }),
         },
         arguments => invocation(arguments)?,
     };
@@ -101,8 +101,8 @@ pub(crate) fn check(tools: &[String], call: &AnswerCall) -> Result<Invocation, C
     Ok(invocation)
 }
 
-fn invocation(arguments: &Value) -> Result<Invocation, CallRefused> {
-    let wrong = |what| Err(CallRefused::WrongForm { what });
+fn invocation(arguments: &Value) -> Result<Invocation, CallRefusal> {
+    let wrong = |what| Err(CallRefusal::WrongForm { what });
     let Value::Object(fields) = arguments else {
         return wrong("the arguments are not a JSON object");
     };
@@ -111,14 +111,14 @@ fn invocation(arguments: &Value) -> Result<Invocation, CallRefused> {
     }
     let (args, stdin) = words(fields)?;
     if args.is_empty() && stdin.is_empty() {
-        return Err(CallRefused::Empty);
+        return Err(CallRefusal::Empty);
     }
     Ok(Invocation { args, stdin })
 }
 
 /// The arguments and the stdin among the fields of a call.
-pub(crate) fn words(fields: &Map<String, Value>) -> Result<(Vec<String>, String), CallRefused> {
-    let wrong = |what| Err(CallRefused::WrongForm { what });
+pub(crate) fn words(fields: &Map<String, Value>) -> Result<(Vec<String>, String), CallRefusal> {
+    let wrong = |what| Err(CallRefusal::WrongForm { what });
     let mut args = Vec::new();
     match fields.get("args") {
         None | Some(Value::Null) => {}
@@ -140,16 +140,16 @@ pub(crate) fn words(fields: &Map<String, Value>) -> Result<(Vec<String>, String)
     Ok((args, stdin))
 }
 
-pub(crate) fn within_limits(args: &[String], stdin: &str) -> Result<(), CallRefused> {
+pub(crate) fn within_limits(args: &[String], stdin: &str) -> Result<(), CallRefusal> {
     let at_most = |what, bytes, bytes_max| {
-        if bytes > bytes_max { Err(CallRefused::TooLarge { what, bytes, bytes_max }) } else { Ok(()) }
+        if bytes > bytes_max { Err(CallRefusal::TooLarge { what, bytes, bytes_max }) } else { Ok(()) }
     };
     if args.len() > ARGS_MAX {
-        return Err(CallRefused::TooManyArgs { args: args.len() });
+        return Err(CallRefusal::TooManyArgs { args: args.len() });
     }
     for arg in args {
         if arg.contains('\0') {
-            return Err(CallRefused::NulInArgument);
+            return Err(CallRefusal::NulInArgument);
         }
         at_most("one argument", arg.len(), ARG_BYTES_MAX)?;
     }
@@ -191,7 +191,7 @@ pub(crate) fn offer(tool: &ToolDeclaration, parameters: Value) -> ToolOffer {
 mod tests {
     use super::*;
 
-    fn checked(arguments: Value) -> Result<Invocation, CallRefused> {
+    fn checked(arguments: Value) -> Result<Invocation, CallRefusal> {
         check(&["cat".to_owned()], &AnswerCall { id: "c".into(), name: "cat".into(), arguments })
     }
 
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_names_no_tool_is_told_all_of_them() {
+    fn a_model_that_names_no_tool_gets_the_list_of_all() {
         let told = |tools: &[String]| {
             let call = AnswerCall { id: "c".into(), name: "job_output".into(), arguments: json!({}) };
             check(tools, &call).unwrap_err().to_string()

@@ -16,7 +16,7 @@ use serde::de::IgnoredAny;
 use crate::jobs::{self, JobTool};
 use crate::memory::Memory;
 use crate::rounds::{CallRounds, ROUNDS_ALIKE_MAX};
-use crate::tool::{self, CALLS_A_STEP_MAX, CallRefused};
+use crate::tool::{self, CALLS_A_STEP_MAX, CallRefusal};
 
 /// Turns of one agent at the same time, each of another session.
 pub(crate) const TURNS_MAX: usize = 1024;
@@ -34,13 +34,13 @@ pub(crate) struct TurnDefaults {
 #[derive(Debug)]
 pub(crate) struct Turns {
     plan: TurnDefaults,
-    running: Vec<RunningTurn>,
+    running: Vec<OpenTurn>,
     /// In the order of asking, which is the order of sending and of sending again.
     unanswered: Vec<UnansweredRequest>,
 }
 
 #[derive(Debug)]
-struct RunningTurn {
+struct OpenTurn {
     id: String,
     /// The first turn that the model reads.
     from_turn: u32,
@@ -72,7 +72,7 @@ pub(crate) enum TurnStart {
 /// What an answer did to its turn.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum AnswerEffect {
-    /// Nobody waits for it: its turn was interrupted, or it was answered before.
+    /// No request waits for it: its turn was interrupted, or it was answered before.
     Ignored,
     Continued,
     Finished {
@@ -118,7 +118,7 @@ impl Turns {
         self.running.len()
     }
 
-    /// Hands over, in order, what was asked and not sent yet.
+    /// Writes the requests that are not sent yet, in order.
     pub(crate) fn send(&mut self, mut write: impl FnMut(&str, &RuntimeRequest)) {
         for asked in self.unanswered.iter_mut().filter(|asked| asked.sent == SendState::NotYet) {
             write(&asked.id, &asked.request);
@@ -126,7 +126,7 @@ impl Turns {
         }
     }
 
-    /// Starts a turn, or goes on with one that another process began. A turn that runs already is left alone.
+    /// Starts a turn, or continues one of an earlier process. A turn that runs already is unchanged.
     pub(crate) fn run(&mut self, params: TurnRunRequest) -> TurnStart {
         if self.running.iter().any(|turn| turn.id == params.turn) {
             return TurnStart::AlreadyRunning;
@@ -136,7 +136,7 @@ impl Turns {
         }
         let TurnRunRequest { turn, number, step, calls, epoch, session: _ } = params;
         let from_turn = epoch.from_turn;
-        self.running.push(RunningTurn { id: turn.clone(), from_turn, step, rounds: CallRounds::default() });
+        self.running.push(OpenTurn { id: turn.clone(), from_turn, step, rounds: CallRounds::default() });
         // Only before the first model call: a conversation is not changed in the middle of a turn.
         if step == 1
             && let Some(from_turn) = self.plan.memory.cut(number, &epoch)
@@ -155,7 +155,7 @@ impl Turns {
         TurnStart::Fresh
     }
 
-    /// Forgets a turn and everything it asked for. Answers that still come are ignored.
+    /// Forgets a turn and its requests. Late answers are ignored.
     pub(crate) fn forget(&mut self, turn: &str) {
         self.running.retain(|running| running.id != turn);
         self.unanswered.retain(|asked| asked.request.turn() != turn);
@@ -186,7 +186,7 @@ impl Turns {
                     Err(failure) => self.fail(turn, step, failure),
                 }
             }
-            // To wait again is no sign of a loop, whatever the result was.
+            // Repeated waiting is no sign of a loop.
             RuntimeRequest::JobWait(request) | RuntimeRequest::JobWatch(request) => {
                 match outcome::<IgnoredAny>(line) {
                     Ok(_) => self.call_answered(&request.turn, &request.call, None),
@@ -242,7 +242,7 @@ impl Turns {
             let wanted = if seen.len() <= CALLS_A_STEP_MAX {
                 self.wanted(turn, step, &call)
             } else {
-                Err(CallRefused::TooMany.to_string())
+                Err(CallRefusal::TooMany.to_string())
             };
             self.ask(wanted.unwrap_or_else(|text| {
                 let (turn, call) = (turn.to_owned(), call.id);
@@ -251,7 +251,7 @@ impl Turns {
         }
     }
 
-    /// What a call asks the daemon for, or what to tell the model instead.
+    /// The request to the daemon for a call, or an error text for the model.
     fn wanted(&self, turn: &str, step: u32, call: &AnswerCall) -> Result<RuntimeRequest, String> {
         let programs = &self.plan.tools;
         // A program of the agent has its name for itself.
@@ -271,7 +271,7 @@ impl Turns {
         }))
     }
 
-    fn turn(&mut self, turn: &str) -> Option<&mut RunningTurn> {
+    fn turn(&mut self, turn: &str) -> Option<&mut OpenTurn> {
         self.running.iter_mut().find(|running| running.id == turn)
     }
 
@@ -283,7 +283,7 @@ impl Turns {
         AnswerEffect::Continued
     }
 
-    /// Asks the model again once nothing of the turn is unanswered, unless it was asked often enough.
+    /// Requests the next model step once every call of the turn is answered, within the limit of steps.
     fn go_on(&mut self, turn: &str) {
         if self.unanswered.iter().any(|asked| asked.request.turn() == turn) {
             return;

@@ -66,7 +66,7 @@ pub struct CrashSetup {
     pub seed: u64,
     /// For every daemon of the run.
     pub env: Vec<(String, String)>,
-    /// Who is killed at random, as often as it stands there.
+    /// The processes to kill at random, weighted by repetition.
     pub victims: &'static [Victim],
     pub progress: Arc<CrashProgress>,
     pub remains: FailedRunDir,
@@ -76,7 +76,7 @@ pub struct CrashSetup {
 
 const BROKEN_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What becomes of the state directory of a run that broke a promise.
+/// Whether the state directory of a failed run is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailedRunDir {
     /// It stays where it is, for inspection.
@@ -99,7 +99,7 @@ impl CrashSetup {
         }
     }
 
-    /// With a deliberate bug put into the daemon. Its remains tell nothing, and it may leave turns open for good.
+    /// With a deliberate bug in the daemon. Its leftovers prove nothing, and it may leave turns open.
     #[must_use]
     pub fn broken_by(mut self, mutation: &str) -> CrashSetup {
         self.env.push(("LODGED_MUTATION".to_owned(), mutation.to_owned()));

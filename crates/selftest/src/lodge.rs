@@ -46,7 +46,7 @@ pub struct DaemonEnd {
     pub to_us: u64,
 }
 
-/// How a started daemon stands.
+/// The state of a started daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DaemonStatus {
     Starting,
@@ -75,7 +75,7 @@ impl Lodge {
         self.dir().join("home")
     }
 
-    /// Leaves the directory there, for somebody to look at.
+    /// Keeps the directory for inspection.
     pub fn keep(&mut self) -> PathBuf {
         self.dir.keep();
         self.dir().to_owned()
@@ -152,7 +152,7 @@ impl Lodge {
         }
     }
 
-    /// How the daemon stands now.
+    /// The current state of the daemon.
     pub fn look(&mut self) -> Result<DaemonStatus, Trouble> {
         if let Some(status) = self.ended()? {
             return Ok(DaemonStatus::Ended(status));
@@ -163,7 +163,7 @@ impl Lodge {
         Ok(if answers { DaemonStatus::Answers } else { DaemonStatus::Starting })
     }
 
-    /// How the daemon ended, if it did; told once.
+    /// The exit status of the daemon, if it ended; returned once.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>, Trouble> {
         let Some(child) = &mut self.child else { return Ok(None) };
         let looked_us = now_us();
@@ -297,7 +297,7 @@ impl Lodge {
     }
 }
 
-/// Whether there was somebody at the other end, who did not wait.
+/// Whether the peer closed the connection early.
 fn is_closed_by_peer(cause: &io::Error) -> bool {
     matches!(cause.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }

@@ -1,7 +1,7 @@
 //! A scripted model server in a process of its own, so that model requests are counted outside Lodge.
 //!
-//! What it does is said by the last user message of each request, in commands such as `[[reply:hello]]`
-//! or `[[cut:3]]`; `command` has the list. Every request is written to a log before it is answered.
+//! The last user message of each request contains its commands, such as `[[reply:hello]]` or `[[cut:3]]`; `command` has
+//! the list. Every request is written to a log before it is answered.
 
 mod arguments;
 mod command;

@@ -1,10 +1,10 @@
-//! Processes of a state directory, as the kernel tells of them.
+//! Processes of a state directory, according to the kernel.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// How the command line of a runtime goes on, wherever its root is.
+/// The end of the command line of a runtime, for any root.
 const RUNTIME: &str = "/opt/lodge/runtime ";
 
 /// One keeper: its pid alone would not say that it is the same process.
@@ -68,7 +68,7 @@ pub fn of(dir: &Path) -> Vec<(i32, String)> {
     alive(|pid| pid != own_pid && is_of(pid))
 }
 
-/// How `mountinfo` tells of a mount of anything in a directory: by its device, and its path on that.
+/// The entry of `mountinfo` for a mount of anything in a directory: its device, and its path there.
 fn mounted_from(mountinfo: &str, dir: &Path) -> Option<Vec<u8>> {
     let mounts = mountinfo.lines().filter_map(|line| {
         let mut words = line.split(' ').skip(2);
@@ -92,7 +92,7 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
     text.windows(part.len()).any(|window| window == part)
 }
 
-/// What the kernel tells of a process; nothing when it is gone, or not ours to look into.
+/// A file of a process in `/proc`; empty if the process is gone or not readable.
 fn read(pid: i32, name: &str) -> Vec<u8> {
     fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default()
 }
@@ -146,21 +146,21 @@ pub fn keepers_in(processes: &[(i32, String)]) -> usize {
 
 /// Where the cgroups of a state directory lie, and how all of their names begin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cgroups {
+pub struct StateDirCgroups {
     place: PathBuf,
     prefix: String,
 }
 
-impl Cgroups {
+impl StateDirCgroups {
     /// By the note that a keeper made of its own one, if it has one.
-    pub fn noted(home: &Path, sandbox: &str) -> Option<Cgroups> {
+    pub fn noted(home: &Path, sandbox: &str) -> Option<StateDirCgroups> {
         let note = fs::read_to_string(home.join("run").join(sandbox).join("cgroup")).ok()?;
-        Cgroups::of(Path::new(note.trim()), sandbox)
+        StateDirCgroups::of(Path::new(note.trim()), sandbox)
     }
 
-    fn of(path: &Path, sandbox: &str) -> Option<Cgroups> {
+    fn of(path: &Path, sandbox: &str) -> Option<StateDirCgroups> {
         let (prefix, _) = path.file_name()?.to_str()?.split_once(sandbox)?;
-        Some(Cgroups { place: path.parent()?.to_owned(), prefix: prefix.to_owned() })
+        Some(StateDirCgroups { place: path.parent()?.to_owned(), prefix: prefix.to_owned() })
     }
 
     /// Those that are there.
@@ -247,7 +247,7 @@ mod tests {
             path
         };
         let first = made("lodge-ab12-sbx_1.7-0");
-        let cgroups = Cgroups::of(&first, "sbx_1").unwrap();
+        let cgroups = StateDirCgroups::of(&first, "sbx_1").unwrap();
         fs::remove_dir(first).unwrap();
         made("lodge-cd34-sbx_2.7-0");
         assert_eq!(cgroups.left(), Vec::<PathBuf>::new());

@@ -1,4 +1,4 @@
-//! Processes of our own beside Lodge: they tell where they listen, and end when their standard input does.
+//! Helper processes of the selftest: they report their address, and end with their standard input.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
@@ -63,7 +63,7 @@ pub fn take_role(role: &str, arguments: &[String]) -> io::Result<()> {
     }
 }
 
-/// Tells the parent process where it listens.
+/// Reports the listening address to the parent process.
 pub(crate) fn listening(address: SocketAddr) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "listening {address}")?;

@@ -71,7 +71,7 @@ pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Trouble {
     move |cause| Trouble::System { what, cause }
 }
 
-/// Names what was asked for when the daemon refuses.
+/// Names the request that the daemon refused.
 pub(crate) fn refused(what: &'static str) -> impl FnOnce(ClientError) -> Trouble {
     move |cause| Trouble::Refused { what, cause }
 }

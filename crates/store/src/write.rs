@@ -1,6 +1,6 @@
 //! The interface for writing: batches, each on disk as a whole or not at all.
 
-use lodge_core::record::{Loaded, Remembered, Write};
+use lodge_core::record::{ResidentIds, StoredState, Write};
 
 /// Why a batch is not known to be on disk.
 #[derive(Debug, thiserror::Error)]
@@ -11,15 +11,15 @@ pub enum WriteError {
         #[source]
         cause: BoxedCause,
     },
-    /// The store cannot be reached now. Whether the batch is on disk may not be known, so nobody may be told either way: the
-    /// same batch is given again until there is another answer.
+    /// The store cannot be reached. It may be unknown whether the batch is on disk, so no caller is answered: the same
+    /// batch is retried until the store gives another result.
     #[error("the store cannot be reached")]
     Away {
         #[source]
         cause: BoxedCause,
     },
-    /// Another daemon owns the store, and nothing that this one decides from now on gets there. If an attempt before was
-    /// [`WriteError::Away`] the batch may be on disk: then the other daemon has it, and goes on from it.
+    /// Another daemon owns the store, and rejects later decisions of this one. If an earlier attempt was
+    /// [`WriteError::Away`], the batch may be on disk: then the other daemon has it and continues from it.
     #[error("another daemon owns the store")]
     Fenced {
         #[source]
@@ -43,7 +43,7 @@ pub trait BatchWriter: std::fmt::Debug + Send {
     /// connection in the middle of a commit then finds out whether they are on disk already, and writes them only if not.
     fn write(&mut self, writes: &[&Write]) -> Result<(), WriteError>;
     /// Everything an engine needs to go on, as it is on disk now, and beside it what is known of `remembered`.
-    fn reload(&mut self, epoch: u64, remembered: &Remembered) -> Result<Loaded, WriteError>;
+    fn reload(&mut self, epoch: u64, remembered: &ResidentIds) -> Result<StoredState, WriteError>;
     /// Gives back memory that only saves time.
     fn rest(&self);
     /// Makes a limit of the store tighter, so that a test reaches it.
@@ -59,7 +59,7 @@ pub enum TestLimit {
     Wal(WalLimits),
 }
 
-/// When the WAL is looked after, in pages.
+/// The WAL lengths, in pages, that trigger checkpoints.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy)]
 pub struct WalLimits {
@@ -125,7 +125,7 @@ impl Writer {
     }
 
     /// Everything an engine needs to go on, as it is on disk now, and beside it what is known of `remembered`.
-    pub fn reload(&mut self, epoch: u64, remembered: &Remembered) -> Result<Loaded, WriteError> {
+    pub fn reload(&mut self, epoch: u64, remembered: &ResidentIds) -> Result<StoredState, WriteError> {
         self.store.reload(epoch, remembered)
     }
 

@@ -3,8 +3,8 @@
 use lodge_core::agent::AgentState;
 use lodge_core::record::{
     AgentRow, AgentSpec, AgentWrite, BinImageRecord, BinPlatformRecord, BinRecord, FileRecord, ImageContents,
-    ImageHeld, ImageKind, ImageRecord, ImageRefRow, ImageRow, ImageState, ImageWrite, NextSpec, Retry,
-    RuntimeRecord, ToolRecord, Write,
+    ImageFact, ImageKind, ImageRecord, ImageRefRow, ImageRow, ImageState, ImageWrite, NextSpec,
+    RuntimeRecord, StartRetry, ToolRecord, Write,
 };
 use lodge_core::{AgentId, IdSource, LineageId, SandboxId, Timestamp};
 use lodge_store::{OpenedDatabase, open};
@@ -47,7 +47,7 @@ fn agent(state: AgentState, digest: &str) -> AgentRow {
         created_at: NOW,
         started_at: None,
         spec: AgentSpec::default(),
-        retry: Retry::default(),
+        retry: StartRetry::default(),
         next: None,
     }
 }
@@ -136,7 +136,7 @@ fn an_image_that_a_removed_agent_had_goes_and_can_come_again() {
         Write::Image(ImageWrite::Unnamed { reference: "x:latest".into() }),
         Write::Image(ImageWrite::Gone { digest: "sha256:1".into() }),
     ]);
-    // Without anybody who names it, nothing of it is left.
+    // Without a name, nothing of it is left.
     world.write(&[image("sha256:2", "two")]);
     world.write(&[Write::Image(ImageWrite::Gone { digest: "sha256:2".into() })]);
     assert!(world.store.reader.here(|snapshot| snapshot.image_summary("sha256:2")).unwrap().is_none());
@@ -174,7 +174,7 @@ fn what_an_engine_knows_of_images_is_found_again() {
     let mut world = ImageStoreWorld::new();
     world.write(&[put(needing("sha256:1", ImageState::Announced)), put(bin()), image("sha256:2", "two")]);
     let mut world = world.again();
-    let held = |digest: &str, kind, bytes, state, needs: &[&str]| ImageHeld {
+    let held = |digest: &str, kind, bytes, state, needs: &[&str]| ImageFact {
         digest: digest.into(),
         kind,
         bytes,
@@ -189,7 +189,7 @@ fn what_an_engine_knows_of_images_is_found_again() {
     // One that is whole is not announced again.
     world.write(&[put(needing("sha256:1", ImageState::Announced))]);
     let world = world.again();
-    let whole = ImageHeld { state: ImageState::Complete, ..announced };
+    let whole = ImageFact { state: ImageState::Complete, ..announced };
     assert_eq!(world.store.loaded.images, [whole, plain, tool]);
 }
 

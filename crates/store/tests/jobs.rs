@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use lodge_core::job::{JobProgress, JobRequest, JobRow, JobState, JobStream, JobWrite, SESSION_LABEL};
+use lodge_core::job::{JobProgress, JobRequest, JobRow, JobState, JobStreamBytes, JobWrite, SESSION_LABEL};
 use lodge_core::record::Write;
 use lodge_core::{AgentId, Cause, IdSource, JobId, Timestamp};
 use lodge_store::{JobFilter, OpenedDatabase, OutputFate, open};
@@ -83,7 +83,7 @@ impl JobStoreWorld {
         row
     }
 
-    /// Ends a job, so that there is nothing more to do about it.
+    /// Ends a job completely, so that no work is left for it.
     fn settle(&mut self, row: &mut JobRow, at: i64) {
         row.progress.state = JobState::Done;
         row.progress.finished_at = Some(Timestamp::from_ms(at));
@@ -131,8 +131,8 @@ fn a_database_of_the_third_schema_takes_jobs_and_keeps_what_it_had() {
         signal: Some(9),
         cause: Some(Cause::Oom),
         error: Some("lost".into()),
-        stdout: JobStream { seen: 1 << 40, kept: 5 },
-        stderr: JobStream { seen: 7, kept: 7 },
+        stdout: JobStreamBytes { seen: 1 << 40, kept: 5 },
+        stderr: JobStreamBytes { seen: 7, kept: 7 },
     };
     world.write([JobWrite::Progress { id: row.id.clone(), progress: Box::new(row.progress.clone()) }]);
     let world = world.reopened();
@@ -171,7 +171,7 @@ fn an_engine_is_given_the_jobs_that_are_not_done_with_and_no_others() {
         JobWrite::Progress { id: untold.id.clone(), progress: Box::new(untold.progress.clone()) },
         JobWrite::Archived { id: untold.id.clone() },
     ]);
-    // Nobody is to be told of one that belongs to no session.
+    // A job without a session is reported to no one.
     let mut alone = world.new_job(60, None, &[]);
     alone.progress.state = JobState::Done;
     world.write([
@@ -248,7 +248,7 @@ fn the_oldest_outputs_of_an_agent_are_those_beyond_what_it_may_have() {
 }
 
 #[test]
-fn what_is_old_is_told_page_by_page_and_forgotten_with_its_labels() {
+fn what_is_old_is_reported_page_by_page_and_forgotten_with_its_labels() {
     let mut world = JobStoreWorld::new();
     let mut old: Vec<JobRow> = (0..3).map(|at| world.new_job(1_000 + at, None, &[("k", "v")])).collect();
     for row in &mut old {

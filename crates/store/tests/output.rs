@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use lodge_core::{IdSource, JobId, Timestamp};
 use lodge_store::{
-    OutputChunk, OutputEnds, OutputError, OutputOpenError, OutputOpened, OutputReader, OutputStore,
-    OutputStream, ShrinkState,
+    OutputChunk, OutputEnds, OutputError, OutputOpenError, OutputOpened, OutputReader, OutputReads,
+    OutputStore, OutputStream, OutputWriter, ShrinkState,
 };
 use rusqlite::Connection;
 
@@ -141,7 +141,7 @@ fn removed_output_is_gone_and_the_file_becomes_smaller() {
     store.remove(&[jobs[0].clone(), jobs[2].clone(), job(9)]).unwrap();
     assert!((2 * EACH..3 * EACH).contains(&reader.total_bytes().unwrap()));
     let mut calls = 0;
-    while store.give_back().unwrap() == ShrinkState::Some {
+    while store.shrink().unwrap() == ShrinkState::Some {
         calls += 1;
         assert!(calls < 10, "it never ends");
     }
@@ -187,7 +187,7 @@ fn the_wal_stays_below_48_mb_while_somebody_reads() {
 }
 
 #[test]
-fn a_full_disk_is_told_and_leaves_everything_as_it_was() {
+fn a_full_disk_is_reported_and_leaves_everything_as_it_was() {
     let dir = tempfile::tempdir().unwrap();
     let OutputOpened { mut store, reader, .. } = opened(dir.path());
     let a = job(1);
@@ -237,7 +237,7 @@ fn a_file_that_is_no_archive_is_set_aside_unchanged_and_a_new_one_begun() {
 }
 
 #[test]
-fn a_file_of_zeros_that_a_power_failure_left_is_begun_anew_without_a_word() {
+fn a_file_of_zeros_that_a_power_failure_left_is_begun_again_without_a_word() {
     for length in [0, 512, 16_384] {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("output.db"), vec![0; length]).unwrap();
@@ -259,7 +259,7 @@ fn an_archive_of_a_newer_release_is_refused_and_not_touched() {
     assert_eq!(std::fs::read(&path).unwrap(), before);
 }
 
-/// Damage in the middle is met by a write, which stops there; what it reads elsewhere is still told.
+/// A write meets damage in the middle and stops there. Other data is still read.
 #[test]
 fn damage_that_a_write_meets_stops_the_archive_until_the_next_opening_sets_it_aside() {
     let dir = tempfile::tempdir().unwrap();
@@ -289,7 +289,8 @@ fn damage_that_a_write_meets_stops_the_archive_until_the_next_opening_sets_it_as
     assert_eq!(opened(dir.path()).set_aside, None);
 }
 
-/// By itself, and as what the other test kills: goes on where the archive ends, and says what was acknowledged.
+/// Runs alone, and as the process that the other test kills: continues where the archive ends, and notes what was
+/// acknowledged.
 #[test]
 fn a_writer_goes_on_where_the_archive_ends() {
     let own = tempfile::tempdir().unwrap();
@@ -299,7 +300,7 @@ fn a_writer_goes_on_where_the_archive_ends() {
     assert_eq!(set_aside, None);
     let a = job(1);
     let mut end = reader.archived(&a).unwrap().stdout;
-    // One that is to be killed goes on until it is.
+    // A process that will be killed continues until then.
     let until = if killed.is_some() { u64::MAX } else { end + 1_000_000 };
     while end < until {
         let length = 1 + end % 70_000;

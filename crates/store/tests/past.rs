@@ -2,7 +2,7 @@
 
 use lodge_core::Timestamp;
 use lodge_core::event::{AgentReady, TurnText};
-use lodge_core::record::{EventRow, ImageHeld, ImageKind, ImageRecord, ImageState, Write};
+use lodge_core::record::{EventRow, ImageFact, ImageKind, ImageRecord, ImageState, Write};
 use lodge_core::turn::TurnState;
 use lodge_store::open;
 use rusqlite::Connection;
@@ -93,7 +93,7 @@ fn images_from_before_there_were_manifests_are_agents_that_are_whole() {
     let store = open(&path, &[7; 64]).unwrap();
     let (digest, bytes) = ("sha256:0".to_owned(), bytes.len() as u64);
     let held =
-        ImageHeld { digest, kind: ImageKind::Agent, bytes, state: ImageState::Complete, needs: Vec::new() };
+        ImageFact { digest, kind: ImageKind::Agent, bytes, state: ImageState::Complete, needs: Vec::new() };
     assert_eq!(store.loaded.images, [held], "one that was gone stays so");
     assert_eq!(store.reader.here(|snapshot| snapshot.image("sha256:0")).unwrap(), Some(record));
     let listed = store.reader.here(|snapshot| snapshot.images(ImageKind::Agent, None, 9)).unwrap();

@@ -6,8 +6,8 @@ use lodge_core::agent::{AgentState, FailReason};
 use lodge_core::event::AgentStopped;
 use lodge_core::lineage::LineageState;
 use lodge_core::record::{
-    AgentRow, AgentSpec, AgentWrite, EventRow, ImageRecord, ImageRow, ImageWrite, LineageRow, Remembered,
-    Retry, ToolRecord, Write,
+    AgentRow, AgentSpec, AgentWrite, EventRow, ImageRecord, ImageRow, ImageWrite, LineageRow, ResidentIds,
+    StartRetry, ToolRecord, Write,
 };
 use lodge_core::{AgentId, IdSource, LineageId, SandboxId, Timestamp};
 use lodge_store::{OpenedDatabase, open};
@@ -34,7 +34,7 @@ fn agent(ids: &mut IdSource, name: &str, state: AgentState) -> AgentRow {
         created_at: NOW,
         started_at: None,
         spec: AgentSpec { tools: vec![tool], ..AgentSpec::default() },
-        retry: Retry::default(),
+        retry: StartRetry::default(),
         next: None,
     }
 }
@@ -79,7 +79,7 @@ fn removed(row: &AgentRow) -> Write {
         incarnation: row.incarnation,
         runs: row.runs,
         started_at: None,
-        retry: Retry::default(),
+        retry: StartRetry::default(),
     })
 }
 
@@ -93,7 +93,7 @@ fn an_agent_at_rest_is_not_loaded_but_its_name_its_image_and_its_user_count() {
     let ids = &mut IdSource::new(7);
     let failed = AgentState::Failed(FailReason::Model);
     let mut again = agent(ids, "again", failed);
-    again.retry = Retry { failures: 1, at: Some(NOW) };
+    again.retry = StartRetry { failures: 1, at: Some(NOW) };
     let rows = [
         agent(ids, "alive", AgentState::Ready),
         agent(ids, "stopped", AgentState::Stopped),
@@ -106,7 +106,7 @@ fn an_agent_at_rest_is_not_loaded_but_its_name_its_image_and_its_user_count() {
     drop(store.writer.commit(&writes(&rows), ()).unwrap());
     drop(store.writer.commit(&[removed(&rows[5])], ()).unwrap());
     let remembered =
-        Remembered { agents: vec![rows[1].id.clone(), rows[5].id.clone()], sessions: Vec::new() };
+        ResidentIds { agents: vec![rows[1].id.clone(), rows[5].id.clone()], sessions: Vec::new() };
     let loaded = store.writer.reload(1, &remembered).unwrap();
     let mut names: Vec<&str> = loaded.agents.iter().map(|row| row.name.as_str()).collect();
     names.sort_unstable();
@@ -162,7 +162,7 @@ fn nothing_of_a_load_looks_at_every_agent_or_event() {
     let mut store = reopened(&dir);
     drop(store.writer.commit(&writes(&rows), ()).unwrap());
     drop(store);
-    // A row that cannot be read is found by whoever reads it.
+    // An unreadable row is an error for its reader.
     let other = Connection::open(dir.path().join("daemon.db")).unwrap();
     other.execute_batch("UPDATE lineages SET state = 99").unwrap();
     other.execute_batch("DROP TRIGGER agent_images_spec; UPDATE agents SET spec = x'ff'").unwrap();

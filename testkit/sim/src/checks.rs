@@ -1,4 +1,4 @@
-//! What has to be true after every step, after every commit, and when everything has come to rest.
+//! Invariants after every step, after every commit, and at rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,23 +10,23 @@ use lodge_core::record::{
 };
 use lodge_core::turn::StepState;
 use lodge_core::{AgentId, EventBody, EventKind, IdSource};
-use lodge_engine::{AgentCommand, Batch, Command, Engine, Facts, Input, Seen};
+use lodge_engine::{AgentCommand, Batch, Command, Engine, Facts, Input, Observation};
 use lodge_exec::ExecName;
 
 use crate::facts::{check_indexes, check_slots, describe_difference};
 use crate::jobs::most_jobs;
 use crate::world::SimWorld;
 
-/// The whole of an engine's memory is looked at every so many steps; its sizes after each.
+/// All of the engine's memory is checked every this many steps; its sizes are checked after each.
 const AUDIT_EVERY: u64 = 61;
 /// How often, in a thousand steps, an engine is compared with its restart.
 const REBUILD_PER_MILLE: u64 = 10;
-/// Tool calls of one turn at a time, as many as this world's model ever asks for.
+/// The most tool calls of one turn at a time that the simulated model makes.
 const CALLS_MAX: usize = 4;
-/// Requests that may be decided and not on disk yet: all batches that wait, each full.
+/// The most requests that are decided and not on disk yet: all queued batches, each full.
 const UNSETTLED_MAX: usize = 2 * 64 * 128;
 
-/// No more jobs run than there are slots, and while the shared ones are taken an agent starts its first job alone.
+/// No more jobs run than there are slots. While the shared slots are taken, an agent can start only its first job.
 fn job_slots_are_shared(engine: &Engine, before: &EngineBefore, batch: &Batch) -> Result<(), String> {
     let running = engine.sizes().jobs.running;
     let most = before.jobs.max(most_jobs(before.max_jobs));
@@ -42,7 +42,7 @@ fn job_slots_are_shared(engine: &Engine, before: &EngineBefore, batch: &Batch) -
         }
         _ => None,
     };
-    // At least as many ran when the last one was started as run now, and so it was in an extra slot.
+    // At least as many jobs ran when the last one started, so it is in an extra slot.
     let Some(last) = batch.writes.iter().rev().find_map(started) else { return Ok(()) };
     let facts = engine.facts();
     let Some(row) = facts.jobs.get(&last) else { return Ok(()) };
@@ -64,7 +64,7 @@ pub struct EngineBefore {
     jobs: usize,
     max_jobs: usize,
     stopped: BTreeSet<AgentId>,
-    /// Agents that somebody wants to start with this step.
+    /// Agents that a request of this step starts.
     asked: BTreeSet<AgentId>,
 }
 
@@ -89,7 +89,7 @@ impl SimWorld {
         }
     }
 
-    /// What no step may do: let more agents work than allowed, or start an agent that was stopped.
+    /// No step lets more agents work than allowed, or starts a stopped agent.
     pub fn check_slots(&mut self, before: EngineBefore, batch: &Batch) {
         let Some(daemon) = &self.daemon else { return };
         let sizes = daemon.engine.sizes();
@@ -111,7 +111,7 @@ impl SimWorld {
         }
     }
 
-    /// What is to be known of an engine before it takes these inputs.
+    /// Records the state of the engine before it handles these inputs.
     pub fn before_step(&self, inputs: &[Input]) -> EngineBefore {
         let Some(daemon) = &self.daemon else { return EngineBefore::default() };
         let asked =
@@ -127,7 +127,9 @@ impl SimWorld {
         let (sizes, stopped) = (daemon.engine.sizes(), daemon.engine.stopped_agents());
         // The number of slots may change in the middle of the step, and again.
         let given = inputs.iter().filter_map(|input| match input {
-            Input::Seen(Seen::Configured(settings)) => Some((settings.max_concurrent, settings.max_jobs)),
+            Input::Seen(Observation::Configured(settings)) => {
+                Some((settings.max_concurrent, settings.max_jobs))
+            }
             Input::Seen(_) | Input::Api { .. } => None,
         });
         let most = |(a, b): (usize, usize), (c, d): (usize, usize)| (a.max(c), b.max(d));
@@ -136,7 +138,7 @@ impl SimWorld {
         EngineBefore { working, max_concurrent, jobs, max_jobs, stopped, asked: asked.collect() }
     }
 
-    /// Now and then, when everything that was decided is on disk: a restart would find what the engine holds.
+    /// Occasionally, when all decisions are on disk: a restart would load the engine's memory.
     pub fn check_rebuild(&mut self) {
         let settled = self.daemon.as_ref().is_some_and(crate::daemon::SimDaemon::is_settled);
         if settled && self.rng.chance(REBUILD_PER_MILLE) {
@@ -147,14 +149,14 @@ impl SimWorld {
     fn rebuild(&mut self) {
         let Some(daemon) = &self.daemon else { return };
         let facts = daemon.engine.facts();
-        // A boot does not wait for the pause before a revival or a retry to be over.
+        // A boot does not wait for the end of a pause before a revival or a retry, so its state would differ.
         let pauses = |row: &AgentRow| row.state == AgentState::Pulling || row.retry.at.is_some();
         if facts.agents.values().any(|agent| pauses(&agent.row)) {
             return;
         }
         self.tally.rebuilt += 1;
         let (loaded, ids) = (self.disk.peek(), IdSource::new(1));
-        // The settings that it decides by, which may be about to change.
+        // Use the engine's current settings: a change may be queued.
         let mut host = self.host();
         host.settings.max_concurrent = daemon.engine.sizes().max_concurrent;
         host.settings.max_jobs = daemon.engine.sizes().jobs.max;
@@ -174,16 +176,16 @@ impl SimWorld {
     /// Agents in memory are what the store has, also those that a restart would not load.
     fn check_agents(&mut self) {
         let Some(daemon) = &self.daemon else { return };
-        let mut held = daemon.engine.agent_facts().into_iter();
-        let differs = held.find(|(id, held)| self.disk.agent_fact(id).as_ref() != Some(held));
-        if let Some((id, held)) = differs {
+        let mut memory = daemon.engine.agent_facts().into_iter();
+        let differs = memory.find(|(id, memory)| self.disk.agent_fact(id).as_ref() != Some(memory));
+        if let Some((id, memory)) = differs {
             let found = self.disk.agent_fact(&id);
-            self.fail(format!("of {id} the engine remembers {held:?}, and the store has {found:?}"));
+            self.fail(format!("of {id} the engine remembers {memory:?}, and the store has {found:?}"));
         }
     }
 
-    /// What is written about an agent is not on disk yet, so that it may not have left memory, unless it was removed.
-    fn check_held(&mut self, id: &AgentId) {
+    /// An agent with a write that is not on disk yet is in memory, unless it was removed.
+    fn check_in_memory(&mut self, id: &AgentId) {
         let Some(daemon) = &self.daemon else { return };
         let removed = |batch: &Batch| {
             batch.writes.iter().any(|write| {
@@ -199,12 +201,14 @@ impl SimWorld {
     /// The engine's memory of sessions equals the store, and no session is remembered without limit.
     pub fn check_memory(&mut self) {
         let Some(daemon) = &self.daemon else { return };
-        let mut held = daemon.engine.session_facts().into_iter();
-        let differs = held.find(|(id, held)| held.as_ref() != self.disk.session(id));
+        let mut memory = daemon.engine.session_facts().into_iter();
+        let differs = memory.find(|(id, memory)| memory.as_ref() != self.disk.session(id));
         let strays = daemon.engine.stray_sessions();
-        if let Some((id, held)) = differs {
+        if let Some((id, memory)) = differs {
             let found = self.disk.session(&id);
-            self.fail(format!("of session {id} the engine remembers {held:?}, and the store has {found:?}"));
+            self.fail(format!(
+                "of session {id} the engine remembers {memory:?}, and the store has {found:?}"
+            ));
         } else if !strays.is_empty() {
             self.fail(format!("sessions that nothing lets go: {strays:?}"));
         }
@@ -230,9 +234,9 @@ impl SimWorld {
                 }
                 Write::Agent(AgentWrite::New(row)) => self.check_once(&row.image),
                 Write::Agent(AgentWrite::State { id, .. } | AgentWrite::Spec { id, .. }) => {
-                    self.check_held(id);
+                    self.check_in_memory(id);
                 }
-                Write::Agent(AgentWrite::Lineage(row)) => self.check_held(&row.agent),
+                Write::Agent(AgentWrite::Lineage(row)) => self.check_in_memory(&row.agent),
                 Write::Event(row) => self.count(row),
                 Write::Turn(TurnWrite::State { id, failure: Some(failure), .. }) => {
                     let lied = failure.code == "runtime.refused" && !self.clients.refused.contains(id);
@@ -278,13 +282,13 @@ impl SimWorld {
         self.tally.retried += u64::from(again);
     }
 
-    /// A subscriber reads on: every event once, in order, and as it stays.
+    /// A subscriber reads every event once, in order and in its final form.
     pub fn publish<'e>(&mut self, events: impl Iterator<Item = &'e EventRow>) {
         for event in events {
             if event.seq <= self.cursor {
                 return self.fail(format!("event {} was published twice", event.seq));
             }
-            // What was committed and not published by a daemon that died is read from the store.
+            // Events that a dead daemon committed and did not publish are read from the store.
             for seq in self.cursor + 1..event.seq {
                 match self.disk.print(seq) {
                     Some(print) => self.prints.push(print),
@@ -306,7 +310,7 @@ impl SimWorld {
         }
     }
 
-    /// After faults ceased and everything that was under way has happened.
+    /// Checks the state at rest: faults stopped, and all scheduled events ran.
     pub fn check_rest(&mut self) {
         self.check_published();
         let Some(daemon) = &self.daemon else { return self.fail("at rest, and there is no daemon") };
@@ -324,7 +328,7 @@ impl SimWorld {
         self.check_deleted();
         let rest = self.turns_wait_for_a_reason().and_then(|()| self.nothing_is_left_behind());
         let rest = rest.and_then(|()| self.jobs_are_settled());
-        let rest = rest.and_then(|()| self.images_are_wanted());
+        let rest = rest.and_then(|()| self.images_are_referenced());
         if let Err(broken) = rest.and_then(|()| self.tokens_end_with_their_agent()) {
             self.fail(broken);
         }
@@ -372,7 +376,7 @@ impl SimWorld {
                 | AgentState::Removed => {}
             }
         }
-        // Jobs for which there is no place are waited for, and so are the turns that wait for them.
+        // Jobs without a slot wait, and so do the turns that wait for them.
         let facts =
             self.daemon.as_ref().filter(|_| self.places_are_taken()).map(|daemon| daemon.engine.facts());
         let is_held_up = |turn: &TurnRow| {
@@ -382,7 +386,7 @@ impl SimWorld {
         for turn in self.disk.live_turns() {
             let agent = self.disk.agent(&turn.row.agent).map(|row| row.state);
             match agent {
-                // Its agent does not run: it goes on when that is started.
+                // Its agent does not run. The turn continues after a start.
                 Some(AgentState::Stopped | AgentState::Failed(_)) => {}
                 Some(AgentState::Ready) if is_held_up(&turn.row) || self.is_behind_quarantine(&turn.row) => {}
                 Some(
@@ -402,7 +406,7 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Every live turn and what it may wait for, a line each.
+    /// One line for each live turn, with what it may wait for.
     fn live_turns_in_words(&self) -> String {
         let Some(daemon) = &self.daemon else { return String::new() };
         let (facts, sizes) = (daemon.engine.facts(), daemon.engine.sizes());
@@ -431,7 +435,7 @@ impl SimWorld {
         lines
     }
 
-    /// No sandbox of an agent that should have none, and no program that nobody waits for.
+    /// No agent has a sandbox that it should not have, and no program runs without open work.
     fn nothing_is_left_behind(&self) -> Result<(), String> {
         let states: BTreeMap<_, _> = self.disk.agents().iter().map(|row| (&row.id, row.state)).collect();
         for (id, sandbox) in &self.machine.sandboxes {

@@ -1,29 +1,29 @@
-//! Callers: they create, start, change, remove, send, interrupt; they lose replies and repeat requests.
+//! Callers: they send requests of all kinds, lose replies, and repeat requests.
 //!
 //! Owns: every reply that a caller received, which must stay true.
 
 mod answers;
 mod jobs;
-mod wishes;
+mod requests;
 
 use std::collections::{BTreeSet, HashMap};
 
 use lodge_core::lineage::Policy;
 use lodge_core::{AgentId, JobId, LineageId, SessionId, TokenId, TurnId, WorkId};
 use lodge_daemon::view;
-use lodge_engine::{Answer, Command, ImageGiven, Input, Release, RequestKey, Ticket};
+use lodge_engine::{Answer, Command, ImageSelector, Input, Release, RequestKey, Ticket};
 use lodge_proto::ErrorBody;
 use serde_json::Value;
 
 use crate::world::{SimEvent, SimWorld};
 
-/// How long a caller waits for an answer before it believes that it was lost.
+/// How long a caller waits for an answer before it counts as lost.
 const PATIENCE_MS: u64 = 30_000;
-/// Before a caller comes back to a daemon that takes nothing.
+/// The pause before a retry to a daemon that refuses requests.
 const BUSY_MS: u64 = 100;
-/// Before a session that moved on while it was read is read again.
+/// The pause before a session that changed meanwhile is read again.
 const CHANGED_MS: u64 = 10;
-/// Of what callers remember, so that they choose among what is new.
+/// The most recent items that callers remember, so that they choose among new ones.
 const RECENT_MAX: usize = 16;
 
 #[derive(Debug, Default)]
@@ -31,13 +31,13 @@ pub struct SimClients {
     pub callers: Vec<SimCaller>,
     tickets: u64,
     names: u64,
-    /// Requests whose answer somebody heard, and the answers by the request's id.
-    pub told: Vec<AnsweredRequest>,
+    /// Requests whose answer a caller received, and the answers by request id.
+    pub answered: Vec<AnsweredRequest>,
     answers: HashMap<String, Value>,
     /// How often each tool call had its effect.
     pub effects: HashMap<(TurnId, u32, u32), u32>,
     pub agents: Vec<AgentId>,
-    /// The newest ones that somebody heard of.
+    /// The newest ones that a caller knows.
     pub turns: Vec<TurnId>,
     sessions: Vec<SessionId>,
     pub jobs: Vec<JobId>,
@@ -46,7 +46,7 @@ pub struct SimClients {
     pub refused: BTreeSet<TurnId>,
     /// Turns about which a runtime lied.
     pub harmed: BTreeSet<TurnId>,
-    /// Requests that are sent before all random ones.
+    /// Requests that are sent before random ones.
     pub errands: Vec<SimRequest>,
     pub idle: bool,
 }
@@ -54,25 +54,25 @@ pub struct SimClients {
 #[derive(Debug, Default)]
 pub struct SimCaller {
     pub asks: Option<PendingRequest>,
-    /// Raised with everything it does, so that an earlier alarm means nothing.
+    /// Raised with every action. Earlier timers are ignored.
     turn: u64,
 }
 
-/// What a caller waits for.
+/// The request that a caller waits for.
 #[derive(Debug, Clone)]
 pub struct PendingRequest {
     what: SimRequest,
     request_id: Option<String>,
-    /// Of the request as it was first made.
+    /// The time of the first attempt.
     digest: u8,
-    /// The keeper that lived when a stop or kill was first asked for, and the incarnation that its agent had: that one must
-    /// be gone, unless the agent was started since.
+    /// The keeper and the incarnation at the first attempt of a stop or kill. This keeper must be gone, unless the agent was
+    /// started since.
     keeper: Option<(u64, u32)>,
-    /// How often a session of that name had begun when its deletion was first asked for: that one must be gone.
+    /// How often a session of that name had been created at the first attempt of its deletion. That session must be gone.
     begun: u32,
 }
 
-/// A request whose answer was heard.
+/// A request whose answer was received.
 #[derive(Debug, Clone)]
 pub struct AnsweredRequest {
     caller: usize,
@@ -95,25 +95,25 @@ pub enum SimRequest {
     Submit { agent: AgentId, session: Option<SessionId>, text: String },
     CancelJob(JobId),
     Release { id: WorkId, how: Release },
-    Edit { session: SessionId, edit: SessionEdit },
+    Edit { session: SessionId, edit: SimSessionEdit },
     Issue { agent: Option<AgentId>, text: String },
     Revoke(TokenId),
     Build { text: String },
-    RemoveImage(ImageGiven),
+    RemoveImage(ImageSelector),
     Tag { digest: String, name: String },
 }
 
-/// What an answer has to be.
+/// The kind of answer that a request requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnswerFit {
     Anything,
     Schema,
 }
 
-/// A change of a whole session.
+/// A change of a session.
 #[derive(Debug, Clone)]
-pub enum SessionEdit {
-    /// Leaves so many turns.
+pub enum SimSessionEdit {
+    /// Keeps this many turns.
     Rewind(u32),
     Activate(TurnId),
     Fork {
@@ -143,7 +143,7 @@ impl SimWorld {
         self.after(delay_ms, SimEvent::Client { caller, turn });
     }
 
-    /// A caller does the next thing, or loses patience with the last.
+    /// A caller sends its next request, or gives up on the last one.
     pub fn client_acts(&mut self, caller: usize, turn: u64) {
         if self.clients.callers[caller].turn != turn {
             return;
@@ -152,7 +152,7 @@ impl SimWorld {
             return self.caller_later(caller, 50);
         }
         match self.clients.callers[caller].asks.clone() {
-            // Without an id of its own a request is not made again: nobody could tell it from another one.
+            // A request without an id is not repeated: a repetition would be a new request.
             Some(asks) if asks.request_id.is_none() => {
                 self.clients.callers[caller].asks = None;
                 self.caller_later(caller, 0);
@@ -174,16 +174,16 @@ impl SimWorld {
         if self.clients.idle {
             return None;
         }
-        // An answer is forgotten, and asked for again; now and then with other words under the same id.
+        // The caller repeats an answered request, sometimes with other parameters under the same id.
         if self.rng.chance(60)
-            && let Some(told) = self.rng.pick(&self.clients.told).cloned()
-            && told.caller == caller
+            && let Some(answered) = self.rng.pick(&self.clients.answered).cloned()
+            && answered.caller == caller
         {
-            let digest = if self.rng.chance(200) { told.asks.digest + 1 } else { told.asks.digest };
-            return Some(PendingRequest { digest, ..told.asks });
+            let digest = if self.rng.chance(200) { answered.asks.digest + 1 } else { answered.asks.digest };
+            return Some(PendingRequest { digest, ..answered.asks });
         }
         let request_id = if self.rng.chance(750) { Some(self.name("r")) } else { None };
-        let what = self.wish(request_id.is_some());
+        let what = self.choose_request(request_id.is_some());
         Some(self.asks(what, request_id))
     }
 
@@ -197,7 +197,7 @@ impl SimWorld {
         format!("{prefix}{}", self.clients.names)
     }
 
-    /// The API's own part: a known answer is given from the store, and sessions are looked up there.
+    /// The part of the API: it answers repeated requests from the store, and reads sessions there.
     fn ask(&mut self, caller: usize, asks: PendingRequest) {
         let patience = if self.rng.chance(self.plan.impatient) { self.rng.delay(20) } else { PATIENCE_MS };
         self.caller_later(caller, patience);
@@ -240,7 +240,7 @@ impl SimWorld {
             }
         }
         match self.command(&asks.what) {
-            // What was found to be so without the engine is nobody's business unless it is asked for again.
+            // An answer that needs no decision is recorded only if the request has an id and can be repeated.
             Ok(Command::Keep { answer }) if key.is_none() => {
                 self.handle_reply(caller, Ok(shown(&Answer::Rendered(answer))));
             }
@@ -254,8 +254,8 @@ impl SimWorld {
         let ticket = self.clients.tickets;
         let Some(daemon) = &mut self.daemon else { return };
         daemon.tickets.insert(ticket, (caller, self.clients.callers[caller].turn));
-        self.hold_contents(ticket, &command);
-        // At once: between the look into the store and the engine's queue nothing is waited for.
+        self.pin_contents(ticket, &command);
+        // Queued at once: the API does not wait between the read of the store and the queue of the engine.
         self.input(Input::Api { ticket, request: key, command });
     }
 
@@ -264,7 +264,7 @@ impl SimWorld {
         let Some(daemon) = &mut self.daemon else { return };
         daemon.pulls.answered(ticket);
         let Some((caller, turn)) = daemon.tickets.remove(&ticket) else { return };
-        self.trace.say(self.now, || format!("caller {caller} is told {}", crate::words::reply(&reply)));
+        self.trace.trace_line(self.now, || format!("caller {caller} gets {}", crate::words::reply(&reply)));
         if self.clients.callers[caller].turn == turn {
             self.check_gone(caller, &reply);
             self.handle_reply(caller, reply);
@@ -282,14 +282,14 @@ impl SimWorld {
 
     fn handle_reply(&mut self, caller: usize, reply: Result<Value, ErrorBody>) {
         let Some(asks) = self.clients.callers[caller].asks.take() else { return };
-        self.tally.told += 1;
+        self.tally.answers += 1;
         match reply {
             Ok(answer) => {
                 self.check_answer(caller, &asks, &answer);
                 self.learn(&asks.what, &answer);
                 if let Some(request_id) = asks.request_id.clone() {
                     self.clients.answers.insert(request_id, answer);
-                    self.clients.told.push(AnsweredRequest { caller, asks });
+                    self.clients.answered.push(AnsweredRequest { caller, asks });
                 }
             }
             Err(refusal) => {
@@ -318,14 +318,14 @@ impl SimWorld {
                     self.clients.agents.push(agent);
                 }
             }
-            SimRequest::Send { .. } | SimRequest::Edit { edit: SessionEdit::Regenerate(_), .. } => {
+            SimRequest::Send { .. } | SimRequest::Edit { edit: SimSessionEdit::Regenerate(_), .. } => {
                 self.tally.turns += 1;
                 self.tally.waited += u64::from(answer["waits_for"] == "slot");
                 remember(&mut self.clients.turns, id.parse().ok());
                 let session = answer["session"].as_str().unwrap_or_default().parse().ok();
                 remember(&mut self.clients.sessions, session);
             }
-            SimRequest::Edit { edit: SessionEdit::Fork { .. }, .. } => {
+            SimRequest::Edit { edit: SimSessionEdit::Fork { .. }, .. } => {
                 remember(&mut self.clients.sessions, id.parse().ok());
             }
             SimRequest::Issue { .. } => remember(&mut self.clients.tokens, id.parse().ok()),
@@ -365,7 +365,7 @@ fn again(answer: &Value) -> Command {
     Command::Again { agent, answer: view::text(answer) }
 }
 
-/// What a client reads of an answer.
+/// The JSON of an answer.
 pub fn shown(answer: &Answer) -> Value {
     serde_json::from_str(&view::rendered(answer).0).unwrap_or_default()
 }

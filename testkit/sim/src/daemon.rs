@@ -2,37 +2,34 @@
 //!
 //! Owns: the order of decide, commit, release. It mirrors the daemon's own shell and writer; the engine is the real one.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
-use lodge_core::job::{JobState, JobWrite};
-use lodge_core::record::{SessionWrite, StepKind, TurnWrite, Write};
+use lodge_core::IdSource;
+use lodge_core::record::Write;
 use lodge_core::retry::Backoff;
-use lodge_core::token::TokenRow;
-use lodge_core::{AgentId, IdSource, TokenId, TurnId};
+use lodge_daemon::act::ports::Access;
 use lodge_daemon::view;
-use lodge_engine::jobs::JobEffect;
 use lodge_engine::{
-    Batch, Effect, Engine, Host, Input, ModelEffect, Out, PullEffect, SandboxEffect, Seen, Settings, Ticket,
-    Timer,
+    Batch, BatchOutput, Effect, Engine, Host, Input, Observation, PullEffect, SandboxEffect, Settings, Ticket,
 };
 
-use crate::actor::SimActor;
 use crate::client::shown;
 use crate::images::SimPulls;
-use crate::jobs::{SimArchiver, SimRead};
-use crate::model::SimModelCall;
-use crate::plan::{CommitPoint, Mutation};
+use crate::jobs::SimArchiver;
+use crate::life::LifeOrder;
+use crate::plan::{CommitPoint, SimMutation};
 use crate::room::LostDecisions;
 use crate::words;
 use crate::world::{DiskGroup, SimEvent, SimWorld};
 
-/// As in the daemon: batches that may wait for the disk, inputs in one step, and how long nobody's writes wait.
+/// As in the daemon: batches that may wait for the disk, inputs of one step, and how long a batch waits that no caller waits for.
 const BATCHES_MAX: usize = 64;
 const STEP_MAX: u64 = 128;
 const ENGINE_QUEUE_MAX: usize = 1_024;
 const LAZY_MS: u64 = 250;
-const TELL_EVERY: u64 = 128;
+const REPORT_EVERY: u64 = 128;
 
 #[derive(Debug)]
 pub struct SimDaemon {
@@ -42,17 +39,13 @@ pub struct SimDaemon {
     pub deciding: bool,
     pub channel: VecDeque<Batch>,
     pub writer: SimWriter,
-    pub actors: BTreeMap<AgentId, SimActor>,
-    /// The call that a cancellation would reach.
-    pub models: BTreeMap<TurnId, u64>,
-    pub calls: BTreeMap<u64, SimModelCall>,
     /// Which caller waits, and with which of its requests.
     pub tickets: BTreeMap<Ticket, (usize, u64)>,
     pub archiver: SimArchiver,
     pub pulls: SimPulls,
-    /// The tokens that let somebody in.
-    pub doors: BTreeSet<TokenId>,
-    /// Set while nothing can be recorded.
+    /// Tokens that are valid now.
+    pub access: Arc<Access>,
+    /// Decisions that were lost to a full disk. Set while nothing can be recorded.
     pub halted: Option<LostDecisions>,
 }
 
@@ -61,11 +54,11 @@ pub struct SimWriter {
     pub waiting: Vec<Batch>,
     pub doing: WriterState,
     oldest: Option<u64>,
-    /// Names the newest wait, so that an earlier timer means nothing.
+    /// The number of the newest wait. Timers of earlier waits are ignored.
     wait: u64,
     asleep: bool,
     pub requests: u64,
-    pub told: u64,
+    pub reported: u64,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +70,7 @@ pub enum WriterState {
 }
 
 impl SimDaemon {
-    /// Whether everything that was decided is on disk and has left.
+    /// Whether all decisions are on disk and released.
     pub fn is_settled(&self) -> bool {
         self.halted.is_none()
             && self.writer.doing == WriterState::Waiting
@@ -93,22 +86,24 @@ impl SimWorld {
         }
         self.life += 1;
         self.tally.lives += 1;
-        if self.mutation == Mutation::LostTold {
-            self.disk.untell();
+        if self.mutation == SimMutation::LostEndReport {
+            self.disk.forget_reports();
         }
         let loaded = self.disk.load();
         if let Some(kept) = &mut self.kept {
             kept.push(DiskGroup::Opened);
         }
         let (life, epoch) = (self.life, loaded.epoch);
-        self.say(|| format!("daemon {life} starts, epoch {epoch}"));
+        self.trace_line(|| format!("daemon {life} starts, epoch {epoch}"));
         let ids = IdSource::new(self.rng.next());
-        let doors = loaded.tokens.iter().map(|row| row.id.clone()).collect();
+        let access = Arc::new(Access::of(loaded.tokens.iter().cloned(), self.wall()));
         let convicted = self.convicted();
         let (host, now) = (self.host(), self.wall());
-        let (engine, mut first) = Engine::boot_without(loaded, convicted, host, ids, "sim", now);
-        if self.mutation == Mutation::LostPull {
-            first.after.retain(|out| !matches!(out, Out::Act(Effect::Pull(PullEffect::Begin { .. }))));
+        let (engine, mut first) = Engine::boot_with_suspects(loaded, convicted, host, ids, "sim", now);
+        if self.mutation == SimMutation::LostPull {
+            first
+                .after
+                .retain(|out| !matches!(out, BatchOutput::Act(Effect::Pull(PullEffect::Begin { .. }))));
         }
         if !first.early.is_empty() {
             self.fail("a boot asks for effects before its commit");
@@ -120,15 +115,13 @@ impl SimWorld {
             deciding: false,
             channel: VecDeque::from([first]),
             writer: SimWriter::default(),
-            actors: BTreeMap::new(),
-            models: BTreeMap::new(),
-            calls: BTreeMap::new(),
             tickets: BTreeMap::new(),
             archiver: SimArchiver::default(),
             pulls: SimPulls::default(),
-            doors,
+            access,
             halted: None,
         });
+        self.order(LifeOrder::Start);
         self.end_stray_sandboxes();
         self.sweep();
         self.collect_images();
@@ -164,13 +157,14 @@ impl SimWorld {
         strays.into_iter().for_each(|stray| self.act(stray));
     }
 
-    /// Killed, at this very moment.
+    /// Kills the daemon now.
     pub fn daemon_dies(&mut self, why: &str) {
         if self.daemon.take().is_none() {
             return;
         }
         let life = self.life;
-        self.say(|| format!("daemon {life} dies: {why}"));
+        self.trace_line(|| format!("daemon {life} dies: {why}"));
+        self.order(LifeOrder::Kill);
         self.unexplained_death();
         (self.die_at, self.disk_fails, self.disk_full) = (None, false, false);
         self.store.forget_writer();
@@ -180,8 +174,8 @@ impl SimWorld {
         self.after(pause, SimEvent::DaemonStarts);
     }
 
-    /// Tells the engine, as soon as it listens.
-    pub fn tell(&mut self, seen: Seen) {
+    /// Reports an observation to the engine.
+    pub fn report(&mut self, seen: Observation) {
         self.input(Input::Seen(seen));
     }
 
@@ -221,7 +215,7 @@ impl SimWorld {
         }
         let count = daemon.inputs.len().min(usize::try_from(most).unwrap_or(1));
         let inputs: Vec<Input> = daemon.inputs.drain(..count).collect();
-        self.trace.say(self.now, || {
+        self.trace.trace_line(self.now, || {
             inputs.iter().map(words::input).fold("step:".to_owned(), |all, one| all + " " + &one)
         });
         let before = self.before_step(&inputs);
@@ -233,11 +227,11 @@ impl SimWorld {
         if self.die_at == Some(CommitPoint::Decided) {
             return self.daemon_dies("right after a decision");
         }
-        self.pass_on(batch);
+        self.dispatch_batch(batch);
     }
 
-    /// Does at once what may be done at once, and hands the rest to the writer.
-    pub fn pass_on(&mut self, mut batch: Batch) {
+    /// Releases what need not wait for the commit, and queues the rest for the writer.
+    pub fn dispatch_batch(&mut self, mut batch: Batch) {
         for effect in std::mem::take(&mut batch.early) {
             self.act(effect);
         }
@@ -251,54 +245,7 @@ impl SimWorld {
         self.engine_wakes();
     }
 
-    fn mutate(&mut self, batch: &mut Batch) {
-        match self.mutation {
-            Mutation::EarlyRelease => {
-                let early = std::mem::take(&mut batch.after);
-                self.release_outs(early);
-            }
-            Mutation::LostIntent => {
-                let starts = |out: &Out| {
-                    matches!(
-                        out,
-                        Out::Act(Effect::Sandbox {
-                            what: SandboxEffect::StartExec { resumed: false, .. },
-                            ..
-                        })
-                    )
-                };
-                if batch.after.iter().any(starts) {
-                    let is_tool = |write: &Write| matches!(write, Write::Turn(TurnWrite::Step(step)) if step.kind() == StepKind::Tool);
-                    batch.writes.retain(|write| !is_tool(write));
-                }
-            }
-            Mutation::LostStart => batch.writes.retain(|write| match write {
-                Write::Job(JobWrite::Progress { progress, .. }) => {
-                    progress.state != JobState::Running || progress.cancel.is_some()
-                }
-                _ => true,
-            }),
-            Mutation::LostCut => {
-                batch.writes.retain(|write| !matches!(write, Write::Session(SessionWrite::Path(_))))
-            }
-            Mutation::None
-            | Mutation::NoResend
-            | Mutation::BlindRerun
-            | Mutation::DeafActor
-            | Mutation::DeafDoors
-            | Mutation::HastyDeath
-            | Mutation::EarlyForget
-            | Mutation::LostTold
-            | Mutation::LostPull
-            | Mutation::LoosePull
-            | Mutation::GreedyCollection
-            | Mutation::AwayIsWritten
-            | Mutation::EarlyRest
-            | Mutation::LostClaims => {}
-        }
-    }
-
-    /// The writer takes what waits, if it is free.
+    /// Starts the writer on the queued batches, if it is idle.
     fn run_writer(&mut self) {
         let now = self.now;
         let Some(daemon) = &mut self.daemon else { return };
@@ -314,7 +261,7 @@ impl SimWorld {
                 writer.oldest = Some(now);
                 writer.wait += 1;
                 let wait = writer.wait;
-                return self.after_and_go(LAZY_MS, SimEvent::LazyOver { life, wait });
+                return self.schedule_and_run_writer(LAZY_MS, SimEvent::LazyOver { life, wait });
             }
         }
         let rests = writer.doing == WriterState::Waiting && writer.oldest.is_none() && !writer.asleep;
@@ -326,12 +273,12 @@ impl SimWorld {
         }
     }
 
-    fn after_and_go(&mut self, delay_ms: u64, next: SimEvent) {
+    fn schedule_and_run_writer(&mut self, delay_ms: u64, next: SimEvent) {
         self.after(delay_ms, next);
         self.run_writer();
     }
 
-    pub fn lazy_over(&mut self, wait: u64) {
+    pub fn lazy_wait_ends(&mut self, wait: u64) {
         let Some(daemon) = &mut self.daemon else { return };
         let writer = &daemon.writer;
         if writer.wait == wait && writer.oldest.is_some() && writer.doing == WriterState::Waiting {
@@ -374,8 +321,8 @@ impl SimWorld {
         self.engine_wakes();
     }
 
-    /// The moment of truth: the whole group is on disk, or nothing of it.
-    pub fn written(&mut self) {
+    /// Ends a write: the complete group is on disk, or nothing of it.
+    pub fn finish_write(&mut self) {
         if self.daemon.is_none() {
             return;
         }
@@ -387,14 +334,14 @@ impl SimWorld {
             return self.try_again_later();
         }
         if self.disk_full && !self.store.is_unsure() {
-            return self.no_room();
+            return self.roll_back_group();
         }
         let fails = std::mem::take(&mut self.disk_fails);
-        // After an error nobody knows whether the group is there: either may be found.
+        // After an error the group may be on disk or not.
         if fails && self.rng.chance(500) {
             return self.daemon_dies("the disk failed, and wrote nothing");
         }
-        // A batch that was written when the connection broke is not written again.
+        // The batch may have been written before the connection broke. It is not written twice.
         if !self.store.is_back() {
             self.record_group();
         }
@@ -410,13 +357,13 @@ impl SimWorld {
         self.after(0, SimEvent::Release { life });
     }
 
-    /// Puts the group on disk. Its writes stay with its first batch.
+    /// Writes the group to disk. Its writes stay in its first batch.
     pub fn record_group(&mut self) {
         let Some(daemon) = &mut self.daemon else { return };
         let writes: Vec<Write> =
             daemon.writer.waiting.iter_mut().flat_map(|batch| std::mem::take(&mut batch.writes)).collect();
         self.tally.commits += 1;
-        self.trace.say(self.now, || format!("committed {} writes", writes.len()));
+        self.trace.trace_line(self.now, || format!("committed {} writes", writes.len()));
         if let Err(broken) = self.disk.commit(&writes) {
             self.fail(broken);
         }
@@ -434,79 +381,40 @@ impl SimWorld {
         let Some(daemon) = &mut self.daemon else { return };
         let group = std::mem::take(&mut daemon.writer.waiting);
         let mut outs = Vec::new();
+        let mut newest = None;
         for batch in group {
             self.publish(batch.events());
+            newest = batch.events().last().cloned().or(newest);
             outs.extend(batch.after);
+        }
+        if let Some(newest) = newest {
+            self.order(LifeOrder::Publish(Box::new(newest)));
         }
         if self.die_at == Some(CommitPoint::HalfReleased) && !outs.is_empty() {
             outs.truncate(self.rng.index(outs.len()));
             self.release_outs(outs);
-            return self.daemon_dies("in the middle of a release");
+            return self.order(LifeOrder::Die("in the middle of a release"));
         }
         self.release_outs(outs);
         let Some(daemon) = &mut self.daemon else { return };
         daemon.writer.doing = WriterState::Waiting;
-        let (requests, told) = (daemon.writer.requests, daemon.writer.told);
-        if requests - told >= TELL_EVERY {
-            daemon.writer.told = requests;
+        let (requests, reported) = (daemon.writer.requests, daemon.writer.reported);
+        if requests - reported >= REPORT_EVERY {
+            daemon.writer.reported = requests;
             self.settled(requests, false);
         }
         self.run_writer();
     }
 
-    fn release_outs(&mut self, outs: Vec<Out>) {
+    pub fn release_outs(&mut self, outs: Vec<BatchOutput>) {
         for out in outs {
             match out {
-                Out::Reply { ticket, reply } => {
+                BatchOutput::Reply { ticket, reply } => {
                     let reply = reply.map(|answer| shown(&answer)).map_err(view::refused);
-                    self.answer(ticket, reply);
+                    self.order(LifeOrder::Reply { ticket, reply });
                 }
-                Out::Act(effect) => self.act(effect),
+                BatchOutput::Act(effect) => self.act(effect),
             }
         }
-    }
-
-    fn token(&mut self, row: &TokenRow) {
-        let deaf = self.mutation == Mutation::DeafDoors;
-        let Some(daemon) = &mut self.daemon else { return };
-        match row.revoked_at {
-            None => drop(daemon.doors.insert(row.id.clone())),
-            Some(_) if deaf => {}
-            Some(_) => drop(daemon.doors.remove(&row.id)),
-        }
-    }
-
-    fn act(&mut self, effect: Effect) {
-        let agent = match &effect {
-            Effect::Model(ModelEffect::Call(order)) => return self.call_model(order.as_ref().clone()),
-            Effect::Model(ModelEffect::Cancel { turn }) => return self.cancel_model(turn),
-            Effect::Timer(Timer::Revival { agent, run, delay_ms }) => {
-                let (life, agent, run) = (self.life, agent.clone(), *run);
-                return self.after(*delay_ms, SimEvent::Revival { life, agent, run });
-            }
-            Effect::Timer(Timer::Retry { agent, run, delay_ms }) => {
-                let (life, agent, run) = (self.life, agent.clone(), *run);
-                return self.after(*delay_ms, SimEvent::Retry { life, agent, run });
-            }
-            Effect::LookUp { agent, ask } => return self.look_up_later(agent, *ask),
-            Effect::Token(row) => return self.token(row),
-            Effect::Pull(PullEffect::Begin { row, ask }) => return self.pull_begins(row, *ask),
-            Effect::Pull(PullEffect::Drop { agent }) => return self.pull_ends(agent),
-            Effect::Pull(PullEffect::Collect) => return self.collect_images(),
-            // Nobody reads a log here.
-            Effect::Sandbox { what: SandboxEffect::NoteFailure { .. }, .. } => return,
-            Effect::RemoveOutput { jobs } => return self.remove_outputs(jobs),
-            Effect::Quarantine { work, .. } => return self.work_decided(work),
-            Effect::Job(JobEffect::Archive { job }) => return self.archive_all(job),
-            Effect::Job(JobEffect::Read { asked, agent, session, wish }) => {
-                let (asked, session, wish) = (asked.clone(), session.clone(), wish.clone());
-                return self.read_later(SimRead { asked, agent: agent.clone(), session, wish });
-            }
-            Effect::Sandbox { agent, .. } => agent.clone(),
-        };
-        self.trace.say(self.now, || format!("act {}", words::effect(&effect)));
-        let Some(daemon) = &mut self.daemon else { return };
-        daemon.actors.entry(agent.clone()).or_default().effects.push_back(effect);
-        self.actor_runs(&agent);
     }
 }

@@ -1,21 +1,22 @@
-//! The simulated store: what was committed, and what a restart reads back from it.
+//! The simulated store: the committed state, and what a restart loads from it.
 //!
-//! Owns: the committed tables. A group of writes is applied whole or not at all. That it loads what the real store
-//! loads is a test (`tests/fidelity.rs`); what may be written at all is `laws.rs`.
+//! Owns: the committed tables. A group of writes is applied atomically. A test compares its loads with the real store
+//! (`tests/fidelity.rs`); `laws.rs` decides which writes are valid.
 
 mod agents;
 mod images;
 mod jobs;
 mod paths;
 mod quarantine;
+mod reads;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use lodge_core::epoch::{Epoch, EpochRow};
 use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{
-    AgentRow, AgentWrite, ImageRefRow, ImageWrite, LineageRow, LiveTurn, Loaded, MessageRow, Remembered,
-    RequestRow, Role, SessionFact, SessionRow, SessionWrite, StepRow, TurnRow, TurnWrite, WorkWrite, Write,
+    AgentRow, AgentWrite, ImageRefRow, ImageWrite, LineageRow, LiveTurn, MessageRow, RequestRow, ResidentIds,
+    Role, SessionFact, SessionRow, SessionWrite, StepRow, StoredState, TurnRow, TurnWrite, WorkWrite, Write,
 };
 use lodge_core::token::TokenRow;
 use lodge_core::turn::TurnState;
@@ -29,7 +30,7 @@ pub struct SimDisk {
     epoch: u64,
     seq: u64,
     streams: BTreeMap<String, u64>,
-    /// In the order of their creation, as the table has them.
+    /// In the order of creation.
     agents: Vec<AgentRow>,
     agent_at: HashMap<AgentId, usize>,
     images: images::ImageTable,
@@ -42,9 +43,9 @@ pub struct SimDisk {
     turns: HashMap<TurnId, StoredTurn>,
     /// All turns of a session, on its path or off it.
     turns_of: HashMap<SessionId, Vec<TurnId>>,
-    /// Turns that went with their session.
+    /// Turns that were deleted with their session.
     deleted: HashSet<TurnId>,
-    /// How often a session of this name began.
+    /// How often a session of this name was created.
     begun: HashMap<SessionId, u32>,
     live: BTreeSet<(SessionId, u32, TurnId)>,
     execs: HashMap<ExecId, (TurnId, u32, u32)>,
@@ -53,11 +54,11 @@ pub struct SimDisk {
     quarantine: BTreeMap<WorkId, QuarantineRow>,
     /// How often each text was accepted as a turn, and each image became an agent.
     accepted: HashMap<String, u32>,
-    /// A short print of every event, by its place in the log.
+    /// A fingerprint of every event, by its position in the log.
     prints: Vec<EventPrint>,
 }
 
-/// A turn with what belongs to it.
+/// A turn with its steps and messages.
 #[derive(Debug, Clone)]
 pub struct StoredTurn {
     pub row: TurnRow,
@@ -65,11 +66,11 @@ pub struct StoredTurn {
     pub messages: Vec<MessageRow>,
 }
 
-/// Enough of an event to notice that it changed.
+/// A fingerprint of an event, to detect changes.
 pub type EventPrint = (u64, i64, i64);
 
 impl SimDisk {
-    /// Applies one group as one transaction. A write that breaks a law is reported; nothing of the group counts then.
+    /// Applies one group as one transaction. If a write breaks a law, the group is invalid and the law is returned.
     pub fn commit<'w>(&mut self, writes: impl IntoIterator<Item = &'w Write>) -> Result<(), LawViolation> {
         for write in writes {
             self.apply(write)?;
@@ -145,7 +146,7 @@ impl SimDisk {
                     self.live.remove(&(kept.row.session.clone(), kept.row.number, id.clone()));
                 }
                 if begins {
-                    self.all_told(id)?;
+                    self.check_all_reported(id)?;
                 }
             }
             Write::Turn(TurnWrite::Step(row)) => self.insert_step(row)?,
@@ -243,7 +244,7 @@ impl SimDisk {
         self.keep_turn(StoredTurn { row: row.clone(), steps: Vec::new(), messages: Vec::new() })
     }
 
-    /// Nobody's turn has the id of another one, also not of one that was deleted.
+    /// Turn ids are unique, including those of deleted turns.
     fn keep_turn(&mut self, kept: StoredTurn) -> Result<(), LawViolation> {
         let (id, session) = (kept.row.id.clone(), kept.row.session.clone());
         self.turns_of.entry(session).or_default().push(id.clone());
@@ -291,14 +292,14 @@ impl SimDisk {
         let kept = self.turns.get_mut(&row.turn).ok_or_else(|| format!("{} is not stored", row.turn))?;
         laws::message_fits(kept, row)?;
         kept.messages.push(row.clone());
-        // What is asked again on purpose is not what somebody asked for twice.
+        // A regenerated turn is not a duplicate request.
         if row.role == Role::User && kept.row.place.replaces.is_none() {
             *self.accepted.entry(row.body.text.clone()).or_insert(0) += 1;
         }
         Ok(())
     }
 
-    /// Epochs follow each other, and none goes back behind the one before it.
+    /// Epochs are consecutive, and none begins before its predecessor.
     fn insert_epoch(&mut self, row: &EpochRow) -> Result<(), LawViolation> {
         let session = self.sessions.get_mut(&row.session);
         let session = session.ok_or_else(|| format!("an epoch without a session: {row:?}"))?;
@@ -326,19 +327,19 @@ impl SimDisk {
         }
     }
 
-    /// What a boot reads. Raises the epoch, as opening the real store does.
-    pub fn load(&mut self) -> Loaded {
+    /// Loads the state at a boot. Raises the epoch, as opening the real store does.
+    pub fn load(&mut self) -> StoredState {
         self.epoch += 1;
         self.peek()
     }
 
-    /// What a boot would read now.
-    pub fn peek(&self) -> Loaded {
-        self.reload(&Remembered::default())
+    /// The state that a boot would load now.
+    pub fn peek(&self) -> StoredState {
+        self.reload(&ResidentIds::default())
     }
 
-    /// What is recorded, for an engine that goes on in the same daemon and remembers these agents and sessions.
-    pub fn reload(&self, remembered: &Remembered) -> Loaded {
+    /// The recorded state for an engine that is rebuilt in the same daemon and remembers these agents and sessions.
+    pub fn reload(&self, remembered: &ResidentIds) -> StoredState {
         let mut sessions: BTreeMap<String, SessionFact> = BTreeMap::new();
         let mut turns = Vec::new();
         for (session, _, id) in &self.live {
@@ -353,7 +354,7 @@ impl SimDisk {
                 sessions.extend(self.sessions.get(id).cloned());
             }
         }
-        Loaded {
+        StoredState {
             epoch: self.epoch,
             seq: self.seq,
             last_uid: self.agents.iter().filter_map(|row| row.uid).max(),
@@ -368,7 +369,7 @@ impl SimDisk {
         }
     }
 
-    /// A start begins another lineage only when the last one is over.
+    /// A start begins a new lineage only after the last one ended.
     fn lineage_may_follow(&self, agent: &AgentId, lineage: &LineageId) -> Result<(), LawViolation> {
         let before = self.agent(agent).and_then(|row| self.lineages.get(&row.lineage));
         match before {
@@ -425,7 +426,7 @@ impl SimDisk {
         self.requests.get(&(caller.to_owned(), request_id.to_owned()))
     }
 
-    /// The intent behind an exec: turn, step and place.
+    /// The intent of an exec: turn, step and ordinal.
     pub fn intent(&self, exec: &ExecId) -> Option<&(TurnId, u32, u32)> {
         self.execs.get(exec)
     }

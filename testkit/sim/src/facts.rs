@@ -1,4 +1,4 @@
-//! An engine's memory compared with itself and with its restart.
+//! Compares an engine's memory with its own indexes and with a restart.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use lodge_engine::{Engine, Facts};
 
 use crate::jobs::jobs_agree;
 
-/// Every index of the engine's memory tells the same story.
+/// All indexes of the engine's memory are consistent.
 pub(crate) fn check_indexes(facts: &Facts) -> Result<(), String> {
     let mut running = BTreeMap::new();
     let mut open = BTreeSet::new();
@@ -50,7 +50,7 @@ pub(crate) fn check_indexes(facts: &Facts) -> Result<(), String> {
     Ok(())
 }
 
-/// An agent that has a slot, and nothing to do until a job of its ends.
+/// An agent that has a slot and only waits for a job.
 fn find_sleeper(facts: &Facts) -> Option<&AgentId> {
     let sleeps = |id: &AgentId| {
         let mut runs =
@@ -63,7 +63,7 @@ fn find_sleeper(facts: &Facts) -> Option<&AgentId> {
     rests.find(|(id, _)| sleeps(id)).map(|(id, _)| id)
 }
 
-/// Slots are counted right, and none is free, nor with one that waits for jobs, while somebody could use it.
+/// Slots are counted correctly. While an agent waits for a slot, none is free or occupied by an agent that only waits for jobs.
 pub(crate) fn check_slots(engine: &Engine) -> Result<(), String> {
     let (facts, sizes) = (engine.facts(), engine.sizes());
     jobs_agree(&facts, &sizes)?;
@@ -101,51 +101,54 @@ pub(crate) fn check_slots(engine: &Engine) -> Result<(), String> {
     Ok(())
 }
 
-/// Where an engine and its restart differ, in as few words as will do.
-pub(crate) fn describe_difference(held: &Facts, found: &Facts) -> String {
+/// A short description of the difference between an engine and its restart.
+pub(crate) fn describe_difference(memory: &Facts, found: &Facts) -> String {
     let mut words = vec!["a restart would find something else".to_owned()];
-    for (id, turn) in &held.turns {
+    for (id, turn) in &memory.turns {
         if found.turns.get(id) != Some(turn) {
             words.push(format!("held {turn:?}, found {:?}", found.turns.get(id)));
         }
     }
-    for id in found.turns.keys().filter(|id| !held.turns.contains_key(id)) {
+    for id in found.turns.keys().filter(|id| !memory.turns.contains_key(id)) {
         words.push(format!("{id} is not held"));
     }
-    for (id, agent) in &held.agents {
+    for (id, agent) in &memory.agents {
         if found.agents.get(id) != Some(agent) {
             words.push(format!("held {agent:?}, found {:?}", found.agents.get(id)));
         }
     }
-    for (id, session) in &held.sessions {
+    for (id, session) in &memory.sessions {
         if found.sessions.get(id) != Some(session) {
             words.push(format!("held {session:?}, found {:?}", found.sessions.get(id)));
         }
     }
-    if held.streams != found.streams || held.seq != found.seq {
-        words.push(format!("held {} {:?}, found {} {:?}", held.seq, held.streams, found.seq, found.streams));
+    if memory.streams != found.streams || memory.seq != found.seq {
+        words.push(format!(
+            "held {} {:?}, found {} {:?}",
+            memory.seq, memory.streams, found.seq, found.streams
+        ));
     }
-    if held.names != found.names || held.image_users != found.image_users {
-        let (held, found) = ((&held.names, &held.image_users), (&found.names, &found.image_users));
-        words.push(format!("held {held:?}, found {found:?}"));
+    if memory.names != found.names || memory.image_users != found.image_users {
+        let (memory, found) = ((&memory.names, &memory.image_users), (&found.names, &found.image_users));
+        words.push(format!("held {memory:?}, found {found:?}"));
     }
-    if held.tokens != found.tokens || held.image_refs != found.image_refs {
-        let (held, found) = ((&held.tokens, &held.image_refs), (&found.tokens, &found.image_refs));
-        words.push(format!("held {held:?}, found {found:?}"));
+    if memory.tokens != found.tokens || memory.image_refs != found.image_refs {
+        let (memory, found) = ((&memory.tokens, &memory.image_refs), (&found.tokens, &found.image_refs));
+        words.push(format!("held {memory:?}, found {found:?}"));
     }
-    if held.images != found.images {
-        words.push(format!("held {:?}, found {:?}", held.images, found.images));
+    if memory.images != found.images {
+        words.push(format!("held {:?}, found {:?}", memory.images, found.images));
     }
-    for (id, job) in &held.jobs {
+    for (id, job) in &memory.jobs {
         if found.jobs.get(id) != Some(job) {
             words.push(format!("held {job:?}, found {:?}", found.jobs.get(id)));
         }
     }
-    for id in found.jobs.keys().filter(|id| !held.jobs.contains_key(id)) {
+    for id in found.jobs.keys().filter(|id| !memory.jobs.contains_key(id)) {
         words.push(format!("{id} is not held"));
     }
-    if held.execs != found.execs {
-        words.push(format!("held {:?}, found {:?}", held.execs, found.execs));
+    if memory.execs != found.execs {
+        words.push(format!("held {:?}, found {:?}", memory.execs, found.execs));
     }
     words.join("\n  ")
 }

@@ -1,13 +1,14 @@
-//! What goes wrong, when, and to whom.
+//! Injects faults.
 
 use lodge_core::SandboxId;
-use lodge_engine::Seen;
+use lodge_engine::Observation;
 
-use crate::keeper::SimExit;
+use crate::life::LifeOrder;
+use crate::machine::SimExit;
 use crate::plan::SimFault;
 use crate::world::{SimEvent, SimWorld};
 
-/// The wall clock stays within this of the truth: what is remembered for a day stays remembered.
+/// The largest error of the wall clock. Small enough that records with a lifetime of a day do not expire.
 const SKEW_MAX_MS: i64 = 6 * 60 * 60 * 1_000;
 
 impl SimWorld {
@@ -20,12 +21,16 @@ impl SimWorld {
         let Some(fault) = self.rng.pick(&self.plan.faults).copied() else { return };
         self.tally.faults += 1;
         let running = |world: &SimWorld| -> Vec<SandboxId> {
-            let held = world.machine.sandboxes.iter().filter(|(_, sandbox)| sandbox.keeper.is_some());
-            held.map(|(id, _)| id.clone()).collect()
+            let alive = world.machine.sandboxes.iter().filter(|(_, sandbox)| sandbox.keeper.is_some());
+            alive.map(|(id, _)| id.clone()).collect()
         };
-        let sandboxes = running(self);
+        let sandboxes = match fault {
+            // The sweep visits all sandboxes, dead ones included.
+            SimFault::Sweep => self.machine.sandboxes.keys().cloned().collect(),
+            _ => running(self),
+        };
         let victim = self.rng.pick(&sandboxes).cloned();
-        self.say(|| format!("fault: {fault:?} {victim:?}"));
+        self.trace_line(|| format!("fault: {fault:?} {victim:?}"));
         match (fault, victim) {
             (SimFault::DaemonDies, _) => self.daemon_dies("killed"),
             (SimFault::DaemonDiesAt(point), _) => self.die_at = Some(point),
@@ -47,24 +52,31 @@ impl SimWorld {
             (SimFault::RuntimeHangs, Some(id)) => self.runtime_hangs(&id),
             (SimFault::KeeperHangs, Some(id)) => self.keeper_hangs(&id),
             (SimFault::LinkCut, Some(id)) => self.link_breaks(&id),
-            (SimFault::SpawnFails, Some(id)) => self.stick(&id, |sandbox| sandbox.spawn_fails = 1),
-            (SimFault::ModelGone, Some(id)) => {
-                let times = u32::try_from(self.rng.between(1, 3)).unwrap_or(1);
-                self.stick(&id, |sandbox| sandbox.lacks_model = times);
+            (SimFault::SpawnFails, Some(id)) => self.set_failures(&id, |sandbox| sandbox.spawn_fails = 1),
+            (SimFault::ModelGone, _) => {
+                self.models_gone = u32::try_from(self.rng.between(1, 3)).unwrap_or(1);
             }
-            (SimFault::ProvidersChange, _) => self.tell(Seen::ProvidersChanged),
+            (SimFault::ProvidersChange, _) => self.report(Observation::ProvidersChanged),
             (SimFault::ArchiveFull, _) => self.jobs.archive_full = !self.jobs.archive_full,
             (SimFault::Retention, _) => self.run_retention(),
+            (SimFault::DescriptorsGone, _) => {
+                self.descriptors_gone_until = self.now + self.rng.between(1, 20_000);
+            }
             (SimFault::AgentsRest, _) => self.agents_rest(),
+            (SimFault::Sweep, Some(id)) => {
+                if let Some(agent) = self.machine.sandboxes.get(&id).map(|sandbox| sandbox.agent.clone()) {
+                    self.order(LifeOrder::Prune(id, agent));
+                }
+            }
             (SimFault::SlotsChange, _) => {
                 self.plan.max_jobs = self.rng.between(1, 4) as usize;
                 self.jobs.max_ever = self.jobs.max_ever.max(self.plan.max_jobs);
                 self.plan.max_concurrent = self.rng.between(1, 4) as usize;
                 let settings = self.host().settings;
-                self.tell(Seen::Configured(settings));
+                self.report(Observation::Configured(settings));
             }
-            (SimFault::SandboxSticks, Some(id)) => self.stick(&id, |sandbox| sandbox.sticks = 1),
-            (SimFault::FilesStick, Some(id)) => self.stick(&id, |sandbox| sandbox.files_stick = 1),
+            (SimFault::SandboxSticks, Some(id)) => self.set_failures(&id, |sandbox| sandbox.sticks = 1),
+            (SimFault::FilesStick, Some(id)) => self.set_failures(&id, |sandbox| sandbox.files_stick = 1),
             (
                 SimFault::KeeperDies
                 | SimFault::RuntimeDies
@@ -73,15 +85,15 @@ impl SimWorld {
                 | SimFault::KeeperHangs
                 | SimFault::LinkCut
                 | SimFault::SpawnFails
-                | SimFault::ModelGone
                 | SimFault::SandboxSticks
-                | SimFault::FilesStick,
+                | SimFault::FilesStick
+                | SimFault::Sweep,
                 None,
             ) => {}
         }
     }
 
-    fn stick(&mut self, id: &SandboxId, how: impl FnOnce(&mut crate::keeper::SimSandbox)) {
+    fn set_failures(&mut self, id: &SandboxId, how: impl FnOnce(&mut crate::machine::SimSandbox)) {
         self.machine.sandboxes.get_mut(id).into_iter().for_each(|sandbox| {
             sandbox.spawn_fails = sandbox.spawn_fails.min(1);
         });
@@ -90,17 +102,18 @@ impl SimWorld {
         }
     }
 
-    /// From here on nothing new goes wrong, and callers only wait for what they asked.
-    pub fn calm_down(&mut self) {
+    /// Stops all faults. Callers send no new requests.
+    pub fn stop_faults(&mut self) {
         self.calm = true;
         self.clients.idle = true;
         (self.die_at, self.disk_fails, self.disk_full) = (None, false, false);
         self.store.comes_back();
         self.jobs.archive_full = false;
-        self.antidote();
+        self.remove_all_pills();
+        self.models_gone = 0;
+        self.descriptors_gone_until = 0;
         for sandbox in self.machine.sandboxes.values_mut() {
             (sandbox.sticks, sandbox.files_stick, sandbox.spawn_fails) = (0, 0, 0);
-            sandbox.lacks_model = 0;
         }
     }
 

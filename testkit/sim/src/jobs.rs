@@ -1,9 +1,8 @@
-//! Jobs: what is true of each on the host, independent of what a daemon believes; the archive of their output, which
-//! is a separate disk; and the laws about both.
+//! Jobs: their true state on the host, independent of a daemon's memory; the archive of their output, which is a separate
+//! disk; and the laws about both.
 //!
 //! Their effects on a sandbox go through `keeper.rs`, as for every exec.
 
-mod act;
 mod archive;
 mod checks;
 mod host;
@@ -16,17 +15,17 @@ use lodge_core::JobId;
 pub use archive::{ArchiveStage, SimArchiver};
 pub use checks::{jobs_agree, most_jobs};
 pub use host::JobFile;
-pub use reads::{SimRead, wish_of};
+pub use reads::job_request;
 
 #[derive(Debug, Default)]
 pub struct SimJobs {
-    /// Counted where they run.
+    /// The state of each job on the host.
     pub truths: BTreeMap<JobId, JobTruth>,
-    /// The second disk: how much of each job's output it has.
+    /// The archive: the number of bytes of each job's output.
     pub archive: BTreeMap<JobId, u64>,
-    /// Whether it has no room.
+    /// Whether the archive has no space.
     pub archive_full: bool,
-    /// The most that were ever allowed to run at a time.
+    /// The highest limit of running jobs so far.
     pub max_ever: usize,
     /// Jobs whose end a session read in a note, and in the result of a tool.
     pub noted: BTreeSet<JobId>,
@@ -38,6 +37,6 @@ pub struct SimJobs {
 pub struct JobTruth {
     /// How often its program was started.
     pub starts: u32,
-    /// What it wrote and no power loss took.
+    /// The bytes that it wrote and that survived power losses.
     pub wrote: u64,
 }

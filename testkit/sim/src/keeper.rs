@@ -1,164 +1,37 @@
-//! Sandboxes: keepers, their claims and records, the programs that run, and what those do to the world.
+//! The behaviour of keepers: claims, records, running programs, and their effects on the world.
 //!
-//! Owns: everything that outlives a daemon. Effects are counted here, outside of everything that the engine knows.
+//! Effects are counted here, outside of the engine.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::record::StepKind;
 use lodge_core::{AgentId, ExecId, JobId, SandboxId};
-use lodge_exec::ExecName;
+use lodge_exec::{ExecKind, ExecName, KeeperCommand, KeeperEvent, KeeperSecret};
 
-use crate::jobs::JobFile;
-use crate::plan::Mutation;
-use crate::runtime::{LineFromRuntime, LineToRuntime, SimRuntime};
+use crate::machine::{SimExec, SimExecState, SimExit, SimKeeper, known_name};
+use crate::plan::SimMutation;
 use crate::world::{SimEvent, SimWorld};
 
-/// Between asking a program to end and killing it.
+/// The time between SIGTERM and SIGKILL of a program.
 pub const GRACE_MS: u64 = 5_000;
-/// How often the end of a program under a stopped keeper is looked at.
+/// How often a stopped keeper is checked for ended programs.
 const HUNG_MS: u64 = 1_000;
-
-#[derive(Debug, Default)]
-pub struct SimMachine {
-    /// Another number after every start of the machine.
-    pub boot: u64,
-    pub sandboxes: BTreeMap<SandboxId, SimSandbox>,
-    pub links: u64,
-}
-
-#[derive(Debug)]
-pub struct SimSandbox {
-    pub agent: AgentId,
-    /// Claimed execs, with their record once they ended. Outlives its keepers.
-    pub shelf: BTreeMap<ExecName, Option<SimExit>>,
-    /// What jobs wrote.
-    pub files: BTreeMap<JobId, JobFile>,
-    pub keeper: Option<SimKeeper>,
-    /// How often the next attempts to end it, to clear it and to start in it fail.
-    pub sticks: u32,
-    pub files_stick: u32,
-    pub spawn_fails: u32,
-    /// How often a start finds that nobody offers the model.
-    pub lacks_model: u32,
-    /// An attempt to end it failed, and the caller got that error.
-    pub given_up: bool,
-}
-
-#[derive(Debug)]
-pub struct SimKeeper {
-    pub serial: u64,
-    pub incarnation: u32,
-    /// The connection that it listens to.
-    pub link: Option<u64>,
-    /// To which daemon, and not before when its next word arrives there: a link keeps its order.
-    pub life: u64,
-    pub up_at: u64,
-    pub down_at: u64,
-    pub running: BTreeMap<ExecName, SimExec>,
-    /// Execs that ended under this keeper: processes that they left can still be killed.
-    pub ended: BTreeSet<ExecName>,
-    pub runtime: Option<SimRuntime>,
-    pub ending: bool,
-    /// Stopped: it reads nothing and records nothing until it wakes.
-    pub hung: bool,
-    unread: Vec<(u64, SimCommand)>,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub struct SimExec {
-    pub run: u64,
-    pub doomed: bool,
-}
-
-/// How a program ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SimExit {
-    Code(i32),
-    Signal(i32),
-    NotStarted,
-}
-
-/// What a daemon tells a keeper.
-#[derive(Debug)]
-pub enum SimCommand {
-    Start { exec: ExecName },
-    Kill { exec: ExecName },
-    Forget { exec: ExecName },
-    Line(LineToRuntime),
-}
-
-/// What a keeper tells a daemon.
-#[derive(Debug)]
-pub enum KeeperMessage {
-    Said(LineFromRuntime),
-    Exited {
-        exec: ExecName,
-        ended: SimExit,
-    },
-    Refused {
-        exec: ExecName,
-    },
-    Lost {
-        exec: ExecName,
-    },
-    /// How much a job wrote by now.
-    Wrote {
-        job: JobId,
-        bytes: u64,
-    },
-    /// Nothing more comes on this link.
-    Closed,
-}
-
-/// A claimed exec as a keeper that is met tells of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SimExecState {
-    Running,
-    Exited(SimExit),
-    Lost,
-}
-
-impl SimMachine {
-    pub fn is_held(&self, sandbox: &SandboxId) -> bool {
-        self.sandboxes.get(sandbox).is_some_and(|sandbox| sandbox.keeper.is_some())
-    }
-
-    pub fn keeper(&mut self, sandbox: &SandboxId) -> Option<&mut SimKeeper> {
-        self.sandboxes.get_mut(sandbox)?.keeper.as_mut()
-    }
-
-    pub fn sandbox(&mut self, id: &SandboxId, agent: &AgentId) -> &mut SimSandbox {
-        self.sandboxes.entry(id.clone()).or_insert_with(|| SimSandbox {
-            agent: agent.clone(),
-            shelf: BTreeMap::new(),
-            files: BTreeMap::new(),
-            keeper: None,
-            sticks: 0,
-            files_stick: 0,
-            spawn_fails: 0,
-            lacks_model: 0,
-            given_up: false,
-        })
-    }
-}
-
-impl SimSandbox {
-    pub fn known(&self, exec: &ExecName) -> SimExecState {
-        let runs = self.keeper.as_ref().is_some_and(|keeper| keeper.running.contains_key(exec));
-        match self.shelf.get(exec) {
-            _ if runs => SimExecState::Running,
-            Some(Some(ended)) => SimExecState::Exited(*ended),
-            Some(None) | None => SimExecState::Lost,
-        }
-    }
-}
 
 impl SimWorld {
     /// Starts a keeper in a sandbox that has none.
-    pub fn keeper_starts(&mut self, id: &SandboxId, agent: &AgentId, incarnation: u32) {
+    pub fn keeper_starts(
+        &mut self,
+        id: &SandboxId,
+        agent: &AgentId,
+        (incarnation, secret): (u32, KeeperSecret),
+    ) {
         let serial = self.serial();
-        let forgets = self.mutation == Mutation::LostClaims;
+        // Some are of a release that knew no jobs, or on a host that forbids mounts.
+        let (is_old, has_root) = (self.rng.chance(20), !self.rng.chance(50));
+        let forgets = self.mutation == SimMutation::LostClaims;
         let sandbox = self.machine.sandbox(id, agent);
+        let has_jobs = sandbox.shelf.keys().any(|exec| matches!(exec, ExecName::Job(_)));
+        let version = if is_old && !has_jobs { 1 } else { u32::MAX };
         if forgets {
             sandbox.shelf.clear();
         }
@@ -167,8 +40,11 @@ impl SimWorld {
         sandbox.keeper = Some(SimKeeper {
             serial,
             incarnation,
+            version,
+            has_root,
+            secret,
+            epoch: 0,
             link: None,
-            life: 0,
             up_at: 0,
             down_at: 0,
             running: BTreeMap::new(),
@@ -178,62 +54,135 @@ impl SimWorld {
             hung: false,
             unread: Vec::new(),
         });
-        self.say(|| format!("keeper {serial} of {id} starts, incarnation {incarnation}"));
+        self.trace_line(|| format!("keeper {serial} of {id} starts, incarnation {incarnation}"));
         if double {
             self.fail(format!("{id} got a second keeper"));
         }
     }
 
-    /// A keeper sends a message to the connected daemon. Without a daemon it is lost, as are lines of a runtime.
-    pub fn send_to_daemon(&mut self, id: &SandboxId, told: KeeperMessage) {
+    /// A keeper sends an event to the connected daemon. Without a daemon it is lost, as are lines of a runtime.
+    pub fn send_to_daemon(&mut self, id: &SandboxId, event: KeeperEvent) {
         let pause = self.rng.delay(self.plan.link_ms);
-        let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
-        let agent = sandbox.agent.clone();
-        let Some(keeper) = &mut sandbox.keeper else { return };
-        let Some(link) = keeper.link else { return };
+        let Some(keeper) = self.machine.keeper(id) else { return };
+        let Some(link) = &keeper.link else { return };
+        let queue = link.queue.clone();
         keeper.up_at = keeper.up_at.max(self.now + pause);
-        let (life, at) = (keeper.life, keeper.up_at);
-        self.at(at, SimEvent::Up { life, agent, link, told: Box::new(told) });
+        let at = keeper.up_at;
+        self.at(at, SimEvent::Up { queue, event: Some(Box::new(event)) });
     }
 
-    pub fn keeper_obeys(&mut self, id: &SandboxId, link: u64, command: SimCommand) {
-        // A newer connection drops what an older one still had to say.
-        let Some(keeper) = self.machine.keeper(id).filter(|keeper| keeper.link == Some(link)) else { return };
+    /// Closes a link: the daemon reads the events that were sent, then the end.
+    fn send_close(&mut self, id: &SandboxId) {
+        let pause = self.rng.delay(self.plan.link_ms);
+        let Some(keeper) = self.machine.keeper(id) else { return };
+        let Some(link) = keeper.link.take() else { return };
+        let at = keeper.up_at.max(self.now + pause);
+        self.at(at, SimEvent::Up { queue: link.queue, event: None });
+    }
+
+    pub fn report_started(&mut self, id: &SandboxId, exec: &ExecName, run: u64) {
+        let pid = u32::try_from(run).unwrap_or(u32::MAX);
+        self.send_to_daemon(id, KeeperEvent::Started { exec: exec.to_string(), kind: exec.kind(), pid });
+    }
+
+    pub fn report_exit(&mut self, id: &SandboxId, exec: &ExecName, ended: SimExit) {
+        let is_limited = self.is_limited(exec);
+        let Some(sandbox) = self.machine.sandboxes.get(id) else { return };
+        let record = sandbox.record(exec, ended, is_limited);
+        self.send_to_daemon(id, KeeperEvent::Exited { exec: exec.to_string(), kind: exec.kind(), record });
+    }
+
+    /// Whether the exec is a job with a time limit.
+    pub fn is_limited(&self, exec: &ExecName) -> bool {
+        let ExecName::Job(job) = exec else { return false };
+        self.disk.job(job).is_some_and(|row| row.request.timeout_ms > 0)
+    }
+
+    /// A daemon hands a command to its end of a link.
+    /// False: the link is lost.
+    pub fn send_to_keeper(&mut self, id: &SandboxId, link: u64, command: KeeperCommand) -> bool {
+        let pause = self.rng.delay(self.plan.link_ms);
+        let now = self.now;
+        let Some(keeper) = self.linked_keeper(id, link) else { return false };
+        keeper.down_at = keeper.down_at.max(now + pause);
+        let at = keeper.down_at;
+        self.at(at, SimEvent::Down { sandbox: id.clone(), link, command: Box::new(command) });
+        true
+    }
+
+    /// The keeper, if it reads from this link.
+    fn linked_keeper(&mut self, id: &SandboxId, link: u64) -> Option<&mut SimKeeper> {
+        let keeper = self.machine.keeper(id)?;
+        keeper.link.as_ref().is_some_and(|known| known.serial == link).then_some(keeper)
+    }
+
+    pub fn keeper_runs_command(&mut self, id: &SandboxId, link: u64, command: KeeperCommand) {
+        // A newer connection drops the unread commands of an older one.
+        let Some(keeper) = self.linked_keeper(id, link) else { return };
         let (ending, serial) = (keeper.ending, keeper.serial);
         if keeper.hung {
             return keeper.unread.push((link, command));
         }
-        self.trace.say(self.now, || format!("keeper {serial} hears {}", crate::words::heard(&command)));
+        self.trace.trace_line(self.now, || {
+            format!("keeper {serial} reads {}", crate::words::command_line(&command))
+        });
         match command {
-            SimCommand::Line(line) => self.runtime_hears(id, line),
-            SimCommand::Start { exec } if ending => self.send_to_daemon(id, KeeperMessage::Refused { exec }),
-            SimCommand::Start { exec } => {
-                if self.claim(id, &exec) {
-                    match exec {
-                        ExecName::Runtime { run } => self.runtime_starts(id, run),
-                        ExecName::Tool(tool) => {
-                            self.check_intent(&tool);
-                            self.program_starts(id, ExecName::Tool(tool), self.plan.tool_ms);
-                        }
-                        ExecName::Job(job) => {
-                            self.check_job_starts(id, &job);
-                            self.program_starts(id, ExecName::Job(job), self.plan.job_ms);
-                        }
-                    }
-                }
+            KeeperCommand::RuntimeLine(line) => self.runtime_reads_line(id, line),
+            KeeperCommand::Start(start) => self.start_exec(id, &start.exec, start.kind, ending),
+            KeeperCommand::Kill { exec, .. } => self.kill(id, &exec),
+            KeeperCommand::Forget { exec } => self.forget(id, &exec),
+            KeeperCommand::End { .. } => self.keeper_asked_to_end(id),
+            KeeperCommand::Ping { token } => self.send_to_daemon(id, KeeperEvent::Pong { token }),
+        }
+    }
+
+    fn start_exec(&mut self, id: &SandboxId, exec: &str, kind: ExecKind, ending: bool) {
+        let Some(name) = ExecName::from_link(kind, exec) else {
+            return self.fail(format!("{exec} was to be started as {kind:?}"));
+        };
+        if ending {
+            return self.refuse(id, &name);
+        }
+        if !self.claim(id, &name) {
+            return;
+        }
+        match name {
+            ExecName::Runtime { run } => self.runtime_starts(id, run),
+            ExecName::Tool(tool) => {
+                self.check_intent(&tool);
+                self.program_starts(id, ExecName::Tool(tool), self.plan.tool_ms);
             }
-            SimCommand::Kill { exec } => self.kill(id, exec),
-            SimCommand::Forget { exec } => {
-                let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
-                if sandbox.known(&exec) == SimExecState::Running {
-                    return;
-                }
-                match &exec {
-                    ExecName::Job(job) => self.remove_job_file(id, job),
-                    ExecName::Runtime { .. } | ExecName::Tool(_) => drop(sandbox.shelf.remove(&exec)),
-                }
+            ExecName::Job(job) => {
+                self.check_job_starts(id, &job);
+                self.program_starts(id, ExecName::Job(job), self.plan.job_ms);
             }
         }
+    }
+
+    /// The outcome of an exec is recorded elsewhere.
+    fn forget(&mut self, id: &SandboxId, exec: &str) {
+        let Some(name) = known_name(exec) else { return };
+        let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
+        if matches!(sandbox.known(&name), SimExecState::Running(_)) {
+            return;
+        }
+        match &name {
+            ExecName::Job(job) => self.remove_job_file(id, job),
+            ExecName::Runtime { .. } | ExecName::Tool(_) => drop(sandbox.shelf.remove(&name)),
+        }
+    }
+
+    /// The same in a sandbox without a keeper. A keeper that started meanwhile reports the exec to the next daemon.
+    pub fn forget_in_dead_sandbox(&mut self, id: &SandboxId, exec: &str) {
+        if !self.machine.is_held(id) {
+            self.forget(id, exec);
+        }
+    }
+
+    fn refuse(&mut self, id: &SandboxId, exec: &ExecName) {
+        let (why, recorded) = ("it cannot be started".to_owned(), false);
+        let (exec, kind) = (exec.to_string(), exec.kind());
+        self.send_to_daemon(id, KeeperEvent::Refused { exec, kind, why, recorded });
     }
 
     /// True if this call must start the exec. Otherwise its state was reported.
@@ -249,21 +198,21 @@ impl SimWorld {
 
     fn report_state(&mut self, id: &SandboxId, exec: &ExecName) {
         let Some(sandbox) = self.machine.sandboxes.get(id) else { return };
-        let exec = exec.clone();
-        let told = match sandbox.known(&exec) {
-            SimExecState::Running => return,
-            SimExecState::Exited(ended) => KeeperMessage::Exited { exec, ended },
-            SimExecState::Lost if sandbox.shelf.contains_key(&exec) => KeeperMessage::Lost { exec },
-            SimExecState::Lost => KeeperMessage::Refused { exec },
-        };
-        self.send_to_daemon(id, told);
+        match sandbox.known(exec) {
+            SimExecState::Running(run) => self.report_started(id, exec, run),
+            SimExecState::Exited(ended) => self.report_exit(id, exec, ended),
+            SimExecState::Lost if sandbox.shelf.contains_key(exec) => {
+                self.send_to_daemon(id, KeeperEvent::Lost { exec: exec.to_string(), kind: exec.kind() });
+            }
+            SimExecState::Lost => self.refuse(id, exec),
+        }
     }
 
     fn program_starts(&mut self, id: &SandboxId, exec: ExecName, typical: u64) {
         if self.rng.chance(20) {
             let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
             sandbox.shelf.insert(exec.clone(), Some(SimExit::NotStarted));
-            return self.send_to_daemon(id, KeeperMessage::Refused { exec });
+            return self.refuse(id, &exec);
         }
         let run = self.serial();
         let acts = self.rng.delay(typical);
@@ -271,6 +220,7 @@ impl SimWorld {
         let Some(keeper) = self.machine.keeper(id) else { return };
         keeper.running.insert(exec.clone(), SimExec { run, doomed: false });
         let (keeper, sandbox) = (keeper.serial, id.clone());
+        self.report_started(id, &exec, run);
         self.after(acts, SimEvent::ToolActs { sandbox: sandbox.clone(), keeper, exec: exec.clone(), run });
         self.after(ends, SimEvent::ToolEnds { sandbox, keeper, exec, run });
     }
@@ -280,7 +230,7 @@ impl SimWorld {
         keeper.running.get_mut(exec).filter(|running| running.run == run)
     }
 
-    /// The effect on the world: it cannot be taken back, and may not happen twice.
+    /// The effect of a tool on the world. It cannot be undone and must not happen twice.
     pub fn tool_acts(&mut self, id: &SandboxId, keeper: u64, exec: &ExecName, run: u64) {
         if self.running(id, keeper, exec, run).is_none() {
             return;
@@ -288,7 +238,7 @@ impl SimWorld {
         if let ExecName::Job(job) = exec {
             return self.job_writes(id, keeper, job, run);
         }
-        self.trace.say(self.now, || format!("{exec} has its effect"));
+        self.trace.trace_line(self.now, || format!("{exec} has its effect"));
         self.tally.effects += 1;
         self.check_effect(exec);
     }
@@ -315,10 +265,16 @@ impl SimWorld {
             keeper.running.remove(exec);
             keeper.ended.insert(exec.clone());
         }
-        self.send_to_daemon(id, KeeperMessage::Exited { exec: exec.clone(), ended });
+        self.report_exit(id, exec, ended);
     }
 
-    fn kill(&mut self, id: &SandboxId, exec: ExecName) {
+    fn kill(&mut self, id: &SandboxId, exec: &str) {
+        if let Some(exec) = known_name(exec) {
+            self.kill_exec(id, exec);
+        }
+    }
+
+    fn kill_exec(&mut self, id: &SandboxId, exec: ExecName) {
         let pause = self.rng.delay(GRACE_MS / 100);
         let Some(keeper) = self.machine.keeper(id) else { return };
         match keeper.running.get_mut(&exec) {
@@ -339,27 +295,28 @@ impl SimWorld {
         keeper.ending = true;
         let (serial, execs) = (keeper.serial, keeper.running.keys().cloned().collect::<Vec<_>>());
         for exec in execs {
-            self.kill(id, exec);
+            self.kill_exec(id, exec);
         }
         self.after(pause, SimEvent::KeeperEnds { sandbox: id.clone(), keeper: serial });
     }
 
     pub fn keeper_ends(&mut self, id: &SandboxId, serial: u64) {
-        if self.machine.keeper(id).is_some_and(|keeper| keeper.serial == serial) {
+        let sticks = self.machine.sandboxes.get(id).is_some_and(|sandbox| sandbox.sticks > 0);
+        if !sticks && self.machine.keeper(id).is_some_and(|keeper| keeper.serial == serial && !keeper.hung) {
             self.keeper_dies(id, "it was asked to end");
         }
     }
 
-    /// The keeper is gone, and the kernel ends everything that it kept.
+    /// The keeper dies, and the kernel kills everything in its sandbox.
     pub fn keeper_dies(&mut self, id: &SandboxId, why: &str) {
-        self.send_to_daemon(id, KeeperMessage::Closed);
+        self.send_close(id);
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
         let Some(keeper) = sandbox.keeper.take() else { return };
         let serial = keeper.serial;
-        self.say(|| format!("keeper {serial} of {id} dies: {why}"));
+        self.trace_line(|| format!("keeper {serial} of {id} dies: {why}"));
     }
 
-    /// Stops a keeper for a while. What runs in its sandbox goes on.
+    /// Stops a keeper for a while. Programs in its sandbox keep running.
     pub fn keeper_hangs(&mut self, id: &SandboxId) {
         let pause = self.rng.between(1_000, 200_000);
         let Some(keeper) = self.machine.keeper(id) else { return };
@@ -372,20 +329,17 @@ impl SimWorld {
         let Some(keeper) = self.machine.keeper(id).filter(|keeper| keeper.serial == serial) else { return };
         keeper.hung = false;
         for (link, command) in std::mem::take(&mut keeper.unread) {
-            self.keeper_obeys(id, link, command);
+            self.keeper_runs_command(id, link, command);
         }
     }
 
     /// The link breaks; both ends live.
     pub fn link_breaks(&mut self, id: &SandboxId) {
-        self.send_to_daemon(id, KeeperMessage::Closed);
-        if let Some(keeper) = self.machine.keeper(id) {
-            keeper.link = None;
-        }
-        self.say(|| format!("the link of {id} breaks"));
+        self.send_close(id);
+        self.trace_line(|| format!("the link of {id} breaks"));
     }
 
-    /// Everything dies at once, and files that nobody synced may be gone.
+    /// All processes die at once, and unsynced files may be lost.
     pub fn power_loss(&mut self) {
         self.daemon_dies("the power went");
         self.machine.boot += 1;

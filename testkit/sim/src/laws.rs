@@ -1,4 +1,4 @@
-//! What may be written at all: every lifecycle moves along its table, every message has its place.
+//! The laws of valid writes: every lifecycle follows its table, and messages are in order.
 
 use std::collections::HashSet;
 use std::sync::OnceLock;
@@ -6,13 +6,13 @@ use std::sync::OnceLock;
 use lodge_core::agent::{AgentEvent, AgentState, FailReason};
 use lodge_core::limits::{MISFITS_MAX, REVIVALS_MAX};
 use lodge_core::lineage::{LineageEvent, LineageState};
-use lodge_core::record::{AgentRow, LineageRow, MessageRow, Retry, Role, StepKind, StepRow};
+use lodge_core::record::{AgentRow, LineageRow, MessageRow, Role, StartRetry, StepKind, StepRow};
 use lodge_core::turn::{StepEvent, StepState, TurnEvent, TurnState};
 
 use crate::disk::StoredTurn;
 use crate::images::HOPELESS;
 
-/// A law that did not hold, in words.
+/// The description of a violated law.
 pub type LawViolation = String;
 
 pub fn agent_moves(
@@ -33,12 +33,12 @@ pub fn agent_moves(
     Ok(())
 }
 
-/// One that is tried again by itself failed for a reason that may pass, and is counted; nobody else is.
+/// An automatic retry is counted and needs a transient failure. All other agents have no retry.
 pub fn retry_fits(
     row: &AgentRow,
     next: AgentState,
     detail: Option<&str>,
-    retry: Retry,
+    retry: StartRetry,
 ) -> Result<(), LawViolation> {
     let passes =
         matches!(next, AgentState::Failed(reason) if reason.passes_by_itself()) && detail != Some(HOPELESS);
@@ -57,7 +57,7 @@ pub fn retry_fits(
     Err(format!("{} goes from {} to {next} with {retry:?} after {:?}", row.id, row.state, row.retry))
 }
 
-/// Every move that one event makes, and a removal by force, which is a stop and a removal at once.
+/// Every transition by one event, and forced removal, which is a stop and a removal at once.
 fn agent_table() -> &'static HashSet<(AgentState, AgentState)> {
     static TABLE: OnceLock<HashSet<(AgentState, AgentState)>> = OnceLock::new();
     TABLE.get_or_init(|| {
@@ -100,7 +100,7 @@ fn agent_table() -> &'static HashSet<(AgentState, AgentState)> {
     })
 }
 
-/// A lineage moves along its table, is revived a bounded number of times in a row, and nothing moves one that is over.
+/// A lineage follows its table, is revived a bounded number of times in a row, and never changes after its end.
 pub fn lineage_moves(before: Option<&LineageRow>, row: &LineageRow) -> Result<(), LawViolation> {
     let id = &row.id;
     let Some(before) = before else {
@@ -141,7 +141,7 @@ pub fn turn_moves(kept: &StoredTurn, next: TurnState) -> Result<(), LawViolation
         TurnEvent::InterruptAsked,
     ];
     let from = kept.row.state;
-    // A turn is written again with what an answer cost, also one that was parked meanwhile.
+    // The cost of an answer is written to the turn, even if it was parked meanwhile.
     let moves = (from == next && matches!(from, TurnState::Running | TurnState::Waiting))
         || events.iter().any(|event| from.next(*event) == Ok(next));
     if !moves {
@@ -175,7 +175,7 @@ pub fn step_moves(row: &StepRow, next: StepState, attempt: u32) -> Result<(), La
             next.word()
         ));
     }
-    // Attempts that were lost with a full disk are left out.
+    // Attempts that were lost to a full disk are missing.
     if next == StepState::Intent && attempt <= row.attempt || attempt < row.attempt {
         return Err(format!("{} step {} went from attempt {} to {attempt}", row.turn, row.step, row.attempt));
     }
@@ -195,7 +195,7 @@ pub fn step_begins(kept: &StoredTurn, row: &StepRow) -> Result<(), LawViolation>
         StepKind::Model => {
             let answered = kept.messages.iter().any(|message| message.role == Role::Assistant);
             let newest = models.map(|step| step.step).max().unwrap_or(0);
-            // Before the first call there may be one that writes a summary.
+            // A summary call may precede the first call.
             let follows = row.step == newest + 1 || row.step == 0 && !answered;
             if !follows || row.ordinal != 0 || !open_calls(kept).is_empty() {
                 return Err(format!("{id} begins model step {} after {newest}", row.step));
@@ -213,18 +213,18 @@ pub fn step_begins(kept: &StoredTurn, row: &StepRow) -> Result<(), LawViolation>
     Ok(())
 }
 
-/// Calls and results stay paired: an answer comes when every call before it has its result, and a result has a call.
+/// Calls and results are paired: an answer follows when every earlier call has its result, and every result has a call.
 pub fn message_fits(kept: &StoredTurn, row: &MessageRow) -> Result<(), LawViolation> {
     let id = &row.turn;
     let fits = match row.role {
-        // After the first one there is only what tells the model why its answer does not fit.
+        // Later user messages only tell the model why its answer does not match.
         Role::User => kept.messages.is_empty() || kept.row.state.is_live() && misfitted_last(kept),
         Role::Assistant => {
             let again = |message: &MessageRow| message.role == Role::Assistant && message.step == row.step;
             if kept.messages.iter().any(again) {
                 return Err(format!("{id} has two answers for step {}", row.step));
             }
-            // One that is parked may have been asked for before.
+            // A parked turn may get the answer of an earlier call.
             let may = matches!(kept.row.state, TurnState::Running | TurnState::Waiting);
             may && open_calls(kept).is_empty()
         }
@@ -236,19 +236,19 @@ pub fn message_fits(kept: &StoredTurn, row: &MessageRow) -> Result<(), LawViolat
     if fits { Ok(()) } else { Err(format!("message {row:?} does not fit into {id}")) }
 }
 
-/// Whether the newest message is an answer that does not fit, to somebody who asked for one that does.
+/// Whether the newest message is an answer that does not match the schema of its turn.
 fn misfitted_last(kept: &StoredTurn) -> bool {
     let Some(last) = kept.messages.last() else { return false };
     let failed = misfits(kept).any(|step| step.step == last.step);
     last.role == Role::Assistant && last.body.calls.is_empty() && failed && wants_schema(kept)
 }
 
-/// Whether the answer of a turn has to fit a schema.
+/// Whether the answer of a turn needs to match a schema.
 pub fn wants_schema(kept: &StoredTurn) -> bool {
     kept.messages.first().is_some_and(|first| first.body.schema.is_some())
 }
 
-/// Model calls whose answer is stored and did not fit.
+/// Model calls with a stored answer that does not match its schema.
 pub fn misfits(kept: &StoredTurn) -> impl Iterator<Item = &StepRow> {
     let answered = |step: u32| {
         let is_answer = |message: &MessageRow| message.role == Role::Assistant && !message.body.partial;
@@ -258,7 +258,7 @@ pub fn misfits(kept: &StoredTurn) -> impl Iterator<Item = &StepRow> {
     kept.steps.iter().filter(failed).filter(move |step| answered(step.step))
 }
 
-/// A turn whose answers do not fit has a few tries, not one more, and its failure says so.
+/// A turn with mismatched answers has a bounded number of attempts, and its failure names the mismatch.
 pub fn tries_are_bounded(kept: &StoredTurn) -> Result<(), LawViolation> {
     let (id, count) = (&kept.row.id, misfits(kept).count());
     let mismatch = kept.row.failure.as_ref().is_some_and(|failure| failure.code == "turn.schema_mismatch");

@@ -1,9 +1,9 @@
-//! `lodge-sim --seed S --steps N --runs R`: runs seeds S, S+1, … and prints the first failure with what led to it.
+//! `lodge-sim --seed S --steps N --runs R`: runs seeds S, S+1, … and prints the first failure with its trace.
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use lodge_sim::{Mutation, Tally, run};
+use lodge_sim::{SimMutation, Tally, run};
 
 const USAGE: &str = "usage: lodge-sim [--seed S] [--steps N] [--runs R] [--trace LINES]";
 
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
     let began = Instant::now();
     let mut all = Tally::default();
     for seed in wanted.seed..wanted.seed + wanted.runs {
-        match run(seed, wanted.steps, Mutation::None, wanted.trace) {
+        match run(seed, wanted.steps, SimMutation::None, wanted.trace) {
             Ok(tally) => all = all.plus(tally),
             Err(failure) => {
                 println!("{failure}");

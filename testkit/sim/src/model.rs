@@ -1,141 +1,76 @@
-//! The provider of models: slow, talkative, fallible, and counting.
+//! The simulated provider of models. It is slow, streams text, fails at times, and counts calls.
 
 use lodge_core::TurnId;
-use lodge_core::record::{CallRecord, FailureRecord, Role, Usage};
+use lodge_core::record::{CallRecord, FailureRecord, Role};
 use lodge_core::turn::StepState;
-use lodge_engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen, TurnSeen};
+use lodge_engine::{ModelFailure, ModelOrder, Purpose};
+use lodge_model::{CallAnswer, CallUsage, ModelRequest, StopReason, ToolCall};
 
 use crate::laws;
-use crate::strict::request_is_strict;
-use crate::world::{SimEvent, SimWorld};
+use crate::strict::{asks_for_its_turn, reads_its_path, request_is_strict};
+use crate::world::SimWorld;
 
-/// One call that the daemon makes.
+/// One piece of a provider's response.
 #[derive(Debug)]
-pub struct SimModelCall {
-    order: ModelOrder,
-    /// What is still to come, the last first; `None` until the provider was asked.
-    rest: Option<Vec<SimModelPart>>,
-    offset: u64,
-}
-
-#[derive(Debug)]
-enum SimModelPart {
+pub enum ModelPiece {
     Text(String),
-    Answer(ModelAnswer),
+    Answer(CallAnswer),
     Failure(ModelFailure),
 }
 
 impl SimWorld {
-    pub fn call_model(&mut self, order: ModelOrder) {
-        let call = self.serial();
-        let (life, delay) = (self.life, order.delay_ms);
-        let Some(daemon) = &mut self.daemon else { return };
-        daemon.models.insert(order.turn.clone(), call);
-        daemon.calls.insert(call, SimModelCall { order, rest: None, offset: 0 });
-        self.after(delay, SimEvent::ModelGoes { life, call });
+    /// The provider gets a request. Returns the pieces of its response, in order. None: the request killed the daemon.
+    pub fn model_gets_request(
+        &mut self,
+        order: &ModelOrder,
+        request: &ModelRequest,
+    ) -> Option<Vec<ModelPiece>> {
+        if self.compute_call(&order.turn) {
+            return None;
+        }
+        Some(match order.purpose {
+            Purpose::Step => {
+                self.check_request(order, request);
+                self.step_pieces(&order.turn)
+            }
+            Purpose::Summary { .. } => {
+                self.check_summary(order);
+                self.summary_pieces()
+            }
+        })
     }
 
-    pub fn cancel_model(&mut self, turn: &TurnId) {
-        let Some(daemon) = &mut self.daemon else { return };
-        if let Some(call) = daemon.models.remove(turn) {
-            daemon.calls.remove(&call);
-            self.asked.remove(turn);
-        }
-    }
-
-    /// The call is made, or its next piece arrives.
-    pub fn run_model_call(&mut self, id: u64) {
-        let Some(daemon) = &mut self.daemon else { return };
-        let Some(mut call) = daemon.calls.remove(&id) else { return };
-        let life = daemon.life;
-        let computed = call.order.turn.clone();
-        if self.swallow(&computed) {
-            return;
-        }
-        let pause = self.rng.delay(self.plan.model_ms);
-        let (turn, step, attempt) = (call.order.turn.clone(), call.order.step, call.order.attempt);
-        let piece = match &mut call.rest {
-            None => {
-                call.rest = Some(match call.order.purpose {
-                    Purpose::Step => {
-                        self.check_request(&call.order);
-                        self.step_pieces(&call.order.turn)
-                    }
-                    Purpose::Summary { .. } => {
-                        self.check_summary(&call.order);
-                        self.summary_pieces()
-                    }
-                });
-                None
-            }
-            Some(rest) => rest.pop(),
-        };
-        let end = match piece {
-            None => None,
-            Some(SimModelPart::Text(text)) => {
-                let offset = call.offset;
-                call.offset += text.len() as u64;
-                self.tell(Seen::Turn(TurnSeen::ModelText {
-                    turn: turn.clone(),
-                    step,
-                    attempt,
-                    offset,
-                    text,
-                }));
-                None
-            }
-            Some(SimModelPart::Answer(answer)) => {
-                Some(Seen::Turn(TurnSeen::ModelAnswered { turn: turn.clone(), step, attempt, answer }))
-            }
-            Some(SimModelPart::Failure(failure)) => {
-                Some(Seen::Turn(TurnSeen::ModelFailed { turn: turn.clone(), step, attempt, failure }))
-            }
-        };
-        let Some(daemon) = &mut self.daemon else { return };
-        match end {
-            None => {
-                daemon.calls.insert(id, call);
-                self.after(pause, SimEvent::ModelGoes { life, call: id });
-            }
-            Some(seen) => {
-                daemon.models.remove(&turn);
-                self.asked.remove(&turn);
-                self.tell(seen);
-            }
-        }
-    }
-
-    /// The next step of a turn. An answer that has to fit a schema may not; one that asks for tools is none yet.
-    fn step_pieces(&mut self, turn: &TurnId) -> Vec<SimModelPart> {
+    /// The next step of a turn. A final answer may fail to match its schema; one with tool calls is not final.
+    fn step_pieces(&mut self, turn: &TurnId) -> Vec<ModelPiece> {
         let mut pieces = self.answer_pieces(Some(turn));
-        let misfits =
-            self.disk.turn(turn).is_some_and(laws::wants_schema) && self.rng.chance(self.plan.misfits);
-        if let Some(SimModelPart::Answer(answer)) = pieces.first_mut()
-            && answer.calls.is_empty()
-            && misfits
-        {
-            let why = "it is no JSON".to_owned();
-            answer.misfit = Some(Misfit { why, again: Again::Later });
+        let is_final =
+            |piece: &ModelPiece| matches!(piece, ModelPiece::Answer(answer) if answer.calls.is_empty());
+        if !self.disk.turn(turn).is_some_and(laws::wants_schema) || !pieces.last().is_some_and(is_final) {
+            return pieces;
+        }
+        let text = if self.rng.chance(self.plan.misfits) {
             self.tally.misfits += 1;
+            "a word that is no JSON".to_owned()
+        } else {
+            "{\"fits\": true}".to_owned()
+        };
+        if let Some(ModelPiece::Answer(mut answer)) = pieces.pop() {
+            answer.text.clone_from(&text);
+            pieces = vec![ModelPiece::Text(text), ModelPiece::Answer(answer)];
         }
         pieces
     }
 
-    /// What the provider will say, the last first.
-    fn answer_pieces(&mut self, turn: Option<&TurnId>) -> Vec<SimModelPart> {
+    /// The pieces of an answer.
+    fn answer_pieces(&mut self, turn: Option<&TurnId>) -> Vec<ModelPiece> {
         let mut pieces = Vec::new();
         let mut whole = String::new();
         for _ in 0..self.rng.below(4) {
-            // Letters of several bytes, so that offsets are of bytes and cuts are not anywhere.
+            // Characters of several bytes, to find errors in byte offsets and in cuts.
             let text =
                 (*self.rng.pick(&["a word ", "ein Wort, größer ", "言葉 ", "…"]).unwrap_or(&"")).to_owned();
             whole.push_str(&text);
-            if self.rng.chance(700) {
-                pieces.push(SimModelPart::Text(text));
-            } else {
-                // The rest was shown and not stored before the end.
-                break;
-            }
+            pieces.push(ModelPiece::Text(text));
         }
         let end = if self.rng.chance(self.plan.model_fails) {
             let retryable = self.rng.chance(800);
@@ -145,37 +80,34 @@ impl SimWorld {
                 message: "it does not answer".into(),
                 hint: None,
             };
-            SimModelPart::Failure(ModelFailure { record, retryable, after_ms })
+            ModelPiece::Failure(ModelFailure { record, retryable, after_ms })
         } else {
             let calls = if self.rng.chance(self.plan.tools) { self.tool_calls(turn) } else { Vec::new() };
+            let stop = if calls.is_empty() { StopReason::End } else { StopReason::ToolCalls };
             let (input_tokens, output_tokens) = (self.rng.below(100), self.rng.below(100));
-            let usage = Usage { input_tokens, output_tokens, ..Usage::default() };
-            SimModelPart::Answer(ModelAnswer { text: whole, calls, usage, reasoning: None, misfit: None })
+            let usage = CallUsage { input_tokens, output_tokens, ..CallUsage::default() };
+            ModelPiece::Answer(CallAnswer { text: whole, calls, usage, stop, reasoning: None })
         };
         pieces.push(end);
-        pieces.reverse();
         pieces
     }
 
-    /// A summary, one that says nothing, or a failure.
-    fn summary_pieces(&mut self) -> Vec<SimModelPart> {
+    /// A summary, an empty summary, or a failure.
+    fn summary_pieces(&mut self) -> Vec<ModelPiece> {
         let mut pieces = self.answer_pieces(None);
-        // Nobody is shown the text of a summary.
-        pieces.truncate(1);
         for piece in &mut pieces {
-            if let SimModelPart::Answer(answer) = piece {
+            if let ModelPiece::Answer(answer) = piece {
                 answer.calls.clear();
-                answer.misfit = None;
             }
         }
         pieces
     }
 
-    /// A stored summary is never asked for again, and none is asked for in the middle of a turn.
+    /// A stored summary is never requested again, and none is requested within a turn.
     fn check_summary(&mut self, order: &ModelOrder) {
         self.tally.model_requests += 1;
         let turn = &order.turn;
-        self.trace.say(self.now, || format!("the provider is asked for a summary: {turn}"));
+        self.trace.trace_line(self.now, || format!("the provider is asked for a summary: {turn}"));
         if self.asked.insert(turn.clone(), self.life).is_some() {
             self.fail(format!("{turn} has two model calls at a time"));
         }
@@ -189,7 +121,7 @@ impl SimWorld {
         }
     }
 
-    fn tool_calls(&mut self, turn: Option<&TurnId>) -> Vec<CallRecord> {
+    fn tool_calls(&mut self, turn: Option<&TurnId>) -> Vec<ToolCall> {
         let count = self.rng.between(1, 4);
         let mut calls = Vec::new();
         for at in 0..count {
@@ -199,20 +131,23 @@ impl SimWorld {
                 Some(turn) => self.job_call(turn),
                 None => (name, arguments.to_owned()),
             };
-            // The same ids in every answer: some models do that.
+            // Some models repeat the same ids in every answer.
             let at = if self.rng.chance(self.plan.twins) { 0 } else { at };
-            calls.push(CallRecord { id: format!("c{at}"), name: name.into(), arguments });
+            let CallRecord { id, name, arguments } =
+                CallRecord { id: format!("c{at}"), name: name.into(), arguments };
+            calls.push(ToolCall { id, name, arguments });
         }
         calls
     }
 
-    /// A stored answer is never asked for again, one call of a turn is made at a time, and what the model reads is
-    /// whole: every call has its result.
-    fn check_request(&mut self, order: &ModelOrder) {
+    /// A stored answer is never requested again, a turn makes one call at a time, and every tool call that the model reads has
+    /// its result.
+    fn check_request(&mut self, order: &ModelOrder, request: &ModelRequest) {
         self.tally.model_requests += 1;
         let (turn, step) = (&order.turn, order.step);
-        self.trace
-            .say(self.now, || format!("the provider is asked: {turn} step {step} attempt {}", order.attempt));
+        self.trace.trace_line(self.now, || {
+            format!("the provider is asked: {turn} step {step} attempt {}", order.attempt)
+        });
         if self.asked.insert(turn.clone(), self.life).is_some() {
             self.fail(format!("{turn} has two model calls at a time"));
         }
@@ -231,7 +166,10 @@ impl SimWorld {
             self.fail(format!("{turn} asks for step {step}, and has {} answers on disk", answers.len()));
         } else if let Some(call) = laws::open_calls(kept).first() {
             self.fail(format!("{turn} asks for step {step}, and its call {call} has no result on disk"));
-        } else if let Err(broken) = request_is_strict(&self.disk, order) {
+        } else if let Err(broken) = reads_its_path(&self.disk, order)
+            .and_then(|()| request_is_strict(order, request))
+            .and_then(|()| asks_for_its_turn(&self.disk, order, request))
+        {
             self.fail(broken);
         }
     }

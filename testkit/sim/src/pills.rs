@@ -1,4 +1,4 @@
-//! Pills: model calls that kill the daemon whenever it computes them, and what the next daemon learns about that.
+//! Pills: model calls that kill the daemon whenever it computes them, and the counts that the next daemon reads.
 //!
 //! Mirrors the daemon's mapped file: work that was computed at a death counts, if the daemon was young. A death
 //! without marked work, and a daemon that lived longer, reset the count.
@@ -16,11 +16,11 @@ use crate::world::SimWorld;
 pub struct Pills {
     /// Turns whose model call kills.
     deadly: BTreeSet<TurnId>,
-    /// Turns that were looked at, and are harmless.
+    /// Turns that were checked and are harmless.
     harmless: BTreeSet<TurnId>,
     /// Deaths in a row with this work.
     deaths: BTreeMap<Work, u32>,
-    /// When the daemon that lives now was started.
+    /// The start of the current daemon.
     born: u64,
 }
 
@@ -29,7 +29,7 @@ fn call_of(turn: &TurnId) -> Work {
 }
 
 impl SimWorld {
-    /// What a daemon that starts has to set aside.
+    /// The work that a starting daemon has to quarantine.
     pub fn convicted(&mut self) -> Vec<Suspect> {
         self.pills.born = self.now;
         let convicted = self.pills.deaths.iter().filter(|(_, deaths)| **deaths >= DEATHS_MAX);
@@ -41,13 +41,13 @@ impl SimWorld {
         convicted.map(suspect).collect()
     }
 
-    /// A death for which nothing that is computed is the reason.
+    /// A death without marked work resets the counts.
     pub fn unexplained_death(&mut self) {
         self.pills.deaths.clear();
     }
 
-    /// Computes the model call of a turn. True: that was the daemon's end.
-    pub fn swallow(&mut self, turn: &TurnId) -> bool {
+    /// Computes the model call of a turn. True: it killed the daemon.
+    pub fn compute_call(&mut self, turn: &TurnId) -> bool {
         if self.disk.quarantined(turn) && self.engine_sets_aside(turn) {
             self.fail(format!("the model call of {turn} is set aside, and is computed"));
         }
@@ -83,18 +83,18 @@ impl SimWorld {
         facts.is_some_and(|facts| facts.quarantine.values().any(|row| row.work == call_of(turn)))
     }
 
-    /// It is on disk that work is set aside, or that it is not any more.
+    /// The quarantine or release of work is on disk.
     pub fn work_decided(&mut self, work: &Work) {
         self.pills.deaths.remove(work);
     }
 
-    /// Nothing kills any more; all quarantined work is decided.
-    pub fn antidote(&mut self) {
+    /// Removes all pills. All quarantined work is decided.
+    pub fn remove_all_pills(&mut self) {
         let deadly = std::mem::take(&mut self.pills.deadly);
         self.pills.harmless.extend(deadly);
     }
 
-    /// An operator decides on everything that is set aside.
+    /// An operator decides on all quarantined work.
     pub fn releases(&mut self) -> Vec<SimRequest> {
         let ids: Vec<WorkId> = self.disk.quarantine().map(|row| row.id.clone()).collect();
         ids.into_iter().map(|id| SimRequest::Release { id, how: self.some_release() }).collect()

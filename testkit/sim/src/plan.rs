@@ -1,58 +1,58 @@
-//! What kind of world a seed makes: how wide, how slow, and what goes wrong in it.
+//! The parameters of a world, chosen by its seed: size, delays and faults.
 
 use lodge_core::lineage::Policy;
 
 use crate::rng::SimRng;
 
-/// A deliberate bug in the simulated shell: a simulation that finds none of them proves nothing.
+/// A deliberate bug in the simulated shell. Finding it shows that the laws can fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mutation {
+pub enum SimMutation {
     None,
     /// Replies and effects leave before their commit.
     EarlyRelease,
     /// A tool's intent is not written.
     LostIntent,
-    /// A runtime does not ask again for what a dead daemon did not answer.
+    /// A runtime does not repeat requests that a dead daemon did not answer.
     NoResend,
-    /// An exec of which its outcome is unknown runs again, safe or not.
+    /// An exec with an unknown outcome runs again, even if it is not safe.
     BlindRerun,
-    /// The end of a program is not told to the engine.
-    DeafActor,
+    /// The end of a program is not reported to the engine.
+    LostExecEnd,
     /// A runtime that misses its heartbeat is reported dead before it is dead.
     HastyDeath,
-    /// A keeper that takes over a sandbox does not know what its predecessor claimed.
+    /// The next keeper of a sandbox ignores the claims of its predecessor.
     LostClaims,
-    /// Turns that leave the path of their session are not written off.
+    /// The cut of a session's path is not written.
     LostCut,
-    /// A token that is revoked opens what it did before.
-    DeafDoors,
-    /// The output of a job is said to be archived before it is.
+    /// A revoked token stays valid.
+    IgnoredRevocation,
+    /// The output of a job is reported as archived before it is.
     EarlyForget,
-    /// That a job starts is not written.
+    /// The start of a job is not written.
     LostStart,
-    /// That a session heard of the end of a job is forgotten with the daemon.
-    LostTold,
-    /// A daemon that starts does not ask again for what an agent needs.
+    /// A restart forgets that the end of a job was reported to its session.
+    LostEndReport,
+    /// A daemon does not resume pulls at startup.
     LostPull,
     /// Pulled contents are not pinned until they are recorded.
     LoosePull,
-    /// Contents of images go that have no name, although agents have them.
+    /// The collection removes contents of images without a name, although agents use them.
     GreedyCollection,
     /// A batch counts as written although the store could not be reached.
     AwayIsWritten,
-    /// Agents leave the engine's memory before what was decided about them is on disk.
+    /// Agents leave the engine's memory before their last decision is on disk.
     EarlyRest,
 }
 
-/// What can go wrong.
+/// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SimFault {
     DaemonDies,
-    /// At the next moment of this kind.
+    /// The daemon dies at the next point of this kind.
     DaemonDiesAt(CommitPoint),
     DiskFails,
     DiskFull,
-    /// The store cannot be reached for a while. The batch that finds this out may be on disk all the same.
+    /// The store cannot be reached for a while. The batch that fails may still be on disk.
     StoreAway,
     /// Another daemon takes the store.
     StoreFenced,
@@ -65,22 +65,26 @@ pub enum SimFault {
     PowerLoss,
     ClockJumps,
     SpawnFails,
-    /// Nobody offers the model of an agent for a few starts.
+    /// No provider offers the model of an agent for a few starts.
     ModelGone,
     ProvidersChange,
-    /// Another number of agents may work at the same time.
+    /// The limit of working agents changes.
     SlotsChange,
     SandboxSticks,
     FilesStick,
-    /// The archive has no room for a while.
+    /// The archive has no space for a while.
     ArchiveFull,
-    /// Old jobs and outputs go.
+    /// The retention removes old jobs and outputs.
     Retention,
-    /// Agents at rest leave the engine's memory in the middle of everything.
+    /// Agents at rest leave the engine's memory while the daemon is busy.
     AgentsRest,
+    /// The sweep visits a sandbox.
+    Sweep,
+    /// The daemon has no descriptors for a while.
+    DescriptorsGone,
 }
 
-/// Moments of the one path at which dying is most interesting.
+/// Points of the one path at which the daemon can be killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommitPoint {
     Decided,
@@ -117,7 +121,7 @@ const FAULTS: [SimFault; 24] = [
     SimFault::Retention,
 ];
 
-/// What can go wrong with a store that is elsewhere.
+/// Faults of a remote store.
 const STORE_FAULTS: [SimFault; 2] = [SimFault::StoreAway, SimFault::StoreFenced];
 
 #[derive(Debug, Clone)]
@@ -129,37 +133,39 @@ pub struct SimPlan {
     pub link_ms: u64,
     pub disk_ms: u64,
     pub model_ms: u64,
+    /// How long the read of a few rows takes. 0 for a local store.
+    pub read_ms: u64,
     pub tool_ms: u64,
     pub pause_ms: u64,
-    /// After how long without work the writer rests; the daemon's second is long in a world this quick.
+    /// The idle time after which the writer rests. Shorter than the daemon's, because the simulated world is faster.
     pub rest_ms: u64,
     pub fault_every_ms: u64,
     pub faults: Vec<SimFault>,
-    /// What the daemon is set to do about work whose process died.
+    /// The configured policy for work whose process died.
     pub policy: Policy,
     /// Agents that work at the same time.
     pub max_concurrent: usize,
     /// How often, in a thousand, a step takes several inputs.
     pub crowd: u64,
-    /// How often, in a thousand, an answer asks for tools.
+    /// How often, in a thousand, an answer calls tools.
     pub tools: u64,
     /// How often, in a thousand, a model call fails.
     pub model_fails: u64,
-    /// How often, in a thousand, a caller asks again without need.
+    /// How often, in a thousand, a caller repeats a request without need.
     pub impatient: u64,
     /// How often, in a thousand, a caller restarts or updates an agent.
     pub changes: u64,
-    /// How often, in a thousand, a caller changes a whole session, and something that is about no work.
+    /// How often, in a thousand, a caller changes a session, and a token or image.
     pub edits: u64,
-    pub papers: u64,
-    /// How often, in a thousand, an answer has to fit a schema, and how often such an answer does not.
+    pub token_requests: u64,
+    /// How often, in a thousand, an answer needs a schema, and how often such an answer does not match.
     pub schemas: u64,
     pub misfits: u64,
     /// How often, in a thousand, an agent has a policy of its own.
     pub own_policies: u64,
-    /// For how long a process hangs, at most.
+    /// The longest time that a process hangs.
     pub hang_ms: u64,
-    /// How often, in a thousand, a runtime says something that is not so.
+    /// How often, in a thousand, a runtime lies.
     pub lies: u64,
     /// How often, in a thousand, two calls of an answer have the same id.
     pub twins: u64,
@@ -180,19 +186,26 @@ pub struct SimPlan {
 }
 
 impl SimPlan {
-    /// Every seed gets its own mixture, so that rare combinations are common in some world.
+    /// Every seed has its own parameters, so that each rare combination is common in some world.
     pub fn new(rng: &mut SimRng) -> SimPlan {
         let mut faults: Vec<SimFault> = FAULTS.into_iter().filter(|_| rng.chance(500)).collect();
         if faults.is_empty() {
             faults.push(SimFault::DaemonDies);
         }
-        // Chosen aside, so that the other choices are what they would be without.
+        // A separate generator, so that the other choices do not change.
         let mut aside = rng.clone();
         faults.extend(STORE_FAULTS.into_iter().filter(|_| aside.chance(300)));
         if aside.chance(500) {
             faults.push(SimFault::AgentsRest);
         }
-        // Now and then one agent with more sessions than it works on at a time.
+        if aside.chance(500) {
+            faults.push(SimFault::Sweep);
+        }
+        if aside.chance(300) {
+            faults.push(SimFault::DescriptorsGone);
+        }
+        let read_ms = *aside.pick(&[0, 0, 0, 2]).unwrap_or(&0);
+        // Sometimes one agent with more sessions than it works on at a time.
         let wide = rng.chance(30);
         let pick = |rng: &mut SimRng, from: &[u64]| rng.pick(from).copied().unwrap_or(1);
         SimPlan {
@@ -202,6 +215,7 @@ impl SimPlan {
             link_ms: pick(rng, &[1, 3, 20]),
             disk_ms: pick(rng, &[0, 1, 4, 40]),
             model_ms: pick(rng, &[1, 10, 100]),
+            read_ms,
             tool_ms: pick(rng, &[1, 10, 200]),
             pause_ms: pick(rng, &[1, 10, 100]),
             rest_ms: pick(rng, &[20, 1_000]),
@@ -215,7 +229,7 @@ impl SimPlan {
             impatient: pick(rng, &[0, 50, 300]),
             changes: pick(rng, &[0, 5, 40]),
             edits: pick(rng, &[0, 10, 100]),
-            papers: pick(rng, &[0, 10, 40]),
+            token_requests: pick(rng, &[0, 10, 40]),
             schemas: pick(rng, &[0, 100, 500]),
             misfits: pick(rng, &[50, 500]),
             own_policies: 700,
@@ -230,54 +244,54 @@ impl SimPlan {
             pull_ms: pick(rng, &[1, 50, 1_000]),
             pull_fails: pick(rng, &[0, 100, 500]),
             announced: pick(rng, &[0, 300, 800]),
-            // Chosen aside, so that worlds without pills are what they would be if there were none at all.
+            // A separate generator, so that worlds without pills do not change.
             pills: pick(&mut rng.clone(), &[0, 0, 2, 20]),
         }
     }
 
-    /// A bug that shows only in some worlds is looked for there: in one that hangs, or is changed a lot.
+    /// Adjusts the parameters so that the bug can show, for example with hangs or frequent changes.
     #[must_use]
-    pub fn where_it_shows(mut self, mutation: Mutation) -> SimPlan {
+    pub fn adjusted_for(mut self, mutation: SimMutation) -> SimPlan {
         match mutation {
-            Mutation::HastyDeath => {
+            SimMutation::HastyDeath => {
                 self.faults = vec![SimFault::RuntimeHangs];
                 (self.policy, self.own_policies) = (Policy::Revive, 0);
-                // Silence takes minutes to be noticed, and time passes only while there is little to do.
+                // Silence is noticed after minutes, and simulated time passes only while there is little work.
                 (self.callers, self.agents_max, self.sessions) = (2, 2, 2);
                 (self.model_ms, self.pause_ms, self.hang_ms) = (100, 100, 1_000_000);
                 (self.changes, self.edits, self.lies) = (0, 0, 0);
                 // The order to kill is slower than the decision to revive.
                 (self.link_ms, self.disk_ms) = (20, 0);
             }
-            Mutation::LostCut => self.edits = 100,
-            Mutation::AwayIsWritten => self.faults = vec![SimFault::StoreAway],
-            // An agent has to end by itself, and the engine to hear of the disk before that is there.
-            Mutation::EarlyRest => {
+            SimMutation::LostCut => self.edits = 100,
+            SimMutation::AwayIsWritten => self.faults = vec![SimFault::StoreAway],
+            // An agent has to end by itself, and the engine has to get a report before that end is on disk.
+            SimMutation::EarlyRest => {
                 self.faults = vec![SimFault::AgentsRest, SimFault::RuntimeExits];
                 (self.fault_every_ms, self.disk_ms) = (50, 40);
             }
-            // A job whose claim is forgotten is taken for one without output before it can run twice.
-            Mutation::LostClaims => (self.jobs, self.job_tools) = (0, 0),
-            Mutation::DeafDoors => self.papers = 40,
-            Mutation::EarlyForget | Mutation::LostStart | Mutation::LostTold => {
+            // Without jobs: a job with a forgotten claim fails another check before it runs twice.
+            SimMutation::LostClaims => (self.jobs, self.job_tools) = (0, 0),
+            SimMutation::IgnoredRevocation => self.token_requests = 40,
+            SimMutation::EarlyForget | SimMutation::LostStart | SimMutation::LostEndReport => {
                 (self.jobs, self.job_tools) = (200, 200);
             }
-            Mutation::LostPull | Mutation::GreedyCollection => {
-                (self.changes, self.papers, self.announced) = (40, 100, 500);
+            SimMutation::LostPull | SimMutation::GreedyCollection => {
+                (self.changes, self.token_requests, self.announced) = (40, 100, 500);
             }
-            Mutation::LoosePull => {
-                // An image has to go while another one is here and about to be recorded.
-                (self.changes, self.papers, self.announced) = (200, 500, 800);
+            SimMutation::LoosePull => {
+                // An image has to be removed while another one is pulled and not recorded yet.
+                (self.changes, self.token_requests, self.announced) = (200, 500, 800);
                 (self.callers, self.agents_max, self.sessions) = (8, 6, 2);
                 (self.pull_ms, self.pull_fails, self.disk_ms) = (1, 0, 40);
                 (self.jobs, self.job_tools, self.pills) = (0, 0, 0);
             }
-            Mutation::None
-            | Mutation::EarlyRelease
-            | Mutation::LostIntent
-            | Mutation::NoResend
-            | Mutation::BlindRerun
-            | Mutation::DeafActor => {}
+            SimMutation::None
+            | SimMutation::EarlyRelease
+            | SimMutation::LostIntent
+            | SimMutation::NoResend
+            | SimMutation::BlindRerun
+            | SimMutation::LostExecEnd => {}
         }
         self
     }

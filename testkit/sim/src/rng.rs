@@ -1,6 +1,6 @@
-//! Chance from a seed: the same seed, the same world.
+//! Random numbers from a seed: the same seed gives the same world.
 
-/// SplitMix64. Good enough to choose with, and one number is its whole state.
+/// SplitMix64. Its state is one number, and its quality is good enough for choices.
 #[derive(Debug, Clone)]
 pub struct SimRng {
     state: u64,
@@ -28,7 +28,7 @@ impl SimRng {
         usize::try_from(self.below(len as u64)).unwrap_or(0)
     }
 
-    /// True so many times in a thousand.
+    /// True with this probability, in thousandths.
     pub fn chance(&mut self, per_mille: u64) -> bool {
         self.below(1_000) < per_mille
     }
@@ -37,7 +37,7 @@ impl SimRng {
         low + self.below(high - low + 1)
     }
 
-    /// Mostly short, sometimes ten times as long, now and then a hundred times.
+    /// Usually short, sometimes ten times and rarely a hundred times as long.
     pub fn delay(&mut self, typical_ms: u64) -> u64 {
         let most = match self.below(100) {
             0..70 => typical_ms,

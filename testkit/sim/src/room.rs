@@ -1,15 +1,16 @@
-//! A full disk: what was decided and not recorded is refused, and the engine goes on from what is, once there is room.
+//! A full disk: unrecorded decisions are refused, and the engine is rebuilt from the store when there is space.
 
 use std::collections::HashSet;
 
 use lodge_core::record::{TurnWrite, Write};
-use lodge_engine::{Batch, Input, Out, RequestName, Ticket};
+use lodge_engine::{Batch, BatchOutput, Input, RequestName, Ticket};
 use lodge_proto::ErrorBody;
 
 use crate::daemon::WriterState;
+use crate::life::LifeOrder;
 use crate::world::{SimEvent, SimWorld};
 
-/// What was decided and is not recorded.
+/// Decisions that are not recorded.
 #[derive(Debug, Default)]
 pub struct LostDecisions {
     tickets: Vec<Ticket>,
@@ -24,23 +25,25 @@ impl LostDecisions {
             _ => None,
         }));
         self.tickets.extend(batch.after.into_iter().filter_map(|out| match out {
-            Out::Reply { ticket, .. } => Some(ticket),
-            Out::Act(_) => None,
+            BatchOutput::Reply { ticket, .. } => Some(ticket),
+            BatchOutput::Act(_) => None,
         }));
     }
 }
 
 impl SimWorld {
-    /// The group does not fit: it is rolled back, and with it goes everything that was decided after it.
-    pub fn no_room(&mut self) {
+    /// The group does not fit: it is rolled back with all later decisions.
+    pub fn roll_back_group(&mut self) {
         self.disk_full = false;
+        // A store that says so was reached.
+        self.store.forget_writer();
         let Some(daemon) = &mut self.daemon else { return };
         let life = daemon.life;
         let mut lost = LostDecisions::default();
         for batch in std::mem::take(&mut daemon.writer.waiting) {
             lost.take(batch);
         }
-        // These were not counted yet, and are as settled as those on disk: nobody remembers them.
+        // These requests were not counted yet. They are lost, so they count as settled, like those on disk.
         for batch in std::mem::take(&mut daemon.channel) {
             lost.count += batch.requests() as u64;
             lost.take(batch);
@@ -53,7 +56,7 @@ impl SimWorld {
         daemon.inputs = seen.into();
         daemon.halted = Some(lost);
         self.tally.halts += 1;
-        self.say(|| "no room: the engine halts".to_owned());
+        self.trace_line(|| "no room: the engine halts".to_owned());
         refused.into_iter().for_each(|ticket| self.answer(ticket, Err(not_recorded())));
         waiting.into_iter().for_each(|input| self.refuse_input(&input));
         let pause = self.rng.delay(100);
@@ -67,28 +70,26 @@ impl SimWorld {
         }
     }
 
-    /// There is room again: memory becomes what is recorded, by the path of a start.
-    pub fn room(&mut self) {
+    /// There is space again: memory is rebuilt from the store, as at startup.
+    pub fn rebuild_after_full_disk(&mut self) {
         let now = self.wall();
         let Some(mut daemon) = self.daemon.take() else { return };
         let Some(lost) = daemon.halted.take() else {
             self.daemon = Some(daemon);
             return;
         };
-        let loaded = self.disk.reload(&daemon.engine.remembered());
-        daemon.models.clear();
-        daemon.calls.clear();
-        self.asked.clear();
+        let loaded = self.disk.reload(&daemon.engine.resident_ids());
         let (engine, batch) = daemon.engine.rebuild(loaded, &lost.requests, now);
         daemon.engine = engine;
         daemon.writer.requests += lost.count;
         self.daemon = Some(daemon);
-        self.say(|| "room again: the engine goes on from what is recorded".to_owned());
-        // A turn that starts with it may get a note, which the store has when it is recorded.
+        self.order(LifeOrder::CancelCalls);
+        self.trace_line(|| "room again: the engine goes on from what is recorded".to_owned());
+        // A turn that starts now may get a note, which is recorded with it.
         if !batch.writes.iter().any(|write| matches!(write, Write::Turn(TurnWrite::Note { .. }))) {
             self.check_memory();
         }
-        self.pass_on(batch);
+        self.dispatch_batch(batch);
     }
 }
 

@@ -1,20 +1,20 @@
-//! A store that is elsewhere: it cannot be reached for a while, or another daemon takes it.
+//! A remote store: it can be unreachable for a while, or another daemon takes it.
 
 use crate::daemon::WriterState;
-use crate::plan::Mutation;
+use crate::plan::SimMutation;
 use crate::world::{SimEvent, SimWorld};
 
-/// As in the daemon: how often a batch is tried again.
+/// As in the daemon: how often a batch is retried.
 const AWAY_MS: u64 = 250;
 
-/// How the connection to the store stands.
+/// The state of the connection to the store.
 #[derive(Debug, Default)]
 pub struct RemoteStore {
-    /// Attempts to come that do not reach it.
+    /// The number of attempts that will fail.
     away: u64,
-    /// The daemon has noticed.
+    /// The daemon has noticed that the store is away.
     missed: bool,
-    /// The batch that is tried is on disk.
+    /// The batch that is retried is on disk already.
     unsure: bool,
     pub is_fenced: bool,
 }
@@ -40,34 +40,34 @@ impl RemoteStore {
         self.unsure
     }
 
-    /// An attempt has reached it. True: its batch was on disk already.
+    /// Records a successful attempt. True: the batch was on disk already.
     pub fn is_back(&mut self) -> bool {
         self.missed = false;
         std::mem::take(&mut self.unsure)
     }
 
-    /// The daemon that had a batch to write is gone.
+    /// Forgets the batch of a dead daemon.
     pub fn forget_writer(&mut self) {
         (self.missed, self.unsure) = (false, false);
     }
 }
 
 impl SimWorld {
-    /// The group may be on disk or not: nobody hears of it before the store can be asked.
+    /// Retries later. The group may be on disk or not, so nothing is released.
     pub fn try_again_later(&mut self) {
         self.store.away -= 1;
         let first = !std::mem::replace(&mut self.store.missed, true);
         if first {
             self.tally.away += 1;
-            self.say(|| "the store cannot be reached".to_owned());
+            self.trace_line(|| "the store cannot be reached".to_owned());
         }
-        if self.mutation == Mutation::AwayIsWritten {
+        if self.mutation == SimMutation::AwayIsWritten {
             self.store.forget_writer();
         } else if first && self.rng.chance(500) {
             self.record_group();
             self.store.unsure = true;
         }
-        let lies = self.mutation == Mutation::AwayIsWritten;
+        let lies = self.mutation == SimMutation::AwayIsWritten;
         let Some(daemon) = &mut self.daemon else { return };
         let life = daemon.life;
         if lies {

@@ -1,15 +1,13 @@
-//! What happened, in few enough words to read a page of it.
+//! Short descriptions of inputs, effects and replies for the trace.
 
 use lodge_core::record::FailureRecord;
 use lodge_engine::{
-    AgentCommand, AskId, Command, Effect, Input, ModelEffect, PullEffect, RuntimeAnswer, SandboxEffect, Seen,
-    SessionChoice, SessionWhat, TurnCommand, TurnSeen,
+    AgentCommand, Command, Effect, Input, ModelEffect, Observation, PullEffect, RuntimeAnswer, RuntimeCallId,
+    SandboxEffect, SessionChoice, SessionOperation, TurnCommand, TurnObservation,
 };
+use lodge_exec::KeeperCommand;
 use lodge_proto::ErrorBody;
 use serde_json::Value;
-
-use crate::keeper;
-use crate::runtime::LineToRuntime;
 
 pub fn input(input: &Input) -> String {
     match input {
@@ -17,7 +15,7 @@ pub fn input(input: &Input) -> String {
             let id = request.as_ref().map_or("-", |request| request.request_id.as_str());
             format!("ticket {ticket} {id} {}", self::command(command))
         }
-        Input::Seen(Seen::Turn(TurnSeen::Asked { ask, .. })) => format!("{ask:?}"),
+        Input::Seen(Observation::Turn(TurnObservation::Asked { ask, .. })) => format!("{ask:?}"),
         Input::Seen(seen) => format!("{seen:?}"),
     }
 }
@@ -33,13 +31,13 @@ fn command(command: &Command) -> String {
             format!("SendTurn {} to {} in {session}", new.text, new.agent)
         }
         Command::Session(change) => match &change.what {
-            SessionWhat::Rewind(plan) => format!("rewind {} to {}", change.fact.row.id, plan.turns),
-            SessionWhat::Activate { turn, .. } => format!("activate {turn}"),
-            SessionWhat::Fork { plan, .. } => {
+            SessionOperation::Rewind(plan) => format!("rewind {} to {}", change.fact.row.id, plan.turns),
+            SessionOperation::Activate { turn, .. } => format!("activate {turn}"),
+            SessionOperation::Fork { plan, .. } => {
                 format!("fork {} at {}", change.fact.row.id, plan.turns.len())
             }
-            SessionWhat::Regenerate(again) => format!("regenerate {}", again.turn),
-            SessionWhat::Delete => format!("delete {}", change.fact.row.id),
+            SessionOperation::Regenerate(again) => format!("regenerate {}", again.turn),
+            SessionOperation::Delete => format!("delete {}", change.fact.row.id),
         },
         command => format!("{command:?}"),
     }
@@ -64,17 +62,18 @@ pub fn effect(effect: &Effect) -> String {
     }
 }
 
-pub fn heard(command: &keeper::SimCommand) -> String {
+pub fn command_line(command: &KeeperCommand) -> String {
     match command {
-        keeper::SimCommand::Line(LineToRuntime::Answer { id, answer }) => answer_line(id, answer),
-        keeper::SimCommand::Line(line) => format!("{line:?}"),
-        keeper::SimCommand::Start { .. }
-        | keeper::SimCommand::Kill { .. }
-        | keeper::SimCommand::Forget { .. } => format!("{command:?}"),
+        KeeperCommand::RuntimeLine(line) => String::from_utf8_lossy(line).into_owned(),
+        KeeperCommand::Start(start) => format!("Start {}", start.exec),
+        KeeperCommand::Kill { .. }
+        | KeeperCommand::Forget { .. }
+        | KeeperCommand::End { .. }
+        | KeeperCommand::Ping { .. } => format!("{command:?}"),
     }
 }
 
-fn answer_line(AskId(id): &AskId, answer: &Result<RuntimeAnswer, FailureRecord>) -> String {
+fn answer_line(RuntimeCallId(id): &RuntimeCallId, answer: &Result<RuntimeAnswer, FailureRecord>) -> String {
     match answer {
         Ok(answer) => format!("Answer {id} {answer:?}"),
         Err(failure) => format!("Answer {id} {}", failure.code),

@@ -1,114 +1,74 @@
-//! Everything that is, and the order in which it happens.
+//! The simulated world and the order of its events.
 //!
-//! Owns: time, chance, and the queue of what is to come. Each happening is one atomic moment; what it leads to comes
-//! later, at a moment that the seed chooses.
+//! Owns: time, randomness, and the queue of events. Each event is atomic. Its consequences are later events, at times that the
+//! seed chooses.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Weak;
 
-use lodge_core::{AgentId, SandboxId, Timestamp, TurnId};
-use lodge_engine::{AgentSeen, Seen};
-use lodge_exec::ExecName;
+use lodge_core::{SandboxId, Timestamp, TurnId};
+use lodge_exec::{ExecName, KeeperCommand, KeeperEvent};
 
 use crate::client::SimClients;
 use crate::daemon::SimDaemon;
 use crate::disk::SimDisk;
-use crate::jobs::{ArchiveStage, SimJobs, SimRead};
-use crate::keeper::{KeeperMessage, SimCommand, SimMachine};
+use crate::jobs::{ArchiveStage, SimJobs};
+use crate::life::LifeOrder;
+use crate::link::LinkQueue;
+use crate::machine::SimMachine;
 use crate::pills::Pills;
-use crate::plan::{CommitPoint, Mutation, SimPlan};
+use crate::plan::{CommitPoint, SimMutation, SimPlan};
 use crate::rng::SimRng;
 use crate::store::RemoteStore;
 use crate::trace::SimTrace;
 
-/// The wall clock at the beginning.
+/// The wall clock at the start.
 const DAWN_MS: i64 = 1_700_000_000_000;
 
-/// One thing that is to happen.
+/// An event of the world.
 #[derive(Debug)]
 pub enum SimEvent {
-    /// The engine takes what waits.
+    /// The engine handles its queued inputs.
     Decide {
         life: u64,
     },
-    /// The writer has waited long enough for company.
+    /// The writer stops waiting for more batches.
     LazyOver {
         life: u64,
         wait: u64,
     },
-    /// The writer has had nothing to do for a while.
+    /// The writer was idle for a while.
     Rest {
         life: u64,
         wait: u64,
     },
-    /// The disk is done with a group.
+    /// The disk finished the write of a group.
     Written {
         life: u64,
-    },
-    /// The pause before a revival is over.
-    Revival {
-        life: u64,
-        agent: AgentId,
-        run: u32,
-    },
-    /// The pause after a failure is over.
-    Retry {
-        life: u64,
-        agent: AgentId,
-        run: u32,
-    },
-    /// An agent that the engine does not hold is read, and what was read arrives.
-    LookUp {
-        life: u64,
-        agent: AgentId,
-        ask: u64,
-    },
-    LookedUp {
-        life: u64,
-        seen: Box<AgentSeen>,
-    },
-    /// A look at whether an agent gives signs of life.
-    Look {
-        life: u64,
-        agent: AgentId,
-        pulse: u64,
     },
     KeeperWakes {
         sandbox: SandboxId,
         keeper: u64,
     },
-    /// There is room on the disk again.
+    /// The disk has space again.
     Room {
         life: u64,
     },
-    /// What waited for the group goes out.
+    /// The outputs of the group are released.
     Release {
         life: u64,
-    },
-    /// An agent's task goes on with what it was busy with.
-    Go {
-        life: u64,
-        agent: AgentId,
-        busy: u64,
-    },
-    ProbeOver {
-        life: u64,
-        agent: AgentId,
-        link: u64,
-        probe: u32,
     },
     /// A command reaches a keeper.
     Down {
         sandbox: SandboxId,
         link: u64,
-        command: Box<SimCommand>,
+        command: Box<KeeperCommand>,
     },
-    /// Something that a keeper said reaches the agent's task.
+    /// An event reaches the daemon's end of a link. None: the link is closed.
     Up {
-        life: u64,
-        agent: AgentId,
-        link: u64,
-        told: Box<KeeperMessage>,
+        queue: Weak<LinkQueue>,
+        event: Option<Box<KeeperEvent>>,
     },
     ToolActs {
         sandbox: SandboxId,
@@ -130,25 +90,10 @@ pub enum SimEvent {
         sandbox: SandboxId,
         keeper: u64,
     },
-    ModelGoes {
-        life: u64,
-        call: u64,
-    },
-    /// A pull for an agent ends.
-    Pull {
-        life: u64,
-        agent: AgentId,
-        ask: u64,
-    },
-    /// The archive's task goes on.
+    /// The task of the archive continues.
     Archive {
         life: u64,
         stage: ArchiveStage,
-    },
-    /// Something is read for a model.
-    JobReads {
-        life: u64,
-        reading: Box<SimRead>,
     },
     Client {
         caller: usize,
@@ -187,7 +132,7 @@ impl Ord for ScheduledEvent {
     }
 }
 
-/// What a run amounted to.
+/// Counts of what happened in a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     pub steps: u64,
@@ -198,7 +143,7 @@ pub struct Tally {
     pub effects: u64,
     pub unknown: u64,
     pub model_requests: u64,
-    pub told: u64,
+    pub answers: u64,
     pub faults: u64,
     pub rebuilt: u64,
     pub halts: u64,
@@ -208,14 +153,14 @@ pub struct Tally {
     pub ended: u64,
     pub retried: u64,
     pub updated: u64,
-    /// Turns that found no slot.
+    /// Turns that had to wait for a slot.
     pub waited: u64,
-    /// Whole sessions that were changed, and changes that came too late.
+    /// Changes of sessions, and changes that were refused because the session moved on.
     pub edited: u64,
     pub changed: u64,
-    /// Answers that did not fit.
+    /// Answers that did not match their schema.
     pub misfits: u64,
-    /// Jobs, how they ended, and those that were archived, told of in a note, or went as the retention says.
+    /// Jobs, their ends, and those that were archived, reported in a note, or removed by the retention.
     pub jobs: u64,
     pub jobs_done: u64,
     pub jobs_failed: u64,
@@ -226,10 +171,10 @@ pub struct Tally {
     /// Pulls for agents, and contents of images that were collected.
     pub pulls: u64,
     pub collected: u64,
-    /// Deaths by pills, and work that was set aside.
+    /// Deaths by pills, and quarantined work.
     pub pills: u64,
     pub quarantined: u64,
-    /// Agents at rest that somebody named.
+    /// Agents at rest that a request named.
     pub looked_up: u64,
 }
 
@@ -245,7 +190,7 @@ impl Tally {
             effects: self.effects + other.effects,
             unknown: self.unknown + other.unknown,
             model_requests: self.model_requests + other.model_requests,
-            told: self.told + other.told,
+            answers: self.answers + other.answers,
             faults: self.faults + other.faults,
             rebuilt: self.rebuilt + other.rebuilt,
             halts: self.halts + other.halts,
@@ -277,11 +222,12 @@ impl Tally {
 #[derive(Debug)]
 pub struct SimWorld {
     pub plan: SimPlan,
-    pub mutation: Mutation,
+    pub mutation: SimMutation,
     pub rng: SimRng,
     pub now: u64,
     pub skew: i64,
     heap: BinaryHeap<Reverse<ScheduledEvent>>,
+    orders: VecDeque<LifeOrder>,
     serial: u64,
     pub disk: SimDisk,
     pub daemon: Option<SimDaemon>,
@@ -292,11 +238,15 @@ pub struct SimWorld {
     pub pills: Pills,
     /// The images whose contents are on this host.
     pub contents: std::collections::BTreeSet<String>,
+    /// How often a start still finds that no provider offers its model.
+    pub models_gone: u32,
+    /// Until when the daemon can open neither a socket nor a file.
+    pub descriptors_gone_until: u64,
     pub clients: SimClients,
     pub tally: Tally,
     pub trace: SimTrace,
     pub broken: Option<String>,
-    /// Raised by every storm; faults of an earlier one do not come any more.
+    /// Raised by every storm. Faults of earlier storms are ignored.
     pub storm: u64,
     pub calm: bool,
     pub die_at: Option<CommitPoint>,
@@ -306,7 +256,7 @@ pub struct SimWorld {
     /// The newest event that a subscriber has read.
     pub cursor: u64,
     pub prints: Vec<crate::disk::EventPrint>,
-    /// Turns whose model call is with the provider, in which life.
+    /// Turns with a pending model call, and the life that made it.
     pub asked: std::collections::BTreeMap<TurnId, u64>,
     /// Every committed group, for comparisons; empty unless enabled.
     pub kept: Option<Vec<DiskGroup>>,
@@ -320,9 +270,9 @@ pub enum DiskGroup {
 }
 
 impl SimWorld {
-    pub fn new(seed: u64, mutation: Mutation, trace: SimTrace) -> SimWorld {
+    pub fn new(seed: u64, mutation: SimMutation, trace: SimTrace) -> SimWorld {
         let mut rng = SimRng::new(seed);
-        let plan = SimPlan::new(&mut rng).where_it_shows(mutation);
+        let plan = SimPlan::new(&mut rng).adjusted_for(mutation);
         let clients = SimClients::new(plan.callers);
         let jobs = SimJobs { max_ever: plan.max_jobs, ..SimJobs::default() };
         SimWorld {
@@ -332,6 +282,7 @@ impl SimWorld {
             now: 0,
             skew: 0,
             heap: BinaryHeap::new(),
+            orders: VecDeque::new(),
             serial: 0,
             disk: SimDisk::default(),
             daemon: None,
@@ -340,6 +291,8 @@ impl SimWorld {
             jobs,
             pills: Pills::default(),
             contents: std::collections::BTreeSet::new(),
+            models_gone: 0,
+            descriptors_gone_until: 0,
             clients,
             tally: Tally::default(),
             trace,
@@ -376,59 +329,65 @@ impl SimWorld {
         self.heap.push(Reverse(ScheduledEvent { at, serial, next }));
     }
 
-    /// Remembers the first law that did not hold. The run ends there.
+    /// Records the first violation. The run ends there.
     pub fn fail(&mut self, what: impl Into<String>) {
         if self.broken.is_none() {
             self.broken = Some(what.into());
         }
     }
 
-    pub fn say(&mut self, what: impl FnOnce() -> String) {
-        self.trace.say(self.now, what);
+    pub fn trace_line(&mut self, what: impl FnOnce() -> String) {
+        self.trace.trace_line(self.now, what);
     }
 
-    /// One moment. False: nothing is to come.
-    pub fn tick(&mut self) -> bool {
-        let Some(Reverse(due)) = self.heap.pop() else { return false };
-        self.now = due.at;
-        self.happen(due.next);
-        true
+    /// The time of the next event.
+    pub fn next_at(&self) -> Option<u64> {
+        self.heap.peek().map(|Reverse(next)| next.at)
     }
 
-    fn happen(&mut self, next: SimEvent) {
+    /// Runs the next event.
+    pub fn run_next_event(&mut self) {
+        if let Some(Reverse(due)) = self.heap.pop() {
+            self.now = self.now.max(due.at);
+            self.run_event(due.next);
+        }
+    }
+
+    /// Queues an order for the daemon's process.
+    pub fn order(&mut self, order: LifeOrder) {
+        self.orders.push_back(order);
+    }
+
+    pub fn has_orders(&self) -> bool {
+        !self.orders.is_empty()
+    }
+
+    pub fn next_order(&mut self) -> Option<LifeOrder> {
+        self.orders.pop_front()
+    }
+
+    fn run_event(&mut self, next: SimEvent) {
         match next {
             SimEvent::Decide { life } => self.in_life(life, SimWorld::decide),
-            SimEvent::LazyOver { life, wait } => self.in_life(life, |world| world.lazy_over(wait)),
+            SimEvent::LazyOver { life, wait } => self.in_life(life, |world| world.lazy_wait_ends(wait)),
             SimEvent::Rest { life, wait } => self.in_life(life, |world| world.rest(wait)),
-            SimEvent::Written { life } => self.in_life(life, SimWorld::written),
-            SimEvent::Revival { life, agent, run } => {
-                self.in_life(life, |world| world.tell(Seen::Agent(AgentSeen::RevivalDue { agent, run })));
-            }
-            SimEvent::Retry { life, agent, run } => {
-                self.in_life(life, |world| world.tell(Seen::Agent(AgentSeen::RetryDue { agent, run })));
-            }
-            SimEvent::LookUp { life, agent, ask } => self.in_life(life, |world| world.look_up(agent, ask)),
-            SimEvent::LookedUp { life, seen } => self.in_life(life, |world| world.tell(Seen::Agent(*seen))),
-            SimEvent::Look { life, agent, pulse } => self.in_life(life, |world| world.look(&agent, pulse)),
+            SimEvent::Written { life } => self.in_life(life, SimWorld::finish_write),
             SimEvent::KeeperWakes { sandbox, keeper } => self.keeper_wakes(&sandbox, keeper),
-            SimEvent::Room { life } => self.in_life(life, SimWorld::room),
+            SimEvent::Room { life } => self.in_life(life, SimWorld::rebuild_after_full_disk),
             SimEvent::Release { life } => self.in_life(life, SimWorld::release),
-            SimEvent::Go { life, agent, busy } => self.in_life(life, |world| world.run_actor(&agent, busy)),
-            SimEvent::ProbeOver { life, agent, link, probe } => {
-                self.in_life(life, |world| world.probe_over(&agent, link, probe));
+            SimEvent::Up { queue, event } => {
+                let Some(queue) = queue.upgrade() else { return };
+                match event {
+                    Some(event) => queue.push(*event),
+                    None => queue.close(),
+                }
             }
-            SimEvent::Up { life, agent, link, told } => {
-                self.in_life(life, |world| world.actor_hears(&agent, link, *told));
-            }
-            SimEvent::Down { sandbox, link, command } => self.keeper_obeys(&sandbox, link, *command),
+            SimEvent::Down { sandbox, link, command } => self.keeper_runs_command(&sandbox, link, *command),
             SimEvent::ToolActs { sandbox, keeper, exec, run } => self.tool_acts(&sandbox, keeper, &exec, run),
             SimEvent::ToolEnds { sandbox, keeper, exec, run } => self.tool_ends(&sandbox, keeper, &exec, run),
             SimEvent::KeeperEnds { sandbox, keeper } => self.keeper_ends(&sandbox, keeper),
             SimEvent::RuntimeWakes { sandbox, keeper } => self.runtime_wakes(&sandbox, keeper),
-            SimEvent::ModelGoes { life, call } => self.in_life(life, |world| world.run_model_call(call)),
-            SimEvent::Pull { life, agent, ask } => self.in_life(life, |world| world.finish_pull(&agent, ask)),
             SimEvent::Archive { life, stage } => self.in_life(life, |world| world.run_archive(stage)),
-            SimEvent::JobReads { life, reading } => self.in_life(life, |world| world.job_reads(*reading)),
             SimEvent::Client { caller, turn } => self.client_acts(caller, turn),
             SimEvent::DaemonStarts => self.daemon_starts(),
             SimEvent::Fault { storm } => self.fault(storm),

@@ -1,39 +1,40 @@
-//! The simulated store loads what the real one loads: the same groups, the same restarts, the same answer.
+//! The simulated store loads the same state as the real one, after the same groups and restarts.
 
 use std::path::Path;
 
 use lodge_core::SessionId;
 use lodge_core::job::JobWrite;
-use lodge_core::record::{AgentWrite, Loaded, SessionWrite, Write};
-use lodge_sim::{DiskGroup, Mutation, SimDisk, SimTrace, SimWorld, storms};
+use lodge_core::record::{AgentWrite, SessionWrite, StoredState, Write};
+use lodge_sim::{DiskGroup, SimDisk, SimMutation, SimTrace, Simulation};
 use lodge_store::{OpenedDatabase, open};
 
 fn opened(path: &Path) -> OpenedDatabase {
     open(path, &[7; 64]).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// `Loaded` has no equality of its own, and its printed form has everything.
-fn assert_same(simulated: &Loaded, real: &Loaded, seed: u64, group: usize) {
+/// Compares the debug output, because `StoredState` has no equality.
+fn assert_same(simulated: &StoredState, real: &StoredState, seed: u64, group: usize) {
     let (simulated, real) = (format!("{simulated:#?}"), format!("{real:#?}"));
     let differs = simulated.lines().zip(real.lines()).find(|(a, b)| a != b);
     assert!(simulated == real, "seed {seed}, group {group}: {differs:?}");
 }
 
 #[test]
-fn a_restart_from_the_simulated_store_finds_what_a_restart_from_the_real_one_finds() {
+fn a_restart_loads_the_same_state_from_the_simulated_and_the_real_store() {
     let (mut restarts, mut groups, mut jobs) = (0, 0, 0);
     for seed in [1, 2, 3, 4] {
-        let mut world = SimWorld::new(seed, Mutation::None, SimTrace::new(0));
-        world.kept = Some(Vec::new());
-        storms(&mut world, 1_000).unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
+        let mut simulation = Simulation::new(seed, SimMutation::None, SimTrace::new(0));
+        simulation.world().kept = Some(Vec::new());
+        simulation.storms(1_000).unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
+        let groups_kept = simulation.world().kept.take().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("daemon.db");
         let mut disk = SimDisk::default();
         let mut real: Option<OpenedDatabase> = None;
-        for (at, group) in world.kept.take().unwrap().into_iter().enumerate() {
+        for (at, group) in groups_kept.into_iter().enumerate() {
             match group {
                 DiskGroup::Opened => {
-                    // Closed before it is opened again, as a daemon that died has.
+                    // Closed before it is opened again, as after the death of a daemon.
                     drop(real.take());
                     let again = opened(&path);
                     assert_same(&disk.load(), &again.loaded, seed, at);

@@ -3,14 +3,14 @@
 use lodge_core::agent::AgentState;
 use lodge_core::epoch::{EpochRow, Strategy, Summary};
 use lodge_core::record::{
-    AgentRow, AgentSpec, AgentWrite, ImageRecord, ImageRow, ImageWrite, MessageBody, MessageRow, Retry, Role,
-    SessionFact, SessionRow, SessionWrite, TurnRow, TurnWrite, Usage, Write,
+    AgentRow, AgentSpec, AgentWrite, ImageRecord, ImageRow, ImageWrite, MessageBody, MessageRow, Role,
+    SessionFact, SessionRow, SessionWrite, StartRetry, TurnRow, TurnWrite, Usage, Write,
 };
-use lodge_core::session::{Fork, ForkPoint, PathChange, PathPlan, TurnPlace};
+use lodge_core::session::{Fork, ForkPoint, PathChange, PathPlan, TurnLinks};
 use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, IdSource, LineageId, SandboxId, SessionId, Timestamp, TurnId};
 use lodge_sim::SimDisk;
-use lodge_store::{OpenedDatabase, TurnPick, open};
+use lodge_store::{OpenedDatabase, TurnSelector, open};
 
 struct DiskPair {
     disk: SimDisk,
@@ -40,7 +40,7 @@ impl DiskPair {
             created_at: at,
             started_at: None,
             spec: AgentSpec::default(),
-            retry: Retry::default(),
+            retry: StartRetry::default(),
             next: None,
         };
         let agent = row.id.clone();
@@ -88,7 +88,7 @@ impl DiskPair {
         id
     }
 
-    /// A turn that begins an epoch now and then.
+    /// A turn that sometimes begins an epoch.
     fn turn(&mut self, session: &SessionId) {
         let (fact, at) = (self.fact(session), self.tick());
         let id = TurnId::new(&mut self.ids, at);
@@ -98,7 +98,7 @@ impl DiskPair {
             session: session.clone(),
             agent: self.agent.clone(),
             number,
-            place: TurnPlace { parent: fact.tip, ..TurnPlace::default() },
+            place: TurnLinks { parent: fact.tip, ..TurnLinks::default() },
             state: TurnState::Queued,
             first_event: 1,
             first_message,
@@ -165,7 +165,7 @@ impl DiskPair {
         let real = self
             .real
             .reader
-            .here(|snapshot| snapshot.rewind_plan(session, &TurnPick::Number(turns)))
+            .here(|snapshot| snapshot.rewind_plan(session, &TurnSelector::Number(turns)))
             .unwrap()
             .unwrap();
         self.cut(session, self.disk.rewind_plan(session, turns).unwrap(), real.1.unwrap());
@@ -185,7 +185,7 @@ impl DiskPair {
         let real = self
             .real
             .reader
-            .here(|snapshot| snapshot.fork_plan(session, &TurnPick::Number(turn)))
+            .here(|snapshot| snapshot.fork_plan(session, &TurnSelector::Number(turn)))
             .unwrap()
             .unwrap()
             .1
@@ -206,7 +206,7 @@ impl DiskPair {
 }
 
 #[test]
-fn both_stores_agree_on_every_path_and_what_a_change_would_make_of_it() {
+fn both_stores_agree_on_every_path_and_every_plan_of_a_change() {
     let mut made = 0;
     for seed in 0..6 {
         let dir = tempfile::tempdir().unwrap();

@@ -146,7 +146,7 @@ fn upload(
         .with("Range", range)
 }
 
-/// The part that was asked for.
+/// The requested range.
 fn ranged(seen: &RecordedRequest, mut answer: RegistryReply) -> RegistryReply {
     let range = seen.header("range").and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-'));
     let Some(begin) = range.and_then(|begin| begin.parse::<usize>().ok()) else { return answer };

@@ -64,7 +64,7 @@ fn head(reader: &mut BufReader<TcpStream>) -> io::Result<Option<RecordedRequest>
     }
 }
 
-/// Returns whether the connection goes on.
+/// Returns whether the connection continues.
 fn write(
     shared: &RegistryState,
     writer: &mut TcpStream,
@@ -125,7 +125,7 @@ fn write(
     Ok(cut.is_none() && stall.is_none() && told == whole as u64)
 }
 
-/// Until nobody reads any more.
+/// Until the reader is gone.
 fn write_for_ever(writer: &mut TcpStream, counted: impl Fn(u64)) -> io::Result<bool> {
     let piece = vec![b' '; PIECE];
     loop {

@@ -136,7 +136,7 @@ async fn interrupting_a_turn_kills_its_tool_and_leaves_the_agent_ready() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_exits_and_one_that_is_not_ready_in_time_are_told_apart() {
+async fn a_runtime_that_exits_and_one_that_is_not_ready_in_time_are_distinguished() {
     let mut world = ApiWorld::asleep();
     world.lodge.start();
     let mut api = world.checked().await;

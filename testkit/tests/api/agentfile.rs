@@ -220,7 +220,7 @@ async fn a_child_without_a_name_is_called_like_its_directory_and_leaves_its_pare
 }
 
 #[tokio::test]
-async fn every_mistake_of_a_chain_is_told_at_once_and_nothing_is_recorded() {
+async fn every_mistake_of_a_chain_is_reported_at_once_and_nothing_is_recorded() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.lodge.agent_dir("base", "FROM scratch\nADD ../../etc/passwd x\nWAT\n", &[]);

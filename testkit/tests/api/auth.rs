@@ -114,7 +114,7 @@ async fn no_door_opens_without_a_token_of_this_daemons_that_is_still_good() {
                 Err(ClientError::Handshake { status: Some(401), body: Some(body), .. }) => {
                     assert!(body.data.code.starts_with("auth."), "{body:?}");
                 }
-                // Over TCP it is the client that finds out: nobody can prove to know what is not a token of theirs.
+                // Over TCP the client finds out: a foreign server cannot prove that it knows the token.
                 Err(ClientError::Unverified { target: Target::Tcp(_), .. }) => {}
                 other => panic!("{header}: {other:?}"),
             }
@@ -159,7 +159,7 @@ async fn pages_of_others_cannot_call_whatever_name_they_use_for_this_machine() {
         let (got, body) =
             http(&addr, "POST", "/v1/rpc", &headers, &rpc("info", &json!({}))).expect("an answer");
         assert_eq!(got, status, "{host:?} {origin:?}: {body}");
-        // A page with another host name does not even get the health status.
+        // A page with another host name does not get the health status.
         assert_eq!(http(&addr, "GET", "/healthz", &headers, b"").expect("an answer").0, status, "{host:?}");
     }
     // A form of a page may be posted anywhere without asking: it is not JSON.

@@ -1,4 +1,4 @@
-//! Tools as images: built from files of the host, listed, pinned by agents, and removed when nobody needs them.
+//! Tools as images: built from files of the host, listed, pinned by agents, and removed when they are not needed.
 
 use std::fs;
 

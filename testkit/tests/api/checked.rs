@@ -60,7 +60,7 @@ impl Schemas {
         assert!(self.kinds.contains(kind), "{kind} is not a documented kind of event");
     }
 
-    /// An error has the published form, a documented code, and says something.
+    /// An error has the published form, a documented code and a message.
     #[track_caller]
     pub fn error(&self, value: &Value) {
         fits(&self.error, value, "error");

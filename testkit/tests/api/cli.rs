@@ -241,7 +241,7 @@ async fn an_interrupted_prompt_exits_with_130_and_its_turn_goes_on() {
         .stdout(Stdio::piped())
         .spawn()
         .expect("lodge");
-    // Only an interrupt that comes after the turn was accepted says where it goes on: wait for what is shown of it.
+    // The detach message appears only after the turn was accepted: wait for its first output.
     let mut first = [0; 5];
     child.stdout.as_mut().expect("a pipe").read_exact(&mut first).expect("the beginning of an answer");
     assert_eq!(api.ok("agent/get", json!({"agent": agent})).await["status"], "working");
@@ -255,7 +255,7 @@ async fn an_interrupted_prompt_exits_with_130_and_its_turn_goes_on() {
 }
 
 #[tokio::test]
-async fn whoever_stops_reading_is_no_failure() {
+async fn a_closed_pipe_is_no_failure() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;

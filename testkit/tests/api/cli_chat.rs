@@ -91,7 +91,7 @@ async fn a_turn_can_be_left_and_lines_that_are_typed_meanwhile_are_sent_after_it
     typing.see("› unsent");
     typing.type_in("\u{15}\u{4}");
     assert_eq!(typing.end(), 0);
-    // Both ways to leave do so at once, and the turn goes on.
+    // Both ways to leave are immediate, and the turn continues.
     for (session, keys) in [("q", "\u{4}"), ("q2", "/quit\r")] {
         for file in ["began", "go"] {
             std::fs::remove_file(workspace.join(file)).expect("a file");
@@ -143,7 +143,7 @@ async fn run_without_a_prompt_at_a_terminal_is_a_conversation() {
 }
 
 #[tokio::test]
-async fn lines_of_a_pipe_are_turns_of_one_session_and_a_failed_one_is_told() {
+async fn lines_of_a_pipe_are_turns_of_one_session_and_a_failed_one_is_reported() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "ada").await;

@@ -69,7 +69,7 @@ fn variables_with_something_else_in_them_are_named() {
 }
 
 #[test]
-fn a_path_or_a_url_in_the_wrong_place_is_told_with_the_right_one() {
+fn a_path_or_a_url_in_the_wrong_place_is_reported_with_the_right_one() {
     let (world, away) = (ApiWorld::new(), Lodge::new());
     let url = format!("http://{}", world.lodge.http_addr());
     let (home, socket) = (world.lodge.home(), world.lodge.home().join("lodge.sock"));
@@ -111,7 +111,7 @@ fn a_path_or_a_url_in_the_wrong_place_is_told_with_the_right_one() {
 }
 
 #[test]
-fn a_state_directory_that_is_a_file_is_told_before_anything_is_started() {
+fn a_state_directory_that_is_a_file_is_reported_before_anything_is_started() {
     let away = Lodge::new();
     let file = away.dir().join("file");
     fs::write(&file, "").expect("a file");
@@ -127,14 +127,14 @@ fn a_state_directory_that_is_a_file_is_told_before_anything_is_started() {
 }
 
 #[test]
-fn the_socket_of_another_user_is_told_with_that_user() {
+fn the_socket_of_another_user_is_reported_with_that_user() {
     if !is_root() {
         // Only root can be another user.
         return;
     }
     let world = ApiWorld::new();
     let socket = world.lodge.home().join("lodge.sock");
-    // A copy that anybody can run, and a state directory for it.
+    // A copy that all users can run, and a state directory for it.
     let dir = tempfile::tempdir().expect("a directory");
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
     let (lodge, home) = (dir.path().join("lodge"), dir.path().join("home"));

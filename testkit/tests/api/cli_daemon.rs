@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::world::{A_TOKEN, AGENTFILE, ApiWorld, KEY, kill, sh, told};
 
-/// A state directory whose daemon nobody started by hand; it is ended with this.
+/// A state directory whose daemon was started automatically; it is ended with this.
 struct Unattended(ApiWorld);
 
 impl Unattended {
@@ -18,7 +18,7 @@ impl Unattended {
         command
     }
 
-    /// The daemon's pid, as its lock tells it.
+    /// The daemon's pid, from its lock.
     fn daemon(&self) -> Option<i32> {
         let text = std::fs::read_to_string(self.0.lodge.home().join("anchor.lock")).ok()?;
         let pid = text.strip_prefix("pid ")?.split(',').next()?.parse().ok()?;
@@ -174,7 +174,7 @@ fn a_daemon_that_is_replaced_at_once_is_followed_on() {
     let (workspace, text) = waiting_agent(&home);
     let prompt = spawn(&home, &["prompt", "tester", &text]);
     until("the tool runs", || workspace.join("runs").exists().then_some(()));
-    // It stands still until the next daemon is there, however slow that is to come.
+    // It is stopped until the next daemon is ready.
     let pid = prompt.id().cast_signed();
     kill(pid, libc::SIGSTOP);
     for args in [&["shutdown"][..], &["info"]] {

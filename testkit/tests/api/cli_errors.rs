@@ -15,7 +15,7 @@ const NO_TOKEN: &str = "error: no token `tok_zzz`\n\n\
     hint: `lodge token ls -a` lists all tokens; give an id, not a value\n";
 
 #[test]
-fn whatever_is_unknown_is_told_in_one_form_with_the_way_to_find_it() {
+fn everything_unknown_is_reported_in_one_form_with_the_way_to_find_it() {
     let world = ApiWorld::new();
     let lines = [
         ("inspect nosuch", NO_AGENT),
@@ -60,7 +60,7 @@ fn whatever_is_unknown_is_told_in_one_form_with_the_way_to_find_it() {
 }
 
 #[tokio::test]
-async fn a_beginning_that_several_have_is_told_with_all_of_them() {
+async fn a_beginning_that_several_have_is_reported_with_all_of_them() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (one, two) = (world.agent(&mut api, "one").await, world.agent(&mut api, "two").await);
@@ -88,7 +88,7 @@ async fn a_beginning_that_several_have_is_told_with_all_of_them() {
 }
 
 #[tokio::test]
-async fn names_that_are_taken_or_cannot_be_are_told_with_what_to_do() {
+async fn names_that_are_taken_or_cannot_be_are_reported_with_what_to_do() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     let dir = world.lodge.agent_dir("one", AGENTFILE, &[]);

@@ -18,7 +18,7 @@ fn agentfile(more: &str) -> String {
     format!("FROM scratch\nNAME otter\nMODEL mock/m\nCONTEXT SOUL <<EOF\nBe kind.\nBe short.\nEOF\n{more}")
 }
 
-/// A program that says something, in a file of the test's own.
+/// A program that prints a text, in a file of the test.
 fn program(lodge: &Lodge, name: &str, says: &str) -> PathBuf {
     let path = lodge.dir().join(name);
     fs::write(&path, format!("#!/bin/sh\necho {says}\n")).expect("a file");
@@ -159,7 +159,7 @@ async fn an_agent_runs_from_a_registry_on_a_host_that_never_saw_its_tools() {
     assert_eq!(lines.len(), 2, "{words}");
     let (_, _, words) = here.cli(&["image", "push", "otter", &reference]);
     assert!(words.ends_with(" B sent\n"), "no more than what names it: {words}");
-    // Machines hear nothing of progress.
+    // Machine-readable output has no progress.
     for quiet in ["-q", "--json"] {
         let (code, _, words) = there.cli(&["image", "pull", &reference, quiet]);
         assert_eq!((code, words.as_str()), (0, ""));
@@ -181,7 +181,7 @@ async fn an_agent_runs_from_a_registry_on_a_host_that_never_saw_its_tools() {
 }
 
 #[tokio::test]
-async fn what_is_neither_a_directory_nor_an_image_is_told_with_what_to_do() {
+async fn what_is_neither_a_directory_nor_an_image_is_reported_with_what_to_do() {
     let world = ApiWorld::new();
     let registry = MockRegistry::start().expect("a registry");
     let (code, _, words) = world.cli(&["run", "exmaples/hello"]);

@@ -247,7 +247,7 @@ async fn logs_are_the_bytes_that_were_written_each_where_it_belongs() {
 }
 
 #[tokio::test]
-async fn what_was_not_kept_is_told_with_how_much_and_where() {
+async fn what_was_not_kept_is_reported_with_how_much_and_where() {
     let world = with_agent().await;
     let script = "i=0; while [ $i -lt 20000 ]; do echo \"line $i\"; i=$((i+1)); done";
     let job = submit(&world, &["--output", "8k"], script);
@@ -266,7 +266,7 @@ async fn what_was_not_kept_is_told_with_how_much_and_where() {
     assert!(listed.contains("KiB cut"), "{listed}");
 }
 
-/// So many jobs that looking at all of them takes more than one page, with the labels of both on the oldest alone.
+/// Enough jobs to need more than one page, with both labels only on the oldest.
 const MANY: u32 = 24_000;
 const COPIES: &str = "
     CREATE TEMP TABLE copies AS

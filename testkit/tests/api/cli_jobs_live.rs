@@ -45,7 +45,7 @@ fn sockets(command: &Child) -> usize {
     leads.filter(|to| to.to_string_lossy().starts_with("socket:")).count()
 }
 
-/// Prints so many lines on each stream, then waits for a file, and so on.
+/// Prints this many lines on each stream, then waits for a file, and repeats.
 const IN_PARTS: &str = "for part in 1 2 3; do i=0; while [ $i -lt 500 ]; do echo \"$part $i\"; i=$((i+1)); done; \
     echo \"part $part\"; echo \"err $part\" >&2; until test -e go$part; do sleep 0.02; done; done; exit 5";
 
@@ -58,7 +58,7 @@ fn parts() -> String {
 }
 
 #[tokio::test]
-async fn whoever_follows_or_waits_goes_on_across_kills_of_the_daemon_with_every_byte_once() {
+async fn a_client_that_follows_or_waits_continues_across_kills_of_the_daemon_with_every_byte_once() {
     let mut world = with_agent().await;
     let workspace = workspace(&world, "one");
     let job = submit(&world, &[], IN_PARTS);
@@ -103,7 +103,7 @@ async fn whoever_follows_or_waits_goes_on_across_kills_of_the_daemon_with_every_
 }
 
 #[tokio::test]
-async fn whoever_is_interrupted_leaves_the_job_alone() {
+async fn an_interrupted_client_leaves_the_job_alone() {
     let world = with_agent().await;
     let workspace = workspace(&world, "one");
     let script = "echo begun; until test -e go; do sleep 0.02; done";
@@ -147,7 +147,7 @@ async fn a_stop_cancels_jobs_and_says_so_or_waits_or_is_refused() {
 }
 
 #[tokio::test]
-async fn however_many_jobs_wait_the_one_that_a_restart_costs_is_told() {
+async fn however_many_jobs_wait_the_one_that_a_restart_costs_is_reported() {
     let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_MAX_JOBS", "1");
     world.lodge.start();
@@ -197,7 +197,7 @@ async fn at_a_terminal_a_stop_asks_what_becomes_of_jobs() {
     typing.see("cancelled 1 job");
     assert_eq!(typing.end(), 0);
     is(&world, &job, "cancelled");
-    // Nobody is asked about nothing.
+    // Without jobs there is no question.
     world.lodge.cli_ok(["start", "one"]);
     assert_eq!(TerminalSession::at(world.lodge.cli_command(["stop", "one"])).end(), 0);
 }

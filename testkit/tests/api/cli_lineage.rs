@@ -66,7 +66,7 @@ async fn an_agent_that_waits_for_a_decision_says_so_everywhere_with_the_next_ste
     assert_eq!((code, out, err), (0, format!("{asks}\n"), "one continues its work\n".to_owned()));
     let (code, out, err) = world.cli(&["lineage", "resolve", asks, "--reap"]);
     let settled = format!(
-        "error: lineage {asks} is active: there is nothing to settle\n\n\
+        "error: lineage {asks} is active: there is nothing to resolve\n\n\
          hint: `lodge lineage ls` shows which lineages wait for a decision\n"
     );
     assert_eq!((code, out.as_str(), err.as_str()), (1, "", settled.as_str()));

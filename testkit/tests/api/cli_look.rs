@@ -253,7 +253,7 @@ fn completions_are_scripts_that_their_shells_can_read() {
 }
 
 #[tokio::test]
-async fn whoever_may_see_one_agent_gets_a_listing_of_it() {
+async fn a_caller_that_may_see_one_agent_gets_a_listing_of_it() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     let (one, two) = (world.agent(&mut api, "one").await, world.agent(&mut api, "two").await);
@@ -266,7 +266,7 @@ async fn whoever_may_see_one_agent_gets_a_listing_of_it() {
     assert!(out.contains(&one) && !out.contains(&two), "{out}");
     let (code, out, err) = with_token(&["inspect", "one"]);
     assert!(code == 0 && out.contains(&one), "{out}{err}");
-    // What may not be seen is refused where it is what was asked for.
+    // A forbidden listing is refused if it was the request itself.
     assert_eq!(with_token(&["lineage", "ls"]).0, 1);
 }
 
@@ -286,7 +286,7 @@ async fn a_session_is_listed_with_its_first_words_and_shown_with_the_ids_of_its_
     for (number, turn) in [(1, &first), (2, &second)] {
         assert!(shown.contains(&format!("turn {number} ({})", id(turn))), "{shown}");
     }
-    // What was left by a rewind is found and taken up again by what is said of it.
+    // Turns that a rewind removed are found and activated again by their text.
     let (code, _, err) = world.cli(&["session", "rewind", "s", "2"]);
     assert!(code == 0 && err.contains("`lodge session activate s TURN`"), "{err}");
     assert!(err.contains("`lodge session show s --all`"), "{err}");

@@ -14,7 +14,7 @@ use crate::world::{AGENTFILE, ApiWorld, KEY, id, sh};
 /// How the daemon begins when it asks for a summary.
 const SUMMARY_ASKED: &str = "[This is not from the user.";
 
-/// A provider that keeps what it was asked, and is as strict as any.
+/// A provider that records its requests and checks them strictly.
 #[derive(Debug, Clone)]
 struct SummaryProvider {
     bodies: Arc<Mutex<Vec<Value>>>,
@@ -70,7 +70,7 @@ impl SummaryProvider {
                 "HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}".to_owned()
             }
             SummaryMode::Held | SummaryMode::Written => {
-                // A provider that is gone answers nobody.
+                // A provider that is gone does not answer.
                 drop(summaries.wait_for(|how| !of_summary || *how != SummaryMode::Held).await);
                 let said = if of_summary { format!("summary {number}") } else { "ok".to_owned() };
                 let piece = json!({"choices": [{"index": 0, "delta": {"content": said}, "finish_reason": "stop"}],
@@ -86,7 +86,7 @@ impl SummaryProvider {
         drop(stream.write_all(answer.as_bytes()).await);
     }
 
-    /// The conversations it was asked with, without the system prompt.
+    /// The conversations of its requests, without the system prompt.
     fn asked(&self) -> Vec<Vec<Value>> {
         let bodies = self.bodies.lock().expect("bodies");
         let messages = |body: &Value| body["messages"].as_array().expect("messages").clone();

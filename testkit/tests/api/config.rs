@@ -270,7 +270,7 @@ fn a_file_that_is_no_database_is_refused_and_kept() {
         refuses(&lodge, &[], 1, "is not a Lodge database", "move that file away");
         assert_eq!(fs::read(lodge.home().join("daemon.db")).expect("a file"), bytes);
     }
-    // A database of somebody else's.
+    // A database of another program.
     let lodge = Lodge::new();
     fs::create_dir(lodge.home()).expect("a directory");
     let other = rusqlite::Connection::open(lodge.home().join("daemon.db")).expect("a database");

@@ -245,7 +245,7 @@ async fn a_stream_from_the_future_or_of_nothing_known_is_refused() {
 }
 
 #[tokio::test]
-async fn health_is_told_without_a_token_and_nothing_else_is() {
+async fn health_is_reported_without_a_token_and_nothing_else_is() {
     let world = ApiWorld::new();
     let addr = world.lodge.http_addr();
     let (status, body) = http(&addr, "GET", "/healthz", &[], b"").expect("an answer");

@@ -18,7 +18,7 @@ async fn refused(world: &ApiWorld, params: Value, code: &str) -> Value {
 }
 
 #[tokio::test]
-async fn all_mistakes_of_an_agentfile_are_told_with_file_line_and_column() {
+async fn all_mistakes_of_an_agentfile_are_reported_with_file_line_and_column() {
     let world = ApiWorld::new();
     let text = "FROM scratch\nMODEL gpt\nBINN sh host:sh\nENV PATH=/x\nBIN ok host:sh\nLIMIT memroy 1g\n";
     let dir = world.lodge.agent_dir("bad", text, &[]);

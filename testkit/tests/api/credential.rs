@@ -6,8 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use lodge_link::{
-    Assembler, ConnectionRefused, Hello, KeeperChallenge, NONCE_LEN, RefusedWhy, Secret, VERSION, Welcome,
-    daemon_proof,
+    Assembler, ConnectionRefused, Hello, KeeperChallenge, KeeperSecret, NONCE_LEN, RefusalReason, VERSION,
+    Welcome, daemon_proof,
 };
 use lodge_proto::hex;
 use lodge_testkit::lodge::{Lodge, PATIENCE};
@@ -48,7 +48,7 @@ enum HandshakeReply {
     OldEpoch,
 }
 
-/// Calls a keeper with a secret and an epoch that displaces nobody.
+/// Connects to a keeper with a secret and an epoch that replaces no daemon.
 fn knock(socket: &Path, secret: [u8; 32]) -> HandshakeReply {
     let mut stream = UnixStream::connect(socket).expect("a keeper that listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
@@ -60,7 +60,7 @@ fn knock(socket: &Path, secret: [u8; 32]) -> HandshakeReply {
         read(&mut stream, &mut input);
     };
     let mut hello = Hello { version: VERSION, epoch: 0, nonce: [7; NONCE_LEN], proof: [0; 32] };
-    hello.proof = daemon_proof(&Secret::new(secret), &challenge, &hello);
+    hello.proof = daemon_proof(&KeeperSecret::new(secret), &challenge, &hello);
     let mut bytes = Vec::new();
     hello.append_to(&mut bytes);
     stream.write_all(&bytes).expect("a hello");
@@ -70,9 +70,9 @@ fn knock(socket: &Path, secret: [u8; 32]) -> HandshakeReply {
                 return HandshakeReply::Welcome;
             }
             match ConnectionRefused::decode(frame).expect("a frame").expect("an answer").why {
-                RefusedWhy::BadProof => return HandshakeReply::BadProof,
-                RefusedWhy::OldEpoch { .. } => return HandshakeReply::OldEpoch,
-                RefusedWhy::TooManyWaiting => panic!("nobody else knocks"),
+                RefusalReason::BadProof => return HandshakeReply::BadProof,
+                RefusalReason::OldEpoch { .. } => return HandshakeReply::OldEpoch,
+                RefusalReason::TooManyWaiting => panic!("nobody else knocks"),
             }
         }
         read(&mut stream, &mut input);
@@ -124,7 +124,7 @@ async fn the_secret_of_a_link_opens_its_own_keeper_and_no_other() {
         lodge_testkit::lodge::http(&world.lodge.http_addr(), "POST", "/v1/rpc", &headers, &body)
             .expect("an answer");
     assert_eq!(status, 401);
-    // Both go on as if nobody had knocked.
+    // Both continue as if nothing had happened.
     assert_eq!(api.answer("one", "s", "[[reply:hi]]").await, "hi");
     assert_eq!(api.answer("two", "t", "[[reply:hi]]").await, "hi");
 }

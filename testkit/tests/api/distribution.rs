@@ -71,7 +71,7 @@ fn get(lodge: &Lodge, path: &str) -> HttpAnswer {
 }
 
 #[tokio::test]
-async fn whoever_may_read_images_reads_them_here_and_nobody_else() {
+async fn only_callers_that_may_read_images_read_them_here() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::world::{AGENTFILE, ApiWorld, id, sh};
 
-/// A directory of the host's that everybody may use, with a file in it.
+/// A world-accessible directory of the host, with a file in it.
 fn shared(lodge: &Lodge, name: &str) -> PathBuf {
     let dir = lodge.dir().canonicalize().expect("a path").join(name);
     fs::create_dir(&dir).expect("a directory");
@@ -164,7 +164,7 @@ async fn a_host_program_that_vanished_keeps_its_agent_from_starting_until_it_is_
     for words in [tool.to_str().expect("text"), "lodge start one"] {
         assert!(detail.contains(words), "{detail}");
     }
-    // What is said of programs that are there and cannot be run.
+    // The errors for existing programs that cannot be run.
     for (program, words) in [(&away, "chmod +x"), (&kit, "is a directory")] {
         fs::set_permissions(&away, fs::Permissions::from_mode(0o644)).expect("its mode");
         let content = format!("{AGENTFILE}BIN greet host:{}\n", program.display());
@@ -313,7 +313,7 @@ async fn what_is_an_agents_own_is_kept_across_starts_and_gone_with_it() {
 }
 
 #[tokio::test]
-async fn what_is_told_to_an_agent_follows_every_change_and_masks_what_looks_secret() {
+async fn what_is_reported_to_an_agent_follows_every_change_and_masks_what_looks_secret() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     let source = world.lodge.agent_dir(

@@ -102,7 +102,7 @@ async fn agents_of_root_have_users_of_their_own_and_others_stay_who_they_are() {
 }
 
 #[tokio::test]
-async fn the_isolation_in_force_is_told_and_each_missing_layer_says_why() {
+async fn the_isolation_in_force_is_reported_and_each_missing_layer_says_why() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "one").await;
@@ -184,7 +184,7 @@ async fn of_the_host_an_agent_reads_what_its_programs_are_made_of_and_nothing_el
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "reader").await;
-    // Every Linux has all of them, open to everybody.
+    // Every Linux has all of them, open to all users.
     let script = "ls -d /*; echo; for place in /var/cache /var/run /srv /mnt /run /root /boot /media; do test -e $place && echo \"$place is there\"; done; \
         ls /home /var /opt /sys /sys/fs 2>/dev/null; for place in /usr/bin /etc /proc \"$LODGE_AGENT_ROOT\"; do ls $place >/dev/null || echo \"$place is closed\"; done; echo over";
     api.answer(&agent, "s", &format!("{} [[reply:x]]", sh(script))).await;

@@ -1,4 +1,4 @@
-//! What nobody but root may look into: the daemon's memory, also when an ordinary user runs it.
+//! What only root may inspect: the daemon's memory, even if an ordinary user runs it.
 
 use std::os::unix::fs::{MetadataExt, chown};
 use std::os::unix::process::CommandExt;

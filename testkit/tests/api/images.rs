@@ -232,7 +232,7 @@ async fn what_cannot_be_meant_is_refused_by_every_method_with_a_way_out() {
 }
 
 #[tokio::test]
-async fn what_is_not_here_or_misspelled_is_told_with_the_very_next_step() {
+async fn what_is_not_here_or_misspelled_is_reported_with_the_very_next_step() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     api.ok("image/build", json!({"content": AGENTFILE, "tags": ["a"]})).await;
@@ -258,7 +258,7 @@ async fn what_is_not_here_or_misspelled_is_told_with_the_very_next_step() {
 }
 
 #[tokio::test]
-async fn a_registry_that_nobody_can_reach_is_told_and_leaves_nothing() {
+async fn a_registry_that_nobody_can_reach_is_reported_and_leaves_nothing() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     api.ok("image/build", json!({"content": AGENTFILE, "tags": ["a"]})).await;

@@ -85,7 +85,7 @@ async fn an_agent_comes_out_of_an_archive_with_its_tools_as_it_went_in() {
     let turn =
         api.say("one", "s", &format!("[[tool:show|{}]] [[reply:done]]", json!(["etc/agent.yaml"]))).await;
     assert_eq!(turn["status"], "done", "{turn:#}");
-    // The same again changes nothing, and a name that is taken moves only if that is asked for.
+    // A repeated import changes nothing, and a name that is taken moves only on request.
     assert_eq!(import(&other.lodge, &archive)["images"][0]["digest"], built["digest"]);
     let own = api.ok("image/build", json!({"content": AGENTFILE, "tags": ["reader:v1"]})).await;
     for path in ["/v1/images/import", "/v1/images/import?move=false&claim=true"] {

@@ -117,7 +117,7 @@ async fn an_import_that_is_cut_before_its_commit_leaves_nothing() {
     };
     let mut world = ApiWorld::new();
     let mut api = world.checked().await;
-    // So that there is a store.
+    // Creates the store.
     tool(&mut api, "list", "/bin/ls", &["list"]).await;
     let ask = async |lodge: &Lodge| {
         let mut stream = begun(lodge, archive.len());
@@ -281,7 +281,7 @@ async fn more_builds_than_are_prepared_at_once_wait_for_their_turn_and_hold_up_n
     api.ok("info", json!({})).await;
     api.ok("image/list", json!({})).await;
     assert_eq!(asked(), PREPARED, "the last one did not wait");
-    // The registry is gone, and everybody hears of it: also who had to wait.
+    // The registry is gone, and all clients get an error, including the waiting one.
     drop(registry);
     for mut stream in building {
         let mut answer = String::new();

@@ -1,4 +1,4 @@
-//! Jobs over the API: their shape, their refusals, and that one that was asked for once is there once.
+//! Jobs over the API: their shape, their refusals, and that a repeated request creates one job.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::checked::CheckedClient;
 use crate::world::{ApiWorld, id};
 
-/// A shell that runs until somebody touches `go` in its workspace.
+/// A shell that runs until the file `go` appears in its workspace.
 pub const UNTIL_GO: &str = "until test -e go; do sleep 0.02; done";
 
 /// Submits a script for the shell of an agent.
@@ -433,7 +433,7 @@ async fn output_comes_in_pieces_that_add_up_as_text_or_as_bytes() {
     let piece = api.ok("job/output", json!({"job": job})).await;
     assert_eq!((&piece["encoding"], &piece["data"]), (&json!("base64"), &json!(encoded)));
     assert_eq!((&piece["next"], &piece["end"]), (&json!(256), &json!(true)));
-    // Each waits until the one before it was seen, so that there is one order.
+    // Each waits until the one before it was seen, so that the order is fixed.
     let wait = |file: &str| format!("until test -e {file}; do sleep 0.02; done");
     let order = format!(
         "printf a; {}; printf b >&2; {}; printf c; {}; printf d >&2",

@@ -73,7 +73,7 @@ impl StreamedResponse {
         Ok(Some(bytes).filter(|bytes| !bytes.is_empty()))
     }
 
-    /// At least so many bytes.
+    /// At least this many bytes.
     fn at_least(&mut self, count: usize) -> Vec<u8> {
         let mut all = Vec::new();
         while all.len() < count {
@@ -246,7 +246,7 @@ async fn followers_get_each_byte_when_it_comes_and_their_end_with_the_job() {
     );
     // Who does not follow gets what there is.
     assert_eq!(StreamedResponse::get(lodge, &format!("{job}/stdout")).rest(), b"one\n");
-    // One of them goes; that concerns nobody.
+    // One of them disconnects, without effect on the others.
     drop(second);
     go(&world, &agent);
     assert_eq!(first.rest(), b"two\n");
@@ -290,7 +290,7 @@ async fn where_output_was_not_kept_the_offsets_say_so_and_the_bytes_go_on_behind
     let raw = |path: &str, headers: &str| {
         StreamedResponse::ask(&world.lodge, &world.lodge.token(), "GET", &format!("{job}/{path}"), headers)
     };
-    // There is no length to tell, and no range to count on.
+    // The length is unknown, and ranges are not available.
     let mut body = raw("stdout", "range: bytes=0-9\r\n");
     assert_eq!((body.status, body.left, body.header("accept-ranges")), (200, None, None));
     assert!(body.rest() == pieces);

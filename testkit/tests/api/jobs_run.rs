@@ -316,7 +316,7 @@ async fn what_is_too_old_or_too_much_goes_when_that_is_set_and_never_before() {
     let newest = api.ok("job/get", json!({"job": jobs[3]})).await;
     assert_eq!(newest["output_removed"], false);
     assert!(!output(&mut api, &jobs[3], "stdout", 1 << 20).await.0.is_empty());
-    // What becomes too much later goes without anybody asking.
+    // Later excess output is removed automatically.
     let late = submit(&mut api, &agent, &parts(0, 0, wordy)).await;
     over(&mut api, &late).await;
     api.until("job/get", json!({"job": jobs[3]}), removed).await;
@@ -337,7 +337,7 @@ async fn what_is_too_old_or_too_much_goes_when_that_is_set_and_never_before() {
 }
 
 #[tokio::test]
-async fn without_room_no_job_is_taken_and_that_is_told_with_numbers() {
+async fn without_room_no_job_is_taken_and_that_is_reported_with_numbers() {
     let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_JOB_KEEP_FREE", "8000t");
     world.lodge.start();

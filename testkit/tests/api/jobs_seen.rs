@@ -1,4 +1,4 @@
-//! Who hears and sees a job: those who are attached to it, its session, its agent or all, and of the agents' tokens one.
+//! Who sees a job: clients attached to it, its session, its agent or all; and one of the agents' tokens.
 
 use lodge_proto::client::{Client, ClientError};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use crate::jobs_api::{UNTIL_GO, go, ids, over, submit, touch};
 use crate::tokens::issue;
 use crate::world::{ApiWorld, id};
 
-/// What a follower heard of a job.
+/// What a follower received about a job.
 #[derive(Debug, Default)]
 struct JobUpdates {
     events: Vec<Value>,
@@ -36,7 +36,7 @@ impl JobUpdates {
 }
 
 #[tokio::test]
-async fn whoever_is_attached_to_a_job_hears_of_it_alone_from_any_cursor() {
+async fn a_client_attached_to_a_job_gets_its_events_alone_from_any_cursor() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
@@ -81,7 +81,7 @@ async fn whoever_is_attached_to_a_job_hears_of_it_alone_from_any_cursor() {
         }
         assert_eq!(told.events, known, "{target}");
     }
-    // Those who are attached to something else heard nothing of this job.
+    // Clients attached to something else received nothing about this job.
     let end = submit(&mut api, &agent, "exit 0").await;
     over(&mut api, &end).await;
     for other in &mut strangers {

@@ -74,7 +74,7 @@ async fn a_model_starts_a_job_talks_on_peeks_and_waits_for_its_end() {
     let of_job = json!({"job_id": job});
     let view = api.until("job/get", json!({"job": job}), |job| job["stdout_bytes"] == 6).await;
     assert_eq!((&view["status"], &view["session"]), (&json!("running"), &json!("s")));
-    // Neither looking nor listing waits for a job that goes on.
+    // Neither status nor listing waits for a running job.
     let status = call(&mut api, &agent, "s", "job_status", of_job.clone()).await;
     assert!(status.contains("running") && status.contains("begun") && status.contains("oops"), "{status}");
     let list = call(&mut api, &agent, "s", "job_list", json!({})).await;
@@ -169,7 +169,7 @@ async fn a_model_can_end_its_own_jobs_and_those_of_others_are_not_there_for_it()
 }
 
 #[tokio::test]
-async fn what_a_model_asks_of_jobs_in_the_wrong_way_is_told_to_it_and_starts_nothing() {
+async fn what_a_model_asks_of_jobs_in_the_wrong_way_is_reported_to_it_and_starts_nothing() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
@@ -187,7 +187,7 @@ async fn what_a_model_asks_of_jobs_in_the_wrong_way_is_told_to_it_and_starts_not
 }
 
 #[tokio::test]
-async fn a_job_that_ended_is_told_before_the_next_turn_of_its_session_and_once() {
+async fn a_job_that_ended_is_reported_before_the_next_turn_of_its_session_and_once() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
@@ -206,7 +206,7 @@ async fn a_job_that_ended_is_told_before_the_next_turn_of_its_session_and_once()
 }
 
 #[tokio::test]
-async fn without_room_a_model_is_told_so_and_its_turn_goes_on() {
+async fn on_a_full_disk_the_model_gets_the_reason_and_its_turn_goes_on() {
     let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_JOB_KEEP_FREE", "8000t");
     world.lodge.start();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::checked::CheckedClient;
 use crate::world::{AGENTFILE, ApiWorld, id};
 
-/// An agent whose provider nobody added yet.
+/// An agent whose provider does not exist yet.
 const LATER: &str = "FROM scratch\nNAME later\nMODEL later/m\n";
 
 fn quick() -> ApiWorld {
@@ -41,7 +41,7 @@ async fn failed_with(api: &mut CheckedClient, agent: &str, attempt: u64) -> Valu
     api.until("agent/get", json!({"agent": agent}), failed).await
 }
 
-/// The lines of an agent's log with these words, once there are so many: they are written after the event.
+/// The lines of an agent's log with these words, once there are this many: they are written after the event.
 async fn logged(api: &mut CheckedClient, agent: &str, words: &str, count: usize) -> Vec<String> {
     let lines = |answer: &Value| -> Vec<String> {
         let text = answer["text"].as_str().expect("a text");
@@ -94,7 +94,7 @@ async fn adding_the_provider_by_request_ends_the_pause_at_once() {
 }
 
 #[tokio::test]
-async fn a_stop_cancels_the_retry_and_a_start_counts_anew() {
+async fn a_stop_cancels_the_retry_and_a_start_counts_again() {
     let world = quick();
     let mut api = world.checked().await;
     let agent = id(&api.ok("agent/create", json!({"content": LATER})).await).to_owned();

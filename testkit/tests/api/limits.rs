@@ -32,7 +32,7 @@ fn limit<'v>(view: &'v Value, name: &str) -> &'v Value {
 }
 
 #[tokio::test]
-async fn every_bomb_is_told_by_name_and_neither_its_agent_nor_another_notices() {
+async fn every_bomb_is_reported_by_name_and_neither_its_agent_nor_another_notices() {
     let bombs = [
         (
             "oom",
@@ -72,7 +72,7 @@ async fn every_bomb_is_told_by_name_and_neither_its_agent_nor_another_notices() 
 }
 
 #[tokio::test]
-async fn an_agent_without_room_is_told_so_and_makes_some_by_itself() {
+async fn an_agent_on_a_full_disk_gets_the_reason_and_frees_space_by_itself() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     agent_with(&mut api, "full", "LIMIT disk 8m\n").await;

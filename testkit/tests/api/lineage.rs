@@ -66,7 +66,7 @@ async fn a_killed_runtime_is_replaced_beside_its_running_tool_and_the_turn_goes_
 }
 
 #[tokio::test]
-async fn a_killed_sandbox_is_replaced_and_its_tool_is_told_as_unknown() {
+async fn a_killed_sandbox_is_replaced_and_its_tool_is_reported_as_unknown() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
@@ -204,7 +204,7 @@ async fn a_runtime_that_always_dies_is_given_up_and_a_start_goes_on_with_its_tur
     let lineage = api.ok("lineage/get", json!({"lineage": failed["lineage"]})).await;
     assert_eq!((&lineage["ended_reason"], &lineage["revivals"]), (&json!("exhausted"), &json!(5)));
     until("nothing of it runs", || world.lodge.keepers().is_empty().then_some(()));
-    // Nothing of its work is lost, also when the daemon dies before anybody does something about it.
+    // The work is not lost, even if the daemon dies before an operator acts.
     world.lodge.kill9();
     world.lodge.start();
     let mut api = api.again(&world.lodge).await;
@@ -220,7 +220,7 @@ async fn a_runtime_that_always_dies_is_given_up_and_a_start_goes_on_with_its_tur
     assert_eq!(api.ended(id(&queued)).await["text"], "after it");
 }
 
-/// Thresholds that a hang passes while the test waits, and that nobody passes who only has to wait for a processor.
+/// Thresholds that a hang exceeds during the test, and a process that only waits for a processor does not.
 fn impatient() -> ApiWorld {
     let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_HEARTBEAT_STALE", "2s");

@@ -1,4 +1,4 @@
-//! Requests that are wrong, huge, many or never end: a clear answer, and a daemon that goes on.
+//! Requests that are wrong, huge, many or endless: a clear answer, and the daemon continues.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -47,7 +47,7 @@ const WRONG: &[(&str, &str, &str)] = &[
 ];
 
 #[tokio::test]
-async fn a_malformed_call_is_told_what_is_wrong_over_http() {
+async fn a_malformed_call_is_answered_with_what_is_wrong_over_http() {
     let world = ApiWorld::new();
     let api = world.checked().await;
     let bearer = format!("Bearer {}", world.lodge.token());
@@ -181,7 +181,7 @@ impl RawSocket {
 }
 
 #[tokio::test]
-async fn a_malformed_call_is_told_what_is_wrong_over_a_websocket_which_stays_open() {
+async fn a_malformed_call_is_answered_with_what_is_wrong_over_a_websocket_which_stays_open() {
     let world = ApiWorld::new();
     let api = world.checked().await;
     let mut socket = RawSocket::open(&world);
@@ -231,7 +231,7 @@ async fn a_hundred_megabytes_are_refused_with_the_limit_and_do_not_stay_in_memor
     still_works(&world).await;
 }
 
-/// Lets this process have more descriptors, and tells how many connections it may open.
+/// Raises this process's limit of descriptors, and returns how many connections it may open.
 fn descriptors(wanted: u64) -> usize {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: both calls read or write the structure they are given, which outlives them.
@@ -302,7 +302,7 @@ async fn with_tokens(target: &Target, token: &str) -> (Vec<Client>, ClientError)
 }
 
 #[tokio::test]
-async fn a_door_full_of_tokens_is_told_by_the_command_line_and_a_revoked_one_makes_room() {
+async fn a_listener_full_of_tokens_is_reported_by_the_command_line_and_a_revoked_one_makes_room() {
     let world = ApiWorld::new();
     descriptors(4096);
     let mut api = world.checked().await;
@@ -312,7 +312,7 @@ async fn a_door_full_of_tokens_is_told_by_the_command_line_and_a_revoked_one_mak
     let mut command = world.lodge.cli_command(["ps"]);
     let (code, out, err) = told(&command.env_remove("LODGE_NO_AUTOSTART").output().expect("lodge runs"));
     assert_eq!((code, out.as_str()), (1, ""), "{err}");
-    let expected = "error: 1024 connections are open already\n\nhint: close some, or ask again in a moment\n";
+    let expected = "error: 1024 connections are open already\n\nhint: close some, or try again in a moment\n";
     assert_eq!(err, expected);
     api.ok("token/revoke", json!({"token": id})).await;
     assert_eq!(world.cli(&["ps"]).0, 0);

@@ -54,7 +54,7 @@ fn origin(address: IpAddr) -> SocketAddr {
     at
 }
 
-/// A daemon that finds these lines in its hosts file, which stays the host's own for everybody else.
+/// A daemon with these lines in its hosts file. Other processes see the host's own file.
 ///
 /// `without` is what its keepers do without.
 fn with_hosts(lines: &str, without: Option<&str>) -> (ApiWorld, TempDir) {

@@ -18,7 +18,7 @@ fn run_of(world: &ApiWorld, view: &Value) -> PathBuf {
     world.lodge.home().join("run").join(view["sandbox"].as_str().expect("an id"))
 }
 
-/// The letter by which the kernel tells what a process does.
+/// The kernel's letter for the state of a process.
 fn state(pid: i32) -> char {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
     stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).expect("a state")
@@ -47,7 +47,7 @@ async fn a_live_sandbox_and_one_that_stands_still_are_counted_and_left_as_they_a
     let still = api.ok("agent/get", json!({"agent": "still"})).await;
     let view = api.ok("agent/get", json!({"agent": busy})).await;
     let (sent, go) = at_work(&world, &mut api, &busy).await;
-    // Somebody whom nobody knows, and who lives: he holds his lock.
+    // An unknown keeper that lives: it has its lock.
     let stranger = world.lodge.home().join("run/sbx_stranger");
     fs::create_dir(&stranger).expect("a directory");
     let lock = held(File::create(stranger.join("lock")).expect("a file"));
@@ -66,7 +66,7 @@ async fn a_live_sandbox_and_one_that_stands_still_are_counted_and_left_as_they_a
     fs::write(go, "\n").expect("a file");
     assert_eq!(api.ended(id(&sent)).await["text"], "finished\n");
     assert_eq!(api.answer("still", "other", "[[reply:fine]]").await, "fine");
-    // Now he is dead, and nobody misses him.
+    // It is dead now, and unneeded.
     drop(lock);
     let reaped = reap(&mut api).await;
     let pruned = json!([{"sandbox": "sbx_stranger", "agent": null, "why": "no agent has it"}]);
@@ -144,7 +144,7 @@ async fn a_removal_that_was_cut_short_leaves_nothing_after_a_restart_and_a_sweep
     let mut api = api.again(&world.lodge).await;
     let gone = |agents: &Value| agents["agents"] == json!([]);
     api.until("agent/list", json!({"all": true}), gone).await;
-    // A directory that came back, as from a backup, is nobody's.
+    // A directory that reappears, as from a backup, belongs to no agent.
     fs::create_dir_all(run_of(&world, &view).join("exec/exe_old")).expect("a directory");
     let reaped = reap(&mut api).await;
     assert_eq!(reaped["pruned"][0]["sandbox"], view["sandbox"], "{reaped}");

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::checked::CheckedClient;
 use crate::world::{AGENTFILE, ApiWorld, id, sh};
 
-/// Everything the API can tell, but for what a restart is documented to change.
+/// Everything that the API shows, except what a restart is documented to change.
 async fn everything(api: &mut CheckedClient) -> Map<String, Value> {
     let mut all = Map::new();
     let mut info = api.ok("info", json!({})).await;
@@ -101,7 +101,7 @@ async fn furnish(world: &ApiWorld, api: &mut CheckedClient) {
     .await;
 }
 
-/// Deletes what can be derived, as somebody may who knows the page that says so.
+/// Deletes derived state, as the documentation allows.
 fn delete_derived(world: &ApiWorld) {
     let database = Connection::open(world.lodge.home().join("daemon.db")).expect("a database");
     database.execute("DELETE FROM streams", []).expect("a table");
@@ -144,7 +144,7 @@ async fn a_killed_daemon_that_lost_all_derived_state_tells_everything_as_before(
     let mut still = world.lodge.keepers();
     still.sort_unstable();
     assert_eq!(still, keepers, "keepers were not adopted");
-    // And the work goes on, in order.
+    // The work continues, in order.
     let root = busy["root"].as_str().expect("a path");
     std::fs::write(std::path::Path::new(root).join("workspace/go"), "").expect("a file");
     let over = |page: &Value| {

@@ -1,4 +1,4 @@
-//! Keys of providers in what tools and models say: they are taken out before anybody reads them.
+//! Provider keys in the output of tools and models: they are removed before any reader gets them.
 
 use serde_json::{Value, json};
 
@@ -39,7 +39,7 @@ async fn a_key_in_the_arguments_of_a_tool_call_reaches_neither_the_tool_nor_a_re
 }
 
 #[tokio::test]
-async fn a_key_in_the_output_of_a_job_is_not_told_to_a_model() {
+async fn a_key_in_the_output_of_a_job_is_not_reported_to_a_model() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;

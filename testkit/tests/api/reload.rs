@@ -65,7 +65,7 @@ async fn a_reload_says_what_changed_what_needs_a_restart_and_what_does_not_count
 }
 
 #[tokio::test]
-async fn a_file_with_a_mistake_changes_nothing_and_is_told_with_file_key_and_reason() {
+async fn a_file_with_a_mistake_changes_nothing_and_is_reported_with_file_key_and_reason() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     put(&world, "serve:\n  max-concurrent: 3\n");

@@ -1,4 +1,4 @@
-//! Conversations: how they are addressed, and that their turns stand in line.
+//! Conversations: how they are addressed, and that their turns run in order.
 
 use serde_json::{Value, json};
 

@@ -85,7 +85,7 @@ async fn a_query_that_says_nothing_is_refused_in_words() {
 }
 
 #[tokio::test]
-async fn the_index_can_be_lost_and_what_was_deleted_or_rewound_is_told_as_it_is() {
+async fn the_index_can_be_lost_and_what_was_deleted_or_rewound_is_reported_as_it_is() {
     let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
@@ -104,7 +104,7 @@ async fn the_index_can_be_lost_and_what_was_deleted_or_rewound_is_told_as_it_is(
     world.lodge.start();
     let mut api = api.again(&world.lodge).await;
     assert_eq!(found(&mut api, json!({"query": "walrus"})).await, whole);
-    // What left the path is found, and says so.
+    // Turns off the path are found, and marked.
     api.ok("session/rewind", json!({"session": "a", "turn": "1"})).await;
     let page = api.ok("session/search", json!({"query": "second walrus", "session": "a"})).await;
     assert_eq!(page["hits"][0]["active"], false, "{page}");

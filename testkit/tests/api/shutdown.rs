@@ -1,8 +1,9 @@
-//! Ending the daemon: requests get their time, agents live on unless told otherwise.
+//! Shutdown of the daemon: requests get their time, and agents keep running by default.
 
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 
+use lodge_proto::client::ClientError;
 use lodge_testkit::lodge::{PATIENCE, is_alive, until};
 use serde_json::json;
 
@@ -11,7 +12,7 @@ use crate::world::{ApiWorld, family, id, kill, sh};
 /// Ends the daemon and starts the next one, which must find the agent as it was.
 async fn survives(how: impl FnOnce(&ApiWorld)) {
     let mut world = ApiWorld::asleep();
-    // So that a daemon that waited for anybody would not end in time.
+    // A daemon that waited for a client would not end in time.
     world.lodge.set_env("LODGED_SHUTDOWN_TIMEOUT", "10m");
     world.lodge.start();
     let mut api = world.checked().await;
@@ -113,9 +114,34 @@ async fn shutdown_with_agents_leaves_no_process() {
     let mut api = api.again(&world.lodge).await;
     assert_eq!(api.ok("agent/get", json!({"agent": "one"})).await["status"], "stopped");
     assert_eq!(api.ok("turn/get", json!({"turn": id(&sent)})).await["status"], "interrupted");
-    // Nobody starts a daemon in order to end it.
+    // A daemon is not started only to be shut down.
     world.lodge.kill9();
     assert_eq!(world.cli(&["shutdown"]).0, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_agent_outlives_a_shutdown_with_agents_although_clients_start_agents_meanwhile() {
+    let mut world = ApiWorld::new();
+    let mut api = world.checked().await;
+    let mut starts = Vec::new();
+    for name in ["one", "two", "three", "four"] {
+        world.agent(&mut api, name).await;
+        let mut client = world.lodge.client().await;
+        starts.push(tokio::spawn(async move {
+            // A refusal is an answer; the daemon is gone when there is none.
+            while matches!(
+                client.call_value("agent/restart", json!({"agent": name})).await,
+                Ok(_) | Err(ClientError::Refused(_))
+            ) {}
+        }));
+    }
+    let (code, _, err) = world.cli(&["shutdown", "--agents"]);
+    assert_eq!(code, 0, "{err}");
+    assert_eq!(world.lodge.wait_killed(PATIENCE), Some(false));
+    for start in starts {
+        start.await.expect("it ends with the daemon");
+    }
+    assert_eq!(world.lodge.keepers(), Vec::<i32>::new(), "agents live on");
 }
 
 #[tokio::test]

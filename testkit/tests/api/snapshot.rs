@@ -151,7 +151,7 @@ async fn pages_hold_every_message_once_in_the_order_of_turns_and_no_page_is_larg
         turns.map(|turn| turn["usage"][kind].as_u64().expect("a number")).sum()
     };
     let known = api.ok("session/messages", json!({"session": "s", "limit": 500})).await["messages"].clone();
-    // The turn `held`, with its tool; the dropped ones; and three that were answered.
+    // The turn `held` with its tool, the dropped ones, and three answered ones.
     let mut expected = vec![1, 1, 1, 1];
     expected.extend(2..=GIVEN_UP + 1);
     expected.extend((1..=3).flat_map(|number| [GIVEN_UP + 1 + number; 2]));
@@ -221,11 +221,11 @@ async fn a_lineage_that_is_over_keeps_its_snapshot_and_the_next_one_counts_only_
     let next = parsed(&document(&world, "one"));
     assert_ne!(next["lineage_id"], first);
     assert_eq!(next["usage"], json!({"input_tokens": 6, "output_tokens": 2}));
-    // It goes on with the conversation that was there.
+    // It continues the existing conversation.
     assert_eq!(next["sessions"][0]["turns"], 2);
 }
 
-/// Pages that were added to the write-ahead log, and what tells one log from the next.
+/// Pages in the write-ahead log, and the identity of the log.
 fn log_of(home: &Path) -> (u64, u64) {
     let bytes = fs::read(home.join("daemon.db-wal")).expect("a log");
     let word =

@@ -47,7 +47,7 @@ fn a_directory_that_others_can_write_is_refused_wherever_on_the_way_it_is() {
     let mode = above.metadata().expect("a directory").mode();
     chmod(&above, 0o777);
     refused(&world, &format!("other users can write {}", above.display()), "chmod go-w");
-    // In a sticky directory, as /tmp is one, nobody can rename what is not his.
+    // In a sticky directory such as /tmp, users can rename only their own files.
     chmod(&above, 0o1777);
     assert_eq!(world.cli(&["info"]).0, 3);
     chmod(&above, mode & 0o7777);

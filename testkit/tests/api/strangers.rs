@@ -173,7 +173,7 @@ async fn what_servers_and_runtimes_say_when_they_fail_does_not_reach_a_terminal_
     is_clean(&world, &["prompt", "bad", "--session", "s", "hello"], None);
     is_clean(&world, &["session", "show", "s"], None);
     is_clean(&world, &["events", "--since", "0"], None);
-    // A runtime that says something and dies.
+    // A runtime that prints a line and dies.
     let runtime = world.lodge.dir().join("runtime");
     let script = format!("#!/bin/sh\n{} >&2\nexit 3\n", printf(POISON));
     std::fs::write(&runtime, script).expect("a file");

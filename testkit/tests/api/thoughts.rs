@@ -11,7 +11,7 @@ use crate::world::{AGENTFILE, ApiWorld, KEY, id};
 
 type Bodies = Arc<Mutex<Vec<Value>>>;
 
-/// Speaks Messages: thinks and calls a tool, which waits for the file `go` and fails; once it has the result it says so.
+/// Speaks Messages: reasons and calls a tool, which waits for the file `go` and fails; after the result it answers.
 async fn thinker() -> (String, Bodies) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
@@ -115,7 +115,7 @@ async fn thoughts_come_back_to_their_model_although_the_daemon_was_killed_meanwh
         (&finished["data"]["cached_tokens"], &finished["data"]["cost_usd"]),
         (&json!(1800), &json!(cost))
     );
-    // Nobody but the model is shown what it thought.
+    // Reasoning is shown only to its model.
     let shown = api.ok("session/messages", json!({"session": "s"})).await.to_string();
     assert!(!shown.contains("c2lnbmF0dXJl"), "{shown}");
 }

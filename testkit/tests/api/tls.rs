@@ -1,4 +1,5 @@
-//! TLS: the daemon shows a certificate, clients verify it before anything is sent, and nobody without a token gains by it.
+//! TLS: the daemon shows a certificate, clients verify it before they send anything, and a peer without a token gains
+//! nothing.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -236,7 +237,7 @@ async fn behind_a_forwarded_port_the_certificate_is_enough_and_a_configured_addr
     assert!(matches!(why, Unverified::OtherAddress { .. }), "{why:?}");
 }
 
-/// A server with a certificate that is not the daemon: it answers everything with `{}`, and writes down what it hears.
+/// A foreign server with a certificate: it answers everything with `{}`, and records what it reads.
 fn impostor(cert: &Path, key: &Path) -> (String, Arc<Mutex<Vec<u8>>>) {
     let chain = vec![CertificateDer::from_pem_file(cert).expect("a certificate")];
     let key = PrivateKeyDer::from_pem_file(key).expect("a key");
@@ -303,7 +304,7 @@ async fn no_token_is_sent_without_a_certificate_that_is_right_nor_to_another_ser
 }
 
 #[tokio::test]
-async fn tls_and_plain_http_that_meet_are_told_of_each_other() {
+async fn tls_and_plain_http_that_meet_report_each_other() {
     let (world, authority) = started();
     let url = format!("http://{}", addr(&world));
     let (code, _, err) = lodge_at(&world, &url, None, &["ps"]);
@@ -329,7 +330,7 @@ async fn warnings(api: &mut CheckedClient) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_certificate_that_every_client_refuses_is_told_when_it_is_loaded() {
+async fn a_certificate_that_every_client_refuses_is_reported_when_it_is_loaded() {
     let (mut world, authority) = with_certificate(NAMES, OVER);
     world.lodge.start();
     let tls = world.lodge.dir().join("tls");
@@ -460,7 +461,7 @@ async fn a_renewed_certificate_is_taken_at_a_reload_and_open_connections_stay() 
     after.call_value("info", json!({})).await.expect("an answer");
 }
 
-/// The beginning of a handshake that never goes on: a record of 512 bytes is announced.
+/// The beginning of a handshake that never continues: a record of 512 bytes is announced.
 const HALF_A_HELLO: &[u8] = b"\x16\x03\x01\x02\x00\x01";
 
 #[tokio::test]

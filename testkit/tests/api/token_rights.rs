@@ -48,7 +48,7 @@ async fn two_agents(world: &ApiWorld, api: &mut CheckedClient) -> [(String, Stri
 }
 
 #[tokio::test]
-async fn an_agents_token_may_call_its_list_and_is_told_what_that_is_for_everything_else() {
+async fn an_agents_token_may_call_its_list_and_a_refusal_names_that_list() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
@@ -127,7 +127,7 @@ async fn to_an_agents_token_what_belongs_to_others_looks_as_if_it_were_not_there
     let [(agent, _, _), (other, session, turn)] = two_agents(&world, &mut api).await;
     let (_, token) = issue(&mut api, json!({"agent": agent})).await;
     let mut own = Client::connect(&world.lodge.target(), &token).await.expect("a connection");
-    // What is there and is somebody else's, and what is not there at all.
+    // An object of another owner, and one that does not exist.
     for (method, theirs, nobodys) in [
         ("agent/get", json!({"agent": other}), json!({"agent": "agt_0"})),
         ("agent/get", json!({"agent": "two"}), json!({"agent": "six"})),
@@ -178,7 +178,7 @@ async fn an_agents_token_can_neither_find_out_nor_take_a_session_id_of_others() 
     let (_, others_token) = issue(&mut api, json!({"agent": other})).await;
     let mut own = Client::connect(&world.lodge.target(), &token).await.expect("a connection");
     let mut their = Client::connect(&world.lodge.target(), &others_token).await.expect("a connection");
-    // An id that another agent has, and one that nobody has, are the same to it.
+    // The id of another agent's object and an unused id look the same to it.
     for given in [theirs.as_str(), "nobodys"] {
         let own_id = format!("{agent}:{given}");
         own.call_value("client/attach", json!({"session": given})).await.expect("an attachment");
@@ -247,7 +247,7 @@ async fn an_agents_token_hears_of_its_own_agent_alone_wherever_it_listens() {
     let state =
         own.call_value("client/attach", json!({"all": true, "since": 0})).await.expect("an attachment");
     assert_eq!(state["state"]["agents"].as_array().expect("agents").len(), 1);
-    // A session that is nobody's yet, and becomes another agent's.
+    // A session that is unused, and then belongs to another agent.
     let mut early = Client::connect(&world.lodge.target(), &token).await.expect("a connection");
     early.call_value("client/attach", json!({"session": "later"})).await.expect("an attachment");
     api.answer(&other, "later", "[[reply:secret]]").await;

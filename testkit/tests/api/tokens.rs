@@ -59,7 +59,7 @@ pub fn events(lodge: &Lodge, token: &str) -> BufReader<TcpStream> {
     reader
 }
 
-/// Reads until the daemon closes the stream, and returns what came.
+/// Reads until the daemon closes the stream, and returns the bytes.
 fn drained(mut stream: impl Read) -> String {
     let mut text = Vec::new();
     stream.read_to_end(&mut text).expect("the daemon closes the stream");
@@ -91,7 +91,7 @@ async fn revoking_a_token_closes_every_connection_that_came_with_it_and_no_other
         }
         drained(stream);
         assert_eq!(turned_away(&world.lodge, &token).await, "auth.revoked");
-        // Revoking again is no error, and the first time stands.
+        // A second revocation is no error, and the first time is kept.
         assert_eq!(api.ok("token/revoke", json!({"token": token_id})).await, revoked);
         other.call_value("agent/list", json!({})).await.expect("the other token is as good as before");
     }
@@ -190,7 +190,7 @@ async fn the_end_of_an_agent_is_the_end_of_its_tokens_and_of_nobody_elses() {
 }
 
 #[tokio::test]
-async fn the_value_of_a_token_is_told_once_per_request_and_kept_nowhere() {
+async fn the_value_of_a_token_is_reported_once_per_request_and_kept_nowhere() {
     let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;
@@ -207,7 +207,7 @@ async fn the_value_of_a_token_is_told_once_per_request_and_kept_nowhere() {
         assert_eq!(holding(&world.lodge.home(), needle), [""; 0], "a value was stored");
         assert!(!world.lodge.log().contains(needle.as_str()), "a value was logged");
     }
-    // Somebody types the value in place of the id: it is not repeated, and not recorded either.
+    // A user gives the value instead of the id: it is neither repeated nor recorded.
     let refused = api.refused("token/revoke", json!({"token": token}), "token.not_found").await;
     assert!(!refused.to_string().contains(&signature), "{refused}");
     world.lodge.kill9();
@@ -249,7 +249,7 @@ async fn the_token_in_credentials_json_is_a_token_like_any_other_and_a_start_rep
 }
 
 #[tokio::test]
-async fn whatever_was_answered_about_a_token_holds_after_a_kill_at_any_commit() {
+async fn every_answer_about_a_token_holds_after_a_kill_at_any_commit() {
     let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let schemas = api.again(&world.lodge).await;

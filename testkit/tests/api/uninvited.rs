@@ -1,4 +1,4 @@
-//! Callers without a token, and calls that are too much: neither takes anything from those who were invited.
+//! Callers without a token, and too many calls: neither affects authenticated callers.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -18,7 +18,7 @@ fn connect(world: &ApiWorld) -> TcpStream {
     stream
 }
 
-/// Everything that is said on a connection until it is closed.
+/// Everything that a connection receives until it is closed.
 fn hear_out(mut stream: TcpStream) -> String {
     let mut all = String::new();
     stream.read_to_string(&mut all).expect("the connection is closed");
@@ -143,7 +143,7 @@ async fn a_refusal_reaches_a_client_that_sends_everything_before_it_reads() {
         ("/v2/x/blobs/uploads/", "", "401"),
         ("/nowhere", "", "404"),
         ("/v1/rpc", "origin: http://evil.example\r\n", "403"),
-        // Over the limit, from somebody who may call.
+        // Over the limit, from an authenticated caller.
         ("/v1/rpc", &format!("{token}content-type: application/json\r\n"), "413"),
     ] {
         let length = body.len();
@@ -198,7 +198,7 @@ async fn a_line_longer_than_any_call_is_refused_and_the_conversation_goes_on() {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("lodge");
     let mut stdin = child.stdin.take().expect("a pipe");
-    // Somebody reads meanwhile what is said about it.
+    // A reader consumes its output meanwhile.
     let told = tokio::task::spawn_blocking(move || told(&child.wait_with_output().expect("lodge")));
     stdin.write_all(&vec![b'x'; REQUEST_BYTES_MAX + 1]).expect("a pipe");
     stdin.write_all(b"\n[[reply:still here]]\n").expect("a pipe");
@@ -209,7 +209,7 @@ async fn a_line_longer_than_any_call_is_refused_and_the_conversation_goes_on() {
 }
 
 #[tokio::test]
-async fn a_schema_larger_than_models_are_told_is_refused_however_it_comes() {
+async fn a_schema_larger_than_the_limit_is_refused_however_it_comes() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     let agent = world.agent(&mut api, "one").await;

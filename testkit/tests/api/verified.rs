@@ -1,4 +1,4 @@
-//! Clients verify the daemon before they send a token, and a port that somebody else has is waited for.
+//! Clients verify the daemon before they send a token, and a port in use is retried.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::world::{ApiWorld, is_root, told};
 
-/// A program that listens where the daemon is looked for, answers as it likes, and writes down everything it hears.
+/// A program that listens on the daemon's address, gives arbitrary answers, and records everything that it reads.
 struct Impostor {
     addr: SocketAddr,
     heard: Arc<Mutex<Vec<u8>>>,
@@ -221,7 +221,7 @@ async fn a_proof_is_asked_for_without_a_token_and_tells_nothing_else() {
         api.schemas.error(&error);
         assert_eq!((got, error["data"]["code"].as_str()), (status, Some(code)), "{path}");
     }
-    // Two questions on one connection are more than anybody needs who means to show a token.
+    // Two questions on one connection are more than a client needs to authenticate.
     let mut stream = TcpStream::connect(&addr).expect("a connection");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     let asked = format!("GET {} HTTP/1.1\r\nhost: localhost\r\n\r\n", proof::path(&id, &nonce));
@@ -249,7 +249,7 @@ async fn localhost_is_the_daemons_address_and_not_the_one_an_impostor_has() {
     let (addr, token) = (world.lodge.http_addr(), world.lodge.token());
     let (host, port) = addr.rsplit_once(':').expect("a port");
     assert_eq!(host, "127.0.0.1");
-    // Where there is no IPv6 there is nobody to be mistaken for.
+    // Without IPv6 there is no such address.
     let Ok(listener) = TcpListener::bind(format!("[::1]:{port}")) else { return };
     let real = addr.clone();
     let impostor = Impostor::on(
@@ -317,7 +317,7 @@ fn socket_of_another_user(path: &Path) -> UnixListener {
 #[tokio::test]
 async fn a_socket_of_another_user_gets_no_token() {
     if !is_root() {
-        // Only root can make a socket that belongs to somebody else.
+        // Only root can create a socket of another user.
         return;
     }
     let world = ApiWorld::new();
@@ -351,7 +351,7 @@ async fn a_socket_of_another_user_gets_no_token() {
             );
         }
     }
-    // Read one after the other: this is what is heard last.
+    // Connections are read in order: this is read last.
     UnixStream::connect(&path).expect("a connection").write_all(b"END").expect("words");
     let all = until("everything is read", || {
         let all = heard.lock().expect("a log").clone();

@@ -100,7 +100,7 @@ async fn nothing_succeeds(network: &str) {
     assert_eq!(scene.targets.touched(), Vec::<String>::new());
     assert_eq!(scene.alive(), before, "who was alive and awake is so still");
     assert_eq!(scene.planted(&root), Vec::<PathBuf>::new());
-    // Everybody goes on.
+    // All agents continue.
     for (agent, session) in [("victim", "s"), ("burglar", "b")] {
         assert!(api.answer(agent, session, "[[reply:well]]").await.contains("well"));
     }

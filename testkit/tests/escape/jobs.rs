@@ -109,7 +109,7 @@ async fn nothing_that_a_job_tries_with_the_state_the_archive_and_the_output_of_o
     assert!(report.lines().filter(|line| line.starts_with("closed")).count() >= paths.len() * 5);
     assert!(!report.contains(CANARY), "{report}");
     assert_eq!(seen(&home), before, "names came or went");
-    // Everybody's output is as it was.
+    // All output is unchanged.
     assert_eq!(output(&mut api, &archived, "stdout").await, format!("{CANARY}\n"));
     assert_eq!(output(&mut api, &running, "stdout").await, format!("{CANARY}\n"));
     assert_eq!(output(&mut api, &own, "stdout").await, "mine\n");

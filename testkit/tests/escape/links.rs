@@ -1,4 +1,4 @@
-//! Names that an agent plants where the daemon reads and writes: they lead nowhere, and stop nobody.
+//! Names that an agent plants where the daemon reads and writes: they lead nowhere, and block nothing.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,7 +12,7 @@ use crate::world::{AGENTFILE, ApiWorld, sh};
 /// More than a model gets, so that all of it is kept as a file.
 const LOUD: &str = "i=0; while [ $i -lt 40000 ]; do echo 'a line that is long enough to count for something'; i=$((i+1)); done";
 
-/// A directory of somebody else, and how it was.
+/// A foreign directory and its state.
 fn outside(world: &ApiWorld) -> (std::path::PathBuf, String) {
     let dir = world.lodge.dir().join("outside");
     fs::create_dir(&dir).expect("a directory");

@@ -73,7 +73,7 @@ fn in_network(test: &str) -> bool {
     false
 }
 
-/// Servers of the host that nobody may reach, which count those who do.
+/// Servers of the host that no agent may reach; they count connections.
 struct Traps {
     port: u16,
     reached: Arc<AtomicUsize>,
@@ -172,8 +172,8 @@ async fn nothing_succeeds(network: &str, reaches_far: bool) {
     attack(&world, &mut api, &view, reaches_far).await;
 }
 
-/// As on a kernel whose Landlock knows no network: sockets that are handed in hear their one peer. Where no filter can be
-/// attached, the way out is a proxy.
+/// As on a kernel whose Landlock has no network rights: sockets from the gate receive only from their peer. Without
+/// filters, the way out is a proxy.
 async fn nothing_succeeds_behind_filters(network: &str) {
     let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_KEEPER_CRASH_AT", "keeper.no_landlock_tcp");
@@ -328,7 +328,7 @@ async fn ports_of_the_host_that_a_tool_keeps_are_few_and_no_servers() {
     std::thread::spawn(move || {
         for mut stream in local.incoming().flatten() {
             let peer = stream.peer_addr().expect("a peer").ip().to_string();
-            // A client that left does not hear it.
+            // A client that left does not get it.
             drop(stream.write_all(peer.as_bytes()));
         }
     });
@@ -358,7 +358,7 @@ async fn ports_of_the_host_that_a_tool_keeps_are_few_and_no_servers() {
     for server in [daemon, world.mock.address().port(), loopback, model_server] {
         assert!(!taken.contains(&server), "{server}");
     }
-    // What it keeps is in nobody's way at the loopback, and half of the host's ports are never among it.
+    // Its ports do not block the loopback, and half of the host's ports are never among them.
     for port in &kept {
         TcpListener::bind(("127.0.0.1", *port)).unwrap_or_else(|error| panic!("{port}: {error}"));
     }

@@ -189,7 +189,7 @@ async fn a_program_right_above_the_state_directory_does_not_bring_that_along() {
 #[tokio::test]
 async fn no_descriptor_of_a_keeper_leads_out_of_its_own_directory() {
     if !is_root() {
-        // Nobody else may look at the descriptors of a keeper.
+        // Other users may not inspect a keeper's descriptors.
         return;
     }
     let (_world, _api, view) = with_tools("").await;
@@ -204,7 +204,7 @@ async fn no_descriptor_of_a_keeper_leads_out_of_its_own_directory() {
 }
 
 #[tokio::test]
-async fn where_no_root_can_be_built_the_paths_of_the_host_are_told_and_used() {
+async fn where_no_root_can_be_built_the_paths_of_the_host_are_reported_and_used() {
     let mut world = ApiWorld::asleep();
     world.lodge.set_env("LODGED_KEEPER_CRASH_AT", "keeper.no_private_root");
     world.lodge.start();
@@ -223,7 +223,7 @@ async fn where_no_root_can_be_built_the_paths_of_the_host_are_told_and_used() {
     assert!(told.contains(&format!("`{shown}/workspace`")), "{told}");
     let yaml = fs::read_to_string(root.join("etc/agent.yaml")).expect("a file");
     assert!(yaml.contains(&format!("{shown}/opt/bins/sh")), "{yaml}");
-    // The next start has its own root again, and its paths say so.
+    // The next start has its own root again, with the matching paths.
     api.ok("agent/stop", json!({"agent": "one"})).await;
     api.ok("agent/start", json!({"agent": "one"})).await;
     api.agent_is("one", "ready").await;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub const CANARY: &str = "canary-that-sings-outside";
-/// Where hosts have files and sockets of everybody.
+/// Places where hosts have world-accessible files and sockets.
 const PLACES: [&str; 12] = [
     "/tmp",
     "/var/tmp",
@@ -54,7 +54,7 @@ impl Targets {
         let name = format!("escape-{}-{number}", std::process::id());
         let (mut dirs, mut listeners) = (Vec::new(), Vec::new());
         let (mut sockets, mut secrets, mut fifos) = (Vec::new(), Vec::new(), Vec::new());
-        // Where this user may not write, nobody could have put anything for it.
+        // If this user cannot write there, the place contains nothing for it.
         for dir in
             PLACES.iter().map(|place| Path::new(place).join(&name)).filter(|dir| fs::create_dir(dir).is_ok())
         {
@@ -152,7 +152,7 @@ fn mark(path: &Path) -> FileMark {
     (found.mode(), found.uid(), found.mtime(), len >= 0)
 }
 
-/// A FIFO that everybody may write to, and its reader.
+/// A world-writable FIFO, and its reader.
 fn fifo(path: &Path) -> (PathBuf, fs::File) {
     let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).expect("a path");
     // SAFETY: the path is a C string that outlives the call.
@@ -172,7 +172,7 @@ impl Drop for Targets {
     }
 }
 
-/// A terminal that everybody may use: its own end, and the name of the other.
+/// A world-accessible terminal: its own end, and the name of the other.
 fn terminal() -> (OwnedFd, PathBuf) {
     // SAFETY: the buffer is as long as is announced and outlives the calls; the descriptor is new.
     unsafe {

@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where the disk is, told to the process that runs inside the namespaces.
+/// The place of the disk, for the process inside the namespaces.
 const INSIDE: &str = "LODGE_TEST_DISK";
 const DISK_MIB: u64 = 64;
 
@@ -93,7 +93,7 @@ impl SmallDisk {
         self.dir.join("home")
     }
 
-    /// Fills it, but for so many bytes.
+    /// Fills it, except for this many bytes.
     pub fn fill(&self, leave: u64) {
         let path = self.dir.join("filler");
         let mut filler = File::options().create(true).append(true).open(&path).expect("a file");
@@ -110,7 +110,7 @@ impl SmallDisk {
         filler.set_len(length.checked_sub(leave).expect("so much was free")).expect("a shorter file");
     }
 
-    /// Takes what the daemon keeps back, as if somebody else had been quicker.
+    /// Takes the daemon's reserve, as another process could.
     pub fn steal_reserve(&self) {
         File::options()
             .write(true)

@@ -1,4 +1,4 @@
-//! Jobs and a disk without room: nothing of them is lost, the archive waits and goes on, and no job fills a disk.
+//! Jobs and a full disk: no output is lost, the archive waits and continues, and no job fills a disk.
 
 use std::fs;
 use std::path::PathBuf;
@@ -167,7 +167,7 @@ fn output_for_which_the_archive_has_no_room_waits_in_its_files_and_is_archived_l
             let job = api.ok("job/submit", submission(&agent, "held", &printer("held", 128))).await;
             let job = job["id"].as_str().expect("an id").to_owned();
             until("the job runs", || (world.effects(&agent, "held") == 1).then_some(()));
-            // As much as it prints, and too little for those who cannot wait.
+            // As much as it prints, and too little for urgent writes.
             disk.fill(10 * MIB);
             world.go(&agent, "held");
             let done = over(&mut api, &job).await;
@@ -221,13 +221,13 @@ fn a_job_that_prints_without_end_fills_no_disk_and_ends_as_it_would_have() {
             assert!(least >= LOW, "only {least} bytes were left");
             let (text, dropped) = output(&mut api, &job, "stdout").await;
             assert_eq!(text.len() as u64 + dropped, printed(LINES));
-            // Its last word came when nothing was kept any more; that it came is known.
+            // Its last output came when nothing was kept; its length is known.
             let (last, missing) = output(&mut api, &job, "stderr").await;
             assert_eq!((last.as_str(), missing, &done["stderr_bytes"]), ("", 5, &json!(5)), "{done:#}");
             assert_eq!(done["dropped_bytes"], dropped + missing, "{done:#}");
             let whole = "0123456789abcdef".repeat(text.len() / 16 + 1);
             assert!(text.len() as u64 > MIB && whole.starts_with(&text), "{} bytes", text.len());
-            // Nobody else noticed.
+            // Nothing else was affected.
             assert_eq!(api.storage_is("enough").await["since"], Value::Null);
             let turn = api.send(&agent, "s", "[[reply:well]]").await;
             assert_eq!(api.done(&turn).await["text"], "well");

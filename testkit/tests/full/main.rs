@@ -1,4 +1,4 @@
-//! A full disk, at every write: the daemon refuses new work clearly, loses nothing, and goes on when there is room.
+//! A full disk, at every write: the daemon refuses new work clearly, loses nothing, and continues when space is free.
 
 mod disk;
 mod jobs;

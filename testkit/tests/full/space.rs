@@ -44,7 +44,7 @@ fn with_little_room_nothing_new_is_begun_and_everything_else_is_possible() {
                 http(&world.lodge.http_addr(), "GET", "/healthz", &[], b"").expect("an answer").0,
                 200
             );
-            // What runs goes on, and what ends something is done.
+            // Running work continues, and requests that end something succeed.
             world.go(&one, "held");
             assert_eq!(api.done(&held).await["text"], "end");
             api.ok("turn/interrupt", json!({"turn": cut})).await;
@@ -238,7 +238,7 @@ fn a_start_without_any_room_is_refused_with_a_way_out_and_changes_nothing() {
             assert_eq!(refused.code(), Some(1), "{words}");
             assert!(words.contains("error: there is no room to open the database"), "{words}");
             assert!(words.ends_with(
-                "hint: the disk is full: make room and start it again; what was acknowledged is there\n"
+                "hint: the disk is full: free space and start it again; acknowledged changes are safe\n"
             ));
             assert!(state() == before, "something was changed");
             disk.free();

@@ -1,4 +1,4 @@
-//! System calls of the daemon that fail when a test says so: the kernel asks here before each write and flush.
+//! System calls of the daemon that fail on demand: the kernel asks here before each write and flush.
 
 use std::fs;
 use std::io;
@@ -59,14 +59,14 @@ impl FailingThread {
 struct StrikePlan {
     call: FailingCall,
     by: FailingThread,
-    /// So many pass first …
+    /// Calls that pass first …
     skip: u64,
-    /// … then so many fail.
+    /// … and calls that fail then.
     times: u64,
     struck: u64,
 }
 
-/// A daemon whose writes and flushes are asked about.
+/// A daemon whose writes and flushes are intercepted.
 #[derive(Debug)]
 pub struct StruckDaemon {
     child: Child,
@@ -102,7 +102,7 @@ impl StruckDaemon {
         StruckDaemon { child, plan, over, answering: Some(answering) }
     }
 
-    /// After `skip` calls of the daemon's, so many fail.
+    /// After `skip` calls of the daemon, `times` calls fail.
     pub fn arm(&self, call: FailingCall, by: FailingThread, skip: u64, times: u64) {
         *self.plan() = StrikePlan { call, by, skip, times, struck: 0 };
     }
@@ -112,7 +112,7 @@ impl StruckDaemon {
         self.plan().struck
     }
 
-    /// Lets everything pass, and tells how many calls failed.
+    /// Lets everything pass, and returns how many calls failed.
     pub fn disarm(&self) -> u64 {
         let mut plan = self.plan();
         plan.times = 0;
@@ -222,7 +222,7 @@ fn receive(from: &UnixDatagram) -> io::Result<OwnedFd> {
     }
 }
 
-/// Answers the kernel until nobody is left to ask about, or the test is over.
+/// Answers the kernel until the process is gone, or the test has ended.
 fn answer_all(listener: &OwnedFd, daemon: u32, plan: &Mutex<StrikePlan>, over: &AtomicBool) {
     const LOOK_MS: i32 = 50;
     let mut poll = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -248,7 +248,7 @@ fn answer_all(listener: &OwnedFd, daemon: u32, plan: &Mutex<StrikePlan>, over: &
         });
         let flags = if error == 0 { libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32 } else { 0 };
         let mut answer = libc::seccomp_notif_resp { id: asked.id, val: 0, error: -error, flags };
-        // SAFETY: as above. An answer to somebody who was killed meanwhile is refused, and nobody needs it.
+        // SAFETY: as above. An answer for a process that was killed meanwhile is refused, and not needed.
         unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut answer) };
     }
 }

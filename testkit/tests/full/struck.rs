@@ -26,7 +26,7 @@ pub fn start(world: &FullDiskWorld) -> StruckDaemon {
     daemon
 }
 
-/// How the log of events should look when so many turns were acknowledged.
+/// The expected log of events after this many acknowledged turns.
 fn assert_whole(log: &[Value], turns: usize) {
     let count = |kind: &str| log.iter().filter(|event| event["kind"] == kind).count();
     for kind in ["turn.accepted", "turn.started", "turn.finished"] {
@@ -177,7 +177,7 @@ async fn a_flush_that_fails_ends_the_daemon_and_what_was_acknowledged_is_there()
     assert!(!acknowledged.is_empty(), "nothing was acknowledged before");
 }
 
-/// Sends turns that write much, until the log was copied back so often that so many calls have failed.
+/// Sends turns with large writes until checkpoints have made this many calls fail.
 async fn fill_log(world: &FullDiskWorld, daemon: &StruckDaemon, times: u64) -> Vec<String> {
     let mut api = world.api().await;
     let agent = api.agent("one").await;

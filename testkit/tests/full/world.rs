@@ -199,7 +199,7 @@ impl AttachedListener {
         AttachedListener { api, heard: Vec::new() }
     }
 
-    /// Hears everything up to the head of `log` and compares.
+    /// Reads everything up to the head of `log` and compares.
     pub async fn heard_all(&mut self, log: &[Value]) {
         while self.heard.len() < log.len() {
             let next =

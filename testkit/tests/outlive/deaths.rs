@@ -179,7 +179,7 @@ async fn an_answer_that_came_while_the_runtime_could_not_take_it_is_given_to_the
 }
 
 #[tokio::test]
-async fn when_everything_dies_whatever_lived_comes_back_with_its_work_and_whatever_was_stopped_does_not() {
+async fn when_everything_dies_live_agents_come_back_with_their_work_and_stopped_ones_do_not() {
     let mut world = ApiWorld::new();
     let mut api = world.checked().await;
     let mut agents = Vec::new();

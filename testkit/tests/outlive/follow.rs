@@ -1,4 +1,4 @@
-//! A client that reconnects by itself and goes on from its cursor, and notes what it saw twice or not at all.
+//! A client that reconnects automatically, continues from its cursor, and records duplicate and missing events.
 
 use std::io;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! What stands still is not dead: who is waited for, who is replaced, and who can be ended all the same.
+//! A stopped process is not dead: which processes are awaited, replaced, or can still be ended.
 
 use lodge_testkit::lodge::{is_alive, until};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! What becomes of a job, and of one that waits behind it, when what dies: every row of the table of deaths.
+//! A job, and one that waits behind it, after each kind of death: every row of the table of deaths.
 
 use std::fs;
 use std::io::Read;
@@ -11,7 +11,7 @@ use crate::checked::CheckedClient;
 use crate::processes::{lines, pid, runtime_of, workspace};
 use crate::world::{ApiWorld, id, kill};
 
-/// Tells that it began, speaks on both streams, ticks until it may end, and ends with a code.
+/// Records its start, writes to both streams, ticks until it may end, and exits with a code.
 const SCRIPT: &str = "echo begun >> begun; echo said; echo more >&2; \
     until test -e go; do echo tick >> ticks; sleep 0.05; done; echo finished; exit 5";
 

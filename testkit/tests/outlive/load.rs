@@ -64,7 +64,7 @@ impl LoadTalker {
         !self.task.is_finished()
     }
 
-    /// Lets the last answer come, and returns everything that was said.
+    /// Waits for the last answer, and returns the whole conversation.
     pub async fn finish(self) -> Vec<AcceptedMessage> {
         self.enough.store(true, Ordering::SeqCst);
         self.task.await.expect("nothing went wrong")

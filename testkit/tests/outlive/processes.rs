@@ -44,7 +44,7 @@ pub fn lines(path: &Path) -> usize {
     fs::read_to_string(path).map_or(0, |text| text.lines().count())
 }
 
-/// A turn whose tool tells that it began, then says `tick` ten times a second until it finds the file `go`.
+/// A turn whose tool records its start, then prints `tick` ten times a second until the file `go` exists.
 pub async fn at_work(world: &ApiWorld, api: &mut CheckedClient, agent: &str) -> Value {
     let script =
         "echo begun >> begun; until test -e go; do echo tick >> ticks; sleep 0.1; done; echo finished";

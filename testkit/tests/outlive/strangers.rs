@@ -52,7 +52,7 @@ impl Stranger {
 
 impl Drop for Stranger {
     fn drop(&mut self) {
-        // It may have been killed already, which is what the test tells.
+        // It may have been killed already, which the test checks.
         drop(self.child.kill());
         drop(self.child.wait());
     }

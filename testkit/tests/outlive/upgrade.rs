@@ -1,4 +1,4 @@
-//! The daemon's program is replaced while its agents work: nobody notices but by reconnecting.
+//! The daemon's program is replaced while its agents work: clients notice only a reconnect.
 
 use std::collections::BTreeMap;
 use std::fs;

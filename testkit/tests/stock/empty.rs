@@ -125,7 +125,7 @@ impl Docker {
 
 impl Drop for Docker {
     fn drop(&mut self) {
-        // SAFETY: sending a signal touches no memory; the pid is of our child, which nobody has waited for.
+        // SAFETY: sending a signal touches no memory; the pid is our child's, which is not collected yet.
         unsafe { libc::kill(self.engine.id().cast_signed(), libc::SIGTERM) };
         drop(self.engine.wait());
     }

@@ -1,5 +1,5 @@
-//! The stock set of tools, and the examples that use it: in an empty root, in Docker, in sandboxes, and on a host that has
-//! never heard of them.
+//! The stock set of tools, and the examples that use it: in an empty root, in Docker, in sandboxes, and on a host
+//! without them.
 
 mod elsewhere;
 mod empty;

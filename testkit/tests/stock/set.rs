@@ -1,4 +1,4 @@
-//! The set as `make stock` packed it, and what each tool is asked in every place.
+//! The set as `make stock` packed it, and the question for each tool.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use lodge_testkit::lodge::Lodge;
 use serde_json::Value;
 
-/// A tool, what it is asked, and what must stand in its answer.
+/// A tool, its arguments, and the expected part of its answer.
 #[derive(Debug)]
 pub struct ToolQuestion {
     pub tool: &'static str,
@@ -95,7 +95,7 @@ fn tar(archive: &Path, into: &Path) {
 }
 
 #[test]
-fn a_model_is_told_of_every_tool_what_it_does_and_how_it_is_used() {
+fn a_model_gets_of_every_tool_what_it_does_and_how_it_is_used() {
     let lodge = stocked();
     for ask in &ASKS {
         let bin = bin_of(&lodge, &format!("stock/{}", ask.tool));

@@ -38,10 +38,10 @@ pub(super) fn agent_end(event: &Event) -> Option<AgentEnd> {
     }
 }
 
-/// What became of a turn whose agent ended.
+/// The state of a turn whose agent ended.
 #[derive(Debug)]
 pub(super) enum TurnAfterAgent {
-    /// It ended, too: its own event tells how.
+    /// The turn ended as well: its own event has the outcome.
     Over,
     /// Another process has taken over by now.
     GoesOn,

@@ -28,7 +28,7 @@ fn parts(failure: CommandFailure) -> (String, Vec<String>, Option<String>) {
 }
 
 #[test]
-fn a_job_that_was_submitted_is_told_by_its_id_and_a_refusal_as_it_is() {
+fn a_job_that_was_submitted_is_reported_by_its_id_and_a_refusal_as_it_is() {
     let told = r#"{"job_id":"job_1"}"#;
     assert_eq!(submitted("job_submit", Some(told)).as_deref(), Some("job_1"));
     assert_eq!(submitted("job_status", Some(told)), None);
@@ -37,7 +37,7 @@ fn a_job_that_was_submitted_is_told_by_its_id_and_a_refusal_as_it_is() {
 }
 
 #[test]
-fn a_turn_that_its_agent_left_is_told_with_what_it_waits_for() {
+fn a_turn_that_its_agent_left_is_reported_with_what_it_waits_for() {
     let crash = json!({"reason": "crashed", "detail": "ended by signal 9"});
     let told =
         |kind: &str, left, stays| parts(abandoned(&end(kind, &crash).unwrap(), left, &ada(stays), &turn()));
@@ -51,7 +51,7 @@ fn a_turn_that_its_agent_left_is_told_with_what_it_waits_for() {
         told("agent.stopped", AbandonedTurn::Stopped, true).0,
         "ada was stopped before the turn was over"
     );
-    // Nobody can start what is gone, or is about to be.
+    // An agent that is removed or about to be cannot be started.
     assert_eq!(told("agent.removed", AbandonedTurn::Gone, true).2, None);
     assert_eq!(told("agent.failed", AbandonedTurn::Stopped, false).2, None);
 }
@@ -95,7 +95,7 @@ fn an_interrupted_turn_does_not_claim_to_wait() {
 }
 
 #[test]
-fn whatever_else_an_agent_does_is_waited_through() {
+fn other_events_of_an_agent_do_not_end_the_wait() {
     for kind in
         ["agent.pulling", "agent.starting", "agent.ready", "agent.working", "agent.removing", "agent.new"]
     {

@@ -137,7 +137,7 @@ pub(crate) struct UpdateArgs {
 }
 
 impl UpdateArgs {
-    /// Whether nothing is to be changed.
+    /// Whether no change is requested.
     pub(crate) fn is_empty(&self) -> bool {
         let UpdateArgs {
             agent: _,

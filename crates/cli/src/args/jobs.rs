@@ -112,7 +112,7 @@ pub(crate) struct JobWaitArgs {
     pub timeout_ms: Option<u64>,
 }
 
-/// What becomes of the jobs of an agent that is stopped.
+/// How the jobs of a stopped agent end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum JobsFate {
     /// Cancel them

@@ -4,7 +4,7 @@
 
 use super::keys::Key;
 
-/// So many lines are remembered.
+/// Lines of history.
 const HISTORY_MAX: usize = 500;
 
 /// What a key led to.
@@ -35,12 +35,12 @@ impl Editor {
         self.text.iter().collect()
     }
 
-    /// What stands before the cursor.
+    /// The text before the cursor.
     pub(super) fn before_cursor(&self) -> String {
         self.text[..self.cursor].iter().collect()
     }
 
-    pub(super) fn press(&mut self, key: Key) -> EditorOutcome {
+    pub(super) fn apply_key(&mut self, key: Key) -> EditorOutcome {
         match key {
             Key::Char(letter) => self.insert([letter]),
             Key::NewLine => self.insert(['\n']),
@@ -150,7 +150,7 @@ mod tests {
     fn typed(text: &str) -> Editor {
         let mut editor = Editor::default();
         for letter in text.chars() {
-            editor.press(Key::Char(letter));
+            editor.apply_key(Key::Char(letter));
         }
         editor
     }
@@ -159,7 +159,7 @@ mod tests {
     fn check(text: &str, keys: &[Key], expected: &str) {
         let mut editor = typed(text);
         for key in keys {
-            editor.press(key.clone());
+            editor.apply_key(key.clone());
         }
         // A bar shows the cursor.
         let (whole, before) = (editor.text(), editor.before_cursor());
@@ -181,12 +181,12 @@ mod tests {
     #[test]
     fn what_was_typed_is_still_there_after_a_look_at_the_history() {
         let mut editor = typed("one");
-        assert_eq!(editor.press(Key::Enter), EditorOutcome::Sent("one".into()));
+        assert_eq!(editor.apply_key(Key::Enter), EditorOutcome::Sent("one".into()));
         for letter in "two".chars() {
-            editor.press(Key::Char(letter));
+            editor.apply_key(Key::Char(letter));
         }
-        editor.press(Key::Enter);
-        editor.press(Key::Char('d'));
+        editor.apply_key(Key::Enter);
+        editor.apply_key(Key::Char('d'));
         for (key, expected) in [
             (Key::Up, "two"),
             (Key::Up, "one"),
@@ -195,7 +195,7 @@ mod tests {
             (Key::Down, "d"),
             (Key::Down, "d"),
         ] {
-            editor.press(key.clone());
+            editor.apply_key(key.clone());
             assert_eq!(editor.text(), expected, "{key:?}");
         }
     }
@@ -203,10 +203,10 @@ mod tests {
     #[test]
     fn an_empty_line_is_left_by_ctrl_d_and_a_full_one_is_emptied_by_ctrl_c() {
         let mut editor = typed("x");
-        assert_eq!(editor.press(Key::Ctrl('c')), EditorOutcome::Edited);
+        assert_eq!(editor.apply_key(Key::Ctrl('c')), EditorOutcome::Edited);
         assert_eq!(editor.text(), "");
-        assert_eq!(editor.press(Key::Ctrl('c')), EditorOutcome::Cancelled);
-        assert_eq!(editor.press(Key::Ctrl('d')), EditorOutcome::Ended);
+        assert_eq!(editor.apply_key(Key::Ctrl('c')), EditorOutcome::Cancelled);
+        assert_eq!(editor.apply_key(Key::Ctrl('d')), EditorOutcome::Ended);
     }
 
     #[test]
@@ -214,8 +214,8 @@ mod tests {
         let mut editor = Editor::default();
         for number in 0..HISTORY_MAX + 10 {
             for _ in 0..2 {
-                editor.press(Key::Paste(number.to_string()));
-                editor.press(Key::Enter);
+                editor.apply_key(Key::Paste(number.to_string()));
+                editor.apply_key(Key::Enter);
             }
         }
         assert_eq!(editor.history.len(), HISTORY_MAX);

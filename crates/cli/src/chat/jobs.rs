@@ -32,7 +32,7 @@ pub(super) async fn list(
         return Err(failure.hint(format!("use one of {}", STATUSES.join(", "))));
     }
     let Some(session) = session else {
-        context.words.tell("there are no jobs: this session has not started");
+        context.words.print_message("there are no jobs: this session has not started");
         return Ok(());
     };
     let mut daemon = context.daemon().await?;
@@ -52,12 +52,12 @@ pub(super) async fn list(
     let rows: Vec<Vec<String>> = jobs.iter().map(row).collect();
     context.put_table(&["ID", "BIN", "STATUS", "EXIT", "TIME", "OUTPUT"], &rows)?;
     if more {
-        context.words.murmur(&format!("`lodge jobs ls --session {session}` lists all of them"));
+        context.words.print_dimmed_note(&format!("`lodge jobs ls --session {session}` lists all of them"));
     }
     Ok(())
 }
 
-/// How a job stands, and the end of what it wrote.
+/// The state of a job, and the end of its output.
 pub(super) async fn show(
     context: &CommandContext,
     session: Option<&str>,
@@ -67,7 +67,7 @@ pub(super) async fn show(
     let view = of_session(&mut daemon, session, given).await?;
     put(&format!("{}\n", context.words.bold(&line(&view))))?;
     if view.output_removed {
-        context.words.tell("its output was removed by the retention settings");
+        context.words.print_message("its output was removed by the retention settings");
         return Ok(());
     }
     for (stream, name) in [(JobOutputStream::Stdout, "stdout"), (JobOutputStream::Stderr, "stderr")] {
@@ -80,7 +80,7 @@ pub(super) async fn show(
             put(&format!("  {}\n", render::one_line(&shown)))?;
         }
     }
-    context.words.murmur(&format!("`lodge jobs logs {}` shows all of it", view.id));
+    context.words.print_dimmed_note(&format!("`lodge jobs logs {}` shows all of it", view.id));
     Ok(())
 }
 
@@ -92,11 +92,11 @@ pub(super) async fn cancel(
     let mut daemon = context.daemon().await?;
     let view = of_session(&mut daemon, session, given).await?;
     let ended = cancel_one(&mut daemon, &view.id).await?;
-    context.words.tell(&line(&ended));
+    context.words.print_message(&line(&ended));
     Ok(())
 }
 
-/// Nobody cancels the job of another conversation by a slip of the keyboard.
+/// A typing error must not cancel the job of another conversation.
 async fn of_session(
     daemon: &mut DaemonClient<'_>,
     session: Option<&str>,

@@ -81,8 +81,8 @@ impl KeyDecoder {
     }
 }
 
-/// Moves what was pasted out of `bytes`, and tells whether that was all of it. What is too long goes, up to the end of the
-/// paste: nothing of a paste is ever a key.
+/// Moves pasted text out of `bytes`, and returns whether the paste is complete. Text beyond the limit is dropped up to
+/// the end of the paste: pasted bytes never count as keys.
 fn take_pasted(bytes: &mut Vec<u8>, paste: &mut Vec<u8>) -> bool {
     let end = bytes.windows(PASTE_END.len()).position(|window| window == PASTE_END);
     let (taken, used) = match end {
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_without_end_does_not_grow_for_ever() {
+    fn a_sequence_without_end_does_not_grow_endlessly() {
         let mut decoder = KeyDecoder::default();
         decoder.feed(b"\x1b[");
         for _ in 0..100 {

@@ -47,8 +47,9 @@ impl JobQuery {
     }
 }
 
-/// A key that is pressed while a turn runs. Questions about jobs are answered at once, other lines wait for its end; what is typed and not sent stands at the next prompt.
-pub(super) fn meanwhile(
+/// A key that is pressed while a turn runs. Questions about jobs are answered at once; other lines wait for the end of
+/// the turn. Unsent text appears at the next prompt.
+pub(super) fn apply_key_during_turn(
     key: Key,
     editor: &mut Editor,
     queued: &mut VecDeque<String>,
@@ -58,33 +59,33 @@ pub(super) fn meanwhile(
         Key::Escape | Key::Ctrl('c') => return InputDuringTurn::Interrupt,
         Key::Ctrl('d') => return InputDuringTurn::Leave,
         Key::Enter => match slash::read(&editor.text()) {
-            ChatLine::Nothing => drop(editor.press(Key::Enter)),
+            ChatLine::Nothing => drop(editor.apply_key(Key::Enter)),
             ChatLine::Command(slash::SlashCommand::Quit) => return InputDuringTurn::Leave,
             ChatLine::Command(slash::SlashCommand::Jobs(status)) => {
-                drop(editor.press(Key::Enter));
+                drop(editor.apply_key(Key::Enter));
                 return InputDuringTurn::Look(JobQuery::Jobs(status));
             }
             ChatLine::Command(slash::SlashCommand::Job(id)) => {
-                drop(editor.press(Key::Enter));
+                drop(editor.apply_key(Key::Enter));
                 return InputDuringTurn::Look(JobQuery::Job(id));
             }
             ChatLine::Command(slash::SlashCommand::Cancel(id)) => {
-                drop(editor.press(Key::Enter));
+                drop(editor.apply_key(Key::Enter));
                 return InputDuringTurn::Look(JobQuery::Cancel(id));
             }
             ChatLine::Text(_) | ChatLine::Command(_) if queued.len() == QUEUED_MAX => {
-                words.murmur(&format!(
+                words.print_dimmed_note(&format!(
                     "{QUEUED_MAX} lines are queued already; this one is kept for the next prompt"
                 ));
             }
             ChatLine::Text(_) | ChatLine::Command(_) => {
-                if let EditorOutcome::Sent(line) = editor.press(Key::Enter) {
-                    words.murmur(&format!("queued: {}", render::one_line(&line)));
+                if let EditorOutcome::Sent(line) = editor.apply_key(Key::Enter) {
+                    words.print_dimmed_note(&format!("queued: {}", render::one_line(&line)));
                     queued.push_back(line);
                 }
             }
         },
-        key => drop(editor.press(key)),
+        key => drop(editor.apply_key(key)),
     }
     InputDuringTurn::Typed
 }
@@ -96,9 +97,12 @@ mod tests {
     fn typed(text: &str, editor: &mut Editor, queued: &mut VecDeque<String>) -> InputDuringTurn {
         let words = Words::new(true, false);
         for letter in text.chars() {
-            assert_eq!(meanwhile(Key::Char(letter), editor, queued, &words), InputDuringTurn::Typed);
+            assert_eq!(
+                apply_key_during_turn(Key::Char(letter), editor, queued, &words),
+                InputDuringTurn::Typed
+            );
         }
-        meanwhile(Key::Enter, editor, queued, &words)
+        apply_key_during_turn(Key::Enter, editor, queued, &words)
     }
 
     #[test]
@@ -110,8 +114,14 @@ mod tests {
         assert_eq!(queued, ["one", "/session new"]);
         assert_eq!(typed("/quit", &mut editor, &mut queued), InputDuringTurn::Leave);
         let words = Words::new(true, false);
-        assert_eq!(meanwhile(Key::Ctrl('d'), &mut editor, &mut queued, &words), InputDuringTurn::Leave);
-        assert_eq!(meanwhile(Key::Escape, &mut editor, &mut queued, &words), InputDuringTurn::Interrupt);
+        assert_eq!(
+            apply_key_during_turn(Key::Ctrl('d'), &mut editor, &mut queued, &words),
+            InputDuringTurn::Leave
+        );
+        assert_eq!(
+            apply_key_during_turn(Key::Escape, &mut editor, &mut queued, &words),
+            InputDuringTurn::Interrupt
+        );
     }
 
     #[test]
@@ -131,7 +141,7 @@ mod tests {
             typed(&format!("line {at}"), &mut editor, &mut queued);
         }
         assert_eq!((queued.len(), editor.text()), (QUEUED_MAX, format!("line {QUEUED_MAX}")));
-        editor.press(Key::Ctrl('u'));
+        editor.apply_key(Key::Ctrl('u'));
         assert_eq!(typed("/quit", &mut editor, &mut queued), InputDuringTurn::Leave);
     }
 }

@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 
 use self::editor::{Editor, EditorOutcome};
 use self::keys::Key;
-use self::meanwhile::{InputDuringTurn, meanwhile};
+use self::meanwhile::{InputDuringTurn, apply_key_during_turn};
 use self::slash::ChatLine;
 use self::terminal::Terminal;
 use crate::answer::{self, PromptedAgent, ShownSteps, TurnEnding};
@@ -61,7 +61,7 @@ pub(crate) async fn chat(context: &CommandContext, args: ChatArgs) -> Result<(),
     let terminal = if context.words.json { None } else { Terminal::open() };
     match terminal {
         Some(terminal) => {
-            chat.greet(&agent).await?;
+            chat.print_greeting(&agent).await?;
             chat.at_terminal(terminal).await
         }
         None => chat.run_piped().await,
@@ -75,7 +75,7 @@ enum ChatInput<'t> {
     Whole,
 }
 
-/// Whether the conversation goes on.
+/// Whether the conversation continues.
 #[derive(Debug, PartialEq, Eq)]
 enum ChatNext {
     GoOn,
@@ -95,27 +95,32 @@ struct Chat<'a> {
 }
 
 impl Chat<'_> {
-    async fn greet(&mut self, agent: &AgentView) -> Result<(), CommandFailure> {
+    async fn print_greeting(&mut self, agent: &AgentView) -> Result<(), CommandFailure> {
         let (name, model, words) = (&agent.name, &agent.model, &self.context.words);
-        words.murmur(&format!("{name} · {model} · /help lists commands, Esc interrupts, Ctrl-D leaves"));
+        words.print_dimmed_note(&format!(
+            "{name} · {model} · /help lists commands, Esc interrupts, Ctrl-D leaves"
+        ));
         if matches!(agent.status.as_str(), "stopped" | "failed") {
-            words.tell(&format!("{name} is not running ({}): `lodge start {name}` starts it", agent.status));
+            words.print_message(&format!(
+                "{name} is not running ({}): `lodge start {name}` starts it",
+                agent.status
+            ));
         }
         match self.session.clone() {
-            Some(session) => self.recall(&session).await,
+            Some(session) => self.show_history(&session).await,
             None => Ok(()),
         }
     }
 
     /// Shows the end of a conversation that is taken up again. One that does not exist yet is begun by the first line.
-    async fn recall(&mut self, session: &str) -> Result<(), CommandFailure> {
+    async fn show_history(&mut self, session: &str) -> Result<(), CommandFailure> {
         let words = &self.context.words;
         let mut daemon = self.context.daemon().await?;
         let given = SessionRef { session: session.to_owned() };
         let view = match daemon.call::<GetSession>(given).await {
             Ok(detail) => detail.session,
             Err(failure) if failure.is("session.not_found") => {
-                words.murmur(&format!("session {session} starts with your first line"));
+                words.print_dimmed_note(&format!("session {session} starts with your first line"));
                 return Ok(());
             }
             Err(failure) => return Err(failure),
@@ -131,7 +136,7 @@ impl Chat<'_> {
         };
         let messages = daemon.call::<ListMessages>(params).await?;
         let turns = render::counted(usize::try_from(view.turns).unwrap_or(usize::MAX), "turn");
-        words.murmur(&format!("session {session}, {turns} so far"));
+        words.print_dimmed_note(&format!("session {session}, {turns} so far"));
         for message in &messages.messages {
             let text = message.text.trim_end();
             match message.role.as_str() {
@@ -166,7 +171,7 @@ impl Chat<'_> {
                 Some(job) = ended.recv() => {
                     if job.session.is_some() && job.session == self.session {
                         terminal.erase();
-                        self.context.words.murmur(&jobs::line(&job));
+                        self.context.words.print_dimmed_note(&jobs::line(&job));
                     }
                     continue;
                 }
@@ -181,16 +186,16 @@ impl Chat<'_> {
             if key == Key::Enter {
                 terminal.leave_line(&editor.text());
             }
-            match editor.press(key) {
+            match editor.apply_key(key) {
                 EditorOutcome::Edited => {}
                 EditorOutcome::ClearScreen => terminal.clear(),
                 EditorOutcome::Cancelled => {
                     terminal.erase();
-                    self.context.words.murmur("Ctrl-D or /quit leaves");
+                    self.context.words.print_dimmed_note("Ctrl-D or /quit leaves");
                 }
                 EditorOutcome::Ended => {
                     terminal.erase();
-                    self.farewell();
+                    self.print_goodbye();
                     return Ok(());
                 }
                 EditorOutcome::Sent(line) => match self.lines(line, &mut terminal, &mut editor).await? {
@@ -201,11 +206,11 @@ impl Chat<'_> {
                         is_watched = true;
                     }
                     ChatNext::Leave => {
-                        self.farewell();
+                        self.print_goodbye();
                         return Ok(());
                     }
                     ChatNext::LeaveTurn => {
-                        self.leave_turn();
+                        self.print_detached();
                         return Ok(());
                     }
                 },
@@ -256,21 +261,24 @@ impl Chat<'_> {
         if self.all_went_well { Ok(()) } else { Err(CommandFailure::Silent(CommandExit::Refused)) }
     }
 
-    fn farewell(&self) {
+    fn print_goodbye(&self) {
         if let (Some(session), true) = (&self.session, self.agent.stays) {
             let name = &self.agent.name;
-            self.context.words.say(&format!("to continue: lodge chat {name} -s {session}"));
+            self.context.words.print_note(&format!("to continue: lodge chat {name} -s {session}"));
         }
     }
 
-    /// The last words of somebody who does not wait for the answer.
-    fn leave_turn(&self) {
+    /// The message for a user who detaches from a running turn.
+    fn print_detached(&self) {
         let words = &self.context.words;
         if !self.queued.is_empty() {
-            words.say(&format!("not sent: {}", render::counted(self.queued.len(), "queued line")));
+            words.print_note(&format!("not sent: {}", render::counted(self.queued.len(), "queued line")));
         }
         if let (Some(session), true) = (&self.session, self.agent.stays) {
-            words.say(&format!("the turn is still running: lodge chat {} -s {session}", self.agent.name));
+            words.print_note(&format!(
+                "the turn is still running: lodge chat {} -s {session}",
+                self.agent.name
+            ));
         }
     }
 
@@ -292,7 +300,7 @@ impl Chat<'_> {
         }
     }
 
-    /// Tells of a refusal, after which the conversation goes on; anything else ends it.
+    /// Shows a refusal, after which the conversation continues. Any other failure ends it.
     fn refused(&mut self, failure: CommandFailure) -> Result<(), CommandFailure> {
         match failure {
             CommandFailure::Told(report) if report.exit == CommandExit::Refused => {
@@ -323,10 +331,10 @@ impl Chat<'_> {
                     loop {
                         tokio::select! {
                             ending = &mut follow => break ending?,
-                            Some(key) = terminal.key() => match meanwhile(key, editor, &mut self.queued, words) {
+                            Some(key) = terminal.key() => match apply_key_during_turn(key, editor, &mut self.queued, words) {
                                 InputDuringTurn::Interrupt if !interrupted => {
                                     interrupted = true;
-                                    words.murmur("interrupting");
+                                    words.print_dimmed_note("interrupting");
                                     interrupt(self.context, &turn).await?;
                                 }
                                 InputDuringTurn::Interrupt | InputDuringTurn::Typed => {}
@@ -351,7 +359,7 @@ impl Chat<'_> {
         match ending {
             TurnEnding::Done => Ok(ChatNext::GoOn),
             TurnEnding::Broken(_) if interrupted => {
-                words.murmur("[interrupted]");
+                words.print_dimmed_note("[interrupted]");
                 Ok(ChatNext::GoOn)
             }
             TurnEnding::Broken(failure) => Err(failure),
@@ -361,25 +369,25 @@ impl Chat<'_> {
     async fn command(&mut self, command: slash::SlashCommand) -> Result<ChatNext, CommandFailure> {
         let words = &self.context.words;
         match command {
-            slash::SlashCommand::Help => words.tell(&slash::help()),
+            slash::SlashCommand::Help => words.print_message(&slash::help()),
             slash::SlashCommand::Quit => return Ok(ChatNext::Leave),
             slash::SlashCommand::Clear => {}
             slash::SlashCommand::Session(None) => match &self.session {
-                Some(session) => words.tell(session),
-                None => words.tell(BEGINS),
+                Some(session) => words.print_message(session),
+                None => words.print_message(BEGINS),
             },
             slash::SlashCommand::Session(Some(name)) if name == "new" => {
                 self.session = None;
-                words.murmur(BEGINS);
+                words.print_dimmed_note(BEGINS);
             }
-            slash::SlashCommand::Session(Some(session)) => match self.recall(&session).await {
+            slash::SlashCommand::Session(Some(session)) => match self.show_history(&session).await {
                 Ok(()) => self.session = Some(session),
-                Err(failure) => self.stay(failure)?,
+                Err(failure) => self.report_unknown_session(failure)?,
             },
             slash::SlashCommand::NoSession(given) => {
                 let failure =
                     CommandFailure::refused(format!("`{given}` cannot be a session: an id is one word"));
-                self.stay(failure.hint("`/sessions` lists this agent's sessions"))?;
+                self.report_unknown_session(failure.hint("`/sessions` lists this agent's sessions"))?;
             }
             slash::SlashCommand::Sessions => {
                 let mut daemon = self.context.daemon().await?;
@@ -392,9 +400,9 @@ impl Chat<'_> {
             slash::SlashCommand::Cancel(id) => {
                 jobs::cancel(self.context, self.session.as_deref(), &id).await?
             }
-            slash::SlashCommand::Lacking(form) => words.tell(&format!("write it as `{form}`")),
+            slash::SlashCommand::Lacking(form) => words.print_message(&format!("write it as `{form}`")),
             slash::SlashCommand::Unknown(word) => {
-                words.tell(&format!(
+                words.print_message(&format!(
                     "there is no command `/{word}`; /help lists commands, //{word} sends it to the agent"
                 ));
             }
@@ -403,11 +411,11 @@ impl Chat<'_> {
     }
 
     /// After a session that one cannot go to: why, and where one is.
-    fn stay(&mut self, failure: CommandFailure) -> Result<(), CommandFailure> {
+    fn report_unknown_session(&mut self, failure: CommandFailure) -> Result<(), CommandFailure> {
         self.refused(failure)?;
         match &self.session {
-            Some(session) => self.context.words.say(&format!("still in session {session}")),
-            None => self.context.words.say(BEGINS),
+            Some(session) => self.context.words.print_note(&format!("still in session {session}")),
+            None => self.context.words.print_note(BEGINS),
         }
         Ok(())
     }
@@ -419,7 +427,7 @@ async fn interrupt(context: &CommandContext, turn: &TurnView) -> Result<(), Comm
     let params = TurnInterruptParams { turn: turn.id.clone(), request_id: Some(request_id()?) };
     match daemon.call::<InterruptTurn>(params).await {
         Ok(_) => Ok(()),
-        // It was over before we said so.
+        // The turn had ended already.
         Err(failure) if failure.exit() == CommandExit::Refused => Ok(()),
         Err(failure) => Err(failure),
     }

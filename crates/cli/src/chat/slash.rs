@@ -123,7 +123,7 @@ pub(super) async fn sessions(
     let rows: Vec<Vec<String>> = page.sessions.iter().map(row).collect();
     context.put_table(&["SESSION", "TURNS", "LAST ACTIVE", "BEGINS"], &rows)?;
     if page.next.is_some() {
-        context.words.murmur("`lodge session ls` lists all of them");
+        context.words.print_dimmed_note("`lodge session ls` lists all of them");
     }
     Ok(())
 }

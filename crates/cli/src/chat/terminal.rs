@@ -24,7 +24,7 @@ const ESCAPE_PAUSE: Duration = Duration::from_millis(40);
 #[derive(Debug)]
 pub(super) struct Terminal {
     before: libc::termios,
-    /// On which row of what was drawn the cursor stands.
+    /// The row of the drawn text that has the cursor.
     row: usize,
     bytes: mpsc::Receiver<Vec<u8>>,
     decoder: KeyDecoder,
@@ -44,7 +44,7 @@ impl Terminal {
         Some(terminal)
     }
 
-    /// Also after the program was stopped and goes on: the shell has put its own mode back.
+    /// Also after the program was stopped and continued: the shell has restored its own mode.
     pub(super) fn enter(&self) {
         let mut mode = self.before;
         mode.c_lflag &= !(libc::ICANON | libc::ECHO);
@@ -99,7 +99,7 @@ impl Terminal {
         draw(TerminalStream::Stdout, &pieces);
     }
 
-    /// Leaves the line as it stands and goes below it.
+    /// Leaves the line unchanged and moves below it.
     pub(super) fn leave_line(&mut self, text: &str) {
         let whole = format!("{PROMPT}{text}\n");
         let mut pieces = self.back().to_vec();
@@ -138,7 +138,7 @@ struct CellPosition {
     column: usize,
 }
 
-/// Where the cursor stands after a text that began in the first column.
+/// The position of the cursor after a text that began in the first column.
 fn place(text: &str, width: usize) -> CellPosition {
     let mut place = CellPosition { row: 0, column: 0 };
     for letter in text.chars() {

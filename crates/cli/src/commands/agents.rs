@@ -55,14 +55,14 @@ fn print_quarantine(context: &CommandContext, agents: &[AgentView]) {
         .flat_map(|agent| agent.quarantine.iter().map(|work| (agent.name.as_str(), work)))
         .collect();
     for (name, work) in all.iter().take(QUARANTINE_PRINTED_MAX) {
-        context.words.say(&format!("{name}: in quarantine: {}", render::quarantined(work)));
+        context.words.print_note(&format!("{name}: in quarantine: {}", render::quarantined(work)));
     }
     match all.as_slice() {
         [] => {}
-        [(_, only)] => context.words.say(&format!("hint: {}", render::quarantine_step(&only.id))),
+        [(_, only)] => context.words.print_note(&format!("hint: {}", render::quarantine_step(&only.id))),
         _ => context
             .words
-            .say(&format!("hint: `lodge quarantine ls` lists all; {}", render::quarantine_step("ID"))),
+            .print_note(&format!("hint: `lodge quarantine ls` lists all; {}", render::quarantine_step("ID"))),
     }
 }
 
@@ -223,7 +223,7 @@ fn next_try(at: &str, failures: Option<u32>) -> String {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum AgentAction {
     Start,
-    /// And what becomes of its jobs; open when nobody said so.
+    /// Stop, with the choice for its jobs; open if the user made none.
     Stop {
         jobs: Option<JobsFate>,
     },
@@ -263,7 +263,7 @@ enum OpenWork {
     Over,
 }
 
-/// A kill is more than a stop, and says so.
+/// A kill is stronger than a stop, and its message says that.
 fn print_end(context: &CommandContext, view: &AgentView, verb: AgentAction, before: OpenWork) {
     match verb {
         AgentAction::Kill if !context.words.json => {
@@ -272,7 +272,9 @@ fn print_end(context: &CommandContext, view: &AgentView, verb: AgentAction, befo
                 OpenWork::Open => "ended permanently",
                 OpenWork::Over => "had already ended",
             };
-            context.words.say(&format!("the work of {name} {ended}; `lodge start {name}` starts new work"));
+            context
+                .words
+                .print_note(&format!("the work of {name} {ended}; `lodge start {name}` starts new work"));
         }
         AgentAction::Start
         | AgentAction::Stop { .. }
@@ -347,7 +349,7 @@ enum GoalVerdict {
     Reached,
     Wait,
     Missed,
-    /// A state that this version knows nothing of, so nobody can say whether waiting helps.
+    /// A state that this version does not know, so it is unclear whether waiting helps.
     Unknown,
 }
 
@@ -375,7 +377,7 @@ impl AgentGoal {
     }
 }
 
-/// Waits until the agent is where it shall be, by its events. `view` is its state after the change was accepted.
+/// Waits for events until the agent reaches its goal. `view` is its state after the change was accepted.
 pub(super) async fn settle(
     daemon: &mut DaemonClient<'_>,
     mut view: AgentView,
@@ -393,7 +395,7 @@ pub(super) async fn settle(
             let event = match daemon.next().await {
                 Ok(FollowedItem::Event(event)) => event,
                 Ok(FollowedItem::Preview(_)) => continue,
-                // A daemon that came back with the removal done does not know the agent any more.
+                // A restarted daemon that completed the removal no longer knows the agent.
                 Err(failure) if goal == AgentGoal::Removed && failure.is("agent.not_found") => {
                     break "removed".to_owned();
                 }
@@ -413,7 +415,7 @@ pub(super) async fn settle(
     }
 }
 
-/// The kinds of agent events that are states; others only tell something about an agent.
+/// The kinds of agent events that are states. Other kinds are only information.
 const STATUSES: [&str; 8] =
     ["pulling", "starting", "ready", "working", "stopped", "failed", "removing", "removed"];
 
@@ -429,7 +431,7 @@ fn missed(view: &AgentView) -> CommandFailure {
     };
     match view.status.as_str() {
         "removing" | "removed" => failure,
-        _ if view.retry_at.is_some() => failure.hint(comes_up(view)),
+        _ if view.retry_at.is_some() => failure.hint(start_hint(view)),
         "failed" if view.failure_reason.as_deref() == Some("pull") => failure.hint(format!(
             "it is not retried automatically: give it another image with `lodge update {0} --image …`, then `lodge start {0}`",
             view.name
@@ -439,7 +441,7 @@ fn missed(view: &AgentView) -> CommandFailure {
 }
 
 /// One that starts itself again needs nothing but what it lacks.
-fn comes_up(view: &AgentView) -> String {
+fn start_hint(view: &AgentView) -> String {
     let (name, at) = (&view.name, view.retry_at.as_deref().unwrap_or_default());
     let mend = match view.failure_reason.as_deref() {
         Some("model") => "add the provider with `lodge provider add`, and the agent starts",

@@ -60,10 +60,10 @@ async fn build(context: &CommandContext, args: BinBuildArgs) -> Result<(), Comma
     if context.words.json {
         return context.words.json(&bin);
     }
-    context.words.say(&format!("built {} for {}", bin.named.join(", "), bin.platforms.join(", ")));
+    context.words.print_note(&format!("built {} for {}", bin.named.join(", "), bin.platforms.join(", ")));
     warn_other_platform(context, &bin);
     for needs in here.iter().filter_map(|path| crate::needs::of(path)) {
-        context.words.say(&needs);
+        context.words.print_note(&needs);
     }
     put(&format!("{}\n", bin.digest))
 }
@@ -72,7 +72,7 @@ async fn build(context: &CommandContext, args: BinBuildArgs) -> Result<(), Comma
 pub(super) fn warn_other_platform(context: &CommandContext, bin: &BinView) {
     if !bin.runs_here {
         let platforms = bin.platforms.join(", ");
-        context.words.say(&format!("it does not run on this host: it is for {platforms} only"));
+        context.words.print_note(&format!("it does not run on this host: it is for {platforms} only"));
     }
 }
 
@@ -138,7 +138,7 @@ fn rows_of(bin: &BinView) -> Vec<Vec<String>> {
     names_of(&bin.refs).into_iter().map(row).collect()
 }
 
-/// The first few platforms, and how many more there are.
+/// The first few platforms, and the number of the others.
 fn few(platforms: &[String]) -> String {
     let more = platforms.len().saturating_sub(PLATFORMS_SHOWN);
     let shown = platforms[..platforms.len() - more].join(",");

@@ -110,12 +110,14 @@ pub(super) async fn reap(context: &CommandContext) -> Result<(), CommandFailure>
         told.push_str(&format!(", {count} {what}"));
     }
     let plural = if *probed == 1 { "sandbox" } else { "sandboxes" };
-    context.words.say(&format!("{probed} {plural}: {told}"));
+    context.words.print_note(&format!("{probed} {plural}: {told}"));
     for agent in dead {
-        context.words.say(&format!("{agent} was found dead; its revival policy decides what comes next"));
+        context
+            .words
+            .print_note(&format!("{agent} was found dead; its revival policy decides what comes next"));
     }
     for failed in &reaped.failed {
-        context.words.say(&format!("{} could not be cleaned up: {}", failed.sandbox, failed.detail));
+        context.words.print_note(&format!("{} could not be cleaned up: {}", failed.sandbox, failed.detail));
     }
     Ok(())
 }
@@ -137,14 +139,14 @@ pub(super) async fn reload(context: &CommandContext) -> Result<(), CommandFailur
     }
     for Overridden { key, by, value, file } in overridden {
         let place = if by == "flag" { "a flag" } else { "the environment" };
-        context.words.say(&format!(
+        context.words.print_note(&format!(
             "{key}: {} in the file is overridden: {place} says {}",
             value_text(file),
             value_text(value)
         ));
     }
     let file = file.as_deref().unwrap_or("no configuration file");
-    context.words.say(&match changed.len() {
+    context.words.print_note(&match changed.len() {
         0 if !needs_restart.is_empty() => format!("{file}: nothing changed yet"),
         0 => format!("{file}: nothing changed"),
         1 => format!("{file}: 1 setting changed"),
@@ -154,7 +156,7 @@ pub(super) async fn reload(context: &CommandContext) -> Result<(), CommandFailur
 }
 
 pub(super) async fn shutdown(context: &CommandContext, agents: bool) -> Result<(), CommandFailure> {
-    // Nobody starts a daemon in order to end it.
+    // A daemon is not started only to be shut down.
     let address = DaemonAddress { autostart: Autostart::Forbidden, ..context.address.clone() };
     let mut daemon = DaemonClient::open(&address, &context.words).await.map_err(|failure| match failure {
         CommandFailure::Told(report) if report.exit == CommandExit::NoDaemon => {
@@ -180,7 +182,7 @@ pub(super) async fn shutdown(context: &CommandContext, agents: bool) -> Result<(
     if context.words.json {
         return context.words.json(&done);
     }
-    context.words.say(if agents {
+    context.words.print_note(if agents {
         "the daemon and its agents ended"
     } else {
         "the daemon ended; its agents keep running"

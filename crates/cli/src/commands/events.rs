@@ -12,7 +12,7 @@ use crate::parse::kind_matches;
 use crate::render::{SUMMARY_CHARS_MAX, cut, now_s, one_line, time_of_day, within};
 use crate::words::put;
 
-/// What a person at a terminal sees unless told otherwise; programs get the whole log.
+/// The default number of events on a terminal. Programs get the whole log.
 const SHOWN_AT_TERMINAL: u32 = 50;
 /// Past the end of every log, and exact in JSON.
 const END: u64 = (1 << 53) - 1;
@@ -30,7 +30,9 @@ pub(super) async fn events(context: &CommandContext, args: EventsArgs) -> Result
         (false, Some(wanted), _) => log.newest(wanted, END).await.map(drop),
         (false, None, None) if context.words.stdout_is_terminal() => {
             if log.newest(SHOWN_AT_TERMINAL, END).await? == OlderEvents::LeftOut {
-                context.words.murmur("older events are left out: `-n N` shows more, `--since 0` shows all");
+                context
+                    .words
+                    .print_dimmed_note("older events are left out: `-n N` shows more, `--since 0` shows all");
             }
             Ok(())
         }
@@ -128,7 +130,7 @@ impl EventPrinter<'_> {
     }
 
     fn params(&self) -> EventListParams {
-        // Families are for us to tell apart; one kind is left to the daemon, which need not send the rest.
+        // The CLI filters families. For a single kind the daemon filters, so that it does not send the rest.
         let kind = self.args.kind.clone().filter(|kind| kind.contains('.') && !kind.ends_with('*'));
         EventListParams { agent: self.args.agent.clone(), kind, ..EventListParams::default() }
     }
@@ -146,7 +148,7 @@ impl EventPrinter<'_> {
             return words.json_line(event);
         }
         if let Some(name) = own_name(event) {
-            self.names.learn(&event.stream, name);
+            self.names.remember(&event.stream, name);
         }
         let name = self.names.of(&mut self.daemon, &event.stream).await?;
         // A person at a terminal has little room, and sees what happened today for the most part.

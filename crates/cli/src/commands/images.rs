@@ -54,7 +54,7 @@ async fn build(context: &CommandContext, args: ImageBuildArgs) -> Result<(), Com
     if context.words.json {
         return context.words.json(&image);
     }
-    context.words.say(&format!("built {}", image.named.join(", ")));
+    context.words.print_note(&format!("built {}", image.named.join(", ")));
     put(&format!("{}\n", image.digest))
 }
 
@@ -231,7 +231,7 @@ async fn tag(context: &CommandContext, image: String, names: Vec<String>) -> Res
     if context.words.json {
         return context.words.json(&image);
     }
-    context.words.say(&format!("tagged {told}"));
+    context.words.print_note(&format!("tagged {told}"));
     put(&format!("{}\n", image.digest))
 }
 
@@ -248,7 +248,7 @@ pub(super) async fn remove<M: ApiMethod<Reply = ImageRemoved>>(
         match daemon.call::<M>(params).await {
             Ok(removed) => {
                 if removed.removed {
-                    context.words.say(&format!("removed {}", short(&removed.digest)));
+                    context.words.print_note(&format!("removed {}", short(&removed.digest)));
                 }
                 batch.done(&removed, || removed_text(&removed))?;
             }
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_this_host_only_is_told() {
+    fn what_belongs_to_this_host_only_is_reported() {
         let text = detail_text(&detail(vec![bin("rg", "rg:v1@sha256:12"), bin("sh", "host:sh")], None));
         assert!(text.contains("bin        rg rg:v1@sha256:12 safe does things\n"), "{text}");
         assert!(text.contains("bin        sh host:sh (this host only) does things\n"), "{text}");
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_sums_are_told_in_few_letters() {
+    fn sizes_and_sums_are_reported_in_few_letters() {
         assert_eq!((size(0), size(1_023), size(1_024)), ("0 B".into(), "1023 B".into(), "1 KiB".into()));
         assert_eq!((size(5 << 20), size(1_700_000)), ("5 MiB".into(), "1.6 MiB".into()));
         assert_eq!(size(3 << 30), "3 GiB");

@@ -18,7 +18,7 @@ use crate::render::counted;
 use crate::screen;
 use crate::words::{Words, prompt_for, put};
 
-/// The daemon's refusal of names that nobody agreed to.
+/// The daemon's refusal of names without consent.
 const NAME_CLAIMED: &str = "image.name_claimed";
 
 /// What an import may do with names.
@@ -46,7 +46,7 @@ pub(super) async fn export(context: &CommandContext, args: ImageExportArgs) -> R
             return Err(CommandFailure::usage("the archive and JSON cannot both go to stdout").hint(to_file));
         }
         let bytes = fetch(context, &args.refs.images, "exporting", &mut stdout).await?;
-        words.say(&format!("exported {}: {}", args.refs.images.join(", "), bytes_text(bytes)));
+        words.print_note(&format!("exported {}: {}", args.refs.images.join(", "), bytes_text(bytes)));
         return Ok(());
     };
     let shown = path.display().to_string();
@@ -56,7 +56,11 @@ pub(super) async fn export(context: &CommandContext, args: ImageExportArgs) -> R
     if words.json {
         return words.json(&ExportedFile { file: shown, size_bytes });
     }
-    words.say(&format!("exported {} to {shown}: {}", args.refs.images.join(", "), bytes_text(size_bytes)));
+    words.print_note(&format!(
+        "exported {} to {shown}: {}",
+        args.refs.images.join(", "),
+        bytes_text(size_bytes)
+    ));
     Ok(())
 }
 
@@ -109,8 +113,8 @@ fn cut(error: ClientError) -> CommandFailure {
     }
 }
 
-/// Why an archive came to no end. A daemon that finds something damaged in the middle of it cannot say so there; asked
-/// again, it does before it begins.
+/// Why an archive is incomplete. A daemon that finds damage in the middle of an archive cannot report it there. A
+/// repeated request reports it before the archive begins.
 async fn why_cut(target: &Target, login: &Login, path: &str) -> CommandFailure {
     match transfer::get(target, login, path).await {
         Err(refused @ ClientError::Refused(_)) => refused.into(),
@@ -118,7 +122,7 @@ async fn why_cut(target: &Target, login: &Login, path: &str) -> CommandFailure {
     }
 }
 
-/// As it may stand in an address.
+/// Escaped for a URL.
 fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~:/@".contains(&byte);
     let escape = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
@@ -138,7 +142,7 @@ struct UnfinishedFile(PathBuf);
 
 impl Drop for UnfinishedFile {
     fn drop(&mut self) {
-        // After it got its name there is nothing here any more.
+        // After the rename the file no longer exists here.
         drop(std::fs::remove_file(&self.0));
     }
 }
@@ -199,7 +203,7 @@ pub(super) async fn import(context: &CommandContext, args: ImageImportArgs) -> R
             Err(CommandFailure::Told(report))
                 if report.code.as_deref() == Some(NAME_CLAIMED) && super::can_ask(&context.words) =>
             {
-                agree(&context.words, &report).await?;
+                confirm_names(&context.words, &report).await?;
                 send_file(context, &path, ImportConsent { claims: true, ..allowed }).await?
             }
             sent => sent?,
@@ -208,22 +212,22 @@ pub(super) async fn import(context: &CommandContext, args: ImageImportArgs) -> R
     if context.words.json {
         return context.words.json(&imported);
     }
-    context.words.say(&imported_text(&imported));
+    context.words.print_note(&imported_text(&imported));
     let images = imported.images.iter().map(|image| &image.digest);
     let digests = images.chain(imported.bins.iter().map(|bin| &bin.digest));
     put(&digests.map(|digest| format!("{digest}\n")).collect::<String>())
 }
 
 /// Asks whether names that were refused may be taken.
-async fn agree(words: &Words, refused: &FailureReport) -> Result<(), CommandFailure> {
-    words.tell(&refused.what);
-    refused.because.iter().for_each(|cause| words.tell(&format!("  {cause}")));
+async fn confirm_names(words: &Words, refused: &FailureReport) -> Result<(), CommandFailure> {
+    words.print_message(&refused.what);
+    refused.because.iter().for_each(|cause| words.print_message(&format!("  {cause}")));
     prompt_for("take these names? [y]es or [N]o: ");
     match super::read_line().await?.as_deref().map(str::trim) {
         Some("y" | "Y" | "yes") => Ok(()),
         Some(_) => Err(CommandFailure::refused("nothing was imported")),
         None => {
-            words.tell("");
+            words.print_message("");
             Err(CommandFailure::refused("nothing was imported"))
         }
     }

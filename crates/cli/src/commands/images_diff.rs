@@ -21,10 +21,14 @@ pub(super) async fn diff(context: &CommandContext, from: String, to: String) -> 
     }
     if diff.changes.is_empty() {
         let same = diff.from == diff.to;
-        context.words.say(if same { "it is the same image" } else { "an agent of either is the same" });
+        context.words.print_note(if same {
+            "it is the same image"
+        } else {
+            "an agent of either is the same"
+        });
         return Ok(());
     }
-    context.words.say(&format!("{} → {}", short(&diff.from), short(&diff.to)));
+    context.words.print_note(&format!("{} → {}", short(&diff.from), short(&diff.to)));
     put(&text(&context.words, &diff.changes))
 }
 
@@ -106,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn each_section_is_named_once_and_texts_are_told_by_line() {
+    fn each_section_is_named_once_and_texts_are_reported_by_line() {
         let changes = [
             change("network", "network", Some("none"), Some("host")),
             change("bins", "rg", None, Some("rg:latest@sha256:12")),
@@ -122,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_is_told_as_in_listings() {
+    fn a_digest_is_reported_as_in_listings() {
         let digest = format!("sha256:{}", "ab".repeat(32));
         let changes = [change("files", "plan.csv", Some(&digest), Some("gone"))];
         assert_eq!(

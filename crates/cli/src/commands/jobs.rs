@@ -19,7 +19,7 @@ use crate::job;
 use crate::render::{self, now_ms};
 use crate::words::put;
 
-/// How long one question for the end of a job waits; it is asked again and again.
+/// The longest wait of one request for the end of a job. It is repeated.
 const ASK_MAX: Duration = Duration::from_secs(30);
 
 pub(super) async fn jobs(context: &CommandContext, command: JobsCommand) -> Result<(), CommandFailure> {
@@ -74,7 +74,7 @@ async fn run(context: &CommandContext, args: JobRunArgs) -> Result<(), CommandFa
     if context.words.json {
         context.words.json(&ended)?;
     }
-    conclude(context, &ended)
+    exit_like_job(context, &ended)
 }
 
 /// What a job is to read: text as it is, and other bytes in letters.
@@ -194,7 +194,7 @@ async fn wait(context: &CommandContext, args: JobWaitArgs) -> Result<(), Command
             }
             Ok(view) => {
                 batch.done(&view, String::new)?;
-                match conclude(context, &view) {
+                match exit_like_job(context, &view) {
                     Ok(()) => CommandExit::Done,
                     Err(CommandFailure::Silent(exit)) => exit,
                     Err(failure) => {
@@ -237,13 +237,13 @@ pub(super) async fn end_of(
 }
 
 /// Ends as the job did, and says why where a number does not.
-fn conclude(context: &CommandContext, ended: &JobView) -> Result<(), CommandFailure> {
+fn exit_like_job(context: &CommandContext, ended: &JobView) -> Result<(), CommandFailure> {
     let what = format!("{} {}", ended.id, job::standing(ended, now_ms()));
     match (job::exit(ended), ended.signal) {
         (CommandExit::Done, _) => Ok(()),
         (exit @ CommandExit::Program(_), signal) => {
             if signal.is_some() && ended.exit_code.is_none() {
-                context.words.say(&what);
+                context.words.print_note(&what);
             }
             Err(CommandFailure::Silent(exit))
         }
@@ -277,7 +277,7 @@ async fn cancel(context: &CommandContext, jobs: Vec<String>) -> Result<(), Comma
             Ok(view) => {
                 batch.done(&view, || format!("{}\n", view.id))?;
                 if job::is_open(&view) && !context.words.json {
-                    context.words.say(&format!("{} has not ended yet: it is being killed", view.id));
+                    context.words.print_note(&format!("{} has not ended yet: it is being killed", view.id));
                 }
             }
             Err(failure) if failure.exit() == CommandExit::NoDaemon => return Err(failure),

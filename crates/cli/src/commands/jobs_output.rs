@@ -11,9 +11,9 @@ use crate::follow::DaemonClient;
 use crate::screen::{self, ProgramOutput};
 use crate::words::Words;
 
-/// Most bytes that are asked for at once.
+/// Most bytes per request.
 const READ_BYTES: u64 = 1024 * 1024;
-/// How long one question for more waits; it is asked again and again.
+/// The longest wait of one request for more output. It is repeated.
 const WAIT_MS: u64 = 25_000;
 /// Looking for the last lines goes back so far at once.
 const LOOK_BACK_BYTES: u64 = 64 * 1024;
@@ -133,7 +133,7 @@ struct StreamPump<'a> {
 
 impl StreamPump<'_> {
     async fn run(&self, from: OutputStart, until: OutputEnd) -> Result<(), CommandFailure> {
-        // Of two connections one tells that the daemon went away.
+        // With two connections, only one reports that the daemon went away.
         let silent = Words::new(true, self.context.words.json);
         let words = match self.to {
             screen::TerminalStream::Stdout => &self.context.words,
@@ -189,9 +189,10 @@ impl StreamPump<'_> {
             JobOutputStream::Stderr => "stderr",
             JobOutputStream::Merged => "its output",
         };
-        self.context
-            .words
-            .tell(&format!("[{} bytes of {what} were not kept: {asked} to {}]", part.dropped, part.offset));
+        self.context.words.print_message(&format!(
+            "[{} bytes of {what} were not kept: {asked} to {}]",
+            part.dropped, part.offset
+        ));
     }
 
     /// Where the last lines begin. What was not kept has no lines.

@@ -124,12 +124,12 @@ impl<'a> StopWithJobs<'a> {
 
     async fn ask(&self) -> Result<JobsFate, CommandFailure> {
         let words = &self.context.words;
-        words.tell(&format!("{} has {}:", self.name, counted(self.jobs.len(), "job")));
+        words.print_message(&format!("{} has {}:", self.name, counted(self.jobs.len(), "job")));
         for job in self.jobs.iter().take(TOLD_MAX) {
-            words.tell(&format!("  {}, {}", phrase(job), job::standing(job, now_ms())));
+            words.print_message(&format!("  {}, {}", phrase(job), job::standing(job, now_ms())));
         }
         if self.jobs.len() > TOLD_MAX {
-            words.tell(&format!("  … `lodge jobs ls --agent {}` lists all", self.name));
+            words.print_message(&format!("  … `lodge jobs ls --agent {}` lists all", self.name));
         }
         loop {
             prompt_for("[c]ancel them, [w]ait for them, or [n]o, leave the agent alone? ");
@@ -140,7 +140,7 @@ impl<'a> StopWithJobs<'a> {
                 Some("n" | "N" | "no" | "") => return Err(self.not_stopped()),
                 Some(_) => {}
                 None => {
-                    words.tell("");
+                    words.print_message("");
                     return Err(self.not_stopped());
                 }
             }
@@ -162,7 +162,11 @@ impl<'a> StopWithJobs<'a> {
         }
         let told: Vec<String> = self.jobs.iter().take(TOLD_MAX).map(phrase).collect();
         let more = if self.jobs.len() > TOLD_MAX { ", …" } else { "" };
-        words.say(&format!("cancelled {}: {}{more}", counted(self.jobs.len(), "job"), told.join(", ")));
+        words.print_note(&format!(
+            "cancelled {}: {}{more}",
+            counted(self.jobs.len(), "job"),
+            told.join(", ")
+        ));
     }
 }
 

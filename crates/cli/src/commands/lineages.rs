@@ -141,8 +141,8 @@ pub(super) fn print_waiting(context: &CommandContext, waiting: &[LineageView]) {
     let told: Vec<String> = waiting.iter().take(WAITING_TOLD_MAX).map(waiting_text).collect();
     let more = if waiting.len() > WAITING_TOLD_MAX { ", …" } else { "" };
     let id = if let [only] = waiting { only.id.as_str() } else { "LINEAGE" };
-    context.words.say(&format!("{count} for your decision: {}{more}", told.join(", ")));
-    context.words.say(&format!("hint: {}", next_step(id)));
+    context.words.print_note(&format!("{count} for your decision: {}{more}", told.join(", ")));
+    context.words.print_note(&format!("hint: {}", next_step(id)));
 }
 
 fn waiting_text(lineage: &LineageView) -> String {
@@ -218,7 +218,7 @@ async fn resolve(context: &CommandContext, args: ResolveArgs) -> Result<(), Comm
         return context.words.json(&view);
     }
     let name = &view.agent_name;
-    context.words.say(&if args.revive {
+    context.words.print_note(&if args.revive {
         format!("{name} continues its work")
     } else {
         format!("the open work of {name} is dropped; `lodge start {name}` starts new work")
@@ -328,7 +328,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_pause_before_a_revival_is_told_with_the_death_before_it() {
+    fn a_pause_before_a_revival_is_reported_with_the_death_before_it() {
         let lineage = |status: &str, deaths: u32| -> LineageView {
             let view = json!({"id": "lin_1", "agent": "agt_1", "agent_name": "ada", "status": status, "ended_reason": null,
                 "policy": "revive", "revivals": 2, "deaths": deaths, "detail": "its sandbox died", "last_turn": null,

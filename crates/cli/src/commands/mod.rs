@@ -83,7 +83,7 @@ impl CommandContext {
         self.on_interrupt.borrow_mut().say = Some(line);
     }
 
-    /// What Ctrl-C would have said is over.
+    /// Clears the note that Ctrl-C would print.
     fn forget_interrupt(&self) {
         self.on_interrupt.borrow_mut().say = None;
     }
@@ -152,7 +152,7 @@ pub(crate) async fn interrupted(context: &CommandContext) -> CommandFailure {
     let InterruptNote { say, remove } = context.on_interrupt.take();
     match remove {
         Some(agent) => {
-            context.words.say(&format!("interrupted; removing {agent}"));
+            context.words.print_note(&format!("interrupted; removing {agent}"));
             tokio::select! {
                 removed = remove_agent(context, &agent) => {
                     if let Err(CommandFailure::Told(report)) = removed {
@@ -162,7 +162,7 @@ pub(crate) async fn interrupted(context: &CommandContext) -> CommandFailure {
                 _ = tokio::signal::ctrl_c() => {}
             }
         }
-        None => context.words.tell(say.as_deref().unwrap_or("interrupted")),
+        None => context.words.print_message(say.as_deref().unwrap_or("interrupted")),
     }
     CommandFailure::Silent(CommandExit::Interrupted)
 }
@@ -194,8 +194,8 @@ async fn read_stdin(what: &str) -> Result<String, CommandFailure> {
         .map_err(|_| CommandFailure::refused(format!("could not read {what}")).because("it is not UTF-8"))
 }
 
-/// All that there is to read, as far as a call can hold it: a device has no end. On its own thread, so that Ctrl-C is
-/// heard while a pipe says nothing.
+/// Reads everything, up to the size that a call can carry: a device has no end. On its own thread, so that Ctrl-C works
+/// while a pipe is silent.
 async fn read_bytes<R: Read>(
     what: &str,
     open: impl FnOnce() -> std::io::Result<R> + Send + 'static,
@@ -218,12 +218,12 @@ fn map(pairs: Vec<(String, String)>) -> BTreeMap<String, String> {
     pairs.into_iter().collect()
 }
 
-/// Whether somebody is there who can be asked.
+/// Whether a user can be asked.
 fn can_ask(words: &Words) -> bool {
     words.watched() && !words.json && std::io::stdin().is_terminal()
 }
 
-/// A line that was typed; nothing at the end. On its own thread, so that Ctrl-C is heard meanwhile.
+/// A line of input; none at the end. On its own thread, so that Ctrl-C works.
 async fn read_line() -> Result<Option<String>, CommandFailure> {
     let could_not = |cause: String| CommandFailure::refused("could not read your answer").because(cause);
     let read = tokio::task::spawn_blocking(|| {

@@ -15,7 +15,7 @@ pub(super) struct AgentNames {
 
 impl AgentNames {
     /// Remembers a name that another reply contained.
-    pub(super) fn learn(&mut self, agent: &str, name: &str) {
+    pub(super) fn remember(&mut self, agent: &str, name: &str) {
         self.known.insert(agent.to_owned(), name.to_owned());
     }
 
@@ -34,11 +34,11 @@ impl AgentNames {
         let given = AgentRef { agent: agent.to_owned(), request_id: None };
         let name = match daemon.call_without_start::<GetAgent>(given).await {
             Ok(detail) => detail.agent.name,
-            // A token that may not look does not keep anybody from seeing the rest.
+            // Without the right to read names, the rest is still shown.
             Err(failure) if failure.exit() == CommandExit::Refused => agent.to_owned(),
             Err(failure) => return Err(failure),
         };
-        self.learn(agent, &name);
+        self.remember(agent, &name);
         Ok(name)
     }
 }

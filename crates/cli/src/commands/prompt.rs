@@ -33,7 +33,7 @@ pub(super) async fn prompt(context: &CommandContext, args: PromptArgs) -> Result
     ask(context, &mut daemon, &agent, args.voice, question).await
 }
 
-/// What is asked, and what the answer must look like.
+/// The prompt, and the schema of the answer.
 #[derive(Debug)]
 pub(crate) struct PromptText {
     pub text: String,
@@ -69,11 +69,11 @@ pub(super) async fn ask(
     // Of several answers only the last one fits a schema: it is printed whole when it is there.
     let show = if question.schema.is_some() { ShownSteps::Steps } else { ShownSteps::All };
     let turn = send(daemon, &agent.id, voice, question).await?;
-    see(context, daemon, agent, turn, show).await
+    show_turn(context, daemon, agent, turn, show).await
 }
 
 /// Shows a turn of a watched agent to its end.
-pub(super) async fn see(
+pub(super) async fn show_turn(
     context: &CommandContext,
     daemon: &mut DaemonClient<'_>,
     agent: &PromptedAgent,

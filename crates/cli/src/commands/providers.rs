@@ -12,7 +12,7 @@ use super::{CommandContext, read_stdin, request_id};
 use crate::args::ProviderCommand;
 use crate::failure::CommandFailure;
 use crate::render::{one_line, or_dash};
-use crate::words::{HiddenInput, prompt_for, put, tell};
+use crate::words::{HiddenInput, print_message, prompt_for, put};
 
 pub(super) async fn provider(
     context: &CommandContext,
@@ -43,7 +43,7 @@ fn key_from_terminal(name: &str) -> Result<String, CommandFailure> {
     let mut line = String::new();
     let read = io::stdin().read_line(&mut line);
     drop(hidden);
-    tell("");
+    print_message("");
     read.map_err(|cause| CommandFailure::refused("could not read the key").because(cause))?;
     match line.trim() {
         "" => Err(CommandFailure::usage("there is no key")),
@@ -69,7 +69,7 @@ async fn list(context: &CommandContext, reveal: bool) -> Result<(), CommandFailu
     let mut daemon = context.daemon().await?;
     let list = daemon.call::<ListProviders>(ProviderListParams { reveal }).await?;
     if let Some(error) = &list.error {
-        tell(&format!("warning: providers.yaml is not in effect: {error}"));
+        print_message(&format!("warning: providers.yaml is not in effect: {error}"));
     }
     if context.words.json {
         return context.words.json(&list.providers);
@@ -119,12 +119,13 @@ async fn test(context: &CommandContext, name: String, model: Option<String>) -> 
         return context.words.json(&tested);
     }
     match &tested.answered {
-        Some(model) => context.words.say(&format!("{model} of {name} answered in {} ms", tested.ms)),
+        Some(model) => context.words.print_note(&format!("{model} of {name} answered in {} ms", tested.ms)),
         None => {
-            context
-                .words
-                .say(&format!("{name} listed its models in {} ms; none of them was asked", tested.ms));
-            context.words.say(&format!("to try one: lodge provider test {name} --model MODEL"));
+            context.words.print_note(&format!(
+                "{name} listed its models in {} ms; none of them was called",
+                tested.ms
+            ));
+            context.words.print_note(&format!("to try one: lodge provider test {name} --model MODEL"));
         }
     }
     put(&tested.models.iter().map(|model| format!("{}\n", one_line(model))).collect::<String>())

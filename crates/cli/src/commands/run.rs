@@ -6,7 +6,7 @@ use lodge_proto::{AgentCreateParams, AgentView, CreateAgent, Mount};
 
 use super::agents::{AgentGoal, settle};
 use super::prompt::{PromptText, ask, print_turn_id, prompt_from_stdin, send};
-use super::source::{AgentSource, neither, source, utf8};
+use super::source::{AgentSource, source, source_not_found, utf8};
 use super::transfers::pull_if_missing;
 use super::{CommandContext, map, remove_agent, request_id};
 use crate::answer::PromptedAgent;
@@ -24,16 +24,20 @@ pub(super) async fn run(context: &CommandContext, args: RunArgs) -> Result<(), C
     let image = params.image.clone();
     // Who does not wait does not look on either: the agent is `pulling` until its image is here.
     if let Some(image) = image.as_deref().filter(|_| !args.detach) {
-        pull_if_missing(context, &mut daemon, image).await.map_err(|failure| neither(image, failure))?;
+        pull_if_missing(context, &mut daemon, image)
+            .await
+            .map_err(|failure| source_not_found(image, failure))?;
         context.forget_interrupt();
     }
     let created = daemon.call::<CreateAgent>(params).await;
     let created = created.map_err(|failure| match &image {
-        Some(image) => neither(image, failure),
+        Some(image) => source_not_found(image, failure),
         None => failure,
     });
     let agent: AgentView = created.map_err(|failure| match &args.name {
-        Some(name) if failure.is("agent.name_taken") => failure.and_hint(&instead(name, &args.source)),
+        Some(name) if failure.is("agent.name_taken") => {
+            failure.and_hint(&name_taken_hint(name, &args.source))
+        }
         Some(_) | None => failure,
     })?;
     print_network(context, &agent);
@@ -41,8 +45,8 @@ pub(super) async fn run(context: &CommandContext, args: RunArgs) -> Result<(), C
     if args.name.is_none()
         && let Some(wanted) = requested_name(&agent)
     {
-        context.words.say(&format!("`{wanted}` is taken: this one is `{}`", agent.name));
-        context.words.say(&instead(wanted, &args.source));
+        context.words.print_note(&format!("`{wanted}` is taken: this one is `{}`", agent.name));
+        context.words.print_note(&name_taken_hint(wanted, &args.source));
     }
     if args.detach {
         return match prompt {
@@ -60,7 +64,7 @@ pub(super) async fn run(context: &CommandContext, args: RunArgs) -> Result<(), C
     }
     let id = agent.id.clone();
     let asked = prompt.map(|text| (args.voice, text));
-    let ended = attend(context, &mut daemon, agent, keeps, asked).await;
+    let ended = prompt_when_ready(context, &mut daemon, agent, keeps, asked).await;
     if keeps {
         return ended;
     }
@@ -74,7 +78,7 @@ pub(super) async fn run(context: &CommandContext, args: RunArgs) -> Result<(), C
     }
 }
 
-/// The name that was asked for, if the agent has another: it was taken, and this one has a number.
+/// The requested name, if it was taken and the agent got a number instead.
 fn requested_name(agent: &AgentView) -> Option<&str> {
     let (wanted, number) = agent.name.rsplit_once('-')?;
     let numbered = !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit());
@@ -82,8 +86,8 @@ fn requested_name(agent: &AgentView) -> Option<&str> {
     (numbered && image == wanted).then_some(wanted)
 }
 
-/// What somebody may have wanted who gave a name that is taken.
-fn instead(name: &str, source: &str) -> String {
+/// A hint about the likely intention behind a name that is taken.
+fn name_taken_hint(name: &str, source: &str) -> String {
     format!("to change `{name}` itself: lodge agent update {name} --image {}", render::quoted(source))
 }
 
@@ -92,12 +96,12 @@ fn instead(name: &str, source: &str) -> String {
 fn print_network(context: &CommandContext, agent: &AgentView) {
     let network = &agent.network;
     if network.mode == "host" {
-        context.words.say("NETWORK host: its tools have this host's network, loopback included");
+        context.words.print_note("NETWORK host: its tools have this host's network, loopback included");
     }
     if let [word] = network.allow.as_slice()
         && !word.contains(['.', ':', '/'])
     {
-        context.words.say(&format!(
+        context.words.print_note(&format!(
             "NETWORK {word}: its tools reach the host `{word}` alone; the modes are none, public, lan and host"
         ));
     }
@@ -108,16 +112,20 @@ fn print_unenforced(context: &CommandContext, agent: &AgentView) {
     let idle = agent.capabilities.iter().filter(|capability| !capability.granted);
     let idle: Vec<String> = idle.map(|capability| format!("`{}`", capability.name)).collect();
     if !idle.is_empty() {
-        context.words.say(&format!("these capabilities grant nothing in this release: {}", idle.join(", ")));
+        context
+            .words
+            .print_note(&format!("these capabilities grant nothing in this release: {}", idle.join(", ")));
     }
     let idle: Vec<String> = agent.limits_not_enforced.iter().map(|name| format!("`{name}`")).collect();
     if !idle.is_empty() {
-        context.words.say(&format!("these limits are not enforced in this release: {}", idle.join(", ")));
+        context
+            .words
+            .print_note(&format!("these limits are not enforced in this release: {}", idle.join(", ")));
     }
 }
 
-/// Waits until the agent is ready, then asks it or tells its name.
-async fn attend(
+/// Waits until the agent is ready, then sends the prompt or prints its name.
+async fn prompt_when_ready(
     context: &CommandContext,
     daemon: &mut DaemonClient<'_>,
     agent: AgentView,

@@ -17,7 +17,7 @@ use crate::autostart::{find_lodged, on_path};
 use crate::failure::{CommandExit, CommandFailure};
 use crate::render::{cut, pairs};
 use crate::screen::{ScreenOp, TerminalStream, draw};
-use crate::words::{Words, put, tell};
+use crate::words::{Words, print_message, put};
 
 /// Between two looks at the progress, for a person who watches and for a log.
 const WATCHED_EVERY: Duration = Duration::from_millis(200);
@@ -39,7 +39,7 @@ pub(crate) async fn selftest(words: &Words, args: SelftestArgs) -> Result<(), Co
     };
     let setup = CrashSetup::new(programs, CrashModel::OpenAi, seed);
     let began = Instant::now();
-    words.say(&format!("killing {} times, seed {seed}", args.crash));
+    words.print_note(&format!("killing {} times, seed {seed}", args.crash));
     let report = watched(words, &setup, args.crash).await?;
     print_report(words, &report, seed, args.crash, began.elapsed())
 }
@@ -52,7 +52,7 @@ pub(crate) fn selftest_role(role: &str, arguments: &[String]) -> Result<(), Comm
     })
 }
 
-/// The run, with its progress told, until it is over or somebody ends it.
+/// The run and its progress, until it ends or is interrupted.
 async fn watched(words: &Words, setup: &CrashSetup, kills: u64) -> Result<CrashReport, CommandFailure> {
     let could_not = |cause: io::Error| CommandFailure::refused("could not listen for signals").because(cause);
     let mut terminate = signal(SignalKind::terminate()).map_err(could_not)?;
@@ -72,7 +72,10 @@ async fn watched(words: &Words, setup: &CrashSetup, kills: u64) -> Result<CrashR
         Some(Err(trouble)) => Err(could_not_begin(&trouble)),
         None => {
             // What ran was dropped above, and everything that it had started went with it.
-            tell(&format!("interrupted after {} kills; nothing is left behind", setup.progress.kills()));
+            print_message(&format!(
+                "interrupted after {} kills; nothing is left behind",
+                setup.progress.kills()
+            ));
             Err(CommandFailure::Silent(CommandExit::Interrupted))
         }
     }
@@ -99,7 +102,7 @@ async fn show_progress(words: &Words, progress: &CrashProgress, kills: u64) -> s
         if words.watched() {
             draw(TerminalStream::Stderr, &[ScreenOp::Return, ScreenOp::ClearLine, ScreenOp::Text(&line)]);
         } else {
-            words.say(&line);
+            words.print_note(&line);
         }
     }
 }
@@ -208,9 +211,9 @@ fn print_report(
         words.json(&SelftestJson::of(report, seed, asked, took))?;
     } else {
         put(&table(report, took))?;
-        words.say(&format!("to repeat: {}", command(asked, seed)));
+        words.print_note(&format!("to repeat: {}", command(asked, seed)));
         if report.kills > asked {
-            words.say(&format!(
+            words.print_note(&format!(
                 "{} kills for {asked}: the last blow of a round may end two processes",
                 report.kills
             ));
@@ -279,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clean_run_is_told_with_what_the_contract_names() {
+    fn a_clean_run_is_reported_with_what_the_contract_names() {
         let report =
             CrashReport { kills: 3, acknowledged: 5, recovery_us: vec![12_345], ..CrashReport::default() };
         let told = serde_json::to_value(SelftestJson::of(&report, 9, 2, Duration::from_secs(1))).unwrap();

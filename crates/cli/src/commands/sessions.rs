@@ -14,7 +14,7 @@ use crate::follow::DaemonClient;
 use crate::render::{self, ago, now_s, or_dash};
 use crate::words::{Words, put};
 
-/// How much of a conversation is shown unless told otherwise.
+/// The default number of messages of a conversation.
 const MESSAGES_SHOWN: u32 = 100;
 /// How much of a tool's output is shown; `--json` has all.
 const TOOL_LINES_SHOWN: usize = 20;
@@ -114,7 +114,9 @@ async fn show(
         return context.words.json(&Conversation { session: view, messages, turn_list });
     }
     if older {
-        context.words.murmur(&format!("older messages are left out; `-n` shows more than {wanted}"));
+        context
+            .words
+            .print_dimmed_note(&format!("older messages are left out; `-n` shows more than {wanted}"));
     }
     let mut blocks = vec![head(&view, &context.words)];
     for (at, message) in messages.iter().enumerate() {
@@ -131,7 +133,7 @@ async fn show(
     put(&blocks.join("\n"))
 }
 
-/// What a session is, before what was said in it.
+/// The header of a session, before its messages.
 fn head(view: &SessionDetail, words: &Words) -> String {
     let session = &view.session;
     let mut text = format!("{}  {}", words.bold(&session.id), agent_name(session));
@@ -376,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn branches_are_told_at_the_turn_that_has_them() {
+    fn branches_are_reported_at_the_turn_that_has_them() {
         let (path, mut other) = (turn("trn_2", "done", "new"), turn("trn_1", "done", "old"));
         other.active = false;
         let both = [other.clone(), path.clone()];

@@ -6,7 +6,7 @@ use lodge_proto::{
     SessionRewindParams, SessionView,
 };
 
-use super::prompt::{print_turn_id, see};
+use super::prompt::{print_turn_id, show_turn};
 use super::results::ResultList;
 use super::sessions::turns_text;
 use super::{CommandContext, request_id};
@@ -27,7 +27,7 @@ pub(super) async fn fork(
     if context.words.json {
         return context.words.json(&view);
     }
-    context.words.say(&format!("a session of {}", turns_text(view.turns)));
+    context.words.print_note(&format!("a session of {}", turns_text(view.turns)));
     put(&format!("{}\n", view.id))
 }
 
@@ -42,7 +42,7 @@ pub(super) async fn rewind(
     print_session(context, &view)?;
     if !context.words.json {
         let id = &view.id;
-        context.words.say(&format!(
+        context.words.print_note(&format!(
             "to come back: `lodge session show {id} --all` shows the turns that were left, \
              `lodge session activate {id} TURN` returns to one"
         ));
@@ -61,12 +61,12 @@ pub(super) async fn activate(
     print_session(context, &view)
 }
 
-/// How a session stands whose path was changed.
+/// The state of a session whose path changed.
 fn print_session(context: &CommandContext, view: &SessionView) -> Result<(), CommandFailure> {
     if context.words.json {
         return context.words.json(view);
     }
-    context.words.say(&format!("session {} has {} now", view.id, turns_text(view.turns)));
+    context.words.print_note(&format!("session {} has {} now", view.id, turns_text(view.turns)));
     Ok(())
 }
 
@@ -87,10 +87,10 @@ pub(super) async fn regenerate(
     // Attached before asking, so that the turn's first event cannot be missed.
     daemon.watch(FollowScope::Agent(agent.id.clone()), None).await?;
     let turn = daemon.call::<RegenerateTurn>(params).await?;
-    see(context, &mut daemon, &agent, turn, ShownSteps::All).await
+    show_turn(context, &mut daemon, &agent, turn, ShownSteps::All).await
 }
 
-/// Each by itself; what was not there is as good as deleted.
+/// Each session separately. A missing session counts as deleted.
 pub(super) async fn remove(context: &CommandContext, sessions: Vec<String>) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let mut batch = ResultList::new(&context.words, sessions.len());
@@ -99,7 +99,7 @@ pub(super) async fn remove(context: &CommandContext, sessions: Vec<String>) -> R
         match daemon.call::<DeleteSession>(params).await {
             Ok(one) => {
                 if !one.deleted && !context.words.json {
-                    context.words.say(&format!("there was no session {}", one.session));
+                    context.words.print_note(&format!("there was no session {}", one.session));
                 }
                 batch.done(&one, || format!("{}\n", one.session))?;
             }

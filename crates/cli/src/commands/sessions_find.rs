@@ -35,9 +35,9 @@ pub(super) async fn search(context: &CommandContext, args: SearchArgs) -> Result
         return context.words.json(&hits);
     }
     if hits.is_empty() {
-        context.words.say("nothing was found");
+        context.words.print_note("nothing was found");
     } else if after.is_some() {
-        context.words.murmur(&format!("there is more; `-n` shows more than {wanted}"));
+        context.words.print_dimmed_note(&format!("there is more; `-n` shows more than {wanted}"));
     }
     let now = now_s();
     put(&hits.iter().map(|hit| line(hit, now, &context.words)).collect::<String>())

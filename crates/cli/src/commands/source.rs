@@ -35,7 +35,7 @@ pub(super) async fn place(context: &CommandContext, text: &str) -> Result<AgentS
 }
 
 /// A refusal of the daemon to find an image, for a person who may have meant a directory.
-pub(super) fn neither(text: &str, failure: CommandFailure) -> CommandFailure {
+pub(super) fn source_not_found(text: &str, failure: CommandFailure) -> CommandFailure {
     const WHAT_ELSE: &str = "give a directory with an Agentfile, an Agentfile, `-` to read one from stdin, or an image: one of `lodge image ls`, or `registry.example/name:tag`";
     // An address is no directory, and the daemon says what is wrong with it.
     let is_address = text.contains("://");
@@ -43,7 +43,7 @@ pub(super) fn neither(text: &str, failure: CommandFailure) -> CommandFailure {
         let what = format!("there is no directory or Agentfile `{text}`, and no image of that name");
         return CommandFailure::refused(what).hint(WHAT_ELSE).with_code("image.not_found");
     }
-    // With a port or a tag nobody meant a directory.
+    // A text with a port or a tag is not a directory.
     let could_be_place = !text.contains(':');
     if could_be_place && (failure.is("registry.unreachable") || failure.is("registry.not_found")) {
         let host = text.split('/').next().unwrap_or_default();
@@ -54,7 +54,7 @@ pub(super) fn neither(text: &str, failure: CommandFailure) -> CommandFailure {
     failure
 }
 
-/// Whether an image of that name is one of a registry: what stands before the first `/` is a host.
+/// Whether an image name contains a registry: the part before the first `/` is a host.
 pub(super) fn names_registry(text: &str) -> bool {
     text.split_once('/').is_some_and(|(host, _)| host == "localhost" || host.contains(['.', ':']))
 }
@@ -91,10 +91,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_could_be_a_directory_is_told_as_none_when_no_registry_has_it() {
+    fn what_could_be_a_directory_is_reported_as_none_when_no_registry_has_it() {
         let told = |text: &str, code: &str| {
             let failure = CommandFailure::refused("what failed").hint("what to do").with_code(code);
-            let CommandFailure::Told(report) = neither(text, failure) else { panic!("not told") };
+            let CommandFailure::Told(report) = source_not_found(text, failure) else { panic!("not told") };
             (report.what, report.hint.unwrap_or_default())
         };
         let (what, hint) = told("hello.d/x", "registry.unreachable");

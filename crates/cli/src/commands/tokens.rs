@@ -30,7 +30,7 @@ async fn issue(context: &CommandContext, params: TokenIssueParams) -> Result<(),
         return context.words.json(&issued);
     }
     let TokenView { id, expires_at, .. } = &issued.view;
-    context.words.say(&format!("{id}, valid until {expires_at}; it is not shown again"));
+    context.words.print_note(&format!("{id}, valid until {expires_at}; it is not shown again"));
     put(&format!("{}\n", issued.token))
 }
 

@@ -57,7 +57,7 @@ pub(super) async fn push(
         0 => "everything was there".to_owned(),
         bytes => format!("{} sent", bytes_text(bytes)),
     };
-    context.words.say(&format!("pushed {}: {sent}", pushed.reference));
+    context.words.print_note(&format!("pushed {}: {sent}", pushed.reference));
     put(&format!("{}\n", pushed.digest))
 }
 
@@ -83,7 +83,7 @@ pub(super) async fn pull(
             if context.words.json {
                 return context.words.json(&bin);
             }
-            context.words.say(&meter.pulled(&reference));
+            context.words.print_note(&meter.pulled(&reference));
             warn_other_platform(context, &bin);
             put(&format!("{}\n", bin.digest))
         }
@@ -100,7 +100,7 @@ async fn pull_image(
     let params = ImagePullParams { image: reference.to_owned(), tags, request_id: Some(request_id()?) };
     let image = daemon.transfer::<PullImage>(params, &meter).await?;
     if !context.words.json {
-        context.words.say(&meter.pulled(reference));
+        context.words.print_note(&meter.pulled(reference));
     }
     Ok(image)
 }

@@ -6,7 +6,7 @@ use lodge_proto::{AgentUpdateParams, AgentUpdated, UpdateAgent};
 
 use super::agents::{AgentGoal, settle};
 use super::run::mount_of;
-use super::source::{AgentSource, neither, source};
+use super::source::{AgentSource, source, source_not_found};
 use super::transfers::pull_if_missing;
 use super::{CommandContext, map, request_id};
 use crate::args::UpdateArgs;
@@ -17,7 +17,7 @@ use crate::words::put;
 pub(super) async fn update(context: &CommandContext, args: UpdateArgs) -> Result<(), CommandFailure> {
     if args.is_empty() {
         return Err(CommandFailure::usage("there is nothing to change")
-            .hint("say what with `--model`, `-e`, `--config`, `--label`, `--image`, `-v`, `--unmount`, `--limit` or `--revival-policy`"));
+            .hint("choose changes with `--model`, `-e`, `--config`, `--label`, `--image`, `-v`, `--unmount`, `--limit` or `--revival-policy`"));
     }
     let params = params(context, &args).await?;
     let mut daemon = context.daemon().await?;
@@ -25,12 +25,14 @@ pub(super) async fn update(context: &CommandContext, args: UpdateArgs) -> Result
     daemon.watch(FollowScope::Agent(args.agent.clone()), None).await?;
     let image = params.image.clone();
     if let Some(image) = &image {
-        pull_if_missing(context, &mut daemon, image).await.map_err(|failure| neither(image, failure))?;
+        pull_if_missing(context, &mut daemon, image)
+            .await
+            .map_err(|failure| source_not_found(image, failure))?;
         context.forget_interrupt();
     }
     let updated = daemon.call::<UpdateAgent>(params).await;
     let mut updated: AgentUpdated = match image {
-        Some(image) => updated.map_err(|failure| neither(&image, failure))?,
+        Some(image) => updated.map_err(|failure| source_not_found(&image, failure))?,
         None => updated?,
     };
     if updated.in_force == "now" {
@@ -40,7 +42,7 @@ pub(super) async fn update(context: &CommandContext, args: UpdateArgs) -> Result
         return context.words.json(&updated);
     }
     put(&format!("{}\n", updated.agent.name))?;
-    context.words.say(&update_text(&updated));
+    context.words.print_note(&update_text(&updated));
     Ok(())
 }
 

@@ -63,7 +63,7 @@ fn one_thing_has_a_bar_and_one_of_unknown_size_has_none() {
 }
 
 #[test]
-fn how_long_it_takes_is_told_when_enough_came_to_tell_it_from() {
+fn how_long_it_takes_is_reported_when_enough_came_to_tell_it_from() {
     let told = |done| total_text(&[part("a", done, 1000 * MIB)], Some(MIB));
     assert_eq!(told(MIB), "1.0 of 1000.0 MiB, 1.0 MiB/s");
     assert_eq!(told(400 * MIB), "400.0 of 1000.0 MiB, 1.0 MiB/s, 10 min left");
@@ -95,7 +95,7 @@ fn the_rate_is_that_of_the_last_seconds() {
     let mut rate = TransferRate::default();
     assert_eq!((rate.look(at(0), 0), rate.look(at(100), 500)), (None, None));
     assert_eq!(rate.look(at(1_000), 2_000), Some(2_000));
-    // It stands still: the rate falls, and is nothing in the end.
+    // The transfer stalls: the rate falls, and is none in the end.
     assert_eq!(rate.look(at(3_900), 2_000), Some(394));
     assert_eq!(rate.look(at(8_000), 2_000), Some(0));
     for n in 0..1_000 {

@@ -1,4 +1,4 @@
-//! What images and agents are made of.
+//! Records of images and agents.
 
 use std::collections::BTreeMap;
 use std::iter;
@@ -6,7 +6,7 @@ use std::iter;
 use super::{AgentRow, NextSpec};
 use crate::lineage::Policy;
 
-/// An agent's image: everything of its Agentfile that is needed to make its root.
+/// An agent's image: all parts of its Agentfile that its root needs.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ImageRecord {
     #[prost(bytes = "vec", tag = "1")]
@@ -41,10 +41,10 @@ pub struct ImageRecord {
     pub capabilities: Vec<String>,
     #[prost(int32, optional, tag = "15")]
     pub revival_policy: Option<i32>,
-    /// The CONFIG keys that are declared, with or without a value.
+    /// The declared CONFIG keys, with or without a value.
     #[prost(message, repeated, tag = "16")]
     pub declared: Vec<ConfigRecord>,
-    /// What its FROM said; absent for `scratch`.
+    /// The value of FROM; absent for `scratch`.
     #[prost(string, optional, tag = "17")]
     pub from: Option<String>,
     /// How many parents were flattened into it.
@@ -62,7 +62,7 @@ impl ImageRecord {
         bins.chain(self.runtime_image.as_deref())
     }
 
-    /// The CONFIG keys that must have a value and have none, here or in `given`.
+    /// The required CONFIG keys without a value, here or in `given`.
     pub fn unset<'a>(&'a self, given: &'a BTreeMap<String, String>) -> impl Iterator<Item = &'a str> {
         let needed = self.declared.iter().filter(|config| config.required).map(|config| config.key.as_str());
         needed.filter(|key| !self.configs.contains_key(*key) && !given.contains_key(*key))
@@ -80,7 +80,7 @@ pub struct ConfigRecord {
     pub description: Option<String>,
 }
 
-/// The limits that were asked for; an absent one was not.
+/// The configured limits. An absent limit is not configured.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct LimitsRecord {
     #[prost(uint64, optional, tag = "1")]
@@ -103,7 +103,7 @@ pub struct LimitsRecord {
     pub context_tokens: Option<u64>,
 }
 
-/// What of the network an agent may reach.
+/// The network access of an agent.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct NetworkRecord {
     /// See [`NetworkMode`].
@@ -112,33 +112,33 @@ pub struct NetworkRecord {
     /// With `List`: names, `*.names`, addresses and ranges, each with an optional port, and `loopback:PORT`.
     #[prost(string, repeated, tag = "2")]
     pub allow: Vec<String>,
-    /// No Agentfile said it.
+    /// No Agentfile sets it.
     #[prost(bool, tag = "3")]
     pub by_default: bool,
 }
 
 impl NetworkRecord {
-    /// What an agent gets whose image says nothing.
+    /// The default of an image without NETWORK.
     pub fn by_default() -> NetworkRecord {
         NetworkRecord { mode: NetworkMode::Public.code(), allow: Vec::new(), by_default: true }
     }
 
-    /// A number that a newer release wrote is the narrowest that this one knows.
+    /// A number of a newer release counts as the narrowest that this one knows.
     pub fn reach(&self) -> NetworkMode {
         NetworkMode::from_code(self.mode).unwrap_or(NetworkMode::None)
     }
 }
 
-/// How far a sandbox reaches. Codes are stored.
+/// The reach of a sandbox. Codes are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NetworkMode {
-    /// Its own loopback and nothing else.
+    /// Only its own loopback.
     None,
     /// The host's network.
     Host,
     /// What is listed.
     List,
-    /// Every address that is routed in public.
+    /// Every publicly routed address.
     Public,
     /// The same, and private ranges.
     Lan,
@@ -172,7 +172,7 @@ impl NetworkMode {
     }
 }
 
-/// A runtime that is not the stock one, as it was found on this host.
+/// A runtime other than the stock one, as it was found on this host.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct RuntimeRecord {
     #[prost(string, tag = "1")]
@@ -181,8 +181,8 @@ pub struct RuntimeRecord {
     pub path: String,
     #[prost(string, tag = "3")]
     pub digest: String,
-    /// The image that it is in, as `name:tag@sha256:…`. Then `path` and `digest` are empty until it was pulled, and
-    /// `path` stands in the store of images.
+    /// The image that contains it, as `name:tag@sha256:…`. `path` and `digest` are then empty until it is pulled, and
+    /// `path` is in the store of images.
     #[prost(string, optional, tag = "4")]
     pub image: Option<String>,
 }
@@ -223,7 +223,7 @@ pub struct EnvRecord {
     pub description: Option<String>,
 }
 
-/// A tool as the image names it.
+/// A tool as the image declares it.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct BinRecord {
     #[prost(string, tag = "1")]
@@ -242,7 +242,7 @@ pub struct BinRecord {
     pub image: Option<String>,
 }
 
-/// What one agent adds to its image; written when it is created and whole when it is updated.
+/// What one agent adds to its image; written when it is created, and as a whole when it is updated.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AgentSpec {
     #[prost(string, tag = "1")]
@@ -255,12 +255,12 @@ pub struct AgentSpec {
     pub mounts: Vec<MountRecord>,
     #[prost(message, repeated, tag = "5")]
     pub tools: Vec<ToolRecord>,
-    /// What happens when its process dies; absent: what the daemon is set to.
+    /// The revival policy; absent: the daemon's default.
     #[prost(int32, optional, tag = "6")]
     pub revival_policy: Option<i32>,
     #[prost(message, optional, tag = "7")]
     pub limits: Option<LimitsRecord>,
-    /// Absent: the host's network, which agents had before they got one of their own by default.
+    /// Absent: the host's network, which was the default of earlier releases.
     #[prost(message, optional, tag = "8")]
     pub network: Option<NetworkRecord>,
     /// Absent: the stock runtime.
@@ -268,13 +268,13 @@ pub struct AgentSpec {
     pub runtime: Option<RuntimeRecord>,
     #[prost(string, repeated, tag = "10")]
     pub capabilities: Vec<String>,
-    /// Before what the image says.
+    /// Takes precedence over the image.
     #[prost(btree_map = "string, string", tag = "11")]
     pub configs: BTreeMap<String, String>,
 }
 
 impl AgentSpec {
-    /// What happens when its process dies.
+    /// The revival policy.
     pub fn policy(&self, daemon: Policy) -> Policy {
         self.revival_policy.and_then(Policy::from_code).unwrap_or(daemon)
     }
@@ -288,7 +288,8 @@ impl AgentSpec {
 }
 
 impl AgentRow {
-    /// The digests of the images that it has or will have: its own, and those of its tools and its runtime.
+    /// The digests of the images that it uses, pending updates included: its own, and those of its tools and its
+    /// runtime.
     pub fn images(&self) -> impl Iterator<Item = &str> {
         let next = self.next.iter().flat_map(NextSpec::images);
         iter::once(self.image_digest.as_str()).chain(self.spec.images()).chain(next)
@@ -310,12 +311,12 @@ pub struct MountRecord {
     pub target: String,
     #[prost(bool, tag = "3")]
     pub read_only: bool,
-    /// What the agent is told about it.
+    /// Its description for the agent.
     #[prost(string, optional, tag = "4")]
     pub description: Option<String>,
 }
 
-/// A tool as it was found on this host when the agent was created.
+/// A tool as it was resolved on this host when the agent was created.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ToolRecord {
     #[prost(string, tag = "1")]
@@ -332,31 +333,31 @@ pub struct ToolRecord {
     pub description: String,
     #[prost(string, optional, tag = "7")]
     pub usage: Option<String>,
-    /// The image that it is in, as `name:tag@sha256:…`. Then `path` and `digest` are empty until it was pulled, and
-    /// `path` stands in the store of images.
+    /// The image that contains it, as `name:tag@sha256:…`. `path` and `digest` are then empty until it is pulled, and
+    /// `path` is in the store of images.
     #[prost(string, optional, tag = "8")]
     pub image: Option<String>,
-    /// Where a program of the host led to. Absent: it is in an image, or an earlier release found it.
+    /// The target of a host program. Absent: it is in an image, or an earlier release resolved it.
     #[prost(message, optional, tag = "9")]
     pub host: Option<HostProgramRecord>,
 }
 
-/// Where a program of the host led to when it was found.
+/// The target of a host program when it was resolved.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct HostProgramRecord {
-    /// What a sandbox is shown for it, beside the host's system directories.
+    /// The directories that a sandbox shows for it, beside the host's system directories.
     #[prost(string, repeated, tag = "1")]
     pub trees: Vec<String>,
 }
 
-/// An image of the store. Its contents lie in files, by their digests; what stands here is what is asked for often.
+/// An image of the store. Its contents are files named by their digests. The row has the frequently used facts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ImageRow {
     /// Of its manifest or index.
     pub digest: String,
-    /// The name it had first.
+    /// Its first name.
     pub name: String,
-    /// All of its blobs together.
+    /// The size of all its blobs.
     pub bytes: u64,
     pub state: ImageState,
     pub contents: ImageContents,
@@ -369,30 +370,30 @@ impl ImageRow {
         ImageRow { digest, name, bytes, state: ImageState::Complete, contents }
     }
 
-    /// What an engine keeps of it.
-    pub fn held(&self) -> ImageHeld {
+    /// The engine's facts about it.
+    pub fn fact(&self) -> ImageFact {
         let ImageRow { digest, name: _, bytes, state, contents } = self;
         let (kind, needs) = (contents.kind(), contents.needs());
-        ImageHeld { digest: digest.clone(), kind, bytes: *bytes, state: *state, needs }
+        ImageFact { digest: digest.clone(), kind, bytes: *bytes, state: *state, needs }
     }
 }
 
-/// Whether everything of an image is here.
+/// Whether an image is complete in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ImageState {
-    /// Its manifest and its config alone: an agent of it is being pulled.
+    /// Only its manifest and its config: an agent of it is being pulled.
     Announced,
     Complete,
 }
 
-/// What an image is of, and what is recorded of it.
+/// The kind of an image, and its record.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ImageContents {
     Agent(ImageRecord),
     Bin(BinImageRecord),
 }
 
-/// What an image is of. Codes are stored.
+/// The kind of an image. Codes are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ImageKind {
     Agent,
@@ -420,7 +421,7 @@ impl ImageContents {
         }
     }
 
-    /// The digests of the images that this one cannot do without.
+    /// The digests of the images that this one needs.
     pub fn needs(&self) -> Vec<String> {
         match self {
             ImageContents::Agent(record) => {
@@ -447,7 +448,7 @@ pub struct BinImageRecord {
     pub name: String,
     #[prost(string, tag = "2")]
     pub description: String,
-    /// How it is used, for the model to read.
+    /// Usage instructions for the model.
     #[prost(string, optional, tag = "3")]
     pub usage: Option<String>,
     #[prost(message, repeated, tag = "4")]
@@ -468,19 +469,19 @@ pub struct BinPlatformRecord {
     /// Its path in its layers, from their root.
     #[prost(string, tag = "3")]
     pub path: String,
-    /// Of its layers, as they travel.
+    /// The compressed size of its layers.
     #[prost(uint64, tag = "4")]
     pub size: u64,
 }
 
-/// What an engine knows of an image of the store.
+/// The engine's facts about an image of the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ImageHeld {
+pub struct ImageFact {
     pub digest: String,
     pub kind: ImageKind,
     pub bytes: u64,
     pub state: ImageState,
-    /// Digests of images that it cannot do without.
+    /// Digests of images that it needs.
     pub needs: Vec<String>,
 }
 

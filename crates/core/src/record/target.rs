@@ -1,4 +1,4 @@
-//! What a step of a turn waits for, and how that is stored: the columns `kind`, `exec` and `request` of a step.
+//! What a step of a turn waits for, and its stored form: the columns `kind`, `exec` and `request` of a step.
 
 use prost::Message;
 

@@ -1,8 +1,8 @@
-//! Changes to what is recorded, by aggregate.
+//! Changes of records, by aggregate.
 
 use super::{
     AgentRow, AgentSpec, EventRow, FailureRecord, ImageRefRow, ImageRow, LineageRow, MessageRow, NextSpec,
-    RequestRow, Retry, SessionRow, StepRow, TurnRow, Usage,
+    RequestRow, SessionRow, StartRetry, StepRow, TurnRow, Usage,
 };
 use crate::Timestamp;
 use crate::agent::AgentState;
@@ -15,7 +15,7 @@ use crate::session::{Fork, PathChange};
 use crate::token::TokenRow;
 use crate::turn::{StepState, TurnState};
 
-/// One change to what is stored. Batches of them are applied in one transaction, in order.
+/// One change of the stored state. Batches of them are applied in one transaction, in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Write {
     Agent(AgentWrite),
@@ -23,7 +23,7 @@ pub enum Write {
     Turn(TurnWrite),
     Image(ImageWrite),
     Job(JobWrite),
-    /// Whole, whether or not it is there; one that is revoked stays so.
+    /// The whole row, new or existing. A revoked token stays revoked.
     Token(TokenRow),
     Work(WorkWrite),
     Event(EventRow),
@@ -41,9 +41,9 @@ pub enum AgentWrite {
         incarnation: u32,
         runs: u32,
         started_at: Option<Timestamp>,
-        retry: Retry,
+        retry: StartRetry,
     },
-    /// What an agent is made of was changed, or will be.
+    /// The settings of an agent changed, now or as a pending update.
     Spec {
         id: AgentId,
         image: String,
@@ -51,7 +51,7 @@ pub enum AgentWrite {
         spec: Box<AgentSpec>,
         next: Option<Box<NextSpec>>,
     },
-    /// Whole, whether or not it is there.
+    /// The whole row, new or existing.
     Lineage(LineageRow),
 }
 
@@ -60,7 +60,7 @@ pub enum SessionWrite {
     New(SessionRow),
     Path(PathChange),
     Fork(Box<Fork>),
-    /// With everything that belongs to it, its events excepted.
+    /// With everything that belongs to it, except its events.
     Deleted {
         id: SessionId,
     },
@@ -92,7 +92,7 @@ pub enum TurnWrite {
         ended_at: Option<Timestamp>,
     },
     Message(MessageRow),
-    /// What a turn is told before its user's message, as a whole, when it begins.
+    /// The note before a turn's user message, as a whole, when the turn starts.
     Note {
         turn: TurnId,
         note: String,
@@ -101,25 +101,25 @@ pub enum TurnWrite {
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum ImageWrite {
-    /// An image is here, or more of it than before.
+    /// An image is recorded, or became more complete.
     Here(Box<ImageRow>),
-    /// The name means this image from now on, whatever it meant before.
+    /// The name refers to this image from now on.
     Named(ImageRefRow),
     Unnamed {
         reference: String,
     },
-    /// Neither a name nor an agent has it any more.
+    /// No name and no agent uses it.
     Gone {
         digest: String,
     },
 }
 
-/// Changes to what is in quarantine.
+/// Changes of the quarantine.
 #[derive(Debug, Clone, PartialEq)]
 pub enum WorkWrite {
     /// Work is set aside.
     Quarantined(QuarantineRow),
-    /// It is not any more.
+    /// The work is released.
     Released { id: WorkId },
 }
 

@@ -5,7 +5,7 @@ use lodge_exec::{ExecKind, ExecName, ExecState, ExitRecord, KeeperEvent, KnownEx
 
 use super::actor::Actor;
 use crate::crash;
-use lodge_engine::{AgentSeen, Part, Seen};
+use lodge_engine::AgentComponent;
 
 /// The execs that a keeper knows when the daemon connects to it, by kind.
 #[derive(Debug, Default)]
@@ -44,12 +44,16 @@ pub(super) fn split_running<T>(execs: Vec<(T, ExecState)>) -> (Vec<T>, Vec<T>) {
 }
 
 impl Actor {
-    pub(super) async fn event(&mut self, event: Option<KeeperEvent>) {
+    pub(super) async fn handle_event(&mut self, event: Option<KeeperEvent>) {
         let Some(event) = event else { return Box::pin(self.link_lost()).await };
-        let part = if matches!(event, KeeperEvent::RuntimeLine(_)) { Part::Runtime } else { Part::Sandbox };
-        self.sign_of_life(part).await;
+        let part = if matches!(event, KeeperEvent::RuntimeLine(_)) {
+            AgentComponent::Runtime
+        } else {
+            AgentComponent::Sandbox
+        };
+        self.record_sign_of_life(part).await;
         match event {
-            KeeperEvent::RuntimeLine(line) => self.heard(&line).await,
+            KeeperEvent::RuntimeLine(line) => self.handle_runtime_line(&line).await,
             KeeperEvent::Started { exec, kind, pid } => match name(kind, &exec) {
                 Some(ExecName::Runtime { run }) => self.runtime_started(run, pid),
                 Some(ExecName::Tool(exec)) => {
@@ -103,15 +107,15 @@ impl Actor {
 
     async fn runtime_refused(&mut self, run: u32, why: &str) {
         if self.up.as_ref().is_some_and(|up| up.plan.run == run) {
-            self.not_started(run, format!("the runtime could not be started: {why}")).await;
+            self.report_start_failure(run, format!("the runtime could not be started: {why}")).await;
         }
     }
 
-    /// Claimed by a keeper that died, without an outcome.
+    /// Reports a runtime that a dead keeper claimed and that has no exit record.
     async fn runtime_lost(&mut self, run: u32) {
         if self.up.as_ref().is_some_and(|up| up.plan.run == run) {
-            let (agent, detail) = (self.agent.clone(), "the runtime was lost with its sandbox".to_owned());
-            self.shell.tell(Seen::Agent(AgentSeen::Died { agent, run, part: Part::Runtime, detail })).await;
+            let detail = "the runtime was lost with its sandbox".to_owned();
+            self.report_death(run, AgentComponent::Runtime, detail).await;
         }
     }
 }

@@ -1,16 +1,17 @@
 //! The messages of one model call, from the store.
 
 use lodge_core::record::MessageRow;
-use lodge_store::{ReadError, StoreSnapshot};
+use lodge_store::ReadError;
 
 use lodge_engine::{ModelOrder, Purpose};
 
+use super::ports::WorkReads;
 use crate::context;
 
-/// What the model reads, in order, with the instruction behind it where a summary is wanted. None: the message that the call
-/// needs is not recorded in this snapshot.
+/// The messages that the model reads, in order, followed by the instruction if the call makes a summary. None: this snapshot
+/// lacks the message that the call needs.
 pub(super) fn history(
-    store: &dyn StoreSnapshot,
+    store: &dyn WorkReads,
     order: &ModelOrder,
 ) -> Result<Option<Vec<MessageRow>>, ReadError> {
     if store.newest_message(&order.session)? < order.message {

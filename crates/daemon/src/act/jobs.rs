@@ -1,71 +1,73 @@
-//! Jobs of one sandbox: started, ended, forgotten; how they stand when nobody is there to ask.
+//! Jobs of one sandbox: start, kill, forget, and their state when no keeper runs.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use lodge_core::JobId;
-use lodge_core::job::{JobRow, JobStream};
+use lodge_core::job::{JobRow, JobStreamBytes};
 use lodge_core::limits::JOB_OUTPUT_EVERY_MS;
 use lodge_exec::{Evidence, ExecKind, ExecState, ExitOutcome, ExitRecord, KeeperCommand, StartExec};
-use lodge_store::ReadError;
 use tokio::time::Instant;
 
 use super::actor::Actor;
+use super::context::ActContext;
 use super::events::split_running;
+use super::ports::JobOwner;
 use super::root;
 use crate::chain;
+use crate::compute::ComputeError;
 use crate::crash;
-use crate::jobs::{self, Layout, Whose};
+use crate::jobs::JobFileLayout;
 use crate::limits;
-use crate::shell::Shell;
 use crate::tasks::TaskKind;
 use crate::view;
-use lodge_engine::jobs::{JobEffect, JobEnd, JobSeen, JobWish};
-use lodge_engine::{Ask, ExecHow, JobOrder, Seen};
+use lodge_engine::jobs::{JobEffect, JobEnd, JobObservation, JobToolRequest};
+use lodge_engine::{ExecOutcome, JobOrder, Observation, RuntimeCall};
 
-/// How often the engine hears of a job's output. A little longer than what it takes, so that it takes each.
-const TELL_EVERY: Duration = Duration::from_millis(JOB_OUTPUT_EVERY_MS.cast_unsigned() + 50);
-/// The keeper was started by a release that knew no jobs.
+/// How often output is reported to the engine. A little longer than the engine's own interval, so that it accepts each
+/// report.
+const REPORT_EVERY: Duration = Duration::from_millis(JOB_OUTPUT_EVERY_MS.cast_unsigned() + 50);
+/// For a keeper of a release without jobs.
 const OLD_KEEPER: &str =
     "its agent was started by an earlier release, which knew no jobs: restart the agent (`lodge restart`)";
 
-/// Does what is to be done about a job outside of its sandbox.
-pub(super) fn act(shell: &Arc<Shell>, what: JobEffect) {
+/// Applies an effect on a job outside of its sandbox.
+pub(super) fn act(context: &Arc<ActContext>, what: JobEffect) {
     match what {
-        JobEffect::Archive { job } => shell.jobs.archive(&job),
+        JobEffect::Archive { job } => context.outputs.archive(&job),
         JobEffect::Read { asked, agent, session, wish } => {
-            let (teller, whose) = (shell.clone(), Whose { agent, session });
-            shell.spawn(TaskKind::JobRead, async move {
-                let answer = jobs::answer(teller.clone(), whose, wish).await;
-                teller.tell(Seen::Job(JobSeen::Read { asked, answer })).await;
+            let (reporter, whose) = (context.clone(), JobOwner { agent, session });
+            context.spawn(TaskKind::JobRead, async move {
+                let answer = reporter.outputs.answer(whose, wish).await;
+                reporter.report(Observation::Job(JobObservation::Read { asked, answer })).await;
             });
         }
     }
 }
 
-/// What the engine was told of the output of the jobs that run.
+/// The output of running jobs, as far as it was reported to the engine.
 #[derive(Debug, Default)]
-pub(super) struct Outputs {
-    jobs: HashMap<JobId, Told>,
+pub(super) struct OutputReports {
+    jobs: BTreeMap<JobId, ReportedOutput>,
 }
 
 #[derive(Debug)]
-struct Told {
-    /// When it may be told next.
+struct ReportedOutput {
+    /// The earliest next report.
     next: Instant,
-    untold: Option<(u64, u64)>,
+    pending: Option<(u64, u64)>,
 }
 
-impl Outputs {
-    /// When something that was held back has to be told.
+impl OutputReports {
+    /// When the first pending report is due.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        self.jobs.values().filter(|told| told.untold.is_some()).map(|told| told.next).min()
+        self.jobs.values().filter(|reported| reported.pending.is_some()).map(|reported| reported.next).min()
     }
 }
 
 impl Actor {
-    pub(super) async fn job(&mut self, order: JobOrder) {
+    pub(super) async fn apply_job_order(&mut self, order: JobOrder) {
         match order {
             JobOrder::Start { job, resumed } => self.start_job(job, resumed).await,
             JobOrder::Kill { job } => self.kill_job(job).await,
@@ -73,17 +75,21 @@ impl Actor {
         }
     }
 
-    /// What is asked, unless it is a job and the disk has too little room for one: then the model is told so, and its turn
-    /// goes on. A call that has its result keeps that.
-    pub(super) fn admitted(&self, ask: Ask) -> Ask {
-        let Ask::Job { turn, step, call, wish: wish @ JobWish::Submit(_) } = ask else { return ask };
-        match self.shell.admit_job() {
-            Ok(()) => Ask::Job { turn, step, call, wish },
-            Err(refused) => Ask::Answer { turn, step, call, text: view::for_model(refused), error: true },
+    /// Returns the call, or a refusal for the model if it submits a job and the disk has too little space. The turn goes on. A
+    /// call that has a result keeps it.
+    pub(super) fn admit_call(&self, ask: RuntimeCall) -> RuntimeCall {
+        let RuntimeCall::Job { turn, step, call, wish: wish @ JobToolRequest::Submit(_) } = ask else {
+            return ask;
+        };
+        match self.context.outputs.admit() {
+            Ok(()) => RuntimeCall::Job { turn, step, call, wish },
+            Err(refused) => {
+                RuntimeCall::Answer { turn, step, call, text: view::for_model(refused), error: true }
+            }
         }
     }
 
-    /// Has the keeper start a job, or say how it stands. Without a keeper it is asked for again when there is one.
+    /// Asks the keeper to start a job or to report its state. Without a keeper, the engine asks again when there is one.
     async fn start_job(&mut self, job: JobId, resumed: bool) {
         let Some(up) = &self.up else { return };
         if !up.knows_jobs {
@@ -91,21 +97,21 @@ impl Actor {
         }
         let (row, stdin) = match self.job_to_start(&job).await {
             Ok(Some(found)) => found,
-            // Removed meanwhile, which needs its end.
+            // The job was removed, and only an ended job can be removed.
             Ok(None) => return,
             Err(error) => {
                 let why = format!("what it is to run could not be read: {}", chain(&error));
                 return self.job_refused(job, why).await;
             }
         };
-        let other_boot = row.progress.boot.as_deref() != Some(self.shell.executor.boot_id());
-        let evidence = || self.shell.executor.evidence(self.sandbox.as_str(), job.as_str());
+        let other_boot = row.progress.boot.as_deref() != Some(self.context.executor.boot_id());
+        let evidence = || self.context.executor.evidence(self.sandbox.as_str(), job.as_str());
         if resumed && other_boot && matches!(evidence(), Evidence::NoClaim) {
-            // The machine was restarted since: that nothing is there proves nothing.
+            // The machine was restarted since the intent, so a missing claim does not prove that the job never ran.
             let why = "the machine was restarted while it ran, and nothing of it is left";
-            return self.tell_job_end(job, lost(why, [JobStream::default(); 2])).await;
+            return self.report_job_end(job, lost_job_end(why, [JobStreamBytes::default(); 2])).await;
         }
-        let layout = Layout::of(&row);
+        let layout = JobFileLayout::of(&row);
         let start = StartExec {
             exec: job.as_str().to_owned(),
             kind: ExecKind::Job,
@@ -118,41 +124,41 @@ impl Actor {
             output_max: limits::job_output_max(&up.plan.spec),
             job_head: layout.head,
             job_segment: layout.segment,
-            keep_free: self.shell.config.settings().job_keep_free,
+            keep_free: self.context.config.settings().job_keep_free,
         };
         crash::point("before_job_start");
         self.send(KeeperCommand::Start(start)).await;
         crash::point("after_job_start");
     }
 
-    /// The keeper kills it, or says how it ended. Without one, what is left of it tells that.
+    /// Asks the keeper to kill a job or to report its end. Without a keeper, the files of the job show how it ended.
     async fn kill_job(&mut self, job: JobId) {
         if self.up.is_some() {
             return self.send(KeeperCommand::Kill { exec: job.as_str().to_owned(), grace_ms: 0 }).await;
         }
-        // Whoever connects to a keeper that lives is told of it again.
-        if self.calling.is_some() || self.is_held() {
+        // A live keeper reports the job when the daemon connects to it.
+        if self.dialing.is_some() || self.is_held() {
             return;
         }
-        match self.shell.executor.evidence(self.sandbox.as_str(), job.as_str()) {
+        match self.context.executor.evidence(self.sandbox.as_str(), job.as_str()) {
             Evidence::Exited(record) => self.job_exited(job, &record).await,
             Evidence::NoClaim => self.job_refused(job, "it was never started".to_owned()).await,
             Evidence::Claimed => self.job_lost(job).await,
             Evidence::Unreadable(error) => {
                 let why = format!("what it left could not be read: {}", chain(&error));
-                self.tell_job_end(job, lost(&why, [JobStream::default(); 2])).await;
+                self.report_job_end(job, lost_job_end(&why, [JobStreamBytes::default(); 2])).await;
             }
         }
     }
 
-    /// Its files go: everything of it is recorded elsewhere.
+    /// Removes the files of a job. All of its output is in the archive.
     async fn forget_job(&mut self, job: &JobId) {
         crash::point("before_job_forget");
         if self.up.is_some() {
             return self.send(KeeperCommand::Forget { exec: job.as_str().to_owned() }).await;
         }
-        // A keeper that is connected later tells of it, and is asked to forget it then.
-        let forgotten = self.shell.executor.forget(self.sandbox.as_str(), job.as_str()).await;
+        // A keeper that connects later reports the job, and is then asked to forget it.
+        let forgotten = self.context.executor.forget(self.sandbox.as_str(), job.as_str()).await;
         if let Err(error) = forgotten {
             tracing::debug!(event = "job.not_forgotten", agent = %self.agent, error = chain(&error));
         }
@@ -161,9 +167,9 @@ impl Actor {
     pub(super) async fn job_exited(&mut self, job: JobId, record: &ExitRecord) {
         crash::point("before_job_end");
         let how = match &record.ended {
-            ExitOutcome::Code(code) => ExecHow::Exited { code: *code },
-            ExitOutcome::Signal(signal) => ExecHow::Killed { signal: *signal },
-            ExitOutcome::NotStarted { .. } => ExecHow::NotStarted,
+            ExitOutcome::Code(code) => ExecOutcome::Exited { code: *code },
+            ExitOutcome::Signal(signal) => ExecOutcome::Killed { signal: *signal },
+            ExitOutcome::NotStarted { .. } => ExecOutcome::NotStarted,
         };
         let why = match &record.ended {
             ExitOutcome::NotStarted { why, .. } => Some(why.clone()),
@@ -172,7 +178,8 @@ impl Actor {
         let cause = record.cause.as_ref().map(limits::words);
         let note = Some(record.note.clone()).filter(|note| !note.is_empty());
         let detail: Vec<String> = [why, cause, note].into_iter().flatten().collect();
-        let stream = |counted: lodge_exec::StreamCount| JobStream { seen: counted.seen, kept: counted.kept };
+        let stream =
+            |counted: lodge_exec::StreamCount| JobStreamBytes { seen: counted.seen, kept: counted.kept };
         let end = JobEnd {
             how,
             cause: record.cause.as_ref().map(limits::recorded),
@@ -180,94 +187,95 @@ impl Actor {
             stdout: stream(record.stdout),
             stderr: stream(record.stderr),
         };
-        self.tell_job_end(job, end).await;
+        self.report_job_end(job, end).await;
     }
 
-    /// Nothing of it ran.
+    /// Reports a job that never ran.
     pub(super) async fn job_refused(&mut self, job: JobId, why: String) {
-        let nothing = JobStream::default();
+        let nothing = JobStreamBytes::default();
         let end = JobEnd {
-            how: ExecHow::NotStarted,
+            how: ExecOutcome::NotStarted,
             cause: None,
             detail: Some(why),
             stdout: nothing,
             stderr: nothing,
         };
-        self.tell_job_end(job, end).await;
+        self.report_job_end(job, end).await;
     }
 
-    /// Claimed by a keeper that died, without an outcome: what was captured is all that is known.
+    /// Reports a job that a dead keeper claimed and that has no exit record. Its captured output is all that is known.
     pub(super) async fn job_lost(&mut self, job: JobId) {
-        let streams = match self.shell.executor.job_totals(self.sandbox.as_str(), job.as_str()) {
-            Ok(totals) => [totals.stdout, totals.stderr].map(|stream| JobStream {
+        let streams = match self.context.executor.job_totals(self.sandbox.as_str(), job.as_str()) {
+            Ok(totals) => [totals.stdout, totals.stderr].map(|stream| JobStreamBytes {
                 seen: stream.end,
                 kept: stream.end.saturating_sub(stream.dropped()),
             }),
             Err(error) => {
                 tracing::warn!(event = "job.output_unread", %job, error = chain(&error));
-                [JobStream::default(); 2]
+                [JobStreamBytes::default(); 2]
             }
         };
         let why = "its sandbox died while it ran; what it wrote before that is kept";
-        self.tell_job_end(job, lost(why, streams)).await;
+        self.report_job_end(job, lost_job_end(why, streams)).await;
     }
 
-    async fn tell_job_end(&mut self, job: JobId, end: JobEnd) {
+    async fn report_job_end(&mut self, job: JobId, end: JobEnd) {
         if let Some(up) = &mut self.up {
             up.outputs.jobs.remove(&job);
         }
-        self.shell.tell(Seen::Job(JobSeen::Ended { job, end })).await;
+        self.context.report(Observation::Job(JobObservation::Ended { job, end })).await;
     }
 
-    /// A job wrote so much by now: whoever waits for it hears so at once, the engine now and then.
+    /// Records the bytes that a job has written. Clients are notified at once, the engine every [`REPORT_EVERY`].
     pub(super) async fn job_wrote(&mut self, job: &JobId, stdout: u64, stderr: u64) {
-        self.shell.job_wrote(&self.agent, job, stdout, stderr).await;
+        self.context.outputs.wrote(&self.agent, job, stdout, stderr).await;
         let Some(up) = &mut self.up else { return };
         let now = Instant::now();
-        let told = up.outputs.jobs.entry(job.clone()).or_insert_with(|| Told { next: now, untold: None });
-        told.untold = Some((stdout, stderr));
-        if told.next <= now {
-            self.tell_outputs().await;
+        let reported =
+            up.outputs.jobs.entry(job.clone()).or_insert_with(|| ReportedOutput { next: now, pending: None });
+        reported.pending = Some((stdout, stderr));
+        if reported.next <= now {
+            self.report_outputs().await;
         }
     }
 
-    /// Tells the engine of output whose time is.
-    pub(super) async fn tell_outputs(&mut self) {
+    /// Reports output that is due to the engine.
+    pub(super) async fn report_outputs(&mut self) {
         let Some(up) = &mut self.up else { return };
         let now = Instant::now();
         let mut due = Vec::new();
-        for (job, told) in up.outputs.jobs.iter_mut().filter(|(_, told)| told.next <= now) {
-            if let Some((stdout, stderr)) = told.untold.take() {
-                told.next = now + TELL_EVERY;
-                due.push(JobSeen::Output { job: job.clone(), stdout, stderr });
+        for (job, reported) in up.outputs.jobs.iter_mut().filter(|(_, reported)| reported.next <= now) {
+            if let Some((stdout, stderr)) = reported.pending.take() {
+                reported.next = now + REPORT_EVERY;
+                due.push(JobObservation::Output { job: job.clone(), stdout, stderr });
             }
         }
         for seen in due {
-            self.shell.tell(Seen::Job(seen)).await;
+            self.context.report(Observation::Job(seen)).await;
         }
     }
 
-    /// What a keeper that was just connected knows of jobs. What they wrote meanwhile is in their files.
-    pub(super) async fn jobs_found(&mut self, jobs: Vec<(JobId, ExecState)>) {
+    /// Reports the jobs that a newly connected keeper knows. Output that they wrote meanwhile is in their files.
+    pub(super) async fn report_found_jobs(&mut self, jobs: Vec<(JobId, ExecState)>) {
         let (running, ended) = split_running(jobs);
         if running.is_empty() && ended.is_empty() {
             return;
         }
         for job in &running {
-            if let Ok(totals) = self.shell.executor.job_totals(self.sandbox.as_str(), job.as_str()) {
+            if let Ok(totals) = self.context.executor.job_totals(self.sandbox.as_str(), job.as_str()) {
                 self.job_wrote(job, totals.stdout.end, totals.stderr.end).await;
             }
         }
         let agent = self.agent.clone();
-        self.shell.tell(Seen::Job(JobSeen::Found { agent, running, ended })).await;
+        self.context.report(Observation::Job(JobObservation::Found { agent, running, ended })).await;
     }
 
-    async fn job_to_start(&self, job: &JobId) -> Result<Option<(JobRow, Vec<u8>)>, ReadError> {
+    async fn job_to_start(&self, job: &JobId) -> Result<Option<(JobRow, Vec<u8>)>, ComputeError> {
         let job = job.clone();
-        self.shell.reader.read_few(move |store| store.job_to_start(&job)).await
+        self.context.read_few(move |store| store.job_to_start(&job)).await
     }
 }
 
-fn lost(why: &str, [stdout, stderr]: [JobStream; 2]) -> JobEnd {
-    JobEnd { how: ExecHow::Lost, cause: None, detail: Some(why.to_owned()), stdout, stderr }
+fn lost_job_end(why: &str, [stdout, stderr]: [JobStreamBytes; 2]) -> JobEnd {
+    JobEnd { how: ExecOutcome::Lost, cause: None, detail: Some(why.to_owned()), stdout, stderr }
 }

@@ -1,4 +1,4 @@
-//! Where things are for the programs of a sandbox: by what its keeper could build, never by assumption.
+//! The paths that the programs of a sandbox see. They depend on the root that its keeper could build.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,13 @@ const PRIVATE_ROOT: &str = "private_root";
 const BINS: &str = "opt/bins";
 pub(super) const BIN_IMAGES: &str = "opt/bin-images";
 pub(super) const RUNTIME: &str = "opt/lodge/runtime";
-/// Where the release before this one had them.
+/// Their directories in the previous release.
 const FORMER_BINS: &str = "usr/bin";
 const FORMER_RUNTIME: &str = "usr/local/bin/runtime";
 
 /// The paths of one sandbox, as its programs see them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Layout {
+pub struct Layout {
     root: PathBuf,
     bins: &'static str,
     runtime: &'static str,
@@ -30,17 +30,17 @@ impl Layout {
         Layout { root: PathBuf::from("/"), bins: BINS, runtime: RUNTIME }
     }
 
-    /// By the layers that a keeper reports. `dir` is the agent's directory on the host.
+    /// The layout for the layers that a keeper reports. `dir` is the agent's directory on the host.
     pub(super) fn of(layers: &[Layer], dir: &Path) -> Layout {
         match layers.iter().find(|layer| layer.name == PRIVATE_ROOT) {
             Some(Layer { missing: None, .. }) => Layout::private(),
             Some(Layer { missing: Some(_), .. }) => Layout { root: dir.to_owned(), ..Layout::private() },
-            // A keeper of the release before this one, which never heard of such a root.
+            // A keeper of the previous release, which has no private root.
             None => Layout { root: dir.to_owned(), bins: FORMER_BINS, runtime: FORMER_RUNTIME },
         }
     }
 
-    /// Whether a start has to describe the agent's files once more, since it prepared for a root of its own.
+    /// Whether the agent's files have to be described again, because the start described them for a private root.
     pub(super) fn is_fallback(&self) -> bool {
         self.bins == BINS && *self != Layout::private()
     }
@@ -50,7 +50,7 @@ impl Layout {
         &self.root
     }
 
-    /// A path below the root, however it is written.
+    /// A path below the root. `below` may be absolute or relative.
     pub(super) fn path(&self, below: impl AsRef<Path>) -> PathBuf {
         let below = below.as_ref();
         self.root.join(below.strip_prefix("/").unwrap_or(below))
@@ -77,7 +77,7 @@ impl Layout {
         std::iter::once(self.tool(bin).into_os_string()).chain(args.iter().map(Into::into)).collect()
     }
 
-    /// The variables that say where things are.
+    /// The environment variables that contain paths.
     pub(super) fn variables(&self) -> Vec<(OsString, OsString)> {
         let mut env: Vec<(OsString, OsString)> = vec![("PATH".into(), self.bins().into())];
         let places = [
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layout_is_what_the_keeper_built_and_a_keeper_of_the_last_release_has_the_old_one() {
+    fn the_layout_follows_the_reported_layers_and_a_previous_keeper_has_the_old_paths() {
         let dir = Path::new("/state/agents/a");
         let of = |layers: &[Layer]| {
             let layout = Layout::of(layers, dir);

@@ -1,16 +1,20 @@
-//! Acting: what was committed is done, by one task per sandbox and one per model call.
+//! Acting: committed effects are applied by one task per sandbox and one per model call.
 //!
-//! Every effect carries its id and can be asked for twice without harm.
+//! Every effect carries its id and is idempotent.
 
 mod actor;
-mod calling;
+mod attach;
+mod context;
+mod dialing;
 mod ending;
 mod events;
 mod history;
+pub(crate) mod host;
 mod jobs;
-mod layout;
+pub(crate) mod layout;
 mod model;
 mod notes;
+pub mod ports;
 mod prune;
 mod pulls;
 mod pulse;
@@ -20,42 +24,44 @@ mod runtime;
 mod starting;
 mod tools;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+pub use context::{ActContext, ActParts, ActPorts, InputRefusal, starting_slots};
+pub use layout::Layout;
 use lodge_core::{AgentId, SandboxId, TurnId};
-pub use prune::{Pruning, prune};
+pub use prune::{PruneOutcome, prune};
 pub(crate) use root::mask;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::shell::Shell;
 use crate::tasks::TaskKind;
 use lodge_engine::{
-    AgentLookup, AgentSeen, Effect, JobOrder, ModelEffect, PullEffect, SandboxEffect, Seen, Timer,
+    AgentLookup, AgentObservation, Effect, JobOrder, ModelEffect, Observation, PullEffect, SandboxEffect,
+    Timer,
 };
 
-/// Effects that may wait for the task of one sandbox. A turn in flight has a few at most, so admission keeps this from being
-/// reached; if it were, the writer would wait for the task.
+/// Effects that may wait for the task of one sandbox. Admission keeps their number below this, because a live turn has only a
+/// few. If the queue is full, the writer waits for the task.
 const EFFECTS_MAX: usize = 8 * lodge_core::limits::LIVE_TURNS_MAX;
 
-/// What a sandbox's task is asked to do.
+/// An order to the task of a sandbox.
 #[derive(Debug)]
-enum Order {
-    /// In the order of commits.
+enum SandboxOrder {
+    /// Apply an effect. Effects arrive in the order of commits.
     Do(SandboxEffect),
-    /// Take away what the dead sandbox left, if nobody needs it.
-    Prune(oneshot::Sender<Pruning>),
+    /// Remove the directory of the dead sandbox, unless it is needed.
+    Prune(oneshot::Sender<PruneOutcome>),
 }
 
 /// The tasks that act.
 #[derive(Debug, Default)]
 pub struct Actors {
-    /// Boxed, as a queue keeps room for dozens of effects.
-    sandboxes: Mutex<HashMap<SandboxId, mpsc::Sender<Box<Order>>>>,
-    models: Mutex<HashMap<TurnId, CancellationToken>>,
-    profiles: Mutex<HashMap<AgentId, Arc<runtime::Profile>>>,
-    pulls: Mutex<HashMap<AgentId, pulls::Pull>>,
+    /// Boxed, because each queue allocates space for dozens of orders.
+    sandboxes: Mutex<BTreeMap<SandboxId, mpsc::Sender<Box<SandboxOrder>>>>,
+    models: Mutex<BTreeMap<TurnId, CancellationToken>>,
+    profiles: Mutex<BTreeMap<AgentId, Arc<runtime::Profile>>>,
+    pulls: Mutex<BTreeMap<AgentId, pulls::AgentPull>>,
 }
 
 impl Actors {
@@ -63,14 +69,22 @@ impl Actors {
         self.profiles.lock().unwrap_or_else(PoisonError::into_inner).get(agent).cloned()
     }
 
-    /// The turn's call is over; the engine starts no other before it has heard so.
+    /// Forgets the turn's call, which ended. The engine starts the next one only after it was reported.
     fn call_ended(&self, turn: &TurnId) {
         self.models.lock().unwrap_or_else(PoisonError::into_inner).remove(turn);
     }
 
-    /// Breaks off every call: an engine that was rebuilt knows none of them and asks again for what it needs.
+    /// Whether no model is called, and nothing is pulled.
+    pub fn is_idle(&self) -> bool {
+        let models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        let pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
+        models.is_empty() && pulls.is_empty()
+    }
+
+    /// Cancels every call. A rebuilt engine knows none of them and orders again what it needs.
     pub fn cancel_calls(&self) {
-        for (_, call) in self.models.lock().unwrap_or_else(PoisonError::into_inner).drain() {
+        let calls = std::mem::take(&mut *self.models.lock().unwrap_or_else(PoisonError::into_inner));
+        for call in calls.into_values() {
             call.cancel();
         }
     }
@@ -80,47 +94,47 @@ impl Actors {
     }
 }
 
-/// Does one effect, or hands it to the task whose business it is.
-pub fn act(shell: &Arc<Shell>, effect: Effect) {
+/// Applies one effect, or sends it to the task that does.
+pub fn act(context: &Arc<ActContext>, effect: Effect) {
     match effect {
         Effect::Sandbox { sandbox, agent, what } => {
             let is_settled = matches!(what, SandboxEffect::Job(JobOrder::Forget { .. }));
-            to_sandbox(shell, &sandbox, &agent, Order::Do(what));
+            send_to_sandbox(context, &sandbox, &agent, SandboxOrder::Do(what));
             if is_settled {
-                crate::jobs::settled(shell, &agent);
+                context.outputs.archived(&agent);
             }
         }
-        Effect::Job(what) => jobs::act(shell, what),
+        Effect::Job(what) => jobs::act(context, what),
         Effect::Model(ModelEffect::Call(order)) => {
             let token = CancellationToken::new();
             let turn = order.turn.clone();
-            shell.actors.models.lock().unwrap_or_else(PoisonError::into_inner).insert(turn, token.clone());
-            shell.spawn(TaskKind::ModelCall, model::call(shell.clone(), *order, token));
+            context.actors.models.lock().unwrap_or_else(PoisonError::into_inner).insert(turn, token.clone());
+            context.spawn(TaskKind::ModelCall, model::call(context.clone(), *order, token));
         }
         Effect::Model(ModelEffect::Cancel { turn }) => {
             if let Some(token) =
-                shell.actors.models.lock().unwrap_or_else(PoisonError::into_inner).remove(&turn)
+                context.actors.models.lock().unwrap_or_else(PoisonError::into_inner).remove(&turn)
             {
                 token.cancel();
             }
         }
-        Effect::Timer(timer) => start_timer(shell, timer),
-        Effect::Pull(PullEffect::Begin { row, ask }) => pulls::begin(shell, *row, ask),
-        Effect::Pull(PullEffect::Drop { agent }) => pulls::drop_pull(shell, &agent),
-        Effect::Pull(PullEffect::Collect) => pulls::collect(shell),
-        Effect::Token(row) => shell.access.put(*row),
-        Effect::Quarantine { work, is_aside } => shell.suspects.decided(&work, is_aside),
-        Effect::RemoveOutput { jobs } => shell.jobs.remove(jobs),
-        Effect::LookUp { agent, ask } => look_up(shell, agent, ask),
+        Effect::Timer(timer) => start_timer(context, timer),
+        Effect::Pull(PullEffect::Begin { row, ask }) => pulls::begin(context, *row, ask),
+        Effect::Pull(PullEffect::Drop { agent }) => pulls::drop_pull(context, &agent),
+        Effect::Pull(PullEffect::Collect) => pulls::collect(context),
+        Effect::Token(row) => context.access.put(*row, context.clock.now()),
+        Effect::Quarantine { work, is_aside } => context.suspects.decided(&work, is_aside),
+        Effect::RemoveOutput { jobs } => context.outputs.remove(jobs),
+        Effect::LookUp { agent, ask } => look_up(context, agent, ask),
     }
 }
 
-/// Reads what the store has of an agent.
-fn look_up(shell: &Arc<Shell>, agent: AgentId, ask: u64) {
-    let teller = shell.clone();
-    shell.spawn(TaskKind::AgentLookup, async move {
+/// Reads an agent from the store, and reports it.
+fn look_up(context: &Arc<ActContext>, agent: AgentId, ask: u64) {
+    let reporter = context.clone();
+    context.spawn(TaskKind::AgentLookup, async move {
         let id = agent.clone();
-        let found = match teller.reader.read_few(move |store| store.agent_fact(&id)).await {
+        let found = match reporter.read_few(move |store| store.agent_fact(&id)).await {
             Ok(Some(fact)) => AgentLookup::Found(Box::new(fact)),
             Ok(None) => AgentLookup::NotThere,
             Err(error) => {
@@ -128,53 +142,57 @@ fn look_up(shell: &Arc<Shell>, agent: AgentId, ask: u64) {
                 AgentLookup::Unreadable
             }
         };
-        teller.tell(Seen::Agent(AgentSeen::LookedUp { agent, ask, found })).await;
+        reporter.report(Observation::Agent(AgentObservation::LookedUp { agent, ask, found })).await;
     });
 }
 
-/// Says something after a pause, unless the daemon ends before: the next one starts its own.
-fn start_timer(shell: &Arc<Shell>, timer: Timer) {
-    let teller = shell.clone();
+/// Reports an observation after a pause. If the daemon ends before, the next daemon starts its own timer.
+fn start_timer(context: &Arc<ActContext>, timer: Timer) {
+    let reporter = context.clone();
     let (delay_ms, due) = match timer {
-        Timer::Revival { agent, run, delay_ms } => (delay_ms, AgentSeen::RevivalDue { agent, run }),
-        Timer::Retry { agent, run, delay_ms } => (delay_ms, AgentSeen::RetryDue { agent, run }),
+        Timer::Revival { agent, run, delay_ms } => (delay_ms, AgentObservation::RevivalDue { agent, run }),
+        Timer::Retry { agent, run, delay_ms } => (delay_ms, AgentObservation::RetryDue { agent, run }),
     };
-    shell.spawn(TaskKind::AgentPause, async move {
+    context.spawn(TaskKind::AgentPause, async move {
         tokio::time::sleep(std::time::Duration::from_millis(delay_ms)).await;
-        teller.tell(Seen::Agent(due)).await;
+        reporter.report(Observation::Agent(due)).await;
     });
 }
 
-/// Hands an order to the task of a sandbox, which is started when there is none. Called in the order of commits.
-fn to_sandbox(shell: &Arc<Shell>, sandbox: &SandboxId, agent: &AgentId, order: Order) {
-    let sender = task_of(shell, sandbox, agent);
+/// Sends an order to the task of a sandbox, and starts the task if there is none. Called in the order of commits.
+fn send_to_sandbox(context: &Arc<ActContext>, sandbox: &SandboxId, agent: &AgentId, order: SandboxOrder) {
+    let sender = task_of(context, sandbox, agent);
     match sender.try_send(Box::new(order)) {
         Ok(()) => {}
         Err(mpsc::error::TrySendError::Full(order)) => {
             tracing::warn!(event = "agent.behind", %agent, waiting = EFFECTS_MAX);
-            // Closed only when the daemon is about to exit.
+            // The channel is closed only when the daemon is about to exit.
             drop(sender.blocking_send(order));
         }
         Err(mpsc::error::TrySendError::Closed(_)) => {}
     }
 }
 
-fn task_of(shell: &Arc<Shell>, sandbox: &SandboxId, agent: &AgentId) -> mpsc::Sender<Box<Order>> {
-    let mut sandboxes = shell.actors.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
-    // Found in most cases, and then the id is not copied.
+fn task_of(
+    context: &Arc<ActContext>,
+    sandbox: &SandboxId,
+    agent: &AgentId,
+) -> mpsc::Sender<Box<SandboxOrder>> {
+    let mut sandboxes = context.actors.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
+    // The task usually exists, and then the id is not cloned.
     if let Some(task) = sandboxes.get(sandbox) {
         return task.clone();
     }
     let (sender, orders) = mpsc::channel(EFFECTS_MAX);
     let owned = (sandbox.clone(), agent.clone());
-    shell.spawn(TaskKind::Sandbox, actor::run(shell.clone(), owned, orders));
+    context.spawn(TaskKind::Sandbox, actor::run(context.clone(), owned, orders));
     sandboxes.insert(sandbox.clone(), sender.clone());
     sender
 }
 
 /// Forgets the sandbox of an agent that was removed.
-fn forget_sandbox(shell: &Shell, sandbox: &SandboxId, agent: &AgentId) {
-    shell.actors.sandboxes.lock().unwrap_or_else(PoisonError::into_inner).remove(sandbox);
-    shell.actors.profiles.lock().unwrap_or_else(PoisonError::into_inner).remove(agent);
-    shell.set_living(agent, None);
+fn forget_sandbox(context: &ActContext, sandbox: &SandboxId, agent: &AgentId) {
+    context.actors.sandboxes.lock().unwrap_or_else(PoisonError::into_inner).remove(sandbox);
+    context.actors.profiles.lock().unwrap_or_else(PoisonError::into_inner).remove(agent);
+    context.set_living(agent, None);
 }

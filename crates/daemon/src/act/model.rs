@@ -1,4 +1,4 @@
-//! One model call: context by reference in, text as it comes, one answer or one failure out.
+//! One model call: assembles the context, streams the text, and reports one answer or one failure.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use lodge_core::quarantine::WorkKind;
 use lodge_core::record::{CallRecord, FailureRecord, MessageBody, MessageRow, ReasoningRecord, Role, Usage};
 use lodge_model::schema::{SCHEMA_BYTES_MAX, Schema};
 use lodge_model::{
-    CallAnswer, ModelMessage, ModelRequest, Provider, ProviderKind, Reasoning, RedactedStream, Redactor,
+    CallAnswer, CallError, ModelMessage, ModelRequest, ProviderKind, Reasoning, RedactedStream, Redactor,
     ToolCall, ToolOutcome,
 };
 use lodge_proto::Delta;
@@ -15,125 +15,108 @@ use serde::de::IgnoredAny;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+use super::context::ActContext;
 use super::history::history;
+use super::ports::{ModelReply, ReadSize};
 use super::runtime::Profile;
 use crate::chain;
 use crate::compute::{Charge, ComputeError};
 use crate::crash;
-use crate::read_view::ReadView;
-use crate::shell::Shell;
-use lodge_engine::{Again, Misfit, ModelAnswer, ModelFailure, ModelOrder, Purpose, Seen, TurnSeen, pieces};
+use lodge_engine::{
+    AnswerMismatch, AutoRetry, ModelAnswer, ModelFailure, ModelOrder, Observation, Purpose, TurnObservation,
+    pieces,
+};
 
-/// How often text that was shown becomes an event.
+/// How often streamed text is recorded as an event.
 const TEXT_EVERY: Duration = Duration::from_millis(300);
 
-/// Bytes of live text that are told at once: a thousand of these may wait for a client that reads slowly.
+/// The most bytes of one live notice. A thousand notices may wait for a slow client.
 const DELTA_BYTES_MAX: usize = 64 << 10;
 
-/// Makes the call and tells the engine how it went. Cancelled, it tells nothing.
-pub(super) async fn call(shell: Arc<Shell>, order: ModelOrder, cancel: CancellationToken) {
+/// Makes the call and reports its outcome to the engine. A cancelled call reports nothing.
+pub(super) async fn call(context: Arc<ActContext>, order: ModelOrder, cancel: CancellationToken) {
     let made = async {
         if order.delay_ms > 0 {
             tokio::time::sleep(Duration::from_millis(order.delay_ms)).await;
         }
-        let watched = shell.suspects.begin(WorkKind::ModelCall, order.turn.as_str(), "");
-        watched.watch(attempt(&shell, &order)).await
+        let watched = context.suspects.begin(WorkKind::ModelCall, order.turn.as_str(), "");
+        watched.watch(call_model(&context, &order)).await
     };
     let seen = tokio::select! {
+        biased;
         () = cancel.cancelled() => return,
         seen = made => seen,
     };
-    shell.actors.call_ended(&order.turn);
+    context.actors.call_ended(&order.turn);
     crash::point(match order.purpose {
         Purpose::Step => "before_answer",
         Purpose::Summary { .. } => "before_summary",
     });
-    shell.tell(seen).await;
+    context.report(seen).await;
 }
 
-async fn attempt(shell: &Arc<Shell>, order: &ModelOrder) -> Seen {
+async fn call_model(context: &Arc<ActContext>, order: &ModelOrder) -> Observation {
     let failed = |failure: ModelFailure| {
-        Seen::Turn(TurnSeen::ModelFailed {
+        Observation::Turn(TurnObservation::ModelFailed {
             turn: order.turn.clone(),
             step: order.step,
             attempt: order.attempt,
             failure,
         })
     };
-    let request = match assembled(shell, order).await {
+    let request = match assemble(context, order).await {
         Ok(request) => request,
         Err(failure) => return failed(failure),
     };
-    let resolved = match shell.providers.resolve(&order.model) {
-        Ok(resolved) => resolved,
-        Err(error) => return failed(final_failure(error.code(), &chain(&error), error.hint())),
-    };
-    let request = ModelRequest { model: resolved.model, ..request };
-    let data = shell.config.data_dir.join("agents").join(order.agent.as_str()).join("etc/data");
-    let context = shell.calls.at(data);
-    let shown: Arc<Mutex<Shown>> = Arc::default();
-    let redactor = shell.providers.redactor();
+    let shown: Arc<Mutex<StreamedText>> = Arc::default();
+    let schema = request.schema.clone();
+    let redactor = context.models.redactor();
     let mut redacted = RedactedStream::default();
-    let mut on_text = |part: &str| show(shell, order, &shown, &redacted.push(&redactor, part));
+    let mut on_text = |part: &str| stream_text(context, order, &shown, &redacted.push(&redactor, part));
     let called = {
-        let call = lodge_model::call(&resolved.provider, &request, &context, &mut on_text);
-        tokio::pin!(call);
+        let mut call = context.models.call(order, request, &mut on_text);
         let mut tick = tokio::time::interval_at(tokio::time::Instant::now() + TEXT_EVERY, TEXT_EVERY);
         loop {
             tokio::select! {
+                biased;
                 called = &mut call => break called,
-                _ = tick.tick() => store_text(shell, order, &shown).await,
+                _ = tick.tick() => store_text(context, order, &shown).await,
             }
         }
     };
-    show(shell, order, &shown, &redacted.finish(&redactor));
+    stream_text(context, order, &shown, &redacted.finish(&redactor));
     match called {
-        Ok(answer) => {
-            // What the model thought is signed, and stays as it is.
+        Ok(ModelReply { answer, micro_usd }) => {
+            // Reasoning is signed, so it is not redacted.
             let calls = answer.calls.into_iter().map(|call| redact_call(&redactor, call)).collect();
             let answer = CallAnswer { text: redactor.redact(answer.text), calls, ..answer };
-            match judged(shell, order, request.schema.clone(), &answer).await {
-                Ok(misfit) => Seen::Turn(TurnSeen::ModelAnswered {
+            match check_answer(context, order, schema, &answer).await {
+                Ok(misfit) => Observation::Turn(TurnObservation::ModelAnswered {
                     turn: order.turn.clone(),
                     step: order.step,
                     attempt: order.attempt,
-                    answer: told(&resolved.provider, &request, answer, misfit),
+                    answer: model_answer(answer, micro_usd, misfit),
                 }),
                 Err(failure) => failed(failure),
             }
         }
-        Err(error) => {
-            // What people saw of a call that broke off stays readable.
-            store_text(shell, order, &shown).await;
-            failed(ModelFailure {
-                record: FailureRecord {
-                    code: error.code().to_owned(),
-                    message: chain(&error),
-                    hint: error.hint(),
-                },
-                retryable: error.retryable(),
-                after_ms: error
-                    .retry_after()
-                    .map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX)),
-            })
+        Err(failure) => {
+            // Text of a failed call that clients saw stays readable.
+            store_text(context, order, &shown).await;
+            failed(failure)
         }
     }
 }
 
-/// An answer as the engine takes it, with its price.
-fn told(
-    provider: &Provider,
-    request: &ModelRequest,
-    answer: CallAnswer,
-    misfit: Option<Misfit>,
-) -> ModelAnswer {
+/// An answer in the engine's form, with its price.
+fn model_answer(answer: CallAnswer, micro_usd: Option<u64>, misfit: Option<AnswerMismatch>) -> ModelAnswer {
     ModelAnswer {
         misfit,
         usage: Usage {
             input_tokens: answer.usage.input_tokens,
             output_tokens: answer.usage.output_tokens,
             cached_tokens: answer.usage.cached_tokens,
-            micro_usd: provider.cost(&request.model, &answer.usage),
+            micro_usd,
         },
         text: answer.text,
         calls: answer.calls.into_iter().map(record).collect(),
@@ -147,20 +130,20 @@ fn told(
 }
 
 #[derive(Debug, Default)]
-struct Shown {
+struct StreamedText {
     offset: u64,
-    /// Shown and not yet told to the engine.
+    /// Text that was streamed to clients and not reported to the engine yet.
     waiting: String,
 }
 
-fn show(shell: &Shell, order: &ModelOrder, shown: &Mutex<Shown>, text: &str) {
-    // All of it may be the beginning of a key, which waits.
+fn stream_text(context: &ActContext, order: &ModelOrder, shown: &Mutex<StreamedText>, text: &str) {
+    // The redactor holds text back that may be the start of a key.
     if text.is_empty() {
         return;
     }
     match order.purpose {
         Purpose::Step => {}
-        // It is written for the model, and nobody asked for it.
+        // A summary is for the model. Clients do not see it.
         Purpose::Summary { .. } => return crash::point("during_summary"),
     }
     let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
@@ -168,7 +151,7 @@ fn show(shell: &Shell, order: &ModelOrder, shown: &Mutex<Shown>, text: &str) {
     shown.waiting.push_str(text);
     drop(shown);
     for piece in pieces(text, DELTA_BYTES_MAX) {
-        shell.hub.preview(Delta {
+        context.hub.publish_text(Delta {
             agent: order.agent.to_string(),
             session: order.session.to_string(),
             turn: order.turn.to_string(),
@@ -182,7 +165,7 @@ fn show(shell: &Shell, order: &ModelOrder, shown: &Mutex<Shown>, text: &str) {
     crash::point("during_model");
 }
 
-async fn store_text(shell: &Shell, order: &ModelOrder, shown: &Mutex<Shown>) {
+async fn store_text(context: &ActContext, order: &ModelOrder, shown: &Mutex<StreamedText>) {
     let (offset, text) = {
         let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
         let text = std::mem::take(&mut shown.waiting);
@@ -192,120 +175,107 @@ async fn store_text(shell: &Shell, order: &ModelOrder, shown: &Mutex<Shown>) {
     };
     if !text.is_empty() {
         let (turn, step, attempt) = (order.turn.clone(), order.step, order.attempt);
-        shell.tell(Seen::Turn(TurnSeen::ModelText { turn, step, attempt, offset, text })).await;
+        context
+            .report(Observation::Turn(TurnObservation::ModelText { turn, step, attempt, offset, text }))
+            .await;
     }
 }
 
-/// Conversations up to this many bytes and turns are a few rows, assembled in some 100 µs.
+/// Conversations up to this many bytes and turns are a few rows. Assembling them takes about 100 µs.
 const SHORT_BYTES: u64 = 32 << 10;
 const SHORT_TURNS: u32 = 32;
-/// What a conversation is taken to weigh whose size is not known.
-const CONVERSATION_BYTES: u64 = 64 << 10;
 
 /// How long the message that a call needs may take to be recorded.
 const RECORDED_WITHIN: Duration = Duration::from_secs(10);
 
-/// The request, once the message that it needs is recorded.
-async fn assembled(shell: &Arc<Shell>, order: &ModelOrder) -> Result<ModelRequest, ModelFailure> {
-    let mut published = shell.hub.watch();
+/// Assembles the request. Waits until the message that it needs is recorded.
+async fn assemble(context: &Arc<ActContext>, order: &ModelOrder) -> Result<ModelRequest, ModelFailure> {
     let late = tokio::time::sleep(RECORDED_WITHIN);
     tokio::pin!(late);
     loop {
-        // Before the read, so that a commit in between is not missed.
-        published.mark_unchanged();
-        if let Some(request) = assembled_now(shell, order).await? {
+        // Subscribe before the read, so that no commit is missed in between.
+        let published = context.hub.next_publication();
+        if let Some(request) = assemble_now(context, order).await? {
             return Ok(request);
         }
         tokio::select! {
+            biased;
             () = &mut late => {
                 let message = format!("message {} of the session is not recorded yet", order.message);
                 let mut failure = final_failure("daemon.internal", &message, None);
                 failure.retryable = true;
                 return Err(failure);
             }
-            _ = published.changed() => {}
+            () = published => {}
         }
     }
 }
 
-/// The request, from one snapshot. A conversation can be megabytes: then callers share the threads that assemble them.
-/// None: the message that it needs is not recorded yet.
-async fn assembled_now(shell: &Arc<Shell>, order: &ModelOrder) -> Result<Option<ModelRequest>, ModelFailure> {
-    let wanted = order.clone();
-    let assemble = move |at: &ReadView<'_>| {
-        let request = request(at, &wanted);
-        if let Ok(Some(request)) = &request
-            && let Some(ModelMessage::User { text }) = request.messages.last()
-        {
-            crash::pill(WorkKind::ModelCall, text);
-        }
-        Ok(request)
-    };
-    let bytes = order.bytes.unwrap_or(CONVERSATION_BYTES);
-    let turns = order.number.saturating_sub(order.from_turn);
-    if bytes <= SHORT_BYTES && turns <= SHORT_TURNS {
-        return shell.read_few(assemble).await.unwrap_or_else(|error| Err(not_computed(&error)));
-    }
-    let (is_guess, reader) = (order.bytes.is_none(), shell.clone());
-    let assemble = move |charge: &Charge| {
-        let request = reader.read_here(assemble)?;
-        if let Ok(Some(request)) = &request
-            && is_guess
-        {
-            charge.add(weight(request) as u64);
-        }
-        Ok(request)
-    };
-    let assembled = shell.compute.run(order.agent.as_str(), bytes as usize, assemble).await;
-    assembled.flatten().unwrap_or_else(|error| Err(not_computed(&error)))
-}
-
-fn weight(request: &ModelRequest) -> usize {
-    let of = |message: &ModelMessage| match message {
-        ModelMessage::User { text }
-        | ModelMessage::ToolResult { text, .. }
-        | ModelMessage::Assistant { text, .. } => text.len(),
-    };
-    request.messages.iter().map(of).sum()
-}
-
-/// The same call may find a processor in a moment.
-fn not_computed(error: &ComputeError) -> ModelFailure {
-    let mut failure = final_failure(error.code(), &error.to_string(), error.hint());
-    failure.retryable = true;
-    failure
-}
-
-/// The request, from what the runtime registered and what the store holds. None: the store lacks a message.
-fn request(at: &ReadView<'_>, order: &ModelOrder) -> Result<Option<ModelRequest>, ModelFailure> {
-    let registered = |profile: &Arc<Profile>| match order.purpose {
-        Purpose::Step => profile.context == order.context,
-        Purpose::Summary { .. } => true,
-    };
-    let profile = at.actors.profile(&order.agent).filter(registered);
-    let Some(profile) = profile else {
+/// Assembles the request from one snapshot. None: the message that it needs is not recorded yet.
+async fn assemble_now(
+    context: &Arc<ActContext>,
+    order: &ModelOrder,
+) -> Result<Option<ModelRequest>, ModelFailure> {
+    let Some(profile) = context.actors.profile(&order.agent).filter(|profile| is_registered(profile, order))
+    else {
         return Err(final_failure(
             "turn.unknown_context",
             "the runtime named a context it did not register",
             None,
         ));
     };
-    let rows = history(at.store, order);
-    let Some(rows) = rows.map_err(|error| final_failure("daemon.internal", &chain(&error), None))? else {
-        return Ok(None);
+    let turns = order.number.saturating_sub(order.from_turn);
+    let is_short = order.bytes.is_some_and(|bytes| bytes <= SHORT_BYTES) && turns <= SHORT_TURNS;
+    let size = match is_short {
+        true => ReadSize::Few,
+        false => ReadSize::Conversation { agent: order.agent.clone(), bytes: order.bytes },
     };
-    Ok(Some(ModelRequest {
+    let wanted = order.clone();
+    let read = context.read(size, move |store| {
+        let rows = match history(store, &wanted) {
+            Ok(Some(rows)) => rows,
+            Ok(None) => return (Ok(None), 0),
+            Err(error) => return (Err(error), 0),
+        };
+        let bytes = rows.iter().map(|row| row.body.text.len() as u64).sum();
+        let request = request(&wanted, &profile, rows);
+        if let Some(ModelMessage::User { text }) = request.messages.last() {
+            crash::pill(WorkKind::ModelCall, text);
+        }
+        (Ok(Some(request)), bytes)
+    });
+    read.await.map_err(|error| not_computed(&error))
+}
+
+/// The request, from what the runtime registered and what the store has.
+fn request(order: &ModelOrder, profile: &Profile, rows: Vec<MessageRow>) -> ModelRequest {
+    ModelRequest {
         model: String::new(),
         system: profile.system.clone(),
-        schema: wanted_schema(order, &rows),
+        schema: answer_schema(order, &rows),
         messages: rows.into_iter().map(message).collect(),
         tools: profile.tools(),
         params: profile.params.clone(),
-    }))
+    }
 }
 
-/// The schema that this turn's answer must fit. It stands with the message that asked for it.
-fn wanted_schema(order: &ModelOrder, rows: &[MessageRow]) -> Option<Value> {
+/// A step needs the context that its runtime registered. A summary needs none.
+fn is_registered(profile: &Profile, order: &ModelOrder) -> bool {
+    match order.purpose {
+        Purpose::Step => profile.context == order.context,
+        Purpose::Summary { .. } => true,
+    }
+}
+
+/// The same call may find a processor, or a store that can be read, in a moment.
+fn not_computed(error: &ComputeError) -> ModelFailure {
+    let mut failure = final_failure(error.code(), &chain(error), error.hint());
+    failure.retryable = true;
+    failure
+}
+
+/// The schema that this turn's answer must match. It is part of the message that started the turn.
+fn answer_schema(order: &ModelOrder, rows: &[MessageRow]) -> Option<Value> {
     match order.purpose {
         Purpose::Step => {}
         Purpose::Summary { .. } => return None,
@@ -314,13 +284,13 @@ fn wanted_schema(order: &ModelOrder, rows: &[MessageRow]) -> Option<Value> {
     serde_json::from_str(text).ok()
 }
 
-/// Why an answer does not fit its schema, checked off the async workers. One that asks for tools is no answer yet.
-async fn judged(
-    shell: &Arc<Shell>,
+/// Checks an answer against its schema, off the async workers. An answer with tool calls is not final and not checked.
+async fn check_answer(
+    context: &Arc<ActContext>,
     order: &ModelOrder,
     schema: Option<Value>,
     answer: &CallAnswer,
-) -> Result<Option<Misfit>, ModelFailure> {
+) -> Result<Option<AnswerMismatch>, ModelFailure> {
     let Some(schema) = schema.filter(|_| answer.calls.is_empty()) else { return Ok(None) };
     let text = answer.text.clone();
     let check = move |charge: &Charge| {
@@ -328,25 +298,25 @@ async fn judged(
         crash::pill(WorkKind::SchemaCheck, &text);
         misfit(schema, &text)
     };
-    // Within the model call, and apart from it: what is computed here is the innermost.
-    let watched = shell.suspects.begin(WorkKind::SchemaCheck, order.turn.as_str(), "");
-    let judged = watched.watch(shell.compute.run(order.agent.as_str(), SCHEMA_BYTES_MAX, check)).await;
+    // Marked separately from the model call that it is part of, so that a crash counts against the check.
+    let watched = context.suspects.begin(WorkKind::SchemaCheck, order.turn.as_str(), "");
+    let judged = watched.watch(context.compute(order.agent.as_str(), SCHEMA_BYTES_MAX, check)).await;
     judged.map_err(|error| not_computed(&error))
 }
 
-fn misfit(schema: Value, answer: &str) -> Option<Misfit> {
+fn misfit(schema: Value, answer: &str) -> Option<AnswerMismatch> {
     match Schema::new(schema) {
         Ok(schema) => schema.check(answer.trim()).err().map(|misfit| {
-            let again = if misfit.gave_up { Again::Never } else { Again::Later };
-            Misfit { why: misfit.to_string(), again }
+            let again = if misfit.gave_up { AutoRetry::Never } else { AutoRetry::Later };
+            AnswerMismatch { why: misfit.to_string(), again }
         }),
-        // It was checked when it was recorded; another release may know other keywords.
-        Err(error) => Some(Misfit { why: error.to_string(), again: Again::Never }),
+        // The schema was valid when it was recorded, but another release may support other keywords.
+        Err(error) => Some(AnswerMismatch { why: error.to_string(), again: AutoRetry::Never }),
     }
 }
 
-/// What a person asked, and what the answer must look like: in words, because not every protocol has a place for it.
-fn asked(body: MessageBody) -> String {
+/// The text of a message, with its schema appended as text: not every provider has a field for it.
+fn message_text(body: MessageBody) -> String {
     match body.schema {
         Some(schema) => format!(
             "{}\n\n[Answer with one JSON value and nothing else, no code fence. It must fit this JSON schema:\n{schema}]",
@@ -358,7 +328,7 @@ fn asked(body: MessageBody) -> String {
 
 fn message(row: MessageRow) -> ModelMessage {
     match row.role {
-        Role::User => ModelMessage::User { text: asked(row.body) },
+        Role::User => ModelMessage::User { text: message_text(row.body) },
         Role::Assistant => ModelMessage::Assistant {
             text: row.body.text,
             calls: row
@@ -377,25 +347,25 @@ fn message(row: MessageRow) -> ModelMessage {
     }
 }
 
-/// Of a kind that this release does not know there is nobody to send it to.
+/// None if this release does not know the kind: no provider takes it.
 fn reasoning(record: ReasoningRecord) -> Option<Reasoning> {
     let ReasoningRecord { kind, provider, model, blocks } = record;
     Some(Reasoning { kind: ProviderKind::named(&kind)?, provider, model, blocks })
 }
 
-/// A tool is called with what is recorded of the call, so it gets no key either.
+/// Redacts the arguments of a tool call. The tool is called with the redacted arguments, too.
 fn redact_call(redactor: &Redactor, call: ToolCall) -> ToolCall {
     let arguments = redact_texts(redactor, &call.arguments);
     let arguments = match serde_json::from_str::<IgnoredAny>(&arguments) {
         Ok(IgnoredAny) => arguments,
-        // It is no JSON, so that there is nothing to break.
+        // The arguments are not JSON, so redaction cannot break their syntax.
         Err(_) => redactor.redact(arguments),
     };
     ToolCall { arguments, name: redactor.redact(call.name), ..call }
 }
 
-/// Redacts every text in a JSON document by itself, also one that a parser drops, such as the first of two fields with
-/// one name. Everything else stays as it is written.
+/// Redacts each string of a JSON document separately, including strings that a parser drops, such as the first of two fields
+/// with the same name. Everything else stays unchanged.
 fn redact_texts(redactor: &Redactor, json: &str) -> String {
     let (mut out, mut rest) = (String::with_capacity(json.len()), json);
     while let Some(start) = rest.find('"') {
@@ -415,7 +385,7 @@ fn redact_texts(redactor: &Redactor, json: &str) -> String {
     out
 }
 
-/// The length of the JSON text that `json` begins with, with both quotes. None: it does not end.
+/// The length of the JSON string at the start of `json`, with both quotes. None: it does not end.
 fn text_len(json: &str) -> Option<usize> {
     let mut bytes = json.bytes().enumerate().skip(1);
     while let Some((at, byte)) = bytes.next() {
@@ -432,7 +402,16 @@ fn record(call: ToolCall) -> CallRecord {
     CallRecord { id: call.id, name: call.name, arguments: call.arguments }
 }
 
-fn final_failure(code: &str, message: &str, hint: Option<String>) -> ModelFailure {
+/// The failure of a call, in the engine's form.
+pub(super) fn model_failure(error: &CallError) -> ModelFailure {
+    ModelFailure {
+        record: FailureRecord { code: error.code().to_owned(), message: chain(error), hint: error.hint() },
+        retryable: error.retryable(),
+        after_ms: error.retry_after().map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX)),
+    }
+}
+
+pub(super) fn final_failure(code: &str, message: &str, hint: Option<String>) -> ModelFailure {
     ModelFailure {
         record: FailureRecord { code: code.to_owned(), message: message.to_owned(), hint },
         retryable: false,
@@ -445,7 +424,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_text_in_the_arguments_of_a_call_keeps_a_key_and_the_rest_stays_as_it_is() {
+    fn redaction_removes_keys_from_every_argument_string_and_keeps_the_rest() {
         const KEY: &str = "sk-0123456789abcdef";
         let redactor = Redactor::new([KEY]);
         let redacted = |arguments: &str| {

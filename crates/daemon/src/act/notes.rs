@@ -1,4 +1,4 @@
-//! Lines of ours in an agent's log, between what its runtime says.
+//! Lines of the daemon in an agent's log, between those of its runtime.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -8,26 +8,22 @@ use rustix::fs::{Mode, OFlags, fstat, openat};
 
 use super::actor::Actor;
 
-/// The longest line; what is beyond is for the event.
+/// The longest line. The event has the full text.
 const LINE_BYTES_MAX: usize = 4_096;
-/// How far back a line is looked for that may have been written before.
+/// How much of the end of the log is searched for the same line.
 const TAIL_BYTES: u64 = 64 * 1024;
 
 impl Actor {
-    /// A log that cannot be written is no reason to stop: the failure is recorded, and its event says the same.
+    /// Appends a failure to the agent's log. A log that cannot be written is no error: the failure is recorded as an event, too.
     pub(super) async fn note_failure(&self, line: String) {
-        let (dir, name) = (self.shell.config.data_dir.join("logs"), format!("{}.log", self.agent));
-        let noted = tokio::task::spawn_blocking(move || append(&dir, &name, &line)).await;
-        match noted {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(event = "log.not_written", agent = %self.agent, error = %error),
-            Err(error) => tracing::warn!(event = "log.not_written", agent = %self.agent, error = %error),
+        if let Err(error) = self.context.files.append_log(&self.agent, line).await {
+            tracing::warn!(event = "log.not_written", agent = %self.agent, error);
         }
     }
 }
 
-/// Appends a line, unless it is there. Nothing but a file of that name in that directory is touched.
-fn append(dir: &Path, name: &str, line: &str) -> io::Result<()> {
+/// Appends a line, unless it is there. Follows no link.
+pub(super) fn append(dir: &Path, name: &str, line: &str) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let dir = openat(rustix::fs::CWD, dir, flags, Mode::empty())?;
     let flags = OFlags::RDWR
@@ -48,7 +44,7 @@ fn append(dir: &Path, name: &str, line: &str) -> io::Result<()> {
     if tail.split(|byte| *byte == b'\n').any(|known| known == line.as_bytes()) {
         return Ok(());
     }
-    // Whatever was said last may not have ended its line.
+    // The last line of the runtime may lack its newline.
     let begin = if tail.last().is_none_or(|last| *last == b'\n') { "" } else { "\n" };
     file.write_all(format!("{begin}{line}\n").as_bytes())
 }
@@ -89,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_not_written_through_a_link_or_into_what_is_no_file() {
+    fn a_line_is_not_written_through_a_link_or_to_a_special_file() {
         let dir = tempfile::tempdir().unwrap();
         let (logs, other) = (dir.path().join("logs"), dir.path().join("other"));
         std::fs::create_dir(&logs).unwrap();

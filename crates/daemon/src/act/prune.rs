@@ -1,4 +1,4 @@
-//! Taking away what a dead sandbox left. By the sandbox's own task, so that it never meets a start.
+//! Removes the directory of a dead sandbox. The sandbox's own task does it, so that it cannot race with a start.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,62 +8,65 @@ use lodge_core::{AgentId, SandboxId};
 use tokio::sync::{mpsc, oneshot};
 
 use super::actor::Actor;
-use super::{Order, task_of};
+use super::context::ActContext;
+use super::{SandboxOrder, task_of};
 use crate::chain;
-use crate::shell::Shell;
 
-/// How long a task that is busy may take to answer; longer than ending a sandbox takes.
+/// How long a busy task may take to answer. Longer than the end of a sandbox takes.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 /// What became of a sandbox's directory.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Pruning {
+pub enum PruneOutcome {
     Pruned,
-    /// Something lives there or is about to, or open work needs what is there.
+    /// The sandbox lives or is about to start, or open work needs its files.
     Needed,
     Failed {
         detail: String,
     },
 }
 
-/// Asks the task of an agent's dead sandbox to take away its directory.
-pub async fn prune(shell: &Arc<Shell>, sandbox: &SandboxId, agent: &AgentId) -> Pruning {
+/// Asks the task of a dead sandbox to remove its directory.
+pub async fn prune(context: &Arc<ActContext>, sandbox: &SandboxId, agent: &AgentId) -> PruneOutcome {
     let (answer, answered) = oneshot::channel();
-    match task_of(shell, sandbox, agent).try_send(Box::new(Order::Prune(answer))) {
+    match task_of(context, sandbox, agent).try_send(Box::new(SandboxOrder::Prune(answer))) {
         Ok(()) => match tokio::time::timeout(ANSWER_WITHIN, answered).await {
-            Ok(Ok(pruning)) => pruning,
-            // It ended, with its agent removed, and that takes care of the directory; or it is busy with it.
-            Ok(Err(_)) | Err(_) => Pruning::Needed,
+            Ok(Ok(outcome)) => outcome,
+            // The task ended because its agent was removed, which removes the directory, too; or the task is busy.
+            Ok(Err(_)) | Err(_) => PruneOutcome::Needed,
         },
-        Err(mpsc::error::TrySendError::Full(_) | mpsc::error::TrySendError::Closed(_)) => Pruning::Needed,
+        Err(mpsc::error::TrySendError::Full(_) | mpsc::error::TrySendError::Closed(_)) => {
+            PruneOutcome::Needed
+        }
     }
 }
 
 impl Actor {
-    /// Looks again, now that nothing can be started meanwhile.
-    pub(super) async fn prune(&self) -> Pruning {
+    /// Checks again: no start can happen while this task runs.
+    pub(super) async fn prune(&self) -> PruneOutcome {
         let agent = self.agent.clone();
-        let read = self.shell.reader.read_few(move |store| {
-            // The exit records of its tools are all that is known of them. So is the output of its jobs that is not in the
-            // archive, and how they ended.
+        let read = self.context.read_few(move |store| {
+            // The directory has the only exit records of its tools and jobs, and the output that is not archived.
             let needed = store.has_live_turn(&agent)? || store.has_unarchived_job(&agent)?;
-            Ok((store.agent(&agent)?, needed))
+            Ok((store.agent_fact(&agent)?, needed))
         });
         let (found, needed) = match read.await {
-            Ok((Some(found), needed)) => (found.row, needed),
-            Ok((None, _)) => return Pruning::Needed,
-            Err(error) => return Pruning::Failed { detail: chain(&error) },
+            Ok((found, needed)) => (found.map(|found| found.row.state), needed),
+            Err(error) => return PruneOutcome::Failed { detail: chain(&error) },
         };
-        let over = match found.state {
-            AgentState::Stopped | AgentState::Failed(_) | AgentState::Removed => true,
-            AgentState::Pulling | AgentState::Starting | AgentState::Ready | AgentState::Removing => false,
+        let over = match found {
+            // Removed since the sweep found its sandbox.
+            None | Some(AgentState::Stopped | AgentState::Failed(_) | AgentState::Removed) => true,
+            Some(AgentState::Pulling | AgentState::Starting | AgentState::Ready | AgentState::Removing) => {
+                false
+            }
         };
-        if !over || needed || self.up.is_some() || self.calling.is_some() || self.is_held() {
-            return Pruning::Needed;
+        if !over || needed || self.up.is_some() || self.dialing.is_some() || self.is_held() {
+            return PruneOutcome::Needed;
         }
-        match self.shell.executor.remove(self.sandbox.as_str()).await {
-            Ok(()) => Pruning::Pruned,
-            Err(error) => Pruning::Failed { detail: chain(&error) },
+        match self.context.executor.remove(self.sandbox.as_str()).await {
+            Ok(()) => PruneOutcome::Pruned,
+            Err(error) => PruneOutcome::Failed { detail: chain(&error) },
         }
     }
 }

@@ -1,72 +1,72 @@
-//! Pulls for agents, and the removal of contents that nobody needs.
+//! Pulls for agents, and the collection of unused contents.
 
 use std::sync::{Arc, PoisonError};
 
 use lodge_core::AgentId;
 use lodge_core::quarantine::WorkKind;
 use lodge_core::record::AgentRow;
-use lodge_image::Pins;
 use tokio_util::sync::CancellationToken;
 
+use super::context::ActContext;
+use super::ports::{ImagePins, ObtainedImages, PullFailure};
 use crate::crash;
-use crate::images::Ready;
-use crate::shell::Shell;
 use crate::tasks::TaskKind;
-use lodge_engine::{PullSeen, Seen};
+use lodge_engine::{Observation, PullObservation};
 
-/// What is pulled for an agent.
+/// The pull of one agent.
 #[derive(Debug)]
-pub(super) struct Pull {
+pub(super) struct AgentPull {
     ask: u64,
-    given_up: CancellationToken,
-    /// What came, held until it is recorded.
-    pins: Option<Pins>,
+    cancelled: CancellationToken,
+    /// Pins the pulled contents until they are recorded.
+    pins: Option<Box<dyn ImagePins>>,
 }
 
-/// Finds or brings what an agent needs. An earlier pull for it is broken off.
-pub(super) fn begin(shell: &Arc<Shell>, row: AgentRow, ask: u64) {
-    let given_up = CancellationToken::new();
-    let pull = Pull { ask, given_up: given_up.clone(), pins: None };
-    let before = pulls(shell).insert(row.id.clone(), pull);
+/// Finds or pulls what an agent needs. Cancels an earlier pull for the same agent.
+pub(super) fn begin(context: &Arc<ActContext>, row: AgentRow, ask: u64) {
+    let cancelled = CancellationToken::new();
+    let pull = AgentPull { ask, cancelled: cancelled.clone(), pins: None };
+    let before = pulls(context).insert(row.id.clone(), pull);
     if let Some(before) = before {
-        before.given_up.cancel();
+        before.cancelled.cancel();
     }
-    let puller = shell.clone();
-    shell.spawn(TaskKind::ImagePull, async move {
+    let puller = context.clone();
+    context.spawn(TaskKind::ImagePull, async move {
         tokio::select! {
-            // Dropping the rest breaks the transfer off, unless others wait for it.
-            () = given_up.cancelled() => {}
+            biased;
+            // Dropping the other future cancels the transfer, unless another caller waits for it.
+            () = cancelled.cancelled() => {}
             () = pull_for(&puller, row, ask) => {}
         }
     });
 }
 
-async fn pull_for(shell: &Arc<Shell>, row: AgentRow, ask: u64) {
+async fn pull_for(context: &Arc<ActContext>, row: AgentRow, ask: u64) {
     let agent = row.id.clone();
-    let watched = shell.suspects.begin(WorkKind::Pull, agent.as_str(), &row.image_digest);
+    let watched = context.suspects.begin(WorkKind::Pull, agent.as_str(), &row.image_digest);
     let ready = async {
         crash::pill(WorkKind::Pull, &row.image);
-        shell.images.ready(&row).await
+        context.agent_images.obtain(&row).await
     };
     let seen = match watched.watch(ready).await {
-        Ok(Ready { rows, tools, runtime, pins }) => {
-            if !hold(shell, &agent, ask, pins) {
+        Ok(ObtainedImages { rows, tools, runtime, pins }) => {
+            if !keep_pins(context, &agent, ask, pins) {
                 return;
             }
-            Seen::Pull(PullSeen::Pulled { agent, ask, rows, tools, runtime })
+            Observation::Pull(PullObservation::Pulled { agent, ask, rows, tools, runtime })
         }
-        Err(error) => {
-            // What came and is of no recorded image, nor needed by one, belongs to nobody.
-            collect(shell);
-            Seen::Pull(PullSeen::Failed { agent, ask, detail: error.in_one_line(), again: error.again() })
+        Err(PullFailure { detail, again }) => {
+            // Contents that were received may belong to no recorded image.
+            collect(context);
+            Observation::Pull(PullObservation::Failed { agent, ask, detail, again })
         }
     };
-    shell.tell(seen).await;
+    context.report(seen).await;
 }
 
-/// Holds what came until [`drop_pull`]. False: nobody waits for it any more.
-fn hold(shell: &Arc<Shell>, agent: &AgentId, ask: u64, pins: Pins) -> bool {
-    match pulls(shell).get_mut(agent).filter(|pull| pull.ask == ask) {
+/// Keeps the pins until [`drop_pull`]. False: the pull was cancelled or replaced.
+fn keep_pins(context: &Arc<ActContext>, agent: &AgentId, ask: u64, pins: Box<dyn ImagePins>) -> bool {
+    match pulls(context).get_mut(agent).filter(|pull| pull.ask == ask) {
         Some(pull) => {
             pull.pins = Some(pins);
             true
@@ -75,22 +75,22 @@ fn hold(shell: &Arc<Shell>, agent: &AgentId, ask: u64, pins: Pins) -> bool {
     }
 }
 
-/// Breaks the pull of an agent off, or lets go of what it brought, which is recorded by now.
-pub(super) fn drop_pull(shell: &Arc<Shell>, agent: &AgentId) {
-    let dropped = pulls(shell).remove(agent);
+/// Cancels the pull of an agent, or drops its pins when the contents are recorded.
+pub(super) fn drop_pull(context: &Arc<ActContext>, agent: &AgentId) {
+    let dropped = pulls(context).remove(agent);
     if let Some(pull) = dropped {
         if pull.pins.is_some() {
             crash::point("after_pulled");
         }
-        pull.given_up.cancel();
+        pull.cancelled.cancel();
     }
 }
 
 /// Removes contents that no image has.
-pub(super) fn collect(shell: &Arc<Shell>) {
-    shell.spawn(TaskKind::ImageCollection, shell.images.clone().collect());
+pub(super) fn collect(context: &Arc<ActContext>) {
+    context.spawn(TaskKind::ImageCollection, context.agent_images.collect());
 }
 
-fn pulls(shell: &Shell) -> std::sync::MutexGuard<'_, std::collections::HashMap<AgentId, Pull>> {
-    shell.actors.pulls.lock().unwrap_or_else(PoisonError::into_inner)
+fn pulls(context: &ActContext) -> std::sync::MutexGuard<'_, std::collections::BTreeMap<AgentId, AgentPull>> {
+    context.actors.pulls.lock().unwrap_or_else(PoisonError::into_inner)
 }

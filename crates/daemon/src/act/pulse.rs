@@ -1,22 +1,22 @@
-//! Signs of life: a working agent is asked for one now and then, an idle one costs nothing.
+//! Signs of life: a working agent is probed at intervals, an idle agent is not.
 //!
-//! Silence is told to the engine, which decides; nobody is killed here.
+//! Silence is reported to the engine, which decides whether to kill.
 
 use std::time::Duration;
 
+use lodge_core::Timestamp;
 use lodge_core::liveness::{Liveness, Silence, Thresholds};
 use lodge_exec::{ExecName, KeeperCommand};
 use tokio::time::Instant;
 
 use super::actor::{Actor, GONE_WITHIN, GRACE};
 use super::runtime;
-use crate::shell;
-use lodge_engine::{AgentSeen, Part, SandboxSeen, Seen};
+use lodge_engine::{AgentComponent, AgentObservation, Observation, SandboxObservation};
 
-/// So many moments of a pause are those at which looks are made.
-const MOMENTS: u32 = 10;
+/// Checks of all agents are aligned to this many instants per pause.
+const CHECK_SLOTS: u32 = 10;
 
-/// The silence of a runtime and of its keeper, while they have something to do.
+/// The silence of a runtime and of its keeper while they have work.
 #[derive(Debug)]
 pub(super) struct Pulse {
     pub next: Instant,
@@ -24,15 +24,15 @@ pub(super) struct Pulse {
     runtime: Silence,
     keeper: Silence,
     level: Liveness,
-    /// The runtime is being killed; past this the keeper is to blame.
+    /// The runtime is being killed. If it lives past this instant, the keeper counts as crashed.
     dying_until: Option<Instant>,
 }
 
 impl Pulse {
-    fn new(thresholds: Thresholds) -> Self {
+    fn new(wall: Timestamp, thresholds: Thresholds) -> Self {
         let now = Instant::now();
         Pulse {
-            next: first_look(now, thresholds.pause()),
+            next: first_check(now, wall, thresholds.pause()),
             last: now,
             runtime: Silence::default(),
             keeper: Silence::default(),
@@ -42,45 +42,44 @@ impl Pulse {
     }
 }
 
-/// A pause from now, or a little later: the looks at all agents come together, so that a machine that does nothing else is
-/// woken for them once.
-fn first_look(now: Instant, pause: Duration) -> Instant {
-    let moment = (pause / MOMENTS).max(Duration::from_millis(1));
-    let wall = Duration::from_millis(shell::now().ms().unsigned_abs());
+/// A pause from now, rounded up to the next aligned instant: the checks of all agents share one wakeup of an idle machine.
+fn first_check(now: Instant, wall: Timestamp, pause: Duration) -> Instant {
+    let moment = (pause / CHECK_SLOTS).max(Duration::from_millis(1));
+    let wall = Duration::from_millis(wall.ms().unsigned_abs());
     let past = Duration::from_nanos_u128(wall.as_nanos() % moment.as_nanos());
     now + pause + moment - past
 }
 
 impl Actor {
     pub(super) fn thresholds(&self) -> Thresholds {
-        self.shell.config.thresholds()
+        self.context.config.thresholds()
     }
 
-    /// From now on signs of life are expected.
+    /// Starts to expect signs of life.
     pub(super) fn watch(&mut self) {
         if self.pulse.is_none() {
-            self.pulse = Some(Box::new(Pulse::new(self.thresholds())));
+            self.pulse = Some(Box::new(Pulse::new(self.context.clock.now(), self.thresholds())));
         }
     }
 
-    /// The keeper said something; so did the runtime, if it was a line of its.
-    pub(super) async fn sign_of_life(&mut self, part: Part) {
+    /// Records a sign of life. A line of the runtime is one of the keeper, too.
+    pub(super) async fn record_sign_of_life(&mut self, part: AgentComponent) {
         let Some(pulse) = &mut self.pulse else { return };
         pulse.keeper.broken();
         match part {
-            Part::Sandbox => {}
-            Part::Runtime => {
+            AgentComponent::Sandbox => {}
+            AgentComponent::Runtime => {
                 pulse.runtime.broken();
-                // One that is being killed is past saving.
+                // A runtime that counts as crashed is being killed and stays crashed.
                 if pulse.level == Liveness::Stale {
-                    self.looks(Liveness::Active, Part::Runtime).await;
+                    self.report_liveness(Liveness::Active, AgentComponent::Runtime).await;
                 }
             }
         }
     }
 
-    /// One look: is there still something to do, how long was it silent, and are you there?
-    pub(super) async fn look(&mut self) {
+    /// Checks once whether there is work, counts the silence, and sends the next probes.
+    pub(super) async fn check_pulse(&mut self) {
         let thresholds = self.thresholds();
         let waits = self.up.as_ref().is_some_and(|up| up.probe.is_some()) || self.has_turns().await;
         let Some(pulse) = &mut self.pulse else { return };
@@ -88,48 +87,49 @@ impl Actor {
         let since = now - pulse.last;
         (pulse.last, pulse.next) = (now, pulse.next + thresholds.pause());
         if pulse.next <= now {
-            pulse.next = first_look(now, thresholds.pause());
+            pulse.next = first_check(now, self.context.clock.now(), thresholds.pause());
         }
         let level = pulse.runtime.look(since, thresholds);
         let keeper = pulse.keeper.look(since, thresholds);
         let (was, dying_until) = (pulse.level, pulse.dying_until);
-        // One that is silent is watched until it answers or is dead, whatever became of its work.
+        // A silent agent is watched until it answers or dies, even if its work ended.
         if !waits && was == Liveness::Active && dying_until.is_none() {
             self.pulse = None;
             return;
         }
         if let Some(until) = dying_until {
             if now >= until {
-                self.looks(Liveness::Crashed, Part::Sandbox).await;
+                self.report_liveness(Liveness::Crashed, AgentComponent::Sandbox).await;
             }
             return;
         }
         if level != was {
-            let part = if keeper == Liveness::Active { Part::Runtime } else { Part::Sandbox };
-            self.looks(level, part).await;
+            let part =
+                if keeper == Liveness::Active { AgentComponent::Runtime } else { AgentComponent::Sandbox };
+            self.report_liveness(level, part).await;
         }
         if level != Liveness::Crashed {
             self.send(KeeperCommand::Ping { token: 0 }).await;
-            self.line(runtime::ping()).await;
+            self.send_line(runtime::ping()).await;
         }
     }
 
-    async fn looks(&mut self, level: Liveness, part: Part) {
+    async fn report_liveness(&mut self, level: Liveness, part: AgentComponent) {
         let (Some(pulse), Some(up)) = (&mut self.pulse, &self.up) else { return };
         pulse.level = level;
         up.living.set_liveness(level);
         let (agent, run) = (self.agent.clone(), up.plan.run);
         tracing::warn!(event = "agent.liveness", %agent, level = level.word(), ?part);
-        self.shell.tell(Seen::Agent(AgentSeen::Silent { agent, run, level, part })).await;
+        self.context.report(Observation::Agent(AgentObservation::Silent { agent, run, level, part })).await;
     }
 
     async fn has_turns(&self) -> bool {
-        // What cannot be read is looked at again.
+        // After a failed read, assume work: the next check reads again.
         let agent = self.agent.clone();
-        self.shell.reader.read_few(move |store| store.has_live_turn(&agent)).await.unwrap_or(true)
+        self.context.read_few(move |store| store.has_live_turn(&agent)).await.unwrap_or(true)
     }
 
-    /// Ends a runtime that gives no sign of life. Its keeper tells of its death.
+    /// Kills a silent runtime. Its keeper reports the death.
     pub(super) async fn kill_runtime(&mut self, run: u32) {
         if self.up.as_ref().is_none_or(|up| up.plan.run != run) {
             return;
@@ -142,22 +142,27 @@ impl Actor {
         self.send(KeeperCommand::Kill { exec: ExecName::Runtime { run }.to_string(), grace_ms }).await;
     }
 
-    /// Ends a keeper that gives no sign of life, and everything with it. Not before that is proven is it dead.
+    /// Kills a silent keeper and everything in its sandbox. Reports the death only when it is proven.
     pub(super) async fn kill_sandbox(&mut self, run: u32) {
-        (self.up, self.calling, self.pulse) = (None, None, None);
-        self.shell.set_living(&self.agent, None);
+        (self.up, self.dialing, self.pulse) = (None, None, None);
+        self.context.set_living(&self.agent, None);
         let agent = self.agent.clone();
-        let killed = if self.is_held() { self.kill().await } else { Ok(()) };
+        let killed = if self.is_held() { self.kill_keeper().await } else { Ok(()) };
         let seen = match killed {
             Ok(()) => {
                 let detail = "its sandbox did not answer and was ended".to_owned();
-                Seen::Agent(AgentSeen::Died { agent, run, part: Part::Sandbox, detail })
+                Observation::Agent(AgentObservation::Died {
+                    agent,
+                    run,
+                    part: AgentComponent::Sandbox,
+                    detail,
+                })
             }
             Err(detail) => {
                 tracing::error!(event = "sandbox.not_ended", %agent, detail);
-                Seen::Sandbox(SandboxSeen::NotDown { agent, run, detail })
+                Observation::Sandbox(SandboxObservation::NotDown { agent, run, detail })
             }
         };
-        self.shell.tell(seen).await;
+        self.context.report(seen).await;
     }
 }

@@ -1,18 +1,18 @@
-//! What a model is told about a program that ran.
+//! The results of tool calls, as a model reads them.
 
 use lodge_exec::{CapturedStream, ExecStream, ExitOutcome, ExitRecord};
 
 use crate::excerpt::both_ends;
 use crate::limits;
-use lodge_engine::{ExecEnd, ExecHow};
+use lodge_engine::{ExecEnd, ExecOutcome};
 
-/// Told with the output of a program that ended before the machine was restarted.
+/// Appended to the output of a program that ended before the machine was restarted.
 pub(super) const OTHER_BOOT: &str =
     "\n[the machine was restarted after this ended: parts of its output may be missing or empty]";
 
-/// The end of an exec as the engine takes it, from its record and what was captured. `kept` is where a stream that is
-/// too long to be told can be read.
-pub(super) fn ended(
+/// The end of an exec, from its exit record and its captured output. `kept` returns the path of a stream that is too long for
+/// the result.
+pub(super) fn exec_end(
     record: &ExitRecord,
     stdout: &CapturedStream,
     stderr: &CapturedStream,
@@ -20,7 +20,7 @@ pub(super) fn ended(
 ) -> ExecEnd {
     let mut parts = vec![head(record)];
     parts.retain(|part| !part.is_empty());
-    // What was seen counts, not what is there: a full disk keeps nothing.
+    // Test the bytes that were seen, not those in the file: on a full disk, the file is empty.
     if record.stdout.seen > 0 {
         parts.push(text(stdout, record.stdout.seen, || kept(ExecStream::Stdout)));
     }
@@ -34,9 +34,9 @@ pub(super) fn ended(
         parts.push("[exit code 0, no output]".to_owned());
     }
     let how = match record.ended {
-        ExitOutcome::Code(code) => ExecHow::Exited { code },
-        ExitOutcome::Signal(signal) => ExecHow::Killed { signal },
-        ExitOutcome::NotStarted { .. } => ExecHow::NotStarted,
+        ExitOutcome::Code(code) => ExecOutcome::Exited { code },
+        ExitOutcome::Signal(signal) => ExecOutcome::Killed { signal },
+        ExitOutcome::NotStarted { .. } => ExecOutcome::NotStarted,
     };
     ExecEnd {
         how,
@@ -47,7 +47,7 @@ pub(super) fn ended(
     }
 }
 
-/// How it ended, in a line of its own; empty where there is nothing to say.
+/// A line that says how the exec ended; empty after a normal end.
 fn head(record: &ExitRecord) -> String {
     let cause = record.cause.as_ref().map(limits::words);
     match (&record.ended, cause) {
@@ -65,8 +65,8 @@ fn head(record: &ExitRecord) -> String {
     }
 }
 
-/// An exec of which its outcome is unknown, with what evidence there is.
-pub(super) fn lost(
+/// The end of an exec with an unknown outcome, with its captured output.
+pub(super) fn lost_exec_end(
     stdout: &CapturedStream,
     stderr: &CapturedStream,
     kept: impl Fn(ExecStream) -> String,
@@ -89,7 +89,7 @@ pub(super) fn lost(
         ));
     }
     ExecEnd {
-        how: ExecHow::Lost,
+        how: ExecOutcome::Lost,
         cause: None,
         text: parts.join("\n"),
         stdout_bytes: stdout.total,
@@ -97,10 +97,10 @@ pub(super) fn lost(
     }
 }
 
-/// An exec that the keeper refused before anything of it existed.
-pub(super) fn refused(why: &str) -> ExecEnd {
+/// The end of an exec that the keeper refused to start.
+pub(super) fn refused_exec_end(why: &str) -> ExecEnd {
     ExecEnd {
-        how: ExecHow::NotStarted,
+        how: ExecOutcome::NotStarted,
         cause: None,
         text: format!("[could not be started: {why}]"),
         stdout_bytes: 0,

@@ -1,4 +1,4 @@
-//! The runtime protocol, as the daemon speaks it: what it tells a runtime, and what it makes of a runtime's lines.
+//! The daemon's side of the runtime protocol: renders lines for a runtime, and parses a runtime's lines.
 
 use lodge_core::epoch::{EpochWeight, Strategy};
 use lodge_core::id::BadId;
@@ -15,14 +15,14 @@ use lodge_runtime_messages::{
 use serde_json::Value;
 
 use super::layout::Layout;
-use lodge_engine::jobs::{JobWish, JobWork};
-use lodge_engine::{Ask, AskId, CallOutcome, RuntimeAnswer, SandboxPlan};
+use lodge_engine::jobs::{JobSpec, JobToolRequest};
+use lodge_engine::{CallOutcome, RuntimeAnswer, RuntimeCall, RuntimeCallId, SandboxPlan};
 
-/// Jobs that a model is shown at a time: where it does not say, and at most.
+/// Jobs in one listing for a model: the default and the maximum.
 const JOBS_LISTED: u32 = 20;
 const JOBS_LISTED_MAX: u32 = 100;
 
-/// What a runtime said about itself when it got ready.
+/// The description that a runtime gives of itself when it is ready.
 #[derive(Debug)]
 pub struct Profile {
     pub context: String,
@@ -31,7 +31,7 @@ pub struct Profile {
     pub params: CallParams,
 }
 
-/// A tool with its schema as text: every agent's are kept, and a parsed schema is many times as large.
+/// A tool with its schema as text. A parsed schema takes many times the memory, and the tools of all agents are in memory.
 #[derive(Debug)]
 struct ToolText {
     name: String,
@@ -40,7 +40,7 @@ struct ToolText {
 }
 
 impl Profile {
-    /// The tools as a model is told of them.
+    /// The tools, as they are sent to a model.
     pub(super) fn tools(&self) -> Vec<ToolSpec> {
         let tool = |tool: &ToolText| ToolSpec {
             name: tool.name.clone(),
@@ -51,14 +51,14 @@ impl Profile {
     }
 }
 
-/// A line from the runtime that the daemon has to do something about.
+/// A parsed line of the runtime.
 #[derive(Debug)]
 pub(super) enum RuntimeLine {
     Ready(Box<Profile>, Vec<TurnId>),
     NotReady(String),
     Request {
-        id: AskId,
-        ask: Ask,
+        id: RuntimeCallId,
+        ask: RuntimeCall,
     },
     /// The runtime refuses to run a turn.
     TurnRefused {
@@ -67,14 +67,14 @@ pub(super) enum RuntimeLine {
     },
     /// A request with an unknown method or invalid params; it is refused.
     BadRequest {
-        id: AskId,
+        id: RuntimeCallId,
         why: String,
     },
-    /// An acknowledgement, or noise.
+    /// An acknowledgement, or a line without meaning.
     Nothing,
 }
 
-/// The probe: everything a runtime needs, and the question whether it is ready.
+/// The probe: configures a runtime, and asks whether it is ready.
 pub(super) fn initialize(
     id: &str,
     epoch: u64,
@@ -137,7 +137,7 @@ pub(super) fn drop_turn(turn: &TurnId) -> Vec<u8> {
     request(&format!("drop:{turn}"), &TurnInterruptRequest { turn: turn.to_string() })
 }
 
-/// Are you there? Any line is an answer.
+/// Asks for a sign of life. Any line is an answer.
 pub(super) fn ping() -> Vec<u8> {
     request("ping", &PingRequest {})
 }
@@ -148,8 +148,8 @@ fn request(id: &str, params: &impl DaemonMethod) -> Vec<u8> {
     line
 }
 
-pub(super) fn answer(id: &AskId, answer: Result<RuntimeAnswer, FailureRecord>) -> Vec<u8> {
-    let (mut line, AskId(id)) = (Vec::new(), id);
+pub(super) fn answer(id: &RuntimeCallId, answer: Result<RuntimeAnswer, FailureRecord>) -> Vec<u8> {
+    let (mut line, RuntimeCallId(id)) = (Vec::new(), id);
     match answer {
         Ok(RuntimeAnswer::Done) => write_result(&mut line, id, &EmptyReply {}),
         Ok(RuntimeAnswer::Model { finished, calls }) => {
@@ -184,30 +184,30 @@ fn exec_reply(outcome: &CallOutcome) -> ExecReply {
     }
 }
 
-/// Reads one line. `probe` is the id of the `initialize` that is waited for.
-pub(super) fn read(bytes: &[u8], probe: Option<&str>) -> RuntimeLine {
+/// Parses one line. `probe` is the id of the pending `initialize`.
+pub(super) fn parse_line(bytes: &[u8], probe: Option<&str>) -> RuntimeLine {
     let Ok(line) = serde_json::from_slice::<RuntimeMessage>(bytes) else { return RuntimeLine::Nothing };
     let Some(method) = line.method else {
         if probe.is_none() || line.id.as_str() != probe {
-            return refused(&line.id, line.error);
+            return parse_refusal(&line.id, line.error);
         }
         return match (line.result, line.error) {
-            (Some(result), _) => ready(result),
+            (Some(result), _) => parse_ready(result),
             (None, error) => RuntimeLine::NotReady(error.unwrap_or_default().to_string()),
         };
     };
-    // Until it has answered the probe, what it says is for a daemon that is gone; it says it again after.
+    // Lines before the answer to the probe are for the previous daemon. The runtime repeats its requests after the probe.
     if probe.is_some() {
         return RuntimeLine::Nothing;
     }
-    match ask(&method, line.params) {
-        Ok(ask) => RuntimeLine::Request { id: AskId(line.id), ask },
-        Err(why) => RuntimeLine::BadRequest { id: AskId(line.id), why },
+    match parse_call(&method, line.params) {
+        Ok(ask) => RuntimeLine::Request { id: RuntimeCallId(line.id), ask },
+        Err(why) => RuntimeLine::BadRequest { id: RuntimeCallId(line.id), why },
     }
 }
 
-/// An error in answer to `turn/run` ends that turn; other answers need nothing.
-fn refused(id: &Value, error: Option<Value>) -> RuntimeLine {
+/// An error in answer to `turn/run` ends that turn. Other answers need no action.
+fn parse_refusal(id: &Value, error: Option<Value>) -> RuntimeLine {
     let turn = id.as_str().and_then(|id| id.strip_prefix("run:")?.split(':').next()?.parse().ok());
     match (turn, error) {
         (Some(turn), Some(error)) => {
@@ -218,7 +218,7 @@ fn refused(id: &Value, error: Option<Value>) -> RuntimeLine {
     }
 }
 
-fn ready(result: Value) -> RuntimeLine {
+fn parse_ready(result: Value) -> RuntimeLine {
     match serde_json::from_value::<InitializeReply>(result) {
         Ok(ready) => {
             let running = ready.turns.iter().filter_map(|turn| turn.turn.parse().ok()).collect();
@@ -251,18 +251,21 @@ fn ready(result: Value) -> RuntimeLine {
     }
 }
 
-fn ask(method: &str, params: Value) -> Result<Ask, String> {
+fn parse_call(method: &str, params: Value) -> Result<RuntimeCall, String> {
     let request = RuntimeRequest::parse(method, params).map_err(|error| error.to_string())?;
     let turn: TurnId = request.turn().parse().map_err(|error: BadId| error.to_string())?;
     Ok(match request {
-        RuntimeRequest::ModelStream(request) => {
-            Ask::Model { turn, step: request.step, context: request.context, from_turn: request.from_turn }
-        }
-        RuntimeRequest::ExecRun(request) => exec_ask(turn, request),
+        RuntimeRequest::ModelStream(request) => RuntimeCall::Model {
+            turn,
+            step: request.step,
+            context: request.context,
+            from_turn: request.from_turn,
+        },
+        RuntimeRequest::ExecRun(request) => exec_call(turn, request),
         RuntimeRequest::ContextCompact(request) => {
-            Ask::Compact { turn, from_turn: request.from_turn, strategy: strategy(request.strategy) }
+            RuntimeCall::Compact { turn, from_turn: request.from_turn, strategy: strategy(request.strategy) }
         }
-        RuntimeRequest::ToolAnswer(request) => Ask::Answer {
+        RuntimeRequest::ToolAnswer(request) => RuntimeCall::Answer {
             turn,
             step: request.step,
             call: request.call,
@@ -270,24 +273,28 @@ fn ask(method: &str, params: Value) -> Result<Ask, String> {
             error: request.error,
         },
         RuntimeRequest::TurnFinish(request) => {
-            Ask::Finish { turn, code: request.code, message: request.message }
+            RuntimeCall::Finish { turn, code: request.code, message: request.message }
         }
         RuntimeRequest::JobSubmit(request) => {
             let (step, call) = (request.step, request.call.clone());
-            Ask::Job { turn, step, call, wish: JobWish::Submit(job_work(request)) }
+            RuntimeCall::Job { turn, step, call, wish: JobToolRequest::Submit(job_spec(request)) }
         }
         RuntimeRequest::JobList(request) => {
-            job_ask(turn, request.step, request.call, job_list(request.status, request.limit))
+            job_call(turn, request.step, request.call, job_list(request.status, request.limit))
         }
-        RuntimeRequest::JobStatus(request) => one_job(turn, request, |job| JobWish::Status { job }),
-        RuntimeRequest::JobWait(request) => one_job(turn, request, |job| JobWish::Wait { job }),
-        RuntimeRequest::JobWatch(request) => one_job(turn, request, |job| JobWish::Watch { job }),
-        RuntimeRequest::JobCancel(request) => one_job(turn, request, |job| JobWish::Cancel { job }),
+        RuntimeRequest::JobStatus(request) => {
+            one_job_call(turn, request, |job| JobToolRequest::Status { job })
+        }
+        RuntimeRequest::JobWait(request) => one_job_call(turn, request, |job| JobToolRequest::Wait { job }),
+        RuntimeRequest::JobWatch(request) => one_job_call(turn, request, |job| JobToolRequest::Watch { job }),
+        RuntimeRequest::JobCancel(request) => {
+            one_job_call(turn, request, |job| JobToolRequest::Cancel { job })
+        }
     })
 }
 
-fn exec_ask(turn: TurnId, request: ExecRunRequest) -> Ask {
-    Ask::Exec {
+fn exec_call(turn: TurnId, request: ExecRunRequest) -> RuntimeCall {
+    RuntimeCall::Exec {
         turn,
         step: request.step,
         call: request.call,
@@ -306,24 +313,24 @@ fn strategy(strategy: CompactStrategy) -> Strategy {
     }
 }
 
-fn one_job(turn: TurnId, request: OneJobRequest, wish: fn(JobId) -> JobWish) -> Ask {
+fn one_job_call(turn: TurnId, request: OneJobRequest, wish: fn(JobId) -> JobToolRequest) -> RuntimeCall {
     let job = request.job;
     let wish = job.parse().map(wish).map_err(|_| {
         format!("async job not found: {job}; ids are what job_submit returned, and job_list shows them")
     });
-    job_ask(turn, request.step, request.call, wish)
+    job_call(turn, request.step, request.call, wish)
 }
 
-/// What a model wants of jobs. If the model wrote it wrongly, it is told so and can try again.
-fn job_ask(turn: TurnId, step: u32, call: String, wish: Result<JobWish, String>) -> Ask {
+/// A call of a job tool. If the model's arguments are invalid, the result says so and the model can try again.
+fn job_call(turn: TurnId, step: u32, call: String, wish: Result<JobToolRequest, String>) -> RuntimeCall {
     match wish {
-        Ok(wish) => Ask::Job { turn, step, call, wish },
-        Err(text) => Ask::Answer { turn, step, call, text, error: true },
+        Ok(wish) => RuntimeCall::Job { turn, step, call, wish },
+        Err(text) => RuntimeCall::Answer { turn, step, call, text, error: true },
     }
 }
 
-fn job_work(request: JobSubmitRequest) -> JobWork {
-    JobWork {
+fn job_spec(request: JobSubmitRequest) -> JobSpec {
+    JobSpec {
         bin: request.bin,
         args: request.args,
         stdin: request.stdin.into_bytes(),
@@ -334,11 +341,11 @@ fn job_work(request: JobSubmitRequest) -> JobWork {
     }
 }
 
-fn job_list(status: Option<String>, limit: Option<u32>) -> Result<JobWish, String> {
+fn job_list(status: Option<String>, limit: Option<u32>) -> Result<JobToolRequest, String> {
     let limit = limit.unwrap_or(JOBS_LISTED).clamp(1, JOBS_LISTED_MAX);
-    let Some(word) = status else { return Ok(JobWish::List { status: None, limit }) };
+    let Some(word) = status else { return Ok(JobToolRequest::List { status: None, limit }) };
     match JobState::from_word(&word) {
-        Some(state) => Ok(JobWish::List { status: Some(state), limit }),
+        Some(state) => Ok(JobToolRequest::List { status: Some(state), limit }),
         None => {
             let words: Vec<&str> = JobState::ALL.into_iter().map(JobState::word).collect();
             Err(format!("there is no status `{word}`; `status` is one of: {}", words.join(", ")))

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::methods::{Reply, changed, find_agent, internal, no_method, one_agent, page, reply};
 use super::{create, params, update};
-use crate::auth::Who;
+use crate::auth::ApiCaller;
 use crate::host_trees::HostTrees;
 use crate::read_view::ReadView;
 use crate::shell::Shell;
@@ -23,7 +23,7 @@ const LOG_BYTES_MAX: u64 = 1024 * 1024;
 
 pub(super) async fn call(
     shell: &Arc<Shell>,
-    who: &Who,
+    who: &ApiCaller,
     key: Option<RequestKey>,
     method: &str,
     given: Value,
@@ -111,7 +111,7 @@ fn running_jobs(given: Option<&str>) -> Result<RunningJobs, ErrorBody> {
     }
 }
 
-fn agent_list(at: &ReadView<'_>, who: &Who, given: &AgentListParams) -> Result<AgentList, ErrorBody> {
+fn agent_list(at: &ReadView<'_>, who: &ApiCaller, given: &AgentListParams) -> Result<AgentList, ErrorBody> {
     let limit = page(given.limit);
     let rows = match who.agent() {
         None => at.store.agents(given.after.as_deref(), limit).map_err(internal)?,
@@ -173,7 +173,7 @@ fn agent_get(at: &ReadView<'_>, given: &AgentRef) -> Result<AgentDetail, ErrorBo
 }
 
 fn context_window(shell: &Shell, model: &str) -> Option<u64> {
-    let resolved = shell.providers.resolve(model).ok()?;
+    let resolved = shell.providers().resolve(model).ok()?;
     resolved.provider.context_window(&resolved.model)
 }
 

@@ -1,12 +1,12 @@
 //! `GET /v1/images/export` and `POST /v1/images/import`: images as one file, the tar of an OCI layout.
 //!
-//! Both are made piece by piece: however large the images and however slow the client, a few pieces are in memory. An
-//! export that is cut is not ended in order, so that nobody takes a part for the whole. Of an archive in which anything
-//! is wrong nothing is recorded.
+//! Both are produced in pieces: for images of any size and clients of any speed, only a few pieces are in memory. An
+//! interrupted export does not end properly, so that no client takes a part for the whole. If anything in an archive is
+//! wrong, nothing of it is recorded.
 
 mod blocks;
+mod checked_import;
 mod pipe;
-mod taken;
 
 use std::io;
 use std::sync::Arc;
@@ -24,12 +24,12 @@ use lodge_proto::{ApiMethod, ErrorBody, ImagesImported, InspectImage, PullImage}
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use self::blocks::{Blocks, Quarantined};
+use self::blocks::{Blocks, QuarantinedBlock};
+use self::checked_import::{CheckedImport, ImportNaming};
 use self::pipe::{ArchiveCut, ExportWriter, ImportReader, PIECES_MAX, STALLED_AFTER};
-use self::taken::{CheckedImport, ImportNaming};
-use super::methods::{Prepared, detached, internal, not_the_reply, record};
+use super::methods::{PreparedChange, detached, internal, not_the_reply, record};
 use super::{Api, http, images, quarantine};
-use crate::auth::{Who, rights};
+use crate::auth::{ApiCaller, rights};
 use crate::crash;
 use crate::images::ImageError;
 use crate::shell::{Shell, ShuttingDown};
@@ -43,7 +43,7 @@ const EXPORT_MAX: usize = 64;
 
 pub(super) async fn export(
     State(api): State<Arc<Api>>,
-    axum::Extension(who): axum::Extension<Who>,
+    axum::Extension(who): axum::Extension<ApiCaller>,
     asked: Result<Query<Vec<(String, String)>>, QueryRejection>,
 ) -> HttpResponse {
     match export_of(api, who, asked).await {
@@ -54,12 +54,13 @@ pub(super) async fn export(
 
 async fn export_of(
     api: Arc<Api>,
-    who: Who,
+    who: ApiCaller,
     asked: Result<Query<Vec<(String, String)>>, QueryRejection>,
 ) -> Result<HttpResponse, ErrorBody> {
     rights::admit(&who, InspectImage::NAME)?;
     let invalid = |what: String| {
-        ErrorBody::new("params.invalid", what).hint("name each image with `image=`, once or more often")
+        ErrorBody::new("params.invalid", what)
+            .hint("name each image with `image=`; repeat it for several images")
     };
     let Query(asked) = asked.map_err(|error| invalid(error.body_text()))?;
     if let Some((key, _)) = asked.iter().find(|(key, _)| key != "image") {
@@ -116,10 +117,10 @@ fn chosen(shell: &Shell, names: Vec<String>) -> Result<ExportSelection, ErrorBod
             return Err(ErrorBody::new("image.not_found", format!("`{given}` is not wholly here yet"))
                 .hint(format!("`lodge image pull {given}` pulls it")));
         }
-        let descriptor = shell.images.packed(&pins, &located.digest)?.descriptor;
+        let descriptor = shell.images.load_packed(&pins, &located.digest)?.descriptor;
         if let Some(record) = record {
             for need in ImageContents::Agent(record).needs() {
-                needed.push(shell.images.packed(&pins, &need)?.descriptor);
+                needed.push(shell.images.load_packed(&pins, &need)?.descriptor);
             }
         }
         let first = summary.refs.into_iter().next().map(|row| row.reference);
@@ -129,7 +130,7 @@ fn chosen(shell: &Shell, names: Vec<String>) -> Result<ExportSelection, ErrorBod
         }
     }
     for tool in needed {
-        // Its name here is nobody's business elsewhere.
+        // Its local name is not exported.
         if !images.iter().any(|(known, _)| known.digest == tool.digest) {
             images.push((tool, None));
         }
@@ -138,7 +139,7 @@ fn chosen(shell: &Shell, names: Vec<String>) -> Result<ExportSelection, ErrorBod
 }
 
 /// The archive as a body, which is written while it is sent.
-fn sent(api: &Arc<Api>, who: Who, chosen: ExportSelection, slot: OwnedSemaphorePermit) -> Body {
+fn sent(api: &Arc<Api>, who: ApiCaller, chosen: ExportSelection, slot: OwnedSemaphorePermit) -> Body {
     let (pieces, waiting) = mpsc::channel::<io::Result<Bytes>>(PIECES_MAX);
     let shell = api.shell.clone();
     tokio::task::spawn_blocking(move || {
@@ -155,13 +156,17 @@ fn sent(api: &Arc<Api>, who: Who, chosen: ExportSelection, slot: OwnedSemaphoreP
     Body::from_stream(futures_util::stream::unfold((waiting, who), |(mut waiting, who)| async move {
         let piece = waiting.recv().await?;
         let piece = if who.is_over() { Err(io::Error::other("the token is over")) } else { piece };
+        if piece.is_err() {
+            // An error drops what is not flushed, also the head of the response. A body that waits is flushed first.
+            tokio::task::yield_now().await;
+        }
         Some((piece, (waiting, who)))
     }))
 }
 
 pub(super) async fn import(
     State(api): State<Arc<Api>>,
-    axum::Extension(who): axum::Extension<Who>,
+    axum::Extension(who): axum::Extension<ApiCaller>,
     asked: Result<Query<Vec<(String, String)>>, QueryRejection>,
     headers: HeaderMap,
     body: Body,
@@ -174,7 +179,7 @@ pub(super) async fn import(
 
 async fn import_of(
     api: Arc<Api>,
-    who: Who,
+    who: ApiCaller,
     asked: Result<Query<Vec<(String, String)>>, QueryRejection>,
     headers: &HeaderMap,
     body: Body,
@@ -182,7 +187,7 @@ async fn import_of(
     rights::admit(&who, PullImage::NAME)?;
     let allowed = ImportNaming::read(asked)?;
     let shell = &api.shell;
-    shell.room.admit(crate::room::Needs::Room, crate::shell::now())?;
+    shell.room.admit(crate::room::DiskNeed::Room, crate::shell::now())?;
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     let slot = slot(shell).await?;
     // Until all of it is here.
@@ -193,7 +198,7 @@ async fn import_of(
         tokio::task::spawn_blocking(move || {
             let _slot = slot;
             let watch = |so_far: &[u8]| {
-                quarantine::watch_block(&shell, &caller, "image/import", so_far).ok_or(Quarantined)
+                quarantine::watch_block(&shell, &caller, "image/import", so_far).ok_or(QuarantinedBlock)
             };
             let blobs = shell.images.blobs()?;
             let pins = blobs.pins();
@@ -220,7 +225,7 @@ async fn import_of(
     drop(promised);
     let taken = match (fed, taken) {
         (Ok(()), taken) => taken,
-        // What could not be sent is the reason for whatever is wrong with what came.
+        // An interrupted upload is the reason for any fault in the received data.
         (Err(cut), _) => Err(cut.told()),
     };
     let begun = shell.clone();
@@ -230,7 +235,7 @@ async fn import_of(
             Err(error) => Err(error),
         };
         if imported.is_err() {
-            // Whatever came of it belongs to nobody.
+            // Unrecorded contents have no owner.
             begun.spawn(TaskKind::ImageCollection, begun.images.clone().collect());
         }
         imported
@@ -278,8 +283,8 @@ async fn recorded(
     let mut imported = ImagesImported { images: Vec::new(), bins: Vec::new(), tools: taken.tools };
     let CheckedImport { agents, bins, pins, .. } = taken;
     let add = |new: NewImage| match allowed.moves {
-        true => Prepared::of(Command::Image(ImageCommand::Add(Box::new(new)))),
-        false => Prepared::of(Command::Image(ImageCommand::AddNew(Box::new(new)))),
+        true => PreparedChange::of(Command::Image(ImageCommand::Add(Box::new(new)))),
+        false => PreparedChange::of(Command::Image(ImageCommand::AddNew(Box::new(new)))),
     };
     for new in bins {
         let command = add(new);

@@ -6,8 +6,8 @@ use lodge_proto::{AttachParams, AttachState, Attached, ErrorBody, JobView};
 use lodge_store::{JobFilter, JobSummary};
 
 use super::{agents, jobs, methods, scope};
-use crate::auth::Who;
-use crate::hub::Filter;
+use crate::auth::ApiCaller;
+use crate::hub::EventFilter;
 use crate::read_view::ReadView;
 use crate::view;
 
@@ -19,10 +19,10 @@ const STATE_JOBS_MAX: u32 = 256;
 /// Checks an attach and answers it. Everything after `Attached::seq` is for the follower.
 pub(super) fn attach(
     at: &ReadView<'_>,
-    who: &Who,
+    who: &ApiCaller,
     attachment: u64,
     given: AttachParams,
-) -> Result<(Attached, Filter), ErrorBody> {
+) -> Result<(Attached, EventFilter), ErrorBody> {
     let given = scope::attach(at, who, given)?;
     let named = [given.agent.is_some(), given.session.is_some(), given.job.is_some(), given.all];
     if named.into_iter().filter(|named| *named).count() != 1 {
@@ -47,17 +47,17 @@ pub(super) fn attach(
     Ok((attached, scope::events(who, filter)))
 }
 
-fn one_job(at: &ReadView<'_>, given: &str) -> Result<(AttachState, Filter), ErrorBody> {
+fn one_job(at: &ReadView<'_>, given: &str) -> Result<(AttachState, EventFilter), ErrorBody> {
     let found = jobs::one(at, &jobs::find(at, given, None)?)?;
     let state = AttachState { agents: Vec::new(), turns: Vec::new(), jobs: vec![jobs::job_view(at, &found)] };
     let JobSummary { row, .. } = found;
     // Its events are all in its agent's stream, which is read the faster.
     let (stream, job) = (Some(row.agent.to_string()), Some(row.id.to_string()));
-    Ok((state, Filter { stream, session: None, job, kind: None }))
+    Ok((state, EventFilter { stream, session: None, job, kind: None }))
 }
 
 /// Of an agent, of a session, or all there is.
-fn everything(at: &ReadView<'_>, given: &AttachParams) -> Result<(AttachState, Filter), ErrorBody> {
+fn everything(at: &ReadView<'_>, given: &AttachParams) -> Result<(AttachState, EventFilter), ErrorBody> {
     let agent = given.agent.as_deref().map(|agent| methods::one_agent(at, agent)).transpose()?;
     let session = given.session.as_deref().map(methods::session_id).transpose()?;
     let id = agent.as_ref().map(|found| found.row.id.clone());
@@ -74,7 +74,7 @@ fn everything(at: &ReadView<'_>, given: &AttachParams) -> Result<(AttachState, F
     let jobs = open_jobs(at, id.as_ref(), session.as_ref())?;
     let state = AttachState { agents, turns: turns.into_iter().map(view::full_turn).collect(), jobs };
     let (stream, session) = (id.map(|id| id.to_string()), session.map(|session| session.to_string()));
-    Ok((state, Filter { stream, session, job: None, kind: None }))
+    Ok((state, EventFilter { stream, session, job: None, kind: None }))
 }
 
 fn open_jobs(

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use self::programs::programs;
 use super::images::{find_bin, free_for, pull, push, remove, tagged, tags_of};
-use super::methods::{Prepared, Reply, ask_prepared, changed, internal, no_method, page, reply};
+use super::methods::{PreparedChange, Reply, ask_prepared, changed, internal, no_method, page, reply};
 use super::params;
 use crate::read_view::ReadView;
 use crate::shell::Shell;
@@ -60,7 +60,7 @@ pub(super) async fn call(
     }
 }
 
-fn build(shell: &Shell, given: BinBuildParams) -> Result<Prepared, ErrorBody> {
+fn build(shell: &Shell, given: BinBuildParams) -> Result<PreparedChange, ErrorBody> {
     // Before the work: a name that cannot be given is known without it.
     let mut tags = tags_of(&given.tags)?;
     let programs = programs(&given.programs)?;
@@ -71,8 +71,7 @@ fn build(shell: &Shell, given: BinBuildParams) -> Result<Prepared, ErrorBody> {
     free_for(ImageKind::Bin, &tags)?;
     let mut new = NewBin { name, description, usage, labels, programs: Vec::new() };
     let bad = |error: BadImage| {
-        ErrorBody::new("params.invalid", error.to_string())
-            .hint("`lodge bin build --help` shows how it is done")
+        ErrorBody::new("params.invalid", error.to_string()).hint("see `lodge bin build --help`")
     };
     new.check().map_err(bad)?;
     let blobs = shell.images.blobs()?;
@@ -84,14 +83,17 @@ fn build(shell: &Shell, given: BinBuildParams) -> Result<Prepared, ErrorBody> {
         let layer = program.pack(&new, blobs, &pins)?;
         new.programs.push((platform, layer));
     }
-    // What is written is not promised any more.
+    // The reservation ends: the bytes are written.
     drop(room);
     let packed = pack_bin(&new).map_err(bad)?;
-    shell.images.keep(&pins, &packed)?;
-    let row =
-        shell.images.found(&pins, &packed.digest.to_string(), tags.first().cloned().unwrap_or_default())?;
+    shell.images.store_packed(&pins, &packed)?;
+    let row = shell.images.load_row(
+        &pins,
+        &packed.digest.to_string(),
+        tags.first().cloned().unwrap_or_default(),
+    )?;
     let command = Command::Image(ImageCommand::Add(Box::new(NewImage { row, with: Vec::new(), tags })));
-    Ok(Prepared { command, pins: vec![pins] })
+    Ok(PreparedChange { command, pins: vec![pins] })
 }
 
 fn list(at: &ReadView<'_>, given: &BinListParams) -> Result<BinList, ErrorBody> {

@@ -1,4 +1,4 @@
-//! Who is connected at one listener: callers who have shown a good token, and everybody else.
+//! The connections of one listener: authenticated callers and all others.
 //!
 //! The two are counted apart, so that those without a token cannot take the places of those with one. A connection begins
 //! without a token, has a few seconds to show one, and gives way to newer ones when there are too many. From one address,
@@ -13,7 +13,7 @@ use lodge_proto::{ErrorBody, Response};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use crate::auth::Who;
+use crate::auth::ApiCaller;
 use crate::view::client_errors;
 
 /// Connections with a token at the same time.
@@ -27,42 +27,42 @@ const DESCRIPTORS_SHARE: u64 = 4;
 #[derive(Debug)]
 pub(super) struct Connections {
     unknown_max: usize,
-    open: Mutex<Open>,
-    /// What those are told who give way.
+    open: Mutex<ConnectionTable>,
+    /// The response for connections that give way.
     busy: Vec<u8>,
 }
 
 #[derive(Debug, Default)]
-struct Open {
+struct ConnectionTable {
     next: u64,
     /// In the order they came.
-    unknown: BTreeMap<u64, Unknown>,
-    known: HashMap<u64, Known>,
+    unknown: BTreeMap<u64, UnauthenticatedConnection>,
+    known: HashMap<u64, AuthenticatedConnection>,
 }
 
 #[derive(Debug)]
-struct Unknown {
-    origin: Origin,
+struct UnauthenticatedConnection {
+    origin: ConnectionOrigin,
     cut: CancellationToken,
 }
 
 #[derive(Debug)]
-struct Known {
-    who: Who,
+struct AuthenticatedConnection {
+    who: ApiCaller,
     cut: CancellationToken,
 }
 
-/// Where a connection comes from, as far as one peer can be told from another.
+/// The origin of a connection, as far as peers can be distinguished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Origin {
+pub(super) enum ConnectionOrigin {
     Network(IpAddr),
     User(u32),
 }
 
-impl Origin {
+impl ConnectionOrigin {
     /// One peer may have every address of loopback, and every one of an IPv6 network of 64 bits.
-    pub(super) fn of_address(ip: IpAddr) -> Origin {
-        Origin::Network(match ip.to_canonical() {
+    pub(super) fn of_address(ip: IpAddr) -> ConnectionOrigin {
+        ConnectionOrigin::Network(match ip.to_canonical() {
             ip if ip.is_loopback() => IpAddr::V4(Ipv4Addr::LOCALHOST),
             IpAddr::V4(ip) => IpAddr::V4(ip),
             IpAddr::V6(ip) => {
@@ -83,7 +83,7 @@ struct ConnectionState {
     all: Arc<Connections>,
     /// Where it arrived, if it came by TCP.
     local: Option<SocketAddr>,
-    /// It is to be closed, whatever it is doing.
+    /// Closes the connection immediately.
     cut: CancellationToken,
     has_asked_for_proof: AtomicBool,
     lingers: AtomicBool,
@@ -119,7 +119,11 @@ impl Connections {
 
     /// Takes a connection in. When there are too many without a token, the oldest of its origin has to go, or the oldest
     /// of the origin that has most.
-    pub(super) fn admit(self: &Arc<Self>, origin: Origin, local: Option<SocketAddr>) -> ConnectionSlot {
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        origin: ConnectionOrigin,
+        local: Option<SocketAddr>,
+    ) -> ConnectionSlot {
         let cut = CancellationToken::new();
         let mut open = self.open();
         let id = open.next;
@@ -131,7 +135,7 @@ impl Connections {
                 gone.cut.cancel();
             }
         }
-        open.unknown.insert(id, Unknown { origin, cut: cut.clone() });
+        open.unknown.insert(id, UnauthenticatedConnection { origin, cut: cut.clone() });
         drop(open);
         let (has_asked_for_proof, lingers) = (AtomicBool::new(false), AtomicBool::new(false));
         ConnectionSlot(Connection(Arc::new(ConnectionState {
@@ -144,15 +148,15 @@ impl Connections {
         })))
     }
 
-    fn open(&self) -> MutexGuard<'_, Open> {
+    fn open(&self) -> MutexGuard<'_, ConnectionTable> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Open {
+impl ConnectionTable {
     /// The origin that has to give a place up for one more connection from `origin`, if one has to.
-    fn crowded(&self, origin: Origin, unknown_max: usize) -> Option<Origin> {
-        let mut counts: HashMap<Origin, usize> = HashMap::new();
+    fn crowded(&self, origin: ConnectionOrigin, unknown_max: usize) -> Option<ConnectionOrigin> {
+        let mut counts: HashMap<ConnectionOrigin, usize> = HashMap::new();
         for unknown in self.unknown.values() {
             *counts.entry(unknown.origin).or_default() += 1;
         }
@@ -168,7 +172,7 @@ impl Open {
 
 impl Connection {
     /// Counts this connection among those with a token.
-    pub(super) fn enter(&self, who: &Who) -> Result<(), ConnectionLimit> {
+    pub(super) fn enter(&self, who: &ApiCaller) -> Result<(), ConnectionLimit> {
         let ConnectionState { id, all, cut, .. } = &*self.0;
         let mut open = all.open();
         if let Some(known) = open.known.get_mut(id) {
@@ -193,7 +197,7 @@ impl Connection {
         if open.unknown.remove(id).is_none() {
             return Err(ConnectionLimit::GaveWay);
         }
-        open.known.insert(*id, Known { who: who.clone(), cut: cut.clone() });
+        open.known.insert(*id, AuthenticatedConnection { who: who.clone(), cut: cut.clone() });
         Ok(())
     }
 
@@ -205,7 +209,7 @@ impl Connection {
         self.0.local
     }
 
-    /// Ends when the connection is to be closed at once.
+    /// Cancelled when the connection must be closed at once.
     pub(super) fn cut(&self) -> CancellationToken {
         self.0.cut.clone()
     }
@@ -251,7 +255,7 @@ impl ConnectionLimit {
     }
 
     fn hint(self) -> Option<String> {
-        Some("close some, or ask again in a moment".to_owned())
+        Some("close some, or try again in a moment".to_owned())
     }
 }
 
@@ -259,21 +263,21 @@ client_errors!(ConnectionLimit);
 
 #[cfg(test)]
 mod tests {
-    use lodge_core::token::{Holder, TokenRow};
+    use lodge_core::token::{TokenHolder, TokenRow};
     use lodge_core::{IdSource, Timestamp, TokenId};
 
     use super::*;
     use crate::shell::now;
 
-    fn who(seed: u64, expires_at: Timestamp) -> Who {
+    fn who(seed: u64, expires_at: Timestamp) -> ApiCaller {
         let at = Timestamp::from_ms(0);
         let id = TokenId::new(&mut IdSource::new(seed), at);
-        let (holder, name, revoked_at) = (Holder::Operator, None, None);
-        Who::with(TokenRow { id, holder, name, issued_at: at, expires_at, revoked_at })
+        let (holder, name, revoked_at) = (TokenHolder::Operator, None, None);
+        ApiCaller::with(TokenRow { id, holder, name, issued_at: at, expires_at, revoked_at })
     }
 
-    fn from(text: &str) -> Origin {
-        Origin::of_address(text.parse().unwrap())
+    fn from(text: &str) -> ConnectionOrigin {
+        ConnectionOrigin::of_address(text.parse().unwrap())
     }
 
     fn is_cut(place: &ConnectionSlot) -> bool {
@@ -296,10 +300,11 @@ mod tests {
     #[test]
     fn who_has_shown_a_token_is_counted_apart_and_stays() {
         let all = Connections::with_room(4);
-        let first = all.admit(Origin::User(0), None);
+        let first = all.admit(ConnectionOrigin::User(0), None);
         let later = now().plus_ms(1_000_000);
         first.0.enter(&who(1, later)).unwrap();
-        let crowd: Vec<ConnectionSlot> = (0..10).map(|_| all.admit(Origin::User(0), None)).collect();
+        let crowd: Vec<ConnectionSlot> =
+            (0..10).map(|_| all.admit(ConnectionOrigin::User(0), None)).collect();
         assert!(!is_cut(&first) && first.0.is_known());
         assert_eq!(crowd.iter().filter(|place| !is_cut(place)).count(), 2);
         // One that gave way comes too late with its token.
@@ -311,8 +316,8 @@ mod tests {
     fn tokens_that_are_over_keep_no_places_when_there_are_none_left() {
         let all = Connections::with_room(KNOWN_MAX * 2);
         let (good, over) = (who(1, now().plus_ms(1_000_000)), who(2, Timestamp::from_ms(1)));
-        let enter = |who: &Who| {
-            let place = all.admit(Origin::User(0), None);
+        let enter = |who: &ApiCaller| {
+            let place = all.admit(ConnectionOrigin::User(0), None);
             place.0.enter(who).map(|()| place)
         };
         let mut places: Vec<ConnectionSlot> = (0..KNOWN_MAX - 1).map(|_| enter(&good).unwrap()).collect();

@@ -61,7 +61,7 @@ async fn info(shell: &Arc<Shell>) -> Result<Info, ErrorBody> {
     warnings.extend(shell.jobs.warnings());
     warnings.extend(waiting);
     warnings.extend(quarantine.iter().map(quarantine::warning));
-    warnings.extend(shell.providers.last_error().map(|error| format!("providers.yaml: {error}")));
+    warnings.extend(shell.providers().last_error().map(|error| format!("providers.yaml: {error}")));
     Ok(Info {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         epoch: shell.epoch,
@@ -88,7 +88,7 @@ async fn reap(shell: &Arc<Shell>, key: Option<RequestKey>, ReapParams { .. }: &R
     if key.is_some() {
         match shell.ask(key, Command::Keep { answer: answer.clone() }).await {
             Ok(_) => {}
-            // Sweeping twice harms nobody, and makes room where there is none.
+            // Repeated sweeps are harmless, and free space on a full disk.
             Err(error) if error.is_disk_full() => {}
             Err(error) => return Err(error.into()),
         }
@@ -96,22 +96,31 @@ async fn reap(shell: &Arc<Shell>, key: Option<RequestKey>, ReapParams { .. }: &R
     Ok(answer)
 }
 
-async fn shutdown(shell: &Arc<Shell>, key: Option<RequestKey>, given: &ShutdownParams) -> Reply {
-    if given.agents {
+/// Stops every agent. Starts are refused meanwhile, and those that were accepted before are seen by the second round.
+async fn stop_agents(shell: &Arc<Shell>) -> Result<(), ErrorBody> {
+    loop {
         let agents = shell.reader.read(|store| store.agents(None, u32::MAX)).await.map_err(internal)?;
-        let stops = agents.into_iter().filter(|found| found.row.state.takes_turns()).map(|found| {
+        let live: Vec<_> = agents.into_iter().filter(|found| found.row.state.takes_turns()).collect();
+        if live.is_empty() {
+            return Ok(());
+        }
+        let stops = live.into_iter().map(|found| {
             let shell = shell.clone();
-            async move {
-                shell
-                    .ask(
-                        None,
-                        Command::Agent(AgentCommand::Stop { id: found.row.id, jobs: RunningJobs::Cancel }),
-                    )
-                    .await
-            }
+            let stop = AgentCommand::Stop { id: found.row.id, jobs: RunningJobs::Cancel };
+            async move { shell.ask(None, Command::Agent(stop)).await }
         });
         for stopped in futures_util::future::join_all(stops).await {
             stopped?;
+        }
+    }
+}
+
+async fn shutdown(shell: &Arc<Shell>, key: Option<RequestKey>, given: &ShutdownParams) -> Reply {
+    if given.agents {
+        shell.refuse_starts();
+        if let Err(error) = stop_agents(shell).await {
+            shell.allow_starts();
+            return Err(error);
         }
     }
     let answer = view::text(&Done { done: true });

@@ -28,13 +28,13 @@ use lodge_proto::{ApiMethod, ErrorBody, InspectImage, base64};
 use lodge_store::{ReadError, StoreSnapshot};
 use serde_json::json;
 
-use self::page::{Page, paged};
-use self::path::{RegistryRequest, Version, is_repository};
+use self::page::{RegistryPage, paged};
+use self::path::{DistributionRequest, ManifestReference, is_repository};
 use super::connections::Connection;
 use super::http::{self, EntryRefusal, KeepOpen};
-use super::range::{OutOfRange, Range, wanted_range};
+use super::range::{ByteRange, OutOfRange, wanted_range};
 use super::{Api, methods};
-use crate::auth::Who;
+use crate::auth::ApiCaller;
 use crate::auth::rights;
 use crate::images::ImageError;
 use crate::shell::Shell;
@@ -43,8 +43,8 @@ use crate::shell::Shell;
 const RIGHT: &str = InspectImage::NAME;
 /// Bytes of a blob that are in memory for one client.
 const PIECE: usize = 128 * 1024;
-/// A blob up to this size is checked before anything of it is sent, so that what is wrong with it can be told. It is more
-/// than what waits in buffers on its way out.
+/// A blob up to this size is verified before any of it is sent, so that a fault can be reported. This exceeds the
+/// buffers on the way out.
 const CHECKED_FIRST: u64 = 1 << 20;
 const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
 const API_VERSION: HeaderName = HeaderName::from_static("docker-distribution-api-version");
@@ -138,7 +138,7 @@ fn password(header: &str) -> Option<String> {
 
 async fn serve(
     State(api): State<Arc<Api>>,
-    axum::Extension(who): axum::Extension<Who>,
+    axum::Extension(who): axum::Extension<ApiCaller>,
     method: Method,
     uri: Uri,
     rest: Result<Path<String>, PathRejection>,
@@ -155,7 +155,7 @@ async fn serve(
 
 async fn answer(
     api: Arc<Api>,
-    who: Who,
+    who: ApiCaller,
     method: &Method,
     uri: &Uri,
     rest: &str,
@@ -170,12 +170,12 @@ async fn answer(
         answer.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
         return Ok(answer);
     }
-    match RegistryRequest::read(rest).ok_or_else(nothing_there)? {
-        RegistryRequest::Base => Ok(axum::Json(json!({})).into_response()),
-        RegistryRequest::Catalog => catalog(&api.shell, uri).await,
-        RegistryRequest::Tags { name } => tags(&api.shell, uri, name).await,
-        RegistryRequest::Manifest { name, version } => manifest(api, method, name, version).await,
-        RegistryRequest::Blob { name, digest } => {
+    match DistributionRequest::read(rest).ok_or_else(nothing_there)? {
+        DistributionRequest::Base => Ok(axum::Json(json!({})).into_response()),
+        DistributionRequest::Catalog => catalog(&api.shell, uri).await,
+        DistributionRequest::Tags { name } => tags(&api.shell, uri, name).await,
+        DistributionRequest::Manifest { name, version } => manifest(api, method, name, version).await,
+        DistributionRequest::Blob { name, digest } => {
             looked_up(&api.shell, move |store| tags_of(store, &name)).await?;
             blob(api, who, method, digest, headers).await
         }
@@ -211,21 +211,21 @@ async fn catalog(shell: &Arc<Shell>, uri: &Uri) -> Result<HttpResponse, Registry
     let names = refs.iter().filter_map(|row| row.reference.rsplit_once(':')).map(|(name, _)| name);
     // What others cannot ask for is not shown to them.
     let names = names.filter(|name| is_repository(name)).map(str::to_owned).collect();
-    let Page { items, link } = paged(uri, "/v2/_catalog", names)?;
+    let RegistryPage { items, link } = paged(uri, "/v2/_catalog", names)?;
     Ok(with_link(axum::Json(json!({"repositories": items})).into_response(), link))
 }
 
 async fn tags(shell: &Arc<Shell>, uri: &Uri, name: String) -> Result<HttpResponse, RegistryRefusal> {
     let asked = name.clone();
     let tags = looked_up(shell, move |store| tags_of(store, &asked)).await?;
-    let Page { items, link } = paged(uri, &format!("/v2/{name}/tags/list"), tags)?;
+    let RegistryPage { items, link } = paged(uri, &format!("/v2/{name}/tags/list"), tags)?;
     Ok(with_link(axum::Json(json!({"name": name, "tags": items})).into_response(), link))
 }
 
 /// The tags of a repository, which has one at least.
 ///
-/// Whether a digest belongs to the repository is not checked: a caller that may read one image may read them all, and what an
-/// agent needs is asked for under the agent's name.
+/// Whether a digest belongs to the repository is not checked: a caller that may read one image may read all of them,
+/// and the dependencies of an agent are requested under the agent's name.
 fn tags_of(store: &dyn StoreSnapshot, name: &str) -> Result<Vec<String>, RegistryRefusal> {
     let rows = store.image_tags(name).map_err(unread)?;
     let tags = rows.iter().filter_map(|row| row.reference.rsplit_once(':')).map(|(_, tag)| tag.to_owned());
@@ -250,7 +250,7 @@ async fn manifest(
     api: Arc<Api>,
     method: &Method,
     name: String,
-    version: Version,
+    version: ManifestReference,
 ) -> Result<HttpResponse, RegistryRefusal> {
     let read = tokio::task::spawn_blocking(move || read_manifest(&api.shell, &name, version)).await;
     let internal = |error: tokio::task::JoinError| {
@@ -272,15 +272,15 @@ async fn manifest(
 fn read_manifest(
     shell: &Shell,
     name: &str,
-    version: Version,
+    version: ManifestReference,
 ) -> Result<(Digest, Vec<u8>, String), RegistryRefusal> {
     let unknown = |message: String| RegistryRefusal::unknown("MANIFEST_UNKNOWN", message);
     let digest = match version {
-        Version::Digest(digest) => {
+        ManifestReference::Digest(digest) => {
             blocking_look_up(shell, |store| tags_of(store, name))?;
             digest
         }
-        Version::Tag(tag) => blocking_look_up(shell, |store| tagged(store, name, &tag))?,
+        ManifestReference::Tag(tag) => blocking_look_up(shell, |store| tagged(store, name, &tag))?,
     };
     let blobs = shell.images.blobs().map_err(|error| RegistryRefusal::internal(&error.into()))?;
     let bytes = match blobs.read(&digest, MANIFEST_MAX) {
@@ -313,7 +313,7 @@ fn tagged(store: &dyn StoreSnapshot, name: &str, tag: &str) -> Result<Digest, Re
 
 async fn blob(
     api: Arc<Api>,
-    who: Who,
+    who: ApiCaller,
     method: &Method,
     digest: Digest,
     headers: &HeaderMap,
@@ -329,7 +329,7 @@ async fn blob(
         Ok(range) => range,
         Err(OutOfRange) => return Ok(out_of_range(length)),
     };
-    let whole = Range { first: 0, last: length.saturating_sub(1) };
+    let whole = ByteRange { first: 0, last: length.saturating_sub(1) };
     let part = range.unwrap_or(whole);
     let count = if length == 0 { 0 } else { part.last - part.first + 1 };
     let mut answer = HttpResponse::new(Body::empty());
@@ -390,7 +390,7 @@ fn put_digest(answer: &mut HttpResponse, digest: &Digest) {
 /// A blob on its way. Its file may be removed meanwhile, and is read all the same.
 struct BlobDownload {
     api: Arc<Api>,
-    who: Who,
+    who: ApiCaller,
     digest: Digest,
     /// Of what was sent, when all of it is.
     hasher: Option<Hasher>,
@@ -403,7 +403,7 @@ async fn next(sending: Option<BlobDownload>) -> Option<(io::Result<Bytes>, Optio
     let mut sending = sending.filter(|sending| sending.left > 0)?;
     match sending.piece().await {
         Ok(bytes) => Some((Ok(bytes), Some(sending))),
-        // The length was promised, so that nobody takes this for the end.
+        // The length is announced, so the client notices the missing rest.
         Err(error) => Some((Err(error), None)),
     }
 }

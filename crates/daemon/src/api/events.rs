@@ -9,16 +9,16 @@ use serde_json::Value;
 
 use super::methods::{Reply, find_agent_ever, future, internal, no_method, page, reply};
 use super::{params, scope};
-use crate::auth::Who;
-use crate::hub::{Filter, PAGE};
+use crate::auth::ApiCaller;
+use crate::hub::{EventFilter, PAGE};
 use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 
-pub(super) async fn call(shell: &Arc<Shell>, who: &Who, method: &str, given: Value) -> Reply {
+pub(super) async fn call(shell: &Arc<Shell>, who: &ApiCaller, method: &str, given: Value) -> Reply {
     match method {
         ListEvents::NAME => {
-            shell.hub.caught_up(&shell.reader).await.map_err(internal)?;
+            shell.hub.wait_published(&shell.reader).await.map_err(internal)?;
             let (who, given) = (who.clone(), params::<ListEvents>(given)?);
             shell.read(move |at| reply::<ListEvents>(list(at, &who, &given))).await
         }
@@ -26,11 +26,11 @@ pub(super) async fn call(shell: &Arc<Shell>, who: &Who, method: &str, given: Val
     }
 }
 
-fn list(at: &ReadView<'_>, who: &Who, given: &EventListParams) -> Result<EventList, ErrorBody> {
+fn list(at: &ReadView<'_>, who: &ApiCaller, given: &EventListParams) -> Result<EventList, ErrorBody> {
     let agent = given.agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
     let filter = scope::events(
         who,
-        Filter {
+        EventFilter {
             stream: agent.map(|agent| agent.to_string()),
             session: given.session.clone(),
             job: None,
@@ -49,7 +49,7 @@ fn list(at: &ReadView<'_>, who: &Who, given: &EventListParams) -> Result<EventLi
     Ok(EventList { events, head, log: at.log.clone(), next })
 }
 
-/// A page that is full after so many events, or so many bytes.
+/// A page that is full after a number of events or bytes.
 struct EventPage {
     events: Vec<Event>,
     limit: usize,
@@ -74,7 +74,7 @@ impl EventPage {
 }
 
 struct EventRange {
-    filter: Filter,
+    filter: EventFilter,
     since: u64,
     head: u64,
     limit: usize,
@@ -103,7 +103,7 @@ fn newest(
     before: u64,
 ) -> Result<(Vec<Event>, Option<u64>), ErrorBody> {
     let &EventRange { ref filter, since, head, limit } = wanted;
-    // What is written and not yet published is nobody's business.
+    // Events that are written and not yet published are invisible.
     let mut cursor = before.min(head + 1);
     let mut page = EventPage::new(limit);
     while !page.is_full() && cursor > since + 1 {

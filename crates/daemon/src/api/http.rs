@@ -9,19 +9,19 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response as HttpResponse};
 use axum::routing::get;
-use lodge_engine::Rendered;
+use lodge_engine::RenderedAnswer;
 use lodge_proto::proof::PROOF_PATH;
 use lodge_proto::{ErrorBody, REQUEST_BYTES_MAX, Response, http_status, result_text};
 use serde_json::{Value, json};
 
 use super::connections::{Connection, ConnectionLimit};
 use super::{Api, archive, distribution, envelope, jobs, methods, proof, socket, sse};
-use crate::auth::{self, Who};
-use crate::images::Unwatched;
+use crate::auth::{self, ApiCaller};
+use crate::images::NoWatcher;
 
 /// Through which door a request came.
 #[derive(Debug, Clone)]
-pub(super) enum Door {
+pub(super) enum ListenerKind {
     Unix,
     /// The address that is listened on.
     Tcp(String),
@@ -29,7 +29,7 @@ pub(super) enum Door {
     Tls(String),
 }
 
-pub(super) fn router(api: Arc<Api>, door: Door) -> Router {
+pub(super) fn router(api: Arc<Api>, door: ListenerKind) -> Router {
     let behind = Router::new()
         .route("/v1/rpc", get(socket::upgrade).post(post))
         .route("/v1/events", get(sse::events))
@@ -50,17 +50,17 @@ pub(super) fn router(api: Arc<Api>, door: Door) -> Router {
 
 /// A browser elsewhere must not reach a loopback listener through a name of its own.
 async fn check_door(
-    State((api, door)): State<(Arc<Api>, Door)>,
+    State((api, door)): State<(Arc<Api>, ListenerKind)>,
     ConnectInfo(connection): ConnectInfo<Connection>,
     request: HttpRequest,
     next: Next,
 ) -> HttpResponse {
     let has_body = has_body(&request);
     let allowed = auth::check_query(request.uri().query()).and_then(|()| match &door {
-        Door::Unix => Ok(()),
-        Door::Tcp(bound) => check_headers(&api, &request, bound, |_| false),
-        // A browser comes by a name only if the certificate is for it, whatever page planted the name.
-        Door::Tls(bound) => check_headers(&api, &request, bound, |host| {
+        ListenerKind::Unix => Ok(()),
+        ListenerKind::Tcp(bound) => check_headers(&api, &request, bound, |_| false),
+        // A browser may use a name only if the certificate covers it, regardless of the page that uses the name.
+        ListenerKind::Tls(bound) => check_headers(&api, &request, bound, |host| {
             api.shell.tls.current().is_some_and(|certificate| certificate.is_for(host))
         }),
     });
@@ -69,7 +69,7 @@ async fn check_door(
         Err(error) => failed(Value::Null, error),
     };
     if answer.extensions().get::<KeepOpen>().is_none() {
-        // There are only so many connections: they are kept for those who have a token.
+        // The number of connections is limited: they are reserved for callers with a token.
         answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     // Who refuses may not have read everything that was sent.
@@ -86,7 +86,7 @@ fn has_body(request: &HttpRequest) -> bool {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KeepOpen;
 
-/// Why nobody may come in with this header on this connection.
+/// Why a request with this header is refused on this connection.
 #[derive(Debug)]
 pub(super) enum EntryRefusal {
     NotAuthenticated(ErrorBody),
@@ -109,7 +109,11 @@ impl From<EntryRefusal> for ErrorBody {
 }
 
 /// Who sends this header, on a connection that is counted as theirs from now on.
-pub(super) fn enter(api: &Api, connection: &Connection, header: Option<&str>) -> Result<Who, EntryRefusal> {
+pub(super) fn enter(
+    api: &Api,
+    connection: &Connection,
+    header: Option<&str>,
+) -> Result<ApiCaller, EntryRefusal> {
     let who = api.gate.check(header, &api.shell.access).map_err(EntryRefusal::NotAuthenticated)?;
     connection.enter(&who)?;
     Ok(who)
@@ -168,7 +172,7 @@ async fn not_found() -> HttpResponse {
 
 async fn post(
     State(api): State<Arc<Api>>,
-    axum::Extension(who): axum::Extension<Who>,
+    axum::Extension(who): axum::Extension<ApiCaller>,
     headers: HeaderMap,
     body: Result<Bytes, axum::extract::rejection::BytesRejection>,
 ) -> HttpResponse {
@@ -198,8 +202,8 @@ async fn post(
         Ok(request) => request,
         Err((id, error)) => return failed(id, error),
     };
-    match methods::call(&api, &who, &request.method, request.params, Arc::new(Unwatched)).await {
-        Ok(Rendered(result)) => {
+    match methods::call(&api, &who, &request.method, request.params, Arc::new(NoWatcher)).await {
+        Ok(RenderedAnswer(result)) => {
             let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
             (json, result_text(&request.id, &result)).into_response()
         }

@@ -21,7 +21,7 @@ use super::methods::{
     Reply, changed, find_agent_ever, internal, no_method, page, recorded_id, reply, session_id,
 };
 use super::params;
-use crate::auth::{Who, rights};
+use crate::auth::{ApiCaller, rights};
 use crate::jobs::written;
 use crate::read_view::ReadView;
 use crate::shell::Shell;
@@ -35,7 +35,7 @@ const CANCEL_WITHIN: Duration = Duration::from_secs(10);
 
 pub(super) async fn call(
     shell: &Arc<Shell>,
-    who: &Who,
+    who: &ApiCaller,
     key: Option<RequestKey>,
     method: &str,
     given: Value,
@@ -85,7 +85,7 @@ fn list(at: &ReadView<'_>, given: &JobListParams) -> Result<JobList, ErrorBody> 
                 given.labels.len()
             ),
         )
-        .hint("give fewer labels: no job has so many"));
+        .hint("give fewer labels: no job can have that many"));
     }
     let agent = given.agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
     let session = given.session.as_deref().map(session_id).transpose()?;
@@ -114,11 +114,11 @@ fn state(word: &str) -> Result<JobState, ErrorBody> {
 fn place(given: &str) -> Result<JobId, ErrorBody> {
     given.parse().map_err(|_| {
         ErrorBody::new("params.invalid", format!("`{given}` is no place in a listing of jobs"))
-            .hint("`before` is the `next` of the page before, or a job's id; without it the newest come")
+            .hint("`before` is the `next` of the page before, or a job's id; without it, the newest jobs are listed")
     })
 }
 
-async fn wait(shell: &Arc<Shell>, who: &Who, given: JobWaitParams) -> Result<JobView, ErrorBody> {
+async fn wait(shell: &Arc<Shell>, who: &ApiCaller, given: JobWaitParams) -> Result<JobView, ErrorBody> {
     let id = job_id(shell, given.job).await?;
     let within = Duration::from_millis(given.timeout_ms.unwrap_or(WAIT_DEFAULT_MS).min(WAIT_MAX_MS));
     tokio::select! {
@@ -130,7 +130,7 @@ async fn wait(shell: &Arc<Shell>, who: &Who, given: JobWaitParams) -> Result<Job
     }
 }
 
-/// The answer to a cancellation that was recorded: the job as it stands once it is over, which is soon.
+/// The answer to a recorded cancel: the job after its end, which follows soon.
 pub(super) async fn cancelled(shell: &Arc<Shell>, answer: Answer) -> Reply {
     let id = match &answer {
         Answer::Job(job) => Some(job.row.id.clone()),
@@ -173,7 +173,7 @@ async fn recorded(shell: &Arc<Shell>, id: &JobId) -> Result<Option<JobSummary>, 
 }
 
 /// Why a caller whose token was good when it came is sent away now.
-fn refused(who: &Who, method: &str) -> ErrorBody {
+fn refused(who: &ApiCaller, method: &str) -> ErrorBody {
     match rights::admit(who, method) {
         Err(error) => error,
         Ok(_) => ErrorBody::new("auth.revoked", "the token was revoked"),
@@ -212,7 +212,7 @@ pub(super) fn one(at: &ReadView<'_>, id: &JobId) -> Result<JobSummary, ErrorBody
     at.store.job_summary(id).map_err(internal)?.ok_or_else(|| view::no_job(id.as_str()))
 }
 
-/// A job as it stands.
+/// The current state of a job.
 pub(super) fn job_view(shell: &Shell, found: &JobSummary) -> JobView {
     let mut view = view::job(&found.row, &found.agent_name);
     if let Some(written) = written(shell, found) {

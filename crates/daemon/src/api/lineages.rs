@@ -17,7 +17,7 @@ use super::{params, snapshots};
 use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
-use lodge_engine::{AgentCommand, Answer, Command, RequestKey, Settlement};
+use lodge_engine::{AgentCommand, Answer, Command, LineageResolution, RequestKey};
 
 /// Agents that a warning names.
 const WAITING_SHOWN: u32 = 5;
@@ -105,12 +105,16 @@ async fn resolve(
                 "params.invalid",
                 format!("`{}` is no decision about a lineage", given.decision),
             )
-            .hint("`revive` goes on with its work, `reap` drops it"));
+            .hint("`revive` continues its work, `reap` drops it"));
         }
     };
     let found = shell.read(move |at| one(at, &given.lineage)).await?;
-    let settlement =
-        Settlement { agent: found.row.agent, lineage: found.row.id, policy, last_turn: found.last_turn };
+    let settlement = LineageResolution {
+        agent: found.row.agent,
+        lineage: found.row.id,
+        policy,
+        last_turn: found.last_turn,
+    };
     Ok(shell.ask(key, Command::Agent(AgentCommand::SettleLineage(Box::new(settlement)))).await?)
 }
 

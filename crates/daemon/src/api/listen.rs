@@ -1,8 +1,7 @@
 //! The doors: a Unix socket and a TCP port, each bounded, both behind the same router.
 //!
-//! The Unix socket must be there. A TCP port that somebody else has is waited for: another port is never taken in its
-//! place, since clients would not look for the daemon there. Where TLS is wanted, TCP is not served before there is a
-//! certificate.
+//! The Unix socket is required. A TCP port that is in use is retried: another port is never used instead, because
+//! clients would not find it. With TLS configured, TCP is not served before there is a certificate.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -16,7 +15,7 @@ use lodge_proto::proof::without_localhost;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinSet;
 
-use super::connections::{Connection, ConnectionSlot, Connections, Origin};
+use super::connections::{Connection, ConnectionOrigin, ConnectionSlot, Connections};
 use super::stream::Stream;
 use super::tls_stream::TlsSocket;
 use super::{Api, http};
@@ -27,8 +26,8 @@ use crate::tls::{CertificateFileError, Tls};
 const ACCEPT_QUEUE: i32 = 1_024;
 /// The kernel's limit on a socket's path.
 const SUN_PATH_MAX: usize = 107;
-/// How soon a port that is taken is tried again. The children of a daemon that was killed a moment ago may still have it;
-/// anybody else keeps it longer.
+/// How soon a port in use is tried again. Children of a daemon that was just killed may still have it; other programs
+/// keep it longer.
 const TAKEN_RETRY_MIN: Duration = Duration::from_millis(50);
 const TAKEN_RETRY_MAX: Duration = Duration::from_secs(3);
 /// What to do when accepting fails: the kernel may be out of descriptors for a moment.
@@ -42,7 +41,7 @@ pub enum ListenError {
         #[source]
         cause: std::io::Error,
     },
-    #[error("{} is there and is not a socket", path.display())]
+    #[error("{} exists and is not a socket", path.display())]
     NotASocket { path: PathBuf },
     #[error("could not listen on {addr}")]
     Tcp {
@@ -69,14 +68,14 @@ impl ListenError {
 
 /// Listeners that are bound and not yet served.
 #[derive(Debug)]
-pub struct Bound {
+pub struct BoundListeners {
     unix: UnixListener,
-    tcp: Tcp,
+    tcp: TcpBinding,
 }
 
-/// What became of the TCP port.
+/// The state of the TCP port.
 #[derive(Debug)]
-pub enum Tcp {
+pub enum TcpBinding {
     Off,
     Bound {
         listener: TcpListener,
@@ -97,14 +96,16 @@ pub enum Tcp {
     },
 }
 
-impl Tcp {
-    /// As `info` tells it.
+impl TcpBinding {
+    /// As `info` shows it.
     pub fn state(&self) -> Http {
         match self {
-            Tcp::Off => Http::Off,
-            Tcp::Bound { addr, scheme, .. } => Http::Listening { addr: addr.clone(), scheme: *scheme },
-            Tcp::Taken { addr, cause, .. } => Http::Taken { addr: addr.clone(), reason: cause.to_string() },
-            Tcp::NoCertificate { addr, error } => {
+            TcpBinding::Off => Http::Off,
+            TcpBinding::Bound { addr, scheme, .. } => Http::Listening { addr: addr.clone(), scheme: *scheme },
+            TcpBinding::Taken { addr, cause, .. } => {
+                Http::Taken { addr: addr.clone(), reason: cause.to_string() }
+            }
+            TcpBinding::NoCertificate { addr, error } => {
                 let (reason, hint) = (crate::chain(error), error.hint());
                 Http::NoCertificate { addr: addr.clone(), reason, hint }
             }
@@ -114,19 +115,21 @@ impl Tcp {
 
 /// Binds the TCP port, if one is wanted, and reads the certificate, if TLS is. A port that is taken is no error, and
 /// neither is a certificate that cannot be used.
-pub async fn bind_tcp(wanted: Option<String>, tls: &Tls) -> Result<Tcp, ListenError> {
-    let Some(addr) = wanted else { return Ok(Tcp::Off) };
+pub async fn bind_tcp(wanted: Option<String>, tls: &Tls) -> Result<TcpBinding, ListenError> {
+    let Some(addr) = wanted else { return Ok(TcpBinding::Off) };
     let scheme = match tls.read() {
         Ok(None) => Scheme::Http,
         Ok(Some(certificate)) => {
             tls.put(certificate);
             Scheme::Https
         }
-        Err(error) => return Ok(Tcp::NoCertificate { addr, error }),
+        Err(error) => return Ok(TcpBinding::NoCertificate { addr, error }),
     };
     match try_tcp(&addr).await {
-        Ok((listener, addr)) => Ok(Tcp::Bound { listener, addr, scheme }),
-        Err(cause) if cause.kind() == std::io::ErrorKind::AddrInUse => Ok(Tcp::Taken { addr, scheme, cause }),
+        Ok((listener, addr)) => Ok(TcpBinding::Bound { listener, addr, scheme }),
+        Err(cause) if cause.kind() == std::io::ErrorKind::AddrInUse => {
+            Ok(TcpBinding::Taken { addr, scheme, cause })
+        }
         Err(cause) => Err(ListenError::Tcp { addr, cause }),
     }
 }
@@ -156,7 +159,7 @@ async fn take_with_certificate(shell: &Shell, addr: &str) -> (TcpListener, Strin
     shell.tls.available().await;
     match try_tcp(addr).await {
         Ok(bound) => bound,
-        // At a start an address that this host does not have would be an error; here nobody waits for an answer.
+        // At startup an address that this host does not have would be an error. Here no caller waits for an answer.
         Err(cause) => {
             shell.set_http(Http::Taken { addr: addr.to_owned(), reason: cause.to_string() });
             take_when_free(addr).await
@@ -166,8 +169,8 @@ async fn take_with_certificate(shell: &Shell, addr: &str) -> (TcpListener, Strin
 
 /// Binds the Unix socket, which is what clients wait for. Only the holder of the state directory's lock may call this: it
 /// replaces a stale socket.
-pub fn bind(socket: &Path, tcp: Tcp) -> Result<Bound, ListenError> {
-    Ok(Bound { unix: bind_unix(socket)?, tcp })
+pub fn bind(socket: &Path, tcp: TcpBinding) -> Result<BoundListeners, ListenError> {
+    Ok(BoundListeners { unix: bind_unix(socket)?, tcp })
 }
 
 fn bind_unix(path: &Path) -> Result<UnixListener, ListenError> {
@@ -194,13 +197,13 @@ fn bind_unix(path: &Path) -> Result<UnixListener, ListenError> {
     Ok(listener)
 }
 
-impl Bound {
-    /// Serves both doors until the daemon stops; then requests in flight may finish within `shutdown-timeout`. `listens`
-    /// is called when a TCP port could be taken only now, before anybody is served there.
+impl BoundListeners {
+    /// Serves both listeners until the daemon stops; then requests in flight may finish within `shutdown-timeout`.
+    /// `listens` is called when a TCP port is bound late, before it is served.
     pub async fn serve(self, api: Arc<Api>, listens: impl Fn(&Http)) {
         let stop = &api.shell.stop;
         let mut servers = JoinSet::new();
-        serve_one(&mut servers, &api, http::Door::Unix, Door::new(self.unix));
+        serve_one(&mut servers, &api, http::ListenerKind::Unix, ApiListener::new(self.unix));
         let late = |scheme: Scheme, (listener, addr): (TcpListener, String)| {
             let http = Http::Listening { addr: addr.clone(), scheme };
             api.shell.set_http(http.clone());
@@ -208,13 +211,13 @@ impl Bound {
             (listener, addr, scheme)
         };
         let tcp = match self.tcp {
-            Tcp::Off => None,
-            Tcp::Bound { listener, addr, scheme } => Some((listener, addr, scheme)),
-            Tcp::Taken { addr, scheme, .. } => tokio::select! {
+            TcpBinding::Off => None,
+            TcpBinding::Bound { listener, addr, scheme } => Some((listener, addr, scheme)),
+            TcpBinding::Taken { addr, scheme, .. } => tokio::select! {
                 () = stop.cancelled() => None,
                 taken = take_when_free(&addr) => Some(late(scheme, taken)),
             },
-            Tcp::NoCertificate { addr, .. } => tokio::select! {
+            TcpBinding::NoCertificate { addr, .. } => tokio::select! {
                 () = stop.cancelled() => None,
                 taken = take_with_certificate(&api.shell, &addr) => Some(late(Scheme::Https, taken)),
             },
@@ -222,11 +225,11 @@ impl Bound {
         match tcp {
             None => {}
             Some((listener, addr, Scheme::Http)) => {
-                serve_one(&mut servers, &api, http::Door::Tcp(addr), Door::new(listener));
+                serve_one(&mut servers, &api, http::ListenerKind::Tcp(addr), ApiListener::new(listener));
             }
             Some((listener, addr, Scheme::Https)) => {
                 let listener = TlsListener { listener, shell: api.shell.clone() };
-                serve_one(&mut servers, &api, http::Door::Tls(addr), Door::new(listener));
+                serve_one(&mut servers, &api, http::ListenerKind::Tls(addr), ApiListener::new(listener));
             }
         }
         stop.cancelled().await;
@@ -246,11 +249,11 @@ impl Bound {
 fn serve_one<L>(
     servers: &mut JoinSet<std::io::Result<()>>,
     api: &Arc<Api>,
-    door: http::Door,
-    listener: Door<L>,
+    door: http::ListenerKind,
+    listener: ApiListener<L>,
 ) where
-    Door<L>: axum::serve::Listener<Addr = ()>,
-    Connection: for<'a> Connected<IncomingStream<'a, Door<L>>>,
+    ApiListener<L>: axum::serve::Listener<Addr = ()>,
+    Connection: for<'a> Connected<IncomingStream<'a, ApiListener<L>>>,
 {
     let service = http::router(api.clone(), door).into_make_service_with_connect_info::<Connection>();
     let stop = api.shell.stop.clone();
@@ -259,19 +262,19 @@ fn serve_one<L>(
     });
 }
 
-/// A listener and those who are connected through it.
-struct Door<L> {
+/// A listener and its connections.
+struct ApiListener<L> {
     listener: L,
     connections: Arc<Connections>,
 }
 
-impl<L> Door<L> {
+impl<L> ApiListener<L> {
     fn new(listener: L) -> Self {
-        Door { listener, connections: Connections::new() }
+        ApiListener { listener, connections: Connections::new() }
     }
 }
 
-impl axum::serve::Listener for Door<UnixListener> {
+impl axum::serve::Listener for ApiListener<UnixListener> {
     type Io = Stream<UnixStream>;
     type Addr = ();
 
@@ -279,9 +282,12 @@ impl axum::serve::Listener for Door<UnixListener> {
         loop {
             match self.listener.accept().await {
                 Ok((stream, _)) => {
-                    // A peer that is gone already is nobody's.
+                    // A peer that is gone already has no user.
                     let uid = stream.peer_cred().map_or(u32::MAX, |peer| peer.uid());
-                    return (Stream::new(stream, self.connections.admit(Origin::User(uid), None)), ());
+                    return (
+                        Stream::new(stream, self.connections.admit(ConnectionOrigin::User(uid), None)),
+                        (),
+                    );
                 }
                 Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
             }
@@ -293,7 +299,7 @@ impl axum::serve::Listener for Door<UnixListener> {
     }
 }
 
-impl axum::serve::Listener for Door<TcpListener> {
+impl axum::serve::Listener for ApiListener<TcpListener> {
     type Io = Stream<TcpStream>;
     type Addr = ();
 
@@ -307,20 +313,20 @@ impl axum::serve::Listener for Door<TcpListener> {
     }
 }
 
-/// A TCP listener on which every connection is to be a TLS connection.
+/// A TCP listener that accepts only TLS connections.
 struct TlsListener {
     listener: TcpListener,
     shell: Arc<Shell>,
 }
 
-impl axum::serve::Listener for Door<TlsListener> {
+impl axum::serve::Listener for ApiListener<TlsListener> {
     type Io = Stream<TlsSocket>;
     type Addr = ();
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         loop {
             let (stream, place) = accept_tcp(&self.listener.listener, &self.connections).await;
-            // It is there before anybody is served. Each connection gets the one that is in effect now.
+            // A certificate exists before the listener is served. Each connection gets the current one.
             if let Some(certificate) = self.listener.shell.tls.current() {
                 return (Stream::new(TlsSocket::new(stream, certificate.server()), place), ());
             }
@@ -338,7 +344,7 @@ async fn accept_tcp(listener: &TcpListener, connections: &Arc<Connections>) -> (
         match listener.accept().await {
             Ok((stream, peer)) => {
                 if let Ok(local) = prepared(&stream) {
-                    return (stream, connections.admit(Origin::of_address(peer.ip()), Some(local)));
+                    return (stream, connections.admit(ConnectionOrigin::of_address(peer.ip()), Some(local)));
                 }
             }
             Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
@@ -352,20 +358,20 @@ fn prepared(stream: &TcpStream) -> std::io::Result<SocketAddr> {
     stream.local_addr()
 }
 
-impl Connected<IncomingStream<'_, Door<UnixListener>>> for Connection {
-    fn connect_info(stream: IncomingStream<'_, Door<UnixListener>>) -> Self {
+impl Connected<IncomingStream<'_, ApiListener<UnixListener>>> for Connection {
+    fn connect_info(stream: IncomingStream<'_, ApiListener<UnixListener>>) -> Self {
         stream.io().connection().clone()
     }
 }
 
-impl Connected<IncomingStream<'_, Door<TcpListener>>> for Connection {
-    fn connect_info(stream: IncomingStream<'_, Door<TcpListener>>) -> Self {
+impl Connected<IncomingStream<'_, ApiListener<TcpListener>>> for Connection {
+    fn connect_info(stream: IncomingStream<'_, ApiListener<TcpListener>>) -> Self {
         stream.io().connection().clone()
     }
 }
 
-impl Connected<IncomingStream<'_, Door<TlsListener>>> for Connection {
-    fn connect_info(stream: IncomingStream<'_, Door<TlsListener>>) -> Self {
+impl Connected<IncomingStream<'_, ApiListener<TlsListener>>> for Connection {
+    fn connect_info(stream: IncomingStream<'_, ApiListener<TlsListener>>) -> Self {
         stream.io().connection().clone()
     }
 }

@@ -9,26 +9,26 @@ use lodge_image::registry::TransferWatch;
 use lodge_proto::{
     ApiMethod, CancelJob, ErrorBody, IssueToken, KillAgent, PAGE_MAX, RemoveAgent, RevokeToken, StopAgent,
 };
-use lodge_store::{AgentFound, AgentSummary, StoreSnapshot};
+use lodge_store::{AgentMatch, AgentSummary, StoreSnapshot};
 use serde_json::Value;
 
 use super::{
     Api, agents, bins, daemon, events, images, jobs, lineages, providers, quarantine, request_key, scope,
     sessions, tokens, turns,
 };
-use crate::auth::{Who, rights};
+use crate::auth::{ApiCaller, rights};
 use crate::read_view::ReadView;
 pub(super) use crate::read_view::unread as internal;
 use crate::shell::{AskError, Shell, ShuttingDown};
 use crate::suspects::{carry, follow};
 use crate::tasks::TaskKind;
 use crate::view::{self, EngineReply};
-use lodge_engine::{Answer, Command, Refusal, Rendered, RequestKey};
+use lodge_engine::{Answer, Command, Refusal, RenderedAnswer, RequestKey};
 
 const PAGE_DEFAULT: u32 = 100;
 
 /// A reply as JSON text. It is rendered once; transports write it as it is.
-pub(super) type Reply = Result<Rendered, ErrorBody>;
+pub(super) type Reply = Result<RenderedAnswer, ErrorBody>;
 
 /// Renders what a method that reads has found.
 pub(super) fn reply<M: ApiMethod>(found: Result<M::Reply, ErrorBody>) -> Reply {
@@ -53,19 +53,19 @@ pub(super) fn not_the_reply() -> ErrorBody {
 pub(super) async fn keep(
     shell: &Shell,
     key: Option<RequestKey>,
-    reply: Rendered,
-) -> Result<Rendered, AskError> {
+    reply: RenderedAnswer,
+) -> Result<RenderedAnswer, AskError> {
     match key {
         Some(_) => Ok(view::rendered(&shell.ask(key, Command::Keep { answer: reply }).await?)),
         None => Ok(reply),
     }
 }
 
-/// Calls a method that needs no connection of its own. `client/…` is the business of WebSockets. What takes long because
-/// much is moved is told to `watch`.
+/// Calls a method that needs no own connection. `client/…` methods belong to WebSockets. Transfers report their
+/// progress to `watch`.
 pub(super) async fn call(
     api: &Arc<Api>,
-    who: &Who,
+    who: &ApiCaller,
     method: &str,
     given: Value,
     watch: Arc<dyn TransferWatch>,
@@ -78,7 +78,7 @@ pub(super) async fn call(
 
 async fn dispatch(
     api: &Arc<Api>,
-    who: &Who,
+    who: &ApiCaller,
     method: &str,
     given: Value,
     watch: Arc<dyn TransferWatch>,
@@ -119,10 +119,10 @@ async fn dispatch(
 /// The answer that was given to this request before, if any, and of the parameters what the caller may reach.
 async fn admitted(
     shell: &Arc<Shell>,
-    who: &Who,
+    who: &ApiCaller,
     method: &str,
     given: Value,
-) -> Result<(Option<Rendered>, Value), ErrorBody> {
+) -> Result<(Option<RenderedAnswer>, Value), ErrorBody> {
     // An operator's request without an id is looked up nowhere.
     if who.agent().is_none() && given.get("request_id").is_none_or(Value::is_null) {
         rights::admit(who, method)?;
@@ -138,12 +138,12 @@ async fn admitted(
 }
 
 /// A request that was decided before, with its recorded answer.
-fn again(answer: Rendered) -> Command {
+fn again(answer: RenderedAnswer) -> Command {
     Command::Again { agent: recorded_id(&answer), answer }
 }
 
 /// The id in a recorded answer.
-pub(super) fn recorded_id<T: FromStr>(answer: &Rendered) -> Option<T> {
+pub(super) fn recorded_id<T: FromStr>(answer: &RenderedAnswer) -> Option<T> {
     #[derive(serde::Deserialize)]
     struct RecordedId {
         id: String,
@@ -151,7 +151,7 @@ pub(super) fn recorded_id<T: FromStr>(answer: &Rendered) -> Option<T> {
     serde_json::from_str::<RecordedId>(&answer.0).ok()?.id.parse().ok()
 }
 
-/// The table of methods has it, and nobody does it.
+/// The table of methods has it, but no implementation.
 pub(super) fn no_method(method: &str) -> ErrorBody {
     ErrorBody::new("method.not_found", format!("there is no method `{method}`"))
 }
@@ -159,10 +159,10 @@ pub(super) fn no_method(method: &str) -> ErrorBody {
 /// The answer that was given to this very request before.
 pub(super) fn known_answer(
     at: &ReadView<'_>,
-    who: &Who,
+    who: &ApiCaller,
     method: &str,
     given: &Value,
-) -> Result<Option<Rendered>, ErrorBody> {
+) -> Result<Option<RenderedAnswer>, ErrorBody> {
     match request_key(who, method, given)? {
         Some(key) => match recorded_answer(at.store, &key)? {
             Some(known) => Ok(Some(known)),
@@ -174,12 +174,15 @@ pub(super) fn known_answer(
 }
 
 /// The answer to a request that only the store may still know.
-pub(super) async fn answered(shell: &Shell, key: Option<&RequestKey>) -> Result<Option<Rendered>, ErrorBody> {
+pub(super) async fn answered(
+    shell: &Shell,
+    key: Option<&RequestKey>,
+) -> Result<Option<RenderedAnswer>, ErrorBody> {
     let Some(key) = key.cloned() else { return Ok(None) };
     shell.reader.read_few(move |store| Ok(recorded_answer(store, &key))).await.map_err(internal)?
 }
 
-fn recorded_answer(store: &dyn StoreSnapshot, key: &RequestKey) -> Result<Option<Rendered>, ErrorBody> {
+fn recorded_answer(store: &dyn StoreSnapshot, key: &RequestKey) -> Result<Option<RenderedAnswer>, ErrorBody> {
     let Some(row) = store.request(&key.caller, &key.request_id).map_err(internal)? else {
         return Ok(None);
     };
@@ -187,29 +190,29 @@ fn recorded_answer(store: &dyn StoreSnapshot, key: &RequestKey) -> Result<Option
         return Err(view::refused(Refusal::RequestReused { request_id: key.request_id.clone() }));
     }
     String::from_utf8(row.answer)
-        .map(|text| Some(Rendered(text.into_boxed_str())))
+        .map(|text| Some(RenderedAnswer(text.into_boxed_str())))
         .map_err(|error| ErrorBody::new("daemon.internal", error.to_string()))
 }
 
-/// A change that is ready to be asked for.
-pub(super) struct Prepared {
+/// A prepared change, ready for the engine.
+pub(super) struct PreparedChange {
     pub command: Command,
-    /// Contents that it is about, held until it is recorded.
+    /// Its contents, pinned until it is recorded.
     pub pins: Vec<Pins>,
 }
 
-impl Prepared {
-    pub fn of(command: Command) -> Prepared {
-        Prepared { command, pins: Vec::new() }
+impl PreparedChange {
+    pub fn of(command: Command) -> PreparedChange {
+        PreparedChange { command, pins: Vec::new() }
     }
 }
 
-/// Asks for a change that takes its time to prepare: files are read for it, and registries may be asked. It goes on when
-/// its caller leaves.
+/// Requests a change whose preparation takes time: it reads files and may contact registries. It continues when its
+/// caller disconnects.
 pub(super) async fn ask_prepared(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
-    prepare: impl FnOnce(&Shell) -> Result<Prepared, ErrorBody> + Send + 'static,
+    prepare: impl FnOnce(&Shell) -> Result<PreparedChange, ErrorBody> + Send + 'static,
 ) -> Result<Answer, ErrorBody> {
     let begun = shell.clone();
     detached(shell, async move {
@@ -228,7 +231,7 @@ pub(super) async fn ask_prepared(
 pub(super) async fn record(
     shell: &Shell,
     key: Option<RequestKey>,
-    prepared: Prepared,
+    prepared: PreparedChange,
 ) -> Result<Answer, ErrorBody> {
     // Meanwhile the same request, sent before, may be so long decided that only the store knows it.
     if let Some(known) = answered(shell, key.as_ref()).await? {
@@ -252,7 +255,7 @@ pub(super) async fn detached<T: Send + 'static>(
     let (done, heard) = tokio::sync::oneshot::channel();
     let work = follow(work);
     shell.spawn(TaskKind::Change, async move {
-        // Nobody may be there to hear it.
+        // The receiver may be gone.
         drop(done.send(work.await));
     });
     heard.await.unwrap_or_else(|_| Err(ShuttingDown.into()))
@@ -265,7 +268,7 @@ pub(super) fn find_agent(at: &ReadView<'_>, given: &str) -> Result<AgentId, Erro
 /// Like `find_agent`, for what outlives agents: one that was removed is found as well, if no other has its name.
 pub(super) fn find_agent_ever(at: &ReadView<'_>, given: &str) -> Result<AgentId, ErrorBody> {
     match at.store.find_agent_ever(given).map_err(internal)? {
-        AgentFound::Many(ids) if !given.starts_with(AgentId::PREFIX) => {
+        AgentMatch::Many(ids) if !given.starts_with(AgentId::PREFIX) => {
             let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
             Err(ErrorBody::new(
                 "agent.ambiguous",
@@ -277,11 +280,11 @@ pub(super) fn find_agent_ever(at: &ReadView<'_>, given: &str) -> Result<AgentId,
     }
 }
 
-fn the_one(found: AgentFound, given: &str) -> Result<AgentId, ErrorBody> {
+fn the_one(found: AgentMatch, given: &str) -> Result<AgentId, ErrorBody> {
     match found {
-        AgentFound::One(id) => Ok(id),
-        AgentFound::None => Err(no_agent(given)),
-        AgentFound::Many(ids) => {
+        AgentMatch::One(id) => Ok(id),
+        AgentMatch::None => Err(no_agent(given)),
+        AgentMatch::Many(ids) => {
             let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
             Err(ErrorBody::new("agent.ambiguous", format!("several agents start with `{given}`"))
                 .hint(format!("give more of the id: {}", ids.join(", "))))

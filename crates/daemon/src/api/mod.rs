@@ -40,7 +40,7 @@ use lodge_proto::{ApiMethod, ErrorBody, METHODS, MethodDoc, Request};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::auth::{Gate, Who};
+use crate::auth::{ApiCaller, Gate};
 use crate::shell::Shell;
 use lodge_engine::RequestKey;
 
@@ -57,7 +57,7 @@ pub struct Api {
 const PARSED_AT_ONCE_MAX: usize = 64 * 1024;
 
 /// A request as JSON.
-async fn parse(shell: &Shell, who: &Who, bytes: Bytes) -> Result<Value, ErrorBody> {
+async fn parse(shell: &Shell, who: &ApiCaller, bytes: Bytes) -> Result<Value, ErrorBody> {
     let parsed = if bytes.len() > PARSED_AT_ONCE_MAX {
         let weight = bytes.len();
         shell.compute.run(&who.caller, weight, move |_| serde_json::from_slice(&bytes)).await?
@@ -122,7 +122,7 @@ fn params<M: ApiMethod>(value: Value) -> Result<M::Params, ErrorBody> {
 }
 
 /// The key under which a change happens once, when the client chose one.
-fn request_key(who: &Who, method: &str, params: &Value) -> Result<Option<RequestKey>, ErrorBody> {
+fn request_key(who: &ApiCaller, method: &str, params: &Value) -> Result<Option<RequestKey>, ErrorBody> {
     let Some(request_id) = params.get("request_id").and_then(Value::as_str) else { return Ok(None) };
     if request_id.is_empty() || request_id.len() > 128 {
         return Err(ErrorBody::new("params.invalid", "a request_id has 1 to 128 bytes"));

@@ -1,7 +1,7 @@
-//! How far a transfer is, for the connection that asked for it.
+//! The progress of a transfer, for the connection that requested it.
 //!
-//! A transfer only notes how many bytes it moved: the connection looks at it when it has time, and a client that is slow
-//! hears less often. Nobody waits for anybody.
+//! A transfer only counts bytes. The connection reads the counts when it has time, and a slow client gets fewer
+//! notifications. Neither waits for the other.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,28 +16,28 @@ use tokio::sync::Notify;
 
 /// Between two notifications of one call.
 const TELL_EVERY: Duration = Duration::from_millis(100);
-/// Parts that are told about. No ordinary image has as many.
+/// Parts that are reported. No ordinary image has as many.
 const PARTS_MAX: usize = 4_096;
 /// Parts of one notification.
 const PARTS_TOLD: usize = 256;
 
 /// Where a transfer writes down how far it is.
 #[derive(Debug, Default)]
-pub(super) struct Board {
-    state: Mutex<BoardState>,
+pub(super) struct ProgressBoard {
+    state: Mutex<ProgressBoardState>,
     news: Notify,
 }
 
 #[derive(Debug, Default)]
-struct BoardState {
+struct ProgressBoardState {
     parts: Vec<ProgressPart>,
     places: HashMap<Digest, usize>,
-    /// Parts that changed since they were told.
+    /// Parts that changed since the last report.
     changed: BTreeSet<usize>,
 }
 
-impl Board {
-    fn state(&self) -> MutexGuard<'_, BoardState> {
+impl ProgressBoard {
+    fn state(&self) -> MutexGuard<'_, ProgressBoardState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -62,11 +62,11 @@ impl Board {
         self.news.notify_one();
     }
 
-    /// Does something, and tells meanwhile how far it is. `tell` says whether that could be sent at once.
+    /// Runs work and reports its progress meanwhile. `tell` returns whether the notification was sent at once.
     pub async fn during<T>(
         &self,
         id: &Value,
-        tell: impl Fn(String) -> Sent,
+        tell: impl Fn(String) -> SendOutcome,
         work: impl Future<Output = T>,
     ) -> T {
         let mut work = std::pin::pin!(work);
@@ -86,8 +86,8 @@ impl Board {
         done
     }
 
-    /// Tells of what changed since the last time, if anything did.
-    fn told(&self, id: &Value, tell: impl Fn(String) -> Sent) {
+    /// Reports what changed since the last time, if anything did.
+    fn told(&self, id: &Value, tell: impl Fn(String) -> SendOutcome) {
         let mut state = self.state();
         let places: Vec<usize> = state.changed.iter().take(PARTS_TOLD).copied().collect();
         if places.is_empty() {
@@ -95,7 +95,7 @@ impl Board {
         }
         let parts = places.iter().map(|place| state.parts[*place].clone()).collect();
         let note = notification_text(PROGRESS, &Progress { id: id.clone(), parts });
-        if tell(note) == Sent::Yes {
+        if tell(note) == SendOutcome::Yes {
             for place in places {
                 state.changed.remove(&place);
             }
@@ -108,12 +108,12 @@ impl Board {
 
 /// Whether a notification went out, or there was no room for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sent {
+pub(super) enum SendOutcome {
     Yes,
     NoRoom,
 }
 
-impl TransferWatch for Board {
+impl TransferWatch for ProgressBoard {
     fn planned(&self, part: &Descriptor) {
         self.put(part.digest, shown(part));
     }
@@ -172,9 +172,9 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_told_once_per_change_and_again_when_there_was_no_room() {
-        let (board, told) = (Board::default(), RefCell::new(Vec::new()));
-        let look = |sent: Sent| {
+    fn a_part_is_reported_once_per_change_and_again_when_there_was_no_room() {
+        let (board, told) = (ProgressBoard::default(), RefCell::new(Vec::new()));
+        let look = |sent: SendOutcome| {
             board.told(&Value::from(7), |note| {
                 let note: lodge_proto::Notification = serde_json::from_str(&note).unwrap();
                 let progress: Progress = serde_json::from_value(note.params).unwrap();
@@ -185,19 +185,19 @@ mod tests {
             });
             std::mem::take(&mut *told.borrow_mut())
         };
-        assert_eq!(look(Sent::Yes), Vec::<Vec<_>>::new());
+        assert_eq!(look(SendOutcome::Yes), Vec::<Vec<_>>::new());
         board.planned(&part(b"abc"));
         board.there(&part(b"de"));
-        assert_eq!(look(Sent::NoRoom), [[(0, false), (2, true)]]);
+        assert_eq!(look(SendOutcome::NoRoom), [[(0, false), (2, true)]]);
         board.moved(&Digest::of(b"abc"), 1);
         board.moved(&Digest::of(b"abc"), 2);
-        assert_eq!(look(Sent::Yes), [[(2, false), (2, true)]]);
-        assert_eq!(look(Sent::Yes), Vec::<Vec<_>>::new());
+        assert_eq!(look(SendOutcome::Yes), [[(2, false), (2, true)]]);
+        assert_eq!(look(SendOutcome::Yes), Vec::<Vec<_>>::new());
         board.moved(&Digest::of(b"abc"), 2);
         board.moved(&Digest::of(b"of another image"), 9);
-        assert_eq!(look(Sent::Yes), Vec::<Vec<_>>::new(), "nothing changed");
+        assert_eq!(look(SendOutcome::Yes), Vec::<Vec<_>>::new(), "nothing changed");
         board.moved(&Digest::of(b"abc"), 3);
-        assert_eq!(look(Sent::Yes), [[(3, false)]]);
+        assert_eq!(look(SendOutcome::Yes), [[(3, false)]]);
     }
 
     #[test]
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_hostile_number_of_parts_costs_a_bounded_board() {
-        let board = Board::default();
+        let board = ProgressBoard::default();
         for number in 0..PARTS_MAX + 100 {
             board.planned(&part(number.to_string().as_bytes()));
         }

@@ -38,7 +38,7 @@ pub(super) async fn prove(
 async fn proof_for(api: &Api, connection: &Connection, id: &str, nonce: &str) -> Result<Proof, ErrorBody> {
     let Some(addr) = connection.local() else {
         return Err(ErrorBody::new("method.not_found", "proofs are for TCP")
-            .hint("on a Unix socket look at the credentials of the peer"));
+            .hint("on a Unix socket, check the credentials of the peer"));
     };
     let Some(nonce) = proof::nonce(nonce) else {
         let wanted = format!("send {} bytes in hex", proof::NONCE_LEN);

@@ -12,16 +12,16 @@ use serde_json::Value;
 
 use super::methods::{Reply, keep, known_answer, reply};
 use super::params;
-use crate::auth::Who;
+use crate::auth::ApiCaller;
 use crate::chain;
-use crate::room::Needs;
+use crate::room::DiskNeed;
 use crate::shell::{Shell, now};
 use crate::view;
-use lodge_engine::{RequestKey, Seen};
+use lodge_engine::{Observation, RequestKey};
 
 pub(super) async fn call(
     shell: &Arc<Shell>,
-    who: &Who,
+    who: &ApiCaller,
     method: &str,
     given: Value,
     key: Option<RequestKey>,
@@ -46,7 +46,7 @@ pub(super) async fn call(
 /// Makes a change to a file, one at a time, and keeps its answer with the request's id.
 async fn once<M: ApiMethod>(
     shell: &Arc<Shell>,
-    who: &Who,
+    who: &ApiCaller,
     given: &Value,
     key: Option<RequestKey>,
     change: impl Future<Output = Result<M::Reply, ErrorBody>>,
@@ -57,7 +57,7 @@ async fn once<M: ApiMethod>(
     if let Some(known) = shell.read_few(move |at| known_answer(at, &who, M::NAME, &given)).await? {
         return Ok(known);
     }
-    shell.room.admit(Needs::Room, now())?;
+    shell.room.admit(DiskNeed::Room, now())?;
     Ok(keep(shell, key, view::text(&change.await?)).await?)
 }
 
@@ -73,22 +73,22 @@ async fn provider_add(shell: &Arc<Shell>, given: ProviderAddParams) -> Result<Pr
         api_key: given.api_key.map(Secret::new),
         models: given.models,
     };
-    blocking(shell, move |shell| shell.providers.add(&new).map_err(|error| provider_error(&error))).await?;
-    shell.tell(Seen::ProvidersChanged).await;
+    blocking(shell, move |shell| shell.providers().add(&new).map_err(|error| provider_error(&error))).await?;
+    shell.report(Observation::ProvidersChanged).await;
     let all = providers(shell, false)?;
     let added = all.into_iter().find(|provider| provider.name == given.name);
     added.ok_or_else(|| ErrorBody::new("daemon.internal", "the provider is not in the file"))
 }
 
 fn provider_list(shell: &Shell, given: &ProviderListParams) -> Result<ProviderList, ErrorBody> {
-    let error = shell.providers.last_error().map(|error| error.to_string());
+    let error = shell.providers().last_error().map(|error| error.to_string());
     Ok(ProviderList { providers: providers(shell, given.reveal)?, error })
 }
 
 fn providers(shell: &Shell, reveal: bool) -> Result<Vec<ProviderView>, ErrorBody> {
-    let list = shell.providers.list().map_err(|error| provider_error(&error))?;
+    let list = shell.providers().list().map_err(|error| provider_error(&error))?;
     let shown = list.into_iter().map(|provider| {
-        let revealed = reveal.then(|| shell.providers.get(&provider.name).ok()).flatten();
+        let revealed = reveal.then(|| shell.providers().get(&provider.name).ok()).flatten();
         let key = revealed.and_then(|provider| provider.reveal_key().map(str::to_owned)).or(provider.key);
         ProviderView {
             name: provider.name,
@@ -104,14 +104,16 @@ fn providers(shell: &Shell, reveal: bool) -> Result<Vec<ProviderView>, ErrorBody
 }
 
 async fn provider_remove(shell: &Arc<Shell>, given: ProviderRef) -> Result<Done, ErrorBody> {
-    blocking(shell, move |shell| shell.providers.remove(&given.name).map_err(|error| provider_error(&error)))
-        .await?;
+    blocking(shell, move |shell| {
+        shell.providers().remove(&given.name).map_err(|error| provider_error(&error))
+    })
+    .await?;
     Ok(Done { done: true })
 }
 
 async fn provider_test(shell: &Shell, given: &ProviderTestParams) -> Result<ProviderTested, ErrorBody> {
-    let provider = shell.providers.get(&given.name).map_err(|error| provider_error(&error))?;
-    match lodge_model::test(&provider, given.model.as_deref(), &shell.calls).await {
+    let provider = shell.providers().get(&given.name).map_err(|error| provider_error(&error))?;
+    match lodge_model::test(&provider, given.model.as_deref(), shell.calls()).await {
         Ok(tested) => Ok(ProviderTested {
             ok: true,
             ms: u64::try_from(tested.latency.as_millis()).unwrap_or(u64::MAX),

@@ -1,4 +1,4 @@
-//! Work that is set aside: which it is, and what becomes of it. Requests that are set aside are refused here.
+//! Work in quarantine: listing and release. Quarantined requests are refused here.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::methods::{Reply, changed, internal, no_method, page, reply};
 use super::params;
-use crate::auth::Who;
+use crate::auth::ApiCaller;
 use crate::crash;
 use crate::read_view::ReadView;
 use crate::shell::Shell;
@@ -96,7 +96,7 @@ fn find(at: &ReadView<'_>, given: &str) -> Result<WorkId, ErrorBody> {
 /// and to decide is never refused.
 pub(super) fn suspect(
     shell: &Shell,
-    who: &Who,
+    who: &ApiCaller,
     method: &str,
     given: &Value,
 ) -> Result<Option<SuspectWatch>, ErrorBody> {
@@ -134,9 +134,9 @@ pub(super) fn refused(method: &str) -> ErrorBody {
     )
 }
 
-/// The same for the same request, whatever `request_id` it is sent with.
+/// The same for the same request, with any `request_id`.
 fn digest(caller: &str, method: &str, given: &Value) -> String {
-    let mut hash = Hashing(Sha256::new());
+    let mut hash = HashWriter(Sha256::new());
     hash.0.update(caller.as_bytes());
     hash.0.update([0]);
     hash.0.update(method.as_bytes());
@@ -156,14 +156,14 @@ fn digest(caller: &str, method: &str, given: &Value) -> String {
     short(&hash.0.finalize())
 }
 
-/// As much of a digest as tells requests from each other.
+/// Enough of a digest to distinguish requests.
 fn short(digest: &[u8]) -> String {
     hex::encode(&digest[..16])
 }
 
-struct Hashing(Sha256);
+struct HashWriter(Sha256);
 
-impl std::io::Write for Hashing {
+impl std::io::Write for HashWriter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.update(bytes);
         Ok(bytes.len())

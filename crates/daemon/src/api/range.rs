@@ -1,33 +1,33 @@
-//! The `Range` header, for one range of bytes.
+//! The `ByteRange` header, for one range of bytes.
 
 /// From the first to the last byte, both included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::api) struct Range {
+pub(in crate::api) struct ByteRange {
     pub first: u64,
     pub last: u64,
 }
 
-impl Range {
-    /// As the header `Content-Range` has it.
+impl ByteRange {
+    /// As the header `Content-ByteRange` has it.
     pub fn told(&self, length: u64) -> String {
         format!("bytes {}-{}/{length}", self.first, self.last)
     }
 }
 
-/// None of the bytes that are asked for is there.
+/// None of the requested bytes exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::api) struct OutOfRange;
 
-/// The range that is asked for of so many bytes. None: everything, also for a header that this server may pass over,
-/// because it is malformed or asks for several ranges.
-pub(in crate::api) fn wanted_range(header: &str, length: u64) -> Result<Option<Range>, OutOfRange> {
+/// The requested range of this many bytes. None: everything, also for a header that a server may ignore, because it is
+/// malformed or has several ranges.
+pub(in crate::api) fn wanted_range(header: &str, length: u64) -> Result<Option<ByteRange>, OutOfRange> {
     let Some((first, last)) = header.strip_prefix("bytes=").and_then(|range| range.split_once('-')) else {
         return Ok(None);
     };
     let range = match (number(first), number(last)) {
         (Some(first), Some(last)) if first <= last => (first, last.min(length.saturating_sub(1))),
         (Some(first), None) if last.is_empty() => (first, length.saturating_sub(1)),
-        // The last so many bytes.
+        // The last bytes.
         (None, Some(count)) if first.is_empty() => {
             let first = if count == 0 { length } else { length.saturating_sub(count) };
             (first, length.saturating_sub(1))
@@ -37,7 +37,7 @@ pub(in crate::api) fn wanted_range(header: &str, length: u64) -> Result<Option<R
     if range.0 >= length {
         return Err(OutOfRange);
     }
-    Ok(Some(Range { first: range.0, last: range.1 }))
+    Ok(Some(ByteRange { first: range.0, last: range.1 }))
 }
 
 fn number(text: &str) -> Option<u64> {

@@ -11,10 +11,10 @@ use crate::shell::{Shell, ShuttingDown};
 use crate::tasks::TaskKind;
 use crate::tls::Certificate;
 use crate::view;
-use lodge_engine::{Command, RequestKey, Seen};
+use lodge_engine::{Command, Observation, RequestKey};
 
-/// Reads the same sources again and puts into effect what differs; a mistake anywhere changes nothing. Listeners stay
-/// bound, and what is under way goes on with what it began with.
+/// Reads the same sources again and applies the differences; a mistake anywhere changes nothing. Listeners stay bound,
+/// and running work keeps its old settings.
 ///
 /// The caller may leave before it is done: what is recorded takes effect all the same.
 pub async fn reload(shell: &Arc<Shell>, key: Option<RequestKey>) -> Reply {
@@ -25,7 +25,7 @@ pub async fn reload(shell: &Arc<Shell>, key: Option<RequestKey>) -> Reply {
 }
 
 async fn reload_whole(shell: &Arc<Shell>, key: Option<RequestKey>) -> Reply {
-    // One at a time, so that what is told is what was done.
+    // One at a time, so that the report matches the change.
     let _alone = shell.file_changes.lock().await;
     if let Some(known) = answered(shell, key.as_ref()).await? {
         return Ok(known);
@@ -53,10 +53,10 @@ async fn put_into_effect(shell: &Shell, reread: ReloadPlan, certificate: Option<
         shell.tls.put(certificate);
     }
     shell.level.set(&shell.config.settings().log_level);
-    shell.tell(Seen::Configured(shell.config.engine_settings())).await;
+    shell.report(Observation::Configured(shell.config.engine_settings())).await;
     shell.jobs.look_now();
     // The operator may have edited the providers together with the settings.
-    shell.tell(Seen::ProvidersChanged).await;
+    shell.report(Observation::ProvidersChanged).await;
 }
 
 /// Compares the contents of certificate files: a renewed certificate has the same path.

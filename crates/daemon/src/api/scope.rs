@@ -6,15 +6,15 @@ use serde_json::Value;
 
 use super::jobs;
 use super::methods::{self, internal};
-use crate::auth::Who;
+use crate::auth::ApiCaller;
 use crate::auth::rights;
-use crate::hub::Filter;
+use crate::hub::EventFilter;
 use crate::read_view::ReadView;
 
 /// Refuses what the caller may not call, and leaves of the parameters what it may reach.
 pub(super) fn narrow(
     at: &ReadView<'_>,
-    who: &Who,
+    who: &ApiCaller,
     method: &str,
     mut given: Value,
 ) -> Result<Value, ErrorBody> {
@@ -42,7 +42,7 @@ pub(super) fn narrow(
 /// The parameters of an attach as far as the caller reaches. All that happens is, for an agent's token, all of its agent.
 pub(super) fn attach(
     at: &ReadView<'_>,
-    who: &Who,
+    who: &ApiCaller,
     mut given: AttachParams,
 ) -> Result<AttachParams, ErrorBody> {
     rights::admit(who, AttachClient::NAME)?;
@@ -66,11 +66,11 @@ pub(super) fn attach(
     Ok(given)
 }
 
-/// The events that the caller may see of those that a filter takes: the last word, whatever was asked for.
-pub(super) fn events(who: &Who, filter: Filter) -> Filter {
+/// The events that the caller may see, of those that a filter selects. This is the final check.
+pub(super) fn events(who: &ApiCaller, filter: EventFilter) -> EventFilter {
     match who.agent() {
         None => filter,
-        Some(own) => Filter { stream: Some(own.to_string()), ..filter },
+        Some(own) => EventFilter { stream: Some(own.to_string()), ..filter },
     }
 }
 
@@ -128,7 +128,7 @@ fn own_session(at: &ReadView<'_>, own: &AgentId, given: &str) -> Result<String, 
     if whole.parse::<SessionId>().is_err() {
         let most = SessionId::LEN_MAX - prefix.len();
         return Err(ErrorBody::new("session.bad_id", format!("the session id is longer than {most} bytes"))
-            .hint("with a token of an agent an id has that many at most, or is left out"));
+            .hint("with an agent's token, use an id of at most that length, or omit it"));
     }
     Ok(whole)
 }

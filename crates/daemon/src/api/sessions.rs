@@ -6,8 +6,8 @@ use std::time::Duration;
 use lodge_core::{SessionId, Timestamp, TurnId};
 use lodge_proto::*;
 use lodge_store::{
-    EpochPlacement, NoTurn, Query, SearchError, SearchWanted, SessionBase, SessionMessage, SessionPlace,
-    TurnCursor, TurnPick, TurnScope,
+    EpochPlacement, Query, SearchError, SearchRequest, SessionBase, SessionCursor, SessionMessage,
+    TurnCursor, TurnScope, TurnSelectionError, TurnSelector,
 };
 use serde_json::Value;
 
@@ -15,11 +15,11 @@ use super::methods::{Reply, changed, find_agent_ever, internal, keep, no_method,
 use super::params;
 use crate::chain;
 use crate::read_view::ReadView;
-use crate::room::Needs;
+use crate::room::DiskNeed;
 use crate::shell::{AskError, Shell, now};
 use crate::view;
 use lodge_engine::{
-    Answer, Command, Refusal, RequestKey, SessionChange, SessionRefusal, SessionWhat, TurnAgain,
+    Answer, Command, Refusal, RequestKey, SessionChange, SessionOperation, SessionRefusal, TurnRegeneration,
 };
 
 /// Of the form of exported lines.
@@ -90,10 +90,10 @@ fn list(at: &ReadView<'_>, given: &SessionListParams) -> Result<SessionList, Err
 }
 
 /// Where an earlier page ended.
-fn place(given: &str) -> Result<SessionPlace, ErrorBody> {
+fn place(given: &str) -> Result<SessionCursor, ErrorBody> {
     let (at, id) = given.split_once(':').ok_or_else(bad_cursor)?;
     let at = at.parse().map_err(|_| bad_cursor())?;
-    Ok(SessionPlace { last_active: Timestamp::from_ms(at), id: id.to_owned() })
+    Ok(SessionCursor { last_active: Timestamp::from_ms(at), id: id.to_owned() })
 }
 
 fn bad_cursor() -> ErrorBody {
@@ -119,7 +119,7 @@ fn messages(at: &ReadView<'_>, given: &SessionMessagesParams) -> Result<MessageL
         (Some(first), Some(last)) => at.store.epochs(&id, first, last).map_err(internal)?,
         (None, _) | (_, None) => Vec::new(),
     };
-    // One that began before the page is told with the page where it did.
+    // An epoch that began before this page belongs to an earlier page.
     let begun = |epoch: &EpochPlacement| found.first().is_some_and(|first| first.row.seq <= epoch.seq);
     let epochs = epochs.into_iter().filter(begun).map(view::epoch).collect();
     let messages = found.into_iter().map(view::message).collect();
@@ -180,15 +180,15 @@ async fn search(shell: &Arc<Shell>, given: SessionSearchParams) -> Result<Sessio
     let after = given.after.map(|after| after.parse().map_err(|_| bad_cursor())).transpose()?;
     let limit = page(given.limit);
     // The index takes in what is new first, and that is written.
-    shell.room.admit(Needs::Room, now())?;
+    shell.room.admit(DiskNeed::Room, now())?;
     let turn = tokio::time::timeout(SEARCH_WAIT_MAX, shell.searching.clone().lock_owned()).await;
     let turn = turn.map_err(|_| {
-        ErrorBody::new("daemon.busy", "other searches are under way").hint("ask again in a moment")
+        ErrorBody::new("daemon.busy", "other searches are under way").hint("try again in a moment")
     })?;
     let worker = shell.clone();
     let found = tokio::task::spawn_blocking(move || {
         let wanted =
-            SearchWanted { query: &query, agent: agent.as_ref(), session: session.as_ref(), after, limit };
+            SearchRequest { query: &query, agent: agent.as_ref(), session: session.as_ref(), after, limit };
         let found = turn.search(&worker.reader, wanted);
         drop(turn);
         // Searches are rare, and what one needed is not kept for the next.
@@ -208,7 +208,7 @@ fn search_failed(error: &SearchError) -> ErrorBody {
     match error {
         SearchError::Full { .. } => ErrorBody::new("daemon.disk_full", error.to_string())
             .because(because)
-            .hint("make room on the state directory's file system, then ask again"),
+            .hint("free space on the state directory's file system, then try again"),
         SearchError::Read(_) | SearchError::Index { .. } => {
             ErrorBody::new("daemon.internal", error.to_string()).because(because)
         }
@@ -265,7 +265,7 @@ async fn change(
     }
 }
 
-/// Takes a deleted session out of the index too. What is left there is found missing by the next search, and not told.
+/// Removes a deleted session from the index as well. The next search finds leftovers missing and skips them.
 async fn forget(shell: &Shell, id: &SessionId) {
     // A running search is not waited for.
     let Ok(turn) = shell.searching.clone().try_lock_owned() else { return };
@@ -283,13 +283,13 @@ fn planned(
 ) -> Result<Option<SessionChange>, ErrorBody> {
     let found = match change {
         SessionEdit::Delete => {
-            at.store.standing(id).map_err(internal)?.map(|standing| (standing, SessionWhat::Delete))
+            at.store.session_base(id).map_err(internal)?.map(|standing| (standing, SessionOperation::Delete))
         }
         SessionEdit::Rewind { turn } => {
             let found = at.store.rewind_plan(id, &pick(turn)?).map_err(internal)?;
             found
                 .map(|(standing, plan)| {
-                    Ok::<_, ErrorBody>((standing, SessionWhat::Rewind(fits(id, turn, plan)?)))
+                    Ok::<_, ErrorBody>((standing, SessionOperation::Rewind(fits(id, turn, plan)?)))
                 })
                 .transpose()?
         }
@@ -303,10 +303,10 @@ fn planned(
             found
                 .map(|(standing, plan)| {
                     let plan = match plan {
-                        Err(NoTurn::Unknown) => return Err(unknown()),
+                        Err(TurnSelectionError::Unknown) => return Err(unknown()),
                         plan => fits(id, turn, plan)?,
                     };
-                    Ok((standing, SessionWhat::Activate { turn: turn_id, plan }))
+                    Ok((standing, SessionOperation::Activate { turn: turn_id, plan }))
                 })
                 .transpose()?
         }
@@ -316,7 +316,7 @@ fn planned(
             let turn = turn.as_deref().unwrap_or("the last");
             found
                 .map(|(standing, plan)| {
-                    Ok::<_, ErrorBody>((standing, SessionWhat::Fork { to, plan: fits(id, turn, plan)? }))
+                    Ok::<_, ErrorBody>((standing, SessionOperation::Fork { to, plan: fits(id, turn, plan)? }))
                 })
                 .transpose()?
         }
@@ -326,14 +326,14 @@ fn planned(
             found
                 .map(|(standing, repeat)| {
                     let repeat = fits(id, turn, repeat)?;
-                    let again = TurnAgain {
+                    let again = TurnRegeneration {
                         turn: repeat.turn,
                         text: repeat.body.text,
                         schema: repeat.body.schema,
                         note: repeat.body.note,
                         plan: repeat.plan,
                     };
-                    Ok::<_, ErrorBody>((standing, SessionWhat::Regenerate(Box::new(again))))
+                    Ok::<_, ErrorBody>((standing, SessionOperation::Regenerate(Box::new(again))))
                 })
                 .transpose()?
         }
@@ -356,18 +356,18 @@ fn free(at: &ReadView<'_>, given: &str) -> Result<SessionId, ErrorBody> {
 }
 
 /// A turn by its id or by its number in the path.
-fn pick(given: &str) -> Result<TurnPick, ErrorBody> {
+fn pick(given: &str) -> Result<TurnSelector, ErrorBody> {
     if let Ok(number) = given.parse() {
-        return Ok(TurnPick::Number(number));
+        return Ok(TurnSelector::Number(number));
     }
-    given.parse().map(TurnPick::Id).map_err(|_| {
+    given.parse().map(TurnSelector::Id).map_err(|_| {
         ErrorBody::new("params.invalid", format!("`{given}` is neither a turn's id nor a number"))
             .hint("`lodge session show` has both")
     })
 }
 
-fn pick_or_last(given: Option<&str>) -> Result<TurnPick, ErrorBody> {
-    given.map_or(Ok(TurnPick::Last), pick)
+fn pick_or_last(given: Option<&str>) -> Result<TurnSelector, ErrorBody> {
+    given.map_or(Ok(TurnSelector::Last), pick)
 }
 
 fn no_turn(id: &SessionId, turn: &str) -> ErrorBody {
@@ -375,14 +375,14 @@ fn no_turn(id: &SessionId, turn: &str) -> ErrorBody {
         .hint(format!("`lodge session show {id}` lists its turns"))
 }
 
-fn fits<P>(id: &SessionId, turn: &str, plan: Result<P, NoTurn>) -> Result<P, ErrorBody> {
+fn fits<P>(id: &SessionId, turn: &str, plan: Result<P, TurnSelectionError>) -> Result<P, ErrorBody> {
     plan.map_err(|no| match no {
-        NoTurn::Unknown => no_turn(id, turn),
-        NoTurn::Inactive => {
+        TurnSelectionError::Unknown => no_turn(id, turn),
+        TurnSelectionError::Inactive => {
             ErrorBody::new("turn.inactive", format!("turn `{turn}` is not on the path of session `{id}`"))
                 .hint(format!("make its branch the path with `lodge session activate {id} {turn}`"))
         }
-        NoTurn::TooMany => {
+        TurnSelectionError::TooMany => {
             ErrorBody::new("session.too_large", "that is about more turns than one change may touch")
                 .hint("name an earlier turn")
         }

@@ -1,6 +1,6 @@
 //! `lineage/snapshot` and `lineage/messages`: a lineage at its last turn boundary, in pages.
 //!
-//! Put together from what is recorded when somebody asks: a turn writes nothing for it.
+//! Assembled from records on request: a turn writes nothing for it.
 
 use lodge_core::record::{ImageRecord, MessageRow};
 use lodge_proto::{
@@ -8,7 +8,7 @@ use lodge_proto::{
     SNAPSHOT_VERSION, SessionBoundary, SnapshotConfig, SnapshotHead, SnapshotLimits, SnapshotMessage,
     SnapshotPermissions, SnapshotTool, TokenUsage, ToolCallView,
 };
-use lodge_store::{AtBoundary, MessagePlace, MessageRange};
+use lodge_store::{LineageBoundary, MessageCursor, MessageRange};
 
 use super::lineages;
 use super::methods::{internal, page, session_id};
@@ -44,7 +44,7 @@ pub(super) fn snapshot(
     Ok(LineageSnapshot { head: head(at, &found, image), sessions, next })
 }
 
-fn head(shell: &Shell, found: &AtBoundary, image: ImageRecord) -> SnapshotHead {
+fn head(shell: &Shell, found: &LineageBoundary, image: ImageRecord) -> SnapshotHead {
     let spec = &found.agent.spec;
     let mut env_keys: Vec<String> = image.env.iter().map(|var| var.key.clone()).collect();
     env_keys.extend(spec.env.keys().cloned());
@@ -100,7 +100,7 @@ pub(super) fn messages(
     let session = session_id(&given.session)?;
     let wanted = MessageRange {
         turns_max: given.turns.unwrap_or(u32::MAX),
-        after: given.after.as_deref().map_or(Ok(MessagePlace::default()), place)?,
+        after: given.after.as_deref().map_or(Ok(MessageCursor::default()), place)?,
         messages_max: page(given.limit),
         bytes_max: PAGE_BYTES_MAX,
     };
@@ -131,9 +131,9 @@ fn message(row: MessageRow) -> SnapshotMessage {
 }
 
 /// The cursor of an earlier page: a turn's number and a message's sequence.
-fn place(given: &str) -> Result<MessagePlace, ErrorBody> {
+fn place(given: &str) -> Result<MessageCursor, ErrorBody> {
     let parsed = given.split_once('.').and_then(|(number, seq)| {
-        Some(MessagePlace { number: number.parse().ok()?, seq: seq.parse().ok()? })
+        Some(MessageCursor { number: number.parse().ok()?, seq: seq.parse().ok()? })
     });
     parsed.ok_or_else(|| ErrorBody::new("params.invalid", "`after` is the `next` of an earlier page"))
 }

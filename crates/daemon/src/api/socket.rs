@@ -10,7 +10,7 @@ use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_
 use axum::response::Response as HttpResponse;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
-use lodge_engine::Rendered;
+use lodge_engine::RenderedAnswer;
 use lodge_proto::{
     ApiMethod, AttachClient, Attached, DetachClient, Done, ErrorBody, Gap, METHODS, REQUEST_BYTES_MAX,
     Request, Response, notification_text, result_text,
@@ -21,10 +21,10 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::progress::{Board, Sent};
+use super::progress::{ProgressBoard, SendOutcome};
 use super::{Api, attach, envelope, methods, params};
-use crate::auth::Who;
-use crate::hub::{Filter, Live};
+use crate::auth::ApiCaller;
+use crate::hub::{EventFilter, LiveNotice};
 use crate::tasks::{TaskKind, named};
 use crate::view;
 
@@ -32,14 +32,14 @@ use crate::view;
 const OUTBOX_MAX: usize = 64;
 /// Calls of one connection at the same time.
 const CALLS_MAX: u32 = 64;
-/// How long a peer may take to hear the last words.
+/// How long a peer may take to read the final messages.
 const GOODBYE_WITHIN: Duration = Duration::from_secs(1);
 /// Attachments of one connection.
 const ATTACHMENTS_MAX: usize = 32;
 
 pub(super) async fn upgrade(
     State(api): State<Arc<Api>>,
-    axum::Extension(who): axum::Extension<Who>,
+    axum::Extension(who): axum::Extension<ApiCaller>,
     upgrade: WebSocketUpgrade,
 ) -> HttpResponse {
     upgrade
@@ -50,18 +50,19 @@ pub(super) async fn upgrade(
 }
 
 /// Serves one connection until either side ends it, its token is over, or the daemon stops.
-async fn serve(api: Arc<Api>, who: Who, socket: WebSocket) {
+async fn serve(api: Arc<Api>, who: ApiCaller, socket: WebSocket) {
     let (sink, mut stream) = socket.split();
     let (outbox, waiting) = mpsc::channel::<Message>(OUTBOX_MAX);
     let closing = api.shell.end.child_token();
     let stop = api.shell.stop.clone();
     // Until this is dropped the daemon waits for this connection, within its patience.
     let open = api.sockets.token();
-    let writer = Writer { sink, waiting, closing: closing.clone(), stop: stop.clone(), who: who.clone() };
+    let writer =
+        SocketWriter { sink, waiting, closing: closing.clone(), stop: stop.clone(), who: who.clone() };
     // Dropped with this connection, however it ends.
     let mut tasks = JoinSet::new();
     tasks.spawn(named(TaskKind::SocketWriter, writer.run()));
-    let mut connection = Connection {
+    let mut connection = SocketConnection {
         api,
         who: who.clone(),
         outbox,
@@ -91,15 +92,15 @@ async fn serve(api: Arc<Api>, who: Who, socket: WebSocket) {
 }
 
 /// Sends what waits, in order, and the last word.
-struct Writer {
+struct SocketWriter {
     sink: SplitSink<WebSocket, Message>,
     waiting: mpsc::Receiver<Message>,
     closing: CancellationToken,
     stop: CancellationToken,
-    who: Who,
+    who: ApiCaller,
 }
 
-impl Writer {
+impl SocketWriter {
     async fn run(mut self) {
         loop {
             let next = tokio::select! {
@@ -107,7 +108,7 @@ impl Writer {
                 next = self.waiting.recv() => next,
             };
             let Some(message) = next else { break };
-            // A message in hand goes out, unless nobody takes it.
+            // The current message is sent, unless the peer does not take it.
             let late = async {
                 self.closing.cancelled().await;
                 tokio::time::sleep(GOODBYE_WITHIN).await;
@@ -121,7 +122,7 @@ impl Writer {
             }
         }
         self.closing.cancel();
-        // A peer that is gone, or takes nothing, cannot be told goodbye.
+        // A peer that is gone, or takes nothing, gets no goodbye.
         drop(tokio::time::timeout(GOODBYE_WITHIN, self.last_word()).await);
     }
 
@@ -135,9 +136,9 @@ impl Writer {
     }
 }
 
-struct Connection {
+struct SocketConnection {
     api: Arc<Api>,
-    who: Who,
+    who: ApiCaller,
     outbox: mpsc::Sender<Message>,
     /// Cancelled with `closing`, or before it: no more events.
     following: CancellationToken,
@@ -148,7 +149,7 @@ struct Connection {
     next_attachment: u64,
 }
 
-impl Connection {
+impl SocketConnection {
     async fn listen(&mut self, stream: &mut SplitStream<WebSocket>, stop: &CancellationToken) {
         let closing = self.closing.clone();
         loop {
@@ -195,15 +196,15 @@ impl Connection {
             AttachClient::NAME => self.attach(request.id, request.params).await,
             DetachClient::NAME => self.detach(request.id, request.params).await,
             _ => {
-                // Waits when too many calls are open: the client is held, not refused.
+                // Waits when too many calls are open: the client is delayed, not refused.
                 let Ok(permit) = self.calls.clone().acquire_owned().await else { return };
-                let call = Call {
+                let call = SocketCall {
                     api: self.api.clone(),
                     who: self.who.clone(),
                     outbox: self.outbox.clone(),
                     closing: self.closing.clone(),
                 };
-                // A task of the daemon's and not of the connection's: a change goes on when its client leaves.
+                // A task of the daemon, not of the connection: a change continues when its client disconnects.
                 let shell = self.api.shell.clone();
                 shell.spawn(TaskKind::SocketCall, async move {
                     call.run(request).await;
@@ -218,7 +219,7 @@ impl Connection {
         let reason = format!("a message is over {REQUEST_BYTES_MAX} bytes");
         let goodbye = Message::Close(Some(CloseFrame { code: close_code::SIZE, reason: reason.into() }));
         drop(self.outbox.send(goodbye).await);
-        // Once every place is free the writer has it in hand.
+        // Once all slots are free, the writer has taken every message.
         tokio::select! {
             () = self.closing.cancelled() => {}
             all = self.outbox.reserve_many(OUTBOX_MAX) => drop(all),
@@ -236,7 +237,7 @@ impl Connection {
                 let since = attached.seq;
                 // Before the answer: text that streams from here on is not missed.
                 let live = self.api.shell.hub.live();
-                let Rendered(attached) = view::text(&attached);
+                let RenderedAnswer(attached) = view::text(&attached);
                 send(&self.outbox, result_text(&id, &attached)).await;
                 let follower = Follower {
                     api: self.api.clone(),
@@ -257,7 +258,7 @@ impl Connection {
         }
     }
 
-    async fn attached(&self, attachment: u64, given: Value) -> Result<(Attached, Filter), ErrorBody> {
+    async fn attached(&self, attachment: u64, given: Value) -> Result<(Attached, EventFilter), ErrorBody> {
         let given = params::<AttachClient>(given)?;
         if self.attachments.len() >= ATTACHMENTS_MAX {
             let message = format!("a connection has at most {ATTACHMENTS_MAX} attachments");
@@ -283,21 +284,21 @@ impl Connection {
 }
 
 /// One call of a connection.
-struct Call {
+struct SocketCall {
     api: Arc<Api>,
-    who: Who,
+    who: ApiCaller,
     outbox: mpsc::Sender<Message>,
     closing: CancellationToken,
 }
 
-impl Call {
+impl SocketCall {
     async fn run(self, request: Request) {
         let Request { id, method, params, .. } = request;
-        let board = Arc::new(Board::default());
+        let board = Arc::new(ProgressBoard::default());
         let call = methods::call(&self.api, &self.who, &method, params, board.clone());
         let call = board.during(&id, |note| self.tell(note), call);
-        // A change that was asked for goes on when its client leaves, and only the answer is dropped; what would only have
-        // been told, perhaps after a long wait, is not looked for any more.
+        // A requested change continues when its client disconnects, and only the answer is dropped. A read, which may
+        // wait long, is cancelled.
         let told = if changes(&method) {
             call.await
         } else {
@@ -307,7 +308,7 @@ impl Call {
             }
         };
         let answer = match told {
-            Ok(Rendered(result)) => result_text(&id, &result),
+            Ok(RenderedAnswer(result)) => result_text(&id, &result),
             Err(error) => error_text(id, error),
         };
         tokio::select! {
@@ -316,11 +317,11 @@ impl Call {
         }
     }
 
-    /// Tells something that may be told later as well.
-    fn tell(&self, note: String) -> Sent {
+    /// Sends a notification that may also be sent later.
+    fn tell(&self, note: String) -> SendOutcome {
         match self.outbox.try_send(Message::text(note)) {
-            Ok(()) => Sent::Yes,
-            Err(_) => Sent::NoRoom,
+            Ok(()) => SendOutcome::Yes,
+            Err(_) => SendOutcome::NoRoom,
         }
     }
 }
@@ -330,12 +331,12 @@ struct Follower {
     api: Arc<Api>,
     closing: CancellationToken,
     outbox: mpsc::Sender<Message>,
-    filter: Filter,
+    filter: EventFilter,
     cursor: u64,
 }
 
 impl Follower {
-    async fn run(mut self, mut live: tokio::sync::broadcast::Receiver<Arc<Live>>) {
+    async fn run(mut self, mut live: tokio::sync::broadcast::Receiver<Arc<LiveNotice>>) {
         let shell = self.api.shell.clone();
         let mut head = shell.hub.watch();
         let mut dropped = 0;
@@ -347,7 +348,7 @@ impl Follower {
                 }
                 Err(error) => {
                     tracing::error!(event = "follower.failed", %error);
-                    // A client that hears nothing more must know; it comes back with its cursor.
+                    // A client that gets no more events must know; it reconnects with its cursor.
                     return self.closing.cancel();
                 }
             };
@@ -358,7 +359,7 @@ impl Follower {
                 continue;
             }
             tokio::select! {
-                // Perhaps no more text comes that could tell what was lost.
+                // There may be no further text that could report the loss.
                 Ok(room) = self.outbox.reserve(), if dropped > 0 => {
                     room.send(gap(std::mem::take(&mut dropped)));
                 }
@@ -373,8 +374,8 @@ impl Follower {
         }
     }
 
-    /// Live text and output go out when there is room; a slow client loses some and is told how much.
-    fn preview(&self, live: &Live, dropped: &mut u64) {
+    /// Live text and output are sent if there is room. A slow client loses some, and gets the number of lost bytes.
+    fn preview(&self, live: &LiveNotice, dropped: &mut u64) {
         if *dropped > 0 {
             if self.outbox.try_send(gap(*dropped)).is_err() {
                 *dropped += 1;
@@ -383,8 +384,8 @@ impl Follower {
             *dropped = 0;
         }
         let note = match live {
-            Live::Delta(delta) => notification_text("delta", delta),
-            Live::Output(output) => notification_text("output", output),
+            LiveNotice::Delta(delta) => notification_text("delta", delta),
+            LiveNotice::Output(output) => notification_text("output", output),
         };
         if self.outbox.try_send(Message::text(note)).is_err() {
             *dropped += 1;

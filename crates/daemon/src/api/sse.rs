@@ -16,8 +16,8 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::{Api, http, methods, params, scope};
-use crate::auth::Who;
-use crate::hub::Filter;
+use crate::auth::ApiCaller;
+use crate::hub::EventFilter;
 use crate::read_view::ReadView;
 use crate::view;
 
@@ -32,10 +32,10 @@ pub(super) struct EventQuery {
     kind: Option<String>,
 }
 
-struct Follow {
+struct EventFollow {
     api: Arc<Api>,
-    who: Who,
-    filter: Filter,
+    who: ApiCaller,
+    filter: EventFilter,
     cursor: u64,
     head: watch::Receiver<u64>,
     page: VecDeque<Arc<EventRow>>,
@@ -43,7 +43,7 @@ struct Follow {
 
 pub(super) async fn events(
     State(api): State<Arc<Api>>,
-    axum::Extension(who): axum::Extension<Who>,
+    axum::Extension(who): axum::Extension<ApiCaller>,
     wanted: Result<Query<EventQuery>, axum::extract::rejection::QueryRejection>,
     headers: HeaderMap,
 ) -> HttpResponse {
@@ -58,10 +58,10 @@ pub(super) async fn events(
 
 async fn follow(
     api: Arc<Api>,
-    who: Who,
+    who: ApiCaller,
     wanted: Result<Query<EventQuery>, axum::extract::rejection::QueryRejection>,
     headers: &HeaderMap,
-) -> Result<Follow, ErrorBody> {
+) -> Result<EventFollow, ErrorBody> {
     let Query(wanted) = wanted.map_err(|error| {
         ErrorBody::new("params.invalid", "the query does not fit")
             .because(error.body_text())
@@ -89,12 +89,12 @@ async fn follow(
         Ok::<_, ErrorBody>((agent.map(|agent| agent.to_string()), given.session))
     };
     let (stream, session) = api.shell.read_few(read).await?;
-    let filter = scope::events(&who, Filter { stream, session, job: None, kind: wanted.kind });
+    let filter = scope::events(&who, EventFilter { stream, session, job: None, kind: wanted.kind });
     let watch = api.shell.hub.watch();
-    Ok(Follow { api, who, filter, cursor, head: watch, page: VecDeque::new() })
+    Ok(EventFollow { api, who, filter, cursor, head: watch, page: VecDeque::new() })
 }
 
-async fn next(mut follow: Follow) -> Option<(Result<SseEvent, Infallible>, Follow)> {
+async fn next(mut follow: EventFollow) -> Option<(Result<SseEvent, Infallible>, EventFollow)> {
     loop {
         if follow.who.is_over() {
             return None;

@@ -11,7 +11,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::connections::{Connection, ConnectionSlot};
 
-/// How long a connection may be open before a token is shown on it, whatever is sent meanwhile.
+/// How long a connection may be open without a token, regardless of its traffic.
 const UNKNOWN_WITHIN: Duration = Duration::from_secs(10);
 /// How long after the last byte that was sent, and how much, is read of a request that was refused. A connection that is closed over unread bytes is reset,
 /// and the reset may overtake the refusal.
@@ -23,14 +23,14 @@ const LINGER_PIECE: usize = 16 * 1024;
 pub(super) struct Stream<S> {
     stream: S,
     place: ConnectionSlot,
-    end: End,
+    end: CloseSignal,
     written_at: Option<Instant>,
     linger: Option<Linger>,
     /// How long after the last byte was sent it may linger.
     lingering: Duration,
 }
 
-enum End {
+enum CloseSignal {
     Coming(Pin<Box<dyn Future<Output = CloseReason> + Send>>),
     Here,
 }
@@ -55,7 +55,7 @@ impl<S> Stream<S> {
     }
 
     fn within(stream: S, place: ConnectionSlot, unknown: Duration, lingering: Duration) -> Self {
-        let end = End::Coming(Box::pin(end_of(place.0.clone(), unknown)));
+        let end = CloseSignal::Coming(Box::pin(end_of(place.0.clone(), unknown)));
         Stream { stream, place, end, written_at: None, linger: None, lingering }
     }
 
@@ -78,11 +78,11 @@ async fn end_of(connection: Connection, within: Duration) -> CloseReason {
 }
 
 impl<S: AsyncWrite + Unpin> Stream<S> {
-    /// An error once the connection is to be closed.
+    /// An error once the connection must be closed.
     fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        let End::Coming(end) = &mut self.end else { return Err(io::ErrorKind::TimedOut.into()) };
+        let CloseSignal::Coming(end) = &mut self.end else { return Err(io::ErrorKind::TimedOut.into()) };
         let Poll::Ready(why) = end.as_mut().poll(cx) else { return Ok(()) };
-        self.end = End::Here;
+        self.end = CloseSignal::Here;
         if why == CloseReason::Cut && self.written_at.is_none() {
             // It fits into a socket's empty buffer, or the peer is gone.
             let told = pin!(&mut self.stream).poll_write(cx, self.place.0.busy_answer());
@@ -95,7 +95,7 @@ impl<S: AsyncWrite + Unpin> Stream<S> {
 impl<S: AsyncRead + AsyncWrite + Unpin> Stream<S> {
     /// Reads on after the last byte was sent, until the peer is done, for a while.
     fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // One that was idle for so long has heard what it was told.
+        // A connection that was idle for this long has received everything.
         let from = self.written_at.unwrap_or_else(Instant::now);
         let linger = self.linger.get_or_insert_with(|| Linger {
             until: Box::pin(tokio::time::sleep_until(from + self.lingering)),
@@ -171,14 +171,14 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
     use super::*;
-    use crate::api::connections::{Connections, Origin};
+    use crate::api::connections::{ConnectionOrigin, Connections};
 
     const SOON: Duration = Duration::from_millis(50);
     const NEVER: Duration = Duration::from_secs(3_600);
 
     fn pair(unknown: Duration, lingering: Duration) -> (Stream<DuplexStream>, DuplexStream) {
         let (ours, theirs) = duplex(4096);
-        let place = Connections::new().admit(Origin::User(0), None);
+        let place = Connections::new().admit(ConnectionOrigin::User(0), None);
         (Stream::within(ours, place, unknown, lingering), theirs)
     }
 
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_that_gives_way_is_told_so() {
+    async fn a_connection_that_gives_way_gets_the_reason() {
         let (mut ours, mut theirs) = pair(NEVER, NEVER);
         ours.connection().cut().cancel();
         assert!(ours.read(&mut [0; 8]).await.is_err());
@@ -214,7 +214,7 @@ mod tests {
         ours.connection().set_lingers(true);
         ours.write_all(b"refused").await.unwrap();
         let closing = tokio::spawn(async move { ours.shutdown().await });
-        // More than fits in between: somebody has to read it.
+        // More than the buffers hold: the peer has to read.
         theirs.write_all(&[b'x'; 100_000]).await.unwrap();
         let mut heard = String::new();
         theirs.read_to_string(&mut heard).await.unwrap();

@@ -16,7 +16,7 @@ use tokio_rustls::{Accept, TlsAcceptor};
 
 /// The first byte of every TLS connection: a record of the handshake.
 const HANDSHAKE: u8 = 0x16;
-/// How much is read of somebody who does not speak TLS, so that the answer is not lost in a reset.
+/// How much is read of a peer that does not speak TLS, so that the answer is not lost in a reset.
 const PLAIN_BYTES_MAX: usize = 16 * 1024 * 1024;
 const PLAIN_PIECE: usize = 16 * 1024;
 
@@ -24,16 +24,16 @@ const PLAIN_PIECE: usize = 16 * 1024;
 pub(super) struct TlsSocket(TlsState);
 
 enum TlsState {
-    /// The peer has said nothing yet.
+    /// The peer has sent nothing yet.
     Silent(TcpStream, Arc<ServerConfig>),
     Handshake(Box<Accept<TcpStream>>),
     Open(Box<TlsStream<TcpStream>>),
     /// The peer speaks plain HTTP. It gets an error in plain HTTP.
-    Plain(Box<Plain>),
+    Plain(Box<PlainHttpReply>),
     Closed,
 }
 
-struct Plain {
+struct PlainHttpReply {
     stream: TcpStream,
     answer: Vec<u8>,
     written: usize,
@@ -90,7 +90,7 @@ impl TlsSocket {
         if first == HANDSHAKE {
             return Ok(TlsState::Handshake(Box::new(TlsAcceptor::from(server).accept(stream))));
         }
-        let plain = Plain { stream, answer: plain_answer(), written: 0, left: PLAIN_BYTES_MAX };
+        let plain = PlainHttpReply { stream, answer: plain_answer(), written: 0, left: PLAIN_BYTES_MAX };
         Ok(TlsState::Plain(Box::new(plain)))
     }
 }
@@ -111,7 +111,7 @@ fn plain_answer() -> Vec<u8> {
     format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }
 
-impl Plain {
+impl PlainHttpReply {
     /// Answers, and reads until the peer is done.
     fn poll_refuse(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.written < self.answer.len() {

@@ -20,7 +20,7 @@ use crate::auth::DAY_MS;
 use crate::read_view::ReadView;
 use crate::shell::{Shell, now};
 use crate::view;
-use lodge_engine::{Answer, Command, NewToken, RequestKey, TokenCommand, TokenFor};
+use lodge_engine::{Answer, Command, NewToken, NewTokenHolder, RequestKey, TokenCommand};
 
 const EXPIRES_DEFAULT_S: u64 = 90 * 24 * 60 * 60;
 const EXPIRES_MAX_S: u64 = 3_650 * 24 * 60 * 60;
@@ -42,10 +42,10 @@ pub(super) async fn call(api: &Api, key: Option<RequestKey>, method: &str, given
 async fn issue(api: &Api, key: Option<RequestKey>, given: TokenIssueParams) -> Reply {
     let shell = &api.shell;
     let holder = match given.agent.as_deref() {
-        None => TokenFor::Operator,
+        None => NewTokenHolder::Operator,
         Some(agent) => {
             let agent = agent.to_owned();
-            TokenFor::Agent(shell.read_few(move |at| find_agent(at, &agent)).await?)
+            NewTokenHolder::Agent(shell.read_few(move |at| find_agent(at, &agent)).await?)
         }
     };
     let expires_in_s = given.expires_in_s.unwrap_or(EXPIRES_DEFAULT_S);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lodge_core::summary::TurnFull;
+use lodge_core::summary::TurnDetail;
 use lodge_core::{AgentId, SessionId, TurnId};
 use lodge_model::schema::{SCHEMA_BYTES_MAX, Schema};
 use lodge_proto::*;
@@ -85,7 +85,7 @@ fn chosen_session(
                 None => sender_session(&at.state_key.0, agent, sender)?,
             };
             if fact.is_none() {
-                // Somebody may have made a session of that very id by name.
+                // A session with this id may have been created by name.
                 fact = at.store.session_fact(&id).map_err(internal)?;
             }
             Ok(SessionChoice::Named { id, fact })
@@ -104,8 +104,8 @@ fn checked_schema(given: Value) -> Result<String, ErrorBody> {
     Ok(schema.value().to_string())
 }
 
-/// The id of the session of an agent with a sender: the same for everybody who asks, and known to nobody before, so that
-/// a caller that may begin sessions of another agent cannot take it.
+/// The id of an agent's session with a sender: always the same, and unpredictable, so that a caller that may create
+/// sessions of another agent cannot take it.
 fn sender_session(key: &[u8; 32], agent: &AgentId, sender: &str) -> Result<SessionId, ErrorBody> {
     if sender.is_empty() || sender.len() > 256 {
         return Err(ErrorBody::new("params.invalid", "a sender has 1 to 256 bytes"));
@@ -118,7 +118,7 @@ fn turn_get(at: &ReadView<'_>, given: &TurnRef) -> Result<TurnView, ErrorBody> {
     Ok(view::full_turn(known_turn(at, &turn_id(&given.turn)?)?))
 }
 
-fn known_turn(at: &ReadView<'_>, id: &TurnId) -> Result<TurnFull, ErrorBody> {
+fn known_turn(at: &ReadView<'_>, id: &TurnId) -> Result<TurnDetail, ErrorBody> {
     at.store.turn(id).map_err(internal)?.ok_or_else(|| no_turn(id))
 }
 

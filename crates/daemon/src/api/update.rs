@@ -13,10 +13,10 @@ use super::create::{
     AgentImage, ImageSource, check_env, check_model, choose, host_runtime, image_runtime, mounts, policy,
     spec_of,
 };
-use super::methods::{Prepared, ask_prepared, internal, one_agent};
+use super::methods::{PreparedChange, ask_prepared, internal, one_agent};
 use crate::images::record::limits_record;
 use crate::shell::Shell;
-use lodge_engine::{AgentCommand, Answer, Change, Command, ImageChange, RequestKey, Update};
+use lodge_engine::{AgentCommand, AgentImageChange, Answer, Change, Command, RequestKey, Update};
 
 pub(super) async fn update(
     shell: &Arc<Shell>,
@@ -31,7 +31,7 @@ fn prepare(
     shell: &Shell,
     given: &AgentUpdateParams,
     watch: Arc<dyn TransferWatch>,
-) -> Result<Prepared, ErrorBody> {
+) -> Result<PreparedChange, ErrorBody> {
     if (AgentUpdateParams { agent: String::new(), request_id: None, ..given.clone() })
         == AgentUpdateParams::default()
     {
@@ -71,10 +71,10 @@ fn prepare(
     check_configs((&record, after), &spec, &given.configs)?;
     let (image, pins) = chosen.map_or((None, None), |chosen| (Some(chosen.image), chosen.pins));
     let command = Command::Agent(AgentCommand::Update(Box::new(Update { agent: row.id, change, image })));
-    Ok(Prepared { command, pins: pins.into_iter().collect() })
+    Ok(PreparedChange { command, pins: pins.into_iter().collect() })
 }
 
-/// The image that somebody names, and what an agent of the old one and of this one is by itself.
+/// The named image, and the default settings of an agent of the old and of the new image.
 fn new_image(
     shell: &Shell,
     given: &AgentUpdateParams,
@@ -92,7 +92,7 @@ fn new_image(
     }
     let (path, content, image) = (path.as_deref(), content.as_deref(), image.as_deref());
     let chosen = choose(shell, ImageSource { path, content, image, build_args }, watch)?;
-    change.image = Some(ImageChange {
+    change.image = Some(AgentImageChange {
         name: chosen.named.clone(),
         digest: chosen.image.row.digest.clone(),
         old: Box::new(by_itself(record)),

@@ -1,14 +1,14 @@
 //! Which tokens open the doors now, and the callers who came in with them.
 //!
-//! A copy of what is committed: a token is in here after the commit that issued it and out of here after the one that
-//! revoked it, before anybody hears of either.
+//! A copy of the committed state: a token is added after the commit that issued it, and removed after the commit that
+//! revoked it, before either is published.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lodge_core::token::{CREDENTIALS, Holder, TokenRow, TokenStatus};
-use lodge_core::{AgentId, TokenId};
+use lodge_core::token::{CREDENTIALS, TokenHolder, TokenRow, TokenStatus};
+use lodge_core::{AgentId, Timestamp, TokenId};
 use tokio_util::sync::CancellationToken;
 
 use crate::shell::now;
@@ -18,18 +18,18 @@ const LOOK_EVERY: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
 pub struct Access {
-    live: Mutex<HashMap<TokenId, Live>>,
+    live: Mutex<HashMap<TokenId, LiveToken>>,
 }
 
 #[derive(Debug)]
-struct Live {
+struct LiveToken {
     row: TokenRow,
     revoked: CancellationToken,
 }
 
 /// A caller whose token was good when it came.
 #[derive(Debug, Clone)]
-pub struct Who {
+pub struct ApiCaller {
     /// Under this name its requests are kept: every token is a caller of its own. The one in `credentials.json` is the
     /// same caller when it is replaced, because its user is the same.
     pub caller: String,
@@ -40,21 +40,21 @@ pub struct Who {
 }
 
 impl Access {
-    pub fn of(rows: impl IntoIterator<Item = TokenRow>) -> Access {
+    pub fn of(rows: impl IntoIterator<Item = TokenRow>, now: Timestamp) -> Access {
         let access = Access::default();
-        rows.into_iter().for_each(|row| access.put(row));
+        rows.into_iter().for_each(|row| access.put(row, now));
         access
     }
 
-    /// Lets a token in, or shows everybody out who came with it.
-    pub fn put(&self, row: TokenRow) {
+    /// Adds a token, or disconnects the callers of a revoked one.
+    pub fn put(&self, row: TokenRow, now: Timestamp) {
         let mut live = self.live();
-        let now = now();
         live.retain(|_, held| held.row.standing(now) != TokenStatus::Expired);
         match row.revoked_at {
-            // One that is in already keeps its callers: they must hear of its end.
+            // A token that is present keeps its callers: they must be disconnected with it.
             None => {
-                live.entry(row.id.clone()).or_insert_with(|| Live { row, revoked: CancellationToken::new() });
+                live.entry(row.id.clone())
+                    .or_insert_with(|| LiveToken { row, revoked: CancellationToken::new() });
             }
             Some(_) => {
                 if let Some(held) = live.remove(&row.id) {
@@ -64,25 +64,25 @@ impl Access {
         }
     }
 
-    /// Who comes with this token; nobody, when it was revoked or was never recorded.
-    pub fn enter(&self, id: &TokenId) -> Option<Who> {
+    /// The caller of this token; `None` if it was revoked or never recorded.
+    pub fn enter(&self, id: &TokenId) -> Option<ApiCaller> {
         let live = self.live();
         let held = live.get(id)?;
         let is_credentials = held.row.name.as_deref() == Some(CREDENTIALS);
         let caller = if is_credentials { CREDENTIALS.to_owned() } else { held.row.id.to_string() };
         let caller_before = match &held.row.holder {
-            Holder::Operator => "operator".to_owned(),
-            Holder::Agent(agent) => agent.to_string(),
+            TokenHolder::Operator => "operator".to_owned(),
+            TokenHolder::Agent(agent) => agent.to_string(),
         };
-        Some(Who { caller, caller_before, token: held.row.clone(), revoked: held.revoked.clone() })
+        Some(ApiCaller { caller, caller_before, token: held.row.clone(), revoked: held.revoked.clone() })
     }
 
-    fn live(&self) -> MutexGuard<'_, HashMap<TokenId, Live>> {
+    fn live(&self) -> MutexGuard<'_, HashMap<TokenId, LiveToken>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Who {
+impl ApiCaller {
     /// The one agent this caller may talk to; none for an operator, who may talk to all.
     pub fn agent(&self) -> Option<&AgentId> {
         self.token.holder.agent()
@@ -110,9 +110,9 @@ impl Who {
 }
 
 #[cfg(test)]
-impl Who {
-    pub(crate) fn with(token: TokenRow) -> Who {
-        let access = Access::of([token.clone()]);
+impl ApiCaller {
+    pub(crate) fn with(token: TokenRow) -> ApiCaller {
+        let access = Access::of([token.clone()], now());
         access.enter(&token.id).unwrap()
     }
 }

@@ -3,16 +3,15 @@
 use axum::http::{HeaderMap, HeaderName};
 use lodge_proto::ErrorBody;
 
-/// A header that stands in a request once and can be read. Of two, this program and one that passed them on could each
-/// believe another; one that cannot be read is not one that is missing.
+/// A header that occurs once and is readable. If it occurred twice, this program and a proxy could use different
+/// values. An unreadable header is not a missing one.
 pub fn only<'h>(
     headers: &'h HeaderMap,
     name: &HeaderName,
     code: &'static str,
 ) -> Result<Option<&'h str>, ErrorBody> {
     let mut all = headers.get_all(name).iter();
-    let refused =
-        || ErrorBody::new(code, format!("the header `{name}` stands there twice or cannot be read"));
+    let refused = || ErrorBody::new(code, format!("the header `{name}` occurs twice or cannot be read"));
     match (all.next(), all.next()) {
         (None, _) => Ok(None),
         (Some(value), None) => value.to_str().map(Some).map_err(|_| refused()),
@@ -20,8 +19,8 @@ pub fn only<'h>(
     }
 }
 
-/// Refuses names for this machine that a page of somebody else's could have planted, and pages that may not call. Names
-/// that the daemon has a certificate for are its own.
+/// Refuses host names that a foreign page could use for this machine, and pages that may not call. Names in the
+/// daemon's certificate are its own.
 pub fn check_browser(
     host: Option<&str>,
     origin: Option<&str>,
@@ -70,7 +69,7 @@ pub fn check_browser(
 /// What people call a token in an address.
 const QUERY_KEYS: &[&str] = &["token", "access_token", "auth", "authorization", "bearer", "jwt", "api_key"];
 
-/// Refuses an address with a token in it, also one that nobody needs: addresses end up in logs and histories.
+/// Refuses a URL with a token in it, even if the token is not needed: URLs end up in logs and histories.
 pub fn check_query(query: Option<&str>) -> Result<(), ErrorBody> {
     let carries = query.unwrap_or_default().split('&').any(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -81,7 +80,7 @@ pub fn check_query(query: Option<&str>) -> Result<(), ErrorBody> {
         return Ok(());
     }
     Err(ErrorBody::new("auth.in_query", "a token must not be part of the address")
-        .hint("send it as `Authorization: Bearer …`, and revoke the one that stood there"))
+        .hint("send it as `Authorization: Bearer …`, and revoke the token that was there"))
 }
 
 #[cfg(test)]

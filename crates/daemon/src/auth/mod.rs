@@ -9,13 +9,13 @@ pub mod rights;
 mod token_hmac;
 
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, encode};
-use lodge_core::token::{AGENT_ISSUER, CREDENTIALS, Holder, OPERATOR_ISSUER, TokenRow, TokenStatus};
+use lodge_core::token::{AGENT_ISSUER, CREDENTIALS, OPERATOR_ISSUER, TokenHolder, TokenRow, TokenStatus};
 use lodge_core::{Timestamp, TokenId};
 use lodge_proto::ErrorBody;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-pub use access::{Access, Who};
+pub use access::{Access, ApiCaller};
 pub use browser::{check_browser, check_query, only};
 
 /// How long the token in `credentials.json` is good for.
@@ -65,7 +65,7 @@ impl Gate {
         }
     }
 
-    /// The value of a token that is recorded: the same whenever it is asked for.
+    /// The value of a recorded token: always the same.
     pub fn value(&self, row: &TokenRow) -> Result<String, jsonwebtoken::errors::Error> {
         let claims = Claims {
             iss: row.holder.issuer().to_owned(),
@@ -83,14 +83,14 @@ impl Gate {
         let Some(id) = self.claims(token).ok().and_then(|claims| claims.id()) else { return false };
         recorded.iter().any(|row| {
             row.id == id
-                && row.holder == Holder::Operator
+                && row.holder == TokenHolder::Operator
                 && row.name.as_deref() == Some(CREDENTIALS)
                 && row.standing(now.plus_ms(RENEW_MS)) == TokenStatus::Live
         })
     }
 
     /// Who sends this header.
-    pub fn check(&self, header: Option<&str>, access: &Access) -> Result<Who, ErrorBody> {
+    pub fn check(&self, header: Option<&str>, access: &Access) -> Result<ApiCaller, ErrorBody> {
         let Some(token) = header.and_then(|header| header.strip_prefix("Bearer ")) else {
             return Err(ErrorBody::new("auth.missing", "no bearer token was sent")
                 .hint("send `Authorization: Bearer …` with the token in credentials.json"));
@@ -102,12 +102,12 @@ impl Gate {
                 still_good(&who)?;
                 if who.token.holder.issuer() == claims.iss { Ok(who) } else { Err(not_ours()) }
             }
-            Err(Bad::Expired) => Err(expired()),
-            Err(Bad::NotOurs) => Err(not_ours()),
+            Err(TokenFault::Expired) => Err(expired()),
+            Err(TokenFault::NotOurs) => Err(not_ours()),
         }
     }
 
-    fn claims(&self, token: &str) -> Result<Claims, Bad> {
+    fn claims(&self, token: &str) -> Result<Claims, TokenFault> {
         // The algorithm is looked at before anything else; the token has no say in it.
         let mut validation = Validation::new(Algorithm::HS256);
         validation.set_issuer(&[OPERATOR_ISSUER, AGENT_ISSUER]);
@@ -117,20 +117,20 @@ impl Gate {
         match decode::<Claims>(token, &self.decoding, &validation) {
             Ok(data) => Ok(data.claims),
             Err(error) if matches!(error.kind(), jsonwebtoken::errors::ErrorKind::ExpiredSignature) => {
-                Err(Bad::Expired)
+                Err(TokenFault::Expired)
             }
-            Err(_) => Err(Bad::NotOurs),
+            Err(_) => Err(TokenFault::NotOurs),
         }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Bad {
+enum TokenFault {
     Expired,
     NotOurs,
 }
 
-fn still_good(who: &Who) -> Result<(), ErrorBody> {
+fn still_good(who: &ApiCaller) -> Result<(), ErrorBody> {
     match who.standing() {
         TokenStatus::Live => Ok(()),
         TokenStatus::Expired => Err(expired()),
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
     use crate::shell::now;
 
-    fn row(holder: Holder, expires_at: Timestamp) -> TokenRow {
+    fn row(holder: TokenHolder, expires_at: Timestamp) -> TokenRow {
         TokenRow {
             id: TokenId::new(&mut IdSource::new(7), Timestamp::from_ms(1)),
             holder,
@@ -192,8 +192,8 @@ mod tests {
     #[test]
     fn a_token_of_another_key_log_or_algorithm_is_refused() {
         let gate = Gate::new(&[1; 32], "log");
-        let row = row(Holder::Operator, later());
-        let access = Access::of([row.clone()]);
+        let row = row(TokenHolder::Operator, later());
+        let access = Access::of([row.clone()], now());
         let good = gate.value(&row).unwrap();
         let check = |gate: &Gate, token: &str| {
             gate.check(Some(&format!("Bearer {token}")), &access)
@@ -212,8 +212,8 @@ mod tests {
     #[test]
     fn a_revoked_token_shows_out_who_came_with_it_and_lets_nobody_in() {
         let gate = Gate::new(&[1; 32], "log");
-        let row = TokenRow { name: None, ..row(Holder::Agent("agt_1".parse().unwrap()), later()) };
-        let access = Access::of([row.clone()]);
+        let row = TokenRow { name: None, ..row(TokenHolder::Agent("agt_1".parse().unwrap()), later()) };
+        let access = Access::of([row.clone()], now());
         let header = format!("Bearer {}", gate.value(&row).unwrap());
         let who = gate.check(Some(&header), &access).unwrap();
         assert_eq!(
@@ -221,8 +221,8 @@ mod tests {
             (row.id.as_str(), Some("agt_1".into()))
         );
         // Told twice it is the same token, and who came with it is not forgotten.
-        access.put(row.clone());
-        access.put(TokenRow { revoked_at: Some(Timestamp::from_ms(2)), ..row });
+        access.put(row.clone(), now());
+        access.put(TokenRow { revoked_at: Some(Timestamp::from_ms(2)), ..row }, now());
         let wait = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         assert_eq!(wait.block_on(who.over()), TokenStatus::Revoked);
         assert_eq!(gate.check(Some(&header), &access).unwrap_err().data.code, "auth.revoked");
@@ -232,7 +232,7 @@ mod tests {
     /// earlier release would believe this one.
     #[test]
     fn the_value_of_a_token_is_the_same_in_every_release() {
-        let row = row(Holder::Operator, Timestamp::from_ms(4_000_000_000_000));
+        let row = row(TokenHolder::Operator, Timestamp::from_ms(4_000_000_000_000));
         let value = Gate::new(&[1; 32], "log").value(&row).unwrap();
         assert_eq!(lodge_proto::proof::token_id(&value).as_deref(), Some(row.id.as_str()));
         let parts = [
@@ -246,15 +246,18 @@ mod tests {
     #[test]
     fn an_old_token_is_expired_and_not_merely_wrong() {
         let gate = Gate::new(&[1; 32], "log");
-        let row = row(Holder::Operator, Timestamp::from_ms(10));
+        let row = row(TokenHolder::Operator, Timestamp::from_ms(10));
         let header = format!("Bearer {}", gate.value(&row).unwrap());
-        assert_eq!(gate.check(Some(&header), &Access::of([row])).unwrap_err().data.code, "auth.expired");
+        assert_eq!(
+            gate.check(Some(&header), &Access::of([row], now())).unwrap_err().data.code,
+            "auth.expired"
+        );
     }
 
     #[test]
     fn only_a_recorded_credential_with_time_left_is_kept() {
         let gate = Gate::new(&[1; 32], "log");
-        let (now, good) = (now(), row(Holder::Operator, later()));
+        let (now, good) = (now(), row(TokenHolder::Operator, later()));
         let value = gate.value(&good).unwrap();
         assert!(gate.keeps(&value, std::slice::from_ref(&good), now));
         assert!(!gate.keeps(&value, &[], now), "revoked, or of a database that is gone");

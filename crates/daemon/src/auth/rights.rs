@@ -1,19 +1,19 @@
-//! What each issuer's tokens may call: what the table of methods says. What is no method can be called by nobody.
+//! The methods that each issuer's tokens may call, from the table of methods. Unknown methods cannot be called.
 
-use lodge_core::token::Holder;
+use lodge_core::token::TokenHolder;
 use lodge_proto::{ErrorBody, METHODS, MethodDoc, Rights, TokenReach};
 
-use super::Who;
+use super::ApiCaller;
 
-/// Refuses a token that is over since its caller came, and a method that the caller's issuer has no right to. Tells how
-/// far it reaches with one that it has; with none an operator reaches everything.
-pub fn admit(who: &Who, method: &str) -> Result<Option<TokenReach>, ErrorBody> {
+/// Refuses an expired or revoked token, and a method that the caller's issuer may not call. Returns the reach of the
+/// method; `None`: no restriction, for an operator.
+pub fn admit(who: &ApiCaller, method: &str) -> Result<Option<TokenReach>, ErrorBody> {
     super::still_good(who)?;
     let hint = match (&who.token.holder, MethodDoc::named(method).map(|doc| doc.rights)) {
-        (Holder::Agent(_), Some(Rights::Agent(reach))) => return Ok(Some(reach)),
-        (Holder::Operator, Some(Rights::Agent(_) | Rights::Operator)) => return Ok(None),
-        (Holder::Operator, None) => "there is no such method".to_owned(),
-        (Holder::Agent(_), Some(Rights::Operator) | None) => {
+        (TokenHolder::Agent(_), Some(Rights::Agent(reach))) => return Ok(Some(reach)),
+        (TokenHolder::Operator, Some(Rights::Agent(_) | Rights::Operator)) => return Ok(None),
+        (TokenHolder::Operator, None) => "there is no such method".to_owned(),
+        (TokenHolder::Agent(_), Some(Rights::Operator) | None) => {
             let names: Vec<&str> = METHODS
                 .iter()
                 .filter(|doc| matches!(doc.rights, Rights::Agent(_)))
@@ -35,9 +35,9 @@ mod tests {
 
     use super::*;
 
-    fn who(holder: Holder) -> Who {
+    fn who(holder: TokenHolder) -> ApiCaller {
         let at = Timestamp::from_ms(0);
-        Who::with(TokenRow {
+        ApiCaller::with(TokenRow {
             id: TokenId::new(&mut IdSource::new(1), at),
             holder,
             name: None,
@@ -74,7 +74,8 @@ mod tests {
 
     #[test]
     fn an_agents_token_may_call_its_list_and_nothing_else_and_what_is_no_method_nobody_may() {
-        let (operator, agent) = (who(Holder::Operator), who(Holder::Agent("agt_1".parse().unwrap())));
+        let (operator, agent) =
+            (who(TokenHolder::Operator), who(TokenHolder::Agent("agt_1".parse().unwrap())));
         let mut admitted = BTreeSet::new();
         for doc in METHODS {
             assert!(admit(&operator, doc.name).is_ok(), "{}", doc.name);

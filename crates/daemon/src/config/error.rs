@@ -11,7 +11,7 @@ use super::table::SETTINGS;
 pub enum ConfigError {
     #[error("unknown key `{key}` in {}:{line}", file.display())]
     UnknownKey { file: PathBuf, line: u64, key: String, near: Option<&'static str> },
-    #[error("`{key}` stands at the top of {}:{line}", file.display())]
+    #[error("`{key}` is at the top level of {}:{line}", file.display())]
     AtTop { file: PathBuf, line: u64, key: String },
     #[error("could not read {}", file.display())]
     Unreadable {

@@ -34,7 +34,7 @@ pub(super) fn find_file(named: Option<String>, home: Option<&Path>) -> Option<Pa
     [user, Some(PathBuf::from("/etc/lodge/lodged.yaml"))].into_iter().flatten().find(|path| path.exists())
 }
 
-/// What stands in the file. Keys that it cannot have are told beside it, so that they are told with everything else.
+/// The contents of the file. Unknown keys are returned too, so that they are reported with all other mistakes.
 pub(super) fn read_file(file: &Path) -> Result<(Keys, Vec<ConfigError>), ConfigError> {
     let text = std::fs::read_to_string(file)
         .map_err(|cause| ConfigError::Unreadable { file: file.to_owned(), cause })?;

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::file::Keys;
 use super::table::{SETTINGS, WhenApplied};
-use super::{AppliedSettings, Config, ConfigError, SettingInEffect, Source};
+use super::{AppliedSettings, Config, ConfigError, SettingInEffect, SettingSource};
 
 /// What a reload would change, checked and not yet in effect.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub struct ReloadPlan {
 }
 
 impl Config {
-    /// Reads the same sources again. Whatever is wrong with them is found here.
+    /// Reads the same sources again. Every mistake in them is found here.
     pub fn reread(&self) -> Result<ReloadPlan, ConfigError> {
         let (file, yaml, mistakes) = self.given.file()?;
         let mut next = self.given.values(file.as_deref(), &yaml, mistakes)?;
@@ -54,7 +54,7 @@ impl Config {
         Ok(ReloadPlan { next, told })
     }
 
-    /// Puts into effect what was read. Whatever is begun from here on sees it.
+    /// Applies the settings. Everything that starts from now on uses them.
     pub fn swap(&self, reread: ReloadPlan) {
         *self.in_effect.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(reread.next);
     }
@@ -74,7 +74,7 @@ impl Config {
     fn other_data_dir(&self, yaml: &Keys) -> Option<SettingChange> {
         let dir = yaml.get("data-dir")?.value.as_str()?;
         let resolved = std::path::Path::new(dir).canonicalize().unwrap_or_else(|_| dir.into());
-        let differs = self.data_dir_source == Source::File && resolved != self.data_dir;
+        let differs = self.data_dir_source == SettingSource::File && resolved != self.data_dir;
         differs.then(|| SettingChange {
             key: "data-dir".to_owned(),
             from: Value::from(self.data_dir.display().to_string()),
@@ -87,13 +87,13 @@ impl Config {
 fn overridden(name: &str, yaml: &Keys, effective: &SettingInEffect) -> Option<Overridden> {
     let written = &yaml.get(name)?.value;
     match effective.source {
-        Source::Flag | Source::Env => Some(Overridden {
+        SettingSource::Flag | SettingSource::Env => Some(Overridden {
             key: name.to_owned(),
             by: effective.source.word().to_owned(),
             value: effective.shown.clone(),
             file: written.clone(),
         }),
-        Source::File | Source::Default => None,
+        SettingSource::File | SettingSource::Default => None,
     }
 }
 

@@ -10,7 +10,7 @@ use super::formats::{
     LogFormatFormat, OptionalPathFormat, OptionalSizeFormat, OptionalSpanFormat, PathFormat, PolicyFormat,
     SettingFormat, SizeFormat, SpanFormat, SwitchFormat,
 };
-use super::{ConfigError, SettingInEffect, Source, Values};
+use super::{ConfigError, SettingInEffect, SettingSource, Values};
 
 /// One setting of `lodged serve`.
 pub(super) struct Setting {
@@ -31,7 +31,7 @@ impl Setting {
         &'static self,
         given: &Value,
         from: String,
-        source: Source,
+        source: SettingSource,
     ) -> Result<SettingInEffect, ConfigError> {
         let words = |items: &[Value]| {
             items.iter().map(Value::as_str).collect::<Option<Vec<&str>>>().map(|words| words.join(","))

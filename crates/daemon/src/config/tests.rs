@@ -1,4 +1,4 @@
-//! Where values come from, and what is said of wrong ones.
+//! The sources of values, and the errors for wrong ones.
 
 use super::*;
 
@@ -59,7 +59,7 @@ fn every_mistake_names_what_was_expected() {
 }
 
 #[test]
-fn every_mistake_of_the_file_is_told_at_once_with_its_line_and_its_way_out() {
+fn every_mistake_of_the_file_is_reported_at_once_with_its_line_and_its_way_out() {
     let yaml = "serve:\n  max-jobs: many\n  flavour: x\n  executor: podman\nlog-level: info\n";
     let error = resolve(&[], &[], Some(yaml)).unwrap_err();
     for told in [
@@ -122,7 +122,7 @@ fn what_is_read_again_counts_only_once_it_is_swapped_and_a_restart_is_named_wher
 }
 
 #[test]
-fn a_variable_that_is_no_setting_is_told_with_what_was_meant() {
+fn a_variable_that_is_no_setting_is_reported_with_what_was_meant() {
     let names = ["LODGED_MAX_JOB", "LODGED_CRASH_AT", "LODGED_MAX_JOBS", "LODGE_HOME", "LODGED_X", "PATH"];
     let told = unknown_variables(names.map(str::to_owned).into_iter());
     let words = ["LODGED_MAX_JOB is no setting; did you mean LODGED_MAX_JOBS?", "LODGED_X is no setting"];

@@ -73,7 +73,7 @@ fn words(rows: &[MessageRow]) -> Vec<&str> {
 }
 
 #[test]
-fn a_turn_without_an_answer_is_told_as_such() {
+fn a_turn_without_an_answer_is_reported_as_such() {
     let rows = vec![text(1, Role::User, "a"), text(2, Role::User, "b")];
     assert_eq!(words(&readable(rows, 2)), ["a", NO_ANSWER, "b"]);
     let rows =
@@ -96,7 +96,7 @@ fn half_an_answer_says_that_it_is_half() {
 }
 
 #[test]
-fn results_stand_in_the_order_of_their_calls_and_missing_ones_are_told() {
+fn results_stand_in_the_order_of_their_calls_and_missing_ones_are_reported() {
     let rows = vec![
         text(1, Role::User, "a"),
         calls(1, &["x", "y", "z"]),
@@ -171,7 +171,7 @@ fn any_turn(state: &mut u64, number: u32) -> Vec<MessageRow> {
             rows.push(row(number, Role::Assistant, body));
         }
         3 => {
-            // An answer that did not fit, and what the model was told of that.
+            // An answer that did not match, and the note to the model about it.
             rows.push(text(number, Role::Assistant, "no json"));
             rows.push(text(number, Role::User, "it does not fit"));
             rows.push(text(number, Role::Assistant, "{}"));
@@ -182,7 +182,7 @@ fn any_turn(state: &mut u64, number: u32) -> Vec<MessageRow> {
 }
 
 #[test]
-fn whatever_became_of_the_turns_before_the_strictest_provider_takes_the_request() {
+fn after_any_end_of_earlier_turns_the_strictest_provider_accepts_the_request() {
     for seed in 0..2_000 {
         let mut state = seed;
         let turns = 1 + u32::try_from(below(&mut state, 8)).unwrap();
@@ -211,7 +211,7 @@ fn whatever_became_of_the_turns_before_the_strictest_provider_takes_the_request(
 }
 
 #[test]
-fn a_note_stands_before_what_the_user_said_and_is_told_apart_from_it() {
+fn a_note_stands_before_what_the_user_said_and_is_distinguished_from_it() {
     let body =
         MessageBody { text: "go on".into(), note: Some("job_1 is done".into()), ..MessageBody::default() };
     let noted = row(2, Role::User, body);

@@ -1,4 +1,4 @@
-//! What nobody needs any more: found by what is recorded, and removed.
+//! Garbage collection: removes blobs that no recorded image references.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,26 +8,25 @@ use lodge_image::oci::ManifestDocument;
 use lodge_image::{BlobError, Blobs, CollectionTotals, Digest};
 use lodge_store::Reader;
 
-use super::whole::Whole;
+use super::image_tree::ImageTree;
 use super::{ImageError, Images};
 
 /// Collections, one at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Collections {
     alone: tokio::sync::Mutex<()>,
-    /// One waits for its turn, and will see whatever went before it began.
-    waits: AtomicBool,
+    /// A collection waits for the running one. It sees every change made before it starts.
+    is_queued: AtomicBool,
 }
 
 impl Images {
-    /// Removes the contents that no image has. It does not wait for pulls, and a request while one is queued is served by
-    /// that one.
+    /// Removes contents that no image has, without waiting for pulls. If a collection is queued, the request is merged into it.
     pub(crate) async fn collect(self: Arc<Self>) {
-        if self.collections.waits.swap(true, Ordering::SeqCst) {
+        if self.collections.is_queued.swap(true, Ordering::SeqCst) {
             return;
         }
         let _alone = self.collections.alone.lock().await;
-        self.collections.waits.store(false, Ordering::SeqCst);
+        self.collections.is_queued.store(false, Ordering::SeqCst);
         if !self.dir.exists() {
             return;
         }
@@ -45,7 +44,7 @@ impl Images {
 
     fn collect_now(&self) -> Result<CollectionTotals, ImageError> {
         let blobs = self.blobs()?;
-        let collected = blobs.collect(&mut || wanted(blobs, &self.reader))?;
+        let collected = blobs.collect(&mut || referenced_blobs(blobs, &self.reader))?;
         if collected != CollectionTotals::default() {
             self.programs.forget();
         }
@@ -53,31 +52,31 @@ impl Images {
     }
 }
 
-/// Every blob that a recorded image has or will have. What cannot be found out for sure keeps everything.
-fn wanted(blobs: &Blobs, reader: &Reader) -> Result<BTreeSet<Digest>, BlobError> {
+/// Every blob that a recorded image has or will have. An error keeps all blobs.
+fn referenced_blobs(blobs: &Blobs, reader: &Reader) -> Result<BTreeSet<Digest>, BlobError> {
     let unknown =
         |cause: std::io::Error| BlobError::Io { path: std::path::PathBuf::from("daemon.db"), cause };
     let recorded =
         reader.here(|store| store.image_digests()).map_err(|error| unknown(std::io::Error::other(error)))?;
-    let mut wanted = BTreeSet::new();
+    let mut referenced = BTreeSet::new();
     for digest in recorded {
         let Ok(digest) = digest.parse::<Digest>() else { continue };
-        wanted.insert(digest);
-        let outline = Whole::outline(blobs, &blobs.pins(), &digest);
+        referenced.insert(digest);
+        let outline = ImageTree::load_documents(blobs, &blobs.pins(), &digest);
         match outline {
-            Ok(whole) => wanted.extend(whole.parts().map(|part| part.digest)),
-            // Images of earlier releases have no blobs. Of one that lacks some, the rest is of use once those came again.
+            Ok(tree) => referenced.extend(tree.parts().map(|part| part.digest)),
+            // Images of earlier releases have no blobs. An incomplete image keeps its other blobs: a pull can complete it.
             Err(ImageError::Missing { .. } | ImageError::Damaged { .. }) => {
-                wanted.extend(what_is_left(blobs, &digest))
+                referenced.extend(readable_parts(blobs, &digest))
             }
             Err(error) => return Err(unknown(std::io::Error::other(error.to_string()))),
         }
     }
-    Ok(wanted)
+    Ok(referenced)
 }
 
-/// What can be read of an image that is not whole.
-fn what_is_left(blobs: &Blobs, digest: &Digest) -> Vec<Digest> {
+/// The parts of an incomplete image that its readable documents name.
+fn readable_parts(blobs: &Blobs, digest: &Digest) -> Vec<Digest> {
     let read = |digest: &Digest| {
         let bytes = blobs.read(digest, lodge_image::oci::MANIFEST_MAX).ok()?;
         ManifestDocument::read(&bytes).ok()

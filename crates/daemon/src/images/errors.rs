@@ -1,10 +1,10 @@
-//! What can go wrong with an image. Decisions match on the type; clients read its code, cause and hint.
+//! Errors of images. Decisions match on the type; clients read its code, cause and hint.
 
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use lodge_engine::Again;
+use lodge_engine::AutoRetry;
 use lodge_image::agentfile::LoadError;
 use lodge_image::oci::{BadImage, BadImageKind, Platform};
 use lodge_image::registry::RegistryError;
@@ -17,7 +17,7 @@ use super::unsupported;
 use crate::chain;
 use crate::room::RoomRefusal;
 
-/// It can be cloned because everybody who waits for the same transfer gets it.
+/// Cloned for each caller that waits for the same transfer.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ImageError {
     #[error("{}", BlobError::Missing { digest: *digest })]
@@ -66,7 +66,7 @@ pub enum ImageError {
     NotPacked { digest: String },
     #[error("`{text}` names no contents: {why}")]
     BadDigest { text: String, why: BadDigest },
-    /// Of everything but an invalid image and the store, which are errors of their own here.
+    /// Any error of a registry except an invalid image or a store error, which have their own variants.
     #[error(transparent)]
     Registry(Arc<RegistryError>),
     #[error("{} is not written in UTF-8", path.display())]
@@ -105,7 +105,7 @@ impl ImageError {
         }
     }
 
-    /// Why, where something else is to blame.
+    /// The underlying cause, if there is one.
     pub fn cause(&self) -> Option<String> {
         match self {
             ImageError::Store(error) => Some(chain(&**error)),
@@ -189,12 +189,12 @@ impl ImageError {
         format!("{self}{cause}{hint}")
     }
 
-    /// Whether another pull may succeed. The contents of an image never change, so neither does what is wrong with them.
-    pub fn again(&self) -> Again {
+    /// Whether another pull may succeed. The contents of an image never change, so an invalid image stays invalid.
+    pub fn again(&self) -> AutoRetry {
         match self {
             ImageError::Invalid(error) => match error.kind() {
-                BadImageKind::Invalid => Again::Never,
-                BadImageKind::Mismatch => Again::Later,
+                BadImageKind::Invalid => AutoRetry::Never,
+                BadImageKind::Mismatch => AutoRetry::Later,
             },
             ImageError::Unsupported { .. }
             | ImageError::Agentfile(_)
@@ -202,7 +202,7 @@ impl ImageError {
             | ImageError::NotAnAgent { .. }
             | ImageError::AgentAsTool { .. }
             | ImageError::NotATool { .. }
-            | ImageError::NoPlatform { .. } => Again::Never,
+            | ImageError::NoPlatform { .. } => AutoRetry::Never,
             ImageError::Missing { .. }
             | ImageError::Damaged { .. }
             | ImageError::Store(_)
@@ -217,11 +217,11 @@ impl ImageError {
             | ImageError::Registry(_)
             | ImageError::PathNotText { .. }
             | ImageError::Read(_)
-            | ImageError::Thread(_) => Again::Later,
+            | ImageError::Thread(_) => AutoRetry::Later,
         }
     }
 
-    /// Whether what came so far is worth its room: the next pull continues from there.
+    /// Whether the received bytes are worth keeping: the next pull resumes them.
     pub fn is_resumable(&self) -> bool {
         matches!(self, ImageError::Registry(error)
             if matches!(**error, RegistryError::Unreachable { .. } | RegistryError::Stalled { .. }))
@@ -300,11 +300,11 @@ impl From<JoinError> for ImageError {
     }
 }
 
-/// The end of a chain of causes. The causes before it only say that a connection failed.
+/// The last cause of a chain. The causes before it only say that a connection failed.
 fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     let last = std::iter::successors(Some(error), |error| error.source()).last().unwrap_or(error);
     let words = last.to_string();
-    // The number of the system is for programs.
+    // Readers do not need the error number.
     match words.rsplit_once(" (os error ") {
         Some((words, _)) => words.to_owned(),
         None => words,
@@ -324,24 +324,24 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_contents_of_an_image_are_to_blame_for_is_never_tried_again() {
+    fn only_errors_in_the_contents_of_an_image_are_never_retried() {
         let digest = Digest::of(b"x");
         let wrong = BlobError::Wrong { wanted: digest, found: Digest::of(b"y") };
         for (error, again) in [
-            (ImageError::from(wrong), Again::Never),
-            (ImageError::NotAnAgent { reference: "a".to_owned() }, Again::Never),
-            (RegistryError::from(BadImage::new("x")).into(), Again::Never),
-            (BlobError::Missing { digest }.into(), Again::Later),
-            (unreachable().into(), Again::Later),
-            (not_found().into(), Again::Later),
-            (RoomRefusal::ReadOnly.into(), Again::Later),
+            (ImageError::from(wrong), AutoRetry::Never),
+            (ImageError::NotAnAgent { reference: "a".to_owned() }, AutoRetry::Never),
+            (RegistryError::from(BadImage::new("x")).into(), AutoRetry::Never),
+            (BlobError::Missing { digest }.into(), AutoRetry::Later),
+            (unreachable().into(), AutoRetry::Later),
+            (not_found().into(), AutoRetry::Later),
+            (RoomRefusal::ReadOnly.into(), AutoRetry::Later),
         ] {
             assert_eq!(error.again(), again, "{error:?}");
         }
     }
 
     #[test]
-    fn what_came_is_kept_only_while_the_next_pull_can_continue_from_it() {
+    fn received_bytes_are_kept_only_if_the_next_pull_can_resume_them() {
         assert!(ImageError::from(unreachable()).is_resumable());
         assert!(!ImageError::from(not_found()).is_resumable());
         assert!(!ImageError::from(BadImage::new("x")).is_resumable());

@@ -1,7 +1,7 @@
-//! Logins of registries, as `docker login` keeps them: in `config.json`, or with programs that it names.
+//! Logins of registries, as `docker login` stores them: in `config.json`, or in the credential helpers that it names.
 //!
-//! Read again whenever one is needed, and never kept. No error message contains a secret: neither what
-//! stands in the file nor what a program said.
+//! A login is read for each use and never cached. No error message contains text of the file or output of a helper, because
+//! both may contain a secret.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,11 +17,11 @@ use serde::Deserialize;
 
 const FILE: &str = "config.json";
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// What the names of such programs begin with.
+/// The prefix of the names of credential helpers.
 const HELPER_PREFIX: &str = "docker-credential-";
 const HELPER_WITHIN: Duration = Duration::from_secs(10);
 const HELPER_BYTES_MAX: usize = 64 << 10;
-/// What such a program needs to find its keys, and nothing else of the daemon's environment.
+/// The variables that a helper needs to find its keys. It gets nothing else of the daemon's environment.
 const HELPER_ENV: [&str; 12] = [
     "PATH",
     "HOME",
@@ -36,24 +36,24 @@ const HELPER_ENV: [&str; 12] = [
     "GNUPGHOME",
     "PASSWORD_STORE_DIR",
 ];
-/// What a program says that knows no login.
+/// The output of a helper without a login for the registry.
 const NOT_FOUND: &[u8] = b"credentials not found";
-/// The user that a program names when its secret is an identity token.
+/// The user name in a helper's answer whose secret is an identity token.
 const TOKEN_USER: &str = "<token>";
-/// One registry with several names, and how programs call it.
+/// A registry with several names, and the name that helpers use for it.
 const HUB: &str = "docker.io";
 const HUB_NAMES: [&str; 3] = [HUB, "index.docker.io", "registry-1.docker.io"];
-const HUB_ASKED: &str = "https://index.docker.io/v1/";
+const HUB_HELPER_NAME: &str = "https://index.docker.io/v1/";
 
-/// Where logins are looked for.
+/// Where logins are read from.
 pub(crate) struct DockerLogins {
-    /// The directory with `config.json`; without a home there is none.
+    /// The directory with `config.json`. None without a home directory.
     dir: Option<PathBuf>,
     env: BTreeMap<&'static str, OsString>,
 }
 
 impl DockerLogins {
-    /// As the environment says it.
+    /// The locations that the environment names.
     pub(crate) fn of(var: impl Fn(&str) -> Option<OsString>) -> DockerLogins {
         let var = |name: &str| var(name).filter(|value| !value.is_empty());
         let home = || var("HOME").map(|home| PathBuf::from(home).join(".docker"));
@@ -77,14 +77,20 @@ impl DockerLogins {
             within: HELPER_WITHIN,
             output_max: HELPER_BYTES_MAX,
         };
-        let question = if host == HUB { HUB_ASKED } else { host };
+        let question = if host == HUB { HUB_HELPER_NAME } else { host };
         let answer = asked.ask(question.as_bytes()).map_err(|error| crate::chain(&error))?;
         let ended = match answer.code {
-            Some(0) => return given(&answer.stdout).map(Some).ok_or(format!("`{name}` answered no login")),
+            Some(0) => {
+                return parse_helper_login(&answer.stdout)
+                    .map(Some)
+                    .ok_or(format!("`{name}` answered no login"));
+            }
             Some(code) => format!("ended with {code}"),
             None => "was ended by a signal".to_owned(),
         };
-        let knows_none = [&answer.stdout, &answer.stderr].into_iter().any(|said| begins(said, NOT_FOUND));
+        let knows_none = [&answer.stdout, &answer.stderr]
+            .into_iter()
+            .any(|said| starts_with_ignoring_space(said, NOT_FOUND));
         if knows_none { Ok(None) } else { Err(format!("`{name} get` {ended}")) }
     }
 }
@@ -108,7 +114,7 @@ impl RegistryLogins for DockerLogins {
         {
             return Ok(Some(login));
         }
-        // An exact key goes before one that only means the same.
+        // An exact key is preferred to an equivalent one.
         let exact = file.auths.get(host.as_str());
         let same = || file.auths.iter().find(|(key, _)| host_of(key) == host).map(|(_, auth)| auth);
         match exact.or_else(same) {
@@ -143,7 +149,7 @@ struct Auth {
 }
 
 impl Auth {
-    /// An entry without a secret only says that a program has it.
+    /// None: an entry without a secret only marks that a helper has it.
     fn login(&self) -> Result<Option<RegistryLogin>, &'static str> {
         let (user, secret) = if self.auth.is_empty() {
             (self.username.clone(), self.password.clone())
@@ -161,21 +167,21 @@ impl Auth {
     }
 }
 
-/// What a program answers.
+/// The answer of a credential helper.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct HelperAnswer {
+struct HelperLogin {
     username: String,
     secret: String,
 }
 
-fn given(stdout: &[u8]) -> Option<RegistryLogin> {
-    let HelperAnswer { username, secret } = serde_json::from_slice(stdout).ok()?;
+fn parse_helper_login(stdout: &[u8]) -> Option<RegistryLogin> {
+    let HelperLogin { username, secret } = serde_json::from_slice(stdout).ok()?;
     let is_token = username == TOKEN_USER;
     Some(RegistryLogin { user: username, secret, is_token })
 }
 
-/// The file; `None` when there is none. What is told of a broken one is where it is broken, and not what stands there.
+/// Reads the file. `None`: there is no file. The error for an invalid file has the position and none of its text.
 fn read(path: &Path) -> Result<Option<ConfigFile>, String> {
     // Without this flag, opening a pipe blocks until a writer opens it.
     let how = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -192,7 +198,7 @@ fn read(path: &Path) -> Result<Option<ConfigFile>, String> {
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(format!("it is over {FILE_BYTES_MAX} bytes"));
     }
-    // A list would be read as an object that says nothing.
+    // The deserializer would accept a list as an object without fields.
     if bytes.trim_ascii_start().first() != Some(&b'{') {
         return Err("it is no JSON object".to_owned());
     }
@@ -201,14 +207,14 @@ fn read(path: &Path) -> Result<Option<ConfigFile>, String> {
     })
 }
 
-/// The host of `host`, `host/path` and `https://host/v1/`; one that has several names by one of them.
+/// The host of `host`, `host/path` or `https://host/v1/`. A registry with several names gets one of them.
 fn host_of(key: &str) -> String {
     let bare = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
     let host = bare.split('/').next().unwrap_or_default().to_ascii_lowercase();
     if HUB_NAMES.contains(&host.as_str()) { HUB.to_owned() } else { host }
 }
 
-fn begins(said: &[u8], words: &[u8]) -> bool {
+fn starts_with_ignoring_space(said: &[u8], words: &[u8]) -> bool {
     said.trim_ascii_start().starts_with(words)
 }
 

@@ -1,8 +1,8 @@
-//! What an agent needs: its own image, and those of its tools and its runtime. Each is looked for in the store, then in the
-//! repository that the agent came from, then where its own name says.
+//! The images that an agent needs: its own, and those of its tools and its runtime. Each is searched in the store, then in the
+//! agent's repositories of origin, then in the registry of its own name.
 //!
-//! An agent came from where the name that it was asked for leads; when that names no registry, from where the other names
-//! of its image do. A tool that was pushed with an agent lies in that repository, by its digest.
+//! An agent's repositories of origin are those of the name that it was created by, and of the other names of its image. A tool
+//! that was pushed with an agent is in the same repository, by its digest.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -17,36 +17,36 @@ use lodge_image::oci::BinImage;
 use lodge_image::registry::TransferWatch;
 use lodge_image::{Digest, ImageVersion, Pins, RemoteImage};
 
+use super::image_tree::ImageTree;
 use super::programs::Program;
-use super::pulls::Unwatched;
-use super::whole::Whole;
-use super::{ImageError, Images, Ready, blocking};
+use super::pulls::NoWatcher;
+use super::{AgentNeeds, ImageError, Images, blocking};
 
-/// Programs whose contents were checked, and the files that they were in then.
+/// Programs whose contents were checked, with the identity of each file.
 pub(crate) type CheckedPrograms = BTreeMap<PathBuf, FileIdentity>;
 
-/// A tool that is here: its program, and what its image says of it.
+/// A tool whose program is unpacked, with the description in its image.
 #[derive(Clone)]
-struct Tool {
+struct UnpackedTool {
     program: Program,
     bin: BinImage,
 }
 
 impl Images {
-    /// Finds or pulls everything that an agent needs, and unpacks its programs. Dropping this future cancels, unless somebody
-    /// else waits for the same transfer.
-    pub async fn ready(self: &Arc<Self>, row: &AgentRow) -> Result<Ready, ImageError> {
+    /// Finds or pulls everything that an agent needs, and unpacks its programs. Dropping this future cancels, unless
+    /// another caller waits for the same transfer.
+    pub async fn obtain_needs(self: &Arc<Self>, row: &AgentRow) -> Result<AgentNeeds, ImageError> {
         let mut pins = self.blobs()?.pins();
         let from = self.origins(&row.image, &row.image_digest).await?;
         let mut rows = Vec::new();
         if !self.is_recorded(&row.image_digest).await? {
             let digest = digest_of(&row.image_digest)?;
-            let whole = self.obtain(&pins, &digest, &from, Arc::new(Unwatched)).await?;
+            let tree = self.obtain(&pins, &digest, &from, Arc::new(NoWatcher)).await?;
             let image;
-            (image, pins) = self.row_of(pins, whole, row.image.clone(), from.clone()).await?;
+            (image, pins) = self.row_of(pins, tree, row.image.clone(), from.clone()).await?;
             rows.push(image);
         }
-        let mut found: BTreeMap<Digest, Tool> = BTreeMap::new();
+        let mut found: BTreeMap<Digest, UnpackedTool> = BTreeMap::new();
         let images = row.spec.tools.iter().filter_map(|tool| tool.image.as_deref());
         let runtime = row.spec.runtime.as_ref().and_then(|runtime| runtime.image.as_deref());
         for reference in images.chain(runtime) {
@@ -54,22 +54,21 @@ impl Images {
             if found.contains_key(&digest) {
                 continue;
             }
-            let whole = self.tool_image(&pins, reference, &from, Arc::new(Unwatched)).await?;
+            let tree = self.tool_image(&pins, reference, &from, Arc::new(NoWatcher)).await?;
             if !self.is_recorded(&digest.to_string()).await? {
                 let image;
-                (image, pins) = self.row_of(pins, whole.clone(), name_of(reference), from.clone()).await?;
+                (image, pins) = self.row_of(pins, tree.clone(), name_of(reference), from.clone()).await?;
                 rows.push(image);
             }
-            found.insert(digest, self.tool(&pins, reference, whole, &from).await?);
+            found.insert(digest, self.load_tool(&pins, reference, tree, &from).await?);
         }
         let tools = row.spec.tools.iter().map(|tool| with_program(tool, &found)).collect::<Result<_, _>>()?;
         let runtime =
             row.spec.runtime.as_ref().map(|runtime| runtime_with_program(runtime, &found)).transpose()?;
-        Ok(Ready { rows, tools, runtime, pins })
+        Ok(AgentNeeds { rows, tools, runtime, pins })
     }
 
-    /// Refuses to start an agent one of whose programs is not what it was when it was recorded. What it returns are the
-    /// files that were checked, by their paths.
+    /// Checks that the programs of an agent match their recorded digests. Returns the checked files by path.
     pub async fn check_programs(self: &Arc<Self>, spec: &AgentSpec) -> Result<CheckedPrograms, ImageError> {
         let tools = spec.tools.iter().filter(|tool| tool.image.is_some());
         let tools = tools.map(|tool| (tool.path.clone(), tool.digest.clone()));
@@ -94,18 +93,18 @@ impl Images {
     pub async fn repair(self: &Arc<Self>, image: &str, digest: &str) -> Result<Pins, ImageError> {
         let pins = self.blobs()?.pins();
         let from = self.origins(image, digest).await?;
-        self.obtain(&pins, &digest_of(digest)?, &from, Arc::new(Unwatched)).await?;
+        self.obtain(&pins, &digest_of(digest)?, &from, Arc::new(NoWatcher)).await?;
         Ok(pins)
     }
 
-    /// The contents of a file that came with an agent, checked.
+    /// Reads and verifies the contents of a file of an agent's image.
     pub fn contents(&self, file: &FileRecord) -> Result<Vec<u8>, ImageError> {
         let Some(digest) = &file.digest else { return Ok(file.bytes.clone()) };
         Ok(self.blobs()?.read(&digest_of(digest)?, file.size)?)
     }
 
-    /// The tools that an image needs, found or pulled; each as it is recorded.
-    pub(super) async fn needed(
+    /// Finds or pulls the tools that an image needs, and returns their rows.
+    pub(super) async fn obtain_tools(
         self: &Arc<Self>,
         pins: &Pins,
         row: &ImageRow,
@@ -116,10 +115,10 @@ impl Images {
         for reference in references(row) {
             let digest = pinned(reference)?;
             let Entry::Vacant(place) = with.entry(digest) else { continue };
-            let whole = self.tool_image(pins, reference, from, watch.clone()).await?;
+            let tree = self.tool_image(pins, reference, from, watch.clone()).await?;
             // A tool has no dependencies to pull.
             let pins = self.blobs()?.pins();
-            let (row, _pins) = self.row_of(pins, whole, name_of(reference), from.to_vec()).await?;
+            let (row, _pins) = self.row_of(pins, tree, name_of(reference), from.to_vec()).await?;
             place.insert(row);
         }
         Ok(with.into_values().collect())
@@ -131,10 +130,10 @@ impl Images {
         reference: &str,
         from: &[RemoteImage],
         watch: Arc<dyn TransferWatch>,
-    ) -> Result<Whole, ImageError> {
-        let obtained = self.somewhere(pins, reference, from, watch).await;
-        if let Ok(whole) = &obtained
-            && whole.is_agent()
+    ) -> Result<ImageTree, ImageError> {
+        let obtained = self.find_tool(pins, reference, from, watch).await;
+        if let Ok(tree) = &obtained
+            && tree.is_agent()
         {
             return Err(ImageError::AgentAsTool { reference: reference.to_owned() });
         }
@@ -147,14 +146,14 @@ impl Images {
         })
     }
 
-    /// A tool: from the store, from the repositories of its agent, or from where its own name leads.
-    async fn somewhere(
+    /// Finds a tool in the store, in the repositories of its agent, or in the registry of its own name.
+    async fn find_tool(
         self: &Arc<Self>,
         pins: &Pins,
         reference: &str,
         from: &[RemoteImage],
         watch: Arc<dyn TransferWatch>,
-    ) -> Result<Whole, ImageError> {
+    ) -> Result<ImageTree, ImageError> {
         let digest = pinned(reference)?;
         let own = RemoteImage::read(reference).ok().flatten();
         match (self.obtain(pins, &digest, from, watch.clone()).await, own) {
@@ -166,8 +165,8 @@ impl Images {
         }
     }
 
-    /// Refuses to go into this network because an image from outside says so: its author would have us connect where
-    /// they cannot. An image that came from nowhere was built here.
+    /// Refuses a registry inside this network that an image from outside names: its author could make the daemon connect to
+    /// hosts that they cannot reach. An image without an origin was built here.
     pub(super) async fn refuse_inward(
         &self,
         from: &[RemoteImage],
@@ -184,24 +183,24 @@ impl Images {
         Err(ImageError::NamesInside { named: named.to_string() })
     }
 
-    /// An image by its digest: from the store, or from the first of these repositories that has it.
+    /// Obtains an image by its digest from the store, or from the first of these repositories that has it.
     pub(super) async fn obtain(
         self: &Arc<Self>,
         pins: &Pins,
         digest: &Digest,
         places: &[RemoteImage],
         watch: Arc<dyn TransferWatch>,
-    ) -> Result<Whole, ImageError> {
-        let mut failed = match self.find_whole(pins, digest).await {
-            Ok(whole) => return Ok(whole),
+    ) -> Result<ImageTree, ImageError> {
+        let mut failed = match self.load_complete(pins, digest).await {
+            Ok(tree) => return Ok(tree),
             Err(error @ (ImageError::Missing { .. } | ImageError::Damaged { .. })) => error,
             Err(error) => return Err(error),
         };
         for place in places {
-            match self.bring(&place.with(ImageVersion::Digest(*digest)), watch.clone()).await {
-                Ok(held) => {
-                    held.whole.keep(pins);
-                    return Ok(held.whole.clone());
+            match self.fetch_image(&place.with(ImageVersion::Digest(*digest)), watch.clone()).await {
+                Ok(fetched) => {
+                    fetched.tree.keep(pins);
+                    return Ok(fetched.tree.clone());
                 }
                 Err(error) => failed = error,
             }
@@ -209,54 +208,54 @@ impl Images {
         Err(failed)
     }
 
-    /// As [`Whole::find`], off the threads that serve: manifests of strangers are read and hashed.
-    pub(super) async fn find_whole(
+    /// As [`ImageTree::load_complete`], on a blocking thread: untrusted manifests are parsed and hashed.
+    pub(super) async fn load_complete(
         self: &Arc<Self>,
         pins: &Pins,
         digest: &Digest,
-    ) -> Result<Whole, ImageError> {
+    ) -> Result<ImageTree, ImageError> {
         let (images, digest) = (self.clone(), *digest);
         let found = tokio::task::spawn_blocking(crate::suspects::carry(move || {
             let blobs = images.blobs()?;
-            let held = blobs.pins();
-            Whole::find(blobs, &held, &digest).map(|whole| (whole, held))
+            let own_pins = blobs.pins();
+            ImageTree::load_complete(blobs, &own_pins, &digest).map(|tree| (tree, own_pins))
         }));
-        let (whole, held) = found.await.map_err(ImageError::from)??;
-        whole.keep(pins);
-        drop(held);
-        Ok(whole)
+        let (tree, own_pins) = found.await.map_err(ImageError::from)??;
+        tree.keep(pins);
+        drop(own_pins);
+        Ok(tree)
     }
 
-    async fn tool(
+    async fn load_tool(
         self: &Arc<Self>,
         pins: &Pins,
         reference: &str,
-        whole: Whole,
+        tree: ImageTree,
         from: &[RemoteImage],
-    ) -> Result<Tool, ImageError> {
-        match self.unpacked(whole).await {
+    ) -> Result<UnpackedTool, ImageError> {
+        match self.unpack_tool(tree).await {
             // A damaged blob is pulled again, if a registry has it.
             Err(error) if error.is_damage() => {
-                let whole = self.somewhere(pins, reference, from, Arc::new(Unwatched)).await?;
-                self.unpacked(whole).await
+                let tree = self.find_tool(pins, reference, from, Arc::new(NoWatcher)).await?;
+                self.unpack_tool(tree).await
             }
             unpacked => unpacked,
         }
     }
 
-    async fn unpacked(self: &Arc<Self>, whole: Whole) -> Result<Tool, ImageError> {
+    async fn unpack_tool(self: &Arc<Self>, tree: ImageTree) -> Result<UnpackedTool, ImageError> {
         let images = self.clone();
         blocking(move || {
             let blobs = images.blobs()?;
-            let bin = whole.bin(blobs)?;
+            let bin = tree.bin(blobs)?;
             let room = |bytes| images.room.spares(bytes);
             let program = images.programs.unpack(blobs, &blobs.pins(), &bin, &room)?;
-            Ok(Tool { program, bin })
+            Ok(UnpackedTool { program, bin })
         })
         .await
     }
 
-    /// The repositories that an image may have come from: that of the name it was asked by, then those of its other names.
+    /// The repositories that an image may have come from: that of the requested name, then those of its other names.
     pub(super) async fn origins(&self, asked: &str, digest: &str) -> Result<Vec<RemoteImage>, ImageError> {
         let of = digest.to_owned();
         let summary = self.reader.read_few(move |store| store.image_summary(&of)).await?;
@@ -284,13 +283,13 @@ fn references(row: &ImageRow) -> Vec<&str> {
     }
 }
 
-fn with_program(tool: &ToolRecord, found: &BTreeMap<Digest, Tool>) -> Result<ToolRecord, ImageError> {
+fn with_program(tool: &ToolRecord, found: &BTreeMap<Digest, UnpackedTool>) -> Result<ToolRecord, ImageError> {
     let mut tool = tool.clone();
     let Some(reference) = &tool.image else { return Ok(tool) };
-    let Some(Tool { program, bin }) = found.get(&pinned(reference)?) else { return Ok(tool) };
+    let Some(UnpackedTool { program, bin }) = found.get(&pinned(reference)?) else { return Ok(tool) };
     tool.path = text_of(&program.path)?;
     tool.digest = program.digest.to_string();
-    // What the Agentfile says goes before what the image says.
+    // The Agentfile overrides the image.
     if tool.description.is_empty() {
         tool.description = bin.description.clone().unwrap_or_else(|| format!("the program `{}`", bin.name));
     }
@@ -300,11 +299,11 @@ fn with_program(tool: &ToolRecord, found: &BTreeMap<Digest, Tool>) -> Result<Too
 
 fn runtime_with_program(
     runtime: &RuntimeRecord,
-    found: &BTreeMap<Digest, Tool>,
+    found: &BTreeMap<Digest, UnpackedTool>,
 ) -> Result<RuntimeRecord, ImageError> {
     let mut runtime = runtime.clone();
     let Some(reference) = &runtime.image else { return Ok(runtime) };
-    let Some(Tool { program, .. }) = found.get(&pinned(reference)?) else { return Ok(runtime) };
+    let Some(UnpackedTool { program, .. }) = found.get(&pinned(reference)?) else { return Ok(runtime) };
     (runtime.path, runtime.digest) = (text_of(&program.path)?, program.digest.to_string());
     Ok(runtime)
 }
@@ -314,7 +313,7 @@ fn text_of(path: &Path) -> Result<String, ImageError> {
     text.ok_or_else(|| ImageError::PathNotText { path: path.to_owned() })
 }
 
-/// The digest that a pinned name has.
+/// The digest of a pinned reference.
 fn pinned(reference: &str) -> Result<Digest, ImageError> {
     digest_of(pinned_digest(reference).unwrap_or(reference))
 }

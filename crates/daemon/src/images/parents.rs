@@ -1,4 +1,5 @@
-//! Agents out of images. Those of Lodge are flattened; OpenOtters' name parents and tools, which are found here or pulled.
+//! Loads agents from images. Images of Lodge are flattened; those of OpenOtters name parents and tools, which are found in the
+//! store or pulled.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -11,13 +12,13 @@ use lodge_image::oci::{
 use lodge_image::{Digest, ImageVersion, Pins, RemoteImage, TaggedName};
 use tokio::runtime::Handle;
 
-use super::pulls::Unwatched;
-use super::whole::{Whole, contents};
+use super::image_tree::{ImageTree, contents};
+use super::pulls::NoWatcher;
 use super::{ImageError, Images, unsupported};
 
 impl Images {
-    /// The agent of an image that is whole. Waits for registries when it names what is not here, so it is not for a
-    /// thread that serves.
+    /// Loads the agent of a complete image. Blocks on registries if it names images that are not in the store, so it must not
+    /// run on an async worker.
     pub(super) fn agent_of(
         self: &Arc<Self>,
         pins: &Pins,
@@ -28,18 +29,18 @@ impl Images {
     }
 }
 
-/// Where the parents and tools of a foreign image come from.
+/// Resolves the parents and tools of a foreign image.
 struct Parents<'p> {
     images: &'p Arc<Images>,
     pins: &'p Pins,
-    /// Where the image came from that names them.
+    /// The repositories of the image that names them.
     from: &'p [RemoteImage],
     depth: usize,
-    /// Why something that was named cannot be had: it would be told as one mistake of many, and by its text alone.
+    /// The first error of a parent or tool. The loader would report only its text, as one mistake among others.
     failed: &'p RefCell<Option<ImageError>>,
 }
 
-type Cause = Box<dyn std::error::Error + Send + Sync>;
+type BoxedError = Box<dyn std::error::Error + Send + Sync>;
 
 impl Parents<'_> {
     fn load(&self, manifest: &Manifest) -> Result<LoadedAgentfile, ImageError> {
@@ -65,14 +66,14 @@ impl Parents<'_> {
         }
     }
 
-    fn told(&self, error: ImageError) -> Cause {
+    fn keep_error(&self, error: ImageError) -> BoxedError {
         let cause = error.to_string().into();
         self.failed.borrow_mut().get_or_insert(error);
         cause
     }
 
-    /// What a name means in the store, if anything.
-    fn local(&self, kind: ImageKind, name: &TaggedName) -> Result<Option<Digest>, ImageError> {
+    /// Resolves a name in the store.
+    fn find_local(&self, kind: ImageKind, name: &TaggedName) -> Result<Option<Digest>, ImageError> {
         let reader = &self.images.reader;
         let read = reader.here(|store| {
             let Some(named) = store.image_ref(name.as_str())? else { return Ok(None) };
@@ -82,28 +83,28 @@ impl Parents<'_> {
         Ok(read?)
     }
 
-    /// What a name leads to in its registry; `None` when it names none, or there is nothing.
-    fn brought(&self, reference: &str) -> Result<Option<Whole>, ImageError> {
+    /// Fetches a name from its registry. `None`: it names no registry, or the registry does not have it.
+    fn fetch_named(&self, reference: &str) -> Result<Option<ImageTree>, ImageError> {
         let Ok(Some(remote)) = RemoteImage::read(reference) else { return Ok(None) };
         Handle::current().block_on(self.images.refuse_inward(self.from, &remote))?;
-        match Handle::current().block_on(self.images.bring(&remote, Arc::new(Unwatched))) {
-            Ok(held) => {
-                held.whole.keep(self.pins);
-                Ok(Some(held.whole.clone()))
+        match Handle::current().block_on(self.images.fetch_image(&remote, Arc::new(NoWatcher))) {
+            Ok(fetched) => {
+                fetched.tree.keep(self.pins);
+                Ok(Some(fetched.tree.clone()))
             }
             Err(error) if error.is_not_in_registry() => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    fn parent(&self, reference: &str) -> Result<Option<LoadedAgentfile>, ImageError> {
+    fn load_parent(&self, reference: &str) -> Result<Option<LoadedAgentfile>, ImageError> {
         if let Ok(name) = TaggedName::read(reference)
-            && let Some(digest) = self.local(ImageKind::Agent, &name)?
+            && let Some(digest) = self.find_local(ImageKind::Agent, &name)?
         {
             let record = self.images.reader.here(|store| store.image(&digest.to_string()))?;
-            return record.map(|record| self.images.loaded(record)).transpose();
+            return record.map(|record| self.images.load_agentfile(record)).transpose();
         }
-        match self.brought(reference)?.map(|whole| whole.document) {
+        match self.fetch_named(reference)?.map(|tree| tree.document) {
             Some(ManifestDocument::Manifest(manifest)) => {
                 let from: Vec<RemoteImage> =
                     RemoteImage::read(reference).ok().flatten().into_iter().collect();
@@ -114,25 +115,25 @@ impl Parents<'_> {
         }
     }
 
-    fn pinned(&self, reference: &str) -> Result<Option<String>, ImageError> {
+    fn pin_reference(&self, reference: &str) -> Result<Option<String>, ImageError> {
         let Ok(name) = TaggedName::read(reference) else {
             let pinned = RemoteImage::read(reference).ok().flatten().map(|remote| remote.version);
             return Ok(matches!(pinned, Some(ImageVersion::Digest(_))).then(|| reference.to_owned()));
         };
-        if let Some(digest) = self.local(ImageKind::Bin, &name)? {
+        if let Some(digest) = self.find_local(ImageKind::Bin, &name)? {
             return Ok(Some(name.pin(&digest)));
         }
-        Ok(self.brought(reference)?.map(|whole| name.pin(&whole.descriptor.digest)))
+        Ok(self.fetch_named(reference)?.map(|tree| name.pin(&tree.descriptor.digest)))
     }
 }
 
 impl Builder for Parents<'_> {
-    fn image(&self, reference: &str) -> Result<Option<LoadedAgentfile>, Cause> {
-        self.parent(reference).map_err(|error| self.told(error))
+    fn image(&self, reference: &str) -> Result<Option<LoadedAgentfile>, BoxedError> {
+        self.load_parent(reference).map_err(|error| self.keep_error(error))
     }
 
-    fn pin(&self, reference: &str) -> Result<Option<String>, Cause> {
-        self.pinned(reference).map_err(|error| self.told(error))
+    fn pin(&self, reference: &str) -> Result<Option<String>, BoxedError> {
+        self.pin_reference(reference).map_err(|error| self.keep_error(error))
     }
 
     fn refuses(&self, file: &Agentfile) -> Vec<(u32, &'static str)> {

@@ -1,4 +1,4 @@
-//! Programs of tools, unpacked: made once from layers that were checked, and looked at again before each start.
+//! Unpacked programs of tools. Each is unpacked once from verified layers and checked again before each start.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -12,28 +12,28 @@ use lodge_image::{BlobError, Blobs, Digest, Hasher, Pins};
 
 use super::ImageError;
 
-/// After so many bytes of a program it is looked at what the disk has left: a layer says nothing of what it unpacks to.
-const LOOK_EVERY: u64 = 16 << 20;
+/// Free disk space is checked each time this many bytes were unpacked: a layer does not state its unpacked size.
+const SPACE_CHECK_BYTES: u64 = 16 << 20;
 
-/// A program that may be run: what its image says is at that path.
+/// An unpacked program that matches its image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Program {
     pub path: PathBuf,
     pub digest: Digest,
 }
 
-/// What is known of the unpacked programs, until some of them are removed.
+/// Cached digests of unpacked programs, until a collection removes some of them.
 #[derive(Debug, Default)]
-pub(crate) struct Programs {
-    /// What is in a file, as long as it looks the same.
+pub(crate) struct UnpackedPrograms {
+    /// The digest of a file, valid while its identity is the same.
     seen: Mutex<HashMap<PathBuf, (FileIdentity, Digest)>>,
-    /// The program of a platform's manifest, as its layers have it.
-    meant: Mutex<HashMap<Digest, Digest>>,
+    /// The digest of the program in the layers, by the digest of the platform's manifest.
+    expected: Mutex<HashMap<Digest, Digest>>,
 }
 
-impl Programs {
-    /// The program of a tool for this host, unpacked and checked. Reads layers, so it takes its time. `room` says whether
-    /// so many bytes may be written.
+impl UnpackedPrograms {
+    /// Unpacks and checks the program of a tool for this host. Slow, because it reads layers. `room` says whether this many bytes
+    /// may be written.
     pub(crate) fn unpack(
         &self,
         blobs: &Blobs,
@@ -43,14 +43,14 @@ impl Programs {
     ) -> Result<Program, ImageError> {
         let platform = choose(bin, &Platform::here())?;
         let mut make = |file: &mut File| -> Result<(), ImageError> {
-            let mut to = SpaceCheckedWriter { to: file, room, written: 0, look_at: 0 };
+            let mut to = SpaceCheckedWriter { to: file, room, written: 0, next_check: 0 };
             let digest = copy_program(blobs, bin, platform, &mut to)?;
-            self.meant().insert(platform.digest, digest);
+            self.expected().insert(platform.digest, digest);
             Ok(())
         };
         let mut place = || blobs.derived(pins, &platform.digest, &bin.name, &mut make);
         let path = place()?;
-        let digest = self.meaning(blobs, bin, platform)?;
+        let digest = self.expected_digest(blobs, bin, platform)?;
         if self.digest_of(&path).is_ok_and(|found| found == digest) {
             return Ok(Program { path, digest });
         }
@@ -65,7 +65,7 @@ impl Programs {
         }
     }
 
-    /// Refuses a program that is not what it was when it was recorded. What it returns is the file that was checked.
+    /// Refuses a program that does not match its recorded digest. Returns the identity of the checked file.
     pub(crate) fn check(&self, path: &Path, digest: &str) -> Result<FileIdentity, ImageError> {
         match self.read(path) {
             Ok((identity, found)) if found.to_string() == digest => Ok(identity),
@@ -74,35 +74,40 @@ impl Programs {
         }
     }
 
-    /// The digest that the program has in layers that are what their digests say.
-    fn meaning(&self, blobs: &Blobs, bin: &BinImage, platform: &BinPlatform) -> Result<Digest, ImageError> {
-        if let Some(digest) = self.meant().get(&platform.digest) {
+    /// The digest of the program in its verified layers.
+    fn expected_digest(
+        &self,
+        blobs: &Blobs,
+        bin: &BinImage,
+        platform: &BinPlatform,
+    ) -> Result<Digest, ImageError> {
+        if let Some(digest) = self.expected().get(&platform.digest) {
             return Ok(*digest);
         }
         let digest = copy_program(blobs, bin, platform, &mut io::sink())?;
-        self.meant().insert(platform.digest, digest);
+        self.expected().insert(platform.digest, digest);
         Ok(digest)
     }
 
-    /// Forgets everything, when programs were removed: what there is still is looked at again.
+    /// Clears the cache after programs were removed. The rest is checked again on use.
     pub(crate) fn forget(&self) {
         self.seen().clear();
-        self.meant().clear();
+        self.expected().clear();
     }
 
     fn seen(&self) -> MutexGuard<'_, HashMap<PathBuf, (FileIdentity, Digest)>> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn meant(&self) -> MutexGuard<'_, HashMap<Digest, Digest>> {
-        self.meant.lock().unwrap_or_else(PoisonError::into_inner)
+    fn expected(&self) -> MutexGuard<'_, HashMap<Digest, Digest>> {
+        self.expected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn digest_of(&self, path: &Path) -> io::Result<Digest> {
         self.read(path).map(|(_, digest)| digest)
     }
 
-    /// A file and the digest of its contents, which are read only when it is another than the last time.
+    /// The identity and digest of a file. The contents are read only if the identity changed.
     fn read(&self, path: &Path) -> io::Result<(FileIdentity, Digest)> {
         let mut file = File::open(path)?;
         let identity = FileIdentity::of(&file.metadata()?);
@@ -121,7 +126,7 @@ impl Programs {
     }
 }
 
-/// The program for `host`: made for exactly that, or else for all that is like it.
+/// The program for `host`: an exact match, or else a compatible one.
 fn choose<'b>(bin: &'b BinImage, host: &Platform) -> Result<&'b BinPlatform, ImageError> {
     bin.choose(host).ok_or_else(|| ImageError::NoPlatform {
         tool: bin.name.clone(),
@@ -130,15 +135,14 @@ fn choose<'b>(bin: &'b BinImage, host: &Platform) -> Result<&'b BinPlatform, Ima
     })
 }
 
-/// Copies the program out of layers that are checked as they are read. What was written is believed only when this
-/// succeeds.
+/// Copies the program out of its layers and verifies them meanwhile. The written file is valid only if this succeeds.
 fn copy_program(
     blobs: &Blobs,
     bin: &BinImage,
     platform: &BinPlatform,
     to: &mut dyn Write,
 ) -> Result<Digest, ImageError> {
-    let mut hashing = Hashing { to, hasher: Hasher::default() };
+    let mut hashing = HashingWriter { to, hasher: Hasher::default() };
     let copied = extract_program(blobs, &platform.layers, &platform.path, &mut hashing);
     copied.map_err(|error| match error {
         StreamError::Bad(error) => error.into(),
@@ -148,19 +152,19 @@ fn copy_program(
     Ok(hashing.hasher.finish())
 }
 
-/// What is written as long as the disk can spare it.
+/// Writes to a file while the disk has space to spare.
 struct SpaceCheckedWriter<'w> {
     to: &'w mut File,
     room: &'w dyn Fn(u64) -> bool,
     written: u64,
-    look_at: u64,
+    next_check: u64,
 }
 
 impl Write for SpaceCheckedWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.written >= self.look_at {
-            self.look_at = self.written + LOOK_EVERY;
-            if !(self.room)(LOOK_EVERY) {
+        if self.written >= self.next_check {
+            self.next_check = self.written + SPACE_CHECK_BYTES;
+            if !(self.room)(SPACE_CHECK_BYTES) {
                 return Err(io::ErrorKind::StorageFull.into());
             }
         }
@@ -174,12 +178,12 @@ impl Write for SpaceCheckedWriter<'_> {
     }
 }
 
-struct Hashing<'w> {
+struct HashingWriter<'w> {
     to: &'w mut dyn Write,
     hasher: Hasher,
 }
 
-impl Write for Hashing<'_> {
+impl Write for HashingWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let wrote = self.to.write(bytes)?;
         self.hasher.update(&bytes[..wrote]);
@@ -191,7 +195,7 @@ impl Write for Hashing<'_> {
     }
 }
 
-/// Why the program of a tool could not be written.
+/// The error for a program that could not be written.
 fn not_unpacked(tool: &str, cause: io::Error) -> ImageError {
     let cause = BlobError::Io { path: PathBuf::new(), cause };
     if cause.is_full() {

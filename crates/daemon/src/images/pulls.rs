@@ -1,4 +1,4 @@
-//! Transfers that several may wait for. One lasts exactly as long as somebody does.
+//! Transfers that several callers may wait for. A transfer is cancelled when its last caller stops waiting.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -13,36 +13,36 @@ use lodge_image::{Digest, Pins, RemoteImage};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::ImageError;
-use super::whole::Whole;
+use super::image_tree::ImageTree;
 use crate::crash;
 
-/// Images whose contents are moved at once; more of them wait. Each has a connection for each of its parts that are under
-/// way, for as long as a registry likes, and one that is pushed a thread as well.
-pub(super) const MOVING_MAX: usize = 32;
+/// Images that are transferred at once; others wait. Each has one connection per part in transfer, which a slow registry can
+/// keep open, and each push also occupies a thread.
+pub(super) const TRANSFERS_MAX: usize = 32;
 
 /// The result of a transfer. It is not collected as long as this value exists.
 #[derive(Debug)]
-pub(crate) struct Held {
-    pub whole: Whole,
+pub(crate) struct PinnedImage {
+    pub tree: ImageTree,
     _pins: Pins,
 }
 
-impl Held {
-    pub(crate) fn new(whole: Whole, pins: Pins) -> Held {
-        Held { whole, _pins: pins }
+impl PinnedImage {
+    pub(crate) fn new(tree: ImageTree, pins: Pins) -> PinnedImage {
+        PinnedImage { tree, _pins: pins }
     }
 }
 
-pub(crate) type TransferResult = Result<Arc<Held>, ImageError>;
-pub(crate) type Running = Pin<Box<dyn Future<Output = TransferResult> + Send>>;
+pub(crate) type TransferResult = Result<Arc<PinnedImage>, ImageError>;
+pub(crate) type TransferFuture = Pin<Box<dyn Future<Output = TransferResult> + Send>>;
 
-/// A transfer, as long as somebody waits for it.
+/// A transfer. It exists while a caller waits for it.
 struct Transfer {
-    fan: Arc<Fan>,
-    running: WeakShared<Running>,
+    progress: Arc<TransferProgress>,
+    running: WeakShared<TransferFuture>,
 }
 
-/// The transfers that somebody waits for, by what was asked for.
+/// The current transfers, by the requested image.
 pub(crate) struct Transfers {
     all: Mutex<BTreeMap<RemoteImage, Transfer>>,
     moving: Semaphore,
@@ -50,47 +50,47 @@ pub(crate) struct Transfers {
 
 impl Default for Transfers {
     fn default() -> Transfers {
-        Transfers { all: Mutex::default(), moving: Semaphore::new(MOVING_MAX) }
+        Transfers { all: Mutex::default(), moving: Semaphore::new(TRANSFERS_MAX) }
     }
 }
 
 impl Transfers {
-    /// The right to move the contents of an image. Its holder waits for no other transfer to begin.
+    /// A slot for the transfer of one image. The owner of a slot never waits for another slot.
     pub(crate) async fn slot(&self) -> Option<SemaphorePermit<'_>> {
         self.moving.acquire().await.ok()
     }
 
-    /// Waits for the transfer of `at`, which is begun when there is none. Dropping this future stops waiting; when nobody
-    /// waits, the transfer is cancelled, and what was received stays for the next attempt.
+    /// Waits for the transfer of `at`, and starts it if there is none. When the last waiting future is dropped, the transfer is
+    /// cancelled, and the received bytes stay for the next attempt.
     pub(crate) async fn join(
         &self,
         at: &RemoteImage,
         watch: Arc<dyn TransferWatch>,
-        begin: impl FnOnce(Arc<Fan>) -> Running,
+        begin: impl FnOnce(Arc<TransferProgress>) -> TransferFuture,
     ) -> TransferResult {
-        let (fan, running) = self.enter(at, begin);
-        let _watching = fan.watch(watch);
+        let (progress, running) = self.find_or_start(at, begin);
+        let _watching = progress.watch(watch);
         running.await
     }
 
-    fn enter(
+    fn find_or_start(
         &self,
         at: &RemoteImage,
-        begin: impl FnOnce(Arc<Fan>) -> Running,
-    ) -> (Arc<Fan>, Shared<Running>) {
+        begin: impl FnOnce(Arc<TransferProgress>) -> TransferFuture,
+    ) -> (Arc<TransferProgress>, Shared<TransferFuture>) {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = all.get(at)
             && let Some(running) = known.running.upgrade()
         {
-            return (known.fan.clone(), running);
+            return (known.progress.clone(), running);
         }
         all.retain(|_, known| known.running.upgrade().is_some());
-        let fan = Arc::new(Fan::default());
-        let running = begin(fan.clone()).shared();
+        let progress = Arc::new(TransferProgress::default());
+        let running = begin(progress.clone()).shared();
         if let Some(weak) = running.downgrade() {
-            all.insert(at.clone(), Transfer { fan: fan.clone(), running: weak });
+            all.insert(at.clone(), Transfer { progress: progress.clone(), running: weak });
         }
-        (fan, running)
+        (progress, running)
     }
 }
 
@@ -104,12 +104,12 @@ impl std::fmt::Debug for Transfers {
 
 /// Reports the progress of a transfer to all its watchers. A late watcher gets the past progress first.
 #[derive(Default)]
-pub(crate) struct Fan {
-    state: Mutex<FanState>,
+pub(crate) struct TransferProgress {
+    state: Mutex<TransferProgressState>,
 }
 
 #[derive(Default)]
-struct FanState {
+struct TransferProgressState {
     parts: BTreeMap<Digest, TransferPart>,
     watchers: BTreeMap<u64, Arc<dyn TransferWatch>>,
     next: u64,
@@ -117,43 +117,43 @@ struct FanState {
 
 struct TransferPart {
     descriptor: Descriptor,
-    way: Way,
+    status: PartStatus,
     moved: u64,
 }
 
-/// Whether a part has one before it.
+/// Whether a part has to be transferred or was in the store before.
 #[derive(Clone, Copy)]
-enum Way {
+enum PartStatus {
     Planned,
     There,
 }
 
-impl Way {
-    fn tell(self, part: &Descriptor, watch: &dyn TransferWatch) {
+impl PartStatus {
+    fn notify(self, part: &Descriptor, watch: &dyn TransferWatch) {
         match self {
-            Way::Planned => watch.planned(part),
-            Way::There => watch.there(part),
+            PartStatus::Planned => watch.planned(part),
+            PartStatus::There => watch.there(part),
         }
     }
 }
 
-impl Fan {
-    fn state(&self) -> MutexGuard<'_, FanState> {
+impl TransferProgress {
+    fn state(&self) -> MutexGuard<'_, TransferProgressState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn found(&self, part: &Descriptor, way: Way) {
+    fn record_part(&self, part: &Descriptor, status: PartStatus) {
         let mut state = self.state();
         let known = state.parts.entry(part.digest);
-        known.or_insert_with(|| TransferPart { descriptor: part.clone(), way, moved: 0 }).way = way;
-        state.watchers.values().for_each(|watch| way.tell(part, &**watch));
+        known.or_insert_with(|| TransferPart { descriptor: part.clone(), status, moved: 0 }).status = status;
+        state.watchers.values().for_each(|watch| status.notify(part, &**watch));
     }
 
-    /// Tells `watch` until what this returns is dropped.
-    fn watch(self: &Arc<Self>, watch: Arc<dyn TransferWatch>) -> FanWatch {
+    /// Notifies `watch` until the returned guard is dropped.
+    fn watch(self: &Arc<Self>, watch: Arc<dyn TransferWatch>) -> WatcherGuard {
         let mut state = self.state();
         for (digest, part) in &state.parts {
-            part.way.tell(&part.descriptor, &*watch);
+            part.status.notify(&part.descriptor, &*watch);
             if part.moved > 0 {
                 watch.moved(digest, part.moved);
             }
@@ -161,28 +161,28 @@ impl Fan {
         let number = state.next;
         state.next += 1;
         state.watchers.insert(number, watch);
-        FanWatch { fan: self.clone(), number }
+        WatcherGuard { progress: self.clone(), number }
     }
 }
 
-struct FanWatch {
-    fan: Arc<Fan>,
+struct WatcherGuard {
+    progress: Arc<TransferProgress>,
     number: u64,
 }
 
-impl Drop for FanWatch {
+impl Drop for WatcherGuard {
     fn drop(&mut self) {
-        self.fan.state().watchers.remove(&self.number);
+        self.progress.state().watchers.remove(&self.number);
     }
 }
 
-impl TransferWatch for Fan {
+impl TransferWatch for TransferProgress {
     fn planned(&self, part: &Descriptor) {
-        self.found(part, Way::Planned);
+        self.record_part(part, PartStatus::Planned);
     }
 
     fn there(&self, part: &Descriptor) {
-        self.found(part, Way::There);
+        self.record_part(part, PartStatus::There);
     }
 
     fn moved(&self, part: &Digest, bytes: u64) {
@@ -195,11 +195,11 @@ impl TransferWatch for Fan {
     }
 }
 
-/// Nobody who looks.
+/// Ignores the progress of a transfer.
 #[derive(Debug)]
-pub(crate) struct Unwatched;
+pub(crate) struct NoWatcher;
 
-impl TransferWatch for Unwatched {
+impl TransferWatch for NoWatcher {
     fn planned(&self, _part: &Descriptor) {}
     fn there(&self, _part: &Descriptor) {}
     fn moved(&self, _part: &Digest, _bytes: u64) {}

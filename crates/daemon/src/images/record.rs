@@ -1,4 +1,4 @@
-//! From a loaded Agentfile to what is recorded of it, and back, so that an image can be a parent.
+//! Converts a loaded Agentfile to its record, and back, so that an image can be a parent.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use lodge_core::record::{
 };
 use lodge_image::Digest;
 use lodge_image::agentfile::{
-    Add, AddedFile, Agentfile, At, Bin, BinSource, Config, ConfigValue, ContextSection, ContextSource,
-    ContextText, Env, Label, Limit, LoadedAgentfile, ModelName, NetworkAccess, RevivalPolicy,
+    Add, AddedFile, Agentfile, Bin, BinSource, Config, ConfigValue, ContextSection, ContextSource,
+    ContextText, Env, Label, Limit, LoadedAgentfile, Located, ModelName, NetworkAccess, RevivalPolicy,
 };
 use lodge_image::oci::{AgentImageHead, BinImage};
 
-/// What is recorded of an image whose layers are not here: texts are empty, and files are named alone.
+/// The record of an image whose layers are not in the store: texts are empty, and files have only names.
 pub(crate) fn announced_record(head: AgentImageHead) -> ImageRecord {
     let AgentImageHead { loaded, files, .. } = head;
     let mut record = record_of(loaded);
@@ -24,7 +24,7 @@ pub(crate) fn announced_record(head: AgentImageHead) -> ImageRecord {
     record
 }
 
-/// What is recorded of a tool.
+/// The record of a tool.
 pub(crate) fn bin_record(bin: BinImage) -> BinImageRecord {
     let platforms = bin.platforms.into_iter().map(|found| BinPlatformRecord {
         platform: found.platform.to_string(),
@@ -41,7 +41,7 @@ pub(crate) fn bin_record(bin: BinImage) -> BinImageRecord {
     }
 }
 
-/// What is recorded of an image. What the builder refuses is not in it; the contents of files are named by their digests.
+/// The record of an image, without the instructions that the builder refuses. It names the contents of files by digest.
 pub(crate) fn record_of(loaded: LoadedAgentfile) -> ImageRecord {
     let LoadedAgentfile { agentfile: file, source, from, own_name: _, parents, contexts, files } = loaded;
     let describe =
@@ -96,7 +96,7 @@ pub(crate) fn record_of(loaded: LoadedAgentfile) -> ImageRecord {
     }
 }
 
-/// The program of the host or the image that something comes from.
+/// The program of the host, or the image, of a tool or runtime.
 fn sources(source: BinSource) -> (Option<String>, Option<String>) {
     match source {
         BinSource::Host(program) => (Some(program), None),
@@ -116,12 +116,12 @@ fn bin(bin: Bin) -> BinRecord {
     }
 }
 
-/// The limits that the Agentfile asks for, and what it says about work whose process died.
+/// The limits of the Agentfile, and its policy for work whose process died.
 fn limits(file: &Agentfile) -> (Option<LimitsRecord>, Option<Policy>) {
     limits_record(file.limits.iter().map(|limit| &limit.value))
 }
 
-/// Limits as they are recorded, and the policy, which is written as one of them.
+/// The record of the limits, and the policy, which an Agentfile writes as a limit.
 pub(crate) fn limits_record<'l>(
     given: impl Iterator<Item = &'l Limit>,
 ) -> (Option<LimitsRecord>, Option<Policy>) {
@@ -157,7 +157,7 @@ fn network_record(network: NetworkAccess) -> NetworkRecord {
     NetworkRecord { mode: mode.code(), allow, by_default: false }
 }
 
-/// An image as a parent. Places in its files are not kept: nothing of it is wrong. `contents` has those of its files.
+/// Converts a record to a parent. Line numbers are 0, because no error refers to a valid parent. `contents` reads its files.
 pub(crate) fn loaded_of<E>(
     record: ImageRecord,
     contents: &mut dyn FnMut(&FileRecord) -> Result<Vec<u8>, E>,
@@ -167,9 +167,9 @@ pub(crate) fn loaded_of<E>(
     let read = |file: &FileRecord| Ok(AddedFile { name: file.name.clone(), bytes: contents(file)? });
     let files = record.files.iter().map(read).collect::<Result<_, E>>()?;
     let agentfile = Agentfile {
-        runtime: runtime.map(nowhere),
-        model: record.model.as_deref().and_then(model_of).map(nowhere),
-        name: record.name.map(nowhere),
+        runtime: runtime.map(without_line),
+        model: record.model.as_deref().and_then(model_of).map(without_line),
+        name: record.name.map(without_line),
         contexts: record.contexts.iter().map(context_of).collect(),
         configs: configs_of(record.declared, record.configs),
         envs: record
@@ -178,12 +178,12 @@ pub(crate) fn loaded_of<E>(
             .map(|EnvRecord { key, value, description }| Env { line: 0, key, value, description })
             .collect(),
         bins: record.bins.into_iter().map(bin_of).collect(),
-        exec: Some(record.exec).filter(|exec| !exec.is_empty()).map(nowhere),
+        exec: Some(record.exec).filter(|exec| !exec.is_empty()).map(without_line),
         adds: record.files.iter().map(add_of).collect(),
         labels: record.labels.into_iter().map(|(key, value)| Label { line: 0, key, value }).collect(),
-        capabilities: record.capabilities.into_iter().map(nowhere).collect(),
+        capabilities: record.capabilities.into_iter().map(without_line).collect(),
         limits: declared_limits,
-        network: record.network.map(|network| nowhere(network_of(network))),
+        network: record.network.map(|network| without_line(network_of(network))),
         ..Agentfile::default()
     };
     let contexts = record.contexts.into_iter().map(|ContextRecord { name, description, text }| ContextText {
@@ -202,8 +202,8 @@ pub(crate) fn loaded_of<E>(
     })
 }
 
-fn nowhere<T>(value: T) -> At<T> {
-    At { line: 0, column: 0, value }
+fn without_line<T>(value: T) -> Located<T> {
+    Located { line: 0, column: 0, value }
 }
 
 fn model_of(text: &str) -> Option<ModelName> {
@@ -211,7 +211,7 @@ fn model_of(text: &str) -> Option<ModelName> {
     Some(ModelName { provider: provider.to_owned(), name: name.to_owned() })
 }
 
-/// The text stands beside the document, in [`LoadedAgentfile::contexts`].
+/// The text is separate, in [`LoadedAgentfile::contexts`].
 fn context_of(context: &ContextRecord) -> ContextSection {
     ContextSection {
         line: 0,
@@ -224,7 +224,7 @@ fn context_of(context: &ContextRecord) -> ContextSection {
 fn add_of(file: &FileRecord) -> Add {
     Add {
         line: 0,
-        src: nowhere(file.name.clone()),
+        src: without_line(file.name.clone()),
         name: file.name.clone(),
         description: file.description.clone(),
     }
@@ -252,7 +252,7 @@ fn configs_of(
             Config { line: 0, key, value, required, description }
         })
         .collect();
-    // Images of earlier releases record values alone.
+    // Images of earlier releases record only values.
     configs.extend(values.into_iter().map(|(key, value)| Config {
         line: 0,
         key,
@@ -273,7 +273,7 @@ fn network_of(record: NetworkRecord) -> NetworkAccess {
     }
 }
 
-fn limits_of(record: &ImageRecord) -> Vec<At<Limit>> {
+fn limits_of(record: &ImageRecord) -> Vec<Located<Limit>> {
     let limits = record.limits.unwrap_or_default();
     let policy = record.revival_policy.and_then(Policy::from_code).map(|policy| match policy {
         Policy::Revive => RevivalPolicy::Revive,
@@ -291,7 +291,7 @@ fn limits_of(record: &ImageRecord) -> Vec<At<Limit>> {
         limits.context_tokens.map(Limit::ContextTokens),
         policy.map(Limit::RevivalPolicy),
     ];
-    all.into_iter().flatten().map(nowhere).collect()
+    all.into_iter().flatten().map(without_line).collect()
 }
 
 #[cfg(test)]
@@ -300,9 +300,9 @@ mod tests {
 
     use super::*;
 
-    struct Alone;
+    struct NoParents;
 
-    impl Builder for Alone {
+    impl Builder for NoParents {
         fn image(
             &self,
             _: &str,
@@ -320,14 +320,14 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_is_a_parent_and_nothing_else_is_recorded_as_it_was() {
+    fn loading_a_record_as_a_parent_and_recording_it_again_changes_nothing() {
         let source = "FROM scratch\nRUNTIME host:/usr/bin/loop\nMODEL p/m/x\nNAME whole\nEXEC [\"serve\", \"-v\"]\n\
             CONTEXT SOUL \"who\" <<E\n  kept \nE\nCONFIG a=1 \"one\"\nCONFIG b\nCONFIG c! \"needed\"\n\
             ENV K=v \"d\"\nBIN t host:cat safe \"reads\" <<U\nusage\nU\nBIN u host:ls\nLABEL l=1\n\
             CAPABILITY note_save job_wait\nLIMIT memory 1g\nLIMIT pids 9\nLIMIT cpu-time 1s\nLIMIT disk 2g\n\
             LIMIT output 1m\nLIMIT budget-usd 1.5\nLIMIT budget-tokens 5\nLIMIT context-tokens 6\n\
             LIMIT revival-policy ask\nNETWORK a.example:443 10.0.0.0/8\nBIN rg rg:latest\n";
-        let record = record_of(load_inline(source.as_bytes(), &Default::default(), &Alone).unwrap());
+        let record = record_of(load_inline(source.as_bytes(), &Default::default(), &NoParents).unwrap());
         assert_eq!(record.parents, 0);
         let again = loaded_of::<std::convert::Infallible>(record.clone(), &mut |_| Ok(Vec::new())).unwrap();
         assert_eq!(record_of(again), record);

@@ -1,11 +1,11 @@
-//! What the grammar has and this release does not do: refused wherever an agent comes from, and never ignored.
+//! Instructions that the grammar has and this release does not support. They are refused in every image and never ignored.
 
 use lodge_image::agentfile::{Agentfile, FormMistake, LoadError, Mistake};
 
 use super::ImageError;
 
 pub(crate) const CODE: &str = "agentfile.unsupported";
-/// Of an image that was built elsewhere.
+/// The hint for an image that was built elsewhere.
 pub(super) const HINT: &str = "build it from its source without these lines, or update Lodge";
 
 /// The instructions that are refused, each with its line.
@@ -18,14 +18,14 @@ pub(crate) fn instructions(file: &Agentfile) -> Vec<(u32, &'static str)> {
     mcps.chain(skills).chain(services).chain(schedules).chain(ons).collect()
 }
 
-/// Refuses an image from elsewhere that would be another agent here than where it was built.
+/// Refuses an image with unsupported instructions: the agent would behave differently here.
 pub(super) fn refuse(file: &Agentfile) -> Result<(), ImageError> {
     let mut instructions: Vec<&'static str> = instructions(file).into_iter().map(|(_, word)| word).collect();
     instructions.dedup();
     if instructions.is_empty() { Ok(()) } else { Err(ImageError::Unsupported { instructions }) }
 }
 
-/// Whether nothing else is wrong with an Agentfile.
+/// Whether unsupported instructions are the only mistakes of an Agentfile.
 pub(crate) fn is_all(error: &LoadError) -> bool {
     match error {
         LoadError::Mistakes(errors) => {

@@ -1,4 +1,4 @@
-//! The archive's thread: whatever waits is archived in rounds, with one flush each.
+//! The archive's thread: archives all waiting output in rounds, with one flush each.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,27 +8,28 @@ use lodge_core::JobId;
 use lodge_store::ShrinkState;
 
 use super::archiver::{
-    ArchiveRequest, ArchivedOutput, Archiver, Batch, JobOutputLayout, Left, NotArchived, Task,
+    ArchiveBatch, ArchiveRemainder, ArchiveRequest, ArchiveTask, ArchivedOutput, Archiver, JobOutputLayout,
+    NotArchived,
 };
-use super::queue::Work;
-use super::{Layout, retention};
+use super::queue::ArchiverWork;
+use super::{JobFileLayout, retention};
 use crate::crash::{self, Mutation};
 use crate::shell::Shell;
-use lodge_engine::jobs::JobSeen;
-use lodge_engine::{Effect, JobOrder, SandboxEffect, Seen};
+use lodge_engine::jobs::JobObservation;
+use lodge_engine::{Effect, JobOrder, Observation, SandboxEffect};
 
-/// How far behind everything else this thread stands when somebody waits for a core: output that is not archived yet is
-/// safe in its files, so writers of those files and commits go first.
+/// The priority of this thread when cores are busy: output that is not archived yet is safe in its files, so the
+/// writers of those files and commits go first.
 const NICE: i32 = 10;
 
-/// Runs until the daemon ends. Without room it waits and goes on; when the archive fails otherwise output stays where it
-/// is, and nobody else is the worse for it.
+/// Runs until the daemon ends. On a full disk it waits and continues. After another failure output stays in its files,
+/// and nothing else is affected.
 pub fn run(shell: &Arc<Shell>) {
-    // On Linux a thread's own. Without it the archive is as quick as everybody else.
+    // On Linux the priority is per thread. Without it the archive runs with normal priority.
     if let Err(errno) = rustix::process::nice(NICE) {
         tracing::debug!(event = "archive.not_behind", error = %errno);
     }
-    let mut thread = Thread {
+    let mut thread = ArchiveThread {
         archiver: Archiver::new(shell.executor.clone(), shell.jobs.db.clone()),
         places: HashMap::new(),
         said: LoggedTrouble::Nothing,
@@ -52,7 +53,7 @@ pub fn run(shell: &Arc<Shell>) {
     }
 }
 
-struct Thread<'a> {
+struct ArchiveThread<'a> {
     shell: &'a Arc<Shell>,
     archiver: Archiver,
     /// Of the jobs that are not archived.
@@ -60,7 +61,7 @@ struct Thread<'a> {
     said: LoggedTrouble,
 }
 
-/// What was said about not archiving since it last went well: the same is not said again.
+/// The last logged reason for not archiving: the same reason is not logged twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LoggedTrouble {
     Nothing,
@@ -68,17 +69,17 @@ enum LoggedTrouble {
     Failed,
 }
 
-impl Thread<'_> {
-    fn work(&mut self, work: &Work) -> Result<(), NotArchived> {
+impl ArchiveThread<'_> {
+    fn work(&mut self, work: &ArchiverWork) -> Result<(), NotArchived> {
         match work {
-            Work::Archive(jobs) => self.archive(jobs),
-            Work::Remove(jobs) => {
+            ArchiverWork::Archive(jobs) => self.archive(jobs),
+            ArchiverWork::Remove(jobs) => {
                 self.archiver.remove(jobs)?;
                 self.shell.jobs.queue.removed();
                 Ok(())
             }
-            Work::GiveBack => {
-                if self.archiver.give_back()? == ShrinkState::All {
+            ArchiverWork::GiveBack => {
+                if self.archiver.shrink()? == ShrinkState::All {
                     self.shell.jobs.queue.gave_back();
                 }
                 Ok(())
@@ -92,7 +93,7 @@ impl Thread<'_> {
         if self.shell.room.spares(2 * bytes + self.archiver.pending_bytes()?) {
             return Ok(true);
         }
-        self.archiver.settle()?;
+        self.archiver.checkpoint_now()?;
         Ok(self.shell.room.spares(2 * bytes + self.archiver.pending_bytes()?))
     }
 
@@ -100,7 +101,7 @@ impl Thread<'_> {
         let (mut tasks, mut unknown) = (Vec::new(), Vec::new());
         for (job, want) in jobs {
             match self.placed(job)? {
-                Some(placed) => tasks.push(Task { job: job.clone(), placed, want: *want }),
+                Some(placed) => tasks.push(ArchiveTask { job: job.clone(), placed, want: *want }),
                 None => unknown.push(job.clone()),
             }
         }
@@ -120,16 +121,17 @@ impl Thread<'_> {
         crash::point("after_release");
         for job in self.shell.jobs.queue.archived(&batch.parts) {
             self.places.remove(&job);
-            self.shell.tell_blocking(Seen::Job(JobSeen::Archived { job }));
+            self.shell.report_blocking(Observation::Job(JobObservation::Archived { job }));
         }
         retention::archive_grew(self.shell, batch.bytes());
         Ok(())
     }
 
     /// The deliberate bug.
-    fn forget_too_early(&self, batch: &Batch) {
-        let done =
-            |part: &&ArchivedOutput| part.task.want == ArchiveRequest::All && part.left == Left::Nothing;
+    fn forget_too_early(&self, batch: &ArchiveBatch) {
+        let done = |part: &&ArchivedOutput| {
+            part.task.want == ArchiveRequest::All && part.left == ArchiveRemainder::Nothing
+        };
         for ArchivedOutput { task, .. } in batch.parts.iter().filter(done) {
             if let Ok(Some(found)) = self.shell.reader.here(|store| store.job_summary(&task.job)) {
                 let what = SandboxEffect::Job(JobOrder::Forget { job: found.row.id });
@@ -141,7 +143,7 @@ impl Thread<'_> {
         std::thread::sleep(Duration::from_millis(50));
     }
 
-    /// Where a job's files are. None: there is no such job any more.
+    /// The place of a job's files. None: the job no longer exists.
     fn placed(&mut self, job: &JobId) -> Result<Option<JobOutputLayout>, NotArchived> {
         if let Some(placed) = self.places.get(job) {
             return Ok(Some(placed.clone()));
@@ -151,12 +153,12 @@ impl Thread<'_> {
             return Ok(None);
         };
         let placed =
-            JobOutputLayout { sandbox: found.sandbox.to_string(), head: Layout::of(&found.row).head };
+            JobOutputLayout { sandbox: found.sandbox.to_string(), head: JobFileLayout::of(&found.row).head };
         self.places.insert(job.clone(), placed.clone());
         Ok(Some(placed))
     }
 
-    /// Says why nothing was archived, once. True: nothing will be any more.
+    /// Logs once why nothing was archived. True: archiving has ended.
     fn is_over(&mut self, error: NotArchived) -> bool {
         match error {
             NotArchived::Full => {

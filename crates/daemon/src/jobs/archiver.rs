@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use lodge_core::JobId;
-use lodge_exec::{ExecStream, Executor, ReadError};
-use lodge_store::{OutputChunk, OutputEnds, OutputError, OutputStore, OutputStream};
+use lodge_exec::{ExecStream, Executor, SandboxReadError};
+use lodge_store::{OutputChunk, OutputEnds, OutputError, OutputStream, OutputWriter};
 
-use super::db::{ArchiveOpenError, Db};
+use super::db::{ArchiveDb, ArchiveOpenError};
 use super::read::told;
 use crate::chain;
 
@@ -29,17 +29,17 @@ pub struct JobOutputLayout {
     pub head: u64,
 }
 
-/// How much of a job is to be archived.
+/// How much of a job to archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArchiveRequest {
-    /// What cannot change any more, of a job that runs.
+    /// The part that can no longer change, of a running job.
     Final,
     /// Everything, of one that ended.
     All,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Task {
+pub struct ArchiveTask {
     pub job: JobId,
     pub placed: JobOutputLayout,
     pub want: ArchiveRequest,
@@ -47,7 +47,7 @@ pub struct Task {
 
 /// What is left to be archived of what was wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Left {
+pub enum ArchiveRemainder {
     Nothing,
     /// There was more than a round takes.
     Some,
@@ -57,19 +57,19 @@ pub enum Left {
 
 /// What a round takes, and where each job will stand after it.
 #[derive(Debug, Default)]
-pub struct Batch {
+pub struct ArchiveBatch {
     chunks: Vec<OutputChunk>,
     pub parts: Vec<ArchivedOutput>,
 }
 
 #[derive(Debug)]
 pub struct ArchivedOutput {
-    pub task: Task,
+    pub task: ArchiveTask,
     pub ends: OutputEnds,
-    pub left: Left,
+    pub left: ArchiveRemainder,
 }
 
-impl Batch {
+impl ArchiveBatch {
     pub fn bytes(&self) -> usize {
         self.chunks.iter().map(|chunk| chunk.bytes.len()).sum()
     }
@@ -80,9 +80,9 @@ impl Batch {
 pub enum NotArchived {
     /// For want of room: it may be tried again.
     Full,
-    /// Somebody else is at it, perhaps: once more, and it is known.
+    /// Another process may use it: a second attempt decides.
     Failed { why: String },
-    /// Nothing is stored any more.
+    /// Archiving has ended.
     Broken,
 }
 
@@ -90,20 +90,20 @@ pub enum NotArchived {
 #[derive(Debug)]
 pub struct Archiver {
     executor: Arc<dyn Executor>,
-    db: Arc<Db>,
-    store: Option<OutputStore>,
+    db: Arc<ArchiveDb>,
+    store: Option<Box<dyn OutputWriter>>,
     /// Up to where the jobs that run are archived.
     ends: HashMap<JobId, OutputEnds>,
 }
 
 impl Archiver {
-    pub fn new(executor: Arc<dyn Executor>, db: Arc<Db>) -> Archiver {
+    pub fn new(executor: Arc<dyn Executor>, db: Arc<ArchiveDb>) -> Archiver {
         Archiver { executor, db, store: None, ends: HashMap::new() }
     }
 
     /// Reads what the tasks want, each in its turn, up to what a round takes.
-    pub fn gather(&mut self, tasks: Vec<Task>) -> Result<Batch, NotArchived> {
-        let mut batch = Batch::default();
+    pub fn gather(&mut self, tasks: Vec<ArchiveTask>) -> Result<ArchiveBatch, NotArchived> {
+        let mut batch = ArchiveBatch::default();
         // One that is alone takes the turns of the others: fewer flushes for as many bytes.
         let share = if tasks.len() > 1 { JOB_BYTES_MAX } else { ROUND_BYTES_MAX };
         for task in tasks {
@@ -116,7 +116,7 @@ impl Archiver {
 
     fn part(
         &mut self,
-        task: Task,
+        task: ArchiveTask,
         mut room: usize,
         chunks: &mut Vec<OutputChunk>,
     ) -> Result<ArchivedOutput, NotArchived> {
@@ -124,7 +124,7 @@ impl Archiver {
         let totals = match self.executor.job_totals(&task.placed.sandbox, task.job.as_str()) {
             // Most jobs that say nothing are done with here, without a look at the archive.
             Ok(totals) if totals.stdout.end == 0 && totals.stderr.end == 0 => {
-                return Ok(ArchivedOutput { task, ends: known, left: Left::Nothing });
+                return Ok(ArchivedOutput { task, ends: known, left: ArchiveRemainder::Nothing });
             }
             Ok(totals) => totals,
             // Absent: forgotten, which happens after all was archived; or it never ran.
@@ -142,7 +142,7 @@ impl Archiver {
             (ExecStream::Stdout, &mut ends.stdout, totals.stdout.end),
             (ExecStream::Stderr, &mut ends.stderr, totals.stderr.end),
         ];
-        let mut left = Left::Nothing;
+        let mut left = ArchiveRemainder::Nothing;
         for (stream, end, total) in streams {
             left = worse(left, self.take(&task, stream, end, upto(total), &mut room, chunks));
         }
@@ -165,16 +165,16 @@ impl Archiver {
     /// Reads a stream from where its archive ends, up to a place.
     fn take(
         &self,
-        task: &Task,
+        task: &ArchiveTask,
         stream: ExecStream,
         end: &mut u64,
         upto: u64,
         room: &mut usize,
         chunks: &mut Vec<OutputChunk>,
-    ) -> Left {
+    ) -> ArchiveRemainder {
         while *end < upto {
             if *room == 0 {
-                return Left::Some;
+                return ArchiveRemainder::Some;
             }
             let len_max = CHUNK_BYTES_MAX.min(*room).min(usize::try_from(upto - *end).unwrap_or(usize::MAX));
             let read = self.executor.job_read(&task.placed.sandbox, task.job.as_str(), stream, *end, len_max);
@@ -185,7 +185,7 @@ impl Archiver {
             let within = usize::try_from(upto.saturating_sub(read.offset)).unwrap_or(usize::MAX);
             read.bytes.truncate(within);
             if read.bytes.is_empty() {
-                return Left::Nothing;
+                return ArchiveRemainder::Nothing;
             }
             *end = read.offset + read.bytes.len() as u64;
             *room -= read.bytes.len();
@@ -200,10 +200,15 @@ impl Archiver {
                 bytes: read.bytes,
             });
         }
-        Left::Nothing
+        ArchiveRemainder::Nothing
     }
 
-    fn take_order(&self, task: &Task, end: &mut u64, chunks: &mut Vec<OutputChunk>) -> Left {
+    fn take_order(
+        &self,
+        task: &ArchiveTask,
+        end: &mut u64,
+        chunks: &mut Vec<OutputChunk>,
+    ) -> ArchiveRemainder {
         let marks = match self.executor.job_order(&task.placed.sandbox, task.job.as_str(), *end) {
             Ok(marks) => marks,
             Err(error) => return unreadable(&task.job, &error),
@@ -213,16 +218,16 @@ impl Archiver {
             chunks.push(OutputChunk { job, stream, offset: *end, bytes: bytes.to_vec() });
             *end += bytes.len() as u64;
         }
-        Left::Nothing
+        ArchiveRemainder::Nothing
     }
 
     /// Stores what was read; returns when it is on disk.
-    pub fn write(&mut self, batch: &Batch) -> Result<(), NotArchived> {
+    pub fn write(&mut self, batch: &ArchiveBatch) -> Result<(), NotArchived> {
         if !batch.chunks.is_empty() {
             self.store()?.append(&batch.chunks).map_err(failed)?.into_inner();
         }
         for part in &batch.parts {
-            if part.task.want == ArchiveRequest::All && part.left == Left::Nothing {
+            if part.task.want == ArchiveRequest::All && part.left == ArchiveRemainder::Nothing {
                 self.ends.remove(&part.task.job);
             } else {
                 self.ends.insert(part.task.job.clone(), part.ends);
@@ -232,10 +237,11 @@ impl Archiver {
     }
 
     /// Gives back the room of what is stored. Where that fails it is given back with the job's directory.
-    pub fn release(&self, batch: &Batch) {
+    pub fn release(&self, batch: &ArchiveBatch) {
         // One that is done with is forgotten as a whole.
-        let go_on =
-            |part: &&ArchivedOutput| part.task.want == ArchiveRequest::Final || part.left != Left::Nothing;
+        let go_on = |part: &&ArchivedOutput| {
+            part.task.want == ArchiveRequest::Final || part.left != ArchiveRemainder::Nothing
+        };
         for part in batch.parts.iter().filter(go_on) {
             let (sandbox, job) = (&part.task.placed.sandbox, part.task.job.as_str());
             for (stream, upto) in
@@ -258,21 +264,21 @@ impl Archiver {
     }
 
     /// Gives some of what was removed back to the file system.
-    pub fn give_back(&mut self) -> Result<lodge_store::ShrinkState, NotArchived> {
+    pub fn shrink(&mut self) -> Result<lodge_store::ShrinkState, NotArchived> {
         match &mut self.store {
-            Some(store) => store.give_back().map_err(failed),
+            Some(store) => store.shrink().map_err(failed),
             None => Ok(lodge_store::ShrinkState::All),
         }
     }
 
     /// By how much `output.db` will grow for what is in its log.
     pub fn pending_bytes(&mut self) -> Result<u64, NotArchived> {
-        self.store.as_mut().map_or(Ok(0), OutputStore::pending_bytes).map_err(failed)
+        self.store.as_mut().map_or(Ok(0), |store| store.pending_bytes()).map_err(failed)
     }
 
     /// Copies that back now, if it is open.
-    pub fn settle(&mut self) -> Result<(), NotArchived> {
-        self.store.as_mut().map_or(Ok(()), OutputStore::settle).map_err(failed)
+    pub fn checkpoint_now(&mut self) -> Result<(), NotArchived> {
+        self.store.as_mut().map_or(Ok(()), |store| store.settle()).map_err(failed)
     }
 
     /// Forgets what only saves time.
@@ -282,35 +288,37 @@ impl Archiver {
         }
     }
 
-    pub(super) fn store(&mut self) -> Result<&mut OutputStore, NotArchived> {
+    pub(super) fn store(&mut self) -> Result<&mut dyn OutputWriter, NotArchived> {
         let store = match self.store.take() {
             Some(store) => store,
             None => self.db.store().map_err(not_archived)?,
         };
-        Ok(self.store.insert(store))
+        Ok(&mut **self.store.insert(store))
     }
 }
 
-fn worse(a: Left, b: Left) -> Left {
+fn worse(a: ArchiveRemainder, b: ArchiveRemainder) -> ArchiveRemainder {
     match (a, b) {
-        (Left::Unread, _) | (_, Left::Unread) => Left::Unread,
-        (Left::Some, _) | (_, Left::Some) => Left::Some,
-        (Left::Nothing, Left::Nothing) => Left::Nothing,
+        (ArchiveRemainder::Unread, _) | (_, ArchiveRemainder::Unread) => ArchiveRemainder::Unread,
+        (ArchiveRemainder::Some, _) | (_, ArchiveRemainder::Some) => ArchiveRemainder::Some,
+        (ArchiveRemainder::Nothing, ArchiveRemainder::Nothing) => ArchiveRemainder::Nothing,
     }
 }
 
-fn unreadable(job: &JobId, error: &ReadError) -> Left {
+fn unreadable(job: &JobId, error: &SandboxReadError) -> ArchiveRemainder {
     match error {
-        ReadError::Absent { .. } => Left::Nothing,
+        SandboxReadError::Absent { .. } => ArchiveRemainder::Nothing,
         // What lies there is not what a keeper writes, and will not be.
-        ReadError::BadId { .. } | ReadError::NotPlain { .. } | ReadError::TooLong { .. } => {
+        SandboxReadError::BadId { .. }
+        | SandboxReadError::NotPlain { .. }
+        | SandboxReadError::TooLong { .. } => {
             tracing::error!(event = "job.output_unreadable", %job, error = chain(error));
-            Left::Nothing
+            ArchiveRemainder::Nothing
         }
         // The kernel's refusals may pass.
-        ReadError::Open { .. } | ReadError::Read { .. } => {
+        SandboxReadError::Open { .. } | SandboxReadError::Read { .. } => {
             tracing::warn!(event = "job.output_unread", %job, error = chain(error));
-            Left::Unread
+            ArchiveRemainder::Unread
         }
     }
 }
@@ -326,6 +334,8 @@ fn failed(error: OutputError) -> NotArchived {
     match error {
         OutputError::Full { .. } => NotArchived::Full,
         OutputError::InDoubt { .. } => NotArchived::Broken,
-        OutputError::Corrupt { .. } | OutputError::Sqlite { .. } => NotArchived::Failed { why: told(&error) },
+        OutputError::Corrupt { .. } | OutputError::Unusable { .. } => {
+            NotArchived::Failed { why: told(&error) }
+        }
     }
 }

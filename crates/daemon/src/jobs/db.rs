@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lodge_store::{OutputOpenError, OutputReader, OutputStore};
+use lodge_store::{OutputOpenError, OutputReads, OutputStore, OutputWriter};
 
 use crate::chain;
 use crate::shell::now;
 
 #[derive(Debug)]
-pub struct Db {
+pub struct ArchiveDb {
     dir: PathBuf,
     state: Mutex<OutputDbState>,
 }
@@ -26,8 +26,8 @@ enum DbOpenState {
     NotYet,
     /// The writer takes the store, once.
     Open {
-        store: Option<OutputStore>,
-        reader: Arc<OutputReader>,
+        store: Option<Box<dyn OutputWriter>>,
+        reader: Arc<dyn OutputReads>,
     },
     /// Until the next daemon.
     Failed,
@@ -41,16 +41,16 @@ pub enum ArchiveOpenError {
     Failed,
 }
 
-impl Db {
-    pub fn new(dir: &Path) -> Db {
-        Db {
+impl ArchiveDb {
+    pub fn new(dir: &Path) -> ArchiveDb {
+        ArchiveDb {
             dir: dir.to_owned(),
             state: Mutex::new(OutputDbState { opened: DbOpenState::NotYet, trouble: Vec::new() }),
         }
     }
 
     /// What reads the archive. None: nothing was ever archived.
-    pub fn reader(&self) -> Result<Option<Arc<OutputReader>>, ArchiveOpenError> {
+    pub fn reader(&self) -> Result<Option<Arc<dyn OutputReads>>, ArchiveOpenError> {
         let mut state = self.state();
         if matches!(state.opened, DbOpenState::NotYet) {
             if !self.dir.join("output.db").exists() {
@@ -65,7 +65,7 @@ impl Db {
     }
 
     /// What writes the archive, which is made if there is none. For one caller: there is one store.
-    pub fn store(&self) -> Result<OutputStore, ArchiveOpenError> {
+    pub fn store(&self) -> Result<Box<dyn OutputWriter>, ArchiveOpenError> {
         let mut state = self.state();
         if matches!(state.opened, DbOpenState::NotYet) {
             self.open(&mut state)?;
@@ -86,8 +86,10 @@ impl Db {
                         "job output: output.db was damaged and lies in {to}; a new one was begun"
                     ));
                 }
-                state.opened =
-                    DbOpenState::Open { store: Some(opened.store), reader: Arc::new(opened.reader) };
+                state.opened = DbOpenState::Open {
+                    store: Some(Box::new(opened.store)),
+                    reader: Arc::new(opened.reader),
+                };
                 Ok(())
             }
             Err(OutputOpenError::Full { .. }) => Err(ArchiveOpenError::Full),

@@ -6,16 +6,16 @@ use lodge_proto::Output;
 use crate::shell::Shell;
 
 impl Shell {
-    /// A job that runs wrote so much by now: the archive, those who wait for it and those who are attached hear of it.
+    /// A running job has written this much: notifies the archive, waiting callers and attached clients.
     pub async fn job_wrote(&self, agent: &AgentId, job: &JobId, stdout: u64, stderr: u64) {
         self.jobs.wrote(job, stdout, stderr);
-        if !self.hub.is_heard() {
+        if !self.hub.has_subscribers() {
             return;
         }
-        // Without its session some would not hear: they hear of it with the events, and later.
+        // Without its session some clients would miss it: they get it later, with the events.
         let id = job.clone();
         let Ok(session) = self.reader.read_few(move |store| store.job_session(&id)).await else { return };
-        self.hub.wrote(Output {
+        self.hub.publish_output(Output {
             agent: agent.to_string(),
             session: session.as_ref().map(SessionId::to_string),
             job: job.to_string(),

@@ -2,9 +2,9 @@
 //!
 //! A place in it is a number of bytes of both streams together, kept or not, so that its meaning never changes.
 
-use lodge_exec::{OrderRuns, Speaker};
+use lodge_exec::{OrderRuns, StreamKind};
 
-use super::read::Piece;
+use super::read::OutputSlice;
 
 /// How far the streams of a job are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,15 +16,15 @@ pub struct StreamEnds {
 }
 
 impl StreamEnds {
-    fn of(self, who: Speaker) -> u64 {
+    fn of(self, who: StreamKind) -> u64 {
         match who {
-            Speaker::Stdout => self.stdout,
-            Speaker::Stderr => self.stderr,
+            StreamKind::Stdout => self.stdout,
+            StreamKind::Stderr => self.stderr,
         }
     }
 }
 
-/// A part of a stream without a hole: from the offset that was asked for, or from the first byte kept behind it.
+/// A part of a stream without a hole: from the requested offset, or from the next byte that was kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutputSpan {
     pub offset: u64,
@@ -33,17 +33,17 @@ pub struct OutputSpan {
 
 /// At most `len_max` bytes of both streams from `offset` on, or from the first kept byte behind it.
 ///
-/// `order` must have been read after `known`: then whatever is known of the stream whose turn it is belongs to its last
-/// run, as long as the other one has not spoken since. Of the other one nothing is told beyond the marks before the job is
-/// over.
+/// `order` must be read after `known`: then all known bytes of the current stream belong to its last run, as long as
+/// the other stream has not written since. Bytes of the other stream beyond the marks are not returned before the job
+/// has ended.
 pub fn merged<E>(
     order: &[u8],
     known: StreamEnds,
     offset: u64,
     len_max: usize,
-    mut read: impl FnMut(Speaker, u64) -> Result<OutputSpan, E>,
-) -> Result<Piece, E> {
-    let mut piece = Piece { offset, bytes: Vec::new(), end: false };
+    mut read: impl FnMut(StreamKind, u64) -> Result<OutputSpan, E>,
+) -> Result<OutputSlice, E> {
+    let mut piece = OutputSlice { offset, bytes: Vec::new(), end: false };
     let mut held = [None, None];
     let mut place = 0;
     for (who, from, len) in Spans::new(order, known) {
@@ -84,13 +84,13 @@ pub fn merged<E>(
 /// The part of a stream that has the byte at `at`, or begins behind it: the one at hand, or the next.
 fn stretch<'h, E>(
     held: &'h mut [Option<OutputSpan>; 2],
-    who: Speaker,
+    who: StreamKind,
     at: u64,
-    read: &mut impl FnMut(Speaker, u64) -> Result<OutputSpan, E>,
+    read: &mut impl FnMut(StreamKind, u64) -> Result<OutputSpan, E>,
 ) -> Result<&'h OutputSpan, E> {
     let slot = match who {
-        Speaker::Stdout => &mut held[0],
-        Speaker::Stderr => &mut held[1],
+        StreamKind::Stdout => &mut held[0],
+        StreamKind::Stderr => &mut held[1],
     };
     // One without bytes says that nothing is kept from where it begins on.
     let fits = |held: &OutputSpan| held.bytes.is_empty() || at < held.offset + held.bytes.len() as u64;
@@ -106,69 +106,70 @@ struct Spans<'o> {
     runs: OrderRuns<'o>,
     known: StreamEnds,
     at: [u64; 2],
-    stage: Stage,
+    stage: MergeStage,
 }
 
 #[derive(Clone, Copy)]
-enum Stage {
+enum MergeStage {
     Marked,
     /// What follows the last mark.
-    Rest(Speaker),
-    /// What the other one had to say: where there was no room for more marks nobody knows when.
-    Other(Speaker),
+    Rest(StreamKind),
+    /// The rest of the other stream: beyond the last mark its order is unknown.
+    Other(StreamKind),
     Done,
 }
 
 impl<'o> Spans<'o> {
     fn new(order: &'o [u8], known: StreamEnds) -> Spans<'o> {
-        Spans { runs: OrderRuns::new(order), known, at: [0; 2], stage: Stage::Marked }
+        Spans { runs: OrderRuns::new(order), known, at: [0; 2], stage: MergeStage::Marked }
     }
 
-    fn span(&mut self, who: Speaker, len: u64) -> (Speaker, u64, u64) {
+    fn span(&mut self, who: StreamKind, len: u64) -> (StreamKind, u64, u64) {
         let at = match who {
-            Speaker::Stdout => &mut self.at[0],
-            Speaker::Stderr => &mut self.at[1],
+            StreamKind::Stdout => &mut self.at[0],
+            StreamKind::Stderr => &mut self.at[1],
         };
         let from = *at;
         *at += len;
         (who, from, len)
     }
 
-    fn left(&self, who: Speaker) -> u64 {
+    fn left(&self, who: StreamKind) -> u64 {
         let at = match who {
-            Speaker::Stdout => self.at[0],
-            Speaker::Stderr => self.at[1],
+            StreamKind::Stdout => self.at[0],
+            StreamKind::Stderr => self.at[1],
         };
         self.known.of(who).saturating_sub(at)
     }
 }
 
 impl Iterator for Spans<'_> {
-    type Item = (Speaker, u64, u64);
+    type Item = (StreamKind, u64, u64);
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             match self.stage {
-                Stage::Marked => match self.runs.next() {
+                MergeStage::Marked => match self.runs.next() {
                     Some((who, run)) => {
                         let left = self.left(who);
                         // A mark that is ahead of what is known: what comes after it has to wait.
                         if run > left && !self.known.over {
-                            self.stage = Stage::Done;
+                            self.stage = MergeStage::Done;
                         }
                         return Some(self.span(who, run.min(left)));
                     }
-                    None => self.stage = Stage::Rest(self.runs.turn()),
+                    None => self.stage = MergeStage::Rest(self.runs.turn()),
                 },
-                Stage::Rest(who) => {
-                    self.stage = if self.known.over { Stage::Other(who.other()) } else { Stage::Done };
+                MergeStage::Rest(who) => {
+                    self.stage =
+                        if self.known.over { MergeStage::Other(who.other()) } else { MergeStage::Done };
                     return Some(self.span(who, self.left(who)));
                 }
-                Stage::Other(who) => {
-                    self.stage = Stage::Done;
+                MergeStage::Other(who) => {
+                    self.stage = MergeStage::Done;
                     return Some(self.span(who, self.left(who)));
                 }
-                Stage::Done => return None,
+                MergeStage::Done => return None,
             }
         }
     }
@@ -177,16 +178,16 @@ impl Iterator for Spans<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Speaker::{Stderr, Stdout};
+    use StreamKind::{Stderr, Stdout};
 
-    /// What a job said, in order, with the marks of it.
+    /// The output of a job, in order, with its marks.
     struct MarkedOutput {
         order: Vec<u8>,
         streams: [Vec<u8>; 2],
         merged: Vec<u8>,
     }
 
-    fn said(spoken: &[(Speaker, &str)]) -> MarkedOutput {
+    fn said(spoken: &[(StreamKind, &str)]) -> MarkedOutput {
         let mut marks = crate::jobs::tests::Marks::default();
         let (mut order, mut streams, mut merged) = (Vec::new(), [Vec::new(), Vec::new()], Vec::new());
         for (who, text) in spoken {
@@ -205,10 +206,10 @@ mod tests {
         fn piece(
             &self,
             known: StreamEnds,
-            kept: impl Fn(Speaker, u64) -> bool,
+            kept: impl Fn(StreamKind, u64) -> bool,
             offset: u64,
             len_max: usize,
-        ) -> Piece {
+        ) -> OutputSlice {
             merged(&self.order, known, offset, len_max, |who, at| {
                 let bytes = &self.streams[usize::from(who == Stderr)];
                 let mut from = at;
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_of_a_job_that_runs_stays_where_it_was_told() {
+    fn what_was_reported_of_a_job_that_runs_stays_where_it_was_reported() {
         let said = talk();
         let marks_max = said.order.len();
         // Every moment that a reader can meet: so much of both streams, and no fewer marks than belong to it.
@@ -281,10 +282,10 @@ mod tests {
         }
     }
 
-    /// Whether a keeper could have written so many marks and bytes: each mark follows the first bytes of the run after it,
-    /// and comes before any of the run after that.
+    /// Whether a keeper could have written this many marks and bytes: each mark follows the first bytes of the run
+    /// after it, and precedes the run after that.
     fn reached(said: &MarkedOutput, order: &[u8], known: StreamEnds) -> bool {
-        let all: Vec<(Speaker, u64)> =
+        let all: Vec<(StreamKind, u64)> =
             Spans::new(&said.order, said.known(true)).map(|(who, _, len)| (who, len)).collect();
         let marked = OrderRuns::new(order).count();
         let mut at = [0, 0];
@@ -292,7 +293,7 @@ mod tests {
         for (index, (who, len)) in all.iter().enumerate() {
             let of = usize::from(*who == Stderr);
             at[of] += len;
-            // The run under way and, unmarked so far, the beginning of the next.
+            // The current run and, unmarked so far, the beginning of the next.
             if index <= marked + 1 {
                 max[of] = at[of];
             }
@@ -304,7 +305,7 @@ mod tests {
     fn holes_are_passed_over_and_places_stay_what_they_are() {
         let said = talk();
         // The middle of stdout was dropped: "e\ntw".
-        let kept = |who: Speaker, at: u64| who == Stderr || !(2..6).contains(&at);
+        let kept = |who: StreamKind, at: u64| who == Stderr || !(2..6).contains(&at);
         let first = said.piece(said.known(true), kept, 0, 1_000);
         assert_eq!((first.offset, first.bytes.as_slice()), (0, &b"warning\non"[..]));
         let next = said.piece(said.known(true), kept, 10, 1_000);

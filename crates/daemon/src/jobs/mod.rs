@@ -1,19 +1,19 @@
 //! The output of jobs: where it lies, who waits for more of it, what is kept of it.
 //!
-//! A byte is in its job's files until it is in the archive (`output.db`), and then there alone. Readers look at both, so
-//! that nobody sees when it moves.
+//! A byte is in its job's files until it is in the archive (`output.db`), and then only there. Readers read both, so
+//! that the move is invisible.
 
 mod archive;
 mod archiver;
 mod db;
 mod live;
 mod merge;
+mod model_reports;
 mod queue;
 mod read;
 mod retention;
 #[cfg(test)]
 mod tests;
-mod told;
 mod watch;
 
 use std::collections::BTreeSet;
@@ -31,45 +31,45 @@ use tokio::sync::Notify;
 use tokio::sync::watch::Receiver;
 
 pub use archive::run as run_archive;
-pub use read::{JobOutputError, Pick, Piece};
+pub use model_reports::answer;
+pub use read::{JobOutputError, OutputSelection, OutputSlice};
 pub use retention::{run as run_retention, settled};
-pub use told::{Whose, answer};
-pub use watch::Written;
+pub use watch::OutputProgress;
 
 use crate::shell::Shell;
 
 /// What the daemon keeps in mind of jobs beside the engine.
 #[derive(Debug)]
 pub struct Jobs {
-    watches: watch::Watches,
-    queue: queue::Queue,
-    db: Arc<db::Db>,
-    /// Somebody should see whether too much is kept.
+    watches: watch::JobWatches,
+    queue: queue::ArchiveQueue,
+    db: Arc<db::ArchiveDb>,
+    /// Requests a check of the retention limits.
     look: Notify,
-    /// Bytes that were archived since somebody looked.
+    /// Bytes that were archived since the last check.
     grown: AtomicU64,
-    /// Agents of which jobs were archived since somebody looked, and that there are some.
+    /// Agents whose jobs were archived since the last check, and a signal that there are some.
     settled_agents: Mutex<BTreeSet<AgentId>>,
     settled: Notify,
 }
 
 /// How the streams of a job lie in its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layout {
+pub struct JobFileLayout {
     /// The beginning.
     pub head: u64,
     /// Each of the two parts of the end.
     pub segment: u64,
 }
 
-impl Layout {
-    pub fn of(row: &JobRow) -> Layout {
+impl JobFileLayout {
+    pub fn of(row: &JobRow) -> JobFileLayout {
         let segment = row.request.output_bytes / 8;
-        Layout { head: row.request.output_bytes - 2 * segment, segment }
+        JobFileLayout { head: row.request.output_bytes - 2 * segment, segment }
     }
 }
 
-/// What there is by now of the output of a job that runs: its row tells that from its end on.
+/// The output so far of a running job. After its end, its row has the totals.
 pub fn written(shell: &Shell, found: &JobSummary) -> Option<JobTotals> {
     match found.row.progress.state {
         JobState::Running => shell.executor.job_totals(found.sandbox.as_str(), found.row.id.as_str()).ok(),
@@ -80,9 +80,9 @@ pub fn written(shell: &Shell, found: &JobSummary) -> Option<JobTotals> {
 impl Jobs {
     pub fn new(dir: &Path) -> Jobs {
         Jobs {
-            watches: watch::Watches::default(),
-            queue: queue::Queue::default(),
-            db: Arc::new(db::Db::new(dir)),
+            watches: watch::JobWatches::default(),
+            queue: queue::ArchiveQueue::default(),
+            db: Arc::new(db::ArchiveDb::new(dir)),
             look: Notify::new(),
             grown: AtomicU64::new(0),
             settled_agents: Mutex::default(),
@@ -108,7 +108,7 @@ impl Jobs {
         self.watches.wrote(job, stdout, stderr);
     }
 
-    /// Moves all output of a job that ended into the archive; the engine hears of it.
+    /// Moves all output of an ended job into the archive, and reports it to the engine.
     pub fn archive(&self, job: &JobId) {
         self.queue.finish(job);
     }
@@ -160,10 +160,10 @@ impl Shell {
     pub async fn job_read(
         self: &Arc<Self>,
         row: &JobRow,
-        pick: Pick,
+        pick: OutputSelection,
         offset: u64,
         len_max: usize,
-    ) -> Result<Piece, JobOutputError> {
+    ) -> Result<OutputSlice, JobOutputError> {
         let (shell, row) = (self.clone(), row.clone());
         let read =
             tokio::task::spawn_blocking(move || read::piece(&shell, &row, pick, offset, len_max)).await;
@@ -172,7 +172,7 @@ impl Shell {
 
     /// Changes whenever there is more output of the job, and when its end is recorded. A caller that subscribes first and
     /// then reads the row and the output misses nothing.
-    pub fn job_changed(&self, job: &JobId) -> Receiver<Written> {
+    pub fn job_changed(&self, job: &JobId) -> Receiver<OutputProgress> {
         self.jobs.watches.subscribe(job)
     }
 }

@@ -2,44 +2,45 @@
 
 use lodge_core::JobId;
 use lodge_core::job::JobRow;
-use lodge_exec::{ExecStream, Executor, ReadError, Speaker, limits::ORDER_BYTES_MAX};
+use lodge_exec::{ExecStream, Executor, SandboxReadError, StreamKind, limits::ORDER_BYTES_MAX};
 use lodge_store::{OutputError, OutputStream};
 use tokio::task::JoinError;
 
-use super::db::{ArchiveOpenError, Db};
+use super::db::{ArchiveDb, ArchiveOpenError};
 use super::merge::{OutputSpan, StreamEnds, merged};
 use crate::chain;
 use crate::shell::Shell;
 
 /// Which output of a job is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pick {
+pub enum OutputSelection {
     Stdout,
     Stderr,
     /// Both, in the order in which they were written.
     Merged,
 }
 
-impl Pick {
-    pub const ALL: [Pick; 3] = [Pick::Stdout, Pick::Stderr, Pick::Merged];
+impl OutputSelection {
+    pub const ALL: [OutputSelection; 3] =
+        [OutputSelection::Stdout, OutputSelection::Stderr, OutputSelection::Merged];
 
     pub fn word(self) -> &'static str {
         match self {
-            Pick::Stdout => "stdout",
-            Pick::Stderr => "stderr",
-            Pick::Merged => "merged",
+            OutputSelection::Stdout => "stdout",
+            OutputSelection::Stderr => "stderr",
+            OutputSelection::Merged => "merged",
         }
     }
 
-    pub fn from_word(word: &str) -> Option<Pick> {
-        Pick::ALL.into_iter().find(|pick| pick.word() == word)
+    pub fn from_word(word: &str) -> Option<OutputSelection> {
+        OutputSelection::ALL.into_iter().find(|pick| pick.word() == word)
     }
 }
 
 /// A part of a job's output.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
-    /// Where `bytes` begin: what is between the offset that was asked for and this was not kept.
+pub struct OutputSlice {
+    /// Where `bytes` begin: bytes between the requested offset and this were not kept.
     pub offset: u64,
     pub bytes: Vec<u8>,
     /// There is nothing behind it, and never will be.
@@ -49,24 +50,24 @@ pub struct Piece {
 pub(super) fn piece(
     shell: &Shell,
     row: &JobRow,
-    pick: Pick,
+    pick: OutputSelection,
     offset: u64,
     len_max: usize,
-) -> Result<Piece, JobOutputError> {
-    Output::of(shell, row)?.piece(pick, offset, len_max)
+) -> Result<OutputSlice, JobOutputError> {
+    JobOutputSource::of(shell, row)?.piece(pick, offset, len_max)
 }
 
 /// The output of one job.
-pub(super) struct Output<'a> {
+pub(super) struct JobOutputSource<'a> {
     pub(super) executor: &'a dyn Executor,
-    pub(super) db: &'a Db,
+    pub(super) db: &'a ArchiveDb,
     pub(super) row: &'a JobRow,
     /// None: it is in the archive alone.
     pub(super) sandbox: Option<String>,
 }
 
-impl<'a> Output<'a> {
-    pub(super) fn of(shell: &'a Shell, row: &'a JobRow) -> Result<Output<'a>, JobOutputError> {
+impl<'a> JobOutputSource<'a> {
+    pub(super) fn of(shell: &'a Shell, row: &'a JobRow) -> Result<JobOutputSource<'a>, JobOutputError> {
         let sandbox = if row.archived {
             None
         } else {
@@ -74,14 +75,19 @@ impl<'a> Output<'a> {
             let found = found.map_err(|error| unreadable(row, chain(&error)))?;
             found.map(|found| found.sandbox.to_string())
         };
-        Ok(Output { executor: &*shell.executor, db: &shell.jobs.db, row, sandbox })
+        Ok(JobOutputSource { executor: &*shell.executor, db: &shell.jobs.db, row, sandbox })
     }
 
-    pub(super) fn piece(&self, pick: Pick, offset: u64, len_max: usize) -> Result<Piece, JobOutputError> {
+    pub(super) fn piece(
+        &self,
+        pick: OutputSelection,
+        offset: u64,
+        len_max: usize,
+    ) -> Result<OutputSlice, JobOutputError> {
         match pick {
-            Pick::Stdout => self.stream(Speaker::Stdout, offset, len_max),
-            Pick::Stderr => self.stream(Speaker::Stderr, offset, len_max),
-            Pick::Merged => {
+            OutputSelection::Stdout => self.stream(StreamKind::Stdout, offset, len_max),
+            OutputSelection::Stderr => self.stream(StreamKind::Stderr, offset, len_max),
+            OutputSelection::Merged => {
                 // In this order: marks that are read later may say more, which does no harm.
                 let known = self.known()?;
                 let order = self.order()?;
@@ -94,37 +100,42 @@ impl<'a> Output<'a> {
         !self.row.progress.state.is_open()
     }
 
-    /// How far both streams are. Of one that is over, its row tells.
+    /// The ends of both streams. For an ended job, its row has them.
     pub(super) fn known(&self) -> Result<StreamEnds, JobOutputError> {
         let (progress, over) = (&self.row.progress, self.is_over());
         let (mut stdout, mut stderr) = (progress.stdout.seen, progress.stderr.seen);
         if let (false, Some(sandbox)) = (over, &self.sandbox) {
             match self.executor.job_totals(sandbox, self.row.id.as_str()) {
                 Ok(totals) => (stdout, stderr) = (totals.stdout.end, totals.stderr.end),
-                Err(ReadError::Absent { .. }) => {}
+                Err(SandboxReadError::Absent { .. }) => {}
                 Err(error) => return Err(unreadable(self.row, chain(&error))),
             }
         }
         Ok(StreamEnds { stdout, stderr, over })
     }
 
-    pub(super) fn stream(&self, who: Speaker, offset: u64, len_max: usize) -> Result<Piece, JobOutputError> {
+    pub(super) fn stream(
+        &self,
+        who: StreamKind,
+        offset: u64,
+        len_max: usize,
+    ) -> Result<OutputSlice, JobOutputError> {
         let OutputSpan { offset: from, bytes } = self.stretch(who, offset, len_max)?;
         let seen = match who {
-            Speaker::Stdout => self.row.progress.stdout.seen,
-            Speaker::Stderr => self.row.progress.stderr.seen,
+            StreamKind::Stdout => self.row.progress.stdout.seen,
+            StreamKind::Stderr => self.row.progress.stderr.seen,
         };
         if !self.is_over() {
-            return Ok(Piece { offset: from, bytes, end: false });
+            return Ok(OutputSlice { offset: from, bytes, end: false });
         }
         // What was dropped at the very end has nothing behind it to begin with.
         let from = if bytes.is_empty() { seen.max(offset) } else { from };
         let end = bytes.is_empty() || from + bytes.len() as u64 >= seen;
-        Ok(Piece { offset: from, bytes, end })
+        Ok(OutputSlice { offset: from, bytes, end })
     }
 
     /// Bytes from `offset` on, or from the first that is kept behind it, wherever they are.
-    fn stretch(&self, who: Speaker, offset: u64, len_max: usize) -> Result<OutputSpan, JobOutputError> {
+    fn stretch(&self, who: StreamKind, offset: u64, len_max: usize) -> Result<OutputSpan, JobOutputError> {
         if self.row.output_removed {
             return Ok(OutputSpan { offset, bytes: Vec::new() });
         }
@@ -135,12 +146,12 @@ impl<'a> Output<'a> {
         }
         let Some(sandbox) = &self.sandbox else { return Ok(archived) };
         let stream = match who {
-            Speaker::Stdout => ExecStream::Stdout,
-            Speaker::Stderr => ExecStream::Stderr,
+            StreamKind::Stdout => ExecStream::Stdout,
+            StreamKind::Stderr => ExecStream::Stderr,
         };
         let in_files = match self.executor.job_read(sandbox, self.row.id.as_str(), stream, offset, len_max) {
             Ok(read) => OutputSpan { offset: read.offset, bytes: read.bytes },
-            Err(ReadError::Absent { .. }) => OutputSpan { offset, bytes: Vec::new() },
+            Err(SandboxReadError::Absent { .. }) => OutputSpan { offset, bytes: Vec::new() },
             Err(error) => return Err(unreadable(self.row, chain(&error))),
         };
         if has(&in_files) && in_files.offset == offset {
@@ -164,7 +175,7 @@ impl<'a> Output<'a> {
         match self.executor.job_order(sandbox, self.row.id.as_str(), 0) {
             Ok(order) if order.is_empty() => archived(self),
             Ok(order) => Ok(order),
-            Err(ReadError::Absent { .. }) => archived(self),
+            Err(SandboxReadError::Absent { .. }) => archived(self),
             Err(error) => Err(unreadable(self.row, chain(&error))),
         }
     }
@@ -194,10 +205,10 @@ impl<'a> Output<'a> {
     }
 }
 
-fn stream_of(who: Speaker) -> OutputStream {
+fn stream_of(who: StreamKind) -> OutputStream {
     match who {
-        Speaker::Stdout => OutputStream::Stdout,
-        Speaker::Stderr => OutputStream::Stderr,
+        StreamKind::Stdout => OutputStream::Stdout,
+        StreamKind::Stderr => OutputStream::Stderr,
     }
 }
 

@@ -1,5 +1,5 @@
-//! Old jobs and outputs go when somebody set how long or how much is kept, for all agents or by the `LIMIT disk` of one;
-//! nothing does otherwise.
+//! Removes old jobs and output according to the retention settings, for all agents, or by the `LIMIT disk` of one.
+//! Without settings, nothing is removed.
 //!
 //! What goes is recorded first, and removed from the archive after. What a daemon that died in between left in the archive
 //! is found by the sweep at the next start.
@@ -9,21 +9,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lodge_core::{AgentId, JobId};
-use lodge_store::{OutputFate, OutputReader};
+use lodge_store::{OutputFate, OutputReads};
 
 use crate::chain;
 use crate::limits;
 use crate::shell::{Shell, now};
-use lodge_engine::Seen;
-use lodge_engine::jobs::{Expiry, JobSeen};
+use lodge_engine::Observation;
+use lodge_engine::jobs::{Expiry, JobObservation};
 
-/// Jobs that are looked at, or told of, at once.
+/// Jobs per page.
 const PAGE: u32 = 256;
 /// How often jobs may become too old: a fraction of the age, within these.
 const LOOK_MIN: Duration = Duration::from_secs(1);
 const LOOK_MAX: Duration = Duration::from_secs(10 * 60);
 const LOOKS_AN_AGE: u32 = 8;
-/// The part of the bytes to be kept by which the archive may grow before somebody looks: one in so many.
+/// The part of the kept bytes by which the archive may grow before the next check: one in this many.
 const GROWTH_SHARE: u64 = 16;
 
 /// Between two looks at what agents have in the archive.
@@ -128,7 +128,7 @@ async fn expire_old(shell: &Arc<Shell>, age: Duration) {
 
 async fn expire(shell: &Shell, jobs: Vec<JobId>, what: Expiry) {
     for page in jobs.chunks(PAGE as usize) {
-        shell.tell(Seen::Job(JobSeen::Expired { jobs: page.to_vec(), what })).await;
+        shell.report(Observation::Job(JobObservation::Expired { jobs: page.to_vec(), what })).await;
     }
 }
 
@@ -141,7 +141,7 @@ async fn blocking<T: Default + Send + 'static>(
 }
 
 /// Every archived job, the oldest first, until `look` says that it is enough. Ids are in the order of time.
-fn each_archived(reader: &OutputReader, mut look: impl FnMut(JobId) -> std::ops::ControlFlow<()>) {
+fn each_archived(reader: &dyn OutputReads, mut look: impl FnMut(JobId) -> std::ops::ControlFlow<()>) {
     let mut after: Option<JobId> = None;
     loop {
         let page = reader.jobs(after.as_ref(), PAGE).unwrap_or_else(|error| {
@@ -162,7 +162,7 @@ fn each_archived(reader: &OutputReader, mut look: impl FnMut(JobId) -> std::ops:
 fn sweep(shell: &Shell) -> Vec<JobId> {
     let mut gone = Vec::new();
     let Ok(Some(reader)) = shell.jobs.db.reader() else { return gone };
-    each_archived(&reader, |job| {
+    each_archived(&*reader, |job| {
         // What cannot be looked up is kept.
         if matches!(shell.reader.here(|store| store.output_fate(&job)), Ok(OutputFate::Gone)) {
             gone.push(job);
@@ -180,7 +180,7 @@ fn beyond(shell: &Shell, bytes_max: u64) -> Vec<JobId> {
     if total <= bytes_max {
         return over;
     }
-    each_archived(&reader, |job| {
+    each_archived(&*reader, |job| {
         let kept = matches!(shell.reader.here(|store| store.output_fate(&job)), Ok(OutputFate::Kept));
         let ended = matches!(shell.reader.here(|store| store.is_archived(&job)), Ok(true));
         // One that is about to be removed counts as gone.

@@ -4,32 +4,34 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use lodge_core::job::{JobProgress, JobRequest, JobRow, JobState, JobStream};
+use lodge_core::job::{JobProgress, JobRequest, JobRow, JobState, JobStreamBytes};
 use lodge_core::{JobId, Timestamp};
-use lodge_exec::{Speaker, SystemExecutor};
+use lodge_exec::{StreamKind, SystemExecutor};
 
-use super::Layout;
-use super::archiver::{ArchiveRequest, Archiver, JobOutputLayout, Left, NotArchived, Task};
-use super::db::Db;
-use super::read::{Output, Pick};
+use super::JobFileLayout;
+use super::archiver::{
+    ArchiveRemainder, ArchiveRequest, ArchiveTask, Archiver, JobOutputLayout, NotArchived,
+};
+use super::db::ArchiveDb;
+use super::read::{JobOutputSource, OutputSelection};
 
 const SANDBOX: &str = "box";
 
 /// Marks of the order in which two streams speak, as a keeper makes them.
 #[derive(Debug)]
 pub(super) struct Marks {
-    turn: Speaker,
+    turn: StreamKind,
     run: u64,
 }
 
 impl Default for Marks {
     fn default() -> Marks {
-        Marks { turn: Speaker::Stdout, run: 0 }
+        Marks { turn: StreamKind::Stdout, run: 0 }
     }
 }
 
 impl Marks {
-    pub(super) fn spoke(&mut self, who: Speaker, len: u64) -> Vec<u8> {
+    pub(super) fn spoke(&mut self, who: StreamKind, len: u64) -> Vec<u8> {
         if who == self.turn {
             self.run += len;
             return Vec::new();
@@ -91,8 +93,8 @@ impl JobsWorld {
         self.dir.path().join("run").join(SANDBOX).join("exec/job_1")
     }
 
-    /// Says so many bytes, no two runs of which look alike.
-    fn say(&mut self, who: Speaker, len: usize) {
+    /// Writes this many bytes, no two runs of which are equal.
+    fn say(&mut self, who: StreamKind, len: usize) {
         let bytes: Vec<u8> = (0..len)
             .map(|_| {
                 self.next = self.next.wrapping_mul(5).wrapping_add(13);
@@ -100,8 +102,8 @@ impl JobsWorld {
             })
             .collect();
         let (of, name) = match who {
-            Speaker::Stdout => (0, "stdout"),
-            Speaker::Stderr => (1, "stderr"),
+            StreamKind::Stdout => (0, "stdout"),
+            StreamKind::Stderr => (1, "stderr"),
         };
         let mark = self.marks.spoke(who, len as u64);
         self.streams[of].extend(&bytes);
@@ -112,7 +114,7 @@ impl JobsWorld {
 
     /// Appends to the head, and beyond it to segments of which the last two are kept.
     fn put(&self, of: usize, name: &str, mut bytes: &[u8]) {
-        let layout = Layout::of(&self.row);
+        let layout = JobFileLayout::of(&self.row);
         let mut at = (self.streams[of].len() - bytes.len()) as u64;
         while !bytes.is_empty() {
             let (file, upto) = if at < layout.head {
@@ -132,7 +134,7 @@ impl JobsWorld {
     }
 
     fn end(&mut self) {
-        let layout = Layout::of(&self.row);
+        let layout = JobFileLayout::of(&self.row);
         let stream = |bytes: &Vec<u8>| {
             let seen = bytes.len() as u64;
             let tail = seen.saturating_sub(layout.head);
@@ -140,7 +142,7 @@ impl JobsWorld {
                 0 => tail,
                 _several => layout.segment + (tail - 1) % layout.segment + 1,
             };
-            JobStream { seen, kept: seen.min(layout.head) + kept_tail.min(tail) }
+            JobStreamBytes { seen, kept: seen.min(layout.head) + kept_tail.min(tail) }
         };
         (self.row.progress.stdout, self.row.progress.stderr) =
             (stream(&self.streams[0]), stream(&self.streams[1]));
@@ -148,16 +150,16 @@ impl JobsWorld {
     }
 
     fn archiver(&self) -> Archiver {
-        Archiver::new(self.host.clone(), Arc::new(Db::new(self.dir.path())))
+        Archiver::new(self.host.clone(), Arc::new(ArchiveDb::new(self.dir.path())))
     }
 
-    fn task(&self, want: ArchiveRequest) -> Task {
-        let placed = JobOutputLayout { sandbox: SANDBOX.to_owned(), head: Layout::of(&self.row).head };
-        Task { job: self.row.id.clone(), placed, want }
+    fn task(&self, want: ArchiveRequest) -> ArchiveTask {
+        let placed = JobOutputLayout { sandbox: SANDBOX.to_owned(), head: JobFileLayout::of(&self.row).head };
+        ArchiveTask { job: self.row.id.clone(), placed, want }
     }
 
-    /// One round, cut off after so many steps.
-    fn round(&self, archiver: &mut Archiver, want: ArchiveRequest, steps: usize) -> Left {
+    /// One round, interrupted after this many steps.
+    fn round(&self, archiver: &mut Archiver, want: ArchiveRequest, steps: usize) -> ArchiveRemainder {
         let batch = archiver.gather(vec![self.task(want)]).unwrap();
         if steps > 0 {
             archiver.write(&batch).unwrap();
@@ -169,10 +171,10 @@ impl JobsWorld {
     }
 
     /// Everything there is of an output, in pieces of a length, each with where it begins.
-    fn read(&self, pick: Pick, len_max: usize) -> Vec<(u64, Vec<u8>)> {
-        let db = Db::new(self.dir.path());
+    fn read(&self, pick: OutputSelection, len_max: usize) -> Vec<(u64, Vec<u8>)> {
+        let db = ArchiveDb::new(self.dir.path());
         let sandbox = (!self.row.archived).then(|| SANDBOX.to_owned());
-        let output = Output { executor: &*self.host, db: &db, row: &self.row, sandbox };
+        let output = JobOutputSource { executor: &*self.host, db: &db, row: &self.row, sandbox };
         let (mut pieces, mut at) = (Vec::new(), 0);
         loop {
             let piece = output.piece(pick, at, len_max).unwrap();
@@ -187,12 +189,14 @@ impl JobsWorld {
         }
     }
 
-    /// Whatever is read is what was written there, and as much of it as is to be kept.
+    /// Everything that is read was written there, and enough of it is kept.
     fn check(&self, what: &str) {
-        let layout = Layout::of(&self.row);
-        for (pick, written) in
-            [(Pick::Stdout, &self.streams[0]), (Pick::Stderr, &self.streams[1]), (Pick::Merged, &self.merged)]
-        {
+        let layout = JobFileLayout::of(&self.row);
+        for (pick, written) in [
+            (OutputSelection::Stdout, &self.streams[0]),
+            (OutputSelection::Stderr, &self.streams[1]),
+            (OutputSelection::Merged, &self.merged),
+        ] {
             for len_max in [10_007, 1 << 20] {
                 let pieces = self.read(pick, len_max);
                 let mut kept = 0;
@@ -210,7 +214,7 @@ impl JobsWorld {
                         usize::try_from(segments.saturating_sub(2) * layout.segment).unwrap()
                     })
                     .sum();
-                if pick == Pick::Merged {
+                if pick == OutputSelection::Merged {
                     assert_eq!(kept, written.len() - dropped, "{what}: {pick:?} by {len_max}");
                 }
             }
@@ -227,7 +231,7 @@ fn append(path: &std::path::Path, bytes: &[u8]) {
 
 fn talk(world: &mut JobsWorld, lens: &[usize]) {
     for (index, len) in lens.iter().enumerate() {
-        world.say(if index % 2 == 0 { Speaker::Stdout } else { Speaker::Stderr }, *len);
+        world.say(if index % 2 == 0 { StreamKind::Stdout } else { StreamKind::Stderr }, *len);
     }
 }
 
@@ -242,14 +246,14 @@ fn every_byte_is_read_as_it_was_written_wherever_the_move_to_the_archive_was_cut
         // The next daemon knows nothing of it.
         talk(&mut world, &[100_000, 1, 80_000]);
         let mut archiver = world.archiver();
-        assert_eq!(world.round(&mut archiver, ArchiveRequest::Final, 2), Left::Nothing);
+        assert_eq!(world.round(&mut archiver, ArchiveRequest::Final, 2), ArchiveRemainder::Nothing);
         world.check("after another daemon's round");
         talk(&mut world, &[200_000, 10]);
         world.end();
         world.round(&mut archiver, ArchiveRequest::All, second);
         world.check("after the last round was cut off");
         drop(archiver);
-        assert_eq!(world.round(&mut world.archiver(), ArchiveRequest::All, 2), Left::Nothing);
+        assert_eq!(world.round(&mut world.archiver(), ArchiveRequest::All, 2), ArchiveRemainder::Nothing);
         world.check("when all is archived");
         world.row.archived = true;
         world.check("when nobody looks at the files");
@@ -259,7 +263,7 @@ fn every_byte_is_read_as_it_was_written_wherever_the_move_to_the_archive_was_cut
         world.check("when the files are gone and that is not recorded");
         assert_eq!(
             world.round(&mut world.archiver(), ArchiveRequest::All, 2),
-            Left::Nothing,
+            ArchiveRemainder::Nothing,
             "asked for twice"
         );
         world.check("when it was asked for twice");
@@ -270,7 +274,7 @@ fn every_byte_is_read_as_it_was_written_wherever_the_move_to_the_archive_was_cut
 fn the_files_of_a_job_that_runs_give_back_what_is_archived() {
     use std::os::unix::fs::MetadataExt;
     let mut world = JobsWorld::new(8 << 20);
-    world.say(Speaker::Stdout, 1 << 20);
+    world.say(StreamKind::Stdout, 1 << 20);
     let blocks = |world: &JobsWorld| fs::metadata(world.job_dir().join("stdout")).unwrap().blocks() * 512;
     let before = blocks(&world);
     world.round(&mut world.archiver(), ArchiveRequest::Final, 2);
@@ -282,7 +286,7 @@ fn the_files_of_a_job_that_runs_give_back_what_is_archived() {
 fn a_job_that_says_nothing_makes_no_archive() {
     let mut world = JobsWorld::new(1 << 20);
     world.end();
-    assert_eq!(world.round(&mut world.archiver(), ArchiveRequest::All, 2), Left::Nothing);
+    assert_eq!(world.round(&mut world.archiver(), ArchiveRequest::All, 2), ArchiveRemainder::Nothing);
     assert!(!world.dir.path().join("output.db").exists());
     assert!(matches!(world.archiver().remove(&[world.row.id.clone()]), Ok(())));
     assert!(!world.dir.path().join("output.db").exists());
@@ -292,7 +296,7 @@ fn a_job_that_says_nothing_makes_no_archive() {
 fn without_room_nothing_is_lost_and_with_room_it_goes_on() {
     let mut world = JobsWorld::new(4 << 20);
     let mut archiver = world.archiver();
-    world.say(Speaker::Stdout, 300_000);
+    world.say(StreamKind::Stdout, 300_000);
     world.round(&mut archiver, ArchiveRequest::Final, 2);
     archiver.store().unwrap().limit_pages(30);
     talk(&mut world, &[600_000, 100_000]);
@@ -302,7 +306,7 @@ fn without_room_nothing_is_lost_and_with_room_it_goes_on() {
     archiver.store().unwrap().limit_pages(1 << 20);
     talk(&mut world, &[5_000, 5_000]);
     world.end();
-    assert_eq!(world.round(&mut archiver, ArchiveRequest::All, 2), Left::Nothing);
+    assert_eq!(world.round(&mut archiver, ArchiveRequest::All, 2), ArchiveRemainder::Nothing);
     world.row.archived = true;
     fs::remove_dir_all(world.job_dir()).unwrap();
     world.check("with room");
@@ -311,19 +315,19 @@ fn without_room_nothing_is_lost_and_with_room_it_goes_on() {
 #[test]
 fn a_long_output_takes_several_rounds_and_leaves_room_for_others() {
     let mut world = JobsWorld::new(32 << 20);
-    world.say(Speaker::Stdout, 13 << 20);
+    world.say(StreamKind::Stdout, 13 << 20);
     let mut archiver = world.archiver();
-    let other = Task { job: "job_2".parse().unwrap(), ..world.task(ArchiveRequest::Final) };
+    let other = ArchiveTask { job: "job_2".parse().unwrap(), ..world.task(ArchiveRequest::Final) };
     let shared = archiver.gather(vec![world.task(ArchiveRequest::Final), other]).unwrap();
     assert_eq!(
         (shared.bytes(), shared.parts[0].left),
-        (4 << 20, Left::Some),
+        (4 << 20, ArchiveRemainder::Some),
         "half of a round that is shared"
     );
     archiver.write(&shared).unwrap();
     archiver.release(&shared);
     let mut rounds = 1;
-    while world.round(&mut archiver, ArchiveRequest::Final, 2) == Left::Some {
+    while world.round(&mut archiver, ArchiveRequest::Final, 2) == ArchiveRemainder::Some {
         rounds += 1;
     }
     assert_eq!(rounds, 2, "alone, eight MiB each");
@@ -331,7 +335,7 @@ fn a_long_output_takes_several_rounds_and_leaves_room_for_others() {
 }
 
 #[test]
-fn what_is_removed_is_not_read_any_more() {
+fn what_is_removed_is_no_longer_read() {
     let mut world = JobsWorld::new(1 << 20);
     talk(&mut world, &[1_000, 1_000]);
     world.end();
@@ -340,12 +344,12 @@ fn what_is_removed_is_not_read_any_more() {
     let other: JobId = "job_2".parse().unwrap();
     archiver.remove(&[other]).unwrap();
     (world.row.archived, world.row.output_removed) = (true, true);
-    for pick in Pick::ALL {
+    for pick in OutputSelection::ALL {
         assert_eq!(world.read(pick, 100), [], "recorded as removed");
     }
     archiver.remove(&[world.row.id.clone()]).unwrap();
     world.row.output_removed = false;
-    for pick in Pick::ALL {
+    for pick in OutputSelection::ALL {
         assert_eq!(world.read(pick, 100), [], "removed");
     }
 }

@@ -6,32 +6,32 @@ use std::sync::{Mutex, PoisonError};
 use lodge_core::JobId;
 use tokio::sync::watch;
 
-/// Watches that may be there before those that nobody holds any more are looked for.
+/// Watches that may exist before unused ones are removed.
 const SWEEP_MIN: usize = 64;
 
 /// How far a job is known to be. Behind what is on disk at most for a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Written {
+pub struct OutputProgress {
     pub stdout: u64,
     pub stderr: u64,
     /// Its end is recorded.
     pub ended: bool,
 }
 
-/// One watch for each job that somebody waits for; the others cost nothing.
+/// One watch for each job that a caller waits for; the others cost nothing.
 #[derive(Debug, Default)]
-pub struct Watches {
-    jobs: Mutex<WatchedJob>,
+pub struct JobWatches {
+    jobs: Mutex<JobWatchTable>,
 }
 
 #[derive(Debug, Default)]
-struct WatchedJob {
-    senders: HashMap<JobId, watch::Sender<Written>>,
+struct JobWatchTable {
+    senders: HashMap<JobId, watch::Sender<OutputProgress>>,
     sweep_at: usize,
 }
 
-impl Watches {
-    pub fn subscribe(&self, job: &JobId) -> watch::Receiver<Written> {
+impl JobWatches {
+    pub fn subscribe(&self, job: &JobId) -> watch::Receiver<OutputProgress> {
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         if jobs.senders.len() >= jobs.sweep_at.max(SWEEP_MIN) {
             jobs.senders.retain(|_, sender| sender.receiver_count() > 0);
@@ -66,13 +66,13 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_hears_of_output_and_of_the_end_which_is_the_last() {
-        let watches = Watches::default();
+    fn a_waiting_caller_gets_output_and_the_end_which_is_the_last() {
+        let watches = JobWatches::default();
         let (first, mut heard) = (job(1), watches.subscribe(&job(1)));
         watches.wrote(&first, 3, 0);
         watches.wrote(&job(2), 9, 9);
         assert!(heard.has_changed().unwrap());
-        assert_eq!(*heard.borrow_and_update(), Written { stdout: 3, stderr: 0, ended: false });
+        assert_eq!(*heard.borrow_and_update(), OutputProgress { stdout: 3, stderr: 0, ended: false });
         watches.ended(&first);
         assert!(heard.borrow_and_update().ended);
         assert!(heard.has_changed().is_err(), "nothing comes after the end");
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn watches_that_nobody_holds_do_not_pile_up() {
-        let watches = Watches::default();
+        let watches = JobWatches::default();
         let held: Vec<_> = (0..10).map(|number| watches.subscribe(&job(number))).collect();
         for number in 10..100 * SWEEP_MIN {
             drop(watches.subscribe(&job(number)));

@@ -13,10 +13,10 @@ fn blocks(room: &Room) -> u64 {
 }
 
 #[test]
-fn the_reserve_takes_room_until_it_is_given_back_and_is_made_anew_when_there_is_room() {
+fn the_reserve_takes_room_until_it_is_given_back_and_is_made_again_when_there_is_room() {
     let (_dir, room) = room();
     assert!(!room.give_back(), "there is none yet");
-    room.admit(Needs::Room, Timestamp::from_ms(1)).unwrap();
+    room.admit(DiskNeed::Room, Timestamp::from_ms(1)).unwrap();
     assert_eq!(blocks(&room), RESERVE_BYTES);
     assert!(room.give_back());
     assert_eq!((blocks(&room), room.give_back()), (0, false));
@@ -38,7 +38,7 @@ fn a_job_is_refused_with_numbers_when_less_is_free_than_is_to_stay_so() {
 }
 
 #[test]
-fn whoever_can_wait_leaves_room_for_those_who_cannot() {
+fn a_writer_that_can_wait_leaves_room_for_those_that_cannot() {
     let (_dir, room) = room();
     let free = room.free_bytes();
     assert!(room.spares(0) && room.spares(free / 2));
@@ -49,7 +49,7 @@ fn whoever_can_wait_leaves_room_for_those_who_cannot() {
 fn a_read_only_daemon_refuses_every_change_until_it_goes_on() {
     let (_dir, room) = room();
     assert_eq!(room.close(Duration::ZERO, Timestamp::from_ms(7)), 0);
-    for needs in [Needs::Room, Needs::Record] {
+    for needs in [DiskNeed::Room, DiskNeed::Record] {
         let refused = room.admit(needs, Timestamp::from_ms(8)).unwrap_err();
         assert_eq!(refused.code(), "daemon.disk_full");
     }
@@ -58,13 +58,13 @@ fn a_read_only_daemon_refuses_every_change_until_it_goes_on() {
     assert!(room.has_room_again());
     room.reopen(Timestamp::from_ms(9));
     assert!(room.refusal().is_none() && room.view(Timestamp::from_ms(2)).since.is_none());
-    room.admit(Needs::Room, Timestamp::from_ms(9)).unwrap();
+    room.admit(DiskNeed::Room, Timestamp::from_ms(9)).unwrap();
 }
 
 #[test]
 fn work_that_finds_no_room_is_done_once_more_with_the_reserve_and_not_a_third_time() {
     let (_dir, room) = room();
-    room.admit(Needs::Room, Timestamp::from_ms(1)).unwrap();
+    room.admit(DiskNeed::Room, Timestamp::from_ms(1)).unwrap();
     let tries = std::cell::Cell::new(0);
     let full = || -> io::Result<()> {
         tries.set(tries.get() + 1);

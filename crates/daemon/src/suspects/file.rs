@@ -41,7 +41,7 @@ unsafe impl Sync for SuspectFile {}
 impl SuspectFile {
     /// An empty file, of a daemon that has just started.
     pub fn create(path: &Path, boot: &str) -> io::Result<SuspectFile> {
-        // A new file: nobody else has it open, and whatever was there is not written through.
+        // A new file: no other process has it open, and the old contents stay untouched.
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             Ok(()) | Err(_) => {}
@@ -49,7 +49,7 @@ impl SuspectFile {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o600))?;
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, FILE_BYTES as u64)?;
-        // SAFETY: a new mapping that overlaps nothing; the file has that length, and nobody makes it shorter.
+        // SAFETY: a new mapping that overlaps nothing; the file has that length, and is never truncated.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -65,7 +65,7 @@ impl SuspectFile {
         }
         let mapped = SuspectFile { base: base.cast() };
         let header = header(boot);
-        // SAFETY: the header is within the mapping, and nobody else knows of it yet.
+        // SAFETY: the header is within the mapping, and no other thread knows it yet.
         unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), mapped.base, HEADER_BYTES) };
         Ok(mapped)
     }
@@ -89,7 +89,7 @@ impl SuspectFile {
         unsafe { std::ptr::copy_nonoverlapping(record.0.as_ptr(), self.base.add(at(slot)), SLOT_BYTES) };
     }
 
-    /// Frees a slot. The caller holds the lock of all slots, and nobody computes its work.
+    /// Frees a slot. The caller has the lock of all slots, and no thread computes its work.
     pub fn clear(&self, slot: usize) {
         self.write(slot, &SlotRecord([0; SLOT_BYTES]));
     }

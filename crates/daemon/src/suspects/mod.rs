@@ -1,8 +1,8 @@
 //! Which work this daemon computes right now, kept where the next daemon finds it.
 //!
-//! Work that kills the daemon is handed to the next one, and would kill that one too. So whatever the daemon computes
-//! itself is marked in a small file while it is computed. The file is mapped: a mark is one store to memory, and what was
-//! stored outlives the process whatever ended it. After a power loss the file is not believed.
+//! Work that kills the daemon is given to the next one, and would kill that one too. So all work that the daemon
+//! computes itself is marked in a small file meanwhile. The file is mapped: a mark is one store to memory, and survives
+//! any end of the process. After a power loss the file is ignored.
 //!
 //! Only computing is marked, not waiting: a future is marked while it is polled ([`SuspectWatch::watch`]), a closure while it
 //! runs ([`carry`]). A daemon that is killed from outside at some moment is hardly ever caught with a mark, and one such
@@ -21,30 +21,30 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use lodge_core::quarantine::{Suspect, Work, WorkKind};
 
 use self::file::SuspectFile;
-use self::record::{Age, SLOTS, SlotRecord};
+use self::record::{DaemonAge, SLOTS, SlotRecord};
 
-/// The work that is computed now, and the requests that are not computed any more.
+/// The work that is computed now, and the quarantined requests.
 #[derive(Debug)]
 pub struct Suspects {
-    shared: Arc<Shared>,
+    shared: Arc<SharedSuspects>,
     refused: Mutex<HashSet<String>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedSuspects {
     /// Absent where there is no room for it: then nothing is marked.
     file: Option<SuspectFile>,
-    slots: Mutex<Slots>,
+    slots: Mutex<SuspectSlots>,
 }
 
 #[derive(Debug)]
-struct Slots {
+struct SuspectSlots {
     free: BTreeSet<usize>,
-    used: HashMap<Work, Slot>,
+    used: HashMap<Work, SuspectSlot>,
 }
 
 #[derive(Debug)]
-struct Slot {
+struct SuspectSlot {
     at: usize,
     /// How many watch this work now.
     watchers: usize,
@@ -53,7 +53,7 @@ struct Slot {
 }
 
 impl Suspects {
-    /// Reads what the last daemon left in `dir` and starts over. Returns the work that is to be quarantined.
+    /// Reads the file of the last daemon in `dir` and starts over. Returns the work to quarantine.
     pub fn open(dir: &Path, boot: &str) -> (Suspects, Vec<Suspect>) {
         let kept =
             file::read(&dir.join(file::NAME)).map(|bytes| record::judge(&bytes, boot)).unwrap_or_default();
@@ -66,11 +66,11 @@ impl Suspects {
                 None
             }
         };
-        let mut slots = Slots { free: (0..SLOTS).collect(), used: HashMap::new() };
+        let mut slots = SuspectSlots { free: (0..SLOTS).collect(), used: HashMap::new() };
         for suspect in kept {
             slots.put(file.as_ref(), &suspect);
         }
-        let shared = Arc::new(Shared { file, slots: Mutex::new(slots) });
+        let shared = Arc::new(SharedSuspects { file, slots: Mutex::new(slots) });
         *NEWEST.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&shared);
         let suspects = Suspects { shared, refused: Mutex::default() };
         for suspect in convicted.iter().filter(|suspect| suspect.work.kind == WorkKind::Request) {
@@ -79,31 +79,38 @@ impl Suspects {
         (suspects, convicted)
     }
 
+    /// Marks nothing.
+    pub fn unrecorded() -> Suspects {
+        let slots = SuspectSlots { free: BTreeSet::new(), used: HashMap::new() };
+        let shared = Arc::new(SharedSuspects { file: None, slots: Mutex::new(slots) });
+        Suspects { shared, refused: Mutex::default() }
+    }
+
     /// Watches work from here on. Nothing is marked before it is computed.
     pub fn begin(&self, kind: WorkKind, subject: &str, detail: &str) -> SuspectWatch {
         let work = Work { kind, subject: subject.to_owned() };
         let at = self.shared.slots().begin(self.shared.file.as_ref(), &work, detail);
-        SuspectWatch(Arc::new(Watch { shared: self.shared.clone(), work, at }))
+        SuspectWatch(Arc::new(WorkWatch { shared: self.shared.clone(), work, at }))
     }
 
     /// The daemon has lived long enough: its death from here on says nothing about what it computes.
     pub fn settle(&self) {
-        self.set_age(Age::Settled);
+        self.set_age(DaemonAge::Settled);
     }
 
-    /// The daemon ends because it was asked to.
+    /// The daemon ends on request.
     pub fn close(&self) {
-        self.set_age(Age::Closed);
+        self.set_age(DaemonAge::Closed);
     }
 
-    fn set_age(&self, age: Age) {
+    fn set_age(&self, age: DaemonAge) {
         if let Some(file) = &self.shared.file {
             file.age().store(age.code(), Ordering::Release);
         }
         self.shared.slots().forget_counts(self.shared.file.as_ref());
     }
 
-    /// The work is recorded as set aside, or not any more: earlier deaths do not count again.
+    /// The quarantine or the release of the work is recorded: earlier deaths no longer count.
     pub fn decided(&self, work: &Work, is_aside: bool) {
         self.shared.slots().forget_count(self.shared.file.as_ref(), work);
         if work.kind == WorkKind::Request {
@@ -129,19 +136,19 @@ impl Suspects {
     }
 }
 
-impl Shared {
-    fn slots(&self) -> std::sync::MutexGuard<'_, Slots> {
+impl SharedSuspects {
+    fn slots(&self) -> std::sync::MutexGuard<'_, SuspectSlots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn absolve(&self) {
         if let Some(file) = &self.file {
-            file.age().store(Age::Closed.code(), Ordering::Release);
+            file.age().store(DaemonAge::Closed.code(), Ordering::Release);
         }
     }
 }
 
-impl Slots {
+impl SuspectSlots {
     /// The slot of work that is watched now; none where all are taken.
     fn begin(&mut self, file: Option<&SuspectFile>, work: &Work, detail: &str) -> Option<usize> {
         if let Some(slot) = self.used.get_mut(work) {
@@ -151,7 +158,7 @@ impl Slots {
         let record = SlotRecord::new(work, detail, 0)?;
         let at = self.free.pop_first()?;
         file?.write(at, &record);
-        self.used.insert(work.clone(), Slot { at, watchers: 1, is_counted: false });
+        self.used.insert(work.clone(), SuspectSlot { at, watchers: 1, is_counted: false });
         Some(at)
     }
 
@@ -171,7 +178,7 @@ impl Slots {
         if let Some(file) = file {
             file.write(at, &record);
         }
-        self.used.insert(work.clone(), Slot { at, watchers: 0, is_counted: true });
+        self.used.insert(work.clone(), SuspectSlot { at, watchers: 0, is_counted: true });
     }
 
     fn forget_count(&mut self, file: Option<&SuspectFile>, work: &Work) {
@@ -203,16 +210,16 @@ impl Slots {
 
 /// Work that is watched for as long as this or a clone of it is there.
 #[derive(Debug, Clone)]
-pub struct SuspectWatch(Arc<Watch>);
+pub struct SuspectWatch(Arc<WorkWatch>);
 
 #[derive(Debug)]
-struct Watch {
-    shared: Arc<Shared>,
+struct WorkWatch {
+    shared: Arc<SharedSuspects>,
     work: Work,
     at: Option<usize>,
 }
 
-impl Drop for Watch {
+impl Drop for WorkWatch {
     fn drop(&mut self) {
         if self.at.is_some() {
             self.shared.slots().end(self.shared.file.as_ref(), &self.work);
@@ -220,7 +227,7 @@ impl Drop for Watch {
     }
 }
 
-impl Watch {
+impl WorkWatch {
     fn computing(&self) -> Option<&std::sync::atomic::AtomicU32> {
         Some(self.shared.file.as_ref()?.computing(self.at?))
     }
@@ -293,7 +300,7 @@ pub fn follow<T>(future: impl Future<Output = T>) -> impl Future<Output = T> {
 }
 
 /// The marks of the daemon that this process is, for [`absolve`].
-static NEWEST: Mutex<Weak<Shared>> = Mutex::new(Weak::new());
+static NEWEST: Mutex<Weak<SharedSuspects>> = Mutex::new(Weak::new());
 
 /// What is about to end the process is not what any thread computes.
 pub fn absolve() {

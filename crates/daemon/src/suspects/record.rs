@@ -29,20 +29,20 @@ const DETAIL_MAX: usize = SLOT_BYTES - DETAIL_AT;
 
 /// How old the daemon that writes the file is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Age {
+pub enum DaemonAge {
     /// It started less than a minute ago.
     Young,
     Settled,
-    /// It ended as it was asked to.
+    /// It ended on request.
     Closed,
 }
 
-impl Age {
+impl DaemonAge {
     pub fn code(self) -> u32 {
         match self {
-            Age::Young => 1,
-            Age::Settled => 2,
-            Age::Closed => 3,
+            DaemonAge::Young => 1,
+            DaemonAge::Settled => 2,
+            DaemonAge::Closed => 3,
         }
     }
 }
@@ -74,7 +74,7 @@ impl SlotRecord {
 pub fn header(boot: &str) -> [u8; HEADER_BYTES] {
     let mut bytes = [0; HEADER_BYTES];
     bytes[..MAGIC.len()].copy_from_slice(MAGIC);
-    bytes[AGE_AT..AGE_AT + 4].copy_from_slice(&Age::Young.code().to_ne_bytes());
+    bytes[AGE_AT..AGE_AT + 4].copy_from_slice(&DaemonAge::Young.code().to_ne_bytes());
     bytes[BOOT_AT..BOOT_AT + BOOT_BYTES_MAX].copy_from_slice(&boot_bytes(boot));
     bytes
 }
@@ -88,13 +88,13 @@ fn boot_bytes(boot: &str) -> [u8; BOOT_BYTES_MAX] {
 
 /// The work that daemons died with, one after the other, as the file of the last one has it.
 ///
-/// A death counts against what was computed when it happened, if the daemon was young. A daemon that lived longer, that ended
-/// as it was asked to, or that died while it computed nothing, breaks the row: then nothing is suspect.
+/// A death counts against the work that was computed at that time, if the daemon was young. A daemon that lived longer,
+/// that ended on request, or that died while it computed nothing, resets the counts: then nothing is suspect.
 pub fn judge(bytes: &[u8], boot: &str) -> Vec<Suspect> {
     let ours = bytes.len() == FILE_BYTES
         && bytes.starts_with(MAGIC)
         && bytes[BOOT_AT..BOOT_AT + BOOT_BYTES_MAX] == boot_bytes(boot)
-        && number(bytes, AGE_AT) == Age::Young.code();
+        && number(bytes, AGE_AT) == DaemonAge::Young.code();
     if !ours {
         return Vec::new();
     }

@@ -69,8 +69,8 @@ fn two_pills_that_take_turns_are_both_found() {
 
 #[test]
 fn a_death_that_nothing_explains_an_end_that_was_asked_for_and_a_minute_of_life_break_the_row() {
-    type Between = fn(&SuspectsDir);
-    let kinds: [(&str, Between); 3] = [
+    type DaemonLife = fn(&SuspectsDir);
+    let kinds: [(&str, DaemonLife); 3] = [
         ("killed while nothing was computed", |home| drop(home.die_computing(&[]))),
         ("ended as asked", |home| home.start().0.close()),
         ("lived for a minute", |home| {

@@ -1,6 +1,6 @@
 //! Answers of the engine, as clients see them.
 
-use lodge_engine::{Answer, ImageAnswer, ImageOrigin, ImageRefusal, Refusal, Rendered};
+use lodge_engine::{Answer, ImageAnswer, ImageOrigin, ImageRefusal, Refusal, RenderedAnswer};
 use lodge_image::RemoteImage;
 use lodge_proto::{
     AgentUpdated, AgentView, BinView, ErrorBody, ImageRemoved, ImageView, JobView, LineageView,
@@ -54,7 +54,7 @@ engine_replies! {
 }
 
 /// An answer as it is recorded with its request.
-pub fn rendered(answer: &Answer) -> Rendered {
+pub fn rendered(answer: &Answer) -> RenderedAnswer {
     match answer_view(answer) {
         Ok(view) => text(&view),
         Err(recorded) => recorded.clone(),
@@ -62,12 +62,12 @@ pub fn rendered(answer: &Answer) -> Rendered {
 }
 
 /// A shape as JSON text. The shapes of the API have string keys and finite numbers, so this cannot fail.
-pub fn text<T: Serialize>(shape: &T) -> Rendered {
-    Rendered(serde_json::to_string(shape).unwrap_or_default().into_boxed_str())
+pub fn text<T: Serialize>(shape: &T) -> RenderedAnswer {
+    RenderedAnswer(serde_json::to_string(shape).unwrap_or_default().into_boxed_str())
 }
 
 /// An answer with its shape, or as it was rendered before, in this release or an earlier one.
-pub fn answer_view(answer: &Answer) -> Result<AnswerView, &Rendered> {
+pub fn answer_view(answer: &Answer) -> Result<AnswerView, &RenderedAnswer> {
     Ok(match answer {
         Answer::Agent(agent) => {
             let aside = agent.quarantine.iter().map(|row| super::quarantined(row, "quarantined"));

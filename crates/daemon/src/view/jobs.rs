@@ -1,13 +1,13 @@
 //! Jobs, as clients see them.
 
-use lodge_core::job::{JobRow, JobStream};
+use lodge_core::job::{JobRow, JobStreamBytes};
 use lodge_core::{Cause, SessionId, Timestamp};
 use lodge_engine::JobRefusal;
 use lodge_proto::{ErrorBody, JobView};
 
 pub fn job(row: &JobRow, agent_name: &str) -> JobView {
     let JobRow { id, agent, session, priority, created_at, request, progress, .. } = row;
-    let not_kept = |stream: JobStream| stream.seen.saturating_sub(stream.kept);
+    let not_kept = |stream: JobStreamBytes| stream.seen.saturating_sub(stream.kept);
     let dropped_bytes = not_kept(progress.stdout) + not_kept(progress.stderr);
     let over = !progress.state.is_open();
     JobView {
@@ -29,7 +29,7 @@ pub fn job(row: &JobRow, agent_name: &str) -> JobView {
         finished_at: progress.finished_at.as_ref().map(Timestamp::to_string),
         stdout_bytes: progress.stdout.seen,
         stderr_bytes: progress.stderr.seen,
-        // What is not kept of one that runs its files tell, and its row from its end on.
+        // For a running job its files show what was dropped; after its end, its row does.
         truncated: over && (dropped_bytes > 0 || row.output_removed),
         dropped_bytes: if over { dropped_bytes } else { 0 },
         output_removed: row.output_removed,
@@ -38,7 +38,7 @@ pub fn job(row: &JobRow, agent_name: &str) -> JobView {
     }
 }
 
-/// The refusal of a job that nobody has.
+/// The refusal for an unknown job.
 pub fn no_job(given: &str) -> ErrorBody {
     super::refused(JobRefusal::NotFound { given: given.to_owned() })
 }

@@ -1,4 +1,4 @@
-//! Sessions and what was said in them, as clients see them.
+//! Sessions and their messages, as clients see them.
 
 use lodge_core::epoch::Summary;
 use lodge_core::record::{CallRecord, SessionRow};
@@ -9,7 +9,7 @@ use lodge_proto::{
     EpochView, ErrorBody, ExportedMessage, ExportedResult, ExportedTurn, ForkView, MessageView, SessionHit,
     SessionView, SnippetMark, ToolCallView,
 };
-use lodge_store::{EpochPlacement, Hit, MessageExport, SessionMessage};
+use lodge_store::{EpochPlacement, MessageExport, SearchHit, SessionMessage};
 
 use super::{full_turn, quarantined};
 
@@ -38,7 +38,7 @@ pub fn session(summary: &SessionSummary) -> SessionView {
     }
 }
 
-/// The refusal of a session that nobody has.
+/// The refusal for an unknown session.
 pub fn no_session(given: &impl std::fmt::Display) -> ErrorBody {
     super::refused(SessionRefusal::NotFound { given: given.to_string() })
 }
@@ -83,8 +83,8 @@ pub fn epoch(EpochPlacement { row, seq }: EpochPlacement) -> EpochView {
     }
 }
 
-pub fn hit(hit: Hit) -> SessionHit {
-    let Hit { agent, message, active, snippet, marks, .. } = hit;
+pub fn hit(hit: SearchHit) -> SessionHit {
+    let SearchHit { agent, message, active, snippet, marks, .. } = hit;
     SessionHit {
         session: message.session.to_string(),
         agent: agent.to_string(),

@@ -1,4 +1,4 @@
-//! Lineages: what becomes of work whose process died, was killed, or does not answer.
+//! Lineages: decides about work whose process died, was killed, or does not answer.
 //!
 //! A process is proven dead before its lineage is orphaned, so that a revival never meets the old one.
 
@@ -10,28 +10,34 @@ use lodge_core::limits::LIVED_WELL_MS;
 use lodge_core::lineage::{EndReason, LineageEvent, LineageState, Policy};
 use lodge_core::liveness::Liveness;
 use lodge_core::record::{AgentWrite, LineageRow};
-use lodge_core::retry::{self, Again};
+use lodge_core::retry::{self, RetryDecision};
 use lodge_core::{AgentId, LineageId, Timestamp};
 
-use super::ends::BreakOff;
+use super::ends::OpenTurnsFate;
 use super::refusal::LineageRefusal;
 use crate::answer::LineageAnswer;
-use crate::jobs::Which;
-use crate::{Answer, Caller, Effect, Engine, Part, Refusal, SandboxEffect, Settlement, Timer, failure};
+use crate::jobs::CancelScope;
+use crate::{
+    AgentComponent, Answer, Caller, Effect, Engine, LineageResolution, Refusal, SandboxEffect, Timer, failure,
+};
 
 impl Engine {
-    /// The runtime ended, or the whole sandbox, and nobody asked for that: the lineage's policy decides.
-    pub(crate) fn agent_died(&mut self, id: &AgentId, run: u32, part: Part, detail: String) {
+    /// The runtime or the whole sandbox ended unexpectedly. The lineage's policy decides.
+    pub(crate) fn agent_died(&mut self, id: &AgentId, run: u32, part: AgentComponent, detail: String) {
         let (daemon, backoff, now) = (self.host.settings.policy, self.host.settings.backoff, self.step.now);
         let Some(agent) = self.current(id, run) else { return };
         if agent.row.state.next(AgentEvent::Died).is_err() {
             return;
         }
-        // By which signal is no news of one that was killed for its silence.
+        // The signal of a process that was killed for its silence is not interesting.
         let detail = match (agent.liveness, part) {
-            (Liveness::Crashed, Part::Runtime) => "the runtime gave no sign of life and was ended".to_owned(),
-            (Liveness::Crashed, Part::Sandbox)
-            | (Liveness::Active | Liveness::Stale, Part::Runtime | Part::Sandbox) => detail,
+            (Liveness::Crashed, AgentComponent::Runtime) => {
+                "the runtime gave no sign of life and was ended".to_owned()
+            }
+            (Liveness::Crashed, AgentComponent::Sandbox)
+            | (Liveness::Active | Liveness::Stale, AgentComponent::Runtime | AgentComponent::Sandbox) => {
+                detail
+            }
         };
         let lived_well = agent.row.state == AgentState::Ready
             && agent.row.started_at.is_some_and(|at| now.ms() - at.ms() > LIVED_WELL_MS);
@@ -40,63 +46,63 @@ impl Engine {
         }
         agent.lineage.deaths += 1;
         agent.lineage.detail = Some(detail.clone());
-        if part == Part::Sandbox {
+        if part == AgentComponent::Sandbox {
             agent.row.incarnation += 1;
         }
         let (policy, deaths) = (agent.row.spec.policy(daemon), agent.lineage.deaths);
-        if part == Part::Sandbox {
+        if part == AgentComponent::Sandbox {
             self.jobs.orphan(id);
         }
         self.move_lineage(id, LineageEvent::Died);
         match policy {
             Policy::Revive => match retry::revival(deaths, backoff) {
-                Again::After { delay_ms } => self.revive_after(id, delay_ms),
-                Again::GiveUp => {
+                RetryDecision::After { delay_ms } => self.revive_after(id, delay_ms),
+                RetryDecision::GiveUp => {
                     self.move_lineage(id, LineageEvent::Exhausted);
-                    // Its work is not lost: turns and jobs wait, and a start goes on with them.
+                    // The work is not lost: turns and jobs wait, and a start continues them.
                     let detail = format!("{detail}; it died {deaths} times in a row");
-                    self.agent_lost(id, detail, BreakOff::Park);
+                    self.agent_lost(id, detail, OpenTurnsFate::Park);
                 }
             },
             Policy::Reap => {
                 self.move_lineage(id, LineageEvent::Reaped);
-                self.agent_lost(id, detail, BreakOff::Interrupt);
+                self.agent_lost(id, detail, OpenTurnsFate::Interrupt);
             }
             Policy::Ask => {
                 self.move_lineage(id, LineageEvent::Asked);
-                self.agent_lost(id, detail, BreakOff::Park);
+                self.agent_lost(id, detail, OpenTurnsFate::Park);
             }
         }
     }
 
-    /// The runtime had no memory left. A new one would only run into the same, so its turns have failed and it waits for
+    /// The runtime ran out of memory. A new one would fail in the same way, so its turns fail and the agent waits for
     /// an operator.
     pub(crate) fn agent_out_of_memory(&mut self, id: &AgentId, run: u32, detail: String) {
         let Some(agent) = self.current(id, run) else { return };
         let Ok(next) = agent.row.state.next(AgentEvent::OutOfMemory) else { return };
         let mut failed = failure("agent.oom", &detail);
         failed.hint = Some("raise `LIMIT memory`, then `lodge start` the agent".to_owned());
-        let how = BreakOff::Fail(failed);
+        let how = OpenTurnsFate::Fail(failed);
         let why = format!("its agent ended: {detail}");
         self.set_state(id, next, Some(detail));
-        self.cancel_jobs(id, Which::All, &why);
-        self.break_off_turns(id, &how);
+        self.cancel_jobs(id, CancelScope::All, &why);
+        self.settle_open_turns(id, &how);
         self.down(id);
     }
 
-    /// The runtime took its leave. With 0 it is stopped; with another code it failed, and a new one is tried unless it
-    /// never got ready: that would only fail again.
+    /// The runtime exited. With code 0 the agent is stopped. With another code it failed, and a new runtime starts,
+    /// unless the runtime never was ready: that would fail again.
     pub(crate) fn agent_exited(&mut self, id: &AgentId, run: u32, code: i32, detail: String) {
         let Some(agent) = self.current(id, run) else { return };
         let first_try = agent.row.state == AgentState::Starting && agent.lineage.deaths == 0;
         if code == 0 || first_try {
             self.agent_failed(id, run, AgentEvent::Exited { clean: code == 0 }, detail);
         } else {
-            self.agent_died(id, run, Part::Runtime, detail);
+            self.agent_died(id, run, AgentComponent::Runtime, detail);
         }
     }
 
-    /// Lets a new process take over, at once or after a pause. Turns wait in the ledger, and tools go on.
+    /// Starts a new process, at once or after a pause. Turns wait in the ledger, and tools keep running.
     fn revive_after(&mut self, id: &AgentId, delay_ms: u64) {
         let Some(agent) = self.agents.get(id) else { return };
         let Ok(next) = agent.row.state.next(AgentEvent::Died) else { return };
@@ -109,23 +115,23 @@ impl Engine {
         }
     }
 
-    /// Waits once more for a revival: that its pause was over may have been decided and not recorded.
+    /// Waits for the revival again: the end of its pause may have been decided and not recorded.
     pub(crate) fn pause_again(&mut self, id: &AgentId) {
         let backoff = self.host.settings.backoff;
         let Some(agent) = self.agents.get(id) else { return };
         match retry::revival(agent.lineage.deaths, backoff) {
-            Again::After { delay_ms } if delay_ms > 0 => {
+            RetryDecision::After { delay_ms } if delay_ms > 0 => {
                 self.step.act(Effect::Timer(Timer::Revival {
                     agent: id.clone(),
                     run: agent.row.runs,
                     delay_ms,
                 }));
             }
-            Again::After { .. } | Again::GiveUp => self.revive(id),
+            RetryDecision::After { .. } | RetryDecision::GiveUp => self.revive(id),
         }
     }
 
-    /// The pause is over, unless somebody decided otherwise meanwhile.
+    /// The pause is over. It has no effect if another decision replaced it.
     pub(crate) fn revival_due(&mut self, id: &AgentId, run: u32) {
         if self.current(id, run).is_some_and(|agent| agent.lineage.state == LineageState::Orphaned) {
             self.revive(id);
@@ -139,32 +145,34 @@ impl Engine {
         self.fetch(id);
     }
 
-    /// Nobody takes over: the agent has failed until an operator acts, and its sandbox is ended.
-    fn agent_lost(&mut self, id: &AgentId, detail: String, how: BreakOff) {
+    /// The lineage is not revived. The agent has failed until an operator acts, and its sandbox is ended.
+    fn agent_lost(&mut self, id: &AgentId, detail: String, how: OpenTurnsFate) {
         let Some(agent) = self.agents.get(id) else { return };
         let Ok(next) = agent.row.state.next(AgentEvent::Exited { clean: false }) else { return };
         let why = format!("its agent died: {detail}");
         self.set_state(id, next, Some(detail));
         match how {
-            BreakOff::Park => {}
-            BreakOff::Interrupt | BreakOff::Fail(_) => self.cancel_pending(id, &why),
+            OpenTurnsFate::Park => {}
+            OpenTurnsFate::Interrupt | OpenTurnsFate::Fail(_) => self.cancel_pending(id, &why),
         }
-        self.cancel_jobs(id, Which::Alive, &why);
-        self.break_off_turns(id, &how);
+        self.cancel_jobs(id, CancelScope::Alive, &why);
+        self.settle_open_turns(id, &how);
         self.down(id);
     }
 
-    /// A process that works gave no sign of life for a while, or gives one again.
-    pub(crate) fn agent_silent(&mut self, id: &AgentId, run: u32, level: Liveness, part: Part) {
+    /// A working process was silent for a while, or answers again.
+    pub(crate) fn agent_silent(&mut self, id: &AgentId, run: u32, level: Liveness, part: AgentComponent) {
         if self.current(id, run).is_none() {
             return;
         }
         self.set_liveness(id, level);
         // Its death is observed like any other, and decides what comes next.
         match (level, part) {
-            (Liveness::Active | Liveness::Stale, Part::Runtime | Part::Sandbox) => {}
-            (Liveness::Crashed, Part::Runtime) => self.in_sandbox(id, SandboxEffect::KillRuntime { run }),
-            (Liveness::Crashed, Part::Sandbox) => self.in_sandbox(id, SandboxEffect::Kill { run }),
+            (Liveness::Active | Liveness::Stale, AgentComponent::Runtime | AgentComponent::Sandbox) => {}
+            (Liveness::Crashed, AgentComponent::Runtime) => {
+                self.in_sandbox(id, SandboxEffect::KillRuntime { run })
+            }
+            (Liveness::Crashed, AgentComponent::Sandbox) => self.in_sandbox(id, SandboxEffect::Kill { run }),
         }
     }
 
@@ -174,13 +182,17 @@ impl Engine {
             return;
         }
         agent.liveness = level;
-        self.step.hurry();
+        self.step.mark_urgent();
         self.agent_event(id, |name| AgentLiveness { name, status: level.word().to_owned() });
     }
 
-    /// An operator decides about a lineage that waits for one.
-    pub(crate) fn settle_lineage(&mut self, caller: Caller, settlement: Settlement) -> Result<(), Refusal> {
-        let Settlement { agent: id, lineage, policy, last_turn } = settlement;
+    /// Resolves a lineage that waits for an operator.
+    pub(crate) fn settle_lineage(
+        &mut self,
+        caller: Caller,
+        settlement: LineageResolution,
+    ) -> Result<(), Refusal> {
+        let LineageResolution { agent: id, lineage, policy, last_turn } = settlement;
         let found = self.agents.get_mut(&id).filter(|agent| agent.lineage.id == lineage);
         let Some(agent) = found else { return Err(LineageRefusal::settled(&lineage, "over").into()) };
         if agent.lineage.state != LineageState::AskPending {
@@ -199,7 +211,7 @@ impl Engine {
             Policy::Reap => {
                 self.move_lineage(&id, LineageEvent::Reaped);
                 self.cancel_pending(&id, "the work of its agent was dropped");
-                self.break_off_turns(&id, &BreakOff::Interrupt);
+                self.settle_open_turns(&id, &OpenTurnsFate::Interrupt);
             }
             Policy::Ask => return Err(LineageRefusal::settled(&lineage, "asked about already").into()),
         }
@@ -212,7 +224,7 @@ impl Engine {
         Ok(())
     }
 
-    /// A start goes on with the lineage there is, or begins another when that one is over.
+    /// A start continues the current lineage, or opens a new one if the current lineage has ended.
     pub(crate) fn open_lineage(&mut self, id: &AgentId) {
         let Engine { agents, ids, .. } = self;
         let Some(agent) = agents.get_mut(id) else { return };
@@ -226,8 +238,8 @@ impl Engine {
         self.step.write(AgentWrite::Lineage(agent.lineage.clone()));
     }
 
-    /// A turn was finished: whatever killed earlier processes does not any more. A lineage that is over stays as it is:
-    /// an answer that was asked for before can still finish a turn.
+    /// A turn finished, so the deaths before it no longer count. An ended lineage is unchanged: a model call from
+    /// before its end can still finish a turn.
     pub(crate) fn lineage_progressed(&mut self, id: &AgentId) {
         let counts = |lineage: &LineageRow| lineage.deaths > 0 && !lineage.state.is_over();
         let Some(agent) = self.agents.get_mut(id).filter(|agent| counts(&agent.lineage)) else { return };
@@ -235,7 +247,7 @@ impl Engine {
         self.step.write(AgentWrite::Lineage(agent.lineage.clone()));
     }
 
-    /// Moves a lineage, records it and says so. What the table refuses changes nothing.
+    /// Moves a lineage, records the change and appends its event. A transition that the table refuses changes nothing.
     pub(crate) fn move_lineage(&mut self, id: &AgentId, event: LineageEvent) {
         let Some(agent) = self.agents.get_mut(id) else { return };
         let was = agent.lineage.state;

@@ -1,4 +1,4 @@
-//! What the engine is asked and told about agents.
+//! Commands and observations about agents.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub enum AgentCommand {
     Start {
         id: AgentId,
     },
-    /// A new process in place of the current one; turns in flight are interrupted.
+    /// Replaces the current process. Turns in flight are interrupted.
     Restart {
         id: AgentId,
         jobs: RunningJobs,
@@ -25,7 +25,7 @@ pub enum AgentCommand {
         id: AgentId,
         jobs: RunningJobs,
     },
-    /// Ends the agent and its lineage with it: its work is never continued.
+    /// Ends the agent and its lineage: its work never continues.
     Kill {
         id: AgentId,
     },
@@ -33,13 +33,13 @@ pub enum AgentCommand {
         id: AgentId,
         force: bool,
     },
-    SettleLineage(Box<Settlement>),
+    SettleLineage(Box<LineageResolution>),
 }
 
 #[derive(Debug)]
 pub struct NewAgent {
     pub name: NameChoice,
-    /// What its image is called.
+    /// The name of its image.
     pub called: String,
     pub image: NewImage,
     pub spec: AgentSpec,
@@ -49,55 +49,55 @@ pub struct NewAgent {
 pub enum NameChoice {
     /// Exactly this one, or refuse.
     Exactly(String),
-    /// This one, or the next free with a number.
+    /// This one, or the next free name with a number.
     Like(String),
 }
 
-/// What becomes of a request that would end jobs which run.
+/// Whether a request may end running jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunningJobs {
     Cancel,
-    /// It is refused.
+    /// Refuse the request.
     Refuse,
 }
 
-/// What of an agent is to be another.
+/// Changes to an agent's settings.
 #[derive(Debug)]
 pub struct Update {
     pub agent: AgentId,
     pub change: Change,
-    /// The image that it names, which the store may not have.
+    /// The new image, which the store may not have.
     pub image: Option<NewImage>,
 }
 
-/// A value that is `None` is taken away.
+/// A value of `None` removes the entry.
 #[derive(Debug, Default)]
 pub struct Change {
-    pub image: Option<ImageChange>,
+    pub image: Option<AgentImageChange>,
     pub model: Option<String>,
     pub env: BTreeMap<String, Option<String>>,
     pub configs: BTreeMap<String, Option<String>>,
     pub labels: BTreeMap<String, Option<String>>,
-    /// Each replaces the one at the same target.
+    /// Each replaces the mount at the same target.
     pub mounts: Vec<MountRecord>,
-    /// Targets.
+    /// Targets of mounts to remove.
     pub unmounts: Vec<String>,
     pub limits: Option<LimitsRecord>,
     pub revival_policy: Option<Policy>,
 }
 
-/// Another image, and what an agent of either is when nobody chooses anything for it.
+/// A new image, with the default settings of an agent of the old and of the new image.
 #[derive(Debug)]
-pub struct ImageChange {
+pub struct AgentImageChange {
     pub name: String,
     pub digest: String,
     pub old: Box<AgentSpec>,
     pub new: Box<AgentSpec>,
 }
 
-/// What an operator decides about a lineage that waits for it.
+/// An operator's decision about a lineage that waits for it.
 #[derive(Debug)]
-pub struct Settlement {
+pub struct LineageResolution {
     pub agent: AgentId,
     pub lineage: LineageId,
     pub policy: Policy,
@@ -105,10 +105,10 @@ pub struct Settlement {
     pub last_turn: Option<TurnId>,
 }
 
-/// What was observed of an agent and its runtime.
+/// Observations about an agent and its runtime.
 #[derive(Debug)]
-pub enum AgentSeen {
-    /// The runtime answered its probe. `running` are the turns it has in hand.
+pub enum AgentObservation {
+    /// The runtime answered its probe. `running` are the turns that it runs.
     RuntimeReady {
         agent: AgentId,
         run: u32,
@@ -120,11 +120,11 @@ pub enum AgentSeen {
         run: u32,
         detail: String,
     },
-    /// It cannot be started: something is not there that it needs.
+    /// The agent cannot start: a requirement is missing.
     Lacks {
         agent: AgentId,
         run: u32,
-        lack: Lack,
+        lack: StartRequirement,
         detail: String,
     },
     /// The pause after a failure is over.
@@ -136,39 +136,39 @@ pub enum AgentSeen {
         agent: AgentId,
         run: u32,
     },
-    /// The runtime took its leave, and nobody had asked for that.
+    /// The runtime exited unexpectedly.
     Exited {
         agent: AgentId,
         run: u32,
         code: i32,
         detail: String,
     },
-    /// The runtime was ended by a signal, or its keeper and with it everything, or nothing was there when a daemon came back.
+    /// The runtime was killed by a signal, the keeper died with everything in it, or a new daemon found neither.
     Died {
         agent: AgentId,
         run: u32,
-        part: Part,
+        part: AgentComponent,
         detail: String,
     },
-    /// The runtime was ended because its sandbox had no memory left.
+    /// The runtime was killed because its sandbox ran out of memory.
     OutOfMemory {
         agent: AgentId,
         run: u32,
         detail: String,
     },
-    /// How alive it looks has changed.
+    /// Its liveness changed.
     Silent {
         agent: AgentId,
         run: u32,
         level: Liveness,
-        part: Part,
+        part: AgentComponent,
     },
     /// The pause before a revival is over.
     RevivalDue {
         agent: AgentId,
         run: u32,
     },
-    /// What the store has of an agent that was not in memory.
+    /// The store's answer about an agent that was not in memory.
     LookedUp {
         agent: AgentId,
         /// Of the [`crate::Effect::LookUp`] that this answers.
@@ -177,40 +177,40 @@ pub enum AgentSeen {
     },
 }
 
-/// What was found of an agent in the store.
+/// The result of a lookup in the store.
 #[derive(Debug)]
 pub enum AgentLookup {
     Found(Box<AgentFact>),
-    /// There is none, or it was removed.
+    /// The agent does not exist, or was removed.
     NotThere,
     /// The store could not be read.
     Unreadable,
 }
 
-/// What of an agent ended, or does not answer.
+/// The component of an agent that ended or does not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// The runtime alone: its keeper lives, and tools go on.
+pub enum AgentComponent {
+    /// The runtime only: its keeper lives, and tools keep running.
     Runtime,
-    /// The keeper, and with it everything.
+    /// The keeper, and everything in its namespace.
     Sandbox,
 }
 
-/// What an agent needs before it can be started.
+/// A requirement for the start of an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lack {
+pub enum StartRequirement {
     Image,
     /// A provider that offers its model.
     Model,
-    /// A value that its image asks for.
+    /// A required value of its image.
     Config,
 }
 
-/// Something to say after a pause.
+/// A report to send after a pause.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Timer {
-    /// Say so when the pause before a revival is over.
+    /// Report `RevivalDue` after the pause.
     Revival { agent: AgentId, run: u32, delay_ms: u64 },
-    /// Say so when the pause after a failure is over.
+    /// Report `RetryDue` after the pause.
     Retry { agent: AgentId, run: u32, delay_ms: u64 },
 }

@@ -1,4 +1,4 @@
-//! Agents: created, started, stopped, killed, removed; and the one place that moves them.
+//! Agents: create, start, stop, kill, remove; and the only place that changes their state.
 
 pub(crate) mod ends;
 pub(crate) mod lineages;
@@ -12,18 +12,18 @@ mod state;
 mod updates;
 mod waiting;
 
-use self::ends::BreakOff;
+use self::ends::OpenTurnsFate;
 use self::lineages::new_lineage;
 pub use self::refusal::{AgentRefusal, LineageRefusal};
 pub(crate) use self::rest::Lookups;
 use self::retries::counted;
-pub(crate) use self::starts::Pauses;
-pub(crate) use self::state::{Agent, Waiting};
-pub use self::updates::InForce;
+pub(crate) use self::starts::RetryPauses;
+pub(crate) use self::state::{Agent, EndWaiter};
+pub use self::updates::UpdateTiming;
 use crate::answer::AgentAnswer;
-use crate::jobs::Which;
+use crate::jobs::CancelScope;
 use crate::{
-    Again, AgentCommand, AgentSeen, Answer, Caller, Effect, Engine, NewAgent, PullEffect, Refusal,
+    AgentCommand, AgentObservation, Answer, AutoRetry, Caller, Effect, Engine, NewAgent, PullEffect, Refusal,
     RunningJobs, SandboxEffect, StreamHead, Timer,
 };
 use lodge_core::agent::{AgentEvent, AgentState, FailReason};
@@ -32,7 +32,7 @@ use lodge_core::event::{
     EventBody,
 };
 use lodge_core::lineage::{LineageEvent, LineageState};
-use lodge_core::record::{AgentRow, AgentWrite, Retry};
+use lodge_core::record::{AgentRow, AgentWrite, StartRetry};
 use lodge_core::{AgentId, LineageId, SandboxId, Timestamp};
 
 impl Engine {
@@ -49,24 +49,34 @@ impl Engine {
         }
     }
 
-    pub(crate) fn agent_seen(&mut self, seen: AgentSeen) {
+    pub(crate) fn observe_agent(&mut self, seen: AgentObservation) {
         match seen {
-            AgentSeen::RuntimeReady { agent, run, adopted, running } => {
+            AgentObservation::RuntimeReady { agent, run, adopted, running } => {
                 self.runtime_ready(&agent, run, adopted, &running);
             }
-            AgentSeen::SpawnFailed { agent, run, detail } => self.agent_not_started(&agent, run, detail),
-            AgentSeen::Lacks { agent, run, lack, detail } => self.agent_lacks(&agent, run, lack, detail),
-            AgentSeen::RetryDue { agent, run } => self.retry_due(&agent, run),
-            AgentSeen::ProbeTimedOut { agent, run } => {
+            AgentObservation::SpawnFailed { agent, run, detail } => {
+                self.agent_not_started(&agent, run, detail)
+            }
+            AgentObservation::Lacks { agent, run, lack, detail } => {
+                self.agent_lacks(&agent, run, lack, detail)
+            }
+            AgentObservation::RetryDue { agent, run } => self.retry_due(&agent, run),
+            AgentObservation::ProbeTimedOut { agent, run } => {
                 let detail = "the runtime did not answer its readiness probe in time".to_owned();
                 self.agent_failed(&agent, run, AgentEvent::ProbeTimedOut, detail);
             }
-            AgentSeen::Exited { agent, run, code, detail } => self.agent_exited(&agent, run, code, detail),
-            AgentSeen::Died { agent, run, part, detail } => self.agent_died(&agent, run, part, detail),
-            AgentSeen::OutOfMemory { agent, run, detail } => self.agent_out_of_memory(&agent, run, detail),
-            AgentSeen::Silent { agent, run, level, part } => self.agent_silent(&agent, run, level, part),
-            AgentSeen::RevivalDue { agent, run } => self.revival_due(&agent, run),
-            AgentSeen::LookedUp { agent, ask, found } => self.looked_up(&agent, ask, found),
+            AgentObservation::Exited { agent, run, code, detail } => {
+                self.agent_exited(&agent, run, code, detail)
+            }
+            AgentObservation::Died { agent, run, part, detail } => self.agent_died(&agent, run, part, detail),
+            AgentObservation::OutOfMemory { agent, run, detail } => {
+                self.agent_out_of_memory(&agent, run, detail)
+            }
+            AgentObservation::Silent { agent, run, level, part } => {
+                self.agent_silent(&agent, run, level, part)
+            }
+            AgentObservation::RevivalDue { agent, run } => self.revival_due(&agent, run),
+            AgentObservation::LookedUp { agent, ask, found } => self.finish_lookup(&agent, ask, found),
         }
     }
 
@@ -89,7 +99,7 @@ impl Engine {
             created_at: self.step.now,
             started_at: None,
             spec: new.spec,
-            retry: Retry::default(),
+            retry: StartRetry::default(),
             next: None,
         };
         let id = row.id.clone();
@@ -100,7 +110,7 @@ impl Engine {
         self.names.insert(name.into_boxed_str());
         self.streams.insert(id.to_string(), StreamHead::default());
         self.agents.insert(id.clone(), Agent::new(row, lineage));
-        self.name_put(put);
+        self.name_stored_image(put);
         self.agent_event(&id, |name| AgentPulling { name, attempt: None });
         self.fetch(&id);
         self.reply_agent(caller, &id);
@@ -110,7 +120,7 @@ impl Engine {
     pub(crate) fn start_agent(&mut self, caller: Caller, id: &AgentId) -> Result<(), Refusal> {
         let agent = self.unasked(id)?;
         if agent.row.state.takes_turns() {
-            // It runs, or is about to: that is what was asked for. A pause before a revival ends here.
+            // The agent runs or is about to, which is what the caller wants. The start ends a pause before a revival.
             if agent.lineage.state == LineageState::Orphaned {
                 self.revive(id);
             }
@@ -123,7 +133,7 @@ impl Engine {
             .next(AgentEvent::StartAsked)
             .map_err(|refused| AgentRefusal::wrong_state(&agent.row, refused.state))?;
         agent.row.incarnation += 1;
-        agent.row.retry = Retry::default();
+        agent.row.retry = StartRetry::default();
         self.open_lineage(id);
         self.set_state(id, next, None);
         self.fetch(id);
@@ -137,12 +147,12 @@ impl Engine {
         id: &AgentId,
         jobs: RunningJobs,
     ) -> Result<(), Refusal> {
-        self.spare_jobs(id, jobs)?;
+        self.refuse_if_jobs_run(id, jobs)?;
         let agent = self.unasked(id)?;
         if agent.row.state == AgentState::Stopped {
-            // Asked twice, or while the first stop is under way: all hear of its end, and nothing is taken for granted.
-            self.cancel_jobs(id, Which::All, "its agent was stopped");
-            self.break_off_turns(id, &BreakOff::Interrupt);
+            // A second stop, or one while the first is in progress. All callers are answered at the end.
+            self.cancel_jobs(id, CancelScope::All, "its agent was stopped");
+            self.settle_open_turns(id, &OpenTurnsFate::Interrupt);
             self.answer_when_done(caller, id, AgentState::Stopped);
             self.down(id);
             return Ok(());
@@ -154,15 +164,15 @@ impl Engine {
             .map_err(|refused| AgentRefusal::wrong_state(&agent.row, refused.state))?;
         self.take_next(id);
         self.move_lineage(id, LineageEvent::Stopped);
-        self.cancel_jobs(id, Which::All, "its agent was stopped");
-        self.break_off_turns(id, &BreakOff::Interrupt);
+        self.cancel_jobs(id, CancelScope::All, "its agent was stopped");
+        self.settle_open_turns(id, &OpenTurnsFate::Interrupt);
         self.set_state(id, next, None);
         self.answer_when_done(caller, id, next);
         self.down(id);
         Ok(())
     }
 
-    /// As a stop, and the end of its lineage: nothing takes its work up again.
+    /// A stop that also ends the lineage: its work never continues.
     pub(crate) fn kill_agent(&mut self, caller: Caller, id: &AgentId) -> Result<(), Refusal> {
         let agent = self.agent_mut(id)?;
         let next = match agent.row.state {
@@ -174,8 +184,8 @@ impl Engine {
         let moved = next != agent.row.state;
         self.take_next(id);
         self.move_lineage(id, LineageEvent::Killed);
-        self.cancel_jobs(id, Which::All, "its agent was killed");
-        self.break_off_turns(id, &BreakOff::Interrupt);
+        self.cancel_jobs(id, CancelScope::All, "its agent was killed");
+        self.settle_open_turns(id, &OpenTurnsFate::Interrupt);
         if moved {
             self.set_state(id, next, None);
         }
@@ -198,8 +208,8 @@ impl Engine {
         self.take_next(id);
         self.move_lineage(id, LineageEvent::Removed);
         self.revoke_tokens_of(id);
-        self.cancel_jobs(id, Which::All, "its agent was removed");
-        self.break_off_turns(id, &BreakOff::Interrupt);
+        self.cancel_jobs(id, CancelScope::All, "its agent was removed");
+        self.settle_open_turns(id, &OpenTurnsFate::Interrupt);
         self.set_state(id, next, None);
         self.answer_when_done(caller, id, AgentState::Removed);
         self.down(id);
@@ -207,24 +217,24 @@ impl Engine {
         Ok(())
     }
 
-    /// Moves an agent, records it and says so.
+    /// Moves an agent, records the change and appends its event.
     pub(crate) fn set_state(&mut self, id: &AgentId, next: AgentState, detail: Option<String>) {
-        self.set_state_and_retry(id, next, detail, Again::Later);
+        self.set_state_and_retry(id, next, detail, AutoRetry::Later);
     }
 
-    /// As [`Engine::set_state`]; a failure after which it is of no use is not tried again.
+    /// As [`Engine::set_state`], with the decision whether a failure is retried.
     pub(crate) fn set_state_and_retry(
         &mut self,
         id: &AgentId,
         next: AgentState,
         detail: Option<String>,
-        again: Again,
+        again: AutoRetry,
     ) {
         let backoff = self.host.settings.backoff;
         let Some(agent) = self.agents.get_mut(id) else { return };
         agent.row.retry = match again {
-            Again::Later => counted(&agent.row, next, backoff, self.step.now),
-            Again::Never => Retry::default(),
+            AutoRetry::Later => counted(&agent.row, next, backoff, self.step.now),
+            AutoRetry::Never => StartRetry::default(),
         };
         agent.row.state = next;
         agent.row.failure_detail.clone_from(&detail);
@@ -264,7 +274,7 @@ impl Engine {
         }
     }
 
-    /// Every failure is a line of the agent's own log.
+    /// Every failure is also a line in the agent's log.
     fn note_failure(&mut self, id: &AgentId, reason: FailReason, detail: &str) {
         let detail: String = detail.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         let now = self.step.now;
@@ -272,7 +282,7 @@ impl Engine {
         self.in_sandbox(id, SandboxEffect::NoteFailure { line });
     }
 
-    /// Appends an event about an agent, which has its name.
+    /// Appends an event about an agent, with its name.
     pub(crate) fn agent_event<B: Into<EventBody>>(&mut self, id: &AgentId, body: impl FnOnce(String) -> B) {
         let name = self.agents.get(id).map(|agent| agent.row.name.clone()).unwrap_or_default();
         self.event(id.as_str(), body(name));
@@ -303,7 +313,7 @@ impl Engine {
         Ok(agent)
     }
 
-    /// The agent, unless the observation is about an earlier process of it.
+    /// The agent, unless the observation is about an earlier process.
     pub(crate) fn current(&mut self, id: &AgentId, run: u32) -> Option<&mut Agent> {
         self.agents.get_mut(id).filter(|agent| agent.row.runs == run)
     }

@@ -1,4 +1,4 @@
-//! What a new agent is called.
+//! Names of new agents.
 
 use lodge_core::limits::NAME_BYTES_MAX;
 

@@ -72,10 +72,10 @@ impl AgentRefusal {
                 format!("start it with `lodge start {name}`")
             }
             AgentRefusal::JobsRunning { .. } => {
-                "ask again when they are over, or with `jobs` `cancel` to cancel them".to_owned()
+                "try again when they have ended, or set `jobs` to `cancel` to cancel them".to_owned()
             }
             AgentRefusal::NotEnded { name, .. } => {
-                format!("look at its process with `lodge agent inspect {name}`, then ask again")
+                format!("inspect its process with `lodge agent inspect {name}`, then try again")
             }
             AgentRefusal::NotCleared { name, .. } => format!("fix that, then run `lodge rm {name}` again"),
         }
@@ -100,7 +100,7 @@ pub enum LineageRefusal {
     /// An operator has to decide first.
     #[error("the work of agent `{name}` waits for your decision")]
     AskPending { lineage: LineageId, name: String, cause: String },
-    #[error("lineage {lineage} is {state}: there is nothing to settle")]
+    #[error("lineage {lineage} is {state}: there is nothing to resolve")]
     Settled { lineage: LineageId, state: &'static str },
 }
 
@@ -124,7 +124,7 @@ impl LineageRefusal {
     pub(crate) fn hint(&self) -> String {
         match self {
             LineageRefusal::AskPending { lineage, .. } => {
-                format!("`lodge lineage resolve {lineage} --revive` goes on with it, `--reap` drops it")
+                format!("`lodge lineage resolve {lineage} --revive` continues it, `--reap` drops it")
             }
             LineageRefusal::Settled { .. } => {
                 "`lodge lineage ls` shows which lineages wait for a decision".to_owned()

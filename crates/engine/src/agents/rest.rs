@@ -1,8 +1,8 @@
-//! Agents at rest: let go when everything about them is on disk, and looked up when somebody names them.
+//! Agents at rest: released when all their events are on disk, and looked up when a command names them.
 //!
-//! Nothing about an agent that is not in memory is in flight: it was let go only after its last change was on disk, and
-//! nobody but this engine changes it. So what is read of it after a command named it is what it is. The command waits for
-//! that; others go on.
+//! Nothing is in flight for an agent that is not in memory: it was released after its last change was on disk, and only
+//! this engine changes it. So a row that is read after a command arrived is current. Only that command waits for the
+//! lookup.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,19 +13,19 @@ use lodge_core::record::{AgentFact, AgentRow};
 
 use super::Agent;
 use crate::{AgentCommand, AgentLookup, Caller, Command, Effect, Engine, JobCommand, Refusal};
-use crate::{StreamHead, TokenCommand, TokenFor, TurnCommand};
+use crate::{NewTokenHolder, StreamHead, TokenCommand, TurnCommand};
 
-/// Commands that wait for agents which are looked up.
+/// Commands that wait for the lookup of their agents.
 #[derive(Debug, Default)]
 pub(crate) struct Lookups {
-    agents: BTreeMap<AgentId, Lookup>,
-    /// Of all of them.
+    agents: BTreeMap<AgentId, PendingLookup>,
+    /// The number of waiting commands of all agents.
     commands: usize,
 }
 
 #[derive(Debug)]
-struct Lookup {
-    /// Tells the answer to this order from those to earlier ones.
+struct PendingLookup {
+    /// Distinguishes the answer to this order from answers to earlier ones.
     ask: u64,
     commands: Vec<(Caller, Command)>,
 }
@@ -35,7 +35,7 @@ impl Lookups {
         self.commands
     }
 
-    /// Those who wait, when nobody will look up anything for them.
+    /// The callers of waiting commands, when no lookup will answer.
     pub(crate) fn into_callers(self) -> impl Iterator<Item = Caller> {
         self.agents.into_values().flat_map(|lookup| lookup.commands).map(|(caller, _)| caller)
     }
@@ -47,8 +47,8 @@ impl Engine {
         agent_of(command).filter(|id| !self.agents.contains_key(id)).cloned()
     }
 
-    /// Lets a command wait until its agent is looked up.
-    pub(crate) fn look_up(&mut self, caller: Caller, command: Command, id: AgentId) {
+    /// Makes a command wait for the lookup of its agent.
+    pub(crate) fn order_lookup(&mut self, caller: Caller, command: Command, id: AgentId) {
         if self.lookups.commands >= LOOKUPS_MAX {
             return self.step.refuse(caller.ticket, Refusal::Unread);
         }
@@ -58,12 +58,12 @@ impl Engine {
         }
         self.asks += 1;
         let ask = self.asks;
-        self.lookups.agents.insert(id.clone(), Lookup { ask, commands: vec![(caller, command)] });
+        self.lookups.agents.insert(id.clone(), PendingLookup { ask, commands: vec![(caller, command)] });
         self.step.act_early(Effect::LookUp { agent: id, ask });
     }
 
-    /// Goes on with the commands that waited for an agent, in the order in which they came.
-    pub(crate) fn looked_up(&mut self, id: &AgentId, ask: u64, found: AgentLookup) {
+    /// Decides the commands that waited for an agent, in order of arrival.
+    pub(crate) fn finish_lookup(&mut self, id: &AgentId, ask: u64, found: AgentLookup) {
         if self.lookups.agents.get(id).is_none_or(|lookup| lookup.ask != ask) {
             return;
         }
@@ -88,7 +88,7 @@ impl Engine {
     fn hold(&mut self, fact: AgentFact) {
         let AgentFact { row, lineage, head } = fact;
         match row.state {
-            // Its removal was decided, and could not be read yet: until then it is always in memory.
+            // Its removal was decided, and the store does not show it yet: until then the agent is always in memory.
             AgentState::Removing | AgentState::Removed => return,
             AgentState::Pulling
             | AgentState::Starting
@@ -108,8 +108,8 @@ impl Engine {
         self.agents.insert(row.id.clone(), Agent::new(row, lineage));
     }
 
-    /// Forgets agents that are at rest and of which everything is on disk, which has the events up to `seq`.
-    pub(crate) fn let_agents_go(&mut self, seq: u64) {
+    /// Removes agents at rest from memory if all of their events are on disk, which has the events up to `seq`.
+    pub(crate) fn release_resting_agents(&mut self, seq: u64) {
         let resting = self.resting_agents();
         let goes = |id: &AgentId| {
             let on_disk = self.streams.get(id.as_str()).is_none_or(|stream| stream.seq <= seq);
@@ -167,8 +167,8 @@ fn agent_of(command: &Command) -> Option<&AgentId> {
         Command::Session(change) => Some(&change.fact.row.agent),
         Command::Job(JobCommand::Submit(new)) => Some(&new.agent),
         Command::Token(TokenCommand::Issue(new)) => match &new.holder {
-            TokenFor::Agent(agent) => Some(agent),
-            TokenFor::Credentials | TokenFor::Operator => None,
+            NewTokenHolder::Agent(agent) => Some(agent),
+            NewTokenHolder::Credentials | NewTokenHolder::Operator => None,
         },
         Command::Again { agent, .. } => agent.as_ref(),
         Command::Agent(AgentCommand::Create(_))

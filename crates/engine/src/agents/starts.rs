@@ -1,4 +1,4 @@
-//! How an agent comes up: started, adopted, ready, or failed to.
+//! The start of an agent: started, adopted, ready, or failed.
 
 use lodge_core::agent::{AgentEvent, AgentState};
 use lodge_core::event::{AgentWorking, LineageAdopted};
@@ -6,46 +6,46 @@ use lodge_core::lineage::LineageState;
 use lodge_core::liveness::Liveness;
 use lodge_core::{AgentId, TurnId};
 
-use super::ends::BreakOff;
-use crate::jobs::Which;
-use crate::{Again, Engine, Lack, Part, Up};
+use super::ends::OpenTurnsFate;
+use crate::jobs::CancelScope;
+use crate::{AgentComponent, AutoRetry, Engine, StartMode, StartRequirement};
 
-/// What becomes of pauses before a start when memory is rebuilt.
+/// Whether pauses before a start survive a rebuild of the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pauses {
-    /// A daemon that starts makes its own beginning.
+pub(crate) enum RetryPauses {
+    /// A daemon that starts retries at once.
     Skip,
-    /// The same daemon goes on: nothing is tried more often than it should be.
+    /// The same daemon continues. Retries keep their schedule.
     Keep,
 }
 
 impl Engine {
-    /// After a start of the daemon: whatever should live is adopted or brought up, the rest is brought down.
-    pub(crate) fn adopt_all(&mut self, pauses: Pauses) {
-        self.step.hurry();
+    /// After the daemon starts: adopts or starts every sandbox that should run, and ends the others.
+    pub(crate) fn adopt_all(&mut self, pauses: RetryPauses) {
+        self.step.mark_urgent();
         let ids: Vec<AgentId> = self.agents.keys().cloned().collect();
         for id in ids {
             let Some(agent) = self.agents.get(&id) else { continue };
             match agent.row.state {
                 AgentState::Pulling if agent.lineage.state == LineageState::Orphaned => match pauses {
-                    Pauses::Skip => self.revive(&id),
-                    Pauses::Keep => self.pause_again(&id),
+                    RetryPauses::Skip => self.revive(&id),
+                    RetryPauses::Keep => self.pause_again(&id),
                 },
                 AgentState::Pulling => self.fetch(&id),
                 AgentState::Starting | AgentState::Ready => {
-                    self.up(&id, Up::Adopt);
+                    self.up(&id, StartMode::Adopt);
                 }
                 AgentState::Removing => {
                     self.down(&id);
                     self.clear_due(&id);
                 }
-                AgentState::Failed(_) => self.take_up_retry(&id, pauses),
-                // Nothing of them should live; the host reports what does.
+                AgentState::Failed(_) => self.resume_retry(&id, pauses),
+                // These agents should have no processes; the host reports those that live.
                 AgentState::Stopped | AgentState::Removed => {}
             }
         }
-        // There may be more slots than there were, and whoever came first is still the first.
-        self.hand_out_slots();
+        // The number of slots may have grown. Agents keep their order.
+        self.assign_slots();
         self.adopt_jobs();
     }
 
@@ -55,7 +55,7 @@ impl Engine {
         let Ok(next) = agent.row.state.next(AgentEvent::ImageReady) else { return };
         agent.row.runs += 1;
         self.set_state(id, next, None);
-        self.up(id, Up::Start);
+        self.up(id, StartMode::Start);
     }
 
     pub(crate) fn runtime_ready(&mut self, id: &AgentId, run: u32, adopted: bool, running: &[TurnId]) {
@@ -67,7 +67,7 @@ impl Engine {
             agent.row.started_at = Some(now);
             self.set_state(id, next, None);
             if self.is_at_work(id) {
-                // Turns that an earlier process had go on, and jobs did.
+                // Turns of an earlier process continue; jobs never stopped.
                 self.agent_event(id, |name| AgentWorking { name });
             }
         }
@@ -75,50 +75,50 @@ impl Engine {
             self.agent_event(id, |name| LineageAdopted { name, incarnation });
         }
         self.set_liveness(id, Liveness::Active);
-        self.step.hurry();
+        self.step.mark_urgent();
         self.resume_jobs(id);
         self.resume_turns(id, running);
-        self.hand_out_jobs();
+        self.start_pending_jobs();
     }
 
     pub(crate) fn agent_failed(&mut self, id: &AgentId, run: u32, event: AgentEvent, detail: String) {
         let Some(agent) = self.current(id, run) else { return };
         let Ok(next) = agent.row.state.next(event) else { return };
-        self.fail(id, next, detail, Again::Later);
+        self.fail(id, next, detail, AutoRetry::Later);
     }
 
-    /// Nothing of it goes on, and it is tried again as its failure and `again` have it.
-    pub(crate) fn fail(&mut self, id: &AgentId, next: AgentState, detail: String, again: Again) {
+    /// Ends the agent's work, and schedules a retry according to the failure and `again`.
+    pub(crate) fn fail(&mut self, id: &AgentId, next: AgentState, detail: String, again: AutoRetry) {
         let why = format!("its agent ended: {detail}");
         self.set_state_and_retry(id, next, Some(detail), again);
-        self.cancel_jobs(id, Which::Alive, &why);
-        self.break_off_turns(id, &BreakOff::Park);
+        self.cancel_jobs(id, CancelScope::Alive, &why);
+        self.settle_open_turns(id, &OpenTurnsFate::Park);
         self.down(id);
     }
 
-    /// Something that an agent needs before anything of it can be started is not there.
-    pub(crate) fn agent_lacks(&mut self, id: &AgentId, run: u32, lack: Lack, detail: String) {
+    /// A requirement for the start of an agent is missing.
+    pub(crate) fn agent_lacks(&mut self, id: &AgentId, run: u32, lack: StartRequirement, detail: String) {
         let event = match lack {
-            Lack::Image => AgentEvent::ImageFailed,
-            Lack::Model => AgentEvent::ModelUnknown,
-            Lack::Config => AgentEvent::ConfigUnset,
+            StartRequirement::Image => AgentEvent::ImageFailed,
+            StartRequirement::Model => AgentEvent::ModelUnknown,
+            StartRequirement::Config => AgentEvent::ConfigUnset,
         };
         self.agent_failed(id, run, event, detail);
     }
 
-    /// One that was to start has failed to. If it had work, or died before, that is one more death: whatever was in the
-    /// way may be gone at the next try. One that was ready and cannot be reached is left alone, for an operator.
+    /// A start failed. If the agent had work or died before, this counts as one more death, because the next attempt
+    /// may succeed. An agent that was ready and cannot be reached is left to an operator.
     pub(crate) fn agent_not_started(&mut self, id: &AgentId, run: u32, detail: String) {
         let Some(agent) = self.current(id, run) else { return };
         let has_work = agent.running > 0 || agent.lineage.deaths > 0;
         match agent.row.state {
             AgentState::Starting if has_work => {
-                self.agent_died(id, run, Part::Runtime, detail);
+                self.agent_died(id, run, AgentComponent::Runtime, detail);
             }
             AgentState::Ready => {
                 if let Ok(next) = AgentState::Ready.next(AgentEvent::SpawnFailed) {
                     self.set_state(id, next, Some(detail));
-                    self.break_off_turns(id, &BreakOff::Park);
+                    self.settle_open_turns(id, &OpenTurnsFate::Park);
                 }
             }
             AgentState::Starting

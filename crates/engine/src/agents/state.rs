@@ -1,4 +1,4 @@
-//! What the engine remembers of agents.
+//! The engine's memory of agents.
 
 use lodge_core::liveness::Liveness;
 use lodge_core::record::{AgentRow, LineageRow};
@@ -8,25 +8,25 @@ use crate::answer::Answer;
 
 /// A caller that waits until an agent's sandbox is gone.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct EndWaiter {
     pub caller: Caller,
-    /// The agent's run when it asked: the end of an earlier one is not what it waits for.
+    /// The agent's run at the time of the request: the end of an earlier run does not count.
     pub run: u32,
-    /// The newest event when that was decided: a store that does not have it lost the decision.
+    /// The newest event at the time of the decision: a store without it lost the decision.
     pub seq: u64,
-    /// What it is answered then, and what its request has as answer from now on.
+    /// The answer at the end, which is also recorded for the request.
     pub answer: Answer,
 }
 
 #[derive(Debug)]
 pub(crate) struct Agent {
     pub row: AgentRow,
-    pub stopping: Vec<Waiting>,
+    pub stopping: Vec<EndWaiter>,
     /// Turns that run now.
     pub running: usize,
     pub lineage: LineageRow,
     pub liveness: Liveness,
-    /// The newest order to bring what it needs, while nobody knows how that ended.
+    /// The newest pull order, until its result is known.
     pub pull: Option<u64>,
 }
 

@@ -1,7 +1,7 @@
-//! Agents that become another while they keep their name, their sessions and their files.
+//! Updates of agents, which keep their name, sessions and files.
 //!
-//! Turns that run finish on what they began with; then the runtime is replaced, and what waited goes on with it. Not while
-//! jobs run: turns go on with what was before until those are over.
+//! Running turns finish with the old settings. Then the runtime is replaced, and waiting turns continue with the new
+//! one. While jobs run, turns continue with the old settings.
 
 use std::collections::BTreeMap;
 
@@ -10,49 +10,50 @@ use lodge_core::event::AgentUpdated;
 use lodge_core::job::JobState;
 use lodge_core::lineage::LineageEvent;
 use lodge_core::record::{
-    AgentRow, AgentSpec, AgentWrite, LimitsRecord, MountRecord, NextSpec, Retry, RuntimeRecord, ToolRecord,
+    AgentRow, AgentSpec, AgentWrite, LimitsRecord, MountRecord, NextSpec, RuntimeRecord, StartRetry,
+    ToolRecord,
 };
 use lodge_core::{AgentId, JobId};
 
 use super::Agent;
-use super::ends::BreakOff;
+use super::ends::OpenTurnsFate;
 use super::refusal::AgentRefusal;
 use crate::answer::AgentAnswer;
-use crate::jobs::Which;
-use crate::{Answer, Caller, Change, Engine, ImageChange, Refusal, RunningJobs, Update};
+use crate::jobs::CancelScope;
+use crate::{AgentImageChange, Answer, Caller, Change, Engine, Refusal, RunningJobs, Update};
 
-/// From when on an update counts.
+/// When an update takes effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum InForce {
+pub enum UpdateTiming {
     Now,
     NextStart,
-    /// After these, which run on what was before.
+    /// After these, which run with the old settings.
     After {
         turns: Vec<lodge_core::TurnId>,
         jobs: Vec<JobId>,
     },
 }
 
-impl InForce {
+impl UpdateTiming {
     pub fn word(&self) -> &'static str {
         match self {
-            InForce::Now => "now",
-            InForce::NextStart => "next_start",
-            InForce::After { .. } => "after_turns",
+            UpdateTiming::Now => "now",
+            UpdateTiming::NextStart => "next_start",
+            UpdateTiming::After { .. } => "after_turns",
         }
     }
 }
 
 impl Engine {
-    /// A new process in place of whatever there is. One commit: whoever dies in between, the next daemon finds an agent
-    /// that is starting.
+    /// Replaces the current process. This is one commit: after a crash in between, the next daemon finds an agent that
+    /// is starting.
     pub(crate) fn restart_agent(
         &mut self,
         caller: Caller,
         id: &AgentId,
         jobs: RunningJobs,
     ) -> Result<(), Refusal> {
-        self.spare_jobs(id, jobs)?;
+        self.refuse_if_jobs_run(id, jobs)?;
         let agent = self.unasked(id)?;
         agent
             .row
@@ -60,10 +61,10 @@ impl Engine {
             .next(AgentEvent::RestartAsked)
             .map_err(|refused| AgentRefusal::wrong_state(&agent.row, refused.state))?;
         self.take_next(id);
-        self.cancel_jobs(id, Which::Running, "its agent was restarted");
-        self.break_off_turns(id, &BreakOff::Interrupt);
+        self.cancel_jobs(id, CancelScope::Running, "its agent was restarted");
+        self.settle_open_turns(id, &OpenTurnsFate::Interrupt);
         if let Some(agent) = self.agents.get_mut(id) {
-            agent.row.retry = Retry::default();
+            agent.row.retry = StartRetry::default();
         }
         self.open_lineage(id);
         self.replace(id);
@@ -71,7 +72,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Records what an agent is from now on, or from the end of its running turns on.
+    /// Records the settings of an agent, in effect now or after its running turns.
     pub(crate) fn update_agent(&mut self, caller: Caller, update: Update) -> Result<(), Refusal> {
         let Update { agent: id, change, image } = update;
         if let Some(image) = &image {
@@ -99,22 +100,26 @@ impl Engine {
         let in_force = match (replaces, works) {
             (true, true) => {
                 self.write_spec(&id);
-                InForce::After {
+                UpdateTiming::After {
                     turns: self.running_turns(&id),
                     jobs: self.jobs.in_state(&id, JobState::Running),
                 }
             }
             (true, false) | (false, true | false) => {
                 self.take_next(&id);
-                if state.takes_turns() || retries || !replaces { InForce::Now } else { InForce::NextStart }
+                if state.takes_turns() || retries || !replaces {
+                    UpdateTiming::Now
+                } else {
+                    UpdateTiming::NextStart
+                }
             }
         };
-        // An image goes after the agent that named it has another, and once.
+        // The old image is released once, after the agent has the new one.
         if let Some(superseded) = superseded {
-            self.images_left(superseded.images().map(str::to_owned).collect());
+            self.release_images(superseded.images().map(str::to_owned).collect());
         }
         if let Some(put) = put {
-            self.name_put(put);
+            self.name_stored_image(put);
         }
         self.agent_event(&id, |name| AgentUpdated { name, status: in_force.word().to_owned() });
         if replaces && !works && (state.takes_turns() || retries) {
@@ -127,7 +132,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Once the last turn and the last job of an agent that ran are over, what it is to become counts.
+    /// Applies a pending update after the last turn and the last job of the agent have ended.
     pub(crate) fn update_due(&mut self, id: &AgentId) {
         let rests = |agent: &&Agent| agent.running == 0 && self.jobs.running_of(id) == 0;
         let waits = self.agents.get(id).filter(|agent| agent.row.next.is_some());
@@ -139,7 +144,7 @@ impl Engine {
         }
     }
 
-    /// Makes an agent what it is to become, without a word to its runtime.
+    /// Applies a pending update without a message to the runtime.
     pub(crate) fn take_next(&mut self, id: &AgentId) {
         let Some(agent) = self.agents.get_mut(id) else { return };
         let Some(next) = agent.row.next.take() else { return };
@@ -148,15 +153,15 @@ impl Engine {
             (next.image, next.image_digest, next.spec);
         left.retain(|digest| agent.row.images().all(|kept| kept != digest));
         self.write_spec(id);
-        self.images_left(left);
+        self.release_images(left);
     }
 
-    /// Starts a new sandbox in place of the one there is: whoever brings it up ends the old one first.
+    /// Starts a new sandbox in place of the current one. The task that starts it ends the old one first.
     fn replace(&mut self, id: &AgentId) {
         let Some(agent) = self.agents.get_mut(id) else { return };
         let Ok(next) = agent.row.state.next(AgentEvent::RestartAsked) else { return };
         agent.row.incarnation += 1;
-        // One that waited for its revival has it.
+        // An agent that waited for its revival gets it.
         self.move_lineage(id, LineageEvent::Stopped);
         self.set_state(id, next, None);
         self.fetch(id);
@@ -177,7 +182,7 @@ impl Engine {
     }
 }
 
-/// What an agent is, or will be when its turns are over.
+/// The settings of an agent, including a pending update.
 fn current(row: &AgentRow) -> NextSpec {
     row.next.clone().unwrap_or_else(|| NextSpec {
         image: row.image.clone(),
@@ -186,7 +191,7 @@ fn current(row: &AgentRow) -> NextSpec {
     })
 }
 
-/// The change as a pure step, so that two changes at once are two changes.
+/// The change as a pure step, so that two concurrent changes are both applied.
 fn changed(mut next: NextSpec, change: Change) -> NextSpec {
     if let Some(image) = change.image {
         take_image(&mut next, image);
@@ -211,9 +216,9 @@ fn changed(mut next: NextSpec, change: Change) -> NextSpec {
     next
 }
 
-/// Another image: what came with the old one goes, what somebody chose for this agent stays.
-fn take_image(next: &mut NextSpec, image: ImageChange) {
-    let ImageChange { name, digest, old, new } = image;
+/// Changes the image: the defaults of the old image are removed, and explicit settings of this agent stay.
+fn take_image(next: &mut NextSpec, image: AgentImageChange) {
+    let AgentImageChange { name, digest, old, new } = image;
     let spec = &mut next.spec;
     (next.image, next.image_digest) = (name, digest);
     if spec.model == old.model && !new.model.is_empty() {
@@ -233,28 +238,28 @@ fn take_image(next: &mut NextSpec, image: ImageChange) {
     let mut capabilities = new.capabilities.clone();
     capabilities.extend(spec.capabilities.iter().filter(|name| added(name)).cloned());
     spec.capabilities = capabilities;
-    // The program of that name may be another by now.
+    // The name may refer to another program by now.
     let source = |spec: &AgentSpec| spec.runtime.as_ref().map(|runtime| runtime.source.clone());
     if source(spec) == source(&old) {
         let image =
             |runtime: &Option<RuntimeRecord>| runtime.as_ref().and_then(|runtime| runtime.image.clone());
-        // One that was pulled is the same for ever.
+        // A pulled runtime does not change: its digest names it.
         if image(&spec.runtime).is_none() || image(&spec.runtime) != image(&new.runtime) {
             spec.runtime = new.runtime;
         }
     }
-    // These are the image's alone.
+    // Only the image sets these.
     let tools = new.tools.into_iter().map(|tool| pulled_already(&spec.tools, tool));
     spec.tools = tools.collect();
     spec.network = match (spec.network.take(), new.network) {
-        // One that had the host's network before there was another default keeps it, until its Agentfile says otherwise.
+        // An agent that had the host's network before the default changed keeps it, until its Agentfile sets another.
         (None, Some(network)) if network.by_default => None,
         (_, network) => network,
     };
 }
 
-/// A tool as it was pulled, if it was: a digest names the same program for ever. What it says of itself comes from its image
-/// unless somebody said it better.
+/// The tool as it was pulled, if it was: a digest always names the same program. The description comes from the tool's
+/// image unless the agent overrides it.
 fn pulled_already(known: &[ToolRecord], tool: ToolRecord) -> ToolRecord {
     let same = |known: &&ToolRecord| {
         (&known.name, &known.source, &known.image, known.safe)
@@ -282,7 +287,7 @@ fn put_mount(mounts: &mut Vec<MountRecord>, mount: MountRecord) {
     }
 }
 
-/// Each limit that is given goes before the one there was.
+/// Each given limit replaces the current one.
 fn limited(before: LimitsRecord, given: LimitsRecord) -> LimitsRecord {
     LimitsRecord {
         memory_bytes: given.memory_bytes.or(before.memory_bytes),
@@ -296,8 +301,8 @@ fn limited(before: LimitsRecord, given: LimitsRecord) -> LimitsRecord {
     }
 }
 
-/// Whether a runtime has to be started anew to know of a change. Labels and the policy are the daemon's own business,
-/// but for the label that the agent is told.
+/// Whether a runtime must be restarted to see a change. Labels and the policy concern only the daemon, except for the
+/// label that the agent reads.
 fn needs_runtime(before: &NextSpec, after: &NextSpec) -> bool {
     let told = |next: &NextSpec| NextSpec {
         spec: AgentSpec {

@@ -1,48 +1,48 @@
-//! What the engine is asked and told about images, and the pulls it orders.
+//! Commands and observations about images, and pull orders.
 
 use lodge_core::AgentId;
 use lodge_core::record::{AgentRow, ImageRow, RuntimeRecord, ToolRecord};
 
-use crate::Again;
+use crate::AutoRetry;
 
 #[derive(Debug)]
 pub enum ImageCommand {
     /// Records an image that is in the store, and gives it names.
     Add(Box<NewImage>),
-    /// As [`ImageCommand::Add`], unless one of its names means another image.
+    /// As [`ImageCommand::Add`], unless one of its names refers to another image.
     AddNew(Box<NewImage>),
-    /// Gives an image that is recorded more names.
+    /// Adds names to a recorded image.
     Tag { digest: String, tags: Vec<String> },
     Remove {
-        given: ImageGiven,
-        /// The names of agents that have it, from the store: of agents at rest the engine knows only how many have it.
+        given: ImageSelector,
+        /// The names of agents that use it, from the store: for agents at rest the engine knows only their number.
         used_by: Vec<String>,
     },
 }
 
-/// An image that was built or came from elsewhere, and the names it gets. It is kept while a name, an agent or another
-/// image has it, and so is what came with it. The sender of `complete` keeps its contents until this is recorded; of
-/// one that was only looked up the row says that it is announced, which changes nothing while it is recorded.
+/// An image that was built or imported, and its new names. It is kept while a name, an agent or another image uses it,
+/// and so are the images that it needs. The sender of a `complete` image keeps its contents until this is recorded. The
+/// row of an image that was only looked up says `announced`, which changes nothing if the image is recorded.
 #[derive(Debug)]
 pub struct NewImage {
     pub row: ImageRow,
-    /// The images that it cannot do without, as far as they came with it.
+    /// The images that it needs, as far as they came with it.
     pub with: Vec<ImageRow>,
     pub tags: Vec<String>,
 }
 
-/// How somebody names an image.
+/// How a request names an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ImageGiven {
+pub enum ImageSelector {
     /// `name:tag`.
     Ref(String),
-    /// The whole digest of one that there is.
+    /// The full digest of an existing image.
     Digest(String),
 }
 
 /// How a pull ended.
 #[derive(Debug)]
-pub enum PullSeen {
+pub enum PullObservation {
     /// Everything that an agent needs is in the store of images.
     Pulled {
         agent: AgentId,
@@ -58,18 +58,18 @@ pub enum PullSeen {
         agent: AgentId,
         ask: u64,
         detail: String,
-        again: Again,
+        again: AutoRetry,
     },
 }
 
-/// Something to do in the store of images.
+/// Work in the store of images.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PullEffect {
-    /// Find or pull everything that an agent needs from images, and report it. It takes the place of an earlier one for
-    /// the same agent; `ask` tells the answers to this order from those to earlier ones.
+    /// Find or pull everything that an agent needs from images, and report the result. This replaces an earlier order
+    /// for the same agent. `ask` distinguishes the answers to this order from answers to earlier ones.
     Begin { row: Box<AgentRow>, ask: u64 },
-    /// What was pulled for this agent is recorded, or nobody waits for it any more: break it off, and hold nothing.
+    /// The pulled images are recorded, or the agent no longer waits for them: cancel the pull and release the contents.
     Drop { agent: AgentId },
-    /// An image is gone: remove the contents that nobody needs.
+    /// An image was removed: remove contents that no image needs.
     Collect,
 }

@@ -1,4 +1,4 @@
-//! Images: named, and gone when neither a name, an agent nor another image has them any more.
+//! Images: named, and removed when no name, agent or other image uses them.
 
 pub mod messages;
 mod pulls;
@@ -6,21 +6,21 @@ pub mod refusal;
 
 use lodge_core::limits::IMAGE_REFS_MAX;
 use lodge_core::record::{
-    ImageContents, ImageHeld, ImageKind, ImageRefRow, ImageRow, ImageState, ImageWrite,
+    ImageContents, ImageFact, ImageKind, ImageRefRow, ImageRow, ImageState, ImageWrite,
 };
 
-pub use self::messages::{ImageCommand, ImageGiven, NewImage, PullSeen};
+pub use self::messages::{ImageCommand, ImageSelector, NewImage, PullObservation};
 use self::pulls::PulledImages;
 pub use self::refusal::{ImageOrigin, ImageRefusal};
 use crate::agents::Agent;
 use crate::answer::{BinAnswer, ImageAnswer, ImageRemoval};
 use crate::{Answer, Caller, Engine, Refusal};
 
-/// An image that is recorded, before it has its names.
+/// A recorded image, before it gets its names.
 #[derive(Debug)]
 pub(crate) struct UnnamedImage {
     digest: String,
-    /// With those that came with it.
+    /// And the images that came with it.
     came: Vec<String>,
     tags: Vec<String>,
 }
@@ -35,12 +35,14 @@ impl Engine {
         }
     }
 
-    pub(crate) fn pull_seen(&mut self, seen: PullSeen) {
+    pub(crate) fn observe_pull(&mut self, seen: PullObservation) {
         match seen {
-            PullSeen::Pulled { agent, ask, rows, tools, runtime } => {
+            PullObservation::Pulled { agent, ask, rows, tools, runtime } => {
                 self.pulled(&agent, ask, PulledImages { rows, tools, runtime });
             }
-            PullSeen::Failed { agent, ask, detail, again } => self.pull_failed(&agent, ask, detail, again),
+            PullObservation::Failed { agent, ask, detail, again } => {
+                self.pull_failed(&agent, ask, detail, again)
+            }
         }
     }
 
@@ -53,7 +55,7 @@ impl Engine {
             ImageContents::Bin(record) => Some(record.clone()),
         };
         let put = self.put_image(new);
-        self.name_put(put);
+        self.name_stored_image(put);
         let bin = bin.map(|record| {
             let users = self.count_users(&digest) + self.needed_by(&digest).count() as u64;
             BinAnswer { record, users }
@@ -63,7 +65,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Records an image and gives it names, none of which may mean another image.
+    /// Records an image and gives it names, none of which may refer to another image.
     pub(crate) fn add_image_besides(&mut self, caller: Caller, new: NewImage) -> Result<(), Refusal> {
         let named = new.tags.iter().filter_map(|tag| self.image_refs.get(tag));
         let moves: Vec<String> =
@@ -74,14 +76,14 @@ impl Engine {
         self.add_image(caller, new)
     }
 
-    /// Gives an image that is recorded more names.
+    /// Adds names to a recorded image.
     pub(crate) fn tag_image(
         &mut self,
         caller: Caller,
         digest: &str,
         tags: Vec<String>,
     ) -> Result<(), Refusal> {
-        // It may have gone since it was looked up.
+        // It may have been removed since the lookup.
         let held = self.images.get(digest).ok_or_else(|| no_image(digest))?;
         let bytes = held.bytes;
         self.check_refs(held.kind, &tags)?;
@@ -105,7 +107,7 @@ impl Engine {
         }
     }
 
-    /// Records an image and what came with it. [`Self::name_put`] has to follow, once the caller has it.
+    /// Records an image and the images that it needs. The caller must then call [`Self::name_stored_image`].
     pub(crate) fn put_image(&mut self, new: NewImage) -> UnnamedImage {
         let NewImage { row, with, tags } = new;
         let mut put = UnnamedImage { digest: row.digest.clone(), came: Vec::new(), tags };
@@ -116,14 +118,14 @@ impl Engine {
         put
     }
 
-    /// Gives an image its names. What came with it stays if somebody has it.
-    pub(crate) fn name_put(&mut self, put: UnnamedImage) {
+    /// Gives an image its names. The images that it needs stay if they are in use.
+    pub(crate) fn name_stored_image(&mut self, put: UnnamedImage) {
         let UnnamedImage { digest, came, tags } = put;
         self.name_image(&digest, tags);
-        self.images_left(came);
+        self.release_images(came);
     }
 
-    /// Records an image, unless as much of it is recorded.
+    /// Records an image, unless it is recorded as completely.
     pub(crate) fn put_row(&mut self, row: ImageRow) {
         let digest = row.digest.clone();
         let known = match self.images.get(&digest).map(|held| held.state) {
@@ -132,25 +134,25 @@ impl Engine {
             None => false,
         };
         if !known {
-            self.images.insert(digest, row.held());
+            self.images.insert(digest, row.fact());
             self.step.write(ImageWrite::Here(Box::new(row)));
         }
     }
 
-    /// Takes a name away, or an image with all of its names.
+    /// Removes a name, or an image with all of its names.
     pub(crate) fn remove_image(
         &mut self,
         caller: Caller,
-        given: ImageGiven,
+        given: ImageSelector,
         used_by: Vec<String>,
     ) -> Result<(), Refusal> {
         let (digest, refs) = match given {
-            ImageGiven::Ref(reference) => {
+            ImageSelector::Ref(reference) => {
                 let known = self.image_refs.get(&reference).ok_or_else(|| no_image(&reference))?;
                 (known.digest.clone(), vec![reference])
             }
-            ImageGiven::Digest(digest) => {
-                // It may have gone since it was looked up.
+            ImageSelector::Digest(digest) => {
+                // It may have been removed since the lookup.
                 if !self.images.contains_key(&digest) {
                     return Err(no_image(&digest));
                 }
@@ -166,12 +168,12 @@ impl Engine {
             self.image_refs.remove(reference);
             self.step.write(ImageWrite::Unnamed { reference: reference.clone() });
         }
-        self.images_left(vec![digest.clone()]);
+        self.release_images(vec![digest.clone()]);
         self.reply(caller, Answer::ImageRemoved(ImageRemoval { digest, untagged: refs, removed: last }));
         Ok(())
     }
 
-    /// Lets names mean an image that is recorded.
+    /// Points names to a recorded image.
     fn name_image(&mut self, digest: &str, references: Vec<String>) {
         for reference in references {
             let row =
@@ -179,15 +181,16 @@ impl Engine {
             self.step.write(ImageWrite::Named(row.clone()));
             let before = self.image_refs.insert(reference, row);
             if let Some(before) = before.filter(|before| before.digest != digest) {
-                self.images_left(vec![before.digest]);
+                self.release_images(vec![before.digest]);
             }
         }
     }
 
-    /// Somebody has these images no longer, or never had: each goes when nobody has it, and with it what it alone needed.
-    pub(crate) fn images_left(&mut self, mut digests: Vec<String>) {
+    /// These images lost a user. Each is removed when it has no other user, together with the images that only it
+    /// needs.
+    pub(crate) fn release_images(&mut self, mut digests: Vec<String>) {
         while let Some(digest) = digests.pop() {
-            if !self.images.contains_key(&digest) || self.is_had(&digest) {
+            if !self.images.contains_key(&digest) || self.is_image_in_use(&digest) {
                 continue;
             }
             if let Some(held) = self.images.remove(&digest) {
@@ -197,15 +200,16 @@ impl Engine {
         }
     }
 
-    /// Whether a name, an image or an agent has it. Images that nobody has are not here, so one that needs it will do.
-    fn is_had(&self, digest: &str) -> bool {
+    /// Whether a name, an image or an agent uses it. Unused images are not in memory, so any image that needs it
+    /// counts.
+    fn is_image_in_use(&self, digest: &str) -> bool {
         self.image_refs.values().any(|row| row.digest == digest)
             || self.needed_by(digest).next().is_some()
             || self.resting_images.contains_key(digest)
             || self.users_of(digest).next().is_some()
     }
 
-    /// Refuses names for an image of this kind: too many, or those that an image of the other kind has.
+    /// Refuses names for an image of this kind: too many names, or names of an image of the other kind.
     pub(crate) fn check_refs(&self, kind: ImageKind, references: &[String]) -> Result<(), Refusal> {
         let new = references.iter().filter(|reference| !self.image_refs.contains_key(*reference)).count();
         if self.image_refs.len() + new > IMAGE_REFS_MAX {
@@ -236,8 +240,8 @@ impl Engine {
         Err(ImageRefusal::InUse { shown: shown.to_owned(), agents, images }.into())
     }
 
-    /// What an image is called: one of its names, or its digest.
-    fn called<'a>(&'a self, held: &'a ImageHeld) -> &'a str {
+    /// The shown name of an image: one of its names, or its digest.
+    fn called<'a>(&'a self, held: &'a ImageFact) -> &'a str {
         let named = self.image_refs.values().find(|row| row.digest == held.digest);
         named.map_or(held.digest.as_str(), |row| row.reference.as_str())
     }
@@ -246,20 +250,20 @@ impl Engine {
         self.image_refs.values().filter(|row| row.digest == digest).collect()
     }
 
-    /// How many agents have an image, or will have it.
+    /// How many agents use an image, pending updates included.
     fn count_users(&self, digest: &str) -> u64 {
         let resting = self.resting_images.get(digest).copied().unwrap_or(0);
         self.users_of(digest).count() as u64 + resting
     }
 
-    /// The names of agents in memory that have an image, or will have it, as their own or for one of their tools.
+    /// The names of agents in memory that use an image, pending updates included, as their own or for a tool.
     fn users_of<'a>(&'a self, digest: &'a str) -> impl Iterator<Item = &'a str> {
         let uses = move |agent: &&Agent| agent.row.images().any(|used| used == digest);
         self.agents.values().filter(uses).map(|agent| agent.row.name.as_str())
     }
 
-    /// The images that cannot do without one.
-    fn needed_by<'a>(&'a self, digest: &'a str) -> impl Iterator<Item = &'a ImageHeld> {
+    /// The images that need this one.
+    fn needed_by<'a>(&'a self, digest: &'a str) -> impl Iterator<Item = &'a ImageFact> {
         self.images.values().filter(move |held| held.needs.iter().any(|need| need == digest))
     }
 }

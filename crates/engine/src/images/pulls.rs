@@ -1,4 +1,4 @@
-//! What an agent needs from images before it can be started: here already, or pulled.
+//! The images that an agent needs before it can start: present, or pulled.
 //!
 //! Every [`Effect::Pull(PullEffect::Begin)`] is followed by another one for the same agent, or by one [`Effect::Pull(PullEffect::Drop)`] when its end is
 //! recorded: until then the pull keeps its contents.
@@ -7,9 +7,9 @@ use lodge_core::AgentId;
 use lodge_core::agent::{AgentEvent, AgentState};
 use lodge_core::record::{AgentRow, ImageRow, ImageState, RuntimeRecord, ToolRecord};
 
-use crate::{Again, Effect, Engine, PullEffect};
+use crate::{AutoRetry, Effect, Engine, PullEffect};
 
-/// What a pull found or fetched.
+/// The result of a pull.
 #[derive(Debug)]
 pub(crate) struct PulledImages {
     pub rows: Vec<ImageRow>,
@@ -18,8 +18,8 @@ pub(crate) struct PulledImages {
 }
 
 impl Engine {
-    /// Has everything be here that a pulling agent needs. One whose image is here, and that has no tools from others,
-    /// goes on at once.
+    /// Orders the images that a pulling agent needs. An agent whose image is complete and that has no tools from other
+    /// images continues at once.
     pub(crate) fn fetch(&mut self, id: &AgentId) {
         let Some(agent) = self.agents.get(id) else { return };
         if agent.row.state != AgentState::Pulling {
@@ -39,7 +39,7 @@ impl Engine {
         }
     }
 
-    /// Only the store of images knows whether the programs of tools are there, even if they were before.
+    /// Only the store of images knows whether the programs of tools are present, even if they were before.
     fn must_pull(&self, row: &AgentRow) -> bool {
         let announced =
             self.images.get(&row.image_digest).is_some_and(|held| held.state == ImageState::Announced);
@@ -47,12 +47,12 @@ impl Engine {
         announced || tools || row.spec.runtime.as_ref().is_some_and(|runtime| runtime.image.is_some())
     }
 
-    /// Records what was pulled and starts the agent. The answer to an earlier order changes nothing.
+    /// Records the pulled images and starts the agent. An answer to an earlier order is ignored.
     pub(crate) fn pulled(&mut self, id: &AgentId, ask: u64, brought: PulledImages) {
         let PulledImages { rows, tools, runtime } = brought;
         let Some(agent) = self.agents.get_mut(id).filter(|agent| agent.pull == Some(ask)) else { return };
         let spec = &mut agent.row.spec;
-        // What nobody has any more goes: a tool that was replaced, or came and is not wanted.
+        // Removes images without a user: a tool that was replaced, or that is not needed.
         let mut left: Vec<String> = rows.iter().map(|row| row.digest.clone()).collect();
         let same = spec.tools == tools && spec.runtime == runtime;
         if !same {
@@ -65,12 +65,12 @@ impl Engine {
         if !same {
             self.write_spec(id);
         }
-        self.images_left(left);
+        self.release_images(left);
         self.image_ready(id);
     }
 
-    /// It is tried again by itself, unless that is of no use.
-    pub(crate) fn pull_failed(&mut self, id: &AgentId, ask: u64, detail: String, again: Again) {
+    /// The pull is retried automatically, unless that is useless.
+    pub(crate) fn pull_failed(&mut self, id: &AgentId, ask: u64, detail: String, again: AutoRetry) {
         let Some(agent) = self.agents.get(id).filter(|agent| agent.pull == Some(ask)) else { return };
         let Ok(next) = agent.row.state.next(AgentEvent::ImageFailed) else { return };
         self.fail(id, next, detail, again);

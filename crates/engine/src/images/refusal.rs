@@ -8,7 +8,7 @@ const SHOWN_MAX: usize = 5;
 /// Where an image with a given name could come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ImageOrigin {
-    /// The name says nothing of a registry.
+    /// The name contains no registry.
     Local,
     Registry,
 }
@@ -81,14 +81,14 @@ fn users(agents: &[String], images: &[String]) -> String {
     }
 }
 
-/// The first few of some names, in their order.
+/// The first few of these names, in order.
 fn listed(names: &[String]) -> String {
     let mut names = names.to_vec();
     names.sort_unstable();
     quoted(&names)
 }
 
-/// Names, as many as a refusal shows.
+/// As many names as a refusal lists.
 pub fn quoted(names: &[String]) -> String {
     let shown: Vec<String> = names.iter().take(SHOWN_MAX).map(|name| format!("`{name}`")).collect();
     match names.len().saturating_sub(SHOWN_MAX) {

@@ -1,25 +1,25 @@
-//! How a job ends: by itself, or because somebody wants it to; then its output is archived, and its files go.
+//! How a job ends: by itself or by a cancel. Then its output is archived and its files are removed.
 
 use lodge_core::agent::AgentState;
 use lodge_core::event::{EventBody, JobCancelled, JobFinished};
-use lodge_core::job::{JobEvent, JobProgress, JobRow, JobState, JobStream, JobWrite};
+use lodge_core::job::{JobEvent, JobProgress, JobRow, JobState, JobStreamBytes, JobWrite};
 use lodge_core::limits::JOBS_UNTOLD_MAX;
 use lodge_core::{AgentId, Cause, JobId, Timestamp};
 
 use super::refusal::JobRefusal;
-use super::submit::JobRef;
+use super::submit::JobEventFields;
 use super::{Expiry, JobEffect, JobEnd};
 use crate::agents::Agent;
 use crate::agents::refusal::AgentRefusal;
 use crate::answer::JobAnswer;
-use crate::{Answer, Caller, Effect, Engine, ExecHow, JobOrder, Refusal, RunningJobs, SandboxEffect};
+use crate::{Answer, Caller, Effect, Engine, ExecOutcome, JobOrder, Refusal, RunningJobs, SandboxEffect};
 
 /// Which jobs of an agent are cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Which {
-    /// Those that run: the others wait for whatever comes after.
+pub(crate) enum CancelScope {
+    /// Running jobs. Pending jobs wait for the next sandbox.
     Running,
-    /// Of those that run, the ones whose sandbox lives. What died with its sandbox nobody cancelled.
+    /// Running jobs whose sandbox lives. A job that died with its sandbox was not cancelled.
     Alive,
     All,
 }
@@ -35,8 +35,8 @@ impl Engine {
         Ok(())
     }
 
-    /// One that waits is over at once; of one that runs the end is awaited, and that somebody wanted it is kept. Returns
-    /// how it stands then, unless it was over before.
+    /// A pending job ends at once. The end of a running job is awaited, and the cancel is recorded. Returns the row,
+    /// unless the job had ended before.
     pub(crate) fn cancel(&mut self, id: &JobId, why: &str) -> Option<JobRow> {
         let row = self.jobs.open(id)?;
         let (agent, progress) = (row.agent.clone(), row.progress.clone());
@@ -54,26 +54,26 @@ impl Engine {
         }
     }
 
-    /// The end of a job that was never started: there is no output of it, and never will be.
+    /// The end of a job that was never started: it has no output.
     pub(crate) fn end_unstarted(&mut self, id: &JobId, event: JobEvent, why: String) -> Option<JobRow> {
         let progress = self.jobs.open(id)?.progress.clone();
         let state = progress.state.next(event).ok()?;
         let progress = JobProgress { state, error: Some(why), finished_at: Some(self.step.now), ..progress };
-        self.job_over(id, JobOutcome { progress, note: None });
+        self.record_job_end(id, JobOutcome { progress, note: None });
         let ended = self.jobs.get(id).cloned();
         self.archived(id);
         ended
     }
 
-    /// Cancels the jobs of an agent whose sandbox is about to go, or that is not to work any more.
-    pub(crate) fn cancel_jobs(&mut self, agent: &AgentId, which: Which, why: &str) {
+    /// Cancels the jobs of an agent whose sandbox is about to end, or that will not work again.
+    pub(crate) fn cancel_jobs(&mut self, agent: &AgentId, which: CancelScope, why: &str) {
         match which {
-            Which::Running | Which::Alive => {}
-            Which::All => self.cancel_pending(agent, why),
+            CancelScope::Running | CancelScope::Alive => {}
+            CancelScope::All => self.cancel_pending(agent, why),
         }
         let running = match which {
-            Which::Running | Which::All => self.jobs.in_state(agent, JobState::Running),
-            Which::Alive => self.jobs.alive(agent),
+            CancelScope::Running | CancelScope::All => self.jobs.in_state(agent, JobState::Running),
+            CancelScope::Alive => self.jobs.alive(agent),
         };
         for id in running {
             self.cancel(&id, why);
@@ -86,8 +86,8 @@ impl Engine {
         }
     }
 
-    /// The refusal of whatever would end jobs that run, if that is not wanted.
-    pub(crate) fn spare_jobs(&self, id: &AgentId, jobs: RunningJobs) -> Result<(), Refusal> {
+    /// Refuses a request that would end running jobs, if the caller does not allow that.
+    pub(crate) fn refuse_if_jobs_run(&self, id: &AgentId, jobs: RunningJobs) -> Result<(), Refusal> {
         let running = self.jobs.running_of(id);
         match jobs {
             RunningJobs::Refuse if running > 0 => {
@@ -99,11 +99,11 @@ impl Engine {
     }
 
     pub(crate) fn job_ended(&mut self, id: &JobId, end: JobEnd) {
-        // One that is over, or not known any more, ended before.
+        // The job has ended already, or is no longer in memory.
         let Some(row) = self.jobs.get(id) else { return };
         let Some(outcome) = outcome(row, &end, self.step.now) else { return };
         let (agent, ran) = (row.agent.clone(), row.progress.state == JobState::Running);
-        self.job_over(id, outcome);
+        self.record_job_end(id, outcome);
         if is_empty(&end) {
             self.archived(id);
             self.job_in_sandbox(&agent, JobOrder::Forget { job: id.clone() });
@@ -112,21 +112,21 @@ impl Engine {
             self.step.act(Effect::Job(JobEffect::Archive { job: id.clone() }));
         }
         self.update_due(&agent);
-        self.hand_out_jobs();
+        self.start_pending_jobs();
         if ran {
-            self.at_rest(&agent);
+            self.mark_ready_if_idle(&agent);
         }
     }
 
-    /// Records how a job ended, and tells those who wait for that.
-    fn job_over(&mut self, id: &JobId, outcome: JobOutcome) {
+    /// Records how a job ended, and answers the callers that wait for it.
+    fn record_job_end(&mut self, id: &JobId, outcome: JobOutcome) {
         let JobOutcome { progress, note } = outcome;
         let cancelled = match progress.state {
             JobState::Cancelled => true,
             JobState::Done | JobState::Error => false,
             JobState::Pending | JobState::Running => return,
         };
-        let ended = EndOfJob {
+        let ended = JobEndFields {
             status: progress.state.word().to_owned(),
             exit_code: progress.exit_code,
             signal: progress.signal,
@@ -138,11 +138,11 @@ impl Engine {
         self.set_progress(id, progress);
         self.job_event(id, |of| ended.event(of, cancelled));
         self.answer_waits(id);
-        // Sessions that nobody goes on with cost bounded memory.
-        while self.jobs.untold() > JOBS_UNTOLD_MAX
-            && let Some(oldest) = self.jobs.oldest_untold()
+        // Bounds the memory for sessions that never continue.
+        while self.jobs.unreported() > JOBS_UNTOLD_MAX
+            && let Some(oldest) = self.jobs.oldest_unreported()
         {
-            self.tell_job(&oldest);
+            self.mark_job_reported(&oldest);
         }
     }
 
@@ -152,36 +152,36 @@ impl Engine {
         self.archived(id);
         self.job_in_sandbox(&agent, JobOrder::Forget { job: id.clone() });
         self.clear_due(&agent);
-        self.hand_out_jobs();
+        self.start_pending_jobs();
     }
 
-    /// Its output is in the archive and nowhere else. Nobody waits for that to be recorded: it can be found out again.
+    /// The output is only in the archive. This write forces no commit: a restart finds it out again.
     fn archived(&mut self, id: &JobId) {
-        self.step.ride(JobWrite::Archived { id: id.clone() });
+        self.step.write_with_next_commit(JobWrite::Archived { id: id.clone() });
         self.jobs.change(id, |row| row.archived = true);
     }
 
-    /// Has the files of an agent removed that is being removed, once nothing of its jobs is in them.
+    /// Orders the removal of an agent's files, once they contain no output of its jobs.
     pub(crate) fn clear_due(&mut self, id: &AgentId) {
         let is_removing = |agent: &Agent| agent.row.state == AgentState::Removing;
         if self.agents.get(id).is_some_and(is_removing) && !self.jobs.has_files(id) {
             self.in_sandbox(id, SandboxEffect::Clear);
-            self.step.hurry();
+            self.step.mark_urgent();
         }
     }
 
-    /// The retention's word. What is open or not archived is not old.
+    /// Retention expired these jobs. Open jobs and jobs that are not archived never expire.
     pub(crate) fn jobs_expired(&mut self, jobs: Vec<JobId>, what: Expiry) {
         let in_use = |row: &JobRow| row.progress.state.is_open() || !row.archived;
         let jobs: Vec<JobId> = jobs.into_iter().filter(|id| !self.jobs.get(id).is_some_and(in_use)).collect();
         for id in &jobs {
             match what {
                 Expiry::Output => {
-                    self.step.ride(JobWrite::OutputRemoved { id: id.clone() });
+                    self.step.write_with_next_commit(JobWrite::OutputRemoved { id: id.clone() });
                     self.jobs.change(id, |row| row.output_removed = true);
                 }
                 Expiry::All => {
-                    self.step.ride(JobWrite::Gone { id: id.clone() });
+                    self.step.write_with_next_commit(JobWrite::Gone { id: id.clone() });
                     self.jobs.forget(id);
                 }
             }
@@ -192,8 +192,8 @@ impl Engine {
     }
 }
 
-/// What the event of its end says of a job.
-struct EndOfJob {
+/// The fields of a job's end event.
+struct JobEndFields {
     status: String,
     exit_code: Option<i32>,
     signal: Option<i32>,
@@ -203,10 +203,10 @@ struct EndOfJob {
     stderr_bytes: u64,
 }
 
-impl EndOfJob {
-    fn event(self, of: JobRef, cancelled: bool) -> EventBody {
-        let JobRef { job, session, turn, name } = of;
-        let EndOfJob { status, exit_code, signal, cause, detail, stdout_bytes, stderr_bytes } = self;
+impl JobEndFields {
+    fn event(self, of: JobEventFields, cancelled: bool) -> EventBody {
+        let JobEventFields { job, session, turn, name } = of;
+        let JobEndFields { status, exit_code, signal, cause, detail, stdout_bytes, stderr_bytes } = self;
         if cancelled {
             JobCancelled {
                 job,
@@ -241,10 +241,10 @@ impl EndOfJob {
     }
 }
 
-/// How a job stands after its end.
+/// The state of a job after its end.
 struct JobOutcome {
     progress: JobProgress,
-    /// What else there is to say of it.
+    /// Additional details.
     note: Option<String>,
 }
 
@@ -255,15 +255,15 @@ fn outcome(row: &JobRow, end: &JobEnd, now: Timestamp) -> Option<JobOutcome> {
     // The caller that cancelled it knows that it was killed.
     let (event, error) = match (&row.progress.cancel, how) {
         (Some(why), _) => (JobEvent::Cancelled, Some(why.clone())),
-        (None, ExecHow::Exited { .. } | ExecHow::Killed { .. }) if timed_out => (
+        (None, ExecOutcome::Exited { .. } | ExecOutcome::Killed { .. }) if timed_out => (
             JobEvent::Failed,
             Some(format!("timed out after {}", lodge_core::limits::span(row.request.timeout_ms))),
         ),
-        (None, ExecHow::Exited { .. } | ExecHow::Killed { .. }) => (JobEvent::Ended, None),
-        (None, ExecHow::NotStarted) => {
+        (None, ExecOutcome::Exited { .. } | ExecOutcome::Killed { .. }) => (JobEvent::Ended, None),
+        (None, ExecOutcome::NotStarted) => {
             (JobEvent::Failed, Some(detail.clone().unwrap_or_else(|| "it could not be started".to_owned())))
         }
-        (None, ExecHow::Lost) => {
+        (None, ExecOutcome::Lost) => {
             let how = detail.as_deref().unwrap_or("its outcome is unknown");
             (JobEvent::Failed, Some(format!("lost: {how}")))
         }
@@ -273,11 +273,14 @@ fn outcome(row: &JobRow, end: &JobEnd, now: Timestamp) -> Option<JobOutcome> {
         return None;
     }
     let (exit_code, signal) = match (state, how) {
-        (JobState::Done, ExecHow::Exited { code }) => (Some(*code), None),
-        (JobState::Done | JobState::Error, ExecHow::Killed { signal }) => (None, Some(*signal)),
+        (JobState::Done, ExecOutcome::Exited { code }) => (Some(*code), None),
+        (JobState::Done | JobState::Error, ExecOutcome::Killed { signal }) => (None, Some(*signal)),
         (
             JobState::Pending | JobState::Running | JobState::Done | JobState::Error | JobState::Cancelled,
-            ExecHow::Exited { .. } | ExecHow::Killed { .. } | ExecHow::NotStarted | ExecHow::Lost,
+            ExecOutcome::Exited { .. }
+            | ExecOutcome::Killed { .. }
+            | ExecOutcome::NotStarted
+            | ExecOutcome::Lost,
         ) => (None, None),
     };
     let progress = JobProgress {
@@ -294,12 +297,12 @@ fn outcome(row: &JobRow, end: &JobEnd, now: Timestamp) -> Option<JobOutcome> {
     Some(JobOutcome { progress, note: detail.clone() })
 }
 
-/// Whether it is known that there is nothing to archive.
+/// Whether the job certainly has no output to archive.
 fn is_empty(end: &JobEnd) -> bool {
-    let nothing = JobStream::default();
+    let nothing = JobStreamBytes::default();
     let known = match end.how {
-        ExecHow::Exited { .. } | ExecHow::Killed { .. } | ExecHow::NotStarted => true,
-        ExecHow::Lost => false,
+        ExecOutcome::Exited { .. } | ExecOutcome::Killed { .. } | ExecOutcome::NotStarted => true,
+        ExecOutcome::Lost => false,
     };
     known && end.stdout == nothing && end.stderr == nothing
 }

@@ -1,4 +1,4 @@
-//! What becomes of jobs when daemons, keepers and agents come and go.
+//! Jobs after a restart of a daemon, a keeper or an agent.
 
 use lodge_core::job::{JobRow, JobState};
 use lodge_core::{AgentId, JobId};
@@ -7,8 +7,8 @@ use super::JobEffect;
 use crate::{Effect, Engine, JobOrder};
 
 impl Engine {
-    /// After a start of the daemon: what ended goes into the archive, and sandboxes that should not be there go, so that
-    /// their jobs can be settled.
+    /// After the daemon starts: archives ended jobs, and ends sandboxes that should not exist, so that their jobs can
+    /// be settled.
     pub(crate) fn adopt_jobs(&mut self) {
         let ended = self.jobs.all().filter(|row| !row.progress.state.is_open() && !row.archived);
         for row in ended {
@@ -22,11 +22,11 @@ impl Engine {
         for id in down {
             self.down(&id);
         }
-        self.hand_out_jobs();
+        self.start_pending_jobs();
     }
 
-    /// Its keeper is connected: every job that runs by the ledger is asked for again. The keeper knows what it did under
-    /// that id, so asking twice starts nothing twice.
+    /// The keeper is connected: requests every job that the ledger records as running. The keeper knows each id, so a
+    /// repeated request starts nothing twice.
     pub(crate) fn resume_jobs(&mut self, agent: &AgentId) {
         self.jobs.adopt(agent);
         let running = self.jobs.of(agent).filter(|row| row.progress.state == JobState::Running);
@@ -36,17 +36,17 @@ impl Engine {
         }
     }
 
-    /// Its sandbox is gone and nobody starts another: how its jobs ended is found in what it left.
+    /// The sandbox is gone and no new one starts. The outcomes are read from its files.
     pub(crate) fn settle_jobs(&mut self, agent: &AgentId) {
         for job in self.jobs.in_state(agent, JobState::Running) {
             self.job_in_sandbox(agent, JobOrder::Kill { job });
-            self.step.hurry();
+            self.step.mark_urgent();
         }
     }
 
-    /// Ends what runs and nobody wants, forgets what is settled, and asks for the outcome of what ended meanwhile.
+    /// Ends jobs that are not wanted, forgets settled ones, and requests the outcomes of those that ended.
     pub(crate) fn jobs_found(&mut self, agent: &AgentId, running: Vec<JobId>, ended: Vec<JobId>) {
-        self.step.hurry();
+        self.step.mark_urgent();
         for job in running {
             match self.jobs.get(&job).map(|row| row.progress.state) {
                 Some(JobState::Pending | JobState::Running) => {}
@@ -57,13 +57,13 @@ impl Engine {
         }
         for job in ended {
             match self.jobs.get(&job) {
-                // The keeper knows it, so that asking starts nothing: it tells how it ended, also of one that somebody
-                // cancelled. A kill is answered for what runs or never ran, and for nothing else.
+                // The keeper knows the job, so this request starts nothing: the keeper reports the end, also of a
+                // cancelled job. A kill is answered only for a job that runs or never ran.
                 Some(row) if row.progress.state == JobState::Running => {
                     self.job_in_sandbox(agent, JobOrder::Start { job, resumed: true });
                 }
                 Some(row) if row.archived => self.job_in_sandbox(agent, JobOrder::Forget { job }),
-                // It waits to be started, or to be archived.
+                // It waits for its start or for the archive.
                 Some(_) => {}
                 None => self.job_in_sandbox(agent, JobOrder::Forget { job }),
             }
@@ -71,7 +71,7 @@ impl Engine {
     }
 }
 
-/// How a job that runs by the ledger is taken up: one that somebody cancelled is not started any more.
+/// How a job that the ledger records as running continues. A cancelled job is not started.
 fn resumed(row: &JobRow) -> JobOrder {
     let job = row.id.clone();
     match row.progress.cancel {

@@ -1,12 +1,12 @@
 //! Jobs: programs that run beside the conversation and outlive their caller.
 //!
-//! Here is what goes in and out. `held` is what is remembered and who is next, `submit` how a job begins, `ends` how it ends,
-//! `found` what becomes of it when keepers, agents and daemons come and go, `tools` what models ask, `notes` what sessions
-//! are told.
+//! Commands, observations and effects. `live` has the jobs in memory and their order, `submit` the start of a job,
+//! `ends` its end, `found` restarts of keepers, agents and daemons, `tools` the requests of models, `notes` the reports
+//! to sessions.
 
 mod ends;
 mod found;
-mod held;
+mod live;
 mod notes;
 pub mod refusal;
 mod submit;
@@ -14,13 +14,13 @@ mod tools;
 
 use std::collections::BTreeMap;
 
-use lodge_core::job::{JobState, JobStream};
+use lodge_core::job::{JobState, JobStreamBytes};
 use lodge_core::{AgentId, Cause, JobId, SessionId, TurnId};
 
-pub(crate) use self::ends::Which;
-pub(crate) use self::held::Jobs;
+pub(crate) use self::ends::CancelScope;
+pub(crate) use self::live::LiveJobs;
 pub use self::refusal::JobRefusal;
-use crate::{Engine, ExecHow};
+use crate::{Engine, ExecOutcome};
 
 #[derive(Debug)]
 pub enum JobCommand {
@@ -28,32 +28,32 @@ pub enum JobCommand {
     Cancel { id: JobId },
 }
 
-/// A job that somebody wants, as the edge read it.
+/// A job to submit, as the API parsed it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewJob {
     pub agent: AgentId,
     pub session: Option<SessionId>,
-    pub work: JobWork,
+    pub work: JobSpec,
 }
 
-/// What a job is to run, and how.
+/// The program of a job, and its settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JobWork {
+pub struct JobSpec {
     pub bin: String,
     pub args: Vec<String>,
     pub stdin: Vec<u8>,
-    /// 0: as long as it takes.
+    /// 0: no limit.
     pub timeout_ms: u64,
     pub priority: i32,
-    /// Most bytes that are kept of each stream; 0: as many as the daemon's settings say.
+    /// Most bytes that are kept of each stream; 0: the daemon's default.
     pub output_bytes: u64,
     pub labels: BTreeMap<String, String>,
 }
 
-/// What a model wants of jobs. Its session's alone are there for it.
+/// A model's request about jobs. It can only see jobs of its session.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum JobWish {
-    Submit(JobWork),
+pub enum JobToolRequest {
+    Submit(JobSpec),
     List {
         status: Option<JobState>,
         limit: u32,
@@ -61,11 +61,11 @@ pub enum JobWish {
     Status {
         job: JobId,
     },
-    /// Until it ended. Interrupting the turn cancels it.
+    /// Wait until it ends. Interrupting the turn cancels it.
     Wait {
         job: JobId,
     },
-    /// Until it ended. Interrupting the turn leaves it running.
+    /// Wait until it ends. Interrupting the turn leaves it running.
     Watch {
         job: JobId,
     },
@@ -74,7 +74,7 @@ pub enum JobWish {
     },
 }
 
-/// The call of a turn that wishes.
+/// The tool call of a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolCallRef {
     pub turn: TurnId,
@@ -82,10 +82,10 @@ pub struct ToolCallRef {
     pub call: String,
 }
 
-/// What was observed of jobs.
+/// Observations about jobs.
 #[derive(Debug)]
-pub enum JobSeen {
-    /// How much it has written by now, told now and then.
+pub enum JobObservation {
+    /// How much it has written so far, reported at intervals.
     Output {
         job: JobId,
         stdout: u64,
@@ -95,39 +95,39 @@ pub enum JobSeen {
         job: JobId,
         end: JobEnd,
     },
-    /// Its output is in the archive, all of it.
+    /// All of its output is in the archive.
     Archived {
         job: JobId,
     },
-    /// Jobs that a keeper which was just connected knows of: those that run, and those that do not any more.
+    /// Jobs that a newly connected keeper knows: running ones and ended ones.
     Found {
         agent: AgentId,
         running: Vec<JobId>,
         ended: Vec<JobId>,
     },
-    /// What a model asked to read, in answer to [`JobEffect::Read`].
+    /// The result of [`JobEffect::Read`].
     Read {
         asked: ToolCallRef,
-        answer: Read,
+        answer: JobReport,
     },
-    /// Their time is over, by the retention that was set.
+    /// Retention expired these jobs.
     Expired {
         jobs: Vec<JobId>,
         what: Expiry,
     },
 }
 
-/// What a model is told of jobs.
+/// A report about jobs to a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Read {
+pub struct JobReport {
     pub text: String,
-    /// There is nothing of that kind for it.
+    /// The job does not exist for this session.
     pub error: bool,
-    /// Jobs whose end it tells.
+    /// Jobs whose end the report contains.
     pub told: Vec<JobId>,
 }
 
-/// What goes of an old job.
+/// What retention removes of an old job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expiry {
     Output,
@@ -137,35 +137,36 @@ pub enum Expiry {
 /// How a job ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobEnd {
-    pub how: ExecHow,
+    pub how: ExecOutcome,
     pub cause: Option<Cause>,
-    /// Why it was not started or is lost, or what else there is to say.
+    /// Why it was not started or is lost, or additional details.
     pub detail: Option<String>,
-    pub stdout: JobStream,
-    pub stderr: JobStream,
+    pub stdout: JobStreamBytes,
+    pub stderr: JobStreamBytes,
 }
 
-/// Something to do about a job outside of its sandbox. All may be asked for twice.
+/// Work about a job outside its sandbox. Every effect is idempotent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobEffect {
-    /// Move all of its output into the archive, and say so.
+    /// Move all of its output into the archive, and report that.
     Archive { job: JobId },
-    /// Read for a model, and say what was found. A job of another session is not there.
+    /// Read jobs for a model, and report the result. A job of another session does not exist for it.
     ///
-    /// `List` and `Status`: as it stands. `Wait` and `Watch`: its outcome; it has ended, or is not there.
-    /// `Cancel`: why it cannot be cancelled, as it has ended or is not there. `Submit` is never read.
-    Read { asked: ToolCallRef, agent: AgentId, session: SessionId, wish: JobWish },
+    /// `List` and `Status` read the current state. `Wait` and `Watch` read the outcome of a job that has ended or does
+    /// not exist. `Cancel` reads why the job cannot be cancelled: it has ended or does not exist. `Submit` is never
+    /// read.
+    Read { asked: ToolCallRef, agent: AgentId, session: SessionId, wish: JobToolRequest },
 }
 
 impl Engine {
-    pub(crate) fn job_seen(&mut self, seen: JobSeen) {
+    pub(crate) fn observe_job(&mut self, seen: JobObservation) {
         match seen {
-            JobSeen::Output { job, stdout, stderr } => self.job_wrote(&job, stdout, stderr),
-            JobSeen::Ended { job, end } => self.job_ended(&job, end),
-            JobSeen::Archived { job } => self.job_archived(&job),
-            JobSeen::Found { agent, running, ended } => self.jobs_found(&agent, running, ended),
-            JobSeen::Read { asked, answer } => self.job_read(&asked, answer),
-            JobSeen::Expired { jobs, what } => self.jobs_expired(jobs, what),
+            JobObservation::Output { job, stdout, stderr } => self.job_wrote(&job, stdout, stderr),
+            JobObservation::Ended { job, end } => self.job_ended(&job, end),
+            JobObservation::Archived { job } => self.job_archived(&job),
+            JobObservation::Found { agent, running, ended } => self.jobs_found(&agent, running, ended),
+            JobObservation::Read { asked, answer } => self.job_read(&asked, answer),
+            JobObservation::Expired { jobs, what } => self.jobs_expired(jobs, what),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a session is told of its jobs that ended, without having asked: once, before its next turn.
+//! Reports to a session about ended jobs: once, before its next turn.
 
 use lodge_core::job::{JobRow, JobState, JobWrite};
 use lodge_core::limits::NOTE_JOBS_MAX;
@@ -8,8 +8,8 @@ use lodge_core::{AgentId, JobId, SessionId, TurnId};
 use crate::Engine;
 
 impl Engine {
-    /// Tells a turn that begins of the jobs of its session that ended, behind what the turn was told that it replaces. Not
-    /// when it is accepted: the turn before it may still wait for one of them, or ask.
+    /// Adds a note about ended jobs of the session to a starting turn, after the note of the turn that it replaces.
+    /// This happens at the start: while the turn waits, the turn before it may report those jobs.
     pub(crate) fn note_jobs(&mut self, id: &TurnId) {
         let Some(turn) = self.turns.get_mut(id) else { return };
         let (agent, session, number) = (turn.row.agent.clone(), turn.row.session.clone(), turn.row.number);
@@ -25,11 +25,11 @@ impl Engine {
         }
     }
 
-    /// What there is to tell a session, if there is something. It is told by that.
+    /// The note for a session, if jobs have ended. They count as reported from then on.
     fn job_note(&mut self, agent: &AgentId, session: &SessionId) -> Option<String> {
         // Another agent's session of the same name may have had jobs before.
         let is_theirs = |id: &JobId| self.jobs.get(id).is_some_and(|row| row.agent == *agent);
-        let ended: Vec<JobId> = self.jobs.untold_of(session).into_iter().filter(is_theirs).collect();
+        let ended: Vec<JobId> = self.jobs.unreported_of(session).into_iter().filter(is_theirs).collect();
         if ended.is_empty() {
             return None;
         }
@@ -41,37 +41,37 @@ impl Engine {
         }
         lines.push("job_status shows what one of them wrote.]".to_owned());
         for id in &ended {
-            self.tell_job(id);
+            self.mark_job_reported(id);
         }
         Some(lines.join("\n"))
     }
 
-    /// The session of a job that ended has heard of it.
-    pub(crate) fn tell_job(&mut self, id: &JobId) {
+    /// The session of an ended job has its report.
+    pub(crate) fn mark_job_reported(&mut self, id: &JobId) {
         let is_news = |row: &JobRow| !row.progress.state.is_open() && !row.told && row.session.is_some();
         if self.jobs.get(id).is_some_and(is_news) {
-            self.step.ride(JobWrite::Told { id: id.clone() });
+            self.step.write_with_next_commit(JobWrite::Told { id: id.clone() });
             self.jobs.change(id, |row| row.told = true);
         }
     }
 
-    /// Nobody will go on with this session: there is nobody to tell, neither now nor when the others end.
+    /// The session was deleted, so reports about its jobs have no reader.
     pub(crate) fn session_gone(&mut self, session: &SessionId) {
         let theirs = self.jobs.all().filter(|row| row.session.as_ref() == Some(session) && !row.told);
         let theirs: Vec<JobId> = theirs.map(|row| row.id.clone()).collect();
-        self.leave_untold(theirs);
+        self.leave_unreported(theirs);
     }
 
-    /// The same for all sessions of an agent that was removed.
+    /// The same for all sessions of a removed agent.
     pub(crate) fn sessions_over(&mut self, agent: &AgentId) {
         let theirs = self.jobs.of(agent).filter(|row| row.session.is_some() && !row.told);
         let theirs: Vec<JobId> = theirs.map(|row| row.id.clone()).collect();
-        self.leave_untold(theirs);
+        self.leave_unreported(theirs);
     }
 
-    fn leave_untold(&mut self, jobs: Vec<JobId>) {
+    fn leave_unreported(&mut self, jobs: Vec<JobId>) {
         for id in jobs {
-            self.step.ride(JobWrite::Told { id: id.clone() });
+            self.step.write_with_next_commit(JobWrite::Told { id: id.clone() });
             self.jobs.change(&id, |row| row.told = true);
         }
     }

@@ -1,4 +1,4 @@
-//! How a job begins: submitted, waiting, started.
+//! The start of a job: submitted, pending, started.
 
 use lodge_core::agent::AgentState;
 use lodge_core::event::{AgentWorking, EventBody, JobOutput, JobStarted, JobSubmitted};
@@ -12,7 +12,7 @@ use lodge_core::record::AgentRow;
 use lodge_core::{AgentId, JobId, SessionId, TurnId};
 
 use super::refusal::JobRefusal;
-use super::{JobWork, NewJob};
+use super::{JobSpec, NewJob};
 use crate::agents::no_agent;
 use crate::answer::JobAnswer;
 use crate::sessions::refusal::SessionRefusal;
@@ -20,16 +20,16 @@ use crate::{Answer, Caller, Engine, JobOrder, Refusal};
 
 /// Whose a job is.
 #[derive(Debug)]
-pub(crate) struct Origin {
+pub(crate) struct JobOrigin {
     pub agent: AgentId,
     pub session: Option<SessionId>,
-    /// The one whose tool submitted it.
+    /// The turn whose tool submitted it.
     pub turn: Option<TurnId>,
 }
 
-/// What every event of a job says of it.
+/// The fields of every event of a job.
 #[derive(Debug)]
-pub(crate) struct JobRef {
+pub(crate) struct JobEventFields {
     pub job: String,
     pub session: Option<String>,
     pub turn: Option<String>,
@@ -44,13 +44,13 @@ impl Engine {
         if let Some(session) = &session {
             self.check_owner(session, &agent)?;
         }
-        let id = self.take_job(Origin { agent, session, turn: None }, work);
+        let id = self.take_job(JobOrigin { agent, session, turn: None }, work);
         self.reply_job(caller, &id);
         Ok(())
     }
 
-    /// Everything that can be refused before anything is changed.
-    pub(crate) fn admit_job(&self, id: &AgentId, work: &JobWork) -> Result<(), Refusal> {
+    /// All checks that can refuse a job, before any change.
+    pub(crate) fn admit_job(&self, id: &AgentId, work: &JobSpec) -> Result<(), Refusal> {
         let agent = self.agents.get(id).ok_or_else(|| no_agent(id))?;
         if work.bin.is_empty() {
             return Err(JobRefusal::NoBin { declared: declared(&agent.row) }.into());
@@ -66,14 +66,14 @@ impl Engine {
             let agent = agent.row.name.clone();
             return Err(JobRefusal::AgentQueueFull { agent, most: AGENT_JOBS_PENDING_MAX }.into());
         }
-        // Others may have filled the queue of the daemon; each agent has a few places of its own.
+        // Other agents may have filled the queue of the daemon; each agent has a few reserved places.
         if self.jobs.pending() >= JOBS_PENDING_MAX && self.jobs.pending_of(id) >= AGENT_JOBS_PENDING_OWN {
             return Err(JobRefusal::QueueFull { most: JOBS_PENDING_MAX }.into());
         }
         Ok(())
     }
 
-    /// A session that is known to be another agent's has no jobs of this one.
+    /// A session of another agent has no jobs of this one.
     fn check_owner(&self, id: &SessionId, agent: &AgentId) -> Result<(), Refusal> {
         let Some(session) = self.sessions.get(id).filter(|session| session.row.agent != *agent) else {
             return Ok(());
@@ -81,10 +81,10 @@ impl Engine {
         Err(SessionRefusal::OtherAgent { session: id.clone(), owner: session.row.agent.clone() }.into())
     }
 
-    /// Records a job, and starts it if there is a place for it.
-    pub(crate) fn take_job(&mut self, origin: Origin, work: JobWork) -> JobId {
-        let Origin { agent, session, turn } = origin;
-        let JobWork { bin, args, stdin, timeout_ms, priority, output_bytes, labels } = work;
+    /// Records a job, and starts it if a slot is free.
+    pub(crate) fn take_job(&mut self, origin: JobOrigin, work: JobSpec) -> JobId {
+        let JobOrigin { agent, session, turn } = origin;
+        let JobSpec { bin, args, stdin, timeout_ms, priority, output_bytes, labels } = work;
         let output_bytes = match output_bytes {
             0 => self.host.settings.job_output,
             asked => asked.clamp(JOB_OUTPUT_BYTES_MIN, JOB_OUTPUT_BYTES_MAX),
@@ -106,12 +106,17 @@ impl Engine {
         let id = row.id.clone();
         self.step.write(JobWrite::New { row: Box::new(row.clone()), stdin });
         self.jobs.insert(row, self.seq);
-        self.job_event(&id, |JobRef { job, session, turn, name }| JobSubmitted { job, session, turn, name });
-        self.hand_out_jobs();
+        self.job_event(&id, |JobEventFields { job, session, turn, name }| JobSubmitted {
+            job,
+            session,
+            turn,
+            name,
+        });
+        self.start_pending_jobs();
         id
     }
 
-    /// Most that is kept of each stream of a job: output counts against the `LIMIT disk` of its agent.
+    /// The most bytes to keep of each stream of a job: output counts against the `LIMIT disk` of its agent.
     fn output_share(&self, agent: &AgentId) -> u64 {
         let limits = self.agents.get(agent).and_then(|agent| agent.row.spec.limits);
         let disk = limits.and_then(|limits| limits.disk_bytes);
@@ -119,8 +124,8 @@ impl Engine {
     }
 
     /// Starts jobs while there are slots for them.
-    pub(crate) fn hand_out_jobs(&mut self) {
-        // Output that is not in the archive lies in files, and takes room that nobody planned for.
+    pub(crate) fn start_pending_jobs(&mut self) {
+        // Output that is not archived is in files and uses disk space without a limit.
         while self.jobs.unarchived() < JOBS_UNARCHIVED_MAX
             && let Some(slots) = self.jobs.free_slots(self.host.settings.max_jobs)
             && let Some(id) = self.jobs.next(slots, |agent| self.is_up(agent), |row| self.may_start(row))
@@ -136,7 +141,7 @@ impl Engine {
     /// Whether a job of an agent that is up may start.
     fn may_start(&self, row: &JobRow) -> bool {
         let Some(agent) = self.agents.get(&row.agent) else { return false };
-        // One that is to become another first finishes what runs, and a turn that runs may wait for this job.
+        // An agent with a pending update first finishes its running turns, and a running turn may wait for this job.
         agent.row.next.is_none() || row.session.as_ref().is_some_and(|session| self.is_working(session))
     }
 
@@ -152,8 +157,8 @@ impl Engine {
         let (agent, bin) = (row.agent.clone(), row.request.bin.as_str());
         let Some(tools) = self.agents.get(&agent).map(|agent| &agent.row.spec.tools) else { return };
         if !tools.iter().any(|tool| tool.name == bin) {
-            // It became another agent while the job waited.
-            let why = format!("its agent has no bin `{bin}` any more");
+            // The agent was updated while the job waited.
+            let why = format!("its agent no longer has the bin `{bin}`");
             self.end_unstarted(id, JobEvent::Failed, why);
             return;
         }
@@ -162,24 +167,29 @@ impl Engine {
             JobProgress { state, boot: Some(boot), started_at: Some(self.step.now), ..row.progress.clone() };
         let is_first = !self.is_at_work(&agent);
         self.set_progress(id, progress);
-        self.job_event(id, |JobRef { job, session, turn, name }| JobStarted { job, session, turn, name });
+        self.job_event(id, |JobEventFields { job, session, turn, name }| JobStarted {
+            job,
+            session,
+            turn,
+            name,
+        });
         if is_first {
             self.agent_event(&agent, |name| AgentWorking { name });
         }
         self.job_in_sandbox(&agent, JobOrder::Start { job: id.clone(), resumed: false });
     }
 
-    /// Moves a job, and records it whole.
+    /// Changes the state of a job, and records the whole row.
     pub(crate) fn set_progress(&mut self, id: &JobId, progress: JobProgress) {
         self.step.write(JobWrite::Progress { id: id.clone(), progress: Box::new(progress.clone()) });
         self.jobs.change(id, |row| row.progress = progress);
     }
 
-    /// That a job writes is an event now and then, and forces no commit.
+    /// Output events are periodic, and force no commit.
     pub(crate) fn job_wrote(&mut self, id: &JobId, stdout: u64, stderr: u64) {
         let runs = self.jobs.get(id).is_some_and(|row| row.progress.state == JobState::Running);
         if runs && self.jobs.output_due(id, self.step.now, JOB_OUTPUT_EVERY_MS) {
-            self.job_event(id, |JobRef { job, session, turn, name }| JobOutput {
+            self.job_event(id, |JobEventFields { job, session, turn, name }| JobOutput {
                 job,
                 session,
                 turn,
@@ -191,10 +201,13 @@ impl Engine {
     }
 
     /// Appends an event about a job, in its agent's stream.
-    /// Appends an event about a job, in its agent's stream.
-    pub(crate) fn job_event<B: Into<EventBody>>(&mut self, id: &JobId, body: impl FnOnce(JobRef) -> B) {
+    pub(crate) fn job_event<B: Into<EventBody>>(
+        &mut self,
+        id: &JobId,
+        body: impl FnOnce(JobEventFields) -> B,
+    ) {
         let Some(row) = self.jobs.get(id) else { return };
-        let of = JobRef {
+        let of = JobEventFields {
             job: id.to_string(),
             session: row.session.as_ref().map(SessionId::to_string),
             turn: row.request.turn.clone(),
@@ -212,7 +225,7 @@ impl Engine {
     }
 }
 
-fn check(work: &JobWork) -> Result<(), JobFault> {
+fn check(work: &JobSpec) -> Result<(), JobFault> {
     check_args(&work.args)?;
     check_stdin(&work.stdin)?;
     check_timeout(work.timeout_ms)?;
@@ -220,7 +233,7 @@ fn check(work: &JobWork) -> Result<(), JobFault> {
     check_labels(&work.labels)
 }
 
-/// The bins that an agent has.
+/// The bins of an agent.
 fn declared(row: &AgentRow) -> String {
     let mut names: Vec<&str> = row.spec.tools.iter().map(|tool| tool.name.as_str()).collect();
     names.sort_unstable();

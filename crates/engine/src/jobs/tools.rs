@@ -1,4 +1,4 @@
-//! What models ask of jobs. A model has those of its own session, and no others are there for it.
+//! Requests of models about jobs. A model can only see the jobs of its own session.
 //!
 //! A call that waits for a job has an intent (`StepTarget::Job`): the daemon that sees the end of the job answers it.
 
@@ -8,12 +8,12 @@ use lodge_core::turn::StepState;
 use lodge_core::{AgentId, JobId, SessionId, TurnId};
 use serde_json::json;
 
-use super::submit::Origin;
-use super::{JobEffect, JobWish, JobWork, Read, ToolCallRef};
+use super::submit::JobOrigin;
+use super::{JobEffect, JobReport, JobSpec, JobToolRequest, ToolCallRef};
 use crate::batch::Step;
 use crate::turns::execs::{ToolStart, call_step, digest, open_call};
-use crate::turns::{Call, Phase, Turn};
-use crate::{AskId, CallOutcome, Effect, Engine, RuntimeAnswer, SandboxEffect, failure};
+use crate::turns::{Phase, ToolCallState, Turn};
+use crate::{CallOutcome, Effect, Engine, RuntimeAnswer, RuntimeCallId, SandboxEffect, failure};
 
 /// A call that waits.
 #[derive(Debug)]
@@ -22,17 +22,17 @@ struct WaitingCall {
     wait: JobWait,
 }
 
-/// Who asks, and on whose behalf.
+/// The tool call that a job request belongs to.
 #[derive(Debug)]
-struct JobAsk<'a> {
+struct JobToolCaller<'a> {
     asked: &'a ToolCallRef,
     agent: AgentId,
     session: SessionId,
 }
 
 impl Engine {
-    pub(crate) fn ask_job(&mut self, id: AskId, asked: &ToolCallRef, wish: JobWish) {
-        self.step.hurry();
+    pub(crate) fn request_job_tool(&mut self, id: RuntimeCallId, asked: &ToolCallRef, wish: JobToolRequest) {
+        self.step.mark_urgent();
         let Some(turn) = self.turns.get(&asked.turn) else { return };
         let (agent, session) = (turn.row.agent.clone(), turn.row.session.clone());
         let Some((_, call)) = open_call(self.turns.get_mut(&asked.turn), asked.step, &asked.call) else {
@@ -47,52 +47,57 @@ impl Engine {
         }
         call.waiter = Some(id);
         if call.step.as_ref().is_some_and(|step| step.target.exec().is_some()) {
-            // It was asked for as a program before, and that is under way.
+            // The runtime requested this call as a program before, and it runs.
             return;
         }
-        let asking = JobAsk { asked, agent, session };
+        let asking = JobToolCaller { asked, agent, session };
         match wish {
-            JobWish::Submit(work) => self.submit_for_model(&asking, work),
-            JobWish::List { .. } | JobWish::Status { .. } => read(&mut self.step, &asking, wish),
-            JobWish::Wait { ref job } if self.is_open(&asking, job) => {
+            JobToolRequest::Submit(work) => self.submit_for_model(&asking, work),
+            JobToolRequest::List { .. } | JobToolRequest::Status { .. } => {
+                read(&mut self.step, &asking, wish)
+            }
+            JobToolRequest::Wait { ref job } if self.is_open(&asking, job) => {
                 self.wait_for(asked, JobWaitTool::Wait, job);
             }
-            JobWish::Watch { ref job } if self.is_open(&asking, job) => {
+            JobToolRequest::Watch { ref job } if self.is_open(&asking, job) => {
                 self.wait_for(asked, JobWaitTool::Watch, job);
             }
-            JobWish::Cancel { ref job } if self.is_open(&asking, job) => {
+            JobToolRequest::Cancel { ref job } if self.is_open(&asking, job) => {
                 self.cancel_for_model(asked, job);
             }
-            // Over, or not there: the store knows.
-            JobWish::Wait { .. } | JobWish::Watch { .. } | JobWish::Cancel { .. } => {
+            // It has ended or does not exist: the store knows.
+            JobToolRequest::Wait { .. } | JobToolRequest::Watch { .. } | JobToolRequest::Cancel { .. } => {
                 read(&mut self.step, &asking, wish);
             }
         }
     }
 
-    /// Whether a job waits or runs, and is one of the session that asks.
-    fn is_open(&self, asking: &JobAsk<'_>, job: &JobId) -> bool {
+    /// Whether a job is pending or running, and belongs to the requesting session.
+    fn is_open(&self, asking: &JobToolCaller<'_>, job: &JobId) -> bool {
         let theirs =
             |row: &JobRow| row.agent == asking.agent && row.session.as_ref() == Some(&asking.session);
         self.jobs.open(job).is_some_and(theirs)
     }
 
-    /// The job and the result of the call that wanted it are one commit: asked again it is answered again.
-    fn submit_for_model(&mut self, asking: &JobAsk<'_>, mut work: JobWork) {
-        let JobAsk { asked, agent, session } = asking;
-        // What is kept of its output is the operator's business; the session's label is the daemon's.
+    /// The job and the result of its call are one commit: a repeated request gets the same answer.
+    fn submit_for_model(&mut self, asking: &JobToolCaller<'_>, mut work: JobSpec) {
+        let JobToolCaller { asked, agent, session } = asking;
+        // The operator decides how much output is kept; the daemon sets the session's label.
         work.output_bytes = work.output_bytes.min(self.host.settings.job_output);
         work.labels.remove(SESSION_LABEL);
         if let Err(refused) = self.admit_job(agent, &work) {
             return self.finish_call(asked, StepState::Failed, refused.for_model());
         }
-        let origin =
-            Origin { agent: agent.clone(), session: Some(session.clone()), turn: Some(asked.turn.clone()) };
+        let origin = JobOrigin {
+            agent: agent.clone(),
+            session: Some(session.clone()),
+            turn: Some(asked.turn.clone()),
+        };
         let job = self.take_job(origin, work);
         self.finish_call(asked, StepState::Done, json!({"job_id": job.as_str()}).to_string());
     }
 
-    /// One that waited is over at once; of one that runs the end is awaited.
+    /// A pending job ends at once; the end of a running job is awaited.
     fn cancel_for_model(&mut self, asked: &ToolCallRef, job: &JobId) {
         self.wait_for(asked, JobWaitTool::Cancel, job);
         self.cancel(job, "cancelled by its session");
@@ -118,7 +123,7 @@ impl Engine {
         self.tool_started(&ToolStart { turn, step: *step, call, name: tool.word() });
     }
 
-    /// The job is over: calls that wait for it get their results.
+    /// The job has ended: calls that wait for it get their results.
     pub(crate) fn answer_waits(&mut self, job: &JobId) {
         let Some(row) = self.jobs.get(job) else { return };
         let (Some(session), status) = (row.session.clone(), row.progress.state.word()) else { return };
@@ -130,14 +135,14 @@ impl Engine {
                 JobWaitTool::Cancel => {
                     let text = json!({"job_id": job.as_str(), "status": status}).to_string();
                     self.finish_call(&waits.asked, StepState::Done, text);
-                    self.tell_job(job);
+                    self.mark_job_reported(job);
                 }
                 JobWaitTool::Wait | JobWaitTool::Watch => self.read_end(waits),
             }
         }
     }
 
-    /// After a reconnect: whatever a call waited for may have ended, and the daemon of that time died before it said so.
+    /// After a reconnect: the awaited job may have ended, and the earlier daemon may have died before its report.
     pub(crate) fn resume_waits(&mut self, turn: &TurnId) {
         for waits in self.waits(turn) {
             if self.jobs.open(&waits.wait.job).is_none() {
@@ -150,21 +155,21 @@ impl Engine {
         let WaitingCall { asked, wait } = waits;
         let Some(turn) = self.turns.get(&asked.turn) else { return };
         let (agent, session) = (turn.row.agent.clone(), turn.row.session.clone());
-        read(&mut self.step, &JobAsk { asked: &asked, agent, session }, wish(wait));
+        read(&mut self.step, &JobToolCaller { asked: &asked, agent, session }, wish(wait));
     }
 
-    /// Whether a turn has nothing to do until a job ends: all its open calls wait for jobs.
-    pub(crate) fn is_asleep(&self, turn: &Turn) -> bool {
+    /// Whether a turn waits only for jobs: all its open calls wait for one.
+    pub(crate) fn waits_only_for_jobs(&self, turn: &Turn) -> bool {
         let Phase::Tools { calls } = &turn.phase else { return false };
         let mut open = calls.iter().filter(|call| call.result.is_none()).peekable();
-        let waits = |call: &Call| {
+        let waits = |call: &ToolCallState| {
             let wait = call.step.as_ref().and_then(|step| step.target.job_wait());
             wait.is_some_and(|wait| self.jobs.open(&wait.job).is_some())
         };
         open.peek().is_some() && open.all(waits)
     }
 
-    /// The runtime forgets the turn, and with it what it asked for.
+    /// The runtime drops the turn and its requests.
     pub(crate) fn forget_waiters(&mut self, id: &TurnId) {
         if let Some(Turn { phase: Phase::Tools { calls }, .. }) = self.turns.get_mut(id) {
             calls.iter_mut().for_each(|call| call.waiter = None);
@@ -185,7 +190,7 @@ impl Engine {
         waits.collect()
     }
 
-    /// A waiting call is cut: an interrupt of a turn that waits for a job is meant for both.
+    /// A waiting call is cut. An interrupt of a turn that waits for a job ends both.
     pub(crate) fn wait_cut(&mut self, wait: &JobWait) {
         match wait.tool {
             JobWaitTool::Wait => {
@@ -195,21 +200,22 @@ impl Engine {
         }
     }
 
-    pub(crate) fn job_read(&mut self, asked: &ToolCallRef, answer: Read) {
+    pub(crate) fn job_read(&mut self, asked: &ToolCallRef, answer: JobReport) {
         let runs = self.turns.get(&asked.turn).is_some_and(|turn| turn.is_running());
         let open = open_call(self.turns.get_mut(&asked.turn), asked.step, &asked.call);
-        // The call was interrupted meanwhile, or read twice; or its turn is parked, begins nothing, and asks again when it continues.
+        // The call was interrupted meanwhile, or read twice. Or its turn is parked: it starts nothing, and repeats the
+        // request when it continues.
         if open.is_none_or(|(_, call)| call.result.is_some() || (!runs && call.step.is_none())) {
             return;
         }
         let state = if answer.error { StepState::Failed } else { StepState::Done };
         self.finish_call(asked, state, answer.text);
         for job in &answer.told {
-            self.tell_job(job);
+            self.mark_job_reported(job);
         }
     }
 
-    /// Stores what a model is told of a call about jobs, and says so.
+    /// Stores the result of a call about jobs, and reports it.
     fn finish_call(&mut self, asked: &ToolCallRef, state: StepState, text: String) {
         let ids = &mut self.ids;
         let Some(agent) = self.turns.get(&asked.turn).map(|turn| turn.row.agent.clone()) else { return };
@@ -250,24 +256,24 @@ impl Engine {
         self.tool_result(&asked.turn, &row, &asked.call, bytes, text);
         match waiter {
             Some(id) => self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(result) }),
-            // One that gave its slot away may have one again.
-            None => self.hand_out_slots(),
+            // A turn that released its slot may get one again.
+            None => self.assign_slots(),
         }
     }
 }
 
-fn read(step: &mut Step, asking: &JobAsk<'_>, wish: JobWish) {
-    let JobAsk { asked, agent, session } = asking;
+fn read(step: &mut Step, asking: &JobToolCaller<'_>, wish: JobToolRequest) {
+    let JobToolCaller { asked, agent, session } = asking;
     let (asked, agent, session) = ((*asked).clone(), agent.clone(), session.clone());
     step.act(Effect::Job(JobEffect::Read { asked, agent, session, wish }));
-    step.hurry();
+    step.mark_urgent();
 }
 
-/// What is read of a job that ended while a call waited for it.
-fn wish(JobWait { tool, job }: JobWait) -> JobWish {
+/// The report for a call that waited for the end of a job.
+fn wish(JobWait { tool, job }: JobWait) -> JobToolRequest {
     match tool {
-        JobWaitTool::Wait => JobWish::Wait { job },
-        JobWaitTool::Watch => JobWish::Watch { job },
-        JobWaitTool::Cancel => JobWish::Cancel { job },
+        JobWaitTool::Wait => JobToolRequest::Wait { job },
+        JobWaitTool::Watch => JobToolRequest::Watch { job },
+        JobWaitTool::Cancel => JobToolRequest::Cancel { job },
     }
 }

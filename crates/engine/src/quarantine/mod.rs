@@ -1,7 +1,7 @@
-//! Work that is set aside: computing it killed the daemon several times in a row.
+//! Quarantine: work that killed the daemon several times in a row.
 //!
-//! A turn whose model call or schema check it is waits; an agent whose pull it is has failed and is not tried again by
-//! itself; a request is refused where it arrives. An operator has it computed again or gives it up.
+//! A turn with a quarantined model call or schema check waits. An agent with a quarantined pull has failed and is not
+//! retried automatically. A quarantined request is refused when it arrives. An operator retries or drops the work.
 
 use lodge_core::agent::AgentEvent;
 use lodge_core::event::{EventBody, WorkQuarantined, WorkReleased};
@@ -11,11 +11,11 @@ use lodge_core::{AgentId, TurnId, WorkId};
 
 use crate::answer::ReleasedWork;
 use crate::turns::Turn;
-use crate::{Again, Answer, Caller, DAEMON_STREAM, Effect, Engine, Refusal, failure};
+use crate::{Answer, AutoRetry, Caller, DAEMON_STREAM, Effect, Engine, Refusal, failure};
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WorkRefusal {
-    #[error("no work `{given}` is set aside")]
+    #[error("no work `{given}` is in quarantine")]
     NotFound { given: String },
 }
 
@@ -33,12 +33,12 @@ impl WorkRefusal {
     }
 }
 
-/// What becomes of work that was set aside.
+/// How quarantined work is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Release {
-    /// It is computed again.
+    /// Compute it again.
     Retry,
-    /// It is given up.
+    /// Drop it.
     Drop,
 }
 
@@ -52,14 +52,14 @@ impl Release {
 }
 
 impl Engine {
-    /// Sets work aside. What ended meanwhile, or is set aside already, is passed over.
+    /// Quarantines work. Work that ended meanwhile, or is quarantined already, is skipped.
     pub(crate) fn quarantine(&mut self, suspects: Vec<Suspect>) {
         for Suspect { work, detail, deaths } in suspects {
             let effect = Effect::Quarantine { work: work.clone(), is_aside: true };
             let known = self.quarantine.values().any(|row| row.work == work);
             let whose = if known { None } else { self.owner(&work, &detail) };
             let Some(agent) = whose.filter(|_| self.quarantine.len() < QUARANTINED_MAX) else {
-                // Its count is of no use any more, and a request that is set aside stays so.
+                // The count is no longer needed. A quarantined request stays quarantined.
                 self.step.act(Effect::Quarantine { is_aside: known, work });
                 continue;
             };
@@ -73,7 +73,7 @@ impl Engine {
         }
     }
 
-    /// Lets turns wait whose work is set aside, after a start.
+    /// After a start, parks turns whose work is in quarantine.
     pub(crate) fn park_quarantined(&mut self) {
         let turns: Vec<TurnId> = self.quarantine.values().filter_map(|row| turn_of(&row.work)).collect();
         for turn in turns {
@@ -81,13 +81,13 @@ impl Engine {
         }
     }
 
-    /// After memory was rebuilt: what was set aside and could not be recorded is set aside again.
+    /// After memory was rebuilt: quarantines again what could not be recorded.
     pub(crate) fn quarantine_again(&mut self, lost: Vec<QuarantineRow>) {
         let suspect = |row: QuarantineRow| Suspect { work: row.work, detail: row.detail, deaths: row.deaths };
         self.quarantine(lost.into_iter().map(suspect).collect());
     }
 
-    /// Whose work it is, if it can still be computed: `Some(None)` is nobody's.
+    /// The agent that owns the work, if the work can still be computed. `Some(None)`: no agent owns it.
     fn owner(&self, work: &Work, detail: &str) -> Option<Option<AgentId>> {
         match work.kind {
             WorkKind::ModelCall | WorkKind::SchemaCheck => {
@@ -107,7 +107,7 @@ impl Engine {
         self.quarantine.values().any(|row| turn_of(&row.work).as_ref() == Some(turn))
     }
 
-    /// The work that a turn waits for: its own, or that of a turn before it in its session.
+    /// The work that a turn waits for: its own, or that of an earlier turn of its session.
     pub(crate) fn quarantine_before(&self, turn: &Turn) -> Option<&QuarantineRow> {
         let session = self.sessions.get(&turn.row.session).filter(|_| !self.quarantine.is_empty())?;
         let upto = session.live.iter().position(|live| *live == turn.row.id)?;
@@ -119,13 +119,13 @@ impl Engine {
             .find_map(|live| self.quarantine.values().find(|row| turn_of(&row.work).as_ref() == Some(live)))
     }
 
-    /// The work of an agent that is in quarantine.
+    /// The quarantined work of an agent.
     pub(crate) fn quarantine_of(&self, agent: &AgentId) -> Vec<QuarantineRow> {
         let of_agent = self.quarantine.values().filter(|row| row.agent.as_ref() == Some(agent));
         of_agent.cloned().collect()
     }
 
-    /// The pull of an agent that is set aside. An agent that became another needs another pull.
+    /// The quarantined pull of an agent. An updated agent needs another pull.
     pub(crate) fn quarantined_pull(&self, row: &AgentRow) -> Option<&QuarantineRow> {
         self.quarantine.values().find(|aside| {
             aside.work.kind == WorkKind::Pull
@@ -134,7 +134,7 @@ impl Engine {
         })
     }
 
-    /// An agent does without a pull that is set aside: it has failed until an operator decides.
+    /// An agent whose pull is in quarantine has failed until an operator decides.
     pub(crate) fn refuse_pull(&mut self, id: &AgentId) {
         let Some(agent) = self.agents.get(id) else { return };
         let Some(aside) = self.quarantined_pull(&agent.row) else { return };
@@ -143,7 +143,7 @@ impl Engine {
             aside.deaths, aside.id
         );
         let Ok(next) = agent.row.state.next(AgentEvent::ImageFailed) else { return };
-        self.fail(id, next, detail, Again::Never);
+        self.fail(id, next, detail, AutoRetry::Never);
     }
 
     pub(crate) fn release_work(&mut self, caller: Caller, id: &WorkId, how: Release) -> Result<(), Refusal> {
@@ -174,12 +174,12 @@ impl Engine {
         }
     }
 
-    /// What a turn asked for is of no interest after its end.
+    /// Work of a turn is irrelevant after the turn has ended.
     pub(crate) fn forget_turns_work(&mut self, turn: &TurnId) {
         self.forget_matching(|row| turn_of(&row.work).as_ref() == Some(turn));
     }
 
-    /// An agent that is gone, or became another, does not need that pull.
+    /// An agent that is gone, or was updated, does not need that pull.
     pub(crate) fn forget_pull(&mut self, agent: &AgentId) {
         self.forget_matching(|row| row.work.kind == WorkKind::Pull && row.work.subject == agent.as_str());
     }
@@ -231,7 +231,7 @@ pub fn turn_of(work: &Work) -> Option<TurnId> {
     }
 }
 
-/// The detail of a pull is the digest of its image, or as much of it as there was room for.
+/// The detail of a pull is the digest of its image, or a prefix of it.
 fn is_same_pull(row: &AgentRow, detail: &str) -> bool {
     row.image_digest.starts_with(detail)
 }

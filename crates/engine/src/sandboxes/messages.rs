@@ -1,12 +1,12 @@
-//! What the engine has done in sandboxes and about them.
+//! Orders of the engine about sandboxes, and observations.
 
 use lodge_core::epoch::EpochWeight;
 use lodge_core::record::{AgentSpec, CallRecord, ExecRequest, FailureRecord};
 use lodge_core::{AgentId, ExecId, JobId, SandboxId, SessionId, TurnId};
 
-use crate::turns::messages::{AskId, RuntimeAnswer};
+use crate::turns::messages::{RuntimeAnswer, RuntimeCallId};
 
-/// Everything that is needed to start a sandbox, or to continue with one that runs.
+/// Everything that is needed to start a sandbox, or to adopt a running one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SandboxPlan {
     pub sandbox: SandboxId,
@@ -20,7 +20,7 @@ pub struct SandboxPlan {
     pub was_ready: bool,
     /// The name of the agent, and of the sandbox's host.
     pub name: String,
-    /// What its image is called.
+    /// The name of its image.
     pub image: String,
     pub image_digest: String,
     /// User and group of its programs, when the daemon runs as root.
@@ -29,26 +29,26 @@ pub struct SandboxPlan {
     pub spec: AgentSpec,
 }
 
-/// What became of an order about a sandbox.
+/// The result of an order about a sandbox.
 #[derive(Debug)]
-pub enum SandboxSeen {
-    /// The sandbox could not be ended, as it was asked at that run.
+pub enum SandboxObservation {
+    /// The sandbox of that run could not be ended.
     NotDown { agent: AgentId, run: u32, detail: String },
-    /// The sandbox is gone, as it was asked at that run.
+    /// The sandbox of that run is gone.
     Down { agent: AgentId, run: u32 },
-    /// Its files are gone, as asked.
+    /// Its files are removed.
     Cleared { agent: AgentId },
     /// Its files could not be removed.
     NotCleared { agent: AgentId, detail: String },
 }
 
-/// Something to do in a sandbox, or about it. One task per sandbox does them in the order of commits.
+/// Work in or about a sandbox. One task per sandbox executes it in the order of commits.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SandboxEffect {
     /// Start the sandbox and its runtime, unless they run.
     Up {
         plan: Box<SandboxPlan>,
-        how: Up,
+        how: StartMode,
     },
     /// End the sandbox. `run` distinguishes the answers to this order from those to earlier ones. `incarnation` is the
     /// newest that may live.
@@ -56,11 +56,11 @@ pub enum SandboxEffect {
         run: u32,
         incarnation: u32,
     },
-    /// The runtime gives no sign of life: end it by the kill sequence.
+    /// The runtime is silent: end it by the kill sequence.
     KillRuntime {
         run: u32,
     },
-    /// The keeper gives no sign of life: end it, and with it everything.
+    /// The keeper is silent: end it and everything in its namespace.
     Kill {
         run: u32,
     },
@@ -81,9 +81,9 @@ pub enum SandboxEffect {
     DropTurn {
         turn: TurnId,
     },
-    /// Answer what the runtime asked.
+    /// Answer the runtime's request.
     Answer {
-        id: AskId,
+        id: RuntimeCallId,
         answer: Result<RuntimeAnswer, FailureRecord>,
     },
     StartExec {
@@ -102,15 +102,15 @@ pub enum SandboxEffect {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Up {
+pub enum StartMode {
     /// A new incarnation.
     Start,
-    /// Whatever lives there is ours; report what is found.
+    /// Adopt the sandbox that exists, and report its state.
     Adopt,
 }
 
-/// Something to do with a job in its sandbox. Every order may be repeated. The sandbox may be gone by then: what is left of a
-/// job is in its files.
+/// Work on a job in its sandbox. Every order may be repeated. The sandbox may be gone by then: the job's files are
+/// left.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobOrder {
     /// Start it, or report its state: two orders start it once. Its end is reported whenever it comes.

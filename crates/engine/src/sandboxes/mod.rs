@@ -6,7 +6,7 @@ use lodge_core::AgentId;
 use lodge_core::agent::AgentState;
 use lodge_core::record::AgentRow;
 
-use self::messages::{JobOrder, SandboxEffect, SandboxPlan, SandboxSeen, Up};
+use self::messages::{JobOrder, SandboxEffect, SandboxObservation, SandboxPlan, StartMode};
 use crate::agents::Agent;
 use crate::{Effect, Engine};
 
@@ -32,36 +32,36 @@ impl SandboxPlan {
 }
 
 impl Agent {
-    /// Something to do in its sandbox.
+    /// Work in its sandbox.
     pub(crate) fn in_sandbox(&self, what: SandboxEffect) -> Effect {
         Effect::Sandbox { sandbox: self.row.sandbox.clone(), agent: self.row.id.clone(), what }
     }
 }
 
 impl Engine {
-    pub(crate) fn sandbox_seen(&mut self, seen: SandboxSeen) {
+    pub(crate) fn observe_sandbox(&mut self, seen: SandboxObservation) {
         match seen {
-            SandboxSeen::NotDown { agent, run, detail } => self.agent_not_down(&agent, run, detail),
-            SandboxSeen::Down { agent, run } => self.agent_down(&agent, run),
-            SandboxSeen::Cleared { agent } => self.agent_cleared(&agent),
-            SandboxSeen::NotCleared { agent, detail } => self.agent_not_cleared(&agent, detail),
+            SandboxObservation::NotDown { agent, run, detail } => self.agent_not_down(&agent, run, detail),
+            SandboxObservation::Down { agent, run } => self.agent_down(&agent, run),
+            SandboxObservation::Cleared { agent } => self.agent_cleared(&agent),
+            SandboxObservation::NotCleared { agent, detail } => self.agent_not_cleared(&agent, detail),
         }
     }
 
-    /// Has something done in the sandbox of an agent, after the commit. An agent that was removed has none.
+    /// Orders work in the sandbox of an agent, after the commit. A removed agent has none.
     pub(crate) fn in_sandbox(&mut self, agent: &AgentId, what: SandboxEffect) {
         if let Some(owner) = self.agents.get(agent) {
             self.step.act(owner.in_sandbox(what));
         }
     }
 
-    /// Has something done with a job, in the sandbox of its agent.
+    /// Orders work on a job, in the sandbox of its agent.
     pub(crate) fn job_in_sandbox(&mut self, agent: &AgentId, order: JobOrder) {
         self.in_sandbox(agent, SandboxEffect::Job(order));
     }
 
-    /// The user of a new sandbox, which no other ever had: what it leaves behind in a mount belongs to nobody else. `None`:
-    /// sandboxes run as the daemon's user.
+    /// The user of a new sandbox, which no earlier sandbox had: files that it leaves in a mount belong to no other
+    /// sandbox. `None`: sandboxes run as the daemon's user.
     pub(crate) fn new_user(&mut self) -> Option<u32> {
         if self.host.own_uids {
             self.last_uid = Some(self.last_uid.map_or(UID_BASE, |uid| uid + 1));
@@ -71,14 +71,14 @@ impl Engine {
         }
     }
 
-    /// Has the sandbox started that the agent has now, or continued with.
-    pub(crate) fn up(&mut self, agent: &AgentId, how: Up) {
+    /// Orders the start of the agent's current sandbox, or its adoption.
+    pub(crate) fn up(&mut self, agent: &AgentId, how: StartMode) {
         let Some(owner) = self.agents.get(agent) else { return };
         let plan = Box::new(SandboxPlan::of(&owner.row));
         self.in_sandbox(agent, SandboxEffect::Up { plan, how });
     }
 
-    /// Has the sandbox ended that the agent has now.
+    /// Orders the end of the agent's current sandbox.
     pub(crate) fn down(&mut self, agent: &AgentId) {
         let Some(owner) = self.agents.get(agent) else { return };
         let (run, incarnation) = (owner.row.runs, owner.row.incarnation);

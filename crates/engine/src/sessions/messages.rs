@@ -4,19 +4,19 @@ use lodge_core::record::SessionFact;
 use lodge_core::session::{ForkPlan, PathPlan};
 use lodge_core::{SessionId, TurnId};
 
-/// A change of a session, and what it is decided on.
+/// A change of a session, and the state that it is based on.
 #[derive(Debug)]
 pub struct SessionChange {
-    /// As the store had it when the rest was read.
+    /// The store's state when the rest was read.
     pub fact: SessionFact,
     /// For the answer: its agent, which may be removed.
     pub agent_name: String,
     pub agent_removed: bool,
-    pub what: SessionWhat,
+    pub what: SessionOperation,
 }
 
 #[derive(Debug)]
-pub enum SessionWhat {
+pub enum SessionOperation {
     Rewind(PathPlan),
     /// Make the branch of a turn the path.
     Activate {
@@ -28,17 +28,17 @@ pub enum SessionWhat {
         to: Option<SessionId>,
         plan: ForkPlan,
     },
-    Regenerate(Box<TurnAgain>),
+    Regenerate(Box<TurnRegeneration>),
     Delete,
 }
 
-/// A turn that shall be done again.
+/// A turn to regenerate.
 #[derive(Debug)]
-pub struct TurnAgain {
+pub struct TurnRegeneration {
     pub turn: TurnId,
     pub text: String,
     pub schema: Option<String>,
-    /// What the model was told before it.
+    /// The note that preceded it.
     pub note: Option<String>,
     /// The path without it.
     pub plan: PathPlan,

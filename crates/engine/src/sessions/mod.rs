@@ -1,6 +1,6 @@
-//! Changes of whole sessions: rewound, forked, another branch made active, a turn done again, deleted.
+//! Changes of whole sessions: rewind, fork, activate a branch, regenerate a turn, delete.
 //!
-//! Each is decided on what the store had at one moment; if the session moved on since, that is refused and read again.
+//! Each is based on a snapshot of the store. If the session changed since, the change is refused and read again.
 
 pub mod messages;
 pub mod refusal;
@@ -9,17 +9,20 @@ mod state;
 use lodge_core::event::{EventBody, SessionBranchActivated, SessionDeleted, SessionForked, SessionRewound};
 use lodge_core::limits::FORK_BYTES_MAX;
 use lodge_core::record::{SessionFact, SessionRow, SessionWrite};
-use lodge_core::session::{Fork, ForkPlan, ForkPoint, PathChange, PathPlan, TurnPlace};
+use lodge_core::session::{Fork, ForkPlan, ForkPoint, PathChange, PathPlan, TurnLinks};
 use lodge_core::summary::{LiveTurns, SessionSummary};
 use lodge_core::{SessionId, Timestamp, TurnId};
 
 pub use self::refusal::SessionRefusal;
 pub(crate) use self::state::Session;
 use crate::agents::no_agent;
-use crate::{Answer, Caller, Engine, NewTurn, Refusal, SessionChange, SessionChoice, SessionWhat, TurnAgain};
+use crate::{
+    Answer, Caller, Engine, NewTurn, Refusal, SessionChange, SessionChoice, SessionOperation,
+    TurnRegeneration,
+};
 
-/// Who owns a session, for the answer.
-struct Owner {
+/// The owner of a session, for the answer.
+struct SessionOwner {
     name: String,
     removed: bool,
 }
@@ -27,24 +30,24 @@ struct Owner {
 impl Engine {
     pub(crate) fn change_session(&mut self, caller: Caller, change: SessionChange) -> Result<(), Refusal> {
         let SessionChange { fact, agent_name, agent_removed, what } = change;
-        let (id, owner) = (fact.row.id.clone(), Owner { name: agent_name, removed: agent_removed });
-        self.settle_fact(&fact)?;
+        let (id, owner) = (fact.row.id.clone(), SessionOwner { name: agent_name, removed: agent_removed });
+        self.check_session_fact(&fact)?;
         let answer = match what {
-            SessionWhat::Rewind(plan) => {
+            SessionOperation::Rewind(plan) => {
                 let number = plan.turns;
                 if self.cut_path(&id, plan) {
                     self.session_event(&id, |session| SessionRewound { session, number });
                 }
                 self.session_answer(&id, owner, self.step.now)
             }
-            SessionWhat::Activate { turn, plan } => {
+            SessionOperation::Activate { turn, plan } => {
                 if self.cut_path(&id, plan) {
                     let turn = turn.to_string();
                     self.session_event(&id, |session| SessionBranchActivated { session, turn });
                 }
                 self.session_answer(&id, owner, self.step.now)
             }
-            SessionWhat::Fork { to, plan } => {
+            SessionOperation::Fork { to, plan } => {
                 let to = to.unwrap_or_else(|| SessionId::new(&mut self.ids, self.step.now));
                 if let Err(refused) = self.fork(&fact.row, &to, plan) {
                     self.rest_session(&id);
@@ -52,7 +55,7 @@ impl Engine {
                 }
                 self.session_answer(&to, owner, self.step.now)
             }
-            SessionWhat::Delete => {
+            SessionOperation::Delete => {
                 self.session_event(&id, |session| SessionDeleted { session });
                 self.step.write(SessionWrite::Deleted { id: id.clone() });
                 self.session_gone(&id);
@@ -61,7 +64,7 @@ impl Engine {
                 }
                 Some(Answer::SessionDeleted(id.clone()))
             }
-            SessionWhat::Regenerate(again) => return self.regenerate(caller, &id, *again),
+            SessionOperation::Regenerate(again) => return self.regenerate(caller, &id, *again),
         };
         self.rest_session(&id);
         if let Some(answer) = answer {
@@ -70,8 +73,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes sure that what was read of a session is what it is, and that nothing of it is in flight.
-    fn settle_fact(&mut self, fact: &SessionFact) -> Result<(), Refusal> {
+    /// Checks that the snapshot of a session is current, and that the session has no turn in flight.
+    fn check_session_fact(&mut self, fact: &SessionFact) -> Result<(), Refusal> {
         let id = &fact.row.id;
         let Some(session) = self.sessions.get(id) else {
             self.sessions.insert(id.clone(), Session::from_fact(fact));
@@ -89,7 +92,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Changes the path of a session. False: it is that already.
+    /// Changes the path of a session. False: it is unchanged.
     fn cut_path(&mut self, id: &SessionId, plan: PathPlan) -> bool {
         let Some(session) = self.sessions.get_mut(id) else { return false };
         if plan.from > session.turns && plan.restored.is_empty() {
@@ -120,7 +123,7 @@ impl Engine {
         let turn = u32::try_from(plan.turns.len()).unwrap_or(u32::MAX);
         let copies: Vec<(TurnId, TurnId)> =
             plan.turns.into_iter().map(|turn| (turn, TurnId::new(&mut self.ids, self.step.now))).collect();
-        // A sender goes on in the session that it had.
+        // The caller continues in the session that it used before.
         let row = SessionRow {
             id: id.clone(),
             agent: from.agent.clone(),
@@ -144,8 +147,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes a turn and what followed it off the path, and asks the same again in its place.
-    fn regenerate(&mut self, caller: Caller, id: &SessionId, again: TurnAgain) -> Result<(), Refusal> {
+    /// Removes a turn and its successors from the path, and sends the same message in a new turn.
+    fn regenerate(&mut self, caller: Caller, id: &SessionId, again: TurnRegeneration) -> Result<(), Refusal> {
         let Some(row) = self.sessions.get(id).map(|session| session.row.clone()) else { return Ok(()) };
         let new = NewTurn {
             agent: row.agent,
@@ -159,17 +162,17 @@ impl Engine {
             return Err(refused);
         }
         self.cut_path(id, again.plan);
-        let place = TurnPlace { replaces: Some(again.turn), ..TurnPlace::default() };
+        let place = TurnLinks { replaces: Some(again.turn), ..TurnLinks::default() };
         let turn = self.accept(id, &new, place, again.note);
         self.begin(caller, &turn, id);
         Ok(())
     }
 
-    fn session_answer(&self, id: &SessionId, owner: Owner, now: Timestamp) -> Option<Answer> {
+    fn session_answer(&self, id: &SessionId, owner: SessionOwner, now: Timestamp) -> Option<Answer> {
         let session = self.sessions.get(id)?;
         Some(Answer::Session(Box::new(SessionSummary {
             row: session.row.clone(),
-            // It is in the store, where nobody looks for the answer to a change.
+            // The title is in the store. Answers to changes do not contain it.
             title: None,
             turns: session.turns,
             last_active: now,
@@ -177,7 +180,7 @@ impl Engine {
             agent_name: owner.name,
             agent_removed: owner.removed,
             live: LiveTurns::default(),
-            // What is changed has no open turns.
+            // A changed session has no open turns.
             quarantine: Vec::new(),
         })))
     }

@@ -46,9 +46,9 @@ impl SessionRefusal {
                 )
             }
             SessionRefusal::Busy { .. } => {
-                "ask again when they are over, or break them off with `turn/interrupt`".to_owned()
+                "try again when they have ended, or interrupt them with `turn/interrupt`".to_owned()
             }
-            SessionRefusal::Changed { .. } => "ask again".to_owned(),
+            SessionRefusal::Changed { .. } => "try again".to_owned(),
             SessionRefusal::TooLarge { .. } => "fork it at an earlier turn".to_owned(),
         }
     }

@@ -1,4 +1,4 @@
-//! What the engine remembers of a session.
+//! The engine's memory of a session.
 
 use std::collections::VecDeque;
 
@@ -14,9 +14,9 @@ pub(crate) struct Session {
     pub messages: u64,
     pub cuts: u32,
     pub tip: Option<TurnId>,
-    /// It was deleted: remembered for those who read of it before.
+    /// The session was deleted. It stays in memory for requests that read it before.
     pub gone: bool,
-    /// What a model reads of it.
+    /// The part that a model reads.
     pub epoch: Epoch,
     /// Live turns in order; only the first may run.
     pub live: VecDeque<TurnId>,
@@ -49,11 +49,12 @@ impl Session {
         }
     }
 
-    /// Whether somebody read of it what it is: every turn adds a message, and every other change is a cut.
+    /// Whether `fact` is current: every turn adds a message, every compaction an epoch, and every other change is a cut.
     pub(crate) fn is(&self, fact: &SessionFact) -> bool {
-        let SessionFact { row, turns, messages, cuts, tip, epoch: _ } = fact;
+        let SessionFact { row, turns, messages, cuts, tip, epoch } = fact;
         self.row == *row
             && (self.turns, self.messages, self.cuts) == (*turns, *messages, *cuts)
             && self.tip == *tip
+            && self.epoch.newest == epoch.newest
     }
 }

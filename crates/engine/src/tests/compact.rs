@@ -4,7 +4,7 @@ use lodge_core::epoch::{EpochRow, Strategy, Summary};
 use lodge_core::record::{Role, SessionWrite, TurnWrite};
 
 use super::*;
-use crate::{ModelEffect, SandboxEffect, TurnCommand, TurnSeen};
+use crate::{ModelEffect, SandboxEffect, TurnCommand, TurnObservation};
 
 /// A world with a session of two finished turns, whose third runs.
 fn talk() -> (EngineWorld, AgentId, TurnId) {
@@ -21,21 +21,33 @@ fn talk() -> (EngineWorld, AgentId, TurnId) {
 
 impl EngineWorld {
     fn compact(&mut self, agent: &AgentId, turn: &TurnId, from_turn: u32, strategy: Strategy) -> Batch {
-        let ask = Ask::Compact { turn: turn.clone(), from_turn, strategy };
-        self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: AskId(json!("e")), ask }))
+        let ask = RuntimeCall::Compact { turn: turn.clone(), from_turn, strategy };
+        self.see(Observation::Turn(TurnObservation::Asked {
+            agent: agent.clone(),
+            id: RuntimeCallId(json!("e")),
+            ask,
+        }))
     }
 
     fn fail_model(&mut self, turn: &TurnId, attempt: u32, retryable: bool) -> Batch {
         let record = FailureRecord { code: "model.status".into(), message: "no".into(), hint: None };
         let failure = ModelFailure { record, retryable, after_ms: None };
-        self.see(Seen::Turn(TurnSeen::ModelFailed { turn: turn.clone(), step: 0, attempt, failure }))
+        self.see(Observation::Turn(TurnObservation::ModelFailed {
+            turn: turn.clone(),
+            step: 0,
+            attempt,
+            failure,
+        }))
     }
 
-    /// Asks for the first step, and tells whose summary the model reads.
+    /// Requests the first step, and returns the epoch whose summary the model reads.
     fn summary_read(&mut self, agent: &AgentId, turn: &TurnId, from_turn: u32) -> Option<u32> {
-        let ask = Ask::Model { turn: turn.clone(), step: 1, context: "c".into(), from_turn };
-        let batch =
-            self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: AskId(json!("m1")), ask }));
+        let ask = RuntimeCall::Model { turn: turn.clone(), step: 1, context: "c".into(), from_turn };
+        let batch = self.see(Observation::Turn(TurnObservation::Asked {
+            agent: agent.clone(),
+            id: RuntimeCallId(json!("m1")),
+            ask,
+        }));
         order(&batch).summary
     }
 }
@@ -93,7 +105,7 @@ fn a_summary_is_a_model_step_of_the_turn_and_is_paid_for_by_it() {
     assert_eq!((wanted.step, wanted.from_turn, wanted.summary), (0, 1, None));
     assert_eq!(wanted.purpose, Purpose::Summary { upto: 2, strategy: Strategy::Summarize });
     assert!(world.compact(&agent, &turn, 3, Strategy::Summarize).early.is_empty(), "one call, one answer");
-    let text = world.see(Seen::Turn(TurnSeen::ModelText {
+    let text = world.see(Observation::Turn(TurnObservation::ModelText {
         turn: turn.clone(),
         step: 0,
         attempt: 1,
@@ -202,7 +214,13 @@ fn what_was_seen_of_an_answer_that_was_broken_off_stays_in_the_conversation() {
     let (mut world, agent, turn) = talk();
     world.ask_model(&agent, &turn, 1);
     let (offset, text) = (0, "half an ans".to_owned());
-    world.see(Seen::Turn(TurnSeen::ModelText { turn: turn.clone(), step: 1, attempt: 1, offset, text }));
+    world.see(Observation::Turn(TurnObservation::ModelText {
+        turn: turn.clone(),
+        step: 1,
+        attempt: 1,
+        offset,
+        text,
+    }));
     let batch = world.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn }));
     let kept = batch.writes.iter().find_map(|write| match write {
         Write::Turn(TurnWrite::Message(row)) => Some(row.clone()),
@@ -240,7 +258,7 @@ fn a_summary_that_a_crash_cut_is_asked_for_again_and_one_that_is_stored_is_not()
             answered: Vec::new(),
             note: None,
         };
-        let loaded = Loaded {
+        let loaded = StoredState {
             epoch: 2,
             seq: old.engine.seq,
             streams: heads(&old.engine),
@@ -248,7 +266,7 @@ fn a_summary_that_a_crash_cut_is_asked_for_again_and_one_that_is_stored_is_not()
             lineages: vec![old.engine.agents[&agent].lineage.clone()],
             sessions: vec![fact],
             turns: vec![live],
-            ..Loaded::default()
+            ..StoredState::default()
         };
         let facts = old.engine.facts();
         let (engine, _) = Engine::boot(loaded, host(), IdSource::new(2), "0", NOW);

@@ -4,7 +4,7 @@ use lodge_core::record::{AgentWrite, ImageWrite, RuntimeRecord};
 
 use super::pulls::{bin, rg, with_rg};
 use super::*;
-use crate::{AgentCommand, ImageCommand, PullEffect, PullSeen, SandboxSeen};
+use crate::{AgentCommand, ImageCommand, PullEffect, PullObservation, SandboxObservation};
 
 impl EngineWorld {
     fn build(&mut self, digest: &str, tags: &[&str]) -> Batch {
@@ -13,7 +13,7 @@ impl EngineWorld {
         self.ask(None, Command::Image(ImageCommand::Add(Box::new(new))))
     }
 
-    fn remove_image(&mut self, given: ImageGiven) -> Batch {
+    fn remove_image(&mut self, given: ImageSelector) -> Batch {
         self.ask(None, Command::Image(ImageCommand::Remove { given, used_by: Vec::new() }))
     }
 
@@ -30,12 +30,12 @@ impl EngineWorld {
 
     fn remove_agent(&mut self, id: &AgentId) -> Batch {
         self.ask(None, Command::Agent(AgentCommand::Remove { id: id.clone(), force: true }));
-        self.see(Seen::Sandbox(SandboxSeen::Cleared { agent: id.clone() }))
+        self.see(Observation::Sandbox(SandboxObservation::Cleared { agent: id.clone() }))
     }
 }
 
-fn named(reference: &str) -> ImageGiven {
-    ImageGiven::Ref(reference.to_owned())
+fn named(reference: &str) -> ImageSelector {
+    ImageSelector::Ref(reference.to_owned())
 }
 
 /// The images that a batch lets go.
@@ -49,8 +49,8 @@ fn gone(batch: &Batch) -> Vec<&str> {
 
 fn code(batch: &Batch) -> String {
     let refusal = batch.after.iter().find_map(|out| match out {
-        Out::Reply { reply: Err(error), .. } => Some(error.code().to_owned()),
-        Out::Reply { reply: Ok(_), .. } | Out::Act(_) => None,
+        BatchOutput::Reply { reply: Err(error), .. } => Some(error.code().to_owned()),
+        BatchOutput::Reply { reply: Ok(_), .. } | BatchOutput::Act(_) => None,
     });
     refusal.expect("a refusal")
 }
@@ -77,7 +77,7 @@ fn a_name_can_go_as_long_as_the_image_has_another_or_nobody_uses_it() {
     assert_eq!(reply(&removed), json!({"digest": "sha256:1", "untagged": ["x:v1"], "removed": false}));
     assert_eq!(code(&world.remove_image(named("x:v1"))), "image.not_found");
     assert_eq!(code(&world.remove_image(named("x:latest"))), "image.in_use");
-    assert_eq!(code(&world.remove_image(ImageGiven::Digest("sha256:1".into()))), "image.in_use");
+    assert_eq!(code(&world.remove_image(ImageSelector::Digest("sha256:1".into()))), "image.in_use");
     assert!(gone(&world.remove_agent(&agent)).is_empty(), "it has a name");
     let removed = world.remove_image(named("x:latest"));
     assert_eq!(reply(&removed)["removed"], true);
@@ -89,7 +89,7 @@ fn an_image_removed_by_its_digest_loses_all_of_its_names() {
     let mut world = EngineWorld::new();
     world.build("sha256:1", &["x:latest", "y:latest"]);
     world.build("sha256:2", &["z:latest"]);
-    let removed = world.remove_image(ImageGiven::Digest("sha256:1".into()));
+    let removed = world.remove_image(ImageSelector::Digest("sha256:1".into()));
     assert_eq!(reply(&removed)["untagged"], json!(["x:latest", "y:latest"]));
     assert_eq!(gone(&removed), ["sha256:1"]);
     assert_eq!(code(&world.remove_image(named("y:latest"))), "image.not_found");
@@ -111,7 +111,7 @@ fn an_image_that_a_waiting_update_had_goes_once_and_after_its_agent_has_another(
     world.send(&agent, "s", "1");
     let update = |world: &mut EngineWorld, digest: &str| {
         let (old, new) = (Box::default(), Box::default());
-        let image = ImageChange { name: digest.into(), digest: digest.into(), old, new };
+        let image = AgentImageChange { name: digest.into(), digest: digest.into(), old, new };
         let change = Change { image: Some(image), ..Change::default() };
         let image = Some(new_image(digest, vec!["x:latest".to_owned()]));
         world.ask(
@@ -130,7 +130,7 @@ fn an_image_that_a_waiting_update_had_goes_once_and_after_its_agent_has_another(
 #[test]
 fn an_image_that_went_while_somebody_named_it_by_its_digest_is_not_there() {
     let mut world = EngineWorld::new();
-    let digest = || ImageGiven::Digest("sha256:1".into());
+    let digest = || ImageSelector::Digest("sha256:1".into());
     world.build("sha256:1", &["x:latest"]);
     assert_eq!(reply(&world.remove_image(digest()))["removed"], true);
     let again = world.remove_image(digest());
@@ -170,7 +170,7 @@ fn a_tool_stays_while_an_image_needs_it_and_goes_with_the_last_of_them() {
 }
 
 #[test]
-fn a_tool_with_a_name_outlives_whoever_needs_it() {
+fn a_tool_with_a_name_outlives_the_images_that_need_it() {
     let mut world = EngineWorld::new();
     let shown = reply(&world.add(bin("sha256:rg"), Vec::new(), &["rg:latest"]));
     assert_eq!(
@@ -190,8 +190,8 @@ fn the_last_name_of_a_tool_is_not_taken_from_those_who_need_it() {
     assert_eq!(reply(&world.remove_image(named("rg:14")))["removed"], false);
     let why = |batch: &Batch| {
         batch.after.iter().find_map(|out| match out {
-            Out::Reply { reply: Err(error), .. } => Some(error.to_string()),
-            Out::Reply { reply: Ok(_), .. } | Out::Act(_) => None,
+            BatchOutput::Reply { reply: Err(error), .. } => Some(error.to_string()),
+            BatchOutput::Reply { reply: Ok(_), .. } | BatchOutput::Act(_) => None,
         })
     };
     let refused = world.remove_image(named("rg:latest"));
@@ -201,7 +201,7 @@ fn the_last_name_of_a_tool_is_not_taken_from_those_who_need_it() {
     let image = new_image("sha256:0", Vec::new());
     let (name, called) = (NameChoice::Like("a".into()), "a".into());
     world.ask(None, Command::Agent(AgentCommand::Create(Box::new(NewAgent { name, called, image, spec }))));
-    let refused = world.remove_image(ImageGiven::Digest("sha256:rg".into()));
+    let refused = world.remove_image(ImageSelector::Digest("sha256:rg".into()));
     let both = "the image `rg:latest` is in use by `a`, and needed by `x:latest`";
     assert_eq!(why(&refused).as_deref(), Some(both));
     assert_eq!(reply(&world.remove_image(named("x:latest")))["removed"], true);
@@ -221,8 +221,13 @@ fn a_tool_that_came_for_an_agent_goes_with_it() {
         .ask(None, Command::Agent(AgentCommand::Create(Box::new(NewAgent { name, called, image, spec }))));
     let agent: AgentId = reply(&batch)["id"].as_str().unwrap().parse().unwrap();
     let rows = vec![bin("sha256:rg"), bin("sha256:unasked")];
-    let seen =
-        Seen::Pull(PullSeen::Pulled { agent: agent.clone(), ask: 1, rows, tools: vec![rg()], runtime: None });
+    let seen = Observation::Pull(PullObservation::Pulled {
+        agent: agent.clone(),
+        ask: 1,
+        rows,
+        tools: vec![rg()],
+        runtime: None,
+    });
     assert_eq!(gone(&world.see(seen)), ["sha256:unasked"], "what nobody needs is not kept");
     let batch = world.remove_agent(&agent);
     assert_eq!((gone(&batch), collections(&batch)), (vec!["sha256:rg", "sha256:0"], 1));
@@ -245,7 +250,7 @@ fn a_runtime_that_an_agent_was_given_beside_its_image_stays_as_long_as_the_agent
     assert!(gone(&batch).is_empty() && world.has("sha256:loop"), "{batch:?}");
     world.tag("sha256:loop", &["loop:1"]);
     world.build("sha256:1", &["x:latest"]);
-    for given in [named("loop:1"), ImageGiven::Digest("sha256:loop".into())] {
+    for given in [named("loop:1"), ImageSelector::Digest("sha256:loop".into())] {
         assert_eq!(code(&world.remove_image(given)), "image.in_use");
     }
     // Its name moves on, and the agent still has it.
@@ -263,7 +268,7 @@ fn what_came_with_an_image_and_is_not_needed_is_not_kept_nor_an_image_without_a_
 }
 
 #[test]
-fn a_tag_is_one_more_name_and_moves_from_whoever_had_it() {
+fn a_tag_is_one_more_name_and_moves_from_its_old_image() {
     let mut world = EngineWorld::new();
     world.build("sha256:1", &["x:latest"]);
     world.build("sha256:2", &["y:latest"]);
@@ -329,6 +334,6 @@ fn images_that_go_with_one_batch_are_collected_once_after_everything_else() {
     let batch = world.engine.step([remove(8, "x:latest"), remove(9, "y:latest")], NOW);
     assert_eq!(gone(&batch), ["sha256:1", "sha256:2"]);
     assert_eq!(collections(&batch), 1);
-    assert!(matches!(batch.after.last(), Some(Out::Act(Effect::Pull(PullEffect::Collect)))));
+    assert!(matches!(batch.after.last(), Some(BatchOutput::Act(Effect::Pull(PullEffect::Collect)))));
     assert_eq!(collections(&world.build("sha256:3", &["z:latest"])), 0);
 }

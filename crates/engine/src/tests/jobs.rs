@@ -8,16 +8,18 @@ mod tools;
 
 use std::collections::BTreeMap;
 
-use lodge_core::job::{JobRow, JobState, JobStream, JobWrite};
+use lodge_core::job::{JobRow, JobState, JobStreamBytes, JobWrite};
 use lodge_core::record::{MessageRow, Role, TurnWrite};
 use lodge_core::{JobId, SessionId};
 
 use super::*;
-use crate::jobs::{JobEffect, JobEnd, JobSeen, JobWish, JobWork, NewJob, Read, ToolCallRef};
-use crate::{JobCommand, TurnSeen};
+use crate::jobs::{
+    JobEffect, JobEnd, JobObservation, JobReport, JobSpec, JobToolRequest, NewJob, ToolCallRef,
+};
+use crate::{JobCommand, TurnObservation};
 
-pub(super) fn work(bin: &str) -> JobWork {
-    JobWork {
+pub(super) fn work(bin: &str) -> JobSpec {
+    JobSpec {
         bin: bin.into(),
         args: vec!["x".into()],
         stdin: b"in".to_vec(),
@@ -29,16 +31,22 @@ pub(super) fn work(bin: &str) -> JobWork {
 }
 
 pub(super) fn exited(code: i32) -> JobEnd {
-    let stdout = JobStream { seen: 5, kept: 5 };
-    JobEnd { how: ExecHow::Exited { code }, cause: None, detail: None, stdout, stderr: JobStream::default() }
+    let stdout = JobStreamBytes { seen: 5, kept: 5 };
+    JobEnd {
+        how: ExecOutcome::Exited { code },
+        cause: None,
+        detail: None,
+        stdout,
+        stderr: JobStreamBytes::default(),
+    }
 }
 
-pub(super) fn silent(how: ExecHow) -> JobEnd {
-    JobEnd { how, stdout: JobStream::default(), ..exited(0) }
+pub(super) fn silent(how: ExecOutcome) -> JobEnd {
+    JobEnd { how, stdout: JobStreamBytes::default(), ..exited(0) }
 }
 
 impl EngineWorld {
-    fn submit_job(&mut self, agent: &AgentId, session: Option<&str>, work: JobWork) -> Batch {
+    fn submit_job(&mut self, agent: &AgentId, session: Option<&str>, work: JobSpec) -> Batch {
         let session = session.map(|session| session.parse().unwrap());
         let new = NewJob { agent: agent.clone(), session, work };
         self.ask(None, Command::Job(JobCommand::Submit(Box::new(new))))
@@ -57,11 +65,11 @@ impl EngineWorld {
     }
 
     fn job_ends(&mut self, job: &JobId, end: JobEnd) -> Batch {
-        self.see(Seen::Job(JobSeen::Ended { job: job.clone(), end }))
+        self.see(Observation::Job(JobObservation::Ended { job: job.clone(), end }))
     }
 
     fn job_archived(&mut self, job: &JobId) -> Batch {
-        self.see(Seen::Job(JobSeen::Archived { job: job.clone() }))
+        self.see(Observation::Job(JobObservation::Archived { job: job.clone() }))
     }
 
     /// Ends it, archives it, and takes it for granted.
@@ -112,7 +120,7 @@ impl EngineWorld {
     }
 
     /// Everything that a store would give to another engine.
-    fn loaded(&self) -> Loaded {
+    fn loaded(&self) -> StoredState {
         let engine = &self.engine;
         let unsettled = |row: &JobRow| {
             row.progress.state.is_open() || !row.archived || (!row.told && row.session.is_some())
@@ -120,7 +128,7 @@ impl EngineWorld {
         // As the store has them.
         let mut turns: Vec<LiveTurn> = engine.turns.values().map(|turn| self.live(&turn.row)).collect();
         turns.sort_by_key(|live| live.row.number);
-        Loaded {
+        StoredState {
             epoch: engine.epoch + 1,
             seq: engine.seq,
             streams: heads(engine),
@@ -129,7 +137,7 @@ impl EngineWorld {
             sessions: engine.sessions.values().filter(|session| !session.gone).map(fact).collect(),
             turns,
             jobs: self.stored().into_values().filter(unsettled).collect(),
-            ..Loaded::default()
+            ..StoredState::default()
         }
     }
 
@@ -177,7 +185,7 @@ impl EngineWorld {
         (world, batch)
     }
 
-    /// A turn of a session that called one tool, which the runtime has not asked for yet.
+    /// A turn of a session that called one tool, which the runtime has not requested yet.
     fn calling(&mut self, agent: &AgentId, session: &str, tool: &str) -> TurnId {
         let turn = turn_of(&self.send(agent, session, "hi"));
         self.ask_model(agent, &turn, 1);
@@ -185,15 +193,19 @@ impl EngineWorld {
         turn
     }
 
-    fn wish(&mut self, agent: &AgentId, turn: &TurnId, wish: JobWish) -> Batch {
-        let ask = Ask::Job { turn: turn.clone(), step: 1, call: "c1".into(), wish };
-        self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: AskId(json!("j1")), ask }))
+    fn wish(&mut self, agent: &AgentId, turn: &TurnId, wish: JobToolRequest) -> Batch {
+        let ask = RuntimeCall::Job { turn: turn.clone(), step: 1, call: "c1".into(), wish };
+        self.see(Observation::Turn(TurnObservation::Asked {
+            agent: agent.clone(),
+            id: RuntimeCallId(json!("j1")),
+            ask,
+        }))
     }
 
     fn read_answers(&mut self, asked: ToolCallRef, text: &str, told: &[&JobId]) -> Batch {
         let told = told.iter().map(|job| (*job).clone()).collect();
-        let answer = Read { text: text.into(), error: false, told };
-        self.see(Seen::Job(JobSeen::Read { asked, answer }))
+        let answer = JobReport { text: text.into(), error: false, told };
+        self.see(Observation::Job(JobObservation::Read { asked, answer }))
     }
 }
 
@@ -208,7 +220,7 @@ enum JobAct {
     Elsewhere(JobEffect),
 }
 
-/// What is to be done about jobs.
+/// The effects about jobs.
 fn job_acts(batch: &Batch) -> Vec<JobAct> {
     let whats = acts(batch).into_iter().filter_map(|effect| match effect {
         Effect::Sandbox { what: SandboxEffect::Job(order), .. } => Some(JobAct::InSandbox(order.clone())),
@@ -218,7 +230,7 @@ fn job_acts(batch: &Batch) -> Vec<JobAct> {
     whats.collect()
 }
 
-/// That this is to be done about jobs, in whichever order.
+/// The effects about jobs are exactly these, in any order.
 #[track_caller]
 fn does(batch: &Batch, expected: &[JobAct]) {
     let sorted = |mut whats: Vec<String>| {

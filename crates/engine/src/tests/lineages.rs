@@ -1,4 +1,4 @@
-//! What becomes of work whose process died, hangs or was killed.
+//! Work whose process died, hangs or was killed.
 
 use lodge_core::agent::FailReason;
 use lodge_core::lineage::{EndReason, LineageState};
@@ -6,7 +6,7 @@ use lodge_core::liveness::Liveness;
 use lodge_core::record::{AgentWrite, LineageRow};
 
 use super::*;
-use crate::{AgentCommand, AgentSeen, SandboxEffect, Timer, TurnCommand};
+use crate::{AgentCommand, AgentObservation, SandboxEffect, Timer, TurnCommand};
 
 impl EngineWorld {
     fn agent_with(&mut self, policy: Policy) -> AgentId {
@@ -17,9 +17,14 @@ impl EngineWorld {
         id
     }
 
-    fn die(&mut self, agent: &AgentId, part: Part) -> Batch {
+    fn die(&mut self, agent: &AgentId, part: AgentComponent) -> Batch {
         let run = self.engine.agents[agent].row.runs;
-        self.see(Seen::Agent(AgentSeen::Died { agent: agent.clone(), run, part, detail: "signal 9".into() }))
+        self.see(Observation::Agent(AgentObservation::Died {
+            agent: agent.clone(),
+            run,
+            part,
+            detail: "signal 9".into(),
+        }))
     }
 
     fn lineage(&self, agent: &AgentId) -> &LineageRow {
@@ -32,7 +37,7 @@ impl EngineWorld {
 
     fn settle(&mut self, agent: &AgentId, policy: Policy) -> Batch {
         let lineage = self.lineage(agent).id.clone();
-        let settlement = Settlement { agent: agent.clone(), lineage, policy, last_turn: None };
+        let settlement = LineageResolution { agent: agent.clone(), lineage, policy, last_turn: None };
         self.ask(None, Command::Agent(AgentCommand::SettleLineage(Box::new(settlement))))
     }
 
@@ -63,7 +68,7 @@ fn a_dead_runtime_is_replaced_in_its_sandbox_and_its_turn_goes_on() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     let (turn, exec) = world.turn_at_work(&agent);
-    let batch = world.die(&agent, Part::Runtime);
+    let batch = world.die(&agent, AgentComponent::Runtime);
     assert_eq!(ups(&batch), [(1, 2)], "the same sandbox, another runtime");
     assert!(
         !acts(&batch)
@@ -84,7 +89,12 @@ fn a_runtime_that_exits_before_it_was_ever_ready_has_failed_and_one_that_was_rea
     let agent = world.agent();
     let exit = |world: &mut EngineWorld, code| {
         let run = world.engine.agents[&agent].row.runs;
-        world.see(Seen::Agent(AgentSeen::Exited { agent: agent.clone(), run, code, detail: "code".into() }))
+        world.see(Observation::Agent(AgentObservation::Exited {
+            agent: agent.clone(),
+            run,
+            code,
+            detail: "code".into(),
+        }))
     };
     assert_eq!(ups(&exit(&mut world, 3)).len(), 1);
     world.ready(&agent);
@@ -99,7 +109,7 @@ fn a_runtime_that_exits_before_it_was_ever_ready_has_failed_and_one_that_was_rea
 fn a_dead_sandbox_is_replaced_by_another() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
-    assert_eq!(ups(&world.die(&agent, Part::Sandbox)), [(2, 2)]);
+    assert_eq!(ups(&world.die(&agent, AgentComponent::Sandbox)), [(2, 2)]);
 }
 
 #[test]
@@ -109,7 +119,7 @@ fn one_that_keeps_dying_is_revived_with_growing_pauses_and_then_no_more() {
     let (turn, _) = world.turn_at_work(&agent);
     let mut pauses = Vec::new();
     loop {
-        let batch = world.die(&agent, Part::Runtime);
+        let batch = world.die(&agent, AgentComponent::Runtime);
         let later = acts(&batch).into_iter().find_map(|effect| match effect {
             Effect::Timer(Timer::Revival { run, delay_ms, .. }) => Some((*run, *delay_ms)),
             _ => None,
@@ -119,10 +129,13 @@ fn one_that_keeps_dying_is_revived_with_growing_pauses_and_then_no_more() {
                 pauses.push(delay_ms);
                 assert_eq!(world.agent_state(&agent), AgentState::Pulling);
                 assert_eq!(
-                    ups(&world.see(Seen::Agent(AgentSeen::RevivalDue { agent: agent.clone(), run }))).len(),
+                    ups(&world
+                        .see(Observation::Agent(AgentObservation::RevivalDue { agent: agent.clone(), run })))
+                    .len(),
                     1
                 );
-                let again = world.see(Seen::Agent(AgentSeen::RevivalDue { agent: agent.clone(), run }));
+                let again =
+                    world.see(Observation::Agent(AgentObservation::RevivalDue { agent: agent.clone(), run }));
                 assert!(ups(&again).is_empty(), "one revival a death");
             }
             None if ups(&batch).is_empty() => break,
@@ -147,9 +160,9 @@ fn exhausted() -> (EngineWorld, AgentId, [TurnId; 2], ExecId) {
     let (turn, exec) = world.turn_at_work(&agent);
     let queued = turn_of(&world.send(&agent, "s", "and then"));
     while world.agent_state(&agent) != AgentState::Failed(FailReason::Crashed) {
-        world.die(&agent, Part::Runtime);
+        world.die(&agent, AgentComponent::Runtime);
         let run = world.engine.agents[&agent].row.runs;
-        world.see(Seen::Agent(AgentSeen::RevivalDue { agent: agent.clone(), run }));
+        world.see(Observation::Agent(AgentObservation::RevivalDue { agent: agent.clone(), run }));
         world.ready(&agent);
     }
     (world, agent, [turn, queued], exec)
@@ -174,11 +187,11 @@ fn turns_of_an_agent_that_died_too_often_wait_and_a_start_goes_on_with_them() {
         let runs = |effect: &&Effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::RunTurn { turn: run, .. }, .. } if *run == turn);
         assert_eq!(acts(&batch).iter().filter(|effect| runs(effect)).count(), 1);
         if !restarted {
-            // The call that was under way is asked for under its own id, so that it cannot run twice.
+            // The open call is requested under its own id, so that it cannot run twice.
             assert_eq!(started_exec(&batch), std::slice::from_ref(&exec));
         }
         assert_eq!(states(&world), [TurnState::Running, TurnState::Queued]);
-        assert_eq!(ups(&world.die(&agent, Part::Runtime)).len(), 1);
+        assert_eq!(ups(&world.die(&agent, AgentComponent::Runtime)).len(), 1);
     }
 }
 
@@ -191,9 +204,9 @@ fn an_answer_that_comes_after_the_last_death_leaves_the_lineage_ended() {
     while world.agent_state(&agent) != AgentState::Failed(FailReason::Crashed) {
         world.ask_model(&agent, &turn, 1);
         attempt += 1;
-        world.die(&agent, Part::Runtime);
+        world.die(&agent, AgentComponent::Runtime);
         let run = world.engine.agents[&agent].row.runs;
-        world.see(Seen::Agent(AgentSeen::RevivalDue { agent: agent.clone(), run }));
+        world.see(Observation::Agent(AgentObservation::RevivalDue { agent: agent.clone(), run }));
         world.ready(&agent);
     }
     let ended = world.lineage(&agent).clone();
@@ -220,22 +233,26 @@ fn turns_of_an_agent_that_died_too_often_can_be_dropped() {
 }
 
 #[test]
-fn a_finished_turn_and_a_long_life_begin_the_count_of_deaths_anew() {
+fn a_finished_turn_and_a_long_life_begin_the_count_of_deaths_again() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
-    world.die(&agent, Part::Runtime);
+    world.die(&agent, AgentComponent::Runtime);
     world.ready(&agent);
     assert_eq!(world.lineage(&agent).deaths, 1);
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     world.ask_model(&agent, &turn, 1);
     world.answer(&turn, 1, 1, "done", &[]);
     assert_eq!(world.lineage(&agent).deaths, 0);
-    world.die(&agent, Part::Runtime);
+    world.die(&agent, AgentComponent::Runtime);
     world.ready(&agent);
     let run = world.engine.agents[&agent].row.runs;
     let much_later = NOW.plus_ms(24 * 60 * 60 * 1_000);
-    let died =
-        Seen::Agent(AgentSeen::Died { agent: agent.clone(), run, part: Part::Runtime, detail: "x".into() });
+    let died = Observation::Agent(AgentObservation::Died {
+        agent: agent.clone(),
+        run,
+        part: AgentComponent::Runtime,
+        detail: "x".into(),
+    });
     world.engine.step([Input::Seen(died)], much_later);
     assert_eq!(world.lineage(&agent).deaths, 1);
 }
@@ -245,7 +262,7 @@ fn under_the_policy_reap_open_work_is_dropped_and_the_agent_waits_for_its_operat
     let mut world = EngineWorld::new();
     let agent = world.agent_with(Policy::Reap);
     let (turn, _) = world.turn_at_work(&agent);
-    let batch = world.die(&agent, Part::Sandbox);
+    let batch = world.die(&agent, AgentComponent::Sandbox);
     assert!(ups(&batch).is_empty());
     assert_eq!(world.lineage(&agent).state, LineageState::Reaped);
     assert_eq!(world.state(&turn), TurnState::Interrupted);
@@ -257,7 +274,7 @@ fn under_the_policy_ask_nothing_happens_to_the_agent_before_somebody_decided() {
     let mut world = EngineWorld::new();
     let agent = world.agent_with(Policy::Ask);
     let (turn, exec) = world.turn_at_work(&agent);
-    assert!(ups(&world.die(&agent, Part::Sandbox)).is_empty());
+    assert!(ups(&world.die(&agent, AgentComponent::Sandbox)).is_empty());
     assert_eq!(world.lineage(&agent).state, LineageState::AskPending);
     assert_eq!(world.state(&turn), TurnState::Waiting, "its work waits");
     for command in [
@@ -280,7 +297,7 @@ fn a_lineage_that_is_reaped_on_request_is_settled_once() {
     let mut world = EngineWorld::new();
     let agent = world.agent_with(Policy::Ask);
     let (turn, _) = world.turn_at_work(&agent);
-    world.die(&agent, Part::Runtime);
+    world.die(&agent, AgentComponent::Runtime);
     assert_eq!(reply(&world.settle(&agent, Policy::Reap))["status"], "reaped");
     assert_eq!(world.state(&turn), TurnState::Interrupted);
     for policy in [Policy::Reap, Policy::Revive] {
@@ -304,9 +321,12 @@ fn a_killed_lineage_stays_dead_whatever_is_observed_afterwards() {
     assert_eq!(world.lineage(&agent).state, LineageState::Ended(EndReason::Killed));
     assert_eq!(world.state(&turn), TurnState::Interrupted);
     let run = world.engine.agents[&agent].row.runs;
-    for part in [Part::Runtime, Part::Sandbox] {
+    for part in [AgentComponent::Runtime, AgentComponent::Sandbox] {
         assert!(ups(&world.die(&agent, part)).is_empty());
-        assert!(ups(&world.see(Seen::Agent(AgentSeen::RevivalDue { agent: agent.clone(), run }))).is_empty());
+        assert!(
+            ups(&world.see(Observation::Agent(AgentObservation::RevivalDue { agent: agent.clone(), run })))
+                .is_empty()
+        );
     }
     assert_eq!(world.lineage(&agent).state, LineageState::Ended(EndReason::Killed));
     assert_eq!(world.agent_state(&agent), AgentState::Stopped);
@@ -316,13 +336,16 @@ fn a_killed_lineage_stays_dead_whatever_is_observed_afterwards() {
 fn a_stop_during_the_pause_before_a_revival_ends_the_pause() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
-    world.die(&agent, Part::Runtime);
+    world.die(&agent, AgentComponent::Runtime);
     world.ready(&agent);
     let run = world.engine.agents[&agent].row.runs;
-    world.die(&agent, Part::Runtime);
+    world.die(&agent, AgentComponent::Runtime);
     assert_eq!(world.lineage(&agent).state, LineageState::Orphaned);
     world.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
-    assert!(ups(&world.see(Seen::Agent(AgentSeen::RevivalDue { agent: agent.clone(), run }))).is_empty());
+    assert!(
+        ups(&world.see(Observation::Agent(AgentObservation::RevivalDue { agent: agent.clone(), run })))
+            .is_empty()
+    );
     assert_eq!(
         (world.agent_state(&agent), world.lineage(&agent).state),
         (AgentState::Stopped, LineageState::Active)
@@ -330,27 +353,27 @@ fn a_stop_during_the_pause_before_a_revival_ends_the_pause() {
 }
 
 #[test]
-fn silence_is_told_and_beyond_the_last_threshold_what_hangs_is_killed_and_only_then_replaced() {
+fn silence_is_reported_and_beyond_the_last_threshold_what_hangs_is_killed_and_only_then_replaced() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     world.turn_at_work(&agent);
     let mut silent = |level, part| {
         let run = world.engine.agents[&agent].row.runs;
-        world.see(Seen::Agent(AgentSeen::Silent { agent: agent.clone(), run, level, part }))
+        world.see(Observation::Agent(AgentObservation::Silent { agent: agent.clone(), run, level, part }))
     };
-    let stale = silent(Liveness::Stale, Part::Runtime);
+    let stale = silent(Liveness::Stale, AgentComponent::Runtime);
     assert_eq!(kinds(&stale), ["agent.liveness"]);
     assert!(acts(&stale).is_empty());
-    assert!(kinds(&silent(Liveness::Stale, Part::Runtime)).is_empty(), "told once");
-    let crashed = silent(Liveness::Crashed, Part::Runtime);
+    assert!(kinds(&silent(Liveness::Stale, AgentComponent::Runtime)).is_empty(), "told once");
+    let crashed = silent(Liveness::Crashed, AgentComponent::Runtime);
     assert!(matches!(
         acts(&crashed)[..],
         [Effect::Sandbox { what: SandboxEffect::KillRuntime { run: 1, .. }, .. }]
     ));
     assert!(ups(&crashed).is_empty(), "nothing is started beside it");
-    let keeper = silent(Liveness::Crashed, Part::Sandbox);
+    let keeper = silent(Liveness::Crashed, AgentComponent::Sandbox);
     assert!(matches!(acts(&keeper)[..], [Effect::Sandbox { what: SandboxEffect::Kill { run: 1, .. }, .. }]));
-    assert_eq!(ups(&world.die(&agent, Part::Sandbox)), [(2, 2)]);
+    assert_eq!(ups(&world.die(&agent, AgentComponent::Sandbox)), [(2, 2)]);
     assert_eq!(kinds(&world.ready(&agent))[..3], ["agent.ready", "agent.working", "agent.liveness"]);
 }
 
@@ -358,7 +381,7 @@ fn silence_is_told_and_beyond_the_last_threshold_what_hangs_is_killed_and_only_t
 fn one_that_hangs_and_cannot_be_ended_is_not_revived_beside_itself() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
-    let batch = world.see(Seen::Sandbox(SandboxSeen::NotDown {
+    let batch = world.see(Observation::Sandbox(SandboxObservation::NotDown {
         agent: agent.clone(),
         run: 1,
         detail: "it is still there".into(),
@@ -371,17 +394,17 @@ fn one_that_hangs_and_cannot_be_ended_is_not_revived_beside_itself() {
 fn a_daemon_that_died_during_the_pause_revives_at_once_in_the_same_sandbox() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
-    world.die(&agent, Part::Runtime);
+    world.die(&agent, AgentComponent::Runtime);
     world.ready(&agent);
-    world.die(&agent, Part::Runtime);
+    world.die(&agent, AgentComponent::Runtime);
     let known = &world.engine.agents[&agent];
-    let loaded = Loaded {
+    let loaded = StoredState {
         epoch: 2,
         seq: world.engine.seq,
         streams: heads(&world.engine),
         agents: vec![known.row.clone()],
         lineages: vec![known.lineage.clone()],
-        ..Loaded::default()
+        ..StoredState::default()
     };
     let (engine, batch) = Engine::boot(loaded, host(), IdSource::new(2), "0", NOW);
     assert_eq!(ups(&batch), [(1, 3)]);
@@ -394,7 +417,7 @@ fn a_runtime_without_memory_is_not_revived_and_its_turns_have_failed() {
     let agent = world.agent_with(Policy::Revive);
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     let run = world.engine.agents[&agent].row.runs;
-    let batch = world.see(Seen::Agent(AgentSeen::OutOfMemory {
+    let batch = world.see(Observation::Agent(AgentObservation::OutOfMemory {
         agent: agent.clone(),
         run,
         detail: "out of memory".into(),
@@ -408,8 +431,12 @@ fn a_runtime_without_memory_is_not_revived_and_its_turns_have_failed() {
     );
     assert_eq!((world.lineage(&agent).state, world.lineage(&agent).revivals), (LineageState::Active, 0));
     // What an earlier runtime ran out of is no news.
-    world.see(Seen::Sandbox(SandboxSeen::Down { agent: agent.clone(), run }));
+    world.see(Observation::Sandbox(SandboxObservation::Down { agent: agent.clone(), run }));
     world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
-    world.see(Seen::Agent(AgentSeen::OutOfMemory { agent: agent.clone(), run, detail: "old".into() }));
+    world.see(Observation::Agent(AgentObservation::OutOfMemory {
+        agent: agent.clone(),
+        run,
+        detail: "old".into(),
+    }));
     assert_eq!(world.agent_state(&agent), AgentState::Starting);
 }

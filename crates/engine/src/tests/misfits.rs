@@ -4,22 +4,27 @@ use lodge_core::limits::MISFITS_MAX;
 use lodge_core::record::{Role, TurnWrite};
 
 use super::*;
-use crate::{SandboxEffect, TurnSeen};
+use crate::{SandboxEffect, TurnObservation};
 
 impl EngineWorld {
     fn misfit(&mut self, turn: &TurnId, step: u32) -> Batch {
-        self.misfit_that(turn, step, Again::Later)
+        self.misfit_that(turn, step, AutoRetry::Later)
     }
 
-    fn misfit_that(&mut self, turn: &TurnId, step: u32, again: Again) -> Batch {
+    fn misfit_that(&mut self, turn: &TurnId, step: u32, again: AutoRetry) -> Batch {
         let answer = ModelAnswer {
             text: "no json".into(),
             calls: Vec::new(),
             usage: Usage { input_tokens: 3, output_tokens: 2, ..Usage::default() },
             reasoning: None,
-            misfit: Some(Misfit { why: "it is not JSON".into(), again }),
+            misfit: Some(AnswerMismatch { why: "it is not JSON".into(), again }),
         };
-        self.see(Seen::Turn(TurnSeen::ModelAnswered { turn: turn.clone(), step, attempt: 1, answer }))
+        self.see(Observation::Turn(TurnObservation::ModelAnswered {
+            turn: turn.clone(),
+            step,
+            attempt: 1,
+            answer,
+        }))
     }
 
     fn told(&self, turn: &TurnId) -> Vec<(Role, String)> {
@@ -109,7 +114,7 @@ fn a_check_that_was_given_up_fails_the_turn_at_once() {
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     world.ask_model(&agent, &turn, 1);
-    let batch = world.misfit_that(&turn, 1, Again::Never);
+    let batch = world.misfit_that(&turn, 1, AutoRetry::Never);
     assert_eq!(runtime_hears(&batch), Err("turn.failed".to_owned()));
     assert_eq!(world.state(&turn), TurnState::Failed);
     let failed = batch.events().find(|row| row.body.kind() == EventKind::TurnFailed).unwrap();

@@ -10,7 +10,9 @@ use lodge_core::record::{
 };
 
 use super::*;
-use crate::{AgentCommand, AgentSeen, ImageCommand, PullEffect, PullSeen, SandboxEffect, Timer};
+use crate::{
+    AgentCommand, AgentObservation, ImageCommand, PullEffect, PullObservation, SandboxEffect, Timer,
+};
 
 const RG: &str = "rg:latest@sha256:rg";
 
@@ -55,7 +57,7 @@ fn new_agent(image: NewImage, tools: Vec<ToolRecord>) -> Command {
     Command::Agent(AgentCommand::Create(Box::new(NewAgent { name, called, image, spec: spec(tools) })))
 }
 
-/// What was asked for, and what was given up.
+/// The pulls that were ordered, and the number of those that were dropped.
 fn pulls(batch: &Batch) -> (Vec<u64>, usize) {
     let asks = acts(batch).into_iter().filter_map(|effect| match effect {
         Effect::Pull(PullEffect::Begin { ask, .. }) => Some(*ask),
@@ -68,14 +70,16 @@ fn pulls(batch: &Batch) -> (Vec<u64>, usize) {
 
 fn ups(batch: &Batch) -> Vec<&SandboxPlan> {
     let ups = acts(batch).into_iter().filter_map(|effect| match effect {
-        Effect::Sandbox { what: SandboxEffect::Up { plan, how: Up::Start }, .. } => Some(plan.as_ref()),
+        Effect::Sandbox { what: SandboxEffect::Up { plan, how: StartMode::Start }, .. } => {
+            Some(plan.as_ref())
+        }
         _ => None,
     });
     ups.collect()
 }
 
 impl EngineWorld {
-    /// An agent with a tool from an image, and what was asked for.
+    /// An agent with a tool from an image, and the number of its pull order.
     fn pulling(&mut self) -> (AgentId, u64) {
         let image = NewImage { row: with_rg("sha256:1"), with: Vec::new(), tags: Vec::new() };
         let batch = self.ask(None, new_agent(image, vec![rg()]));
@@ -104,12 +108,18 @@ impl EngineWorld {
         rows: Vec<ImageRow>,
         tools: Vec<ToolRecord>,
     ) -> Batch {
-        self.see(Seen::Pull(PullSeen::Pulled { agent: agent.clone(), ask, rows, tools, runtime: None }))
+        self.see(Observation::Pull(PullObservation::Pulled {
+            agent: agent.clone(),
+            ask,
+            rows,
+            tools,
+            runtime: None,
+        }))
     }
 
     fn pull_fails(&mut self, agent: &AgentId, ask: u64) -> Batch {
-        let (agent, detail, again) = (agent.clone(), "no such host".into(), Again::Later);
-        self.see(Seen::Pull(PullSeen::Failed { agent, ask, detail, again }))
+        let (agent, detail, again) = (agent.clone(), "no such host".into(), AutoRetry::Later);
+        self.see(Observation::Pull(PullObservation::Failed { agent, ask, detail, again }))
     }
 
     fn pull_state(&self, agent: &AgentId) -> AgentState {
@@ -120,16 +130,16 @@ impl EngineWorld {
         self.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }))
     }
 
-    fn as_stored(&self) -> Loaded {
+    fn as_stored(&self) -> StoredState {
         let engine = &self.engine;
-        Loaded {
+        StoredState {
             epoch: 2,
             seq: engine.seq,
             streams: heads(engine),
             agents: engine.agents.values().map(|agent| agent.row.clone()).collect(),
             lineages: engine.agents.values().map(|agent| agent.lineage.clone()).collect(),
             images: engine.images.values().cloned().collect(),
-            ..Loaded::default()
+            ..StoredState::default()
         }
     }
 }
@@ -182,7 +192,7 @@ fn what_was_pulled_is_recorded_let_go_and_started_in_this_order() {
         acts(&batch)[..],
         [
             Effect::Pull(PullEffect::Drop { .. }),
-            Effect::Sandbox { what: SandboxEffect::Up { how: Up::Start, .. }, .. }
+            Effect::Sandbox { what: SandboxEffect::Up { how: StartMode::Start, .. }, .. }
         ]
     ));
     assert_eq!(ups(&batch)[0].spec.tools, [found_rg()], "it starts with what was found");
@@ -223,7 +233,7 @@ fn a_runtime_from_an_image_is_pulled_too() {
     let agent: AgentId = reply(&batch)["id"].as_str().unwrap().parse().unwrap();
     let runtime = Some(RuntimeRecord { path: "programs/loop".into(), ..loops });
     let rows = vec![bin("sha256:loop")];
-    world.see(Seen::Pull(PullSeen::Pulled {
+    world.see(Observation::Pull(PullObservation::Pulled {
         agent: agent.clone(),
         ask: 1,
         rows,
@@ -235,7 +245,7 @@ fn a_runtime_from_an_image_is_pulled_too() {
 }
 
 #[test]
-fn whoever_ends_an_agent_while_it_is_pulled_ends_it_at_once_and_nothing_late_starts_it() {
+fn an_agent_that_is_ended_while_it_is_pulled_ends_at_once_and_nothing_late_starts_it() {
     type End = fn(&mut EngineWorld, &AgentId) -> Batch;
     let ends: [(End, AgentState); 3] = [
         (EngineWorld::stop, AgentState::Stopped),
@@ -254,7 +264,7 @@ fn whoever_ends_an_agent_while_it_is_pulled_ends_it_at_once_and_nothing_late_sta
         let batch = end(&mut world, &agent);
         assert_eq!((pulls(&batch), world.pull_state(&agent)), ((vec![], 1), state));
         let run = world.engine.agents[&agent].row.runs;
-        world.see(Seen::Sandbox(SandboxSeen::Down { agent: agent.clone(), run }));
+        world.see(Observation::Sandbox(SandboxObservation::Down { agent: agent.clone(), run }));
         let late = world.pulled(&agent, ask);
         assert!(late.writes.is_empty() && late.after.is_empty(), "{late:?}");
         let late = world.pull_fails(&agent, ask);
@@ -273,7 +283,7 @@ fn a_stop_of_an_agent_that_is_pulled_is_answered_when_nothing_of_it_is_left() {
             .iter()
             .any(|effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::Down { .. }, .. }))
     );
-    let down = world.see(Seen::Sandbox(SandboxSeen::Down { agent, run: 0 }));
+    let down = world.see(Observation::Sandbox(SandboxObservation::Down { agent, run: 0 }));
     assert_eq!(reply(&down)["status"], "stopped");
 }
 
@@ -309,7 +319,7 @@ fn a_pull_that_fails_is_tried_again_by_itself_after_doubling_pauses_until_somebo
         });
         let (run, delay_ms) = later.expect("it is tried again");
         pauses.push(delay_ms);
-        let again = world.see(Seen::Agent(AgentSeen::RetryDue { agent: agent.clone(), run }));
+        let again = world.see(Observation::Agent(AgentObservation::RetryDue { agent: agent.clone(), run }));
         ask = pulls(&again).0[0];
         assert_eq!(world.pull_state(&agent), AgentState::Pulling);
     }
@@ -317,7 +327,7 @@ fn a_pull_that_fails_is_tried_again_by_itself_after_doubling_pauses_until_somebo
     world.pull_fails(&agent, ask);
     world.stop(&agent);
     let run = world.engine.agents[&agent].row.runs;
-    let due = world.see(Seen::Agent(AgentSeen::RetryDue { agent: agent.clone(), run }));
+    let due = world.see(Observation::Agent(AgentObservation::RetryDue { agent: agent.clone(), run }));
     assert!(due.writes.is_empty() && pulls(&due).0.is_empty());
     let start = world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
     let ask = pulls(&start).0[0];
@@ -331,16 +341,17 @@ fn what_can_never_be_pulled_is_not_tried_again_until_somebody_starts_it() {
     let mut world = EngineWorld::new();
     let (agent, ask) = world.pulling();
     world.pull_fails(&agent, ask);
-    let again = world.see(Seen::Agent(AgentSeen::RetryDue { agent: agent.clone(), run: 0 }));
-    let (ask, detail, again) = (pulls(&again).0[0], "no program for this host".to_owned(), Again::Never);
-    let batch = world.see(Seen::Pull(PullSeen::Failed { agent: agent.clone(), ask, detail, again }));
+    let again = world.see(Observation::Agent(AgentObservation::RetryDue { agent: agent.clone(), run: 0 }));
+    let (ask, detail, again) = (pulls(&again).0[0], "no program for this host".to_owned(), AutoRetry::Never);
+    let batch =
+        world.see(Observation::Pull(PullObservation::Failed { agent: agent.clone(), ask, detail, again }));
     assert_eq!(world.pull_state(&agent), AgentState::Failed(FailReason::Pull));
     assert_eq!(pulls(&batch).1, 1, "whoever pulled lets go");
     assert!(!acts(&batch).iter().any(|effect| matches!(effect, Effect::Timer(Timer::Retry { .. }))));
     let row = &world.engine.agents[&agent].row;
     assert_eq!((row.retry.at, row.retry.failures), (None, 0));
     assert_eq!(row.failure_detail.as_deref(), Some("no program for this host"));
-    let due = world.see(Seen::Agent(AgentSeen::RetryDue { agent: agent.clone(), run: 0 }));
+    let due = world.see(Observation::Agent(AgentObservation::RetryDue { agent: agent.clone(), run: 0 }));
     assert!(due.writes.is_empty() && pulls(&due).0.is_empty(), "a timer of before changes nothing");
     let (_, boot) = Engine::boot(world.as_stored(), host(), IdSource::new(2), "0", NOW);
     assert!(pulls(&boot).0.is_empty(), "nor does a new daemon");
@@ -358,7 +369,7 @@ fn turns_wait_while_their_agent_is_pulled_and_while_it_waits_for_its_next_try() 
     assert_eq!(world.state(&turn), TurnState::Queued);
     let batch = world.pull_fails(&agent, ask);
     assert!(!kinds(&batch).contains(&EventKind::TurnFailed));
-    let again = world.see(Seen::Agent(AgentSeen::RetryDue { agent: agent.clone(), run: 0 }));
+    let again = world.see(Observation::Agent(AgentObservation::RetryDue { agent: agent.clone(), run: 0 }));
     world.pulled(&agent, pulls(&again).0[0]);
     world.ready(&agent);
     assert_eq!(world.state(&turn), TurnState::Running);
@@ -369,10 +380,10 @@ fn a_revived_agent_is_pulled_and_its_turns_go_on() {
     let mut world = EngineWorld::new();
     let agent = world.pulled_agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
-    let died = Seen::Agent(AgentSeen::Died {
+    let died = Observation::Agent(AgentObservation::Died {
         agent: agent.clone(),
         run: 1,
-        part: Part::Sandbox,
+        part: AgentComponent::Sandbox,
         detail: "signal 9".into(),
     });
     let batch = world.see(died);
@@ -399,7 +410,7 @@ fn a_rebuilt_engine_asks_again_and_takes_no_answer_to_what_it_asked_before() {
     let (agent, first) = world.pulling();
     let stored = world.as_stored();
     world.pulled(&agent, first);
-    // What came of the pull found no room on the disk.
+    // The result of the pull could not be recorded on the full disk.
     let (engine, batch) = world.engine.rebuild(stored, &HashSet::new(), NOW);
     let (asks, _) = pulls(&batch);
     assert!(asks.len() == 1 && asks[0] > first, "{asks:?}");

@@ -4,7 +4,7 @@ use lodge_core::WorkId;
 use lodge_core::quarantine::{QuarantineRow, Suspect, Work, WorkKind};
 
 use super::*;
-use crate::{AgentSeen, SandboxEffect, TurnCommand};
+use crate::{AgentObservation, SandboxEffect, TurnCommand};
 use lodge_core::record::WorkWrite;
 
 fn suspect(kind: WorkKind, subject: &str) -> Suspect {
@@ -12,7 +12,7 @@ fn suspect(kind: WorkKind, subject: &str) -> Suspect {
 }
 
 impl EngineWorld {
-    fn as_left(&self, quarantine: Vec<QuarantineRow>) -> Loaded {
+    fn as_left(&self, quarantine: Vec<QuarantineRow>) -> StoredState {
         let engine = &self.engine;
         let live = |turn: &Turn| LiveTurn {
             row: turn.row.clone(),
@@ -23,7 +23,7 @@ impl EngineWorld {
         };
         let mut turns: Vec<LiveTurn> = engine.turns.values().map(live).collect();
         turns.sort_by_key(|turn| (turn.row.session.clone(), turn.row.number));
-        Loaded {
+        StoredState {
             epoch: engine.epoch + 1,
             seq: engine.seq,
             streams: heads(engine),
@@ -32,15 +32,16 @@ impl EngineWorld {
             sessions: engine.sessions.values().map(fact).collect(),
             turns,
             quarantine,
-            ..Loaded::default()
+            ..StoredState::default()
         }
     }
 
-    /// The next daemon, which is told of suspects.
+    /// The next daemon, with these suspects.
     fn next(self, suspects: Vec<Suspect>) -> (EngineWorld, Batch) {
         let recorded = self.engine.quarantine.values().cloned().collect();
         let loaded = self.as_left(recorded);
-        let (engine, batch) = Engine::boot_without(loaded, suspects, host(), IdSource::new(7), "0", NOW);
+        let (engine, batch) =
+            Engine::boot_with_suspects(loaded, suspects, host(), IdSource::new(7), "0", NOW);
         let mut world = EngineWorld { engine, written: self.written, stored: BTreeMap::new(), tickets: 0 };
         world.keep(&batch);
         (world, batch)
@@ -79,10 +80,14 @@ fn with_a_pill() -> (EngineWorld, AgentId, [TurnId; 3]) {
 fn a_turn_whose_model_call_is_set_aside_waits_and_others_of_its_agent_go_on() {
     let (mut world, agent, [pill, behind, beside]) = with_a_pill();
     let run = world.engine.agents[&agent].row.runs;
-    // The runtime, which lived on, has both turns in hand.
+    // The runtime survived and runs both turns.
     let running = vec![pill.clone(), beside.clone()];
-    let ready =
-        world.see(Seen::Agent(AgentSeen::RuntimeReady { agent: agent.clone(), run, adopted: true, running }));
+    let ready = world.see(Observation::Agent(AgentObservation::RuntimeReady {
+        agent: agent.clone(),
+        run,
+        adopted: true,
+        running,
+    }));
     let dropped = |effect: &&Effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::DropTurn { turn, .. }, .. } if *turn == pill);
     assert_eq!(acts(&ready).into_iter().filter(|effect| dropped(effect)).count(), 1);
     assert!(!runs(&ready, &pill) && !runs(&ready, &behind));
@@ -92,8 +97,8 @@ fn a_turn_whose_model_call_is_set_aside_waits_and_others_of_its_agent_go_on() {
     world.answer(&beside, 1, 1, "fine", &[]);
     assert_eq!(world.state(&beside), TurnState::Done);
     assert_eq!(world.state(&pill), TurnState::Waiting);
-    // Both wait for the same decision, and what is sent now says so at once.
-    let waits_for = |turn: &TurnId| world.engine.around(&world.engine.turns[turn]).unwrap().quarantine;
+    // Both wait for the same decision, and a new turn reports that at once.
+    let waits_for = |turn: &TurnId| world.engine.wait_reasons(&world.engine.turns[turn]).unwrap().quarantine;
     for turn in [&pill, &behind] {
         assert_eq!(waits_for(turn).expect("it waits").work.subject, pill.as_str());
     }
@@ -194,7 +199,7 @@ fn a_request_is_set_aside_for_nobody_in_particular_and_released_in_either_way() 
 fn what_was_set_aside_without_room_on_the_disk_is_set_aside_again() {
     let (world, _, [pill, ..]) = with_a_pill();
     let before = world.as_left(Vec::new());
-    let lost = Loaded { seq: 0, ..before.clone() };
+    let lost = StoredState { seq: 0, ..before.clone() };
     let (engine, batch) = world.engine.rebuild(lost, &std::collections::HashSet::new(), NOW);
     assert_eq!(
         engine.quarantine.values().map(|row| row.work.subject.as_str()).collect::<Vec<_>>(),
@@ -202,7 +207,7 @@ fn what_was_set_aside_without_room_on_the_disk_is_set_aside_again() {
     );
     assert!(batch.writes.iter().any(|write| matches!(write, Write::Work(WorkWrite::Quarantined(_)))));
     // Recorded and released since, it is not.
-    let released = Loaded { seq: u64::MAX / 2, ..before };
+    let released = StoredState { seq: u64::MAX / 2, ..before };
     let (engine, _) = engine.rebuild(released, &std::collections::HashSet::new(), NOW);
     assert!(engine.quarantine.is_empty());
 }

@@ -1,4 +1,4 @@
-//! Agents at rest leave memory, and come back when somebody names them.
+//! Agents at rest leave memory, and return when a command names them.
 
 use lodge_core::record::{AgentWrite, ImageWrite};
 
@@ -15,7 +15,7 @@ impl EngineWorld {
         let stop = AgentCommand::Stop { id: id.clone(), jobs: RunningJobs::Cancel };
         self.ask(None, Command::Agent(stop));
         let run = self.engine.agents[id].row.runs;
-        self.see(Seen::Sandbox(SandboxSeen::Down { agent: id.clone(), run }));
+        self.see(Observation::Sandbox(SandboxObservation::Down { agent: id.clone(), run }));
     }
 
     fn start_again(&mut self, id: &AgentId) -> Batch {
@@ -41,7 +41,7 @@ fn an_agent_leaves_memory_when_its_end_is_on_disk_and_not_before() {
     let mut world = EngineWorld::new();
     let id = world.stopped();
     let last = world.engine.seq;
-    world.see(Seen::Settled { requests: 0, seq: last - 1, rest: true });
+    world.see(Observation::Settled { requests: 0, seq: last - 1, rest: true });
     assert!(world.holds(&id), "its last event may not be readable yet");
     world.flush();
     assert!(!world.holds(&id));
@@ -57,10 +57,15 @@ fn an_agent_stays_while_it_lives_while_somebody_waits_and_while_it_tries_again()
     world.flush();
     assert!(world.holds(&alive) && world.holds(&ending), "who asked for the stop has no answer");
     let run = world.engine.agents[&alive].row.runs;
-    let lack = (Lack::Model, "no such model".to_owned());
+    let lack = (StartRequirement::Model, "no such model".to_owned());
     world.ask(None, Command::Agent(AgentCommand::Restart { id: alive.clone(), jobs: RunningJobs::Cancel }));
     let run = run + 1;
-    world.see(Seen::Agent(AgentSeen::Lacks { agent: alive.clone(), run, lack: lack.0, detail: lack.1 }));
+    world.see(Observation::Agent(AgentObservation::Lacks {
+        agent: alive.clone(),
+        run,
+        lack: lack.0,
+        detail: lack.1,
+    }));
     world.flush();
     assert!(world.holds(&alive), "it is tried again");
 }
@@ -92,17 +97,17 @@ fn commands_wait_for_one_lookup_in_their_order_and_others_do_not_wait() {
     let [Effect::LookUp { agent, ask }] = &batch.early[..] else { panic!("{:?}", batch.early) };
     let answered = |batch: &Batch| -> Vec<u64> {
         let replies = batch.after.iter().filter_map(|out| match out {
-            Out::Reply { ticket, .. } => Some(*ticket),
-            Out::Act(_) => None,
+            BatchOutput::Reply { ticket, .. } => Some(*ticket),
+            BatchOutput::Act(_) => None,
         });
         replies.collect()
     };
     assert_eq!(answered(&batch), [73]);
     let (agent, ask, fact) = (agent.clone(), *ask, world.stored[&id].clone());
     let found = |fact| AgentLookup::Found(Box::new(fact));
-    let late = AgentSeen::LookedUp { agent: agent.clone(), ask: ask - 1, found: found(fact.clone()) };
-    assert_eq!(answered(&world.see(Seen::Agent(late))), [0; 0], "the answer to an earlier order");
-    let batch = world.see(Seen::Agent(AgentSeen::LookedUp { agent, ask, found: found(fact) }));
+    let late = AgentObservation::LookedUp { agent: agent.clone(), ask: ask - 1, found: found(fact.clone()) };
+    assert_eq!(answered(&world.see(Observation::Agent(late))), [0; 0], "the answer to an earlier order");
+    let batch = world.see(Observation::Agent(AgentObservation::LookedUp { agent, ask, found: found(fact) }));
     assert_eq!(answered(&batch), [71, 72], "started, and then not removed because it lives");
     assert_eq!(refusal(&batch), "agent.wrong_state");
 }
@@ -116,9 +121,9 @@ fn the_name_of_an_agent_at_rest_is_taken_until_it_is_removed() {
     let exactly = || create(NameChoice::Exactly(name.clone()));
     assert_eq!(refusal(&world.ask(None, exactly())), "agent.name_taken");
     world.ask(None, Command::Agent(AgentCommand::Remove { id: id.clone(), force: false }));
-    world.see(Seen::Sandbox(SandboxSeen::Cleared { agent: id.clone() }));
+    world.see(Observation::Sandbox(SandboxObservation::Cleared { agent: id.clone() }));
     assert_ne!(reply(&world.ask(None, exactly()))["id"], id.as_str());
-    // The store may not show the removal yet: what it has then is nobody's.
+    // The store may not show the removal yet. The row that it returns is ignored.
     let mut removing = world.stored[&id].clone();
     removing.row.state = AgentState::Removing;
     world.stored.insert(id.clone(), removing);
@@ -139,7 +144,7 @@ fn the_image_of_an_agent_at_rest_is_kept_and_told() {
     world.bring_to_rest(&id);
     world.flush();
     assert!(!world.holds(&id));
-    let given = ImageGiven::Digest("sha256:9".into());
+    let given = ImageSelector::Digest("sha256:9".into());
     let remove = ImageCommand::Remove { given, used_by: vec!["sleeper".into()] };
     let batch = world.ask(None, Command::Image(remove));
     assert_eq!(refusal(&batch), "image.in_use");
@@ -154,7 +159,7 @@ fn the_image_of_an_agent_at_rest_is_kept_and_told() {
     };
     assert!(!goes(&batch), "an agent at rest has it");
     world.ask(None, Command::Agent(AgentCommand::Remove { id: id.clone(), force: false }));
-    assert!(goes(&world.see(Seen::Sandbox(SandboxSeen::Cleared { agent: id }))));
+    assert!(goes(&world.see(Observation::Sandbox(SandboxObservation::Cleared { agent: id }))));
 }
 
 #[test]
@@ -165,8 +170,8 @@ fn a_lookup_that_fails_refuses_and_changes_nothing() {
     let command = Command::Agent(AgentCommand::Start { id: id.clone() });
     let batch = world.engine.step([Input::Api { ticket: 7, request: None, command }], NOW);
     let [Effect::LookUp { agent, ask }] = &batch.early[..] else { panic!("{:?}", batch.early) };
-    let seen = AgentSeen::LookedUp { agent: agent.clone(), ask: *ask, found: AgentLookup::Unreadable };
-    let batch = world.see(Seen::Agent(seen));
+    let seen = AgentObservation::LookedUp { agent: agent.clone(), ask: *ask, found: AgentLookup::Unreadable };
+    let batch = world.see(Observation::Agent(seen));
     assert_eq!(refusal(&batch), "daemon.busy");
     assert!(!batch.writes.iter().any(|write| matches!(write, Write::Agent(AgentWrite::State { .. }))));
     assert_eq!(world.engine.sizes().lookups, 0);

@@ -4,11 +4,11 @@ use lodge_core::agent::FailReason;
 use lodge_core::lineage::{EndReason, LineageState};
 
 use super::*;
-use crate::{AgentCommand, AgentSeen, ModelEffect, SandboxEffect};
+use crate::{AgentCommand, AgentObservation, ModelEffect, SandboxEffect};
 
 fn ups(batch: &Batch) -> Vec<(u32, u32)> {
     let up = |effect: &&Effect| match effect {
-        Effect::Sandbox { what: SandboxEffect::Up { plan, how: Up::Start }, .. } => {
+        Effect::Sandbox { what: SandboxEffect::Up { plan, how: StartMode::Start }, .. } => {
             Some((plan.incarnation, plan.run))
         }
         _ => None,
@@ -36,21 +36,21 @@ fn a_restart_is_one_commit_with_another_sandbox_and_breaks_turns_off() {
 }
 
 #[test]
-fn whoever_dies_in_the_middle_of_a_restart_the_next_daemon_brings_it_up() {
+fn after_a_death_in_the_middle_of_a_restart_the_next_daemon_starts_the_agent() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     restart(&mut world, &agent);
     let known = &world.engine.agents[&agent];
-    let loaded = Loaded {
+    let loaded = StoredState {
         epoch: 2,
         seq: world.engine.seq,
         agents: vec![known.row.clone()],
         lineages: vec![known.lineage.clone()],
-        ..Loaded::default()
+        ..StoredState::default()
     };
     let (_, batch) = Engine::boot(loaded, host(), IdSource::new(2), "0", NOW);
     let up = acts(&batch).into_iter().find_map(|effect| match effect {
-        Effect::Sandbox { what: SandboxEffect::Up { plan, how: Up::Adopt }, .. } => {
+        Effect::Sandbox { what: SandboxEffect::Up { plan, how: StartMode::Adopt }, .. } => {
             Some((plan.was_ready, plan.incarnation))
         }
         _ => None,
@@ -64,14 +64,19 @@ fn what_the_old_process_does_after_a_restart_means_nothing() {
     let agent = world.agent();
     restart(&mut world, &agent);
     for seen in [
-        Seen::Agent(AgentSeen::Died {
+        Observation::Agent(AgentObservation::Died {
             agent: agent.clone(),
             run: 1,
-            part: Part::Sandbox,
+            part: AgentComponent::Sandbox,
             detail: "x".into(),
         }),
-        Seen::Agent(AgentSeen::Exited { agent: agent.clone(), run: 1, code: 0, detail: "x".into() }),
-        Seen::Agent(AgentSeen::RuntimeReady {
+        Observation::Agent(AgentObservation::Exited {
+            agent: agent.clone(),
+            run: 1,
+            code: 0,
+            detail: "x".into(),
+        }),
+        Observation::Agent(AgentObservation::RuntimeReady {
             agent: agent.clone(),
             run: 1,
             adopted: false,
@@ -91,16 +96,16 @@ fn a_restart_starts_what_is_stopped_or_failed_and_revives_what_waits_for_it() {
     world.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
     assert_eq!(ups(&restart(&mut world, &agent)).len(), 1);
     let run = world.engine.agents[&agent].row.runs;
-    world.see(Seen::Agent(AgentSeen::ProbeTimedOut { agent: agent.clone(), run }));
+    world.see(Observation::Agent(AgentObservation::ProbeTimedOut { agent: agent.clone(), run }));
     assert_eq!(world.engine.agents[&agent].row.state, AgentState::Failed(FailReason::ReadinessTimeout));
     assert_eq!(ups(&restart(&mut world, &agent)).len(), 1);
     for _ in 0..2 {
         world.ready(&agent);
         let run = world.engine.agents[&agent].row.runs;
-        world.see(Seen::Agent(AgentSeen::Died {
+        world.see(Observation::Agent(AgentObservation::Died {
             agent: agent.clone(),
             run,
-            part: Part::Runtime,
+            part: AgentComponent::Runtime,
             detail: "x".into(),
         }));
     }
@@ -109,7 +114,10 @@ fn a_restart_starts_what_is_stopped_or_failed_and_revives_what_waits_for_it() {
     assert_eq!(ups(&restart(&mut world, &agent)).len(), 1);
     let lineage = &world.engine.agents[&agent].lineage;
     assert_eq!((lineage.state, lineage.deaths), (LineageState::Active, 0));
-    assert!(ups(&world.see(Seen::Agent(AgentSeen::RevivalDue { agent: agent.clone(), run }))).is_empty());
+    assert!(
+        ups(&world.see(Observation::Agent(AgentObservation::RevivalDue { agent: agent.clone(), run })))
+            .is_empty()
+    );
 }
 
 #[test]
@@ -130,10 +138,10 @@ fn a_restart_is_refused_while_somebody_has_to_decide_and_when_the_agent_is_going
     if let Some(agent) = world.engine.agents.get_mut(&agent) {
         agent.row.spec.revival_policy = Some(Policy::Ask.code());
     }
-    world.see(Seen::Agent(AgentSeen::Died {
+    world.see(Observation::Agent(AgentObservation::Died {
         agent: agent.clone(),
         run: 1,
-        part: Part::Sandbox,
+        part: AgentComponent::Sandbox,
         detail: "x".into(),
     }));
     assert_eq!(refusal(&restart(&mut world, &agent)), "lineage.ask_pending");
@@ -149,14 +157,14 @@ fn an_answer_to_a_call_whose_intent_was_lost_is_not_taken_for_the_answer_to_the_
     let known = &world.engine.agents[&agent];
     let row = world.engine.turns[&turn].row.clone();
     // The disk is full from here on: the call is made, and its intent is not recorded.
-    let loaded = Loaded {
+    let loaded = StoredState {
         seq: world.engine.seq,
         streams: heads(&world.engine),
         agents: vec![known.row.clone()],
         lineages: vec![known.lineage.clone()],
         sessions: world.engine.sessions.values().map(fact).collect(),
         turns: vec![LiveTurn { row, steps: Vec::new(), calls: Vec::new(), answered: Vec::new(), note: None }],
-        ..Loaded::default()
+        ..StoredState::default()
     };
     world.ask_model(&agent, &turn, 1);
     let (engine, _) = world.engine.rebuild(loaded, &std::collections::HashSet::new(), NOW);

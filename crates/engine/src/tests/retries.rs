@@ -1,10 +1,10 @@
-//! Agents that start themselves again, and those that wait for somebody.
+//! Agents that restart automatically, and agents that wait for an operator.
 
 use lodge_core::agent::FailReason;
-use lodge_core::record::Retry;
+use lodge_core::record::StartRetry;
 
 use super::*;
-use crate::{AgentCommand, AgentSeen, SandboxEffect, Timer};
+use crate::{AgentCommand, AgentObservation, SandboxEffect, Timer};
 
 impl EngineWorld {
     fn new_agent(&mut self) -> AgentId {
@@ -14,13 +14,13 @@ impl EngineWorld {
         agent
     }
 
-    fn fail_start(&mut self, agent: &AgentId, how: fn(AgentId, u32) -> Seen) -> Batch {
+    fn fail_start(&mut self, agent: &AgentId, how: fn(AgentId, u32) -> Observation) -> Batch {
         let run = self.engine.agents[agent].row.runs;
         self.see(how(agent.clone(), run))
     }
 
     fn due(&mut self, agent: &AgentId, run: u32) -> Batch {
-        self.see(Seen::Agent(AgentSeen::RetryDue { agent: agent.clone(), run }))
+        self.see(Observation::Agent(AgentObservation::RetryDue { agent: agent.clone(), run }))
     }
 
     fn row(&self, agent: &AgentId) -> &lodge_core::record::AgentRow {
@@ -28,29 +28,39 @@ impl EngineWorld {
     }
 }
 
-fn no_model(agent: AgentId, run: u32) -> Seen {
-    Seen::Agent(AgentSeen::Lacks { agent, run, lack: Lack::Model, detail: "no provider `x`".into() })
-}
-
-fn no_image(agent: AgentId, run: u32) -> Seen {
-    Seen::Agent(AgentSeen::Lacks {
+fn no_model(agent: AgentId, run: u32) -> Observation {
+    Observation::Agent(AgentObservation::Lacks {
         agent,
         run,
-        lack: Lack::Image,
+        lack: StartRequirement::Model,
+        detail: "no provider `x`".into(),
+    })
+}
+
+fn no_image(agent: AgentId, run: u32) -> Observation {
+    Observation::Agent(AgentObservation::Lacks {
+        agent,
+        run,
+        lack: StartRequirement::Image,
         detail: "its image is not in the store".into(),
     })
 }
 
-fn no_config(agent: AgentId, run: u32) -> Seen {
-    Seen::Agent(AgentSeen::Lacks { agent, run, lack: Lack::Config, detail: "CONFIG k has no value".into() })
+fn no_config(agent: AgentId, run: u32) -> Observation {
+    Observation::Agent(AgentObservation::Lacks {
+        agent,
+        run,
+        lack: StartRequirement::Config,
+        detail: "CONFIG k has no value".into(),
+    })
 }
 
-fn no_spawn(agent: AgentId, run: u32) -> Seen {
-    Seen::Agent(AgentSeen::SpawnFailed { agent, run, detail: "it cannot\nbe spawned".into() })
+fn no_spawn(agent: AgentId, run: u32) -> Observation {
+    Observation::Agent(AgentObservation::SpawnFailed { agent, run, detail: "it cannot\nbe spawned".into() })
 }
 
-fn no_probe(agent: AgentId, run: u32) -> Seen {
-    Seen::Agent(AgentSeen::ProbeTimedOut { agent, run })
+fn no_probe(agent: AgentId, run: u32) -> Observation {
+    Observation::Agent(AgentObservation::ProbeTimedOut { agent, run })
 }
 
 fn laters(batch: &Batch) -> Vec<(u32, u64)> {
@@ -65,13 +75,13 @@ fn ups(batch: &Batch) -> usize {
     acts(batch)
         .iter()
         .filter(|effect| {
-            matches!(effect, Effect::Sandbox { what: SandboxEffect::Up { how: Up::Start, .. }, .. })
+            matches!(effect, Effect::Sandbox { what: SandboxEffect::Up { how: StartMode::Start, .. }, .. })
         })
         .count()
 }
 
 #[test]
-fn pull_init_and_model_failures_are_tried_again_with_doubling_pauses_for_ever() {
+fn pull_init_and_model_failures_are_tried_again_with_doubling_pauses_endlessly() {
     for (how, reason) in [
         (no_image as fn(_, _) -> _, FailReason::Pull),
         (no_spawn, FailReason::Init),
@@ -86,7 +96,7 @@ fn pull_init_and_model_failures_are_tried_again_with_doubling_pauses_for_ever() 
             let (run, delay_ms) = laters(&batch)[0];
             pauses.push(delay_ms);
             let at = NOW.plus_ms(i64::try_from(delay_ms).unwrap());
-            assert_eq!(world.row(&agent).retry, Retry { failures, at: Some(at) });
+            assert_eq!(world.row(&agent).retry, StartRetry { failures, at: Some(at) });
             let event = batch.events().find(|event| event.body.kind() == EventKind::AgentFailed).unwrap();
             assert_eq!(
                 (&event.body.data()["attempt"], &event.body.data()["retry_at"]),
@@ -96,11 +106,11 @@ fn pull_init_and_model_failures_are_tried_again_with_doubling_pauses_for_ever() 
             let again = world.due(&agent, run);
             assert_eq!(ups(&again), 1, "{reason:?} is tried again");
             assert_eq!(ups(&world.due(&agent, run)), 0, "once");
-            assert_eq!(world.row(&agent).retry, Retry { failures, at: None });
+            assert_eq!(world.row(&agent).retry, StartRetry { failures, at: None });
         }
         assert_eq!(pauses, [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000, 30_000]);
         world.ready(&agent);
-        assert_eq!(world.row(&agent).retry, Retry::default(), "a start that succeeds ends the count");
+        assert_eq!(world.row(&agent).retry, StartRetry::default(), "a start that succeeds ends the count");
     }
 }
 
@@ -114,7 +124,7 @@ fn what_would_only_fail_again_waits_for_an_operator() {
         let batch = world.fail_start(&agent, how);
         assert_eq!(world.row(&agent).state, AgentState::Failed(reason));
         assert!(laters(&batch).is_empty());
-        assert_eq!(world.row(&agent).retry, Retry::default());
+        assert_eq!(world.row(&agent).retry, StartRetry::default());
         let run = world.row(&agent).runs;
         assert_eq!(ups(&world.due(&agent, run)), 0, "{reason:?} is not tried again, whoever says so");
     }
@@ -149,14 +159,14 @@ fn a_stop_a_kill_and_a_removal_cancel_a_pending_retry_at_once() {
         let agent = world.new_agent();
         let (run, _) = laters(&world.fail_start(&agent, no_model))[0];
         world.ask(None, command(agent.clone()));
-        assert_eq!(world.row(&agent).retry, Retry::default());
+        assert_eq!(world.row(&agent).retry, StartRetry::default());
         assert_eq!(ups(&world.due(&agent, run)), 0);
-        assert_eq!(ups(&world.see(Seen::ProvidersChanged)), 0);
+        assert_eq!(ups(&world.see(Observation::ProvidersChanged)), 0);
     }
 }
 
 #[test]
-fn a_manual_start_begins_the_count_anew_and_an_old_timer_means_nothing() {
+fn a_manual_start_begins_the_count_again_and_an_old_timer_means_nothing() {
     let mut world = EngineWorld::new();
     let agent = world.new_agent();
     for _ in 0..3 {
@@ -165,7 +175,7 @@ fn a_manual_start_begins_the_count_anew_and_an_old_timer_means_nothing() {
     }
     let (run, _) = laters(&world.fail_start(&agent, no_spawn))[0];
     assert_eq!(ups(&world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }))), 1);
-    assert_eq!(world.row(&agent).retry, Retry::default());
+    assert_eq!(world.row(&agent).retry, StartRetry::default());
     assert_eq!(ups(&world.due(&agent, run)), 0);
     let again = world.fail_start(&agent, no_spawn);
     assert_eq!(laters(&again)[0].1, 1_000);
@@ -177,7 +187,7 @@ fn a_provider_that_is_added_ends_the_pause_of_those_who_wait_for_a_model_alone()
     let (model, init) = (world.new_agent(), world.new_agent());
     world.fail_start(&model, no_model);
     world.fail_start(&init, no_spawn);
-    let batch = world.see(Seen::ProvidersChanged);
+    let batch = world.see(Observation::ProvidersChanged);
     assert_eq!(ups(&batch), 1);
     assert_eq!(world.row(&model).state, AgentState::Starting);
     assert_eq!(world.row(&init).state, AgentState::Failed(FailReason::Init));
@@ -190,7 +200,7 @@ fn a_turn_for_one_that_waits_for_its_retry_is_refused_with_the_time_of_the_next_
     world.fail_start(&agent, no_model);
     let batch = world.send(&agent, "s", "hi");
     let error = batch.after.iter().find_map(|out| match out {
-        Out::Reply { reply: Err(error), .. } => Some(error),
+        BatchOutput::Reply { reply: Err(error), .. } => Some(error),
         _ => None,
     });
     let error = error.expect("a refusal");
@@ -205,17 +215,17 @@ fn a_new_daemon_tries_at_once_and_goes_on_counting() {
     let agent = world.new_agent();
     world.fail_start(&agent, no_model);
     let known = &world.engine.agents[&agent];
-    let loaded = Loaded {
+    let loaded = StoredState {
         epoch: 2,
         seq: world.engine.seq,
         streams: heads(&world.engine),
         agents: vec![known.row.clone()],
         lineages: vec![known.lineage.clone()],
-        ..Loaded::default()
+        ..StoredState::default()
     };
     let (engine, batch) = Engine::boot(loaded, host(), IdSource::new(2), "0", NOW);
     assert_eq!(ups(&batch), 1);
-    assert_eq!(engine.agents[&agent].row.retry, Retry { failures: 1, at: None });
+    assert_eq!(engine.agents[&agent].row.retry, StartRetry { failures: 1, at: None });
 }
 
 #[test]
@@ -224,10 +234,10 @@ fn turns_of_one_that_cannot_be_started_again_wait_and_go_on_when_it_can() {
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     let run = world.row(&agent).runs;
-    world.see(Seen::Agent(AgentSeen::Died {
+    world.see(Observation::Agent(AgentObservation::Died {
         agent: agent.clone(),
         run,
-        part: Part::Sandbox,
+        part: AgentComponent::Sandbox,
         detail: "x".into(),
     }));
     assert_eq!(world.state(&turn), TurnState::Running, "its revival is under way");

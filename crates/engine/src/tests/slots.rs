@@ -3,12 +3,12 @@
 use lodge_core::agent::FailReason;
 
 use super::*;
-use crate::{AgentCommand, AgentSeen, TurnCommand, TurnSeen};
+use crate::{AgentCommand, AgentObservation, TurnCommand, TurnObservation};
 
 impl EngineWorld {
     fn with_slots(max_concurrent: usize) -> EngineWorld {
         let mut world = EngineWorld::new();
-        world.see(Seen::Configured(settings(max_concurrent)));
+        world.see(Observation::Configured(settings(max_concurrent)));
         world
     }
 
@@ -27,8 +27,12 @@ impl EngineWorld {
             "finish" => drop(self.finish(agent, turn)),
             "interrupt" => drop(self.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn.clone() }))),
             "fail" => {
-                let ask = Ask::Finish { turn: turn.clone(), code: "x".into(), message: "x".into() };
-                self.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: AskId(json!(1)), ask }));
+                let ask = RuntimeCall::Finish { turn: turn.clone(), code: "x".into(), message: "x".into() };
+                self.see(Observation::Turn(TurnObservation::Asked {
+                    agent: agent.clone(),
+                    id: RuntimeCallId(json!(1)),
+                    ask,
+                }));
             }
             "stop" => drop(self.ask(
                 None,
@@ -47,12 +51,12 @@ impl EngineWorld {
                     agent.row.spec.revival_policy = Some(Policy::Ask.code());
                 }
                 let run = self.engine.agents[agent].row.runs;
-                let (agent, part, detail) = (agent.clone(), Part::Sandbox, "x".to_owned());
-                self.see(Seen::Agent(AgentSeen::Died { agent, run, part, detail }));
+                let (agent, part, detail) = (agent.clone(), AgentComponent::Sandbox, "x".to_owned());
+                self.see(Observation::Agent(AgentObservation::Died { agent, run, part, detail }));
             }
             "exit" => {
                 let run = self.engine.agents[agent].row.runs;
-                self.see(Seen::Agent(AgentSeen::Exited {
+                self.see(Observation::Agent(AgentObservation::Exited {
                     agent: agent.clone(),
                     run,
                     code: 0,
@@ -61,7 +65,7 @@ impl EngineWorld {
             }
             "not down" => {
                 let run = self.engine.agents[agent].row.runs;
-                self.see(Seen::Sandbox(SandboxSeen::NotDown {
+                self.see(Observation::Sandbox(SandboxObservation::NotDown {
                     agent: agent.clone(),
                     run,
                     detail: "x".into(),
@@ -73,7 +77,7 @@ impl EngineWorld {
 }
 
 #[test]
-fn only_so_many_agents_work_and_whoever_came_first_is_next() {
+fn only_max_concurrent_agents_work_and_the_first_in_line_is_next() {
     let mut world = EngineWorld::with_slots(2);
     let agents: Vec<AgentId> = (0..4).map(|_| world.agent()).collect();
     let turns: Vec<TurnId> = agents.iter().map(|agent| world.begin(agent, "a")).collect();
@@ -116,7 +120,7 @@ fn a_session_with_many_turns_does_not_keep_others_from_their_turn() {
 }
 
 #[test]
-fn whatever_ends_the_last_turn_of_an_agent_frees_its_slot() {
+fn every_end_of_the_last_turn_of_an_agent_frees_its_slot() {
     for how in
         ["finish", "interrupt", "fail", "stop", "kill", "remove", "restart", "death", "exit", "not down"]
     {
@@ -138,7 +142,8 @@ fn a_turn_that_waited_in_the_ledger_needs_a_slot_to_go_on() {
     world.end_by(&one, &turn, "death");
     assert_eq!([&turn, &other].map(|turn| world.state(turn)), [TurnState::Waiting, TurnState::Running]);
     let lineage = world.engine.agents[&one].lineage.id.clone();
-    let settlement = Settlement { agent: one.clone(), lineage, policy: Policy::Revive, last_turn: None };
+    let settlement =
+        LineageResolution { agent: one.clone(), lineage, policy: Policy::Revive, last_turn: None };
     world.ask(None, Command::Agent(AgentCommand::SettleLineage(Box::new(settlement))));
     world.ready(&one);
     assert_eq!(world.state(&turn), TurnState::Waiting, "the slot is taken");
@@ -163,9 +168,9 @@ fn the_number_of_slots_can_grow_and_shrink_while_agents_work() {
     let mut world = EngineWorld::with_slots(1);
     let agents: Vec<AgentId> = (0..3).map(|_| world.agent()).collect();
     let turns: Vec<TurnId> = agents.iter().map(|agent| world.begin(agent, "a")).collect();
-    world.see(Seen::Configured(settings(3)));
+    world.see(Observation::Configured(settings(3)));
     assert_eq!(world.engine.sizes().working, 3, "who waited starts at once");
-    world.see(Seen::Configured(settings(1)));
+    world.see(Observation::Configured(settings(1)));
     assert_eq!(world.engine.sizes().working, 3, "what runs goes on");
     let late = world.begin(&agents[0], "b");
     assert_eq!(world.state(&late), TurnState::Running, "and has its slot until it is done");
@@ -201,7 +206,7 @@ fn a_restart_of_the_daemon_finds_the_same_slots_and_the_same_order() {
         LiveTurn { row, steps: Vec::new(), calls: Vec::new(), answered: Vec::new(), note: None }
     };
     let sessions = engine.sessions.values().map(super::fact);
-    let loaded = Loaded {
+    let loaded = StoredState {
         epoch: 2,
         seq: engine.seq,
         streams: heads(engine),
@@ -209,7 +214,7 @@ fn a_restart_of_the_daemon_finds_the_same_slots_and_the_same_order() {
         lineages: engine.agents.values().map(|agent| agent.lineage.clone()).collect(),
         sessions: sessions.collect(),
         turns: (0..).zip(&turns).map(live).collect(),
-        ..Loaded::default()
+        ..StoredState::default()
     };
     let host = Host { settings: settings(1), ..host() };
     let (engine, batch) = Engine::boot(loaded, host, IdSource::new(2), "0", NOW);

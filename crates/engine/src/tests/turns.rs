@@ -47,9 +47,12 @@ fn asking_twice_for_the_same_step_starts_nothing_twice() {
     );
     let exec = started_exec(&world.exec(&agent, &turn, "c1", "sh")).remove(0);
     assert!(started_exec(&world.exec(&agent, &turn, "c1", "sh")).is_empty());
-    world.see(Seen::Turn(TurnSeen::ExecEnded { exec: exec.clone(), end: ended("out") }));
+    world.see(Observation::Turn(TurnObservation::ExecEnded { exec: exec.clone(), end: ended("out") }));
     assert!(
-        world.see(Seen::Turn(TurnSeen::ExecEnded { exec, end: ended("out") })).writes.is_empty(),
+        world
+            .see(Observation::Turn(TurnObservation::ExecEnded { exec, end: ended("out") }))
+            .writes
+            .is_empty(),
         "an end counts once"
     );
     assert!(started_exec(&world.exec(&agent, &turn, "c1", "sh")).is_empty());
@@ -82,7 +85,7 @@ fn a_failing_model_is_tried_a_bounded_number_of_times_and_the_message_can_be_sen
     let mut tries = 1;
     loop {
         let failure = ModelFailure { record: record.clone(), retryable: true, after_ms: None };
-        let batch = world.see(Seen::Turn(TurnSeen::ModelFailed {
+        let batch = world.see(Observation::Turn(TurnObservation::ModelFailed {
             turn: turn.clone(),
             step: 1,
             attempt: tries,
@@ -108,7 +111,12 @@ fn an_answer_of_an_attempt_that_was_given_up_is_ignored() {
     world.ask_model(&agent, &turn, 1);
     let record = FailureRecord { code: "model.cut".into(), message: "cut".into(), hint: None };
     let failure = ModelFailure { record, retryable: true, after_ms: None };
-    world.see(Seen::Turn(TurnSeen::ModelFailed { turn: turn.clone(), step: 1, attempt: 1, failure }));
+    world.see(Observation::Turn(TurnObservation::ModelFailed {
+        turn: turn.clone(),
+        step: 1,
+        attempt: 1,
+        failure,
+    }));
     assert!(world.answer(&turn, 1, 1, "late", &[]).writes.is_empty());
     world.answer(&turn, 1, 2, "good", &[]);
     assert_eq!(world.state(&turn), TurnState::Done);
@@ -131,10 +139,13 @@ fn stopping_an_agent_breaks_its_turns_off_and_pairs_every_call_with_a_result() {
     );
     assert_eq!(results.count(), 2);
     assert!(
-        !batch.after.iter().any(|out| matches!(out, Out::Reply { .. })),
+        !batch.after.iter().any(|out| matches!(out, BatchOutput::Reply { .. })),
         "the answer waits until nothing is left"
     );
-    assert_eq!(reply(&world.see(Seen::Sandbox(SandboxSeen::Down { agent, run: 1 })))["status"], "stopped");
+    assert_eq!(
+        reply(&world.see(Observation::Sandbox(SandboxObservation::Down { agent, run: 1 })))["status"],
+        "stopped"
+    );
 }
 
 #[test]
@@ -164,22 +175,22 @@ fn a_resend_is_one_change_with_one_answer_and_other_parameters_are_refused() {
 fn an_answer_is_remembered_until_its_commit_has_settled_and_no_longer() {
     let mut world = EngineWorld::new();
     let key = |id: &str| Some(RequestKey { caller: "o".into(), request_id: id.into(), digest: [1; 32] });
-    let keep = || Command::Keep { answer: Rendered("done".into()) };
+    let keep = || Command::Keep { answer: RenderedAnswer("done".into()) };
     assert_eq!(world.ask(key("one"), keep()).requests(), 1);
     assert_eq!(world.ask(key("two"), keep()).requests(), 1);
     // The second was decided after the writer went to rest, and may not be on disk.
-    let batch = world.see(Seen::Settled { requests: 1, seq: 0, rest: true });
+    let batch = world.see(Observation::Settled { requests: 1, seq: 0, rest: true });
     assert!(batch.writes.is_empty() && batch.after.is_empty() && batch.early.is_empty(), "rest wakes nobody");
     assert_eq!(world.ask(key("two"), keep()).requests(), 0, "still known");
     assert_eq!(world.engine.requests.len(), 1);
-    world.see(Seen::Settled { requests: 2, seq: 0, rest: true });
+    world.see(Observation::Settled { requests: 2, seq: 0, rest: true });
     assert!(world.engine.requests.len() == 0);
     let many = RECENT_REQUESTS_MAX + 10;
     for number in 0..many {
         world.ask(key(&number.to_string()), keep());
     }
     assert_eq!(world.engine.requests.len(), many, "none of them is known to be on disk");
-    world.see(Seen::Settled { requests: 12, seq: 0, rest: false });
+    world.see(Observation::Settled { requests: 12, seq: 0, rest: false });
     world.ask(key("last"), keep());
     assert_eq!(world.engine.requests.len(), many + 1 - 10, "only those that are on disk are forgotten");
 }
@@ -200,7 +211,7 @@ fn a_turn_is_taken_while_the_agent_starts_and_refused_when_it_is_stopped() {
     let agent = world.agent();
     world.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
     assert_eq!(refusal(&world.send(&agent, "s", "hi")), "agent.not_running");
-    world.see(Seen::Sandbox(SandboxSeen::Down { agent: agent.clone(), run: 1 }));
+    world.see(Observation::Sandbox(SandboxObservation::Down { agent: agent.clone(), run: 1 }));
     world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     assert_eq!(world.state(&turn), TurnState::Queued);
@@ -213,12 +224,12 @@ fn what_an_earlier_process_reports_is_ignored() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     world.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
-    world.see(Seen::Sandbox(SandboxSeen::Down { agent: agent.clone(), run: 1 }));
+    world.see(Observation::Sandbox(SandboxObservation::Down { agent: agent.clone(), run: 1 }));
     world.ask(None, Command::Agent(AgentCommand::Start { id: agent.clone() }));
-    let stale = Seen::Agent(AgentSeen::Died {
+    let stale = Observation::Agent(AgentObservation::Died {
         agent: agent.clone(),
         run: 1,
-        part: Part::Sandbox,
+        part: AgentComponent::Sandbox,
         detail: "old".into(),
     });
     assert!(world.see(stale).writes.is_empty());
@@ -253,7 +264,7 @@ fn after_a_crash(answered: bool) -> (EngineWorld, AgentId, TurnId, ExecId) {
         name: if id == "c1" { "sh" } else { "date" }.into(),
         arguments: "{}".into(),
     });
-    let loaded = Loaded {
+    let loaded = StoredState {
         epoch: 2,
         seq: old.engine.seq,
         streams: heads(&old.engine),
@@ -268,12 +279,12 @@ fn after_a_crash(answered: bool) -> (EngineWorld, AgentId, TurnId, ExecId) {
             answered: if answered { vec!["c1".into()] } else { Vec::new() },
             note: None,
         }],
-        ..Loaded::default()
+        ..StoredState::default()
     };
     let (engine, batch) = Engine::boot(loaded, host(), IdSource::new(2), "0", NOW);
     assert!(acts(&batch).iter().any(|effect| matches!(
         effect,
-        Effect::Sandbox { what: SandboxEffect::Up { how: Up::Adopt, .. }, .. }
+        Effect::Sandbox { what: SandboxEffect::Up { how: StartMode::Adopt, .. }, .. }
     )));
     let mut world = EngineWorld { engine, written: old.written, stored: BTreeMap::new(), tickets: 0 };
     world.keep(&batch);
@@ -293,7 +304,7 @@ fn after_a_crash_the_call_in_flight_is_asked_for_under_its_old_id_and_the_open_o
     });
     assert_eq!(run, Some((turn.clone(), 2, 2)));
     // A runtime that outlived the daemon has the turn already and is left alone.
-    let again = Seen::Agent(AgentSeen::RuntimeReady {
+    let again = Observation::Agent(AgentObservation::RuntimeReady {
         agent: agent.clone(),
         run: 1,
         adopted: true,

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use lodge_core::record::{ImageWrite, LimitsRecord, RuntimeRecord};
 
 use super::*;
-use crate::{AgentCommand, AgentSeen, ModelEffect, SandboxEffect};
+use crate::{AgentCommand, AgentObservation, ModelEffect, SandboxEffect};
 
 fn ups(batch: &Batch) -> Vec<(u32, String)> {
     let up = |effect: &&Effect| match effect {
-        Effect::Sandbox { what: SandboxEffect::Up { plan, how: Up::Start }, .. } => {
+        Effect::Sandbox { what: SandboxEffect::Up { plan, how: StartMode::Start }, .. } => {
             Some((plan.incarnation, plan.spec.model.clone()))
         }
         _ => None,
@@ -97,8 +97,12 @@ fn one_that_waits_for_its_retry_is_tried_at_once_with_what_is_new() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     world.ask(None, Command::Agent(AgentCommand::Restart { id: agent.clone(), jobs: RunningJobs::Cancel }));
-    let lacks =
-        Seen::Agent(AgentSeen::Lacks { agent: agent.clone(), run: 2, lack: Lack::Model, detail: "x".into() });
+    let lacks = Observation::Agent(AgentObservation::Lacks {
+        agent: agent.clone(),
+        run: 2,
+        lack: StartRequirement::Model,
+        detail: "x".into(),
+    });
     world.see(lacks);
     let batch = world.update(&agent, to_model("p/new"));
     assert_eq!(reply(&batch)["in_force"], "now");
@@ -124,8 +128,11 @@ fn a_stop_or_a_death_for_good_in_between_lets_what_is_new_count() {
         match command {
             Some(command) => drop(world.ask(None, command)),
             None => {
-                let seen =
-                    Seen::Sandbox(SandboxSeen::NotDown { agent: agent.clone(), run: 1, detail: "x".into() });
+                let seen = Observation::Sandbox(SandboxObservation::NotDown {
+                    agent: agent.clone(),
+                    run: 1,
+                    detail: "x".into(),
+                });
                 world.see(seen);
                 assert_eq!(world.state(&turn), TurnState::Waiting);
             }
@@ -141,10 +148,10 @@ fn a_runtime_that_dies_while_an_update_waits_is_revived_with_what_its_turns_bega
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "1"));
     world.update(&agent, to_model("p/new"));
-    let died = Seen::Agent(AgentSeen::Died {
+    let died = Observation::Agent(AgentObservation::Died {
         agent: agent.clone(),
         run: 1,
-        part: Part::Runtime,
+        part: AgentComponent::Runtime,
         detail: "x".into(),
     });
     assert_eq!(ups(&world.see(died)), [(1, "p/m".to_owned())]);
@@ -216,7 +223,7 @@ fn another_image_replaces_what_came_with_the_old_one_and_keeps_what_was_chosen()
         limits: Some(LimitsRecord { pids: Some(7), ..LimitsRecord::default() }),
         ..AgentSpec::default()
     };
-    let image = ImageChange {
+    let image = AgentImageChange {
         name: "b:latest".into(),
         digest: "sha256:1".into(),
         old: Box::new(old),

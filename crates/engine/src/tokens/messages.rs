@@ -1,4 +1,4 @@
-//! What the engine is asked about tokens.
+//! Commands about tokens.
 
 use lodge_core::token::TokenRow;
 use lodge_core::{AgentId, Timestamp};
@@ -7,23 +7,23 @@ use lodge_core::{AgentId, Timestamp};
 pub enum TokenCommand {
     Issue(Box<NewToken>),
     Revoke {
-        /// As the store has it.
+        /// The store's state of it.
         row: Box<TokenRow>,
     },
 }
 
-/// A token that somebody wants.
+/// A token to issue.
 #[derive(Debug)]
 pub struct NewToken {
-    pub holder: TokenFor,
+    pub holder: NewTokenHolder,
     pub name: Option<String>,
     pub expires_at: Timestamp,
 }
 
 #[derive(Debug)]
-pub enum TokenFor {
+pub enum NewTokenHolder {
     Operator,
     Agent(AgentId),
-    /// The operator of this machine: the one before it is over.
+    /// The operator of this machine: the previous token ends.
     Credentials,
 }

@@ -1,16 +1,16 @@
-//! Tokens: issued and revoked like everything else, and over with the agent they are for.
+//! Tokens: issued and revoked by commits, and revoked with their agent.
 
 pub mod messages;
 
 use lodge_core::agent::AgentState;
 use lodge_core::limits::{LIVE_TOKENS_MAX, TOKEN_NAME_BYTES_MAX};
-use lodge_core::token::{CREDENTIALS, Holder, TokenRow, TokenStatus};
+use lodge_core::token::{CREDENTIALS, TokenHolder, TokenRow, TokenStatus};
 use lodge_core::{AgentId, TokenId};
 
 use crate::agents::no_agent;
 use crate::answer::TokenAnswer;
 use crate::batch::Step;
-use crate::{Answer, Caller, Effect, Engine, NewToken, Refusal, TokenFor};
+use crate::{Answer, Caller, Effect, Engine, NewToken, NewTokenHolder, Refusal};
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenRefusal {
@@ -42,17 +42,17 @@ impl Engine {
     /// The answer has the terms of the token; the daemon computes its value with the key.
     pub(crate) fn issue_token(&mut self, caller: Caller, new: NewToken) -> Result<(), Refusal> {
         let (holder, name) = match new.holder {
-            TokenFor::Credentials => {
+            NewTokenHolder::Credentials => {
                 self.revoke_where(|row| row.name.as_deref() == Some(CREDENTIALS));
-                (Holder::Operator, Some(CREDENTIALS.to_owned()))
+                (TokenHolder::Operator, Some(CREDENTIALS.to_owned()))
             }
-            TokenFor::Operator => (Holder::Operator, checked_name(new.name)?),
-            TokenFor::Agent(agent) => {
+            NewTokenHolder::Operator => (TokenHolder::Operator, checked_name(new.name)?),
+            NewTokenHolder::Agent(agent) => {
                 let known = self.agents.get(&agent).ok_or_else(|| no_agent(&agent))?;
                 if known.row.state == AgentState::Removing {
                     return Err(no_agent(&agent));
                 }
-                (Holder::Agent(agent), checked_name(new.name)?)
+                (TokenHolder::Agent(agent), checked_name(new.name)?)
             }
         };
         self.tokens.retain(|_, row| row.standing(self.step.now) == TokenStatus::Live);
@@ -74,7 +74,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Revoking twice is revoking once. `row` is what the store has of it; memory goes before that.
+    /// A second revocation changes nothing. `row` is the store's state; memory takes precedence.
     pub(crate) fn revoke_token(&mut self, caller: Caller, mut row: TokenRow) {
         self.tokens.remove(&row.id);
         if row.revoked_at.is_none() {
@@ -117,12 +117,12 @@ mod tests {
     use std::time::Duration;
 
     use lodge_core::lineage::Policy;
-    use lodge_core::record::{Loaded, Write};
+    use lodge_core::record::{StoredState, Write};
     use lodge_core::retry::Backoff;
     use lodge_core::{IdSource, Timestamp};
 
     use super::*;
-    use crate::{Batch, Command, Host, Input, Out, Settings, TokenCommand};
+    use crate::{Batch, BatchOutput, Command, Host, Input, Settings, TokenCommand};
 
     const NOW: Timestamp = Timestamp::from_ms(1_000);
 
@@ -136,7 +136,7 @@ mod tests {
             job_output: 1 << 20,
         };
         let host = Host { boot: "boot".into(), own_uids: false, settings, render: crate::tests::rendered };
-        let loaded = Loaded { tokens, ..Loaded::default() };
+        let loaded = StoredState { tokens, ..StoredState::default() };
         Engine::boot(loaded, host, IdSource::new(3), "0", NOW).0
     }
 
@@ -144,7 +144,7 @@ mod tests {
         engine.step([Input::Api { ticket: 1, request: None, command }], now)
     }
 
-    fn issue(engine: &mut Engine, holder: TokenFor, now: Timestamp) -> Batch {
+    fn issue(engine: &mut Engine, holder: NewTokenHolder, now: Timestamp) -> Batch {
         let new = NewToken { holder, name: None, expires_at: NOW.plus_ms(100) };
         ask(engine, Command::Token(TokenCommand::Issue(Box::new(new))), now)
     }
@@ -159,19 +159,22 @@ mod tests {
 
     fn refusal(batch: &Batch) -> Option<String> {
         batch.after.iter().find_map(|out| match out {
-            Out::Reply { reply: Err(body), .. } => Some(body.code().to_owned()),
-            Out::Reply { reply: Ok(_), .. } | Out::Act(_) => None,
+            BatchOutput::Reply { reply: Err(body), .. } => Some(body.code().to_owned()),
+            BatchOutput::Reply { reply: Ok(_), .. } | BatchOutput::Act(_) => None,
         })
     }
 
     #[test]
-    fn the_doors_hear_of_a_token_before_whoever_asked_does() {
+    fn the_listeners_apply_a_token_before_its_caller_is_answered() {
         let mut engine = engine(Vec::new());
-        let issued = issue(&mut engine, TokenFor::Operator, NOW);
+        let issued = issue(&mut engine, NewTokenHolder::Operator, NOW);
         let row = written(&issued).remove(0);
         let revoked = ask(&mut engine, Command::Token(TokenCommand::Revoke { row: Box::new(row) }), NOW);
         for batch in [issued, revoked] {
-            assert!(matches!(batch.after[..], [Out::Act(Effect::Token(_)), Out::Reply { reply: Ok(_), .. }]));
+            assert!(matches!(
+                batch.after[..],
+                [BatchOutput::Act(Effect::Token(_)), BatchOutput::Reply { reply: Ok(_), .. }]
+            ));
         }
         assert!(engine.tokens.is_empty());
     }
@@ -179,9 +182,9 @@ mod tests {
     #[test]
     fn a_new_credential_ends_the_one_before_it_and_nobody_elses() {
         let mut engine = engine(Vec::new());
-        let first = written(&issue(&mut engine, TokenFor::Credentials, NOW)).remove(0);
-        issue(&mut engine, TokenFor::Operator, NOW);
-        let rows = written(&issue(&mut engine, TokenFor::Credentials, NOW));
+        let first = written(&issue(&mut engine, NewTokenHolder::Credentials, NOW)).remove(0);
+        issue(&mut engine, NewTokenHolder::Operator, NOW);
+        let rows = written(&issue(&mut engine, NewTokenHolder::Credentials, NOW));
         assert_eq!((&rows[0].id, rows[0].revoked_at), (&first.id, Some(NOW)));
         assert_eq!((rows.len(), rows[1].revoked_at, engine.tokens.len()), (2, None, 2));
     }
@@ -190,17 +193,20 @@ mod tests {
     fn so_many_tokens_may_live_and_those_whose_time_is_over_do_not_count() {
         let mut engine = engine(Vec::new());
         for _ in 0..LIVE_TOKENS_MAX {
-            assert_eq!(refusal(&issue(&mut engine, TokenFor::Operator, NOW)), None);
+            assert_eq!(refusal(&issue(&mut engine, NewTokenHolder::Operator, NOW)), None);
         }
-        assert_eq!(refusal(&issue(&mut engine, TokenFor::Operator, NOW)), Some("token.too_many".into()));
-        assert_eq!(refusal(&issue(&mut engine, TokenFor::Operator, NOW.plus_ms(100))), None);
+        assert_eq!(
+            refusal(&issue(&mut engine, NewTokenHolder::Operator, NOW)),
+            Some("token.too_many".into())
+        );
+        assert_eq!(refusal(&issue(&mut engine, NewTokenHolder::Operator, NOW.plus_ms(100))), None);
         assert_eq!(engine.tokens.len(), 1);
     }
 
     #[test]
     fn revoking_what_is_revoked_already_writes_nothing() {
         let mut engine = engine(Vec::new());
-        let mut row = written(&issue(&mut engine, TokenFor::Operator, NOW)).remove(0);
+        let mut row = written(&issue(&mut engine, NewTokenHolder::Operator, NOW)).remove(0);
         row.revoked_at = Some(NOW);
         let again =
             ask(&mut engine, Command::Token(TokenCommand::Revoke { row: Box::new(row) }), NOW.plus_ms(5));

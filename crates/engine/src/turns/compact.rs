@@ -1,4 +1,4 @@
-//! Compaction: a new epoch of a session. A summary is recorded before anything is read by it, a window that slides no later
+//! Compaction: a new epoch of a session. A summary is recorded before a model call reads it, a sliding window no later
 //! than the answer.
 //!
 //! The messages stay as they are. An epoch begins before the first model call of a turn, so that a conversation is never
@@ -9,10 +9,10 @@ use lodge_core::TurnId;
 use lodge_core::epoch::{Epoch, EpochRow, SUMMARY_BYTES_MAX, Strategy, Summary};
 use lodge_core::event::SessionCompacted;
 use lodge_core::record::{FailureRecord, SessionWrite, StepKind};
-use lodge_core::retry::{self, Again};
+use lodge_core::retry::{self, RetryDecision};
 use lodge_core::turn::StepState;
 
-use super::messages::{AskId, RuntimeAnswer};
+use super::messages::{RuntimeAnswer, RuntimeCallId};
 use super::state::{Compaction, Phase, Turn};
 use crate::{
     Effect, Engine, ModelAnswer, ModelEffect, ModelFailure, ModelOrder, Purpose, SandboxEffect, failure,
@@ -21,58 +21,58 @@ use crate::{
 /// The step under which a summary is written, before the first model call of its turn.
 pub(crate) const SUMMARY_STEP: u32 = 0;
 
-/// What a runtime asks for.
+/// A runtime's request for compaction.
 #[derive(Debug)]
-pub(crate) struct CompactAsk {
+pub(crate) struct CompactionRequest {
     pub turn: TurnId,
     pub from_turn: u32,
     pub strategy: Strategy,
 }
 
-/// What becomes of it.
+/// How a request for compaction is decided.
 #[derive(Debug)]
-enum Verdict {
-    /// It is under way: the same question again.
+enum CompactionVerdict {
+    /// The compaction runs already: the request was repeated.
     Waits,
-    /// There is an epoch that does as well.
+    /// An existing epoch is sufficient.
     Settled,
     Refused(FailureRecord),
     Begins,
 }
 
 impl Engine {
-    pub(crate) fn ask_compact(&mut self, waiter: AskId, wanted: &CompactAsk) {
+    pub(crate) fn request_compaction(&mut self, waiter: RuntimeCallId, wanted: &CompactionRequest) {
         let Some(turn) = self.turns.get_mut(&wanted.turn) else { return };
         let Some(session) = self.sessions.get(&turn.row.session) else { return };
         let (agent, from_turn) = (turn.row.agent.clone(), session.epoch.from_turn);
         let answer = match verdict(turn, &session.epoch, wanted) {
-            Verdict::Waits => {
+            CompactionVerdict::Waits => {
                 if let Phase::Summary(compaction) = &mut turn.phase {
                     compaction.waiter = waiter;
                 }
                 return;
             }
-            Verdict::Begins => match wanted.strategy {
+            CompactionVerdict::Begins => match wanted.strategy {
                 Strategy::Sliding => {
                     let begun =
                         EpochStart { strategy: Strategy::Sliding, from_turn: wanted.from_turn, why: None };
                     return self.begin_epoch(&wanted.turn, waiter, begun, Summary::Nothing);
                 }
                 Strategy::Summarize | Strategy::Handoff => {
-                    return self.ask_summary(waiter, wanted);
+                    return self.request_summary(waiter, wanted);
                 }
             },
-            Verdict::Settled => Ok(RuntimeAnswer::Compacted { from_turn }),
-            Verdict::Refused(failure) => Err(failure),
+            CompactionVerdict::Settled => Ok(RuntimeAnswer::Compacted { from_turn }),
+            CompactionVerdict::Refused(failure) => Err(failure),
         };
         self.in_sandbox(&agent, SandboxEffect::Answer { id: waiter, answer });
-        self.step.hurry();
+        self.step.mark_urgent();
     }
 
-    fn ask_summary(&mut self, waiter: AskId, wanted: &CompactAsk) {
+    fn request_summary(&mut self, waiter: RuntimeCallId, wanted: &CompactionRequest) {
         let id = &wanted.turn;
         let Some(turn) = self.turns.get_mut(id) else { return };
-        // One that an earlier daemon asked for and did not hear of.
+        // A summary that an earlier daemon requested and has no answer to.
         let attempt = turn.next_attempt(SUMMARY_STEP, turn.summary.as_ref());
         let (from_turn, strategy) = (wanted.from_turn, wanted.strategy);
         turn.phase = Phase::Summary(Compaction { attempt, failures: 0, waiter, from_turn, strategy });
@@ -123,10 +123,10 @@ impl Engine {
         let Some(text) = summary_of(&answer.text) else {
             let record = failure("model.no_summary", "the model wrote no summary");
             let failed = ModelFailure { record, retryable: false, after_ms: None };
-            self.pay(id, attempt, answer);
+            self.charge_summary(id, attempt, answer);
             return self.summary_failed(id, attempt, failed);
         };
-        self.pay(id, attempt, answer);
+        self.charge_summary(id, attempt, answer);
         let Some(compaction) = self.end_summary(id, attempt, StepState::Done) else { return };
         let number = self.turns.get(id).map_or(0, |turn| turn.row.number);
         let from_turn = first_read(&compaction, number);
@@ -138,23 +138,23 @@ impl Engine {
         let Some(compaction) = self.compaction(id, attempt) else { return };
         compaction.failures += 1;
         match retry::model(compaction.failures, failed.retryable, failed.after_ms) {
-            Again::After { delay_ms } => {
+            RetryDecision::After { delay_ms } => {
                 compaction.attempt = attempt + 1;
                 self.repeat_summary(id, attempt + 1);
                 self.call_summary(id, delay_ms);
             }
-            Again::GiveUp => {
+            RetryDecision::GiveUp => {
                 let ended = self.end_summary(id, attempt, StepState::Failed);
                 let Some(Compaction { waiter, from_turn, .. }) = ended else { return };
-                // What was written down of older turns still stands.
+                // The summary of older turns is still valid.
                 let begun = EpochStart { strategy: Strategy::Sliding, from_turn, why: Some(failed.record) };
                 self.begin_epoch(id, waiter, begun, Summary::Kept);
             }
         }
     }
 
-    /// What the summary cost is the turn's cost.
-    fn pay(&mut self, id: &TurnId, attempt: u32, answer: &ModelAnswer) {
+    /// The cost of a summary counts for its turn.
+    fn charge_summary(&mut self, id: &TurnId, attempt: u32, answer: &ModelAnswer) {
         if self.compaction(id, attempt).is_none() {
             return;
         }
@@ -164,7 +164,7 @@ impl Engine {
         self.write_turn(id);
     }
 
-    /// The compaction that waits for this very attempt.
+    /// The compaction that waits for exactly this attempt.
     fn compaction(&mut self, id: &TurnId, attempt: u32) -> Option<&mut Compaction> {
         match &mut self.turns.get_mut(id)?.phase {
             Phase::Summary(compaction) if compaction.attempt == attempt => Some(compaction),
@@ -182,7 +182,7 @@ impl Engine {
         Some(compaction)
     }
 
-    /// Ends the step of a summary that has no end yet.
+    /// Ends the open step of a summary.
     pub(crate) fn close_summary(&mut self, id: &TurnId, state: StepState) {
         let Some(turn) = self.turns.get_mut(id) else { return };
         let Some(row) = turn.summary.as_mut().filter(|row| row.state == StepState::Intent) else { return };
@@ -192,7 +192,7 @@ impl Engine {
         self.step_finished(id, SUMMARY_STEP, StepKind::Model, state);
     }
 
-    fn begin_epoch(&mut self, id: &TurnId, waiter: AskId, begun: EpochStart, summary: Summary) {
+    fn begin_epoch(&mut self, id: &TurnId, waiter: RuntimeCallId, begun: EpochStart, summary: Summary) {
         let Some(turn) = self.turns.get(id) else { return };
         let Some(session) = self.sessions.get_mut(&turn.row.session) else { return };
         let Some(agent) = self.agents.get(&turn.row.agent) else { return };
@@ -212,14 +212,15 @@ impl Engine {
         let (epoch, kind) = (row.number.into(), strategy.word().to_owned());
         let answer = Ok(RuntimeAnswer::Compacted { from_turn });
         let answer = agent.in_sandbox(SandboxEffect::Answer { id: waiter, answer });
-        // A window alone is chosen again at no cost. It rides, and is recorded no later than an answer that was read by it.
+        // A window costs nothing to choose again. It joins the next commit, and is recorded no later than an answer
+        // that was based on it.
         if row.summary == Summary::Nothing {
             self.step.act_early(answer);
         } else {
-            self.step.hurry();
+            self.step.mark_urgent();
             self.step.act(answer);
         }
-        self.step.ride(SessionWrite::Epoch(row));
+        self.step.write_with_next_commit(SessionWrite::Epoch(row));
         self.turn_event(id, |session, turn| SessionCompacted {
             session,
             turn,
@@ -233,32 +234,32 @@ impl Engine {
     }
 }
 
-/// How an epoch came about.
+/// Why an epoch begins.
 #[derive(Debug)]
 struct EpochStart {
     strategy: Strategy,
     from_turn: u32,
-    /// The summary that could not be had.
+    /// The summary that failed.
     why: Option<FailureRecord>,
 }
 
-fn verdict(turn: &Turn, epoch: &Epoch, wanted: &CompactAsk) -> Verdict {
+fn verdict(turn: &Turn, epoch: &Epoch, wanted: &CompactionRequest) -> CompactionVerdict {
     let over = turn.summary.as_ref().is_some_and(|row| row.state != StepState::Intent);
     match &turn.phase {
-        Phase::Summary(_) => Verdict::Waits,
+        Phase::Summary(_) => CompactionVerdict::Waits,
         Phase::Thinking | Phase::Model { .. } | Phase::Tools { .. }
             if over || wanted.from_turn <= epoch.from_turn =>
         {
-            Verdict::Settled
+            CompactionVerdict::Settled
         }
-        Phase::Thinking if turn.step == 0 && wanted.from_turn <= turn.row.number => Verdict::Begins,
+        Phase::Thinking if turn.step == 0 && wanted.from_turn <= turn.row.number => CompactionVerdict::Begins,
         Phase::Thinking if turn.step == 0 => {
             let what = format!("turn {} cannot be left out of its own context", turn.row.number);
-            Verdict::Refused(failure("turn.bad_window", &what))
+            CompactionVerdict::Refused(failure("turn.bad_window", &what))
         }
         Phase::Thinking | Phase::Model { .. } | Phase::Tools { .. } => {
             let what = "a conversation is compacted before the first model call of a turn";
-            Verdict::Refused(failure("turn.wrong_step", what))
+            CompactionVerdict::Refused(failure("turn.wrong_step", what))
         }
     }
 }
@@ -271,7 +272,7 @@ fn first_read(compaction: &Compaction, number: u32) -> u32 {
     }
 }
 
-/// A summary within its bound; none when there is nothing in it.
+/// A summary within its bound; none if it is empty.
 fn summary_of(text: &str) -> Option<String> {
     let text = text.trim();
     let mut end = text.len().min(SUMMARY_BYTES_MAX);

@@ -9,13 +9,13 @@ use lodge_core::turn::{StepEvent, StepState};
 use lodge_core::{AgentId, ExecId, IdSource, StepId, Timestamp, TurnId};
 use sha2::{Digest, Sha256};
 
-use super::messages::{AskId, CallOutcome, OutputBytes, ResultDigest, RuntimeAnswer};
-use super::state::{Call, Phase};
-use crate::{Engine, ExecEnd, ExecHow, SandboxEffect, failure};
+use super::messages::{CallOutcome, OutputBytes, ResultDigest, RuntimeAnswer, RuntimeCallId};
+use super::state::{Phase, ToolCallState};
+use crate::{Engine, ExecEnd, ExecOutcome, SandboxEffect, failure};
 
-/// A program the runtime wants to be run.
+/// A program that the runtime wants to run.
 #[derive(Debug)]
-pub(crate) struct ExecAsk {
+pub(crate) struct ToolExecRequest {
     pub turn: TurnId,
     pub step: u32,
     pub call: String,
@@ -25,7 +25,7 @@ pub(crate) struct ExecAsk {
     pub timeout_ms: u64,
 }
 
-/// A call of a tool that begins.
+/// A tool call that starts.
 #[derive(Debug)]
 pub(crate) struct ToolStart<'a> {
     pub turn: &'a TurnId,
@@ -35,8 +35,8 @@ pub(crate) struct ToolStart<'a> {
 }
 
 impl Engine {
-    pub(crate) fn ask_exec(&mut self, id: AskId, wanted: &ExecAsk) {
-        self.step.hurry();
+    pub(crate) fn request_exec(&mut self, id: RuntimeCallId, wanted: &ToolExecRequest) {
+        self.step.mark_urgent();
         let Some(turn) = self.turns.get(&wanted.turn) else { return };
         let agent = turn.row.agent.clone();
         let tool = self
@@ -62,7 +62,7 @@ impl Engine {
         }
         call.waiter = Some(id);
         if call.step.is_some() {
-            // Asked again after a reconnect: it is under way.
+            // Repeated after a reconnect: the exec runs.
             return;
         }
         let exec = ExecId::new(ids, self.step.now);
@@ -82,7 +82,7 @@ impl Engine {
         call.step = Some(row.clone());
         self.execs.insert(exec.clone(), wanted.turn.clone());
         self.step.write(TurnWrite::Step(row));
-        let ExecAsk { turn, step, call, bin, .. } = wanted;
+        let ToolExecRequest { turn, step, call, bin, .. } = wanted;
         self.tool_started(&ToolStart { turn, step: *step, call, name: bin });
         self.in_sandbox(&agent, SandboxEffect::StartExec { exec, request, safe, resumed: false });
     }
@@ -100,8 +100,8 @@ impl Engine {
         });
     }
 
-    /// After a reconnect: every call whose intent is recorded and whose outcome is not is asked for again. The
-    /// keeper knows what it did under that id, so asking twice starts nothing twice.
+    /// After a reconnect: requests every call whose intent is recorded and whose outcome is not. The keeper knows each
+    /// id, so a repeated request starts nothing twice.
     pub(crate) fn resume_execs(&mut self, id: &TurnId) {
         let Some(turn) = self.turns.get(id) else { return };
         let Phase::Tools { calls } = &turn.phase else { return };
@@ -117,8 +117,8 @@ impl Engine {
         self.resume_waits(id);
     }
 
-    /// Ends what runs and nobody waits for, and forgets what ended and is settled: the daemon of that time died before
-    /// it could.
+    /// Ends execs that no call waits for, and forgets settled ones, in place of an earlier daemon that died before it
+    /// could.
     pub(crate) fn execs_found(&mut self, agent: &AgentId, running: Vec<ExecId>, ended: Vec<ExecId>) {
         let Some(owner) = self.agents.get(agent) else { return };
         let over = |exec: &ExecId| !self.execs.contains_key(exec);
@@ -128,30 +128,31 @@ impl Engine {
         for exec in ended.into_iter().filter(over) {
             self.step.act(owner.in_sandbox(SandboxEffect::ForgetExec { exec }));
         }
-        self.step.hurry();
+        self.step.mark_urgent();
     }
 
     pub(crate) fn exec_ended(&mut self, exec: &ExecId, end: ExecEnd) {
-        // An exec that is not known any more ended once already, or its turn did.
+        // The exec has ended already, or its turn has.
         let Some(id) = self.execs.remove(exec) else { return };
         let Some(turn) = self.turns.get_mut(&id) else { return };
         let agent = turn.row.agent.clone();
         let Phase::Tools { calls } = &mut turn.phase else { return };
-        let is_it = |call: &&mut Call| call.step.as_ref().and_then(|step| step.target.exec()) == Some(exec);
+        let is_it =
+            |call: &&mut ToolCallState| call.step.as_ref().and_then(|step| step.target.exec()) == Some(exec);
         let Some(call) = calls.iter_mut().find(is_it) else { return };
         let Some(step) = &mut call.step else { return };
         let (event, code, signal) = match end.how {
-            ExecHow::Exited { code } => (StepEvent::Succeeded, Some(code), None),
-            ExecHow::Killed { signal } => (StepEvent::Succeeded, None, Some(signal)),
-            ExecHow::NotStarted => (StepEvent::Failed, None, None),
-            ExecHow::Lost => (StepEvent::Lost, None, None),
+            ExecOutcome::Exited { code } => (StepEvent::Succeeded, Some(code), None),
+            ExecOutcome::Killed { signal } => (StepEvent::Succeeded, None, Some(signal)),
+            ExecOutcome::NotStarted => (StepEvent::Failed, None, None),
+            ExecOutcome::Lost => (StepEvent::Lost, None, None),
         };
         let Ok(state) = step.state.next(event) else { return };
         (step.state, step.exit_code, step.signal, step.ended_at) = (state, code, signal, Some(self.step.now));
         step.cause = end.cause;
         let (row, record, waiter) = (step.clone(), call.record.clone(), call.waiter.take());
         let result = RuntimeAnswer::Call(CallOutcome {
-            // Without the id of the exec: it differs where nothing else does.
+            // Without the id of the exec, which is the only difference.
             digest: Some(digest(&end.text.replace(exec.as_str(), ""))),
             output: Some(OutputBytes { stdout: end.stdout_bytes, stderr: end.stderr_bytes }),
             ..CallOutcome::of_step(&row)
@@ -170,14 +171,14 @@ impl Engine {
         });
         let bytes = end.stdout_bytes + end.stderr_bytes;
         self.tool_result(&id, &row, &record.id, bytes, end.text);
-        // First, so that what is kept of its output lies where the result says.
+        // First, so that the kept output is where the result says.
         self.in_sandbox(&agent, SandboxEffect::ForgetExec { exec: exec.clone() });
         if let Some(waiter) = waiter {
             self.in_sandbox(&agent, SandboxEffect::Answer { id: waiter, answer: Ok(result) });
         }
     }
 
-    /// Stores what the model is told of a call, and says so.
+    /// Stores the result of a call for the model, and reports it.
     pub(crate) fn tool_result(&mut self, id: &TurnId, row: &StepRow, call: &str, bytes: u64, text: String) {
         let preview = preview(&text);
         let failed = row.state != StepState::Done
@@ -205,14 +206,14 @@ impl Engine {
     /// A result that needed no program: the runtime wrote it.
     pub(crate) fn tool_answered(
         &mut self,
-        id: AskId,
+        id: RuntimeCallId,
         turn: &TurnId,
         step: u32,
         call: &str,
         text: String,
         error: bool,
     ) {
-        self.step.hurry();
+        self.step.mark_urgent();
         let ids = &mut self.ids;
         let Some(agent) = self.turns.get(turn).map(|turn| turn.row.agent.clone()) else { return };
         let Some((ordinal, open)) = open_call(self.turns.get_mut(turn), step, call) else {
@@ -233,7 +234,13 @@ impl Engine {
     }
 
     /// Ends the calls in flight of a turn that is ending, and pairs each with a result.
-    pub(crate) fn cut_calls(&mut self, id: &TurnId, agent: &AgentId, calls: Vec<Call>, state: StepState) {
+    pub(crate) fn cut_calls(
+        &mut self,
+        id: &TurnId,
+        agent: &AgentId,
+        calls: Vec<ToolCallState>,
+        state: StepState,
+    ) {
         for call in calls.into_iter().filter(|call| call.result.is_none()) {
             let text = "[the turn was broken off before this call had a result]".to_owned();
             match call.step {
@@ -267,7 +274,7 @@ impl Engine {
 }
 
 impl Engine {
-    /// The result of a call that nobody came to ask for.
+    /// The result of a call that the runtime never requested.
     fn untried(&mut self, id: &TurnId, call: CallRecord, state: StepState, text: String) {
         let (step, preview) = (self.turns.get(id).map_or(0, |turn| turn.step), preview(&text));
         let CallRecord { id: call, name, .. } = call;
@@ -289,11 +296,11 @@ impl Engine {
     }
 }
 
-/// The step of a call, at this place of an answer: without a program, over as it begins.
+/// The step of a call, at this position of an answer. Without a program, it ends at once.
 pub(crate) fn call_step(
     ids: &mut IdSource,
     (turn, step, ordinal): (&TurnId, u32, u32),
-    call: &Call,
+    call: &ToolCallState,
     state: StepState,
     now: Timestamp,
 ) -> StepRow {
@@ -315,12 +322,12 @@ pub(crate) fn call_step(
     }
 }
 
-/// The named call of the newest answer, with its place in it.
+/// The named call of the newest answer, with its position.
 pub(crate) fn open_call<'t>(
     turn: Option<&'t mut super::state::Turn>,
     step: u32,
     call: &str,
-) -> Option<(u32, &'t mut Call)> {
+) -> Option<(u32, &'t mut ToolCallState)> {
     let turn = turn?;
     if turn.step != step {
         return None;

@@ -1,4 +1,4 @@
-//! What the engine is asked and told about turns, and the model calls it orders.
+//! Commands and observations about turns, and orders for model calls.
 
 use lodge_core::epoch::Strategy;
 use lodge_core::record::{CallRecord, FailureRecord, ReasoningRecord, SessionFact, StepRow, Usage};
@@ -6,8 +6,8 @@ use lodge_core::turn::StepState;
 use lodge_core::{AgentId, Cause, ExecId, SessionId, TurnId};
 use serde_json::Value;
 
-use crate::Again;
-use crate::jobs::JobWish;
+use crate::AutoRetry;
+use crate::jobs::JobToolRequest;
 
 #[derive(Debug)]
 pub enum TurnCommand {
@@ -21,7 +21,7 @@ pub struct NewTurn {
     pub session: SessionChoice,
     pub sender: Option<String>,
     pub text: String,
-    /// The JSON schema that the answer must fit.
+    /// The JSON schema that the answer must match.
     pub schema: Option<String>,
 }
 
@@ -29,13 +29,13 @@ pub struct NewTurn {
 pub enum SessionChoice {
     /// A new one with a generated id.
     Fresh,
-    /// This one; `fact` is what the store knows of it, and the engine's own memory goes before it.
+    /// This one. `fact` is the store's state of it; the engine's own memory takes precedence.
     Named { id: SessionId, fact: Option<SessionFact> },
 }
 
-/// What was observed of a turn: what its runtime asks, and how its model calls and tools ended.
+/// Observations about a turn: requests of its runtime, and results of its model calls and tools.
 #[derive(Debug)]
-pub enum TurnSeen {
+pub enum TurnObservation {
     /// The runtime will not run a turn.
     Refused {
         agent: AgentId,
@@ -44,10 +44,10 @@ pub enum TurnSeen {
     },
     Asked {
         agent: AgentId,
-        id: AskId,
-        ask: Ask,
+        id: RuntimeCallId,
+        ask: RuntimeCall,
     },
-    /// Tool calls that a keeper which was just connected knows of: those that run, and those that do not any more.
+    /// Tool calls that a newly connected keeper knows: running ones and ended ones.
     ExecsFound {
         agent: AgentId,
         running: Vec<ExecId>,
@@ -78,9 +78,9 @@ pub enum TurnSeen {
     },
 }
 
-/// What a runtime asks for.
+/// A runtime's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ask {
+pub enum RuntimeCall {
     Model {
         turn: TurnId,
         step: u32,
@@ -94,7 +94,7 @@ pub enum Ask {
         bin: String,
         args: Vec<String>,
         stdin: Vec<u8>,
-        /// 0: as long as it takes.
+        /// 0: no limit.
         timeout_ms: u64,
     },
     /// From `from_turn` on, as a new epoch of the turn's session.
@@ -121,28 +121,28 @@ pub enum Ask {
         turn: TurnId,
         step: u32,
         call: String,
-        wish: JobWish,
+        wish: JobToolRequest,
     },
 }
 
-impl Ask {
+impl RuntimeCall {
     pub fn turn(&self) -> &TurnId {
         match self {
-            Ask::Model { turn, .. }
-            | Ask::Exec { turn, .. }
-            | Ask::Compact { turn, .. }
-            | Ask::Answer { turn, .. }
-            | Ask::Finish { turn, .. }
-            | Ask::Job { turn, .. } => turn,
+            RuntimeCall::Model { turn, .. }
+            | RuntimeCall::Exec { turn, .. }
+            | RuntimeCall::Compact { turn, .. }
+            | RuntimeCall::Answer { turn, .. }
+            | RuntimeCall::Finish { turn, .. }
+            | RuntimeCall::Job { turn, .. } => turn,
         }
     }
 }
 
 /// The id of a runtime's request. Opaque: the answer repeats it as the runtime wrote it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct AskId(pub Value);
+pub struct RuntimeCallId(pub Value);
 
-/// What a runtime is answered.
+/// An answer to a runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RuntimeAnswer {
     /// The request is done, and there is no more to report.
@@ -193,17 +193,17 @@ impl CallOutcome {
 /// How the program of a tool call ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecEnd {
-    pub how: ExecHow,
-    /// The limit that it ran into.
+    pub how: ExecOutcome,
+    /// The limit that it hit.
     pub cause: Option<Cause>,
-    /// What the model is told.
+    /// The text for the model.
     pub text: String,
     pub stdout_bytes: u64,
     pub stderr_bytes: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExecHow {
+pub enum ExecOutcome {
     Exited {
         code: i32,
     },
@@ -211,7 +211,7 @@ pub enum ExecHow {
         signal: i32,
     },
     NotStarted,
-    /// Nobody knows.
+    /// The outcome is unknown.
     Lost,
 }
 
@@ -221,16 +221,16 @@ pub struct ModelAnswer {
     pub calls: Vec<CallRecord>,
     pub usage: Usage,
     pub reasoning: Option<ReasoningRecord>,
-    /// Why it does not fit the schema that was asked for.
-    pub misfit: Option<Misfit>,
+    /// Why the answer does not match the requested schema.
+    pub misfit: Option<AnswerMismatch>,
 }
 
-/// An answer that does not fit its schema.
+/// An answer that does not match its schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Misfit {
+pub struct AnswerMismatch {
     pub why: String,
-    /// Whether another answer may fit: not if the check itself was given up.
-    pub again: Again,
+    /// Whether another answer may match: not if the check itself was given up.
+    pub again: AutoRetry,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -240,7 +240,7 @@ pub struct ModelFailure {
     pub after_ms: Option<u64>,
 }
 
-/// Something to do about the model call of a turn.
+/// Work on the model call of a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelEffect {
     Call(Box<ModelOrder>),
@@ -258,21 +258,21 @@ pub struct ModelOrder {
     pub attempt: u32,
     pub from_turn: u32,
     pub context: String,
-    /// The epoch whose summary stands before the messages.
+    /// The epoch whose summary precedes the messages.
     pub summary: Option<u32>,
     /// The newest message that the call must read: the call is made once that message is recorded.
     pub message: u64,
-    /// How much is to be read of the conversation, where that is known.
+    /// The size of the conversation, if it is known.
     pub bytes: Option<u64>,
     pub purpose: Purpose,
     pub delay_ms: u64,
 }
 
-/// What a model is asked for.
+/// The purpose of a model call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// The next step of a turn.
     Step,
-    /// To write down what was said in the turns up to this one. Its text is nobody's answer.
+    /// Summarize the turns up to this one. The text is not an answer to the user.
     Summary { upto: u32, strategy: Strategy },
 }

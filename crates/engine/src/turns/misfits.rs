@@ -1,6 +1,7 @@
-//! Answers that do not fit the schema that was asked for.
+//! Answers that do not match the requested schema.
 //!
-//! They are kept, the model hears why and is asked again as the turn's next step; after a few of them the turn has failed.
+//! They are stored, and the turn's next step repeats the request with the reason. After a few mismatches the turn
+//! fails.
 
 use lodge_core::TurnId;
 use lodge_core::limits::MISFITS_MAX;
@@ -8,27 +9,27 @@ use lodge_core::record::{MessageBody, Role};
 
 use super::Phase;
 use super::messages::RuntimeAnswer;
-use crate::{Again, Engine, Misfit, SandboxEffect, failure};
+use crate::{AnswerMismatch, AutoRetry, Engine, SandboxEffect, failure};
 
 impl Engine {
-    pub(crate) fn answer_misfits(&mut self, id: &TurnId, misfit: &Misfit) {
-        let Misfit { why, again } = misfit;
+    pub(crate) fn answer_misfits(&mut self, id: &TurnId, misfit: &AnswerMismatch) {
+        let AnswerMismatch { why, again } = misfit;
         let Some(turn) = self.turns.get_mut(id) else { return };
         turn.misfits += 1;
         let (misfits, agent) = (turn.misfits, turn.row.agent.clone());
         let before = std::mem::replace(&mut turn.phase, Phase::Tools { calls: Vec::new() });
         let Phase::Model { wish, .. } = before else { return };
-        self.step.hurry();
+        self.step.mark_urgent();
         let refused = match again {
-            Again::Never => Some(failure(
+            AutoRetry::Never => Some(failure(
                 "turn.schema_not_checked",
                 &format!("the answer could not be checked against the schema: {why}"),
             )),
-            Again::Later if misfits >= MISFITS_MAX => Some(failure(
+            AutoRetry::Later if misfits >= MISFITS_MAX => Some(failure(
                 "turn.schema_mismatch",
                 &format!("{misfits} answers did not fit the schema; the last one: {why}"),
             )),
-            Again::Later => None,
+            AutoRetry::Later => None,
         };
         if let Some(mut refused) = refused {
             refused.hint = Some("`lodge session show` has the answers; a simpler schema may help".to_owned());

@@ -1,12 +1,12 @@
 //! Turns: accepted, started, resumed, finished, failed, interrupted. Turns of one session never interleave.
 
-mod asks;
 pub(crate) mod compact;
 pub(crate) mod execs;
 pub mod messages;
 mod misfits;
 pub(crate) mod models;
 pub mod refusal;
+mod runtime_calls;
 mod slots;
 mod state;
 
@@ -21,13 +21,13 @@ use lodge_core::record::{
     FailureRecord, LiveTurn, MessageBody, MessageRow, Role, SessionRow, SessionWrite, TurnRow, TurnWrite,
     Usage,
 };
-use lodge_core::session::TurnPlace;
-use lodge_core::summary::{Around, TurnFull};
+use lodge_core::session::TurnLinks;
+use lodge_core::summary::{TurnDetail, WaitReasons};
 use lodge_core::turn::{StepEvent, TurnEvent, TurnState};
 use lodge_core::{AgentId, SessionId, TurnId};
 
 pub use self::refusal::TurnRefusal;
-pub(crate) use self::state::{Call, ModelAsk, Phase, Turn};
+pub(crate) use self::state::{ModelCallRequest, Phase, ToolCallState, Turn};
 use crate::agents::refusal::{AgentRefusal, LineageRefusal};
 use crate::agents::{Agent, no_agent};
 use crate::sessions::Session;
@@ -46,21 +46,21 @@ impl Engine {
     pub(crate) fn send_turn(&mut self, caller: Caller, new: NewTurn) -> Result<(), Refusal> {
         self.admit(&new)?;
         let session = self.open_session(&new)?;
-        let turn = self.accept(&session, &new, TurnPlace::default(), None);
+        let turn = self.accept(&session, &new, TurnLinks::default(), None);
         self.begin(caller, &turn, &session);
         Ok(())
     }
 
-    /// Starts a turn that was just accepted, if it can start, and tells its caller how it stands.
+    /// Starts a newly accepted turn if possible, and answers its caller.
     pub(crate) fn begin(&mut self, caller: Caller, turn: &TurnId, session: &SessionId) {
         self.start_next(session);
         if let Some(turn) = self.turns.get(turn) {
-            let (row, around) = (turn.row.clone(), self.around(turn));
-            self.reply(caller, new_turn(row, around));
+            let (row, wait_reasons) = (turn.row.clone(), self.wait_reasons(turn));
+            self.reply(caller, new_turn(row, wait_reasons));
         }
     }
 
-    /// Everything that can be refused before anything is changed.
+    /// All checks that can refuse a turn, before any change.
     pub(crate) fn admit(&self, new: &NewTurn) -> Result<(), Refusal> {
         let agent = self.agents.get(&new.agent).ok_or_else(|| no_agent(&new.agent))?;
         if new.text.trim().is_empty() {
@@ -76,7 +76,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether new turns and jobs of an agent are taken, be it that they wait for it to come up.
+    /// Whether new turns and jobs of an agent are accepted, even if they wait for its start.
     pub(crate) fn takes_work(&self, agent: &Agent) -> Result<(), Refusal> {
         if agent.row.state.takes_turns() {
             return Ok(());
@@ -94,7 +94,7 @@ impl Engine {
             SessionChoice::Fresh => SessionId::new(&mut self.ids, self.step.now),
             SessionChoice::Named { id, fact } => {
                 if self.sessions.get(id).is_some_and(|session| session.gone) {
-                    // It was deleted, and starts over.
+                    // It was deleted, and starts again.
                     self.sessions.remove(id);
                 } else if !self.sessions.contains_key(id)
                     && let Some(fact) = fact
@@ -107,7 +107,7 @@ impl Engine {
         if let Some(session) = self.sessions.get(&id) {
             if session.row.agent != new.agent {
                 let owner = session.row.agent.clone();
-                // It may be in memory only since it was asked for.
+                // The session may be in memory only for this request.
                 self.rest_session(&id);
                 return Err(SessionRefusal::OtherAgent { session: id, owner }.into());
             }
@@ -128,13 +128,13 @@ impl Engine {
         Ok(id)
     }
 
-    /// Records a turn at the end of its session's path, which is where `place` has its parent. `told` is what the turn was
-    /// told that it replaces.
+    /// Records a turn at the end of its session's path, which is where `place` has its parent. `told` is the note of
+    /// the turn that it replaces.
     pub(crate) fn accept(
         &mut self,
         id: &SessionId,
         new: &NewTurn,
-        mut place: TurnPlace,
+        mut place: TurnLinks,
         told: Option<String>,
     ) -> TurnId {
         let turn = TurnId::new(&mut self.ids, self.step.now);
@@ -186,7 +186,7 @@ impl Engine {
         turn
     }
 
-    /// Starts the first turn of a session, or lets it go on, when its agent may work and nothing of the session runs.
+    /// Starts or continues the first turn of a session, if its agent may work and the session has no running turn.
     pub(crate) fn start_next(&mut self, session: &SessionId) {
         let Some(id) = self.sessions.get(session).and_then(|session| session.live.front()).cloned() else {
             return;
@@ -203,7 +203,7 @@ impl Engine {
         if let Some(turn) = self.turns.get_mut(&id) {
             turn.row.state = next;
         }
-        let first = self.turn_runs(&agent);
+        let first = self.count_running_turn(&agent);
         if !parked {
             self.note_jobs(&id);
         }
@@ -216,16 +216,16 @@ impl Engine {
         }
         self.resume_execs(&id);
         self.run(&id);
-        // A job of this session may have waited for what its agent is to become. The turn may wait for it, so it does not
-        // any longer.
+        // A job of this session may have waited for a pending update. The turn may wait for that job, so the job starts
+        // now.
         if self.agents.get(&agent).is_some_and(|agent| agent.row.next.is_some()) {
-            self.hand_out_jobs();
+            self.start_pending_jobs();
         }
     }
 
     /// After the runtime answered its probe: it gets every running turn it does not have, and queued ones start.
     pub(crate) fn resume_turns(&mut self, agent: &AgentId, has: &[TurnId]) {
-        // One that a later turn of its session starts here has been handed over with that.
+        // A turn that a later turn of its session starts here has been handed over with it.
         let mut turns: Vec<(TurnId, bool)> = self
             .turns
             .values()
@@ -245,7 +245,7 @@ impl Engine {
                 self.start_next(&session);
             }
         }
-        // What the runtime has and nobody wants any more, or nobody wants self.step.now.
+        // Turns of the runtime that have ended, or that may not run now.
         let unwanted = |id: &&TurnId| !self.turns.contains_key(id) || self.is_quarantined(id);
         let unwanted: Vec<&TurnId> = has.iter().filter(unwanted).collect();
         for id in unwanted {
@@ -253,7 +253,7 @@ impl Engine {
         }
     }
 
-    /// Hands a running turn to the runtime, from where its ledger stands.
+    /// Hands a running turn to the runtime, at the position that its ledger records.
     fn run(&mut self, id: &TurnId) {
         let Some(turn) = self.turns.get(id) else { return };
         let (step, calls) = turn.resume_point();
@@ -269,7 +269,7 @@ impl Engine {
         }));
     }
 
-    /// Puts a turn that was live in an earlier daemon back where it stood.
+    /// Restores a turn that was live in an earlier daemon.
     pub(crate) fn take_over(&mut self, live: LiveTurn) {
         let turn = Turn::from_live(live);
         let id = turn.row.id.clone();
@@ -277,7 +277,7 @@ impl Engine {
             session.live.push_back(id.clone());
         }
         if turn.is_running() {
-            self.turn_runs(&turn.row.agent);
+            self.count_running_turn(&turn.row.agent);
         }
         if let Phase::Tools { calls } = &turn.phase {
             for exec in calls
@@ -307,7 +307,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Breaks a turn off: its model call is cancelled, its programs are killed, what it had is kept.
+    /// Interrupts a turn: its model call is cancelled, its programs are killed, its partial text is kept.
     pub(crate) fn interrupt(&mut self, id: &TurnId) {
         self.cut_steps(id, StepEvent::Interrupted);
         self.end_turn(id, TurnEvent::InterruptAsked, None);
@@ -318,7 +318,7 @@ impl Engine {
         self.end_turn(id, TurnEvent::Failed, Some(failure));
     }
 
-    /// Ends a turn in the given way, frees its session and its agent.
+    /// Ends a turn in the given way, and releases its session and its agent.
     pub(crate) fn end_turn(&mut self, id: &TurnId, event: TurnEvent, failure: Option<FailureRecord>) {
         let Some(turn) = self.turns.get_mut(id) else { return };
         let was_running = turn.is_running();
@@ -364,17 +364,17 @@ impl Engine {
             session.live.retain(|live| live != id);
         }
         if was_running {
-            self.turn_rests(&agent);
+            self.release_running_turn(&agent);
         }
         self.start_next(&session);
-        // More may have waited because their agent had as many as it works on at a time.
+        // Other turns may have waited for the agent's limit of parallel turns.
         if self.agents.get(&agent).is_some_and(|agent| agent.running + 1 == AGENT_TURNS_MAX) {
             self.start_waiting(&agent);
         }
         self.rest_session(&session);
     }
 
-    /// Remembers a session that has nothing live for a while, and forgets the one that had nothing for longest.
+    /// Keeps an idle session in memory for a while, and releases the one that has been idle longest.
     pub(crate) fn rest_session(&mut self, id: &SessionId) {
         if self.sessions.get(id).is_none_or(|session| !session.live.is_empty()) {
             return;
@@ -430,7 +430,13 @@ impl Engine {
     }
 }
 
-/// A turn that has said nothing yet, or nothing whole.
-fn new_turn(row: TurnRow, around: Option<Around>) -> Answer {
-    Answer::Turn(Box::new(TurnFull { row, steps: Vec::new(), text: String::new(), partial: true, around }))
+/// A turn without text, or with partial text.
+fn new_turn(row: TurnRow, wait_reasons: Option<WaitReasons>) -> Answer {
+    Answer::Turn(Box::new(TurnDetail {
+        row,
+        steps: Vec::new(),
+        text: String::new(),
+        partial: true,
+        wait_reasons,
+    }))
 }

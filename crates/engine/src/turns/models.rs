@@ -1,15 +1,15 @@
-//! Model calls: a call is safe to repeat until its answer is stored; a stored answer is never asked for again.
+//! Model calls: a call is safe to repeat until its answer is stored. A stored answer is never requested again.
 
 use lodge_core::epoch::Epoch;
 use lodge_core::event::{TurnStepFinished, TurnStepRestarted, TurnStepStarted, TurnText, TurnToolCall};
 use lodge_core::record::{CallRecord, MessageBody, Role, StepKind, StepRow, StepTarget, TurnWrite};
-use lodge_core::retry::{self, Again};
+use lodge_core::retry::{self, RetryDecision};
 use lodge_core::turn::{StepEvent, StepState, TurnEvent};
 use lodge_core::{StepId, Timestamp, TurnId};
 
 use super::compact::SUMMARY_STEP;
 use super::messages::RuntimeAnswer;
-use super::state::{Call, ModelAsk, Phase};
+use super::state::{ModelCallRequest, Phase, ToolCallState};
 use crate::{
     Effect, Engine, ModelAnswer, ModelEffect, ModelFailure, ModelOrder, Purpose, SandboxEffect, failure,
 };
@@ -17,7 +17,7 @@ use crate::{
 /// Bytes of text in one event.
 const TEXT_EVENT_BYTES_MAX: usize = 256 << 10;
 
-/// A text in pieces of at most so many bytes, or one letter.
+/// A text in pieces of at most `bytes_max` bytes, or one character.
 pub fn pieces(mut text: &str, bytes_max: usize) -> impl Iterator<Item = &str> {
     std::iter::from_fn(move || {
         let first = text.chars().next()?.len_utf8();
@@ -28,34 +28,34 @@ pub fn pieces(mut text: &str, bytes_max: usize) -> impl Iterator<Item = &str> {
 }
 
 /// Step and attempt.
-type Try = (u32, u32);
+type ModelAttempt = (u32, u32);
 
 impl Engine {
-    pub(crate) fn ask_model(&mut self, id: &TurnId, step: u32, wish: ModelAsk) {
+    pub(crate) fn request_model(&mut self, id: &TurnId, step: u32, wish: ModelCallRequest) {
         let Some(turn) = self.turns.get_mut(id) else { return };
         let agent = turn.row.agent.clone();
         match &mut turn.phase {
             Phase::Model { wish: waiting, .. } if step == turn.step => {
-                // The same question again, after a reconnect: one call, one answer.
+                // The same request again, after a reconnect: one call, one answer.
                 *waiting = wish;
                 return;
             }
             Phase::Tools { calls } if step == turn.step => {
                 let answer = model_answer(calls, false);
                 self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Ok(answer) });
-                self.step.hurry();
+                self.step.mark_urgent();
                 return;
             }
             Phase::Tools { calls } if calls.iter().any(|call| call.result.is_none()) => {
                 let open = failure("turn.open_calls", "tool calls of the last answer have no result yet");
                 self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(open) });
-                self.step.hurry();
+                self.step.mark_urgent();
                 return;
             }
             Phase::Summary(_) => {
                 let busy = failure("turn.wrong_step", "the conversation is being compacted");
                 self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(busy) });
-                self.step.hurry();
+                self.step.mark_urgent();
                 return;
             }
             Phase::Thinking | Phase::Model { .. } | Phase::Tools { .. } => {}
@@ -69,7 +69,7 @@ impl Engine {
             let wrong =
                 failure("turn.wrong_step", &format!("the next model call of this turn is step {expected}"));
             self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(wrong) });
-            self.step.hurry();
+            self.step.mark_urgent();
             return;
         }
         let cut = turn.cut.take().filter(|cut| cut.step == step);
@@ -85,8 +85,8 @@ impl Engine {
         self.call_model(id, attempt, 0);
     }
 
-    /// Records the intent. Nobody waits for it: it rides on the next commit.
-    pub(crate) fn intend_model(&mut self, id: &TurnId, (step, attempt): Try) -> StepRow {
+    /// Records the intent. It joins the next commit: no caller waits for it.
+    pub(crate) fn intend_model(&mut self, id: &TurnId, (step, attempt): ModelAttempt) -> StepRow {
         let model = self.model_of(id);
         let row = StepRow {
             id: StepId::new(&mut self.ids, self.step.now),
@@ -104,7 +104,7 @@ impl Engine {
             started_at: self.step.now,
             ended_at: None,
         };
-        self.step.ride(TurnWrite::Step(row.clone()));
+        self.step.write_with_next_commit(TurnWrite::Step(row.clone()));
         self.turn_event(id, |session, turn| TurnStepStarted {
             session,
             turn,
@@ -117,7 +117,7 @@ impl Engine {
         row
     }
 
-    pub(crate) fn restart_event(&mut self, id: &TurnId, (step, attempt): Try) {
+    pub(crate) fn restart_event(&mut self, id: &TurnId, (step, attempt): ModelAttempt) {
         self.step_state(id, (step, attempt), StepState::Intent, None);
         self.turn_event(id, |session, turn| TurnStepRestarted { session, turn, step, attempt });
     }
@@ -153,7 +153,7 @@ impl Engine {
     }
 
     /// Text that people have seen already becomes an event, and forces no commit.
-    pub(crate) fn model_text(&mut self, id: &TurnId, at: Try, offset: u64, text: String) {
+    pub(crate) fn model_text(&mut self, id: &TurnId, at: ModelAttempt, offset: u64, text: String) {
         let Some(shown) = self.shown_text(id, at) else { return };
         // Only what continues the recorded text: anything else was recorded before.
         if offset != shown.len() as u64 || text.is_empty() {
@@ -163,7 +163,7 @@ impl Engine {
         self.text_event(id, at, offset, &text);
     }
 
-    fn shown_text(&mut self, id: &TurnId, (step, attempt): Try) -> Option<&mut String> {
+    fn shown_text(&mut self, id: &TurnId, (step, attempt): ModelAttempt) -> Option<&mut String> {
         let turn = self.turns.get_mut(id)?;
         if turn.step != step {
             return None;
@@ -175,7 +175,7 @@ impl Engine {
     }
 
     /// An answer can be megabytes. Its events are bounded.
-    fn text_event(&mut self, id: &TurnId, at: Try, mut offset: u64, text: &str) {
+    fn text_event(&mut self, id: &TurnId, at: ModelAttempt, mut offset: u64, text: &str) {
         for piece in pieces(text, TEXT_EVENT_BYTES_MAX) {
             let (step, attempt) = at;
             let text = piece.to_owned();
@@ -184,11 +184,11 @@ impl Engine {
         }
     }
 
-    pub(crate) fn model_answered(&mut self, id: &TurnId, at: Try, mut answer: ModelAnswer) {
+    pub(crate) fn model_answered(&mut self, id: &TurnId, at: ModelAttempt, mut answer: ModelAnswer) {
         if at.0 == SUMMARY_STEP {
             return self.summary_answered(id, at.1, &answer);
         }
-        tell_calls_apart(&mut answer.calls);
+        make_call_ids_unique(&mut answer.calls);
         let Some(shown) = self.shown_text(id, at).map(|shown| shown.len()) else { return };
         let rest = answer.text.get(shown..).unwrap_or_default();
         if !rest.is_empty() {
@@ -222,14 +222,14 @@ impl Engine {
     fn take_answer(&mut self, id: &TurnId, records: Vec<CallRecord>) {
         let Some(turn) = self.turns.get(id) else { return };
         let agent = turn.row.agent.clone();
-        let calls: Vec<Call> = records
+        let calls: Vec<ToolCallState> = records
             .into_iter()
-            .map(|record| Call { record, step: None, waiter: None, result: None })
+            .map(|record| ToolCallState { record, step: None, waiter: None, result: None })
             .collect();
         let over = calls.is_empty();
         let answer = model_answer(&calls, over);
         if !over {
-            // What it cost is kept with the answer; the end of the turn writes it otherwise.
+            // Its cost is recorded with the answer; otherwise the end of the turn records it.
             self.write_turn(id);
         }
         let Some(turn) = self.turns.get_mut(id) else { return };
@@ -240,10 +240,10 @@ impl Engine {
             self.end_turn(id, TurnEvent::Answered, None);
         }
         self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Ok(answer) });
-        self.step.hurry();
+        self.step.mark_urgent();
     }
 
-    pub(crate) fn model_failed(&mut self, id: &TurnId, at: Try, failed: ModelFailure) {
+    pub(crate) fn model_failed(&mut self, id: &TurnId, at: ModelAttempt, failed: ModelFailure) {
         if at.0 == SUMMARY_STEP {
             return self.summary_failed(id, at.1, failed);
         }
@@ -255,13 +255,13 @@ impl Engine {
         let Phase::Model { attempt, failures, shown, .. } = &mut turn.phase else { return };
         *failures += 1;
         match retry::model(*failures, failed.retryable, failed.after_ms) {
-            Again::After { delay_ms } => {
+            RetryDecision::After { delay_ms } => {
                 *attempt = next;
                 shown.clear();
                 self.restart_event(id, (at.0, next));
                 self.call_model(id, next, delay_ms);
             }
-            Again::GiveUp => {
+            RetryDecision::GiveUp => {
                 let Some(turn) = self.turns.get(id) else { return };
                 let Phase::Model { wish, .. } = &turn.phase else { return };
                 let (agent, wish) = (turn.row.agent.clone(), wish.id.clone());
@@ -272,7 +272,7 @@ impl Engine {
         }
     }
 
-    /// What people saw of an answer that will never be whole is part of the conversation.
+    /// Streamed text of an incomplete answer is part of the conversation.
     fn keep_partial(&mut self, id: &TurnId, text: String) {
         if !text.trim().is_empty() {
             let body = MessageBody { text, partial: true, ..MessageBody::default() };
@@ -280,8 +280,14 @@ impl Engine {
         }
     }
 
-    pub(crate) fn step_state(&mut self, id: &TurnId, at: Try, state: StepState, ended: Option<Timestamp>) {
-        self.step.ride(TurnWrite::StepState {
+    pub(crate) fn step_state(
+        &mut self,
+        id: &TurnId,
+        at: ModelAttempt,
+        state: StepState,
+        ended: Option<Timestamp>,
+    ) {
+        self.step.write_with_next_commit(TurnWrite::StepState {
             turn: id.clone(),
             step: at.0,
             ordinal: 0,
@@ -326,8 +332,8 @@ impl Engine {
     }
 }
 
-/// Some models give several calls one id; results are paired by id, so each gets its own.
-fn tell_calls_apart(calls: &mut [CallRecord]) {
+/// Some models give several calls the same id. Results are paired by id, so each call gets its own.
+fn make_call_ids_unique(calls: &mut [CallRecord]) {
     for at in 1..calls.len() {
         let (before, rest) = calls.split_at_mut(at);
         let given = rest[0].id.clone();
@@ -339,7 +345,7 @@ fn tell_calls_apart(calls: &mut [CallRecord]) {
     }
 }
 
-fn model_answer(calls: &[Call], finished: bool) -> RuntimeAnswer {
+fn model_answer(calls: &[ToolCallState], finished: bool) -> RuntimeAnswer {
     RuntimeAnswer::Model { finished, calls: calls.iter().map(|call| call.record.clone()).collect() }
 }
 

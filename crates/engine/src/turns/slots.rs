@@ -1,14 +1,15 @@
-//! Slots: of how many agents turns run at the same time. An agent has one exactly while a turn of its runs. One whose turns all
-//! wait for jobs gives it to an agent that can use it, and its turns wait for a slot like others when a job has ended.
+//! Slots limit how many agents run turns at the same time. An agent has a slot exactly while one of its turns runs. An
+//! agent whose turns all wait for jobs gives it to an agent that can use it. When a job has ended, its turns wait for a
+//! slot like others.
 //!
-//! Who waits is not recorded apart: it follows from turns and agents, so that a restart finds the same order.
+//! The order of waiting agents is not recorded: it follows from turns and agents, so a restart finds the same order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::agent::AgentState;
 use lodge_core::event::AgentReady;
 use lodge_core::limits::AGENT_TURNS_MAX;
-use lodge_core::summary::Around;
+use lodge_core::summary::WaitReasons;
 use lodge_core::{AgentId, SessionId, TurnId};
 
 use super::Turn;
@@ -16,11 +17,11 @@ use crate::agents::Agent;
 use crate::{Engine, SandboxEffect, Settings};
 
 impl Engine {
-    /// The settings of the daemon changed. What runs goes on, also when that is more than should from now on.
+    /// The settings changed. Running work continues, even if it exceeds the new limits.
     pub(crate) fn configured(&mut self, settings: Settings) {
         self.host.settings = settings;
-        self.hand_out_slots();
-        self.hand_out_jobs();
+        self.assign_slots();
+        self.start_pending_jobs();
     }
 
     /// Whether a turn of this agent may start now.
@@ -31,15 +32,16 @@ impl Engine {
 
     /// Whether a turn of this agent might start, if it had a slot.
     fn could_work(&self, agent: &Agent) -> bool {
-        // One that is to become another first finishes what runs. A job may run for days: nobody waits for that.
+        // An agent with a pending update first finishes its running turns. A job may run for days, so turns do not wait
+        // for it.
         let stays = agent.row.next.is_none() || self.jobs.running_of(&agent.row.id) > 0;
         agent.row.state == AgentState::Ready && stays && agent.running < AGENT_TURNS_MAX
     }
 
-    /// What stands around a turn that waits, as the store would tell it.
-    pub(crate) fn around(&self, turn: &Turn) -> Option<Around> {
+    /// Why a turn waits, as the store would report it.
+    pub(crate) fn wait_reasons(&self, turn: &Turn) -> Option<WaitReasons> {
         let agent = self.agents.get(&turn.row.agent).filter(|_| !turn.is_running())?;
-        Some(Around {
+        Some(WaitReasons {
             agent_ready: agent.row.state == AgentState::Ready,
             updating: agent.row.next.is_some(),
             earlier: !self.is_first(turn),
@@ -47,21 +49,21 @@ impl Engine {
         })
     }
 
-    /// Whether something of an agent is in flight: a turn, or a job.
+    /// Whether an agent has work in flight: a turn, or a job.
     pub(crate) fn is_at_work(&self, id: &AgentId) -> bool {
         self.jobs.running_of(id) > 0 || self.agents.get(id).is_some_and(|agent| agent.running > 0)
     }
 
-    /// Says that an agent is ready if nothing of it is in flight any more.
-    pub(crate) fn at_rest(&mut self, id: &AgentId) {
+    /// Records that an agent is ready if it has no work in flight.
+    pub(crate) fn mark_ready_if_idle(&mut self, id: &AgentId) {
         let is_ready = self.agents.get(id).is_some_and(|agent| agent.row.state == AgentState::Ready);
         if is_ready && !self.is_at_work(id) {
             self.agent_event(id, |name| AgentReady { name });
         }
     }
 
-    /// Counts a turn that runs. True: nothing else of its agent is in flight.
-    pub(crate) fn turn_runs(&mut self, id: &AgentId) -> bool {
+    /// Counts a running turn. True: the agent has no other work in flight.
+    pub(crate) fn count_running_turn(&mut self, id: &AgentId) -> bool {
         let is_first = !self.is_at_work(id);
         let Some(agent) = self.agents.get_mut(id) else { return false };
         agent.running += 1;
@@ -69,9 +71,9 @@ impl Engine {
         is_first
     }
 
-    /// A turn that ran does not any more. After the last one its agent becomes what it is to become, and an agent that waits
-    /// longest has its slot.
-    pub(crate) fn turn_rests(&mut self, id: &AgentId) {
+    /// A turn stopped running. After the last one, a pending update is applied, and the slot goes to the agent that has
+    /// waited longest.
+    pub(crate) fn release_running_turn(&mut self, id: &AgentId) {
         let Some(agent) = self.agents.get_mut(id) else { return };
         agent.running -= 1;
         if agent.running > 0 {
@@ -81,13 +83,13 @@ impl Engine {
         self.update_due(id);
         // Reported before another agent works, so that a reader of events never counts too many.
         if self.longest_waiting().as_ref() != Some(id) {
-            self.at_rest(id);
+            self.mark_ready_if_idle(id);
         }
-        self.hand_out_slots();
+        self.assign_slots();
     }
 
     /// First come, first served, by agent: the one with the oldest turn that could start.
-    pub(crate) fn hand_out_slots(&mut self) {
+    pub(crate) fn assign_slots(&mut self) {
         while self.working < self.host.settings.max_concurrent {
             let Some(agent) = self.longest_waiting() else { return };
             let before = self.working;
@@ -103,11 +105,11 @@ impl Engine {
         if self.working >= self.host.settings.max_concurrent {
             return None;
         }
-        let oldest = self.idle().min_by_key(|turn| (self.is_asleep(turn), turn.place()));
+        let oldest = self.idle().min_by_key(|turn| (self.waits_only_for_jobs(turn), turn.place()));
         oldest.map(|turn| turn.row.agent.clone())
     }
 
-    /// The turns that could go on if their agents, which have none, had slots.
+    /// The turns that could continue if their agents, which have no slot, had one.
     fn idle(&self) -> impl Iterator<Item = &Turn> {
         self.turns.values().filter(|turn| {
             let agent = self.agents.get(&turn.row.agent);
@@ -118,15 +120,15 @@ impl Engine {
         })
     }
 
-    /// While every slot is taken and somebody could use one: takes it from an agent that only waits for jobs.
+    /// While all slots are taken and another agent could use one: takes the slot of an agent that only waits for jobs.
     pub(crate) fn yield_slots(&mut self) {
         let is_full = |engine: &Self| engine.working >= engine.host.settings.max_concurrent;
-        // Nobody gives twice: who has a slot again has it for another turn of its own.
+        // An agent gives up its slot once: if it gets one again, that slot is for another turn.
         let mut gave = BTreeSet::new();
         while is_full(self)
             && self.jobs.has_open()
-            && self.idle().any(|turn| !self.is_asleep(turn))
-            && let Some(agent) = self.sleeper(&gave)
+            && self.idle().any(|turn| !self.waits_only_for_jobs(turn))
+            && let Some(agent) = self.find_agent_to_park(&gave)
         {
             gave.insert(agent.clone());
             let runs = |turn: &&Turn| turn.row.agent == agent && turn.is_running();
@@ -141,10 +143,10 @@ impl Engine {
         }
     }
 
-    /// An agent with a slot, all of whose turns that run wait for jobs. One that is to become another finishes first.
-    fn sleeper(&self, but: &BTreeSet<AgentId>) -> Option<AgentId> {
+    /// An agent with a slot whose running turns all wait for jobs. An agent with a pending update finishes first.
+    fn find_agent_to_park(&self, but: &BTreeSet<AgentId>) -> Option<AgentId> {
         let mut asleep: BTreeMap<&AgentId, usize> = BTreeMap::new();
-        for turn in self.turns.values().filter(|turn| turn.is_running() && self.is_asleep(turn)) {
+        for turn in self.turns.values().filter(|turn| turn.is_running() && self.waits_only_for_jobs(turn)) {
             *asleep.entry(&turn.row.agent).or_default() += 1;
         }
         let sleeps = |(id, turns): &(&AgentId, usize)| {
@@ -163,11 +165,11 @@ impl Engine {
         session.and_then(|session| session.live.front()) == Some(&turn.row.id)
     }
 
-    /// Starts whatever of an agent can be started, the oldest first, and last of all what only waits for jobs.
+    /// Starts the turns of an agent that can start, oldest first. Turns that only wait for jobs come last.
     pub(crate) fn start_waiting(&mut self, id: &AgentId) {
         let waits = |turn: &&Turn| turn.row.agent == *id && !turn.is_running();
         let mut waiting: Vec<&Turn> = self.turns.values().filter(waits).collect();
-        waiting.sort_by_key(|turn| (self.is_asleep(turn), turn.place()));
+        waiting.sort_by_key(|turn| (self.waits_only_for_jobs(turn), turn.place()));
         let sessions: Vec<SessionId> = waiting.iter().map(|turn| turn.row.session.clone()).collect();
         for session in sessions {
             self.start_next(&session);

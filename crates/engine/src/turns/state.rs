@@ -1,4 +1,4 @@
-//! What the engine remembers of a turn.
+//! The engine's memory of a turn.
 
 use lodge_core::epoch::Strategy;
 use lodge_core::record::{CallRecord, LiveTurn, StepKind, StepRow, TurnRow};
@@ -6,51 +6,51 @@ use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{Timestamp, TurnId};
 
 use super::compact::SUMMARY_STEP;
-use super::messages::{AskId, CallOutcome, RuntimeAnswer};
+use super::messages::{CallOutcome, RuntimeAnswer, RuntimeCallId};
 
-/// What the runtime asked for and waits to hear of.
+/// The runtime's request, which waits for an answer.
 #[derive(Debug, Clone)]
-pub(crate) struct ModelAsk {
-    pub id: AskId,
+pub(crate) struct ModelCallRequest {
+    pub id: RuntimeCallId,
     pub context: String,
     pub from_turn: u32,
 }
 
-/// Where a running turn stands.
+/// The phase of a running turn.
 #[derive(Debug)]
 pub(crate) enum Phase {
-    /// The runtime has the word.
+    /// The runtime decides the next request.
     Thinking,
-    /// The model writes what will stand before the messages of the next epoch.
+    /// The model writes the text before the messages of the next epoch.
     Summary(Compaction),
     /// A model call is in flight.
     ///
-    /// `attempt` also counts calls that a crash of the daemon cut; only `failures` use up the model's tries.
-    /// `shown` is what of its text is recorded.
-    Model { attempt: u32, failures: u32, wish: ModelAsk, shown: String },
-    /// The newest answer asked for tools.
-    Tools { calls: Vec<Call> },
+    /// `attempt` also counts calls that a crash of the daemon interrupted; only `failures` count against the model's
+    /// limit. `shown` is the recorded part of its text.
+    Model { attempt: u32, failures: u32, wish: ModelCallRequest, shown: String },
+    /// The newest answer contains tool calls.
+    Tools { calls: Vec<ToolCallState> },
 }
 
-/// A new epoch that is in the making.
+/// A new epoch in preparation.
 #[derive(Debug)]
 pub(crate) struct Compaction {
     /// As in [`Phase::Model`].
     pub attempt: u32,
     pub failures: u32,
-    pub waiter: AskId,
-    /// The first turn that is read, should there be no summary.
+    pub waiter: RuntimeCallId,
+    /// The first turn that is read without a summary.
     pub from_turn: u32,
     pub strategy: Strategy,
 }
 
 /// One tool call of the newest answer.
 #[derive(Debug)]
-pub(crate) struct Call {
+pub(crate) struct ToolCallState {
     pub record: CallRecord,
-    /// Its intent, once the runtime asked for it.
+    /// Its intent, once the runtime requested it.
     pub step: Option<StepRow>,
-    pub waiter: Option<AskId>,
+    pub waiter: Option<RuntimeCallId>,
     /// The answer to the runtime, once the result is stored.
     pub result: Option<RuntimeAnswer>,
 }
@@ -65,14 +65,14 @@ pub(crate) struct Turn {
     pub cut: Option<StepRow>,
     /// The step that writes a summary before the first model call, once it is recorded.
     pub summary: Option<StepRow>,
-    /// A model call that was made and may not have been recorded, as step and attempt: its answer may still come, and is
-    /// not the answer to another one.
+    /// A model call that was made and may not be recorded, as step and attempt: its answer may still arrive, and must
+    /// not count for another call.
     pub spent: Option<(u32, u32)>,
-    /// Answers that did not fit the schema.
+    /// Answers that did not match the schema.
     pub misfits: usize,
-    /// The newest event when it came, which tells apart what came at the same time; 0 for one of an earlier daemon.
+    /// The newest event when the turn arrived, which orders turns of the same time; 0 for a turn of an earlier daemon.
     pub came: u64,
-    /// What it is told before its user's message, until it begins.
+    /// The note before its user's message, until the turn starts.
     pub note: Option<String>,
 }
 
@@ -82,7 +82,7 @@ impl Turn {
         Turn { row, step: 0, phase, cut: None, summary: None, spent: None, misfits: 0, came: 0, note: None }
     }
 
-    /// Before others with a smaller one it does not start.
+    /// The order of starts: a turn starts after all turns with a smaller value.
     pub(crate) fn place(&self) -> (Timestamp, u64, &TurnId) {
         (self.row.created_at, self.came, &self.row.id)
     }
@@ -93,7 +93,7 @@ impl Turn {
 
     /// Rebuilds a turn from its ledger.
     pub(crate) fn from_live(live: LiveTurn) -> Self {
-        // A model step of a live turn has failed only if its answer, which is stored, did not fit.
+        // A model step of a live turn has failed only if its stored answer did not match.
         let is_call = |step: &&StepRow| step.kind() == StepKind::Model && step.step != SUMMARY_STEP;
         let of_model = |state| move |step: &&StepRow| is_call(step) && step.state == state;
         let newest =
@@ -103,7 +103,7 @@ impl Turn {
         let misfits = live.steps.iter().filter(of_model(StepState::Failed)).count();
         let cut = live.steps.iter().find(of_model(StepState::Intent)).cloned();
         let summary = live.steps.iter().find(|step| step.step == SUMMARY_STEP).cloned();
-        let calls: Vec<Call> = live
+        let calls: Vec<ToolCallState> = live
             .calls
             .iter()
             .map(|record| {
@@ -117,7 +117,7 @@ impl Turn {
                     let outcome = step.as_ref().map(CallOutcome::of_step);
                     outcome.map_or(RuntimeAnswer::Done, RuntimeAnswer::Call)
                 });
-                Call { record: record.clone(), step, waiter: None, result }
+                ToolCallState { record: record.clone(), step, waiter: None, result }
             })
             .collect();
         let answered = newest_misfit > newest_fit || !calls.is_empty();
@@ -135,7 +135,7 @@ impl Turn {
         }
     }
 
-    /// The attempt that a call for a step is, when `recorded` is the last one that is recorded.
+    /// The attempt number of a call for a step, given the last recorded one.
     pub(crate) fn next_attempt(&self, step: u32, recorded: Option<&StepRow>) -> u32 {
         let spent = self.spent.filter(|(spent, _)| *spent == step).map_or(0, |(_, attempt)| attempt);
         recorded.map_or(0, |row| row.attempt).max(spent) + 1

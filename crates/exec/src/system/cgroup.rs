@@ -117,7 +117,7 @@ impl Cgroups {
         self.legacy.named(|path| path.file_name().is_some_and(|name| self.names(name, sandbox)))
     }
 
-    /// Those that bear a sandbox's name. Whether anybody uses them is not looked at.
+    /// Cgroups with a sandbox's name, in use or not.
     pub(crate) fn named(&self, sandbox: &str) -> io::Result<Vec<PathBuf>> {
         let Ok(place) = &self.place else { return Ok(Vec::new()) };
         let mut named = Vec::new();
@@ -191,8 +191,8 @@ fn place() -> Result<PathBuf, String> {
     Ok(parent_cgroup(&place).unwrap_or(place))
 }
 
-/// Where controllers can be given on: not where processes are, so the cgroup above, if this process was put into one
-/// beneath it for that (`DelegateSubgroup=`). What can be had of them is asked for.
+/// The cgroup that can delegate controllers. That cannot be one with processes, so it is the parent, if this process
+/// was placed into a subgroup for this purpose (`DelegateSubgroup=`). Available controllers are requested.
 fn parent_cgroup(place: &Path) -> Option<PathBuf> {
     let above = place.parent()?;
     let user = rustix::process::geteuid();
@@ -246,7 +246,7 @@ fn is_cgroup2(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// None: somebody was faster, with the name or with sweeping it away.
+/// None: another process created or removed this name first.
 pub(crate) fn make_locked(path: &Path) -> io::Result<Option<OwnedFd>> {
     match fs::create_dir(path) {
         // Programs of the sandbox read their limits there, so the umask must not apply.
@@ -257,7 +257,7 @@ pub(crate) fn make_locked(path: &Path) -> io::Result<Option<OwnedFd>> {
     open_locked(path)
 }
 
-/// None: it is gone, or somebody holds it.
+/// None: the cgroup is gone, or another process has the lock.
 pub(crate) fn open_locked(path: &Path) -> io::Result<Option<OwnedFd>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let dir = match rustix::fs::open(path, flags, Mode::empty()) {

@@ -61,7 +61,7 @@ impl ControllerDirs {
         held
     }
 
-    /// Those whose names are of a kind. Whether anybody uses them is not looked at.
+    /// Directories with matching names, in use or not.
     pub(crate) fn named(&self, is_named: impl Fn(&Path) -> bool) -> io::Result<Vec<PathBuf>> {
         let mut named = Vec::new();
         for place in self.all() {
@@ -75,7 +75,7 @@ impl ControllerDirs {
         Ok(named)
     }
 
-    /// Removes what keepers left that were killed and nobody asked about since.
+    /// Removes the leftovers of killed keepers.
     pub(crate) fn sweep(&self) {
         for place in self.all() {
             let Ok(entries) = family(place) else { continue };

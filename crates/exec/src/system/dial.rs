@@ -6,8 +6,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use lodge_link::{
-    Assembler, ConnectionRefused, Hello, KeeperChallenge, NONCE_LEN, RefusedWhy, SOCKET_FILE, Secret,
-    VERSION, Welcome, daemon_proof, is_valid_id, keeper_proof, limits, same_bytes,
+    Assembler, ConnectionRefused, Hello, KeeperChallenge, KeeperSecret, NONCE_LEN, RefusalReason,
+    SOCKET_FILE, VERSION, Welcome, daemon_proof, is_valid_id, keeper_proof, limits, same_bytes,
 };
 use tokio::net::UnixStream;
 
@@ -26,18 +26,24 @@ impl SystemExecutor {
     pub(super) async fn connect(
         &self,
         sandbox: &str,
-        secret: &Secret,
+        secret: &KeeperSecret,
         epoch: u64,
     ) -> Result<Link, DialError> {
         if !is_valid_id(sandbox) {
             return Err(DialError::BadId { sandbox: sandbox.to_owned() });
         }
-        let dialled = tokio::time::timeout(ANSWER_WITHIN, self.dial_patiently(sandbox, secret, epoch)).await;
+        let dialled =
+            tokio::time::timeout(ANSWER_WITHIN, self.dial_until_answered(sandbox, secret, epoch)).await;
         let waited_ms = u64::try_from(ANSWER_WITHIN.as_millis()).unwrap_or(u64::MAX);
         dialled.unwrap_or(Err(DialError::TimedOut { sandbox: sandbox.to_owned(), waited_ms }))
     }
 
-    async fn dial_patiently(&self, sandbox: &str, secret: &Secret, epoch: u64) -> Result<Link, DialError> {
+    async fn dial_until_answered(
+        &self,
+        sandbox: &str,
+        secret: &KeeperSecret,
+        epoch: u64,
+    ) -> Result<Link, DialError> {
         let no_keeper = |cause| DialError::NoKeeper { sandbox: sandbox.to_owned(), cause };
         let dir = File::open(self.run.join(sandbox)).map_err(no_keeper)?;
         // Through the descriptor, because socket paths are limited to 108 bytes.
@@ -66,7 +72,7 @@ async fn shake_hands(
     stream: &UnixStream,
     input: &mut Assembler,
     sandbox: &str,
-    secret: &Secret,
+    secret: &KeeperSecret,
     epoch: u64,
 ) -> Result<Welcome, DialError> {
     let garbled = |cause| DialError::Garbled { sandbox: sandbox.to_owned(), cause };
@@ -130,11 +136,11 @@ async fn frame(
 fn refusal_of(frame: &HandshakeFrame, sandbox: &str) -> DialError {
     let sandbox = sandbox.to_owned();
     match ConnectionRefused::decode(frame.raw()) {
-        Ok(Some(ConnectionRefused { why: RefusedWhy::BadProof })) => DialError::WrongSecret { sandbox },
-        Ok(Some(ConnectionRefused { why: RefusedWhy::OldEpoch { current } })) => {
+        Ok(Some(ConnectionRefused { why: RefusalReason::BadProof })) => DialError::WrongSecret { sandbox },
+        Ok(Some(ConnectionRefused { why: RefusalReason::OldEpoch { current } })) => {
             DialError::OldEpoch { sandbox, current }
         }
-        Ok(Some(ConnectionRefused { why: RefusedWhy::TooManyWaiting })) => DialError::Busy { sandbox },
+        Ok(Some(ConnectionRefused { why: RefusalReason::TooManyWaiting })) => DialError::Busy { sandbox },
         Ok(None) => DialError::Garbled { sandbox, cause: None },
         Err(cause) => DialError::Garbled { sandbox, cause: Some(cause) },
     }

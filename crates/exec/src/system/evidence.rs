@@ -13,7 +13,7 @@ use lodge_link::{EXEC_DIR, EXIT_FILE, ExitRecord, is_valid_id, limits};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use super::SystemExecutor;
-use crate::error::ReadError;
+use crate::error::SandboxReadError;
 use crate::output::{CapturedStream, Evidence, ExecStream};
 
 impl SystemExecutor {
@@ -26,7 +26,7 @@ impl SystemExecutor {
         match open_beneath(&dir, claim.as_ref(), OFlags::DIRECTORY | OFlags::RDONLY) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Evidence::NoClaim,
-            Err(cause) => return Evidence::Unreadable(ReadError::Open { what: "claim", cause }),
+            Err(cause) => return Evidence::Unreadable(SandboxReadError::Open { what: "claim", cause }),
         }
         let path = format!("{claim}/{EXIT_FILE}");
         let read = read_small(&dir, path.as_ref(), EXIT_RECORD, limits::RECORD_MAX);
@@ -35,12 +35,12 @@ impl SystemExecutor {
             return Evidence::NoClaim;
         }
         match read {
-            // Remains of a record are what a crash of the machine leaves: they tell no outcome.
+            // A crash of the machine can leave a torn record. A torn record proves no outcome.
             Ok(bytes) => match ExitRecord::unseal(&bytes, exec) {
                 Ok((record, _kind)) => Evidence::Exited(record),
                 Err(_) => Evidence::Claimed,
             },
-            Err(ReadError::Absent { .. }) => Evidence::Claimed,
+            Err(SandboxReadError::Absent { .. }) => Evidence::Claimed,
             Err(error) => Evidence::Unreadable(error),
         }
     }
@@ -52,7 +52,7 @@ impl SystemExecutor {
         stream: ExecStream,
         head_max: usize,
         tail_max: usize,
-    ) -> Result<CapturedStream, ReadError> {
+    ) -> Result<CapturedStream, SandboxReadError> {
         let file = self.output(sandbox, exec, stream)?;
         let total = file.metadata().map_err(read_failed)?.len();
         let head = read_at(&file, OUTPUT, 0, head_max as u64, total)?;
@@ -61,7 +61,12 @@ impl SystemExecutor {
         Ok(CapturedStream { head, tail, total })
     }
 
-    pub(crate) fn output(&self, sandbox: &str, exec: &str, stream: ExecStream) -> Result<File, ReadError> {
+    pub(crate) fn output(
+        &self,
+        sandbox: &str,
+        exec: &str,
+        stream: ExecStream,
+    ) -> Result<File, SandboxReadError> {
         check_ids(sandbox, exec)?;
         let name = stream.file_name();
         open_plain(&self.run.join(sandbox), format!("{EXEC_DIR}/{exec}/{name}").as_ref(), OUTPUT)
@@ -71,10 +76,10 @@ impl SystemExecutor {
 const EXIT_RECORD: &str = "exit record";
 const OUTPUT: &str = "captured output";
 
-pub(crate) fn check_ids(sandbox: &str, exec: &str) -> Result<(), ReadError> {
+pub(crate) fn check_ids(sandbox: &str, exec: &str) -> Result<(), SandboxReadError> {
     match [sandbox, exec].into_iter().find(|id| !is_valid_id(id)) {
         None => Ok(()),
-        Some(id) => Err(ReadError::BadId { id: id.to_owned() }),
+        Some(id) => Err(SandboxReadError::BadId { id: id.to_owned() }),
     }
 }
 
@@ -89,16 +94,16 @@ pub(crate) fn read_small(
     path: &Path,
     what: &'static str,
     len_max: usize,
-) -> Result<Vec<u8>, ReadError> {
+) -> Result<Vec<u8>, SandboxReadError> {
     let file = open_plain(dir, path, what)?;
-    let len = file.metadata().map_err(|cause| ReadError::Read { what, cause })?.len();
+    let len = file.metadata().map_err(|cause| SandboxReadError::Read { what, cause })?.len();
     if len > len_max as u64 {
-        return Err(ReadError::TooLong { what, len, len_max: len_max as u64 });
+        return Err(SandboxReadError::TooLong { what, len, len_max: len_max as u64 });
     }
     read_at(&file, what, 0, len, len)
 }
 
-fn open_plain(dir: &Path, path: &Path, what: &'static str) -> Result<File, ReadError> {
+fn open_plain(dir: &Path, path: &Path, what: &'static str) -> Result<File, SandboxReadError> {
     plain(open_beneath(dir, path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY), what)
 }
 
@@ -108,25 +113,29 @@ pub(crate) fn open_plain_at(
     name: &str,
     what: &'static str,
     access: OFlags,
-) -> Result<File, ReadError> {
+) -> Result<File, SandboxReadError> {
     let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY;
     plain(open_beneath_at(dir, name.as_ref(), flags), what)
 }
 
-fn plain(opened: io::Result<File>, what: &'static str) -> Result<File, ReadError> {
+fn plain(opened: io::Result<File>, what: &'static str) -> Result<File, SandboxReadError> {
     let file = match opened {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ReadError::Absent { what }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(SandboxReadError::Absent { what });
+        }
         // A link, where none may be.
-        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err(ReadError::NotPlain { what }),
-        Err(cause) => return Err(ReadError::Open { what, cause }),
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
+            return Err(SandboxReadError::NotPlain { what });
+        }
+        Err(cause) => return Err(SandboxReadError::Open { what, cause }),
     };
-    let meta = file.metadata().map_err(|cause| ReadError::Open { what, cause })?;
+    let meta = file.metadata().map_err(|cause| SandboxReadError::Open { what, cause })?;
     match meta.nlink() {
         // Removed since it was opened.
-        0 => Err(ReadError::Absent { what }),
+        0 => Err(SandboxReadError::Absent { what }),
         1 if meta.is_file() => Ok(file),
-        _several => Err(ReadError::NotPlain { what }),
+        _several => Err(SandboxReadError::NotPlain { what }),
     }
 }
 
@@ -142,8 +151,8 @@ fn open_beneath_at(dir: impl AsFd, path: &Path, flags: OFlags) -> io::Result<Fil
     Ok(File::from(fd))
 }
 
-fn read_failed(cause: io::Error) -> ReadError {
-    ReadError::Read { what: OUTPUT, cause }
+fn read_failed(cause: io::Error) -> SandboxReadError {
+    SandboxReadError::Read { what: OUTPUT, cause }
 }
 
 /// At most `len` bytes from `offset`, and none beyond `total`, which the file had when it was opened.
@@ -153,7 +162,7 @@ pub(crate) fn read_at(
     offset: u64,
     len: u64,
     total: u64,
-) -> Result<Vec<u8>, ReadError> {
+) -> Result<Vec<u8>, SandboxReadError> {
     let len = len.min(total.saturating_sub(offset));
     let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
     let mut filled = 0;
@@ -163,7 +172,7 @@ pub(crate) fn read_at(
             Ok(0) => break,
             Ok(read) => filled += read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(cause) => return Err(ReadError::Read { what, cause }),
+            Err(cause) => return Err(SandboxReadError::Read { what, cause }),
         }
     }
     bytes.truncate(filled);

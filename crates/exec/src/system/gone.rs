@@ -20,7 +20,7 @@ use super::SystemExecutor;
 use super::cgroup::{self, CgroupRemoval};
 use super::controllers;
 use super::evidence;
-use crate::error::ReadError;
+use crate::error::SandboxReadError;
 
 /// First and longest pause between two looks at what nothing notifies about.
 const PAUSE_FIRST: Duration = Duration::from_millis(1);
@@ -71,7 +71,7 @@ impl SystemExecutor {
 
     /// Ends what dead keepers of the sandbox left in cgroups: without a pid namespace, the kernel does not.
     ///
-    /// In the one that the last keeper wrote down, and in those of the sandbox's name that nobody uses.
+    /// Covers the cgroup that the last keeper recorded, and unused ones with the sandbox's name.
     pub(crate) fn end_cgroups(&self, sandbox: &str) -> io::Result<CgroupRemoval> {
         if !is_valid_id(sandbox) {
             return Ok(CgroupRemoval::Gone);
@@ -92,7 +92,7 @@ impl SystemExecutor {
         Ok(ending)
     }
 
-    /// Whether a keeper that is dead left processes, as far as cgroups tell. Asks, and ends nothing.
+    /// Whether a dead keeper left processes, as far as cgroups show. This only checks.
     pub(super) fn has_processes_left(&self, sandbox: &str) -> bool {
         let lives = || -> io::Result<bool> {
             for path in self.cgroup_of(sandbox)?.into_iter().chain(self.cgroups.named(sandbox)?) {
@@ -128,7 +128,7 @@ impl SystemExecutor {
         Ok(found)
     }
 
-    /// Kills a keeper that holds its lock and answers nobody, and with it everything in its namespace.
+    /// Kills a keeper that has its lock and does not answer, and everything in its namespace.
     ///
     /// By the process that it wrote down, and only if that is still the same one. False: there is no such process.
     pub(super) fn kill_recorded(&self, sandbox: &str) -> io::Result<bool> {
@@ -148,11 +148,11 @@ impl SystemExecutor {
             return Ok(None);
         }
         let text = self.written(sandbox, PID_FILE, "name of the keeper's process", PROCESS_LEN_MAX)?;
-        // A crash of the machine may leave remains, which name nobody: then nobody lives either.
+        // A crash of the machine can leave a torn file. Then no process of it lives.
         text.as_deref().map_or(Ok(None), open_process)
     }
 
-    /// Lets guardians go on that somebody stopped: they hold their keeper's lock until all it left is ended.
+    /// Resumes stopped guardians: they have their keeper's lock until everything that it left is ended.
     pub(crate) fn wake_guardians(&self, sandbox: &str) -> io::Result<()> {
         let what = "list of guardians";
         let text = self.written(sandbox, GUARDIANS_FILE, what, limits::GUARDIANS_MAX)?.unwrap_or_default();
@@ -177,7 +177,7 @@ impl SystemExecutor {
     ) -> io::Result<Option<Vec<u8>>> {
         match evidence::read_small(&self.run.join(sandbox), name.as_ref(), what, len_max) {
             Ok(text) => Ok(Some(text)),
-            Err(ReadError::Absent { .. }) => Ok(None),
+            Err(SandboxReadError::Absent { .. }) => Ok(None),
             Err(error) => Err(io::Error::other(error)),
         }
     }
@@ -244,7 +244,7 @@ pub fn is_over(pid: u32) -> bool {
     }
 }
 
-/// What the kernel tells of a process, from its state on. None: there is no such process.
+/// The process's fields in `/proc`, from its state on. None: no such process exists.
 fn stat(pid: Pid) -> io::Result<Option<String>> {
     match fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())) {
         // The name before it may hold anything.

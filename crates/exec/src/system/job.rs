@@ -13,8 +13,8 @@ use rustix::io::Errno;
 
 use super::SystemExecutor;
 use super::evidence::{check_ids, is_there, open_beneath, open_plain_at, read_at};
-use crate::error::ReadError;
-use crate::output::{ExecStream, JobBytes, JobStream, JobTotals};
+use crate::error::SandboxReadError;
+use crate::output::{ExecStream, JobBytes, JobStreamExtent, JobTotals};
 
 /// Most entries of a job's directory that are looked at. There are a dozen.
 const ENTRIES_MAX: usize = 256;
@@ -37,15 +37,15 @@ impl SystemExecutor {
         job: &str,
         stream: ExecStream,
         upto: u64,
-    ) -> Result<(), ReadError> {
+    ) -> Result<(), SandboxReadError> {
         let dir = match self.job_dir(sandbox, job) {
             Ok(dir) => dir,
-            Err(ReadError::Absent { .. }) => return Ok(()),
+            Err(SandboxReadError::Absent { .. }) => return Ok(()),
             Err(error) => return Err(error),
         };
         let before = read_released(&dir)?;
         let has_some = open_part(&dir, stream.file_name())?.is_some() || !segments(&dir, stream)?.is_empty();
-        // One that said nothing has nothing to give back, and its directory may be another's by now.
+        // A job without output has nothing to release, and its directory may belong to another job by now.
         if upto <= before.of(stream) || !has_some {
             return Ok(());
         }
@@ -66,45 +66,47 @@ impl SystemExecutor {
     }
 
     /// Reads in a job's directory. One that was forgotten meanwhile may be another's by now, with what was read in it.
-    pub(super) fn in_job<T>(
+    pub(super) fn read_in_job_dir<T>(
         &self,
         sandbox: &str,
         job: &str,
-        read: impl FnOnce(&File) -> Result<T, ReadError>,
-    ) -> Result<T, ReadError> {
+        read: impl FnOnce(&File) -> Result<T, SandboxReadError>,
+    ) -> Result<T, SandboxReadError> {
         let dir = self.job_dir(sandbox, job)?;
         let read = read(&dir);
         match is_there(&self.sandbox_dir(sandbox), &format!("{EXEC_DIR}/{job}")) {
             true => read,
-            false => Err(ReadError::Absent { what: JOB }),
+            false => Err(SandboxReadError::Absent { what: JOB }),
         }
     }
 
-    fn job_dir(&self, sandbox: &str, job: &str) -> Result<File, ReadError> {
+    fn job_dir(&self, sandbox: &str, job: &str) -> Result<File, SandboxReadError> {
         check_ids(sandbox, job)?;
         let claim = format!("{EXEC_DIR}/{job}");
         match open_beneath(&self.sandbox_dir(sandbox), claim.as_ref(), OFlags::DIRECTORY | OFlags::RDONLY) {
             Ok(dir) => Ok(dir),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(ReadError::Absent { what: JOB }),
-            Err(cause) => Err(ReadError::Open { what: JOB, cause }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(SandboxReadError::Absent { what: JOB })
+            }
+            Err(cause) => Err(SandboxReadError::Open { what: JOB, cause }),
         }
     }
 }
 
-fn failed(what: &'static str, cause: io::Error) -> ReadError {
-    ReadError::Read { what, cause }
+fn failed(what: &'static str, cause: io::Error) -> SandboxReadError {
+    SandboxReadError::Read { what, cause }
 }
 
-fn len_of(file: &File, what: &'static str) -> Result<u64, ReadError> {
+fn len_of(file: &File, what: &'static str) -> Result<u64, SandboxReadError> {
     Ok(file.metadata().map_err(|cause| failed(what, cause))?.len())
 }
 
 /// How much there is of both streams.
-pub(super) fn totals(dir: &File) -> Result<JobTotals, ReadError> {
+pub(super) fn totals(dir: &File) -> Result<JobTotals, SandboxReadError> {
     let released = read_released(dir)?;
     let order = match open_plain_at(dir, ORDER_FILE, ORDER, OFlags::RDONLY) {
         Ok(file) => len_of(&file, ORDER)?,
-        Err(ReadError::Absent { .. }) => 0,
+        Err(SandboxReadError::Absent { .. }) => 0,
         Err(error) => return Err(error),
     };
     let of = |stream: ExecStream| stream_totals(dir, stream, released.of(stream));
@@ -112,10 +114,10 @@ pub(super) fn totals(dir: &File) -> Result<JobTotals, ReadError> {
 }
 
 /// The marks of the order in which both streams were written, from `offset` on.
-pub(super) fn order(dir: &File, offset: u64) -> Result<Vec<u8>, ReadError> {
+pub(super) fn order(dir: &File, offset: u64) -> Result<Vec<u8>, SandboxReadError> {
     let file = match open_plain_at(dir, ORDER_FILE, ORDER, OFlags::RDONLY) {
         Ok(file) => file,
-        Err(ReadError::Absent { .. }) => return Ok(Vec::new()),
+        Err(SandboxReadError::Absent { .. }) => return Ok(Vec::new()),
         Err(error) => return Err(error),
     };
     let total = len_of(&file, ORDER)?.min(limits::ORDER_BYTES_MAX as u64);
@@ -128,12 +130,12 @@ pub(super) fn read_unreleased(
     stream: ExecStream,
     offset: u64,
     len_max: usize,
-) -> Result<JobBytes, ReadError> {
+) -> Result<JobBytes, SandboxReadError> {
     let mut released = read_released(dir)?.of(stream);
     for _ in 0..ROUNDS_MAX {
         let from = offset.max(released);
         let read = read_parts(dir, stream, from, len_max)?;
-        // Said before anything is given back: bytes that may have been zeroed meanwhile are not told.
+        // Recorded before any space is released: bytes that may be zeroed are not returned.
         released = read_released(dir)?.of(stream);
         match read {
             Some((offset, bytes)) if released <= from => return Ok(JobBytes { offset, bytes, released }),
@@ -144,18 +146,18 @@ pub(super) fn read_unreleased(
 }
 
 /// A part of a stream, if it is there.
-fn open_part(dir: &File, name: &str) -> Result<Option<File>, ReadError> {
+fn open_part(dir: &File, name: &str) -> Result<Option<File>, SandboxReadError> {
     match open_plain_at(dir, name, OUTPUT, OFlags::RDONLY) {
         Ok(file) => Ok(Some(file)),
-        Err(ReadError::Absent { .. }) => Ok(None),
+        Err(SandboxReadError::Absent { .. }) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
 /// The segments of a stream that follow each other up to its end, by their place in it.
 ///
-/// Those before a gap were pushed out by what came behind it: a keeper that died before it removed them leaves them.
-fn segments(dir: &File, stream: ExecStream) -> Result<Vec<Segment>, ReadError> {
+/// Segments before a gap are stale: the keeper died before it removed them.
+fn segments(dir: &File, stream: ExecStream) -> Result<Vec<Segment>, SandboxReadError> {
     let mut all = listed(dir, stream)?;
     let mut from = all.len().saturating_sub(1);
     while let Some([before, after]) = from.checked_sub(1).and_then(|at| all.get(at..=from)) {
@@ -168,7 +170,7 @@ fn segments(dir: &File, stream: ExecStream) -> Result<Vec<Segment>, ReadError> {
     Ok(all.split_off(from))
 }
 
-fn listed(dir: &File, stream: ExecStream) -> Result<Vec<Segment>, ReadError> {
+fn listed(dir: &File, stream: ExecStream) -> Result<Vec<Segment>, SandboxReadError> {
     let mut found = Vec::new();
     let entries = Dir::read_from(dir).map_err(|errno| failed(OUTPUT, errno.into()))?;
     for entry in entries.take(ENTRIES_MAX) {
@@ -186,7 +188,7 @@ fn read_parts(
     stream: ExecStream,
     from: u64,
     len_max: usize,
-) -> Result<Option<(u64, Vec<u8>)>, ReadError> {
+) -> Result<Option<(u64, Vec<u8>)>, SandboxReadError> {
     // Listed first: where there is a segment now, all that came before it is as long as it will ever be.
     let segments = segments(dir, stream)?;
     let (mut offset, mut bytes) = (from, Vec::new());
@@ -216,7 +218,7 @@ fn read_parts(
     Ok(Some((offset, bytes)))
 }
 
-fn stream_totals(dir: &File, stream: ExecStream, released: u64) -> Result<JobStream, ReadError> {
+fn stream_totals(dir: &File, stream: ExecStream, released: u64) -> Result<JobStreamExtent, SandboxReadError> {
     for _ in 0..ROUNDS_MAX {
         let segments = segments(dir, stream)?;
         let head = match open_part(dir, stream.file_name())? {
@@ -224,15 +226,15 @@ fn stream_totals(dir: &File, stream: ExecStream, released: u64) -> Result<JobStr
             None => 0,
         };
         let Some(last) = segments.last() else {
-            return Ok(JobStream { head, tail_from: None, end: head, released });
+            return Ok(JobStreamExtent { head, tail_from: None, end: head, released });
         };
         let tail_from = segments.first().map(|first| first.base);
         if let Some(file) = open_part(dir, &segment_name(stream.file_name(), last.base))? {
             let end = last.base + len_of(&file, OUTPUT)?;
-            return Ok(JobStream { head, tail_from, end, released });
+            return Ok(JobStreamExtent { head, tail_from, end, released });
         }
     }
-    Err(ReadError::Absent { what: OUTPUT })
+    Err(SandboxReadError::Absent { what: OUTPUT })
 }
 
 /// How much of either stream was stored elsewhere.
@@ -258,10 +260,10 @@ impl ReleasedBytes {
     }
 }
 
-fn read_released(dir: &File) -> Result<ReleasedBytes, ReadError> {
+fn read_released(dir: &File) -> Result<ReleasedBytes, SandboxReadError> {
     let file = match open_plain_at(dir, RELEASED_FILE, RELEASED, OFlags::RDONLY) {
         Ok(file) => file,
-        Err(ReadError::Absent { .. }) => return Ok(ReleasedBytes::default()),
+        Err(SandboxReadError::Absent { .. }) => return Ok(ReleasedBytes::default()),
         Err(error) => return Err(error),
     };
     let bytes = read_at(&file, RELEASED, 0, RELEASED_BYTES as u64, RELEASED_BYTES as u64)?;
@@ -273,7 +275,7 @@ fn read_released(dir: &File) -> Result<ReleasedBytes, ReadError> {
 }
 
 /// Recorded on disk before anything is removed, so that concurrent readers see it.
-fn write_released(dir: &File, released: ReleasedBytes) -> Result<(), ReadError> {
+fn write_released(dir: &File, released: ReleasedBytes) -> Result<(), SandboxReadError> {
     let file = open_plain_at(dir, RELEASED_FILE, RELEASED, OFlags::RDWR | OFlags::CREATE)?;
     let mut bytes = [0; RELEASED_BYTES];
     bytes[..8].copy_from_slice(&released.stdout.to_le_bytes());
@@ -282,10 +284,10 @@ fn write_released(dir: &File, released: ReleasedBytes) -> Result<(), ReadError> 
 }
 
 /// Makes a hole in the head, which keeps its length.
-fn punch(dir: &File, stream: ExecStream, before: u64, upto: u64) -> Result<(), ReadError> {
+fn punch(dir: &File, stream: ExecStream, before: u64, upto: u64) -> Result<(), SandboxReadError> {
     let head = match open_plain_at(dir, stream.file_name(), OUTPUT, OFlags::RDWR) {
         Ok(head) => head,
-        Err(ReadError::Absent { .. }) => return Ok(()),
+        Err(SandboxReadError::Absent { .. }) => return Ok(()),
         Err(error) => return Err(error),
     };
     let down = |offset: u64| offset / BLOCK_BYTES * BLOCK_BYTES;

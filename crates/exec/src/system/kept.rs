@@ -1,8 +1,8 @@
 //! Output that is kept whole for the agent: moved from an exec's directory into the agent's root.
 //!
-//! The root is the agent's, so that what lies there may be anything: links are not followed, directories of ours that
-//! are something else are replaced, and a file is never written, only put in its place. Moving is what makes this
-//! safe to do twice: what is not there any more was moved.
+//! The agent owns the root, so it may contain anything: links are not followed, directories of ours that are something
+//! else are replaced, and a file is only moved into place, never written. A move is idempotent: a missing source was
+//! moved before.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -16,7 +16,7 @@ use rustix::process::{Gid, Uid};
 
 use super::SystemExecutor;
 use super::evidence::open_beneath;
-use crate::error::ReadError;
+use crate::error::SandboxReadError;
 use crate::output::{ExecStream, KEPT_DIR, KeepRules, kept_name};
 
 const OUTPUT: &str = "captured output";
@@ -29,13 +29,13 @@ impl SystemExecutor {
         sandbox: &str,
         exec: &str,
         keeping: &KeepRules<'_>,
-    ) -> Result<(), ReadError> {
+    ) -> Result<(), SandboxReadError> {
         let mut kept = Vec::new();
         for stream in [ExecStream::Stdout, ExecStream::Stderr] {
             let file = match self.output(sandbox, exec, stream) {
                 Ok(file) => file,
                 // Moved before, or never captured.
-                Err(ReadError::Absent { .. }) => continue,
+                Err(SandboxReadError::Absent { .. }) => continue,
                 Err(error) => return Err(error),
             };
             let len = file.metadata().map_err(failed)?.len();
@@ -57,8 +57,8 @@ impl SystemExecutor {
     }
 }
 
-fn failed(cause: io::Error) -> ReadError {
-    ReadError::Read { what: OUTPUT, cause }
+fn failed(cause: io::Error) -> SandboxReadError {
+    SandboxReadError::Read { what: OUTPUT, cause }
 }
 
 /// The directory of kept output, made if it is not there, or is not one.
@@ -86,7 +86,7 @@ fn open_place(keeping: &KeepRules<'_>) -> io::Result<OwnedFd> {
     Ok(at)
 }
 
-/// Puts a stream in its place, with the right owner from the first moment.
+/// Moves a stream into place. It has the right owner from the start.
 fn put(
     file: &File,
     from: &File,
@@ -183,7 +183,7 @@ mod tests {
             fs::write(dir.join("stderr"), "x").unwrap();
         }
 
-        fn keep(&self, exec: &str, files_max: usize, bytes_max: u64) -> Result<(), ReadError> {
+        fn keep(&self, exec: &str, files_max: usize, bytes_max: u64) -> Result<(), SandboxReadError> {
             let keeping = KeepRules { root: &self.root, uid: None, more_than: 4, files_max, bytes_max };
             self.host.move_output("box", exec, &keeping)
         }

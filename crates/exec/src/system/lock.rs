@@ -1,6 +1,6 @@
 //! The lock that shows whether a sandbox has a keeper.
 //!
-//! A check never takes the lock, so it cannot make a starting keeper believe that there is another one.
+//! A check never takes the lock, so a starting keeper never mistakes it for another keeper.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ fn whole_file() -> libc::flock {
     lock
 }
 
-/// Whether somebody holds the lock on this file.
+/// Whether this file is locked.
 pub(crate) fn is_held(file: &File) -> io::Result<bool> {
     let mut lock = whole_file();
     // SAFETY: `lock` outlives the call, which fills it in.
@@ -25,7 +25,7 @@ pub(crate) fn is_held(file: &File) -> io::Result<bool> {
     Ok(lock.l_type != libc::F_UNLCK as libc::c_short)
 }
 
-/// Takes the lock for as long as the file is open. False: somebody holds it.
+/// Takes the lock until the file is closed. False: another process has it.
 pub(crate) fn try_take(file: &File) -> io::Result<bool> {
     let lock = whole_file();
     // SAFETY: `lock` outlives the call.

@@ -18,9 +18,9 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lodge_link::{Layer, Secret};
+use lodge_link::{KeeperSecret, Layer};
 
-use crate::error::{DialError, HostError, ReadError, RemoveError, StartError};
+use crate::error::{DialError, HostError, RemoveError, SandboxReadError, StartError};
 use crate::executor::{ExecFuture, Executor};
 use crate::link::Link;
 use crate::open_files::FileLimit;
@@ -30,7 +30,7 @@ use crate::spec::SandboxSpec;
 use cgroup::Cgroups;
 
 pub use gone::is_over;
-pub(crate) use start::out_of_the_way;
+pub(crate) use start::move_above_targets;
 
 /// The sandboxes of one state directory. There can be several in one process, as in tests.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl SystemExecutor {
         SystemExecutor { file_limit: limit, ..self }
     }
 
-    /// A program that is stored as `bin/<name>-<digest>` when its path is asked for.
+    /// A program that is stored as `bin/<name>-<digest>` when its path is requested.
     pub fn program(&self, name: &str, program: impl Into<ProgramImage>) -> Result<StoredProgram, HostError> {
         StoredProgram::new(&self.bin, name, program.into())
     }
@@ -102,7 +102,7 @@ impl Executor for SystemExecutor {
     fn dial<'a>(
         &'a self,
         sandbox: &'a str,
-        secret: &'a Secret,
+        secret: &'a KeeperSecret,
         epoch: u64,
     ) -> ExecFuture<'a, Result<Link, DialError>> {
         Box::pin(self.connect(sandbox, secret, epoch))
@@ -141,7 +141,7 @@ impl Executor for SystemExecutor {
         sandbox: &'a str,
         exec: &'a str,
         rules: &'a KeepRules<'a>,
-    ) -> ExecFuture<'a, Result<(), ReadError>> {
+    ) -> ExecFuture<'a, Result<(), SandboxReadError>> {
         Box::pin(async move { self.move_output(sandbox, exec, rules) })
     }
 
@@ -156,7 +156,7 @@ impl Executor for SystemExecutor {
         stream: ExecStream,
         head_max: usize,
         tail_max: usize,
-    ) -> Result<CapturedStream, ReadError> {
+    ) -> Result<CapturedStream, SandboxReadError> {
         self.read_captured(sandbox, exec, stream, head_max, tail_max)
     }
 
@@ -167,19 +167,25 @@ impl Executor for SystemExecutor {
         stream: ExecStream,
         offset: u64,
         len_max: usize,
-    ) -> Result<JobBytes, ReadError> {
-        self.in_job(sandbox, job, |dir| job::read_unreleased(dir, stream, offset, len_max))
+    ) -> Result<JobBytes, SandboxReadError> {
+        self.read_in_job_dir(sandbox, job, |dir| job::read_unreleased(dir, stream, offset, len_max))
     }
 
-    fn job_totals(&self, sandbox: &str, job: &str) -> Result<JobTotals, ReadError> {
-        self.in_job(sandbox, job, job::totals)
+    fn job_totals(&self, sandbox: &str, job: &str) -> Result<JobTotals, SandboxReadError> {
+        self.read_in_job_dir(sandbox, job, job::totals)
     }
 
-    fn job_order(&self, sandbox: &str, job: &str, offset: u64) -> Result<Vec<u8>, ReadError> {
-        self.in_job(sandbox, job, |dir| job::order(dir, offset))
+    fn job_order(&self, sandbox: &str, job: &str, offset: u64) -> Result<Vec<u8>, SandboxReadError> {
+        self.read_in_job_dir(sandbox, job, |dir| job::order(dir, offset))
     }
 
-    fn job_release(&self, sandbox: &str, job: &str, stream: ExecStream, upto: u64) -> Result<(), ReadError> {
+    fn job_release(
+        &self,
+        sandbox: &str,
+        job: &str,
+        stream: ExecStream,
+        upto: u64,
+    ) -> Result<(), SandboxReadError> {
         self.release(sandbox, job, stream, upto)
     }
 }

@@ -32,13 +32,13 @@ const FIRST_UNEXPECTED: RawFd = 3;
 /// Descriptors are first moved out of the way of those that a keeper expects.
 const OUT_OF_THE_WAY: RawFd = 16;
 
-/// What became of a keeper that somebody else started.
+/// The result of waiting for a keeper that another start began.
 enum OtherKeeper {
     Listens,
     Ended,
 }
 
-/// What became of those who were there before.
+/// Whether processes of an earlier keeper are gone.
 enum OldProcesses {
     Gone,
     Lives,
@@ -103,7 +103,7 @@ impl SystemExecutor {
         let given = [dir.into(), spec_file.into(), log.into(), announce].into_iter().chain(cgroup);
         let mut moved = Vec::new();
         for fd in given {
-            moved.push(out_of_the_way(fd).map_err(prepare)?);
+            moved.push(move_above_targets(fd).map_err(prepare)?);
         }
         let keeper = self.keeper.verified().map_err(|cause| StartError::NotStored { cause })?;
         let no_keeper = |cause| StartError::NoKeeper { path: keeper.path().to_owned(), cause };
@@ -138,7 +138,7 @@ impl SystemExecutor {
         }
     }
 
-    /// The spec in memory, on a descriptor: the secret stands in no argument and no file.
+    /// The spec in memory, on a descriptor: the secret is in no argument and no file.
     fn spec_file(
         &self,
         spec: &SandboxSpec,
@@ -230,7 +230,7 @@ pub(crate) fn give(
     let pairs: Vec<(RawFd, RawFd)> =
         given.iter().map(AsRawFd::as_raw_fd).zip(expected.iter().copied()).collect();
     let arrange = move || {
-        arrange(&pairs)?;
+        place_descriptors(&pairs)?;
         // After the descriptors were arranged: some may have numbers beyond it.
         file_limit.iter().for_each(FileLimit::restore);
         Ok(())
@@ -254,7 +254,7 @@ pub(crate) async fn spawn(command: &mut Command) -> io::Result<tokio::process::C
 }
 
 /// Runs between fork and exec: the given descriptors at their places, and no others.
-fn arrange(pairs: &[(RawFd, RawFd)]) -> io::Result<()> {
+fn place_descriptors(pairs: &[(RawFd, RawFd)]) -> io::Result<()> {
     for (given, expected) in pairs {
         // SAFETY: no memory is passed. Nothing given lies where something is expected.
         if unsafe { libc::dup2(*given, *expected) } == -1 {
@@ -271,7 +271,7 @@ fn arrange(pairs: &[(RawFd, RawFd)]) -> io::Result<()> {
     Ok(())
 }
 
-pub(crate) fn out_of_the_way(fd: OwnedFd) -> io::Result<OwnedFd> {
+pub(crate) fn move_above_targets(fd: OwnedFd) -> io::Result<OwnedFd> {
     // SAFETY: no memory is passed; the result is a new descriptor that nothing else owns.
     unsafe {
         let moved = libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, OUT_OF_THE_WAY);

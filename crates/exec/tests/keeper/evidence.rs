@@ -4,13 +4,13 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use lodge_exec::{
-    Evidence, ExecStream, Executor, ExitOutcome, ExitRecord, KeeperCommand, ReadError, ResourceUsage,
+    Evidence, ExecStream, Executor, ExitOutcome, ExitRecord, KeeperCommand, ResourceUsage, SandboxReadError,
     StreamCount,
 };
 
 use crate::home::{BOX, PATIENCE, SandboxHome};
 
-/// Starts an exec under a keeper that dies at `point`, and tells what is left once it is dead.
+/// Starts an exec under a keeper that dies at `point`, and returns the evidence after its death.
 async fn crash_at(point: &str) -> (SandboxHome, Evidence) {
     let home = SandboxHome::new();
     let mut spec = home.spec();
@@ -56,7 +56,7 @@ fn a_record_that_is_no_plain_file_is_refused() {
     fs::create_dir_all(&dir).unwrap();
     assert!(matches!(home.host.evidence(BOX, "e1"), Evidence::Claimed));
 
-    let is_not_plain = |evidence| matches!(evidence, Evidence::Unreadable(ReadError::NotPlain { .. }));
+    let is_not_plain = |evidence| matches!(evidence, Evidence::Unreadable(SandboxReadError::NotPlain { .. }));
     symlink("/etc/passwd", &exit).unwrap();
     assert!(is_not_plain(home.host.evidence(BOX, "e1")), "a link");
     fs::remove_file(&exit).unwrap();
@@ -69,7 +69,7 @@ fn a_record_that_is_no_plain_file_is_refused() {
     fs::remove_file(&exit).unwrap();
     fs::write(&exit, vec![0; 1 << 20]).unwrap();
     let long = home.host.evidence(BOX, "e1");
-    assert!(matches!(long, Evidence::Unreadable(ReadError::TooLong { .. })), "{long:?}");
+    assert!(matches!(long, Evidence::Unreadable(SandboxReadError::TooLong { .. })), "{long:?}");
 }
 
 #[test]
@@ -83,10 +83,10 @@ fn a_directory_that_is_a_link_is_not_followed() {
     let evidence = home.host.evidence(BOX, "e1");
     assert!(matches!(evidence, Evidence::Unreadable(_)), "{evidence:?}");
     let read = home.host.read_output(BOX, "e1", ExecStream::Stdout, 100, 100);
-    assert!(matches!(read, Err(ReadError::NotPlain { .. })), "{read:?}");
+    assert!(matches!(read, Err(SandboxReadError::NotPlain { .. })), "{read:?}");
     for bad in ["../box", "", "a/b"] {
         let read = home.host.read_output(BOX, bad, ExecStream::Stdout, 100, 100);
-        assert!(matches!(read, Err(ReadError::BadId { .. })), "{read:?}");
+        assert!(matches!(read, Err(SandboxReadError::BadId { .. })), "{read:?}");
     }
 }
 

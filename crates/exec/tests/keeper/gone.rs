@@ -1,4 +1,4 @@
-//! The proof that nothing of a sandbox is left, and what happens where it cannot be had.
+//! The proof that a sandbox is completely gone, and the behaviour where no proof is available.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -21,7 +21,7 @@ fn spoil(file: &Path) -> PathBuf {
 }
 
 #[tokio::test]
-async fn a_sandbox_of_which_nobody_can_tell_is_neither_gone_nor_started_anew() {
+async fn a_sandbox_of_which_nobody_can_tell_is_neither_gone_nor_started_again() {
     for file in ["pid", "cgroup"] {
         let home = SandboxHome::new();
         drop(home.up().await);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use lodge_exec::{
-    ExecKind, Executor, ExitRecord, KeeperCommand, KeeperEvent, Link, PrivateRoot, SandboxSpec, Secret,
+    ExecKind, Executor, ExitRecord, KeeperCommand, KeeperEvent, KeeperSecret, Link, PrivateRoot, SandboxSpec,
     StartExec, SystemExecutor,
 };
 
@@ -18,11 +18,11 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) struct SandboxHome {
     base: PathBuf,
-    /// None where somebody else owns the directory.
+    /// None if another part of the test owns the directory.
     _dir: Option<tempfile::TempDir>,
     pub(crate) host: SystemExecutor,
     pub(crate) root: PathBuf,
-    pub(crate) secret: Secret,
+    pub(crate) secret: KeeperSecret,
     pub(crate) uid: Option<u32>,
 }
 
@@ -75,7 +75,7 @@ impl SandboxHome {
         SandboxHome {
             host,
             root,
-            secret: Secret::new([7; 32]),
+            secret: KeeperSecret::new([7; 32]),
             uid,
             base: base.canonicalize().unwrap(),
             _dir: None,
@@ -168,7 +168,7 @@ impl SandboxHome {
         }
     }
 
-    /// A script as a job that keeps so many bytes of the beginning of each stream, and segments of that length.
+    /// A script as a job that keeps this many bytes of the beginning of each stream, and segments of that length.
     pub(crate) fn job(&self, exec: &str, script: &str, (job_head, job_segment): (u64, u64)) -> StartExec {
         StartExec { kind: ExecKind::Job, job_head, job_segment, ..self.sh(exec, script) }
     }
@@ -294,7 +294,7 @@ pub(crate) fn command_lines_with(mark: &str) -> Vec<String> {
     lines.map(|line| String::from_utf8_lossy(&line).replace('\0', " ")).collect()
 }
 
-/// How many of these processes somebody stopped.
+/// How many of these processes are stopped.
 pub(crate) fn stopped_with(mark: &str) -> usize {
     let is_stopped = |pid: &i32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

@@ -83,11 +83,13 @@ async fn an_exec_that_is_stopped_before_it_begins_holds_nobody_up_but_itself() {
 async fn a_stopped_guardian_that_outlives_its_keeper_is_woken_to_end_what_that_left() {
     for next_keeper in [false, true] {
         let home = SandboxHome::new();
-        let link = home.up_without(Some("keeper.no_namespaces+keeper.no_cgroup")).await;
+        let mut link = home.up_without(Some("keeper.no_namespaces+keeper.no_cgroup")).await;
         let mark = mark();
         link.send(&KeeperCommand::Start(home.sh("e1", &format!("while :; do sleep {mark}; done"))))
             .await
             .unwrap();
+        // The keeper has written down its guardian before it reports the start.
+        while !matches!(link.next().await.expect("an event"), KeeperEvent::Started { .. }) {}
         until("it runs", || processes_with(&mark).len() == 2 && half_born(&home).len() == 1).await;
         kill_process(half_born(&home)[0], Signal::STOP).unwrap();
         home.kill_keeper();

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, symlink};
 
-use lodge_exec::{Evidence, ExecStream, Executor, KeeperCommand, ReadError};
+use lodge_exec::{Evidence, ExecStream, Executor, KeeperCommand, SandboxReadError};
 use rustix::fs::FallocateFlags;
 
 use crate::home::{BOX, SandboxHome, exited, until};
@@ -132,21 +132,21 @@ fn files_of_a_job_that_are_no_plain_files_are_refused() {
     let home = SandboxHome::new();
     let dir = home.exec_dir("j1");
     let read = |offset| home.host.job_read(BOX, "j1", ExecStream::Stdout, offset, 100);
-    assert!(matches!(read(0), Err(ReadError::Absent { .. })));
+    assert!(matches!(read(0), Err(SandboxReadError::Absent { .. })));
     fs::create_dir_all(&dir).unwrap();
     fs::write(home.state().join("secret"), "secret").unwrap();
     for (name, offset) in [("stdout", 0), ("stdout.9", 9), ("released", 0)] {
         symlink(home.state().join("secret"), dir.join(name)).unwrap();
-        assert!(matches!(read(offset), Err(ReadError::NotPlain { .. })), "{name}");
+        assert!(matches!(read(offset), Err(SandboxReadError::NotPlain { .. })), "{name}");
         fs::remove_file(dir.join(name)).unwrap();
         fs::hard_link(home.state().join("secret"), dir.join(name)).unwrap();
-        assert!(matches!(read(offset), Err(ReadError::NotPlain { .. })), "{name}");
+        assert!(matches!(read(offset), Err(SandboxReadError::NotPlain { .. })), "{name}");
         fs::remove_file(dir.join(name)).unwrap();
     }
     symlink(home.state().join("secret"), dir.join("order")).unwrap();
-    assert!(matches!(home.host.job_order(BOX, "j1", 0), Err(ReadError::NotPlain { .. })));
+    assert!(matches!(home.host.job_order(BOX, "j1", 0), Err(SandboxReadError::NotPlain { .. })));
     for bad in ["../box", "", "a/b"] {
-        assert!(matches!(home.host.job_totals(BOX, bad), Err(ReadError::BadId { .. })));
+        assert!(matches!(home.host.job_totals(BOX, bad), Err(SandboxReadError::BadId { .. })));
     }
     // Names that are none of a segment say nothing.
     fs::write(dir.join("stdout.07"), "x").unwrap();

@@ -4,7 +4,7 @@ use std::fs;
 
 use lodge_exec::{
     Evidence, ExecKind, ExecState, ExecStream, Executor, ExitOutcome, JobBytes, KeeperCommand, KeeperEvent,
-    LimitHit, Link, OrderRuns, Resource, Speaker, StartExec, StreamCount, SystemExecutor,
+    LimitHit, Link, OrderRuns, Resource, StartExec, StreamCount, StreamKind, SystemExecutor,
 };
 
 use crate::home::{BOX, PATIENCE, SandboxHome, exited, next, until};
@@ -151,7 +151,7 @@ async fn the_order_in_which_both_streams_spoke_is_known_and_told_as_they_speak()
     let mut link = home.up().await;
     let said = [(2, "b1"), (2, "b2"), (1, "a3"), (2, "b4"), (1, "a5"), (1, "a6")];
     let script: Vec<String> = said.iter().map(|(to, what)| format!("echo {what} >&{to}")).collect();
-    // The last step is to wait: an end tells of the output by itself.
+    // The last step waits, because the end of a job reports its output anyway.
     let script: Vec<&str> = script.iter().map(String::as_str).chain(["true"]).collect();
     // Heads so short that most of it lies in segments.
     link.send(&KeeperCommand::Start(home.job("j1", &steps(&script), (1, 4)))).await.unwrap();
@@ -170,14 +170,14 @@ async fn the_order_in_which_both_streams_spoke_is_known_and_told_as_they_speak()
     exited(&mut link, "j1").await;
     let order = home.host.job_order(BOX, "j1", 0).unwrap();
     let runs: Vec<_> = OrderRuns::new(&order).collect();
-    let (out, err) = (Speaker::Stdout, Speaker::Stderr);
+    let (out, err) = (StreamKind::Stdout, StreamKind::Stderr);
     assert_eq!(runs, [(out, 0), (err, 6), (out, 3), (err, 3)]);
     assert_eq!(home.host.job_order(BOX, "j1", 2).unwrap(), order[2..]);
     assert_eq!(home.host.job_totals(BOX, "j1").unwrap().order, order.len() as u64);
 }
 
 #[tokio::test]
-async fn a_job_that_floods_is_told_of_now_and_then_and_never_less_than_before() {
+async fn a_job_that_floods_is_reported_periodically_and_never_with_less_than_before() {
     let home = SandboxHome::new();
     let mut link = home.up().await;
     let script = format!("seq 1 2000000; {}", steps(&["true"]));
@@ -225,7 +225,7 @@ async fn a_job_goes_on_without_a_daemon_and_the_next_one_finds_all_of_it() {
     go(&home, 0);
     until("it ended", || matches!(home.host.evidence(BOX, "j1"), Evidence::Exited(_))).await;
     let link = home.dial(2).await;
-    assert!(link.welcome.knows_jobs());
+    assert!(link.welcome.supports_jobs());
     assert!(matches!(&link.welcome.execs[..], [known] if matches!(known.state, ExecState::Exited(_))));
     let whole = [b"one\n".to_vec(), seq(50_000)].concat();
     assert!(read_all(&home.host, "j1", ExecStream::Stdout, 999) == kept(&whole, (1000, 1000)));
@@ -267,7 +267,7 @@ async fn a_directory_that_is_used_again_tells_only_of_the_job_that_has_it() {
         assert!(home.host.job_totals(BOX, &earlier).is_err());
         link.send(&KeeperCommand::Forget { exec: job.clone() }).await.unwrap();
         until("it is forgotten", || home.execs().is_empty()).await;
-        // Nothing is given back of a job that said nothing.
+        // A job without output releases nothing.
         home.host.job_release(BOX, &job, ExecStream::Stdout, 0).unwrap();
     }
     until("one waits for the next", || spares() == 1).await;

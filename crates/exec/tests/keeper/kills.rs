@@ -235,7 +235,7 @@ async fn cgroups_go_with_their_exec_and_with_their_sandbox_however_it_ended() {
     let home = SandboxHome::new();
     let mut link = home.up().await;
     let Some(first) = cgroup(&home) else {
-        // Said aloud in the layer, and then there is nothing to remove.
+        // The layer reports it, and nothing has to be removed.
         assert!(link.welcome.layers.iter().any(|layer| layer.name == "kill" && layer.missing.is_some()));
         return;
     };

@@ -104,9 +104,23 @@ async fn memory_taken_by_many_processes_counts_together() {
 #[tokio::test]
 async fn a_fork_bomb_is_ended_and_others_can_fork_again() {
     let limits = Limits { memory_bytes: Some(512 * MIB), cpu_ms: None, ..limits() };
-    // One that goes on trying, and one that gives up and leaves everything behind.
+    // One that keeps trying, and one that gives up and leaves its processes behind.
     bomb(limits, "exec awk 'BEGIN { while (1) system(\"sleep 60 & sleep 60 &\") }'", Resource::Pids).await;
     bomb(limits, "while :; do sleep 60 & done", Resource::Pids).await;
+}
+
+/// Execs that follow each other may be in the same cgroup.
+#[tokio::test]
+async fn the_cpu_time_of_earlier_execs_does_not_count_against_a_later_one() {
+    let home = SandboxHome::new();
+    let mut link = up(&home, Limits { cpu_ms: Some(900), ..limits() }, None).await;
+    // A third of the limit each: below it alone, and beyond it together.
+    let script = "until read -r a b c d e f g h i j k l m user system rest </proc/$$/stat &&
+        [ $((user + system)) -ge 30 ]; do :; done";
+    for number in 0..4 {
+        let record = home.run_sh(&mut link, &format!("exe_{number}"), script).await;
+        assert_eq!((record.ended, record.cause), (ExitOutcome::Code(0), None), "{}", home.log());
+    }
 }
 
 #[tokio::test]
@@ -116,7 +130,7 @@ async fn processor_time_of_all_processes_counts_together() {
 }
 
 #[tokio::test]
-async fn one_large_file_is_cut_and_whoever_writes_it_is_ended() {
+async fn one_large_file_is_cut_and_its_writer_is_ended() {
     for host in HOSTS {
         let home = SandboxHome::new();
         let mut link = up(&home, limits(), host).await;
@@ -188,7 +202,7 @@ async fn what_others_free_meanwhile_hides_nobody_who_writes() {
 }
 
 #[tokio::test]
-async fn a_limit_that_one_ran_into_is_told_of_nobody_beside_it() {
+async fn a_limit_that_one_exec_hit_is_reported_of_no_other() {
     let limits = Limits { cpu_ms: None, disk_bytes: None, ..limits() };
     let bombs = [("tail /dev/zero", Resource::Memory), ("while :; do sleep 60 & done; wait", Resource::Pids)];
     for (host, (bomb, resource)) in HOSTS.into_iter().flat_map(|host| bombs.map(|bomb| (host, bomb))) {

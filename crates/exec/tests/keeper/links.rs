@@ -4,8 +4,8 @@ use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use lodge_exec::{
-    DialError, Evidence, ExecKind, ExecState, Executor, ExitOutcome, KeeperCommand, KeeperEvent, Link,
-    Secret, StartExec, SystemExecutor,
+    DialError, Evidence, ExecKind, ExecState, Executor, ExitOutcome, KeeperCommand, KeeperEvent,
+    KeeperSecret, Link, StartExec, SystemExecutor,
 };
 
 use crate::home::{BOX, PATIENCE, SandboxHome, exited, keeper, next, until};
@@ -100,14 +100,14 @@ async fn keepers_started_at_the_same_time_are_one_keeper() {
 async fn a_daemon_with_the_wrong_secret_is_turned_away() {
     let home = SandboxHome::new();
     let mut link = home.up().await;
-    let refused = home.host.dial(BOX, &Secret::new([8; 32]), 9).await.unwrap_err();
+    let refused = home.host.dial(BOX, &KeeperSecret::new([8; 32]), 9).await.unwrap_err();
     assert!(matches!(refused, DialError::WrongSecret { .. }), "{refused}");
     link.send(&KeeperCommand::Ping { token: 5 }).await.unwrap();
     assert_eq!(next(&mut link).await, KeeperEvent::Pong { token: 5 });
 }
 
 #[tokio::test]
-async fn whoever_answers_without_the_secret_is_not_taken_for_the_keeper() {
+async fn a_process_that_answers_without_the_secret_is_not_taken_for_the_keeper() {
     let home = SandboxHome::new();
     std::fs::create_dir_all(home.run()).unwrap();
     let impostor = UnixListener::bind(home.run().join("k")).unwrap();

@@ -17,7 +17,7 @@ pub(crate) fn own_address() -> Option<IpAddr> {
     source("0.0.0.0", "192.0.2.1").or_else(|| source("::", "2001:db8::1"))
 }
 
-/// A server that says `hello` and what it was asked, once for each connection.
+/// A server that sends `hello` and the request that it read, once per connection.
 pub(crate) fn origin(address: IpAddr) -> SocketAddr {
     let listener = TcpListener::bind((address, 0)).unwrap();
     let at = listener.local_addr().unwrap();
@@ -129,7 +129,7 @@ async fn without_a_guard_a_list_is_served_by_a_proxy() {
 async fn without_a_guard_a_port_of_the_hosts_loopback_is_reached_at_that_port_inside() {
     let home = SandboxHome::new();
     let [opened, v6_alone, other] = ["127.0.0.1", "::1", "127.0.0.1"].map(|at| origin(at.parse().unwrap()));
-    // Where nobody listens.
+    // A port without a listener.
     let silent = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
     let words = [opened, v6_alone, silent].map(|at| format!("loopback:{}", at.port()));
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -178,7 +178,7 @@ print([pid for pid in pids if read(\"/proc/%d/net/tcp\" % pid).count(\"\\n\") > 
 }
 
 #[tokio::test]
-async fn an_agent_has_so_many_connections_open_whoever_has_their_descriptors() {
+async fn an_agent_has_a_limited_number_of_connections_open_whoever_has_their_descriptors() {
     let address = own_address().expect("this host has an address beside its loopback");
     let server = TcpListener::bind((address, 0)).unwrap();
     let listed = server.local_addr().unwrap();
@@ -308,7 +308,7 @@ async fn a_gate_ends_with_its_keeper_however_that_ends() {
         assert!(home.host.wait_gone(BOX, PATIENCE).await);
         until("the gate is gone", || !std::path::Path::new(&format!("/proc/{}", gate[0])).exists()).await;
         let mut rest = Vec::new();
-        // Closed or reset: there is nobody any more at the other end.
+        // Closed or reset: the other end is gone.
         drop((&held).read_to_end(&mut rest));
     }
 }
@@ -325,7 +325,7 @@ async fn a_sandbox_whose_gate_died_ends_and_says_why() {
 }
 
 #[tokio::test]
-async fn a_proxy_has_so_many_connections_and_the_next_is_told() {
+async fn a_proxy_has_a_limited_number_of_connections_and_refuses_the_next() {
     let address = own_address().expect("this host has an address beside its loopback");
     let silent = TcpListener::bind((address, 0)).unwrap();
     let listed = silent.local_addr().unwrap();

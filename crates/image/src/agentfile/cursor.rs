@@ -6,7 +6,7 @@
 use std::iter::Peekable;
 use std::vec::IntoIter;
 
-use super::document::At;
+use super::document::Located;
 use super::expand::ExpandedLine;
 use super::keyword::Keyword;
 use super::lex::{AgentfileToken, LineFault, TokenKind};
@@ -21,7 +21,7 @@ pub(super) struct TokenCursor<'a> {
     faults: Vec<LineFault>,
 }
 
-/// A word and where it stands.
+/// A word and its position.
 pub(super) struct LocatedWord {
     pub(super) at: usize,
     pub(super) text: String,
@@ -59,8 +59,8 @@ impl<'a> TokenCursor<'a> {
     }
 
     /// A value with the place in the source that gave it.
-    pub(super) fn at<T>(&self, at: usize, value: T) -> At<T> {
-        At { line: self.line, column: self.expanded.column(at), value }
+    pub(super) fn at<T>(&self, at: usize, value: T) -> Located<T> {
+        Located { line: self.line, column: self.expanded.column(at), value }
     }
 
     pub(super) fn fault(&mut self, at: usize, mistake: impl Into<Mistake>) {
@@ -171,7 +171,7 @@ impl<'a> TokenCursor<'a> {
         Some(KeyValue { key, value: Some(value) })
     }
 
-    /// All words that are left, joined where no space stands between them, as a shell would.
+    /// All remaining words, joined where no space separates them, as a shell would.
     pub(super) fn arguments(&mut self) -> Option<Vec<String>> {
         let mut arguments: Vec<String> = Vec::new();
         while let Some(token) = self.tokens.next() {

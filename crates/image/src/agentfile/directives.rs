@@ -90,7 +90,7 @@ pub(super) fn context(doc: &mut Agentfile, line: u32, cursor: &mut TokenCursor<'
             cursor.fault(cursor.end(), FormMistake::ContextWithoutText { name });
             return None;
         }
-        // Something else stands where the text should be, and `finish` says what.
+        // Another token is in the place of the text, and `finish` reports it.
         (None, None) => return Some(()),
     };
     put(&mut doc.contexts, ContextSection { line, name, description, source });

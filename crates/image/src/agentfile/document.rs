@@ -9,7 +9,7 @@ use super::limit::Limit;
 
 /// A value and the place that gave it. After a merge the place is in the file the value came from.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct At<T> {
+pub struct Located<T> {
     pub line: u32,
     pub column: u32,
     pub value: T,
@@ -18,24 +18,24 @@ pub struct At<T> {
 /// One Agentfile, or several flattened by `merge`.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Agentfile {
-    pub from: At<Parent>,
-    pub runtime: Option<At<BinSource>>,
-    pub model: Option<At<ModelName>>,
-    pub name: Option<At<String>>,
+    pub from: Located<Parent>,
+    pub runtime: Option<Located<BinSource>>,
+    pub model: Option<Located<ModelName>>,
+    pub name: Option<Located<String>>,
     pub contexts: Vec<ContextSection>,
     pub configs: Vec<Config>,
     pub envs: Vec<Env>,
     pub bins: Vec<Bin>,
     /// Argument prefix of the runtime; `None` when the file has no EXEC.
-    pub exec: Option<At<Vec<String>>>,
+    pub exec: Option<Located<Vec<String>>>,
     pub adds: Vec<Add>,
     pub labels: Vec<Label>,
     pub args: Vec<Arg>,
-    pub capabilities: Vec<At<String>>,
-    pub limits: Vec<At<Limit>>,
-    pub network: Option<At<NetworkAccess>>,
+    pub capabilities: Vec<Located<String>>,
+    pub limits: Vec<Located<Limit>>,
+    pub network: Option<Located<NetworkAccess>>,
     pub mcps: Vec<Mcp>,
-    pub skills: Vec<At<String>>,
+    pub skills: Vec<Located<String>>,
     pub services: Vec<Service>,
     pub schedules: Vec<Schedule>,
     pub ons: Vec<On>,
@@ -78,7 +78,7 @@ pub enum ContextSource {
     /// The heredoc's body, byte for byte, without its trailing newlines.
     Inline(String),
     /// A path below the Agentfile's directory.
-    File(At<String>),
+    File(Located<String>),
 }
 
 /// One setting of the runtime. `value` is `None` when the key is declared and not set.
@@ -153,7 +153,7 @@ impl fmt::Display for BinSource {
 pub struct Add {
     pub line: u32,
     /// A path below the Agentfile's directory.
-    pub src: At<String>,
+    pub src: Located<String>,
     pub name: String,
     pub description: Option<String>,
 }
@@ -177,7 +177,7 @@ pub struct Arg {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NetworkAccess {
     None,
-    /// Every address that is routed in public; what holds where nothing is said.
+    /// Every publicly routed address; the default.
     Public,
     /// The same, and private ranges.
     Lan,
@@ -187,7 +187,7 @@ pub enum NetworkAccess {
 }
 
 impl NetworkAccess {
-    /// What a word means that stands alone.
+    /// The meaning of a single word.
     pub fn from_word(word: &str) -> Option<NetworkAccess> {
         match word {
             "none" => Some(NetworkAccess::None),
@@ -271,9 +271,9 @@ macro_rules! keyed {
 }
 
 keyed!(ContextSection: name, Config: key, Env: key, Bin: name, Add: name, Label: key, Arg: key,
-    Mcp: name, Service: name, At<String>: value,);
+    Mcp: name, Service: name, Located<String>: value,);
 
-impl Keyed for At<Limit> {
+impl Keyed for Located<Limit> {
     fn key(&self) -> &str {
         self.value.key().word()
     }
@@ -292,9 +292,9 @@ macro_rules! once {
     )*};
 }
 
-once!(Mcp, Service, At<Limit>,);
+once!(Mcp, Service, Located<Limit>,);
 
-/// Replaces the item with the same key where it stands, so an override keeps its place in the prompt.
+/// Replaces the item with the same key in its position, so that an override keeps its position in the prompt.
 pub(super) fn put<T: Keyed>(list: &mut Vec<T>, item: T) {
     match list.iter_mut().find(|old| old.key() == item.key()) {
         Some(old) => *old = item,

@@ -9,10 +9,10 @@ use super::mistake::Mistake;
 const SHOWN_MAX: usize = 60;
 /// A path is of use only whole.
 const PATH_SHOWN_MAX: usize = 1024;
-/// Of the beginning and of the end of a cause, which may be a chain: where it began to go wrong stands last.
+/// Bytes from the start and from the end of a cause, which may be a chain: the root cause is last.
 const CAUSE_SHOWN_MAX: [usize; 2] = [80, 320];
 
-/// One mistake and where it stands. Lines and columns count from 1; columns count characters.
+/// One mistake and its position. Lines and columns count from 1; columns count characters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentfileError {
     pub file: String,

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::bounds::{EXPANSION_MAX, LINE_MAX};
 use super::names;
 
-/// The values `${key}` stands for on the lines below.
+/// The values of `${key}` on the lines below.
 pub(super) struct ArgScope<'a> {
     given: &'a BTreeMap<String, String>,
     values: BTreeMap<String, String>,

@@ -4,13 +4,13 @@
 
 use super::mistake::{Mistake, TextMistake};
 
-/// A mistake and the byte of the expanded line it stands at.
+/// A mistake and its byte in the expanded line.
 pub(super) type LineFault = (usize, Mistake);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct AgentfileToken {
     pub(super) at: usize,
-    /// No space stands between this token and the one before.
+    /// No space separates this token from the one before.
     pub(super) glued: bool,
     pub(super) kind: TokenKind,
 }
@@ -98,7 +98,7 @@ fn string(line: &str, start: usize) -> Result<(TokenKind, usize), LineFault> {
     Err((start, TextMistake::UnterminatedString.into()))
 }
 
-/// The character an escape stands for, and how many bytes it has after the backslash.
+/// The character of an escape, and its length after the backslash.
 fn escape(rest: &str) -> Option<(char, usize)> {
     let simple = |c| Some((c, 1));
     match rest.bytes().next()? {

@@ -87,7 +87,7 @@ impl fmt::Display for LimitKey {
     }
 }
 
-/// Reads a limit that somebody gave beside an Agentfile.
+/// Parses a limit that was given beside an Agentfile.
 pub fn read_limit(key: &str, value: &str) -> Result<Limit, ValueMistake> {
     let known = LimitKey::read(key).ok_or_else(|| ValueMistake::UnknownLimit { found: key.to_owned() })?;
     Limit::read(known, value)

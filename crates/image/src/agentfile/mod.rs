@@ -34,8 +34,8 @@ pub use bounds::{
 };
 pub use capability::CAPABILITIES;
 pub use document::{
-    Add, Agentfile, Arg, At, Bin, BinSource, Config, ConfigValue, ContextSection, ContextSource, Env, Label,
-    Mcp, McpSource, ModelName, NetworkAccess, On, Parent, Schedule, Service, ServiceNeed,
+    Add, Agentfile, Arg, Bin, BinSource, Config, ConfigValue, ContextSection, ContextSource, Env, Label,
+    Located, Mcp, McpSource, ModelName, NetworkAccess, On, Parent, Schedule, Service, ServiceNeed,
 };
 pub use env_key::{EnvKeyError, check_env_key};
 pub use error::{AgentfileError, AgentfileErrors, shown};

@@ -149,7 +149,7 @@ fn bracketed_address(name: &str) -> bool {
         .is_some_and(|inner| inner.parse::<Ipv6Addr>().is_ok())
 }
 
-/// What stands after `host:`: a bare name, or an absolute path that stays where it points.
+/// The part after `host:`: a bare name, or an absolute path without links.
 pub(super) fn host_program(program: &str) -> bool {
     if program.is_empty() || program.len() > PATH_MAX {
         return false;
@@ -230,7 +230,7 @@ fn without_port(word: &str) -> &str {
     }
 }
 
-/// Whether a list can never open this host: its own machine's loopback, a link, many at once, or nobody.
+/// Whether a list can never open this host: loopback, link-local, multicast or unspecified addresses.
 pub(super) fn never_opened(word: &str) -> bool {
     match host_part(word).parse::<IpAddr>().map(|address| address.to_canonical()) {
         Ok(IpAddr::V4(v4)) => {

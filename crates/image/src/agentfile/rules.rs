@@ -80,7 +80,7 @@ pub(super) fn config_key(key: &str) -> RuleResult {
     rule(names::dns_label(key), || ValueMistake::ConfigKey { found: key.to_owned() })
 }
 
-/// What is asked for has no value yet.
+/// A required value has no default.
 pub(super) fn config_default<T>(key: &str, required: bool, value: Option<&T>) -> RuleResult {
     rule(!required || value.is_none(), || ValueMistake::RequiredWithDefault { key: key.to_owned() })
 }
@@ -129,7 +129,7 @@ pub(super) fn not_empty(what: &'static str, text: &str) -> RuleResult {
     rule(!text.trim().is_empty(), || ValueMistake::Empty { what })
 }
 
-/// What no Agentfile could have said.
+/// Entries that no Agentfile could produce.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnfitEntry {
     #[error("its {keyword} is refused: {mistake}")]
@@ -199,7 +199,7 @@ fn programs(agentfile: &Agentfile) -> Result<(), UnfitEntry> {
     Ok(())
 }
 
-/// What is kept, told and set.
+/// The texts of an agent: contexts, descriptions and settings.
 fn texts(agentfile: &Agentfile) -> Result<(), UnfitEntry> {
     one_each(Keyword::Context, &agentfile.contexts)?;
     for context in &agentfile.contexts {

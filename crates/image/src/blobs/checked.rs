@@ -4,8 +4,8 @@ use std::io::{self, Read};
 use super::{BlobError, Blobs};
 use crate::{Digest, Hasher};
 
-/// A blob that is checked while it is read. Its end is an error when the contents were not those of its digest, so
-/// nothing of it is to be believed before it was read to its end.
+/// A blob that is verified while it is read. A mismatch with its digest is an error at its end, so the contents are
+/// trusted only after a complete read.
 #[derive(Debug)]
 pub struct CheckedBlob {
     blobs: Blobs,

@@ -1,4 +1,4 @@
-//! Removes blobs that are not needed any more.
+//! Removes blobs that are no longer needed.
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -10,7 +10,7 @@ use super::dirs::{self, BlobDirs};
 use super::{BlobError, Blobs};
 use crate::Digest;
 
-/// A transfer that nobody went on with for so long is not gone on with.
+/// An interrupted transfer is dropped after this time.
 const PARTIAL_KEPT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// What a collection removed.
@@ -22,10 +22,10 @@ pub struct CollectionTotals {
 }
 
 impl Blobs {
-    /// Removes everything that is neither wanted nor pinned. `wanted` is asked once everything that is there was listed.
+    /// Removes everything that is neither wanted nor pinned. `wanted` is called after the listing of the files.
     ///
-    /// What is pinned at any time between its begin and its end stays: it may have been recorded after `wanted` was
-    /// asked. Collections wait for each other.
+    /// A blob that is pinned at any time during the collection stays: it may have been recorded after the call of
+    /// `wanted`. Collections wait for each other.
     pub fn collect(
         &self,
         wanted: &mut dyn FnMut() -> Result<BTreeSet<Digest>, BlobError>,
@@ -93,7 +93,7 @@ fn listed(dir: &std::os::fd::OwnedFd) -> io::Result<Vec<Digest>> {
     Ok(dirs::names(dir)?.iter().filter_map(|name| digest_of(name)).collect())
 }
 
-/// Names that we did not give are nobody's business here.
+/// Files with foreign names are ignored.
 fn digest_of(name: &CStr) -> Option<Digest> {
     format!("sha256:{}", name.to_str().ok()?).parse().ok()
 }

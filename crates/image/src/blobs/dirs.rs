@@ -14,7 +14,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-/// Nobody else has anything to look for here.
+/// Only the owner may look here.
 const PRIVATE: Mode = Mode::RWXU;
 /// What is in these is bound into sandboxes, where others read it.
 const READABLE: Mode = PRIVATE.union(Mode::from_raw_mode(0o055));
@@ -101,14 +101,14 @@ impl TempName {
 
 impl Drop for TempName {
     fn drop(&mut self) {
-        // No name is given twice, so a file that got its place is not here any more.
+        // No name is used twice, so a file that was moved is no longer here.
         if remove(&self.dirs.temp, self.name.as_str()).is_err() {
-            // What stays here goes when the store is opened next; the first error is the one to tell.
+            // Leftover files are removed when the store is opened next. The first error is the one to report.
         }
     }
 }
 
-/// Makes the contents of a whole file last, and nobody's to change.
+/// Makes a complete file durable and read-only.
 pub(super) fn seal(file: &File, mode: Mode) -> io::Result<()> {
     // The mode is set apart from creation, where the umask could narrow it.
     fchmod(file, mode)?;
@@ -155,9 +155,9 @@ fn own_dir<P: rustix::path::Arg + Copy>(above: impl AsFd, name: P, mode: Mode) -
     Ok(dir)
 }
 
-/// Opens a regular file; `None` when there is nothing. Anything else of that name is an error that says so.
+/// Opens a regular file; `None` if it does not exist. Any other kind of file is an error.
 pub(super) fn open(dir: &OwnedFd, name: &str) -> io::Result<Option<(File, Stat)>> {
-    // Without NONBLOCK a pipe of that name would keep us waiting for somebody who writes.
+    // Without NONBLOCK a pipe of that name would block until a writer appears.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match openat(dir, name, flags, Mode::empty()) {
         Ok(file) => File::from(file),

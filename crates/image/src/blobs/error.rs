@@ -22,7 +22,7 @@ pub enum BlobError {
     Short { digest: Digest, len: u64, size: u64 },
     #[error("{digest} is larger than the {max} bytes that can be read at once")]
     TooLong { digest: Digest, max: u64 },
-    #[error("{digest} is being received by somebody else")]
+    #[error("{digest} is already being received")]
     Busy { digest: Digest },
     #[error("`{}` cannot be the name of a program", crate::agentfile::shown(name))]
     Name { name: String },

@@ -42,7 +42,7 @@ impl Drop for ReceiveClaim {
 impl Drop for IncomingBlob {
     fn drop(&mut self) {
         if self.len == 0 && dirs::remove(&self.blobs.dirs.partial, self.digest.hex().as_str()).is_err() {
-            // An empty file is in nobody's way, and goes with all that is not gone on with.
+            // An empty file is harmless, and is removed with stale transfers.
         }
     }
 }
@@ -125,7 +125,7 @@ impl IncomingBlob {
         Ok(())
     }
 
-    /// Forgets what came so far.
+    /// Drops the received bytes.
     pub fn restart(&mut self) -> Result<(), BlobError> {
         self.file.set_len(0).map_err(|cause| self.failed(cause))?;
         self.hasher = Hasher::default();
@@ -133,8 +133,8 @@ impl IncomingBlob {
         Ok(())
     }
 
-    /// Checks what came and makes it a blob, durably; a damaged one is replaced. What is wrong is forgotten, and what is
-    /// short stays.
+    /// Verifies the received bytes and turns them into a durable blob; a damaged blob is replaced. Wrong contents are
+    /// dropped, and short ones stay.
     pub fn finish(mut self) -> Result<(), BlobError> {
         let (digest, len, size) = (self.digest, self.len, self.size);
         if len != size {

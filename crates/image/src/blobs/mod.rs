@@ -52,7 +52,8 @@ pub struct Blobs {
 }
 
 impl Blobs {
-    /// Opens the store below `dir`, which is made when it is not there and refused when it is a link or somebody else's.
+    /// Opens the store below `dir`. The directory is created if it is missing, and refused if it is a link or belongs
+    /// to another user.
     ///
     /// What a killed process left half done goes, but for transfers that can be gone on with.
     pub fn open(dir: &Path) -> Result<Blobs, BlobError> {
@@ -106,7 +107,7 @@ impl Blobs {
 
     /// Bytes of a blob of that size that have to come: none when it is there, and all but those of a transfer that can be
     /// gone on with. It is pinned in any case.
-    pub fn lacks(&self, pins: &Pins, digest: &Digest, size: u64) -> Result<u64, BlobError> {
+    pub fn missing_bytes(&self, pins: &Pins, digest: &Digest, size: u64) -> Result<u64, BlobError> {
         if self.has(pins, digest, size)? {
             return Ok(0);
         }
@@ -162,8 +163,8 @@ impl Blobs {
         Err(BlobError::Damaged { digest: *digest })
     }
 
-    /// Begins to receive a blob, or goes on with one that was begun. One transfer at a time has it: for another this is
-    /// `Busy`, and `until_free` waits for the end of the one there is.
+    /// Begins to receive a blob, or resumes an interrupted transfer. One transfer at a time owns a blob: for others
+    /// this is `Busy`, and `wait_until_free` waits for its end.
     ///
     /// Whether the blob is there already is not looked at.
     pub fn receive(&self, pins: &Pins, digest: &Digest, size: u64) -> Result<IncomingBlob, BlobError> {
@@ -195,8 +196,9 @@ impl Blobs {
         taken.map_err(|error| error.into_error(failed))
     }
 
-    /// Returns once nobody receives this blob. Then it may be there, or it can be received, unless somebody was faster.
-    pub async fn until_free(&self, digest: &Digest) {
+    /// Returns once no transfer receives this blob. It may then exist, or can be received, unless another transfer was
+    /// faster.
+    pub async fn wait_until_free(&self, digest: &Digest) {
         loop {
             let mut freed = std::pin::pin!(self.shared.freed.notified());
             // From here on, nothing that is freed is missed.
@@ -210,7 +212,7 @@ impl Blobs {
 
     /// A file made from blobs, by a name of its own: made by `make` once, and collected with `owner`, which is pinned.
     ///
-    /// It can be run by everybody and written by nobody. When `make` fails nothing is left.
+    /// All users can run the file, and none can write it. If `make` fails, nothing is left.
     pub fn derived<E: From<BlobError>>(
         &self,
         pins: &Pins,

@@ -11,7 +11,7 @@ use crate::Digest;
 #[derive(Debug, Default)]
 pub(super) struct BlobState {
     held: Mutex<PinTable>,
-    /// Somebody stopped receiving something.
+    /// A transfer stopped receiving.
     pub(super) freed: Notify,
     /// Locked by a collection: there is one at a time.
     pub(super) collection: Mutex<()>,
@@ -21,7 +21,7 @@ pub(super) struct BlobState {
 pub(super) struct PinTable {
     pins: BTreeMap<Digest, usize>,
     pub(super) receiving: BTreeSet<Digest>,
-    /// While a collection is under way: everything that was pinned at some time since it began.
+    /// During a collection: everything that was pinned at some time since it began.
     spared: Option<BTreeSet<Digest>>,
 }
 
@@ -38,8 +38,8 @@ impl BlobState {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Until the returned guard is dropped, blobs that were pinned at any time are spared, even if they are not
-    /// pinned any more: they may have been recorded after the collection listed what is needed.
+    /// Until the returned guard is dropped, blobs that were pinned at any time are spared, even if they are no longer
+    /// pinned: they may have been recorded after the collection listed the needed ones.
     pub(super) fn spare(&self) -> CollectionGuard<'_> {
         let mut held = self.lock_pins();
         held.spared = Some(held.pins.keys().copied().collect());

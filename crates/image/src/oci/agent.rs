@@ -113,7 +113,7 @@ pub fn read_agent_head(manifest: &Manifest, config: &[u8]) -> Result<AgentImageH
 
 /// Reads a whole image of an agent. `blob` gives contents that were checked against their descriptor.
 ///
-/// One whose config says something else than its Agentfile is refused.
+/// An image whose config contradicts its Agentfile is refused.
 ///
 /// A foreign one is refused: it has to be unpacked and loaded, because its parents are not in it.
 pub fn read_agent(
@@ -201,7 +201,7 @@ fn check_parts(loaded: &LoadedAgentfile) -> Result<(), BadImage> {
     total_fits(total)
 }
 
-/// What everybody's tools show of an image. No time: it would make two images of one.
+/// The annotations that common tools show. No time: it would change the digest of an equal image.
 fn annotations(loaded: &LoadedAgentfile) -> BTreeMap<String, String> {
     let labels = loaded.agentfile.labels.iter().map(|label| (label.key.clone(), label.value.clone()));
     let title = loaded.agentfile.name.iter().map(|name| (TITLE.to_owned(), name.value.clone()));

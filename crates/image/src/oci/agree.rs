@@ -62,7 +62,7 @@ fn check_built(loaded: &LoadedAgentfile, args: &BTreeMap<String, String>) -> Res
 fn over(flat: &Agentfile, own: Agentfile) -> Agentfile {
     let (schedules, ons) = (flat.schedules.len(), flat.ons.len());
     let mut merged = merge(flat.clone(), own);
-    // These add up: what the Agentfile says stands at the end of the config's already.
+    // These accumulate: the values of the Agentfile are at the end of the config's list.
     let is_end = |all: &[String], since: usize| {
         let (before, own) = all.split_at(since);
         before.ends_with(own)
@@ -79,7 +79,7 @@ fn over(flat: &Agentfile, own: Agentfile) -> Agentfile {
     merged
 }
 
-/// The texts of contexts that stand in the Agentfile.
+/// The texts of contexts that are in the Agentfile.
 fn texts(loaded: &LoadedAgentfile, own: &Agentfile) -> Result<(), BadImage> {
     for context in &own.contexts {
         let ContextSource::Inline(text) = &context.source else { continue };
@@ -132,7 +132,7 @@ fn compare(config: &[u8], expected: &[u8]) -> Result<(), BadImage> {
     Err(differs(keys.find(|key| config.get(*key) != expected.get(*key)).map_or("", String::as_str)))
 }
 
-/// What differs, by the word that stands in an Agentfile for it.
+/// The difference, by its keyword in an Agentfile.
 fn differs(key: &str) -> BadImage {
     let word = match key {
         "name_inherited" => "NAME".to_owned(),

@@ -36,7 +36,7 @@ pub struct ImportedArchive {
 
 /// Writes images with everything that they name: the same images are the same archive.
 ///
-/// One that has several names comes several times. When this fails, what was written is to be thrown away.
+/// An image with several names occurs several times. If this fails, the output is incomplete and must be dropped.
 pub fn write_archive(
     blobs: &Blobs,
     images: &[(Descriptor, Option<String>)],
@@ -73,7 +73,7 @@ pub fn write_archive(
     tar.into_inner().and_then(Write::flush).map_err(StreamError::io)
 }
 
-/// How far below an image of an archive a document stands.
+/// How far below an image of an archive a document is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum DocumentDepth {
     Image,
@@ -247,7 +247,7 @@ impl ArchiveFiles {
             TarEntryKind::Directory => return Ok(()),
             TarEntryKind::File => {}
             TarEntryKind::Odd(what) => {
-                // Told at the end: archives of `docker save` have links, and more to say than that.
+                // Reported at the end: archives of `docker save` contain links, and have a better error.
                 self.odd.get_or_insert_with(|| format!("`{}` is {what}", shown_name(entry.name)));
                 return Ok(());
             }

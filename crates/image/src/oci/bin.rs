@@ -28,7 +28,7 @@ const USAGE_LAYER_MAX: u64 = USAGE_MAX + (32 << 10);
 /// What says of a manifest that it is about another one.
 const ABOUT: &str = "vnd.docker.reference.type";
 
-/// A tool that is to be an image.
+/// A tool to pack into an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewBin {
     pub name: String,
@@ -154,7 +154,7 @@ fn pack_platform(
     usage: Option<&ProgramLayer>,
 ) -> Result<(Blob, Blob), BadImage> {
     let diff_ids = std::iter::once(program).chain(usage).map(|layer| layer.diff_id);
-    let config = ImageConfig {
+    let config = OciImageConfig {
         architecture: &platform.architecture,
         config: RunConfig { entrypoint: [format!("/{}", new.name)], labels: annotations },
         os: &platform.os,
@@ -184,7 +184,7 @@ fn document(document: ManifestDocument) -> Result<Blob, BadImage> {
 }
 
 #[derive(Serialize)]
-struct ImageConfig<'a> {
+struct OciImageConfig<'a> {
     architecture: &'a str,
     config: RunConfig<'a>,
     os: &'a str,
@@ -207,7 +207,7 @@ struct RootFs {
     kind: &'static str,
 }
 
-/// What is read of the config of somebody else's image.
+/// The parts of a foreign image's config that are read.
 #[derive(Deserialize, Default)]
 struct ForeignConfig {
     #[serde(default)]
@@ -293,7 +293,7 @@ impl ToolDescription {
     }
 }
 
-/// Said by the index, by a manifest, or by the labels of a config, as those have them who cannot annotate.
+/// From the index, a manifest, or the labels of a config, for tools that cannot annotate.
 fn read_description(
     index: &Index,
     first: &Manifest,

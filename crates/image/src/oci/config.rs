@@ -14,7 +14,7 @@ use self::parts::{
 use super::{BadImage, json};
 use crate::Reference;
 use crate::agentfile::{
-    Agentfile, At, BinSource, LoadedAgentfile, NetworkAccess, PARENTS_MAX, check, names, shown,
+    Agentfile, BinSource, LoadedAgentfile, Located, NetworkAccess, PARENTS_MAX, check, names, shown,
 };
 
 const WHAT: &str = "the config";
@@ -30,7 +30,7 @@ struct StoredAgentConfig {
     model: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     name: Option<String>,
-    /// NAME stands in a parent.
+    /// NAME comes from a parent.
     #[serde(default, skip_serializing_if = "is_false")]
     name_inherited: bool,
     #[serde(default, deserialize_with = "json::objects", skip_serializing_if = "Vec::is_empty")]
@@ -122,7 +122,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<LoadedAgentfile, BadImage> {
     Ok(loaded)
 }
 
-/// Refuses what could not be the outcome of a build, whether it is to be written or was read.
+/// Refuses a config that no build could produce, for writing and for reading.
 pub(super) fn check_loaded(loaded: &LoadedAgentfile) -> Result<(), BadImage> {
     check(&loaded.agentfile).map_err(|unfit| BadImage::new(unfit.to_string()))?;
     if let Some(from) = loaded.from.as_deref()
@@ -153,7 +153,7 @@ pub(super) fn check_loaded(loaded: &LoadedAgentfile) -> Result<(), BadImage> {
 impl StoredAgentConfig {
     fn into_agentfile(self) -> Result<Agentfile, BadImage> {
         Ok(Agentfile {
-            from: At::default(),
+            from: Located::default(),
             runtime: self.runtime.map(source).map(without_position),
             model: self.model.map(|text| model(&text)).transpose()?.map(without_position),
             name: self.name.map(without_position),
@@ -186,8 +186,8 @@ fn network(words: Vec<String>) -> NetworkAccess {
 }
 
 /// A value whose place is not known, because the text that it stood in is not there.
-fn without_position<T>(value: T) -> At<T> {
-    At { line: 0, column: 0, value }
+fn without_position<T>(value: T) -> Located<T> {
+    Located { line: 0, column: 0, value }
 }
 
 fn is_zero(value: &usize) -> bool {

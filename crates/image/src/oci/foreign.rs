@@ -25,7 +25,7 @@ pub struct ForeignImage {
 
 /// Takes a foreign image apart. `blob` gives contents that were checked against their descriptor.
 ///
-/// Layers of kinds that nobody knows are left where they are.
+/// Layers of unknown kinds are skipped.
 pub fn unpack_foreign(
     manifest: &Manifest,
     blob: &mut dyn FnMut(&Descriptor) -> io::Result<Vec<u8>>,

@@ -37,8 +37,8 @@ impl ProgramLayer {
         Ok((ProgramLayer { descriptor: blob.descriptor(), diff_id }, blob))
     }
 
-    /// Makes a layer of a program while that is read, in the store. The program must have the `size` bytes that it was
-    /// said to have.
+    /// Creates the layer of a program in the store while the program is read. The program must have exactly `size`
+    /// bytes.
     pub(super) fn of_program(
         blobs: &Blobs,
         pins: &Pins,
@@ -128,9 +128,9 @@ pub(super) fn read_file(mut layer: &[u8], path: &str, max: u64) -> Result<Vec<u8
 
 /// Copies the program at `path` out of layers, of which later ones go before earlier ones. Returns its size.
 ///
-/// Nothing else in them is looked at but for what would make the program another one, and nothing is written but
-/// what goes to `to`. That is to be used only when this returns it whole: every layer that was looked at was read to its
-/// end and had its digest, and those below are covered.
+/// Other entries of the layers are read only if they would change the program, and only `to` is written. Use the result
+/// only if this returns it completely: every layer that was read was read to its end and matched its digest, and the
+/// lower ones are covered.
 pub fn extract_program(
     blobs: &Blobs,
     layers: &[Descriptor],

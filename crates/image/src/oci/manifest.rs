@@ -18,7 +18,7 @@ pub const TITLE: &str = "org.opencontainers.image.title";
 const SCHEMA: u64 = 2;
 const MEDIA_TYPE_MAX: usize = 255;
 const PLATFORM_WORD_MAX: usize = 64;
-/// The one variant of arm64 that everybody means when none is named.
+/// The default variant of arm64.
 const ARM64_PLAIN: &str = "v8";
 
 /// Some contents, as a manifest or an index names them.
@@ -62,7 +62,7 @@ pub struct Index {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Whose media types a document has: registries want to hear the same one that stands in it.
+/// The media types of a document: registries expect the one that the document contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MediaDialect {
     #[default]
@@ -241,7 +241,7 @@ impl fmt::Display for Platform {
     }
 }
 
-/// A document as somebody else wrote it. `null` is what some write for nothing.
+/// A document of another program. Some programs write `null` for an absent value.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ForeignDocument {

@@ -1,4 +1,4 @@
-//! OCI images: what stands in manifests and indexes, checked as it is read and written in one way only.
+//! OCI images: manifests and indexes, checked when they are read and written in one form only.
 //!
 //! Owns: the formats of agents and tools. Never: talks to a network or knows where blobs lie.
 
@@ -48,7 +48,7 @@ pub struct BadImage {
     kind: BadImageKind,
 }
 
-/// What is wrong with an image, as far as anybody decides on it.
+/// The fault of an image, as far as callers distinguish it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BadImageKind {
     Invalid,
@@ -111,6 +111,6 @@ impl Blob {
 pub struct PackedImage {
     /// Of the last of the blobs, which is its manifest or index.
     pub digest: Digest,
-    /// Each stands behind those that it names.
+    /// Each blob follows the blobs that it names.
     pub blobs: Vec<Blob>,
 }

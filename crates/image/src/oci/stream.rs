@@ -31,7 +31,7 @@ pub enum StreamError {
     #[error(transparent)]
     Blob(#[from] BlobError),
     /// Of the side that is not the store.
-    #[error("could not go on reading or writing an image")]
+    #[error("could not continue to read or write an image")]
     Io {
         #[source]
         cause: io::Error,
@@ -176,7 +176,7 @@ fn only_zeros(rest: &mut dyn Read) -> Result<(), StreamError> {
     }
 }
 
-/// What was said of the entry that is to come, and what was read so far.
+/// The headers of the next entry, and the position in the stream.
 #[derive(Default)]
 struct TarEntryState {
     gnu_name: Option<Vec<u8>>,
@@ -224,7 +224,7 @@ impl TarEntryState {
                 return Err(bad("an entry is described twice".to_owned()));
             }
         } else if kind.is_pax_global_extensions() {
-            // Those who write them say nothing of names and sizes here, and readers differ in what they make of it.
+            // Writers put no names and sizes here, and readers interpret them differently.
             if PaxHeader::read(&self.extension(entry)?)? != PaxHeader::default() {
                 return Err(bad("it describes all its entries at once".to_owned()));
             }
@@ -353,7 +353,7 @@ struct PaxHeader {
 }
 
 impl PaxHeader {
-    /// Reads records `length key=value\n`, of which each key stands once.
+    /// Reads records `length key=value\n`, in which each key occurs once.
     fn read(mut bytes: &[u8]) -> Result<PaxHeader, StreamError> {
         let broken = || bad("one of its headers cannot be read".to_owned());
         let mut pax = PaxHeader::default();
@@ -370,7 +370,7 @@ impl PaxHeader {
         Ok(pax)
     }
 
-    /// `None` when a record says what was said already, or nothing.
+    /// `None` if a record repeats a key, or is empty.
     fn note(&mut self, key: &[u8], value: &[u8]) -> Option<()> {
         let fresh = match key {
             b"path" => !value.is_empty() && self.path.replace(value.to_vec()).is_none(),

@@ -19,7 +19,7 @@ use super::{RegistryClient, RegistryLogin};
 
 /// Bytes of the answer with a token.
 const TOKEN_MAX: u64 = 64 << 10;
-/// What a token is good for when nothing is said, as the protocol has it.
+/// The default lifetime of a token in the protocol.
 const TOKEN_GOOD: Duration = Duration::from_secs(60);
 /// However long it says that it is good.
 const TOKEN_GOOD_MAX: Duration = Duration::from_secs(3_600);
@@ -154,7 +154,8 @@ impl RegistryClient {
         Ok(headers.ok_or_else(unusable)?)
     }
 
-    /// Where a token is to be had, checked: a login goes only to the registry itself, or to where nobody listens in.
+    /// The address of the token service, checked: a login goes only to the registry itself, or over an encrypted
+    /// connection.
     fn realm(
         &self,
         home: &RepositoryClient,
@@ -166,7 +167,7 @@ impl RegistryClient {
     ) -> Result<TokenRealm, AttemptError> {
         let reach = self.inner.clients.reach_from(turned_away);
         let bad = |why: String| AttemptError::contradiction(&home.host, format!("for a token, {why}"));
-        let url = Url::parse(realm).map_err(|_| bad("it sends us to no address at all".to_owned()))?;
+        let url = Url::parse(realm).map_err(|_| bad("it redirects to an invalid address".to_owned()))?;
         let hop = self.inner.clients.hop(&home.base, url.as_str(), RedirectPolicy::Elsewhere, reach);
         let url = hop.map_err(|why| bad(why.to_string()))?;
         if [service, scope].iter().flatten().any(|text| text.len() > REPEATED_MAX) {
@@ -269,7 +270,7 @@ impl RegistryClient {
 
 const NO_LOGIN: &str = "it wants a login, and there is none for it";
 
-/// Where a token is to be had, and for what.
+/// The address of the token service, and the scope of the token.
 struct TokenRealm {
     url: Url,
     reach: RequestReach,

@@ -8,7 +8,7 @@ const PARAMETERS_MAX: usize = 32;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum AuthChallenge {
     Basic,
-    /// A token, to be had at `realm`.
+    /// A token from `realm`.
     Bearer {
         realm: String,
         service: Option<String>,
@@ -53,7 +53,7 @@ struct ChallengeReader<'a> {
 }
 
 impl<'a> ChallengeReader<'a> {
-    /// The name of the next scheme. Commas before it belong to nobody.
+    /// The name of the next scheme. Leading commas are ignored.
     fn scheme(&mut self) -> Option<&'a str> {
         self.rest = self.rest.trim_start_matches([' ', '\t', ',']);
         self.token()

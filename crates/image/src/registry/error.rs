@@ -14,7 +14,7 @@ pub enum RegistryError {
         #[source]
         cause: Box<dyn Error + Send + Sync>,
     },
-    #[error("`{host}` said nothing for {waited_s} s")]
+    #[error("`{host}` was silent for {waited_s} s")]
     Stalled { host: String, waited_s: u64 },
     #[error("`{reference}` is not in its registry")]
     NotFound { reference: String },
@@ -22,7 +22,7 @@ pub enum RegistryError {
     Denied { host: String, why: String },
     #[error("could not get a login for `{host}`: {why}")]
     Login { host: String, why: String },
-    #[error("`{host}` did what no registry may: {why}")]
+    #[error("`{host}` violated the registry protocol: {why}")]
     Lies { host: String, why: String },
     #[error("`{host}` answered {status}: {why}")]
     Refused { host: String, status: u16, why: String },
@@ -84,10 +84,10 @@ pub(super) struct AttemptError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RetryAdvice {
     Never,
-    /// Once at most: nobody was there when somebody should have been for the first time.
+    /// Once at most: the connection was refused at the first attempt.
     Once,
     Soon,
-    /// The registry said when.
+    /// The registry named the delay.
     After(Duration),
 }
 
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_without_room_is_told_as_that_and_not_as_trouble_with_the_registry() {
+    fn a_disk_without_room_is_reported_as_that_and_not_as_trouble_with_the_registry() {
         let full = BlobError::Io { path: "x".into(), cause: io::ErrorKind::StorageFull.into() };
         let trouble = AttemptError::from(full);
         assert_eq!((trouble.error.code(), trouble.again), ("image.no_room", RetryAdvice::Never));

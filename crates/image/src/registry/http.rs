@@ -53,7 +53,7 @@ impl RepositoryClient {
         Ok(RepositoryClient { host: remote.host.clone(), repository, base, answered: AtomicBool::new(false) })
     }
 
-    /// The home of what came from there just before.
+    /// The registry of an image that was just pulled.
     pub(super) fn known(remote: &RemoteImage) -> Result<RepositoryClient, RegistryError> {
         Ok(RepositoryClient { answered: AtomicBool::new(true), ..RepositoryClient::of(remote)? })
     }
@@ -106,7 +106,7 @@ fn is_bare(url: &Url) -> bool {
         && (url.path(), url.query(), url.fragment()) == ("/", None, None)
 }
 
-/// What is asked of a registry.
+/// A request to a registry.
 pub(super) struct RegistryRequest<'a> {
     pub(super) method: Method,
     pub(super) url: Url,
@@ -115,7 +115,7 @@ pub(super) struct RegistryRequest<'a> {
     pub(super) headers: HeaderMap,
     /// Makes the body, for each time that it is sent.
     pub(super) body: Option<&'a (dyn Fn() -> OutgoingBody + Send + Sync)>,
-    /// How long nothing may be said before the answer, when that is longer than usual.
+    /// How long the registry may be silent before the answer, if longer than usual.
     pub(super) silence: Option<Duration>,
     /// What the answer is about, for people.
     pub(super) about: &'a str,
@@ -132,7 +132,7 @@ pub(super) struct OutgoingBody {
 pub(super) struct SentBytes(Arc<AtomicU64>);
 
 impl SentBytes {
-    pub(super) fn beat(&self, bytes: u64) {
+    pub(super) fn add(&self, bytes: u64) {
         self.0.fetch_add(bytes, Ordering::Relaxed);
     }
 
@@ -192,11 +192,11 @@ impl RegistryClient {
             home.answered.store(true, Ordering::Relaxed);
             let ours = same_origin(answer.url(), &home.base);
             if answer.status() != StatusCode::UNAUTHORIZED || !ours {
-                return self.judged(home, ask, answer).await;
+                return self.check_status(home, ask, answer).await;
             }
             if shown_fresh {
                 self.inner.passes.forget(home, ask.right);
-                return self.judged(home, ask, answer).await;
+                return self.check_status(home, ask, answer).await;
             }
             pass = Some(self.obtain(home, ask.right, &answer).await?);
             shown_fresh = true;
@@ -220,7 +220,7 @@ impl RegistryClient {
                 headers.insert(AUTHORIZATION, pass.clone());
             }
             let answer = self.send(ask, &url, reached, headers).await?;
-            if !leads_on(answer.status()) {
+            if !is_redirect(answer.status()) {
                 return Ok(answer);
             }
             if ours {
@@ -247,7 +247,7 @@ impl RegistryClient {
         let failed = |cause| unreachable(url, cause);
         let client = self.inner.clients.get(url, reach).map_err(failed)?;
         let mut request = client.request(ask.method.clone(), url.clone()).headers(headers);
-        // What is compressed has another digest than the one that was asked for.
+        // Compressed contents have another digest than the requested one.
         request = request.header(ACCEPT_ENCODING, "identity");
         let mut pulse = SentBytes::default();
         if let Some(body) = ask.body {
@@ -260,7 +260,7 @@ impl RegistryClient {
     }
 
     /// Turns what is no success into words.
-    async fn judged(
+    async fn check_status(
         &self,
         home: &RepositoryClient,
         ask: &RegistryRequest<'_>,
@@ -338,14 +338,14 @@ pub(super) fn unreachable(url: &Url, cause: reqwest::Error) -> AttemptError {
     if let Some(why) = net::refused_hop(&cause) {
         return AttemptError::contradiction(&host, why.to_string());
     }
-    // Addresses of blobs elsewhere are signed: everybody who has one can read the blob.
+    // Addresses of blobs on other hosts are signed: anyone who has one can read the blob.
     let cause = cause.without_url();
     let passing = !cause.is_builder();
     let error = RegistryError::Unreachable { host, cause: Box::new(cause) };
     if passing { AttemptError::passing(error) } else { error.into() }
 }
 
-fn leads_on(status: StatusCode) -> bool {
+fn is_redirect(status: StatusCode) -> bool {
     matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
 }
 

@@ -1,4 +1,4 @@
-//! Registries: the OCI distribution protocol, as a client that trusts nobody.
+//! Registries: the OCI distribution protocol, as a client that trusts no server.
 //!
 //! Owns: requests, answers within bounds, credentials where they belong. Never: writes a file but through the store.
 
@@ -42,7 +42,7 @@ impl fmt::Debug for RegistryLogin {
     }
 }
 
-/// Finds the login for a registry. It may take its time: programs are asked.
+/// Finds the login for a registry. This may take a while: it can run helper programs.
 pub trait RegistryLogins: Send + Sync {
     fn login(&self, host: &str) -> Result<Option<RegistryLogin>, String>;
 }
@@ -53,14 +53,14 @@ pub trait TransferWatch: Send + Sync {
     fn planned(&self, part: &Descriptor);
     /// A planned part needs no transfer.
     fn there(&self, part: &Descriptor);
-    /// So many bytes of it are there.
+    /// This many bytes of it are transferred.
     fn moved(&self, part: &Digest, bytes: u64);
 }
 
-/// How long a registry is waited for, and how often it is asked.
+/// Timeouts and retries for a registry.
 #[derive(Debug, Clone)]
 pub struct RegistryTerms {
-    /// Until a connection stands.
+    /// The time to establish a connection.
     pub connect: Duration,
     /// Without a byte in either direction.
     pub silence: Duration,

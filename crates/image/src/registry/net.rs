@@ -3,7 +3,7 @@
 //! Owns: which hosts are contacted. A registry on the internet can name any address in a redirect; a host inside this
 //! network must not become reachable that way.
 
-mod looked;
+mod lookup_cache;
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::{Client, Url};
 
-use self::looked::{CachingResolver, LookupCache};
+use self::lookup_cache::{CachingResolver, LookupCache};
 
 /// Hosts that answer a redirect with another, before we give up.
 pub(super) const REDIRECTS_MAX: usize = 5;
@@ -25,7 +25,7 @@ const IDLE_CONNECTION_KEPT: Duration = Duration::from_secs(30);
 /// The variables that name a proxy, as every HTTP client reads them.
 const PROXIES: [&str; 4] = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"];
 
-/// Tells addresses inside this machine or network from those on the internet.
+/// Distinguishes addresses inside this machine or network from those on the internet.
 pub type IsInward = fn(IpAddr) -> bool;
 
 /// How far a request may go.
@@ -50,7 +50,7 @@ pub(super) enum RedirectPolicy {
 pub(super) struct RegistryHttpClients {
     connect: Duration,
     inward: IsInward,
-    looked: Arc<LookupCache>,
+    lookups: Arc<LookupCache>,
     built: Mutex<BTreeMap<(HttpScheme, RequestReach), Client>>,
 }
 
@@ -63,7 +63,7 @@ enum HttpScheme {
 
 impl RegistryHttpClients {
     pub(super) fn new(connect: Duration, inward: IsInward) -> RegistryHttpClients {
-        RegistryHttpClients { connect, inward, looked: Arc::default(), built: Mutex::default() }
+        RegistryHttpClients { connect, inward, lookups: Arc::default(), built: Mutex::default() }
     }
 
     pub(super) fn get(&self, url: &Url, reach: RequestReach) -> Result<Client, reqwest::Error> {
@@ -94,7 +94,7 @@ impl RegistryHttpClients {
         }
         // Through a proxy it is the proxy who looks up names, and who decides what can be reached.
         builder = match reach {
-            RequestReach::Anywhere => builder.dns_resolver(CachingResolver { looked: self.looked.clone() }),
+            RequestReach::Anywhere => builder.dns_resolver(CachingResolver { lookups: self.lookups.clone() }),
             RequestReach::Outward if wire == HttpScheme::Tls && proxied() => builder,
             RequestReach::Outward => builder.dns_resolver(OutwardResolver { inward: self.inward }),
         };
@@ -127,21 +127,21 @@ impl RegistryHttpClients {
             Ok(Ok(found)) => {
                 let found: Vec<_> = found.collect();
                 let inward = found.iter().any(|found| (self.inward)(found.ip()));
-                // Nobody is to connect to what was refused, nor somebody else who was not.
+                // The connection must go exactly to the checked addresses.
                 if !inward {
-                    self.looked.keep(host, found, Instant::now());
+                    self.lookups.keep(host, found, Instant::now());
                 }
                 inward
             }
-            // Then nobody is to find anybody there a moment later, either.
+            // A name that did not resolve must not resolve a moment later either.
             Ok(Err(_)) | Err(_) => {
-                self.looked.keep(host, Vec::new(), Instant::now());
+                self.lookups.keep(host, Vec::new(), Instant::now());
                 false
             }
         }
     }
 
-    /// Where `location` leads from `from`, or why nobody should go there.
+    /// The target of a redirect from `from` to `location`, or why it is refused.
     pub(super) fn hop(
         &self,
         from: &Url,
@@ -181,15 +181,15 @@ impl RegistryHttpClients {
 /// Why a redirect is not followed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum RedirectRefusal {
-    #[error("it sends us to no address at all")]
+    #[error("it redirects to an invalid address")]
     NoAddress,
-    #[error("it sends us elsewhere where none may")]
+    #[error("it redirects a request that must not be redirected")]
     Unasked,
-    #[error("it sends us to `{host}`, with what only itself may see")]
+    #[error("it redirects to `{host}` with data that only the registry may see")]
     OtherHost { host: String },
-    #[error("it sends us to `{host}` without encryption")]
+    #[error("it redirects to `{host}` without encryption")]
     Unsafe { host: String },
-    #[error("it sends us to `{host}`, which is inside this network")]
+    #[error("it redirects to `{host}`, which is inside this network")]
     Inward { host: String },
 }
 
@@ -219,7 +219,7 @@ impl fmt::Debug for OutwardResolver {
     }
 }
 
-/// The refusal of the resolver, within what became of it.
+/// The resolver's refusal inside a client error.
 pub(super) fn refused_hop(error: &reqwest::Error) -> Option<&RedirectRefusal> {
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -261,7 +261,7 @@ fn proxied() -> bool {
     PROXIES.iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))
 }
 
-/// Whether an address is this machine's, this network's, or nobody's.
+/// Whether an address belongs to this machine or this network, or is not routable.
 pub(super) fn is_inward(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_inward_v4(address),
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_connects_goes_where_it_was_looked_and_not_where_the_name_leads_by_then() {
+    async fn a_connection_goes_to_the_checked_address_and_not_where_the_name_leads_by_then() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let answered = std::thread::spawn(move || {
@@ -440,9 +440,9 @@ mod tests {
         let local = url(&format!("http://localhost:{port}/"));
         assert!(!clients.leads_inward(&local).await);
         // As if that name had been looked at before it led nowhere.
-        let looked = clients.looked.of("localhost", Instant::now()).unwrap();
+        let looked = clients.lookups.of("localhost", Instant::now()).unwrap();
         let looked = looked.into_iter().filter(|found| found.is_ipv4()).collect();
-        clients.looked.keep("moved.invalid", looked, Instant::now());
+        clients.lookups.keep("moved.invalid", looked, Instant::now());
         let moved = url(&format!("http://moved.invalid:{port}/"));
         let client = clients.get(&moved, RequestReach::Anywhere).unwrap();
         let answer = client.get(moved).send().await.unwrap();

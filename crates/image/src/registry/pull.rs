@@ -55,7 +55,7 @@ impl RegistryClient {
 
     /// Everything that a document names, in the store when this returns; with what its manifests name, for an index.
     ///
-    /// Dropping this gives up. What came until then is gone on with the next time.
+    /// Dropping this aborts the pull. The next pull resumes from the received bytes.
     pub async fn fetch(
         &self,
         blobs: &Blobs,
@@ -88,7 +88,7 @@ impl RegistryClient {
 
     async fn read_document(&self, bytes: Vec<u8>) -> Result<(ManifestDocument, Vec<u8>), RegistryError> {
         let (done, read) = tokio::sync::oneshot::channel();
-        // Nobody may wait for it any more.
+        // The receiver may be gone.
         let reading = Box::new(move || drop(done.send((ManifestDocument::read(&bytes), bytes))));
         drop(tokio::task::spawn_blocking((self.inner.terms.carry)(reading)));
         let (document, bytes) = read.await.map_err(|_| BadImage::new("reading it was interrupted"))?;
@@ -278,7 +278,7 @@ impl ImagePull<'_> {
                     let why = format!("what it sends for {wanted} is {found}");
                     return Err(RegistryError::Lies { host: self.home.host.clone(), why });
                 }
-                // What came may have been begun with another registry: it gets one more chance.
+                // The received bytes may come from another registry: one more attempt.
                 Err(BlobError::Wrong { .. }) => lied = true,
                 Err(error) => return Err(error.into()),
             }
@@ -294,7 +294,7 @@ impl ImagePull<'_> {
                 // The previous transfer may have completed it.
                 return if self.is_here(part)? { Ok(None) } else { Ok(Some(taken?)) };
             }
-            self.blobs.until_free(&part.digest).await;
+            self.blobs.wait_until_free(&part.digest).await;
         }
     }
 
@@ -348,9 +348,9 @@ impl ImagePull<'_> {
             Err(trouble) => Err(trouble),
         };
         let unusable = match begun {
-            Ok((begin, answer)) if begin == at => return self.pour(part, answer, incoming).await,
+            Ok((begin, answer)) if begin == at => return self.write_answer(part, answer, incoming).await,
             Ok((_, answer)) => match incoming.restart() {
-                Ok(()) => return self.pour(part, answer, incoming).await,
+                Ok(()) => return self.write_answer(part, answer, incoming).await,
                 Err(error) => error.into(),
             },
             // It has less than we have of it: one of us is wrong, so from the beginning.
@@ -366,7 +366,7 @@ impl ImagePull<'_> {
     }
 
     /// Writes an answer behind what there is. No thread waits for the registry: however many are slow, others get on.
-    async fn pour(
+    async fn write_answer(
         &self,
         part: &Descriptor,
         answer: Response,

@@ -78,11 +78,11 @@ struct ImagePush<'a> {
 /// Everything that an image is made of.
 struct ImageTree {
     blobs: BTreeMap<Digest, Descriptor>,
-    /// Each stands before those that it names.
+    /// Each document precedes those that it names.
     documents: Vec<(Descriptor, Bytes)>,
 }
 
-/// An upload that was begun, and goes on at `at`.
+/// An open upload, which continues at `at`.
 struct BlobUpload {
     url: Url,
     at: u64,
@@ -192,7 +192,7 @@ impl ImagePush<'_> {
         }
     }
 
-    /// Begins an upload or goes on with one, as far as it gets.
+    /// Starts or resumes an upload, as far as possible.
     async fn blob_once(
         &self,
         part: &Descriptor,
@@ -209,8 +209,7 @@ impl ImagePush<'_> {
         let going = match upload {
             Some(going) => going,
             None => {
-                // Also when the registry knows nothing of the upload any more: it may have been its last answer that
-                // we did not get.
+                // Also if the registry no longer knows the upload: we may have missed its last answer.
                 if self.is_there(&self.home.blob(&part.digest), RedirectPolicy::Elsewhere, about).await? {
                     self.watch.there(part);
                     return Ok(());
@@ -344,7 +343,7 @@ impl ImagePush<'_> {
         match self.registries.ask(&self.home, &ask).await {
             Ok(answer) => agrees(&self.home, answer.headers().get(CONTENT_DIGEST), part.digest),
             Err(AttemptError { error: error @ RegistryError::Refused { status: 400, .. }, .. }) => {
-                // Perhaps it is right, and what we have is not what it was.
+                // The registry may be right, and our contents damaged.
                 let (store, digest) = (self.blobs.clone(), part.digest);
                 on_disk(move || store.verify(&digest)).await?;
                 Err(error.into())
@@ -363,7 +362,7 @@ impl ImagePush<'_> {
     ) -> OutgoingBody {
         let (pieces, waiting) = mpsc::channel::<Bytes>(PIECES_WAITING);
         let (store, failed) = (self.blobs.clone(), Arc::clone(failed));
-        // It ends when nobody takes its pieces any more.
+        // It ends when the receiver is dropped.
         drop(tokio::task::spawn_blocking(move || {
             if let Err(error) = read_pieces(&store, &digest, begin, length, &pieces) {
                 *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
@@ -375,7 +374,7 @@ impl ImagePush<'_> {
             let (pulse, watch) = (counted.clone(), watch.clone());
             async move {
                 let piece = waiting.recv().await?;
-                pulse.beat(piece.len() as u64);
+                pulse.add(piece.len() as u64);
                 let at = at + piece.len() as u64;
                 watch.moved(&digest, at);
                 Some((Ok::<_, io::Error>(piece), (waiting, at)))
@@ -384,7 +383,7 @@ impl ImagePush<'_> {
         OutgoingBody { body: Body::wrap_stream(body), pulse }
     }
 
-    /// Where an upload goes on: with the registry itself and nobody else.
+    /// The address of the next chunk: only the registry itself.
     fn location(&self, answer: &Response) -> Result<Option<Url>, AttemptError> {
         let Some(location) = answer.headers().get(LOCATION) else { return Ok(None) };
         let hop = self.registries.inner.clients.hop(

@@ -53,7 +53,7 @@ fn every_form_mistake_is_found_where_it_stands() {
         check_mistakes(source, &[expected]);
     }
     let mut covered = codes(&[LINES, FILES]);
-    // Told by builders: see `load`.
+    // Builders report it: see `load`.
     covered.push("agentfile.unsupported");
     check_covered(FormMistake::CODES, &covered);
 }

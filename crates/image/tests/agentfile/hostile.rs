@@ -1,4 +1,4 @@
-//! Input nobody meant.
+//! Malformed input.
 //!
 //! Owns: that no bytes make the parser panic, hang or print garbage. Never: says which mistakes are found.
 
@@ -143,7 +143,7 @@ fn no_input_panics_and_every_refusal_can_be_printed() {
 fn every_prefix_of_a_good_file_is_answered() {
     for source in stock::ALL.into_iter().chain(stock::STOCK.map(|(_, source)| source)) {
         for end in 0..=source.len() {
-            // Only that there is an answer matters here.
+            // Any answer is fine here.
             let _ = parse("Agentfile", &source.as_bytes()[..end], &Args::new());
         }
     }

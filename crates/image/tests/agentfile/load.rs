@@ -48,7 +48,7 @@ impl AgentfileDir {
 
 impl Drop for AgentfileDir {
     fn drop(&mut self) {
-        // A leftover directory harms nobody.
+        // A leftover directory is harmless.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -227,7 +227,7 @@ fn a_build_argument_that_nothing_declares_is_refused_and_the_declared_ones_are_n
 }
 
 #[test]
-fn what_a_builder_does_not_carry_out_is_told_with_everything_else() {
+fn what_a_builder_does_not_carry_out_is_reported_with_everything_else() {
     let error =
         AgentfileDir::with("FROM scratch\nADD gone\nMCP a host:b\nMCP c https://d.example/\n").refused();
     let LoadError::Mistakes(errors) = error else { panic!("{error}") };

@@ -50,7 +50,7 @@ impl AgentfileTree {
 
 impl Drop for AgentfileTree {
     fn drop(&mut self) {
-        // A leftover directory harms nobody.
+        // A leftover directory is harmless.
         drop(fs::remove_dir_all(&self.root));
     }
 }
@@ -122,7 +122,7 @@ fn a_runtime_of_the_child_drops_the_settings_of_every_parent() {
 }
 
 #[test]
-fn every_mistake_of_a_chain_is_told_with_the_file_it_stands_in() {
+fn every_mistake_of_a_chain_is_reported_with_the_file_it_stands_in() {
     let tree = AgentfileTree::of(&[
         ("base/deep/Agentfile", "FROM scratch\nNAME ok\nWAT\n"),
         ("base/Agentfile", "FROM ./deep\nADD gone\n"),
@@ -275,7 +275,7 @@ fn long_chains_of_long_files_are_flattened_soon() {
 }
 
 #[test]
-fn tools_that_cannot_be_had_are_told_with_their_lines_and_all_at_once() {
+fn tools_that_cannot_be_had_are_reported_with_their_lines_and_all_at_once() {
     let source = "FROM scratch\nRUNTIME torn\nBIN good rg:1\nBIN bad nobody\nBIN own host:sh\n";
     let errors = match crate::load_inline(source.as_bytes(), &args(&[])) {
         Err(LoadError::Mistakes(errors)) => errors,

@@ -42,7 +42,7 @@ fn every_agent_is_read_as_it_was_packed_and_packs_to_the_same_bytes() {
 
 /// The rules for lines and for configs are the same ones.
 #[test]
-fn whatever_an_agentfile_may_say_can_be_packed_and_read() {
+fn every_valid_agentfile_can_be_packed_and_read() {
     const PIECES: [&str; 16] = [
         " ", "\"", "\"x\"", "=", "host:", "sha256:", "@", "\n", ",", "safe", "!", "9", "é", "\\u0001",
         "none", "/",

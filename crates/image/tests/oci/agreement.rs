@@ -1,4 +1,4 @@
-//! Images whose config says something else than the Agentfile that people read.
+//! Images whose config contradicts the Agentfile that people read.
 
 use std::collections::BTreeMap;
 

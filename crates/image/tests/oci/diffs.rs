@@ -23,7 +23,7 @@ fn lines(before: &LoadedAgentfile, after: &LoadedAgentfile) -> Vec<String> {
 }
 
 #[test]
-fn everything_that_changed_is_told_and_what_an_agent_may_do_comes_first() {
+fn everything_that_changed_is_reported_and_what_an_agent_may_do_comes_first() {
     let digest = |letter: &str| format!("sha256:{}", letter.repeat(64));
     let before = inline(&format!(
         "FROM scratch\nLABEL a=1\nCONTEXT SOUL <<E\nbe good\nE\nCONTEXT TAIL <<E\nwag\nE\nCONFIG steps=1\nMODEL a/b\n\
@@ -63,7 +63,7 @@ fn everything_that_changed_is_told_and_what_an_agent_may_do_comes_first() {
 }
 
 #[test]
-fn what_is_no_longer_forbidden_is_told_as_what_then_holds() {
+fn what_is_no_longer_forbidden_is_reported_as_what_then_holds() {
     let open = inline("FROM scratch\n");
     let closed = inline("FROM scratch\nNETWORK none\nLIMIT memory 512m\n");
     let listed = inline("FROM scratch\nNETWORK a.example\n");

@@ -1,4 +1,4 @@
-//! Agentfiles that nobody wrote, each good.
+//! Generated valid Agentfiles.
 
 use std::fmt::Write;
 
@@ -121,7 +121,7 @@ fn name_of_env(random: &mut OciRandom) -> &'static str {
     random.pick(&["A", "_", "DB_PASSWORD", "LONG_NAME_1"])
 }
 
-/// A line of a kind that stands there once.
+/// A line of a kind that may occur once.
 fn once(random: &mut OciRandom, nth: usize) -> String {
     match nth {
         0 => format!("NAME {}", random.pick(&NAMES)),

@@ -1,4 +1,4 @@
-//! Bytes nobody meant: no panic, no wait, and nothing accepted that would not be written again as it was read.
+//! Mutated bytes: no panic, no hang, and nothing is accepted that would not be written again in the same form.
 
 use lodge_image::oci::{MANIFEST_MAX, ManifestDocument, pack_agent, read_agent, read_agent_head};
 use lodge_image::{Digest, Reference, RemoteImage, TaggedName};
@@ -67,7 +67,7 @@ fn mutate(random: &mut OciRandom, good: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Swaps two digits or letters that stand in the same place of two words, so that the JSON stays good.
+/// Swaps two digits or letters at the same position of two words, so that the JSON stays valid.
 fn nudge(random: &mut OciRandom, good: &[u8]) -> Vec<u8> {
     let mut bytes = good.to_vec();
     for _ in 0..=random.below(2) {

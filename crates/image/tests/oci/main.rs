@@ -58,7 +58,7 @@ pub(crate) fn on_disk(path: &Path) -> LoadedAgentfile {
     }
 }
 
-/// What stands in a packed image: its manifest and its config.
+/// The contents of a packed image: its manifest and its config.
 pub(crate) fn opened(packed: &PackedImage) -> (Manifest, Vec<u8>) {
     let manifest = match ManifestDocument::read(&packed.blobs.last().expect("a manifest").bytes) {
         Ok(ManifestDocument::Manifest(manifest)) => manifest,

@@ -83,7 +83,7 @@ async fn a_token_that_is_good_no_more_is_asked_for_again_and_a_bad_one_is_not_tr
 }
 
 #[tokio::test]
-async fn who_is_not_let_in_learns_how_to_log_in_and_no_secret_is_told() {
+async fn who_is_not_let_in_learns_how_to_log_in_and_no_secret_is_reported() {
     let mock = MockRegistry::start().unwrap();
     image(&mock, &[]);
     let host = mock.host();

@@ -113,7 +113,7 @@ async fn a_registry_that_refuses_or_mixes_up_the_range_ends_in_the_blob_or_in_a_
 }
 
 #[tokio::test]
-async fn a_registry_that_cuts_for_ever_is_given_up() {
+async fn a_registry_that_cuts_endlessly_is_given_up() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
     let here = LocalStore::new(quick());
@@ -138,7 +138,7 @@ async fn a_byte_now_and_then_is_a_stall() {
 }
 
 #[tokio::test]
-async fn a_stall_is_told_as_one_and_survived_when_it_passes() {
+async fn a_stall_is_reported_as_one_and_survived_when_it_passes() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, SIZE)]);
     let here = LocalStore::new(RegistryTerms { tries: 2, ..hasty() });
@@ -158,7 +158,7 @@ async fn a_stall_is_told_as_one_and_survived_when_it_passes() {
 }
 
 #[tokio::test]
-async fn a_busy_registry_is_asked_again_and_not_for_ever() {
+async fn a_busy_registry_is_asked_again_and_not_endlessly() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, 100)]);
     let at = remote(&mock.host(), "thing:v1");

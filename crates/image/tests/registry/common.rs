@@ -15,7 +15,7 @@ use tempfile::TempDir;
 pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
-/// `user:pass` and what becomes of it.
+/// `user:pass` in base64.
 pub const LOGIN: &str = "dXNlcjpwYXNz";
 pub const SECRET: &str = "pass";
 

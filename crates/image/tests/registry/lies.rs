@@ -1,4 +1,4 @@
-//! Registries that send something else than was asked for.
+//! Registries that send something else than the client requested.
 
 use lodge_image::oci::MANIFEST_MAX;
 use lodge_testkit::registry::{FaultCount, MockRegistry, RegistryFault};
@@ -82,7 +82,7 @@ async fn a_blob_with_other_contents_is_a_lie_the_second_time_and_never_in_the_st
 }
 
 #[tokio::test]
-async fn a_blob_of_another_size_is_a_lie_however_its_length_is_told() {
+async fn a_blob_of_another_size_is_a_lie_however_its_length_is_reported() {
     let mock = MockRegistry::start().unwrap();
     let (_, layers) = image(&mock, &[bytes(1, 50_000)]);
     for (fault, requests) in [

@@ -133,7 +133,7 @@ async fn a_request_that_was_cut_or_too_large_is_followed_by_small_ones_only() {
 }
 
 #[tokio::test]
-async fn an_upload_that_the_registry_lost_begins_anew() {
+async fn an_upload_that_the_registry_lost_begins_again() {
     let mock = MockRegistry::start().unwrap();
     let here = LocalStore::new(quick());
     let layer = bytes(1, SIZE);

@@ -153,7 +153,7 @@ async fn a_second_redirect_leads_nobody_inside_either() {
 }
 
 #[tokio::test]
-async fn whoever_is_not_on_this_machine_is_spoken_to_in_secret() {
+async fn a_registry_on_another_machine_is_reached_by_encryption() {
     // An address of every machine that is no loopback address, though it leads to this one.
     let mock = MockRegistry::start_at(IpAddr::V4(Ipv4Addr::UNSPECIFIED)).unwrap();
     image(&mock, &[]);

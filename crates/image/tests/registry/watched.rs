@@ -36,9 +36,9 @@ impl TransferWatch for TransferRecord {
 }
 
 #[tokio::test]
-async fn parts_of_one_platform_are_told_with_it_and_one_that_is_sent_in_small_steps() {
+async fn parts_of_one_platform_are_reported_with_it_and_one_that_is_sent_in_small_steps() {
     let mock = MockRegistry::start().unwrap();
-    // With chunks as large as they are for everybody.
+    // With chunks of the default size.
     let here = LocalStore::new(RegistryTerms { chunk: RegistryTerms::default().chunk, ..quick() });
     let (long, shared, other) = (bytes(1, LONG), bytes(2, 10), bytes(3, 10));
     for blob in [CONFIG, &long, &shared, &other] {
@@ -64,9 +64,15 @@ async fn parts_of_one_platform_are_told_with_it_and_one_that_is_sent_in_small_st
         assert_eq!([platform(&other), platform(&arm)], [Some("linux/arm64"); 2]);
         assert_eq!([platform(&shared), platform(CONFIG)], [None; 2]);
         let steps = &told.steps.lock().unwrap()[&Digest::of(&long)];
-        assert!(steps.is_sorted() && steps.last() == Some(&(LONG as u64)), "{steps:?}");
+        assert!(last_attempt(steps).last() == Some(&(LONG as u64)), "{steps:?}");
     }
     let steps = &pushed.steps.lock().unwrap()[&Digest::of(&long)];
-    let all = [&[0], steps.as_slice()].concat();
+    let all = [&[0], last_attempt(steps)].concat();
     assert!(all.windows(2).all(|pair| pair[1] - pair[0] <= STEP), "{steps:?}");
+}
+
+/// The steps of the last attempt: on a busy machine a transfer stalls, and is repeated from its beginning.
+fn last_attempt(steps: &[u64]) -> &[u64] {
+    let begin = steps.windows(2).rposition(|pair| pair[1] < pair[0]).map_or(0, |at| at + 1);
+    &steps[begin..]
 }

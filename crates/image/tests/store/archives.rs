@@ -331,7 +331,7 @@ fn what_is_damaged_or_missing_is_not_exported() {
     written(&store, &images);
 }
 
-/// Runs skopeo, which everybody has who has made the tools for the tests.
+/// Runs skopeo, which `make tools` installs for the tests.
 #[track_caller]
 fn skopeo(dir: &Path, args: &[&str]) -> Vec<u8> {
     let output = Command::new("skopeo").args(args).current_dir(dir).env("TMPDIR", dir).output();

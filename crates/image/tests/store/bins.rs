@@ -17,7 +17,7 @@ pub(crate) fn platform(text: &str) -> Platform {
     Platform::read(text).unwrap()
 }
 
-/// A tool that is to be made, and its programs as they are before they are packed.
+/// A tool to build, and its programs before packing.
 pub(crate) struct TestTool {
     new: NewBin,
     programs: Vec<(Platform, Vec<u8>)>,
@@ -175,7 +175,7 @@ fn only_file(layer: &[u8]) -> LayerFile {
     LayerFile { diff_id: Digest::of(&tar), name, mode, contents }
 }
 
-/// A change of this digest makes every tool of everybody another image: only for a reason.
+/// A change of this digest changes the image of every tool: only for a reason.
 #[test]
 fn the_same_programs_are_the_same_image_in_whatever_order_they_come() {
     let mut other = tool("rg");

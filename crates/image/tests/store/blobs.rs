@@ -69,7 +69,7 @@ fn a_blob_of_another_size_is_not_there() {
 }
 
 #[test]
-fn a_damaged_blob_is_told_in_every_way_of_reading_and_then_not_there_until_it_comes_anew() {
+fn a_damaged_blob_is_reported_in_every_way_of_reading_and_then_not_there_until_it_comes_again() {
     type Find = fn(&Blobs, &Digest) -> Result<(), BlobError>;
     let ways: [Find; 3] = [
         |blobs, digest| blobs.read(digest, 100).map(drop),
@@ -182,7 +182,7 @@ fn what_a_blob_lacks_is_all_but_what_was_begun_and_nothing_once_it_is_there() {
     let store = TestStore::new();
     let pins = store.blobs.pins();
     let digest = Digest::of(b"otters swim");
-    let lacks = |size| store.blobs.lacks(&pins, &digest, size).unwrap();
+    let lacks = |size| store.blobs.missing_bytes(&pins, &digest, size).unwrap();
     assert_eq!(lacks(11), 11);
     let mut incoming = store.blobs.receive(&pins, &digest, 11).unwrap();
     incoming.write(b"otters ").unwrap();
@@ -254,19 +254,19 @@ fn a_blob_has_one_transfer_at_a_time_and_the_next_can_wait_for_it() {
     runtime.block_on(async {
         let waiting = tokio::spawn({
             let blobs = store.blobs.clone();
-            async move { blobs.until_free(&digest).await }
+            async move { blobs.wait_until_free(&digest).await }
         });
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished());
         drop(first);
         waiting.await.unwrap();
-        store.blobs.until_free(&digest).await;
+        store.blobs.wait_until_free(&digest).await;
     });
     assert!(store.blobs.receive(&pins, &digest, 6).is_ok());
 }
 
 #[test]
-fn whoever_was_killed_after_any_step_leaves_nothing_that_is_taken_for_a_blob() {
+fn a_process_killed_after_any_step_leaves_nothing_that_is_taken_for_a_blob() {
     let store = TestStore::new();
     let (whole, half) = (Digest::of(b"otters"), Digest::of(b"otters swim"));
     let partial = |digest: &Digest| store.dir().join("partial").join(digest.hex());
@@ -398,7 +398,7 @@ fn a_store_that_others_could_look_into_is_closed_again() {
     assert_eq!(mode(&store.dir()), 0o700);
 }
 
-/// Everything above, as somebody whom no mode is opened for; and a directory that is not his.
+/// Everything above, as an ordinary user without access; and a directory of another user.
 #[test]
 fn the_store_is_the_same_for_an_ordinary_user() {
     if !rustix::process::geteuid().is_root() {

@@ -93,7 +93,7 @@ impl Drop for KilledProcess {
 }
 
 #[test]
-fn whatever_is_killed_when_blobs_are_whole_and_what_was_said_to_be_there_is() {
+fn after_any_kill_blobs_are_complete_and_acknowledged_ones_exist() {
     if let (Some(dir), Ok(seed)) = (std::env::var_os(DIR), std::env::var(SEED)) {
         use_for_ever(Path::new(&dir), seed.parse().unwrap());
     }
@@ -101,10 +101,7 @@ fn whatever_is_killed_when_blobs_are_whole_and_what_was_said_to_be_there_is() {
     let mut there = BTreeSet::new();
     for seed in 0..KILLS {
         let child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "kill::whatever_is_killed_when_blobs_are_whole_and_what_was_said_to_be_there_is",
-            ])
+            .args(["--exact", "kill::after_any_kill_blobs_are_complete_and_acknowledged_ones_exist"])
             .arg("--nocapture")
             .env(DIR, store.dir())
             .env(SEED, seed.to_string())
@@ -113,12 +110,12 @@ fn whatever_is_killed_when_blobs_are_whole_and_what_was_said_to_be_there_is() {
         let mut victim = KilledProcess(child.unwrap());
         let mut said = BufReader::new(victim.0.stdout.take().unwrap()).lines();
         assert!(said.by_ref().any(|line| line.unwrap() == "begun"), "it did not begin");
-        // After so many steps, in the middle of the next one.
+        // After this many steps, in the middle of the next one.
         for line in said.by_ref().take(StoreChoices::new(seed).below(60)) {
             note(&mut there, &line.unwrap());
         }
         victim.0.kill().unwrap();
-        // What it said before it died counts, too; its last words may be half a line.
+        // Its output before its death counts as well; the last line may be incomplete.
         for line in said.map_while(Result::ok) {
             note(&mut there, &line);
         }

@@ -180,7 +180,7 @@ fn an_archive_that_is_cut_off_or_goes_on_is_refused() {
     refused(&[with(&gzip(b"garbage"))], "rg", "there is data after its end");
     refused(&[with(&tar().file("rg", b"new").gzip())], "rg", "there is data after its end");
     refused(&[[plain.clone(), vec![1]].concat()], "rg", "there is data after its end");
-    // What is packed in two parts is one, as those who unpack it see it; and padding is padding.
+    // Two gzip members are one stream, as unpackers see it, and padding is ignored.
     found(&[with(&gzip(&[0; 5_000]))], "rg", b"elf");
     let tar = tar().file("rg", b"elf").end();
     found(&[[gzip(&tar[..700]), gzip(&tar[700..])].concat()], "rg", b"elf");
@@ -231,7 +231,7 @@ fn what_unpacks_to_more_than_anybody_needs_ends_at_the_bound() {
 }
 
 #[test]
-fn a_damaged_layer_is_told_so_and_not_taken_for_a_bad_image() {
+fn a_damaged_layer_is_reported_as_such_and_not_taken_for_a_bad_image() {
     let good = tar().file("rg", b"elf").gzip();
     for at in 0..good.len() {
         let store = TestStore::new();
@@ -251,7 +251,7 @@ fn a_damaged_layer_is_told_so_and_not_taken_for_a_bad_image() {
 }
 
 #[test]
-fn one_who_cannot_write_is_told_so() {
+fn a_user_who_cannot_write_gets_the_reason() {
     struct FullWriter;
     impl Write for FullWriter {
         fn write(&mut self, _: &[u8]) -> io::Result<usize> {

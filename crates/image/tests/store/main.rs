@@ -87,7 +87,7 @@ pub(crate) fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Every blob that is there has the contents that its name says, and nothing is under way.
+/// Every blob has the contents of its digest, and no transfer is open.
 #[track_caller]
 pub(crate) fn check_whole(dir: &Path) {
     for name in names(&dir.join("blobs/sha256")) {

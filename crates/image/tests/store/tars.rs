@@ -1,4 +1,4 @@
-//! Tar files as nobody should write them.
+//! Malformed tar files.
 
 use std::io::Write;
 

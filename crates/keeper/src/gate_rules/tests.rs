@@ -118,7 +118,7 @@ fn a_name_leads_to_a_private_address_only_if_that_is_listed_too() {
 }
 
 #[test]
-fn a_word_without_meaning_is_told() {
+fn a_word_without_meaning_is_reported() {
     for word in [
         "http://a.example",
         "a.example:0",

@@ -12,7 +12,7 @@ use crate::request::ToolCall;
 pub(crate) enum StoredBlock {
     /// A thinking block, whole.
     Thought(Value),
-    /// So many bytes of the text.
+    /// This many bytes of the text.
     Text(usize),
     /// The next call.
     Call,

@@ -70,7 +70,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_the_protocol_lacks_is_left_out_and_what_it_cannot_say_is_not_told() {
+    fn what_the_protocol_lacks_is_left_out_and_what_it_cannot_say_is_not_reported() {
         let schema = json!({"type": "object", "required": ["n"], "properties": {
             "n": {"type": "integer", "minimum": 1, "description": "how many"},
             "list": {"type": "array", "minItems": 2, "items": {"type": "object", "properties": {}}}}});

@@ -32,7 +32,7 @@ enum StreamedBlock {
         place: usize,
     },
     Thought(Map<String, Value>),
-    /// Of a sort that nobody asked for.
+    /// A kind that was not requested.
     Foreign,
 }
 

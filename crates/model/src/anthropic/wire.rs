@@ -45,7 +45,7 @@ pub(crate) fn body(provider: &Provider, request: &ModelRequest) -> Vec<u8> {
     })
 }
 
-/// The protocol wants a limit. Where nobody set one it is as high as the model is known to take.
+/// The protocol requires a limit. The default is the highest that the model is known to accept.
 fn tokens_max(model: &str) -> u32 {
     if model.starts_with("claude-3-5") {
         8192

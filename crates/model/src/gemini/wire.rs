@@ -10,7 +10,7 @@ use crate::names::PlainNames;
 use crate::provider::Provider;
 use crate::request::{CallParams, ModelMessage, ModelRequest, ToolOutcome};
 
-/// What stands for a signature where there is none to send back: the call was another model's.
+/// Replaces a missing signature: the call came from another model.
 const NO_SIGNATURE: &str = "skip_thought_signature_validator";
 
 pub(crate) fn body(provider: &Provider, request: &ModelRequest) -> Vec<u8> {

@@ -25,7 +25,7 @@ fn triple(id: &str, name: &str, arguments: &str) -> (String, String, String) {
 }
 
 #[test]
-fn interleaved_calls_are_told_apart_by_index() {
+fn interleaved_calls_are_distinguished_by_index() {
     let seen = calls(&[
         r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"a","function":{"name":"sh","arguments":""}}]}}]}"#,
         r#"{"choices":[{"delta":{"tool_calls":[{"index":1,"id":"b","function":{"name":"cat","arguments":"{\"x\""}}]}}]}"#,
@@ -37,7 +37,7 @@ fn interleaved_calls_are_told_apart_by_index() {
 }
 
 #[test]
-fn calls_that_share_an_index_are_told_apart_by_id() {
+fn calls_that_share_an_index_are_distinguished_by_id() {
     let seen = calls(&[
         r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"a","function":{"name":"sh","arguments":"{}"}}]}}]}"#,
         r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"b","function":{"name":"sh","arguments":"[]"}}]}}]}"#,
@@ -56,7 +56,7 @@ fn calls_without_index_or_id_still_count_and_get_ids() {
 }
 
 #[test]
-fn ids_that_repeat_within_an_answer_are_told_apart() {
+fn ids_that_repeat_within_an_answer_are_distinguished() {
     let call = |index: usize, id: &str| {
         format!(
             r#"{{"choices":[{{"delta":{{"tool_calls":[{{"index":{index},"id":"{id}","function":{{"name":"n{index}","arguments":"{{}}"}}}}]}}}}]}}"#

@@ -1,7 +1,7 @@
 //! What servers of the dialect add about their models' thoughts: kept as it came, sent back where it came from.
 //!
-//! There are three habits: `reasoning_content` (a text), `reasoning_details` (blocks, some of them signed) and
-//! `extra_content` at a tool call. A plain `reasoning` is for people, and nobody wants it back.
+//! Providers use three fields: `reasoning_content` (a text), `reasoning_details` (blocks, some of them signed) and
+//! `extra_content` of a tool call. A plain `reasoning` is for people, and is never sent back.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -53,7 +53,7 @@ impl Thoughts {
     }
 }
 
-/// Texts grow; everything else is said once.
+/// Texts grow; every other field arrives once.
 fn merge(block: &mut Map<String, Value>, piece: Map<String, Value>) {
     for (key, value) in piece {
         let grows = matches!(key.as_str(), "text" | "summary" | "data");

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_edited_by_lines_is_written_anew() {
+    fn a_file_that_cannot_be_edited_by_lines_is_written_again() {
         let flow = "providers: [{name: a, kind: openai, api-key: \"k: 1\"}, {name: b, kind: script}]\n";
         let entries = file::parse(flow).unwrap();
         let text = with_added(flow, &entries, new("c"));

@@ -60,7 +60,7 @@ impl FileError {
     }
 }
 
-/// One provider as it stands in the file.
+/// A provider as the file has it.
 #[derive(Debug, Clone)]
 pub(crate) struct FileEntry {
     pub(crate) name: String,
@@ -123,7 +123,7 @@ impl From<&NewProvider> for FileEntry {
     }
 }
 
-/// What tells one version of a file from the next without reading it.
+/// Distinguishes versions of a file without reading it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FileVersion {
     device: u64,
@@ -200,7 +200,7 @@ pub(crate) fn read(path: &Path) -> Result<Option<ProviderFile>, FileError> {
     Ok(Some(ProviderFile { text, entries, seen }))
 }
 
-/// Opens without blocking: a pipe in its place must not block the daemon.
+/// Opens without blocking: if the path is a pipe, the daemon must not block.
 fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32).open(path)
 }
@@ -232,7 +232,7 @@ struct RawProvider {
 struct RawPrice {
     input: f64,
     output: f64,
-    /// As other input, unless it is said.
+    /// The default is the price of other input.
     cached: Option<f64>,
     cache_write: Option<f64>,
 }

@@ -23,7 +23,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The text in the middle of others, whole and in parts, loses the key and nothing of what stands around it.
+/// The text loses the key and nothing else, whole and in parts, inside other text.
 #[track_caller]
 fn gone(form: &str) {
     let redactor = redactor();
@@ -106,7 +106,7 @@ fn a_key_is_found_when_it_is_split() {
     let encoded = base64(KEY.as_bytes());
     let (first, second) = encoded.trim_end_matches('=').split_at(9);
     gone(&format!("{first}\" \"{second}"));
-    // What stands far apart is not one key.
+    // Parts that are far apart are not one key.
     let apart = format!("{} {} {}", &KEY[..11], "x ".repeat(40), &KEY[11..]);
     assert_eq!(redactor().redact(apart.clone()), apart);
 }

@@ -14,7 +14,7 @@ pub(super) enum KeyView {
 /// A character that no key has in this form.
 pub(super) const OTHER: u8 = 0xff;
 
-/// One character of a view, and where it stands in the text.
+/// One character of a view, and its position in the text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ViewedByte {
     pub byte: u8,
@@ -44,7 +44,7 @@ impl<'t> ViewedText<'t> {
         ViewedText { view, bytes: text.as_bytes(), at: 0, ending, undecided: text.len() }
     }
 
-    /// Whether what stands here has to wait for more.
+    /// Whether the text here is incomplete.
     fn waits(&self) -> bool {
         self.ending == TextEnd::More && self.undecided < self.bytes.len()
     }
@@ -58,7 +58,7 @@ impl<'t> ViewedText<'t> {
         self.bytes.get(self.at + by).copied()
     }
 
-    /// Notes that so many more bytes would be needed to know what stands here.
+    /// Notes that this many more bytes are needed to read the text here.
     fn look(&mut self, by: usize) -> Option<u8> {
         let found = self.ahead(by);
         if found.is_none() {
@@ -136,7 +136,7 @@ impl Iterator for ViewedText<'_> {
             return None;
         }
         let (byte, len) = decoded.map_or((byte, 1), |decoded| (decoded, 3));
-        // A character of several bytes is no part of a key; its bytes are not told apart, so that no place is inside of it.
+        // A character of several bytes is no part of a key. It counts as a unit, so that no position is inside it.
         let len = if byte < 0x80 || decoded.is_some() { len } else { char_len(byte) };
         self.at += len;
         let seen = if byte < 0x80 { self.as_seen(byte) } else { self.wide(byte) };

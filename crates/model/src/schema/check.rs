@@ -7,9 +7,9 @@ use super::{Pointer, REASONS_MAX, SchemaMismatch};
 
 /// Steps that one check may take: a schema that names itself over and over, or too many choices, ends here.
 const STEPS_MAX: usize = 1_000_000;
-/// So many bytes of text are looked at in a step,
+/// Bytes of text that count as one step,
 const BYTES_A_STEP: usize = 256;
-/// and so many names or choices.
+/// and names or choices that do.
 const NAMES_A_STEP: usize = 16;
 /// More than any answer is deep, with a reference at every level.
 const LEVELS_MAX: usize = 300;
@@ -17,7 +17,7 @@ const SHOWN_CHARS_MAX: usize = 60;
 /// Names in an answer, and so the place of what is wrong, can be as long as the answer.
 const REASON_CHARS_MAX: usize = 500;
 
-/// Why a value does not fit, or that nobody can tell.
+/// Why a value does not match, or why the check was given up.
 pub(super) fn misfit(root: &Value, value: &Value) -> Option<SchemaMismatch> {
     let mut check = SchemaCheck { root, steps: 0, level: 0 };
     let mut reasons = Vec::new();
@@ -29,7 +29,7 @@ pub(super) fn misfit(root: &Value, value: &Value) -> Option<SchemaMismatch> {
     if reasons.is_empty() {
         return None;
     }
-    // What is said last is why it was given up.
+    // The last reason explains why the check was given up.
     let first = reasons.len().saturating_sub(REASONS_MAX);
     let reasons = if gave_up { reasons.split_off(first) } else { reasons };
     let reasons =
@@ -52,7 +52,7 @@ impl<'s> SchemaCheck<'s> {
         }
         if self.has_budget(reasons) {
             self.level += 1;
-            self.against(schema, value, place, reasons);
+            self.check_value(schema, value, place, reasons);
             self.level -= 1;
         }
     }
@@ -70,7 +70,7 @@ impl<'s> SchemaCheck<'s> {
         !self.is_spent() && reasons.len() < REASONS_MAX
     }
 
-    fn against(&mut self, schema: &'s Value, value: &Value, place: &Pointer, reasons: &mut Vec<String>) {
+    fn check_value(&mut self, schema: &'s Value, value: &Value, place: &Pointer, reasons: &mut Vec<String>) {
         let keywords = match schema {
             Value::Bool(true) => return,
             Value::Object(keywords) => keywords,
@@ -340,7 +340,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// So many characters of a text, or all of it.
+/// The first `chars_max` characters of a text, or all of it.
 fn start(text: &str, chars_max: usize) -> &str {
     text.char_indices().nth(chars_max).map_or(text, |(end, _)| &text[..end])
 }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::{DEPTH_MAX, Pointer, SchemaError};
 
-/// Everything that may stand in a schema.
+/// Every keyword that a schema may contain.
 pub(super) const KEYWORDS: &[&str] = &[
     "type",
     "enum",

@@ -117,7 +117,7 @@ fn combinations_and_references_are_followed() {
 }
 
 #[test]
-fn an_answer_that_is_not_json_alone_is_told_so() {
+fn an_answer_that_is_not_json_alone_is_reported_as_such() {
     let schema = Schema::new(json!({})).unwrap();
     for answer in ["", "Sure! {}", "{} {}", "```json\n{}\n```", "{\"a\":", "{'a': 1}"] {
         let misfit = schema.check(answer).expect_err(answer);
@@ -127,7 +127,7 @@ fn an_answer_that_is_not_json_alone_is_told_so() {
 }
 
 #[test]
-fn only_the_first_reasons_are_told() {
+fn only_the_first_reasons_are_reported() {
     let answer: Vec<u32> = (0..1000).collect();
     let reasons = misfit(json!({"items": {"type": "string"}}), json!(answer));
     assert_eq!((reasons.len(), reasons[0].as_str()), (REASONS_MAX, "/0: expected string, found 0"));
@@ -150,10 +150,10 @@ fn a_schema_that_cannot_be_checked_is_refused_by_name() {
         (json!({"minLength": -1}), "/minLength of the schema: expected a whole number"),
         (json!({"multipleOf": 0}), "/multipleOf of the schema: expected a number above 0"),
         (json!({"anyOf": []}), "/anyOf of the schema: expected a list of at least one schema"),
-        (json!({"$ref": "#/$defs/no"}), "/$ref of the schema: `#/$defs/no` is not in it"),
+        (json!({"$ref": "#/$defs/no"}), "/$ref of the schema: `#/$defs/no` is not defined"),
         (
             json!({"$ref": "https://example.com/s"}),
-            "/$ref of the schema: `https://example.com/s` is not in it",
+            "/$ref of the schema: `https://example.com/s` is not defined",
         ),
         (json!(3), "the top of the schema: a schema is an object"),
     ] {
@@ -182,7 +182,7 @@ fn a_schema_that_leads_to_itself_without_reaching_another_value_is_refused() {
     check(tree, &[json!({"a": {"b": {}}})], &[(json!({"a": 1}), "/a: expected object, found 1")]);
 }
 
-/// Each definition applies the one before it so many times.
+/// Each definition applies the one before it this many times.
 fn nested(levels: usize, times: usize) -> Value {
     let level = |at: usize| match at {
         0 => json!({"type": ["string", "null"]}),

@@ -10,7 +10,7 @@ use crate::request::{ModelMessage, ToolCall};
 /// Bytes of the user's message that are compared with the `when` of turns, all turns together.
 pub(crate) const COMPARED_BYTES_MAX: usize = 256 << 20;
 
-/// Where in the conversation, and so in the script, a request stands.
+/// The position of a request in the conversation, and so in the script.
 #[derive(Debug)]
 pub(crate) struct ScriptPosition {
     /// The latest.

@@ -1,4 +1,4 @@
-//! A server that says exactly what a test tells it to, byte by byte if need be.
+//! A server that sends exactly the bytes that a test chooses.
 
 use std::time::Duration;
 

@@ -181,7 +181,7 @@ async fn a_tool_whose_name_no_protocol_takes_can_still_be_called() {
     for kind in KINDS {
         let server = StrictServer::start(kind, vec![StrictReply::saying(rich(kind)), done(kind)]).await;
         let parameters = json!({"type": "object"});
-        // Told as `sh`, `cat` and, since that one is taken, something else.
+        // Sent as `sh`, `cat` and, since that name is taken, another one.
         let tools = ["sh", "c.t", "cat"].map(|name| ToolSpec {
             name: name.into(),
             description: String::new(),

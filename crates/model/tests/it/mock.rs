@@ -107,7 +107,7 @@ async fn failures_on_purpose_are_what_they_claim_and_once_is_once() {
 }
 
 #[tokio::test]
-async fn an_unknown_model_and_a_wrong_key_are_told_apart() {
+async fn an_unknown_model_and_a_wrong_key_are_distinguished() {
     let mut bench = bench(limits());
     let request = ModelRequest::new(UNKNOWN_MODEL, vec![ModelMessage::user("hi")]);
     let error =

@@ -82,7 +82,7 @@ async fn a_json_reply_to_a_request_for_a_stream_is_an_answer() {
 }
 
 #[tokio::test]
-async fn refusals_are_told_apart_and_never_repeat_the_key() {
+async fn refusals_are_distinguished_and_never_repeat_the_key() {
     let error = |code: &str| format!(r#"{{"error":{{"message":"you sent {KEY}","code":"{code}"}}}}"#);
     let cases: [(&str, &str, String, &str, bool); 9] = [
         ("401", "", error("x"), "model.refused_auth", false),
@@ -107,7 +107,7 @@ async fn refusals_are_told_apart_and_never_repeat_the_key() {
 }
 
 #[tokio::test]
-async fn nonsense_is_told_apart_from_a_cut_and_never_repeats_the_key() {
+async fn nonsense_is_distinguished_from_a_cut_and_never_repeats_the_key() {
     let head = stream_head();
     for (body, what) in [
         (format!("data: {{{KEY}\n\n"), Some(UnreadableAnswer::NotJson)),
@@ -169,7 +169,7 @@ async fn silence_ends_a_call_before_the_head_and_within_the_stream() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_lively_for_ever_is_stopped_too() {
+async fn a_server_that_never_ends_its_answer_is_stopped_too() {
     let brief = CallLimits { total: Duration::from_millis(80), ..limits() };
     let server = RawServer::saying(stream_head(), AfterLastByte::StayOpen).await;
     assert_eq!(ask(&server.url, brief, "m", "hi").await.0.expect_err("too long").code(), "model.too_long");

@@ -177,7 +177,7 @@ async fn an_error_in_the_middle_ends_the_answer_with_what_was_said_of_it() {
 }
 
 #[tokio::test]
-async fn ends_that_are_none_are_told_in_words() {
+async fn ends_that_are_none_are_reported_in_words() {
     for kind in KINDS {
         let cut =
             ask(kind, StrictReply::stream(bytes(&plain(kind, &["half a"], RecordedEnding::Length)))).await;
@@ -241,7 +241,7 @@ async fn fifty_megabytes_and_ten_thousand_calls_are_refused_long_before_their_en
 }
 
 #[tokio::test]
-async fn nonsense_is_told_apart_from_a_cut() {
+async fn nonsense_is_distinguished_from_a_cut() {
     for kind in KINDS {
         let page = "<!DOCTYPE html><html><body>Sign in to the hotel's network</body></html>";
         for (body, what) in [

@@ -143,7 +143,7 @@ fn a_file_that_others_can_read_is_refused_with_the_way_out() {
 }
 
 #[test]
-fn a_broken_edit_keeps_the_last_good_copy_until_it_is_mended() {
+fn a_broken_edit_keeps_the_last_good_copy_until_it_is_fixed() {
     let home = home(GOOD);
     assert!(home.providers.resolve("work/small").is_ok());
     for broken in ["providers: [", "nonsense: 1\n"] {

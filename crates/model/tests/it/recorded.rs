@@ -188,7 +188,7 @@ fn ending_of(kind: ProviderKind, ending: RecordedEnding) -> String {
     }
 }
 
-/// An answer of so many calls.
+/// An answer with this many calls.
 pub(crate) fn calls(kind: ProviderKind, count: usize, ending: RecordedEnding) -> Vec<String> {
     let mut pieces = vec![if kind == ProviderKind::Anthropic {
         events(kind, &[anthropic_start()])

@@ -42,7 +42,7 @@ fn error(kind: ProviderKind, status: u16, code: &str, message: &str) -> Value {
 }
 
 #[tokio::test]
-async fn refusals_are_told_apart_by_what_a_person_can_do_about_them() {
+async fn refusals_are_distinguished_by_what_a_person_can_do_about_them() {
     use ProviderKind::{Anthropic, Gemini, Ollama, Openai};
     let too_long = "prompt is too long: 210000 tokens > 200000 maximum";
     let too_many = "The input token count (1100000) exceeds the maximum number of tokens allowed (1048576).";

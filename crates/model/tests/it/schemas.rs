@@ -3,7 +3,7 @@
 use lodge_model::schema::Schema;
 use serde_json::{Map, Value, json};
 
-/// Chance from a seed, so that a failure can be had again.
+/// Random choices from a seed, so that a failure is reproducible.
 struct SeededChoices(u64);
 
 impl SeededChoices {

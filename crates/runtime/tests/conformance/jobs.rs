@@ -118,7 +118,7 @@ pub(crate) fn a_wait_goes_on_under_the_next_daemon_until_it_is_answered(command:
         assert_eq!(daemon.next(), wait);
         daemon.quiet();
     }
-    // Another process is told of the call, and asks for the same.
+    // Another process gets the call, and requests the same.
     let mut other = FakeDaemon::ready(command, json!({}));
     let calls = json!([{"id": "c1", "name": "job_wait", "arguments": {"job_id": "job_7"}}]);
     let params = json!({"turn": "trn_1", "session": "ses_1", "number": 1, "step": 2, "calls": calls});
@@ -134,7 +134,7 @@ pub(crate) fn an_interrupted_wait_is_forgotten(command: &CommandLine) {
     daemon.call(&ask, json!([{"id": "c1", "name": "job_wait", "arguments": {"job_id": "job_7"}}]));
     let wait = daemon.asked("job/wait");
     daemon.request("turn/interrupt", json!({"turn": "trn_1"}));
-    // What becomes of the job is the daemon's business.
+    // The daemon decides about the job.
     daemon.quiet();
     daemon.answer(&wait, json!({"status": "done"}));
     daemon.quiet();
@@ -143,7 +143,7 @@ pub(crate) fn an_interrupted_wait_is_forgotten(command: &CommandLine) {
     daemon.quiet();
 }
 
-/// Calls the same tool with the same result, until something else is asked for.
+/// Calls the same tool with the same result, until the runtime requests something else.
 fn again_and_again(command: &CommandLine, name: &str, method: &str) -> (u32, Value) {
     let mut daemon = FakeDaemon::ready(command, json!({}));
     let mut ask = daemon.run("trn_1", 1);

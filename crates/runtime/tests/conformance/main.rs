@@ -1,4 +1,4 @@
-//! What every runtime must do, whatever it is written in: the same list for the stock runtime and the example.
+//! What every runtime must do, in any language: the same list for the stock runtime and the example.
 //!
 //! Another runtime is checked with `LODGE_RUNTIME_COMMAND="python3 mine.py" cargo test -p lodge-runtime --test
 //! conformance stock_or_given`.
@@ -52,7 +52,7 @@ conformance! {
     a_compaction_that_was_not_answered_is_asked_for_again
     a_compaction_that_is_refused_fails_the_turn
     the_same_calls_with_the_same_results_end_the_turn
-    calls_whose_results_differ_or_are_not_told_do_not_end_the_turn
+    calls_whose_results_differ_or_are_not_reported_do_not_end_the_turn
     of_ten_thousand_calls_the_first_are_run_and_each_is_answered
     every_agent_is_offered_the_tools_for_jobs
     what_is_wanted_of_jobs_is_asked_of_the_daemon
@@ -101,7 +101,7 @@ fn missing_and_blank_context_files_are_skipped_and_an_unreadable_one_is_named(co
         {"name": "LAST", "file": "LAST.md"},
     ]);
     assert_eq!(daemon.request("initialize", params.clone())["context"]["system"], "# LAST\n\ntext");
-    // A directory cannot be read as a file, whoever asks; a mode would not stop root.
+    // A directory cannot be read as a file by any user; a mode would not stop root.
     std::fs::create_dir(daemon.root.join("etc/context/DIR.md")).unwrap();
     params["context"] = json!([{"name": "DIR", "file": "DIR.md"}]);
     let reply = daemon.reply("initialize", params);
@@ -319,7 +319,7 @@ fn pending_calls_of_another_process_are_resumed(command: &CommandLine) {
     }
     let ask = daemon.asked("model/stream");
     assert_eq!(ask["params"]["step"], 4);
-    // Without pending calls the model is asked at once, with the step that comes next.
+    // Without pending calls the runtime requests the model at once, with the next step.
     let params = json!({"turn": "trn_2", "session": "ses_2", "number": 1, "step": 3, "calls": []});
     assert_eq!(daemon.request("turn/run", params), json!({}));
     assert_eq!(daemon.asked("model/stream")["params"]["step"], 3);
@@ -402,7 +402,7 @@ fn garbage_is_refused_and_survived(command: &CommandLine) {
     assert_eq!(daemon.next()["error"]["code"], -32700);
     daemon.write_raw(b"\n  \n");
     assert_eq!(daemon.refused("turn/explode", json!({})), "rpc.unknown_method");
-    // Answers are never answered, or two confused programs would talk for ever.
+    // Answers are never answered, or two confused programs would exchange messages endlessly.
     daemon.write_raw(
         b"{\"jsonrpc\": \"2.0\", \"id\": null, \"error\": {\"code\": -32700, \"message\": \"?\"}}\n",
     );

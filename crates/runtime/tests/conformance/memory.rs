@@ -1,11 +1,11 @@
-//! Compaction: when it is asked for, and what the model reads after it.
+//! Compaction: when the runtime requests it, and what the model reads after it.
 
 use lodge_runtime_messages::ConversationEpoch;
 use serde_json::json;
 
 use crate::support::{CommandLine, FakeDaemon};
 
-/// What a daemon tells of an epoch whose turns weigh this much; the last one is turn `number`.
+/// A daemon's description of an epoch whose turns weigh this much; the last one is turn `number`.
 fn epoch(from_turn: u32, number: u32, turns: &[u64]) -> ConversationEpoch {
     let messages = u64::from(number - from_turn) * 2 + 1;
     ConversationEpoch { number: 1, from_turn, messages, bytes: turns.iter().sum(), turns: turns.to_vec() }

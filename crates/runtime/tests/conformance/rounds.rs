@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::support::{CommandLine, FakeDaemon};
 
-/// Runs rounds of two calls, with the digest that `digest` tells for each, until something else is asked for.
+/// Runs rounds of two calls, with the digest from `digest` for each, until the runtime requests something else.
 fn rounds(daemon: &mut FakeDaemon, digest: impl Fn(u32) -> Value) -> (u32, Value) {
     let mut ask = daemon.run("trn_1", 1);
     for round in 1..=12 {
@@ -44,7 +44,7 @@ pub(crate) fn the_same_calls_with_the_same_results_end_the_turn(command: &Comman
     assert_eq!(ask["params"]["step"], 1);
 }
 
-pub(crate) fn calls_whose_results_differ_or_are_not_told_do_not_end_the_turn(command: &CommandLine) {
+pub(crate) fn calls_whose_results_differ_or_are_not_reported_do_not_end_the_turn(command: &CommandLine) {
     for digest in [
         &(|round: u32| json!(round.to_string())) as &dyn Fn(u32) -> Value,
         &|_| Value::Null,

@@ -15,7 +15,7 @@ use crate::trouble::{Trouble, refused, system};
 
 /// Little is remembered, so that conversations are compacted every other turn.
 const MEMORY: &str = "CONFIG memory-max-messages=4\n";
-/// Every so many agents one remembers everything: its conversations are changed.
+/// One in this many agents remembers everything: its conversations are edited.
 const MEMORABLE: u64 = 3;
 
 #[derive(Debug, Clone)]

@@ -1,5 +1,5 @@
-//! Changes while the daemon dies: of sessions, agents and tokens. What was acknowledged is there, and a change that is
-//! asked for again is one change.
+//! Changes while the daemon dies: of sessions, agents and tokens. An acknowledged change is present, and a repeated
+//! request is one change.
 
 use std::process::ExitStatus;
 use std::time::Instant;
@@ -22,16 +22,16 @@ use crate::trouble::{Trouble, refused};
 
 /// The agent whose conversations are changed: the one that forgets nothing, so that no two summaries are the same.
 pub const EDITOR: usize = 2;
-/// How long a kill waits after a change was asked for, at most: within the commit, within the answer, later.
+/// The longest wait of a kill after a change was requested: within the commit, within the answer, later.
 const KILL_US: [u64; 3] = [2_000, 8_000, 60_000];
 /// Conversations that are changed at the same time, and turns in one.
 const CONVERSATIONS_MAX: usize = 3;
 const TURNS_MAX: usize = 5;
-/// Earlier changes that are asked for again in the end.
+/// Earlier changes that are requested again at the end.
 const ASKED_AGAIN_MAX: usize = 12;
 /// Changes that are made undisturbed before one is not; one less at most.
 const QUIET_MAX: u64 = 4;
-/// So many changes, in percent, are asked of a daemon that dies when it is about to write.
+/// The percentage of changes that go to a daemon that dies when it is about to write.
 const ARMED_PERCENT: u64 = 30;
 const ARMED: &str = "before_commit";
 
@@ -207,7 +207,7 @@ impl CrashWorld {
         self.finish_change(change, answer).await
     }
 
-    /// Asks for a change of which a daemon dies that has written it down and told nobody.
+    /// Requests a change that kills a daemon after the write and before the answer.
     pub async fn change_to_death(&mut self) -> Result<Option<ExitStatus>, Trouble> {
         self.lodge.wait_ready().await?;
         let change = self.plan_recorded();
@@ -263,7 +263,7 @@ impl CrashWorld {
         }
     }
 
-    /// In the end, some of the changes that were made long ago are asked for again: nothing comes of it.
+    /// At the end, some old changes are requested again: nothing changes.
     pub async fn ask_for_old_changes(&mut self) {
         let mut answered = std::mem::take(&mut self.answered);
         while answered.len() > ASKED_AGAIN_MAX {

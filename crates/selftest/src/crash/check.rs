@@ -13,7 +13,7 @@ use super::report::BrokenPromise;
 use super::turns::{ExpectedEffects, JudgedTurn};
 use super::world::CrashWorld;
 use crate::lodge::PATIENCE;
-use crate::processes::{self, Cgroups};
+use crate::processes::{self, StateDirCgroups};
 use crate::trouble::{Trouble, refused};
 
 impl CrashWorld {
@@ -79,7 +79,7 @@ impl CrashWorld {
         Ok(())
     }
 
-    /// Each effect as often as it may have happened, and none that nobody asked for.
+    /// Each effect as often as it may have happened, and no unrequested effect.
     fn check_effects(&mut self, expected: ExpectedEffects) {
         let mut seen: BTreeMap<String, u64> = BTreeMap::new();
         for effect in self.effects.seen() {
@@ -125,7 +125,7 @@ impl CrashWorld {
         for (pid, line) in processes::of(&self.lodge.home()) {
             self.report.add(BrokenPromise::LeftBehind, format!("process {pid}: {line}"));
         }
-        for path in self.cgroups.iter().flat_map(Cgroups::left) {
+        for path in self.cgroups.iter().flat_map(StateDirCgroups::left) {
             self.report.add(BrokenPromise::LeftBehind, format!("cgroup {}", path.display()));
         }
     }

@@ -1,6 +1,6 @@
 //! Conversations that are rewound, copied, done again and deleted, as they are known from outside.
 //!
-//! Every turn of them is a plain one whose answer is known. What belongs to none of them was never asked for.
+//! Every turn of them is a plain one whose answer is known. Turns outside them were never requested.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -19,7 +19,7 @@ use crate::trouble::{Trouble, refused};
 /// What their names begin with.
 const EDITED: &str = "edit-";
 
-/// One turn, and what was asked in it.
+/// One turn, and its message.
 #[derive(Debug, Clone)]
 pub struct EditedTurn {
     pub turn: String,
@@ -44,7 +44,7 @@ impl EditedSession {
         self.left.keys().cloned().collect()
     }
 
-    /// Leaves so many turns.
+    /// Keeps this many turns.
     pub fn rewind(&mut self, turns: usize) {
         let before = self.path.clone();
         self.path.truncate(turns);
@@ -63,7 +63,7 @@ impl EditedSession {
     }
 }
 
-/// All of them, and what becomes of them.
+/// All of them, and their changes.
 #[derive(Debug, Default)]
 pub struct EditedSessions {
     pub live: Vec<EditedSession>,
@@ -83,7 +83,7 @@ impl EditedSessions {
         session.starts_with(EDITED)
     }
 
-    /// How many turns have this text; none: it is of nobody's here.
+    /// How many turns have this text; none: it belongs to no turn here.
     pub fn texts(&self) -> BTreeMap<&str, usize> {
         let mut texts: BTreeMap<&str, usize> = BTreeMap::new();
         for text in self.turns.values() {
@@ -106,7 +106,7 @@ impl CrashWorld {
                 Ok(view) if view.status == "done" && view.text == said.plan.answer("", None) => return Ok(()),
                 _ if live && Instant::now() < until => tokio::time::sleep(LOOK).await,
                 other => {
-                    // It was acknowledged: what is not there any more is lost.
+                    // It was acknowledged: a missing turn is lost.
                     let broken = if other.is_err() { BrokenPromise::Lost } else { BrokenPromise::Wrong };
                     let what = format!("the turn of {} in a changed session: {other:?}", said.plan.token);
                     self.report.add(broken, what);
@@ -176,7 +176,7 @@ fn is_live(status: &str) -> bool {
     matches!(status, "queued" | "running" | "waiting")
 }
 
-/// Every turn of a path with what was asked and what was answered; nothing else may be in it.
+/// Every turn of a path with its message and answer; the path may contain nothing else.
 pub async fn conversation(client: &mut Client, session: &str) -> Result<Vec<[String; 3]>, ClientError> {
     let turns = all_turns(client, session).await?;
     let messages: Vec<MessageView> = all_messages(client, session).await?;
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_was_gone_on_from_is_the_end_of_no_path_any_more() {
+    fn a_turn_that_was_gone_on_from_is_the_end_of_no_path() {
         let mut edited = EditedSession::new("s", vec![said("a"), said("b")]);
         edited.rewind(1);
         edited.activate("b");

@@ -1,4 +1,4 @@
-//! The process that counts what tools did, and the shell line by which a tool tells it.
+//! The process that counts effects of tools, and the shell line that reports one.
 //!
 //! A line that arrives is appended to the log before it is confirmed with `ok`.
 
@@ -33,7 +33,7 @@ impl EffectCounter {
         Ok(EffectCounter { role: RoleProcess::spawn(command)?, log })
     }
 
-    /// For `bash -c`: has the effects `<last word of $0>.$1.begin` and `.end`, `$2` seconds apart, and says so. If
+    /// For `bash -c`: has the effects `<last word of $0>.$1.begin` and `.end`, `$2` seconds apart, and reports them. If
     /// its process group is killed, its child may die first; then there is no `.end` either. If `$3` is [`LEAVE`] or
     /// [`LEAVE_DEAF`], it leaves a process behind that tries everything to escape.
     pub fn tool_line(&self) -> String {
@@ -55,7 +55,7 @@ impl EffectCounter {
         self.role.address().port()
     }
 
-    /// Defines the word by which a shell tells of an effect.
+    /// Defines the shell function that reports an effect.
     fn shell_function(&self) -> String {
         let port = self.port();
         format!(

@@ -1,4 +1,4 @@
-//! Events against each other: what a client saw is the log, and the log tells of every turn once.
+//! Compares events: a client saw the log, and the log has every turn once.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,7 +36,7 @@ impl CrashWorld {
         }
         self.report.broken.extend(self.follower.take_broken());
         let seen = self.follower.with(<[Event]>::to_vec);
-        // Events up to now are in the log; events from now on were seen by nobody.
+        // Events up to now are in the log; later events were not followed.
         let mut logged = match all_events(&mut client).await {
             Ok(logged) => logged,
             Err(error) => {
@@ -55,7 +55,7 @@ impl CrashWorld {
         Ok(())
     }
 
-    /// The log tells of every turn that was sent, and of no other.
+    /// The log has every turn that was sent, and no other.
     fn check_facts(&mut self, logged: &[Event]) {
         let mut told: BTreeMap<&str, EventFacts> = BTreeMap::new();
         let of_turn =
@@ -113,7 +113,7 @@ fn streams(logged: &[Event]) -> BrokenPromises {
     found
 }
 
-/// How often the log tells each fact of a turn.
+/// How often the log has each fact of a turn.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct EventFacts(BTreeMap<String, u64>);
 
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compaction_is_told_whole_and_once_or_not_at_all() {
+    fn a_compaction_is_reported_whole_and_once_or_not_at_all() {
         let compaction = [
             ("turn.step_started", json!({"step": 0, "kind": "model"})),
             ("turn.step_finished", json!({"step": 0, "kind": "model"})),

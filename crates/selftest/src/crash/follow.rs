@@ -125,7 +125,7 @@ async fn follow(shared: Arc<FollowerState>, target: Target, token: String) {
                     format!("attached at {since}, told {}", attached.seq),
                 );
             }
-            // A log that is shorter than what it told us forgot something it had published.
+            // A log that is shorter than the events that we received lost a published event.
             Err(ClientError::Refused(body)) => {
                 return shared.broke(BrokenPromise::Lost, format!("the log at {since}: {}", body.message));
             }

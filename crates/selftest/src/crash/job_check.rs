@@ -53,7 +53,7 @@ impl CrashWorld {
         self.settle().await
     }
 
-    /// Every job that was acknowledged is there, once, as it was planned; none is there that nobody wanted.
+    /// Every acknowledged job exists once, as planned, and no unrequested job exists.
     pub async fn check_jobs(&mut self, expected: &mut ExpectedEffects) -> Result<JobViews, Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         let mut jobs = JobViews::default();
@@ -225,7 +225,7 @@ impl CrashWorld {
         }
     }
 
-    /// The log tells of every job that it was submitted, started and over, each once.
+    /// The log has the submission, the start and the end of every job, each once.
     pub fn check_job_events(&mut self, jobs: &JobViews, logged: &[Event]) {
         let mut told: BTreeMap<(String, &str), u64> = BTreeMap::new();
         for event in logged {
@@ -234,7 +234,7 @@ impl CrashWorld {
                 Some(EventBody::JobStarted(job)) => (job.job, "started"),
                 Some(EventBody::JobFinished(job)) => (job.job, "over"),
                 Some(EventBody::JobCancelled(job)) => (job.job, "over"),
-                // Output is told as often as it is worth telling.
+                // Output events have no fixed number.
                 Some(_) | None => continue,
             };
             *told.entry((job, fact)).or_default() += 1;

@@ -17,14 +17,14 @@ use super::world::{CrashWorld, LOOK, through};
 use crate::lodge::PATIENCE;
 use crate::trouble::{Trouble, refused};
 
-/// With more jobs than this under way, no new ones are submitted: some wait for their turn even so.
+/// With more open jobs than this, no new ones are submitted. Some wait for a slot even so.
 const OPEN_JOBS_MAX: usize = 6;
-/// Most bytes that are asked for at once, and least.
+/// The most and the fewest bytes per read.
 const READ_MAX: u64 = 90_000;
 const READ_MIN: u64 = 5_000;
 /// Jobs that are looked at after a daemon has started.
 const LOOKS: u64 = 2;
-/// Half of the jobs belong to one of so many conversations of their agent, as messages do.
+/// Half of the jobs belong to one of this many conversations of their agent, as messages do.
 const SESSIONS: u64 = 2;
 /// Kills of jobs alone wait about as long.
 const KILL_US: u64 = 400_000;
@@ -121,7 +121,7 @@ impl CrashWorld {
         });
     }
 
-    /// Waits until every submission under way was answered, or lost its connection.
+    /// Waits until every open submission was answered, or lost its connection.
     pub async fn gather_jobs(&mut self) {
         while let Some(joined) = self.submitting.join_next().await {
             match joined {

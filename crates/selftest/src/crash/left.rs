@@ -36,7 +36,7 @@ impl CrashWorld {
         Ok(())
     }
 
-    /// Waits until there are so many processes that were left, by the kernel's word.
+    /// Waits until the kernel shows this many leftover processes.
     async fn expect_left(&mut self, wanted: usize) {
         let until = Instant::now() + PATIENCE;
         loop {

@@ -1,4 +1,4 @@
-//! Everything that the daemon lists, page by page: agents, sessions and turns are those that were asked for.
+//! Everything that the daemon lists, page by page: agents, sessions and turns are the requested ones.
 
 use std::collections::BTreeSet;
 
@@ -12,8 +12,7 @@ use super::report::BrokenPromise;
 use super::world::CrashWorld;
 
 impl CrashWorld {
-    /// Every agent and session that is listed, and every turn of them, is one that somebody asked for; none is lost.
-    /// Returns the sessions.
+    /// Every listed agent, session and turn was requested, and none is lost. Returns the sessions.
     pub async fn check_sessions(&mut self, client: &mut Client) -> BTreeSet<String> {
         let mut listed = BTreeSet::new();
         match all_agents(client).await {
@@ -59,7 +58,7 @@ impl CrashWorld {
     }
 }
 
-/// What is listed and nobody asked for, and what was acknowledged and is not listed.
+/// Unrequested entries that are listed, and acknowledged entries that are not.
 fn differ(what: &str, listed: &BTreeSet<String>, known: &BTreeSet<String>) -> Vec<(BrokenPromise, String)> {
     let strange = listed
         .difference(known)

@@ -18,7 +18,7 @@ const AGENTS: usize = 1;
 /// Starts and stops take about as long.
 const CHANGE_US: u64 = 150_000;
 
-/// Where the agent of the moment stands.
+/// The state of the current agent.
 #[derive(Debug)]
 enum AgentLife {
     None,
@@ -43,7 +43,7 @@ pub async fn agents_lives(setup: &CrashSetup, kills: u64) -> CrashReport {
 }
 
 impl CrashWorld {
-    /// Makes one change, however often it takes, and checks what came of it.
+    /// Makes one change, with retries, and checks its result.
     async fn one_change(&mut self, life: AgentLife) -> Result<AgentLife, Trouble> {
         if self.open_turns() < 3 {
             self.send_new();
@@ -139,7 +139,7 @@ impl CrashWorld {
         }
     }
 
-    /// A removal goes on after its daemon died: its files are gone in the end.
+    /// A removal continues after its daemon died: its files are gone in the end.
     async fn expect_cleared(&mut self, id: &str) {
         let dir = self.lodge.home().join("agents").join(id);
         let until = Instant::now() + PATIENCE;

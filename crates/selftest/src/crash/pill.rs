@@ -1,5 +1,6 @@
-//! A pill: a model call that kills the daemon whenever it is computed. After three deaths in a row it is set aside, others
-//! go on, and an operator has it computed again once it does no harm any more. Ordinary kills set nothing aside.
+//! A poison pill: a model call that kills the daemon whenever it is computed. After three deaths in a row it is
+//! quarantined, other work continues, and an operator retries it once it is harmless. Ordinary kills quarantine
+//! nothing.
 
 use std::time::Instant;
 
@@ -83,7 +84,7 @@ impl CrashWorld {
         }
     }
 
-    /// The next daemon does not mind it. It is still set aside, until somebody says otherwise.
+    /// The next daemon computes it without harm. It stays in quarantine until an operator releases it.
     async fn retry_without_harm(&mut self) -> Result<(), Trouble> {
         self.kill("with work set aside")?;
         self.lodge.unset_env("LODGED_PILL");

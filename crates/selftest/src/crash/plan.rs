@@ -33,7 +33,7 @@ pub enum TurnShape {
     Safe,
     /// The same, and it takes long enough to be killed at work.
     SafeSlow,
-    /// One tool that is still at work when everything else is over, unless somebody ends it.
+    /// One tool that still runs when everything else has ended, unless it is killed.
     Long,
     /// One tool that leaves a daemon behind: forked twice, in a session of its own, with no name or place of Lodge's.
     Leave,
@@ -49,7 +49,7 @@ pub enum TurnShape {
 
 /// The job of a turn that has one.
 pub const MODEL_JOB: JobKind = JobKind::Slow;
-/// What the daemon puts between what it tells of jobs and what the user said.
+/// The separator between the daemon's note about jobs and the user's message.
 const NOTE_HEAD: &str = "[A note of the system, not from the user.]\n";
 const NOTE_END: &str = "\n\n";
 
@@ -114,7 +114,7 @@ pub enum CrashTool {
 }
 
 impl CrashTool {
-    /// Whether it runs in the sandbox; what is asked about jobs does not.
+    /// Whether it runs in the sandbox. The job tools do not.
     pub fn is_program(self) -> bool {
         match self {
             CrashTool::Once | CrashTool::Safe => true,
@@ -299,7 +299,7 @@ impl TurnPlan {
     }
 }
 
-/// What a user said, of what a model reads.
+/// The user's text in the message that a model reads.
 pub fn said(heard: &str) -> &str {
     let noted = heard.strip_prefix(NOTE_HEAD).and_then(|rest| rest.split_once(NOTE_END));
     noted.map_or(heard, |(_, said)| said)
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_is_told_apart_from_what_was_said_by_the_words_of_the_daemon() {
+    fn a_note_is_distinguished_from_what_was_said_by_the_words_of_the_daemon() {
         let daemon = include_str!("../../../daemon/src/context.rs");
         assert!(daemon.contains(&format!("const NOTE_HEAD: &str = {:?};", NOTE_HEAD.trim_end())));
         assert_eq!(said(&format!("{NOTE_HEAD}[a job\nand another]{NOTE_END}hello\n\nyou")), "hello\n\nyou");

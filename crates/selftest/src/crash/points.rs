@@ -241,7 +241,7 @@ impl CrashWorld {
         self.check_adoption().await
     }
 
-    /// Sends tools to an agent until its keeper is dead; tells when that was.
+    /// Sends tools to an agent until its keeper is dead; returns the time of death.
     async fn send_to_death(&mut self, at: usize, tools: u32) -> Option<KeeperDeath> {
         let (mut from_ms, until) = (now_ms(), Instant::now() + PATIENCE);
         let mut next = Instant::now();
@@ -283,7 +283,7 @@ impl CrashWorld {
         Ok((0..self.agents.len()).filter(|at| self.deaths(*at) == 0).count() as u64)
     }
 
-    /// Sends messages of all kinds until the daemon is dead; tells how it ended.
+    /// Sends messages of all kinds until the daemon is dead; returns its exit status.
     async fn work_to_death(&mut self) -> Result<Option<ExitStatus>, Trouble> {
         let until = Instant::now() + PATIENCE;
         let mut shapes =
@@ -300,7 +300,7 @@ impl CrashWorld {
         }
     }
 
-    /// Submits jobs of all kinds until the daemon is dead; tells how it ended.
+    /// Submits jobs of all kinds until the daemon is dead; returns its exit status.
     async fn jobs_to_death(&mut self) -> Result<Option<ExitStatus>, Trouble> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -323,7 +323,7 @@ impl CrashWorld {
         Ok(died)
     }
 
-    /// The agent whose start was cut short is one agent with one keeper, however often it is asked for.
+    /// The agent whose start was interrupted is one agent with one keeper, at any number of requests.
     async fn check_started(&mut self) -> Result<(), Trouble> {
         let Some(params) = self.extra.take() else { return Ok(()) };
         match self.create_agent(&params).await {

@@ -14,7 +14,7 @@ pub enum BrokenPromise {
     Lost,
     /// Accepted, asked, answered or done twice.
     Duplicated,
-    /// An outcome that nobody knows, although its keeper lived.
+    /// An unknown outcome, although its keeper lived.
     Unknown,
     /// An event that a re-attached client did not see.
     EventMissed,
@@ -86,7 +86,7 @@ pub struct CrashReport {
     pub effects: u64,
     /// Effects of tools declared safe that happened again because their keeper was killed.
     pub repeated: u64,
-    /// Outcomes that nobody knows because their keeper was killed.
+    /// Unknown outcomes, because their keeper was killed.
     pub unknown: u64,
     pub requests: u64,
     pub events: u64,
@@ -118,7 +118,7 @@ impl CrashReport {
         self.broken.push((broken, what.into()));
     }
 
-    /// What stopped a run is a broken promise too: all that was asked for is that it goes on.
+    /// An aborted run is a broken promise too: the run must finish.
     pub fn stopped_by(&mut self, trouble: &Trouble) {
         self.add(BrokenPromise::Wrong, trouble.whole());
     }

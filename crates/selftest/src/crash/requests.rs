@@ -1,5 +1,5 @@
-//! The model's own log against what is stored, and against the deaths that were counted outside: no answer is asked for
-//! again once it is there, and none is asked for twice without a reason.
+//! Compares the model's own log with the stored answers and the counted deaths: a stored answer is never requested
+//! again, and no answer is requested twice without a reason.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ impl CrashWorld {
         self.report.requests += requests.len() as u64;
         let stored = self.follower.with(stored_answers);
         let mut unasked = stored.clone();
-        // A turn that was done again was asked with the same words.
+        // A regenerated turn has the same message.
         let mut edited = self.edited.texts();
         unasked.retain(|(turn, _), _| !self.edited.turns.contains_key(turn));
         let texts: BTreeMap<&str, &SentMessage> =

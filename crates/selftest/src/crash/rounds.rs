@@ -25,7 +25,7 @@ const AIM_WITHIN: Duration = Duration::from_millis(400);
 const BOOT_US: u64 = 120_000;
 /// Most turns end within this time.
 const WORK_US: u64 = 300_000;
-/// A daemon is asked to end so often, in percent of the strikes.
+/// The percentage of strikes that shut the daemon down instead of killing it.
 const RESTARTS_PERCENT: u64 = 12;
 /// A session, an agent or a token is changed so often, in percent of the strikes.
 const CHANGES_PERCENT: u64 = 25;
@@ -75,7 +75,7 @@ struct LaneState {
     planned: u64,
     number: u64,
     report: CrashReport,
-    /// Why the first round did not even begin.
+    /// Why the first round did not begin.
     stopped: Option<Trouble>,
 }
 

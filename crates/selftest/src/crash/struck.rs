@@ -22,8 +22,7 @@ pub enum RunningTool {
     Safe,
 }
 
-/// Kills somebody while the tool of an agent is at work. The report tells whether its outcome is known, unknown or made
-/// again.
+/// Kills a process while the tool of an agent runs. The report shows whether the outcome is known, unknown or repeated.
 pub async fn struck(setup: &CrashSetup, victim: Victim, tool: RunningTool) -> CrashReport {
     through(setup, 1, async |world| {
         let shape = match tool {
@@ -39,7 +38,7 @@ pub async fn struck(setup: &CrashSetup, victim: Victim, tool: RunningTool) -> Cr
     .unwrap_or_else(CrashReport::from)
 }
 
-/// Kills a keeper whose tool has ended while there was no daemon to hear of it.
+/// Kills a keeper whose tool ended while no daemon was connected.
 pub async fn struck_after_the_end(setup: &CrashSetup) -> CrashReport {
     through(setup, 1, async |world| {
         world.work_on(TurnShape::Slow).await;

@@ -101,7 +101,7 @@ impl CrashWorld {
         });
     }
 
-    /// Waits until every send under way was answered, or lost its connection.
+    /// Waits until every open send was answered, or lost its connection.
     pub async fn gather(&mut self) {
         while let Some(joined) = self.sending.join_next().await {
             match joined {
@@ -166,7 +166,7 @@ impl CrashWorld {
             let Some(turn) = &sent.turn else { continue };
             loop {
                 let view = client.call::<GetTurn>(&TurnRef { turn: turn.clone() }).await;
-                // What is not there any more is found by the check.
+                // The check finds missing turns.
                 let Ok(view) = view else { break };
                 if !matches!(view.status.as_str(), "queued" | "running" | "waiting") {
                     break;

@@ -1,4 +1,4 @@
-//! Times as the API tells them.
+//! Times in the format of the API.
 
 /// Of a time such as `2026-01-31T12:00:00.123Z`.
 pub fn ms_since_1970(at: &str) -> Option<u64> {

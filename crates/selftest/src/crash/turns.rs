@@ -67,8 +67,8 @@ impl JudgedTurn<'_> {
         self.check_messages(report, &outcomes);
     }
 
-    /// Every step ended as it may; what came of each call, in their order.
-    fn check_steps(&self, report: &mut CrashReport, expected: &mut ExpectedEffects) -> Vec<CallOutcome> {
+    /// Every step ended as allowed; the outcome of each call, in order.
+    fn check_steps(&self, report: &mut CrashReport, expected: &mut ExpectedEffects) -> Vec<CallReport> {
         let token = &self.sent.plan.token;
         for step in self.view.steps.iter().filter(|step| step.kind != "tool" && step.status != "done") {
             report.add(BrokenPromise::Wrong, format!("a step of {token}: {step:?}"));
@@ -91,30 +91,30 @@ impl JudgedTurn<'_> {
                         format!("call {} of {token}: {:?}", call.key, tools.get(at)),
                     );
                 }
-                outcomes.push(CallOutcome::Told(call.tool));
+                outcomes.push(CallReport::Told(call.tool));
                 continue;
             }
             let (outcome, range) = match (status, call.tool) {
-                ("done", CrashTool::Once) => (CallOutcome::Done, 1..=1),
+                ("done", CrashTool::Once) => (CallReport::Done, 1..=1),
                 // Declared safe: it may have been made again as often as its keeper was killed.
-                ("done", CrashTool::Safe) => (CallOutcome::Done, 1..=1 + falls),
+                ("done", CrashTool::Safe) => (CallReport::Done, 1..=1 + falls),
                 ("unknown", CrashTool::Once) if falls > 0 => {
                     report.unknown += 1;
-                    (CallOutcome::Unknown, 0..=1)
+                    (CallReport::Unknown, 0..=1)
                 }
                 ("unknown", _) => {
                     report.add(
                         BrokenPromise::Unknown,
                         format!("call {} of {token}: {:?}", call.key, tools.get(at)),
                     );
-                    (CallOutcome::Unknown, 0..=1)
+                    (CallReport::Unknown, 0..=1)
                 }
                 (_, _) => {
                     report.add(
                         BrokenPromise::Wrong,
                         format!("call {} of {token}: {:?}", call.key, tools.get(at)),
                     );
-                    (CallOutcome::Done, 1..=1)
+                    (CallReport::Done, 1..=1)
                 }
             };
             expected.call(token, call, &range);
@@ -136,7 +136,7 @@ impl JudgedTurn<'_> {
     }
 
     /// The course of a turn: the message, then for each step the calls and their results, then the answer.
-    fn check_messages(&self, report: &mut CrashReport, outcomes: &[CallOutcome]) {
+    fn check_messages(&self, report: &mut CrashReport, outcomes: &[CallReport]) {
         let plan = &self.sent.plan;
         let token = &plan.token;
         let mine: Vec<&MessageView> =
@@ -161,7 +161,7 @@ impl JudgedTurn<'_> {
             for (called, call) in asked.calls.iter().zip(*calls) {
                 let answers = results.iter().filter(|result| result.call.as_ref() == Some(&called.id));
                 let texts: Vec<&str> = answers.map(|result| result.text.as_str()).collect();
-                let outcome = outcomes.next().copied().unwrap_or(CallOutcome::Done);
+                let outcome = outcomes.next().copied().unwrap_or(CallReport::Done);
                 match texts.as_slice() {
                     [text] if outcome.may_say(text, token, call.key, self.jobs) => {
                         (*text).clone_into(&mut last_result)
@@ -189,22 +189,22 @@ impl JudgedTurn<'_> {
     }
 }
 
-/// What came of a call.
+/// The outcome of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum CallOutcome {
+enum CallReport {
     Done,
     Unknown,
     /// A report about a job.
     Told(CrashTool),
 }
 
-impl CallOutcome {
+impl CallReport {
     /// Whether this is a valid report to a model about it.
     fn may_say(self, text: &str, token: &str, key: &str, jobs: &JobViews) -> bool {
         match self {
-            CallOutcome::Done => text == did(token, key),
-            CallOutcome::Unknown => text.contains(UNKNOWN_SAYS),
-            CallOutcome::Told(tool) => jobs.may_say(tool, token, text),
+            CallReport::Done => text == did(token, key),
+            CallReport::Unknown => text.contains(UNKNOWN_SAYS),
+            CallReport::Told(tool) => jobs.may_say(tool, token, text),
         }
     }
 }

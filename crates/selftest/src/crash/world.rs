@@ -22,7 +22,7 @@ use super::tokens::IssuedToken;
 use super::{CrashSetup, FailedRunDir};
 use crate::lodge::Lodge;
 use crate::mock::{MockLlm, MockRegistry};
-use crate::processes::Cgroups;
+use crate::processes::StateDirCgroups;
 use crate::role;
 use crate::trouble::{Trouble, refused, system};
 
@@ -70,7 +70,7 @@ pub struct CrashWorld {
     pub answered: Vec<AcknowledgedChange>,
     pub pending: Option<RequestedChange>,
     /// Known once a keeper noted its own one.
-    pub cgroups: Option<Cgroups>,
+    pub cgroups: Option<StateDirCgroups>,
     pub sending: JoinSet<(usize, Result<TurnView, ClientError>)>,
     pub submitting: JoinSet<(usize, Result<JobView, ClientError>)>,
     /// Agents that were ever made.
@@ -134,7 +134,8 @@ impl CrashWorld {
             let params = world.agent_params()?;
             let view = world.create_agent(&params).await.map_err(refused("create an agent"))?;
             let agent = world.wait_ready(&view.id).await?;
-            world.cgroups = world.cgroups.or_else(|| Cgroups::noted(&world.lodge.home(), &agent.sandbox));
+            world.cgroups =
+                world.cgroups.or_else(|| StateDirCgroups::noted(&world.lodge.home(), &agent.sandbox));
             world.agents.push(agent);
         }
         Ok(world)

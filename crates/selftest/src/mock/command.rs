@@ -59,7 +59,7 @@ pub(super) enum MockFault {
     Status(u16),
     CutAfter(usize),
     HangAfter(usize),
-    /// Not even a header.
+    /// Sends no header.
     Hang,
     Garbage,
     ErrorObject,

@@ -133,7 +133,7 @@ fn upload(
     RegistryAnswer { status: "201 Created", head, body: Vec::new() }
 }
 
-/// What a manifest says that it is; of other contents nobody asks.
+/// The media type that a manifest contains; for other contents it does not matter.
 fn media_type(body: &[u8]) -> String {
     let said: Option<serde_json::Value> = serde_json::from_slice(body).ok();
     let said = said.and_then(|said| Some(said.get("mediaType")?.as_str()?.to_owned()));

@@ -1,4 +1,4 @@
-//! What is asked, as far as it matters here, and the pieces of what is answered.
+//! The relevant parts of a request, and the pieces of a reply.
 
 use std::borrow::Cow;
 
@@ -63,7 +63,7 @@ impl ChatMessage<'_> {
     }
 }
 
-/// Where a conversation stands.
+/// The position in a conversation.
 pub(super) struct ChatPosition {
     /// The last user message.
     pub(super) user: String,
@@ -113,7 +113,7 @@ impl ChatPosition {
     }
 }
 
-/// FNV-1a: a few lines, and enough to tell requests apart.
+/// FNV-1a: short, and enough to distinguish requests.
 pub(super) struct Fnv {
     state: u64,
     length: u64,

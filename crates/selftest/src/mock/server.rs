@@ -31,7 +31,7 @@ pub struct MockOptions {
     pub script: Vec<ScriptLine>,
 }
 
-/// Messages that contain `when` are treated as if they said `do`.
+/// Messages that contain `when` are treated as if they contained `do`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScriptLine {
@@ -73,7 +73,7 @@ pub async fn serve(listener: TcpListener, options: MockOptions) -> io::Result<()
         while connections.try_join_next().is_some() {}
         let server = Arc::clone(&server);
         connections.spawn(async move {
-            // A connection that breaks is the client's affair, and the journal tells.
+            // A broken connection is the client's problem, and the journal has it.
             let _ = server.connection(number, stream).await;
         });
     }

@@ -7,10 +7,10 @@ use lodge_core::record::{AgentFact, AgentRow};
 use super::Result;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AgentFound {
+pub enum AgentMatch {
     One(AgentId),
     None,
-    /// Several ids start with what was given.
+    /// Several ids start with the given text.
     Many(Vec<AgentId>),
 }
 
@@ -25,14 +25,14 @@ pub struct AgentSummary {
 
 pub trait AgentReads {
     /// An agent by id, name or unique id prefix. Removed agents are found by their whole id alone.
-    fn find_agent(&self, given: &str) -> Result<AgentFound>;
+    fn find_agent(&self, given: &str) -> Result<AgentMatch>;
     /// An agent by id, name or unique id prefix; if there is none, one that was removed.
-    fn find_agent_ever(&self, given: &str) -> Result<AgentFound>;
+    fn find_agent_ever(&self, given: &str) -> Result<AgentMatch>;
     fn agents(&self, after: Option<&str>, limit: u32) -> Result<Vec<AgentSummary>>;
     fn agent(&self, id: &AgentId) -> Result<Option<AgentSummary>>;
-    /// An agent for an engine that does not hold it. None: there is none, or it was removed.
+    /// An agent for an engine that does not have it in memory. None: it does not exist, or was removed.
     fn agent_fact(&self, id: &AgentId) -> Result<Option<AgentFact>>;
-    /// Whose sandbox it is, unless that agent was removed.
+    /// The owner of a sandbox, unless that agent was removed.
     fn agent_of_sandbox(&self, sandbox: &str) -> Result<Option<AgentRow>>;
     fn agent_counts(&self) -> Result<(u64, u64, u64)>;
 }

@@ -1,18 +1,18 @@
-//! What was said in a session: its path, or everything, page after page.
+//! The messages of a session: its path, or all of them, in pages.
 
 use lodge_core::SessionId;
 use lodge_core::epoch::EpochRow;
 use lodge_core::record::{MessageRow, StepRow};
-use lodge_core::summary::TurnFull;
+use lodge_core::summary::TurnDetail;
 
 use super::Result;
 
-/// TurnScope turns of a session are read.
+/// Which turns of a session are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TurnScope {
     /// Those on its path.
     Path,
-    /// Those that left it too.
+    /// Turns off the path as well.
     All,
 }
 
@@ -23,25 +23,25 @@ pub struct SessionMessage {
     pub active: bool,
 }
 
-/// A message with what is known of its turn or its tool call.
+/// A message with the facts of its turn or its tool call.
 #[derive(Debug, Clone)]
 pub struct MessageExport {
     pub told: SessionMessage,
-    /// With the message that began it: its turn.
-    pub turn: Option<TurnFull>,
+    /// With the first message of a turn: that turn.
+    pub turn: Option<TurnDetail>,
     /// With a tool's result: the call's outcome.
     pub outcome: Option<StepRow>,
 }
 
-/// After which turn a page goes on.
+/// The turn after which a page continues.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TurnCursor {
     pub number: u32,
-    /// Turns of one number are told apart by their ids.
+    /// Orders turns of the same number.
     pub id: String,
 }
 
-/// An epoch with its place among the messages.
+/// An epoch with its position among the messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EpochPlacement {
     pub row: EpochRow,
@@ -52,10 +52,10 @@ pub struct EpochPlacement {
 pub trait ConversationReads {
     /// The sequence of the newest message of a session; 0 if there is none.
     fn newest_message(&self, session: &SessionId) -> Result<u64>;
-    /// What a model reads: the messages of turns `from..=upto`, turn after turn.
+    /// The messages that a model reads: those of turns `from..=upto`, in order.
     fn context(&self, session: &SessionId, from: u32, upto: u32) -> Result<Vec<MessageRow>>;
-    /// The newest messages before a sequence, oldest first. A page ends with the message that reaches one of its bounds;
-    /// whether there may be more comes with it.
+    /// The newest messages before a sequence, oldest first. A page ends with the message that reaches one of its
+    /// bounds. The result says whether there may be more.
     fn messages(
         &self,
         session: &SessionId,
@@ -63,17 +63,16 @@ pub trait ConversationReads {
         before: Option<u64>,
         limit: u32,
     ) -> Result<(Vec<SessionMessage>, bool)>;
-    /// Turns of a session in order; those of one number in the order in which they were accepted. Bounded as
-    /// [`Reader::messages`] is.
+    /// Turns of a session in order; turns of one number in the order of acceptance. Bounded as [`Reader::messages`] is.
     fn turns(
         &self,
         session: &SessionId,
         which: TurnScope,
         after: &TurnCursor,
         limit: u32,
-    ) -> Result<(Vec<TurnFull>, bool)>;
-    /// Everything that was said after a sequence, on and off the path, in the order in which it was recorded. A page
-    /// ends with the message that reaches one of the bounds; whether there is more comes with it.
+    ) -> Result<(Vec<TurnDetail>, bool)>;
+    /// All messages after a sequence, on and off the path, in the order of recording. A page ends with the message that
+    /// reaches one of the bounds. The result says whether more follow.
     fn exported(
         &self,
         session: &SessionId,
@@ -81,7 +80,7 @@ pub trait ConversationReads {
         messages_max: u32,
         bytes_max: usize,
     ) -> Result<(Vec<MessageExport>, bool)>;
-    /// What stands before the messages of an epoch.
+    /// The text before the messages of an epoch.
     fn summary(&self, session: &SessionId, epoch: u32) -> Result<Option<String>>;
     /// The epochs that turns `from..=upto` began.
     fn epochs(&self, session: &SessionId, from: u32, upto: u32) -> Result<Vec<EpochPlacement>>;

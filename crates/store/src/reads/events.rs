@@ -9,11 +9,11 @@ use super::Result;
 pub trait EventReads {
     /// The newest sequence.
     fn head(&self) -> Result<u64>;
-    /// A page of the log after a sequence, and the last sequence it looked at.
+    /// A page of the log after a sequence, and the last sequence that was read.
     fn events(&self, since: u64, stream: Option<&str>, limit: u32) -> Result<(Vec<EventRow>, u64)>;
-    /// The newest events before `before`, the newest first, and the sequence of the last one that was looked at.
+    /// The newest events before `before`, newest first, and the sequence of the last one that was read.
     fn events_before(&self, before: u64, stream: Option<&str>, limit: u32) -> Result<(Vec<EventRow>, u64)>;
-    /// When an event of this kind happened last to an agent.
+    /// The time of the last event of this kind of an agent.
     fn last_at(&self, agent: &AgentId, kind: EventKind) -> Result<Option<Timestamp>>;
     fn request(&self, caller: &str, request_id: &str) -> Result<Option<RequestRow>>;
     /// SQLite's own check of the whole file.

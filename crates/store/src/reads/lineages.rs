@@ -24,7 +24,7 @@ pub struct LineageFilter<'a> {
 
 /// A lineage at its boundary, with a page of its sessions.
 #[derive(Debug, Clone, PartialEq)]
-pub struct AtBoundary {
+pub struct LineageBoundary {
     pub lineage: LineageRow,
     pub agent: AgentRow,
     /// When the last turn before the boundary ended, or the lineage began.
@@ -35,7 +35,7 @@ pub struct AtBoundary {
     pub more: bool,
 }
 
-/// How much of a session lies before the boundary; always something.
+/// The part of a session before the boundary; never empty.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Boundary {
     pub session: SessionRow,
@@ -43,9 +43,9 @@ pub struct Boundary {
     pub ended_at: Timestamp,
 }
 
-/// After which message a page begins: the turn's number, and the message's sequence in the session.
+/// The message after which a page begins: the turn's number, and the message's sequence in the session.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct MessagePlace {
+pub struct MessageCursor {
     pub number: u32,
     pub seq: u64,
 }
@@ -53,21 +53,21 @@ pub struct MessagePlace {
 /// Which messages of a session to read.
 #[derive(Debug, Clone, Copy)]
 pub struct MessageRange {
-    /// Of at most so many turns, and never beyond the boundary.
+    /// Of at most this many turns, and never beyond the boundary.
     pub turns_max: u32,
-    pub after: MessagePlace,
+    pub after: MessageCursor,
     pub messages_max: u32,
     /// A page ends with the message that reaches this.
     pub bytes_max: usize,
 }
 
-/// Messages turn after turn.
+/// Messages in the order of turns.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MessagePage {
     pub messages: Vec<MessageRow>,
     /// Of those turns of the lineage whose first message is on this page.
     pub usage: Usage,
-    pub next: Option<MessagePlace>,
+    pub next: Option<MessageCursor>,
 }
 
 pub trait LineageReads {
@@ -78,15 +78,15 @@ pub trait LineageReads {
 }
 
 pub trait BoundaryReads {
-    /// A lineage at its boundary, with its sessions after the one with id `after`. `daemon` is the stream in which
-    /// daemons say that they started.
+    /// A lineage at its boundary, with its sessions after the one with id `after`. `daemon` is the stream with the
+    /// start events of daemons.
     fn at_boundary(
         &self,
         id: &LineageId,
         daemon: &str,
         after: Option<&str>,
         limit: u32,
-    ) -> Result<Option<AtBoundary>>;
+    ) -> Result<Option<LineageBoundary>>;
     /// A page of a session's messages before the boundary of a lineage. None: it is no session of its agent.
     fn boundary_messages(
         &self,

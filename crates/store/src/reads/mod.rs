@@ -1,8 +1,8 @@
 //! The interface for reading: snapshots, and the threads that answers are read on.
 //!
-//! One answer reads one [`StoreSnapshot`]: everything in it is of one commit, and no snapshot shows more than was
-//! committed. A snapshot blocks while it reads. So an async worker hands long reads to [`Reader::read`], and leaves it to the
-//! source where a few rows are read ([`Reader::read_few`]).
+//! One answer reads one [`StoreSnapshot`]: everything in it belongs to one commit, and no snapshot shows uncommitted
+//! data. A snapshot blocks while it reads. So an async worker hands long reads to [`Reader::read`], and for a few rows
+//! lets the source decide ([`Reader::read_few`]).
 
 mod agents;
 mod conversation;
@@ -16,7 +16,7 @@ mod sessions;
 mod tokens;
 mod turns;
 
-pub use agents::{AgentFound, AgentReads, AgentSummary};
+pub use agents::{AgentMatch, AgentReads, AgentSummary};
 pub use conversation::{
     ConversationReads, EpochPlacement, MessageExport, SessionMessage, TurnCursor, TurnScope,
 };
@@ -24,16 +24,17 @@ pub use events::EventReads;
 pub use images::{ImageReads, ImageSummary};
 pub use jobs::{JobFilter, JobPage, JobReads, JobSummary, JobUpkeepReads, OpenJobs, OutputFate};
 pub use lineages::{
-    AtBoundary, Boundary, BoundaryReads, LineageFilter, LineageReads, LineageSummary, MessagePage,
-    MessagePlace, MessageRange,
+    Boundary, BoundaryReads, LineageBoundary, LineageFilter, LineageReads, LineageSummary, MessageCursor,
+    MessagePage, MessageRange,
 };
 pub use reader::{READ_QUEUE_MAX, Reader};
 pub use search::{MessageWords, SearchReads, SessionHead, WordsMax};
-pub use sessions::{NoTurn, SessionBase, SessionPlace, SessionReads, TurnPick, TurnRepeat};
+pub use sessions::{SessionBase, SessionCursor, SessionReads, TurnRepeat, TurnSelectionError, TurnSelector};
 pub use tokens::{QuarantineReads, TokenFilter, TokenReads};
 pub use turns::TurnReads;
 
-/// A page of a listing ends with the row that reaches so many bytes: rows can be megabytes, and a page hundreds of them.
+/// A page of a listing ends with the row that reaches this many bytes: a row can have megabytes, and a page hundreds of
+/// rows.
 pub const PAGE_BYTES_MAX: usize = 4 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +57,7 @@ impl ReadError {
 
 pub type Result<T> = std::result::Result<T, ReadError>;
 
-/// What was committed up to one moment.
+/// The committed state at one moment.
 pub trait StoreSnapshot:
     AgentReads
     + BoundaryReads
@@ -91,14 +92,14 @@ impl<S> StoreSnapshot for S where
 {
 }
 
-/// Makes snapshots. Any number of threads may ask at the same time.
+/// Creates snapshots, for any number of threads at the same time.
 pub trait SnapshotSource: std::fmt::Debug + Send + Sync {
     /// Calls `read` once, with a snapshot that ends when `read` returns. An error: there was no snapshot, and `read` was not
     /// called.
     fn snapshot(&self, read: &mut dyn FnMut(&dyn StoreSnapshot)) -> Result<()>;
-    /// Whether a snapshot of a few rows takes microseconds. Then it is read where it is asked for: handing it to another
-    /// thread and back costs more.
+    /// Whether a snapshot of a few rows takes microseconds. Such a snapshot is read on the caller's thread: a thread
+    /// switch costs more.
     fn is_near(&self) -> bool;
-    /// Gives back memory that only saves time.
+    /// Releases memory that only saves time.
     fn rest(&self);
 }

@@ -14,12 +14,12 @@ const THREADS_MAX: usize = 4;
 pub const READ_QUEUE_MAX: usize = 1_024;
 const STACK_BYTES: usize = 512 * 1024;
 
-type Job = Box<dyn FnOnce(&dyn SnapshotSource) + Send>;
+type QueuedRead = Box<dyn FnOnce(&dyn SnapshotSource) + Send>;
 
-/// Reads snapshots, on threads of its own or on the caller's.
+/// Reads snapshots, on its own threads or on the caller's.
 ///
-/// The threads are named `read`. They start when there is something to read, and end when the store rests or the reader
-/// is dropped. A read whose caller is gone is skipped. In builds that unwind, a read that panics is an error of its caller.
+/// The threads are named `read`. They start on demand, and end when the store rests or the reader is dropped. A read
+/// whose caller is gone is skipped. In builds that unwind, a read that panics is an error of its caller.
 #[derive(Debug)]
 pub struct Reader {
     threads: Arc<ReadThreads>,
@@ -34,11 +34,11 @@ struct ReadThreads {
 
 #[derive(Default)]
 struct ReadQueue {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<QueuedRead>,
     threads: usize,
     /// Threads that wait for a job.
     idle: usize,
-    /// Threads that find nothing to do end.
+    /// Idle threads end.
     resting: bool,
 }
 
@@ -55,7 +55,7 @@ impl Reader {
         Reader { threads: Arc::new(threads) }
     }
 
-    /// Runs `read` on one snapshot, on a thread of the reader's. For callers that must not block.
+    /// Runs `read` on one snapshot, on a thread of the reader. For callers that must not block.
     pub async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&dyn StoreSnapshot) -> Result<T> + Send + 'static,
@@ -88,13 +88,13 @@ impl Reader {
         snapshot(self.threads.source.as_ref(), read).flatten()
     }
 
-    /// Gives back memory that only saves time.
+    /// Releases memory that only saves time.
     pub fn rest(&self) {
         self.threads.end_idle_threads();
         self.threads.source.rest();
     }
 
-    fn submit(&self, job: Job) -> Result<()> {
+    fn submit(&self, job: QueuedRead) -> Result<()> {
         let mut queue = self.threads.queue();
         if queue.jobs.len() >= READ_QUEUE_MAX {
             return Err(ReadError::Busy);
@@ -149,7 +149,7 @@ impl ReadThreads {
         loop {
             if let Some(job) = queue.jobs.pop_front() {
                 drop(queue);
-                // Its caller is told by the answer that never comes.
+                // The caller sees that its answer channel closed.
                 drop(catch_unwind(AssertUnwindSafe(|| job(self.source.as_ref()))));
                 queue = self.queue();
             } else if queue.resting {

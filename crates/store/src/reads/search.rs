@@ -1,10 +1,10 @@
-//! What an index of all words needs of the store.
+//! Reads of the full-text index.
 
 use lodge_core::record::MessageRow;
 
 use super::Result;
 
-/// A session, by its newest message.
+/// A session, with its newest message.
 #[derive(Debug, Clone)]
 pub struct SessionHead {
     pub id: String,
@@ -31,7 +31,7 @@ pub struct WordsMax {
 }
 
 pub trait SearchReads {
-    /// Those of the sessions, each given with the time it was made, that the store does not have.
+    /// Those of these sessions, each given with its creation time, that the store does not have.
     fn sessions_gone(&self, known: &[(String, i64)]) -> Result<Vec<String>>;
     /// A page of all sessions, in the order of their ids.
     fn session_heads(&self, after: &str, limit: u32) -> Result<Vec<SessionHead>>;

@@ -1,4 +1,4 @@
-//! Sessions: listings, and everything that a change of one is decided on.
+//! Sessions: listings, and everything that a change needs.
 
 use lodge_core::record::{MessageBody, SessionFact};
 use lodge_core::session::{ForkPlan, PathPlan};
@@ -7,14 +7,14 @@ use lodge_core::{AgentId, SessionId, Timestamp, TurnId};
 
 use super::Result;
 
-/// Before which session a page of a listing goes on; the newest comes first.
+/// The session before which a page of a listing continues. The newest session comes first.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SessionPlace {
+pub struct SessionCursor {
     pub last_active: Timestamp,
     pub id: String,
 }
 
-/// A session on which a change is decided.
+/// The state of a session that a change is based on.
 #[derive(Debug, Clone)]
 pub struct SessionBase {
     pub fact: SessionFact,
@@ -22,19 +22,19 @@ pub struct SessionBase {
     pub agent_removed: bool,
 }
 
-/// Which turn of a session is meant.
+/// Selects a turn of a session.
 #[derive(Debug, Clone)]
-pub enum TurnPick {
+pub enum TurnSelector {
     /// The last one of the path.
     Last,
-    /// By its place in the path.
+    /// By its position in the path.
     Number(u32),
     Id(TurnId),
 }
 
-/// Why a turn cannot be what was meant.
+/// Why a turn cannot be selected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NoTurn {
+pub enum TurnSelectionError {
     /// The session has no such turn.
     Unknown,
     /// It is not on the path.
@@ -43,11 +43,11 @@ pub enum NoTurn {
     TooMany,
 }
 
-/// A turn that shall be done again.
+/// A turn to regenerate.
 #[derive(Debug, Clone)]
 pub struct TurnRepeat {
     pub turn: TurnId,
-    /// What was asked.
+    /// The user's message.
     pub body: MessageBody,
     /// The path without it.
     pub plan: PathPlan,
@@ -58,39 +58,39 @@ pub trait SessionReads {
     /// The newest session of an agent with a sender.
     fn session_of(&self, agent: &AgentId, sender: &str) -> Result<Option<SessionFact>>;
     fn session_count(&self, agent: &AgentId) -> Result<u64>;
-    /// Sessions, those that somebody used last first.
+    /// Sessions, most recently used first.
     fn sessions(
         &self,
         agent: Option<&AgentId>,
-        before: Option<&SessionPlace>,
+        before: Option<&SessionCursor>,
         limit: u32,
     ) -> Result<Vec<SessionSummary>>;
     fn session(&self, id: &SessionId) -> Result<Option<SessionSummary>>;
     /// How many turns of a session are not on its path.
     fn inactive_turns(&self, id: &SessionId) -> Result<u64>;
-    fn standing(&self, id: &SessionId) -> Result<Option<SessionBase>>;
+    fn session_base(&self, id: &SessionId) -> Result<Option<SessionBase>>;
     /// The path of a session after a rewind to a turn; to number 0 it is empty.
     fn rewind_plan(
         &self,
         id: &SessionId,
-        pick: &TurnPick,
-    ) -> Result<Option<(SessionBase, std::result::Result<PathPlan, NoTurn>)>>;
-    /// The path of a session with a turn, those before it, and those that came after it when it was on the path last.
+        pick: &TurnSelector,
+    ) -> Result<Option<(SessionBase, std::result::Result<PathPlan, TurnSelectionError>)>>;
+    /// The path of a session with a turn, those before it, and those that followed it when it left the path.
     fn branch_plan(
         &self,
         id: &SessionId,
         turn: &TurnId,
-    ) -> Result<Option<(SessionBase, std::result::Result<PathPlan, NoTurn>)>>;
-    /// What a new session would get of this one.
+    ) -> Result<Option<(SessionBase, std::result::Result<PathPlan, TurnSelectionError>)>>;
+    /// The part of this session that a fork would copy.
     fn fork_plan(
         &self,
         id: &SessionId,
-        pick: &TurnPick,
-    ) -> Result<Option<(SessionBase, std::result::Result<ForkPlan, NoTurn>)>>;
-    /// A turn and what was asked in it, to be done again.
+        pick: &TurnSelector,
+    ) -> Result<Option<(SessionBase, std::result::Result<ForkPlan, TurnSelectionError>)>>;
+    /// A turn and its message, for regeneration.
     fn repeat_plan(
         &self,
         id: &SessionId,
-        pick: &TurnPick,
-    ) -> Result<Option<(SessionBase, std::result::Result<TurnRepeat, NoTurn>)>>;
+        pick: &TurnSelector,
+    ) -> Result<Option<(SessionBase, std::result::Result<TurnRepeat, TurnSelectionError>)>>;
 }

@@ -1,12 +1,12 @@
 //! Turns, with their steps and their text.
 
-use lodge_core::summary::TurnFull;
+use lodge_core::summary::TurnDetail;
 use lodge_core::{AgentId, SessionId, TurnId};
 
 use super::Result;
 
 pub trait TurnReads {
-    fn turn(&self, id: &TurnId) -> Result<Option<TurnFull>>;
+    fn turn(&self, id: &TurnId) -> Result<Option<TurnDetail>>;
     /// Whether any turn of the agent waits or runs.
     fn has_live_turn(&self, agent: &AgentId) -> Result<bool>;
     /// Turns that wait or run; of one agent, one session, or all.
@@ -15,5 +15,5 @@ pub trait TurnReads {
         agent: Option<&AgentId>,
         session: Option<&SessionId>,
         limit: u32,
-    ) -> Result<Vec<TurnFull>>;
+    ) -> Result<Vec<TurnDetail>>;
 }

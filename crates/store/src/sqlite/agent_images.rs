@@ -1,7 +1,7 @@
-//! Which images agents have: their own, and those of their tools, which stand in their specs. A derived table, so that an
-//! engine need not read every agent to know.
+//! The images of agents: their own, and those of their tools, which are in their specs. A derived table: an engine does
+//! not read every agent to know them.
 //!
-//! Triggers mark what a release wrote that does not know the table; [`catch_up`] makes up for it.
+//! Triggers mark rows of a release that does not know the table; [`catch_up`] counts them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use rusqlite::{Connection, params};
 use crate::sqlite::codes::{AGENT_REMOVED, sql};
 use crate::sqlite::rows;
 
-/// In place of a digest: nobody counted what this agent has.
+/// Replaces a digest: the images of this agent are not counted.
 const UNCOUNTED: &str = "";
 
 /// The images of an agent as its columns have them.

@@ -8,16 +8,16 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::snapshot::SqliteSnapshot;
 use super::{quarantine, rows};
-use crate::reads::{AgentFound, AgentReads, AgentSummary, Result};
+use crate::reads::{AgentMatch, AgentReads, AgentSummary, Result};
 use crate::sqlite::codes::{
     AGENT_PULLING, AGENT_READY, AGENT_REMOVED, AGENT_STARTING, JOB_RUNNING, TURN_OVER, TURN_RUNNING, sql,
 };
 
-/// Removed agents that are told apart, when several fit.
+/// Removed agents that are listed, when several match.
 const FOUND_MAX: u32 = 5;
 
 impl AgentReads for SqliteSnapshot<'_> {
-    fn find_agent(&self, given: &str) -> Result<AgentFound> {
+    fn find_agent(&self, given: &str) -> Result<AgentMatch> {
         self.with(|c| {
             let exact: Option<String> = c
                 .prepare_cached(sql!(
@@ -41,16 +41,16 @@ impl AgentReads for SqliteSnapshot<'_> {
             };
             let mut ids: Vec<AgentId> = ids.iter().filter_map(|id| id.parse().ok()).collect();
             Ok(match ids.len() {
-                0 => AgentFound::None,
-                1 => AgentFound::One(ids.remove(0)),
-                _ => AgentFound::Many(ids),
+                0 => AgentMatch::None,
+                1 => AgentMatch::One(ids.remove(0)),
+                _ => AgentMatch::Many(ids),
             })
         })
     }
 
-    fn find_agent_ever(&self, given: &str) -> Result<AgentFound> {
+    fn find_agent_ever(&self, given: &str) -> Result<AgentMatch> {
         let living = self.find_agent(given)?;
-        if living != AgentFound::None {
+        if living != AgentMatch::None {
             return Ok(living);
         }
         let prefixed = given.starts_with("agt_") && given.len() >= AgentId::PREFIX.len() + 2;
@@ -66,9 +66,9 @@ impl AgentReads for SqliteSnapshot<'_> {
                 .collect::<rusqlite::Result<Vec<String>>>()?;
             let mut ids: Vec<AgentId> = ids.iter().filter_map(|id| id.parse().ok()).collect();
             Ok(match ids.len() {
-                0 => AgentFound::None,
-                1 => AgentFound::One(ids.remove(0)),
-                _ => AgentFound::Many(ids),
+                0 => AgentMatch::None,
+                1 => AgentMatch::One(ids.remove(0)),
+                _ => AgentMatch::Many(ids),
             })
         })
     }

@@ -1,7 +1,7 @@
 //! The stored numbers of states and kinds, as SQL text names them.
 //!
-//! They stand in the text of a statement and are not bound to it, because the planner uses a partial index only when the text
-//! shows that its condition holds.
+//! They are in the text of a statement instead of bound to it: the planner uses a partial index only if the text shows
+//! that its condition holds.
 
 use lodge_core::agent::{AgentState, FailReason};
 use lodge_core::job::JobState;
@@ -26,7 +26,7 @@ pub(crate) use sql;
 pub(crate) const AGENT_PULLING: &str = digits(AgentState::Pulling.codes().0);
 pub(crate) const AGENT_STARTING: &str = digits(AgentState::Starting.codes().0);
 pub(crate) const AGENT_READY: &str = digits(AgentState::Ready.codes().0);
-/// Those of all other states are lower.
+/// All other states have lower codes.
 pub(crate) const AGENT_REMOVED: &str = digits(AgentState::Removed.codes().0);
 const AGENT_STOPPED: &str = digits(AgentState::Stopped.codes().0);
 const AGENT_FAILED: &str = digits(AgentState::Failed(FailReason::Crashed).codes().0);
@@ -41,10 +41,10 @@ pub(crate) const AGENT_LIVE: &str = sql!(
     ") OR retry_at IS NOT NULL OR next_digest IS NOT NULL)"
 );
 pub(crate) const TURN_RUNNING: &str = digits(TurnState::Running.code());
-/// The lowest of a turn that is over.
+/// The lowest code of an ended turn.
 pub(crate) const TURN_OVER: &str = digits(TurnState::Done.code());
 pub(crate) const JOB_RUNNING: &str = digits(JobState::Running.code());
-/// The lowest of a job that is over.
+/// The lowest code of an ended job.
 pub(crate) const JOB_OVER: &str = digits(JobState::Done.code());
 pub(crate) const WORK_MODEL_CALL: &str = digits(WorkKind::ModelCall.code() as i64);
 pub(crate) const WORK_SCHEMA_CHECK: &str = digits(WorkKind::SchemaCheck.code() as i64);
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(sql!("a < ", TURN_OVER, " ü"), "a < 10 ü");
     }
 
-    /// SQL text that compares a state or a kind with a number says nothing to a reader, and goes wrong silently.
+    /// A number in SQL text tells a reader nothing, and goes wrong silently.
     #[test]
     fn no_statement_has_the_number_of_a_state_in_it() {
         let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/sqlite");

@@ -1,7 +1,7 @@
-//! Reading what was said in a session: its path, or everything, page after page.
+//! Reads the messages of a session: its path, or all of them, in pages.
 
 use lodge_core::record::{MessageRow, Role, TurnRow};
-use lodge_core::summary::TurnFull;
+use lodge_core::summary::TurnDetail;
 use lodge_core::{SessionId, TurnId};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -60,7 +60,7 @@ impl ConversationReads for SqliteSnapshot<'_> {
             while bytes < PAGE_BYTES_MAX
                 && let Some(row) = found.next()?
             {
-                let told = told(row)?;
+                let told = session_message(row)?;
                 bytes += told.row.body.encoded_len();
                 newest.push(told);
             }
@@ -76,7 +76,7 @@ impl ConversationReads for SqliteSnapshot<'_> {
         which: TurnScope,
         after: &TurnCursor,
         limit: u32,
-    ) -> Result<(Vec<TurnFull>, bool)> {
+    ) -> Result<(Vec<TurnDetail>, bool)> {
         self.with(|c| {
             let found: Vec<TurnRow> = c
                 .prepare_cached(match which {
@@ -122,7 +122,7 @@ impl ConversationReads for SqliteSnapshot<'_> {
                 if page.len() == messages_max as usize || bytes >= bytes_max {
                     return Ok((page, true));
                 }
-                let told = told(row)?;
+                let told = session_message(row)?;
                 bytes += told.row.body.text.len();
                 bytes += told.row.body.calls.iter().map(|call| call.arguments.len()).sum::<usize>();
                 page.push(with_facts(c, told)?);
@@ -158,7 +158,7 @@ impl ConversationReads for SqliteSnapshot<'_> {
     }
 }
 
-/// Puts what a turn is told before the message that began it.
+/// Puts the note of a turn before its first message.
 pub(crate) fn set_note(tx: &Connection, turn: &TurnId, note: &str) -> rusqlite::Result<()> {
     let mut row = tx
         .prepare_cached(
@@ -183,7 +183,7 @@ fn highest(which: TurnScope) -> u32 {
     }
 }
 
-fn told(row: &rusqlite::Row<'_>) -> rusqlite::Result<SessionMessage> {
+fn session_message(row: &rusqlite::Row<'_>) -> rusqlite::Result<SessionMessage> {
     Ok(SessionMessage { row: rows::message_row(row)?, active: row.get::<_, u32>("dropped")? == 0 })
 }
 

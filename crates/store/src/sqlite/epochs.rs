@@ -1,4 +1,4 @@
-//! Epochs: which messages of a session a model reads, and what stands before them.
+//! Epochs: the messages of a session that a model reads, and the text before them.
 
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ pub(crate) fn current(c: &Connection, session: &str) -> rusqlite::Result<Epoch> 
     };
     epoch.newest = newest;
     let first = first_message(c, session, epoch.from_turn)?;
-    // Added up here: a GROUP BY or an IN would have SQLite make a table of its own, with a cache of its own, each time.
+    // Added up here: with GROUP BY or IN, SQLite would create a temporary table and its cache each time.
     let mut statement = c.prepare_cached(
         "SELECT number, length(body) AS bytes FROM messages WHERE session = ?1 AND seq >= ?2 AND number >= ?3 \
          AND EXISTS (SELECT 1 FROM turns WHERE id = messages.turn AND dropped = 0)",
@@ -75,7 +75,7 @@ fn newest(c: &Connection, session: &str) -> rusqlite::Result<Option<EpochRow>> {
         .optional()
 }
 
-/// The sequence of the first message of a turn, or of the next one that there is.
+/// The sequence of the first message of a turn, or of the next existing turn.
 pub(crate) fn first_message(c: &Connection, session: &str, turn: u32) -> rusqlite::Result<u64> {
     let first: Option<i64> = c
         .prepare_cached(

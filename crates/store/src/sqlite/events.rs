@@ -35,8 +35,8 @@ impl EventReads for SqliteSnapshot<'_> {
 
     fn events_before(&self, before: u64, stream: Option<&str>, limit: u32) -> Result<(Vec<EventRow>, u64)> {
         self.with(|c| {
-            // Within a stream both sequences grow together, and only one of them is indexed by stream: a page that goes
-            // on from an event of the stream begins there, and does not pass over everything newer.
+            // Within a stream both sequences grow together, and only one of them is indexed by stream. A page that
+            // continues from an event of the stream starts there, and does not scan newer events.
             let mut statement = c.prepare_cached(match stream {
                 None => "SELECT * FROM events WHERE seq < ?1 AND ?2 IS NULL ORDER BY seq DESC LIMIT ?3",
                 Some(_) => {

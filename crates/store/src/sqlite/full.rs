@@ -1,7 +1,7 @@
-//! Whether an error of SQLite's means that there is no room, and nothing worse.
+//! Whether an error of SQLite means that the disk is full, and nothing worse.
 //!
-//! Without room nothing is in doubt: the transaction is rolled back and may be tried again. After a failed flush the
-//! kernel may have dropped what it could not write and say so only once, so that is never taken for a full disk.
+//! A full disk leaves nothing in doubt: the transaction is rolled back and may be retried. After a failed flush the
+//! kernel may have dropped pages, and reports that only once. So a failed flush never counts as a full disk.
 
 use rusqlite::{Connection, Error, ErrorCode, ffi};
 
@@ -15,7 +15,7 @@ const GROWING: [i32; 6] = [
     ffi::SQLITE_CANTOPEN,
 ];
 
-/// Whether what `connection` did last failed for lack of room on the disk, or in the owner's quota.
+/// Whether the last operation of `connection` failed because the disk is full, or the owner's quota.
 pub(crate) fn is_full(connection: &Connection, cause: &Error) -> bool {
     let Some(failure) = cause.sqlite_error() else { return false };
     if failure.code == ErrorCode::DiskFull {
@@ -28,7 +28,7 @@ fn is_no_room(errno: i32) -> bool {
     [libc::ENOSPC, libc::EDQUOT].contains(&errno)
 }
 
-/// What the kernel said to the last operation that failed.
+/// The kernel's error of the last failed operation.
 fn system_error(connection: &Connection) -> i32 {
     // SAFETY: the handle is of an open connection that this thread has alone, and the call only reads from it.
     unsafe { ffi::sqlite3_system_errno(connection.handle()) }
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn a_file_that_cannot_grow_is_a_full_disk_only_when_the_kernel_says_so() {
         let dir = tempfile::tempdir().unwrap();
-        // A directory that is not there: the same code, another reason.
+        // A missing directory: the same code for another reason.
         let connection = Connection::open_in_memory().unwrap();
         let missing = dir.path().join("missing/file.db");
         let failed = connection.execute("ATTACH ?1 AS other", [missing.to_str().unwrap()]).unwrap_err();

@@ -1,14 +1,14 @@
 //! The newest `stream_seq` of every stream, without a write for every event.
 //!
-//! Owns: the derived table `streams`. It may be behind: the row without a name says up to which event it counts,
-//! and what came after is counted again from the events.
+//! Owns: the derived table `streams`. It may be behind: the row without a name has the last event that it counts. Later
+//! events are counted again at a load.
 
 use std::collections::BTreeMap;
 
 use lodge_core::record::EventRow;
 use rusqlite::{Connection, OptionalExtension, params};
 
-/// Events between two writes of the table, and so the most that a start has to count.
+/// Events between two writes of the table, which bounds the counting at a start.
 const HEADS_EVERY: i64 = 4_096;
 /// The name of the row that is a sequence of the log, and not the head of a stream.
 const COUNTED: &str = "";
@@ -23,7 +23,7 @@ pub(crate) struct Heads {
 }
 
 impl Heads {
-    /// Counts what came after the table was written last; all of it when the table is not there.
+    /// Counts the events after the last write of the table; all of them if the table is missing.
     pub(crate) fn load(connection: &Connection, newest: i64) -> rusqlite::Result<Heads> {
         let known: Option<i64> = connection
             .query_row("SELECT head FROM streams WHERE stream = ?1", [COUNTED], |row| row.get(0))
@@ -58,7 +58,7 @@ impl Heads {
         Ok(head.map(i64::cast_unsigned))
     }
 
-    /// Takes note of an event that is on disk.
+    /// Notes an event that is on disk.
     pub(crate) fn note(&mut self, event: &EventRow) {
         self.newest = event.seq.cast_signed();
         let head = event.stream_seq.cast_signed();
@@ -68,7 +68,7 @@ impl Heads {
         }
     }
 
-    /// Writes the table when it is far enough behind. True: once `tx` is committed, [`Heads::written`] is due.
+    /// Writes the table when it is too far behind. True: once `tx` is committed, [`Heads::written`] is due.
     pub(crate) fn write(&self, tx: &Connection) -> rusqlite::Result<bool> {
         if self.newest - self.counted < HEADS_EVERY {
             return Ok(false);
@@ -87,7 +87,7 @@ impl Heads {
     }
 }
 
-/// Counts every event there is, after the table was lost.
+/// Counts all events, after the table was lost.
 fn count_all(connection: &Connection, newest: i64) -> rusqlite::Result<()> {
     let tx = connection.unchecked_transaction()?;
     tx.execute("DELETE FROM streams", [])?;

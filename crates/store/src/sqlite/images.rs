@@ -2,7 +2,7 @@
 
 use lodge_core::Timestamp;
 use lodge_core::record::{
-    BinImageRecord, ImageContents, ImageHeld, ImageKind, ImageRecord, ImageRefRow, ImageRow, ImageState,
+    BinImageRecord, ImageContents, ImageFact, ImageKind, ImageRecord, ImageRefRow, ImageRow, ImageState,
 };
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -12,9 +12,9 @@ use crate::reads::{ImageReads, ImageSummary, Result};
 use crate::sqlite::codes::{IMAGE_AGENT, IMAGE_BIN, sql};
 use crate::sqlite::rows;
 
-/// Digests that one beginning may find, before it says too little.
+/// Digests that one prefix may match before it is ambiguous.
 const FOUND_MAX: u32 = 5;
-/// Agents that are named for one image.
+/// Agents that are listed for one image.
 const AGENTS_SHOWN: u32 = 100;
 
 const PAGE: &str = "SELECT digest, kind, name, bytes, complete FROM images \
@@ -26,12 +26,13 @@ const BINS: &str = sql!(
     IMAGE_BIN,
     " AND digest > ?1 AND gone = 0 ORDER BY digest LIMIT ?2"
 );
-/// From the index alone, like the next: the columns stand behind records, which may be large.
+/// From the index alone, like the next one: the columns follow records, which may be large.
 const HELD: &str =
     "SELECT digest, kind, bytes, complete FROM images INDEXED BY images_kind WHERE gone = 0 ORDER BY digest";
 const REFS: &str =
     "SELECT * FROM image_refs INDEXED BY image_refs_digest WHERE digest BETWEEN ?1 AND ?2 ORDER BY ref";
-/// With what images need and nobody recorded yet: an agent that is pulling has its tools one after the other.
+/// Includes images that other images need and that are not recorded yet: a pulling agent gets its tools one after the
+/// other.
 const DIGESTS: &str = "SELECT digest FROM images INDEXED BY images_kind WHERE gone = 0 \
     UNION SELECT needs FROM image_needs ORDER BY 1";
 
@@ -101,9 +102,9 @@ impl ImageReads for SqliteSnapshot<'_> {
         self.with(|c| {
             let found = c
                 .prepare_cached(PAGE)?
-                .query_map(params![kind.code(), after.unwrap_or(""), limit], bare)?
+                .query_map(params![kind.code(), after.unwrap_or(""), limit], image_summary_row)?
                 .collect::<rusqlite::Result<Vec<_>>>()?;
-            filled(c, found)
+            with_names_and_users(c, found)
         })
     }
 
@@ -112,12 +113,12 @@ impl ImageReads for SqliteSnapshot<'_> {
             let (found, records): (Vec<_>, Vec<_>) = c
                 .prepare_cached(BINS)?
                 .query_map(params![after.unwrap_or(""), limit], |row| {
-                    Ok((bare(row)?, rows::message(row, "record")?))
+                    Ok((image_summary_row(row)?, rows::message(row, "record")?))
                 })?
                 .collect::<rusqlite::Result<Vec<_>>>()?
                 .into_iter()
                 .unzip();
-            Ok(filled(c, found)?.into_iter().zip(records).collect())
+            Ok(with_names_and_users(c, found)?.into_iter().zip(records).collect())
         })
     }
 
@@ -127,9 +128,9 @@ impl ImageReads for SqliteSnapshot<'_> {
                 .prepare_cached(
                     "SELECT digest, kind, name, bytes, complete FROM images WHERE digest = ?1 AND gone = 0",
                 )?
-                .query_row([digest], bare)
+                .query_row([digest], image_summary_row)
                 .optional()?;
-            Ok(filled(c, Vec::from_iter(found))?.pop())
+            Ok(with_names_and_users(c, Vec::from_iter(found))?.pop())
         })
     }
 
@@ -152,7 +153,7 @@ impl ImageReads for SqliteSnapshot<'_> {
     }
 }
 
-fn bare(row: &Row<'_>) -> rusqlite::Result<ImageSummary> {
+fn image_summary_row(row: &Row<'_>) -> rusqlite::Result<ImageSummary> {
     Ok(ImageSummary {
         digest: row.get("digest")?,
         kind: kind(row)?,
@@ -166,8 +167,11 @@ fn bare(row: &Row<'_>) -> rusqlite::Result<ImageSummary> {
     })
 }
 
-/// Images, in the order of their digests, with their names and users: one look at each table, however many they are.
-fn filled(c: &Connection, mut images: Vec<ImageSummary>) -> rusqlite::Result<Vec<ImageSummary>> {
+/// Images, ordered by digest, with their names and users: one query per table, for any number of images.
+fn with_names_and_users(
+    c: &Connection,
+    mut images: Vec<ImageSummary>,
+) -> rusqlite::Result<Vec<ImageSummary>> {
     each(c, REFS, &mut images, |image, row| {
         image.refs.push(image_ref(row)?);
         Ok(())
@@ -201,7 +205,7 @@ fn count_agents(c: &Connection, images: &mut [ImageSummary]) -> rusqlite::Result
     })
 }
 
-/// Reads about all images of a span, and hands each of them what it is about.
+/// Reads rows about all images of a range, and assigns them.
 fn each(
     c: &Connection,
     sql: &str,
@@ -233,7 +237,7 @@ pub(crate) fn refs(c: &Connection) -> rusqlite::Result<Vec<ImageRefRow>> {
     c.prepare("SELECT * FROM image_refs ORDER BY ref")?.query_map([], image_ref)?.collect()
 }
 
-/// Records an image. One that was gone is there again; what is known of a complete one does not change.
+/// Records an image. A removed image is present again; the record of a complete one does not change.
 pub(crate) fn put(tx: &Connection, row: &ImageRow) -> rusqlite::Result<()> {
     let known = tx
         .prepare_cached("SELECT 1 FROM images WHERE digest = ?1 AND gone = 0 AND complete >= ?2")?
@@ -289,13 +293,13 @@ fn decoded<M: Message + Default>(row: &Row<'_>) -> rusqlite::Result<M> {
     })
 }
 
-/// What an engine knows of all images.
-pub(crate) fn held(c: &Connection) -> rusqlite::Result<Vec<ImageHeld>> {
-    let mut images: Vec<ImageHeld> = c
+/// The engine's facts about all images.
+pub(crate) fn image_facts(c: &Connection) -> rusqlite::Result<Vec<ImageFact>> {
+    let mut images: Vec<ImageFact> = c
         .prepare(HELD)?
         .query_map([], |row| {
             let (digest, bytes) = (row.get("digest")?, rows::unsigned(row, "bytes")?);
-            Ok(ImageHeld { digest, kind: kind(row)?, bytes, state: state(row)?, needs: Vec::new() })
+            Ok(ImageFact { digest, kind: kind(row)?, bytes, state: state(row)?, needs: Vec::new() })
         })?
         .collect::<rusqlite::Result<_>>()?;
     let mut needs = c.prepare("SELECT image, needs FROM image_needs ORDER BY image, needs")?;
@@ -389,7 +393,7 @@ mod tests {
         let path = dir.path().join("daemon.db");
         drop(crate::sqlite::open(&path, &[7; 64]).unwrap());
         let c = Connection::open(&path).unwrap();
-        // As the database itself asks when an image goes.
+        // The condition that the database checks when an image is removed.
         for sql in [REFS, "SELECT 1 FROM image_refs WHERE digest = ?1"] {
             let plan = plan(&c, sql);
             assert!(plan.contains("INDEX image_refs_digest (digest") && !plan.contains("SCAN"), "{plan}");

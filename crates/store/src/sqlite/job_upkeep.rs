@@ -1,4 +1,4 @@
-//! What is looked up of jobs to know which of their files and outputs are still needed.
+//! Reads that decide which files and outputs of jobs are still needed.
 
 use lodge_core::{AgentId, JobId, Timestamp};
 use rusqlite::{OptionalExtension, params};
@@ -53,7 +53,7 @@ impl JobUpkeepReads for SqliteSnapshot<'_> {
     }
 
     fn jobs_ended_before(&self, time: Timestamp, after: Option<&JobId>, limit: u32) -> Result<Vec<JobId>> {
-        // What ended before was made before: whatever is newer is not looked at.
+        // A job that ended before was created before, so newer jobs are skipped.
         let (from, newest) = (after.map_or("", JobId::as_str), JobId::earliest_at(time));
         self.with(|c| {
             let ids = c

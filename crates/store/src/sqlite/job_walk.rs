@@ -1,24 +1,24 @@
-//! Which jobs a listing is about, the newest first, by indexes alone.
+//! Selects the jobs of a listing, newest first, by indexes alone.
 //!
-//! Every condition is a lane: the ids of its jobs in order, from an index that has them so. A job that all lanes have is
-//! found by asking each in turn for its newest id that is not beyond what the last one said. So a page costs a few
-//! lookups for each of its jobs, or for each job of the shortest lane, however many jobs there are.
+//! Every condition is a lane: the ids of its jobs in order, from an index with that order. To find a job that all lanes
+//! have, each lane in turn is asked for its newest id that is not newer than the previous result. So a page costs a few
+//! lookups for each of its jobs, or for each job of the shortest lane, however many jobs exist.
 //!
-//! Where lanes are long and do not meet, a page ends early, and the next one goes on from there: nobody reads from one state of
-//! the database for so long that its log cannot start over.
+//! If long lanes do not meet, a page ends early, and the next one continues there. Otherwise a long read would keep the
+//! database's log from starting over.
 
 use lodge_core::job::{JobState, SESSION_LABEL};
 use rusqlite::{Connection, OptionalExtension, ToSql};
 
 use crate::reads::JobFilter;
 
-/// Behind every id, and nothing between an id and the same with this: ids have letters and digits only.
+/// Sorts after every id, and directly after the same id: ids have letters and digits only.
 const BEHIND: char = '!';
 const NEWEST: &str = "job_~";
-/// After so many lookups a page ends with what it has.
+/// After this many lookups a page ends.
 const LOOKUPS_MAX: u64 = 20_000;
 
-/// What the jobs of a lane have in common.
+/// The common property of the jobs of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Strand<'a> {
     All,
@@ -120,13 +120,13 @@ pub(crate) struct WalkPage {
     pub(crate) next: Option<String>,
 }
 
-/// A page: as many ids as are wanted, or fewer with a `next` when looking for them took long enough.
+/// A page: the requested number of ids, or fewer with a `next` if the search took long.
 pub(crate) fn walk(c: &Connection, filter: &JobFilter<'_>, limit: u32) -> rusqlite::Result<WalkPage> {
     let lanes = lanes(filter);
     let mut walked = WalkPage { ids: Vec::new(), lookups: 0, next: None };
     while walked.ids.len() < limit as usize && walked.lookups < LOOKUPS_MAX {
         let before = walked.next.as_deref().or(filter.before).unwrap_or(NEWEST);
-        walked.next = match meeting(c, &lanes, before, &mut walked.lookups)? {
+        walked.next = match newest_common_id(c, &lanes, before, &mut walked.lookups)? {
             LaneMatch::At(id) => {
                 walked.ids.push(id.clone());
                 Some(id)
@@ -138,10 +138,10 @@ pub(crate) fn walk(c: &Connection, filter: &JobFilter<'_>, limit: u32) -> rusqli
     Ok(walked)
 }
 
-/// Where all lanes meet next.
+/// The next common id of all lanes.
 enum LaneMatch {
     At(String),
-    /// Not among what was looked at: if they meet, then before this id.
+    /// Not among the checked ids: a match, if any, is before this id.
     NotYet {
         before: String,
     },
@@ -149,7 +149,7 @@ enum LaneMatch {
 }
 
 /// The newest id before this one that all lanes have.
-fn meeting(
+fn newest_common_id(
     c: &Connection,
     lanes: &[Lane<'_>],
     before: &str,
@@ -158,12 +158,12 @@ fn meeting(
     let mut before = before.to_owned();
     let mut candidate: Option<String> = None;
     let mut agreed = 0;
-    // Every round asks for an older id, so that it ends.
+    // Every round requests an older id, so the loop ends.
     for lane in lanes.iter().cycle() {
         let Some(found) = newest(c, lane, &before, lookups)? else { return Ok(LaneMatch::Nowhere) };
         match candidate {
             Some(id) if id == found => agreed += 1,
-            // This lane does not have it. Only here may it be left, so that every page gets further than the last.
+            // This lane does not have it. The search may stop only here, so that every page makes progress.
             Some(passed) if *lookups >= LOOKUPS_MAX => return Ok(LaneMatch::NotYet { before: passed }),
             Some(_) | None => agreed = 1,
         }
@@ -264,7 +264,7 @@ mod tests {
         }
     }
 
-    /// What a listing is about, by looking at every job.
+    /// The expected listing, by checking every job.
     fn counted(c: &Connection, filter: &JobFilter<'_>) -> Vec<String> {
         let codes: Vec<String> = filter.states.iter().map(|state| state.code().to_string()).collect();
         let states =
@@ -346,7 +346,7 @@ mod tests {
                     before: before.as_deref(),
                 };
                 let walked = walk(&c, &filter, limit).unwrap();
-                // What it takes to be sure of one more job, at most.
+                // The most lookups to be sure of one more job.
                 assert!(walked.lookups < LOOKUPS_MAX + 5, "{} lookups", walked.lookups);
                 if let (Some(next), Some(last)) = (&walked.next, &before) {
                     assert!(next < last, "{next} is no further than {last}");

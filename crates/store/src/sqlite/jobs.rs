@@ -1,6 +1,6 @@
 //! Jobs, as far as they are stored here: everything but their output. `job_list` finds them.
 
-use lodge_core::job::{JobProgress, JobRow, JobState, JobStream, JobWrite};
+use lodge_core::job::{JobProgress, JobRow, JobState, JobStreamBytes, JobWrite};
 use lodge_core::{Cause, JobId, Timestamp};
 use prost::Message;
 use rusqlite::{Connection, Row, params};
@@ -13,10 +13,10 @@ pub(crate) const COLUMNS: &str = "j.id, j.agent, j.session, j.state, j.priority,
     j.exit_code, j.signal, j.cause, j.error, j.cancel, j.boot, j.stdout_seen, j.stdout_kept, j.stderr_seen, \
     j.stderr_kept, j.archived, j.told, j.output_removed, j.request";
 
-/// Where these stand in a row. Looked for by their names, each among all the others, they were a sixteenth of the instructions
-/// that the daemon itself spends on a small job.
+/// The positions of these columns in a row. Lookups by name were a sixteenth of the instructions that the daemon spends
+/// on a small job.
 #[derive(Debug, Clone, Copy)]
-enum Column {
+enum JobColumn {
     Id,
     Agent,
     Session,
@@ -41,8 +41,7 @@ enum Column {
     Request,
 }
 
-/// What of jobs an engine holds in memory: those that wait or run, are not archived, or whose session has not heard of
-/// their end.
+/// The jobs that an engine has in memory: pending, running, not archived, or not reported to their session.
 pub(crate) fn unsettled(c: &Connection) -> rusqlite::Result<Vec<JobRow>> {
     c.prepare(&format!(
         "SELECT {COLUMNS} FROM jobs AS j INDEXED BY jobs_unsettled \
@@ -115,7 +114,7 @@ fn update(tx: &Connection, id: &JobId, progress: &JobProgress) -> rusqlite::Resu
         progress.stdout.kept.cast_signed(),
         progress.stderr.seen.cast_signed(),
         progress.stderr.kept.cast_signed(),
-        // Nobody reads the stdin of a job that is over, and up to a mebibyte of it would stay stored.
+        // The stdin of an ended job has no reader, and can take up to a mebibyte.
         progress.state.is_open(),
     ])?;
     Ok(())
@@ -123,38 +122,38 @@ fn update(tx: &Connection, id: &JobId, progress: &JobProgress) -> rusqlite::Resu
 
 /// A job from a row that begins with [`COLUMNS`].
 pub(crate) fn job(row: &Row<'_>) -> rusqlite::Result<JobRow> {
-    let stream = |seen: Column, kept: Column| -> rusqlite::Result<JobStream> {
+    let stream = |seen: JobColumn, kept: JobColumn| -> rusqlite::Result<JobStreamBytes> {
         let (seen, kept): (i64, i64) = (row.get(seen as usize)?, row.get(kept as usize)?);
-        Ok(JobStream { seen: seen.cast_unsigned(), kept: kept.cast_unsigned() })
+        Ok(JobStreamBytes { seen: seen.cast_unsigned(), kept: kept.cast_unsigned() })
     };
     let (state, cause): (i64, Option<i64>) =
-        (row.get(Column::State as usize)?, row.get(Column::Cause as usize)?);
-    let unknown = |column: Column, code: i64| rows::unknown(row, column as usize, code);
+        (row.get(JobColumn::State as usize)?, row.get(JobColumn::Cause as usize)?);
+    let unknown = |column: JobColumn, code: i64| rows::unknown(row, column as usize, code);
     Ok(JobRow {
-        id: rows::id(row, Column::Id as usize)?,
-        agent: rows::id(row, Column::Agent as usize)?,
-        session: rows::optional_id(row, Column::Session as usize)?,
-        priority: row.get(Column::Priority as usize)?,
-        created_at: rows::time(row, Column::CreatedAt as usize)?,
-        request: rows::message(row, Column::Request as usize)?,
+        id: rows::id(row, JobColumn::Id as usize)?,
+        agent: rows::id(row, JobColumn::Agent as usize)?,
+        session: rows::optional_id(row, JobColumn::Session as usize)?,
+        priority: row.get(JobColumn::Priority as usize)?,
+        created_at: rows::time(row, JobColumn::CreatedAt as usize)?,
+        request: rows::message(row, JobColumn::Request as usize)?,
         progress: JobProgress {
-            state: JobState::from_code(state).ok_or_else(|| unknown(Column::State, state))?,
-            cancel: row.get(Column::Cancel as usize)?,
-            boot: row.get(Column::Boot as usize)?,
-            started_at: rows::optional_time(row, Column::StartedAt as usize)?,
-            finished_at: rows::optional_time(row, Column::FinishedAt as usize)?,
-            exit_code: row.get(Column::ExitCode as usize)?,
-            signal: row.get(Column::Signal as usize)?,
+            state: JobState::from_code(state).ok_or_else(|| unknown(JobColumn::State, state))?,
+            cancel: row.get(JobColumn::Cancel as usize)?,
+            boot: row.get(JobColumn::Boot as usize)?,
+            started_at: rows::optional_time(row, JobColumn::StartedAt as usize)?,
+            finished_at: rows::optional_time(row, JobColumn::FinishedAt as usize)?,
+            exit_code: row.get(JobColumn::ExitCode as usize)?,
+            signal: row.get(JobColumn::Signal as usize)?,
             cause: cause
-                .map(|code| Cause::from_code(code).ok_or_else(|| unknown(Column::Cause, code)))
+                .map(|code| Cause::from_code(code).ok_or_else(|| unknown(JobColumn::Cause, code)))
                 .transpose()?,
-            error: row.get(Column::Error as usize)?,
-            stdout: stream(Column::StdoutSeen, Column::StdoutKept)?,
-            stderr: stream(Column::StderrSeen, Column::StderrKept)?,
+            error: row.get(JobColumn::Error as usize)?,
+            stdout: stream(JobColumn::StdoutSeen, JobColumn::StdoutKept)?,
+            stderr: stream(JobColumn::StderrSeen, JobColumn::StderrKept)?,
         },
-        archived: row.get(Column::Archived as usize)?,
-        told: row.get(Column::Told as usize)?,
-        output_removed: row.get(Column::OutputRemoved as usize)?,
+        archived: row.get(JobColumn::Archived as usize)?,
+        told: row.get(JobColumn::Told as usize)?,
+        output_removed: row.get(JobColumn::OutputRemoved as usize)?,
     })
 }
 
@@ -163,7 +162,7 @@ mod tests {
     use super::*;
 
     /// `CreatedAt` as `created_at`.
-    fn name(column: Column) -> String {
+    fn name(column: JobColumn) -> String {
         let mut name = String::new();
         for letter in format!("{column:?}").chars() {
             if letter.is_uppercase() && !name.is_empty() {
@@ -177,28 +176,28 @@ mod tests {
     #[test]
     fn every_column_is_read_where_it_stands() {
         let all = [
-            Column::Id,
-            Column::Agent,
-            Column::Session,
-            Column::State,
-            Column::Priority,
-            Column::CreatedAt,
-            Column::StartedAt,
-            Column::FinishedAt,
-            Column::ExitCode,
-            Column::Signal,
-            Column::Cause,
-            Column::Error,
-            Column::Cancel,
-            Column::Boot,
-            Column::StdoutSeen,
-            Column::StdoutKept,
-            Column::StderrSeen,
-            Column::StderrKept,
-            Column::Archived,
-            Column::Told,
-            Column::OutputRemoved,
-            Column::Request,
+            JobColumn::Id,
+            JobColumn::Agent,
+            JobColumn::Session,
+            JobColumn::State,
+            JobColumn::Priority,
+            JobColumn::CreatedAt,
+            JobColumn::StartedAt,
+            JobColumn::FinishedAt,
+            JobColumn::ExitCode,
+            JobColumn::Signal,
+            JobColumn::Cause,
+            JobColumn::Error,
+            JobColumn::Cancel,
+            JobColumn::Boot,
+            JobColumn::StdoutSeen,
+            JobColumn::StdoutKept,
+            JobColumn::StderrSeen,
+            JobColumn::StderrKept,
+            JobColumn::Archived,
+            JobColumn::Told,
+            JobColumn::OutputRemoved,
+            JobColumn::Request,
         ];
         let stand: Vec<&str> =
             COLUMNS.split(',').map(|column| column.trim().trim_start_matches("j.")).collect();

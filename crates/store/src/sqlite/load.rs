@@ -1,10 +1,12 @@
-//! Reading back what an engine holds in memory. Its cost depends on what is live, not on what ever was.
+//! Loads the memory of an engine. The cost depends on what is live, not on the history.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use lodge_core::AgentId;
-use lodge_core::record::{AgentRow, DAEMON_STREAM, LineageRow, LiveTurn, Loaded, Role, SessionFact, TurnRow};
+use lodge_core::record::{
+    AgentRow, DAEMON_STREAM, LineageRow, LiveTurn, Role, SessionFact, StoredState, TurnRow,
+};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::sqlite::codes::{AGENT_LIVE, AGENT_REMOVED, TURN_OVER, sql};
@@ -14,15 +16,15 @@ use crate::sqlite::rows::{AgentPlaces, LineagePlaces};
 use crate::sqlite::{agent_images, epochs, images, jobs, paths, quarantine, rows, tokens};
 
 #[derive(Debug)]
-pub(crate) struct LoadError(rusqlite::Error);
+pub(crate) struct RowLoadError(rusqlite::Error);
 
-impl From<rusqlite::Error> for LoadError {
+impl From<rusqlite::Error> for RowLoadError {
     fn from(cause: rusqlite::Error) -> Self {
-        LoadError(cause)
+        RowLoadError(cause)
     }
 }
 
-impl LoadError {
+impl RowLoadError {
     pub(crate) fn into_inner(self) -> rusqlite::Error {
         self.0
     }
@@ -37,16 +39,16 @@ impl LoadError {
     }
 }
 
-/// Returns, beside what was loaded, the heads of streams that the derived table does not have yet. Agents at rest are left
-/// out, but for those that are `remembered`.
+/// Also returns the heads of streams that the derived table does not have yet. Agents at rest are left out, except
+/// those that are `remembered`.
 pub(crate) fn load(
     connection: &Connection,
     epoch: u64,
     remembered: &[AgentId],
-) -> Result<(Loaded, Heads), LoadError> {
+) -> Result<(StoredState, Heads), RowLoadError> {
     let seq: i64 = connection.query_row("SELECT coalesce(max(seq), 0) FROM events", [], |row| row.get(0))?;
     let rows: Vec<TurnRow> = connection
-        // In the order of ids the planner would read every turn there ever was.
+        // Ordered by id, the planner would read every turn of the history.
         .prepare(sql!(
             "SELECT * FROM turns INDEXED BY turns_live WHERE state < ",
             TURN_OVER,
@@ -71,7 +73,7 @@ pub(crate) fn load(
     let held = turns.iter().map(|turn| &turn.row.agent).chain(open).chain(remembered);
     let held = held.chain(quarantine.iter().filter_map(|row| row.agent.as_ref())).collect();
     let agents = agents(connection, &held)?;
-    let loaded = Loaded {
+    let loaded = StoredState {
         epoch,
         seq: seq.cast_unsigned(),
         streams: streams(connection, &heads, &agents)?,
@@ -84,14 +86,14 @@ pub(crate) fn load(
         turns,
         tokens: tokens::unrevoked(connection)?,
         image_refs: images::refs(connection)?,
-        images: images::held(connection)?,
+        images: images::image_facts(connection)?,
         jobs,
         quarantine,
     };
     Ok((loaded, heads))
 }
 
-/// The agents that are not at rest, and those in `held` that were not removed, in the order of their ids.
+/// The agents that are not at rest, and those in `held` that were not removed, ordered by id.
 fn agents(connection: &Connection, held: &BTreeSet<&AgentId>) -> rusqlite::Result<Vec<AgentRow>> {
     let mut live =
         connection.prepare(sql!("SELECT * FROM agents INDEXED BY agents_live WHERE ", AGENT_LIVE))?;

@@ -33,12 +33,9 @@ mod turns;
 mod write;
 
 pub use open::{Meta, OpenError, OpenedDatabase, SCHEMA_VERSION, open};
-pub use output::{
-    OutputChunk, OutputEnds, OutputError, OutputOpenError, OutputOpened, OutputPiece, OutputReader,
-    OutputStore, OutputStream, ShrinkState, UnusableArchive,
-};
+pub use output::{OutputOpenError, OutputOpened, OutputReader, OutputStore, UnusableArchive};
 pub use query::{BadQuery, Query};
-pub use search::{Hit, Search, SearchError, SearchWanted};
+pub use search::{Search, SearchError, SearchHit, SearchRequest};
 
 const _: () = assert!(
     rusqlite::ffi::SQLITE_VERSION_NUMBER >= 3_051_003,

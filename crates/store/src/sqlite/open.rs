@@ -1,10 +1,10 @@
-//! Opening the database: version check, migration, epoch, everything an engine needs to go on.
+//! Opens the database: version check, migration, epoch, and the state that an engine needs to continue.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use lodge_core::record::Loaded;
+use lodge_core::record::StoredState;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior};
 
@@ -12,7 +12,7 @@ use crate::reads::Reader;
 use crate::sqlite::agent_images;
 use crate::sqlite::full::is_full;
 use crate::sqlite::heads::Heads;
-use crate::sqlite::load::{LoadError, load};
+use crate::sqlite::load::{RowLoadError, load};
 use crate::sqlite::pool::{BUSY, keep_statements};
 use crate::sqlite::schema::{self, MIGRATIONS};
 use crate::sqlite::snapshot::SqliteSource;
@@ -64,7 +64,7 @@ impl OpenError {
             OpenError::NoWal { .. } => "put the state directory on a local file system",
             OpenError::Unreadable { .. } => "check the owner and mode of the state directory",
             OpenError::Full { .. } => {
-                "the disk is full: make room and start it again; what was acknowledged is there"
+                "the disk is full: free space and start it again; acknowledged changes are safe"
             }
             OpenError::Sqlite { .. } | OpenError::Corrupt { .. } => {
                 "check free space and the disk, then restore from a backup if it persists"
@@ -76,7 +76,7 @@ impl OpenError {
 /// Facts about the database that never change after its creation.
 #[derive(Clone)]
 pub struct Meta {
-    /// Names the log, so that a cursor of another one is noticed.
+    /// Identifies the log, so that a cursor of another log is detected.
     pub log: String,
     /// From which every secret of this state directory is derived.
     pub state_key: [u8; 32],
@@ -93,14 +93,14 @@ pub struct OpenedDatabase {
     pub writer: Writer,
     pub reader: Reader,
     pub meta: Meta,
-    pub loaded: Loaded,
+    pub loaded: StoredState,
 }
 
 /// Opens or creates the database and raises the epoch, durably, before it returns.
 ///
 /// `entropy` seeds the identity of a database that does not exist yet.
 pub fn open(path: &Path, entropy: &[u8; 64]) -> Result<OpenedDatabase, OpenError> {
-    refuse_the_future(path)?;
+    refuse_newer_database(path)?;
     let mut connection = connect(path).map_err(|cause| OpenError::Sqlite { path: path.to_owned(), cause })?;
     match open_connected(&mut connection, path, entropy) {
         Ok((meta, loaded, heads, reader)) => Ok(OpenedDatabase {
@@ -120,7 +120,7 @@ fn open_connected(
     connection: &mut Connection,
     path: &Path,
     entropy: &[u8; 64],
-) -> Result<(Meta, Loaded, Heads, Reader), OpenError> {
+) -> Result<(Meta, StoredState, Heads, Reader), OpenError> {
     let sqlite = |cause| OpenError::Sqlite { path: path.to_owned(), cause };
     let packed: u32 = connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(sqlite)?;
     check_version(path, packed)?;
@@ -137,8 +137,8 @@ fn open_connected(
         return Err(OpenError::NoWal { path: path.to_owned(), mode });
     }
     configure(connection).map_err(sqlite)?;
-    let (meta, epoch) =
-        raise(connection, schema, entropy).map_err(|cause| LoadError::from(cause).into_open(path))?;
+    let (meta, epoch) = migrate_and_raise_epoch(connection, schema, entropy)
+        .map_err(|cause| RowLoadError::from(cause).into_open(path))?;
     let meta = meta.ok_or_else(|| OpenError::Corrupt {
         path: path.to_owned(),
         what: "a state key of another length".to_owned(),
@@ -148,20 +148,20 @@ fn open_connected(
     Ok((meta, loaded, heads, reader))
 }
 
-/// A connection that may write. Nothing is changed by opening and closing it.
+/// A writing connection. Opening and closing it changes nothing.
 pub(super) fn connect(path: &Path) -> rusqlite::Result<Connection> {
     let flags =
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
-    // A database that turns out to be from the future, or somebody else's, must not be changed by closing it.
+    // Closing must not change a database of a newer release or of another program.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     connection.busy_timeout(BUSY)?;
     Ok(connection)
 }
 
-/// What must be settled before a database has its first page.
+/// Settings that must precede the first page of a database.
 fn prepare_empty(connection: &Connection) -> rusqlite::Result<()> {
-    // A commit writes whole pages, most of them for a row or two: small pages halve what a turn writes.
+    // A commit writes whole pages, most of them for a row or two: small pages halve the bytes of a turn.
     connection.pragma_update(None, "page_size", PAGE_BYTES)?;
     // An empty database has nothing to roll back to: no journal and its flushes on the way to the WAL.
     connection.pragma_update(None, "journal_mode", "MEMORY")
@@ -172,14 +172,14 @@ fn configure(connection: &Connection) -> rusqlite::Result<()> {
     connection.pragma_update(None, "foreign_keys", "ON")?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     connection.pragma_update(None, "cache_size", -512)?;
-    // Checkpoints are made on the side, see `write`.
+    // Another thread makes the checkpoints, see `write`.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.pragma_update(None, "journal_size_limit", 8 * 1024 * 1024)?;
     keep_statements(connection)
 }
 
-/// Migrates if needed, raises the epoch and makes missing indexes: one transaction, one fsync.
-fn raise(
+/// Migrates if needed, raises the epoch and creates missing indexes: one transaction, one fsync.
+fn migrate_and_raise_epoch(
     connection: &mut Connection,
     schema: u32,
     entropy: &[u8; 64],
@@ -219,9 +219,9 @@ fn has_tables(connection: &Connection) -> rusqlite::Result<bool> {
     Ok(first.is_some())
 }
 
-/// Reads the version from the file's header, so that a newer database is not even opened. One whose making was cut
-/// off becomes empty again.
-fn refuse_the_future(path: &Path) -> Result<(), OpenError> {
+/// Reads the version from the file's header, so that a newer database is never opened. A database whose creation was
+/// interrupted becomes empty again.
+fn refuse_newer_database(path: &Path) -> Result<(), OpenError> {
     let unreadable = |cause| OpenError::Unreadable { path: path.to_owned(), cause };
     let mut header = [0; 100];
     let mut file = match File::open(path) {
@@ -244,15 +244,15 @@ fn refuse_the_future(path: &Path) -> Result<(), OpenError> {
         return check_version(path, u32::from_be_bytes([header[60], header[61], header[62], header[63]]));
     }
     if is_half_made(path, PAGE_BYTES).map_err(unreadable)? {
-        // SQLite takes an empty file for a new database, and zeros for a foreign one.
+        // SQLite treats an empty file as a new database, and zeros as a foreign one.
         return File::options().write(true).open(path).and_then(|file| file.set_len(0)).map_err(unreadable);
     }
     Err(OpenError::Foreign { path: path.to_owned() })
 }
 
-/// Whether the power failed before the first page arrived: a file that grew without its data, and no WAL with any.
+/// Whether the power failed before the first page arrived: a file that grew without its data, and no WAL with data.
 ///
-/// The WAL is begun only after that page was flushed, so nothing was ever committed.
+/// The WAL is created only after that page was flushed, so nothing was ever committed.
 pub(crate) fn is_half_made(path: &Path, page_bytes: u32) -> std::io::Result<bool> {
     let mut wal = path.as_os_str().to_owned();
     wal.push("-wal");

@@ -34,7 +34,7 @@ pub(crate) fn insert(tx: &Connection, row: &SessionRow) -> rusqlite::Result<()> 
     Ok(())
 }
 
-/// A turn ended. That it began is not worth a page of its own: turns in flight are known (see `sessions`).
+/// A turn ended. Its start is not worth a page: turns in flight are known (see `sessions`).
 pub(crate) fn touch(tx: &Connection, turn: &TurnId, at: Timestamp) -> rusqlite::Result<()> {
     tx.prepare_cached(
         "UPDATE sessions SET last_active = ?2 WHERE id = (SELECT session FROM turns WHERE id = ?1)",
@@ -52,7 +52,7 @@ pub(crate) fn change(tx: &Connection, change: &PathChange) -> rusqlite::Result<(
         tx.prepare_cached(table)?.execute(params![session, change.cut, change.from])?;
     }
     for turn in &change.restored {
-        // What began in a turn comes and goes with it.
+        // Epochs that began in a turn leave and join the path with it.
         tx.prepare_cached(
             "UPDATE epochs SET dropped = 0 WHERE session = ?1 AND (dropped, turn) IN \
              (SELECT dropped, number FROM turns WHERE id = ?2)",
@@ -69,7 +69,7 @@ pub(crate) fn change(tx: &Connection, change: &PathChange) -> rusqlite::Result<(
     Ok(())
 }
 
-/// Copies turns, messages and epochs. What the turns used was used once, so the copies used nothing.
+/// Copies turns, messages and epochs. The usage of the originals counts once, so the copies have none.
 pub(crate) fn fork(tx: &Connection, fork: &Fork) -> rusqlite::Result<()> {
     insert(tx, &fork.row)?;
     let Some(point) = &fork.row.forked else { return Ok(()) };

@@ -7,17 +7,17 @@ use std::time::Duration;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
-/// Connections kept open while there is work: as many as read at once on the reader's threads and on the async workers.
-/// Making one costs more than most reads.
+/// Connections that stay open while there is work: one for each reader thread and async worker. Creating one costs more
+/// than most reads.
 const IDLE_READERS_MAX: usize = 6;
 /// Connections kept open at rest.
 const RESTING_READERS_MAX: usize = 2;
 /// Compiled statements that a connection keeps: most cost more to compile than to run.
 const STATEMENTS_MAX: usize = 64;
-/// How long any connection waits for one that holds the lock.
+/// How long a connection waits for the lock.
 pub(crate) const BUSY: Duration = Duration::from_secs(5);
 
-/// The readers of one database. None sees more than was committed.
+/// The readers of one database. None sees uncommitted data.
 #[derive(Debug)]
 pub(crate) struct Pool {
     path: PathBuf,
@@ -29,7 +29,7 @@ impl Pool {
         Pool { path: path.to_owned(), idle: Mutex::default() }
     }
 
-    /// One with a connection, so that a database that cannot be read is known at once.
+    /// Opens one connection, so that an unreadable database is detected at once.
     pub(crate) fn connected(path: &Path) -> rusqlite::Result<Pool> {
         let pool = Pool::new(path);
         pool.idle().push(connect(path)?);
@@ -40,7 +40,7 @@ impl Pool {
         &self.path
     }
 
-    /// An error: there is no connection. What `read` says is in what is returned.
+    /// An error: there is no connection. The result of `read` is inside the returned value.
     pub(crate) fn with<T>(&self, read: impl FnOnce(&Connection) -> T) -> rusqlite::Result<T> {
         let kept = self.idle().pop();
         let connection = match kept {
@@ -55,18 +55,18 @@ impl Pool {
         Ok(result)
     }
 
-    /// Closes most connections that nobody uses, and gives back the page caches and statements of the others.
+    /// Closes most unused connections, and releases the page caches and statements of the others.
     pub(crate) fn rest(&self) {
         let mut idle = self.idle();
         idle.truncate(RESTING_READERS_MAX);
         for connection in idle.iter() {
             connection.flush_prepared_statement_cache();
-            // What cannot be given back is kept, which harms nobody.
+            // A failure is harmless: the memory stays in use.
             drop(connection.execute_batch("PRAGMA shrink_memory"));
         }
     }
 
-    /// Closes the connections that nobody uses.
+    /// Closes unused connections.
     pub(crate) fn close(&self) {
         self.idle().clear();
     }
@@ -90,7 +90,7 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
 /// Lets a connection compile its statements once.
 pub(crate) fn keep_statements(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
-    // Else the planner looks at what is bound, and a statement is compiled again whenever that changes.
+    // Otherwise the planner uses bound values, and compiles a statement again whenever they change.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     Ok(())
 }

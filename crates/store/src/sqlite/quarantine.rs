@@ -1,4 +1,4 @@
-//! Work that is set aside.
+//! Work in quarantine.
 
 use lodge_core::quarantine::{QuarantineRow, WorkKind};
 use lodge_core::record::TurnRow;

@@ -1,11 +1,11 @@
-//! What people type to search, and nothing else of the database's own language.
+//! The search syntax for people, without the database's own query language.
 
 /// The longest query.
 const QUERY_BYTES_MAX: usize = 1_024;
 /// Words and phrases of one query.
 const TERMS_MAX: usize = 32;
 
-/// Words that all have to occur, phrases, and beginnings of words.
+/// Words that all must occur, phrases, and word prefixes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Query {
     expression: String,
@@ -21,7 +21,7 @@ pub enum BadQuery {
     TooMany,
     #[error("a quotation mark is not closed")]
     Open,
-    #[error("`{given}` has no letter or digit to look for")]
+    #[error("`{given}` has no letter or digit to search for")]
     Nothing { given: String },
     #[error("`{term}` has a `*` that is not at the end of a word")]
     Star { term: String },
@@ -33,7 +33,7 @@ impl BadQuery {
             BadQuery::Empty | BadQuery::Nothing { .. } => "write the words to look for",
             BadQuery::TooLong { .. } | BadQuery::TooMany => "look for fewer words",
             BadQuery::Open => "close it, or leave it out: words need none",
-            BadQuery::Star { .. } => "a `*` stands at the end of a word, for any way it goes on",
+            BadQuery::Star { .. } => "put `*` only at the end of a word, to match any ending",
         }
     }
 }
@@ -50,7 +50,7 @@ impl Query {
                 Some(inside) => phrase(inside)?,
                 None => word(rest)?,
             };
-            // Punctuation between words says nothing.
+            // Punctuation between words is ignored.
             terms.extend(term);
             rest = after.trim_start();
         }
@@ -68,7 +68,7 @@ impl Query {
     }
 }
 
-/// A phrase up to its closing mark, after which a `*` makes its last word a beginning.
+/// A phrase up to its closing mark. A `*` after it makes its last word a prefix.
 fn phrase(inside: &str) -> Result<(Option<String>, &str), BadQuery> {
     let (text, after) = inside.split_once('"').ok_or(BadQuery::Open)?;
     Ok(match after.strip_prefix('*') {
@@ -91,7 +91,7 @@ fn word(rest: &str) -> Result<(Option<String>, &str), BadQuery> {
     }
 }
 
-/// A string of the database's language. None: it would be no word at all, and match nothing.
+/// A string of the database's query language. None: it contains no word, and would match nothing.
 fn string(text: &str, star: &str) -> Option<String> {
     let said = text.chars().any(char::is_alphanumeric);
     said.then(|| format!("\"{}\"{star}", text.replace(['"', '\0'], " ")))

@@ -8,10 +8,10 @@ use lodge_core::lineage::LineageState;
 use lodge_core::quarantine::{QuarantineRow, Work, WorkKind};
 use lodge_core::record::{
     AgentRow, AgentSpec, EventRow, FailureRecord, LineageRow, MessageBody, MessageRow, NextSpec, RequestRow,
-    Retry, Role, SessionRow, StepKind, StepRow, StepTarget, TurnRow, Usage,
+    Role, SessionRow, StartRetry, StepKind, StepRow, StepTarget, TurnRow, Usage,
 };
-use lodge_core::session::{ForkPoint, TurnPlace};
-use lodge_core::token::{Holder, TokenRow};
+use lodge_core::session::{ForkPoint, TurnLinks};
+use lodge_core::token::{TokenHolder, TokenRow};
 use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{Cause, EventBody, EventKind, Timestamp};
 use prost::Message;
@@ -73,8 +73,8 @@ pub(crate) fn unsigned(row: &Row<'_>, column: &'static str) -> rusqlite::Result<
     row.get::<_, i64>(column).map(i64::cast_unsigned)
 }
 
-/// Where the columns of a table stand in the rows of a statement. A name is looked for among all the others each time,
-/// which is much of the work where there are thousands of rows: a start reads every agent.
+/// The positions of a table's columns in the rows of a statement. A lookup by name is expensive for thousands of rows:
+/// a start reads every agent.
 macro_rules! places {
     ($places:ident { $($column:ident),+ $(,)? }) => {
         #[derive(Debug)]
@@ -131,7 +131,7 @@ pub(crate) fn agent_at(row: &Row<'_>, at: &AgentPlaces) -> rusqlite::Result<Agen
         created_at: time(row, at.created_at)?,
         started_at: optional_time(row, at.started_at)?,
         spec: message::<AgentSpec>(row, at.spec)?,
-        retry: Retry { failures: row.get(at.failures)?, at: optional_time(row, at.retry_at)? },
+        retry: StartRetry { failures: row.get(at.failures)?, at: optional_time(row, at.retry_at)? },
         next: optional_message::<NextSpec>(row, at.next)?,
     })
 }
@@ -158,7 +158,7 @@ pub(crate) fn token(row: &Row<'_>) -> rusqlite::Result<TokenRow> {
     let (issuer, agent) = (row.get("issuer")?, optional_id(row, "agent")?);
     Ok(TokenRow {
         id: id(row, "jti")?,
-        holder: Holder::from_code(issuer, agent).ok_or_else(|| unknown(row, "issuer", issuer))?,
+        holder: TokenHolder::from_code(issuer, agent).ok_or_else(|| unknown(row, "issuer", issuer))?,
         name: row.get("name")?,
         issued_at: time(row, "issued_at")?,
         expires_at: time(row, "expires_at")?,
@@ -201,7 +201,7 @@ pub(crate) fn turn(row: &Row<'_>) -> rusqlite::Result<TurnRow> {
         session: id(row, "session")?,
         agent: id(row, "agent")?,
         number: row.get("number")?,
-        place: TurnPlace {
+        place: TurnLinks {
             dropped: row.get("dropped")?,
             parent: optional_id(row, "parent")?,
             replaces: optional_id(row, "replaces")?,
@@ -239,7 +239,7 @@ pub(crate) fn step(row: &Row<'_>) -> rusqlite::Result<StepRow> {
         call: row.get("call")?,
         exit_code: row.get("exit_code")?,
         signal: row.get("signal")?,
-        // One that a newer release wrote is none that this one could tell.
+        // A code of a newer release is unknown here.
         cause: row.get::<_, Option<i64>>("cause")?.and_then(Cause::from_code),
         started_at: time(row, "started_at")?,
         ended_at: optional_time(row, "ended_at")?,
@@ -260,7 +260,7 @@ pub(crate) fn message_row(row: &Row<'_>) -> rusqlite::Result<MessageRow> {
     })
 }
 
-/// `None` for a kind that a newer release wrote: readers pass over it.
+/// `None` for a kind of a newer release: readers skip it.
 pub(crate) fn event(row: &Row<'_>) -> rusqlite::Result<Option<EventRow>> {
     let Some(kind) = EventKind::from_code(row.get("kind")?) else { return Ok(None) };
     let data = row.get_ref("data")?.as_blob()?;

@@ -14,11 +14,11 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0006.sql"),
 ];
 
-/// The oldest release's schema number that may still read what this one writes.
+/// The oldest schema number that may still read the files of this one.
 pub(crate) const MIN_READER: u32 = 5;
 
-/// Indexes, and a table like one, serve speed alone: they are derived, and made again when they are missing. States stand
-/// in them by the names of `codes`.
+/// Indexes, and a table like one, exist for speed only: they are derived, and created again when they are missing. They
+/// contain states by the names of `codes`.
 const INDEXES: &str = include_str!("indexes.sql");
 const AGENT_IMAGES: &str = include_str!("agent_images.sql");
 
@@ -31,7 +31,7 @@ pub(crate) fn unpack_version(packed: u32) -> (u32, u32) {
     (packed & 0xffff, packed >> 16)
 }
 
-/// Applies what is missing, in the caller's transaction.
+/// Applies the missing migrations, in the caller's transaction.
 pub(crate) fn migrate(tx: &Transaction<'_>, from: u32) -> rusqlite::Result<()> {
     for migration in &MIGRATIONS[from as usize..] {
         tx.execute_batch(migration)?;

@@ -1,7 +1,7 @@
-//! Full text over all messages: a database of its own that can be deleted at any time.
+//! Full text of all messages: a separate database that can be deleted at any time.
 //!
-//! It is caught up when somebody searches, and open only then, so that a turn pays nothing for it and an idle daemon
-//! holds nothing of it. What it finds is read from the store before it is told: it can forget, and not lie.
+//! The index is updated and opened only for a search, so a turn pays nothing for it and an idle daemon has no memory in
+//! it. Each hit is read from the store before it is returned: the index can miss messages, but not invent them.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use crate::sqlite::full::is_full;
 use crate::sqlite::pool::BUSY;
 use crate::sqlite::query::Query;
 
-/// Raised when what is indexed, or how, changes: an index of another version is rebuilt.
+/// Raised when the contents or the form of the index change: an index of another version is rebuilt.
 const VERSION: u32 = 1;
 /// Of one message; the rest of a longer one is not found.
 const TEXT_BYTES_MAX: usize = 1 << 20;
@@ -22,11 +22,11 @@ const TEXT_BYTES_MAX: usize = 1 << 20;
 const BATCH_MAX: WordsMax = WordsMax { messages: 1_000, bytes: 4 << 20, message_bytes: TEXT_BYTES_MAX };
 /// Sessions that are compared at a time.
 const PAGE: u32 = 500;
-/// Words around what was found.
+/// Words around a hit.
 const SNIPPET_WORDS: u32 = 24;
-/// Messages of one millisecond that are told apart.
+/// Messages of one millisecond that have different positions.
 const PLACES_A_MS: i64 = 1 << 16;
-/// What snippets are marked with on their way out of the database.
+/// Marks in snippets from the database.
 const MARK_START: char = '\u{2}';
 const MARK_END: char = '\u{3}';
 
@@ -59,27 +59,27 @@ pub enum SearchError {
     },
 }
 
-/// What to look for, and where.
+/// The query and its scope.
 #[derive(Debug, Clone, Copy)]
-pub struct SearchWanted<'a> {
+pub struct SearchRequest<'a> {
     pub query: &'a Query,
     pub agent: Option<&'a AgentId>,
     pub session: Option<&'a SessionId>,
-    /// The place of the last hit of the page before.
+    /// The position of the last hit of the previous page.
     pub after: Option<i64>,
     pub limit: u32,
 }
 
-/// A message that was found.
+/// A matching message.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Hit {
+pub struct SearchHit {
     pub agent: AgentId,
     pub message: MessageRow,
     pub active: bool,
     pub snippet: String,
-    /// Where in the snippet the words stand, in characters.
+    /// The positions of the words in the snippet, in characters.
     pub marks: Vec<(u32, u32)>,
-    /// Newer messages have higher ones.
+    /// Newer messages have higher positions.
     pub place: i64,
 }
 
@@ -87,7 +87,7 @@ pub struct Hit {
 #[derive(Debug, Clone)]
 pub struct Search {
     path: PathBuf,
-    /// Names the log that is indexed: another one has an index of its own.
+    /// Identifies the indexed log: another log has its own index.
     log: String,
 }
 
@@ -96,11 +96,11 @@ impl Search {
         Search { path: path.to_owned(), log: log.to_owned() }
     }
 
-    /// Takes in what is new, then looks. The newest hits come first.
-    pub fn search(&self, reader: &Reader, wanted: SearchWanted<'_>) -> Result<Vec<Hit>, SearchError> {
+    /// Indexes new messages, then searches. The newest hits come first.
+    pub fn search(&self, reader: &Reader, wanted: SearchRequest<'_>) -> Result<Vec<SearchHit>, SearchError> {
         match self.attempt(reader, wanted) {
             Err(SearchError::Index { .. }) => {
-                // Derived, so a broken one is worth nothing: once more from the beginning.
+                // A damaged index is derived data: it is rebuilt.
                 self.forget_all()?;
                 self.attempt(reader, wanted)
             }
@@ -108,18 +108,18 @@ impl Search {
         }
     }
 
-    fn attempt(&self, reader: &Reader, wanted: SearchWanted<'_>) -> Result<Vec<Hit>, SearchError> {
+    fn attempt(&self, reader: &Reader, wanted: SearchRequest<'_>) -> Result<Vec<SearchHit>, SearchError> {
         let mut index = self.open()?;
         self.catch_up(&mut index, reader)?;
         let limit = wanted.limit as usize;
-        let mut hits: Vec<Hit> = Vec::new();
+        let mut hits: Vec<SearchHit> = Vec::new();
         let mut after = wanted.after.unwrap_or(i64::MAX);
         while hits.len() < limit {
             let found = find(&index, wanted, after).map_err(|cause| self.failed(&index, cause))?;
             let Some(last) = found.last() else { break };
             after = last.place;
             for found in found {
-                // What was deleted meanwhile is not told.
+                // Messages that were deleted meanwhile are skipped.
                 if hits.len() < limit
                     && let Some(hit) = confirm(reader, found)?
                 {
@@ -130,7 +130,7 @@ impl Search {
         Ok(hits)
     }
 
-    /// Takes a deleted session out at once. One that stays is found missing by the next search.
+    /// Removes a deleted session at once. The next search finds leftovers missing.
     pub fn forget(&self, session: &SessionId) -> Result<(), SearchError> {
         if !self.path.exists() {
             return Ok(());
@@ -147,7 +147,7 @@ impl Search {
     fn open(&self) -> Result<Connection, SearchError> {
         match self.connect() {
             Ok(Some(index)) => return Ok(index),
-            // Of another version or log, or no database at all.
+            // It has another version or log, or is no database.
             Ok(None) => {}
             Err(rusqlite::Error::SqliteFailure(code, _))
                 if matches!(
@@ -164,14 +164,14 @@ impl Search {
         })
     }
 
-    /// None: the file is not what this release would make.
+    /// None: the file is not an index of this release.
     fn connect(&self) -> rusqlite::Result<Option<Connection>> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(&self.path, flags)?;
         connection.busy_timeout(BUSY)?;
-        // Losing the newest of it in a power failure costs the time to take it in again.
+        // A power failure may lose the newest part, which is then indexed again.
         connection.execute_batch(
             "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA cache_size = -2048",
         )?;
@@ -218,9 +218,9 @@ impl Search {
         }
     }
 
-    /// Takes in what is missing and takes out what is gone. With no event since the last time there is nothing to do.
+    /// Indexes missing messages and removes deleted sessions. Without new events there is nothing to do.
     fn catch_up(&self, index: &mut Connection, reader: &Reader) -> Result<(), SearchError> {
-        // Read first: what happens while this runs is seen by the next.
+        // Read first: the next search sees events during this one.
         let head = reader.here(|store| store.head())?.cast_signed();
         let seen: i64 = index
             .query_row("SELECT seq FROM state", [], |row| row.get(0))
@@ -247,7 +247,7 @@ impl Search {
         Ok(())
     }
 
-    /// Takes out sessions that are gone, and returns those of which messages are missing.
+    /// Removes deleted sessions, and returns those with missing messages.
     fn compare(&self, index: &mut Connection, reader: &Reader) -> Result<Vec<SessionHead>, SearchError> {
         let mut gone: Vec<String> = Vec::new();
         let mut after = String::new();
@@ -283,7 +283,7 @@ impl Search {
     }
 
     fn write(&self, index: &mut Connection, mut batch: IndexBatch) -> Result<(), SearchError> {
-        // In the order of their places, or the index would be in as many pieces as there are sessions.
+        // In the order of positions. Otherwise the index would be fragmented by session.
         batch.texts.sort_by(|a, b| (a.at, &a.session, a.seq).cmp(&(b.at, &b.session, b.seq)));
         let written = (|| {
             let tx = index.transaction()?;
@@ -301,9 +301,9 @@ impl Search {
     }
 }
 
-/// A message on its way into the index.
+/// A message to index.
 #[derive(Debug)]
-struct Text {
+struct IndexedMessage {
     session: String,
     agent: String,
     seq: i64,
@@ -313,7 +313,7 @@ struct Text {
 
 #[derive(Debug, Default)]
 struct IndexBatch {
-    texts: Vec<Text>,
+    texts: Vec<IndexedMessage>,
     bytes: usize,
     heads: Vec<(SessionHead, i64)>,
 }
@@ -323,7 +323,7 @@ impl IndexBatch {
         let Some(last) = words.last() else { return };
         self.heads.push((session.clone(), last.seq));
         self.bytes += words.iter().map(|words| words.text.len()).sum::<usize>();
-        self.texts.extend(words.into_iter().map(|MessageWords { seq, at, text }| Text {
+        self.texts.extend(words.into_iter().map(|MessageWords { seq, at, text }| IndexedMessage {
             session: session.id.clone(),
             agent: session.agent.clone(),
             seq,
@@ -345,14 +345,14 @@ fn heads_after(index: &Connection, after: &str) -> rusqlite::Result<Vec<(String,
         .collect()
 }
 
-fn insert(tx: &Connection, text: &Text) -> rusqlite::Result<()> {
+fn insert(tx: &Connection, text: &IndexedMessage) -> rusqlite::Result<()> {
     let first = text.at.saturating_mul(PLACES_A_MS);
     let taken: Option<i64> = tx
         .prepare_cached("SELECT max(id) FROM places WHERE id >= ?1 AND id < ?1 + ?2")?
         .query_row(params![first, PLACES_A_MS], |row| row.get(0))?;
     let place = taken.map_or(first, |taken| taken + 1);
     if place >= first.saturating_add(PLACES_A_MS) {
-        // So many in one millisecond are a clock that stands still: the rest of them is not found.
+        // This many messages in one millisecond mean that the clock stands still. The rest of them is not found.
         return Ok(());
     }
     tx.prepare_cached("INSERT INTO places (id, session, seq, agent) VALUES (?1, ?2, ?3, ?4)")?
@@ -381,7 +381,7 @@ struct IndexHit {
     snippet: String,
 }
 
-fn find(index: &Connection, wanted: SearchWanted<'_>, before: i64) -> rusqlite::Result<Vec<IndexHit>> {
+fn find(index: &Connection, wanted: SearchRequest<'_>, before: i64) -> rusqlite::Result<Vec<IndexHit>> {
     index
         .prepare_cached(
             "SELECT texts.rowid, p.session, p.seq, snippet(texts, 0, ?6, ?7, '…', ?8) FROM texts \
@@ -412,17 +412,17 @@ fn find(index: &Connection, wanted: SearchWanted<'_>, before: i64) -> rusqlite::
         .collect()
 }
 
-/// What was found, as the store has it. None: it has it no more.
-fn confirm(reader: &Reader, found: IndexHit) -> Result<Option<Hit>, ReadError> {
+/// The store's message for a hit. None: it was deleted.
+fn confirm(reader: &Reader, found: IndexHit) -> Result<Option<SearchHit>, ReadError> {
     let row = reader.here(|store| store.message(&found.session, found.seq))?;
     let Some((message, agent, active)) = row else { return Ok(None) };
     let at = Timestamp::from_ms(found.place / PLACES_A_MS);
     let Some(agent) = agent.parse().ok().filter(|_| message.at == at) else { return Ok(None) };
     let (snippet, marks) = unmark(&found.snippet);
-    Ok(Some(Hit { agent, message, active, snippet, marks, place: found.place }))
+    Ok(Some(SearchHit { agent, message, active, snippet, marks, place: found.place }))
 }
 
-/// Takes the marks out of a snippet and says where they were.
+/// Removes the marks from a snippet and returns their positions.
 fn unmark(marked: &str) -> (String, Vec<(u32, u32)>) {
     let (mut snippet, mut marks, mut at) = (String::new(), Vec::new(), 0);
     let mut start = None;

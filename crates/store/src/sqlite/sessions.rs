@@ -1,4 +1,4 @@
-//! Reading sessions: listings, and everything that a change of one is decided on, as it was at one moment.
+//! Reads sessions: listings, and the snapshot that a change is based on.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -13,11 +13,13 @@ use lodge_core::{AgentId, SessionId, Timestamp, TurnId};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::snapshot::SqliteSnapshot;
-use crate::reads::{NoTurn, Result, SessionBase, SessionPlace, SessionReads, TurnPick, TurnRepeat};
+use crate::reads::{
+    Result, SessionBase, SessionCursor, SessionReads, TurnRepeat, TurnSelectionError, TurnSelector,
+};
 use crate::sqlite::codes::{AGENT_REMOVED, TURN_OVER, sql};
 use crate::sqlite::{epochs, load, paths, quarantine, rows};
 
-/// So many letters of what was said first stand for a session.
+/// Characters of the first message that become the title of a session.
 const TITLE_CHARS_MAX: usize = 60;
 
 impl SessionReads for SqliteSnapshot<'_> {
@@ -47,7 +49,7 @@ impl SessionReads for SqliteSnapshot<'_> {
     fn sessions(
         &self,
         agent: Option<&AgentId>,
-        before: Option<&SessionPlace>,
+        before: Option<&SessionCursor>,
         limit: u32,
     ) -> Result<Vec<SessionSummary>> {
         self.with(|c| {
@@ -68,17 +70,17 @@ impl SessionReads for SqliteSnapshot<'_> {
         })
     }
 
-    fn standing(&self, id: &SessionId) -> Result<Option<SessionBase>> {
-        self.with(|c| standing(c, id))
+    fn session_base(&self, id: &SessionId) -> Result<Option<SessionBase>> {
+        self.with(|c| session_base(c, id))
     }
 
     fn rewind_plan(
         &self,
         id: &SessionId,
-        pick: &TurnPick,
-    ) -> Result<Option<(SessionBase, std::result::Result<PathPlan, NoTurn>)>> {
+        pick: &TurnSelector,
+    ) -> Result<Option<(SessionBase, std::result::Result<PathPlan, TurnSelectionError>)>> {
         self.planned(id, |c, standing| {
-            if matches!(pick, TurnPick::Number(0)) {
+            if matches!(pick, TurnSelector::Number(0)) {
                 return Ok(Ok(cut(c, standing, 1)?));
             }
             match picked(c, standing, pick)? {
@@ -92,9 +94,9 @@ impl SessionReads for SqliteSnapshot<'_> {
         &self,
         id: &SessionId,
         turn: &TurnId,
-    ) -> Result<Option<(SessionBase, std::result::Result<PathPlan, NoTurn>)>> {
+    ) -> Result<Option<(SessionBase, std::result::Result<PathPlan, TurnSelectionError>)>> {
         self.planned(id, |c, standing| {
-            let Some(row) = turn_of(c, standing, turn)? else { return Ok(Err(NoTurn::Unknown)) };
+            let Some(row) = turn_of(c, standing, turn)? else { return Ok(Err(TurnSelectionError::Unknown)) };
             branch(c, standing, row)
         })
     }
@@ -102,15 +104,15 @@ impl SessionReads for SqliteSnapshot<'_> {
     fn fork_plan(
         &self,
         id: &SessionId,
-        pick: &TurnPick,
-    ) -> Result<Option<(SessionBase, std::result::Result<ForkPlan, NoTurn>)>> {
+        pick: &TurnSelector,
+    ) -> Result<Option<(SessionBase, std::result::Result<ForkPlan, TurnSelectionError>)>> {
         self.planned(id, |c, standing| {
             let turn = match picked(c, standing, pick)? {
                 Ok(turn) => turn,
                 Err(no) => return Ok(Err(no)),
             };
             if turn.number as usize > PATH_TURNS_MAX {
-                return Ok(Err(NoTurn::TooMany));
+                return Ok(Err(TurnSelectionError::TooMany));
             }
             copied(c, standing, turn.number).map(Ok)
         })
@@ -119,8 +121,8 @@ impl SessionReads for SqliteSnapshot<'_> {
     fn repeat_plan(
         &self,
         id: &SessionId,
-        pick: &TurnPick,
-    ) -> Result<Option<(SessionBase, std::result::Result<TurnRepeat, NoTurn>)>> {
+        pick: &TurnSelector,
+    ) -> Result<Option<(SessionBase, std::result::Result<TurnRepeat, TurnSelectionError>)>> {
         self.planned(id, |c, standing| {
             let turn = match picked(c, standing, pick)? {
                 Ok(turn) => turn,
@@ -144,14 +146,14 @@ impl SqliteSnapshot<'_> {
         plan: impl FnOnce(&Connection, &SessionBase) -> rusqlite::Result<P>,
     ) -> Result<Option<(SessionBase, P)>> {
         self.with(|c| {
-            let Some(standing) = standing(c, id)? else { return Ok(None) };
+            let Some(standing) = session_base(c, id)? else { return Ok(None) };
             let plan = plan(c, &standing)?;
             Ok(Some((standing, plan)))
         })
     }
 }
 
-fn standing(c: &Connection, id: &SessionId) -> rusqlite::Result<Option<SessionBase>> {
+fn session_base(c: &Connection, id: &SessionId) -> rusqlite::Result<Option<SessionBase>> {
     let Some(fact) = load::session_fact(c, id.as_str())? else { return Ok(None) };
     let (agent_name, agent_removed) = agent_of(c, &fact.row)?;
     Ok(Some(SessionBase { fact, agent_name, agent_removed }))
@@ -185,12 +187,12 @@ fn live_turns(c: &Connection, of: Option<&SessionId>) -> rusqlite::Result<HashMa
     Ok(live)
 }
 
-/// The ids of a page of sessions. All of them are looked at, which takes a few milliseconds for ten thousand; an index
-/// would cost every turn more than that is worth.
+/// The ids of a page of sessions. All sessions are scanned, which takes a few milliseconds for ten thousand; an index
+/// would cost every turn more.
 fn newest(
     c: &Connection,
     agent: Option<&AgentId>,
-    before: Option<&SessionPlace>,
+    before: Option<&SessionCursor>,
     limit: usize,
     live: &HashMap<String, LiveTurns>,
 ) -> rusqlite::Result<Vec<(i64, String)>> {
@@ -219,7 +221,7 @@ fn newest(
     Ok(page.into_sorted_vec().into_iter().map(|Reverse(place)| place).collect())
 }
 
-/// When somebody was there: a turn in flight is newer than the last that ended.
+/// The last activity: a turn in flight is newer than the last ended one.
 fn last_active(ended: i64, live: Option<&LiveTurns>) -> i64 {
     live.and_then(|live| live.newest).map_or(ended, |newest| ended.max(newest.ms()))
 }
@@ -266,24 +268,24 @@ fn summary(
 fn picked(
     c: &Connection,
     standing: &SessionBase,
-    pick: &TurnPick,
-) -> rusqlite::Result<std::result::Result<TurnRow, NoTurn>> {
+    pick: &TurnSelector,
+) -> rusqlite::Result<std::result::Result<TurnRow, TurnSelectionError>> {
     let number = match pick {
-        TurnPick::Id(id) => {
+        TurnSelector::Id(id) => {
             return Ok(match turn_of(c, standing, id)? {
-                None => Err(NoTurn::Unknown),
-                Some(row) if row.place.dropped > 0 => Err(NoTurn::Inactive),
+                None => Err(TurnSelectionError::Unknown),
+                Some(row) if row.place.dropped > 0 => Err(TurnSelectionError::Inactive),
                 Some(row) => Ok(row),
             });
         }
-        TurnPick::Last => standing.fact.turns,
-        TurnPick::Number(number) => *number,
+        TurnSelector::Last => standing.fact.turns,
+        TurnSelector::Number(number) => *number,
     };
     let row = c
         .prepare_cached("SELECT * FROM turns WHERE session = ?1 AND dropped = 0 AND number = ?2")?
         .query_row(params![standing.fact.row.id.as_str(), number], rows::turn)
         .optional()?;
-    Ok(row.ok_or(NoTurn::Unknown))
+    Ok(row.ok_or(TurnSelectionError::Unknown))
 }
 
 fn turn_of(c: &Connection, standing: &SessionBase, id: &TurnId) -> rusqlite::Result<Option<TurnRow>> {
@@ -308,10 +310,10 @@ fn branch(
     c: &Connection,
     standing: &SessionBase,
     turn: TurnRow,
-) -> rusqlite::Result<std::result::Result<PathPlan, NoTurn>> {
+) -> rusqlite::Result<std::result::Result<PathPlan, TurnSelectionError>> {
     let session = standing.fact.row.id.as_str();
     if turn.place.dropped == 0 {
-        // It is there already: nothing leaves, nothing comes.
+        // It is the path already: nothing changes.
         let from = standing.fact.turns + 1;
         return cut(c, standing, from).map(Ok);
     }
@@ -332,7 +334,7 @@ fn branch(
         at = parent(c, &row)?;
         before.push(row);
         if before.len() + followers.len() > PATH_TURNS_MAX {
-            return Ok(Err(NoTurn::TooMany));
+            return Ok(Err(TurnSelectionError::TooMany));
         }
     }
     before.reverse();
@@ -350,7 +352,7 @@ fn parent(c: &Connection, row: &TurnRow) -> rusqlite::Result<Option<TurnRow>> {
             .prepare_cached("SELECT * FROM turns WHERE id = ?1")?
             .query_row([id.as_str()], rows::turn)
             .optional(),
-        // From before there were branches: there was one turn of each number, and ids grow with time.
+        // From before branches existed: each number had one turn, and ids grow with time.
         None => c
             .prepare_cached("SELECT * FROM turns WHERE session = ?1 AND number = ?2 ORDER BY id LIMIT 1")?
             .query_row(params![row.session.as_str(), row.number.saturating_sub(1)], rows::turn)
@@ -380,7 +382,7 @@ fn copied(c: &Connection, standing: &SessionBase, upto: u32) -> rusqlite::Result
     Ok(ForkPlan { turns, messages: messages.cast_unsigned(), bytes: bytes.cast_unsigned(), epoch })
 }
 
-/// The epoch of a session whose path is cut before a number and goes on with `restored`.
+/// The epoch of a session whose path is cut before a number and continues with `restored`.
 fn epoch_after(c: &Connection, session: &str, from: u32, restored: &[TurnRow]) -> rusqlite::Result<Epoch> {
     let back: HashSet<(u32, u32)> = restored.iter().map(|row| (row.place.dropped, row.number)).collect();
     let (mut current, mut newest): (Option<EpochRow>, u32) = (None, 1);

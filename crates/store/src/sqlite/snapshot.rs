@@ -23,7 +23,7 @@ impl SnapshotSource for SqliteSource {
     fn snapshot(&self, read: &mut dyn FnMut(&dyn StoreSnapshot)) -> Result<()> {
         self.pool.with(|connection| -> rusqlite::Result<()> {
             connection.prepare_cached("BEGIN")?.execute([])?;
-            let _end = EndOfRead(connection);
+            let _end = ReadTransaction(connection);
             read(&SqliteSnapshot { connection });
             Ok(())
         })??;
@@ -39,10 +39,10 @@ impl SnapshotSource for SqliteSource {
     }
 }
 
-/// Ends the transaction, also when the reading code panics: an open one would keep the WAL from being copied back.
-struct EndOfRead<'c>(&'c Connection);
+/// Ends the transaction, even if the reading code panics: an open one would block checkpoints.
+struct ReadTransaction<'c>(&'c Connection);
 
-impl Drop for EndOfRead<'_> {
+impl Drop for ReadTransaction<'_> {
     fn drop(&mut self) {
         // Nothing was written. A connection on which this fails finds itself in a transaction when it is used next, and
         // that is an error then.

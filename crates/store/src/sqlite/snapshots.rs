@@ -11,11 +11,13 @@ use lodge_core::{AgentId, LineageId, SessionId, Timestamp, TurnId};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::snapshot::SqliteSnapshot;
-use crate::reads::{AtBoundary, Boundary, BoundaryReads, MessagePage, MessagePlace, MessageRange, Result};
+use crate::reads::{
+    Boundary, BoundaryReads, LineageBoundary, MessageCursor, MessagePage, MessageRange, Result,
+};
 use crate::sqlite::codes::{TURN_OVER, sql};
 use crate::sqlite::rows;
 
-/// Turns in a row that were given up, beyond which nobody looks for one that ran.
+/// The search for a turn that ran stops after this many abandoned turns in a row.
 const LOOK_BACK_MAX: u32 = 1_000;
 
 impl BoundaryReads for SqliteSnapshot<'_> {
@@ -25,7 +27,7 @@ impl BoundaryReads for SqliteSnapshot<'_> {
         daemon: &str,
         after: Option<&str>,
         limit: u32,
-    ) -> Result<Option<AtBoundary>> {
+    ) -> Result<Option<LineageBoundary>> {
         self.with(|c| {
             let Some(lineage) = lineage_row(c, id)? else { return Ok(None) };
             let agent = c
@@ -46,7 +48,7 @@ impl BoundaryReads for SqliteSnapshot<'_> {
                 }
             }
             let epoch = epoch_at(c, daemon, written_at)?;
-            Ok(Some(AtBoundary { lineage, agent, written_at, epoch, sessions, more }))
+            Ok(Some(LineageBoundary { lineage, agent, written_at, epoch, sessions, more }))
         })
     }
 
@@ -184,7 +186,7 @@ fn page(
             return Ok(page);
         }
     }
-    page.next = (to < upto).then_some(MessagePlace { number: to + 1, seq: 0 });
+    page.next = (to < upto).then_some(MessageCursor { number: to + 1, seq: 0 });
     Ok(page)
 }
 
@@ -214,7 +216,7 @@ fn places(
     session: &str,
     turns: &HashMap<u32, TurnFact>,
     to: u32,
-) -> rusqlite::Result<Vec<MessagePlace>> {
+) -> rusqlite::Result<Vec<MessageCursor>> {
     let first = turns.values().map(|fact| fact.first_message).min().unwrap_or(0);
     let next: Option<String> = c
         .prepare_cached("SELECT id FROM turns WHERE session = ?1 AND dropped = 0 AND number = ?2")?
@@ -226,12 +228,12 @@ fn places(
     let mut found = statement.query(params![session, first.cast_signed()])?;
     let mut places = Vec::new();
     while let Some(row) = found.next()? {
-        let place = MessagePlace { number: row.get("number")?, seq: rows::unsigned(row, "seq")? };
+        let place = MessageCursor { number: row.get("number")?, seq: rows::unsigned(row, "seq")? };
         let turn = row.get_ref("turn")?.as_str()?;
         if turns.get(&place.number).is_some_and(|fact| fact.id.as_str() == turn) {
             places.push(place);
         } else if next.as_deref() == Some(turn) && row.get::<_, i64>("role")? != Role::User.code() {
-            // A message that waits stands among the answers to earlier ones, but one turn is answered at a time.
+            // A waiting message lies among the answers to earlier ones, but one turn is answered at a time.
             break;
         }
     }

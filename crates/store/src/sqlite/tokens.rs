@@ -62,7 +62,7 @@ pub(crate) fn put(tx: &Connection, row: &TokenRow) -> rusqlite::Result<()> {
         row.expires_at.ms(),
         row.revoked_at.map(lodge_core::Timestamp::ms),
     ])?;
-    // Those that were over long before this one was issued are of no use to anybody.
+    // Tokens that expired long before this one was issued are useless.
     tx.prepare_cached("DELETE FROM tokens WHERE expires_at < ?1")?
         .execute([row.issued_at.ms() - LISTED_MS])?;
     Ok(())
@@ -71,7 +71,7 @@ pub(crate) fn put(tx: &Connection, row: &TokenRow) -> rusqlite::Result<()> {
 #[cfg(test)]
 mod tests {
     use lodge_core::record::Write;
-    use lodge_core::token::Holder;
+    use lodge_core::token::TokenHolder;
     use lodge_core::{IdSource, Timestamp};
 
     use super::*;
@@ -80,7 +80,14 @@ mod tests {
         let at = Timestamp::from_ms(1);
         let id = TokenId::new(ids, at);
         let expires_at = Timestamp::from_ms(expires_ms);
-        TokenRow { id, holder: Holder::Operator, name: None, issued_at: at, expires_at, revoked_at: None }
+        TokenRow {
+            id,
+            holder: TokenHolder::Operator,
+            name: None,
+            issued_at: at,
+            expires_at,
+            revoked_at: None,
+        }
     }
 
     #[test]

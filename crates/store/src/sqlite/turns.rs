@@ -2,7 +2,7 @@
 
 use lodge_core::event::{EventBody, TurnFailed, TurnFinished, TurnInterrupted};
 use lodge_core::record::{Role, StepRow, TurnRow};
-use lodge_core::summary::{Around, TurnFull};
+use lodge_core::summary::{TurnDetail, WaitReasons};
 use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, SessionId, TurnId};
 use rusqlite::{Connection, OptionalExtension, params};
@@ -13,7 +13,7 @@ use crate::reads::{Result, TurnReads};
 use crate::sqlite::codes::{AGENT_READY, TURN_OVER, sql};
 
 impl TurnReads for SqliteSnapshot<'_> {
-    fn turn(&self, id: &TurnId) -> Result<Option<TurnFull>> {
+    fn turn(&self, id: &TurnId) -> Result<Option<TurnDetail>> {
         self.with(|c| {
             let row = c
                 .prepare_cached("SELECT * FROM turns WHERE id = ?1")?
@@ -39,7 +39,7 @@ impl TurnReads for SqliteSnapshot<'_> {
         agent: Option<&AgentId>,
         session: Option<&SessionId>,
         limit: u32,
-    ) -> Result<Vec<TurnFull>> {
+    ) -> Result<Vec<TurnDetail>> {
         self.with(|c| {
             c.prepare_cached(sql!(
                 "SELECT * FROM turns INDEXED BY turns_live \
@@ -58,7 +58,7 @@ impl TurnReads for SqliteSnapshot<'_> {
     }
 }
 
-fn around(c: &Connection, row: &TurnRow) -> rusqlite::Result<Option<Around>> {
+fn wait_reasons(c: &Connection, row: &TurnRow) -> rusqlite::Result<Option<WaitReasons>> {
     match row.state {
         TurnState::Queued | TurnState::Waiting => {}
         TurnState::Running | TurnState::Done | TurnState::Interrupted | TurnState::Failed => return Ok(None),
@@ -73,23 +73,28 @@ fn around(c: &Connection, row: &TurnRow) -> rusqlite::Result<Option<Around>> {
         " AND agent = ?1 AND session = ?2 AND number < ?3) FROM agents WHERE id = ?1"
     ))?
     .query_row(params![row.agent.as_str(), row.session.as_str(), row.number], |found| {
-        Ok(Around { agent_ready: found.get(0)?, updating: found.get(1)?, earlier: found.get(2)?, quarantine })
+        Ok(WaitReasons {
+            agent_ready: found.get(0)?,
+            updating: found.get(1)?,
+            earlier: found.get(2)?,
+            quarantine,
+        })
     })
     .optional()
 }
 
-pub(crate) fn full(c: &Connection, row: TurnRow) -> rusqlite::Result<TurnFull> {
+pub(crate) fn full(c: &Connection, row: TurnRow) -> rusqlite::Result<TurnDetail> {
     let steps: Vec<StepRow> = c
         .prepare_cached("SELECT * FROM steps WHERE turn = ?1 ORDER BY step, ordinal")?
         .query_map([row.id.as_str()], rows::step)?
         .collect::<rusqlite::Result<_>>()?;
     if row.state == TurnState::Done {
         let text = answer(c, &row)?;
-        return Ok(TurnFull { row, steps, text, partial: false, around: None });
+        return Ok(TurnDetail { row, steps, text, partial: false, wait_reasons: None });
     }
     let text = text_so_far(c, &row)?;
-    let around = around(c, &row)?;
-    Ok(TurnFull { row, steps, text, partial: true, around })
+    let wait_reasons = wait_reasons(c, &row)?;
+    Ok(TurnDetail { row, steps, text, partial: true, wait_reasons })
 }
 
 /// The text of the turn's newest answer.
@@ -109,7 +114,7 @@ fn text_so_far(c: &Connection, row: &TurnRow) -> rusqlite::Result<String> {
     let mut statement =
         c.prepare_cached("SELECT * FROM events WHERE stream = ?1 AND stream_seq >= ?2 ORDER BY stream_seq")?;
     let mut found = statement.query(params![row.agent.as_str(), row.first_event.cast_signed()])?;
-    // What a copy says was said in the turn that it is a copy of.
+    // The text of a copy belongs to the turn that it copies.
     let turn = row.place.origin.as_ref().unwrap_or(&row.id);
     let mut text = String::new();
     while let Some(event) = found.next()? {

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use lodge_core::agent::AgentState;
 use lodge_core::limits::REQUEST_MEMORY_MS;
 use lodge_core::record::{
-    AgentRow, AgentWrite, EventRow, ImageWrite, LineageRow, Loaded, MessageRow, Remembered, RequestRow,
-    SessionWrite, StepRow, TurnRow, TurnWrite, WorkWrite, Write,
+    AgentRow, AgentWrite, EventRow, ImageWrite, LineageRow, MessageRow, RequestRow, ResidentIds,
+    SessionWrite, StepRow, StoredState, TurnRow, TurnWrite, WorkWrite, Write,
 };
 use lodge_core::{Cause, Timestamp, TurnId};
 use prost::Message;
@@ -29,9 +29,9 @@ const PRUNE_EVERY: u32 = 512;
 pub(crate) struct SqliteWriter {
     connection: Connection,
     checkpoint: SyncSender<()>,
-    side: Arc<Mutex<Failed>>,
+    side: Arc<Mutex<CheckpointFailure>>,
     wal_limits: WalLimits,
-    /// The WAL's length, in pages, at which it is looked after next.
+    /// The WAL's length, in pages, at which it is checked next.
     wal_attempt: u32,
     requests_since_prune: u32,
     heads: Heads,
@@ -40,13 +40,13 @@ pub(crate) struct SqliteWriter {
 impl SqliteWriter {
     pub(crate) fn new(connection: Connection, path: &Path, heads: Heads) -> Self {
         let (checkpoint, asked) = sync_channel(1);
-        let side: Arc<Mutex<Failed>> = Arc::default();
+        let side: Arc<Mutex<CheckpointFailure>> = Arc::default();
         let (path, failed) = (path.to_owned(), side.clone());
         // Ends when the writer, and with it the sender, is dropped. If it fails, the writer's own limit holds.
         let spawned = std::thread::Builder::new()
             .name("checkpoint".into())
             .stack_size(256 * 1024)
-            .spawn(move || checkpoint_on_the_side(&path, &asked, &failed));
+            .spawn(move || run_checkpoints(&path, &asked, &failed));
         drop(spawned);
         SqliteWriter {
             connection,
@@ -94,8 +94,8 @@ impl SqliteWriter {
         Ok(())
     }
 
-    /// Looks after the WAL's length. A flush that failed on the way is an error, here or on the side: the next one could
-    /// pass without the pages that this one lost.
+    /// Bounds the WAL's length. A flush that failed, here or on the checkpoint thread, is an error: the next one could
+    /// succeed without the pages that this one lost.
     fn bound_wal(&mut self) -> rusqlite::Result<()> {
         if let Ok(mut side) = self.side.try_lock()
             && let Some(failed) = side.take()
@@ -126,7 +126,7 @@ impl SqliteWriter {
             }
         } else {
             match self.checkpoint.try_send(()) {
-                // A full channel means that one is asked for already.
+                // A full channel means that a checkpoint is requested already.
                 Ok(()) | Err(_) => Ok(()),
             }
         }
@@ -136,14 +136,14 @@ impl SqliteWriter {
 impl BatchWriter for SqliteWriter {
     fn write(&mut self, writes: &[&Write]) -> Result<(), WriteError> {
         self.apply_all(writes).map_err(|cause| self.refused(cause))?;
-        // It is on disk, so whatever comes now is no reason to write it again.
+        // The batch is on disk, so a later failure is no reason to write it again.
         self.bound_wal().map_err(|cause| WriteError::Failed { cause: cause.into() })
     }
 
-    fn reload(&mut self, epoch: u64, remembered: &Remembered) -> Result<Loaded, WriteError> {
+    fn reload(&mut self, epoch: u64, remembered: &ResidentIds) -> Result<StoredState, WriteError> {
         let read = (|| {
             let (mut loaded, heads) = load::load(&self.connection, epoch, &remembered.agents)
-                .map_err(load::LoadError::into_inner)?;
+                .map_err(load::RowLoadError::into_inner)?;
             for id in &remembered.sessions {
                 let known = loaded.sessions.iter().any(|fact| fact.row.id == *id);
                 let fact = if known { None } else { load::session_fact(&self.connection, id.as_str())? };
@@ -159,7 +159,7 @@ impl BatchWriter for SqliteWriter {
     /// The next commits read what they need again, from the kernel's cache.
     fn rest(&self) {
         self.connection.flush_prepared_statement_cache();
-        // What cannot be given back is kept, which harms nobody.
+        // A failure is harmless: the memory stays in use.
         drop(self.connection.execute_batch("PRAGMA shrink_memory"));
     }
 
@@ -172,12 +172,12 @@ impl BatchWriter for SqliteWriter {
     }
 }
 
-/// The first failure of a checkpoint that was more than a lack of room. Locked while one is made, so that nobody flushes
-/// again what another could not.
-type Failed = Option<rusqlite::Error>;
+/// The first failure of a checkpoint other than a full disk. It is locked during a checkpoint, so that no other thread
+/// flushes again what this one could not.
+type CheckpointFailure = Option<rusqlite::Error>;
 
 /// Copies the WAL back, unless an earlier attempt failed. Without room the pages stay in the WAL for a later one.
-fn checkpoint(connection: &Connection, pragma: &str, failed: &mut Failed) -> rusqlite::Result<()> {
+fn checkpoint(connection: &Connection, pragma: &str, failed: &mut CheckpointFailure) -> rusqlite::Result<()> {
     if let Some(failed) = failed.take() {
         return Err(failed);
     }
@@ -187,15 +187,15 @@ fn checkpoint(connection: &Connection, pragma: &str, failed: &mut Failed) -> rus
     }
 }
 
-/// Copies the WAL back without holding up the writer, which is told of a failure.
-fn checkpoint_on_the_side(path: &Path, asked: &Receiver<()>, failed: &Mutex<Failed>) {
+/// Runs checkpoints without blocking the writer, and reports a failure to it.
+fn run_checkpoints(path: &Path, asked: &Receiver<()>, failed: &Mutex<CheckpointFailure>) {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     while asked.recv().is_ok() {
         let Ok(connection) = Connection::open_with_flags(path, flags) else { continue };
         let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
         *failed =
             checkpoint(&connection, "PRAGMA wal_checkpoint(PASSIVE)", &mut failed).err().filter(|cause| {
-                // Somebody else's lock is no failure; it is asked for again.
+                // Another connection's lock is no failure: the checkpoint is requested again.
                 cause.sqlite_error_code() != Some(rusqlite::ErrorCode::DatabaseBusy)
             });
     }

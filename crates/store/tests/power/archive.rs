@@ -5,9 +5,11 @@ use std::io::Write as _;
 use std::path::Path;
 
 use lodge_core::{IdSource, JobId, Timestamp};
-use lodge_store::{OutputChunk, OutputOpened, OutputStore, OutputStream, ShrinkState};
+use lodge_store::{
+    OutputChunk, OutputOpened, OutputReads, OutputStore, OutputStream, OutputWriter, ShrinkState,
+};
 
-use crate::check::Found;
+use crate::check::DatabaseContents;
 
 pub const DATABASE: &str = "output.db";
 const NOW: Timestamp = Timestamp::from_ms(1_700_000_000_000);
@@ -17,7 +19,8 @@ const COMMITS_OF_A_LIFE: u64 = 4;
 /// Bytes of one commit, so that some take a page and some take many.
 const LENGTHS: [u64; 4] = [40, 20_000, 300, 36_000];
 
-/// Opens, appends and closes so many times, going on from what is there. What was acknowledged is noted at once.
+/// Opens, appends and closes this many times, continuing from the existing state. Acknowledged writes are noted at
+/// once.
 pub fn run(dir: &Path, notes: &Path, lives: usize) {
     let mut notes = File::options().create(true).append(true).open(notes).expect("a file of notes");
     let mut note = |line: String| notes.write_all(line.as_bytes()).expect("a note");
@@ -33,7 +36,7 @@ pub fn run(dir: &Path, notes: &Path, lives: usize) {
             note(format!("ack {number}\n"));
             // What is removed and given back must not take anything else with it.
             store.remove(&[passing(number)]).expect("a removal");
-            while store.give_back().expect("room") == ShrinkState::Some {}
+            while store.shrink().expect("room") == ShrinkState::Some {}
         }
     }
 }
@@ -66,7 +69,7 @@ fn chunks(number: u64) -> [OutputChunk; 2] {
 }
 
 /// Opens an archive, which must be sound and hold whole commits in order.
-pub fn look_at(dir: &Path) -> Result<Found, String> {
+pub fn look_at(dir: &Path) -> Result<DatabaseContents, String> {
     let opened = OutputStore::open(dir, NOW).map_err(|error| format!("it does not open: {error:?}"))?;
     if let Some(set_aside) = opened.set_aside {
         return Err(format!("it was set aside: {set_aside:?}"));
@@ -85,5 +88,5 @@ pub fn look_at(dir: &Path) -> Result<Found, String> {
     if reader.bytes(&kept()).map_err(|error| format!("{error:?}"))? != end {
         return Err(format!("of {end} bytes some are there twice"));
     }
-    Ok(Found { commits, identity: None })
+    Ok(DatabaseContents { commits, identity: None })
 }

@@ -9,14 +9,14 @@ use lodge_store::open;
 use crate::archive;
 use crate::cut::{Cut, Cuts, Prefixes, Rng};
 use crate::disk::{Disk, Image};
-use crate::trace::{Op, Trace, What};
+use crate::trace::{Op, OpKind, Trace};
 use lodge_core::record::DAEMON_STREAM;
 
 use crate::workload::{CALLER, DATABASE, NEWEST, commits_up_to, events};
 
-/// What a database held after a cut.
+/// The contents of a database after a cut.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct DatabaseContents {
     pub commits: u64,
     /// Of a database that has one.
     pub identity: Option<Identity>,
@@ -43,7 +43,7 @@ impl Subject {
         }
     }
 
-    fn look_at(self, dir: &Path) -> Result<Found, String> {
+    fn look_at(self, dir: &Path) -> Result<DatabaseContents, String> {
         match self {
             Subject::Daemon => look_at(&dir.join(DATABASE)),
             Subject::Archive => archive::look_at(dir),
@@ -51,9 +51,9 @@ impl Subject {
     }
 }
 
-/// What its users were told before the cut.
+/// What its users had been told before the cut: acknowledged commits and openings.
 #[derive(Debug, Clone, Copy, Default)]
-struct Told {
+struct ReportedProgress {
     acked: u64,
     begun: u64,
     opened: u64,
@@ -71,25 +71,25 @@ pub struct CutReport {
 
 /// Where every cut is opened, one after the other.
 #[derive(Debug)]
-struct Bench {
+struct CutBench {
     subject: Subject,
     dir: tempfile::TempDir,
-    known: BTreeMap<u64, Result<Found, String>>,
+    known: BTreeMap<u64, Result<DatabaseContents, String>>,
 }
 
 /// Tries every cut of a recorded run that began with `before` on the disk. Stops after the first few that are broken.
 pub fn every_cut(subject: Subject, trace: &Trace, root: &Path, before: &Image, seed: u64) -> CutReport {
     const BROKEN_MAX: usize = 3;
     let mut rng = Rng::new(seed);
-    let mut bench = Bench::new(subject);
+    let mut bench = CutBench::new(subject);
     let mut disk = Disk::new(root, before);
-    let mut told = Told::default();
+    let mut told = ReportedProgress::default();
     let mut outcome = CutReport::default();
     // What was there before the recording was acknowledged long ago.
     if before.files.contains_key(Path::new(subject.database())) {
         let found = bench.open(before).expect("the disk was sound before");
         let epoch = found.identity.map_or(0, |identity| identity.epoch - 1);
-        told = Told { acked: found.commits, begun: found.commits, opened: epoch, opening: epoch };
+        told = ReportedProgress { acked: found.commits, begun: found.commits, opened: epoch, opening: epoch };
     }
     for (at, op) in trace.ops.iter().enumerate() {
         disk.apply(op);
@@ -114,31 +114,31 @@ pub fn every_cut(subject: Subject, trace: &Trace, root: &Path, before: &Image, s
 /// Before a sync most is in doubt: every prefix of what was written since the last one is tried, which is a cut at
 /// every write and at every sector of it. Between, only a change of what is known makes a difference.
 fn cuts(next: Option<&Op>, op: &Op) -> Option<Cuts> {
-    if next.is_none_or(|next| matches!(next.what, What::Sync(_))) {
+    if next.is_none_or(|next| matches!(next.what, OpKind::Sync(_))) {
         return Some(Cuts { drawn: 8, prefixes: Prefixes::Every });
     }
     match op.what {
-        What::Write { .. } => None,
-        What::Note(_)
-        | What::Sync(_)
-        | What::Create(_)
-        | What::MakeDir(_)
-        | What::SetLen { .. }
-        | What::Remove(_)
-        | What::Rename { .. } => Some(Cuts { drawn: 2, prefixes: Prefixes::Few }),
+        OpKind::Write { .. } => None,
+        OpKind::Note(_)
+        | OpKind::Sync(_)
+        | OpKind::Create(_)
+        | OpKind::MakeDir(_)
+        | OpKind::SetLen { .. }
+        | OpKind::Remove(_)
+        | OpKind::Rename { .. } => Some(Cuts { drawn: 2, prefixes: Prefixes::Few }),
     }
 }
 
-fn brief(what: &What) -> String {
+fn brief(what: &OpKind) -> String {
     match what {
-        What::Write { path, at, bytes } => format!("{} bytes at {at} of {}", bytes.len(), path.display()),
+        OpKind::Write { path, at, bytes } => format!("{} bytes at {at} of {}", bytes.len(), path.display()),
         other => format!("{other:?}"),
     }
 }
 
-impl Told {
+impl ReportedProgress {
     fn hear(&mut self, op: &Op) {
-        let What::Note(line) = &op.what else { return };
+        let OpKind::Note(line) = &op.what else { return };
         let (word, number) = line.split_once(' ').unwrap_or((line, "0"));
         let number = number.parse().expect("notes end with a number");
         match word {
@@ -150,7 +150,7 @@ impl Told {
         }
     }
 
-    fn judge(self, found: &Found) -> Result<(), String> {
+    fn judge(self, found: &DatabaseContents) -> Result<(), String> {
         if found.commits < self.acked || found.commits > self.begun {
             return Err(format!("{} commits are there: {self:?}", found.commits));
         }
@@ -159,7 +159,7 @@ impl Told {
         if identity.epoch <= self.opened || identity.epoch > self.opening.max(self.opened) + 1 {
             return Err(format!("the epoch is {}: {self:?}", identity.epoch));
         }
-        // A database whose opening was not told to anybody may be made again.
+        // A database whose opening was not acknowledged may be created again.
         if self.opened > 0 && identity.state_key != [7; 32] {
             return Err("the state key is another one".to_owned());
         }
@@ -167,19 +167,19 @@ impl Told {
     }
 }
 
-impl Bench {
-    fn new(subject: Subject) -> Bench {
+impl CutBench {
+    fn new(subject: Subject) -> CutBench {
         // Memory, where there is some: what is opened here needs to survive nothing.
         let shared = PathBuf::from("/dev/shm");
         let dir = tempfile::tempdir_in(shared).or_else(|_| tempfile::tempdir()).expect("a directory");
-        Bench { subject, dir, known: BTreeMap::new() }
+        CutBench { subject, dir, known: BTreeMap::new() }
     }
 
-    fn look(&mut self, cut: Cut, disk: &Disk, told: Told) -> Result<(), String> {
+    fn look(&mut self, cut: Cut, disk: &Disk, told: ReportedProgress) -> Result<(), String> {
         told.judge(&self.open(&cut.image(disk))?)
     }
 
-    fn open(&mut self, image: &Image) -> Result<Found, String> {
+    fn open(&mut self, image: &Image) -> Result<DatabaseContents, String> {
         let mut hasher = DefaultHasher::new();
         image.hash(&mut hasher);
         let key = hasher.finish();
@@ -202,7 +202,7 @@ impl Bench {
 }
 
 /// Opens a database, which must be sound and hold whole commits in order.
-fn look_at(path: &Path) -> Result<Found, String> {
+fn look_at(path: &Path) -> Result<DatabaseContents, String> {
     let opened = open(path, &[9; 64]).map_err(|error| format!("it does not open: {error:?}"))?;
     let (reader, loaded) = (&opened.reader, &opened.loaded);
     let sound = reader.here(|snapshot| snapshot.integrity()).map_err(|error| format!("{error:?}"))?;
@@ -239,5 +239,5 @@ fn look_at(path: &Path) -> Result<Found, String> {
         return Err(format!("after {commits} commits the newest says {newest:?}"));
     }
     let identity = Identity { epoch: loaded.epoch, state_key: opened.meta.state_key };
-    Ok(Found { commits, identity: Some(identity) })
+    Ok(DatabaseContents { commits, identity: Some(identity) })
 }

@@ -10,7 +10,7 @@ pub enum Cut {
     Everything,
     /// The files grew, and no data arrived.
     SizesOnly,
-    /// The first so many sectors and names, in the order in which they were written.
+    /// The first sectors and names, in the order of writing.
     First(usize),
     /// Everything but one sector or name.
     AllBut(usize),

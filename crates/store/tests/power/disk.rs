@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
-use super::trace::{Op, What};
+use super::trace::{Op, OpKind};
 
 pub const SECTOR_BYTES: u64 = 512;
 
-/// A file or a directory, whatever it is called at the moment.
+/// A file or a directory, independent of its current name.
 type NodeId = usize;
 const ROOT: NodeId = 0;
 
@@ -89,13 +89,13 @@ impl Disk {
         let empty = Node::Dir { certain: Names::new(), pending: Vec::new(), now: Names::new() };
         let mut disk = Disk { root: root.to_owned(), nodes: vec![empty], serial: 0 };
         for dir in &image.dirs {
-            let what = What::MakeDir(root.join(dir));
+            let what = OpKind::MakeDir(root.join(dir));
             disk.apply(&Op { began: 0, ended: 0, what });
         }
         for (path, bytes) in &image.files {
             let path = root.join(path);
-            disk.apply(&Op { began: 0, ended: 0, what: What::Create(path.clone()) });
-            let what = What::Write { path, at: 0, bytes: bytes.clone() };
+            disk.apply(&Op { began: 0, ended: 0, what: OpKind::Create(path.clone()) });
+            let what = OpKind::Write { path, at: 0, bytes: bytes.clone() };
             disk.apply(&Op { began: 0, ended: 0, what });
         }
         for node in 0..disk.nodes.len() {
@@ -111,35 +111,35 @@ impl Disk {
     pub fn apply(&mut self, op: &Op) {
         self.serial += 1;
         match &op.what {
-            What::Note(_) => {}
-            What::Create(path) => {
+            OpKind::Note(_) => {}
+            OpKind::Create(path) => {
                 let (dir, name) = self.parent(path);
                 if !self.names(dir).contains_key(&name) {
                     let file = Node::File { certain: Vec::new(), pending: Vec::new() };
                     self.make(dir, name, file, op.ended);
                 }
             }
-            What::MakeDir(path) => {
+            OpKind::MakeDir(path) => {
                 let (dir, name) = self.parent(path);
                 let made = Node::Dir { certain: Names::new(), pending: Vec::new(), now: Names::new() };
                 self.make(dir, name, made, op.ended);
             }
-            What::Write { path, at, bytes } => {
+            OpKind::Write { path, at, bytes } => {
                 let change = FileChange::Write { at: *at, bytes: bytes.clone() };
                 self.change_file(path, op.ended, change);
             }
-            What::SetLen { path, len } => self.change_file(path, op.ended, FileChange::SetLen(*len)),
-            What::Sync(path) => {
-                // One that lost its name meanwhile can be forgotten by nobody.
+            OpKind::SetLen { path, len } => self.change_file(path, op.ended, FileChange::SetLen(*len)),
+            OpKind::Sync(path) => {
+                // One that lost its name meanwhile cannot be found by its path.
                 if let Some(node) = self.find(path) {
                     self.settle(node, op.began);
                 }
             }
-            What::Remove(path) => {
+            OpKind::Remove(path) => {
                 let (dir, name) = self.parent(path);
                 self.rename_in(dir, NameChange { gone: Some(name), made: None }, op.ended);
             }
-            What::Rename { from, to } => {
+            OpKind::Rename { from, to } => {
                 let ((dir, name), (to_dir, to_name)) = (self.parent(from), self.parent(to));
                 assert_eq!(dir, to_dir, "moving between directories is not modelled: {}", from.display());
                 let node = self.names(dir)[&name];
@@ -393,7 +393,7 @@ fn index(number: u64) -> usize {
 mod tests {
     use super::*;
 
-    fn run(whats: Vec<What>) -> Disk {
+    fn run(whats: Vec<OpKind>) -> Disk {
         let mut disk = Disk::new(Path::new("/d"), &Image::default());
         for (line, what) in whats.into_iter().enumerate() {
             disk.apply(&Op { began: line + 1, ended: line + 1, what });
@@ -401,8 +401,8 @@ mod tests {
         disk
     }
 
-    fn write(name: &str, at: u64, bytes: &[u8]) -> What {
-        What::Write { path: Path::new("/d").join(name), at, bytes: bytes.to_vec() }
+    fn write(name: &str, at: u64, bytes: &[u8]) -> OpKind {
+        OpKind::Write { path: Path::new("/d").join(name), at, bytes: bytes.to_vec() }
     }
 
     fn path(name: &str) -> PathBuf {
@@ -411,11 +411,11 @@ mod tests {
 
     #[test]
     fn a_synced_file_without_a_synced_directory_has_no_name() {
-        let made = || vec![What::Create(path("f")), write("f", 0, b"abc"), What::Sync(path("f"))];
+        let made = || vec![OpKind::Create(path("f")), write("f", 0, b"abc"), OpKind::Sync(path("f"))];
         let disk = run(made());
         assert!(disk.image(&[], Growth::WithData).files.is_empty());
         let mut synced = made();
-        synced.push(What::Sync(path("")));
+        synced.push(OpKind::Sync(path("")));
         let disk = run(synced);
         assert_eq!(disk.image(&[], Growth::WithData).files[Path::new("f")], b"abc");
         assert!(disk.units().is_empty());
@@ -423,7 +423,7 @@ mod tests {
 
     #[test]
     fn sectors_arrive_one_by_one_and_contain_what_was_written_to_them_before() {
-        let mut whats = vec![What::Create(path("f")), What::Sync(path(""))];
+        let mut whats = vec![OpKind::Create(path("f")), OpKind::Sync(path(""))];
         whats.extend([write("f", 0, &[1; 1024]), write("f", 500, &[2; 24])]);
         let disk = run(whats);
         let units = disk.units();
@@ -439,13 +439,13 @@ mod tests {
     #[test]
     fn a_file_moved_over_another_is_the_old_or_the_new_one() {
         let whats = vec![
-            What::Create(path("f")),
+            OpKind::Create(path("f")),
             write("f", 0, b"old"),
-            What::Sync(path("f")),
-            What::Sync(path("")),
-            What::Create(path("g")),
+            OpKind::Sync(path("f")),
+            OpKind::Sync(path("")),
+            OpKind::Create(path("g")),
             write("g", 0, b"new"),
-            What::Rename { from: path("g"), to: path("f") },
+            OpKind::Rename { from: path("g"), to: path("f") },
         ];
         let disk = run(whats);
         let units = disk.units();
@@ -458,9 +458,9 @@ mod tests {
 
     #[test]
     fn what_began_before_a_sync_and_ended_after_is_not_covered() {
-        let mut disk = run(vec![What::Create(path("f")), What::Sync(path(""))]);
+        let mut disk = run(vec![OpKind::Create(path("f")), OpKind::Sync(path(""))]);
         disk.apply(&Op { began: 10, ended: 13, what: write("f", 0, b"x") });
-        disk.apply(&Op { began: 12, ended: 14, what: What::Sync(path("f")) });
+        disk.apply(&Op { began: 12, ended: 14, what: OpKind::Sync(path("f")) });
         assert_eq!(disk.units().len(), 1);
     }
 }

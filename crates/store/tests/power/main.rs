@@ -1,11 +1,11 @@
 //! The power fails at every write: what was acknowledged is there, whole, and the file is sound.
 //!
-//! A workload runs under `strace`, which tells every change of files in order. From that, every state is made that a
-//! disk may be in after a cut, and opened. The disk keeps what was synced. Of what was not, it keeps what it likes, in
-//! sectors of 512 bytes: a sector is as it was or as it became, and a later state of it contains the earlier ones. A
-//! file may have grown without its data, which then reads as zeros. A name, made, removed or moved, is certain only
-//! once its *directory* was synced: syncing the file is not enough, although some file systems are kinder. A sync
-//! covers what ended before it began, and is certain only when it ended.
+//! A workload runs under `strace`, which records every change of files in order. From that, the test builds every state
+//! that a disk may have after a cut, and opens it. The disk keeps everything that was synced. Of the rest it keeps any
+//! part, in sectors of 512 bytes: a sector has its old or its new contents, and a later state of it contains the
+//! earlier ones. A file may have grown without its data, which then reads as zeros. A created, removed or moved name is
+//! certain only after a sync of its *directory*: a sync of the file is not enough, although some file systems do more.
+//! A sync covers the operations that ended before it began, and is certain only when it has ended.
 
 mod archive;
 mod check;
@@ -22,7 +22,7 @@ use check::{CutReport, Subject, every_cut};
 use cut::{Cut, Rng};
 use disk::{Disk, Image};
 use record::record;
-use trace::{Trace, What};
+use trace::{OpKind, Trace};
 
 const SEED: u64 = 20_251;
 const SEED_NAME: &str = "LODGE_POWER_SEED";
@@ -37,7 +37,7 @@ fn seed() -> u64 {
     std::env::var(SEED_NAME).map_or(SEED, |text| text.parse().expect("a seed is a number"))
 }
 
-struct Recorded {
+struct RecordedRun {
     subject: Subject,
     trace: Trace,
     root: PathBuf,
@@ -46,11 +46,11 @@ struct Recorded {
 }
 
 /// Runs this program's workload on a disk that holds `before`, recorded; or takes what an earlier one left.
-fn recorded(before: &Image, lives: usize) -> Recorded {
+fn recorded(before: &Image, lives: usize) -> RecordedRun {
     recorded_of(Subject::Daemon, before, lives)
 }
 
-fn recorded_of(subject: Subject, before: &Image, lives: usize) -> Recorded {
+fn recorded_of(subject: Subject, before: &Image, lives: usize) -> RecordedRun {
     let workload = match subject {
         Subject::Daemon => "the_workload_keeps_what_it_commits",
         Subject::Archive => "the_archive_keeps_what_it_commits",
@@ -69,7 +69,7 @@ fn recorded_of(subject: Subject, before: &Image, lives: usize) -> Recorded {
     let text = std::fs::read_to_string(&trace).unwrap();
     let trace = Trace::parse(&text, &root, &path.join("notes")).unwrap_or_else(|error| panic!("{error}"));
     assert_complete(subject, &trace, &root, &before);
-    Recorded { subject, trace, root, before, dir }
+    RecordedRun { subject, trace, root, before, dir }
 }
 
 /// Without a cut, the disk of the trace must hold what the real one does.
@@ -77,19 +77,19 @@ fn assert_complete(subject: Subject, trace: &Trace, root: &Path, before: &Image)
     let mut disk = Disk::new(root, before);
     trace.ops.iter().for_each(|op| disk.apply(op));
     let (mut told, mut real) = (Cut::Everything.image(&disk), Image::read(root).unwrap());
-    // It is written through memory, which no trace shows, and begun anew by whoever opens it first.
+    // The file is written through memory, which no trace shows, and the first process that opens it creates it again.
     for image in [&mut told, &mut real] {
         image.files.remove(Path::new(&format!("{}-shm", subject.database())));
     }
     assert!(told == real, "the trace does not tell everything that was done");
 }
 
-impl Recorded {
+impl RecordedRun {
     /// These, beneath the root, were synced at least once: otherwise a cut at them proves nothing.
     fn assert_covers(&self, names: &[&str]) {
         for name in names {
             let path = self.root.join(name);
-            let synced = self.trace.ops.iter().any(|op| op.what == What::Sync(path.clone()));
+            let synced = self.trace.ops.iter().any(|op| op.what == OpKind::Sync(path.clone()));
             assert!(synced, "{} is never synced", path.display());
         }
     }
@@ -211,7 +211,7 @@ fn a_store_that_never_syncs_its_directory_is_noticed() {
 fn a_store_that_acknowledges_before_it_commits_is_noticed() {
     let mut run = recorded(&Image::default(), 2);
     for op in &mut run.trace.ops {
-        if let What::Note(line) = &mut op.what
+        if let OpKind::Note(line) = &mut op.what
             && let Some(number) = line.strip_prefix("begin ")
         {
             *line = format!("ack {number}");

@@ -12,11 +12,11 @@ pub struct Op {
     pub began: usize,
     /// The line on which it ended: a sync that began before does not cover it.
     pub ended: usize,
-    pub what: What,
+    pub what: OpKind,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum What {
+pub enum OpKind {
     /// Opened so that it is there afterwards.
     Create(PathBuf),
     MakeDir(PathBuf),
@@ -63,7 +63,7 @@ pub struct Trace {
 impl Trace {
     /// Reads a trace. `root` is the directory that counts, `notes` the file of notes, which may lie outside.
     pub fn parse(text: &str, root: &Path, notes: &Path) -> Result<Trace, TraceError> {
-        let mut reader = Reader::new(root, notes);
+        let mut reader = TraceReader::new(root, notes);
         for (number, line) in text.lines().enumerate() {
             let understood = reader.line(number, line);
             understood
@@ -72,24 +72,24 @@ impl Trace {
         let mut ops = reader.ops;
         // A change may be on the disk as soon as it begins; a sync is certain only once it ended.
         ops.sort_by_key(|op| match op.what {
-            What::Sync(_) => op.ended,
-            What::Create(_)
-            | What::MakeDir(_)
-            | What::Write { .. }
-            | What::SetLen { .. }
-            | What::Remove(_)
-            | What::Rename { .. }
-            | What::Note(_) => op.began,
+            OpKind::Sync(_) => op.ended,
+            OpKind::Create(_)
+            | OpKind::MakeDir(_)
+            | OpKind::Write { .. }
+            | OpKind::SetLen { .. }
+            | OpKind::Remove(_)
+            | OpKind::Rename { .. }
+            | OpKind::Note(_) => op.began,
         });
         Ok(Trace { ops })
     }
 
-    /// The same run of a program that does not sync `path` any more after it did so `first` times.
+    /// The same run of a program that syncs `path` only the first `first` times.
     pub fn without_syncs_of(&self, path: &Path, first: usize) -> Trace {
         let mut synced = 0;
         let mut ops = self.ops.clone();
         ops.retain(|op| {
-            let is_one = matches!(&op.what, What::Sync(one) if one == path);
+            let is_one = matches!(&op.what, OpKind::Sync(one) if one == path);
             synced += usize::from(is_one);
             !is_one || synced <= first
         });
@@ -98,21 +98,21 @@ impl Trace {
 }
 
 /// A call whose end was not on its line.
-struct Begun {
+struct UnfinishedCall {
     line: usize,
     text: String,
 }
 
-struct Reader<'a> {
+struct TraceReader<'a> {
     root: &'a Path,
     notes: &'a Path,
     ops: Vec<Op>,
-    begun: BTreeMap<u32, Begun>,
+    begun: BTreeMap<u32, UnfinishedCall>,
 }
 
-impl<'a> Reader<'a> {
-    fn new(root: &'a Path, notes: &'a Path) -> Reader<'a> {
-        Reader { root, notes, ops: Vec::new(), begun: BTreeMap::new() }
+impl<'a> TraceReader<'a> {
+    fn new(root: &'a Path, notes: &'a Path) -> TraceReader<'a> {
+        TraceReader { root, notes, ops: Vec::new(), begun: BTreeMap::new() }
     }
 
     /// `None`: not understood.
@@ -123,7 +123,7 @@ impl<'a> Reader<'a> {
             return Some(());
         }
         if let Some(text) = rest.strip_suffix(" <unfinished ...>") {
-            self.begun.insert(pid, Begun { line: number, text: text.to_owned() });
+            self.begun.insert(pid, UnfinishedCall { line: number, text: text.to_owned() });
             return Some(());
         }
         if let Some(resumed) = rest.strip_prefix("<... ") {
@@ -149,43 +149,43 @@ impl<'a> Reader<'a> {
         Some(())
     }
 
-    fn understand(&self, name: &str, args: &[&str], result: &str) -> Option<Vec<What>> {
+    fn understand(&self, name: &str, args: &[&str], result: &str) -> Option<Vec<OpKind>> {
         Some(match name {
             "openat" => self.open(args, result)?,
             "pwrite64" => {
                 let path = fd_path(args.first()?)?;
                 let (bytes, at) = (wrote(args.get(1)?, result)?, args.get(3)?.parse().ok()?);
-                self.one(What::Write { path: path.clone(), at, bytes }, &path)
+                self.one(OpKind::Write { path: path.clone(), at, bytes }, &path)
             }
             "write" => {
                 let path = fd_path(args.first()?)?;
                 let is_note = path == self.notes;
-                // Where a plain write goes is told by no argument: the store makes none.
+                // The offset of a plain write is no argument. The store makes no plain writes.
                 if self.wanted(&path) {
                     return None;
                 }
                 let text = if is_note { wrote(args.get(1)?, result)? } else { Vec::new() };
-                String::from_utf8(text).ok()?.lines().map(|line| What::Note(line.to_owned())).collect()
+                String::from_utf8(text).ok()?.lines().map(|line| OpKind::Note(line.to_owned())).collect()
             }
             "ftruncate" => {
                 let path = fd_path(args.first()?)?;
-                self.one(What::SetLen { len: args.get(1)?.parse().ok()?, path: path.clone() }, &path)
+                self.one(OpKind::SetLen { len: args.get(1)?.parse().ok()?, path: path.clone() }, &path)
             }
             "fsync" | "fdatasync" => {
                 let path = fd_path(args.first()?)?;
-                self.one(What::Sync(path.clone()), &path)
+                self.one(OpKind::Sync(path.clone()), &path)
             }
             "mkdir" | "mkdirat" => {
                 let path = if name == "mkdir" { text(args.first()?)? } else { at(args, 0)? };
-                self.one(What::MakeDir(path.clone()), &path)
+                self.one(OpKind::MakeDir(path.clone()), &path)
             }
             "unlink" | "rmdir" => {
                 let path = text(args.first()?)?;
-                self.one(What::Remove(path.clone()), &path)
+                self.one(OpKind::Remove(path.clone()), &path)
             }
             "unlinkat" => {
                 let path = at(args, 0)?;
-                self.one(What::Remove(path.clone()), &path)
+                self.one(OpKind::Remove(path.clone()), &path)
             }
             "rename" => self.rename(text(args.first()?)?, text(args.get(1)?)?),
             "renameat" | "renameat2" => self.rename(at(args, 0)?, at(args, 2)?),
@@ -197,25 +197,25 @@ impl<'a> Reader<'a> {
         path.starts_with(self.root)
     }
 
-    fn one(&self, what: What, path: &Path) -> Vec<What> {
+    fn one(&self, what: OpKind, path: &Path) -> Vec<OpKind> {
         if self.wanted(path) { vec![what] } else { Vec::new() }
     }
 
-    fn open(&self, args: &[&str], result: &str) -> Option<Vec<What>> {
+    fn open(&self, args: &[&str], result: &str) -> Option<Vec<OpKind>> {
         let path = fd_path(result)?;
         let has = |flag: &str| args.get(2).is_some_and(|flags| flags.split('|').any(|one| one == flag));
         let mut made = Vec::new();
         if has("O_CREAT") {
-            made.extend(self.one(What::Create(path.clone()), &path));
+            made.extend(self.one(OpKind::Create(path.clone()), &path));
         }
         if has("O_TRUNC") {
-            made.extend(self.one(What::SetLen { path: path.clone(), len: 0 }, &path));
+            made.extend(self.one(OpKind::SetLen { path: path.clone(), len: 0 }, &path));
         }
         Some(made)
     }
 
-    fn rename(&self, from: PathBuf, to: PathBuf) -> Vec<What> {
-        if self.wanted(&to) { vec![What::Rename { from, to }] } else { Vec::new() }
+    fn rename(&self, from: PathBuf, to: PathBuf) -> Vec<OpKind> {
+        if self.wanted(&to) { vec![OpKind::Rename { from, to }] } else { Vec::new() }
     }
 }
 
@@ -287,15 +287,15 @@ mod tests {
             hex("ack 1\n"),
         );
         let trace = Trace::parse(&text, Path::new("/d"), Path::new("/notes")).unwrap();
-        let whats: Vec<What> = trace.ops.iter().map(|op| op.what.clone()).collect();
+        let whats: Vec<OpKind> = trace.ops.iter().map(|op| op.what.clone()).collect();
         let path = PathBuf::from("/d/f");
         assert_eq!(
             whats,
             [
-                What::Create(path.clone()),
-                What::Write { path: path.clone(), at: 512, bytes: b"ab".to_vec() },
-                What::Sync(path),
-                What::Note("ack 1".into()),
+                OpKind::Create(path.clone()),
+                OpKind::Write { path: path.clone(), at: 512, bytes: b"ab".to_vec() },
+                OpKind::Sync(path),
+                OpKind::Note("ack 1".into()),
             ]
         );
         assert!(trace.ops[2].began < trace.ops[1].ended, "the write is not covered by the sync");

@@ -21,11 +21,12 @@ pub const CALLER: &str = "power";
 pub const NEWEST: &str = "newest";
 pub const DATABASE: &str = "daemon.db";
 
-/// Opens, commits and closes so many times, going on from what is there. What was acknowledged is noted at once.
+/// Opens, commits and closes this many times, continuing from the existing state. Acknowledged commits are noted at
+/// once.
 pub fn run(dir: &Path, notes: &Path, lives: usize) {
     let mut notes = File::options().create(true).append(true).open(notes).expect("a file of notes");
     let mut note = |line: String| notes.write_all(line.as_bytes()).expect("a note");
-    for last in [Last::Reader, Last::Writer].into_iter().cycle().take(lives) {
+    for last in [LastProcess::Reader, LastProcess::Writer].into_iter().cycle().take(lives) {
         note("opening\n".to_owned());
         let OpenedDatabase { mut writer, reader, loaded, .. } =
             open(&dir.join(DATABASE), &[7; 64]).unwrap_or_else(|error| panic!("{error:?}"));
@@ -39,14 +40,14 @@ pub fn run(dir: &Path, notes: &Path, lives: usize) {
             assert_eq!(reader.here(|snapshot| snapshot.head()).expect("a head"), last_event(number));
         }
         match last {
-            Last::Reader => drop((writer, reader)),
-            Last::Writer => drop((reader, writer)),
+            LastProcess::Reader => drop((writer, reader)),
+            LastProcess::Writer => drop((reader, writer)),
         }
     }
     wait_for_checkpoints();
 }
 
-/// A copy on the side that our end cut off would have written what the trace does not tell.
+/// A checkpoint that our exit interrupts would write data that the trace lacks.
 fn wait_for_checkpoints() {
     let is_one = |thread: std::fs::DirEntry| {
         std::fs::read_to_string(thread.path().join("comm")).is_ok_and(|name| name.trim() == "checkpoint")
@@ -60,7 +61,7 @@ fn wait_for_checkpoints() {
 
 /// Who goes last. A reader that does copies the WAL back and removes it.
 #[derive(Clone, Copy)]
-enum Last {
+enum LastProcess {
     Reader,
     Writer,
 }
@@ -118,7 +119,7 @@ fn shape(number: u64) -> (u64, usize) {
     }
 }
 
-/// The events of one commit. Their text is told by its number and their own.
+/// The events of one commit. Their text contains its number and their own.
 pub fn events(number: u64) -> Vec<EventRow> {
     let (count, bytes) = shape(number);
     let first = last_event(number - 1) + 1;

@@ -10,13 +10,14 @@ use lodge_core::epoch::{EpochRow, Strategy, Summary};
 use lodge_core::event::DaemonStarted;
 use lodge_core::record::{
     AgentRow, AgentSpec, AgentWrite, EventRow, ImageRecord, ImageRow, ImageWrite, MessageBody, MessageRow,
-    Retry, Role, SessionRow, SessionWrite, TurnRow, TurnWrite, Usage, Write,
+    Role, SessionRow, SessionWrite, StartRetry, TurnRow, TurnWrite, Usage, Write,
 };
-use lodge_core::session::{Fork, ForkPoint, PathChange, TurnPlace};
+use lodge_core::session::{Fork, ForkPoint, PathChange, TurnLinks};
 use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, IdSource, LineageId, SandboxId, SessionId, Timestamp, TurnId};
 use lodge_store::{
-    NoTurn, OpenedDatabase, Query, Search, SearchWanted, SessionPlace, TurnCursor, TurnPick, TurnScope, open,
+    OpenedDatabase, Query, Search, SearchRequest, SessionCursor, TurnCursor, TurnScope, TurnSelectionError,
+    TurnSelector, open,
 };
 
 /// A store with one agent, and the numbers that an engine would keep.
@@ -50,7 +51,7 @@ impl SessionsWorld {
             created_at: at,
             started_at: None,
             spec: AgentSpec::default(),
-            retry: Retry::default(),
+            retry: StartRetry::default(),
             next: None,
         };
         let mut world = SessionsWorld { dir, store, ids, agent: row.id.clone(), now: 1_000, seq: 0 };
@@ -91,7 +92,7 @@ impl SessionsWorld {
         id
     }
 
-    /// A finished turn at the end of a session's path: what was asked and what was answered.
+    /// A finished turn at the end of a session's path: the message and the answer.
     fn turn(&mut self, session: &SessionId, asked: &str, answered: &str) -> TurnId {
         let writes = self.turn_writes(session, asked, answered);
         let Write::Turn(TurnWrite::New(row)) = &writes[0] else { panic!("a turn comes first") };
@@ -111,7 +112,7 @@ impl SessionsWorld {
             session: session.clone(),
             agent: self.agent.clone(),
             number,
-            place: TurnPlace { parent: fact.tip, ..TurnPlace::default() },
+            place: TurnLinks { parent: fact.tip, ..TurnLinks::default() },
             state: TurnState::Done,
             first_event: 1,
             first_message: first,
@@ -150,7 +151,7 @@ impl SessionsWorld {
         let (standing, plan) = self
             .store
             .reader
-            .here(|snapshot| snapshot.rewind_plan(session, &TurnPick::Number(to)))
+            .here(|snapshot| snapshot.rewind_plan(session, &TurnSelector::Number(to)))
             .unwrap()
             .unwrap();
         let (plan, at) = (plan.unwrap(), self.tick());
@@ -186,7 +187,7 @@ impl SessionsWorld {
         let (_, plan) = self
             .store
             .reader
-            .here(|snapshot| snapshot.fork_plan(session, &TurnPick::Number(turn)))
+            .here(|snapshot| snapshot.fork_plan(session, &TurnSelector::Number(turn)))
             .unwrap()
             .unwrap();
         let (plan, at) = (plan.unwrap(), self.tick());
@@ -233,7 +234,7 @@ impl SessionsWorld {
 
     fn hits_in(&self, query: &str, session: Option<&SessionId>) -> Vec<(String, String)> {
         let query = Query::parse(query).unwrap();
-        let wanted = SearchWanted { query: &query, agent: None, session, after: None, limit: 100 };
+        let wanted = SearchRequest { query: &query, agent: None, session, after: None, limit: 100 };
         let hits = self.search().search(&self.store.reader, wanted).unwrap();
         hits.into_iter().map(|hit| (hit.message.session.to_string(), hit.message.body.text)).collect()
     }
@@ -271,11 +272,11 @@ fn a_rewind_leaves_the_path_up_to_its_turn_and_deletes_nothing() {
     let nowhere = world
         .store
         .reader
-        .here(|snapshot| snapshot.rewind_plan(&s, &TurnPick::Number(9)))
+        .here(|snapshot| snapshot.rewind_plan(&s, &TurnSelector::Number(9)))
         .unwrap()
         .unwrap()
         .1;
-    assert_eq!(nowhere.unwrap_err(), NoTurn::Unknown);
+    assert_eq!(nowhere.unwrap_err(), TurnSelectionError::Unknown);
 }
 
 #[test]
@@ -306,7 +307,7 @@ fn a_branch_comes_back_with_those_before_it_and_those_that_followed_it() {
     assert_eq!(world.context(&s).len(), 10);
     let stranger = TurnId::new(&mut world.ids, Timestamp::from_ms(1));
     let none = world.store.reader.here(|snapshot| snapshot.branch_plan(&s, &stranger)).unwrap().unwrap().1;
-    assert_eq!(none.unwrap_err(), NoTurn::Unknown);
+    assert_eq!(none.unwrap_err(), TurnSelectionError::Unknown);
 }
 
 #[test]
@@ -337,11 +338,11 @@ fn a_fork_reads_as_its_origin_and_goes_its_own_way() {
     let refused = world
         .store
         .reader
-        .here(|snapshot| snapshot.fork_plan(&s, &TurnPick::Id(dropped)))
+        .here(|snapshot| snapshot.fork_plan(&s, &TurnSelector::Id(dropped)))
         .unwrap()
         .unwrap()
         .1;
-    assert_eq!(refused.unwrap_err(), NoTurn::Inactive);
+    assert_eq!(refused.unwrap_err(), TurnSelectionError::Inactive);
     // The origin goes, and the copy stays.
     world.commit(&[Write::Session(SessionWrite::Deleted { id: s.clone() })]);
     assert!(world.store.reader.here(|snapshot| snapshot.session(&s)).unwrap().is_none());
@@ -380,7 +381,7 @@ fn a_change_of_a_session_is_on_disk_whole_or_not_at_all() {
         }
         let before = world.store.reader.here(|snapshot| snapshot.session_fact(&s)).unwrap();
         let (_, plan) =
-            world.store.reader.here(|snapshot| snapshot.fork_plan(&s, &TurnPick::Last)).unwrap().unwrap();
+            world.store.reader.here(|snapshot| snapshot.fork_plan(&s, &TurnSelector::Last)).unwrap().unwrap();
         let plan = plan.unwrap();
         let at = world.tick();
         let copies: Vec<TurnId> = plan.turns.iter().map(|_| TurnId::new(&mut world.ids, at)).collect();

@@ -19,7 +19,7 @@ fn sessions_are_listed_by_when_they_were_used_last_and_paged_without_loss() {
     loop {
         let page = world.store.reader.here(|snapshot| snapshot.sessions(None, before.as_ref(), 3)).unwrap();
         let Some(last) = page.last() else { break };
-        before = Some(SessionPlace { last_active: last.last_active, id: last.row.id.to_string() });
+        before = Some(SessionCursor { last_active: last.last_active, id: last.row.id.to_string() });
         seen.extend(page.into_iter().map(|found| found.row.id.to_string()));
     }
     assert_eq!(seen, ["s3", "s5", "s2", "s6", "s4", "s1", "s0"]);

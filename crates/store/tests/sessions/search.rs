@@ -36,7 +36,7 @@ fn the_index_follows_the_store_and_can_be_deleted_at_any_time() {
     // What is no database is made one.
     std::fs::write(world.index(), "this is not a database, it is a piece of text").unwrap();
     assert_eq!(world.hits("apple").len(), 2);
-    // Damaged in the middle, it is made anew, or what it says is still true.
+    // With damage in the middle, the index is created again, or its results are still true.
     let mut bytes = std::fs::read(world.index()).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle..].fill(0xaa);
@@ -73,7 +73,7 @@ fn hits_are_paged_from_the_newest_to_the_oldest_and_marked() {
     let (mut seen, mut after) = (Vec::new(), None);
     loop {
         let wanted =
-            SearchWanted { query: &query, agent: Some(&world.agent), session: None, after, limit: 3 };
+            SearchRequest { query: &query, agent: Some(&world.agent), session: None, after, limit: 3 };
         let page = world.search().search(&world.store.reader, wanted).unwrap();
         let Some(last) = page.last() else { break };
         after = Some(last.place);

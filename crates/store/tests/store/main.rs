@@ -10,15 +10,15 @@ use lodge_core::event::{TurnAccepted, TurnText};
 use lodge_core::lineage::{EndReason, LineageState};
 use lodge_core::record::{
     AgentRow, AgentSpec, AgentWrite, CallRecord, DAEMON_STREAM, EventRow, ExecRequest, FailureRecord,
-    ImageRecord, ImageRow, ImageWrite, JobWait, JobWaitTool, MessageBody, MessageRow, RequestRow, Retry,
-    Role, SessionRow, SessionWrite, StepRow, StepTarget, TurnRow, TurnWrite, Usage, Write,
+    ImageRecord, ImageRow, ImageWrite, JobWait, JobWaitTool, MessageBody, MessageRow, RequestRow, Role,
+    SessionRow, SessionWrite, StartRetry, StepRow, StepTarget, TurnRow, TurnWrite, Usage, Write,
 };
-use lodge_core::session::TurnPlace;
+use lodge_core::session::TurnLinks;
 use lodge_core::turn::{StepState, TurnState};
 use lodge_core::{
     AgentId, EventBody, ExecId, IdSource, LineageId, SandboxId, SessionId, StepId, Timestamp, TurnId,
 };
-use lodge_store::{AgentFound, OpenError, OpenedDatabase, SCHEMA_VERSION, open};
+use lodge_store::{AgentMatch, OpenError, OpenedDatabase, SCHEMA_VERSION, open};
 use rusqlite::Connection;
 
 const NOW: Timestamp = Timestamp::from_ms(1_700_000_000_000);
@@ -27,14 +27,14 @@ fn opened(path: &Path) -> OpenedDatabase {
     open(path, &[7; 64]).unwrap_or_else(|error| panic!("{error}"))
 }
 
-struct Ids {
+struct TestIds {
     source: IdSource,
     seq: u64,
 }
 
-impl Ids {
-    fn new() -> Ids {
-        Ids { source: IdSource::new(3), seq: 0 }
+impl TestIds {
+    fn new() -> TestIds {
+        TestIds { source: IdSource::new(3), seq: 0 }
     }
 
     fn agent(&mut self, name: &str, state: AgentState) -> AgentRow {
@@ -57,7 +57,7 @@ impl Ids {
                 env: BTreeMap::from([("K".into(), "V".into())]),
                 ..AgentSpec::default()
             },
-            retry: Retry { failures: 3, at: Some(NOW) },
+            retry: StartRetry { failures: 3, at: Some(NOW) },
             next: None,
         }
     }
@@ -84,7 +84,7 @@ fn image() -> Write {
 }
 
 /// An agent with a running turn whose tool call has no result yet.
-fn live(ids: &mut Ids) -> (AgentRow, TurnRow, Vec<Write>) {
+fn live(ids: &mut TestIds) -> (AgentRow, TurnRow, Vec<Write>) {
     let agent = ids.agent("a", AgentState::Ready);
     let session: SessionId = "s".parse().unwrap();
     let turn = TurnRow {
@@ -92,7 +92,7 @@ fn live(ids: &mut Ids) -> (AgentRow, TurnRow, Vec<Write>) {
         session: session.clone(),
         agent: agent.id.clone(),
         number: 1,
-        place: TurnPlace::default(),
+        place: TurnLinks::default(),
         state: TurnState::Running,
         first_event: 1,
         first_message: 1,
@@ -114,7 +114,7 @@ fn live(ids: &mut Ids) -> (AgentRow, TurnRow, Vec<Write>) {
             body: MessageBody { text: text.into(), calls, ..MessageBody::default() },
         }))
     };
-    let step = |ids: &mut Ids, ordinal, target, state| StepRow {
+    let step = |ids: &mut TestIds, ordinal, target, state| StepRow {
         id: StepId::new(&mut ids.source, NOW),
         turn: turn.id.clone(),
         step: 1,
@@ -170,7 +170,7 @@ fn live(ids: &mut Ids) -> (AgentRow, TurnRow, Vec<Write>) {
 fn a_turn_in_flight_is_read_back_where_it_stood() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("daemon.db");
-    let (agent, turn, writes) = live(&mut Ids::new());
+    let (agent, turn, writes) = live(&mut TestIds::new());
     drop(opened(&path).writer.commit(&writes, ()).unwrap());
     let again = opened(&path);
     assert_eq!(again.loaded.epoch, 2);
@@ -198,7 +198,7 @@ fn a_turn_in_flight_is_read_back_where_it_stood() {
 fn a_wait_for_a_job_is_read_back_also_if_an_older_release_stored_it_as_a_program() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("daemon.db");
-    let (_, _, writes) = live(&mut Ids::new());
+    let (_, _, writes) = live(&mut TestIds::new());
     drop(opened(&path).writer.commit(&writes, ()).unwrap());
     let wait =
         StepTarget::Job(JobWait { tool: JobWaitTool::Cancel, job: "job_0123456789abcdefg".parse().unwrap() });
@@ -225,7 +225,7 @@ fn a_batch_is_acknowledged_exactly_when_it_survives_reopening() {
         };
         let mut store = opened(&path);
         store.writer.limit_pages(limit);
-        let (_, _, mut writes) = live(&mut Ids::new());
+        let (_, _, mut writes) = live(&mut TestIds::new());
         // Enough text to need pages of its own.
         for write in &mut writes {
             if let Write::Turn(TurnWrite::Message(message)) = write {
@@ -249,7 +249,7 @@ fn a_batch_is_acknowledged_exactly_when_it_survives_reopening() {
 fn an_agent_is_found_by_id_name_or_unique_prefix() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = opened(&dir.path().join("daemon.db"));
-    let mut ids = Ids::new();
+    let mut ids = TestIds::new();
     let (one, two) = (ids.agent("one", AgentState::Ready), ids.agent("two", AgentState::Stopped));
     drop(
         store
@@ -265,16 +265,16 @@ fn an_agent_is_found_by_id_name_or_unique_prefix() {
             .unwrap(),
     );
     let find = |given: &str| store.reader.here(|snapshot| snapshot.find_agent(given)).unwrap();
-    assert_eq!(find("one"), AgentFound::One(one.id.clone()));
-    assert_eq!(find(two.id.as_str()), AgentFound::One(two.id.clone()));
+    assert_eq!(find("one"), AgentMatch::One(one.id.clone()));
+    assert_eq!(find(two.id.as_str()), AgentMatch::One(two.id.clone()));
     let id = one.id.as_str();
-    assert_eq!(find(&id[..id.len() - 1]), AgentFound::One(one.id.clone()));
+    assert_eq!(find(&id[..id.len() - 1]), AgentMatch::One(one.id.clone()));
     assert!(
-        matches!(find("agt_0"), AgentFound::Many(ids) if ids.len() == 2)
-            || matches!(find(&id[..6]), AgentFound::Many(_))
+        matches!(find("agt_0"), AgentMatch::Many(ids) if ids.len() == 2)
+            || matches!(find(&id[..6]), AgentMatch::Many(_))
     );
-    assert_eq!(find("three"), AgentFound::None);
-    assert_eq!(find("agt_"), AgentFound::None);
+    assert_eq!(find("three"), AgentMatch::None);
+    assert_eq!(find("agt_"), AgentMatch::None);
 }
 
 #[test]
@@ -304,7 +304,7 @@ fn the_wal_stays_bounded_while_much_is_written_and_somebody_reads() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("daemon.db");
     let mut store = opened(&path);
-    let mut ids = Ids::new();
+    let mut ids = TestIds::new();
     let mut largest = 0;
     for round in 1..=1_500_u64 {
         let text = "x".repeat(60_000);
@@ -322,7 +322,7 @@ fn the_wal_stays_bounded_while_much_is_written_and_somebody_reads() {
 fn a_failed_turn_keeps_its_reason_and_a_file_that_is_no_database_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("daemon.db");
-    let (_, turn, writes) = live(&mut Ids::new());
+    let (_, turn, writes) = live(&mut TestIds::new());
     let mut store = opened(&path);
     drop(store.writer.commit(&writes, ()).unwrap());
     let failure = FailureRecord { code: "model.cut".into(), message: "m".into(), hint: Some("h".into()) };
@@ -353,7 +353,7 @@ fn the_heads_of_streams_are_right_however_far_the_table_is_behind() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("daemon.db");
     // Streams of agents that are not at rest are loaded, and that of the daemon.
-    let (agent, _, mut writes) = live(&mut Ids::new());
+    let (agent, _, mut writes) = live(&mut TestIds::new());
     writes.retain(|write| !matches!(write, Write::Event(_)));
     drop(opened(&path).writer.commit(&writes, ()).unwrap());
     let event = |seq: u64| {

@@ -22,7 +22,7 @@ fn a_database_from_the_future_is_refused_and_not_touched() {
 fn a_newer_database_that_says_this_release_may_read_it_is_opened_and_keeps_what_is_new() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("daemon.db");
-    let (agent, _, writes) = live(&mut Ids::new());
+    let (agent, _, writes) = live(&mut TestIds::new());
     drop(opened(&path).writer.commit(&writes, ()).unwrap());
     // A newer release added a column, a kind of event and a field of the agent's record.
     let mut spec: Vec<u8> = prost::Message::encode_to_vec(&agent.spec);
@@ -44,7 +44,7 @@ fn a_newer_database_that_says_this_release_may_read_it_is_opened_and_keeps_what_
         incarnation: 3,
         runs: 3,
         started_at: None,
-        retry: Retry::default(),
+        retry: StartRetry::default(),
     });
     drop(store.writer.commit([&change], ()).unwrap());
     let (events, last) = store.reader.here(|snapshot| snapshot.events(0, None, 100)).unwrap();
@@ -97,7 +97,7 @@ fn a_database_from_before_lineages_were_kept_gives_every_agent_its_own() {
 fn derived_tables_and_indexes_are_made_again_from_what_is_stored() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("daemon.db");
-    let (_, _, writes) = live(&mut Ids::new());
+    let (_, _, writes) = live(&mut TestIds::new());
     drop(opened(&path).writer.commit(&writes, ()).unwrap());
     let before = opened(&path).loaded;
     {

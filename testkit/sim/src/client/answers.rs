@@ -7,12 +7,12 @@ use lodge_core::{SessionId, TokenId, TurnId};
 use lodge_proto::ErrorBody;
 use serde_json::Value;
 
-use super::{AnsweredRequest, PendingRequest, SessionEdit, SimRequest};
+use super::{AnsweredRequest, PendingRequest, SimRequest, SimSessionEdit};
 use crate::disk::StoredTurn;
 use crate::world::SimWorld;
 
 impl SimWorld {
-    /// The keeper that a stop or kill is about.
+    /// The keeper that a stop or kill targets.
     pub(super) fn target_keeper(&self, what: &SimRequest) -> Option<(u64, u32)> {
         let (SimRequest::Stop(agent) | SimRequest::Kill(agent)) = what else { return None };
         let row = self.disk.agent(agent)?;
@@ -20,9 +20,9 @@ impl SimWorld {
         Some((keeper.serial, row.incarnation))
     }
 
-    /// The session that a deletion is about, by how often it had begun.
+    /// The session that a deletion targets, as the number of its creations.
     pub(super) fn target_session_begun(&self, what: &SimRequest) -> u32 {
-        let SimRequest::Edit { session, edit: SessionEdit::Delete } = what else { return 0 };
+        let SimRequest::Edit { session, edit: SimSessionEdit::Delete } = what else { return 0 };
         self.disk.begun(session)
     }
 
@@ -58,7 +58,7 @@ impl SimWorld {
         }
         match &asks.what {
             SimRequest::Create { text } => {
-                // Its image may be another by now.
+                // The agent may have been updated to another image.
                 let there = self.disk.agent(&id.parse().map_err(|_| "no id")?).is_some();
                 if there && self.disk.accepted(text) > 0 {
                     Ok(())
@@ -127,15 +127,15 @@ impl SimWorld {
         &self,
         asks: &PendingRequest,
         session: &SessionId,
-        edit: &SessionEdit,
+        edit: &SimSessionEdit,
         answer: &Value,
     ) -> Result<(), String> {
         let id = answer["id"].as_str().unwrap_or_default();
         match edit {
-            SessionEdit::Rewind(turns) if id == session.as_str() && answer["turns"] == *turns => Ok(()),
-            SessionEdit::Activate(_) if id == session.as_str() => Ok(()),
-            SessionEdit::Rewind(_) | SessionEdit::Activate(_) => Err("that is another path".into()),
-            SessionEdit::Fork { to, turns } => {
+            SimSessionEdit::Rewind(turns) if id == session.as_str() && answer["turns"] == *turns => Ok(()),
+            SimSessionEdit::Activate(_) if id == session.as_str() => Ok(()),
+            SimSessionEdit::Rewind(_) | SimSessionEdit::Activate(_) => Err("that is another path".into()),
+            SimSessionEdit::Fork { to, turns } => {
                 let copy: SessionId = id.parse().map_err(|_| "no id")?;
                 let named = to.as_ref().is_none_or(|to| *to == copy);
                 let there = self.disk.begun(&copy) > 0;
@@ -143,30 +143,30 @@ impl SimWorld {
                     answer["turns"] == *turns && answer["forked_from"]["session"] == session.as_str();
                 if named && there && copied { Ok(()) } else { Err("that is no such copy".into()) }
             }
-            SessionEdit::Regenerate(turn) => {
+            SimSessionEdit::Regenerate(turn) => {
                 self.turn_holds(id, |again| again.row.place.replaces.as_ref() == Some(turn))
             }
-            SessionEdit::Delete => {
+            SimSessionEdit::Delete => {
                 let there = self.disk.session(session).is_some() && self.disk.begun(session) == asks.begun;
                 if there { Err("that session is still there".into()) } else { Ok(()) }
             }
         }
     }
 
-    /// Whether the daemon lets somebody in who shows this token.
+    /// Whether the daemon accepts this token.
     fn opens(&self, token: &TokenId) -> bool {
-        self.daemon.as_ref().is_some_and(|daemon| daemon.doors.contains(token))
+        self.daemon.as_ref().is_some_and(|daemon| daemon.access.enter(token).is_some())
     }
 
     /// A session that was reported as deleted stays deleted.
     pub fn check_deleted(&mut self) {
-        let is_back = |told: &&AnsweredRequest| {
-            let SimRequest::Edit { session, edit: SessionEdit::Delete } = &told.asks.what else {
+        let is_back = |answered: &&AnsweredRequest| {
+            let SimRequest::Edit { session, edit: SimSessionEdit::Delete } = &answered.asks.what else {
                 return false;
             };
-            self.disk.session(session).is_some() && self.disk.begun(session) == told.asks.begun
+            self.disk.session(session).is_some() && self.disk.begun(session) == answered.asks.begun
         };
-        let back = self.clients.told.iter().find(is_back).map(|told| told.asks.what.clone());
+        let back = self.clients.answered.iter().find(is_back).map(|answered| answered.asks.what.clone());
         if let Some(what) = back {
             self.fail(format!("deleted, and there again: {what:?}"));
         }
@@ -181,7 +181,7 @@ impl SimWorld {
         }
     }
 
-    /// What was asked for once is there at most once.
+    /// A request that was made once has at most one effect.
     pub fn check_once(&mut self, text: &str) {
         if text.starts_with("once-") && self.disk.accepted(text) > 1 {
             self.fail(format!("`{text}` was asked for once, and is there twice"));

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use lodge_core::job::JobState;
 use lodge_core::{AgentId, JobId};
-use lodge_engine::jobs::{JobWork, NewJob};
+use lodge_engine::jobs::{JobSpec, NewJob};
 use lodge_engine::{Command, JobCommand, RunningJobs};
 use serde_json::Value;
 
 use super::SimRequest;
-use super::wishes::refusal;
+use super::requests::refusal;
 use crate::world::SimWorld;
 
 impl SimWorld {
@@ -23,7 +23,7 @@ impl SimWorld {
         SimRequest::Submit { agent, session, text }
     }
 
-    /// What the API asks of the engine, which looks at the session in the store.
+    /// The engine's command for a job request. The API reads the session from the store.
     pub(super) fn submission(&mut self, what: &SimRequest) -> Result<Command, lodge_proto::ErrorBody> {
         let SimRequest::Submit { agent, session, text } = what else { return Err(refusal("params.invalid")) };
         let other = session.as_ref().and_then(|session| self.disk.session(session));
@@ -36,7 +36,7 @@ impl SimWorld {
         let labels = BTreeMap::from([("of".to_owned(), text.clone())]);
         let (args, stdin) = (vec![text.clone()], b"in".to_vec());
         let work =
-            JobWork { bin: bin.to_owned(), args, stdin, timeout_ms, priority, output_bytes: 0, labels };
+            JobSpec { bin: bin.to_owned(), args, stdin, timeout_ms, priority, output_bytes: 0, labels };
         Ok(Command::Job(JobCommand::Submit(Box::new(NewJob {
             agent: agent.clone(),
             session: session.clone(),
@@ -44,12 +44,12 @@ impl SimWorld {
         }))))
     }
 
-    /// What is to become of jobs that run.
+    /// What happens to running jobs.
     pub(super) fn some_fate(&mut self) -> RunningJobs {
         if self.rng.chance(300) { RunningJobs::Refuse } else { RunningJobs::Cancel }
     }
 
-    /// A job that was acknowledged is there, until the retention takes it.
+    /// An acknowledged job exists until the retention removes it.
     pub(super) fn submission_holds(&self, what: &SimRequest, answer: &Value) -> Result<(), String> {
         let SimRequest::Submit { agent, session, text } = what else { return Ok(()) };
         let id: JobId = answer["id"].as_str().unwrap_or_default().parse().map_err(|_| "no id")?;

@@ -2,30 +2,30 @@
 
 use std::collections::BTreeMap;
 
-use lodge_core::record::{AgentRow, ImageHeld, ImageRow, ImageState};
+use lodge_core::record::{AgentRow, ImageFact, ImageRow, ImageState};
 
 use super::SimDisk;
 use crate::laws::LawViolation;
 
 #[derive(Debug, Default)]
-pub(super) struct ImageTable(BTreeMap<String, ImageHeld>);
+pub(super) struct ImageTable(BTreeMap<String, ImageFact>);
 
 impl ImageTable {
-    /// What is known of a whole image does not change.
+    /// The record of a complete image does not change.
     pub(super) fn put(&mut self, row: &ImageRow) {
-        let whole = self.0.get(&row.digest).is_some_and(|held| held.state == ImageState::Complete);
-        if !whole {
-            self.0.insert(row.digest.clone(), row.held());
+        let is_complete = self.0.get(&row.digest).is_some_and(|image| image.state == ImageState::Complete);
+        if !is_complete {
+            self.0.insert(row.digest.clone(), row.fact());
         }
     }
 }
 
 impl SimDisk {
-    pub fn images(&self) -> impl Iterator<Item = &ImageHeld> {
+    pub fn images(&self) -> impl Iterator<Item = &ImageFact> {
         self.images.0.values()
     }
 
-    /// Those that have a name.
+    /// Images with a name.
     pub fn named_images(&self) -> impl Iterator<Item = &str> {
         self.image_refs.values().map(|row| row.digest.as_str())
     }
@@ -34,22 +34,22 @@ impl SimDisk {
         self.images.0.contains_key(digest)
     }
 
-    /// Whether all of an image is recorded to be here.
-    pub fn is_whole(&self, digest: &str) -> bool {
-        self.images.0.get(digest).is_some_and(|held| held.state == ImageState::Complete)
+    /// Whether an image is recorded as complete.
+    pub fn is_complete(&self, digest: &str) -> bool {
+        self.images.0.get(digest).is_some_and(|image| image.state == ImageState::Complete)
     }
 
-    /// Whether a name, an agent or another image has it.
-    pub fn is_had(&self, digest: &str) -> bool {
+    /// Whether a name, an agent or another image references it.
+    pub fn is_referenced(&self, digest: &str) -> bool {
         let uses = |row: &AgentRow| row.state.codes().0 < 7 && row.images().any(|used| used == digest);
         self.named_images().any(|named| named == digest)
             || self.agents.iter().any(uses)
-            || self.images().any(|held| held.needs.iter().any(|need| need == digest))
+            || self.images().any(|image| image.needs.iter().any(|need| need == digest))
     }
 
-    /// No image goes that somebody has.
+    /// An image in use is not removed.
     pub(super) fn remove_image(&mut self, digest: &str) -> Result<(), LawViolation> {
-        if self.is_had(digest) || self.images.0.remove(digest).is_none() {
+        if self.is_referenced(digest) || self.images.0.remove(digest).is_none() {
             return Err(format!("the image {digest} went although it is in use, or twice"));
         }
         Ok(())

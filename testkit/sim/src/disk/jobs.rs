@@ -14,14 +14,14 @@ use crate::laws::LawViolation;
 #[derive(Debug, Default)]
 pub struct JobTable {
     rows: BTreeMap<JobId, JobRow>,
-    /// What a boot reads.
+    /// Jobs that a boot loads.
     unsettled: BTreeSet<JobId>,
-    /// Ended, and their session has not heard of it.
+    /// Ended jobs that were not reported to their session yet.
     untold: BTreeMap<SessionId, BTreeSet<JobId>>,
     of_session: BTreeMap<SessionId, Vec<JobId>>,
-    /// How often what is to be run was accepted.
+    /// How often each job request was accepted.
     accepted: BTreeMap<String, u32>,
-    /// Jobs that were there, and went by the retention's word.
+    /// Jobs that the retention removed.
     gone: BTreeSet<JobId>,
 }
 
@@ -74,7 +74,7 @@ impl SimDisk {
                 }
                 self.change_job(id, |row| row.told = true)
             }
-            // The retention may look twice before it sees what it did.
+            // The retention may select a job twice before its removal is recorded.
             JobWrite::OutputRemoved { id } => {
                 self.may_expire(id)?;
                 self.change_job(id, |row| row.output_removed = true).or(Ok(()))
@@ -128,7 +128,7 @@ impl SimDisk {
         let row = self.job(id).ok_or_else(|| format!("{id} is not stored"))?;
         let (from, to) = (row.progress.state, next.state);
         let events = [JobEvent::Started, JobEvent::Ended, JobEvent::Failed, JobEvent::Cancelled];
-        // That somebody wants it to end is written once.
+        // The request to end is recorded once.
         let unwanted = from == JobState::Running && row.progress.cancel.is_none();
         let dooms = unwanted && to == from && next.cancel.is_some();
         let moves = dooms || events.iter().any(|event| from.next(*event) == Ok(to));
@@ -143,15 +143,15 @@ impl SimDisk {
         if (from, to) == (JobState::Pending, JobState::Running) { self.is_next(row) } else { Ok(()) }
     }
 
-    /// Of the agents that could have a job started, none has fewer that run than the one whose turn it is; of its own
-    /// jobs none is more urgent, or came earlier.
+    /// The started job belongs to the eligible agent with the fewest running jobs. Among that agent's jobs it is the first by
+    /// priority, then by age.
     fn is_next(&self, row: &JobRow) -> Result<(), LawViolation> {
         let id = &row.id;
         let mine = self.agent(&row.agent).ok_or_else(|| format!("{id} has no agent"))?;
         if mine.state != AgentState::Ready {
             return Err(format!("{id} starts, and its agent is {}", mine.state));
         }
-        // What an agent does that is to become another depends on its turns.
+        // Whether an agent with a pending update starts jobs depends on its turns.
         let could = |agent: &&AgentRow| agent.state == AgentState::Ready && agent.next.is_none();
         if !could(&mine) {
             return Ok(());
@@ -173,7 +173,7 @@ impl SimDisk {
         Ok(())
     }
 
-    /// How many jobs of an agent run, and the priority and age of the first that waits.
+    /// The number of an agent's running jobs, and the priority and age of its first waiting job.
     fn job_queue(&self, agent: &AgentId) -> (usize, Option<(i32, Timestamp)>) {
         let theirs = self.open_jobs().filter(|row| row.agent == *agent);
         let (mut running, mut best) = (0, None);
@@ -188,9 +188,9 @@ impl SimDisk {
         (running, best)
     }
 
-    /// When a turn begins its session has heard of all of its jobs that ended. A session of the same name that another
-    /// agent had may have had jobs, too.
-    pub(super) fn all_told(&self, turn: &TurnId) -> Result<(), LawViolation> {
+    /// When a turn begins, all ended jobs of its session are reported. An earlier session of the same name may have had jobs of
+    /// another agent.
+    pub(super) fn check_all_reported(&self, turn: &TurnId) -> Result<(), LawViolation> {
         let Some(TurnRow { agent, session, .. }) = self.turn(turn).map(|kept| &kept.row) else {
             return Ok(());
         };
@@ -202,8 +202,8 @@ impl SimDisk {
         }
     }
 
-    /// As if no session had heard of anything: a store that loses that.
-    pub fn untell(&mut self) {
+    /// Forgets all reports of ended jobs: the bug of a store that loses them.
+    pub fn forget_reports(&mut self) {
         let ids: Vec<JobId> = self.jobs.rows.keys().cloned().collect();
         for id in ids {
             self.jobs.rows.entry(id.clone()).and_modify(|row| row.told = false);
@@ -233,7 +233,7 @@ impl SimDisk {
         self.jobs.of_session.get(session).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// Whether a job went as the retention says.
+    /// Whether the retention removed a job.
     pub fn job_went(&self, id: &JobId) -> bool {
         self.jobs.gone.contains(id)
     }

@@ -1,17 +1,17 @@
-//! The paths of sessions in the simulated store: cut, copied, deleted, and what a change of one is decided on.
+//! The paths of sessions in the simulated store: cuts, copies, deletions, and the plans of changes.
 
 use std::collections::{HashMap, HashSet};
 
 use lodge_core::epoch::{Epoch, EpochRow, Summary};
 use lodge_core::record::SessionFact;
-use lodge_core::session::{Fork, ForkPlan, PathChange, PathPlan, TurnPlace};
+use lodge_core::session::{Fork, ForkPlan, PathChange, PathPlan, TurnLinks};
 use lodge_core::{SessionId, TurnId};
 
 use super::{SimDisk, StoredTurn};
 use crate::laws::LawViolation;
 
 impl SimDisk {
-    /// Keeps an epoch as the table has it: a summary that was kept is there again.
+    /// Stores an epoch. If it keeps the earlier summary, that summary is copied.
     pub(super) fn keep_epoch(&mut self, row: &EpochRow) {
         let epochs = self.epochs.entry(row.session.clone()).or_default();
         let mut row = row.clone();
@@ -80,7 +80,7 @@ impl SimDisk {
             let StoredTurn { mut row, messages, .. } =
                 self.turns.get(id).cloned().ok_or_else(|| format!("{id} is not stored"))?;
             let origin = row.place.origin.take().unwrap_or_else(|| id.clone());
-            row.place = TurnPlace { parent, origin: Some(origin), ..TurnPlace::default() };
+            row.place = TurnLinks { parent, origin: Some(origin), ..TurnLinks::default() };
             (row.id, row.session) = (copy.clone(), fork.row.id.clone());
             (row.first_message, row.usage) = (seq + 1, lodge_core::record::Usage::default());
             let copies = messages.into_iter().map(|mut message| {
@@ -110,7 +110,7 @@ impl SimDisk {
         self.sessions.remove(id).map(drop).ok_or_else(|| format!("{id} is deleted and was not stored"))
     }
 
-    /// Nothing of a session that changes as a whole is in flight.
+    /// A session that is changed has no live turn.
     fn has_rest(&self, id: &SessionId) -> Result<(), LawViolation> {
         match self.live.iter().find(|(session, _, _)| session == id) {
             Some((_, _, turn)) => Err(format!("{id} changes, and {turn} is live")),
@@ -118,7 +118,7 @@ impl SimDisk {
         }
     }
 
-    /// One turn of every number, each behind the one that it was accepted after.
+    /// A path has one turn of every number, each after its predecessor.
     fn is_path(&self, path: &[TurnId]) -> Result<(), LawViolation> {
         let mut parent = None;
         for (number, id) in (1..).zip(path) {
@@ -135,7 +135,7 @@ impl SimDisk {
         self.turns_of.get(id).into_iter().flatten().filter_map(|turn| self.turns.get(turn))
     }
 
-    /// Whether the model may read what was written down for an epoch.
+    /// Whether the summary of an epoch is readable for the model.
     pub fn has_summary(&self, id: &SessionId, number: u32) -> bool {
         let epochs = self.epochs.get(id).map(Vec::as_slice).unwrap_or_default();
         epochs.iter().any(|(row, dropped)| row.number == number && *dropped == 0)
@@ -159,7 +159,7 @@ impl SimDisk {
         turns
     }
 
-    /// What a rewind that leaves so many turns is decided on.
+    /// The plan of a rewind that keeps this many turns.
     pub fn rewind_plan(&self, id: &SessionId, turns: u32) -> Option<(SessionFact, PathPlan)> {
         let fact = self.sessions.get(id)?.clone();
         let tip = (turns as usize).checked_sub(1).and_then(|at| self.path(id).get(at).cloned());
@@ -167,7 +167,7 @@ impl SimDisk {
         Some((fact, PathPlan { from: turns + 1, restored: Vec::new(), turns, tip, epoch }))
     }
 
-    /// What making the branch of a turn the path is decided on.
+    /// The plan that makes the branch of a turn the path.
     pub fn branch_plan(&self, id: &SessionId, turn: &TurnId) -> Option<(SessionFact, PathPlan)> {
         let fact = self.sessions.get(id)?.clone();
         let kept = self.turns.get(turn).filter(|kept| kept.row.session == *id)?;
@@ -196,7 +196,7 @@ impl SimDisk {
         Some((fact, PathPlan { from, tip: restored.last().cloned(), restored, turns, epoch }))
     }
 
-    /// What a copy of so many turns is decided on.
+    /// The plan of a copy of this many turns.
     pub fn fork_plan(&self, id: &SessionId, turns: u32) -> Option<(SessionFact, ForkPlan)> {
         let fact = self.sessions.get(id)?.clone();
         let turns: Vec<TurnId> = self.path(id).into_iter().take(turns as usize).collect();
@@ -207,7 +207,7 @@ impl SimDisk {
         Some((fact, ForkPlan { messages: messages().count() as u64, bytes, epoch, turns }))
     }
 
-    /// The epoch of a session whose path is cut before a number and goes on with `restored`.
+    /// The epoch of a session whose path is cut before a number and continues with `restored`.
     fn epoch_after(&self, id: &SessionId, from: u32, restored: &[TurnId]) -> Epoch {
         let back: HashMap<&TurnId, (u32, u32)> = restored
             .iter()

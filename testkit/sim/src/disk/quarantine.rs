@@ -1,4 +1,4 @@
-//! Work that is set aside, as the store has it.
+//! Quarantined work in the simulated store.
 
 use lodge_core::quarantine::QuarantineRow;
 use lodge_core::{TurnId, WorkId};
@@ -26,7 +26,7 @@ impl SimDisk {
         self.quarantine.values()
     }
 
-    /// Whether what this turn asks for is set aside.
+    /// Whether work of this turn is quarantined.
     pub fn quarantined(&self, turn: &TurnId) -> bool {
         self.quarantine.values().any(|row| row.work.subject == turn.as_str())
     }

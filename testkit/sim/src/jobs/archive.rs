@@ -1,32 +1,32 @@
-//! The archive's own task: rounds of reading, storing and giving back, any of which a death of the daemon may cut off; and
-//! the retention, which takes what is old.
+//! The task of the archive: rounds of read, store and release. The daemon can die in each of them. Also the retention, which
+//! removes old output.
 
 use std::collections::VecDeque;
 
 use lodge_core::JobId;
 use lodge_core::job::JobRow;
-use lodge_engine::Seen;
-use lodge_engine::jobs::{Expiry, JobSeen};
+use lodge_engine::Observation;
+use lodge_engine::jobs::{Expiry, JobObservation};
 
-use crate::plan::{CommitPoint, Mutation};
+use crate::plan::{CommitPoint, SimMutation};
 use crate::world::{SimEvent, SimWorld};
 
-/// What one job may have in a round, and how many jobs a round takes.
+/// The most bytes of one job, and the most jobs, in a round.
 const JOB_BYTES_MAX: u64 = 1_500;
 const ROUND_JOBS_MAX: usize = 4;
-/// How much of the beginning of a job's output never changes once it is written.
+/// Bytes at the start of a job's output that never change after they are written.
 const HEAD_BYTES: u64 = 2_500;
-/// Before a round that found no room is tried again.
+/// The pause before a round that found no space is retried.
 const FULL_MS: u64 = 100;
-/// What the retention takes at a look.
+/// The most jobs that the retention removes at once.
 const EXPIRED_MAX: usize = 8;
 
-/// What waits for the archive, and what it is about. Nothing of this outlives the daemon.
+/// The queue of the archive, and its current round. Lost when the daemon dies.
 #[derive(Debug, Default)]
 pub struct SimArchiver {
     waiting: VecDeque<ArchiveWork>,
     round: Vec<ArchiveRound>,
-    /// That somebody will go on with it.
+    /// Whether an event that continues the round is scheduled.
     awake: bool,
 }
 
@@ -38,21 +38,21 @@ enum ArchiveWork {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ArchiveExtent {
-    /// What cannot change any more, of a job that runs.
+    /// The unchangeable part of a running job's output.
     Final,
-    /// Everything, of one that ended.
+    /// All output of an ended job.
     All,
 }
 
 #[derive(Debug)]
 struct ArchiveRound {
     work: ArchiveWork,
-    /// Up to where it is read, and whether that is all.
+    /// The end of the part that is read, and whether it is the end of the output.
     upto: u64,
     whole: bool,
 }
 
-/// Where a round is.
+/// The stage of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArchiveStage {
     Reads,
@@ -65,7 +65,7 @@ impl SimArchiver {
         self.waiting.is_empty() && self.round.is_empty()
     }
 
-    /// A job waits once, for the most that anybody wants of it.
+    /// Queues a job once, with the largest requested extent.
     fn add(&mut self, work: ArchiveWork) {
         let job = |work: &ArchiveWork| match work {
             ArchiveWork::Take(job, _) => Some(job.clone()),
@@ -93,7 +93,7 @@ impl SimWorld {
         jobs.iter().for_each(|job| self.archive_work(ArchiveWork::Remove(job.clone())));
     }
 
-    /// At a start: outputs that belong to no job go.
+    /// At startup, removes output that belongs to no job.
     pub fn sweep(&mut self) {
         let stray = |job: &&JobId| self.disk.job(job).is_none_or(|row| row.output_removed);
         let strays: Vec<JobId> = self.jobs.archive.keys().filter(stray).cloned().collect();
@@ -139,10 +139,10 @@ impl SimWorld {
         let count = daemon.archiver.waiting.len().min(ROUND_JOBS_MAX);
         let works: Vec<ArchiveWork> = daemon.archiver.waiting.drain(..count).collect();
         let parts: Vec<ArchiveRound> = works.into_iter().map(|work| self.part(work)).collect();
-        // One that says so before it stored anything.
-        if self.mutation == Mutation::EarlyForget {
+        // The bug: output is reported as archived before it is stored.
+        if self.mutation == SimMutation::EarlyForget {
             let done: Vec<JobId> = parts.iter().filter_map(done).collect();
-            done.into_iter().for_each(|job| self.tell(Seen::Job(JobSeen::Archived { job })));
+            done.into_iter().for_each(|job| self.report(Observation::Job(JobObservation::Archived { job })));
         }
         if let Some(daemon) = &mut self.daemon {
             daemon.archiver.round = parts;
@@ -163,7 +163,7 @@ impl SimWorld {
         ArchiveRound { work, upto, whole: upto == wanted }
     }
 
-    /// The moment of truth: the whole round is in the archive, or nothing of it.
+    /// Ends a round: all of it is in the archive, or nothing of it.
     fn archive_stores(&mut self) -> Option<ArchiveStage> {
         if self.jobs.archive_full {
             let Some(daemon) = &mut self.daemon else { return None };
@@ -188,7 +188,7 @@ impl SimWorld {
                 }
             }
         }
-        self.say(|| format!("archived {parts:?}"));
+        self.trace_line(|| format!("archived {parts:?}"));
         if let Some(daemon) = &mut self.daemon {
             daemon.archiver.round = parts;
         }
@@ -199,14 +199,14 @@ impl SimWorld {
         Some(ArchiveStage::Releases)
     }
 
-    /// What is stored is given back, and told where it is all.
+    /// Releases the stored bytes in the sandbox, and reports jobs that are completely archived.
     fn archive_releases(&mut self) {
         let Some(daemon) = &mut self.daemon else { return };
         for part in std::mem::take(&mut daemon.archiver.round) {
             let ArchiveWork::Take(job, want) = &part.work else { continue };
             if let Some(job) = done(&part) {
                 self.tally.archived += 1;
-                self.tell(Seen::Job(JobSeen::Archived { job }));
+                self.report(Observation::Job(JobObservation::Archived { job }));
                 continue;
             }
             let row = self.disk.job(job).and_then(|row| self.disk.agent(&row.agent));
@@ -226,7 +226,7 @@ impl SimWorld {
         }
     }
 
-    /// Some of the oldest jobs or outputs go.
+    /// Removes some of the oldest jobs or outputs.
     pub fn run_retention(&mut self) {
         let what = if self.rng.chance(500) { Expiry::All } else { Expiry::Output };
         let over = |row: &&JobRow| !row.progress.state.is_open() && row.archived;
@@ -238,12 +238,12 @@ impl SimWorld {
         let jobs: Vec<JobId> = old.map(|row| row.id.clone()).collect();
         if !jobs.is_empty() {
             self.tally.expired += jobs.len() as u64;
-            self.tell(Seen::Job(JobSeen::Expired { jobs, what }));
+            self.report(Observation::Job(JobObservation::Expired { jobs, what }));
         }
     }
 }
 
-/// The job that is archived as a whole with this part.
+/// The job, if this part completes its archive.
 fn done(part: &ArchiveRound) -> Option<JobId> {
     match &part.work {
         ArchiveWork::Take(job, ArchiveExtent::All) if part.whole => Some(job.clone()),

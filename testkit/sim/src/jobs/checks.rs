@@ -1,4 +1,4 @@
-//! What has to be true of jobs after every step, after every commit, and when everything has come to rest.
+//! Invariants of jobs after every step, after every commit, and at rest.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::disk::{SimDisk, jobs_in};
 use crate::world::SimWorld;
 
 impl SimWorld {
-    /// A job's output is in the archive or in its file, and never in neither, until the retention takes it.
+    /// A job's output is in the archive or in its file until the retention removes it.
     pub fn check_kept(&mut self, job: &JobId) {
         let wrote = self.jobs.truths.get(job).map_or(0, |truth| truth.wrote);
         let archived = self.jobs.archive.get(job).copied().unwrap_or(0);
@@ -36,7 +36,7 @@ impl SimWorld {
         }
     }
 
-    /// Nothing goes from the archive unless that is recorded.
+    /// Output leaves the archive only after its removal is recorded.
     pub fn check_removal(&mut self, job: &JobId) {
         if self.disk.job(job).is_some_and(|row| !row.output_removed) {
             self.fail(format!("the output of {job} is removed, and nothing says so"));
@@ -86,7 +86,7 @@ impl SimWorld {
         }
     }
 
-    /// What a tool tells of a job that ended needs no note.
+    /// A tool result that reports the end of a job replaces the note.
     pub fn check_read(&mut self, row: &MessageRow) {
         let over = [r#""status":"cancelled""#, r#""status":"done""#, r#""status":"error""#, "ended: "];
         let is_told = !row.body.failed && over.iter().any(|word| row.body.text.contains(word));
@@ -95,7 +95,7 @@ impl SimWorld {
         }
     }
 
-    /// The end of a job is reported once: in a note, or in the result of a tool, and not in a note after that.
+    /// The end of a job is reported once, in a note or in a tool result. No note follows a tool result.
     pub fn check_note(&mut self, turn: &TurnId, note: &str) {
         let Some(kept) = self.disk.turn(turn) else { return };
         let (agent, session) = (kept.row.agent.clone(), kept.row.session.clone());
@@ -118,7 +118,7 @@ impl SimWorld {
 }
 
 impl SimWorld {
-    /// At rest everything that could end has ended, all output is in one place, and nobody waits for any of it.
+    /// At rest all jobs that could end have ended, all output is archived, and no request waits for it.
     pub fn jobs_are_settled(&self) -> Result<(), String> {
         if !self.daemon.as_ref().is_some_and(|daemon| daemon.archiver.is_idle()) {
             return Err("at rest, and the archive has something to do".to_owned());
@@ -133,7 +133,7 @@ impl SimWorld {
             let rests =
                 matches!(agent.map(|agent| agent.state), Some(AgentState::Stopped | AgentState::Failed(_)));
             let may_wait = match state {
-                // Its agent failed or left: it goes on when that is started. Or there is no place for it.
+                // Its agent failed or was removed, so it continues after a start. Or it has no slot.
                 JobState::Pending => {
                     let has_none =
                         |(facts, sizes): &(Facts, Sizes)| !has_slot(facts, sizes.jobs.max, &row.agent);
@@ -154,7 +154,7 @@ impl SimWorld {
             if row.archived && !row.output_removed && archived < wrote {
                 return Err(format!("at rest, and of {wrote} bytes of {id} {archived} are archived"));
             }
-            // Those of a sandbox that nobody is connected to go with the next start or the directory.
+            // Files of a sandbox without a connection are removed at its next start, or with its directory.
             let ready = agent.is_some_and(|agent| agent.state == AgentState::Ready);
             if row.archived && ready && sandbox.is_some_and(|sandbox| sandbox.files.contains_key(id)) {
                 return Err(format!("at rest, and the output of {id} is in the archive and in its file"));
@@ -163,13 +163,13 @@ impl SimWorld {
         self.no_output_is_left()
     }
 
-    /// What still runs at rest is in sandboxes that could not be ended, and has its place as long as it does.
+    /// Jobs that run at rest are in sandboxes that could not be ended. They occupy their slots.
     pub fn places_are_taken(&self) -> bool {
         let jobs = self.daemon.as_ref().map(|daemon| daemon.engine.sizes().jobs);
         jobs.is_some_and(|jobs| jobs.running >= jobs.max)
     }
 
-    /// Nothing is archived of a job that is gone, and no file of one that nobody knows.
+    /// A removed job has no output in the archive, and every file belongs to a known job.
     fn no_output_is_left(&self) -> Result<(), String> {
         let stray = |job: &&JobId| self.disk.job(job).is_none_or(|row| row.output_removed);
         if let Some(job) = self.jobs.archive.keys().find(stray) {
@@ -189,7 +189,7 @@ impl SimWorld {
     }
 }
 
-/// A job is cancelled by its own session alone, and by the end of a turn only if that waited for it.
+/// Only its own session cancels a job. The end of a turn cancels it only if the turn waited for it.
 fn cancelled_for_a_reason(disk: &SimDisk, id: &JobId, progress: &JobProgress) -> Result<(), String> {
     let (tool, state) = match progress.cancel.as_deref().or(progress.error.as_deref()) {
         Some("cancelled by its session") => (JobWaitTool::Cancel, None),
@@ -208,7 +208,7 @@ fn cancelled_for_a_reason(disk: &SimDisk, id: &JobId, progress: &JobProgress) ->
     }
 }
 
-/// The job that a call waits for by that tool.
+/// The job that a call of this tool waits for.
 fn waited_for(step: &StepRow, tool: JobWaitTool) -> Option<&JobId> {
     step.target.job_wait().filter(|wait| wait.tool == tool).map(|wait| &wait.job)
 }
@@ -249,7 +249,7 @@ pub fn jobs_agree(facts: &Facts, sizes: &Sizes) -> Result<(), String> {
     }
 }
 
-/// Most jobs that may run with so many slots.
+/// The most jobs that may run with this many slots.
 pub fn most_jobs(max: usize) -> usize {
     max + max * JOB_EXTRA_SLOTS
 }

@@ -1,14 +1,13 @@
-//! Jobs at the host: a program that runs once, writes and ends, and the file that holds what it wrote.
+//! Jobs on the host: a program that runs once, writes and ends, and the file with its output.
 
 use lodge_core::job::JobState;
 use lodge_core::{JobId, SandboxId};
-use lodge_exec::ExecName;
+use lodge_exec::{ExecName, KeeperEvent};
 
 use super::checks::most_jobs;
-use crate::keeper::KeeperMessage;
 use crate::world::{SimEvent, SimWorld};
 
-/// What a job wrote, but for what was given back because the archive has it.
+/// The output of a job, without the released part that the archive has.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct JobFile {
     pub released: u64,
@@ -16,7 +15,7 @@ pub struct JobFile {
 }
 
 impl SimWorld {
-    /// A program starts once, when that is recorded, and never too many at a time.
+    /// A program starts once, after its start is recorded, and within the limit.
     pub fn check_job_starts(&mut self, id: &SandboxId, job: &JobId) {
         let state = self.disk.job(job).map(|row| row.progress.state);
         if state.is_none() {
@@ -39,7 +38,7 @@ impl SimWorld {
         }
     }
 
-    /// It writes, and perhaps goes on writing.
+    /// The job writes, and may write again.
     pub fn job_writes(&mut self, id: &SandboxId, keeper: u64, job: &JobId, run: u64) {
         let more = self.rng.between(1, 1_000);
         let again = self.rng.chance(600).then(|| self.rng.delay(self.plan.job_ms));
@@ -53,7 +52,8 @@ impl SimWorld {
             self.after(pause, SimEvent::ToolActs { sandbox: id.clone(), keeper, exec: exec.clone(), run });
         }
         if self.machine.keeper(id).is_some_and(|keeper| !keeper.hung) {
-            self.send_to_daemon(id, KeeperMessage::Wrote { job: job.clone(), bytes: wrote });
+            let (exec, kind) = (exec.to_string(), exec.kind());
+            self.send_to_daemon(id, KeeperEvent::Output { exec, kind, stdout: wrote, stderr: 0 });
         }
     }
 
@@ -66,7 +66,7 @@ impl SimWorld {
         }
     }
 
-    /// All files of a sandbox go.
+    /// Removes all job files of a sandbox.
     pub fn remove_sandbox_files(&mut self, id: &SandboxId) {
         let Some(sandbox) = self.machine.sandboxes.get_mut(id) else { return };
         sandbox.shelf.clear();
@@ -74,7 +74,7 @@ impl SimWorld {
         jobs.iter().for_each(|job| self.check_kept(job));
     }
 
-    /// What was not flushed may be gone. What a job wrote is then what is left of it.
+    /// Unflushed output may be lost. The rest then counts as the output of the job.
     pub fn job_loses_power(&mut self, id: &SandboxId, job: &JobId) {
         let cut = self.rng.below(3);
         let archived = self.jobs.archive.get(job).copied().unwrap_or(0);

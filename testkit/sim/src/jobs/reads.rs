@@ -1,25 +1,19 @@
-//! What models ask of jobs, and what they read of them.
+//! Job tools of models: their calls and their results.
+
+use std::collections::BTreeMap;
 
 use lodge_core::job::JobRow;
 use lodge_core::record::CallRecord;
-use lodge_core::{AgentId, JobId, SessionId, TurnId};
-use lodge_engine::Seen;
-use lodge_engine::jobs::{JobSeen, JobWish, JobWork, Read, ToolCallRef};
+use lodge_core::{JobId, TurnId};
+use lodge_daemon::act::ports::JobOwner;
+use lodge_engine::jobs::{JobReport, JobToolRequest};
+use lodge_runtime_messages::{JobListRequest, JobSubmitRequest, OneJobRequest, RuntimeRequest};
 
-use crate::world::{SimEvent, SimWorld};
+use crate::world::SimWorld;
 
-/// Jobs of its session among which a model chooses, the newest.
+/// A model chooses among this many of the newest jobs of its session.
 const RECENT_MAX: usize = 4;
 const LIST_MAX: u32 = 20;
-
-/// Something that is read for a model.
-#[derive(Debug)]
-pub struct SimRead {
-    pub asked: ToolCallRef,
-    pub agent: AgentId,
-    pub session: SessionId,
-    pub wish: JobWish,
-}
 
 impl SimWorld {
     /// A call of one of the six tools: its name and its argument.
@@ -42,7 +36,7 @@ impl SimWorld {
         (name, job.to_string())
     }
 
-    /// Mostly one of its own session, now and then somebody else's.
+    /// A job of its own session, or rarely of another one.
     fn some_job(&mut self, turn: &TurnId) -> Option<JobId> {
         let session = self.disk.turn(turn)?.row.session.clone();
         if self.rng.chance(150) {
@@ -53,62 +47,71 @@ impl SimWorld {
         self.rng.pick(recent).cloned()
     }
 
-    pub fn read_later(&mut self, reading: SimRead) {
-        let (life, pause) = (self.life, self.rng.delay(20));
-        self.after(pause, SimEvent::JobReads { life, reading: Box::new(reading) });
-    }
-
-    /// Reads what is committed at this moment. Another session's jobs are not there.
-    pub fn job_reads(&mut self, reading: SimRead) {
-        let SimRead { asked, agent, session, wish } = reading;
-        let is_theirs = |row: &&JobRow| row.agent == agent && row.session.as_ref() == Some(&session);
-        let answer = match &wish {
-            JobWish::List { .. } => {
-                let listed = self.disk.jobs_of(&session).iter().rev().filter_map(|job| self.disk.job(job));
+    /// Reads the committed state. Jobs of other sessions are not visible.
+    pub fn read_jobs(&mut self, owner: &JobOwner, wish: &JobToolRequest) -> JobReport {
+        let JobOwner { agent, session } = owner;
+        let is_theirs = |row: &&JobRow| row.agent == *agent && row.session.as_ref() == Some(session);
+        match wish {
+            JobToolRequest::List { .. } => {
+                let listed = self.disk.jobs_of(session).iter().rev().filter_map(|job| self.disk.job(job));
                 let listed = listed.filter(is_theirs).take(LIST_MAX as usize);
                 let text = listed.map(|row| row.id.to_string()).collect::<Vec<_>>().join(" ");
-                Read { text: format!("listed: {text}"), error: false, told: Vec::new() }
+                JobReport { text: format!("listed: {text}"), error: false, told: Vec::new() }
             }
-            JobWish::Status { job } => read_one(job, self.disk.job(job).filter(is_theirs)),
-            JobWish::Wait { job } | JobWish::Watch { job } | JobWish::Cancel { job } => {
+            JobToolRequest::Status { job } => read_one(job, self.disk.job(job).filter(is_theirs)),
+            JobToolRequest::Wait { job } | JobToolRequest::Watch { job } | JobToolRequest::Cancel { job } => {
                 let theirs = self.disk.job(job).filter(is_theirs);
+                let read = read_one(job, theirs);
                 if theirs.is_some_and(|row| row.progress.state.is_open()) {
-                    return self.fail(format!("{asked:?} is answered, and {job} is not over"));
+                    self.fail(format!("{wish:?} is answered, and {job} is not over"));
                 }
-                read_one(job, theirs)
+                read
             }
-            JobWish::Submit(_) => return self.fail(format!("{asked:?} has nothing to read")),
-        };
-        self.tell(Seen::Job(JobSeen::Read { asked, answer }));
+            JobToolRequest::Submit(_) => {
+                self.fail(format!("{wish:?} has nothing to read"));
+                JobReport { text: String::new(), error: true, told: Vec::new() }
+            }
+        }
     }
 }
 
-fn read_one(job: &JobId, theirs: Option<&JobRow>) -> Read {
+fn read_one(job: &JobId, theirs: Option<&JobRow>) -> JobReport {
     match theirs {
-        None => Read { text: format!("async job not found: {job}"), error: true, told: Vec::new() },
+        None => JobReport { text: format!("async job not found: {job}"), error: true, told: Vec::new() },
         Some(row) if row.progress.state.is_open() => {
-            Read { text: format!("open: {job}"), error: false, told: Vec::new() }
+            JobReport { text: format!("open: {job}"), error: false, told: Vec::new() }
         }
-        Some(_) => Read { text: format!("ended: {job}"), error: false, told: vec![job.clone()] },
+        Some(_) => JobReport { text: format!("ended: {job}"), error: false, told: vec![job.clone()] },
     }
 }
 
-/// What a runtime makes of such a call; none if it is no such call, or not one that can be understood.
-pub fn wish_of(call: &CallRecord) -> Option<JobWish> {
-    let job = || call.arguments.parse::<JobId>().ok();
-    Some(match call.name.as_str() {
+/// The request of a runtime for this call. None: it is not a job tool, or its arguments are invalid.
+pub fn job_request(turn: &str, step: u32, called: &CallRecord) -> Option<RuntimeRequest> {
+    let (turn, call) = (turn.to_owned(), called.id.clone());
+    let one = |turn, call| OneJobRequest { turn, step, call, job: called.arguments.clone() };
+    Some(match called.name.as_str() {
         "job_submit" => {
-            let priority: i32 = call.arguments.parse().ok()?;
+            let priority: i32 = called.arguments.parse().ok()?;
             let bin = ["sh", "date", "make", "sh", "nope"].get(usize::try_from(priority).ok()?)?;
-            let (args, stdin) = (vec![call.name.clone()], Vec::new());
-            let (bin, labels) = ((*bin).to_owned(), std::collections::BTreeMap::new());
-            JobWish::Submit(JobWork { bin, args, stdin, timeout_ms: 0, priority, output_bytes: 0, labels })
+            RuntimeRequest::JobSubmit(JobSubmitRequest {
+                turn,
+                step,
+                call,
+                bin: (*bin).to_owned(),
+                args: vec![called.name.clone()],
+                stdin: String::new(),
+                timeout_ms: 0,
+                priority,
+                labels: BTreeMap::new(),
+            })
         }
-        "job_list" => JobWish::List { status: None, limit: LIST_MAX },
-        "job_status" => JobWish::Status { job: job()? },
-        "job_wait" => JobWish::Wait { job: job()? },
-        "job_watch" => JobWish::Watch { job: job()? },
-        "job_cancel" => JobWish::Cancel { job: job()? },
+        "job_list" => {
+            RuntimeRequest::JobList(JobListRequest { turn, step, call, status: None, limit: Some(LIST_MAX) })
+        }
+        "job_status" => RuntimeRequest::JobStatus(one(turn, call)),
+        "job_wait" => RuntimeRequest::JobWait(one(turn, call)),
+        "job_watch" => RuntimeRequest::JobWatch(one(turn, call)),
+        "job_cancel" => RuntimeRequest::JobCancel(one(turn, call)),
         _ => return None,
     })
 }

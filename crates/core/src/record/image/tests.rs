@@ -16,7 +16,7 @@ fn an_image_needs_each_image_of_its_tools_and_its_runtime_once_and_no_program_of
         ..ImageRecord::default()
     };
     let row = ImageRow::agent("sha256:0".into(), "a:latest".into(), 7, record);
-    assert_eq!(row.held().needs, ["sha256:1", "sha256:2"]);
+    assert_eq!(row.fact().needs, ["sha256:1", "sha256:2"]);
 }
 
 #[test]

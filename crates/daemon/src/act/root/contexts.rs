@@ -1,5 +1,5 @@
-//! What an agent is told about itself and its surroundings, in words; written anew at every start, so that whatever was
-//! changed about it shows.
+//! The sections of the system prompt that describe an agent and its environment. Every start writes them again, so that they
+//! show all changes.
 
 use lodge_core::record::{ImageRecord, LimitsRecord, MountRecord, NetworkMode};
 use lodge_engine::SandboxPlan;
@@ -8,11 +8,11 @@ use super::configured_env;
 use super::mask;
 use crate::act::layout::Layout;
 
-/// The names of the sections that are ours.
+/// The names of Lodge's own sections.
 const AGENT: &str = "AGENT";
 const WORKSPACE: &str = "WORKSPACE";
 const MOUNTS: &str = "MOUNTS";
-/// More of a value than this is not told; programs see all of it.
+/// Longer values are cut here. Programs get the full value.
 const VALUE_CHARS_MAX: usize = 200;
 
 /// One section of the system prompt, and the file that it is in.
@@ -34,7 +34,7 @@ impl Section {
     }
 }
 
-/// Every section of the system prompt, in order. An image has none with a name of ours.
+/// Every section of the system prompt, in order. An image cannot have a section with one of Lodge's names.
 pub(in crate::act) fn contexts(layout: &Layout, plan: &SandboxPlan, image: &ImageRecord) -> Vec<Section> {
     let mut all = vec![
         Section::ours(AGENT, about_agent(layout, plan, image)),
@@ -186,7 +186,7 @@ fn about_mounts(layout: &Layout, mounts: &[MountRecord]) -> String {
     text
 }
 
-/// A section with a table, or nothing where the table would be empty.
+/// A section with a table. Empty if the table has no rows.
 fn table(title: &str, header: &[&str], rows: Vec<Vec<String>>) -> String {
     if rows.is_empty() {
         return String::new();
@@ -198,7 +198,7 @@ fn table(title: &str, header: &[&str], rows: Vec<Vec<String>>) -> String {
     format!("\n## {title}\n\n{}{}{rows}", line(&header), line(&rule))
 }
 
-/// Text of somebody else's that stays in its cell.
+/// Escapes untrusted text so that it stays in its table cell.
 fn cell(text: &str) -> String {
     let mut shown: String = one_line(text).replace('|', "\\|").chars().take(VALUE_CHARS_MAX).collect();
     if text.chars().count() > VALUE_CHARS_MAX {
@@ -208,7 +208,7 @@ fn cell(text: &str) -> String {
 }
 
 fn code(text: &str) -> String {
-    // A backtick would end it.
+    // A backtick would end the code span.
     format!("`{}`", cell(text).replace('`', "'"))
 }
 
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_wrote_stays_in_its_cell() {
+    fn untrusted_text_stays_in_its_cell() {
         assert_eq!(cell("a | b\nc"), "a \\| b\\nc");
         assert_eq!(code("a`b"), "`a'b`");
         assert_eq!(cell(&"x".repeat(300)), format!("{}…", "x".repeat(200)));
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_spans_are_told_in_the_unit_that_fits() {
+    fn sizes_and_spans_use_the_largest_exact_unit() {
         assert_eq!([bytes(512 << 20), bytes(1 << 30), bytes(1_000)], ["512 MiB", "1 GiB", "1000 bytes"]);
         assert_eq!([span(60_000), span(1_500)], ["60 s", "1500 ms"]);
     }

@@ -1,4 +1,4 @@
-//! The `/etc` of an agent: users, names and what programs of the host look up, with nothing of the host's people in it.
+//! The `/etc` of an agent: users, host names and name resolution. It contains nothing about the host's users.
 
 use std::path::Path;
 
@@ -9,11 +9,11 @@ use super::RootError;
 use super::tree::put;
 use crate::host_etc;
 
-/// The longest name that Linux takes for a host.
+/// The longest host name that Linux accepts.
 const HOSTNAME_MAX: usize = 63;
 const NOBODY: u32 = 65_534;
 
-/// What names resolve by in a sandbox.
+/// The configuration of name resolution in a sandbox.
 struct Resolver {
     /// `/etc/resolv.conf`.
     servers: String,
@@ -21,23 +21,23 @@ struct Resolver {
     hosts: String,
 }
 
-/// What names resolve by, for each kind of network.
+/// The name resolution of each network mode.
 fn resolver(reach: NetworkMode) -> Resolver {
     let own = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n".to_owned();
     match reach {
         NetworkMode::Host => {
             Resolver { servers: host_etc::text_of("resolv.conf"), hosts: host_etc::text_of("hosts") }
         }
-        // Nothing answers, so nothing is asked.
+        // Without a network there is no server to ask.
         NetworkMode::None => Resolver { servers: String::new(), hosts: own },
-        // The keeper puts the place of the gate, which resolves names outside, over this.
+        // The keeper mounts its own file over this one. It names the gate, which resolves names outside.
         NetworkMode::List | NetworkMode::Public | NetworkMode::Lan => {
             Resolver { servers: String::new(), hosts: own }
         }
     }
 }
 
-/// Writes what is the agent's own in its `/etc`. The copy of the host's is read beneath it.
+/// Writes the agent's own files of `/etc`. An overlay shows the copy of the host's files beneath them.
 pub(super) fn make(etc: &Path, plan: &SandboxPlan) -> Result<(), RootError> {
     let name = hostname(&plan.name);
     let reach = plan.spec.network.as_ref().map_or(NetworkMode::Host, |network| network.reach());
@@ -63,7 +63,7 @@ pub(super) fn make(etc: &Path, plan: &SandboxPlan) -> Result<(), RootError> {
     Ok(())
 }
 
-/// The texts of `passwd` and `group`: the sandbox's own user, and those whose files it sees.
+/// The texts of `passwd` and `group`: the sandbox's own user, and the owners of files that it sees.
 fn accounts(uid: u32, gid: u32, shell: &str) -> (String, String) {
     let mut passwd =
         format!("root:x:0:0:root:/root:/usr/sbin/nologin\nagent:x:{uid}:{gid}:agent:/home:{shell}\n");
@@ -77,7 +77,7 @@ fn accounts(uid: u32, gid: u32, shell: &str) -> (String, String) {
     (passwd, group)
 }
 
-/// The name of an agent as a host can have it.
+/// Converts the name of an agent to a valid host name.
 pub(in crate::act) fn hostname(name: &str) -> String {
     let allowed = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
     let name: String = name.chars().map(allowed).take(HOSTNAME_MAX).collect();
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_name_is_one_whatever_the_agent_is_called() {
+    fn every_agent_name_becomes_a_valid_host_name() {
         assert_eq!(hostname("coder"), "coder");
         assert_eq!(hostname("my_agent.two"), "my-agent-two");
         assert_eq!(hostname("…"), "agent");

@@ -1,9 +1,9 @@
-//! Which values of the environment are not written down for people and models to read.
+//! Decides which values of the environment are hidden from people and models.
 //!
-//! A value is masked when a word of its key says what it is (`DB_PASSWORD`, `GITHUB_TOKEN`), or when it looks like a
-//! credential itself. Programs get every value as it is; this is about what is told.
+//! A value is masked when a word of its key names a secret (`DB_PASSWORD`, `GITHUB_TOKEN`), or when the value looks like a
+//! credential. Programs get every value unmasked.
 
-/// What stands in place of a value.
+/// Replaces a masked value.
 pub(super) const MASKED: &str = "[masked]";
 
 /// Words of a key, between its underscores, that name a secret.
@@ -43,7 +43,7 @@ const SECRET_WORDS: &[&str] = &[
 /// Ends of a word that name a secret where no underscore sets it apart: `PGPASSWORD`, `MYSECRET`.
 const SECRET_ENDS: &[&str] = &["PASSWORD", "PASSWD", "SECRET", "TOKEN", "APIKEY"];
 
-/// How credentials that everybody knows begin.
+/// Prefixes of well-known credentials.
 const SECRET_BEGINNINGS: &[&str] = &[
     "sk-",
     "sk_live_",
@@ -63,13 +63,13 @@ const SECRET_BEGINNINGS: &[&str] = &[
     "-----BEGIN ",
 ];
 
-/// A value as it may be shown.
+/// The value, or [`MASKED`] if it is a secret.
 pub(crate) fn shown<'a>(key: &str, value: &'a str) -> &'a str {
     if is_secret_key(key) || is_secret_value(value) { MASKED } else { value }
 }
 
 fn is_secret_key(key: &str) -> bool {
-    // These two are directories wherever they occur.
+    // These two are always directories.
     if ["PWD", "OLDPWD"].contains(&key) {
         return false;
     }
@@ -82,7 +82,7 @@ fn is_secret_value(value: &str) -> bool {
     SECRET_BEGINNINGS.iter().any(|beginning| value.starts_with(beginning)) || has_userinfo(value)
 }
 
-/// Whether it is an address with a password in it.
+/// Whether the value is a URL with a password.
 fn has_userinfo(value: &str) -> bool {
     let Some((_, rest)) = value.split_once("://") else { return false };
     let authority = rest.split(['/', '?', '#']).next().unwrap_or(rest);
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_masked_when_its_key_or_its_looks_say_that_it_is_a_secret() {
+    fn a_value_is_masked_if_its_key_or_its_format_marks_a_secret() {
         for (key, value) in [
             ("DB_PASSWORD", "x"),
             ("PGPASSWORD", "x"),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_resembles_a_secret_is_shown() {
+    fn a_value_that_only_resembles_a_secret_is_shown() {
         for (key, value) in [
             ("KEYBOARD", "de"),
             ("MONKEY_NAME", "x"),

@@ -1,7 +1,7 @@
-//! An agent's root on disk: made anew from its image at every start, except what is the agent's own.
+//! An agent's root on disk. Every start creates it again from the image, except for the agent's own files.
 //!
-//! The sandbox is down while this runs, but it wrote here before: links are never followed, and directories of
-//! ours are replaced, not merged.
+//! The sandbox is down meanwhile, but its programs wrote here before: links are never followed, and Lodge's directories are
+//! replaced, not merged.
 
 mod contexts;
 mod etc;
@@ -27,14 +27,13 @@ use super::layout::{BIN_IMAGES, Layout, RUNTIME};
 use crate::host_trees::{HostTrees, link_target};
 use crate::images::CheckedPrograms;
 
-/// Parts of the root that are Lodge's: made again at every start. The last ones are places to mount something at, or
-/// links to it.
+/// Lodge's directories of the root, created again at every start. From `proc` on they are mount points, or links to those.
 const OURS: [&str; 13] =
     ["etc", "usr", "tmp", "opt", "proc", "dev", "sys", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
-/// Directories that the agent's programs may write to, and those that are made in them.
+/// Directories that the agent's programs may write to, and their subdirectories that every start creates.
 pub(super) const THEIRS: [&str; 4] = ["workspace", "tmp", "home", "var"];
 const IN_THEIRS: [&str; 5] = ["home/.config", "home/.cache", "home/.local", "home/.local/share", "var/lib"];
-/// Places that something else covers, so that no link from the root's path on the host can be there.
+/// Directories that a mount covers. A link from the root's path on the host cannot be in them.
 const COVERED: [&str; 10] = ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "proc", "dev", "sys"];
 
 #[derive(Debug, thiserror::Error)]
@@ -65,11 +64,11 @@ pub(super) enum RootError {
     NoRoom { bytes: u64 },
 }
 
-/// Where the files that came with an image are had from.
-pub(super) struct Files<'f> {
-    /// Reads the contents of one, checked; or says why not.
+/// Where the contents of an image's files come from.
+pub(super) struct FileSource<'f> {
+    /// Reads and verifies the contents of a file.
     pub contents: &'f dyn Fn(&FileRecord) -> Result<Vec<u8>, String>,
-    /// Whether the disk has room for so many bytes.
+    /// Whether the disk has space for this many bytes.
     pub room: &'f dyn Fn(u64) -> bool,
 }
 
@@ -81,18 +80,18 @@ pub(super) fn log_of(data_dir: &Path, agent: &AgentId) -> PathBuf {
     data_dir.join("logs").join(format!("{agent}.log"))
 }
 
-/// What an agent's root is made of.
-pub(super) struct Making<'m> {
+/// What an agent's root is created from.
+pub(super) struct RootInputs<'m> {
     pub plan: &'m SandboxPlan,
     pub image: &'m ImageRecord,
-    /// The stock runtime, as it is stored.
+    /// The path of the stock runtime in the state directory.
     pub runtime: &'m Path,
     pub host: &'m HostTrees,
 }
 
-/// Makes the root. Doing it twice gives the same.
-pub(super) fn make(root: &Path, making: &Making<'_>, files: &Files<'_>) -> Result<(), RootError> {
-    let Making { plan, image, host, .. } = *making;
+/// Creates the root. Idempotent.
+pub(super) fn make(root: &Path, inputs: &RootInputs<'_>, files: &FileSource<'_>) -> Result<(), RootError> {
+    let RootInputs { plan, image, host, .. } = *inputs;
     plan.spec.mounts.iter().try_for_each(check_mount)?;
     own_dir(root, None)?;
     for ours in OURS {
@@ -104,7 +103,7 @@ pub(super) fn make(root: &Path, making: &Making<'_>, files: &Files<'_>) -> Resul
     for theirs in THEIRS.iter().chain(&IN_THEIRS) {
         own_dir(&root.join(theirs), plan.uid)?;
     }
-    // Wiped like that, and one file system with it.
+    // `var/tmp` is cleared like `tmp`, and is on the same file system.
     link(Path::new("../tmp"), &root.join("var/tmp"))?;
     put(&root.join("etc/Agentfile"), &image.agentfile)?;
     put(&root.join(RUNTIME), b"")?;
@@ -112,18 +111,18 @@ pub(super) fn make(root: &Path, making: &Making<'_>, files: &Files<'_>) -> Resul
     etc::make(&root.join("etc"), plan)?;
     put_tools(root, plan)?;
     put_links(root, plan, host)?;
-    put_places(root, plan, host)?;
+    make_mount_points(root, plan, host)?;
     for mount in &plan.spec.mounts {
         make_target(root, plan, mount)?;
     }
-    describe(root, &Layout::private(), making)
+    describe(root, &Layout::private(), inputs)
 }
 
-/// Writes the files that describe the agent to its model and its runtime, for programs that see its root as `layout` says.
-pub(super) fn describe(root: &Path, layout: &Layout, making: &Making<'_>) -> Result<(), RootError> {
-    let Making { plan, image, runtime, .. } = *making;
+/// Writes the files that describe the agent to its model and its runtime, with the paths of `layout`.
+pub(super) fn describe(root: &Path, layout: &Layout, inputs: &RootInputs<'_>) -> Result<(), RootError> {
+    let RootInputs { plan, image, runtime, .. } = *inputs;
     let sections = contexts(layout, plan, image);
-    // A sandbox without a root of its own may run already. Links that it left there are not followed.
+    // A sandbox without a private root may run already. Links that its programs left here are not followed.
     for dir in ["etc", "etc/context"] {
         own_dir(&root.join(dir), None)?;
     }
@@ -135,7 +134,8 @@ pub(super) fn describe(root: &Path, layout: &Layout, making: &Making<'_>) -> Res
     put(&root.join("etc/agent.yaml"), yaml.as_bytes())
 }
 
-/// Every tool by its name in one directory: a link to a program of the host, or to where one of an image is bound.
+/// Creates one directory with all tools by name. Each is a link to a program of the host, or to the mount point of a program
+/// from an image.
 fn put_tools(root: &Path, plan: &SandboxPlan) -> Result<(), RootError> {
     if plan.spec.tools.iter().any(|tool| tool.image.is_some()) {
         own_dir(&root.join(BIN_IMAGES), None)?;
@@ -146,7 +146,7 @@ fn put_tools(root: &Path, plan: &SandboxPlan) -> Result<(), RootError> {
             Some(_) => {
                 let program = Path::new(&tool.name).join(&tool.name);
                 own_dir(&root.join(BIN_IMAGES).join(&tool.name), None)?;
-                // The program is bound over it: no path of the store leads into a sandbox.
+                // The program is bound over this file, so that no path of the store is visible in a sandbox.
                 put(&root.join(BIN_IMAGES).join(&program), b"")?;
                 link(&Path::new("../bin-images").join(program), &place)?;
             }
@@ -156,11 +156,12 @@ fn put_tools(root: &Path, plan: &SandboxPlan) -> Result<(), RootError> {
     Ok(())
 }
 
-/// Links that programs expect: to system directories of the host, to a shell, and from the root's path on the host.
+/// Creates the links that programs expect: to system directories of the host, to a shell, and from the root's path on the
+/// host.
 fn put_links(root: &Path, plan: &SandboxPlan, host: &HostTrees) -> Result<(), RootError> {
     for (place, to) in &host.links {
         let place = root.join(place.strip_prefix("/").unwrap_or(place));
-        make_way(root, plan, &place)?;
+        make_parents(root, plan, &place)?;
         link(to, &place)?;
     }
     if host.trees.is_empty() {
@@ -182,14 +183,14 @@ fn put_links(root: &Path, plan: &SandboxPlan, host: &HostTrees) -> Result<(), Ro
     link(Path::new("/"), &former)
 }
 
-/// Where the keeper mounts parts of the system: it finds every place, and needs no room on the disk to make one.
-fn put_places(root: &Path, plan: &SandboxPlan, host: &HostTrees) -> Result<(), RootError> {
+/// Creates the mount points for parts of the system. The keeper creates none, so it needs no space on the disk.
+fn make_mount_points(root: &Path, plan: &SandboxPlan, host: &HostTrees) -> Result<(), RootError> {
     for place in ["proc", "dev", "sys"] {
         own_dir(&root.join(place), None)?;
     }
     for tree in &host.trees {
         let place = root.join(tree.strip_prefix("/").unwrap_or(tree));
-        make_way(root, plan, &place)?;
+        make_parents(root, plan, &place)?;
         if tree.is_dir() {
             own_dir(&place, owner(root, plan, &place))?;
         } else if fs::symlink_metadata(&place).map_or(true, |found| !found.is_file()) {
@@ -200,18 +201,18 @@ fn put_places(root: &Path, plan: &SandboxPlan, host: &HostTrees) -> Result<(), R
     Ok(())
 }
 
-/// The directories above a place of the root, each a real one.
-fn make_way(root: &Path, plan: &SandboxPlan, place: &Path) -> Result<(), RootError> {
+/// Creates the parent directories of a path in the root. Links among them are replaced.
+fn make_parents(root: &Path, plan: &SandboxPlan, place: &Path) -> Result<(), RootError> {
     above(root, place).into_iter().try_for_each(|dir| own_dir(dir, owner(root, plan, dir)))
 }
 
-/// Who owns a directory: the agent's user, if his programs may write to it.
+/// The owner of a directory: the agent's user if its programs may write there.
 fn owner(root: &Path, plan: &SandboxPlan, dir: &Path) -> Option<u32> {
     let is_theirs = THEIRS.iter().any(|theirs| dir.starts_with(root.join(theirs)));
     if is_theirs { plan.uid } else { None }
 }
 
-/// The directories between the root and `target`, the highest first.
+/// The directories between the root and `target`, topmost first.
 fn above<'t>(root: &Path, target: &'t Path) -> Vec<&'t Path> {
     let above = target.ancestors().skip(1).take_while(|dir| *dir != root && dir.starts_with(root));
     let mut above: Vec<&Path> = above.collect();
@@ -219,8 +220,8 @@ fn above<'t>(root: &Path, target: &'t Path) -> Vec<&'t Path> {
     above
 }
 
-/// Writes the files that came with an image: all of them, or none that would take the room of others.
-fn put_files(dir: &Path, image: &ImageRecord, files: &Files<'_>) -> Result<(), RootError> {
+/// Writes the files of an image. If one fails, all are removed, so that a failed start takes no space.
+fn put_files(dir: &Path, image: &ImageRecord, files: &FileSource<'_>) -> Result<(), RootError> {
     let bytes = image.files.iter().map(|file| file.size.max(file.bytes.len() as u64)).sum();
     if bytes > 0 && !(files.room)(bytes) {
         return Err(RootError::NoRoom { bytes });
@@ -232,12 +233,12 @@ fn put_files(dir: &Path, image: &ImageRecord, files: &Files<'_>) -> Result<(), R
     };
     let done = image.files.iter().try_for_each(put_one);
     if done.is_err() && clear(dir).is_err() {
-        // The next attempt begins with that; why this one failed is what is to be told.
+        // An error here is ignored: the next attempt clears the directory, and the caller needs the first error.
     }
     done
 }
 
-/// What was there when the agent was created may be gone since, or have been replaced by a way to somewhere else.
+/// Checks that the source of a mount exists and still resolves to the path that was recorded when the agent was created.
 fn check_mount(mount: &MountRecord) -> Result<(), RootError> {
     let (host, target) = (mount.host.clone(), mount.target.clone());
     match fs::canonicalize(&mount.host) {
@@ -247,7 +248,7 @@ fn check_mount(mount: &MountRecord) -> Result<(), RootError> {
     }
 }
 
-/// The place that a mount will cover.
+/// Creates the mount point of a mount.
 fn make_target(root: &Path, plan: &SandboxPlan, mount: &MountRecord) -> Result<(), RootError> {
     let target = mount_target(root, &mount.target);
     above(root, &target).into_iter().try_for_each(|dir| own_dir(dir, plan.uid))?;
@@ -262,7 +263,7 @@ fn make_target(root: &Path, plan: &SandboxPlan, mount: &MountRecord) -> Result<(
     Ok(())
 }
 
-/// An image without the contents that are on disk already: what is left names them.
+/// Drops the contents that are on disk, and keeps the names and the rest of the image.
 pub(super) fn without_contents(mut image: ImageRecord) -> ImageRecord {
     image.agentfile = Vec::new();
     for file in &mut image.files {
@@ -274,8 +275,8 @@ pub(super) fn without_contents(mut image: ImageRecord) -> ImageRecord {
     image
 }
 
-/// What is bound into the sandbox beside its root: `/opt`, so that it cannot change it, the runtime, programs from
-/// images, and the operator's mounts. A program that was checked is bound only if it is that file.
+/// The binds of the sandbox: `/opt` (read-only), the runtime, programs from images, and the operator's mounts. A checked
+/// program is bound only if the file is still the one that was checked.
 pub(super) fn binds(root: &Path, plan: &SandboxPlan, runtime: &Path, checked: &CheckedPrograms) -> Vec<Bind> {
     let read_only = |source: PathBuf, target: PathBuf| {
         let checked = checked.get(&source).copied();
@@ -304,7 +305,7 @@ fn mount_target(root: &Path, target: &str) -> PathBuf {
     root.join(target.trim_start_matches('/'))
 }
 
-/// The whole environment of everything in the sandbox.
+/// The complete environment of every program in the sandbox.
 pub(super) fn environment(
     layout: &Layout,
     plan: &SandboxPlan,
@@ -316,7 +317,7 @@ pub(super) fn environment(
     env
 }
 
-/// The variables that people set, by key: those of the image, and before them those of the agent.
+/// The configured variables by key. Those of the agent override those of the image.
 fn configured_env(plan: &SandboxPlan, image: &ImageRecord) -> Vec<EnvRecord> {
     let mut all: BTreeMap<&str, EnvRecord> = BTreeMap::new();
     for var in &image.env {
@@ -326,18 +327,18 @@ fn configured_env(plan: &SandboxPlan, image: &ImageRecord) -> Vec<EnvRecord> {
         let description = all.get(key.as_str()).and_then(|var| var.description.clone());
         all.insert(key, EnvRecord { key: key.clone(), value: value.clone(), description });
     }
-    // What is reserved was refused when it was written; an older release may have known of less.
+    // Reserved keys are refused when they are set, but an older release may have accepted some.
     all.into_values().filter(|var| lodge_image::agentfile::check_env_key(&var.key).is_ok()).collect()
 }
 
-/// The settings in force: those of the image, and before them those of the agent.
+/// The effective settings. Those of the agent override those of the image.
 pub(super) fn configs(plan: &SandboxPlan, image: &ImageRecord) -> BTreeMap<String, String> {
     let mut configs = image.configs.clone();
     configs.extend(plan.spec.configs.clone());
     configs
 }
 
-/// Removes everything of an agent that is gone.
+/// Removes all files of a removed agent.
 pub(super) fn remove(data_dir: &Path, agent: &AgentId) -> Result<(), RootError> {
     clear(&root_of(data_dir, agent))?;
     clear(&log_of(data_dir, agent))

@@ -1,4 +1,4 @@
-//! Roots on disk.
+//! Tests of agent roots on disk.
 
 use lodge_core::record::{AgentSpec, ContextRecord, RuntimeRecord, ToolRecord};
 use lodge_exec::FileIdentity;
@@ -27,21 +27,26 @@ fn image() -> ImageRecord {
     }
 }
 
-/// As an earlier release kept them.
-fn kept(file: &FileRecord) -> Result<Vec<u8>, String> {
+/// Contents inside the record, as in earlier releases.
+fn inline_contents(file: &FileRecord) -> Result<Vec<u8>, String> {
     Ok(file.bytes.clone())
 }
 
 /// Where the stock runtime is stored.
 const STOCK: &str = "/state/bin/runtime-abc";
 
-fn made(root: &Path, plan: &SandboxPlan, image: &ImageRecord, files: &Files<'_>) -> Result<(), RootError> {
+fn make_root(
+    root: &Path,
+    plan: &SandboxPlan,
+    image: &ImageRecord,
+    files: &FileSource<'_>,
+) -> Result<(), RootError> {
     let host = HostTrees::of(&plan.spec, root);
-    let making = Making { plan, image, runtime: Path::new(STOCK), host: &host };
-    make(root, &making, files)
+    let inputs = RootInputs { plan, image, runtime: Path::new(STOCK), host: &host };
+    make(root, &inputs, files)
 }
 
-const KEPT: Files<'static> = Files { contents: &kept, room: &|_| true };
+const KEPT: FileSource<'static> = FileSource { contents: &inline_contents, room: &|_| true };
 
 fn plan(host: &Path) -> SandboxPlan {
     let tool = ToolRecord {
@@ -89,7 +94,7 @@ fn agent_yaml_has_every_documented_key_and_neither_values_nor_paths_of_the_host(
     let dir = tempfile::tempdir().unwrap();
     let (root, host) = (dir.path().join("root"), dir.path().canonicalize().unwrap().join("host"));
     fs::create_dir(&host).unwrap();
-    made(&root, &plan(&host), &image(), &KEPT).unwrap();
+    make_root(&root, &plan(&host), &image(), &KEPT).unwrap();
     let text = fs::read_to_string(root.join("etc/agent.yaml")).unwrap();
     let yaml: Value = serde_saphyr::from_str(&text).unwrap();
     let expected = json!({
@@ -121,13 +126,13 @@ fn agent_yaml_has_every_documented_key_and_neither_values_nor_paths_of_the_host(
     };
     let mut plan = plan(&host);
     plan.spec.runtime = Some(own);
-    made(&root, &plan, &image(), &KEPT).unwrap();
+    make_root(&root, &plan, &image(), &KEPT).unwrap();
     let text = fs::read_to_string(root.join("etc/agent.yaml")).unwrap();
     assert!(text.contains("host:loop") && !text.contains("abc"), "{text}");
 }
 
 #[test]
-fn the_agents_variables_go_before_the_images_and_reserved_ones_never_come_through() {
+fn variables_of_the_agent_override_those_of_the_image_and_reserved_ones_are_dropped() {
     let env = environment(&Layout::private(), &plan(Path::new("/h")), &image());
     let of = |key: &str| -> Vec<String> {
         let found = env.iter().filter(|(known, _)| known == key);
@@ -152,9 +157,9 @@ fn a_tool_from_an_image_is_bound_over_an_empty_file_and_one_of_the_host_is_linke
     plan.spec.tools.push(rg);
     let own = RuntimeRecord { path: "/state/registry/programs/2/loop".into(), ..RuntimeRecord::default() };
     plan.spec.runtime = Some(own);
-    made(&root, &plan, &image(), &KEPT).unwrap();
+    make_root(&root, &plan, &image(), &KEPT).unwrap();
     assert_eq!(fs::read_link(root.join("opt/bins/sh")).unwrap(), Path::new("/bin/sh"));
-    // By a way that is right wherever the root is.
+    // The link is relative, so it works wherever the root is mounted.
     assert_eq!(fs::read_link(root.join("opt/bins/rg")).unwrap(), Path::new("../bin-images/rg/rg"));
     let program = root.join("opt/bins/rg").canonicalize().unwrap();
     assert_eq!(program.metadata().map(|meta| (meta.is_file(), meta.len())).unwrap(), (true, 0));
@@ -174,12 +179,12 @@ fn a_tool_from_an_image_is_bound_over_an_empty_file_and_one_of_the_host_is_linke
 }
 
 #[test]
-fn the_root_has_an_etc_of_its_own_and_a_way_from_its_path_on_the_host() {
+fn the_root_has_its_own_etc_and_a_link_from_its_path_on_the_host() {
     let dir = tempfile::tempdir().unwrap();
     let base = dir.path().canonicalize().unwrap();
     let (root, host) = (base.join("root"), base.join("host"));
     fs::create_dir(&host).unwrap();
-    made(&root, &plan(&host), &image(), &KEPT).unwrap();
+    make_root(&root, &plan(&host), &image(), &KEPT).unwrap();
     let read = |name: &str| fs::read_to_string(root.join("etc").join(name)).unwrap();
     assert!(read("passwd").contains(":/home:/opt/bins/sh\n"));
     assert_eq!(read("hostname"), "one\n");
@@ -187,22 +192,22 @@ fn the_root_has_an_etc_of_its_own_and_a_way_from_its_path_on_the_host() {
     let former = root.join(root.strip_prefix("/").unwrap());
     assert_eq!(fs::read_link(former).unwrap(), Path::new("/"));
     assert_eq!(fs::read_link(root.join("var/tmp")).unwrap(), Path::new("../tmp"));
-    // Without programs of the host, a script still finds the agent's own shell.
+    // Without programs of the host, scripts use the agent's own shell.
     let mut plan = plan(&host);
     plan.spec.tools[0].image = Some("sh:latest@sha256:1".into());
-    made(&root, &plan, &image(), &KEPT).unwrap();
+    make_root(&root, &plan, &image(), &KEPT).unwrap();
     assert_eq!(fs::read_link(root.join("bin/sh")).unwrap(), Path::new("/opt/bins/sh"));
     assert!(!root.join("lib").exists() && !root.join("usr").exists());
 }
 
 #[test]
-fn what_is_told_of_files_follows_the_layout() {
+fn described_paths_follow_the_layout() {
     let dir = tempfile::tempdir().unwrap();
     let base = dir.path().canonicalize().unwrap();
     let (root, host) = (base.join("root"), base.join("host"));
     fs::create_dir(&host).unwrap();
     let (plan, image) = (plan(&host), image());
-    made(&root, &plan, &image, &KEPT).unwrap();
+    make_root(&root, &plan, &image, &KEPT).unwrap();
     let told = || {
         ["etc/agent.yaml", "etc/context/WORKSPACE.md", "etc/context/MOUNTS.md"]
             .map(|file| fs::read_to_string(root.join(file)).unwrap())
@@ -212,44 +217,44 @@ fn what_is_told_of_files_follows_the_layout() {
     let missing = lodge_exec::Layer { name: "private_root".into(), missing: Some("refused".into()) };
     let layout = Layout::of(&[missing], &root);
     let none = HostTrees::default();
-    let making = Making { plan: &plan, image: &image, runtime: Path::new(STOCK), host: &none };
-    describe(&root, &layout, &making).unwrap();
+    let inputs = RootInputs { plan: &plan, image: &image, runtime: Path::new(STOCK), host: &none };
+    describe(&root, &layout, &inputs).unwrap();
     for path in ["workspace", "mnt/x", "opt/bins/sh", "etc/context/SOUL.md"] {
         assert!(told().contains(root.join(path).to_str().unwrap()), "{path}: {}", told());
     }
 }
 
 #[test]
-fn a_file_whose_contents_cannot_be_had_is_told_by_its_name() {
+fn an_unreadable_file_is_named_in_the_error() {
     let dir = tempfile::tempdir().unwrap();
     let host = dir.path().canonicalize().unwrap().join("host");
     fs::create_dir(&host).unwrap();
-    let lost = Files { contents: &|_| Err("it is damaged".to_owned()), ..KEPT };
-    let made = made(&dir.path().join("root"), &plan(&host), &image(), &lost);
+    let lost = FileSource { contents: &|_| Err("it is damaged".to_owned()), ..KEPT };
+    let made = make_root(&dir.path().join("root"), &plan(&host), &image(), &lost);
     assert!(matches!(&made, Err(RootError::Contents { file, .. }) if file == "n.txt"), "{made:?}");
 }
 
 #[test]
-fn files_that_the_disk_has_no_room_for_are_not_begun() {
+fn files_are_not_written_if_the_disk_has_no_space_for_all() {
     let dir = tempfile::tempdir().unwrap();
     let host = dir.path().canonicalize().unwrap().join("host");
     fs::create_dir(&host).unwrap();
     let (root, image) = (dir.path().join("root"), image());
-    let full = Files { room: &|_| false, ..KEPT };
-    made(&root, &plan(&host), &image, &KEPT).unwrap();
-    let refused = made(&root, &plan(&host), &image, &full);
+    let full = FileSource { room: &|_| false, ..KEPT };
+    make_root(&root, &plan(&host), &image, &KEPT).unwrap();
+    let refused = make_root(&root, &plan(&host), &image, &full);
     assert!(matches!(refused, Err(RootError::NoRoom { bytes: 1.. })), "{refused:?}");
     assert!(!root.join("etc/data/n.txt").exists());
     let without = ImageRecord { files: Vec::new(), ..image };
-    made(&root, &plan(&host), &without, &full).unwrap();
+    make_root(&root, &plan(&host), &without, &full).unwrap();
 }
 
 #[test]
-fn a_mount_that_is_gone_or_leads_elsewhere_is_told_by_its_name() {
+fn a_missing_or_redirected_mount_is_named_in_the_error() {
     let dir = tempfile::tempdir().unwrap();
     let host = dir.path().canonicalize().unwrap().join("host");
     let fails = || {
-        let made = made(&dir.path().join("root"), &plan(&host), &image(), &KEPT);
+        let made = make_root(&dir.path().join("root"), &plan(&host), &image(), &KEPT);
         crate::chain(&made.unwrap_err())
     };
     let gone = fails();
@@ -260,7 +265,7 @@ fn a_mount_that_is_gone_or_leads_elsewhere_is_told_by_its_name() {
 }
 
 #[test]
-fn what_a_tool_left_in_the_place_of_a_mount_is_not_followed() {
+fn a_link_at_a_mount_point_is_not_followed() {
     let dir = tempfile::tempdir().unwrap();
     let base = dir.path().canonicalize().unwrap();
     let (root, host, victim) = (base.join("root"), base.join("host"), base.join("victim"));
@@ -276,14 +281,14 @@ fn what_a_tool_left_in_the_place_of_a_mount_is_not_followed() {
             fs::create_dir(root.join("mnt")).unwrap();
             std::os::unix::fs::symlink(link, root.join("mnt/x")).unwrap();
         }
-        made(&root, &plan(&host), &image(), &KEPT).unwrap();
+        make_root(&root, &plan(&host), &image(), &KEPT).unwrap();
         assert!(root.join("mnt/x").symlink_metadata().unwrap().is_file());
         assert_eq!(fs::read_to_string(victim.join("x")).unwrap(), "kept");
     }
 }
 
 #[test]
-fn what_a_tool_left_in_the_place_of_its_description_is_not_written_through() {
+fn a_link_at_a_description_file_is_not_written_through() {
     let dir = tempfile::tempdir().unwrap();
     let base = dir.path().canonicalize().unwrap();
     let (root, host, victim) = (base.join("root"), base.join("host"), base.join("victim"));
@@ -294,9 +299,9 @@ fn what_a_tool_left_in_the_place_of_its_description_is_not_written_through() {
         fs::write(victim.join(name), "kept").unwrap();
     }
     let (plan, image, none) = (plan(&host), image(), HostTrees::default());
-    let making = Making { plan: &plan, image: &image, runtime: Path::new(STOCK), host: &none };
+    let inputs = RootInputs { plan: &plan, image: &image, runtime: Path::new(STOCK), host: &none };
     let described = || {
-        describe(&root, &Layout::private(), &making).unwrap();
+        describe(&root, &Layout::private(), &inputs).unwrap();
         for name in ["file", "SOUL.md", "agent.yaml"] {
             assert_eq!(fs::read_to_string(victim.join(name)).unwrap(), "kept", "{name}");
         }
@@ -304,7 +309,7 @@ fn what_a_tool_left_in_the_place_of_its_description_is_not_written_through() {
         assert_eq!(fs::read_to_string(root.join("etc/context/SOUL.md")).unwrap(), "kind");
         assert!(root.join("etc/agent.yaml").symlink_metadata().unwrap().is_file());
     };
-    made(&root, &plan, &image, &KEPT).unwrap();
+    make_root(&root, &plan, &image, &KEPT).unwrap();
     let leave = |to: &Path, at: &str| {
         clear(&root.join(at)).unwrap();
         std::os::unix::fs::symlink(to, root.join(at)).unwrap();
@@ -316,14 +321,14 @@ fn what_a_tool_left_in_the_place_of_its_description_is_not_written_through() {
     described();
     leave(&victim, "etc");
     described();
-    // A second name of a file is not written to, either.
+    // A hard link is replaced, too, and not written to.
     clear(&root.join("etc/agent.yaml")).unwrap();
     fs::hard_link(victim.join("file"), root.join("etc/agent.yaml")).unwrap();
     described();
 }
 
 #[test]
-fn the_keeper_finds_every_place_that_it_mounts_something_at() {
+fn every_mount_point_of_the_keeper_exists() {
     let dir = tempfile::tempdir().unwrap();
     let base = dir.path().canonicalize().unwrap();
     let (root, host, victim) = (base.join("root"), base.join("host"), base.join("victim"));
@@ -339,15 +344,15 @@ fn the_keeper_finds_every_place_that_it_mounts_something_at() {
         plan.spec.tools.push(ToolRecord { path, ..plan.spec.tools[0].clone() });
     }
     let place = |path: &str| root.join(base.join(path).strip_prefix("/").unwrap());
-    made(&root, &plan, &image(), &KEPT).unwrap();
+    make_root(&root, &plan, &image(), &KEPT).unwrap();
     for dir in ["proc", "dev", "sys", "usr"] {
         assert!(root.join(dir).symlink_metadata().unwrap().is_dir(), "{dir}");
     }
     assert!(place("kit").is_dir() && place("alone").is_file());
-    // A link that was left on the way is replaced.
+    // A link in a parent directory is replaced.
     clear(&place("kit")).unwrap();
     std::os::unix::fs::symlink(&victim, place("kit")).unwrap();
-    made(&root, &plan, &image(), &KEPT).unwrap();
+    make_root(&root, &plan, &image(), &KEPT).unwrap();
     assert!(place("kit").symlink_metadata().unwrap().is_dir());
     assert_eq!(fs::read_dir(&victim).unwrap().count(), 0);
 }

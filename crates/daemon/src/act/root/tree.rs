@@ -1,5 +1,5 @@
-//! Directories and files of an agent's root, handled without trust in what a sandbox left there: links are never
-//! followed, and trees of any depth and mode go.
+//! Creates and removes directories and files of an agent's root. What a sandbox left there is not trusted: links are never
+//! followed, and trees of any depth and mode can be removed.
 
 use std::ffi::CStr;
 use std::fs;
@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::RootError;
 
-/// A real directory with the right owner: anything else of that name is removed first.
+/// Creates a directory with this owner. Anything else at this path is removed first.
 pub(super) fn own_dir(path: &Path, uid: Option<u32>) -> Result<(), RootError> {
     let failed = |cause| RootError::Io { path: path.to_owned(), cause };
     match fs::symlink_metadata(path) {
@@ -24,7 +24,7 @@ pub(super) fn own_dir(path: &Path, uid: Option<u32>) -> Result<(), RootError> {
         }
         Err(_) => fs::DirBuilder::new().recursive(true).mode(0o755).create(path).map_err(failed)?,
     }
-    // The mode survives a strict umask of whoever started the daemon.
+    // The daemon may have been started with a strict umask.
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(failed)?;
     match uid {
         Some(uid) => std::os::unix::fs::lchown(path, Some(uid), Some(uid)).map_err(failed),
@@ -32,7 +32,7 @@ pub(super) fn own_dir(path: &Path, uid: Option<u32>) -> Result<(), RootError> {
     }
 }
 
-/// Removes a file, a link or a whole tree. What is not there is removed already.
+/// Removes a file, a link or a tree. A missing path is a success.
 pub(super) fn clear(path: &Path) -> Result<(), RootError> {
     let removed = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -43,8 +43,8 @@ pub(super) fn clear(path: &Path) -> Result<(), RootError> {
     removed.map_err(|cause| RootError::Io { path: path.to_owned(), cause })
 }
 
-/// Removes a tree of any depth, with any names and modes, by two descriptors: every directory that is found below a
-/// child of the top is moved to the top, so that nothing lies deeper than that. Links are never followed.
+/// Removes a tree of any depth, with any names and modes, with two open descriptors: each directory below a child of the top
+/// is moved to the top, so that the recursion is never deeper than two levels. Links are never followed.
 fn remove_tree(path: &Path) -> io::Result<()> {
     let top = open_dir(rustix::fs::CWD, path)?;
     let mut moved = 0_u64;
@@ -64,7 +64,7 @@ fn remove_tree(path: &Path) -> io::Result<()> {
             let child = open_dir(&top, name)?;
             empty_into(&child, &top, &mut moved)?;
             match unlinkat(&top, name, AtFlags::REMOVEDIR) {
-                // Reading and removing at once may pass over entries; the next round finds them.
+                // Removing entries during the listing may skip some. The next round finds them.
                 Ok(()) | Err(Errno::NOTEMPTY) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -87,7 +87,7 @@ fn empty_into(child: &OwnedFd, top: &OwnedFd, moved: &mut u64) -> io::Result<()>
             unlinkat(child, name, AtFlags::empty())?;
             continue;
         }
-        // A directory moves only if it may be changed itself.
+        // Moving a directory changes its `..`, which needs write permission on it.
         make_mine(child, name)?;
         loop {
             *moved += 1;
@@ -110,25 +110,25 @@ fn is_dir(dir: &OwnedFd, name: &CStr) -> io::Result<bool> {
     Ok(FileType::from_raw_mode(found.st_mode).is_dir())
 }
 
-/// Opens a directory for reading, after giving its owner the right to.
+/// Makes a directory readable for its owner, and opens it.
 fn open_dir<P: rustix::path::Arg + Copy>(dir: impl AsFd, name: P) -> io::Result<OwnedFd> {
     make_mine(&dir, name)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(openat(dir, name, flags, Mode::empty())?)
 }
 
-/// Programs leave directories behind that their owner may not enter or change.
+/// Gives the owner all rights. Programs leave directories that their owner cannot enter or change.
 fn make_mine<P: rustix::path::Arg + Copy>(dir: impl AsFd, name: P) -> io::Result<()> {
     Ok(chmodat(dir, name, Mode::RWXU, AtFlags::empty())?)
 }
 
-/// A link of this name: anything else that has it is removed first.
+/// Creates a link. Anything else at this path is removed first.
 pub(super) fn link(to: &Path, path: &Path) -> Result<(), RootError> {
     clear(path)?;
     std::os::unix::fs::symlink(to, path).map_err(|cause| RootError::Io { path: path.to_owned(), cause })
 }
 
-/// A new file of this name: anything else that has it is removed first, and not written to.
+/// Creates a new file. Anything else at this path is removed first and never written to.
 pub(super) fn put(path: &Path, bytes: &[u8]) -> Result<(), RootError> {
     let failed = |cause| RootError::Io { path: path.to_owned(), cause };
     clear(path)?;
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_that_its_owner_may_not_enter_is_removed_and_what_links_lead_to_is_not() {
+    fn a_tree_without_permissions_is_removed_and_link_targets_are_not() {
         let dir = tempfile::tempdir().unwrap();
         let (tree, other) = (dir.path().join("tree"), dir.path().join("other"));
         fs::create_dir_all(tree.join("a/b")).unwrap();

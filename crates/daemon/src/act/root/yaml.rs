@@ -1,5 +1,5 @@
-//! `etc/agent.yaml`: the documented description of an agent, for people and for runtimes. No value of its environment and
-//! no path of the host's mounts stands in it.
+//! `etc/agent.yaml`: the documented description of an agent, for people and for runtimes. It contains no value of the
+//! environment and no host path of a mount.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::contexts::Section;
 use super::{configs, configured_env};
 use crate::act::layout::Layout;
 
-/// What the stock runtime is called.
+/// The reference of the stock runtime.
 const STOCK: &str = "lodge:runtime";
 
 #[derive(Serialize)]
@@ -22,13 +22,13 @@ struct AgentYaml<'a> {
     model: &'a str,
     workspace: PathBuf,
     image: Provenance<'a>,
-    runtime: Runtime,
+    runtime: YamlRuntime,
     configs: BTreeMap<&'a str, &'a str>,
-    capabilities: Vec<Described<'a>>,
-    envs: Vec<Env<'a>>,
-    mounts: Vec<Mount<'a>>,
-    context: Vec<Context<'a>>,
-    tools: Vec<Tool<'a>>,
+    capabilities: Vec<YamlCapability<'a>>,
+    envs: Vec<YamlEnv<'a>>,
+    mounts: Vec<YamlMount<'a>>,
+    context: Vec<YamlContext<'a>>,
+    tools: Vec<YamlTool<'a>>,
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     exec: &'a [String],
 }
@@ -40,28 +40,28 @@ struct Provenance<'a> {
 }
 
 #[derive(Serialize)]
-struct Runtime {
+struct YamlRuntime {
     r#ref: String,
     digest: String,
     binary: PathBuf,
 }
 
 #[derive(Serialize)]
-struct Described<'a> {
+struct YamlCapability<'a> {
     name: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     description: Option<&'a str>,
 }
 
 #[derive(Serialize)]
-struct Env<'a> {
+struct YamlEnv<'a> {
     key: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     description: Option<&'a str>,
 }
 
 #[derive(Serialize)]
-struct Mount<'a> {
+struct YamlMount<'a> {
     target: PathBuf,
     #[serde(skip_serializing_if = "Option::is_none")]
     description: Option<&'a str>,
@@ -69,7 +69,7 @@ struct Mount<'a> {
 }
 
 #[derive(Serialize)]
-struct Context<'a> {
+struct YamlContext<'a> {
     name: &'a str,
     file: PathBuf,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,7 +77,7 @@ struct Context<'a> {
 }
 
 #[derive(Serialize)]
-struct Tool<'a> {
+struct YamlTool<'a> {
     name: &'a str,
     description: &'a str,
     binary: PathBuf,
@@ -108,14 +108,17 @@ pub(super) fn agent_yaml(
             .spec
             .capabilities
             .iter()
-            .map(|name| Described { name, description: None })
+            .map(|name| YamlCapability { name, description: None })
             .collect(),
-        envs: env.iter().map(|var| Env { key: &var.key, description: var.description.as_deref() }).collect(),
+        envs: env
+            .iter()
+            .map(|var| YamlEnv { key: &var.key, description: var.description.as_deref() })
+            .collect(),
         mounts: plan
             .spec
             .mounts
             .iter()
-            .map(|mount| Mount {
+            .map(|mount| YamlMount {
                 target: layout.path(&mount.target),
                 description: mount.description.as_deref(),
                 read_only: mount.read_only,
@@ -123,7 +126,7 @@ pub(super) fn agent_yaml(
             .collect(),
         context: sections
             .iter()
-            .map(|section| Context {
+            .map(|section| YamlContext {
                 name: &section.name,
                 file: layout.path("etc/context").join(section.file()),
                 description: section.description.as_deref(),
@@ -133,7 +136,7 @@ pub(super) fn agent_yaml(
             .spec
             .tools
             .iter()
-            .map(|tool| Tool {
+            .map(|tool| YamlTool {
                 name: &tool.name,
                 description: &tool.description,
                 binary: layout.tool(&tool.name),
@@ -147,15 +150,15 @@ pub(super) fn agent_yaml(
     serde_saphyr::to_string(&yaml)
 }
 
-/// The stock one is stored under its digest.
-fn runtime(layout: &Layout, plan: &SandboxPlan, stock: &Path) -> Runtime {
+/// The file name of the stock runtime contains its digest.
+fn runtime(layout: &Layout, plan: &SandboxPlan, stock: &Path) -> YamlRuntime {
     let binary = layout.runtime();
     match &plan.spec.runtime {
-        Some(own) => Runtime { r#ref: own.source.clone(), digest: own.digest.clone(), binary },
+        Some(own) => YamlRuntime { r#ref: own.source.clone(), digest: own.digest.clone(), binary },
         None => {
             let name = stock.file_name().unwrap_or_default().to_string_lossy();
             let hex = name.rsplit('-').next().unwrap_or_default();
-            Runtime { r#ref: STOCK.to_owned(), digest: format!("sha256:{hex}"), binary }
+            YamlRuntime { r#ref: STOCK.to_owned(), digest: format!("sha256:{hex}"), binary }
         }
     }
 }

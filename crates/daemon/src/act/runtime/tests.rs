@@ -1,4 +1,4 @@
-//! What a runtime says, and what the daemon makes of it.
+//! Lines of runtimes, and how the daemon parses them.
 
 use std::collections::BTreeMap;
 
@@ -6,21 +6,21 @@ use serde_json::json;
 
 use super::*;
 
-fn asked(method: &str, fields: Value) -> Result<Ask, String> {
+fn parse_method(method: &str, fields: Value) -> Result<RuntimeCall, String> {
     let mut params = json!({"turn": "trn_1", "step": 2, "call": "c1"});
     let own = params.as_object_mut().unwrap();
     own.extend(fields.as_object().unwrap().clone());
     let line = json!({"jsonrpc": "2.0", "id": "x", "method": method, "params": params});
-    match read(line.to_string().as_bytes(), None) {
+    match parse_line(line.to_string().as_bytes(), None) {
         RuntimeLine::Request { ask, .. } => Ok(ask),
         RuntimeLine::BadRequest { why, .. } => Err(why),
         other => panic!("{other:?}"),
     }
 }
 
-fn wish(method: &str, fields: Value) -> JobWish {
-    match asked(method, fields).unwrap() {
-        Ask::Job { turn, step: 2, call, wish } => {
+fn job_request(method: &str, fields: Value) -> JobToolRequest {
+    match parse_method(method, fields).unwrap() {
+        RuntimeCall::Job { turn, step: 2, call, wish } => {
             assert_eq!((turn.as_str(), call.as_str()), ("trn_1", "c1"));
             wish
         }
@@ -29,21 +29,21 @@ fn wish(method: &str, fields: Value) -> JobWish {
 }
 
 #[test]
-fn what_is_asked_of_jobs_becomes_a_wish() {
+fn a_job_method_becomes_a_job_tool_request() {
     let job: JobId = "job_1".parse().unwrap();
     let one = json!({"job": "job_1"});
-    assert_eq!(wish("job/status", one.clone()), JobWish::Status { job: job.clone() });
-    assert_eq!(wish("job/wait", one.clone()), JobWish::Wait { job: job.clone() });
-    assert_eq!(wish("job/watch", one.clone()), JobWish::Watch { job: job.clone() });
-    assert_eq!(wish("job/cancel", one), JobWish::Cancel { job });
-    assert_eq!(wish("job/list", json!({})), JobWish::List { status: None, limit: 20 });
+    assert_eq!(job_request("job/status", one.clone()), JobToolRequest::Status { job: job.clone() });
+    assert_eq!(job_request("job/wait", one.clone()), JobToolRequest::Wait { job: job.clone() });
+    assert_eq!(job_request("job/watch", one.clone()), JobToolRequest::Watch { job: job.clone() });
+    assert_eq!(job_request("job/cancel", one), JobToolRequest::Cancel { job });
+    assert_eq!(job_request("job/list", json!({})), JobToolRequest::List { status: None, limit: 20 });
     let running = Some(JobState::Running);
     assert_eq!(
-        wish("job/list", json!({"status": "running", "limit": 5_000})),
-        JobWish::List { status: running, limit: 100 }
+        job_request("job/list", json!({"status": "running", "limit": 5_000})),
+        JobToolRequest::List { status: running, limit: 100 }
     );
     let full = json!({"bin": "make", "args": ["all"], "stdin": "x", "timeout_ms": 9, "priority": -1, "labels": {"a": "b"}});
-    let mut work = JobWork {
+    let mut work = JobSpec {
         bin: "make".into(),
         args: vec!["all".into()],
         stdin: b"x".to_vec(),
@@ -52,34 +52,37 @@ fn what_is_asked_of_jobs_becomes_a_wish() {
         output_bytes: 0,
         labels: BTreeMap::from([("a".into(), "b".into())]),
     };
-    assert_eq!(wish("job/submit", full), JobWish::Submit(work.clone()));
+    assert_eq!(job_request("job/submit", full), JobToolRequest::Submit(work.clone()));
     (work.args, work.stdin, work.labels) = Default::default();
     (work.timeout_ms, work.priority) = (0, 0);
-    assert_eq!(wish("job/submit", json!({"bin": "make"})), JobWish::Submit(work.clone()));
-    // Whether it may be so is not for this to say, nor to change.
+    assert_eq!(job_request("job/submit", json!({"bin": "make"})), JobToolRequest::Submit(work.clone()));
+    // The parser passes values on unchanged. The engine checks them.
     work.timeout_ms = u64::MAX;
-    assert_eq!(wish("job/submit", json!({"bin": "make", "timeout_ms": u64::MAX})), JobWish::Submit(work));
+    assert_eq!(
+        job_request("job/submit", json!({"bin": "make", "timeout_ms": u64::MAX})),
+        JobToolRequest::Submit(work)
+    );
 }
 
 #[test]
-fn what_a_model_wrote_wrongly_is_told_to_it_and_does_not_fail_its_turn() {
+fn invalid_arguments_of_a_model_become_a_tool_result_and_do_not_fail_the_turn() {
     for (method, fields, words) in [
         ("job/wait", json!({"job": "job_does_not_exist"}), "job_list shows them"),
         ("job/status", json!({"job": "trn_1"}), "async job not found: trn_1"),
         ("job/list", json!({"status": "over"}), "pending, running, done, error, cancelled"),
     ] {
-        match asked(method, fields).unwrap() {
-            Ask::Answer { text, error: true, step: 2, .. } => assert!(text.contains(words), "{text}"),
+        match parse_method(method, fields).unwrap() {
+            RuntimeCall::Answer { text, error: true, step: 2, .. } => assert!(text.contains(words), "{text}"),
             other => panic!("{other:?}"),
         }
     }
 }
 
 #[test]
-fn what_a_runtime_got_wrong_is_told_to_the_runtime() {
-    assert!(asked("job/wait", json!({})).unwrap_err().contains("job"));
-    assert!(asked("job/submit", json!({"args": []})).unwrap_err().contains("bin"));
-    assert!(asked("job/peek", json!({})).unwrap_err().contains("no method `job/peek`"));
+fn an_invalid_request_of_a_runtime_is_refused() {
+    assert!(parse_method("job/wait", json!({})).unwrap_err().contains("job"));
+    assert!(parse_method("job/submit", json!({"args": []})).unwrap_err().contains("bin"));
+    assert!(parse_method("job/peek", json!({})).unwrap_err().contains("no method `job/peek`"));
 }
 
 #[test]
@@ -112,11 +115,12 @@ fn every_answer_has_the_shape_that_the_protocol_promises() {
         ),
         (RuntimeAnswer::Compacted { from_turn: 3 }, json!({"from_turn": 3})),
     ] {
-        let line = super::answer(&AskId(json!("trn_1:m1")), Ok(answer));
+        let line = super::answer(&RuntimeCallId(json!("trn_1:m1")), Ok(answer));
         let line: Value = serde_json::from_slice(&line).unwrap();
         assert_eq!(line, json!({"jsonrpc": "2.0", "id": "trn_1:m1", "result": result}));
     }
-    let line = super::answer(&AskId(json!(4)), Err(lodge_engine::failure("turn.gone", "that turn is over")));
+    let line =
+        super::answer(&RuntimeCallId(json!(4)), Err(lodge_engine::failure("turn.gone", "that turn is over")));
     let line: Value = serde_json::from_slice(&line).unwrap();
     let error = json!({"code": -32000, "message": "that turn is over", "data": {"code": "turn.gone"}});
     assert_eq!(line, json!({"jsonrpc": "2.0", "id": 4, "error": error}));

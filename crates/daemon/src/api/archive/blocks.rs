@@ -1,6 +1,6 @@
-//! An archive in blocks, each of which is known again when the same archive is sent again: by everything that came up to
-//! its end. Whatever is computed after a block came is marked as work of that block, so an archive that kills the
-//! daemon is refused where it did, and another archive that begins the same is not.
+//! An archive in blocks. A block is identified by the digest of all bytes up to its end, so it is recognized when the
+//! same archive is sent again. Everything that is computed after a block arrived is marked as work of that block. So an
+//! archive that kills the daemon is refused at that block, and another archive with the same beginning is not.
 
 use axum::body::Bytes;
 use sha2::{Digest, Sha256};
@@ -14,14 +14,14 @@ const BLOCK: usize = 64 * 1024;
 
 /// The block is set aside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Quarantined;
+pub(super) struct QuarantinedBlock;
 
 /// Watches the work of a block, known by the digest of everything up to its end.
-pub(super) type WatchBlock<'a> = dyn Fn(&[u8]) -> Result<SuspectWatch, Quarantined> + 'a;
+pub(super) type WatchBlock<'a> = dyn Fn(&[u8]) -> Result<SuspectWatch, QuarantinedBlock> + 'a;
 
 pub(super) struct Blocks<'a> {
     pieces: mpsc::Receiver<Bytes>,
-    /// What came of the next block.
+    /// The bytes of the next block so far.
     rest: Bytes,
     so_far: Sha256,
     watch: &'a WatchBlock<'a>,
@@ -36,7 +36,7 @@ impl<'a> Blocks<'a> {
     }
 
     /// The next block; none at the archive's end. To be called on one thread only, as marks are of a thread.
-    pub fn next_block(&mut self) -> Result<Option<Bytes>, Quarantined> {
+    pub fn next_block(&mut self) -> Result<Option<Bytes>, QuarantinedBlock> {
         // Waiting is not computing.
         self.mark = None;
         let block = self.gather();
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use crate::suspects::Suspects;
 
-    /// The digests of the blocks of an archive that comes in pieces of so many bytes.
+    /// The digests of the blocks of an archive that arrives in pieces of this size.
     fn digests(archive: &[u8], piece: usize) -> Vec<Vec<u8>> {
         let dir = tempfile::tempdir().unwrap();
         let (suspects, _) = Suspects::open(dir.path(), "boot");
@@ -117,7 +117,7 @@ mod tests {
         let (sender, pieces) = mpsc::channel(1);
         sender.try_send(Bytes::from_static(b"bitter")).unwrap();
         drop(sender);
-        let mut blocks = Blocks::new(pieces, &|_| Err(Quarantined));
-        assert_eq!(blocks.next_block(), Err(Quarantined));
+        let mut blocks = Blocks::new(pieces, &|_| Err(QuarantinedBlock));
+        assert_eq!(blocks.next_block(), Err(QuarantinedBlock));
     }
 }

@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::blocks::{Blocks, Quarantined};
+use super::blocks::{Blocks, QuarantinedBlock};
 use crate::api::quarantine;
 use crate::images::ImageError;
 
@@ -20,7 +20,7 @@ pub(super) const PIECES_MAX: usize = 4;
 pub(super) const STALLED_AFTER: Duration = Duration::from_secs(60);
 /// Bytes of one piece of an export.
 const PIECE: usize = 128 * 1024;
-/// After so many bytes of an import, which may be packed, it is looked at what the disk has left.
+/// After this many bytes of an import, which may be compressed, the free disk space is checked.
 const LOOK_EVERY: u64 = 8 << 10;
 /// What it has to spare then: gzip packs no better than 1032 to one, and a reader takes at most as much again at once.
 const UNPACKED_MAX: u64 = 2 * 1_032 * LOOK_EVERY;
@@ -37,7 +37,7 @@ impl ExportWriter {
         ExportWriter { pieces, end, piece: Vec::with_capacity(PIECE) }
     }
 
-    /// Sends the rest; after a failure nobody must take what came for the whole.
+    /// Sends the rest. After a failure, the client must not take the output for the whole.
     pub fn over(mut self, written: Result<(), String>) {
         let last = match written {
             Ok(()) => Ok(Bytes::from(std::mem::take(&mut self.piece))),
@@ -46,7 +46,7 @@ impl ExportWriter {
                 Err(io::Error::other(why))
             }
         };
-        // Nobody may be there any more.
+        // The client may be gone.
         drop(self.send(last));
     }
 
@@ -108,7 +108,7 @@ impl ArchiveCut {
 /// What a client sends, to be read.
 pub(super) struct ImportReader<'a> {
     blocks: Blocks<'a>,
-    /// Whether the disk can spare so many bytes.
+    /// Whether the disk has this many bytes to spare.
     room: &'a dyn Fn(u64) -> bool,
     block: Bytes,
     read: u64,
@@ -133,7 +133,7 @@ impl Read for ImportReader<'_> {
             match self.blocks.next_block() {
                 Ok(Some(block)) => self.block = block,
                 Ok(None) => return Ok(0),
-                Err(Quarantined) => self.cut = Some(ArchiveCut::Quarantined),
+                Err(QuarantinedBlock) => self.cut = Some(ArchiveCut::Quarantined),
             }
         }
         if self.cut.is_none() && self.read >= self.look_at {
@@ -160,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads pieces in which there may be a thousand times as much, with a disk that has room for so many looks.
+    /// Reads pieces that may expand a thousandfold, with disk space for this many checks.
     fn read_with(looks: u64) -> (u64, Option<ArchiveCut>) {
         let (pieces, waiting) = mpsc::channel(PIECES_MAX);
         for _ in 0..PIECES_MAX {

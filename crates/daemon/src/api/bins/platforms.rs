@@ -1,5 +1,5 @@
-//! The platforms that there are. An image from elsewhere may name any; one that is built here for a platform that nobody
-//! has was meant for another.
+//! The known platforms. A foreign image may name any platform. A local build for an unknown platform is probably a
+//! mistake.
 
 use lodge_image::oci::Platform;
 
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_platform_that_nobody_has_is_told_with_the_one_that_was_meant() {
+    fn a_platform_that_nobody_has_is_reported_with_the_one_that_was_meant() {
         let told = |text: &str| unknown(&Platform::read(text).unwrap());
         for known in
             ["linux/amd64", "linux/x86_64", "linux/arm/v7", "macos/aarch64", "windows/386", "linux/riscv64"]

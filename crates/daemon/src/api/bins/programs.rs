@@ -1,4 +1,4 @@
-//! The programs that a tool is made of: files of this host that somebody names.
+//! The programs of a tool: files of this host that the request names.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -11,20 +11,20 @@ use lodge_proto::{BinProgram, ErrorBody};
 use super::platforms::unknown;
 use crate::images::ImageError;
 
-/// Bytes of all programs of one tool together: somebody waits while they are packed.
+/// Bytes of all programs of one tool: a client waits while they are packed.
 const PROGRAMS_MAX: u64 = 512 << 20;
 const READABLE: &str = "name a file that the daemon can read";
 
 /// A program that can be packed.
 #[derive(Debug)]
-pub(super) struct Program {
+pub(super) struct PackableProgram {
     pub platform: Platform,
     pub size: u64,
     path: String,
     file: File,
 }
 
-impl Program {
+impl PackableProgram {
     /// Reads it into the store, as the program of a tool.
     pub fn pack(mut self, new: &NewBin, blobs: &Blobs, pins: &Pins) -> Result<ProgramLayer, ErrorBody> {
         new.pack_program(blobs, pins, self.size, &mut self.file).map_err(|error| match error {
@@ -35,8 +35,8 @@ impl Program {
     }
 }
 
-/// Opens the program for each platform. Everything that can be told without reading them is told.
-pub(super) fn programs(given: &[BinProgram]) -> Result<Vec<Program>, ErrorBody> {
+/// Opens the program for each platform. All faults that are visible without reading the files are reported.
+pub(super) fn programs(given: &[BinProgram]) -> Result<Vec<PackableProgram>, ErrorBody> {
     let invalid = |what: String| {
         ErrorBody::new("params.invalid", what).hint("programs are named like `linux/amd64:/path/program`")
     };
@@ -63,7 +63,7 @@ pub(super) fn programs(given: &[BinProgram]) -> Result<Vec<Program>, ErrorBody> 
     for (platform, BinProgram { path, .. }) in platforms.into_iter().zip(given) {
         let (file, size) = open(path, left)?;
         left -= size;
-        programs.push(Program { platform, size, path: path.clone(), file });
+        programs.push(PackableProgram { platform, size, path: path.clone(), file });
     }
     Ok(programs)
 }
@@ -151,7 +151,7 @@ mod tests {
         assert!(asked(&many).unwrap_err().1.contains("at most"));
     }
     #[test]
-    fn a_program_that_changes_its_size_while_it_is_read_is_told_and_nothing_is_left_of_it() {
+    fn a_program_that_changes_its_size_while_it_is_read_is_reported_and_nothing_is_left_of_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rg");
         let blobs = Blobs::open(&dir.path().join("registry")).unwrap();

@@ -23,7 +23,7 @@ use crate::shell::Shell;
 const NAME_MAX: usize = 63;
 
 /// Where an Agentfile is.
-pub(in crate::api) enum Source<'a> {
+pub(in crate::api) enum AgentfileSource<'a> {
     /// A directory or a file of this host.
     Path(&'a str),
     /// Its text, without a directory.
@@ -38,32 +38,32 @@ pub(in crate::api) struct BuiltImage {
     /// The tools that it needs.
     pub with: Vec<ImageRow>,
     pub pins: Pins,
-    /// What it is called where nobody says so: its own NAME, or that of the directory that it was built from. Never
-    /// the NAME of a parent, whose name would then mean its child.
+    /// Its default name: its own NAME, or that of its directory. Never the NAME of a parent, which would then refer to
+    /// its child.
     pub called: Option<String>,
 }
 
-/// Builds an image. Every mistake in it is told at once. To be called where waiting holds nobody up.
+/// Builds an image. All mistakes are reported together. Call it where blocking is allowed.
 pub(in crate::api) fn build(
     shell: &Shell,
-    source: &Source<'_>,
+    source: &AgentfileSource<'_>,
     args: &BTreeMap<String, String>,
     watch: Arc<dyn TransferWatch>,
 ) -> Result<BuiltImage, ErrorBody> {
     let shelf = ImageResolver::new(shell, watch)?;
     let loaded = match source {
-        Source::Path(path) => agentfile::load_dir(Path::new(path), args, &shelf),
-        Source::Content(content) => agentfile::load_inline(content.as_bytes(), args, &shelf),
+        AgentfileSource::Path(path) => agentfile::load_dir(Path::new(path), args, &shelf),
+        AgentfileSource::Content(content) => agentfile::load_inline(content.as_bytes(), args, &shelf),
     };
     let loaded = loaded.map_err(|error| load_error(&error))?;
     let called = loaded.own_name.clone().or_else(|| match source {
-        Source::Path(path) => directory_name(Path::new(path)),
-        Source::Content(_) => None,
+        AgentfileSource::Path(path) => directory_name(Path::new(path)),
+        AgentfileSource::Content(_) => None,
     });
     crash::pill_at("build", called.as_deref().unwrap_or_default());
     let packed = pack_agent(&loaded).map_err(ImageError::from)?;
     let (with, pins) = shelf.taken();
-    shell.images.keep(&pins, &packed)?;
+    shell.images.store_packed(&pins, &packed)?;
     let record = record_of(loaded);
     let digest = packed.digest.to_string();
     let bytes = packed.blobs.iter().map(|blob| blob.bytes.len() as u64).sum();
@@ -93,7 +93,7 @@ fn plain_name(text: &str) -> Option<String> {
 pub(in crate::api) struct ImageResolver<'a> {
     shell: &'a Shell,
     watch: Arc<dyn TransferWatch>,
-    /// Holds the tools that were taken, whatever becomes of their names meanwhile.
+    /// Pins the resolved tools, even if their names change meanwhile.
     pins: Pins,
     bins: RefCell<BTreeMap<String, ImageRow>>,
 }
@@ -103,7 +103,7 @@ impl<'a> ImageResolver<'a> {
         Ok(ImageResolver { shell, watch, pins: shell.images.blobs()?.pins(), bins: RefCell::default() })
     }
 
-    /// The tools that were asked for.
+    /// The tools that the image needs.
     pub fn taken(self) -> (Vec<ImageRow>, Pins) {
         (self.bins.into_inner().into_values().collect(), self.pins)
     }
@@ -129,7 +129,7 @@ impl<'a> ImageResolver<'a> {
             // Only its digest was given: what it is called by itself is the same everywhere.
             Reference::Name(_) | Reference::Digest(_) => format!("{}@{}", found.record.name, found.digest),
         };
-        let row = self.shell.images.found(&self.pins, &found.digest, found.record.name)?;
+        let row = self.shell.images.load_row(&self.pins, &found.digest, found.record.name)?;
         self.bins.borrow_mut().insert(found.digest, row);
         Ok(pinned)
     }
@@ -153,7 +153,7 @@ impl<'a> ImageResolver<'a> {
             self.bring(ImageKind::Agent, &found.named, &remote)?;
         }
         self.keep_tools(&found.record)?;
-        Ok(self.shell.images.loaded(found.record)?)
+        Ok(self.shell.images.load_agentfile(found.record)?)
     }
 
     /// The tools of a parent are those of its child, too.

@@ -23,7 +23,7 @@ pub(in crate::api) fn check_env<'a>(
         }
         if value.contains('\0') {
             return Err(bad(format!("the value of `{key}` has a zero byte in it"))
-                .hint("no program can be given that; put it into a file"));
+                .hint("arguments cannot contain it; put it into a file"));
         }
     }
     if total > ENV_BYTES_MAX {

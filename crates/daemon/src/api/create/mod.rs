@@ -19,14 +19,14 @@ use lodge_model::ProvidersError;
 use lodge_proto::{AgentCreateParams, ErrorBody};
 use tokio::runtime::Handle;
 
-pub(in crate::api) use self::build::{BuiltImage, ImageResolver, Source, build};
+pub(in crate::api) use self::build::{AgentfileSource, BuiltImage, ImageResolver, build};
 pub(in crate::api) use self::env::check_env;
 pub(in crate::api) use self::mounts::mounts;
 use self::tools::{find_runtime, find_tool, runtime_named};
 pub(in crate::api) use self::tools::{host_runtime, image_runtime};
 use super::images;
-use super::methods::{Prepared, ask_prepared, internal};
-use crate::images::Arrived;
+use super::methods::{PreparedChange, ask_prepared, internal};
+use crate::images::UnrecordedImages;
 use crate::shell::Shell;
 use crate::view::no_image;
 use lodge_engine::{AgentCommand, Answer, Command, NameChoice, NewAgent, NewImage, RequestKey};
@@ -43,7 +43,7 @@ pub(super) async fn create(
     ask_prepared(shell, key, move |shell| prepare(shell, given, watch)).await
 }
 
-/// Which image somebody names, in one of the three ways.
+/// The image of a request, named in one of three ways.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::api) struct ImageSource<'a> {
     pub path: Option<&'a str>,
@@ -61,7 +61,7 @@ pub(in crate::api) struct AgentImage {
     pub named: String,
     /// What is in the store for it, until it is recorded.
     pub pins: Option<Pins>,
-    /// What an agent is called that nobody names.
+    /// The default name of the agent.
     name: String,
 }
 
@@ -73,8 +73,8 @@ pub(in crate::api) fn choose(
     watch: Arc<dyn TransferWatch>,
 ) -> Result<AgentImage, ErrorBody> {
     let source = match (named.path, named.content, named.image) {
-        (Some(path), None, None) => Source::Path(path),
-        (None, Some(content), None) => Source::Content(content),
+        (Some(path), None, None) => AgentfileSource::Path(path),
+        (None, Some(content), None) => AgentfileSource::Content(content),
         (None, None, Some(image)) if named.build_args.is_empty() => return found_or_announced(shell, image),
         (None, None, Some(image)) => {
             return Err(ErrorBody::new("params.invalid", format!("`{image}` is built already"))
@@ -101,14 +101,15 @@ fn found_or_announced(shell: &Shell, given: &str) -> Result<AgentImage, ErrorBod
             announced(shell, given, &remote.ok_or(error)?)
         }
         found => {
-            let images::Found { digest, named, record } = found?;
+            let images::StoredAgentImage { digest, named, record } = found?;
             let summary = shell.reader.here(|store| store.image_summary(&digest)).map_err(internal)?;
             let summary = summary.ok_or_else(|| no_image(given))?;
             let row = ImageRow {
                 digest,
                 name: summary.name,
                 bytes: summary.bytes,
-                // Should it be removed before this is recorded, nobody holds its contents: then they have to come again.
+                // If the image is removed before this is recorded, its contents are not pinned: they must be pulled
+                // again.
                 state: ImageState::Announced,
                 contents: ImageContents::Agent(record.clone()),
             };
@@ -121,7 +122,7 @@ fn found_or_announced(shell: &Shell, given: &str) -> Result<AgentImage, ErrorBod
 
 /// Of an image in a registry what it says of itself: the rest comes when the agent is started.
 fn announced(shell: &Shell, given: &str, remote: &RemoteImage) -> Result<AgentImage, ErrorBody> {
-    let Arrived { row, with, pins } = Handle::current().block_on(shell.images.announce(remote))?;
+    let UnrecordedImages { row, with, pins } = Handle::current().block_on(shell.images.announce(remote))?;
     let record = match &row.contents {
         ImageContents::Agent(record) => record.clone(),
         ImageContents::Bin(_) => return Err(images::wrong_kind(ImageKind::Agent, given).into()),
@@ -156,7 +157,7 @@ fn prepare(
     shell: &Shell,
     given: AgentCreateParams,
     watch: Arc<dyn TransferWatch>,
-) -> Result<Prepared, ErrorBody> {
+) -> Result<PreparedChange, ErrorBody> {
     let named = ImageSource {
         path: given.path.as_deref(),
         content: given.content.as_deref(),
@@ -192,12 +193,12 @@ fn prepare(
     let name = given.name.map_or(NameChoice::Like(name), NameChoice::Exactly);
     let command =
         Command::Agent(AgentCommand::Create(Box::new(NewAgent { name, called: named, image, spec })));
-    Ok(Prepared { command, pins: held.into_iter().flatten().collect() })
+    Ok(PreparedChange { command, pins: held.into_iter().flatten().collect() })
 }
 
-/// Refuses what can never name a model. Whether somebody offers it is found out when the agent starts.
+/// Refuses a text that can never name a model. Whether a provider offers the model is checked when the agent starts.
 pub(in crate::api) fn check_model(shell: &Shell, model: &str) -> Result<(), ErrorBody> {
-    match shell.providers.resolve(model) {
+    match shell.providers().resolve(model) {
         Err(error @ ProvidersError::BadModelName { .. }) => {
             let body = ErrorBody::new(error.code(), error.to_string());
             Err(match error.hint() {
@@ -212,7 +213,7 @@ pub(in crate::api) fn check_model(shell: &Shell, model: &str) -> Result<(), Erro
 pub(in crate::api) fn policy(word: &str) -> Result<Policy, ErrorBody> {
     Policy::from_word(word).ok_or_else(|| {
         ErrorBody::new("params.invalid", format!("`{word}` is no revival policy"))
-            .hint("revive goes on with the work of a process that died, reap drops it, ask waits for you")
+            .hint("`revive` continues the work of a process that died, `reap` drops it, `ask` waits for your decision")
     })
 }
 

@@ -10,7 +10,7 @@ use crate::shell::Shell;
 
 /// Mounts of one agent.
 const MOUNTS_MAX: usize = 64;
-/// Each is a path of the kernel's, and is told to the model.
+/// Each is a path of the kernel, and is shown to the model.
 const TARGET_BYTES_MAX: usize = 1_024;
 const DESCRIPTION_BYTES_MAX: usize = 1_024;
 /// Parts of an agent's root that are Lodge's: made again at every start, wiped, or kept for the agent.
@@ -20,7 +20,7 @@ const OURS: [&str; 13] =
 const OURS_ITSELF: [&str; 2] = ["home", "opt"];
 /// Parts of `/opt` that are Lodge's: tools, their images, and the runtime.
 const OURS_IN_OPT: [&str; 3] = ["bins", "bin-images", "lodge"];
-/// Where the kernel and its daemons keep what is no file of anybody's.
+/// Directories of the kernel and its daemons, which contain no ordinary files.
 const NOT_FILES: [&str; 4] = ["/proc", "/sys", "/dev", "/run"];
 /// People's disks, which some hosts put there.
 const REMOVABLE: &str = "/run/media";
@@ -65,7 +65,7 @@ enum MountRefusal {
     Socket,
     #[error("it is the whole host")]
     Host,
-    #[error("what lies in `{place}` is no file of anybody's")]
+    #[error("`{place}` contains no ordinary files")]
     Kernel { place: &'static str },
     #[error("it would show Lodge's own state directory to the agent")]
     State,
@@ -370,12 +370,12 @@ mod tests {
             ("", "host is not absolute"),
             ("/", "the whole host"),
             ("/..", "the whole host"),
-            ("/proc", "`/proc` is no file"),
-            ("/proc/self", "`/proc` is no file"),
-            ("/sys/kernel", "`/sys` is no file"),
-            ("/dev", "`/dev` is no file"),
+            ("/proc", "`/proc` contains no ordinary files"),
+            ("/proc/self", "`/proc` contains no ordinary files"),
+            ("/sys/kernel", "`/sys` contains no ordinary files"),
+            ("/dev", "`/dev` contains no ordinary files"),
             ("/dev/null", "neither a file"),
-            ("/run", "`/run` is no file"),
+            ("/run", "`/run` contains no ordinary files"),
         ] {
             world.refused(&[mount(host, "/mnt/x")], why);
         }

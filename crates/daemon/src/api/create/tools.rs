@@ -101,7 +101,7 @@ fn is_hidden(shell: &Shell, path: &Path) -> bool {
 pub(super) fn find_runtime(program: &str) -> Result<RuntimeRecord, ErrorBody> {
     let missing = |why: String| {
         ErrorBody::new("runtime.not_found", format!("RUNTIME: {why}"))
-            .hint("install that program on this host, or remove RUNTIME to have the stock one")
+            .hint("install that program on this host, or remove RUNTIME to use the stock runtime")
     };
     let path = find(program).ok_or_else(|| missing(absent(program)))?;
     // The real path, so that a link that is changed later leads nowhere else.

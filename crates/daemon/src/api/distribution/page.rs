@@ -4,19 +4,19 @@ use axum::http::{StatusCode, Uri};
 
 use super::RegistryRefusal;
 
-/// Items of a page when nobody says how many, and the most that one has.
+/// The default and the largest number of items per page.
 const PAGE_DEFAULT: usize = 100;
 const PAGE_MAX: usize = 1_000;
 
 /// A page, and where the next one is.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Page {
+pub(super) struct RegistryPage {
     pub items: Vec<String>,
     /// The header `Link`.
     pub link: Option<String>,
 }
 
-pub(super) fn paged(uri: &Uri, path: &str, mut items: Vec<String>) -> Result<Page, RegistryRefusal> {
+pub(super) fn paged(uri: &Uri, path: &str, mut items: Vec<String>) -> Result<RegistryPage, RegistryRefusal> {
     let (mut count, mut last) = (PAGE_DEFAULT, String::new());
     for (key, value) in form(uri.query().unwrap_or_default()) {
         match key.as_str() {
@@ -41,7 +41,7 @@ pub(super) fn paged(uri: &Uri, path: &str, mut items: Vec<String>) -> Result<Pag
     items.truncate(count);
     let link =
         items.last().filter(|_| more).map(|last| format!("<{path}?last={last}&n={count}>; rel=\"next\""));
-    Ok(Page { items, link })
+    Ok(RegistryPage { items, link })
 }
 
 /// The pairs of a query. Names and tags need no escapes but for a slash or a colon, which some write so.

@@ -2,45 +2,45 @@
 
 use lodge_image::Digest;
 
-/// Of a name; longer ones are nobody's.
+/// Of a name; longer names do not exist.
 const NAME_MAX: usize = 255;
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum RegistryRequest {
+pub(super) enum DistributionRequest {
     Base,
     Catalog,
     Tags { name: String },
-    Manifest { name: String, version: Version },
+    Manifest { name: String, version: ManifestReference },
     Blob { name: String, digest: Digest },
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Version {
+pub(super) enum ManifestReference {
     Tag(String),
     Digest(Digest),
 }
 
-impl RegistryRequest {
-    pub fn read(rest: &str) -> Option<RegistryRequest> {
+impl DistributionRequest {
+    pub fn read(rest: &str) -> Option<DistributionRequest> {
         if rest.is_empty() {
-            return Some(RegistryRequest::Base);
+            return Some(DistributionRequest::Base);
         }
         if rest == "_catalog" {
-            return Some(RegistryRequest::Catalog);
+            return Some(DistributionRequest::Catalog);
         }
         if let Some(name) = rest.strip_suffix("/tags/list") {
-            return Some(RegistryRequest::Tags { name: named(name)? });
+            return Some(DistributionRequest::Tags { name: named(name)? });
         }
         let (head, last) = rest.rsplit_once('/')?;
         if let Some(name) = head.strip_suffix("/manifests") {
             let version = match last.parse() {
-                Ok(digest) => Version::Digest(digest),
-                Err(_) => Version::Tag(last.to_owned()),
+                Ok(digest) => ManifestReference::Digest(digest),
+                Err(_) => ManifestReference::Tag(last.to_owned()),
             };
-            return Some(RegistryRequest::Manifest { name: named(name)?, version });
+            return Some(DistributionRequest::Manifest { name: named(name)?, version });
         }
         let name = head.strip_suffix("/blobs")?;
-        Some(RegistryRequest::Blob { name: named(name)?, digest: last.parse().ok()? })
+        Some(DistributionRequest::Blob { name: named(name)?, digest: last.parse().ok()? })
     }
 }
 
@@ -48,7 +48,7 @@ fn named(name: &str) -> Option<String> {
     (!name.is_empty() && name.len() <= NAME_MAX).then(|| name.to_owned())
 }
 
-/// Whether a name can be asked for by clients that keep to the rules.
+/// Whether clients that follow the specification can request a name.
 pub(super) fn is_repository(name: &str) -> bool {
     let part = |part: &str| {
         part.starts_with(|first: char| first.is_ascii_lowercase() || first.is_ascii_digit())
@@ -65,26 +65,32 @@ mod tests {
     #[test]
     fn paths_are_read_from_their_end_whatever_the_name_is() {
         let digest = Digest::of(b"x");
-        let check = |rest: &str, wanted: Option<RegistryRequest>| {
-            assert_eq!(RegistryRequest::read(rest), wanted, "{rest}")
+        let check = |rest: &str, wanted: Option<DistributionRequest>| {
+            assert_eq!(DistributionRequest::read(rest), wanted, "{rest}")
         };
         let name = |text: &str| text.to_owned();
-        check("", Some(RegistryRequest::Base));
-        check("_catalog", Some(RegistryRequest::Catalog));
-        check("a/tags/list", Some(RegistryRequest::Tags { name: name("a") }));
-        check("a/b/c/tags/list", Some(RegistryRequest::Tags { name: name("a/b/c") }));
-        let version = || Version::Tag(name("v1"));
-        check("a/manifests/v1", Some(RegistryRequest::Manifest { name: name("a"), version: version() }));
-        check("a/b/manifests/v1", Some(RegistryRequest::Manifest { name: name("a/b"), version: version() }));
+        check("", Some(DistributionRequest::Base));
+        check("_catalog", Some(DistributionRequest::Catalog));
+        check("a/tags/list", Some(DistributionRequest::Tags { name: name("a") }));
+        check("a/b/c/tags/list", Some(DistributionRequest::Tags { name: name("a/b/c") }));
+        let version = || ManifestReference::Tag(name("v1"));
+        check("a/manifests/v1", Some(DistributionRequest::Manifest { name: name("a"), version: version() }));
+        check(
+            "a/b/manifests/v1",
+            Some(DistributionRequest::Manifest { name: name("a/b"), version: version() }),
+        );
         check(
             "manifests/manifests/v1",
-            Some(RegistryRequest::Manifest { name: name("manifests"), version: version() }),
+            Some(DistributionRequest::Manifest { name: name("manifests"), version: version() }),
         );
         check(
             &format!("a/manifests/{digest}"),
-            Some(RegistryRequest::Manifest { name: name("a"), version: Version::Digest(digest) }),
+            Some(DistributionRequest::Manifest {
+                name: name("a"),
+                version: ManifestReference::Digest(digest),
+            }),
         );
-        check(&format!("a/b/blobs/{digest}"), Some(RegistryRequest::Blob { name: name("a/b"), digest }));
+        check(&format!("a/b/blobs/{digest}"), Some(DistributionRequest::Blob { name: name("a/b"), digest }));
         for nothing in [
             "a",
             "a/b",

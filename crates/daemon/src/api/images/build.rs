@@ -6,8 +6,8 @@ use lodge_image::registry::TransferWatch;
 use lodge_proto::{ErrorBody, ImageBuildParams};
 
 use super::find::{tagged, tags_of};
-use crate::api::create::{BuiltImage, Source, build};
-use crate::api::methods::{Prepared, ask_prepared};
+use crate::api::create::{AgentfileSource, BuiltImage, build};
+use crate::api::methods::{PreparedChange, ask_prepared};
 use crate::shell::Shell;
 use lodge_engine::{Answer, Command, ImageCommand, NewImage, RequestKey};
 
@@ -24,10 +24,10 @@ fn prepare(
     shell: &Shell,
     given: &ImageBuildParams,
     watch: Arc<dyn TransferWatch>,
-) -> Result<Prepared, ErrorBody> {
+) -> Result<PreparedChange, ErrorBody> {
     let source = match (&given.path, &given.content) {
-        (Some(path), None) => Source::Path(path),
-        (None, Some(content)) => Source::Content(content),
+        (Some(path), None) => AgentfileSource::Path(path),
+        (None, Some(content)) => AgentfileSource::Content(content),
         (Some(_), Some(_)) | (None, None) => {
             return Err(ErrorBody::new("params.invalid", "name exactly one of `path` and `content`")
                 .hint("`path` is a directory or an Agentfile of this host, `content` an Agentfile's text"));
@@ -47,5 +47,5 @@ fn prepare(
         row.name.clone_from(first);
     }
     let command = Command::Image(ImageCommand::Add(Box::new(NewImage { row, with, tags })));
-    Ok(Prepared { command, pins: vec![pins] })
+    Ok(PreparedChange { command, pins: vec![pins] })
 }

@@ -1,4 +1,4 @@
-//! Which image somebody means.
+//! Finds the image that a request names.
 
 use lodge_core::record::{BinImageRecord, ImageKind, ImageRecord};
 use lodge_image::{Reference, TaggedName};
@@ -9,54 +9,54 @@ use crate::read_view::ReadView;
 
 /// Names that one call gives.
 const TAGS_MAX: usize = 64;
-/// Names that a refusal tells.
+/// Names that a refusal lists.
 const TAGS_SHOWN: usize = 5;
 /// Letters of a digest that are a tag.
 const DIGEST_TAG: usize = 12;
 
 /// An image of the store.
 #[derive(Debug, Clone)]
-pub(in crate::api) struct Located {
+pub(in crate::api) struct StoredImage {
     pub digest: String,
-    /// The name that it was asked for by, if that is not its digest.
+    /// The requested name, if it is not the digest.
     pub reference: Option<String>,
     pub kind: ImageKind,
 }
 
 /// An agent's image of the store.
 #[derive(Debug, Clone)]
-pub(in crate::api) struct Found {
+pub(in crate::api) struct StoredAgentImage {
     pub digest: String,
-    /// As it was asked for: `name:tag`, or its digest.
+    /// As requested: `name:tag`, or the digest.
     pub named: String,
     pub record: ImageRecord,
 }
 
 /// A tool of the store.
 #[derive(Debug, Clone)]
-pub(in crate::api) struct FoundBin {
+pub(in crate::api) struct StoredTool {
     pub digest: String,
-    /// The name that it was asked for by, if that is not its digest.
+    /// The requested name, if it is not the digest.
     pub named: Option<String>,
     pub record: BinImageRecord,
 }
 
 /// An agent's image by name, by digest, or by a unique beginning of one.
-pub(in crate::api) fn find(at: &ReadView<'_>, given: &str) -> Result<Found, LookupError> {
-    let Located { digest, reference, .. } = located(at, ImageKind::Agent, given)?;
+pub(in crate::api) fn find(at: &ReadView<'_>, given: &str) -> Result<StoredAgentImage, LookupError> {
+    let StoredImage { digest, reference, .. } = located(at, ImageKind::Agent, given)?;
     let record = at.store.image(&digest)?.ok_or_else(|| no_image(given))?;
-    Ok(Found { named: reference.unwrap_or_else(|| digest.clone()), digest, record })
+    Ok(StoredAgentImage { named: reference.unwrap_or_else(|| digest.clone()), digest, record })
 }
 
 /// A tool by name, by digest, or by a unique beginning of one.
-pub(in crate::api) fn find_bin(at: &ReadView<'_>, given: &str) -> Result<FoundBin, LookupError> {
-    let Located { digest, reference: named, .. } = located(at, ImageKind::Bin, given)?;
+pub(in crate::api) fn find_bin(at: &ReadView<'_>, given: &str) -> Result<StoredTool, LookupError> {
+    let StoredImage { digest, reference: named, .. } = located(at, ImageKind::Bin, given)?;
     let record = at.store.bin_image(&digest)?.ok_or_else(|| no_tool(given, Vec::new()))?;
-    Ok(FoundBin { digest, named, record })
+    Ok(StoredTool { digest, named, record })
 }
 
 /// An image that has to be of a kind.
-pub(super) fn located(at: &ReadView<'_>, kind: ImageKind, given: &str) -> Result<Located, LookupError> {
+pub(super) fn located(at: &ReadView<'_>, kind: ImageKind, given: &str) -> Result<StoredImage, LookupError> {
     let located = locate(at, given).map_err(|error| match (kind, error) {
         (ImageKind::Bin, LookupError::NoImage { .. }) => no_tool(given, other_tags(at, given)),
         (ImageKind::Agent | ImageKind::Bin, error) => error,
@@ -65,7 +65,7 @@ pub(super) fn located(at: &ReadView<'_>, kind: ImageKind, given: &str) -> Result
 }
 
 /// An image of any kind.
-pub(in crate::api) fn locate(at: &ReadView<'_>, given: &str) -> Result<Located, LookupError> {
+pub(in crate::api) fn locate(at: &ReadView<'_>, given: &str) -> Result<StoredImage, LookupError> {
     let beginning = match Reference::read(given)? {
         Reference::Name(tagged) => match at.store.image_ref(tagged.as_str())? {
             Some(row) => return with_kind(at, given, row.digest, Some(row.reference)),
@@ -89,10 +89,10 @@ fn with_kind(
     given: &str,
     digest: String,
     reference: Option<String>,
-) -> Result<Located, LookupError> {
+) -> Result<StoredImage, LookupError> {
     let summary = at.store.image_summary(&digest)?;
     let kind = summary.ok_or_else(|| no_image(given))?.kind;
-    Ok(Located { digest, reference, kind })
+    Ok(StoredImage { digest, reference, kind })
 }
 
 /// What was named is there, and is not what was wanted.
@@ -108,7 +108,7 @@ fn no_tool(given: &str, tags: Vec<String>) -> LookupError {
     LookupError::NoTool { given: given.to_owned(), tags }
 }
 
-/// The tags that there are, for somebody who left the tag out or gave a wrong one.
+/// The existing tags, for a request without a tag or with a wrong one.
 fn other_tags(at: &ReadView<'_>, given: &str) -> Vec<String> {
     let Ok(tagged) = TaggedName::read(given) else { return Vec::new() };
     let Some((name, _)) = tagged.as_str().rsplit_once(':') else { return Vec::new() };
@@ -120,7 +120,7 @@ fn other_tags(at: &ReadView<'_>, given: &str) -> Vec<String> {
 pub(in crate::api) fn tags_of(given: &[String]) -> Result<Vec<String>, ErrorBody> {
     if given.len() > TAGS_MAX {
         return Err(ErrorBody::new("params.invalid", format!("at most {TAGS_MAX} names at once"))
-            .hint("give the rest with `lodge image tag`"));
+            .hint("add the others with `lodge image tag`"));
     }
     let mut tags = given.iter().map(|tag| tagged(tag)).collect::<Result<Vec<_>, _>>()?;
     tags.sort();
@@ -141,7 +141,7 @@ pub(in crate::api) fn free_for(kind: ImageKind, tags: &[String]) -> Result<(), E
     }
 }
 
-/// The tag of an image that nobody gives one.
+/// The tag of an image without a given one.
 pub(in crate::api) fn digest_tag(hex: &str) -> &str {
     hex.get(..DIGEST_TAG).unwrap_or(hex)
 }

@@ -22,7 +22,7 @@ use serde_json::Value;
 use self::build::build_image;
 pub(in crate::api) use self::errors::{LookupError, ObtainError};
 pub(in crate::api) use self::find::{
-    Found, digest_tag, find, find_bin, free_for, locate, tagged, tags_of, wrong_kind,
+    StoredAgentImage, digest_tag, find, find_bin, free_for, locate, tagged, tags_of, wrong_kind,
 };
 pub(in crate::api) use self::transfer::{bring, name_of, pull, push};
 use super::methods::{Reply, changed, internal, no_method, page, reply};
@@ -36,7 +36,7 @@ use crate::shell::Shell;
 use crate::suspects::carry;
 use crate::view;
 use crate::view::no_image;
-use lodge_engine::{Answer, Command, ImageCommand, ImageGiven, RequestKey};
+use lodge_engine::{Answer, Command, ImageCommand, ImageSelector, RequestKey};
 
 pub(super) async fn call(
     shell: &Arc<Shell>,
@@ -124,15 +124,17 @@ async fn tag(
 ) -> Result<Answer, ErrorBody> {
     let tags = tags_of(&given.tags)?;
     if tags.is_empty() {
-        return Err(ErrorBody::new("params.invalid", "no name was given").hint("`tags` has one at least"));
+        return Err(
+            ErrorBody::new("params.invalid", "no name was given").hint("give at least one tag in `tags`")
+        );
     }
     let located = shell.read(move |at| locate(at, &given.image)).await?;
     free_for(located.kind, &tags)?;
     Ok(shell.ask(key, Command::Image(ImageCommand::Tag { digest: located.digest, tags })).await?)
 }
 
-/// Takes a name, or an image, away. What is of the other kind is left alone: people who look at one list do not mean what
-/// stands in the other.
+/// Removes a name or an image. Entries of the other kind are left alone: a user who reads one list does not mean
+/// entries of the other.
 pub(in crate::api) async fn remove(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
@@ -141,8 +143,8 @@ pub(in crate::api) async fn remove(
 ) -> Result<Answer, ErrorBody> {
     let (located, used_by) = shell.read(move |at| used(at, kind, &given)).await?;
     let given = match located.reference {
-        Some(reference) => ImageGiven::Ref(reference),
-        None => ImageGiven::Digest(located.digest),
+        Some(reference) => ImageSelector::Ref(reference),
+        None => ImageSelector::Digest(located.digest),
     };
     Ok(shell.ask(key, Command::Image(ImageCommand::Remove { given, used_by })).await?)
 }
@@ -152,7 +154,7 @@ fn used(
     at: &ReadView<'_>,
     kind: ImageKind,
     given: &str,
-) -> Result<(find::Located, Vec<String>), LookupError> {
+) -> Result<(find::StoredImage, Vec<String>), LookupError> {
     let located = find::located(at, kind, given)?;
     let used_by = at.store.agents_of_image(&located.digest)?;
     Ok((located, used_by))
@@ -173,7 +175,7 @@ async fn difference(shell: &Arc<Shell>, given: ImageDiffParams) -> Result<ImageD
         };
         let (from, to) =
             shell.read_here(|at| Ok::<_, ErrorBody>((whole(at, &given.from)?, whole(at, &given.to)?)))?;
-        let read = |found: &Found| shell.images.loaded(found.record.clone());
+        let read = |found: &StoredAgentImage| shell.images.load_agentfile(found.record.clone());
         let changes = diff::diff(&read(&from)?, &read(&to)?, limits::unasked);
         let changes = changes.into_iter().map(change).collect();
         Ok(ImageDiff { from: from.digest, to: to.digest, changes })

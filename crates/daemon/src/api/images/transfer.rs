@@ -9,14 +9,14 @@ use lodge_proto::{ErrorBody, ImagePushed};
 
 use super::errors::{LookupError, ObtainError};
 use super::find::{digest_tag, free_for, located, tags_of, wrong_kind};
-use crate::api::methods::{Prepared, Reply, detached, record};
-use crate::images::{Arrived, ImageError};
+use crate::api::methods::{PreparedChange, Reply, detached, record};
+use crate::images::{ImageError, UnrecordedImages};
 use crate::shell::Shell;
 use crate::tasks::TaskKind;
 use crate::view;
 use lodge_engine::{Answer, Command, ImageCommand, NewImage, RequestKey};
 
-/// Brings an image with what it needs, and gives it the name that it was asked for by.
+/// Pulls an image and its dependencies, and gives it the requested name.
 pub(in crate::api) async fn pull(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
@@ -34,7 +34,7 @@ pub(in crate::api) async fn pull(
     }
     free_for(kind, &tags)?;
     let begun = shell.clone();
-    // Somebody who leaves does not break a download off that is to be recorded under his request.
+    // A disconnected client does not abort a download that will be recorded under its request.
     detached(shell, async move { Ok(bring(&begun, key, kind, (&given, &remote), tags, watch).await?) }).await
 }
 
@@ -48,7 +48,7 @@ pub(in crate::api) async fn bring(
     watch: Arc<dyn TransferWatch>,
 ) -> Result<Answer, ObtainError> {
     let fetched = shell.images.pull(remote, watch).await;
-    // What came so far is kept for the next try; everything else belongs to nobody.
+    // The received bytes are kept for the next attempt. Other contents have no owner.
     let is_resumable = fetched.as_ref().is_err_and(ImageError::is_resumable);
     let recorded = match fetched {
         Ok(arrived) => record_arrived(shell, key, kind, given, arrived, tags).await,
@@ -65,7 +65,7 @@ async fn record_arrived(
     key: Option<RequestKey>,
     kind: ImageKind,
     given: &str,
-    Arrived { row, with, pins }: Arrived,
+    UnrecordedImages { row, with, pins }: UnrecordedImages,
     mut tags: Vec<String>,
 ) -> Result<Answer, ObtainError> {
     if row.contents.kind() != kind {
@@ -74,7 +74,7 @@ async fn record_arrived(
     tags.sort();
     tags.dedup();
     let command = Command::Image(ImageCommand::Add(Box::new(NewImage { row, with, tags })));
-    record(shell, key, Prepared { command, pins: vec![pins] }).await.map_err(ObtainError::NotRecorded)
+    record(shell, key, PreparedChange { command, pins: vec![pins] }).await.map_err(ObtainError::NotRecorded)
 }
 
 /// Brings an image with what it needs to a registry.
@@ -89,7 +89,7 @@ pub(in crate::api) async fn push(
     let found = shell.read(move |at| located(at, kind, &given)).await?;
     let to = to.or(found.reference).ok_or_else(|| {
         ErrorBody::new("params.invalid", "an image that is named by its digest needs a name to be pushed to")
-            .hint("say where to: `registry.example/name:tag`")
+            .hint("give a destination: `registry.example/name:tag`")
     })?;
     let remote = remote_of(&to)?;
     if let ImageVersion::Digest(_) = remote.version {
@@ -103,7 +103,7 @@ pub(in crate::api) async fn push(
         let answer = view::text(&pushed);
         match key {
             Some(key) => {
-                let keep = Prepared::of(Command::Keep { answer });
+                let keep = PreparedChange::of(Command::Keep { answer });
                 Ok(view::rendered(&record(&begun, Some(key), keep).await?))
             }
             None => Ok(answer),
@@ -120,7 +120,7 @@ pub(in crate::api) fn remote_of(given: &str) -> Result<RemoteImage, ErrorBody> {
     })
 }
 
-/// What an image of a registry is called here: as it is asked for, and by its digest where that has no tag.
+/// The local name of a registry's image: the requested name, with a tag from its digest if it has none.
 pub(in crate::api) fn name_of(given: &str, remote: &RemoteImage) -> Result<String, LookupError> {
     let RemoteImage { host, repository, version } = remote;
     let text = match version {

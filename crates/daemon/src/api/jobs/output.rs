@@ -9,8 +9,8 @@ use lodge_proto::{ApiMethod, ErrorBody, JobOutput, JobOutputParams, ReadJobOutpu
 use tokio::sync::watch::Receiver;
 
 use super::{job_id, job_now, refused};
-use crate::auth::Who;
-use crate::jobs::{Pick, Piece, Written};
+use crate::auth::ApiCaller;
+use crate::jobs::{OutputProgress, OutputSelection, OutputSlice};
 use crate::shell::Shell;
 
 /// Bytes of one answer: as many as fit well into a message, and at most.
@@ -20,14 +20,14 @@ const WAIT_MAX_MS: u64 = 30_000;
 
 pub(super) async fn output(
     shell: &Arc<Shell>,
-    who: &Who,
+    who: &ApiCaller,
     given: JobOutputParams,
 ) -> Result<JobOutput, ErrorBody> {
     let id = job_id(shell, given.job).await?;
-    let pick = given.stream.as_deref().map_or(Ok(Pick::Stdout), pick)?;
+    let pick = given.stream.as_deref().map_or(Ok(OutputSelection::Stdout), pick)?;
     let len_max = usize::try_from(given.limit.unwrap_or(PIECE_DEFAULT).clamp(1, PIECE_MAX)).unwrap_or(1);
     let offset = given.offset.unwrap_or(0);
-    let mut reading = Reading::new(shell, &id, pick, offset, len_max);
+    let mut reading = JobOutputReader::new(shell, &id, pick, offset, len_max);
     let wait = Duration::from_millis(given.wait_ms.unwrap_or(0).min(WAIT_MAX_MS));
     let late = tokio::time::sleep(wait);
     tokio::pin!(late);
@@ -46,28 +46,34 @@ pub(super) async fn output(
     Ok(answer(&id, pick, offset, piece))
 }
 
-pub(super) fn pick(word: &str) -> Result<Pick, ErrorBody> {
-    Pick::from_word(word).ok_or_else(|| {
+pub(super) fn pick(word: &str) -> Result<OutputSelection, ErrorBody> {
+    OutputSelection::from_word(word).ok_or_else(|| {
         ErrorBody::new("params.invalid", format!("`{word}` is not a stream of a job"))
             .hint("those are stdout, stderr and merged")
     })
 }
 
 /// Reads the output of a job piece by piece, and waits for the next.
-pub(super) struct Reading {
+pub(super) struct JobOutputReader {
     shell: Arc<Shell>,
     id: JobId,
-    pick: Pick,
+    pick: OutputSelection,
     pub offset: u64,
     len_max: usize,
-    changed: Receiver<Written>,
+    changed: Receiver<OutputProgress>,
 }
 
-impl Reading {
+impl JobOutputReader {
     /// From now on nothing is missed.
-    pub fn new(shell: &Arc<Shell>, id: &JobId, pick: Pick, offset: u64, len_max: usize) -> Reading {
+    pub fn new(
+        shell: &Arc<Shell>,
+        id: &JobId,
+        pick: OutputSelection,
+        offset: u64,
+        len_max: usize,
+    ) -> JobOutputReader {
         let changed = shell.job_changed(id);
-        Reading { shell: shell.clone(), id: id.clone(), pick, offset, len_max, changed }
+        JobOutputReader { shell: shell.clone(), id: id.clone(), pick, offset, len_max, changed }
     }
 
     pub async fn row(&self) -> Result<JobRow, ErrorBody> {
@@ -75,35 +81,35 @@ impl Reading {
         if row.output_removed {
             let message = format!("the output of {} was removed", self.id);
             return Err(ErrorBody::new("job.output_removed", message)
-                .hint("`job-retention-bytes` says how much is kept of old jobs"));
+                .hint("`job-retention-bytes` limits the kept output of old jobs"));
         }
         Ok(row)
     }
 
     /// What there is at the offset.
-    pub async fn read(&self) -> Result<Piece, ErrorBody> {
+    pub async fn read(&self) -> Result<OutputSlice, ErrorBody> {
         let row = self.row().await?;
         Ok(self.shell.job_read(&row, self.pick, self.offset, self.len_max).await?)
     }
 
     /// Whether a piece says anything.
-    pub fn moves(&self, piece: &Piece) -> bool {
+    pub fn moves(&self, piece: &OutputSlice) -> bool {
         piece.end || !piece.bytes.is_empty() || piece.offset > self.offset
     }
 
     /// Waits until there is something behind the offset, or the job is over. False: there is nothing to wait for.
     pub async fn more(&mut self) -> bool {
         let (pick, offset) = (self.pick, self.offset);
-        let there_is = move |written: &Written| {
+        let there_is = move |written: &OutputProgress| {
             let bytes = match pick {
-                Pick::Stdout => written.stdout,
-                Pick::Stderr => written.stderr,
-                Pick::Merged => written.stdout.saturating_add(written.stderr),
+                OutputSelection::Stdout => written.stdout,
+                OutputSelection::Stderr => written.stderr,
+                OutputSelection::Merged => written.stdout.saturating_add(written.stderr),
             };
             written.ended || bytes > offset
         };
         loop {
-            // A count that was there before the last read told nothing new.
+            // A count from before the last read is not new.
             if self.changed.changed().await.is_err() {
                 return false;
             }
@@ -114,8 +120,8 @@ impl Reading {
     }
 }
 
-fn answer(id: &JobId, pick: Pick, asked: u64, piece: Piece) -> JobOutput {
-    let Piece { offset, bytes, end } = piece;
+fn answer(id: &JobId, pick: OutputSelection, asked: u64, piece: OutputSlice) -> JobOutput {
+    let OutputSlice { offset, bytes, end } = piece;
     let whole = bytes.len();
     let (data, encoding, taken) = written(bytes);
     JobOutput {
@@ -152,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_told_as_text_up_to_a_letter_that_is_cut_and_other_bytes_as_base64() {
+    fn text_is_reported_as_text_up_to_a_letter_that_is_cut_and_other_bytes_as_base64() {
         let check = |bytes: &[u8], data: &str, encoding: &str, taken: usize| {
             assert_eq!(written(bytes.to_vec()), (data.to_owned(), encoding, taken), "{bytes:?}");
         };
@@ -165,12 +171,17 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_not_told_before_the_last_byte_is() {
+    fn the_end_is_not_reported_before_the_last_byte_is() {
         let id = "job_1".parse().unwrap();
-        let piece = |bytes: &[u8]| Piece { offset: 10, bytes: bytes.to_vec(), end: true };
-        let cut = answer(&id, Pick::Stdout, 4, piece(&"aä".as_bytes()[..2]));
+        let piece = |bytes: &[u8]| OutputSlice { offset: 10, bytes: bytes.to_vec(), end: true };
+        let cut = answer(&id, OutputSelection::Stdout, 4, piece(&"aä".as_bytes()[..2]));
         assert_eq!((cut.dropped, cut.offset, cut.next, cut.end), (6, 10, 11, false));
-        let rest = answer(&id, Pick::Stdout, 11, Piece { offset: 11, ..piece(&"ä".as_bytes()[..1]) });
+        let rest = answer(
+            &id,
+            OutputSelection::Stdout,
+            11,
+            OutputSlice { offset: 11, ..piece(&"ä".as_bytes()[..1]) },
+        );
         assert_eq!((rest.dropped, rest.next, rest.end, rest.encoding.as_str()), (0, 12, true, "base64"));
     }
 }

@@ -1,8 +1,8 @@
 //! `GET /v1/jobs/{id}/stdout|stderr|merged`: what a job wrote, as it wrote it.
 //!
-//! A body is made piece by piece, when the client has taken the piece before: however long the output and however slow
-//! the client, one piece is in memory. One that is cut, by the end of the daemon or of the token, is not ended in order,
-//! so that nobody takes a part for the whole.
+//! A body is produced in pieces, each after the client has taken the one before: for output of any size and clients of
+//! any speed, one piece is in memory. A body that is cut, by the end of the daemon or of the token, does not end
+//! properly, so that no client takes a part for the whole.
 
 use std::io;
 use std::sync::Arc;
@@ -12,23 +12,23 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response as HttpResponse};
-use lodge_core::job::{JobRow, JobStream};
+use lodge_core::job::{JobRow, JobStreamBytes};
 use lodge_proto::{ApiMethod, ErrorBody, JobOutputParams, ReadJobOutput};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::super::range::{OutOfRange, Range, wanted_range};
+use super::super::range::{ByteRange, OutOfRange, wanted_range};
 use super::super::{Api, http, params, scope};
 use super::find;
-use super::output::{Reading, pick};
-use crate::auth::Who;
-use crate::jobs::{Pick, Piece};
+use super::output::{JobOutputReader, pick};
+use crate::auth::ApiCaller;
+use crate::jobs::{OutputSelection, OutputSlice};
 use crate::read_view::ReadView;
 use crate::view;
 
 /// Bytes that are read at once.
 const PIECE: usize = 128 * 1024;
-/// Tells where in the stream the body begins.
+/// The position of the body's first byte in the stream.
 const OFFSET: HeaderName = HeaderName::from_static("lodge-offset");
 
 #[derive(Debug, Deserialize)]
@@ -47,7 +47,7 @@ enum FollowEnd {
 
 pub(in super::super) async fn get(
     State(api): State<Arc<Api>>,
-    axum::Extension(who): axum::Extension<Who>,
+    axum::Extension(who): axum::Extension<ApiCaller>,
     Path((job, stream)): Path<(String, String)>,
     asked: Result<Query<OutputQuery>, QueryRejection>,
     headers: HeaderMap,
@@ -60,7 +60,7 @@ pub(in super::super) async fn get(
 
 async fn answer(
     api: Arc<Api>,
-    who: Who,
+    who: ApiCaller,
     job: &str,
     stream: &str,
     asked: Result<Query<OutputQuery>, QueryRejection>,
@@ -82,7 +82,7 @@ async fn answer(
         find(at, &given.job, None)
     };
     let id = api.shell.read_few(read).await?;
-    let mut reading = Reading::new(&api.shell, &id, pick, asked.offset.unwrap_or(0), PIECE);
+    let mut reading = JobOutputReader::new(&api.shell, &id, pick, asked.offset.unwrap_or(0), PIECE);
     let row = reading.row().await?;
     let mut whole = whole(&row, pick);
     let mut range = match (whole, asked.offset, headers.get(header::RANGE)) {
@@ -101,12 +101,12 @@ async fn answer(
     }
     let mut first = reading.read().await?;
     if whole.is_some() && first.offset > reading.offset {
-        // It was all kept, and the archive is another since: nobody is promised a length that does not come.
+        // All output was kept, and the archive was replaced since: the promised length would be wrong.
         (whole, range) = (None, None);
         reading.offset = asked.offset.unwrap_or(0);
         first = reading.read().await?;
     }
-    let mut response = Response { whole, range, first: &first, offset: reading.offset }.head();
+    let mut response = OutputResponse { whole, range, first: &first, offset: reading.offset }.head();
     let left = range.map(|range| range.last - range.first + 1);
     *response.body_mut() = Body::from_stream(futures_util::stream::unfold(
         Some(OutputFollow { api, who, reading, until, left, first: Some(first) }),
@@ -120,33 +120,33 @@ fn follow(given: Option<&str>) -> Result<FollowEnd, ErrorBody> {
         None | Some("0" | "false") => Ok(FollowEnd::CaughtUp),
         Some("1" | "true") => Ok(FollowEnd::Over),
         Some(other) => Err(ErrorBody::new("params.invalid", format!("`follow` cannot be `{other}`"))
-            .hint("`follow=1` waits for what comes, until the job is over")),
+            .hint("`follow=1` waits for more output until the job ends")),
     }
 }
 
 /// How long the output is, once that is known and nothing of it is missing.
-fn whole(row: &JobRow, pick: Pick) -> Option<u64> {
+fn whole(row: &JobRow, pick: OutputSelection) -> Option<u64> {
     let (stdout, stderr) = (row.progress.stdout, row.progress.stderr);
-    let length = |stream: JobStream| (stream.seen == stream.kept).then_some(stream.seen);
+    let length = |stream: JobStreamBytes| (stream.seen == stream.kept).then_some(stream.seen);
     if row.progress.state.is_open() {
         return None;
     }
     match pick {
-        Pick::Stdout => length(stdout),
-        Pick::Stderr => length(stderr),
-        Pick::Merged => length(stdout)?.checked_add(length(stderr)?),
+        OutputSelection::Stdout => length(stdout),
+        OutputSelection::Stderr => length(stderr),
+        OutputSelection::Merged => length(stdout)?.checked_add(length(stderr)?),
     }
 }
 
-struct Response<'a> {
+struct OutputResponse<'a> {
     whole: Option<u64>,
-    range: Option<Range>,
-    first: &'a Piece,
+    range: Option<ByteRange>,
+    first: &'a OutputSlice,
     /// From where on it is read.
     offset: u64,
 }
 
-impl Response<'_> {
+impl OutputResponse<'_> {
     /// Everything but the body.
     fn head(&self) -> HttpResponse {
         let status = if self.range.is_some() { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
@@ -191,13 +191,13 @@ fn kind(bytes: &[u8]) -> &'static str {
 
 struct OutputFollow {
     api: Arc<Api>,
-    who: Who,
-    reading: Reading,
+    who: ApiCaller,
+    reading: JobOutputReader,
     until: FollowEnd,
     /// Bytes that may still be sent, when they were counted.
     left: Option<u64>,
     /// The piece that was read for the head.
-    first: Option<Piece>,
+    first: Option<OutputSlice>,
 }
 
 async fn next(following: Option<OutputFollow>) -> Option<(io::Result<Bytes>, Option<OutputFollow>)> {

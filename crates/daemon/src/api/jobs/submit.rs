@@ -1,5 +1,5 @@
-//! What is asked of a job, read into what the engine takes. Whether the job may be so is for the engine to say, which
-//! knows how the agent stands and what its bins are.
+//! Parses a job request for the engine. The engine decides whether the job is allowed: it knows the state and the bins
+//! of the agent.
 
 use lodge_core::limits::{JOB_OUTPUT_BYTES_MAX, JOB_OUTPUT_BYTES_MIN};
 use lodge_core::{AgentId, SessionId};
@@ -7,14 +7,14 @@ use lodge_image::agentfile::{read_duration, read_size};
 use lodge_proto::{ErrorBody, JobSubmitParams, base64};
 
 use super::super::methods::{find_agent, internal, session_id};
-use crate::auth::Who;
+use crate::auth::ApiCaller;
 use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
-use lodge_engine::jobs::{JobWork, NewJob};
+use lodge_engine::jobs::{JobSpec, NewJob};
 
-/// The job that is wanted. That there is no agent or no bin comes first, and then what cannot be read.
-pub(super) fn read(at: &ReadView<'_>, who: &Who, given: JobSubmitParams) -> Result<NewJob, ErrorBody> {
+/// The requested job. A missing agent or bin is reported first, then parse errors.
+pub(super) fn read(at: &ReadView<'_>, who: &ApiCaller, given: JobSubmitParams) -> Result<NewJob, ErrorBody> {
     if given.agent.is_empty() {
         return Err(ErrorBody::new("params.invalid", "`agent` is empty: name the agent that has the bin")
             .hint("`lodge ps -a` lists the agents"));
@@ -22,10 +22,10 @@ pub(super) fn read(at: &ReadView<'_>, who: &Who, given: JobSubmitParams) -> Resu
     let agent = find_agent(at, &given.agent)?;
     if given.bin.is_empty() {
         return Err(ErrorBody::new("params.invalid", "`bin` is empty: name one of the agent's bins")
-            .hint("`lodge agent inspect` lists them as tools"));
+            .hint("`lodge agent inspect` lists them under tools"));
     }
     let session = given.session.as_deref().map(|session| own_session(at, &agent, session)).transpose()?;
-    let work = JobWork {
+    let work = JobSpec {
         bin: given.bin,
         args: given.args,
         stdin: stdin(given.stdin, given.stdin_base64)?,
@@ -42,7 +42,7 @@ pub(super) fn read(at: &ReadView<'_>, who: &Who, given: JobSubmitParams) -> Resu
     Ok(NewJob { agent, session, work })
 }
 
-/// A session that nobody has yet is taken: a job may come before the first word. Another agent's is not.
+/// An unused session id is accepted: a job may precede the first message. Another agent's session is not.
 fn own_session(at: &ReadView<'_>, agent: &AgentId, given: &str) -> Result<SessionId, ErrorBody> {
     let id = session_id(given)?;
     match at.store.session_fact(&id).map_err(internal)? {
@@ -75,7 +75,7 @@ fn timeout_ms(given: &str) -> Result<u64, ErrorBody> {
 }
 
 /// An operator may ask for more than the daemon is set to, an agent may not.
-fn output_bytes(shell: &Shell, who: &Who, given: &str) -> Result<u64, ErrorBody> {
+fn output_bytes(shell: &Shell, who: &ApiCaller, given: &str) -> Result<u64, ErrorBody> {
     let most = match who.agent() {
         None => JOB_OUTPUT_BYTES_MAX,
         Some(_) => shell.config.settings().job_output,

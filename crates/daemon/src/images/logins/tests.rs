@@ -85,7 +85,7 @@ fn no_home_and_no_file_are_no_login() {
 }
 
 #[test]
-fn a_broken_file_is_told_by_its_path_and_without_its_secrets() {
+fn the_error_for_an_invalid_file_has_its_path_and_no_secrets() {
     for config in [
         "",
         "{",
@@ -104,7 +104,7 @@ fn a_broken_file_is_told_by_its_path_and_without_its_secrets() {
 }
 
 #[test]
-fn a_pipe_instead_of_the_file_is_refused_and_nobody_waits_for_it() {
+fn a_pipe_in_place_of_the_file_is_refused_without_blocking() {
     let home = DockerHome::new("");
     let path = home.dir.path().join(".docker/config.json");
     std::fs::remove_file(&path).unwrap();

@@ -10,16 +10,18 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use lodge_core::agent::AgentState;
-use lodge_core::record::{AgentRow, AgentSpec, BinRecord, ImageRefRow, ImageWrite, Retry, ToolRecord, Write};
+use lodge_core::record::{
+    AgentRow, AgentSpec, BinRecord, ImageRefRow, ImageWrite, StartRetry, ToolRecord, Write,
+};
 use lodge_core::{IdSource, LineageId, SandboxId, Timestamp};
 use lodge_image::agentfile::{Agentfile, Builder, load_inline};
 use lodge_image::oci::{Blob, Descriptor, NewBin, Platform, pack_agent, pack_bin};
 
-use self::registry::Registry;
+use self::registry::FakeRegistry;
 use super::*;
 
 const NOW: Timestamp = Timestamp::from_ms(1_700_000_000_000);
-/// Larger than what a registry sends at once.
+/// Larger than one chunk of a registry.
 const PROGRAM_BYTES: usize = 100_000;
 
 /// A daemon's images, and its database.
@@ -40,7 +42,7 @@ impl ImagesWorld {
         ImagesWorld { dir, images, writer: opened.writer }
     }
 
-    /// The next daemon: all memory is gone.
+    /// The next daemon, with empty memory.
     fn again(self) -> ImagesWorld {
         let ImagesWorld { dir, images, writer } = self;
         drop((images, writer));
@@ -62,13 +64,13 @@ impl ImagesWorld {
         self.dir.path().join("registry/blobs/sha256").join(digest.hex())
     }
 
-    /// Changes what is in the file of a blob, and not its size.
+    /// Changes the contents of a blob's file, and keeps its size.
     fn damage(&self, digest: &Digest) {
         overwrite(&self.blob_path(digest));
     }
 }
 
-/// Flips the first byte of a file that nobody may write.
+/// Flips the first byte of a read-only file.
 fn overwrite(path: &Path) {
     let mut bytes = std::fs::read(path).unwrap();
     bytes[0] ^= 0xff;
@@ -78,7 +80,7 @@ fn overwrite(path: &Path) {
     std::fs::set_permissions(path, mode).unwrap();
 }
 
-/// Bytes that no packing makes smaller.
+/// Incompressible bytes.
 fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = || {
@@ -98,7 +100,7 @@ fn bin_for(name: &str, platform: Platform, seed: u64) -> PackedImage {
         labels: BTreeMap::new(),
         programs: Vec::new(),
     };
-    // Of the image everything is wanted in memory, so that it can be put anywhere.
+    // The layer is read back into memory, so that tests can put the image anywhere.
     let (dir, program) = (tempfile::tempdir().unwrap(), noise(seed, PROGRAM_BYTES));
     let blobs = Blobs::open(&dir.path().join("registry")).unwrap();
     let packed =
@@ -115,15 +117,15 @@ fn bin(name: &str) -> PackedImage {
     bin_for(name, Platform::here(), name.bytes().map(u64::from).sum())
 }
 
-/// The largest blob of an image: the one that takes its time.
+/// The largest blob of an image, which takes the longest to transfer.
 fn largest(packed: &PackedImage) -> Digest {
     packed.blobs.iter().max_by_key(|blob| blob.bytes.len()).unwrap().digest
 }
 
-/// Pins every tool as it is told to.
-struct Pinned(BTreeMap<String, String>);
+/// Pins each tool to a given digest.
+struct PinnedTools(BTreeMap<String, String>);
 
-impl Builder for Pinned {
+impl Builder for PinnedTools {
     fn image(&self, _: &str) -> Result<Option<LoadedAgentfile>, Box<dyn std::error::Error + Send + Sync>> {
         Ok(None)
     }
@@ -144,7 +146,7 @@ fn agent(pinned: &str) -> PackedImage {
         pinned.split('@').next().unwrap()
     );
     let name = pinned.split('@').next().unwrap().to_owned();
-    let builder = Pinned([(name, pinned.to_owned())].into());
+    let builder = PinnedTools([(name, pinned.to_owned())].into());
     pack_agent(&load_inline(source.as_bytes(), &BTreeMap::new(), &builder).unwrap()).unwrap()
 }
 
@@ -152,7 +154,7 @@ fn pinned(name: &str, packed: &PackedImage) -> String {
     format!("{name}@{}", packed.digest)
 }
 
-/// The row of an agent, as it is made of an image that was announced.
+/// The row of an agent that is created from an announced image.
 fn row_of(asked: &str, image: &ImageRow) -> AgentRow {
     let ImageContents::Agent(record) = &image.contents else { panic!("no agent: {image:?}") };
     let tool = |bin: &BinRecord| ToolRecord {
@@ -178,19 +180,19 @@ fn row_of(asked: &str, image: &ImageRow) -> AgentRow {
         created_at: NOW,
         started_at: None,
         spec: AgentSpec { tools: record.bins.iter().map(tool).collect(), ..AgentSpec::default() },
-        retry: Retry::default(),
+        retry: StartRetry::default(),
         next: None,
     }
 }
 
-/// Remembers how far each part is.
+/// Records the progress of each part.
 #[derive(Default)]
-struct Seen {
+struct RecordedProgress {
     planned: Mutex<BTreeMap<Digest, u64>>,
     moved: Mutex<BTreeMap<Digest, u64>>,
 }
 
-impl TransferWatch for Seen {
+impl TransferWatch for RecordedProgress {
     fn planned(&self, part: &Descriptor) {
         self.planned.lock().unwrap().insert(part.digest, part.size);
     }
@@ -204,7 +206,7 @@ impl TransferWatch for Seen {
     }
 }
 
-impl Seen {
+impl RecordedProgress {
     fn has_moved(&self, part: &Digest) -> bool {
         self.moved.lock().unwrap().get(part).is_some_and(|bytes| *bytes > 0)
     }
@@ -215,7 +217,7 @@ impl Seen {
     }
 }
 
-/// Waits for a condition, for as long as any test may.
+/// Waits for a condition, with the time limit of a test.
 async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let waiting = async {
         while !holds() {

@@ -1,15 +1,15 @@
-//! Programs that unpack to more than their layers say.
+//! Tests of programs that are much larger than their layers.
 
 use std::cell::Cell;
 use std::io::Read;
 
 use super::*;
 
-/// More than is written between two looks at the disk.
+/// More than is written between two checks of the disk.
 const LARGE: u64 = 20 << 20;
 
-/// The image of a tool that is small, and whose program is not.
-fn packed(world: &ImagesWorld, pins: &Pins) -> Whole {
+/// A small image with a large program.
+fn packed(world: &ImagesWorld, pins: &Pins) -> ImageTree {
     let blobs = world.images.blobs().unwrap();
     let mut new = NewBin {
         name: "rg".into(),
@@ -21,18 +21,18 @@ fn packed(world: &ImagesWorld, pins: &Pins) -> Whole {
     let program = new.pack_program(blobs, pins, LARGE, &mut std::io::repeat(0).take(LARGE)).unwrap();
     new.programs.push((Platform::here(), program));
     let packed = pack_bin(&new).unwrap();
-    world.images.keep(pins, &packed).unwrap();
-    Whole::find(blobs, pins, &packed.digest).unwrap()
+    world.images.store_packed(pins, &packed).unwrap();
+    ImageTree::load_complete(blobs, pins, &packed.digest).unwrap()
 }
 
 #[test]
-fn a_program_that_unpacks_to_more_than_the_disk_can_spare_is_given_up_in_the_middle_and_leaves_nothing() {
+fn unpacking_stops_when_the_disk_has_no_space_to_spare_and_leaves_nothing() {
     let world = ImagesWorld::new();
     let blobs = world.images.blobs().unwrap();
     let pins = blobs.pins();
-    let whole = packed(&world, &pins);
-    assert!(whole.bytes() < LARGE / 100);
-    let bin = whole.bin(blobs).unwrap();
+    let tree = packed(&world, &pins);
+    assert!(tree.bytes() < LARGE / 100);
+    let bin = tree.bin(blobs).unwrap();
     for spared in 0..2 {
         let asked = Cell::new(0);
         let room = |_: u64| asked.replace(asked.get() + 1) < spared;

@@ -1,4 +1,4 @@
-//! A small registry that counts what is asked of it, and answers when it may.
+//! A fake registry that counts requests and can pause its answers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -11,37 +11,37 @@ use lodge_image::oci::PackedImage;
 use lodge_image::{Digest, RemoteImage};
 use tokio::sync::watch;
 
-pub(super) struct Registry {
+pub(super) struct FakeRegistry {
     pub host: String,
-    shared: Arc<Shared>,
+    shared: Arc<FakeRegistryState>,
     task: tokio::task::JoinHandle<()>,
 }
 
-/// Its media type, and its bytes.
+/// Media type and bytes.
 type Content = (String, Vec<u8>);
 
-struct Shared {
+struct FakeRegistryState {
     /// By repository and digest.
     contents: Mutex<HashMap<(String, String), Content>>,
     /// By repository and tag.
     tags: Mutex<HashMap<(String, String), String>>,
-    /// How often each was asked for, with the first byte that was wanted.
+    /// The number of requests, by digest and first byte.
     asked: Mutex<BTreeMap<(String, u64), u32>>,
-    /// How many bytes of a blob are sent before the rest has to wait.
+    /// The number of bytes of a blob that may be sent now.
     open_to: watch::Sender<usize>,
     uploads: Mutex<HashMap<String, Vec<u8>>>,
     put: Mutex<Vec<String>>,
 }
 
-impl Drop for Registry {
+impl Drop for FakeRegistry {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Registry {
-    pub(super) async fn start() -> Registry {
-        let shared = Arc::new(Shared {
+impl FakeRegistry {
+    pub(super) async fn start() -> FakeRegistry {
+        let shared = Arc::new(FakeRegistryState {
             contents: Mutex::default(),
             tags: Mutex::default(),
             asked: Mutex::default(),
@@ -53,7 +53,7 @@ impl Registry {
         let host = listener.local_addr().unwrap().to_string();
         let app = axum::Router::new().fallback(answer).with_state(shared.clone());
         let task = tokio::spawn(async move { drop(axum::serve(listener, app).await) });
-        Registry { host, shared, task }
+        FakeRegistry { host, shared, task }
     }
 
     pub(super) fn remote(&self, name: &str) -> RemoteImage {
@@ -61,7 +61,7 @@ impl Registry {
     }
 
     /// Puts an image into a repository, and a tag on it.
-    pub(super) fn hold(&self, repository: &str, tag: Option<&str>, packed: &PackedImage) {
+    pub(super) fn add_image(&self, repository: &str, tag: Option<&str>, packed: &PackedImage) {
         for blob in &packed.blobs {
             let key = (repository.to_owned(), blob.digest.to_string());
             self.shared.contents.lock().unwrap().insert(key, (blob.media_type.clone(), blob.bytes.clone()));
@@ -72,12 +72,12 @@ impl Registry {
         }
     }
 
-    /// Sends no more than this of a blob from now on, until it may send more.
+    /// Limits the bytes of each blob that are sent, until the next call.
     pub(super) fn send_up_to(&self, bytes: usize) {
         self.shared.open_to.send_replace(bytes);
     }
 
-    /// How often blobs were asked for, all together.
+    /// The number of requests for blobs.
     pub(super) fn blobs_asked(&self) -> u32 {
         let asked = self.shared.asked.lock().unwrap();
         asked.iter().filter(|((path, _), _)| path.contains("/blobs/")).map(|(_, count)| count).sum()
@@ -87,21 +87,21 @@ impl Registry {
         self.shared.asked.lock().unwrap().values().sum()
     }
 
-    /// From which bytes on a blob was asked for.
+    /// The first byte of each request for a blob.
     pub(super) fn starts_of(&self, digest: &Digest) -> Vec<u64> {
         let asked = self.shared.asked.lock().unwrap();
         let ends = digest.to_string();
         asked.keys().filter(|(path, _)| path.ends_with(&ends)).map(|(_, from)| *from).collect()
     }
 
-    /// What manifests were put, in that order: repository and reference.
+    /// The repository and reference of each uploaded manifest, in order.
     pub(super) fn manifests_put(&self) -> Vec<String> {
         self.shared.put.lock().unwrap().clone()
     }
 }
 
 async fn answer(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<FakeRegistryState>>,
     method: Method,
     uri: Uri,
     headers: HeaderMap,
@@ -133,7 +133,7 @@ async fn answer(
 }
 
 async fn send(
-    shared: &Arc<Shared>,
+    shared: &Arc<FakeRegistryState>,
     method: &Method,
     path: &str,
     repository: &str,
@@ -172,7 +172,7 @@ async fn send(
 }
 
 fn upload_part(
-    shared: &Shared,
+    shared: &FakeRegistryState,
     method: &Method,
     repository: &str,
     upload: &str,

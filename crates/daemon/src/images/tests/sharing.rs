@@ -1,26 +1,26 @@
-//! Transfers that several wait for.
+//! Tests of transfers that several callers wait for.
 
 use futures_util::FutureExt;
 
-use super::super::pulls::MOVING_MAX;
+use super::super::pulls::TRANSFERS_MAX;
 use super::*;
 
 #[tokio::test]
 async fn a_pull_while_the_same_image_is_pulled_shares_one_download() {
-    let (world, registry) = (ImagesWorld::new(), Registry::start().await);
+    let (world, registry) = (ImagesWorld::new(), FakeRegistry::start().await);
     let tool = bin("rg");
-    registry.hold("tools/rg", Some("latest"), &tool);
+    registry.add_image("tools/rg", Some("latest"), &tool);
     registry.send_up_to(10_000);
     let large = largest(&tool);
     let by_digest = registry.remote(&format!("tools/rg@{}", tool.digest));
-    let pull = |remote: RemoteImage, seen: &Arc<Seen>| {
+    let pull = |remote: RemoteImage, seen: &Arc<RecordedProgress>| {
         let (images, seen) = (world.images.clone(), seen.clone());
         tokio::spawn(async move { images.pull(&remote, seen).await })
     };
-    let seen: Vec<Arc<Seen>> = std::iter::repeat_with(Arc::default).take(3).collect();
+    let seen: Vec<Arc<RecordedProgress>> = std::iter::repeat_with(Arc::default).take(3).collect();
     let first = pull(registry.remote("tools/rg"), &seen[0]);
     until("the first has begun", || seen[0].has_moved(&large)).await;
-    // One by the same name, and one by its digest: both are told of what came before.
+    // One by the same name, and one by its digest: both get the past progress.
     let (second, third) = (pull(registry.remote("tools/rg"), &seen[1]), pull(by_digest, &seen[2]));
     until("all are told", || seen.iter().all(|seen| seen.has_moved(&large))).await;
     registry.send_up_to(usize::MAX);
@@ -34,13 +34,13 @@ async fn a_pull_while_the_same_image_is_pulled_shares_one_download() {
 }
 
 #[tokio::test]
-async fn whoever_gives_up_ends_the_download_only_when_nobody_else_waits_and_the_next_goes_on_with_it() {
-    let (world, registry) = (ImagesWorld::new(), Registry::start().await);
+async fn the_last_caller_to_give_up_cancels_the_download_and_the_next_one_resumes_it() {
+    let (world, registry) = (ImagesWorld::new(), FakeRegistry::start().await);
     let tool = bin("rg");
-    registry.hold("tools/rg", Some("latest"), &tool);
+    registry.add_image("tools/rg", Some("latest"), &tool);
     registry.send_up_to(10_000);
     let (large, remote) = (largest(&tool), registry.remote("tools/rg"));
-    let seen: Arc<Seen> = Arc::default();
+    let seen: Arc<RecordedProgress> = Arc::default();
     let pull = |images: &Arc<Images>| {
         let (images, remote, seen) = (images.clone(), remote.clone(), seen.clone());
         tokio::spawn(async move { images.pull(&remote, seen).await })
@@ -56,7 +56,7 @@ async fn whoever_gives_up_ends_the_download_only_when_nobody_else_waits_and_the_
     second.abort();
     assert!(second.await.unwrap_err().is_cancelled());
     until("nobody waits", || format!("{:?}", world.images.transfers) == "{}").await;
-    // After a restart, too.
+    // The same after a restart.
     let world = world.again();
     registry.send_up_to(usize::MAX);
     pull(&world.images).await.unwrap().unwrap();
@@ -64,34 +64,34 @@ async fn whoever_gives_up_ends_the_download_only_when_nobody_else_waits_and_the_
 }
 
 #[tokio::test]
-async fn a_failure_is_told_to_everybody_and_the_next_tries_again() {
-    let (world, registry) = (ImagesWorld::new(), Registry::start().await);
+async fn every_waiting_caller_gets_the_failure_and_the_next_one_tries_again() {
+    let (world, registry) = (ImagesWorld::new(), FakeRegistry::start().await);
     let remote = registry.remote("tools/none");
-    let pull = || world.images.pull(&remote, Arc::new(Unwatched));
+    let pull = || world.images.pull(&remote, Arc::new(NoWatcher));
     let (first, second) = tokio::join!(pull(), pull());
     for failed in [first, second] {
         let error = failed.unwrap_err();
         assert_eq!((error.code(), error.hint().is_some()), ("registry.not_found", true));
     }
     let tool = bin("none");
-    registry.hold("tools/none", Some("latest"), &tool);
+    registry.add_image("tools/none", Some("latest"), &tool);
     assert_eq!(pull().await.unwrap().row.digest, tool.digest.to_string());
 }
 
 #[tokio::test]
-async fn more_images_than_may_move_at_once_wait_for_their_turn() {
-    let (world, registry) = (ImagesWorld::new(), Registry::start().await);
+async fn transfers_over_the_limit_wait_for_a_slot() {
+    let (world, registry) = (ImagesWorld::new(), FakeRegistry::start().await);
     let transfers = &world.images.transfers;
-    let others: Vec<_> = (0..MOVING_MAX).map(|_| transfers.slot().now_or_never()).collect();
+    let others: Vec<_> = (0..TRANSFERS_MAX).map(|_| transfers.slot().now_or_never()).collect();
     assert!(others.iter().all(Option::is_some) && transfers.slot().now_or_never().is_none());
     let tool = bin("rg");
-    registry.hold("tools/rg", Some("latest"), &tool);
+    registry.add_image("tools/rg", Some("latest"), &tool);
     let (images, remote) = (world.images.clone(), registry.remote("tools/rg"));
-    let pull = tokio::spawn(async move { images.pull(&remote, Arc::new(Unwatched)).await });
+    let pull = tokio::spawn(async move { images.pull(&remote, Arc::new(NoWatcher)).await });
     until("what it is, is known", || world.blob_path(&tool.digest).exists()).await;
-    // Those who move nothing are served meanwhile.
+    // Requests that transfer nothing need no slot.
     for _ in 0..50 {
-        assert!(world.images.pull(&registry.remote("tools/none"), Arc::new(Unwatched)).await.is_err());
+        assert!(world.images.pull(&registry.remote("tools/none"), Arc::new(NoWatcher)).await.is_err());
     }
     assert_eq!(registry.blobs_asked(), 0, "it did not wait");
     drop(others);

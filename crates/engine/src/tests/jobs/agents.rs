@@ -1,9 +1,9 @@
-//! What becomes of jobs when their agent is stopped, killed, removed, restarted, updated, or dies.
+//! Jobs when their agent is stopped, killed, removed, restarted, updated, or dies.
 
 use lodge_core::agent::{AgentState, FailReason};
 
 use super::*;
-use crate::{AgentCommand, AgentSeen, SandboxEffect};
+use crate::{AgentCommand, AgentObservation, SandboxEffect};
 
 /// An agent with a job that runs and one that waits.
 struct TwoJobs {
@@ -16,7 +16,7 @@ struct TwoJobs {
 fn two() -> TwoJobs {
     let mut world = EngineWorld::new();
     let agent = world.agent();
-    world.see(Seen::Configured(Settings { max_jobs: 1, ..settings(10) }));
+    world.see(Observation::Configured(Settings { max_jobs: 1, ..settings(10) }));
     let (runs, waits) = (world.job_in(&agent, "s"), world.job(&agent));
     TwoJobs { world, agent, runs, waits }
 }
@@ -36,12 +36,12 @@ impl TwoJobs {
 
     fn down(&mut self) -> Batch {
         let (agent, run) = (self.agent.clone(), self.run());
-        self.world.see(Seen::Sandbox(SandboxSeen::Down { agent, run }))
+        self.world.see(Observation::Sandbox(SandboxObservation::Down { agent, run }))
     }
 
-    fn dies(&mut self, part: Part) -> Batch {
+    fn dies(&mut self, part: AgentComponent) -> Batch {
         let (agent, run, detail) = (self.agent.clone(), self.run(), "boom".to_owned());
-        self.world.see(Seen::Agent(AgentSeen::Died { agent, run, part, detail }))
+        self.world.see(Observation::Agent(AgentObservation::Died { agent, run, part, detail }))
     }
 
     fn policy(&mut self, policy: Policy) {
@@ -69,7 +69,7 @@ fn place(batch: &Batch, is_it: impl Fn(&Effect) -> bool) -> usize {
 }
 
 #[test]
-fn whoever_ends_an_agent_cancels_its_jobs_and_is_told_why_in_each() {
+fn the_end_of_an_agent_cancels_its_jobs_and_each_has_the_reason() {
     type Make = fn(AgentId) -> Command;
     let ways: [(Make, &str); 3] = [
         (|id| Command::Agent(AgentCommand::Stop { id, jobs: RunningJobs::Cancel }), "its agent was stopped"),
@@ -90,7 +90,7 @@ fn whoever_ends_an_agent_cancels_its_jobs_and_is_told_why_in_each() {
                     Effect::Sandbox { what: SandboxEffect::Down { .. }, .. }
                 ))
         );
-        // Its end may not have been heard of before the sandbox went: then what it left tells.
+        // The sandbox may be gone before the keeper reported the end. Then its files have the outcome.
         assert_eq!(job_acts(&two.down()), [kill(&two.runs)], "{why}");
         two.world.job_ends(&two.runs, exited(0));
         assert_eq!(two.states(), ["cancelled"; 2]);
@@ -131,7 +131,7 @@ fn after_a_crash_jobs_of_an_agent_that_was_stopped_are_settled_when_it_is_down()
             .any(|effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::Down { .. }, .. }))
     );
     assert_eq!(job_acts(&two.down()), [kill(&two.runs)]);
-    two.world.job_ends(&two.runs, silent(ExecHow::Lost));
+    two.world.job_ends(&two.runs, silent(ExecOutcome::Lost));
     assert_eq!(two.states(), ["cancelled"; 2]);
     two.world.job_archived(&two.runs);
     assert!(two.down().after.is_empty(), "there is nothing left to do");
@@ -155,7 +155,7 @@ fn files_of_a_removed_agent_stay_until_all_of_its_output_is_archived() {
     assert!(!clears(&two.world.job_ends(&two.waits, exited(0))));
     let archived = two.world.job_archived(&two.waits);
     assert!(clears(&archived) && archived.urgent);
-    two.world.see(Seen::Sandbox(SandboxSeen::Cleared { agent: two.agent.clone() }));
+    two.world.see(Observation::Sandbox(SandboxObservation::Cleared { agent: two.agent.clone() }));
     assert_eq!(two.world.engine.sizes().jobs.held, 0, "its sessions have nobody to tell any more");
     assert_eq!(two.states(), ["done", "cancelled"], "rows stay");
     let (two, batch) = two.reboot();
@@ -191,7 +191,7 @@ fn a_restart_cancels_what_runs_and_what_waits_goes_on_with_the_new_process() {
         [kill(&two.runs)],
         "it has the place until its end is known, and is not started anew"
     );
-    let batch = two.world.job_ends(&two.runs, silent(ExecHow::Lost));
+    let batch = two.world.job_ends(&two.runs, silent(ExecOutcome::Lost));
     assert_eq!(started(&batch), [two.waits.clone()]);
     assert_eq!(two.why(&two.runs).as_deref(), Some("its agent was restarted"));
 }
@@ -199,7 +199,7 @@ fn a_restart_cancels_what_runs_and_what_waits_goes_on_with_the_new_process() {
 #[test]
 fn an_update_waits_for_jobs_that_run_and_starts_none_meanwhile() {
     let mut two = two();
-    two.world.see(Seen::Configured(settings(10)));
+    two.world.see(Observation::Configured(settings(10)));
     // Both run, on what was before.
     assert_eq!(two.states(), ["running"; 2]);
     let change = Change { model: Some("p/other".into()), ..Change::default() };
@@ -218,7 +218,7 @@ fn an_update_waits_for_jobs_that_run_and_starts_none_meanwhile() {
     let batch = two.world.job_ends(&two.waits, exited(0));
     assert!(acts(&batch).iter().any(|effect| matches!(
         effect,
-        Effect::Sandbox { what: SandboxEffect::Up { how: Up::Start, .. }, .. }
+        Effect::Sandbox { what: SandboxEffect::Up { how: StartMode::Start, .. }, .. }
     )));
     assert!(started(&batch).is_empty());
     assert_eq!(two.world.engine.agents[&two.agent].row.spec.model, "p/other");
@@ -250,7 +250,7 @@ fn turns_go_on_while_an_update_waits_for_a_job_and_wait_for_it_once_the_job_is_o
     let batch = two.world.answer(&meanwhile, 1, 1, "done", &[]);
     assert!(acts(&batch).iter().any(|effect| matches!(
         effect,
-        Effect::Sandbox { what: SandboxEffect::Up { how: Up::Start, .. }, .. }
+        Effect::Sandbox { what: SandboxEffect::Up { how: StartMode::Start, .. }, .. }
     )));
     two.world.ready(&agent);
     assert_eq!(two.world.state(&late), TurnState::Running);
@@ -270,7 +270,7 @@ fn a_job_that_a_running_turn_may_wait_for_starts_although_its_agent_is_to_become
     }))));
     let other = two.world.job(&two.agent.clone());
     assert_eq!(two.world.job_state(&other), JobState::Pending);
-    let batch = two.world.wish(&two.agent.clone(), &turn, JobWish::Submit(work("sh")));
+    let batch = two.world.wish(&two.agent.clone(), &turn, JobToolRequest::Submit(work("sh")));
     let [own] = &started(&batch)[..] else { panic!("one starts") };
     assert_ne!(*own, other);
 }
@@ -278,7 +278,7 @@ fn a_job_that_a_running_turn_may_wait_for_starts_although_its_agent_is_to_become
 #[test]
 fn a_job_that_waited_for_an_update_starts_when_a_turn_of_its_session_does() {
     let mut two = two();
-    two.world.see(Seen::Configured(Settings { max_jobs: 2, ..settings(10) }));
+    two.world.see(Observation::Configured(Settings { max_jobs: 2, ..settings(10) }));
     two.world.job_done(&two.waits.clone());
     let change = Change { model: Some("p/other".into()), ..Change::default() };
     two.ask(Command::Agent(AgentCommand::Update(Box::new(Update {
@@ -302,14 +302,14 @@ fn a_job_whose_bin_went_with_an_update_is_an_error_and_frees_its_place() {
     let batch = two.world.job_ends(&two.runs, exited(0));
     assert!(started(&batch).is_empty());
     assert_eq!(two.states(), ["done", "error"]);
-    assert_eq!(two.why(&last).as_deref(), Some("its agent has no bin `sh` any more"));
+    assert_eq!(two.why(&last).as_deref(), Some("its agent no longer has the bin `sh`"));
     assert_eq!(two.world.engine.sizes().jobs.pending, 0);
 }
 
 #[test]
 fn a_runtime_that_dies_takes_no_job_with_it() {
     let mut two = two();
-    assert!(job_acts(&two.dies(Part::Runtime)).is_empty());
+    assert!(job_acts(&two.dies(AgentComponent::Runtime)).is_empty());
     assert_eq!(two.states(), ["running", "pending"]);
     two.world.job_ends(&two.runs, exited(0));
     assert_eq!(two.states(), ["done", "pending"], "its end is heard while there is no runtime");
@@ -319,9 +319,9 @@ fn a_runtime_that_dies_takes_no_job_with_it() {
 #[test]
 fn jobs_of_a_sandbox_that_died_are_asked_for_in_the_next_and_are_lost_if_that_knows_nothing() {
     let mut two = two();
-    assert!(job_acts(&two.dies(Part::Sandbox)).is_empty());
+    assert!(job_acts(&two.dies(AgentComponent::Sandbox)).is_empty());
     assert_eq!(job_acts(&two.world.ready(&two.agent.clone())), [start(&two.runs, true)]);
-    let end = JobEnd { detail: Some("its sandbox died".into()), ..silent(ExecHow::Lost) };
+    let end = JobEnd { detail: Some("its sandbox died".into()), ..silent(ExecOutcome::Lost) };
     let batch = two.world.job_ends(&two.runs, end);
     assert_eq!(two.states(), ["error", "running"]);
     assert_eq!(job_acts(&batch), [archive(&two.runs), start(&two.waits, false)]);
@@ -330,17 +330,17 @@ fn jobs_of_a_sandbox_that_died_are_asked_for_in_the_next_and_are_lost_if_that_kn
 
 #[test]
 fn work_that_is_reaped_is_cancelled_and_what_died_with_its_sandbox_tells_how_it_ended() {
-    for part in [Part::Runtime, Part::Sandbox] {
+    for part in [AgentComponent::Runtime, AgentComponent::Sandbox] {
         let mut two = two();
         two.policy(Policy::Reap);
         let batch = two.dies(part);
         assert_eq!(two.states(), ["running", "cancelled"]);
         assert_eq!(two.why(&two.waits).as_deref(), Some("its agent died: boom"));
-        let killed = if part == Part::Runtime { vec![kill(&two.runs)] } else { Vec::new() };
+        let killed = if part == AgentComponent::Runtime { vec![kill(&two.runs)] } else { Vec::new() };
         assert_eq!(job_acts(&batch), killed, "{part:?}");
         assert_eq!(job_acts(&two.down()), [kill(&two.runs)]);
         two.world.job_ends(&two.runs, exited(0));
-        assert_eq!(two.states()[0], if part == Part::Runtime { "cancelled" } else { "done" });
+        assert_eq!(two.states()[0], if part == AgentComponent::Runtime { "cancelled" } else { "done" });
     }
 }
 
@@ -349,16 +349,16 @@ fn work_that_an_operator_decides_about_waits_and_goes_on_or_is_dropped() {
     for policy in [Policy::Revive, Policy::Reap] {
         let mut two = two();
         two.policy(Policy::Ask);
-        two.dies(Part::Sandbox);
+        two.dies(AgentComponent::Sandbox);
         two.down();
-        two.world.job_ends(&two.runs, silent(ExecHow::Lost));
+        two.world.job_ends(&two.runs, silent(ExecOutcome::Lost));
         assert_eq!(two.states(), ["error", "pending"]);
         assert_eq!(
             refusal(&two.world.submit_job(&two.agent.clone(), None, work("sh"))),
             "lineage.ask_pending"
         );
         let lineage = two.world.engine.agents[&two.agent].lineage.id.clone();
-        let settlement = Settlement { agent: two.agent.clone(), lineage, policy, last_turn: None };
+        let settlement = LineageResolution { agent: two.agent.clone(), lineage, policy, last_turn: None };
         two.ask(Command::Agent(AgentCommand::SettleLineage(Box::new(settlement))));
         match policy {
             Policy::Reap => assert_eq!(two.states()[1], "cancelled"),
@@ -373,13 +373,13 @@ fn work_that_an_operator_decides_about_waits_and_goes_on_or_is_dropped() {
 fn a_lineage_that_is_exhausted_ends_what_runs_and_what_waits_goes_on_with_a_start() {
     let mut two = two();
     while two.state() != AgentState::Failed(FailReason::Crashed) {
-        two.dies(Part::Sandbox);
+        two.dies(AgentComponent::Sandbox);
         let (agent, run) = (two.agent.clone(), two.run());
-        two.world.see(Seen::Agent(AgentSeen::RevivalDue { agent, run }));
+        two.world.see(Observation::Agent(AgentObservation::RevivalDue { agent, run }));
     }
     assert_eq!(two.states(), ["running", "pending"]);
     assert_eq!(job_acts(&two.down()), [kill(&two.runs)]);
-    two.world.job_ends(&two.runs, silent(ExecHow::Lost));
+    two.world.job_ends(&two.runs, silent(ExecOutcome::Lost));
     assert_eq!(two.states(), ["error", "pending"]);
     two.ask(Command::Agent(AgentCommand::Start { id: two.agent.clone() }));
     assert_eq!(started(&two.world.ready(&two.agent.clone())), [two.waits.clone()]);
@@ -389,8 +389,12 @@ fn a_lineage_that_is_exhausted_ends_what_runs_and_what_waits_goes_on_with_a_star
 fn an_agent_that_fails_ends_what_runs_and_what_waits_goes_on_when_it_is_back() {
     let mut two = two();
     let (agent, run) = (two.agent.clone(), two.run());
-    let batch =
-        two.world.see(Seen::Agent(AgentSeen::Exited { agent, run, code: 0, detail: "it left".into() }));
+    let batch = two.world.see(Observation::Agent(AgentObservation::Exited {
+        agent,
+        run,
+        code: 0,
+        detail: "it left".into(),
+    }));
     assert_eq!(job_acts(&batch), [kill(&two.runs)]);
     assert_eq!(two.states(), ["running", "pending"]);
     two.world.job_ends(&two.runs, exited(0));
@@ -402,18 +406,25 @@ fn an_agent_that_fails_ends_what_runs_and_what_waits_goes_on_when_it_is_back() {
 #[test]
 fn jobs_that_died_with_their_sandbox_are_lost_and_not_cancelled_also_when_the_next_one_fails() {
     for fails in [
-        |agent, run| Seen::Agent(AgentSeen::ProbeTimedOut { agent, run }),
-        |agent, run| Seen::Agent(AgentSeen::Died { agent, run, part: Part::Runtime, detail: "boom".into() }),
+        |agent, run| Observation::Agent(AgentObservation::ProbeTimedOut { agent, run }),
+        |agent, run| {
+            Observation::Agent(AgentObservation::Died {
+                agent,
+                run,
+                part: AgentComponent::Runtime,
+                detail: "boom".into(),
+            })
+        },
     ] {
         let mut two = two();
-        two.dies(Part::Sandbox);
+        two.dies(AgentComponent::Sandbox);
         while !matches!(two.state(), AgentState::Failed(_)) {
             let (agent, run) = (two.agent.clone(), two.run());
             assert!(job_acts(&two.world.see(fails(agent.clone(), run))).is_empty());
-            two.world.see(Seen::Agent(AgentSeen::RevivalDue { agent, run }));
+            two.world.see(Observation::Agent(AgentObservation::RevivalDue { agent, run }));
         }
         assert_eq!(job_acts(&two.down()), [kill(&two.runs)]);
-        two.world.job_ends(&two.runs, silent(ExecHow::Lost));
+        two.world.job_ends(&two.runs, silent(ExecOutcome::Lost));
         assert_eq!(two.states()[0], "error");
     }
 }
@@ -422,7 +433,7 @@ fn jobs_that_died_with_their_sandbox_are_lost_and_not_cancelled_also_when_the_ne
 fn an_agent_without_memory_ends_all_of_its_jobs() {
     let mut two = two();
     let (agent, run) = (two.agent.clone(), two.run());
-    two.world.see(Seen::Agent(AgentSeen::OutOfMemory { agent, run, detail: "oom".into() }));
+    two.world.see(Observation::Agent(AgentObservation::OutOfMemory { agent, run, detail: "oom".into() }));
     two.world.job_ends(&two.runs, exited(0));
     assert_eq!(two.states(), ["cancelled"; 2]);
 }

@@ -29,12 +29,12 @@ fn a_job_without_output_needs_no_archive() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job(&agent);
-    let batch = world.job_ends(&job, silent(ExecHow::Exited { code: 0 }));
+    let batch = world.job_ends(&job, silent(ExecOutcome::Exited { code: 0 }));
     assert_eq!(job_acts(&batch), [forget(&job)]);
     assert!(world.job_row(&job).archived && world.engine.sizes().jobs.held == 0);
-    // Of one that is lost nobody knows what it wrote.
+    // How much a lost job wrote is unknown.
     let lost = world.job(&agent);
-    assert_eq!(job_acts(&world.job_ends(&lost, silent(ExecHow::Lost))), [archive(&lost)]);
+    assert_eq!(job_acts(&world.job_ends(&lost, silent(ExecOutcome::Lost))), [archive(&lost)]);
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn how_a_job_ended_decides_what_it_is_called() {
                      state: JobState,
                      exit: (Option<i32>, Option<i32>),
                      error: Option<&str>| {
-        let job = job_of(&world.submit_job(&agent, None, JobWork { timeout_ms, ..work("sh") }));
+        let job = job_of(&world.submit_job(&agent, None, JobSpec { timeout_ms, ..work("sh") }));
         world.job_ends(&job, end);
         let progress = world.job_row(&job).progress;
         let found = (progress.state, (progress.exit_code, progress.signal), progress.error.as_deref());
@@ -55,7 +55,7 @@ fn how_a_job_ended_decides_what_it_is_called() {
     };
     let ended = |how, cause| JobEnd { how, cause, ..exited(0) };
     let why = |how, detail: &str| JobEnd { how, detail: Some(detail.into()), ..exited(0) };
-    let (killed, nothing) = (ExecHow::Killed { signal: 9 }, (None, None));
+    let (killed, nothing) = (ExecOutcome::Killed { signal: 9 }, (None, None));
     check(0, exited(7), JobState::Done, (Some(7), None), None);
     check(0, ended(killed, None), JobState::Done, (None, Some(9)), None);
     let oom = check(0, ended(killed, Some(Cause::Oom)), JobState::Done, (None, Some(9)), None);
@@ -64,16 +64,16 @@ fn how_a_job_ended_decides_what_it_is_called() {
     check(90_000, ended(killed, timeout), JobState::Error, (None, Some(9)), Some("timed out after 90 s"));
     check(
         120_000,
-        ended(ExecHow::Exited { code: 0 }, timeout),
+        ended(ExecOutcome::Exited { code: 0 }, timeout),
         JobState::Error,
         nothing,
         Some("timed out after 2 min"),
     );
-    check(0, why(ExecHow::NotStarted, "no such file"), JobState::Error, nothing, Some("no such file"));
-    check(0, silent(ExecHow::NotStarted), JobState::Error, nothing, Some("it could not be started"));
+    check(0, why(ExecOutcome::NotStarted, "no such file"), JobState::Error, nothing, Some("no such file"));
+    check(0, silent(ExecOutcome::NotStarted), JobState::Error, nothing, Some("it could not be started"));
     check(
         0,
-        why(ExecHow::Lost, "its sandbox died"),
+        why(ExecOutcome::Lost, "its sandbox died"),
         JobState::Error,
         nothing,
         Some("lost: its sandbox died"),
@@ -84,7 +84,7 @@ fn how_a_job_ended_decides_what_it_is_called() {
 fn one_that_waits_is_cancelled_at_once_and_never_starts() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
-    world.see(Seen::Configured(Settings { max_jobs: 1, ..settings(10) }));
+    world.see(Observation::Configured(Settings { max_jobs: 1, ..settings(10) }));
     let (runs, waits) = (world.job(&agent), world.job(&agent));
     let batch = world.cancel_job(&waits);
     assert_eq!(reply(&batch)["status"], "cancelled");
@@ -95,9 +95,12 @@ fn one_that_waits_is_cancelled_at_once_and_never_starts() {
 
 #[test]
 fn one_that_runs_is_killed_and_cancelled_when_its_end_is_seen_whatever_that_is() {
-    for end in
-        [exited(0), silent(ExecHow::Killed { signal: 9 }), silent(ExecHow::NotStarted), silent(ExecHow::Lost)]
-    {
+    for end in [
+        exited(0),
+        silent(ExecOutcome::Killed { signal: 9 }),
+        silent(ExecOutcome::NotStarted),
+        silent(ExecOutcome::Lost),
+    ] {
         let mut world = EngineWorld::new();
         let agent = world.agent();
         let job = world.job(&agent);
@@ -136,11 +139,11 @@ fn a_cancellation_is_asked_for_twice_without_harm_and_refused_when_it_is_over() 
 fn after_a_crash_a_job_is_where_it_was_and_is_asked_for_again() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
-    world.see(Seen::Configured(Settings { max_jobs: 3, ..settings(10) }));
+    world.see(Observation::Configured(Settings { max_jobs: 3, ..settings(10) }));
     let jobs: Vec<JobId> = (0..4).map(|_| world.job(&agent)).collect();
     world.cancel_job(&jobs[1]);
     world.job_ends(&jobs[2], exited(0));
-    // The first runs, the second is to end, the third has ended, the fourth was started in its place.
+    // The first runs, the second is being cancelled, the third has ended, the fourth started in the third's slot.
     let (mut world, batch) = world.reboot();
     assert_eq!(job_acts(&batch), [archive(&jobs[2])], "the rest waits for its keeper");
     let batch = world.ready(&agent);
@@ -155,7 +158,7 @@ fn after_a_crash_a_job_is_where_it_was_and_is_asked_for_again() {
 fn jobs_that_waited_start_with_the_next_daemon() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
-    world.see(Seen::Configured(Settings { max_jobs: 1, ..settings(10) }));
+    world.see(Observation::Configured(Settings { max_jobs: 1, ..settings(10) }));
     let (runs, waits) = (world.job(&agent), world.job(&agent));
     let (engine, batch) = Engine::boot(world.loaded(), host(), IdSource::new(5), "0", NOW);
     world.engine = engine;
@@ -177,7 +180,11 @@ fn what_a_keeper_runs_and_nobody_wants_is_killed_and_what_is_settled_is_forgotte
     let stray: JobId = "job_00000000000000000".parse().unwrap();
     let found = |running: &[&JobId], ended: &[&JobId]| {
         let own = |jobs: &[&JobId]| jobs.iter().map(|job| (*job).clone()).collect();
-        Seen::Job(JobSeen::Found { agent: agent.clone(), running: own(running), ended: own(ended) })
+        Observation::Job(JobObservation::Found {
+            agent: agent.clone(),
+            running: own(running),
+            ended: own(ended),
+        })
     };
     let batch = world.see(found(&[&runs, &stray, &over], &[&unarchived]));
     assert_eq!(job_acts(&batch), [kill(&stray), kill(&over)]);
@@ -203,13 +210,15 @@ fn retention_takes_what_is_settled_and_nothing_else() {
         [Effect::RemoveOutput { jobs }] => jobs.clone(),
         other => panic!("{other:?}"),
     };
-    let batch = world.see(Seen::Job(JobSeen::Expired { jobs: all.clone(), what: Expiry::Output }));
+    let batch =
+        world.see(Observation::Job(JobObservation::Expired { jobs: all.clone(), what: Expiry::Output }));
     assert_eq!(removed(&batch), [untold.clone(), old.clone()]);
     assert!(world.job_row(&untold).output_removed && !world.job_row(&runs).output_removed);
-    let batch = world.see(Seen::Job(JobSeen::Expired { jobs: all, what: Expiry::All }));
+    let batch = world.see(Observation::Job(JobObservation::Expired { jobs: all, what: Expiry::All }));
     assert_eq!(removed(&batch), [untold.clone(), old]);
     assert_eq!(world.stored().len(), 2);
     assert!(world.engine.jobs.get(&untold).is_none());
-    let nothing = world.see(Seen::Job(JobSeen::Expired { jobs: vec![runs], what: Expiry::All }));
+    let nothing =
+        world.see(Observation::Job(JobObservation::Expired { jobs: vec![runs], what: Expiry::All }));
     assert!(nothing.writes.is_empty() && nothing.after.is_empty());
 }

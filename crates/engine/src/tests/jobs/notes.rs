@@ -1,4 +1,4 @@
-//! What sessions are told of jobs that ended.
+//! Reports to sessions about ended jobs.
 
 use lodge_core::limits::{JOBS_UNTOLD_MAX, NOTE_JOBS_MAX};
 use lodge_core::record::{MessageBody, TurnWrite};
@@ -7,7 +7,7 @@ use lodge_core::session::PathPlan;
 use super::*;
 use crate::{JobCommand, TurnCommand};
 
-/// What the turn that begins with this batch is told.
+/// The note of the turn that starts with this batch.
 fn note(batch: &Batch) -> Option<String> {
     let mut notes = batch.writes.iter().filter_map(|write| match write {
         Write::Turn(TurnWrite::Note { note, .. }) => Some(note.clone()),
@@ -19,7 +19,7 @@ fn note(batch: &Batch) -> Option<String> {
 }
 
 impl EngineWorld {
-    /// What a turn of a session at rest is told, which it is again afterwards.
+    /// The note of a turn in a session at rest. The session is at rest again afterwards.
     fn note_of_next(&mut self, agent: &AgentId, session: &str) -> Option<String> {
         let batch = self.send(agent, session, "hi");
         self.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn_of(&batch) }));
@@ -28,7 +28,7 @@ impl EngineWorld {
 }
 
 #[test]
-fn a_session_is_told_once_of_each_of_its_jobs_that_ended_by_itself() {
+fn a_session_is_informed_once_of_each_of_its_jobs_that_ended_by_itself() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     let (ended, failed, runs) =
@@ -37,7 +37,7 @@ fn a_session_is_told_once_of_each_of_its_jobs_that_ended_by_itself() {
     for job in [&ended, &foreign, &nobodys] {
         world.job_done(job);
     }
-    world.job_ends(&failed, silent(ExecHow::NotStarted));
+    world.job_ends(&failed, silent(ExecOutcome::NotStarted));
     let told = world.note_of_next(&agent, "s").expect("there is something to tell");
     assert!(
         told.contains(&format!("{ended} (sh): done, exit code 0, 5 bytes of stdout, 0 of stderr")),
@@ -55,7 +55,7 @@ fn a_session_is_told_once_of_each_of_its_jobs_that_ended_by_itself() {
 }
 
 #[test]
-fn what_was_to_be_told_is_told_by_the_next_daemon_and_not_by_the_one_after() {
+fn what_was_to_be_reported_is_reported_by_the_next_daemon_and_not_by_the_one_after() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job_in(&agent, "s");
@@ -69,12 +69,12 @@ fn what_was_to_be_told_is_told_by_the_next_daemon_and_not_by_the_one_after() {
 }
 
 #[test]
-fn what_a_tool_told_is_not_told_again() {
+fn what_a_tool_reported_is_not_reported_again() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job_in(&agent, "s");
     let turn = world.calling(&agent, "s", "job_wait");
-    world.wish(&agent, &turn, JobWish::Wait { job: job.clone() });
+    world.wish(&agent, &turn, JobToolRequest::Wait { job: job.clone() });
     world.job_done(&job);
     let asked = ToolCallRef { turn: turn.clone(), step: 1, call: "c1".into() };
     world.read_answers(asked, "it is done", &[&job]);
@@ -83,7 +83,7 @@ fn what_a_tool_told_is_not_told_again() {
 }
 
 #[test]
-fn what_a_turn_may_still_ask_for_is_told_to_the_next_one_only_if_nobody_did_by_its_begin() {
+fn what_a_turn_may_still_ask_for_is_reported_to_the_next_one_only_if_nobody_did_by_its_begin() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     let (told, cut) = (world.job_in(&agent, "s"), world.job_in(&agent, "s"));
@@ -92,7 +92,7 @@ fn what_a_turn_may_still_ask_for_is_told_to_the_next_one_only_if_nobody_did_by_i
     world.job_done(&told);
     world.job_done(&cut);
     let behind = turn_of(&world.send(&agent, "s", "behind it"));
-    world.wish(&agent, &turn, JobWish::Watch { job: told.clone() });
+    world.wish(&agent, &turn, JobToolRequest::Watch { job: told.clone() });
     let asked = ToolCallRef { turn: turn.clone(), step: 1, call: "c1".into() };
     world.read_answers(asked, "it is done", &[&told]);
     let (mut world, _) = world.reboot();
@@ -104,7 +104,7 @@ fn what_a_turn_may_still_ask_for_is_told_to_the_next_one_only_if_nobody_did_by_i
 }
 
 #[test]
-fn a_turn_that_never_began_was_told_nothing() {
+fn a_turn_that_never_started_got_no_note() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job_in(&agent, "s");
@@ -130,7 +130,7 @@ fn a_note_is_part_of_what_the_conversation_weighs() {
 }
 
 #[test]
-fn many_jobs_are_counted_and_all_of_them_are_told() {
+fn many_jobs_are_counted_and_all_of_them_are_reported() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     for _ in 0..NOTE_JOBS_MAX + 3 {
@@ -145,7 +145,7 @@ fn many_jobs_are_counted_and_all_of_them_are_told() {
 }
 
 #[test]
-fn a_turn_that_is_done_again_is_told_what_it_was_told() {
+fn a_regenerated_turn_gets_the_note_of_the_original() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     let job = world.job_in(&agent, "s");
@@ -157,12 +157,12 @@ fn a_turn_that_is_done_again_is_told_what_it_was_told() {
     world.job_done(&late);
     let fact = fact(&world.engine.sessions[&session("s")]);
     let plan = PathPlan { from: 1, turns: 0, tip: None, epoch: Default::default(), restored: Vec::new() };
-    let again = TurnAgain { turn, text: "hi".into(), schema: None, note: told, plan };
+    let again = TurnRegeneration { turn, text: "hi".into(), schema: None, note: told, plan };
     let change = SessionChange {
         fact,
         agent_name: "a".into(),
         agent_removed: false,
-        what: SessionWhat::Regenerate(Box::new(again)),
+        what: SessionOperation::Regenerate(Box::new(again)),
     };
     let told = note(&world.ask(None, Command::Session(Box::new(change)))).unwrap();
     assert!(told.contains(job.as_str()) && told.contains(late.as_str()), "{told}");
@@ -172,7 +172,7 @@ fn a_turn_that_is_done_again_is_told_what_it_was_told() {
 }
 
 #[test]
-fn a_deleted_session_hears_of_nothing_and_one_that_begins_anew_neither() {
+fn a_deleted_session_hears_of_nothing_and_one_that_begins_again_neither() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
@@ -180,7 +180,7 @@ fn a_deleted_session_hears_of_nothing_and_one_that_begins_anew_neither() {
     let (ended, runs) = (world.job_in(&agent, "s"), world.job_in(&agent, "s"));
     world.job_done(&ended);
     let fact = fact(&world.engine.sessions[&session("s")]);
-    let (agent_name, what) = ("a".to_owned(), SessionWhat::Delete);
+    let (agent_name, what) = ("a".to_owned(), SessionOperation::Delete);
     let change = SessionChange { fact, agent_name, agent_removed: false, what };
     world.ask(None, Command::Session(Box::new(change)));
     assert_eq!(world.job_state(&runs), JobState::Running, "jobs stay");

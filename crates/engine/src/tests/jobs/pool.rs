@@ -1,4 +1,4 @@
-//! Who runs: so many at a time, in turns by agent, in order within one.
+//! Which jobs run: a limited number at a time, fair between agents, in order within an agent.
 
 use lodge_core::limits::{
     AGENT_JOBS_PENDING_MAX, AGENT_JOBS_PENDING_OWN, AGENT_TURNS_MAX, JOBS_PENDING_MAX, JOBS_UNARCHIVED_MAX,
@@ -7,12 +7,12 @@ use lodge_core::limits::{
 use lodge_core::record::LimitsRecord;
 
 use super::*;
-use crate::{AgentCommand, AgentSeen, SandboxEffect, TurnCommand};
+use crate::{AgentCommand, AgentObservation, SandboxEffect, TurnCommand};
 
 impl EngineWorld {
     fn with_places(max_jobs: usize) -> EngineWorld {
         let mut world = EngineWorld::new();
-        world.see(Seen::Configured(Settings { max_jobs, ..settings(10) }));
+        world.see(Observation::Configured(Settings { max_jobs, ..settings(10) }));
         world
     }
 
@@ -79,10 +79,10 @@ fn more_places_are_taken_at_once_and_fewer_end_nothing() {
     let mut world = EngineWorld::with_places(1);
     let agent = world.agent();
     let jobs = world.jobs(&agent, 3);
-    world.see(Seen::Configured(Settings { max_jobs: 3, ..settings(10) }));
+    world.see(Observation::Configured(Settings { max_jobs: 3, ..settings(10) }));
     assert_eq!(world.states(&jobs), ["running"; 3]);
     let last = world.job(&agent);
-    world.see(Seen::Configured(Settings { max_jobs: 1, ..settings(10) }));
+    world.see(Observation::Configured(Settings { max_jobs: 1, ..settings(10) }));
     assert_eq!(world.states(&jobs), ["running"; 3]);
     world.job_ends(&jobs[0], exited(0));
     assert_eq!(world.job_state(&last), JobState::Pending, "two still run, of one that may");
@@ -114,7 +114,7 @@ fn endless_jobs_of_one_agent_do_not_block_the_first_job_of_another() {
         assert_eq!(world.states(&firsts[max..]), ["pending"], "there are as many extra slots as shared ones");
         let second = world.job(&others[0]);
         assert_eq!(world.job_state(&second), JobState::Pending, "an extra slot is for a first job alone");
-        // What ends in an extra slot goes to the next agent that has none, and to nobody else.
+        // A freed extra slot goes only to the next agent that has none.
         assert_eq!(started(&world.job_ends(&firsts[max - 1], exited(0))), [firsts[max].clone()]);
         let batch = world.job_ends(&firsts[max], exited(0));
         assert!(started(&batch).iter().all(|job| *job == second && max == 1), "{:?}", started(&batch));
@@ -164,7 +164,7 @@ fn a_priority_orders_the_jobs_of_one_agent_and_takes_no_turn_of_another() {
     let extra = world.job(&three);
     let older = world.job(&two);
     let with = |world: &mut EngineWorld, priority| {
-        job_of(&world.submit_job(&one, None, JobWork { priority, ..work("sh") }))
+        job_of(&world.submit_job(&one, None, JobSpec { priority, ..work("sh") }))
     };
     let (low, plain, high) = (with(&mut world, -5), with(&mut world, 0), with(&mut world, 100));
     let mut order = started(&world.job_ends(&extra, exited(0)));
@@ -184,7 +184,7 @@ fn the_order_of_those_that_wait_survives_a_restart() {
     let agent = world.agent();
     let runs = world.job(&agent);
     let with = |world: &mut EngineWorld, priority| {
-        job_of(&world.submit_job(&agent, None, JobWork { priority, ..work("sh") }))
+        job_of(&world.submit_job(&agent, None, JobSpec { priority, ..work("sh") }))
     };
     let (low, high) = (with(&mut world, 1), with(&mut world, 2));
     let places = |world: &EngineWorld| {
@@ -205,7 +205,7 @@ fn the_order_of_those_that_wait_survives_a_restart() {
 fn what_cannot_be_run_is_refused_in_the_order_of_the_checks_and_nothing_is_written() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
-    let refused = |world: &mut EngineWorld, agent: &AgentId, work: JobWork| {
+    let refused = |world: &mut EngineWorld, agent: &AgentId, work: JobSpec| {
         let batch = world.submit_job(agent, None, work);
         assert!(batch.writes.is_empty());
         refusal(&batch)
@@ -215,9 +215,9 @@ fn what_cannot_be_run_is_refused_in_the_order_of_the_checks_and_nothing_is_writt
     assert_eq!(refused(&mut world, &agent, work("")), "params.invalid");
     assert_eq!(refused(&mut world, &agent, work("rm")), "bin.not_declared");
     let reserved = BTreeMap::from([("io.lodge.session-id".to_owned(), "other".to_owned())]);
-    let forged = JobWork { labels: reserved, ..work("sh") };
+    let forged = JobSpec { labels: reserved, ..work("sh") };
     assert_eq!(refused(&mut world, &agent, forged), "job.label_reserved");
-    assert_eq!(refused(&mut world, &agent, JobWork { priority: 101, ..work("sh") }), "params.invalid");
+    assert_eq!(refused(&mut world, &agent, JobSpec { priority: 101, ..work("sh") }), "params.invalid");
     world.ask(None, Command::Agent(AgentCommand::Stop { id: agent.clone(), jobs: RunningJobs::Cancel }));
     assert_eq!(refused(&mut world, &agent, work("rm")), "agent.not_running");
     assert_eq!(refused(&mut world, &agent, work("")), "params.invalid");
@@ -229,7 +229,7 @@ fn an_undeclared_bin_is_refused_with_the_declared_ones_in_order() {
     let agent = world.agent();
     let message = |world: &mut EngineWorld| {
         let batch = world.submit_job(&agent, None, work("rm"));
-        let [Out::Reply { reply: Err(error), .. }] = &batch.after[..] else { panic!("one refusal") };
+        let [BatchOutput::Reply { reply: Err(error), .. }] = &batch.after[..] else { panic!("one refusal") };
         error.to_string()
     };
     assert!(message(&mut world).ends_with("it has: date, sh"));
@@ -280,7 +280,7 @@ fn a_job_keeps_a_part_of_what_its_agent_may_have_on_disk() {
     let mut kept = |disk_bytes: Option<u64>, output_bytes: u64| {
         let limits = LimitsRecord { disk_bytes, ..LimitsRecord::default() };
         world.engine.agents.get_mut(&agent).unwrap().row.spec.limits = Some(limits);
-        let job = job_of(&world.submit_job(&agent, None, JobWork { output_bytes, ..work("sh") }));
+        let job = job_of(&world.submit_job(&agent, None, JobSpec { output_bytes, ..work("sh") }));
         world.job_row(&job).request.output_bytes
     };
     assert_eq!([kept(None, 0), kept(None, 1 << 30)], [1 << 20, 1 << 30]);
@@ -314,8 +314,8 @@ fn jobs_wait_for_an_agent_that_starts_and_for_one_that_is_revived() {
     assert_eq!(world.job_state(&early), JobState::Pending);
     assert_eq!(started(&world.ready(&agent)), std::slice::from_ref(&early));
     let run = world.engine.agents[&agent].row.runs;
-    let (part, detail) = (Part::Runtime, "x".to_owned());
-    world.see(Seen::Agent(AgentSeen::Died { agent: agent.clone(), run, part, detail }));
+    let (part, detail) = (AgentComponent::Runtime, "x".to_owned());
+    world.see(Observation::Agent(AgentObservation::Died { agent: agent.clone(), run, part, detail }));
     let late = world.job(&agent);
     assert_eq!(
         world.states(&[early.clone(), late.clone()]),
@@ -332,8 +332,8 @@ fn that_a_job_writes_is_an_event_now_and_then_and_forces_no_commit() {
     let agent = world.agent();
     let job = world.job(&agent);
     let mut wrote = |at: i64| {
-        let seen = JobSeen::Output { job: job.clone(), stdout: 7, stderr: 3 };
-        let batch = world.engine.step([Input::Seen(Seen::Job(seen))], Timestamp::from_ms(at));
+        let seen = JobObservation::Output { job: job.clone(), stdout: 7, stderr: 3 };
+        let batch = world.engine.step([Input::Seen(Observation::Job(seen))], Timestamp::from_ms(at));
         assert!(!batch.urgent && batch.after.is_empty());
         kinds(&batch).len()
     };
@@ -344,11 +344,11 @@ fn that_a_job_writes_is_an_event_now_and_then_and_forces_no_commit() {
 /// Two agents and one slot; a turn of the first waits for its job.
 fn one_asleep() -> (EngineWorld, [AgentId; 2], TurnId, JobId) {
     let mut world = EngineWorld::new();
-    world.see(Seen::Configured(settings(1)));
+    world.see(Observation::Configured(settings(1)));
     let (one, two) = (world.agent(), world.agent());
     let job = world.job_in(&one, "s");
     let turn = world.calling(&one, "s", "job_wait");
-    world.wish(&one, &turn, JobWish::Wait { job: job.clone() });
+    world.wish(&one, &turn, JobToolRequest::Wait { job: job.clone() });
     (world, [one, two], turn, job)
 }
 
@@ -387,12 +387,13 @@ fn a_turn_that_gave_its_slot_away_has_a_free_one_back_before_its_job_ends() {
     let again = |effect: &&Effect| matches!(effect, Effect::Sandbox { what: SandboxEffect::RunTurn { turn: run, calls, .. }, .. } if *run == turn && calls.len() == 1);
     assert_eq!(acts(&batch).iter().filter(|effect| again(effect)).count(), 1);
     // Its runtime asks again, and one wait is answered once.
-    assert!(job_acts(&world.wish(&one, &turn, JobWish::Wait { job: job.clone() })).is_empty());
+    assert!(job_acts(&world.wish(&one, &turn, JobToolRequest::Wait { job: job.clone() })).is_empty());
     assert_eq!(world.job_state(&job), JobState::Running);
 }
 
 #[test]
-fn whoever_does_more_than_wait_keeps_its_slot_and_one_that_is_interrupted_without_one_cancels_its_job() {
+fn an_agent_that_does_more_than_wait_keeps_its_slot_and_one_that_is_interrupted_without_one_cancels_its_job()
+{
     let (mut world, [one, two], turn, job) = one_asleep();
     let busy = turn_of(&world.send(&one, "other", "hi"));
     let waits = turn_of(&world.send(&two, "t", "hi"));
@@ -414,7 +415,7 @@ fn an_agent_with_as_many_sleepers_as_it_may_have_turns_gives_its_slot_to_its_own
         let session = format!("s{number}");
         let job = world.job_in(&one, &session);
         let turn = world.calling(&one, &session, "job_wait");
-        world.wish(&one, &turn, JobWish::Wait { job });
+        world.wish(&one, &turn, JobToolRequest::Wait { job });
     }
     assert_eq!(world.engine.agents[&one].running, AGENT_TURNS_MAX);
     let own = turn_of(&world.send(&one, "own", "hi"));

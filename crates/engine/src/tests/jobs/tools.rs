@@ -1,25 +1,25 @@
 //! What models ask of jobs.
 
 use super::*;
-use crate::{AgentCommand, AgentSeen, SandboxEffect, TurnCommand, TurnSeen};
+use crate::{AgentCommand, AgentObservation, SandboxEffect, TurnCommand, TurnObservation};
 
-fn wait(job: &JobId) -> JobWish {
-    JobWish::Wait { job: job.clone() }
+fn wait(job: &JobId) -> JobToolRequest {
+    JobToolRequest::Wait { job: job.clone() }
 }
 
-fn watch(job: &JobId) -> JobWish {
-    JobWish::Watch { job: job.clone() }
+fn watch(job: &JobId) -> JobToolRequest {
+    JobToolRequest::Watch { job: job.clone() }
 }
 
-fn cancel(job: &JobId) -> JobWish {
-    JobWish::Cancel { job: job.clone() }
+fn cancel(job: &JobId) -> JobToolRequest {
+    JobToolRequest::Cancel { job: job.clone() }
 }
 
 fn asked(turn: &TurnId) -> ToolCallRef {
     ToolCallRef { turn: turn.clone(), step: 1, call: "c1".into() }
 }
 
-fn reads(batch: &Batch) -> Vec<JobWish> {
+fn reads(batch: &Batch) -> Vec<JobToolRequest> {
     let wishes = job_acts(batch).into_iter().filter_map(|what| match what {
         JobAct::Elsewhere(JobEffect::Read { wish, .. }) => Some(wish),
         _ => None,
@@ -49,17 +49,17 @@ fn a_submitted_job_and_the_result_that_names_it_are_one_commit_and_asked_again_i
     let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = world.calling(&agent, "s", "job_submit");
-    let batch = world.wish(&agent, &turn, JobWish::Submit(work("sh")));
+    let batch = world.wish(&agent, &turn, JobToolRequest::Submit(work("sh")));
     let job = job_in_result(&batch);
     assert_eq!(started(&batch), std::slice::from_ref(&job));
     assert_eq!(answers(&batch)[0].state, StepState::Done);
     let row = world.job_row(&job);
     assert_eq!((row.session, row.request.turn), (Some(session("s")), Some(turn.to_string())));
-    let again = world.wish(&agent, &turn, JobWish::Submit(work("sh")));
+    let again = world.wish(&agent, &turn, JobToolRequest::Submit(work("sh")));
     assert!(again.writes.is_empty() && answers(&again).len() == 1);
     let (mut world, _) = world.reboot();
     world.ready(&agent);
-    let again = world.wish(&agent, &turn, JobWish::Submit(work("sh")));
+    let again = world.wish(&agent, &turn, JobToolRequest::Submit(work("sh")));
     assert!(again.writes.is_empty(), "also by another daemon");
     assert_eq!((answers(&again).len(), world.stored().len()), (1, 1));
 }
@@ -69,14 +69,14 @@ fn what_a_model_may_not_submit_is_a_result_that_says_why() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = world.calling(&agent, "s", "job_submit");
-    let batch = world.wish(&agent, &turn, JobWish::Submit(work("rm")));
+    let batch = world.wish(&agent, &turn, JobToolRequest::Submit(work("rm")));
     let [(text, true)] = &results(&batch)[..] else { panic!("one bad result") };
     assert!(text.contains("no bin `rm`") && text.contains("date, sh"), "{text}");
     assert!(world.stored().is_empty());
     assert_eq!(answers(&batch)[0].state, StepState::Failed);
     let turn = world.calling(&agent, "other", "job_submit");
-    let endless = JobWork { timeout_ms: u64::MAX, ..work("sh") };
-    let batch = world.wish(&agent, &turn, JobWish::Submit(endless));
+    let endless = JobSpec { timeout_ms: u64::MAX, ..work("sh") };
+    let batch = world.wish(&agent, &turn, JobToolRequest::Submit(endless));
     let [(text, true)] = &results(&batch)[..] else { panic!("one bad result") };
     assert!(text.contains("is too long") && text.contains("365d"), "{text}");
     assert!(world.stored().is_empty());
@@ -88,20 +88,21 @@ fn a_model_can_neither_forge_the_session_of_a_job_nor_raise_what_is_kept_of_it()
     let agent = world.agent();
     let turn = world.calling(&agent, "s", "job_submit");
     let labels = ["io.lodge.session-id", "mine"].map(|key| (key.to_owned(), "x".to_owned()));
-    let forged = JobWork { labels: BTreeMap::from(labels), output_bytes: 1 << 30, ..work("sh") };
-    let job = job_in_result(&world.wish(&agent, &turn, JobWish::Submit(forged)));
+    let forged = JobSpec { labels: BTreeMap::from(labels), output_bytes: 1 << 30, ..work("sh") };
+    let job = job_in_result(&world.wish(&agent, &turn, JobToolRequest::Submit(forged)));
     let row = world.job_row(&job);
     assert_eq!(row.labels()["io.lodge.session-id"], "s");
     assert_eq!((row.labels()["mine"].as_str(), row.request.output_bytes), ("x", 1 << 20));
     let other = world.calling(&agent, "t", "job_submit");
     let reserved = BTreeMap::from([("io.lodge.other".to_owned(), String::new())]);
-    let batch = world.wish(&agent, &other, JobWish::Submit(JobWork { labels: reserved, ..work("sh") }));
+    let batch =
+        world.wish(&agent, &other, JobToolRequest::Submit(JobSpec { labels: reserved, ..work("sh") }));
     assert!(results(&batch)[0].1, "others of that kind are refused");
 }
 
 #[test]
 fn a_wait_is_an_intent_that_is_answered_when_the_job_is_over() {
-    for wish in [wait as fn(&JobId) -> JobWish, watch] {
+    for wish in [wait as fn(&JobId) -> JobToolRequest, watch] {
         let mut world = EngineWorld::new();
         let agent = world.agent();
         let job = world.job_in(&agent, "s");
@@ -136,7 +137,7 @@ fn a_wait_survives_the_daemon_wherever_that_dies() {
         "the runtime asks again, and it waits on"
     );
     assert_eq!(reads(&world.job_ends(&job, exited(0))), [wait(&job)]);
-    // Between the end and what is told of it.
+    // Between the end and its report.
     let (mut world, _) = world.reboot();
     assert_eq!(reads(&world.ready(&agent)), [wait(&job)]);
     assert_eq!(reads(&world.wish(&agent, &turn, wait(&job))), [wait(&job)]);
@@ -157,10 +158,10 @@ fn a_wait_survives_the_runtime() {
     let turn = world.calling(&agent, "s", "job_wait");
     world.wish(&agent, &turn, wait(&job));
     let run = world.engine.agents[&agent].row.runs;
-    world.see(Seen::Agent(AgentSeen::Died {
+    world.see(Observation::Agent(AgentObservation::Died {
         agent: agent.clone(),
         run,
-        part: Part::Runtime,
+        part: AgentComponent::Runtime,
         detail: "x".into(),
     }));
     world.job_ends(&job, exited(0));
@@ -172,7 +173,7 @@ fn a_wait_survives_the_runtime() {
 
 #[test]
 fn interrupting_a_turn_cancels_the_job_that_it_waits_for_and_leaves_one_that_it_watches() {
-    for (wish, expected) in [(wait as fn(&JobId) -> JobWish, true), (watch, false)] {
+    for (wish, expected) in [(wait as fn(&JobId) -> JobToolRequest, true), (watch, false)] {
         for crashed in [false, true] {
             let mut world = EngineWorld::new();
             let agent = world.agent();
@@ -202,8 +203,12 @@ fn a_turn_that_fails_leaves_the_job_that_it_waited_for() {
     let job = world.job_in(&agent, "s");
     let turn = world.calling(&agent, "s", "job_wait");
     world.wish(&agent, &turn, wait(&job));
-    let ask = Ask::Finish { turn, code: "x".into(), message: "x".into() };
-    let batch = world.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: AskId(json!(1)), ask }));
+    let ask = RuntimeCall::Finish { turn, code: "x".into(), message: "x".into() };
+    let batch = world.see(Observation::Turn(TurnObservation::Asked {
+        agent: agent.clone(),
+        id: RuntimeCallId(json!(1)),
+        ask,
+    }));
     assert!(job_acts(&batch).is_empty() && world.job_row(&job).progress.cancel.is_none());
 }
 
@@ -211,7 +216,7 @@ fn a_turn_that_fails_leaves_the_job_that_it_waited_for() {
 fn a_model_that_cancels_a_job_hears_of_its_end() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
-    world.see(Seen::Configured(Settings { max_jobs: 1, ..settings(10) }));
+    world.see(Observation::Configured(Settings { max_jobs: 1, ..settings(10) }));
     let (runs, waits) = (world.job_in(&agent, "s"), world.job_in(&agent, "s"));
     let turn = world.calling(&agent, "s", "job_cancel");
     let batch = world.wish(&agent, &turn, cancel(&runs));
@@ -233,7 +238,7 @@ fn a_model_that_cancels_a_job_hears_of_its_end() {
 fn one_that_waits_is_cancelled_by_a_model_at_once() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
-    world.see(Seen::Configured(Settings { max_jobs: 1, ..settings(10) }));
+    world.see(Observation::Configured(Settings { max_jobs: 1, ..settings(10) }));
     let (_runs, waits) = (world.job_in(&agent, "s"), world.job_in(&agent, "s"));
     let turn = world.calling(&agent, "s", "job_cancel");
     let batch = world.wish(&agent, &turn, cancel(&waits));
@@ -265,7 +270,7 @@ fn lists_and_states_are_read_and_never_wait() {
     let agent = world.agent();
     let job = world.job_in(&agent, "s");
     let turn = world.calling(&agent, "s", "job_status");
-    let status = JobWish::Status { job: job.clone() };
+    let status = JobToolRequest::Status { job: job.clone() };
     let batch = world.wish(&agent, &turn, status.clone());
     assert_eq!(reads(&batch), [status]);
     assert!(batch.writes.is_empty() && batch.urgent);
@@ -281,7 +286,7 @@ fn what_was_read_for_a_turn_that_is_over_tells_nobody() {
     let job = world.job_in(&agent, "s");
     world.job_done(&job);
     let turn = world.calling(&agent, "s", "job_status");
-    world.wish(&agent, &turn, JobWish::Status { job: job.clone() });
+    world.wish(&agent, &turn, JobToolRequest::Status { job: job.clone() });
     world.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn.clone() }));
     let batch = world.read_answers(asked(&turn), "done", &[&job]);
     assert!(batch.writes.is_empty());
@@ -294,10 +299,10 @@ fn what_was_read_for_a_turn_that_is_parked_begins_nothing_and_is_asked_for_again
     let job = world.job_in(&agent, "s");
     world.job_done(&job);
     let turn = world.calling(&agent, "s", "job_status");
-    let status = JobWish::Status { job: job.clone() };
+    let status = JobToolRequest::Status { job: job.clone() };
     world.wish(&agent, &turn, status.clone());
     let run = world.engine.agents[&agent].row.runs;
-    world.see(Seen::Agent(AgentSeen::Exited {
+    world.see(Observation::Agent(AgentObservation::Exited {
         agent: agent.clone(),
         run,
         code: 0,
@@ -316,9 +321,10 @@ fn a_call_that_the_answer_does_not_have_is_refused() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = world.calling(&agent, "s", "job_submit");
-    let wish = JobWish::Submit(work("sh"));
-    let ask = Ask::Job { turn, step: 1, call: "c9".into(), wish };
-    let batch = world.see(Seen::Turn(TurnSeen::Asked { agent, id: AskId(json!("j1")), ask }));
+    let wish = JobToolRequest::Submit(work("sh"));
+    let ask = RuntimeCall::Job { turn, step: 1, call: "c9".into(), wish };
+    let batch =
+        world.see(Observation::Turn(TurnObservation::Asked { agent, id: RuntimeCallId(json!("j1")), ask }));
     let refused = acts(&batch).into_iter().any(|effect| {
         matches!(effect, Effect::Sandbox { what: SandboxEffect::Answer { answer: Err(failure), .. }, .. } if failure.code == "turn.no_such_call")
     });
@@ -333,7 +339,7 @@ fn a_program_that_is_called_like_a_tool_for_jobs_is_a_program() {
     world.engine.agents.get_mut(&agent).unwrap().row.spec.tools.push(tool);
     let job = world.job_in(&agent, "s");
     let turn = world.calling(&agent, "s", "job_wait");
-    let ask = Ask::Exec {
+    let ask = RuntimeCall::Exec {
         turn: turn.clone(),
         step: 1,
         call: "c1".into(),
@@ -342,9 +348,17 @@ fn a_program_that_is_called_like_a_tool_for_jobs_is_a_program() {
         stdin: Vec::new(),
         timeout_ms: 0,
     };
-    world.see(Seen::Turn(TurnSeen::Asked { agent: agent.clone(), id: AskId(json!(1)), ask }));
-    for wish in [JobWish::Status { job: job.clone() }, wait(&job), cancel(&job), JobWish::Submit(work("sh"))]
-    {
+    world.see(Observation::Turn(TurnObservation::Asked {
+        agent: agent.clone(),
+        id: RuntimeCallId(json!(1)),
+        ask,
+    }));
+    for wish in [
+        JobToolRequest::Status { job: job.clone() },
+        wait(&job),
+        cancel(&job),
+        JobToolRequest::Submit(work("sh")),
+    ] {
         let batch = world.wish(&agent, &turn, wish);
         assert!(batch.writes.is_empty() && job_acts(&batch).is_empty(), "the program is under way");
     }

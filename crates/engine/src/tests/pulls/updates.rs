@@ -8,7 +8,7 @@ fn an_update_to_another_image_pulls_it_when_the_turns_are_over() {
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     let new = Box::new(spec(vec![rg()]));
-    let image = ImageChange { name: "b:1".into(), digest: "sha256:1".into(), old: Box::default(), new };
+    let image = AgentImageChange { name: "b:1".into(), digest: "sha256:1".into(), old: Box::default(), new };
     let change = Change { image: Some(image), ..Change::default() };
     let image = Some(announced(with_rg("sha256:1")));
     let update =
@@ -29,7 +29,7 @@ fn an_update_that_needs_nothing_from_images_ends_a_pull() {
     let mut world = EngineWorld::new();
     let (agent, ask) = world.pulling();
     let (old, new) = (Box::new(spec(vec![rg()])), Box::new(spec(Vec::new())));
-    let image = ImageChange { name: "b:1".into(), digest: "sha256:2".into(), old, new };
+    let image = AgentImageChange { name: "b:1".into(), digest: "sha256:2".into(), old, new };
     let change = Change { image: Some(image), ..Change::default() };
     let image = Some(new_image("sha256:2", Vec::new()));
     let batch = world.ask(
@@ -46,7 +46,7 @@ fn an_update_to_the_image_that_it_has_needs_no_other_runtime() {
     let agent = world.pulled_agent();
     // As the API finds it: not pulled.
     let (old, new) = (Box::new(spec(vec![rg()])), Box::new(spec(vec![rg()])));
-    let image = ImageChange { name: "a:latest".into(), digest: "sha256:1".into(), old, new };
+    let image = AgentImageChange { name: "a:latest".into(), digest: "sha256:1".into(), old, new };
     let change = Change { image: Some(image), ..Change::default() };
     let batch = world.ask(
         None,
@@ -82,11 +82,11 @@ fn an_image_that_went_after_somebody_looked_it_up_is_pulled_and_not_taken_for_gr
     assert_eq!((pulls(&batch).0.len(), ups(&batch).len()), (0, 1), "it is whole");
     let agent: AgentId = reply(&batch)["id"].as_str().unwrap().parse().unwrap();
     world.ask(None, Command::Agent(AgentCommand::Remove { id: agent.clone(), force: true }));
-    world.see(Seen::Sandbox(SandboxSeen::Cleared { agent }));
+    world.see(Observation::Sandbox(SandboxObservation::Cleared { agent }));
     world.ask(
         None,
         Command::Image(ImageCommand::Remove {
-            given: ImageGiven::Ref("x:latest".into()),
+            given: ImageSelector::Ref("x:latest".into()),
             used_by: Vec::new(),
         }),
     );
@@ -95,7 +95,7 @@ fn an_image_that_went_after_somebody_looked_it_up_is_pulled_and_not_taken_for_gr
 }
 
 #[test]
-fn a_rebuilt_engine_that_needs_no_pull_any_more_drops_the_one_under_way() {
+fn a_rebuilt_engine_that_needs_no_pull_drops_the_one_under_way() {
     let mut world = EngineWorld::new();
     let (agent, _) = world.pulling();
     // As if what it lacked had come another way.
@@ -114,7 +114,7 @@ fn a_pull_that_is_set_aside_is_not_tried_again_until_an_operator_says_so() {
     let work = Work { kind: WorkKind::Pull, subject: agent.to_string() };
     let suspect = Suspect { work, detail: world.engine.agents[&agent].row.image_digest.clone(), deaths: 3 };
     let (engine, batch) =
-        Engine::boot_without(world.as_stored(), vec![suspect], host(), IdSource::new(2), "0", NOW);
+        Engine::boot_with_suspects(world.as_stored(), vec![suspect], host(), IdSource::new(2), "0", NOW);
     world.engine = engine;
     assert!(pulls(&batch).0.is_empty(), "nothing is pulled");
     assert_eq!(world.pull_state(&agent), AgentState::Failed(FailReason::Pull));

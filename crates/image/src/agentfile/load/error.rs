@@ -8,7 +8,7 @@ use crate::agentfile::mistake::{BoundMistake, FileMistake, Mistake};
 /// Why an Agentfile could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The Agentfile itself cannot be had.
+    /// The Agentfile itself is not available.
     #[error("{0}")]
     Source(FileMistake),
     /// Every mistake of it, and of its parents on disk.

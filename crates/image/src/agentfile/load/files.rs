@@ -23,7 +23,7 @@ const CAREFULLY: i32 = 0x0004 | 0x2_0000;
 /// What identifies a file, independent of its name.
 pub(super) type FileId = (u64, u64);
 
-/// An Agentfile on disk, and the directory it stands in.
+/// An Agentfile on disk, and its directory.
 pub(super) struct OpenedAgentfile {
     /// The file's own name.
     pub(super) name: String,
@@ -54,7 +54,7 @@ pub(super) fn find(path: &Path, named: &str) -> Result<OpenedAgentfile, FileMist
         };
         return OpenedAgentfile::read(file, FILE_NAME.to_owned(), NamedBy::Directory, directory);
     }
-    // Not even opened: some devices act on that, and a FROM may lead to one.
+    // Not opened: opening some devices has effects, and a FROM may lead to one.
     if !kind.is_file() {
         return Err(FileMistake::NotRegular { path: named.to_owned() });
     }

@@ -13,7 +13,7 @@ use self::error::FileFaults;
 pub use self::error::LoadError;
 use self::files::{FileId, NamedBy, OpenedAgentfile, SourceDirectory};
 use super::bounds::{ADD_MAX, CONTEXT_MAX, LOAD_TOTAL_MAX, PARENTS_MAX};
-use super::document::{Agentfile, At, BinSource, ContextSource, Keyed, Parent, put_all};
+use super::document::{Agentfile, BinSource, ContextSource, Keyed, Located, Parent, put_all};
 use super::error::{AgentfileError, AgentfileErrors};
 use super::merge::merge;
 use super::mistake::{FileMistake, FormMistake};
@@ -28,9 +28,9 @@ pub struct LoadedAgentfile {
     pub agentfile: Agentfile,
     /// The Agentfile as it was written, without its parents.
     pub source: Vec<u8>,
-    /// What its FROM said; `None` for `scratch`.
+    /// The value of FROM; `None` for `scratch`.
     pub from: Option<String>,
-    /// The NAME that stands in it, and not in a parent.
+    /// The NAME of this file, not of a parent.
     pub own_name: Option<String>,
     /// How many parents were flattened into it.
     pub parents: usize,
@@ -71,22 +71,22 @@ pub trait Builder {
     /// The tool that a BIN or RUNTIME names, as that very one from now on: `name:tag@sha256:…`. `None` when there is none.
     fn pin(&self, reference: &str) -> Result<Option<String>, Box<dyn std::error::Error + Send + Sync>>;
 
-    /// What of one Agentfile is not carried out: its lines, and what stands there.
+    /// The instructions of one Agentfile that have no effect: their lines and keywords.
     fn refuses(&self, agentfile: &Agentfile) -> Vec<(u32, &'static str)>;
 }
 
 /// Loads the Agentfile at `path`, a directory that has one or the file itself, with its parents and every file that
 /// they name.
 ///
-/// Paths in a file are relative to the directory it stands in. Those of CONTEXT and ADD cannot leave it; FROM may name
-/// a parent anywhere.
+/// Paths in a file are relative to its directory. Those of CONTEXT and ADD cannot leave it; FROM may name a parent
+/// anywhere.
 pub fn load_dir(
     path: &Path,
     args: &BTreeMap<String, String>,
     builder: &dyn Builder,
 ) -> Result<LoadedAgentfile, LoadError> {
     let found = files::find(path, &path.to_string_lossy()).map_err(LoadError::Source)?;
-    let place = tidy(match found.by {
+    let place = shorten_path(match found.by {
         NamedBy::Directory => path,
         NamedBy::File => path.parent().unwrap_or(Path::new("")),
     });
@@ -163,7 +163,7 @@ enum ChainFiles {
     Packed(PackedFiles),
 }
 
-/// What stands above an Agentfile.
+/// The parent of an Agentfile.
 enum ChainParent {
     Nothing,
     Level(ChainLevel),
@@ -244,7 +244,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// The texts and files of one Agentfile. What cannot be had is a fault, and the rest is still looked at.
+    /// The texts and files of one Agentfile. A missing one is a fault, and the others are still checked.
     fn files(
         &mut self,
         agentfile: &Agentfile,
@@ -279,7 +279,7 @@ impl<'a> Loader<'a> {
         (contexts, files)
     }
 
-    fn above(&mut self, level: &ChainLevel, from: &At<Parent>) -> Result<ChainParent, FileMistake> {
+    fn above(&mut self, level: &ChainLevel, from: &Located<Parent>) -> Result<ChainParent, FileMistake> {
         match &from.value {
             Parent::Scratch => Ok(ChainParent::Nothing),
             Parent::Path(path) => {
@@ -302,7 +302,7 @@ impl<'a> Loader<'a> {
         found: OpenedAgentfile,
     ) -> Result<ChainLevel, FileMistake> {
         let path = level.place.join(path);
-        let place = tidy(match found.by {
+        let place = shorten_path(match found.by {
             NamedBy::Directory => &path,
             NamedBy::File => path.parent().unwrap_or(Path::new("")),
         });
@@ -421,7 +421,7 @@ impl Keyed for AddedFile {
 }
 
 /// A path as short as its text allows, for people.
-fn tidy(path: &Path) -> PathBuf {
+fn shorten_path(path: &Path) -> PathBuf {
     let mut short = PathBuf::new();
     for part in path.components() {
         match part {

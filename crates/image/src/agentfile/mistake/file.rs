@@ -5,7 +5,7 @@
 use super::codes;
 use crate::agentfile::error::{shown, shown_cause};
 
-/// A file or a parent that an Agentfile names cannot be had. Paths are as the Agentfile wrote them.
+/// A file or a parent that an Agentfile names is not available. Paths are as the Agentfile has them.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FileMistake {
     #[error("`{}` could not be read: {}", shown(path), shown(why))]
@@ -14,7 +14,7 @@ pub enum FileMistake {
     NotRegular { path: String },
     #[error("`{}` leads out of the Agentfile's directory, to `{}`", shown(path), shown(target))]
     Outside { path: String, target: String },
-    #[error("`{}` was exchanged while it was read", shown(path))]
+    #[error("`{}` changed while it was read", shown(path))]
     Exchanged { path: String },
     #[error("`{}` is too large", shown(path))]
     TooLarge { path: String, max: u64 },
@@ -30,7 +30,7 @@ pub enum FileMistake {
     NoImage { image: String },
     #[error("the image `{}` could not be read: {}", shown(image), shown_cause(why))]
     ImageUnreadable { image: String, why: String },
-    #[error("there is no tool `{}` here, and that names no registry", shown(image))]
+    #[error("there is no tool `{}` here, and the name has no registry", shown(image))]
     NoBin { image: String },
     #[error("the tool `{}` could not be pulled: {}", shown(image), shown_cause(why))]
     BinUnreadable { image: String, why: String },

@@ -1,6 +1,6 @@
 //! What can be wrong with an Agentfile: one typed mistake, its stable code, what was expected, and the fix.
 //!
-//! Owns: the families of mistakes and the bounds among them. Never: knows where a mistake stands (see `error`).
+//! Owns: the families of mistakes and the bounds among them. Never: the position of a mistake (see `error`).
 
 mod file;
 mod form;
@@ -47,7 +47,7 @@ pub enum Mistake {
     /// An ENV key is refused.
     #[error(transparent)]
     EnvKey(#[from] EnvKeyError),
-    /// A file or a parent cannot be had.
+    /// A file or a parent is not available.
     #[error(transparent)]
     File(#[from] FileMistake),
 }

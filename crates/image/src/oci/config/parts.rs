@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::without_position;
 use crate::agentfile::{
-    Add, Arg, At, Bin, BinSource, Config, ConfigValue, ContextSection, ContextSource, Env, Label, Limit, Mcp,
-    McpSource, ModelName, On, Schedule, Service, ServiceNeed, read_limit, shown,
+    Add, Arg, Bin, BinSource, Config, ConfigValue, ContextSection, ContextSource, Env, Label, Limit, Located,
+    Mcp, McpSource, ModelName, On, Schedule, Service, ServiceNeed, read_limit, shown,
 };
 use crate::oci::{BadImage, json};
 
@@ -16,7 +16,7 @@ pub(super) struct StoredContext {
     name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     description: Option<String>,
-    /// The path that the text was read from, when it did not stand in the Agentfile.
+    /// The path of the text's file, if the text was not in the Agentfile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     file: Option<String>,
 }
@@ -218,7 +218,7 @@ impl StoredPair {
         Label { line: 0, key: self.key, value: self.value }
     }
 
-    pub(super) fn into_limit(self) -> Result<At<Limit>, BadImage> {
+    pub(super) fn into_limit(self) -> Result<Located<Limit>, BadImage> {
         let limit = read_limit(&self.key, &self.value);
         limit
             .map(without_position)

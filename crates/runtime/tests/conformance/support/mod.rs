@@ -66,7 +66,7 @@ impl FakeDaemon {
         let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let mut stderr = child.stderr.take().unwrap();
         let (sender, lines) = channel();
-        // Ends with the child's stdout, or when the test is over and nobody receives.
+        // Ends with the child's stdout, or when the test has ended and dropped the receiver.
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines() {
                 let message = serde_json::from_str(&line.unwrap()).expect("stdout carries JSON lines only");

@@ -1,153 +1,46 @@
-//! What jobs wrote: a database of its own, `output.db`, so that a gigabyte of output holds up no commit.
+//! Output of jobs: a separate database, `output.db`, so that a gigabyte of output delays no commit.
 //!
-//! Owns: the bytes of every stream, in chunks that are written once and in order. Never: which jobs there are (see
-//! `jobs`): an output without a job is swept away, and a job whose output is missing says so.
+//! Owns: the bytes of every stream, in chunks that are written once and in order. Never: which jobs exist (see `jobs`).
+//! Output without a job is removed, and a job without its output reports that.
 
 mod open;
 mod read;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use lodge_core::JobId;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, TransactionBehavior, params};
 
 pub use self::open::{OutputOpenError, OutputOpened, UnusableArchive};
-pub use self::read::{OutputPiece, OutputReader};
+pub use self::read::OutputReader;
+use crate::outputs::{OutputChunk, OutputError, OutputStream, OutputWriter, ShrinkState};
 use crate::sqlite::full::is_full;
 use crate::write::Committed;
 
-/// What one transaction takes at most; more is written in several.
+/// The size of one transaction; more is written in several.
 const TRANSACTION_BYTES_MAX: usize = 16 << 20;
-/// From here on the WAL is copied back after every commit, as far as readers let it: at best every other round of the
-/// daemon's archive, as that takes flushes of its own …
+/// From this size on, a checkpoint follows every commit, as far as readers allow it: at best every other round of the
+/// archive, because it needs its own flushes …
 const CHECKPOINT_BYTES: u64 = 16 << 20;
-/// … and from here on readers are waited for, so that it starts over. With one more transaction it is below 48 MB.
+/// … and from this size on it waits for readers, so that the WAL starts over. With one more transaction it is below 48
+/// MB.
 const RESTART_BYTES: u64 = 24 << 20;
-/// What one call gives back to the file system at most.
+/// The most space that one call returns to the file system.
 const GIVE_BACK_BYTES: u64 = 8 << 20;
 /// Chunks that one transaction removes.
 const REMOVE_CHUNKS: u32 = 256;
 
-/// Which bytes of a job. Codes are stored: never renumber.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum OutputStream {
-    Stdout,
-    Stderr,
-    /// In which order the two came: see the keeper's order marks.
-    Order,
-}
-
-impl OutputStream {
-    pub const ALL: [OutputStream; 3] = [OutputStream::Stdout, OutputStream::Stderr, OutputStream::Order];
-
-    fn code(self) -> i64 {
-        match self {
-            OutputStream::Stdout => 1,
-            OutputStream::Stderr => 2,
-            OutputStream::Order => 3,
-        }
-    }
-}
-
-/// Bytes on their way into the archive.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OutputChunk {
-    pub job: JobId,
-    pub stream: OutputStream,
-    /// Of the first byte, in everything that was written to the stream.
-    pub offset: u64,
-    pub bytes: Vec<u8>,
-}
-
-/// Up to where each stream of a job is archived: the offset after the last byte.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct OutputEnds {
-    pub stdout: u64,
-    pub stderr: u64,
-    pub order: u64,
-}
-
-impl OutputEnds {
-    pub fn of(self, stream: OutputStream) -> u64 {
-        match stream {
-            OutputStream::Stdout => self.stdout,
-            OutputStream::Stderr => self.stderr,
-            OutputStream::Order => self.order,
-        }
-    }
-}
-
-/// Whether the file could still become smaller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ShrinkState {
-    All,
-    /// Ask again.
-    Some,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum OutputError {
-    /// Rolled back: it may be tried again when there is room.
-    #[error("there is no room in the archive of job output")]
-    Full {
-        #[source]
-        cause: rusqlite::Error,
-    },
-    #[error("the archive of job output {} is damaged", path.display())]
-    Corrupt {
-        path: PathBuf,
-        #[source]
-        cause: rusqlite::Error,
-    },
-    /// A write failed and left the disk in doubt: nothing more is written until the store is opened again.
-    #[error("the archive of job output {} cannot be written", path.display())]
-    InDoubt { path: PathBuf },
-    #[error("the archive of job output {} could not be used", path.display())]
-    Sqlite {
-        path: PathBuf,
-        #[source]
-        cause: rusqlite::Error,
-    },
-}
-
-impl OutputError {
-    pub(crate) fn of(connection: &Connection, path: &std::path::Path, cause: rusqlite::Error) -> OutputError {
-        if is_full(connection, &cause) {
-            return OutputError::Full { cause };
-        }
-        let path = path.to_owned();
-        if is_damage(&cause) {
-            OutputError::Corrupt { path, cause }
-        } else {
-            OutputError::Sqlite { path, cause }
-        }
-    }
-
-    /// Stable, never reused.
-    pub fn code(&self) -> &'static str {
-        match self {
-            OutputError::Full { .. } => "archive.full",
-            OutputError::Corrupt { .. } => "archive.damaged",
-            OutputError::InDoubt { .. } => "archive.in_doubt",
-            OutputError::Sqlite { .. } => "archive.unusable",
-        }
-    }
-
-    pub fn hint(&self) -> &'static str {
-        match self {
-            OutputError::Full { .. } => "make room on the disk; what was not archived stays in its files",
-            OutputError::Corrupt { .. } => {
-                "restart the daemon: a damaged archive is set aside and a new one begun"
-            }
-            OutputError::InDoubt { .. } | OutputError::Sqlite { .. } => {
-                "check the disk and restart the daemon; what was not archived stays in its files"
-            }
-        }
-    }
-}
-
 fn is_damage(cause: &rusqlite::Error) -> bool {
     matches!(cause.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+}
+
+fn output_error(connection: &Connection, path: &Path, cause: rusqlite::Error) -> OutputError {
+    let (is_full, is_damage, cause) = (is_full(connection, &cause), is_damage(&cause), Box::new(cause));
+    if is_full {
+        return OutputError::Full { cause };
+    }
+    let path = path.to_owned();
+    if is_damage { OutputError::Corrupt { path, cause } } else { OutputError::Unusable { path, cause } }
 }
 
 /// Holds the only connection that writes.
@@ -156,10 +49,10 @@ pub struct OutputStore {
     connection: Connection,
     path: PathBuf,
     page_bytes: u64,
-    health: Health,
+    health: ArchiveHealth,
 }
 
-/// How long the WAL is, and how much of it is in the file, too.
+/// The length of the WAL, and how much of it is checkpointed.
 #[derive(Debug, Clone, Copy)]
 struct WalFill {
     pages: u64,
@@ -167,17 +60,13 @@ struct WalFill {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Health {
+enum ArchiveHealth {
     Sound,
     InDoubt,
 }
 
-impl OutputStore {
-    /// Writes chunks, all of them or, with an error, the first of them; returns when they are on disk.
-    ///
-    /// What is archived already is not written again: a chunk that begins before the end of its stream gives what it
-    /// has beyond it. Nothing is ever written before that end.
-    pub fn append(&mut self, chunks: &[OutputChunk]) -> Result<Committed<()>, OutputError> {
+impl OutputWriter for OutputStore {
+    fn append(&mut self, chunks: &[OutputChunk]) -> Result<Committed<()>, OutputError> {
         let mut rest = chunks;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(transaction_len(rest));
@@ -187,19 +76,17 @@ impl OutputStore {
         Ok(Committed::new(()))
     }
 
-    /// Removes all that is kept of these jobs. Asked again after it was cut off, it goes on.
-    pub fn remove(&mut self, jobs: &[JobId]) -> Result<(), OutputError> {
+    fn remove(&mut self, jobs: &[JobId]) -> Result<(), OutputError> {
         for job in jobs {
             while self.write(|tx| remove_some(tx, job))? == ShrinkState::Some {}
         }
         Ok(())
     }
 
-    /// Gives a part of what was removed back to the file system. Asked until it says so, all of it.
-    pub fn give_back(&mut self) -> Result<ShrinkState, OutputError> {
+    fn shrink(&mut self) -> Result<ShrinkState, OutputError> {
         let pages = GIVE_BACK_BYTES / self.page_bytes;
         let left = self.write(|tx| {
-            // It gives one page back with every row that is asked for.
+            // The pragma frees one page with every row that is read.
             let mut vacuum = tx.prepare_cached(&format!("PRAGMA incremental_vacuum({pages})"))?;
             let mut given = vacuum.raw_query();
             while given.next()?.is_some() {}
@@ -208,37 +95,34 @@ impl OutputStore {
         if left > 0 {
             return Ok(ShrinkState::Some);
         }
-        // The file becomes shorter when the WAL is copied back.
+        // The file shrinks with a checkpoint.
         self.checkpoint("PRAGMA wal_checkpoint(TRUNCATE)")?;
         Ok(ShrinkState::All)
     }
 
-    /// What is on disk in the log alone: the file may grow by as much when that is copied back.
-    pub fn pending_bytes(&mut self) -> Result<u64, OutputError> {
+    fn pending_bytes(&mut self) -> Result<u64, OutputError> {
         let log = self.log()?;
         Ok((log.pages - log.copied) * self.page_bytes)
     }
 
-    /// Copies it back now, and gives the room of the log back, unless somebody reads.
-    pub fn settle(&mut self) -> Result<(), OutputError> {
+    fn settle(&mut self) -> Result<(), OutputError> {
         self.checkpoint("PRAGMA wal_checkpoint(TRUNCATE)")
     }
 
-    /// Gives back the page cache.
-    pub fn rest(&self) {
-        // What cannot be given back is kept, which harms nobody.
+    fn rest(&self) {
+        // A failure is harmless: the memory stays in use.
         drop(self.connection.execute_batch("PRAGMA shrink_memory"));
     }
 
-    /// Lets the file grow no further, as a full disk would; for tests.
-    #[doc(hidden)]
-    pub fn limit_pages(&mut self, pages: u32) {
+    fn limit_pages(&mut self, pages: u32) {
         // A limit that was not taken shows as an append that does not fail.
         drop(self.connection.pragma_update(None, "max_page_count", pages));
     }
+}
 
+impl OutputStore {
     fn write<T>(&mut self, work: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, OutputError> {
-        if self.health == Health::InDoubt {
+        if self.health == ArchiveHealth::InDoubt {
             return Err(OutputError::InDoubt { path: self.path.clone() });
         }
         let written = (|| {
@@ -256,7 +140,7 @@ impl OutputStore {
         }
     }
 
-    /// Looks after the WAL's length. Nobody waits for this writer, so that it copies by itself.
+    /// Bounds the WAL's length. No caller waits for this writer, so it runs checkpoints itself.
     fn bound_wal(&mut self) -> Result<(), OutputError> {
         let pragma = match self.log()?.pages * self.page_bytes {
             0..CHECKPOINT_BYTES => return Ok(()),
@@ -282,25 +166,27 @@ impl OutputStore {
     fn checkpoint(&mut self, pragma: &str) -> Result<(), OutputError> {
         match self.connection.query_row(pragma, [], |_| Ok(())) {
             Ok(()) => Ok(()),
-            // What was written is on disk, in the WAL: without room, or while somebody reads, it stays there.
+            // The data is on disk in the WAL. On a full disk, or while a reader is active, it stays there.
             Err(cause) if is_full(&self.connection, &cause) || is_busy(&cause) => Ok(()),
             Err(cause) => Err(self.failed(cause)),
         }
     }
 
-    /// Without room nothing is in doubt, and when somebody else has the lock neither. After anything else the kernel may
-    /// have dropped what it could not write, and say so only once.
+    /// A full disk and another process's lock leave nothing in doubt. After any other error the kernel may have dropped
+    /// pages, and reports that only once.
     fn failed(&mut self, cause: rusqlite::Error) -> OutputError {
         let busy = is_busy(&cause);
-        let error = OutputError::of(&self.connection, &self.path, cause);
+        let error = output_error(&self.connection, &self.path, cause);
         match &error {
             OutputError::Full { .. } => {}
             OutputError::Corrupt { .. } => {
                 open::suspect(&self.path);
-                self.health = Health::InDoubt;
+                self.health = ArchiveHealth::InDoubt;
             }
-            OutputError::Sqlite { .. } if busy => {}
-            OutputError::Sqlite { .. } | OutputError::InDoubt { .. } => self.health = Health::InDoubt,
+            OutputError::Unusable { .. } if busy => {}
+            OutputError::Unusable { .. } | OutputError::InDoubt { .. } => {
+                self.health = ArchiveHealth::InDoubt
+            }
         }
         error
     }
@@ -329,7 +215,7 @@ fn insert(tx: &Connection, chunk: &OutputChunk) -> rusqlite::Result<()> {
         }
     };
     let end = end(tx, output, chunk.stream)?;
-    // What a run that was cut off wrote already.
+    // Chunks that an interrupted run wrote already.
     let known = usize::try_from(end.saturating_sub(chunk.offset)).unwrap_or(usize::MAX);
     let Some(new) = chunk.bytes.get(known..).filter(|new| !new.is_empty()) else { return Ok(()) };
     let offset = chunk.offset.max(end).cast_signed();
@@ -355,7 +241,7 @@ fn end(c: &Connection, output: i64, stream: OutputStream) -> rusqlite::Result<u6
     Ok(end.unwrap_or(0).cast_unsigned())
 }
 
-/// The output itself goes last, so that a removal that was cut off is seen as one that is still to be done.
+/// The output itself is removed last, so that an interrupted removal is visible and repeated.
 fn remove_some(tx: &Connection, job: &JobId) -> rusqlite::Result<ShrinkState> {
     let Some(output) = output_of(tx, job)? else { return Ok(ShrinkState::All) };
     let removed = tx

@@ -1,4 +1,4 @@
-//! Opening `output.db`: one that cannot be used is set aside, and a new one begun.
+//! Opens `output.db`: an unusable file is moved aside, and a new one is created.
 
 use std::fs::File;
 use std::io;
@@ -8,23 +8,22 @@ use lodge_core::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 
 use super::read::OutputReader;
-use super::{Health, OutputStore, is_damage};
+use super::{ArchiveHealth, OutputStore, is_damage};
 use crate::sqlite::full::is_full;
 use crate::sqlite::open::connect;
 use crate::sqlite::schema::{pack_version, unpack_version};
 
 const FILE: &str = "output.db";
-/// Says that the file is ours, whatever its name.
+/// Marks the file as ours, under any name.
 const APPLICATION_ID: i64 = 0x4c64_674f;
 const VERSION: u32 = 1;
-/// The oldest release's version that may still use what this one writes.
+/// The oldest version that may still use the files of this one.
 const MIN_READER: u32 = 1;
 const PAGE_BYTES: u32 = 16_384;
-/// Beside the database: a write found it damaged, so that the next opening looks at all of it.
+/// A marker beside the database: a write found damage, so the next opening checks the whole file.
 const SUSPECT: &str = "-suspect";
 
-/// The places are kept apart from the bytes: a look for one in a table by its own key would read the whole chunks that it
-/// passes.
+/// Positions and bytes are in separate tables: a lookup in one table would read the whole chunks on its way.
 const SCHEMA: &str = "
     CREATE TABLE outputs (id INTEGER PRIMARY KEY, job TEXT NOT NULL UNIQUE) STRICT;
     CREATE TABLE chunks (
@@ -45,7 +44,7 @@ pub enum OutputOpenError {
     },
     #[error("the archive {} cannot use a write-ahead log (it stays in mode `{mode}`)", path.display())]
     NoWal { path: PathBuf, mode: String },
-    #[error("the archive {} cannot be used and could not be set aside", path.display())]
+    #[error("the archive {} cannot be used and could not be moved aside", path.display())]
     NotSetAside {
         path: PathBuf,
         #[source]
@@ -74,7 +73,7 @@ impl OutputOpenError {
     pub fn hint(&self) -> &'static str {
         match self {
             OutputOpenError::FromTheFuture { .. } => "start the newer release again; nothing was changed",
-            OutputOpenError::Full { .. } => "the disk is full: make room and start it again",
+            OutputOpenError::Full { .. } => "the disk is full: free space and start it again",
             OutputOpenError::NoWal { .. } => "put the state directory on a local file system",
             OutputOpenError::NotSetAside { .. } | OutputOpenError::Sqlite { .. } => {
                 "check the owner and mode of the state directory, and the disk"
@@ -83,7 +82,7 @@ impl OutputOpenError {
     }
 }
 
-/// An archive that could not be used. Nothing of it is lost: it lies beside the new one.
+/// An archive that could not be used. Nothing of it is lost: it is beside the new one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnusableArchive {
     pub to: PathBuf,
@@ -94,27 +93,27 @@ pub struct UnusableArchive {
 pub struct OutputOpened {
     pub store: OutputStore,
     pub reader: OutputReader,
-    /// What was there before, if it could not be used. Outputs that were archived in it are not found any more.
+    /// The previous archive, if it was unusable. Its outputs are lost.
     pub set_aside: Option<UnusableArchive>,
 }
 
-enum Attempt {
+enum OpenAttempt {
     Opened(Connection),
     Unusable(String),
 }
 
 impl OutputStore {
-    /// Opens the archive of a state directory, or begins one. `now` names one that must be set aside.
+    /// Opens or creates the archive of a state directory. `now` names one that must be moved aside.
     pub fn open(dir: &Path, now: Timestamp) -> Result<OutputOpened, OutputOpenError> {
         let path = dir.join(FILE);
         let (connection, set_aside) = match attempt(&path)? {
-            Attempt::Opened(connection) => (connection, None),
-            Attempt::Unusable(why) => {
+            OpenAttempt::Opened(connection) => (connection, None),
+            OpenAttempt::Unusable(why) => {
                 let to = set_aside(&path, now)
                     .map_err(|cause| OutputOpenError::NotSetAside { path: path.clone(), cause })?;
                 match attempt(&path)? {
-                    Attempt::Opened(connection) => (connection, Some(UnusableArchive { to, why })),
-                    Attempt::Unusable(_) => {
+                    OpenAttempt::Opened(connection) => (connection, Some(UnusableArchive { to, why })),
+                    OpenAttempt::Unusable(_) => {
                         let cause = io::Error::other("a new one cannot be used either");
                         return Err(OutputOpenError::NotSetAside { path, cause });
                     }
@@ -125,24 +124,25 @@ impl OutputStore {
             .query_row("PRAGMA page_size", [], |row| row.get::<_, u32>(0))
             .map_err(|cause| OutputOpenError::Sqlite { path: path.clone(), cause })?;
         let reader = OutputReader::new(&path);
-        let store = OutputStore { connection, path, page_bytes: page_bytes.into(), health: Health::Sound };
+        let store =
+            OutputStore { connection, path, page_bytes: page_bytes.into(), health: ArchiveHealth::Sound };
         Ok(OutputOpened { store, reader, set_aside })
     }
 }
 
-fn attempt(path: &Path) -> Result<Attempt, OutputOpenError> {
+fn attempt(path: &Path) -> Result<OpenAttempt, OutputOpenError> {
     let sqlite = |cause| OutputOpenError::Sqlite { path: path.to_owned(), cause };
     if crate::sqlite::open::is_half_made(path, PAGE_BYTES).unwrap_or(false) {
-        // SQLite takes an empty file for a new database, and zeros for a foreign one.
+        // SQLite treats an empty file as a new database, and zeros as a foreign one.
         let emptied = File::options().write(true).open(path).and_then(|file| file.set_len(0));
         emptied.map_err(|cause| OutputOpenError::NotSetAside { path: path.to_owned(), cause })?;
     }
     let mut connection = connect(path).map_err(sqlite)?;
     match prepare(&mut connection, path) {
-        Ok(None) => Ok(Attempt::Opened(connection)),
-        Ok(Some(why)) => Ok(Attempt::Unusable(why)),
+        Ok(None) => Ok(OpenAttempt::Opened(connection)),
+        Ok(Some(why)) => Ok(OpenAttempt::Unusable(why)),
         Err(OutputOpenError::Sqlite { cause, .. }) if is_damage(&cause) => {
-            Ok(Attempt::Unusable(cause.to_string()))
+            Ok(OpenAttempt::Unusable(cause.to_string()))
         }
         Err(OutputOpenError::Sqlite { path, cause }) if is_full(&connection, &cause) => {
             Err(OutputOpenError::Full { path, cause })
@@ -151,7 +151,7 @@ fn attempt(path: &Path) -> Result<Attempt, OutputOpenError> {
     }
 }
 
-/// Makes a connection ready to write. Some: why the file cannot be used.
+/// Prepares a connection for writing. Some: why the file cannot be used.
 fn prepare(connection: &mut Connection, path: &Path) -> Result<Option<String>, OutputOpenError> {
     let sqlite = |cause| OutputOpenError::Sqlite { path: path.to_owned(), cause };
     let number = |c: &Connection, pragma: &str| -> Result<i64, OutputOpenError> {
@@ -167,7 +167,7 @@ fn prepare(connection: &mut Connection, path: &Path) -> Result<Option<String>, O
         return Err(OutputOpenError::FromTheFuture { path: path.to_owned(), needs, known: VERSION });
     }
     if empty {
-        // Settled with the first page, and never changed: room that is given back, and pages for long chunks.
+        // Fixed with the first page: incremental vacuum, and pages for long chunks.
         connection.pragma_update(None, "page_size", PAGE_BYTES).map_err(sqlite)?;
         connection.pragma_update(None, "auto_vacuum", "INCREMENTAL").map_err(sqlite)?;
         connection.pragma_update(None, "journal_mode", "MEMORY").map_err(sqlite)?;
@@ -181,7 +181,7 @@ fn prepare(connection: &mut Connection, path: &Path) -> Result<Option<String>, O
     if empty {
         make(connection).map_err(sqlite)?;
     }
-    if let Some(why) = damage_of_a_suspect(connection, path).map_err(sqlite)? {
+    if let Some(why) = find_damage(connection, path).map_err(sqlite)? {
         return Ok(Some(why));
     }
     Ok(None)
@@ -191,9 +191,9 @@ fn configure(connection: &Connection) -> rusqlite::Result<()> {
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     connection.pragma_update(None, "cache_size", -1024)?;
-    // The writer looks after the WAL itself.
+    // The writer bounds the WAL itself.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
-    // A WAL that starts over keeps the room that it will need again.
+    // A restarted WAL keeps the space that it will need again.
     connection.pragma_update(None, "journal_size_limit", 24 * 1024 * 1024)
 }
 
@@ -217,14 +217,14 @@ fn beside(path: &Path, tail: &str) -> PathBuf {
     beside.into()
 }
 
-/// Notes that a write found the file damaged.
+/// Records that a write found damage.
 pub(super) fn suspect(path: &Path) {
-    // Without the note the next opening meets the damage when it writes, as this one did.
+    // Without the marker, the next opening finds the damage at its first write, as this one did.
     drop(File::create(beside(path, SUSPECT)));
 }
 
-/// Only a file that was seen damaged is worth reading whole.
-fn damage_of_a_suspect(connection: &Connection, path: &Path) -> rusqlite::Result<Option<String>> {
+/// Only a file with known damage is worth a complete read.
+fn find_damage(connection: &Connection, path: &Path) -> rusqlite::Result<Option<String>> {
     let note = beside(path, SUSPECT);
     if !note.exists() {
         return Ok(None);
@@ -233,15 +233,16 @@ fn damage_of_a_suspect(connection: &Connection, path: &Path) -> rusqlite::Result
     if said != "ok" {
         return Ok(Some(said));
     }
-    // It is looked at again if the note stays.
+    // If the marker stays, the file is checked again.
     drop(std::fs::remove_file(note));
     Ok(None)
 }
 
-/// Moves the database and what belongs to it out of the way.
+/// Moves the database and its files aside.
 fn set_aside(path: &Path, now: Timestamp) -> io::Result<PathBuf> {
     let to = beside(path, &format!(".broken-{}", now.ms()));
-    // The WAL first: cut off here, the rest is set aside by the next opening. SQLite deletes a WAL that it finds alone.
+    // The WAL first: after an interruption here, the next opening moves the rest. SQLite deletes a WAL without a
+    // database.
     for tail in ["-wal", "-shm", "", SUSPECT] {
         match std::fs::rename(beside(path, tail), beside(&to, tail)) {
             Ok(()) => {}

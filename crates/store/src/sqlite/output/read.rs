@@ -1,24 +1,13 @@
-//! Reading what was archived, in short transactions, so that the WAL can always be copied back.
+//! Reads archived output in short transactions, so that checkpoints are always possible.
 
 use std::path::Path;
 
 use lodge_core::JobId;
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::{OutputEnds, OutputError, OutputStream, end, output_of};
+use super::{end, output_error, output_of};
+use crate::outputs::{OUTPUT_PAGE_MAX, OutputEnds, OutputError, OutputPiece, OutputReads, OutputStream};
 use crate::sqlite::pool::Pool;
-
-/// Most jobs in one page of a listing.
-pub const PAGE_MAX: u32 = 1_000;
-
-/// Bytes of a stream, without a hole.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OutputPiece {
-    /// Of the first byte: what was asked for, or the first one after it that was kept.
-    pub offset: u64,
-    /// Empty: nothing at or after that offset is archived.
-    pub bytes: Vec<u8>,
-}
 
 /// Read connections, for any number of threads.
 #[derive(Debug)]
@@ -31,8 +20,15 @@ impl OutputReader {
         OutputReader { pool: Pool::new(path) }
     }
 
-    /// Up to where each stream of a job is archived. Nothing at all: zeros.
-    pub fn archived(&self, job: &JobId) -> Result<OutputEnds, OutputError> {
+    fn with<T>(&self, read: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, OutputError> {
+        let path = self.pool.path();
+        let looked = self.pool.with(|c| read(c).map_err(|cause| output_error(c, path, cause)));
+        looked.map_err(|cause| OutputError::Unusable { path: path.to_owned(), cause: Box::new(cause) })?
+    }
+}
+
+impl OutputReads for OutputReader {
+    fn archived(&self, job: &JobId) -> Result<OutputEnds, OutputError> {
         self.with(|c| {
             let Some(output) = output_of(c, job)? else { return Ok(OutputEnds::default()) };
             Ok(OutputEnds {
@@ -43,8 +39,7 @@ impl OutputReader {
         })
     }
 
-    /// At most `len_max` bytes from `offset` on, or from the first archived one after it. Ends at a hole.
-    pub fn read(
+    fn read(
         &self,
         job: &JobId,
         stream: OutputStream,
@@ -59,8 +54,7 @@ impl OutputReader {
         })
     }
 
-    /// How many bytes of a job are archived.
-    pub fn bytes(&self, job: &JobId) -> Result<u64, OutputError> {
+    fn bytes(&self, job: &JobId) -> Result<u64, OutputError> {
         self.with(|c| {
             c.prepare_cached(
                 "SELECT coalesce(sum(length(bytes)), 0) FROM chunks \
@@ -71,8 +65,7 @@ impl OutputReader {
         })
     }
 
-    /// How much of the file is in use: the outputs, and the little that keeps them in order.
-    pub fn total_bytes(&self) -> Result<u64, OutputError> {
+    fn total_bytes(&self) -> Result<u64, OutputError> {
         self.with(|c| {
             let pragma = |name: &str| c.query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, i64>(0));
             let used = pragma("page_count")? - pragma("freelist_count")?;
@@ -80,31 +73,24 @@ impl OutputReader {
         })
     }
 
-    /// A page of the jobs of which something is archived, in the order of their ids; at most [`PAGE_MAX`].
-    pub fn jobs(&self, after: Option<&JobId>, limit: u32) -> Result<Vec<JobId>, OutputError> {
+    fn jobs(&self, after: Option<&JobId>, limit: u32) -> Result<Vec<JobId>, OutputError> {
         self.with(|c| {
             let ids = c
                 .prepare_cached("SELECT job FROM outputs WHERE job > ?1 ORDER BY job LIMIT ?2")?
-                .query_map(params![after.map_or("", JobId::as_str), limit.min(PAGE_MAX)], |row| row.get(0))?
+                .query_map(params![after.map_or("", JobId::as_str), limit.min(OUTPUT_PAGE_MAX)], |row| {
+                    row.get(0)
+                })?
                 .collect::<rusqlite::Result<Vec<String>>>()?;
             Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
         })
     }
 
-    /// SQLite's own check of the whole file.
-    pub fn integrity(&self) -> Result<String, OutputError> {
+    fn integrity(&self) -> Result<String, OutputError> {
         self.with(|c| c.query_row("PRAGMA integrity_check", [], |row| row.get(0)))
     }
 
-    /// Closes the connections that nobody uses, with their page caches.
-    pub fn rest(&self) {
+    fn rest(&self) {
         self.pool.close();
-    }
-
-    fn with<T>(&self, read: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, OutputError> {
-        let path = self.pool.path();
-        let looked = self.pool.with(|c| read(c).map_err(|cause| OutputError::of(c, path, cause)));
-        looked.map_err(|cause| OutputError::Sqlite { path: path.to_owned(), cause })?
     }
 }
 

@@ -1,4 +1,4 @@
-//! What an archive held, as it is to be recorded.
+//! The contents of an archive, to be recorded.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -89,7 +89,7 @@ impl CheckedImport {
         let mut rows: BTreeMap<String, ImageRow> = BTreeMap::new();
         for (digest, names) in &names {
             let first = names.first().cloned().unwrap_or_default();
-            rows.insert(digest.clone(), shell.images.found(&pins, digest, first)?);
+            rows.insert(digest.clone(), shell.images.load_row(&pins, digest, first)?);
         }
         let needed: BTreeSet<String> = rows.values().flat_map(|row| row.contents.needs()).collect();
         let (mut agents, mut bins, mut tools) = (Vec::new(), Vec::new(), 0);
@@ -120,7 +120,7 @@ impl CheckedImport {
                 if known.as_ref().is_some_and(|digest| *digest != new.row.digest) {
                     moves.push(tag.clone());
                 }
-                // A name that means this image already is no news, and one that we made up is nobody's.
+                // A name that already refers to this image is unchanged, and a name that we made up belongs to no one.
                 if given.contains(tag) && known.as_ref() != Some(&new.row.digest) && is_reserved(tag) {
                     claims.push(tag.clone());
                 }

@@ -1,61 +1,55 @@
-//! What a model is told of jobs.
+//! Reports about jobs to a model.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lodge_core::job::{JobRow, JobState};
 use lodge_core::limits::{RESULT_HEAD_BYTES, RESULT_TAIL_BYTES};
-use lodge_core::{AgentId, JobId, SessionId, Timestamp};
-use lodge_exec::Speaker;
+use lodge_core::{JobId, Timestamp};
+use lodge_exec::StreamKind;
 use lodge_store::{JobFilter, JobSummary};
 use serde_json::{Value, json};
 
-use super::read::Output;
+use super::read::JobOutputSource;
 use super::written;
+use crate::act::ports::JobOwner;
 use crate::chain;
 use crate::excerpt::both_ends;
 use crate::shell::Shell;
 use crate::view;
-use lodge_engine::jobs::{JobWish, Read};
-
-/// Whose jobs there are for a model. Another agent's session of the same name may have had jobs before.
-#[derive(Debug)]
-pub struct Whose {
-    pub agent: AgentId,
-    pub session: SessionId,
-}
+use lodge_engine::jobs::{JobReport, JobToolRequest};
 
 /// Answers a wish to read. Others' jobs are not there for it.
-pub async fn answer(shell: Arc<Shell>, whose: Whose, wish: JobWish) -> Read {
+pub async fn answer(shell: Arc<Shell>, owner: JobOwner, wish: JobToolRequest) -> JobReport {
     let read = tokio::task::spawn_blocking(move || {
-        let read = read(&shell, &whose, &wish);
-        Read { text: shell.providers.redactor().redact(read.text), ..read }
+        let read = read(&shell, &owner, &wish);
+        JobReport { text: shell.providers().redactor().redact(read.text), ..read }
     })
     .await;
     read.unwrap_or_else(|error| failed(error.to_string()))
 }
 
-fn read(shell: &Shell, whose: &Whose, wish: &JobWish) -> Read {
+fn read(shell: &Shell, owner: &JobOwner, wish: &JobToolRequest) -> JobReport {
     match wish {
-        JobWish::List { status, limit } => list(shell, whose, *status, *limit),
-        JobWish::Status { job } | JobWish::Wait { job } => one(shell, whose, job, status),
-        JobWish::Cancel { job } => one(shell, whose, job, |_, row| cancelled(row)),
-        JobWish::Watch { job } => one(shell, whose, job, |shell, row| {
-            let output = Output::of(shell, row).map_err(view::for_model)?;
-            text(&output, row, Speaker::Stdout)
+        JobToolRequest::List { status, limit } => list(shell, owner, *status, *limit),
+        JobToolRequest::Status { job } | JobToolRequest::Wait { job } => one(shell, owner, job, status),
+        JobToolRequest::Cancel { job } => one(shell, owner, job, |_, row| cancelled(row)),
+        JobToolRequest::Watch { job } => one(shell, owner, job, |shell, row| {
+            let output = JobOutputSource::of(shell, row).map_err(view::for_model)?;
+            text(&output, row, StreamKind::Stdout)
         }),
         // Nothing is read for it.
-        JobWish::Submit(_) => failed("a job that is submitted has nothing to be read".to_owned()),
+        JobToolRequest::Submit(_) => failed("a job that is submitted has nothing to be read".to_owned()),
     }
 }
 
 fn one(
     shell: &Shell,
-    whose: &Whose,
+    owner: &JobOwner,
     job: &JobId,
     words: impl FnOnce(&Shell, &JobRow) -> Result<String, String>,
-) -> Read {
-    let is_theirs = |row: &JobRow| row.agent == whose.agent && row.session.as_ref() == Some(&whose.session);
+) -> JobReport {
+    let is_theirs = |row: &JobRow| row.agent == owner.agent && row.session.as_ref() == Some(&owner.session);
     let row = match shell.reader.here(|store| store.job_summary(job)) {
         Ok(Some(found)) if is_theirs(&found.row) => found.row,
         Ok(Some(_) | None) => return failed(format!("async job not found: {job}")),
@@ -64,13 +58,13 @@ fn one(
     match words(shell, &row) {
         Ok(text) => {
             let over = !row.progress.state.is_open();
-            Read { text, error: false, told: if over { vec![row.id] } else { Vec::new() } }
+            JobReport { text, error: false, told: if over { vec![row.id] } else { Vec::new() } }
         }
         Err(why) => failed(why),
     }
 }
 
-/// A job that was cancelled on this wish, by a daemon that died before it said so, or one that was over before.
+/// The job was cancelled by this request under a daemon that died before its answer, or had ended before.
 fn cancelled(row: &JobRow) -> Result<String, String> {
     match row.progress.state {
         JobState::Cancelled => Ok(json!({"job_id": row.id.as_str(), "status": "cancelled"}).to_string()),
@@ -81,15 +75,15 @@ fn cancelled(row: &JobRow) -> Result<String, String> {
 }
 
 fn status(shell: &Shell, row: &JobRow) -> Result<String, String> {
-    let output = Output::of(shell, row).map_err(view::for_model)?;
+    let output = JobOutputSource::of(shell, row).map_err(view::for_model)?;
     let progress = &row.progress;
     let mut told = json!({
         "job_id": row.id.as_str(),
         "status": progress.state.word(),
         "exit_code": progress.exit_code,
         "signal": progress.signal,
-        "stdout": text(&output, row, Speaker::Stdout)?,
-        "stderr": text(&output, row, Speaker::Stderr)?,
+        "stdout": text(&output, row, StreamKind::Stdout)?,
+        "stderr": text(&output, row, StreamKind::Stderr)?,
         "error": progress.error,
     });
     if let Some(cause) = progress.cause {
@@ -98,11 +92,11 @@ fn status(shell: &Shell, row: &JobRow) -> Result<String, String> {
     Ok(told.to_string())
 }
 
-fn list(shell: &Shell, whose: &Whose, status: Option<JobState>, limit: u32) -> Read {
+fn list(shell: &Shell, owner: &JobOwner, status: Option<JobState>, limit: u32) -> JobReport {
     let (labels, states) = (BTreeMap::new(), status.into_iter().collect::<Vec<_>>());
     let filter = JobFilter {
-        agent: Some(&whose.agent),
-        session: Some(&whose.session),
+        agent: Some(&owner.agent),
+        session: Some(&owner.session),
         states: &states,
         labels: &labels,
         before: None,
@@ -110,7 +104,7 @@ fn list(shell: &Shell, whose: &Whose, status: Option<JobState>, limit: u32) -> R
     match shell.reader.here(|store| store.newest_jobs(filter, limit)) {
         Ok(jobs) => {
             let jobs: Vec<Value> = jobs.iter().map(|job| line(shell, job)).collect();
-            Read { text: Value::from(jobs).to_string(), error: false, told: Vec::new() }
+            JobReport { text: Value::from(jobs).to_string(), error: false, told: Vec::new() }
         }
         Err(error) => failed(chain(&error)),
     }
@@ -140,43 +134,43 @@ fn line(shell: &Shell, found: &JobSummary) -> Value {
 }
 
 /// Both ends of a stream, as of any tool.
-fn text(output: &Output<'_>, row: &JobRow, who: Speaker) -> Result<String, String> {
+fn text(output: &JobOutputSource<'_>, row: &JobRow, who: StreamKind) -> Result<String, String> {
     let known = output.known().map_err(view::for_model)?;
     let seen = match who {
-        Speaker::Stdout => known.stdout,
-        Speaker::Stderr => known.stderr,
+        StreamKind::Stdout => known.stdout,
+        StreamKind::Stderr => known.stderr,
     };
     if row.output_removed {
         return Ok(format!("[{seen} bytes were written; they were removed, as the retention says]"));
     }
-    let head = upto(output, who, 0, RESULT_HEAD_BYTES, Hole::Ends)?;
+    let head = upto(output, who, 0, RESULT_HEAD_BYTES, HolePolicy::Ends)?;
     let tail_from = seen.saturating_sub(RESULT_TAIL_BYTES as u64).max(head.len() as u64);
     let tail_len = usize::try_from(seen - tail_from).unwrap_or(usize::MAX);
-    let tail = upto(output, who, tail_from, tail_len, Hole::Passed)?;
+    let tail = upto(output, who, tail_from, tail_len, HolePolicy::Passed)?;
     Ok(both_ends(&head, &tail, seen, ""))
 }
 
 /// What to do where bytes were not kept.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Hole {
+enum HolePolicy {
     Ends,
     Passed,
 }
 
 /// What is kept of a stream from an offset on, up to a length.
 fn upto(
-    output: &Output<'_>,
-    who: Speaker,
+    output: &JobOutputSource<'_>,
+    who: StreamKind,
     offset: u64,
     len_max: usize,
-    hole: Hole,
+    hole: HolePolicy,
 ) -> Result<Vec<u8>, String> {
     let (mut bytes, mut at, upto) = (Vec::new(), offset, offset.saturating_add(len_max as u64));
     while at < upto {
         let len = usize::try_from(upto - at).unwrap_or(usize::MAX);
         let piece = output.stream(who, at, len).map_err(view::for_model)?;
         let is_over = piece.bytes.is_empty() || piece.offset >= upto;
-        if is_over || (hole == Hole::Ends && piece.offset > at) {
+        if is_over || (hole == HolePolicy::Ends && piece.offset > at) {
             break;
         }
         at = piece.offset + piece.bytes.len() as u64;
@@ -185,6 +179,6 @@ fn upto(
     Ok(bytes)
 }
 
-fn failed(why: String) -> Read {
-    Read { text: why, error: true, told: Vec::new() }
+fn failed(why: String) -> JobReport {
+    JobReport { text: why, error: true, told: Vec::new() }
 }

@@ -1,4 +1,4 @@
-//! What callers want, and what the API makes of it.
+//! Random requests of callers, and the engine's commands for them.
 
 use std::collections::BTreeMap;
 
@@ -8,22 +8,22 @@ use lodge_core::record::{AgentSpec, ToolRecord};
 use lodge_core::{AgentId, SessionId};
 use lodge_daemon::view;
 use lodge_engine::{
-    AgentCommand, Change, Command, ImageChange, ImageCommand, ImageGiven, JobCommand, NameChoice, NewAgent,
-    NewImage, NewToken, NewTurn, SessionChange, SessionChoice, SessionWhat, Settlement, TokenCommand,
-    TokenFor, TurnAgain, TurnCommand, Update,
+    AgentCommand, AgentImageChange, Change, Command, ImageCommand, ImageSelector, JobCommand,
+    LineageResolution, NameChoice, NewAgent, NewImage, NewToken, NewTokenHolder, NewTurn, SessionChange,
+    SessionChoice, SessionOperation, TokenCommand, TurnCommand, TurnRegeneration, Update,
 };
 use lodge_proto::{ErrorBody, SessionDeleted};
 
-use super::{AnswerFit, SessionEdit, SimRequest};
+use super::{AnswerFit, SimRequest, SimSessionEdit};
 use crate::images;
 use crate::world::SimWorld;
 
-/// Longer than any run, so that no token ends by itself.
+/// Longer than any run, so that no token expires.
 const TOKEN_MS: i64 = 10 * 365 * 24 * 60 * 60 * 1_000;
 
 impl SimWorld {
-    pub(super) fn wish(&mut self, once: bool) -> SimRequest {
-        // What is asked for once is counted once: the text tells.
+    pub(super) fn choose_request(&mut self, once: bool) -> SimRequest {
+        // The text is unique, so that the effects of one request can be counted.
         let text = self.name(if once { "once-" } else { "maybe-" });
         let agent = self.rng.pick(&self.clients.agents).cloned();
         let Some(agent) = agent else { return SimRequest::Create { text } };
@@ -45,8 +45,8 @@ impl SimWorld {
         if self.rng.chance(self.plan.jobs) {
             return self.some_job_wish(agent, text);
         }
-        if self.rng.chance(self.plan.papers) {
-            return self.some_paper(agent, text);
+        if self.rng.chance(self.plan.token_requests) {
+            return self.some_token_or_image(agent, text);
         }
         match self.rng.below(100) {
             0..3 if self.clients.agents.len() < self.plan.agents_max => SimRequest::Create { text },
@@ -75,7 +75,7 @@ impl SimWorld {
         }
     }
 
-    /// A change of a session that somebody talked in, whether it may be changed or not.
+    /// A change of a session with turns, whether it is allowed or not.
     fn some_edit(&mut self) -> Option<SimRequest> {
         let session = self.rng.pick(&self.clients.sessions)?.clone();
         let turns = u64::from(self.disk.session(&session)?.turns);
@@ -83,19 +83,24 @@ impl SimWorld {
             0..3 => {
                 let back = if self.rng.chance(900) { turns.min(3) } else { turns };
                 let left = turns - self.rng.below(back + 1);
-                SessionEdit::Rewind(u32::try_from(left).unwrap_or(0))
+                SimSessionEdit::Rewind(u32::try_from(left).unwrap_or(0))
             }
-            3..5 => SessionEdit::Activate(self.rng.pick(&self.disk.branches(&session))?.clone()),
+            3..5 => SimSessionEdit::Activate(self.rng.pick(&self.disk.branches(&session))?.clone()),
             5..7 => {
                 let to = if self.rng.chance(500) { Some(self.fork_name(&session)?) } else { None };
-                SessionEdit::Fork { to, turns: u32::try_from(self.rng.between(1, turns.max(1))).unwrap_or(1) }
+                SimSessionEdit::Fork {
+                    to,
+                    turns: u32::try_from(self.rng.between(1, turns.max(1))).unwrap_or(1),
+                }
             }
             7..9 => {
                 let tip = self.disk.session(&session)?.tip.clone();
                 let turn = if self.rng.chance(800) { tip } else { None };
-                SessionEdit::Regenerate(turn.or_else(|| self.rng.pick(&self.disk.path(&session)).cloned())?)
+                SimSessionEdit::Regenerate(
+                    turn.or_else(|| self.rng.pick(&self.disk.path(&session)).cloned())?,
+                )
             }
-            _ => SessionEdit::Delete,
+            _ => SimSessionEdit::Delete,
         };
         Some(SimRequest::Edit { session, edit })
     }
@@ -109,8 +114,8 @@ impl SimWorld {
         format!("{}.{name}", session.as_str().split('.').next()?).parse().ok()
     }
 
-    /// What is about no work: tokens and images.
-    fn some_paper(&mut self, agent: AgentId, text: String) -> SimRequest {
+    /// A request about tokens or images.
+    fn some_token_or_image(&mut self, agent: AgentId, text: String) -> SimRequest {
         let (number, name) = (self.rng.below(images::AGENTS), self.rng.below(images::BINS));
         match self.rng.below(14) {
             0..3 => {
@@ -122,16 +127,16 @@ impl SimWorld {
                 None => SimRequest::Issue { agent: None, text },
             },
             6..8 => SimRequest::Build { text },
-            8 => SimRequest::RemoveImage(ImageGiven::Ref(format!("a:{number}"))),
-            9 => SimRequest::RemoveImage(ImageGiven::Ref(format!("b:{name}"))),
-            10 => SimRequest::RemoveImage(ImageGiven::Digest(format!("sha256:bin-{name}"))),
+            8 => SimRequest::RemoveImage(ImageSelector::Ref(format!("a:{number}"))),
+            9 => SimRequest::RemoveImage(ImageSelector::Ref(format!("b:{name}"))),
+            10 => SimRequest::RemoveImage(ImageSelector::Digest(format!("sha256:bin-{name}"))),
             11 => SimRequest::Tag { digest: format!("sha256:{number}"), name: format!("a:{name}") },
             12 => SimRequest::Tag { digest: format!("sha256:bin-{name}"), name: format!("b:{name}") },
-            _ => SimRequest::RemoveImage(ImageGiven::Digest(format!("sha256:{number}"))),
+            _ => SimRequest::RemoveImage(ImageSelector::Digest(format!("sha256:{number}"))),
         }
     }
 
-    /// Something that needs another runtime, or something that needs none.
+    /// A change that needs a new runtime, or one that does not.
     fn some_change(&mut self, text: &str) -> (Change, Option<NewImage>) {
         // No request removes a key, so it must always exist.
         let key = BTreeMap::from([(text.to_owned(), Some(String::new()))]);
@@ -141,7 +146,7 @@ impl SimWorld {
                 let old = Box::new(AgentSpec::default());
                 let (tools, runtime) = (tools(text), images::runtime(number(text)));
                 let spec = Box::new(AgentSpec { tools, runtime, ..AgentSpec::default() });
-                let image = Some(ImageChange {
+                let image = Some(AgentImageChange {
                     name: text.to_owned(),
                     digest: new.row.digest.clone(),
                     old,
@@ -156,12 +161,12 @@ impl SimWorld {
 
     pub(super) fn some_session(&mut self, agent: &AgentId) -> Option<SessionId> {
         let number = self.rng.below(self.plan.sessions);
-        // Now and then the session of another agent.
+        // Sometimes the session of another agent.
         let owner = if self.rng.chance(10) { "anybody" } else { agent.as_str() };
         format!("{owner}.{number}").parse().ok()
     }
 
-    /// What the API asks of the engine, on what the store has at this moment.
+    /// The engine's command for a request, from the current state of the store.
     pub(super) fn command(&mut self, what: &SimRequest) -> Result<Command, ErrorBody> {
         Ok(match what {
             SimRequest::Create { text } => {
@@ -183,7 +188,7 @@ impl SimWorld {
             }
             SimRequest::Kill(id) => Command::Agent(AgentCommand::Kill { id: id.clone() }),
             SimRequest::Settle { agent, lineage, policy } => {
-                Command::Agent(AgentCommand::SettleLineage(Box::new(Settlement {
+                Command::Agent(AgentCommand::SettleLineage(Box::new(LineageResolution {
                     agent: agent.clone(),
                     lineage: lineage.clone(),
                     policy: *policy,
@@ -216,7 +221,7 @@ impl SimWorld {
             SimRequest::Release { id, how } => Command::ReleaseWork { id: id.clone(), how: *how },
             SimRequest::Edit { session, edit } => self.edit(session, edit)?,
             SimRequest::Issue { agent, text } => Command::Token(TokenCommand::Issue(Box::new(NewToken {
-                holder: agent.clone().map_or(TokenFor::Operator, TokenFor::Agent),
+                holder: agent.clone().map_or(NewTokenHolder::Operator, NewTokenHolder::Agent),
                 name: Some(text.clone()),
                 expires_at: self.wall().plus_ms(TOKEN_MS),
             }))),
@@ -239,50 +244,50 @@ impl SimWorld {
                 Command::Image(ImageCommand::Tag { digest: digest.clone(), tags: vec![name.clone()] })
             }
             SimRequest::RemoveImage(given) => match given {
-                ImageGiven::Digest(digest) if !self.disk.has_image(digest) => {
+                ImageSelector::Digest(digest) if !self.disk.has_image(digest) => {
                     return Err(refusal("image.not_found"));
                 }
-                ImageGiven::Digest(_) | ImageGiven::Ref(_) => {
+                ImageSelector::Digest(_) | ImageSelector::Ref(_) => {
                     Command::Image(ImageCommand::Remove { given: given.clone(), used_by: Vec::new() })
                 }
             },
         })
     }
 
-    /// A change of a session, planned on what the store has of it.
-    fn edit(&self, session: &SessionId, edit: &SessionEdit) -> Result<Command, ErrorBody> {
+    /// The command that changes a session, planned from the store.
+    fn edit(&self, session: &SessionId, edit: &SimSessionEdit) -> Result<Command, ErrorBody> {
         let gone = || refusal("session.not_found");
         let Some(fact) = self.disk.session(session) else {
             return match edit {
-                SessionEdit::Delete => {
+                SimSessionEdit::Delete => {
                     let answer = SessionDeleted { session: session.to_string(), deleted: false };
                     Ok(Command::Keep { answer: view::text(&answer) })
                 }
-                SessionEdit::Rewind(_)
-                | SessionEdit::Activate(_)
-                | SessionEdit::Fork { .. }
-                | SessionEdit::Regenerate(_) => Err(gone()),
+                SimSessionEdit::Rewind(_)
+                | SimSessionEdit::Activate(_)
+                | SimSessionEdit::Fork { .. }
+                | SimSessionEdit::Regenerate(_) => Err(gone()),
             };
         };
         let no_turn = || refusal("turn.not_found");
         let what = match edit {
-            SessionEdit::Rewind(turns) if *turns > fact.turns => return Err(no_turn()),
-            SessionEdit::Rewind(turns) => {
-                SessionWhat::Rewind(self.disk.rewind_plan(session, *turns).ok_or_else(gone)?.1)
+            SimSessionEdit::Rewind(turns) if *turns > fact.turns => return Err(no_turn()),
+            SimSessionEdit::Rewind(turns) => {
+                SessionOperation::Rewind(self.disk.rewind_plan(session, *turns).ok_or_else(gone)?.1)
             }
-            SessionEdit::Activate(turn) => {
+            SimSessionEdit::Activate(turn) => {
                 let (_, plan) = self.disk.branch_plan(session, turn).ok_or_else(no_turn)?;
-                SessionWhat::Activate { turn: turn.clone(), plan }
+                SessionOperation::Activate { turn: turn.clone(), plan }
             }
-            SessionEdit::Fork { to: Some(to), .. } if self.disk.session(to).is_some() => {
+            SimSessionEdit::Fork { to: Some(to), .. } if self.disk.session(to).is_some() => {
                 return Err(refusal("session.exists"));
             }
-            SessionEdit::Fork { turns, .. } if *turns > fact.turns => return Err(no_turn()),
-            SessionEdit::Fork { to, turns } => {
+            SimSessionEdit::Fork { turns, .. } if *turns > fact.turns => return Err(no_turn()),
+            SimSessionEdit::Fork { to, turns } => {
                 let (_, plan) = self.disk.fork_plan(session, *turns).ok_or_else(gone)?;
-                SessionWhat::Fork { to: to.clone(), plan }
+                SessionOperation::Fork { to: to.clone(), plan }
             }
-            SessionEdit::Regenerate(turn) => {
+            SimSessionEdit::Regenerate(turn) => {
                 let kept = self.disk.turn(turn).ok_or_else(no_turn)?;
                 if kept.row.place.dropped > 0 || kept.row.session != *session {
                     return Err(refusal("turn.inactive"));
@@ -291,9 +296,9 @@ impl SimWorld {
                 let body = &kept.messages.first().ok_or_else(no_turn)?.body;
                 let (turn, text) = (turn.clone(), body.text.clone());
                 let (schema, note) = (body.schema.clone(), body.note.clone());
-                SessionWhat::Regenerate(Box::new(TurnAgain { turn, text, schema, note, plan }))
+                SessionOperation::Regenerate(Box::new(TurnRegeneration { turn, text, schema, note, plan }))
             }
-            SessionEdit::Delete => SessionWhat::Delete,
+            SimSessionEdit::Delete => SessionOperation::Delete,
         };
         let owner = self.disk.agent(&fact.row.agent);
         Ok(Command::Session(Box::new(SessionChange {
@@ -317,7 +322,7 @@ fn new_agent(text: &str, policy: Option<Policy>, image: NewImage) -> NewAgent {
     NewAgent { name: NameChoice::Like("a".into()), called: text.to_owned(), image, spec }
 }
 
-/// Which image somebody means.
+/// The number in the text of a request.
 fn number(text: &str) -> u64 {
     u64::from(text.bytes().last().unwrap_or_default()) % images::AGENTS
 }

@@ -51,15 +51,15 @@ impl LookupCache {
     }
 }
 
-/// Looks up names that nobody looked at.
+/// Resolves names that are not cached.
 #[derive(Debug)]
 pub(super) struct CachingResolver {
-    pub(super) looked: Arc<LookupCache>,
+    pub(super) lookups: Arc<LookupCache>,
 }
 
 impl Resolve for CachingResolver {
     fn resolve(&self, name: Name) -> Resolving {
-        let known = self.looked.of(name.as_str(), Instant::now());
+        let known = self.lookups.of(name.as_str(), Instant::now());
         Box::pin(async move {
             let found = match known {
                 Some(known) => known,

@@ -1,4 +1,4 @@
-//! An image as the store has it: its manifest or index, and the manifests of that.
+//! The documents of an image: its manifest or index, and the manifests of the index.
 
 use lodge_image::oci::{
     AgentKind, BadImage, BinImage, Descriptor, Index, LAYER_MAX, MANIFEST_MAX, Manifest, ManifestDocument,
@@ -8,29 +8,37 @@ use lodge_image::{Blobs, Digest, Pins};
 
 use super::ImageError;
 
-/// An image of which everything is in the store.
+/// An image by its documents. They name all of its parts.
 #[derive(Debug, Clone)]
-pub(crate) struct Whole {
+pub(crate) struct ImageTree {
     pub descriptor: Descriptor,
     pub document: ManifestDocument,
-    /// What an index names.
+    /// The manifests that an index names.
     pub children: Vec<(Descriptor, Manifest)>,
 }
 
-impl Whole {
-    /// The image of this digest, when everything of it is there; all of it is pinned.
-    pub(crate) fn find(blobs: &Blobs, pins: &Pins, digest: &Digest) -> Result<Whole, ImageError> {
-        let whole = Whole::outline(blobs, pins, digest)?;
-        for part in whole.parts() {
+impl ImageTree {
+    /// Loads an image whose parts are all in the store, and pins them.
+    pub(crate) fn load_complete(
+        blobs: &Blobs,
+        pins: &Pins,
+        digest: &Digest,
+    ) -> Result<ImageTree, ImageError> {
+        let tree = ImageTree::load_documents(blobs, pins, digest)?;
+        for part in tree.parts() {
             if !blobs.has(pins, &part.digest, part.size)? {
                 return Err(ImageError::Missing { digest: part.digest });
             }
         }
-        Ok(whole)
+        Ok(tree)
     }
 
-    /// The documents of an image, whether or not there is what they name.
-    pub(crate) fn outline(blobs: &Blobs, pins: &Pins, digest: &Digest) -> Result<Whole, ImageError> {
+    /// Loads the documents of an image. The parts that they name may be missing.
+    pub(crate) fn load_documents(
+        blobs: &Blobs,
+        pins: &Pins,
+        digest: &Digest,
+    ) -> Result<ImageTree, ImageError> {
         let (descriptor, document) = read_document(blobs, pins, digest)?;
         let mut children = Vec::new();
         if let ManifestDocument::Index(index) = &document {
@@ -39,23 +47,23 @@ impl Whole {
                 children.push((part.clone(), only_manifest(child)?));
             }
         }
-        Ok(Whole { descriptor, document, children })
+        Ok(ImageTree { descriptor, document, children })
     }
 
-    /// Everything but its first document.
+    /// All parts except the top document.
     pub(crate) fn parts(&self) -> impl Iterator<Item = &Descriptor> {
         let below =
             self.children.iter().flat_map(|(_, child)| std::iter::once(&child.config).chain(&child.layers));
         self.document.parts().into_iter().chain(below)
     }
 
-    /// Keeps everything of it from being collected.
+    /// Pins the image and all of its parts.
     pub(crate) fn keep(&self, pins: &Pins) {
         pins.keep(&self.descriptor.digest);
         self.parts().for_each(|part| pins.keep(&part.digest));
     }
 
-    /// Of all its blobs, each counted once.
+    /// The size of all its blobs, each counted once.
     pub(crate) fn bytes(&self) -> u64 {
         let parts = self.parts().chain([&self.descriptor]).map(|part| (part.digest, part.size));
         parts.collect::<std::collections::BTreeMap<_, _>>().values().sum()
@@ -68,7 +76,7 @@ impl Whole {
         }
     }
 
-    /// The tool that it is.
+    /// Reads the image as that of a tool.
     pub(crate) fn bin(&self, blobs: &Blobs) -> Result<BinImage, ImageError> {
         let no_tool = |why: BadImage| ImageError::NotATool { digest: self.descriptor.digest, why };
         if self.is_agent() {
@@ -92,7 +100,7 @@ impl Whole {
     }
 }
 
-/// A child of an index. An index in an index is nobody's tool, and would have no end.
+/// The manifest of a child of an index. Nested indexes are refused: no tool has them, and their depth has no bound.
 pub(crate) fn only_manifest(document: ManifestDocument) -> Result<Manifest, ImageError> {
     match document {
         ManifestDocument::Manifest(manifest) => Ok(manifest),
@@ -100,7 +108,7 @@ pub(crate) fn only_manifest(document: ManifestDocument) -> Result<Manifest, Imag
     }
 }
 
-/// A document of the store.
+/// Reads a manifest or index from the store, and pins it.
 pub(crate) fn read_document(
     blobs: &Blobs,
     pins: &Pins,

@@ -1,6 +1,6 @@
-//! What is remembered of jobs: those that wait or run, and those that ended and are not in the archive or not told of.
+//! The jobs in memory: pending and running jobs, and ended ones that are not archived or not reported.
 //!
-//! Every change of one goes through [`Jobs::change`], so that what is counted is always what is there.
+//! Every change of one goes through [`LiveJobs::change`], so that what is counted is always what is there.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,19 +9,19 @@ use lodge_core::job::{JobRow, JobState};
 use lodge_core::limits::JOB_EXTRA_SLOTS;
 use lodge_core::{AgentId, JobId, SessionId, Timestamp};
 
-/// A job that is not settled.
+/// A job in memory.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct LiveJob {
     pub row: JobRow,
-    /// The newest event when it came, which tells apart what came at the same time; 0 for one of an earlier daemon.
+    /// The newest event when the job arrived, which orders jobs of the same time; 0 for a job of an earlier daemon.
     came: u64,
-    /// When there was an event of its output last.
+    /// The time of the last output event.
     pub output_at: Option<Timestamp>,
-    /// It runs by the ledger, and its sandbox died: how it ended is found in what that left.
+    /// The ledger has it as running, and its sandbox died: its files have the outcome.
     orphaned: bool,
 }
 
-impl Job {
+impl LiveJob {
     fn rank(&self) -> JobRank {
         JobRank {
             priority: Reverse(self.row.priority),
@@ -31,8 +31,8 @@ impl Job {
         }
     }
 
-    /// Ended, and its session has not heard of it.
-    fn is_untold(&self) -> bool {
+    /// Ended, and not reported to its session.
+    fn is_unreported(&self) -> bool {
         !self.row.progress.state.is_open() && !self.row.told && self.row.session.is_some()
     }
 
@@ -53,21 +53,21 @@ struct JobRank {
 
 /// The jobs of one agent.
 #[derive(Debug, Default)]
-struct Queue {
+struct AgentJobs {
     pending: BTreeSet<JobRank>,
     running: usize,
     /// Ended, and not in the archive.
     unarchived: usize,
 }
 
-impl Queue {
+impl AgentJobs {
     fn is_empty(&self) -> bool {
         self.pending.is_empty() && self.running == 0 && self.unarchived == 0
     }
 }
 
-/// Who may start a job now. A running job is never ended for another one, so a job that never ends keeps its slot;
-/// the extra slots make sure that such jobs of one agent do not block the others.
+/// Which agents may start a job now. A running job is never ended for another one, so a job that never ends keeps its
+/// slot. The extra slots prevent such jobs of one agent from blocking the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FreeSlots {
     /// Any agent.
@@ -77,49 +77,49 @@ pub(crate) enum FreeSlots {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Jobs {
-    held: BTreeMap<JobId, Job>,
-    queues: BTreeMap<AgentId, Queue>,
+pub(crate) struct LiveJobs {
+    jobs: BTreeMap<JobId, LiveJob>,
+    queues: BTreeMap<AgentId, AgentJobs>,
     pending: usize,
     running: usize,
     unarchived: usize,
-    untold: BTreeMap<SessionId, BTreeSet<JobId>>,
-    untold_count: usize,
+    unreported: BTreeMap<SessionId, BTreeSet<JobId>>,
+    unreported_count: usize,
 }
 
-impl Jobs {
+impl LiveJobs {
     pub(crate) fn insert(&mut self, row: JobRow, came: u64) {
         let id = row.id.clone();
-        let job = Job { row, came, output_at: None, orphaned: false };
+        let job = LiveJob { row, came, output_at: None, orphaned: false };
         self.count(&job);
-        self.held.insert(id, job);
+        self.jobs.insert(id, job);
     }
 
     pub(crate) fn get(&self, id: &JobId) -> Option<&JobRow> {
-        self.held.get(id).map(|job| &job.row)
+        self.jobs.get(id).map(|job| &job.row)
     }
 
-    /// The job, if it waits or runs.
+    /// The job, if it is pending or running.
     pub(crate) fn open(&self, id: &JobId) -> Option<&JobRow> {
         self.get(id).filter(|row| row.progress.state.is_open())
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &JobRow> {
-        self.held.values().map(|job| &job.row)
+        self.jobs.values().map(|job| &job.row)
     }
 
     pub(crate) fn of<'a>(&'a self, agent: &AgentId) -> impl Iterator<Item = &'a JobRow> {
         self.all().filter(move |row| row.agent == *agent)
     }
 
-    /// Those of an agent in a state, the oldest first.
+    /// The jobs of an agent in a state, oldest first.
     pub(crate) fn in_state(&self, agent: &AgentId, state: JobState) -> Vec<JobId> {
         self.of(agent).filter(|row| row.progress.state == state).map(|row| row.id.clone()).collect()
     }
 
-    /// Those of an agent that run, and whose sandbox has not died.
+    /// The running jobs of an agent whose sandbox has not died.
     pub(crate) fn alive(&self, agent: &AgentId) -> Vec<JobId> {
-        let alive = self.held.values().filter(|job| {
+        let alive = self.jobs.values().filter(|job| {
             job.row.agent == *agent && job.row.progress.state == JobState::Running && !job.orphaned
         });
         alive.map(|job| job.row.id.clone()).collect()
@@ -127,34 +127,34 @@ impl Jobs {
 
     /// The sandbox of an agent died, and its jobs with it.
     pub(crate) fn orphan(&mut self, agent: &AgentId) {
-        self.held.values_mut().filter(|job| job.row.agent == *agent).for_each(|job| job.orphaned = true);
+        self.jobs.values_mut().filter(|job| job.row.agent == *agent).for_each(|job| job.orphaned = true);
     }
 
-    /// Another sandbox of the agent is asked for its jobs.
+    /// A new sandbox of the agent takes over its jobs.
     pub(crate) fn adopt(&mut self, agent: &AgentId) {
-        self.held.values_mut().filter(|job| job.row.agent == *agent).for_each(|job| job.orphaned = false);
+        self.jobs.values_mut().filter(|job| job.row.agent == *agent).for_each(|job| job.orphaned = false);
     }
 
-    /// Changes a job, and lets it go when nobody has anything to do about it any more.
+    /// Changes a job, and removes it from memory when nothing is left to do for it.
     pub(crate) fn change(&mut self, id: &JobId, change: impl FnOnce(&mut JobRow)) {
-        let Some(mut job) = self.held.remove(id) else { return };
+        let Some(mut job) = self.jobs.remove(id) else { return };
         self.uncount(&job);
         change(&mut job.row);
-        if job.has_files() || job.is_untold() {
+        if job.has_files() || job.is_unreported() {
             self.count(&job);
-            self.held.insert(id.clone(), job);
+            self.jobs.insert(id.clone(), job);
         }
     }
 
     pub(crate) fn forget(&mut self, id: &JobId) {
-        if let Some(job) = self.held.remove(id) {
+        if let Some(job) = self.jobs.remove(id) {
             self.uncount(&job);
         }
     }
 
-    /// Whether output of a job is worth an event by now. It is asked about what will be one.
+    /// Whether output of a job should become an event now. The caller records that event.
     pub(crate) fn output_due(&mut self, id: &JobId, now: Timestamp, every_ms: i64) -> bool {
-        let Some(job) = self.held.get_mut(id) else { return false };
+        let Some(job) = self.jobs.get_mut(id) else { return false };
         let since = job.output_at.map(|at| now.ms() - at.ms());
         let due = since.is_none_or(|since| !(0..every_ms).contains(&since));
         if due {
@@ -163,7 +163,7 @@ impl Jobs {
         due
     }
 
-    fn count(&mut self, job: &Job) {
+    fn count(&mut self, job: &LiveJob) {
         let queue = self.queues.entry(job.row.agent.clone()).or_default();
         match job.row.progress.state {
             JobState::Pending => {
@@ -183,13 +183,13 @@ impl Jobs {
         if queue.is_empty() {
             self.queues.remove(&job.row.agent);
         }
-        if let Some(session) = job.row.session.as_ref().filter(|_| job.is_untold()) {
-            self.untold.entry(session.clone()).or_default().insert(job.row.id.clone());
-            self.untold_count += 1;
+        if let Some(session) = job.row.session.as_ref().filter(|_| job.is_unreported()) {
+            self.unreported.entry(session.clone()).or_default().insert(job.row.id.clone());
+            self.unreported_count += 1;
         }
     }
 
-    fn uncount(&mut self, job: &Job) {
+    fn uncount(&mut self, job: &LiveJob) {
         let queue = self.queues.entry(job.row.agent.clone()).or_default();
         match job.row.progress.state {
             JobState::Pending => {
@@ -209,19 +209,19 @@ impl Jobs {
         if queue.is_empty() {
             self.queues.remove(&job.row.agent);
         }
-        if let Some(session) = job.row.session.as_ref().filter(|_| job.is_untold())
-            && let Some(untold) = self.untold.get_mut(session)
+        if let Some(session) = job.row.session.as_ref().filter(|_| job.is_unreported())
+            && let Some(untold) = self.unreported.get_mut(session)
         {
             untold.remove(&job.row.id);
-            self.untold_count -= 1;
+            self.unreported_count -= 1;
             if untold.is_empty() {
-                self.untold.remove(session);
+                self.unreported.remove(session);
             }
         }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.held.len()
+        self.jobs.len()
     }
 
     pub(crate) fn pending(&self) -> usize {
@@ -236,13 +236,13 @@ impl Jobs {
         self.unarchived
     }
 
-    /// Whether any waits or runs.
+    /// Whether any job is pending or running.
     pub(crate) fn has_open(&self) -> bool {
         self.pending + self.running > 0
     }
 
-    pub(crate) fn untold(&self) -> usize {
-        self.untold_count
+    pub(crate) fn unreported(&self) -> usize {
+        self.unreported_count
     }
 
     pub(crate) fn pending_of(&self, agent: &AgentId) -> usize {
@@ -258,18 +258,18 @@ impl Jobs {
         self.queues.contains_key(agent)
     }
 
-    /// Ended jobs that a session has not heard of, the oldest first.
-    pub(crate) fn untold_of(&self, session: &SessionId) -> Vec<JobId> {
-        self.untold.get(session).into_iter().flatten().cloned().collect()
+    /// Ended jobs that are not reported to a session, oldest first.
+    pub(crate) fn unreported_of(&self, session: &SessionId) -> Vec<JobId> {
+        self.unreported.get(session).into_iter().flatten().cloned().collect()
     }
 
-    /// The oldest of those that are held for their session alone.
-    pub(crate) fn oldest_untold(&self) -> Option<JobId> {
-        let mut waiting = self.held.values().filter(|job| job.is_untold() && !job.has_files());
+    /// The oldest job that stays in memory only because its session has no report of it yet.
+    pub(crate) fn oldest_unreported(&self) -> Option<JobId> {
+        let mut waiting = self.jobs.values().filter(|job| job.is_unreported() && !job.has_files());
         waiting.next().map(|job| job.row.id.clone())
     }
 
-    /// Which agents may start a job, with `max` slots for all of them. None: nobody.
+    /// Which agents may start a job, with `max` slots for all of them. None: no agent may.
     pub(crate) fn free_slots(&self, max: usize) -> Option<FreeSlots> {
         if self.running < max {
             return Some(FreeSlots::Shared);
@@ -278,26 +278,26 @@ impl Jobs {
         (self.running < most).then_some(FreeSlots::Extra)
     }
 
-    /// Who is next: of the agents that are up and have a job which may start, the one with the fewest that run, then the
-    /// one whose best has waited longest. Within an agent the higher priority goes first, then the older.
+    /// The next job: of the agents that are up and have a startable job, the one with the fewest running jobs, then the
+    /// one whose best job has waited longest. Within an agent the higher priority goes first, then the older job.
     ///
-    /// However many jobs of agents that are not up wait, they are not looked at.
+    /// Jobs of agents that are not up are skipped, at any number.
     pub(crate) fn next(
         &self,
         slots: FreeSlots,
         is_up: impl Fn(&AgentId) -> bool,
         may_start: impl Fn(&JobRow) -> bool,
     ) -> Option<JobId> {
-        let best = |queue: &Queue| {
+        let best = |queue: &AgentJobs| {
             let mut startable =
                 queue.pending.iter().filter(|place| self.get(&place.id).is_some_and(&may_start));
             startable.next().cloned()
         };
-        let has_slot = |queue: &Queue| match slots {
+        let has_slot = |queue: &AgentJobs| match slots {
             FreeSlots::Shared => true,
             FreeSlots::Extra => queue.running == 0,
         };
-        let waits = |queue: &Queue| !queue.pending.is_empty() && has_slot(queue);
+        let waits = |queue: &AgentJobs| !queue.pending.is_empty() && has_slot(queue);
         let up = self.queues.iter().filter(|(agent, queue)| waits(queue) && is_up(agent));
         let waiting = up.filter_map(|(_, queue)| Some((queue.running, best(queue)?)));
         let next =

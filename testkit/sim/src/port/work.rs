@@ -1,0 +1,250 @@
+//! The store, the models, the images, the files and the outputs of a simulated daemon.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lodge_core::record::{AgentRow, ImageRecord};
+use lodge_core::{AgentId, JobId, TurnId};
+use lodge_daemon::act::Layout;
+use lodge_daemon::act::ports::{
+    AgentFiles, AgentImages, Charge, ComputeError, ComputeThreads, ImagePins, JobOutputs, JobOwner,
+    ModelCalls, ModelReply, ObtainedImages, PortFuture, PrepareError, PullFailure, ReadSize, RoomRefusal,
+    WorkRead, WorkStore,
+};
+use lodge_engine::jobs::{JobReport, JobToolRequest};
+use lodge_engine::{ModelFailure, ModelOrder, SandboxPlan};
+use lodge_exec::{KeeperSecret, Limits, Network, SandboxSpec};
+use lodge_model::{ModelRequest, Redactor};
+use lodge_store::ReadError;
+
+use super::SimPort;
+use crate::model::ModelPiece;
+use crate::world::SimWorld;
+
+impl WorkStore for SimPort {
+    fn read(&self, size: ReadSize, read: WorkRead) -> PortFuture<'_, Result<(), ComputeError>> {
+        Box::pin(async move {
+            let typical_ms = match size {
+                // A local store is read at once.
+                ReadSize::Few => self.lock().plan.read_ms,
+                ReadSize::Row | ReadSize::Conversation { .. } => self.lock().plan.disk_ms,
+            };
+            self.pause(typical_ms).await;
+            if !self.read_disk(read) {
+                return Err(match self.lock().rng.below(3) {
+                    0 => ComputeError::Crowded,
+                    1 => ReadError::Busy.into(),
+                    _ => ReadError::failed("the store cannot be reached").into(),
+                });
+            }
+            self.pause(typical_ms).await;
+            Ok(())
+        })
+    }
+}
+
+impl ComputeThreads for SimPort {
+    fn run<'a>(
+        &'a self,
+        _caller: &'a str,
+        _bytes: usize,
+        work: Box<dyn FnOnce(&Charge) + Send>,
+    ) -> PortFuture<'a, Result<(), ComputeError>> {
+        Box::pin(async move {
+            self.pause(1).await;
+            work(&Charge::default());
+            Ok(())
+        })
+    }
+}
+
+/// Exists while a turn has a pending model call.
+struct ModelCallGuard<'p> {
+    port: &'p SimPort,
+    turn: &'p TurnId,
+}
+
+impl Drop for ModelCallGuard<'_> {
+    fn drop(&mut self) {
+        self.port.if_alive(|world| {
+            world.asked.remove(self.turn);
+        });
+    }
+}
+
+impl ModelCalls for SimPort {
+    fn check(&self, _model: &str) -> Result<(), String> {
+        let mut world = self.lock();
+        match world.models_gone.checked_sub(1) {
+            Some(left) => {
+                world.models_gone = left;
+                Err("no provider offers the model".to_owned())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn call<'a>(
+        &'a self,
+        order: &'a ModelOrder,
+        request: ModelRequest,
+        on_text: &'a mut (dyn FnMut(&str) + Send),
+    ) -> PortFuture<'a, Result<ModelReply, ModelFailure>> {
+        Box::pin(async move {
+            self.alive().await;
+            let pieces = self.with(|world| world.model_gets_request(order, &request));
+            let Some(pieces) = pieces else { return std::future::pending().await };
+            let _asked = ModelCallGuard { port: self, turn: &order.turn };
+            let typical_ms = self.lock().plan.model_ms;
+            for piece in pieces {
+                self.pause(typical_ms).await;
+                if self.with(|world| world.compute_call(&order.turn)) {
+                    return std::future::pending().await;
+                }
+                match piece {
+                    ModelPiece::Text(text) => on_text(&text),
+                    ModelPiece::Answer(answer) => return Ok(ModelReply { answer, micro_usd: None }),
+                    ModelPiece::Failure(failure) => return Err(failure),
+                }
+            }
+            std::future::pending().await
+        })
+    }
+
+    fn redactor(&self) -> Arc<Redactor> {
+        self.redactor.clone()
+    }
+}
+
+/// The pins of a pull.
+#[derive(Debug)]
+struct PinnedPull {
+    port: SimPort,
+    pin: u64,
+}
+
+impl ImagePins for PinnedPull {}
+
+impl Drop for PinnedPull {
+    fn drop(&mut self) {
+        self.port.if_alive(|world| world.unpin_pull(self.pin));
+    }
+}
+
+impl AgentImages for SimPort {
+    fn obtain<'a>(&'a self, row: &'a AgentRow) -> PortFuture<'a, Result<ObtainedImages, PullFailure>> {
+        Box::pin(async move {
+            self.alive().await;
+            let pause = self.with(|world| world.pull_begins(row));
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+            self.alive().await;
+            let (rows, tools, runtime, pin) = self.with(|world| world.pull_ends(row))?;
+            Ok(ObtainedImages {
+                rows,
+                tools,
+                runtime,
+                pins: Box::new(PinnedPull { port: self.clone(), pin }),
+            })
+        })
+    }
+
+    fn collect(&self) -> PortFuture<'static, ()> {
+        let port = self.clone();
+        Box::pin(async move {
+            port.pause(5).await;
+            port.with(SimWorld::collect_images);
+        })
+    }
+}
+
+impl AgentFiles for SimPort {
+    fn prepare<'a>(
+        &'a self,
+        plan: &'a SandboxPlan,
+        _image: &'a ImageRecord,
+        secret: KeeperSecret,
+    ) -> PortFuture<'a, Result<SandboxSpec, PrepareError>> {
+        Box::pin(async move {
+            self.pause(10).await;
+            if !self.with(|world| world.has_needed_images(plan)) {
+                return Err(PrepareError::Incomplete("its image is gone".to_owned()));
+            }
+            Ok(SandboxSpec {
+                id: plan.sandbox.to_string(),
+                incarnation: plan.incarnation,
+                secret,
+                root: "/".into(),
+                private_root: None,
+                uid: plan.uid,
+                binds: Vec::new(),
+                network: Network::None,
+                limits: Limits::default(),
+                log: "/".into(),
+                failpoint: None,
+            })
+        })
+    }
+
+    fn describe<'a>(
+        &'a self,
+        _layout: &'a Layout,
+        _plan: &'a SandboxPlan,
+        _image: &'a ImageRecord,
+    ) -> PortFuture<'a, Result<(), String>> {
+        Box::pin(async {
+            self.pause(1).await;
+            Ok(())
+        })
+    }
+
+    fn remove<'a>(&'a self, agent: &'a AgentId) -> PortFuture<'a, Result<(), String>> {
+        Box::pin(async move {
+            self.pause(10).await;
+            self.with(|world| world.remove_agent_files(agent))
+        })
+    }
+
+    fn append_log<'a>(&'a self, _agent: &'a AgentId, _line: String) -> PortFuture<'a, Result<(), String>> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
+impl JobOutputs for SimPort {
+    fn archive(&self, job: &JobId) {
+        self.with(|world| world.archive_all(job));
+    }
+
+    fn remove(&self, jobs: Vec<JobId>) {
+        self.with(|world| world.remove_outputs(&jobs));
+    }
+
+    fn archived(&self, _agent: &AgentId) {}
+
+    fn wrote<'a>(
+        &'a self,
+        _agent: &'a AgentId,
+        job: &'a JobId,
+        _stdout: u64,
+        _stderr: u64,
+    ) -> PortFuture<'a, ()> {
+        self.with(|world| world.archive_some(job));
+        Box::pin(async {})
+    }
+
+    fn answer(&self, owner: JobOwner, wish: JobToolRequest) -> PortFuture<'_, JobReport> {
+        Box::pin(async move {
+            self.pause(20).await;
+            let read = self.with(|world| world.read_jobs(&owner, &wish));
+            self.pause(5).await;
+            read
+        })
+    }
+
+    fn admit(&self) -> Result<(), RoomRefusal> {
+        let mut world = self.lock();
+        if !world.calm && world.rng.chance(10) {
+            return Err(RoomRefusal::JobOutput { dir: "/".into(), free: 1, keep_free: 2 });
+        }
+        Ok(())
+    }
+}
