@@ -9,6 +9,8 @@ const STEPS: u64 = 10_000;
 const FIXED: u64 = 160;
 const FRESH: u64 = 40;
 const TRACE_LINES: usize = 200;
+/// Seeds that found a fault of the daemon: an order to start a job came after the job had ended and its files were removed.
+const FOUND: [u64; 2] = [1_763_000_000_051, 1_763_000_000_487];
 
 /// Runs seeds on every core. The first failure is printed with its trace.
 fn all(seeds: &[u64], steps: u64) -> Tally {
@@ -37,7 +39,7 @@ fn all(seeds: &[u64], steps: u64) -> Tally {
 fn every_law_holds_for_two_million_steps() {
     let fresh = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     println!("fresh seeds from {fresh}");
-    let seeds: Vec<u64> = (1..=FIXED).chain(fresh..fresh + FRESH).collect();
+    let seeds: Vec<u64> = (1..=FIXED).chain(FOUND).chain(fresh..fresh + FRESH).collect();
     let tally = all(&seeds, STEPS);
     println!("{tally:?}");
     assert!(tally.steps >= 2_000_000, "{tally:?}");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lodge_core::JobId;
-use lodge_core::job::{JobRow, JobStreamBytes};
+use lodge_core::job::{JobRow, JobState, JobStreamBytes};
 use lodge_core::limits::JOB_OUTPUT_EVERY_MS;
 use lodge_exec::{Evidence, ExecKind, ExecState, ExitOutcome, ExitRecord, KeeperCommand, StartExec};
 use tokio::time::Instant;
@@ -96,7 +96,9 @@ impl Actor {
             return self.job_refused(job, OLD_KEEPER.to_owned()).await;
         }
         let (row, stdin) = match self.job_to_start(&job).await {
-            Ok(Some(found)) => found,
+            Ok(Some(found)) if found.0.progress.state == JobState::Running => found,
+            // The job ended after this order was made. Its claim may be gone with its files, so the keeper would run it again.
+            Ok(Some(_)) => return,
             // The job was removed, and only an ended job can be removed.
             Ok(None) => return,
             Err(error) => {
