@@ -9,8 +9,10 @@ const STEPS: u64 = 10_000;
 const FIXED: u64 = 160;
 const FRESH: u64 = 40;
 const TRACE_LINES: usize = 200;
-/// Seeds that found a fault of the daemon: an order to start a job came after the job had ended and its files were removed.
-const FOUND: [u64; 2] = [1_763_000_000_051, 1_763_000_000_487];
+/// Seeds that found faults of the daemon: an order to start a job that came after the job had ended and its files were
+/// removed (twice), a call that watched a job and became one that cancelled it, and a keeper that ended by itself while it was to
+/// be killed.
+const FOUND: [u64; 4] = [1_763_000_000_051, 1_763_000_000_487, 1_763_000_002_158, 1_763_000_002_343];
 
 /// Runs seeds on every core. The first failure is printed with its trace.
 fn all(seeds: &[u64], steps: u64) -> Tally {

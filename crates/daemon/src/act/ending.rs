@@ -51,8 +51,9 @@ impl Actor {
     /// Kills a keeper that does not answer.
     pub(super) async fn kill_keeper(&self) -> Result<(), String> {
         let sandbox = self.sandbox.as_str();
-        let killed = self.context.executor.kill_keeper(sandbox).await.map_err(|error| error.to_string())?;
-        if killed && self.context.executor.wait_gone(sandbox, GONE_WITHIN).await {
+        self.context.executor.kill_keeper(sandbox).await.map_err(|error| error.to_string())?;
+        // A keeper that could not be found may be ending by itself.
+        if self.context.executor.wait_gone(sandbox, GONE_WITHIN).await {
             return Ok(());
         }
         Err("it holds its lock, does not answer, and could not be killed".to_owned())

@@ -50,6 +50,9 @@ impl Engine {
             // The runtime requested this call as a program before, and it runs.
             return;
         }
+        // A call keeps the request that is recorded for it, also if the runtime repeats it with another one.
+        let recorded = call.step.as_ref().and_then(|step| step.target.job_wait()).cloned();
+        let wish = recorded.map_or(wish, request_of);
         let asking = JobToolCaller { asked, agent, session };
         match wish {
             JobToolRequest::Submit(work) => self.submit_for_model(&asking, work),
@@ -155,7 +158,7 @@ impl Engine {
         let WaitingCall { asked, wait } = waits;
         let Some(turn) = self.turns.get(&asked.turn) else { return };
         let (agent, session) = (turn.row.agent.clone(), turn.row.session.clone());
-        read(&mut self.step, &JobToolCaller { asked: &asked, agent, session }, wish(wait));
+        read(&mut self.step, &JobToolCaller { asked: &asked, agent, session }, request_of(wait));
     }
 
     /// Whether a turn waits only for jobs: all its open calls wait for one.
@@ -269,8 +272,8 @@ fn read(step: &mut Step, asking: &JobToolCaller<'_>, wish: JobToolRequest) {
     step.mark_urgent();
 }
 
-/// The report for a call that waited for the end of a job.
-fn wish(JobWait { tool, job }: JobWait) -> JobToolRequest {
+/// The request of a call that waits for a job.
+fn request_of(JobWait { tool, job }: JobWait) -> JobToolRequest {
     match tool {
         JobWaitTool::Wait => JobToolRequest::Wait { job },
         JobWaitTool::Watch => JobToolRequest::Watch { job },

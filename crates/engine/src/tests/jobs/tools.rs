@@ -235,6 +235,19 @@ fn a_model_that_cancels_a_job_hears_of_its_end() {
 }
 
 #[test]
+fn a_call_that_watches_a_job_is_not_turned_into_one_that_cancels_it() {
+    let mut world = EngineWorld::new();
+    let agent = world.agent();
+    let job = world.job_in(&agent, "s");
+    let turn = world.calling(&agent, "s", "job_watch");
+    world.wish(&agent, &turn, watch(&job));
+    let batch = world.wish(&agent, &turn, cancel(&job));
+    assert!(batch.writes.is_empty() && job_acts(&batch).is_empty());
+    assert_eq!(world.job_row(&job).progress.cancel, None);
+    assert_eq!(reads(&world.job_ends(&job, exited(0))), [watch(&job)]);
+}
+
+#[test]
 fn one_that_waits_is_cancelled_by_a_model_at_once() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
