@@ -82,7 +82,7 @@ impl Engine {
             images: loaded.images.into_iter().map(|held| (held.digest.clone(), held)).collect(),
             asks: 0,
             quarantine: loaded.quarantine.into_iter().map(|row| (row.id.clone(), row)).collect(),
-            quarantine_seqs: BTreeMap::new(),
+            quarantined: Vec::new(),
         };
         for fact in loaded.sessions {
             engine.sessions.insert(fact.row.id.clone(), Session::from_fact(&fact));

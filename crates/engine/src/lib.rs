@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use lodge_core::event::{DaemonReloaded, EventBody};
 use lodge_core::lineage::Policy;
-use lodge_core::quarantine::QuarantineRow;
+use lodge_core::quarantine::{QuarantineRow, Suspect};
 use lodge_core::record::{EventRow, ImageFact, ImageRefRow, ImageWrite, Write};
 use lodge_core::retry::Backoff;
 use lodge_core::token::TokenRow;
@@ -118,8 +118,8 @@ pub struct Engine {
     asks: u64,
     /// Work in quarantine.
     quarantine: BTreeMap<WorkId, QuarantineRow>,
-    /// The newest event when this daemon quarantined it: a store without that event lost the decision.
-    quarantine_seqs: BTreeMap<WorkId, u64>,
+    /// What this daemon quarantined, each with the newest event then: a store without that event lost the decision.
+    quarantined: Vec<(u64, Suspect)>,
 }
 
 /// The end of one stream of events.

@@ -4,7 +4,6 @@
 use std::collections::HashSet;
 
 use lodge_core::agent::AgentState;
-use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{ResidentIds, StoredState};
 use lodge_core::{AgentId, SessionId, Timestamp};
 
@@ -44,8 +43,7 @@ impl Engine {
             turns,
             started,
             asks,
-            quarantine,
-            quarantine_seqs,
+            quarantined,
             lookups,
             ..
         } = self;
@@ -77,9 +75,9 @@ impl Engine {
         }
         let pulling = engine.agents.values().filter(|agent| agent.row.state == AgentState::Pulling);
         let pulling: Vec<AgentId> = pulling.map(|agent| agent.row.id.clone()).collect();
-        let is_lost = |row: &QuarantineRow| quarantine_seqs.get(&row.id).is_some_and(|seq| *seq > engine.seq);
-        let lost: Vec<QuarantineRow> = quarantine.into_values().filter(|row| is_lost(row)).collect();
-        engine.quarantine_again(lost);
+        // Also work that ended or was released since: that was not recorded either.
+        let lost = quarantined.into_iter().filter(|(seq, _)| *seq > engine.seq);
+        engine.quarantine(lost.map(|(_, suspect)| suspect).collect());
         engine.adopt_all(RetryPauses::Keep);
         engine.park_quarantined();
         // A pull for one of these agents may have finished, and no agent waits for it.

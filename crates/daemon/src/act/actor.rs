@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use super::context::ActContext;
 use super::dialing::KeeperDial;
-use super::jobs::OutputReports;
+use super::jobs::{OutputReports, UnreadJobs};
 use super::layout::Layout;
 use super::pulse::Pulse;
 use super::{SandboxOrder, runtime};
@@ -80,9 +80,10 @@ pub(super) struct Sandbox {
     /// Whether its keeper supports jobs.
     pub(super) knows_jobs: bool,
     pub(super) outputs: OutputReports,
+    pub(super) unread_jobs: UnreadJobs,
 }
 
-/// Runs until the daemon ends or the agent is removed.
+/// Runs until the daemon ends, or until its sandbox is down and no order waits.
 pub(super) async fn run(
     context: Arc<ActContext>,
     (sandbox, agent): (SandboxId, AgentId),
@@ -90,6 +91,9 @@ pub(super) async fn run(
 ) {
     let mut actor = Actor { context, sandbox, agent, up: None, dialing: None, pulse: None };
     loop {
+        if actor.is_at_rest() && actor.context.actors.release(&actor.sandbox, &actor.agent, &orders) {
+            return;
+        }
         let due = actor.next_due();
         tokio::select! {
             biased;
@@ -127,7 +131,8 @@ impl Actor {
         let dialing = self.dialing.as_ref().map(|dialing| dialing.next);
         let pulse = self.pulse.as_ref().map(|pulse| pulse.next);
         let outputs = self.up.as_ref().and_then(|up| up.outputs.next_due());
-        [probe, dialing, pulse, outputs].into_iter().flatten().min()
+        let unread = self.up.as_ref().and_then(|up| up.unread_jobs.next);
+        [probe, dialing, pulse, outputs, unread].into_iter().flatten().min()
     }
 
     async fn run_due(&mut self) {
@@ -143,6 +148,12 @@ impl Actor {
             self.dial().await;
         }
         self.report_outputs().await;
+        self.start_unread_jobs().await;
+    }
+
+    /// Whether it holds nothing: a task that is started for the next order is the same.
+    fn is_at_rest(&self) -> bool {
+        self.up.is_none() && self.dialing.is_none() && self.pulse.is_none()
     }
 
     async fn apply_effect(&mut self, effect: SandboxEffect) {

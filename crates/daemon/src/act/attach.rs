@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::actor::{Actor, Sandbox};
 use super::events::{FoundExecs, split_running};
-use super::jobs::OutputReports;
+use super::jobs::{OutputReports, UnreadJobs};
 use super::layout::Layout;
 use super::{root, runtime};
 use crate::crash;
@@ -76,6 +76,7 @@ impl Actor {
             follows: None,
             knows_jobs,
             outputs: OutputReports::default(),
+            unread_jobs: UnreadJobs::default(),
         });
         self.report_found_jobs(jobs).await;
         self.report_found_tools(tools).await;

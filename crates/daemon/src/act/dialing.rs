@@ -83,8 +83,8 @@ impl Actor {
         }
     }
 
-    /// Dials later, because the daemon cannot dial now. It gives up after a long time: a row that cannot be read may never be.
-    async fn postpone_dial(&mut self, mut dialing: Box<KeeperDial>, detail: String) {
+    /// Dials or starts later, because the daemon can do neither now. It gives up after a long time: a row that cannot be read may never be.
+    pub(super) async fn postpone_dial(&mut self, mut dialing: Box<KeeperDial>, detail: String) {
         let now = Instant::now();
         let since = *dialing.postponed_since.get_or_insert_with(|| {
             tracing::warn!(event = "keeper.dial_postponed", agent = %self.agent, detail);

@@ -73,6 +73,11 @@ impl Actor {
         if self.is_over(sender, GRACE + GONE_WITHIN).await {
             return Ok(());
         }
+        self.kill_connected(sender).await
+    }
+
+    /// Kills a connected keeper, also one whose lock file was removed.
+    pub(super) async fn kill_connected(&self, sender: &dyn LinkSender) -> Result<(), String> {
         sender.kill_keeper().await.map_err(|error| format!("its keeper could not be killed: {error}"))?;
         if self.is_over(sender, GONE_WITHIN).await {
             return Ok(());
@@ -110,7 +115,7 @@ impl Actor {
                 self.context
                     .report(Observation::Sandbox(SandboxObservation::Cleared { agent: self.agent.clone() }))
                     .await;
-                return super::forget_sandbox(&self.context, &self.sandbox, &self.agent);
+                return;
             }
             Err(detail) => detail,
         };

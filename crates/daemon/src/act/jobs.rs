@@ -28,6 +28,8 @@ use lodge_engine::{ExecOutcome, JobOrder, Observation, RuntimeCall};
 /// How often output is reported to the engine. A little longer than the engine's own interval, so that it accepts each
 /// report.
 const REPORT_EVERY: Duration = Duration::from_millis(JOB_OUTPUT_EVERY_MS.cast_unsigned() + 50);
+/// The pause before a job is read again.
+const UNREAD_PAUSE: Duration = Duration::from_secs(1);
 /// For a keeper of a release without jobs.
 const OLD_KEEPER: &str =
     "its agent was started by an earlier release, which knew no jobs: restart the agent (`lodge restart`)";
@@ -44,6 +46,15 @@ pub(super) fn act(context: &Arc<ActContext>, what: JobEffect) {
             });
         }
     }
+}
+
+/// Orders to start jobs that could not be read from the store.
+#[derive(Debug, Default)]
+pub(super) struct UnreadJobs {
+    /// Whether the order was a repeated one.
+    jobs: BTreeMap<JobId, bool>,
+    /// When the orders are repeated.
+    pub(super) next: Option<Instant>,
 }
 
 /// The output of running jobs, as far as it was reported to the engine.
@@ -101,10 +112,8 @@ impl Actor {
             Ok(Some(_)) => return,
             // The job was removed, and only an ended job can be removed.
             Ok(None) => return,
-            Err(error) => {
-                let why = format!("what it is to run could not be read: {}", chain(&error));
-                return self.job_refused(job, why).await;
-            }
+            // The job may run: an order that could not be read says nothing about it.
+            Err(error) => return self.postpone_job(job, resumed, &error),
         };
         let other_boot = row.progress.boot.as_deref() != Some(self.context.executor.boot_id());
         let evidence = || self.context.executor.evidence(self.sandbox.as_str(), job.as_str());
@@ -131,6 +140,24 @@ impl Actor {
         crash::point("before_job_start");
         self.send(KeeperCommand::Start(start)).await;
         crash::point("after_job_start");
+    }
+
+    fn postpone_job(&mut self, job: JobId, resumed: bool, error: &ComputeError) {
+        let Some(up) = &mut self.up else { return };
+        tracing::warn!(event = "job.start_postponed", agent = %self.agent, %job, error = chain(error));
+        up.unread_jobs.jobs.insert(job, resumed);
+        up.unread_jobs.next.get_or_insert_with(|| Instant::now() + UNREAD_PAUSE);
+    }
+
+    /// Repeats the orders whose jobs could not be read.
+    pub(super) async fn start_unread_jobs(&mut self) {
+        let Some(up) = &mut self.up else { return };
+        if up.unread_jobs.next.is_none_or(|next| Instant::now() < next) {
+            return;
+        }
+        for (job, resumed) in std::mem::take(&mut up.unread_jobs).jobs {
+            self.start_job(job, resumed).await;
+        }
     }
 
     /// Asks the keeper to kill a job or to report its end. Without a keeper, the files of the job show how it ended.

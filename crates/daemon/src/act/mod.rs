@@ -81,6 +81,22 @@ impl Actors {
         models.is_empty() && pulls.is_empty()
     }
 
+    /// Releases the memory of a sandbox whose task has nothing to do, unless an order waits. Then the task ends.
+    fn release(
+        &self,
+        sandbox: &SandboxId,
+        agent: &AgentId,
+        orders: &mpsc::Receiver<Box<SandboxOrder>>,
+    ) -> bool {
+        let mut sandboxes = self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
+        if !orders.is_empty() {
+            return false;
+        }
+        sandboxes.remove(sandbox);
+        self.profiles.lock().unwrap_or_else(PoisonError::into_inner).remove(agent);
+        true
+    }
+
     /// Cancels every call. A rebuilt engine knows none of them and orders again what it needs.
     pub fn cancel_calls(&self) {
         let calls = std::mem::take(&mut *self.models.lock().unwrap_or_else(PoisonError::into_inner));
@@ -161,38 +177,40 @@ fn start_timer(context: &Arc<ActContext>, timer: Timer) {
 
 /// Sends an order to the task of a sandbox, and starts the task if there is none. Called in the order of commits.
 fn send_to_sandbox(context: &Arc<ActContext>, sandbox: &SandboxId, agent: &AgentId, order: SandboxOrder) {
-    let sender = task_of(context, sandbox, agent);
-    match sender.try_send(Box::new(order)) {
-        Ok(()) => {}
-        Err(mpsc::error::TrySendError::Full(order)) => {
-            tracing::warn!(event = "agent.behind", %agent, waiting = EFFECTS_MAX);
-            // The channel is closed only when the daemon is about to exit.
-            drop(sender.blocking_send(order));
+    let mut order = Box::new(order);
+    loop {
+        let Err((sender, unsent)) = try_send_to_sandbox(context, sandbox, agent, order) else { return };
+        tracing::warn!(event = "agent.behind", %agent, waiting = EFFECTS_MAX);
+        match sender.blocking_send(unsent) {
+            Ok(()) => return,
+            // The task emptied its queue and ended.
+            Err(mpsc::error::SendError(unsent)) => order = unsent,
         }
-        Err(mpsc::error::TrySendError::Closed(_)) => {}
     }
 }
 
-fn task_of(
+/// An order that did not fit into the queue of its task.
+type UnsentOrder = (mpsc::Sender<Box<SandboxOrder>>, Box<SandboxOrder>);
+
+/// Sends an order under the lock of the queues, so that no task ends with an order in its queue.
+fn try_send_to_sandbox(
     context: &Arc<ActContext>,
     sandbox: &SandboxId,
     agent: &AgentId,
-) -> mpsc::Sender<Box<SandboxOrder>> {
+    order: Box<SandboxOrder>,
+) -> Result<(), UnsentOrder> {
     let mut sandboxes = context.actors.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
     // The task usually exists, and then the id is not cloned.
-    if let Some(task) = sandboxes.get(sandbox) {
-        return task.clone();
+    if let Some(sender) = sandboxes.get(sandbox) {
+        return match sender.try_send(order) {
+            // The queue of a known task is closed only when the daemon is about to exit.
+            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Ok(()),
+            Err(mpsc::error::TrySendError::Full(order)) => Err((sender.clone(), order)),
+        };
     }
     let (sender, orders) = mpsc::channel(EFFECTS_MAX);
     let owned = (sandbox.clone(), agent.clone());
     context.spawn(TaskKind::Sandbox, actor::run(context.clone(), owned, orders));
     sandboxes.insert(sandbox.clone(), sender.clone());
-    sender
-}
-
-/// Forgets the sandbox of an agent that was removed.
-fn forget_sandbox(context: &ActContext, sandbox: &SandboxId, agent: &AgentId) {
-    context.actors.sandboxes.lock().unwrap_or_else(PoisonError::into_inner).remove(sandbox);
-    context.actors.profiles.lock().unwrap_or_else(PoisonError::into_inner).remove(agent);
-    context.set_living(agent, None);
+    sender.try_send(order).map_err(|unsent| (sender, unsent.into_inner()))
 }

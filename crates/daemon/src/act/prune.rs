@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use lodge_core::agent::AgentState;
 use lodge_core::{AgentId, SandboxId};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use super::actor::Actor;
 use super::context::ActContext;
-use super::{SandboxOrder, task_of};
+use super::{SandboxOrder, try_send_to_sandbox};
 use crate::chain;
 
 /// How long a busy task may take to answer. Longer than the end of a sandbox takes.
@@ -29,15 +29,13 @@ pub enum PruneOutcome {
 /// Asks the task of a dead sandbox to remove its directory.
 pub async fn prune(context: &Arc<ActContext>, sandbox: &SandboxId, agent: &AgentId) -> PruneOutcome {
     let (answer, answered) = oneshot::channel();
-    match task_of(context, sandbox, agent).try_send(Box::new(SandboxOrder::Prune(answer))) {
-        Ok(()) => match tokio::time::timeout(ANSWER_WITHIN, answered).await {
-            Ok(Ok(outcome)) => outcome,
-            // The task ended because its agent was removed, which removes the directory, too; or the task is busy.
-            Ok(Err(_)) | Err(_) => PruneOutcome::Needed,
-        },
-        Err(mpsc::error::TrySendError::Full(_) | mpsc::error::TrySendError::Closed(_)) => {
-            PruneOutcome::Needed
-        }
+    if try_send_to_sandbox(context, sandbox, agent, Box::new(SandboxOrder::Prune(answer))).is_err() {
+        return PruneOutcome::Needed;
+    }
+    match tokio::time::timeout(ANSWER_WITHIN, answered).await {
+        Ok(Ok(outcome)) => outcome,
+        // The daemon is about to exit, or the task is busy.
+        Ok(Err(_)) | Err(_) => PruneOutcome::Needed,
     }
 }
 

@@ -144,10 +144,15 @@ impl Actor {
 
     /// Kills a silent keeper and everything in its sandbox. Reports the death only when it is proven.
     pub(super) async fn kill_sandbox(&mut self, run: u32) {
-        (self.up, self.dialing, self.pulse) = (None, None, None);
+        let up = self.up.take();
+        (self.dialing, self.pulse) = (None, None);
         self.context.set_living(&self.agent, None);
         let agent = self.agent.clone();
-        let killed = if self.is_held() { self.kill_keeper().await } else { Ok(()) };
+        let killed = match up {
+            Some(up) => self.kill_connected(&*up.sender).await,
+            None if self.is_held() => self.kill_keeper().await,
+            None => Ok(()),
+        };
         let seen = match killed {
             Ok(()) => {
                 let detail = "its sandbox did not answer and was ended".to_owned();

@@ -4,6 +4,7 @@ use lodge_core::record::ImageRecord;
 use lodge_exec::Link;
 
 use super::actor::Actor;
+use super::dialing::KeeperDial;
 use super::ports::{PrepareError, ReadSize};
 use crate::chain;
 use crate::crash;
@@ -15,8 +16,11 @@ impl Actor {
         let run = plan.run;
         let image = match self.load_image(&plan).await {
             Ok(image) => image,
-            Err(ImageUnavailable::Missing(detail) | ImageUnavailable::Unread(detail)) => {
+            Err(ImageUnavailable::Missing(detail)) => {
                 return self.report_lack(run, StartRequirement::Image, detail).await;
+            }
+            Err(ImageUnavailable::Unread(detail)) => {
+                return self.postpone_dial(Box::new(KeeperDial::new(plan, how)), detail).await;
             }
         };
         if let Some(detail) = unset_configs(&plan, &image) {

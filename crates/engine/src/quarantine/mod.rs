@@ -68,7 +68,8 @@ impl Engine {
             self.step.write(WorkWrite::Quarantined(row.clone()));
             self.work_event(&row, None);
             self.step.act(effect);
-            self.quarantine_seqs.insert(row.id.clone(), self.seq);
+            let suspect = Suspect { work: row.work.clone(), detail: row.detail.clone(), deaths };
+            self.quarantined.push((self.seq, suspect));
             self.quarantine.insert(row.id.clone(), row);
         }
     }
@@ -79,12 +80,6 @@ impl Engine {
         for turn in turns {
             self.park(&turn);
         }
-    }
-
-    /// After memory was rebuilt: quarantines again what could not be recorded.
-    pub(crate) fn quarantine_again(&mut self, lost: Vec<QuarantineRow>) {
-        let suspect = |row: QuarantineRow| Suspect { work: row.work, detail: row.detail, deaths: row.deaths };
-        self.quarantine(lost.into_iter().map(suspect).collect());
     }
 
     /// The agent that owns the work, if the work can still be computed. `Some(None)`: no agent owns it.
@@ -194,7 +189,6 @@ impl Engine {
     }
 
     fn forget_work(&mut self, id: &WorkId) {
-        self.quarantine_seqs.remove(id);
         let Some(row) = self.quarantine.remove(id) else { return };
         self.step.write(WorkWrite::Released { id: id.clone() });
         self.step.act(Effect::Quarantine { work: row.work, is_aside: false });

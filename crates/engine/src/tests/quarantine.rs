@@ -211,3 +211,14 @@ fn what_was_set_aside_without_room_on_the_disk_is_set_aside_again() {
     let (engine, _) = engine.rebuild(released, &std::collections::HashSet::new(), NOW);
     assert!(engine.quarantine.is_empty());
 }
+
+#[test]
+fn work_that_ended_without_room_on_the_disk_is_quarantined_again_with_its_turn() {
+    let (mut world, _, [pill, ..]) = with_a_pill();
+    let before = world.as_left(Vec::new());
+    world.ask(None, Command::Turn(TurnCommand::Interrupt { id: pill.clone() }));
+    assert!(world.engine.quarantine.is_empty(), "the turn is over");
+    let lost = StoredState { seq: 0, ..before };
+    let (engine, _) = world.engine.rebuild(lost, &std::collections::HashSet::new(), NOW);
+    assert!(engine.turns.contains_key(&pill) && engine.is_quarantined(&pill));
+}
