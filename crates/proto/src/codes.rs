@@ -190,6 +190,7 @@ pub const CODES: &[CodeDoc] = &[
     code("search.bad_query", 400, "the query has no search terms"),
     code("turn.inactive", 409, "the turn is not on the path of its session"),
     code("turn.not_found", 404, "there is no such turn"),
+    code("turn.ambiguous", 409, "several turns have that id prefix"),
     code("turn.over", 409, "the turn is over already"),
     code("turn.empty", 400, "the message is empty"),
     code("turn.too_large", 413, "the message is over the limit"),

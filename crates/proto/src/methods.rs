@@ -156,8 +156,8 @@ methods! {
     SendTurn = "turn/send", write(TurnSendParams) -> TurnView, Agent(TokenReach::AgentAndSession);
     /// Shows one turn with its steps and its answer.
     GetTurn = "turn/get", read(TurnRef) -> TurnView, Agent(TokenReach::Turn);
-    /// Lists the turns of a session.
-    ListTurns = "turn/list", read(TurnListParams) -> TurnList, Agent(TokenReach::Session);
+    /// Lists the turns of a session, of an agent or of all.
+    ListTurns = "turn/list", read(TurnListParams) -> TurnList, Agent(TokenReach::AgentAndSession);
     /// Interrupts a turn.
     InterruptTurn = "turn/interrupt", write(TurnInterruptParams) -> TurnView, Agent(TokenReach::Turn);
     /// Lists sessions, newest first.

@@ -65,6 +65,7 @@ mod thoughts;
 mod tls;
 mod token_rights;
 mod tokens;
+mod turns;
 mod uninvited;
 mod update;
 mod verified;

@@ -82,6 +82,23 @@ pub(super) async fn check_turn(
     }
 }
 
+/// The end of an agent that does not run now.
+pub(super) async fn agent_stands_still(
+    daemon: &mut DaemonClient<'_>,
+    agent: &PromptedAgent,
+) -> Option<AgentEnd> {
+    let (view, _) = agent_now(daemon, agent).await.ok()?;
+    match view.status.as_str() {
+        "failed" => {
+            let cause = render::why_failed(view.failure_reason.as_deref(), view.failure_detail.as_deref());
+            Some(AgentEnd { how: "failed", causes: cause.into_iter().collect() })
+        }
+        "stopped" => Some(AgentEnd::plain("was stopped")),
+        "removing" | "removed" => Some(AgentEnd::plain("was removed")),
+        _ => None,
+    }
+}
+
 /// Why a turn was interrupted, when no event of its agent came before.
 pub(super) async fn find_agent_end(daemon: &mut DaemonClient<'_>, agent: &PromptedAgent) -> Option<AgentEnd> {
     let (agent, lineage) = match agent_now(daemon, agent).await {

@@ -209,7 +209,13 @@ async fn turns(
     let mut turns = Vec::new();
     let mut after = None;
     loop {
-        let params = TurnListParams { session: session.to_owned(), all, after, limit: Some(PAGE_MAX) };
+        let params = TurnListParams {
+            session: Some(session.to_owned()),
+            all,
+            after,
+            limit: Some(PAGE_MAX),
+            ..TurnListParams::default()
+        };
         let page = daemon.call::<ListTurns>(params).await?;
         turns.extend(page.turns);
         after = page.next;
@@ -315,6 +321,8 @@ mod tests {
             status: status.into(),
             waits_for: None,
             quarantine: None,
+            message: None,
+            since: None,
             text: text.into(),
             partial: status != "done",
             steps: Vec::new(),

@@ -6,7 +6,7 @@ use lodge_proto::{
     SessionRewindParams, SessionView,
 };
 
-use super::prompt::{print_turn_id, show_turn};
+use super::prompt::{print_detached_turn, show_turn};
 use super::results::ResultList;
 use super::sessions::turns_text;
 use super::{CommandContext, request_id};
@@ -81,7 +81,7 @@ pub(super) async fn regenerate(
     let params = SessionRegenerateParams { session, turn, request_id: Some(request_id()?) };
     if detach {
         let turn = daemon.call::<RegenerateTurn>(params).await?;
-        return print_turn_id(context, &turn);
+        return print_detached_turn(context, &turn);
     }
     let agent = PromptedAgent { id: view.session.agent, name: view.session.agent_name, stays: true };
     // Attached before asking, so that the turn's first event cannot be missed.

@@ -1,10 +1,10 @@
 //! What a token of an agent reaches: that agent and what belongs to it. Everything else looks as if it were not there.
 
-use lodge_core::{AgentId, SessionId, TurnId};
+use lodge_core::{AgentId, SessionId};
 use lodge_proto::{ApiMethod, AttachClient, AttachParams, ErrorBody, TokenReach};
 use serde_json::Value;
 
-use super::jobs;
+use super::{jobs, turns};
 use super::methods::{self, internal};
 use crate::auth::ApiCaller;
 use crate::auth::rights;
@@ -33,7 +33,7 @@ pub(super) fn narrow(
                 known_session(at, &named, given.get("session").and_then(Value::as_str))?;
             }
         }
-        TokenReach::Turn => own_turn(at, own, given.get("turn").and_then(Value::as_str))?,
+        TokenReach::Turn => own_turn(at, own, &mut given)?,
         TokenReach::Job => own_job(at, own, &mut given)?,
     }
     Ok(given)
@@ -152,10 +152,12 @@ fn own_job(at: &ReadView<'_>, own: &AgentId, given: &mut Value) -> Result<(), Er
     Ok(())
 }
 
-fn own_turn(at: &ReadView<'_>, own: &AgentId, given: Option<&str>) -> Result<(), ErrorBody> {
-    let Some(id) = given.and_then(|given| given.parse::<TurnId>().ok()) else { return Ok(()) };
-    match at.store.turn(&id).map_err(internal)? {
-        Some(found) if found.row.agent != *own => Err(methods::no_turn(&id)),
-        Some(_) | None => Ok(()),
-    }
+/// Puts the whole id in place of what the caller names a turn of its agent with.
+fn own_turn(at: &ReadView<'_>, own: &AgentId, given: &mut Value) -> Result<(), ErrorBody> {
+    let Some(fields) = given.as_object_mut() else { return Ok(()) };
+    // Without one, or with something else, the method says what is wrong.
+    let Some(turn) = fields.get("turn").and_then(Value::as_str) else { return Ok(()) };
+    let id = turns::find(at, turn, Some(own))?;
+    fields.insert("turn".to_owned(), id.to_string().into());
+    Ok(())
 }

@@ -31,7 +31,7 @@ pub use reader::{READ_QUEUE_MAX, Reader};
 pub use search::{MessageWords, SearchReads, SessionHead, WordsMax};
 pub use sessions::{SessionBase, SessionCursor, SessionReads, TurnRepeat, TurnSelectionError, TurnSelector};
 pub use tokens::{QuarantineReads, TokenFilter, TokenReads};
-pub use turns::TurnReads;
+pub use turns::{TurnFilter, TurnPage, TurnReads};
 
 /// A page of a listing ends with the row that reaches this many bytes: a row can have megabytes, and a page hundreds of
 /// rows.
