@@ -19,8 +19,8 @@ use crate::follow::{DaemonClient, FollowedItem, SHUTTING_DOWN};
 use crate::render;
 use crate::words::Words;
 
-pub(crate) use self::replay::rejoin;
 use self::replay::ReplayedText;
+pub(crate) use self::replay::rejoin;
 
 /// What of a turn is shown while it happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -160,6 +160,8 @@ methods! {
     ListTurns = "turn/list", read(TurnListParams) -> TurnList, Agent(TokenReach::AgentAndSession);
     /// Interrupts a turn.
     InterruptTurn = "turn/interrupt", write(TurnInterruptParams) -> TurnView, Agent(TokenReach::Turn);
+    /// Continues a turn that failed or was interrupted, in a new turn that takes over its finished steps.
+    RetryTurn = "turn/retry", write(TurnRetryParams) -> TurnView, Operator;
     /// Lists sessions, newest first.
     ListSessions = "session/list", read(SessionListParams) -> SessionList, Agent(TokenReach::Agent);
     /// Shows one session and its branches.

@@ -27,6 +27,12 @@ params! {
         request_id: Option<String>,
     }
 
+    pub struct TurnRetryParams {
+        /// The last turn of its session, which failed or was interrupted: its id or a unique prefix.
+        turn: String,
+        request_id: Option<String>,
+    }
+
     pub struct TurnListParams {
         /// Only this session, in the order of its path. Absent: turns of all sessions, newest first.
         session: Option<String>,
@@ -81,7 +87,7 @@ shapes! {
         /// Whether it is on the path.
         #[serde(default)]
         active: bool,
-        /// The turn that it regenerates.
+        /// The turn that it regenerates or continues.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         replaces: Option<String>,
         /// queued, running, waiting, done, interrupted or failed.

@@ -4,7 +4,9 @@
 
 use lodge_proto::{EventListParams, ListEvents, PAGE_MAX, TurnView};
 
-use super::broken_turn::{TurnAfterAgent, abandoned, agent_stands_still, check_turn, interrupted, quarantined};
+use super::broken_turn::{
+    TurnAfterAgent, abandoned, agent_stands_still, check_turn, interrupted, quarantined,
+};
 use super::{
     PromptedAgent, ShownSteps, TurnEnding, TurnScreen, TurnSeen, TurnVerdict, conclude, failed_turn,
     find_quarantine, follow_on, text_of,

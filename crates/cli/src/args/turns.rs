@@ -20,6 +20,19 @@ pub(crate) enum TurnCommand {
     Attach(TurnSelectArgs),
     /// Interrupt a turn: its model call and its programs are ended
     Interrupt(TurnSelectArgs),
+    /// Continue a failed or interrupted turn from its last finished step
+    ///
+    /// A new turn replaces it and takes over its finished steps, so no finished tool runs again. With --session or --agent: the newest turn.
+    Retry(TurnRetryArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TurnRetryArgs {
+    #[command(flatten)]
+    pub select: TurnSelectArgs,
+    /// Do not wait for the answer; print the new turn's id
+    #[arg(short, long)]
+    pub detach: bool,
 }
 
 /// One turn: by its id, or the one that runs.

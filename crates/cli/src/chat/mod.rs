@@ -13,8 +13,9 @@ mod terminal;
 use std::collections::VecDeque;
 
 use lodge_proto::{
-    AgentRef, AgentView, GetAgent, GetSession, GetTurn, InterruptTurn, ListMessages, SessionMessagesParams,
-    SessionRef, TurnInterruptParams, TurnRef, TurnView,
+    AgentRef, AgentView, GetAgent, GetSession, GetTurn, InterruptTurn, ListMessages, ListTurns, RetryTurn,
+    SessionMessagesParams, SessionRef, TurnInterruptParams, TurnListParams, TurnRef, TurnRetryParams,
+    TurnView,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -27,6 +28,7 @@ use self::terminal::Terminal;
 use crate::answer::{self, PromptedAgent, ShownSteps, TurnEnding};
 use crate::args::{ChatArgs, ConversationArgs};
 use crate::commands::prompt::{PromptText, send};
+use crate::commands::turns::taken_over;
 use crate::commands::{CommandContext, request_id};
 use crate::failure::{CommandExit, CommandFailure};
 use crate::follow::{DaemonClient, FollowScope};
@@ -298,8 +300,7 @@ impl Chat<'_> {
             let Some(session) = self.session.clone() else { break };
             let view = daemon.call::<GetSession>(SessionRef { session }).await?.session;
             // A turn that cannot go on now stays in flight.
-            self.in_flight =
-                view.running.or_else(|| view.queued.first().cloned()).filter(|next| *next != id);
+            self.in_flight = view.running.or_else(|| view.queued.first().cloned()).filter(|next| *next != id);
         }
         Ok(ChatNext::GoOn)
     }
@@ -359,13 +360,14 @@ impl Chat<'_> {
         let ended = match slash::read(line) {
             ChatLine::Nothing => Ok(ChatNext::GoOn),
             ChatLine::Text(text) => self.turn(text, typed).await,
-            ChatLine::Command(command) => {
-                if let (slash::SlashCommand::Clear, ChatInput::Keys(terminal, _)) = (&command, typed) {
+            ChatLine::Command(command) => match (&command, typed) {
+                (slash::SlashCommand::Clear, ChatInput::Keys(terminal, _)) => {
                     terminal.clear();
                     return Ok(ChatNext::GoOn);
                 }
-                self.command(command).await
-            }
+                (slash::SlashCommand::Retry, typed) => self.retry(typed).await,
+                (_, _) => self.command(command).await,
+            },
         };
         match ended {
             Err(failure) => self.refused(failure).map(|()| ChatNext::GoOn),
@@ -393,6 +395,30 @@ impl Chat<'_> {
         let voice = ConversationArgs { session: self.session.clone(), sender: None };
         let turn = send(&mut daemon, &self.agent.id, voice, PromptText::plain(text)).await?;
         self.session = Some(turn.session.clone());
+        self.show_turn(&mut daemon, turn, typed, TurnBegin::Now).await
+    }
+
+    /// Continues the last turn of the session.
+    async fn retry(&mut self, typed: ChatInput<'_>) -> Result<ChatNext, CommandFailure> {
+        let Some(session) = self.session.clone() else {
+            self.context.words.print_message(BEGINS);
+            return Ok(ChatNext::GoOn);
+        };
+        let mut daemon = self.context.daemon().await?;
+        daemon.watch(FollowScope::Agent(self.agent.id.clone()), None).await?;
+        let params = TurnListParams {
+            session: Some(session),
+            newest_first: true,
+            limit: Some(1),
+            ..TurnListParams::default()
+        };
+        let Some(last) = daemon.call::<ListTurns>(params).await?.turns.into_iter().next() else {
+            self.context.words.print_message("this session has no turns");
+            return Ok(ChatNext::GoOn);
+        };
+        let params = TurnRetryParams { turn: last.id, request_id: Some(request_id()?) };
+        let turn = daemon.call::<RetryTurn>(params).await?;
+        self.context.words.print_dimmed_note(&taken_over(&turn));
         self.show_turn(&mut daemon, turn, typed, TurnBegin::Now).await
     }
 
@@ -461,7 +487,8 @@ impl Chat<'_> {
         match command {
             slash::SlashCommand::Help => words.print_message(&slash::help()),
             slash::SlashCommand::Quit => return Ok(ChatNext::Leave),
-            slash::SlashCommand::Clear => {}
+            // Both need the keys: see `line`.
+            slash::SlashCommand::Clear | slash::SlashCommand::Retry => {}
             slash::SlashCommand::Session(None) => match &self.session {
                 Some(session) => words.print_message(session),
                 None => words.print_message(BEGINS),

@@ -25,10 +25,11 @@ mod selftest;
 mod sessions;
 mod sessions_change;
 mod sessions_find;
+mod sessions_repeat;
 mod source;
 mod tokens;
 mod transfers;
-mod turns;
+pub(crate) mod turns;
 mod turns_show;
 mod update;
 

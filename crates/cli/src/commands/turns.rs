@@ -1,17 +1,17 @@
 //! `turn`: which command is which, which turn is meant, and `ls`, `wait`, `attach` and `interrupt`.
 
 use lodge_proto::{
-    GetSession, GetTurn, InterruptTurn, ListTurns, PAGE_MAX, SessionRef, TurnInterruptParams, TurnListParams,
-    TurnRef, TurnView,
+    GetSession, GetTurn, InterruptTurn, ListTurns, PAGE_MAX, RetryTurn, SessionRef, TurnInterruptParams,
+    TurnListParams, TurnRef, TurnRetryParams, TurnView,
 };
 
-use super::prompt::rejoin_turn;
+use super::prompt::{print_detached_turn, rejoin_turn, show_turn};
 use super::{CommandContext, request_id, turns_show};
 use crate::answer::{PromptedAgent, ShownSteps};
-use crate::args::{TurnCommand, TurnListArgs, TurnSelectArgs};
+use crate::args::{TurnCommand, TurnListArgs, TurnRetryArgs, TurnSelectArgs};
 use crate::failure::CommandFailure;
-use crate::follow::DaemonClient;
-use crate::render::{ago, now_s, one_line, or_dash};
+use crate::follow::{DaemonClient, FollowScope};
+use crate::render::{ago, counted, now_s, one_line, or_dash};
 use crate::words::put;
 
 /// The statuses of turns that have not ended, in the order in which they are looked for.
@@ -21,9 +21,12 @@ pub(super) async fn turn(context: &CommandContext, command: TurnCommand) -> Resu
     match command {
         TurnCommand::Ls(args) => list(context, args).await,
         TurnCommand::Show(args) => show(context, args).await,
-        TurnCommand::Wait(args) => follow(context, args, WantedTurn::RunningOrNewest, ShownSteps::Steps).await,
+        TurnCommand::Wait(args) => {
+            follow(context, args, WantedTurn::RunningOrNewest, ShownSteps::Steps).await
+        }
         TurnCommand::Attach(args) => follow(context, args, WantedTurn::Running, ShownSteps::All).await,
         TurnCommand::Interrupt(args) => interrupt(context, args).await,
+        TurnCommand::Retry(args) => retry(context, args).await,
     }
 }
 
@@ -117,6 +120,38 @@ async fn interrupt(context: &CommandContext, args: TurnSelectArgs) -> Result<(),
     put(&format!("{}\n", turn.id))?;
     context.words.print_note("interrupted; what it did so far is kept");
     Ok(())
+}
+
+async fn retry(context: &CommandContext, args: TurnRetryArgs) -> Result<(), CommandFailure> {
+    let mut daemon = context.daemon().await?;
+    let old = select(&mut daemon, args.select, WantedTurn::Newest).await?;
+    let agent = agent_of(&mut daemon, &old).await?;
+    let params = TurnRetryParams { turn: old.id, request_id: Some(request_id()?) };
+    if args.detach {
+        let turn = daemon.call::<RetryTurn>(params).await?;
+        return print_detached_turn(context, &turn);
+    }
+    // Attached before asking, so that the turn's first event cannot be missed.
+    daemon.watch(FollowScope::Agent(agent.id.clone()), None).await?;
+    let turn = daemon.call::<RetryTurn>(params).await?;
+    context.words.print_dimmed_note(&taken_over(&turn));
+    show_turn(context, &mut daemon, &agent, turn, ShownSteps::All).await
+}
+
+/// What a continued turn begins with.
+pub(crate) fn taken_over(turn: &TurnView) -> String {
+    let finished = |kind: &str| turn.steps.iter().filter(|step| step.kind == kind).count();
+    let (answers, calls) = (finished("model"), finished("tool"));
+    let id = &turn.id;
+    match (answers, calls) {
+        (0, _) => format!("{id} starts again: no step was finished"),
+        (_, 0) => format!("{id} continues after {}", counted(answers, "model call")),
+        (_, _) => format!(
+            "{id} continues after {} and {}, which are not repeated",
+            counted(answers, "model call"),
+            counted(calls, "tool call")
+        ),
+    }
 }
 
 /// The agent of a turn, which may be removed.

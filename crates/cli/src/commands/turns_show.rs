@@ -5,6 +5,8 @@ use lodge_proto::{SessionView, StepView, TurnView};
 use crate::render::{ago, length, moment_ms, now_ms, now_s, one_line, or_dash, table};
 use crate::words::Words;
 
+use super::sessions::retry_hint;
+
 pub(super) fn text(turn: &TurnView, session: &SessionView, words: &Words) -> String {
     let mut text = format!("{}  {}\n", words.bold(&turn.id), status(turn));
     let path = if turn.active { "" } else { ", not on its path" };
@@ -34,6 +36,9 @@ pub(super) fn text(turn: &TurnView, session: &SessionView, words: &Words) -> Str
         if let Some(hint) = &error.hint {
             text.push_str(&format!("hint: {}\n", one_line(hint)));
         }
+    }
+    if let Some(hint) = retry_hint(turn, session) {
+        text.push_str(&format!("\n{hint}"));
     }
     text
 }

@@ -4,8 +4,8 @@ use lodge_core::{AgentId, SessionId};
 use lodge_proto::{ApiMethod, AttachClient, AttachParams, ErrorBody, TokenReach};
 use serde_json::Value;
 
-use super::{jobs, turns};
 use super::methods::{self, internal};
+use super::{jobs, turns};
 use crate::auth::ApiCaller;
 use crate::auth::rights;
 use crate::hub::EventFilter;

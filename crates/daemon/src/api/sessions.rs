@@ -27,8 +27,8 @@ const EXPORT_VERSION: u32 = 1;
 /// A page of an export ends with the message that reaches this.
 const EXPORT_BYTES_MAX: usize = 1 << 20;
 /// How often a session that moved on while it was read is read again, and what is waited before.
-const TRIES_MAX: u32 = 20;
-const TRY_AGAIN_AFTER: Duration = Duration::from_millis(10);
+pub(super) const TRIES_MAX: u32 = 20;
+pub(super) const TRY_AGAIN_AFTER: Duration = Duration::from_millis(10);
 /// How long a search waits for others: they are made one after the other.
 const SEARCH_WAIT_MAX: Duration = Duration::from_secs(20);
 
@@ -149,11 +149,7 @@ fn which(all: bool) -> TurnScope {
 }
 
 /// A session that exists, of this agent or of any.
-pub(super) fn known(
-    at: &ReadView<'_>,
-    given: &str,
-    agent: Option<&AgentId>,
-) -> Result<SessionId, ErrorBody> {
+pub(super) fn known(at: &ReadView<'_>, given: &str, agent: Option<&AgentId>) -> Result<SessionId, ErrorBody> {
     let id = session_id(given)?;
     match at.store.session_fact(&id).map_err(internal)? {
         Some(fact) if agent.is_none_or(|agent| fact.row.agent == *agent) => Ok(id),

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::methods::{
     Reply, changed, find_agent, find_agent_ever, internal, no_method, no_turn, page, reply, session_id,
 };
-use super::{params, sessions};
+use super::{params, sessions, turn_retry};
 use crate::compute::Charge;
 use crate::read_view::ReadView;
 use crate::shell::Shell;
@@ -34,6 +34,9 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
             let given = params::<InterruptTurn>(given)?;
             let id = shell.read_few(move |at| find(at, &given.turn, None)).await?;
             changed::<InterruptTurn>(&shell.ask(key, Command::Turn(TurnCommand::Interrupt { id })).await?)
+        }
+        RetryTurn::NAME => {
+            changed::<RetryTurn>(&turn_retry::retry(shell, key, params::<RetryTurn>(given)?).await?)
         }
         _other => Err(no_method(method)),
     }

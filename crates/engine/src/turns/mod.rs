@@ -6,6 +6,7 @@ pub mod messages;
 mod misfits;
 pub(crate) mod models;
 pub mod refusal;
+mod retry;
 mod runtime_calls;
 mod slots;
 mod state;

@@ -90,12 +90,12 @@ fn newest(
 ) -> rusqlite::Result<TurnPage> {
     let TurnFilter { agent, session, state, which } = filter;
     let sql = match (state.is_some_and(TurnState::is_live), session) {
-        (true, _) => sql!(
-            "SELECT * FROM turns INDEXED BY turns_live WHERE state < ",
-            TURN_OVER,
-            NEWEST_WHERE
-        ),
-        (false, Some(_)) => sql!("SELECT * FROM turns INDEXED BY turns_path WHERE session = ?3", NEWEST_WHERE),
+        (true, _) => {
+            sql!("SELECT * FROM turns INDEXED BY turns_live WHERE state < ", TURN_OVER, NEWEST_WHERE)
+        }
+        (false, Some(_)) => {
+            sql!("SELECT * FROM turns INDEXED BY turns_path WHERE session = ?3", NEWEST_WHERE)
+        }
         (false, None) => sql!("SELECT * FROM turns WHERE ?3 IS NULL", NEWEST_WHERE),
     };
     let mut statement = c.prepare_cached(sql)?;
@@ -179,7 +179,14 @@ pub(crate) fn full(c: &Connection, row: TurnRow) -> rusqlite::Result<TurnDetail>
         .collect::<rusqlite::Result<_>>()?;
     if row.state == TurnState::Done {
         let text = answer(c, &row)?;
-        return Ok(TurnDetail { row, steps, text, partial: false, wait_reasons: None, extras: TurnExtras::default() });
+        return Ok(TurnDetail {
+            row,
+            steps,
+            text,
+            partial: false,
+            wait_reasons: None,
+            extras: TurnExtras::default(),
+        });
     }
     let text = text_so_far(c, &row)?;
     let wait_reasons = wait_reasons(c, &row)?;
