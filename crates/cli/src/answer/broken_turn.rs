@@ -189,6 +189,8 @@ pub(super) fn abandoned(
 pub(super) fn interrupted(end: Option<AgentEnd>, agent: &PromptedAgent, turn: &TurnView) -> CommandFailure {
     let failure = CommandFailure::refused("the turn was interrupted");
     let gone = end.as_ref().is_some_and(|end| end.how == REMOVED);
+    let start = end.as_ref().map(|_| format!("run `lodge start {}`, then `lodge turn retry", agent.name));
+    let retry = start.unwrap_or_else(|| "run `lodge turn retry".to_owned());
     let failure = match end {
         Some(AgentEnd { how, causes }) => {
             let failure = failure.because(format!("{} {how}", agent.name));
@@ -200,9 +202,7 @@ pub(super) fn interrupted(end: Option<AgentEnd>, agent: &PromptedAgent, turn: &T
         return failure;
     }
     let (id, session) = (&turn.id, &turn.session);
-    failure.hint(format!(
-        "run `lodge turn retry {id}` to continue it; `lodge session show {session}` shows its progress"
-    ))
+    failure.hint(format!("{retry} {id}` to continue it; `lodge session show {session}` shows its progress"))
 }
 
 /// The next step after a failure: its own hint, and how to continue the turn.

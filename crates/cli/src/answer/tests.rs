@@ -83,7 +83,9 @@ fn an_interrupted_turn_does_not_claim_to_wait() {
     );
     assert_eq!(
         hint.as_deref(),
-        Some("run `lodge turn retry trn_1` to continue it; `lodge session show ses_1` shows its progress")
+        Some(
+            "run `lodge start ada`, then `lodge turn retry trn_1` to continue it; `lodge session show ses_1` shows its progress"
+        )
     );
     assert_eq!(parts(interrupted(None, &ada(true), &turn())).1.len(), 1);
     // A failure without a next step gets one, unless its agent is removed.

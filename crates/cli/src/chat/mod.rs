@@ -7,15 +7,15 @@ mod editor;
 mod jobs;
 mod keys;
 mod meanwhile;
+mod rejoin;
 mod slash;
 mod terminal;
 
 use std::collections::VecDeque;
 
 use lodge_proto::{
-    AgentRef, AgentView, GetAgent, GetSession, GetTurn, InterruptTurn, ListMessages, ListTurns, RetryTurn,
-    SessionMessagesParams, SessionRef, TurnInterruptParams, TurnListParams, TurnRef, TurnRetryParams,
-    TurnView,
+    AgentRef, AgentView, GetAgent, GetSession, GetTurn, InterruptTurn, ListMessages, SessionMessagesParams,
+    SessionRef, TurnInterruptParams, TurnRef, TurnView,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -28,7 +28,6 @@ use self::terminal::Terminal;
 use crate::answer::{self, PromptedAgent, ShownSteps, TurnEnding};
 use crate::args::{ChatArgs, ConversationArgs};
 use crate::commands::prompt::{PromptText, send};
-use crate::commands::turns::taken_over;
 use crate::commands::{CommandContext, request_id};
 use crate::failure::{CommandExit, CommandFailure};
 use crate::follow::{DaemonClient, FollowScope};
@@ -262,49 +261,6 @@ impl Chat<'_> {
         Ok(ChatNext::GoOn)
     }
 
-    /// Joins the turn in flight, and sends the lines that were typed meanwhile.
-    async fn join(
-        &mut self,
-        terminal: &mut Terminal,
-        editor: &mut Editor,
-    ) -> Result<ChatNext, CommandFailure> {
-        let next = self.follow_in_flight(terminal, editor).await?;
-        match (next, self.queued.pop_front()) {
-            (ChatNext::GoOn, Some(line)) => {
-                terminal.leave_line(&line);
-                self.lines(line, terminal, editor).await
-            }
-            (next, Some(line)) => {
-                self.queued.push_front(line);
-                Ok(next)
-            }
-            (next, None) => Ok(next),
-        }
-    }
-
-    /// Follows the turn in flight of the session, then the turns behind it.
-    async fn follow_in_flight(
-        &mut self,
-        terminal: &mut Terminal,
-        editor: &mut Editor,
-    ) -> Result<ChatNext, CommandFailure> {
-        while let Some(id) = self.in_flight.take() {
-            let mut daemon = self.context.daemon().await?;
-            let turn = daemon.call::<GetTurn>(TurnRef { turn: id.clone() }).await?;
-            let typed = ChatInput::Keys(terminal, editor);
-            match self.show_turn(&mut daemon, turn, typed, TurnBegin::Earlier).await {
-                Ok(ChatNext::GoOn) => {}
-                Ok(left @ (ChatNext::Leave | ChatNext::LeaveTurn)) => return Ok(left),
-                Err(failure) => self.refused(failure)?,
-            }
-            let Some(session) = self.session.clone() else { break };
-            let view = daemon.call::<GetSession>(SessionRef { session }).await?.session;
-            // A turn that cannot go on now stays in flight.
-            self.in_flight = view.running.or_else(|| view.queued.first().cloned()).filter(|next| *next != id);
-        }
-        Ok(ChatNext::GoOn)
-    }
-
     /// One turn a line.
     async fn run_piped(&mut self) -> Result<(), CommandFailure> {
         let (sender, mut lines) = mpsc::channel(LINES_MAX);
@@ -395,30 +351,6 @@ impl Chat<'_> {
         let voice = ConversationArgs { session: self.session.clone(), sender: None };
         let turn = send(&mut daemon, &self.agent.id, voice, PromptText::plain(text)).await?;
         self.session = Some(turn.session.clone());
-        self.show_turn(&mut daemon, turn, typed, TurnBegin::Now).await
-    }
-
-    /// Continues the last turn of the session.
-    async fn retry(&mut self, typed: ChatInput<'_>) -> Result<ChatNext, CommandFailure> {
-        let Some(session) = self.session.clone() else {
-            self.context.words.print_message(BEGINS);
-            return Ok(ChatNext::GoOn);
-        };
-        let mut daemon = self.context.daemon().await?;
-        daemon.watch(FollowScope::Agent(self.agent.id.clone()), None).await?;
-        let params = TurnListParams {
-            session: Some(session),
-            newest_first: true,
-            limit: Some(1),
-            ..TurnListParams::default()
-        };
-        let Some(last) = daemon.call::<ListTurns>(params).await?.turns.into_iter().next() else {
-            self.context.words.print_message("this session has no turns");
-            return Ok(ChatNext::GoOn);
-        };
-        let params = TurnRetryParams { turn: last.id, request_id: Some(request_id()?) };
-        let turn = daemon.call::<RetryTurn>(params).await?;
-        self.context.words.print_dimmed_note(&taken_over(&turn));
         self.show_turn(&mut daemon, turn, typed, TurnBegin::Now).await
     }
 

@@ -26,13 +26,11 @@ pub(super) fn narrow(
             fill_in(at, own, &mut given)?;
             name_session(at, own, &mut given)?;
         }
-        TokenReach::Session => {
-            let named = given.get("session").and_then(Value::as_str).map(str::to_owned);
-            name_session(at, own, &mut given)?;
-            if let Some(named) = named {
-                known_session(at, &named, given.get("session").and_then(Value::as_str))?;
-            }
+        TokenReach::AgentAndKnownSession => {
+            fill_in(at, own, &mut given)?;
+            name_known_session(at, own, &mut given)?;
         }
+        TokenReach::Session => name_known_session(at, own, &mut given)?,
         TokenReach::Turn => own_turn(at, own, &mut given)?,
         TokenReach::Job => own_job(at, own, &mut given)?,
     }
@@ -131,6 +129,16 @@ fn own_session(at: &ReadView<'_>, own: &AgentId, given: &str) -> Result<String, 
             .hint("with an agent's token, use an id of at most that length, or omit it"));
     }
     Ok(whole)
+}
+
+/// The same for a session that must exist.
+fn name_known_session(at: &ReadView<'_>, own: &AgentId, given: &mut Value) -> Result<(), ErrorBody> {
+    let named = given.get("session").and_then(Value::as_str).map(str::to_owned);
+    name_session(at, own, given)?;
+    match named {
+        Some(named) => known_session(at, &named, given.get("session").and_then(Value::as_str)),
+        None => Ok(()),
+    }
 }
 
 /// Refuses a session that is not there, by the name it was given.
