@@ -34,8 +34,8 @@ params! {
     }
 
     pub struct TurnListParams {
-        /// Only this session, in the order of its path. Absent: turns of all sessions, newest first.
-        session: Option<String>,
+        /// Only this session, in the order of its path. Absent or empty: turns of all sessions, newest first.
+        session: String,
         /// Only this agent, which may be removed.
         agent: Option<String>,
         /// Only this status: queued, running, waiting, done, interrupted or failed.

@@ -64,12 +64,8 @@ impl Chat<'_> {
         };
         let mut daemon = self.context.daemon().await?;
         daemon.watch(FollowScope::Agent(self.agent.id.clone()), None).await?;
-        let params = TurnListParams {
-            session: Some(session),
-            newest_first: true,
-            limit: Some(1),
-            ..TurnListParams::default()
-        };
+        let params =
+            TurnListParams { session, newest_first: true, limit: Some(1), ..TurnListParams::default() };
         let Some(last) = daemon.call::<ListTurns>(params).await?.turns.into_iter().next() else {
             self.context.words.print_message("this session has no turns");
             return Ok(ChatNext::GoOn);

@@ -221,7 +221,7 @@ async fn turns(
     let mut after = None;
     loop {
         let params = TurnListParams {
-            session: Some(session.to_owned()),
+            session: session.to_owned(),
             all,
             after,
             limit: Some(PAGE_MAX),

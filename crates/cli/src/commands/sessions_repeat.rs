@@ -69,7 +69,7 @@ async fn find(
     match (number, turn) {
         (Some(number), _) => {
             let params = TurnListParams {
-                session: Some(session.id.clone()),
+                session: session.id.clone(),
                 after: number.checked_sub(1).map(|before| before.to_string()),
                 limit: Some(1),
                 ..TurnListParams::default()

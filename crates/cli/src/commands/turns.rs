@@ -42,7 +42,7 @@ async fn list(context: &CommandContext, args: TurnListArgs) -> Result<(), Comman
     let mut daemon = context.daemon().await?;
     let wanted = args.limit as usize;
     let mut params = TurnListParams {
-        session: args.session,
+        session: args.session.unwrap_or_default(),
         agent: args.agent,
         status: args.status,
         newest_first: true,
@@ -178,6 +178,7 @@ pub(super) async fn select(
         (None, Some(agent)) => format!("agent {agent}"),
         (None, None) => "any agent".to_owned(),
     };
+    let session = session.unwrap_or_default();
     let params = TurnListParams { session, agent, newest_first: true, ..TurnListParams::default() };
     let running = match wanted {
         WantedTurn::Running | WantedTurn::RunningOrNewest => open_turn(daemon, &params, &given).await?,

@@ -146,9 +146,9 @@ pub(super) fn find(at: &ReadView<'_>, given: &str, agent: Option<&AgentId>) -> R
 /// A session's turns are in the order of its path; all others are newest first.
 fn list(at: &ReadView<'_>, given: &TurnListParams) -> Result<TurnList, ErrorBody> {
     let agent = given.agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
-    let session = match &given.session {
-        Some(session) => Some(sessions::known(at, session, agent.as_ref())?),
-        None => None,
+    let session = match given.session.as_str() {
+        "" => None,
+        session => Some(sessions::known(at, session, agent.as_ref())?),
     };
     match session {
         Some(id) if !given.newest_first && given.status.is_none() => sessions::turns(at, &id, given),

@@ -34,8 +34,9 @@ impl EngineWorld {
         let epoch = epoch.filter(|epoch| epoch.turn == turn.number);
         let before = turn.number - 1;
         let tip = turn.place.parent.clone();
-        let plan =
-            PathPlan { from: turn.number, restored: Vec::new(), turns: before, tip, epoch: Epoch::default() };
+        let mut cut = Epoch::default();
+        cut.newest = self.engine.sessions[&turn.session].epoch.newest;
+        let plan = PathPlan { from: turn.number, restored: Vec::new(), turns: before, tip, epoch: cut };
         TurnContinuation { turn, steps, messages, epoch, plan }
     }
 

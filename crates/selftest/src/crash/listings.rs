@@ -101,11 +101,8 @@ async fn all_sessions(client: &mut Client, agent: &str) -> Result<Vec<String>, C
 }
 
 pub async fn all_turns(client: &mut Client, session: &str) -> Result<Vec<String>, ClientError> {
-    let mut params = TurnListParams {
-        session: Some(session.to_owned()),
-        limit: Some(PAGE_MAX),
-        ..TurnListParams::default()
-    };
+    let mut params =
+        TurnListParams { session: session.to_owned(), limit: Some(PAGE_MAX), ..TurnListParams::default() };
     let mut found = Vec::new();
     loop {
         let page = client.call::<ListTurns>(&params).await?;
