@@ -37,18 +37,22 @@ pub(super) async fn confirm(
         return Ok(());
     }
     let tools = repeated.iter().map(|tool| format!("`{tool}`")).collect::<Vec<_>>().join(", ");
-    let what = format!("turn {} ran {tools}, which may run again: not declared safe", turn.id);
+    let are = if repeated.len() == 1 { "is" } else { "are" };
+    let what = format!("turn {} ran {tools}, which {are} not declared safe", turn.id);
     if !can_ask(&context.words) {
-        return Err(CommandFailure::refused("tools that are not declared safe may run again")
+        let failure = CommandFailure::refused("tools that are not declared safe may run again")
             .because(&what)
-            .hint(format!(
-                "`--yes` allows it; `lodge turn retry {}` continues a turn that failed or was interrupted \
-                 without running a finished tool again",
+            .hint("`--yes` allows it");
+        return Err(match turn.status.as_str() {
+            "failed" | "interrupted" => failure.and_hint(&format!(
+                "`lodge turn retry {}` continues the turn without repeating them",
                 turn.id
-            )));
+            )),
+            _ => failure,
+        });
     }
     context.words.print_message(&what);
-    prompt_for("send the message again? [y/N] ");
+    prompt_for("send the message again, so that they may run again? [y/N] ");
     let answer = read_line().await?.unwrap_or_default();
     match answer.trim().to_ascii_lowercase().as_str() {
         "y" | "yes" => Ok(()),

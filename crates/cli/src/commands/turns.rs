@@ -68,11 +68,11 @@ async fn list(context: &CommandContext, args: TurnListArgs) -> Result<(), Comman
     }
     let now = now_s();
     let row = |turn: &TurnView| {
-        let replaced = if turn.active { "" } else { " (replaced)" };
+        let place = if turn.active { "" } else { " (off the path)" };
         vec![
             turn.id.clone(),
             turn.session.clone(),
-            format!("{}{replaced}", turn.status),
+            format!("{}{place}", turn.status),
             turn.steps.len().to_string(),
             ago(&turn.created_at, now),
             or_dash(turn.message.as_deref().map(one_line).as_deref()),
