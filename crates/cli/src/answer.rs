@@ -3,13 +3,14 @@
 //! Owns: what is shown of a turn, and when it has ended. Never: reconnecting (see `follow`).
 
 mod broken_turn;
+mod replay;
 
 use lodge_proto::event::{TurnFailed, TurnText, TurnToolResult};
 use lodge_proto::{Event, EventBody, EventKind, TurnView};
 use serde_json::{Map, Value};
 
 use self::broken_turn::{
-    TurnAfterAgent, abandoned, agent_end, check_turn, find_agent_end, find_quarantine, interrupted,
+    AgentEnd, TurnAfterAgent, abandoned, agent_end, check_turn, find_agent_end, find_quarantine, interrupted,
     quarantined, with_next_step,
 };
 use crate::failure::{CommandExit, CommandFailure};
@@ -17,6 +18,9 @@ use crate::fold::{FoldAction, StepText, TextFold};
 use crate::follow::{DaemonClient, FollowedItem, SHUTTING_DOWN};
 use crate::render;
 use crate::words::Words;
+
+use self::replay::ReplayedText;
+pub(crate) use self::replay::rejoin;
 
 /// What of a turn is shown while it happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,15 +62,33 @@ pub(crate) async fn follow(
     words: &Words,
     show: ShownSteps,
 ) -> Result<TurnEnding, CommandFailure> {
-    let mut is_accepted = false;
-    let mut screen = TurnScreen { words, fold: TextFold::default(), show };
-    let mut seen_end = None;
     // The answer to a turn that was sent twice is as old as the first of them.
     if turn.quarantine.is_some()
         && let Some(work) = find_quarantine(daemon, turn).await?
     {
         return Ok(TurnEnding::Broken(quarantined(&work, agent, turn)));
     }
+    follow_on(daemon, agent, turn, TurnScreen::new(words, show), TurnSeen::NotYet).await
+}
+
+/// Whether an event of the turn was seen before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TurnSeen {
+    NotYet,
+    Accepted,
+}
+
+/// Follows a turn on a screen that may show a part of it already.
+async fn follow_on(
+    daemon: &mut DaemonClient<'_>,
+    agent: &PromptedAgent,
+    turn: &TurnView,
+    mut screen: TurnScreen<'_>,
+    seen: TurnSeen,
+) -> Result<TurnEnding, CommandFailure> {
+    let words = screen.words;
+    let mut is_accepted = seen == TurnSeen::Accepted;
+    let mut seen_end = None;
     loop {
         match daemon.next().await.map_err(shut_down)? {
             FollowedItem::Preview(delta) if delta.turn == turn.id => {
@@ -93,17 +115,7 @@ pub(crate) async fn follow(
                 is_accepted = true;
                 let Some(over) = screen.event(&event)? else { continue };
                 words.end_line()?;
-                return Ok(match over {
-                    TurnVerdict::Done => TurnEnding::Done,
-                    TurnVerdict::Interrupted => {
-                        let end = match seen_end {
-                            Some(end) => Some(end),
-                            None => find_agent_end(daemon, agent).await,
-                        };
-                        TurnEnding::Broken(interrupted(end, agent, turn))
-                    }
-                    TurnVerdict::Failed(failure) => TurnEnding::Broken(with_next_step(failure, agent, turn)),
-                });
+                return Ok(conclude(daemon, agent, turn, over, seen_end).await);
             }
             // The turn is not affected by an end of the agent before it had the turn.
             FollowedItem::Event(event) if is_accepted && event.stream == turn.agent => {
@@ -119,6 +131,27 @@ pub(crate) async fn follow(
             }
             FollowedItem::Event(_) | FollowedItem::Preview(_) => {}
         }
+    }
+}
+
+/// The end of a turn for its reader.
+async fn conclude(
+    daemon: &mut DaemonClient<'_>,
+    agent: &PromptedAgent,
+    turn: &TurnView,
+    over: TurnVerdict,
+    seen_end: Option<AgentEnd>,
+) -> TurnEnding {
+    match over {
+        TurnVerdict::Done => TurnEnding::Done,
+        TurnVerdict::Interrupted => {
+            let end = match seen_end {
+                Some(end) => Some(end),
+                None => find_agent_end(daemon, agent).await,
+            };
+            TurnEnding::Broken(interrupted(end, agent, turn))
+        }
+        TurnVerdict::Failed(failure) => TurnEnding::Broken(with_next_step(failure, agent, turn)),
     }
 }
 
@@ -141,6 +174,14 @@ struct TurnScreen<'a> {
     words: &'a Words,
     fold: TextFold,
     show: ShownSteps,
+    /// What happened before the reader joined, while it is read.
+    replayed: Option<ReplayedText>,
+}
+
+impl<'a> TurnScreen<'a> {
+    fn new(words: &'a Words, show: ShownSteps) -> Self {
+        TurnScreen { words, fold: TextFold::default(), show, replayed: None }
+    }
 }
 
 impl TurnScreen<'_> {
@@ -155,7 +196,7 @@ impl TurnScreen<'_> {
             }
             Some(EventBody::TurnToolCall(call)) => {
                 let arguments = Value::from(call.arguments);
-                self.tool(&format!("⚙ {}", render::tool_call(&call.name, &arguments)))?;
+                self.tool(format!("⚙ {}", render::tool_call(&call.name, &arguments)))?;
                 return Ok(None);
             }
             Some(EventBody::TurnToolResult(result)) => {
@@ -173,7 +214,7 @@ impl TurnScreen<'_> {
         Ok(verdict)
     }
 
-    fn tool_result(&self, result: &TurnToolResult) -> Result<(), CommandFailure> {
+    fn tool_result(&mut self, result: &TurnToolResult) -> Result<(), CommandFailure> {
         let status = result.cause.as_deref().unwrap_or(&result.status);
         // Of several that run at once the first to end is shown first.
         let name = render::one_line(&result.name);
@@ -184,11 +225,15 @@ impl TurnScreen<'_> {
                 render::tool_result(Some(status), exit_code, Some(result.bytes))
             }
         };
-        self.tool(&format!("  → {name}: {ended}"))
+        self.tool(format!("  → {name}: {ended}"))
     }
 
     fn show(&mut self, actions: Vec<FoldAction>) -> Result<(), CommandFailure> {
         if self.words.json || self.show == ShownSteps::Steps {
+            return Ok(());
+        }
+        if let Some(replayed) = &mut self.replayed {
+            replayed.apply(actions);
             return Ok(());
         }
         for action in actions {
@@ -204,21 +249,29 @@ impl TurnScreen<'_> {
         Ok(())
     }
 
-    fn tool(&self, line: &str) -> Result<(), CommandFailure> {
+    fn tool(&mut self, line: String) -> Result<(), CommandFailure> {
+        if let Some(replayed) = &mut self.replayed {
+            replayed.tool(line);
+            return Ok(());
+        }
         if self.words.watched() && !self.words.json {
             if self.words.stdout_is_terminal() {
                 self.words.end_line()?;
             }
-            self.words.progress(line);
+            self.words.progress(&line);
         }
         Ok(())
     }
 }
 
 fn failed(turn: TurnFailed) -> CommandFailure {
-    let cause = format!("{} ({})", turn.message, turn.code);
-    let failure = CommandFailure::refused("the turn failed").because(cause).with_code(&turn.code);
-    match turn.hint {
+    failed_turn(&turn.code, &turn.message, turn.hint)
+}
+
+fn failed_turn(code: &str, message: &str, hint: Option<String>) -> CommandFailure {
+    let failure =
+        CommandFailure::refused("the turn failed").because(format!("{message} ({code})")).with_code(code);
+    match hint {
         Some(hint) => failure.hint(hint),
         None => failure,
     }

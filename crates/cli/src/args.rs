@@ -10,6 +10,7 @@ mod jobs;
 mod lineages;
 mod providers;
 mod talk;
+mod turns;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -24,6 +25,7 @@ pub(crate) use self::jobs::*;
 pub(crate) use self::lineages::*;
 pub(crate) use self::providers::*;
 pub(crate) use self::talk::*;
+pub(crate) use self::turns::*;
 
 const AFTER_HELP: &str =
     "Start here: `lodge run DIR \"a question\"` with a directory that contains an Agentfile. See `lodge COMMAND --help` for details.
@@ -127,6 +129,11 @@ pub(crate) enum CliCommand {
     Prompt(PromptArgs),
     /// Start an interactive conversation with an agent
     Chat(ChatArgs),
+    /// Manage turns: list, rejoin, wait, interrupt
+    Turn {
+        #[command(subcommand)]
+        command: TurnCommand,
+    },
     /// Manage conversations: read, search, fork, rewind
     Session {
         #[command(subcommand)]

@@ -59,6 +59,9 @@ pub struct MessageBody {
     /// For a user's message: the note before it, such as a list of ended jobs.
     #[prost(string, optional, tag = "8")]
     pub note: Option<String>,
+    /// For a tool's message: the turn ended before the call had a result.
+    #[prost(bool, tag = "9")]
+    pub cut: bool,
 }
 
 /// A model's reasoning before an answer, in the provider's own format. It is opaque, and is sent back only to the model

@@ -23,7 +23,7 @@ pub struct TurnLinks {
     pub dropped: u32,
     /// The turn before it when it was accepted.
     pub parent: Option<TurnId>,
-    /// The turn that it regenerates.
+    /// The turn that it regenerates or continues.
     pub replaces: Option<TurnId>,
     /// In a fork: the original turn.
     pub origin: Option<TurnId>,

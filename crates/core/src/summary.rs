@@ -15,6 +15,16 @@ pub struct TurnDetail {
     pub partial: bool,
     /// Only for a turn that waits.
     pub wait_reasons: Option<WaitReasons>,
+    pub extras: TurnExtras,
+}
+
+/// Facts of a turn that only some answers show.
+#[derive(Debug, Clone, Default)]
+pub struct TurnExtras {
+    /// The user's message; in a listing its beginning.
+    pub message: Option<String>,
+    /// The newest event before the turn's first one.
+    pub since: Option<u64>,
 }
 
 /// Why a turn waits.

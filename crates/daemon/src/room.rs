@@ -117,7 +117,9 @@ impl DiskNeed {
             | Command::Turn(TurnCommand::Send(_))
             | Command::Job(JobCommand::Submit(_)) => DiskNeed::Room,
             Command::Session(change) => match change.what {
-                SessionOperation::Fork { .. } | SessionOperation::Regenerate(_) => DiskNeed::Room,
+                SessionOperation::Fork { .. }
+                | SessionOperation::Regenerate(_)
+                | SessionOperation::Retry(_) => DiskNeed::Room,
                 SessionOperation::Rewind(_)
                 | SessionOperation::Activate { .. }
                 | SessionOperation::Delete => DiskNeed::Record,

@@ -253,6 +253,8 @@ pub fn turn(row: &TurnRow, steps: &[StepRow], text: String, partial: bool) -> Tu
         status: row.state.word().to_owned(),
         waits_for: None,
         quarantine: None,
+        message: None,
+        since: None,
         text,
         partial,
         steps: steps.iter().map(step).collect(),
@@ -284,6 +286,8 @@ pub fn full_turn(full: TurnDetail) -> TurnView {
     TurnView {
         waits_for,
         quarantine: quarantine.map(|row| quarantined(&row, "quarantined")),
+        message: full.extras.message,
+        since: full.extras.since,
         ..turn(&full.row, &full.steps, full.text, full.partial)
     }
 }

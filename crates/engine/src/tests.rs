@@ -12,6 +12,7 @@ mod restarts;
 mod retries;
 mod sessions;
 mod slots;
+mod turn_retries;
 mod turns;
 mod updates;
 

@@ -49,6 +49,8 @@ pub enum TokenReach {
     Agent,
     /// `agent`, and `session` where there is one.
     AgentAndSession,
+    /// `agent`, and `session` where there is one, which must exist.
+    AgentAndKnownSession,
     /// `session`.
     Session,
     /// `turn`.
@@ -156,10 +158,12 @@ methods! {
     SendTurn = "turn/send", write(TurnSendParams) -> TurnView, Agent(TokenReach::AgentAndSession);
     /// Shows one turn with its steps and its answer.
     GetTurn = "turn/get", read(TurnRef) -> TurnView, Agent(TokenReach::Turn);
-    /// Lists the turns of a session.
-    ListTurns = "turn/list", read(TurnListParams) -> TurnList, Agent(TokenReach::Session);
+    /// Lists the turns of a session, of an agent or of all.
+    ListTurns = "turn/list", read(TurnListParams) -> TurnList, Agent(TokenReach::AgentAndKnownSession);
     /// Interrupts a turn.
     InterruptTurn = "turn/interrupt", write(TurnInterruptParams) -> TurnView, Agent(TokenReach::Turn);
+    /// Continues a turn that failed or was interrupted, in a new turn that takes over its finished steps.
+    RetryTurn = "turn/retry", write(TurnRetryParams) -> TurnView, Operator;
     /// Lists sessions, newest first.
     ListSessions = "session/list", read(SessionListParams) -> SessionList, Agent(TokenReach::Agent);
     /// Shows one session and its branches.

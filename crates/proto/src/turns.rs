@@ -18,6 +18,7 @@ params! {
     }
 
     pub struct TurnRef {
+        /// An id or a unique prefix of one.
         turn: String,
     }
 
@@ -26,10 +27,24 @@ params! {
         request_id: Option<String>,
     }
 
+    pub struct TurnRetryParams {
+        /// The last turn of its session, which failed or was interrupted: its id or a unique prefix.
+        turn: String,
+        request_id: Option<String>,
+    }
+
     pub struct TurnListParams {
+        /// Only this session, in the order of its path. Absent or empty: turns of all sessions, newest first.
         session: String,
-        /// Also turns that are not on the path of the session.
+        /// Only this agent, which may be removed.
+        agent: Option<String>,
+        /// Only this status: queued, running, waiting, done, interrupted or failed.
+        status: Option<String>,
+        /// Newest first, also within a session.
+        newest_first: bool,
+        /// Also turns that are not on the path of their session.
         all: bool,
+        /// The `next` of an earlier page.
         after: Option<String>,
         limit: Option<u32>,
     }
@@ -72,7 +87,7 @@ shapes! {
         /// Whether it is on the path.
         #[serde(default)]
         active: bool,
-        /// The turn that it regenerates.
+        /// The turn that it regenerates or continues.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         replaces: Option<String>,
         /// queued, running, waiting, done, interrupted or failed.
@@ -86,6 +101,14 @@ shapes! {
         /// before it in the session.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         quarantine: Option<QuarantineView>,
+        /// The user's message: in full from `turn/get`, its first 200 characters in listings that are newest first, and
+        /// absent elsewhere.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        message: Option<String>,
+        /// `event/list` and `client/attach` with this `since` return all events of the turn. `turn/get` alone has it; a
+        /// turn that a fork copied has no events.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        since: Option<u64>,
         /// The answer; while the turn runs or when it broke off, what there is of it.
         text: String,
         /// Whether `text` is incomplete.

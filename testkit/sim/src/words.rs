@@ -37,6 +37,7 @@ fn command(command: &Command) -> String {
                 format!("fork {} at {}", change.fact.row.id, plan.turns.len())
             }
             SessionOperation::Regenerate(again) => format!("regenerate {}", again.turn),
+            SessionOperation::Retry(again) => format!("retry {}", again.turn.id),
             SessionOperation::Delete => format!("delete {}", change.fact.row.id),
         },
         command => format!("{command:?}"),

@@ -248,7 +248,7 @@ async fn an_interrupted_prompt_exits_with_130_and_its_turn_goes_on() {
     kill(i32::try_from(child.id()).expect("a pid"), libc::SIGINT);
     let (code, _, err) = told(&child.wait_with_output().expect("an end"));
     assert_eq!(code, 130, "{err}");
-    assert!(err.contains("lodge session show s"), "{err}");
+    assert!(err.contains("the turn is still running: lodge turn attach trn_"), "{err}");
     std::fs::write(go, "").expect("a file");
     let over = |page: &Value| page["turns"][0]["status"] == "done";
     api.until("turn/list", json!({"session": "s"}), over).await;

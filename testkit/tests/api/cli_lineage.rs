@@ -155,7 +155,7 @@ async fn a_prompt_whose_agent_dies_says_what_is_true_of_its_turn() {
     let (code, _, err) = told(&prompt.wait_with_output().expect("an end"));
     let words = "error: the turn was interrupted\n  because: reaps failed\n  because: it crashed";
     assert!(code == 1 && err.starts_with(words), "{err}");
-    assert!(err.contains("hint: the turn will not continue; `lodge session show reaps`"), "{err}");
+    assert!(err.contains("hint: run `lodge start reaps`, then `lodge turn retry trn_"), "{err}");
 }
 
 #[tokio::test]

@@ -23,6 +23,8 @@ async fn every_method_can_be_called_and_every_answer_fits_its_schema() {
     let slow = api.ok("turn/send", json!({"agent": agent, "session": "s", "text": "[[hang]]"})).await;
     api.until("turn/get", json!({"turn": id(&slow)}), |turn| turn["status"] == "running").await;
     assert_eq!(api.ok("turn/interrupt", json!({"turn": id(&slow)})).await["status"], "interrupted");
+    let again = api.ok("turn/retry", json!({"turn": id(&slow)})).await;
+    api.ok("turn/interrupt", json!({"turn": id(&again)})).await;
     let asks = json!({"content": AGENTFILE, "name": "asks", "revival_policy": "ask"});
     api.ok("agent/create", asks).await;
     let asks = api.agent_is("asks", "ready").await;

@@ -65,6 +65,8 @@ mod thoughts;
 mod tls;
 mod token_rights;
 mod tokens;
+mod turn_retry;
+mod turns;
 mod uninvited;
 mod update;
 mod verified;

@@ -196,7 +196,7 @@ async fn every_change_of_a_session_has_a_command() {
     world.lodge.cli_ok(["prompt", "one", "--sender", "ann", &count]);
     let session = world.lodge.cli_ok(["-q", "session", "ls"]).trim().to_owned();
     assert_eq!(world.lodge.cli_ok(["-q", "session", "ls"]).lines().count(), 1, "one sender, one session");
-    let again = world.lodge.cli_ok(["session", "regenerate", &session]);
+    let again = world.lodge.cli_ok(["session", "regenerate", "--yes", &session]);
     assert!(again.contains("answer xx"), "{again}");
     let shown = world.lodge.cli_ok(["session", "show", &session]);
     for part in ["with ann", "turn 2 has other branches: trn_", "on other branches", "⚙ sh", "answer xx"] {

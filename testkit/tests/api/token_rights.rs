@@ -163,6 +163,10 @@ async fn to_an_agents_token_what_belongs_to_others_looks_as_if_it_were_not_there
         }
         assert_eq!(told[0], told[1], "{method} tells the two apart");
     }
+    // Without a session it lists the turns of its own agent.
+    let listed = own.call_value("turn/list", json!({})).await.expect("turns");
+    let listed = listed["turns"].as_array().expect("turns").clone();
+    assert!(!listed.is_empty() && listed.iter().all(|turn| turn["agent"] == json!(agent)), "{listed:?}");
     assert_eq!(
         api.ok("turn/list", json!({"session": session})).await["turns"].as_array().expect("turns").len(),
         1

@@ -10,7 +10,9 @@ use crate::failure::CommandFailure;
 use crate::follow::DaemonClient;
 use crate::render;
 
-/// The code of an end because an operator has to decide about work in quarantine.
+/// The end of an agent that takes no more turns.
+const REMOVED: &str = "was removed";
+/// The code of an end because of work in quarantine, which an operator has to decide about.
 const QUARANTINED: &str = "work.quarantined";
 
 /// The end of an agent, and its causes.
@@ -33,7 +35,7 @@ pub(super) fn agent_end(event: &Event) -> Option<AgentEnd> {
             Some(AgentEnd { how: "failed", causes: cause.into_iter().collect() })
         }
         EventBody::AgentStopped(_) => Some(AgentEnd::plain("was stopped")),
-        EventBody::AgentRemoved(_) => Some(AgentEnd::plain("was removed")),
+        EventBody::AgentRemoved(_) => Some(AgentEnd::plain(REMOVED)),
         _ => None,
     }
 }
@@ -82,15 +84,32 @@ pub(super) async fn check_turn(
     }
 }
 
+/// The end of an agent that does not run now.
+pub(super) async fn agent_stands_still(
+    daemon: &mut DaemonClient<'_>,
+    agent: &PromptedAgent,
+) -> Option<AgentEnd> {
+    let (view, _) = agent_now(daemon, agent).await.ok()?;
+    match view.status.as_str() {
+        "failed" => {
+            let cause = render::why_failed(view.failure_reason.as_deref(), view.failure_detail.as_deref());
+            Some(AgentEnd { how: "failed", causes: cause.into_iter().collect() })
+        }
+        "stopped" => Some(AgentEnd::plain("was stopped")),
+        "removing" | "removed" => Some(AgentEnd::plain(REMOVED)),
+        _ => None,
+    }
+}
+
 /// Why a turn was interrupted, when no event of its agent came before.
 pub(super) async fn find_agent_end(daemon: &mut DaemonClient<'_>, agent: &PromptedAgent) -> Option<AgentEnd> {
     let (agent, lineage) = match agent_now(daemon, agent).await {
         Ok(now) => now,
-        Err(failure) if failure.is("agent.not_found") => return Some(AgentEnd::plain("was removed")),
+        Err(failure) if failure.is("agent.not_found") => return Some(AgentEnd::plain(REMOVED)),
         Err(_) => return None,
     };
     match (agent.status.as_str(), lineage.ended_reason.as_deref(), lineage.status.as_str()) {
-        ("removing" | "removed", _, _) => Some(AgentEnd::plain("was removed")),
+        ("removing" | "removed", _, _) => Some(AgentEnd::plain(REMOVED)),
         (_, Some("killed"), _) => Some(AgentEnd::plain("was killed")),
         (_, _, "reaped") => Some(AgentEnd::plain("died, and its work was dropped")),
         ("stopped", _, _) => Some(AgentEnd::plain("was stopped")),
@@ -169,6 +188,9 @@ pub(super) fn abandoned(
 
 pub(super) fn interrupted(end: Option<AgentEnd>, agent: &PromptedAgent, turn: &TurnView) -> CommandFailure {
     let failure = CommandFailure::refused("the turn was interrupted");
+    let gone = end.as_ref().is_some_and(|end| end.how == REMOVED);
+    let start = end.as_ref().map(|_| format!("run `lodge start {}`, then `lodge turn retry", agent.name));
+    let retry = start.unwrap_or_else(|| "run `lodge turn retry".to_owned());
     let failure = match end {
         Some(AgentEnd { how, causes }) => {
             let failure = failure.because(format!("{} {how}", agent.name));
@@ -176,31 +198,35 @@ pub(super) fn interrupted(end: Option<AgentEnd>, agent: &PromptedAgent, turn: &T
         }
         None => failure.because("`turn/interrupt` was called, or its agent was stopped and started again"),
     };
-    if !agent.stays {
+    if !agent.stays || gone {
         return failure;
     }
-    failure
-        .hint(format!("the turn will not continue; `lodge session show {}` shows its progress", turn.session))
+    let (id, session) = (&turn.id, &turn.session);
+    failure.hint(format!("{retry} {id}` to continue it; `lodge session show {session}` shows its progress"))
 }
 
-/// The next step after a failure that names none.
+/// The next step after a failure: its own hint, and how to continue the turn.
 pub(super) fn with_next_step(
     failure: CommandFailure,
     agent: &PromptedAgent,
     turn: &TurnView,
 ) -> CommandFailure {
-    let session = &turn.session;
+    let (id, session) = (&turn.id, &turn.session);
     if !agent.stays {
         return failure;
     }
+    let retry = format!("run `lodge turn retry {id}` to continue it");
     if failure.is("turn.schema_mismatch") {
         return failure
-            .hint(format!("`lodge session show {session}` has the answers; a simpler schema may help"));
+            .hint(format!("`lodge session show {session}` has the answers; a simpler schema may help"))
+            .and_hint(&retry);
+    }
+    if failure.is("turn.max_iterations") {
+        let raise = format!("`lodge update {} --config max-iterations=N` raises the limit", agent.name);
+        return failure.hint(raise).and_hint(&format!("then {retry}"));
     }
     if failure.has_hint() {
-        return failure;
+        return failure.and_hint(&format!("then {retry}"));
     }
-    failure.hint(format!(
-        "`lodge session show {session}` shows its progress, `lodge session regenerate {session}` asks again"
-    ))
+    failure.hint(format!("{retry}; `lodge session show {session}` shows its progress"))
 }

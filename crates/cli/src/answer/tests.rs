@@ -83,15 +83,23 @@ fn an_interrupted_turn_does_not_claim_to_wait() {
     );
     assert_eq!(
         hint.as_deref(),
-        Some("the turn will not continue; `lodge session show ses_1` shows its progress")
+        Some(
+            "run `lodge start ada`, then `lodge turn retry trn_1` to continue it; `lodge session show ses_1` shows its progress"
+        )
     );
     assert_eq!(parts(interrupted(None, &ada(true), &turn())).1.len(), 1);
     // A failure without a next step gets one, unless its agent is removed.
     let (code, message) = ("model.status".to_owned(), "the provider answered with status 500".to_owned());
     let turn_failed = TurnFailed { code, message, ..TurnFailed::default() };
     let told = |stays| parts(with_next_step(failed(turn_failed.clone()), &ada(stays), &turn())).2;
-    assert!(told(true).unwrap().ends_with("`lodge session regenerate ses_1` asks again"));
+    assert!(told(true).unwrap().starts_with("run `lodge turn retry trn_1` to continue it"));
     assert_eq!(told(false), None);
+    // The first step is the failure's own.
+    let hinted = TurnFailed { hint: Some("check the key".to_owned()), ..turn_failed.clone() };
+    let hint = parts(with_next_step(failed(hinted), &ada(true), &turn())).2.unwrap();
+    assert_eq!(hint, "check the key; then run `lodge turn retry trn_1` to continue it");
+    // A removed agent takes no more turns.
+    assert_eq!(parts(interrupted(end("agent.removed", &json!({})), &ada(true), &turn())).2, None);
 }
 
 #[test]

@@ -96,6 +96,9 @@ pub(crate) enum SessionCommand {
         /// Do not wait for the answer; print the turn's id
         #[arg(short, long)]
         detach: bool,
+        /// Do not ask before tools that are not declared safe may run again
+        #[arg(short, long)]
+        yes: bool,
     },
     /// Make the branch of a turn the path again
     Activate {

@@ -7,6 +7,7 @@ mod editor;
 mod jobs;
 mod keys;
 mod meanwhile;
+mod rejoin;
 mod slash;
 mod terminal;
 
@@ -54,6 +55,7 @@ pub(crate) async fn chat(context: &CommandContext, args: ChatArgs) -> Result<(),
         },
         session: args.session,
         queued: VecDeque::new(),
+        in_flight: None,
         all_went_well: true,
     };
     drop(daemon);
@@ -75,6 +77,14 @@ enum ChatInput<'t> {
     Whole,
 }
 
+/// When a turn that is shown began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TurnBegin {
+    Now,
+    /// Before the chat joined it.
+    Earlier,
+}
+
 /// Whether the conversation continues.
 #[derive(Debug, PartialEq, Eq)]
 enum ChatNext {
@@ -91,6 +101,8 @@ struct Chat<'a> {
     session: Option<String>,
     /// At most `QUEUED_MAX`, in the order they were typed.
     queued: VecDeque<String>,
+    /// The turn of the session that was in flight when its history was shown.
+    in_flight: Option<String>,
     all_went_well: bool,
 }
 
@@ -137,7 +149,12 @@ impl Chat<'_> {
         let messages = daemon.call::<ListMessages>(params).await?;
         let turns = render::counted(usize::try_from(view.turns).unwrap_or(usize::MAX), "turn");
         words.print_dimmed_note(&format!("session {session}, {turns} so far"));
+        self.in_flight = view.running.or_else(|| view.queued.first().cloned());
         for message in &messages.messages {
+            // What a turn in flight said is shown when it is joined.
+            if message.role != "user" && Some(&message.turn) == self.in_flight.as_ref() {
+                continue;
+            }
             let text = message.text.trim_end();
             match message.role.as_str() {
                 "user" => put(&format!("{} {}\n", words.bold("›"), text))?,
@@ -160,6 +177,10 @@ impl Chat<'_> {
             .map_err(|cause| CommandFailure::refused("could not listen for signals").because(cause))?;
         let mut resized = signal(SignalKind::window_change())
             .map_err(|cause| CommandFailure::refused("could not listen for signals").because(cause))?;
+        if let left @ (ChatNext::Leave | ChatNext::LeaveTurn) = self.join(&mut terminal, &mut editor).await? {
+            self.print_farewell(&left);
+            return Ok(());
+        }
         loop {
             terminal.draw(&editor);
             let key = tokio::select! {
@@ -205,12 +226,8 @@ impl Chat<'_> {
                         watching.set(jobs::ends(context, &agent, sender.clone()));
                         is_watched = true;
                     }
-                    ChatNext::Leave => {
-                        self.print_goodbye();
-                        return Ok(());
-                    }
-                    ChatNext::LeaveTurn => {
-                        self.print_detached();
+                    left @ (ChatNext::Leave | ChatNext::LeaveTurn) => {
+                        self.print_farewell(&left);
                         return Ok(());
                     }
                 },
@@ -228,6 +245,11 @@ impl Chat<'_> {
         let mut next = Some(line);
         while let Some(line) = next {
             match self.line(&line, ChatInput::Keys(terminal, editor)).await? {
+                ChatNext::GoOn => {}
+                left @ (ChatNext::Leave | ChatNext::LeaveTurn) => return Ok(left),
+            }
+            // The line may have changed to a session with a turn in flight.
+            match self.follow_in_flight(terminal, editor).await? {
                 ChatNext::GoOn => {}
                 left @ (ChatNext::Leave | ChatNext::LeaveTurn) => return Ok(left),
             }
@@ -261,6 +283,14 @@ impl Chat<'_> {
         if self.all_went_well { Ok(()) } else { Err(CommandFailure::Silent(CommandExit::Refused)) }
     }
 
+    fn print_farewell(&self, left: &ChatNext) {
+        match left {
+            ChatNext::GoOn => {}
+            ChatNext::Leave => self.print_goodbye(),
+            ChatNext::LeaveTurn => self.print_detached(),
+        }
+    }
+
     fn print_goodbye(&self) {
         if let (Some(session), true) = (&self.session, self.agent.stays) {
             let name = &self.agent.name;
@@ -286,13 +316,14 @@ impl Chat<'_> {
         let ended = match slash::read(line) {
             ChatLine::Nothing => Ok(ChatNext::GoOn),
             ChatLine::Text(text) => self.turn(text, typed).await,
-            ChatLine::Command(command) => {
-                if let (slash::SlashCommand::Clear, ChatInput::Keys(terminal, _)) = (&command, typed) {
+            ChatLine::Command(command) => match (&command, typed) {
+                (slash::SlashCommand::Clear, ChatInput::Keys(terminal, _)) => {
                     terminal.clear();
                     return Ok(ChatNext::GoOn);
                 }
-                self.command(command).await
-            }
+                (slash::SlashCommand::Retry, typed) => self.retry(typed).await,
+                (_, _) => self.command(command).await,
+            },
         };
         match ended {
             Err(failure) => self.refused(failure).map(|()| ChatNext::GoOn),
@@ -320,10 +351,27 @@ impl Chat<'_> {
         let voice = ConversationArgs { session: self.session.clone(), sender: None };
         let turn = send(&mut daemon, &self.agent.id, voice, PromptText::plain(text)).await?;
         self.session = Some(turn.session.clone());
+        self.show_turn(&mut daemon, turn, typed, TurnBegin::Now).await
+    }
+
+    /// Shows a turn, while keys can interrupt it or leave it.
+    async fn show_turn(
+        &mut self,
+        daemon: &mut DaemonClient<'_>,
+        turn: TurnView,
+        typed: ChatInput<'_>,
+        begin: TurnBegin,
+    ) -> Result<ChatNext, CommandFailure> {
         let words = &self.context.words;
         let mut interrupted = false;
         let ending = {
-            let follow = answer::follow(&mut daemon, &self.agent, &turn, words, ShownSteps::All);
+            let agent = &self.agent;
+            let follow = async {
+                match begin {
+                    TurnBegin::Now => answer::follow(daemon, agent, &turn, words, ShownSteps::All).await,
+                    TurnBegin::Earlier => answer::rejoin(daemon, agent, &turn, words, ShownSteps::All).await,
+                }
+            };
             match typed {
                 ChatInput::Whole => follow.await?,
                 ChatInput::Keys(terminal, editor) => {
@@ -371,7 +419,8 @@ impl Chat<'_> {
         match command {
             slash::SlashCommand::Help => words.print_message(&slash::help()),
             slash::SlashCommand::Quit => return Ok(ChatNext::Leave),
-            slash::SlashCommand::Clear => {}
+            // Both need the keys: see `line`.
+            slash::SlashCommand::Clear | slash::SlashCommand::Retry => {}
             slash::SlashCommand::Session(None) => match &self.session {
                 Some(session) => words.print_message(session),
                 None => words.print_message(BEGINS),

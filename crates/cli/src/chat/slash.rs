@@ -28,6 +28,8 @@ pub(super) enum SlashCommand {
     /// More words than a session has.
     NoSession(String),
     Sessions,
+    /// Continues the last turn of this session.
+    Retry,
     /// Of this session, perhaps only with one status.
     Jobs(Option<String>),
     Job(String),
@@ -59,6 +61,7 @@ pub(super) fn read(line: &str) -> ChatLine<'_> {
             [..] => SlashCommand::NoSession(arguments.join(" ")),
         },
         "sessions" => SlashCommand::Sessions,
+        "retry" => SlashCommand::Retry,
         "jobs" => match arguments.as_slice() {
             [] => SlashCommand::Jobs(None),
             [status] => SlashCommand::Jobs(Some((*status).to_owned())),
@@ -83,6 +86,7 @@ pub(super) fn help() -> String {
         ("/session ID", "switch to another session"),
         ("/session new", "start a new session"),
         ("/sessions", "list this agent's sessions"),
+        ("/retry", "continue the last turn, if it failed or was interrupted"),
         ("/jobs [STATUS]", "list the jobs of this session"),
         ("/job ID", "show a job's status and its last output"),
         ("/cancel ID", "cancel a job"),

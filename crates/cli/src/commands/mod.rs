@@ -25,9 +25,12 @@ mod selftest;
 mod sessions;
 mod sessions_change;
 mod sessions_find;
+mod sessions_repeat;
 mod source;
 mod tokens;
 mod transfers;
+pub(crate) mod turns;
+mod turns_show;
 mod update;
 
 use std::cell::RefCell;
@@ -110,6 +113,7 @@ pub(crate) async fn dispatch(context: &CommandContext, command: CliCommand) -> R
         }
         CliCommand::Prompt(args) => prompt::prompt(context, args).await,
         CliCommand::Chat(args) => crate::chat::chat(context, args).await,
+        CliCommand::Turn { command } => turns::turn(context, command).await,
         CliCommand::Session { command } => sessions::session(context, command).await,
         CliCommand::Jobs { command } => jobs::jobs(context, command).await,
         CliCommand::Lineage { command } => lineages::lineage(context, command).await,

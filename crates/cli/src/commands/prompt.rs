@@ -21,7 +21,7 @@ pub(super) async fn prompt(context: &CommandContext, args: PromptArgs) -> Result
     let mut daemon = context.daemon().await?;
     if args.detach {
         let turn = send(&mut daemon, &args.agent, args.voice, question).await?;
-        return print_turn_id(context, &turn);
+        return print_detached_turn(context, &turn);
     }
     // Attached before sending, so that the turn's first event cannot be missed. By id, for a name may go to another.
     let state = daemon.watch(FollowScope::Agent(args.agent.clone()), None).await?;
@@ -80,11 +80,36 @@ pub(super) async fn show_turn(
     turn: TurnView,
     show: ShownSteps,
 ) -> Result<(), CommandFailure> {
-    context.set_interrupt_note(format!(
-        "detached; the turn is still running: lodge session show {}",
-        turn.session
-    ));
+    note_detach(context, &turn);
     let ending = answer::follow(daemon, agent, &turn, &context.words, show).await?;
+    finish_turn(context, daemon, turn, show, ending).await
+}
+
+/// Shows a turn that began before, from its beginning to its end.
+pub(super) async fn rejoin_turn(
+    context: &CommandContext,
+    daemon: &mut DaemonClient<'_>,
+    agent: &PromptedAgent,
+    turn: TurnView,
+    show: ShownSteps,
+) -> Result<(), CommandFailure> {
+    note_detach(context, &turn);
+    let ending = answer::rejoin(daemon, agent, &turn, &context.words, show).await?;
+    finish_turn(context, daemon, turn, show, ending).await
+}
+
+fn note_detach(context: &CommandContext, turn: &TurnView) {
+    context.set_interrupt_note(format!("detached; the turn is still running: lodge turn attach {}", turn.id));
+}
+
+/// Prints what is printed only at the end, and exits as the turn ended.
+async fn finish_turn(
+    context: &CommandContext,
+    daemon: &mut DaemonClient<'_>,
+    turn: TurnView,
+    show: ShownSteps,
+    ending: TurnEnding,
+) -> Result<(), CommandFailure> {
     if let (ShownSteps::Steps, TurnEnding::Done, false) = (show, &ending, context.words.json) {
         let turn: TurnView = daemon.call::<GetTurn>(TurnRef { turn: turn.id }).await?;
         return put(&format!("{}\n", turn.text.trim()));
@@ -125,8 +150,14 @@ pub(crate) async fn send(
     daemon.call::<SendTurn>(params).await
 }
 
-pub(super) fn print_turn_id(context: &CommandContext, turn: &TurnView) -> Result<(), CommandFailure> {
-    if context.words.json { context.words.json(turn) } else { put(&format!("{}\n", turn.id)) }
+/// The id of a turn that is not waited for, and how to rejoin it.
+pub(super) fn print_detached_turn(context: &CommandContext, turn: &TurnView) -> Result<(), CommandFailure> {
+    if context.words.json {
+        return context.words.json(turn);
+    }
+    put(&format!("{}\n", turn.id))?;
+    context.words.print_note(&format!("to rejoin it: lodge turn attach {}", turn.id));
+    Ok(())
 }
 
 async fn prompt_text(words: &[String]) -> Result<String, CommandFailure> {

@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use lodge_proto::{AgentCreateParams, AgentView, CreateAgent, Mount};
 
 use super::agents::{AgentGoal, settle};
-use super::prompt::{PromptText, ask, print_turn_id, prompt_from_stdin, send};
+use super::prompt::{PromptText, ask, print_detached_turn, prompt_from_stdin, send};
 use super::source::{AgentSource, source, source_not_found, utf8};
 use super::transfers::pull_if_missing;
 use super::{CommandContext, map, remove_agent, request_id};
@@ -50,7 +50,7 @@ pub(super) async fn run(context: &CommandContext, args: RunArgs) -> Result<(), C
     }
     if args.detach {
         return match prompt {
-            Some(text) => print_turn_id(
+            Some(text) => print_detached_turn(
                 context,
                 &send(&mut daemon, &agent.id, args.voice, PromptText::plain(text)).await?,
             ),

@@ -7,6 +7,7 @@ use lodge_proto::{
 use serde::Serialize;
 use serde_json::Value;
 
+use super::sessions_repeat::RepeatConsent;
 use super::{CommandContext, sessions_change, sessions_find};
 use crate::args::SessionCommand;
 use crate::failure::CommandFailure;
@@ -29,8 +30,9 @@ pub(super) async fn session(context: &CommandContext, command: SessionCommand) -
         SessionCommand::Export { session } => sessions_find::export(context, session).await,
         SessionCommand::Fork { session, at, to } => sessions_change::fork(context, session, at, to).await,
         SessionCommand::Rewind { session, turn } => sessions_change::rewind(context, session, turn).await,
-        SessionCommand::Regenerate { session, turn, detach } => {
-            sessions_change::regenerate(context, session, turn, detach).await
+        SessionCommand::Regenerate { session, turn, detach, yes } => {
+            let consent = if yes { RepeatConsent::Given } else { RepeatConsent::Ask };
+            sessions_change::regenerate(context, session, turn, detach, consent).await
         }
         SessionCommand::Activate { session, turn } => sessions_change::activate(context, session, turn).await,
         SessionCommand::Rm { sessions } => sessions_change::remove(context, sessions).await,
@@ -128,6 +130,7 @@ async fn show(
             let told = message.role == "assistant" && message.text == turn.text;
             let turn = if told { &TurnView { text: String::new(), ..turn.clone() } } else { turn };
             blocks.extend(ending(turn, &turns));
+            blocks.extend(retry_hint(turn, &view.session));
         }
     }
     put(&blocks.join("\n"))
@@ -190,6 +193,14 @@ fn ending(turn: &TurnView, turns: &[TurnView]) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
+/// How to continue the last turn of a session, if it ended early.
+pub(super) fn retry_hint(turn: &TurnView, session: &SessionView) -> Option<String> {
+    let ended_early = matches!(turn.status.as_str(), "failed" | "interrupted");
+    let is_last = turn.active && u64::from(turn.number) == session.turns;
+    (ended_early && is_last && !session.agent_removed)
+        .then(|| format!("hint: run `lodge turn retry {}` to continue it\n", turn.id))
+}
+
 /// Why a turn cannot go on before an operator has decided.
 fn quarantine_note(turn: &TurnView, work: &QuarantineView) -> String {
     match work.turn.as_deref() {
@@ -209,7 +220,13 @@ async fn turns(
     let mut turns = Vec::new();
     let mut after = None;
     loop {
-        let params = TurnListParams { session: session.to_owned(), all, after, limit: Some(PAGE_MAX) };
+        let params = TurnListParams {
+            session: session.to_owned(),
+            all,
+            after,
+            limit: Some(PAGE_MAX),
+            ..TurnListParams::default()
+        };
         let page = daemon.call::<ListTurns>(params).await?;
         turns.extend(page.turns);
         after = page.next;
@@ -315,6 +332,8 @@ mod tests {
             status: status.into(),
             waits_for: None,
             quarantine: None,
+            message: None,
+            since: None,
             text: text.into(),
             partial: status != "done",
             steps: Vec::new(),

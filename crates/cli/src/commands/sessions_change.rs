@@ -6,10 +6,11 @@ use lodge_proto::{
     SessionRewindParams, SessionView,
 };
 
-use super::prompt::{print_turn_id, show_turn};
+use super::prompt::{print_detached_turn, show_turn};
 use super::results::ResultList;
 use super::sessions::turns_text;
-use super::{CommandContext, request_id};
+use super::sessions_repeat::RepeatConsent;
+use super::{CommandContext, request_id, sessions_repeat};
 use crate::answer::{PromptedAgent, ShownSteps};
 use crate::failure::CommandFailure;
 use crate::follow::FollowScope;
@@ -75,13 +76,17 @@ pub(super) async fn regenerate(
     session: String,
     turn: Option<String>,
     detach: bool,
+    consent: RepeatConsent,
 ) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
     let view = daemon.call::<GetSession>(SessionRef { session: session.clone() }).await?;
+    if consent == RepeatConsent::Ask {
+        sessions_repeat::confirm(context, &mut daemon, &view.session, turn.as_deref()).await?;
+    }
     let params = SessionRegenerateParams { session, turn, request_id: Some(request_id()?) };
     if detach {
         let turn = daemon.call::<RegenerateTurn>(params).await?;
-        return print_turn_id(context, &turn);
+        return print_detached_turn(context, &turn);
     }
     let agent = PromptedAgent { id: view.session.agent, name: view.session.agent_name, stays: true };
     // Attached before asking, so that the turn's first event cannot be missed.

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
-use lodge_core::{AgentId, SessionId, TurnId};
+use lodge_core::{AgentId, SessionId};
 use lodge_image::Pins;
 use lodge_image::registry::TransferWatch;
 use lodge_proto::{
@@ -301,8 +301,8 @@ pub(super) fn no_agent(given: &str) -> ErrorBody {
     ErrorBody::new("agent.not_found", format!("no agent `{given}`")).hint("`lodge ps -a` lists all agents")
 }
 
-pub(super) fn no_turn(id: &TurnId) -> ErrorBody {
-    ErrorBody::new("turn.not_found", format!("no turn `{id}`"))
+pub(super) fn no_turn(given: &str) -> ErrorBody {
+    ErrorBody::new("turn.not_found", format!("no turn `{given}`")).hint("`lodge turn ls` lists turns")
 }
 
 pub(super) fn session_id(given: &str) -> Result<SessionId, ErrorBody> {

@@ -29,6 +29,7 @@ mod sse;
 mod stream;
 mod tls_stream;
 mod tokens;
+mod turn_retry;
 mod turns;
 mod update;
 

@@ -1,11 +1,11 @@
 //! What a token of an agent reaches: that agent and what belongs to it. Everything else looks as if it were not there.
 
-use lodge_core::{AgentId, SessionId, TurnId};
+use lodge_core::{AgentId, SessionId};
 use lodge_proto::{ApiMethod, AttachClient, AttachParams, ErrorBody, TokenReach};
 use serde_json::Value;
 
-use super::jobs;
 use super::methods::{self, internal};
+use super::{jobs, turns};
 use crate::auth::ApiCaller;
 use crate::auth::rights;
 use crate::hub::EventFilter;
@@ -26,14 +26,12 @@ pub(super) fn narrow(
             fill_in(at, own, &mut given)?;
             name_session(at, own, &mut given)?;
         }
-        TokenReach::Session => {
-            let named = given.get("session").and_then(Value::as_str).map(str::to_owned);
-            name_session(at, own, &mut given)?;
-            if let Some(named) = named {
-                known_session(at, &named, given.get("session").and_then(Value::as_str))?;
-            }
+        TokenReach::AgentAndKnownSession => {
+            fill_in(at, own, &mut given)?;
+            name_known_session(at, own, &mut given)?;
         }
-        TokenReach::Turn => own_turn(at, own, given.get("turn").and_then(Value::as_str))?,
+        TokenReach::Session => name_known_session(at, own, &mut given)?,
+        TokenReach::Turn => own_turn(at, own, &mut given)?,
         TokenReach::Job => own_job(at, own, &mut given)?,
     }
     Ok(given)
@@ -133,6 +131,16 @@ fn own_session(at: &ReadView<'_>, own: &AgentId, given: &str) -> Result<String, 
     Ok(whole)
 }
 
+/// The same for a session that must exist.
+fn name_known_session(at: &ReadView<'_>, own: &AgentId, given: &mut Value) -> Result<(), ErrorBody> {
+    let named = given.get("session").and_then(Value::as_str).map(str::to_owned);
+    name_session(at, own, given)?;
+    match named {
+        Some(named) => known_session(at, &named, given.get("session").and_then(Value::as_str)),
+        None => Ok(()),
+    }
+}
+
 /// Refuses a session that is not there, by the name it was given.
 fn known_session(at: &ReadView<'_>, named: &str, id: Option<&str>) -> Result<(), ErrorBody> {
     let Some(id) = id.and_then(|id| id.parse::<SessionId>().ok()) else { return Ok(()) };
@@ -152,10 +160,12 @@ fn own_job(at: &ReadView<'_>, own: &AgentId, given: &mut Value) -> Result<(), Er
     Ok(())
 }
 
-fn own_turn(at: &ReadView<'_>, own: &AgentId, given: Option<&str>) -> Result<(), ErrorBody> {
-    let Some(id) = given.and_then(|given| given.parse::<TurnId>().ok()) else { return Ok(()) };
-    match at.store.turn(&id).map_err(internal)? {
-        Some(found) if found.row.agent != *own => Err(methods::no_turn(&id)),
-        Some(_) | None => Ok(()),
-    }
+/// Puts the whole id in place of what the caller names a turn of its agent with.
+fn own_turn(at: &ReadView<'_>, own: &AgentId, given: &mut Value) -> Result<(), ErrorBody> {
+    let Some(fields) = given.as_object_mut() else { return Ok(()) };
+    // Without one, or with something else, the method says what is wrong.
+    let Some(turn) = fields.get("turn").and_then(Value::as_str) else { return Ok(()) };
+    let id = turns::find(at, turn, Some(own))?;
+    fields.insert("turn".to_owned(), id.to_string().into());
+    Ok(())
 }

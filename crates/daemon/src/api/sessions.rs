@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lodge_core::{SessionId, Timestamp, TurnId};
+use lodge_core::{AgentId, SessionId, Timestamp, TurnId};
 use lodge_proto::*;
 use lodge_store::{
     EpochPlacement, Query, SearchError, SearchRequest, SessionBase, SessionCursor, SessionMessage,
@@ -27,8 +27,8 @@ const EXPORT_VERSION: u32 = 1;
 /// A page of an export ends with the message that reaches this.
 const EXPORT_BYTES_MAX: usize = 1 << 20;
 /// How often a session that moved on while it was read is read again, and what is waited before.
-const TRIES_MAX: u32 = 20;
-const TRY_AGAIN_AFTER: Duration = Duration::from_millis(10);
+pub(super) const TRIES_MAX: u32 = 20;
+pub(super) const TRY_AGAIN_AFTER: Duration = Duration::from_millis(10);
 /// How long a search waits for others: they are made one after the other.
 const SEARCH_WAIT_MAX: Duration = Duration::from_secs(20);
 
@@ -96,7 +96,7 @@ fn place(given: &str) -> Result<SessionCursor, ErrorBody> {
     Ok(SessionCursor { last_active: Timestamp::from_ms(at), id: id.to_owned() })
 }
 
-fn bad_cursor() -> ErrorBody {
+pub(super) fn bad_cursor() -> ErrorBody {
     ErrorBody::new("params.invalid", "`after` is the `next` of an earlier page")
 }
 
@@ -109,7 +109,7 @@ fn get(at: &ReadView<'_>, given: &SessionRef) -> Result<SessionDetail, ErrorBody
 }
 
 fn messages(at: &ReadView<'_>, given: &SessionMessagesParams) -> Result<MessageList, ErrorBody> {
-    let id = known(at, &given.session)?;
+    let id = known(at, &given.session, None)?;
     let limit = page(given.limit);
     let (found, more) = at.store.messages(&id, which(given.all), given.before, limit).map_err(internal)?;
     let next = found.first().filter(|first| first.row.seq > 1 && more).map(|first| first.row.seq);
@@ -126,8 +126,12 @@ fn messages(at: &ReadView<'_>, given: &SessionMessagesParams) -> Result<MessageL
     Ok(MessageList { messages, epochs, next })
 }
 
-pub(super) fn turns(at: &ReadView<'_>, given: &TurnListParams) -> Result<TurnList, ErrorBody> {
-    let id = known(at, &given.session)?;
+/// The turns of a session, in the order of its path.
+pub(super) fn turns(
+    at: &ReadView<'_>,
+    id: &SessionId,
+    given: &TurnListParams,
+) -> Result<TurnList, ErrorBody> {
     let limit = page(given.limit);
     let after = match given.after.as_deref().map(|after| after.split_once(':').unwrap_or((after, "~"))) {
         None => TurnCursor::default(),
@@ -135,7 +139,7 @@ pub(super) fn turns(at: &ReadView<'_>, given: &TurnListParams) -> Result<TurnLis
             TurnCursor { number: number.parse().map_err(|_| bad_cursor())?, id: turn.to_owned() }
         }
     };
-    let (found, more) = at.store.turns(&id, which(given.all), &after, limit).map_err(internal)?;
+    let (found, more) = at.store.turns(id, which(given.all), &after, limit).map_err(internal)?;
     let next = found.last().filter(|_| more).map(|last| format!("{}:{}", last.row.number, last.row.id));
     Ok(TurnList { turns: found.into_iter().map(view::full_turn).collect(), next })
 }
@@ -144,11 +148,12 @@ fn which(all: bool) -> TurnScope {
     if all { TurnScope::All } else { TurnScope::Path }
 }
 
-fn known(at: &ReadView<'_>, given: &str) -> Result<SessionId, ErrorBody> {
+/// A session that exists, of this agent or of any.
+pub(super) fn known(at: &ReadView<'_>, given: &str, agent: Option<&AgentId>) -> Result<SessionId, ErrorBody> {
     let id = session_id(given)?;
-    match at.store.session(&id).map_err(internal)? {
-        Some(_) => Ok(id),
-        None => Err(view::no_session(&id)),
+    match at.store.session_fact(&id).map_err(internal)? {
+        Some(fact) if agent.is_none_or(|agent| fact.row.agent == *agent) => Ok(id),
+        Some(_) | None => Err(view::no_session(&id)),
     }
 }
 
@@ -174,7 +179,7 @@ async fn search(shell: &Arc<Shell>, given: SessionSearchParams) -> Result<Sessio
     let (agent, session) = (given.agent, given.session);
     let read = move |at: &ReadView<'_>| {
         let agent = agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
-        Ok::<_, ErrorBody>((agent, session.as_deref().map(|session| known(at, session)).transpose()?))
+        Ok::<_, ErrorBody>((agent, session.as_deref().map(|session| known(at, session, None)).transpose()?))
     };
     let (agent, session) = shell.read(read).await?;
     let after = given.after.map(|after| after.parse().map_err(|_| bad_cursor())).transpose()?;

@@ -1,15 +1,18 @@
-//! Turns: sent, read, interrupted.
+//! Turns: sent, found, listed, read, interrupted.
 
 use std::sync::Arc;
 
-use lodge_core::summary::TurnDetail;
+use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, SessionId, TurnId};
 use lodge_model::schema::{SCHEMA_BYTES_MAX, Schema};
 use lodge_proto::*;
+use lodge_store::{TurnFilter, TurnScope};
 use serde_json::Value;
 
-use super::methods::{Reply, changed, find_agent, internal, no_method, no_turn, reply, session_id};
-use super::{params, sessions};
+use super::methods::{
+    Reply, changed, find_agent, find_agent_ever, internal, no_method, no_turn, page, reply, session_id,
+};
+use super::{params, sessions, turn_retry};
 use crate::compute::Charge;
 use crate::read_view::ReadView;
 use crate::shell::Shell;
@@ -25,14 +28,15 @@ pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &s
         }
         ListTurns::NAME => {
             let given = params::<ListTurns>(given)?;
-            shell.read(move |at| reply::<ListTurns>(sessions::turns(at, &given))).await
+            shell.read(move |at| reply::<ListTurns>(list(at, &given))).await
         }
         InterruptTurn::NAME => {
             let given = params::<InterruptTurn>(given)?;
-            let id = turn_id(&given.turn)?;
-            let known = id.clone();
-            shell.read_few(move |at| known_turn(at, &known).map(drop)).await?;
+            let id = shell.read_few(move |at| find(at, &given.turn, None)).await?;
             changed::<InterruptTurn>(&shell.ask(key, Command::Turn(TurnCommand::Interrupt { id })).await?)
+        }
+        RetryTurn::NAME => {
+            changed::<RetryTurn>(&turn_retry::retry(shell, key, params::<RetryTurn>(given)?).await?)
         }
         _other => Err(no_method(method)),
     }
@@ -115,18 +119,65 @@ fn sender_session(key: &[u8; 32], agent: &AgentId, sender: &str) -> Result<Sessi
 }
 
 fn turn_get(at: &ReadView<'_>, given: &TurnRef) -> Result<TurnView, ErrorBody> {
-    Ok(view::full_turn(known_turn(at, &turn_id(&given.turn)?)?))
+    let id = find(at, &given.turn, None)?;
+    let found = at.store.turn(&id).map_err(internal)?.ok_or_else(|| no_turn(&given.turn))?;
+    Ok(view::full_turn(found))
 }
 
-fn known_turn(at: &ReadView<'_>, id: &TurnId) -> Result<TurnDetail, ErrorBody> {
-    at.store.turn(id).map_err(internal)?.ok_or_else(|| no_turn(id))
+/// The turn that an id or a unique prefix of one means, of this agent or of any.
+pub(super) fn find(at: &ReadView<'_>, given: &str, agent: Option<&AgentId>) -> Result<TurnId, ErrorBody> {
+    let prefixed =
+        given.strip_prefix(TurnId::PREFIX).is_some_and(|rest| rest.len() > 1 && rest.starts_with('_'));
+    let found = if prefixed { at.store.find_turn(given, agent).map_err(internal)? } else { Vec::new() };
+    match found.as_slice() {
+        [] => Err(no_turn(given)),
+        [one] => Ok(one.clone()),
+        several => match several.iter().find(|id| id.as_str() == given) {
+            Some(exactly) => Ok(exactly.clone()),
+            None => {
+                let ids: Vec<String> = several.iter().map(ToString::to_string).collect();
+                Err(ErrorBody::new("turn.ambiguous", format!("several turns start with `{given}`"))
+                    .hint(format!("give more of the id: {}", ids.join(", "))))
+            }
+        },
+    }
 }
 
-fn turn_id(given: &str) -> Result<TurnId, ErrorBody> {
-    given.parse().map_err(|_| {
-        ErrorBody::new("turn.not_found", format!("no turn `{given}`"))
-            .hint("`lodge session show` lists turns")
-    })
+/// A session's turns are in the order of its path; all others are newest first.
+fn list(at: &ReadView<'_>, given: &TurnListParams) -> Result<TurnList, ErrorBody> {
+    let agent = given.agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
+    let session = match given.session.as_str() {
+        "" => None,
+        session => Some(sessions::known(at, session, agent.as_ref())?),
+    };
+    match session {
+        Some(id) if !given.newest_first && given.status.is_none() => sessions::turns(at, &id, given),
+        session => newest(at, TurnFilter { agent, session, ..filter(given)? }, given),
+    }
+}
+
+fn filter(given: &TurnListParams) -> Result<TurnFilter, ErrorBody> {
+    let which = if given.all { TurnScope::All } else { TurnScope::Path };
+    let state = match given.status.as_deref() {
+        None => None,
+        Some(word) => match TurnState::ALL.into_iter().find(|state| state.word() == word) {
+            Some(state) => Some(state),
+            None => {
+                let words = TurnState::ALL.map(TurnState::word).join(", ");
+                return Err(ErrorBody::new("params.invalid", format!("`{word}` is not a status of a turn"))
+                    .hint(format!("a turn is one of: {words}")));
+            }
+        },
+    };
+    Ok(TurnFilter { state, which, ..TurnFilter::default() })
+}
+
+fn newest(at: &ReadView<'_>, filter: TurnFilter, given: &TurnListParams) -> Result<TurnList, ErrorBody> {
+    let before = given.after.as_deref().map(|after| after.parse().map_err(|_| sessions::bad_cursor()));
+    let before: Option<TurnId> = before.transpose()?;
+    let page = at.store.newest_turns(&filter, before.as_ref(), page(given.limit)).map_err(internal)?;
+    let next = page.turns.last().filter(|_| page.more).map(|last| last.row.id.to_string());
+    Ok(TurnList { turns: page.turns.into_iter().map(view::full_turn).collect(), next })
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Changes of sessions, as the API plans them.
 
-use lodge_core::record::SessionFact;
+use lodge_core::epoch::EpochRow;
+use lodge_core::record::{MessageRow, SessionFact, StepRow, TurnRow};
 use lodge_core::session::{ForkPlan, PathPlan};
 use lodge_core::{SessionId, TurnId};
 
@@ -29,7 +30,22 @@ pub enum SessionOperation {
         plan: ForkPlan,
     },
     Regenerate(Box<TurnRegeneration>),
+    Retry(Box<TurnContinuation>),
     Delete,
+}
+
+/// A turn to continue: the last of the path, which failed or was interrupted.
+#[derive(Debug)]
+pub struct TurnContinuation {
+    pub turn: TurnRow,
+    /// Of a copy: those of its original; none, if that was deleted.
+    pub steps: Vec<StepRow>,
+    /// In order, the user's first.
+    pub messages: Vec<MessageRow>,
+    /// The epoch that began in it.
+    pub epoch: Option<EpochRow>,
+    /// The path without it.
+    pub plan: PathPlan,
 }
 
 /// A turn to regenerate.

@@ -65,6 +65,7 @@ impl Engine {
                 Some(Answer::SessionDeleted(id.clone()))
             }
             SessionOperation::Regenerate(again) => return self.regenerate(caller, &id, *again),
+            SessionOperation::Retry(again) => return self.retry_turn(caller, &id, *again),
         };
         self.rest_session(&id);
         if let Some(answer) = answer {
@@ -93,7 +94,7 @@ impl Engine {
     }
 
     /// Changes the path of a session. False: it is unchanged.
-    fn cut_path(&mut self, id: &SessionId, plan: PathPlan) -> bool {
+    pub(crate) fn cut_path(&mut self, id: &SessionId, plan: PathPlan) -> bool {
         let Some(session) = self.sessions.get_mut(id) else { return false };
         if plan.from > session.turns && plan.restored.is_empty() {
             return false;

@@ -45,8 +45,11 @@ impl SessionRefusal {
                     "send it again when one of them is over; `lodge session show {session}` has the queue"
                 )
             }
-            SessionRefusal::Busy { .. } => {
-                "try again when they have ended, or interrupt them with `turn/interrupt`".to_owned()
+            SessionRefusal::Busy { session, .. } => {
+                format!(
+                    "try again when they have ended; `lodge turn attach --session {session}` shows the one that runs, \
+                     `lodge turn interrupt --session {session}` ends it"
+                )
             }
             SessionRefusal::Changed { .. } => "try again".to_owned(),
             SessionRefusal::TooLarge { .. } => "fork it at an earlier turn".to_owned(),

@@ -180,18 +180,22 @@ impl Engine {
 
     /// Stores the result of a call for the model, and reports it.
     pub(crate) fn tool_result(&mut self, id: &TurnId, row: &StepRow, call: &str, bytes: u64, text: String) {
-        let preview = preview(&text);
         let failed = row.state != StepState::Done
             || row.cause.is_some()
             || row.signal.is_some()
             || row.exit_code.is_some_and(|code| code != 0);
         let body = MessageBody { text, call: Some(call.to_owned()), failed, ..MessageBody::default() };
+        self.store_result(id, row, bytes, body);
+    }
+
+    fn store_result(&mut self, id: &TurnId, row: &StepRow, bytes: u64, body: MessageBody) {
+        let (call, preview) = (body.call.clone().unwrap_or_default(), preview(&body.text));
         self.message(id, Role::Tool, body);
         self.turn_event(id, |session, turn| TurnToolResult {
             session,
             turn,
             step: row.step,
-            call: call.to_owned(),
+            call,
             name: row.name.clone(),
             status: row.state.word().to_owned(),
             exit_code: row.exit_code,
@@ -265,7 +269,9 @@ impl Engine {
                         cause: None,
                         ended_at: Some(self.step.now),
                     });
-                    self.tool_result(id, &row, &call.record.id, 0, text);
+                    let (call, failed, cut) = (Some(call.record.id), true, true);
+                    let body = MessageBody { text, call, failed, cut, ..MessageBody::default() };
+                    self.store_result(id, &row, 0, body);
                 }
                 None => self.untried(id, call.record, state, text),
             }
@@ -278,7 +284,8 @@ impl Engine {
     fn untried(&mut self, id: &TurnId, call: CallRecord, state: StepState, text: String) {
         let (step, preview) = (self.turns.get(id).map_or(0, |turn| turn.step), preview(&text));
         let CallRecord { id: call, name, .. } = call;
-        let body = MessageBody { text, call: Some(call.clone()), failed: true, ..MessageBody::default() };
+        let (answers, failed, cut) = (Some(call.clone()), true, true);
+        let body = MessageBody { text, call: answers, failed, cut, ..MessageBody::default() };
         self.message(id, Role::Tool, body);
         self.turn_event(id, |session, turn| TurnToolResult {
             session,

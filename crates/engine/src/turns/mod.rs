@@ -6,6 +6,7 @@ pub mod messages;
 mod misfits;
 pub(crate) mod models;
 pub mod refusal;
+mod retry;
 mod runtime_calls;
 mod slots;
 mod state;
@@ -22,7 +23,7 @@ use lodge_core::record::{
     Usage,
 };
 use lodge_core::session::TurnLinks;
-use lodge_core::summary::{TurnDetail, WaitReasons};
+use lodge_core::summary::{TurnDetail, TurnExtras, WaitReasons};
 use lodge_core::turn::{StepEvent, TurnEvent, TurnState};
 use lodge_core::{AgentId, SessionId, TurnId};
 
@@ -438,5 +439,6 @@ fn new_turn(row: TurnRow, wait_reasons: Option<WaitReasons>) -> Answer {
         text: String::new(),
         partial: true,
         wait_reasons,
+        extras: TurnExtras::default(),
     }))
 }

@@ -27,7 +27,8 @@ impl TurnRefusal {
             TurnRefusal::TooLarge { .. } => {
                 Some("put large material into the agent's workspace and name the file".to_owned())
             }
-            TurnRefusal::Empty | TurnRefusal::Over { .. } => None,
+            TurnRefusal::Over { turn } => Some(format!("`lodge turn show {turn}` shows how it ended")),
+            TurnRefusal::Empty => None,
         }
     }
 }

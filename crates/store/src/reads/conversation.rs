@@ -8,9 +8,10 @@ use lodge_core::summary::TurnDetail;
 use super::Result;
 
 /// Which turns of a session are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum TurnScope {
     /// Those on its path.
+    #[default]
     Path,
     /// Turns off the path as well.
     All,

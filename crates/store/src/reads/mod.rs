@@ -29,9 +29,11 @@ pub use lineages::{
 };
 pub use reader::{READ_QUEUE_MAX, Reader};
 pub use search::{MessageWords, SearchReads, SessionHead, WordsMax};
-pub use sessions::{SessionBase, SessionCursor, SessionReads, TurnRepeat, TurnSelectionError, TurnSelector};
+pub use sessions::{
+    SessionBase, SessionCursor, SessionReads, TurnRemains, TurnRepeat, TurnSelectionError, TurnSelector,
+};
 pub use tokens::{QuarantineReads, TokenFilter, TokenReads};
-pub use turns::TurnReads;
+pub use turns::{TurnFilter, TurnPage, TurnReads};
 
 /// A page of a listing ends with the row that reaches this many bytes: a row can have megabytes, and a page hundreds of
 /// rows.

@@ -1,6 +1,7 @@
 //! Sessions: listings, and everything that a change needs.
 
-use lodge_core::record::{MessageBody, SessionFact};
+use lodge_core::epoch::EpochRow;
+use lodge_core::record::{MessageBody, MessageRow, SessionFact, StepRow, TurnRow};
 use lodge_core::session::{ForkPlan, PathPlan};
 use lodge_core::summary::SessionSummary;
 use lodge_core::{AgentId, SessionId, Timestamp, TurnId};
@@ -53,6 +54,19 @@ pub struct TurnRepeat {
     pub plan: PathPlan,
 }
 
+/// What a turn left that another one may continue.
+#[derive(Debug, Clone)]
+pub struct TurnRemains {
+    pub turn: TurnRow,
+    /// Of a copy: those of its original; none, if that was deleted.
+    pub steps: Vec<StepRow>,
+    pub messages: Vec<MessageRow>,
+    /// The epoch that began in it.
+    pub epoch: Option<EpochRow>,
+    /// The path without it.
+    pub plan: PathPlan,
+}
+
 pub trait SessionReads {
     fn session_fact(&self, id: &SessionId) -> Result<Option<SessionFact>>;
     /// The newest session of an agent with a sender.
@@ -93,4 +107,10 @@ pub trait SessionReads {
         id: &SessionId,
         pick: &TurnSelector,
     ) -> Result<Option<(SessionBase, std::result::Result<TurnRepeat, TurnSelectionError>)>>;
+    /// A turn of the path, for its continuation.
+    fn retry_plan(
+        &self,
+        id: &SessionId,
+        turn: &TurnId,
+    ) -> Result<Option<(SessionBase, std::result::Result<TurnRemains, TurnSelectionError>)>>;
 }

@@ -176,7 +176,7 @@ pub(crate) fn set_note(tx: &Connection, turn: &TurnId, note: &str) -> rusqlite::
 }
 
 /// The highest number of a cut whose turns are read.
-fn highest(which: TurnScope) -> u32 {
+pub(crate) fn highest(which: TurnScope) -> u32 {
     match which {
         TurnScope::Path => 0,
         TurnScope::All => u32::MAX,

@@ -21,6 +21,7 @@ mod paths;
 mod pool;
 mod quarantine;
 mod query;
+mod retry;
 mod rows;
 mod schema;
 mod search;

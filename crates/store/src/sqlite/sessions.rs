@@ -14,10 +14,11 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::snapshot::SqliteSnapshot;
 use crate::reads::{
-    Result, SessionBase, SessionCursor, SessionReads, TurnRepeat, TurnSelectionError, TurnSelector,
+    Result, SessionBase, SessionCursor, SessionReads, TurnRemains, TurnRepeat, TurnSelectionError,
+    TurnSelector,
 };
 use crate::sqlite::codes::{AGENT_REMOVED, TURN_OVER, sql};
-use crate::sqlite::{epochs, load, paths, quarantine, rows};
+use crate::sqlite::{epochs, load, paths, quarantine, retry, rows};
 
 /// Characters of the first message that become the title of a session.
 const TITLE_CHARS_MAX: usize = 60;
@@ -136,6 +137,14 @@ impl SessionReads for SqliteSnapshot<'_> {
             let plan = cut(c, standing, turn.number)?;
             Ok(Ok(TurnRepeat { turn: turn.id, body: first.body, plan }))
         })
+    }
+
+    fn retry_plan(
+        &self,
+        id: &SessionId,
+        turn: &TurnId,
+    ) -> Result<Option<(SessionBase, std::result::Result<TurnRemains, TurnSelectionError>)>> {
+        self.planned(id, |c, base| retry::remains(c, base, turn))
     }
 }
 
@@ -288,14 +297,18 @@ fn picked(
     Ok(row.ok_or(TurnSelectionError::Unknown))
 }
 
-fn turn_of(c: &Connection, standing: &SessionBase, id: &TurnId) -> rusqlite::Result<Option<TurnRow>> {
+pub(crate) fn turn_of(
+    c: &Connection,
+    standing: &SessionBase,
+    id: &TurnId,
+) -> rusqlite::Result<Option<TurnRow>> {
     c.prepare_cached("SELECT * FROM turns WHERE id = ?1 AND session = ?2")?
         .query_row([id.as_str(), standing.fact.row.id.as_str()], rows::turn)
         .optional()
 }
 
 /// The path without its turns from a number on.
-fn cut(c: &Connection, standing: &SessionBase, from: u32) -> rusqlite::Result<PathPlan> {
+pub(crate) fn cut(c: &Connection, standing: &SessionBase, from: u32) -> rusqlite::Result<PathPlan> {
     let session = standing.fact.row.id.as_str();
     let tip: Option<String> = c
         .prepare_cached("SELECT id FROM turns WHERE session = ?1 AND dropped = 0 AND number = ?2")?
