@@ -3,8 +3,9 @@
 //! Owns: what is shown of a turn, and when it has ended. Never: reconnecting (see `follow`).
 
 mod broken_turn;
+mod parked;
 
-use lodge_proto::event::{TurnFailed, TurnText, TurnToolResult};
+use lodge_proto::event::{TurnFailed, TurnText, TurnToolResult, TurnWaiting};
 use lodge_proto::{Event, EventBody, EventKind, TurnView};
 use serde_json::{Map, Value};
 
@@ -59,7 +60,7 @@ pub(crate) async fn follow(
     show: ShownSteps,
 ) -> Result<TurnEnding, CommandFailure> {
     let mut is_accepted = false;
-    let mut screen = TurnScreen { words, fold: TextFold::default(), show };
+    let mut screen = TurnScreen { words, fold: TextFold::default(), show, waits: None };
     let mut seen_end = None;
     // The answer to a turn that was sent twice is as old as the first of them.
     if turn.quarantine.is_some()
@@ -141,6 +142,8 @@ struct TurnScreen<'a> {
     words: &'a Words,
     fold: TextFold,
     show: ShownSteps,
+    /// The failure for which it waits, which was shown.
+    waits: Option<String>,
 }
 
 impl TurnScreen<'_> {
@@ -162,6 +165,14 @@ impl TurnScreen<'_> {
                 self.tool_result(&result)?;
                 return Ok(None);
             }
+            Some(EventBody::TurnWaiting(wait)) => {
+                self.waits_for(&wait, &event.at)?;
+                return Ok(None);
+            }
+            Some(EventBody::TurnStepFinished(_)) => {
+                self.waits = None;
+                return Ok(None);
+            }
             Some(EventBody::TurnFinished(_)) => (self.fold.settle(), Some(TurnVerdict::Done)),
             Some(EventBody::TurnInterrupted(_)) => (self.fold.settle(), Some(TurnVerdict::Interrupted)),
             Some(EventBody::TurnFailed(turn)) => {
@@ -171,6 +182,19 @@ impl TurnScreen<'_> {
         };
         self.show(actions)?;
         Ok(verdict)
+    }
+
+    /// One line for each failure, not for each attempt.
+    fn waits_for(&mut self, wait: &TurnWaiting, at: &str) -> Result<(), CommandFailure> {
+        if self.words.json || self.waits.as_ref() == Some(&wait.message) {
+            return Ok(());
+        }
+        self.waits = Some(wait.message.clone());
+        if self.words.stdout_is_terminal() {
+            self.words.end_line()?;
+        }
+        self.words.print_dimmed_note(&parked::waiting_line(wait, at));
+        Ok(())
     }
 
     fn tool_result(&self, result: &TurnToolResult) -> Result<(), CommandFailure> {

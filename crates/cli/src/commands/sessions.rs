@@ -315,6 +315,7 @@ mod tests {
             status: status.into(),
             waits_for: None,
             quarantine: None,
+            waiting: None,
             text: text.into(),
             partial: status != "done",
             steps: Vec::new(),
