@@ -3,9 +3,10 @@
 //! Owns: what is shown of a turn, and when it has ended. Never: reconnecting (see `follow`).
 
 mod broken_turn;
+mod parked;
 mod replay;
 
-use lodge_proto::event::{TurnFailed, TurnText, TurnToolResult};
+use lodge_proto::event::{TurnFailed, TurnText, TurnToolResult, TurnWaiting};
 use lodge_proto::{Event, EventBody, EventKind, TurnView};
 use serde_json::{Map, Value};
 
@@ -176,11 +177,13 @@ struct TurnScreen<'a> {
     show: ShownSteps,
     /// What happened before the reader joined, while it is read.
     replayed: Option<ReplayedText>,
+    /// The failure for which it waits, which was shown.
+    waits: Option<String>,
 }
 
 impl<'a> TurnScreen<'a> {
     fn new(words: &'a Words, show: ShownSteps) -> Self {
-        TurnScreen { words, fold: TextFold::default(), show, replayed: None }
+        TurnScreen { words, fold: TextFold::default(), show, replayed: None, waits: None }
     }
 }
 
@@ -203,6 +206,14 @@ impl TurnScreen<'_> {
                 self.tool_result(&result)?;
                 return Ok(None);
             }
+            Some(EventBody::TurnWaiting(wait)) => {
+                self.waits_for(&wait, &event.at)?;
+                return Ok(None);
+            }
+            Some(EventBody::TurnStepFinished(_)) => {
+                self.waits = None;
+                return Ok(None);
+            }
             Some(EventBody::TurnFinished(_)) => (self.fold.settle(), Some(TurnVerdict::Done)),
             Some(EventBody::TurnInterrupted(_)) => (self.fold.settle(), Some(TurnVerdict::Interrupted)),
             Some(EventBody::TurnFailed(turn)) => {
@@ -212,6 +223,19 @@ impl TurnScreen<'_> {
         };
         self.show(actions)?;
         Ok(verdict)
+    }
+
+    /// One line for each failure, not for each attempt.
+    fn waits_for(&mut self, wait: &TurnWaiting, at: &str) -> Result<(), CommandFailure> {
+        if self.words.json || self.waits.as_ref() == Some(&wait.message) {
+            return Ok(());
+        }
+        self.waits = Some(wait.message.clone());
+        if self.words.stdout_is_terminal() {
+            self.words.end_line()?;
+        }
+        self.words.print_dimmed_note(&parked::waiting_line(wait, at));
+        Ok(())
     }
 
     fn tool_result(&mut self, result: &TurnToolResult) -> Result<(), CommandFailure> {

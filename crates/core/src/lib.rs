@@ -14,6 +14,7 @@ pub mod ledger;
 pub mod limits;
 pub mod lineage;
 pub mod liveness;
+pub mod park;
 pub mod quarantine;
 pub mod record;
 pub mod retry;

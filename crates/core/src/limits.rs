@@ -74,7 +74,8 @@ pub const PREVIEW_BYTES_MAX: usize = 512;
 pub const RECENT_REQUESTS_MAX: usize = 1_100;
 /// How long a `request_id` identifies one change with one answer.
 pub const REQUEST_MEMORY_MS: i64 = 24 * 60 * 60 * 1_000;
-/// Attempts of one model call before its turn fails.
+/// Attempts of a model call that the daemon itself cannot make, before its turn fails. See `retry-for` for failures of a
+/// provider.
 pub const MODEL_ATTEMPTS_MAX: u32 = 4;
 /// Answers that may mismatch a schema before their turn fails.
 pub const MISFITS_MAX: usize = 3;

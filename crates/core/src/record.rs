@@ -17,6 +17,7 @@ use crate::event::EventBody;
 use crate::id::{AgentId, LineageId, SandboxId, SessionId, StepId, TurnId};
 use crate::job::JobRow;
 use crate::lineage::LineageState;
+use crate::park::ParkReason;
 use crate::quarantine::QuarantineRow;
 use crate::session::{ForkPoint, TurnLinks};
 use crate::token::TokenRow;
@@ -319,6 +320,8 @@ pub struct TurnRow {
     pub ended_at: Option<Timestamp>,
     pub usage: Usage,
     pub failure: Option<FailureRecord>,
+    /// What it waits for, apart from its agent and its slot.
+    pub park: Option<ParkReason>,
 }
 
 #[derive(Debug, Clone, PartialEq)]

@@ -11,19 +11,25 @@ pub enum RetryDecision {
     GiveUp,
 }
 
-const MODEL_BASE_MS: u64 = 250;
-const MODEL_CAP_MS: u64 = 8_000;
-/// A limit per minute is over within one; a longer `StartRetry-After` is not honoured.
-const MODEL_ASKED_CAP_MS: u64 = 60_000;
+const CALL_BASE_MS: u64 = 500;
+const CALL_CAP_MS: u64 = 30_000;
 
-/// Decides after the `failures`-th failure. `asked_ms` is the provider's requested pause, if it sent one.
-pub fn model(failures: u32, retryable: bool, asked_ms: Option<u64>) -> RetryDecision {
-    if !retryable || failures >= MODEL_ATTEMPTS_MAX {
+/// The pause before a model call is repeated after the `failures`-th failure in a row: between half of a time that doubles
+/// and all of it, as `spread` says, so that daemons that failed together do not call together. A provider that asks for
+/// a longer pause gets it.
+pub fn call_pause(failures: u32, asked_ms: Option<u64>, spread: u64) -> u64 {
+    let doubled = CALL_BASE_MS.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(CALL_CAP_MS);
+    let pause = doubled / 2 + spread % (doubled / 2 + 1);
+    asked_ms.map_or(pause, |asked_ms| asked_ms.max(pause))
+}
+
+/// Decides after a model call that the daemon itself could not make for the `failures`-th time, such as for lack of a
+/// processor. It says nothing about the provider.
+pub fn own_call(failures: u32, spread: u64) -> RetryDecision {
+    if failures >= MODEL_ATTEMPTS_MAX {
         return RetryDecision::GiveUp;
     }
-    let doubled = MODEL_BASE_MS.saturating_mul(1 << failures.saturating_sub(1).min(16));
-    let delay_ms = asked_ms.map_or(doubled.min(MODEL_CAP_MS), |asked_ms| asked_ms.min(MODEL_ASKED_CAP_MS));
-    RetryDecision::After { delay_ms }
+    RetryDecision::After { delay_ms: call_pause(failures, None, spread) }
 }
 
 /// The first and the longest pause before a process is restarted.
@@ -78,24 +84,23 @@ mod tests {
     }
 
     #[test]
-    fn a_model_call_is_tried_a_bounded_number_of_times_with_growing_pauses() {
-        let delays: Vec<RetryDecision> = (1..=5).map(|attempt| model(attempt, true, None)).collect();
-        assert_eq!(
-            delays,
-            [
-                RetryDecision::After { delay_ms: 250 },
-                RetryDecision::After { delay_ms: 500 },
-                RetryDecision::After { delay_ms: 1_000 },
-                RetryDecision::GiveUp,
-                RetryDecision::GiveUp
-            ]
-        );
+    fn pauses_between_model_calls_grow_are_spread_and_never_shorter_than_the_provider_asks() {
+        let pauses =
+            |spread| [1, 2, 3, 6, 7, 40, u32::MAX].map(|failures| call_pause(failures, None, spread));
+        assert_eq!(pauses(0), [250, 500, 1_000, 8_000, 15_000, 15_000, 15_000]);
+        for spread in [1, 12_345, u64::MAX] {
+            for (pause, shortest) in pauses(spread).into_iter().zip(pauses(0)) {
+                assert!((shortest..=2 * shortest).contains(&pause), "{pause} after {shortest}");
+            }
+        }
+        assert_eq!(call_pause(1, Some(20_000), 7), 20_000);
+        assert_eq!(call_pause(1, Some(3_600_000), 7), 3_600_000);
+        assert_eq!(call_pause(4, Some(5), 0), 2_000, "a provider cannot have itself called in a loop");
     }
 
     #[test]
-    fn a_final_failure_is_not_tried_again_and_a_provider_cannot_stall_a_turn_for_long() {
-        assert_eq!(model(1, false, None), RetryDecision::GiveUp);
-        assert_eq!(model(1, true, Some(20_000)), RetryDecision::After { delay_ms: 20_000 });
-        assert_eq!(model(1, true, Some(3_600_000)), RetryDecision::After { delay_ms: 60_000 });
+    fn a_call_that_the_daemon_cannot_make_is_tried_a_bounded_number_of_times() {
+        let gives_up = [1, 2, 3, 4, 5].map(|failures| own_call(failures, 0) == RetryDecision::GiveUp);
+        assert_eq!(gives_up, [false, false, false, true, true]);
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! The store reads them; the engine builds them from memory.
 
+use crate::park::ParkReason;
 use crate::quarantine::QuarantineRow;
 use crate::record::{SessionRow, StepRow, TurnRow};
 use crate::{Timestamp, TurnId};
@@ -37,12 +38,14 @@ pub struct WaitReasons {
     pub earlier: bool,
     /// The quarantined work that it waits for: its own, or that of an earlier turn of its session.
     pub quarantine: Option<QuarantineRow>,
+    /// What it waits for, apart from all of these.
+    pub park: Option<ParkReason>,
 }
 
 impl WaitReasons {
     /// The reason for the wait, in one word.
     pub fn waits_for(&self, turn: &TurnId) -> &'static str {
-        let WaitReasons { agent_ready, updating, earlier, quarantine } = self;
+        let WaitReasons { agent_ready, updating, earlier, quarantine, park } = self;
         if quarantine.as_ref().is_some_and(|row| row.work.subject == turn.as_str()) {
             return "quarantine";
         }
@@ -50,7 +53,10 @@ impl WaitReasons {
             (false, true | false, true | false) => "agent",
             (true, true, true | false) => "update",
             (true, false, true) => "session",
-            (true, false, false) => "slot",
+            (true, false, false) => match park {
+                Some(ParkReason::Provider(wait)) if wait.is_held() => "provider",
+                Some(ParkReason::Provider(_)) | None => "slot",
+            },
         }
     }
 }

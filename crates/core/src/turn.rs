@@ -14,7 +14,8 @@ pub enum TurnState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TurnEvent {
     Started,
-    /// It waits for a person or another agent, its own agent failed, or it released its slot while it waits for jobs.
+    /// It waits for its provider, a person or another agent, its own agent failed, or it released its slot while it waits
+    /// for jobs.
     Parked,
     Resumed,
     Answered,

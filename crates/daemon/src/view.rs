@@ -13,14 +13,16 @@ use std::sync::{Mutex, PoisonError};
 use lodge_core::agent::{AgentState, FailReason};
 use lodge_core::lineage::{LineageState, Policy};
 use lodge_core::liveness::Liveness;
+use lodge_core::park::ParkReason;
 use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{AgentRow, EventRow, LineageRow, StepRow, TurnRow};
 use lodge_core::summary::TurnDetail;
 use lodge_core::token::TokenRow;
+use lodge_core::turn::TurnState;
 use lodge_core::{Timestamp, TurnId};
 use lodge_proto::{
     AgentUpdated, AgentView, Event, HttpView, LayerView, LineageView, Mount, QuarantineView, StepView,
-    TokenView, ToolView, TurnError, TurnView, UsageView,
+    TokenView, ToolView, TurnError, TurnView, TurnWaitView, UsageView,
 };
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -255,6 +257,7 @@ pub fn turn(row: &TurnRow, steps: &[StepRow], text: String, partial: bool) -> Tu
         quarantine: None,
         message: None,
         since: None,
+        waiting: wait(row),
         text,
         partial,
         steps: steps.iter().map(step).collect(),
@@ -271,6 +274,25 @@ pub fn turn(row: &TurnRow, steps: &[StepRow], text: String, partial: bool) -> Tu
         }),
         created_at: row.created_at.to_string(),
         ended_at: row.ended_at.map(|at| at.to_string()),
+    }
+}
+
+/// What a waiting turn waits for, apart from its agent and its slot.
+fn wait(row: &TurnRow) -> Option<TurnWaitView> {
+    let park = row.park.as_ref().filter(|_| row.state == TurnState::Waiting)?;
+    match park {
+        ParkReason::Provider(wait) if wait.is_held() => Some(TurnWaitView {
+            reason: park.word().to_owned(),
+            provider: Some(wait.provider.clone()),
+            code: wait.failure.code.clone(),
+            message: wait.failure.message.clone(),
+            hint: wait.failure.hint.clone(),
+            attempt: wait.failures,
+            since: at(wait.first_at()),
+            next_at: wait.next_at().map(at),
+            until: Some(at(wait.until())),
+        }),
+        ParkReason::Provider(_) => None,
     }
 }
 

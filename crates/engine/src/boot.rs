@@ -42,6 +42,7 @@ impl Engine {
         engine.quarantine(suspects);
         engine.adopt_all(RetryPauses::Skip);
         engine.park_quarantined();
+        engine.resume_outages();
         let batch = engine.step.take();
         (engine, batch)
     }
@@ -76,6 +77,7 @@ impl Engine {
             jobs: jobs::LiveJobs::default(),
             requests: Requests::default(),
             idle_sessions: VecDeque::new(),
+            outages: BTreeMap::new(),
             last_uid: loaded.last_uid,
             tokens: loaded.tokens.into_iter().map(|row| (row.id.clone(), row)).collect(),
             image_refs: loaded.image_refs.into_iter().map(|row| (row.reference.clone(), row)).collect(),
@@ -101,6 +103,7 @@ impl Engine {
         for live in loaded.turns {
             engine.take_over(live);
         }
+        engine.restore_outages();
         for row in loaded.jobs {
             engine.jobs.insert(row, 0);
         }

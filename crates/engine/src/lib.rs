@@ -109,12 +109,14 @@ pub struct Engine {
     requests: Requests,
     /// Sessions without a live turn, the longest idle first.
     idle_sessions: VecDeque<SessionId>,
+    /// Providers that do not answer, by name.
+    outages: BTreeMap<String, turns::outages::Outage>,
     last_uid: Option<u32>,
     /// Tokens that are not revoked.
     tokens: BTreeMap<TokenId, TokenRow>,
     image_refs: BTreeMap<String, ImageRefRow>,
     images: BTreeMap<String, ImageFact>,
-    /// Pulls and lookups that were ordered since the daemon started.
+    /// Pulls, lookups and attempts at providers that were ordered since the daemon started.
     asks: u64,
     /// Work in quarantine.
     quarantine: BTreeMap<WorkId, QuarantineRow>,
@@ -160,6 +162,7 @@ impl Engine {
             }
             if !is_text {
                 self.yield_slots();
+                self.tend_outages();
             }
         }
         if self.step.writes().iter().any(|write| matches!(write, Write::Image(ImageWrite::Gone { .. }))) {

@@ -80,6 +80,7 @@ impl Engine {
         engine.quarantine(lost.map(|(_, suspect)| suspect).collect());
         engine.adopt_all(RetryPauses::Keep);
         engine.park_quarantined();
+        engine.resume_outages();
         // A pull for one of these agents may have finished, and no agent waits for it.
         let waits = |id: &AgentId| engine.agents.get(id).is_some_and(|agent| agent.pull.is_some());
         let dropped: Vec<AgentId> = pulling.into_iter().filter(|id| !waits(id)).collect();

@@ -5,6 +5,7 @@ mod images;
 mod jobs;
 mod lineages;
 mod misfits;
+mod outages;
 mod pulls;
 mod quarantine;
 mod rest;

@@ -399,6 +399,42 @@ events! {
         #[prost(string, optional, tag = "18")]
         hint: Option<String>,
     }
+    /// A turn is parked: it has no slot, and continues by itself when it can.
+    61 "turn.waiting" TurnWaiting {
+        /// The session.
+        #[prost(string, tag = "1")]
+        session: String,
+        /// The turn.
+        #[prost(string, tag = "2")]
+        turn: String,
+        /// What it waits for: `provider`.
+        #[prost(string, tag = "19")]
+        reason: String,
+        /// The provider.
+        #[prost(string, optional, tag = "50")]
+        provider: Option<String>,
+        /// The code of the newest failure.
+        #[prost(string, tag = "16")]
+        code: String,
+        #[prost(string, tag = "17")]
+        message: String,
+        /// The next step, if the failure lasts.
+        #[prost(string, optional, tag = "18")]
+        hint: Option<String>,
+        /// How often the provider failed in a row.
+        #[prost(uint32, tag = "4")]
+        attempt: u32,
+        /// When it is tried again.
+        #[prost(int64, optional, tag = "30")]
+        #[serde(default, rename = "next_at", with = "crate::time::shown")]
+        #[schemars(with = "Option<String>")]
+        next_at_ms: Option<i64>,
+        /// The first failure after this time ends the turn.
+        #[prost(int64, optional, tag = "51")]
+        #[serde(default, rename = "until", with = "crate::time::shown")]
+        #[schemars(with = "Option<String>")]
+        until_ms: Option<i64>,
+    }
     /// A model reads less of a session from now on.
     70 "session.compacted" SessionCompacted {
         /// The session.

@@ -5,6 +5,8 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, de};
 
 const PAUSE_MAX: Duration = Duration::from_secs(3600);
+/// The longest `retry-for`. Who wants to wait longer wants to be asked.
+const RETRY_FOR_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// `50ms`, `2s` or `1m`.
 #[derive(Debug, Clone, Copy)]
@@ -19,17 +21,45 @@ impl<'de> Deserialize<'de> for ScriptPause {
     }
 }
 
+/// As [`ScriptPause`], or `12h`, or `0`, at most a day.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RetryFor(pub(crate) Duration);
+
+impl<'de> Deserialize<'de> for RetryFor {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        retry_for(&text)
+            .map(Self)
+            .ok_or_else(|| de::Error::custom("expected 0 or a time such as 30s, 10m or 12h, at most 24h"))
+    }
+}
+
+fn retry_for(text: &str) -> Option<Duration> {
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    let hours = text.strip_suffix('h').and_then(|hours| hours.parse::<u64>().ok());
+    let time = match hours {
+        Some(hours) => Duration::from_secs(hours.checked_mul(3600)?),
+        None => duration(text)?,
+    };
+    Some(time).filter(|time| *time <= RETRY_FOR_MAX)
+}
+
 fn pause(text: &str) -> Option<Duration> {
+    duration(text).filter(|pause| *pause <= PAUSE_MAX)
+}
+
+fn duration(text: &str) -> Option<Duration> {
     let digits = text.find(|c: char| !c.is_ascii_digit())?;
     let (number, unit) = text.split_at(digits);
     let number: u64 = number.parse().ok()?;
-    let pause = match unit {
-        "ms" => Duration::from_millis(number),
-        "s" => Duration::from_secs(number),
-        "m" => Duration::from_secs(number.checked_mul(60)?),
-        _ => return None,
-    };
-    Some(pause).filter(|pause| *pause <= PAUSE_MAX)
+    match unit {
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        "m" => number.checked_mul(60).map(Duration::from_secs),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -51,6 +81,27 @@ mod tests {
             ("99999999999999999999s", None),
         ] {
             assert_eq!(pause(text), expected.map(Duration::from_millis), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_time_for_retries_may_be_nothing_or_hours_but_not_days() {
+        for (text, expected) in [
+            ("0", Some(0)),
+            ("0s", Some(0)),
+            ("50ms", Some(50)),
+            ("90m", Some(5_400_000)),
+            ("12h", Some(43_200_000)),
+            ("24h", Some(86_400_000)),
+            ("25h", None),
+            ("1441m", None),
+            ("1d", None),
+            ("10", None),
+            ("", None),
+            ("h", None),
+            ("99999999999999999999h", None),
+        ] {
+            assert_eq!(retry_for(text), expected.map(Duration::from_millis), "{text}");
         }
     }
 }

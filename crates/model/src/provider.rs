@@ -57,6 +57,8 @@ impl fmt::Display for ProviderKind {
     }
 }
 
+const RETRY_FOR_DEFAULT: Duration = Duration::from_secs(10 * 60);
+
 /// Time limits of one provider; an absent one is the context's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Timeouts {
@@ -69,6 +71,7 @@ pub struct Timeouts {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct ProviderSettings {
     pub(crate) timeouts: Timeouts,
+    pub(crate) retry_for: Option<Duration>,
     /// By model.
     pub(crate) prices: BTreeMap<String, Price>,
     /// Tokens, by model.
@@ -85,6 +88,7 @@ pub struct Provider {
     /// Empty: any.
     pub models: Vec<String>,
     pub timeouts: Timeouts,
+    retry_for: Option<Duration>,
     prices: BTreeMap<String, Price>,
     context_windows: BTreeMap<String, u64>,
 }
@@ -171,6 +175,7 @@ impl Provider {
             api_key,
             models: Vec::new(),
             timeouts: Timeouts::default(),
+            retry_for: None,
             prices: BTreeMap::new(),
             context_windows: BTreeMap::new(),
         })
@@ -190,6 +195,7 @@ impl Provider {
             api_key: api_key.filter(|key| !key.is_empty()).map(Secret::new),
             models: written.models.to_vec(),
             timeouts: written.settings.timeouts,
+            retry_for: written.settings.retry_for,
             prices: written.settings.prices.clone(),
             context_windows: written.settings.context_windows.clone(),
         })
@@ -200,6 +206,11 @@ impl Provider {
         let text = self.base_url.as_deref().unwrap_or(self.kind.default_url());
         // Both were parsed before: this one when the provider was made, the default by a test.
         Url::parse(text).unwrap_or_else(|_| unreachable!("a provider's address is checked when it is made"))
+    }
+
+    /// How long after the first failure a call is tried again.
+    pub fn retry_for(&self) -> Duration {
+        self.retry_for.unwrap_or(RETRY_FOR_DEFAULT)
     }
 
     /// It is called at its maker's own address, so that the maker's list of prices holds.

@@ -93,7 +93,7 @@ shapes! {
         /// queued, running, waiting, done, interrupted or failed.
         status: String,
         /// What a turn that is queued or waiting waits for: `agent` (it is not ready), `session` (turns before it), `slot`
-        /// (max-concurrent agents work), `update` (its agent is about to change) or `quarantine` (what it asks for killed the daemon
+        /// (max-concurrent agents work), `update` (its agent is about to change), `provider` (see `waiting`) or `quarantine` (what it asks for killed the daemon
         /// several times, and an operator has to decide).
         #[serde(default, skip_serializing_if = "Option::is_none")]
         waits_for: Option<String>,
@@ -109,6 +109,9 @@ shapes! {
         /// turn that a fork copied has no events.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         since: Option<u64>,
+        /// What a turn that waits for its provider waits for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        waiting: Option<TurnWaitView>,
         /// The answer; while the turn runs or when it broke off, what there is of it.
         text: String,
         /// Whether `text` is incomplete.
@@ -118,6 +121,25 @@ shapes! {
         error: Option<TurnError>,
         created_at: String,
         ended_at: Option<String>,
+    }
+
+    /// Why a turn is parked.
+    pub struct TurnWaitView {
+        /// `provider`: the provider of its model does not answer.
+        reason: String,
+        provider: Option<String>,
+        /// Of the newest failure.
+        code: String,
+        message: String,
+        hint: Option<String>,
+        /// How often the provider failed in a row.
+        attempt: u32,
+        /// The first failure.
+        since: String,
+        /// When the provider is tried again, by this turn or by another that waits for it.
+        next_at: Option<String>,
+        /// The first failure after this time ends the turn.
+        until: Option<String>,
     }
 
     pub struct TurnError {

@@ -254,6 +254,7 @@ impl SimWorld {
                 | Write::Session(SessionWrite::Deleted { .. })
                 | Write::Turn(TurnWrite::New(_))
                 | Write::Turn(TurnWrite::State { .. })
+                | Write::Turn(TurnWrite::Park { .. })
                 | Write::Turn(TurnWrite::Step(_))
                 | Write::Turn(TurnWrite::StepState { .. })
                 | Write::Session(SessionWrite::Epoch(_))

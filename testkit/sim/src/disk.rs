@@ -149,6 +149,11 @@ impl SimDisk {
                     self.check_all_reported(id)?;
                 }
             }
+            Write::Turn(TurnWrite::Park { turn, park }) => {
+                let kept = self.turns.get_mut(turn).ok_or_else(|| format!("{turn} is not stored"))?;
+                laws::wait_moves(&kept.row, park.as_ref())?;
+                kept.row.park.clone_from(park);
+            }
             Write::Turn(TurnWrite::Step(row)) => self.insert_step(row)?,
             Write::Turn(TurnWrite::StepState {
                 turn,

@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 use lodge_core::agent::{AgentEvent, AgentState, FailReason};
 use lodge_core::limits::{MISFITS_MAX, REVIVALS_MAX};
 use lodge_core::lineage::{LineageEvent, LineageState};
-use lodge_core::record::{AgentRow, LineageRow, MessageRow, Role, StartRetry, StepKind, StepRow};
+use lodge_core::park::ParkReason;
+use lodge_core::record::{AgentRow, LineageRow, MessageRow, Role, StartRetry, StepKind, StepRow, TurnRow};
 use lodge_core::turn::{StepEvent, StepState, TurnEvent, TurnState};
 
 use crate::disk::StoredTurn;
@@ -154,6 +155,21 @@ pub fn turn_moves(kept: &StoredTurn, next: TurnState) -> Result<(), LawViolation
         if let Some(step) = kept.steps.iter().find(|step| step.state == StepState::Intent) {
             return Err(format!("{} ended, and step {}.{} did not", kept.row.id, step.step, step.ordinal));
         }
+    }
+    Ok(())
+}
+
+/// A turn that waits for its provider keeps its first failure until its call is answered, and is not tried longer than it
+/// should be.
+pub fn wait_moves(row: &TurnRow, next: Option<&ParkReason>) -> Result<(), LawViolation> {
+    let (Some(ParkReason::Provider(before)), Some(ParkReason::Provider(after))) = (&row.park, next) else {
+        return Ok(());
+    };
+    if after.first_ms > before.first_ms {
+        return Err(format!("{} forgot its first failure: {before:?} became {after:?}", row.id));
+    }
+    if after.next_at().is_some_and(|next_at| next_at > after.until()) {
+        return Err(format!("{} is to be tried after its time: {after:?}", row.id));
     }
     Ok(())
 }

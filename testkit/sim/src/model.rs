@@ -3,7 +3,7 @@
 use lodge_core::TurnId;
 use lodge_core::record::{CallRecord, FailureRecord, Role};
 use lodge_core::turn::StepState;
-use lodge_engine::{ModelFailure, ModelOrder, Purpose};
+use lodge_engine::{CallRetry, ModelFailure, ModelOrder, Purpose};
 use lodge_model::{CallAnswer, CallUsage, ModelRequest, StopReason, ToolCall};
 
 use crate::laws;
@@ -73,14 +73,18 @@ impl SimWorld {
             pieces.push(ModelPiece::Text(text));
         }
         let end = if self.rng.chance(self.plan.model_fails) {
-            let retryable = self.rng.chance(800);
+            let is_retryable = self.rng.chance(800);
             let after_ms = if self.rng.chance(200) { Some(self.rng.below(10_000)) } else { None };
+            let retry = match is_retryable {
+                true => CallRetry::Provider { after_ms, retry_for_ms: self.plan.retry_for_ms },
+                false => CallRetry::Never,
+            };
             let record = FailureRecord {
                 code: "model.failed".into(),
                 message: "it does not answer".into(),
                 hint: None,
             };
-            ModelPiece::Failure(ModelFailure { record, retryable, after_ms })
+            ModelPiece::Failure(ModelFailure { record, retry })
         } else {
             let calls = if self.rng.chance(self.plan.tools) { self.tool_calls(turn) } else { Vec::new() };
             let stop = if calls.is_empty() { StopReason::End } else { StopReason::ToolCalls };

@@ -151,6 +151,8 @@ pub struct SimPlan {
     pub tools: u64,
     /// How often, in a thousand, a model call fails.
     pub model_fails: u64,
+    /// How long a failing model call is tried again.
+    pub retry_for_ms: u64,
     /// How often, in a thousand, a caller repeats a request without need.
     pub impatient: u64,
     /// How often, in a thousand, a caller restarts or updates an agent.
@@ -226,6 +228,8 @@ impl SimPlan {
             crowd: pick(rng, &[0, 100, 900]),
             tools: pick(rng, &[100, 500, 800]),
             model_fails: pick(rng, &[0, 50, 300]),
+            // A separate generator, so that the other choices do not change.
+            retry_for_ms: pick(&mut rng.clone(), &[0, 2_000, 20_000, 600_000]),
             impatient: pick(rng, &[0, 50, 300]),
             changes: pick(rng, &[0, 5, 40]),
             edits: pick(rng, &[0, 10, 100]),

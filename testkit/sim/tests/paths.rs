@@ -106,6 +106,7 @@ impl DiskPair {
             ended_at: None,
             usage: Usage::default(),
             failure: None,
+            park: None,
         };
         let state = |state: TurnState, ended_at| {
             Write::Turn(TurnWrite::State {

@@ -45,6 +45,7 @@ mod loops;
 mod malformed;
 mod many;
 mod network;
+mod outage;
 mod provider;
 mod quarantine;
 mod reap;

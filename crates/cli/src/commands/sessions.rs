@@ -334,6 +334,7 @@ mod tests {
             quarantine: None,
             message: None,
             since: None,
+            waiting: None,
             text: text.into(),
             partial: status != "done",
             steps: Vec::new(),

@@ -10,6 +10,7 @@ use crate::cause::Cause;
 use crate::epoch::EpochRow;
 use crate::id::{AgentId, LineageId, SessionId, TurnId, WorkId};
 use crate::job::JobWrite;
+use crate::park::ParkReason;
 use crate::quarantine::QuarantineRow;
 use crate::session::{Fork, PathChange};
 use crate::token::TokenRow;
@@ -78,6 +79,11 @@ pub enum TurnWrite {
         ended_at: Option<Timestamp>,
         usage: Usage,
         failure: Option<FailureRecord>,
+    },
+    /// Why the turn is parked, as a whole, or that it is not.
+    Park {
+        turn: TurnId,
+        park: Option<ParkReason>,
     },
     Step(StepRow),
     StepState {

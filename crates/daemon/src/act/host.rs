@@ -158,7 +158,7 @@ impl ModelCalls for ProviderCalls {
             let request = ModelRequest { model: resolved.model, ..request };
             let context = self.calls.at(root::root_of(&self.data_dir, &order.agent).join("etc/data"));
             let called = lodge_model::call(&resolved.provider, &request, &context, on_text).await;
-            let answer = called.map_err(|error| model_failure(&error))?;
+            let answer = called.map_err(|error| model_failure(&error, resolved.provider.retry_for()))?;
             let micro_usd = resolved.provider.cost(&request.model, &answer.usage);
             Ok(ModelReply { answer, micro_usd })
         })

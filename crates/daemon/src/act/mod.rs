@@ -38,7 +38,7 @@ use tokio_util::sync::CancellationToken;
 use crate::tasks::TaskKind;
 use lodge_engine::{
     AgentLookup, AgentObservation, Effect, JobOrder, ModelEffect, Observation, PullEffect, SandboxEffect,
-    Timer,
+    Timer, TurnObservation,
 };
 
 /// Effects that may wait for the task of one sandbox. Admission keeps their number below this, because a live turn has only a
@@ -165,13 +165,23 @@ fn look_up(context: &Arc<ActContext>, agent: AgentId, ask: u64) {
 /// Reports an observation after a pause. If the daemon ends before, the next daemon starts its own timer.
 fn start_timer(context: &Arc<ActContext>, timer: Timer) {
     let reporter = context.clone();
-    let (delay_ms, due) = match timer {
-        Timer::Revival { agent, run, delay_ms } => (delay_ms, AgentObservation::RevivalDue { agent, run }),
-        Timer::Retry { agent, run, delay_ms } => (delay_ms, AgentObservation::RetryDue { agent, run }),
+    let (kind, delay_ms, due) = match timer {
+        Timer::Revival { agent, run, delay_ms } => {
+            let due = Observation::Agent(AgentObservation::RevivalDue { agent, run });
+            (TaskKind::AgentPause, delay_ms, due)
+        }
+        Timer::Retry { agent, run, delay_ms } => {
+            let due = Observation::Agent(AgentObservation::RetryDue { agent, run });
+            (TaskKind::AgentPause, delay_ms, due)
+        }
+        Timer::Provider { provider, wake, delay_ms } => {
+            let due = Observation::Turn(TurnObservation::ProviderDue { provider, wake });
+            (TaskKind::ProviderPause, delay_ms, due)
+        }
     };
-    context.spawn(TaskKind::AgentPause, async move {
+    context.spawn(kind, async move {
         tokio::time::sleep(std::time::Duration::from_millis(delay_ms)).await;
-        reporter.report(Observation::Agent(due)).await;
+        reporter.report(due).await;
     });
 }
 

@@ -23,8 +23,8 @@ use crate::chain;
 use crate::compute::{Charge, ComputeError};
 use crate::crash;
 use lodge_engine::{
-    AnswerMismatch, AutoRetry, ModelAnswer, ModelFailure, ModelOrder, Observation, Purpose, TurnObservation,
-    pieces,
+    AnswerMismatch, AutoRetry, CallRetry, ModelAnswer, ModelFailure, ModelOrder, Observation, Purpose,
+    TurnObservation, pieces,
 };
 
 /// How often streamed text is recorded as an event.
@@ -203,7 +203,7 @@ async fn assemble(context: &Arc<ActContext>, order: &ModelOrder) -> Result<Model
             () = &mut late => {
                 let message = format!("message {} of the session is not recorded yet", order.message);
                 let mut failure = final_failure("daemon.internal", &message, None);
-                failure.retryable = true;
+                failure.retry = CallRetry::Own;
                 return Err(failure);
             }
             () = published => {}
@@ -270,7 +270,7 @@ fn is_registered(profile: &Profile, order: &ModelOrder) -> bool {
 /// The same call may find a processor, or a store that can be read, in a moment.
 fn not_computed(error: &ComputeError) -> ModelFailure {
     let mut failure = final_failure(error.code(), &chain(error), error.hint());
-    failure.retryable = true;
+    failure.retry = CallRetry::Own;
     failure
 }
 
@@ -403,19 +403,20 @@ fn record(call: ToolCall) -> CallRecord {
 }
 
 /// The failure of a call, in the engine's form.
-pub(super) fn model_failure(error: &CallError) -> ModelFailure {
-    ModelFailure {
-        record: FailureRecord { code: error.code().to_owned(), message: chain(error), hint: error.hint() },
-        retryable: error.retryable(),
-        after_ms: error.retry_after().map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX)),
-    }
+pub(super) fn model_failure(error: &CallError, retry_for: Duration) -> ModelFailure {
+    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let retry = match error.retryable() {
+        true => CallRetry::Provider { after_ms: error.retry_after().map(ms), retry_for_ms: ms(retry_for) },
+        false => CallRetry::Never,
+    };
+    let record = FailureRecord { code: error.code().to_owned(), message: chain(error), hint: error.hint() };
+    ModelFailure { record, retry }
 }
 
 pub(super) fn final_failure(code: &str, message: &str, hint: Option<String>) -> ModelFailure {
     ModelFailure {
         record: FailureRecord { code: code.to_owned(), message: message.to_owned(), hint },
-        retryable: false,
-        after_ms: None,
+        retry: CallRetry::Never,
     }
 }
 

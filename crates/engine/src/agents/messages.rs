@@ -213,4 +213,6 @@ pub enum Timer {
     Revival { agent: AgentId, run: u32, delay_ms: u64 },
     /// Report `RetryDue` after the pause.
     Retry { agent: AgentId, run: u32, delay_ms: u64 },
+    /// Report `ProviderDue` after the pause.
+    Provider { provider: String, wake: u64, delay_ms: u64 },
 }

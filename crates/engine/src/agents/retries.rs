@@ -16,8 +16,9 @@ impl Engine {
         }
     }
 
-    /// The providers changed. Agents that wait for a provider retry now.
+    /// The providers changed. Agents and turns that wait for a provider retry now.
     pub(crate) fn providers_changed(&mut self) {
+        self.providers_due();
         let waits =
             |row: &AgentRow| row.state == AgentState::Failed(FailReason::Model) && row.retry.at.is_some();
         let waiting: Vec<AgentId> = self

@@ -31,7 +31,8 @@ impl EngineWorld {
 
     fn fail_model(&mut self, turn: &TurnId, attempt: u32, retryable: bool) -> Batch {
         let record = FailureRecord { code: "model.status".into(), message: "no".into(), hint: None };
-        let failure = ModelFailure { record, retryable, after_ms: None };
+        let failure =
+            ModelFailure { record, retry: if retryable { CallRetry::Own } else { CallRetry::Never } };
         self.see(Observation::Turn(TurnObservation::ModelFailed {
             turn: turn.clone(),
             step: 0,

@@ -6,7 +6,7 @@ use super::*;
 use crate::{AgentCommand, AgentObservation, TurnCommand, TurnObservation};
 
 impl EngineWorld {
-    fn with_slots(max_concurrent: usize) -> EngineWorld {
+    pub(super) fn with_slots(max_concurrent: usize) -> EngineWorld {
         let mut world = EngineWorld::new();
         world.see(Observation::Configured(settings(max_concurrent)));
         world

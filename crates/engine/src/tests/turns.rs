@@ -76,15 +76,15 @@ fn turns_of_one_session_never_interleave_and_those_of_two_do() {
 }
 
 #[test]
-fn a_failing_model_is_tried_a_bounded_number_of_times_and_the_message_can_be_sent_again() {
+fn a_call_that_the_daemon_cannot_make_is_tried_a_bounded_number_of_times_and_the_message_can_be_sent_again() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     world.ask_model(&agent, &turn, 1);
-    let record = FailureRecord { code: "model.status".into(), message: "500".into(), hint: None };
+    let record = FailureRecord { code: "daemon.busy".into(), message: "busy".into(), hint: None };
     let mut tries = 1;
     loop {
-        let failure = ModelFailure { record: record.clone(), retryable: true, after_ms: None };
+        let failure = ModelFailure { record: record.clone(), retry: CallRetry::Own };
         let batch = world.see(Observation::Turn(TurnObservation::ModelFailed {
             turn: turn.clone(),
             step: 1,
@@ -110,7 +110,7 @@ fn an_answer_of_an_attempt_that_was_given_up_is_ignored() {
     let turn = turn_of(&world.send(&agent, "s", "hi"));
     world.ask_model(&agent, &turn, 1);
     let record = FailureRecord { code: "model.cut".into(), message: "cut".into(), hint: None };
-    let failure = ModelFailure { record, retryable: true, after_ms: None };
+    let failure = ModelFailure { record, retry: CallRetry::Own };
     world.see(Observation::Turn(TurnObservation::ModelFailed {
         turn: turn.clone(),
         step: 1,

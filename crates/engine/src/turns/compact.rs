@@ -9,13 +9,14 @@ use lodge_core::TurnId;
 use lodge_core::epoch::{Epoch, EpochRow, SUMMARY_BYTES_MAX, Strategy, Summary};
 use lodge_core::event::SessionCompacted;
 use lodge_core::record::{FailureRecord, SessionWrite, StepKind};
-use lodge_core::retry::{self, RetryDecision};
 use lodge_core::turn::StepState;
 
 use super::messages::{RuntimeAnswer, RuntimeCallId};
+use super::outages::AfterFailure;
 use super::state::{Compaction, Phase, Turn};
 use crate::{
-    Effect, Engine, ModelAnswer, ModelEffect, ModelFailure, ModelOrder, Purpose, SandboxEffect, failure,
+    CallRetry, Effect, Engine, ModelAnswer, ModelEffect, ModelFailure, ModelOrder, Purpose, SandboxEffect,
+    failure,
 };
 
 /// The step under which a summary is written, before the first model call of its turn.
@@ -71,9 +72,12 @@ impl Engine {
 
     fn request_summary(&mut self, waiter: RuntimeCallId, wanted: &CompactionRequest) {
         let id = &wanted.turn;
+        if !self.may_call(id) {
+            return;
+        }
         let Some(turn) = self.turns.get_mut(id) else { return };
         // A summary that an earlier daemon requested and has no answer to.
-        let attempt = turn.next_attempt(SUMMARY_STEP, turn.summary.as_ref());
+        let attempt = turn.next_attempt(SUMMARY_STEP, turn.summary.as_ref().map(|row| row.attempt));
         let (from_turn, strategy) = (wanted.from_turn, wanted.strategy);
         turn.phase = Phase::Summary(Compaction { attempt, failures: 0, waiter, from_turn, strategy });
         if turn.summary.is_some() {
@@ -122,12 +126,14 @@ impl Engine {
     pub(crate) fn summary_answered(&mut self, id: &TurnId, attempt: u32, answer: &ModelAnswer) {
         let Some(text) = summary_of(&answer.text) else {
             let record = failure("model.no_summary", "the model wrote no summary");
-            let failed = ModelFailure { record, retryable: false, after_ms: None };
+            let failed = ModelFailure { record, retry: CallRetry::Never };
             self.charge_summary(id, attempt, answer);
             return self.summary_failed(id, attempt, failed);
         };
         self.charge_summary(id, attempt, answer);
         let Some(compaction) = self.end_summary(id, attempt, StepState::Done) else { return };
+        self.provider_answers(id);
+        self.forget_wait(id);
         let number = self.turns.get(id).map_or(0, |turn| turn.row.number);
         let from_turn = first_read(&compaction, number);
         let begun = EpochStart { strategy: compaction.strategy, from_turn, why: None };
@@ -137,17 +143,20 @@ impl Engine {
     pub(crate) fn summary_failed(&mut self, id: &TurnId, attempt: u32, failed: ModelFailure) {
         let Some(compaction) = self.compaction(id, attempt) else { return };
         compaction.failures += 1;
-        match retry::model(compaction.failures, failed.retryable, failed.after_ms) {
-            RetryDecision::After { delay_ms } => {
+        let failures = compaction.failures;
+        match self.call_failed(id, failures, failed) {
+            AfterFailure::Repeat { delay_ms } => {
+                let Some(compaction) = self.compaction(id, attempt) else { return };
                 compaction.attempt = attempt + 1;
                 self.repeat_summary(id, attempt + 1);
                 self.call_summary(id, delay_ms);
             }
-            RetryDecision::GiveUp => {
+            AfterFailure::Wait => {}
+            AfterFailure::GiveUp(record) => {
                 let ended = self.end_summary(id, attempt, StepState::Failed);
                 let Some(Compaction { waiter, from_turn, .. }) = ended else { return };
                 // The summary of older turns is still valid.
-                let begun = EpochStart { strategy: Strategy::Sliding, from_turn, why: Some(failed.record) };
+                let begun = EpochStart { strategy: Strategy::Sliding, from_turn, why: Some(record) };
                 self.begin_epoch(id, waiter, begun, Summary::Kept);
             }
         }

@@ -76,6 +76,11 @@ pub enum TurnObservation {
         attempt: u32,
         failure: ModelFailure,
     },
+    /// The pause before the next attempt at a provider is over.
+    ProviderDue {
+        provider: String,
+        wake: u64,
+    },
 }
 
 /// A runtime's request.
@@ -236,8 +241,23 @@ pub struct AnswerMismatch {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelFailure {
     pub record: FailureRecord,
-    pub retryable: bool,
-    pub after_ms: Option<u64>,
+    pub retry: CallRetry,
+}
+
+/// Whether and how a failed model call is repeated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallRetry {
+    /// It would fail in the same way.
+    Never,
+    /// The daemon could not make the call.
+    Own,
+    /// The provider may answer later.
+    Provider {
+        /// The pause that it asked for.
+        after_ms: Option<u64>,
+        /// How long after the first failure the step is tried.
+        retry_for_ms: u64,
+    },
 }
 
 /// Work on the model call of a turn.

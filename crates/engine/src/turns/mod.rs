@@ -5,6 +5,7 @@ pub(crate) mod execs;
 pub mod messages;
 mod misfits;
 pub(crate) mod models;
+pub(crate) mod outages;
 pub mod refusal;
 mod retry;
 mod runtime_calls;
@@ -169,6 +170,7 @@ impl Engine {
             ended_at: None,
             usage: Usage::default(),
             failure: None,
+            park: None,
         };
         self.step.write(TurnWrite::New(row.clone()));
         self.step.write(TurnWrite::Message(MessageRow {
@@ -197,7 +199,7 @@ impl Engine {
         let parked = turn.row.state == TurnState::Waiting;
         let event = if parked { TurnEvent::Resumed } else { TurnEvent::Started };
         let Ok(next) = turn.row.state.next(event) else { return };
-        if !may_work || self.is_quarantined(&id) {
+        if !may_work || self.is_quarantined(&id) || self.is_held(turn) {
             return;
         }
         let agent = turn.row.agent.clone();
@@ -333,6 +335,8 @@ impl Engine {
         turn.row.state = next;
         turn.row.ended_at = Some(self.step.now);
         turn.row.failure = failure;
+        self.forget_wait(id);
+        let Some(turn) = self.turns.get(id) else { return };
         let (agent, session, usage) = (turn.row.agent.clone(), turn.row.session.clone(), turn.row.usage);
         self.write_turn(id);
         let Usage { input_tokens, output_tokens, cached_tokens, micro_usd } = usage;

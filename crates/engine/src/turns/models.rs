@@ -3,12 +3,12 @@
 use lodge_core::epoch::Epoch;
 use lodge_core::event::{TurnStepFinished, TurnStepRestarted, TurnStepStarted, TurnText, TurnToolCall};
 use lodge_core::record::{CallRecord, MessageBody, Role, StepKind, StepRow, StepTarget, TurnWrite};
-use lodge_core::retry::{self, RetryDecision};
 use lodge_core::turn::{StepEvent, StepState, TurnEvent};
 use lodge_core::{StepId, Timestamp, TurnId};
 
 use super::compact::SUMMARY_STEP;
 use super::messages::RuntimeAnswer;
+use super::outages::AfterFailure;
 use super::state::{ModelCallRequest, Phase, ToolCallState};
 use crate::{
     Effect, Engine, ModelAnswer, ModelEffect, ModelFailure, ModelOrder, Purpose, SandboxEffect, failure,
@@ -72,9 +72,13 @@ impl Engine {
             self.step.mark_urgent();
             return;
         }
-        let cut = turn.cut.take().filter(|cut| cut.step == step);
+        if !self.may_call(id) {
+            return;
+        }
+        let Some(turn) = self.turns.get_mut(id) else { return };
+        let cut = turn.cut.take().filter(|cut| cut.0 == step);
         turn.step = step;
-        let attempt = turn.next_attempt(step, cut.as_ref());
+        let attempt = turn.next_attempt(step, cut.map(|cut| cut.1));
         turn.phase = Phase::Model { attempt, failures: 0, wish, shown: String::new() };
         // The runtime calls the model, so it does without a summary that it requested before a crash.
         self.close_summary(id, StepState::Interrupted);
@@ -161,6 +165,8 @@ impl Engine {
         }
         shown.push_str(&text);
         self.text_event(id, at, offset, &text);
+        // Turns that wait need not wait for the end of this answer.
+        self.provider_answers(id);
     }
 
     fn shown_text(&mut self, id: &TurnId, (step, attempt): ModelAttempt) -> Option<&mut String> {
@@ -190,6 +196,8 @@ impl Engine {
         }
         make_call_ids_unique(&mut answer.calls);
         let Some(shown) = self.shown_text(id, at).map(|shown| shown.len()) else { return };
+        self.provider_answers(id);
+        self.forget_wait(id);
         let rest = answer.text.get(shown..).unwrap_or_default();
         if !rest.is_empty() {
             self.text_event(id, at, shown as u64, rest);
@@ -252,20 +260,24 @@ impl Engine {
         }
         let next = at.1 + 1;
         let Some(turn) = self.turns.get_mut(id) else { return };
-        let Phase::Model { attempt, failures, shown, .. } = &mut turn.phase else { return };
+        let Phase::Model { failures, .. } = &mut turn.phase else { return };
         *failures += 1;
-        match retry::model(*failures, failed.retryable, failed.after_ms) {
-            RetryDecision::After { delay_ms } => {
+        let failures = *failures;
+        match self.call_failed(id, failures, failed) {
+            AfterFailure::Repeat { delay_ms } => {
+                let Some(turn) = self.turns.get_mut(id) else { return };
+                let Phase::Model { attempt, shown, .. } = &mut turn.phase else { return };
                 *attempt = next;
                 shown.clear();
                 self.restart_event(id, (at.0, next));
                 self.call_model(id, next, delay_ms);
             }
-            RetryDecision::GiveUp => {
+            AfterFailure::Wait => {}
+            AfterFailure::GiveUp(record) => {
                 let Some(turn) = self.turns.get(id) else { return };
                 let Phase::Model { wish, .. } = &turn.phase else { return };
                 let (agent, wish) = (turn.row.agent.clone(), wish.id.clone());
-                self.fail_turn(id, failed.record);
+                self.fail_turn(id, record);
                 let over = failure("turn.failed", "the model gave no answer");
                 self.in_sandbox(&agent, SandboxEffect::Answer { id: wish, answer: Err(over) });
             }
@@ -315,8 +327,8 @@ impl Engine {
         let Ok(state) = StepState::Intent.next(event) else { return };
         self.close_summary(id, state);
         if let Some(cut) = cut {
-            self.step_state(id, (cut.step, cut.attempt), state, Some(self.step.now));
-            self.step_finished(id, cut.step, StepKind::Model, state);
+            self.step_state(id, cut, state, Some(self.step.now));
+            self.step_finished(id, cut.0, StepKind::Model, state);
         }
         match phase {
             Phase::Thinking => {}

@@ -111,6 +111,7 @@ impl Engine {
             first_message,
             created_at: now,
             ended_at: None,
+            park: None,
             // The replaced turn has the usage of the steps.
             usage: Usage::default(),
             failure: None,

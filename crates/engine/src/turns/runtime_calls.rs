@@ -26,6 +26,7 @@ impl Engine {
             TurnObservation::ModelFailed { turn, step, attempt, failure } => {
                 self.model_failed(&turn, (step, attempt), failure);
             }
+            TurnObservation::ProviderDue { provider, wake } => self.provider_due(&provider, wake),
         }
     }
 

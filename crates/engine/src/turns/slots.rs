@@ -38,6 +38,14 @@ impl Engine {
         agent.row.state == AgentState::Ready && stays && agent.running < AGENT_TURNS_MAX
     }
 
+    /// Whether a waiting turn could continue, if its agent had a slot and its provider answered.
+    pub(crate) fn could_resume(&self, turn: &Turn) -> bool {
+        let agent = self.agents.get(&turn.row.agent);
+        agent.is_some_and(|agent| self.could_work(agent))
+            && self.is_first(turn)
+            && !self.is_quarantined(&turn.row.id)
+    }
+
     /// Why a turn waits, as the store would report it.
     pub(crate) fn wait_reasons(&self, turn: &Turn) -> Option<WaitReasons> {
         let agent = self.agents.get(&turn.row.agent).filter(|_| !turn.is_running())?;
@@ -46,6 +54,7 @@ impl Engine {
             updating: agent.row.next.is_some(),
             earlier: !self.is_first(turn),
             quarantine: self.quarantine_before(turn).cloned(),
+            park: turn.row.park.clone(),
         })
     }
 
@@ -117,6 +126,7 @@ impl Engine {
                 && agent.is_some_and(|agent| agent.running == 0 && self.could_work(agent))
                 && self.is_first(turn)
                 && !self.is_quarantined(&turn.row.id)
+                && !self.is_held(turn)
         })
     }
 

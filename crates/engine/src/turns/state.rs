@@ -25,8 +25,8 @@ pub(crate) enum Phase {
     Summary(Compaction),
     /// A model call is in flight.
     ///
-    /// `attempt` also counts calls that a crash of the daemon interrupted; only `failures` count against the model's
-    /// limit. `shown` is the recorded part of its text.
+    /// `attempt` also counts calls that a crash of the daemon interrupted. `failures` counts those that the daemon could not
+    /// make. `shown` is the recorded part of its text.
     Model { attempt: u32, failures: u32, wish: ModelCallRequest, shown: String },
     /// The newest answer contains tool calls.
     Tools { calls: Vec<ToolCallState> },
@@ -61,8 +61,9 @@ pub(crate) struct Turn {
     /// The newest model step's number; 0 before the first.
     pub step: u32,
     pub phase: Phase,
-    /// A model step whose intent was recorded by an earlier daemon and whose answer was not.
-    pub cut: Option<StepRow>,
+    /// A model step whose intent is recorded and that has no call in flight, as step and attempt: an earlier daemon made the
+    /// call, or it failed and is made again.
+    pub cut: Option<(u32, u32)>,
     /// The step that writes a summary before the first model call, once it is recorded.
     pub summary: Option<StepRow>,
     /// A model call that was made and may not be recorded, as step and attempt: its answer may still arrive, and must
@@ -101,7 +102,7 @@ impl Turn {
         let (newest_fit, newest_misfit) = (newest(StepState::Done), newest(StepState::Failed));
         let newest_done = newest_fit.max(newest_misfit);
         let misfits = live.steps.iter().filter(of_model(StepState::Failed)).count();
-        let cut = live.steps.iter().find(of_model(StepState::Intent)).cloned();
+        let cut = live.steps.iter().find(of_model(StepState::Intent)).map(|row| (row.step, row.attempt));
         let summary = live.steps.iter().find(|step| step.step == SUMMARY_STEP).cloned();
         let calls: Vec<ToolCallState> = live
             .calls
@@ -136,9 +137,9 @@ impl Turn {
     }
 
     /// The attempt number of a call for a step, given the last recorded one.
-    pub(crate) fn next_attempt(&self, step: u32, recorded: Option<&StepRow>) -> u32 {
+    pub(crate) fn next_attempt(&self, step: u32, recorded: Option<u32>) -> u32 {
         let spent = self.spent.filter(|(spent, _)| *spent == step).map_or(0, |(_, attempt)| attempt);
-        recorded.map_or(0, |row| row.attempt).max(spent) + 1
+        recorded.unwrap_or(0).max(spent) + 1
     }
 
     /// The number of the next model call, and the calls of the newest answer that still lack a result.

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 use super::{NewProvider, PROVIDERS_MAX};
-use crate::pause::ScriptPause;
+use crate::pause::{RetryFor, ScriptPause};
 use crate::prices::Price;
 use crate::provider::{ProviderEntry, ProviderKind, ProviderSettings, Timeouts};
 use crate::secret::Secret;
@@ -222,6 +222,7 @@ struct RawProvider {
     connect_timeout: Option<Spanned<ScriptPause>>,
     first_byte_timeout: Option<Spanned<ScriptPause>>,
     idle_timeout: Option<Spanned<ScriptPause>>,
+    retry_for: Option<RetryFor>,
     prices: Option<BTreeMap<String, Spanned<RawPrice>>>,
     context_windows: Option<BTreeMap<String, Spanned<u64>>>,
 }
@@ -278,6 +279,7 @@ fn entry(raw: RawProvider, line: u64) -> Result<FileEntry, YamlFault> {
             first_byte: timeout(raw.first_byte_timeout)?,
             idle: timeout(raw.idle_timeout)?,
         },
+        retry_for: raw.retry_for.map(|time| time.0),
         prices: each(raw.prices, price)?,
         context_windows: each(raw.context_windows, |tokens: &u64| (*tokens > 0).then_some(*tokens))?,
     };

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use lodge_core::agent::AgentState;
 use lodge_core::epoch::{EpochRow, Strategy, Summary};
 use lodge_core::lineage::LineageState;
+use lodge_core::park::ParkRecord;
 use lodge_core::quarantine::{QuarantineRow, Work, WorkKind};
 use lodge_core::record::{
     AgentRow, AgentSpec, EventRow, FailureRecord, LineageRow, MessageBody, MessageRow, NextSpec, RequestRow,
@@ -219,6 +220,7 @@ pub(crate) fn turn(row: &Row<'_>) -> rusqlite::Result<TurnRow> {
             micro_usd: row.get::<_, Option<i64>>("micro_usd")?.map(i64::cast_unsigned),
         },
         failure: optional_message::<FailureRecord>(row, "failure")?,
+        park: optional_message::<ParkRecord>(row, "park")?.and_then(|record| record.reason),
     })
 }
 

@@ -12,6 +12,7 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0004.sql"),
     include_str!("migrations/0005.sql"),
     include_str!("migrations/0006.sql"),
+    include_str!("migrations/0007.sql"),
 ];
 
 /// The oldest schema number that may still read the files of this one.

@@ -167,6 +167,7 @@ fn wait_reasons(c: &Connection, row: &TurnRow) -> rusqlite::Result<Option<WaitRe
             updating: found.get(1)?,
             earlier: found.get(2)?,
             quarantine,
+            park: row.park.clone(),
         })
     })
     .optional()

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use lodge_core::agent::AgentState;
 use lodge_core::limits::REQUEST_MEMORY_MS;
+use lodge_core::park::{ParkReason, ParkRecord};
 use lodge_core::record::{
     AgentRow, AgentWrite, EventRow, ImageWrite, LineageRow, MessageRow, RequestRow, ResidentIds,
     SessionWrite, StepRow, StoredState, TurnRow, TurnWrite, WorkWrite, Write,
@@ -275,6 +276,10 @@ fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
                 paths::touch(tx, id, *ended_at)?;
             }
         }
+        Write::Turn(TurnWrite::Park { turn, park }) => {
+            tx.prepare_cached("UPDATE turns SET park = ?2 WHERE id = ?1")?
+                .execute(params![turn.as_str(), encode_park(park.as_ref())])?;
+        }
         Write::Turn(TurnWrite::Step(row)) => insert_step(tx, row)?,
         Write::Turn(TurnWrite::StepState {
             turn,
@@ -373,8 +378,8 @@ fn put_lineage(tx: &Connection, row: &LineageRow) -> rusqlite::Result<()> {
 fn insert_turn(tx: &Connection, row: &TurnRow) -> rusqlite::Result<()> {
     tx.prepare_cached(
         "INSERT INTO turns (id, session, agent, number, state, first_event, first_message, created_at, ended_at, \
-         input_tokens, output_tokens, failure, cached_tokens, micro_usd, dropped, parent, replaces, origin) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
+         input_tokens, output_tokens, failure, cached_tokens, micro_usd, dropped, parent, replaces, origin, park) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)",
     )?
     .execute(params![
         row.id.as_str(),
@@ -395,8 +400,13 @@ fn insert_turn(tx: &Connection, row: &TurnRow) -> rusqlite::Result<()> {
         row.place.parent.as_ref().map(TurnId::as_str),
         row.place.replaces.as_ref().map(TurnId::as_str),
         row.place.origin.as_ref().map(TurnId::as_str),
+        encode_park(row.park.as_ref()),
     ])?;
     Ok(())
+}
+
+fn encode_park(park: Option<&ParkReason>) -> Option<Vec<u8>> {
+    park.map(|park| ParkRecord { reason: Some(park.clone()) }.encode_to_vec())
 }
 
 fn insert_step(tx: &Connection, row: &StepRow) -> rusqlite::Result<()> {

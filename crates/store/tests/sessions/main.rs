@@ -120,6 +120,7 @@ impl SessionsWorld {
             ended_at: Some(at),
             usage,
             failure: None,
+            park: None,
         };
         let message = |seq, role, step, text: &str| {
             Write::Turn(TurnWrite::Message(MessageRow {

@@ -100,6 +100,7 @@ fn live(ids: &mut TestIds) -> (AgentRow, TurnRow, Vec<Write>) {
         ended_at: None,
         usage: Usage::default(),
         failure: None,
+        park: None,
     };
     let call = CallRecord { id: "c1".into(), name: "sh".into(), arguments: "{}".into() };
     let message = |seq, role, text: &str, calls: Vec<CallRecord>| {

@@ -1,0 +1,456 @@
+//! Outages of providers: a turn whose model call failed is parked, and one of the parked turns tries again for all of them.
+//!
+//! What is stored is stored with the turns (`ParkReason::Provider`): the first failure of each, and the next attempt. The
+//! outage itself is derived from them, so a restart finds the same one. Its probe is the only turn that calls the provider.
+
+use std::collections::BTreeMap;
+
+use lodge_core::event::TurnWaiting;
+use lodge_core::park::{ParkReason, ProviderWait};
+use lodge_core::record::{FailureRecord, TurnWrite};
+use lodge_core::retry;
+use lodge_core::{SessionId, Timestamp, TurnId};
+
+use super::{Phase, Turn};
+use crate::{CallRetry, Effect, Engine, ModelFailure, SandboxEffect, Timer};
+
+/// Failures in a row after which a turn may wait for the next attempt with its slot, if the pause is short: most failures
+/// are over by then.
+const KEEPS_SLOT_FAILURES: u32 = 2;
+const KEEPS_SLOT_MS: u64 = 1_000;
+
+/// A provider that does not answer.
+#[derive(Debug)]
+pub(crate) struct Outage {
+    /// Failed attempts in a row.
+    failures: u32,
+    failure: FailureRecord,
+    retry_for_ms: u64,
+    next_at: Timestamp,
+    /// The pause before the next attempt is over.
+    is_due: bool,
+    /// The number of its newest timer. Earlier ones are ignored.
+    wake: u64,
+    /// The turn that makes the next attempt, or is making it.
+    probe: Option<TurnId>,
+}
+
+/// What a failed call does to its turn.
+#[derive(Debug)]
+pub(crate) enum AfterFailure {
+    /// The call is repeated.
+    Repeat { delay_ms: u64 },
+    /// The turn waits without a call in flight.
+    Wait,
+    /// The turn has no attempt left.
+    GiveUp(FailureRecord),
+}
+
+/// The provider of a model.
+fn provider_in(model: &str) -> &str {
+    model.split_once('/').map_or(model, |(provider, _)| provider)
+}
+
+fn wait_of(turn: &Turn) -> Option<&ProviderWait> {
+    match turn.row.park.as_ref()? {
+        ParkReason::Provider(wait) => Some(wait),
+    }
+}
+
+/// Whether a call is in flight, or ordered.
+fn is_calling(turn: &Turn) -> bool {
+    match turn.phase {
+        Phase::Model { .. } | Phase::Summary(_) => true,
+        Phase::Thinking | Phase::Tools { .. } => false,
+    }
+}
+
+impl Engine {
+    /// Whether a turn waits until its provider answers.
+    pub(crate) fn is_held(&self, turn: &Turn) -> bool {
+        let Some(outage) = self.outages.get(self.provider_of(turn)) else { return false };
+        wait_of(turn).is_some_and(ProviderWait::is_held) && outage.probe.as_ref() != Some(&turn.row.id)
+    }
+
+    fn provider_of(&self, turn: &Turn) -> &str {
+        self.agents.get(&turn.row.agent).map_or("", |agent| provider_in(&agent.row.spec.model))
+    }
+
+    /// Decides after a failed call of a turn.
+    pub(crate) fn call_failed(&mut self, id: &TurnId, failures: u32, failed: ModelFailure) -> AfterFailure {
+        match failed.retry {
+            CallRetry::Never => {
+                self.provider_answers(id);
+                AfterFailure::GiveUp(failed.record)
+            }
+            CallRetry::Own => match retry::own_call(failures, spread(id, failures)) {
+                retry::RetryDecision::After { delay_ms } => AfterFailure::Repeat { delay_ms },
+                retry::RetryDecision::GiveUp => AfterFailure::GiveUp(failed.record),
+            },
+            CallRetry::Provider { after_ms, retry_for_ms } => {
+                self.provider_failed(id, failed.record, after_ms, retry_for_ms)
+            }
+        }
+    }
+
+    fn provider_failed(
+        &mut self,
+        id: &TurnId,
+        failure: FailureRecord,
+        after_ms: Option<u64>,
+        retry_for_ms: u64,
+    ) -> AfterFailure {
+        let now = self.step.now.ms();
+        let Some(turn) = self.turns.get(id) else { return AfterFailure::Wait };
+        let provider = self.provider_of(turn).to_owned();
+        // The clock may have been set back since.
+        let first_ms = wait_of(turn).map_or(now, |wait| wait.first_ms.min(now));
+        let counts = self.outages.get(&provider).is_none_or(|outage| outage.probe.as_ref() == Some(id));
+        let failures = match self.outages.get(&provider) {
+            Some(outage) => outage.failures + u32::from(counts),
+            None => 1,
+        };
+        let mut wait = ProviderWait {
+            provider,
+            first_ms,
+            failed_ms: Some(now),
+            next_ms: None,
+            retry_for_ms,
+            failures,
+            failure,
+        };
+        let is_over = wait.until().ms() <= now;
+        if counts {
+            let pause_ms = retry::call_pause(failures, after_ms, spread(id, failures));
+            let next_ms = self.update_waits(id, &wait, pause_ms);
+            wait.next_ms = Some(next_ms);
+            let runs = self.turns.get(id).is_some_and(Turn::is_running);
+            if !is_over && runs && failures <= KEEPS_SLOT_FAILURES && pause_ms < KEEPS_SLOT_MS {
+                if let Some(outage) = self.outages.get_mut(&wait.provider) {
+                    (outage.probe, outage.is_due) = (Some(id.clone()), true);
+                }
+                self.set_wait(id, Some(wait));
+                return AfterFailure::Repeat { delay_ms: u64::try_from(next_ms - now).unwrap_or(0) };
+            }
+            self.start_outage_timer(&wait.provider);
+        }
+        // If it does not count, another turn tries for all of them.
+        match is_over {
+            true => AfterFailure::GiveUp(given_up(id, &wait, now)),
+            false => self.wait_with(id, wait),
+        }
+    }
+
+    /// After an attempt for all turns of a provider failed: sets the time of the next one, and ends turns whose time is up.
+    /// Returns that time.
+    fn update_waits(&mut self, probe: &TurnId, newest: &ProviderWait, pause_ms: u64) -> i64 {
+        let now = self.step.now;
+        let mut next_ms = now.ms().saturating_add(i64::try_from(pause_ms).unwrap_or(i64::MAX));
+        if newest.until() > now {
+            next_ms = next_ms.min(newest.until().ms());
+        }
+        let others: Vec<TurnId> =
+            self.waiting_for(&newest.provider).into_iter().filter(|id| id != probe).collect();
+        let (mut stay, mut expired) = (Vec::new(), Vec::new());
+        for id in others {
+            let Some(wait) = self.turns.get(&id).and_then(wait_of) else { continue };
+            let first_ms = wait.first_ms.min(now.ms());
+            let wait = ProviderWait { first_ms, failed_ms: wait.failed_ms, ..newest.clone() };
+            if wait.until() <= now {
+                expired.push((id, wait));
+            } else {
+                next_ms = next_ms.min(wait.until().ms());
+                stay.push((id, wait));
+            }
+        }
+        let outage = Outage {
+            failures: newest.failures,
+            failure: newest.failure.clone(),
+            retry_for_ms: newest.retry_for_ms,
+            next_at: Timestamp::from_ms(next_ms),
+            is_due: false,
+            wake: 0,
+            probe: None,
+        };
+        self.outages.insert(newest.provider.clone(), outage);
+        for (id, wait) in stay {
+            self.set_wait(&id, Some(ProviderWait { next_ms: Some(next_ms), ..wait }));
+        }
+        for (id, wait) in expired {
+            self.fail_turn(&id, given_up(&id, &wait, now.ms()));
+        }
+        next_ms
+    }
+
+    fn start_outage_timer(&mut self, provider: &str) {
+        let Some(outage) = self.outages.get_mut(provider) else { return };
+        self.asks += 1;
+        outage.wake = self.asks;
+        // The clock may have been set meanwhile: no pause is longer than the time for retries.
+        let left = u64::try_from(outage.next_at.ms() - self.step.now.ms()).unwrap_or(0);
+        let delay_ms = left.min(outage.retry_for_ms);
+        let timer = Timer::Provider { provider: provider.to_owned(), wake: outage.wake, delay_ms };
+        self.step.act(Effect::Timer(timer));
+    }
+
+    /// Parks a turn until its provider answers, and tells clients why.
+    fn wait_with(&mut self, id: &TurnId, mut wait: ProviderWait) -> AfterFailure {
+        wait.next_ms = self.outages.get(&wait.provider).map(|outage| outage.next_at.ms());
+        self.drop_call(id);
+        self.set_wait(id, Some(wait.clone()));
+        let (until_ms, reason) = (wait.until().ms(), ParkReason::Provider(wait.clone()).word().to_owned());
+        let ProviderWait { provider, next_ms, failures, failure, .. } = wait;
+        let FailureRecord { code, message, hint } = failure;
+        self.turn_event(id, |session, turn| TurnWaiting {
+            session,
+            turn,
+            reason,
+            provider: Some(provider),
+            code,
+            message,
+            hint,
+            attempt: failures,
+            next_at_ms: next_ms,
+            until_ms: Some(until_ms),
+        });
+        if let Some(turn) = self.turns.get(id)
+            && turn.is_running()
+        {
+            let agent = turn.row.agent.clone();
+            self.in_sandbox(&agent, SandboxEffect::DropTurn { turn: id.clone() });
+            self.park(id);
+        }
+        AfterFailure::Wait
+    }
+
+    /// The call is over, and its step is open: the runtime asks for it again.
+    fn drop_call(&mut self, id: &TurnId) {
+        let Some(turn) = self.turns.get_mut(id) else { return };
+        match turn.phase {
+            Phase::Model { attempt, .. } => {
+                turn.cut = Some((turn.step, attempt));
+                turn.step -= 1;
+                turn.phase = Phase::Thinking;
+            }
+            Phase::Summary(_) => turn.phase = Phase::Thinking,
+            Phase::Thinking | Phase::Tools { .. } => {}
+        }
+    }
+
+    fn set_wait(&mut self, id: &TurnId, wait: Option<ProviderWait>) {
+        let park = wait.map(ParkReason::Provider);
+        let Some(turn) = self.turns.get_mut(id).filter(|turn| turn.row.park != park) else { return };
+        turn.row.park.clone_from(&park);
+        self.step.write_with_next_commit(TurnWrite::Park { turn: id.clone(), park });
+    }
+
+    /// Whether a turn may make the next attempt now: when the pause is over, or before if only one turn has failed so far.
+    /// Then the failure may be that turn's own, and another turn finds out at once.
+    fn may_probe_now(&self, provider: &str, turn: &Turn) -> bool {
+        let has_failed = |turn: &Turn| wait_of(turn).is_some_and(|wait| wait.failed_ms.is_some());
+        let failed = || {
+            let waiting = self.waiting_for(provider);
+            waiting.iter().filter(|id| self.turns.get(*id).is_some_and(has_failed)).count()
+        };
+        self.outages.get(provider).is_some_and(|outage| outage.is_due) || !has_failed(turn) && failed() <= 1
+    }
+
+    /// Whether a turn may call its model now. If another turn tries for it, this one is parked.
+    pub(crate) fn may_call(&mut self, id: &TurnId) -> bool {
+        let Some(turn) = self.turns.get(id) else { return false };
+        let provider = self.provider_of(turn).to_owned();
+        let known = wait_of(turn).cloned();
+        let may_probe = self.may_probe_now(&provider, turn);
+        let Some(outage) = self.outages.get_mut(&provider) else { return true };
+        if outage.probe.is_none() && may_probe {
+            outage.probe = Some(id.clone());
+        }
+        if outage.probe.as_ref() == Some(id) {
+            return true;
+        }
+        let now = self.step.now.ms();
+        let wait = ProviderWait {
+            first_ms: known.as_ref().map_or(now, |wait| wait.first_ms.min(now)),
+            failed_ms: known.and_then(|wait| wait.failed_ms),
+            next_ms: None,
+            retry_for_ms: outage.retry_for_ms,
+            failures: outage.failures,
+            failure: outage.failure.clone(),
+            provider,
+        };
+        self.wait_with(id, wait);
+        false
+    }
+
+    /// The provider answered this turn, with an answer or a refusal. If the turn tried for others, they continue.
+    pub(crate) fn provider_answers(&mut self, id: &TurnId) {
+        let Some(turn) = self.turns.get(id) else { return };
+        let provider = self.provider_of(turn).to_owned();
+        if self.outages.get(&provider).is_none_or(|outage| outage.probe.as_ref() != Some(id)) {
+            return;
+        }
+        self.outages.remove(&provider);
+        self.release_waits(self.waiting_for(&provider));
+    }
+
+    /// The step of a turn is answered. Its next failure is a first one.
+    pub(crate) fn forget_wait(&mut self, id: &TurnId) {
+        self.set_wait(id, None);
+    }
+
+    /// These turns no longer wait for a provider, but for a slot.
+    fn release_waits(&mut self, turns: Vec<TurnId>) {
+        let mut sessions: Vec<SessionId> = Vec::new();
+        for id in turns {
+            let Some(turn) = self.turns.get(&id) else { continue };
+            let Some(wait) = wait_of(turn).cloned() else { continue };
+            sessions.push(turn.row.session.clone());
+            self.set_wait(&id, Some(ProviderWait { next_ms: None, ..wait }));
+        }
+        self.step.mark_urgent();
+        for session in sessions {
+            self.start_next(&session);
+        }
+    }
+
+    /// The turns that wait for a provider, in the order of starts.
+    fn waiting_for(&self, provider: &str) -> Vec<TurnId> {
+        let waits = |turn: &&Turn| {
+            self.provider_of(turn) == provider && wait_of(turn).is_some_and(ProviderWait::is_held)
+        };
+        let mut waiting: Vec<&Turn> = self.turns.values().filter(waits).collect();
+        waiting.sort_by_key(|turn| turn.place());
+        waiting.into_iter().map(|turn| turn.row.id.clone()).collect()
+    }
+
+    /// The pause before the next attempt at a provider is over. It has no effect if another decision replaced it.
+    pub(crate) fn provider_due(&mut self, provider: &str, wake: u64) {
+        if let Some(outage) = self.outages.get_mut(provider).filter(|outage| outage.wake == wake) {
+            outage.is_due = true;
+        }
+    }
+
+    /// The providers changed: all of them are tried now.
+    pub(crate) fn providers_due(&mut self) {
+        self.outages.values_mut().for_each(|outage| outage.is_due = true);
+    }
+
+    /// Chooses who tries for the others, and ends outages that no turn waits for. Called after every input.
+    pub(crate) fn tend_outages(&mut self) {
+        if self.outages.is_empty() {
+            return;
+        }
+        // The model of an agent may have changed to one of another provider.
+        let is_stray = |turn: &&Turn| {
+            wait_of(turn).is_some_and(ProviderWait::is_held)
+                && !self.outages.contains_key(self.provider_of(turn))
+        };
+        let mut stray: Vec<TurnId> =
+            self.turns.values().filter(is_stray).map(|turn| turn.row.id.clone()).collect();
+        if !stray.is_empty() {
+            stray.sort();
+            self.release_waits(stray);
+        }
+        let providers: Vec<String> = self.outages.keys().cloned().collect();
+        for provider in providers {
+            self.tend_outage(&provider);
+        }
+    }
+
+    fn tend_outage(&mut self, provider: &str) {
+        let waiting = self.waiting_for(provider);
+        let may_probe = |id: &TurnId| {
+            let turn = self.turns.get(id);
+            turn.is_some_and(|turn| is_calling(turn) || turn.is_running() || self.could_resume(turn))
+        };
+        let Some(outage) = self.outages.get(provider) else { return };
+        let probe = outage.probe.clone().filter(may_probe);
+        if probe.is_none() && waiting.is_empty() {
+            self.outages.remove(provider);
+            return;
+        }
+        let is_new = probe.is_none();
+        let candidates = waiting.into_iter().filter(|id| {
+            is_new
+                && may_probe(id)
+                && self.turns.get(id).is_some_and(|turn| self.may_probe_now(provider, turn))
+        });
+        // The turn that failed last comes last: a request that always fails must not keep others from theirs.
+        let failed_ms = |id: &TurnId| self.turns.get(id).and_then(wait_of).and_then(|wait| wait.failed_ms);
+        let chosen = probe.or_else(|| candidates.min_by_key(failed_ms));
+        let session = chosen.as_ref().and_then(|id| self.turns.get(id)).map(|turn| turn.row.session.clone());
+        if let Some(outage) = self.outages.get_mut(provider) {
+            outage.probe = chosen;
+        }
+        if let Some(session) = session.filter(|_| is_new) {
+            self.start_next(&session);
+        }
+    }
+
+    /// The outages that the stored turns wait for.
+    pub(crate) fn restore_outages(&mut self) {
+        let mut ids: Vec<&TurnId> = self.turns.keys().collect();
+        ids.sort();
+        let mut outages = BTreeMap::new();
+        for turn in ids.into_iter().filter_map(|id| self.turns.get(id)) {
+            let Some(wait) = wait_of(turn).filter(|wait| wait.provider == self.provider_of(turn)) else {
+                continue;
+            };
+            let Some(next_at) = wait.next_at() else { continue };
+            let outage = outages.entry(wait.provider.clone()).or_insert_with(|| Outage {
+                failures: 0,
+                failure: wait.failure.clone(),
+                retry_for_ms: wait.retry_for_ms,
+                next_at,
+                is_due: false,
+                wake: 0,
+                probe: None,
+            });
+            if wait.failures > outage.failures {
+                (outage.failures, outage.failure) = (wait.failures, wait.failure.clone());
+            }
+            outage.next_at = outage.next_at.max(next_at);
+            if turn.is_running() && outage.probe.is_none() {
+                // It was trying when the daemon ended.
+                (outage.probe, outage.is_due) = (Some(turn.row.id.clone()), true);
+            }
+        }
+        self.outages = outages;
+    }
+
+    /// After memory was rebuilt: waits for the rest of each pause.
+    pub(crate) fn resume_outages(&mut self) {
+        let pausing = self.outages.iter().filter(|(_, outage)| !outage.is_due);
+        let pausing: Vec<String> = pausing.map(|(provider, _)| provider.clone()).collect();
+        for provider in pausing {
+            self.start_outage_timer(&provider);
+        }
+    }
+}
+
+/// What spreads the attempts of different turns: no two have the same id.
+fn spread(id: &TurnId, failures: u32) -> u64 {
+    let digits = id.as_str().bytes().chain(failures.to_le_bytes());
+    digits.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// The failure of a turn whose provider did not recover in time.
+fn given_up(id: &TurnId, wait: &ProviderWait, now_ms: i64) -> FailureRecord {
+    let FailureRecord { code, message, hint } = wait.failure.clone();
+    let tried_s = u64::try_from(now_ms - wait.first_ms).unwrap_or(0) / 1_000;
+    let tried = match tried_s {
+        0 => return FailureRecord { code, message, hint: hint.or_else(|| Some(retry_hint(id))) },
+        1..120 => format!("{tried_s} s"),
+        120..7_200 => format!("{} min", tried_s / 60),
+        7_200.. => format!("{} h", tried_s / 3_600),
+    };
+    let hint = match hint {
+        Some(hint) => format!("{hint}; then {}", retry_hint(id)),
+        None => retry_hint(id),
+    };
+    FailureRecord { code, message: format!("{message} (tried for {tried})"), hint: Some(hint) }
+}
+
+fn retry_hint(id: &TurnId) -> String {
+    format!("run `lodge turn retry {id}` when the provider answers again")
+}
