@@ -127,7 +127,7 @@ fn hint(refused: &OwnerRefusal, mount: &Mount, host: &str) -> String {
 
 /// The file system of a path, in words.
 fn file_system(path: &Path) -> &'static str {
-    let magic = rustix::fs::statfs(path).map(|found| i64::from(found.f_type));
+    let magic = rustix::fs::statfs(path).map(|found| found.f_type);
     match magic {
         Ok(OVERLAY_MAGIC) => "its file system (overlay)",
         Ok(NFS_MAGIC) => "its file system (nfs)",

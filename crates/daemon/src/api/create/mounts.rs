@@ -84,7 +84,7 @@ impl MountRefusal {
             | MountRefusal::TargetRelative
             | MountRefusal::TargetParent
             | MountRefusal::TargetRoot => {
-                "write HOST:TARGET[:DESCRIPTION][:ro|rw]; both paths absolute, the target inside the agent's root"
+                "write HOST:TARGET[:DESCRIPTION][:ro|rw][,map-root]; both paths absolute, the target inside the agent's root"
             }
             MountRefusal::TargetOdd | MountRefusal::DescriptionOdd => "write something shorter, on one line",
             MountRefusal::Ours { .. } => {
