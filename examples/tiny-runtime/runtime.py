@@ -5,7 +5,7 @@ Start it as `runtime.py serve --root <directory>`. The protocol is described in 
 import hashlib, json, os, re, sys
 
 ARGUMENT_CHARS_MAX = 100 * 1024
-FORM = 'Arguments are a JSON object such as {"args": ["--help"], "stdin": ""}, and not both may be empty.'
+FORM = 'Arguments are a JSON object such as {"args": ["--help"], "stdin": ""}; both may be left out.'
 SCHEMA = {"type": "object", "additionalProperties": False, "properties": {
     "args": {"type": "array", "items": {"type": "string"}}, "stdin": {"type": "string"}}}
 
@@ -145,12 +145,11 @@ def tool_request(name, arguments):
     try:
         if name not in plan["tools"]:
             raise ValueError(f"there is no tool `{name}`; the tools are: {', '.join(plan['tools'])}")
-        given = json.loads(arguments) if isinstance(arguments, str) else arguments
+        given = json.loads(arguments.strip() or "{}") if isinstance(arguments, str) else arguments
+        given = {} if given is None else given
         words = program_words(given)
         if not set(given) <= {"args", "stdin"}:
             raise ValueError("the arguments have the wrong form")
-        if words == {"args": [], "stdin": ""}:
-            raise ValueError("`args` and `stdin` are both empty")
     except (ValueError, TypeError, AttributeError) as why:
         return "tool/answer", {"text": f"Not run: {why}. {FORM}", "error": True}
     return "exec/run", {"bin": name, **words, "timeout_ms": plan["timeout"]}

@@ -20,6 +20,8 @@ pub(crate) struct MountArg {
     pub target: String,
     pub description: Option<String>,
     pub read_only: bool,
+    /// Root's rights in a path of root are meant.
+    pub map_root: bool,
 }
 
 /// What other tools write in the place of a mode.
@@ -38,15 +40,30 @@ const NOT_MODES: [&str; 12] = [
     "private",
 ];
 
-/// `HOST:TARGET[:DESCRIPTION][:ro|:rw]`. The host path may contain colons that no `/` follows; the target may not. The
-/// text between the target and the mode is the description.
+/// The mode of a mount: `ro` or `rw`, `map-root`, or both with a comma between them.
+fn mount_mode(text: &str) -> Option<(bool, bool)> {
+    let (mut read_only, mut map_root) = (None, None);
+    for word in text.split(',') {
+        let (place, value) = match word {
+            "ro" => (&mut read_only, true),
+            "rw" => (&mut read_only, false),
+            "map-root" => (&mut map_root, true),
+            _ => return None,
+        };
+        if place.replace(value).is_some() {
+            return None;
+        }
+    }
+    Some((read_only.unwrap_or(false), map_root.unwrap_or(false)))
+}
+
+/// `HOST:TARGET[:DESCRIPTION][:ro|:rw][,map-root]`. The host path may contain colons that no `/` follows; the target may
+/// not. The text between the target and the mode is the description.
 pub(crate) fn mount(text: &str) -> Result<MountArg, String> {
-    const FORM: &str = "expected HOST:TARGET[:DESCRIPTION][:ro|rw], with a TARGET that starts with `/`";
-    let (rest, read_only) = match text.rsplit_once(':') {
-        Some((rest, "ro")) => (rest, true),
-        Some((rest, "rw")) => (rest, false),
-        _ => (text, false),
-    };
+    const FORM: &str =
+        "expected HOST:TARGET[:DESCRIPTION][:ro|rw][,map-root], with a TARGET that starts with `/`";
+    let mode = text.rsplit_once(':').and_then(|(rest, mode)| Some((rest, mount_mode(mode)?)));
+    let (rest, (read_only, map_root)) = mode.unwrap_or((text, (false, false)));
     let at = rest.find(":/").filter(|at| *at > 0).ok_or(FORM)?;
     let (host, inside) = (&rest[..at], &rest[at + 1..]);
     let (target, description) = match inside.split_once(':') {
@@ -54,13 +71,18 @@ pub(crate) fn mount(text: &str) -> Result<MountArg, String> {
         None => (inside, None),
     };
     if let Some(word) = description
-        && (NOT_MODES.iter().any(|mode| word.eq_ignore_ascii_case(mode))
-            || ["ro", "rw"].iter().any(|mode| word.eq_ignore_ascii_case(mode)))
+        && word.split(',').any(is_almost_mode)
     {
-        return Err(format!("`{word}` is not a mode: write `ro` or `rw` at the end"));
+        return Err(format!("`{word}` is not a mode: write `ro`, `rw` or `map-root` at the end"));
     }
     let description = description.map(str::to_owned);
-    Ok(MountArg { host: host.into(), target: target.to_owned(), description, read_only })
+    Ok(MountArg { host: host.into(), target: target.to_owned(), description, read_only, map_root })
+}
+
+/// Whether a word in the place of a mode was probably meant as one.
+fn is_almost_mode(word: &str) -> bool {
+    let modes = NOT_MODES.iter().chain(&["ro", "rw", "map-root", "maproot", "map_root"]);
+    modes.into_iter().any(|mode| word.eq_ignore_ascii_case(mode))
 }
 
 /// A path as a shell would have it: `~` and `~/…` are below the home directory.
@@ -202,7 +224,8 @@ mod tests {
     fn a_mount_splits_at_the_target_and_keeps_colons_of_the_host() {
         let described = |text: &str, host: &str, target: &str, description: Option<&str>, read_only: bool| {
             let description = description.map(str::to_owned);
-            let expected = MountArg { host: host.into(), target: target.into(), description, read_only };
+            let (host, target, map_root) = (host.into(), target.into(), false);
+            let expected = MountArg { host, target, description, read_only, map_root };
             assert_eq!(mount(text), Ok(expected), "{text}");
         };
         let check = |text: &str, host: &str, target: &str, read_only: bool| {
@@ -214,6 +237,16 @@ mod tests {
         check("./odd:name:/work:ro", "./odd:name", "/work", true);
         check("/a:/work:", "/a", "/work", false);
         check("/a:/work::ro", "/a", "/work", true);
+        for (text, read_only) in [
+            ("/a:/b:map-root", false),
+            ("/a:/b:rw,map-root", false),
+            ("/a:/b:map-root,ro", true),
+            ("/a:/b:words:ro,map-root", true),
+        ] {
+            let parsed = mount(text).unwrap();
+            assert_eq!((parsed.map_root, parsed.read_only), (true, read_only), "{text}");
+            assert_eq!(parsed.target, "/b");
+        }
         described("~/n:/work:my notes:ro", "~/n", "/work", Some("my notes"), true);
         described("n:/work:see: http://x/y", "n", "/work", Some("see: http://x/y"), false);
     }
@@ -241,6 +274,10 @@ mod tests {
             "/a:/b:RO",
             "/a:/b:z",
             "/a:/b:rw:ro",
+            "/a:/b:ro,rw",
+            "/a:/b:map-root:ro",
+            "/a:/b:rw,maproot",
+            "/a:/b:map-root,map-root",
         ] {
             assert!(mount(text).is_err(), "{text}");
         }

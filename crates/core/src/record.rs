@@ -26,7 +26,8 @@ use crate::turn::{StepState, TurnState};
 pub use self::image::{
     AgentSpec, BinImageRecord, BinPlatformRecord, BinRecord, ConfigRecord, ContextRecord, EnvRecord,
     FileRecord, HostProgramRecord, ImageContents, ImageFact, ImageKind, ImageRecord, ImageRow, ImageState,
-    LimitsRecord, MountRecord, NetworkMode, NetworkRecord, RuntimeRecord, ToolRecord, pinned_digest,
+    LimitsRecord, MountOwner, MountRecord, NetworkMode, NetworkRecord, RuntimeRecord, ToolRecord,
+    pinned_digest,
 };
 
 pub use self::target::{JobWait, JobWaitTool, StepTarget, StepTargetError};

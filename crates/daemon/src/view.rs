@@ -15,7 +15,7 @@ use lodge_core::lineage::{LineageState, Policy};
 use lodge_core::liveness::Liveness;
 use lodge_core::park::ParkReason;
 use lodge_core::quarantine::QuarantineRow;
-use lodge_core::record::{AgentRow, EventRow, LineageRow, StepRow, TurnRow};
+use lodge_core::record::{AgentRow, EventRow, LineageRow, MountRecord, StepRow, TurnRow};
 use lodge_core::summary::TurnDetail;
 use lodge_core::token::TokenRow;
 use lodge_core::turn::TurnState;
@@ -156,17 +156,7 @@ pub fn agent(row: &AgentRow, working: bool, living: Option<&LiveSandbox>) -> Age
         started_at: row.started_at.map(|at| at.to_string()),
         created_at: row.created_at.to_string(),
         labels: row.spec.labels.clone(),
-        mounts: row
-            .spec
-            .mounts
-            .iter()
-            .map(|mount| Mount {
-                host: mount.host.clone(),
-                target: mount.target.clone(),
-                read_only: mount.read_only,
-                description: mount.description.clone(),
-            })
-            .collect(),
+        mounts: row.spec.mounts.iter().map(mount).collect(),
         sandbox: row.sandbox.to_string(),
         network: images::network(row.spec.network.clone()),
         isolation: living.map(|living| living.layers.clone()).unwrap_or_default(),
@@ -174,6 +164,21 @@ pub fn agent(row: &AgentRow, working: bool, living: Option<&LiveSandbox>) -> Age
         limits_not_enforced: crate::limits::not_enforced(&row.spec),
         quarantine: Vec::new(),
         capabilities: row.spec.capabilities.iter().map(|name| capability(name)).collect(),
+    }
+}
+
+/// A mount, and the owner whose rights the agent has in it.
+pub fn mount(record: &MountRecord) -> Mount {
+    Mount {
+        host: record.host.clone(),
+        target: record.target.clone(),
+        read_only: record.read_only,
+        description: record.description.clone(),
+        map_root: record.owner.is_some_and(|owner| owner.uid == 0 || owner.gid == Some(0)),
+        owner: record.owner.map(|owner| match owner.gid {
+            Some(gid) => format!("{}:{gid}", owner.uid),
+            None => owner.uid.to_string(),
+        }),
     }
 }
 

@@ -14,15 +14,16 @@
 
 use std::future::Future;
 use std::io;
+use std::path::Path;
 use std::pin::Pin;
 use std::time::Duration;
 
-use lodge_link::{KeeperSecret, Layer};
+use lodge_link::{BindOwner, KeeperSecret, Layer};
 
 use crate::error::{DialError, RemoveError, SandboxReadError, StartError};
 use crate::link::Link;
 use crate::output::{CapturedStream, Evidence, ExecStream, JobBytes, JobTotals, KeepRules};
-use crate::spec::SandboxSpec;
+use crate::spec::{OwnerTrial, SandboxSpec};
 
 /// The future of a method of an [`Executor`] or of a [`Link`].
 pub type ExecFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -37,6 +38,9 @@ pub trait Executor: std::fmt::Debug + Send + Sync {
 
     /// Tries each layer of isolation. If they cannot be tried, the result is one missing layer.
     fn probe(&self) -> ExecFuture<'_, Vec<Layer>>;
+
+    /// Tries to mount a path with its owner as another user, as [`Bind::owner`](lodge_link::Bind) asks for. Only root can.
+    fn try_owner<'a>(&'a self, path: &'a Path, owner: BindOwner) -> ExecFuture<'a, OwnerTrial>;
 
     /// The ids of all sandboxes that were started and not removed, dead ones included, sorted.
     fn sandboxes(&self) -> ExecFuture<'_, Vec<String>>;

@@ -20,13 +20,13 @@ pub use executor::{ExecFuture, Executor};
 pub use helper::{Helper, HelperAnswer, HelperError, find_program};
 pub use link::{Link, LinkReceiver, LinkSender};
 pub use lodge_link::{
-    Bind, EnforcedLimit, ExecKind, ExecState, ExitOutcome, ExitRecord, FileIdentity, KeeperCommand,
-    KeeperEvent, KeeperSecret, KnownExec, Layer, LimitHit, Limits, Network, OrderRuns, PrivateRoot, Resource,
-    ResourceUsage, StartExec, StreamCount, StreamKind, Welcome, limits,
+    Bind, BindOwner, EnforcedLimit, ExecKind, ExecState, ExitOutcome, ExitRecord, FileIdentity,
+    KeeperCommand, KeeperEvent, KeeperSecret, KnownExec, Layer, LimitHit, Limits, Network, OrderRuns,
+    PrivateRoot, Resource, ResourceUsage, StartExec, StreamCount, StreamKind, Welcome, limits,
 };
 pub use name::ExecName;
 pub use open_files::FileLimit;
 pub use output::{CapturedStream, Evidence, ExecStream, JobBytes, JobStreamExtent, JobTotals, KeepRules};
 pub use programs::{ProgramImage, StoredProgram, VerifiedProgram};
-pub use spec::SandboxSpec;
+pub use spec::{OwnerTrial, SandboxSpec};
 pub use system::{SystemExecutor, is_over};

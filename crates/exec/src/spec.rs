@@ -1,5 +1,6 @@
 //! What a sandbox is started from.
 
+use std::io;
 use std::path::PathBuf;
 
 use lodge_link::{Bind, KeeperSecret, Limits, Network, PrivateRoot};
@@ -23,4 +24,14 @@ pub struct SandboxSpec {
     pub log: PathBuf,
     /// Where the keeper dies, for crash tests.
     pub failpoint: Option<String>,
+}
+
+/// Whether a path of this host can be mounted with its owner mapped.
+#[derive(Debug)]
+pub enum OwnerTrial {
+    Works,
+    /// Its file system, or the kernel, cannot do that.
+    Unsupported,
+    /// It could not be tried.
+    Failed(io::Error),
 }

@@ -9,11 +9,12 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use lodge_link::{Bind, FileIdentity};
+use lodge_link::{Bind, BindOwner, FileIdentity};
 use rustix::mount::UnmountFlags;
 
 use crate::layers::Layers;
-use crate::mounts::{host_forbids, mount};
+use crate::mounts::{attach, host_forbids, mount};
+use crate::owner_map::{MountAccess, OwnerMaps};
 use crate::read_only;
 use crate::sys;
 
@@ -21,6 +22,22 @@ use crate::sys;
 pub(crate) struct OpenBind {
     pub(crate) bind: Bind,
     pub(crate) source: OwnedFd,
+    /// A mount of the source with its owner mapped, attached nowhere yet.
+    mapped: Option<OwnedFd>,
+}
+
+impl OpenBind {
+    pub(crate) fn new(bind: Bind, source: OwnedFd) -> OpenBind {
+        OpenBind { bind, source, mapped: None }
+    }
+
+    /// As [`bind_one`], to the target of `inside`, and with the owner mapped where that is prepared.
+    pub(crate) fn bind_to(&self, inside: &Bind, base: Option<&Path>) -> Result<(), BindFailure> {
+        match &self.mapped {
+            Some(tree) => Ok(attach(tree, &open_target(inside, &self.source, base)?)?),
+            None => bind_one(inside, &self.source, base),
+        }
+    }
 }
 
 /// Why a bind failed.
@@ -56,7 +73,8 @@ pub(crate) fn open(binds: impl Iterator<Item = Bind>, layers: &mut Layers) -> io
             Ok(source) => {
                 check_itself(&bind.source, &source)?;
                 check_identity(&bind, &source)?;
-                opened.push(OpenBind { bind, source });
+                check_owner(&bind, &source)?;
+                opened.push(OpenBind::new(bind, source));
             }
             Err(error) if is_absent(&error) => {
                 layers.missing("bind", format!("{}: {error}", bind.source.display()));
@@ -67,13 +85,30 @@ pub(crate) fn open(binds: impl Iterator<Item = Bind>, layers: &mut Layers) -> io
     Ok(opened)
 }
 
+/// Prepares the mounts of those whose owner appears as the sandbox's user `uid`. One that cannot be prepared ends the
+/// start: as a plain bind it would show a directory that the sandbox cannot use.
+pub(crate) fn map_owners(opened: &mut [OpenBind], uid: u32, layers: &mut Layers) -> io::Result<()> {
+    let mut maps = OwnerMaps::new(uid);
+    for open in opened.iter_mut() {
+        let Some(owner) = open.bind.owner else { continue };
+        let access = if open.bind.read_only { MountAccess::ReadOnly } else { MountAccess::Writable };
+        let tree = maps.clone_mapped(open.source.as_fd(), owner, access);
+        open.mapped = Some(tree.map_err(|error| not_mapped(&open.bind, &error))?);
+    }
+    if opened.iter().any(|open| open.mapped.is_some()) {
+        layers.holds("mount_owner");
+    }
+    Ok(())
+}
+
 /// Binds the opened sources into a root that is being built. Each target is inside it, regardless of its path.
 pub(crate) fn bind_into(root: &Path, opened: &[OpenBind], layers: &mut Layers) -> io::Result<()> {
-    for OpenBind { bind, source } in opened {
+    for open in opened {
+        let bind = &open.bind;
         let target =
             if bind.target.starts_with(root) { bind.target.clone() } else { within(root, &bind.target) };
         let inside = Bind { target, ..bind.clone() };
-        match bind_one(&inside, source, Some(root)) {
+        match open.bind_to(&inside, Some(root)) {
             Ok(()) => {}
             Err(BindFailure::Writable(error)) => return Err(not_read_only(bind, &error)),
             Err(BindFailure::Absent(error)) if !is_absent(&error) => return Err(not_bound(bind, &error)),
@@ -117,6 +152,37 @@ fn check_identity(bind: &Bind, source: &OwnedFd) -> io::Result<()> {
     )))
 }
 
+/// Refuses a path that belongs to others than when it was mounted: their rights were not what was asked for.
+fn check_owner(bind: &Bind, source: &OwnedFd) -> io::Result<()> {
+    let Some(owner) = bind.owner else { return Ok(()) };
+    let found = sys::stat(source.as_fd())?;
+    let now = BindOwner { uid: found.st_uid, gid: owner.gid.map(|_| found.st_gid) };
+    if now == owner {
+        return Ok(());
+    }
+    let words = |owner: BindOwner| match owner.gid {
+        Some(gid) => format!("{}:{gid}", owner.uid),
+        None => owner.uid.to_string(),
+    };
+    Err(io::Error::other(format!(
+        "the owner of a mounted path was {} and is {} now; mount it again with `lodge agent update -v`: {}",
+        words(owner),
+        words(now),
+        bind.source.display(),
+    )))
+}
+
+fn not_mapped(bind: &Bind, error: &io::Error) -> io::Error {
+    let why = match error.raw_os_error() {
+        Some(libc::EINVAL | libc::EPERM | libc::ENOSYS) => {
+            "its file system, or one that is mounted in it, cannot map owners"
+        }
+        Some(_) | None => "the mount of it failed",
+    };
+    let path = bind.source.display();
+    io::Error::other(format!("the agent cannot get the rights of the owner, because {why} ({error}): {path}"))
+}
+
 pub(crate) fn not_read_only(bind: &Bind, error: &io::Error) -> io::Error {
     // The path last: it may be longer than the reported failure.
     io::Error::other(format!("a bind cannot be made read-only ({error}): {}", bind.target.display()))
@@ -126,13 +192,18 @@ pub(crate) fn not_bound(bind: &Bind, error: &io::Error) -> io::Error {
     io::Error::other(format!("a bind cannot be made ({error}): {}", bind.target.display()))
 }
 
-pub(crate) fn bind_one(bind: &Bind, source: &OwnedFd, base: Option<&Path>) -> Result<(), BindFailure> {
+/// Opens the mount point of a bind.
+fn open_target(bind: &Bind, source: &OwnedFd, base: Option<&Path>) -> io::Result<OwnedFd> {
     let is_dir = sys::stat(source.as_fd())?.st_mode & libc::S_IFMT == libc::S_IFDIR;
-    let target = match base {
-        Some(base) => make_target(base, &bind.target, is_dir)?,
+    match base {
+        Some(base) => make_target(base, &bind.target, is_dir),
         // On the host's own ground nothing is created.
-        None => sys::open_path(bind.target.as_os_str())?,
-    };
+        None => sys::open_path(bind.target.as_os_str()),
+    }
+}
+
+pub(crate) fn bind_one(bind: &Bind, source: &OwnedFd, base: Option<&Path>) -> Result<(), BindFailure> {
+    let target = open_target(bind, source, base)?;
     let from = fd_path(source);
     mount(Some(&from), &fd_path(&target), None, libc::MS_BIND | libc::MS_REC, None)?;
     if bind.read_only {

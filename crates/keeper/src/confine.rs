@@ -21,6 +21,7 @@ use crate::layers::Layers;
 use crate::network::{SandboxNetwork, SocketGuard};
 use crate::notify_sys;
 use crate::seccomp::{self, Clone3, ProcessInspection};
+use crate::set_id;
 use crate::sys;
 use crate::tool_thread::ToolThread;
 
@@ -177,6 +178,7 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
     if supervises && !is_filtered {
         return Err(io::Error::other("the sandbox's network cannot be guarded without seccomp"));
     }
+    refuse_set_id(spec, is_filtered, &mut layers)?;
     let refuses_clone3 = is_filtered && clone3 == Clone3::LeftToExecs;
     Ok(ConfinedSandbox {
         layers,
@@ -197,6 +199,21 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
         without_tcp,
         bounds,
     })
+}
+
+/// Keeps programs that write to the host from leaving set-id programs there.
+fn refuse_set_id(spec: &KeeperSpec, is_filtered: bool, layers: &mut Layers) -> io::Result<()> {
+    let bits = set_id::refused_bits(spec);
+    if bits == 0 {
+        return Ok(());
+    }
+    let refused =
+        if is_filtered { set_id::refuse_bits(bits) } else { Err(io::Error::other("needs seccomp")) };
+    let holds = layers.note("set_id_bits", refused);
+    if !holds && layers.has("mount_owner") {
+        return Err(io::Error::other("a mount with the rights of its owner needs seccomp"));
+    }
+    Ok(())
 }
 
 /// What the keeper itself has to write. Masks, owners and read-only mounts keep execs from it.

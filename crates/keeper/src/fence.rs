@@ -171,6 +171,11 @@ impl Fence {
             return Ok(None);
         }
         let mut opened = binds::open(spec.binds.iter().cloned(), &mut self.layers)?;
+        // An ordinary user's sandbox has that user's rights anyway.
+        if let Some(uid) = spec.uid.filter(|_| sys::is_root()) {
+            let mapped = binds::map_owners(&mut opened, uid, &mut self.layers);
+            mapped.map_err(|error| refused("a mount", &error))?;
+        }
         let why = match &spec.private_root {
             Some(plan) => {
                 self.name_host(&plan.hostname);
@@ -207,7 +212,7 @@ impl Fence {
     /// The resolver configuration, if it is not the one in the agent's directory.
     fn own_resolver(&self, spec: &KeeperSpec) -> Option<Bind> {
         let source = self.net.resolver.clone()?;
-        Some(Bind { source, target: spec.root.join("etc/resolv.conf"), read_only: true, checked: None })
+        Some(Bind::read_only(source, spec.root.join("etc/resolv.conf")))
     }
 
     fn name_host(&mut self, name: &str) {

@@ -88,8 +88,7 @@ impl HostTreeMounts<'_> {
         let source = sys::open_path(path.as_os_str())?;
         binds::check_itself(path, &source)?;
         let target = within(self.root, path);
-        let read_only =
-            Bind { source: path.to_owned(), target: target.clone(), read_only: true, checked: None };
+        let read_only = Bind::read_only(path.to_owned(), target.clone());
         match sys::stat(source.as_fd())?.st_mode & libc::S_IFMT {
             libc::S_IFDIR => {
                 let place = make_target(self.root, &target, true)?;

@@ -52,6 +52,7 @@ mod notify_open;
 mod notify_options;
 mod notify_probe;
 mod notify_sys;
+mod owner_map;
 mod parts;
 mod peer_filter;
 mod peers;
@@ -62,6 +63,7 @@ mod relay;
 mod removed;
 mod seccomp;
 mod seccomp_network;
+mod set_id;
 mod sockets;
 mod spares;
 mod spawn;
@@ -87,6 +89,7 @@ fn main() -> ExitCode {
         Some("keep") => launch::keep(),
         Some("gate") => gate::run(),
         Some("probe") => probe::probe(cgroups(args)),
+        Some("map") => owner_map::try_path(&args.collect::<Vec<_>>()),
         Some(_) | None => {
             eprintln!(
                 "error: `keeper keep` is started by lodged; `keeper probe` tells what this host can do"

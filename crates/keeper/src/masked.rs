@@ -73,25 +73,19 @@ impl Fence {
 
     /// The agent's directory first, then the requested binds, what programs need, and the resolver.
     fn all_opened(&mut self, spec: &KeeperSpec, asked: Vec<OpenBind>) -> io::Result<Vec<OpenBind>> {
-        let root =
-            Bind { source: spec.root.clone(), target: spec.root.clone(), read_only: false, checked: None };
+        let root = Bind { read_only: false, ..Bind::read_only(spec.root.clone(), spec.root.clone()) };
         let source = sys::open_path(root.source.as_os_str())?;
-        let mut opened = vec![OpenBind { bind: root, source }];
+        let mut opened = vec![OpenBind::new(root, source)];
         // What Lodge wrote for the agent is not the agent's to change.
         let etc =
             spec.private_root.iter().filter(|plan| plan.host_etc.is_some()).map(|_| spec.root.join("etc"));
-        let etc = etc.map(|etc| Bind { source: etc.clone(), target: etc, read_only: true, checked: None });
+        let etc = etc.map(|etc| Bind::read_only(etc.clone(), etc));
         opened.extend(binds::open(etc, &mut self.layers)?);
         opened.extend(asked);
         let trees = spec.private_root.iter().flat_map(|plan| &plan.host_trees);
         let hidden = masks::to_hide(&spec.state_dir);
         let trees = trees.filter(|tree| hidden.iter().any(|mask| tree.starts_with(mask)));
-        let trees = trees.map(|tree| Bind {
-            source: tree.clone(),
-            target: tree.clone(),
-            read_only: true,
-            checked: None,
-        });
+        let trees = trees.map(|tree| Bind::read_only(tree.clone(), tree.clone()));
         opened.extend(binds::open(
             trees.chain(masks::resolver(self.net.resolver.as_deref())),
             &mut self.layers,
@@ -100,8 +94,8 @@ impl Fence {
     }
 
     fn bind_back(&mut self, spec: &KeeperSpec, opened: Vec<OpenBind>, masked: &[PathBuf]) -> io::Result<()> {
-        for (index, OpenBind { bind, source }) in opened.into_iter().enumerate() {
-            let is_root = index == 0;
+        for (index, open) in opened.into_iter().enumerate() {
+            let (bind, is_root) = (&open.bind, index == 0);
             let hiding = deepest(masked, &bind.target);
             if bind.source == bind.target && hiding.is_none() && !bind.read_only {
                 continue;
@@ -109,18 +103,18 @@ impl Fence {
             // What lies beneath the agent's root is the agent's: no link of its making is followed.
             let is_agents = !is_root && bind.target.starts_with(&spec.root);
             let base = if is_agents { Some(spec.root.as_path()) } else { hiding };
-            match bind_one(&bind, &source, base) {
-                Ok(()) => close_other_way(&bind, &source, masked)?,
-                Err(BindFailure::Writable(error)) => return Err(not_read_only(&bind, &error)),
+            match open.bind_to(bind, base) {
+                Ok(()) => close_other_way(bind, &open.source, masked)?,
+                Err(BindFailure::Writable(error)) => return Err(not_read_only(bind, &error)),
                 // The host's own path is there without the bind, and nothing keeps it from being written.
                 Err(BindFailure::Absent(error))
                     if bind.read_only && bind.source == bind.target && hiding.is_none() =>
                 {
-                    return Err(not_read_only(&bind, &error));
+                    return Err(not_read_only(bind, &error));
                 }
                 Err(BindFailure::Absent(error)) if is_root => return Err(error),
                 Err(BindFailure::Absent(error)) if !binds::is_absent(&error) => {
-                    return Err(not_bound(&bind, &error));
+                    return Err(not_bound(bind, &error));
                 }
                 Err(BindFailure::Absent(error)) => {
                     self.layers.missing("bind", format!("{}: {error}", bind.target.display()));

@@ -71,10 +71,10 @@ fn home_in(passwd: &str, uid: u32) -> Option<PathBuf> {
 pub(crate) fn resolver(own: Option<&Path>) -> Option<Bind> {
     let path = Path::new("/etc/resolv.conf").canonicalize().ok()?;
     if let Some(own) = own {
-        return Some(Bind { source: own.to_owned(), target: path, read_only: true, checked: None });
+        return Some(Bind::read_only(own.to_owned(), path));
     }
     let hidden = ALWAYS.iter().any(|mask| path.starts_with(mask));
-    hidden.then(|| Bind { source: path.clone(), target: path, read_only: true, checked: None })
+    hidden.then(|| Bind::read_only(path.clone(), path))
 }
 
 #[cfg(test)]

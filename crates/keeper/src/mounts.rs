@@ -75,6 +75,13 @@ pub(crate) fn clone_dir(dir: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     sys::open_at(tree.as_fd(), c".", libc::O_RDONLY | libc::O_DIRECTORY, 0)
 }
 
+/// Attaches a mount that is attached nowhere, without looking up a name.
+pub(crate) fn attach(tree: &OwnedFd, target: &OwnedFd) -> io::Result<()> {
+    use rustix::mount::{MoveMountFlags as Flags, move_mount};
+    let flags = Flags::MOVE_MOUNT_F_EMPTY_PATH | Flags::MOVE_MOUNT_T_EMPTY_PATH;
+    Ok(move_mount(tree, c"", target, c"", flags)?)
+}
+
 /// Mount points at and beneath `top`, from the text of a `mountinfo`.
 pub(crate) fn beneath(mountinfo: &[u8], top: &Path) -> Vec<PathBuf> {
     let lines = mountinfo.split(|byte| *byte == b'\n');

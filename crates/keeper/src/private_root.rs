@@ -187,16 +187,11 @@ fn mount_etc(spec: &KeeperSpec, host_etc: &Path) -> Result<Option<OpenBind>, Roo
     }
     let place = spec.root.join(HOST_ETC);
     drop(make_target(&spec.root, &place, true)?);
-    let read_only = |source: &Path, target: &Path| Bind {
-        source: source.to_owned(),
-        target: target.to_owned(),
-        read_only: true,
-        checked: None,
-    };
+    let read_only = |source: &Path, target: &Path| Bind::read_only(source.to_owned(), target.to_owned());
     bind_one(&read_only(&target, &target), &own, Some(&spec.root)).map_err(|error| match error {
         BindFailure::Writable(error) | BindFailure::Absent(error) => RootBuildError::Refused(error),
     })?;
-    Ok(Some(OpenBind { bind: read_only(host_etc, &place), source: copy }))
+    Ok(Some(OpenBind::new(read_only(host_etc, &place), copy)))
 }
 
 fn overlays(spec: &KeeperSpec) -> Overlays {

@@ -1,12 +1,14 @@
-//! Making a mount read-only, together with everything that is mounted beneath it.
+//! Making a mount read-only, together with everything that is mounted beneath it, and other attributes of mounts.
 //!
 //! Owns: the two ways to do so. Never: what follows when neither works.
 
 use std::ffi::CStr;
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::path::Path;
 
 use crate::mounts::{beneath, mount, of_kind};
+use crate::owner_map::MountAccess;
 use crate::sys;
 
 /// As the kernel's `mount_attr`.
@@ -22,6 +24,7 @@ const AT_RECURSIVE: libc::c_uint = 0x8000;
 const MOUNT_ATTR_RDONLY: u64 = 1;
 const MOUNT_ATTR_NOSUID: u64 = 1 << 1;
 const MOUNT_ATTR_NODEV: u64 = 1 << 2;
+const MOUNT_ATTR_IDMAP: u64 = 1 << 20;
 
 /// Makes the mount at `path` and all that are beneath it read-only, or says why not all of them are.
 pub(crate) fn make_tree(path: &Path) -> io::Result<()> {
@@ -46,12 +49,33 @@ pub(crate) fn without_devices(path: &Path) -> io::Result<()> {
     set(&sys::c_string(path.as_os_str())?, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0)
 }
 
+/// Maps the ids of a mount that is attached nowhere, and of all that are beneath it, as the user namespace says.
+/// They give no device and no other user.
+pub(crate) fn map_tree(
+    tree: BorrowedFd<'_>,
+    namespace: BorrowedFd<'_>,
+    access: MountAccess,
+) -> io::Result<()> {
+    let read_only = match access {
+        MountAccess::ReadOnly => MOUNT_ATTR_RDONLY,
+        MountAccess::Writable => 0,
+    };
+    let set = MOUNT_ATTR_IDMAP | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | read_only;
+    let userns_fd = namespace.as_raw_fd().cast_unsigned().into();
+    let attr = MountAttr { set, clear: 0, propagation: 0, userns_fd };
+    set_attributes(tree.as_raw_fd(), c"", &attr, libc::AT_EMPTY_PATH.cast_unsigned() | AT_RECURSIVE)
+}
+
 /// All at once, by the kernel.
 fn set(path: &CStr, attributes: u64, flags: libc::c_uint) -> io::Result<()> {
     let attr = MountAttr { set: attributes, clear: 0, propagation: 0, userns_fd: 0 };
-    let (at, size) = (libc::AT_FDCWD, size_of::<MountAttr>());
+    set_attributes(libc::AT_FDCWD, path, &attr, flags)
+}
+
+fn set_attributes(at: RawFd, path: &CStr, attr: &MountAttr, flags: libc::c_uint) -> io::Result<()> {
+    let size = size_of::<MountAttr>();
     // SAFETY: the path is a C string, and `attr` is as long as is announced; both outlive the call.
-    sys::check_long(unsafe { libc::syscall(libc::SYS_mount_setattr, at, path.as_ptr(), flags, &attr, size) })
+    sys::check_long(unsafe { libc::syscall(libc::SYS_mount_setattr, at, path.as_ptr(), flags, attr, size) })
         .map(drop)
 }
 

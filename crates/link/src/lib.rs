@@ -33,7 +33,7 @@ pub use order::{OrderMarks, OrderRuns, StreamKind};
 pub use record::{ExitOutcome, ExitRecord, ResourceUsage, StreamCount};
 pub use secret::{KeeperSecret, SECRET_LEN};
 pub use sha256::{DIGEST_LEN, Sha256, hmac_sha256, same_bytes};
-pub use spec::{Bind, FileIdentity, Grouping, KeeperSpec, Network, PrivateRoot};
+pub use spec::{Bind, BindOwner, FileIdentity, Grouping, KeeperSpec, Network, PrivateRoot};
 pub use wire::DecodeError;
 
 /// The lock whose holder is the keeper of the directory it lies in.

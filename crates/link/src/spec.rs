@@ -18,7 +18,45 @@ pub struct Bind {
     pub read_only: bool,
     /// The file that the source was when it was checked: no other is bound. None: what is there is bound.
     pub checked: Option<FileIdentity>,
+    /// Whose rights the sandbox's user has in it, as root. None: its own.
+    pub owner: Option<BindOwner>,
 }
+
+impl Bind {
+    /// A path that is shown and cannot be written.
+    pub fn read_only(source: PathBuf, target: PathBuf) -> Bind {
+        Bind { source, target, read_only: true, checked: None, owner: None }
+    }
+
+    /// The same path, only if it is the file that was checked.
+    #[must_use]
+    pub fn checked(self, checked: Option<FileIdentity>) -> Bind {
+        Bind { checked, ..self }
+    }
+}
+
+/// The owner of a path of the host, as the sandbox's user appears in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BindOwner {
+    pub uid: u32,
+    /// None: the group is not mapped.
+    pub gid: Option<u32>,
+}
+
+impl BindOwner {
+    fn put(self, put: &mut FieldWriter) {
+        put.u32(self.uid).u8(self.gid.is_some().into()).u32(self.gid.unwrap_or(0));
+    }
+
+    fn take(take: &mut FieldReader<'_>) -> Result<BindOwner, DecodeError> {
+        let (uid, has_gid, gid) = (take.u32()?, take.u8()?, take.u32()?);
+        Ok(BindOwner { uid, gid: (has_gid != 0).then_some(gid) })
+    }
+}
+
+/// Flags of a bind in a spec.
+const READ_ONLY: u8 = 1;
+const OWNED: u8 = 1 << 1;
 
 /// Identifies a file and its contents: a field changes with the contents, or when another file takes its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,7 +180,11 @@ impl KeeperSpec {
             None => put.u8(0).u32(0),
         };
         put.list(&self.binds, |put, bind| {
-            put.os(bind.source.as_os_str()).os(bind.target.as_os_str()).u8(bind.read_only.into());
+            let flags = u8::from(bind.read_only) | if bind.owner.is_some() { OWNED } else { 0 };
+            put.os(bind.source.as_os_str()).os(bind.target.as_os_str()).u8(flags);
+            if let Some(owner) = bind.owner {
+                owner.put(put);
+            }
             if let Some(checked) = &bind.checked {
                 checked.put(put);
             }
@@ -185,9 +227,10 @@ impl KeeperSpec {
         let (state_dir, root) = (take.os()?.into(), take.os()?.into());
         let (has_uid, uid) = (take.u8()?, take.u32()?);
         let binds = take.list(|take| {
-            let (source, target, read_only) = (take.os()?.into(), take.os()?.into(), take.u8()? != 0);
+            let (source, target, flags) = (take.os()?.into(), take.os()?.into(), take.u8()?);
+            let owner = if flags & OWNED != 0 { Some(BindOwner::take(take)?) } else { None };
             let checked = if take.is_empty() { None } else { Some(FileIdentity::take(take)?) };
-            Ok(Bind { source, target, read_only, checked })
+            Ok(Bind { source, target, read_only: flags & READ_ONLY != 0, checked, owner })
         })?;
         let failpoint = take.text()?;
         let uid = (has_uid != 0).then_some(uid);
@@ -254,8 +297,11 @@ mod tests {
 
     fn sample() -> KeeperSpec {
         let checked = FileIdentity { dev: 1, ino: 2, size: 3, changed_at: (-4, 5) };
-        let bind = Bind { source: "/a".into(), target: "/b".into(), read_only: true, checked: Some(checked) };
+        let bind = Bind::read_only("/a".into(), "/b".into()).checked(Some(checked));
         let other = Bind { checked: None, ..bind.clone() };
+        let mapped = Bind { owner: Some(BindOwner { uid: 1000, gid: Some(100) }), ..other.clone() };
+        let ungrouped =
+            Bind { read_only: false, owner: Some(BindOwner { uid: 1000, gid: None }), ..bind.clone() };
         KeeperSpec {
             sandbox: "box".to_owned(),
             incarnation: 3,
@@ -263,7 +309,7 @@ mod tests {
             state_dir: "/state".into(),
             root: "/state/agents/a/root".into(),
             uid: Some(70_000),
-            binds: vec![other, bind],
+            binds: vec![other, mapped, ungrouped, bind],
             failpoint: String::new(),
             grouping: Grouping::Cgroup { name: "lodge-box".to_owned() },
             network: Network::List { allow: vec!["*.example.com:443".to_owned(), "10.0.0.0/8".to_owned()] },

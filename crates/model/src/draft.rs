@@ -139,6 +139,8 @@ pub(crate) fn not_json(error: &serde_json::Error, text: &str) -> AnswerFault {
 pub(crate) fn as_object(arguments: &str) -> serde_json::Value {
     match serde_json::from_str::<serde_json::Value>(arguments) {
         Ok(object @ serde_json::Value::Object(_)) => object,
+        // A call without arguments, as some models write it.
+        Ok(serde_json::Value::Null) => serde_json::json!({}),
         Ok(_) | Err(_) if arguments.trim().is_empty() => serde_json::json!({}),
         Ok(_) | Err(_) => serde_json::json!({ "invalid_arguments": arguments }),
     }

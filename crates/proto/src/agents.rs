@@ -107,6 +107,13 @@ shapes! {
         /// The description for the agent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         description: Option<String>,
+        /// Whether the agent gets root's rights in a path of root. The rights of other owners need no such word.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        map_root: bool,
+        /// In replies, the owner whose rights the agent has, as `UID:GID`, or `UID` where the group is not mapped. Absent: the
+        /// agent has those of its own user (`uid` of the agent), or of the daemon's where it has none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        owner: Option<String>,
     }
 
     pub struct AgentView {

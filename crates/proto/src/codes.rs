@@ -78,6 +78,7 @@ pub const CODES: &[CodeDoc] = &[
     code("agent.not_ended", 500, "the agent's processes could not be ended"),
     code("agent.bad_env", 400, "an environment key is reserved or malformed"),
     code("agent.bad_mount", 400, "a mount is not possible"),
+    code("agent.mount_not_mapped", 400, "the agent cannot get the rights of the owner of a mounted path"),
     code("agent.jobs_running", 409, "jobs of the agent are running, and the request does not cancel them"),
     code("lineage.not_found", 404, "no lineage has that id"),
     code("lineage.ambiguous", 409, "several lineages have that id prefix"),

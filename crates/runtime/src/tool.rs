@@ -26,10 +26,10 @@ const NAMES_SHOWN_MAX: usize = 50;
 const NAME_CHARS_SHOWN_MAX: usize = 64;
 
 const FORM: &str = "Arguments are a JSON object such as {\"args\": [\"--help\"], \"stdin\": \"\"}: `args` is a \
-    list of strings, one per argument of the program (no shell), `stdin` is text for its standard input; at least \
-    one of them must not be empty.";
+    list of strings, one per argument of the program (no shell), `stdin` is text for its standard input; both may be \
+    left out.";
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Invocation {
     pub(crate) args: Vec<String>,
     pub(crate) stdin: String,
@@ -40,7 +40,6 @@ pub(crate) struct Invocation {
 pub(crate) enum CallRefusal {
     UnknownTool { name: String, known: Vec<String> },
     WrongForm { what: &'static str },
-    Empty,
     NulInArgument,
     TooLarge { what: &'static str, bytes: usize, bytes_max: usize },
     TooManyArgs { args: usize },
@@ -55,7 +54,6 @@ impl fmt::Display for CallRefusal {
                 write!(f, "there is no tool `{name}`. The tools are: {}.", known.join(", "))
             }
             CallRefusal::WrongForm { what } => write!(f, "{what}. {FORM}"),
-            CallRefusal::Empty => write!(f, "`args` and `stdin` are both empty. {FORM}"),
             CallRefusal::NulInArgument => {
                 f.write_str("an argument contains a NUL character; use `stdin` for such data.")
             }
@@ -91,6 +89,8 @@ pub(crate) fn check(tools: &[String], call: &AnswerCall) -> Result<Invocation, C
         return Err(CallRefusal::UnknownTool { name, known });
     }
     let invocation = match &call.arguments {
+        // Providers send nothing for a call without arguments.
+        Value::String(text) if text.trim().is_empty() => Invocation::default(),
         Value::String(text) => match serde_json::from_str(text) {
             Ok(arguments) => invocation(&arguments)?,
             Err(_) => return Err(CallRefusal::WrongForm { what: "the arguments are not valid JSON" }),
@@ -103,16 +103,17 @@ pub(crate) fn check(tools: &[String], call: &AnswerCall) -> Result<Invocation, C
 
 fn invocation(arguments: &Value) -> Result<Invocation, CallRefusal> {
     let wrong = |what| Err(CallRefusal::WrongForm { what });
-    let Value::Object(fields) = arguments else {
-        return wrong("the arguments are not a JSON object");
+    let fields = match arguments {
+        Value::Null => return Ok(Invocation::default()),
+        Value::Object(fields) => fields,
+        Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+            return wrong("the arguments are not a JSON object");
+        }
     };
     if fields.keys().any(|key| key != "args" && key != "stdin") {
         return wrong("the arguments have fields other than `args` and `stdin`");
     }
     let (args, stdin) = words(fields)?;
-    if args.is_empty() && stdin.is_empty() {
-        return Err(CallRefusal::Empty);
-    }
     Ok(Invocation { args, stdin })
 }
 
@@ -214,12 +215,32 @@ mod tests {
     }
 
     #[test]
+    fn a_call_without_arguments_runs_however_the_provider_writes_it() {
+        // So the schema that is shown to the model has no required field.
+        assert_eq!(parameters().get("required"), None);
+        for arguments in [
+            json!({}),
+            json!({"args": []}),
+            json!({"args": [], "stdin": ""}),
+            json!({"stdin": ""}),
+            json!({"args": null, "stdin": null}),
+            json!(null),
+            json!(""),
+            json!(" \n"),
+            json!("{}"),
+            json!("null"),
+            json!(r#"{"args": []}"#),
+        ] {
+            assert_eq!(checked(arguments.clone()), Ok(Invocation::default()), "{arguments}");
+        }
+    }
+
+    #[test]
     fn every_refusal_says_what_was_wrong() {
         refused(json!("ls -l"), "not valid JSON");
-        refused(json!(""), "{\"args\": [\"--help\"], \"stdin\": \"\"}");
-        refused(json!(null), "not a JSON object");
-        refused(json!({}), "both empty");
-        refused(json!({"args": [], "stdin": ""}), "both empty");
+        refused(json!("x"), "{\"args\": [\"--help\"], \"stdin\": \"\"}");
+        refused(json!(["ls"]), "not a JSON object");
+        refused(json!("7"), "not a JSON object");
         refused(json!({"args": "ls"}), "`args` is not a list");
         refused(json!({"args": [1]}), "not a string");
         refused(json!({"args": ["a"], "stdin": 1}), "`stdin` is not a string");

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use lodge_testkit::lodge::{Lodge, until};
 use serde_json::json;
 
-use crate::world::{AGENTFILE, ApiWorld, id, sh};
+use crate::world::{AGENTFILE, ApiWorld, id, is_root, sh};
 
 /// A world-accessible directory of the host, with a file in it.
 fn shared(lodge: &Lodge, name: &str) -> PathBuf {
@@ -269,7 +269,8 @@ async fn the_command_line_expands_paths_and_keeps_values_as_they_are() {
         ])
     );
     let inspected = world.lodge.cli_ok(["inspect", "one"]);
-    assert!(inspected.contains("at /mnt/a (read-only): seen by me"), "{inspected}");
+    let mode = if is_root() { "(read-only, plain, rights of others)" } else { "(read-only)" };
+    assert!(inspected.contains(&format!("at /mnt/a {mode}: seen by me")), "{inspected}");
     let said = api.answer("one", "s", "[[tool:env|[\"-0\"]]] [[reply:{{tool}}]]").await;
     assert!(said.split('\0').any(|pair| pair == format!("VALUE={value}")), "{said:?}");
     assert!(said.split('\0').any(|pair| pair == "EMPTY="), "{said:?}");

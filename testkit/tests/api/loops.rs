@@ -81,6 +81,19 @@ async fn of_many_calls_in_one_answer_the_first_are_run_and_the_model_hears_of_th
 }
 
 #[tokio::test]
+async fn a_tool_that_is_called_without_arguments_runs() {
+    let world = ApiWorld::new();
+    let mut api = world.checked().await;
+    let agent = world.agent(&mut api, "one").await;
+    for call in
+        ["[[tool:id|{}]]", "[[tool:id|{\"args\": []}]]", "[[tool:id|{\"args\": [], \"stdin\": \"\"}]]"]
+    {
+        let said = api.answer(&agent, "s", &format!("{call} [[reply:{{{{tool}}}}]]")).await;
+        assert!(said.contains("uid="), "{call}: {said}");
+    }
+}
+
+#[tokio::test]
 async fn nonsense_is_answered_to_the_model_and_the_turn_goes_on() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
@@ -88,7 +101,6 @@ async fn nonsense_is_answered_to_the_model_and_the_turn_goes_on() {
     for (call, says) in [
         ("[[tool:rm|[\"-rf\"]]]", "there is no tool `rm`"),
         ("[[tool:sh|{\"args\": \"ls\"}]]", "`args` is not a list"),
-        ("[[tool:sh|{}]]", "both empty"),
         ("[[tool:sh|[\"-c\",\"exit 3\"]]]", "[exit code 3]"),
     ] {
         let turn = api.say(&agent, "s", call).await;

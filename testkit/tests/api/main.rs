@@ -28,6 +28,7 @@ mod environment;
 mod environment_secrets;
 mod fence;
 mod hidden;
+mod host_mounts;
 mod idempotency;
 mod images;
 mod images_archive;

@@ -53,7 +53,7 @@ pub(crate) struct RunArgs {
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub env: Vec<(String, String)>,
     /// Mount a directory or file of this machine
-    #[arg(short = 'v', long = "mount", value_name = "HOST:TARGET[:DESCRIPTION][:ro|rw]", value_parser = mount)]
+    #[arg(short = 'v', long = "mount", value_name = "HOST:TARGET[:DESCRIPTION][:ro|rw][,map-root]", value_parser = mount)]
     pub mounts: Vec<MountArg>,
     /// Set a label on the agent
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
@@ -123,7 +123,7 @@ pub(crate) struct UpdateArgs {
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value, requires = "image")]
     pub build_arg: Vec<(String, String)>,
     /// Mount a directory or file of this machine; replaces a mount at the same target
-    #[arg(short = 'v', long = "mount", value_name = "HOST:TARGET[:DESCRIPTION][:ro|rw]", value_parser = mount)]
+    #[arg(short = 'v', long = "mount", value_name = "HOST:TARGET[:DESCRIPTION][:ro|rw][,map-root]", value_parser = mount)]
     pub mounts: Vec<MountArg>,
     /// Remove the mount at this target
     #[arg(long, value_name = "TARGET")]

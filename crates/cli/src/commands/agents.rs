@@ -2,7 +2,7 @@
 
 use lodge_proto::{
     AgentDetail, AgentListParams, AgentRef, AgentRemoveParams, AgentView, GetAgent, GetLineage, KillAgent,
-    LimitView, LineageRef, LineageView, ListAgents, PAGE_MAX, QuarantineView, RemoveAgent, StartAgent,
+    LimitView, LineageRef, LineageView, ListAgents, Mount, PAGE_MAX, QuarantineView, RemoveAgent, StartAgent,
 };
 
 use super::jobs_stop::{AgentStopKind, StopWithJobs};
@@ -175,9 +175,8 @@ fn detail_text(detail: &AgentDetail, asked: Option<&LineageView>) -> String {
         }),
     );
     rows.extend(agent.mounts.iter().map(|mount| {
-        let mode = if mount.read_only { " (read-only)" } else { "" };
         let what = mount.description.as_ref().map(|what| format!(": {what}")).unwrap_or_default();
-        ("mount", format!("{} at {}{mode}{what}", mount.host, mount.target))
+        ("mount", format!("{} at {}{}{what}", mount.host, mount.target, mount_mode(mount, detail.uid)))
     }));
     rows.extend(detail.host_dirs.iter().map(|dir| ("host", format!("{dir} (read-only, for host programs)"))));
     rows.extend(detail.configs.iter().map(|(key, value)| ("config", format!("{key}={value}"))));
@@ -198,6 +197,19 @@ fn detail_text(detail: &AgentDetail, asked: Option<&LineageView>) -> String {
         )
     }));
     render::pairs(&rows)
+}
+
+/// How a mount is mounted: whether it can be written, and whose rights the agent has in it.
+fn mount_mode(mount: &Mount, own_uid: Option<u32>) -> String {
+    let access = match (&mount.owner, own_uid) {
+        (Some(owner), _) => Some(format!("owner {owner} → agent")),
+        (None, Some(_)) => Some("plain, rights of others".to_owned()),
+        // The agents of an ordinary user are that user.
+        (None, None) => None,
+    };
+    let parts: Vec<String> =
+        mount.read_only.then(|| "read-only".to_owned()).into_iter().chain(access).collect();
+    if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) }
 }
 
 fn limit_text(limit: &LimitView) -> String {

@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 
-use lodge_proto::{AgentCreateParams, AgentView, CreateAgent, Mount};
+use lodge_proto::{AgentCreateParams, AgentRef, AgentView, CreateAgent, GetAgent, Mount};
 
 use super::agents::{AgentGoal, settle};
 use super::prompt::{PromptText, ask, print_detached_turn, prompt_from_stdin, send};
@@ -41,6 +41,7 @@ pub(super) async fn run(context: &CommandContext, args: RunArgs) -> Result<(), C
         Some(_) | None => failure,
     })?;
     print_network(context, &agent);
+    print_mounts(context, &mut daemon, &agent).await?;
     print_unenforced(context, &agent);
     if args.name.is_none()
         && let Some(wanted) = requested_name(&agent)
@@ -105,6 +106,27 @@ fn print_network(context: &CommandContext, agent: &AgentView) {
             "NETWORK {word}: its tools reach the host `{word}` alone; the modes are none, public, lan and host"
         ));
     }
+}
+
+/// Mounts in which an agent of root's daemon may find that it can do little.
+pub(super) async fn print_mounts(
+    context: &CommandContext,
+    daemon: &mut DaemonClient<'_>,
+    agent: &AgentView,
+) -> Result<(), CommandFailure> {
+    let plain: Vec<&Mount> = agent.mounts.iter().filter(|mount| mount.owner.is_none()).collect();
+    if plain.is_empty() {
+        return Ok(());
+    }
+    let detail = daemon.call::<GetAgent>(AgentRef { agent: agent.id.clone(), request_id: None }).await?;
+    // Without a user of its own, an agent is the daemon's user.
+    for mount in plain.into_iter().filter(|_| detail.uid.is_some()) {
+        let (host, target) = (&mount.host, &mount.target);
+        context.words.print_note(&format!(
+            "the agent has only the rights of others in {host}, at {target}; for root's rights, add `map-root` to its -v"
+        ));
+    }
+    Ok(())
 }
 
 /// What was declared and does nothing yet.
@@ -215,5 +237,7 @@ pub(super) fn mount_of(context: &CommandContext, mount: &MountArg) -> Result<Mou
         target: mount.target.clone(),
         read_only: mount.read_only,
         description: mount.description.clone(),
+        map_root: mount.map_root,
+        owner: None,
     })
 }

@@ -314,6 +314,19 @@ pub struct MountRecord {
     /// Its description for the agent.
     #[prost(string, optional, tag = "4")]
     pub description: Option<String>,
+    /// Whose rights the agent has in it. Absent: its own user's, as in earlier releases.
+    #[prost(message, optional, tag = "5")]
+    pub owner: Option<MountOwner>,
+}
+
+/// The owner of a mounted path, as found when it was mounted.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct MountOwner {
+    #[prost(uint32, tag = "1")]
+    pub uid: u32,
+    /// Absent: the group is not mapped.
+    #[prost(uint32, optional, tag = "2")]
+    pub gid: Option<u32>,
 }
 
 /// A tool as it was resolved on this host when the agent was created.

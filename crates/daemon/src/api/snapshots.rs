@@ -4,7 +4,7 @@
 
 use lodge_core::record::{ImageRecord, MessageRow};
 use lodge_proto::{
-    ErrorBody, LineageMessages, LineageMessagesParams, LineageSnapshot, LineageSnapshotParams, Mount,
+    ErrorBody, LineageMessages, LineageMessagesParams, LineageSnapshot, LineageSnapshotParams,
     SNAPSHOT_VERSION, SessionBoundary, SnapshotConfig, SnapshotHead, SnapshotLimits, SnapshotMessage,
     SnapshotPermissions, SnapshotTool, TokenUsage, ToolCallView,
 };
@@ -14,6 +14,7 @@ use super::lineages;
 use super::methods::{internal, page, session_id};
 use crate::read_view::ReadView;
 use crate::shell::Shell;
+use crate::view;
 use lodge_engine::DAEMON_STREAM;
 
 /// A page of messages ends with the one that reaches this.
@@ -50,12 +51,7 @@ fn head(shell: &Shell, found: &LineageBoundary, image: ImageRecord) -> SnapshotH
     env_keys.extend(spec.env.keys().cloned());
     env_keys.sort();
     env_keys.dedup();
-    let mounts = spec.mounts.iter().map(|mount| Mount {
-        host: mount.host.clone(),
-        target: mount.target.clone(),
-        read_only: mount.read_only,
-        description: mount.description.clone(),
-    });
+    let mounts = spec.mounts.iter().map(view::mount);
     let tools = spec.tools.iter().map(|tool| SnapshotTool {
         name: tool.name.clone(),
         description: tool.description.clone(),

@@ -18,7 +18,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lodge_link::{KeeperSecret, Layer};
+use lodge_link::{BindOwner, KeeperSecret, Layer};
 
 use crate::error::{DialError, HostError, RemoveError, SandboxReadError, StartError};
 use crate::executor::{ExecFuture, Executor};
@@ -26,7 +26,7 @@ use crate::link::Link;
 use crate::open_files::FileLimit;
 use crate::output::{CapturedStream, Evidence, ExecStream, JobBytes, JobTotals, KeepRules};
 use crate::programs::{ProgramImage, StoredProgram};
-use crate::spec::SandboxSpec;
+use crate::spec::{OwnerTrial, SandboxSpec};
 use cgroup::Cgroups;
 
 pub use gone::is_over;
@@ -89,6 +89,10 @@ impl Executor for SystemExecutor {
 
     fn probe(&self) -> ExecFuture<'_, Vec<Layer>> {
         Box::pin(self.probe_layers())
+    }
+
+    fn try_owner<'a>(&'a self, path: &'a Path, owner: BindOwner) -> ExecFuture<'a, OwnerTrial> {
+        Box::pin(async move { self.try_map(path, owner).await.unwrap_or_else(OwnerTrial::Failed) })
     }
 
     fn sandboxes(&self) -> ExecFuture<'_, Vec<String>> {

@@ -4,13 +4,15 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::process::Stdio;
 
-use lodge_link::{EXEC_DIR, Grouping, LOCK_FILE, Layer, descriptors, is_valid_id};
+use lodge_link::{BindOwner, EXEC_DIR, Grouping, LOCK_FILE, Layer, descriptors, is_valid_id};
 use rustix::fs::{Mode, OFlags};
 
 use super::cgroup::{CgroupRemoval, NewCgroup};
 use super::{SystemExecutor, lock, start};
 use crate::error::RemoveError;
+use crate::spec::OwnerTrial;
 
 impl SystemExecutor {
     pub(super) async fn probe_layers(&self) -> Vec<Layer> {
@@ -20,7 +22,7 @@ impl SystemExecutor {
             Err(error) => return failed(error.to_string()),
         };
         let (grouping, mut made) = start::grouping(&self.cgroups, "probe");
-        command.arg("probe").env_clear().current_dir("/").stdin(std::process::Stdio::null());
+        command.arg("probe").env_clear().current_dir("/").stdin(Stdio::null());
         match &grouping {
             Grouping::Cgroup { name } => command.args(["cgroup", name]),
             Grouping::None { why } => command.args(["none", why]),
@@ -31,7 +33,7 @@ impl SystemExecutor {
                 command.arg(kind).arg(path);
             }
         }
-        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let fds: Vec<OwnedFd> = made.as_mut().and_then(NewCgroup::take_dir).into_iter().collect();
         start::give(&mut command, &fds, &[descriptors::CGROUP], self.file_limit);
         let output = async { start::spawn(&mut command).await?.wait_with_output().await };
@@ -42,6 +44,25 @@ impl SystemExecutor {
             }
             Ok(output) => failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
             Err(error) => failed(error.to_string()),
+        }
+    }
+
+    /// Lets a keeper try it: that program has one thread, so it can make a user namespace.
+    pub(super) async fn try_map(&self, path: &Path, owner: BindOwner) -> io::Result<OwnerTrial> {
+        let keeper = self.keeper.verified().map_err(io::Error::other)?;
+        let mut command = keeper.command();
+        let gid = owner.gid.map_or_else(|| "-".to_owned(), |gid| gid.to_string());
+        command.arg("map").arg(path).arg(owner.uid.to_string()).arg(gid).env_clear().current_dir("/");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        start::give(&mut command, &[], &[], self.file_limit);
+        let output = start::spawn(&mut command).await?.wait_with_output().await?;
+        match String::from_utf8_lossy(&output.stdout).trim() {
+            "ok" => Ok(OwnerTrial::Works),
+            errno => match errno.parse().ok() {
+                Some(libc::EINVAL | libc::EPERM | libc::ENOSYS) => Ok(OwnerTrial::Unsupported),
+                Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+                None => Err(io::Error::other("the program that tries it failed")),
+            },
         }
     }
 

@@ -113,12 +113,19 @@ async fn binds_show_host_paths_inside_and_read_only_ones_stay_so() {
         target: target.to_owned(),
         read_only,
         checked: None,
+        owner: None,
     };
     let mut spec = home.spec();
     spec.binds = vec![
         bind(&writable, false),
         bind(&read_only, true),
-        Bind { source: program.clone(), target: program.clone(), read_only: true, checked: None },
+        Bind {
+            source: program.clone(),
+            target: program.clone(),
+            read_only: true,
+            checked: None,
+            owner: None,
+        },
     ];
     home.host.start(&spec).await.unwrap();
     let mut link = home.dial(1).await;
@@ -174,6 +181,7 @@ async fn a_read_only_bind_is_read_only_beneath_the_root_and_beneath_its_own_moun
         target: home.root.join(name),
         read_only,
         checked: None,
+        owner: None,
     };
     spec.binds = vec![bind("ro", true), bind("rw", false)];
     home.host.start(&spec).await.unwrap();
@@ -191,7 +199,8 @@ async fn a_bind_that_cannot_be_made_read_only_ends_the_start() {
     let name = "n".repeat(250);
     let target = (0..17).fold(home.root.clone(), |way, _| way.join(&name));
     let mut spec = home.spec();
-    spec.binds = vec![Bind { source: shared.source.clone(), target, read_only: true, checked: None }];
+    spec.binds =
+        vec![Bind { source: shared.source.clone(), target, read_only: true, checked: None, owner: None }];
     let refused = home.host.start(&spec).await.unwrap_err();
     assert_eq!(refused.code(), "sandbox.keeper_gave_up");
     let lodge_exec::StartError::GaveUp { why, .. } = refused else { panic!("{refused}") };
@@ -262,7 +271,7 @@ async fn a_program_that_is_not_the_file_that_was_checked_is_not_bound() {
     put(&program, "good");
     let checked = lodge_exec::FileIdentity::of(&program.metadata().unwrap());
     let target = home.root.join("shown");
-    let bind = Bind { source: program.clone(), target, read_only: true, checked: Some(checked) };
+    let bind = Bind::read_only(program.clone(), target).checked(Some(checked));
     let spec = lodge_exec::SandboxSpec { binds: vec![bind], ..home.spec() };
     home.host.start(&spec).await.unwrap();
     let mut link = home.dial(1).await;
@@ -296,6 +305,7 @@ async fn a_source_that_a_link_has_taken_the_place_of_ends_the_start() {
             target: home.root.join("shown"),
             read_only: false,
             checked: None,
+            owner: None,
         }];
         match home.host.start(&spec).await {
             Ok(_) => {

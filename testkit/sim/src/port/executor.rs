@@ -1,12 +1,14 @@
 //! The executor of a simulated daemon.
 
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use lodge_core::{JobId, SandboxId};
 use lodge_exec::{
-    CapturedStream, DialError, Evidence, ExecFuture, ExecStream, Executor, JobBytes, JobStreamExtent,
-    JobTotals, KeepRules, KeeperSecret, Layer, Link, RemoveError, SandboxReadError, SandboxSpec, StartError,
+    BindOwner, CapturedStream, DialError, Evidence, ExecFuture, ExecStream, Executor, JobBytes,
+    JobStreamExtent, JobTotals, KeepRules, KeeperSecret, Layer, Link, OwnerTrial, RemoveError,
+    SandboxReadError, SandboxSpec, StartError,
 };
 
 use super::SimPort;
@@ -27,6 +29,10 @@ impl Executor for SimPort {
 
     fn probe(&self) -> ExecFuture<'_, Vec<Layer>> {
         Box::pin(async { Vec::new() })
+    }
+
+    fn try_owner<'a>(&'a self, _path: &'a Path, _owner: BindOwner) -> ExecFuture<'a, OwnerTrial> {
+        Box::pin(async { OwnerTrial::Works })
     }
 
     fn sandboxes(&self) -> ExecFuture<'_, Vec<String>> {

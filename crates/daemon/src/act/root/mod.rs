@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use lodge_core::AgentId;
 use lodge_core::record::{EnvRecord, FileRecord, ImageRecord, MountRecord};
 use lodge_engine::SandboxPlan;
-use lodge_exec::Bind;
+use lodge_exec::{Bind, BindOwner};
 
 pub(super) use self::contexts::contexts;
 pub(super) use self::etc::hostname;
@@ -280,7 +280,7 @@ pub(super) fn without_contents(mut image: ImageRecord) -> ImageRecord {
 pub(super) fn binds(root: &Path, plan: &SandboxPlan, runtime: &Path, checked: &CheckedPrograms) -> Vec<Bind> {
     let read_only = |source: PathBuf, target: PathBuf| {
         let checked = checked.get(&source).copied();
-        Bind { source, target, read_only: true, checked }
+        Bind::read_only(source, target).checked(checked)
     };
     let runtime = plan.spec.runtime.as_ref().map_or(runtime, |own| Path::new(&own.path));
     let mut binds = vec![
@@ -297,6 +297,7 @@ pub(super) fn binds(root: &Path, plan: &SandboxPlan, runtime: &Path, checked: &C
         target: mount_target(root, &mount.target),
         read_only: mount.read_only,
         checked: None,
+        owner: mount.owner.as_ref().map(|owner| BindOwner { uid: owner.uid, gid: owner.gid }),
     }));
     binds
 }

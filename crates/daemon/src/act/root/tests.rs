@@ -65,6 +65,7 @@ fn plan(host: &Path) -> SandboxPlan {
         target: "/mnt/x".into(),
         read_only: true,
         description: Some("mine".into()),
+        owner: None,
     };
     let spec = AgentSpec {
         model: "p/m".into(),

@@ -2,6 +2,7 @@
 
 mod build;
 mod env;
+mod mount_owner;
 mod mounts;
 mod tools;
 

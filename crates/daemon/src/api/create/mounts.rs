@@ -6,6 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use lodge_core::record::MountRecord;
 use lodge_proto::{ErrorBody, Mount};
 
+use super::mount_owner::mapped_owner;
 use crate::shell::Shell;
 
 /// Mounts of one agent.
@@ -83,7 +84,7 @@ impl MountRefusal {
             | MountRefusal::TargetRelative
             | MountRefusal::TargetParent
             | MountRefusal::TargetRoot => {
-                "write HOST:TARGET[:DESCRIPTION][:ro|rw]; both paths absolute, the target inside the agent's root"
+                "write HOST:TARGET[:DESCRIPTION][:ro|rw][,map-root]; both paths absolute, the target inside the agent's root"
             }
             MountRefusal::TargetOdd | MountRefusal::DescriptionOdd => "write something shorter, on one line",
             MountRefusal::Ours { .. } => {
@@ -113,7 +114,13 @@ pub(in crate::api) fn mounts(
     staying: &[MountRecord],
 ) -> Result<Vec<MountRecord>, ErrorBody> {
     let socket = shell.config.socket_path();
-    check_all(given, staying, ForbiddenMounts { state: &shell.config.data_dir, socket: &socket })
+    let forbidden = ForbiddenMounts { state: &shell.config.data_dir, socket: &socket };
+    let mut checked = check_all(given, staying, forbidden)?;
+    let trials = rustix::process::geteuid().is_root().then(|| &*shell.executor);
+    for (mount, checked) in given.iter().zip(&mut checked) {
+        checked.owner = mapped_owner(trials, mount, &checked.host)?;
+    }
+    Ok(checked)
 }
 
 fn check_all(
@@ -150,6 +157,7 @@ fn check(mount: &Mount, keep: ForbiddenMounts<'_>) -> Result<MountRecord, MountR
         target,
         read_only: mount.read_only,
         description: description.map(str::to_owned),
+        owner: None,
     })
 }
 
@@ -253,7 +261,14 @@ mod tests {
     use super::*;
 
     fn mount(host: &str, target: &str) -> Mount {
-        Mount { host: host.to_owned(), target: target.to_owned(), read_only: false, description: None }
+        Mount {
+            host: host.to_owned(),
+            target: target.to_owned(),
+            read_only: false,
+            description: None,
+            map_root: false,
+            owner: None,
+        }
     }
 
     fn read_only(host: &str, target: &str) -> Mount {
