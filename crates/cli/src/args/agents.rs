@@ -41,7 +41,7 @@ pub(crate) enum AgentVerb {
 pub(crate) struct RunArgs {
     /// A directory with an Agentfile, an Agentfile, - to read an Agentfile from stdin, or an image (pulled if it is not local)
     pub source: String,
-    /// The prompt; - reads it from stdin
+    /// The prompt; - reads it from stdin. A text with - after it is sent with stdin, as is a text with a pipe
     pub prompt: Vec<String>,
     /// The agent's name; default: a free name
     #[arg(long)]

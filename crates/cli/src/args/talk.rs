@@ -16,10 +16,13 @@ pub(crate) struct ConversationArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  git diff | lodge prompt coder \"review this\"      # a pipe is sent with the text\n  lodge prompt coder \"summarise\" - <notes.md      # a file only with `-`\n  lodge prompt coder \"hello\" </dev/null           # the text alone, whatever stdin is"
+)]
 pub(crate) struct PromptArgs {
     /// An agent's name or id, or any unique prefix of the id
     pub agent: String,
-    /// The prompt; - or no text reads it from stdin
+    /// The prompt; - or no text reads it from stdin. A text with - after it is sent with stdin, as is a text with a pipe
     pub text: Vec<String>,
     #[command(flatten)]
     pub voice: ConversationArgs,

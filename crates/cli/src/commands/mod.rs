@@ -26,20 +26,21 @@ mod sessions;
 mod sessions_change;
 mod sessions_find;
 mod source;
+pub(crate) mod stdin;
 mod tokens;
 mod transfers;
 mod update;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::io::{BufRead, IsTerminal, Read};
+use std::io::{BufRead, IsTerminal};
 
 use clap::CommandFactory;
-use lodge_proto::{AgentRemoveParams, REQUEST_BYTES_MAX, RemoveAgent};
+use lodge_proto::{AgentRemoveParams, RemoveAgent};
 
 use crate::args::{AgentCommand, AgentVerb, Cli, CliCommand};
 use crate::connect::DaemonAddress;
-use crate::failure::{CommandExit, CommandFailure, io_words};
+use crate::failure::{CommandExit, CommandFailure};
 use crate::follow::DaemonClient;
 use crate::render::{fitted, table};
 use crate::words::{Words, put};
@@ -184,34 +185,6 @@ pub(crate) fn request_id() -> Result<String, CommandFailure> {
     let bytes = lodge_proto::random_bytes::<16>()
         .map_err(|cause| CommandFailure::refused("could not read /dev/urandom").because(cause))?;
     Ok(lodge_proto::hex::encode(&bytes))
-}
-
-/// All of stdin, which must be text.
-async fn read_stdin(what: &str) -> Result<String, CommandFailure> {
-    let what = format!("{what} from stdin");
-    let bytes = read_bytes(&what, || Ok(std::io::stdin())).await?;
-    String::from_utf8(bytes)
-        .map_err(|_| CommandFailure::refused(format!("could not read {what}")).because("it is not UTF-8"))
-}
-
-/// Reads everything, up to the size that a call can carry: a device has no end. On its own thread, so that Ctrl-C works
-/// while a pipe is silent.
-async fn read_bytes<R: Read>(
-    what: &str,
-    open: impl FnOnce() -> std::io::Result<R> + Send + 'static,
-) -> Result<Vec<u8>, CommandFailure> {
-    let read = tokio::task::spawn_blocking(move || {
-        let mut bytes = Vec::new();
-        open()?.take(REQUEST_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map(|_| bytes)
-    });
-    let read = read.await.map_err(std::io::Error::other).flatten();
-    let could_not = |cause| CommandFailure::usage(format!("could not read {what}")).because(io_words(&cause));
-    let bytes = read.map_err(could_not)?;
-    if bytes.len() > REQUEST_BYTES_MAX {
-        return Err(CommandFailure::refused(format!("{what} has more than {REQUEST_BYTES_MAX} bytes"))
-            .hint("put large material into the agent's workspace instead"));
-    }
-    Ok(bytes)
 }
 
 fn map(pairs: Vec<(String, String)>) -> BTreeMap<String, String> {

@@ -8,7 +8,8 @@ use lodge_proto::{
 };
 
 use super::results::ResultList;
-use super::{CommandContext, read_stdin, request_id};
+use super::stdin::read_stdin;
+use super::{CommandContext, request_id};
 use crate::args::ProviderCommand;
 use crate::failure::CommandFailure;
 use crate::render::{one_line, or_dash};

@@ -16,6 +16,9 @@ use crate::shell::Shell;
 use crate::view;
 use lodge_engine::{Answer, Command, NewTurn, RequestKey, SessionChoice, TurnCommand};
 
+// Clients refuse a longer message before they send it.
+const _: () = assert!(MESSAGE_BYTES_MAX == lodge_core::limits::MESSAGE_BYTES_MAX);
+
 pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Reply {
     match method {
         SendTurn::NAME => changed::<SendTurn>(&turn_send(shell, key, params::<SendTurn>(given)?).await?),
