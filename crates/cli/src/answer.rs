@@ -93,6 +93,7 @@ pub(crate) async fn follow(
                 is_accepted = true;
                 let Some(over) = screen.event(&event)? else { continue };
                 words.end_line()?;
+                screen.print_usage(&event);
                 return Ok(match over {
                     TurnVerdict::Done => TurnEnding::Done,
                     TurnVerdict::Interrupted => {
@@ -202,6 +203,20 @@ impl TurnScreen<'_> {
             }
         }
         Ok(())
+    }
+
+    /// One line for a user who watches, after the answer.
+    fn print_usage(&self, event: &Event) {
+        let used = match event.body() {
+            Some(EventBody::TurnFinished(turn)) if !self.words.json => {
+                let cost_usd = turn.micro_usd.map(|micro_usd| micro_usd as f64 / 1e6);
+                render::usage(turn.input_tokens, turn.output_tokens, cost_usd)
+            }
+            Some(_) | None => None,
+        };
+        if let Some(used) = used {
+            self.words.progress(&used);
+        }
     }
 
     fn tool(&self, line: &str) -> Result<(), CommandFailure> {

@@ -14,7 +14,7 @@ use lodge_core::agent::{AgentState, FailReason};
 use lodge_core::lineage::{LineageState, Policy};
 use lodge_core::liveness::Liveness;
 use lodge_core::quarantine::QuarantineRow;
-use lodge_core::record::{AgentRow, EventRow, LineageRow, StepRow, TurnRow};
+use lodge_core::record::{AgentRow, EventRow, LineageRow, StepRow, TurnRow, Usage};
 use lodge_core::summary::TurnDetail;
 use lodge_core::token::TokenRow;
 use lodge_core::{Timestamp, TurnId};
@@ -147,7 +147,8 @@ pub fn agent(row: &AgentRow, working: bool, living: Option<&LiveSandbox>) -> Age
         attempt: Some(row.retry.failures).filter(|failures| *failures > 0),
         retry_at: row.retry.at.map(at),
         lineage: row.lineage.to_string(),
-        context_state: "HEALTHY".to_owned(),
+        context_state: None,
+        usage: None,
         liveness: liveness(row, living).map(str::to_owned),
         last_heartbeat_at: living.and_then(LiveSandbox::last_heard).map(at),
         pid: living.and_then(|living| living.pid),
@@ -256,12 +257,7 @@ pub fn turn(row: &TurnRow, steps: &[StepRow], text: String, partial: bool) -> Tu
         text,
         partial,
         steps: steps.iter().map(step).collect(),
-        usage: UsageView {
-            input_tokens: row.usage.input_tokens,
-            output_tokens: row.usage.output_tokens,
-            cached_tokens: row.usage.cached_tokens,
-            cost_usd: row.usage.micro_usd.map(dollars),
-        },
+        usage: usage(row.usage),
         error: row.failure.as_ref().map(|failure| TurnError {
             code: failure.code.clone(),
             message: failure.message.clone(),
@@ -269,6 +265,15 @@ pub fn turn(row: &TurnRow, steps: &[StepRow], text: String, partial: bool) -> Tu
         }),
         created_at: row.created_at.to_string(),
         ended_at: row.ended_at.map(|at| at.to_string()),
+    }
+}
+
+pub fn usage(usage: Usage) -> UsageView {
+    UsageView {
+        input_tokens: usage.input_tokens,
+        output_tokens: usage.output_tokens,
+        cached_tokens: usage.cached_tokens,
+        cost_usd: usage.micro_usd.map(dollars),
     }
 }
 

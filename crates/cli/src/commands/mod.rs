@@ -4,6 +4,7 @@
 
 mod agents;
 mod bins;
+mod completion;
 mod daemon;
 mod document;
 mod events;
@@ -23,7 +24,7 @@ mod results;
 mod run;
 mod selftest;
 mod sessions;
-mod sessions_change;
+pub(crate) mod sessions_change;
 mod sessions_find;
 mod source;
 pub(crate) mod stdin;
@@ -35,16 +36,16 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::{BufRead, IsTerminal};
 
-use clap::CommandFactory;
 use lodge_proto::{AgentRemoveParams, RemoveAgent};
 
-use crate::args::{AgentCommand, AgentVerb, Cli, CliCommand};
+use crate::args::{AgentCommand, AgentVerb, CliCommand};
 use crate::connect::DaemonAddress;
 use crate::failure::{CommandExit, CommandFailure};
 use crate::follow::DaemonClient;
 use crate::render::{fitted, table};
 use crate::words::{Words, put};
 
+pub(crate) use self::completion::completions;
 pub(crate) use self::selftest::{selftest, selftest_role};
 
 /// What every command gets.
@@ -74,7 +75,7 @@ impl CommandContext {
     /// Prints a listing; a terminal that is too narrow gets a narrower one.
     pub(crate) fn put_table(&self, header: &[&str], rows: &[Vec<String>]) -> Result<(), CommandFailure> {
         put(&match self.words.columns() {
-            Some(columns) => fitted(header, rows, columns),
+            Some(columns) => fitted(header, rows, columns, self.words.status_colours()),
             None => table(header, rows),
         })
     }
@@ -125,6 +126,7 @@ pub(crate) async fn dispatch(context: &CommandContext, command: CliCommand) -> R
         CliCommand::Reap => daemon::reap(context).await,
         CliCommand::Reload => daemon::reload(context).await,
         CliCommand::Completions { shell } => completions(shell),
+        CliCommand::CompleteNames { kind } => completion::names(context, kind).await,
         CliCommand::Selftest(args) => selftest(&context.words, args).await,
     }
 }
@@ -172,12 +174,6 @@ async fn remove_agent(context: &CommandContext, agent: &str) -> Result<(), Comma
     let mut daemon = context.daemon().await?;
     let params = AgentRemoveParams { agent: agent.to_owned(), force: true, request_id: Some(request_id()?) };
     daemon.call::<RemoveAgent>(params).await.map(drop)
-}
-
-pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), CommandFailure> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "lodge", &mut script);
-    put(&String::from_utf8_lossy(&script))
 }
 
 /// A fresh id for one change, so that sending it again is still one change.

@@ -5,6 +5,7 @@ use std::path::Path;
 use lodge_proto::{GetTurn, SendTurn, TurnRef, TurnSendParams, TurnView};
 use serde_json::Value;
 
+use super::sessions_change::generated_id;
 use super::stdin::{check_message, prompt_text};
 use super::{CommandContext, request_id};
 use crate::answer::{self, PromptedAgent, ShownSteps, TurnEnding};
@@ -113,9 +114,13 @@ pub(crate) async fn send(
     question: PromptText,
 ) -> Result<TurnView, CommandFailure> {
     check_message(&question.text)?;
+    let session = match voice.session {
+        Some(session) => Some(generated_id(daemon, session).await?),
+        None => None,
+    };
     let params = TurnSendParams {
         agent: agent.to_owned(),
-        session: voice.session,
+        session,
         sender: voice.sender,
         text: question.text,
         schema: question.schema,

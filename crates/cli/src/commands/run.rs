@@ -193,6 +193,7 @@ async fn create_params(
         configs: map(args.config.clone()),
         runtime: args.runtime.clone(),
         capabilities: args.caps.clone(),
+        limits: map(args.limit.clone()),
         revival_policy: args.revival_policy.clone(),
         request_id: Some(request_id()?),
         ..AgentCreateParams::default()

@@ -8,7 +8,9 @@ use lodge_model::schema::{SCHEMA_BYTES_MAX, Schema};
 use lodge_proto::*;
 use serde_json::Value;
 
-use super::methods::{Reply, changed, find_agent, internal, no_method, no_turn, reply, session_id};
+use super::methods::{
+    Reply, changed, find_agent, internal, no_method, no_turn, other_agent, reply, session_id,
+};
 use super::{params, sessions};
 use crate::compute::Charge;
 use crate::read_view::ReadView;
@@ -78,7 +80,10 @@ fn chosen_session(
         (Some(session), None) => {
             let id = session_id(session)?;
             let fact = at.store.session_fact(&id).map_err(internal)?;
-            Ok(SessionChoice::Named { id, fact })
+            match &fact {
+                Some(fact) if fact.row.agent != *agent => Err(other_agent(at, &id, &fact.row.agent)),
+                Some(_) | None => Ok(SessionChoice::Named { id, fact }),
+            }
         }
         (None, Some(sender)) => {
             // A sender's session has an id of its own, so that two first messages at once are one session.

@@ -27,7 +27,8 @@ impl TurnRefusal {
             TurnRefusal::TooLarge { .. } => {
                 Some("put large material into the agent's workspace and name the file".to_owned())
             }
-            TurnRefusal::Empty | TurnRefusal::Over { .. } => None,
+            TurnRefusal::Empty => Some("write a text with at least one visible character".to_owned()),
+            TurnRefusal::Over { .. } => None,
         }
     }
 }

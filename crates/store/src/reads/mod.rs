@@ -29,7 +29,10 @@ pub use lineages::{
 };
 pub use reader::{READ_QUEUE_MAX, Reader};
 pub use search::{MessageWords, SearchReads, SessionHead, WordsMax};
-pub use sessions::{SessionBase, SessionCursor, SessionReads, TurnRepeat, TurnSelectionError, TurnSelector};
+pub use sessions::{
+    SESSION_MATCHES_MAX, SessionBase, SessionCursor, SessionReads, TurnRepeat, TurnSelectionError,
+    TurnSelector,
+};
 pub use tokens::{QuarantineReads, TokenFilter, TokenReads};
 pub use turns::TurnReads;
 
