@@ -112,6 +112,28 @@ fn every_layer_of_the_fence_is_explained() {
 const DEFINITIONS_MAX: usize = 2;
 
 /// The source files below a directory, without what was built.
+#[test]
+fn the_unit_file_in_the_documentation_is_the_one_that_ships() {
+    let read = |path: &str| std::fs::read_to_string(crates().join("..").join(path)).unwrap();
+    let unit = read("packaging/lodged.service");
+    assert!(read("docs/install.md").contains(&format!("```ini\n{unit}```\n")));
+    let has = |line: &str| unit.lines().any(|found| found == line);
+    let limits = read("docs/limits.md");
+    for line in ["KillMode=process", "Delegate=yes", "DelegateSubgroup=daemon"] {
+        assert!(has(line), "{line}");
+        assert!(line == "KillMode=process" || limits.contains(&format!("`{line}`")), "{line}");
+    }
+    // What the quickstart changes in it for a service of one user.
+    let quickstart = read("docs/quickstart.md");
+    for (part, line) in [
+        ("/^Environment=/d", "Environment=LODGE_HOME=/var/lib/lodge"),
+        ("s|/usr/local/bin/lodged|", "ExecStart=/usr/local/bin/lodged serve"),
+        ("s|multi-user.target|default.target|", "WantedBy=multi-user.target"),
+    ] {
+        assert!(quickstart.contains(part) && has(line), "{part}");
+    }
+}
+
 fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();

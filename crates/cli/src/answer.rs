@@ -116,6 +116,7 @@ async fn follow_on(
                 is_accepted = true;
                 let Some(over) = screen.event(&event)? else { continue };
                 words.end_line()?;
+                screen.print_usage(&event);
                 return Ok(conclude(daemon, agent, turn, over, seen_end).await);
             }
             // The turn is not affected by an end of the agent before it had the turn.
@@ -271,6 +272,20 @@ impl TurnScreen<'_> {
             }
         }
         Ok(())
+    }
+
+    /// One line for a user who watches, after the answer.
+    fn print_usage(&self, event: &Event) {
+        let used = match event.body() {
+            Some(EventBody::TurnFinished(turn)) if !self.words.json => {
+                let cost_usd = turn.micro_usd.map(|micro_usd| micro_usd as f64 / 1e6);
+                render::usage(turn.input_tokens, turn.output_tokens, cost_usd)
+            }
+            Some(_) | None => None,
+        };
+        if let Some(used) = used {
+            self.words.progress(&used);
+        }
     }
 
     fn tool(&mut self, line: String) -> Result<(), CommandFailure> {

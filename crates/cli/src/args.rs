@@ -15,7 +15,7 @@ mod turns;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::agents::*;
 pub(crate) use self::bins::*;
@@ -26,9 +26,10 @@ pub(crate) use self::lineages::*;
 pub(crate) use self::providers::*;
 pub(crate) use self::talk::*;
 pub(crate) use self::turns::*;
+use crate::help::help_template;
 
 const AFTER_HELP: &str =
-    "Start here: `lodge run DIR \"a question\"` with a directory that contains an Agentfile. See `lodge COMMAND --help` for details.
+    "Concepts: `lodge help agentfile`, `models`, `jobs` and `security`. `lodge COMMAND --help` shows all options of a command.
 
 Use a daemon on another machine, with TLS:
   LODGE_TOKEN=... lodge --daemon https://box.example:5500 ps
@@ -75,6 +76,13 @@ enum JobsOnlyCommand {
 }
 
 impl Cli {
+    /// The command line, whose help shows commands by topic.
+    pub(crate) fn grouped() -> Command {
+        let command = Cli::command();
+        let template = help_template(&command);
+        command.help_template(template)
+    }
+
     /// Reads the arguments, the program's name first. What the short way does not take is read, or refused, in the long one.
     pub(crate) fn read(words: &[OsString]) -> Result<Cli, clap::Error> {
         let jobs = words.get(1).is_some_and(|word| word == "jobs" || word == "job");
@@ -82,7 +90,10 @@ impl Cli {
             Some(Ok(JobsCli { global, command: JobsOnlyCommand::Jobs { command } })) => {
                 Ok(Cli { global, command: CliCommand::Jobs { command } })
             }
-            Some(Err(_)) | None => Cli::try_parse_from(words),
+            Some(Err(_)) | None => {
+                let matches = Cli::grouped().try_get_matches_from(words)?;
+                Cli::from_arg_matches(&matches)
+            }
         }
     }
 }
@@ -110,6 +121,14 @@ pub(crate) struct GlobalArgs {
     /// Do not start a daemon when none answers [env: LODGE_NO_AUTOSTART]
     #[arg(long, global = true, help_heading = "Global options")]
     pub no_autostart: bool,
+}
+
+/// The names that a completion script asks the daemon for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CompletedName {
+    Agents,
+    Sessions,
+    Jobs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -194,6 +213,12 @@ pub(crate) enum CliCommand {
     Reload,
     /// Kill daemons, runtimes and keepers while agents work, and count lost and repeated work
     Selftest(SelftestArgs),
+    /// List names for completion scripts
+    #[command(name = "complete-names", hide = true)]
+    CompleteNames {
+        /// The kind of names
+        kind: CompletedName,
+    },
     /// Print a completion script: `source <(lodge completions bash)`
     Completions {
         /// The shell to generate the script for

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use lodge_proto::client::{Client, ClientError};
 use lodge_proto::state_dir::check_program;
+use lodge_proto::{Empty, GetInfo};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
@@ -43,10 +44,11 @@ pub(crate) async fn start(address: &DaemonAddress, words: &Words) -> Result<Clie
         let dialled = address.dial().await;
         let ended = daemon.ended()?;
         match dialled {
-            Ok(client) => {
+            Ok(mut client) => {
                 if ended.is_none() {
                     let state = address.state_dir.display();
                     words.print_note(&format!("started lodged (pid {}) on {state}", daemon.pid));
+                    print_taken_port(&mut client, words).await;
                 }
                 return Ok(client);
             }
@@ -63,6 +65,17 @@ pub(crate) async fn start(address: &DaemonAddress, words: &Words) -> Result<Clie
         }
         sleep(pause).await;
         pause = (pause * 2).min(DIAL_PAUSE_MAX);
+    }
+}
+
+/// Says that the daemon works without its TCP listener. The command does not depend on it.
+async fn print_taken_port(client: &mut Client, words: &Words) {
+    let Ok(info) = client.call::<GetInfo>(&Empty {}).await else { return };
+    if let (Some(addr), "taken") = (&info.http.addr, info.http.state.as_str()) {
+        words.print_note(&format!(
+            "{addr} is taken by another program, so the daemon serves only its socket; commands work as usual \
+             (`http-addr` in lodged.yaml chooses another port, `no-http: true` needs none)"
+        ));
     }
 }
 
@@ -88,8 +101,9 @@ struct StartedDaemon {
 impl StartedDaemon {
     fn spawn(state_dir: &Path) -> Result<StartedDaemon, CommandFailure> {
         let (log, file) = open_log(state_dir).map_err(|cause| {
-            let log = state_dir.join("logs/lodged.log");
-            could_not_start(format!("no log can be written at {}", log.display())).because(io_words(&cause))
+            could_not_start(format!("the state directory {} cannot be written", state_dir.display()))
+                .because(io_words(&cause))
+                .hint("set LODGE_HOME to a directory that you can write; it needs a local file system")
         })?;
         let program = on_path(find_lodged(), std::env::var_os("PATH").as_deref());
         let spawned = file.metadata().and_then(|meta| {

@@ -254,6 +254,9 @@ pub(crate) fn io_words(cause: &io::Error) -> String {
         io::ErrorKind::NotFound => "no such file or directory".to_owned(),
         io::ErrorKind::ConnectionRefused => "connection refused".to_owned(),
         io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        io::ErrorKind::ReadOnlyFilesystem => "the file system is read-only".to_owned(),
+        io::ErrorKind::StorageFull => "the disk is full".to_owned(),
+        io::ErrorKind::NotADirectory => "a part of the path is not a directory".to_owned(),
         io::ErrorKind::TimedOut => "it did not answer in time".to_owned(),
         _ => cause.to_string(),
     }

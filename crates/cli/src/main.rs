@@ -11,6 +11,7 @@ mod connect;
 mod failure;
 mod fold;
 mod follow;
+mod help;
 mod job;
 mod line_diff;
 mod needs;
@@ -36,13 +37,20 @@ fn main() {
         let role = words.next().unwrap_or_default();
         std::process::exit(report_end(commands::selftest_role(&role, &words.collect::<Vec<_>>())).code());
     }
+    let words: Vec<_> = std::env::args_os().collect();
+    if let Some(page) = help::page(&words) {
+        std::process::exit(report_end(words::put(page)).code());
+    }
     // Exit codes and broken pipes are ours to decide, so clap does not end the process for wrong arguments.
-    let exit = match Cli::read(&std::env::args_os().collect::<Vec<_>>()) {
+    let exit = match Cli::read(&words) {
         Ok(cli) => report_end(run(cli)),
-        Err(error) => {
-            drop(show_usage(&error));
-            if error.exit_code() == 0 { CommandExit::Done } else { CommandExit::Usage }
-        }
+        Err(error) => match help::unknown_command(&error, &words) {
+            Some(failure) => report_end(Err(failure)),
+            None => {
+                drop(show_usage(&error));
+                if error.exit_code() == 0 { CommandExit::Done } else { CommandExit::Usage }
+            }
+        },
     };
     // A thread may still read stdin. The exit does not wait for it.
     std::process::exit(exit.code());

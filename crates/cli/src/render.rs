@@ -10,6 +10,7 @@ use serde_json::Value;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::failure::FailureReport;
+use crate::screen::{Ink, painted};
 use crate::words::print_message;
 
 /// Columns are this far apart.
@@ -77,17 +78,22 @@ pub(crate) fn in_a_row(times: u32) -> String {
 pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let cells = cells(header, rows);
     let widths = widths(&cells, header.len());
-    laid_out(&cells, &widths, COLUMN_GAP)
+    laid_out(&cells, &widths, COLUMN_GAP, StatusColours::Off)
 }
 
 /// The same within this many columns of a terminal: the widest cells are cut, except those of the first column, which
 /// names the item. If that is not enough, the last columns are left out, except the first two.
-pub(crate) fn fitted(header: &[&str], rows: &[Vec<String>], columns: usize) -> String {
+pub(crate) fn fitted(
+    header: &[&str],
+    rows: &[Vec<String>],
+    columns: usize,
+    colours: StatusColours,
+) -> String {
     let cells = cells(header, rows);
     let all = widths(&cells, header.len());
     let total = |widths: &[usize], gap: usize| widths.iter().sum::<usize>() + gap * (widths.len() - 1);
     if total(&all, COLUMN_GAP) <= columns {
-        return laid_out(&cells, &all, COLUMN_GAP);
+        return laid_out(&cells, &all, COLUMN_GAP, colours);
     }
     // A column that is left out leaves its room to the others.
     let (mut shown, mut widths) = (all.len(), all.clone());
@@ -104,7 +110,7 @@ pub(crate) fn fitted(header: &[&str], rows: &[Vec<String>], columns: usize) -> S
             None => break,
         }
     }
-    laid_out(&cells, &widths, COLUMN_GAP_NARROW)
+    laid_out(&cells, &widths, COLUMN_GAP_NARROW, colours)
 }
 
 fn cells(header: &[&str], rows: &[Vec<String>]) -> Vec<Vec<String>> {
@@ -118,19 +124,44 @@ fn widths(cells: &[Vec<String>], columns: usize) -> Vec<usize> {
     (0..columns).map(|column| width(column).unwrap_or(0)).collect()
 }
 
-fn laid_out(cells: &[Vec<String>], widths: &[usize], gap: usize) -> String {
+fn laid_out(cells: &[Vec<String>], widths: &[usize], gap: usize, colours: StatusColours) -> String {
     let mut text = String::new();
-    for row in cells {
+    let status = cells.first().and_then(|head| head.iter().position(|title| title == "STATUS"));
+    for (number, row) in cells.iter().enumerate() {
         let mut line = String::new();
-        for (cell, width) in row.iter().zip(widths) {
+        for (place, (cell, width)) in row.iter().zip(widths).enumerate() {
             let cell = within(cell, *width);
-            line.push_str(&cell);
+            match status_ink(&cell).filter(|_| number > 0 && status == Some(place)) {
+                Some(ink) if colours == StatusColours::On => line.push_str(&painted(ink, &cell)),
+                Some(_) | None => line.push_str(&cell),
+            }
             line.extend(std::iter::repeat_n(' ', (width + gap).saturating_sub(cell.width())));
         }
         text.push_str(line.trim_end());
         text.push('\n');
     }
     text
+}
+
+/// Whether the column STATUS is coloured. The words alone say everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StatusColours {
+    On,
+    Off,
+}
+
+/// The colour of a status, by its first word.
+fn status_ink(status: &str) -> Option<Ink> {
+    let word = status.split([' ', '(']).next().unwrap_or_default();
+    match word {
+        "ready" | "working" | "running" | "active" | "done" => Some(Ink::Green),
+        "failed" | "error" | "orphaned" | "ask_pending" | "unknown" => Some(Ink::Red),
+        "pulling" | "starting" | "waiting" | "queued" | "pending" | "interrupted" | "removing" => {
+            Some(Ink::Yellow)
+        }
+        "stopped" | "cancelled" | "removed" | "ended" | "reaped" | "revoked" | "expired" => Some(Ink::Dim),
+        _ => None,
+    }
 }
 
 /// At most this many columns of the text, with a mark where it was cut.
@@ -326,6 +357,36 @@ pub(crate) fn until(at: &str, now_s: i64) -> String {
     }
 }
 
+/// A count of tokens, large ones in thousands or millions.
+pub(crate) fn tokens(count: u64) -> String {
+    let tenths = |unit: u64, name: &str| format!("{}.{}{name}", count / unit, count % unit * 10 / unit);
+    match count {
+        ..10_000 => count.to_string(),
+        10_000..1_000_000 => tenths(1_000, "k"),
+        1_000_000.. => tenths(1_000_000, "M"),
+    }
+}
+
+/// An amount of money, small ones with more digits; a dash when a price is not known.
+pub(crate) fn dollars(usd: Option<f64>) -> String {
+    match usd {
+        None => "-".to_owned(),
+        Some(usd) if usd <= 0.0 => "$0".to_owned(),
+        Some(usd) if usd < 0.0001 => "<$0.0001".to_owned(),
+        Some(usd) if usd < 0.1 => format!("${usd:.4}"),
+        Some(usd) => format!("${usd:.2}"),
+    }
+}
+
+/// What model calls used, in one line. Nothing if they used nothing, as scripted models do.
+pub(crate) fn usage(input_tokens: u64, output_tokens: u64, cost_usd: Option<f64>) -> Option<String> {
+    if input_tokens == 0 && output_tokens == 0 {
+        return None;
+    }
+    let cost = cost_usd.map(|usd| format!(", {}", dollars(Some(usd)))).unwrap_or_default();
+    Some(format!("{} tokens in, {} out{cost}", tokens(input_tokens), tokens(output_tokens)))
+}
+
 /// `1 turn`, `2 turns`.
 pub(crate) fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
@@ -359,6 +420,17 @@ mod tests {
     use serde_json::json;
 
     #[test]
+    fn usage_is_short_and_costs_are_shown_only_when_they_are_known() {
+        assert_eq!(usage(0, 0, Some(0.0)), None);
+        assert_eq!(usage(1_234, 56, None).as_deref(), Some("1234 tokens in, 56 out"));
+        assert_eq!(usage(12_345, 1_234_567, Some(1.5)).as_deref(), Some("12.3k tokens in, 1.2M out, $1.50"));
+        assert_eq!(
+            [None, Some(0.0), Some(0.00001), Some(0.01234), Some(0.456)].map(dollars),
+            ["-", "$0", "<$0.0001", "$0.0123", "$0.46"]
+        );
+    }
+
+    #[test]
     fn columns_stand_under_their_titles_and_lines_end_without_spaces() {
         let rows = vec![
             vec!["a".into(), "é-long".into(), "x".into()],
@@ -375,20 +447,23 @@ mod tests {
             "日本語日本語日本語".into(),
             "x".into(),
         ]];
-        let narrow = fitted(&["ID", "NAME", "IMAGE", "Z"], &rows, 42);
+        let narrow = fitted(&["ID", "NAME", "IMAGE", "Z"], &rows, 42, StatusColours::Off);
         assert_eq!(
             narrow,
             "ID              NAME           IMAGE     Z\nagt_0123456789  a rather lon…  日本語…   x\n"
         );
         assert_eq!(
-            fitted(&["ID", "NAME", "IMAGE", "Z"], &rows, 80),
+            fitted(&["ID", "NAME", "IMAGE", "Z"], &rows, 80, StatusColours::Off),
             table(&["ID", "NAME", "IMAGE", "Z"], &rows)
         );
         // No room at all is no reason to say nothing.
-        assert!(fitted(&["ID", "NAME", "IMAGE", "Z"], &rows, 8).ends_with("\nagt_0123456789  a rathe…\n"));
+        assert!(
+            fitted(&["ID", "NAME", "IMAGE", "Z"], &rows, 8, StatusColours::Off)
+                .ends_with("\nagt_0123456789  a rathe…\n")
+        );
         // What can be cut no more goes, the last first.
         assert_eq!(
-            fitted(&["ID", "NAME", "IMAGE", "Z"], &rows, 34),
+            fitted(&["ID", "NAME", "IMAGE", "Z"], &rows, 34, StatusColours::Off),
             "ID              NAME      IMAGE\nagt_0123456789  a rathe…  日本語…\n"
         );
     }

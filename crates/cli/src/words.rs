@@ -9,6 +9,7 @@ use lodge_proto::visible::Colours;
 use serde::Serialize;
 
 use crate::failure::CommandFailure;
+use crate::render::StatusColours;
 use crate::screen::{self, Ink, TerminalStream, painted};
 
 /// How to speak on stderr, and how to print on stdout.
@@ -80,6 +81,11 @@ impl Words {
 
     fn dim<'a>(&self, line: &'a str) -> Cow<'a, str> {
         if self.stderr_is_terminal && self.colour { painted(Ink::Dim, line).into() } else { line.into() }
+    }
+
+    /// Whether statuses in tables are coloured.
+    pub(crate) fn status_colours(&self) -> StatusColours {
+        if self.stdout_is_terminal && self.colour { StatusColours::On } else { StatusColours::Off }
     }
 
     /// A heading on stdout.

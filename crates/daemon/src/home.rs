@@ -24,6 +24,8 @@ pub enum HomeError {
         #[source]
         cause: std::io::Error,
     },
+    #[error("the state directory {} is not a directory", dir.display())]
+    NotADirectory { dir: PathBuf },
     #[error(transparent)]
     Untrusted(#[from] StateDirError),
 }
@@ -34,6 +36,9 @@ impl HomeError {
             HomeError::Taken { .. } => "use that one, or give this one another --data-dir".to_owned(),
             HomeError::Make { .. } if self.is_full() => {
                 "the disk is full: free space and start it again; acknowledged changes are safe".to_owned()
+            }
+            HomeError::NotADirectory { .. } => {
+                "move it away, or set LODGE_HOME or `--data-dir` to a directory".to_owned()
             }
             HomeError::Make { .. } => {
                 "check that the state directory exists or can be made, and that you own it".to_owned()
@@ -48,7 +53,7 @@ impl HomeError {
     pub fn is_full(&self) -> bool {
         match self {
             HomeError::Make { cause, .. } => room::is_full(cause),
-            HomeError::Taken { .. } | HomeError::Untrusted(_) => false,
+            HomeError::Taken { .. } | HomeError::NotADirectory { .. } | HomeError::Untrusted(_) => false,
         }
     }
 }
@@ -72,6 +77,9 @@ impl Home {
                 .map_err(|cause| HomeError::Make { path: path.to_owned(), cause })
         };
         let found = check_state_dir(dir)?;
+        if std::fs::metadata(dir).is_ok_and(|found| !found.is_dir()) {
+            return Err(HomeError::NotADirectory { dir: dir.to_owned() });
+        }
         let missing: Vec<&Path> = dir.ancestors().take_while(|path| !path.exists()).collect();
         make(dir)?;
         keep_names(&missing).map_err(|cause| HomeError::Make { path: dir.to_owned(), cause })?;

@@ -15,7 +15,7 @@ use lodge_core::lineage::{LineageState, Policy};
 use lodge_core::liveness::Liveness;
 use lodge_core::park::ParkReason;
 use lodge_core::quarantine::QuarantineRow;
-use lodge_core::record::{AgentRow, EventRow, LineageRow, MountRecord, StepRow, TurnRow};
+use lodge_core::record::{AgentRow, EventRow, LineageRow, MountRecord, StepRow, TurnRow, Usage};
 use lodge_core::summary::TurnDetail;
 use lodge_core::token::TokenRow;
 use lodge_core::turn::TurnState;
@@ -149,7 +149,8 @@ pub fn agent(row: &AgentRow, working: bool, living: Option<&LiveSandbox>) -> Age
         attempt: Some(row.retry.failures).filter(|failures| *failures > 0),
         retry_at: row.retry.at.map(at),
         lineage: row.lineage.to_string(),
-        context_state: "HEALTHY".to_owned(),
+        context_state: None,
+        usage: None,
         liveness: liveness(row, living).map(str::to_owned),
         last_heartbeat_at: living.and_then(LiveSandbox::last_heard).map(at),
         pid: living.and_then(|living| living.pid),
@@ -266,12 +267,7 @@ pub fn turn(row: &TurnRow, steps: &[StepRow], text: String, partial: bool) -> Tu
         text,
         partial,
         steps: steps.iter().map(step).collect(),
-        usage: UsageView {
-            input_tokens: row.usage.input_tokens,
-            output_tokens: row.usage.output_tokens,
-            cached_tokens: row.usage.cached_tokens,
-            cost_usd: row.usage.micro_usd.map(dollars),
-        },
+        usage: usage(row.usage),
         error: row.failure.as_ref().map(|failure| TurnError {
             code: failure.code.clone(),
             message: failure.message.clone(),
@@ -298,6 +294,15 @@ fn wait(row: &TurnRow) -> Option<TurnWaitView> {
             until: Some(at(wait.until())),
         }),
         ParkReason::Provider(_) => None,
+    }
+}
+
+pub fn usage(usage: Usage) -> UsageView {
+    UsageView {
+        input_tokens: usage.input_tokens,
+        output_tokens: usage.output_tokens,
+        cached_tokens: usage.cached_tokens,
+        cost_usd: usage.micro_usd.map(dollars),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::dialect::ProviderReport;
+use crate::exchange::WEB_PAGE;
 use crate::provider::ProviderKind;
 use crate::reach::UnreachableWhy;
 use crate::script::ScriptError;
@@ -57,7 +58,7 @@ pub enum CallError {
     Length { model: String, place: TokenLimitCut },
     #[error("`{model}` of provider `{provider}` answered with nothing")]
     Empty { provider: String, model: String },
-    #[error("the answer of provider `{provider}` ended after {received} bytes, before it was complete")]
+    #[error("{}", cut(provider, *received))]
     Cut {
         provider: String,
         received: usize,
@@ -149,6 +150,22 @@ pub(crate) enum AnswerFault {
     Incomplete,
 }
 
+/// Of an answer that no model server gives.
+fn about_base_url(kind: ProviderKind) -> String {
+    format!(
+        "perhaps that is no model server: check the base-url, which for kind {kind} looks like {}",
+        kind.default_url()
+    )
+}
+
+/// A connection that was closed too early, in words.
+fn cut(provider: &str, received: usize) -> String {
+    match received {
+        0 => format!("provider `{provider}` closed the connection without an answer"),
+        _ => format!("provider `{provider}` closed the connection within its answer, after {received} bytes"),
+    }
+}
+
 impl CallError {
     /// Stable and documented.
     pub fn code(&self) -> &'static str {
@@ -178,8 +195,9 @@ impl CallError {
         match self {
             Self::Unreachable { provider, why, .. } => Some(why.hint(provider)),
             Self::Client { .. } => Some("check the system's certificates and proxy settings".to_owned()),
-            Self::Status { status: 404 | 405, kind, .. } => {
-                Some(format!("check the base-url: that of kind {kind} looks like {}", kind.default_url()))
+            Self::Status { status: 404 | 405 | 501, kind, .. } => Some(about_base_url(*kind)),
+            Self::Status { status: 400..=499, kind, body, .. } if body == WEB_PAGE => {
+                Some(about_base_url(*kind))
             }
             Self::Status { status: 300..=399, .. } => Some(
                 "write the address it redirects to as the base-url: redirects are not followed".to_owned(),
@@ -215,9 +233,15 @@ impl CallError {
             Self::Status { .. }
             | Self::InStream { .. }
             | Self::Empty { .. }
-            | Self::Cut { .. }
             | Self::TooLarge { .. }
             | Self::TooLong { .. } => None,
+            Self::Cut { provider, received: 0, .. } => Some(format!(
+                "check that the base-url of `{provider}` is that of a model server, with http:// or https:// as it needs; \
+                 then run `lodge provider test {provider}`"
+            )),
+            Self::Cut { .. } => {
+                Some("the provider or a proxy before it closed the connection: try again".to_owned())
+            }
         }
     }
 

@@ -28,6 +28,13 @@ const MODELS_MAX: usize = 2000;
 /// How long a finished answer waits for its connection to become reusable.
 const DRAIN_GRACE: Duration = Duration::from_millis(5);
 
+/// What is shown of a page, which would fill the screen with markup.
+pub(crate) const WEB_PAGE: &str = "a web page";
+
+fn is_web_page(body: &[u8]) -> bool {
+    body.trim_ascii_start().first() == Some(&b'<')
+}
+
 pub(crate) struct Exchange<'a> {
     provider: &'a Provider,
     dialect: &'static dyn Dialect,
@@ -69,8 +76,8 @@ impl<'a> Exchange<'a> {
         match self.dialect.models(&body) {
             Some(names) => Ok(names.into_iter().take(MODELS_MAX).collect()),
             None => {
-                let is_page = body.trim_ascii_start().first() == Some(&b'<');
-                let what = if is_page { UnreadableAnswer::WebPage } else { UnreadableAnswer::NotJson };
+                let what =
+                    if is_web_page(&body) { UnreadableAnswer::WebPage } else { UnreadableAnswer::NotJson };
                 Err(CallError::Garbage { provider: self.name(), what, excerpt: self.excerpt(&body) })
             }
         }
@@ -174,6 +181,7 @@ impl<'a> Exchange<'a> {
         let reported = self.dialect.reported(&body);
         let shown = match &reported {
             Some(reported) => self.excerpt(reported.message.as_bytes()),
+            None if is_web_page(&body) => WEB_PAGE.to_owned(),
             None => self.excerpt(&body),
         };
         let in_shape = reported.is_some();

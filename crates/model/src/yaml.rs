@@ -15,6 +15,12 @@ pub enum YamlProblem {
     MissingKey {
         key: &'static str,
     },
+    /// A key that is indented unlike the others of its entry, and so is not a part of it.
+    Misaligned {
+        key: &'static str,
+        /// The line of the entry.
+        entry: u64,
+    },
     RepeatedKey,
     UnknownWord {
         /// The key that it is the value of, where that is known.
@@ -100,7 +106,14 @@ fn problem(error: &Error) -> YamlProblem {
         Error::SerdeInvalidType { expected, .. }
         | Error::SerdeInvalidValue { expected, .. }
         | Error::SerdeInvalidLength { expected, .. } => YamlProblem::WrongType { expected: expected.clone() },
-        Error::Unexpected { expected, .. } => YamlProblem::WrongType { expected: (*expected).to_owned() },
+        Error::Unexpected { expected, .. } => YamlProblem::WrongType {
+            expected: match *expected {
+                "sequence start" => "a list, each entry of which begins with `-`",
+                "mapping start" => "keys with values, as in `key: value`",
+                other => other,
+            }
+            .to_owned(),
+        },
         Error::InvalidScalar { ty, .. } => YamlProblem::WrongType { expected: (*ty).to_owned() },
         Error::NullIntoString { .. } => YamlProblem::WrongType { expected: "text".to_owned() },
         // Only our own checks produce free messages, and they do not quote values.
@@ -128,6 +141,10 @@ impl fmt::Display for YamlProblem {
                 write!(f, "unknown key `{key}`, expected one of: {}", known.join(", "))
             }
             Self::MissingKey { key } => write!(f, "`{key}` is missing"),
+            Self::Misaligned { key, entry } => write!(
+                f,
+                "`{key}` is not aligned with the other keys of the entry on line {entry}, so it does not belong to it"
+            ),
             Self::RepeatedKey => f.write_str("a key is there twice"),
             Self::UnknownWord { key, word, known } => {
                 let key = key.map(|key| format!("{key}: ")).unwrap_or_default();

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::images::{CapabilityView, NetworkView};
 use crate::jobs::JobCounts;
 use crate::quarantine::QuarantineView;
+use crate::turns::UsageView;
 
 params! {
     pub struct AgentCreateParams {
@@ -29,6 +30,8 @@ params! {
         runtime: Option<String>,
         /// Beside those of the image.
         capabilities: Vec<String>,
+        /// As LIMIT in an Agentfile, before what the image says: memory, pids, cpu-time, disk, output and the budgets.
+        limits: BTreeMap<String, String>,
         /// revive, reap or ask; before what the Agentfile says and what the daemon is set to.
         revival_policy: Option<String>,
         request_id: Option<String>,
@@ -38,6 +41,8 @@ params! {
         /// Also agents that are stopped or failed. Removed ones are never listed.
         all: bool,
         labels: BTreeMap<String, String>,
+        /// Also what the turns of each agent used.
+        usage: bool,
         after: Option<String>,
         limit: Option<u32>,
     }
@@ -133,7 +138,8 @@ shapes! {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         retry_at: Option<String>,
         lineage: String,
-        context_state: String,
+        /// Null: this release does not measure how full a context is.
+        context_state: Option<String>,
         liveness: Option<String>,
         last_heartbeat_at: Option<String>,
         /// The keeper's process id on this host, while it lives.
@@ -153,6 +159,9 @@ shapes! {
         /// Configured limits that this release does not enforce.
         #[serde(default)]
         limits_not_enforced: Vec<String>,
+        /// What its turns used; in `agent/get`, and in listings that ask for it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        usage: Option<UsageView>,
         /// Its work in quarantine: what its turns wait for, and its pull. Absent when there is none.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         quarantine: Vec<QuarantineView>,

@@ -181,6 +181,7 @@ pub const CODES: &[CodeDoc] = &[
         "the message and the turns of the script are too long to be compared",
     ),
     code("session.not_found", 404, "there is no such session"),
+    code("session.ambiguous", 409, "several sessions have that id prefix"),
     code("session.bad_id", 400, "a session id has 1 to 128 of A-Z a-z 0-9 . _ : -"),
     code("session.other_agent", 409, "that session belongs to another agent"),
     code("session.queue_full", 429, "too many turns wait in that session"),

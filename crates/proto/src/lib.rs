@@ -62,5 +62,7 @@ pub use turns::*;
 
 /// The largest request body or WebSocket message that the daemon reads.
 pub const REQUEST_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// The longest message to an agent.
+pub const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
 /// The largest page that a listing returns.
 pub const PAGE_MAX: u32 = 500;

@@ -48,6 +48,8 @@ shapes! {
         providers: Vec<ProviderView>,
         /// Why the file on disk is not in effect, when it is not.
         error: Option<String>,
+        /// What to do about the error.
+        hint: Option<String>,
     }
 
     pub struct ProviderTested {

@@ -230,10 +230,15 @@ shapes! {
         forked_from: Option<ForkView>,
         last_active: String,
         created_at: String,
-        context_state: String,
-        context_used_pct: u32,
+        /// Null: this release does not measure how full a context is.
+        context_state: Option<String>,
+        /// Null, as `context_state`.
+        context_used_pct: Option<u32>,
         generation: u32,
         epoch: u32,
+        /// What its turns used, on its path or not; in listings and `session/get`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        usage: Option<UsageView>,
         /// The work of its turns that is in quarantine. Absent when there is none.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         quarantine: Vec<QuarantineView>,

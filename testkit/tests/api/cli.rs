@@ -158,8 +158,8 @@ async fn a_prompt_comes_from_words_from_stdin_or_from_a_dash() {
     let session = id(&messages["sessions"][0]);
     let text = api.ok("session/messages", json!({"session": session})).await["messages"][0]["text"].clone();
     assert_eq!(text, "[[reply:piped]]");
-    let (code, _, err) = world.cli(&["prompt", "one", ""]);
-    assert!(code == 1 && err.contains("the message is empty"), "{code} {err}");
+    let (code, _, err) = world.cli(&["prompt", "one", " "]);
+    assert!(code == 2 && err.contains("the text is empty") && err.contains("\nhint: "), "{code} {err}");
     let turn = world.lodge.cli_ok(["prompt", "one", "--detach", "[[reply:later]]"]);
     assert!(turn.starts_with("trn_"), "{turn}");
     assert_eq!(api.ended(turn.trim()).await["text"], "later");

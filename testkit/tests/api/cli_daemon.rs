@@ -308,6 +308,10 @@ async fn run_takes_a_directory_a_file_or_stdin_and_can_tidy_up() {
         code == 1 && err.starts_with("error: tester did not become ready\n  because: it crashed"),
         "{err}"
     );
-    assert!(err.contains("hint: run `lodge logs tester`"), "{err}");
+    assert!(
+        err.contains("hint: it is not retried automatically: fix the cause, then run `lodge start tester`")
+            && err.contains("`lodge logs tester`"),
+        "{err}"
+    );
     assert!(!world.lodge.cli_ok(["logs", "tester"]).is_empty());
 }

@@ -133,8 +133,7 @@ async fn a_flag_beats_a_variable_beats_the_file_beats_the_default() {
 fn a_state_directory_that_cannot_be_one_is_refused() {
     let lodge = Lodge::new();
     fs::write(lodge.home(), "a file").expect("a file");
-    let err = refuses(&lodge, &[], 1, "could not make", "state directory");
-    assert!(err.contains("  because: "), "{err}");
+    refuses(&lodge, &[], 1, "is not a directory", "move it away");
     assert_eq!(fs::read_to_string(lodge.home()).expect("a file"), "a file");
 
     let lodge = Lodge::new();

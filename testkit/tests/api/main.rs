@@ -18,6 +18,8 @@ mod cli_jobs;
 mod cli_jobs_live;
 mod cli_lineage;
 mod cli_look;
+mod cli_stdin;
+mod cli_words;
 mod compaction;
 mod config;
 mod contract;

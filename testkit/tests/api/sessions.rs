@@ -61,7 +61,11 @@ async fn a_session_of_another_agent_and_ids_that_are_none_are_refused() {
     api.answer(&one, "mine", "hi").await;
     let send = |agent: &str, session: &str| json!({"agent": agent, "session": session, "text": "hi"});
     let error = api.refused("turn/send", send(&two, "mine"), "session.other_agent").await;
-    assert!(error["message"].as_str().expect("a message").contains(&one), "{error}");
+    assert_eq!(error["message"], "session `mine` belongs to the agent `one`");
+    assert!(
+        error["data"]["hint"].as_str().is_some_and(|hint| hint.contains("lodge prompt one -s mine")),
+        "{error}"
+    );
     let long = "x".repeat(129);
     for bad in ["", "a b", "a/b", "ü", "a\n", long.as_str()] {
         api.refused("turn/send", send(&one, bad), "session.bad_id").await;

@@ -41,7 +41,7 @@ pub(crate) enum AgentVerb {
 pub(crate) struct RunArgs {
     /// A directory with an Agentfile, an Agentfile, - to read an Agentfile from stdin, or an image (pulled if it is not local)
     pub source: String,
-    /// The prompt; - reads it from stdin
+    /// The prompt; - reads it from stdin. A text with - after it is sent with stdin, as is a text with a pipe
     pub prompt: Vec<String>,
     /// The agent's name; default: a free name
     #[arg(long)]
@@ -67,6 +67,9 @@ pub(crate) struct RunArgs {
     /// The runtime: a program of the host or a tool's image; overrides the image
     #[arg(long, value_name = "host:PROGRAM|BIN")]
     pub runtime: Option<String>,
+    /// Set a limit, as LIMIT does in an Agentfile: memory=512m, pids=64, cpu-time=5m, disk=2g, output=1m
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    pub limit: Vec<(String, String)>,
     /// Add a capability to those of the image
     #[arg(long = "cap", value_name = "NAME")]
     pub caps: Vec<String>,
@@ -91,6 +94,9 @@ pub(crate) struct ListArgs {
     /// Only agents with this label
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub label: Vec<(String, String)>,
+    /// Also show the tokens that each agent used, and their cost
+    #[arg(short, long)]
+    pub wide: bool,
 }
 
 #[derive(Debug, Args)]

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 /// Which conversation a prompt belongs to.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ConversationArgs {
-    /// The session; a new id creates one
+    /// The session: an id, or any unique prefix of a generated one (ses_…); a new id creates a session
     #[arg(short, long)]
     pub session: Option<String>,
     /// The sender; each sender has one session per agent
@@ -16,10 +16,13 @@ pub(crate) struct ConversationArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  git diff | lodge prompt coder \"review this\"      # a pipe is sent with the text\n  lodge prompt coder \"summarise\" - <notes.md      # a file only with `-`\n  lodge prompt coder \"hello\" </dev/null           # the text alone, whatever stdin is"
+)]
 pub(crate) struct PromptArgs {
     /// An agent's name or id, or any unique prefix of the id
     pub agent: String,
-    /// The prompt; - or no text reads it from stdin
+    /// The prompt; - or no text reads it from stdin. A text with - after it is sent with stdin, as is a text with a pipe
     pub text: Vec<String>,
     #[command(flatten)]
     pub voice: ConversationArgs,
@@ -53,7 +56,7 @@ pub(crate) enum SessionCommand {
     },
     /// Print a conversation
     Show {
-        /// The id of a session
+        /// A session's id, or any unique prefix
         session: String,
         /// Show only the newest N messages
         #[arg(short = 'n', long, value_name = "N")]
@@ -61,17 +64,20 @@ pub(crate) enum SessionCommand {
         /// Include turns that are not on its path, such as other answers and rewound turns
         #[arg(short, long)]
         all: bool,
+        /// Show all output of tools, not only the first 20 lines
+        #[arg(long)]
+        full: bool,
     },
     /// Find messages by their text
     Search(SearchArgs),
     /// Print the session and all its messages as JSON Lines
     Export {
-        /// The id of a session
+        /// A session's id, or any unique prefix
         session: String,
     },
     /// Create a new session that starts with the turns of this one
     Fork {
-        /// The id of a session
+        /// A session's id, or any unique prefix
         session: String,
         /// The last turn to copy, by number or id; default: all turns
         #[arg(long, value_name = "TURN")]
@@ -82,14 +88,14 @@ pub(crate) enum SessionCommand {
     },
     /// Go back to a turn; later turns are kept as a branch
     Rewind {
-        /// The id of a session
+        /// A session's id, or any unique prefix
         session: String,
         /// A turn's number or id; 0 is before the first
         turn: String,
     },
     /// Send the same message again; the old answer is kept as a branch
     Regenerate {
-        /// The id of a session
+        /// A session's id, or any unique prefix
         session: String,
         /// A turn's number or id; default: the last turn
         turn: Option<String>,
@@ -102,14 +108,14 @@ pub(crate) enum SessionCommand {
     },
     /// Make the branch of a turn the path again
     Activate {
-        /// The id of a session
+        /// A session's id, or any unique prefix
         session: String,
         /// The id of a turn that `session show --all` shows
         turn: String,
     },
     /// Delete sessions and all their messages
     Rm {
-        /// Ids of sessions
+        /// Ids of sessions; a generated id (ses_…) may be given by any unique prefix
         #[arg(required = true, value_name = "SESSION")]
         sessions: Vec<String>,
     },

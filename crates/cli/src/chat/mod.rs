@@ -28,6 +28,7 @@ use self::terminal::Terminal;
 use crate::answer::{self, PromptedAgent, ShownSteps, TurnEnding};
 use crate::args::{ChatArgs, ConversationArgs};
 use crate::commands::prompt::{PromptText, send};
+use crate::commands::sessions_change::generated_id;
 use crate::commands::{CommandContext, request_id};
 use crate::failure::{CommandExit, CommandFailure};
 use crate::follow::{DaemonClient, FollowScope};
@@ -46,6 +47,10 @@ pub(crate) async fn chat(context: &CommandContext, args: ChatArgs) -> Result<(),
     let mut daemon = context.daemon().await?;
     let given = AgentRef { agent: args.agent, request_id: None };
     let agent = daemon.call::<GetAgent>(given).await?.agent;
+    let session = match args.session {
+        Some(session) => Some(generated_id(&mut daemon, session).await?),
+        None => None,
+    };
     let mut chat = Chat {
         context,
         agent: PromptedAgent {
@@ -53,7 +58,7 @@ pub(crate) async fn chat(context: &CommandContext, args: ChatArgs) -> Result<(),
             name: agent.name.clone(),
             stays: context.keeps_agents(),
         },
-        session: args.session,
+        session,
         queued: VecDeque::new(),
         in_flight: None,
         all_went_well: true,
@@ -117,6 +122,13 @@ impl Chat<'_> {
                 "{name} is not running ({}): `lodge start {name}` starts it",
                 agent.status
             ));
+            let why = render::why_failed(agent.failure_reason.as_deref(), agent.failure_detail.as_deref());
+            if let Some(why) = why {
+                words.print_message(&format!("  because: {}", render::one_line(&why)));
+            }
+            if let Some(at) = &agent.retry_at {
+                words.print_message(&format!("  it is tried again at {at}, and answers when it is ready"));
+            }
         }
         match self.session.clone() {
             Some(session) => self.show_history(&session).await,

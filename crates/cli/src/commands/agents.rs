@@ -3,6 +3,7 @@
 use lodge_proto::{
     AgentDetail, AgentListParams, AgentRef, AgentRemoveParams, AgentView, GetAgent, GetLineage, KillAgent,
     LimitView, LineageRef, LineageView, ListAgents, Mount, PAGE_MAX, QuarantineView, RemoveAgent, StartAgent,
+    UsageView,
 };
 
 use super::jobs_stop::{AgentStopKind, StopWithJobs};
@@ -23,7 +24,9 @@ pub(super) async fn list(context: &CommandContext, args: ListArgs) -> Result<(),
     let mut agents: Vec<AgentView> = Vec::new();
     let mut after = None;
     loop {
-        let params = AgentListParams { all: args.all, labels: labels.clone(), after, limit: Some(PAGE_MAX) };
+        let limit = Some(PAGE_MAX);
+        let params =
+            AgentListParams { all: args.all, labels: labels.clone(), usage: args.wide, after, limit };
         let page = daemon.call::<ListAgents>(params).await?;
         agents.extend(page.agents);
         after = page.next;
@@ -41,8 +44,15 @@ pub(super) async fn list(context: &CommandContext, args: ListArgs) -> Result<(),
     let orphaned = lineages::orphaned(&mut daemon).await?;
     let waiting = lineages::waiting(&mut daemon).await?;
     let stuck: Vec<&LineageView> = orphaned.iter().chain(&waiting).collect();
-    let rows: Vec<Vec<String>> = agents.iter().map(|agent| row(agent, &stuck, now)).collect();
-    context.put_table(&["ID", "NAME", "IMAGE", "MODEL", "STATUS", "CONTEXT", "CREATED"], &rows)?;
+    let mut header = vec!["ID", "NAME", "IMAGE", "MODEL", "STATUS", "CONTEXT", "CREATED"];
+    let mut rows: Vec<Vec<String>> = agents.iter().map(|agent| row(agent, &stuck, now)).collect();
+    if args.wide {
+        header.extend(["TOKENS", "COST"]);
+        for (row, agent) in rows.iter_mut().zip(&agents) {
+            row.extend(usage_cells(agent.usage.as_ref()));
+        }
+    }
+    context.put_table(&header, &rows)?;
     lineages::print_waiting(context, &waiting);
     print_quarantine(context, &agents);
     Ok(())
@@ -92,9 +102,20 @@ fn row(agent: &AgentView, stuck: &[&LineageView], now: i64) -> Vec<String> {
         or_dash(Some(&agent.image)),
         or_dash(Some(&agent.model)),
         status,
-        or_dash(Some(&agent.context_state)),
+        or_dash(agent.context_state.as_deref()),
         ago(&agent.created_at, now),
     ]
+}
+
+/// Tokens and cost, as columns.
+pub(super) fn usage_cells(usage: Option<&UsageView>) -> [String; 2] {
+    match usage {
+        Some(used) => [
+            render::tokens(used.input_tokens.saturating_add(used.output_tokens)),
+            render::dollars(used.cost_usd),
+        ],
+        None => ["-".to_owned(), "-".to_owned()],
+    }
 }
 
 pub(super) async fn inspect(context: &CommandContext, refs: AgentRefs) -> Result<(), CommandFailure> {
@@ -125,6 +146,8 @@ async fn find_pending_lineage(
 fn detail_text(detail: &AgentDetail, asked: Option<&LineageView>) -> String {
     let agent = &detail.agent;
     let decision = asked.map(|lineage| format!("waits for yours: {}", render::next_step(&lineage.id)));
+    let usage = agent.usage.as_ref();
+    let usage = usage.and_then(|used| render::usage(used.input_tokens, used.output_tokens, used.cost_usd));
     let labels: Vec<String> = agent.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let mut rows = vec![
         ("id", agent.id.clone()),
@@ -156,7 +179,8 @@ fn detail_text(detail: &AgentDetail, asked: Option<&LineageView>) -> String {
         ("heartbeat", agent.last_heartbeat_at.clone().unwrap_or_default()),
         ("keeper pid", agent.pid.map(|pid| pid.to_string()).unwrap_or_default()),
         ("runtime pid", detail.runtime_pid.map(|pid| pid.to_string()).unwrap_or_default()),
-        ("context", agent.context_state.clone()),
+        ("context", agent.context_state.clone().unwrap_or_default()),
+        ("usage", usage.unwrap_or_default()),
         ("sessions", detail.sessions.to_string()),
         ("lineage", agent.lineage.clone()),
         ("policy", detail.revival_policy.clone()),
@@ -446,6 +470,10 @@ fn missed(view: &AgentView) -> CommandFailure {
         _ if view.retry_at.is_some() => failure.hint(start_hint(view)),
         "failed" if view.failure_reason.as_deref() == Some("pull") => failure.hint(format!(
             "it is not retried automatically: give it another image with `lodge update {0} --image …`, then `lodge start {0}`",
+            view.name
+        )),
+        "failed" => failure.hint(format!(
+            "it is not retried automatically: fix the cause, then run `lodge start {0}`; `lodge logs {0}` shows its log",
             view.name
         )),
         _ => failure.hint(format!("run `lodge logs {}` to see its log", view.name)),

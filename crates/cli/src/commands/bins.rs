@@ -10,8 +10,9 @@ use lodge_proto::{
 use super::images::{names_of, remove, short};
 use super::results::ResultList;
 use super::source::utf8;
+use super::stdin::{read_bytes, read_stdin};
 use super::transfers::{self, TransferKind};
-use super::{CommandContext, map, read_bytes, read_stdin, request_id};
+use super::{CommandContext, map, request_id};
 use crate::args::{BinBuildArgs, BinCommand};
 use crate::failure::{CommandFailure, io_words};
 use crate::parse::ProgramArg;

@@ -11,7 +11,8 @@ use tokio::time::Instant;
 
 use super::jobs_output::{self, ShownStreams};
 use super::results::ResultList;
-use super::{CommandContext, read_bytes, request_id};
+use super::stdin::read_bytes;
+use super::{CommandContext, request_id};
 use crate::args::{JobListArgs, JobRunArgs, JobWaitArgs, JobsCommand};
 use crate::failure::{CommandExit, CommandFailure};
 use crate::follow::DaemonClient;

@@ -4,6 +4,7 @@
 
 mod agents;
 mod bins;
+mod completion;
 mod daemon;
 mod document;
 mod events;
@@ -23,10 +24,11 @@ mod results;
 mod run;
 mod selftest;
 mod sessions;
-mod sessions_change;
+pub(crate) mod sessions_change;
 mod sessions_find;
 mod sessions_repeat;
 mod source;
+pub(crate) mod stdin;
 mod tokens;
 mod transfers;
 pub(crate) mod turns;
@@ -35,18 +37,18 @@ mod update;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::io::{BufRead, IsTerminal, Read};
+use std::io::{BufRead, IsTerminal};
 
-use clap::CommandFactory;
-use lodge_proto::{AgentRemoveParams, REQUEST_BYTES_MAX, RemoveAgent};
+use lodge_proto::{AgentRemoveParams, RemoveAgent};
 
-use crate::args::{AgentCommand, AgentVerb, Cli, CliCommand};
+use crate::args::{AgentCommand, AgentVerb, CliCommand};
 use crate::connect::DaemonAddress;
-use crate::failure::{CommandExit, CommandFailure, io_words};
+use crate::failure::{CommandExit, CommandFailure};
 use crate::follow::DaemonClient;
 use crate::render::{fitted, table};
 use crate::words::{Words, put};
 
+pub(crate) use self::completion::completions;
 pub(crate) use self::selftest::{selftest, selftest_role};
 
 /// What every command gets.
@@ -76,7 +78,7 @@ impl CommandContext {
     /// Prints a listing; a terminal that is too narrow gets a narrower one.
     pub(crate) fn put_table(&self, header: &[&str], rows: &[Vec<String>]) -> Result<(), CommandFailure> {
         put(&match self.words.columns() {
-            Some(columns) => fitted(header, rows, columns),
+            Some(columns) => fitted(header, rows, columns, self.words.status_colours()),
             None => table(header, rows),
         })
     }
@@ -128,6 +130,7 @@ pub(crate) async fn dispatch(context: &CommandContext, command: CliCommand) -> R
         CliCommand::Reap => daemon::reap(context).await,
         CliCommand::Reload => daemon::reload(context).await,
         CliCommand::Completions { shell } => completions(shell),
+        CliCommand::CompleteNames { kind } => completion::names(context, kind).await,
         CliCommand::Selftest(args) => selftest(&context.words, args).await,
     }
 }
@@ -177,45 +180,11 @@ async fn remove_agent(context: &CommandContext, agent: &str) -> Result<(), Comma
     daemon.call::<RemoveAgent>(params).await.map(drop)
 }
 
-pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), CommandFailure> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "lodge", &mut script);
-    put(&String::from_utf8_lossy(&script))
-}
-
 /// A fresh id for one change, so that sending it again is still one change.
 pub(crate) fn request_id() -> Result<String, CommandFailure> {
     let bytes = lodge_proto::random_bytes::<16>()
         .map_err(|cause| CommandFailure::refused("could not read /dev/urandom").because(cause))?;
     Ok(lodge_proto::hex::encode(&bytes))
-}
-
-/// All of stdin, which must be text.
-async fn read_stdin(what: &str) -> Result<String, CommandFailure> {
-    let what = format!("{what} from stdin");
-    let bytes = read_bytes(&what, || Ok(std::io::stdin())).await?;
-    String::from_utf8(bytes)
-        .map_err(|_| CommandFailure::refused(format!("could not read {what}")).because("it is not UTF-8"))
-}
-
-/// Reads everything, up to the size that a call can carry: a device has no end. On its own thread, so that Ctrl-C works
-/// while a pipe is silent.
-async fn read_bytes<R: Read>(
-    what: &str,
-    open: impl FnOnce() -> std::io::Result<R> + Send + 'static,
-) -> Result<Vec<u8>, CommandFailure> {
-    let read = tokio::task::spawn_blocking(move || {
-        let mut bytes = Vec::new();
-        open()?.take(REQUEST_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map(|_| bytes)
-    });
-    let read = read.await.map_err(std::io::Error::other).flatten();
-    let could_not = |cause| CommandFailure::usage(format!("could not read {what}")).because(io_words(&cause));
-    let bytes = read.map_err(could_not)?;
-    if bytes.len() > REQUEST_BYTES_MAX {
-        return Err(CommandFailure::refused(format!("{what} has more than {REQUEST_BYTES_MAX} bytes"))
-            .hint("put large material into the agent's workspace instead"));
-    }
-    Ok(bytes)
 }
 
 fn map(pairs: Vec<(String, String)>) -> BTreeMap<String, String> {

@@ -1,23 +1,22 @@
 //! `prompt`: one turn.
 
-use std::io::IsTerminal;
 use std::path::Path;
 
 use lodge_proto::{GetTurn, SendTurn, TurnRef, TurnSendParams, TurnView};
 use serde_json::Value;
 
-use super::{CommandContext, read_stdin, request_id};
+use super::sessions_change::generated_id;
+use super::stdin::{check_message, prompt_text};
+use super::{CommandContext, request_id};
 use crate::answer::{self, PromptedAgent, ShownSteps, TurnEnding};
 use crate::args::{ConversationArgs, PromptArgs};
 use crate::failure::{CommandFailure, io_words};
 use crate::follow::{DaemonClient, FollowScope};
 use crate::words::put;
 
-const HOW_TO_ASK: &str = "write the text after the agent, or pipe it in: `echo hello | lodge prompt AGENT`";
-
 pub(super) async fn prompt(context: &CommandContext, args: PromptArgs) -> Result<(), CommandFailure> {
     let schema = args.schema.as_deref().map(read_schema).transpose()?;
-    let question = PromptText { text: prompt_text(&args.text).await?, schema };
+    let question = PromptText { text: prompt_text(&context.words, &args.text).await?, schema };
     let mut daemon = context.daemon().await?;
     if args.detach {
         let turn = send(&mut daemon, &args.agent, args.voice, question).await?;
@@ -139,9 +138,14 @@ pub(crate) async fn send(
     voice: ConversationArgs,
     question: PromptText,
 ) -> Result<TurnView, CommandFailure> {
+    check_message(&question.text)?;
+    let session = match voice.session {
+        Some(session) => Some(generated_id(daemon, session).await?),
+        None => None,
+    };
     let params = TurnSendParams {
         agent: agent.to_owned(),
-        session: voice.session,
+        session,
         sender: voice.sender,
         text: question.text,
         schema: question.schema,
@@ -158,25 +162,4 @@ pub(super) fn print_detached_turn(context: &CommandContext, turn: &TurnView) -> 
     put(&format!("{}\n", turn.id))?;
     context.words.print_note(&format!("to rejoin it: lodge turn attach {}", turn.id));
     Ok(())
-}
-
-async fn prompt_text(words: &[String]) -> Result<String, CommandFailure> {
-    match words {
-        [] if std::io::stdin().is_terminal() => {
-            Err(CommandFailure::usage("there is nothing to ask").hint(HOW_TO_ASK))
-        }
-        [] => prompt_from_stdin().await,
-        [dash] if dash == "-" => prompt_from_stdin().await,
-        words => Ok(words.join(" ")),
-    }
-}
-
-/// What was piped in, without the line end that `echo` and editors add.
-pub(super) async fn prompt_from_stdin() -> Result<String, CommandFailure> {
-    let mut text = read_stdin("the prompt").await?;
-    text.truncate(text.trim_end_matches(['\r', '\n']).len());
-    if text.is_empty() {
-        return Err(CommandFailure::usage("there is nothing to ask: stdin is empty").hint(HOW_TO_ASK));
-    }
-    Ok(text)
 }

@@ -8,7 +8,8 @@ use lodge_proto::{
 };
 
 use super::results::ResultList;
-use super::{CommandContext, read_stdin, request_id};
+use super::stdin::read_stdin;
+use super::{CommandContext, request_id};
 use crate::args::ProviderCommand;
 use crate::failure::CommandFailure;
 use crate::render::{one_line, or_dash};
@@ -46,7 +47,7 @@ fn key_from_terminal(name: &str) -> Result<String, CommandFailure> {
     print_message("");
     read.map_err(|cause| CommandFailure::refused("could not read the key").because(cause))?;
     match line.trim() {
-        "" => Err(CommandFailure::usage("there is no key")),
+        "" => Err(CommandFailure::usage("there is no key").hint("paste it and press Enter; it is not shown")),
         key => Ok(key.to_owned()),
     }
 }
@@ -54,7 +55,10 @@ fn key_from_terminal(name: &str) -> Result<String, CommandFailure> {
 async fn key_from_stdin() -> Result<String, CommandFailure> {
     let text = read_stdin("the key").await?;
     match text.trim() {
-        "" => Err(CommandFailure::usage("stdin has no key")),
+        "" => Err(CommandFailure::usage("there is no key on stdin").hint(
+            "pipe it in, as in `printf %s \"$KEY\" | lodge provider add NAME --kind KIND --api-key -`; at a terminal, `-` \
+             asks for it",
+        )),
         key => Ok(key.to_owned()),
     }
 }
@@ -70,6 +74,9 @@ async fn list(context: &CommandContext, reveal: bool) -> Result<(), CommandFailu
     let list = daemon.call::<ListProviders>(ProviderListParams { reveal }).await?;
     if let Some(error) = &list.error {
         print_message(&format!("warning: providers.yaml is not in effect: {error}"));
+        if let Some(hint) = &list.hint {
+            print_message(&format!("hint: {hint}"));
+        }
     }
     if context.words.json {
         return context.words.json(&list.providers);

@@ -5,8 +5,9 @@ use std::io::IsTerminal;
 use lodge_proto::{AgentCreateParams, AgentRef, AgentView, CreateAgent, GetAgent, Mount};
 
 use super::agents::{AgentGoal, settle};
-use super::prompt::{PromptText, ask, print_detached_turn, prompt_from_stdin, send};
+use super::prompt::{PromptText, ask, print_detached_turn, send};
 use super::source::{AgentSource, source, source_not_found, utf8};
+use super::stdin::{check_message, prompt_text};
 use super::transfers::pull_if_missing;
 use super::{CommandContext, map, remove_agent, request_id};
 use crate::answer::PromptedAgent;
@@ -18,7 +19,7 @@ use crate::render;
 use crate::words::put;
 
 pub(super) async fn run(context: &CommandContext, args: RunArgs) -> Result<(), CommandFailure> {
-    let prompt = prompt_of(&args).await?;
+    let prompt = prompt_of(context, &args).await?;
     let params = create_params(context, &args).await?;
     let mut daemon = context.daemon().await?;
     let image = params.image.clone();
@@ -186,14 +187,17 @@ fn print_agent(context: &CommandContext, agent: &AgentView) -> Result<(), Comman
     }
 }
 
-async fn prompt_of(args: &RunArgs) -> Result<Option<String>, CommandFailure> {
+async fn prompt_of(context: &CommandContext, args: &RunArgs) -> Result<Option<String>, CommandFailure> {
     match args.prompt.as_slice() {
         [] => Ok(None),
-        [dash] if dash == "-" && args.source == "-" => {
-            Err(CommandFailure::usage("stdin cannot be both the Agentfile and the prompt"))
+        words if args.source == "-" => {
+            if words.first().is_some_and(|word| word == "-") || words.last().is_some_and(|word| word == "-") {
+                return Err(CommandFailure::usage("stdin cannot be both the Agentfile and the prompt"));
+            }
+            let text = words.join(" ");
+            check_message(&text).map(|()| Some(text))
         }
-        [dash] if dash == "-" => prompt_from_stdin().await.map(Some),
-        words => Ok(Some(words.join(" "))),
+        words => prompt_text(&context.words, words).await.map(Some),
     }
 }
 
@@ -211,6 +215,7 @@ async fn create_params(
         configs: map(args.config.clone()),
         runtime: args.runtime.clone(),
         capabilities: args.caps.clone(),
+        limits: map(args.limit.clone()),
         revival_policy: args.revival_policy.clone(),
         request_id: Some(request_id()?),
         ..AgentCreateParams::default()

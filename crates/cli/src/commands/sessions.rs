@@ -7,6 +7,7 @@ use lodge_proto::{
 use serde::Serialize;
 use serde_json::Value;
 
+use super::agents::usage_cells;
 use super::sessions_repeat::RepeatConsent;
 use super::{CommandContext, sessions_change, sessions_find};
 use crate::args::SessionCommand;
@@ -23,8 +24,9 @@ const TOOL_LINES_SHOWN: usize = 20;
 pub(super) async fn session(context: &CommandContext, command: SessionCommand) -> Result<(), CommandFailure> {
     match command {
         SessionCommand::Ls { agent, limit } => list(context, agent, limit).await,
-        SessionCommand::Show { session, messages, all } => {
-            show(context, session, messages.unwrap_or(MESSAGES_SHOWN), all).await
+        SessionCommand::Show { session, messages, all, full } => {
+            let lines_max = if full { usize::MAX } else { TOOL_LINES_SHOWN };
+            show(context, session, messages.unwrap_or(MESSAGES_SHOWN), all, lines_max).await
         }
         SessionCommand::Search(args) => sessions_find::search(context, args).await,
         SessionCommand::Export { session } => sessions_find::export(context, session).await,
@@ -66,18 +68,20 @@ async fn list(
     }
     let now = now_s();
     let row = |session: &SessionView| {
+        let [tokens, cost] = usage_cells(session.usage.as_ref());
         vec![
             session.id.clone(),
             agent_name(session),
             or_dash(session.sender.as_deref()),
             session.turns.to_string(),
-            format!("{} ({} %)", session.context_state, session.context_used_pct),
+            tokens,
+            cost,
             ago(&session.last_active, now),
             or_dash(session.title.as_deref()),
         ]
     };
     let rows: Vec<Vec<String>> = sessions.iter().map(row).collect();
-    context.put_table(&["ID", "AGENT", "SENDER", "TURNS", "CONTEXT", "LAST ACTIVE", "BEGINS"], &rows)
+    context.put_table(&["ID", "AGENT", "SENDER", "TURNS", "TOKENS", "COST", "LAST ACTIVE", "BEGINS"], &rows)
 }
 
 pub(super) fn turns_text(turns: u64) -> String {
@@ -104,12 +108,12 @@ async fn show(
     session: String,
     wanted: u32,
     all: bool,
+    tool_lines_max: usize,
 ) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let view = daemon.call::<GetSession>(SessionRef { session: session.clone() }).await?;
-    let (mut messages, older) = newest(&mut daemon, &session, wanted, all).await?;
-    // In the order of reading: a message that waits is recorded among the answers to earlier ones.
-    messages.sort_by(|a, b| (a.number, &a.turn, a.seq).cmp(&(b.number, &b.turn, b.seq)));
+    let view = daemon.call::<GetSession>(SessionRef { session }).await?;
+    let session = view.session.id.clone();
+    let (messages, older) = newest(&mut daemon, &session, wanted, all).await?;
     let turns = turns(&mut daemon, &session, all || view.inactive_turns > 0).await?;
     if context.words.json {
         let turn_list = if all { turns } else { turns.into_iter().filter(|turn| turn.active).collect() };
@@ -123,7 +127,7 @@ async fn show(
     let mut blocks = vec![head(&view, &context.words)];
     for (at, message) in messages.iter().enumerate() {
         let turn = turns.iter().find(|turn| turn.id == message.turn);
-        blocks.push(block(message, &context.words));
+        blocks.push(block(message, &context.words, tool_lines_max));
         let last_of_turn = messages.get(at + 1).is_none_or(|next| next.turn != message.turn);
         if let (true, Some(turn)) = (last_of_turn, turn) {
             // What there is of an answer is a message, unless the turn still runs or ended before that was so.
@@ -243,25 +247,27 @@ async fn newest(
     wanted: u32,
     all: bool,
 ) -> Result<(Vec<MessageView>, bool), CommandFailure> {
-    let mut messages: Vec<MessageView> = Vec::new();
-    let mut before = None;
+    let mut pages: Vec<Vec<MessageView>> = Vec::new();
+    let (mut count, mut before) = (0, None);
+    let in_order = |pages: Vec<Vec<MessageView>>| pages.into_iter().rev().flatten().collect();
     loop {
-        let missing = wanted.saturating_sub(u32::try_from(messages.len()).unwrap_or(u32::MAX));
+        let missing = wanted.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
         if missing == 0 {
-            return Ok((messages, before.is_some()));
+            return Ok((in_order(pages), before.is_some()));
         }
         let limit = Some(missing.min(PAGE_MAX));
         let params = SessionMessagesParams { session: session.to_owned(), all, before, limit };
         let page = daemon.call::<ListMessages>(params).await?;
-        messages.extend(page.messages);
+        count += page.messages.len();
+        pages.push(page.messages);
         before = page.next;
         if before.is_none() {
-            return Ok((messages, false));
+            return Ok((in_order(pages), false));
         }
     }
 }
 
-fn block(message: &MessageView, words: &Words) -> String {
+fn block(message: &MessageView, words: &Words, tool_lines_max: usize) -> String {
     let heading = words.bold(&message.role).into_owned();
     let mut text = format!("{heading}  {}", message.at);
     if message.role == "user" {
@@ -274,7 +280,7 @@ fn block(message: &MessageView, words: &Words) -> String {
     if let Some(note) = &message.note {
         text.push_str(&indented(note, usize::MAX));
     }
-    let lines_max = if message.role == "tool" { TOOL_LINES_SHOWN } else { usize::MAX };
+    let lines_max = if message.role == "tool" { tool_lines_max } else { usize::MAX };
     text.push_str(&indented(&message.text, lines_max));
     for call in &message.calls {
         let call = render::tool_call(&call.name, &Value::String(call.arguments.clone()));
@@ -291,7 +297,7 @@ fn indented(text: &str, lines_max: usize) -> String {
         indented.push('\n');
     }
     if lines.len() > lines_max {
-        indented.push_str(&format!("  … {} more lines\n", lines.len() - lines_max));
+        indented.push_str(&format!("  … {} more lines (`--full` shows them)\n", lines.len() - lines_max));
     }
     indented
 }
@@ -349,21 +355,23 @@ mod tests {
     fn a_message_shows_its_text_and_then_its_calls() {
         let call =
             ToolCallView { id: "c".into(), name: "sh".into(), arguments: r#"{"args":["-c","date"]}"#.into() };
-        let block = block(&message("assistant", "let me\n\nsee", vec![call]), &plain());
+        let block = block(&message("assistant", "let me\n\nsee", vec![call]), &plain(), TOOL_LINES_SHOWN);
         assert_eq!(block, "assistant  2025-03-01T00:00:00.000Z\n  let me\n\n  see\n  ⚙ sh -c date\n");
     }
 
     #[test]
     fn a_users_message_tells_the_number_and_the_id_of_its_turn() {
-        let block = block(&message("user", "hello", Vec::new()), &plain());
+        let block = block(&message("user", "hello", Vec::new()), &plain(), TOOL_LINES_SHOWN);
         assert_eq!(block, "user  2025-03-01T00:00:00.000Z  turn 1 (trn_1)\n  hello\n");
     }
 
     #[test]
     fn a_long_tool_output_is_cut_and_says_so() {
-        let block = block(&message("tool", &"x\n".repeat(25), Vec::new()), &plain());
+        let block = block(&message("tool", &"x\n".repeat(25), Vec::new()), &plain(), TOOL_LINES_SHOWN);
         assert_eq!(block.lines().count(), 22);
-        assert!(block.ends_with("  … 5 more lines\n"));
+        assert!(block.ends_with("  … 5 more lines (`--full` shows them)\n"));
+        let whole = super::block(&message("tool", &"x\n".repeat(25), Vec::new()), &plain(), usize::MAX);
+        assert_eq!(whole.lines().count(), 26);
     }
 
     #[test]
@@ -421,10 +429,11 @@ mod tests {
             forked_from: Some(ForkView { session: "s".into(), turn: 1 }),
             last_active: String::new(),
             created_at: String::new(),
-            context_state: "HEALTHY".into(),
-            context_used_pct: 0,
+            context_state: None,
+            context_used_pct: None,
             generation: 1,
             epoch: 1,
+            usage: None,
             quarantine: vec![work("trn_8")],
         };
         let head = head(&SessionDetail { session, inactive_turns: 3, open_jobs: 0 }, &plain());

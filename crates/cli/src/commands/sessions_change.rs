@@ -13,8 +13,11 @@ use super::sessions_repeat::RepeatConsent;
 use super::{CommandContext, request_id, sessions_repeat};
 use crate::answer::{PromptedAgent, ShownSteps};
 use crate::failure::CommandFailure;
-use crate::follow::FollowScope;
+use crate::follow::{DaemonClient, FollowScope};
 use crate::words::put;
+
+/// How generated ids of sessions begin.
+const GENERATED: &str = "ses_";
 
 pub(super) async fn fork(
     context: &CommandContext,
@@ -23,6 +26,7 @@ pub(super) async fn fork(
     to: Option<String>,
 ) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
+    let session = whole_id(&mut daemon, session).await?;
     let params = SessionForkParams { session, turn, to, request_id: Some(request_id()?) };
     let view = daemon.call::<ForkSession>(params).await?;
     if context.words.json {
@@ -38,6 +42,7 @@ pub(super) async fn rewind(
     turn: String,
 ) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
+    let session = whole_id(&mut daemon, session).await?;
     let params = SessionRewindParams { session, turn, request_id: Some(request_id()?) };
     let view: SessionView = daemon.call::<RewindSession>(params).await?;
     print_session(context, &view)?;
@@ -57,9 +62,32 @@ pub(super) async fn activate(
     turn: String,
 ) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
+    let session = whole_id(&mut daemon, session).await?;
     let params = SessionActivateParams { session, turn, request_id: Some(request_id()?) };
     let view: SessionView = daemon.call::<ActivateBranch>(params).await?;
     print_session(context, &view)
+}
+
+/// The id of a session that is named by any unique prefix. A change is sent with the whole id, so that a repeated request
+/// cannot reach another session.
+async fn whole_id(daemon: &mut DaemonClient<'_>, given: String) -> Result<String, CommandFailure> {
+    let session = SessionRef { session: given };
+    Ok(daemon.call::<GetSession>(session).await?.session.id)
+}
+
+/// The id of a session that is named by a prefix of a generated id; any other text is an id as it is. A command that creates
+/// or deletes a session must not take a chosen id for the beginning of another.
+pub(crate) async fn generated_id(
+    daemon: &mut DaemonClient<'_>,
+    given: String,
+) -> Result<String, CommandFailure> {
+    if !given.starts_with(GENERATED) {
+        return Ok(given);
+    }
+    match whole_id(daemon, given.clone()).await {
+        Err(failure) if failure.is("session.not_found") || failure.is("session.bad_id") => Ok(given),
+        found => found,
+    }
 }
 
 /// The state of a session whose path changed.
@@ -79,7 +107,8 @@ pub(super) async fn regenerate(
     consent: RepeatConsent,
 ) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let view = daemon.call::<GetSession>(SessionRef { session: session.clone() }).await?;
+    let view = daemon.call::<GetSession>(SessionRef { session }).await?;
+    let session = view.session.id.clone();
     if consent == RepeatConsent::Ask {
         sessions_repeat::confirm(context, &mut daemon, &view.session, turn.as_deref()).await?;
     }
@@ -100,6 +129,13 @@ pub(super) async fn remove(context: &CommandContext, sessions: Vec<String>) -> R
     let mut daemon = context.daemon().await?;
     let mut batch = ResultList::new(&context.words, sessions.len());
     for session in sessions {
+        let session = match generated_id(&mut daemon, session).await {
+            Ok(session) => session,
+            Err(failure) => {
+                batch.failed(failure)?;
+                continue;
+            }
+        };
         let params = SessionDeleteParams { session, request_id: Some(request_id()?) };
         match daemon.call::<DeleteSession>(params).await {
             Ok(one) => {

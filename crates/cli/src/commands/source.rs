@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::{CommandContext, read_stdin};
+use super::CommandContext;
+use super::stdin::read_stdin;
 use crate::failure::{CommandFailure, io_words};
 
 const AGENTFILE_NAME: &str = "Agentfile";

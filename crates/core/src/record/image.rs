@@ -103,6 +103,23 @@ pub struct LimitsRecord {
     pub context_tokens: Option<u64>,
 }
 
+impl LimitsRecord {
+    /// Each given limit replaces the current one.
+    #[must_use]
+    pub fn changed_by(self, given: LimitsRecord) -> LimitsRecord {
+        LimitsRecord {
+            memory_bytes: given.memory_bytes.or(self.memory_bytes),
+            pids: given.pids.or(self.pids),
+            cpu_ms: given.cpu_ms.or(self.cpu_ms),
+            disk_bytes: given.disk_bytes.or(self.disk_bytes),
+            output_bytes: given.output_bytes.or(self.output_bytes),
+            budget_micro_usd: given.budget_micro_usd.or(self.budget_micro_usd),
+            budget_tokens: given.budget_tokens.or(self.budget_tokens),
+            context_tokens: given.context_tokens.or(self.context_tokens),
+        }
+    }
+}
+
 /// The network access of an agent.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct NetworkRecord {

@@ -1,5 +1,6 @@
 //! Agents: listed, read, started and ended.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lodge_core::AgentId;
@@ -126,10 +127,17 @@ fn agent_list(at: &ReadView<'_>, who: &ApiCaller, given: &AgentListParams) -> Re
         let labels = &found.row.spec.labels;
         (given.all
             || found.row.state.takes_turns()
+            // It is failing, and works on it.
+            || found.row.retry.at.is_some()
             || found.row.state == lodge_core::agent::AgentState::Removing)
             && given.labels.iter().all(|(key, value)| labels.get(key) == Some(value))
     });
-    Ok(AgentList { agents: agents.map(|found| agent_view(at, found)).collect(), next })
+    let used = if given.usage { at.store.usage_of_agents().map_err(internal)? } else { BTreeMap::new() };
+    let agents = agents.map(|found| AgentView {
+        usage: given.usage.then(|| view::usage(used.get(&found.row.id).copied().unwrap_or_default())),
+        ..agent_view(at, found)
+    });
+    Ok(AgentList { agents: agents.collect(), next })
 }
 
 pub(super) fn agent_view(shell: &Shell, found: &AgentSummary) -> AgentView {
@@ -150,7 +158,10 @@ fn agent_get(at: &ReadView<'_>, given: &AgentRef) -> Result<AgentDetail, ErrorBo
     env_keys.dedup();
     let agentfile = view::agentfile(&image.agentfile, &image.env);
     Ok(AgentDetail {
-        agent: agent_view(at, &found),
+        agent: AgentView {
+            usage: Some(view::usage(at.store.agent_usage(&found.row.id).map_err(internal)?)),
+            ..agent_view(at, &found)
+        },
         root: at.config.data_dir.join("agents").join(found.row.id.as_str()).display().to_string(),
         incarnation: found.row.incarnation,
         runs: found.row.runs,

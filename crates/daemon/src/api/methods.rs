@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use lodge_core::{AgentId, SessionId};
 use lodge_image::Pins;
+use lodge_image::agentfile::nearest;
 use lodge_image::registry::TransferWatch;
 use lodge_proto::{
     ApiMethod, CancelJob, ErrorBody, IssueToken, KillAgent, PAGE_MAX, RemoveAgent, RevokeToken, StopAgent,
@@ -262,7 +263,23 @@ pub(super) async fn detached<T: Send + 'static>(
 }
 
 pub(super) fn find_agent(at: &ReadView<'_>, given: &str) -> Result<AgentId, ErrorBody> {
-    the_one(at.store.find_agent(given).map_err(internal)?, given)
+    match at.store.find_agent(given).map_err(internal)? {
+        AgentMatch::None => Err(no_agent_like(at, given)),
+        found => the_one(found, given),
+    }
+}
+
+/// The refusal of an unknown agent, with the name that was probably meant. The tokens of agents never get here: they reach
+/// no other agent, and must not learn names.
+fn no_agent_like(at: &ReadView<'_>, given: &str) -> ErrorBody {
+    let agents = match at.store.agents(None, PAGE_MAX) {
+        Ok(agents) => agents,
+        Err(error) => return internal(error),
+    };
+    match nearest(given, agents.iter().map(|agent| agent.row.name.as_str())) {
+        Some(name) => no_agent(given).hint(format!("did you mean `{name}`? `lodge ps -a` lists all agents")),
+        None => no_agent(given),
+    }
 }
 
 /// Like `find_agent`, for what outlives agents: one that was removed is found as well, if no other has its name.
@@ -301,6 +318,15 @@ pub(super) fn no_agent(given: &str) -> ErrorBody {
     ErrorBody::new("agent.not_found", format!("no agent `{given}`")).hint("`lodge ps -a` lists all agents")
 }
 
+/// The refusal of a session that belongs to another agent, which is named as people know it.
+pub(super) fn other_agent(at: &ReadView<'_>, session: &SessionId, owner: &AgentId) -> ErrorBody {
+    match at.store.agent(owner) {
+        Ok(Some(found)) => view::other_agent(session, found.row.name),
+        Ok(None) => view::other_agent(session, owner.to_string()),
+        Err(error) => internal(error),
+    }
+}
+
 pub(super) fn no_turn(given: &str) -> ErrorBody {
     ErrorBody::new("turn.not_found", format!("no turn `{given}`")).hint("`lodge turn ls` lists turns")
 }
@@ -312,8 +338,9 @@ pub(super) fn session_id(given: &str) -> Result<SessionId, ErrorBody> {
 }
 
 pub(super) fn future(cursor: u64, head: u64) -> ErrorBody {
-    ErrorBody::new("cursor.future", format!("the cursor {cursor} is ahead of the log, which is at {head}"))
-        .hint("leave `since` out to start from now")
+    let what = format!("sequence {cursor} is ahead of the log: the newest event is {head}");
+    ErrorBody::new("cursor.future", what)
+        .hint(format!("give a sequence up to {head} as `since`, or leave `since` out"))
 }
 
 pub(super) fn page(limit: Option<u32>) -> u32 {

@@ -81,8 +81,10 @@ async fn provider_add(shell: &Arc<Shell>, given: ProviderAddParams) -> Result<Pr
 }
 
 fn provider_list(shell: &Shell, given: &ProviderListParams) -> Result<ProviderList, ErrorBody> {
-    let error = shell.providers().last_error().map(|error| error.to_string());
-    Ok(ProviderList { providers: providers(shell, given.reveal)?, error })
+    let error = shell.providers().last_error();
+    let hint = error.as_ref().and_then(|error| error.hint());
+    let error = error.map(|error| error.to_string());
+    Ok(ProviderList { providers: providers(shell, given.reveal)?, error, hint })
 }
 
 fn providers(shell: &Shell, reveal: bool) -> Result<Vec<ProviderView>, ErrorBody> {
@@ -112,7 +114,17 @@ async fn provider_remove(shell: &Arc<Shell>, given: ProviderRef) -> Result<Done,
 }
 
 async fn provider_test(shell: &Shell, given: &ProviderTestParams) -> Result<ProviderTested, ErrorBody> {
-    let provider = shell.providers().get(&given.name).map_err(|error| provider_error(&error))?;
+    let provider = shell.providers().get(&given.name).map_err(|error| {
+        let body = provider_error(&error);
+        // The provider may be in the file, which is not in effect.
+        match (error, shell.providers().last_error()) {
+            (lodge_model::ProvidersError::NotFound { .. }, Some(broken)) => {
+                let body = body.because(format!("providers.yaml is not in effect: {broken}"));
+                broken.hint().map_or(body.clone(), |hint| body.hint(hint))
+            }
+            (_, Some(_) | None) => body,
+        }
+    })?;
     match lodge_model::test(&provider, given.model.as_deref(), shell.calls()).await {
         Ok(tested) => Ok(ProviderTested {
             ok: true,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use lodge_core::summary::SessionSummary;
 use lodge_core::{AgentId, SessionId, Timestamp, TurnId};
 use lodge_proto::*;
 use lodge_store::{
@@ -86,7 +87,13 @@ fn list(at: &ReadView<'_>, given: &SessionListParams) -> Result<SessionList, Err
         .last()
         .filter(|_| found.len() == limit as usize)
         .map(|last| format!("{}:{}", last.last_active.ms(), last.row.id));
-    Ok(SessionList { sessions: found.iter().map(view::session).collect(), next })
+    let sessions = found.iter().map(|found| with_usage(at, found)).collect::<Result<_, _>>()?;
+    Ok(SessionList { sessions, next })
+}
+
+fn with_usage(at: &ReadView<'_>, found: &SessionSummary) -> Result<SessionView, ErrorBody> {
+    let usage = at.store.session_usage(&found.row.id).map_err(internal)?;
+    Ok(SessionView { usage: Some(view::usage(usage)), ..view::session(found) })
 }
 
 /// Where an earlier page ended.
@@ -101,11 +108,11 @@ pub(super) fn bad_cursor() -> ErrorBody {
 }
 
 fn get(at: &ReadView<'_>, given: &SessionRef) -> Result<SessionDetail, ErrorBody> {
-    let id = session_id(&given.session)?;
+    let id = known(at, &given.session, None)?;
     let found = at.store.session(&id).map_err(internal)?.ok_or_else(|| view::no_session(&id))?;
     let inactive_turns = at.store.inactive_turns(&id).map_err(internal)?;
     let open_jobs = at.store.open_jobs_of_session(&id).map_err(internal)?;
-    Ok(SessionDetail { session: view::session(&found), inactive_turns, open_jobs })
+    Ok(SessionDetail { session: with_usage(at, &found)?, inactive_turns, open_jobs })
 }
 
 fn messages(at: &ReadView<'_>, given: &SessionMessagesParams) -> Result<MessageList, ErrorBody> {
@@ -120,7 +127,11 @@ fn messages(at: &ReadView<'_>, given: &SessionMessagesParams) -> Result<MessageL
         (None, _) | (_, None) => Vec::new(),
     };
     // An epoch that began before this page belongs to an earlier page.
-    let begun = |epoch: &EpochPlacement| found.first().is_some_and(|first| first.row.seq <= epoch.seq);
+    let begun = |epoch: &EpochPlacement| {
+        let is_after =
+            |first: &SessionMessage| (first.row.number, first.row.seq) <= (epoch.row.turn, epoch.seq);
+        found.first().is_some_and(is_after)
+    };
     let epochs = epochs.into_iter().filter(begun).map(view::epoch).collect();
     let messages = found.into_iter().map(view::message).collect();
     Ok(MessageList { messages, epochs, next })
@@ -148,21 +159,35 @@ fn which(all: bool) -> TurnScope {
     if all { TurnScope::All } else { TurnScope::Path }
 }
 
-/// A session that exists, of this agent or of any.
+/// The session with this id, or the only one whose id begins with it, of this agent or of any.
 pub(super) fn known(at: &ReadView<'_>, given: &str, agent: Option<&AgentId>) -> Result<SessionId, ErrorBody> {
-    let id = session_id(given)?;
+    session_id(given)?;
+    let mut found = at.store.find_sessions(given).map_err(internal)?;
+    let id = match (found.pop(), found.as_slice()) {
+        (Some(id), []) => id,
+        (None, _) => return Err(view::no_session(&given)),
+        (Some(last), others) => {
+            let ids: Vec<&str> = others.iter().chain([&last]).map(SessionId::as_str).collect();
+            return Err(ErrorBody::new(
+                "session.ambiguous",
+                format!("several sessions start with `{given}`"),
+            )
+            .hint(format!("give more of the id: {}", ids.join(", "))));
+        }
+    };
+    let Some(agent) = agent else { return Ok(id) };
     match at.store.session_fact(&id).map_err(internal)? {
-        Some(fact) if agent.is_none_or(|agent| fact.row.agent == *agent) => Ok(id),
+        Some(fact) if fact.row.agent == *agent => Ok(id),
         Some(_) | None => Err(view::no_session(&id)),
     }
 }
 
 fn export(at: &ReadView<'_>, given: &SessionExportParams) -> Result<SessionExport, ErrorBody> {
-    let id = session_id(&given.session)?;
+    let id = known(at, &given.session, None)?;
     let found = at.store.session(&id).map_err(internal)?.ok_or_else(|| view::no_session(&id))?;
     let mut lines = Vec::new();
     if given.after.is_none() {
-        let session = view::session(&found);
+        let session = with_usage(at, &found)?;
         lines.push(ExportLine::Session(Box::new(ExportedSession { version: EXPORT_VERSION, session })));
     }
     let limit = given.limit.unwrap_or(PAGE_MAX).clamp(1, PAGE_MAX);

@@ -10,7 +10,8 @@ use lodge_store::{TurnFilter, TurnScope};
 use serde_json::Value;
 
 use super::methods::{
-    Reply, changed, find_agent, find_agent_ever, internal, no_method, no_turn, page, reply, session_id,
+    Reply, changed, find_agent, find_agent_ever, internal, no_method, no_turn, other_agent, page, reply,
+    session_id,
 };
 use super::{params, sessions, turn_retry};
 use crate::compute::Charge;
@@ -18,6 +19,9 @@ use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
 use lodge_engine::{Answer, Command, NewTurn, RequestKey, SessionChoice, TurnCommand};
+
+// Clients refuse a longer message before they send it.
+const _: () = assert!(MESSAGE_BYTES_MAX == lodge_core::limits::MESSAGE_BYTES_MAX);
 
 pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Reply {
     match method {
@@ -79,7 +83,10 @@ fn chosen_session(
         (Some(session), None) => {
             let id = session_id(session)?;
             let fact = at.store.session_fact(&id).map_err(internal)?;
-            Ok(SessionChoice::Named { id, fact })
+            match &fact {
+                Some(fact) if fact.row.agent != *agent => Err(other_agent(at, &id, &fact.row.agent)),
+                Some(_) | None => Ok(SessionChoice::Named { id, fact }),
+            }
         }
         (None, Some(sender)) => {
             // A sender's session has an id of its own, so that two first messages at once are one session.

@@ -140,7 +140,9 @@ fn check_configs(
     }
 }
 
-fn limits(given: &BTreeMap<String, String>) -> Result<(Option<LimitsRecord>, Option<Policy>), ErrorBody> {
+pub(super) fn limits(
+    given: &BTreeMap<String, String>,
+) -> Result<(Option<LimitsRecord>, Option<Policy>), ErrorBody> {
     let read = given.iter().map(|(key, value)| {
         agentfile::read_limit(key, value).map_err(|mistake| {
             ErrorBody::new("params.invalid", mistake.to_string())

@@ -3,7 +3,7 @@
 use lodge_core::epoch::Summary;
 use lodge_core::record::{CallRecord, SessionRow};
 use lodge_core::summary::SessionSummary;
-use lodge_core::{AgentId, SessionId, TurnId};
+use lodge_core::{SessionId, TurnId};
 use lodge_engine::SessionRefusal;
 use lodge_proto::{
     EpochView, ErrorBody, ExportedMessage, ExportedResult, ExportedTurn, ForkView, MessageView, SessionHit,
@@ -30,10 +30,11 @@ pub fn session(summary: &SessionSummary) -> SessionView {
             .map(|fork| ForkView { session: fork.session.to_string(), turn: fork.turn }),
         last_active: summary.last_active.to_string(),
         created_at: created_at.to_string(),
-        context_state: "HEALTHY".to_owned(),
-        context_used_pct: 0,
+        context_state: None,
+        context_used_pct: None,
         generation: 1,
         epoch: summary.epoch,
+        usage: None,
         quarantine: summary.quarantine.iter().map(|row| quarantined(row, "quarantined")).collect(),
     }
 }
@@ -43,9 +44,9 @@ pub fn no_session(given: &impl std::fmt::Display) -> ErrorBody {
     super::refused(SessionRefusal::NotFound { given: given.to_string() })
 }
 
-/// The refusal of another agent's session.
-pub fn other_agent(id: &SessionId, owner: &AgentId) -> ErrorBody {
-    super::refused(SessionRefusal::OtherAgent { session: id.clone(), owner: owner.clone() })
+/// The refusal of a session that belongs to the agent of this name.
+pub fn other_agent(id: &SessionId, owner: String) -> ErrorBody {
+    super::refused(SessionRefusal::OtherAgent { session: id.clone(), owner })
 }
 
 pub fn session_exists(id: &SessionId) -> ErrorBody {

@@ -282,6 +282,11 @@ impl Engine {
         self.in_sandbox(id, SandboxEffect::NoteFailure { line });
     }
 
+    /// The name of an agent, or its id if it is not in memory.
+    pub(crate) fn agent_name(&self, id: &AgentId) -> String {
+        self.agents.get(id).map_or_else(|| id.to_string(), |agent| agent.row.name.clone())
+    }
+
     /// Appends an event about an agent, with its name.
     pub(crate) fn agent_event<B: Into<EventBody>>(&mut self, id: &AgentId, body: impl FnOnce(String) -> B) {
         let name = self.agents.get(id).map(|agent| agent.row.name.clone()).unwrap_or_default();

@@ -18,7 +18,7 @@ pub enum AgentRefusal {
     #[error("agent `{name}` is {}", state.word())]
     NotStopped { name: String, state: AgentState },
     #[error("agent `{name}` is {}", state.word())]
-    NotRunning { name: String, state: AgentState, retry_at: Option<Timestamp> },
+    NotRunning { name: String, state: AgentState, why: Option<String>, retry_at: Option<Timestamp> },
     #[error("agent `{name}` has running jobs: {running}")]
     JobsRunning { name: String, running: usize },
     #[error("agent `{name}` could not be ended")]
@@ -68,6 +68,10 @@ impl AgentRefusal {
             AgentRefusal::NotRunning { name, retry_at: Some(at), .. } => {
                 format!("it is tried again at {at}; `lodge start {name}` tries now")
             }
+            AgentRefusal::NotRunning { name, state: AgentState::Failed(_), .. } => format!(
+                "its start is not tried again by itself: fix the cause, then run `lodge start {name}`; \
+                 `lodge logs {name}` shows its log"
+            ),
             AgentRefusal::NotRunning { name, retry_at: None, .. } => {
                 format!("start it with `lodge start {name}`")
             }
@@ -84,12 +88,12 @@ impl AgentRefusal {
     pub(crate) fn cause(&self) -> Option<&str> {
         match self {
             AgentRefusal::NotEnded { cause, .. } | AgentRefusal::NotCleared { cause, .. } => Some(cause),
+            AgentRefusal::NotRunning { why, .. } => why.as_deref(),
             AgentRefusal::NotFound { .. }
             | AgentRefusal::BadName { .. }
             | AgentRefusal::NameTaken { .. }
             | AgentRefusal::WrongState { .. }
             | AgentRefusal::NotStopped { .. }
-            | AgentRefusal::NotRunning { .. }
             | AgentRefusal::JobsRunning { .. } => None,
         }
     }

@@ -10,8 +10,7 @@ use lodge_core::event::AgentUpdated;
 use lodge_core::job::JobState;
 use lodge_core::lineage::LineageEvent;
 use lodge_core::record::{
-    AgentRow, AgentSpec, AgentWrite, LimitsRecord, MountRecord, NextSpec, RuntimeRecord, StartRetry,
-    ToolRecord,
+    AgentRow, AgentSpec, AgentWrite, MountRecord, NextSpec, RuntimeRecord, StartRetry, ToolRecord,
 };
 use lodge_core::{AgentId, JobId};
 
@@ -208,7 +207,7 @@ fn changed(mut next: NextSpec, change: Change) -> NextSpec {
         put_mount(&mut spec.mounts, mount);
     }
     if let Some(limits) = change.limits {
-        spec.limits = Some(limited(spec.limits.unwrap_or_default(), limits));
+        spec.limits = Some(spec.limits.unwrap_or_default().changed_by(limits));
     }
     if let Some(policy) = change.revival_policy {
         spec.revival_policy = Some(policy.code());
@@ -284,20 +283,6 @@ fn put_mount(mounts: &mut Vec<MountRecord>, mount: MountRecord) {
     match mounts.iter_mut().find(|known| known.target == mount.target) {
         Some(known) => *known = mount,
         None => mounts.push(mount),
-    }
-}
-
-/// Each given limit replaces the current one.
-fn limited(before: LimitsRecord, given: LimitsRecord) -> LimitsRecord {
-    LimitsRecord {
-        memory_bytes: given.memory_bytes.or(before.memory_bytes),
-        pids: given.pids.or(before.pids),
-        cpu_ms: given.cpu_ms.or(before.cpu_ms),
-        disk_bytes: given.disk_bytes.or(before.disk_bytes),
-        output_bytes: given.output_bytes.or(before.output_bytes),
-        budget_micro_usd: given.budget_micro_usd.or(before.budget_micro_usd),
-        budget_tokens: given.budget_tokens.or(before.budget_tokens),
-        context_tokens: given.context_tokens.or(before.context_tokens),
     }
 }
 

@@ -78,7 +78,8 @@ impl Engine {
         let Some(session) = self.sessions.get(id).filter(|session| session.row.agent != *agent) else {
             return Ok(());
         };
-        Err(SessionRefusal::OtherAgent { session: id.clone(), owner: session.row.agent.clone() }.into())
+        let owner = self.agent_name(&session.row.agent);
+        Err(SessionRefusal::OtherAgent { session: id.clone(), owner }.into())
     }
 
     /// Records a job, and starts it if a slot is free.

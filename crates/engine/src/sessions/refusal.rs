@@ -1,14 +1,15 @@
 //! Refusals of requests about sessions.
 
+use lodge_core::SessionId;
 use lodge_core::limits::{FORK_BYTES_MAX, SESSION_QUEUE_MAX};
-use lodge_core::{AgentId, SessionId};
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SessionRefusal {
     #[error("no session `{given}`")]
     NotFound { given: String },
-    #[error("session `{session}` belongs to {owner}")]
-    OtherAgent { session: SessionId, owner: AgentId },
+    /// `owner` is the agent's name, or its id where the name is not known.
+    #[error("session `{session}` belongs to the agent `{owner}`")]
+    OtherAgent { session: SessionId, owner: String },
     #[error("there is a session `{session}` already")]
     Exists { session: SessionId },
     #[error("{SESSION_QUEUE_MAX} turns wait in session `{session}`")]
@@ -38,7 +39,11 @@ impl SessionRefusal {
     pub(crate) fn hint(&self) -> String {
         match self {
             SessionRefusal::NotFound { .. } => "`lodge session ls` lists all sessions".to_owned(),
-            SessionRefusal::OtherAgent { .. } => "name that agent, or choose another session id".to_owned(),
+            SessionRefusal::OtherAgent { session, owner } => {
+                format!(
+                    "name that agent (`lodge prompt {owner} -s {session} …`), or choose another session id"
+                )
+            }
             SessionRefusal::Exists { .. } => "choose another id".to_owned(),
             SessionRefusal::QueueFull { session } => {
                 format!(

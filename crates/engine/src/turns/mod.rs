@@ -12,6 +12,7 @@ mod runtime_calls;
 mod slots;
 mod state;
 
+use lodge_core::agent::AgentState;
 use lodge_core::event::{
     AgentWorking, EventBody, TurnAccepted, TurnFailed, TurnFinished, TurnInterrupted, TurnStarted,
 };
@@ -87,7 +88,16 @@ impl Engine {
             return Err(LineageRefusal::ask_pending(&agent.lineage, &agent.row.name).into());
         }
         let (name, state, retry_at) = (agent.row.name.clone(), agent.row.state, agent.row.retry.at);
-        Err(AgentRefusal::NotRunning { name, state, retry_at }.into())
+        let why = match state {
+            AgentState::Failed(_) => agent.row.failure_detail.clone(),
+            AgentState::Pulling
+            | AgentState::Starting
+            | AgentState::Ready
+            | AgentState::Stopped
+            | AgentState::Removing
+            | AgentState::Removed => None,
+        };
+        Err(AgentRefusal::NotRunning { name, state, why, retry_at }.into())
     }
 
     /// The session a turn goes to, created when it is new.
@@ -108,7 +118,7 @@ impl Engine {
         };
         if let Some(session) = self.sessions.get(&id) {
             if session.row.agent != new.agent {
-                let owner = session.row.agent.clone();
+                let owner = self.agent_name(&session.row.agent);
                 // The session may be in memory only for this request.
                 self.rest_session(&id);
                 return Err(SessionRefusal::OtherAgent { session: id, owner }.into());

@@ -28,7 +28,7 @@ impl TurnRefusal {
                 Some("put large material into the agent's workspace and name the file".to_owned())
             }
             TurnRefusal::Over { turn } => Some(format!("`lodge turn show {turn}` shows how it ended")),
-            TurnRefusal::Empty => None,
+            TurnRefusal::Empty => Some("write a text with at least one visible character".to_owned()),
         }
     }
 }

@@ -52,8 +52,18 @@ impl EnvKeyError {
                     .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' })
                     .collect();
                 match check_env_key(&fixed) {
+                    Ok(()) if key.bytes().any(|byte| byte.is_ascii_lowercase()) => {
+                        format!(
+                            "write `{fixed}`: keys have capital letters, so that no two differ in case only"
+                        )
+                    }
                     Ok(()) => format!("write `{fixed}`"),
-                    Err(_) => "use capital letters, digits and `_`, not starting with a digit".to_owned(),
+                    Err(reserved @ (EnvKeyError::Reserved { .. } | EnvKeyError::Credential { .. })) => {
+                        format!("keys have capital letters, and {reserved}")
+                    }
+                    Err(EnvKeyError::Malformed { .. }) => {
+                        "use capital letters, digits and `_`, not starting with a digit".to_owned()
+                    }
                 }
             }
             EnvKeyError::Reserved { .. } => "Lodge sets this one itself: choose another key".to_owned(),

@@ -79,13 +79,18 @@ pub(super) fn foreign(word: &str) -> Option<&'static str> {
         "VOLUME" | "MOUNT" => "mount with `lodge run -v HOST:TARGET`",
         "PROMPT" | "SYSTEM" => "use `CONTEXT SOUL <<EOF` for the system prompt",
         "TOOL" => "use `BIN name <image or host:program>`",
+        "WORKDIR" => {
+            "remove it: tools and jobs start in /workspace; add files with `ADD` or `lodge run -v HOST:TARGET`"
+        }
+        "USER" => "remove it: Lodge gives each agent its own user",
+        "EXPOSE" => "remove it: an agent listens on no port of the host; NETWORK says what it may reach",
         "CRON" => "use `SCHEDULE \"cron\" \"prompt\"`",
         _ => return None,
     })
 }
 
 /// The nearest of some upper- or lower-case words, if it is near enough to be a slip of the finger.
-pub(super) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     if word.len() > GUESS_MAX {
         return None;
     }

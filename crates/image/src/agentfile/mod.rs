@@ -39,7 +39,7 @@ pub use document::{
 };
 pub use env_key::{EnvKeyError, check_env_key};
 pub use error::{AgentfileError, AgentfileErrors, shown};
-pub use keyword::Keyword;
+pub use keyword::{Keyword, nearest};
 pub use limit::{Limit, LimitKey, RevivalPolicy, read_duration, read_limit, read_size};
 pub use load::{
     AddedFile, Builder, ContextText, LoadError, LoadedAgentfile, PackedFiles, load_dir, load_inline,

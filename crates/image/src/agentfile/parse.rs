@@ -157,8 +157,11 @@ impl<'a> Parser<'a> {
             let mistake = BoundMistake::Words { words: tokens.len(), max: WORDS_MAX };
             return self.report(line, 1, mistake);
         }
+        let continued = self.skip_continuation(&mut tokens);
         let mut tokens = tokens.into_iter();
-        let first = tokens.next()?;
+        let Some(first) = tokens.next() else {
+            return self.report(line, expanded.column(continued.unwrap_or(0)), TextMistake::LineContinued);
+        };
         let found = match first.kind {
             TokenKind::Word(word) => word,
             TokenKind::Text(text) => format!("\"{text}\""),
@@ -174,6 +177,9 @@ impl<'a> Parser<'a> {
             self.check_from(line, column)?;
         }
         self.note_keyword(line, &found);
+        if let Some(at) = continued {
+            return self.report(line, expanded.column(at), TextMistake::LineContinued);
+        }
         let mut cursor = TokenCursor::new(keyword, line, expanded, tokens);
         if self.dispatch(line, &mut cursor).is_some() {
             cursor.finish();
@@ -266,6 +272,15 @@ impl<'a> Parser<'a> {
         }
         tokens[index].kind = TokenKind::Body(body.to_owned());
         Some(())
+    }
+
+    /// The place of a `\` that ends the line, as in other languages. The lines that it would continue are skipped, so that
+    /// they are not reported as instructions.
+    fn skip_continuation(&mut self, tokens: &mut Vec<AgentfileToken>) -> Option<usize> {
+        let is_backslash = |token: &AgentfileToken| token.kind == TokenKind::Word("\\".to_owned());
+        let at = tokens.pop_if(|token| is_backslash(token))?.at;
+        while self.lines.next().is_some_and(|(_, line)| line.trim_end().ends_with('\\')) {}
+        Some(at)
     }
 
     /// Gives up on a line that made no tokens, without taking the text of its heredoc for instructions.

@@ -29,6 +29,9 @@ const LINES: &[(&str, &str)] = &[
     ("CONTEXT A <<EOF\ntext", "11 agentfile.heredoc_not_closed"),
     ("CONTEXT A <<-EOF\ntext\nEOF", "11 agentfile.heredoc_not_closed"),
     ("CONTEXT A <<EOF \"late\"\ntext\nEOF", "11 agentfile.heredoc_not_last"),
+    ("LABEL a=b \\\n  c=d \\\n  e=f", "11 agentfile.line_continued"),
+    ("BIN rg \\", "8 agentfile.line_continued"),
+    ("\\", "1 agentfile.line_continued"),
 ];
 
 const FILES: &[(&str, &str)] = &[
@@ -46,6 +49,18 @@ fn every_text_mistake_is_found_where_it_stands() {
     let mut covered = codes(&[LINES, FILES]);
     covered.push("agentfile.not_utf8");
     check_covered(TextMistake::CODES, &covered);
+}
+
+#[test]
+fn a_continued_line_and_what_it_continues_are_one_mistake_that_says_what_to_write() {
+    let source = b"FROM scratch\nRUN apt-get update && \\\n    apt-get install -y git\nENV A=b \\\n    C=d\nWORKDIR /src\n";
+    let errors = parse("Agentfile", source, &Args::new()).expect_err("another language");
+    let told: Vec<(u32, String)> = errors.iter().map(|error| (error.line, error.hint())).collect();
+    assert_eq!(told.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [2, 4, 6], "{told:?}");
+    let said = ["nothing is run during a build", "join the lines and remove the `\\`", "start in /workspace"];
+    for ((_, hint), said) in told.iter().zip(said) {
+        assert!(hint.contains(said), "{hint}");
+    }
 }
 
 #[test]

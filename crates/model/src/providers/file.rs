@@ -53,6 +53,11 @@ impl FileError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Mode { path, .. } => Some(format!("run `chmod 600 {}`", path.display())),
+            Self::Invalid { problem: YamlProblem::Syntax | YamlProblem::Misaligned { .. }, .. } => Some(
+                "align the keys of one provider below each other, with spaces and not tabs: \
+                 `  - name: work`, and below `name` its `kind`, `api-key` and other keys"
+                    .to_owned(),
+            ),
             Self::Read { .. } | Self::NotRegular { .. } | Self::TooLarge { .. } | Self::Invalid { .. } => {
                 None
             }
@@ -242,7 +247,8 @@ pub(crate) fn parse(text: &str) -> Result<Vec<FileEntry>, YamlFault> {
     if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
         return Ok(Vec::new());
     }
-    let raw: RawProviderFile = yaml::parse(text)?;
+    let raw: RawProviderFile =
+        yaml::parse(text).map_err(|fault| misaligned(text, &fault).unwrap_or(fault))?;
     let mut entries: Vec<FileEntry> = Vec::new();
     for item in raw.providers.unwrap_or_default() {
         let line = item.referenced.line();
@@ -256,6 +262,22 @@ pub(crate) fn parse(text: &str) -> Result<Vec<FileEntry>, YamlFault> {
         entries.push(entry);
     }
     Ok(entries)
+}
+
+/// A key that a provider lacks because it is indented less or more than the provider's other keys.
+fn misaligned(text: &str, fault: &YamlFault) -> Option<YamlFault> {
+    let YamlProblem::MissingKey { key } = fault.problem else { return None };
+    let entry = usize::try_from(fault.line).ok()?;
+    let is_key = |line: &str| line.trim_start().strip_prefix(key).is_some_and(|rest| rest.starts_with(':'));
+    let of_entry =
+        text.lines().enumerate().skip(entry).take_while(|(_, line)| !line.trim_start().starts_with('-'));
+    let (at, line) = of_entry.into_iter().find(|(_, line)| is_key(line))?;
+    let column = line.len() - line.trim_start().len() + 1;
+    Some(YamlFault {
+        line: at as u64 + 1,
+        column: column as u64,
+        problem: YamlProblem::Misaligned { key, entry: fault.line },
+    })
 }
 
 fn entry(raw: RawProvider, line: u64) -> Result<FileEntry, YamlFault> {

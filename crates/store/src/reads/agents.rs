@@ -1,8 +1,10 @@
 //! Agents, as listings show them.
 
+use std::collections::BTreeMap;
+
 use lodge_core::AgentId;
 use lodge_core::quarantine::QuarantineRow;
-use lodge_core::record::{AgentFact, AgentRow};
+use lodge_core::record::{AgentFact, AgentRow, Usage};
 
 use super::Result;
 
@@ -34,5 +36,9 @@ pub trait AgentReads {
     fn agent_fact(&self, id: &AgentId) -> Result<Option<AgentFact>>;
     /// The owner of a sandbox, unless that agent was removed.
     fn agent_of_sandbox(&self, sandbox: &str) -> Result<Option<AgentRow>>;
+    /// What all turns of each agent used; agents without turns are left out.
+    fn usage_of_agents(&self) -> Result<BTreeMap<AgentId, Usage>>;
+    /// What all turns of an agent used.
+    fn agent_usage(&self, id: &AgentId) -> Result<Usage>;
     fn agent_counts(&self) -> Result<(u64, u64, u64)>;
 }

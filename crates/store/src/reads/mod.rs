@@ -30,7 +30,8 @@ pub use lineages::{
 pub use reader::{READ_QUEUE_MAX, Reader};
 pub use search::{MessageWords, SearchReads, SessionHead, WordsMax};
 pub use sessions::{
-    SessionBase, SessionCursor, SessionReads, TurnRemains, TurnRepeat, TurnSelectionError, TurnSelector,
+    SESSION_MATCHES_MAX, SessionBase, SessionCursor, SessionReads, TurnRemains, TurnRepeat,
+    TurnSelectionError, TurnSelector,
 };
 pub use tokens::{QuarantineReads, TokenFilter, TokenReads};
 pub use turns::{TurnFilter, TurnPage, TurnReads};

@@ -1,7 +1,7 @@
 //! Sessions: listings, and everything that a change needs.
 
 use lodge_core::epoch::EpochRow;
-use lodge_core::record::{MessageBody, MessageRow, SessionFact, StepRow, TurnRow};
+use lodge_core::record::{MessageBody, MessageRow, SessionFact, StepRow, TurnRow, Usage};
 use lodge_core::session::{ForkPlan, PathPlan};
 use lodge_core::summary::SessionSummary;
 use lodge_core::{AgentId, SessionId, Timestamp, TurnId};
@@ -66,11 +66,17 @@ pub struct TurnRemains {
     /// The path without it.
     pub plan: PathPlan,
 }
+/// Most sessions that an ambiguous prefix is answered with.
+pub const SESSION_MATCHES_MAX: u32 = 5;
 
 pub trait SessionReads {
+    /// The session with this id, or else those whose id begins with it: at most [`SESSION_MATCHES_MAX`].
+    fn find_sessions(&self, given: &str) -> Result<Vec<SessionId>>;
     fn session_fact(&self, id: &SessionId) -> Result<Option<SessionFact>>;
     /// The newest session of an agent with a sender.
     fn session_of(&self, agent: &AgentId, sender: &str) -> Result<Option<SessionFact>>;
+    /// What the turns of a session used, on its path or not.
+    fn session_usage(&self, id: &SessionId) -> Result<Usage>;
     fn session_count(&self, agent: &AgentId) -> Result<u64>;
     /// Sessions, most recently used first.
     fn sessions(

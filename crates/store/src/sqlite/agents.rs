@@ -1,16 +1,17 @@
 //! Reading agents.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::AgentId;
-use lodge_core::record::{AgentFact, AgentRow};
+use lodge_core::record::{AgentFact, AgentRow, Usage};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::snapshot::SqliteSnapshot;
 use super::{quarantine, rows};
 use crate::reads::{AgentMatch, AgentReads, AgentSummary, Result};
 use crate::sqlite::codes::{
-    AGENT_PULLING, AGENT_READY, AGENT_REMOVED, AGENT_STARTING, JOB_RUNNING, TURN_OVER, TURN_RUNNING, sql,
+    AGENT_PULLING, AGENT_READY, AGENT_REMOVED, AGENT_STARTING, JOB_RUNNING, TURN_OVER, TURN_RUNNING,
+    USAGE_SUM, sql,
 };
 
 /// Removed agents that are listed, when several match.
@@ -133,6 +134,25 @@ impl AgentReads for SqliteSnapshot<'_> {
             c.prepare_cached(sql!("SELECT * FROM agents WHERE sandbox = ?1 AND state < ", AGENT_REMOVED))?
                 .query_row([sandbox], rows::agent)
                 .optional()
+        })
+    }
+
+    fn usage_of_agents(&self) -> Result<BTreeMap<AgentId, Usage>> {
+        self.with(|c| {
+            c.prepare_cached(sql!("SELECT agent, ", USAGE_SUM, " FROM turns GROUP BY agent"))?
+                .query_map([], |row| Ok((rows::id(row, "agent")?, rows::usage_sum(row)?)))?
+                .collect()
+        })
+    }
+
+    fn agent_usage(&self, id: &AgentId) -> Result<Usage> {
+        self.with(|c| {
+            c.prepare_cached(sql!(
+                "SELECT ",
+                USAGE_SUM,
+                " FROM sessions AS s JOIN turns AS t ON t.session = s.id WHERE s.agent = ?1"
+            ))?
+            .query_row([id.as_str()], rows::usage_sum)
         })
     }
 

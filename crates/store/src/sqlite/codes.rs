@@ -23,6 +23,12 @@ macro_rules! sql {
 }
 pub(crate) use sql;
 
+/// What several turns used together, for `rows::usage_sum`. Turns that used nothing have no price, and need none.
+pub(crate) const USAGE_SUM: &str = "coalesce(sum(input_tokens), 0) AS input_tokens, \
+    coalesce(sum(output_tokens), 0) AS output_tokens, coalesce(sum(cached_tokens), 0) AS cached_tokens, \
+    coalesce(sum(micro_usd), 0) AS micro_usd, \
+    count(*) FILTER (WHERE micro_usd IS NULL AND input_tokens + output_tokens > 0) AS unpriced";
+
 pub(crate) const AGENT_PULLING: &str = digits(AgentState::Pulling.codes().0);
 pub(crate) const AGENT_STARTING: &str = digits(AgentState::Starting.codes().0);
 pub(crate) const AGENT_READY: &str = digits(AgentState::Ready.codes().0);

@@ -50,17 +50,25 @@ impl ConversationReads for SqliteSnapshot<'_> {
         limit: u32,
     ) -> Result<(Vec<SessionMessage>, bool)> {
         self.with(|c| {
-            let before = before.map_or(i64::MAX, u64::cast_signed);
+            // The order is found without the messages' texts, which may be much larger than a page.
             let mut statement = c.prepare_cached(
-                "SELECT m.*, t.dropped FROM messages AS m JOIN turns AS t ON t.id = m.turn \
-                 WHERE m.session = ?1 AND m.seq < ?2 AND t.dropped <= ?4 ORDER BY m.seq DESC LIMIT ?3",
+                "SELECT m.seq FROM messages AS m JOIN turns AS t ON t.id = m.turn \
+                 WHERE m.session = ?1 AND t.dropped <= ?2 \
+                 AND (?3 IS NULL OR (m.number, m.turn, m.seq) < (?3, ?4, ?5)) \
+                 ORDER BY m.number DESC, m.turn DESC, m.seq DESC LIMIT ?6",
             )?;
-            let mut found = statement.query(params![session.as_str(), before, limit, highest(which)])?;
+            let (number, turn, seq) = position(c, session, before)?;
+            let order: Vec<i64> = statement
+                .query_map(params![session.as_str(), highest(which), number, turn, seq, limit], |row| {
+                    row.get(0)
+                })?
+                .collect::<rusqlite::Result<_>>()?;
             let (mut newest, mut bytes) = (Vec::new(), 0);
-            while bytes < PAGE_BYTES_MAX
-                && let Some(row) = found.next()?
-            {
-                let told = session_message(row)?;
+            for seq in order {
+                if bytes >= PAGE_BYTES_MAX {
+                    break;
+                }
+                let told = read_message(c, session, seq)?;
                 bytes += told.row.body.encoded_len();
                 newest.push(told);
             }
@@ -113,16 +121,26 @@ impl ConversationReads for SqliteSnapshot<'_> {
     ) -> Result<(Vec<MessageExport>, bool)> {
         self.with(|c| {
             let mut statement = c.prepare_cached(
-                "SELECT m.*, t.dropped FROM messages AS m JOIN turns AS t ON t.id = m.turn \
-                 WHERE m.session = ?1 AND m.seq > ?2 ORDER BY m.seq",
+                "SELECT m.seq FROM messages AS m JOIN turns AS t ON t.id = m.turn WHERE m.session = ?1 \
+                 AND (?2 IS NULL OR (m.number, m.turn, m.seq) > (?2, ?3, ?4)) \
+                 ORDER BY m.number, m.turn, m.seq LIMIT ?5",
             )?;
-            let mut found = statement.query(params![session.as_str(), after.cast_signed()])?;
+            let (number, turn, seq) = position(c, session, Some(after).filter(|after| *after > 0))?;
+            if after > 0 && number.is_none() {
+                return Ok((Vec::new(), false));
+            }
+            let order: Vec<i64> = statement
+                .query_map(
+                    params![session.as_str(), number, turn, seq, i64::from(messages_max) + 1],
+                    |row| row.get(0),
+                )?
+                .collect::<rusqlite::Result<_>>()?;
             let (mut page, mut bytes) = (Vec::new(), 0);
-            while let Some(row) = found.next()? {
+            for seq in order {
                 if page.len() == messages_max as usize || bytes >= bytes_max {
                     return Ok((page, true));
                 }
-                let told = session_message(row)?;
+                let told = read_message(c, session, seq)?;
                 bytes += told.row.body.text.len();
                 bytes += told.row.body.calls.iter().map(|call| call.arguments.len()).sum::<usize>();
                 page.push(with_facts(c, told)?);
@@ -181,6 +199,28 @@ pub(crate) fn highest(which: TurnScope) -> u32 {
         TurnScope::Path => 0,
         TurnScope::All => u32::MAX,
     }
+}
+
+/// Where a message is in its conversation: turns by number, branches of one number by age. Without a message: nowhere.
+fn position(
+    c: &Connection,
+    session: &SessionId,
+    seq: Option<u64>,
+) -> rusqlite::Result<(Option<u32>, Option<String>, i64)> {
+    let Some(seq) = seq.map(|seq| i64::try_from(seq).unwrap_or(i64::MAX)) else { return Ok((None, None, 0)) };
+    let found: Option<(u32, String)> = c
+        .prepare_cached("SELECT number, turn FROM messages WHERE session = ?1 AND seq = ?2")?
+        .query_row(params![session.as_str(), seq], |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
+    let (number, turn) = found.unzip();
+    Ok((number, turn, seq))
+}
+
+fn read_message(c: &Connection, session: &SessionId, seq: i64) -> rusqlite::Result<SessionMessage> {
+    c.prepare_cached(
+        "SELECT m.*, t.dropped FROM messages AS m JOIN turns AS t ON t.id = m.turn WHERE m.session = ?1 AND m.seq = ?2",
+    )?
+    .query_row(params![session.as_str(), seq], session_message)
 }
 
 fn session_message(row: &rusqlite::Row<'_>) -> rusqlite::Result<SessionMessage> {

@@ -41,6 +41,17 @@ pub(crate) fn id<T: FromStr>(row: &Row<'_>, column: impl RowIndex) -> rusqlite::
     text.parse().map_err(|_| unknown(row, column, text))
 }
 
+/// The columns of `USAGE_SUM`. A sum has a cost only if all of its parts have one.
+pub(crate) fn usage_sum(row: &Row<'_>) -> rusqlite::Result<Usage> {
+    let cost = unsigned(row, "micro_usd")?;
+    Ok(Usage {
+        input_tokens: unsigned(row, "input_tokens")?,
+        output_tokens: unsigned(row, "output_tokens")?,
+        cached_tokens: unsigned(row, "cached_tokens")?,
+        micro_usd: Some(cost).filter(|_| row.get::<_, i64>("unpriced").is_ok_and(|unpriced| unpriced == 0)),
+    })
+}
+
 pub(crate) fn optional_id<T: FromStr>(row: &Row<'_>, column: impl RowIndex) -> rusqlite::Result<Option<T>> {
     let text: Option<String> = row.get(column)?;
     text.map(|text| text.parse().map_err(|_| unknown(row, column, text))).transpose()

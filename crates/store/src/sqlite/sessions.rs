@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 
 use lodge_core::epoch::{Epoch, EpochRow};
 use lodge_core::limits::PATH_TURNS_MAX;
-use lodge_core::record::{SessionFact, SessionRow, TurnRow};
+use lodge_core::record::{SessionFact, SessionRow, TurnRow, Usage};
 use lodge_core::session::{ForkPlan, PathPlan};
 use lodge_core::summary::{LiveTurns, SessionSummary};
 use lodge_core::turn::TurnState;
@@ -14,16 +14,32 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::snapshot::SqliteSnapshot;
 use crate::reads::{
-    Result, SessionBase, SessionCursor, SessionReads, TurnRemains, TurnRepeat, TurnSelectionError,
-    TurnSelector,
+    Result, SESSION_MATCHES_MAX, SessionBase, SessionCursor, SessionReads, TurnRemains, TurnRepeat,
+    TurnSelectionError, TurnSelector,
 };
-use crate::sqlite::codes::{AGENT_REMOVED, TURN_OVER, sql};
+use crate::sqlite::codes::{AGENT_REMOVED, TURN_OVER, USAGE_SUM, sql};
 use crate::sqlite::{epochs, load, paths, quarantine, retry, rows};
 
 /// Characters of the first message that become the title of a session.
 const TITLE_CHARS_MAX: usize = 60;
 
 impl SessionReads for SqliteSnapshot<'_> {
+    fn find_sessions(&self, given: &str) -> Result<Vec<SessionId>> {
+        self.with(|c| {
+            // No id has a character after `~`.
+            let mut ids: Vec<SessionId> = c
+                .prepare_cached(
+                    "SELECT id FROM sessions WHERE id >= ?1 AND id < ?1 || '~' ORDER BY id LIMIT ?2",
+                )?
+                .query_map(params![given, SESSION_MATCHES_MAX], |row| rows::id(row, "id"))?
+                .collect::<rusqlite::Result<_>>()?;
+            if ids.first().is_some_and(|id| id.as_str() == given) {
+                ids.truncate(1);
+            }
+            Ok(ids)
+        })
+    }
+
     fn session_fact(&self, id: &SessionId) -> Result<Option<SessionFact>> {
         self.with(|c| load::session_fact(c, id.as_str()))
     }
@@ -37,6 +53,13 @@ impl SessionReads for SqliteSnapshot<'_> {
                 .query_row([agent.as_str(), sender], |row| row.get(0))
                 .optional()?;
             id.map_or(Ok(None), |id| load::session_fact(c, &id))
+        })
+    }
+
+    fn session_usage(&self, id: &SessionId) -> Result<Usage> {
+        self.with(|c| {
+            c.prepare_cached(sql!("SELECT ", USAGE_SUM, " FROM turns WHERE session = ?1"))?
+                .query_row([id.as_str()], rows::usage_sum)
         })
     }
 

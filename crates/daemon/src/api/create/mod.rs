@@ -23,10 +23,10 @@ use tokio::runtime::Handle;
 pub(in crate::api) use self::build::{AgentfileSource, BuiltImage, ImageResolver, build};
 pub(in crate::api) use self::env::check_env;
 pub(in crate::api) use self::mounts::mounts;
-use self::tools::{find_runtime, find_tool, runtime_named};
+use self::tools::{find_runtime, find_tools, runtime_named};
 pub(in crate::api) use self::tools::{host_runtime, image_runtime};
-use super::images;
 use super::methods::{PreparedChange, ask_prepared, internal};
+use super::{images, update};
 use crate::images::UnrecordedImages;
 use crate::shell::Shell;
 use crate::view::no_image;
@@ -144,7 +144,7 @@ pub(in crate::api) fn spec_of(shell: &Shell, record: &ImageRecord) -> Result<Age
     Ok(AgentSpec {
         model: record.model.clone().unwrap_or_default(),
         labels: record.labels.clone(),
-        tools: record.bins.iter().map(|bin| find_tool(shell, bin)).collect::<Result<_, _>>()?,
+        tools: find_tools(shell, record)?,
         revival_policy: record.revival_policy,
         limits: record.limits,
         network: Some(record.network.clone().unwrap_or_else(NetworkRecord::by_default)),
@@ -180,6 +180,11 @@ fn prepare(
     spec.configs = given.configs;
     spec.labels.extend(given.labels);
     spec.mounts = mounts(shell, &given.mounts, &[])?;
+    let (limits, limit_policy) = update::limits(&given.limits)?;
+    if let Some(limits) = limits {
+        spec.limits = Some(spec.limits.unwrap_or_default().changed_by(limits));
+    }
+    spec.revival_policy = limit_policy.map(Policy::code).or(spec.revival_policy);
     if let Some(word) = &given.revival_policy {
         spec.revival_policy = Some(policy(word)?.code());
     }

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use lodge_core::record::{
-    BinImageRecord, BinRecord, HostProgramRecord, ImageRow, RuntimeRecord, ToolRecord, pinned_digest,
+    BinImageRecord, BinRecord, HostProgramRecord, ImageRecord, ImageRow, RuntimeRecord, ToolRecord,
+    pinned_digest,
 };
 use lodge_image::registry::TransferWatch;
 use lodge_image::{Digest, Pins};
@@ -15,17 +16,53 @@ use crate::api::methods::internal;
 use crate::host_trees::{can_run, trees_of};
 use crate::shell::Shell;
 
+const BIN_NOT_FOUND: &str = "bin.not_found";
 /// Where no `host:` program can live: a sandbox has its own.
 const NOT_PROGRAMS: [&str; 4] = ["/proc", "/sys", "/dev", "/run"];
 /// Where a bare program name is looked for. The daemon's own PATH may name places that sandboxes do not see.
 const HOST_PATH: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
-/// A tool of an agent. One of an image has a place only once it was pulled.
-pub(super) fn find_tool(shell: &Shell, bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
-    match &bin.image {
-        Some(image) => image_tool(shell, bin, image),
-        None => host_tool(shell, bin),
+/// The tools of an agent. Of several that this host lacks all are reported, each with its line in the Agentfile.
+pub(super) fn find_tools(shell: &Shell, record: &ImageRecord) -> Result<Vec<ToolRecord>, ErrorBody> {
+    let (mut found, mut lacking) = (Vec::new(), Vec::new());
+    for bin in &record.bins {
+        match &bin.image {
+            // It has a place only once it was pulled.
+            Some(image) => found.push(image_tool(shell, bin, image)?),
+            None => match host_tool(shell, bin) {
+                Ok(tool) => found.push(tool),
+                Err(error) => lacking.push((bin, error)),
+            },
+        }
     }
+    let lines: Vec<String> = lacking
+        .iter()
+        .filter_map(|(bin, error)| {
+            let line = line_of(&record.agentfile, &bin.name)?;
+            Some(format!("Agentfile:{line}: {}", error.message))
+        })
+        .collect();
+    let count = lacking.len();
+    match lacking.into_iter().next() {
+        None => Ok(found),
+        Some((_, error)) if lines.is_empty() => Err(error),
+        Some((_, error)) if count == 1 => Err(error.because(lines.join("\n"))),
+        Some(_) => {
+            Err(ErrorBody::new(BIN_NOT_FOUND, format!("this host lacks {count} programs of BIN lines"))
+                .because(lines.join("\n"))
+                .hint("install those programs on this host, or remove the BIN lines"))
+        }
+    }
+}
+
+/// The line of a tool, if its own Agentfile has it and no parent.
+fn line_of(agentfile: &[u8], name: &str) -> Option<usize> {
+    let text = std::str::from_utf8(agentfile).ok()?;
+    let declares = |line: &str| {
+        let mut words = line.split_whitespace();
+        words.next().is_some_and(|word| word.eq_ignore_ascii_case("BIN")) && words.next() == Some(name)
+    };
+    text.lines().position(declares).map(|at| at + 1)
 }
 
 /// What the Agentfile does not say of a tool its image may: now if it is here, else when it was pulled.
@@ -53,7 +90,7 @@ fn image_tool(shell: &Shell, bin: &BinRecord, image: &str) -> Result<ToolRecord,
 /// Finds a host program and records where it is and what it is.
 fn host_tool(shell: &Shell, bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
     let missing = |why: String| {
-        ErrorBody::new("bin.not_found", format!("BIN {}: {why}", bin.name))
+        ErrorBody::new(BIN_NOT_FOUND, format!("BIN {}: {why}", bin.name))
             .hint("install that program on this host, or remove the BIN line")
     };
     let path = find(&bin.host).ok_or_else(|| missing(absent(&bin.host)))?;

@@ -6,11 +6,10 @@ use lodge_core::{AgentId, SessionId};
 use lodge_image::agentfile::{read_duration, read_size};
 use lodge_proto::{ErrorBody, JobSubmitParams, base64};
 
-use super::super::methods::{find_agent, internal, session_id};
+use super::super::methods::{find_agent, internal, other_agent, session_id};
 use crate::auth::ApiCaller;
 use crate::read_view::ReadView;
 use crate::shell::Shell;
-use crate::view;
 use lodge_engine::jobs::{JobSpec, NewJob};
 
 /// The requested job. A missing agent or bin is reported first, then parse errors.
@@ -46,7 +45,7 @@ pub(super) fn read(at: &ReadView<'_>, who: &ApiCaller, given: JobSubmitParams) -
 fn own_session(at: &ReadView<'_>, agent: &AgentId, given: &str) -> Result<SessionId, ErrorBody> {
     let id = session_id(given)?;
     match at.store.session_fact(&id).map_err(internal)? {
-        Some(fact) if fact.row.agent != *agent => Err(view::other_agent(&id, &fact.row.agent)),
+        Some(fact) if fact.row.agent != *agent => Err(other_agent(at, &id, &fact.row.agent)),
         Some(_) | None => Ok(id),
     }
 }

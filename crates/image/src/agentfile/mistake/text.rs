@@ -28,6 +28,8 @@ pub enum TextMistake {
     HeredocUnterminated { marker: String },
     #[error("the heredoc `<<{}` is not the last word of its line", shown(marker))]
     HeredocNotLast { marker: String },
+    #[error("an instruction does not continue on the next line")]
+    LineContinued,
 }
 
 codes! { TextMistake:
@@ -41,6 +43,7 @@ codes! { TextMistake:
     HeredocMarkerMissing => "agentfile.heredoc_marker_missing",
     HeredocUnterminated => "agentfile.heredoc_not_closed",
     HeredocNotLast => "agentfile.heredoc_not_last",
+    LineContinued => "agentfile.line_continued",
 }
 
 impl TextMistake {
@@ -63,6 +66,7 @@ impl TextMistake {
                 format!("a line with nothing but `{}`", shown(marker))
             }
             TextMistake::HeredocNotLast { .. } => "nothing after the marker".to_owned(),
+            TextMistake::LineContinued => "the whole instruction on one line".to_owned(),
         }
     }
 
@@ -90,6 +94,10 @@ impl TextMistake {
                 format!("add a line `{}` after the text", shown(marker))
             }
             TextMistake::HeredocNotLast { .. } => "move the heredoc to the end of the line".to_owned(),
+            TextMistake::LineContinued => {
+                r"join the lines and remove the `\`; a text of several lines goes into a heredoc: `<<EOF`, the text, a line `EOF`"
+                    .to_owned()
+            }
         }
     }
 }
