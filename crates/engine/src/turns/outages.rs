@@ -132,7 +132,9 @@ impl Engine {
                 self.set_wait(id, Some(wait));
                 return AfterFailure::Repeat { delay_ms: u64::try_from(next_ms - now).unwrap_or(0) };
             }
-            self.start_outage_timer(&wait.provider);
+            if !is_over || self.waiting_for(&wait.provider).iter().any(|other| other != id) {
+                self.start_outage_timer(&wait.provider);
+            }
         }
         // If it does not count, another turn tries for all of them.
         match is_over {
