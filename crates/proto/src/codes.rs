@@ -152,7 +152,7 @@ pub const CODES: &[CodeDoc] = &[
     code("model.bad_name", 400, "a model is written <provider>/<model>"),
     code("model.unreachable", 502, "the provider could not be reached"),
     code("model.client", 500, "the HTTP client could not be created"),
-    code("model.rate_limited", 502, "the provider's rate limit lasted longer than the retries"),
+    code("model.rate_limited", 502, "the provider's rate limit lasted longer than `retry-for`"),
     code("model.status", 502, "the provider answered with an error"),
     code("model.refused_auth", 502, "the provider refused the key"),
     code("model.unknown", 502, "the provider does not know the model"),

@@ -3,6 +3,7 @@
 use lodge_proto::{
     GetSession, ListMessages, ListSessions, ListTurns, MessageView, PAGE_MAX, QuarantineView, SessionDetail,
     SessionListParams, SessionMessagesParams, SessionRef, SessionView, TurnListParams, TurnView,
+    TurnWaitView,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -181,7 +182,9 @@ fn ending(turn: &TurnView, turns: &[TurnView]) -> Option<String> {
                 format!("{}: {} ({})\n", turn.status, render::one_line(&error.message), error.code)
             }
             (None, Some(work)) => format!("{}: {}\n", turn.status, quarantine_note(turn, work)),
-            (None, None) => format!("{}\n", turn.status),
+            (None, None) => {
+                format!("{}{}\n", turn.status, turn.waiting.as_ref().map(wait_note).unwrap_or_default())
+            }
         });
     }
     let siblings: Vec<&str> = turns
@@ -203,6 +206,16 @@ pub(super) fn retry_hint(turn: &TurnView, session: &SessionView) -> Option<Strin
     let is_last = turn.active && u64::from(turn.number) == session.turns;
     (ended_early && is_last && !session.agent_removed)
         .then(|| format!("hint: run `lodge turn retry {}` to continue it\n", turn.id))
+}
+
+/// What a parked turn waits for, and when that is tried again.
+fn wait_note(wait: &TurnWaitView) -> String {
+    let what = wait.provider.as_ref().unwrap_or(&wait.reason);
+    let mut note = format!(" for `{}`: {}", render::one_line(what), render::one_line(&wait.message));
+    if let Some(next_at) = &wait.next_at {
+        note.push_str(&format!("; next try at {}", render::one_line(next_at)));
+    }
+    note
 }
 
 /// Why a turn cannot go on before an operator has decided.
@@ -394,6 +407,24 @@ mod tests {
             deaths: 3,
             since: String::new(),
         }
+    }
+
+    #[test]
+    fn a_turn_that_waits_for_its_provider_says_why_and_until_when() {
+        let wait = TurnWaitView {
+            reason: "provider".into(),
+            provider: Some("work".into()),
+            code: "model.status".into(),
+            message: "status 503".into(),
+            hint: None,
+            attempt: 3,
+            since: "2026-01-01T00:00:00.000Z".into(),
+            next_at: Some("2026-01-01T00:00:04.000Z".into()),
+            until: Some("2026-01-01T00:10:00.000Z".into()),
+        };
+        let turn = TurnView { waiting: Some(wait), ..turn("trn_1", "waiting", "") };
+        let shown = "waiting for `work`: status 503; next try at 2026-01-01T00:00:04.000Z\n";
+        assert_eq!(ending(&turn, &[]).as_deref(), Some(shown));
     }
 
     #[test]

@@ -266,9 +266,9 @@ fn a_parked_turn_can_be_interrupted_and_ends_with_its_agent() {
         let mut world = EngineWorld::new();
         let agent = world.agent();
         let turn = world.turn_with_call(&agent, "s");
-        let parked = world.is_down(0, &turn, 1);
+        world.is_down(0, &turn, 1);
         let behind = world.turn_with_call(&agent, "t");
-        world.is_down(0, &behind, 1);
+        let parked = world.is_down(0, &behind, 1);
         match how {
             "interrupt" => drop(world.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn.clone() }))),
             "stop" => {

@@ -132,7 +132,9 @@ impl Engine {
                 self.set_wait(id, Some(wait));
                 return AfterFailure::Repeat { delay_ms: u64::try_from(next_ms - now).unwrap_or(0) };
             }
-            self.start_outage_timer(&wait.provider);
+            if !is_over || self.waiting_for(&wait.provider).iter().any(|other| other != id) {
+                self.start_outage_timer(&wait.provider);
+            }
         }
         // If it does not count, another turn tries for all of them.
         match is_over {
@@ -195,6 +197,11 @@ impl Engine {
 
     /// Parks a turn until its provider answers, and tells clients why.
     fn wait_with(&mut self, id: &TurnId, mut wait: ProviderWait) -> AfterFailure {
+        let until = wait.until();
+        if self.outages.get(&wait.provider).is_some_and(|outage| outage.next_at > until) {
+            // Its time is over before the next attempt.
+            self.bring_forward(&wait.provider, until);
+        }
         wait.next_ms = self.outages.get(&wait.provider).map(|outage| outage.next_at.ms());
         self.drop_call(id);
         self.set_wait(id, Some(wait.clone()));
@@ -221,6 +228,19 @@ impl Engine {
             self.park(id);
         }
         AfterFailure::Wait
+    }
+
+    /// Makes the next attempt at a provider earlier, for all turns that wait for it.
+    fn bring_forward(&mut self, provider: &str, next_at: Timestamp) {
+        let Some(outage) = self.outages.get_mut(provider) else { return };
+        outage.next_at = next_at;
+        if !outage.is_due {
+            self.start_outage_timer(provider);
+        }
+        for id in self.waiting_for(provider) {
+            let Some(wait) = self.turns.get(&id).and_then(wait_of).cloned() else { continue };
+            self.set_wait(&id, Some(ProviderWait { next_ms: Some(next_at.ms()), ..wait }));
+        }
     }
 
     /// The call is over, and its step is open: the runtime asks for it again.
@@ -278,6 +298,14 @@ impl Engine {
             failure: outage.failure.clone(),
             provider,
         };
+        if wait.until().ms() <= now {
+            let agent = self.turns.get(id).map(|turn| turn.row.agent.clone());
+            self.fail_turn(id, given_up(id, &wait, now));
+            if let Some(agent) = agent {
+                self.in_sandbox(&agent, SandboxEffect::DropTurn { turn: id.clone() });
+            }
+            return false;
+        }
         self.wait_with(id, wait);
         false
     }
