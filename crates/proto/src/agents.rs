@@ -31,6 +31,7 @@ params! {
         /// Beside those of the image.
         capabilities: Vec<String>,
         /// As LIMIT in an Agentfile, before what the image says: memory, pids, cpu-time, disk, output and the budgets.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
         limits: BTreeMap<String, String>,
         /// revive, reap or ask; before what the Agentfile says and what the daemon is set to.
         revival_policy: Option<String>,
@@ -42,6 +43,7 @@ params! {
         all: bool,
         labels: BTreeMap<String, String>,
         /// Also what the turns of each agent used.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
         usage: bool,
         after: Option<String>,
         limit: Option<u32>,
