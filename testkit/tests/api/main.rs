@@ -18,6 +18,7 @@ mod cli_jobs;
 mod cli_jobs_live;
 mod cli_lineage;
 mod cli_look;
+mod code;
 mod compaction;
 mod config;
 mod contract;

@@ -4,17 +4,20 @@
 
 mod agents;
 mod bins;
+mod code;
 mod daemon;
 mod document;
 mod events;
 mod images;
 mod images_archive;
 mod images_diff;
+mod init;
 pub(crate) mod jobs;
 pub(crate) mod jobs_output;
 mod jobs_stop;
 mod lineages;
 mod logs;
+mod models;
 mod names;
 pub(crate) mod prompt;
 mod providers;
@@ -26,6 +29,7 @@ mod sessions;
 mod sessions_change;
 mod sessions_find;
 mod source;
+mod templates;
 mod tokens;
 mod transfers;
 mod update;
@@ -102,6 +106,8 @@ impl CommandContext {
 pub(crate) async fn dispatch(context: &CommandContext, command: CliCommand) -> Result<(), CommandFailure> {
     match command {
         CliCommand::Run(args) => run::run(context, args).await,
+        CliCommand::Code(args) => code::code(context, args).await,
+        CliCommand::Init(args) => init::init(context, args).await,
         CliCommand::Ps(args) | CliCommand::Agent { command: AgentCommand::Ls(args) } => {
             agents::list(context, args).await
         }
