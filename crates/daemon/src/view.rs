@@ -235,9 +235,7 @@ pub fn tools(row: &AgentRow) -> Vec<ToolView> {
             digest: Some(tool.digest.clone()).filter(|digest| !digest.is_empty()),
             safe: tool.safe,
             portable: !tool.is_of_host(),
-            note: tool
-                .is_of_host()
-                .then(|| "a host program: a convenience, not a boundary".to_owned()),
+            note: tool.is_of_host().then(|| "a host program: a convenience, not a boundary".to_owned()),
             opens: opens(tool),
         })
         .collect()

@@ -53,7 +53,7 @@ pub(crate) struct CodeArgs {
     /// The prompt; - reads it from stdin. Without it: a chat
     pub prompt: Vec<String>,
     /// The prompt, without naming a directory before it
-    #[arg(short, long = "prompt", value_name = "PROMPT", conflicts_with = "prompt")]
+    #[arg(short = 'p', long = "prompt", value_name = "PROMPT", conflicts_with = "prompt")]
     pub text: Option<String>,
     /// The model, as PROVIDER/MODEL; default: one of the first provider that can be called, otherwise a scripted model
     #[arg(long)]

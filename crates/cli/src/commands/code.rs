@@ -57,8 +57,10 @@ pub(super) async fn code(context: &CommandContext, args: CodeArgs) -> Result<(),
 /// The directory that the agent works on, by its real path.
 fn directory(context: &CommandContext, args: &CodeArgs) -> Result<String, CommandFailure> {
     if !context.address.is_this_machine() {
-        return Err(CommandFailure::usage("`lodge code` works on directories of this machine, and the daemon is on another one")
-            .hint("run it there, or leave out `--daemon`"));
+        return Err(CommandFailure::usage(
+            "`lodge code` works on directories of this machine, and the daemon is on another one",
+        )
+        .hint("run it there, or leave out `--daemon`"));
     }
     let shown = args.dir.display();
     let dir = fs::canonicalize(&args.dir).map_err(|cause| {
@@ -158,7 +160,11 @@ async fn created(
         ..AgentCreateParams::default()
     };
     // A script is a file of the image, so it needs a directory while the image is built.
-    let build = rendered.script.as_deref().map(|script| BuildDirectory::new(&rendered.agentfile, script)).transpose()?;
+    let build = rendered
+        .script
+        .as_deref()
+        .map(|script| BuildDirectory::new(&rendered.agentfile, script))
+        .transpose()?;
     match &build {
         Some(build) => params.path = Some(utf8(&build.path)?),
         None => params.content = Some(rendered.agentfile),
@@ -189,7 +195,8 @@ async fn create_with_free_name(
 ) -> Result<AgentView, CommandFailure> {
     for number in 1..=NAMES_MAX {
         let name = if number == 1 { name.to_owned() } else { format!("{name}-{number}") };
-        let params = AgentCreateParams { name: Some(name), request_id: Some(request_id()?), ..params.clone() };
+        let params =
+            AgentCreateParams { name: Some(name), request_id: Some(request_id()?), ..params.clone() };
         match daemon.call::<CreateAgent>(params).await {
             Err(failure) if failure.is("agent.name_taken") => {}
             ended => return ended,
@@ -225,7 +232,8 @@ impl BuildDirectory {
     fn new(agentfile: &str, script: &str) -> Result<BuildDirectory, CommandFailure> {
         let path = std::env::temp_dir().join(format!("lodge-code-{}", request_id()?));
         let failed = |cause: std::io::Error| {
-            CommandFailure::refused(format!("could not write below `{}`", path.display())).because(io_words(&cause))
+            CommandFailure::refused(format!("could not write below `{}`", path.display()))
+                .because(io_words(&cause))
         };
         fs::DirBuilder::new().mode(0o700).create(&path).map_err(failed)?;
         let build = BuildDirectory { path: path.clone() };

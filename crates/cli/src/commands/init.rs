@@ -62,7 +62,15 @@ pub(super) async fn init(context: &CommandContext, args: InitArgs) -> Result<(),
     if context.words.json {
         let path = files.first().cloned().unwrap_or_default();
         let model = model.name();
-        return context.words.json(&InitReport { path, template: word, name: &name, model, files, providers: reported, next: &next });
+        return context.words.json(&InitReport {
+            path,
+            template: word,
+            name: &name,
+            model,
+            files,
+            providers: reported,
+            next: &next,
+        });
     }
     if context.words.quiet {
         return put(&files.iter().take(1).map(|file| format!("{file}\n")).collect::<String>());
@@ -94,8 +102,11 @@ fn name_of(args: &InitArgs) -> Result<String, CommandFailure> {
         Some(name) => Err(CommandFailure::usage(format!("`{name}` cannot be the name of an agent"))
             .hint("use lower-case letters, digits, `.`, `_` and `-`, with a letter or digit at both ends")),
         None => {
-            let dir = std::path::absolute(&args.dir).ok().and_then(|dir| fs::canonicalize(&dir).or(Ok::<_, io::Error>(dir)).ok());
-            let name = dir.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+            let dir = std::path::absolute(&args.dir)
+                .ok()
+                .and_then(|dir| fs::canonicalize(&dir).or(Ok::<_, io::Error>(dir)).ok());
+            let name =
+                dir.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
             Ok(name.and_then(|name| templates::agent_name(&name)).unwrap_or_else(|| "agent".to_owned()))
         }
     }
@@ -108,7 +119,9 @@ async fn ask_template() -> Result<TemplateArg, CommandFailure> {
     loop {
         prompt_for("Which kind of agent? [1] ");
         let Some(line) = read_line().await? else {
-            return Err(CommandFailure::usage("no kind of agent was chosen").hint("name one with `--template`"));
+            return Err(
+                CommandFailure::usage("no kind of agent was chosen").hint("name one with `--template`")
+            );
         };
         let answer = line.trim();
         if answer.is_empty() {
@@ -147,7 +160,11 @@ async fn providers(
             found.model = given(args).or(model).unwrap_or(ChosenModel::Scripted);
             for provider in detected {
                 found.commands.push(provider.command());
-                found.reported.push(ReportedProvider { name: provider.name, variable: provider.variable, stored: false });
+                found.reported.push(ReportedProvider {
+                    name: provider.name,
+                    variable: provider.variable,
+                    stored: false,
+                });
             }
             return Ok(found);
         }
@@ -161,7 +178,10 @@ async fn providers(
         if !is_known(&configured) {
             if args.add_providers || wants_stored(context, provider).await? {
                 provider.store(&mut daemon).await?;
-                context.words.print_note(&format!("stored the key of {} as the provider `{}`", provider.variable, provider.name));
+                context.words.print_note(&format!(
+                    "stored the key of {} as the provider `{}`",
+                    provider.variable, provider.name
+                ));
                 configured = models::configured(&mut daemon).await?;
             } else {
                 found.commands.push(provider.command());
@@ -192,7 +212,9 @@ async fn wants_stored(context: &CommandContext, provider: &DetectedProvider) -> 
         return Ok(false);
     }
     let DetectedProvider { name, variable, .. } = provider;
-    prompt_for(&format!("{variable} is set. Store it as the provider `{name}`? Only the daemon sees it. [Y/n] "));
+    prompt_for(&format!(
+        "{variable} is set. Store it as the provider `{name}`? Only the daemon sees it. [Y/n] "
+    ));
     let answer = read_line().await?.unwrap_or_else(|| "n".to_owned());
     Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "" | "y" | "yes"))
 }
@@ -201,9 +223,15 @@ async fn wants_stored(context: &CommandContext, provider: &DetectedProvider) -> 
 fn run_command(template: TemplateArg, dir: &Path) -> String {
     let place = quoted(&dir.display().to_string());
     match template {
-        TemplateArg::Coder => format!("lodge run {place} -v .:/workspace \"What is this project, and do its tests pass?\""),
-        TemplateArg::Reviewer => format!("lodge run {place} -v .:/workspace:ro \"Review what changed since the last commit\""),
-        TemplateArg::Ops => format!("lodge run {place} -v /var/log:/workspace/log:ro \"What went wrong in the last hour?\""),
+        TemplateArg::Coder => {
+            format!("lodge run {place} -v .:/workspace \"What is this project, and do its tests pass?\"")
+        }
+        TemplateArg::Reviewer => {
+            format!("lodge run {place} -v .:/workspace:ro \"Review what changed since the last commit\"")
+        }
+        TemplateArg::Ops => {
+            format!("lodge run {place} -v /var/log:/workspace/log:ro \"What went wrong in the last hour?\"")
+        }
         TemplateArg::Blank => format!("lodge run {place} \"hello\""),
     }
 }

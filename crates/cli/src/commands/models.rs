@@ -33,7 +33,11 @@ struct KnownProvider {
 const KNOWN: [KnownProvider; 4] = [
     KnownProvider { name: "anthropic", variables: &["ANTHROPIC_API_KEY"], model: Some("claude-sonnet-5") },
     KnownProvider { name: "openai", variables: &["OPENAI_API_KEY"], model: Some("gpt-5") },
-    KnownProvider { name: "gemini", variables: &["GEMINI_API_KEY", "GOOGLE_API_KEY"], model: Some("gemini-2.5-pro") },
+    KnownProvider {
+        name: "gemini",
+        variables: &["GEMINI_API_KEY", "GOOGLE_API_KEY"],
+        model: Some("gemini-2.5-pro"),
+    },
     KnownProvider { name: OLLAMA_KIND, variables: &["OLLAMA_HOST"], model: None },
 ];
 
@@ -48,7 +52,10 @@ pub(super) struct DetectedProvider {
 /// Without the key.
 impl fmt::Debug for DetectedProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DetectedProvider").field("name", &self.name).field("variable", &self.variable).finish()
+        f.debug_struct("DetectedProvider")
+            .field("name", &self.name)
+            .field("variable", &self.variable)
+            .finish()
     }
 }
 
@@ -103,7 +110,11 @@ impl DetectedProvider {
     fn base_url(&self) -> String {
         let (scheme, address) = self.value.split_once("://").unwrap_or(("http", &self.value));
         let address = address.trim_end_matches('/').replace("0.0.0.0", "127.0.0.1");
-        let port = if address.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) { "" } else { ":11434" };
+        let port = if address.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) {
+            ""
+        } else {
+            ":11434"
+        };
         format!("{scheme}://{address}{port}")
     }
 }
@@ -160,10 +171,14 @@ mod tests {
 
     #[test]
     fn keys_are_found_by_their_variables_and_never_shown() {
-        let all = found(&[("OPENAI_API_KEY", " sk-1 "), ("GOOGLE_API_KEY", "g-2"), ("ANTHROPIC_API_KEY", " ")]);
+        let all =
+            found(&[("OPENAI_API_KEY", " sk-1 "), ("GOOGLE_API_KEY", "g-2"), ("ANTHROPIC_API_KEY", " ")]);
         let names: Vec<(&str, &str)> = all.iter().map(|one| (one.name, one.variable)).collect();
         assert_eq!(names, [("openai", "OPENAI_API_KEY"), ("gemini", "GOOGLE_API_KEY")]);
-        assert_eq!(all[0].command(), "printenv OPENAI_API_KEY | lodge provider add openai --kind openai --api-key -");
+        assert_eq!(
+            all[0].command(),
+            "printenv OPENAI_API_KEY | lodge provider add openai --kind openai --api-key -"
+        );
         assert!(!format!("{all:?}").contains("sk-1"));
         assert_eq!(all[0].model(), Some(ChosenModel::Real("openai/gpt-5".to_owned())));
     }

@@ -53,7 +53,9 @@ pub(super) fn render(template: TemplateArg, name: &str, model: &ChosenModel) -> 
     let (demo, script) = match model {
         ChosenModel::Real(_) => (String::new(), None),
         ChosenModel::Scripted => (
-            format!("\n# With a real model this line can go.\nADD {SCRIPT_FILE} \"what the scripted model says\"\n"),
+            format!(
+                "\n# With a real model this line can go.\nADD {SCRIPT_FILE} \"what the scripted model says\"\n"
+            ),
             Some(script.replace("@NAME@", name)),
         ),
     };
@@ -77,7 +79,13 @@ mod tests {
 
     #[test]
     fn a_directory_gives_a_name_that_an_agent_can_have() {
-        for (dir, name) in [("web", Some("web")), ("My Project!", Some("my-project")), (".config", Some("config")), ("日本", None), ("..", None)] {
+        for (dir, name) in [
+            ("web", Some("web")),
+            ("My Project!", Some("my-project")),
+            (".config", Some("config")),
+            ("日本", None),
+            ("..", None),
+        ] {
             assert_eq!(agent_name(dir).as_deref(), name, "{dir}");
         }
     }

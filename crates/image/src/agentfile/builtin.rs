@@ -19,12 +19,7 @@ pub struct Builtin {
 
 /// All of them.
 pub const BUILTINS: &[Builtin] = &[
-    Builtin {
-        name: "read",
-        description: "Reads a text file, with line numbers.",
-        usage: READ,
-        safe: true,
-    },
+    Builtin { name: "read", description: "Reads a text file, with line numbers.", usage: READ, safe: true },
     Builtin {
         name: "write",
         description: "Creates a text file, or replaces all of it.",
@@ -37,12 +32,7 @@ pub const BUILTINS: &[Builtin] = &[
         usage: REPLACE,
         safe: false,
     },
-    Builtin {
-        name: "list",
-        description: "Lists the files of a directory.",
-        usage: LIST,
-        safe: true,
-    },
+    Builtin { name: "list", description: "Lists the files of a directory.", usage: LIST, safe: true },
     Builtin {
         name: "search",
         description: "Searches files for a regular expression.",
@@ -75,5 +65,5 @@ At most 1000 entries are listed."#;
 
 const SEARCH: &str = r#"`{"args": ["PATTERN"]}` searches all text files below the current directory and prints PATH:LINE:TEXT.
 `{"args": ["PATTERN", "PATH", "PATH"]}` searches these files and directories.
-Options, before PATTERN: `--literal` (PATTERN is plain text), `--ignore-case`, `--files` (only the paths), `--name "*.rs"` (only files with such names), `--limit N` (matches, 200 without it).
-PATTERN is a regular expression such as `fn \w+_test`, `(?m)` and `^` included, without look-around and back-references. A match is within one line."#;
+Options: `--literal` (PATTERN is plain text), `--ignore-case`, `--files` (only the paths), `--name "*.rs"` (only files with such names), `--limit N` (matches, 200 without it).
+PATTERN is a regular expression such as `^fn \w+_test`, without look-around and back-references. A match is within one line."#;

@@ -7,8 +7,8 @@
 use super::bounds::LINE_MAX;
 use super::cursor::{KeyValue, LocatedWord, PairValue, TokenCursor};
 use super::document::{
-    Add, Agentfile, Arg, BinSource, Config, ConfigValue, ContextSection, ContextSource, Env, Label,
-    Parent, put,
+    Add, Agentfile, Arg, BinSource, Config, ConfigValue, ContextSection, ContextSource, Env, Label, Parent,
+    put,
 };
 use super::env_key::check_env_key;
 use super::expand::ArgScope;

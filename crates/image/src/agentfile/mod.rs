@@ -39,8 +39,8 @@ pub use builtin::{BUILTINS, Builtin, builtin};
 pub use capability::CAPABILITIES;
 pub use document::{
     Add, Agentfile, Arg, Bin, BinSource, Config, ConfigValue, ContextSection, ContextSource, Env, Label,
-    Located, Mcp, McpSource, ModelName, NetworkAccess, On, Parent, SHELL_NAME, Schedule, Service, ServiceNeed,
-    ShellKind,
+    Located, Mcp, McpSource, ModelName, NetworkAccess, On, Parent, SHELL_NAME, Schedule, Service,
+    ServiceNeed, ShellKind,
 };
 pub use env_key::{EnvKeyError, check_env_key};
 pub use error::{AgentfileError, AgentfileErrors, shown};

@@ -10,23 +10,60 @@ const LINES_SHOWN_MAX: usize = 10;
 #[derive(Debug)]
 pub(crate) enum FileError {
     /// The arguments do not fit. `usage` is the form that does.
-    Usage { problem: String, usage: &'static str },
-    Io { what: &'static str, path: PathBuf, cause: io::Error },
-    Output { cause: io::Error },
-    Input { cause: io::Error },
-    IsDirectory { path: PathBuf },
-    NotRegular { path: PathBuf },
-    NotText { path: PathBuf },
-    TooLarge { path: PathBuf, bytes: u64, bytes_max: u64 },
-    BeyondEnd { path: PathBuf, lines: u64 },
+    Usage {
+        problem: String,
+        usage: &'static str,
+    },
+    Io {
+        what: &'static str,
+        path: PathBuf,
+        cause: io::Error,
+    },
+    Output {
+        cause: io::Error,
+    },
+    Input {
+        cause: io::Error,
+    },
+    IsDirectory {
+        path: PathBuf,
+    },
+    NotRegular {
+        path: PathBuf,
+    },
+    NotText {
+        path: PathBuf,
+    },
+    TooLarge {
+        path: PathBuf,
+        bytes: u64,
+        bytes_max: u64,
+    },
+    BeyondEnd {
+        path: PathBuf,
+        lines: u64,
+    },
     NoContent,
     NothingToFind,
     NothingToChange,
     /// `near`: a line where the text occurs with other spaces at the ends of lines.
-    NoSuchText { path: PathBuf, near: Option<u64>, change: Option<usize> },
-    NotUnique { path: PathBuf, lines: Vec<u64>, change: Option<usize> },
-    BadBlocks { line: u64, expected: &'static str },
-    Pattern { cause: regex_lite::Error },
+    NoSuchText {
+        path: PathBuf,
+        near: Option<u64>,
+        change: Option<usize>,
+    },
+    NotUnique {
+        path: PathBuf,
+        lines: Vec<u64>,
+        change: Option<usize>,
+    },
+    BadBlocks {
+        line: u64,
+        expected: &'static str,
+    },
+    Pattern {
+        cause: regex_lite::Error,
+    },
 }
 
 impl FileError {
@@ -95,7 +132,9 @@ impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             FileError::Usage { problem, .. } => f.write_str(problem),
-            FileError::Io { what, path, cause } => write!(f, "could not {what} `{}`: {cause}", path.display()),
+            FileError::Io { what, path, cause } => {
+                write!(f, "could not {what} `{}`: {cause}", path.display())
+            }
             FileError::Output { cause } => write!(f, "could not write the result: {cause}"),
             FileError::Input { cause } => write!(f, "could not read `stdin`: {cause}"),
             FileError::IsDirectory { path } => write!(f, "`{}` is a directory", path.display()),
@@ -111,7 +150,12 @@ impl fmt::Display for FileError {
             FileError::NothingToFind => f.write_str("there is no text to replace"),
             FileError::NothingToChange => f.write_str("the old and the new text are the same"),
             FileError::NoSuchText { path, change, .. } => {
-                write!(f, "the old text{} does not occur in `{}`; nothing was changed", of(*change), path.display())
+                write!(
+                    f,
+                    "the old text{} does not occur in `{}`; nothing was changed",
+                    of(*change),
+                    path.display()
+                )
             }
             FileError::NotUnique { path, lines, change } => {
                 let shown: Vec<String> = lines.iter().take(LINES_SHOWN_MAX).map(u64::to_string).collect();

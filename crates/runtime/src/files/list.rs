@@ -15,7 +15,8 @@ pub(super) fn list(args: Vec<OsString>, out: &mut dyn Write) -> Result<(), FileE
     let mut args = Arguments::split(args, USAGE, &[], &["--depth", "--limit"])?;
     let depth = args.number("--depth")?.unwrap_or(1);
     let limit = args.number("--limit")?.map_or(ENTRIES_MAX, |limit| limit.min(ENTRIES_MAX as u64) as usize);
-    let path = args.words.pop_front().filter(|path| !path.is_empty()).map_or(PathBuf::from("."), PathBuf::from);
+    let path =
+        args.words.pop_front().filter(|path| !path.is_empty()).map_or(PathBuf::from("."), PathBuf::from);
     args.end()?;
     let failed = |cause| FileError::Io { what: "list", path: path.clone(), cause };
     if path.metadata().map_err(failed)?.is_file() {

@@ -71,7 +71,9 @@ impl FileTool {
         match ended {
             Ok(()) => ExitCode::SUCCESS,
             // The reader of a pipe may stop early.
-            Err(FileError::Output { cause }) if cause.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+            Err(FileError::Output { cause }) if cause.kind() == io::ErrorKind::BrokenPipe => {
+                ExitCode::SUCCESS
+            }
             Err(error) => {
                 eprintln!("error: {error}");
                 if let Some(hint) = error.hint() {

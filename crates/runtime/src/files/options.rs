@@ -41,7 +41,9 @@ impl Arguments {
                 split.flags.push(flag);
             } else if let Some(known) = values.iter().find(|known| **known == name) {
                 let value = given.or_else(|| args.next());
-                split.values.push((known, value.ok_or_else(|| split.wrong(format!("`{name}` needs a value")))?));
+                split
+                    .values
+                    .push((known, value.ok_or_else(|| split.wrong(format!("`{name}` needs a value")))?));
             } else {
                 return Err(split.wrong(format!("there is no option `{name}`")));
             }

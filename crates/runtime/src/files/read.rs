@@ -36,7 +36,10 @@ pub(super) fn read(args: Vec<OsString>, out: &mut dyn Write) -> Result<(), FileE
             let next = number + 1;
             return put(
                 out,
-                &format!("[more lines follow; read on with {{\"args\": [\"{}\", \"--offset\", \"{next}\"]}}]\n", path.display()),
+                &format!(
+                    "[more lines follow; read on with {{\"args\": [\"{}\", \"--offset\", \"{next}\"]}}]\n",
+                    path.display()
+                ),
             );
         }
         put(out, &text)?;

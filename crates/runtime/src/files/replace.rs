@@ -62,7 +62,11 @@ pub(super) fn replace(
     let mut done = Vec::new();
     for (index, change) in changes.iter().enumerate() {
         let number = (changes.len() > 1).then_some(index + 1);
-        let applied = if is_crlf { apply(&path, &text, &change.with_crlf(), occurrences, number) } else { apply(&path, &text, change, occurrences, number) }?;
+        let applied = if is_crlf {
+            apply(&path, &text, &change.with_crlf(), occurrences, number)
+        } else {
+            apply(&path, &text, change, occurrences, number)
+        }?;
         text = applied.text;
         done.extend(applied.lines);
     }
@@ -153,7 +157,9 @@ fn find_all(text: &[u8], old: &[u8]) -> Vec<usize> {
     let mut at = 0;
     while at + old.len() <= text.len() {
         // The first byte first: comparing everywhere would be slow for long texts.
-        let Some(next) = text[at..=text.len() - old.len()].iter().position(|byte| *byte == old[0]) else { break };
+        let Some(next) = text[at..=text.len() - old.len()].iter().position(|byte| *byte == old[0]) else {
+            break;
+        };
         at += next;
         if text[at..].starts_with(old) {
             places.push(at);

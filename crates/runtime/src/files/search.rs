@@ -129,7 +129,10 @@ impl Search<'_> {
             };
             self.bytes += text.len();
             if self.matches == self.limit || self.bytes > OUTPUT_BYTES_MAX {
-                put(self.out, "[more matches follow; search for something rarer, or in a directory below]\n")?;
+                put(
+                    self.out,
+                    "[more matches follow; search for something rarer, or in a directory below]\n",
+                )?;
                 return Ok(Step::Enough);
             }
             put(self.out, &text)?;

@@ -93,7 +93,10 @@ fn read_refuses_what_is_not_a_text_file_and_bad_arguments() {
 
 #[test]
 fn what_read_prints_is_bounded_whatever_a_file_contains() {
-    let space = Workspace::new(&[("long", &"x".repeat(1_000_000)), ("wide", &format!("{}\n", "y".repeat(1900)).repeat(500))]);
+    let space = Workspace::new(&[
+        ("long", &"x".repeat(1_000_000)),
+        ("wide", &format!("{}\n", "y".repeat(1900)).repeat(500)),
+    ]);
     let long = space.call(FileTool::Read, &["@long"], "").unwrap();
     assert!(long.len() < 3000 && long.contains("[cut: the line has 1000000 bytes]"), "{}", long.len());
     let wide = space.call(FileTool::Read, &["@wide"], "").unwrap();

@@ -49,7 +49,8 @@ impl Walk {
         let mut entries: Vec<DirEntry> = fs::read_dir(dir)?.collect::<Result<_, _>>()?;
         entries.sort_by_key(|entry| std::cmp::Reverse(entry.file_name()));
         // `.` is left out of paths that start there.
-        let path = |entry: &DirEntry| if dir == Path::new(".") { entry.file_name().into() } else { entry.path() };
+        let path =
+            |entry: &DirEntry| if dir == Path::new(".") { entry.file_name().into() } else { entry.path() };
         self.left.extend(entries.iter().map(|entry| {
             let kind = entry.file_type().map_or(FoundKind::Unreadable, |kind| kind_of(kind, entry));
             Found { path: path(entry), depth, kind }

@@ -24,7 +24,7 @@ pub(super) use self::contexts::contexts;
 pub(super) use self::etc::hostname;
 use self::tree::{clear, link, own_dir, put, put_script};
 use super::layout::{BIN_IMAGES, BUILTIN, Layout, RUNTIME, SHELL};
-use crate::host_trees::{HostTrees, HOST_PATH, link_target};
+use crate::host_trees::{HOST_PATH, HostTrees, link_target};
 use crate::images::CheckedPrograms;
 
 /// Lodge's directories of the root, created again at every start. From `proc` on they are mount points, or links to those.
@@ -313,10 +313,11 @@ pub(super) fn binds(root: &Path, plan: &SandboxPlan, runtime: &Path, checked: &C
         read_only(PathBuf::from(&tool.path), place)
     }));
     // A program that several tools are is bound once.
-    let builtins: BTreeSet<&str> = plan.spec.tools.iter().filter_map(|tool| tool.builtin.as_deref()).collect();
-    binds.extend(builtins.into_iter().map(|program| {
-        read_only(stock.to_owned(), root.join(BUILTIN).join(program))
-    }));
+    let builtins: BTreeSet<&str> =
+        plan.spec.tools.iter().filter_map(|tool| tool.builtin.as_deref()).collect();
+    binds.extend(
+        builtins.into_iter().map(|program| read_only(stock.to_owned(), root.join(BUILTIN).join(program))),
+    );
     binds.extend(plan.spec.mounts.iter().map(|mount| Bind {
         source: PathBuf::from(&mount.host),
         target: mount_target(root, &mount.target),

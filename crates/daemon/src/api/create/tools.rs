@@ -44,8 +44,11 @@ pub(super) fn find_tool(shell: &Shell, bin: &BinRecord) -> Result<ToolRecord, Er
 fn builtin_tool(bin: &BinRecord, program: &str) -> Result<ToolRecord, ErrorBody> {
     let Some(builtin) = builtin(program) else {
         // The image was built by a later release.
-        return Err(ErrorBody::new("bin.not_found", format!("BIN {}: there is no program `builtin:{program}`", bin.name))
-            .hint("update lodged, or remove the BIN line"));
+        return Err(ErrorBody::new(
+            "bin.not_found",
+            format!("BIN {}: there is no program `builtin:{program}`", bin.name),
+        )
+        .hint("update lodged, or remove the BIN line"));
     };
     let described = Some(bin.description.as_str()).filter(|text| !text.is_empty());
     Ok(ToolRecord {

@@ -104,7 +104,9 @@ impl FormMistake {
                 format!("remove this one or the one on line {first_line}")
             }
             FormMistake::SecondShell { first_line, .. } => {
-                format!("SHELL comes with the utilities, `BIN sh` has none: remove this line or line {first_line}")
+                format!(
+                    "SHELL comes with the utilities, `BIN sh` has none: remove this line or line {first_line}"
+                )
             }
             FormMistake::ContextWithoutText { name } => {
                 format!("write `CONTEXT {} <<EOF`, the text, and a line `EOF`", shown(name))

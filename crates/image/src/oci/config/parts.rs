@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::without_position;
 use crate::agentfile::{
-    Add, Arg, Bin, BinSource, Config, ConfigValue, ContextSection, ContextSource, Env, Label, Limit, Located,
-    BUILTIN_PREFIX, Mcp, McpSource, ModelName, On, Schedule, Service, ServiceNeed, read_limit, shown,
+    Add, Arg, BUILTIN_PREFIX, Bin, BinSource, Config, ConfigValue, ContextSection, ContextSource, Env, Label,
+    Limit, Located, Mcp, McpSource, ModelName, On, Schedule, Service, ServiceNeed, read_limit, shown,
 };
 use crate::oci::{BadImage, json};
 
