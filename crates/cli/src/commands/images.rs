@@ -282,6 +282,7 @@ mod tests {
             safe: name == "rg",
             description: "does things".into(),
             usage: None,
+            shell: false,
         }
     }
 
