@@ -9,6 +9,7 @@ mod images;
 mod jobs;
 mod lineages;
 mod providers;
+mod start;
 mod talk;
 mod turns;
 
@@ -24,6 +25,7 @@ pub(crate) use self::images::*;
 pub(crate) use self::jobs::*;
 pub(crate) use self::lineages::*;
 pub(crate) use self::providers::*;
+pub(crate) use self::start::*;
 pub(crate) use self::talk::*;
 pub(crate) use self::turns::*;
 use crate::help::help_template;
@@ -135,6 +137,10 @@ pub(crate) enum CompletedName {
 pub(crate) enum CliCommand {
     /// Create and start an agent; with a prompt, print its answer
     Run(RunArgs),
+    /// Work on a project with a coding agent: a chat, or one prompt
+    Code(CodeArgs),
+    /// Write an Agentfile from a template
+    Init(InitArgs),
     /// List agents
     Ps(ListArgs),
     /// Manage agents

@@ -16,6 +16,10 @@ const SYSTEM: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", 
 const STORES: [&str; 2] = ["/nix/store", "/gnu/store"];
 /// Names of program directories. Libraries are in directories next to them.
 const PROGRAM_DIRS: [&str; 3] = ["bin", "sbin", "libexec"];
+/// Where the bare name of a host program is looked for, and where the command lines of `SHELL host` find programs. Any program of
+/// the host is shown with all of it. The daemon's own PATH may name places that sandboxes do not see.
+pub(crate) const HOST_PATH: [&str; 6] =
+    ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 /// Never shown: the daemon prepares the agent's own.
 const SETTINGS: &str = "/etc";
 /// The longest chain of links that is followed, as in the kernel.
@@ -50,7 +54,7 @@ impl HostTrees {
     /// Refuses trees that were not shown when the agent's programs were resolved: a user who can change a link on the
     /// path must not choose what a sandbox sees. New contents of the same trees are allowed.
     pub(crate) fn check(&self, spec: &AgentSpec, state_dir: &Path) -> Result<(), ExposureGrew> {
-        let tools = || spec.tools.iter().filter(|tool| tool.image.is_none());
+        let tools = || spec.tools.iter().filter(|tool| tool.is_of_host());
         // Earlier releases recorded no trees.
         if tools().any(|tool| tool.host.is_none()) {
             return Ok(());
@@ -111,7 +115,7 @@ impl HostTrees {
 }
 
 fn host_programs(spec: &AgentSpec) -> impl Iterator<Item = &Path> {
-    let tools = spec.tools.iter().filter(|tool| tool.image.is_none()).map(|tool| &tool.path);
+    let tools = spec.tools.iter().filter(|tool| tool.is_of_host()).map(|tool| &tool.path);
     let runtime = spec.runtime.iter().filter(|runtime| runtime.image.is_none());
     tools.chain(runtime.map(|runtime| &runtime.path)).filter(|path| !path.is_empty()).map(Path::new)
 }

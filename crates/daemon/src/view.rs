@@ -15,7 +15,7 @@ use lodge_core::lineage::{LineageState, Policy};
 use lodge_core::liveness::Liveness;
 use lodge_core::park::ParkReason;
 use lodge_core::quarantine::QuarantineRow;
-use lodge_core::record::{AgentRow, EventRow, LineageRow, MountRecord, StepRow, TurnRow, Usage};
+use lodge_core::record::{AgentRow, EventRow, LineageRow, MountRecord, StepRow, ToolRecord, TurnRow, Usage};
 use lodge_core::summary::TurnDetail;
 use lodge_core::token::TokenRow;
 use lodge_core::turn::TurnState;
@@ -34,6 +34,7 @@ pub use self::errors::{for_model, refused};
 pub use self::images::{agentfile, capability, image, image_detail};
 pub use self::jobs::{job, no_job};
 pub use self::sessions::{epoch, exported, hit, message, no_session, other_agent, session, session_exists};
+use crate::host_trees::HOST_PATH;
 use crate::shell::Http;
 use lodge_engine::UpdateTiming;
 
@@ -241,13 +242,21 @@ pub fn tools(row: &AgentRow) -> Vec<ToolView> {
             path: Some(tool.path.clone()).filter(|path| !path.is_empty()),
             digest: Some(tool.digest.clone()).filter(|digest| !digest.is_empty()),
             safe: tool.safe,
-            portable: tool.image.is_some(),
-            note: match tool.image {
-                Some(_) => None,
-                None => Some("a host program: a convenience, not a boundary".to_owned()),
-            },
+            portable: !tool.is_of_host(),
+            note: tool.is_of_host().then(|| "a host program: a convenience, not a boundary".to_owned()),
+            opens: opens(tool),
         })
         .collect()
+}
+
+/// What a shell can start beside the agent's tools.
+fn opens(tool: &ToolRecord) -> Option<String> {
+    let opens = match (tool.shell, tool.is_of_host()) {
+        (false, _) => return None,
+        (true, true) => format!("every program of the host in {}", HOST_PATH.join(", ")),
+        (true, false) => "the utilities that are built into it".to_owned(),
+    };
+    Some(opens)
 }
 
 pub fn turn(row: &TurnRow, steps: &[StepRow], text: String, partial: bool) -> TurnView {

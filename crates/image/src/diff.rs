@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Digest;
 use crate::agentfile::{
-    ConfigValue, ContextSource, LimitKey, LoadedAgentfile, McpSource, NetworkAccess, ServiceNeed,
+    BinSource, ConfigValue, ContextSource, LimitKey, LoadedAgentfile, McpSource, NetworkAccess, ServiceNeed,
 };
 
 /// In the order in which people should read them.
@@ -105,7 +105,13 @@ fn programs(facts: &mut ImageFacts, loaded: &LoadedAgentfile) {
     }
     for bin in &agentfile.bins {
         let safe = if bin.safe { " safe" } else { "" };
-        put(facts, DiffSection::Bins, &bin.name, format!("{}{safe}", bin.source));
+        // What a shell can start is a permission of its own.
+        let shell = match &bin.source {
+            BinSource::Host(_) if bin.shell => " (SHELL host: every program of the host's /usr and /bin)",
+            BinSource::Image(_) if bin.shell => " (SHELL stock: its built-in utilities)",
+            BinSource::Host(_) | BinSource::Image(_) | BinSource::Builtin(_) => "",
+        };
+        put(facts, DiffSection::Bins, &bin.name, format!("{}{safe}{shell}", bin.source));
         put_text(facts, DiffSection::Bins, &bin.name, "description", bin.description.as_deref());
         put_text(facts, DiffSection::Bins, &bin.name, "usage", bin.usage.as_deref());
     }

@@ -236,6 +236,9 @@ shapes! {
         portable: bool,
         /// What this tool's source means for isolation.
         note: Option<String>,
+        /// Of the tool of SHELL: what its command lines can start beside the agent's tools.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        opens: Option<String>,
     }
 
     /// One layer of the fence and whether it holds.

@@ -243,13 +243,16 @@ pub struct ImageEnv {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ImageBin {
     pub name: String,
-    /// `host:…` or the image that it is in, with its digest.
+    /// `host:…`, `builtin:…` or the image that it is in, with its digest.
     pub source: String,
-    /// Whether it comes with the image. A program of the host does not.
+    /// Whether it comes with the image or with any daemon. A program of the host does not.
     pub portable: bool,
     pub safe: bool,
     pub description: String,
     pub usage: Option<String>,
+    /// Whether it was given by SHELL.
+    #[serde(default)]
+    pub shell: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -1,9 +1,12 @@
 //! The stock agent loop: a program in the sandbox that speaks JSON-RPC lines on stdin and stdout.
 //!
+//! The same program, under other names, is the file tools of `builtin:` (see `files`).
+//!
 //! Owns: the order of model calls and tool calls within a turn. Never: keys, history, files of its own, or a
 //! connection to anything but the two pipes. The protocol is described in `docs/runtime-protocol.md`.
 
 mod config;
+mod files;
 mod jobs;
 mod lines;
 mod log;
@@ -20,6 +23,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::files::FileTool;
 use crate::log::RuntimeLogEvent;
 
 const RUNTIME_NAME: &str = "lodge-runtime";
@@ -27,6 +31,9 @@ const RUNTIME_VERSION: &str = env!("CARGO_PKG_VERSION");
 const USAGE: &str = "usage: runtime serve --root <directory>\n       runtime --version\n";
 
 fn main() -> ExitCode {
+    if let Some(tool) = file_tool() {
+        return tool.run(std::env::args_os().skip(1).collect());
+    }
     match command(std::env::args_os().skip(1)) {
         Ok(RuntimeCommand::Serve { root }) => serve_until_closed(root),
         Ok(RuntimeCommand::Version) => {
@@ -42,6 +49,11 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// The file tool that this program was bound as, if it was.
+fn file_tool() -> Option<FileTool> {
+    FileTool::of_program(&std::env::current_exe().ok()?)
 }
 
 #[derive(Debug, PartialEq, Eq)]

@@ -20,6 +20,7 @@ mod cli_lineage;
 mod cli_look;
 mod cli_stdin;
 mod cli_words;
+mod code;
 mod compaction;
 mod config;
 mod contract;

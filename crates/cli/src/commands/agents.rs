@@ -209,6 +209,8 @@ fn detail_text(detail: &AgentDetail, asked: Option<&LineageView>) -> String {
         let (path, digest) = (tool.path.as_deref().unwrap_or("-"), tool.digest.as_deref().unwrap_or("-"));
         ("tool", format!("{} from {}: {path}{safe}, {digest}", tool.name, tool.source))
     }));
+    let shells = detail.tools.iter().filter_map(|tool| tool.opens.as_ref().map(|opens| (tool, opens)));
+    rows.extend(shells.map(|(tool, opens)| ("shell", format!("{} runs {opens}", tool.name))));
     if let Some(note) = detail.tools.iter().find_map(|tool| tool.note.as_ref()) {
         rows.push(("", format!("host tools are {}", note.trim_start_matches("a host program: "))));
     }

@@ -173,7 +173,12 @@ fn detail_text(detail: &ImageDetail) -> String {
 fn bin_text(bin: &ImageBin) -> String {
     let place = if bin.portable { "" } else { " (this host only)" };
     let safe = if bin.safe { " safe" } else { "" };
-    format!("{} {}{place}{safe} {}", bin.name, bin.source, bin.description)
+    let shell = match (bin.shell, bin.portable) {
+        (false, _) => "",
+        (true, false) => " (SHELL host: runs every program of the host's /usr and /bin)",
+        (true, true) => " (SHELL stock: runs the utilities that are built into it)",
+    };
+    format!("{} {}{place}{safe}{shell} {}", bin.name, bin.source, bin.description)
 }
 
 /// What keeps it from running elsewhere.
@@ -277,6 +282,7 @@ mod tests {
             safe: name == "rg",
             description: "does things".into(),
             usage: None,
+            shell: false,
         }
     }
 

@@ -4,6 +4,7 @@
 
 mod agents;
 mod bins;
+mod code;
 mod completion;
 mod daemon;
 mod document;
@@ -11,11 +12,13 @@ mod events;
 mod images;
 mod images_archive;
 mod images_diff;
+mod init;
 pub(crate) mod jobs;
 pub(crate) mod jobs_output;
 mod jobs_stop;
 mod lineages;
 mod logs;
+mod models;
 mod names;
 pub(crate) mod prompt;
 mod providers;
@@ -29,6 +32,7 @@ mod sessions_find;
 mod sessions_repeat;
 mod source;
 pub(crate) mod stdin;
+mod templates;
 mod tokens;
 mod transfers;
 pub(crate) mod turns;
@@ -107,6 +111,8 @@ impl CommandContext {
 pub(crate) async fn dispatch(context: &CommandContext, command: CliCommand) -> Result<(), CommandFailure> {
     match command {
         CliCommand::Run(args) => run::run(context, args).await,
+        CliCommand::Code(args) => code::code(context, args).await,
+        CliCommand::Init(args) => init::init(context, args).await,
         CliCommand::Ps(args) | CliCommand::Agent { command: AgentCommand::Ls(args) } => {
             agents::list(context, args).await
         }

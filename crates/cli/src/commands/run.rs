@@ -42,7 +42,7 @@ pub(super) async fn run(context: &CommandContext, args: RunArgs) -> Result<(), C
         Some(_) | None => failure,
     })?;
     print_network(context, &agent);
-    print_mounts(context, &mut daemon, &agent).await?;
+    print_mounts(context, &mut daemon, &agent, MAP_ROOT).await?;
     print_unenforced(context, &agent);
     if args.name.is_none()
         && let Some(wanted) = requested_name(&agent)
@@ -109,11 +109,15 @@ fn print_network(context: &CommandContext, agent: &AgentView) {
     }
 }
 
-/// Mounts in which an agent of root's daemon may find that it can do little.
+/// How a mount of a directory of root gives the agent root's rights.
+pub(super) const MAP_ROOT: &str = "add `map-root` to its -v";
+
+/// Mounts in which an agent of root's daemon may find that it can do little. `remedy` gives it root's rights.
 pub(super) async fn print_mounts(
     context: &CommandContext,
     daemon: &mut DaemonClient<'_>,
     agent: &AgentView,
+    remedy: &str,
 ) -> Result<(), CommandFailure> {
     let plain: Vec<&Mount> = agent.mounts.iter().filter(|mount| mount.owner.is_none()).collect();
     if plain.is_empty() {
@@ -124,7 +128,7 @@ pub(super) async fn print_mounts(
     for mount in plain.into_iter().filter(|_| detail.uid.is_some()) {
         let (host, target) = (&mount.host, &mount.target);
         context.words.print_note(&format!(
-            "the agent has only the rights of others in {host}, at {target}; for root's rights, add `map-root` to its -v"
+            "the agent has only the rights of others in {host}, at {target}; for root's rights, {remedy}"
         ));
     }
     Ok(())

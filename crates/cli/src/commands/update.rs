@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use lodge_proto::{AgentUpdateParams, AgentUpdated, UpdateAgent};
 
 use super::agents::{AgentGoal, settle};
-use super::run::{mount_of, print_mounts};
+use super::run::{MAP_ROOT, mount_of, print_mounts};
 use super::source::{AgentSource, source, source_not_found};
 use super::transfers::pull_if_missing;
 use super::{CommandContext, map, request_id};
@@ -43,7 +43,7 @@ pub(super) async fn update(context: &CommandContext, args: UpdateArgs) -> Result
     }
     put(&format!("{}\n", updated.agent.name))?;
     if !args.mounts.is_empty() {
-        print_mounts(context, &mut daemon, &updated.agent).await?;
+        print_mounts(context, &mut daemon, &updated.agent, MAP_ROOT).await?;
     }
     context.words.print_note(&update_text(&updated));
     Ok(())

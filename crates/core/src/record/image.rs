@@ -257,6 +257,19 @@ pub struct BinRecord {
     /// The image that it is in, as `name:tag@sha256:…`.
     #[prost(string, optional, tag = "6")]
     pub image: Option<String>,
+    /// It was given by SHELL: its command lines find the ordinary utilities.
+    #[prost(bool, tag = "7")]
+    pub shell: bool,
+    /// The program after `builtin:`, which ships with the daemon.
+    #[prost(string, optional, tag = "8")]
+    pub builtin: Option<String>,
+}
+
+impl BinRecord {
+    /// Whether it is a program of the host.
+    pub fn is_of_host(&self) -> bool {
+        self.image.is_none() && self.builtin.is_none()
+    }
 }
 
 /// What one agent adds to its image; written when it is created, and as a whole when it is updated.
@@ -370,6 +383,19 @@ pub struct ToolRecord {
     /// The target of a host program. Absent: it is in an image, or an earlier release resolved it.
     #[prost(message, optional, tag = "9")]
     pub host: Option<HostProgramRecord>,
+    /// As in [`BinRecord`].
+    #[prost(bool, tag = "10")]
+    pub shell: bool,
+    /// The program after `builtin:`. `path` and `digest` are then empty.
+    #[prost(string, optional, tag = "11")]
+    pub builtin: Option<String>,
+}
+
+impl ToolRecord {
+    /// Whether it is a program of the host.
+    pub fn is_of_host(&self) -> bool {
+        self.image.is_none() && self.builtin.is_none()
+    }
 }
 
 /// The target of a host program when it was resolved.

@@ -12,6 +12,10 @@ const PRIVATE_ROOT: &str = "private_root";
 const BINS: &str = "opt/bins";
 pub(super) const BIN_IMAGES: &str = "opt/bin-images";
 pub(super) const RUNTIME: &str = "opt/lodge/runtime";
+/// The stock runtime once more, under the name of each `builtin:` program that an agent has.
+pub(super) const BUILTIN: &str = "opt/lodge/builtin";
+/// The script that is the tool of SHELL.
+pub(super) const SHELL: &str = "opt/lodge/sh";
 /// Their directories in the previous release.
 const FORMER_BINS: &str = "usr/bin";
 const FORMER_RUNTIME: &str = "usr/local/bin/runtime";

@@ -60,7 +60,8 @@ pub(crate) fn record_of(loaded: LoadedAgentfile) -> ImageRecord {
         text,
     });
     let (limits, policy) = limits(&file);
-    let (runtime, runtime_image) = file.runtime.map(|runtime| sources(runtime.value)).unwrap_or_default();
+    let runtime = file.runtime.map(|runtime| Sources::of(runtime.value)).unwrap_or_default();
+    let (runtime, runtime_image) = (runtime.host, runtime.image);
     let values = file
         .configs
         .iter()
@@ -96,16 +97,26 @@ pub(crate) fn record_of(loaded: LoadedAgentfile) -> ImageRecord {
     }
 }
 
-/// The program of the host, or the image, of a tool or runtime.
-fn sources(source: BinSource) -> (Option<String>, Option<String>) {
-    match source {
-        BinSource::Host(program) => (Some(program), None),
-        BinSource::Image(reference) => (None, Some(reference)),
+/// Where a tool or a runtime comes from: one of these.
+#[derive(Default)]
+struct Sources {
+    host: Option<String>,
+    image: Option<String>,
+    builtin: Option<String>,
+}
+
+impl Sources {
+    fn of(source: BinSource) -> Sources {
+        match source {
+            BinSource::Host(program) => Sources { host: Some(program), ..Sources::default() },
+            BinSource::Image(reference) => Sources { image: Some(reference), ..Sources::default() },
+            BinSource::Builtin(program) => Sources { builtin: Some(program), ..Sources::default() },
+        }
     }
 }
 
 fn bin(bin: Bin) -> BinRecord {
-    let (host, image) = sources(bin.source);
+    let Sources { host, image, builtin } = Sources::of(bin.source);
     BinRecord {
         name: bin.name,
         host: host.unwrap_or_default(),
@@ -113,6 +124,8 @@ fn bin(bin: Bin) -> BinRecord {
         description: bin.description.unwrap_or_default(),
         usage: bin.usage,
         image,
+        shell: bin.shell,
+        builtin,
     }
 }
 
@@ -234,10 +247,15 @@ fn bin_of(bin: BinRecord) -> Bin {
     Bin {
         line: 0,
         name: bin.name,
-        source: bin.image.map_or(BinSource::Host(bin.host), BinSource::Image),
+        source: match (bin.image, bin.builtin) {
+            (Some(image), _) => BinSource::Image(image),
+            (None, Some(program)) => BinSource::Builtin(program),
+            (None, None) => BinSource::Host(bin.host),
+        },
         safe: bin.safe,
         description: Some(bin.description).filter(|text| !text.is_empty()),
         usage: bin.usage,
+        shell: bin.shell,
     }
 }
 
@@ -326,7 +344,7 @@ mod tests {
             ENV K=v \"d\"\nBIN t host:cat safe \"reads\" <<U\nusage\nU\nBIN u host:ls\nLABEL l=1\n\
             CAPABILITY note_save job_wait\nLIMIT memory 1g\nLIMIT pids 9\nLIMIT cpu-time 1s\nLIMIT disk 2g\n\
             LIMIT output 1m\nLIMIT budget-usd 1.5\nLIMIT budget-tokens 5\nLIMIT context-tokens 6\n\
-            LIMIT revival-policy ask\nNETWORK a.example:443 10.0.0.0/8\nBIN rg rg:latest\n";
+            LIMIT revival-policy ask\nNETWORK a.example:443 10.0.0.0/8\nBIN rg rg:latest\nSHELL host safe \"runs\"\nBIN see builtin:read\n";
         let record = record_of(load_inline(source.as_bytes(), &Default::default(), &NoParents).unwrap());
         assert_eq!(record.parents, 0);
         let again = loaded_of::<std::convert::Infallible>(record.clone(), &mut |_| Ok(Vec::new())).unwrap();

@@ -86,10 +86,11 @@ pub fn agentfile(text: &[u8], env: &[EnvRecord]) -> String {
 }
 
 fn image_bin(bin: BinRecord) -> ImageBin {
-    let BinRecord { name, host, safe, description, usage, image } = bin;
-    let portable = image.is_some();
-    let source = image.unwrap_or_else(|| format!("host:{host}"));
-    ImageBin { name, source, portable, safe, description, usage }
+    let portable = !bin.is_of_host();
+    let BinRecord { name, host, safe, description, usage, image, shell, builtin } = bin;
+    let builtin = builtin.map(|program| format!("builtin:{program}"));
+    let source = image.or(builtin).unwrap_or_else(|| format!("host:{host}"));
+    ImageBin { name, source, portable, safe, description, usage, shell }
 }
 
 /// Everything about an image but the contents of its files and the secrets among its variables.
@@ -109,7 +110,7 @@ pub fn image_detail(
     });
     ImageDetail {
         blobs,
-        portable: record.runtime.is_none() && record.bins.iter().all(|bin| bin.image.is_some()),
+        portable: record.runtime.is_none() && record.bins.iter().all(|bin| !bin.is_of_host()),
         image: image(summary),
         name: record.name,
         model: record.model,

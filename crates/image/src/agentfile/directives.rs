@@ -7,8 +7,8 @@
 use super::bounds::LINE_MAX;
 use super::cursor::{KeyValue, LocatedWord, PairValue, TokenCursor};
 use super::document::{
-    Add, Agentfile, Arg, Bin, BinSource, Config, ConfigValue, ContextSection, ContextSource, Env, Label,
-    Parent, put,
+    Add, Agentfile, Arg, BinSource, Config, ConfigValue, ContextSection, ContextSource, Env, Label, Parent,
+    put,
 };
 use super::env_key::check_env_key;
 use super::expand::ArgScope;
@@ -121,18 +121,6 @@ pub(super) fn env(doc: &mut Agentfile, line: u32, cursor: &mut TokenCursor<'_>) 
     }
     let description = cursor.description();
     put(&mut doc.envs, Env { line, key: key.text, value, description });
-    Some(())
-}
-
-pub(super) fn bin(doc: &mut Agentfile, line: u32, cursor: &mut TokenCursor<'_>) -> Option<()> {
-    let word = cursor.word("a name")?;
-    let name = path_name(cursor, word, NameOf::Tool);
-    let word = cursor.word("an image or `host:program`")?;
-    let source = bin_source(cursor, word);
-    let safe = cursor.flag("safe");
-    let description = cursor.description();
-    let usage = cursor.body().map(|body| body.text);
-    put(&mut doc.bins, Bin { line, name, source, safe, description, usage });
     Some(())
 }
 

@@ -129,6 +129,8 @@ pub struct Bin {
     pub safe: bool,
     pub description: Option<String>,
     pub usage: Option<String>,
+    /// It was given by SHELL: its command lines find the ordinary utilities.
+    pub shell: bool,
 }
 
 /// Where a program comes from.
@@ -137,6 +139,8 @@ pub enum BinSource {
     /// `host:program`: a bare name to look up on the host, or an absolute path.
     Host(String),
     Image(String),
+    /// `builtin:program`: a program that ships with the daemon.
+    Builtin(String),
 }
 
 impl fmt::Display for BinSource {
@@ -144,6 +148,43 @@ impl fmt::Display for BinSource {
         match self {
             BinSource::Host(program) => write!(f, "host:{program}"),
             BinSource::Image(reference) => f.write_str(reference),
+            BinSource::Builtin(program) => write!(f, "builtin:{program}"),
+        }
+    }
+}
+
+/// The tool that SHELL gives.
+pub const SHELL_NAME: &str = "sh";
+/// The image of `SHELL stock`.
+const STOCK_SHELL: &str = "stock/busybox:latest";
+
+/// Which shell SHELL gives, and with it which utilities.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShellKind {
+    /// `/bin/sh` and the programs of the host.
+    Host,
+    /// Busybox of the stock tools, which has its utilities built in.
+    Stock,
+}
+
+impl ShellKind {
+    pub const ALL: [ShellKind; 2] = [ShellKind::Host, ShellKind::Stock];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            ShellKind::Host => "host",
+            ShellKind::Stock => "stock",
+        }
+    }
+
+    pub(super) fn from_word(word: &str) -> Option<ShellKind> {
+        ShellKind::ALL.into_iter().find(|kind| kind.word() == word)
+    }
+
+    pub(super) fn source(self) -> BinSource {
+        match self {
+            ShellKind::Host => BinSource::Host(SHELL_NAME.to_owned()),
+            ShellKind::Stock => BinSource::Image(STOCK_SHELL.to_owned()),
         }
     }
 }

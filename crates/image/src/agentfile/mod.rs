@@ -6,10 +6,11 @@
 //! # Repeated instructions
 //! Within one file the last `RUNTIME`, `MODEL`, `NAME` and `EXEC` wins, and so does the last `CONTEXT`, `CONFIG`,
 //! `ENV`, `BIN`, `ADD`, `LABEL` and `ARG` with the same name. `CAPABILITY` and `SKILL` form a union;
-//! `SCHEDULE` and `ON` add up. A second `FROM` or `NETWORK`, or a second `LIMIT`, `MCP` or `SERVICE` with the
+//! `SCHEDULE` and `ON` add up. A second `FROM`, `SHELL` or `NETWORK`, or a second `LIMIT`, `MCP` or `SERVICE` with the
 //! same name, is refused: silently dropping one of them would change what the agent may do.
 
 mod bounds;
+mod builtin;
 mod capability;
 mod cursor;
 mod directives;
@@ -27,15 +28,19 @@ mod mistake;
 pub(crate) mod names;
 mod parse;
 mod rules;
+mod tools;
 
 pub use bounds::{
     ADD_MAX, CONTEXT_MAX, ERRORS_MAX, EXPANSION_MAX, FILE_MAX, HEREDOC_MAX, HEREDOCS_MAX, INSTRUCTIONS_MAX,
     LINE_MAX, LINES_MAX, LOAD_TOTAL_MAX, PARENTS_MAX, WORDS_MAX,
 };
+pub(crate) use builtin::BUILTIN_PREFIX;
+pub use builtin::{BUILTINS, Builtin, builtin};
 pub use capability::CAPABILITIES;
 pub use document::{
     Add, Agentfile, Arg, Bin, BinSource, Config, ConfigValue, ContextSection, ContextSource, Env, Label,
-    Located, Mcp, McpSource, ModelName, NetworkAccess, On, Parent, Schedule, Service, ServiceNeed,
+    Located, Mcp, McpSource, ModelName, NetworkAccess, On, Parent, SHELL_NAME, Schedule, Service,
+    ServiceNeed, ShellKind,
 };
 pub use env_key::{EnvKeyError, check_env_key};
 pub use error::{AgentfileError, AgentfileErrors, shown};

@@ -64,9 +64,9 @@ pub(super) fn reserved_context(word: &str) -> bool {
     RESERVED_CONTEXTS.iter().any(|reserved| reserved.eq_ignore_ascii_case(word))
 }
 
-/// Whether BIN and RUNTIME would read the name of an image, with its tag, as a program of the host.
+/// Whether BIN and RUNTIME would read the name of an image, with its tag, as a program of the host or of the daemon.
 pub(crate) fn reads_as_program(reference: &str) -> bool {
-    reference.split([':', '@']).next() == Some("host")
+    matches!(reference.split([':', '@']).next(), Some("host" | "builtin"))
 }
 
 /// `[host[:port]/]name[/name…][:tag][@algorithm:hex]`

@@ -17,6 +17,7 @@ use super::extensions;
 use super::keyword::Keyword;
 use super::lex::{AgentfileToken, TokenKind, lex};
 use super::mistake::{BoundMistake, FormMistake, Mistake, TextMistake};
+use super::tools;
 
 const SYNTAXES: [&str; 2] = ["lodge/agentfile:1", "openotters/agentfile:1"];
 
@@ -200,7 +201,8 @@ impl<'a> Parser<'a> {
             Keyword::Context => directives::context(doc, line, cursor),
             Keyword::Config => directives::config(doc, line, cursor),
             Keyword::Env => directives::env(doc, line, cursor),
-            Keyword::Bin => directives::bin(doc, line, cursor),
+            Keyword::Bin => tools::bin(doc, line, cursor),
+            Keyword::Shell => tools::shell(doc, line, cursor),
             Keyword::Exec => directives::exec(doc, cursor),
             Keyword::Add => directives::add(doc, line, cursor),
             Keyword::Label => directives::label(doc, line, cursor),

@@ -6,10 +6,11 @@
 use std::collections::HashSet;
 
 use super::bounds::{HEREDOC_MAX, INSTRUCTIONS_MAX, LINE_MAX, WORDS_MAX};
+use super::builtin::builtin;
 use super::capability::{CAPABILITIES, JOB_TOOLS};
 use super::document::{
-    Agentfile, BinSource, Config, ConfigValue, ContextSource, Keyed, Mcp, McpSource, ModelName,
-    NetworkAccess, Service,
+    Agentfile, Bin, BinSource, Config, ConfigValue, ContextSource, Keyed, Mcp, McpSource, ModelName,
+    NetworkAccess, SHELL_NAME, Service,
 };
 use super::env_key::{self, check_env_key};
 use super::error::shown;
@@ -48,6 +49,9 @@ pub(super) fn bin_source(source: &BinSource) -> RuleResult {
         BinSource::Host(program) => rule(names::host_program(program), || ValueMistake::HostProgram {
             found: format!("host:{program}"),
         }),
+        BinSource::Builtin(program) => {
+            rule(builtin(program).is_some(), || ValueMistake::Builtin { found: program.clone() })
+        }
         // With its tag, an image called `host` would read as a program of the host.
         BinSource::Image(reference) => {
             rule(!names::reads_as_program(reference), || ValueMistake::ImageRef {
@@ -195,8 +199,22 @@ fn programs(agentfile: &Agentfile) -> Result<(), UnfitEntry> {
         word(&bin.source.to_string()).map_err(of(Keyword::Bin))?;
         line_if_any(bin.description.as_deref()).map_err(of(Keyword::Bin))?;
         body(bin.usage.as_deref().unwrap_or_default()).map_err(of(Keyword::Bin))?;
+        if bin.shell {
+            shell(bin).map_err(of(Keyword::Shell))?;
+        }
     }
     Ok(())
+}
+
+/// What SHELL gives has its name and its kind of source, whatever image that is.
+fn shell(bin: &Bin) -> RuleResult {
+    let fits = match &bin.source {
+        BinSource::Host(program) => program == SHELL_NAME,
+        BinSource::Image(_) => true,
+        BinSource::Builtin(_) => false,
+    };
+    let found = || format!("{} {}", bin.name, bin.source);
+    rule(fits && bin.name == SHELL_NAME, || ValueMistake::Shell { found: found() })
 }
 
 /// The texts of an agent: contexts, descriptions and settings.

@@ -144,7 +144,7 @@ pub(super) fn check_loaded(loaded: &LoadedAgentfile) -> Result<(), BadImage> {
             BinSource::Image(image) if !matches!(Reference::pinned(image), Ok(Some(_))) => {
                 return Err(BadImage::new(format!("`{}` could be any tool: it has no digest", shown(image))));
             }
-            BinSource::Image(_) | BinSource::Host(_) => {}
+            BinSource::Image(_) | BinSource::Host(_) | BinSource::Builtin(_) => {}
         }
     }
     Ok(())

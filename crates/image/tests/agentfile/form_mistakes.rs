@@ -40,6 +40,9 @@ const LINES: &[(&str, &str)] = &[
 
 const FILES: &[(&str, &str)] = &[
     ("", "1:1 agentfile.from_missing"),
+    ("FROM scratch\nSHELL host\nSHELL stock\n", "3:7 agentfile.repeated"),
+    ("FROM scratch\nSHELL host\nBIN sh host:sh\n", "3:5 agentfile.second_shell"),
+    ("FROM scratch\nBIN sh host:sh\nSHELL host safe\n", "3:7 agentfile.second_shell"),
     ("# nothing\n\n", "1:1 agentfile.from_missing"),
     ("NAME a\n", "1:1 agentfile.from_missing"),
     ("NAME a\nFROM scratch\n", "2:1 agentfile.from_not_first"),

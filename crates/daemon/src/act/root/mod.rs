@@ -9,7 +9,7 @@ pub(crate) mod mask;
 mod tree;
 mod yaml;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -22,9 +22,9 @@ use lodge_exec::{Bind, BindOwner};
 
 pub(super) use self::contexts::contexts;
 pub(super) use self::etc::hostname;
-use self::tree::{clear, link, own_dir, put};
-use super::layout::{BIN_IMAGES, Layout, RUNTIME};
-use crate::host_trees::{HostTrees, link_target};
+use self::tree::{clear, link, own_dir, put, put_script};
+use super::layout::{BIN_IMAGES, BUILTIN, Layout, RUNTIME, SHELL};
+use crate::host_trees::{HOST_PATH, HostTrees, link_target};
 use crate::images::CheckedPrograms;
 
 /// Lodge's directories of the root, created again at every start. From `proc` on they are mount points, or links to those.
@@ -142,18 +142,37 @@ fn put_tools(root: &Path, plan: &SandboxPlan) -> Result<(), RootError> {
     }
     for tool in &plan.spec.tools {
         let place = root.join("opt/bins").join(&tool.name);
-        match tool.image {
-            Some(_) => {
+        match (&tool.image, &tool.builtin) {
+            (Some(_), _) => {
                 let program = Path::new(&tool.name).join(&tool.name);
                 own_dir(&root.join(BIN_IMAGES).join(&tool.name), None)?;
                 // The program is bound over this file, so that no path of the store is visible in a sandbox.
                 put(&root.join(BIN_IMAGES).join(&program), b"")?;
                 link(&Path::new("../bin-images").join(program), &place)?;
             }
-            None => link(&link_target(Path::new(&tool.path)), &place)?,
+            (None, Some(program)) => {
+                let program = Path::new(BUILTIN).join(program);
+                own_dir(&root.join(BUILTIN), None)?;
+                put(&root.join(&program), b"")?;
+                link(&Path::new("../..").join(program), &place)?;
+            }
+            (None, None) if tool.shell => {
+                put_script(&root.join(SHELL), &shell_script(&tool.path))?;
+                link(&Path::new("../..").join(SHELL), &place)?;
+            }
+            (None, None) => link(&link_target(Path::new(&tool.path)), &place)?,
         }
     }
     Ok(())
+}
+
+/// The tool of `SHELL host`: the host's shell, whose command lines find the host's programs behind the agent's own tools. Only
+/// the shell and what it starts have this `PATH`; the environment of the agent stays as it is documented.
+fn shell_script(shell: &str) -> String {
+    let places = HOST_PATH.join(":");
+    format!(
+        "#!{shell}\ncase \":$PATH:\" in *:{places}:*) ;; *) PATH=\"$PATH:{places}\" ;; esac\nexport PATH\nexec {shell} \"$@\"\n"
+    )
 }
 
 /// Creates the links that programs expect: to system directories of the host, to a shell, and from the root's path on the
@@ -275,14 +294,15 @@ pub(super) fn without_contents(mut image: ImageRecord) -> ImageRecord {
     image
 }
 
-/// The binds of the sandbox: `/opt` (read-only), the runtime, programs from images, and the operator's mounts. A checked
+/// The binds of the sandbox: `/opt` (read-only), the runtime, programs from images and of the daemon, and the operator's mounts. A checked
 /// program is bound only if the file is still the one that was checked.
 pub(super) fn binds(root: &Path, plan: &SandboxPlan, runtime: &Path, checked: &CheckedPrograms) -> Vec<Bind> {
     let read_only = |source: PathBuf, target: PathBuf| {
         let checked = checked.get(&source).copied();
         Bind::read_only(source, target).checked(checked)
     };
-    let runtime = plan.spec.runtime.as_ref().map_or(runtime, |own| Path::new(&own.path));
+    let stock = runtime;
+    let runtime = plan.spec.runtime.as_ref().map_or(stock, |own| Path::new(&own.path));
     let mut binds = vec![
         read_only(root.join("opt"), root.join("opt")),
         read_only(runtime.to_owned(), root.join(RUNTIME)),
@@ -292,6 +312,12 @@ pub(super) fn binds(root: &Path, plan: &SandboxPlan, runtime: &Path, checked: &C
         let place = root.join(BIN_IMAGES).join(&tool.name).join(&tool.name);
         read_only(PathBuf::from(&tool.path), place)
     }));
+    // A program that several tools are is bound once.
+    let builtins: BTreeSet<&str> =
+        plan.spec.tools.iter().filter_map(|tool| tool.builtin.as_deref()).collect();
+    binds.extend(
+        builtins.into_iter().map(|program| read_only(stock.to_owned(), root.join(BUILTIN).join(program))),
+    );
     binds.extend(plan.spec.mounts.iter().map(|mount| Bind {
         source: PathBuf::from(&mount.host),
         target: mount_target(root, &mount.target),

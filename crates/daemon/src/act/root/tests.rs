@@ -57,8 +57,7 @@ fn plan(host: &Path) -> SandboxPlan {
         safe: false,
         description: "a shell".into(),
         usage: Some("sh -c".into()),
-        image: None,
-        host: None,
+        ..ToolRecord::default()
     };
     let mount = MountRecord {
         host: host.to_str().unwrap().into(),

@@ -130,11 +130,20 @@ pub(super) fn link(to: &Path, path: &Path) -> Result<(), RootError> {
 
 /// Creates a new file. Anything else at this path is removed first and never written to.
 pub(super) fn put(path: &Path, bytes: &[u8]) -> Result<(), RootError> {
+    put_with_mode(path, bytes, 0o644)
+}
+
+/// A file that can be executed.
+pub(super) fn put_script(path: &Path, text: &str) -> Result<(), RootError> {
+    put_with_mode(path, text.as_bytes(), 0o755)
+}
+
+fn put_with_mode(path: &Path, bytes: &[u8], mode: u32) -> Result<(), RootError> {
     let failed = |cause| RootError::Io { path: path.to_owned(), cause };
     clear(path)?;
     let mut file = fs::File::options().write(true).create_new(true).open(path).map_err(failed)?;
     file.write_all(bytes).map_err(failed)?;
-    file.set_permissions(fs::Permissions::from_mode(0o644)).map_err(failed)
+    file.set_permissions(fs::Permissions::from_mode(mode)).map_err(failed)
 }
 
 #[cfg(test)]

@@ -7,38 +7,38 @@ use lodge_core::record::{
     BinImageRecord, BinRecord, HostProgramRecord, ImageRecord, ImageRow, RuntimeRecord, ToolRecord,
     pinned_digest,
 };
+use lodge_image::agentfile::builtin;
 use lodge_image::registry::TransferWatch;
 use lodge_image::{Digest, Pins};
 use lodge_proto::ErrorBody;
 
 use super::ImageResolver;
 use crate::api::methods::internal;
-use crate::host_trees::{can_run, trees_of};
+use crate::host_trees::{HOST_PATH, can_run, trees_of};
 use crate::shell::Shell;
 
 const BIN_NOT_FOUND: &str = "bin.not_found";
 /// Where no `host:` program can live: a sandbox has its own.
 const NOT_PROGRAMS: [&str; 4] = ["/proc", "/sys", "/dev", "/run"];
-/// Where a bare program name is looked for. The daemon's own PATH may name places that sandboxes do not see.
-const HOST_PATH: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+/// What a model reads about the tool of SHELL.
+const SHELL_DESCRIPTION: &str = "Runs a command line with the ordinary utilities of a Unix system.";
+const SHELL_USAGE: &str = "`{\"args\": [\"-c\", \"ls -l | head -n 20\"]}` runs one command line, with pipes, redirections and `&&`. \
+    It starts in your workspace each time: use `cd dir && …` in the same command line. The exit code is that of the last command.";
 
 /// The tools of an agent. Of several that this host lacks all are reported, each with its line in the Agentfile.
 pub(super) fn find_tools(shell: &Shell, record: &ImageRecord) -> Result<Vec<ToolRecord>, ErrorBody> {
     let (mut found, mut lacking) = (Vec::new(), Vec::new());
     for bin in &record.bins {
-        match &bin.image {
-            // It has a place only once it was pulled.
-            Some(image) => found.push(image_tool(shell, bin, image)?),
-            None => match host_tool(shell, bin) {
-                Ok(tool) => found.push(tool),
-                Err(error) => lacking.push((bin, error)),
-            },
+        match find_tool(shell, bin) {
+            Ok(tool) => found.push(tool),
+            Err(error) if bin.image.is_some() => return Err(error),
+            Err(error) => lacking.push((bin, error)),
         }
     }
     let lines: Vec<String> = lacking
         .iter()
         .filter_map(|(bin, error)| {
-            let line = line_of(&record.agentfile, &bin.name)?;
+            let line = line_of(&record.agentfile, bin)?;
             Some(format!("Agentfile:{line}: {}", error.message))
         })
         .collect();
@@ -56,13 +56,56 @@ pub(super) fn find_tools(shell: &Shell, record: &ImageRecord) -> Result<Vec<Tool
 }
 
 /// The line of a tool, if its own Agentfile has it and no parent.
-fn line_of(agentfile: &[u8], name: &str) -> Option<usize> {
+fn line_of(agentfile: &[u8], bin: &BinRecord) -> Option<usize> {
     let text = std::str::from_utf8(agentfile).ok()?;
     let declares = |line: &str| {
         let mut words = line.split_whitespace();
-        words.next().is_some_and(|word| word.eq_ignore_ascii_case("BIN")) && words.next() == Some(name)
+        let Some(directive) = words.next() else { return false };
+        match bin.shell {
+            true => directive.eq_ignore_ascii_case("SHELL"),
+            false => directive.eq_ignore_ascii_case("BIN") && words.next() == Some(&bin.name),
+        }
     };
     text.lines().position(declares).map(|at| at + 1)
+}
+
+/// A tool of an agent. One of an image has a place only once it was pulled.
+fn find_tool(shell: &Shell, bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
+    let mut tool = match (&bin.image, &bin.builtin) {
+        (Some(image), _) => image_tool(shell, bin, image)?,
+        (None, Some(program)) => builtin_tool(bin, program)?,
+        (None, None) => host_tool(shell, bin)?,
+    };
+    if bin.shell {
+        // A shell is called in its own way, whatever program it is.
+        (tool.shell, tool.usage) = (true, Some(SHELL_USAGE.to_owned()));
+        if bin.description.is_empty() {
+            tool.description = SHELL_DESCRIPTION.to_owned();
+        }
+    }
+    Ok(tool)
+}
+
+/// A program that ships with the daemon. It is part of every daemon's runtime, so it has neither a path nor a digest of its own.
+fn builtin_tool(bin: &BinRecord, program: &str) -> Result<ToolRecord, ErrorBody> {
+    let Some(builtin) = builtin(program) else {
+        // The image was built by a later release.
+        return Err(ErrorBody::new(
+            BIN_NOT_FOUND,
+            format!("BIN {}: there is no program `builtin:{program}`", bin.name),
+        )
+        .hint("update lodged, or remove the BIN line"));
+    };
+    let described = Some(bin.description.as_str()).filter(|text| !text.is_empty());
+    Ok(ToolRecord {
+        name: bin.name.clone(),
+        source: format!("builtin:{program}"),
+        safe: bin.safe || builtin.safe,
+        description: described.unwrap_or(builtin.description).to_owned(),
+        usage: Some(bin.usage.clone().unwrap_or_else(|| builtin.usage.to_owned())),
+        builtin: Some(program.to_owned()),
+        ..ToolRecord::default()
+    })
 }
 
 /// What the Agentfile does not say of a tool its image may: now if it is here, else when it was pulled.
@@ -83,7 +126,7 @@ fn image_tool(shell: &Shell, bin: &BinRecord, image: &str) -> Result<ToolRecord,
         description: described.cloned().unwrap_or_default(),
         usage: bin.usage.clone().or(known.usage),
         image: Some(image.to_owned()),
-        host: None,
+        ..ToolRecord::default()
     })
 }
 
@@ -123,8 +166,8 @@ fn host_tool(shell: &Shell, bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
         safe: bin.safe,
         description,
         usage: bin.usage.clone(),
-        image: None,
         host: Some(host),
+        ..ToolRecord::default()
     })
 }
 

@@ -26,6 +26,9 @@ pub enum FormMistake {
     /// `key` is `None` for an instruction that a file has once at most.
     #[error("{} was already given on line {first_line}", named(*keyword, key.as_deref()))]
     Repeated { keyword: Keyword, key: Option<String>, first_line: u32 },
+    /// SHELL and `BIN sh` in one file.
+    #[error("the tool `sh` was already given by {first} on line {first_line}")]
+    SecondShell { first: Keyword, first_line: u32 },
     #[error("CONTEXT `{}` has no text", shown(name))]
     ContextWithoutText { name: String },
     #[error("CONTEXT `{}` has two texts", shown(name))]
@@ -44,6 +47,7 @@ codes! { FormMistake:
     FromMissing => "agentfile.from_missing",
     FromNotFirst => "agentfile.from_not_first",
     Repeated => "agentfile.repeated",
+    SecondShell => "agentfile.second_shell",
     ContextWithoutText => "agentfile.context_without_text",
     ContextWithTwoTexts => "agentfile.context_with_two_texts",
     Unsupported => "agentfile.unsupported",
@@ -64,6 +68,7 @@ impl FormMistake {
                 format!("`{}` as the first instruction", Keyword::From.usage())
             }
             FormMistake::Repeated { .. } => "it once".to_owned(),
+            FormMistake::SecondShell { .. } => "either SHELL or `BIN sh`".to_owned(),
             FormMistake::ContextWithoutText { .. } | FormMistake::ContextWithTwoTexts { .. } => {
                 "either a heredoc or a `file://path`".to_owned()
             }
@@ -97,6 +102,11 @@ impl FormMistake {
             FormMistake::FromNotFirst { .. } => "move FROM to the top of the file".to_owned(),
             FormMistake::Repeated { first_line, .. } => {
                 format!("remove this one or the one on line {first_line}")
+            }
+            FormMistake::SecondShell { first_line, .. } => {
+                format!(
+                    "SHELL comes with the utilities, `BIN sh` has none: remove this line or line {first_line}"
+                )
             }
             FormMistake::ContextWithoutText { name } => {
                 format!("write `CONTEXT {} <<EOF`, the text, and a line `EOF`", shown(name))

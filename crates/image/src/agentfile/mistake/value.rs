@@ -3,6 +3,7 @@
 //! Owns: their words. Never: the rules themselves (see `names` and `limit`).
 
 use super::codes;
+use crate::agentfile::builtin::BUILTINS;
 use crate::agentfile::capability::{CAPABILITIES, JOB_TOOLS};
 use crate::agentfile::error::shown;
 use crate::agentfile::keyword::nearest;
@@ -40,6 +41,10 @@ pub enum ValueMistake {
     ParentPath { found: String },
     #[error("`{}` is not a program of the host", shown(found))]
     HostProgram { found: String },
+    #[error("there is no program `builtin:{}`", shown(found))]
+    Builtin { found: String },
+    #[error("`{}` is not a shell that Lodge gives", shown(found))]
+    Shell { found: String },
     #[error("the path `{}` {fault}", shown(found))]
     Path { found: String, fault: PathFault },
     #[error("EXEC is not an array of strings")]
@@ -81,6 +86,8 @@ codes! { ValueMistake:
     ImageRef => "agentfile.bad_image_ref",
     ParentPath => "agentfile.bad_parent_path",
     HostProgram => "agentfile.bad_host_program",
+    Builtin => "agentfile.unknown_builtin",
+    Shell => "agentfile.bad_shell",
     Path => "agentfile.bad_path",
     Exec => "agentfile.bad_exec",
     UnknownLimit => "agentfile.unknown_limit",
@@ -152,6 +159,12 @@ impl ValueMistake {
             ValueMistake::ImageRef { .. } => "`[host[:port]/]name[:tag][@sha256:…]`".to_owned(),
             ValueMistake::ParentPath { .. } => "`./directory`, `../directory` or an image".to_owned(),
             ValueMistake::HostProgram { .. } => "`host:name` or `host:/absolute/path`".to_owned(),
+            ValueMistake::Builtin { .. } => {
+                let names: Vec<String> =
+                    BUILTINS.iter().map(|builtin| format!("`builtin:{}`", builtin.name)).collect();
+                format!("one of {}", names.join(", "))
+            }
+            ValueMistake::Shell { .. } => "`SHELL host` or `SHELL stock`".to_owned(),
             ValueMistake::Path { .. } => "a path below the Agentfile's directory".to_owned(),
             ValueMistake::Exec => "`EXEC [\"word\", \"word\"]`".to_owned(),
             ValueMistake::UnknownLimit { .. } => {
@@ -229,6 +242,17 @@ impl ValueMistake {
             ValueMistake::HostProgram { .. } => {
                 "name a program on the host's PATH, as in `host:git`".to_owned()
             }
+            ValueMistake::Builtin { found } => {
+                match nearest(found, BUILTINS.iter().map(|builtin| builtin.name)) {
+                    Some(name) => format!("did you mean `builtin:{name}`?"),
+                    None => "a program of this host is `host:program`; an image is `name:tag`".to_owned(),
+                }
+            }
+            ValueMistake::Shell { found } if names::path_name(found) => {
+                let found = shown(found);
+                format!("write `SHELL host` for the tool `sh`, or `BIN {found} host:{found}` for this program alone")
+            }
+            ValueMistake::Shell { .. } => "write `SHELL host` for the host's `sh` and its utilities".to_owned(),
             ValueMistake::Path { fault: PathFault::Url, .. } => {
                 "nothing is downloaded while building: fetch it first and name the file".to_owned()
             }
@@ -269,6 +293,8 @@ impl ValueMistake {
             | ValueMistake::Model { found }
             | ValueMistake::ImageRef { found }
             | ValueMistake::HostProgram { found }
+            | ValueMistake::Builtin { found }
+            | ValueMistake::Shell { found }
             | ValueMistake::Path { found, .. }
             | ValueMistake::UnknownLimit { found }
             | ValueMistake::LimitValue { found, .. }

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::without_position;
 use crate::agentfile::{
-    Add, Arg, Bin, BinSource, Config, ConfigValue, ContextSection, ContextSource, Env, Label, Limit, Located,
-    Mcp, McpSource, ModelName, On, Schedule, Service, ServiceNeed, read_limit, shown,
+    Add, Arg, BUILTIN_PREFIX, Bin, BinSource, Config, ConfigValue, ContextSection, ContextSource, Env, Label,
+    Limit, Located, Mcp, McpSource, ModelName, On, Schedule, Service, ServiceNeed, read_limit, shown,
 };
 use crate::oci::{BadImage, json};
 
@@ -55,6 +55,8 @@ pub(super) struct StoredBin {
     description: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     usage: Option<String>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    shell: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -189,12 +191,13 @@ impl StoredBin {
             safe: bin.safe,
             description: bin.description.clone(),
             usage: bin.usage.clone(),
+            shell: bin.shell,
         }
     }
 
     pub(super) fn into_bin(self) -> Bin {
-        let StoredBin { name, source: text, safe, description, usage } = self;
-        Bin { line: 0, name, source: source(text), safe, description, usage }
+        let StoredBin { name, source: text, safe, description, usage, shell } = self;
+        Bin { line: 0, name, source: tool_source(text), safe, description, usage, shell }
     }
 }
 
@@ -304,6 +307,14 @@ impl StoredOn {
 pub(super) fn pair(key: &str, value: &str, description: Option<&str>) -> StoredPair {
     let description = description.map(str::to_owned);
     StoredPair { key: key.to_owned(), value: value.to_owned(), description }
+}
+
+/// The source of a BIN, which may be a program of the daemon.
+fn tool_source(text: String) -> BinSource {
+    match text.strip_prefix(BUILTIN_PREFIX) {
+        Some(program) => BinSource::Builtin(program.to_owned()),
+        None => source(text),
+    }
 }
 
 pub(super) fn source(text: String) -> BinSource {

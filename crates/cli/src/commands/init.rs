@@ -1,0 +1,285 @@
+//! `init`: writes an Agentfile from a template, and prints what to run next.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::models::{self, DetectedProvider};
+use super::templates::{self, ChosenModel, RenderedTemplate, SCRIPT_FILE};
+use super::{CommandContext, can_ask, read_line};
+use crate::args::{InitArgs, TemplateArg};
+use crate::failure::{CommandFailure, io_words};
+use crate::render::quoted;
+use crate::words::{prompt_for, put};
+
+const AGENTFILE: &str = "Agentfile";
+const TEMPLATES: [(TemplateArg, &str, &str); 4] = [
+    (TemplateArg::Coder, "coder", "reads, changes and tests a project"),
+    (TemplateArg::Reviewer, "reviewer", "reviews changes and changes nothing"),
+    (TemplateArg::Ops, "ops", "looks into logs and services"),
+    (TemplateArg::Blank, "blank", "no tools"),
+];
+
+/// What was written, for scripts.
+#[derive(Serialize)]
+struct InitReport<'a> {
+    path: String,
+    template: &'static str,
+    name: &'a str,
+    model: &'a str,
+    files: Vec<String>,
+    providers: Vec<ReportedProvider>,
+    /// Commands, in order.
+    next: &'a [String],
+}
+
+/// An API key in the environment.
+#[derive(Serialize)]
+struct ReportedProvider {
+    name: &'static str,
+    variable: &'static str,
+    /// Whether the daemon has a provider of that name now.
+    stored: bool,
+}
+
+pub(super) async fn init(context: &CommandContext, args: InitArgs) -> Result<(), CommandFailure> {
+    // Before anything is asked or stored.
+    refuse_existing(&args, &[AGENTFILE])?;
+    let name = name_of(&args)?;
+    let template = match args.template {
+        Some(template) => template,
+        None if can_ask(&context.words) => ask_template().await?,
+        None => TemplateArg::Coder,
+    };
+    let word = word_of(template);
+    let detected = models::detect(|variable| std::env::var_os(variable));
+    let Providers { model, reported, commands } = providers(context, &args, &detected).await?;
+    let rendered = templates::render(template, &name, &model);
+    let files = write_files(&args, &rendered)?;
+    let next: Vec<String> = commands.into_iter().chain([run_command(template, &args.dir)]).collect();
+    if context.words.json {
+        let path = files.first().cloned().unwrap_or_default();
+        let model = model.name();
+        return context.words.json(&InitReport {
+            path,
+            template: word,
+            name: &name,
+            model,
+            files,
+            providers: reported,
+            next: &next,
+        });
+    }
+    if context.words.quiet {
+        return put(&files.iter().take(1).map(|file| format!("{file}\n")).collect::<String>());
+    }
+    for file in &files {
+        context.words.print_note(&format!("wrote {file}"));
+    }
+    context.words.print_note(&match &model {
+        ChosenModel::Real(model) => format!("`{name}` is a {word} with the model {model}; change the line MODEL for another"),
+        ChosenModel::Scripted => format!("`{name}` is a {word} with a scripted model, which cannot think: add a provider, then change the line MODEL"),
+    });
+    context.words.print_note("next:");
+    put(&next.iter().map(|command| format!("{command}\n")).collect::<String>())
+}
+
+fn word_of(template: TemplateArg) -> &'static str {
+    match template {
+        TemplateArg::Coder => "coder",
+        TemplateArg::Reviewer => "reviewer",
+        TemplateArg::Ops => "ops",
+        TemplateArg::Blank => "blank",
+    }
+}
+
+/// The agent's name: as given, or from the directory.
+fn name_of(args: &InitArgs) -> Result<String, CommandFailure> {
+    match &args.name {
+        Some(name) if templates::agent_name(name).as_deref() == Some(name) => Ok(name.clone()),
+        Some(name) => Err(CommandFailure::usage(format!("`{name}` cannot be the name of an agent"))
+            .hint("use lower-case letters, digits, `.`, `_` and `-`, with a letter or digit at both ends")),
+        None => {
+            let dir = std::path::absolute(&args.dir)
+                .ok()
+                .and_then(|dir| fs::canonicalize(&dir).or(Ok::<_, io::Error>(dir)).ok());
+            let name =
+                dir.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+            Ok(name.and_then(|name| templates::agent_name(&name)).unwrap_or_else(|| "agent".to_owned()))
+        }
+    }
+}
+
+async fn ask_template() -> Result<TemplateArg, CommandFailure> {
+    for (number, (_, word, what)) in TEMPLATES.iter().enumerate() {
+        prompt_for(&format!("  {}  {word:9} {what}\n", number + 1));
+    }
+    loop {
+        prompt_for("Which kind of agent? [1] ");
+        let Some(line) = read_line().await? else {
+            return Err(
+                CommandFailure::usage("no kind of agent was chosen").hint("name one with `--template`")
+            );
+        };
+        let answer = line.trim();
+        if answer.is_empty() {
+            return Ok(TemplateArg::Coder);
+        }
+        let chosen = TEMPLATES.iter().enumerate().find(|(number, (_, word, _))| {
+            answer.eq_ignore_ascii_case(word) || answer == (number + 1).to_string()
+        });
+        if let Some((_, (template, _, _))) = chosen {
+            return Ok(*template);
+        }
+        prompt_for(&format!("`{answer}` is none of these. "));
+    }
+}
+
+/// The model of the agent, and what became of the keys in the environment.
+struct Providers {
+    model: ChosenModel,
+    reported: Vec<ReportedProvider>,
+    /// Commands that store the keys that are not stored yet.
+    commands: Vec<String>,
+}
+
+async fn providers(
+    context: &CommandContext,
+    args: &InitArgs,
+    detected: &[DetectedProvider],
+) -> Result<Providers, CommandFailure> {
+    let mut found = Providers { model: ChosenModel::Scripted, reported: Vec::new(), commands: Vec::new() };
+    let mut daemon = match context.daemon().await {
+        Ok(daemon) => daemon,
+        Err(failure) if args.add_providers => return Err(failure),
+        // An Agentfile can be written without a daemon.
+        Err(_) => {
+            let model = detected.iter().find_map(DetectedProvider::model);
+            found.model = given(args).or(model).unwrap_or(ChosenModel::Scripted);
+            for provider in detected {
+                found.commands.push(provider.command());
+                found.reported.push(ReportedProvider {
+                    name: provider.name,
+                    variable: provider.variable,
+                    stored: false,
+                });
+            }
+            return Ok(found);
+        }
+    };
+    let mut configured = models::configured(&mut daemon).await?;
+    let mut later = None;
+    for provider in detected {
+        let is_known = |configured: &[lodge_proto::ProviderView]| {
+            configured.iter().any(|known| known.name == provider.name)
+        };
+        if !is_known(&configured) {
+            if args.add_providers || wants_stored(context, provider).await? {
+                provider.store(&mut daemon).await?;
+                context.words.print_note(&format!(
+                    "stored the key of {} as the provider `{}`",
+                    provider.variable, provider.name
+                ));
+                configured = models::configured(&mut daemon).await?;
+            } else {
+                found.commands.push(provider.command());
+                later = later.or(provider.model());
+            }
+        }
+        let stored = is_known(&configured);
+        found.reported.push(ReportedProvider { name: provider.name, variable: provider.variable, stored });
+    }
+    found.model = match given(args) {
+        Some(model) => model,
+        None => match models::choose(&mut daemon, &configured).await {
+            Ok(ChosenModel::Scripted) => later.unwrap_or(ChosenModel::Scripted),
+            Ok(real) => real,
+            Err(failure) => return Err(failure),
+        },
+    };
+    Ok(found)
+}
+
+fn given(args: &InitArgs) -> Option<ChosenModel> {
+    args.model.clone().map(ChosenModel::Real)
+}
+
+/// Whether a user at a terminal wants a key to be stored.
+async fn wants_stored(context: &CommandContext, provider: &DetectedProvider) -> Result<bool, CommandFailure> {
+    if !can_ask(&context.words) {
+        return Ok(false);
+    }
+    let DetectedProvider { name, variable, .. } = provider;
+    prompt_for(&format!(
+        "{variable} is set. Store it as the provider `{name}`? Only the daemon sees it. [Y/n] "
+    ));
+    let answer = read_line().await?.unwrap_or_else(|| "n".to_owned());
+    Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "" | "y" | "yes"))
+}
+
+/// The command that runs the agent.
+fn run_command(template: TemplateArg, dir: &Path) -> String {
+    let place = quoted(&dir.display().to_string());
+    match template {
+        TemplateArg::Coder => {
+            format!("lodge run {place} -v .:/workspace \"What is this project, and do its tests pass?\"")
+        }
+        TemplateArg::Reviewer => {
+            format!("lodge run {place} -v .:/workspace:ro \"Review what changed since the last commit\"")
+        }
+        TemplateArg::Ops => {
+            format!("lodge run {place} -v /var/log:/workspace/log:ro \"What went wrong in the last hour?\"")
+        }
+        TemplateArg::Blank => format!("lodge run {place} \"hello\""),
+    }
+}
+
+fn refuse_existing(args: &InitArgs, names: &[&str]) -> Result<(), CommandFailure> {
+    let existing = names.iter().map(|name| args.dir.join(name)).find(|path| path.symlink_metadata().is_ok());
+    match existing {
+        Some(path) if !args.force => Err(exists(&path)),
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn exists(path: &Path) -> CommandFailure {
+    CommandFailure::refused(format!("`{}` exists already", path.display()))
+        .hint("`--force` overwrites it; `lodge init DIR` writes to another directory")
+}
+
+/// Writes the files, each whole or not at all. The Agentfile is the first in the result.
+fn write_files(args: &InitArgs, rendered: &RenderedTemplate) -> Result<Vec<String>, CommandFailure> {
+    let script = rendered.script.as_deref().map(|script| (SCRIPT_FILE, script));
+    if script.is_some() {
+        refuse_existing(args, &[SCRIPT_FILE])?;
+    }
+    let dir = &args.dir;
+    fs::create_dir_all(dir).map_err(|cause| could_not_write(dir, &cause))?;
+    let mut written = Vec::new();
+    for (name, text) in [(AGENTFILE, rendered.agentfile.as_str())].into_iter().chain(script) {
+        let path = dir.join(name);
+        write_file(&path, text, args.force).map_err(|cause| match cause.kind() {
+            io::ErrorKind::AlreadyExists => exists(&path),
+            _ => could_not_write(&path, &cause),
+        })?;
+        written.push(path.display().to_string());
+    }
+    Ok(written)
+}
+
+fn could_not_write(path: &Path, cause: &io::Error) -> CommandFailure {
+    CommandFailure::refused(format!("could not write `{}`", path.display())).because(io_words(cause))
+}
+
+/// Creates a file that was not there, or replaces one.
+fn write_file(path: &Path, text: &str, force: bool) -> io::Result<()> {
+    if !force {
+        let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+        return file.write_all(text.as_bytes());
+    }
+    let new: PathBuf = path.with_extension("lodge-new");
+    fs::write(&new, text)?;
+    fs::rename(&new, path)
+}
