@@ -199,7 +199,7 @@ mod tests {
             let owner = BindOwner { uid: 1000, gid: Some(100) };
             let source = sys::open_path(place.as_os_str()).unwrap();
             let mut maps = OwnerMaps::new(70_000);
-            for (access, errno) in [(MountAccess::Writable, None), (MountAccess::ReadOnly, Some(libc::EROFS))]
+            for (access, errno) in [(MountAccess::ReadOnly, Some(libc::EROFS)), (MountAccess::Writable, None)]
             {
                 let tree = maps.clone_mapped(source.as_fd(), owner, access).unwrap();
                 let dir = sys::open_at(tree.as_fd(), c".", libc::O_RDONLY | libc::O_DIRECTORY, 0).unwrap();
