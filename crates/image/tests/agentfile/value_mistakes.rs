@@ -235,7 +235,7 @@ fn hints_show_the_corrected_word() {
         ("BIN bash /bin/bash", "a program of this host is `host:/bin/bash`; an image is `name:tag`"),
         ("BIN job_wait host:wait", "remove the line to use Lodge's own, or call this one `my-job-wait`"),
         ("CAPABILITY fly", "remove it, or use one of these"),
-        ("ENV my-key=1", "write `MY_KEY`"),
+        ("ENV my-key=1", "write `MY_KEY`: keys have capital letters, so that no two differ in case only"),
         ("LIMIT memroy 1g", "did you mean `memory`?"),
         ("LIMIT memory=1g", "write `LIMIT memory 1g`, without `=`"),
         ("ADD .env", "give it a name of its own: `ADD path name`"),
