@@ -11,9 +11,9 @@ use crate::failure::CommandFailure;
 
 /// The commands of `lodge --help`, by topic. Each command that is not hidden is in exactly one group.
 const GROUPS: &[(&str, &[&str])] = &[
-    ("First hour", &["run", "chat", "prompt", "ps", "logs"]),
-    ("Agents", &["agent", "inspect", "start", "stop", "restart", "update", "kill", "rm"]),
-    ("Conversations", &["session"]),
+    ("First hour", &["code", "init", "run", "chat", "prompt"]),
+    ("Agents", &["ps", "agent", "inspect", "logs", "start", "stop", "restart", "update", "kill", "rm"]),
+    ("Conversations", &["turn", "session"]),
     ("Background work", &["jobs", "lineage", "quarantine", "events"]),
     ("Images and tools", &["image", "bin"]),
     ("Models and access", &["provider", "token"]),
@@ -43,7 +43,10 @@ const KNOWN_ELSEWHERE: &[(&str, &str)] = &[
         "top",
         "`lodge ps` lists agents, `lodge jobs ls` lists jobs, and `lodge events -f` follows what happens",
     ),
-    ("attach", "`lodge chat AGENT` opens a conversation, `lodge logs -f AGENT` follows the agent's log"),
+    (
+        "attach",
+        "`lodge turn attach --agent AGENT` joins the running turn, `lodge chat AGENT` opens a conversation",
+    ),
     ("exec", "`lodge jobs run AGENT --wait -- PROGRAM ARGS…` runs a program of the agent"),
     ("sh", "`lodge jobs run AGENT --wait -- PROGRAM ARGS…` runs a program of the agent"),
     ("status", "`lodge info` shows the daemon, `lodge ps` its agents"),
