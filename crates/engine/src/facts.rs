@@ -140,6 +140,12 @@ impl Engine {
         }
     }
 
+    /// Turns that wait for their provider, apart from the one of each provider that may try it.
+    pub fn held_turns(&self) -> BTreeSet<TurnId> {
+        let held = self.turns.values().filter(|turn| self.is_held(turn));
+        held.map(|turn| turn.row.id.clone()).collect()
+    }
+
     /// Callers that wait for the end of an agent.
     pub fn waiting_callers(&self) -> usize {
         self.agents.values().map(|agent| agent.stopping.len()).sum()

@@ -63,7 +63,7 @@ fn find_sleeper(facts: &Facts) -> Option<&AgentId> {
     rests.find(|(id, _)| sleeps(id)).map(|(id, _)| id)
 }
 
-/// Slots are counted correctly. While an agent waits for a slot, none is free or occupied by an agent that only waits for jobs.
+/// Slots are counted correctly, and a turn that waits for its provider has none. While an agent waits for a slot, none is free or occupied by an agent that only waits for jobs.
 pub(crate) fn check_slots(engine: &Engine) -> Result<(), String> {
     let (facts, sizes) = (engine.facts(), engine.sizes());
     jobs_agree(&facts, &sizes)?;
@@ -71,7 +71,11 @@ pub(crate) fn check_slots(engine: &Engine) -> Result<(), String> {
     if working != sizes.working {
         return Err(format!("{working} agents work, and {} are counted", sizes.working));
     }
+    let held = engine.held_turns();
     for (id, turn) in &facts.turns {
+        if held.contains(id) && turn.row.state == TurnState::Running {
+            return Err(format!("{id} waits for its provider, and has a slot"));
+        }
         let (Some(agent), Some(session)) =
             (facts.agents.get(&turn.row.agent), facts.sessions.get(&turn.row.session))
         else {
@@ -79,6 +83,7 @@ pub(crate) fn check_slots(engine: &Engine) -> Result<(), String> {
         };
         let could = turn.row.state != TurnState::Running
             && session.live.first() == Some(id)
+            && !held.contains(id)
             && !facts.quarantine.values().any(|row| row.work.subject == id.as_str())
             && agent.row.state == AgentState::Ready
             && agent.row.next.is_none()

@@ -109,12 +109,12 @@ async fn the_command_line_says_once_what_a_prompt_waits_for_and_prints_the_answe
     let agent = world.agent(&mut api, "one").await;
     let mut command = world.lodge.cli_command(["prompt", "one", "-s", "s", "[[reply:at last]]"]);
     let prompt = std::thread::spawn(move || command.output().expect("the command runs"));
-    let turn = api
-        .until("turn/list", json!({"session": "s", "agent": agent}), |list| {
-            list["turns"].as_array().is_some_and(|turns| !turns.is_empty())
+    let waits = api
+        .until("event/list", json!({"agent": agent, "kind": "turn.waiting"}), |page| {
+            page["events"].as_array().is_some_and(|events| !events.is_empty())
         })
         .await;
-    parked(&mut api, id(&turn["turns"][0])).await;
+    assert_eq!(waits["events"][0]["data"]["session"], "s");
     world.put_providers(&providers(&world, &world.mock.base_url(), ""));
     let output = prompt.join().expect("the command ends");
     let err = String::from_utf8_lossy(&output.stderr);
