@@ -314,7 +314,8 @@ impl Keeper {
         match met {
             HandshakeResult::Waiting | HandshakeResult::Gone => {}
             HandshakeResult::Liar => {
-                self.log.write_line("turned away a peer without the secret");
+                // After a restart, the daemon first tries the secret of the next incarnation.
+                self.log.write_line("debug turned away a peer with another secret");
                 stranger.refuse(RefusalReason::BadProof);
             }
             HandshakeResult::Proven(_, hello) if hello.epoch < self.epoch => {

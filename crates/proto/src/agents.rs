@@ -76,6 +76,9 @@ params! {
         lines: Option<u32>,
         /// Only output after this byte offset (for following).
         after: Option<u64>,
+        /// Whether lines for debugging are included.
+        #[serde(default)]
+        debug: bool,
     }
 
     /// The settings to change. Absent ones stay.

@@ -1,9 +1,11 @@
-//! Everything the runtime says on stderr, one event per line: `level=… event=… field=…`.
+//! Everything the runtime says on stderr, one event per line: `MILLISECONDS runtime: [LEVEL ]EVENT field=…`. Without a level it is
+//! information.
 //!
 //! Owns: the list of events. Never: prompts, answers, tool arguments or values of configs.
 
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Longer values are cut, so that a line stays a line.
 const VALUE_CHARS_MAX: usize = 200;
@@ -28,8 +30,8 @@ pub(crate) enum RuntimeLogEvent<'a> {
 impl RuntimeLogEvent<'_> {
     /// Writes the line; a log that cannot be written is no reason to stop working.
     pub(crate) fn emit(&self) {
-        let mut line = self.line();
-        line.push('\n');
+        let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
+        let line = format!("{now_ms} runtime: {}\n", self.line());
         let _unwritable = io::stderr().write_all(line.as_bytes());
     }
 
@@ -73,7 +75,10 @@ impl RuntimeLogEvent<'_> {
 struct LogLine(String);
 
 fn event(level: &str, name: &str) -> LogLine {
-    LogLine(format!("level={level} event={name}"))
+    match level {
+        "info" => LogLine(name.to_owned()),
+        level => LogLine(format!("{level} {name}")),
+    }
 }
 
 impl LogLine {
@@ -92,10 +97,10 @@ mod tests {
     #[test]
     fn a_value_cannot_forge_a_line_or_a_field() {
         let line = RuntimeLogEvent::ConfigKept { key: "a\nlevel=error" }.line();
-        assert_eq!(line, r#"level=debug event=config.kept key="a\nlevel=error""#);
+        assert_eq!(line, r#"debug config.kept key="a\nlevel=error""#);
         assert_eq!(
             RuntimeLogEvent::TurnStarted { turn: "trn_1", step: 2 }.line(),
-            "level=debug event=turn.started turn=trn_1 step=2"
+            "debug turn.started turn=trn_1 step=2"
         );
     }
 }

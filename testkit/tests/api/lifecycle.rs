@@ -71,9 +71,9 @@ async fn an_agent_without_its_provider_is_created_tried_again_and_comes_up_by_it
     let tries: Vec<u64> = failures.iter().filter_map(|event| event["data"]["attempt"].as_u64()).collect();
     assert_eq!(tries, (1..=failures.len() as u64).collect::<Vec<_>>());
     assert!(failures.iter().all(|event| event["data"]["retry_at"].is_string()));
-    let lines = logged(&mut api, "later", "] failed: model: ", failures.len()).await;
+    let lines = logged(&mut api, "later", " daemon: failed: model: ", failures.len()).await;
     assert!(
-        lines[0].starts_with("[20") && lines[0].contains("Z] failed: model: there is no provider"),
+        lines[0].starts_with("20") && lines[0].contains("Z daemon: failed: model: there is no provider"),
         "{lines:?}"
     );
 }
@@ -160,7 +160,7 @@ async fn a_run_without_its_provider_says_what_to_do_and_the_agent_stays() {
     let shown = world.lodge.cli_ok(["inspect", "later"]);
     assert!(shown.contains("next try") && shown.contains("(failed once in a row)"), "{shown}");
     until("the line is there", || {
-        world.lodge.cli_ok(["logs", "later"]).contains("] failed: model: ").then_some(())
+        world.lodge.cli_ok(["logs", "later"]).contains(" daemon: failed: model: ").then_some(())
     });
 }
 
@@ -179,7 +179,7 @@ async fn a_runtime_that_says_nothing_is_a_readiness_timeout_and_waits_for_an_ope
     let failed = api.agent_is("mute", "failed").await;
     assert_eq!(failed["failure_reason"], "readiness_timeout");
     assert!(failed.get("retry_at").is_none() && failed.get("attempt").is_none(), "{failed}");
-    logged(&mut api, "mute", "] failed: readiness_timeout: ", 1).await;
+    logged(&mut api, "mute", " daemon: failed: readiness_timeout: ", 1).await;
     until("its sandbox is gone", || world.lodge.keepers().is_empty().then_some(()));
     // The stock runtime answers, and has as much time for that as a busy machine needs.
     fs::write(&settings, "").expect("a file");

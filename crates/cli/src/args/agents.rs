@@ -183,4 +183,7 @@ pub(crate) struct LogsArgs {
     /// Follow the log as it grows
     #[arg(short, long)]
     pub follow: bool,
+    /// Include lines for debugging
+    #[arg(long)]
+    pub debug: bool,
 }

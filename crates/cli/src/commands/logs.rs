@@ -15,7 +15,8 @@ const LOOK_PAUSE: Duration = Duration::from_millis(300);
 
 pub(super) async fn logs(context: &CommandContext, args: LogsArgs) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let params = AgentLogsParams { agent: args.agent.clone(), lines: args.lines, after: None };
+    let params =
+        AgentLogsParams { agent: args.agent.clone(), lines: args.lines, after: None, debug: args.debug };
     let mut part = daemon.call::<ReadAgentLogs>(params).await?;
     if !args.follow {
         return if context.words.json { context.words.json(&part) } else { put(&part.text) };
@@ -30,7 +31,12 @@ pub(super) async fn logs(context: &CommandContext, args: LogsArgs) -> Result<(),
         } else {
             sleep(LOOK_PAUSE).await;
         }
-        let params = AgentLogsParams { agent: args.agent.clone(), lines: None, after: Some(part.end) };
+        let params = AgentLogsParams {
+            agent: args.agent.clone(),
+            lines: None,
+            after: Some(part.end),
+            debug: args.debug,
+        };
         part = match daemon.call_without_start::<ReadAgentLogs>(params).await {
             Ok(part) => part,
             // The agent was removed meanwhile: its log is at its end.

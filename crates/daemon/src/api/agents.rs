@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use lodge_core::AgentId;
+use lodge_core::{AgentId, Timestamp};
 use lodge_image::registry::TransferWatch;
 use lodge_proto::*;
 use lodge_store::AgentSummary;
@@ -188,6 +188,20 @@ fn context_window(shell: &Shell, model: &str) -> Option<u64> {
     resolved.provider.context_window(&resolved.model)
 }
 
+/// The smallest number at the begin of a line that is a time: in 2001.
+const LOG_MS_MIN: i64 = 1_000_000_000_000;
+
+/// A line of a log as people read it. Lines of Lodge begin with milliseconds; those of other programs are shown as they are.
+fn log_line(line: &str, debug: bool) -> Option<String> {
+    let parsed = line.split_once(' ').and_then(|(ms, rest)| Some((ms.parse::<i64>().ok()?, rest)));
+    let Some((ms, rest)) = parsed.filter(|(ms, _)| *ms >= LOG_MS_MIN) else {
+        // The stock runtime of earlier releases wrote its level first.
+        return (debug || !line.starts_with("level=debug ")).then(|| line.to_owned());
+    };
+    let is_debug = rest.split_once(": ").is_some_and(|(_, what)| what.starts_with("debug "));
+    (debug || !is_debug).then(|| format!("{} {rest}", Timestamp::from_ms(ms)))
+}
+
 fn agent_logs(at: &ReadView<'_>, given: &AgentLogsParams) -> Result<AgentLogs, ErrorBody> {
     use std::io::{Read, Seek, SeekFrom};
     let id = find_agent(at, &given.agent)?;
@@ -204,14 +218,43 @@ fn agent_logs(at: &ReadView<'_>, given: &AgentLogsParams) -> Result<AgentLogs, E
         })?;
         end = from + read as u64;
     }
+    if given.after.is_some()
+        && let Some(whole) = bytes.iter().rposition(|byte| *byte == b'\n')
+    {
+        // The rest of a line comes with the next request.
+        end -= (bytes.len() - whole - 1) as u64;
+        bytes.truncate(whole + 1);
+    }
     let text = String::from_utf8_lossy(&bytes);
-    let text = match given.after {
-        Some(_) => text.into_owned(),
-        None => {
-            let lines: Vec<&str> = text.lines().collect();
-            let keep = given.lines.unwrap_or(LOG_LINES_DEFAULT) as usize;
-            lines[lines.len().saturating_sub(keep)..].iter().map(|line| format!("{line}\n")).collect()
-        }
-    };
+    let mut lines: Vec<String> = text.lines().filter_map(|line| log_line(line, given.debug)).collect();
+    if given.after.is_none() {
+        let keep = given.lines.unwrap_or(LOG_LINES_DEFAULT) as usize;
+        lines.drain(..lines.len().saturating_sub(keep));
+    }
+    let text = lines.iter().map(|line| format!("{line}\n")).collect();
     Ok(AgentLogs { path: path.display().to_string(), text, end })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::log_line;
+
+    #[test]
+    fn lines_of_a_log_have_readable_times_and_those_for_debugging_are_left_out() {
+        let cases = [
+            ("1795031284723 keeper: ends", Some("2026-11-18T19:48:04.723Z keeper: ends")),
+            ("1795031284723 runtime: debug turn.started turn=trn_1", None),
+            (
+                "1795031284723 runtime: turn.finished turn=trn_1",
+                Some("2026-11-18T19:48:04.723Z runtime: turn.finished turn=trn_1"),
+            ),
+            ("level=debug event=turn.started", None),
+            ("200 requests: debug is off", Some("200 requests: debug is off")),
+            ("Traceback (most recent call last):", Some("Traceback (most recent call last):")),
+        ];
+        for (line, expected) in cases {
+            assert_eq!(log_line(line, false).as_deref(), expected, "{line}");
+            assert!(log_line(line, true).is_some(), "{line}");
+        }
+    }
 }

@@ -277,8 +277,8 @@ impl Engine {
     /// Every failure is also a line in the agent's log.
     fn note_failure(&mut self, id: &AgentId, reason: FailReason, detail: &str) {
         let detail: String = detail.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        let now = self.step.now;
-        let line = format!("[{now}] failed: {}: {detail}", reason.word());
+        let now_ms = self.step.now.ms();
+        let line = format!("{now_ms} daemon: failed: {}: {detail}", reason.word());
         self.in_sandbox(id, SandboxEffect::NoteFailure { line });
     }
 

@@ -145,7 +145,7 @@ fn a_failure_is_one_line_of_the_log_in_the_promised_form() {
             }
         })
         .collect();
-    assert_eq!(lines, ["[1970-01-01T00:00:01.000Z] failed: init: it cannot be spawned"]);
+    assert_eq!(lines, ["1000 daemon: failed: init: it cannot be spawned"]);
 }
 
 #[test]
