@@ -69,9 +69,12 @@ impl Actors {
         self.profiles.lock().unwrap_or_else(PoisonError::into_inner).get(agent).cloned()
     }
 
-    /// Forgets the turn's call, which ended. The engine starts the next one only after it was reported.
-    fn call_ended(&self, turn: &TurnId) {
-        self.models.lock().unwrap_or_else(PoisonError::into_inner).remove(turn);
+    /// Forgets the turn's call, which ended. A cancelled call is forgotten already, and the turn may have another one.
+    fn call_ended(&self, turn: &TurnId, cancel: &CancellationToken) {
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        if !cancel.is_cancelled() {
+            models.remove(turn);
+        }
     }
 
     /// Whether no model is called, and nothing is pulled.

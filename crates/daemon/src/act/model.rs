@@ -47,7 +47,7 @@ pub(super) async fn call(context: Arc<ActContext>, order: ModelOrder, cancel: Ca
         () = cancel.cancelled() => return,
         seen = made => seen,
     };
-    context.actors.call_ended(&order.turn);
+    context.actors.call_ended(&order.turn, &cancel);
     crash::point(match order.purpose {
         Purpose::Step => "before_answer",
         Purpose::Summary { .. } => "before_summary",
