@@ -91,7 +91,7 @@ pub(super) async fn run(
 ) {
     let mut actor = Actor { context, sandbox, agent, up: None, dialing: None, pulse: None };
     loop {
-        if actor.is_at_rest() && actor.context.actors.release(&actor.sandbox, &actor.agent, &orders) {
+        if actor.is_at_rest() && actor.context.actors.release(&actor.sandbox, &orders) {
             return;
         }
         let due = actor.next_due();

@@ -112,6 +112,7 @@ impl Actor {
         self.remove_run_directory().await;
         let detail = match self.context.files.remove(&self.agent).await {
             Ok(()) => {
+                self.context.actors.forget_profile(&self.agent);
                 self.context
                     .report(Observation::Sandbox(SandboxObservation::Cleared { agent: self.agent.clone() }))
                     .await;

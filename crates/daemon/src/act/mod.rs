@@ -84,20 +84,20 @@ impl Actors {
         models.is_empty() && pulls.is_empty()
     }
 
-    /// Releases the memory of a sandbox whose task has nothing to do, unless an order waits. Then the task ends.
-    fn release(
-        &self,
-        sandbox: &SandboxId,
-        agent: &AgentId,
-        orders: &mpsc::Receiver<Box<SandboxOrder>>,
-    ) -> bool {
+    /// Releases the queue of a sandbox whose task has nothing to do, unless an order waits. Then the task ends.
+    fn release(&self, sandbox: &SandboxId, orders: &mpsc::Receiver<Box<SandboxOrder>>) -> bool {
         let mut sandboxes = self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
         if !orders.is_empty() {
             return false;
         }
         sandboxes.remove(sandbox);
-        self.profiles.lock().unwrap_or_else(PoisonError::into_inner).remove(agent);
         true
+    }
+
+    /// Forgets what the runtime of a removed agent registered. A model call of a living agent may need it while its sandbox is
+    /// replaced.
+    fn forget_profile(&self, agent: &AgentId) {
+        self.profiles.lock().unwrap_or_else(PoisonError::into_inner).remove(agent);
     }
 
     /// Cancels every call. A rebuilt engine knows none of them and orders again what it needs.

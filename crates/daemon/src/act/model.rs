@@ -218,11 +218,12 @@ async fn assemble_now(
 ) -> Result<Option<ModelRequest>, ModelFailure> {
     let Some(profile) = context.actors.profile(&order.agent).filter(|profile| is_registered(profile, order))
     else {
-        return Err(final_failure(
-            "turn.unknown_context",
-            "the runtime named a context it did not register",
-            None,
-        ));
+        // The runtime may have been replaced since, and a repeated call names the context of the new one.
+        let message = "the runtime named a context it did not register";
+        return Err(ModelFailure {
+            retry: CallRetry::Own,
+            ..final_failure("turn.unknown_context", message, None)
+        });
     };
     let turns = order.number.saturating_sub(order.from_turn);
     let is_short = order.bytes.is_some_and(|bytes| bytes <= SHORT_BYTES) && turns <= SHORT_TURNS;
