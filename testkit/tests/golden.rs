@@ -37,6 +37,9 @@ fn expected() -> Value {
     serde_json::from_str(golden().expected).expect("the fixture is JSON")
 }
 
+/// Fields that the previous release showed as constants. They are null until the use of the context is measured.
+const NOT_MEASURED: [&str; 2] = ["context_state", "context_used_pct"];
+
 /// Fields of a listing that depend on processes or on the time.
 const OF_THE_MOMENT: [&str; 14] = [
     "deaths",
@@ -78,6 +81,10 @@ fn check_kept(what: &str, before: &Value, now: &Value) {
     match (before, now) {
         (Value::Object(before), Value::Object(now)) => {
             for (key, value) in before.iter().filter(|(key, _)| !OF_THE_MOMENT.contains(&key.as_str())) {
+                if NOT_MEASURED.contains(&key.as_str()) {
+                    assert!(now.get(key).is_some_and(Value::is_null), "{what}.{key}");
+                    continue;
+                }
                 check_kept(&format!("{what}.{key}"), value, now.get(key).unwrap_or(&Value::Null));
             }
         }
