@@ -29,6 +29,8 @@ pub const LINE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// The JSON-RPC number of errors that have a dotted code of their own.
 pub const REFUSED: i32 = -32000;
+/// The code of a runtime that refuses `initialize` because values of CONFIG cannot be used. The agent is then failed with `config`.
+pub const CONFIG_UNUSABLE: &str = "config.unusable";
 
 const JSONRPC: &str = "2.0";
 

@@ -1,7 +1,7 @@
 //! The tunables of an agent, read from its `configs`.
 //!
-//! Owns: names, defaults and ranges of the keys the runtime understands. Never: a refusal; a bad value becomes
-//! the default and a line in the log.
+//! Owns: names, defaults and ranges of the keys the runtime understands. A value that cannot be used is refused; a key that is
+//! not known is kept for other programs.
 
 use std::collections::BTreeMap;
 
@@ -30,26 +30,37 @@ impl Default for RuntimeSettings {
     }
 }
 
+/// Keys whose values the runtime cannot use, each with what it takes.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct UnusableConfigs(Vec<String>);
+
+impl std::fmt::Display for UnusableConfigs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CONFIG values cannot be used: {}", self.0.join("; "))
+    }
+}
+
 /// How one key was used.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 enum KeyUse {
     Used,
     /// Not ours: other programs may know it.
     Kept,
-    Defaulted,
+    Unusable,
 }
 
 impl RuntimeSettings {
-    pub(crate) fn from_configs(configs: &BTreeMap<String, String>) -> Self {
+    pub(crate) fn from_configs(configs: &BTreeMap<String, String>) -> Result<Self, UnusableConfigs> {
         let mut settings = RuntimeSettings::default();
+        let mut unusable = Vec::new();
         for (key, value) in configs {
             match settings.take(key, value.trim()) {
                 KeyUse::Used => {}
                 KeyUse::Kept => RuntimeLogEvent::ConfigKept { key }.emit(),
-                KeyUse::Defaulted => RuntimeLogEvent::ConfigDefaulted { key }.emit(),
+                KeyUse::Unusable => unusable.push(format!("{key} is {}", expected(key))),
             }
         }
-        settings
+        if unusable.is_empty() { Ok(settings) } else { Err(UnusableConfigs(unusable)) }
     }
 
     fn take(&mut self, key: &str, value: &str) -> KeyUse {
@@ -77,7 +88,19 @@ fn set<T>(slot: &mut T, value: Option<T>) -> KeyUse {
             *slot = value;
             KeyUse::Used
         }
-        None => KeyUse::Defaulted,
+        None => KeyUse::Unusable,
+    }
+}
+
+/// The values that a key takes.
+fn expected(key: &str) -> &'static str {
+    match key {
+        "max-tokens" | "max-iterations" | "top-k" => "a whole number from 1",
+        "memory-strategy" => "`summarize`, `sliding` or `handoff`",
+        "memory-max-messages" | "memory-max-tokens" => "a whole number",
+        "tool-timeout" => "a time such as `90s` or `10m`",
+        "temperature" | "top-p" => "a number from 0",
+        _ => "a number",
     }
 }
 
@@ -139,25 +162,36 @@ mod tests {
     }
 
     #[test]
-    fn each_key_is_used_defaulted_or_kept() {
+    fn each_key_is_used_refused_or_kept() {
         let defaults = r#"{"max_tokens":4096}"#;
         check("max-tokens", "100", KeyUse::Used, r#"{"max_tokens":100}"#);
-        check("max-tokens", "0", KeyUse::Defaulted, defaults);
-        check("max-tokens", "lots", KeyUse::Defaulted, defaults);
+        check("max-tokens", "0", KeyUse::Unusable, defaults);
+        check("max-tokens", "lots", KeyUse::Unusable, defaults);
         check("temperature", "0.7", KeyUse::Used, r#"{"max_tokens":4096,"temperature":0.7}"#);
-        check("temperature", "-1", KeyUse::Defaulted, defaults);
-        check("temperature", "NaN", KeyUse::Defaulted, defaults);
+        check("temperature", "-1", KeyUse::Unusable, defaults);
+        check("temperature", "NaN", KeyUse::Unusable, defaults);
         check("top-p", "0.9", KeyUse::Used, r#"{"max_tokens":4096,"top_p":0.9}"#);
         check("top-k", "40", KeyUse::Used, r#"{"max_tokens":4096,"top_k":40}"#);
         check("presence-penalty", "-1.5", KeyUse::Used, r#"{"max_tokens":4096,"presence_penalty":-1.5}"#);
         check("frequency-penalty", "2", KeyUse::Used, r#"{"max_tokens":4096,"frequency_penalty":2.0}"#);
         check("memory-strategy", "sliding", KeyUse::Used, defaults);
-        check("memory-strategy", "forget", KeyUse::Defaulted, defaults);
-        check("memory-max-tokens", "x", KeyUse::Defaulted, defaults);
+        check("memory-strategy", "forget", KeyUse::Unusable, defaults);
+        check("memory-max-tokens", "x", KeyUse::Unusable, defaults);
         check("memory-max-tokens", "9000", KeyUse::Used, defaults);
         check("memory-strategy", "handoff", KeyUse::Used, defaults);
-        check("tool-timeout", "soon", KeyUse::Defaulted, defaults);
+        check("tool-timeout", "soon", KeyUse::Unusable, defaults);
         check("tool-timeout", "1h", KeyUse::Used, defaults);
         check("notes-max-count", "64", KeyUse::Kept, defaults);
+    }
+
+    #[test]
+    fn all_values_that_cannot_be_used_are_refused_with_what_their_keys_take() {
+        let given = [("max-tokens", "lots"), ("tool-timeout", ""), ("top-k", "3"), ("other", "x")];
+        let configs = given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let refused = RuntimeSettings::from_configs(&configs).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "CONFIG values cannot be used: max-tokens is a whole number from 1; tool-timeout is a time such as `90s` or `10m`"
+        );
     }
 }

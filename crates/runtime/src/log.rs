@@ -14,7 +14,6 @@ pub(crate) enum RuntimeLogEvent<'a> {
     Initialized { agent: &'a str, epoch: u64, context: &'a str, tools: usize, turns: usize, resent: usize },
     InitializeRefused { code: &'a str, cause: &'a dyn Display },
     ConfigKept { key: &'a str },
-    ConfigDefaulted { key: &'a str },
     ContextSkipped { file: &'a str },
     TurnStarted { turn: &'a str, step: u32 },
     TurnFinished { turn: &'a str },
@@ -50,7 +49,6 @@ impl RuntimeLogEvent<'_> {
                 event("error", "runtime.initialize_refused").with("code", code).with("cause", cause)
             }
             RuntimeLogEvent::ConfigKept { key } => event("debug", "config.kept").with("key", key),
-            RuntimeLogEvent::ConfigDefaulted { key } => event("warn", "config.defaulted").with("key", key),
             RuntimeLogEvent::ContextSkipped { file } => event("debug", "context.skipped").with("file", file),
             RuntimeLogEvent::TurnStarted { turn, step } => {
                 event("debug", "turn.started").with("turn", turn).with("step", step)

@@ -2,8 +2,9 @@
 //!
 //! Owns: the dotted codes, their numbers and their words. Never: how they become a line (see `lodge_runtime_messages`).
 
-use lodge_runtime_messages::{ErrorReply, LINE_BYTES_MAX, PROTOCOL, REFUSED};
+use lodge_runtime_messages::{CONFIG_UNUSABLE, ErrorReply, LINE_BYTES_MAX, PROTOCOL, REFUSED};
 
+use crate::config::UnusableConfigs;
 use crate::prompt::ContextError;
 
 #[derive(Debug)]
@@ -18,6 +19,7 @@ pub(crate) enum RuntimeRefusal {
     Protocol { asked: u64 },
     StaleEpoch { epoch: u64, known: u64 },
     Context(ContextError),
+    Configs(UnusableConfigs),
     ReplyTooLong,
 }
 
@@ -34,6 +36,7 @@ impl RuntimeRefusal {
             RuntimeRefusal::Protocol { .. } => "protocol.unsupported",
             RuntimeRefusal::StaleEpoch { .. } => "epoch.stale",
             RuntimeRefusal::Context(error) => error.code(),
+            RuntimeRefusal::Configs(_) => CONFIG_UNUSABLE,
             RuntimeRefusal::ReplyTooLong => "context.too_large",
         }
     }
@@ -54,6 +57,7 @@ impl RuntimeRefusal {
             | RuntimeRefusal::Protocol { .. }
             | RuntimeRefusal::StaleEpoch { .. }
             | RuntimeRefusal::Context(_)
+            | RuntimeRefusal::Configs(_)
             | RuntimeRefusal::ReplyTooLong => REFUSED,
         }
     }
@@ -74,6 +78,7 @@ impl std::fmt::Display for RuntimeRefusal {
             }
             RuntimeRefusal::StaleEpoch { epoch, known } => write!(f, "epoch {epoch} is older than {known}"),
             RuntimeRefusal::Context(error) => error.fmt(f),
+            RuntimeRefusal::Configs(unusable) => unusable.fmt(f),
             RuntimeRefusal::ReplyTooLong => {
                 f.write_str("context files and tools together do not fit one line")
             }

@@ -148,7 +148,7 @@ impl RuntimeServer {
         }
         let root = params.root.as_ref().unwrap_or(&self.root);
         let prompt = prompt::assemble(root, &params.context).map_err(RuntimeRefusal::Context)?;
-        let settings = RuntimeSettings::from_configs(&params.configs);
+        let settings = RuntimeSettings::from_configs(&params.configs).map_err(RuntimeRefusal::Configs)?;
         let programs: Vec<String> = params.tools.iter().map(|tool| tool.name.clone()).collect();
         let offers = params.tools.iter().map(|tool| tool::offer(tool, tool::parameters()));
         let running = self.turns.iter().flat_map(Turns::ids);

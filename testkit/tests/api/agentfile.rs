@@ -298,6 +298,24 @@ async fn places_that_hold_no_agentfile_are_refused_without_waiting_for_them() {
 }
 
 #[tokio::test]
+async fn a_setting_that_the_runtime_cannot_use_fails_the_agent_until_it_is_changed() {
+    let world = ApiWorld::new();
+    let mut api = world.checked().await;
+    let content = format!("{AGENTFILE}CONFIG max-tokens=lots\nCONFIG tool-timeout=90s\n");
+    api.ok("agent/create", json!({"content": content, "name": "odd"})).await;
+    let failed = api.agent_is("odd", "failed").await;
+    assert_eq!((&failed["failure_reason"], failed.get("retry_at")), (&json!("config"), None), "{failed}");
+    let detail = failed["failure_detail"].as_str().expect("a detail");
+    assert!(
+        detail.contains("max-tokens is a whole number from 1") && !detail.contains("tool-timeout"),
+        "{detail}"
+    );
+    api.ok("agent/update", json!({"agent": "odd", "configs": {"max-tokens": "100"}})).await;
+    api.ok("agent/start", json!({"agent": "odd"})).await;
+    api.agent_is("odd", "ready").await;
+}
+
+#[tokio::test]
 async fn a_setting_that_must_be_given_and_is_not_fails_the_agent_and_tells_the_fix() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;

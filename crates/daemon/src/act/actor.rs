@@ -32,7 +32,7 @@ use crate::crash;
 use crate::view::LiveSandbox;
 use lodge_engine::{
     AgentComponent, AgentObservation, Observation, SandboxEffect, SandboxObservation, SandboxPlan, StartMode,
-    TurnObservation,
+    StartRequirement, TurnObservation,
 };
 
 /// Time between SIGTERM and SIGKILL for the processes of a sandbox.
@@ -278,7 +278,9 @@ impl Actor {
                     .await;
             }
             // The runtime was ready before: the engine replaces it, and its tools keep running.
-            runtime::RuntimeLine::NotReady(detail) if up.plan.was_ready => {
+            runtime::RuntimeLine::NotReady(detail) | runtime::RuntimeLine::Unconfigured(detail)
+                if up.plan.was_ready =>
+            {
                 up.probe = None;
                 let agent = self.agent.clone();
                 tracing::warn!(event = "runtime.not_ready", %agent, detail);
@@ -290,6 +292,14 @@ impl Actor {
             runtime::RuntimeLine::NotReady(detail) => {
                 up.probe = None;
                 self.report_start_failure(run, detail).await;
+            }
+            runtime::RuntimeLine::Unconfigured(detail) => {
+                up.probe = None;
+                let detail = format!(
+                    "{detail} (`lodge agent update {} --config KEY=VALUE` changes one)",
+                    up.plan.name
+                );
+                self.report_lack(run, StartRequirement::Config, detail).await;
             }
             runtime::RuntimeLine::Request { id, ask } => {
                 let ask = self.admit_call(ask);

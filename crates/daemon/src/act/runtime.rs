@@ -7,10 +7,11 @@ use lodge_core::record::{CallRecord, FailureRecord, ImageRecord};
 use lodge_core::{JobId, TurnId};
 use lodge_model::{CallParams, ToolSpec};
 use lodge_runtime_messages::{
-    AgentIdentity, AnswerCall, CompactReply, CompactStrategy, ContextFile, ConversationEpoch, DaemonMethod,
-    EmptyReply, ErrorReply, ExecReply, ExecRunRequest, InitializeReply, InitializeRequest, JobSubmitRequest,
-    ModelStreamReply, OneJobRequest, PROTOCOL, PingRequest, REFUSED, RuntimeMessage, RuntimeRequest,
-    ToolDeclaration, TurnInterruptRequest, TurnRunRequest, write_daemon_request, write_error, write_result,
+    AgentIdentity, AnswerCall, CONFIG_UNUSABLE, CompactReply, CompactStrategy, ContextFile,
+    ConversationEpoch, DaemonMethod, EmptyReply, ErrorReply, ExecReply, ExecRunRequest, InitializeReply,
+    InitializeRequest, JobSubmitRequest, ModelStreamReply, OneJobRequest, PROTOCOL, PingRequest, REFUSED,
+    RuntimeMessage, RuntimeRequest, ToolDeclaration, TurnInterruptRequest, TurnRunRequest,
+    write_daemon_request, write_error, write_result,
 };
 use serde_json::Value;
 
@@ -56,6 +57,8 @@ impl Profile {
 pub(super) enum RuntimeLine {
     Ready(Box<Profile>, Vec<TurnId>),
     NotReady(String),
+    /// The values of its CONFIG cannot be used.
+    Unconfigured(String),
     Request {
         id: RuntimeCallId,
         ask: RuntimeCall,
@@ -193,7 +196,7 @@ pub(super) fn parse_line(bytes: &[u8], probe: Option<&str>) -> RuntimeLine {
         }
         return match (line.result, line.error) {
             (Some(result), _) => parse_ready(result),
-            (None, error) => RuntimeLine::NotReady(error.unwrap_or_default().to_string()),
+            (None, error) => parse_not_ready(&error.unwrap_or_default()),
         };
     };
     // Lines before the answer to the probe are for the previous daemon. The runtime repeats its requests after the probe.
@@ -203,6 +206,15 @@ pub(super) fn parse_line(bytes: &[u8], probe: Option<&str>) -> RuntimeLine {
     match parse_call(&method, line.params) {
         Ok(ask) => RuntimeLine::Request { id: RuntimeCallId(line.id), ask },
         Err(why) => RuntimeLine::BadRequest { id: RuntimeCallId(line.id), why },
+    }
+}
+
+/// An error in answer to `initialize`.
+fn parse_not_ready(error: &Value) -> RuntimeLine {
+    let message = error.get("message").and_then(Value::as_str);
+    match (error.pointer("/data/code").and_then(Value::as_str), message) {
+        (Some(CONFIG_UNUSABLE), Some(message)) => RuntimeLine::Unconfigured(message.to_owned()),
+        (_, _) => RuntimeLine::NotReady(error.to_string()),
     }
 }
 

@@ -38,7 +38,7 @@ impl Actor {
         }
     }
 
-    async fn report_lack(&self, run: u32, lack: StartRequirement, detail: String) {
+    pub(super) async fn report_lack(&self, run: u32, lack: StartRequirement, detail: String) {
         self.context
             .report(Observation::Agent(AgentObservation::Lacks {
                 agent: self.agent.clone(),
