@@ -73,7 +73,13 @@ fn output_that_is_forgotten_before_it_is_archived_is_found() {
 
 #[test]
 fn a_job_that_starts_before_its_start_is_recorded_is_found() {
-    finds(SimMutation::LostStart, &["that it starts is not on disk", "a restart would find something else"]);
+    // A job whose start is not on disk is not started, so it may also show as one that others overtake.
+    let laws = [
+        "that it starts is not on disk",
+        "a restart would find something else",
+        "another one of its agent was before it",
+    ];
+    finds(SimMutation::LostStart, &laws);
 }
 
 #[test]
