@@ -420,7 +420,7 @@ fn help_shows_commands_by_topic_and_explains_concepts() {
     assert!(!help.contains('\x1b') && !help.contains("complete-names"), "{help}");
     let first: Vec<&str> =
         help[places[0]..].lines().skip(1).take(5).filter_map(|line| line.split_whitespace().next()).collect();
-    assert_eq!(first, ["run", "chat", "prompt", "ps", "logs"]);
+    assert_eq!(first, ["code", "init", "run", "chat", "prompt"]);
     for (topic, word) in [
         ("agentfile", "FROM scratch"),
         ("models", "lodge provider add"),
