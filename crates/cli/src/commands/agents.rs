@@ -206,8 +206,9 @@ fn detail_text(detail: &AgentDetail, asked: Option<&LineageView>) -> String {
     rows.extend(detail.configs.iter().map(|(key, value)| ("config", format!("{key}={value}"))));
     rows.extend(detail.tools.iter().map(|tool| {
         let safe = if tool.safe { ", safe to repeat" } else { "" };
-        let (path, digest) = (tool.path.as_deref().unwrap_or("-"), tool.digest.as_deref().unwrap_or("-"));
-        ("tool", format!("{} from {}: {path}{safe}, {digest}", tool.name, tool.source))
+        let path = tool.path.as_ref().map(|path| format!(": {path}")).unwrap_or_default();
+        let digest = tool.digest.as_ref().map(|digest| format!(", {digest}")).unwrap_or_default();
+        ("tool", format!("{} from {}{path}{safe}{digest}", tool.name, tool.source))
     }));
     let shells = detail.tools.iter().filter_map(|tool| tool.opens.as_ref().map(|opens| (tool, opens)));
     rows.extend(shells.map(|(tool, opens)| ("shell", format!("{} runs {opens}", tool.name))));

@@ -172,7 +172,7 @@ async fn created(
         Some(model) => ChosenModel::Real(model.clone()),
         None => choose(daemon).await?,
     };
-    let rendered = templates::render(TemplateArg::Coder, IMAGE_NAME, &model);
+    let rendered = templates::render(TemplateArg::Coder, IMAGE_NAME, &model, "lodge code");
     let mut params = AgentCreateParams {
         labels: [(LABEL.to_owned(), dir.to_owned())].into(),
         mounts: vec![project(dir, args)],

@@ -56,7 +56,8 @@ pub(super) async fn init(context: &CommandContext, args: InitArgs) -> Result<(),
     let word = word_of(template);
     let detected = models::detect(|variable| std::env::var_os(variable));
     let Providers { model, reported, commands } = providers(context, &args, &detected).await?;
-    let rendered = templates::render(template, &name, &model);
+    let next = format!("lodge agent update {name} --model work/MODEL");
+    let rendered = templates::render(template, &name, &model, &next);
     let files = write_files(&args, &rendered)?;
     let next: Vec<String> = commands.into_iter().chain([run_command(template, &args.dir)]).collect();
     if context.words.json {

@@ -43,7 +43,8 @@ pub(super) struct RenderedTemplate {
     pub script: Option<String>,
 }
 
-pub(super) fn render(template: TemplateArg, name: &str, model: &ChosenModel) -> RenderedTemplate {
+/// `next` is the command after a provider was added.
+pub(super) fn render(template: TemplateArg, name: &str, model: &ChosenModel, next: &str) -> RenderedTemplate {
     let (agentfile, script) = match template {
         TemplateArg::Coder => (CODER, DEMO),
         TemplateArg::Reviewer => (REVIEWER, DEMO),
@@ -56,7 +57,7 @@ pub(super) fn render(template: TemplateArg, name: &str, model: &ChosenModel) -> 
             format!(
                 "\n# With a real model this line can go.\nADD {SCRIPT_FILE} \"what the scripted model says\"\n"
             ),
-            Some(script.replace("@NAME@", name)),
+            Some(script.replace("@NEXT@", next)),
         ),
     };
     let agentfile =
@@ -93,10 +94,10 @@ mod tests {
     #[test]
     fn a_filled_in_template_has_no_placeholders_and_adds_a_script_only_when_it_needs_one() {
         for template in [TemplateArg::Coder, TemplateArg::Reviewer, TemplateArg::Ops, TemplateArg::Blank] {
-            let scripted = render(template, "x", &ChosenModel::Scripted);
+            let scripted = render(template, "x", &ChosenModel::Scripted, "lodge code");
             assert!(scripted.agentfile.contains("MODEL script/lodge-demo\n"), "{}", scripted.agentfile);
             assert!(scripted.agentfile.contains("ADD lodge-demo.yaml"), "{}", scripted.agentfile);
-            let real = render(template, "x", &ChosenModel::Real("a/b".to_owned()));
+            let real = render(template, "x", &ChosenModel::Real("a/b".to_owned()), "lodge code");
             assert!(real.agentfile.contains("MODEL a/b\n") && !real.agentfile.contains("ADD "));
             assert_eq!((real.script, scripted.agentfile.contains('@')), (None, false));
             assert!(!scripted.script.expect("a script").contains('@'));
