@@ -209,7 +209,7 @@ pub(super) fn retry_hint(turn: &TurnView, session: &SessionView) -> Option<Strin
 }
 
 /// What a parked turn waits for, and when that is tried again.
-fn wait_note(wait: &TurnWaitView) -> String {
+pub(super) fn wait_note(wait: &TurnWaitView) -> String {
     let what = wait.provider.as_ref().unwrap_or(&wait.reason);
     let mut note = format!(" for `{}`: {}", render::one_line(what), render::one_line(&wait.message));
     if let Some(next_at) = &wait.next_at {

@@ -5,7 +5,7 @@ use lodge_proto::{SessionView, StepView, TurnView};
 use crate::render::{ago, length, moment_ms, now_ms, now_s, one_line, or_dash, table};
 use crate::words::Words;
 
-use super::sessions::retry_hint;
+use super::sessions::{retry_hint, wait_note};
 
 pub(super) fn text(turn: &TurnView, session: &SessionView, words: &Words) -> String {
     let mut text = format!("{}  {}\n", words.bold(&turn.id), status(turn));
@@ -44,9 +44,10 @@ pub(super) fn text(turn: &TurnView, session: &SessionView, words: &Words) -> Str
 }
 
 fn status(turn: &TurnView) -> String {
-    match &turn.waits_for {
-        Some(what) => format!("{}, waits for: {what}", turn.status),
-        None => turn.status.clone(),
+    match (&turn.waiting, &turn.waits_for) {
+        (Some(wait), _) => format!("{}{}", turn.status, wait_note(wait)),
+        (None, Some(what)) => format!("{}, waits for: {what}", turn.status),
+        (None, None) => turn.status.clone(),
     }
 }
 
