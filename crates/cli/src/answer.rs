@@ -161,7 +161,7 @@ async fn conclude(
 fn shut_down(failure: CommandFailure) -> CommandFailure {
     if failure.is(SHUTTING_DOWN) {
         let what = "the daemon was shut down; the turn continues when a daemon is running again";
-        return CommandFailure::new(CommandExit::NoDaemon, what).with_code(SHUTTING_DOWN);
+        return CommandFailure::new(CommandExit::NoDaemon, what).with_code(SHUTTING_DOWN.as_str());
     }
     failure
 }

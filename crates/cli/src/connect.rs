@@ -8,9 +8,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use lodge_proto::client::{Client, ClientError, Login, Target};
-use lodge_proto::post::post;
 use lodge_proto::proof::{token_id, without_localhost};
 use lodge_proto::state_dir::check_state_dir;
+use lodge_proto::{error_code, post::post};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -184,7 +184,7 @@ pub(crate) fn is_absent(error: &ClientError) -> bool {
             matches!(cause.kind(), NotFound | ConnectionRefused | ConnectionReset | ConnectionAborted)
         }
         // A daemon without capacity is present; one that is shutting down counts as absent.
-        ClientError::Handshake { status: Some(503), .. } => error.code() != Some("daemon.busy"),
+        ClientError::Handshake { status: Some(503), .. } => !error.is(error_code!("daemon.busy")),
         ClientError::Lost | ClientError::Handshake { status: None, .. } => true,
         ClientError::Handshake { .. }
         | ClientError::Unverified { .. }

@@ -6,9 +6,9 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use lodge_proto::ErrorBody;
 use lodge_proto::client::{ClientError, Target, Unverified};
 use lodge_proto::tls::TlsError;
+use lodge_proto::{ErrorBody, KnownCode, error_code};
 
 /// The exit codes that scripts rely on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,8 +119,8 @@ impl CommandFailure {
     }
 
     /// Whether the daemon refused with this code.
-    pub(crate) fn is(&self, code: &str) -> bool {
-        matches!(self, CommandFailure::Told(report) if report.code.as_deref() == Some(code))
+    pub(crate) fn is(&self, code: KnownCode) -> bool {
+        matches!(self, CommandFailure::Told(report) if report.code.as_deref() == Some(code.as_str()))
     }
 
     pub(crate) fn exit(&self) -> CommandExit {
@@ -159,7 +159,7 @@ impl From<ClientError> for CommandFailure {
                 let hint = "check the address given by `--daemon` or `LODGE_DAEMON`";
                 CommandFailure::new(CommandExit::NoDaemon, what).because(io_words(&cause)).hint(hint)
             }
-            ClientError::Handshake { target, body: Some(body), .. } if body.data.code == "auth.missing" => {
+            ClientError::Handshake { target, body: Some(body), .. } if body.data.code == error_code!("auth.missing").as_str() => {
                 no_token(&target)
             }
             ClientError::Handshake { body: Some(body), .. } => CommandFailure::from_body(*body),
@@ -271,7 +271,7 @@ mod tests {
         let body =
             ErrorBody::new("agent.not_found", "no agent `x`").because("one\ntwo").hint("run `lodge ps -a`");
         let failure = CommandFailure::from(ClientError::Refused(Box::new(body)));
-        assert!(failure.is("agent.not_found"));
+        assert!(failure.is(error_code!("agent.not_found")));
         let CommandFailure::Told(report) = failure else { panic!("not told") };
         assert_eq!(report.what, "no agent `x`");
         assert_eq!(report.because, ["one", "two"]);

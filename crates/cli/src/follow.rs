@@ -5,7 +5,10 @@
 use std::time::Duration;
 
 use lodge_proto::client::{Client, ClientError, DaemonProcess};
-use lodge_proto::{ApiMethod, AttachClient, AttachParams, AttachState, Delta, Event, Notification, Progress};
+use lodge_proto::{
+    ApiMethod, AttachClient, AttachParams, AttachState, Delta, Event, KnownCode, Notification, Progress,
+    error_code,
+};
 use tokio::time::{Instant, sleep};
 
 use crate::connect::DaemonAddress;
@@ -21,7 +24,7 @@ const REPLACED_MAX: Duration = Duration::from_secs(2);
 /// How long another program may take to restart the daemon before the CLI does.
 const RESTART_GRACE: Duration = Duration::from_millis(300);
 /// The code of a refusal or an end because of a shutdown.
-pub(crate) const SHUTTING_DOWN: &str = "daemon.shutting_down";
+pub(crate) const SHUTTING_DOWN: KnownCode = error_code!("daemon.shutting_down");
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
@@ -203,7 +206,8 @@ impl<'a> DaemonClient<'a> {
             sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
-        Err(CommandFailure::new(CommandExit::NoDaemon, "the daemon was shut down").with_code(SHUTTING_DOWN))
+        Err(CommandFailure::new(CommandExit::NoDaemon, "the daemon was shut down")
+            .with_code(SHUTTING_DOWN.as_str()))
     }
 
     async fn reconnect(&mut self) -> Result<(), CommandFailure> {
@@ -258,7 +262,7 @@ impl<'a> DaemonClient<'a> {
 
 /// Whether the refusal is over in a moment.
 fn is_passing(failure: &CommandFailure) -> bool {
-    failure.is(SHUTTING_DOWN) || failure.is("daemon.busy")
+    failure.is(SHUTTING_DOWN) || failure.is(error_code!("daemon.busy"))
 }
 
 fn did_not_return(failure: CommandFailure) -> CommandFailure {

@@ -16,6 +16,7 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::{Error as WsError, Message as Frame, http::HeaderValue};
 use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 
+use crate::codes::KnownCode;
 use crate::dial::{DaemonConnection, dial};
 pub use crate::dial::{Login, Unverified};
 pub use crate::process::DaemonProcess;
@@ -79,6 +80,11 @@ pub enum ClientError {
 
 impl ClientError {
     /// The daemon's own code, when it gave one, or that of a daemon that was not verified.
+    /// Whether the daemon, or the client for it, refused with this code.
+    pub fn is(&self, code: KnownCode) -> bool {
+        self.code() == Some(code.as_str())
+    }
+
     pub fn code(&self) -> Option<&str> {
         match self {
             ClientError::Refused(body) => Some(&body.data.code),

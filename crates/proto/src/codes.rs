@@ -31,6 +31,49 @@ const fn startup_code(code: &'static str, meaning: &'static str) -> CodeDoc {
     CodeDoc { code, scope: CodeScope::Startup, meaning }
 }
 
+/// A code that a client acts on. [`error_code`] makes one, so that a misspelt code does not compile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KnownCode(&'static str);
+
+impl KnownCode {
+    /// The code of the table that is spelled like this.
+    ///
+    /// # Panics
+    /// If the table has no such code. In a constant, that is an error of the compiler.
+    pub const fn new(code: &'static str) -> KnownCode {
+        let mut at = 0;
+        while at < CODES.len() {
+            if is_same(CODES[at].code, code) {
+                return KnownCode(CODES[at].code);
+            }
+            at += 1;
+        }
+        panic!("there is no such error code")
+    }
+
+    pub const fn as_str(self) -> &'static str {
+        self.0
+    }
+}
+
+/// As `==`, which constants cannot use yet.
+const fn is_same(one: &str, other: &str) -> bool {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    let mut at = 0;
+    while at < one.len() && at < other.len() && one[at] == other[at] {
+        at += 1;
+    }
+    at == one.len() && at == other.len()
+}
+
+/// A code of the table, checked by the compiler.
+#[macro_export]
+macro_rules! error_code {
+    ($code:literal) => {
+        const { $crate::KnownCode::new($code) }
+    };
+}
+
 /// All codes. A code is never renamed and never reused for another meaning.
 pub const CODES: &[CodeDoc] = &[
     code("request.malformed", 400, "the body is not JSON"),

@@ -40,7 +40,7 @@ pub mod visible;
 pub use agents::*;
 pub use attach::*;
 pub use bins::*;
-pub use codes::{CODES, CodeDoc, CodeScope, call_codes, http_status};
+pub use codes::{CODES, CodeDoc, CodeScope, KnownCode, call_codes, http_status};
 pub use daemon::*;
 pub use events::{Delta, Event, Gap, Output};
 pub use images::*;

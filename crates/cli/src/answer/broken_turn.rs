@@ -1,8 +1,8 @@
 //! A turn that does not end normally: the state of the turn and its agent, and the error that is printed.
 
 use lodge_proto::{
-    AgentRef, AgentView, Event, EventBody, GetAgent, GetLineage, GetTurn, LineageRef, LineageView,
-    QuarantineView, TurnRef, TurnView,
+    AgentRef, AgentView, Event, EventBody, GetAgent, GetLineage, GetTurn, KnownCode, LineageRef, LineageView,
+    QuarantineView, TurnRef, TurnView, error_code,
 };
 
 use super::{PromptedAgent, shut_down};
@@ -13,7 +13,7 @@ use crate::render;
 /// The end of an agent that takes no more turns.
 const REMOVED: &str = "was removed";
 /// The code of an end because of work in quarantine, which an operator has to decide about.
-const QUARANTINED: &str = "work.quarantined";
+const QUARANTINED: KnownCode = error_code!("work.quarantined");
 
 /// The end of an agent, and its causes.
 #[derive(Debug, PartialEq, Eq)]
@@ -105,7 +105,7 @@ pub(super) async fn agent_stands_still(
 pub(super) async fn find_agent_end(daemon: &mut DaemonClient<'_>, agent: &PromptedAgent) -> Option<AgentEnd> {
     let (agent, lineage) = match agent_now(daemon, agent).await {
         Ok(now) => now,
-        Err(failure) if failure.is("agent.not_found") => return Some(AgentEnd::plain(REMOVED)),
+        Err(failure) if failure.is(error_code!("agent.not_found")) => return Some(AgentEnd::plain(REMOVED)),
         Err(_) => return None,
     };
     match (agent.status.as_str(), lineage.ended_reason.as_deref(), lineage.status.as_str()) {
@@ -135,7 +135,7 @@ pub(super) async fn find_quarantine(
 ) -> Result<Option<QuarantineView>, CommandFailure> {
     match daemon.call_without_start::<GetTurn>(TurnRef { turn: turn.id.clone() }).await {
         Ok(now) => Ok(now.quarantine),
-        Err(failure) if failure.is("turn.not_found") => Ok(None),
+        Err(failure) if failure.is(error_code!("turn.not_found")) => Ok(None),
         Err(failure) => Err(shut_down(failure)),
     }
 }
@@ -152,7 +152,7 @@ pub(super) fn quarantined(work: &QuarantineView, agent: &PromptedAgent, turn: &T
     };
     let failure = failure
         .because(format!("its {kind} killed the daemon {}", render::in_a_row(work.deaths)))
-        .with_code(QUARANTINED);
+        .with_code(QUARANTINED.as_str());
     if !agent.stays {
         return failure;
     }
@@ -216,12 +216,12 @@ pub(super) fn with_next_step(
         return failure;
     }
     let retry = format!("run `lodge turn retry {id}` to continue it");
-    if failure.is("turn.schema_mismatch") {
+    if failure.is(error_code!("turn.schema_mismatch")) {
         return failure
             .hint(format!("`lodge session show {session}` has the answers; a simpler schema may help"))
             .and_hint(&retry);
     }
-    if failure.is("turn.max_iterations") {
+    if failure.is(error_code!("turn.max_iterations")) {
         let raise = format!("`lodge update {} --config max-iterations=N` raises the limit", agent.name);
         return failure.hint(raise).and_hint(&format!("then {retry}"));
     }

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 
 use lodge_proto::{
     AgentRef, AgentView, GetAgent, GetSession, GetTurn, InterruptTurn, ListMessages, SessionMessagesParams,
-    SessionRef, TurnInterruptParams, TurnRef, TurnView,
+    SessionRef, TurnInterruptParams, TurnRef, TurnView, error_code,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -143,7 +143,7 @@ impl Chat<'_> {
         let given = SessionRef { session: session.to_owned() };
         let view = match daemon.call::<GetSession>(given).await {
             Ok(detail) => detail.session,
-            Err(failure) if failure.is("session.not_found") => {
+            Err(failure) if failure.is(error_code!("session.not_found")) => {
                 words.print_dimmed_note(&format!("session {session} starts with your first line"));
                 return Ok(());
             }

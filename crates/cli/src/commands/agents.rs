@@ -3,7 +3,7 @@
 use lodge_proto::{
     AgentDetail, AgentListParams, AgentRef, AgentRemoveParams, AgentView, GetAgent, GetLineage, KillAgent,
     LimitView, LineageRef, LineageView, ListAgents, Mount, PAGE_MAX, QuarantineView, RemoveAgent, StartAgent,
-    UsageView,
+    UsageView, error_code,
 };
 
 use super::jobs_stop::{AgentStopKind, StopWithJobs};
@@ -435,7 +435,7 @@ pub(super) async fn settle(
                 Ok(FollowedItem::Event(event)) => event,
                 Ok(FollowedItem::Preview(_)) => continue,
                 // A restarted daemon that completed the removal no longer knows the agent.
-                Err(failure) if goal == AgentGoal::Removed && failure.is("agent.not_found") => {
+                Err(failure) if goal == AgentGoal::Removed && failure.is(error_code!("agent.not_found")) => {
                     break "removed".to_owned();
                 }
                 Err(failure) => return Err(failure),

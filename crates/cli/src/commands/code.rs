@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use lodge_proto::{
     AgentCreateParams, AgentListParams, AgentRef, AgentStopParams, AgentUpdateParams, AgentView, CreateAgent,
-    ListAgents, ListSessions, Mount, RestartAgent, SessionListParams, StartAgent, UpdateAgent,
+    ListAgents, ListSessions, Mount, RestartAgent, SessionListParams, StartAgent, UpdateAgent, error_code,
 };
 
 use super::agents::{AgentGoal, settle};
@@ -218,7 +218,7 @@ async fn create_with_free_name(
         let params =
             AgentCreateParams { name: Some(name), request_id: Some(request_id()?), ..params.clone() };
         match daemon.call::<CreateAgent>(params).await {
-            Err(failure) if failure.is("agent.name_taken") => {}
+            Err(failure) if failure.is(error_code!("agent.name_taken")) => {}
             ended => return ended,
         }
     }

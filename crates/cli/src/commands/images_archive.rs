@@ -4,9 +4,9 @@ use std::io::{IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use lodge_proto::ImagesImported;
 use lodge_proto::client::{ClientError, Login, Target};
 use lodge_proto::transfer::{self, TransferError};
+use lodge_proto::{ImagesImported, KnownCode, error_code};
 use serde::Serialize;
 use tokio::io::AsyncRead;
 
@@ -19,7 +19,7 @@ use crate::screen;
 use crate::words::{Words, prompt_for, put};
 
 /// The daemon's refusal of names without consent.
-const NAME_CLAIMED: &str = "image.name_claimed";
+const NAME_CLAIMED: KnownCode = error_code!("image.name_claimed");
 
 /// What an import may do with names.
 #[derive(Debug, Clone, Copy)]
@@ -201,7 +201,8 @@ pub(super) async fn import(context: &CommandContext, args: ImageImportArgs) -> R
     } else {
         match send_file(context, &path, allowed).await {
             Err(CommandFailure::Told(report))
-                if report.code.as_deref() == Some(NAME_CLAIMED) && super::can_ask(&context.words) =>
+                if report.code.as_deref() == Some(NAME_CLAIMED.as_str())
+                    && super::can_ask(&context.words) =>
             {
                 confirm_names(&context.words, &report).await?;
                 send_file(context, &path, ImportConsent { claims: true, ..allowed }).await?

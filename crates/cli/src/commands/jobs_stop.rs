@@ -1,6 +1,8 @@
 //! `stop` and `restart` of an agent with jobs: cancels them, waits for them, or refuses.
 
-use lodge_proto::{AgentStopParams, AgentView, AttachState, JobListParams, JobView, RestartAgent, StopAgent};
+use lodge_proto::{
+    AgentStopParams, AgentView, AttachState, JobListParams, JobView, RestartAgent, StopAgent, error_code,
+};
 
 use super::{CommandContext, jobs, request_id};
 use crate::args::JobsFate;
@@ -69,7 +71,7 @@ impl<'a> StopWithJobs<'a> {
         };
         match fate {
             JobsFate::Refuse => self.call(daemon, "refuse").await.map_err(|failure| {
-                if failure.is("agent.jobs_running") { failure.hint(WAYS_OUT) } else { failure }
+                if failure.is(error_code!("agent.jobs_running")) { failure.hint(WAYS_OUT) } else { failure }
             }),
             JobsFate::Cancel => {
                 let view = self.call(daemon, "cancel").await?;
@@ -80,7 +82,7 @@ impl<'a> StopWithJobs<'a> {
                 self.wait(daemon).await?;
                 // Another may have been started meanwhile.
                 match self.call(daemon, "refuse").await {
-                    Err(failure) if failure.is("agent.jobs_running") => {}
+                    Err(failure) if failure.is(error_code!("agent.jobs_running")) => {}
                     ended => return ended,
                 }
                 self.load_jobs(daemon).await?;

@@ -7,6 +7,7 @@ use lodge_proto::{
     GetLineage, LineageDetail, LineageListParams, LineageMessagesParams, LineageRef, LineageResolveParams,
     LineageSnapshot, LineageSnapshotParams, LineageView, ListLineageMessages, ListLineages, PAGE_MAX,
     ResolveLineage, SNAPSHOT_VERSION, SessionBoundary, Snapshot, SnapshotLineage, TokenUsage, TurnView,
+    error_code,
 };
 
 use super::document::SessionDocument;
@@ -112,7 +113,7 @@ async fn list_visible(
     status: &str,
 ) -> Result<Vec<LineageView>, CommandFailure> {
     match all(daemon, None, Some(status.to_owned())).await {
-        Err(failure) if failure.is("auth.forbidden") => Ok(Vec::new()),
+        Err(failure) if failure.is(error_code!("auth.forbidden")) => Ok(Vec::new()),
         lineages => lineages,
     }
 }

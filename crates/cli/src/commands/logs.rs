@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lodge_proto::{AgentLogsParams, ReadAgentLogs};
+use lodge_proto::{AgentLogsParams, ReadAgentLogs, error_code};
 use tokio::time::sleep;
 
 use super::CommandContext;
@@ -40,7 +40,7 @@ pub(super) async fn logs(context: &CommandContext, args: LogsArgs) -> Result<(),
         part = match daemon.call_without_start::<ReadAgentLogs>(params).await {
             Ok(part) => part,
             // The agent was removed meanwhile: its log is at its end.
-            Err(failure) if failure.is("agent.not_found") => return Ok(()),
+            Err(failure) if failure.is(error_code!("agent.not_found")) => return Ok(()),
             Err(failure) => return Err(failure),
         };
     }

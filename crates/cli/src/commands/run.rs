@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 
-use lodge_proto::{AgentCreateParams, AgentRef, AgentView, CreateAgent, GetAgent, Mount};
+use lodge_proto::{AgentCreateParams, AgentRef, AgentView, CreateAgent, GetAgent, Mount, error_code};
 
 use super::agents::{AgentGoal, settle};
 use super::prompt::{PromptText, ask, print_detached_turn, send};
@@ -36,7 +36,7 @@ pub(super) async fn run(context: &CommandContext, args: RunArgs) -> Result<(), C
         None => failure,
     });
     let agent: AgentView = created.map_err(|failure| match &args.name {
-        Some(name) if failure.is("agent.name_taken") => {
+        Some(name) if failure.is(error_code!("agent.name_taken")) => {
             failure.and_hint(&name_taken_hint(name, &args.source))
         }
         Some(_) | None => failure,

@@ -3,7 +3,7 @@
 use lodge_proto::{
     ActivateBranch, DeleteSession, ForkSession, GetSession, RegenerateTurn, RewindSession,
     SessionActivateParams, SessionDeleteParams, SessionForkParams, SessionRef, SessionRegenerateParams,
-    SessionRewindParams, SessionView,
+    SessionRewindParams, SessionView, error_code,
 };
 
 use super::prompt::{print_detached_turn, show_turn};
@@ -85,7 +85,11 @@ pub(crate) async fn generated_id(
         return Ok(given);
     }
     match whole_id(daemon, given.clone()).await {
-        Err(failure) if failure.is("session.not_found") || failure.is("session.bad_id") => Ok(given),
+        Err(failure)
+            if failure.is(error_code!("session.not_found")) || failure.is(error_code!("session.bad_id")) =>
+        {
+            Ok(given)
+        }
         found => found,
     }
 }

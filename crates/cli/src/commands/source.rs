@@ -1,5 +1,6 @@
 //! The source of an agent or an image: a path, stdin, or an image.
 
+use lodge_proto::error_code;
 use std::path::Path;
 
 use super::CommandContext;
@@ -40,13 +41,16 @@ pub(super) fn source_not_found(text: &str, failure: CommandFailure) -> CommandFa
     const WHAT_ELSE: &str = "give a directory with an Agentfile, an Agentfile, `-` to read one from stdin, or an image: one of `lodge image ls`, or `registry.example/name:tag`";
     // An address is no directory, and the daemon says what is wrong with it.
     let is_address = text.contains("://");
-    if (failure.is("image.not_found") || failure.is("image.bad_ref")) && !is_address {
+    if (failure.is(error_code!("image.not_found")) || failure.is(error_code!("image.bad_ref"))) && !is_address
+    {
         let what = format!("there is no directory or Agentfile `{text}`, and no image of that name");
         return CommandFailure::refused(what).hint(WHAT_ELSE).with_code("image.not_found");
     }
     // A text with a port or a tag is not a directory.
     let could_be_place = !text.contains(':');
-    if could_be_place && (failure.is("registry.unreachable") || failure.is("registry.not_found")) {
+    if could_be_place
+        && (failure.is(error_code!("registry.unreachable")) || failure.is(error_code!("registry.not_found")))
+    {
         let host = text.split('/').next().unwrap_or_default();
         return failure.and_hint(&format!(
             "there is no directory or Agentfile `{text}` here, so it was looked up in the registry `{host}`"

@@ -2,7 +2,7 @@
 
 use lodge_proto::{
     BinPullParams, BinPushParams, ImagePullParams, ImagePushParams, ImagePushed, ImageRef, ImageView,
-    InspectImage, PullBin, PullImage, PushBin, PushImage,
+    InspectImage, PullBin, PullImage, PushBin, PushImage, error_code,
 };
 
 use super::bins::warn_other_platform;
@@ -128,13 +128,13 @@ pub(super) async fn pull_if_missing(
     match daemon.call::<InspectImage>(params).await {
         Ok(detail) if detail.image.complete => return Ok(()),
         Ok(_) => {}
-        Err(failure) if failure.is("image.not_found") => {}
+        Err(failure) if failure.is(error_code!("image.not_found")) => {}
         // A token may be good for agents, and not for looking at images.
-        Err(failure) if failure.is("auth.forbidden") => return Ok(()),
+        Err(failure) if failure.is(error_code!("auth.forbidden")) => return Ok(()),
         Err(failure) => return Err(failure),
     }
     match pull_image(context, daemon, reference, Vec::new()).await {
-        Err(failure) if failure.is("auth.forbidden") => Ok(()),
+        Err(failure) if failure.is(error_code!("auth.forbidden")) => Ok(()),
         Err(failure) => Err(failure),
         Ok(_) => Ok(()),
     }

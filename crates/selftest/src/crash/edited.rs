@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use lodge_proto::client::{Client, ClientError};
-use lodge_proto::{GetSession, GetTurn, MessageView, SessionRef, TurnRef};
+use lodge_proto::{GetSession, GetTurn, MessageView, SessionRef, TurnRef, error_code};
 
 use super::check::all_messages;
 use super::listings::all_turns;
@@ -165,7 +165,7 @@ impl CrashWorld {
     pub async fn expect_deleted(&mut self, session: &str) -> Result<(), Trouble> {
         let mut client = self.lodge.try_client().await.map_err(refused("take a connection"))?;
         match client.call::<GetSession>(&SessionRef { session: session.to_owned() }).await {
-            Err(error) if error.code() == Some("session.not_found") => {}
+            Err(error) if error.is(error_code!("session.not_found")) => {}
             other => self.report.add(BrokenPromise::Wrong, format!("deleted session {session} is {other:?}")),
         }
         Ok(())

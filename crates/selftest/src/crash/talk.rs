@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use lodge_proto::client::{Client, ClientError};
-use lodge_proto::{Event, EventBody, GetTurn, SendTurn, TurnRef, TurnSendParams, TurnView};
+use lodge_proto::{Event, EventBody, GetTurn, SendTurn, TurnRef, TurnSendParams, TurnView, error_code};
 use serde_json::Value;
 
 use super::plan::{TurnPlan, TurnShape};
@@ -204,7 +204,7 @@ pub async fn answer_of(mut asking: JoinSet<Result<Value, ClientError>>) -> Resul
 pub fn is_absence(error: &ClientError) -> bool {
     match error {
         ClientError::Lost | ClientError::NoDaemon { .. } | ClientError::Handshake { .. } => true,
-        ClientError::Refused(_) => error.code() == Some("daemon.shutting_down"),
+        ClientError::Refused(_) => error.is(error_code!("daemon.shutting_down")),
         ClientError::Unverified { .. } | ClientError::Garbled { .. } => false,
     }
 }
