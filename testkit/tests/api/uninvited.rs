@@ -205,7 +205,7 @@ async fn a_line_longer_than_any_call_is_refused_and_the_conversation_goes_on() {
     drop(stdin);
     let (code, stdout, stderr) = told.await.expect("lodge");
     assert_eq!((code, stdout.trim()), (1, "still here"), "{stderr}");
-    assert!(stderr.contains("the call is over") && !stderr.contains("reconnecting"), "{stderr}");
+    assert!(stderr.contains("1048576 is the most") && !stderr.contains("reconnecting"), "{stderr}");
 }
 
 #[tokio::test]
