@@ -30,7 +30,7 @@ const OUTSIDE: &[(&str, &[&str])] = &[
     ("engine", &["serde_json", "sha2", "thiserror"]),
     ("link", &["libc"]),
     ("keeper", &["libc", "rustix"]),
-    ("runtime", &["libc", "serde", "serde_json"]),
+    ("runtime", &["libc", "regex-lite", "serde", "serde_json"]),
     ("runtime-messages", &["serde", "serde_json"]),
 ];
 
