@@ -72,7 +72,7 @@ pub(super) fn mapped_owner(
     let bind = BindOwner { uid: owner.uid, gid: owner.gid };
     match Handle::current().block_on(executor.try_owner(path, bind)) {
         OwnerTrial::Works => Ok(Some(owner)),
-        // Whoever may come in needs no owner's rights.
+        // A directory that is open to all users needs no rights of its owner.
         OwnerTrial::Unsupported if rights == RootRights::Kept && found.is_open(mount.read_only) => Ok(None),
         OwnerTrial::Unsupported => {
             Err(refuse(OwnerRefusal::Unsupported { uid: owner.uid, file_system: file_system(path) }))
