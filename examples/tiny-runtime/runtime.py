@@ -56,14 +56,13 @@ def cut(number, epoch):
 
 def setting(configs, key, default, form=str.isdecimal):
     if key in configs and not form(configs[key]):
-        print(f"level=warn event=config.defaulted key={key}", file=sys.stderr, flush=True)
-        return default
+        raise Refusal(-32000, "config.unusable", f"the value of `{key}` cannot be used")
     return type(default)(configs.get(key, default))
 
 def sampling(configs):
-    """Passed on when they are set and numbers, and not at all otherwise."""
-    given = {key: configs[key] for key in SAMPLING if re.fullmatch(r"-?\d+(\.\d+)?", configs.get(key, ""))}
-    return {key.replace("-", "_"): json.loads(text) for key, text in given.items()}
+    """Passed on when they are set, and not at all otherwise."""
+    number = re.compile(r"-?\d+(\.\d+)?").fullmatch
+    return {key.replace("-", "_"): json.loads(setting(configs, key, "", number)) for key in SAMPLING if key in configs}
 
 def milliseconds(text):
     found = re.fullmatch(r"(\d+)\s*(ms|s|m|h|)", text)

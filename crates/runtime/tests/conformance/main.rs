@@ -11,6 +11,7 @@ mod support;
 use std::os::unix::process::ExitStatusExt;
 
 use jobs::*;
+use lodge_runtime_messages::CONFIG_UNUSABLE;
 use memory::*;
 use rounds::*;
 use serde_json::{Value, json};
@@ -30,7 +31,8 @@ macro_rules! conformance {
 conformance! {
     initialize_answers_with_prompt_tools_and_params
     missing_and_blank_context_files_are_skipped_and_an_unreadable_one_is_named
-    unknown_and_unparsable_configs_do_not_stop_it
+    unknown_configs_do_not_stop_it
+    a_config_that_cannot_be_used_is_refused_by_its_key
     a_turn_before_initialize_is_refused
     a_fresh_turn_without_tools_is_one_model_call
     tools_of_one_answer_are_asked_at_once_and_in_order
@@ -110,16 +112,30 @@ fn missing_and_blank_context_files_are_skipped_and_an_unreadable_one_is_named(co
     assert!(reply["error"]["message"].as_str().unwrap().contains("DIR.md"), "{reply}");
 }
 
-fn unknown_and_unparsable_configs_do_not_stop_it(command: &CommandLine) {
+fn unknown_configs_do_not_stop_it(command: &CommandLine) {
     let mut daemon = FakeDaemon::start(command);
-    let configs = json!({"colour": "green", "max-tokens": "many", "memory-max-messages": "6"});
-    let params = daemon.params(1, configs);
+    let params = daemon.params(1, json!({"colour": "green", "memory-max-messages": "6"}));
     let reply = daemon.request("initialize", params);
     assert_eq!(reply["params"]["max_tokens"], 4096);
     assert_eq!(reply["window"]["max_messages"], 6);
     let (_, log) = daemon.close();
-    assert!(log.contains("max-tokens"), "the log names the key whose value was not used: {log}");
-    assert!(!log.contains("many") && !log.contains("green"), "values do not belong in the log: {log}");
+    assert!(!log.contains("green"), "values do not belong in the log: {log}");
+}
+
+/// The daemon ends the agent with the reason `config` and shows the message, so it has no value: one may be a secret.
+fn a_config_that_cannot_be_used_is_refused_by_its_key(command: &CommandLine) {
+    for key in ["max-tokens", "memory-max-messages", "memory-strategy", "tool-timeout", "temperature"] {
+        let mut daemon = FakeDaemon::start(command);
+        let params = daemon.params(1, json!({key: "many", "colour": "green"}));
+        let reply = daemon.reply("initialize", params);
+        assert_eq!(reply["error"]["data"]["code"], CONFIG_UNUSABLE, "{key}: {reply}");
+        let message = reply["error"]["message"].as_str().unwrap();
+        assert!(message.contains(key) && !message.contains("many"), "{message}");
+        let params = daemon.params(1, json!({"memory-strategy": "sliding"}));
+        daemon.request("initialize", params);
+        let (_, log) = daemon.close();
+        assert!(!log.contains("many") && !log.contains("green"), "values do not belong in the log: {log}");
+    }
 }
 
 fn a_turn_before_initialize_is_refused(command: &CommandLine) {
