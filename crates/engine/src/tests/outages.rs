@@ -1,5 +1,6 @@
 //! Outages of providers: who waits, who tries, and for how long.
 
+use lodge_core::epoch::Strategy;
 use lodge_core::park::{ParkReason, ProviderWait};
 
 use super::*;
@@ -227,6 +228,34 @@ fn the_first_failure_after_the_time_for_retries_ends_the_turn_and_names_the_next
     assert!(failure.hint.unwrap().contains(&format!("`lodge turn retry {turn}`")));
     assert_eq!(timer(&batch), None);
     assert!(world.engine.outages.is_empty());
+}
+
+#[test]
+fn a_turn_whose_summary_used_up_the_time_goes_on_without_it_and_its_own_call_is_the_last() {
+    let mut world = EngineWorld::new();
+    let agent = world.agent();
+    let first = world.turn_with_call(&agent, "s");
+    world.answer(&first, 1, 1, "yes", &[]);
+    let turn = world.turn_with_call(&agent, "s");
+    let (wake, _) = timer(&world.is_down(0, &turn, 1)).unwrap();
+    let until = RETRY_FOR_MS as i64;
+    world.provider_is_due(until, wake);
+    let ask = RuntimeCall::Compact { turn: turn.clone(), from_turn: 2, strategy: Strategy::Summarize };
+    let id = RuntimeCallId(json!("e"));
+    let batch = world.at(until, Observation::Turn(TurnObservation::Asked { agent: agent.clone(), id, ask }));
+    assert_eq!(call(&batch).map(|order| order.step), Some(0));
+    let record = FailureRecord { code: "model.status".into(), message: "503".into(), hint: None };
+    let retry = CallRetry::Provider { after_ms: None, retry_for_ms: RETRY_FOR_MS };
+    let failure = ModelFailure { record, retry };
+    let failed = TurnObservation::ModelFailed { turn: turn.clone(), step: 0, attempt: 1, failure };
+    world.at(until, Observation::Turn(failed));
+    let wait = world.wait(&turn).expect("the first failure is still known");
+    assert_eq!((wait.first_ms, wait.is_held()), (NOW.ms(), false), "the turn runs, so it does not wait");
+    assert!(world.engine.outages.is_empty());
+
+    assert!(call(&world.ask_model(&agent, &turn, 1)).is_some(), "its own call is made");
+    world.fails(until, &turn, 2, retry);
+    assert!(!world.engine.turns.contains_key(&turn), "the turn failed");
 }
 
 #[test]

@@ -155,6 +155,7 @@ impl Engine {
             AfterFailure::GiveUp(record) => {
                 let ended = self.end_summary(id, attempt, StepState::Failed);
                 let Some(Compaction { waiter, from_turn, .. }) = ended else { return };
+                self.stop_waiting(id);
                 // The summary of older turns is still valid.
                 let begun = EpochStart { strategy: Strategy::Sliding, from_turn, why: Some(record) };
                 self.begin_epoch(id, waiter, begun, Summary::Kept);

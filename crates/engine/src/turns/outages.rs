@@ -326,6 +326,12 @@ impl Engine {
         self.set_wait(id, None);
     }
 
+    /// The turn goes on without the answer it waited for. Its next call is not the first that fails.
+    pub(crate) fn stop_waiting(&mut self, id: &TurnId) {
+        let wait = self.turns.get(id).and_then(wait_of).cloned();
+        self.set_wait(id, wait.map(|wait| ProviderWait { next_ms: None, ..wait }));
+    }
+
     /// These turns no longer wait for a provider, but for a slot.
     fn release_waits(&mut self, turns: Vec<TurnId>) {
         let mut sessions: Vec<SessionId> = Vec::new();
