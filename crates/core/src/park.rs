@@ -66,7 +66,7 @@ impl ProviderWait {
         self.next_ms.map(Timestamp::from_ms)
     }
 
-    /// The first failure after this time ends the turn.
+    /// The turn ends at this time, or with the answer to a call that it is making then.
     pub fn until(&self) -> Timestamp {
         self.first_at().plus_ms(i64::try_from(self.retry_for_ms).unwrap_or(i64::MAX))
     }

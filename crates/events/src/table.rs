@@ -65,7 +65,7 @@ events! {
         /// What went wrong.
         #[prost(string, optional, tag = "20")]
         detail: Option<String>,
-        /// When it is tried again.
+        /// When the provider is tried again. If this is after `until`, the turn ends without another attempt.
         #[prost(int64, optional, tag = "30")]
         #[serde(default, rename = "retry_at", with = "crate::time::shown")]
         #[schemars(with = "Option<String>")]
@@ -429,7 +429,7 @@ events! {
         #[serde(default, rename = "next_at", with = "crate::time::shown")]
         #[schemars(with = "Option<String>")]
         next_at_ms: Option<i64>,
-        /// The first failure after this time ends the turn.
+        /// The turn ends at this time, or with the answer to a call that it is making then.
         #[prost(int64, optional, tag = "51")]
         #[serde(default, rename = "until", with = "crate::time::shown")]
         #[schemars(with = "Option<String>")]

@@ -23,6 +23,14 @@ fn timer(batch: &Batch) -> Option<(u64, u64)> {
     })
 }
 
+/// The failure that a batch ends a turn with.
+fn failure_in(batch: &Batch) -> Option<FailureRecord> {
+    batch.writes.iter().find_map(|write| match write {
+        Write::Turn(TurnWrite::State { failure: Some(failure), .. }) => Some(failure.clone()),
+        _ => None,
+    })
+}
+
 /// The turns that a batch hands to runtimes.
 fn handed(batch: &Batch) -> Vec<TurnId> {
     let runs = acts(batch).into_iter().filter_map(|effect| match effect {
@@ -212,22 +220,92 @@ fn the_first_failure_after_the_time_for_retries_ends_the_turn_and_names_the_next
     let agent = world.agent();
     let turn = world.turn_with_call(&agent, "s");
     let until = RETRY_FOR_MS as i64;
-    let retry = CallRetry::Provider { after_ms: Some(3_600_000), retry_for_ms: RETRY_FOR_MS };
-    let batch = world.fails(0, &turn, 1, retry);
-    let (wake, delay_ms) = timer(&batch).unwrap();
-    assert_eq!(delay_ms, RETRY_FOR_MS, "the last attempt is not later");
-    world.provider_is_due(until, wake);
+    let retry = CallRetry::Provider { after_ms: Some(RETRY_FOR_MS), retry_for_ms: RETRY_FOR_MS };
+    let (wake, delay_ms) = timer(&world.fails(0, &turn, 1, retry)).unwrap();
+    assert_eq!(delay_ms, RETRY_FOR_MS);
+    assert_eq!(handed(&world.provider_is_due(until, wake)), std::slice::from_ref(&turn), "one more attempt");
     world.ask_model(&agent, &turn, 1);
     let batch = world.fails(until, &turn, 2, retry);
-    let failure = batch.writes.iter().find_map(|write| match write {
-        Write::Turn(TurnWrite::State { failure: Some(failure), .. }) => Some(failure.clone()),
-        _ => None,
-    });
-    let failure = failure.expect("the turn failed");
+    let failure = failure_in(&batch).expect("the turn failed");
     assert_eq!((failure.code.as_str(), failure.message.as_str()), ("model.status", "503 (tried for 10 min)"));
     assert!(failure.hint.unwrap().contains(&format!("`lodge turn retry {turn}`")));
     assert_eq!(timer(&batch), None);
     assert!(world.engine.outages.is_empty());
+}
+
+#[test]
+fn a_turn_ends_at_its_time_if_the_provider_asks_for_a_longer_pause_and_the_pause_stays() {
+    let mut world = EngineWorld::new();
+    let agent = world.agent();
+    let turn = world.turn_with_call(&agent, "s");
+    let until = RETRY_FOR_MS as i64;
+    let retry = CallRetry::Provider { after_ms: Some(3_600_000), retry_for_ms: RETRY_FOR_MS };
+    let (wake, delay_ms) = timer(&world.fails(0, &turn, 1, retry)).unwrap();
+    assert_eq!(delay_ms, RETRY_FOR_MS, "the turn's time is over first");
+    assert_eq!(world.wait(&turn).unwrap().next_ms, Some(NOW.ms() + 3_600_000), "as the provider asked");
+    let other = world.turn_with_call(&agent, "t");
+    assert!(timer(&world.fails(until - 1_000, &other, 1, retry)).is_some());
+
+    let batch = world.provider_is_due(until, wake);
+    assert_eq!(failure_in(&batch), None, "an old timer: the second failure set a later one");
+    let batch = world.provider_is_due(until, world.engine.asks);
+    let failure = failure_in(&batch).expect("the turn failed");
+    assert_eq!(failure.message, "503 (tried for 10 min)");
+    assert_eq!((handed(&batch), call(&batch)), (Vec::new(), None), "without a call");
+    let next_ms = Some(NOW.ms() + until - 1_000 + 3_600_000);
+    assert_eq!(world.wait(&other).unwrap().next_ms, next_ms, "the other one waits as long as before");
+    assert_eq!(timer(&batch).map(|(_, delay_ms)| delay_ms), Some(RETRY_FOR_MS - 1_000));
+}
+
+#[test]
+fn turns_whose_time_ends_do_not_shorten_the_pauses_of_a_provider() {
+    let mut world = EngineWorld::new();
+    let agent = world.agent();
+    let until = RETRY_FOR_MS as i64;
+    let early = world.turn_with_call(&agent, "s");
+    world.is_down(0, &early, 1);
+    let late = world.turn_with_call(&agent, "t");
+    let batch = world.is_down(until - 2_000, &late, 1);
+    let (wake, delay_ms) = timer(&batch).unwrap();
+    assert_eq!(delay_ms, 2_000, "one turn's time ends");
+    let batch = world.provider_is_due(until, wake);
+    assert!(failure_in(&batch).is_some() && !world.engine.turns.contains_key(&early));
+    assert!(handed(&batch).is_empty(), "and no attempt is made before its time");
+    let (wake, delay_ms) = timer(&batch).unwrap();
+    assert_eq!(delay_ms, 3_000);
+    assert_eq!(handed(&world.provider_is_due(until + 3_000, wake)), [late]);
+}
+
+#[test]
+fn a_call_that_always_fails_after_its_first_text_is_repeated_with_growing_pauses() {
+    let mut world = EngineWorld::new();
+    let agent = world.agent();
+    let turn = world.turn_with_call(&agent, "s");
+    let retry = CallRetry::Provider { after_ms: None, retry_for_ms: RETRY_FOR_MS };
+    let (mut ms, mut attempt) = (0, 1);
+    for failures in 1..=6 {
+        let text = TurnObservation::ModelText {
+            turn: turn.clone(),
+            step: 1,
+            attempt,
+            offset: 0,
+            text: "a".into(),
+        };
+        world.at(ms, Observation::Turn(text));
+        assert!(world.engine.outages.is_empty(), "its answer has begun");
+        let batch = world.fails(ms, &turn, attempt, retry);
+        assert_eq!(world.wait(&turn).map(|wait| wait.failures), Some(failures));
+        if let Some(order) = call(&batch) {
+            (attempt, ms) = (order.attempt, ms + i64::try_from(order.delay_ms).unwrap());
+            continue;
+        }
+        let (wake, delay_ms) = timer(&batch).expect("it is tried again");
+        assert!(delay_ms >= 250 << (failures - 1), "{failures}: {delay_ms}");
+        ms += i64::try_from(delay_ms).unwrap();
+        world.provider_is_due(ms, wake);
+        let again = world.ask_model(&agent, &turn, 1);
+        attempt = call(&again).expect("it is called again").attempt;
+    }
 }
 
 #[test]

@@ -29,10 +29,24 @@ pub(crate) struct Outage {
     next_at: Timestamp,
     /// The pause before the next attempt is over.
     is_due: bool,
-    /// The number of its newest timer. Earlier ones are ignored.
-    wake: u64,
+    timer: Option<OutageTimer>,
     /// The turn that makes the next attempt, or is making it.
     probe: Option<TurnId>,
+}
+
+/// The newest timer of an outage. Earlier ones are ignored.
+#[derive(Debug, Clone, Copy)]
+struct OutageTimer {
+    wake: u64,
+    at: Timestamp,
+    purpose: TimerPurpose,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TimerPurpose {
+    Attempt,
+    /// A turn's time ends before the next attempt.
+    EndOfTurn,
 }
 
 /// What a failed call does to its turn.
@@ -105,11 +119,14 @@ impl Engine {
         let provider = self.provider_of(turn).to_owned();
         // The clock may have been set back since.
         let first_ms = wait_of(turn).map_or(now, |wait| wait.first_ms.min(now));
-        let counts = self.outages.get(&provider).is_none_or(|outage| outage.probe.as_ref() == Some(id));
-        let failures = match self.outages.get(&provider) {
+        let known = self.outages.get(&provider);
+        let counts = known.is_none_or(|outage| outage.probe.as_ref() == Some(id));
+        let failures = match known {
             Some(outage) => outage.failures + u32::from(counts),
-            None => 1,
+            // A call that fails after its first text ended the outage, and is not the first that fails.
+            None => wait_of(turn).filter(|wait| wait.failed_ms.is_some()).map_or(1, |wait| wait.failures + 1),
         };
+        let runs = turn.is_running();
         let mut wait = ProviderWait {
             provider,
             first_ms,
@@ -122,86 +139,83 @@ impl Engine {
         let is_over = wait.until().ms() <= now;
         if counts {
             let pause_ms = retry::call_pause(failures, after_ms, spread(id, failures));
-            let next_ms = self.update_waits(id, &wait, pause_ms);
-            wait.next_ms = Some(next_ms);
-            let runs = self.turns.get(id).is_some_and(Turn::is_running);
-            if !is_over && runs && failures <= KEEPS_SLOT_FAILURES && pause_ms < KEEPS_SLOT_MS {
+            let next_at = self.step.now.plus_ms(i64::try_from(pause_ms).unwrap_or(i64::MAX));
+            self.update_waits(id, &wait, next_at);
+            let is_short = failures <= KEEPS_SLOT_FAILURES && pause_ms < KEEPS_SLOT_MS;
+            if runs && is_short && next_at <= wait.until() {
                 if let Some(outage) = self.outages.get_mut(&wait.provider) {
                     (outage.probe, outage.is_due) = (Some(id.clone()), true);
                 }
+                wait.next_ms = Some(next_at.ms());
                 self.set_wait(id, Some(wait));
-                return AfterFailure::Repeat { delay_ms: u64::try_from(next_ms - now).unwrap_or(0) };
-            }
-            if !is_over || self.waiting_for(&wait.provider).iter().any(|other| other != id) {
-                self.start_outage_timer(&wait.provider);
+                return AfterFailure::Repeat { delay_ms: pause_ms };
             }
         }
         // If it does not count, another turn tries for all of them.
-        match is_over {
-            true => AfterFailure::GiveUp(given_up(id, &wait, now)),
-            false => self.wait_with(id, wait),
+        if is_over {
+            return AfterFailure::GiveUp(given_up(id, &wait, now));
         }
+        self.wait_with(id, wait);
+        AfterFailure::Wait
     }
 
-    /// After an attempt for all turns of a provider failed: sets the time of the next one, and ends turns whose time is up.
-    /// Returns that time.
-    fn update_waits(&mut self, probe: &TurnId, newest: &ProviderWait, pause_ms: u64) -> i64 {
-        let now = self.step.now;
-        let mut next_ms = now.ms().saturating_add(i64::try_from(pause_ms).unwrap_or(i64::MAX));
-        if newest.until() > now {
-            next_ms = next_ms.min(newest.until().ms());
-        }
-        let others: Vec<TurnId> =
-            self.waiting_for(&newest.provider).into_iter().filter(|id| id != probe).collect();
-        let (mut stay, mut expired) = (Vec::new(), Vec::new());
-        for id in others {
-            let Some(wait) = self.turns.get(&id).and_then(wait_of) else { continue };
-            let first_ms = wait.first_ms.min(now.ms());
-            let wait = ProviderWait { first_ms, failed_ms: wait.failed_ms, ..newest.clone() };
-            if wait.until() <= now {
-                expired.push((id, wait));
-            } else {
-                next_ms = next_ms.min(wait.until().ms());
-                stay.push((id, wait));
-            }
-        }
+    /// After an attempt for all turns of a provider failed: sets the time of the next one, and ends the turns whose time is
+    /// over.
+    fn update_waits(&mut self, probe: &TurnId, newest: &ProviderWait, next_at: Timestamp) {
         let outage = Outage {
             failures: newest.failures,
             failure: newest.failure.clone(),
             retry_for_ms: newest.retry_for_ms,
-            next_at: Timestamp::from_ms(next_ms),
+            next_at,
             is_due: false,
-            wake: 0,
+            timer: None,
             probe: None,
         };
         self.outages.insert(newest.provider.clone(), outage);
-        for (id, wait) in stay {
-            self.set_wait(&id, Some(ProviderWait { next_ms: Some(next_ms), ..wait }));
+        for id in self.waiting_for(&newest.provider).into_iter().filter(|id| id != probe) {
+            let Some(wait) = self.turns.get(&id).and_then(wait_of) else { continue };
+            let first_ms = wait.first_ms.min(self.step.now.ms());
+            let next_ms = Some(next_at.ms());
+            let wait = ProviderWait { first_ms, failed_ms: wait.failed_ms, next_ms, ..newest.clone() };
+            self.set_wait(&id, Some(wait));
         }
-        for (id, wait) in expired {
-            self.fail_turn(&id, given_up(&id, &wait, now.ms()));
-        }
-        next_ms
+        self.end_late_turns(&newest.provider, Some(probe), self.step.now);
     }
 
-    fn start_outage_timer(&mut self, provider: &str) {
+    /// Ends the turns whose time for retries is over, except the one that is trying: its call decides.
+    fn end_late_turns(&mut self, provider: &str, probe: Option<&TurnId>, now: Timestamp) {
+        for id in self.waiting_for(provider).into_iter().filter(|id| Some(id) != probe) {
+            let Some(wait) = self.turns.get(&id).and_then(wait_of) else { continue };
+            if wait.until() <= now {
+                let failure = given_up(&id, wait, now.ms());
+                self.fail_turn(&id, failure);
+            }
+        }
+    }
+
+    /// Waits for the next attempt, or for the end of a turn whose time is over before it.
+    fn start_outage_timer(&mut self, provider: &str, waiting: &[TurnId]) {
+        let now = self.step.now;
+        let waits = waiting.iter().filter_map(|id| self.turns.get(id).and_then(wait_of));
+        let end = waits.map(ProviderWait::until).min();
         let Some(outage) = self.outages.get_mut(provider) else { return };
+        let (at, purpose) = match end {
+            Some(end) if end < outage.next_at && outage.next_at > now => (end, TimerPurpose::EndOfTurn),
+            Some(_) | None => (outage.next_at, TimerPurpose::Attempt),
+        };
+        if outage.timer.is_some_and(|timer| (timer.at, timer.purpose) == (at, purpose)) {
+            return;
+        }
         self.asks += 1;
-        outage.wake = self.asks;
+        let wake = self.asks;
+        outage.timer = Some(OutageTimer { wake, at, purpose });
         // The clock may have been set meanwhile: no pause is longer than the time for retries.
-        let left = u64::try_from(outage.next_at.ms() - self.step.now.ms()).unwrap_or(0);
-        let delay_ms = left.min(outage.retry_for_ms);
-        let timer = Timer::Provider { provider: provider.to_owned(), wake: outage.wake, delay_ms };
-        self.step.act(Effect::Timer(timer));
+        let delay_ms = u64::try_from(at.ms() - now.ms()).unwrap_or(0).min(outage.retry_for_ms);
+        self.step.act(Effect::Timer(Timer::Provider { provider: provider.to_owned(), wake, delay_ms }));
     }
 
     /// Parks a turn until its provider answers, and tells clients why.
-    fn wait_with(&mut self, id: &TurnId, mut wait: ProviderWait) -> AfterFailure {
-        let until = wait.until();
-        if self.outages.get(&wait.provider).is_some_and(|outage| outage.next_at > until) {
-            // Its time is over before the next attempt.
-            self.bring_forward(&wait.provider, until);
-        }
+    fn wait_with(&mut self, id: &TurnId, mut wait: ProviderWait) {
         wait.next_ms = self.outages.get(&wait.provider).map(|outage| outage.next_at.ms());
         self.drop_call(id);
         self.set_wait(id, Some(wait.clone()));
@@ -227,20 +241,6 @@ impl Engine {
             self.in_sandbox(&agent, SandboxEffect::DropTurn { turn: id.clone() });
             self.park(id);
         }
-        AfterFailure::Wait
-    }
-
-    /// Makes the next attempt at a provider earlier, for all turns that wait for it.
-    fn bring_forward(&mut self, provider: &str, next_at: Timestamp) {
-        let Some(outage) = self.outages.get_mut(provider) else { return };
-        outage.next_at = next_at;
-        if !outage.is_due {
-            self.start_outage_timer(provider);
-        }
-        for id in self.waiting_for(provider) {
-            let Some(wait) = self.turns.get(&id).and_then(wait_of).cloned() else { continue };
-            self.set_wait(&id, Some(ProviderWait { next_ms: Some(next_at.ms()), ..wait }));
-        }
     }
 
     /// The call is over, and its step is open: the runtime asks for it again.
@@ -264,25 +264,24 @@ impl Engine {
         self.step.write_with_next_commit(TurnWrite::Park { turn: id.clone(), park });
     }
 
-    /// Whether a turn may make the next attempt now: when the pause is over, or before if only one turn has failed so far.
-    /// Then the failure may be that turn's own, and another turn finds out at once.
-    fn may_probe_now(&self, provider: &str, turn: &Turn) -> bool {
+    /// Which turns may make the next attempt now: all when the pause is over. Before, one that has not failed, if only one
+    /// turn has: the failure may be that turn's own, and another turn finds out at once.
+    fn may_try_now(&self, outage: &Outage, waiting: &[TurnId]) -> impl Fn(&Turn) -> bool + use<> {
         let has_failed = |turn: &Turn| wait_of(turn).is_some_and(|wait| wait.failed_ms.is_some());
-        let failed = || {
-            let waiting = self.waiting_for(provider);
-            waiting.iter().filter(|id| self.turns.get(*id).is_some_and(has_failed)).count()
-        };
-        self.outages.get(provider).is_some_and(|outage| outage.is_due) || !has_failed(turn) && failed() <= 1
+        let failed = waiting.iter().filter(|id| self.turns.get(*id).is_some_and(has_failed)).count();
+        let is_due = outage.is_due;
+        move |turn| is_due || failed <= 1 && !has_failed(turn)
     }
 
     /// Whether a turn may call its model now. If another turn tries for it, this one is parked.
     pub(crate) fn may_call(&mut self, id: &TurnId) -> bool {
         let Some(turn) = self.turns.get(id) else { return false };
         let provider = self.provider_of(turn).to_owned();
+        let Some(outage) = self.outages.get(&provider) else { return true };
+        let may_try = outage.probe.is_none() && self.may_try_now(outage, &self.waiting_for(&provider))(turn);
         let known = wait_of(turn).cloned();
-        let may_probe = self.may_probe_now(&provider, turn);
         let Some(outage) = self.outages.get_mut(&provider) else { return true };
-        if outage.probe.is_none() && may_probe {
+        if may_try {
             outage.probe = Some(id.clone());
         }
         if outage.probe.as_ref() == Some(id) {
@@ -357,16 +356,25 @@ impl Engine {
         waiting.into_iter().map(|turn| turn.row.id.clone()).collect()
     }
 
-    /// The pause before the next attempt at a provider is over. It has no effect if another decision replaced it.
+    /// A timer of an outage has run out. It has no effect if another one replaced it.
     pub(crate) fn provider_due(&mut self, provider: &str, wake: u64) {
-        if let Some(outage) = self.outages.get_mut(provider).filter(|outage| outage.wake == wake) {
-            outage.is_due = true;
+        let Some(outage) = self.outages.get_mut(provider) else { return };
+        let Some(timer) = outage.timer.take_if(|timer| timer.wake == wake) else { return };
+        match timer.purpose {
+            TimerPurpose::Attempt => outage.is_due = true,
+            TimerPurpose::EndOfTurn => {
+                let probe = outage.probe.clone();
+                // The clock may have been set back since: the time that was waited for is over.
+                self.end_late_turns(provider, probe.as_ref(), self.step.now.max(timer.at));
+            }
         }
     }
 
     /// The providers changed: all of them are tried now.
     pub(crate) fn providers_due(&mut self) {
-        self.outages.values_mut().for_each(|outage| outage.is_due = true);
+        for outage in self.outages.values_mut() {
+            (outage.is_due, outage.timer) = (true, None);
+        }
     }
 
     /// Chooses who tries for the others, and ends outages that no turn waits for. Called after every input.
@@ -398,26 +406,29 @@ impl Engine {
             turn.is_some_and(|turn| is_calling(turn) || turn.is_running() || self.could_resume(turn))
         };
         let Some(outage) = self.outages.get(provider) else { return };
-        let probe = outage.probe.clone().filter(may_probe);
-        if probe.is_none() && waiting.is_empty() {
+        if outage.probe.as_ref().is_some_and(may_probe) {
+            return;
+        }
+        if waiting.is_empty() {
             self.outages.remove(provider);
             return;
         }
-        let is_new = probe.is_none();
-        let candidates = waiting.into_iter().filter(|id| {
-            is_new
-                && may_probe(id)
-                && self.turns.get(id).is_some_and(|turn| self.may_probe_now(provider, turn))
-        });
+        let may_try_now = self.may_try_now(outage, &waiting);
+        let candidates = waiting
+            .iter()
+            .filter(|id| may_probe(id) && self.turns.get(*id).is_some_and(&may_try_now));
         // The turn that failed last comes last: a request that always fails must not keep others from theirs.
-        let failed_ms = |id: &TurnId| self.turns.get(id).and_then(wait_of).and_then(|wait| wait.failed_ms);
-        let chosen = probe.or_else(|| candidates.min_by_key(failed_ms));
+        let failed_ms = |id: &&TurnId| self.turns.get(*id).and_then(wait_of).and_then(|wait| wait.failed_ms);
+        let chosen = candidates.min_by_key(failed_ms).cloned();
+        let is_due = outage.is_due;
         let session = chosen.as_ref().and_then(|id| self.turns.get(id)).map(|turn| turn.row.session.clone());
         if let Some(outage) = self.outages.get_mut(provider) {
             outage.probe = chosen;
         }
-        if let Some(session) = session.filter(|_| is_new) {
-            self.start_next(&session);
+        match session {
+            Some(session) => self.start_next(&session),
+            None if !is_due => self.start_outage_timer(provider, &waiting),
+            None => {}
         }
     }
 
@@ -437,7 +448,7 @@ impl Engine {
                 retry_for_ms: wait.retry_for_ms,
                 next_at,
                 is_due: false,
-                wake: 0,
+                timer: None,
                 probe: None,
             });
             if wait.failures > outage.failures {
@@ -457,7 +468,7 @@ impl Engine {
         let pausing = self.outages.iter().filter(|(_, outage)| !outage.is_due);
         let pausing: Vec<String> = pausing.map(|(provider, _)| provider.clone()).collect();
         for provider in pausing {
-            self.start_outage_timer(&provider);
+            self.start_outage_timer(&provider, &self.waiting_for(&provider));
         }
     }
 }
