@@ -65,7 +65,7 @@ events! {
         /// What went wrong.
         #[prost(string, optional, tag = "20")]
         detail: Option<String>,
-        /// When the provider is tried again. If this is after `until`, the turn ends without another attempt.
+        /// When it is tried again.
         #[prost(int64, optional, tag = "30")]
         #[serde(default, rename = "retry_at", with = "crate::time::shown")]
         #[schemars(with = "Option<String>")]
@@ -424,7 +424,7 @@ events! {
         /// How often the provider failed in a row.
         #[prost(uint32, tag = "4")]
         attempt: u32,
-        /// When it is tried again.
+        /// When the provider is tried again. If this is after `until`, the turn ends without another attempt.
         #[prost(int64, optional, tag = "30")]
         #[serde(default, rename = "next_at", with = "crate::time::shown")]
         #[schemars(with = "Option<String>")]
