@@ -284,13 +284,8 @@ fn a_call_that_always_fails_after_its_first_text_is_repeated_with_growing_pauses
     let retry = CallRetry::Provider { after_ms: None, retry_for_ms: RETRY_FOR_MS };
     let (mut ms, mut attempt) = (0, 1);
     for failures in 1..=6 {
-        let text = TurnObservation::ModelText {
-            turn: turn.clone(),
-            step: 1,
-            attempt,
-            offset: 0,
-            text: "a".into(),
-        };
+        let text =
+            TurnObservation::ModelText { turn: turn.clone(), step: 1, attempt, offset: 0, text: "a".into() };
         world.at(ms, Observation::Turn(text));
         assert!(world.engine.outages.is_empty(), "its answer has begun");
         let batch = world.fails(ms, &turn, attempt, retry);

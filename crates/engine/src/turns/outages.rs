@@ -414,9 +414,8 @@ impl Engine {
             return;
         }
         let may_try_now = self.may_try_now(outage, &waiting);
-        let candidates = waiting
-            .iter()
-            .filter(|id| may_probe(id) && self.turns.get(*id).is_some_and(&may_try_now));
+        let candidates =
+            waiting.iter().filter(|id| may_probe(id) && self.turns.get(*id).is_some_and(&may_try_now));
         // The turn that failed last comes last: a request that always fails must not keep others from theirs.
         let failed_ms = |id: &&TurnId| self.turns.get(*id).and_then(wait_of).and_then(|wait| wait.failed_ms);
         let chosen = candidates.min_by_key(failed_ms).cloned();
