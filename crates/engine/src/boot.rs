@@ -11,7 +11,7 @@ use crate::agents::{Agent, Lookups, RetryPauses, lineages};
 use crate::batch::Step;
 use crate::requests::Requests;
 use crate::sessions::Session;
-use crate::{Batch, DAEMON_STREAM, Engine, Host, StartEvent, StreamHead, jobs};
+use crate::{Batch, DAEMON_STREAM, Engine, Host, StartEvent, StreamHead, jobs, turns};
 
 impl Engine {
     /// Takes over the recorded state. The first batch records the start of the daemon and adopts live sandboxes.
@@ -77,7 +77,7 @@ impl Engine {
             jobs: jobs::LiveJobs::default(),
             requests: Requests::default(),
             idle_sessions: VecDeque::new(),
-            outages: BTreeMap::new(),
+            outages: turns::outages::Outages::default(),
             last_uid: loaded.last_uid,
             tokens: loaded.tokens.into_iter().map(|row| (row.id.clone(), row)).collect(),
             image_refs: loaded.image_refs.into_iter().map(|row| (row.reference.clone(), row)).collect(),

@@ -247,7 +247,7 @@ impl Engine {
 
 fn turn_facts(turn: &Turn) -> TurnFacts {
     let (row, misfits) = (turn.row.clone(), turn.misfits);
-    let cut = turn.cut;
+    let cut = turn.cut.as_ref().map(|cut| cut.at);
     let summary = turn.summary.as_ref().filter(|row| row.state == StepState::Intent);
     let summary = summary.map(|row| (row.step, row.attempt));
     match &turn.phase {

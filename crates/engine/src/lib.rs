@@ -110,7 +110,7 @@ pub struct Engine {
     /// Sessions without a live turn, the longest idle first.
     idle_sessions: VecDeque<SessionId>,
     /// Providers that do not answer, by name.
-    outages: BTreeMap<String, turns::outages::Outage>,
+    outages: turns::outages::Outages,
     last_uid: Option<u32>,
     /// Tokens that are not revoked.
     tokens: BTreeMap<TokenId, TokenRow>,

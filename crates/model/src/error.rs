@@ -77,6 +77,16 @@ pub enum CallError {
     Script(#[from] ScriptError),
 }
 
+/// How long a failed call is worth repeating.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Repetition {
+    /// The provider may be down: until the time for retries is over.
+    Patient,
+    /// The provider answered, and its answer was of no use: a few times.
+    Brief,
+    Never,
+}
+
 /// When a provider was silent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SilentPhase {
@@ -246,16 +256,17 @@ impl CallError {
     }
 
     /// Whether the same request may succeed later without anyone changing anything.
-    pub fn retryable(&self) -> bool {
+    pub fn repetition(&self) -> Repetition {
         match self {
-            Self::Status { status, .. } => matches!(status, 408 | 409 | 425 | 429 | 500 | 502..=599),
-            Self::InStream { lasting, .. } => !lasting,
-            Self::Unreachable { .. }
+            Self::Status { status: 408 | 409 | 425 | 429 | 500 | 502..=599, .. }
+            | Self::InStream { lasting: false, .. }
+            | Self::Unreachable { .. }
             | Self::Cut { .. }
-            | Self::Garbage { .. }
-            | Self::Idle { .. }
-            | Self::Empty { .. } => true,
-            Self::Client { .. }
+            | Self::Idle { .. } => Repetition::Patient,
+            Self::Garbage { .. } | Self::Empty { .. } => Repetition::Brief,
+            Self::Status { .. }
+            | Self::InStream { lasting: true, .. }
+            | Self::Client { .. }
             | Self::RefusedAuth { .. }
             | Self::Quota { .. }
             | Self::UnknownModel { .. }
@@ -264,7 +275,7 @@ impl CallError {
             | Self::Length { .. }
             | Self::TooLarge { .. }
             | Self::TooLong { .. }
-            | Self::Script(_) => false,
+            | Self::Script(_) => Repetition::Never,
         }
     }
 

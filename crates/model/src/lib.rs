@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 use exchange::Exchange;
 
 pub use context::{CallContext, CallLimits};
-pub use error::{AnswerLimit, CallError, SilentPhase, TokenLimitCut, UnreadableAnswer};
+pub use error::{AnswerLimit, CallError, Repetition, SilentPhase, TokenLimitCut, UnreadableAnswer};
 pub use prices::Price;
 pub use provider::{Provider, ProviderKind, ProviderProblem, Timeouts};
 pub use providers::{FileError, NewProvider, ProviderSummary, Providers, ProvidersError, ResolvedModel};

@@ -8,7 +8,7 @@ use lodge_core::record::{CallRecord, FailureRecord, MessageBody, MessageRow, Rea
 use lodge_model::schema::{SCHEMA_BYTES_MAX, Schema};
 use lodge_model::{
     CallAnswer, CallError, ModelMessage, ModelRequest, ProviderKind, Reasoning, RedactedStream, Redactor,
-    ToolCall, ToolOutcome,
+    Repetition, ToolCall, ToolOutcome,
 };
 use lodge_proto::Delta;
 use serde::de::IgnoredAny;
@@ -406,9 +406,14 @@ fn record(call: ToolCall) -> CallRecord {
 /// The failure of a call, in the engine's form.
 pub(super) fn model_failure(error: &CallError, retry_for: Duration) -> ModelFailure {
     let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    let retry = match error.retryable() {
-        true => CallRetry::Provider { after_ms: error.retry_after().map(ms), retry_for_ms: ms(retry_for) },
-        false => CallRetry::Never,
+    let retry = match error.repetition() {
+        Repetition::Patient => {
+            CallRetry::Provider { after_ms: error.retry_after().map(ms), retry_for_ms: ms(retry_for) }
+        }
+        // `retry-for: 0` asks for the first failure.
+        Repetition::Brief if retry_for.is_zero() => CallRetry::Never,
+        Repetition::Brief => CallRetry::Own,
+        Repetition::Never => CallRetry::Never,
     };
     let record = FailureRecord { code: error.code().to_owned(), message: chain(error), hint: error.hint() };
     ModelFailure { record, retry }

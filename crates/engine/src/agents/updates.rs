@@ -150,6 +150,7 @@ impl Engine {
         let mut left: Vec<String> = agent.row.images().map(str::to_owned).collect();
         (agent.row.image, agent.row.image_digest, agent.row.spec) =
             (next.image, next.image_digest, next.spec);
+        self.outages.model_changed();
         left.retain(|digest| agent.row.images().all(|kept| kept != digest));
         self.write_spec(id);
         self.release_images(left);

@@ -9,7 +9,7 @@ use super::*;
 use crate::{AgentCommand, AgentObservation, SandboxEffect, Timer, TurnCommand};
 
 impl EngineWorld {
-    fn agent_with(&mut self, policy: Policy) -> AgentId {
+    pub(super) fn agent_with(&mut self, policy: Policy) -> AgentId {
         let id = self.agent();
         if let Some(agent) = self.engine.agents.get_mut(&id) {
             agent.row.spec.revival_policy = Some(policy.code());
@@ -17,7 +17,7 @@ impl EngineWorld {
         id
     }
 
-    fn die(&mut self, agent: &AgentId, part: AgentComponent) -> Batch {
+    pub(super) fn die(&mut self, agent: &AgentId, part: AgentComponent) -> Batch {
         let run = self.engine.agents[agent].row.runs;
         self.see(Observation::Agent(AgentObservation::Died {
             agent: agent.clone(),

@@ -1,6 +1,7 @@
 //! Outages of providers: who waits, who tries, and for how long.
 
 use lodge_core::epoch::Strategy;
+use lodge_core::lineage::LineageState;
 use lodge_core::park::{ParkReason, ProviderWait};
 
 use super::*;
@@ -431,4 +432,105 @@ fn changed_providers_are_tried_at_once() {
     world.is_down(0, &turn, 1);
     let batch = world.at(10, Observation::ProvidersChanged);
     assert_eq!(handed(&batch), std::slice::from_ref(&turn));
+}
+
+#[test]
+fn a_turn_ends_at_its_time_also_while_the_attempt_of_another_hangs() {
+    let mut world = EngineWorld::new();
+    let agent = world.agent();
+    let (first, second) = (world.turn_with_call(&agent, "s"), world.turn_with_call(&agent, "t"));
+    world.is_down(0, &first, 1);
+    let batch = world.is_down(10, &second, 1);
+    assert_eq!(timer(&batch), None);
+    let due = world.provider_is_due(5_000, world.engine.asks);
+    assert_eq!(handed(&due), std::slice::from_ref(&first));
+    let (wake, delay_ms) = timer(&due).expect("the second turn ends at its own time");
+    assert_eq!(delay_ms, RETRY_FOR_MS + 10 - 5_000);
+    world.ask_model(&agent, &first, 1);
+    let batch = world.provider_is_due(RETRY_FOR_MS as i64 + 10, wake);
+    assert!(failure_in(&batch).is_some() && !world.engine.turns.contains_key(&second));
+    assert_eq!(world.state(&first), TurnState::Running, "its call is in flight");
+}
+
+#[test]
+fn a_turn_that_has_a_slot_tries_before_one_that_waits_for_a_slot() {
+    let mut world = EngineWorld::with_slots(2);
+    let (one, two, busy) = (world.agent(), world.agent(), world.agent());
+    // Both fail and are parked; then the slots of the first go to an agent that does not call.
+    let waiting = world.turn_with_call(&one, "s");
+    let trying = world.turn_with_call(&two, "t");
+    world.is_down(0, &waiting, 1);
+    turn_of(&world.send(&busy, "u", "hi"));
+    world.is_down(10, &trying, 1);
+    turn_of(&world.send(&two, "v", "hi"));
+    assert_eq!(world.engine.sizes().working, 2);
+    let due = world.provider_is_due(5_000, world.engine.asks);
+    assert_eq!(handed(&due), [trying], "although the other one failed earlier");
+}
+
+#[test]
+fn a_turn_that_runs_tries_in_place_of_one_that_waits_for_a_slot() {
+    let mut world = EngineWorld::with_slots(1);
+    let (one, two) = (world.agent(), world.agent());
+    let parked = world.turn_with_call(&one, "s");
+    let busy = turn_of(&world.send(&two, "t", "hi"));
+    world.is_down(0, &parked, 1);
+    assert_eq!(world.state(&busy), TurnState::Running);
+    assert!(handed(&world.provider_is_due(5_000, world.engine.asks)).is_empty(), "no slot is free");
+    assert!(call(&world.ask_model(&two, &busy, 1)).is_some(), "it has the slot");
+}
+
+#[test]
+fn the_time_that_was_waited_for_one_provider_does_not_count_for_another() {
+    let mut world = EngineWorld::new();
+    let agent = world.agent();
+    let turn = world.turn_with_call(&agent, "s");
+    world.is_down(0, &turn, 1);
+    if let Some(agent) = world.engine.agents.get_mut(&agent) {
+        agent.row.spec.model = "other/m".to_owned();
+    }
+    world.engine.outages.model_changed();
+    let late = RETRY_FOR_MS as i64 - 1_000;
+    assert_eq!(handed(&world.at(late, Observation::ProvidersChanged)), std::slice::from_ref(&turn));
+    world.ask_model(&agent, &turn, 1);
+    world.is_down(late, &turn, 2);
+    let wait = world.wait(&turn).expect("it waits for the other provider");
+    assert_eq!((wait.provider.as_str(), wait.first_ms, wait.failures), ("other", NOW.ms() + late, 1));
+}
+
+#[test]
+fn a_turn_that_an_operator_has_to_decide_about_does_not_end_meanwhile() {
+    let mut world = EngineWorld::new();
+    let agent = world.agent_with(Policy::Ask);
+    let turn = world.turn_with_call(&agent, "s");
+    let batch = world.is_down(0, &turn, 1);
+    let (wake, _) = timer(&batch).expect("it is tried again");
+    world.die(&agent, AgentComponent::Sandbox);
+    assert_eq!(world.engine.agents[&agent].lineage.state, LineageState::AskPending);
+    world.provider_is_due(5_000, wake);
+    let batch = world.at(RETRY_FOR_MS as i64 + 1, Observation::ProvidersChanged);
+    assert_eq!((failure_in(&batch), world.state(&turn)), (None, TurnState::Waiting));
+}
+
+#[test]
+fn text_that_people_saw_before_an_outage_stays_when_the_turn_is_interrupted() {
+    let mut world = EngineWorld::new();
+    let agent = world.agent();
+    let turn = world.turn_with_call(&agent, "s");
+    let text = TurnObservation::ModelText {
+        turn: turn.clone(),
+        step: 1,
+        attempt: 1,
+        offset: 0,
+        text: "half an ans".into(),
+    };
+    world.at(0, Observation::Turn(text));
+    world.is_down(10, &turn, 1);
+    assert_eq!(world.state(&turn), TurnState::Waiting);
+    let batch = world.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn }));
+    let kept = batch.writes.iter().find_map(|write| match write {
+        Write::Turn(TurnWrite::Message(row)) => Some((row.body.text.as_str(), row.body.partial)),
+        _ => None,
+    });
+    assert_eq!(kept, Some(("half an ans", true)));
 }

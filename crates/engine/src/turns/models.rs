@@ -9,6 +9,7 @@ use lodge_core::{StepId, Timestamp, TurnId};
 use super::compact::SUMMARY_STEP;
 use super::messages::RuntimeAnswer;
 use super::outages::AfterFailure;
+use super::state::CutCall;
 use super::state::{ModelCallRequest, Phase, ToolCallState};
 use crate::{
     Effect, Engine, ModelAnswer, ModelEffect, ModelFailure, ModelOrder, Purpose, SandboxEffect, failure,
@@ -76,7 +77,7 @@ impl Engine {
             return;
         }
         let Some(turn) = self.turns.get_mut(id) else { return };
-        let cut = turn.cut.take().filter(|cut| cut.0 == step);
+        let cut = turn.cut.take().map(|cut| cut.at).filter(|cut| cut.0 == step);
         turn.step = step;
         let attempt = turn.next_attempt(step, cut.map(|cut| cut.1));
         turn.phase = Phase::Model { attempt, failures: 0, wish, shown: String::new() };
@@ -326,9 +327,10 @@ impl Engine {
         let cut = turn.cut.take();
         let Ok(state) = StepState::Intent.next(event) else { return };
         self.close_summary(id, state);
-        if let Some(cut) = cut {
-            self.step_state(id, cut, state, Some(self.step.now));
-            self.step_finished(id, cut.0, StepKind::Model, state);
+        if let Some(CutCall { at, shown }) = cut {
+            self.keep_partial(id, shown);
+            self.step_state(id, at, state, Some(self.step.now));
+            self.step_finished(id, at.0, StepKind::Model, state);
         }
         match phase {
             Phase::Thinking => {}

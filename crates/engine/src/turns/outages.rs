@@ -3,14 +3,16 @@
 //! What is stored is stored with the turns (`ParkReason::Provider`): the first failure of each, and the next attempt. The
 //! outage itself is derived from them, so a restart finds the same one. Its probe is the only turn that calls the provider.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::event::TurnWaiting;
+use lodge_core::lineage::LineageState;
 use lodge_core::park::{ParkReason, ProviderWait};
 use lodge_core::record::{FailureRecord, TurnWrite};
 use lodge_core::retry;
 use lodge_core::{SessionId, Timestamp, TurnId};
 
+use super::state::CutCall;
 use super::{Phase, Turn};
 use crate::{CallRetry, Effect, Engine, ModelFailure, SandboxEffect, Timer};
 
@@ -19,9 +21,31 @@ use crate::{CallRetry, Effect, Engine, ModelFailure, SandboxEffect, Timer};
 const KEEPS_SLOT_FAILURES: u32 = 2;
 const KEEPS_SLOT_MS: u64 = 1_000;
 
+/// The providers that do not answer, and who waits for them.
+#[derive(Debug, Default)]
+pub(crate) struct Outages {
+    by_provider: BTreeMap<String, Outage>,
+    /// The turns whose [`ProviderWait::is_held`].
+    held: BTreeSet<TurnId>,
+    /// A wait or the model of an agent changed since the last look at all outages.
+    is_changed: bool,
+}
+
+impl Outages {
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_provider.is_empty()
+    }
+
+    /// The model of an agent may have changed to one of another provider.
+    pub(crate) fn model_changed(&mut self) {
+        self.is_changed = true;
+    }
+}
+
 /// A provider that does not answer.
 #[derive(Debug)]
-pub(crate) struct Outage {
+struct Outage {
     /// Failed attempts in a row.
     failures: u32,
     failure: FailureRecord,
@@ -32,6 +56,8 @@ pub(crate) struct Outage {
     timer: Option<OutageTimer>,
     /// The turn that makes the next attempt, or is making it.
     probe: Option<TurnId>,
+    /// Nothing can be done before a timer runs out, a wait changes, or the probe is lost.
+    rests: bool,
 }
 
 /// The newest timer of an outage. Earlier ones are ignored.
@@ -71,6 +97,10 @@ fn wait_of(turn: &Turn) -> Option<&ProviderWait> {
     }
 }
 
+fn is_waiting(turn: &Turn) -> bool {
+    wait_of(turn).is_some_and(ProviderWait::is_held)
+}
+
 /// Whether a call is in flight, or ordered.
 fn is_calling(turn: &Turn) -> bool {
     match turn.phase {
@@ -82,8 +112,8 @@ fn is_calling(turn: &Turn) -> bool {
 impl Engine {
     /// Whether a turn waits until its provider answers.
     pub(crate) fn is_held(&self, turn: &Turn) -> bool {
-        let Some(outage) = self.outages.get(self.provider_of(turn)) else { return false };
-        wait_of(turn).is_some_and(ProviderWait::is_held) && outage.probe.as_ref() != Some(&turn.row.id)
+        let Some(outage) = self.outages.by_provider.get(self.provider_of(turn)) else { return false };
+        is_waiting(turn) && outage.probe.as_ref() != Some(&turn.row.id)
     }
 
     fn provider_of(&self, turn: &Turn) -> &str {
@@ -117,14 +147,15 @@ impl Engine {
         let now = self.step.now.ms();
         let Some(turn) = self.turns.get(id) else { return AfterFailure::Wait };
         let provider = self.provider_of(turn).to_owned();
+        let before = wait_of(turn).filter(|wait| wait.provider == provider);
         // The clock may have been set back since.
-        let first_ms = wait_of(turn).map_or(now, |wait| wait.first_ms.min(now));
-        let known = self.outages.get(&provider);
+        let first_ms = before.map_or(now, |wait| wait.first_ms.min(now));
+        let known = self.outages.by_provider.get(&provider);
         let counts = known.is_none_or(|outage| outage.probe.as_ref() == Some(id));
         let failures = match known {
             Some(outage) => outage.failures + u32::from(counts),
             // A call that fails after its first text ended the outage, and is not the first that fails.
-            None => wait_of(turn).filter(|wait| wait.failed_ms.is_some()).map_or(1, |wait| wait.failures + 1),
+            None => before.filter(|wait| wait.failed_ms.is_some()).map_or(1, |wait| wait.failures + 1),
         };
         let runs = turn.is_running();
         let mut wait = ProviderWait {
@@ -143,7 +174,7 @@ impl Engine {
             self.update_waits(id, &wait, next_at);
             let is_short = failures <= KEEPS_SLOT_FAILURES && pause_ms < KEEPS_SLOT_MS;
             if runs && is_short && next_at <= wait.until() {
-                if let Some(outage) = self.outages.get_mut(&wait.provider) {
+                if let Some(outage) = self.outages.by_provider.get_mut(&wait.provider) {
                     (outage.probe, outage.is_due) = (Some(id.clone()), true);
                 }
                 wait.next_ms = Some(next_at.ms());
@@ -170,8 +201,9 @@ impl Engine {
             is_due: false,
             timer: None,
             probe: None,
+            rests: false,
         };
-        self.outages.insert(newest.provider.clone(), outage);
+        self.outages.by_provider.insert(newest.provider.clone(), outage);
         for id in self.waiting_for(&newest.provider).into_iter().filter(|id| id != probe) {
             let Some(wait) = self.turns.get(&id).and_then(wait_of) else { continue };
             let first_ms = wait.first_ms.min(self.step.now.ms());
@@ -185,27 +217,40 @@ impl Engine {
     /// Ends the turns whose time for retries is over, except the one that is trying: its call decides.
     fn end_late_turns(&mut self, provider: &str, probe: Option<&TurnId>, now: Timestamp) {
         for id in self.waiting_for(provider).into_iter().filter(|id| Some(id) != probe) {
-            let Some(wait) = self.turns.get(&id).and_then(wait_of) else { continue };
-            if wait.until() <= now {
-                let failure = given_up(&id, wait, now.ms());
-                self.fail_turn(&id, failure);
-            }
+            let Some(turn) = self.turns.get(&id).filter(|turn| self.ends_in_time(turn)) else { continue };
+            let Some(wait) = wait_of(turn).filter(|wait| wait.until() <= now) else { continue };
+            let failure = given_up(&id, wait, now.ms());
+            self.fail_turn(&id, failure);
         }
     }
 
-    /// Waits for the next attempt, or for the end of a turn whose time is over before it.
+    /// A turn that an operator has to decide about does not end meanwhile.
+    fn ends_in_time(&self, turn: &Turn) -> bool {
+        let agent = self.agents.get(&turn.row.agent);
+        let is_asked = agent.is_some_and(|agent| agent.lineage.state == LineageState::AskPending);
+        !is_asked && !self.is_quarantined(&turn.row.id)
+    }
+
+    /// Waits for the next attempt, or for the end of a turn whose time is over before it. While a turn tries, only for the
+    /// end of another.
     fn start_outage_timer(&mut self, provider: &str, waiting: &[TurnId]) {
         let now = self.step.now;
-        let waits = waiting.iter().filter_map(|id| self.turns.get(id).and_then(wait_of));
-        let end = waits.map(ProviderWait::until).min();
-        let Some(outage) = self.outages.get_mut(provider) else { return };
-        let (at, purpose) = match end {
-            Some(end) if end < outage.next_at && outage.next_at > now => (end, TimerPurpose::EndOfTurn),
-            Some(_) | None => (outage.next_at, TimerPurpose::Attempt),
+        let Some(outage) = self.outages.by_provider.get(provider) else { return };
+        let others = waiting.iter().filter(|id| outage.probe.as_ref() != Some(*id));
+        let others = others.filter_map(|id| self.turns.get(id)).filter(|turn| self.ends_in_time(turn));
+        let end = others.filter_map(wait_of).map(ProviderWait::until).min();
+        let (at, purpose) = match (end, &outage.probe) {
+            (Some(end), Some(_)) => (end, TimerPurpose::EndOfTurn),
+            (None, Some(_)) => return,
+            (Some(end), None) if end < outage.next_at && outage.next_at > now => {
+                (end, TimerPurpose::EndOfTurn)
+            }
+            (Some(_) | None, None) => (outage.next_at, TimerPurpose::Attempt),
         };
         if outage.timer.is_some_and(|timer| (timer.at, timer.purpose) == (at, purpose)) {
             return;
         }
+        let Some(outage) = self.outages.by_provider.get_mut(provider) else { return };
         self.asks += 1;
         let wake = self.asks;
         outage.timer = Some(OutageTimer { wake, at, purpose });
@@ -216,7 +261,7 @@ impl Engine {
 
     /// Parks a turn until its provider answers, and tells clients why.
     fn wait_with(&mut self, id: &TurnId, mut wait: ProviderWait) {
-        wait.next_ms = self.outages.get(&wait.provider).map(|outage| outage.next_at.ms());
+        wait.next_ms = self.outages.by_provider.get(&wait.provider).map(|outage| outage.next_at.ms());
         self.drop_call(id);
         self.set_wait(id, Some(wait.clone()));
         let (until_ms, reason) = (wait.until().ms(), ParkReason::Provider(wait.clone()).word().to_owned());
@@ -246,9 +291,9 @@ impl Engine {
     /// The call is over, and its step is open: the runtime asks for it again.
     fn drop_call(&mut self, id: &TurnId) {
         let Some(turn) = self.turns.get_mut(id) else { return };
-        match turn.phase {
-            Phase::Model { attempt, .. } => {
-                turn.cut = Some((turn.step, attempt));
+        match &mut turn.phase {
+            Phase::Model { attempt, shown, .. } => {
+                turn.cut = Some(CutCall { at: (turn.step, *attempt), shown: std::mem::take(shown) });
                 turn.step -= 1;
                 turn.phase = Phase::Thinking;
             }
@@ -261,6 +306,11 @@ impl Engine {
         let park = wait.map(ParkReason::Provider);
         let Some(turn) = self.turns.get_mut(id).filter(|turn| turn.row.park != park) else { return };
         turn.row.park.clone_from(&park);
+        match is_waiting(turn) {
+            true => drop(self.outages.held.insert(id.clone())),
+            false => drop(self.outages.held.remove(id)),
+        }
+        self.outages.is_changed = true;
         self.step.write_with_next_commit(TurnWrite::Park { turn: id.clone(), park });
     }
 
@@ -277,12 +327,17 @@ impl Engine {
     pub(crate) fn may_call(&mut self, id: &TurnId) -> bool {
         let Some(turn) = self.turns.get(id) else { return false };
         let provider = self.provider_of(turn).to_owned();
-        let Some(outage) = self.outages.get(&provider) else { return true };
-        let may_try = outage.probe.is_none() && self.may_try_now(outage, &self.waiting_for(&provider))(turn);
-        let known = wait_of(turn).cloned();
-        let Some(outage) = self.outages.get_mut(&provider) else { return true };
+        let Some(outage) = self.outages.by_provider.get(&provider) else { return true };
+        // A probe that still waits for a slot leaves the attempt to a turn that has one.
+        let runs = |probe: &TurnId| self.turns.get(probe).is_some_and(Turn::is_running);
+        let may_try = !outage.probe.as_ref().is_some_and(runs)
+            && self.may_try_now(outage, &self.waiting_for(&provider))(turn);
+        let known = wait_of(turn).filter(|wait| wait.provider == provider).cloned();
+        let Some(outage) = self.outages.by_provider.get_mut(&provider) else { return true };
         if may_try {
             outage.probe = Some(id.clone());
+            self.outages.is_changed = true;
+            return true;
         }
         if outage.probe.as_ref() == Some(id) {
             return true;
@@ -313,10 +368,11 @@ impl Engine {
     pub(crate) fn provider_answers(&mut self, id: &TurnId) {
         let Some(turn) = self.turns.get(id) else { return };
         let provider = self.provider_of(turn).to_owned();
-        if self.outages.get(&provider).is_none_or(|outage| outage.probe.as_ref() != Some(id)) {
+        let outage = self.outages.by_provider.get(&provider);
+        if outage.is_none_or(|outage| outage.probe.as_ref() != Some(id)) {
             return;
         }
-        self.outages.remove(&provider);
+        self.outages.by_provider.remove(&provider);
         self.release_waits(self.waiting_for(&provider));
     }
 
@@ -348,18 +404,17 @@ impl Engine {
 
     /// The turns that wait for a provider, in the order of starts.
     fn waiting_for(&self, provider: &str) -> Vec<TurnId> {
-        let waits = |turn: &&Turn| {
-            self.provider_of(turn) == provider && wait_of(turn).is_some_and(ProviderWait::is_held)
-        };
-        let mut waiting: Vec<&Turn> = self.turns.values().filter(waits).collect();
+        let held = self.outages.held.iter().filter_map(|id| self.turns.get(id));
+        let mut waiting: Vec<&Turn> = held.filter(|turn| self.provider_of(turn) == provider).collect();
         waiting.sort_by_key(|turn| turn.place());
         waiting.into_iter().map(|turn| turn.row.id.clone()).collect()
     }
 
     /// A timer of an outage has run out. It has no effect if another one replaced it.
     pub(crate) fn provider_due(&mut self, provider: &str, wake: u64) {
-        let Some(outage) = self.outages.get_mut(provider) else { return };
+        let Some(outage) = self.outages.by_provider.get_mut(provider) else { return };
         let Some(timer) = outage.timer.take_if(|timer| timer.wake == wake) else { return };
+        outage.rests = false;
         match timer.purpose {
             TimerPurpose::Attempt => outage.is_due = true,
             TimerPurpose::EndOfTurn => {
@@ -372,62 +427,93 @@ impl Engine {
 
     /// The providers changed: all of them are tried now.
     pub(crate) fn providers_due(&mut self) {
-        for outage in self.outages.values_mut() {
-            (outage.is_due, outage.timer) = (true, None);
+        for outage in self.outages.by_provider.values_mut() {
+            (outage.is_due, outage.timer, outage.rests) = (true, None, false);
         }
     }
 
     /// Chooses who tries for the others, and ends outages that no turn waits for. Called after every input.
     pub(crate) fn tend_outages(&mut self) {
-        if self.outages.is_empty() {
+        if std::mem::take(&mut self.outages.is_changed) {
+            self.release_strays();
+            self.outages.by_provider.values_mut().for_each(|outage| outage.rests = false);
+        }
+        if self.outages.by_provider.is_empty() {
             return;
         }
-        // The model of an agent may have changed to one of another provider.
-        let is_stray = |turn: &&Turn| {
-            wait_of(turn).is_some_and(ProviderWait::is_held)
-                && !self.outages.contains_key(self.provider_of(turn))
-        };
-        let mut stray: Vec<TurnId> =
-            self.turns.values().filter(is_stray).map(|turn| turn.row.id.clone()).collect();
-        if !stray.is_empty() {
-            stray.sort();
-            self.release_waits(stray);
-        }
-        let providers: Vec<String> = self.outages.keys().cloned().collect();
+        let providers: Vec<String> = self.outages.by_provider.keys().cloned().collect();
         for provider in providers {
             self.tend_outage(&provider);
         }
     }
 
+    /// Turns whose agent has a model of another provider since.
+    fn release_strays(&mut self) {
+        let held = self.outages.held.iter().filter_map(|id| self.turns.get(id));
+        let strays = held.filter(|turn| !self.outages.by_provider.contains_key(self.provider_of(turn)));
+        let strays: Vec<TurnId> = strays.map(|turn| turn.row.id.clone()).collect();
+        if !strays.is_empty() {
+            self.release_waits(strays);
+        }
+    }
+
     fn tend_outage(&mut self, provider: &str) {
-        let waiting = self.waiting_for(provider);
         let may_probe = |id: &TurnId| {
             let turn = self.turns.get(id);
             turn.is_some_and(|turn| is_calling(turn) || turn.is_running() || self.could_resume(turn))
         };
-        let Some(outage) = self.outages.get(provider) else { return };
-        if outage.probe.as_ref().is_some_and(may_probe) {
+        let Some(outage) = self.outages.by_provider.get(provider) else { return };
+        let has_probe = outage.probe.as_ref().is_some_and(may_probe);
+        if outage.rests && (has_probe || outage.probe.is_none()) {
             return;
         }
+        let waiting = self.waiting_for(provider);
+        if has_probe {
+            self.start_outage_timer(provider, &waiting);
+            return self.rest_outage(provider);
+        }
         if waiting.is_empty() {
-            self.outages.remove(provider);
+            self.outages.by_provider.remove(provider);
             return;
         }
         let may_try_now = self.may_try_now(outage, &waiting);
         let candidates =
             waiting.iter().filter(|id| may_probe(id) && self.turns.get(*id).is_some_and(&may_try_now));
-        // The turn that failed last comes last: a request that always fails must not keep others from theirs.
-        let failed_ms = |id: &&TurnId| self.turns.get(*id).and_then(wait_of).and_then(|wait| wait.failed_ms);
-        let chosen = candidates.min_by_key(failed_ms).cloned();
+        // A turn that would wait for a slot comes after those that have one. The turn that failed last comes last: a request
+        // that always fails must not keep others from theirs.
+        let order = |id: &&TurnId| {
+            let turn = self.turns.get(*id)?;
+            let agent = self.agents.get(&turn.row.agent)?;
+            let has_slot = turn.is_running() || self.may_work(agent);
+            Some((!has_slot, wait_of(turn).and_then(|wait| wait.failed_ms)))
+        };
+        let chosen = candidates.min_by_key(order).cloned();
         let is_due = outage.is_due;
+        let has_failed = |id: &&TurnId| self.turns.get(*id).and_then(wait_of)?.failed_ms;
+        let failed = waiting.iter().filter_map(|id| has_failed(&id)).count();
         let session = chosen.as_ref().and_then(|id| self.turns.get(id)).map(|turn| turn.row.session.clone());
-        if let Some(outage) = self.outages.get_mut(provider) {
+        if let Some(outage) = self.outages.by_provider.get_mut(provider) {
             outage.probe = chosen;
         }
         match session {
-            Some(session) => self.start_next(&session),
-            None if !is_due => self.start_outage_timer(provider, &waiting),
+            Some(session) => {
+                self.start_next(&session);
+                // The others wait for this attempt, and end at their own times.
+                self.start_outage_timer(provider, &waiting);
+            }
+            None if !is_due => {
+                self.start_outage_timer(provider, &waiting);
+                if failed > 1 {
+                    self.rest_outage(provider);
+                }
+            }
             None => {}
+        }
+    }
+
+    fn rest_outage(&mut self, provider: &str) {
+        if let Some(outage) = self.outages.by_provider.get_mut(provider) {
+            outage.rests = true;
         }
     }
 
@@ -449,6 +535,7 @@ impl Engine {
                 is_due: false,
                 timer: None,
                 probe: None,
+                rests: false,
             });
             if wait.failures > outage.failures {
                 (outage.failures, outage.failure) = (wait.failures, wait.failure.clone());
@@ -459,12 +546,14 @@ impl Engine {
                 (outage.probe, outage.is_due) = (Some(turn.row.id.clone()), true);
             }
         }
-        self.outages = outages;
+        let held =
+            self.turns.values().filter(|turn| is_waiting(turn)).map(|turn| turn.row.id.clone()).collect();
+        self.outages = Outages { by_provider: outages, held, is_changed: true };
     }
 
     /// After memory was rebuilt: waits for the rest of each pause.
     pub(crate) fn resume_outages(&mut self) {
-        let pausing = self.outages.iter().filter(|(_, outage)| !outage.is_due);
+        let pausing = self.outages.by_provider.iter().filter(|(_, outage)| !outage.is_due);
         let pausing: Vec<String> = pausing.map(|(provider, _)| provider.clone()).collect();
         for provider in pausing {
             self.start_outage_timer(&provider, &self.waiting_for(&provider));

@@ -55,15 +55,24 @@ pub(crate) struct ToolCallState {
     pub result: Option<RuntimeAnswer>,
 }
 
+/// A model call that ended without an answer.
+#[derive(Debug)]
+pub(crate) struct CutCall {
+    /// Its step and attempt.
+    pub at: (u32, u32),
+    /// The part of its text that people saw. Empty if an earlier daemon made the call.
+    pub shown: String,
+}
+
 #[derive(Debug)]
 pub(crate) struct Turn {
     pub row: TurnRow,
     /// The newest model step's number; 0 before the first.
     pub step: u32,
     pub phase: Phase,
-    /// A model step whose intent is recorded and that has no call in flight, as step and attempt: an earlier daemon made the
-    /// call, or it failed and is made again.
-    pub cut: Option<(u32, u32)>,
+    /// A model step whose intent is recorded and that has no call in flight: an earlier daemon made the call, or it failed
+    /// and is made again.
+    pub cut: Option<CutCall>,
     /// The step that writes a summary before the first model call, once it is recorded.
     pub summary: Option<StepRow>,
     /// A model call that was made and may not be recorded, as step and attempt: its answer may still arrive, and must
@@ -102,7 +111,8 @@ impl Turn {
         let (newest_fit, newest_misfit) = (newest(StepState::Done), newest(StepState::Failed));
         let newest_done = newest_fit.max(newest_misfit);
         let misfits = live.steps.iter().filter(of_model(StepState::Failed)).count();
-        let cut = live.steps.iter().find(of_model(StepState::Intent)).map(|row| (row.step, row.attempt));
+        let cut = live.steps.iter().find(of_model(StepState::Intent));
+        let cut = cut.map(|row| CutCall { at: (row.step, row.attempt), shown: String::new() });
         let summary = live.steps.iter().find(|step| step.step == SUMMARY_STEP).cloned();
         let calls: Vec<ToolCallState> = live
             .calls

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lodge_model::{
     CallAnswer, CallContext, CallError, CallLimits, ModelMessage, ModelRequest, Provider, ProviderKind,
-    Secret,
+    Repetition, Secret,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -109,6 +109,11 @@ pub(crate) async fn ask(
         assert_no_key(error);
     }
     (answer, seen)
+}
+
+/// Whether the daemon repeats a call that failed in this way.
+pub(crate) fn is_repeated(error: &CallError) -> bool {
+    error.repetition() != Repetition::Never
 }
 
 /// Neither the message, nor its causes, nor the hint, nor the debug form may show the key.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::{AfterLastByte, KEY, RawServer, ask, limits, provider, stream_head};
+use crate::common::{AfterLastByte, KEY, RawServer, ask, is_repeated, limits, provider, stream_head};
 use lodge_model::{
     AnswerLimit, CallContext, CallError, CallLimits, CallUsage, ModelMessage, ModelRequest, StopReason,
     ToolCall, UnreadableAnswer,
@@ -56,7 +56,7 @@ async fn a_stream_that_ends_at_any_byte_is_cut_or_complete_and_never_wrong() {
                 complete += 1;
             }
             Err(error) => {
-                assert_eq!((error.code(), error.retryable()), ("model.cut", true), "ended at {end}")
+                assert_eq!((error.code(), is_repeated(&error)), ("model.cut", true), "ended at {end}")
             }
         }
     }
@@ -100,7 +100,7 @@ async fn refusals_are_distinguished_and_never_repeat_the_key() {
         let reply = format!("HTTP/1.1 {status} X\r\n{headers}content-length: {length}\r\n\r\n{body}");
         let server = RawServer::saying(reply, AfterLastByte::Close).await;
         let error = ask(&server.url, limits(), "m", "hi").await.0.expect_err("a refusal");
-        assert_eq!((error.code(), error.retryable()), (code, retryable), "{status} {body}");
+        assert_eq!((error.code(), is_repeated(&error)), (code, retryable), "{status} {body}");
         let wait = (headers.starts_with("retry")).then_some(Duration::from_secs(7));
         assert_eq!(error.retry_after(), wait);
     }
@@ -164,7 +164,7 @@ async fn silence_ends_a_call_before_the_head_and_within_the_stream() {
     for reply in [String::new(), format!("{}{half}", stream_head())] {
         let server = RawServer::saying(reply, AfterLastByte::StayOpen).await;
         let error = ask(&server.url, quick, "m", "hi").await.0.expect_err("silence");
-        assert_eq!((error.code(), error.retryable()), ("model.idle", true));
+        assert_eq!((error.code(), is_repeated(&error)), ("model.idle", true));
     }
 }
 
@@ -182,7 +182,7 @@ async fn nobody_there_is_unreachable() {
         listener.local_addr().expect("an address").port()
     };
     let error = ask(&format!("http://127.0.0.1:{port}/v1"), limits(), "m", "hi").await.0.expect_err("nobody");
-    assert_eq!((error.code(), error.retryable()), ("model.unreachable", true));
+    assert_eq!((error.code(), is_repeated(&error)), ("model.unreachable", true));
 }
 
 #[tokio::test]

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use lodge_model::{
     AnswerLimit, CallAnswer, CallContext, CallError, CallLimits, ModelMessage, ModelRequest, ProviderKind,
-    SilentPhase, StopReason, ToolCall, UnreadableAnswer,
+    Repetition, SilentPhase, StopReason, ToolCall, UnreadableAnswer,
 };
 
-use crate::common::{KEY, assert_no_key, limits};
+use crate::common::{KEY, assert_no_key, is_repeated, limits};
 use crate::recorded::{
     KINDS, RecordedEnding, TEXT, breaking, calls, events, listing, plain, rich, rich_usage,
 };
@@ -94,7 +94,7 @@ async fn an_answer_whose_connection_ends_at_any_byte_is_complete_or_cut_and_neve
                     }
                     Err(error) => {
                         assert_eq!(
-                            (error.code(), error.retryable()),
+                            (error.code(), is_repeated(&error)),
                             ("model.cut", true),
                             "{kind} at {cut}: {error}"
                         );
@@ -142,7 +142,7 @@ async fn silent(kind: ProviderKind) {
         let server = StrictServer::start(kind, vec![silent]).await;
         let error = ask_with(&server, limits).await.0.expect_err("silence");
         assert!(matches!(error, CallError::Idle { when, .. } if when == expected), "{kind}: {error:?}");
-        assert!(error.retryable() && error.hint().is_some());
+        assert!(is_repeated(&error) && error.hint().is_some());
     }
 }
 
@@ -168,7 +168,7 @@ async fn an_error_in_the_middle_ends_the_answer_with_what_was_said_of_it() {
         let (answer, seen) = ask_with(&server, limits()).await;
         let error = answer.expect_err("a failure");
         assert_eq!(
-            (error.code(), error.retryable(), seen.as_str()),
+            (error.code(), is_repeated(&error), seen.as_str()),
             ("model.error_in_stream", true, "begun"),
             "{kind}"
         );
@@ -189,7 +189,7 @@ async fn ends_that_are_none_are_reported_in_words() {
             [(before, "before it said anything"), (within, "within a tool call, which was not run")]
         {
             let error = answer.expect_err("no answer");
-            assert_eq!((error.code(), error.retryable()), ("model.length", false), "{kind}");
+            assert_eq!((error.code(), is_repeated(&error)), ("model.length", false), "{kind}");
             assert!(error.to_string().contains(words), "{kind}: {error}");
         }
         // This one has no such end.
@@ -197,11 +197,11 @@ async fn ends_that_are_none_are_reported_in_words() {
             let refused =
                 ask(kind, StrictReply::stream(bytes(&plain(kind, &["well"], RecordedEnding::Refusal)))).await;
             let error = refused.expect_err("a refusal");
-            assert_eq!((error.code(), error.retryable()), ("model.refused", false), "{kind}");
+            assert_eq!((error.code(), is_repeated(&error)), ("model.refused", false), "{kind}");
         }
         let empty = ask(kind, StrictReply::stream(bytes(&plain(kind, &[], RecordedEnding::Plain)))).await;
         let error = empty.expect_err("nothing");
-        assert_eq!((error.code(), error.retryable()), ("model.empty", true), "{kind}");
+        assert_eq!((error.code(), error.repetition()), ("model.empty", Repetition::Brief), "{kind}");
     }
     let blocked =
         events(ProviderKind::Gemini, &[serde_json::json!({"promptFeedback": {"blockReason": "SAFETY"}})]);
@@ -212,7 +212,7 @@ async fn ends_that_are_none_are_reported_in_words() {
         .await
         .expect_err("no call");
     assert!(
-        matches!(error, CallError::Garbage { what: UnreadableAnswer::BrokenCall, .. }) && error.retryable()
+        matches!(error, CallError::Garbage { what: UnreadableAnswer::BrokenCall, .. }) && is_repeated(&error)
     );
 }
 
@@ -225,7 +225,7 @@ async fn fifty_megabytes_and_ten_thousand_calls_are_refused_long_before_their_en
         let server = StrictServer::start(kind, vec![StrictReply::stream(pieces)]).await;
         let error = ask_with(&server, limits()).await.0.expect_err("too much");
         assert!(matches!(error, CallError::TooLarge { what: AnswerLimit::Answer, .. }), "{kind}: {error:?}");
-        assert!(!error.retryable());
+        assert!(!is_repeated(&error));
         // What is in flight between the two is not in the client's memory.
         assert!(server.sent.load(Ordering::Relaxed) < WHOLE / 2, "{kind}: it read on");
         let error = ask(kind, StrictReply::stream(bytes(&calls(kind, 10_000, RecordedEnding::Plain))))
@@ -251,7 +251,7 @@ async fn nonsense_is_distinguished_from_a_cut() {
         ] {
             let error = ask(kind, StrictReply::saying(&body)).await.expect_err("no answer");
             let CallError::Garbage { what: seen, .. } = &error else { panic!("{kind} {body}: {error:?}") };
-            assert_eq!((*seen, error.retryable()), (what, true), "{kind} {body}");
+            assert_eq!((*seen, error.repetition()), (what, Repetition::Brief), "{kind} {body}");
         }
         for body in ["", "\n \n"] {
             let error = ask(kind, StrictReply::saying(body)).await.expect_err("no answer");

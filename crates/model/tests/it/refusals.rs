@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use lodge_model::{
-    CallAnswer, CallContext, CallError, ModelMessage, ModelRequest, Provider, ProviderKind, UnreachableWhy,
+    CallAnswer, CallContext, CallError, ModelMessage, ModelRequest, Provider, ProviderKind, Repetition,
+    UnreachableWhy,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::common::{KEY, assert_no_key, limits};
+use crate::common::{KEY, assert_no_key, is_repeated, limits};
 use crate::recorded::KINDS;
 use crate::strict::{StrictReply, StrictServer};
 
@@ -79,7 +80,7 @@ async fn refusals_are_distinguished_by_what_a_person_can_do_about_them() {
         let body = error(*kind, *status, code, &format!("{message} {KEY}")).to_string();
         let error = refused(*kind, StrictReply::refusal(*status, "", body)).await;
         assert_eq!(
-            (error.code(), error.retryable()),
+            (error.code(), is_repeated(&error)),
             (*expected, *retryable),
             "{kind} {status} {code}: {error}"
         );
@@ -98,11 +99,11 @@ async fn pages_redirects_and_wrong_addresses_are_about_the_address() {
         let page = "<html><title>404</title></html>";
         for (status, headers) in [(404, ""), (405, ""), (302, "location: http://127.0.0.1:1/\r\n")] {
             let error = refused(kind, StrictReply::refusal(status, headers, page)).await;
-            assert_eq!((error.code(), error.retryable()), ("model.status", false), "{kind} {status}");
+            assert_eq!((error.code(), is_repeated(&error)), ("model.status", false), "{kind} {status}");
             assert!(error.hint().expect("a hint").contains("base-url"), "{kind} {status}");
         }
         let error = refused(kind, StrictReply::refusal(502, "", page)).await;
-        assert_eq!((error.code(), error.retryable()), ("model.status", true), "{kind}");
+        assert_eq!((error.code(), error.repetition()), ("model.status", Repetition::Patient), "{kind}");
     }
 }
 
@@ -113,7 +114,7 @@ async fn how_long_to_stay_away_is_heard_in_every_way_it_is_said() {
         let by_header = refused(kind, StrictReply::refusal(429, "retry-after: 7\r\n", &body)).await;
         assert_eq!(by_header.retry_after(), Some(Duration::from_secs(7)), "{kind}");
         let unsaid = refused(kind, StrictReply::refusal(429, "", &body)).await;
-        assert_eq!((unsaid.retry_after(), unsaid.retryable()), (None, true), "{kind}");
+        assert_eq!((unsaid.retry_after(), is_repeated(&unsaid)), (None, true), "{kind}");
     }
     let body = json!({"error": {"code": 429, "message": "m", "status": "RESOURCE_EXHAUSTED", "details": [
         {"@type": "type.googleapis.com/google.rpc.QuotaFailure", "violations": []},
@@ -147,7 +148,7 @@ async fn what_stands_between_us_and_a_provider_is_named() {
             let CallError::Unreachable { why, .. } = &error else { panic!("{url}: {error:?}") };
             assert_eq!(*why, expected, "{url}");
             assert!(error.to_string().contains(words) && error.hint().is_some(), "{error}");
-            assert_eq!((error.code(), error.retryable()), ("model.unreachable", true));
+            assert_eq!((error.code(), error.repetition()), ("model.unreachable", Repetition::Patient));
         }
     }
     plain.abort();
