@@ -23,8 +23,8 @@ pub fn call_pause(failures: u32, asked_ms: Option<u64>, spread: u64) -> u64 {
     asked_ms.map_or(pause, |asked_ms| asked_ms.max(pause))
 }
 
-/// Decides after a model call that the daemon itself could not make for the `failures`-th time, such as for lack of a
-/// processor. It says nothing about the provider.
+/// Decides after a model call failed for the `failures`-th time in a way that says nothing about an outage: the daemon could
+/// not make it, or its answer was of no use.
 pub fn own_call(failures: u32, spread: u64) -> RetryDecision {
     if failures >= MODEL_ATTEMPTS_MAX {
         return RetryDecision::GiveUp;

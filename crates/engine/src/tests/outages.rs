@@ -501,15 +501,17 @@ fn the_time_that_was_waited_for_one_provider_does_not_count_for_another() {
 #[test]
 fn a_turn_that_an_operator_has_to_decide_about_does_not_end_meanwhile() {
     let mut world = EngineWorld::new();
-    let agent = world.agent_with(Policy::Ask);
-    let turn = world.turn_with_call(&agent, "s");
-    let batch = world.is_down(0, &turn, 1);
-    let (wake, _) = timer(&batch).expect("it is tried again");
-    world.die(&agent, AgentComponent::Sandbox);
-    assert_eq!(world.engine.agents[&agent].lineage.state, LineageState::AskPending);
-    world.provider_is_due(5_000, wake);
-    let batch = world.at(RETRY_FOR_MS as i64 + 1, Observation::ProvidersChanged);
-    assert_eq!((failure_in(&batch), world.state(&turn)), (None, TurnState::Waiting));
+    let (asked, other) = (world.agent_with(Policy::Ask), world.agent());
+    let (undecided, trying) = (world.turn_with_call(&asked, "s"), world.turn_with_call(&other, "t"));
+    let (wake, _) = timer(&world.is_down(0, &undecided, 1)).expect("it is tried again");
+    world.is_down(10, &trying, 1);
+    world.die(&asked, AgentComponent::Sandbox);
+    assert_eq!(world.engine.agents[&asked].lineage.state, LineageState::AskPending);
+    assert_eq!(handed(&world.provider_is_due(5_000, wake)), std::slice::from_ref(&trying));
+    world.ask_model(&other, &trying, 1);
+    world.is_down(RETRY_FOR_MS as i64 + 10, &trying, 2);
+    assert!(!world.engine.turns.contains_key(&trying), "its time is over");
+    assert_eq!(world.state(&undecided), TurnState::Waiting);
 }
 
 #[test]
