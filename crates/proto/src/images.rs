@@ -103,6 +103,9 @@ pub struct ImageDetail {
     pub blobs: Vec<BlobView>,
     /// Whether it runs on any host: nothing of it is a program of this one.
     pub portable: bool,
+    /// What is probably a mistake: CONFIG keys that are almost, but not quite, those of the stock runtime.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// Some contents of an image.

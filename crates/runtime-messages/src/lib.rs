@@ -31,6 +31,20 @@ pub const LINE_BYTES_MAX: usize = 16 * 1024 * 1024;
 pub const REFUSED: i32 = -32000;
 /// The code of a runtime that refuses `initialize` because values of CONFIG cannot be used. The agent is then failed with `config`.
 pub const CONFIG_UNUSABLE: &str = "config.unusable";
+/// The CONFIG keys that the stock runtime reads.
+pub const CONFIG_KEYS: [&str; 11] = [
+    "max-tokens",
+    "max-iterations",
+    "memory-strategy",
+    "memory-max-messages",
+    "memory-max-tokens",
+    "tool-timeout",
+    "temperature",
+    "top-p",
+    "top-k",
+    "presence-penalty",
+    "frequency-penalty",
+];
 
 const JSONRPC: &str = "2.0";
 

@@ -185,6 +185,13 @@ mod tests {
     }
 
     #[test]
+    fn the_keys_that_builds_are_checked_against_are_known() {
+        for key in lodge_runtime_messages::CONFIG_KEYS {
+            assert_ne!(RuntimeSettings::default().take(key, "?"), KeyUse::Kept, "{key}");
+        }
+    }
+
+    #[test]
     fn all_values_that_cannot_be_used_are_refused_with_what_their_keys_take() {
         let given = [("max-tokens", "lots"), ("tool-timeout", ""), ("top-k", "3"), ("other", "x")];
         let configs = given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();

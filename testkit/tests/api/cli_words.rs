@@ -193,6 +193,42 @@ fn all_programs_that_a_host_lacks_are_reported_with_their_lines() {
     for line in ["because: Agentfile:3: BIN one: ", "because: Agentfile:5: BIN two: "] {
         assert!(err.contains(line), "{err}");
     }
+    // Together with mistakes of other kinds, in the order of the lines.
+    let mistaken = format!("{agentfile}CONFIG\nBIN\n");
+    let dir = world.lodge.agent_dir("mistaken", &mistaken, &[]);
+    let (code, _, err) = world.cli(&["run", dir.to_str().expect("UTF-8")]);
+    assert_eq!(code, 1, "{err}");
+    let lines = ["Agentfile:3:1", "Agentfile:5:1", "Agentfile:6:", "Agentfile:7:"].map(|line| err.find(line));
+    assert!(lines.is_sorted() && lines.iter().all(Option::is_some), "{lines:?}\n{err}");
+    assert!(err.contains("BIN two: there is no program `no-such-two` on this host"), "{err}");
+    // An image may be meant for another host.
+    let (code, _, err) = world.cli(&["image", "build", dir.to_str().expect("UTF-8")]);
+    assert!(code == 1 && !err.contains("no-such-two"), "{err}");
+}
+
+#[test]
+fn a_misspelt_key_of_the_stock_runtime_is_a_warning() {
+    let world = ApiWorld::new();
+    let agentfile = "FROM scratch\nMODEL mock/m\nCONFIG max-itterations=9\nCONFIG notes-max-count=3\n\
+        CONFIG top-k=3\n";
+    let dir = world.lodge.agent_dir("misspelt", agentfile, &[]);
+    let dir = dir.to_str().expect("UTF-8");
+    let warning = "warning: CONFIG max-itterations: the stock runtime has no such key and ignores it; \
+        did you mean `max-iterations`?\n";
+    for args in [&["image", "build", dir, "-t", "misspelt"][..], &["run", "-d", dir]] {
+        let (code, _, err) = world.cli(args);
+        assert_eq!(code, 0, "{err}");
+        assert!(err.contains(warning) && err.matches("warning:").count() == 1, "{err}");
+    }
+    assert!(world.lodge.cli_ok(["image", "inspect", "misspelt"]).contains("did you mean `max-iterations`?"));
+    // Another runtime has keys of its own.
+    let dir = world.lodge.agent_dir(
+        "other",
+        &format!("{agentfile}RUNTIME host:sh\n{}", "CONFIG max-itterations=9\n"),
+        &[],
+    );
+    let (code, _, err) = world.cli(&["image", "build", dir.to_str().expect("UTF-8")]);
+    assert!(code == 0 && !err.contains("warning:"), "{err}");
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use lodge_proto::{
     ApiMethod, BuildImage, ImageBin, ImageBuildParams, ImageDetail, ImageListParams, ImageRef, ImageRemoved,
     ImageTagParams, ImageView, InspectImage, LimitsView, ListImages, PAGE_MAX, RemoveImage, TagImage,
+    error_code,
 };
 
 use super::results::ResultList;
@@ -11,6 +12,7 @@ use super::transfers::{self, TransferKind};
 use super::{CommandContext, images_archive, images_diff, map, request_id};
 use crate::args::{ImageBuildArgs, ImageCommand};
 use crate::failure::CommandFailure;
+use crate::follow::DaemonClient;
 use crate::render::{ago, now_s, or_dash, pairs, size};
 use crate::words::put;
 
@@ -55,7 +57,28 @@ async fn build(context: &CommandContext, args: ImageBuildArgs) -> Result<(), Com
         return context.words.json(&image);
     }
     context.words.print_note(&format!("built {}", image.named.join(", ")));
+    print_warnings(context, &mut daemon, &image.digest).await?;
     put(&format!("{}\n", image.digest))
+}
+
+/// What is probably a mistake in an image.
+pub(super) async fn print_warnings(
+    context: &CommandContext,
+    daemon: &mut DaemonClient<'_>,
+    digest: &str,
+) -> Result<(), CommandFailure> {
+    let params = ImageRef { image: digest.to_owned(), request_id: None };
+    match daemon.call::<InspectImage>(params).await {
+        Ok(detail) => {
+            for warning in &detail.warnings {
+                context.words.print_note(&format!("warning: {warning}"));
+            }
+            Ok(())
+        }
+        // Another client removed it.
+        Err(failure) if failure.is(error_code!("image.not_found")) => Ok(()),
+        Err(failure) => Err(failure),
+    }
 }
 
 async fn list(context: &CommandContext) -> Result<(), CommandFailure> {
@@ -162,6 +185,7 @@ fn detail_text(detail: &ImageDetail) -> String {
     rows.extend(detail.bins.iter().map(|bin| ("bin", bin_text(bin))));
     rows.extend(detail.files.iter().map(|file| ("file", format!("{} {}", file.name, size(file.bytes)))));
     rows.extend(detail.labels.iter().map(|(key, value)| ("label", format!("{key}={value}"))));
+    rows.extend(detail.warnings.iter().map(|warning| ("warning", warning.clone())));
     rows.extend(detail.blobs.iter().map(|blob| {
         let title = blob.title.as_deref().unwrap_or_default();
         ("blob", format!("{} {} {} {title}", short(&blob.digest), size(blob.size_bytes), blob.media_type))

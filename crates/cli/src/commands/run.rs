@@ -5,6 +5,7 @@ use std::io::IsTerminal;
 use lodge_proto::{AgentCreateParams, AgentRef, AgentView, CreateAgent, GetAgent, Mount, error_code};
 
 use super::agents::{AgentGoal, settle};
+use super::images::print_warnings;
 use super::prompt::{PromptText, ask, print_detached_turn, send};
 use super::source::{AgentSource, source, source_not_found, utf8};
 use super::stdin::{check_message, prompt_text};
@@ -41,6 +42,7 @@ pub(super) async fn run(context: &CommandContext, args: RunArgs) -> Result<(), C
         }
         Some(_) | None => failure,
     })?;
+    print_warnings(context, &mut daemon, &agent.image_digest).await?;
     print_network(context, &agent);
     print_mounts(context, &mut daemon, &agent, MAP_ROOT).await?;
     print_unenforced(context, &agent);

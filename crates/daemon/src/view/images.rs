@@ -4,10 +4,12 @@ use lodge_core::lineage::Policy;
 use lodge_core::record::{
     BinRecord, ContextRecord, EnvRecord, ImageRecord, ImageState, LimitsRecord, NetworkMode, NetworkRecord,
 };
+use lodge_image::agentfile::nearest;
 use lodge_proto::{
     BlobView, CapabilityView, ImageBin, ImageConfig, ImageContext, ImageDetail, ImageEnv, ImageFile,
     ImageView, LimitsView, NetworkView,
 };
+use lodge_runtime_messages::CONFIG_KEYS;
 use lodge_store::ImageSummary;
 
 use crate::act::mask;
@@ -93,6 +95,20 @@ fn image_bin(bin: BinRecord) -> ImageBin {
     ImageBin { name, source, portable, safe, description, usage, shell }
 }
 
+/// CONFIG keys that the stock runtime does not read, and that look like those it does.
+fn misspelt_configs(record: &ImageRecord) -> Vec<String> {
+    if record.runtime.is_some() || record.runtime_image.is_some() {
+        return Vec::new();
+    }
+    let declared = record.declared.iter().map(|config| config.key.as_str());
+    let unknown = declared.filter(|key| !CONFIG_KEYS.contains(key));
+    let misspelt = unknown.filter_map(|key| Some((key, nearest(key, CONFIG_KEYS.into_iter())?)));
+    let warning = |(key, near)| {
+        format!("CONFIG {key}: the stock runtime has no such key and ignores it; did you mean `{near}`?")
+    };
+    misspelt.map(warning).collect()
+}
+
 /// Everything about an image but the contents of its files and the secrets among its variables.
 pub fn image_detail(
     summary: ImageSummary,
@@ -101,6 +117,7 @@ pub fn image_detail(
     blobs: Vec<BlobView>,
 ) -> ImageDetail {
     let agentfile = agentfile(&record.agentfile, &record.env);
+    let warnings = misspelt_configs(&record);
     let configs = record.configs;
     let declared = record.declared.into_iter().map(|config| ImageConfig {
         value: configs.get(&config.key).cloned(),
@@ -152,5 +169,6 @@ pub fn image_detail(
             .map(|policy| policy.word().to_owned()),
         agentfile,
         used_by,
+        warnings,
     }
 }

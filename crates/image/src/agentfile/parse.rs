@@ -29,6 +29,31 @@ pub fn parse(
     source: &[u8],
     args: &BTreeMap<String, String>,
 ) -> Result<Agentfile, AgentfileErrors> {
+    let ParsedAgentfile { agentfile, errors } = parse_all(name, source, args);
+    match errors {
+        Some(errors) => Err(errors),
+        None => Ok(agentfile),
+    }
+}
+
+/// An Agentfile without the lines that have mistakes, and those mistakes.
+pub(super) struct ParsedAgentfile {
+    pub agentfile: Agentfile,
+    pub errors: Option<AgentfileErrors>,
+}
+
+/// Parses an Agentfile, and keeps what could be read of one with mistakes.
+pub(super) fn parse_all(name: &str, source: &[u8], args: &BTreeMap<String, String>) -> ParsedAgentfile {
+    parse_lines(name, source, args)
+        .unwrap_or_else(|errors| ParsedAgentfile { agentfile: Agentfile::default(), errors: Some(errors) })
+}
+
+/// An error is about the file as a whole, of which no line was read.
+fn parse_lines(
+    name: &str,
+    source: &[u8],
+    args: &BTreeMap<String, String>,
+) -> Result<ParsedAgentfile, AgentfileErrors> {
     let whole_file = |line, column, mistake: Mistake| {
         AgentfileErrors::one(AgentfileError { file: name.to_owned(), line, column, mistake })
     };
@@ -51,7 +76,7 @@ pub fn parse(
     }
     let mut parser = Parser::new(name, lines, args);
     while parser.step().is_some() {}
-    parser.finish()
+    Ok(parser.finish())
 }
 
 struct Parser<'a> {
@@ -307,15 +332,12 @@ impl<'a> Parser<'a> {
         None
     }
 
-    fn finish(mut self) -> Result<Agentfile, AgentfileErrors> {
+    fn finish(mut self) -> ParsedAgentfile {
         let gave_up = self.errors.len() > ERRORS_MAX;
         if matches!(self.from, FromState::No) && !gave_up {
             self.report(1, 1, FormMistake::FromMissing);
         }
-        match AgentfileErrors::collect(self.errors) {
-            Some(errors) => Err(errors),
-            None => Ok(self.doc),
-        }
+        ParsedAgentfile { agentfile: self.doc, errors: AgentfileErrors::collect(self.errors) }
     }
 }
 

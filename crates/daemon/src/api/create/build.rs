@@ -13,6 +13,7 @@ use lodge_image::{Pins, Reference, RemoteImage};
 use lodge_proto::ErrorBody;
 use tokio::runtime::Handle;
 
+use super::tools::missing_program;
 use crate::api::images::{self, LookupError, ObtainError, bring, find_bin, name_of};
 use crate::crash;
 use crate::images::record::record_of;
@@ -43,14 +44,24 @@ pub(in crate::api) struct BuiltImage {
     pub called: Option<String>,
 }
 
+/// What an image is built for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::api) enum BuildPurpose {
+    /// Any host: the programs of `host:` may be missing here.
+    Image,
+    /// An agent of this host.
+    Agent,
+}
+
 /// Builds an image. All mistakes are reported together. Call it where blocking is allowed.
 pub(in crate::api) fn build(
     shell: &Shell,
     source: &AgentfileSource<'_>,
     args: &BTreeMap<String, String>,
+    purpose: BuildPurpose,
     watch: Arc<dyn TransferWatch>,
 ) -> Result<BuiltImage, ErrorBody> {
-    let shelf = ImageResolver::new(shell, watch)?;
+    let shelf = ImageResolver { purpose, ..ImageResolver::new(shell, watch)? };
     let loaded = match source {
         AgentfileSource::Path(path) => agentfile::load_dir(Path::new(path), args, &shelf),
         AgentfileSource::Content(content) => agentfile::load_inline(content.as_bytes(), args, &shelf),
@@ -93,6 +104,7 @@ fn plain_name(text: &str) -> Option<String> {
 pub(in crate::api) struct ImageResolver<'a> {
     shell: &'a Shell,
     watch: Arc<dyn TransferWatch>,
+    purpose: BuildPurpose,
     /// Pins the resolved tools, even if their names change meanwhile.
     pins: Pins,
     bins: RefCell<BTreeMap<String, ImageRow>>,
@@ -100,7 +112,8 @@ pub(in crate::api) struct ImageResolver<'a> {
 
 impl<'a> ImageResolver<'a> {
     pub fn new(shell: &'a Shell, watch: Arc<dyn TransferWatch>) -> Result<ImageResolver<'a>, ImageError> {
-        Ok(ImageResolver { shell, watch, pins: shell.images.blobs()?.pins(), bins: RefCell::default() })
+        let (pins, purpose) = (shell.images.blobs()?.pins(), BuildPurpose::Image);
+        Ok(ImageResolver { shell, watch, purpose, pins, bins: RefCell::default() })
     }
 
     /// The tools that the image needs.
@@ -194,6 +207,13 @@ impl Builder for ImageResolver<'_> {
 
     fn refuses(&self, file: &Agentfile) -> Vec<(u32, &'static str)> {
         unsupported::instructions(file)
+    }
+
+    fn missing_program(&self, program: &str) -> Option<String> {
+        match self.purpose {
+            BuildPurpose::Agent => missing_program(program),
+            BuildPurpose::Image => None,
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use lodge_model::ProvidersError;
 use lodge_proto::{AgentCreateParams, ErrorBody};
 use tokio::runtime::Handle;
 
-pub(in crate::api) use self::build::{AgentfileSource, BuiltImage, ImageResolver, build};
+pub(in crate::api) use self::build::{AgentfileSource, BuildPurpose, BuiltImage, ImageResolver, build};
 pub(in crate::api) use self::env::check_env;
 pub(in crate::api) use self::mounts::mounts;
 use self::tools::{find_runtime, find_tools, runtime_named};
@@ -86,7 +86,8 @@ pub(in crate::api) fn choose(
                 .hint("`path` is a directory or an Agentfile of this host, `content` an Agentfile's text, `image` the name of an image"));
         }
     };
-    let BuiltImage { mut row, record, with, pins, called } = build(shell, &source, named.build_args, watch)?;
+    let BuiltImage { mut row, record, with, pins, called } =
+        build(shell, &source, named.build_args, BuildPurpose::Agent, watch)?;
     let called = called.unwrap_or_else(|| NAME_DEFAULT.to_owned());
     let named = format!("{called}:latest");
     row.name.clone_from(&named);

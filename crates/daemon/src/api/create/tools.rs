@@ -218,6 +218,11 @@ pub(in crate::api) fn runtime_named(
     Ok((image_runtime(&image), with, Some(pins)))
 }
 
+/// Why the program that a line with `host:` names cannot be found.
+pub(super) fn missing_program(program: &str) -> Option<String> {
+    find(program).is_none().then(|| absent(program))
+}
+
 /// A program of this host by its path, or by its name where programs are.
 fn find(program: &str) -> Option<PathBuf> {
     let candidates: Vec<PathBuf> = if program.starts_with('/') {

@@ -6,7 +6,7 @@ use lodge_image::registry::TransferWatch;
 use lodge_proto::{ErrorBody, ImageBuildParams};
 
 use super::find::{tagged, tags_of};
-use crate::api::create::{AgentfileSource, BuiltImage, build};
+use crate::api::create::{AgentfileSource, BuildPurpose, BuiltImage, build};
 use crate::api::methods::{PreparedChange, ask_prepared};
 use crate::shell::Shell;
 use lodge_engine::{Answer, Command, ImageCommand, NewImage, RequestKey};
@@ -35,7 +35,8 @@ fn prepare(
     };
     // Before the work: a name that cannot be given is known without it.
     let mut tags = tags_of(&given.tags)?;
-    let BuiltImage { mut row, with, pins, called, .. } = build(shell, &source, &given.build_args, watch)?;
+    let BuiltImage { mut row, with, pins, called, .. } =
+        build(shell, &source, &given.build_args, BuildPurpose::Image, watch)?;
     if tags.is_empty() {
         let name = called.as_deref().ok_or_else(|| {
             ErrorBody::new("image.no_name", "the Agentfile has no NAME of its own, and no name was given")

@@ -17,7 +17,7 @@ use super::document::{Agentfile, BinSource, ContextSource, Keyed, Located, Paren
 use super::error::{AgentfileError, AgentfileErrors};
 use super::merge::merge;
 use super::mistake::{FileMistake, FormMistake};
-use super::parse::parse;
+use super::parse::{ParsedAgentfile, parse_all};
 
 const STDIN_NAME: &str = "stdin";
 
@@ -73,6 +73,11 @@ pub trait Builder {
 
     /// The instructions of one Agentfile that have no effect: their lines and keywords.
     fn refuses(&self, agentfile: &Agentfile) -> Vec<(u32, &'static str)>;
+
+    /// Why a program of the host cannot be used. `None` if it can, or if the image is built for other hosts.
+    fn missing_program(&self, _program: &str) -> Option<String> {
+        None
+    }
 }
 
 /// Loads the Agentfile at `path`, a directory that has one or the file itself, with its parents and every file that
@@ -143,6 +148,9 @@ struct Loader<'a> {
     declared: BTreeSet<String>,
     /// Of every file that was read, one list after the other.
     errors: Vec<AgentfileError>,
+    /// The lines whose programs this host lacks. They are mistakes only beside others: an image without other mistakes is
+    /// built, and may run on another host.
+    missing: Vec<AgentfileError>,
 }
 
 /// One Agentfile of a chain, before it is parsed.
@@ -179,6 +187,7 @@ impl<'a> Loader<'a> {
             chain: Vec::new(),
             declared: BTreeSet::new(),
             errors: Vec::new(),
+            missing: Vec::new(),
         }
     }
 
@@ -188,13 +197,12 @@ impl<'a> Loader<'a> {
         let mut next = Some(child);
         while let Some(level) = next.take() {
             self.chain.push((level.name.clone(), level.identity));
-            let mut agentfile = match parse(&level.name, &level.source, self.args) {
-                Ok(agentfile) => agentfile,
-                Err(mistakes) => {
-                    self.errors.extend(mistakes.iter().cloned());
-                    break;
-                }
-            };
+            let ParsedAgentfile { mut agentfile, errors } = parse_all(&level.name, &level.source, self.args);
+            self.find_missing_programs(&level.name, &agentfile);
+            if let Some(mistakes) = errors {
+                self.errors.extend(mistakes.iter().cloned());
+                break;
+            }
             self.declared.extend(agentfile.args.iter().map(|arg| arg.key.clone()));
             let mut faults = FileFaults::new(&level.name);
             for (line, what) in self.builder.refuses(&agentfile) {
@@ -216,7 +224,7 @@ impl<'a> Loader<'a> {
             self.errors.extend(faults.sorted());
             levels.push(LoadedAgentfile { agentfile, contexts, files, ..LoadedAgentfile::default() });
         }
-        if let Some(errors) = AgentfileErrors::of(self.errors) {
+        if let Some(errors) = AgentfileErrors::of(self.all_mistakes()) {
             return Err(LoadError::Mistakes(errors));
         }
         let unknown: Vec<String> =
@@ -225,6 +233,28 @@ impl<'a> Loader<'a> {
             return Err(LoadError::UndeclaredArgs { unknown, declared: self.declared.into_iter().collect() });
         }
         Ok(flatten(levels, source))
+    }
+
+    fn find_missing_programs(&mut self, file: &str, agentfile: &Agentfile) {
+        for bin in &agentfile.bins {
+            let BinSource::Host(program) = &bin.source else { continue };
+            let Some(why) = self.builder.missing_program(program) else { continue };
+            let why = format!("BIN {}: {why}", bin.name);
+            let mistake = FileMistake::NoProgram { why }.into();
+            self.missing.push(AgentfileError { file: file.to_owned(), line: bin.line, column: 1, mistake });
+        }
+    }
+
+    /// Every mistake, in the order of the chain and of the lines.
+    fn all_mistakes(&mut self) -> Vec<AgentfileError> {
+        let mut errors = std::mem::take(&mut self.errors);
+        if errors.is_empty() || self.missing.is_empty() {
+            return errors;
+        }
+        errors.append(&mut self.missing);
+        let place = |file: &str| self.chain.iter().position(|(name, _)| name == file);
+        errors.sort_by_key(|error| (place(&error.file), error.line, error.column));
+        errors
     }
 
     /// Lets the tools of one Agentfile be those that their names mean now.

@@ -34,6 +34,8 @@ pub enum FileMistake {
     NoBin { image: String },
     #[error("the tool `{}` could not be pulled: {}", shown(image), shown_cause(why))]
     BinUnreadable { image: String, why: String },
+    #[error("{}", shown_cause(why))]
+    NoProgram { why: String },
     #[error("FROM leads back to where it came from: {}", chain(names))]
     Cycle { names: Vec<String> },
     #[error("there are too many parents: {}", chain(names))]
@@ -54,6 +56,7 @@ codes! { FileMistake:
     ImageUnreadable => "agentfile.parent_unreadable",
     NoBin => "agentfile.bin_not_found",
     BinUnreadable => "agentfile.bin_unreadable",
+    NoProgram => "agentfile.program_not_found",
     Cycle => "agentfile.parent_cycle",
     TooDeep => "agentfile.too_many_parents",
 }
@@ -78,6 +81,7 @@ impl FileMistake {
             FileMistake::NoBin { .. } | FileMistake::BinUnreadable { .. } => {
                 "`host:program`, a local tool, or one in a registry".to_owned()
             }
+            FileMistake::NoProgram { .. } => "a program of this host".to_owned(),
             FileMistake::Cycle { .. } => "a chain of parents that ends with `FROM scratch`".to_owned(),
             FileMistake::TooDeep { max, .. } => format!("at most {max} parents above an agent"),
         }
@@ -117,6 +121,9 @@ impl FileMistake {
             },
             FileMistake::BinUnreadable { .. } => {
                 "check the name; `lodge bin pull` pulls only the tool".to_owned()
+            }
+            FileMistake::NoProgram { .. } => {
+                "install that program on this host, or remove the line".to_owned()
             }
             FileMistake::Cycle { .. } => "let one of them start with `FROM scratch`".to_owned(),
             FileMistake::TooDeep { .. } => "flatten some of them into one".to_owned(),
