@@ -212,7 +212,7 @@ fn a_job_is_found_by_the_beginning_of_its_id() {
     let (a, b) = (world.new_job(30, None, &[]), world.new_job(30, None, &[]));
     let (agent, other): (AgentId, AgentId) = (AGENT.parse().unwrap(), "agt_2".parse().unwrap());
     let find =
-        |given: &str, agent| world.store.reader.here(|snapshot| snapshot.find_job(given, agent)).unwrap();
+        |given: &str, agent| world.store.reader.here(|snapshot| snapshot.find_jobs(given, agent)).unwrap();
     assert_eq!(find(a.id.as_str(), None), std::slice::from_ref(&a.id));
     assert_eq!(find(&a.id.as_str()[..20], Some(&agent)), std::slice::from_ref(&a.id));
     assert_eq!(find(a.id.as_str(), Some(&other)), Vec::<JobId>::new());

@@ -12,13 +12,14 @@ use lodge_core::limits::JOB_LABELS_MAX;
 use lodge_core::{AgentId, JobId};
 use lodge_proto::{
     ApiMethod, CancelJob, ErrorBody, GetJob, JobList, JobListParams, JobView, JobWaitParams, ListJobs,
-    ReadJobOutput, SubmitJob, WaitForJob,
+    ReadJobOutput, SubmitJob, WaitForJob, error_code,
 };
 use lodge_store::{JobFilter, JobSummary};
 use serde_json::Value;
 
 use super::methods::{
-    Reply, changed, find_agent_ever, internal, no_method, page, recorded_id, reply, session_id,
+    Reply, changed, find_agent_ever, internal, is_id_prefix, no_method, page, recorded_id, reply, session_id,
+    unique_id,
 };
 use super::params;
 use crate::auth::{ApiCaller, rights};
@@ -189,23 +190,13 @@ pub(super) async fn job_now(shell: &Arc<Shell>, id: &JobId) -> Result<JobSummary
     shell.read_few(move |at| one(at, &id)).await
 }
 
-/// The job that an id or a unique beginning of one means, of this agent or of any.
+/// The job that an id or a unique prefix of one means, of this agent or of any.
 pub(super) fn find(at: &ReadView<'_>, given: &str, agent: Option<&AgentId>) -> Result<JobId, ErrorBody> {
-    let prefixed =
-        given.strip_prefix(JobId::PREFIX).is_some_and(|rest| rest.len() > 1 && rest.starts_with('_'));
-    let found = if prefixed { at.store.find_job(given, agent).map_err(internal)? } else { Vec::new() };
-    match found.as_slice() {
-        [] => Err(view::no_job(given)),
-        [one] => Ok(one.clone()),
-        several => match several.iter().find(|id| id.as_str() == given) {
-            Some(exactly) => Ok(exactly.clone()),
-            None => {
-                let ids: Vec<String> = several.iter().map(ToString::to_string).collect();
-                Err(ErrorBody::new("job.ambiguous", format!("several jobs start with `{given}`"))
-                    .hint(format!("give more of the id: {}", ids.join(", "))))
-            }
-        },
+    if !is_id_prefix(given, JobId::PREFIX) {
+        return Err(view::no_job(given));
     }
+    let found = at.store.find_jobs(given, agent).map_err(internal)?;
+    unique_id(found, given, error_code!("job.ambiguous"), "jobs")?.ok_or_else(|| view::no_job(given))
 }
 
 pub(super) fn one(at: &ReadView<'_>, id: &JobId) -> Result<JobSummary, ErrorBody> {

@@ -8,11 +8,14 @@ use lodge_core::lineage::{LineageState, Policy};
 use lodge_proto::{
     ApiMethod, ErrorBody, GetLineage, LineageDetail, LineageList, LineageListParams, LineageRef,
     LineageResolveParams, LineageView, ListLineageMessages, ListLineages, ResolveLineage, SnapshotLineage,
+    error_code,
 };
 use lodge_store::{LineageFilter, LineageSummary};
 use serde_json::Value;
 
-use super::methods::{Reply, changed, find_agent_ever, internal, no_method, one_agent, page, reply};
+use super::methods::{
+    Reply, changed, find_agent_ever, internal, no_method, one_agent, page, reply, unique_id,
+};
 use super::{params, snapshots};
 use crate::read_view::ReadView;
 use crate::shell::Shell;
@@ -144,16 +147,8 @@ pub(super) fn find(at: &ReadView<'_>, given: &str) -> Result<LineageId, ErrorBod
     if !given.starts_with("lin_") {
         return Ok(one_agent(at, given)?.row.lineage);
     }
-    let mut found = at.store.find_lineage(given).map_err(internal)?;
-    match found.len() {
-        0 => Err(no_lineage(given)),
-        1 => Ok(found.remove(0)),
-        _ => {
-            let ids: Vec<String> = found.iter().map(ToString::to_string).collect();
-            Err(ErrorBody::new("lineage.ambiguous", format!("several lineages start with `{given}`"))
-                .hint(format!("give more of the id: {}", ids.join(", "))))
-        }
-    }
+    let found = at.store.find_lineages(given).map_err(internal)?;
+    unique_id(found, given, error_code!("lineage.ambiguous"), "lineages")?.ok_or_else(|| no_lineage(given))
 }
 
 pub(super) fn no_lineage(given: &str) -> ErrorBody {

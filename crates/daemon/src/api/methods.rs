@@ -1,5 +1,6 @@
 //! What each method does: reads go to the store, changes go to the engine.
 
+use std::fmt::Display;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -8,7 +9,8 @@ use lodge_image::Pins;
 use lodge_image::agentfile::nearest;
 use lodge_image::registry::TransferWatch;
 use lodge_proto::{
-    ApiMethod, CancelJob, ErrorBody, IssueToken, KillAgent, PAGE_MAX, RemoveAgent, RevokeToken, StopAgent,
+    ApiMethod, CancelJob, ErrorBody, IssueToken, KillAgent, KnownCode, PAGE_MAX, RemoveAgent, RevokeToken,
+    StopAgent, error_code,
 };
 use lodge_store::{AgentMatch, AgentSummary, StoreSnapshot};
 use serde_json::Value;
@@ -301,12 +303,39 @@ fn the_one(found: AgentMatch, given: &str) -> Result<AgentId, ErrorBody> {
     match found {
         AgentMatch::One(id) => Ok(id),
         AgentMatch::None => Err(no_agent(given)),
-        AgentMatch::Many(ids) => {
-            let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
-            Err(ErrorBody::new("agent.ambiguous", format!("several agents start with `{given}`"))
-                .hint(format!("give more of the id: {}", ids.join(", "))))
-        }
+        AgentMatch::Many(ids) => Err(several_ids(&ids, given, error_code!("agent.ambiguous"), "agents")),
     }
+}
+
+/// Whether a text is an id with this prefix, or begins like one: the prefix alone is not enough.
+pub(super) fn is_id_prefix(given: &str, prefix: &str) -> bool {
+    given.strip_prefix(prefix).is_some_and(|rest| rest.len() > 1 && rest.starts_with('_'))
+}
+
+/// The id that `given` names, of those that start with it: itself, or the only one.
+pub(super) fn unique_id<I: Display>(
+    mut ids: Vec<I>,
+    given: &str,
+    ambiguous: KnownCode,
+    kind: &str,
+) -> Result<Option<I>, ErrorBody> {
+    if let Some(exactly) = ids.iter().position(|id| id.to_string() == given) {
+        return Ok(Some(ids.swap_remove(exactly)));
+    }
+    match ids.pop() {
+        Some(id) if ids.is_empty() => Ok(Some(id)),
+        Some(id) => {
+            ids.push(id);
+            Err(several_ids(&ids, given, ambiguous, kind))
+        }
+        None => Ok(None),
+    }
+}
+
+fn several_ids<I: Display>(ids: &[I], given: &str, ambiguous: KnownCode, kind: &str) -> ErrorBody {
+    let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
+    ErrorBody::new(ambiguous.as_str(), format!("several {kind} start with `{given}`"))
+        .hint(format!("give more of the id: {}", ids.join(", ")))
 }
 
 pub(super) fn one_agent(at: &ReadView<'_>, given: &str) -> Result<AgentSummary, ErrorBody> {

@@ -6,12 +6,12 @@ use lodge_core::WorkId;
 use lodge_core::quarantine::{QuarantineRow, WorkKind};
 use lodge_proto::{
     ApiMethod, DropQuarantined, ErrorBody, ListQuarantine, QuarantineList, QuarantineListParams,
-    QuarantineRef, QuarantineView, RetryQuarantined, hex,
+    QuarantineRef, QuarantineView, RetryQuarantined, error_code, hex,
 };
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::methods::{Reply, changed, internal, no_method, page, reply};
+use super::methods::{Reply, changed, internal, no_method, page, reply, unique_id};
 use super::params;
 use crate::auth::ApiCaller;
 use crate::crash;
@@ -77,19 +77,9 @@ fn find(at: &ReadView<'_>, given: &str) -> Result<WorkId, ErrorBody> {
     let rows = at.store.quarantine().map_err(internal)?;
     let matches =
         |row: &&QuarantineRow| row.id.as_str().starts_with(given) && given.len() > WorkId::PREFIX.len();
-    let mut found: Vec<WorkId> = rows.iter().filter(matches).map(|row| row.id.clone()).collect();
-    if let Some(exactly) = found.iter().position(|id| id.as_str() == given) {
-        return Ok(found.swap_remove(exactly));
-    }
-    match found.len() {
-        0 => Err(view::refused(WorkRefusal::NotFound { given: given.to_owned() })),
-        1 => Ok(found.swap_remove(0)),
-        _ => {
-            let ids: Vec<String> = found.iter().map(ToString::to_string).collect();
-            Err(ErrorBody::new("work.ambiguous", format!("several pieces of work start with `{given}`"))
-                .hint(format!("give more of the id: {}", ids.join(", "))))
-        }
-    }
+    let found: Vec<WorkId> = rows.iter().filter(matches).map(|row| row.id.clone()).collect();
+    unique_id(found, given, error_code!("work.ambiguous"), "pieces of work")?
+        .ok_or_else(|| view::refused(WorkRefusal::NotFound { given: given.to_owned() }))
 }
 
 /// Watches a request while it is computed, and refuses one that is set aside. What an operator needs to look at the daemon

@@ -12,7 +12,9 @@ use lodge_store::{
 };
 use serde_json::Value;
 
-use super::methods::{Reply, changed, find_agent_ever, internal, keep, no_method, page, reply, session_id};
+use super::methods::{
+    Reply, changed, find_agent_ever, internal, keep, no_method, page, reply, session_id, unique_id,
+};
 use super::params;
 use crate::chain;
 use crate::read_view::ReadView;
@@ -27,9 +29,9 @@ use lodge_engine::{
 const EXPORT_VERSION: u32 = 1;
 /// A page of an export ends with the message that reaches this.
 const EXPORT_BYTES_MAX: usize = 1 << 20;
-/// How often a session that moved on while it was read is read again, and what is waited before.
-pub(super) const TRIES_MAX: u32 = 20;
-pub(super) const TRY_AGAIN_AFTER: Duration = Duration::from_millis(10);
+/// How often a change is planned at most, while its session changes, and the pause before each repetition.
+const TRIES_MAX: u32 = 20;
+const TRY_AGAIN_AFTER: Duration = Duration::from_millis(10);
 /// How long a search waits for others: they are made one after the other.
 const SEARCH_WAIT_MAX: Duration = Duration::from_secs(20);
 
@@ -162,19 +164,9 @@ fn which(all: bool) -> TurnScope {
 /// The session with this id, or the only one whose id begins with it, of this agent or of any.
 pub(super) fn known(at: &ReadView<'_>, given: &str, agent: Option<&AgentId>) -> Result<SessionId, ErrorBody> {
     session_id(given)?;
-    let mut found = at.store.find_sessions(given).map_err(internal)?;
-    let id = match (found.pop(), found.as_slice()) {
-        (Some(id), []) => id,
-        (None, _) => return Err(view::no_session(&given)),
-        (Some(last), others) => {
-            let ids: Vec<&str> = others.iter().chain([&last]).map(SessionId::as_str).collect();
-            return Err(ErrorBody::new(
-                "session.ambiguous",
-                format!("several sessions start with `{given}`"),
-            )
-            .hint(format!("give more of the id: {}", ids.join(", "))));
-        }
-    };
+    let found = at.store.find_sessions(given).map_err(internal)?;
+    let id = unique_id(found, given, error_code!("session.ambiguous"), "sessions")?
+        .ok_or_else(|| view::no_session(&given))?;
     let Some(agent) = agent else { return Ok(id) };
     match at.store.session_fact(&id).map_err(internal)? {
         Some(fact) if fact.row.agent == *agent => Ok(id),
@@ -255,7 +247,6 @@ enum SessionEdit {
     Delete,
 }
 
-/// Reads what a change is decided on and has it decided; again, when the session moved on in between.
 async fn change(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
@@ -263,34 +254,45 @@ async fn change(
     change: SessionEdit,
 ) -> Result<Answer, ErrorBody> {
     let id = session_id(session)?;
-    let (mut tries, change) = (0, Arc::new(change));
+    let change = Arc::new(change);
+    let (of, what) = (id.clone(), change.clone());
+    match ask_planned(shell, key.as_ref(), move |at| planned(at, &of, &what)).await? {
+        Some(answer) => {
+            if matches!(*change, SessionEdit::Delete) {
+                forget(shell, &id).await;
+            }
+            Ok(answer)
+        }
+        None => match *change {
+            // One that is not there is as deleted as it can be.
+            SessionEdit::Delete => {
+                let missing = SessionDeleted { session: id.to_string(), deleted: false };
+                Ok(Answer::Rendered(keep(shell, key, view::text(&missing)).await?))
+            }
+            SessionEdit::Fork { .. }
+            | SessionEdit::Rewind { .. }
+            | SessionEdit::Regenerate { .. }
+            | SessionEdit::Activate { .. } => Err(view::no_session(&id)),
+        },
+    }
+}
+
+/// Plans a change on one snapshot, and asks the engine for it. If the session changed since that snapshot, the change is
+/// planned again. None: there is no such session.
+pub(super) async fn ask_planned(
+    shell: &Arc<Shell>,
+    key: Option<&RequestKey>,
+    plan: impl Fn(&ReadView<'_>) -> Result<Option<SessionChange>, ErrorBody> + Clone + Send + 'static,
+) -> Result<Option<Answer>, ErrorBody> {
+    let mut tries = 0;
     loop {
-        let (of, what) = (id.clone(), change.clone());
-        let answer = match shell.read(move |at| planned(at, &of, &what)).await? {
-            Some(planned) => shell.ask(key.clone(), Command::Session(Box::new(planned))).await,
-            None => match *change {
-                // One that is not there is as deleted as it can be.
-                SessionEdit::Delete => {
-                    let missing = SessionDeleted { session: id.to_string(), deleted: false };
-                    return Ok(Answer::Rendered(keep(shell, key, view::text(&missing)).await?));
-                }
-                SessionEdit::Fork { .. }
-                | SessionEdit::Rewind { .. }
-                | SessionEdit::Regenerate { .. }
-                | SessionEdit::Activate { .. } => return Err(view::no_session(&id)),
-            },
-        };
+        let Some(change) = shell.read(plan.clone()).await? else { return Ok(None) };
         tries += 1;
-        match answer {
+        match shell.ask(key.cloned(), Command::Session(Box::new(change))).await {
             Err(AskError::Refused(Refusal::Session(SessionRefusal::Changed { .. }))) if tries < TRIES_MAX => {
                 tokio::time::sleep(TRY_AGAIN_AFTER).await;
             }
-            answer => {
-                if matches!(*change, SessionEdit::Delete) && answer.is_ok() {
-                    forget(shell, &id).await;
-                }
-                return Ok(answer?);
-            }
+            answer => return Ok(Some(answer?)),
         }
     }
 }

@@ -9,12 +9,12 @@ use lodge_core::TokenId;
 use lodge_core::token::TokenRow;
 use lodge_proto::{
     ApiMethod, ErrorBody, IssueToken, ListTokens, RevokeToken, TokenIssueParams, TokenIssued, TokenList,
-    TokenListParams, TokenRef, TokenView,
+    TokenListParams, TokenRef, TokenView, error_code,
 };
 use lodge_store::TokenFilter;
 use serde_json::Value;
 
-use super::methods::{Reply, changed, find_agent, internal, no_method, page, reply};
+use super::methods::{Reply, changed, find_agent, internal, is_id_prefix, no_method, page, reply, unique_id};
 use super::{Api, params};
 use crate::auth::DAY_MS;
 use crate::read_view::ReadView;
@@ -94,21 +94,12 @@ async fn revoke(shell: &Arc<Shell>, key: Option<RequestKey>, given: TokenRef) ->
 }
 
 fn one(at: &ReadView<'_>, given: &str) -> Result<TokenRow, ErrorBody> {
-    let prefixed =
-        given.strip_prefix(TokenId::PREFIX).is_some_and(|rest| rest.len() > 1 && rest.starts_with('_'));
-    let mut found = if prefixed { at.store.find_token(given).map_err(internal)? } else { Vec::new() };
-    match found.len() {
-        0 => Err(no_token(given)),
-        1 => Ok(found.remove(0)),
-        _ => match found.iter().position(|row| row.id.as_str() == given) {
-            Some(exactly) => Ok(found.remove(exactly)),
-            None => {
-                let ids: Vec<String> = found.iter().map(|row| row.id.to_string()).collect();
-                Err(ErrorBody::new("token.ambiguous", format!("several tokens start with `{given}`"))
-                    .hint(format!("give more of the id: {}", ids.join(", "))))
-            }
-        },
+    if !is_id_prefix(given, TokenId::PREFIX) {
+        return Err(no_token(given));
     }
+    let found = at.store.find_tokens(given).map_err(internal)?;
+    let id = unique_id(found, given, error_code!("token.ambiguous"), "tokens")?;
+    by_id(at, id.ok_or_else(|| no_token(given))?.as_str())
 }
 
 fn by_id(at: &ReadView<'_>, id: &str) -> Result<TokenRow, ErrorBody> {

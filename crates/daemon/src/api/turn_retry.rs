@@ -1,54 +1,42 @@
-//! `turn/retry`: a new turn takes the place of one that failed or was interrupted, and goes on where that one ended.
+//! `turn/retry`: a new turn replaces one that failed or was interrupted, and continues where that one ended.
 
 use std::sync::Arc;
 
 use lodge_core::limits::FORK_BYTES_MAX;
 use lodge_core::record::TurnRow;
 use lodge_core::turn::TurnState;
-use lodge_engine::{
-    Answer, Command, Refusal, RequestKey, SessionChange, SessionOperation, SessionRefusal, TurnContinuation,
-};
+use lodge_engine::{Answer, RequestKey, SessionChange, SessionOperation, TurnContinuation};
 use lodge_proto::{ErrorBody, TurnRetryParams};
 use lodge_store::{SessionBase, TurnSelectionError};
 
 use super::methods::{answered, internal, no_turn};
-use super::sessions::{TRIES_MAX, TRY_AGAIN_AFTER};
+use super::sessions::ask_planned;
 use super::turns::find;
 use crate::read_view::ReadView;
-use crate::shell::{AskError, Shell};
+use crate::shell::Shell;
 
-/// Reads the turn and has its continuation decided; again, when the session changed in between.
 pub(super) async fn retry(
     shell: &Arc<Shell>,
     key: Option<RequestKey>,
     given: TurnRetryParams,
 ) -> Result<Answer, ErrorBody> {
-    let mut tries = 0;
-    loop {
-        let turn = given.turn.clone();
-        let change = match shell.read(move |at| planned(at, &turn)).await {
-            Ok(change) => change,
-            // The same request may have been decided a moment ago, and what it did may be why it is refused now.
-            Err(refused) => {
-                let known = answered(shell, key.as_ref()).await?;
-                return known.map(Answer::Rendered).ok_or(refused);
-            }
-        };
-        tries += 1;
-        match shell.ask(key.clone(), Command::Session(Box::new(change))).await {
-            Err(AskError::Refused(Refusal::Session(SessionRefusal::Changed { .. }))) if tries < TRIES_MAX => {
-                tokio::time::sleep(TRY_AGAIN_AFTER).await;
-            }
-            answer => return Ok(answer?),
+    let turn = given.turn.clone();
+    let asked = ask_planned(shell, key.as_ref(), move |at| planned(at, &turn)).await;
+    match asked.and_then(|answer| answer.ok_or_else(|| no_turn(&given.turn))) {
+        Ok(answer) => Ok(answer),
+        // The same request may have been decided a moment ago, and what it did may be why it is refused now.
+        Err(refused) => {
+            let known = answered(shell, key.as_ref()).await?;
+            known.map(Answer::Rendered).ok_or(refused)
         }
     }
 }
 
-fn planned(at: &ReadView<'_>, given: &str) -> Result<SessionChange, ErrorBody> {
+fn planned(at: &ReadView<'_>, given: &str) -> Result<Option<SessionChange>, ErrorBody> {
     let id = find(at, given, None)?;
     let turn = at.store.turn(&id).map_err(internal)?.ok_or_else(|| no_turn(given))?.row;
     has_ended_early(&turn)?;
-    let found = at.store.retry_plan(&turn.session, &id).map_err(internal)?.ok_or_else(|| no_turn(given))?;
+    let Some(found) = at.store.retry_plan(&turn.session, &id).map_err(internal)? else { return Ok(None) };
     let (SessionBase { fact, agent_name, agent_removed }, remains) = found;
     let remains = remains.map_err(|no| match no {
         TurnSelectionError::Unknown | TurnSelectionError::TooMany => no_turn(given),
@@ -74,7 +62,8 @@ fn planned(at: &ReadView<'_>, given: &str) -> Result<SessionChange, ErrorBody> {
         epoch: remains.epoch,
         plan: remains.plan,
     };
-    Ok(SessionChange { fact, agent_name, agent_removed, what: SessionOperation::Retry(Box::new(again)) })
+    let what = SessionOperation::Retry(Box::new(again));
+    Ok(Some(SessionChange { fact, agent_name, agent_removed, what }))
 }
 
 fn has_ended_early(turn: &TurnRow) -> Result<(), ErrorBody> {

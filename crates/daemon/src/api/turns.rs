@@ -10,8 +10,8 @@ use lodge_store::{TurnFilter, TurnScope};
 use serde_json::Value;
 
 use super::methods::{
-    Reply, changed, find_agent, find_agent_ever, internal, no_method, no_turn, other_agent, page, reply,
-    session_id,
+    Reply, changed, find_agent, find_agent_ever, internal, is_id_prefix, no_method, no_turn, other_agent,
+    page, reply, session_id, unique_id,
 };
 use super::{params, sessions, turn_retry};
 use crate::compute::Charge;
@@ -133,21 +133,11 @@ fn turn_get(at: &ReadView<'_>, given: &TurnRef) -> Result<TurnView, ErrorBody> {
 
 /// The turn that an id or a unique prefix of one means, of this agent or of any.
 pub(super) fn find(at: &ReadView<'_>, given: &str, agent: Option<&AgentId>) -> Result<TurnId, ErrorBody> {
-    let prefixed =
-        given.strip_prefix(TurnId::PREFIX).is_some_and(|rest| rest.len() > 1 && rest.starts_with('_'));
-    let found = if prefixed { at.store.find_turn(given, agent).map_err(internal)? } else { Vec::new() };
-    match found.as_slice() {
-        [] => Err(no_turn(given)),
-        [one] => Ok(one.clone()),
-        several => match several.iter().find(|id| id.as_str() == given) {
-            Some(exactly) => Ok(exactly.clone()),
-            None => {
-                let ids: Vec<String> = several.iter().map(ToString::to_string).collect();
-                Err(ErrorBody::new("turn.ambiguous", format!("several turns start with `{given}`"))
-                    .hint(format!("give more of the id: {}", ids.join(", "))))
-            }
-        },
+    if !is_id_prefix(given, TurnId::PREFIX) {
+        return Err(no_turn(given));
     }
+    let found = at.store.find_turns(given, agent).map_err(internal)?;
+    unique_id(found, given, error_code!("turn.ambiguous"), "turns")?.ok_or_else(|| no_turn(given))
 }
 
 /// A session's turns are in the order of its path; all others are newest first.

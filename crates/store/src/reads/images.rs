@@ -37,7 +37,7 @@ pub trait ImageReads {
     fn image_refs(&self) -> Result<Vec<ImageRefRow>>;
     /// The names that are `name` with some tag, in the order of their tags.
     fn image_tags(&self, name: &str) -> Result<Vec<ImageRefRow>>;
-    /// The digests with this prefix, a few at most.
+    /// The digests with this prefix, at most [`ID_MATCHES_MAX`](super::ID_MATCHES_MAX).
     fn find_digests(&self, given: &str) -> Result<Vec<String>>;
     /// A page of images of a kind, in the order of their digests.
     fn images(&self, kind: ImageKind, after: Option<&str>, limit: u32) -> Result<Vec<ImageSummary>>;

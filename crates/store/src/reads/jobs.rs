@@ -61,8 +61,8 @@ pub trait JobReads {
     fn job_session(&self, id: &JobId) -> Result<Option<SessionId>>;
     /// A job and its stdin: everything that its start needs.
     fn job_to_start(&self, id: &JobId) -> Result<Option<(JobRow, Vec<u8>)>>;
-    /// The jobs of an agent, or of all, with this id prefix, a few at most.
-    fn find_job(&self, given: &str, agent: Option<&AgentId>) -> Result<Vec<JobId>>;
+    /// The jobs of an agent, or of all, with this id prefix, at most [`ID_MATCHES_MAX`](super::ID_MATCHES_MAX).
+    fn find_jobs(&self, given: &str, agent: Option<&AgentId>) -> Result<Vec<JobId>>;
     fn open_jobs(&self, agent: &AgentId) -> Result<OpenJobs>;
     fn open_jobs_of_session(&self, session: &SessionId) -> Result<u64>;
 }

@@ -72,8 +72,8 @@ pub struct MessagePage {
 
 pub trait LineageReads {
     fn lineages(&self, filter: LineageFilter<'_>, limit: u32) -> Result<Vec<LineageSummary>>;
-    /// The lineages whose id is this one or begins so, a few at most.
-    fn find_lineage(&self, given: &str) -> Result<Vec<LineageId>>;
+    /// The lineages with this id prefix, at most [`ID_MATCHES_MAX`](super::ID_MATCHES_MAX).
+    fn find_lineages(&self, given: &str) -> Result<Vec<LineageId>>;
     fn lineage(&self, id: &LineageId) -> Result<Option<LineageSummary>>;
 }
 

@@ -30,8 +30,7 @@ pub use lineages::{
 pub use reader::{READ_QUEUE_MAX, Reader};
 pub use search::{MessageWords, SearchReads, SessionHead, WordsMax};
 pub use sessions::{
-    SESSION_MATCHES_MAX, SessionBase, SessionCursor, SessionReads, TurnRemains, TurnRepeat,
-    TurnSelectionError, TurnSelector,
+    SessionBase, SessionCursor, SessionReads, TurnRemains, TurnRepeat, TurnSelectionError, TurnSelector,
 };
 pub use tokens::{QuarantineReads, TokenFilter, TokenReads};
 pub use turns::{TurnFilter, TurnPage, TurnReads};
@@ -39,6 +38,9 @@ pub use turns::{TurnFilter, TurnPage, TurnReads};
 /// A page of a listing ends with the row that reaches this many bytes: a row can have megabytes, and a page hundreds of
 /// rows.
 pub const PAGE_BYTES_MAX: usize = 4 << 20;
+
+/// Most ids that are found by a prefix: enough to name what an ambiguous one may mean.
+pub const ID_MATCHES_MAX: u32 = 5;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {

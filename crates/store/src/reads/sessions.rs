@@ -66,11 +66,10 @@ pub struct TurnRemains {
     /// The path without it.
     pub plan: PathPlan,
 }
-/// Most sessions that an ambiguous prefix is answered with.
-pub const SESSION_MATCHES_MAX: u32 = 5;
 
 pub trait SessionReads {
-    /// The session with this id, or else those whose id begins with it: at most [`SESSION_MATCHES_MAX`].
+    /// The session with this id, or else those whose id begins with it: at most
+    /// [`ID_MATCHES_MAX`](super::ID_MATCHES_MAX).
     fn find_sessions(&self, given: &str) -> Result<Vec<SessionId>>;
     fn session_fact(&self, id: &SessionId) -> Result<Option<SessionFact>>;
     /// The newest session of an agent with a sender.

@@ -17,8 +17,8 @@ pub struct TokenFilter<'a> {
 pub trait TokenReads {
     fn tokens(&self, filter: TokenFilter<'_>, limit: u32) -> Result<Vec<TokenRow>>;
     fn token(&self, id: &TokenId) -> Result<Option<TokenRow>>;
-    /// The tokens whose id is this one or begins so, a few at most.
-    fn find_token(&self, given: &str) -> Result<Vec<TokenRow>>;
+    /// The tokens with this id prefix, at most [`ID_MATCHES_MAX`](super::ID_MATCHES_MAX).
+    fn find_tokens(&self, given: &str) -> Result<Vec<TokenId>>;
 }
 
 pub trait QuarantineReads {

@@ -28,8 +28,8 @@ pub struct TurnPage {
 pub trait TurnReads {
     /// With its message, and the place of its events.
     fn turn(&self, id: &TurnId) -> Result<Option<TurnDetail>>;
-    /// The turns that an id or a prefix of one means, a few at most; of one agent, or of any.
-    fn find_turn(&self, given: &str, agent: Option<&AgentId>) -> Result<Vec<TurnId>>;
+    /// The turns of an agent, or of all, with this id prefix, at most [`ID_MATCHES_MAX`](super::ID_MATCHES_MAX).
+    fn find_turns(&self, given: &str, agent: Option<&AgentId>) -> Result<Vec<TurnId>>;
     /// Turns before another one, newest first, each with the beginning of its message.
     fn newest_turns(&self, filter: &TurnFilter, before: Option<&TurnId>, limit: u32) -> Result<TurnPage>;
     /// Whether any turn of the agent waits or runs.

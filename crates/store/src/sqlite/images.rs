@@ -8,12 +8,10 @@ use prost::Message;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::snapshot::SqliteSnapshot;
-use crate::reads::{ImageReads, ImageSummary, Result};
+use crate::reads::{ID_MATCHES_MAX, ImageReads, ImageSummary, Result};
 use crate::sqlite::codes::{IMAGE_AGENT, IMAGE_BIN, sql};
 use crate::sqlite::rows;
 
-/// Digests that one prefix may match before it is ambiguous.
-const FOUND_MAX: u32 = 5;
 /// Agents that are listed for one image.
 const AGENTS_SHOWN: u32 = 100;
 
@@ -93,7 +91,7 @@ impl ImageReads for SqliteSnapshot<'_> {
             c.prepare_cached(
                 "SELECT digest FROM images WHERE digest >= ?1 AND digest < ?1 || '{' AND gone = 0 LIMIT ?2",
             )?
-            .query_map(params![given, FOUND_MAX], |row| row.get(0))?
+            .query_map(params![given, ID_MATCHES_MAX], |row| row.get(0))?
             .collect()
         })
     }

@@ -5,7 +5,7 @@ use lodge_core::{AgentId, JobId, SessionId};
 use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::snapshot::SqliteSnapshot;
-use crate::reads::{JobFilter, JobPage, JobReads, JobSummary, OpenJobs, Result};
+use crate::reads::{ID_MATCHES_MAX, JobFilter, JobPage, JobReads, JobSummary, OpenJobs, Result};
 use crate::sqlite::codes::{JOB_OVER, sql};
 use crate::sqlite::job_walk::walk;
 use crate::sqlite::jobs::{COLUMNS, job};
@@ -56,15 +56,13 @@ impl JobReads for SqliteSnapshot<'_> {
         })
     }
 
-    fn find_job(&self, given: &str, agent: Option<&AgentId>) -> Result<Vec<JobId>> {
+    fn find_jobs(&self, given: &str, agent: Option<&AgentId>) -> Result<Vec<JobId>> {
         self.with(|c| {
-            let ids = c
-                .prepare_cached(
-                    "SELECT id FROM jobs WHERE id >= ?1 AND id < ?1 || '{' AND (?2 IS NULL OR agent = ?2) LIMIT 5",
-                )?
-                .query_map((given, agent.map(AgentId::as_str)), |row| row.get(0))?
-                .collect::<rusqlite::Result<Vec<String>>>()?;
-            Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
+            c.prepare_cached(
+                "SELECT id FROM jobs WHERE id >= ?1 AND id < ?1 || '{' AND (?2 IS NULL OR agent = ?2) LIMIT ?3",
+            )?
+            .query_map((given, agent.map(AgentId::as_str), ID_MATCHES_MAX), |row| rows::id(row, "id"))?
+            .collect()
         })
     }
 

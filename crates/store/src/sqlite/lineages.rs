@@ -5,7 +5,7 @@ use lodge_core::{AgentId, LineageId};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::snapshot::SqliteSnapshot;
-use crate::reads::{LineageFilter, LineageReads, LineageSummary, Result};
+use crate::reads::{ID_MATCHES_MAX, LineageFilter, LineageReads, LineageSummary, Result};
 use crate::sqlite::rows;
 
 impl LineageReads for SqliteSnapshot<'_> {
@@ -23,13 +23,11 @@ impl LineageReads for SqliteSnapshot<'_> {
         })
     }
 
-    fn find_lineage(&self, given: &str) -> Result<Vec<LineageId>> {
+    fn find_lineages(&self, given: &str) -> Result<Vec<LineageId>> {
         self.with(|c| {
-            let ids = c
-                .prepare_cached("SELECT id FROM lineages WHERE id >= ?1 AND id < ?1 || '{' LIMIT 5")?
-                .query_map([given], |row| row.get(0))?
-                .collect::<rusqlite::Result<Vec<String>>>()?;
-            Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
+            c.prepare_cached("SELECT id FROM lineages WHERE id >= ?1 AND id < ?1 || '{' LIMIT ?2")?
+                .query_map((given, ID_MATCHES_MAX), |row| rows::id(row, "id"))?
+                .collect()
         })
     }
 

@@ -14,7 +14,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::snapshot::SqliteSnapshot;
 use crate::reads::{
-    Result, SESSION_MATCHES_MAX, SessionBase, SessionCursor, SessionReads, TurnRemains, TurnRepeat,
+    ID_MATCHES_MAX, Result, SessionBase, SessionCursor, SessionReads, TurnRemains, TurnRepeat,
     TurnSelectionError, TurnSelector,
 };
 use crate::sqlite::codes::{AGENT_REMOVED, TURN_OVER, USAGE_SUM, sql};
@@ -31,7 +31,7 @@ impl SessionReads for SqliteSnapshot<'_> {
                 .prepare_cached(
                     "SELECT id FROM sessions WHERE id >= ?1 AND id < ?1 || '~' ORDER BY id LIMIT ?2",
                 )?
-                .query_map(params![given, SESSION_MATCHES_MAX], |row| rows::id(row, "id"))?
+                .query_map(params![given, ID_MATCHES_MAX], |row| rows::id(row, "id"))?
                 .collect::<rusqlite::Result<_>>()?;
             if ids.first().is_some_and(|id| id.as_str() == given) {
                 ids.truncate(1);

@@ -9,7 +9,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::snapshot::SqliteSnapshot;
 use super::{quarantine, rows};
-use crate::reads::{PAGE_BYTES_MAX, Result, TurnFilter, TurnPage, TurnReads};
+use crate::reads::{ID_MATCHES_MAX, PAGE_BYTES_MAX, Result, TurnFilter, TurnPage, TurnReads};
 use crate::sqlite::codes::{AGENT_READY, TURN_OVER, sql};
 use crate::sqlite::conversation::highest;
 
@@ -29,15 +29,13 @@ impl TurnReads for SqliteSnapshot<'_> {
         })
     }
 
-    fn find_turn(&self, given: &str, agent: Option<&AgentId>) -> Result<Vec<TurnId>> {
+    fn find_turns(&self, given: &str, agent: Option<&AgentId>) -> Result<Vec<TurnId>> {
         self.with(|c| {
-            let ids = c
-                .prepare_cached(
-                    "SELECT id FROM turns WHERE id >= ?1 AND id < ?1 || '{' AND (?2 IS NULL OR agent = ?2) LIMIT 5",
-                )?
-                .query_map((given, agent.map(AgentId::as_str)), |row| row.get(0))?
-                .collect::<rusqlite::Result<Vec<String>>>()?;
-            Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
+            c.prepare_cached(
+                "SELECT id FROM turns WHERE id >= ?1 AND id < ?1 || '{' AND (?2 IS NULL OR agent = ?2) LIMIT ?3",
+            )?
+            .query_map((given, agent.map(AgentId::as_str), ID_MATCHES_MAX), |row| rows::id(row, "id"))?
+            .collect()
         })
     }
 
