@@ -54,6 +54,6 @@ pub use merge::merge;
 pub use mistake::{
     BoundMistake, FileMistake, FormMistake, Mistake, NameOf, PathFault, TextMistake, ValueMistake,
 };
-pub use parse::parse;
+pub use parse::{parse, tool_lines};
 pub use rules::UnfitEntry;
 pub(crate) use rules::check;

@@ -36,6 +36,12 @@ pub fn parse(
     }
 }
 
+/// The lines of BIN and SHELL by the names of their tools. Lines with mistakes are left out.
+pub fn tool_lines(source: &[u8]) -> BTreeMap<String, u32> {
+    let ParsedAgentfile { agentfile, .. } = parse_all("Agentfile", source, &BTreeMap::new());
+    agentfile.bins.into_iter().map(|bin| (bin.name, bin.line)).collect()
+}
+
 /// An Agentfile without the lines that have mistakes, and those mistakes.
 pub(super) struct ParsedAgentfile {
     pub agentfile: Agentfile,

@@ -7,7 +7,7 @@ use lodge_core::record::{
     BinImageRecord, BinRecord, HostProgramRecord, ImageRecord, ImageRow, RuntimeRecord, ToolRecord,
     pinned_digest,
 };
-use lodge_image::agentfile::builtin;
+use lodge_image::agentfile::{builtin, tool_lines};
 use lodge_image::registry::TransferWatch;
 use lodge_image::{Digest, Pins};
 use lodge_proto::ErrorBody;
@@ -35,38 +35,23 @@ pub(super) fn find_tools(shell: &Shell, record: &ImageRecord) -> Result<Vec<Tool
             Err(error) => lacking.push((bin, error)),
         }
     }
+    let Some((_, first)) = lacking.first() else { return Ok(found) };
+    // A tool of a parent has no line here.
+    let lines = tool_lines(&record.agentfile);
     let lines: Vec<String> = lacking
         .iter()
         .filter_map(|(bin, error)| {
-            let line = line_of(&record.agentfile, bin)?;
+            let line = lines.get(&bin.name)?;
             Some(format!("Agentfile:{line}: {}", error.message))
         })
         .collect();
-    let count = lacking.len();
-    match lacking.into_iter().next() {
-        None => Ok(found),
-        Some((_, error)) if lines.is_empty() => Err(error),
-        Some((_, error)) if count == 1 => Err(error.because(lines.join("\n"))),
-        Some(_) => {
-            Err(ErrorBody::new(BIN_NOT_FOUND, format!("this host lacks {count} programs of BIN lines"))
-                .because(lines.join("\n"))
-                .hint("install those programs on this host, or remove the BIN lines"))
-        }
-    }
-}
-
-/// The line of a tool, if its own Agentfile has it and no parent.
-fn line_of(agentfile: &[u8], bin: &BinRecord) -> Option<usize> {
-    let text = std::str::from_utf8(agentfile).ok()?;
-    let declares = |line: &str| {
-        let mut words = line.split_whitespace();
-        let Some(directive) = words.next() else { return false };
-        match bin.shell {
-            true => directive.eq_ignore_ascii_case("SHELL"),
-            false => directive.eq_ignore_ascii_case("BIN") && words.next() == Some(&bin.name),
-        }
-    };
-    text.lines().position(declares).map(|at| at + 1)
+    Err(match lacking.len() {
+        _ if lines.is_empty() => first.clone(),
+        1 => first.clone().because(lines.join("\n")),
+        count => ErrorBody::new(BIN_NOT_FOUND, format!("this host lacks {count} programs of BIN lines"))
+            .because(lines.join("\n"))
+            .hint("install those programs on this host, or remove the BIN lines"),
+    })
 }
 
 /// A tool of an agent. One of an image has a place only once it was pulled.
