@@ -140,37 +140,65 @@ impl Engine {
         Ok(id)
     }
 
-    /// Records a turn at the end of its session's path, which is where `place` has its parent. `told` is the note of
-    /// the turn that it replaces.
+    /// Records a turn at the end of its session's path. `note` is the note of the turn that it replaces.
     pub(crate) fn accept(
         &mut self,
         id: &SessionId,
         new: &NewTurn,
-        mut place: TurnLinks,
-        told: Option<String>,
+        place: TurnLinks,
+        note: Option<String>,
     ) -> TurnId {
         let turn = TurnId::new(&mut self.ids, self.step.now);
         let replaces = place.replaces.as_ref().map(ToString::to_string);
-        let first_event = self.streams.get(new.agent.as_str()).map_or(1, |newest| newest.head + 1);
         let body = MessageBody {
             text: new.text.clone(),
             schema: new.schema.clone(),
-            note: told.clone(),
+            note: note.clone(),
             ..MessageBody::default()
         };
+        let mut message = MessageRow {
+            session: id.clone(),
+            seq: 1,
+            turn: turn.clone(),
+            number: 1,
+            step: 0,
+            role: Role::User,
+            at: self.step.now,
+            body,
+        };
+        let row = self.append_turn(&turn, id, &new.agent, place, std::slice::from_mut(&mut message));
+        self.turns.insert(turn.clone(), Turn { came: self.seq, note, ..Turn::new(row) });
+        let sender = new.sender.clone();
+        self.turn_event(&turn, |session, turn| TurnAccepted { session, turn, sender, replaces });
+        turn
+    }
+
+    /// Records a turn and its messages at the end of its session's path, which gives the messages their places.
+    fn append_turn(
+        &mut self,
+        turn: &TurnId,
+        id: &SessionId,
+        agent: &AgentId,
+        mut place: TurnLinks,
+        messages: &mut [MessageRow],
+    ) -> TurnRow {
+        let first_event = self.streams.get(agent.as_str()).map_or(1, |newest| newest.head + 1);
         let (mut number, mut first_message) = (1, 1);
         if let Some(session) = self.sessions.get_mut(id) {
             session.turns += 1;
-            session.messages += 1;
             place.parent = session.tip.replace(turn.clone());
             session.live.push_back(turn.clone());
-            (number, first_message) = (session.turns, session.messages);
-            session.epoch.add(number, body.weight());
+            (number, first_message) = (session.turns, session.messages + 1);
+            for message in messages.iter_mut() {
+                session.messages += 1;
+                (message.seq, message.turn, message.number) = (session.messages, turn.clone(), number);
+                session.epoch.add(number, message.body.weight());
+            }
         }
         let row = TurnRow {
             id: turn.clone(),
             session: id.clone(),
-            agent: new.agent.clone(),
+            agent: agent.clone(),
             number,
             place,
             state: TurnState::Queued,
@@ -183,20 +211,8 @@ impl Engine {
             park: None,
         };
         self.step.write(TurnWrite::New(row.clone()));
-        self.step.write(TurnWrite::Message(MessageRow {
-            session: id.clone(),
-            seq: first_message,
-            turn: turn.clone(),
-            number,
-            step: 0,
-            role: Role::User,
-            at: self.step.now,
-            body,
-        }));
-        self.turns.insert(turn.clone(), Turn { came: self.seq, note: told, ..Turn::new(row) });
-        let sender = new.sender.clone();
-        self.turn_event(&turn, |session, turn| TurnAccepted { session, turn, sender, replaces });
-        turn
+        messages.iter().for_each(|message| self.step.write(TurnWrite::Message(message.clone())));
+        row
     }
 
     /// Starts or continues the first turn of a session, if its agent may work and the session has no running turn.

@@ -4,11 +4,11 @@
 
 use lodge_core::event::TurnAccepted;
 use lodge_core::record::{
-    LiveTurn, MessageBody, MessageRow, Role, SessionWrite, StepRow, StepTarget, TurnRow, TurnWrite, Usage,
+    LiveTurn, MessageBody, MessageRow, Role, SessionWrite, StepRow, StepTarget, TurnRow, TurnWrite,
 };
 use lodge_core::session::TurnLinks;
 use lodge_core::summary::{TurnDetail, TurnExtras};
-use lodge_core::turn::{StepState, TurnState};
+use lodge_core::turn::StepState;
 use lodge_core::{SessionId, StepId, TurnId};
 
 use super::Turn;
@@ -82,42 +82,13 @@ impl Engine {
         work: FinishedWork,
     ) -> (TurnId, Vec<StepRow>) {
         let (now, turn) = (self.step.now, TurnId::new(&mut self.ids, self.step.now));
-        let first_event = self.streams.get(old.agent.as_str()).map_or(1, |newest| newest.head + 1);
         let FinishedWork { mut messages, mut steps } = work;
-        let mut place = TurnLinks { replaces: Some(old.id.clone()), ..TurnLinks::default() };
-        let (mut number, mut first_message) = (1, 1);
-        if let Some(session) = self.sessions.get_mut(id) {
-            session.turns += 1;
-            place.parent = session.tip.replace(turn.clone());
-            session.live.push_back(turn.clone());
-            (number, first_message) = (session.turns, session.messages + 1);
-            for message in &mut messages {
-                session.messages += 1;
-                (message.seq, message.turn, message.number) = (session.messages, turn.clone(), number);
-                session.epoch.add(number, message.body.weight());
-            }
-        }
         for step in &mut steps {
             (step.id, step.turn) = (StepId::new(&mut self.ids, now), turn.clone());
         }
-        let row = TurnRow {
-            id: turn.clone(),
-            session: id.clone(),
-            agent: old.agent.clone(),
-            number,
-            place,
-            state: TurnState::Queued,
-            first_event,
-            first_message,
-            created_at: now,
-            ended_at: None,
-            park: None,
-            // The replaced turn has the usage of the steps.
-            usage: Usage::default(),
-            failure: None,
-        };
-        self.step.write(TurnWrite::New(row.clone()));
-        messages.iter().for_each(|message| self.step.write(TurnWrite::Message(message.clone())));
+        // Its usage begins at zero: the replaced turn has that of the steps.
+        let place = TurnLinks { replaces: Some(old.id.clone()), ..TurnLinks::default() };
+        let row = self.append_turn(&turn, id, &old.agent, place, &mut messages);
         steps.iter().for_each(|step| self.step.write(TurnWrite::Step(step.clone())));
         let live = live_turn(row, steps.clone(), &messages);
         self.turns.insert(turn.clone(), Turn { came: self.seq, ..Turn::from_live(live) });

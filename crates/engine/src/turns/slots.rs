@@ -123,9 +123,8 @@ impl Engine {
         self.turns.values().filter(|turn| {
             let agent = self.agents.get(&turn.row.agent);
             !turn.is_running()
-                && agent.is_some_and(|agent| agent.running == 0 && self.could_work(agent))
-                && self.is_first(turn)
-                && !self.is_quarantined(&turn.row.id)
+                && agent.is_some_and(|agent| agent.running == 0)
+                && self.could_resume(turn)
                 && !self.is_held(turn)
         })
     }
