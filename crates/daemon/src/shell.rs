@@ -1,6 +1,7 @@
 //! The shell around the engine: queues, tickets, and the state that all parts of the daemon share.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -172,19 +173,23 @@ pub struct ShellParts {
     pub tls: Tls,
 }
 
+/// The providers of `providers.yaml`, which is read now, so that a valid copy exists if the file becomes invalid later.
+fn open_providers(data_dir: &Path) -> Providers {
+    let providers = Providers::open(data_dir.join("providers.yaml"));
+    if let Some(error) = providers.last_error() {
+        tracing::warn!(event = "providers.broken", error = %error);
+    }
+    providers
+}
+
 impl Shell {
     pub fn new(parts: ShellParts, inputs: mpsc::Sender<Input>) -> Arc<Shell> {
         let data_dir = parts.config.data_dir.clone();
-        let providers = Providers::open(data_dir.join("providers.yaml"));
-        // Read now, so that a valid copy exists if the file becomes invalid later.
-        if let Some(error) = providers.last_error() {
-            tracing::warn!(event = "providers.broken", error = %error);
-        }
         let (reader, room) = (Arc::new(parts.reader), Arc::new(parts.room));
         let images = Images::of(&data_dir, reader.clone(), room.clone());
         let (compute, host_etc): (Arc<Compute>, _) = (Arc::default(), Arc::new(HostEtc::new(&data_dir)));
         let models = Arc::new(ProviderCalls {
-            providers,
+            providers: open_providers(&data_dir),
             calls: CallContext::new(data_dir.clone()),
             data_dir: data_dir.clone(),
         });

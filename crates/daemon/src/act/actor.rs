@@ -244,7 +244,7 @@ impl Actor {
     /// Handles a lost link. The lock shows whether the keeper died or another daemon took over.
     pub(super) async fn link_lost(&mut self) {
         let Some(up) = self.up.take() else { return };
-        self.context.set_living(&self.agent, None);
+        self.context.drop_living(&self.agent);
         self.pulse = None;
         if self.context.executor.wait_gone(self.sandbox.as_str(), LOST_WITHIN).await {
             self.report_death(up.plan.run, AgentComponent::Sandbox, "its sandbox died".to_owned()).await;

@@ -32,7 +32,7 @@ impl Actor {
         let layout = Layout::of(&welcome.layers, &root);
         let layers = welcome.layers.iter().cloned().map(crate::view::layer);
         let living = Arc::new(LiveSandbox::new(welcome.host_pid, layers.collect(), welcome.limits));
-        self.context.set_living(&self.agent, Some(living.clone()));
+        self.context.set_living(&self.agent, living.clone());
         let is_empty = welcome.execs.is_empty();
         let FoundExecs { runtimes, tools, jobs } = FoundExecs::new(welcome.execs);
         let (current, earlier): (Vec<_>, Vec<_>) =
@@ -56,10 +56,7 @@ impl Actor {
             Some(ExecState::Running { .. } | ExecState::Lost) | None => None,
         };
         let (alive, over) = split_running(earlier);
-        let runtime = ExecName::Runtime { run: plan.run }.to_string();
-        let env = root::environment(&layout, &plan, &image);
-        let cwd = layout.workspace();
-        let argv = runtime_argv(&layout, &image);
+        let start = runtime_exec(&plan, &layout, &image);
         self.up = Some(Sandbox {
             plan,
             image: root::without_contents(image),
@@ -87,20 +84,6 @@ impl Actor {
             self.runtime_ended(&record).await;
             return;
         }
-        let start = StartExec {
-            exec: runtime,
-            kind: ExecKind::Runtime,
-            argv,
-            env,
-            cwd,
-            stdin: Vec::new(),
-            output_cap: 0,
-            timeout_ms: 0,
-            output_max: 0,
-            job_head: 0,
-            job_segment: 0,
-            keep_free: 0,
-        };
         match alive.last() {
             None => self.start_runtime(start).await,
             Some(earlier) => self.start_runtime_after(*earlier, start).await,
@@ -136,6 +119,24 @@ impl Actor {
         }
         self.send_line(Vec::new()).await;
         self.send_line(line).await;
+    }
+}
+
+/// The exec of a runtime. Its output is relayed and not captured, so it has no limits.
+fn runtime_exec(plan: &SandboxPlan, layout: &Layout, image: &ImageRecord) -> StartExec {
+    StartExec {
+        exec: ExecName::Runtime { run: plan.run }.to_string(),
+        kind: ExecKind::Runtime,
+        argv: runtime_argv(layout, image),
+        env: root::environment(layout, plan, image),
+        cwd: layout.workspace(),
+        stdin: Vec::new(),
+        output_cap: 0,
+        timeout_ms: 0,
+        output_max: 0,
+        job_head: 0,
+        job_segment: 0,
+        keep_free: 0,
     }
 }
 

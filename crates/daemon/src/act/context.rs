@@ -189,12 +189,13 @@ impl ActContext {
         self.live_sandboxes().get(agent).cloned()
     }
 
-    pub fn set_living(&self, agent: &AgentId, living: Option<Arc<LiveSandbox>>) {
-        let mut all = self.live_sandboxes();
-        match living {
-            Some(living) => drop(all.insert(agent.clone(), living)),
-            None => drop(all.remove(agent)),
-        }
+    pub fn set_living(&self, agent: &AgentId, living: Arc<LiveSandbox>) {
+        self.live_sandboxes().insert(agent.clone(), living);
+    }
+
+    /// The sandbox of an agent ended, or is about to.
+    pub fn drop_living(&self, agent: &AgentId) {
+        self.live_sandboxes().remove(agent);
     }
 
     /// All live sandboxes.

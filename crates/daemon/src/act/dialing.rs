@@ -110,7 +110,7 @@ impl Actor {
         if level != was {
             let living = LiveSandbox::new(None, Vec::new(), Vec::new());
             living.set_liveness(level);
-            self.context.set_living(&agent, Some(Arc::new(living)));
+            self.context.set_living(&agent, Arc::new(living));
             tracing::warn!(event = "agent.liveness", %agent, level = level.word(), part = ?AgentComponent::Sandbox);
             self.context
                 .report(Observation::Agent(AgentObservation::Silent {

@@ -18,7 +18,7 @@ impl Actor {
     pub(super) async fn end_sandbox(&mut self, incarnation: u32) -> Result<(), String> {
         let up = self.up.take();
         (self.dialing, self.pulse) = (None, None);
-        self.context.set_living(&self.agent, None);
+        self.context.drop_living(&self.agent);
         // A connected keeper lives, even if its lock file was removed.
         if up.is_some() || self.is_held() {
             let sender = match up {

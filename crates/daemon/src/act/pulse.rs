@@ -146,7 +146,7 @@ impl Actor {
     pub(super) async fn kill_sandbox(&mut self, run: u32) {
         let up = self.up.take();
         (self.dialing, self.pulse) = (None, None);
-        self.context.set_living(&self.agent, None);
+        self.context.drop_living(&self.agent);
         let agent = self.agent.clone();
         let killed = match up {
             Some(up) => self.kill_connected(&*up.sender).await,

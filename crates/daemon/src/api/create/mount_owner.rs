@@ -13,6 +13,8 @@ use lodge_exec::{BindOwner, Executor, OwnerTrial};
 use lodge_proto::{ErrorBody, Mount};
 use tokio::runtime::Handle;
 
+use crate::chain;
+
 const ROOT: u32 = 0;
 const OVERLAY_MAGIC: i64 = 0x794c_7630;
 const NFS_MAGIC: i64 = 0x6969;
@@ -21,7 +23,7 @@ const FUSE_MAGIC: i64 = 0x6573_5546;
 /// Tries mounts on this host. None: agents are the daemon's user, so nothing is mapped.
 pub(super) type OwnerTrials<'e> = Option<&'e dyn Executor>;
 
-/// What of a mount matters to its owner.
+/// The owner and the mode of a mounted path.
 #[derive(Debug, Clone, Copy)]
 struct MountedPath {
     uid: u32,
@@ -44,7 +46,7 @@ enum OwnerRefusal {
     NotRoot,
     #[error("it belongs to user {uid}, and {file_system} cannot give an agent that user's rights")]
     Unsupported { uid: u32, file_system: &'static str },
-    #[error("it could not be tried whether the agent can get the rights of its owner: {cause}")]
+    #[error("it could not be tried whether the agent can get the rights of its owner")]
     NotTried {
         #[source]
         cause: io::Error,
@@ -58,7 +60,7 @@ pub(super) fn mapped_owner(
     host: &str,
 ) -> Result<Option<MountOwner>, ErrorBody> {
     let refuse = |refused: OwnerRefusal| {
-        let what = format!("cannot mount {} at {}: {refused}", mount.host, mount.target);
+        let what = format!("cannot mount {} at {}: {}", mount.host, mount.target, chain(&refused));
         ErrorBody::new("agent.mount_not_mapped", what).hint(hint(&refused, mount, host))
     };
     let Some(executor) = trials else {
