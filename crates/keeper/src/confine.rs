@@ -117,6 +117,20 @@ impl OomScore {
         (&self.file).write_all(self.own.as_bytes())
     }
 
+    /// Opened, if the host lets the keeper set it.
+    fn noted(layers: &mut Layers) -> Option<OomScore> {
+        match OomScore::open() {
+            Ok(score) => {
+                layers.holds("oom_score");
+                Some(score)
+            }
+            Err(error) => {
+                layers.missing("oom_score", error.to_string());
+                None
+            }
+        }
+    }
+
     /// In a child that is not to be killed before its parent.
     pub(crate) fn as_keeper(&self) -> io::Result<()> {
         std::fs::write("/proc/self/oom_score_adj", &self.own)
@@ -130,16 +144,7 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
     let user = user(spec, &mut layers)?;
     bounds.set_users(user, namespaces);
     let files = DescriptorLimits::raise()?;
-    let oom = match OomScore::open() {
-        Ok(score) => {
-            layers.holds("oom_score");
-            Some(score)
-        }
-        Err(error) => {
-            layers.missing("oom_score", error.to_string());
-            None
-        }
-    };
+    let oom = OomScore::noted(&mut layers);
     // SAFETY: plain settings of this process, without memory.
     unsafe {
         layers.note("not_dumpable", prctl(libc::PR_SET_DUMPABLE, 0));
