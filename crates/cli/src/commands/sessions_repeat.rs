@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use lodge_proto::{
     AgentRef, GetAgent, GetTurn, ListTurns, SessionView, ToolView, TurnListParams, TurnRef, TurnView,
+    error_code,
 };
 
 use super::{CommandContext, can_ask, read_line};
@@ -28,10 +29,14 @@ pub(super) async fn confirm(
     session: &SessionView,
     turn: Option<&str>,
 ) -> Result<(), CommandFailure> {
-    // What cannot be found is refused by the daemon, in its own words.
+    // The daemon refuses a turn or an agent that cannot be found, in its own words.
     let Some(turn) = find(daemon, session, turn).await? else { return Ok(()) };
     let given = AgentRef { agent: session.agent.clone(), request_id: None };
-    let Ok(agent) = daemon.call::<GetAgent>(given).await else { return Ok(()) };
+    let agent = match daemon.call::<GetAgent>(given).await {
+        Ok(agent) => agent,
+        Err(failure) if failure.is(error_code!("agent.not_found")) => return Ok(()),
+        Err(failure) => return Err(failure),
+    };
     let repeated = unsafe_tools(&turn, &agent.tools);
     if repeated.is_empty() {
         return Ok(());
@@ -81,7 +86,17 @@ async fn find(
             let page = daemon.call::<ListTurns>(params).await?;
             Ok(page.turns.into_iter().next().filter(|found| found.number == number))
         }
-        (None, Some(given)) => Ok(daemon.call::<GetTurn>(TurnRef { turn: given.to_owned() }).await.ok()),
+        (None, Some(given)) => match daemon.call::<GetTurn>(TurnRef { turn: given.to_owned() }).await {
+            Ok(turn) => Ok(Some(turn)),
+            Err(failure)
+                if [error_code!("turn.not_found"), error_code!("turn.ambiguous")]
+                    .into_iter()
+                    .any(|code| failure.is(code)) =>
+            {
+                Ok(None)
+            }
+            Err(failure) => Err(failure),
+        },
         (None, None) => Ok(None),
     }
 }

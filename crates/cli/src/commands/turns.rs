@@ -22,17 +22,17 @@ pub(super) async fn turn(context: &CommandContext, command: TurnCommand) -> Resu
         TurnCommand::Ls(args) => list(context, args).await,
         TurnCommand::Show(args) => show(context, args).await,
         TurnCommand::Wait(args) => {
-            follow(context, args, WantedTurn::RunningOrNewest, ShownSteps::Steps).await
+            follow(context, args, TurnPreference::RunningOrNewest, ShownSteps::Steps).await
         }
-        TurnCommand::Attach(args) => follow(context, args, WantedTurn::Running, ShownSteps::All).await,
+        TurnCommand::Attach(args) => follow(context, args, TurnPreference::Running, ShownSteps::All).await,
         TurnCommand::Interrupt(args) => interrupt(context, args).await,
         TurnCommand::Retry(args) => retry(context, args).await,
     }
 }
 
-/// Which turn a session or an agent stands for.
+/// Which turn of a session or an agent is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum WantedTurn {
+pub(super) enum TurnPreference {
     Running,
     RunningOrNewest,
     Newest,
@@ -88,7 +88,7 @@ async fn list(context: &CommandContext, args: TurnListArgs) -> Result<(), Comman
 
 async fn show(context: &CommandContext, args: TurnSelectArgs) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let turn = select(&mut daemon, args, WantedTurn::RunningOrNewest).await?;
+    let turn = select(&mut daemon, args, TurnPreference::RunningOrNewest).await?;
     if context.words.json {
         return context.words.json(&turn);
     }
@@ -100,7 +100,7 @@ async fn show(context: &CommandContext, args: TurnSelectArgs) -> Result<(), Comm
 async fn follow(
     context: &CommandContext,
     args: TurnSelectArgs,
-    wanted: WantedTurn,
+    wanted: TurnPreference,
     show: ShownSteps,
 ) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
@@ -111,7 +111,7 @@ async fn follow(
 
 async fn interrupt(context: &CommandContext, args: TurnSelectArgs) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let turn = select(&mut daemon, args, WantedTurn::Running).await?;
+    let turn = select(&mut daemon, args, TurnPreference::Running).await?;
     let params = TurnInterruptParams { turn: turn.id, request_id: Some(request_id()?) };
     let turn = daemon.call::<InterruptTurn>(params).await?;
     if context.words.json {
@@ -124,7 +124,7 @@ async fn interrupt(context: &CommandContext, args: TurnSelectArgs) -> Result<(),
 
 async fn retry(context: &CommandContext, args: TurnRetryArgs) -> Result<(), CommandFailure> {
     let mut daemon = context.daemon().await?;
-    let old = select(&mut daemon, args.select, WantedTurn::Newest).await?;
+    let old = select(&mut daemon, args.select, TurnPreference::Newest).await?;
     let agent = agent_of(&mut daemon, &old).await?;
     let params = TurnRetryParams { turn: old.id, request_id: Some(request_id()?) };
     if args.detach {
@@ -167,7 +167,7 @@ pub(super) async fn agent_of(
 pub(super) async fn select(
     daemon: &mut DaemonClient<'_>,
     args: TurnSelectArgs,
-    wanted: WantedTurn,
+    wanted: TurnPreference,
 ) -> Result<TurnView, CommandFailure> {
     let TurnSelectArgs { turn, session, agent } = args;
     if let Some(turn) = turn {
@@ -181,15 +181,17 @@ pub(super) async fn select(
     let session = session.unwrap_or_default();
     let params = TurnListParams { session, agent, newest_first: true, ..TurnListParams::default() };
     let running = match wanted {
-        WantedTurn::Running | WantedTurn::RunningOrNewest => open_turn(daemon, &params, &given).await?,
-        WantedTurn::Newest => None,
+        TurnPreference::Running | TurnPreference::RunningOrNewest => {
+            open_turn(daemon, &params, &given).await?
+        }
+        TurnPreference::Newest => None,
     };
     let found = match running {
         Some(turn) => turn,
         None => {
             let page = daemon.call::<ListTurns>(TurnListParams { limit: Some(1), ..params }).await?;
             match page.turns.into_iter().next() {
-                Some(newest) if wanted != WantedTurn::Running => newest,
+                Some(newest) if wanted != TurnPreference::Running => newest,
                 newest => return Err(none_runs(&given, newest.as_ref())),
             }
         }
