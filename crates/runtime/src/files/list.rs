@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::options::Arguments;
-use super::walk::{Found, FoundKind, Walk};
+use super::walk::{EntryKind, Walk, WalkEntry};
 use super::{FileError, OUTPUT_BYTES_MAX, put};
 
 const USAGE: &str = "{\"args\": [\"PATH\", \"--depth\", \"LEVELS\"]}; both may be left out";
@@ -36,20 +36,20 @@ pub(super) fn list(args: Vec<OsString>, out: &mut dyn Write) -> Result<(), FileE
     if entries == 0 { put(out, "[the directory is empty]\n") } else { Ok(()) }
 }
 
-fn line_of(start: &Path, found: &Found) -> String {
+fn line_of(start: &Path, found: &WalkEntry) -> String {
     let path = found.path.strip_prefix(start).unwrap_or(&found.path).display().to_string();
     match found.kind {
-        FoundKind::File => match found.path.symlink_metadata() {
+        EntryKind::File => match found.path.symlink_metadata() {
             Ok(file) => format!("{path} ({} bytes)\n", file.len()),
             Err(_) => format!("{path}\n"),
         },
-        FoundKind::Directory => format!("{path}/\n"),
-        FoundKind::Skipped => format!("{path}/ (not entered)\n"),
-        FoundKind::Link => match std::fs::read_link(&found.path) {
+        EntryKind::Directory => format!("{path}/\n"),
+        EntryKind::Skipped => format!("{path}/ (not entered)\n"),
+        EntryKind::Link => match std::fs::read_link(&found.path) {
             Ok(to) => format!("{path} -> {}\n", to.display()),
             Err(_) => format!("{path} (a link)\n"),
         },
-        FoundKind::Other => format!("{path} (not a regular file)\n"),
-        FoundKind::Unreadable => format!("{path}/ (cannot be listed)\n"),
+        EntryKind::Other => format!("{path} (not a regular file)\n"),
+        EntryKind::Unreadable => format!("{path}/ (cannot be listed)\n"),
     }
 }

@@ -18,7 +18,7 @@ const REPLACE: &[u8] = b">>>>>>> REPLACE";
 
 /// One text for another.
 #[derive(Debug, PartialEq, Eq)]
-struct Change {
+struct TextChange {
     old: Vec<u8>,
     new: Vec<u8>,
 }
@@ -49,7 +49,7 @@ pub(super) fn replace(
     let changes = match args.words.pop_front() {
         Some(old) => {
             let new = args.word("the new text")?;
-            vec![Change { old: old.into_vec(), new: new.into_vec() }]
+            vec![TextChange { old: old.into_vec(), new: new.into_vec() }]
         }
         None => blocks(&input(stdin)?)?,
     };
@@ -76,9 +76,9 @@ pub(super) fn replace(
     put(out, &format!("replaced {} {word} in {} (line {})\n", done.len(), path.display(), lines.join(", ")))
 }
 
-impl Change {
+impl TextChange {
     /// The same for a file with other line breaks than a model writes.
-    fn with_crlf(&self) -> Change {
+    fn with_crlf(&self) -> TextChange {
         let convert = |text: &[u8]| {
             let mut converted = Vec::with_capacity(text.len());
             for (at, byte) in text.iter().enumerate() {
@@ -89,7 +89,7 @@ impl Change {
             }
             converted
         };
-        Change { old: convert(&self.old), new: convert(&self.new) }
+        TextChange { old: convert(&self.old), new: convert(&self.new) }
     }
 }
 
@@ -108,7 +108,7 @@ fn contents(path: &Path) -> Result<Vec<u8>, FileError> {
     Ok(text)
 }
 
-struct Applied {
+struct ReplacedText {
     text: Vec<u8>,
     /// Where it was changed.
     lines: Vec<u64>,
@@ -117,11 +117,11 @@ struct Applied {
 fn apply(
     path: &Path,
     text: &[u8],
-    change: &Change,
+    change: &TextChange,
     occurrences: Occurrences,
     number: Option<usize>,
-) -> Result<Applied, FileError> {
-    let Change { old, new } = change;
+) -> Result<ReplacedText, FileError> {
+    let TextChange { old, new } = change;
     if old.is_empty() {
         return Err(FileError::NothingToFind);
     }
@@ -148,7 +148,7 @@ fn apply(
         since = at + old.len();
     }
     changed.extend_from_slice(&text[since..]);
-    Ok(Applied { text: changed, lines })
+    Ok(ReplacedText { text: changed, lines })
 }
 
 /// Where a text occurs, without overlaps.
@@ -196,44 +196,44 @@ fn near(text: &[u8], old: &[u8]) -> Option<u64> {
 }
 
 /// The changes in blocks of `<<<<<<< SEARCH`, `=======` and `>>>>>>> REPLACE`.
-fn blocks(text: &[u8]) -> Result<Vec<Change>, FileError> {
+fn blocks(text: &[u8]) -> Result<Vec<TextChange>, FileError> {
     #[derive(PartialEq)]
-    enum Within {
+    enum BlockPart {
         Nothing,
         Old,
         New,
     }
     let mut changes = Vec::new();
     let (mut old, mut new) = (Vec::new(), Vec::new());
-    let mut within = Within::Nothing;
+    let mut within = BlockPart::Nothing;
     let mut number = 0;
     for line in text.split_inclusive(|byte| *byte == b'\n') {
         number += 1;
         let bare = line.trim_ascii_end();
         within = match within {
-            Within::Nothing if bare == SEARCH => Within::Old,
-            Within::Nothing if bare.is_empty() => Within::Nothing,
-            Within::Nothing => {
+            BlockPart::Nothing if bare == SEARCH => BlockPart::Old,
+            BlockPart::Nothing if bare.is_empty() => BlockPart::Nothing,
+            BlockPart::Nothing => {
                 return Err(FileError::BadBlocks { line: number, expected: "`<<<<<<< SEARCH`" });
             }
-            Within::Old if bare == DIVIDER => Within::New,
-            Within::Old => {
+            BlockPart::Old if bare == DIVIDER => BlockPart::New,
+            BlockPart::Old => {
                 old.extend_from_slice(line);
-                Within::Old
+                BlockPart::Old
             }
-            Within::New if bare == REPLACE => {
-                changes.push(Change { old: std::mem::take(&mut old), new: std::mem::take(&mut new) });
-                Within::Nothing
+            BlockPart::New if bare == REPLACE => {
+                changes.push(TextChange { old: std::mem::take(&mut old), new: std::mem::take(&mut new) });
+                BlockPart::Nothing
             }
-            Within::New => {
+            BlockPart::New => {
                 new.extend_from_slice(line);
-                Within::New
+                BlockPart::New
             }
         };
     }
     match within {
-        Within::Nothing => Ok(changes),
-        Within::Old => Err(FileError::BadBlocks { line: number + 1, expected: "`=======`" }),
-        Within::New => Err(FileError::BadBlocks { line: number + 1, expected: "`>>>>>>> REPLACE`" }),
+        BlockPart::Nothing => Ok(changes),
+        BlockPart::Old => Err(FileError::BadBlocks { line: number + 1, expected: "`=======`" }),
+        BlockPart::New => Err(FileError::BadBlocks { line: number + 1, expected: "`>>>>>>> REPLACE`" }),
     }
 }

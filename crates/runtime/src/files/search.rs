@@ -8,7 +8,7 @@ use regex_lite::{Regex, RegexBuilder};
 
 use super::lines::Line;
 use super::options::Arguments;
-use super::walk::{FoundKind, Walk};
+use super::walk::{EntryKind, Walk};
 use super::{FileError, OUTPUT_BYTES_MAX, PROBE_BYTES, is_binary, open_file, put};
 
 const USAGE: &str = "{\"args\": [\"PATTERN\", \"PATH\"]}; options: --literal, --ignore-case, --files, --name \"*.rs\", --limit N";
@@ -34,9 +34,9 @@ struct Search<'o> {
 
 /// Whether to look further.
 #[derive(PartialEq)]
-enum Step {
-    Next,
-    Enough,
+enum SearchProgress {
+    Continues,
+    LimitReached,
 }
 
 pub(super) fn search(args: Vec<OsString>, out: &mut dyn Write) -> Result<(), FileError> {
@@ -67,7 +67,7 @@ pub(super) fn search(args: Vec<OsString>, out: &mut dyn Write) -> Result<(), Fil
         paths.push(PathBuf::from("."));
     }
     for path in paths {
-        if search.path(&path)? == Step::Enough {
+        if search.path(&path)? == SearchProgress::LimitReached {
             return Ok(());
         }
     }
@@ -78,7 +78,7 @@ pub(super) fn search(args: Vec<OsString>, out: &mut dyn Write) -> Result<(), Fil
 }
 
 impl Search<'_> {
-    fn path(&mut self, path: &Path) -> Result<Step, FileError> {
+    fn path(&mut self, path: &Path) -> Result<SearchProgress, FileError> {
         let failed = |cause| FileError::Io { what: "search", path: path.to_owned(), cause };
         if !path.metadata().map_err(failed)?.is_dir() {
             return self.file(path);
@@ -86,20 +86,20 @@ impl Search<'_> {
         for (seen, found) in Walk::of(path, usize::MAX).map_err(failed)?.enumerate() {
             if seen == ENTRIES_MAX {
                 put(self.out, "[there are too many files; search a directory below]\n")?;
-                return Ok(Step::Enough);
+                return Ok(SearchProgress::LimitReached);
             }
-            if found.kind != FoundKind::File || !self.has_name(&found.path) {
+            if found.kind != EntryKind::File || !self.has_name(&found.path) {
                 continue;
             }
             match self.file(&found.path) {
-                Ok(Step::Next) => {}
-                Ok(Step::Enough) => return Ok(Step::Enough),
+                Ok(SearchProgress::Continues) => {}
+                Ok(SearchProgress::LimitReached) => return Ok(SearchProgress::LimitReached),
                 Err(error @ FileError::Output { .. }) => return Err(error),
                 // A file that cannot be read does not keep the others from being searched.
                 Err(error) => put(self.out, &format!("[{error}]\n"))?,
             }
         }
-        Ok(Step::Next)
+        Ok(SearchProgress::Continues)
     }
 
     fn has_name(&self, path: &Path) -> bool {
@@ -107,11 +107,11 @@ impl Search<'_> {
         self.name.as_deref().is_none_or(|pattern| fits(pattern.as_bytes(), name.as_bytes()))
     }
 
-    fn file(&mut self, path: &Path) -> Result<Step, FileError> {
+    fn file(&mut self, path: &Path) -> Result<SearchProgress, FileError> {
         let failed = |cause| FileError::Io { what: "read", path: path.to_owned(), cause };
         let mut file = BufReader::with_capacity(PROBE_BYTES, open_file(path)?);
         if is_binary(file.fill_buf().map_err(failed)?) {
-            return Ok(Step::Next);
+            return Ok(SearchProgress::Continues);
         }
         self.files += 1;
         let mut line = Line::default();
@@ -133,7 +133,7 @@ impl Search<'_> {
                     self.out,
                     "[more matches follow; search for something rarer, or in a directory below]\n",
                 )?;
-                return Ok(Step::Enough);
+                return Ok(SearchProgress::LimitReached);
             }
             put(self.out, &text)?;
             self.matches += 1;
@@ -141,7 +141,7 @@ impl Search<'_> {
                 break;
             }
         }
-        Ok(Step::Next)
+        Ok(SearchProgress::Continues)
     }
 }
 

@@ -12,14 +12,14 @@ const DEPTH_MAX: usize = 64;
 
 /// Something that was found in a directory.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct WalkEntry {
     pub(super) path: PathBuf,
     pub(super) depth: usize,
-    pub(super) kind: FoundKind,
+    pub(super) kind: EntryKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum FoundKind {
+pub(super) enum EntryKind {
     File,
     Directory,
     /// It is in [`NOT_ENTERED`].
@@ -34,7 +34,7 @@ pub(super) enum FoundKind {
 #[derive(Debug)]
 pub(super) struct Walk {
     /// What is left, the next one last.
-    left: Vec<Found>,
+    left: Vec<WalkEntry>,
     depth_max: usize,
 }
 
@@ -52,36 +52,36 @@ impl Walk {
         let path =
             |entry: &DirEntry| if dir == Path::new(".") { entry.file_name().into() } else { entry.path() };
         self.left.extend(entries.iter().map(|entry| {
-            let kind = entry.file_type().map_or(FoundKind::Unreadable, |kind| kind_of(kind, entry));
-            Found { path: path(entry), depth, kind }
+            let kind = entry.file_type().map_or(EntryKind::Unreadable, |kind| kind_of(kind, entry));
+            WalkEntry { path: path(entry), depth, kind }
         }));
         Ok(())
     }
 }
 
-fn kind_of(kind: FileType, entry: &DirEntry) -> FoundKind {
+fn kind_of(kind: FileType, entry: &DirEntry) -> EntryKind {
     if kind.is_dir() && NOT_ENTERED.iter().any(|name| entry.file_name() == *name) {
-        FoundKind::Skipped
+        EntryKind::Skipped
     } else if kind.is_dir() {
-        FoundKind::Directory
+        EntryKind::Directory
     } else if kind.is_file() {
-        FoundKind::File
+        EntryKind::File
     } else if kind.is_symlink() {
-        FoundKind::Link
+        EntryKind::Link
     } else {
-        FoundKind::Other
+        EntryKind::Other
     }
 }
 
 impl Iterator for Walk {
-    type Item = Found;
+    type Item = WalkEntry;
 
-    fn next(&mut self) -> Option<Found> {
+    fn next(&mut self) -> Option<WalkEntry> {
         let mut found = self.left.pop()?;
-        if found.kind == FoundKind::Directory && found.depth < self.depth_max {
+        if found.kind == EntryKind::Directory && found.depth < self.depth_max {
             let entered = self.enter(&found.path, found.depth + 1);
             if entered.is_err() {
-                found.kind = FoundKind::Unreadable;
+                found.kind = EntryKind::Unreadable;
             }
         }
         Some(found)
