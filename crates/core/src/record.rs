@@ -3,6 +3,7 @@
 //! Identifiers, numbers and states are columns and may change. Protobuf parts are written as a whole, and all but an
 //! agent's spec only once, so that fields of a newer release survive an older one.
 
+mod bounds;
 mod image;
 mod target;
 mod write;
@@ -23,11 +24,11 @@ use crate::session::{ForkPoint, TurnLinks};
 use crate::token::TokenRow;
 use crate::turn::{StepState, TurnState};
 
+pub use self::bounds::{LimitsRecord, NetworkMode, NetworkRecord};
 pub use self::image::{
     AgentSpec, BinImageRecord, BinPlatformRecord, BinRecord, ConfigRecord, ContextRecord, EnvRecord,
     FileRecord, HostProgramRecord, ImageContents, ImageFact, ImageKind, ImageRecord, ImageRow, ImageState,
-    LimitsRecord, MountOwner, MountRecord, NetworkMode, NetworkRecord, RuntimeRecord, ToolRecord,
-    pinned_digest,
+    MountOwner, MountRecord, RuntimeRecord, ToolRecord, pinned_digest,
 };
 
 pub use self::target::{JobWait, JobWaitTool, StepTarget, StepTargetError};
