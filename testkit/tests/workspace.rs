@@ -111,7 +111,6 @@ fn every_layer_of_the_fence_is_explained() {
 /// A reader who searches for the name of a type finds one definition, or two.
 const DEFINITIONS_MAX: usize = 2;
 
-/// The source files below a directory, without what was built.
 #[test]
 fn the_unit_file_in_the_documentation_is_the_one_that_ships() {
     let read = |path: &str| std::fs::read_to_string(crates().join("..").join(path)).unwrap();
@@ -134,6 +133,7 @@ fn the_unit_file_in_the_documentation_is_the_one_that_ships() {
     }
 }
 
+/// The source files below a directory, without what was built.
 fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
