@@ -36,7 +36,8 @@ task_kinds! {
     /// The pause before a revival or another start. Lost with the daemon; the next one begins it again from what is
     /// stored.
     AgentPause = "agent pause",
-    /// The pause before the next attempt at a provider. As above.
+    /// The pause before the next attempt at a provider. Lost with the daemon; the next one begins it again from what is
+    /// stored.
     ProviderPause = "provider pause",
     /// Reads an agent that is not in memory. A failure is an observation for the engine, which refuses who waits for it.
     AgentLookup = "agent lookup",

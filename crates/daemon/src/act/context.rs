@@ -134,7 +134,7 @@ impl ActContext {
 
     /// As [`ActContext::report`], on a thread that may block.
     pub fn report_blocking(&self, seen: Observation) {
-        // As above.
+        // The engine is gone only when the process is about to exit.
         drop(self.inputs.blocking_send(Input::Seen(seen)));
     }
 

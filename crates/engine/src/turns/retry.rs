@@ -1,6 +1,6 @@
-//! Continues a turn that failed or was interrupted: a new turn replaces it and takes over what it finished.
+//! Continues a turn that failed or was interrupted: a new turn replaces it and takes over its finished work.
 //!
-//! Owns: what is taken over. Never: how the new turn runs: it goes on from its ledger, like a turn of an earlier daemon.
+//! Owns: what is taken over. Never: how the new turn runs: it continues from its ledger, like a turn of an earlier daemon.
 
 use lodge_core::event::TurnAccepted;
 use lodge_core::record::{
