@@ -131,6 +131,7 @@ pub(crate) enum CompletedName {
     Agents,
     Sessions,
     Jobs,
+    Turns,
 }
 
 #[derive(Debug, Subcommand)]
