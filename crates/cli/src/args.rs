@@ -155,7 +155,7 @@ pub(crate) enum CliCommand {
     Prompt(PromptArgs),
     /// Start an interactive conversation with an agent
     Chat(ChatArgs),
-    /// Manage turns: list, rejoin, wait, interrupt
+    /// Manage turns: list, rejoin, wait, interrupt, retry
     Turn {
         #[command(subcommand)]
         command: TurnCommand,
