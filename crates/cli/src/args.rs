@@ -131,6 +131,7 @@ pub(crate) enum CompletedName {
     Agents,
     Sessions,
     Jobs,
+    Turns,
 }
 
 #[derive(Debug, Subcommand)]
@@ -154,7 +155,7 @@ pub(crate) enum CliCommand {
     Prompt(PromptArgs),
     /// Start an interactive conversation with an agent
     Chat(ChatArgs),
-    /// Manage turns: list, rejoin, wait, interrupt
+    /// Manage turns: list, rejoin, wait, interrupt, retry
     Turn {
         #[command(subcommand)]
         command: TurnCommand,

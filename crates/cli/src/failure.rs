@@ -113,6 +113,14 @@ impl CommandFailure {
         self
     }
 
+    /// What failed, without causes and the next step.
+    pub(crate) fn one_line(&self) -> String {
+        match self {
+            CommandFailure::Told(report) => report.what.clone(),
+            CommandFailure::Silent(_) | CommandFailure::PipeClosed => "it could not be asked".to_owned(),
+        }
+    }
+
     /// Whether it names the next step.
     pub(crate) fn has_hint(&self) -> bool {
         matches!(self, CommandFailure::Told(report) if report.hint.is_some())

@@ -39,6 +39,10 @@ const KNOWN_ELSEWHERE: &[(&str, &str)] = &[
         "ls",
         "`lodge ps` lists agents; `lodge session ls`, `lodge jobs ls` and `lodge image ls` list other things",
     ),
+    ("agents", "`lodge ps` lists agents"),
+    ("sessions", "`lodge session ls` lists conversations"),
+    ("providers", "`lodge provider ls` lists providers"),
+    ("shell", "`lodge jobs run AGENT --wait -- PROGRAM ARGS…` runs a program of the agent"),
     (
         "top",
         "`lodge ps` lists agents, `lodge jobs ls` lists jobs, and `lodge events -f` follows what happens",
@@ -88,6 +92,11 @@ pub(crate) fn page(words: &[OsString]) -> Option<&'static str> {
     Some(text)
 }
 
+/// The names of the pages.
+pub(crate) fn topics() -> Vec<&'static str> {
+    PAGES.iter().map(|(name, _)| *name).collect()
+}
+
 /// The help of the whole program: its commands by topic.
 pub(crate) fn help_template(command: &Command) -> String {
     let mut text = "{before-help}{about-with-newline}\n{usage-heading} {usage}\n".to_owned();
@@ -105,25 +114,48 @@ pub(crate) fn help_template(command: &Command) -> String {
     text
 }
 
-/// What an unknown command may have meant. Nothing if clap's own guess has to do.
+/// What an unknown command may have meant.
 pub(crate) fn unknown_command(error: &Error, words: &[OsString]) -> Option<CommandFailure> {
     let ErrorKind::InvalidSubcommand = error.kind() else { return None };
     let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidSubcommand) else { return None };
     let before = words.iter().skip(1).take_while(|word| *word != given.as_str());
     let group = before.filter(|word| !word.to_string_lossy().starts_with('-')).last();
-    let hint = match group {
-        None => KNOWN_ELSEWHERE.iter().find(|(name, _)| name == given).map(|(_, hint)| (*hint).to_owned())?,
-        Some(group) => {
-            let group = group.to_string_lossy();
-            let command = crate::args::Cli::grouped();
-            let within = command.find_subcommand(group.as_ref())?;
-            let names = KNOWN_WITHIN.iter().filter(|(name, _)| name == given).map(|(_, ours)| *ours);
-            let known = names.into_iter().find(|ours| within.find_subcommand(ours).is_some())?;
-            format!("`lodge {group} {known}`")
-        }
+    let group = group.map(|group| group.to_string_lossy().into_owned());
+    if group.as_deref() == Some("help") {
+        let topics: Vec<String> = topics().into_iter().map(|name| format!("`{name}`")).collect();
+        return Some(
+            CommandFailure::usage(format!("there is no command and no topic `{given}`"))
+                .hint(format!("topics are {}; `lodge help` lists the commands", topics.join(", "))),
+        );
+    }
+    let known = match &group {
+        None => KNOWN_ELSEWHERE.iter().find(|(name, _)| name == given).map(|(_, hint)| (*hint).to_owned()),
+        Some(group) => known_within(group, given).map(|known| format!("`lodge {group} {known}`")),
     };
-    let group = group.map(|group| format!("{} ", group.to_string_lossy())).unwrap_or_default();
+    let group = group.map(|group| format!("{group} ")).unwrap_or_default();
+    let hint = known.unwrap_or_else(|| {
+        let meant = similar_command(error).map(|name| format!("did you mean `lodge {group}{name}`? "));
+        format!("{}`lodge {group}--help` lists the commands", meant.unwrap_or_default())
+    });
     Some(CommandFailure::usage(format!("there is no command `lodge {group}{given}`")).hint(hint))
+}
+
+/// Our name of a command that a group does not have.
+fn known_within(group: &str, given: &str) -> Option<&'static str> {
+    let command = crate::args::Cli::grouped();
+    let within = command.find_subcommand(group)?;
+    let mut names = KNOWN_WITHIN.iter().filter(|(name, _)| *name == given).map(|(_, ours)| *ours);
+    names.find(|ours| within.find_subcommand(ours).is_some())
+}
+
+/// The command that is most like the one that was given: clap's suggestions end with it.
+fn similar_command(error: &Error) -> Option<&str> {
+    let suggested = error.get(ContextKind::SuggestedSubcommand)?;
+    if let ContextValue::String(name) = suggested {
+        return Some(name);
+    }
+    let ContextValue::Strings(names) = suggested else { return None };
+    names.last().map(String::as_str)
 }
 
 #[cfg(test)]
@@ -193,6 +225,16 @@ mod tests {
         assert_eq!(hint("lodge --json session list").as_deref(), Some("`lodge session ls`"));
         assert_eq!(hint("lodge session delete x").as_deref(), Some("`lodge session rm`"));
         assert_eq!(hint("lodge image show x").as_deref(), Some("`lodge image inspect`"));
-        assert_eq!(hint("lodge dance"), None);
+        assert_eq!(hint("lodge agents").as_deref(), Some("`lodge ps` lists agents"));
+        assert_eq!(
+            hint("lodge inspct x").as_deref(),
+            Some("did you mean `lodge inspect`? `lodge --help` lists the commands")
+        );
+        assert_eq!(
+            hint("lodge session exprot x").as_deref(),
+            Some("did you mean `lodge session export`? `lodge session --help` lists the commands")
+        );
+        assert_eq!(hint("lodge dance").as_deref(), Some("`lodge --help` lists the commands"));
+        assert!(hint("lodge help dance").is_some_and(|hint| hint.starts_with("topics are `agentfile`, ")));
     }
 }

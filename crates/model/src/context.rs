@@ -17,6 +17,8 @@ pub struct CallLimits {
     pub idle: Duration,
     /// The whole call, however lively.
     pub total: Duration,
+    /// A list of models, for which no model is loaded.
+    pub listing: Duration,
     /// One line of a stream.
     pub line_bytes_max: usize,
     /// Everything received in one call, comments and padding included.
@@ -35,6 +37,7 @@ impl Default for CallLimits {
             first_byte: Duration::from_secs(300),
             idle: Duration::from_secs(120),
             total: Duration::from_secs(3600),
+            listing: Duration::from_secs(20),
             line_bytes_max: 4 << 20,
             received_bytes_max: 64 << 20,
             answer_bytes_max: 8 << 20,

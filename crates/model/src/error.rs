@@ -222,9 +222,10 @@ impl CallError {
             Self::RefusedAuth { provider, .. } => {
                 Some(format!("check `api-key` of `{provider}` in providers.yaml, and what the key may do"))
             }
-            Self::UnknownModel { provider, .. } => {
-                Some(format!("run `lodge provider test {provider}` to see the models it offers"))
-            }
+            Self::UnknownModel { provider, .. } => Some(format!(
+                "run `lodge provider test {provider}` to see the models it offers, and `lodge agent update AGENT --model \
+                 {provider}/MODEL` to give the agent one of them"
+            )),
             Self::ContextTooLong { .. } => {
                 Some("compact the session or use a model with more room".to_owned())
             }

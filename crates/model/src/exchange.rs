@@ -67,8 +67,16 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// The models that the provider lists.
+    /// The models that the provider lists. No model is loaded for a list, so it takes less than an answer may.
     pub(crate) async fn models(&self) -> Result<Vec<String>, CallError> {
+        let limit = self.context.limits.listing;
+        match tokio::time::timeout(limit, self.list_models()).await {
+            Ok(listed) => listed,
+            Err(_) => Err(CallError::TooLong { provider: self.name(), limit }),
+        }
+    }
+
+    async fn list_models(&self) -> Result<Vec<String>, CallError> {
         let url = self.dialect.listing(self.provider);
         let client = self.client(&url)?;
         let mut response = self.send(client.get(url)).await?;

@@ -36,7 +36,7 @@ async fn a_conversation_at_a_terminal_can_be_interrupted_and_taken_up_again() {
         pause();
     }
     typing.type_in("\u{1b}");
-    typing.see("[interrupted]");
+    typing.see("[interrupted] /retry continues it");
     typing.see("› ");
     // An earlier line is fetched back, emptied, and another sent.
     typing.type_in("\u{1b}[A\u{3}[[reply:still here]]\r");

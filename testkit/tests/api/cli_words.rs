@@ -398,13 +398,18 @@ async fn names_are_completed_from_the_daemon_and_none_is_started_for_that() {
     assert_eq!(world.lodge.cli_ok(["complete-names", "agents"]), "coder\n");
     assert_eq!(world.lodge.cli_ok(["complete-names", "sessions"]), "talk\n");
     assert_eq!(world.lodge.cli_ok(["complete-names", "jobs"]), "");
+    let turn = world.lodge.cli_ok(["complete-names", "turns"]);
+    assert!(turn.starts_with("trn_") && turn.lines().count() == 1, "{turn}");
     // In a shell, by the script that it is given.
     let script = world.lodge.cli_ok(["completions", "bash"]);
     let lodge = lodge_testkit::lodge::bin("lodge");
     let ask = format!(
         "{script}\nlodge() {{ {} \"$@\"; }}\ncomplete() {{ :; }}\n\
          COMP_WORDS=(lodge prompt co) COMP_CWORD=2\n_lodge_names lodge co prompt\necho \"${{COMPREPLY[@]}}\"\n\
-         COMP_WORDS=(lodge session show \"\") COMP_CWORD=3\n_lodge_names lodge \"\" show\necho \"${{COMPREPLY[@]}}\"\n",
+         COMP_WORDS=(lodge session show \"\") COMP_CWORD=3\n_lodge_names lodge \"\" show\necho \"${{COMPREPLY[@]}}\"\n\
+         COMP_WORDS=(lodge turn attach \"\") COMP_CWORD=3\n_lodge_names lodge \"\" attach\necho \"${{COMPREPLY[@]}}\"\n\
+         COMP_WORDS=(lodge turn attach --agent \"\") COMP_CWORD=4\n_lodge_names lodge \"\" --agent\necho \"${{COMPREPLY[@]}}\"\n\
+         COMP_WORDS=(lodge help \"\") COMP_CWORD=2\n_lodge_names lodge \"\" help\necho \"${{COMPREPLY[@]}}\"\n",
         lodge.display()
     );
     let mut bash = std::process::Command::new("bash");
@@ -415,6 +420,11 @@ async fn names_are_completed_from_the_daemon_and_none_is_started_for_that() {
     let lines: Vec<&str> = out.lines().collect();
     assert!(lines[0].split(' ').any(|word| word == "coder"), "{out}{err}");
     assert!(lines[1].split(' ').any(|word| word == "talk"), "{out}{err}");
+    assert!(lines[2].split(' ').any(|word| word == turn.trim()), "{out}{err}");
+    // A value is a name, and not a file.
+    assert_eq!(lines[3], "coder", "{out}{err}");
+    let topics = lines[4];
+    assert!(topics.contains("agentfile") && !topics.contains("complete-names"), "{out}{err}");
     drop(api);
     world.lodge.kill9();
     let mut command = world.lodge.cli_command(["complete-names", "agents"]);

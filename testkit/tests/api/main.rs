@@ -48,6 +48,7 @@ mod lineage;
 mod loops;
 mod malformed;
 mod many;
+mod model_choice;
 mod network;
 mod outage;
 mod provider;

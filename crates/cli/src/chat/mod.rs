@@ -419,7 +419,7 @@ impl Chat<'_> {
         match ending {
             TurnEnding::Done => Ok(ChatNext::GoOn),
             TurnEnding::Broken(_) if interrupted => {
-                words.print_dimmed_note("[interrupted]");
+                words.print_dimmed_note("[interrupted] /retry continues it");
                 Ok(ChatNext::GoOn)
             }
             TurnEnding::Broken(failure) => Err(failure),

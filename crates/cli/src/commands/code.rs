@@ -103,7 +103,7 @@ async fn adjusted(
     let is_scripted = agent.model == templates::SCRIPT_MODEL;
     let model = match &args.model {
         Some(model) => Some(model.clone()),
-        None if is_scripted => match choose(daemon).await? {
+        None if is_scripted => match choose(context, daemon).await? {
             ChosenModel::Real(model) => Some(model),
             ChosenModel::Scripted => None,
         },
@@ -144,9 +144,13 @@ async fn adjusted(
     Ok(agent)
 }
 
-async fn choose(daemon: &mut DaemonClient<'_>) -> Result<ChosenModel, CommandFailure> {
+async fn choose(
+    context: &CommandContext,
+    daemon: &mut DaemonClient<'_>,
+) -> Result<ChosenModel, CommandFailure> {
     let providers = models::configured(daemon).await?;
-    models::choose(daemon, &providers).await
+    let offer = models::find_model(context, daemon, &providers).await;
+    models::take_model(context, offer).await
 }
 
 /// The mount of the directory that the agent works on.
@@ -170,7 +174,7 @@ async fn created(
 ) -> Result<AgentView, CommandFailure> {
     let model = match &args.model {
         Some(model) => ChosenModel::Real(model.clone()),
-        None => choose(daemon).await?,
+        None => choose(context, daemon).await?,
     };
     let rendered = templates::render(TemplateArg::Coder, IMAGE_NAME, &model, "lodge code");
     let mut params = AgentCreateParams {

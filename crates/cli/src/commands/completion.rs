@@ -1,8 +1,9 @@
-//! Completion scripts: clap's own, and names of agents, sessions and jobs that the daemon is asked for.
+//! Completion scripts: clap's own, and names of agents, sessions, jobs and turns that the daemon is asked for.
 
 use clap_complete::Shell;
 use lodge_proto::{
-    AgentListParams, JobListParams, ListAgents, ListJobs, ListSessions, PAGE_MAX, SessionListParams,
+    AgentListParams, JobListParams, ListAgents, ListJobs, ListSessions, ListTurns, PAGE_MAX,
+    SessionListParams, TurnListParams,
 };
 
 use super::CommandContext;
@@ -12,7 +13,7 @@ use crate::failure::CommandFailure;
 use crate::follow::DaemonClient;
 use crate::words::put;
 
-/// Most sessions and jobs that are offered, the newest first.
+/// Most sessions, jobs and turns that are offered, the newest first.
 const OFFERED_MAX: u32 = 200;
 
 pub(crate) fn completions(shell: Shell) -> Result<(), CommandFailure> {
@@ -20,7 +21,11 @@ pub(crate) fn completions(shell: Shell) -> Result<(), CommandFailure> {
     clap_complete::generate(shell, &mut Cli::grouped(), "lodge", &mut script);
     let script = String::from_utf8_lossy(&script);
     put(&match shell {
-        Shell::Bash => format!("{script}{BASH_NAMES}"),
+        // clap offers hidden commands after `help`.
+        Shell::Bash => {
+            let names = BASH_NAMES.replace("@TOPICS@", &crate::help::topics().join(" "));
+            format!("{}{names}", script.replace(" complete-names ", " "))
+        }
         Shell::Zsh => with_zsh_names(&script),
         Shell::Fish => format!("{script}{FISH_NAMES}"),
         _ => script.into_owned(),
@@ -48,6 +53,11 @@ pub(super) async fn names(context: &CommandContext, kind: CompletedName) -> Resu
             let page = daemon.call_once::<ListJobs>(params).await;
             page.map(|page| page.jobs.into_iter().map(|job| job.id).collect())
         }
+        CompletedName::Turns => {
+            let params = TurnListParams { limit: Some(OFFERED_MAX), ..TurnListParams::default() };
+            let page = daemon.call_once::<ListTurns>(params).await;
+            page.map(|page| page.turns.into_iter().map(|turn| turn.id).collect())
+        }
     };
     put(&found.unwrap_or_default().iter().map(|name| format!("{name}\n")).collect::<String>())
 }
@@ -63,9 +73,10 @@ _lodge_names() {
         [[ $word == -* ]] || words+=("$word")
     done
     [[ ${words[0]} == agent ]] && words=("${words[@]:1}")
+    # In place of the names of files that clap offers for a value.
     case "$prev" in
-        --agent) kind=agents ;;
-        -s|--session) kind=sessions ;;
+        --agent) kind=agents; COMPREPLY=() ;;
+        -s|--session) kind=sessions; COMPREPLY=() ;;
     esac
     if [[ -z $kind && $cur != -* ]]; then
         case "${words[0]} ${words[1]}" in
@@ -74,6 +85,8 @@ _lodge_names() {
             "session show"|"session export"|"session fork"|"session rewind") kind=sessions ;;
             "session regenerate"|"session activate"|"session rm") kind=sessions ;;
             "jobs inspect"|"jobs logs"|"jobs wait"|"jobs cancel") kind=jobs ;;
+            "turn show"|"turn wait"|"turn attach"|"turn interrupt"|"turn retry") kind=turns ;;
+            "help ") COMPREPLY+=($(compgen -W "@TOPICS@" -- "$cur")) ;;
         esac
     fi
     if [[ -n $kind ]]; then
@@ -88,6 +101,7 @@ complete -c lodge -n "__fish_seen_subcommand_from inspect start stop restart kil
 complete -c lodge -n "__fish_seen_subcommand_from jobs job; and __fish_seen_subcommand_from run" -f -a "(lodge complete-names agents 2>/dev/null)"
 complete -c lodge -n "__fish_seen_subcommand_from session; and __fish_seen_subcommand_from show export fork rewind regenerate activate rm" -f -a "(lodge complete-names sessions 2>/dev/null)"
 complete -c lodge -n "__fish_seen_subcommand_from jobs job; and __fish_seen_subcommand_from inspect logs wait cancel" -f -a "(lodge complete-names jobs 2>/dev/null)"
+complete -c lodge -n "__fish_seen_subcommand_from turn; and __fish_seen_subcommand_from show wait attach interrupt retry" -f -a "(lodge complete-names turns 2>/dev/null)"
 complete -c lodge -l agent -x -a "(lodge complete-names agents 2>/dev/null)"
 complete -c lodge -l session -x -a "(lodge complete-names sessions 2>/dev/null)"
 "#;
@@ -96,6 +110,7 @@ const ZSH_NAMES: &str = r#"
 _lodge_agents() { local -a names; names=(${(f)"$(lodge complete-names agents 2>/dev/null)"}); compadd -a names }
 _lodge_sessions() { local -a names; names=(${(f)"$(lodge complete-names sessions 2>/dev/null)"}); compadd -a names }
 _lodge_jobs() { local -a names; names=(${(f)"$(lodge complete-names jobs 2>/dev/null)"}); compadd -a names }
+_lodge_turns() { local -a names; names=(${(f)"$(lodge complete-names turns 2>/dev/null)"}); compadd -a names }
 "#;
 
 /// clap's script completes file names for arguments that have a name of ours; here they complete ours.
@@ -110,6 +125,8 @@ fn with_zsh_names(script: &str) -> String {
             ":_lodge_sessions"
         } else if names(&["job -- ", "jobs -- "]) {
             ":_lodge_jobs"
+        } else if names(&["turn -- "]) {
+            ":_lodge_turns"
         } else {
             ":_default"
         };
@@ -136,6 +153,7 @@ mod tests {
             ("':agent -- ", ":_lodge_agents'"),
             ("'*::agents -- ", ":_lodge_agents'"),
             ("':session -- ", ":_lodge_sessions'"),
+            ("'::turn -- ", ":_lodge_turns'"),
         ] {
             let lines: Vec<&str> =
                 script.lines().filter(|line| line.trim_start().starts_with(argument)).collect();

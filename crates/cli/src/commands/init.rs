@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::models::{self, DetectedProvider};
+use super::models::{self, DetectedProvider, ModelOffer};
 use super::templates::{self, ChosenModel, RenderedTemplate, SCRIPT_FILE};
 use super::{CommandContext, can_ask, read_line};
 use crate::args::{InitArgs, TemplateArg};
@@ -31,6 +31,9 @@ struct InitReport<'a> {
     model: &'a str,
     files: Vec<String>,
     providers: Vec<ReportedProvider>,
+    /// Why it is not known whether the provider has the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model_problem: Option<String>,
     /// Commands, in order.
     next: &'a [String],
 }
@@ -55,7 +58,7 @@ pub(super) async fn init(context: &CommandContext, args: InitArgs) -> Result<(),
     };
     let word = word_of(template);
     let detected = models::detect(|variable| std::env::var_os(variable));
-    let Providers { model, reported, commands } = providers(context, &args, &detected).await?;
+    let Providers { model, unlisted, reported, commands } = providers(context, &args, &detected).await?;
     let next = format!("lodge agent update {name} --model work/MODEL");
     let rendered = templates::render(template, &name, &model, &next);
     let files = write_files(&args, &rendered)?;
@@ -70,6 +73,7 @@ pub(super) async fn init(context: &CommandContext, args: InitArgs) -> Result<(),
             model,
             files,
             providers: reported,
+            model_problem: unlisted.map(|unlisted| unlisted.problem),
             next: &next,
         });
     }
@@ -79,12 +83,39 @@ pub(super) async fn init(context: &CommandContext, args: InitArgs) -> Result<(),
     for file in &files {
         context.words.print_note(&format!("wrote {file}"));
     }
-    context.words.print_note(&match &model {
-        ChosenModel::Real(model) => format!("`{name}` is a {word} with the model {model}; change the line MODEL for another"),
-        ChosenModel::Scripted => format!("`{name}` is a {word} with a scripted model, which cannot think: add a provider, then change the line MODEL"),
+    print_model(
+        context,
+        &format!("`{name}`, from the template {word}, is an agent"),
+        &model,
+        unlisted.as_ref(),
+    );
+    context.words.print_note(match template {
+        TemplateArg::Coder | TemplateArg::Reviewer => "next, in the directory of the project:",
+        TemplateArg::Ops | TemplateArg::Blank => "next:",
     });
-    context.words.print_note("next:");
     put(&next.iter().map(|command| format!("{command}\n")).collect::<String>())
+}
+
+/// Says which model the agent has, and what is left to edit.
+fn print_model(context: &CommandContext, agent: &str, model: &ChosenModel, unlisted: Option<&UnlistedModel>) {
+    let words = &context.words;
+    match (model, unlisted) {
+        (ChosenModel::Scripted, _) => words.print_note(&format!(
+            "{agent} with a scripted model, which cannot think: add a provider with `lodge provider add work --kind anthropic \
+             --api-key -` (or openai, gemini, ollama), then change the line MODEL"
+        )),
+        (ChosenModel::Real(model), None) => {
+            words.print_note(&format!("{agent} with the model {model}; change the line MODEL for another"));
+        }
+        (ChosenModel::Real(model), Some(UnlistedModel { problem, is_placeholder })) => {
+            words.print_note(&format!("its model could not be looked up: {problem}"));
+            words.print_note(&if *is_placeholder {
+                format!("{agent} without a model: replace {model} in the line MODEL of its Agentfile")
+            } else {
+                format!("{agent} with the model {model}, unless you change the line MODEL of its Agentfile")
+            });
+        }
+    }
 }
 
 fn word_of(template: TemplateArg) -> &'static str {
@@ -141,9 +172,17 @@ async fn ask_template() -> Result<TemplateArg, CommandFailure> {
 /// The model of the agent, and what became of the keys in the environment.
 struct Providers {
     model: ChosenModel,
+    unlisted: Option<UnlistedModel>,
     reported: Vec<ReportedProvider>,
     /// Commands that store the keys that are not stored yet.
     commands: Vec<String>,
+}
+
+/// A model that its provider did not list.
+struct UnlistedModel {
+    problem: String,
+    /// Whether the model is a word to be replaced.
+    is_placeholder: bool,
 }
 
 async fn providers(
@@ -151,7 +190,12 @@ async fn providers(
     args: &InitArgs,
     detected: &[DetectedProvider],
 ) -> Result<Providers, CommandFailure> {
-    let mut found = Providers { model: ChosenModel::Scripted, reported: Vec::new(), commands: Vec::new() };
+    let mut found = Providers {
+        model: ChosenModel::Scripted,
+        unlisted: None,
+        reported: Vec::new(),
+        commands: Vec::new(),
+    };
     let mut daemon = match context.daemon().await {
         Ok(daemon) => daemon,
         Err(failure) if args.add_providers => return Err(failure),
@@ -192,14 +236,23 @@ async fn providers(
         let stored = is_known(&configured);
         found.reported.push(ReportedProvider { name: provider.name, variable: provider.variable, stored });
     }
-    found.model = match given(args) {
-        Some(model) => model,
-        None => match models::choose(&mut daemon, &configured).await {
-            Ok(ChosenModel::Scripted) => later.unwrap_or(ChosenModel::Scripted),
-            Ok(real) => real,
-            Err(failure) => return Err(failure),
-        },
-    };
+    if let Some(model) = given(args) {
+        found.model = model;
+        return Ok(found);
+    }
+    match models::find_model(context, &mut daemon, &configured).await {
+        ModelOffer::One(ChosenModel::Scripted) => found.model = later.unwrap_or(ChosenModel::Scripted),
+        // An Agentfile can be written before its provider answers.
+        ModelOffer::Unlisted { provider, likely, failure } => {
+            let is_placeholder = likely.is_none();
+            found.model = ChosenModel::Real(likely.unwrap_or_else(|| format!("{provider}/MODEL")));
+            found.unlisted = Some(UnlistedModel { problem: failure.one_line(), is_placeholder });
+            found.commands.push(format!("lodge provider test {provider}"));
+        }
+        offer @ (ModelOffer::One(ChosenModel::Real(_)) | ModelOffer::Several { .. }) => {
+            found.model = models::take_model(context, offer).await?;
+        }
+    }
     Ok(found)
 }
 
@@ -213,11 +266,18 @@ async fn wants_stored(context: &CommandContext, provider: &DetectedProvider) -> 
         return Ok(false);
     }
     let DetectedProvider { name, variable, .. } = provider;
-    prompt_for(&format!(
-        "{variable} is set. Store it as the provider `{name}`? Only the daemon sees it. [Y/n] "
-    ));
-    let answer = read_line().await?.unwrap_or_else(|| "n".to_owned());
-    Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "" | "y" | "yes"))
+    loop {
+        prompt_for(&format!(
+            "{variable} is set. Store it as the provider `{name}`? Only the daemon sees it. [Y/n] "
+        ));
+        let answer = read_line().await?.unwrap_or_else(|| "n".to_owned());
+        match answer.trim().to_ascii_lowercase().as_str() {
+            "" | "y" | "yes" => return Ok(true),
+            "n" | "no" => return Ok(false),
+            // A key is not stored, or passed over, because of a typing mistake.
+            other => prompt_for(&format!("`{other}` is neither `y` nor `n`. ")),
+        }
+    }
 }
 
 /// The command that runs the agent.

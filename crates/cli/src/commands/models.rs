@@ -10,13 +10,19 @@ use lodge_proto::{
     TestProvider,
 };
 
-use super::request_id;
 use super::templates::ChosenModel;
+use super::{CommandContext, can_ask, read_line, request_id};
 use crate::failure::CommandFailure;
 use crate::follow::DaemonClient;
+use crate::render::one_line;
+use crate::words::prompt_for;
 
-/// Models that are named to a user who has to choose.
-const MODELS_SHOWN: usize = 5;
+/// Models that an error names.
+const MODELS_IN_HINT: usize = 5;
+/// Models that a question lists.
+const MODELS_IN_QUESTION: usize = 30;
+/// A version of a model has at least so many digits behind its name, as in `-2507`.
+const DATE_CHARS: usize = 4;
 const SCRIPT_KIND: &str = "script";
 const OLLAMA_KIND: &str = "ollama";
 
@@ -125,38 +131,119 @@ pub(super) async fn configured(daemon: &mut DaemonClient<'_>) -> Result<Vec<Prov
     Ok(list.providers.into_iter().filter(|provider| provider.kind != SCRIPT_KIND).collect())
 }
 
-/// A model of the first provider that can be called; a scripted model if there is none.
-pub(super) async fn choose(
+/// What is known of the model of a new agent.
+#[derive(Debug)]
+pub(super) enum ModelOffer {
+    /// One that is configured or that its provider lists; the scripted one if no provider can be called.
+    One(ChosenModel),
+    /// The provider lists these, and none that is known to be good for work with tools.
+    Several { provider: String, models: Vec<String> },
+    /// The provider did not list any. The likely model is `provider/model`.
+    Unlisted { provider: String, likely: Option<String>, failure: CommandFailure },
+}
+
+/// Finds a model of the first provider that can be called. A model that is not configured is one that the provider lists.
+pub(super) async fn find_model(
+    context: &CommandContext,
     daemon: &mut DaemonClient<'_>,
     providers: &[ProviderView],
-) -> Result<ChosenModel, CommandFailure> {
+) -> ModelOffer {
     let can_be_called = |provider: &&ProviderView| {
         let needs_key = provider.base_url.is_none() && provider.kind != OLLAMA_KIND;
         provider.problem.is_none() && (provider.api_key.is_some() || !needs_key)
     };
-    let Some(provider) = providers.iter().find(can_be_called) else { return Ok(ChosenModel::Scripted) };
+    let Some(provider) = providers.iter().find(can_be_called) else {
+        return ModelOffer::One(ChosenModel::Scripted);
+    };
     let name = &provider.name;
-    let real = |model: &str| Ok(ChosenModel::Real(format!("{name}/{model}")));
     if let Some(model) = provider.models.first() {
-        return real(model);
+        return ModelOffer::One(real(name, model));
     }
-    let known = KNOWN.iter().find(|known| known.name == provider.kind && provider.base_url.is_none());
-    if let Some(model) = known.and_then(|known| known.model) {
-        return real(model);
-    }
-    // Only the server knows which models it has.
+    let preferred = KNOWN.iter().find(|known| known.name == provider.kind).and_then(|known| known.model);
+    context.words.progress(&format!("asking `{name}` for its models"));
     let params = ProviderTestParams { name: name.clone(), model: None, request_id: None };
-    let models = daemon.call::<TestProvider>(params).await?.models;
-    match models.as_slice() {
-        [only] => real(only),
-        [] => Err(CommandFailure::refused(format!("the provider `{name}` lists no models"))
-            .hint(format!("name one: `--model {name}/MODEL`"))),
-        several => {
+    match daemon.call::<TestProvider>(params).await {
+        Ok(tested) => offer_of(name, preferred, tested.models),
+        Err(failure) => {
+            // Another server that speaks the vendor's protocol has models of its own.
+            let likely = preferred.filter(|_| provider.base_url.is_none());
+            let likely = likely.map(|model| format!("{name}/{model}"));
+            ModelOffer::Unlisted { provider: name.clone(), likely, failure }
+        }
+    }
+}
+
+fn real(provider: &str, model: &str) -> ChosenModel {
+    ChosenModel::Real(format!("{provider}/{model}"))
+}
+
+/// What a list of models offers: the preferred one, or its newest dated version.
+fn offer_of(provider: &str, preferred: Option<&str>, models: Vec<String>) -> ModelOffer {
+    let is_version = |model: &str, of: &str| {
+        let date = model.strip_prefix(of).and_then(|rest| rest.strip_prefix('-'));
+        date.is_some_and(|date| {
+            date.len() >= DATE_CHARS && date.chars().all(|c| c.is_ascii_digit() || c == '-')
+        })
+    };
+    let found = preferred.and_then(|preferred| {
+        let exact = models.iter().find(|model| *model == preferred);
+        exact.or_else(|| models.iter().filter(|model| is_version(model, preferred)).max())
+    });
+    match (found, models.as_slice()) {
+        (Some(model), _) => ModelOffer::One(real(provider, model)),
+        (None, [only]) => ModelOffer::One(real(provider, only)),
+        (None, []) => {
+            let failure = CommandFailure::refused(format!("the provider `{provider}` lists no models"));
+            ModelOffer::Unlisted { provider: provider.to_owned(), likely: None, failure }
+        }
+        (None, [_, _, ..]) => ModelOffer::Several { provider: provider.to_owned(), models },
+    }
+}
+
+/// The model that was found, or that a user at a terminal chooses.
+pub(super) async fn take_model(
+    context: &CommandContext,
+    offer: ModelOffer,
+) -> Result<ChosenModel, CommandFailure> {
+    match offer {
+        ModelOffer::One(model) => Ok(model),
+        ModelOffer::Several { provider, models } if can_ask(&context.words) => {
+            ask_model(&provider, &models).await
+        }
+        ModelOffer::Several { provider, models } => {
             let shown: Vec<String> =
-                several.iter().take(MODELS_SHOWN).map(|model| format!("{name}/{model}")).collect();
-            let more = if several.len() > MODELS_SHOWN { ", …" } else { "" };
-            Err(CommandFailure::refused(format!("the provider `{name}` has several models"))
+                models.iter().take(MODELS_IN_HINT).map(|model| format!("{provider}/{model}")).collect();
+            let more = if models.len() > MODELS_IN_HINT { ", …" } else { "" };
+            Err(CommandFailure::refused(format!("the provider `{provider}` has several models"))
                 .hint(format!("choose one with `--model`: {}{more}", shown.join(", "))))
+        }
+        ModelOffer::Unlisted { provider, failure, .. } => {
+            Err(failure.and_hint(&format!("`--model {provider}/MODEL` names a model")))
+        }
+    }
+}
+
+async fn ask_model(provider: &str, models: &[String]) -> Result<ChosenModel, CommandFailure> {
+    prompt_for(&format!("`{provider}` has these models:\n"));
+    for (number, model) in models.iter().take(MODELS_IN_QUESTION).enumerate() {
+        prompt_for(&format!("  {:2}  {}\n", number + 1, one_line(model)));
+    }
+    if let Some(more @ 1..) = models.len().checked_sub(MODELS_IN_QUESTION) {
+        prompt_for(&format!("  and {more} more: `lodge provider test {provider}` lists all\n"));
+    }
+    loop {
+        prompt_for("Which model? (a number or a name) ");
+        let Some(line) = read_line().await? else {
+            return Err(CommandFailure::usage("no model was chosen")
+                .hint(format!("name one: `--model {provider}/MODEL`")));
+        };
+        let answer = line.trim();
+        let by_number = answer.parse::<usize>().ok().and_then(|number| models.get(number.checked_sub(1)?));
+        let name = answer.strip_prefix(provider).and_then(|rest| rest.strip_prefix('/')).unwrap_or(answer);
+        match by_number.or_else(|| models.iter().find(|model| *model == name)) {
+            Some(model) => return Ok(real(provider, model)),
+            None if answer.is_empty() => {}
+            None => prompt_for(&format!("`{answer}` is none of these. ")),
         }
     }
 }
@@ -193,5 +280,28 @@ mod tests {
             let all = found(&[("OLLAMA_HOST", value)]);
             assert_eq!(all[0].command(), format!("lodge provider add ollama --kind ollama --base-url {url}"));
         }
+    }
+
+    #[test]
+    fn a_model_is_taken_only_from_the_list_of_its_provider() {
+        let offered = |preferred: Option<&str>, models: &[&str]| match offer_of(
+            "work",
+            preferred,
+            models.iter().map(|model| (*model).to_owned()).collect(),
+        ) {
+            ModelOffer::One(model) => model.name().to_owned(),
+            ModelOffer::Several { models, .. } => format!("{} models", models.len()),
+            ModelOffer::Unlisted { .. } => "none".to_owned(),
+        };
+        let preferred = Some("gpt-5");
+        assert_eq!(offered(preferred, &["dall-e", "gpt-5", "gpt-5-2026-01-01"]), "work/gpt-5");
+        assert_eq!(
+            offered(preferred, &["gpt-5-2025-08-07", "gpt-5-2026-01-01", "gpt-5-mini", "gpt-5-4"]),
+            "work/gpt-5-2026-01-01"
+        );
+        assert_eq!(offered(preferred, &["gpt-5-mini", "gpt-5-nano"]), "2 models");
+        assert_eq!(offered(preferred, &["qwen3:8b"]), "work/qwen3:8b");
+        assert_eq!(offered(None, &["a", "b", "c"]), "3 models");
+        assert_eq!(offered(preferred, &[]), "none");
     }
 }

@@ -147,6 +147,18 @@ async fn silent(kind: ProviderKind) {
 }
 
 #[tokio::test]
+async fn a_list_of_models_is_not_waited_for_as_long_as_an_answer() {
+    for kind in KINDS {
+        let silent = StrictReply { end: StrictReplyEnd::Silence, ..StrictReply::stream(Vec::new()) };
+        let server = StrictServer::start(kind, vec![silent]).await;
+        let listing = Duration::from_millis(60);
+        let context = CallContext::with_limits("/nonexistent", CallLimits { listing, ..limits() });
+        let error = lodge_model::test(&server.provider(), None, &context).await.expect_err("silence");
+        assert!(matches!(error, CallError::TooLong { limit, .. } if limit == listing), "{kind}: {error:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_providers_own_time_limits_take_the_place_of_the_general_ones() {
     let silent = StrictReply { end: StrictReplyEnd::Silence, ..StrictReply::stream(vec![]) };
     let server = StrictServer::start(ProviderKind::Ollama, vec![silent]).await;
