@@ -190,6 +190,9 @@ impl<'a> TurnScreen<'a> {
 
 impl TurnScreen<'_> {
     fn event(&mut self, event: &Event) -> Result<Option<TurnVerdict>, CommandFailure> {
+        if !event.is(EventKind::TurnWaiting) {
+            self.continues();
+        }
         let (actions, verdict) = match event.body() {
             Some(EventBody::TurnStepStarted(step)) => (self.fold.step_started(step.step, step.attempt), None),
             Some(EventBody::TurnStepRestarted(step)) => {
@@ -232,11 +235,30 @@ impl TurnScreen<'_> {
             return Ok(());
         }
         self.waits = Some(wait.message.clone());
+        let line = parked::waiting_line(wait, at);
+        match &mut self.replayed {
+            Some(replayed) => {
+                replayed.wait(Some(line));
+                Ok(())
+            }
+            None => self.print_wait(&line),
+        }
+    }
+
+    fn print_wait(&self, line: &str) -> Result<(), CommandFailure> {
         if self.words.stdout_is_terminal() {
             self.words.end_line()?;
         }
-        self.words.print_dimmed_note(&parked::waiting_line(wait, at));
+        self.words.print_dimmed_note(line);
         Ok(())
+    }
+
+    /// The turn goes on. A wait before the reader joined is over, and is not shown.
+    fn continues(&mut self) {
+        if let Some(replayed) = &mut self.replayed {
+            replayed.wait(None);
+            self.waits = None;
+        }
     }
 
     fn tool_result(&mut self, result: &TurnToolResult) -> Result<(), CommandFailure> {

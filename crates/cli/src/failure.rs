@@ -126,6 +126,12 @@ impl CommandFailure {
         matches!(self, CommandFailure::Told(report) if report.hint.is_some())
     }
 
+    /// Whether the way out is this command.
+    pub(crate) fn names_command(&self, command: &str) -> bool {
+        let names = |hint: &String| hint.contains(&format!("`{command}`"));
+        matches!(self, CommandFailure::Told(report) if report.hint.as_ref().is_some_and(names))
+    }
+
     /// Whether the daemon refused with this code.
     pub(crate) fn is(&self, code: KnownCode) -> bool {
         matches!(self, CommandFailure::Told(report) if report.code.as_deref() == Some(code.as_str()))

@@ -238,6 +238,9 @@ async fn init_overwrites_nothing_and_takes_the_model_that_there_is() {
     assert_eq!(report["model"], "mock/big");
     assert!(!second.join("lodge-demo.yaml").exists());
     assert_eq!(world.cli(&["init", place, "--force", "--name", "a b"]).0, 2);
+    for model in ["", "m", "mock/", "mock/m\nSHELL host"] {
+        assert_eq!(world.cli(&["init", place, "--force", "--model", model]).0, 2, "{model:?}");
+    }
 }
 
 #[tokio::test]

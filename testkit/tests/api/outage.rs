@@ -123,4 +123,9 @@ async fn the_command_line_says_once_what_a_prompt_waits_for_and_prints_the_answe
         err.lines().filter(|line| line.starts_with("waiting for provider `mock`: ")).collect();
     assert_eq!(lines.len(), 1, "{err}");
     assert!(lines[0].contains("; next try in ") && lines[0].contains(" (gives up at "), "{err}");
+    // Who joins afterwards does not see a wait that is over.
+    let turn = waits["events"][0]["data"]["turn"].as_str().expect("a turn");
+    let (code, out, err) = world.cli(&["turn", "attach", turn]);
+    assert_eq!((code, out.as_str()), (0, "at last\n"), "{err}");
+    assert!(!err.contains("waiting for"), "{err}");
 }

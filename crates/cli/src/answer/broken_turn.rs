@@ -216,6 +216,10 @@ pub(super) fn with_next_step(
         return failure;
     }
     let retry = format!("run `lodge turn retry {id}` to continue it");
+    // The failure of an outage says when.
+    if failure.names_command(&format!("lodge turn retry {id}")) {
+        return failure;
+    }
     if failure.is(error_code!("turn.schema_mismatch")) {
         return failure
             .hint(format!("`lodge session show {session}` has the answers; a simpler schema may help"))

@@ -114,6 +114,8 @@ async fn ended(
 #[derive(Debug, Default)]
 pub(super) struct ReplayedText {
     lines: Vec<ReplayedLine>,
+    /// What the turn waits for, while nothing came after it.
+    wait: Option<String>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -142,6 +144,10 @@ impl ReplayedText {
         }
     }
 
+    pub(super) fn wait(&mut self, line: Option<String>) {
+        self.wait = line;
+    }
+
     pub(super) fn tool(&mut self, line: String) {
         self.lines.push(ReplayedLine::Tool(line));
     }
@@ -157,7 +163,8 @@ impl ReplayedText {
 impl TurnScreen<'_> {
     /// Shows what was read. What follows is shown as it comes.
     fn end_replay(&mut self) -> Result<(), CommandFailure> {
-        for line in self.replayed.take().unwrap_or_default().lines {
+        let ReplayedText { lines, wait } = self.replayed.take().unwrap_or_default();
+        for line in lines {
             match line {
                 ReplayedLine::Text(text) if text.is_empty() => {}
                 ReplayedLine::Text(text) => {
@@ -166,6 +173,9 @@ impl TurnScreen<'_> {
                 }
                 ReplayedLine::Tool(line) => self.tool(line)?,
             }
+        }
+        if let Some(line) = wait {
+            self.print_wait(&line)?;
         }
         Ok(())
     }

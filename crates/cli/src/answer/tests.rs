@@ -98,6 +98,10 @@ fn an_interrupted_turn_does_not_claim_to_wait() {
     let hinted = TurnFailed { hint: Some("check the key".to_owned()), ..turn_failed.clone() };
     let hint = parts(with_next_step(failed(hinted), &ada(true), &turn())).2.unwrap();
     assert_eq!(hint, "check the key; then run `lodge turn retry trn_1` to continue it");
+    // The failure of an outage names the command itself.
+    let outage = "run `lodge turn retry trn_1` when the provider answers again";
+    let hinted = TurnFailed { hint: Some(outage.to_owned()), ..turn_failed.clone() };
+    assert_eq!(parts(with_next_step(failed(hinted), &ada(true), &turn())).2.as_deref(), Some(outage));
     // A removed agent takes no more turns.
     assert_eq!(parts(interrupted(end("agent.removed", &json!({})), &ada(true), &turn())).2, None);
 }

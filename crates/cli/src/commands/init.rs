@@ -51,6 +51,7 @@ pub(super) async fn init(context: &CommandContext, args: InitArgs) -> Result<(),
     // Before anything is asked or stored.
     refuse_existing(&args, &[AGENTFILE])?;
     let name = name_of(&args)?;
+    check_model(&args)?;
     let template = match args.template {
         Some(template) => template,
         None if can_ask(&context.words) => ask_template().await?,
@@ -141,6 +142,21 @@ fn name_of(args: &InitArgs) -> Result<String, CommandFailure> {
                 dir.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
             Ok(name.and_then(|name| templates::agent_name(&name)).unwrap_or_else(|| "agent".to_owned()))
         }
+    }
+}
+
+/// The model becomes a line of the Agentfile, so it must be one word.
+fn check_model(args: &InitArgs) -> Result<(), CommandFailure> {
+    let is_model = |model: &str| {
+        let (provider, name) = model.split_once('/').unwrap_or_default();
+        let is_word =
+            |part: &str| !part.is_empty() && !part.contains(|c: char| c.is_whitespace() || c.is_control());
+        is_word(provider) && is_word(name)
+    };
+    match &args.model {
+        Some(model) if !is_model(model) => Err(CommandFailure::usage(format!("`{model}` cannot be a model"))
+            .hint("write PROVIDER/MODEL; `lodge provider ls` lists providers")),
+        Some(_) | None => Ok(()),
     }
 }
 

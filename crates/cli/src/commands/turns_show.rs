@@ -37,7 +37,11 @@ pub(super) fn text(turn: &TurnView, session: &SessionView, words: &Words) -> Str
             text.push_str(&format!("hint: {}\n", one_line(hint)));
         }
     }
-    if let Some(hint) = retry_hint(turn, session) {
+    let is_named = turn.error.as_ref().and_then(|error| error.hint.as_deref()).is_some_and(|hint| {
+        // The failure of an outage says when.
+        hint.contains(&format!("`lodge turn retry {}`", turn.id))
+    });
+    if let Some(hint) = retry_hint(turn, session).filter(|_| !is_named) {
         text.push_str(&format!("\n{hint}"));
     }
     text

@@ -8,6 +8,8 @@ use super::*;
 use crate::{CallRetry, Timer};
 
 const RETRY_FOR_MS: u64 = 600_000;
+/// How long turns whose time is over wait for the attempt of another.
+const OVERDUE_MS: u64 = 60_000;
 
 /// The model call that a batch orders.
 fn call(batch: &Batch) -> Option<&ModelOrder> {
@@ -496,6 +498,74 @@ fn the_time_that_was_waited_for_one_provider_does_not_count_for_another() {
     world.is_down(late, &turn, 2);
     let wait = world.wait(&turn).expect("it waits for the other provider");
     assert_eq!((wait.provider.as_str(), wait.first_ms, wait.failures), ("other", NOW.ms() + late, 1));
+}
+
+#[test]
+fn a_turn_whose_agent_has_another_provider_since_does_not_try_for_the_others() {
+    let mut world = EngineWorld::with_slots(1);
+    let (one, two, busy) = (world.agent(), world.agent(), world.agent());
+    let changed = world.turn_with_call(&one, "s");
+    world.is_down(0, &changed, 1);
+    let waiting = world.turn_with_call(&two, "t");
+    world.is_down(10, &waiting, 1);
+    turn_of(&world.send(&busy, "u", "hi"));
+    // Both wait for the slot, the first one to try for both.
+    assert!(handed(&world.provider_is_due(5_000, world.engine.asks)).is_empty(), "no slot is free");
+    if let Some(agent) = world.engine.agents.get_mut(&one) {
+        agent.row.spec.model = "other/m".to_owned();
+    }
+    world.engine.outages.model_changed();
+    let batch = world.at(5_010, Observation::Configured(settings(3)));
+    let running = handed(&batch);
+    assert!(running.contains(&changed) && running.contains(&waiting), "{running:?}");
+}
+
+#[test]
+fn a_turn_that_never_called_has_all_of_its_time_after_an_outage() {
+    let mut world = EngineWorld::new();
+    let agent = world.agent();
+    for session in ["s", "t"] {
+        let failed = world.turn_with_call(&agent, session);
+        world.is_down(0, &failed, 1);
+    }
+    let [trying, waiting] = ["u", "v"].map(|session| turn_of(&world.send(&agent, session, "hi")));
+    for turn in [&trying, &waiting] {
+        assert_eq!(call(&world.ask_model(&agent, turn, 1)), None);
+    }
+    let due = world.provider_is_due(5_000, world.engine.asks);
+    assert_eq!(handed(&due), std::slice::from_ref(&trying));
+    world.ask_model(&agent, &trying, 1);
+    world.answer(&trying, 1, 1, "fine", &[]);
+    // It calls for the first time after its wait for a slot, and meets another outage.
+    assert!(call(&world.ask_model(&agent, &waiting, 1)).is_some());
+    world.is_down(RETRY_FOR_MS as i64 + 1, &waiting, 1);
+    assert_eq!(world.state(&waiting), TurnState::Waiting);
+}
+
+#[test]
+fn turns_whose_time_ended_while_the_daemon_was_away_wait_for_the_attempt_of_one() {
+    let mut world = EngineWorld::new();
+    let agent = world.agent();
+    let turns = ["s", "t", "u"].map(|session| world.turn_with_call(&agent, session));
+    for turn in &turns {
+        world.is_down(0, turn, 1);
+    }
+    let night = 8 * 3_600_000;
+    let (mut world, batch) = world.restarted(night);
+    let due = world.provider_is_due(night, timer(&batch).expect("it is tried at once").0);
+    assert_eq!(failure_in(&due), None);
+    let (wake, delay_ms) = timer(&due).expect("the attempt may take long");
+    assert_eq!(delay_ms, OVERDUE_MS);
+    let [tries] = &handed(&world.ready(&agent))[..] else { panic!("one tries for all") };
+    // Whatever happens meanwhile does not extend it.
+    assert_eq!(timer(&world.at(night + 20, Observation::Configured(settings(9)))), None);
+    world.ask_model(&agent, tries, 1);
+    world.provider_is_due(night + 20 + OVERDUE_MS as i64, wake);
+    assert_eq!(
+        world.engine.turns.keys().collect::<Vec<_>>(),
+        [tries],
+        "they wait for one attempt, not for ever"
+    );
 }
 
 #[test]

@@ -20,6 +20,8 @@ use crate::{CallRetry, Effect, Engine, ModelFailure, SandboxEffect, Timer};
 /// are over by then.
 const KEEPS_SLOT_FAILURES: u32 = 2;
 const KEEPS_SLOT_MS: u64 = 1_000;
+/// A turn whose time ended while nobody could try waits this long for the attempt of another.
+const OVERDUE_MS: u64 = 60_000;
 
 /// The providers that do not answer, and who waits for them.
 #[derive(Debug, Default)]
@@ -58,6 +60,13 @@ struct Outage {
     probe: Option<TurnId>,
     /// Nothing can be done before a timer runs out, a wait changes, or the probe is lost.
     rests: bool,
+}
+
+impl Outage {
+    /// Whether the end of turns whose time is over is set already.
+    fn waits_overdue(&self, now: Timestamp) -> bool {
+        self.timer.is_some_and(|timer| timer.purpose == TimerPurpose::EndOfTurn && timer.at > now)
+    }
 }
 
 /// The newest timer of an outage. Earlier ones are ignored.
@@ -240,7 +249,13 @@ impl Engine {
         let others = others.filter_map(|id| self.turns.get(id)).filter(|turn| self.ends_in_time(turn));
         let end = others.filter_map(wait_of).map(ProviderWait::until).min();
         let (at, purpose) = match (end, &outage.probe) {
-            (Some(end), Some(_)) => (end, TimerPurpose::EndOfTurn),
+            (Some(end), Some(_)) if end > now => (end, TimerPurpose::EndOfTurn),
+            // The daemon was away, or the machine asleep: this attempt may end the outage. A turn waits for one only.
+            (Some(_), Some(_)) if outage.waits_overdue(now) => return,
+            (Some(_), Some(_)) => {
+                let wait_ms = OVERDUE_MS.min(outage.retry_for_ms);
+                (now.plus_ms(wait_ms.cast_signed()), TimerPurpose::EndOfTurn)
+            }
             (None, Some(_)) => return,
             (Some(end), None) if end < outage.next_at && outage.next_at > now => {
                 (end, TimerPurpose::EndOfTurn)
@@ -394,7 +409,9 @@ impl Engine {
             let Some(turn) = self.turns.get(&id) else { continue };
             let Some(wait) = wait_of(turn).cloned() else { continue };
             sessions.push(turn.row.session.clone());
-            self.set_wait(&id, Some(ProviderWait { next_ms: None, ..wait }));
+            // A turn that never called has its whole time for retries: it may wait long for a slot.
+            let wait = wait.failed_ms.is_some().then_some(ProviderWait { next_ms: None, ..wait });
+            self.set_wait(&id, wait);
         }
         self.step.mark_urgent();
         for session in sessions {
@@ -458,8 +475,10 @@ impl Engine {
     }
 
     fn tend_outage(&mut self, provider: &str) {
+        // The agent of the turn may have a model of another provider since.
+        let calls_it = |turn: &&Turn| self.provider_of(turn) == provider;
         let may_probe = |id: &TurnId| {
-            let turn = self.turns.get(id);
+            let turn = self.turns.get(id).filter(calls_it);
             turn.is_some_and(|turn| is_calling(turn) || turn.is_running() || self.could_resume(turn))
         };
         let Some(outage) = self.outages.by_provider.get(provider) else { return };

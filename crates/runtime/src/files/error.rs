@@ -25,6 +25,10 @@ pub(crate) enum FileError {
     Input {
         cause: io::Error,
     },
+    /// Another program has locked it.
+    InUse {
+        path: PathBuf,
+    },
     IsDirectory {
         path: PathBuf,
     },
@@ -78,6 +82,7 @@ impl FileError {
             FileError::Io { .. }
             | FileError::Output { .. }
             | FileError::Input { .. }
+            | FileError::InUse { .. }
             | FileError::IsDirectory { .. }
             | FileError::NotRegular { .. }
             | FileError::NotText { .. }
@@ -94,6 +99,7 @@ impl FileError {
             FileError::Io { cause, .. } if cause.kind() == io::ErrorKind::NotFound => {
                 "check the path; relative paths start in the directory that the tool runs in".to_owned()
             }
+            FileError::InUse { .. } => "try again when the other program is done with it".to_owned(),
             FileError::IsDirectory { .. } => "list the directory, and name one of its files".to_owned(),
             FileError::NoContent => {
                 "pass the text in `stdin`, or as the second argument; an empty second argument empties the file"
@@ -137,6 +143,9 @@ impl fmt::Display for FileError {
             }
             FileError::Output { cause } => write!(f, "could not write the result: {cause}"),
             FileError::Input { cause } => write!(f, "could not read `stdin`: {cause}"),
+            FileError::InUse { path } => {
+                write!(f, "`{}` is locked by another program; nothing was changed", path.display())
+            }
             FileError::IsDirectory { path } => write!(f, "`{}` is a directory", path.display()),
             FileError::NotRegular { path } => write!(f, "`{}` is not a regular file", path.display()),
             FileError::NotText { path } => {

@@ -1,5 +1,6 @@
 //! Reads lines of any length in little memory.
 
+use std::borrow::Cow;
 use std::io::{self, BufRead};
 
 /// What is kept of one line.
@@ -37,10 +38,14 @@ impl Line {
         }
     }
 
+    /// What is kept of it, without the carriage return of a DOS file.
+    pub(super) fn text(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(self.kept.strip_suffix(b"\r").unwrap_or(&self.kept))
+    }
+
     /// The line for a model, at most `chars_max` characters of it.
     pub(super) fn shown(&self, chars_max: usize) -> String {
-        let line = self.kept.strip_suffix(b"\r").unwrap_or(&self.kept);
-        let text = String::from_utf8_lossy(line);
+        let text = self.text();
         let mut shown: String = text.chars().take(chars_max).collect();
         if shown.len() < text.len() || self.bytes > self.kept.len() as u64 {
             shown.push_str(&format!("… [cut: the line has {} bytes]", self.bytes));

@@ -9,6 +9,7 @@
 mod error;
 mod lines;
 mod list;
+mod lock;
 mod options;
 mod read;
 mod replace;

@@ -5,9 +5,10 @@ use std::io::{Read, Write};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
+use super::lock::LockedFile;
 use super::options::Arguments;
 use super::write::{input, store};
-use super::{FileError, is_binary, open_file, put};
+use super::{FileError, is_binary, put};
 
 const USAGE: &str = "{\"args\": [\"PATH\", \"OLD TEXT\", \"NEW TEXT\"]}, with \"--all\" as the first argument to replace every occurrence";
 const ALL: &str = "--all";
@@ -57,7 +58,9 @@ pub(super) fn replace(
     if changes.is_empty() {
         return Err(args.wrong("the old and the new text are missing".to_owned()));
     }
-    let mut text = contents(&path)?;
+    // Until the end: another call may change the same file.
+    let mut file = LockedFile::open(&path)?;
+    let mut text = contents(&path, &mut file)?;
     let is_crlf = text.windows(2).filter(|pair| pair == b"\r\n").count() * 2 > count_lines(&text);
     let mut done = Vec::new();
     for (index, change) in changes.iter().enumerate() {
@@ -93,9 +96,8 @@ impl TextChange {
     }
 }
 
-fn contents(path: &Path) -> Result<Vec<u8>, FileError> {
+fn contents(path: &Path, LockedFile(file): &mut LockedFile) -> Result<Vec<u8>, FileError> {
     let failed = |cause| FileError::Io { what: "read", path: path.to_owned(), cause };
-    let file = open_file(path)?;
     let bytes = file.metadata().map_err(failed)?.len();
     if bytes > FILE_BYTES_MAX {
         return Err(FileError::TooLarge { path: path.to_owned(), bytes, bytes_max: FILE_BYTES_MAX });
@@ -129,7 +131,7 @@ fn apply(
         return Err(FileError::NothingToChange);
     }
     let places = find_all(text, old);
-    let lines: Vec<u64> = places.iter().map(|at| line_of(text, *at)).collect();
+    let lines = lines_of(text, &places);
     match (places.len(), occurrences) {
         (0, _) => {
             let near = near(text, old);
@@ -171,8 +173,16 @@ fn find_all(text: &[u8], old: &[u8]) -> Vec<usize> {
     places
 }
 
-fn line_of(text: &[u8], at: usize) -> u64 {
-    1 + text[..at].iter().filter(|byte| **byte == b'\n').count() as u64
+/// The lines of places, which are in order. Each is counted from the one before.
+fn lines_of(text: &[u8], places: &[usize]) -> Vec<u64> {
+    let (mut line, mut since) = (1, 0);
+    let mut lines = Vec::with_capacity(places.len());
+    for at in places {
+        line += count_lines(&text[since..*at]) as u64;
+        since = *at;
+        lines.push(line);
+    }
+    lines
 }
 
 fn count_lines(text: &[u8]) -> usize {

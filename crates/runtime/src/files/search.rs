@@ -118,7 +118,7 @@ impl Search<'_> {
         let mut number = 0_u64;
         while line.read(&mut file).map_err(failed)? {
             number += 1;
-            if !self.pattern.is_match(&String::from_utf8_lossy(&line.kept)) {
+            if !self.pattern.is_match(&line.text()) {
                 continue;
             }
             let path = path.display();

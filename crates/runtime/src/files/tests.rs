@@ -172,6 +172,34 @@ fn replace_applies_all_blocks_or_none() {
 }
 
 #[test]
+fn changes_of_one_file_at_the_same_time_are_all_made() {
+    const CALLS: usize = 8;
+    let lines: String = (0..CALLS).map(|n| format!("<{n}>\n")).collect();
+    let space = Workspace::new(&[("f", &lines)]);
+    for round in 0..20 {
+        std::thread::scope(|scope| {
+            for n in 0..CALLS {
+                let space = &space;
+                let (old, new) =
+                    (format!("<{n}{}>", "+".repeat(round)), format!("<{n}{}>", "+".repeat(round + 1)));
+                scope.spawn(move || space.call(FileTool::Replace, &["@f", &old, &new], "").unwrap());
+            }
+        });
+    }
+    let expected: String = (0..CALLS).map(|n| format!("<{n}{}>\n", "+".repeat(20))).collect();
+    assert_eq!(space.text("f"), expected);
+}
+
+#[test]
+fn replace_changes_thousands_of_lines_of_a_long_file_at_once() {
+    const LINES: usize = 400_000;
+    let space = Workspace::new(&[("f", &"a\n".repeat(LINES))]);
+    let said = space.call(FileTool::Replace, &["--all", "@f", "a", "b"], "").unwrap();
+    assert!(said.starts_with("replaced 400000 occurrences in @f (line 1, 2, 3, "), "{said}");
+    assert_eq!(space.text("f"), "b\n".repeat(LINES));
+}
+
+#[test]
 fn replace_keeps_the_line_breaks_of_a_file() {
     let space = Workspace::new(&[("dos", "one\r\ntwo\r\nthree\r\n")]);
     space.call(FileTool::Replace, &["@dos", "one\ntwo", "1\n2"], "").unwrap();
@@ -206,6 +234,8 @@ fn search_finds_patterns_and_plain_text_and_stops_at_its_limit() {
     assert_eq!(search(&["a.b(c)", "@src", "--literal"]), Ok("@src/a.rs:2:let x = a.b(c);\n".into()));
     assert_eq!(search(&["--name", "*.txt", "--ignore-case", "fn", "@"]), Ok("@src/b.txt:1:FN two\n".into()));
     assert_eq!(search(&["fn", "@target"]), Ok("@target/c.rs:1:fn made() {}\n".into()));
+    fs::write(space.at("target/dos"), "the end\r\n").unwrap();
+    assert_eq!(search(&["end$", "@target"]), Ok("@target/dos:1:the end\n".into()));
     assert_eq!(search(&["nowhere", "@"]), Ok("[no match in 2 files]\n".into()));
     let cut = search(&[".", "@", "--limit", "1"]).unwrap();
     assert!(cut.starts_with("@src/a.rs:1:") && cut.contains("more matches follow"), "{cut}");

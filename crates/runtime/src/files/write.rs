@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use super::lock::LockedFile;
 use super::options::Arguments;
 use super::{FileError, put};
 
@@ -31,6 +32,7 @@ pub(super) fn write(args: Vec<OsString>, stdin: &mut dyn Read, out: &mut dyn Wri
             text => text,
         },
     };
+    let _old = LockedFile::open_old(&path)?;
     let was = path.metadata().ok().map(|found| found.len());
     store(&path, &text)?;
     let lines = text.split_inclusive(|byte| *byte == b'\n').count();
