@@ -10,6 +10,8 @@ use lodge_proto::client::{ClientError, Target, Unverified};
 use lodge_proto::tls::TlsError;
 use lodge_proto::{ErrorBody, KnownCode, error_code};
 
+use crate::connect::token_from_env;
+
 /// The exit codes that scripts rely on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CommandExit {
@@ -160,7 +162,12 @@ impl From<ClientError> for CommandFailure {
                 CommandFailure::new(CommandExit::NoDaemon, what).because(io_words(&cause)).hint(hint)
             }
             ClientError::Handshake { target, body: Some(body), .. } if body.data.code == error_code!("auth.missing").as_str() => {
-                no_token(&target)
+                no_token(&target, "the state directory has no token for that address")
+            }
+            ClientError::Handshake { target, body: Some(body), .. }
+                if body.data.code == error_code!("auth.invalid").as_str() && token_from_env().is_none() =>
+            {
+                no_token(&target, "the token in the state directory is not one of that daemon's")
             }
             ClientError::Handshake { body: Some(body), .. } => CommandFailure::from_body(*body),
             ClientError::Handshake { body: None, detail, status, .. } => {
@@ -201,8 +208,8 @@ impl From<ClientError> for CommandFailure {
     }
 }
 
-/// Nothing was sent that says who we are, and the daemon wants to know.
-fn no_token(target: &Target) -> CommandFailure {
+/// The user has no token for this daemon, which needs one.
+fn no_token(target: &Target, state_dir: &str) -> CommandFailure {
     let hint = match target {
         Target::Unix(_) => {
             "set LODGE_HOME to the daemon's state directory, or LODGE_TOKEN to what `lodge token issue` printed"
@@ -212,7 +219,7 @@ fn no_token(target: &Target) -> CommandFailure {
         }
     };
     CommandFailure::refused(format!("there is no token for the daemon at {target}"))
-        .because("LODGE_TOKEN is not set, and the state directory has no token for that address")
+        .because(format!("LODGE_TOKEN is not set, and {state_dir}"))
         .hint(hint)
         .with_code("auth.missing")
 }

@@ -329,7 +329,7 @@ pub(crate) fn why_failed(reason: Option<&str>, detail: Option<&str>) -> Option<S
         "model" => "its model cannot be used",
         "readiness_timeout" => "it did not answer in time",
         "crashed" => "it crashed",
-        "config" => "a setting has no value",
+        "config" => "a setting is missing or invalid",
         "oom" => "it ran out of memory",
         // Of a later release.
         other => other,

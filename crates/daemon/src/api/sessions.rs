@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use lodge_core::summary::SessionSummary;
 use lodge_core::{AgentId, SessionId, Timestamp, TurnId};
+use lodge_image::agentfile::nearest;
 use lodge_proto::*;
 use lodge_store::{
     EpochPlacement, Query, SearchError, SearchRequest, SessionBase, SessionCursor, SessionMessage,
@@ -165,6 +166,7 @@ pub(super) fn known(at: &ReadView<'_>, given: &str, agent: Option<&AgentId>) -> 
     let mut found = at.store.find_sessions(given).map_err(internal)?;
     let id = match (found.pop(), found.as_slice()) {
         (Some(id), []) => id,
+        (None, _) if agent.is_none() => return Err(no_session_like(at, given)),
         (None, _) => return Err(view::no_session(&given)),
         (Some(last), others) => {
             let ids: Vec<&str> = others.iter().chain([&last]).map(SessionId::as_str).collect();
@@ -179,6 +181,19 @@ pub(super) fn known(at: &ReadView<'_>, given: &str, agent: Option<&AgentId>) -> 
     match at.store.session_fact(&id).map_err(internal)? {
         Some(fact) if fact.row.agent == *agent => Ok(id),
         Some(_) | None => Err(view::no_session(&id)),
+    }
+}
+
+/// The refusal of an unknown session, with the one that was probably meant. The tokens of agents never get here.
+fn no_session_like(at: &ReadView<'_>, given: &str) -> ErrorBody {
+    let sessions = match at.store.sessions(None, None, PAGE_MAX) {
+        Ok(sessions) => sessions,
+        Err(error) => return internal(error),
+    };
+    match nearest(given, sessions.iter().map(|session| session.row.id.as_str())) {
+        Some(id) => view::no_session(&given)
+            .hint(format!("did you mean `{id}`? `lodge session ls` lists all sessions")),
+        None => view::no_session(&given),
     }
 }
 
