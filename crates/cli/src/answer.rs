@@ -3,6 +3,7 @@
 //! Owns: what is shown of a turn, and when it has ended. Never: reconnecting (see `follow`).
 
 mod broken_turn;
+mod continuing;
 mod parked;
 mod replay;
 
@@ -14,6 +15,7 @@ use self::broken_turn::{
     AgentEnd, TurnAfterAgent, abandoned, agent_end, check_turn, find_agent_end, find_quarantine, interrupted,
     quarantined, with_next_step,
 };
+pub(crate) use self::continuing::WayToContinue;
 use crate::failure::{CommandExit, CommandFailure};
 use crate::fold::{FoldAction, StepText, TextFold};
 use crate::follow::{DaemonClient, FollowedItem, SHUTTING_DOWN};
@@ -151,9 +153,13 @@ async fn conclude(
                 Some(end) => Some(end),
                 None => find_agent_end(daemon, agent).await,
             };
-            TurnEnding::Broken(interrupted(end, agent, turn))
+            let (way, turn) = WayToContinue::look_up(daemon, turn).await;
+            TurnEnding::Broken(interrupted(end, agent, &turn, way))
         }
-        TurnVerdict::Failed(failure) => TurnEnding::Broken(with_next_step(failure, agent, turn)),
+        TurnVerdict::Failed(failure) => {
+            let (way, turn) = WayToContinue::look_up(daemon, turn).await;
+            TurnEnding::Broken(with_next_step(failure, agent, &turn, way))
+        }
     }
 }
 

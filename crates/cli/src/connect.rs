@@ -91,6 +91,13 @@ impl DaemonAddress {
             let what = format!("the state directory {} is not a directory", self.state_dir.display());
             return Err(CommandFailure::refused(what).hint("move it away, or set LODGE_HOME to a directory"));
         }
+        let is_missing = std::fs::metadata(&self.state_dir)
+            .is_err_and(|cause| cause.kind() == std::io::ErrorKind::NotFound);
+        if let (true, Ok(target)) = (is_missing, std::fs::read_link(&self.state_dir)) {
+            let what = format!("the state directory {} is a link to nothing", self.state_dir.display());
+            let hint = format!("create {}, or set LODGE_HOME to another directory", target.display());
+            return Err(CommandFailure::refused(what).hint(hint));
+        }
         check_state_dir(&self.state_dir).map(drop).map_err(|error| {
             let failure =
                 CommandFailure::refused(error.to_string()).with_code(error.code()).hint(error.hint());
@@ -172,7 +179,7 @@ impl DaemonAddress {
 }
 
 /// The token of the environment, which goes before any file.
-fn token_from_env() -> Option<String> {
+pub(crate) fn token_from_env() -> Option<String> {
     std::env::var("LODGE_TOKEN").ok().filter(|token| !token.is_empty())
 }
 

@@ -10,6 +10,8 @@ use lodge_proto::client::{ClientError, Target, Unverified};
 use lodge_proto::tls::TlsError;
 use lodge_proto::{ErrorBody, KnownCode, error_code};
 
+use crate::connect::token_from_env;
+
 /// The exit codes that scripts rely on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CommandExit {
@@ -126,12 +128,6 @@ impl CommandFailure {
         matches!(self, CommandFailure::Told(report) if report.hint.is_some())
     }
 
-    /// Whether the way out is this command.
-    pub(crate) fn names_command(&self, command: &str) -> bool {
-        let names = |hint: &String| hint.contains(&format!("`{command}`"));
-        matches!(self, CommandFailure::Told(report) if report.hint.as_ref().is_some_and(names))
-    }
-
     /// Whether the daemon refused with this code.
     pub(crate) fn is(&self, code: KnownCode) -> bool {
         matches!(self, CommandFailure::Told(report) if report.code.as_deref() == Some(code.as_str()))
@@ -174,7 +170,12 @@ impl From<ClientError> for CommandFailure {
                 CommandFailure::new(CommandExit::NoDaemon, what).because(io_words(&cause)).hint(hint)
             }
             ClientError::Handshake { target, body: Some(body), .. } if body.data.code == error_code!("auth.missing").as_str() => {
-                no_token(&target)
+                no_token(&target, "the state directory has no token for that address")
+            }
+            ClientError::Handshake { target, body: Some(body), .. }
+                if body.data.code == error_code!("auth.invalid").as_str() && token_from_env().is_none() =>
+            {
+                no_token(&target, "the token in the state directory is not one of that daemon's")
             }
             ClientError::Handshake { body: Some(body), .. } => CommandFailure::from_body(*body),
             ClientError::Handshake { body: None, detail, status, .. } => {
@@ -215,8 +216,8 @@ impl From<ClientError> for CommandFailure {
     }
 }
 
-/// Nothing was sent that says who we are, and the daemon wants to know.
-fn no_token(target: &Target) -> CommandFailure {
+/// The user has no token for this daemon, which needs one.
+fn no_token(target: &Target, state_dir: &str) -> CommandFailure {
     let hint = match target {
         Target::Unix(_) => {
             "set LODGE_HOME to the daemon's state directory, or LODGE_TOKEN to what `lodge token issue` printed"
@@ -226,7 +227,7 @@ fn no_token(target: &Target) -> CommandFailure {
         }
     };
     CommandFailure::refused(format!("there is no token for the daemon at {target}"))
-        .because("LODGE_TOKEN is not set, and the state directory has no token for that address")
+        .because(format!("LODGE_TOKEN is not set, and {state_dir}"))
         .hint(hint)
         .with_code("auth.missing")
 }

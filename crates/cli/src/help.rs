@@ -53,6 +53,8 @@ const KNOWN_ELSEWHERE: &[(&str, &str)] = &[
     ),
     ("exec", "`lodge jobs run AGENT --wait -- PROGRAM ARGS…` runs a program of the agent"),
     ("sh", "`lodge jobs run AGENT --wait -- PROGRAM ARGS…` runs a program of the agent"),
+    ("completion", "`lodge completions bash` (or zsh, fish) prints a completion script"),
+    ("stats", "`lodge ps --wide` shows what agents used, and what that cost"),
     ("status", "`lodge info` shows the daemon, `lodge ps` its agents"),
     ("build", "`lodge image build DIR -t NAME`; `lodge run DIR` builds and runs"),
     ("images", "`lodge image ls`"),
@@ -219,7 +221,7 @@ mod tests {
                 _ => None,
             }
         };
-        for name in ["version", "list", "top", "attach", "exec"] {
+        for name in ["version", "list", "top", "attach", "exec", "completion", "stats"] {
             assert!(hint(&format!("lodge {name}")).is_some_and(|hint| hint.contains("`lodge ")), "{name}");
         }
         assert_eq!(hint("lodge --json session list").as_deref(), Some("`lodge session ls`"));

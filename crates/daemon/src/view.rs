@@ -7,13 +7,14 @@ mod images;
 mod jobs;
 mod sessions;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use lodge_core::agent::{AgentState, FailReason};
 use lodge_core::lineage::{LineageState, Policy};
 use lodge_core::liveness::Liveness;
-use lodge_core::park::ParkReason;
+use lodge_core::park::{ParkReason, ProviderWait};
 use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{AgentRow, EventRow, LineageRow, MountRecord, StepRow, ToolRecord, TurnRow, Usage};
 use lodge_core::summary::TurnDetail;
@@ -21,8 +22,8 @@ use lodge_core::token::TokenRow;
 use lodge_core::turn::TurnState;
 use lodge_core::{Timestamp, TurnId};
 use lodge_proto::{
-    AgentUpdated, AgentView, Event, HttpView, LayerView, LineageView, Mount, QuarantineView, StepView,
-    TokenView, ToolView, TurnError, TurnView, TurnWaitView, UsageView,
+    AgentUpdated, AgentView, AgentWaitView, Event, HttpView, LayerView, LineageView, Mount, QuarantineView,
+    StepView, TokenView, ToolView, TurnError, TurnView, TurnWaitView, UsageView,
 };
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -165,6 +166,7 @@ pub fn agent(row: &AgentRow, working: bool, living: Option<&LiveSandbox>) -> Age
         limits: crate::limits::view(&row.spec, living.map(|living| living.limits.as_slice())),
         limits_not_enforced: crate::limits::not_enforced(&row.spec),
         quarantine: Vec::new(),
+        waiting: Vec::new(),
         capabilities: row.spec.capabilities.iter().map(|name| capability(name)).collect(),
     }
 }
@@ -304,6 +306,36 @@ fn wait(row: &TurnRow) -> Option<TurnWaitView> {
         }),
         ParkReason::Provider(_) => None,
     }
+}
+
+/// What the parked turns of an agent wait for: turns that wait for one provider are one entry.
+pub fn agent_waits(parked: &[ParkReason]) -> Vec<AgentWaitView> {
+    let mut by_provider: BTreeMap<&str, Vec<&ProviderWait>> = BTreeMap::new();
+    for reason in parked {
+        match reason {
+            ParkReason::Provider(wait) if wait.is_held() => {
+                by_provider.entry(&wait.provider).or_default().push(wait);
+            }
+            ParkReason::Provider(_) => {}
+        }
+    }
+    let views = by_provider.into_iter().filter_map(|(provider, waits)| {
+        // All of them have the newest failure of the provider, unless a crash came between.
+        let newest = waits.iter().max_by_key(|wait| wait.failures)?;
+        Some(AgentWaitView {
+            reason: ParkReason::Provider((*newest).clone()).word().to_owned(),
+            provider: Some(provider.to_owned()),
+            turns: u32::try_from(waits.len()).unwrap_or(u32::MAX),
+            code: newest.failure.code.clone(),
+            message: newest.failure.message.clone(),
+            hint: newest.failure.hint.clone(),
+            attempt: newest.failures,
+            since: at(waits.iter().map(|wait| wait.first_at()).min()?),
+            next_at: newest.next_at().map(at),
+            until: waits.iter().map(|wait| wait.until()).min().map(at),
+        })
+    });
+    views.collect()
 }
 
 pub fn usage(usage: Usage) -> UsageView {

@@ -146,6 +146,12 @@ impl Engine {
         held.map(|turn| turn.row.id.clone()).collect()
     }
 
+    /// The model that a turn calls, if the turn has not ended.
+    pub fn model_of_live_turn(&self, id: &TurnId) -> Option<&str> {
+        let turn = self.turns.get(id)?;
+        self.agents.get(&turn.row.agent).map(|agent| agent.row.spec.model.as_str())
+    }
+
     /// Callers that wait for the end of an agent.
     pub fn waiting_callers(&self) -> usize {
         self.agents.values().map(|agent| agent.stopping.len()).sum()

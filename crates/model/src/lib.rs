@@ -40,6 +40,7 @@ use exchange::Exchange;
 
 pub use context::{CallContext, CallLimits};
 pub use error::{AnswerLimit, CallError, Repetition, SilentPhase, TokenLimitCut, UnreadableAnswer};
+pub use pause::{BadRetryFor, RetryFor};
 pub use prices::Price;
 pub use provider::{Provider, ProviderKind, ProviderProblem, Timeouts};
 pub use providers::{FileError, NewProvider, ProviderSummary, Providers, ProvidersError, ResolvedModel};

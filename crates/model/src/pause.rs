@@ -1,5 +1,7 @@
 //! Times as people write them: `50ms`, `2s` or `1m`.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, de};
@@ -21,16 +23,40 @@ impl<'de> Deserialize<'de> for ScriptPause {
     }
 }
 
-/// As [`ScriptPause`], or `12h`, or `0`, at most a day.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RetryFor(pub(crate) Duration);
+/// How long failed calls are tried again: as [`ScriptPause`], or `12h`, or `0`, at most a day.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RetryFor(pub(crate) Duration);
+
+/// A text that is no [`RetryFor`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("expected 0 or a time such as 30s, 10m or 12h, at most 24h")]
+pub struct BadRetryFor;
+
+impl FromStr for RetryFor {
+    type Err = BadRetryFor;
+
+    fn from_str(text: &str) -> Result<Self, BadRetryFor> {
+        retry_for(text).map(Self).ok_or(BadRetryFor)
+    }
+}
+
+impl fmt::Display for RetryFor {
+    /// In the largest unit without a fraction.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_millis() {
+            0 => write!(f, "0"),
+            ms if ms % 3_600_000 == 0 => write!(f, "{}h", ms / 3_600_000),
+            ms if ms % 60_000 == 0 => write!(f, "{}m", ms / 60_000),
+            ms if ms % 1_000 == 0 => write!(f, "{}s", ms / 1_000),
+            ms => write!(f, "{ms}ms"),
+        }
+    }
+}
 
 impl<'de> Deserialize<'de> for RetryFor {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        retry_for(&text)
-            .map(Self)
-            .ok_or_else(|| de::Error::custom("expected 0 or a time such as 30s, 10m or 12h, at most 24h"))
+        text.parse().map_err(de::Error::custom)
     }
 }
 
@@ -102,6 +128,22 @@ mod tests {
             ("99999999999999999999h", None),
         ] {
             assert_eq!(retry_for(text), expected.map(Duration::from_millis), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_time_for_retries_is_shown_so_that_it_can_be_read_again() {
+        for (ms, shown) in [
+            (0, "0"),
+            (50, "50ms"),
+            (1_500, "1500ms"),
+            (90_000, "90s"),
+            (600_000, "10m"),
+            (86_400_000, "24h"),
+        ] {
+            let time = RetryFor(Duration::from_millis(ms));
+            assert_eq!(time.to_string(), shown);
+            assert_eq!(shown.parse(), Ok(time));
         }
     }
 }

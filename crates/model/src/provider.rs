@@ -7,6 +7,7 @@ use std::time::Duration;
 use reqwest::Url;
 use reqwest::header::HeaderValue;
 
+use crate::pause::RetryFor;
 use crate::prices::{self, Price};
 use crate::request::CallUsage;
 use crate::secret::Secret;
@@ -71,7 +72,7 @@ pub struct Timeouts {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct ProviderSettings {
     pub(crate) timeouts: Timeouts,
-    pub(crate) retry_for: Option<Duration>,
+    pub(crate) retry_for: Option<RetryFor>,
     /// By model.
     pub(crate) prices: BTreeMap<String, Price>,
     /// Tokens, by model.
@@ -88,7 +89,7 @@ pub struct Provider {
     /// Empty: any.
     pub models: Vec<String>,
     pub timeouts: Timeouts,
-    retry_for: Option<Duration>,
+    retry_for: Option<RetryFor>,
     prices: BTreeMap<String, Price>,
     context_windows: BTreeMap<String, u64>,
 }
@@ -210,7 +211,7 @@ impl Provider {
 
     /// How long after the first failure a call is tried again.
     pub fn retry_for(&self) -> Duration {
-        self.retry_for.unwrap_or(RETRY_FOR_DEFAULT)
+        self.retry_for.map_or(RETRY_FOR_DEFAULT, |time| time.0)
     }
 
     /// It is called at its maker's own address, so that the maker's list of prices holds.

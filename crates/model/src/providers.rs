@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use self::file::{FileEntry, FileVersion};
+use crate::pause::RetryFor;
 use crate::provider::{Provider, ProviderEntry, ProviderKind, ProviderProblem, is_variable_name};
 use crate::redact::Redactor;
 use crate::secret::Secret;
@@ -64,6 +65,8 @@ pub struct ProviderSummary {
     /// `${NAME}` as written, or a mask; `None` when there is no key.
     pub key: Option<String>,
     pub models: Vec<String>,
+    /// None: the default.
+    pub retry_for: Option<RetryFor>,
     /// It is there without standing in the file.
     pub implicit: bool,
     /// Why it cannot be called.
@@ -78,6 +81,8 @@ pub struct NewProvider {
     pub base_url: Option<String>,
     pub api_key: Option<Secret>,
     pub models: Vec<String>,
+    /// None: the default.
+    pub retry_for: Option<RetryFor>,
 }
 
 /// A `<provider>/<model>` that was found.
@@ -301,6 +306,7 @@ impl Providers {
             base_url: entry.base_url.clone(),
             key: entry.api_key.as_ref().map(mask),
             models: entry.models.clone(),
+            retry_for: entry.settings.retry_for,
             implicit,
             problem: provider.as_ref().err().cloned(),
         };

@@ -170,6 +170,30 @@ shapes! {
         /// Its work in quarantine: what its turns wait for, and its pull. Absent when there is none.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         quarantine: Vec<QuarantineView>,
+        /// What its parked turns wait for, one entry for each reason and provider; in listings and `agent/get`. Absent when none is parked.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        waiting: Vec<AgentWaitView>,
+    }
+
+    /// Why turns of an agent are parked.
+    pub struct AgentWaitView {
+        /// `provider`: the provider of its model does not answer.
+        reason: String,
+        provider: Option<String>,
+        /// How many turns wait for it.
+        turns: u32,
+        /// Of the newest failure.
+        code: String,
+        message: String,
+        hint: Option<String>,
+        /// How often the provider failed in a row.
+        attempt: u32,
+        /// The first failure of the turn that has waited longest.
+        since: String,
+        /// When the provider is tried again.
+        next_at: Option<String>,
+        /// When the first of the turns fails, if the provider has not answered by then.
+        until: Option<String>,
     }
 
     /// What an agent's sandbox may use.

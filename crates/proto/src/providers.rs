@@ -10,6 +10,8 @@ params! {
         base_url: Option<String>,
         api_key: Option<String>,
         models: Vec<String>,
+        /// How long failures that may pass are retried, as in `providers.yaml`: `30s`, `10m`, `12h`, or `0`. Absent: 10 minutes.
+        retry_for: Option<String>,
         request_id: Option<String>,
     }
 
@@ -39,6 +41,9 @@ shapes! {
         /// Masked unless revealed.
         api_key: Option<String>,
         models: Vec<String>,
+        /// How long failures that may pass are retried, if it is configured; else 10 minutes.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        retry_for: Option<String>,
         builtin: bool,
         /// Why it cannot be called, when it cannot.
         problem: Option<String>,

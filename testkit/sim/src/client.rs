@@ -5,6 +5,7 @@
 mod answers;
 mod jobs;
 mod requests;
+mod retries;
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -46,6 +47,11 @@ pub struct SimClients {
     pub refused: BTreeSet<TurnId>,
     /// Turns about which a runtime lied.
     pub harmed: BTreeSet<TurnId>,
+    /// Turns that callers asked to continue, and to regenerate.
+    pub retrying: BTreeSet<TurnId>,
+    pub regenerating: BTreeSet<TurnId>,
+    /// Turns that continue others.
+    pub continuations: BTreeSet<TurnId>,
     /// Requests that are sent before random ones.
     pub errands: Vec<SimRequest>,
     pub idle: bool,
@@ -121,6 +127,8 @@ pub enum SimSessionEdit {
         turns: u32,
     },
     Regenerate(TurnId),
+    /// Continue a turn that failed or was interrupted.
+    Retry(TurnId),
     Delete,
 }
 
@@ -318,7 +326,8 @@ impl SimWorld {
                     self.clients.agents.push(agent);
                 }
             }
-            SimRequest::Send { .. } | SimRequest::Edit { edit: SimSessionEdit::Regenerate(_), .. } => {
+            SimRequest::Send { .. }
+            | SimRequest::Edit { edit: SimSessionEdit::Regenerate(_) | SimSessionEdit::Retry(_), .. } => {
                 self.tally.turns += 1;
                 self.tally.waited += u64::from(answer["waits_for"] == "slot");
                 remember(&mut self.clients.turns, id.parse().ok());

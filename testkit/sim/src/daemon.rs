@@ -89,6 +89,9 @@ impl SimWorld {
         if self.mutation == SimMutation::LostEndReport {
             self.disk.forget_reports();
         }
+        if self.mutation == SimMutation::LostWait {
+            self.disk.forget_waits();
+        }
         let loaded = self.disk.load();
         if let Some(kept) = &mut self.kept {
             kept.push(DiskGroup::Opened);
@@ -169,6 +172,7 @@ impl SimWorld {
         (self.die_at, self.disk_fails, self.disk_full) = (None, false, false);
         self.store.forget_writer();
         self.asked.clear();
+        self.waits_are_read_again();
         self.callers_lose_daemon();
         let pause = self.rng.delay(20);
         self.after(pause, SimEvent::DaemonStarts);
@@ -219,6 +223,8 @@ impl SimWorld {
             inputs.iter().map(words::input).fold("step:".to_owned(), |all, one| all + " " + &one)
         });
         let before = self.before_step(&inputs);
+        self.watch_call_ends(&inputs);
+        self.watch_retries(&inputs);
         let Some(daemon) = &mut self.daemon else { return };
         let batch = daemon.engine.step(inputs, now);
         self.tally.steps += 1;
@@ -232,6 +238,8 @@ impl SimWorld {
 
     /// Releases what need not wait for the commit, and queues the rest for the writer.
     pub fn dispatch_batch(&mut self, mut batch: Batch) {
+        self.watch_waits(&batch);
+        self.watch_new_turns(&batch);
         for effect in std::mem::take(&mut batch.early) {
             self.act(effect);
         }
@@ -368,6 +376,7 @@ impl SimWorld {
             self.fail(broken);
         }
         self.check_commit(&writes);
+        self.waits_are_recorded(&writes);
         self.check_contents();
         if let Some(kept) = &mut self.kept {
             kept.push(DiskGroup::Writes(writes.clone()));

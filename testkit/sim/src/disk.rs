@@ -260,8 +260,12 @@ impl SimDisk {
     }
 
     fn insert_step(&mut self, row: &StepRow) -> Result<(), LawViolation> {
+        let old = self.replaced(&row.turn);
         let kept = self.turns.get_mut(&row.turn).ok_or_else(|| format!("{} is not stored", row.turn))?;
-        laws::step_begins(kept, row)?;
+        match old.filter(|_| kept.row.state == TurnState::Queued) {
+            Some(old) => laws::takes_over_step(&old, row)?,
+            None => laws::step_begins(kept, row)?,
+        }
         let at = kept.steps.partition_point(|known| (known.step, known.ordinal) < (row.step, row.ordinal));
         kept.steps.insert(at, row.clone());
         match row.target.exec() {
@@ -270,6 +274,25 @@ impl SimDisk {
                 None => Ok(()),
             },
             None => Ok(()),
+        }
+    }
+
+    /// The turn that another one replaces, with the steps of its original, if it is a copy.
+    fn replaced(&self, turn: &TurnId) -> Option<StoredTurn> {
+        let old = self.turns.get(turn)?.row.place.replaces.as_ref()?;
+        let mut old = self.turns.get(old)?.clone();
+        if let Some(origin) = &old.row.place.origin {
+            old.steps = self.turns.get(origin).map(|origin| origin.steps.clone()).unwrap_or_default();
+        }
+        Some(old)
+    }
+
+    /// For a deliberate bug: turns wait, and nobody knows why.
+    pub fn forget_waits(&mut self) {
+        for (_, _, id) in &self.live {
+            if let Some(kept) = self.turns.get_mut(id) {
+                kept.row.park = None;
+            }
         }
     }
 
@@ -294,8 +317,12 @@ impl SimDisk {
         }
         session.messages = row.seq;
         session.epoch.add(row.number, row.body.weight());
+        let old = self.replaced(&row.turn);
         let kept = self.turns.get_mut(&row.turn).ok_or_else(|| format!("{} is not stored", row.turn))?;
-        laws::message_fits(kept, row)?;
+        match old.filter(|_| kept.row.state == TurnState::Queued) {
+            Some(old) => laws::takes_over_message(&old, row)?,
+            None => laws::message_fits(kept, row)?,
+        }
         kept.messages.push(row.clone());
         // A regenerated turn is not a duplicate request.
         if row.role == Role::User && kept.row.place.replaces.is_none() {

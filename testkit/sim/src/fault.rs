@@ -56,6 +56,7 @@ impl SimWorld {
             (SimFault::ModelGone, _) => {
                 self.models_gone = u32::try_from(self.rng.between(1, 3)).unwrap_or(1);
             }
+            (SimFault::ProviderDown, _) => self.provider_goes_down(),
             (SimFault::ProvidersChange, _) => self.report(Observation::ProvidersChanged),
             (SimFault::ArchiveFull, _) => self.jobs.archive_full = !self.jobs.archive_full,
             (SimFault::Retention, _) => self.run_retention(),
@@ -111,6 +112,7 @@ impl SimWorld {
         self.jobs.archive_full = false;
         self.remove_all_pills();
         self.models_gone = 0;
+        self.provider_comes_back();
         self.descriptors_gone_until = 0;
         for sandbox in self.machine.sandboxes.values_mut() {
             (sandbox.sticks, sandbox.files_stick, sandbox.spawn_fails) = (0, 0, 0);

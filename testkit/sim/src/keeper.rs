@@ -377,7 +377,12 @@ impl SimWorld {
         let Some(row) = row.filter(|row| row.kind() == StepKind::Tool) else { return };
         let tools = self.disk.agent(&kept.row.agent).map(|row| row.spec.tools.as_slice()).unwrap_or_default();
         let is_safe = tools.iter().any(|tool| tool.name == row.name && tool.safe);
-        let name = row.name.clone();
+        let (name, call) = (row.name.clone(), row.call.clone());
+        if !is_safe && let Some(earlier) = self.ran_before(&turn, step, call.as_deref()) {
+            self.fail(format!(
+                "`{name}` had its effect in {earlier}, and again in {turn}, which continues it"
+            ));
+        }
         let count = self.clients.effects.entry((turn.clone(), step, ordinal)).or_insert(0);
         *count += 1;
         if *count > 1 && !is_safe {

@@ -252,6 +252,35 @@ pub fn message_fits(kept: &StoredTurn, row: &MessageRow) -> Result<(), LawViolat
     if fits { Ok(()) } else { Err(format!("message {row:?} does not fit into {id}")) }
 }
 
+/// A turn takes over only steps that ended in the one that it replaces, with their outcomes. A call that was cut keeps its
+/// result, and its outcome becomes interrupted.
+pub fn takes_over_step(old: &StoredTurn, row: &StepRow) -> Result<(), LawViolation> {
+    let id = &row.turn;
+    let is_it = |known: &&StepRow| (known.step, known.ordinal) == (row.step, row.ordinal);
+    let known = old.steps.iter().find(is_it);
+    let same = match known {
+        Some(known) => {
+            let cut = row.state == StepState::Interrupted && known.state == StepState::Failed;
+            (known.state == row.state || cut) && known.call == row.call && known.exit_code == row.exit_code
+        }
+        // The original of a copy may be deleted: only its answers are known then.
+        None => old.steps.is_empty() && row.kind() == StepKind::Model && row.state == StepState::Done,
+    };
+    if same && row.state != StepState::Intent {
+        return Ok(());
+    }
+    Err(format!("{id} takes over step {row:?} of {}, which had {known:?}", old.row.id))
+}
+
+/// A turn takes over only messages of the one that it replaces. The result of a call that was cut is replaced.
+pub fn takes_over_message(old: &StoredTurn, row: &MessageRow) -> Result<(), LawViolation> {
+    let same = old.messages.iter().any(|known| {
+        let is_it = (known.role, known.step, &known.body.call) == (row.role, row.step, &row.body.call);
+        is_it && (known.body.text == row.body.text || row.role == Role::Tool)
+    });
+    if same { Ok(()) } else { Err(format!("{} takes over {row:?}, which {} has not", row.turn, old.row.id)) }
+}
+
 /// Whether the newest message is an answer that does not match the schema of its turn.
 fn misfitted_last(kept: &StoredTurn) -> bool {
     let Some(last) = kept.messages.last() else { return false };

@@ -20,6 +20,7 @@ mod life;
 mod link;
 mod machine;
 mod model;
+mod outages;
 mod passing;
 mod pills;
 mod plan;

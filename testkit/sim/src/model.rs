@@ -28,6 +28,7 @@ impl SimWorld {
         if self.compute_call(&order.turn) {
             return None;
         }
+        self.check_probe(&order.turn);
         Some(match order.purpose {
             Purpose::Step => {
                 self.check_request(order, request);
@@ -65,15 +66,17 @@ impl SimWorld {
     fn answer_pieces(&mut self, turn: Option<&TurnId>) -> Vec<ModelPiece> {
         let mut pieces = Vec::new();
         let mut whole = String::new();
-        for _ in 0..self.rng.below(4) {
+        let is_down = self.is_provider_down();
+        let texts = if is_down { 0 } else { self.rng.below(4) };
+        for _ in 0..texts {
             // Characters of several bytes, to find errors in byte offsets and in cuts.
             let text =
                 (*self.rng.pick(&["a word ", "ein Wort, größer ", "言葉 ", "…"]).unwrap_or(&"")).to_owned();
             whole.push_str(&text);
             pieces.push(ModelPiece::Text(text));
         }
-        let end = if self.rng.chance(self.plan.model_fails) {
-            let is_retryable = self.rng.chance(800);
+        let end = if is_down || self.rng.chance(self.plan.model_fails) {
+            let is_retryable = is_down || self.rng.chance(800);
             let after_ms = if self.rng.chance(200) { Some(self.rng.below(10_000)) } else { None };
             let retry = match is_retryable {
                 true => CallRetry::Provider { after_ms, retry_for_ms: self.plan.retry_for_ms },

@@ -58,6 +58,8 @@ impl SimWorld {
             | SimMutation::GreedyCollection
             | SimMutation::AwayIsWritten
             | SimMutation::EarlyRest
+            | SimMutation::LostWait
+            | SimMutation::LostResults
             | SimMutation::LostClaims => {}
         }
     }

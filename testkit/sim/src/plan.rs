@@ -42,6 +42,10 @@ pub enum SimMutation {
     AwayIsWritten,
     /// Agents leave the engine's memory before their last decision is on disk.
     EarlyRest,
+    /// A restart forgets why turns wait.
+    LostWait,
+    /// A turn that continues another one is planned without the results of its tools.
+    LostResults,
 }
 
 /// A fault.
@@ -68,6 +72,8 @@ pub enum SimFault {
     /// No provider offers the model of an agent for a few starts.
     ModelGone,
     ProvidersChange,
+    /// The provider answers no request for a long time.
+    ProviderDown,
     /// The limit of working agents changes.
     SlotsChange,
     SandboxSticks,
@@ -206,6 +212,9 @@ impl SimPlan {
         if aside.chance(300) {
             faults.push(SimFault::DescriptorsGone);
         }
+        if aside.clone().chance(300) {
+            faults.push(SimFault::ProviderDown);
+        }
         let read_ms = *aside.pick(&[0, 0, 0, 2]).unwrap_or(&0);
         // Sometimes one agent with more sessions than it works on at a time.
         let wide = rng.chance(30);
@@ -273,6 +282,15 @@ impl SimPlan {
             SimMutation::EarlyRest => {
                 self.faults = vec![SimFault::AgentsRest, SimFault::RuntimeExits];
                 (self.fault_every_ms, self.disk_ms) = (50, 40);
+            }
+            SimMutation::LostWait => {
+                self.faults = vec![SimFault::DaemonDies, SimFault::ProviderDown];
+                (self.callers, self.agents_max, self.sessions) = (8, 6, 4);
+                (self.max_concurrent, self.retry_for_ms, self.pills) = (64, 600_000, 0);
+            }
+            SimMutation::LostResults => {
+                (self.edits, self.tools, self.model_fails) = (200, 800, 300);
+                (self.job_tools, self.lies) = (0, 0);
             }
             // Without jobs: a job with a forgotten claim fails another check before it runs twice.
             SimMutation::LostClaims => (self.jobs, self.job_tools) = (0, 0),

@@ -84,6 +84,7 @@ impl SimWorld {
         daemon.writer.requests += lost.count;
         self.daemon = Some(daemon);
         self.order(LifeOrder::CancelCalls);
+        self.waits_are_read_again();
         self.trace_line(|| "room again: the engine goes on from what is recorded".to_owned());
         // A turn that starts now may get a note, which is recorded with it.
         if !batch.writes.iter().any(|write| matches!(write, Write::Turn(TurnWrite::Note { .. }))) {

@@ -17,6 +17,7 @@ use crate::jobs::{ArchiveStage, SimJobs};
 use crate::life::LifeOrder;
 use crate::link::LinkQueue;
 use crate::machine::SimMachine;
+use crate::outages::SimOutages;
 use crate::pills::Pills;
 use crate::plan::{CommitPoint, SimMutation, SimPlan};
 use crate::rng::SimRng;
@@ -176,6 +177,10 @@ pub struct Tally {
     pub quarantined: u64,
     /// Agents at rest that a request named.
     pub looked_up: u64,
+    /// Requests to a provider that was down.
+    pub refused_calls: u64,
+    /// Turns that continue others.
+    pub continued: u64,
 }
 
 impl Tally {
@@ -215,6 +220,8 @@ impl Tally {
             pills: self.pills + other.pills,
             quarantined: self.quarantined + other.quarantined,
             looked_up: self.looked_up + other.looked_up,
+            refused_calls: self.refused_calls + other.refused_calls,
+            continued: self.continued + other.continued,
         }
     }
 }
@@ -256,6 +263,8 @@ pub struct SimWorld {
     /// The newest event that a subscriber has read.
     pub cursor: u64,
     pub prints: Vec<crate::disk::EventPrint>,
+    /// Outages of the provider.
+    pub outages: SimOutages,
     /// Turns with a pending model call, and the life that made it.
     pub asked: std::collections::BTreeMap<TurnId, u64>,
     /// Every committed group, for comparisons; empty unless enabled.
@@ -305,6 +314,7 @@ impl SimWorld {
             store: RemoteStore::default(),
             cursor: 0,
             prints: Vec::new(),
+            outages: SimOutages::default(),
             asked: std::collections::BTreeMap::new(),
             kept: None,
         }

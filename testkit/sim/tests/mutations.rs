@@ -116,6 +116,16 @@ fn a_collection_that_removes_contents_in_use_is_found() {
 }
 
 #[test]
+fn a_restart_that_forgets_why_turns_wait_is_found() {
+    finds(SimMutation::LostWait, &["tries provider p, and"]);
+}
+
+#[test]
+fn a_finished_tool_that_a_retried_turn_runs_again_is_found() {
+    finds(SimMutation::LostResults, &["which continues it"]);
+}
+
+#[test]
 fn an_agent_that_leaves_memory_before_it_is_on_disk_is_found() {
     finds(
         SimMutation::EarlyRest,

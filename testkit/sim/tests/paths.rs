@@ -181,6 +181,16 @@ impl DiskPair {
         self.cut(session, self.disk.branch_plan(session, turn).unwrap(), real.1.unwrap());
     }
 
+    /// What a turn that continues the last one takes over.
+    fn retry(&self, session: &SessionId) {
+        let Some(tip) = self.fact(session).tip else { return };
+        let real = self.real.reader.here(|snapshot| snapshot.retry_plan(session, &tip)).unwrap().unwrap();
+        let (real, simulated) = (real.1.unwrap(), self.disk.retry_plan(session, &tip).unwrap());
+        assert_eq!(simulated.turn, real.turn);
+        assert_eq!((simulated.steps, simulated.messages), (real.steps, real.messages));
+        assert_eq!((simulated.epoch, simulated.plan), (real.epoch, real.plan));
+    }
+
     fn fork(&mut self, session: &SessionId, to: &str) -> Option<SessionId> {
         let turn = 1 + self.below(self.fact(session).turns);
         let real = self
@@ -234,6 +244,7 @@ fn both_stores_agree_on_every_path_and_every_plan_of_a_change() {
             }
             for session in &sessions {
                 both.fact(session);
+                both.retry(session);
             }
             made += 1;
         }

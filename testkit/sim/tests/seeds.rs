@@ -63,6 +63,7 @@ fn every_law_holds_for_two_million_steps() {
     assert!(tally.away > 1_000, "{tally:?}");
     assert!(tally.pulls > 5_000 && tally.collected > 500, "{tally:?}");
     assert!(tally.looked_up > 1_000, "{tally:?}");
+    assert!(tally.refused_calls > 5_000 && tally.continued > 500, "{tally:?}");
     assert!(tally.pills > 500 && tally.quarantined > 50, "{tally:?}");
     assert!(tally.edited > 5_000 && tally.changed > 10 && tally.misfits > 2_000, "{tally:?}");
 }

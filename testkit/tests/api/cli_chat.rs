@@ -66,6 +66,19 @@ async fn a_conversation_at_a_terminal_can_be_interrupted_and_taken_up_again() {
 }
 
 #[tokio::test]
+async fn a_session_of_another_agent_is_refused_with_the_name_of_that_agent() {
+    let world = ApiWorld::new();
+    let mut api = world.checked().await;
+    world.agent(&mut api, "ada").await;
+    world.agent(&mut api, "bob").await;
+    api.answer("ada", "s1", "[[reply:hello]]").await;
+    let mut typing = TerminalSession::at(world.lodge.cli_command(["chat", "bob", "-s", "s1"]));
+    typing.see("session `s1` belongs to the agent `ada`");
+    typing.see("`lodge chat ada -s s1` continues it");
+    assert_eq!(typing.end(), 1);
+}
+
+#[tokio::test]
 async fn a_turn_can_be_left_and_lines_that_are_typed_meanwhile_are_sent_after_it() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;

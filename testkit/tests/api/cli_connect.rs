@@ -38,6 +38,22 @@ fn a_daemon_elsewhere_is_reached_with_a_token_and_says_how_to_get_one() {
 }
 
 #[test]
+fn the_token_of_another_daemon_is_not_taken_for_one_that_the_user_gave() {
+    let (world, other) = (ApiWorld::new(), ApiWorld::new());
+    let url = format!("http://{}", world.lodge.http_addr());
+    let expected = format!(
+        "error: there is no token for the daemon at {url}\n  \
+         because: LODGE_TOKEN is not set, and the token in the state directory is not one of that daemon's\n\n\
+         hint: run `lodge token issue` on the daemon's machine, and set LODGE_TOKEN to what it prints\n"
+    );
+    assert_eq!(run(&other.lodge, &["--daemon", &url, "ps"], &[]), (1, expected));
+    let token = other.lodge.cli_ok(["token", "issue"]);
+    let (code, err) = run(&other.lodge, &["--daemon", &url, "ps"], &[("LODGE_TOKEN", token.trim())]);
+    assert_eq!(code, 1);
+    assert!(err.starts_with("error: the token is not one of this daemon's\n"), "{err}");
+}
+
+#[test]
 fn variables_with_something_else_in_them_are_named() {
     let (world, away) = (ApiWorld::new(), Lodge::new());
     let (url, socket) =
@@ -122,6 +138,22 @@ fn a_state_directory_that_is_a_file_is_reported_before_anything_is_started() {
         "error: the state directory {} is not a directory\n\n\
          hint: move it away, or set LODGE_HOME to a directory\n",
         file.display()
+    );
+    assert_eq!((code, err), (1, expected));
+}
+
+#[test]
+fn a_state_directory_that_is_a_link_to_nothing_is_reported_with_its_target() {
+    let away = Lodge::new();
+    let (link, target) = (away.dir().join("link"), away.dir().join("gone"));
+    std::os::unix::fs::symlink(&target, &link).expect("a link");
+    let mut command = away.cli_command(["ps"]);
+    command.env("LODGE_HOME", &link).env_remove("LODGE_NO_AUTOSTART");
+    let (code, _, err) = told(&command.output().expect("lodge runs"));
+    let expected = format!(
+        "error: the state directory {} is a link to nothing\n\nhint: create {}, or set LODGE_HOME to another directory\n",
+        link.display(),
+        target.display()
     );
     assert_eq!((code, err), (1, expected));
 }

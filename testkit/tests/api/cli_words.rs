@@ -142,8 +142,12 @@ async fn small_mistakes_are_answered_with_what_to_write() {
     let world = ApiWorld::new();
     let mut api = world.checked().await;
     world.agent(&mut api, "coder").await;
+    api.answer("coder", "release", "[[reply:ok]]").await;
     for (args, code, what) in [
-        (&["prompt", "codr", "hi"][..], 1, "hint: did you mean `coder`? `lodge ps -a` lists all agents"),
+        (&["session", "show", "relase"][..], 1, "hint: did you mean `release`? `lodge session ls` lists all"),
+        (&["provider", "test", "mokc"], 1, "hint: did you mean `mock`? `lodge provider ls` lists all"),
+        (&["completion", "bash"], 2, "`lodge completions bash`"),
+        (&["prompt", "codr", "hi"], 1, "hint: did you mean `coder`? `lodge ps -a` lists all agents"),
         (&["inspect", "codre"], 1, "did you mean `coder`?"),
         (&["list"], 2, "hint: `lodge ps` lists agents"),
         (&["version"], 2, "`lodge --version` prints the version"),
@@ -204,6 +208,19 @@ fn all_programs_that_a_host_lacks_are_reported_with_their_lines() {
     // An image may be meant for another host.
     let (code, _, err) = world.cli(&["image", "build", dir.to_str().expect("UTF-8")]);
     assert!(code == 1 && !err.contains("no-such-two"), "{err}");
+}
+
+#[test]
+fn a_value_that_the_stock_runtime_cannot_use_fails_the_agent_and_is_named() {
+    let world = ApiWorld::new();
+    let agentfile = "FROM scratch\nMODEL mock/m\nCONFIG max-iterations=lots\n";
+    let dir = world.lodge.agent_dir("wrong", agentfile, &[]);
+    let (code, _, err) = world.cli(&["run", dir.to_str().expect("UTF-8")]);
+    assert_eq!(code, 1, "{err}");
+    let because =
+        "because: a setting is missing or invalid: CONFIG values cannot be used: max-iterations is a whole";
+    assert!(err.contains(because), "{err}");
+    assert!(err.contains("hint: it is not retried automatically"), "{err}");
 }
 
 #[test]

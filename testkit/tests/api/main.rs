@@ -31,6 +31,7 @@ mod environment;
 mod environment_secrets;
 mod fence;
 mod hidden;
+mod host_disks;
 mod host_mounts;
 mod idempotency;
 mod images;

@@ -1,9 +1,10 @@
 //! A provider that does not answer for a while: turns wait for it, also across kills, and give up when their time is over.
 
+use lodge_testkit::lodge::until;
 use serde_json::{Value, json};
 
 use crate::checked::CheckedClient;
-use crate::world::{ApiWorld, id};
+use crate::world::{ApiWorld, KEY, id};
 
 /// An address where nobody listens.
 fn nowhere() -> String {
@@ -66,6 +67,60 @@ async fn a_turn_outlives_an_outage_and_a_kill_and_leaves_its_slot_to_another_age
     let waits: Vec<&Value> = log.iter().filter(|event| event["kind"] == "turn.waiting").collect();
     assert!(!waits.is_empty() && waits.iter().all(|event| event["data"]["turn"] == turn), "{waits:#?}");
     assert_eq!(waits[0]["data"]["until"], wait["until"]);
+}
+
+#[tokio::test]
+async fn listings_of_agents_say_what_their_turns_wait_for_and_when_it_is_tried_again() {
+    let (world, mut api) = down("").await;
+    let agent = world.agent(&mut api, "one").await;
+    let turn = send(&mut api, &agent, "s", "hi").await;
+    let is_parked = |agent: &Value| agent["waiting"][0]["turns"] == 1;
+    let detail = api.until("agent/get", json!({"agent": agent}), is_parked).await;
+    let wait = &detail["waiting"][0];
+    assert_eq!((&wait["reason"], &wait["provider"]), (&json!("provider"), &json!("mock")), "{detail:#}");
+    assert_eq!(wait["code"], "model.unreachable", "{detail:#}");
+    assert!(wait["since"].as_str() < wait["next_at"].as_str(), "{detail:#}");
+    assert!(wait["next_at"].as_str() <= wait["until"].as_str(), "{detail:#}");
+    let is_listed = |list: &Value| is_parked(&list["agents"][0]);
+    api.until("agent/list", json!({}), is_listed).await;
+    let shows = |args: &'static [&str], words: &'static str| {
+        until("the wait is shown", || world.cli(args).1.contains(words).then_some(()));
+    };
+    shows(&["ps"], "ready (a turn waits for provider mock, next try in ");
+    shows(&["inspect", "one"], "waiting      a turn waits for provider mock, next try in ");
+    api.ok("turn/interrupt", json!({"turn": turn})).await;
+    let after = api.until("agent/get", json!({"agent": agent}), |agent| !is_parked(agent)).await;
+    assert_eq!(after.get("waiting"), None, "{after:#}");
+}
+
+#[tokio::test]
+async fn retry_for_is_given_with_the_provider_and_listed() {
+    let (world, mut api) = down("").await;
+    let base_url = nowhere();
+    let add = |name: &'static str, time: &'static str| {
+        let mut args = vec!["provider", "add", name, "--kind", "openai", "--base-url", &base_url];
+        args.extend(["--api-key", KEY, "--retry-for", time]);
+        world.cli(&args)
+    };
+    let (code, _, err) = add("bad", "10");
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("`10` is no value of `retry-for`") && err.contains("such as 30s, 10m"), "{err}");
+    assert_eq!(add("quick", "0").0, 0);
+    assert_eq!(add("patient", "90m").0, 0);
+    let (_, listed, _) = world.cli(&["provider", "ls"]);
+    let times = |name: &str| {
+        let line = listed.lines().find(|line| line.starts_with(name)).expect("a line");
+        line.split_whitespace().nth(5).map(str::to_owned)
+    };
+    assert!(listed.contains("RETRY FOR"), "{listed}");
+    let shown = ["quick", "patient", "fine"].map(times).map(Option::unwrap);
+    assert_eq!(shown, ["0", "90m", "-"], "{listed}");
+    let create = json!({"content": "FROM scratch\nMODEL quick/m\n", "name": "one"});
+    let created = api.ok("agent/create", create).await;
+    api.agent_is(id(&created), "ready").await;
+    let turn = api.say(id(&created), "s", "hi").await;
+    assert_eq!((&turn["status"], &turn["error"]["code"]), (&json!("failed"), &json!("model.unreachable")));
+    assert_eq!(turn["steps"][0]["attempt"], 1, "it fails at once");
 }
 
 #[tokio::test]

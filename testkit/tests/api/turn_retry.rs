@@ -70,6 +70,10 @@ async fn a_failed_turn_is_continued_and_its_finished_tool_ran_once() {
         inactive["data"]["hint"].as_str().expect("a hint").contains("lodge session activate s"),
         "{inactive}"
     );
+    let (code, _, err) = world.cli(&["turn", "wait", &old]);
+    assert_eq!(code, 1);
+    let hint = format!("run `lodge session activate s {old}`, then `lodge turn retry {old}`");
+    assert!(err.contains(&hint), "{err}");
     let done = api.refused("turn/retry", json!({"turn": new["id"]}), "turn.done").await;
     assert!(done["data"]["hint"].as_str().expect("a hint").contains("lodge session regenerate s"), "{done}");
 }
@@ -126,6 +130,15 @@ async fn a_turn_before_the_last_one_is_continued_in_a_fork() {
     let old = api.say(&agent, "s", "[[status-once:400]] [[reply:late answer]]").await;
     assert_eq!(old["status"], "failed");
     api.answer(&agent, "s", "[[reply:another]]").await;
+    // The hint names what works.
+    let hint = "run `lodge session fork s --at 1`, then `lodge turn retry --session NEW`";
+    for args in [["turn", "wait", id(&old)], ["turn", "show", id(&old)]] {
+        let (_, out, err) = world.cli(&args);
+        let words = format!("{out}{err}");
+        assert!(words.contains(hint) && !words.contains("`lodge turn retry trn_"), "{args:?}: {words}");
+    }
+    let (_, shown, _) = world.cli(&["session", "show", "s"]);
+    assert!(!shown.contains("turn retry"), "{shown}");
     let (code, _, err) = world.cli(&["turn", "retry", id(&old)]);
     assert_eq!(code, 1);
     assert!(err.contains("is not the last turn") && err.contains("`lodge session fork s --at 1`"), "{err}");

@@ -8,11 +8,14 @@ mod bombs;
 #[allow(dead_code, reason = "shared with the test program `api`, which uses all of it")]
 #[path = "../api/checked.rs"]
 mod checked;
+#[path = "../api/host_disks.rs"]
+mod host_disks;
 mod jobs;
 mod links;
 mod network;
 mod quota;
 mod root;
+mod set_id;
 mod targets;
 #[allow(dead_code, reason = "shared with the test program `api`, which uses all of it")]
 #[path = "../api/world.rs"]

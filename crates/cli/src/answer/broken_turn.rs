@@ -5,7 +5,7 @@ use lodge_proto::{
     QuarantineView, TurnRef, TurnView, error_code,
 };
 
-use super::{PromptedAgent, shut_down};
+use super::{PromptedAgent, WayToContinue, shut_down};
 use crate::failure::CommandFailure;
 use crate::follow::DaemonClient;
 use crate::render;
@@ -186,11 +186,16 @@ pub(super) fn abandoned(
     }
 }
 
-pub(super) fn interrupted(end: Option<AgentEnd>, agent: &PromptedAgent, turn: &TurnView) -> CommandFailure {
+pub(super) fn interrupted(
+    end: Option<AgentEnd>,
+    agent: &PromptedAgent,
+    turn: &TurnView,
+    way: WayToContinue,
+) -> CommandFailure {
     let failure = CommandFailure::refused("the turn was interrupted");
     let gone = end.as_ref().is_some_and(|end| end.how == REMOVED);
-    let start = end.as_ref().map(|_| format!("run `lodge start {}`, then `lodge turn retry", agent.name));
-    let retry = start.unwrap_or_else(|| "run `lodge turn retry".to_owned());
+    let start = end.as_ref().map(|_| format!("run `lodge start {}`, then", agent.name));
+    let run = start.unwrap_or_else(|| "run".to_owned());
     let failure = match end {
         Some(AgentEnd { how, causes }) => {
             let failure = failure.because(format!("{} {how}", agent.name));
@@ -201,8 +206,8 @@ pub(super) fn interrupted(end: Option<AgentEnd>, agent: &PromptedAgent, turn: &T
     if !agent.stays || gone {
         return failure;
     }
-    let (id, session) = (&turn.id, &turn.session);
-    failure.hint(format!("{retry} {id}` to continue it; `lodge session show {session}` shows its progress"))
+    let (steps, session) = (way.steps(turn), &turn.session);
+    failure.hint(format!("{run} {steps}; `lodge session show {session}` shows its progress"))
 }
 
 /// The next step after a failure: its own hint, and how to continue the turn.
@@ -210,16 +215,13 @@ pub(super) fn with_next_step(
     failure: CommandFailure,
     agent: &PromptedAgent,
     turn: &TurnView,
+    way: WayToContinue,
 ) -> CommandFailure {
-    let (id, session) = (&turn.id, &turn.session);
+    let session = &turn.session;
     if !agent.stays {
         return failure;
     }
-    let retry = format!("run `lodge turn retry {id}` to continue it");
-    // The failure of an outage says when.
-    if failure.names_command(&format!("lodge turn retry {id}")) {
-        return failure;
-    }
+    let retry = format!("run {}", way.steps(turn));
     if failure.is(error_code!("turn.schema_mismatch")) {
         return failure
             .hint(format!("`lodge session show {session}` has the answers; a simpler schema may help"))

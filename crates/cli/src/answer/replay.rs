@@ -8,8 +8,8 @@ use super::broken_turn::{
     TurnAfterAgent, abandoned, agent_stands_still, check_turn, interrupted, quarantined,
 };
 use super::{
-    PromptedAgent, ShownSteps, TurnEnding, TurnScreen, TurnSeen, TurnVerdict, conclude, failed_turn,
-    find_quarantine, follow_on, text_of,
+    PromptedAgent, ShownSteps, TurnEnding, TurnScreen, TurnSeen, TurnVerdict, WayToContinue, conclude,
+    failed_turn, find_quarantine, follow_on, text_of,
 };
 use crate::failure::CommandFailure;
 use crate::fold::FoldAction;
@@ -103,7 +103,10 @@ async fn ended(
     verdict: TurnVerdict,
 ) -> TurnEnding {
     match verdict {
-        TurnVerdict::Interrupted => TurnEnding::Broken(interrupted(None, agent, turn)),
+        TurnVerdict::Interrupted => {
+            let (way, turn) = WayToContinue::look_up(daemon, turn).await;
+            TurnEnding::Broken(interrupted(None, agent, &turn, way))
+        }
         verdict @ (TurnVerdict::Done | TurnVerdict::Failed(_)) => {
             conclude(daemon, agent, turn, verdict, None).await
         }

@@ -76,7 +76,7 @@ fn a_turn_in_quarantine_names_the_decisions_unless_its_agent_goes() {
 #[test]
 fn an_interrupted_turn_does_not_claim_to_wait() {
     let befell = end("agent.failed", &json!({"reason": "crashed"}));
-    let (what, because, hint) = parts(interrupted(befell, &ada(true), &turn()));
+    let (what, because, hint) = parts(interrupted(befell, &ada(true), &turn(), WayToContinue::Retry));
     assert_eq!(
         (what.as_str(), because),
         ("the turn was interrupted", vec!["ada failed".to_owned(), "it crashed".to_owned()])
@@ -87,23 +87,49 @@ fn an_interrupted_turn_does_not_claim_to_wait() {
             "run `lodge start ada`, then `lodge turn retry trn_1` to continue it; `lodge session show ses_1` shows its progress"
         )
     );
-    assert_eq!(parts(interrupted(None, &ada(true), &turn())).1.len(), 1);
+    assert_eq!(parts(interrupted(None, &ada(true), &turn(), WayToContinue::Retry)).1.len(), 1);
     // A failure without a next step gets one, unless its agent is removed.
     let (code, message) = ("model.status".to_owned(), "the provider answered with status 500".to_owned());
     let turn_failed = TurnFailed { code, message, ..TurnFailed::default() };
-    let told = |stays| parts(with_next_step(failed(turn_failed.clone()), &ada(stays), &turn())).2;
+    let told = |stays| {
+        parts(with_next_step(failed(turn_failed.clone()), &ada(stays), &turn(), WayToContinue::Retry)).2
+    };
     assert!(told(true).unwrap().starts_with("run `lodge turn retry trn_1` to continue it"));
     assert_eq!(told(false), None);
     // The first step is the failure's own.
     let hinted = TurnFailed { hint: Some("check the key".to_owned()), ..turn_failed.clone() };
-    let hint = parts(with_next_step(failed(hinted), &ada(true), &turn())).2.unwrap();
+    let hint = parts(with_next_step(failed(hinted), &ada(true), &turn(), WayToContinue::Retry)).2.unwrap();
     assert_eq!(hint, "check the key; then run `lodge turn retry trn_1` to continue it");
-    // The failure of an outage names the command itself.
-    let outage = "run `lodge turn retry trn_1` when the provider answers again";
-    let hinted = TurnFailed { hint: Some(outage.to_owned()), ..turn_failed.clone() };
-    assert_eq!(parts(with_next_step(failed(hinted), &ada(true), &turn())).2.as_deref(), Some(outage));
     // A removed agent takes no more turns.
-    assert_eq!(parts(interrupted(end("agent.removed", &json!({})), &ada(true), &turn())).2, None);
+    assert_eq!(
+        parts(interrupted(end("agent.removed", &json!({})), &ada(true), &turn(), WayToContinue::Retry)).2,
+        None
+    );
+}
+
+#[test]
+fn a_turn_that_others_follow_is_continued_in_a_copy_and_one_off_the_path_is_activated_first() {
+    let place = |active, number, turns| {
+        let session = json!({"id": "ses_1", "agent": "agt_1", "agent_name": "ada", "agent_removed": false,
+            "turns": turns, "queued": [], "last_active": "", "created_at": "", "generation": 1, "epoch": 1});
+        let turn = TurnView { active, number, ..turn() };
+        WayToContinue::of(&turn, &serde_json::from_value(session).unwrap())
+    };
+    assert_eq!(place(true, 3, 3), WayToContinue::Retry);
+    assert_eq!(place(true, 2, 3), WayToContinue::ForkFirst);
+    assert_eq!(place(false, 3, 3), WayToContinue::ActivateFirst);
+    let second = TurnView { number: 2, ..turn() };
+    let hint = parts(interrupted(None, &ada(true), &second, WayToContinue::ForkFirst)).2.unwrap();
+    assert!(
+        hint.starts_with("run `lodge session fork ses_1 --at 2`, then `lodge turn retry --session NEW`"),
+        "{hint}"
+    );
+    let turn_failed = TurnFailed { hint: Some("check the key".to_owned()), ..TurnFailed::default() };
+    let hint = parts(with_next_step(failed(turn_failed), &ada(true), &second, WayToContinue::ActivateFirst));
+    let hint = hint.2.unwrap();
+    let expected =
+        "check the key; then run `lodge session activate ses_1 trn_1`, then `lodge turn retry trn_1`";
+    assert!(hint.starts_with(expected), "{hint}");
 }
 
 #[test]

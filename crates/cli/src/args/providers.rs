@@ -42,6 +42,9 @@ pub(crate) enum ProviderCommand {
         /// The allowed models; default: any
         #[arg(long, value_name = "MODEL,…", value_delimiter = ',')]
         models: Vec<String>,
+        /// How long an outage may last before turns fail: 30s, 10m, 12h, or 0 to fail at once; default: 10m
+        #[arg(long, value_name = "DURATION")]
+        retry_for: Option<String>,
     },
     /// List providers
     Ls {

@@ -150,8 +150,13 @@ impl Chat<'_> {
             Err(failure) => return Err(failure),
         };
         if view.agent != self.agent.id {
-            return Err(CommandFailure::refused(format!("session `{session}` belongs to another agent"))
-                .hint(format!("`lodge session ls --agent {}` lists its own", self.agent.name)));
+            let owner = &view.agent_name;
+            let what = format!("session `{session}` belongs to the agent `{owner}`");
+            return Err(CommandFailure::refused(what).hint(format!(
+                "`lodge chat {owner} -s {session}` continues it; `lodge session ls --agent {name}` lists the sessions \
+                 of {name}",
+                name = self.agent.name
+            )));
         }
         let params = SessionMessagesParams {
             session: session.to_owned(),

@@ -8,7 +8,7 @@ use lodge_proto::{
 
 use super::jobs_stop::{AgentStopKind, StopWithJobs};
 use super::results::ResultList;
-use super::{CommandContext, lineages, map, request_id};
+use super::{CommandContext, agent_waits, lineages, map, request_id};
 use crate::args::{AgentRefs, JobsFate, ListArgs};
 use crate::failure::{CommandExit, CommandFailure};
 use crate::follow::{DaemonClient, FollowScope, FollowedItem};
@@ -89,6 +89,7 @@ fn status(agent: &AgentView, stuck: &[&LineageView], now: i64) -> String {
     asides.extend(
         stuck.iter().find(|lineage| lineage.id == agent.lineage).map(|lineage| lineages::standing(lineage)),
     );
+    asides.extend(agent.waiting.iter().map(|wait| agent_waits::status_note(wait, now)));
     asides
         .extend((!agent.quarantine.is_empty()).then(|| format!("{} in quarantine", agent.quarantine.len())));
     if asides.is_empty() { agent.status.clone() } else { format!("{} ({})", agent.status, asides.join(", ")) }
@@ -191,12 +192,17 @@ fn detail_text(detail: &AgentDetail, asked: Option<&LineageView>) -> String {
         ("environment", detail.env_keys.join(" ")),
     ];
     rows.retain(|(_, value)| !value.is_empty());
+    let now = now_s();
     let behind_status = rows.iter().position(|(key, _)| *key == "model").unwrap_or(rows.len());
     rows.splice(
         behind_status..behind_status,
         agent.quarantine.iter().map(|work| {
             ("quarantine", format!("{}; {}", render::quarantined(work), render::quarantine_step(&work.id)))
         }),
+    );
+    rows.splice(
+        behind_status..behind_status,
+        agent.waiting.iter().map(|wait| ("waiting", agent_waits::detail(wait, now))),
     );
     rows.extend(agent.mounts.iter().map(|mount| {
         let what = mount.description.as_ref().map(|what| format!(": {what}")).unwrap_or_default();

@@ -2,6 +2,7 @@
 //!
 //! Owns: the dispatch of commands, and what several of them need. Never: transport or formatting.
 
+mod agent_waits;
 mod agents;
 mod bins;
 mod code;

@@ -97,6 +97,7 @@ impl DetectedProvider {
             base_url: is_address.then(|| self.base_url()),
             api_key: (!is_address).then(|| self.value.clone()),
             models: Vec::new(),
+            retry_for: None,
             request_id: Some(request_id()?),
         };
         daemon.call::<AddProvider>(params).await.map(drop)

@@ -20,7 +20,7 @@ pub(super) async fn provider(
     command: ProviderCommand,
 ) -> Result<(), CommandFailure> {
     match command {
-        ProviderCommand::Add { name, kind, base_url, api_key, models } => {
+        ProviderCommand::Add { name, kind, base_url, api_key, models, retry_for } => {
             let api_key = match api_key.as_deref() {
                 Some("-") if io::stdin().is_terminal() => Some(key_from_terminal(&name)?),
                 Some("-") => Some(key_from_stdin().await?),
@@ -29,7 +29,8 @@ pub(super) async fn provider(
             let kind = kind.name().to_owned();
             let models = models.into_iter().filter(|model| !model.is_empty()).collect();
             let request_id = Some(request_id()?);
-            add(context, ProviderAddParams { name, kind, base_url, api_key, models, request_id }).await
+            let new = ProviderAddParams { name, kind, base_url, api_key, models, retry_for, request_id };
+            add(context, new).await
         }
         ProviderCommand::Ls { reveal } => list(context, reveal).await,
         ProviderCommand::Rm { names } => remove(context, names).await,
@@ -88,19 +89,30 @@ async fn list(context: &CommandContext, reveal: bool) -> Result<(), CommandFailu
             .map(|provider| format!("{}\n", provider.name))
             .collect::<String>());
     }
+    // Most providers use the default: then the column would be empty.
+    let has_retry_for = list.providers.iter().any(|provider| provider.retry_for.is_some());
     let row = |provider: &ProviderView| {
         let models = if provider.models.is_empty() { "any".to_owned() } else { provider.models.join(",") };
-        vec![
+        let mut row = vec![
             provider.name.clone(),
             provider.kind.clone(),
             or_dash(provider.base_url.as_deref()),
             or_dash(provider.api_key.as_deref()),
             models,
-            or_dash(provider.problem.as_deref()),
-        ]
+        ];
+        if has_retry_for {
+            row.push(or_dash(provider.retry_for.as_deref()));
+        }
+        row.push(or_dash(provider.problem.as_deref()));
+        row
     };
     let rows: Vec<Vec<String>> = list.providers.iter().map(row).collect();
-    context.put_table(&["NAME", "KIND", "BASE URL", "KEY", "MODELS", "PROBLEM"], &rows)
+    let mut header = vec!["NAME", "KIND", "BASE URL", "KEY", "MODELS"];
+    if has_retry_for {
+        header.push("RETRY FOR");
+    }
+    header.push("PROBLEM");
+    context.put_table(&header, &rows)
 }
 
 async fn remove(context: &CommandContext, names: Vec<String>) -> Result<(), CommandFailure> {

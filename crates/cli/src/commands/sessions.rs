@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::agents::usage_cells;
 use super::sessions_repeat::RepeatConsent;
 use super::{CommandContext, sessions_change, sessions_find};
+use crate::answer::WayToContinue;
 use crate::args::SessionCommand;
 use crate::failure::CommandFailure;
 use crate::follow::DaemonClient;
@@ -201,11 +202,16 @@ fn ending(turn: &TurnView, turns: &[TurnView]) -> Option<String> {
 }
 
 /// How to continue the last turn of a session, if it ended early.
-pub(super) fn retry_hint(turn: &TurnView, session: &SessionView) -> Option<String> {
+fn retry_hint(turn: &TurnView, session: &SessionView) -> Option<String> {
+    let is_last = WayToContinue::of(turn, session) == WayToContinue::Retry;
+    is_last.then(|| continue_hint(turn, session)).flatten()
+}
+
+/// How to continue a turn, if it ended early.
+pub(super) fn continue_hint(turn: &TurnView, session: &SessionView) -> Option<String> {
     let ended_early = matches!(turn.status.as_str(), "failed" | "interrupted");
-    let is_last = turn.active && u64::from(turn.number) == session.turns;
-    (ended_early && is_last && !session.agent_removed)
-        .then(|| format!("hint: run `lodge turn retry {}` to continue it\n", turn.id))
+    let way = WayToContinue::of(turn, session);
+    (ended_early && !session.agent_removed).then(|| format!("hint: run {}\n", way.steps(turn)))
 }
 
 /// What a parked turn waits for, and when that is tried again.

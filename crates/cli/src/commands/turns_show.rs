@@ -5,7 +5,7 @@ use lodge_proto::{SessionView, StepView, TurnView};
 use crate::render::{ago, length, moment_ms, now_ms, now_s, one_line, or_dash, table};
 use crate::words::Words;
 
-use super::sessions::{retry_hint, wait_note};
+use super::sessions::{continue_hint, wait_note};
 
 pub(super) fn text(turn: &TurnView, session: &SessionView, words: &Words) -> String {
     let mut text = format!("{}  {}\n", words.bold(&turn.id), status(turn));
@@ -37,11 +37,7 @@ pub(super) fn text(turn: &TurnView, session: &SessionView, words: &Words) -> Str
             text.push_str(&format!("hint: {}\n", one_line(hint)));
         }
     }
-    let is_named = turn.error.as_ref().and_then(|error| error.hint.as_deref()).is_some_and(|hint| {
-        // The failure of an outage says when.
-        hint.contains(&format!("`lodge turn retry {}`", turn.id))
-    });
-    if let Some(hint) = retry_hint(turn, session).filter(|_| !is_named) {
+    if let Some(hint) = continue_hint(turn, session) {
         text.push_str(&format!("\n{hint}"));
     }
     text

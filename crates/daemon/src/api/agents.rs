@@ -144,6 +144,7 @@ pub(super) fn agent_view(shell: &Shell, found: &AgentSummary) -> AgentView {
     let living = shell.living(&found.row.id);
     AgentView {
         quarantine: found.quarantine.iter().map(|row| view::quarantined(row, "quarantined")).collect(),
+        waiting: view::agent_waits(&found.parked),
         ..view::agent(&found.row, found.working, living.as_deref())
     }
 }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use lodge_model::{NewProvider, ProviderKind, Secret};
+use lodge_image::agentfile::nearest;
+use lodge_model::{BadRetryFor, NewProvider, ProviderKind, RetryFor, Secret};
 use lodge_proto::{
     AddProvider, ApiMethod, Done, ErrorBody, ListProviders, ProviderAddParams, ProviderList,
     ProviderListParams, ProviderRef, ProviderTestParams, ProviderTested, ProviderView, RemoveProvider,
@@ -66,18 +67,27 @@ async fn provider_add(shell: &Arc<Shell>, given: ProviderAddParams) -> Result<Pr
         ErrorBody::new("provider.invalid", format!("`{}` is not a kind of provider", given.kind))
             .hint("kinds are openai, anthropic, gemini, ollama and script")
     })?;
+    let retry_for = given.retry_for.as_deref().map(retry_for).transpose()?;
     let new = NewProvider {
         name: given.name.clone(),
         kind,
         base_url: given.base_url,
         api_key: given.api_key.map(Secret::new),
         models: given.models,
+        retry_for,
     };
     blocking(shell, move |shell| shell.providers().add(&new).map_err(|error| provider_error(&error))).await?;
     shell.report(Observation::ProvidersChanged).await;
     let all = providers(shell, false)?;
     let added = all.into_iter().find(|provider| provider.name == given.name);
     added.ok_or_else(|| ErrorBody::new("daemon.internal", "the provider is not in the file"))
+}
+
+fn retry_for(given: &str) -> Result<RetryFor, ErrorBody> {
+    given.parse().map_err(|why: BadRetryFor| {
+        ErrorBody::new("provider.invalid", format!("`{given}` is no value of `retry-for`"))
+            .hint(why.to_string())
+    })
 }
 
 fn provider_list(shell: &Shell, given: &ProviderListParams) -> Result<ProviderList, ErrorBody> {
@@ -98,6 +108,7 @@ fn providers(shell: &Shell, reveal: bool) -> Result<Vec<ProviderView>, ErrorBody
             base_url: provider.base_url,
             api_key: key,
             models: provider.models,
+            retry_for: provider.retry_for.map(|time| time.to_string()),
             builtin: provider.implicit,
             problem: provider.problem.map(|problem| problem.to_string()),
         }
@@ -152,9 +163,11 @@ async fn blocking<T: Send + 'static>(
 }
 
 fn provider_error(error: &lodge_model::ProvidersError) -> ErrorBody {
-    if let lodge_model::ProvidersError::NotFound { name, .. } = error {
-        return ErrorBody::new(error.code(), format!("no provider `{name}`"))
-            .hint("`lodge provider ls` lists all providers, `lodge provider add` adds one");
+    if let lodge_model::ProvidersError::NotFound { name, known } = error {
+        let hint = "`lodge provider ls` lists all providers, `lodge provider add` adds one";
+        let near = nearest(name, known.iter().map(String::as_str));
+        let near = near.map(|near| format!("did you mean `{near}`? ")).unwrap_or_default();
+        return ErrorBody::new(error.code(), format!("no provider `{name}`")).hint(format!("{near}{hint}"));
     }
     let mut body = ErrorBody::new(error.code(), error.to_string());
     body.data.cause = std::error::Error::source(error).map(chain);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use lodge_core::summary::SessionSummary;
 use lodge_core::{AgentId, SessionId, Timestamp, TurnId};
+use lodge_image::agentfile::nearest;
 use lodge_proto::*;
 use lodge_store::{
     EpochPlacement, Query, SearchError, SearchRequest, SessionBase, SessionCursor, SessionMessage,
@@ -165,12 +166,28 @@ fn which(all: bool) -> TurnScope {
 pub(super) fn known(at: &ReadView<'_>, given: &str, agent: Option<&AgentId>) -> Result<SessionId, ErrorBody> {
     session_id(given)?;
     let found = at.store.find_sessions(given).map_err(internal)?;
-    let id = unique_id(found, given, error_code!("session.ambiguous"), "sessions")?
-        .ok_or_else(|| view::no_session(&given))?;
+    let id = match (unique_id(found, given, error_code!("session.ambiguous"), "sessions")?, agent) {
+        (Some(id), _) => id,
+        (None, None) => return Err(no_session_like(at, given)),
+        (None, Some(_)) => return Err(view::no_session(&given)),
+    };
     let Some(agent) = agent else { return Ok(id) };
     match at.store.session_fact(&id).map_err(internal)? {
         Some(fact) if fact.row.agent == *agent => Ok(id),
         Some(_) | None => Err(view::no_session(&id)),
+    }
+}
+
+/// The refusal of an unknown session, with the one that was probably meant. The tokens of agents never get here.
+fn no_session_like(at: &ReadView<'_>, given: &str) -> ErrorBody {
+    let sessions = match at.store.sessions(None, None, PAGE_MAX) {
+        Ok(sessions) => sessions,
+        Err(error) => return internal(error),
+    };
+    match nearest(given, sessions.iter().map(|session| session.row.id.as_str())) {
+        Some(id) => view::no_session(&given)
+            .hint(format!("did you mean `{id}`? `lodge session ls` lists all sessions")),
+        None => view::no_session(&given),
     }
 }
 

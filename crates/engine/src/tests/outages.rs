@@ -218,7 +218,7 @@ fn a_failure_of_one_turn_alone_does_not_hold_up_another() {
 }
 
 #[test]
-fn the_first_failure_after_the_time_for_retries_ends_the_turn_and_names_the_next_step() {
+fn the_first_failure_after_the_time_for_retries_ends_the_turn_and_says_how_long_was_tried() {
     let mut world = EngineWorld::new();
     let agent = world.agent();
     let turn = world.turn_with_call(&agent, "s");
@@ -231,7 +231,8 @@ fn the_first_failure_after_the_time_for_retries_ends_the_turn_and_names_the_next
     let batch = world.fails(until, &turn, 2, retry);
     let failure = failure_in(&batch).expect("the turn failed");
     assert_eq!((failure.code.as_str(), failure.message.as_str()), ("model.status", "503 (tried for 10 min)"));
-    assert!(failure.hint.unwrap().contains(&format!("`lodge turn retry {turn}`")));
+    // How it can be continued depends on its place in the session when a person reads this.
+    assert_eq!(failure.hint, None);
     assert_eq!(timer(&batch), None);
     assert!(world.engine.outages.is_empty());
 }

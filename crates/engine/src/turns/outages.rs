@@ -193,7 +193,7 @@ impl Engine {
         }
         // If it does not count, another turn tries for all of them.
         if is_over {
-            return AfterFailure::GiveUp(given_up(id, &wait, now));
+            return AfterFailure::GiveUp(given_up(&wait, now));
         }
         self.wait_with(id, wait);
         AfterFailure::Wait
@@ -228,7 +228,7 @@ impl Engine {
         for id in self.waiting_for(provider).into_iter().filter(|id| Some(id) != probe) {
             let Some(turn) = self.turns.get(&id).filter(|turn| self.ends_in_time(turn)) else { continue };
             let Some(wait) = wait_of(turn).filter(|wait| wait.until() <= now) else { continue };
-            let failure = given_up(&id, wait, now.ms());
+            let failure = given_up(wait, now.ms());
             self.fail_turn(&id, failure);
         }
     }
@@ -343,9 +343,11 @@ impl Engine {
         let Some(turn) = self.turns.get(id) else { return false };
         let provider = self.provider_of(turn).to_owned();
         let Some(outage) = self.outages.by_provider.get(&provider) else { return true };
-        // A probe that still waits for a slot leaves the attempt to a turn that has one.
-        let runs = |probe: &TurnId| self.turns.get(probe).is_some_and(Turn::is_running);
-        let may_try = !outage.probe.as_ref().is_some_and(runs)
+        // A probe that still waits for a slot leaves the attempt to a turn that has one. The call of a turn goes on while its
+        // runtime is replaced.
+        let tries =
+            |probe: &TurnId| self.turns.get(probe).is_some_and(|turn| turn.is_running() || is_calling(turn));
+        let may_try = !outage.probe.as_ref().is_some_and(tries)
             && self.may_try_now(outage, &self.waiting_for(&provider))(turn);
         let known = wait_of(turn).filter(|wait| wait.provider == provider).cloned();
         let Some(outage) = self.outages.by_provider.get_mut(&provider) else { return true };
@@ -369,7 +371,7 @@ impl Engine {
         };
         if wait.until().ms() <= now {
             let agent = self.turns.get(id).map(|turn| turn.row.agent.clone());
-            self.fail_turn(id, given_up(id, &wait, now));
+            self.fail_turn(id, given_up(&wait, now));
             if let Some(agent) = agent {
                 self.in_sandbox(&agent, SandboxEffect::DropTurn { turn: id.clone() });
             }
@@ -587,22 +589,14 @@ fn spread(id: &TurnId, failures: u32) -> u64 {
 }
 
 /// The failure of a turn whose provider did not recover in time.
-fn given_up(id: &TurnId, wait: &ProviderWait, now_ms: i64) -> FailureRecord {
+fn given_up(wait: &ProviderWait, now_ms: i64) -> FailureRecord {
     let FailureRecord { code, message, hint } = wait.failure.clone();
     let tried_s = u64::try_from(now_ms - wait.first_ms).unwrap_or(0) / 1_000;
     let tried = match tried_s {
-        0 => return FailureRecord { code, message, hint: hint.or_else(|| Some(retry_hint(id))) },
+        0 => return FailureRecord { code, message, hint },
         1..120 => format!("{tried_s} s"),
         120..7_200 => format!("{} min", tried_s / 60),
         7_200.. => format!("{} h", tried_s / 3_600),
     };
-    let hint = match hint {
-        Some(hint) => format!("{hint}; then {}", retry_hint(id)),
-        None => retry_hint(id),
-    };
-    FailureRecord { code, message: format!("{message} (tried for {tried})"), hint: Some(hint) }
-}
-
-fn retry_hint(id: &TurnId) -> String {
-    format!("run `lodge turn retry {id}` when the provider answers again")
+    FailureRecord { code, message: format!("{message} (tried for {tried})"), hint }
 }

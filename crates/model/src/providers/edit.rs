@@ -109,6 +109,9 @@ fn block(entry: &FileEntry, indent: &str) -> String {
             line(key, format!("{}ms", limit.as_millis()));
         }
     }
+    if let Some(time) = entry.settings.retry_for {
+        line("retry-for", time.to_string());
+    }
     if !entry.settings.prices.is_empty() {
         let prices = entry.settings.prices.iter().map(|(model, price)| {
             let [input, output, cached, write] =
@@ -191,7 +194,7 @@ mod tests {
         assert_eq!(file::parse(&text).unwrap(), [entries.clone(), vec![new("c")]].concat());
         let text = with_removed(flow, &entries, 1);
         assert_eq!(file::parse(&text).unwrap(), entries[..1]);
-        let settings = "providers: [{name: a, kind: openai, idle-timeout: 90s, connect-timeout: 50ms, prices: \
+        let settings = "providers: [{name: a, kind: openai, idle-timeout: 90s, connect-timeout: 50ms, retry-for: 90m, prices: \
             {m: {input: 1.25, output: 10}, \"v/n\": {input: 0, output: 0.000001, cached: 0.5}}, context-windows: {m: 9}}]\n";
         let entries = file::parse(settings).unwrap();
         let text = with_added(settings, &entries, new("c"));

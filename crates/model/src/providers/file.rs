@@ -122,7 +122,7 @@ impl From<&NewProvider> for FileEntry {
             base_url: new.base_url.clone(),
             api_key: new.api_key.clone(),
             models: new.models.clone(),
-            settings: ProviderSettings::default(),
+            settings: ProviderSettings { retry_for: new.retry_for, ..ProviderSettings::default() },
             line: 0,
         }
     }
@@ -301,7 +301,7 @@ fn entry(raw: RawProvider, line: u64) -> Result<FileEntry, YamlFault> {
             first_byte: timeout(raw.first_byte_timeout)?,
             idle: timeout(raw.idle_timeout)?,
         },
-        retry_for: raw.retry_for.map(|time| time.0),
+        retry_for: raw.retry_for,
         prices: each(raw.prices, price)?,
         context_windows: each(raw.context_windows, |tokens: &u64| (*tokens > 0).then_some(*tokens))?,
     };

@@ -54,6 +54,7 @@ fn new(name: &str) -> NewProvider {
         base_url: None,
         api_key,
         models: vec!["a: b".into()],
+        retry_for: None,
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use lodge_core::AgentId;
+use lodge_core::park::ParkReason;
 use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{AgentFact, AgentRow, Usage};
 
@@ -23,6 +24,8 @@ pub struct AgentSummary {
     pub working: bool,
     /// Its work in quarantine.
     pub quarantine: Vec<QuarantineRow>,
+    /// Why its turns are parked, oldest turn first.
+    pub parked: Vec<ParkReason>,
 }
 
 pub trait AgentReads {

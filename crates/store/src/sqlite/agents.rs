@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lodge_core::AgentId;
+use lodge_core::park::{ParkReason, ParkRecord};
 use lodge_core::record::{AgentFact, AgentRow, Usage};
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -11,7 +12,7 @@ use super::{quarantine, rows};
 use crate::reads::{AgentMatch, AgentReads, AgentSummary, Result};
 use crate::sqlite::codes::{
     AGENT_PULLING, AGENT_READY, AGENT_REMOVED, AGENT_STARTING, JOB_RUNNING, TURN_OVER, TURN_RUNNING,
-    USAGE_SUM, sql,
+    TURN_WAITING, USAGE_SUM, sql,
 };
 
 /// Removed agents that are listed, when several match.
@@ -78,6 +79,7 @@ impl AgentReads for SqliteSnapshot<'_> {
         self.with(|c| {
             let working = working(c)?;
             let quarantine = quarantine::all(c)?;
+            let mut parked = parked(c, None)?;
             c.prepare_cached(sql!(
                 "SELECT * FROM agents WHERE state < ",
                 AGENT_REMOVED,
@@ -88,6 +90,7 @@ impl AgentReads for SqliteSnapshot<'_> {
                 row.map(|row| AgentSummary {
                     working: working.contains(row.id.as_str()),
                     quarantine: quarantine::of_agent(&quarantine, &row.id),
+                    parked: parked.remove(row.id.as_str()).unwrap_or_default(),
                     row,
                 })
             })
@@ -107,6 +110,7 @@ impl AgentReads for SqliteSnapshot<'_> {
                 row,
                 working,
                 quarantine: quarantine::of_agent(&quarantine::all(c)?, id),
+                parked: parked(c, Some(id))?.remove(id.as_str()).unwrap_or_default(),
             }))
         })
     }
@@ -181,6 +185,26 @@ impl AgentReads for SqliteSnapshot<'_> {
 
 fn working(c: &Connection) -> rusqlite::Result<BTreeSet<String>> {
     c.prepare_cached(WORKING)?.query_map([], |row| row.get(0))?.collect()
+}
+
+/// Why turns are parked, by agent; of one agent, or of all.
+fn parked(c: &Connection, agent: Option<&AgentId>) -> rusqlite::Result<BTreeMap<String, Vec<ParkReason>>> {
+    let mut parked: BTreeMap<String, Vec<ParkReason>> = BTreeMap::new();
+    let mut statement = c.prepare_cached(sql!(
+        "SELECT agent, park FROM turns INDEXED BY turns_live WHERE state < ",
+        TURN_OVER,
+        " AND state = ",
+        TURN_WAITING,
+        " AND park IS NOT NULL AND (?1 IS NULL OR agent = ?1) ORDER BY id"
+    ))?;
+    let mut found = statement.query([agent.map(AgentId::as_str)])?;
+    while let Some(row) = found.next()? {
+        let record = rows::optional_message::<ParkRecord>(row, "park")?;
+        if let Some(reason) = record.and_then(|record| record.reason) {
+            parked.entry(row.get("agent")?).or_default().push(reason);
+        }
+    }
+    Ok(parked)
 }
 
 /// The agents of which a turn or a job is in flight.

@@ -47,6 +47,7 @@ pub(crate) const AGENT_LIVE: &str = sql!(
     ") OR retry_at IS NOT NULL OR next_digest IS NOT NULL)"
 );
 pub(crate) const TURN_RUNNING: &str = digits(TurnState::Running.code());
+pub(crate) const TURN_WAITING: &str = digits(TurnState::Waiting.code());
 /// The lowest code of an ended turn.
 pub(crate) const TURN_OVER: &str = digits(TurnState::Done.code());
 pub(crate) const JOB_RUNNING: &str = digits(JobState::Running.code());

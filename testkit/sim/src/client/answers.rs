@@ -143,7 +143,7 @@ impl SimWorld {
                     answer["turns"] == *turns && answer["forked_from"]["session"] == session.as_str();
                 if named && there && copied { Ok(()) } else { Err("that is no such copy".into()) }
             }
-            SimSessionEdit::Regenerate(turn) => {
+            SimSessionEdit::Regenerate(turn) | SimSessionEdit::Retry(turn) => {
                 self.turn_holds(id, |again| again.row.place.replaces.as_ref() == Some(turn))
             }
             SimSessionEdit::Delete => {

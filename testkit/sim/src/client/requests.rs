@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use lodge_core::agent::AgentState;
 use lodge_core::lineage::Policy;
 use lodge_core::record::{AgentSpec, ToolRecord};
+use lodge_core::turn::TurnState;
 use lodge_core::{AgentId, SessionId};
 use lodge_daemon::view;
 use lodge_engine::{
@@ -96,9 +97,19 @@ impl SimWorld {
             7..9 => {
                 let tip = self.disk.session(&session)?.tip.clone();
                 let turn = if self.rng.chance(800) { tip } else { None };
-                SimSessionEdit::Regenerate(
-                    turn.or_else(|| self.rng.pick(&self.disk.path(&session)).cloned())?,
-                )
+                let turn = turn.or_else(|| self.rng.pick(&self.disk.path(&session)).cloned())?;
+                match self.disk.turn(&turn)?.row.state {
+                    TurnState::Failed | TurnState::Interrupted if self.rng.chance(800) => {
+                        SimSessionEdit::Retry(turn)
+                    }
+                    TurnState::Done if self.rng.chance(50) => SimSessionEdit::Retry(turn),
+                    TurnState::Failed
+                    | TurnState::Interrupted
+                    | TurnState::Done
+                    | TurnState::Queued
+                    | TurnState::Running
+                    | TurnState::Waiting => SimSessionEdit::Regenerate(turn),
+                }
             }
             _ => SimSessionEdit::Delete,
         };
@@ -266,7 +277,8 @@ impl SimWorld {
                 SimSessionEdit::Rewind(_)
                 | SimSessionEdit::Activate(_)
                 | SimSessionEdit::Fork { .. }
-                | SimSessionEdit::Regenerate(_) => Err(gone()),
+                | SimSessionEdit::Regenerate(_)
+                | SimSessionEdit::Retry(_) => Err(gone()),
             };
         };
         let no_turn = || refusal("turn.not_found");
@@ -298,6 +310,7 @@ impl SimWorld {
                 let (schema, note) = (body.schema.clone(), body.note.clone());
                 SessionOperation::Regenerate(Box::new(TurnRegeneration { turn, text, schema, note, plan }))
             }
+            SimSessionEdit::Retry(turn) => self.retry(&fact, turn)?,
             SimSessionEdit::Delete => SessionOperation::Delete,
         };
         let owner = self.disk.agent(&fact.row.agent);

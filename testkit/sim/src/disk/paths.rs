@@ -6,6 +6,7 @@ use lodge_core::epoch::{Epoch, EpochRow, Summary};
 use lodge_core::record::SessionFact;
 use lodge_core::session::{Fork, ForkPlan, PathChange, PathPlan, TurnLinks};
 use lodge_core::{SessionId, TurnId};
+use lodge_engine::TurnContinuation;
 
 use super::{SimDisk, StoredTurn};
 use crate::laws::LawViolation;
@@ -205,6 +206,23 @@ impl SimDisk {
         let mut epoch = self.epoch_after(id, u32::try_from(turns.len()).unwrap_or(u32::MAX) + 1, &[]);
         epoch.newest = epoch.number;
         Some((fact, ForkPlan { messages: messages().count() as u64, bytes, epoch, turns }))
+    }
+
+    /// What a continuation of the last turn of a path takes over.
+    pub fn retry_plan(&self, id: &SessionId, turn: &TurnId) -> Option<TurnContinuation> {
+        let kept = self.turns.get(turn)?;
+        let number = kept.row.number;
+        // A copy has no steps of its own.
+        let ran = kept.row.place.origin.as_ref().unwrap_or(turn);
+        let epochs = self.epochs.get(id).map(Vec::as_slice).unwrap_or_default();
+        let began = epochs.iter().filter(|(row, dropped)| *dropped == 0 && row.turn == number);
+        Some(TurnContinuation {
+            turn: kept.row.clone(),
+            steps: self.turns.get(ran).map(|ran| ran.steps.clone()).unwrap_or_default(),
+            messages: kept.messages.clone(),
+            epoch: began.max_by_key(|(row, _)| row.number).map(|(row, _)| row.clone()),
+            plan: self.rewind_plan(id, number - 1)?.1,
+        })
     }
 
     /// The epoch of a session whose path is cut before a number and continues with `restored`.

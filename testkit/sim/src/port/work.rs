@@ -67,7 +67,7 @@ struct ModelCallGuard<'p> {
 impl Drop for ModelCallGuard<'_> {
     fn drop(&mut self) {
         self.port.if_alive(|world| {
-            world.asked.remove(self.turn);
+            world.call_is_over(self.turn);
         });
     }
 }
