@@ -557,11 +557,10 @@ fn turns_whose_time_ended_while_the_daemon_was_away_wait_for_the_attempt_of_one(
     assert_eq!(failure_in(&due), None);
     let (wake, delay_ms) = timer(&due).expect("the attempt may take long");
     assert_eq!(delay_ms, OVERDUE_MS);
-    let [tries] = &handed(&world.ready(&agent))[..] else { panic!("one tries for all") };
+    let [tries] = &handed(&due)[..] else { panic!("one tries for all") };
     // Whatever happens meanwhile does not extend it.
     assert_eq!(timer(&world.at(night + 20, Observation::Configured(settings(9)))), None);
-    world.ask_model(&agent, tries, 1);
-    world.provider_is_due(night + 20 + OVERDUE_MS as i64, wake);
+    world.provider_is_due(night + OVERDUE_MS as i64, wake);
     assert_eq!(
         world.engine.turns.keys().collect::<Vec<_>>(),
         [tries],
