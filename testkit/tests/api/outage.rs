@@ -87,7 +87,7 @@ async fn listings_of_agents_say_what_their_turns_wait_for_and_when_it_is_tried_a
         until("the wait is shown", || world.cli(args).1.contains(words).then_some(()));
     };
     shows(&["ps"], "ready (a turn waits for provider mock, next try in ");
-    shows(&["inspect", "one"], "waiting      a turn waits for provider mock, next try in ");
+    shows(&["inspect", "one"], "a turn waits for provider mock, next try in ");
     api.ok("turn/interrupt", json!({"turn": turn})).await;
     let after = api.until("agent/get", json!({"agent": agent}), |agent| !is_parked(agent)).await;
     assert_eq!(after.get("waiting"), None, "{after:#}");

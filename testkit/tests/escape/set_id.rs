@@ -58,7 +58,7 @@ async fn nothing_is_marked(world: &ApiWorld, api: &mut CheckedClient, name: &str
     assert_eq!(view["mounts"][0]["owner"], "1000:1001", "{view:#}");
     let root = PathBuf::from(view["root"].as_str().expect("a root"));
     let call = json!(["/etc/data/set_id.py", "/proj", "/workspace/report"]);
-    let turn = api.say(name, "s", &format!("[[tool:python3|{call}]] [[reply:{{{{tool}}}}]]")).await;
+    let turn = api.say(name, name, &format!("[[tool:python3|{call}]] [[reply:{{{{tool}}}}]]")).await;
     let report = fs::read_to_string(root.join("workspace/report")).unwrap_or_default();
     assert!(!report.is_empty(), "{turn:#}");
     let rows = attempts(&report);

@@ -601,8 +601,8 @@ fn text_that_people_saw_before_an_outage_stays_when_the_turn_is_interrupted() {
     assert_eq!(world.state(&turn), TurnState::Waiting);
     let batch = world.ask(None, Command::Turn(TurnCommand::Interrupt { id: turn }));
     let kept = batch.writes.iter().find_map(|write| match write {
-        Write::Turn(TurnWrite::Message(row)) => Some((row.body.text.as_str(), row.body.partial)),
+        Write::Turn(TurnWrite::Message(row)) => Some((row.body.text.as_str(), row.body.partial, row.step)),
         _ => None,
     });
-    assert_eq!(kept, Some(("half an ans", true)));
+    assert_eq!(kept, Some(("half an ans", true, 1)));
 }

@@ -328,6 +328,8 @@ impl Engine {
         let Ok(state) = StepState::Intent.next(event) else { return };
         self.close_summary(id, state);
         if let Some(CutCall { at, shown }) = cut {
+            // The text is of the step that waited, not of the finished one before it.
+            self.turns.get_mut(id).into_iter().for_each(|turn| turn.step = at.0);
             self.keep_partial(id, shown);
             self.step_state(id, at, state, Some(self.step.now));
             self.step_finished(id, at.0, StepKind::Model, state);

@@ -75,7 +75,8 @@ impl SimDisk {
         self.insert_session(&fork.row)?;
         let epochs = self.epochs.get(&point.session).cloned().unwrap_or_default();
         let kept = epochs.into_iter().filter(|(row, dropped)| *dropped == 0 && row.turn <= point.turn);
-        self.epochs.insert(fork.row.id.clone(), kept.collect());
+        let copied = |(row, dropped)| (EpochRow { session: fork.row.id.clone(), ..row }, dropped);
+        self.epochs.insert(fork.row.id.clone(), kept.map(copied).collect());
         let (mut seq, mut parent) = (0, None);
         for (id, copy) in &fork.turns {
             let StoredTurn { mut row, messages, .. } =
