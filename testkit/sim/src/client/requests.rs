@@ -10,7 +10,7 @@ use lodge_daemon::view;
 use lodge_engine::{
     AgentCommand, AgentImageChange, Change, Command, ImageCommand, ImageSelector, JobCommand,
     LineageResolution, NameChoice, NewAgent, NewImage, NewToken, NewTokenHolder, NewTurn, SessionChange,
-    SessionChoice, SessionOperation, TokenCommand, TurnCommand, TurnRegeneration, Update,
+    SessionChoice, SessionOperation, TokenCommand, TurnCommand, TurnRegeneration, Update, WorkCommand,
 };
 use lodge_proto::{ErrorBody, SessionDeleted};
 
@@ -218,7 +218,9 @@ impl SimWorld {
             }
             SimRequest::Submit { .. } => self.submission(what)?,
             SimRequest::CancelJob(id) => Command::Job(JobCommand::Cancel { id: id.clone() }),
-            SimRequest::Release { id, how } => Command::ReleaseWork { id: id.clone(), how: *how },
+            SimRequest::Release { id, how } => {
+                Command::Work(WorkCommand::Release { id: id.clone(), how: *how })
+            }
             SimRequest::Edit { session, edit } => self.edit(session, edit)?,
             SimRequest::Issue { agent, text } => Command::Token(TokenCommand::Issue(Box::new(NewToken {
                 holder: agent.clone().map_or(NewTokenHolder::Operator, NewTokenHolder::Agent),
