@@ -28,7 +28,7 @@ pub use self::bounds::{LimitsRecord, NetworkMode, NetworkRecord};
 pub use self::image::{
     AgentSpec, BinImageRecord, BinPlatformRecord, BinRecord, ConfigRecord, ContextRecord, EnvRecord,
     FileRecord, HostProgramRecord, ImageContents, ImageFact, ImageKind, ImageRecord, ImageRow, ImageState,
-    MountOwner, MountRecord, RuntimeRecord, ToolRecord, pinned_digest,
+    MountOwner, MountRecord, RuntimeRecord, ToolRecord, images_of, pinned_digest,
 };
 
 pub use self::target::{JobWait, JobWaitTool, StepTarget, StepTargetError};

@@ -12,10 +12,10 @@ use lodge_core::record::{MessageBody, MessageRow, Role};
 /// Messages that are read for a summary; more are left out, the oldest first.
 pub const SUMMARY_READ_BYTES_MAX: u64 = 1024 * 1024;
 
-const NO_ANSWER: &str = "[no answer: the turn was broken off]";
+const NO_ANSWER: &str = "[no answer: the turn ended early]";
 const EMPTY_ANSWER: &str = "[empty answer]";
-const BROKEN_OFF: &str = "[the answer was broken off here]";
-const NO_RESULT: &str = "[no result: the turn was broken off before this call had one]";
+const CUT_SHORT: &str = "[the answer ends here: the turn ended early]";
+const NO_RESULT: &str = "[no result: the turn ended before this call had one]";
 const EMPTY_RESULT: &str = "[empty result]";
 const NOTE_HEAD: &str = "[A note of the system, not from the user.]";
 const SUMMARY_HEAD: &str = "[The conversation before this point is left out. What you wrote down of it:]";
@@ -132,7 +132,7 @@ impl ConversationBuilder {
     /// An answer, and behind it the result of every call in the order of the calls.
     fn answer(&mut self, mut row: MessageRow, mut results: Vec<MessageRow>) {
         if row.body.partial {
-            row.body.text = format!("{}\n\n{BROKEN_OFF}", row.body.text.trim_end());
+            row.body.text = format!("{}\n\n{CUT_SHORT}", row.body.text.trim_end());
         } else if row.body.calls.is_empty() && row.body.text.trim().is_empty() {
             row.body.text = EMPTY_ANSWER.to_owned();
         }

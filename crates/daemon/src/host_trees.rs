@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use lodge_core::record::AgentSpec;
+use lodge_engine::SandboxSettings;
 
 /// Directories of programs and their libraries.
 const SYSTEM: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
@@ -40,21 +40,21 @@ impl HostTrees {
     ///
     /// A program whose path leads through a directory that the agent can write is left out: otherwise the agent could choose
     /// the trees of its next start.
-    pub(crate) fn of(spec: &AgentSpec, state_dir: &Path) -> HostTrees {
-        let mounts = spec.mounts.iter().filter(|mount| !mount.read_only);
+    pub(crate) fn of(settings: &SandboxSettings, state_dir: &Path) -> HostTrees {
+        let mounts = settings.mounts.iter().filter(|mount| !mount.read_only);
         let writable: Vec<PathBuf> = mounts.map(|mount| PathBuf::from(&mount.host)).collect();
-        HostTrees::of_programs(host_programs(spec), state_dir, &writable)
+        HostTrees::of_programs(host_programs(settings), state_dir, &writable)
     }
 
     /// The first host program of an agent that is missing.
-    pub(crate) fn lost_program(spec: &AgentSpec) -> Option<&Path> {
-        host_programs(spec).find(|path| !can_run(path))
+    pub(crate) fn lost_program(settings: &SandboxSettings) -> Option<&Path> {
+        host_programs(settings).find(|path| !can_run(path))
     }
 
     /// Refuses trees that were not shown when the agent's programs were resolved: a user who can change a link on the
     /// path must not choose what a sandbox sees. New contents of the same trees are allowed.
-    pub(crate) fn check(&self, spec: &AgentSpec, state_dir: &Path) -> Result<(), ExposureGrew> {
-        let tools = || spec.tools.iter().filter(|tool| tool.is_of_host());
+    pub(crate) fn check(&self, settings: &SandboxSettings, state_dir: &Path) -> Result<(), ExposureGrew> {
+        let tools = || settings.tools.iter().filter(|tool| tool.is_of_host());
         // Earlier releases recorded no trees.
         if tools().any(|tool| tool.host.is_none()) {
             return Ok(());
@@ -62,7 +62,7 @@ impl HostTrees {
         let recorded = tools().filter_map(|tool| tool.host.as_ref()).flat_map(|host| &host.trees);
         let mut recorded: Vec<PathBuf> = recorded.map(PathBuf::from).collect();
         // The path of a runtime was recorded without links.
-        let runtime = spec.runtime.iter().filter(|runtime| runtime.image.is_none());
+        let runtime = settings.runtime.iter().filter(|runtime| runtime.image.is_none());
         let homes = homes(state_dir);
         recorded.extend(runtime.clone().filter_map(|runtime| own_tree(Path::new(&runtime.path), &homes)));
         let is_new = |tree: &&PathBuf| {
@@ -114,9 +114,9 @@ impl HostTrees {
     }
 }
 
-fn host_programs(spec: &AgentSpec) -> impl Iterator<Item = &Path> {
-    let tools = spec.tools.iter().filter(|tool| tool.is_of_host()).map(|tool| &tool.path);
-    let runtime = spec.runtime.iter().filter(|runtime| runtime.image.is_none());
+fn host_programs(settings: &SandboxSettings) -> impl Iterator<Item = &Path> {
+    let tools = settings.tools.iter().filter(|tool| tool.is_of_host()).map(|tool| &tool.path);
+    let runtime = settings.runtime.iter().filter(|runtime| runtime.image.is_none());
     tools.chain(runtime.map(|runtime| &runtime.path)).filter(|path| !path.is_empty()).map(Path::new)
 }
 
@@ -341,28 +341,28 @@ mod tests {
             ..ToolRecord::default()
         };
         let runtime = RuntimeRecord { path: tool.display().to_string(), ..RuntimeRecord::default() };
-        let mut spec = AgentSpec {
+        let mut settings = SandboxSettings {
             tools: vec![record(&tool), record(Path::new("/usr/bin/env"))],
             runtime: Some(runtime),
-            ..AgentSpec::default()
+            ..SandboxSettings::default()
         };
-        let check = |spec: &AgentSpec| HostTrees::of(spec, state).check(spec, state);
-        check(&spec).unwrap();
+        let check = |settings: &SandboxSettings| HostTrees::of(settings, state).check(settings, state);
+        check(&settings).unwrap();
         // New contents at the same path are an update of the program.
         std::fs::write(&tool, "new").unwrap();
-        check(&spec).unwrap();
-        let refused = |spec: &AgentSpec| check(spec).unwrap_err().to_string();
+        check(&settings).unwrap();
+        let refused = |settings: &SandboxSettings| check(settings).unwrap_err().to_string();
         std::fs::remove_file(&tool).unwrap();
         std::os::unix::fs::symlink("../../private/bin/tool", &tool).unwrap();
         let private = dir.join("private").display().to_string();
-        assert!(refused(&spec).contains(&private), "{}", refused(&spec));
+        assert!(refused(&settings).contains(&private), "{}", refused(&settings));
         // Only the runtime, which is recorded by its real path.
-        let tools = std::mem::take(&mut spec.tools);
-        assert!(refused(&spec).contains(&private));
+        let tools = std::mem::take(&mut settings.tools);
+        assert!(refused(&settings).contains(&private));
         // An agent of an earlier release, without recorded trees.
-        (spec.tools, spec.runtime) = (tools, None);
-        spec.tools[0].host = None;
-        check(&spec).unwrap();
+        (settings.tools, settings.runtime) = (tools, None);
+        settings.tools[0].host = None;
+        check(&settings).unwrap();
     }
 
     #[test]

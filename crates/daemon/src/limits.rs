@@ -5,15 +5,14 @@ use std::sync::OnceLock;
 
 use lodge_core::limits::span;
 use lodge_core::limits::{MEMORY_SHARE_DEFAULT, OUTPUT_BYTES_MAX, PIDS_DEFAULT};
-use lodge_core::record::{AgentSpec, LimitsRecord};
+use lodge_core::record::LimitsRecord;
 use lodge_core::{Cause, limits};
 use lodge_exec::{EnforcedLimit, Limits, Resource};
 use lodge_image::agentfile::LimitKey;
 use lodge_proto::LimitView;
 
 /// The limits of a sandbox that is about to be started.
-pub fn of_sandbox(spec: &AgentSpec, data_dir: &Path) -> Limits {
-    let asked = asked(spec);
+pub fn of_sandbox(asked: LimitsRecord, data_dir: &Path) -> Limits {
     let half_free = || free_bytes(data_dir).map(|bytes| bytes / limits::DISK_SHARE_DEFAULT);
     Limits {
         memory_bytes: asked.memory_bytes.or_else(half_of_memory),
@@ -24,23 +23,22 @@ pub fn of_sandbox(spec: &AgentSpec, data_dir: &Path) -> Limits {
 }
 
 /// Most that one tool call may write to its streams.
-pub fn output_bytes(spec: &AgentSpec) -> u64 {
-    asked(spec).output_bytes.unwrap_or(OUTPUT_BYTES_MAX)
+pub fn output_bytes(asked: LimitsRecord) -> u64 {
+    asked.output_bytes.unwrap_or(OUTPUT_BYTES_MAX)
 }
 
 /// Most that a job may write before it is ended; 0: any number. How much of it is kept is another matter.
-pub fn job_output_max(spec: &AgentSpec) -> u64 {
-    asked(spec).output_bytes.unwrap_or(0)
+pub fn job_output_max(asked: LimitsRecord) -> u64 {
+    asked.output_bytes.unwrap_or(0)
 }
 
 /// Most output of an agent's jobs that the archive keeps, where that is limited.
-pub fn archive_max(spec: &AgentSpec) -> Option<u64> {
-    asked(spec).disk_bytes
+pub fn archive_max(asked: LimitsRecord) -> Option<u64> {
+    asked.disk_bytes
 }
 
 /// Every limit of an agent. For a live sandbox, its keeper reports them.
-pub fn view(spec: &AgentSpec, in_force: Option<&[EnforcedLimit]>) -> Vec<LimitView> {
-    let asked = asked(spec);
+pub fn view(asked: LimitsRecord, in_force: Option<&[EnforcedLimit]>) -> Vec<LimitView> {
     let all = [
         (Resource::Memory, asked.memory_bytes, half_of_memory()),
         (Resource::Pids, asked.pids, Some(PIDS_DEFAULT)),
@@ -70,8 +68,7 @@ pub fn view(spec: &AgentSpec, in_force: Option<&[EnforcedLimit]>) -> Vec<LimitVi
 }
 
 /// Limits that are recorded and that nothing holds yet, as an Agentfile calls them.
-pub fn not_enforced(spec: &AgentSpec) -> Vec<String> {
-    let asked = asked(spec);
+pub fn not_enforced(asked: LimitsRecord) -> Vec<String> {
     let recorded = [
         ("budget-usd", asked.budget_micro_usd),
         ("budget-tokens", asked.budget_tokens),
@@ -81,7 +78,7 @@ pub fn not_enforced(spec: &AgentSpec) -> Vec<String> {
 }
 
 /// The default of a limit, in words: its value may depend on the host.
-pub fn unasked(key: LimitKey) -> String {
+pub fn default_text(key: LimitKey) -> String {
     match key {
         LimitKey::Memory => "half of the host's memory".to_owned(),
         LimitKey::Pids => PIDS_DEFAULT.to_string(),
@@ -92,10 +89,6 @@ pub fn unasked(key: LimitKey) -> String {
             "no limit".to_owned()
         }
     }
-}
-
-fn asked(spec: &AgentSpec) -> LimitsRecord {
-    spec.limits.unwrap_or_default()
 }
 
 fn name(resource: Resource) -> &'static str {

@@ -19,6 +19,7 @@ use rustix::fs::FallocateFlags;
 
 use lodge_engine::{
     AgentCommand, Command, ImageCommand, JobCommand, Refusal, Release, SessionOperation, TurnCommand,
+    WorkCommand,
 };
 
 /// Taken from the file system while there is room, so that outcomes can be recorded when there is none.
@@ -128,7 +129,7 @@ impl DiskNeed {
                 Policy::Revive | Policy::Ask => DiskNeed::Room,
                 Policy::Reap => DiskNeed::Record,
             },
-            Command::ReleaseWork { how, .. } => match how {
+            Command::Work(WorkCommand::Release { how, .. }) => match how {
                 Release::Retry => DiskNeed::Room,
                 Release::Drop => DiskNeed::Record,
             },

@@ -1,100 +1,34 @@
-//! From what is recorded to what clients see: the one file that knows both shapes.
+//! From what is recorded to what clients see: the only code that knows both shapes, one file per aggregate.
 
+mod agents;
 mod answers;
 mod bins;
 mod errors;
 mod images;
 mod jobs;
+mod quarantine;
 mod sessions;
+mod tokens;
+mod turns;
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
-
-use lodge_core::agent::{AgentState, FailReason};
-use lodge_core::lineage::{LineageState, Policy};
-use lodge_core::liveness::Liveness;
-use lodge_core::park::{ParkReason, ProviderWait};
-use lodge_core::quarantine::QuarantineRow;
-use lodge_core::record::{AgentRow, EventRow, LineageRow, MountRecord, StepRow, ToolRecord, TurnRow, Usage};
-use lodge_core::summary::TurnDetail;
-use lodge_core::token::TokenRow;
-use lodge_core::turn::TurnState;
-use lodge_core::{Timestamp, TurnId};
-use lodge_proto::{
-    AgentUpdated, AgentView, AgentWaitView, Event, HttpView, LayerView, LineageView, Mount, QuarantineView,
-    StepView, TokenView, ToolView, TurnError, TurnView, TurnWaitView, UsageView,
-};
+use lodge_core::Timestamp;
+use lodge_core::record::EventRow;
+use lodge_proto::{Event, HttpView, LayerView};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+pub use self::agents::{LiveSandbox, agent, agent_waits, lineage, mount, tools};
 pub use self::answers::{EngineReply, answer_view, image_not_found, no_image, rendered, text};
 pub use self::bins::{bin, bin_detail, new_bin};
 pub(crate) use self::errors::{client_errors, error_body};
 pub use self::errors::{for_model, refused};
 pub use self::images::{agentfile, capability, image, image_detail};
 pub use self::jobs::{job, no_job};
+pub use self::quarantine::quarantined;
 pub use self::sessions::{epoch, exported, hit, message, no_session, other_agent, session, session_exists};
-use crate::host_trees::HOST_PATH;
+pub use self::tokens::token;
+pub use self::turns::{full_turn, turn, usage};
 use crate::shell::Http;
-use lodge_engine::UpdateTiming;
-
-/// Facts about a live sandbox from the host, never stored.
-#[derive(Debug)]
-pub struct LiveSandbox {
-    pub pid: Option<u32>,
-    pub layers: Vec<LayerView>,
-    /// Also empty for a keeper that knows no limits.
-    pub limits: Vec<lodge_exec::EnforcedLimit>,
-    /// The runtime's process, as its sandbox numbers it; 0: not known.
-    runtime: AtomicU32,
-    /// The last message of the runtime; 0: none yet.
-    pub heard_ms: AtomicI64,
-    pub liveness: Mutex<Liveness>,
-}
-
-impl LiveSandbox {
-    pub fn new(pid: Option<u32>, layers: Vec<LayerView>, limits: Vec<lodge_exec::EnforcedLimit>) -> Self {
-        LiveSandbox {
-            pid,
-            layers,
-            limits,
-            runtime: AtomicU32::new(0),
-            heard_ms: AtomicI64::new(0),
-            liveness: Mutex::new(Liveness::Active),
-        }
-    }
-
-    pub fn set_runtime(&self, pid: u32) {
-        self.runtime.store(pid, Ordering::Relaxed);
-    }
-
-    /// The runtime's process on this host.
-    pub fn runtime_pid(&self, executor: &dyn lodge_exec::Executor) -> Option<u32> {
-        executor.process_of(self.pid?, self.runtime.load(Ordering::Relaxed))
-    }
-
-    pub fn record_line(&self, now: Timestamp) {
-        self.heard_ms.store(now.ms(), Ordering::Relaxed);
-    }
-
-    pub fn set_liveness(&self, level: Liveness) {
-        *self.liveness.lock().unwrap_or_else(PoisonError::into_inner) = level;
-    }
-
-    fn last_heard(&self) -> Option<Timestamp> {
-        Some(self.heard_ms.load(Ordering::Relaxed)).filter(|ms| *ms != 0).map(Timestamp::from_ms)
-    }
-}
-
-/// How alive an agent looks: as dead as it was when it failed, also while its sandbox is still being ended, or as its
-/// process does.
-fn liveness(row: &AgentRow, living: Option<&LiveSandbox>) -> Option<&'static str> {
-    if matches!(row.state, AgentState::Failed(FailReason::Crashed)) {
-        return Some(Liveness::Crashed.word());
-    }
-    living.map(|living| living.liveness.lock().unwrap_or_else(PoisonError::into_inner).word())
-}
 
 /// The TCP listener, and the fingerprint of its certificate.
 pub fn http(http: &Http, certificate: Option<String>) -> HttpView {
@@ -123,274 +57,6 @@ pub fn layer(layer: lodge_exec::Layer) -> LayerView {
 /// A shape as JSON. The shapes of the API have string keys and finite numbers, so this cannot fail.
 pub fn json<T: Serialize>(shape: &T) -> Value {
     serde_json::to_value(shape).unwrap_or(Value::Null)
-}
-
-pub fn agent(row: &AgentRow, working: bool, living: Option<&LiveSandbox>) -> AgentView {
-    let status = match row.state {
-        AgentState::Ready if working => "working",
-        state => state.word(),
-    };
-    let reason = match row.state {
-        AgentState::Failed(reason) => Some(reason.word().to_owned()),
-        AgentState::Pulling
-        | AgentState::Starting
-        | AgentState::Ready
-        | AgentState::Stopped
-        | AgentState::Removing
-        | AgentState::Removed => None,
-    };
-    AgentView {
-        id: row.id.to_string(),
-        name: row.name.clone(),
-        image: row.image.clone(),
-        image_digest: row.image_digest.clone(),
-        model: row.spec.model.clone(),
-        status: status.to_owned(),
-        failure_reason: reason,
-        failure_detail: row.failure_detail.clone(),
-        attempt: Some(row.retry.failures).filter(|failures| *failures > 0),
-        retry_at: row.retry.at.map(at),
-        lineage: row.lineage.to_string(),
-        context_state: None,
-        usage: None,
-        liveness: liveness(row, living).map(str::to_owned),
-        last_heartbeat_at: living.and_then(LiveSandbox::last_heard).map(at),
-        pid: living.and_then(|living| living.pid),
-        started_at: row.started_at.map(|at| at.to_string()),
-        created_at: row.created_at.to_string(),
-        labels: row.spec.labels.clone(),
-        mounts: row.spec.mounts.iter().map(mount).collect(),
-        sandbox: row.sandbox.to_string(),
-        network: images::network(row.spec.network.clone()),
-        isolation: living.map(|living| living.layers.clone()).unwrap_or_default(),
-        limits: crate::limits::view(&row.spec, living.map(|living| living.limits.as_slice())),
-        limits_not_enforced: crate::limits::not_enforced(&row.spec),
-        quarantine: Vec::new(),
-        waiting: Vec::new(),
-        capabilities: row.spec.capabilities.iter().map(|name| capability(name)).collect(),
-    }
-}
-
-/// A mount, and the owner whose rights the agent has in it.
-pub fn mount(record: &MountRecord) -> Mount {
-    Mount {
-        host: record.host.clone(),
-        target: record.target.clone(),
-        read_only: record.read_only,
-        description: record.description.clone(),
-        map_root: record.owner.is_some_and(|owner| owner.uid == 0 || owner.gid == Some(0)),
-        owner: record.owner.map(|owner| match owner.gid {
-            Some(gid) => format!("{}:{gid}", owner.uid),
-            None => owner.uid.to_string(),
-        }),
-    }
-}
-
-pub(crate) fn updated(agent: AgentView, in_force: &UpdateTiming) -> AgentUpdated {
-    let (after_turns, after_jobs) = match in_force {
-        UpdateTiming::Now | UpdateTiming::NextStart => (Vec::new(), Vec::new()),
-        UpdateTiming::After { turns, jobs } => {
-            (turns.iter().map(ToString::to_string).collect(), jobs.iter().map(ToString::to_string).collect())
-        }
-    };
-    AgentUpdated { agent, in_force: in_force.word().to_owned(), after_turns, after_jobs }
-}
-
-pub fn lineage(row: &LineageRow, agent_name: &str, policy: Policy, last_turn: Option<TurnId>) -> LineageView {
-    let ended_reason = match row.state {
-        LineageState::Ended(reason) => Some(reason.word().to_owned()),
-        LineageState::Active | LineageState::Orphaned | LineageState::AskPending | LineageState::Reaped => {
-            None
-        }
-    };
-    LineageView {
-        id: row.id.to_string(),
-        agent: row.agent.to_string(),
-        agent_name: agent_name.to_owned(),
-        status: row.state.word().to_owned(),
-        ended_reason,
-        policy: policy.word().to_owned(),
-        revivals: row.revivals,
-        deaths: row.deaths,
-        detail: row.detail.clone(),
-        last_turn: last_turn.map(|turn| turn.to_string()),
-        created_at: at(row.created_at),
-        ended_at: row.ended_at.map(at),
-    }
-}
-
-pub fn token(row: &TokenRow, now: Timestamp) -> TokenView {
-    TokenView {
-        id: row.id.to_string(),
-        issuer: row.holder.issuer().to_owned(),
-        name: row.name.clone(),
-        agent: row.holder.agent().map(ToString::to_string),
-        status: row.standing(now).word().to_owned(),
-        issued_at: at(row.issued_at),
-        expires_at: at(row.expires_at),
-        revoked_at: row.revoked_at.map(at),
-    }
-}
-
-pub fn tools(row: &AgentRow) -> Vec<ToolView> {
-    row.spec
-        .tools
-        .iter()
-        .map(|tool| ToolView {
-            name: tool.name.clone(),
-            description: tool.description.clone(),
-            source: tool.source.clone(),
-            // Empty until it was pulled.
-            path: Some(tool.path.clone()).filter(|path| !path.is_empty()),
-            digest: Some(tool.digest.clone()).filter(|digest| !digest.is_empty()),
-            safe: tool.safe,
-            portable: !tool.is_of_host(),
-            note: tool.is_of_host().then(|| "a host program: a convenience, not a boundary".to_owned()),
-            opens: opens(tool),
-        })
-        .collect()
-}
-
-/// What a shell can start beside the agent's tools.
-fn opens(tool: &ToolRecord) -> Option<String> {
-    let opens = match (tool.shell, tool.is_of_host()) {
-        (false, _) => return None,
-        (true, true) => format!("every program of the host in {}", HOST_PATH.join(", ")),
-        (true, false) => "the utilities that are built into it".to_owned(),
-    };
-    Some(opens)
-}
-
-pub fn turn(row: &TurnRow, steps: &[StepRow], text: String, partial: bool) -> TurnView {
-    TurnView {
-        id: row.id.to_string(),
-        session: row.session.to_string(),
-        agent: row.agent.to_string(),
-        number: row.number,
-        active: row.place.dropped == 0,
-        replaces: row.place.replaces.as_ref().map(TurnId::to_string),
-        status: row.state.word().to_owned(),
-        waits_for: None,
-        quarantine: None,
-        message: None,
-        since: None,
-        waiting: wait(row),
-        text,
-        partial,
-        steps: steps.iter().map(step).collect(),
-        usage: usage(row.usage),
-        error: row.failure.as_ref().map(|failure| TurnError {
-            code: failure.code.clone(),
-            message: failure.message.clone(),
-            hint: failure.hint.clone(),
-        }),
-        created_at: row.created_at.to_string(),
-        ended_at: row.ended_at.map(|at| at.to_string()),
-    }
-}
-
-/// What a waiting turn waits for, apart from its agent and its slot.
-fn wait(row: &TurnRow) -> Option<TurnWaitView> {
-    let park = row.park.as_ref().filter(|_| row.state == TurnState::Waiting)?;
-    match park {
-        ParkReason::Provider(wait) if wait.is_held() => Some(TurnWaitView {
-            reason: park.word().to_owned(),
-            provider: Some(wait.provider.clone()),
-            code: wait.failure.code.clone(),
-            message: wait.failure.message.clone(),
-            hint: wait.failure.hint.clone(),
-            attempt: wait.failures,
-            since: at(wait.first_at()),
-            next_at: wait.next_at().map(at),
-            until: Some(at(wait.until())),
-        }),
-        ParkReason::Provider(_) => None,
-    }
-}
-
-/// What the parked turns of an agent wait for: turns that wait for one provider are one entry.
-pub fn agent_waits(parked: &[ParkReason]) -> Vec<AgentWaitView> {
-    let mut by_provider: BTreeMap<&str, Vec<&ProviderWait>> = BTreeMap::new();
-    for reason in parked {
-        match reason {
-            ParkReason::Provider(wait) if wait.is_held() => {
-                by_provider.entry(&wait.provider).or_default().push(wait);
-            }
-            ParkReason::Provider(_) => {}
-        }
-    }
-    let views = by_provider.into_iter().filter_map(|(provider, waits)| {
-        // All of them have the newest failure of the provider, unless a crash came between.
-        let newest = waits.iter().max_by_key(|wait| wait.failures)?;
-        Some(AgentWaitView {
-            reason: ParkReason::Provider((*newest).clone()).word().to_owned(),
-            provider: Some(provider.to_owned()),
-            turns: u32::try_from(waits.len()).unwrap_or(u32::MAX),
-            code: newest.failure.code.clone(),
-            message: newest.failure.message.clone(),
-            hint: newest.failure.hint.clone(),
-            attempt: newest.failures,
-            since: at(waits.iter().map(|wait| wait.first_at()).min()?),
-            next_at: newest.next_at().map(at),
-            until: waits.iter().map(|wait| wait.until()).min().map(at),
-        })
-    });
-    views.collect()
-}
-
-pub fn usage(usage: Usage) -> UsageView {
-    UsageView {
-        input_tokens: usage.input_tokens,
-        output_tokens: usage.output_tokens,
-        cached_tokens: usage.cached_tokens,
-        cost_usd: usage.micro_usd.map(dollars),
-    }
-}
-
-fn dollars(micro_usd: u64) -> f64 {
-    // Beyond 2^53 millionths, nine billion dollars, the last digit is lost.
-    micro_usd as f64 / 1e6
-}
-
-pub fn full_turn(full: TurnDetail) -> TurnView {
-    let waits_for =
-        full.wait_reasons.as_ref().map(|wait_reasons| wait_reasons.waits_for(&full.row.id).to_owned());
-    let quarantine = full.wait_reasons.and_then(|wait_reasons| wait_reasons.quarantine);
-    TurnView {
-        waits_for,
-        quarantine: quarantine.map(|row| quarantined(&row, "quarantined")),
-        message: full.extras.message,
-        since: full.extras.since,
-        ..turn(&full.row, &full.steps, full.text, full.partial)
-    }
-}
-
-pub fn quarantined(row: &QuarantineRow, status: &str) -> QuarantineView {
-    QuarantineView {
-        id: row.id.to_string(),
-        kind: row.work.kind.word().to_owned(),
-        status: status.to_owned(),
-        agent: row.agent.as_ref().map(ToString::to_string),
-        turn: lodge_engine::turn_of(&row.work).map(|turn| turn.to_string()),
-        detail: Some(row.detail.clone()).filter(|detail| !detail.is_empty()),
-        deaths: row.deaths,
-        since: row.since.to_string(),
-    }
-}
-
-fn step(row: &StepRow) -> StepView {
-    StepView {
-        id: row.id.to_string(),
-        kind: row.kind().word().to_owned(),
-        name: row.name.clone(),
-        status: row.state.word().to_owned(),
-        attempt: row.attempt,
-        exit_code: row.exit_code,
-        signal: row.signal,
-        cause: row.cause.map(|cause| cause.word().to_owned()),
-        started_at: row.started_at.to_string(),
-        ended_at: row.ended_at.map(|at| at.to_string()),
-    }
 }
 
 pub fn event(row: &EventRow) -> Event {

@@ -1,9 +1,9 @@
 //! The result of one step of the engine, and the step in progress.
 
-use lodge_core::Timestamp;
 use lodge_core::record::{EventRow, Write};
+use lodge_core::{AgentId, Timestamp};
 
-use crate::{Answer, Effect, Refusal, Ticket};
+use crate::{AgentEffect, Answer, Effect, ModelEffect, ModelOrder, Refusal, Ticket};
 
 /// Something that leaves the daemon once the batch is on disk.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub struct Batch {
     pub writes: Vec<Write>,
     /// Whether a caller waits for these writes. Other writes join the next commit.
     pub urgent: bool,
-    /// Effects that may precede the commit: repeating them after a crash is harmless.
+    /// Effects that may precede the commit: model calls and lookups.
     pub early: Vec<Effect>,
     /// Effects that wait for the commit, in this order.
     pub after: Vec<BatchOutput>,
@@ -32,6 +32,23 @@ impl Batch {
     /// How many answers to requests the batch records.
     pub fn requests(&self) -> usize {
         self.writes.iter().filter(|write| write.request().is_some()).count()
+    }
+}
+
+/// An effect that may precede its commit, because repeating it after a crash is harmless. Nothing else leaves before its
+/// commit.
+#[derive(Debug)]
+pub(crate) enum EarlyEffect {
+    CallModel(Box<ModelOrder>),
+    LookUp { agent: AgentId, ask: u64 },
+}
+
+impl From<EarlyEffect> for Effect {
+    fn from(effect: EarlyEffect) -> Effect {
+        match effect {
+            EarlyEffect::CallModel(order) => Effect::Model(ModelEffect::Call(order)),
+            EarlyEffect::LookUp { agent, ask } => Effect::Agent(AgentEffect::LookUp { agent, ask }),
+        }
     }
 }
 
@@ -68,9 +85,9 @@ impl Step {
         self.batch.after.push(BatchOutput::Act(effect));
     }
 
-    /// Orders an effect at once: repeating it after a crash is harmless.
-    pub(crate) fn act_early(&mut self, effect: Effect) {
-        self.batch.early.push(effect);
+    /// Orders an effect at once.
+    pub(crate) fn act_early(&mut self, effect: EarlyEffect) {
+        self.batch.early.push(effect.into());
     }
 
     /// Marks the step as one that a caller waits for.

@@ -1,13 +1,12 @@
 //! Inputs and outputs of the engine. Each aggregate defines its own part.
 
-use lodge_core::quarantine::Work;
 use lodge_core::token::TokenRow;
-use lodge_core::{AgentId, JobId, SandboxId, WorkId};
+use lodge_core::{AgentId, SandboxId};
 
-use crate::agents::messages::{AgentCommand, AgentObservation, Timer};
+use crate::agents::messages::{AgentCommand, AgentEffect, AgentObservation};
 use crate::images::messages::{ImageCommand, PullEffect, PullObservation};
 use crate::jobs::{JobCommand, JobEffect, JobObservation};
-use crate::quarantine::Release;
+use crate::quarantine::{WorkCommand, WorkEffect};
 use crate::sandboxes::messages::{SandboxEffect, SandboxObservation};
 use crate::sessions::messages::SessionChange;
 use crate::tokens::messages::TokenCommand;
@@ -41,11 +40,7 @@ pub enum Command {
     Token(TokenCommand),
     Job(JobCommand),
     Image(ImageCommand),
-    /// Quarantined work is computed again, or dropped.
-    ReleaseWork {
-        id: WorkId,
-        how: Release,
-    },
+    Work(WorkCommand),
     /// A repeated request with its recorded answer. The caller is answered now, or when the decision has taken effect.
     Again {
         /// The agent that the answer is about.
@@ -93,26 +88,13 @@ pub enum Effect {
         agent: AgentId,
         what: SandboxEffect,
     },
+    Agent(AgentEffect),
     Model(ModelEffect),
-    Timer(Timer),
     Pull(PullEffect),
     Job(JobEffect),
-    /// Read an agent that is not in memory from the store, and report it.
-    LookUp {
-        agent: AgentId,
-        ask: u64,
-    },
-    /// Remove the output of these jobs from the archive.
-    RemoveOutput {
-        jobs: Vec<JobId>,
-    },
     /// Accept a token, or revoke it and close its connections.
     Token(Box<TokenRow>),
-    /// Work is quarantined from now on, or released. Earlier deaths no longer count.
-    Quarantine {
-        work: Work,
-        is_aside: bool,
-    },
+    Work(WorkEffect),
 }
 
 /// Whether a failed operation is retried automatically.

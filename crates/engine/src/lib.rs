@@ -45,7 +45,7 @@ pub use images::refusal::quoted;
 pub use io::*;
 pub use jobs::JobCommand;
 pub use lodge_core::record::DAEMON_STREAM;
-pub use quarantine::{Release, turn_of};
+pub use quarantine::{Release, ReleasedWork, WorkCommand, WorkEffect, turn_of};
 pub use rebuild::RequestName;
 pub use refusal::*;
 use requests::Requests;
@@ -204,7 +204,7 @@ impl Engine {
             Command::Image(command) => self.image_command(caller, command),
             Command::Job(JobCommand::Submit(new)) => self.submit_job(caller, *new),
             Command::Job(JobCommand::Cancel { id }) => self.cancel_job(caller, &id),
-            Command::ReleaseWork { id, how } => self.release_work(caller, &id, how),
+            Command::Work(WorkCommand::Release { id, how }) => self.release_work(caller, &id, how),
             Command::Reloaded { keys, answer } => {
                 self.event(DAEMON_STREAM, DaemonReloaded { keys });
                 self.reply(caller, Answer::Rendered(answer));
@@ -255,8 +255,4 @@ impl Engine {
             EventRow { seq, stream: stream.to_owned(), stream_seq, at: self.step.now, body: body.into() };
         self.step.write_with_next_commit(row);
     }
-}
-
-pub fn failure(code: &str, message: &str) -> lodge_core::record::FailureRecord {
-    lodge_core::record::FailureRecord { code: code.to_owned(), message: message.to_owned(), hint: None }
 }

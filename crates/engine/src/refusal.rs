@@ -10,7 +10,7 @@ pub use crate::jobs::refusal::JobRefusal;
 pub use crate::quarantine::WorkRefusal;
 pub use crate::sessions::refusal::SessionRefusal;
 pub use crate::tokens::TokenRefusal;
-pub use crate::turns::refusal::TurnRefusal;
+pub use crate::turns::refusal::{RuntimeCallRefusal, TurnRefusal};
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {

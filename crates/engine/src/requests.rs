@@ -87,7 +87,8 @@ impl Engine {
     }
 
     /// Answers a caller once the step is on disk, and keeps the answer with its `request_id`.
-    pub(crate) fn reply(&mut self, caller: Caller, answer: Answer) {
+    pub(crate) fn reply(&mut self, caller: Caller, answer: impl Into<Answer>) {
+        let answer = answer.into();
         self.step.mark_urgent();
         if let Some(key) = caller.request {
             self.record_answer(key, &answer);
@@ -137,7 +138,7 @@ fn ends_agent(command: &Command) -> Option<Option<&AgentId>> {
         | Command::Token(_)
         | Command::Job(_)
         | Command::Image(_)
-        | Command::ReleaseWork { .. }
+        | Command::Work(_)
         | Command::Reloaded { .. }
         | Command::Keep { .. } => None,
     }

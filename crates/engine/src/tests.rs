@@ -85,7 +85,7 @@ impl EngineWorld {
     /// Answers lookups from what was stored, and returns what is decided then.
     fn answer_lookups(&mut self, mut batch: Batch) -> Batch {
         for effect in std::mem::take(&mut batch.early) {
-            let Effect::LookUp { agent, ask } = effect else {
+            let Effect::Agent(AgentEffect::LookUp { agent, ask }) = effect else {
                 batch.early.push(effect);
                 continue;
             };
@@ -226,7 +226,7 @@ fn fact(session: &Session) -> SessionFact {
 /// What tests look at in an answer, by the names that clients know.
 fn reply(batch: &Batch) -> Value {
     match answer(batch) {
-        Answer::Agent(agent) => {
+        Answer::Agent(AgentAnswer::Agent(agent)) => {
             let (turns, jobs) = match &agent.in_force {
                 Some(UpdateTiming::After { turns, jobs }) => (turns.clone(), jobs.clone()),
                 Some(UpdateTiming::Now | UpdateTiming::NextStart) | None => (Vec::new(), Vec::new()),
@@ -241,7 +241,7 @@ fn reply(batch: &Batch) -> Value {
                 "after_jobs": jobs.iter().map(lodge_core::JobId::as_str).collect::<Vec<_>>(),
             })
         }
-        Answer::Lineage(lineage) => json!({"status": lineage.row.state.word()}),
+        Answer::Agent(AgentAnswer::Lineage(lineage)) => json!({"status": lineage.row.state.word()}),
         Answer::Turn(turn) => {
             let waits_for =
                 turn.wait_reasons.as_ref().map(|wait_reasons| wait_reasons.waits_for(&turn.row.id));
@@ -252,25 +252,25 @@ fn reply(batch: &Batch) -> Value {
             }
             shown
         }
-        Answer::Session(session) => {
+        Answer::Session(SessionAnswer::Session(session)) => {
             let forked = session.row.forked.as_ref();
             let forked = forked.map(|fork| json!({"session": fork.session.as_str(), "turn": fork.turn}));
             json!({"turns": session.turns, "forked_from": forked})
         }
-        Answer::SessionDeleted(id) => json!({"session": id.as_str(), "deleted": true}),
+        Answer::Session(SessionAnswer::Deleted(id)) => json!({"session": id.as_str(), "deleted": true}),
         Answer::Job(job) => json!({
             "id": job.row.id.as_str(),
             "status": job.row.progress.state.word(),
             "labels": job.row.labels(),
             "cancelling": job.row.progress.state.is_open() && job.row.progress.cancel.is_some(),
         }),
-        Answer::Image(image) => json!({
+        Answer::Image(ImageAnswer::Image(image)) => json!({
             "digest": image.digest, "refs": image.refs, "named": image.named, "size_bytes": image.bytes,
             "agents": image.agents, "complete": image.complete,
             "used": image.bin.as_ref().map(|bin| bin.users),
             "name": image.bin.as_ref().map(|bin| bin.record.name.clone()),
         }),
-        Answer::ImageRemoved(gone) => {
+        Answer::Image(ImageAnswer::Removed(gone)) => {
             json!({"digest": gone.digest, "untagged": gone.untagged, "removed": gone.removed})
         }
         Answer::Token(token) => json!({"id": token.row.id.as_str()}),

@@ -90,6 +90,8 @@ pub struct NewProvider {
 pub struct ResolvedModel {
     pub provider: Arc<Provider>,
     pub model: String,
+    /// For the keys of the file that the provider was read from, its own among them.
+    pub redactor: Arc<Redactor>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -169,7 +171,8 @@ impl Providers {
             .split_once('/')
             .filter(|(name, model)| !name.is_empty() && !model.is_empty())
             .ok_or_else(|| ProvidersError::BadModelName { model: model.to_owned() })?;
-        let provider = self.get(name)?;
+        let state = self.refreshed();
+        let provider = state.provider(name)?;
         if !provider.models.is_empty() && !provider.models.iter().any(|listed| listed == model) {
             return Err(ProvidersError::ModelNotListed {
                 provider: name.to_owned(),
@@ -177,16 +180,11 @@ impl Providers {
                 listed: provider.models.clone(),
             });
         }
-        Ok(ResolvedModel { provider, model: model.to_owned() })
+        Ok(ResolvedModel { provider, model: model.to_owned(), redactor: state.redactor.clone() })
     }
 
     pub fn get(&self, name: &str) -> Result<Arc<Provider>, ProvidersError> {
-        let state = self.refreshed();
-        let loaded = state.current()?;
-        match loaded.iter().find(|loaded| loaded.view.name == name) {
-            Some(found) => found.provider.clone().map_err(ProvidersError::Problem),
-            None => Err(not_found(name, loaded)),
-        }
+        self.refreshed().provider(name)
     }
 
     /// All providers in the order of the file, from the last good copy if the file is broken now.
@@ -326,6 +324,14 @@ impl LoadedProviders {
             (Some(good), _) => Ok(good),
             (None, Some(error)) => Err(ProvidersError::File(Arc::clone(error))),
             (None, None) => Ok(&[]),
+        }
+    }
+
+    fn provider(&self, name: &str) -> Result<Arc<Provider>, ProvidersError> {
+        let loaded = self.current()?;
+        match loaded.iter().find(|loaded| loaded.view.name == name) {
+            Some(found) => found.provider.clone().map_err(ProvidersError::Problem),
+            None => Err(not_found(name, loaded)),
         }
     }
 }

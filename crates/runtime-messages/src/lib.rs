@@ -100,9 +100,38 @@ pub struct ErrorReply {
     pub data: Option<Value>,
 }
 
+/// How the turn of a refused request has ended. The runtime drops the turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TurnEndCode {
+    Gone,
+    Interrupted,
+    Failed,
+}
+
+impl TurnEndCode {
+    pub const ALL: [TurnEndCode; 3] = [TurnEndCode::Gone, TurnEndCode::Interrupted, TurnEndCode::Failed];
+
+    pub fn code(self) -> &'static str {
+        match self {
+            TurnEndCode::Gone => "turn.gone",
+            TurnEndCode::Interrupted => "turn.interrupted",
+            TurnEndCode::Failed => "turn.failed",
+        }
+    }
+
+    pub fn from_code(code: &str) -> Option<TurnEndCode> {
+        TurnEndCode::ALL.into_iter().find(|end| end.code() == code)
+    }
+}
+
 impl ErrorReply {
     pub fn new(number: i32, message: String, dotted_code: &str) -> Self {
         ErrorReply { code: number, message, data: Some(json!({"code": dotted_code})) }
+    }
+
+    /// The turn that the request was about has ended, as far as the daemon says so.
+    pub fn turn_end(&self) -> Option<TurnEndCode> {
+        TurnEndCode::from_code(self.dotted_code()?)
     }
 
     /// The code that programs look at, if the other side gave one.

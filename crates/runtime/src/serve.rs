@@ -227,7 +227,9 @@ impl RuntimeServer {
             AnswerEffect::Ignored => RuntimeLogEvent::AnswerIgnored { id }.emit(),
             AnswerEffect::Continued => {}
             AnswerEffect::Finished { turn } => RuntimeLogEvent::TurnFinished { turn }.emit(),
-            AnswerEffect::Dropped { turn, code } => RuntimeLogEvent::TurnDropped { turn, code }.emit(),
+            AnswerEffect::Dropped { turn, end } => {
+                RuntimeLogEvent::TurnDropped { turn, code: end.code() }.emit();
+            }
             AnswerEffect::Failed { turn, code } => RuntimeLogEvent::TurnFailed { turn, code }.emit(),
         }
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use lodge_runtime_messages::{
     AnswerBody, AnswerCall, CompactReply, ContextCompactRequest, ErrorReply, ExecReply, ExecRunRequest,
     FinishStatus, JobListRequest, JobSubmitRequest, ModelStreamReply, ModelStreamRequest, OneJobRequest,
-    RuntimeRequest, ToolAnswerRequest, TurnFinishRequest, TurnRunRequest,
+    RuntimeRequest, ToolAnswerRequest, TurnEndCode, TurnFinishRequest, TurnRunRequest,
 };
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -81,7 +81,7 @@ pub(crate) enum AnswerEffect {
     /// The daemon had ended the turn already.
     Dropped {
         turn: String,
-        code: String,
+        end: TurnEndCode,
     },
     /// The runtime ended the turn, and the daemon knows.
     Failed {
@@ -321,13 +321,17 @@ impl Turns {
 
     /// Ends a turn whose request was answered with an error.
     fn fail(&mut self, turn: String, step: u32, failure: TurnFailure) -> AnswerEffect {
-        if matches!(failure.code.as_str(), "turn.gone" | "turn.interrupted" | "turn.failed") {
-            self.forget(&turn);
-            return AnswerEffect::Dropped { turn, code: failure.code };
+        match failure {
+            TurnFailure::Ended(end) => {
+                self.forget(&turn);
+                AnswerEffect::Dropped { turn, end }
+            }
+            TurnFailure::Refused { code, message } => {
+                self.unanswered.retain(|asked| asked.request.turn() != turn);
+                self.ask(finish(turn, step, &code, message));
+                AnswerEffect::Continued
+            }
         }
-        self.unanswered.retain(|asked| asked.request.turn() != turn);
-        self.ask(finish(turn, step, &failure.code, failure.message));
-        AnswerEffect::Continued
     }
 
     fn ask(&mut self, request: RuntimeRequest) {
@@ -340,15 +344,23 @@ fn finish(turn: String, step: u32, code: &str, message: String) -> RuntimeReques
     RuntimeRequest::TurnFinish(TurnFinishRequest { turn, step, status, code, message })
 }
 
-struct TurnFailure {
-    code: String,
-    message: String,
+/// Why a turn cannot go on.
+enum TurnFailure {
+    /// The daemon has ended it.
+    Ended(TurnEndCode),
+    Refused {
+        code: String,
+        message: String,
+    },
 }
 
 fn outcome<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, TurnFailure> {
-    let failed = |code: &str, message: String| Err(TurnFailure { code: code.to_owned(), message });
+    let failed = |code: &str, message: String| Err(TurnFailure::Refused { code: code.to_owned(), message });
     match serde_json::from_slice::<AnswerBody<T>>(line) {
         Ok(AnswerBody { error: Some(error), .. }) => {
+            if let Some(end) = error.turn_end() {
+                return Err(TurnFailure::Ended(end));
+            }
             failed(error.dotted_code().unwrap_or("runtime.refused"), words(&error))
         }
         Ok(AnswerBody { result: Some(result), error: None }) => Ok(result),

@@ -5,9 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use lodge_core::agent::AgentState;
 use lodge_core::job::{JobRow, JobState, JobWrite};
 use lodge_core::limits::{IDLE_SESSIONS_MAX, LIVE_TURNS_MAX, LOOKUPS_MAX, RECENT_REQUESTS_MAX};
-use lodge_core::record::{
-    AgentRow, AgentWrite, EventRow, ImageWrite, Role, SessionWrite, TurnRow, TurnWrite, WorkWrite, Write,
-};
+use lodge_core::record::{AgentRow, AgentWrite, EventRow, Role, TurnRow, TurnWrite, Write};
 use lodge_core::turn::StepState;
 use lodge_core::{AgentId, EventBody, EventKind, IdSource};
 use lodge_engine::{AgentCommand, Batch, Command, Engine, Facts, Input, Observation};
@@ -244,24 +242,12 @@ impl SimWorld {
                         self.fail(format!("{id} failed because another agent's runtime said so"));
                     }
                 }
-                Write::Image(ImageWrite::Here(_))
-                | Write::Image(ImageWrite::Named(_))
-                | Write::Image(ImageWrite::Unnamed { .. })
-                | Write::Image(ImageWrite::Gone { .. })
-                | Write::Session(SessionWrite::New(_))
-                | Write::Session(SessionWrite::Path(_))
-                | Write::Session(SessionWrite::Fork(_))
-                | Write::Session(SessionWrite::Deleted { .. })
-                | Write::Turn(TurnWrite::New(_))
-                | Write::Turn(TurnWrite::State { .. })
-                | Write::Turn(TurnWrite::Park { .. })
-                | Write::Turn(TurnWrite::Step(_))
-                | Write::Turn(TurnWrite::StepState { .. })
-                | Write::Session(SessionWrite::Epoch(_))
+                Write::Image(_)
+                | Write::Session(_)
+                | Write::Turn(_)
                 | Write::Request(_)
                 | Write::Token(_)
-                | Write::Work(WorkWrite::Quarantined(_))
-                | Write::Work(WorkWrite::Released { .. }) => {}
+                | Write::Work(_) => {}
             }
         }
     }

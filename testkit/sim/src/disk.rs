@@ -80,102 +80,10 @@ impl SimDisk {
 
     fn apply(&mut self, write: &Write) -> Result<(), LawViolation> {
         match write {
-            Write::Image(ImageWrite::Here(row)) => {
-                self.images.put(row);
-            }
-            Write::Image(ImageWrite::Named(row)) => {
-                if !self.has_image(&row.digest) {
-                    return Err(format!("{} names an image that is not there", row.reference));
-                }
-                self.image_refs.insert(row.reference.clone(), row.clone());
-            }
-            Write::Image(ImageWrite::Unnamed { reference }) => {
-                self.image_refs.remove(reference).ok_or_else(|| format!("{reference} was gone already"))?;
-            }
-            Write::Image(ImageWrite::Gone { digest }) => self.remove_image(digest)?,
-            Write::Agent(AgentWrite::New(row)) => self.insert_agent(row)?,
-            Write::Agent(AgentWrite::State {
-                id,
-                state,
-                detail,
-                lineage,
-                incarnation,
-                runs,
-                started_at,
-                retry,
-            }) => {
-                self.lineage_may_follow(id, lineage)?;
-                let row = self.agent_row(id)?;
-                laws::agent_moves(row, *state, *incarnation, *runs)?;
-                laws::retry_fits(row, *state, detail.as_deref(), *retry)?;
-                row.state = *state;
-                row.failure_detail.clone_from(detail);
-                row.lineage = lineage.clone();
-                (row.incarnation, row.runs) = (*incarnation, *runs);
-                (row.started_at, row.retry) = (*started_at, *retry);
-            }
-            Write::Agent(AgentWrite::Spec { id, image, image_digest, spec, next }) => {
-                let next_digest = next.as_ref().map(|next| &next.image_digest);
-                if !self.has_image(image_digest) || next_digest.is_some_and(|next| !self.has_image(next)) {
-                    return Err(format!("{id} is to have an image that is not there"));
-                }
-                let row = self.agent_row(id)?;
-                (row.image, row.image_digest) = (image.clone(), image_digest.clone());
-                (row.spec, row.next) = (spec.as_ref().clone(), next.as_deref().cloned());
-            }
-            Write::Agent(AgentWrite::Lineage(row)) => {
-                laws::lineage_moves(self.lineages.get(&row.id), row)?;
-                self.lineages.insert(row.id.clone(), row.clone());
-            }
-            Write::Session(SessionWrite::New(row)) => self.insert_session(row)?,
-            Write::Session(SessionWrite::Path(change)) => self.change_path(change)?,
-            Write::Session(SessionWrite::Fork(fork)) => self.copy_session(fork)?,
-            Write::Session(SessionWrite::Deleted { id }) => self.delete_session(id)?,
-            Write::Turn(TurnWrite::New(row)) => self.insert_turn(row)?,
-            Write::Turn(TurnWrite::State { id, state, ended_at, usage, failure }) => {
-                self.check_order(id, *state)?;
-                let kept = self.turns.get_mut(id).ok_or_else(|| format!("{id} is not stored"))?;
-                laws::turn_moves(kept, *state)?;
-                let begins = kept.row.state == TurnState::Queued && *state == TurnState::Running;
-                kept.row.state = *state;
-                kept.row.ended_at = *ended_at;
-                kept.row.usage = *usage;
-                kept.row.failure.clone_from(failure);
-                laws::tries_are_bounded(kept)?;
-                if !state.is_live() {
-                    self.live.remove(&(kept.row.session.clone(), kept.row.number, id.clone()));
-                }
-                if begins {
-                    self.check_all_reported(id)?;
-                }
-            }
-            Write::Turn(TurnWrite::Park { turn, park }) => {
-                let kept = self.turns.get_mut(turn).ok_or_else(|| format!("{turn} is not stored"))?;
-                laws::wait_moves(&kept.row, park.as_ref())?;
-                kept.row.park.clone_from(park);
-            }
-            Write::Turn(TurnWrite::Step(row)) => self.insert_step(row)?,
-            Write::Turn(TurnWrite::StepState {
-                turn,
-                step,
-                ordinal,
-                state,
-                attempt,
-                exit_code,
-                signal,
-                cause,
-                ended_at,
-            }) => {
-                let kept = self.turns.get_mut(turn).ok_or_else(|| format!("{turn} is not stored"))?;
-                let row = kept.steps.iter_mut().find(|row| row.step == *step && row.ordinal == *ordinal);
-                let row = row.ok_or_else(|| format!("{turn} has no step {step}.{ordinal}"))?;
-                laws::step_moves(row, *state, *attempt)?;
-                (row.state, row.attempt, row.exit_code) = (*state, *attempt, *exit_code);
-                (row.signal, row.cause, row.ended_at) = (*signal, *cause, *ended_at);
-            }
-            Write::Turn(TurnWrite::Message(row)) => self.insert_message(row)?,
-            Write::Turn(TurnWrite::Note { turn, note }) => self.note_turn(turn, note)?,
-            Write::Session(SessionWrite::Epoch(row)) => self.insert_epoch(row)?,
+            Write::Image(write) => self.apply_image(write)?,
+            Write::Agent(write) => self.apply_agent(write)?,
+            Write::Session(write) => self.apply_session(write)?,
+            Write::Turn(write) => self.apply_turn(write)?,
             Write::Event(row) => {
                 let head = self.streams.entry(row.stream.clone()).or_insert(0);
                 if row.seq != self.seq + 1 || row.stream_seq != *head + 1 {
@@ -192,8 +100,7 @@ impl SimDisk {
                 }
             }
             Write::Job(write) => self.apply_job(write)?,
-            Write::Work(WorkWrite::Quarantined(row)) => self.set_aside(row)?,
-            Write::Work(WorkWrite::Released { id }) => self.released(id)?,
+            Write::Work(write) => self.apply_work(write)?,
             Write::Request(row) => {
                 let key = (row.caller.clone(), row.request_id.clone());
                 if let Some(known) = self.requests.get(&key)
@@ -203,6 +110,125 @@ impl SimDisk {
                 }
                 self.requests.insert(key, row.clone());
             }
+        }
+        Ok(())
+    }
+
+    fn apply_image(&mut self, write: &ImageWrite) -> Result<(), LawViolation> {
+        match write {
+            ImageWrite::Here(row) => {
+                self.images.put(row);
+            }
+            ImageWrite::Named(row) => {
+                if !self.has_image(&row.digest) {
+                    return Err(format!("{} names an image that is not there", row.reference));
+                }
+                self.image_refs.insert(row.reference.clone(), row.clone());
+            }
+            ImageWrite::Unnamed { reference } => {
+                self.image_refs.remove(reference).ok_or_else(|| format!("{reference} was gone already"))?;
+            }
+            ImageWrite::Gone { digest } => self.remove_image(digest)?,
+        }
+        Ok(())
+    }
+
+    fn apply_agent(&mut self, write: &AgentWrite) -> Result<(), LawViolation> {
+        match write {
+            AgentWrite::New(row) => self.insert_agent(row)?,
+            AgentWrite::State { id, state, detail, lineage, incarnation, runs, started_at, retry } => {
+                self.lineage_may_follow(id, lineage)?;
+                let row = self.agent_row(id)?;
+                laws::agent_moves(row, *state, *incarnation, *runs)?;
+                laws::retry_fits(row, *state, detail.as_deref(), *retry)?;
+                row.state = *state;
+                row.failure_detail.clone_from(detail);
+                row.lineage = lineage.clone();
+                (row.incarnation, row.runs) = (*incarnation, *runs);
+                (row.started_at, row.retry) = (*started_at, *retry);
+            }
+            AgentWrite::Spec { id, image, image_digest, spec, next } => {
+                let next_digest = next.as_ref().map(|next| &next.image_digest);
+                if !self.has_image(image_digest) || next_digest.is_some_and(|next| !self.has_image(next)) {
+                    return Err(format!("{id} is to have an image that is not there"));
+                }
+                let row = self.agent_row(id)?;
+                (row.image, row.image_digest) = (image.clone(), image_digest.clone());
+                (row.spec, row.next) = (spec.as_ref().clone(), next.as_deref().cloned());
+            }
+            AgentWrite::Lineage(row) => {
+                laws::lineage_moves(self.lineages.get(&row.id), row)?;
+                self.lineages.insert(row.id.clone(), row.clone());
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_session(&mut self, write: &SessionWrite) -> Result<(), LawViolation> {
+        match write {
+            SessionWrite::New(row) => self.insert_session(row)?,
+            SessionWrite::Path(change) => self.change_path(change)?,
+            SessionWrite::Fork(fork) => self.copy_session(fork)?,
+            SessionWrite::Deleted { id } => self.delete_session(id)?,
+            SessionWrite::Epoch(row) => self.insert_epoch(row)?,
+        }
+        Ok(())
+    }
+
+    fn apply_turn(&mut self, write: &TurnWrite) -> Result<(), LawViolation> {
+        match write {
+            TurnWrite::New(row) => self.insert_turn(row)?,
+            TurnWrite::State { id, state, ended_at, usage, failure } => {
+                self.check_order(id, *state)?;
+                let kept = self.turns.get_mut(id).ok_or_else(|| format!("{id} is not stored"))?;
+                laws::turn_moves(kept, *state)?;
+                let begins = kept.row.state == TurnState::Queued && *state == TurnState::Running;
+                kept.row.state = *state;
+                kept.row.ended_at = *ended_at;
+                kept.row.usage = *usage;
+                kept.row.failure.clone_from(failure);
+                laws::tries_are_bounded(kept)?;
+                if !state.is_live() {
+                    self.live.remove(&(kept.row.session.clone(), kept.row.number, id.clone()));
+                }
+                if begins {
+                    self.check_all_reported(id)?;
+                }
+            }
+            TurnWrite::Park { turn, park } => {
+                let kept = self.turns.get_mut(turn).ok_or_else(|| format!("{turn} is not stored"))?;
+                laws::wait_moves(&kept.row, park.as_ref())?;
+                kept.row.park.clone_from(park);
+            }
+            TurnWrite::Step(row) => self.insert_step(row)?,
+            TurnWrite::StepState {
+                turn,
+                step,
+                ordinal,
+                state,
+                attempt,
+                exit_code,
+                signal,
+                cause,
+                ended_at,
+            } => {
+                let kept = self.turns.get_mut(turn).ok_or_else(|| format!("{turn} is not stored"))?;
+                let row = kept.steps.iter_mut().find(|row| row.step == *step && row.ordinal == *ordinal);
+                let row = row.ok_or_else(|| format!("{turn} has no step {step}.{ordinal}"))?;
+                laws::step_moves(row, *state, *attempt)?;
+                (row.state, row.attempt, row.exit_code) = (*state, *attempt, *exit_code);
+                (row.signal, row.cause, row.ended_at) = (*signal, *cause, *ended_at);
+            }
+            TurnWrite::Message(row) => self.insert_message(row)?,
+            TurnWrite::Note { turn, note } => self.note_turn(turn, note)?,
+        }
+        Ok(())
+    }
+
+    fn apply_work(&mut self, write: &WorkWrite) -> Result<(), LawViolation> {
+        match write {
+            WorkWrite::Quarantined(row) => self.set_aside(row)?,
+            WorkWrite::Released { id } => self.released(id)?,
         }
         Ok(())
     }

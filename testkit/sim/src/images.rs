@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use lodge_core::agent::AgentState;
 use lodge_core::record::{
     AgentRow, AgentSpec, BinImageRecord, BinRecord, ImageContents, ImageRecord, ImageRow, ImageState,
-    RuntimeRecord, ToolRecord,
+    RuntimeRecord, ToolRecord, images_of,
 };
 use lodge_daemon::act::ports::PullFailure;
 use lodge_engine::{AgentCommand, AutoRetry, Command, ImageCommand, NewImage, SandboxPlan, Ticket};
@@ -118,13 +118,16 @@ impl SimWorld {
     /// All images of an agent are recorded and complete when it starts, unless it has a pending update.
     pub fn has_needed_images(&mut self, plan: &SandboxPlan) -> bool {
         let lacks = |digest: &&str| !self.contents.contains(*digest) || !self.disk.is_complete(digest);
-        let empty = plan.spec.tools.iter().any(|tool| tool.path.is_empty());
-        let lacking = needs(&plan.image_digest, &plan.spec).find(lacks).map(str::to_owned);
+        let empty = plan.settings.tools.iter().any(|tool| tool.path.is_empty());
+        let settings = &plan.settings;
+        let needed =
+            images_of(&settings.tools, settings.runtime.as_ref()).chain([plan.image_digest.as_str()]);
+        let lacking = { needed }.find(lacks).map(str::to_owned);
         if lacking.is_none() && !empty {
             return true;
         }
         let current = self.disk.agent(&plan.agent).is_some_and(|now| {
-            let same = now.image_digest == plan.image_digest && now.spec.tools == plan.spec.tools;
+            let same = now.image_digest == plan.image_digest && now.spec.tools == plan.settings.tools;
             now.runs == plan.run && now.state == AgentState::Starting && same
         });
         if current {

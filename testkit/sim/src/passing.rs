@@ -5,8 +5,8 @@ use lodge_core::job::{JobState, JobWrite};
 use lodge_core::record::{SessionWrite, StepKind, TurnWrite, Write};
 use lodge_engine::jobs::JobObservation;
 use lodge_engine::{
-    AgentComponent, AgentObservation, Batch, BatchOutput, Effect, ExecOutcome, Input, Observation,
-    SandboxEffect, TurnObservation,
+    AgentComponent, AgentEffect, AgentObservation, Batch, BatchOutput, Effect, ExecOutcome, Input,
+    Observation, SandboxEffect, TurnObservation, WorkEffect,
 };
 
 use crate::life::LifeOrder;
@@ -86,8 +86,8 @@ impl SimWorld {
                     detail,
                 }));
             }
-            Effect::LookUp { .. } => self.tally.looked_up += 1,
-            Effect::Quarantine { work, .. } => {
+            Effect::Agent(AgentEffect::LookUp { .. }) => self.tally.looked_up += 1,
+            Effect::Work(WorkEffect::Decided { work, .. }) => {
                 let work = work.clone();
                 self.work_decided(&work);
             }

@@ -294,13 +294,12 @@ impl SimRuntime {
             return Ok(());
         }
         if let Some(error) = line.error {
-            let code = error.dotted_code().unwrap_or_default();
-            if matches!(code, "turn.gone" | "turn.interrupted" | "turn.failed") {
+            if error.turn_end().is_some() {
                 self.forget(&turn);
                 return Ok(());
             }
             self.unanswered.retain(|request| request.turn() != turn);
-            let finish = finish(turn, code, &error.message);
+            let finish = finish(turn, error.dotted_code().unwrap_or_default(), &error.message);
             self.ask(finish, lines);
             return Ok(());
         }

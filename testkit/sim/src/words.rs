@@ -1,9 +1,8 @@
 //! Short descriptions of inputs, effects and replies for the trace.
 
-use lodge_core::record::FailureRecord;
 use lodge_engine::{
     AgentCommand, Command, Effect, Input, ModelEffect, Observation, PullEffect, RuntimeAnswer, RuntimeCallId,
-    SandboxEffect, SessionChoice, SessionOperation, TurnCommand, TurnObservation,
+    RuntimeCallRefusal, SandboxEffect, SessionChoice, SessionOperation, TurnCommand, TurnObservation,
 };
 use lodge_exec::KeeperCommand;
 use lodge_proto::ErrorBody;
@@ -74,10 +73,13 @@ pub fn command_line(command: &KeeperCommand) -> String {
     }
 }
 
-fn answer_line(RuntimeCallId(id): &RuntimeCallId, answer: &Result<RuntimeAnswer, FailureRecord>) -> String {
+fn answer_line(
+    RuntimeCallId(id): &RuntimeCallId,
+    answer: &Result<RuntimeAnswer, RuntimeCallRefusal>,
+) -> String {
     match answer {
         Ok(answer) => format!("Answer {id} {answer:?}"),
-        Err(failure) => format!("Answer {id} {}", failure.code),
+        Err(refusal) => format!("Answer {id} {}", refusal.code()),
     }
 }
 

@@ -492,12 +492,12 @@ fn missed(view: &AgentView) -> CommandFailure {
 /// One that starts itself again needs nothing but what it lacks.
 fn start_hint(view: &AgentView) -> String {
     let (name, at) = (&view.name, view.retry_at.as_deref().unwrap_or_default());
-    let mend = match view.failure_reason.as_deref() {
+    let fix = match view.failure_reason.as_deref() {
         Some("model") => "add the provider with `lodge provider add`, and the agent starts",
         _ => "fix that, and the agent starts",
     };
     format!(
-        "{mend} automatically (next try {at}); `lodge start {name}` tries now, `lodge stop {name}` stops trying"
+        "{fix} automatically (next try {at}); `lodge start {name}` tries now, `lodge stop {name}` stops trying"
     )
 }
 

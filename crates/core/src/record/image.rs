@@ -202,10 +202,18 @@ impl AgentSpec {
 
     /// The digests of the images that its tools and its runtime are in.
     pub fn images(&self) -> impl Iterator<Item = &str> {
-        let tools = self.tools.iter().filter_map(|tool| tool.image.as_deref());
-        let runtime = self.runtime.iter().filter_map(|runtime| runtime.image.as_deref());
-        tools.chain(runtime).filter_map(pinned_digest)
+        images_of(&self.tools, self.runtime.as_ref())
     }
+}
+
+/// The digests of the images that these programs are in.
+pub fn images_of<'a>(
+    tools: &'a [ToolRecord],
+    runtime: Option<&'a RuntimeRecord>,
+) -> impl Iterator<Item = &'a str> {
+    let tools = tools.iter().filter_map(|tool| tool.image.as_deref());
+    let runtime = runtime.into_iter().filter_map(|runtime| runtime.image.as_deref());
+    tools.chain(runtime).filter_map(pinned_digest)
 }
 
 impl AgentRow {

@@ -31,8 +31,8 @@ use crate::chain;
 use crate::crash;
 use crate::view::LiveSandbox;
 use lodge_engine::{
-    AgentComponent, AgentObservation, Observation, SandboxEffect, SandboxObservation, SandboxPlan, StartMode,
-    StartRequirement, TurnObservation,
+    AgentComponent, AgentObservation, Observation, RuntimeCallRefusal, SandboxEffect, SandboxObservation,
+    SandboxPlan, StartMode, StartRequirement, TurnObservation,
 };
 
 /// Time between SIGTERM and SIGKILL for the processes of a sandbox.
@@ -183,9 +183,7 @@ impl Actor {
             SandboxEffect::Answer { id, answer } => {
                 let mut line = runtime::answer(&id, answer);
                 if line.len() > lodge_exec::limits::RUNTIME_LINE_MAX {
-                    let large =
-                        lodge_engine::failure("turn.answer_too_large", "the answer does not fit into a line");
-                    line = runtime::answer(&id, Err(large));
+                    line = runtime::answer(&id, Err(RuntimeCallRefusal::AnswerTooLarge));
                 }
                 self.send_line(line).await;
             }
@@ -317,8 +315,8 @@ impl Actor {
                     .await;
             }
             runtime::RuntimeLine::BadRequest { id, why } => {
-                let wrong = lodge_engine::failure("runtime.bad_request", &why);
-                self.send_line(runtime::answer(&id, Err(wrong))).await;
+                let refused = Err(RuntimeCallRefusal::BadRequest { why });
+                self.send_line(runtime::answer(&id, refused)).await;
             }
             runtime::RuntimeLine::Nothing => {}
         }

@@ -10,15 +10,16 @@ use lodge_engine::jobs::{JobReport, JobToolRequest};
 use lodge_engine::{ModelFailure, ModelOrder, SandboxPlan};
 use lodge_exec::{KeeperSecret, Network, PrivateRoot, SandboxSpec, StoredProgram};
 use lodge_image::Pins;
-use lodge_model::{CallContext, ModelRequest, Providers, Redactor};
+use lodge_model::{CallContext, ModelRequest, Providers, Redactor, ResolvedModel};
 use lodge_store::{ReadError, Reader, StoreSnapshot};
 use tokio::sync::Semaphore;
 
 use super::layout::Layout;
 use super::model::{final_failure, model_failure};
 use super::ports::{
-    AgentFiles, AgentImages, Clock, ComputeThreads, ImagePins, JobOutputs, JobOwner, ModelCalls, ModelReply,
-    ObtainedImages, PortFuture, PrepareError, PullFailure, ReadSize, WorkRead, WorkReads, WorkStore,
+    AgentFiles, AgentImages, Clock, ComputeThreads, FoundModel, ImagePins, JobOutputs, JobOwner, ModelCalls,
+    ModelReply, ObtainedImages, PortFuture, PrepareError, PullFailure, ReadSize, WorkRead, WorkReads,
+    WorkStore,
 };
 use super::root::RootError;
 use super::{notes, root};
@@ -145,27 +146,42 @@ impl ModelCalls for ProviderCalls {
         Err(format!("{}{hint}", chain(&error)))
     }
 
-    fn call<'a>(
-        &'a self,
-        order: &'a ModelOrder,
-        request: ModelRequest,
-        on_text: &'a mut (dyn FnMut(&str) + Send),
-    ) -> PortFuture<'a, Result<ModelReply, ModelFailure>> {
-        Box::pin(async move {
-            let resolved = self.providers.resolve(&order.model);
-            let resolved =
-                resolved.map_err(|error| final_failure(error.code(), &chain(&error), error.hint()))?;
-            let request = ModelRequest { model: resolved.model, ..request };
-            let context = self.calls.at(root::root_of(&self.data_dir, &order.agent).join("etc/data"));
-            let called = lodge_model::call(&resolved.provider, &request, &context, on_text).await;
-            let answer = called.map_err(|error| model_failure(&error, resolved.provider.retry_for()))?;
-            let micro_usd = resolved.provider.cost(&request.model, &answer.usage);
-            Ok(ModelReply { answer, micro_usd })
-        })
+    fn find<'a>(&'a self, order: &'a ModelOrder) -> Result<Box<dyn FoundModel + 'a>, ModelFailure> {
+        let resolved = self.providers.resolve(&order.model);
+        let resolved = resolved.map_err(|error| final_failure(error.code(), &chain(&error), error.hint()))?;
+        let data = root::root_of(&self.data_dir, &order.agent).join("etc/data");
+        Ok(Box::new(ProviderCall { resolved, context: self.calls.at(data) }))
     }
 
     fn redactor(&self) -> Arc<Redactor> {
         self.providers.redactor()
+    }
+}
+
+/// One call of a provider, with the keys of the same version of `providers.yaml`.
+struct ProviderCall {
+    resolved: ResolvedModel,
+    context: CallContext,
+}
+
+impl FoundModel for ProviderCall {
+    fn redactor(&self) -> Arc<Redactor> {
+        self.resolved.redactor.clone()
+    }
+
+    fn call<'a>(
+        &'a self,
+        request: ModelRequest,
+        on_text: &'a mut (dyn FnMut(&str) + Send),
+    ) -> PortFuture<'a, Result<ModelReply, ModelFailure>> {
+        Box::pin(async move {
+            let ResolvedModel { provider, model, .. } = &self.resolved;
+            let request = ModelRequest { model: model.clone(), ..request };
+            let called = lodge_model::call(provider, &request, &self.context, on_text).await;
+            let answer = called.map_err(|error| model_failure(&error, provider.retry_for()))?;
+            let micro_usd = provider.cost(&request.model, &answer.usage);
+            Ok(ModelReply { answer, micro_usd })
+        })
     }
 }
 
@@ -247,7 +263,7 @@ impl HostFiles {
         secret: KeeperSecret,
     ) -> Result<SandboxSpec, PrepareError> {
         let failed = PrepareError::Failed;
-        let checked = self.images.check_programs(&plan.spec).await;
+        let checked = self.images.check_programs(&plan.settings).await;
         let mut checked: CheckedPrograms =
             checked.map_err(|error| PrepareError::Incomplete(error.in_one_line()))?;
         let root = root::root_of(&self.data_dir, &plan.agent);
@@ -255,15 +271,15 @@ impl HostFiles {
         let runtime = stock.path();
         checked.insert(runtime.to_owned(), stock.identity());
         let (name, image_name) = (&plan.name, &plan.image);
-        if let Some(program) = HostTrees::lost_program(&plan.spec) {
+        if let Some(program) = HostTrees::lost_program(&plan.settings) {
             return Err(failed(format!(
                 "the program {} is not there any more, or cannot be executed; install it and run `lodge start {name}`, or \
                  run `lodge agent update {name} --image {image_name}` to have it looked for again",
                 program.display()
             )));
         }
-        let host_trees = HostTrees::of(&plan.spec, &self.data_dir);
-        host_trees.check(&plan.spec, &self.data_dir).map_err(|error| {
+        let host_trees = HostTrees::of(&plan.settings, &self.data_dir);
+        host_trees.check(&plan.settings, &self.data_dir).map_err(|error| {
             failed(format!(
                 "{error}; if that is intended, run `lodge agent update {name} --image {image_name}`"
             ))
@@ -282,7 +298,7 @@ impl HostFiles {
             uid: plan.uid,
             binds: root::binds(&root, plan, runtime, &checked),
             network: network_of(plan),
-            limits: crate::limits::of_sandbox(&plan.spec, &self.data_dir),
+            limits: crate::limits::of_sandbox(plan.settings.limits, &self.data_dir),
             log: root::log_of(&self.data_dir, &plan.agent),
             failpoint: crash::keeper_point(),
         };
@@ -340,7 +356,7 @@ async fn blocking<T: Send + 'static>(
 
 /// The network of the sandbox. An unknown mode of a newer release becomes the narrowest one.
 fn network_of(plan: &SandboxPlan) -> Network {
-    let Some(record) = &plan.spec.network else { return Network::Host };
+    let Some(record) = &plan.settings.network else { return Network::Host };
     match record.reach() {
         NetworkMode::Host => Network::Host,
         NetworkMode::None => Network::None,

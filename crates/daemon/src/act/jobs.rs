@@ -38,6 +38,7 @@ const OLD_KEEPER: &str =
 pub(super) fn act(context: &Arc<ActContext>, what: JobEffect) {
     match what {
         JobEffect::Archive { job } => context.outputs.archive(&job),
+        JobEffect::RemoveOutput { jobs } => context.outputs.remove(jobs),
         JobEffect::Read { asked, agent, session, wish } => {
             let (reporter, whose) = (context.clone(), JobOwner { agent, session });
             context.spawn(TaskKind::JobRead, async move {
@@ -132,7 +133,7 @@ impl Actor {
             stdin,
             output_cap: row.request.output_bytes,
             timeout_ms: row.request.timeout_ms,
-            output_max: limits::job_output_max(&up.plan.spec),
+            output_max: limits::job_output_max(up.plan.settings.limits),
             job_head: layout.head,
             job_segment: layout.segment,
             keep_free: self.context.config.settings().job_keep_free,

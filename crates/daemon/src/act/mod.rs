@@ -37,8 +37,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::tasks::TaskKind;
 use lodge_engine::{
-    AgentLookup, AgentObservation, Effect, JobOrder, ModelEffect, Observation, PullEffect, SandboxEffect,
-    Timer, TurnObservation,
+    AgentEffect, AgentLookup, AgentObservation, Effect, JobOrder, ModelEffect, Observation, PullEffect,
+    SandboxEffect, TurnObservation, WorkEffect,
 };
 
 /// Effects that may wait for the task of one sandbox. Admission keeps their number below this, because a live turn has only a
@@ -137,14 +137,24 @@ pub fn act(context: &Arc<ActContext>, effect: Effect) {
                 token.cancel();
             }
         }
-        Effect::Timer(timer) => start_timer(context, timer),
+        Effect::Model(ModelEffect::ProviderTimer { provider, wake, delay_ms }) => {
+            let due = Observation::Turn(TurnObservation::ProviderDue { provider, wake });
+            report_after(context, TaskKind::ProviderPause, delay_ms, due);
+        }
+        Effect::Agent(AgentEffect::RevivalTimer { agent, run, delay_ms }) => {
+            let due = Observation::Agent(AgentObservation::RevivalDue { agent, run });
+            report_after(context, TaskKind::AgentPause, delay_ms, due);
+        }
+        Effect::Agent(AgentEffect::RetryTimer { agent, run, delay_ms }) => {
+            let due = Observation::Agent(AgentObservation::RetryDue { agent, run });
+            report_after(context, TaskKind::AgentPause, delay_ms, due);
+        }
+        Effect::Agent(AgentEffect::LookUp { agent, ask }) => look_up(context, agent, ask),
         Effect::Pull(PullEffect::Begin { row, ask }) => pulls::begin(context, *row, ask),
         Effect::Pull(PullEffect::Drop { agent }) => pulls::drop_pull(context, &agent),
         Effect::Pull(PullEffect::Collect) => pulls::collect(context),
         Effect::Token(row) => context.access.put(*row, context.clock.now()),
-        Effect::Quarantine { work, is_aside } => context.suspects.decided(&work, is_aside),
-        Effect::RemoveOutput { jobs } => context.outputs.remove(jobs),
-        Effect::LookUp { agent, ask } => look_up(context, agent, ask),
+        Effect::Work(WorkEffect::Decided { work, is_aside }) => context.suspects.decided(&work, is_aside),
     }
 }
 
@@ -166,22 +176,8 @@ fn look_up(context: &Arc<ActContext>, agent: AgentId, ask: u64) {
 }
 
 /// Reports an observation after a pause. If the daemon ends before, the next daemon starts its own timer.
-fn start_timer(context: &Arc<ActContext>, timer: Timer) {
+fn report_after(context: &Arc<ActContext>, kind: TaskKind, delay_ms: u64, due: Observation) {
     let reporter = context.clone();
-    let (kind, delay_ms, due) = match timer {
-        Timer::Revival { agent, run, delay_ms } => {
-            let due = Observation::Agent(AgentObservation::RevivalDue { agent, run });
-            (TaskKind::AgentPause, delay_ms, due)
-        }
-        Timer::Retry { agent, run, delay_ms } => {
-            let due = Observation::Agent(AgentObservation::RetryDue { agent, run });
-            (TaskKind::AgentPause, delay_ms, due)
-        }
-        Timer::Provider { provider, wake, delay_ms } => {
-            let due = Observation::Turn(TurnObservation::ProviderDue { provider, wake });
-            (TaskKind::ProviderPause, delay_ms, due)
-        }
-    };
     context.spawn(kind, async move {
         tokio::time::sleep(std::time::Duration::from_millis(delay_ms)).await;
         reporter.report(due).await;

@@ -70,11 +70,15 @@ async fn call_model(context: &Arc<ActContext>, order: &ModelOrder) -> Observatio
     };
     let shown: Arc<Mutex<StreamedText>> = Arc::default();
     let schema = request.schema.clone();
-    let redactor = context.models.redactor();
+    let model = match context.models.find(order) {
+        Ok(model) => model,
+        Err(failure) => return failed(failure),
+    };
+    let redactor = model.redactor();
     let mut redacted = RedactedStream::default();
     let mut on_text = |part: &str| stream_text(context, order, &shown, &redacted.push(&redactor, part));
     let called = {
-        let mut call = context.models.call(order, request, &mut on_text);
+        let mut call = model.call(request, &mut on_text);
         let mut tick = tokio::time::interval_at(tokio::time::Instant::now() + TEXT_EVERY, TEXT_EVERY);
         loop {
             tokio::select! {
@@ -188,6 +192,42 @@ const SHORT_TURNS: u32 = 32;
 /// How long the message that a call needs may take to be recorded.
 const RECORDED_WITHIN: Duration = Duration::from_secs(10);
 
+/// Why no request was assembled. The same call may succeed in a moment.
+#[derive(Debug, thiserror::Error)]
+enum AssemblyFault {
+    #[error("message {message} of the session is not recorded yet")]
+    NotRecorded { message: u64 },
+    /// The runtime may have been replaced since, and a repeated call names the context of the new one.
+    #[error("the runtime named a context it did not register")]
+    UnknownContext,
+    #[error(transparent)]
+    NotComputed(#[from] ComputeError),
+}
+
+impl AssemblyFault {
+    fn code(&self) -> &'static str {
+        match self {
+            AssemblyFault::NotRecorded { .. } => "daemon.internal",
+            AssemblyFault::UnknownContext => "turn.unknown_context",
+            AssemblyFault::NotComputed(error) => error.code(),
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            AssemblyFault::NotRecorded { .. } | AssemblyFault::UnknownContext => None,
+            AssemblyFault::NotComputed(error) => error.hint(),
+        }
+    }
+}
+
+impl From<AssemblyFault> for ModelFailure {
+    fn from(fault: AssemblyFault) -> ModelFailure {
+        let failure = final_failure(fault.code(), &chain(&fault), fault.hint());
+        ModelFailure { retry: CallRetry::Own, ..failure }
+    }
+}
+
 /// Assembles the request. Waits until the message that it needs is recorded.
 async fn assemble(context: &Arc<ActContext>, order: &ModelOrder) -> Result<ModelRequest, ModelFailure> {
     let late = tokio::time::sleep(RECORDED_WITHIN);
@@ -201,10 +241,7 @@ async fn assemble(context: &Arc<ActContext>, order: &ModelOrder) -> Result<Model
         tokio::select! {
             biased;
             () = &mut late => {
-                let message = format!("message {} of the session is not recorded yet", order.message);
-                let mut failure = final_failure("daemon.internal", &message, None);
-                failure.retry = CallRetry::Own;
-                return Err(failure);
+                return Err(AssemblyFault::NotRecorded { message: order.message }.into());
             }
             () = published => {}
         }
@@ -218,12 +255,7 @@ async fn assemble_now(
 ) -> Result<Option<ModelRequest>, ModelFailure> {
     let Some(profile) = context.actors.profile(&order.agent).filter(|profile| is_registered(profile, order))
     else {
-        // The runtime may have been replaced since, and a repeated call names the context of the new one.
-        let message = "the runtime named a context it did not register";
-        return Err(ModelFailure {
-            retry: CallRetry::Own,
-            ..final_failure("turn.unknown_context", message, None)
-        });
+        return Err(AssemblyFault::UnknownContext.into());
     };
     let turns = order.number.saturating_sub(order.from_turn);
     let is_short = order.bytes.is_some_and(|bytes| bytes <= SHORT_BYTES) && turns <= SHORT_TURNS;
@@ -245,7 +277,7 @@ async fn assemble_now(
         }
         (Ok(Some(request)), bytes)
     });
-    read.await.map_err(|error| not_computed(&error))
+    Ok(read.await.map_err(AssemblyFault::from)?)
 }
 
 /// The request, from what the runtime registered and what the store has.
@@ -266,13 +298,6 @@ fn is_registered(profile: &Profile, order: &ModelOrder) -> bool {
         Purpose::Step => profile.context == order.context,
         Purpose::Summary { .. } => true,
     }
-}
-
-/// The same call may find a processor, or a store that can be read, in a moment.
-fn not_computed(error: &ComputeError) -> ModelFailure {
-    let mut failure = final_failure(error.code(), &chain(error), error.hint());
-    failure.retry = CallRetry::Own;
-    failure
 }
 
 /// The schema that this turn's answer must match. It is part of the message that started the turn.
@@ -302,7 +327,7 @@ async fn check_answer(
     // Marked separately from the model call that it is part of, so that a crash counts against the check.
     let watched = context.suspects.begin(WorkKind::SchemaCheck, order.turn.as_str(), "");
     let judged = watched.watch(context.compute(order.agent.as_str(), SCHEMA_BYTES_MAX, check)).await;
-    judged.map_err(|error| not_computed(&error))
+    Ok(judged.map_err(AssemblyFault::from)?)
 }
 
 fn misfit(schema: Value, answer: &str) -> Option<AnswerMismatch> {

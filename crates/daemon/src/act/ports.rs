@@ -94,16 +94,25 @@ pub trait ModelCalls: Debug + Send + Sync {
     /// Whether the model can be called. The error says why not and what to do.
     fn check(&self, model: &str) -> Result<(), String>;
 
-    /// Makes one call. `on_text` gets the text as it arrives. Dropping the future cancels the call.
-    fn call<'a>(
-        &'a self,
-        order: &'a ModelOrder,
-        request: ModelRequest,
-        on_text: &'a mut (dyn FnMut(&str) + Send),
-    ) -> PortFuture<'a, Result<ModelReply, ModelFailure>>;
+    /// Finds the model of an order.
+    fn find<'a>(&'a self, order: &'a ModelOrder) -> Result<Box<dyn FoundModel + 'a>, ModelFailure>;
 
     /// Removes the keys of providers from text.
     fn redactor(&self) -> Arc<Redactor>;
+}
+
+/// A model, ready to be called once.
+pub trait FoundModel: Send + Sync {
+    /// Removes keys from the text of the call. The key that the call is made with is always among them, whatever happens to the
+    /// providers meanwhile.
+    fn redactor(&self) -> Arc<Redactor>;
+
+    /// Makes the call. `on_text` gets the text as it arrives. Dropping the future cancels the call.
+    fn call<'a>(
+        &'a self,
+        request: ModelRequest,
+        on_text: &'a mut (dyn FnMut(&str) + Send),
+    ) -> PortFuture<'a, Result<ModelReply, ModelFailure>>;
 }
 
 /// Images of an agent that are complete in the store of images and not recorded yet.

@@ -3,7 +3,7 @@
 use lodge_core::epoch::{EpochWeight, Strategy};
 use lodge_core::id::BadId;
 use lodge_core::job::JobState;
-use lodge_core::record::{CallRecord, FailureRecord, ImageRecord};
+use lodge_core::record::{CallRecord, ImageRecord};
 use lodge_core::{JobId, TurnId};
 use lodge_model::{CallParams, ToolSpec};
 use lodge_runtime_messages::{
@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use super::layout::Layout;
 use lodge_engine::jobs::{JobSpec, JobToolRequest};
-use lodge_engine::{CallOutcome, RuntimeAnswer, RuntimeCall, RuntimeCallId, SandboxPlan};
+use lodge_engine::{CallOutcome, RuntimeAnswer, RuntimeCall, RuntimeCallId, RuntimeCallRefusal, SandboxPlan};
 
 /// Jobs in one listing for a model: the default and the maximum.
 const JOBS_LISTED: u32 = 20;
@@ -90,7 +90,7 @@ pub(super) fn initialize(
         name: section.name,
         description: section.description,
     });
-    let tools = plan.spec.tools.iter().map(|tool| ToolDeclaration {
+    let tools = plan.settings.tools.iter().map(|tool| ToolDeclaration {
         name: tool.name.clone(),
         description: tool.description.clone(),
         usage: tool.usage.clone(),
@@ -101,7 +101,7 @@ pub(super) fn initialize(
         agent: AgentIdentity {
             id: plan.agent.to_string(),
             name: plan.name.clone(),
-            model: plan.spec.model.clone(),
+            model: plan.settings.model.clone(),
         },
         root: Some(layout.root().to_owned()),
         configs: super::root::configs(plan, image),
@@ -151,7 +151,7 @@ fn request(id: &str, params: &impl DaemonMethod) -> Vec<u8> {
     line
 }
 
-pub(super) fn answer(id: &RuntimeCallId, answer: Result<RuntimeAnswer, FailureRecord>) -> Vec<u8> {
+pub(super) fn answer(id: &RuntimeCallId, answer: Result<RuntimeAnswer, RuntimeCallRefusal>) -> Vec<u8> {
     let (mut line, RuntimeCallId(id)) = (Vec::new(), id);
     match answer {
         Ok(RuntimeAnswer::Done) => write_result(&mut line, id, &EmptyReply {}),
@@ -163,8 +163,8 @@ pub(super) fn answer(id: &RuntimeCallId, answer: Result<RuntimeAnswer, FailureRe
         Ok(RuntimeAnswer::Compacted { from_turn }) => {
             write_result(&mut line, id, &CompactReply { from_turn });
         }
-        Err(failure) => {
-            let error = ErrorReply::new(REFUSED, failure.message, &failure.code);
+        Err(refusal) => {
+            let error = ErrorReply::new(REFUSED, refusal.to_string(), refusal.code());
             write_error(&mut line, id, &error);
         }
     }

@@ -26,7 +26,7 @@ impl Actor {
         if let Some(detail) = unset_configs(&plan, &image) {
             return self.report_lack(run, StartRequirement::Config, detail).await;
         }
-        if let Err(detail) = self.context.models.check(&plan.spec.model) {
+        if let Err(detail) = self.context.models.check(&plan.settings.model) {
             return self.report_lack(run, StartRequirement::Model, detail).await;
         }
         match self.start_keeper(&plan, &image).await {
@@ -66,7 +66,7 @@ impl Actor {
         let mut image =
             image.ok_or_else(|| ImageUnavailable::Missing("its image is not in the store".to_owned()))?;
         // The agent's own settings override those of its image.
-        image.configs.extend(plan.spec.configs.clone());
+        image.configs.extend(plan.settings.configs.clone());
         Ok(image)
     }
 
@@ -93,7 +93,7 @@ pub(super) enum ImageUnavailable {
 
 /// Names the required settings that are not set, and how to set them.
 fn unset_configs(plan: &SandboxPlan, image: &ImageRecord) -> Option<String> {
-    let keys: Vec<&str> = image.unset(&plan.spec.configs).collect();
+    let keys: Vec<&str> = image.unset(&plan.settings.configs).collect();
     let first = keys.first()?;
     let (listed, name) = (keys.join(", "), &plan.name);
     Some(format!(

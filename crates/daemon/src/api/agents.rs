@@ -16,7 +16,7 @@ use crate::host_trees::HostTrees;
 use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::view;
-use lodge_engine::{AgentCommand, Command, RequestKey, RunningJobs};
+use lodge_engine::{AgentCommand, Command, RequestKey, RunningJobs, SandboxSettings};
 
 const LOG_LINES_DEFAULT: u32 = 200;
 /// The longest piece of a log that one answer carries.
@@ -170,7 +170,7 @@ fn agent_get(at: &ReadView<'_>, given: &AgentRef) -> Result<AgentDetail, ErrorBo
         revival_policy: found.row.spec.policy(at.config.settings().revival_policy).word().to_owned(),
         context_window: context_window(at, &found.row.spec.model),
         uid: found.row.uid,
-        host_dirs: HostTrees::of(&found.row.spec, &at.config.data_dir)
+        host_dirs: HostTrees::of(&SandboxSettings::from(&found.row.spec), &at.config.data_dir)
             .trees
             .iter()
             .map(|dir| dir.display().to_string())

@@ -19,7 +19,7 @@ use crate::read_view::ReadView;
 use crate::shell::Shell;
 use crate::suspects::SuspectWatch;
 use crate::view;
-use lodge_engine::{Answer, Command, Release, RequestKey, WorkRefusal};
+use lodge_engine::{Answer, Command, Release, RequestKey, WorkCommand, WorkRefusal};
 
 pub(super) async fn call(shell: &Arc<Shell>, key: Option<RequestKey>, method: &str, given: Value) -> Reply {
     match method {
@@ -46,7 +46,7 @@ async fn release(
     how: Release,
 ) -> Result<Answer, ErrorBody> {
     let id = shell.read(move |at| find(at, &given.work)).await?;
-    Ok(shell.ask(key, Command::ReleaseWork { id, how }).await?)
+    Ok(shell.ask(key, Command::Work(WorkCommand::Release { id, how })).await?)
 }
 
 fn list(at: &ReadView<'_>, given: &QuarantineListParams) -> Result<QuarantineList, ErrorBody> {

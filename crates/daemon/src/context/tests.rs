@@ -92,7 +92,7 @@ fn the_turn_that_asks_is_not_ended() {
 fn half_an_answer_says_that_it_is_half() {
     let half = MessageBody { text: "yes, but ".into(), partial: true, ..MessageBody::default() };
     let rows = vec![text(1, Role::User, "a"), row(1, Role::Assistant, half), text(2, Role::User, "b")];
-    assert_eq!(words(&readable(rows, 2))[1], format!("yes, but\n\n{BROKEN_OFF}"));
+    assert_eq!(words(&readable(rows, 2))[1], format!("yes, but\n\n{CUT_SHORT}"));
 }
 
 #[test]

@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use lodge_core::record::{
-    AgentRow, AgentSpec, FileRecord, ImageContents, ImageRow, RuntimeRecord, ToolRecord, pinned_digest,
+    AgentRow, FileRecord, ImageContents, ImageRow, RuntimeRecord, ToolRecord, pinned_digest,
 };
+use lodge_engine::SandboxSettings;
 use lodge_exec::FileIdentity;
 use lodge_image::oci::BinImage;
 use lodge_image::registry::TransferWatch;
@@ -69,10 +70,13 @@ impl Images {
     }
 
     /// Checks that the programs of an agent match their recorded digests. Returns the checked files by path.
-    pub async fn check_programs(self: &Arc<Self>, spec: &AgentSpec) -> Result<CheckedPrograms, ImageError> {
-        let tools = spec.tools.iter().filter(|tool| tool.image.is_some());
+    pub async fn check_programs(
+        self: &Arc<Self>,
+        settings: &SandboxSettings,
+    ) -> Result<CheckedPrograms, ImageError> {
+        let tools = settings.tools.iter().filter(|tool| tool.image.is_some());
         let tools = tools.map(|tool| (tool.path.clone(), tool.digest.clone()));
-        let runtime = spec.runtime.iter().filter(|runtime| runtime.image.is_some());
+        let runtime = settings.runtime.iter().filter(|runtime| runtime.image.is_some());
         let runtime = runtime.map(|runtime| (runtime.path.clone(), runtime.digest.clone()));
         let programs: Vec<(String, String)> = tools.chain(runtime).collect();
         if programs.is_empty() {

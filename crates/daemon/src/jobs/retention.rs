@@ -82,7 +82,9 @@ fn every_agent(shell: &Shell) -> BTreeSet<AgentId> {
 /// The oldest outputs of an agent without which no more than its `LIMIT disk` is left of them.
 fn beyond_of(shell: &Shell, agent: &AgentId) -> Vec<JobId> {
     let found = shell.reader.here(|store| {
-        let bytes_max = store.agent(agent)?.and_then(|found| limits::archive_max(&found.row.spec));
+        let bytes_max = store
+            .agent(agent)?
+            .and_then(|found| limits::archive_max(found.row.spec.limits.unwrap_or_default()));
         bytes_max.map_or(Ok(Vec::new()), |bytes_max| store.outputs_beyond(agent, bytes_max))
     });
     found.unwrap_or_else(|error| {

@@ -1,6 +1,6 @@
-//! Answers of the engine, as clients see them.
+//! Answers of the engine, as clients see them. Each aggregate shows its own.
 
-use lodge_engine::{Answer, ImageAnswer, ImageOrigin, ImageRefusal, Refusal, RenderedAnswer};
+use lodge_engine::{Answer, ImageOrigin, ImageRefusal, Refusal, RenderedAnswer};
 use lodge_image::RemoteImage;
 use lodge_proto::{
     AgentUpdated, AgentView, BinView, ErrorBody, ImageRemoved, ImageView, JobView, LineageView,
@@ -8,7 +8,7 @@ use lodge_proto::{
 };
 use serde::Serialize;
 
-use super::refused;
+use super::{agents, images, refused, sessions};
 
 /// Declares the replies that the engine gives, each with its shape.
 macro_rules! engine_replies {
@@ -69,53 +69,15 @@ pub fn text<T: Serialize>(shape: &T) -> RenderedAnswer {
 /// An answer with its shape, or as it was rendered before, in this release or an earlier one.
 pub fn answer_view(answer: &Answer) -> Result<AnswerView, &RenderedAnswer> {
     Ok(match answer {
-        Answer::Agent(agent) => {
-            let aside = agent.quarantine.iter().map(|row| super::quarantined(row, "quarantined"));
-            let shown =
-                AgentView { quarantine: aside.collect(), ..super::agent(&agent.row, agent.at_work, None) };
-            match &agent.in_force {
-                Some(in_force) => AnswerView::AgentUpdated(Box::new(super::updated(shown, in_force))),
-                None => AnswerView::Agent(Box::new(shown)),
-            }
-        }
-        Answer::Lineage(lineage) => {
-            let (policy, last_turn) = (lineage.policy, lineage.last_turn.clone());
-            let shown = super::lineage(&lineage.row, &lineage.agent_name, policy, last_turn);
-            AnswerView::Lineage(Box::new(shown))
-        }
+        Answer::Agent(answer) => agents::answer(answer),
         Answer::Turn(turn) => AnswerView::Turn(Box::new(super::full_turn((**turn).clone()))),
-        Answer::Session(session) => AnswerView::Session(Box::new(super::session(session))),
-        Answer::SessionDeleted(id) => {
-            let deleted = SessionDeleted { session: id.to_string(), deleted: true };
-            AnswerView::SessionDeleted(Box::new(deleted))
-        }
+        Answer::Session(answer) => sessions::answer(answer),
         Answer::Job(job) => AnswerView::Job(Box::new(super::job(&job.row, &job.agent_name))),
-        Answer::Image(image) => image_view(image),
-        Answer::ImageRemoved(gone) => AnswerView::ImageRemoved(Box::new(ImageRemoved {
-            digest: gone.digest.clone(),
-            untagged: gone.untagged.clone(),
-            removed: gone.removed,
-        })),
+        Answer::Image(answer) => images::answer(answer),
         Answer::Token(token) => AnswerView::Token(Box::new(super::token(&token.row, token.at))),
         Answer::Work(work) => AnswerView::Work(Box::new(super::quarantined(&work.row, work.release.word()))),
         Answer::Rendered(text) => return Err(text),
     })
-}
-
-fn image_view(image: &ImageAnswer) -> AnswerView {
-    let shown = ImageView {
-        digest: image.digest.clone(),
-        refs: image.refs.clone(),
-        named: image.named.clone(),
-        size_bytes: image.bytes,
-        agents: image.agents,
-        created_at: image.named_at.to_string(),
-        complete: image.complete,
-    };
-    match &image.bin {
-        None => AnswerView::Image(Box::new(shown)),
-        Some(bin) => AnswerView::Bin(Box::new(super::new_bin(shown, &bin.record, bin.users))),
-    }
 }
 
 /// The refusal of an image that is not here, with the way to get it.

@@ -4,15 +4,47 @@ use lodge_core::lineage::Policy;
 use lodge_core::record::{
     BinRecord, ContextRecord, EnvRecord, ImageRecord, ImageState, LimitsRecord, NetworkMode, NetworkRecord,
 };
+use lodge_engine::{ImageAnswer, ImageSnapshot};
 use lodge_image::agentfile::nearest;
 use lodge_proto::{
     BlobView, CapabilityView, ImageBin, ImageConfig, ImageContext, ImageDetail, ImageEnv, ImageFile,
-    ImageView, LimitsView, NetworkView,
+    ImageRemoved, ImageView, LimitsView, NetworkView,
 };
 use lodge_runtime_messages::CONFIG_KEYS;
 use lodge_store::ImageSummary;
 
+use super::answers::AnswerView;
+use super::bins::new_bin;
 use crate::act::mask;
+
+pub(super) fn answer(answer: &ImageAnswer) -> AnswerView {
+    match answer {
+        ImageAnswer::Image(found) => {
+            let shown = snapshot(found);
+            match &found.bin {
+                None => AnswerView::Image(Box::new(shown)),
+                Some(bin) => AnswerView::Bin(Box::new(new_bin(shown, &bin.record, bin.users))),
+            }
+        }
+        ImageAnswer::Removed(gone) => AnswerView::ImageRemoved(Box::new(ImageRemoved {
+            digest: gone.digest.clone(),
+            untagged: gone.untagged.clone(),
+            removed: gone.removed,
+        })),
+    }
+}
+
+fn snapshot(image: &ImageSnapshot) -> ImageView {
+    ImageView {
+        digest: image.digest.clone(),
+        refs: image.refs.clone(),
+        named: image.named.clone(),
+        size_bytes: image.bytes,
+        agents: image.agents,
+        created_at: image.named_at.to_string(),
+        complete: image.complete,
+    }
+}
 
 /// The runtime has none of these tools yet.
 pub fn capability(name: &str) -> CapabilityView {

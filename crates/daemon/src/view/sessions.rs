@@ -4,14 +4,25 @@ use lodge_core::epoch::Summary;
 use lodge_core::record::{CallRecord, SessionRow};
 use lodge_core::summary::SessionSummary;
 use lodge_core::{SessionId, TurnId};
-use lodge_engine::SessionRefusal;
+use lodge_engine::{SessionAnswer, SessionRefusal};
 use lodge_proto::{
-    EpochView, ErrorBody, ExportedMessage, ExportedResult, ExportedTurn, ForkView, MessageView, SessionHit,
-    SessionView, SnippetMark, ToolCallView,
+    EpochView, ErrorBody, ExportedMessage, ExportedResult, ExportedTurn, ForkView, MessageView,
+    SessionDeleted, SessionHit, SessionView, SnippetMark, ToolCallView,
 };
 use lodge_store::{EpochPlacement, MessageExport, SearchHit, SessionMessage};
 
+use super::answers::AnswerView;
 use super::{full_turn, quarantined};
+
+pub(super) fn answer(answer: &SessionAnswer) -> AnswerView {
+    match answer {
+        SessionAnswer::Session(summary) => AnswerView::Session(Box::new(session(summary))),
+        SessionAnswer::Deleted(id) => {
+            let deleted = SessionDeleted { session: id.to_string(), deleted: true };
+            AnswerView::SessionDeleted(Box::new(deleted))
+        }
+    }
+}
 
 pub fn session(summary: &SessionSummary) -> SessionView {
     let SessionRow { id, agent, sender, created_at, forked } = &summary.row;

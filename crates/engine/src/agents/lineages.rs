@@ -14,11 +14,11 @@ use lodge_core::retry::{self, RetryDecision};
 use lodge_core::{AgentId, LineageId, Timestamp};
 
 use super::ends::OpenTurnsFate;
-use super::refusal::LineageRefusal;
-use crate::answer::LineageAnswer;
+use super::refusal::{AgentFault, LineageRefusal};
 use crate::jobs::CancelScope;
 use crate::{
-    AgentComponent, Answer, Caller, Effect, Engine, LineageResolution, Refusal, SandboxEffect, Timer, failure,
+    AgentAnswer, AgentComponent, AgentEffect, Caller, Effect, Engine, LineageResolution, LineageSnapshot,
+    Refusal, SandboxEffect,
 };
 
 impl Engine {
@@ -80,9 +80,7 @@ impl Engine {
     pub(crate) fn agent_out_of_memory(&mut self, id: &AgentId, run: u32, detail: String) {
         let Some(agent) = self.current(id, run) else { return };
         let Ok(next) = agent.row.state.next(AgentEvent::OutOfMemory) else { return };
-        let mut failed = failure("agent.oom", &detail);
-        failed.hint = Some("raise `LIMIT memory`, then `lodge start` the agent".to_owned());
-        let how = OpenTurnsFate::Fail(failed);
+        let how = OpenTurnsFate::Fail(AgentFault::OutOfMemory { detail: detail.clone() }.record());
         let why = format!("its agent ended: {detail}");
         self.set_state(id, next, Some(detail));
         self.cancel_jobs(id, CancelScope::All, &why);
@@ -111,7 +109,7 @@ impl Engine {
         if delay_ms == 0 {
             self.revive(id);
         } else {
-            self.step.act(Effect::Timer(Timer::Revival { agent: id.clone(), run, delay_ms }));
+            self.step.act(Effect::Agent(AgentEffect::RevivalTimer { agent: id.clone(), run, delay_ms }));
         }
     }
 
@@ -121,7 +119,7 @@ impl Engine {
         let Some(agent) = self.agents.get(id) else { return };
         match retry::revival(agent.lineage.deaths, backoff) {
             RetryDecision::After { delay_ms } if delay_ms > 0 => {
-                self.step.act(Effect::Timer(Timer::Revival {
+                self.step.act(Effect::Agent(AgentEffect::RevivalTimer {
                     agent: id.clone(),
                     run: agent.row.runs,
                     delay_ms,
@@ -218,8 +216,8 @@ impl Engine {
         if let Some(agent) = self.agents.get(&id) {
             let policy = agent.row.spec.policy(self.host.settings.policy);
             let (row, agent_name) = (agent.lineage.clone(), agent.row.name.clone());
-            let answer = LineageAnswer { row, agent_name, policy, last_turn };
-            self.reply(caller, Answer::Lineage(Box::new(answer)));
+            let answer = LineageSnapshot { row, agent_name, policy, last_turn };
+            self.reply(caller, AgentAnswer::Lineage(Box::new(answer)));
         }
         Ok(())
     }

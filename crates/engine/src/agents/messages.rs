@@ -1,12 +1,14 @@
-//! Commands and observations about agents.
+//! Commands and observations about agents, orders for them, and answers.
 
 use std::collections::BTreeMap;
 
 use lodge_core::lineage::Policy;
 use lodge_core::liveness::Liveness;
-use lodge_core::record::{AgentFact, AgentSpec, LimitsRecord, MountRecord};
+use lodge_core::quarantine::QuarantineRow;
+use lodge_core::record::{AgentFact, AgentRow, AgentSpec, LimitsRecord, LineageRow, MountRecord};
 use lodge_core::{AgentId, LineageId, TurnId};
 
+use super::UpdateTiming;
 use crate::images::NewImage;
 
 #[derive(Debug)]
@@ -171,7 +173,7 @@ pub enum AgentObservation {
     /// The store's answer about an agent that was not in memory.
     LookedUp {
         agent: AgentId,
-        /// Of the [`crate::Effect::LookUp`] that this answers.
+        /// Of the [`AgentEffect::LookUp`] that this answers.
         ask: u64,
         found: AgentLookup,
     },
@@ -206,13 +208,38 @@ pub enum StartRequirement {
     Config,
 }
 
-/// A report to send after a pause.
+/// Work about an agent outside its sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Timer {
+pub enum AgentEffect {
+    /// Read an agent that is not in memory from the store, and report it.
+    LookUp { agent: AgentId, ask: u64 },
     /// Report `RevivalDue` after the pause.
-    Revival { agent: AgentId, run: u32, delay_ms: u64 },
+    RevivalTimer { agent: AgentId, run: u32, delay_ms: u64 },
     /// Report `RetryDue` after the pause.
-    Retry { agent: AgentId, run: u32, delay_ms: u64 },
-    /// Report `ProviderDue` after the pause.
-    Provider { provider: String, wake: u64, delay_ms: u64 },
+    RetryTimer { agent: AgentId, run: u32, delay_ms: u64 },
+}
+
+#[derive(Debug, Clone)]
+pub enum AgentAnswer {
+    Agent(Box<AgentSnapshot>),
+    Lineage(Box<LineageSnapshot>),
+}
+
+/// An agent as it is when a request is answered.
+#[derive(Debug, Clone)]
+pub struct AgentSnapshot {
+    pub row: AgentRow,
+    /// It has a turn or a job in flight.
+    pub at_work: bool,
+    pub quarantine: Vec<QuarantineRow>,
+    /// For an update: when it takes effect.
+    pub in_force: Option<UpdateTiming>,
+}
+
+#[derive(Debug, Clone)]
+pub struct LineageSnapshot {
+    pub row: LineageRow,
+    pub agent_name: String,
+    pub policy: Policy,
+    pub last_turn: Option<TurnId>,
 }

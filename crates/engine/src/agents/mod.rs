@@ -20,11 +20,10 @@ use self::retries::counted;
 pub(crate) use self::starts::RetryPauses;
 pub(crate) use self::state::{Agent, EndWaiter};
 pub use self::updates::UpdateTiming;
-use crate::answer::AgentAnswer;
 use crate::jobs::CancelScope;
 use crate::{
-    AgentCommand, AgentObservation, Answer, AutoRetry, Caller, Effect, Engine, NewAgent, PullEffect, Refusal,
-    RunningJobs, SandboxEffect, StreamHead, Timer,
+    AgentAnswer, AgentCommand, AgentEffect, AgentObservation, AgentSnapshot, AutoRetry, Caller, Effect,
+    Engine, NewAgent, PullEffect, Refusal, RunningJobs, SandboxEffect, StreamHead,
 };
 use lodge_core::agent::{AgentEvent, AgentState, FailReason};
 use lodge_core::event::{
@@ -118,7 +117,7 @@ impl Engine {
     }
 
     pub(crate) fn start_agent(&mut self, caller: Caller, id: &AgentId) -> Result<(), Refusal> {
-        let agent = self.unasked(id)?;
+        let agent = self.agent_to_change(id)?;
         if agent.row.state.takes_turns() {
             // The agent runs or is about to, which is what the caller wants. The start ends a pause before a revival.
             if agent.lineage.state == LineageState::Orphaned {
@@ -148,7 +147,7 @@ impl Engine {
         jobs: RunningJobs,
     ) -> Result<(), Refusal> {
         self.refuse_if_jobs_run(id, jobs)?;
-        let agent = self.unasked(id)?;
+        let agent = self.agent_to_change(id)?;
         if agent.row.state == AgentState::Stopped {
             // A second stop, or one while the first is in progress. All callers are answered at the end.
             self.cancel_jobs(id, CancelScope::All, "its agent was stopped");
@@ -195,7 +194,7 @@ impl Engine {
     }
 
     pub(crate) fn remove_agent(&mut self, caller: Caller, id: &AgentId, force: bool) -> Result<(), Refusal> {
-        let agent = if force { self.agent_mut(id)? } else { self.unasked(id)? };
+        let agent = if force { self.agent_mut(id)? } else { self.agent_to_change(id)? };
         let stops = force && agent.row.state.next(AgentEvent::StopAsked).is_ok();
         let from = if stops { AgentState::Stopped } else { agent.row.state };
         let next = from.next(AgentEvent::RemoveAsked).map_err(|refused| {
@@ -270,7 +269,7 @@ impl Engine {
         });
         if let Some(at) = retry.at {
             let delay_ms = u64::try_from(at.ms() - self.step.now.ms()).unwrap_or(0);
-            self.step.act(Effect::Timer(Timer::Retry { agent: id.clone(), run, delay_ms }));
+            self.step.act(Effect::Agent(AgentEffect::RetryTimer { agent: id.clone(), run, delay_ms }));
         }
     }
 
@@ -294,15 +293,20 @@ impl Engine {
     }
 
     pub(crate) fn reply_agent(&mut self, caller: Caller, id: &AgentId) {
-        if let Some(answer) = self.agent_answer(id) {
-            self.reply(caller, Answer::Agent(Box::new(answer)));
+        if let Some(answer) = self.agent_snapshot(id) {
+            self.reply(caller, AgentAnswer::Agent(Box::new(answer)));
         }
     }
 
-    fn agent_answer(&self, id: &AgentId) -> Option<AgentAnswer> {
+    fn agent_snapshot(&self, id: &AgentId) -> Option<AgentSnapshot> {
         let agent = self.agents.get(id)?;
         let quarantine = self.quarantine_of(id);
-        Some(AgentAnswer { row: agent.row.clone(), at_work: self.is_at_work(id), quarantine, in_force: None })
+        Some(AgentSnapshot {
+            row: agent.row.clone(),
+            at_work: self.is_at_work(id),
+            quarantine,
+            in_force: None,
+        })
     }
 
     pub(crate) fn agent_mut(&mut self, id: &AgentId) -> Result<&mut Agent, Refusal> {
@@ -310,7 +314,7 @@ impl Engine {
     }
 
     /// The agent, unless an operator has to decide about it first.
-    pub(crate) fn unasked(&mut self, id: &AgentId) -> Result<&mut Agent, Refusal> {
+    pub(crate) fn agent_to_change(&mut self, id: &AgentId) -> Result<&mut Agent, Refusal> {
         let agent = self.agent_mut(id)?;
         if agent.lineage.state == LineageState::AskPending {
             return Err(LineageRefusal::ask_pending(&agent.lineage, &agent.row.name).into());

@@ -1,7 +1,7 @@
 //! Refusals of requests about agents and their lineages.
 
 use lodge_core::agent::AgentState;
-use lodge_core::record::{AgentRow, LineageRow};
+use lodge_core::record::{AgentRow, FailureRecord, LineageRow};
 use lodge_core::{LineageId, Timestamp};
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -141,5 +141,23 @@ impl LineageRefusal {
             LineageRefusal::AskPending { cause, .. } => Some(cause),
             LineageRefusal::Settled { .. } => None,
         }
+    }
+}
+
+/// Why the turns of an agent fail with it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AgentFault {
+    #[error("{detail}")]
+    OutOfMemory { detail: String },
+}
+
+impl AgentFault {
+    pub(crate) fn record(&self) -> FailureRecord {
+        let (code, hint) = match self {
+            AgentFault::OutOfMemory { .. } => {
+                ("agent.oom", "raise `LIMIT memory`, then `lodge start` the agent")
+            }
+        };
+        FailureRecord { code: code.to_owned(), message: self.to_string(), hint: Some(hint.to_owned()) }
     }
 }

@@ -12,7 +12,8 @@ use lodge_core::limits::LOOKUPS_MAX;
 use lodge_core::record::{AgentFact, AgentRow};
 
 use super::Agent;
-use crate::{AgentCommand, AgentLookup, Caller, Command, Effect, Engine, JobCommand, Refusal};
+use crate::batch::EarlyEffect;
+use crate::{AgentCommand, AgentLookup, Caller, Command, Engine, JobCommand, Refusal};
 use crate::{NewTokenHolder, StreamHead, TokenCommand, TurnCommand};
 
 /// Commands that wait for the lookup of their agents.
@@ -59,7 +60,7 @@ impl Engine {
         self.asks += 1;
         let ask = self.asks;
         self.lookups.agents.insert(id.clone(), PendingLookup { ask, commands: vec![(caller, command)] });
-        self.step.act_early(Effect::LookUp { agent: id, ask });
+        self.step.act_early(EarlyEffect::LookUp { agent: id, ask });
     }
 
     /// Decides the commands that waited for an agent, in order of arrival.
@@ -176,7 +177,7 @@ fn agent_of(command: &Command) -> Option<&AgentId> {
         | Command::Job(JobCommand::Cancel { .. })
         | Command::Token(TokenCommand::Revoke { .. })
         | Command::Image(_)
-        | Command::ReleaseWork { .. }
+        | Command::Work(_)
         | Command::Reloaded { .. }
         | Command::Keep { .. } => None,
     }

@@ -6,7 +6,7 @@ use lodge_core::retry::{self, Backoff};
 use lodge_core::{AgentId, Timestamp};
 
 use super::RetryPauses;
-use crate::{Effect, Engine, Timer};
+use crate::{AgentEffect, Effect, Engine};
 
 impl Engine {
     /// The pause is over. It has no effect if another decision replaced it.
@@ -51,7 +51,11 @@ impl Engine {
             RetryPauses::Keep => {
                 // The clock may have been set meanwhile.
                 let delay_ms = u64::try_from(at.ms() - self.step.now.ms()).unwrap_or(0).min(cap_ms);
-                self.step.act(Effect::Timer(Timer::Retry { agent: id.clone(), run: row.runs, delay_ms }));
+                self.step.act(Effect::Agent(AgentEffect::RetryTimer {
+                    agent: id.clone(),
+                    run: row.runs,
+                    delay_ms,
+                }));
             }
         }
     }

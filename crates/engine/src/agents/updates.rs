@@ -17,9 +17,10 @@ use lodge_core::{AgentId, JobId};
 use super::Agent;
 use super::ends::OpenTurnsFate;
 use super::refusal::AgentRefusal;
-use crate::answer::AgentAnswer;
 use crate::jobs::CancelScope;
-use crate::{AgentImageChange, Answer, Caller, Change, Engine, Refusal, RunningJobs, Update};
+use crate::{
+    AgentAnswer, AgentImageChange, AgentSnapshot, Caller, Change, Engine, Refusal, RunningJobs, Update,
+};
 
 /// When an update takes effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,7 +54,7 @@ impl Engine {
         jobs: RunningJobs,
     ) -> Result<(), Refusal> {
         self.refuse_if_jobs_run(id, jobs)?;
-        let agent = self.unasked(id)?;
+        let agent = self.agent_to_change(id)?;
         agent
             .row
             .state
@@ -124,9 +125,9 @@ impl Engine {
         if replaces && !works && (state.takes_turns() || retries) {
             self.replace(&id);
         }
-        if let Some(answer) = self.agent_answer(&id) {
-            let answer = AgentAnswer { in_force: Some(in_force), ..answer };
-            self.reply(caller, Answer::Agent(Box::new(answer)));
+        if let Some(answer) = self.agent_snapshot(&id) {
+            let answer = AgentSnapshot { in_force: Some(in_force), ..answer };
+            self.reply(caller, AgentAnswer::Agent(Box::new(answer)));
         }
         Ok(())
     }

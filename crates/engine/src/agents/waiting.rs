@@ -5,9 +5,8 @@ use lodge_core::agent::AgentState;
 use lodge_core::record::AgentRow;
 
 use super::{Agent, EndWaiter};
-use crate::answer::{AgentAnswer, RenderedAnswer};
 use crate::batch::Step;
-use crate::{Answer, Caller, Engine, Refusal};
+use crate::{AgentAnswer, AgentSnapshot, Answer, Caller, Engine, Refusal, RenderedAnswer};
 
 impl Engine {
     /// Makes a caller wait until the agent is `then`. If the daemon dies before, a resent request gets the same answer
@@ -18,7 +17,8 @@ impl Engine {
         let row = AgentRow { state: then, ..agent.row.clone() };
         let (at_work, quarantine, in_force) = (false, Vec::new(), None);
         let run = row.runs;
-        let answer = Answer::Agent(Box::new(AgentAnswer { row, at_work, quarantine, in_force }));
+        let answer = AgentSnapshot { row, at_work, quarantine, in_force };
+        let answer = Answer::Agent(AgentAnswer::Agent(Box::new(answer)));
         let key = caller.request.clone();
         agent.stopping.push(EndWaiter { caller, run, seq, answer: answer.clone() });
         if let Some(key) = key {

@@ -1,7 +1,7 @@
-//! Commands and observations about images, and pull orders.
+//! Commands and observations about images, pull orders, and answers.
 
-use lodge_core::AgentId;
-use lodge_core::record::{AgentRow, ImageRow, RuntimeRecord, ToolRecord};
+use lodge_core::record::{AgentRow, BinImageRecord, ImageRow, RuntimeRecord, ToolRecord};
+use lodge_core::{AgentId, Timestamp};
 
 use crate::AutoRetry;
 
@@ -72,4 +72,41 @@ pub enum PullEffect {
     Drop { agent: AgentId },
     /// An image was removed: remove contents that no image needs.
     Collect,
+}
+
+#[derive(Debug, Clone)]
+pub enum ImageAnswer {
+    Image(Box<ImageSnapshot>),
+    Removed(ImageRemoval),
+}
+
+/// An image as it is when a request is answered.
+#[derive(Debug, Clone)]
+pub struct ImageSnapshot {
+    pub digest: String,
+    pub refs: Vec<String>,
+    /// The names that this request added.
+    pub named: Vec<String>,
+    pub bytes: u64,
+    /// How many agents use it.
+    pub agents: u64,
+    pub named_at: Timestamp,
+    pub complete: bool,
+    /// For a tool image.
+    pub bin: Option<BinSnapshot>,
+}
+
+#[derive(Debug, Clone)]
+pub struct BinSnapshot {
+    pub record: BinImageRecord,
+    /// How many agents and images use it.
+    pub users: u64,
+}
+
+#[derive(Debug, Clone)]
+pub struct ImageRemoval {
+    pub digest: String,
+    pub untagged: Vec<String>,
+    /// The image was removed with its last name.
+    pub removed: bool,
 }

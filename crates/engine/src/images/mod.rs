@@ -9,12 +9,12 @@ use lodge_core::record::{
     ImageContents, ImageFact, ImageKind, ImageRefRow, ImageRow, ImageState, ImageWrite,
 };
 
+use self::messages::{BinSnapshot, ImageAnswer, ImageRemoval, ImageSnapshot};
 pub use self::messages::{ImageCommand, ImageSelector, NewImage, PullObservation};
 use self::pulls::PulledImages;
 pub use self::refusal::{ImageOrigin, ImageRefusal};
 use crate::agents::Agent;
-use crate::answer::{BinAnswer, ImageAnswer, ImageRemoval};
-use crate::{Answer, Caller, Engine, Refusal};
+use crate::{Caller, Engine, Refusal};
 
 /// A recorded image, before it gets its names.
 #[derive(Debug)]
@@ -58,10 +58,10 @@ impl Engine {
         self.name_stored_image(put);
         let bin = bin.map(|record| {
             let users = self.count_users(&digest) + self.needed_by(&digest).count() as u64;
-            BinAnswer { record, users }
+            BinSnapshot { record, users }
         });
-        let answer = ImageAnswer { named, bin, ..self.image_answer(&digest, bytes) };
-        self.reply(caller, Answer::Image(Box::new(answer)));
+        let answer = ImageSnapshot { named, bin, ..self.image_snapshot(&digest, bytes) };
+        self.reply(caller, ImageAnswer::Image(Box::new(answer)));
         Ok(())
     }
 
@@ -88,14 +88,14 @@ impl Engine {
         let bytes = held.bytes;
         self.check_refs(held.kind, &tags)?;
         self.name_image(digest, tags.clone());
-        let answer = ImageAnswer { named: tags, ..self.image_answer(digest, bytes) };
-        self.reply(caller, Answer::Image(Box::new(answer)));
+        let answer = ImageSnapshot { named: tags, ..self.image_snapshot(digest, bytes) };
+        self.reply(caller, ImageAnswer::Image(Box::new(answer)));
         Ok(())
     }
 
-    fn image_answer(&self, digest: &str, bytes: u64) -> ImageAnswer {
+    fn image_snapshot(&self, digest: &str, bytes: u64) -> ImageSnapshot {
         let refs = self.refs_of(digest);
-        ImageAnswer {
+        ImageSnapshot {
             digest: digest.to_owned(),
             refs: refs.iter().map(|row| row.reference.clone()).collect(),
             named: Vec::new(),
@@ -169,7 +169,7 @@ impl Engine {
             self.step.write(ImageWrite::Unnamed { reference: reference.clone() });
         }
         self.release_images(vec![digest.clone()]);
-        self.reply(caller, Answer::ImageRemoved(ImageRemoval { digest, untagged: refs, removed: last }));
+        self.reply(caller, ImageAnswer::Removed(ImageRemoval { digest, untagged: refs, removed: last }));
         Ok(())
     }
 

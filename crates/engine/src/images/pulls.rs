@@ -48,8 +48,8 @@ impl Engine {
     }
 
     /// Records the pulled images and starts the agent. An answer to an earlier order is ignored.
-    pub(crate) fn pulled(&mut self, id: &AgentId, ask: u64, brought: PulledImages) {
-        let PulledImages { rows, tools, runtime } = brought;
+    pub(crate) fn pulled(&mut self, id: &AgentId, ask: u64, images: PulledImages) {
+        let PulledImages { rows, tools, runtime } = images;
         let Some(agent) = self.agents.get_mut(id).filter(|agent| agent.pull == Some(ask)) else { return };
         let spec = &mut agent.row.spec;
         // Removes images without a user: a tool that was replaced, or that is not needed.

@@ -6,12 +6,12 @@ use lodge_core::job::{JobEvent, JobProgress, JobRow, JobState, JobStreamBytes, J
 use lodge_core::limits::JOBS_UNTOLD_MAX;
 use lodge_core::{AgentId, Cause, JobId, Timestamp};
 
+use super::JobAnswer;
 use super::refusal::JobRefusal;
 use super::submit::JobEventFields;
 use super::{Expiry, JobEffect, JobEnd};
 use crate::agents::Agent;
 use crate::agents::refusal::AgentRefusal;
-use crate::answer::JobAnswer;
 use crate::{Answer, Caller, Effect, Engine, ExecOutcome, JobOrder, Refusal, RunningJobs, SandboxEffect};
 
 /// Which jobs of an agent are cancelled.
@@ -187,7 +187,7 @@ impl Engine {
             }
         }
         if !jobs.is_empty() {
-            self.step.act(Effect::RemoveOutput { jobs });
+            self.step.act(Effect::Job(JobEffect::RemoveOutput { jobs }));
         }
     }
 }

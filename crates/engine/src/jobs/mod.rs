@@ -1,6 +1,6 @@
 //! Jobs: programs that run beside the conversation and outlive their caller.
 //!
-//! Commands, observations and effects. `live` has the jobs in memory and their order, `submit` the start of a job,
+//! Commands, observations, effects and answers. `live` has the jobs in memory and their order, `submit` the start of a job,
 //! `ends` its end, `found` restarts of keepers, agents and daemons, `tools` the requests of models, `notes` the reports
 //! to sessions.
 
@@ -14,7 +14,7 @@ mod tools;
 
 use std::collections::BTreeMap;
 
-use lodge_core::job::{JobState, JobStreamBytes};
+use lodge_core::job::{JobRow, JobState, JobStreamBytes};
 use lodge_core::{AgentId, Cause, JobId, SessionId, TurnId};
 
 pub(crate) use self::ends::CancelScope;
@@ -156,6 +156,14 @@ pub enum JobEffect {
     /// not exist. `Cancel` reads why the job cannot be cancelled: it has ended or does not exist. `Submit` is never
     /// read.
     Read { asked: ToolCallRef, agent: AgentId, session: SessionId, wish: JobToolRequest },
+    /// Remove the output of these jobs from the archive.
+    RemoveOutput { jobs: Vec<JobId> },
+}
+
+#[derive(Debug, Clone)]
+pub struct JobAnswer {
+    pub row: JobRow,
+    pub agent_name: String,
 }
 
 impl Engine {

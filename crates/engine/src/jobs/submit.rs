@@ -11,10 +11,10 @@ use lodge_core::limits::{
 use lodge_core::record::AgentRow;
 use lodge_core::{AgentId, JobId, SessionId, TurnId};
 
+use super::JobAnswer;
 use super::refusal::JobRefusal;
 use super::{JobSpec, NewJob};
 use crate::agents::no_agent;
-use crate::answer::JobAnswer;
 use crate::sessions::refusal::SessionRefusal;
 use crate::{Answer, Caller, Engine, JobOrder, Refusal};
 

@@ -13,7 +13,7 @@ use super::{JobEffect, JobReport, JobSpec, JobToolRequest, ToolCallRef};
 use crate::batch::Step;
 use crate::turns::execs::{ToolStart, call_step, digest, open_call};
 use crate::turns::{Phase, ToolCallState, Turn};
-use crate::{CallOutcome, Effect, Engine, RuntimeAnswer, RuntimeCallId, SandboxEffect, failure};
+use crate::{CallOutcome, Effect, Engine, RuntimeAnswer, RuntimeCallId, RuntimeCallRefusal, SandboxEffect};
 
 /// A call that waits.
 #[derive(Debug)]
@@ -36,10 +36,8 @@ impl Engine {
         let Some(turn) = self.turns.get(&asked.turn) else { return };
         let (agent, session) = (turn.row.agent.clone(), turn.row.session.clone());
         let Some((_, call)) = open_call(self.turns.get_mut(&asked.turn), asked.step, &asked.call) else {
-            let unknown =
-                failure("turn.no_such_call", &format!("the last answer has no call `{}`", asked.call));
-            self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
-            return;
+            let refusal = RuntimeCallRefusal::NoSuchCall { call: asked.call.clone() };
+            return self.refuse_runtime_call(&agent, id, refusal);
         };
         if let Some(result) = call.result.clone() {
             self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(result) });

@@ -9,9 +9,8 @@ use lodge_core::quarantine::{QUARANTINED_MAX, QuarantineRow, Suspect, Work, Work
 use lodge_core::record::{AgentRow, FailureRecord, WorkWrite};
 use lodge_core::{AgentId, TurnId, WorkId};
 
-use crate::answer::ReleasedWork;
 use crate::turns::Turn;
-use crate::{Answer, AutoRetry, Caller, DAEMON_STREAM, Effect, Engine, Refusal, failure};
+use crate::{Answer, AutoRetry, Caller, DAEMON_STREAM, Effect, Engine, Refusal};
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WorkRefusal {
@@ -33,6 +32,32 @@ impl WorkRefusal {
     }
 }
 
+/// Why a turn with quarantined work fails.
+#[derive(Debug, thiserror::Error)]
+enum WorkFault {
+    #[error("{} killed the daemon {deaths} times in a row, and an operator dropped it", computed(*.kind))]
+    Dropped { kind: WorkKind, deaths: u32 },
+}
+
+impl WorkFault {
+    fn record(&self) -> FailureRecord {
+        let (code, hint) = match self {
+            WorkFault::Dropped { .. } => (
+                "work.quarantined",
+                "send it again in other words, or look into `logs/lodged.log` for the reason",
+            ),
+        };
+        FailureRecord { code: code.to_owned(), message: self.to_string(), hint: Some(hint.to_owned()) }
+    }
+}
+
+fn computed(kind: WorkKind) -> &'static str {
+    match kind {
+        WorkKind::SchemaCheck => "checking its answer against the schema",
+        WorkKind::ModelCall | WorkKind::Pull | WorkKind::Request => "its model call",
+    }
+}
+
 /// How quarantined work is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Release {
@@ -40,6 +65,27 @@ pub enum Release {
     Retry,
     /// Drop it.
     Drop,
+}
+
+/// A request about quarantined work.
+#[derive(Debug)]
+pub enum WorkCommand {
+    /// It is computed again, or dropped.
+    Release { id: WorkId, how: Release },
+}
+
+/// A change of what is computed.
+#[derive(Debug, Clone, PartialEq)]
+pub enum WorkEffect {
+    /// Work is quarantined from now on, or released. Earlier deaths no longer count.
+    Decided { work: Work, is_aside: bool },
+}
+
+/// The answer to a release.
+#[derive(Debug, Clone)]
+pub struct ReleasedWork {
+    pub row: QuarantineRow,
+    pub release: Release,
 }
 
 impl Release {
@@ -55,12 +101,12 @@ impl Engine {
     /// Quarantines work. Work that ended meanwhile, or is quarantined already, is skipped.
     pub(crate) fn quarantine(&mut self, suspects: Vec<Suspect>) {
         for Suspect { work, detail, deaths } in suspects {
-            let effect = Effect::Quarantine { work: work.clone(), is_aside: true };
+            let effect = Effect::Work(WorkEffect::Decided { work: work.clone(), is_aside: true });
             let known = self.quarantine.values().any(|row| row.work == work);
             let whose = if known { None } else { self.owner(&work, &detail) };
             let Some(agent) = whose.filter(|_| self.quarantine.len() < QUARANTINED_MAX) else {
                 // The count is no longer needed. A quarantined request stays quarantined.
-                self.step.act(Effect::Quarantine { is_aside: known, work });
+                self.step.act(Effect::Work(WorkEffect::Decided { is_aside: known, work }));
                 continue;
             };
             let id = WorkId::new(&mut self.ids, self.step.now);
@@ -151,7 +197,9 @@ impl Engine {
         self.work_event(&row, Some(how));
         match (turn_of(&row.work), row.work.kind, how) {
             (Some(turn), _, Release::Retry) => self.resume_turn(&turn),
-            (Some(turn), _, Release::Drop) => self.fail_turn(&turn, dropped(&row)),
+            (Some(turn), kind, Release::Drop) => {
+                self.fail_turn(&turn, WorkFault::Dropped { kind, deaths: row.deaths }.record());
+            }
             (None, WorkKind::Pull, Release::Retry) => {
                 if let Ok(agent) = row.work.subject.parse() {
                     self.start_again(&agent);
@@ -191,7 +239,7 @@ impl Engine {
     fn forget_work(&mut self, id: &WorkId) {
         let Some(row) = self.quarantine.remove(id) else { return };
         self.step.write(WorkWrite::Released { id: id.clone() });
-        self.step.act(Effect::Quarantine { work: row.work, is_aside: false });
+        self.step.act(Effect::Work(WorkEffect::Decided { work: row.work, is_aside: false }));
     }
 
     /// Appends an event about work, in the stream of its agent.
@@ -228,18 +276,4 @@ pub fn turn_of(work: &Work) -> Option<TurnId> {
 /// The detail of a pull is the digest of its image, or a prefix of it.
 fn is_same_pull(row: &AgentRow, detail: &str) -> bool {
     row.image_digest.starts_with(detail)
-}
-
-fn dropped(row: &QuarantineRow) -> FailureRecord {
-    let what = match row.work.kind {
-        WorkKind::SchemaCheck => "checking its answer against the schema",
-        WorkKind::ModelCall | WorkKind::Pull | WorkKind::Request => "its model call",
-    };
-    let mut dropped = failure(
-        "work.quarantined",
-        &format!("{what} killed the daemon {} times in a row, and an operator dropped it", row.deaths),
-    );
-    dropped.hint =
-        Some("send it again in other words, or look into `logs/lodged.log` for the reason".to_owned());
-    dropped
 }

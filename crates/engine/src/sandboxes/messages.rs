@@ -1,10 +1,18 @@
 //! Orders of the engine about sandboxes, and observations.
 
+use std::collections::BTreeMap;
+
 use lodge_core::epoch::EpochWeight;
-use lodge_core::record::{AgentSpec, CallRecord, ExecRequest, FailureRecord};
+use lodge_core::record::{
+    AgentSpec, CallRecord, ExecRequest, LimitsRecord, MountRecord, NetworkRecord, RuntimeRecord, ToolRecord,
+};
 use lodge_core::{AgentId, ExecId, JobId, SandboxId, SessionId, TurnId};
 
 use crate::turns::messages::{RuntimeAnswer, RuntimeCallId};
+use crate::turns::refusal::RuntimeCallRefusal;
+
+/// The label that describes an agent, or an image.
+pub const DESCRIPTION_LABEL: &str = "description";
 
 /// Everything that is needed to start a sandbox, or to adopt a running one.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,8 +33,40 @@ pub struct SandboxPlan {
     pub image_digest: String,
     /// User and group of its programs, when the daemon runs as root.
     pub uid: Option<u32>,
-    /// Mounts, environment, network, limits, tools, runtime, configs and model.
-    pub spec: AgentSpec,
+    pub settings: SandboxSettings,
+}
+
+/// The settings of an agent that a sandbox and its runtime need. Each is explained in [`AgentSpec`].
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct SandboxSettings {
+    pub model: String,
+    /// The agent's own description, in place of its image's.
+    pub description: Option<String>,
+    pub env: BTreeMap<String, String>,
+    pub mounts: Vec<MountRecord>,
+    pub tools: Vec<ToolRecord>,
+    pub runtime: Option<RuntimeRecord>,
+    pub limits: LimitsRecord,
+    pub network: Option<NetworkRecord>,
+    pub capabilities: Vec<String>,
+    pub configs: BTreeMap<String, String>,
+}
+
+impl From<&AgentSpec> for SandboxSettings {
+    fn from(spec: &AgentSpec) -> SandboxSettings {
+        SandboxSettings {
+            model: spec.model.clone(),
+            description: spec.labels.get(DESCRIPTION_LABEL).cloned(),
+            env: spec.env.clone(),
+            mounts: spec.mounts.clone(),
+            tools: spec.tools.clone(),
+            runtime: spec.runtime.clone(),
+            limits: spec.limits.unwrap_or_default(),
+            network: spec.network.clone(),
+            capabilities: spec.capabilities.clone(),
+            configs: spec.configs.clone(),
+        }
+    }
 }
 
 /// The result of an order about a sandbox.
@@ -84,7 +124,7 @@ pub enum SandboxEffect {
     /// Answer the runtime's request.
     Answer {
         id: RuntimeCallId,
-        answer: Result<RuntimeAnswer, FailureRecord>,
+        answer: Result<RuntimeAnswer, RuntimeCallRefusal>,
     },
     StartExec {
         exec: ExecId,

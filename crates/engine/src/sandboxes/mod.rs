@@ -6,7 +6,7 @@ use lodge_core::AgentId;
 use lodge_core::agent::AgentState;
 use lodge_core::record::AgentRow;
 
-use self::messages::{JobOrder, SandboxEffect, SandboxObservation, SandboxPlan, StartMode};
+use self::messages::{JobOrder, SandboxEffect, SandboxObservation, SandboxPlan, SandboxSettings, StartMode};
 use crate::agents::Agent;
 use crate::{Effect, Engine};
 
@@ -26,7 +26,7 @@ impl SandboxPlan {
             image: row.image.clone(),
             image_digest: row.image_digest.clone(),
             uid: row.uid,
-            spec: row.spec.clone(),
+            settings: SandboxSettings::from(&row.spec),
         }
     }
 }

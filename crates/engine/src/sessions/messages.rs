@@ -1,8 +1,9 @@
-//! Changes of sessions, as the API plans them.
+//! Changes of sessions, as the API plans them, and answers.
 
 use lodge_core::epoch::EpochRow;
 use lodge_core::record::{MessageRow, SessionFact, StepRow, TurnRow};
 use lodge_core::session::{ForkPlan, PathPlan};
+use lodge_core::summary::SessionSummary;
 use lodge_core::{SessionId, TurnId};
 
 /// A change of a session, and the state that it is based on.
@@ -58,4 +59,10 @@ pub struct TurnRegeneration {
     pub note: Option<String>,
     /// The path without it.
     pub plan: PathPlan,
+}
+
+#[derive(Debug, Clone)]
+pub enum SessionAnswer {
+    Session(Box<SessionSummary>),
+    Deleted(SessionId),
 }

@@ -17,7 +17,7 @@ pub use self::refusal::SessionRefusal;
 pub(crate) use self::state::Session;
 use crate::agents::no_agent;
 use crate::{
-    Answer, Caller, Engine, NewTurn, Refusal, SessionChange, SessionChoice, SessionOperation,
+    Caller, Engine, NewTurn, Refusal, SessionAnswer, SessionChange, SessionChoice, SessionOperation,
     TurnRegeneration,
 };
 
@@ -62,7 +62,7 @@ impl Engine {
                 if let Some(session) = self.sessions.get_mut(&id) {
                     session.gone = true;
                 }
-                Some(Answer::SessionDeleted(id.clone()))
+                Some(SessionAnswer::Deleted(id.clone()))
             }
             SessionOperation::Regenerate(again) => return self.regenerate(caller, &id, *again),
             SessionOperation::Retry(again) => return self.retry_turn(caller, &id, *again),
@@ -169,9 +169,9 @@ impl Engine {
         Ok(())
     }
 
-    fn session_answer(&self, id: &SessionId, owner: SessionOwner, now: Timestamp) -> Option<Answer> {
+    fn session_answer(&self, id: &SessionId, owner: SessionOwner, now: Timestamp) -> Option<SessionAnswer> {
         let session = self.sessions.get(id)?;
-        Some(Answer::Session(Box::new(SessionSummary {
+        Some(SessionAnswer::Session(Box::new(SessionSummary {
             row: session.row.clone(),
             // The title is in the store. Answers to changes do not contain it.
             title: None,

@@ -6,7 +6,7 @@ use lodge_core::liveness::Liveness;
 use lodge_core::record::{AgentWrite, LineageRow};
 
 use super::*;
-use crate::{AgentCommand, AgentObservation, SandboxEffect, Timer, TurnCommand};
+use crate::{AgentCommand, AgentObservation, SandboxEffect, TurnCommand};
 
 impl EngineWorld {
     pub(super) fn agent_with(&mut self, policy: Policy) -> AgentId {
@@ -121,7 +121,7 @@ fn one_that_keeps_dying_is_revived_with_growing_pauses_and_then_no_more() {
     loop {
         let batch = world.die(&agent, AgentComponent::Runtime);
         let later = acts(&batch).into_iter().find_map(|effect| match effect {
-            Effect::Timer(Timer::Revival { run, delay_ms, .. }) => Some((*run, *delay_ms)),
+            Effect::Agent(AgentEffect::RevivalTimer { run, delay_ms, .. }) => Some((*run, *delay_ms)),
             _ => None,
         });
         match later {

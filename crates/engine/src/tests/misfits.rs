@@ -41,7 +41,7 @@ impl EngineWorld {
 fn runtime_hears(batch: &Batch) -> Result<RuntimeAnswer, String> {
     let mut answers = acts(batch).into_iter().filter_map(|effect| match effect {
         Effect::Sandbox { what: SandboxEffect::Answer { answer, .. }, .. } => {
-            Some(answer.clone().map_err(|failure| failure.code))
+            Some(answer.clone().map_err(|refusal| refusal.code().to_owned()))
         }
         _ => None,
     });

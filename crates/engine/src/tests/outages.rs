@@ -5,7 +5,7 @@ use lodge_core::lineage::LineageState;
 use lodge_core::park::{ParkReason, ProviderWait};
 
 use super::*;
-use crate::{CallRetry, Timer};
+use crate::CallRetry;
 
 const RETRY_FOR_MS: u64 = 600_000;
 /// How long turns whose time is over wait for the attempt of another.
@@ -21,7 +21,7 @@ fn call(batch: &Batch) -> Option<&ModelOrder> {
 
 fn timer(batch: &Batch) -> Option<(u64, u64)> {
     acts(batch).into_iter().find_map(|effect| match effect {
-        Effect::Timer(Timer::Provider { wake, delay_ms, .. }) => Some((*wake, *delay_ms)),
+        Effect::Model(ModelEffect::ProviderTimer { wake, delay_ms, .. }) => Some((*wake, *delay_ms)),
         _ => None,
     })
 }

@@ -10,9 +10,7 @@ use lodge_core::record::{
 };
 
 use super::*;
-use crate::{
-    AgentCommand, AgentObservation, ImageCommand, PullEffect, PullObservation, SandboxEffect, Timer,
-};
+use crate::{AgentCommand, AgentObservation, ImageCommand, PullEffect, PullObservation, SandboxEffect};
 
 const RG: &str = "rg:latest@sha256:rg";
 
@@ -195,7 +193,7 @@ fn what_was_pulled_is_recorded_let_go_and_started_in_this_order() {
             Effect::Sandbox { what: SandboxEffect::Up { how: StartMode::Start, .. }, .. }
         ]
     ));
-    assert_eq!(ups(&batch)[0].spec.tools, [found_rg()], "it starts with what was found");
+    assert_eq!(ups(&batch)[0].settings.tools, [found_rg()], "it starts with what was found");
     world.ready(&agent);
     assert_eq!(world.pull_state(&agent), AgentState::Ready);
 }
@@ -314,7 +312,7 @@ fn a_pull_that_fails_is_tried_again_by_itself_after_doubling_pauses_until_somebo
         assert_eq!(world.pull_state(&agent), AgentState::Failed(FailReason::Pull));
         assert_eq!(world.engine.agents[&agent].row.failure_detail.as_deref(), Some("no such host"));
         let later = acts(&batch).iter().find_map(|effect| match effect {
-            Effect::Timer(Timer::Retry { run, delay_ms, .. }) => Some((*run, *delay_ms)),
+            Effect::Agent(AgentEffect::RetryTimer { run, delay_ms, .. }) => Some((*run, *delay_ms)),
             _ => None,
         });
         let (run, delay_ms) = later.expect("it is tried again");
@@ -347,7 +345,9 @@ fn what_can_never_be_pulled_is_not_tried_again_until_somebody_starts_it() {
         world.see(Observation::Pull(PullObservation::Failed { agent: agent.clone(), ask, detail, again }));
     assert_eq!(world.pull_state(&agent), AgentState::Failed(FailReason::Pull));
     assert_eq!(pulls(&batch).1, 1, "whoever pulled lets go");
-    assert!(!acts(&batch).iter().any(|effect| matches!(effect, Effect::Timer(Timer::Retry { .. }))));
+    assert!(
+        !acts(&batch).iter().any(|effect| matches!(effect, Effect::Agent(AgentEffect::RetryTimer { .. })))
+    );
     let row = &world.engine.agents[&agent].row;
     assert_eq!((row.retry.at, row.retry.failures), (None, 0));
     assert_eq!(row.failure_detail.as_deref(), Some("no program for this host"));

@@ -52,7 +52,7 @@ impl EngineWorld {
     }
 
     fn release(&mut self, id: &WorkId, how: Release) -> Batch {
-        self.ask(None, Command::ReleaseWork { id: id.clone(), how })
+        self.ask(None, Command::Work(WorkCommand::Release { id: id.clone(), how }))
     }
 }
 
@@ -71,7 +71,11 @@ fn with_a_pill() -> (EngineWorld, AgentId, [TurnId; 3]) {
     let told = batch.events().find(|row| row.body.kind() == EventKind::WorkQuarantined).expect("an event");
     assert_eq!((told.stream.as_str(), &told.body.data()["deaths"]), (agent.as_str(), &json!(3)));
     assert_eq!(told.body.data()["turn"], turns[0].as_str());
-    assert!(acts(&batch).iter().any(|effect| matches!(effect, Effect::Quarantine { is_aside: true, .. })));
+    assert!(
+        acts(&batch)
+            .iter()
+            .any(|effect| matches!(effect, Effect::Work(WorkEffect::Decided { is_aside: true, .. })))
+    );
     assert_eq!(world.state(&turns[0]), TurnState::Waiting);
     (world, agent, turns)
 }
@@ -117,7 +121,11 @@ fn the_next_daemon_finds_it_set_aside_and_does_not_set_it_aside_twice() {
     let (world, batch) = world.next(vec![suspect(WorkKind::ModelCall, pill.as_str())]);
     assert_eq!((world.aside(), world.state(&pill)), (ids, TurnState::Waiting));
     assert!(!batch.events().any(|row| row.body.kind() == EventKind::WorkQuarantined));
-    assert!(acts(&batch).iter().any(|effect| matches!(effect, Effect::Quarantine { is_aside: true, .. })));
+    assert!(
+        acts(&batch)
+            .iter()
+            .any(|effect| matches!(effect, Effect::Work(WorkEffect::Decided { is_aside: true, .. })))
+    );
 }
 
 #[test]
@@ -172,8 +180,9 @@ fn what_is_over_or_was_never_there_is_not_set_aside() {
     let (world, batch) = world.next(suspects);
     assert!(world.aside().is_empty());
     let forgotten = acts(&batch);
-    let forgotten =
-        forgotten.iter().filter(|effect| matches!(effect, Effect::Quarantine { is_aside: false, .. }));
+    let forgotten = forgotten
+        .iter()
+        .filter(|effect| matches!(effect, Effect::Work(WorkEffect::Decided { is_aside: false, .. })));
     assert_eq!(forgotten.count(), 3, "their deaths do not count any more");
 }
 
@@ -190,7 +199,9 @@ fn a_request_is_set_aside_for_nobody_in_particular_and_released_in_either_way() 
         let id = world.aside().remove(0);
         let batch = world.release(&id, how);
         assert!(
-            acts(&batch).iter().any(|effect| matches!(effect, Effect::Quarantine { is_aside: false, .. }))
+            acts(&batch)
+                .iter()
+                .any(|effect| matches!(effect, Effect::Work(WorkEffect::Decided { is_aside: false, .. })))
         );
     }
 }

@@ -94,7 +94,9 @@ fn commands_wait_for_one_lookup_in_their_order_and_others_do_not_wait() {
     let remove = Command::Agent(AgentCommand::Remove { id: id.clone(), force: false });
     let inputs = [api(71, start()), api(72, remove), api(73, create(NameChoice::Like("b".into())))];
     let batch = world.engine.step(inputs, NOW);
-    let [Effect::LookUp { agent, ask }] = &batch.early[..] else { panic!("{:?}", batch.early) };
+    let [Effect::Agent(AgentEffect::LookUp { agent, ask })] = &batch.early[..] else {
+        panic!("{:?}", batch.early)
+    };
     let answered = |batch: &Batch| -> Vec<u64> {
         let replies = batch.after.iter().filter_map(|out| match out {
             BatchOutput::Reply { ticket, .. } => Some(*ticket),
@@ -169,7 +171,9 @@ fn a_lookup_that_fails_refuses_and_changes_nothing() {
     world.flush();
     let command = Command::Agent(AgentCommand::Start { id: id.clone() });
     let batch = world.engine.step([Input::Api { ticket: 7, request: None, command }], NOW);
-    let [Effect::LookUp { agent, ask }] = &batch.early[..] else { panic!("{:?}", batch.early) };
+    let [Effect::Agent(AgentEffect::LookUp { agent, ask })] = &batch.early[..] else {
+        panic!("{:?}", batch.early)
+    };
     let seen = AgentObservation::LookedUp { agent: agent.clone(), ask: *ask, found: AgentLookup::Unreadable };
     let batch = world.see(Observation::Agent(seen));
     assert_eq!(refusal(&batch), "daemon.busy");

@@ -4,7 +4,7 @@ use lodge_core::agent::FailReason;
 use lodge_core::record::StartRetry;
 
 use super::*;
-use crate::{AgentCommand, AgentObservation, SandboxEffect, Timer};
+use crate::{AgentCommand, AgentObservation, SandboxEffect};
 
 impl EngineWorld {
     fn new_agent(&mut self) -> AgentId {
@@ -65,7 +65,7 @@ fn no_probe(agent: AgentId, run: u32) -> Observation {
 
 fn laters(batch: &Batch) -> Vec<(u32, u64)> {
     let later = |effect: &&Effect| match effect {
-        Effect::Timer(Timer::Retry { run, delay_ms, .. }) => Some((*run, *delay_ms)),
+        Effect::Agent(AgentEffect::RetryTimer { run, delay_ms, .. }) => Some((*run, *delay_ms)),
         _ => None,
     };
     acts(batch).iter().filter_map(later).collect()

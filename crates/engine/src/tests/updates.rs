@@ -10,7 +10,7 @@ use crate::{AgentCommand, AgentObservation, ModelEffect, SandboxEffect};
 fn ups(batch: &Batch) -> Vec<(u32, String)> {
     let up = |effect: &&Effect| match effect {
         Effect::Sandbox { what: SandboxEffect::Up { plan, how: StartMode::Start }, .. } => {
-            Some((plan.incarnation, plan.spec.model.clone()))
+            Some((plan.incarnation, plan.settings.model.clone()))
         }
         _ => None,
     };

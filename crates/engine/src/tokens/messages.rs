@@ -1,4 +1,4 @@
-//! Commands about tokens.
+//! Commands about tokens, and answers.
 
 use lodge_core::token::TokenRow;
 use lodge_core::{AgentId, Timestamp};
@@ -26,4 +26,11 @@ pub enum NewTokenHolder {
     Agent(AgentId),
     /// The operator of this machine: the previous token ends.
     Credentials,
+}
+
+#[derive(Debug, Clone)]
+pub struct TokenAnswer {
+    pub row: TokenRow,
+    /// The time of the request, which decides whether the token has expired.
+    pub at: Timestamp,
 }

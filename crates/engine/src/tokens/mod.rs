@@ -8,9 +8,8 @@ use lodge_core::token::{CREDENTIALS, TokenHolder, TokenRow, TokenStatus};
 use lodge_core::{AgentId, TokenId};
 
 use crate::agents::no_agent;
-use crate::answer::TokenAnswer;
 use crate::batch::Step;
-use crate::{Answer, Caller, Effect, Engine, NewToken, NewTokenHolder, Refusal};
+use crate::{Answer, Caller, Effect, Engine, NewToken, NewTokenHolder, Refusal, TokenAnswer};
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenRefusal {

@@ -1,5 +1,4 @@
-//! Compaction: a new epoch of a session. A summary is recorded before a model call reads it, a sliding window no later
-//! than the answer.
+//! Compaction: a new epoch of a session, recorded before its runtime hears of it.
 //!
 //! The messages stay as they are. An epoch begins before the first model call of a turn, so that a conversation is never
 //! changed in the middle of one. The call that writes a summary is a step of that turn, step 0, and like any other: safe
@@ -13,11 +12,10 @@ use lodge_core::turn::StepState;
 
 use super::messages::{RuntimeAnswer, RuntimeCallId};
 use super::outages::AfterFailure;
+use super::refusal::{RuntimeCallRefusal, TurnFault};
 use super::state::{Compaction, Phase, Turn};
-use crate::{
-    CallRetry, Effect, Engine, ModelAnswer, ModelEffect, ModelFailure, ModelOrder, Purpose, SandboxEffect,
-    failure,
-};
+use crate::batch::EarlyEffect;
+use crate::{CallRetry, Engine, ModelAnswer, ModelFailure, ModelOrder, Purpose, SandboxEffect};
 
 /// The step under which a summary is written, before the first model call of its turn.
 pub(crate) const SUMMARY_STEP: u32 = 0;
@@ -37,7 +35,7 @@ enum CompactionVerdict {
     Waits,
     /// An existing epoch is sufficient.
     Settled,
-    Refused(FailureRecord),
+    Refused(RuntimeCallRefusal),
     Begins,
 }
 
@@ -64,7 +62,7 @@ impl Engine {
                 }
             },
             CompactionVerdict::Settled => Ok(RuntimeAnswer::Compacted { from_turn }),
-            CompactionVerdict::Refused(failure) => Err(failure),
+            CompactionVerdict::Refused(refusal) => Err(refusal),
         };
         self.in_sandbox(&agent, SandboxEffect::Answer { id: waiter, answer });
         self.step.mark_urgent();
@@ -105,7 +103,7 @@ impl Engine {
         let Some(session) = self.sessions.get(&turn.row.session) else { return };
         let strategy = compaction.strategy;
         let upto = first_read(compaction, turn.row.number) - 1;
-        self.step.act_early(Effect::Model(ModelEffect::Call(Box::new(ModelOrder {
+        self.step.act_early(EarlyEffect::CallModel(Box::new(ModelOrder {
             agent: turn.row.agent.clone(),
             model,
             session: turn.row.session.clone(),
@@ -120,12 +118,12 @@ impl Engine {
             bytes: session.epoch.read_bytes(session.epoch.from_turn, upto),
             purpose: Purpose::Summary { upto, strategy },
             delay_ms,
-        }))));
+        })));
     }
 
     pub(crate) fn summary_answered(&mut self, id: &TurnId, attempt: u32, answer: &ModelAnswer) {
         let Some(text) = summary_of(&answer.text) else {
-            let record = failure("model.no_summary", "the model wrote no summary");
+            let record = TurnFault::NoSummary.record();
             let failed = ModelFailure { record, retry: CallRetry::Never };
             self.charge_summary(id, attempt, answer);
             return self.summary_failed(id, attempt, failed);
@@ -222,15 +220,9 @@ impl Engine {
         let (epoch, kind) = (row.number.into(), strategy.word().to_owned());
         let answer = Ok(RuntimeAnswer::Compacted { from_turn });
         let answer = agent.in_sandbox(SandboxEffect::Answer { id: waiter, answer });
-        // A window costs nothing to choose again. It joins the next commit, and is recorded no later than an answer
-        // that was based on it.
-        if row.summary == Summary::Nothing {
-            self.step.act_early(answer);
-        } else {
-            self.step.mark_urgent();
-            self.step.act(answer);
-        }
-        self.step.write_with_next_commit(SessionWrite::Epoch(row));
+        // The runtime repeats its next request to a later daemon, which must know what that request is based on.
+        self.step.act(answer);
+        self.step.write(SessionWrite::Epoch(row));
         self.turn_event(id, |session, turn| SessionCompacted {
             session,
             turn,
@@ -264,12 +256,10 @@ fn verdict(turn: &Turn, epoch: &Epoch, wanted: &CompactionRequest) -> Compaction
         }
         Phase::Thinking if turn.step == 0 && wanted.from_turn <= turn.row.number => CompactionVerdict::Begins,
         Phase::Thinking if turn.step == 0 => {
-            let what = format!("turn {} cannot be left out of its own context", turn.row.number);
-            CompactionVerdict::Refused(failure("turn.bad_window", &what))
+            CompactionVerdict::Refused(RuntimeCallRefusal::BadWindow { number: turn.row.number })
         }
         Phase::Thinking | Phase::Model { .. } | Phase::Tools { .. } => {
-            let what = "a conversation is compacted before the first model call of a turn";
-            CompactionVerdict::Refused(failure("turn.wrong_step", what))
+            CompactionVerdict::Refused(RuntimeCallRefusal::CompactionTooLate)
         }
     }
 }

@@ -10,8 +10,9 @@ use lodge_core::{AgentId, ExecId, IdSource, StepId, Timestamp, TurnId};
 use sha2::{Digest, Sha256};
 
 use super::messages::{CallOutcome, OutputBytes, ResultDigest, RuntimeAnswer, RuntimeCallId};
+use super::refusal::RuntimeCallRefusal;
 use super::state::{Phase, ToolCallState};
-use crate::{Engine, ExecEnd, ExecOutcome, SandboxEffect, failure};
+use crate::{Engine, ExecEnd, ExecOutcome, SandboxEffect};
 
 /// A program that the runtime wants to run.
 #[derive(Debug)]
@@ -44,17 +45,14 @@ impl Engine {
             .get(&agent)
             .and_then(|agent| agent.row.spec.tools.iter().find(|tool| tool.name == wanted.bin));
         let Some(safe) = tool.map(|tool| tool.safe) else {
-            let unknown = failure("bin.not_declared", &format!("this agent has no tool `{}`", wanted.bin));
-            self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
-            return;
+            let refusal = RuntimeCallRefusal::BinNotDeclared { bin: wanted.bin.clone() };
+            return self.refuse_runtime_call(&agent, id, refusal);
         };
         let (ids, boot) = (&mut self.ids, self.host.boot.clone());
         let Some((ordinal, call)) = open_call(self.turns.get_mut(&wanted.turn), wanted.step, &wanted.call)
         else {
-            let unknown =
-                failure("turn.no_such_call", &format!("the last answer has no call `{}`", wanted.call));
-            self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
-            return;
+            let refusal = RuntimeCallRefusal::NoSuchCall { call: wanted.call.clone() };
+            return self.refuse_runtime_call(&agent, id, refusal);
         };
         if let Some(result) = call.result.clone() {
             self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Ok(result) });
@@ -221,9 +219,8 @@ impl Engine {
         let ids = &mut self.ids;
         let Some(agent) = self.turns.get(turn).map(|turn| turn.row.agent.clone()) else { return };
         let Some((ordinal, open)) = open_call(self.turns.get_mut(turn), step, call) else {
-            let unknown = failure("turn.no_such_call", &format!("the last answer has no call `{call}`"));
-            self.in_sandbox(&agent, SandboxEffect::Answer { id, answer: Err(unknown) });
-            return;
+            let refusal = RuntimeCallRefusal::NoSuchCall { call: call.to_owned() };
+            return self.refuse_runtime_call(&agent, id, refusal);
         };
         if open.result.is_none() && open.step.is_none() {
             let state = if error { StepState::Failed } else { StepState::Done };
@@ -246,7 +243,7 @@ impl Engine {
         state: StepState,
     ) {
         for call in calls.into_iter().filter(|call| call.result.is_none()) {
-            let text = "[the turn was broken off before this call had a result]".to_owned();
+            let text = "[the turn ended before this call had a result]".to_owned();
             match call.step {
                 Some(mut row) => {
                     match &row.target {

@@ -260,11 +260,19 @@ pub enum CallRetry {
     },
 }
 
-/// Work on the model call of a turn.
+/// Work on the model calls of turns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelEffect {
     Call(Box<ModelOrder>),
-    Cancel { turn: TurnId },
+    Cancel {
+        turn: TurnId,
+    },
+    /// Report `ProviderDue` after the pause.
+    ProviderTimer {
+        provider: String,
+        wake: u64,
+        delay_ms: u64,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,7 +9,8 @@ use lodge_core::record::{MessageBody, Role};
 
 use super::Phase;
 use super::messages::RuntimeAnswer;
-use crate::{AnswerMismatch, AutoRetry, Engine, SandboxEffect, failure};
+use super::refusal::{RuntimeCallRefusal, TurnFault};
+use crate::{AnswerMismatch, AutoRetry, Engine, SandboxEffect};
 
 impl Engine {
     pub(crate) fn answer_misfits(&mut self, id: &TurnId, misfit: &AnswerMismatch) {
@@ -20,22 +21,17 @@ impl Engine {
         let before = std::mem::replace(&mut turn.phase, Phase::Tools { calls: Vec::new() });
         let Phase::Model { wish, .. } = before else { return };
         self.step.mark_urgent();
-        let refused = match again {
-            AutoRetry::Never => Some(failure(
-                "turn.schema_not_checked",
-                &format!("the answer could not be checked against the schema: {why}"),
-            )),
-            AutoRetry::Later if misfits >= MISFITS_MAX => Some(failure(
-                "turn.schema_mismatch",
-                &format!("{misfits} answers did not fit the schema; the last one: {why}"),
-            )),
+        let fault = match again {
+            AutoRetry::Never => Some(TurnFault::SchemaNotChecked { why: why.clone() }),
+            AutoRetry::Later if misfits >= MISFITS_MAX => {
+                Some(TurnFault::SchemaMismatch { misfits, why: why.clone() })
+            }
             AutoRetry::Later => None,
         };
-        if let Some(mut refused) = refused {
-            refused.hint = Some("`lodge session show` has the answers; a simpler schema may help".to_owned());
-            self.fail_turn(id, refused);
-            let over = failure("turn.failed", "no answer fitted the schema");
-            return self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(over) });
+        if let Some(fault) = fault {
+            self.fail_turn(id, fault.record());
+            let answer = Err(RuntimeCallRefusal::NoFittingAnswer);
+            return self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer });
         }
         let text = format!(
             "Your answer does not fit the JSON schema: {why}\nAnswer again, with JSON that fits it and nothing else."

@@ -9,11 +9,11 @@ use lodge_core::{StepId, Timestamp, TurnId};
 use super::compact::SUMMARY_STEP;
 use super::messages::RuntimeAnswer;
 use super::outages::AfterFailure;
+use super::refusal::RuntimeCallRefusal;
 use super::state::CutCall;
 use super::state::{ModelCallRequest, Phase, ToolCallState};
-use crate::{
-    Effect, Engine, ModelAnswer, ModelEffect, ModelFailure, ModelOrder, Purpose, SandboxEffect, failure,
-};
+use crate::batch::EarlyEffect;
+use crate::{Effect, Engine, ModelAnswer, ModelEffect, ModelFailure, ModelOrder, Purpose, SandboxEffect};
 
 /// Bytes of text in one event.
 const TEXT_EVENT_BYTES_MAX: usize = 256 << 10;
@@ -48,16 +48,10 @@ impl Engine {
                 return;
             }
             Phase::Tools { calls } if calls.iter().any(|call| call.result.is_none()) => {
-                let open = failure("turn.open_calls", "tool calls of the last answer have no result yet");
-                self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(open) });
-                self.step.mark_urgent();
-                return;
+                return self.refuse_runtime_call(&agent, wish.id, RuntimeCallRefusal::OpenCalls);
             }
             Phase::Summary(_) => {
-                let busy = failure("turn.wrong_step", "the conversation is being compacted");
-                self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(busy) });
-                self.step.mark_urgent();
-                return;
+                return self.refuse_runtime_call(&agent, wish.id, RuntimeCallRefusal::Compacting);
             }
             Phase::Thinking | Phase::Model { .. } | Phase::Tools { .. } => {}
         }
@@ -67,11 +61,7 @@ impl Engine {
             Phase::Thinking | Phase::Summary(_) | Phase::Tools { .. } => turn.step + 1,
         };
         if step != expected {
-            let wrong =
-                failure("turn.wrong_step", &format!("the next model call of this turn is step {expected}"));
-            self.in_sandbox(&agent, SandboxEffect::Answer { id: wish.id, answer: Err(wrong) });
-            self.step.mark_urgent();
-            return;
+            return self.refuse_runtime_call(&agent, wish.id, RuntimeCallRefusal::WrongStep { expected });
         }
         if !self.may_call(id) {
             return;
@@ -134,7 +124,7 @@ impl Engine {
         let session = self.sessions.get(&turn.row.session);
         let epoch = session.map(|session| &session.epoch);
         let read_from = epoch.filter(|epoch| epoch.from_turn == wish.from_turn);
-        self.step.act_early(Effect::Model(ModelEffect::Call(Box::new(ModelOrder {
+        self.step.act_early(EarlyEffect::CallModel(Box::new(ModelOrder {
             agent: turn.row.agent.clone(),
             model,
             session: turn.row.session.clone(),
@@ -149,7 +139,7 @@ impl Engine {
             bytes: epoch.and_then(|epoch| epoch.read_bytes(wish.from_turn, turn.row.number)),
             purpose: Purpose::Step,
             delay_ms,
-        }))));
+        })));
     }
 
     pub(crate) fn model_of(&self, id: &TurnId) -> String {
@@ -279,8 +269,8 @@ impl Engine {
                 let Phase::Model { wish, .. } = &turn.phase else { return };
                 let (agent, wish) = (turn.row.agent.clone(), wish.id.clone());
                 self.fail_turn(id, record);
-                let over = failure("turn.failed", "the model gave no answer");
-                self.in_sandbox(&agent, SandboxEffect::Answer { id: wish, answer: Err(over) });
+                let answer = Err(RuntimeCallRefusal::NoAnswer);
+                self.in_sandbox(&agent, SandboxEffect::Answer { id: wish, answer });
             }
         }
     }

@@ -14,7 +14,7 @@ use lodge_core::{SessionId, Timestamp, TurnId};
 
 use super::state::CutCall;
 use super::{Phase, Turn};
-use crate::{CallRetry, Effect, Engine, ModelFailure, SandboxEffect, Timer};
+use crate::{CallRetry, Effect, Engine, ModelEffect, ModelFailure, SandboxEffect};
 
 /// Failures in a row after which a turn may wait for the next attempt with its slot, if the pause is short: most failures
 /// are over by then.
@@ -271,7 +271,11 @@ impl Engine {
         outage.timer = Some(OutageTimer { wake, at, purpose });
         // The clock may have been set meanwhile: no pause is longer than the time for retries.
         let delay_ms = u64::try_from(at.ms() - now.ms()).unwrap_or(0).min(outage.retry_for_ms);
-        self.step.act(Effect::Timer(Timer::Provider { provider: provider.to_owned(), wake, delay_ms }));
+        self.step.act(Effect::Model(ModelEffect::ProviderTimer {
+            provider: provider.to_owned(),
+            wake,
+            delay_ms,
+        }));
     }
 
     /// Parks a turn until its provider answers, and tells clients why.

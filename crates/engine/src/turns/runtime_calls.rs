@@ -3,8 +3,9 @@
 use lodge_core::{AgentId, TurnId};
 
 use super::messages::{RuntimeAnswer, RuntimeCall, RuntimeCallId, TurnObservation};
+use super::refusal::{RuntimeCallRefusal, TurnFault};
 use super::{ModelCallRequest, compact, execs};
-use crate::{Engine, SandboxEffect, failure, jobs};
+use crate::{Engine, SandboxEffect, jobs};
 
 impl Engine {
     pub(crate) fn observe_turn(&mut self, seen: TurnObservation) {
@@ -12,7 +13,7 @@ impl Engine {
             // A runtime has a say about turns of its own agent alone.
             TurnObservation::Refused { agent, turn, .. } if !self.is_live(&agent, &turn) => {}
             TurnObservation::Refused { turn, why, .. } => {
-                self.fail_turn(&turn, failure("runtime.refused", &why))
+                self.fail_turn(&turn, TurnFault::RuntimeRefused { why }.record());
             }
             TurnObservation::Asked { agent, id, ask } => self.route_runtime_call(&agent, id, ask),
             TurnObservation::ExecsFound { agent, running, ended } => self.execs_found(&agent, running, ended),
@@ -33,10 +34,7 @@ impl Engine {
     /// Routes what a runtime asks, when the turn is still its business.
     fn route_runtime_call(&mut self, agent: &AgentId, id: RuntimeCallId, ask: RuntimeCall) {
         if !self.is_live(agent, ask.turn()) {
-            let gone = failure("turn.gone", "that turn is over");
-            self.in_sandbox(agent, SandboxEffect::Answer { id, answer: Err(gone) });
-            self.step.mark_urgent();
-            return;
+            return self.refuse_runtime_call(agent, id, RuntimeCallRefusal::TurnGone);
         }
         match ask {
             RuntimeCall::Model { turn, step, context, from_turn } => {
@@ -56,10 +54,20 @@ impl Engine {
                 self.request_job_tool(id, &jobs::ToolCallRef { turn, step, call }, wish);
             }
             RuntimeCall::Finish { turn, code, message } => {
-                self.fail_turn(&turn, failure(&code, &message));
+                self.fail_turn(&turn, TurnFault::EndedByRuntime { code, message }.record());
                 self.in_sandbox(agent, SandboxEffect::Answer { id, answer: Ok(RuntimeAnswer::Done) });
             }
         }
+    }
+
+    pub(crate) fn refuse_runtime_call(
+        &mut self,
+        agent: &AgentId,
+        id: RuntimeCallId,
+        refusal: RuntimeCallRefusal,
+    ) {
+        self.in_sandbox(agent, SandboxEffect::Answer { id, answer: Err(refusal) });
+        self.step.mark_urgent();
     }
 
     /// Whether a turn is this agent's, and running.

@@ -155,7 +155,7 @@ impl RegistryHttpClients {
         }
         let away = !same_origin(from, &to);
         match hops {
-            RedirectPolicy::None => return Err(RedirectRefusal::Unasked),
+            RedirectPolicy::None => return Err(RedirectRefusal::NotAllowed),
             RedirectPolicy::SameOrigin if away => {
                 return Err(RedirectRefusal::OtherHost { host: shown_host(&to) });
             }
@@ -184,7 +184,7 @@ pub(super) enum RedirectRefusal {
     #[error("it redirects to an invalid address")]
     NoAddress,
     #[error("it redirects a request that must not be redirected")]
-    Unasked,
+    NotAllowed,
     #[error("it redirects to `{host}` with data that only the registry may see")]
     OtherHost { host: String },
     #[error("it redirects to `{host}` without encryption")]
@@ -399,7 +399,7 @@ mod tests {
                 Err(RedirectRefusal::OtherHost { .. })
             ));
         }
-        assert_eq!(hop("/b", RedirectPolicy::None, RequestReach::Anywhere), Err(RedirectRefusal::Unasked));
+        assert_eq!(hop("/b", RedirectPolicy::None, RequestReach::Anywhere), Err(RedirectRefusal::NotAllowed));
     }
 
     #[test]

@@ -209,11 +209,11 @@ impl ImagePull<'_> {
             if count > DOCUMENTS_MAX {
                 return Err(BadImage::new(format!("it has more than {DOCUMENTS_MAX} manifests")).into());
             }
-            let brought = stream::iter(below.into_values()).map(async |part| {
+            let fetched = stream::iter(below.into_values()).map(async |part| {
                 let platform = part.platform.clone();
                 Ok::<_, RegistryError>((platform, self.document(part).await?))
             });
-            level = brought.buffer_unordered(AT_ONCE).try_collect().await?;
+            level = fetched.buffer_unordered(AT_ONCE).try_collect().await?;
         }
         Err(BadImage::new(format!("its indexes are nested more than {DEPTH_MAX} deep")).into())
     }
@@ -262,8 +262,8 @@ impl ImagePull<'_> {
                 missing.push(part);
             }
         }
-        let brought = stream::iter(missing).map(|part| self.blob(part));
-        brought.buffer_unordered(AT_ONCE).try_collect().await
+        let fetched = stream::iter(missing).map(|part| self.blob(part));
+        fetched.buffer_unordered(AT_ONCE).try_collect().await
     }
 
     /// Fetches one blob, or finds that another transfer just did.

@@ -6,13 +6,13 @@ use lodge_image::oci::pack_agent;
 
 use crate::{OciRandom, generate, inline, placeless, read};
 
-fn unasked(key: LimitKey) -> String {
+fn default_text(key: LimitKey) -> String {
     format!("without {key}")
 }
 
 fn lines(before: &LoadedAgentfile, after: &LoadedAgentfile) -> Vec<String> {
     let word = |value: Option<String>| value.map_or("-".to_owned(), |value| value.replace('\n', "⏎"));
-    diff(before, after, unasked)
+    diff(before, after, default_text)
         .into_iter()
         .filter(|change| change.key != "Agentfile")
         .map(|change| {
@@ -93,7 +93,7 @@ fn nothing_differs_exactly_when_the_images_are_the_same() {
     for case in 0..500 {
         let next = if case % 3 == 0 { last.clone() } else { generate::loaded(&mut random) };
         let images = (pack_agent(&last).expect("good").digest, pack_agent(&next).expect("good").digest);
-        let changes = diff(&last, &next, unasked);
+        let changes = diff(&last, &next, default_text);
         assert_eq!(changes.is_empty(), images.0 == images.1, "case {case}: {changes:?}");
         assert!(changes.windows(2).all(|pair| pair[0].section <= pair[1].section));
         assert!(changes.iter().all(|change| change.before != change.after));
@@ -113,7 +113,7 @@ fn what_was_packed_and_read_does_not_differ() {
     for _ in 0..100 {
         let loaded = generate::loaded(&mut random);
         let read = read(&pack_agent(&loaded).expect("good")).expect("good");
-        assert_eq!(diff(&placeless(loaded), &read, unasked), []);
+        assert_eq!(diff(&placeless(loaded), &read, default_text), []);
     }
     assert!(DiffSection::Network < DiffSection::Env && DiffSection::Bins < DiffSection::Model);
 }

@@ -6,9 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lodge_model::{
-    CallUsage, FileError, NewProvider, ProviderKind, Providers, ProvidersError, Secret, Timeouts,
+    CallContext, CallUsage, FileError, ModelMessage, ModelRequest, NewProvider, ProviderKind, Providers,
+    ProvidersError, Secret, Timeouts,
 };
 use tempfile::TempDir;
+
+use crate::common::{AfterLastByte, RawServer, limits, stream_head};
 
 const GOOD: &str = "# my providers
 providers:
@@ -75,6 +78,36 @@ fn only_the_first_slash_splits_and_lists_of_models_are_kept_to() {
     }
     let hint = home.providers.resolve("nobody/x").expect_err("nobody").hint().expect("a hint");
     assert_eq!(hint, "known providers: work, other, script");
+}
+
+#[tokio::test]
+async fn a_call_is_redacted_with_the_key_that_it_was_made_with_even_if_the_file_changes_meanwhile() {
+    // A provider that repeats the key that it was called with.
+    let echo = |request: &str| {
+        let key = request.split_once("Bearer ").map_or("", |(_, rest)| rest.lines().next().unwrap_or(""));
+        let text = format!(r#"{{"choices":[{{"delta":{{"content":"{key}"}},"finish_reason":"stop"}}]}}"#);
+        vec![format!("{}data: {text}\n\ndata: [DONE]\n\n", stream_head()).into_bytes()]
+    };
+    let server = RawServer::answering(echo, AfterLastByte::Close).await;
+    let (old, new) = ("sk-older-0123456789abcdef", "sk-newer-0123456789abcdef");
+    let file = |key: &str| {
+        format!(
+            "providers:\n  - name: work\n    kind: openai\n    base-url: {}\n    api-key: {key}\n",
+            server.url
+        )
+    };
+    let home = home(&file(old));
+    let before = home.providers.resolve("work/m").expect("a model");
+    write(&home.path, &file(new), 0o600);
+    let after = home.providers.resolve("work/m").expect("a model");
+    for (found, key) in [(before, old), (after, new)] {
+        let request = ModelRequest::new(&found.model, vec![ModelMessage::user("hi")]);
+        let context = CallContext::with_limits("/nonexistent", limits());
+        let answer = lodge_model::call(&found.provider, &request, &context, &mut |_| ()).await;
+        let text = answer.expect("an answer").text;
+        assert_eq!(text, key, "the provider got the key of its own version");
+        assert_eq!(found.redactor.redact(text), "[secret]");
+    }
 }
 
 #[test]

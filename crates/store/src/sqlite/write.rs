@@ -204,21 +204,32 @@ fn run_checkpoints(path: &Path, asked: &Receiver<()>, failed: &Mutex<CheckpointF
 
 fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
     match write {
-        Write::Image(ImageWrite::Here(row)) => images::put(tx, row)?,
-        Write::Image(ImageWrite::Named(row)) => images::put_ref(tx, row)?,
-        Write::Image(ImageWrite::Unnamed { reference }) => images::remove_ref(tx, reference)?,
-        Write::Image(ImageWrite::Gone { digest }) => images::remove(tx, digest)?,
-        Write::Agent(AgentWrite::New(row)) => insert_agent(tx, row)?,
-        Write::Agent(AgentWrite::State {
-            id,
-            state,
-            detail,
-            lineage,
-            incarnation,
-            runs,
-            started_at,
-            retry,
-        }) => {
+        Write::Image(write) => apply_image(tx, write),
+        Write::Agent(write) => apply_agent(tx, write),
+        Write::Session(write) => apply_session(tx, write),
+        Write::Turn(write) => apply_turn(tx, write),
+        Write::Event(row) => insert_event(tx, row),
+        Write::Request(row) => insert_request(tx, row),
+        Write::Token(row) => tokens::put(tx, row),
+        Write::Job(write) => jobs::apply(tx, write),
+        Write::Work(write) => apply_work(tx, write),
+    }
+}
+
+fn apply_image(tx: &Connection, write: &ImageWrite) -> rusqlite::Result<()> {
+    match write {
+        ImageWrite::Here(row) => images::put(tx, row)?,
+        ImageWrite::Named(row) => images::put_ref(tx, row)?,
+        ImageWrite::Unnamed { reference } => images::remove_ref(tx, reference)?,
+        ImageWrite::Gone { digest } => images::remove(tx, digest)?,
+    }
+    Ok(())
+}
+
+fn apply_agent(tx: &Connection, write: &AgentWrite) -> rusqlite::Result<()> {
+    match write {
+        AgentWrite::New(row) => insert_agent(tx, row)?,
+        AgentWrite::State { id, state, detail, lineage, incarnation, runs, started_at, retry } => {
             let (code, reason) = state.codes();
             tx.prepare_cached(
                 "UPDATE agents SET state = ?2, failure_reason = ?3, failure_detail = ?4, lineage = ?5, incarnation = ?6, \
@@ -237,7 +248,7 @@ fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
                 retry.at.map(Timestamp::ms)
             ])?;
         }
-        Write::Agent(AgentWrite::Spec { id, image, image_digest, spec, next }) => {
+        AgentWrite::Spec { id, image, image_digest, spec, next } => {
             tx.prepare_cached(
                 "UPDATE agents SET image = ?2, image_digest = ?3, spec = ?4, next = ?5, next_digest = ?6 WHERE id = ?1",
             )?
@@ -251,13 +262,26 @@ fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
             ])?;
             agent_images::put(tx, id, image_digest, spec, next.as_deref())?;
         }
-        Write::Agent(AgentWrite::Lineage(row)) => put_lineage(tx, row)?,
-        Write::Session(SessionWrite::New(row)) => paths::insert(tx, row)?,
-        Write::Session(SessionWrite::Path(change)) => paths::change(tx, change)?,
-        Write::Session(SessionWrite::Fork(fork)) => paths::fork(tx, fork)?,
-        Write::Session(SessionWrite::Deleted { id }) => paths::delete(tx, id)?,
-        Write::Turn(TurnWrite::New(row)) => insert_turn(tx, row)?,
-        Write::Turn(TurnWrite::State { id, state, ended_at, usage, failure }) => {
+        AgentWrite::Lineage(row) => put_lineage(tx, row)?,
+    }
+    Ok(())
+}
+
+fn apply_session(tx: &Connection, write: &SessionWrite) -> rusqlite::Result<()> {
+    match write {
+        SessionWrite::New(row) => paths::insert(tx, row)?,
+        SessionWrite::Path(change) => paths::change(tx, change)?,
+        SessionWrite::Fork(fork) => paths::fork(tx, fork)?,
+        SessionWrite::Deleted { id } => paths::delete(tx, id)?,
+        SessionWrite::Epoch(row) => epochs::put(tx, row)?,
+    }
+    Ok(())
+}
+
+fn apply_turn(tx: &Connection, write: &TurnWrite) -> rusqlite::Result<()> {
+    match write {
+        TurnWrite::New(row) => insert_turn(tx, row)?,
+        TurnWrite::State { id, state, ended_at, usage, failure } => {
             tx.prepare_cached(
                 "UPDATE turns SET state = ?2, ended_at = ?3, input_tokens = ?4, output_tokens = ?5, failure = ?6, \
                  cached_tokens = ?7, micro_usd = ?8 WHERE id = ?1",
@@ -276,22 +300,12 @@ fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
                 paths::touch(tx, id, *ended_at)?;
             }
         }
-        Write::Turn(TurnWrite::Park { turn, park }) => {
+        TurnWrite::Park { turn, park } => {
             tx.prepare_cached("UPDATE turns SET park = ?2 WHERE id = ?1")?
                 .execute(params![turn.as_str(), encode_park(park.as_ref())])?;
         }
-        Write::Turn(TurnWrite::Step(row)) => insert_step(tx, row)?,
-        Write::Turn(TurnWrite::StepState {
-            turn,
-            step,
-            ordinal,
-            state,
-            attempt,
-            exit_code,
-            signal,
-            cause,
-            ended_at,
-        }) => {
+        TurnWrite::Step(row) => insert_step(tx, row)?,
+        TurnWrite::StepState { turn, step, ordinal, state, attempt, exit_code, signal, cause, ended_at } => {
             tx.prepare_cached(
                 "UPDATE steps SET state = ?4, attempt = ?5, exit_code = ?6, signal = ?7, ended_at = ?8, cause = ?9 \
                  WHERE turn = ?1 AND step = ?2 AND ordinal = ?3",
@@ -308,15 +322,16 @@ fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
                 cause.map(Cause::code)
             ])?;
         }
-        Write::Turn(TurnWrite::Message(row)) => insert_message(tx, row)?,
-        Write::Turn(TurnWrite::Note { turn, note }) => conversation::set_note(tx, turn, note)?,
-        Write::Session(SessionWrite::Epoch(row)) => epochs::put(tx, row)?,
-        Write::Event(row) => insert_event(tx, row)?,
-        Write::Request(row) => insert_request(tx, row)?,
-        Write::Token(row) => tokens::put(tx, row)?,
-        Write::Job(write) => jobs::apply(tx, write)?,
-        Write::Work(WorkWrite::Quarantined(row)) => quarantine::put(tx, row)?,
-        Write::Work(WorkWrite::Released { id }) => quarantine::remove(tx, id)?,
+        TurnWrite::Message(row) => insert_message(tx, row)?,
+        TurnWrite::Note { turn, note } => conversation::set_note(tx, turn, note)?,
+    }
+    Ok(())
+}
+
+fn apply_work(tx: &Connection, write: &WorkWrite) -> rusqlite::Result<()> {
+    match write {
+        WorkWrite::Quarantined(row) => quarantine::put(tx, row)?,
+        WorkWrite::Released { id } => quarantine::remove(tx, id)?,
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use lodge_daemon::view;
 use lodge_engine::{
     AgentCommand, AgentImageChange, Change, Command, ImageCommand, ImageSelector, JobCommand,
     LineageResolution, NameChoice, NewAgent, NewImage, NewToken, NewTokenHolder, NewTurn, SessionChange,
-    SessionChoice, SessionOperation, TokenCommand, TurnCommand, TurnRegeneration, Update,
+    SessionChoice, SessionOperation, TokenCommand, TurnCommand, TurnRegeneration, Update, WorkCommand,
 };
 use lodge_proto::{ErrorBody, SessionDeleted};
 
@@ -229,7 +229,9 @@ impl SimWorld {
             }
             SimRequest::Submit { .. } => self.submission(what)?,
             SimRequest::CancelJob(id) => Command::Job(JobCommand::Cancel { id: id.clone() }),
-            SimRequest::Release { id, how } => Command::ReleaseWork { id: id.clone(), how: *how },
+            SimRequest::Release { id, how } => {
+                Command::Work(WorkCommand::Release { id: id.clone(), how: *how })
+            }
             SimRequest::Edit { session, edit } => self.edit(session, edit)?,
             SimRequest::Issue { agent, text } => Command::Token(TokenCommand::Issue(Box::new(NewToken {
                 holder: agent.clone().map_or(NewTokenHolder::Operator, NewTokenHolder::Agent),
@@ -310,7 +312,7 @@ impl SimWorld {
                 let (schema, note) = (body.schema.clone(), body.note.clone());
                 SessionOperation::Regenerate(Box::new(TurnRegeneration { turn, text, schema, note, plan }))
             }
-            SimSessionEdit::Retry(turn) => self.retry(&fact, turn)?,
+            SimSessionEdit::Retry(turn) => self.retry(fact, turn)?,
             SimSessionEdit::Delete => SessionOperation::Delete,
         };
         let owner = self.disk.agent(&fact.row.agent);

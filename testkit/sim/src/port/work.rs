@@ -7,9 +7,9 @@ use lodge_core::record::{AgentRow, ImageRecord};
 use lodge_core::{AgentId, JobId, TurnId};
 use lodge_daemon::act::Layout;
 use lodge_daemon::act::ports::{
-    AgentFiles, AgentImages, Charge, ComputeError, ComputeThreads, ImagePins, JobOutputs, JobOwner,
-    ModelCalls, ModelReply, ObtainedImages, PortFuture, PrepareError, PullFailure, ReadSize, RoomRefusal,
-    WorkRead, WorkStore,
+    AgentFiles, AgentImages, Charge, ComputeError, ComputeThreads, FoundModel, ImagePins, JobOutputs,
+    JobOwner, ModelCalls, ModelReply, ObtainedImages, PortFuture, PrepareError, PullFailure, ReadSize,
+    RoomRefusal, WorkRead, WorkStore,
 };
 use lodge_engine::jobs::{JobReport, JobToolRequest};
 use lodge_engine::{ModelFailure, ModelOrder, SandboxPlan};
@@ -84,21 +84,41 @@ impl ModelCalls for SimPort {
         }
     }
 
+    fn find<'a>(&'a self, order: &'a ModelOrder) -> Result<Box<dyn FoundModel + 'a>, ModelFailure> {
+        Ok(Box::new(SimModel { port: self, order }))
+    }
+
+    fn redactor(&self) -> Arc<Redactor> {
+        self.redactor.clone()
+    }
+}
+
+/// The model of one call.
+struct SimModel<'p> {
+    port: &'p SimPort,
+    order: &'p ModelOrder,
+}
+
+impl FoundModel for SimModel<'_> {
+    fn redactor(&self) -> Arc<Redactor> {
+        self.port.redactor.clone()
+    }
+
     fn call<'a>(
         &'a self,
-        order: &'a ModelOrder,
         request: ModelRequest,
         on_text: &'a mut (dyn FnMut(&str) + Send),
     ) -> PortFuture<'a, Result<ModelReply, ModelFailure>> {
+        let SimModel { port, order } = *self;
         Box::pin(async move {
-            self.alive().await;
-            let pieces = self.with(|world| world.model_gets_request(order, &request));
+            port.alive().await;
+            let pieces = port.with(|world| world.model_gets_request(order, &request));
             let Some(pieces) = pieces else { return std::future::pending().await };
-            let _asked = ModelCallGuard { port: self, turn: &order.turn };
-            let typical_ms = self.lock().plan.model_ms;
+            let _asked = ModelCallGuard { port, turn: &order.turn };
+            let typical_ms = port.lock().plan.model_ms;
             for piece in pieces {
-                self.pause(typical_ms).await;
-                if self.with(|world| world.compute_call(&order.turn)) {
+                port.pause(typical_ms).await;
+                if port.with(|world| world.compute_call(&order.turn)) {
                     return std::future::pending().await;
                 }
                 match piece {
@@ -109,10 +129,6 @@ impl ModelCalls for SimPort {
             }
             std::future::pending().await
         })
-    }
-
-    fn redactor(&self) -> Arc<Redactor> {
-        self.redactor.clone()
     }
 }
 

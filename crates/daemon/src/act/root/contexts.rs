@@ -2,7 +2,7 @@
 //! show all changes.
 
 use lodge_core::record::{ImageRecord, LimitsRecord, MountRecord, NetworkMode};
-use lodge_engine::SandboxPlan;
+use lodge_engine::{DESCRIPTION_LABEL, SandboxPlan};
 
 use super::configured_env;
 use super::mask;
@@ -40,8 +40,8 @@ pub(in crate::act) fn contexts(layout: &Layout, plan: &SandboxPlan, image: &Imag
         Section::ours(AGENT, about_agent(layout, plan, image)),
         Section::ours(WORKSPACE, about_workspace(layout)),
     ];
-    if !plan.spec.mounts.is_empty() {
-        all.push(Section::ours(MOUNTS, about_mounts(layout, &plan.spec.mounts)));
+    if !plan.settings.mounts.is_empty() {
+        all.push(Section::ours(MOUNTS, about_mounts(layout, &plan.settings.mounts)));
     }
     all.extend(image.contexts.iter().map(|context| Section {
         name: context.name.clone(),
@@ -53,31 +53,31 @@ pub(in crate::act) fn contexts(layout: &Layout, plan: &SandboxPlan, image: &Imag
 
 fn about_agent(layout: &Layout, plan: &SandboxPlan, image: &ImageRecord) -> String {
     let mut text = format!("You are the agent `{}` (id `{}`).\n", plan.name, plan.agent);
-    let described = plan.spec.labels.get("description").or_else(|| image.labels.get("description"));
+    let described = plan.settings.description.as_ref().or_else(|| image.labels.get(DESCRIPTION_LABEL));
     if let Some(description) = described {
         text.push_str(&format!("\n{}\n", description.trim()));
     }
     text.push_str(&format!(
         "\nYou were made from the image `{}`; your model is `{}`.\n",
-        plan.image, plan.spec.model
+        plan.image, plan.settings.model
     ));
     text.push_str(&about_tools(plan));
     text.push_str(&about_files(layout, image));
     text.push_str(&about_env(plan, image));
     text.push_str(&about_capabilities(plan));
-    text.push_str(&about_limits(plan.spec.limits.unwrap_or_default()));
+    text.push_str(&about_limits(plan.settings.limits));
     text.push_str(&about_network(plan));
     text
 }
 
 fn about_tools(plan: &SandboxPlan) -> String {
-    if plan.spec.tools.is_empty() {
+    if plan.settings.tools.is_empty() {
         return "\n## Tools\n\nYou have no tools.\n".to_owned();
     }
     let mut text = "\n## Tools\n\nYour tools are these programs and no others. Call one with \
         `{\"args\": [\"…\"], \"stdin\": \"…\"}`: every argument reaches the program as it is, without a shell between.\n\n"
         .to_owned();
-    for tool in &plan.spec.tools {
+    for tool in &plan.settings.tools {
         text.push_str(&format!("- `{}`: {}\n", tool.name, one_line(&tool.description)));
     }
     text
@@ -100,10 +100,10 @@ fn about_env(plan: &SandboxPlan, image: &ImageRecord) -> String {
 }
 
 fn about_capabilities(plan: &SandboxPlan) -> String {
-    if plan.spec.capabilities.is_empty() {
+    if plan.settings.capabilities.is_empty() {
         return String::new();
     }
-    let names: Vec<String> = plan.spec.capabilities.iter().map(|name| code(name)).collect();
+    let names: Vec<String> = plan.settings.capabilities.iter().map(|name| code(name)).collect();
     format!("\n## Capabilities\n\nDeclared, and without tools in this release: {}.\n", names.join(", "))
 }
 
@@ -131,7 +131,7 @@ fn about_limits(limits: LimitsRecord) -> String {
 }
 
 fn about_network(plan: &SandboxPlan) -> String {
-    let words = match plan.spec.network.as_ref().map(|network| (network.reach(), &network.allow)) {
+    let words = match plan.settings.network.as_ref().map(|network| (network.reach(), &network.allow)) {
         None | Some((NetworkMode::Host, _)) => "Programs have the network of the host.".to_owned(),
         Some((NetworkMode::None, _)) => "Programs have no network.".to_owned(),
         Some((NetworkMode::Public, _)) => {

@@ -40,11 +40,12 @@ fn resolver(reach: NetworkMode) -> Resolver {
 /// Writes the agent's own files of `/etc`. An overlay shows the copy of the host's files beneath them.
 pub(super) fn make(etc: &Path, plan: &SandboxPlan) -> Result<(), RootError> {
     let name = hostname(&plan.name);
-    let reach = plan.spec.network.as_ref().map_or(NetworkMode::Host, |network| network.reach());
+    let reach = plan.settings.network.as_ref().map_or(NetworkMode::Host, |network| network.reach());
     let Resolver { servers, hosts } = resolver(reach);
     let uid = plan.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());
     let gid = plan.uid.unwrap_or_else(|| rustix::process::getegid().as_raw());
-    let shell = if plan.spec.tools.iter().any(|tool| tool.name == "sh") { "/opt/bins/sh" } else { "/bin/sh" };
+    let shell =
+        if plan.settings.tools.iter().any(|tool| tool.name == "sh") { "/opt/bins/sh" } else { "/bin/sh" };
     let (passwd, group) = accounts(uid, gid, shell);
     for (file, text) in [
         ("passwd", passwd),

@@ -92,7 +92,7 @@ pub(super) struct RootInputs<'m> {
 /// Creates the root. Idempotent.
 pub(super) fn make(root: &Path, inputs: &RootInputs<'_>, files: &FileSource<'_>) -> Result<(), RootError> {
     let RootInputs { plan, image, host, .. } = *inputs;
-    plan.spec.mounts.iter().try_for_each(check_mount)?;
+    plan.settings.mounts.iter().try_for_each(check_mount)?;
     own_dir(root, None)?;
     for ours in OURS {
         clear(&root.join(ours))?;
@@ -112,7 +112,7 @@ pub(super) fn make(root: &Path, inputs: &RootInputs<'_>, files: &FileSource<'_>)
     put_tools(root, plan)?;
     put_links(root, plan, host)?;
     make_mount_points(root, plan, host)?;
-    for mount in &plan.spec.mounts {
+    for mount in &plan.settings.mounts {
         make_target(root, plan, mount)?;
     }
     describe(root, &Layout::private(), inputs)
@@ -137,10 +137,10 @@ pub(super) fn describe(root: &Path, layout: &Layout, inputs: &RootInputs<'_>) ->
 /// Creates one directory with all tools by name. Each is a link to a program of the host, or to the mount point of a program
 /// from an image.
 fn put_tools(root: &Path, plan: &SandboxPlan) -> Result<(), RootError> {
-    if plan.spec.tools.iter().any(|tool| tool.image.is_some()) {
+    if plan.settings.tools.iter().any(|tool| tool.image.is_some()) {
         own_dir(&root.join(BIN_IMAGES), None)?;
     }
-    for tool in &plan.spec.tools {
+    for tool in &plan.settings.tools {
         let place = root.join("opt/bins").join(&tool.name);
         match (&tool.image, &tool.builtin) {
             (Some(_), _) => {
@@ -185,7 +185,7 @@ fn put_links(root: &Path, plan: &SandboxPlan, host: &HostTrees) -> Result<(), Ro
     }
     if host.trees.is_empty() {
         for (tool, dir) in [("sh", "bin"), ("env", "usr/bin")] {
-            if plan.spec.tools.iter().any(|known| known.name == tool) {
+            if plan.settings.tools.iter().any(|known| known.name == tool) {
                 own_dir(&root.join(dir), None)?;
                 link(&Path::new("/opt/bins").join(tool), &root.join(dir).join(tool))?;
             }
@@ -302,23 +302,23 @@ pub(super) fn binds(root: &Path, plan: &SandboxPlan, runtime: &Path, checked: &C
         Bind::read_only(source, target).checked(checked)
     };
     let stock = runtime;
-    let runtime = plan.spec.runtime.as_ref().map_or(stock, |own| Path::new(&own.path));
+    let runtime = plan.settings.runtime.as_ref().map_or(stock, |own| Path::new(&own.path));
     let mut binds = vec![
         read_only(root.join("opt"), root.join("opt")),
         read_only(runtime.to_owned(), root.join(RUNTIME)),
     ];
-    let tools = plan.spec.tools.iter().filter(|tool| tool.image.is_some());
+    let tools = plan.settings.tools.iter().filter(|tool| tool.image.is_some());
     binds.extend(tools.map(|tool| {
         let place = root.join(BIN_IMAGES).join(&tool.name).join(&tool.name);
         read_only(PathBuf::from(&tool.path), place)
     }));
     // A program that several tools are is bound once.
     let builtins: BTreeSet<&str> =
-        plan.spec.tools.iter().filter_map(|tool| tool.builtin.as_deref()).collect();
+        plan.settings.tools.iter().filter_map(|tool| tool.builtin.as_deref()).collect();
     binds.extend(
         builtins.into_iter().map(|program| read_only(stock.to_owned(), root.join(BUILTIN).join(program))),
     );
-    binds.extend(plan.spec.mounts.iter().map(|mount| Bind {
+    binds.extend(plan.settings.mounts.iter().map(|mount| Bind {
         source: PathBuf::from(&mount.host),
         target: mount_target(root, &mount.target),
         read_only: mount.read_only,
@@ -350,7 +350,7 @@ fn configured_env(plan: &SandboxPlan, image: &ImageRecord) -> Vec<EnvRecord> {
     for var in &image.env {
         all.insert(&var.key, var.clone());
     }
-    for (key, value) in &plan.spec.env {
+    for (key, value) in &plan.settings.env {
         let description = all.get(key.as_str()).and_then(|var| var.description.clone());
         all.insert(key, EnvRecord { key: key.clone(), value: value.clone(), description });
     }
@@ -361,7 +361,7 @@ fn configured_env(plan: &SandboxPlan, image: &ImageRecord) -> Vec<EnvRecord> {
 /// The effective settings. Those of the agent override those of the image.
 pub(super) fn configs(plan: &SandboxPlan, image: &ImageRecord) -> BTreeMap<String, String> {
     let mut configs = image.configs.clone();
-    configs.extend(plan.spec.configs.clone());
+    configs.extend(plan.settings.configs.clone());
     configs
 }
 

@@ -1,6 +1,7 @@
 //! Tests of agent roots on disk.
 
-use lodge_core::record::{AgentSpec, ContextRecord, RuntimeRecord, ToolRecord};
+use lodge_core::record::{ContextRecord, RuntimeRecord, ToolRecord};
+use lodge_engine::SandboxSettings;
 use lodge_exec::FileIdentity;
 use serde_json::{Value, json};
 
@@ -41,7 +42,7 @@ fn make_root(
     image: &ImageRecord,
     files: &FileSource<'_>,
 ) -> Result<(), RootError> {
-    let host = HostTrees::of(&plan.spec, root);
+    let host = HostTrees::of(&plan.settings, root);
     let inputs = RootInputs { plan, image, runtime: Path::new(STOCK), host: &host };
     make(root, &inputs, files)
 }
@@ -66,14 +67,14 @@ fn plan(host: &Path) -> SandboxPlan {
         description: Some("mine".into()),
         owner: None,
     };
-    let spec = AgentSpec {
+    let settings = SandboxSettings {
         model: "p/m".into(),
         env: [("A".to_owned(), "1".to_owned()), ("B".to_owned(), "agent".to_owned())].into(),
         configs: [("custom".to_owned(), "b".to_owned())].into(),
         mounts: vec![mount],
         tools: vec![tool],
         capabilities: vec!["note_save".into()],
-        ..AgentSpec::default()
+        ..SandboxSettings::default()
     };
     SandboxPlan {
         sandbox: "sbx_1".parse().unwrap(),
@@ -85,7 +86,7 @@ fn plan(host: &Path) -> SandboxPlan {
         image: "one:latest".into(),
         image_digest: "sha256:2".into(),
         uid: None,
-        spec,
+        settings,
     }
 }
 
@@ -125,7 +126,7 @@ fn agent_yaml_has_every_documented_key_and_neither_values_nor_paths_of_the_host(
         image: None,
     };
     let mut plan = plan(&host);
-    plan.spec.runtime = Some(own);
+    plan.settings.runtime = Some(own);
     make_root(&root, &plan, &image(), &KEPT).unwrap();
     let text = fs::read_to_string(root.join("etc/agent.yaml")).unwrap();
     assert!(text.contains("host:loop") && !text.contains("abc"), "{text}");
@@ -152,11 +153,11 @@ fn a_tool_from_an_image_is_bound_over_an_empty_file_and_one_of_the_host_is_linke
         name: "rg".into(),
         path: "/state/registry/programs/1/ripgrep".into(),
         image: Some("rg:latest@sha256:1".into()),
-        ..plan.spec.tools[0].clone()
+        ..plan.settings.tools[0].clone()
     };
-    plan.spec.tools.push(rg);
+    plan.settings.tools.push(rg);
     let own = RuntimeRecord { path: "/state/registry/programs/2/loop".into(), ..RuntimeRecord::default() };
-    plan.spec.runtime = Some(own);
+    plan.settings.runtime = Some(own);
     make_root(&root, &plan, &image(), &KEPT).unwrap();
     assert_eq!(fs::read_link(root.join("opt/bins/sh")).unwrap(), Path::new("/bin/sh"));
     // The link is relative, so it works wherever the root is mounted.
@@ -194,7 +195,7 @@ fn the_root_has_its_own_etc_and_a_link_from_its_path_on_the_host() {
     assert_eq!(fs::read_link(root.join("var/tmp")).unwrap(), Path::new("../tmp"));
     // Without programs of the host, scripts use the agent's own shell.
     let mut plan = plan(&host);
-    plan.spec.tools[0].image = Some("sh:latest@sha256:1".into());
+    plan.settings.tools[0].image = Some("sh:latest@sha256:1".into());
     make_root(&root, &plan, &image(), &KEPT).unwrap();
     assert_eq!(fs::read_link(root.join("bin/sh")).unwrap(), Path::new("/opt/bins/sh"));
     assert!(!root.join("lib").exists() && !root.join("usr").exists());
@@ -341,7 +342,7 @@ fn every_mount_point_of_the_keeper_exists() {
     let mut plan = plan(&host);
     for path in ["kit/bin/tool", "alone"] {
         let path = base.join(path).display().to_string();
-        plan.spec.tools.push(ToolRecord { path, ..plan.spec.tools[0].clone() });
+        plan.settings.tools.push(ToolRecord { path, ..plan.settings.tools[0].clone() });
     }
     let place = |path: &str| root.join(base.join(path).strip_prefix("/").unwrap());
     make_root(&root, &plan, &image(), &KEPT).unwrap();

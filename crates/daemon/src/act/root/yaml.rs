@@ -99,13 +99,13 @@ pub(super) fn agent_yaml(
     let yaml = AgentYaml {
         id: plan.agent.as_str(),
         name: &plan.name,
-        model: &plan.spec.model,
+        model: &plan.settings.model,
         workspace: layout.workspace(),
         image: Provenance { r#ref: &plan.image, digest: &plan.image_digest },
         runtime: runtime(layout, plan, stock),
         configs: configs.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect(),
         capabilities: plan
-            .spec
+            .settings
             .capabilities
             .iter()
             .map(|name| YamlCapability { name, description: None })
@@ -115,7 +115,7 @@ pub(super) fn agent_yaml(
             .map(|var| YamlEnv { key: &var.key, description: var.description.as_deref() })
             .collect(),
         mounts: plan
-            .spec
+            .settings
             .mounts
             .iter()
             .map(|mount| YamlMount {
@@ -133,7 +133,7 @@ pub(super) fn agent_yaml(
             })
             .collect(),
         tools: plan
-            .spec
+            .settings
             .tools
             .iter()
             .map(|tool| YamlTool {
@@ -153,7 +153,7 @@ pub(super) fn agent_yaml(
 /// The file name of the stock runtime contains its digest.
 fn runtime(layout: &Layout, plan: &SandboxPlan, stock: &Path) -> YamlRuntime {
     let binary = layout.runtime();
-    match &plan.spec.runtime {
+    match &plan.settings.runtime {
         Some(own) => YamlRuntime { r#ref: own.source.clone(), digest: own.digest.clone(), binary },
         None => {
             let name = stock.file_name().unwrap_or_default().to_string_lossy();

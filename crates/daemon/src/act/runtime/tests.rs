@@ -119,8 +119,7 @@ fn every_answer_has_the_shape_that_the_protocol_promises() {
         let line: Value = serde_json::from_slice(&line).unwrap();
         assert_eq!(line, json!({"jsonrpc": "2.0", "id": "trn_1:m1", "result": result}));
     }
-    let line =
-        super::answer(&RuntimeCallId(json!(4)), Err(lodge_engine::failure("turn.gone", "that turn is over")));
+    let line = super::answer(&RuntimeCallId(json!(4)), Err(lodge_engine::RuntimeCallRefusal::TurnGone));
     let line: Value = serde_json::from_slice(&line).unwrap();
     let error = json!({"code": -32000, "message": "that turn is over", "data": {"code": "turn.gone"}});
     assert_eq!(line, json!({"jsonrpc": "2.0", "id": 4, "error": error}));

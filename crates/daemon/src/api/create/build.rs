@@ -14,7 +14,7 @@ use lodge_proto::ErrorBody;
 use tokio::runtime::Handle;
 
 use super::tools::missing_program;
-use crate::api::images::{self, LookupError, ObtainError, bring, find_bin, name_of};
+use crate::api::images::{self, LookupError, ObtainError, fetch_image, find_bin, name_of};
 use crate::crash;
 use crate::images::record::record_of;
 use crate::images::{ImageError, unsupported};
@@ -126,7 +126,7 @@ impl<'a> ImageResolver<'a> {
         let found = match self.shell.read_here(|at| find_bin(at, reference)) {
             Err(error @ LookupError::NoTool { .. }) => {
                 let Some(remote) = remote(reference)? else { return Err(error.into()) };
-                self.bring(ImageKind::Bin, reference, &remote)?;
+                self.fetch(ImageKind::Bin, reference, &remote)?;
                 {
                     let name = name_of(reference, &remote)?;
                     self.shell.read_here(|at| find_bin(at, &name))?
@@ -151,7 +151,7 @@ impl<'a> ImageResolver<'a> {
         let found = match self.shell.read_here(|at| images::find(at, reference)) {
             Err(error @ LookupError::NoImage { .. }) => {
                 let Some(remote) = remote(reference)? else { return Err(error.into()) };
-                self.bring(ImageKind::Agent, reference, &remote)?;
+                self.fetch(ImageKind::Agent, reference, &remote)?;
                 {
                     let name = name_of(reference, &remote)?;
                     self.shell.read_here(|at| images::find(at, &name))?
@@ -163,7 +163,7 @@ impl<'a> ImageResolver<'a> {
             self.shell.reader.here(|store| store.image_summary(&found.digest)).map_err(LookupError::from)?;
         let announced = summary.is_some_and(|summary| summary.state == ImageState::Announced);
         if announced && let Some(remote) = remote(&found.named)? {
-            self.bring(ImageKind::Agent, &found.named, &remote)?;
+            self.fetch(ImageKind::Agent, &found.named, &remote)?;
         }
         self.keep_tools(&found.record)?;
         Ok(self.shell.images.load_agentfile(found.record)?)
@@ -174,10 +174,10 @@ impl<'a> ImageResolver<'a> {
         record.images().try_for_each(|image| self.bin(image).map(drop))
     }
 
-    fn bring(&self, kind: ImageKind, reference: &str, remote: &RemoteImage) -> Result<(), ObtainError> {
+    fn fetch(&self, kind: ImageKind, reference: &str, remote: &RemoteImage) -> Result<(), ObtainError> {
         let tags = vec![name_of(reference, remote)?];
-        let brought = bring(self.shell, None, kind, (reference, remote), tags, self.watch.clone());
-        Handle::current().block_on(brought).map(drop)
+        let fetched = fetch_image(self.shell, None, kind, (reference, remote), tags, self.watch.clone());
+        Handle::current().block_on(fetched).map(drop)
     }
 }
 

@@ -24,7 +24,7 @@ pub(in crate::api) use self::errors::{LookupError, ObtainError};
 pub(in crate::api) use self::find::{
     StoredAgentImage, digest_tag, find, find_bin, free_for, locate, tagged, tags_of, wrong_kind,
 };
-pub(in crate::api) use self::transfer::{bring, name_of, pull, push};
+pub(in crate::api) use self::transfer::{fetch_image, name_of, pull, push};
 use super::methods::{Reply, changed, internal, no_method, page, reply};
 use super::params;
 use crate::act::mask;
@@ -176,7 +176,7 @@ async fn difference(shell: &Arc<Shell>, given: ImageDiffParams) -> Result<ImageD
         let (from, to) =
             shell.read_here(|at| Ok::<_, ErrorBody>((whole(at, &given.from)?, whole(at, &given.to)?)))?;
         let read = |found: &StoredAgentImage| shell.images.load_agentfile(found.record.clone());
-        let changes = diff::diff(&read(&from)?, &read(&to)?, limits::unasked);
+        let changes = diff::diff(&read(&from)?, &read(&to)?, limits::default_text);
         let changes = changes.into_iter().map(change).collect();
         Ok(ImageDiff { from: from.digest, to: to.digest, changes })
     }));

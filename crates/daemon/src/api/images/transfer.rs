@@ -35,11 +35,12 @@ pub(in crate::api) async fn pull(
     free_for(kind, &tags)?;
     let begun = shell.clone();
     // A disconnected client does not abort a download that will be recorded under its request.
-    detached(shell, async move { Ok(bring(&begun, key, kind, (&given, &remote), tags, watch).await?) }).await
+    detached(shell, async move { Ok(fetch_image(&begun, key, kind, (&given, &remote), tags, watch).await?) })
+        .await
 }
 
 /// As `pull`, for callers that always wait for the result.
-pub(in crate::api) async fn bring(
+pub(in crate::api) async fn fetch_image(
     shell: &Shell,
     key: Option<RequestKey>,
     kind: ImageKind,

@@ -2,6 +2,8 @@
 
 use std::os::unix::fs::PermissionsExt;
 
+use lodge_engine::SandboxSettings;
+
 use super::*;
 
 /// Announces the image of an agent that a registry has, and returns the agent's row.
@@ -105,21 +107,21 @@ async fn a_program_that_was_changed_on_disk_does_not_run_and_is_unpacked_again()
     let ready = world.images.obtain_needs(&row).await.unwrap();
     row.spec.tools = ready.tools;
     let path = PathBuf::from(&row.spec.tools[0].path);
-    world.images.check_programs(&row.spec).await.unwrap();
+    world.images.check_programs(&SandboxSettings::from(&row.spec)).await.unwrap();
     // The change is found by this daemon, by the next one, and at the first start of an agent.
     overwrite(&path);
-    let error = world.images.check_programs(&row.spec).await.unwrap_err();
+    let error = world.images.check_programs(&SandboxSettings::from(&row.spec)).await.unwrap_err();
     assert_eq!((error.code(), error.hint().is_some()), ("image.damaged", true));
     let world = world.again();
-    assert!(world.images.check_programs(&row.spec).await.is_err());
+    assert!(world.images.check_programs(&SandboxSettings::from(&row.spec)).await.is_err());
     let fresh = ToolRecord { path: String::new(), digest: String::new(), ..row.spec.tools[0].clone() };
     let new = AgentRow { spec: AgentSpec { tools: vec![fresh], ..row.spec.clone() }, ..row.clone() };
     assert_eq!(world.images.obtain_needs(&new).await.unwrap().tools, row.spec.tools);
-    world.images.check_programs(&row.spec).await.unwrap();
+    world.images.check_programs(&SandboxSettings::from(&row.spec)).await.unwrap();
     std::fs::remove_file(&path).unwrap();
-    assert!(world.images.check_programs(&row.spec).await.is_err());
+    assert!(world.images.check_programs(&SandboxSettings::from(&row.spec)).await.is_err());
     world.images.obtain_needs(&row).await.unwrap();
-    world.images.check_programs(&row.spec).await.unwrap();
+    world.images.check_programs(&SandboxSettings::from(&row.spec)).await.unwrap();
 }
 
 #[tokio::test]

@@ -207,7 +207,7 @@ fn retention_takes_what_is_settled_and_nothing_else() {
     world.job_done(&old);
     let all: Vec<JobId> = [&runs, &unarchived, &untold, &old].map(JobId::clone).to_vec();
     let removed = |batch: &Batch| match &acts(batch)[..] {
-        [Effect::RemoveOutput { jobs }] => jobs.clone(),
+        [Effect::Job(JobEffect::RemoveOutput { jobs })] => jobs.clone(),
         other => panic!("{other:?}"),
     };
     let batch =

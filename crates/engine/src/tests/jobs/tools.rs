@@ -339,7 +339,13 @@ fn a_call_that_the_answer_does_not_have_is_refused() {
     let batch =
         world.see(Observation::Turn(TurnObservation::Asked { agent, id: RuntimeCallId(json!("j1")), ask }));
     let refused = acts(&batch).into_iter().any(|effect| {
-        matches!(effect, Effect::Sandbox { what: SandboxEffect::Answer { answer: Err(failure), .. }, .. } if failure.code == "turn.no_such_call")
+        matches!(
+            effect,
+            Effect::Sandbox {
+                what: SandboxEffect::Answer { answer: Err(RuntimeCallRefusal::NoSuchCall { .. }), .. },
+                ..
+            }
+        )
     });
     assert!(refused && world.stored().is_empty());
 }

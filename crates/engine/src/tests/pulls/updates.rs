@@ -126,7 +126,7 @@ fn a_pull_that_is_set_aside_is_not_tried_again_until_an_operator_says_so() {
     assert!(pulls(&start).0.is_empty(), "nor when somebody starts it");
     assert_eq!(world.pull_state(&agent), AgentState::Failed(FailReason::Pull));
     let id = world.engine.quarantine.keys().next().unwrap().clone();
-    let retry = world.ask(None, Command::ReleaseWork { id, how: Release::Retry });
+    let retry = world.ask(None, Command::Work(WorkCommand::Release { id, how: Release::Retry }));
     world.pulled(&agent, pulls(&retry).0[0]);
     world.ready(&agent);
     assert_eq!(world.pull_state(&agent), AgentState::Ready);
