@@ -24,6 +24,8 @@ pub struct SimOutages {
     announced: BTreeMap<TurnId, AnnouncedWait>,
     /// The newest call of each turn.
     calls: BTreeMap<TurnId, ProviderCall>,
+    /// A provider answered in the current step.
+    answered_in_step: bool,
 }
 
 #[derive(Debug)]
@@ -71,6 +73,7 @@ impl SimWorld {
 
     /// Before a step: what the engine is about to learn of calls.
     pub fn watch_call_ends(&mut self, inputs: &[Input]) {
+        self.outages.answered_in_step = false;
         for input in inputs {
             let Input::Seen(Observation::Turn(seen)) = input else { continue };
             match seen {
@@ -98,6 +101,8 @@ impl SimWorld {
         for event in batch.events() {
             if let EventBody::TurnWaiting(wait) = &event.body
                 && let (Ok(turn), Some(provider)) = (wait.turn.parse(), &wait.provider)
+                // A wait that began before the answer in the same step is over.
+                && !self.outages.answered_in_step
             {
                 let wait = AnnouncedWait { provider: provider.clone(), is_on_disk: false };
                 self.outages.announced.insert(turn, wait);
@@ -178,6 +183,7 @@ impl SimOutages {
 
     /// The provider of a turn answers: nobody has to wait for it.
     fn provider_answered(&mut self, turn: &TurnId) {
+        self.answered_in_step = true;
         let Some(provider) = self.calls.get(turn).map(|call| call.provider.clone()) else {
             // A call that the engine dropped. It is unknown here whose it was.
             self.announced.clear();

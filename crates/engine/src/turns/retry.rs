@@ -2,6 +2,7 @@
 //!
 //! Owns: what is taken over. Never: how the new turn runs: it continues from its ledger, like a turn of an earlier daemon.
 
+use lodge_core::epoch::EpochRow;
 use lodge_core::event::TurnAccepted;
 use lodge_core::record::{
     LiveTurn, MessageBody, MessageRow, Role, SessionWrite, StepRow, StepTarget, TurnRow, TurnWrite,
@@ -54,13 +55,10 @@ impl Engine {
         let work = FinishedWork::of(&again, safe);
         let (old, epoch) = (again.turn, again.epoch);
         self.cut_path(id, again.plan);
-        if let (Some(mut epoch), Some(session)) = (epoch, self.sessions.get_mut(id)) {
-            // Its summary was paid for.
-            epoch.number = session.epoch.newest + 1;
-            session.epoch.begin(&epoch);
-            self.step.write(SessionWrite::Epoch(epoch));
-        }
+        let epoch = self.begin_kept_epoch(id, epoch);
         let (turn, steps) = self.take_over_work(id, &old, work);
+        // After the turn that it begins with.
+        epoch.into_iter().for_each(|epoch| self.step.write(SessionWrite::Epoch(epoch)));
         let sender = new.sender;
         let replaces = Some(old.id.to_string());
         self.turn_event(&turn, |session, turn| TurnAccepted { session, turn, sender, replaces });
@@ -72,6 +70,14 @@ impl Engine {
             self.reply(caller, Answer::Turn(Box::new(detail)));
         }
         Ok(())
+    }
+
+    /// Begins the epoch of the replaced turn again: its summary was paid for.
+    fn begin_kept_epoch(&mut self, id: &SessionId, epoch: Option<EpochRow>) -> Option<EpochRow> {
+        let session = self.sessions.get_mut(id)?;
+        let epoch = EpochRow { number: session.epoch.newest + 1, ..epoch? };
+        session.epoch.begin(&epoch);
+        Some(epoch)
     }
 
     /// Records a turn with the work that it takes over, at the end of the path.
