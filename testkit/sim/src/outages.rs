@@ -98,6 +98,12 @@ impl SimWorld {
 
     /// After a step: which turns wait, and which calls are ordered meanwhile.
     pub fn watch_waits(&mut self, batch: &Batch) {
+        // First: a call may have been ordered before a wait that began in the same step.
+        for effect in &batch.early {
+            if let Effect::Model(ModelEffect::Call(order)) = effect {
+                self.outages.order_call(order);
+            }
+        }
         for event in batch.events() {
             if let EventBody::TurnWaiting(wait) = &event.body
                 && let (Ok(turn), Some(provider)) = (wait.turn.parse(), &wait.provider)
@@ -109,11 +115,6 @@ impl SimWorld {
             }
         }
         self.forget_ended_waits();
-        for effect in &batch.early {
-            if let Effect::Model(ModelEffect::Call(order)) = effect {
-                self.outages.order_call(order);
-            }
-        }
     }
 
     /// Turns that ended, and those whose agent has a model of another provider, wait no longer.
