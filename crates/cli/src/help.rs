@@ -15,6 +15,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Agents", &["ps", "agent", "inspect", "logs", "start", "stop", "restart", "update", "kill", "rm"]),
     ("Conversations", &["turn", "session"]),
     ("Background work", &["jobs", "lineage", "quarantine", "events"]),
+    ("Sandboxes", &["sandbox", "exec"]),
     ("Images and tools", &["image", "bin"]),
     ("Models and access", &["provider", "token"]),
     ("The daemon", &["info", "reload", "reap", "shutdown", "selftest", "completions", "help"]),
@@ -47,7 +48,6 @@ const KNOWN_ELSEWHERE: &[(&str, &str)] = &[
         "attach",
         "`lodge turn attach --agent AGENT` joins the running turn, `lodge chat AGENT` opens a conversation",
     ),
-    ("exec", "`lodge jobs run AGENT --wait -- PROGRAM ARGS…` runs a program of the agent"),
     ("sh", "`lodge jobs run AGENT --wait -- PROGRAM ARGS…` runs a program of the agent"),
     ("status", "`lodge info` shows the daemon, `lodge ps` its agents"),
     ("build", "`lodge image build DIR -t NAME`; `lodge run DIR` builds and runs"),
@@ -187,7 +187,7 @@ mod tests {
                 _ => None,
             }
         };
-        for name in ["version", "list", "top", "attach", "exec"] {
+        for name in ["version", "list", "top", "attach", "sh"] {
             assert!(hint(&format!("lodge {name}")).is_some_and(|hint| hint.contains("`lodge ")), "{name}");
         }
         assert_eq!(hint("lodge --json session list").as_deref(), Some("`lodge session ls`"));

@@ -5,6 +5,7 @@ mod bins;
 mod errors;
 mod images;
 mod jobs;
+mod sandboxes;
 mod sessions;
 
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
@@ -19,7 +20,7 @@ use lodge_core::record::{AgentRow, EventRow, LineageRow, MountRecord, StepRow, T
 use lodge_core::summary::TurnDetail;
 use lodge_core::token::TokenRow;
 use lodge_core::turn::TurnState;
-use lodge_core::{Timestamp, TurnId};
+use lodge_core::{AgentId, Timestamp, TurnId};
 use lodge_proto::{
     AgentUpdated, AgentView, Event, HttpView, LayerView, LineageView, Mount, QuarantineView, StepView,
     TokenView, ToolView, TurnError, TurnView, TurnWaitView, UsageView,
@@ -33,6 +34,7 @@ pub(crate) use self::errors::{client_errors, error_body};
 pub use self::errors::{for_model, refused};
 pub use self::images::{agentfile, capability, image, image_detail};
 pub use self::jobs::{job, no_job};
+pub use self::sandboxes::{exec, sandbox};
 pub use self::sessions::{epoch, exported, hit, message, no_session, other_agent, session, session_exists};
 use crate::host_trees::HOST_PATH;
 use crate::shell::Http;
@@ -379,7 +381,8 @@ fn at(time: Timestamp) -> String {
 /// The fields of an event, with the agent whose stream it is in.
 fn event_data(row: &EventRow) -> Map<String, Value> {
     let mut data = row.body.data();
-    if row.stream != lodge_engine::DAEMON_STREAM {
+    let is_agents = row.stream.strip_prefix(AgentId::PREFIX).is_some_and(|rest| rest.starts_with('_'));
+    if is_agents {
         data.insert("agent".to_owned(), Value::from(row.stream.as_str()));
     }
     data

@@ -4,6 +4,7 @@ use lodge_core::job::JobRow;
 use lodge_core::lineage::Policy;
 use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{AgentRow, BinImageRecord, LineageRow};
+use lodge_core::sandbox::{SandboxExecRow, SandboxRow};
 use lodge_core::summary::{SessionSummary, TurnDetail};
 use lodge_core::token::TokenRow;
 use lodge_core::{SessionId, Timestamp, TurnId};
@@ -19,6 +20,8 @@ pub enum Answer {
     Session(Box<SessionSummary>),
     SessionDeleted(SessionId),
     Job(Box<JobAnswer>),
+    Sandbox(Box<SandboxRow>),
+    SandboxExec(Box<SandboxExecRow>),
     Image(Box<ImageAnswer>),
     ImageRemoved(ImageRemoval),
     Token(Box<TokenAnswer>),

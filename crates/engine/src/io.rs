@@ -2,13 +2,14 @@
 
 use lodge_core::quarantine::Work;
 use lodge_core::token::TokenRow;
-use lodge_core::{AgentId, JobId, SandboxId, WorkId};
+use lodge_core::{AgentId, ExecId, JobId, SandboxId, WorkId};
 
 use crate::agents::messages::{AgentCommand, AgentObservation, Timer};
 use crate::images::messages::{ImageCommand, PullEffect, PullObservation};
 use crate::jobs::{JobCommand, JobEffect, JobObservation};
 use crate::quarantine::Release;
 use crate::sandboxes::messages::{SandboxEffect, SandboxObservation};
+use crate::sandboxes::standalone::messages::{SandboxCommand, StandaloneEffect, StandaloneObservation};
 use crate::sessions::messages::SessionChange;
 use crate::tokens::messages::TokenCommand;
 use crate::turns::messages::{ModelEffect, TurnCommand, TurnObservation};
@@ -40,6 +41,7 @@ pub enum Command {
     Session(Box<SessionChange>),
     Token(TokenCommand),
     Job(JobCommand),
+    Sandbox(SandboxCommand),
     Image(ImageCommand),
     /// Quarantined work is computed again, or dropped.
     ReleaseWork {
@@ -68,6 +70,7 @@ pub enum Command {
 pub enum Observation {
     Agent(AgentObservation),
     Sandbox(SandboxObservation),
+    Standalone(StandaloneObservation),
     Turn(TurnObservation),
     Pull(PullObservation),
     Job(JobObservation),
@@ -93,6 +96,11 @@ pub enum Effect {
         agent: AgentId,
         what: SandboxEffect,
     },
+    /// Work in a sandbox that belongs to no agent.
+    Standalone {
+        sandbox: SandboxId,
+        what: StandaloneEffect,
+    },
     Model(ModelEffect),
     Timer(Timer),
     Pull(PullEffect),
@@ -101,6 +109,12 @@ pub enum Effect {
     LookUp {
         agent: AgentId,
         ask: u64,
+    },
+    /// Read the ids of a command about standalone sandboxes from the store, and report what they are.
+    LookUpSandbox {
+        ask: u64,
+        sandbox: SandboxId,
+        exec: Option<ExecId>,
     },
     /// Remove the output of these jobs from the archive.
     RemoveOutput {

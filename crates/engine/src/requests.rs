@@ -136,6 +136,7 @@ fn ends_agent(command: &Command) -> Option<Option<&AgentId>> {
         | Command::Session(_)
         | Command::Token(_)
         | Command::Job(_)
+        | Command::Sandbox(_)
         | Command::Image(_)
         | Command::ReleaseWork { .. }
         | Command::Reloaded { .. }

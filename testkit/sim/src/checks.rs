@@ -248,6 +248,7 @@ impl SimWorld {
                 | Write::Image(ImageWrite::Named(_))
                 | Write::Image(ImageWrite::Unnamed { .. })
                 | Write::Image(ImageWrite::Gone { .. })
+                | Write::Sandbox(_)
                 | Write::Session(SessionWrite::New(_))
                 | Write::Session(SessionWrite::Path(_))
                 | Write::Session(SessionWrite::Fork(_))

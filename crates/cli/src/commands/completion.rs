@@ -2,7 +2,8 @@
 
 use clap_complete::Shell;
 use lodge_proto::{
-    AgentListParams, JobListParams, ListAgents, ListJobs, ListSessions, PAGE_MAX, SessionListParams,
+    AgentListParams, ExecListParams, JobListParams, ListAgents, ListExecs, ListJobs, ListSandboxes,
+    ListSessions, PAGE_MAX, SandboxListParams, SessionListParams,
 };
 
 use super::CommandContext;
@@ -48,6 +49,21 @@ pub(super) async fn names(context: &CommandContext, kind: CompletedName) -> Resu
             let page = daemon.call_once::<ListJobs>(params).await;
             page.map(|page| page.jobs.into_iter().map(|job| job.id).collect())
         }
+        CompletedName::Sandboxes => {
+            let limit = Some(OFFERED_MAX);
+            let params = SandboxListParams { all: true, limit, ..SandboxListParams::default() };
+            let page = daemon.call_once::<ListSandboxes>(params).await;
+            let offered = |page: lodge_proto::SandboxList| {
+                let there = page.sandboxes.into_iter().filter(|sandbox| sandbox.status != "deleted");
+                there.map(|sandbox| sandbox.id).collect()
+            };
+            page.map(offered)
+        }
+        CompletedName::Execs => {
+            let params = ExecListParams { limit: Some(OFFERED_MAX), ..ExecListParams::default() };
+            let page = daemon.call_once::<ListExecs>(params).await;
+            page.map(|page| page.execs.into_iter().map(|exec| exec.id).collect())
+        }
     };
     put(&found.unwrap_or_default().iter().map(|name| format!("{name}\n")).collect::<String>())
 }
@@ -74,6 +90,9 @@ _lodge_names() {
             "session show"|"session export"|"session fork"|"session rewind") kind=sessions ;;
             "session regenerate"|"session activate"|"session rm") kind=sessions ;;
             "jobs inspect"|"jobs logs"|"jobs wait"|"jobs cancel") kind=jobs ;;
+            "sandbox get"|"sandbox stop"|"sandbox resume"|"sandbox rm"|"sandbox events") kind=sandboxes ;;
+            "exec run"|"exec ls") kind=sandboxes ;;
+            "exec get"|"exec logs"|"exec cancel") kind=execs ;;
         esac
     fi
     if [[ -n $kind ]]; then
@@ -88,6 +107,9 @@ complete -c lodge -n "__fish_seen_subcommand_from inspect start stop restart kil
 complete -c lodge -n "__fish_seen_subcommand_from jobs job; and __fish_seen_subcommand_from run" -f -a "(lodge complete-names agents 2>/dev/null)"
 complete -c lodge -n "__fish_seen_subcommand_from session; and __fish_seen_subcommand_from show export fork rewind regenerate activate rm" -f -a "(lodge complete-names sessions 2>/dev/null)"
 complete -c lodge -n "__fish_seen_subcommand_from jobs job; and __fish_seen_subcommand_from inspect logs wait cancel" -f -a "(lodge complete-names jobs 2>/dev/null)"
+complete -c lodge -n "__fish_seen_subcommand_from sandbox; and __fish_seen_subcommand_from get stop resume rm events" -f -a "(lodge complete-names sandboxes 2>/dev/null)"
+complete -c lodge -n "__fish_seen_subcommand_from exec; and __fish_seen_subcommand_from run ls" -f -a "(lodge complete-names sandboxes 2>/dev/null)"
+complete -c lodge -n "__fish_seen_subcommand_from exec; and __fish_seen_subcommand_from get logs cancel" -f -a "(lodge complete-names execs 2>/dev/null)"
 complete -c lodge -l agent -x -a "(lodge complete-names agents 2>/dev/null)"
 complete -c lodge -l session -x -a "(lodge complete-names sessions 2>/dev/null)"
 "#;
@@ -95,6 +117,8 @@ complete -c lodge -l session -x -a "(lodge complete-names sessions 2>/dev/null)"
 const ZSH_NAMES: &str = r#"
 _lodge_agents() { local -a names; names=(${(f)"$(lodge complete-names agents 2>/dev/null)"}); compadd -a names }
 _lodge_sessions() { local -a names; names=(${(f)"$(lodge complete-names sessions 2>/dev/null)"}); compadd -a names }
+_lodge_sandboxes() { local -a names; names=(${(f)"$(lodge complete-names sandboxes 2>/dev/null)"}); compadd -a names }
+_lodge_execs() { local -a names; names=(${(f)"$(lodge complete-names execs 2>/dev/null)"}); compadd -a names }
 _lodge_jobs() { local -a names; names=(${(f)"$(lodge complete-names jobs 2>/dev/null)"}); compadd -a names }
 "#;
 
@@ -110,6 +134,10 @@ fn with_zsh_names(script: &str) -> String {
             ":_lodge_sessions"
         } else if names(&["job -- ", "jobs -- "]) {
             ":_lodge_jobs"
+        } else if names(&["sandbox -- ", "sandboxes -- "]) {
+            ":_lodge_sandboxes"
+        } else if names(&["exec -- ", "execs -- "]) {
+            ":_lodge_execs"
         } else {
             ":_default"
         };

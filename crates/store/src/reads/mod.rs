@@ -11,6 +11,7 @@ mod images;
 mod jobs;
 mod lineages;
 mod reader;
+mod sandboxes;
 mod search;
 mod sessions;
 mod tokens;
@@ -28,6 +29,7 @@ pub use lineages::{
     MessagePage, MessageRange,
 };
 pub use reader::{READ_QUEUE_MAX, Reader};
+pub use sandboxes::{ExecFilter, SandboxFilter, SandboxReads};
 pub use search::{MessageWords, SearchReads, SessionHead, WordsMax};
 pub use sessions::{
     SESSION_MATCHES_MAX, SessionBase, SessionCursor, SessionReads, TurnRemains, TurnRepeat,
@@ -71,6 +73,7 @@ pub trait StoreSnapshot:
     + JobUpkeepReads
     + LineageReads
     + QuarantineReads
+    + SandboxReads
     + SearchReads
     + SessionReads
     + TokenReads
@@ -88,6 +91,7 @@ impl<S> StoreSnapshot for S where
         + JobUpkeepReads
         + LineageReads
         + QuarantineReads
+        + SandboxReads
         + SearchReads
         + SessionReads
         + TokenReads
