@@ -9,6 +9,7 @@ mod images;
 mod jobs;
 mod lineages;
 mod providers;
+mod sandboxes;
 mod start;
 mod talk;
 mod turns;
@@ -25,6 +26,7 @@ pub(crate) use self::images::*;
 pub(crate) use self::jobs::*;
 pub(crate) use self::lineages::*;
 pub(crate) use self::providers::*;
+pub(crate) use self::sandboxes::*;
 pub(crate) use self::start::*;
 pub(crate) use self::talk::*;
 pub(crate) use self::turns::*;
@@ -132,6 +134,8 @@ pub(crate) enum CompletedName {
     Sessions,
     Jobs,
     Turns,
+    Sandboxes,
+    Execs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -170,6 +174,16 @@ pub(crate) enum CliCommand {
     Jobs {
         #[command(subcommand)]
         command: JobsCommand,
+    },
+    /// Manage sandboxes that belong to no agent
+    Sandbox {
+        #[command(subcommand)]
+        command: SandboxCommand,
+    },
+    /// Run programs in sandboxes and manage them
+    Exec {
+        #[command(subcommand)]
+        command: ExecCommand,
     },
     /// Show lineages and decide what happens to work whose process died
     Lineage {

@@ -123,6 +123,17 @@ impl CommandFailure {
         }
     }
 
+    /// With this exit code in place of that of a refusal, for a command that exits with the codes of programs.
+    #[must_use]
+    pub(crate) fn exiting(mut self, code: u8) -> Self {
+        if let CommandFailure::Told(report) = &mut self
+            && report.exit == CommandExit::Refused
+        {
+            report.exit = CommandExit::Program(code);
+        }
+        self
+    }
+
     /// Whether it names the next step.
     pub(crate) fn has_hint(&self) -> bool {
         matches!(self, CommandFailure::Told(report) if report.hint.is_some())

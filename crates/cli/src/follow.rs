@@ -39,6 +39,8 @@ pub(crate) enum FollowedItem {
 #[derive(Debug, Clone)]
 pub(crate) enum FollowScope {
     Agent(String),
+    /// A sandbox that belongs to no agent.
+    Sandbox(String),
     All,
 }
 
@@ -284,6 +286,7 @@ fn attach_params(scope: &FollowScope, since: Option<u64>, log: Option<String>) -
     let base = AttachParams { since, log, ..AttachParams::default() };
     match scope {
         FollowScope::Agent(agent) => AttachParams { agent: Some(agent.clone()), ..base },
+        FollowScope::Sandbox(sandbox) => AttachParams { sandbox: Some(sandbox.clone()), ..base },
         FollowScope::All => AttachParams { all: true, ..base },
     }
 }

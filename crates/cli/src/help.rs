@@ -15,6 +15,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Agents", &["ps", "agent", "inspect", "logs", "start", "stop", "restart", "update", "kill", "rm"]),
     ("Conversations", &["turn", "session"]),
     ("Background work", &["jobs", "lineage", "quarantine", "events"]),
+    ("Sandboxes", &["sandbox", "exec"]),
     ("Images and tools", &["image", "bin"]),
     ("Models and access", &["provider", "token"]),
     ("The daemon", &["info", "reload", "reap", "shutdown", "selftest", "completions", "help"]),
@@ -51,7 +52,6 @@ const KNOWN_ELSEWHERE: &[(&str, &str)] = &[
         "attach",
         "`lodge turn attach --agent AGENT` joins the running turn, `lodge chat AGENT` opens a conversation",
     ),
-    ("exec", "`lodge jobs run AGENT --wait -- PROGRAM ARGS…` runs a program of the agent"),
     ("sh", "`lodge jobs run AGENT --wait -- PROGRAM ARGS…` runs a program of the agent"),
     ("completion", "`lodge completions bash` (or zsh, fish) prints a completion script"),
     ("stats", "`lodge ps --wide` shows what agents used, and what that cost"),
@@ -221,7 +221,7 @@ mod tests {
                 _ => None,
             }
         };
-        for name in ["version", "list", "top", "attach", "exec", "completion", "stats"] {
+        for name in ["version", "list", "top", "attach", "sh", "completion", "stats"] {
             assert!(hint(&format!("lodge {name}")).is_some_and(|hint| hint.contains("`lodge ")), "{name}");
         }
         assert_eq!(hint("lodge --json session list").as_deref(), Some("`lodge session ls`"));

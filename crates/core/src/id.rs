@@ -55,6 +55,36 @@ fn push_base32(out: &mut String, value: u64, chars: u32) {
     }
 }
 
+/// The shortest and the longest id that a client may choose: it becomes the name of a directory.
+pub const CHOSEN_ID_MIN: usize = 4;
+pub const CHOSEN_ID_MAX: usize = 64;
+/// What ids begin with that the daemon makes.
+const MADE_PREFIXES: [&str; 12] =
+    ["agt_", "evt_", "exe_", "job_", "lin_", "qst_", "sbx_", "ses_", "stp_", "tok_", "trn_", "wrk_"];
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadChosenId {
+    #[error("`{given}` cannot be an id")]
+    Grammar { given: String },
+    #[error("`{given}` is reserved")]
+    Reserved { given: String },
+}
+
+fn check_chosen(given: &str) -> Result<(), BadChosenId> {
+    let ends = [given.bytes().next(), given.bytes().next_back()];
+    let fits = (CHOSEN_ID_MIN..=CHOSEN_ID_MAX).contains(&given.len())
+        && given.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
+        && ends.into_iter().flatten().all(|b| b.is_ascii_alphanumeric());
+    if !fits {
+        return Err(BadChosenId::Grammar { given: given.to_owned() });
+    }
+    // The daemon's own stream of events has a name, too.
+    if given == crate::record::DAEMON_STREAM || MADE_PREFIXES.iter().any(|prefix| given.starts_with(prefix)) {
+        return Err(BadChosenId::Reserved { given: given.to_owned() });
+    }
+    Ok(())
+}
+
 macro_rules! typed_id {
     ($(#[$meta:meta])* $name:ident, $kind:literal, $prefix:literal) => {
         $(#[$meta])*
@@ -80,21 +110,6 @@ macro_rules! typed_id {
             }
         }
 
-        impl std::str::FromStr for $name {
-            type Err = BadId;
-
-            fn from_str(given: &str) -> Result<Self, BadId> {
-                let known = given
-                    .strip_prefix(concat!($prefix, "_"))
-                    .is_some_and(|body| !body.is_empty() && body.bytes().all(|b| ALPHABET.contains(&b)));
-                if known {
-                    Ok($name(given.to_owned()))
-                } else {
-                    Err(BadId { given: given.to_owned(), kind: $kind, prefix: $prefix })
-                }
-            }
-        }
-
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(&self.0)
@@ -109,23 +124,75 @@ macro_rules! typed_id {
     };
 }
 
-typed_id!(/// One configured agent.
+/// Ids that only the daemon makes.
+macro_rules! made_id {
+    ($(#[$meta:meta])* $name:ident, $kind:literal, $prefix:literal) => {
+        typed_id!($(#[$meta])* $name, $kind, $prefix);
+
+        impl std::str::FromStr for $name {
+            type Err = BadId;
+
+            fn from_str(given: &str) -> Result<Self, BadId> {
+                let known = given
+                    .strip_prefix(concat!($prefix, "_"))
+                    .is_some_and(|body| !body.is_empty() && body.bytes().all(|b| ALPHABET.contains(&b)));
+                if known {
+                    Ok($name(given.to_owned()))
+                } else {
+                    Err(BadId { given: given.to_owned(), kind: $kind, prefix: $prefix })
+                }
+            }
+        }
+    };
+}
+
+/// Ids that clients may choose, too.
+macro_rules! chosen_id {
+    ($(#[$meta:meta])* $name:ident, $kind:literal, $prefix:literal) => {
+        typed_id!($(#[$meta])* $name, $kind, $prefix);
+
+        impl $name {
+            /// An id that a client chose. It is never like one that the daemon makes.
+            pub fn choose(given: &str) -> Result<Self, BadChosenId> {
+                check_chosen(given)?;
+                Ok($name(given.to_owned()))
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = BadId;
+
+            fn from_str(given: &str) -> Result<Self, BadId> {
+                let made = given
+                    .strip_prefix(concat!($prefix, "_"))
+                    .is_some_and(|body| !body.is_empty() && body.bytes().all(|b| ALPHABET.contains(&b)));
+                if made || check_chosen(given).is_ok() {
+                    Ok($name(given.to_owned()))
+                } else {
+                    Err(BadId { given: given.to_owned(), kind: $kind, prefix: $prefix })
+                }
+            }
+        }
+    };
+}
+
+made_id!(/// One configured agent.
     AgentId, "agent", "agt");
-typed_id!(/// The identity of an agent's work across processes and restarts.
+made_id!(/// The identity of an agent's work across processes and restarts.
     LineageId, "lineage", "lin");
-typed_id!(/// Where an agent's programs run.
+chosen_id!(/// Where programs run.
     SandboxId, "sandbox", "sbx");
-typed_id!(/// One message in, one answer out.
+made_id!(/// One message in, one answer out.
     TurnId, "turn", "trn");
-typed_id!(/// One model call or tool call of a turn.
+made_id!(/// One model call or tool call of a turn.
     StepId, "step", "stp");
-typed_id!(/// One program run in a sandbox.
+chosen_id!(/// One program run in a sandbox.
     ExecId, "exec", "exe");
-typed_id!(/// One program that runs in the background.
+made_id!(/// One program that runs in the background.
     JobId, "job", "job");
-typed_id!(/// One piece of work that is set aside.
+made_id!(/// One piece of work that is set aside.
     WorkId, "work", "wrk");
-typed_id!(/// One token that opens the API.
+made_id!(/// One token that opens the API.
     TokenId, "token", "tok");
 
 /// A conversation. People may choose the id, so it has no fixed prefix.
@@ -192,6 +259,25 @@ mod tests {
         let turn = TurnId::new(&mut source, Timestamp::from_ms(1));
         let refused = turn.as_str().parse::<AgentId>().unwrap_err();
         assert!(refused.to_string().ends_with("is not an id of kind agent: those start with `agt_`"));
+    }
+
+    #[test]
+    fn a_chosen_id_is_a_plain_name_and_never_like_a_made_one() {
+        let longest = "x".repeat(CHOSEN_ID_MAX);
+        for good in ["my_box-1", "4abc", "Abcd", &longest] {
+            assert_eq!(SandboxId::choose(good).map(|id| id.to_string()), Ok(good.to_owned()));
+            assert!(good.parse::<ExecId>().is_ok(), "{good}");
+        }
+        let longer = "x".repeat(CHOSEN_ID_MAX + 1);
+        for bad in ["", "abc", "-abcd", "abcd_", "a/bcd", "ab.cd", "ab cd", "äbcd", &longer] {
+            assert!(matches!(SandboxId::choose(bad), Err(BadChosenId::Grammar { .. })), "{bad}");
+        }
+        for taken in ["daemon", "sbx_0123", "exe_1", "agt_chosen", "job_0cs9"] {
+            assert!(matches!(ExecId::choose(taken), Err(BadChosenId::Reserved { .. })), "{taken}");
+        }
+        let made = SandboxId::new(&mut IdSource::new(7), Timestamp::from_ms(1));
+        assert_eq!(made.as_str().parse(), Ok(made.clone()));
+        assert!(made.as_str().parse::<ExecId>().is_err());
     }
 
     #[test]

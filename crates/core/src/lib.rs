@@ -18,6 +18,7 @@ pub mod park;
 pub mod quarantine;
 pub mod record;
 pub mod retry;
+pub mod sandbox;
 pub mod session;
 pub mod summary;
 pub mod token;

@@ -53,6 +53,12 @@ pub const LABEL_VALUE_CHARS_MAX: usize = 256;
 pub const JOBS_UNTOLD_MAX: usize = 4_096;
 /// Jobs that a note before a turn lists. The others are counted.
 pub const NOTE_JOBS_MAX: usize = 20;
+/// Standalone sandboxes that are not stopped, failed or deleted.
+pub const LIVE_SANDBOXES_MAX: usize = 4_096;
+/// Execs that run in one standalone sandbox.
+pub const SANDBOX_EXECS_MAX: usize = 256;
+/// Output of one stream of an exec that is kept.
+pub const EXEC_OUTPUT_BYTES_MAX: u64 = 1024 * 1024 * 1024;
 /// Tokens that are neither revoked nor expired.
 pub const LIVE_TOKENS_MAX: usize = 1_024;
 /// Names of images.

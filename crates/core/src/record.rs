@@ -20,6 +20,7 @@ use crate::job::JobRow;
 use crate::lineage::LineageState;
 use crate::park::ParkReason;
 use crate::quarantine::QuarantineRow;
+use crate::sandbox::{SandboxExecRow, SandboxRow};
 use crate::session::{ForkPoint, TurnLinks};
 use crate::token::TokenRow;
 use crate::turn::{StepState, TurnState};
@@ -452,6 +453,10 @@ pub struct StoredState {
     pub jobs: Vec<JobRow>,
     /// Work in quarantine.
     pub quarantine: Vec<QuarantineRow>,
+    /// Standalone sandboxes that are live or have an open exec, and those that were remembered; ordered by id.
+    pub sandboxes: Vec<SandboxRow>,
+    /// The open execs in them.
+    pub execs: Vec<SandboxExecRow>,
 }
 
 impl StoredState {
@@ -470,11 +475,13 @@ impl StoredState {
     }
 }
 
-/// The ids of agents and sessions in an engine's memory, beyond the live ones.
+/// The ids of agents, sessions and standalone sandboxes in an engine's memory, beyond the live ones.
 #[derive(Debug, Clone, Default)]
 pub struct ResidentIds {
     pub agents: Vec<AgentId>,
     pub sessions: Vec<SessionId>,
+    /// Standalone sandboxes.
+    pub sandboxes: Vec<SandboxId>,
 }
 
 #[cfg(test)]

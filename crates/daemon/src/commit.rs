@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use lodge_core::job::JobWrite;
 use lodge_core::record::{EventRow, Role, SessionWrite, StepKind, TurnWrite, Write};
+use lodge_core::sandbox::SandboxWrite;
 use lodge_core::turn::StepState;
 use lodge_store::{Committed, FailedBatch, WriteError, Writer};
 
@@ -345,7 +346,13 @@ fn points(batches: &[Batch]) -> Vec<&'static str> {
             Write::Job(JobWrite::Progress { progress, .. }) if !progress.state.is_open() => {
                 Some("after_job_end")
             }
+            Write::Sandbox(SandboxWrite::New(_)) => Some("after_sandbox"),
+            Write::Sandbox(SandboxWrite::NewExec { .. }) => Some("after_exec"),
+            Write::Sandbox(SandboxWrite::ExecProgress { progress, .. }) if !progress.state.is_open() => {
+                Some("after_exec_end")
+            }
             Write::Agent(_)
+            | Write::Sandbox(_)
             | Write::Session(SessionWrite::New(_))
             | Write::Turn(_)
             | Write::Image(_)

@@ -13,6 +13,7 @@ pub mod context;
 pub mod crash;
 mod decide;
 mod excerpt;
+mod exec_logs;
 mod home;
 mod host_etc;
 mod host_trees;

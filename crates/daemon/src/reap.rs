@@ -7,16 +7,17 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use lodge_core::AgentId;
 use lodge_core::agent::AgentState;
 use lodge_core::record::AgentRow;
+use lodge_core::sandbox::SandboxState;
+use lodge_core::{AgentId, SandboxId};
 use lodge_proto::{NotPrunedView, PrunedView, Reaped};
 use lodge_store::ReadError;
 
 use crate::act::{PruneOutcome, prune};
 use crate::chain;
 use crate::shell::Shell;
-use lodge_engine::{AgentComponent, AgentObservation, Observation};
+use lodge_engine::{AgentComponent, AgentObservation, Effect, Observation, StandaloneEffect};
 
 /// The interval of automatic sweeps.
 const SWEEP_EVERY: Duration = Duration::from_secs(10 * 60);
@@ -34,6 +35,7 @@ enum SandboxLock {
 enum SandboxOwner {
     Nobody,
     Agent(AgentState),
+    Standalone(SandboxState),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +45,8 @@ enum SandboxVerdict {
     Died,
     /// About to have a keeper again, or being cleared away.
     Kept,
+    /// Its own task removes what is left, unless it was started again.
+    Tidy,
     /// It is not needed, unless work of its agent is open.
     Prune(&'static str),
 }
@@ -50,7 +54,16 @@ enum SandboxVerdict {
 fn judge(lock: SandboxLock, owner: SandboxOwner) -> SandboxVerdict {
     use AgentState as S;
     match (lock, owner) {
-        (SandboxLock::Held, SandboxOwner::Nobody | SandboxOwner::Agent(_)) => SandboxVerdict::Alive,
+        (SandboxLock::Held, SandboxOwner::Nobody | SandboxOwner::Agent(_) | SandboxOwner::Standalone(_)) => {
+            SandboxVerdict::Alive
+        }
+        (SandboxLock::Free, SandboxOwner::Standalone(state)) => match state {
+            // Its own task knows, or is about to.
+            SandboxState::Pending | SandboxState::Ready | SandboxState::Stopping | SandboxState::Deleting => {
+                SandboxVerdict::Kept
+            }
+            SandboxState::Stopped | SandboxState::Failed | SandboxState::Deleted => SandboxVerdict::Tidy,
+        },
         (SandboxLock::Free, SandboxOwner::Nobody) => SandboxVerdict::Prune("no agent has it"),
         (SandboxLock::Free, SandboxOwner::Agent(S::Ready)) => SandboxVerdict::Died,
         (SandboxLock::Free, SandboxOwner::Agent(S::Pulling | S::Starting | S::Removing)) => {
@@ -90,6 +103,9 @@ pub async fn reap(shell: &Arc<Shell>) -> Result<Reaped, ReadError> {
     let agents = shell.reader.read(|store| store.agents(None, u32::MAX)).await?;
     let agents: HashMap<String, AgentRow> =
         agents.into_iter().map(|found| (found.row.sandbox.to_string(), found.row)).collect();
+    let states = shell.reader.read(|store| store.sandbox_states()).await?;
+    let standalones: HashMap<String, (SandboxId, SandboxState)> =
+        states.into_iter().map(|(id, state)| (id.to_string(), (id, state))).collect();
     let running = agents.values().filter(|row| row.state == AgentState::Ready);
     let mut sandboxes: Vec<String> =
         directories.iter().cloned().chain(running.map(|row| row.sandbox.to_string())).collect();
@@ -107,7 +123,12 @@ pub async fn reap(shell: &Arc<Shell>) -> Result<Reaped, ReadError> {
     for sandbox in sandboxes {
         let row = agents.get(&sandbox);
         let lock = if shell.executor.is_held(&sandbox) { SandboxLock::Held } else { SandboxLock::Free };
-        let owner = row.map_or(SandboxOwner::Nobody, |row| SandboxOwner::Agent(row.state));
+        let standalone = standalones.get(&sandbox);
+        let owner = match (row, standalone) {
+            (Some(row), _) => SandboxOwner::Agent(row.state),
+            (None, Some((_, state))) => SandboxOwner::Standalone(*state),
+            (None, None) => SandboxOwner::Nobody,
+        };
         if lock == SandboxLock::Free && shell.executor.has_leftovers(&sandbox).await {
             // The start, stop or removal of the agent ends them.
             let detail = "processes of its dead keeper are left".to_owned();
@@ -117,6 +138,12 @@ pub async fn reap(shell: &Arc<Shell>) -> Result<Reaped, ReadError> {
         match judge(lock, owner) {
             SandboxVerdict::Alive => reaped.alive += 1,
             SandboxVerdict::Kept => reaped.kept += 1,
+            SandboxVerdict::Tidy => {
+                reaped.kept += 1;
+                if let Some((id, _)) = standalone {
+                    tidy(shell, id).await?;
+                }
+            }
             SandboxVerdict::Died => {
                 if let Some(row) = row {
                     died(shell, row, &mut reaped).await;
@@ -127,6 +154,18 @@ pub async fn reap(shell: &Arc<Shell>) -> Result<Reaped, ReadError> {
     }
     reaped.forgotten = forget_heartbeats(shell, &agents);
     Ok(reaped)
+}
+
+/// An exec whose outcome is not recorded yet may have its only record there.
+async fn tidy(shell: &Arc<Shell>, sandbox: &SandboxId) -> Result<(), ReadError> {
+    let id = sandbox.clone();
+    if !shell.reader.read(move |store| store.has_open_exec(&id)).await? {
+        let (sandbox, what) = (sandbox.clone(), StandaloneEffect::Tidy);
+        let context = Arc::clone(shell);
+        // The queue of a task may be full, and then the writer's thread would wait, not an async worker.
+        tokio::task::spawn_blocking(move || context.act(Effect::Standalone { sandbox, what }));
+    }
+    Ok(())
 }
 
 /// The engine decides, as about every death. A known death changes nothing.
@@ -205,7 +244,9 @@ mod tests {
             let pruned = matches!(judge(SandboxLock::Free, owner), SandboxVerdict::Prune(_));
             let needed = match owner {
                 SandboxOwner::Agent(S::Pulling | S::Starting | S::Ready | S::Removing) => true,
-                SandboxOwner::Agent(S::Stopped | S::Failed(_) | S::Removed) | SandboxOwner::Nobody => false,
+                SandboxOwner::Agent(S::Stopped | S::Failed(_) | S::Removed)
+                | SandboxOwner::Nobody
+                | SandboxOwner::Standalone(_) => false,
             };
             assert_eq!(pruned, !needed, "{owner:?}");
         }

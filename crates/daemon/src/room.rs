@@ -18,8 +18,8 @@ use lodge_proto::StorageView;
 use rustix::fs::FallocateFlags;
 
 use lodge_engine::{
-    AgentCommand, Command, ImageCommand, JobCommand, Refusal, Release, SessionOperation, TurnCommand,
-    WorkCommand,
+    AgentCommand, Command, ImageCommand, JobCommand, Refusal, Release, SandboxCommand, SessionOperation,
+    TurnCommand, WorkCommand,
 };
 
 /// Taken from the file system while there is room, so that outcomes can be recorded when there is none.
@@ -116,6 +116,9 @@ impl DiskNeed {
             )
             | Command::Image(ImageCommand::Add(_) | ImageCommand::AddNew(_))
             | Command::Turn(TurnCommand::Send(_))
+            | Command::Sandbox(
+                SandboxCommand::Create(_) | SandboxCommand::Resume { .. } | SandboxCommand::RunExec(_),
+            )
             | Command::Job(JobCommand::Submit(_)) => DiskNeed::Room,
             Command::Session(change) => match change.what {
                 SessionOperation::Fork { .. }
@@ -137,6 +140,11 @@ impl DiskNeed {
                 AgentCommand::Stop { .. } | AgentCommand::Kill { .. } | AgentCommand::Remove { .. },
             )
             | Command::Turn(TurnCommand::Interrupt { .. })
+            | Command::Sandbox(
+                SandboxCommand::Stop { .. }
+                | SandboxCommand::Remove { .. }
+                | SandboxCommand::CancelExec { .. },
+            )
             | Command::Job(JobCommand::Cancel { .. })
             | Command::Image(ImageCommand::Tag { .. } | ImageCommand::Remove { .. })
             | Command::Token(_)

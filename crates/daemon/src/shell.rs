@@ -194,14 +194,14 @@ impl Shell {
             data_dir: data_dir.clone(),
         });
         let starting = starting_slots();
-        let files = HostFiles {
+        let files = Arc::new(HostFiles {
             data_dir: data_dir.clone(),
             images: images.clone(),
             room: room.clone(),
             host_etc: host_etc.clone(),
             runtime: Arc::new(parts.runtime),
             starting: starting.clone(),
-        };
+        });
         let searching = Search::new(&data_dir.join("search.db"), &parts.log);
         Arc::new_cyclic(|shell| {
             let ports = ActPorts {
@@ -211,7 +211,8 @@ impl Shell {
                 threads: Arc::new(compute.clone()),
                 models: models.clone(),
                 agent_images: Arc::new(images.clone()),
-                files: Arc::new(files),
+                files: files.clone(),
+                sandbox_files: files,
                 outputs: Arc::new(ShellJobs(shell.clone())),
             };
             let context = ActContext::new(ActParts {

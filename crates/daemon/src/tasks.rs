@@ -31,6 +31,10 @@ task_kinds! {
     Decide = "decide",
     /// One sandbox's effects, in order. A failure of the sandbox is an observation for the engine.
     Sandbox = "sandbox",
+    /// One standalone sandbox's effects, in order. As above.
+    Standalone = "standalone sandbox",
+    /// Reads the ids of a command about standalone sandboxes. A failure is an observation for the engine.
+    SandboxLookup = "sandbox lookup",
     /// One model call. A failure is the outcome of its step.
     ModelCall = "model call",
     /// The pause before a revival or another start. Lost with the daemon; the next one begins it again from what is

@@ -7,12 +7,13 @@ mod errors;
 mod images;
 mod jobs;
 mod quarantine;
+mod sandboxes;
 mod sessions;
 mod tokens;
 mod turns;
 
-use lodge_core::Timestamp;
 use lodge_core::record::EventRow;
+use lodge_core::{AgentId, Timestamp};
 use lodge_proto::{Event, HttpView, LayerView};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -25,6 +26,7 @@ pub use self::errors::{for_model, refused};
 pub use self::images::{agentfile, capability, image, image_detail};
 pub use self::jobs::{job, no_job};
 pub use self::quarantine::quarantined;
+pub use self::sandboxes::{exec, sandbox};
 pub use self::sessions::{epoch, exported, hit, message, no_session, other_agent, session, session_exists};
 pub use self::tokens::token;
 pub use self::turns::{full_turn, turn, usage};
@@ -77,7 +79,8 @@ fn at(time: Timestamp) -> String {
 /// The fields of an event, with the agent whose stream it is in.
 fn event_data(row: &EventRow) -> Map<String, Value> {
     let mut data = row.body.data();
-    if row.stream != lodge_engine::DAEMON_STREAM {
+    let is_agents = row.stream.strip_prefix(AgentId::PREFIX).is_some_and(|rest| rest.starts_with('_'));
+    if is_agents {
         data.insert("agent".to_owned(), Value::from(row.stream.as_str()));
     }
     data

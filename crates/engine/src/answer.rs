@@ -1,5 +1,6 @@
 //! Answers to callers. The API renders them; the engine knows no wire formats.
 
+use lodge_core::sandbox::{SandboxExecRow, SandboxRow};
 use lodge_core::summary::TurnDetail;
 
 use crate::agents::messages::AgentAnswer;
@@ -16,6 +17,8 @@ pub enum Answer {
     Turn(Box<TurnDetail>),
     Session(SessionAnswer),
     Job(Box<JobAnswer>),
+    Sandbox(Box<SandboxRow>),
+    SandboxExec(Box<SandboxExecRow>),
     Image(ImageAnswer),
     Token(Box<TokenAnswer>),
     Work(Box<ReleasedWork>),

@@ -1,7 +1,7 @@
 //! The result of one step of the engine, and the step in progress.
 
 use lodge_core::record::{EventRow, Write};
-use lodge_core::{AgentId, Timestamp};
+use lodge_core::{AgentId, ExecId, SandboxId, Timestamp};
 
 use crate::{AgentEffect, Answer, Effect, ModelEffect, ModelOrder, Refusal, Ticket};
 
@@ -41,6 +41,7 @@ impl Batch {
 pub(crate) enum EarlyEffect {
     CallModel(Box<ModelOrder>),
     LookUp { agent: AgentId, ask: u64 },
+    LookUpSandbox { ask: u64, sandbox: SandboxId, exec: Option<ExecId> },
 }
 
 impl From<EarlyEffect> for Effect {
@@ -48,6 +49,7 @@ impl From<EarlyEffect> for Effect {
         match effect {
             EarlyEffect::CallModel(order) => Effect::Model(ModelEffect::Call(order)),
             EarlyEffect::LookUp { agent, ask } => Effect::Agent(AgentEffect::LookUp { agent, ask }),
+            EarlyEffect::LookUpSandbox { ask, sandbox, exec } => Effect::LookUpSandbox { ask, sandbox, exec },
         }
     }
 }

@@ -10,6 +10,7 @@ use lodge_core::{IdSource, Timestamp};
 use crate::agents::{Agent, Lookups, RetryPauses, lineages};
 use crate::batch::Step;
 use crate::requests::Requests;
+use crate::sandboxes::standalone::live::Standalones;
 use crate::sessions::Session;
 use crate::{Batch, DAEMON_STREAM, Engine, Host, StartEvent, StreamHead, jobs, turns};
 
@@ -75,6 +76,7 @@ impl Engine {
             working: 0,
             execs: HashMap::new(),
             jobs: jobs::LiveJobs::default(),
+            standalones: Standalones::default(),
             requests: Requests::default(),
             idle_sessions: VecDeque::new(),
             outages: turns::outages::Outages::default(),
@@ -106,6 +108,13 @@ impl Engine {
         engine.restore_outages();
         for row in loaded.jobs {
             engine.jobs.insert(row, 0);
+        }
+        for row in loaded.sandboxes {
+            engine.streams.entry(row.id.to_string()).or_default();
+            engine.standalones.insert(row);
+        }
+        for row in loaded.execs {
+            engine.standalones.insert_exec(row);
         }
         engine
     }

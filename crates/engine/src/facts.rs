@@ -10,9 +10,10 @@ use lodge_core::epoch::Epoch;
 use lodge_core::job::JobRow;
 use lodge_core::quarantine::QuarantineRow;
 use lodge_core::record::{AgentFact, AgentRow, ImageFact, ImageRefRow, LineageRow, SessionFact, TurnRow};
+use lodge_core::sandbox::{SandboxExecRow, SandboxRow};
 use lodge_core::token::TokenRow;
 use lodge_core::turn::StepState;
-use lodge_core::{AgentId, ExecId, JobId, SessionId, TokenId, TurnId, WorkId};
+use lodge_core::{AgentId, ExecId, JobId, SandboxId, SessionId, TokenId, TurnId, WorkId};
 
 use crate::Engine;
 use crate::sessions::Session;
@@ -30,8 +31,11 @@ pub struct Sizes {
     pub jobs: JobSizes,
     pub requests: usize,
     pub streams: usize,
-    /// Requests that wait for agents at rest.
+    /// Requests that wait for agents or sandboxes at rest.
     pub lookups: usize,
+    /// Standalone sandboxes, and the execs in them.
+    pub sandboxes: usize,
+    pub sandbox_execs: usize,
     /// Agents that have a slot.
     pub working: usize,
     pub max_concurrent: usize,
@@ -79,6 +83,10 @@ pub struct Facts {
     pub images: BTreeMap<String, ImageFact>,
     /// Work in quarantine.
     pub quarantine: BTreeMap<WorkId, QuarantineRow>,
+    /// Standalone sandboxes that are not at rest.
+    pub sandboxes: BTreeMap<SandboxId, SandboxRow>,
+    /// The open execs in them.
+    pub sandbox_execs: BTreeMap<ExecId, SandboxExecRow>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -114,6 +122,7 @@ pub struct TurnFacts {
 
 impl Engine {
     pub fn sizes(&self) -> Sizes {
+        let (sandboxes, sandbox_execs, lookups) = self.standalones.sizes();
         Sizes {
             agents: self.agents.len(),
             sessions: self.sessions.len(),
@@ -123,7 +132,9 @@ impl Engine {
             jobs: self.job_sizes(),
             requests: self.requests.len(),
             streams: self.streams.len(),
-            lookups: self.lookups.len(),
+            lookups: self.lookups.len() + lookups,
+            sandboxes,
+            sandbox_execs,
             working: self.working,
             max_concurrent: self.host.settings.max_concurrent,
         }
@@ -172,7 +183,11 @@ impl Engine {
                 AgentFacts { row: agent.row.clone(), lineage: agent.lineage.clone(), running: agent.running },
             )
         });
-        let rests = |stream: &str| resting.iter().any(|agent| agent.as_str() == stream);
+        let resting_sandboxes = self.standalones.resting();
+        let rests = |stream: &str| {
+            resting.iter().any(|agent| agent.as_str() == stream)
+                || resting_sandboxes.iter().any(|sandbox| sandbox.as_str() == stream)
+        };
         let streams = self.streams.iter().filter(|(stream, _)| !rests(stream));
         let live = self.sessions.iter().filter(|(_, session)| !session.live.is_empty());
         let sessions = live.map(|(id, session)| {
@@ -204,6 +219,18 @@ impl Engine {
             image_refs: self.image_refs.clone(),
             images: self.images.clone(),
             quarantine: self.quarantine.clone(),
+            sandboxes: self
+                .standalones
+                .rows()
+                .filter(|row| !resting_sandboxes.contains(&row.id))
+                .map(|row| (row.id.clone(), row.clone()))
+                .collect(),
+            sandbox_execs: self
+                .standalones
+                .exec_rows()
+                .filter(|row| row.progress.state.is_open())
+                .map(|row| (row.id.clone(), row.clone()))
+                .collect(),
         }
     }
 

@@ -1,13 +1,14 @@
 //! Inputs and outputs of the engine. Each aggregate defines its own part.
 
 use lodge_core::token::TokenRow;
-use lodge_core::{AgentId, SandboxId};
+use lodge_core::{AgentId, ExecId, SandboxId};
 
 use crate::agents::messages::{AgentCommand, AgentEffect, AgentObservation};
 use crate::images::messages::{ImageCommand, PullEffect, PullObservation};
 use crate::jobs::{JobCommand, JobEffect, JobObservation};
 use crate::quarantine::{WorkCommand, WorkEffect};
 use crate::sandboxes::messages::{SandboxEffect, SandboxObservation};
+use crate::sandboxes::standalone::messages::{SandboxCommand, StandaloneEffect, StandaloneObservation};
 use crate::sessions::messages::SessionChange;
 use crate::tokens::messages::TokenCommand;
 use crate::turns::messages::{ModelEffect, TurnCommand, TurnObservation};
@@ -39,6 +40,7 @@ pub enum Command {
     Session(Box<SessionChange>),
     Token(TokenCommand),
     Job(JobCommand),
+    Sandbox(SandboxCommand),
     Image(ImageCommand),
     Work(WorkCommand),
     /// A repeated request with its recorded answer. The caller is answered now, or when the decision has taken effect.
@@ -63,6 +65,7 @@ pub enum Command {
 pub enum Observation {
     Agent(AgentObservation),
     Sandbox(SandboxObservation),
+    Standalone(StandaloneObservation),
     Turn(TurnObservation),
     Pull(PullObservation),
     Job(JobObservation),
@@ -89,9 +92,20 @@ pub enum Effect {
         what: SandboxEffect,
     },
     Agent(AgentEffect),
+    /// Work in a sandbox that belongs to no agent.
+    Standalone {
+        sandbox: SandboxId,
+        what: StandaloneEffect,
+    },
     Model(ModelEffect),
     Pull(PullEffect),
     Job(JobEffect),
+    /// Read the ids of a command about standalone sandboxes from the store, and report what they are.
+    LookUpSandbox {
+        ask: u64,
+        sandbox: SandboxId,
+        exec: Option<ExecId>,
+    },
     /// Accept a token, or revoke it and close its connections.
     Token(Box<TokenRow>),
     Work(WorkEffect),

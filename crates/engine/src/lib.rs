@@ -50,6 +50,8 @@ pub use rebuild::RequestName;
 pub use refusal::*;
 use requests::Requests;
 pub use sandboxes::messages::*;
+use sandboxes::standalone::live::Standalones;
+pub use sandboxes::standalone::messages::*;
 use sessions::Session;
 pub use sessions::messages::*;
 pub use tokens::messages::*;
@@ -91,7 +93,7 @@ pub struct Engine {
     host: Host,
     ids: IdSource,
     seq: u64,
-    /// Of the daemon and of the agents in memory.
+    /// Of the daemon, and of the agents and the standalone sandboxes in memory.
     streams: BTreeMap<String, StreamHead>,
     /// Agents at rest come and go, see `agents::rest`.
     agents: BTreeMap<AgentId, Agent>,
@@ -106,6 +108,8 @@ pub struct Engine {
     working: usize,
     execs: HashMap<ExecId, TurnId>,
     jobs: jobs::LiveJobs,
+    /// Sandboxes that belong to no agent.
+    standalones: Standalones,
     requests: Requests,
     /// Sessions without a live turn, the longest idle first.
     idle_sessions: VecDeque<SessionId>,
@@ -174,7 +178,11 @@ impl Engine {
     fn command(&mut self, caller: Caller, command: Command) {
         match self.absent_agent(&command) {
             Some(agent) => self.order_lookup(caller, command, agent),
-            None => self.decide(caller, command),
+            None => {
+                if let Some((caller, command)) = self.wait_for_sandbox(caller, command) {
+                    self.decide(caller, command);
+                }
+            }
         }
     }
 
@@ -204,6 +212,7 @@ impl Engine {
             Command::Image(command) => self.image_command(caller, command),
             Command::Job(JobCommand::Submit(new)) => self.submit_job(caller, *new),
             Command::Job(JobCommand::Cancel { id }) => self.cancel_job(caller, &id),
+            Command::Sandbox(command) => self.sandbox_command(caller, command),
             Command::Work(WorkCommand::Release { id, how }) => self.release_work(caller, &id, how),
             Command::Reloaded { keys, answer } => {
                 self.event(DAEMON_STREAM, DaemonReloaded { keys });
@@ -228,6 +237,7 @@ impl Engine {
         match seen {
             Observation::Agent(seen) => self.observe_agent(seen),
             Observation::Sandbox(seen) => self.observe_sandbox(seen),
+            Observation::Standalone(seen) => self.observe_standalone(seen),
             Observation::Turn(seen) => self.observe_turn(seen),
             Observation::Pull(seen) => self.observe_pull(seen),
             Observation::Job(seen) => self.observe_job(seen),
@@ -236,6 +246,7 @@ impl Engine {
             Observation::Settled { requests, seq, rest } => {
                 self.settled(requests, rest);
                 self.release_resting_agents(seq);
+                self.release_sandboxes(seq);
             }
         }
     }

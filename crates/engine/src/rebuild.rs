@@ -20,7 +20,8 @@ impl Engine {
     pub fn resident_ids(&self) -> ResidentIds {
         let mut sessions: Vec<SessionId> = self.sessions.keys().cloned().collect();
         sessions.sort();
-        ResidentIds { agents: self.agents.keys().cloned().collect(), sessions }
+        let sandboxes = self.standalones.rows().map(|row| row.id.clone()).collect();
+        ResidentIds { agents: self.agents.keys().cloned().collect(), sessions, sandboxes }
     }
 
     /// Replaces the memory with the recorded state. The first batch adopts sandboxes as after a start, and hands out
@@ -45,6 +46,7 @@ impl Engine {
             asks,
             quarantined,
             lookups,
+            standalones,
             ..
         } = self;
         requests.forget_unrecorded(unrecorded);
@@ -53,7 +55,7 @@ impl Engine {
         engine.requests = requests;
         // An answer to an earlier order may still arrive.
         engine.asks = asks;
-        for caller in lookups.into_callers() {
+        for caller in lookups.into_callers().chain(standalones.into_callers()) {
             engine.step.refuse(caller.ticket, Refusal::NotRecorded);
         }
         idle.iter().for_each(|session| engine.rest_session(session));

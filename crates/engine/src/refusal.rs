@@ -8,6 +8,7 @@ pub use crate::agents::refusal::{AgentRefusal, LineageRefusal};
 pub use crate::images::refusal::{ImageOrigin, ImageRefusal};
 pub use crate::jobs::refusal::JobRefusal;
 pub use crate::quarantine::WorkRefusal;
+pub use crate::sandboxes::standalone::refusal::{ExecRefusal, SandboxRefusal};
 pub use crate::sessions::refusal::SessionRefusal;
 pub use crate::tokens::TokenRefusal;
 pub use crate::turns::refusal::{RuntimeCallRefusal, TurnRefusal};
@@ -24,6 +25,10 @@ pub enum Refusal {
     Session(#[from] SessionRefusal),
     #[error(transparent)]
     Job(#[from] JobRefusal),
+    #[error(transparent)]
+    Sandbox(#[from] SandboxRefusal),
+    #[error(transparent)]
+    Exec(#[from] ExecRefusal),
     #[error(transparent)]
     Image(#[from] ImageRefusal),
     #[error(transparent)]
@@ -49,6 +54,8 @@ impl Refusal {
             Refusal::Turn(refusal) => refusal.code(),
             Refusal::Session(refusal) => refusal.code(),
             Refusal::Job(refusal) => refusal.code(),
+            Refusal::Sandbox(refusal) => refusal.code(),
+            Refusal::Exec(refusal) => refusal.code(),
             Refusal::Image(refusal) => refusal.code(),
             Refusal::Token(refusal) => refusal.code(),
             Refusal::Work(refusal) => refusal.code(),
@@ -66,6 +73,8 @@ impl Refusal {
             Refusal::Turn(refusal) => refusal.hint(),
             Refusal::Session(refusal) => Some(refusal.hint()),
             Refusal::Job(refusal) => Some(refusal.hint()),
+            Refusal::Sandbox(refusal) => Some(refusal.hint()),
+            Refusal::Exec(refusal) => Some(refusal.hint()),
             Refusal::Image(refusal) => Some(refusal.hint()),
             Refusal::Token(refusal) => Some(refusal.hint()),
             Refusal::Work(refusal) => Some(refusal.hint()),
@@ -85,6 +94,8 @@ impl Refusal {
             Refusal::Turn(_)
             | Refusal::Session(_)
             | Refusal::Job(_)
+            | Refusal::Sandbox(_)
+            | Refusal::Exec(_)
             | Refusal::Image(_)
             | Refusal::Token(_)
             | Refusal::Work(_)

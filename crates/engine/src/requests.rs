@@ -137,6 +137,7 @@ fn ends_agent(command: &Command) -> Option<Option<&AgentId>> {
         | Command::Session(_)
         | Command::Token(_)
         | Command::Job(_)
+        | Command::Sandbox(_)
         | Command::Image(_)
         | Command::Work(_)
         | Command::Reloaded { .. }

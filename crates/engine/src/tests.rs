@@ -13,6 +13,7 @@ mod restarts;
 mod retries;
 mod sessions;
 mod slots;
+mod standalone;
 mod turn_retries;
 mod turns;
 mod updates;
@@ -264,6 +265,10 @@ fn reply(batch: &Batch) -> Value {
             "labels": job.row.labels(),
             "cancelling": job.row.progress.state.is_open() && job.row.progress.cancel.is_some(),
         }),
+        Answer::Sandbox(row) => json!({"id": row.id.as_str(), "status": row.state.word()}),
+        Answer::SandboxExec(row) => {
+            json!({"id": row.id.as_str(), "status": row.progress.state.word()})
+        }
         Answer::Image(ImageAnswer::Image(image)) => json!({
             "digest": image.digest, "refs": image.refs, "named": image.named, "size_bytes": image.bytes,
             "agents": image.agents, "complete": image.complete,

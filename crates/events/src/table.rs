@@ -664,4 +664,159 @@ events! {
         #[prost(string, optional, tag = "1")]
         session: Option<String>,
     }
+    /// A sandbox was accepted, for its first start or to be resumed.
+    100 "sandbox.accepted" SandboxAccepted {
+        /// The sandbox.
+        #[prost(string, tag = "43")]
+        sandbox: String,
+    }
+    /// The directory of a sandbox is made, and its keeper started.
+    101 "sandbox.preparing" SandboxPreparing {
+        /// The sandbox.
+        #[prost(string, tag = "43")]
+        sandbox: String,
+    }
+    /// A sandbox is ready for execs.
+    102 "sandbox.ready" SandboxReady {
+        /// The sandbox.
+        #[prost(string, tag = "43")]
+        sandbox: String,
+    }
+    /// A sandbox is being stopped.
+    103 "sandbox.stop_requested" SandboxStopRequested {
+        /// The sandbox.
+        #[prost(string, tag = "43")]
+        sandbox: String,
+    }
+    /// None of the processes of a sandbox is left.
+    104 "sandbox.stopped" SandboxStopped {
+        /// The sandbox.
+        #[prost(string, tag = "43")]
+        sandbox: String,
+    }
+    /// A sandbox could not be started, ended by itself, or could not be ended.
+    105 "sandbox.failed" SandboxFailed {
+        /// The sandbox.
+        #[prost(string, tag = "43")]
+        sandbox: String,
+        /// The code of `error_code` in the sandbox.
+        #[prost(string, tag = "45")]
+        code: String,
+        #[prost(string, optional, tag = "20")]
+        detail: Option<String>,
+    }
+    /// A sandbox is being deleted.
+    106 "sandbox.delete_requested" SandboxDeleteRequested {
+        /// The sandbox.
+        #[prost(string, tag = "43")]
+        sandbox: String,
+    }
+    /// Nothing of a sandbox is left on the host. Its id is never used again.
+    107 "sandbox.deleted" SandboxDeleted {
+        /// The sandbox.
+        #[prost(string, tag = "43")]
+        sandbox: String,
+    }
+    /// An exec was accepted and is started.
+    110 "exec.started" ExecStarted {
+        /// The sandbox.
+        #[prost(string, tag = "43")]
+        sandbox: String,
+        /// The exec.
+        #[prost(string, tag = "46")]
+        exec: String,
+        /// The program.
+        #[prost(string, tag = "5")]
+        name: String,
+    }
+    /// An exec ran and ended, with any exit code.
+    111 "exec.finished" ExecFinished {
+        /// The sandbox.
+        #[prost(string, tag = "43")]
+        sandbox: String,
+        /// The exec.
+        #[prost(string, tag = "46")]
+        exec: String,
+        /// The program.
+        #[prost(string, tag = "5")]
+        name: String,
+        #[prost(sint32, optional, tag = "10")]
+        exit_code: Option<i32>,
+        /// The signal that ended it.
+        #[prost(sint32, optional, tag = "11")]
+        signal: Option<i32>,
+        /// The limit that it ran into.
+        #[prost(string, optional, tag = "40")]
+        cause: Option<String>,
+        /// Why, or what else is to say.
+        #[prost(string, optional, tag = "20")]
+        detail: Option<String>,
+        /// What it has written to stdout.
+        #[prost(uint64, tag = "37")]
+        stdout_bytes: u64,
+        /// What it has written to stderr.
+        #[prost(uint64, tag = "38")]
+        stderr_bytes: u64,
+    }
+    /// An exec could not be started, or was lost.
+    112 "exec.failed" ExecFailed {
+        /// The sandbox.
+        #[prost(string, tag = "43")]
+        sandbox: String,
+        /// The exec.
+        #[prost(string, tag = "46")]
+        exec: String,
+        /// The program.
+        #[prost(string, tag = "5")]
+        name: String,
+        /// `not_found`, `not_executable`, `not_started` or `lost`.
+        #[prost(string, tag = "45")]
+        code: String,
+        #[prost(sint32, optional, tag = "10")]
+        exit_code: Option<i32>,
+        /// The signal that ended it.
+        #[prost(sint32, optional, tag = "11")]
+        signal: Option<i32>,
+        /// The limit that it ran into.
+        #[prost(string, optional, tag = "40")]
+        cause: Option<String>,
+        /// Why, or what else is to say.
+        #[prost(string, optional, tag = "20")]
+        detail: Option<String>,
+        /// What it has written to stdout.
+        #[prost(uint64, tag = "37")]
+        stdout_bytes: u64,
+        /// What it has written to stderr.
+        #[prost(uint64, tag = "38")]
+        stderr_bytes: u64,
+    }
+    /// An exec was cancelled, or ended with its sandbox.
+    113 "exec.cancelled" ExecCancelled {
+        /// The sandbox.
+        #[prost(string, tag = "43")]
+        sandbox: String,
+        /// The exec.
+        #[prost(string, tag = "46")]
+        exec: String,
+        /// The program.
+        #[prost(string, tag = "5")]
+        name: String,
+        #[prost(sint32, optional, tag = "10")]
+        exit_code: Option<i32>,
+        /// The signal that ended it.
+        #[prost(sint32, optional, tag = "11")]
+        signal: Option<i32>,
+        /// The limit that it ran into.
+        #[prost(string, optional, tag = "40")]
+        cause: Option<String>,
+        /// Why, or what else is to say.
+        #[prost(string, optional, tag = "20")]
+        detail: Option<String>,
+        /// What it has written to stdout.
+        #[prost(uint64, tag = "37")]
+        stdout_bytes: u64,
+        /// What it has written to stderr.
+        #[prost(uint64, tag = "38")]
+        stderr_bytes: u64,
+    }
 }

@@ -90,7 +90,7 @@ fn sessions_and_jobs_are_found_in_every_kind_that_has_them() {
 /// `docs/events.md`, from the table.
 fn page() -> String {
     let mut page = String::from(
-        "# Events\n\nEvery event has `seq` (the cursor), `stream` (an agent's id, or `daemon`), `stream_seq` (gap-free within its \
+        "# Events\n\nEvery event has `seq` (the cursor), `stream` (the id of an agent or of a standalone sandbox, or `daemon`), `stream_seq` (gap-free within its \
          stream), `at`, `kind` and `data`. `data` of an event in an agent's stream also has `agent`, its id. Fields without a value are \
          absent. New kinds and fields may be added; skip what you do not know. `rpc/discover` has this list with a JSON schema of each `data`.\n",
     );

@@ -22,7 +22,8 @@ pub use link::{Link, LinkReceiver, LinkSender};
 pub use lodge_link::{
     Bind, BindOwner, EnforcedLimit, ExecKind, ExecState, ExitOutcome, ExitRecord, FileIdentity,
     KeeperCommand, KeeperEvent, KeeperSecret, KnownExec, Layer, LimitHit, Limits, Network, OrderRuns,
-    PrivateRoot, Resource, ResourceUsage, StartExec, StreamCount, StreamKind, Welcome, limits,
+    PrivateRoot, Resource, ResourceUsage, StartExec, StreamCount, StreamKind, Welcome, limits, stderr_log,
+    stdout_log,
 };
 pub use name::ExecName;
 pub use open_files::FileLimit;

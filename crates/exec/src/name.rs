@@ -14,6 +14,8 @@ pub enum ExecName {
     },
     Tool(ExecId),
     Job(JobId),
+    /// A command of a client in a standalone sandbox.
+    Command(ExecId),
 }
 
 impl ExecName {
@@ -26,6 +28,7 @@ impl ExecName {
             }
             ExecKind::Tool => exec.parse().ok().map(ExecName::Tool),
             ExecKind::Job => exec.parse().ok().map(ExecName::Job),
+            ExecKind::Command => exec.parse().ok().map(ExecName::Command),
         }
     }
 
@@ -34,6 +37,7 @@ impl ExecName {
             ExecName::Runtime { .. } => ExecKind::Runtime,
             ExecName::Tool(_) => ExecKind::Tool,
             ExecName::Job(_) => ExecKind::Job,
+            ExecName::Command(_) => ExecKind::Command,
         }
     }
 }
@@ -42,7 +46,7 @@ impl fmt::Display for ExecName {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ExecName::Runtime { run } => write!(out, "{RUNTIME_EXEC_PREFIX}{run}"),
-            ExecName::Tool(exec) => exec.fmt(out),
+            ExecName::Tool(exec) | ExecName::Command(exec) => exec.fmt(out),
             ExecName::Job(job) => job.fmt(out),
         }
     }

@@ -22,6 +22,8 @@ pub struct SandboxSpec {
     pub limits: Limits,
     /// Takes the keeper's words and the runtime's stderr.
     pub log: PathBuf,
+    /// The directory for the output of commands, in a standalone sandbox.
+    pub logs: Option<PathBuf>,
     /// Where the keeper dies, for crash tests.
     pub failpoint: Option<String>,
 }

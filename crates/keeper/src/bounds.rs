@@ -208,20 +208,21 @@ impl Bounds {
             sys::set_rlimit(libc::RLIMIT_FSIZE, most, most)?;
         }
         match (kind, space) {
-            (ExecKind::Tool | ExecKind::Job, WriteSpace::Left) => {}
+            (ExecKind::Tool | ExecKind::Job | ExecKind::Command, WriteSpace::Left) => {}
             // A refused write must not kill a runtime, whose log is a file, or a program that removes files.
             // SAFETY: no memory is passed.
-            (ExecKind::Runtime, _) | (ExecKind::Tool | ExecKind::Job, WriteSpace::Full { .. }) => unsafe {
+            (ExecKind::Runtime, _)
+            | (ExecKind::Tool | ExecKind::Job | ExecKind::Command, WriteSpace::Full { .. }) => unsafe {
                 libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
             },
         }
         match (kind, self.limits.cpu_ms) {
-            (ExecKind::Tool | ExecKind::Job, Some(cpu_ms)) => {
+            (ExecKind::Tool | ExecKind::Job | ExecKind::Command, Some(cpu_ms)) => {
                 // The watch comes first; this holds should it not.
                 let seconds = cpu_ms.div_ceil(1000).saturating_add(1);
                 sys::set_rlimit(libc::RLIMIT_CPU, seconds, seconds.saturating_add(CPU_ROOM_S))
             }
-            (ExecKind::Tool | ExecKind::Job | ExecKind::Runtime, _) => Ok(()),
+            (ExecKind::Tool | ExecKind::Job | ExecKind::Command | ExecKind::Runtime, _) => Ok(()),
         }
     }
 

@@ -96,7 +96,7 @@ impl Keeper {
         let started = KeeperEvent::Started { exec, kind, pid };
         match kind {
             ExecKind::Job => self.report_started(&started),
-            ExecKind::Tool | ExecKind::Runtime => self.report(&started),
+            ExecKind::Tool | ExecKind::Command | ExecKind::Runtime => self.report(&started),
         }
         if went == StartResult::Late {
             self.kill_for_breach(serial, "it was delayed before it could start. ");
@@ -394,10 +394,11 @@ impl SpawnedExec {
         };
         let job = match start.kind {
             ExecKind::Job => Some(JobCapture::new(dir.clone(), start.keep_free)),
+            ExecKind::Command => Some(JobCapture::without_order(dir.clone(), start.keep_free)),
             ExecKind::Tool | ExecKind::Runtime => None,
         };
         let when_empty = match start.kind {
-            ExecKind::Tool | ExecKind::Job => WhenEmpty::Close,
+            ExecKind::Tool | ExecKind::Job | ExecKind::Command => WhenEmpty::Close,
             ExecKind::Runtime => WhenEmpty::StayOpen,
         };
         let running = RunningExec {

@@ -77,6 +77,8 @@ pub(crate) struct ConfinedSandbox {
     /// tools are among the ones that keep them apart.
     pub(crate) without_tcp: Option<Ruleset>,
     pub(crate) bounds: Bounds,
+    /// The directory for the output of commands, for the one who keeps their files.
+    pub(crate) logs: Option<OwnedFd>,
 }
 
 impl ConfinedSandbox {
@@ -107,7 +109,7 @@ impl OomScore {
     pub(crate) fn raise(&self, kind: ExecKind) -> io::Result<()> {
         let own = self.own.parse::<i32>().unwrap_or(0);
         let raised = match kind {
-            ExecKind::Tool | ExecKind::Job => TOOL_OOM_SCORE_ADJ,
+            ExecKind::Tool | ExecKind::Job | ExecKind::Command => TOOL_OOM_SCORE_ADJ,
             ExecKind::Runtime => RUNTIME_OOM_SCORE_ADJ,
         };
         (&self.file).write_all(own.max(raised).to_string().as_bytes())
@@ -138,7 +140,12 @@ impl OomScore {
 }
 
 /// Confines this process and everything that it will start.
-pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Result<ConfinedSandbox> {
+pub(crate) fn enter(
+    spec: &KeeperSpec,
+    dir: &OwnedFd,
+    logs: Option<OwnedFd>,
+    fence: Fence,
+) -> io::Result<ConfinedSandbox> {
     let (root, hides_keeper) = (fence.root(spec), fence.hides_keeper());
     let Fence { mut layers, namespaces, view, proc_is_ours, groups, net, mut bounds } = fence;
     let user = user(spec, &mut layers)?;
@@ -152,7 +159,7 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
     }
     layers.note("capabilities", drop_capabilities(net.capabilities()));
     counters::bound_processes()?;
-    let own = own_places(dir, groups.as_ref(), &bounds);
+    let own = own_places(dir, logs.as_ref(), groups.as_ref(), &bounds);
     let own = if hides_keeper { own } else { Vec::new() };
     let rules = landlock::prepare(readable(view), &writable(spec, view), &own, &mut layers);
     // The keeper can share its execs' rules only where they do not see its directory.
@@ -203,6 +210,7 @@ pub(crate) fn enter(spec: &KeeperSpec, dir: &OwnedFd, fence: Fence) -> io::Resul
         supervises,
         without_tcp,
         bounds,
+        logs,
     })
 }
 
@@ -224,11 +232,12 @@ fn refuse_set_id(spec: &KeeperSpec, is_filtered: bool, layers: &mut Layers) -> i
 /// What the keeper itself has to write. Masks, owners and read-only mounts keep execs from it.
 fn own_places<'a>(
     dir: &'a OwnedFd,
+    logs: Option<&'a OwnedFd>,
     groups: Option<&'a SandboxCgroup>,
     bounds: &'a Bounds,
 ) -> Vec<KeeperDir<'a>> {
     let groups = groups.map(|groups| [KeeperDir::Write(&groups.dir), KeeperDir::RemoveFrom(&groups.parent)]);
-    let own = std::iter::once(KeeperDir::Write(dir)).chain(groups.into_iter().flatten());
+    let own = std::iter::once(dir).chain(logs).map(KeeperDir::Write).chain(groups.into_iter().flatten());
     own.chain(bounds.parents().map(KeeperDir::RemoveFrom)).collect()
 }
 

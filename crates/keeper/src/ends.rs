@@ -146,7 +146,7 @@ impl Keeper {
             let stdout = match self.running[at].kind {
                 ExecKind::Tool => self.running[at].stdout.pump(&ways),
                 ExecKind::Runtime => self.relay(serial),
-                ExecKind::Job => match self.pump_job(serial) {
+                ExecKind::Job | ExecKind::Command => match self.pump_job(serial) {
                     PipeFlow::More => continue,
                     both @ (PipeFlow::Dry | PipeFlow::Ended) => return both,
                 },

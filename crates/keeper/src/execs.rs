@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use lodge_link::{
     EXEC_DIR, EXIT_FILE, ExecKind, ExecState, ExitOutcome, ExitRecord, KnownExec, LimitHit, ResourceUsage,
-    STDERR_FILE, STDOUT_FILE, StreamCount, is_valid_id, limits,
+    STDERR_FILE, STDOUT_FILE, StreamCount, is_valid_id, limits, stderr_log, stdout_log,
 };
 
 use crate::captured::StreamCapture;
@@ -37,6 +37,8 @@ const EXIT_TEMPORARY: &CStr = c"exit.new";
 pub(crate) struct ExecDirs {
     dir: OwnedFd,
     spares: SpareDirs,
+    /// The directory for the output of commands.
+    logs: Option<OwnedFd>,
 }
 
 /// How claiming an exec went.
@@ -60,7 +62,7 @@ pub(crate) struct ClaimedExec {
 /// Where the streams of an exec go.
 #[derive(Debug)]
 pub(crate) enum OutputTarget {
-    /// A tool's, each to a file.
+    /// A tool's or a command's, each to a file.
     Files { stdout: File, stderr: File },
     /// A job's, to files that are made as they are needed.
     Parts { dir: Rc<OwnedFd> },
@@ -157,7 +159,7 @@ impl RunningExec {
 }
 
 impl ExecDirs {
-    pub(crate) fn open(keeper_dir: &OwnedFd) -> io::Result<ExecDirs> {
+    pub(crate) fn open(keeper_dir: &OwnedFd, logs: Option<OwnedFd>) -> io::Result<ExecDirs> {
         let name = c_name(EXEC_DIR)?;
         match sys::mkdir_at(keeper_dir.as_fd(), &name, 0o700) {
             Ok(()) => {}
@@ -165,7 +167,7 @@ impl ExecDirs {
             Err(error) => return Err(error),
         }
         let dir = open_dir(keeper_dir, &name)?;
-        Ok(ExecDirs { spares: SpareDirs::open(&dir)?, dir })
+        Ok(ExecDirs { spares: SpareDirs::open(&dir)?, dir, logs })
     }
 
     /// Claims an exec: from here on it was either started by this call or never will be by another.
@@ -186,7 +188,7 @@ impl ExecDirs {
         };
         match equipped.and_then(|(dir, record)| {
             record.write_all_at(&kind.claim(exec), 0)?;
-            Ok(ClaimedExec { output: make_output(&dir, kind)?, dir, record })
+            Ok(ClaimedExec { output: self.make_output(&dir, exec, kind)?, dir, record })
         }) {
             Ok(claimed) => Ok(ExecClaim::New(claimed)),
             Err(error) => {
@@ -195,6 +197,26 @@ impl ExecDirs {
                 Err(error)
             }
         }
+    }
+
+    fn make_output(&self, dir: &Rc<OwnedFd>, exec: &str, kind: ExecKind) -> io::Result<OutputTarget> {
+        Ok(match kind {
+            ExecKind::Tool => OutputTarget::Files {
+                stdout: create_output(dir, STDOUT_FILE)?.into(),
+                stderr: create_output(dir, STDERR_FILE)?.into(),
+            },
+            ExecKind::Job => OutputTarget::Parts { dir: dir.clone() },
+            ExecKind::Command => {
+                let Some(logs) = &self.logs else {
+                    return Err(io::Error::other("the sandbox has no directory for the output of commands"));
+                };
+                OutputTarget::Files {
+                    stdout: create_log(logs, &stdout_log(exec))?.into(),
+                    stderr: create_log(logs, &stderr_log(exec))?.into(),
+                }
+            }
+            ExecKind::Runtime => OutputTarget::Log,
+        })
     }
 
     /// Takes the room for the record before anything runs, so that what ran can be recorded on a full disk.
@@ -300,21 +322,17 @@ pub(crate) fn write_record(
     sys::rename_at(dir.as_fd(), EXIT_TEMPORARY, &c_name(EXIT_FILE)?)
 }
 
-fn make_output(dir: &Rc<OwnedFd>, kind: ExecKind) -> io::Result<OutputTarget> {
-    Ok(match kind {
-        ExecKind::Tool => OutputTarget::Files {
-            stdout: create_output(dir, STDOUT_FILE)?.into(),
-            stderr: create_output(dir, STDERR_FILE)?.into(),
-        },
-        ExecKind::Job => OutputTarget::Parts { dir: dir.clone() },
-        ExecKind::Runtime => OutputTarget::Log,
-    })
-}
-
 /// Creates a file of the exec. It must not exist.
 pub(crate) fn create_output(dir: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
     sys::open_at(dir.as_fd(), &c_name(name)?, flags, 0o600)
+}
+
+/// Creates a file for the output of a command, which programs of the sandbox may read. A file that a claim left which
+/// was taken back is emptied.
+fn create_log(dir: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_NOFOLLOW;
+    sys::open_at(dir.as_fd(), &c_name(name)?, flags, 0o644)
 }
 
 fn open_dir(parent: &OwnedFd, name: &CStr) -> io::Result<OwnedFd> {

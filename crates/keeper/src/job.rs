@@ -1,4 +1,4 @@
-//! The output of a job: both streams in turn, the order of their writes, and the reports about it.
+//! The output of a job or of a command: both streams in turn, the order of their writes, and the reports about it.
 //!
 //! Owns: the file `order`, how often the daemon gets a report, and that a nearly full disk is not filled.
 
@@ -58,6 +58,11 @@ impl JobCapture {
             told_at: None,
             tell_at: None,
         }
+    }
+
+    /// For streams that are never merged.
+    pub(crate) fn without_order(dir: Rc<OwnedFd>, keep_free: u64) -> JobCapture {
+        JobCapture { order: OrderFile::Over, ..JobCapture::new(dir, keep_free) }
     }
 
     fn mark_order(&mut self, who: StreamKind, len: u64) {

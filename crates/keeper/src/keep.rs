@@ -122,7 +122,7 @@ impl Keeper {
         let supervisor =
             supervised.map(|with| Supervisor::new(with, control, user, descriptors)).transpose()?;
         Ok(Keeper {
-            shelf: ExecDirs::open(&dir)?,
+            shelf: ExecDirs::open(&dir, confined.logs.take())?,
             signals: crate::ends::signals()?,
             ways: SplicePipes::open()?,
             strangers: Vec::new(),
@@ -265,7 +265,7 @@ impl Keeper {
                 one.stdout.pump(&ways);
                 self.check_output(serial);
             }
-            ExecKind::Job => drop(self.pump_job(serial)),
+            ExecKind::Job | ExecKind::Command => drop(self.pump_job(serial)),
             ExecKind::Runtime => drop(self.relay(serial)),
         }
     }
@@ -278,7 +278,7 @@ impl Keeper {
                 one.stderr.pump(&ways);
                 self.check_output(serial);
             }
-            ExecKind::Job => drop(self.pump_job(serial)),
+            ExecKind::Job | ExecKind::Command => drop(self.pump_job(serial)),
         }
     }
 

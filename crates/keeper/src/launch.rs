@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use lodge_link::{
@@ -21,10 +21,11 @@ use rustix::process::umask;
 
 use crate::bounds;
 use crate::confine;
-use crate::fence::{self, Fence};
+use crate::fence::{self, Fence, Namespaces};
 use crate::keep::Keeper;
 use crate::layers::Layers;
 use crate::log::KeeperLog;
+use crate::mounts::clone_dir;
 use crate::network;
 use crate::sys;
 use crate::tree;
@@ -115,14 +116,28 @@ fn serve(ready: &File) -> Result<(), LaunchError> {
         net.resolver = Some(network::write_resolver(&dir).during("write where names are asked for")?);
     }
     watchdog::prepare().during("prepare the watchdog")?;
+    let logs = spec.logs.as_deref().map(|path| open_logs(path, namespaces)).transpose();
+    let logs = logs.during("open the log directory")?;
     let fence = Fence::build(&spec, &dir, namespaces, layers, net).during("build the fence")?;
     let listener = listen(&dir).during("listen")?;
-    let confined = confine::enter(&spec, &dir, fence).during("confine the sandbox")?;
+    let confined = confine::enter(&spec, &dir, logs, fence).during("confine the sandbox")?;
     let keeper = Keeper::new(spec, dir, lock, log, listener, host_pid, confined).during("prepare")?;
     announce(ready, ready::LISTENING, "");
     close_ready(ready);
     keeper.run();
     Ok(())
+}
+
+/// Opens the directory for the output of commands, where possible as a mount of its own: `..` from it leads nowhere.
+/// Must run before the host's root is replaced.
+fn open_logs(path: &Path, namespaces: Namespaces) -> io::Result<OwnedFd> {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+    let opened = sys::open_at(rustix::fs::CWD, &sys::c_string(path.as_os_str())?, flags, 0)?;
+    match namespaces {
+        // A host that allows no mounts in a namespace lets the sandbox see parts of its tree anyway.
+        Namespaces::Own => Ok(clone_dir(opened.as_fd()).unwrap_or(opened)),
+        Namespaces::Host => Ok(opened),
+    }
 }
 
 /// The announcement's reader waits for the end, and the caller still borrows the file.

@@ -46,6 +46,7 @@ fn try_layers((grouping, controllers): (Grouping, Controllers)) -> io::Result<()
         limits: Limits::default(),
         controllers,
         private_root: None,
+        logs: None,
     };
     let mut layers = Layers::default();
     let namespaces = fence::unshare(&spec, &mut layers)?;
@@ -62,7 +63,7 @@ fn try_layers((grouping, controllers): (Grouping, Controllers)) -> io::Result<()
     let dir: OwnedFd = std::fs::File::open(PROBE_ROOT)?.into();
     network::probe(&spec, namespaces, &mut layers);
     let fence = Fence::build(&spec, &dir, namespaces, layers, SandboxNetwork::default())?;
-    let confined = confine::enter(&spec, &dir, fence)?;
+    let confined = confine::enter(&spec, &dir, None, fence)?;
     let mut out = io::stdout().lock();
     for layer in &confined.layers.list {
         match &layer.missing {

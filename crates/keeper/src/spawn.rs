@@ -245,7 +245,7 @@ fn fork(
         pid => Ok(pid),
     };
     let forked = match kind {
-        ExecKind::Tool | ExecKind::Job => confined.tools.fork(fork),
+        ExecKind::Tool | ExecKind::Job | ExecKind::Command => confined.tools.fork(fork),
         ExecKind::Runtime => fork(),
     };
     if let Some(oom) = &confined.oom
@@ -285,7 +285,7 @@ fn become_program(
     guardians: u64,
 ) -> (ChildStep, io::Error) {
     let apart = match prepared.kind {
-        ExecKind::Tool | ExecKind::Job => confined.apart.as_ref(),
+        ExecKind::Tool | ExecKind::Job | ExecKind::Command => confined.apart.as_ref(),
         ExecKind::Runtime => confined.without_tcp.as_ref(),
     };
     let makes_nothing = match prepared.space {

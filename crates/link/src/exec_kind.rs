@@ -18,13 +18,16 @@ pub enum ExecKind {
     Runtime,
     /// A program that runs in the background. Both ends of a long output are kept, and its progress is reported.
     Job,
+    /// A command of a client in a standalone sandbox. Output goes to the sandbox's log directory, and its progress is
+    /// reported.
+    Command,
 }
 
 impl ExecKind {
     /// Whether it is called for a result: it is limited, captured and left to end by itself.
     pub fn is_called(self) -> bool {
         match self {
-            ExecKind::Tool | ExecKind::Job => true,
+            ExecKind::Tool | ExecKind::Job | ExecKind::Command => true,
             ExecKind::Runtime => false,
         }
     }
@@ -64,6 +67,7 @@ impl ExecKind {
             ExecKind::Tool => 1,
             ExecKind::Runtime => 2,
             ExecKind::Job => 3,
+            ExecKind::Command => 4,
         });
     }
 
@@ -81,6 +85,7 @@ impl ExecKind {
             1 => Some(ExecKind::Tool),
             2 => Some(ExecKind::Runtime),
             3 => Some(ExecKind::Job),
+            4 => Some(ExecKind::Command),
             _later => None,
         }
     }
@@ -90,7 +95,7 @@ impl ExecKind {
 mod tests {
     use super::*;
 
-    const KINDS: [ExecKind; 3] = [ExecKind::Tool, ExecKind::Runtime, ExecKind::Job];
+    const KINDS: [ExecKind; 4] = [ExecKind::Tool, ExecKind::Runtime, ExecKind::Job, ExecKind::Command];
 
     #[test]
     fn a_claim_has_the_kind_of_its_own_exec_and_of_no_other() {

@@ -60,6 +60,16 @@ pub const EXIT_FILE: &str = "exit";
 pub const STDOUT_FILE: &str = "stdout";
 /// Within an exec's directory: what it wrote to its standard error.
 pub const STDERR_FILE: &str = "stderr";
+/// The name of a file in a sandbox's log directory: what a command wrote to its standard output.
+pub fn stdout_log(exec: &str) -> String {
+    format!("{exec}.stdout.log")
+}
+
+/// The same for its standard error.
+pub fn stderr_log(exec: &str) -> String {
+    format!("{exec}.stderr.log")
+}
+
 /// Within a job's directory: in which order its streams spoke, see [`OrderRuns`].
 pub const ORDER_FILE: &str = "order";
 /// Within a job's directory: how much of either stream was taken elsewhere, so that it may be gone from here.

@@ -166,6 +166,8 @@ pub struct KeeperSpec {
     pub controllers: Controllers,
     /// None: the sandbox sees the host's tree, with parts of it hidden.
     pub private_root: Option<PrivateRoot>,
+    /// The directory for the output of commands. None: the sandbox has no commands of clients.
+    pub logs: Option<PathBuf>,
 }
 
 impl KeeperSpec {
@@ -206,6 +208,10 @@ impl KeeperSpec {
         match &self.private_root {
             Some(root) => root.put(put.u8(1)),
             None => drop(put.u8(0)),
+        }
+        // A spec without the directory ends here, as those of earlier daemons do.
+        if let Some(logs) = &self.logs {
+            put.os(logs.as_os_str());
         }
         put.out
     }
@@ -267,6 +273,7 @@ impl KeeperSpec {
                 unknown => return Err(DecodeError::BadTag(unknown)),
             }
         };
+        let logs = if take.is_empty() { None } else { Some(take.os()?.into()) };
         Ok(KeeperSpec {
             sandbox,
             incarnation,
@@ -281,6 +288,7 @@ impl KeeperSpec {
             limits,
             controllers,
             private_root,
+            logs,
         })
     }
 }
@@ -321,6 +329,7 @@ mod tests {
                 writable: vec!["workspace".into()],
                 host_etc: Some("/state/host-etc".into()),
             }),
+            logs: None,
         }
     }
 
@@ -411,5 +420,13 @@ mod tests {
         }
         let without = KeeperSpec { private_root: None, ..sample() };
         assert_eq!(KeeperSpec::decode(&mut without.encode()).unwrap().private_root, None);
+    }
+
+    #[test]
+    fn the_log_directory_comes_back_and_earlier_daemons_name_none() {
+        let logs = Some(PathBuf::from("/state/sandboxes/box/logs"));
+        let spec = KeeperSpec { logs: logs.clone(), ..sample() };
+        assert_eq!(KeeperSpec::decode(&mut spec.encode()).unwrap().logs, logs);
+        assert_eq!(KeeperSpec::decode(&mut sample().encode()).unwrap().logs, None);
     }
 }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::agents::AgentView;
 use crate::events::Event;
 use crate::jobs::JobView;
+use crate::sandboxes::{ExecView, SandboxView};
 use crate::turns::TurnView;
 
 params! {
@@ -15,6 +16,9 @@ params! {
         before: Option<u64>,
         agent: Option<String>,
         session: Option<String>,
+        /// A sandbox that belongs to no agent, also one that was deleted.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        sandbox: Option<String>,
         kind: Option<String>,
         limit: Option<u32>,
     }
@@ -23,6 +27,9 @@ params! {
         agent: Option<String>,
         session: Option<String>,
         job: Option<String>,
+        /// A sandbox that belongs to no agent.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        sandbox: Option<String>,
         all: bool,
         /// Everything after this sequence, then live. Absent: from now on.
         since: Option<u64>,
@@ -56,6 +63,7 @@ shapes! {
     }
 
     /// What is there now, so that a client can draw before the first event.
+    #[derive(Default)]
     pub struct AttachState {
         agents: Vec<AgentView>,
         /// Turns that are queued or running, with the text so far.
@@ -63,5 +71,11 @@ shapes! {
         /// Pending and running jobs. Attached to one job: that job, in any state.
         #[serde(default)]
         jobs: Vec<JobView>,
+        /// Attached to a sandbox: that sandbox, in any state. Attached to all: those that are not at rest.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        sandboxes: Vec<SandboxView>,
+        /// The execs that run in these.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        execs: Vec<ExecView>,
     }
 }

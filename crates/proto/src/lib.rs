@@ -28,6 +28,7 @@ mod providers;
 mod quarantine;
 mod random;
 mod rpc;
+mod sandboxes;
 mod sessions;
 mod snapshot;
 pub mod state_dir;
@@ -55,6 +56,7 @@ pub use random::random_bytes;
 pub use rpc::{
     ErrorBody, ErrorData, Message, Notification, Request, Response, notification_text, result_text, rpc_code,
 };
+pub use sandboxes::*;
 pub use sessions::*;
 pub use snapshot::*;
 pub use tokens::*;

@@ -14,6 +14,7 @@ use crate::jobs::*;
 use crate::lineages::*;
 use crate::providers::*;
 use crate::quarantine::*;
+use crate::sandboxes::*;
 use crate::sessions::*;
 use crate::snapshot::{LineageMessages, LineageSnapshot};
 use crate::tokens::*;
@@ -196,6 +197,28 @@ methods! {
     CancelJob = "job/cancel", write(JobCancelParams) -> JobView, Agent(TokenReach::Job);
     /// Reads a piece of a job's output.
     ReadJobOutput = "job/output", read(JobOutputParams) -> JobOutput, Agent(TokenReach::Job);
+    /// Creates a sandbox that belongs to no agent, and answers when it is durable. It is ready a moment later.
+    CreateSandbox = "sandbox/create", write(SandboxCreateParams) -> SandboxView, Operator;
+    /// Lists sandboxes, newest first.
+    ListSandboxes = "sandbox/list", read(SandboxListParams) -> SandboxList, Operator;
+    /// Shows one sandbox, in any state.
+    GetSandbox = "sandbox/get", read(SandboxRef) -> SandboxView, Operator;
+    /// Stops a sandbox. Its execs are cancelled, its files stay.
+    StopSandbox = "sandbox/stop", write(SandboxChangeParams) -> SandboxView, Operator;
+    /// Starts a sandbox again that is stopped or has failed.
+    ResumeSandbox = "sandbox/resume", write(SandboxChangeParams) -> SandboxView, Operator;
+    /// Stops a sandbox and removes its files. Its id is never used again.
+    RemoveSandbox = "sandbox/remove", write(SandboxChangeParams) -> SandboxView, Operator;
+    /// Runs a program in a sandbox, and answers when that is durable.
+    RunExec = "exec/run", write(ExecRunParams) -> ExecView, Operator;
+    /// Lists execs, newest first.
+    ListExecs = "exec/list", read(ExecListParams) -> ExecList, Operator;
+    /// Shows one exec.
+    GetExec = "exec/get", read(ExecRef) -> ExecView, Operator;
+    /// Cancels an exec and ends every process that it started.
+    CancelExec = "exec/cancel", write(ExecCancelParams) -> ExecView, Operator;
+    /// Reads pieces of what an exec wrote, now or as soon as there is one.
+    ReadExecOutput = "exec/output", read(ExecOutputParams) -> ExecOutput, Operator;
     /// Builds an image from an Agentfile.
     BuildImage = "image/build", write(ImageBuildParams) -> ImageView, Operator;
     /// Lists the images of agents.

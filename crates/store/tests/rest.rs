@@ -105,8 +105,11 @@ fn an_agent_at_rest_is_not_loaded_but_its_name_its_image_and_its_user_count() {
     let mut store = reopened(&dir);
     drop(store.writer.commit(&writes(&rows), ()).unwrap());
     drop(store.writer.commit(&[removed(&rows[5])], ()).unwrap());
-    let remembered =
-        ResidentIds { agents: vec![rows[1].id.clone(), rows[5].id.clone()], sessions: Vec::new() };
+    let remembered = ResidentIds {
+        agents: vec![rows[1].id.clone(), rows[5].id.clone()],
+        sessions: Vec::new(),
+        sandboxes: Vec::new(),
+    };
     let loaded = store.writer.reload(1, &remembered).unwrap();
     let mut names: Vec<&str> = loaded.agents.iter().map(|row| row.name.as_str()).collect();
     names.sort_unstable();

@@ -243,6 +243,7 @@ impl SimWorld {
                     }
                 }
                 Write::Image(_)
+                | Write::Sandbox(_)
                 | Write::Session(_)
                 | Write::Turn(_)
                 | Write::Request(_)

@@ -9,6 +9,7 @@ mod jobs;
 mod paths;
 mod quarantine;
 mod reads;
+mod sandboxes;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -35,6 +36,7 @@ pub struct SimDisk {
     agent_at: HashMap<AgentId, usize>,
     images: images::ImageTable,
     jobs: jobs::JobTable,
+    standalones: sandboxes::SandboxTable,
     image_refs: BTreeMap<String, ImageRefRow>,
     lineages: HashMap<LineageId, LineageRow>,
     sessions: HashMap<SessionId, SessionFact>,
@@ -100,6 +102,7 @@ impl SimDisk {
                 }
             }
             Write::Job(write) => self.apply_job(write)?,
+            Write::Sandbox(write) => self.standalones.apply(write)?,
             Write::Work(write) => self.apply_work(write)?,
             Write::Request(row) => {
                 let key = (row.caller.clone(), row.request_id.clone());
@@ -412,10 +415,13 @@ impl SimDisk {
                 sessions.extend(self.sessions.get(id).cloned());
             }
         }
+        let (standalone_rows, open_execs) = self.standalones.load(&remembered.sandboxes);
         StoredState {
+            sandboxes: standalone_rows,
+            execs: open_execs,
             epoch: self.epoch,
             seq: self.seq,
-            last_uid: self.agents.iter().filter_map(|row| row.uid).max(),
+            last_uid: self.agents.iter().filter_map(|row| row.uid).chain(self.standalones.uids()).max(),
             sessions,
             turns,
             tokens: self.tokens.values().filter(|row| row.revoked_at.is_none()).cloned().collect(),

@@ -156,6 +156,9 @@ impl SimWorld {
                 self.check_job_starts(id, &job);
                 self.program_starts(id, ExecName::Job(job), self.plan.job_ms);
             }
+            ExecName::Command(exec) => {
+                self.program_starts(id, ExecName::Command(exec), self.plan.tool_ms);
+            }
         }
     }
 
@@ -168,7 +171,9 @@ impl SimWorld {
         }
         match &name {
             ExecName::Job(job) => self.remove_job_file(id, job),
-            ExecName::Runtime { .. } | ExecName::Tool(_) => drop(sandbox.shelf.remove(&name)),
+            ExecName::Runtime { .. } | ExecName::Tool(_) | ExecName::Command(_) => {
+                sandbox.shelf.remove(&name);
+            }
         }
     }
 

@@ -86,6 +86,7 @@ impl SimLife {
             models: shared.clone(),
             agent_images: shared.clone(),
             files: shared.clone(),
+            sandbox_files: shared.clone(),
             outputs: shared,
         };
         let context = ActContext::new(ActParts {

@@ -129,7 +129,7 @@ impl SimSandbox {
     pub fn record(&self, exec: &ExecName, ended: SimExit, is_limited: bool) -> ExitRecord {
         let wrote = match exec {
             ExecName::Job(job) => self.files.get(job).map_or(0, |file| file.wrote),
-            ExecName::Tool(_) => 3,
+            ExecName::Tool(_) | ExecName::Command(_) => 3,
             ExecName::Runtime { .. } => 0,
         };
         let by_limit = is_limited && ended == SimExit::Signal(9);

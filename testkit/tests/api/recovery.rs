@@ -47,6 +47,18 @@ async fn everything(api: &mut CheckedClient) -> Map<String, Value> {
         }
     }
     all.insert("jobs".to_owned(), jobs);
+    let sandboxes = api.ok("sandbox/list", json!({"all": true})).await;
+    for sandbox in sandboxes["sandboxes"].as_array().expect("sandboxes") {
+        let of = json!({"sandbox": id(sandbox)});
+        all.insert(format!("events {}", id(sandbox)), api.ok("event/list", of).await["events"].clone());
+    }
+    all.insert("sandboxes".to_owned(), sandboxes);
+    let execs = api.ok("exec/list", json!({})).await;
+    for exec in execs["execs"].as_array().expect("execs") {
+        let of = json!({"exec": id(exec), "stdout_from": 0, "stderr_from": 0});
+        all.insert(format!("output {}", id(exec)), api.ok("exec/output", of).await);
+    }
+    all.insert("execs".to_owned(), execs);
     all.insert("providers".to_owned(), api.ok("provider/list", json!({"reveal": true})).await);
     all
 }
@@ -58,6 +70,7 @@ async fn furnish(world: &ApiWorld, api: &mut CheckedClient) {
     let calm = world.agent(api, "calm").await;
     world.agent(api, "asleep").await;
     world.agent(api, "gone").await;
+    furnish_sandboxes(api).await;
     let failing = format!("{AGENTFILE}EXEC [\"no-such-command\"]\n");
     api.ok("agent/create", json!({"content": failing, "name": "broken", "labels": {"k": "v"}})).await;
     for n in 0..3 {
@@ -101,6 +114,27 @@ async fn furnish(world: &ApiWorld, api: &mut CheckedClient) {
     .await;
 }
 
+/// A sandbox with an exec that runs and one that ended, one that is stopped, and one that was deleted.
+async fn furnish_sandboxes(api: &mut CheckedClient) {
+    for (sandbox, change, status) in
+        [("box-1", None, "ready"), ("box-2", Some("stop"), "stopped"), ("box-3", Some("remove"), "deleted")]
+    {
+        api.ok("sandbox/create", json!({"id": sandbox, "shell": true, "labels": {"k": "v"}})).await;
+        let of = json!({"sandbox": sandbox});
+        api.until("sandbox/get", of.clone(), |view| view["status"] == "ready").await;
+        let ends = json!({"sandbox": sandbox, "command": ["sh", "-c", "echo out; echo err >&2; exit 3"]});
+        let ended = api.ok("exec/run", ends).await;
+        api.until("exec/get", json!({"exec": id(&ended)}), |exec| exec["status"] == "finished").await;
+        if let Some(change) = change {
+            api.ok(&format!("sandbox/{change}"), of.clone()).await;
+            api.until("sandbox/get", of, |view| view["status"] == status).await;
+        }
+    }
+    let runs = json!({"sandbox": "box-1", "command": ["sh", "-c", "echo begun; until test -e go; do sleep 0.02; done"]});
+    let runs = api.ok("exec/run", runs).await;
+    api.until("exec/get", json!({"exec": id(&runs)}), |exec| exec["stdout_bytes"] == 6).await;
+}
+
 /// Deletes derived state, as the documentation allows.
 fn delete_derived(world: &ApiWorld) {
     let database = Connection::open(world.lodge.home().join("daemon.db")).expect("a database");
@@ -124,7 +158,7 @@ async fn a_killed_daemon_that_lost_all_derived_state_tells_everything_as_before(
     furnish(&world, &mut api).await;
     let busy = api.ok("agent/get", json!({"agent": "busy"})).await;
     let mut keepers =
-        until("only those live that should", || Some(world.lodge.keepers()).filter(|all| all.len() == 2));
+        until("only those live that should", || Some(world.lodge.keepers()).filter(|all| all.len() == 3));
     keepers.sort_unstable();
     let (before, events) = (everything(&mut api).await, api.log().await);
     world.lodge.kill9();
@@ -134,6 +168,7 @@ async fn a_killed_daemon_that_lost_all_derived_state_tells_everything_as_before(
     for agent in ["busy", "calm"] {
         api.until("agent/get", json!({"agent": agent}), |view| !view["pid"].is_null()).await;
     }
+    api.until("sandbox/get", json!({"sandbox": "box-1"}), |view| !view["pid"].is_null()).await;
     let after = everything(&mut api).await;
     for (what, value) in &before {
         assert_eq!(after.get(what), Some(value), "{what} changed");

@@ -68,6 +68,9 @@ pub(crate) struct EventsArgs {
     /// Show only this agent; it may be removed
     #[arg(long)]
     pub agent: Option<String>,
+    /// Show only this sandbox that belongs to no agent; it may be deleted
+    #[arg(long, conflicts_with = "agent")]
+    pub sandbox: Option<String>,
     /// Show only this kind (turn.text) or family (turn)
     #[arg(long)]
     pub kind: Option<String>,

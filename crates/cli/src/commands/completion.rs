@@ -2,8 +2,8 @@
 
 use clap_complete::Shell;
 use lodge_proto::{
-    AgentListParams, JobListParams, ListAgents, ListJobs, ListSessions, ListTurns, PAGE_MAX,
-    SessionListParams, TurnListParams,
+    AgentListParams, ExecListParams, JobListParams, ListAgents, ListExecs, ListJobs, ListSandboxes,
+    ListSessions, ListTurns, PAGE_MAX, SandboxListParams, SessionListParams, TurnListParams,
 };
 
 use super::CommandContext;
@@ -58,6 +58,21 @@ pub(super) async fn names(context: &CommandContext, kind: CompletedName) -> Resu
             let page = daemon.call_once::<ListTurns>(params).await;
             page.map(|page| page.turns.into_iter().map(|turn| turn.id).collect())
         }
+        CompletedName::Sandboxes => {
+            let limit = Some(OFFERED_MAX);
+            let params = SandboxListParams { all: true, limit, ..SandboxListParams::default() };
+            let page = daemon.call_once::<ListSandboxes>(params).await;
+            let offered = |page: lodge_proto::SandboxList| {
+                let there = page.sandboxes.into_iter().filter(|sandbox| sandbox.status != "deleted");
+                there.map(|sandbox| sandbox.id).collect()
+            };
+            page.map(offered)
+        }
+        CompletedName::Execs => {
+            let params = ExecListParams { limit: Some(OFFERED_MAX), ..ExecListParams::default() };
+            let page = daemon.call_once::<ListExecs>(params).await;
+            page.map(|page| page.execs.into_iter().map(|exec| exec.id).collect())
+        }
     };
     put(&found.unwrap_or_default().iter().map(|name| format!("{name}\n")).collect::<String>())
 }
@@ -87,6 +102,9 @@ _lodge_names() {
             "jobs inspect"|"jobs logs"|"jobs wait"|"jobs cancel") kind=jobs ;;
             "turn show"|"turn wait"|"turn attach"|"turn interrupt"|"turn retry") kind=turns ;;
             "help ") COMPREPLY+=($(compgen -W "@TOPICS@" -- "$cur")) ;;
+            "sandbox get"|"sandbox stop"|"sandbox resume"|"sandbox rm"|"sandbox events") kind=sandboxes ;;
+            "exec run"|"exec ls") kind=sandboxes ;;
+            "exec get"|"exec logs"|"exec cancel") kind=execs ;;
         esac
     fi
     if [[ -n $kind ]]; then
@@ -102,6 +120,9 @@ complete -c lodge -n "__fish_seen_subcommand_from jobs job; and __fish_seen_subc
 complete -c lodge -n "__fish_seen_subcommand_from session; and __fish_seen_subcommand_from show export fork rewind regenerate activate rm" -f -a "(lodge complete-names sessions 2>/dev/null)"
 complete -c lodge -n "__fish_seen_subcommand_from jobs job; and __fish_seen_subcommand_from inspect logs wait cancel" -f -a "(lodge complete-names jobs 2>/dev/null)"
 complete -c lodge -n "__fish_seen_subcommand_from turn; and __fish_seen_subcommand_from show wait attach interrupt retry" -f -a "(lodge complete-names turns 2>/dev/null)"
+complete -c lodge -n "__fish_seen_subcommand_from sandbox; and __fish_seen_subcommand_from get stop resume rm events" -f -a "(lodge complete-names sandboxes 2>/dev/null)"
+complete -c lodge -n "__fish_seen_subcommand_from exec; and __fish_seen_subcommand_from run ls" -f -a "(lodge complete-names sandboxes 2>/dev/null)"
+complete -c lodge -n "__fish_seen_subcommand_from exec; and __fish_seen_subcommand_from get logs cancel" -f -a "(lodge complete-names execs 2>/dev/null)"
 complete -c lodge -l agent -x -a "(lodge complete-names agents 2>/dev/null)"
 complete -c lodge -l session -x -a "(lodge complete-names sessions 2>/dev/null)"
 "#;
@@ -109,6 +130,8 @@ complete -c lodge -l session -x -a "(lodge complete-names sessions 2>/dev/null)"
 const ZSH_NAMES: &str = r#"
 _lodge_agents() { local -a names; names=(${(f)"$(lodge complete-names agents 2>/dev/null)"}); compadd -a names }
 _lodge_sessions() { local -a names; names=(${(f)"$(lodge complete-names sessions 2>/dev/null)"}); compadd -a names }
+_lodge_sandboxes() { local -a names; names=(${(f)"$(lodge complete-names sandboxes 2>/dev/null)"}); compadd -a names }
+_lodge_execs() { local -a names; names=(${(f)"$(lodge complete-names execs 2>/dev/null)"}); compadd -a names }
 _lodge_jobs() { local -a names; names=(${(f)"$(lodge complete-names jobs 2>/dev/null)"}); compadd -a names }
 _lodge_turns() { local -a names; names=(${(f)"$(lodge complete-names turns 2>/dev/null)"}); compadd -a names }
 "#;
@@ -127,6 +150,10 @@ fn with_zsh_names(script: &str) -> String {
             ":_lodge_jobs"
         } else if names(&["turn -- "]) {
             ":_lodge_turns"
+        } else if names(&["sandbox -- ", "sandboxes -- "]) {
+            ":_lodge_sandboxes"
+        } else if names(&["exec -- ", "execs -- "]) {
+            ":_lodge_execs"
         } else {
             ":_default"
         };

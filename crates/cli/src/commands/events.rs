@@ -19,7 +19,7 @@ const END: u64 = (1 << 53) - 1;
 /// The column of names.
 const NAME_WIDTH: usize = 12;
 /// Ids stand behind what says more.
-const IDS: [&str; 5] = ["session", "turn", "call", "lineage", "job"];
+const IDS: [&str; 6] = ["session", "turn", "call", "lineage", "job", "exec"];
 
 pub(super) async fn events(context: &CommandContext, args: EventsArgs) -> Result<(), CommandFailure> {
     args.kind.as_deref().map_or(Ok(()), check_kind)?;
@@ -112,7 +112,11 @@ impl EventPrinter<'_> {
     }
 
     async fn follow(&mut self) -> Result<(), CommandFailure> {
-        let scope = self.args.agent.clone().map_or(FollowScope::All, FollowScope::Agent);
+        let scope = match (&self.args.agent, &self.args.sandbox) {
+            (Some(agent), _) => FollowScope::Agent(agent.clone()),
+            (None, Some(sandbox)) => FollowScope::Sandbox(sandbox.clone()),
+            (None, None) => FollowScope::All,
+        };
         match self.args.newest {
             Some(wanted) => {
                 // Attached before looking back, so that nothing falls between.
@@ -132,7 +136,8 @@ impl EventPrinter<'_> {
     fn params(&self) -> EventListParams {
         // The CLI filters families. For a single kind the daemon filters, so that it does not send the rest.
         let kind = self.args.kind.clone().filter(|kind| kind.contains('.') && !kind.ends_with('*'));
-        EventListParams { agent: self.args.agent.clone(), kind, ..EventListParams::default() }
+        let (agent, sandbox) = (self.args.agent.clone(), self.args.sandbox.clone());
+        EventListParams { agent, sandbox, kind, ..EventListParams::default() }
     }
 
     fn matches(&self, event: &Event) -> bool {
@@ -168,7 +173,7 @@ fn own_name(event: &Event) -> Option<&str> {
 
 fn line(event: &Event, at: &str, name: &str) -> String {
     let told = |key: &str| match key {
-        "agent" => event.data.get(key).and_then(Value::as_str) == Some(event.stream.as_str()),
+        "agent" | "sandbox" => event.data.get(key).and_then(Value::as_str) == Some(event.stream.as_str()),
         "name" => own_name(event).is_some(),
         _ => false,
     };
@@ -226,7 +231,10 @@ mod tests {
             Err(CommandFailure::Told(report)) => report.hint.unwrap(),
             other => panic!("{kind}: {other:?}"),
         };
-        assert_eq!(hint("nosuchkind"), "the families are agent, daemon, job, lineage, session, turn, work");
+        assert_eq!(
+            hint("nosuchkind"),
+            "the families are agent, daemon, exec, job, lineage, sandbox, session, turn, work"
+        );
         assert_eq!(hint("daemon.ended"), "the kinds of that family are daemon.started, daemon.reloaded");
     }
 

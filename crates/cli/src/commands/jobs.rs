@@ -92,7 +92,7 @@ async fn stdin(given: String) -> Result<(Option<String>, Option<String>), Comman
 }
 
 /// Text goes as it is, unless it has bytes that JSON writes six times as long: those would not fit a call.
-fn letters(bytes: Vec<u8>) -> (Option<String>, Option<String>) {
+pub(super) fn letters(bytes: Vec<u8>) -> (Option<String>, Option<String>) {
     let is_long = |byte: &u8| byte.is_ascii_control() && !matches!(byte, b'\n' | b'\t' | b'\r');
     match String::from_utf8(bytes) {
         Ok(text) if !text.as_bytes().iter().any(is_long) => (Some(text), None),

@@ -10,6 +10,7 @@ mod completion;
 mod daemon;
 mod document;
 mod events;
+mod execs;
 mod images;
 mod images_archive;
 mod images_diff;
@@ -26,6 +27,7 @@ mod providers;
 mod quarantine;
 mod results;
 mod run;
+mod sandboxes;
 mod selftest;
 mod sessions;
 pub(crate) mod sessions_change;
@@ -69,6 +71,8 @@ pub(crate) struct CommandContext {
 struct InterruptNote {
     say: Option<String>,
     remove: Option<String>,
+    /// The exec that is cancelled.
+    cancel: Option<String>,
 }
 
 impl CommandContext {
@@ -103,6 +107,11 @@ impl CommandContext {
         self.on_interrupt.borrow().remove.is_none()
     }
 
+    /// The exec that Ctrl-C cancels from now on.
+    fn cancel_exec_on_interrupt(&self, exec: &str) {
+        self.on_interrupt.borrow_mut().cancel = Some(exec.to_owned());
+    }
+
     /// The agent that Ctrl-C removes from now on.
     fn remove_on_interrupt(&self, agent: &str) {
         self.on_interrupt.borrow_mut().remove = Some(agent.to_owned());
@@ -125,6 +134,8 @@ pub(crate) async fn dispatch(context: &CommandContext, command: CliCommand) -> R
         CliCommand::Turn { command } => turns::turn(context, command).await,
         CliCommand::Session { command } => sessions::session(context, command).await,
         CliCommand::Jobs { command } => jobs::jobs(context, command).await,
+        CliCommand::Sandbox { command } => sandboxes::sandbox(context, command).await,
+        CliCommand::Exec { command } => execs::exec(context, command).await,
         CliCommand::Lineage { command } => lineages::lineage(context, command).await,
         CliCommand::Image { command } => images::image(context, command).await,
         CliCommand::Bin { command } => bins::bin(context, command).await,
@@ -163,7 +174,19 @@ async fn dispatch_agents(context: &CommandContext, verb: AgentVerb) -> Result<()
 
 /// The last words after Ctrl-C. A second one ends the clearing up.
 pub(crate) async fn interrupted(context: &CommandContext) -> CommandFailure {
-    let InterruptNote { say, remove } = context.on_interrupt.take();
+    let InterruptNote { say, remove, cancel } = context.on_interrupt.take();
+    if let Some(exec) = cancel {
+        context.words.print_note(&format!("interrupted; cancelling {exec}"));
+        tokio::select! {
+            cancelled = cancel_exec(context, exec) => {
+                if let Err(CommandFailure::Told(report)) = cancelled {
+                    crate::render::error(&report);
+                }
+            }
+            _ = tokio::signal::ctrl_c() => {}
+        }
+        return CommandFailure::Silent(CommandExit::Interrupted);
+    }
     match remove {
         Some(agent) => {
             context.words.print_note(&format!("interrupted; removing {agent}"));
@@ -179,6 +202,11 @@ pub(crate) async fn interrupted(context: &CommandContext) -> CommandFailure {
         None => context.words.print_message(say.as_deref().unwrap_or("interrupted")),
     }
     CommandFailure::Silent(CommandExit::Interrupted)
+}
+
+async fn cancel_exec(context: &CommandContext, exec: String) -> Result<(), CommandFailure> {
+    let mut daemon = context.daemon().await?;
+    execs::cancel_one(context, &mut daemon, exec).await.map(drop)
 }
 
 async fn remove_agent(context: &CommandContext, agent: &str) -> Result<(), CommandFailure> {

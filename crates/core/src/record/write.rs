@@ -12,6 +12,7 @@ use crate::id::{AgentId, LineageId, SessionId, TurnId, WorkId};
 use crate::job::JobWrite;
 use crate::park::ParkReason;
 use crate::quarantine::QuarantineRow;
+use crate::sandbox::SandboxWrite;
 use crate::session::{Fork, PathChange};
 use crate::token::TokenRow;
 use crate::turn::{StepState, TurnState};
@@ -24,6 +25,7 @@ pub enum Write {
     Turn(TurnWrite),
     Image(ImageWrite),
     Job(JobWrite),
+    Sandbox(SandboxWrite),
     /// The whole row, new or existing. A revoked token stays revoked.
     Token(TokenRow),
     Work(WorkWrite),
@@ -145,6 +147,7 @@ write_of! {
     TurnWrite => Turn,
     ImageWrite => Image,
     JobWrite => Job,
+    SandboxWrite => Sandbox,
     TokenRow => Token,
     WorkWrite => Work,
     EventRow => Event,

@@ -23,10 +23,10 @@ use tokio::time::Instant;
 use super::context::ActContext;
 use super::dialing::KeeperDial;
 use super::jobs::{OutputReports, UnreadJobs};
+use super::keeper::SandboxKeeper;
 use super::layout::Layout;
 use super::pulse::Pulse;
 use super::{SandboxOrder, runtime};
-use crate::auth::derive;
 use crate::chain;
 use crate::crash;
 use crate::view::LiveSandbox;
@@ -91,7 +91,7 @@ pub(super) async fn run(
 ) {
     let mut actor = Actor { context, sandbox, agent, up: None, dialing: None, pulse: None };
     loop {
-        if actor.is_at_rest() && actor.context.actors.release(&actor.sandbox, &orders) {
+        if actor.is_at_rest() && actor.context.actors.sandboxes.release(&actor.sandbox, &orders) {
             return;
         }
         let due = actor.next_due();
@@ -219,14 +219,17 @@ impl Actor {
         self.context.report(Observation::Agent(AgentObservation::Died { agent, run, part, detail })).await;
     }
 
+    pub(super) fn keeper(&self) -> SandboxKeeper<'_> {
+        SandboxKeeper { context: &self.context, sandbox: &self.sandbox }
+    }
+
     /// Whether the sandbox has a keeper.
     pub(super) fn is_held(&self) -> bool {
-        self.context.executor.is_held(self.sandbox.as_str())
+        self.keeper().is_held()
     }
 
     pub(super) fn secret(&self, incarnation: u32) -> KeeperSecret {
-        let incarnation = incarnation.to_string();
-        KeeperSecret::new(derive(&self.context.state_key.0, &["keeper", self.sandbox.as_str(), &incarnation]))
+        self.keeper().secret(incarnation)
     }
 
     async fn probe_timed_out(&mut self) {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lodge_core::AgentId;
+use lodge_core::{AgentId, SandboxId};
 use lodge_engine::{Input, Observation};
 use lodge_exec::Executor;
 use lodge_store::ReadError;
@@ -13,7 +13,8 @@ use tokio_util::task::TaskTracker;
 
 use super::Actors;
 use super::ports::{
-    AgentFiles, AgentImages, Clock, ComputeThreads, JobOutputs, ModelCalls, ReadSize, WorkReads, WorkStore,
+    AgentFiles, AgentImages, Clock, ComputeThreads, JobOutputs, ModelCalls, ReadSize, StandaloneFiles,
+    WorkReads, WorkStore,
 };
 use crate::auth::Access;
 use crate::compute::{Charge, ComputeError};
@@ -37,6 +38,7 @@ pub struct ActPorts {
     pub models: Arc<dyn ModelCalls>,
     pub agent_images: Arc<dyn AgentImages>,
     pub files: Arc<dyn AgentFiles>,
+    pub sandbox_files: Arc<dyn StandaloneFiles>,
     pub outputs: Arc<dyn JobOutputs>,
 }
 
@@ -62,6 +64,8 @@ pub struct ActContext {
     handle: tokio::runtime::Handle,
     inputs: mpsc::Sender<Input>,
     living: Mutex<BTreeMap<AgentId, Arc<LiveSandbox>>>,
+    /// Standalone sandboxes whose keeper is connected.
+    standalone: Mutex<BTreeMap<SandboxId, Arc<LiveSandbox>>>,
 }
 
 /// What an [`ActContext`] starts with.
@@ -118,6 +122,7 @@ impl ActContext {
             handle: tokio::runtime::Handle::current(),
             inputs: parts.inputs,
             living: Mutex::default(),
+            standalone: Mutex::default(),
         })
     }
 
@@ -198,7 +203,20 @@ impl ActContext {
         self.live_sandboxes().remove(agent);
     }
 
-    /// All live sandboxes.
+    /// A standalone sandbox whose keeper is connected.
+    pub fn living_standalone(&self, sandbox: &SandboxId) -> Option<Arc<LiveSandbox>> {
+        self.standalone.lock().unwrap_or_else(PoisonError::into_inner).get(sandbox).cloned()
+    }
+
+    pub(super) fn set_living_standalone(&self, sandbox: &SandboxId, living: Option<Arc<LiveSandbox>>) {
+        let mut all = self.standalone.lock().unwrap_or_else(PoisonError::into_inner);
+        match living {
+            Some(living) => drop(all.insert(sandbox.clone(), living)),
+            None => drop(all.remove(sandbox)),
+        }
+    }
+
+    /// All live sandboxes of agents.
     pub fn all_living(&self) -> Vec<(AgentId, Arc<LiveSandbox>)> {
         self.live_sandboxes().iter().map(|(agent, living)| (agent.clone(), living.clone())).collect()
     }

@@ -61,9 +61,9 @@ impl Actor {
             Ok(Ok(link)) => self.attach_link(link, plan.clone(), image, *how).await,
             Ok(Err(DialError::WrongSecret { .. })) if plan.incarnation > 1 => {
                 // An earlier incarnation still runs. It has to end before the next one starts.
-                let ended = match self.dial_any(plan.incarnation).await {
-                    Some(old) => self.end_keeper(&*old).await,
-                    None => self.kill_keeper().await,
+                let ended = match self.keeper().dial_any(plan.incarnation).await {
+                    Some(old) => self.keeper().end(&*old).await,
+                    None => self.keeper().kill().await,
                 };
                 match ended {
                     Ok(()) => self.start(plan.clone(), *how).await,

@@ -24,7 +24,8 @@ impl FoundExecs {
                 Some(ExecName::Runtime { run }) => found.runtimes.push((run, state)),
                 Some(ExecName::Tool(exec)) => found.tools.push((exec, state)),
                 Some(ExecName::Job(job)) => found.jobs.push((job, state)),
-                None => {}
+                // No agent's sandbox has commands of clients.
+                Some(ExecName::Command(_)) | None => {}
             }
         }
         found
@@ -61,30 +62,31 @@ impl Actor {
                         crash::point("during_effect");
                     }
                 }
-                Some(ExecName::Job(_)) | None => {}
+                // No agent's sandbox has commands of clients.
+                Some(ExecName::Job(_) | ExecName::Command(_)) | None => {}
             },
             KeeperEvent::Exited { exec, kind, record } => match name(kind, &exec) {
                 Some(ExecName::Runtime { run }) => self.runtime_exited(run, &record).await,
                 Some(ExecName::Tool(exec)) => self.tool_exited(&exec, &record).await,
                 Some(ExecName::Job(job)) => self.job_exited(job, &record).await,
-                None => {}
+                Some(ExecName::Command(_)) | None => {}
             },
             KeeperEvent::Refused { exec, kind, why, .. } => match name(kind, &exec) {
                 Some(ExecName::Runtime { run }) => self.runtime_refused(run, &why).await,
                 Some(ExecName::Tool(exec)) => self.tool_refused(&exec, &why).await,
                 Some(ExecName::Job(job)) => self.job_refused(job, why).await,
-                None => {}
+                Some(ExecName::Command(_)) | None => {}
             },
             KeeperEvent::Lost { exec, kind } => match name(kind, &exec) {
                 Some(ExecName::Runtime { run }) => self.runtime_lost(run).await,
                 Some(ExecName::Tool(exec)) => self.tool_lost(&exec).await,
                 Some(ExecName::Job(job)) => self.job_lost(job).await,
-                None => {}
+                Some(ExecName::Command(_)) | None => {}
             },
             KeeperEvent::Output { exec, kind, stdout, stderr } => match name(kind, &exec) {
                 Some(ExecName::Job(job)) => self.job_wrote(&job, stdout, stderr).await,
                 // Only the output of jobs is followed while they run.
-                Some(ExecName::Runtime { .. } | ExecName::Tool(_)) | None => {}
+                Some(ExecName::Runtime { .. } | ExecName::Tool(_) | ExecName::Command(_)) | None => {}
             },
             KeeperEvent::Pong { .. } => {}
         }
@@ -121,7 +123,7 @@ impl Actor {
 }
 
 /// The exec that a keeper reports. An id that does not belong to the kind is logged and ignored.
-fn name(kind: ExecKind, exec: &str) -> Option<ExecName> {
+pub(super) fn name(kind: ExecKind, exec: &str) -> Option<ExecName> {
     let name = ExecName::from_link(kind, exec);
     if name.is_none() {
         tracing::warn!(event = "exec.unknown", exec, ?kind);

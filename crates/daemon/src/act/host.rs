@@ -4,8 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use lodge_core::job::JobRow;
-use lodge_core::record::{AgentFact, AgentRow, FileRecord, ImageRecord, MessageRow, NetworkMode};
-use lodge_core::{AgentId, JobId, SessionId, Timestamp};
+use lodge_core::record::{
+    AgentFact, AgentRow, FileRecord, ImageRecord, MessageRow, NetworkMode, NetworkRecord,
+};
+use lodge_core::sandbox::{SandboxExecRow, SandboxFact};
+use lodge_core::{AgentId, ExecId, JobId, SandboxId, SessionId, Timestamp};
 use lodge_engine::jobs::{JobReport, JobToolRequest};
 use lodge_engine::{ModelFailure, ModelOrder, SandboxPlan};
 use lodge_exec::{KeeperSecret, Network, PrivateRoot, SandboxSpec, StoredProgram};
@@ -105,6 +108,18 @@ impl WorkReads for WorkSnapshot<'_> {
 
     fn job_to_start(&self, id: &JobId) -> Result<Option<(JobRow, Vec<u8>)>, ReadError> {
         self.0.job_to_start(id)
+    }
+
+    fn sandbox_fact(&self, id: &SandboxId) -> Result<Option<SandboxFact>, ReadError> {
+        self.0.sandbox_fact(id)
+    }
+
+    fn exec(&self, id: &ExecId) -> Result<Option<SandboxExecRow>, ReadError> {
+        self.0.exec(id)
+    }
+
+    fn exec_to_start(&self, id: &ExecId) -> Result<Option<(SandboxExecRow, Vec<u8>)>, ReadError> {
+        self.0.exec_to_start(id)
     }
 
     fn newest_message(&self, session: &SessionId) -> Result<u64, ReadError> {
@@ -297,9 +312,10 @@ impl HostFiles {
             }),
             uid: plan.uid,
             binds: root::binds(&root, plan, runtime, &checked),
-            network: network_of(plan),
+            network: network_of(plan.settings.network.as_ref()),
             limits: crate::limits::of_sandbox(plan.settings.limits, &self.data_dir),
             log: root::log_of(&self.data_dir, &plan.agent),
+            logs: None,
             failpoint: crash::keeper_point(),
         };
         let make = || self.make_root(&root, plan, image, runtime, &host_trees);
@@ -348,15 +364,15 @@ impl HostFiles {
     }
 }
 
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(error.to_string()))
 }
 
 /// The network of the sandbox. An unknown mode of a newer release becomes the narrowest one.
-fn network_of(plan: &SandboxPlan) -> Network {
-    let Some(record) = &plan.settings.network else { return Network::Host };
+pub(super) fn network_of(record: Option<&NetworkRecord>) -> Network {
+    let Some(record) = record else { return Network::Host };
     match record.reach() {
         NetworkMode::Host => Network::Host,
         NetworkMode::None => Network::None,
@@ -402,6 +418,12 @@ impl JobOutputs for ShellJobs {
                 shell.job_wrote(agent, job, stdout, stderr).await;
             }
         })
+    }
+
+    fn exec_wrote(&self, exec: &ExecId, stdout: u64, stderr: u64) {
+        if let Some(shell) = self.0.upgrade() {
+            shell.jobs.exec_wrote(exec, stdout, stderr);
+        }
     }
 
     fn answer(&self, owner: JobOwner, wish: JobToolRequest) -> PortFuture<'_, JobReport> {

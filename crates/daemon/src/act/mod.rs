@@ -11,6 +11,7 @@ mod events;
 mod history;
 pub(crate) mod host;
 mod jobs;
+mod keeper;
 pub(crate) mod layout;
 mod model;
 mod notes;
@@ -21,7 +22,9 @@ mod pulse;
 mod result;
 mod root;
 mod runtime;
+mod standalone;
 mod starting;
+mod task_queues;
 mod tools;
 
 use std::collections::BTreeMap;
@@ -35,15 +38,12 @@ pub(crate) use root::mask;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use self::task_queues::TaskQueues;
 use crate::tasks::TaskKind;
 use lodge_engine::{
     AgentEffect, AgentLookup, AgentObservation, Effect, JobOrder, ModelEffect, Observation, PullEffect,
-    SandboxEffect, TurnObservation, WorkEffect,
+    SandboxEffect, StandaloneEffect, TurnObservation, WorkEffect,
 };
-
-/// Effects that may wait for the task of one sandbox. Admission keeps their number below this, because a live turn has only a
-/// few. If the queue is full, the writer waits for the task.
-const EFFECTS_MAX: usize = 8 * lodge_core::limits::LIVE_TURNS_MAX;
 
 /// An order to the task of a sandbox.
 #[derive(Debug)]
@@ -57,8 +57,8 @@ enum SandboxOrder {
 /// The tasks that act.
 #[derive(Debug, Default)]
 pub struct Actors {
-    /// Boxed, because each queue allocates space for dozens of orders.
-    sandboxes: Mutex<BTreeMap<SandboxId, mpsc::Sender<Box<SandboxOrder>>>>,
+    sandboxes: TaskQueues<SandboxOrder>,
+    standalones: TaskQueues<StandaloneEffect>,
     models: Mutex<BTreeMap<TurnId, CancellationToken>>,
     profiles: Mutex<BTreeMap<AgentId, Arc<runtime::Profile>>>,
     pulls: Mutex<BTreeMap<AgentId, pulls::AgentPull>>,
@@ -82,16 +82,6 @@ impl Actors {
         let models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         let pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
         models.is_empty() && pulls.is_empty()
-    }
-
-    /// Releases the queue of a sandbox whose task has nothing to do, unless an order waits. Then the task ends.
-    fn release(&self, sandbox: &SandboxId, orders: &mpsc::Receiver<Box<SandboxOrder>>) -> bool {
-        let mut sandboxes = self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
-        if !orders.is_empty() {
-            return false;
-        }
-        sandboxes.remove(sandbox);
-        true
     }
 
     /// Forgets what the runtime of a removed agent registered. A model call of a living agent may need it while its sandbox is
@@ -122,6 +112,13 @@ pub fn act(context: &Arc<ActContext>, effect: Effect) {
             if is_settled {
                 context.outputs.archived(&agent);
             }
+        }
+        Effect::Standalone { sandbox, what } => {
+            let spawn = |orders| {
+                let task = standalone::run(context.clone(), sandbox.clone(), orders);
+                context.spawn(TaskKind::Standalone, task);
+            };
+            context.actors.standalones.send(&sandbox, what, spawn);
         }
         Effect::Job(what) => jobs::act(context, what),
         Effect::Model(ModelEffect::Call(order)) => {
@@ -155,6 +152,7 @@ pub fn act(context: &Arc<ActContext>, effect: Effect) {
         Effect::Pull(PullEffect::Collect) => pulls::collect(context),
         Effect::Token(row) => context.access.put(*row, context.clock.now()),
         Effect::Work(WorkEffect::Decided { work, is_aside }) => context.suspects.decided(&work, is_aside),
+        Effect::LookUpSandbox { ask, sandbox, exec } => standalone::look_up(context, ask, sandbox, exec),
     }
 }
 
@@ -184,42 +182,17 @@ fn report_after(context: &Arc<ActContext>, kind: TaskKind, delay_ms: u64, due: O
     });
 }
 
-/// Sends an order to the task of a sandbox, and starts the task if there is none. Called in the order of commits.
+/// Sends an order to the task of an agent's sandbox. Called in the order of commits.
 fn send_to_sandbox(context: &Arc<ActContext>, sandbox: &SandboxId, agent: &AgentId, order: SandboxOrder) {
-    let mut order = Box::new(order);
-    loop {
-        let Err((sender, unsent)) = try_send_to_sandbox(context, sandbox, agent, order) else { return };
-        tracing::warn!(event = "agent.behind", %agent, waiting = EFFECTS_MAX);
-        match sender.blocking_send(unsent) {
-            Ok(()) => return,
-            // The task emptied its queue and ended.
-            Err(mpsc::error::SendError(unsent)) => order = unsent,
-        }
-    }
+    context.actors.sandboxes.send(sandbox, order, |orders| spawn_actor(context, sandbox, agent, orders));
 }
 
-/// An order that did not fit into the queue of its task.
-type UnsentOrder = (mpsc::Sender<Box<SandboxOrder>>, Box<SandboxOrder>);
-
-/// Sends an order under the lock of the queues, so that no task ends with an order in its queue.
-fn try_send_to_sandbox(
+fn spawn_actor(
     context: &Arc<ActContext>,
     sandbox: &SandboxId,
     agent: &AgentId,
-    order: Box<SandboxOrder>,
-) -> Result<(), UnsentOrder> {
-    let mut sandboxes = context.actors.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
-    // The task usually exists, and then the id is not cloned.
-    if let Some(sender) = sandboxes.get(sandbox) {
-        return match sender.try_send(order) {
-            // The queue of a known task is closed only when the daemon is about to exit.
-            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Ok(()),
-            Err(mpsc::error::TrySendError::Full(order)) => Err((sender.clone(), order)),
-        };
-    }
-    let (sender, orders) = mpsc::channel(EFFECTS_MAX);
+    orders: mpsc::Receiver<Box<SandboxOrder>>,
+) {
     let owned = (sandbox.clone(), agent.clone());
     context.spawn(TaskKind::Sandbox, actor::run(context.clone(), owned, orders));
-    sandboxes.insert(sandbox.clone(), sender.clone());
-    sender.try_send(order).map_err(|unsent| (sender, unsent.into_inner()))
 }

@@ -5,14 +5,16 @@
 //! at once.
 
 use std::fmt::Debug;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use lodge_core::job::JobRow;
 use lodge_core::record::{AgentFact, AgentRow, ImageRecord, ImageRow, MessageRow, RuntimeRecord, ToolRecord};
-use lodge_core::{AgentId, JobId, SessionId, Timestamp};
+use lodge_core::sandbox::{SandboxExecRow, SandboxFact};
+use lodge_core::{AgentId, ExecId, JobId, SandboxId, SessionId, Timestamp};
 use lodge_engine::jobs::{JobReport, JobToolRequest};
-use lodge_engine::{AutoRetry, ModelFailure, ModelOrder, SandboxPlan};
+use lodge_engine::{AutoRetry, ModelFailure, ModelOrder, SandboxPlan, StandalonePlan};
 use lodge_exec::{KeeperSecret, SandboxSpec};
 use lodge_model::{CallAnswer, ModelRequest, Redactor};
 use lodge_store::ReadError;
@@ -39,6 +41,11 @@ pub trait WorkReads {
     fn has_unarchived_job(&self, agent: &AgentId) -> Result<bool, ReadError>;
     /// A job, with its standard input.
     fn job_to_start(&self, id: &JobId) -> Result<Option<(JobRow, Vec<u8>)>, ReadError>;
+    fn sandbox_fact(&self, id: &SandboxId) -> Result<Option<SandboxFact>, ReadError>;
+    /// An exec of a standalone sandbox.
+    fn exec(&self, id: &ExecId) -> Result<Option<SandboxExecRow>, ReadError>;
+    /// The same, with its standard input.
+    fn exec_to_start(&self, id: &ExecId) -> Result<Option<(SandboxExecRow, Vec<u8>)>, ReadError>;
     /// The number of the newest message of a session.
     fn newest_message(&self, session: &SessionId) -> Result<u64, ReadError>;
     /// The messages of a session's turns from `from` to `upto`.
@@ -179,6 +186,26 @@ pub trait AgentFiles: Debug + Send + Sync {
     fn append_log<'a>(&'a self, agent: &'a AgentId, line: String) -> PortFuture<'a, Result<(), String>>;
 }
 
+/// The directories of standalone sandboxes.
+pub trait StandaloneFiles: Debug + Send + Sync {
+    /// Creates the root and the log directory of a sandbox that does not run, and returns what its keeper needs.
+    /// Idempotent.
+    fn prepare<'a>(
+        &'a self,
+        plan: &'a StandalonePlan,
+        secret: KeeperSecret,
+    ) -> PortFuture<'a, Result<SandboxSpec, String>>;
+
+    /// The root of a sandbox on the host, where its keeper shows it no root of its own.
+    fn root(&self, sandbox: &SandboxId) -> PathBuf;
+
+    /// Removes everything of a sandbox.
+    fn remove<'a>(&'a self, sandbox: &'a SandboxId) -> PortFuture<'a, Result<(), String>>;
+
+    /// How much there is of both streams of an exec.
+    fn written(&self, sandbox: &SandboxId, exec: &ExecId) -> (u64, u64);
+}
+
 /// The session whose jobs a model sees.
 #[derive(Debug)]
 pub struct JobOwner {
@@ -202,6 +229,8 @@ pub trait JobOutputs: Debug + Send + Sync {
         stdout: u64,
         stderr: u64,
     ) -> PortFuture<'a, ()>;
+    /// An exec in a standalone sandbox has written this many bytes.
+    fn exec_wrote(&self, exec: &ExecId, stdout: u64, stderr: u64);
     /// Reads what a model asked about jobs.
     fn answer(&self, owner: JobOwner, wish: JobToolRequest) -> PortFuture<'_, JobReport>;
     /// Refuses a job while there is too little space for its output.

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::actor::Actor;
 use super::context::ActContext;
-use super::{SandboxOrder, try_send_to_sandbox};
+use super::{SandboxOrder, spawn_actor};
 use crate::chain;
 
 /// How long a busy task may take to answer. Longer than the end of a sandbox takes.
@@ -29,7 +29,9 @@ pub enum PruneOutcome {
 /// Asks the task of a dead sandbox to remove its directory.
 pub async fn prune(context: &Arc<ActContext>, sandbox: &SandboxId, agent: &AgentId) -> PruneOutcome {
     let (answer, answered) = oneshot::channel();
-    if try_send_to_sandbox(context, sandbox, agent, Box::new(SandboxOrder::Prune(answer))).is_err() {
+    let order = Box::new(SandboxOrder::Prune(answer));
+    let spawn = |orders| spawn_actor(context, sandbox, agent, orders);
+    if context.actors.sandboxes.try_send(sandbox, order, spawn).is_err() {
         return PruneOutcome::Needed;
     }
     match tokio::time::timeout(ANSWER_WITHIN, answered).await {

@@ -149,8 +149,8 @@ impl Actor {
         self.context.drop_living(&self.agent);
         let agent = self.agent.clone();
         let killed = match up {
-            Some(up) => self.kill_connected(&*up.sender).await,
-            None if self.is_held() => self.kill_keeper().await,
+            Some(up) => self.keeper().kill_connected(&*up.sender).await,
+            None if self.is_held() => self.keeper().kill().await,
             None => Ok(()),
         };
         let seen = match killed {

@@ -8,7 +8,7 @@ use lodge_store::PAGE_BYTES_MAX;
 use serde_json::Value;
 
 use super::methods::{Reply, find_agent_ever, future, internal, no_method, page, reply};
-use super::{params, scope};
+use super::{params, sandboxes, scope};
 use crate::auth::ApiCaller;
 use crate::hub::{EventFilter, PAGE};
 use crate::read_view::ReadView;
@@ -28,10 +28,17 @@ pub(super) async fn call(shell: &Arc<Shell>, who: &ApiCaller, method: &str, give
 
 fn list(at: &ReadView<'_>, who: &ApiCaller, given: &EventListParams) -> Result<EventList, ErrorBody> {
     let agent = given.agent.as_deref().map(|agent| find_agent_ever(at, agent)).transpose()?;
+    // Before the sandbox is looked for: an agent's token always names its agent, and must not learn which sandboxes exist.
+    if agent.is_some() && given.sandbox.is_some() {
+        return Err(ErrorBody::new("params.invalid", "there are both `agent` and `sandbox`")
+            .hint("an event belongs to one of them: name one"));
+    }
+    let sandbox = given.sandbox.as_deref().map(|sandbox| sandboxes::find(at, sandbox)).transpose()?;
+    let sandbox = sandbox.map(|sandbox| sandbox.to_string());
     let filter = scope::events(
         who,
         EventFilter {
-            stream: agent.map(|agent| agent.to_string()),
+            stream: agent.map(|agent| agent.to_string()).or(sandbox),
             session: given.session.clone(),
             job: None,
             kind: given.kind.clone(),

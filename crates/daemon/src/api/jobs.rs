@@ -1,8 +1,8 @@
 //! `job/…`: submitted, listed, read, waited for, cancelled.
 
-mod output;
+pub(super) mod output;
 pub(super) mod raw;
-mod submit;
+pub(super) mod submit;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -16,8 +16,8 @@ use lodge_store::{AgentMatch, AgentSummary, StoreSnapshot};
 use serde_json::Value;
 
 use super::{
-    Api, agents, bins, daemon, events, images, jobs, lineages, providers, quarantine, request_key, scope,
-    sessions, tokens, turns,
+    Api, agents, bins, daemon, events, execs, images, jobs, lineages, providers, quarantine, request_key,
+    sandboxes, scope, sessions, tokens, turns,
 };
 use crate::auth::{ApiCaller, rights};
 use crate::read_view::ReadView;
@@ -106,6 +106,8 @@ async fn dispatch(
         "turn" => turns::call(shell, key, method, given).await,
         "session" => sessions::call(shell, key, method, given).await,
         "job" => jobs::call(shell, who, key, method, given).await,
+        "sandbox" => sandboxes::call(shell, key, method, given).await,
+        "exec" => execs::call(shell, who, key, method, given).await,
         "image" => images::call(shell, key, method, given, watch).await,
         "bin" => bins::call(shell, key, method, given, watch).await,
         "provider" => providers::call(shell, who, method, given, key).await,

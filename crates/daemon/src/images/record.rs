@@ -159,7 +159,7 @@ pub(crate) fn limits_record<'l>(
     ((limits != LimitsRecord::default()).then_some(limits), policy)
 }
 
-fn network_record(network: NetworkAccess) -> NetworkRecord {
+pub(crate) fn network_record(network: NetworkAccess) -> NetworkRecord {
     let (mode, allow) = match network {
         NetworkAccess::None => (NetworkMode::None, Vec::new()),
         NetworkAccess::Public => (NetworkMode::Public, Vec::new()),

@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use lodge_core::event::EventBody;
 use lodge_core::job::{JobRow, JobState};
 use lodge_core::record::EventRow;
-use lodge_core::{AgentId, JobId};
+use lodge_core::{AgentId, ExecId, JobId};
 use lodge_exec::JobTotals;
 use lodge_store::JobSummary;
 use tokio::sync::Notify;
@@ -41,7 +41,9 @@ use crate::shell::Shell;
 /// What the daemon keeps in mind of jobs beside the engine.
 #[derive(Debug)]
 pub struct Jobs {
-    watches: watch::JobWatches,
+    watches: watch::OutputWatches<JobId>,
+    /// Execs in standalone sandboxes.
+    execs: watch::OutputWatches<ExecId>,
     queue: queue::ArchiveQueue,
     db: Arc<db::ArchiveDb>,
     /// Requests a check of the retention limits.
@@ -80,7 +82,8 @@ pub fn written(shell: &Shell, found: &JobSummary) -> Option<JobTotals> {
 impl Jobs {
     pub fn new(dir: &Path) -> Jobs {
         Jobs {
-            watches: watch::JobWatches::default(),
+            watches: watch::OutputWatches::default(),
+            execs: watch::OutputWatches::default(),
             queue: queue::ArchiveQueue::default(),
             db: Arc::new(db::ArchiveDb::new(dir)),
             look: Notify::new(),
@@ -125,6 +128,14 @@ impl Jobs {
         for job in events.iter().filter(is_end).filter_map(|event| event.body.job()?.parse().ok()) {
             self.watches.ended(&job);
         }
+        for exec in events.iter().filter_map(|event| ended_exec(&event.body)) {
+            self.execs.ended(&exec);
+        }
+    }
+
+    /// An exec in a standalone sandbox has written this much.
+    pub fn exec_wrote(&self, exec: &ExecId, stdout: u64, stderr: u64) {
+        self.execs.wrote(exec, stdout, stderr);
     }
 
     /// The settings may be others.
@@ -153,6 +164,17 @@ impl Jobs {
     }
 }
 
+/// The exec whose end an event records.
+fn ended_exec(body: &EventBody) -> Option<ExecId> {
+    let exec = match body {
+        EventBody::ExecFinished(ended) => &ended.exec,
+        EventBody::ExecFailed(ended) => &ended.exec,
+        EventBody::ExecCancelled(ended) => &ended.exec,
+        _other => return None,
+    };
+    exec.parse().ok()
+}
+
 impl Shell {
     /// At most `len_max` bytes of a job's output from `offset` on, or from the first byte behind it that was kept.
     ///
@@ -174,5 +196,10 @@ impl Shell {
     /// then reads the row and the output misses nothing.
     pub fn job_changed(&self, job: &JobId) -> Receiver<OutputProgress> {
         self.jobs.watches.subscribe(job)
+    }
+
+    /// As [`Shell::job_changed`], for an exec in a standalone sandbox.
+    pub fn exec_changed(&self, exec: &ExecId) -> Receiver<OutputProgress> {
+        self.jobs.execs.subscribe(exec)
     }
 }

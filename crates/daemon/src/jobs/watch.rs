@@ -1,9 +1,9 @@
-//! Who waits for the output or the end of a job.
+//! Who waits for the output or the end of a job, or of an exec in a standalone sandbox.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 
-use lodge_core::JobId;
 use tokio::sync::watch;
 
 /// Watches that may exist before unused ones are removed.
@@ -18,20 +18,26 @@ pub struct OutputProgress {
     pub ended: bool,
 }
 
-/// One watch for each job that a caller waits for; the others cost nothing.
-#[derive(Debug, Default)]
-pub struct JobWatches {
-    jobs: Mutex<JobWatchTable>,
+/// One watch for each job or exec that a caller waits for; the others cost nothing.
+#[derive(Debug)]
+pub struct OutputWatches<Id> {
+    jobs: Mutex<OutputWatchTable<Id>>,
 }
 
-#[derive(Debug, Default)]
-struct JobWatchTable {
-    senders: HashMap<JobId, watch::Sender<OutputProgress>>,
+#[derive(Debug)]
+struct OutputWatchTable<Id> {
+    senders: HashMap<Id, watch::Sender<OutputProgress>>,
     sweep_at: usize,
 }
 
-impl JobWatches {
-    pub fn subscribe(&self, job: &JobId) -> watch::Receiver<OutputProgress> {
+impl<Id> Default for OutputWatches<Id> {
+    fn default() -> Self {
+        OutputWatches { jobs: Mutex::new(OutputWatchTable { senders: HashMap::new(), sweep_at: 0 }) }
+    }
+}
+
+impl<Id: Clone + Eq + Hash> OutputWatches<Id> {
+    pub fn subscribe(&self, job: &Id) -> watch::Receiver<OutputProgress> {
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         if jobs.senders.len() >= jobs.sweep_at.max(SWEEP_MIN) {
             jobs.senders.retain(|_, sender| sender.receiver_count() > 0);
@@ -41,7 +47,7 @@ impl JobWatches {
     }
 
     /// It wrote so much by now.
-    pub fn wrote(&self, job: &JobId, stdout: u64, stderr: u64) {
+    pub fn wrote(&self, job: &Id, stdout: u64, stderr: u64) {
         let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(sender) = jobs.senders.get(job) {
             sender.send_modify(|written| (written.stdout, written.stderr) = (stdout, stderr));
@@ -49,7 +55,7 @@ impl JobWatches {
     }
 
     /// The end is recorded: waiters get one last change.
-    pub fn ended(&self, job: &JobId) {
+    pub fn ended(&self, job: &Id) {
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(sender) = jobs.senders.remove(job) {
             sender.send_modify(|written| written.ended = true);
@@ -59,6 +65,8 @@ impl JobWatches {
 
 #[cfg(test)]
 mod tests {
+    use lodge_core::JobId;
+
     use super::*;
 
     fn job(number: usize) -> JobId {
@@ -67,7 +75,7 @@ mod tests {
 
     #[test]
     fn a_waiting_caller_gets_output_and_the_end_which_is_the_last() {
-        let watches = JobWatches::default();
+        let watches = OutputWatches::default();
         let (first, mut heard) = (job(1), watches.subscribe(&job(1)));
         watches.wrote(&first, 3, 0);
         watches.wrote(&job(2), 9, 9);
@@ -80,7 +88,7 @@ mod tests {
 
     #[test]
     fn watches_that_nobody_holds_do_not_pile_up() {
-        let watches = JobWatches::default();
+        let watches = OutputWatches::default();
         let held: Vec<_> = (0..10).map(|number| watches.subscribe(&job(number))).collect();
         for number in 10..100 * SWEEP_MIN {
             drop(watches.subscribe(&job(number)));

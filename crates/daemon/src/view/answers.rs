@@ -3,8 +3,8 @@
 use lodge_engine::{Answer, ImageOrigin, ImageRefusal, Refusal, RenderedAnswer};
 use lodge_image::RemoteImage;
 use lodge_proto::{
-    AgentUpdated, AgentView, BinView, ErrorBody, ImageRemoved, ImageView, JobView, LineageView,
-    QuarantineView, SessionDeleted, SessionView, TokenView, TurnView,
+    AgentUpdated, AgentView, BinView, ErrorBody, ExecView, ImageRemoved, ImageView, JobView, LineageView,
+    QuarantineView, SandboxView, SessionDeleted, SessionView, TokenView, TurnView,
 };
 use serde::Serialize;
 
@@ -46,6 +46,8 @@ engine_replies! {
     Session(SessionView),
     SessionDeleted(SessionDeleted),
     Job(JobView),
+    Sandbox(SandboxView),
+    SandboxExec(ExecView),
     Image(ImageView),
     Bin(BinView),
     ImageRemoved(ImageRemoved),
@@ -73,6 +75,8 @@ pub fn answer_view(answer: &Answer) -> Result<AnswerView, &RenderedAnswer> {
         Answer::Turn(turn) => AnswerView::Turn(Box::new(super::full_turn((**turn).clone()))),
         Answer::Session(answer) => sessions::answer(answer),
         Answer::Job(job) => AnswerView::Job(Box::new(super::job(&job.row, &job.agent_name))),
+        Answer::Sandbox(row) => AnswerView::Sandbox(Box::new(super::sandbox(row, None))),
+        Answer::SandboxExec(row) => AnswerView::SandboxExec(Box::new(super::exec(row))),
         Answer::Image(answer) => images::answer(answer),
         Answer::Token(token) => AnswerView::Token(Box::new(super::token(&token.row, token.at))),
         Answer::Work(work) => AnswerView::Work(Box::new(super::quarantined(&work.row, work.release.word()))),

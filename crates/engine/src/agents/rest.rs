@@ -176,6 +176,7 @@ fn agent_of(command: &Command) -> Option<&AgentId> {
         | Command::Turn(TurnCommand::Interrupt { .. })
         | Command::Job(JobCommand::Cancel { .. })
         | Command::Token(TokenCommand::Revoke { .. })
+        | Command::Sandbox(_)
         | Command::Image(_)
         | Command::Work(_)
         | Command::Reloaded { .. }

@@ -47,6 +47,7 @@ impl Engine {
         // The number of slots may have grown. Agents keep their order.
         self.assign_slots();
         self.adopt_jobs();
+        self.adopt_standalones();
     }
 
     /// Everything that it needs is in the store.

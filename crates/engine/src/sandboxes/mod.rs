@@ -1,6 +1,8 @@
-//! Sandboxes: where agents and their programs run. Agents decide when theirs is started and ended.
+//! Sandboxes: where agents and their programs run. Agents decide when theirs is started and ended; `standalone` has the
+//! sandboxes that belong to no agent.
 
 pub(crate) mod messages;
+pub(crate) mod standalone;
 
 use lodge_core::AgentId;
 use lodge_core::agent::AgentState;

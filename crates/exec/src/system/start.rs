@@ -160,6 +160,7 @@ impl SystemExecutor {
             limits: spec.limits,
             controllers,
             private_root: spec.private_root.clone(),
+            logs: spec.logs.clone(),
         }
         .encode();
         if bytes.len() > limits::SPEC_MAX {

@@ -122,6 +122,7 @@ impl SandboxHome {
             network: lodge_exec::Network::Host,
             limits: lodge_exec::Limits::default(),
             log: self.state().join("log"),
+            logs: None,
             failpoint: None,
         }
     }

@@ -1,5 +1,6 @@
 //! The real keeper, driven through the real crate: as root and as an ordinary user, in parallel.
 
+mod commands;
 mod disk;
 mod evidence;
 mod execs;

@@ -54,6 +54,7 @@ pub use merge::merge;
 pub use mistake::{
     BoundMistake, FileMistake, FormMistake, Mistake, NameOf, PathFault, TextMistake, ValueMistake,
 };
+pub use names::is_tool_name;
 pub use parse::{parse, tool_lines};
-pub use rules::UnfitEntry;
 pub(crate) use rules::check;
+pub use rules::{UnfitEntry, read_network};

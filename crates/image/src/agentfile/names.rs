@@ -37,6 +37,11 @@ pub(crate) fn path_name(word: &str) -> bool {
         && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
 }
 
+/// Whether a tool can have this name.
+pub fn is_tool_name(word: &str) -> bool {
+    path_name(word)
+}
+
 /// `^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`
 pub(super) fn dns_label(word: &str) -> bool {
     shaped(word, 63, lower, |b| lower(b) || b == b'-')

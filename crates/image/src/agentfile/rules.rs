@@ -102,6 +102,17 @@ pub(super) fn capability(name: &str) -> RuleResult {
     rule(CAPABILITIES.contains(&name), || ValueMistake::UnknownCapability { found: name.to_owned() })
 }
 
+/// Reads the words after NETWORK. The error is the word that is wrong.
+pub fn read_network(words: &[String]) -> Result<NetworkAccess, String> {
+    match words {
+        [only] if let Some(network) = NetworkAccess::from_word(only) => Ok(network),
+        hosts => match hosts.iter().find(|host| network_host(host).is_err()) {
+            Some(wrong) => Err(wrong.clone()),
+            None => Ok(NetworkAccess::Allow(hosts.to_vec())),
+        },
+    }
+}
+
 /// One of several words after NETWORK.
 pub(super) fn network_host(host: &str) -> RuleResult {
     let found = || host.to_owned();

@@ -11,6 +11,7 @@ mod images;
 mod jobs;
 mod lineages;
 mod reader;
+mod sandboxes;
 mod search;
 mod sessions;
 mod tokens;
@@ -28,6 +29,7 @@ pub use lineages::{
     MessagePage, MessageRange,
 };
 pub use reader::{READ_QUEUE_MAX, Reader};
+pub use sandboxes::{ExecFilter, SandboxFilter, SandboxReads};
 pub use search::{MessageWords, SearchReads, SessionHead, WordsMax};
 pub use sessions::{
     SessionBase, SessionCursor, SessionReads, TurnRemains, TurnRepeat, TurnSelectionError, TurnSelector,
@@ -73,6 +75,7 @@ pub trait StoreSnapshot:
     + JobUpkeepReads
     + LineageReads
     + QuarantineReads
+    + SandboxReads
     + SearchReads
     + SessionReads
     + TokenReads
@@ -90,6 +93,7 @@ impl<S> StoreSnapshot for S where
         + JobUpkeepReads
         + LineageReads
         + QuarantineReads
+        + SandboxReads
         + SearchReads
         + SessionReads
         + TokenReads

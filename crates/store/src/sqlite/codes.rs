@@ -7,6 +7,7 @@ use lodge_core::agent::{AgentState, FailReason};
 use lodge_core::job::JobState;
 use lodge_core::quarantine::WorkKind;
 use lodge_core::record::ImageKind;
+use lodge_core::sandbox::{SandboxExecState, SandboxState};
 use lodge_core::turn::TurnState;
 
 /// One text of several constants, put together by the compiler.
@@ -53,6 +54,11 @@ pub(crate) const TURN_OVER: &str = digits(TurnState::Done.code());
 pub(crate) const JOB_RUNNING: &str = digits(JobState::Running.code());
 /// The lowest code of an ended job.
 pub(crate) const JOB_OVER: &str = digits(JobState::Done.code());
+/// The lowest code of a sandbox at rest.
+pub(crate) const SANDBOX_RESTS: &str = digits(SandboxState::Stopped.code());
+pub(crate) const SANDBOX_DELETED: &str = digits(SandboxState::Deleted.code());
+/// The lowest code of an exec that is over.
+pub(crate) const EXEC_OVER: &str = digits(SandboxExecState::Finished.code());
 pub(crate) const WORK_MODEL_CALL: &str = digits(WorkKind::ModelCall.code() as i64);
 pub(crate) const WORK_SCHEMA_CHECK: &str = digits(WorkKind::SchemaCheck.code() as i64);
 pub(crate) const IMAGE_AGENT: &str = digits(ImageKind::Agent.code());
@@ -102,6 +108,12 @@ mod tests {
         let known = |code| AgentState::from_codes(code, None).or(AgentState::from_codes(code, Some(1)));
         for state in (0..100).filter_map(known) {
             assert_eq!(state != AgentState::Removed, state.codes().0 < number(AGENT_REMOVED), "{state:?}");
+        }
+        for state in SandboxState::ALL {
+            assert_eq!(state.is_live(), state.code() < number(SANDBOX_RESTS), "{state:?}");
+        }
+        for state in SandboxExecState::ALL {
+            assert_eq!(state.is_open(), state.code() < number(EXEC_OVER), "{state:?}");
         }
         assert_eq!(sql!("a < ", TURN_OVER, " ü"), "a < 10 ü");
     }

@@ -21,3 +21,7 @@ CREATE INDEX IF NOT EXISTS jobs_session_state ON jobs (session, state, id) WHERE
 CREATE INDEX IF NOT EXISTS jobs_state ON jobs (state, id);
 CREATE INDEX IF NOT EXISTS jobs_unsettled ON jobs (id) WHERE state < {JOB_OVER} OR archived = 0 OR (told = 0 AND session IS NOT NULL);
 CREATE INDEX IF NOT EXISTS job_labels_job ON job_labels (job);
+CREATE INDEX IF NOT EXISTS sandboxes_live ON sandboxes (id) WHERE state < {SANDBOX_RESTS};
+CREATE INDEX IF NOT EXISTS sandboxes_uid ON sandboxes (uid);
+CREATE INDEX IF NOT EXISTS execs_open ON execs (sandbox) WHERE state < {EXEC_OVER};
+CREATE INDEX IF NOT EXISTS execs_sandbox ON execs (sandbox, number);

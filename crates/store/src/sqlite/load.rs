@@ -3,17 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use lodge_core::AgentId;
 use lodge_core::record::{
     AgentRow, DAEMON_STREAM, LineageRow, LiveTurn, Role, SessionFact, StoredState, TurnRow,
 };
+use lodge_core::sandbox::SandboxRow;
+use lodge_core::{AgentId, SandboxId};
 use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::sqlite::codes::{AGENT_LIVE, AGENT_REMOVED, TURN_OVER, sql};
 use crate::sqlite::heads::Heads;
 use crate::sqlite::open::OpenError;
 use crate::sqlite::rows::{AgentPlaces, LineagePlaces};
-use crate::sqlite::{agent_images, epochs, images, jobs, paths, quarantine, rows, tokens};
+use crate::sqlite::{agent_images, epochs, images, jobs, paths, quarantine, rows, sandboxes, tokens};
 
 #[derive(Debug)]
 pub(crate) struct RowLoadError(rusqlite::Error);
@@ -45,6 +46,7 @@ pub(crate) fn load(
     connection: &Connection,
     epoch: u64,
     remembered: &[AgentId],
+    remembered_sandboxes: &[SandboxId],
 ) -> Result<(StoredState, Heads), RowLoadError> {
     let seq: i64 = connection.query_row("SELECT coalesce(max(seq), 0) FROM events", [], |row| row.get(0))?;
     let rows: Vec<TurnRow> = connection
@@ -73,15 +75,16 @@ pub(crate) fn load(
     let held = turns.iter().map(|turn| &turn.row.agent).chain(open).chain(remembered);
     let held = held.chain(quarantine.iter().filter_map(|row| row.agent.as_ref())).collect();
     let agents = agents(connection, &held)?;
+    let live_sandboxes = sandboxes::live(connection, remembered_sandboxes)?;
     let loaded = StoredState {
         epoch,
         seq: seq.cast_unsigned(),
-        streams: streams(connection, &heads, &agents)?,
+        streams: streams(connection, &heads, &agents, &live_sandboxes)?,
         lineages: lineages(connection, &agents)?,
         names: names(connection)?,
         resting_images: agent_images::counts(connection, &agents)?,
         agents,
-        last_uid: connection.query_row("SELECT max(uid) FROM agents", [], |row| row.get(0))?,
+        last_uid: connection.query_row(LAST_UID, [], |row| row.get(0))?,
         sessions: sessions.into_values().collect(),
         turns,
         tokens: tokens::unrevoked(connection)?,
@@ -89,6 +92,8 @@ pub(crate) fn load(
         images: images::image_facts(connection)?,
         jobs,
         quarantine,
+        sandboxes: live_sandboxes,
+        execs: sandboxes::open_execs(connection)?,
     };
     Ok((loaded, heads))
 }
@@ -130,6 +135,10 @@ fn names(connection: &Connection) -> rusqlite::Result<Vec<String>> {
     connection.prepare(NAMES)?.query_map([], |row| row.get(0))?.collect()
 }
 
+/// The newest user of any sandbox.
+const LAST_UID: &str =
+    "SELECT max(uid) FROM (SELECT max(uid) AS uid FROM agents UNION ALL SELECT max(uid) FROM sandboxes)";
+
 const NAMES: &str =
     sql!("SELECT name FROM agents INDEXED BY agents_name WHERE state < ", AGENT_REMOVED, " ORDER BY name");
 
@@ -137,9 +146,11 @@ fn streams(
     connection: &Connection,
     heads: &Heads,
     agents: &[AgentRow],
+    sandboxes: &[SandboxRow],
 ) -> rusqlite::Result<BTreeMap<String, u64>> {
     let mut streams = BTreeMap::new();
-    for stream in agents.iter().map(|agent| agent.id.as_str()).chain([DAEMON_STREAM]) {
+    let sandboxes = sandboxes.iter().map(|sandbox| sandbox.id.as_str());
+    for stream in agents.iter().map(|agent| agent.id.as_str()).chain(sandboxes).chain([DAEMON_STREAM]) {
         if let Some(head) = heads.of(connection, stream)? {
             streams.insert(stream.to_owned(), head);
         }

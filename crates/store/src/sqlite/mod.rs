@@ -23,6 +23,7 @@ mod quarantine;
 mod query;
 mod retry;
 mod rows;
+mod sandboxes;
 mod schema;
 mod search;
 mod search_reads;

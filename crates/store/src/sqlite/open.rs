@@ -143,7 +143,7 @@ fn open_connected(
         path: path.to_owned(),
         what: "a state key of another length".to_owned(),
     })?;
-    let (loaded, heads) = load(connection, epoch, &[]).map_err(|error| error.into_open(path))?;
+    let (loaded, heads) = load(connection, epoch, &[], &[]).map_err(|error| error.into_open(path))?;
     let reader = Reader::new(SqliteSource::new(path).map_err(sqlite)?);
     Ok((meta, loaded, heads, reader))
 }

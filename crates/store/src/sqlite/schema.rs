@@ -2,7 +2,7 @@
 
 use rusqlite::{Connection, Transaction};
 
-use crate::sqlite::codes::{AGENT_LIVE, AGENT_REMOVED, JOB_OVER, TURN_OVER};
+use crate::sqlite::codes::{AGENT_LIVE, AGENT_REMOVED, EXEC_OVER, JOB_OVER, SANDBOX_RESTS, TURN_OVER};
 
 /// Each entry takes the schema from its index to the next version.
 pub(crate) const MIGRATIONS: &[&str] = &[
@@ -13,6 +13,7 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0005.sql"),
     include_str!("migrations/0006.sql"),
     include_str!("migrations/0007.sql"),
+    include_str!("migrations/0008.sql"),
 ];
 
 /// The oldest schema number that may still read the files of this one.
@@ -47,6 +48,8 @@ pub(crate) fn make_indexes(connection: &Connection) -> rusqlite::Result<()> {
         ("{AGENT_REMOVED}", AGENT_REMOVED),
         ("{TURN_OVER}", TURN_OVER),
         ("{JOB_OVER}", JOB_OVER),
+        ("{SANDBOX_RESTS}", SANDBOX_RESTS),
+        ("{EXEC_OVER}", EXEC_OVER),
     ];
     let indexes =
         named.iter().fold(format!("{AGENT_IMAGES}{INDEXES}"), |text, (name, code)| text.replace(name, code));

@@ -17,7 +17,9 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior, params};
 
 use crate::sqlite::full::is_full;
 use crate::sqlite::heads::Heads;
-use crate::sqlite::{agent_images, conversation, epochs, images, jobs, load, paths, quarantine, tokens};
+use crate::sqlite::{
+    agent_images, conversation, epochs, images, jobs, load, paths, quarantine, sandboxes, tokens,
+};
 use crate::write::{BatchWriter, TestLimit, WalLimits, WriteError};
 
 const WAL_LIMITS: WalLimits =
@@ -143,8 +145,9 @@ impl BatchWriter for SqliteWriter {
 
     fn reload(&mut self, epoch: u64, remembered: &ResidentIds) -> Result<StoredState, WriteError> {
         let read = (|| {
-            let (mut loaded, heads) = load::load(&self.connection, epoch, &remembered.agents)
-                .map_err(load::RowLoadError::into_inner)?;
+            let (mut loaded, heads) =
+                load::load(&self.connection, epoch, &remembered.agents, &remembered.sandboxes)
+                    .map_err(load::RowLoadError::into_inner)?;
             for id in &remembered.sessions {
                 let known = loaded.sessions.iter().any(|fact| fact.row.id == *id);
                 let fact = if known { None } else { load::session_fact(&self.connection, id.as_str())? };
@@ -212,6 +215,7 @@ fn apply(tx: &Connection, write: &Write) -> rusqlite::Result<()> {
         Write::Request(row) => insert_request(tx, row),
         Write::Token(row) => tokens::put(tx, row),
         Write::Job(write) => jobs::apply(tx, write),
+        Write::Sandbox(write) => sandboxes::apply(tx, write),
         Write::Work(write) => apply_work(tx, write),
     }
 }

@@ -3,7 +3,8 @@
 use lodge_core::epoch::Summary;
 use lodge_core::job::JobRow;
 use lodge_core::record::{AgentFact, ImageRecord, MessageRow};
-use lodge_core::{AgentId, JobId, SandboxId, SessionId};
+use lodge_core::sandbox::{SandboxExecRow, SandboxFact};
+use lodge_core::{AgentId, ExecId, JobId, SandboxId, SessionId};
 use lodge_daemon::act::ports::WorkReads;
 use lodge_store::ReadError;
 
@@ -35,6 +36,19 @@ impl WorkReads for SimDisk {
 
     fn job_to_start(&self, id: &JobId) -> Result<Option<(JobRow, Vec<u8>)>, ReadError> {
         Ok(self.job(id).map(|row| (row.clone(), Vec::new())))
+    }
+
+    fn sandbox_fact(&self, id: &SandboxId) -> Result<Option<SandboxFact>, ReadError> {
+        let head = self.streams.get(id.as_str()).copied().unwrap_or(0);
+        Ok(self.standalones.sandbox(id).map(|row| SandboxFact { row: row.clone(), head }))
+    }
+
+    fn exec(&self, id: &ExecId) -> Result<Option<SandboxExecRow>, ReadError> {
+        Ok(self.standalones.exec(id).cloned())
+    }
+
+    fn exec_to_start(&self, id: &ExecId) -> Result<Option<(SandboxExecRow, Vec<u8>)>, ReadError> {
+        Ok(self.standalones.exec(id).map(|row| (row.clone(), Vec::new())))
     }
 
     fn newest_message(&self, session: &SessionId) -> Result<u64, ReadError> {

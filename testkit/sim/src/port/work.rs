@@ -1,18 +1,19 @@
 //! The store, the models, the images, the files and the outputs of a simulated daemon.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use lodge_core::record::{AgentRow, ImageRecord};
-use lodge_core::{AgentId, JobId, TurnId};
+use lodge_core::{AgentId, ExecId, JobId, SandboxId, TurnId};
 use lodge_daemon::act::Layout;
 use lodge_daemon::act::ports::{
     AgentFiles, AgentImages, Charge, ComputeError, ComputeThreads, FoundModel, ImagePins, JobOutputs,
     JobOwner, ModelCalls, ModelReply, ObtainedImages, PortFuture, PrepareError, PullFailure, ReadSize,
-    RoomRefusal, WorkRead, WorkStore,
+    RoomRefusal, StandaloneFiles, WorkRead, WorkStore,
 };
 use lodge_engine::jobs::{JobReport, JobToolRequest};
-use lodge_engine::{ModelFailure, ModelOrder, SandboxPlan};
+use lodge_engine::{ModelFailure, ModelOrder, SandboxPlan, StandalonePlan};
 use lodge_exec::{KeeperSecret, Limits, Network, SandboxSpec};
 use lodge_model::{ModelRequest, Redactor};
 use lodge_store::ReadError;
@@ -185,19 +186,7 @@ impl AgentFiles for SimPort {
             if !self.with(|world| world.has_needed_images(plan)) {
                 return Err(PrepareError::Incomplete("its image is gone".to_owned()));
             }
-            Ok(SandboxSpec {
-                id: plan.sandbox.to_string(),
-                incarnation: plan.incarnation,
-                secret,
-                root: "/".into(),
-                private_root: None,
-                uid: plan.uid,
-                binds: Vec::new(),
-                network: Network::None,
-                limits: Limits::default(),
-                log: "/".into(),
-                failpoint: None,
-            })
+            Ok(sandbox_spec(&plan.sandbox, plan.incarnation, secret, plan.uid))
         })
     }
 
@@ -225,6 +214,56 @@ impl AgentFiles for SimPort {
     }
 }
 
+impl StandaloneFiles for SimPort {
+    fn prepare<'a>(
+        &'a self,
+        plan: &'a StandalonePlan,
+        secret: KeeperSecret,
+    ) -> PortFuture<'a, Result<SandboxSpec, String>> {
+        Box::pin(async move {
+            self.pause(10).await;
+            Ok(sandbox_spec(&plan.sandbox, plan.incarnation, secret, plan.uid))
+        })
+    }
+
+    fn root(&self, _sandbox: &SandboxId) -> PathBuf {
+        "/".into()
+    }
+
+    fn remove<'a>(&'a self, _sandbox: &'a SandboxId) -> PortFuture<'a, Result<(), String>> {
+        Box::pin(async {
+            self.pause(10).await;
+            Ok(())
+        })
+    }
+
+    fn written(&self, _sandbox: &SandboxId, _exec: &ExecId) -> (u64, u64) {
+        (0, 0)
+    }
+}
+
+fn sandbox_spec(
+    sandbox: &SandboxId,
+    incarnation: u32,
+    secret: KeeperSecret,
+    uid: Option<u32>,
+) -> SandboxSpec {
+    SandboxSpec {
+        id: sandbox.to_string(),
+        incarnation,
+        secret,
+        root: "/".into(),
+        private_root: None,
+        uid,
+        binds: Vec::new(),
+        network: Network::None,
+        limits: Limits::default(),
+        log: "/".into(),
+        logs: None,
+        failpoint: None,
+    }
+}
+
 impl JobOutputs for SimPort {
     fn archive(&self, job: &JobId) {
         self.with(|world| world.archive_all(job));
@@ -246,6 +285,8 @@ impl JobOutputs for SimPort {
         self.with(|world| world.archive_some(job));
         Box::pin(async {})
     }
+
+    fn exec_wrote(&self, _exec: &ExecId, _stdout: u64, _stderr: u64) {}
 
     fn answer(&self, owner: JobOwner, wish: JobToolRequest) -> PortFuture<'_, JobReport> {
         Box::pin(async move {

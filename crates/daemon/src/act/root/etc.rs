@@ -3,10 +3,9 @@
 use std::path::Path;
 
 use lodge_core::record::NetworkMode;
-use lodge_engine::SandboxPlan;
 
-use super::RootError;
 use super::tree::put;
+use super::{RootError, RootPlan};
 use crate::host_etc;
 
 /// The longest host name that Linux accepts.
@@ -38,8 +37,8 @@ fn resolver(reach: NetworkMode) -> Resolver {
 }
 
 /// Writes the agent's own files of `/etc`. An overlay shows the copy of the host's files beneath them.
-pub(super) fn make(etc: &Path, plan: &SandboxPlan) -> Result<(), RootError> {
-    let name = hostname(&plan.name);
+pub(super) fn make(etc: &Path, plan: &RootPlan<'_>) -> Result<(), RootError> {
+    let name = hostname(plan.name);
     let reach = plan.settings.network.as_ref().map_or(NetworkMode::Host, |network| network.reach());
     let Resolver { servers, hosts } = resolver(reach);
     let uid = plan.uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use lodge_core::AgentId;
 use lodge_core::record::{EnvRecord, FileRecord, ImageRecord, MountRecord};
-use lodge_engine::SandboxPlan;
+use lodge_engine::{SandboxPlan, SandboxSettings};
 use lodge_exec::{Bind, BindOwner};
 
 pub(super) use self::contexts::contexts;
@@ -80,6 +80,21 @@ pub(super) fn log_of(data_dir: &Path, agent: &AgentId) -> PathBuf {
     data_dir.join("logs").join(format!("{agent}.log"))
 }
 
+/// What the root of any sandbox is created from.
+pub(super) struct RootPlan<'p> {
+    /// The name of the sandbox's host, before it is made one that Linux accepts.
+    pub name: &'p str,
+    pub uid: Option<u32>,
+    /// Mounts, tools and network.
+    pub settings: &'p SandboxSettings,
+}
+
+impl<'p> RootPlan<'p> {
+    fn of(plan: &'p SandboxPlan) -> RootPlan<'p> {
+        RootPlan { name: &plan.name, uid: plan.uid, settings: &plan.settings }
+    }
+}
+
 /// What an agent's root is created from.
 pub(super) struct RootInputs<'m> {
     pub plan: &'m SandboxPlan,
@@ -92,12 +107,40 @@ pub(super) struct RootInputs<'m> {
 /// Creates the root. Idempotent.
 pub(super) fn make(root: &Path, inputs: &RootInputs<'_>, files: &FileSource<'_>) -> Result<(), RootError> {
     let RootInputs { plan, image, host, .. } = *inputs;
+    make_tree(root, &RootPlan::of(plan), host)?;
+    for ours in ["etc/context", "etc/data"] {
+        own_dir(&root.join(ours), None)?;
+    }
+    put(&root.join("etc/Agentfile"), &image.agentfile)?;
+    put(&root.join(RUNTIME), b"")?;
+    put_files(&root.join("etc/data"), image, files)?;
+    describe(root, &Layout::private(), inputs)
+}
+
+/// Creates the root of a standalone sandbox, and the directory of its logs, which is bound at `inside`. Idempotent.
+pub(super) fn make_standalone(
+    root: &Path,
+    logs: &Path,
+    inside: &str,
+    plan: &RootPlan<'_>,
+    host: &HostTrees,
+) -> Result<(), RootError> {
+    make_tree(root, plan, host)?;
+    own_dir(logs, None)?;
+    // Programs of the sandbox can write to `var`: links that they left there are replaced.
+    let place = root.join(inside);
+    above(root, &place).into_iter().try_for_each(|dir| own_dir(dir, plan.uid))?;
+    own_dir(&place, None)
+}
+
+/// Creates what the roots of agents and of standalone sandboxes have in common.
+fn make_tree(root: &Path, plan: &RootPlan<'_>, host: &HostTrees) -> Result<(), RootError> {
     plan.settings.mounts.iter().try_for_each(check_mount)?;
     own_dir(root, None)?;
     for ours in OURS {
         clear(&root.join(ours))?;
     }
-    for ours in ["etc", "etc/context", "etc/data", "opt", "opt/bins", "opt/lodge"] {
+    for ours in ["etc", "opt", "opt/bins", "opt/lodge"] {
         own_dir(&root.join(ours), None)?;
     }
     for theirs in THEIRS.iter().chain(&IN_THEIRS) {
@@ -105,17 +148,11 @@ pub(super) fn make(root: &Path, inputs: &RootInputs<'_>, files: &FileSource<'_>)
     }
     // `var/tmp` is cleared like `tmp`, and is on the same file system.
     link(Path::new("../tmp"), &root.join("var/tmp"))?;
-    put(&root.join("etc/Agentfile"), &image.agentfile)?;
-    put(&root.join(RUNTIME), b"")?;
-    put_files(&root.join("etc/data"), image, files)?;
     etc::make(&root.join("etc"), plan)?;
     put_tools(root, plan)?;
     put_links(root, plan, host)?;
     make_mount_points(root, plan, host)?;
-    for mount in &plan.settings.mounts {
-        make_target(root, plan, mount)?;
-    }
-    describe(root, &Layout::private(), inputs)
+    plan.settings.mounts.iter().try_for_each(|mount| make_target(root, plan, mount))
 }
 
 /// Writes the files that describe the agent to its model and its runtime, with the paths of `layout`.
@@ -136,7 +173,7 @@ pub(super) fn describe(root: &Path, layout: &Layout, inputs: &RootInputs<'_>) ->
 
 /// Creates one directory with all tools by name. Each is a link to a program of the host, or to the mount point of a program
 /// from an image.
-fn put_tools(root: &Path, plan: &SandboxPlan) -> Result<(), RootError> {
+fn put_tools(root: &Path, plan: &RootPlan<'_>) -> Result<(), RootError> {
     if plan.settings.tools.iter().any(|tool| tool.image.is_some()) {
         own_dir(&root.join(BIN_IMAGES), None)?;
     }
@@ -177,7 +214,7 @@ fn shell_script(shell: &str) -> String {
 
 /// Creates the links that programs expect: to system directories of the host, to a shell, and from the root's path on the
 /// host.
-fn put_links(root: &Path, plan: &SandboxPlan, host: &HostTrees) -> Result<(), RootError> {
+fn put_links(root: &Path, plan: &RootPlan<'_>, host: &HostTrees) -> Result<(), RootError> {
     for (place, to) in &host.links {
         let place = root.join(place.strip_prefix("/").unwrap_or(place));
         make_parents(root, plan, &place)?;
@@ -203,7 +240,7 @@ fn put_links(root: &Path, plan: &SandboxPlan, host: &HostTrees) -> Result<(), Ro
 }
 
 /// Creates the mount points for parts of the system. The keeper creates none, so it needs no space on the disk.
-fn make_mount_points(root: &Path, plan: &SandboxPlan, host: &HostTrees) -> Result<(), RootError> {
+fn make_mount_points(root: &Path, plan: &RootPlan<'_>, host: &HostTrees) -> Result<(), RootError> {
     for place in ["proc", "dev", "sys"] {
         own_dir(&root.join(place), None)?;
     }
@@ -221,12 +258,12 @@ fn make_mount_points(root: &Path, plan: &SandboxPlan, host: &HostTrees) -> Resul
 }
 
 /// Creates the parent directories of a path in the root. Links among them are replaced.
-fn make_parents(root: &Path, plan: &SandboxPlan, place: &Path) -> Result<(), RootError> {
+fn make_parents(root: &Path, plan: &RootPlan<'_>, place: &Path) -> Result<(), RootError> {
     above(root, place).into_iter().try_for_each(|dir| own_dir(dir, owner(root, plan, dir)))
 }
 
 /// The owner of a directory: the agent's user if its programs may write there.
-fn owner(root: &Path, plan: &SandboxPlan, dir: &Path) -> Option<u32> {
+fn owner(root: &Path, plan: &RootPlan<'_>, dir: &Path) -> Option<u32> {
     let is_theirs = THEIRS.iter().any(|theirs| dir.starts_with(root.join(theirs)));
     if is_theirs { plan.uid } else { None }
 }
@@ -268,7 +305,7 @@ fn check_mount(mount: &MountRecord) -> Result<(), RootError> {
 }
 
 /// Creates the mount point of a mount.
-fn make_target(root: &Path, plan: &SandboxPlan, mount: &MountRecord) -> Result<(), RootError> {
+fn make_target(root: &Path, plan: &RootPlan<'_>, mount: &MountRecord) -> Result<(), RootError> {
     let target = mount_target(root, &mount.target);
     above(root, &target).into_iter().try_for_each(|dir| own_dir(dir, plan.uid))?;
     if Path::new(&mount.host).is_dir() {
@@ -307,6 +344,22 @@ pub(super) fn binds(root: &Path, plan: &SandboxPlan, runtime: &Path, checked: &C
         read_only(root.join("opt"), root.join("opt")),
         read_only(runtime.to_owned(), root.join(RUNTIME)),
     ];
+    binds.extend(spec_binds(root, &RootPlan::of(plan), stock, checked));
+    binds
+}
+
+/// The binds of programs from images and of the daemon, and of the operator's mounts.
+pub(super) fn spec_binds(
+    root: &Path,
+    plan: &RootPlan<'_>,
+    stock: &Path,
+    checked: &CheckedPrograms,
+) -> Vec<Bind> {
+    let read_only = |source: PathBuf, target: PathBuf| {
+        let checked = checked.get(&source).copied();
+        Bind::read_only(source, target).checked(checked)
+    };
+    let mut binds = Vec::new();
     let tools = plan.settings.tools.iter().filter(|tool| tool.image.is_some());
     binds.extend(tools.map(|tool| {
         let place = root.join(BIN_IMAGES).join(&tool.name).join(&tool.name);
@@ -363,6 +416,11 @@ pub(super) fn configs(plan: &SandboxPlan, image: &ImageRecord) -> BTreeMap<Strin
     let mut configs = image.configs.clone();
     configs.extend(plan.settings.configs.clone());
     configs
+}
+
+/// Removes these files and trees.
+pub(super) fn remove_all(paths: &[&Path]) -> Result<(), RootError> {
+    paths.iter().try_for_each(|path| clear(path))
 }
 
 /// Removes all files of a removed agent.

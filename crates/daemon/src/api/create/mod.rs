@@ -24,7 +24,7 @@ pub(in crate::api) use self::build::{AgentfileSource, BuildPurpose, BuiltImage, 
 pub(in crate::api) use self::env::check_env;
 pub(in crate::api) use self::mounts::mounts;
 use self::tools::{find_runtime, find_tools, runtime_named};
-pub(in crate::api) use self::tools::{host_runtime, image_runtime};
+pub(in crate::api) use self::tools::{find_tool, host_runtime, image_runtime};
 use super::methods::{PreparedChange, ask_prepared, internal};
 use super::{images, update};
 use crate::images::UnrecordedImages;

@@ -55,7 +55,7 @@ pub(super) fn find_tools(shell: &Shell, record: &ImageRecord) -> Result<Vec<Tool
 }
 
 /// A tool of an agent. One of an image has a place only once it was pulled.
-fn find_tool(shell: &Shell, bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
+pub(in crate::api) fn find_tool(shell: &Shell, bin: &BinRecord) -> Result<ToolRecord, ErrorBody> {
     let mut tool = match (&bin.image, &bin.builtin) {
         (Some(image), _) => image_tool(shell, bin, image)?,
         (None, Some(program)) => builtin_tool(bin, program)?,

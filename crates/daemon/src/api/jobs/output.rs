@@ -137,7 +137,7 @@ fn answer(id: &JobId, pick: OutputSelection, asked: u64, piece: OutputSlice) -> 
 }
 
 /// Bytes as JSON can carry them, and how many of them. A letter that is cut off at the end is left for the next piece.
-fn written(bytes: Vec<u8>) -> (String, &'static str, usize) {
+pub(in crate::api) fn written(bytes: Vec<u8>) -> (String, &'static str, usize) {
     let error = match String::from_utf8(bytes) {
         Ok(text) => {
             let taken = text.len();

@@ -50,7 +50,7 @@ fn own_session(at: &ReadView<'_>, agent: &AgentId, given: &str) -> Result<Sessio
     }
 }
 
-fn stdin(text: Option<String>, base64: Option<String>) -> Result<Vec<u8>, ErrorBody> {
+pub(in crate::api) fn stdin(text: Option<String>, base64: Option<String>) -> Result<Vec<u8>, ErrorBody> {
     match (text, base64) {
         (Some(_), Some(_)) => {
             Err(ErrorBody::new("params.invalid", "there are both `stdin` and `stdin_base64`")
