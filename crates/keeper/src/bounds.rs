@@ -24,8 +24,8 @@ use crate::sys;
 const NO_CONTROLLERS: &str = "keeper.no_controllers";
 /// Longest file of counters that is read.
 const COUNTERS_MAX: usize = 4096;
-/// Tasks of the keeper's own, beside those that were allowed to the sandbox.
-const OWN_TASKS: u64 = 3;
+/// Tasks of the keeper's own, beside those that were allowed to the sandbox: its three threads and the gate.
+const OWN_TASKS: u64 = 4;
 /// How much of an rlimit on data is left to a program beyond what the sandbox may use: what programs reserve and never
 /// touch is not what is limited, and the watch sees what they touch.
 const DATA_ROOM_BYTES: u64 = 1 << 30;
@@ -78,6 +78,48 @@ struct LegacyCgroup {
     /// The parent's list of processes, open for the way back.
     back: File,
     name: CString,
+}
+
+/// The rlimits of one exec.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExecRlimits {
+    data: Option<u64>,
+    processes: Option<u64>,
+    file: Option<u64>,
+    cpu_s: Option<u64>,
+    refused_writes: RefusedWrites,
+}
+
+/// What a program gets when it writes beyond its limit.
+#[derive(Debug, Clone, Copy)]
+enum RefusedWrites {
+    Signal,
+    /// A refused write must not kill a runtime, whose log is a file, or a program that removes files.
+    Error,
+}
+
+impl ExecRlimits {
+    /// In a child, before it becomes its program.
+    pub(crate) fn apply(&self) -> io::Result<()> {
+        let same = [
+            (libc::RLIMIT_DATA, self.data),
+            (libc::RLIMIT_NPROC, self.processes),
+            (libc::RLIMIT_FSIZE, self.file),
+        ];
+        for (which, most) in same {
+            most.map_or(Ok(()), |most| sys::set_rlimit(which, most, most))?;
+        }
+        match self.refused_writes {
+            RefusedWrites::Signal => {}
+            // SAFETY: no memory is passed.
+            RefusedWrites::Error => unsafe {
+                libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+            },
+        }
+        let seconds =
+            |seconds: u64| sys::set_rlimit(libc::RLIMIT_CPU, seconds, seconds.saturating_add(CPU_ROOM_S));
+        self.cpu_s.map_or(Ok(()), seconds)
+    }
 }
 
 impl Fence {
@@ -181,48 +223,47 @@ impl Bounds {
         self.memory.as_ref().map(CgroupLimit::read)
     }
 
+    /// Whether the kernel counts those kills.
+    pub(crate) fn counts_oom_kills(&self) -> bool {
+        self.memory.is_some()
+    }
+
     /// How often the kernel refused a process. None: as above.
     pub(crate) fn refused_forks(&self) -> Option<u64> {
         self.pids.as_ref().map(CgroupLimit::read)
     }
 
-    /// In a child, before it becomes its program: what holds where no cgroup does. `guardians` live beside it.
-    pub(crate) fn restrict(&self, kind: ExecKind, space: WriteSpace, guardians: u64) -> io::Result<()> {
-        if let Some(bytes) = self.limits.memory_bytes.filter(|_| self.memory.is_none()) {
-            let data = bytes.saturating_add(bytes.max(DATA_ROOM_BYTES));
-            sys::set_rlimit(libc::RLIMIT_DATA, data, data)?;
-        }
-        if let Some(pids) = self.limits.pids.filter(|_| self.pids.is_none()) {
-            let most = match self.users {
+    /// What holds for an exec where no cgroup does. `guardians` live beside it.
+    pub(crate) fn rlimits(&self, kind: ExecKind, space: WriteSpace, guardians: u64) -> ExecRlimits {
+        let data = self.limits.memory_bytes.filter(|_| self.memory.is_none());
+        let pids = self.limits.pids.filter(|_| self.pids.is_none());
+        ExecRlimits {
+            data: data.map(|bytes| bytes.saturating_add(bytes.max(DATA_ROOM_BYTES))),
+            processes: pids.and_then(|pids| match self.users {
                 RlimitScope::Own => Some(pids),
                 RlimitScope::Namespace => Some(pids.saturating_add(OWN_TASKS + guardians)),
                 RlimitScope::Host => None,
-            };
-            most.map_or(Ok(()), |most| sys::set_rlimit(libc::RLIMIT_NPROC, most, most))?;
-        }
-        if let Some(bytes) = self.limits.disk_bytes {
-            let most = match space {
+            }),
+            file: self.limits.disk_bytes.map(|bytes| match space {
                 WriteSpace::Left => bytes,
                 WriteSpace::Full { .. } => 0,
-            };
-            sys::set_rlimit(libc::RLIMIT_FSIZE, most, most)?;
-        }
-        match (kind, space) {
-            (ExecKind::Tool | ExecKind::Job | ExecKind::Command, WriteSpace::Left) => {}
-            // A refused write must not kill a runtime, whose log is a file, or a program that removes files.
-            // SAFETY: no memory is passed.
-            (ExecKind::Runtime, _)
-            | (ExecKind::Tool | ExecKind::Job | ExecKind::Command, WriteSpace::Full { .. }) => unsafe {
-                libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
-            },
-        }
-        match (kind, self.limits.cpu_ms) {
-            (ExecKind::Tool | ExecKind::Job | ExecKind::Command, Some(cpu_ms)) => {
+            }),
+            cpu_s: match (kind, self.limits.cpu_ms) {
                 // The watch comes first; this holds should it not.
-                let seconds = cpu_ms.div_ceil(1000).saturating_add(1);
-                sys::set_rlimit(libc::RLIMIT_CPU, seconds, seconds.saturating_add(CPU_ROOM_S))
-            }
-            (ExecKind::Tool | ExecKind::Job | ExecKind::Command | ExecKind::Runtime, _) => Ok(()),
+                (ExecKind::Tool | ExecKind::Job | ExecKind::Command, Some(cpu_ms)) => {
+                    Some(cpu_ms.div_ceil(1000).saturating_add(1))
+                }
+                (ExecKind::Tool | ExecKind::Job | ExecKind::Command | ExecKind::Runtime, _) => None,
+            },
+            refused_writes: match (kind, space) {
+                (ExecKind::Tool | ExecKind::Job | ExecKind::Command, WriteSpace::Left) => {
+                    RefusedWrites::Signal
+                }
+                (ExecKind::Runtime, _)
+                | (ExecKind::Tool | ExecKind::Job | ExecKind::Command, WriteSpace::Full { .. }) => {
+                    RefusedWrites::Error
+                }
+            },
         }
     }
 

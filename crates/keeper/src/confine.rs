@@ -6,13 +6,16 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use lodge_link::{EnforcedLimit, ExecKind, KeeperSpec};
 use rustix::fs::{Gid, Uid};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_thread_res_gid, set_thread_res_uid};
 
-use crate::bounds::{Bounds, ProcessView};
+use crate::bounds::{Bounds, ExecRlimits, ProcessView};
+use crate::child::{ChildCommand, ChildEnds, ChildPlan};
 use crate::counters;
+use crate::disk::WriteSpace;
 use crate::fence::{Fence, FileView, Namespaces};
 use crate::files::DescriptorLimits;
 use crate::group::SandboxCgroup;
@@ -20,7 +23,8 @@ use crate::landlock::{self, KeeperDir, Ruleset, TcpAccess};
 use crate::layers::Layers;
 use crate::network::{SandboxNetwork, SocketGuard};
 use crate::notify_sys;
-use crate::seccomp::{self, Clone3, ProcessInspection};
+use crate::seccomp::{self, Clone3, ExecFilter, ProcessInspection};
+use crate::seccomp_network;
 use crate::set_id;
 use crate::sys;
 use crate::tool_thread::ToolThread;
@@ -67,12 +71,10 @@ pub(crate) struct ConfinedSandbox {
     /// Rules by which a tool can make no file, for when there is no room.
     pub(crate) makes_nothing: Option<Ruleset>,
     pub(crate) groups: Option<SandboxCgroup>,
-    /// Whether each exec has to refuse `clone3` to itself.
-    pub(crate) refuses_clone3: bool,
+    /// What each exec has to install by itself.
+    pub(crate) filter: Option<Rc<ExecFilter>>,
     pub(crate) files: DescriptorLimits,
     pub(crate) net: SandboxNetwork,
-    /// Whether the keeper answers calls of its execs.
-    pub(crate) supervises: bool,
     /// Rules for a runtime by which it connects and binds nothing by itself, where Landlock guards the network. Those for
     /// tools are among the ones that keep them apart.
     pub(crate) without_tcp: Option<Ruleset>,
@@ -82,6 +84,34 @@ pub(crate) struct ConfinedSandbox {
 }
 
 impl ConfinedSandbox {
+    /// What a child of this kind needs to become its program.
+    pub(crate) fn child_plan(
+        &self,
+        (kind, space): (ExecKind, WriteSpace),
+        command: ChildCommand,
+        ends: ChildEnds,
+        rlimits: ExecRlimits,
+    ) -> ChildPlan {
+        let apart = match kind {
+            ExecKind::Tool | ExecKind::Job | ExecKind::Command => self.apart.as_ref(),
+            ExecKind::Runtime => self.without_tcp.as_ref(),
+        };
+        let makes_nothing = match space {
+            WriteSpace::Left => None,
+            WriteSpace::Full { .. } => self.makes_nothing.as_ref(),
+        };
+        ChildPlan {
+            command,
+            ends,
+            rules: [self.rules.as_ref(), apart, makes_nothing].map(|rules| rules.map(Ruleset::as_raw_fd)),
+            user: self.user,
+            files: self.files,
+            filter: self.filter.clone(),
+            namespaces: self.namespaces,
+            rlimits,
+        }
+    }
+
     /// Each limit of the sandbox, with what enforces it.
     pub(crate) fn limits_in_force(&self) -> Vec<EnforcedLimit> {
         let processes = if self.proc_is_ours { ProcessView::Seen } else { ProcessView::Hidden };
@@ -191,7 +221,13 @@ pub(crate) fn enter(
         return Err(io::Error::other("the sandbox's network cannot be guarded without seccomp"));
     }
     refuse_set_id(spec, is_filtered, &mut layers)?;
-    let refuses_clone3 = is_filtered && clone3 == Clone3::LeftToExecs;
+    let filter = match (looks, clone3) {
+        (ProcessInspection::LeftToExecs, _) => Some(ExecFilter::Reporting(seccomp_network::supervised())),
+        (ProcessInspection::Refused, Clone3::LeftToExecs) if is_filtered => {
+            Some(ExecFilter::Silent(seccomp::without_clone3()))
+        }
+        (ProcessInspection::Refused, Clone3::LeftToExecs | Clone3::Refused) => None,
+    };
     Ok(ConfinedSandbox {
         layers,
         namespaces,
@@ -204,10 +240,9 @@ pub(crate) fn enter(
         apart,
         makes_nothing,
         groups,
-        refuses_clone3,
+        filter: filter.map(Rc::new),
         files,
         net,
-        supervises,
         without_tcp,
         bounds,
         logs,

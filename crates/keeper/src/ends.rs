@@ -176,8 +176,9 @@ impl Keeper {
         let cause = self.cause_of(&one, &ended);
         let record = one.record(ended, usage, finished_ms, cause);
         self.fail_at("keeper.before_exit_record", one.kind);
+        let mut is_recorded = false;
         match execs::write_record((&one.dir, &one.room), (&one.id, one.kind), &record) {
-            Ok(()) => {}
+            Ok(()) => is_recorded = true,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.log.write_line(&format!("the directory of {} is gone, its end is not recorded", one.id));
             }
@@ -197,6 +198,11 @@ impl Keeper {
             {
                 self.leftovers.push(StreamCapture::new(Some(pipe), StreamTarget::Nowhere));
             }
+        }
+        // A file is made with the first byte for it.
+        let is_silent = one.stdout.counted.seen + one.stderr.counted.seen == 0;
+        if is_recorded && is_silent && one.kind == ExecKind::Job {
+            self.shelf.keep_open(&one.id, one.dir, one.room);
         }
         self.remember(one.id.clone(), one.pid, one.held);
         if let Some(cause) = record.cause {

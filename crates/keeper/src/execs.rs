@@ -254,17 +254,27 @@ impl ExecDirs {
         Some(bytes)
     }
 
+    /// Keeps what is open of an exec that ended and left nothing but its record, for when it is forgotten.
+    pub(crate) fn keep_open(&mut self, exec: &str, dir: Rc<OwnedFd>, record: File) {
+        // Without it, the directory is opened again.
+        if let Ok(name) = c_name(exec) {
+            self.spares.keep_open(name, dir, record);
+        }
+    }
+
     /// Removes an exec's directory. One that is not there was removed before.
     pub(crate) fn forget(&mut self, exec: &str) -> io::Result<()> {
-        let name = c_name(exec)?;
+        let (name, record) = (c_name(exec)?, c_name(EXIT_FILE)?);
+        if self.spares.take_open(&self.dir, &name, &record, EXIT_TEMPORARY)? {
+            return Ok(());
+        }
         let mut dir = match open_dir(&self.dir, &name) {
-            Ok(dir) => dir,
+            Ok(dir) => Rc::new(dir),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
         };
         // The record is removed last: an interrupted removal still has the outcome.
         let mut files = sys::names(dir.as_fd())?;
-        let record = c_name(EXIT_FILE)?;
         if files == [record.as_c_str()] {
             match self.spares.take(&self.dir, &name, dir, &record, EXIT_TEMPORARY)? {
                 None => return Ok(()),

@@ -87,14 +87,22 @@ pub(crate) struct Ruleset(OwnedFd);
 impl Ruleset {
     /// Restricts this process and all that it starts. Needs `no_new_privs`.
     pub(crate) fn enter(&self) -> io::Result<()> {
-        let fd = self.0.as_raw_fd();
-        // SAFETY: no memory is passed.
-        sys::check_long(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, fd, 0u32) }).map(drop)
+        enter(self.as_raw_fd())
+    }
+
+    pub(crate) fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
     }
 
     pub(crate) fn try_clone(&self) -> io::Result<Ruleset> {
         self.0.try_clone().map(Ruleset)
     }
+}
+
+/// As [`Ruleset::enter`], with the descriptor of the rules.
+pub(crate) fn enter(rules: RawFd) -> io::Result<()> {
+    // SAFETY: no memory is passed.
+    sys::check_long(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, rules, 0u32) }).map(drop)
 }
 
 /// Makes the rules. `readable` are the places to read and run from, `writable` those to write in; those that do not exist

@@ -172,6 +172,13 @@ impl Supervisor {
     }
 
     pub(crate) fn serve(&mut self, watched: WatchedDescriptor, events: libc::c_short) {
+        if let WatchedDescriptor::Calls(serial) = watched
+            && events == libc::POLLHUP
+            && self.waiting.iter().all(|waiting| waiting.listener != serial)
+        {
+            // An exec that left no call has ended: closing its listener waits for nothing.
+            return self.listeners.retain(|listener| listener.serial != serial);
+        }
         let _watchdog = Watchdog::start();
         match watched {
             WatchedDescriptor::Gate => self.receive_sockets(),

@@ -59,13 +59,14 @@ fn trial_address() -> sockets::SocketAddress {
 fn make_call(keeper: &OwnedFd, socket: &OwnedFd) {
     // SAFETY: no memory is passed.
     let restricted = sys::check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) });
-    let said = match restricted.and_then(|_| seccomp_network::supervise()) {
-        Ok(calls) => sockets::send_packet(keeper.as_fd(), &[GIVES_CALLS], Some(calls.as_fd())),
-        Err(error) => {
-            let errno = error.raw_os_error().unwrap_or(libc::EIO).to_le_bytes();
-            sockets::send_packet(keeper.as_fd(), &[&[REFUSED], &errno[..]].concat(), None)
-        }
-    };
+    let said =
+        match restricted.and_then(|_| seccomp_network::install_reporting(&seccomp_network::supervised())) {
+            Ok(calls) => sockets::send_packet(keeper.as_fd(), &[GIVES_CALLS], Some(calls.as_fd())),
+            Err(error) => {
+                let errno = error.raw_os_error().unwrap_or(libc::EIO).to_le_bytes();
+                sockets::send_packet(keeper.as_fd(), &[&[REFUSED], &errno[..]].concat(), None)
+            }
+        };
     if said.is_err() {
         return;
     }

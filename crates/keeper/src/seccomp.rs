@@ -5,6 +5,7 @@
 use std::io;
 
 use crate::bpf::{answer, jump, statement};
+use crate::seccomp_network;
 use crate::sys;
 
 #[cfg(target_arch = "x86_64")]
@@ -132,18 +133,21 @@ pub(crate) enum ProcessInspection {
 
 /// Installs the filter on this process and all that it starts. Needs `no_new_privs`.
 pub(crate) fn enter(clone3: Clone3, looks: ProcessInspection) -> io::Result<()> {
-    install(program(clone3, looks))
+    install(&program(clone3, looks))
 }
 
-/// Refuses `clone3` to this process and all that it starts. Needs `no_new_privs`, and a filter before it that
-/// lets no other convention through.
-pub(crate) fn refuse_clone3() -> io::Result<()> {
-    install(without_clone3())
+/// The filter that each exec installs beside the one that it inherits.
+#[derive(Debug)]
+pub(crate) enum ExecFilter {
+    /// The keeper answers some of its calls.
+    Reporting(Vec<libc::sock_filter>),
+    Silent(Vec<libc::sock_filter>),
 }
 
-/// Refuses to this process, and to all that it starts, to become another program. Conditions as above.
+/// Refuses to this process, and to all that it starts, to become another program. Needs `no_new_privs`, and a filter before
+/// it that lets no other convention through.
 pub(crate) fn refuse_programs() -> io::Result<()> {
-    install(without_programs())
+    install(&without_programs())
 }
 
 fn without_programs() -> Vec<libc::sock_filter> {
@@ -156,7 +160,8 @@ fn without_programs() -> Vec<libc::sock_filter> {
     ]
 }
 
-fn without_clone3() -> Vec<libc::sock_filter> {
+/// Refuses `clone3`. Conditions as above.
+pub(crate) fn without_clone3() -> Vec<libc::sock_filter> {
     vec![
         load(NUMBER_AT),
         jump(libc::BPF_JEQ, libc::SYS_clone3 as u32, 0, 1),
@@ -165,11 +170,17 @@ fn without_clone3() -> Vec<libc::sock_filter> {
     ]
 }
 
-pub(crate) fn install(mut program: Vec<libc::sock_filter>) -> io::Result<()> {
-    let len = libc::c_ushort::try_from(program.len()).map_err(io::Error::other)?;
-    let filter = libc::sock_fprog { len, filter: program.as_mut_ptr() };
+pub(crate) fn install(program: &[libc::sock_filter]) -> io::Result<()> {
+    let filter = describe(program)?;
     // SAFETY: `filter` describes `program`, and both outlive the call, which copies them.
     sys::check(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter) }).map(drop)
+}
+
+/// The program as the kernel takes it, which does not write to it.
+pub(crate) fn describe(program: &[libc::sock_filter]) -> io::Result<libc::sock_fprog> {
+    let too_long = |_| io::Error::from_raw_os_error(libc::EINVAL);
+    let len = libc::c_ushort::try_from(program.len()).map_err(too_long)?;
+    Ok(libc::sock_fprog { len, filter: program.as_ptr().cast_mut() })
 }
 
 pub(crate) fn program(clone3: Clone3, looks: ProcessInspection) -> Vec<libc::sock_filter> {
@@ -182,11 +193,11 @@ pub(crate) fn program(clone3: Clone3, looks: ProcessInspection) -> Vec<libc::soc
     ];
     #[cfg(target_arch = "x86_64")]
     code.extend([jump(libc::BPF_JGE, X32_BIT, 0, 1), answer(refuse(libc::ENOSYS))]);
-    let looks = match looks {
+    let refused_looks = match looks {
         ProcessInspection::Refused => &LOOKS[..],
         ProcessInspection::LeftToExecs => &[],
     };
-    for number in DENIED.iter().chain(looks) {
+    for number in DENIED.iter().chain(refused_looks) {
         code.extend([jump(libc::BPF_JEQ, *number as u32, 0, 1), answer(refuse(libc::EPERM))]);
     }
     for number in ABSENT {
@@ -200,6 +211,11 @@ pub(crate) fn program(clone3: Clone3, looks: ProcessInspection) -> Vec<libc::soc
     }
     code.extend(scheduling());
     code.extend(sockets());
+    match looks {
+        ProcessInspection::Refused => {}
+        // The keeper answers calls to the network, and does none of this itself.
+        ProcessInspection::LeftToExecs => code.extend(seccomp_network::unguarded_ways()),
+    }
     code.extend([
         jump(libc::BPF_JEQ, libc::SYS_clone as u32, 0, 3),
         load(FIRST_AT),

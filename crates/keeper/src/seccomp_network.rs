@@ -9,7 +9,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use crate::bpf::{answer, jump};
 #[cfg(test)]
 use crate::seccomp::install;
-use crate::seccomp::{FOURTH_AT, LOOKS, NUMBER_AT, SECOND_AT, THIRD_AT, load, refuse};
+use crate::seccomp::{FOURTH_AT, LOOKS, NUMBER_AT, SECOND_AT, THIRD_AT, describe, load, refuse};
 use crate::sys;
 
 /// Calls that the keeper answers.
@@ -39,29 +39,54 @@ const TCP_FASTOPEN_NO_COOKIE: libc::c_int = 34;
 const SET_FILTER: libc::c_uint = 1;
 const NEW_LISTENER: libc::c_uint = 1 << 3;
 
-/// Reports the calls by which this process, and all that it starts, connect with others: the holder of the result answers
-/// them. Refuses to them what the keeper has beyond its execs. Needs `no_new_privs`, and a filter before it that lets no
-/// other convention through.
-pub(crate) fn supervise() -> io::Result<OwnedFd> {
-    install_reporting(supervised())
+/// The filter that reports the calls by which an exec, and all that it starts, connect with others: the holder of the
+/// descriptor that [`install_reporting`] returns answers them. Refuses to them what the keeper has beyond its execs.
+pub(crate) fn supervised() -> Vec<libc::sock_filter> {
+    let mut code = vec![load(NUMBER_AT)];
+    for number in ANSWERED {
+        code.extend([jump(libc::BPF_JEQ, number as u32, 0, 1), answer(libc::SECCOMP_RET_USER_NOTIF)]);
+    }
+    for number in LOOKS {
+        code.extend([jump(libc::BPF_JEQ, number as u32, 0, 1), answer(refuse(libc::EPERM))]);
+    }
+    code.extend([jump(libc::BPF_JEQ, libc::SYS_clone3 as u32, 0, 1), answer(refuse(libc::ENOSYS))]);
+    code.push(answer(libc::SECCOMP_RET_ALLOW));
+    code
+}
+
+/// Refuses what would lead around the answers of the keeper. Part of the filter that all execs inherit: the kernel compiles
+/// the filter of an exec at each start, and this is the longest part. With the number loaded, and loaded still behind it.
+pub(crate) fn unguarded_ways() -> Vec<libc::sock_filter> {
+    let mut code = Vec::new();
+    for (number, flags_at) in SENDS {
+        code.extend([
+            jump(libc::BPF_JEQ, number as u32, 0, 4),
+            load(flags_at),
+            jump(libc::BPF_JSET, libc::MSG_FASTOPEN.cast_unsigned(), 0, 1),
+            answer(refuse(libc::EOPNOTSUPP)),
+            answer(libc::SECCOMP_RET_ALLOW),
+        ]);
+    }
+    code.extend(steering());
+    code
 }
 
 /// Has all calls of these numbers reported, and nothing else.
 #[cfg(test)]
 pub(crate) fn report(numbers: &[libc::c_long]) -> io::Result<OwnedFd> {
-    install_reporting(answering(numbers, libc::SECCOMP_RET_USER_NOTIF))
+    install_reporting(&answering(numbers, libc::SECCOMP_RET_USER_NOTIF))
 }
 
 /// Refuses calls of these numbers, and nothing else.
 #[cfg(test)]
 pub(crate) fn refuse_calls(numbers: &[libc::c_long]) -> io::Result<()> {
-    install(answering(numbers, refuse(libc::EPERM)))
+    install(&answering(numbers, refuse(libc::EPERM)))
 }
 
 /// Refuses calls of this number whose second argument is not 0, and nothing else.
 #[cfg(test)]
 pub(crate) fn refuse_flags(number: libc::c_long, errno: i32) -> io::Result<()> {
-    install(vec![
+    install(&[
         load(NUMBER_AT),
         jump(libc::BPF_JEQ, number as u32, 0, 3),
         load(SECOND_AT),
@@ -81,37 +106,15 @@ fn answering(numbers: &[libc::c_long], value: u32) -> Vec<libc::sock_filter> {
     code
 }
 
-fn install_reporting(mut program: Vec<libc::sock_filter>) -> io::Result<OwnedFd> {
-    let len = libc::c_ushort::try_from(program.len()).map_err(io::Error::other)?;
-    let filter = libc::sock_fprog { len, filter: program.as_mut_ptr() };
+/// Installs a filter on this process and all that it starts, and returns where the calls arrive. Needs `no_new_privs`, and
+/// a filter before it that lets no other convention through.
+pub(crate) fn install_reporting(program: &[libc::sock_filter]) -> io::Result<OwnedFd> {
+    let filter = describe(program)?;
     // SAFETY: `filter` describes `program`, and both outlive the call, which copies them; the descriptor is new.
     unsafe {
         let fd = libc::syscall(libc::SYS_seccomp, SET_FILTER, NEW_LISTENER, &filter);
         Ok(OwnedFd::from_raw_fd(sys::check_long(fd)? as RawFd))
     }
-}
-
-fn supervised() -> Vec<libc::sock_filter> {
-    let mut code = vec![load(NUMBER_AT)];
-    for number in ANSWERED {
-        code.extend([jump(libc::BPF_JEQ, number as u32, 0, 1), answer(libc::SECCOMP_RET_USER_NOTIF)]);
-    }
-    for number in LOOKS {
-        code.extend([jump(libc::BPF_JEQ, number as u32, 0, 1), answer(refuse(libc::EPERM))]);
-    }
-    code.extend([jump(libc::BPF_JEQ, libc::SYS_clone3 as u32, 0, 1), answer(refuse(libc::ENOSYS))]);
-    for (number, flags_at) in SENDS {
-        code.extend([
-            jump(libc::BPF_JEQ, number as u32, 0, 4),
-            load(flags_at),
-            jump(libc::BPF_JSET, libc::MSG_FASTOPEN.cast_unsigned(), 0, 1),
-            answer(refuse(libc::EOPNOTSUPP)),
-            answer(libc::SECCOMP_RET_ALLOW),
-        ]);
-    }
-    code.extend(steering());
-    code.push(answer(libc::SECCOMP_RET_ALLOW));
-    code
 }
 
 /// With the number loaded, and loaded still behind it.
@@ -151,6 +154,17 @@ mod tests {
             assert_eq!(run(&left, ARCH, number as u32, [0; 2]), libc::SECCOMP_RET_ALLOW);
         }
         assert_eq!(decide(libc::SYS_clone3, 0), refuse(libc::ENOSYS));
+        for number in [libc::SYS_read, libc::SYS_execve, libc::SYS_socket, libc::SYS_accept4] {
+            assert_eq!(decide(number, -1), libc::SECCOMP_RET_ALLOW, "{number}");
+        }
+    }
+
+    #[test]
+    fn where_the_keeper_answers_calls_nothing_leads_around_it() {
+        let inherited = program(Clone3::LeftToExecs, ProcessInspection::LeftToExecs);
+        let decide = |number: libc::c_long, flags: i32| {
+            run(&inherited, ARCH, number as u32, [0, flags.cast_unsigned()])
+        };
         for (number, _) in SENDS {
             assert_eq!(decide(number, 0), libc::SECCOMP_RET_ALLOW, "{number}");
             assert_eq!(decide(number, libc::MSG_NOSIGNAL), libc::SECCOMP_RET_ALLOW, "{number}");
@@ -159,7 +173,7 @@ mod tests {
         }
         let set = |level: libc::c_int, name: libc::c_int| {
             let setsockopt = libc::SYS_setsockopt as u32;
-            run_with(&supervised(), ARCH, setsockopt, [3, level.cast_unsigned(), name.cast_unsigned(), 0])
+            run_with(&inherited, ARCH, setsockopt, [3, level.cast_unsigned(), name.cast_unsigned(), 0])
         };
         for (level, names) in STEERING {
             for name in names {
@@ -169,8 +183,7 @@ mod tests {
         }
         assert_eq!(set(libc::IPPROTO_TCP, libc::SO_BINDTODEVICE), libc::SECCOMP_RET_ALLOW);
         assert_eq!(set(libc::SOL_UDP, libc::IP_OPTIONS), libc::SECCOMP_RET_ALLOW);
-        for number in [libc::SYS_read, libc::SYS_execve, libc::SYS_socket, libc::SYS_accept4] {
-            assert_eq!(decide(number, -1), libc::SECCOMP_RET_ALLOW, "{number}");
-        }
+        let clone = run(&inherited, ARCH, libc::SYS_clone as u32, [libc::CLONE_NEWNS.cast_unsigned(), 0]);
+        assert_eq!(clone, refuse(libc::EPERM), "what comes behind it still holds");
     }
 }

@@ -50,7 +50,7 @@ pub(crate) fn refused_bits(spec: &KeeperSpec) -> u32 {
 /// Refuses to set these bits, to this process and all that it starts. Needs `no_new_privs`, and a filter before it that lets
 /// no other convention through.
 pub(crate) fn refuse_bits(bits: u32) -> io::Result<()> {
-    install(program(bits))
+    install(&program(bits))
 }
 
 fn program(bits: u32) -> Vec<libc::sock_filter> {

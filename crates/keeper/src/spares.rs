@@ -5,6 +5,7 @@
 //! record are kept, and not under their old names: a concurrent reader has to check that the name still exists. A
 //! record names its exec, so that old contents of the space are never taken for an outcome.
 
+use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
@@ -15,7 +16,7 @@ use lodge_link::limits;
 
 use crate::sys;
 
-/// Most directories that wait. Each has two descriptors open.
+/// Most directories that wait, or will as soon as their exec is forgotten. Each has two descriptors open.
 const SPARES_MAX: usize = 4;
 /// How their names begin, which that of no exec does.
 const PREFIX: &str = ".spare-";
@@ -24,7 +25,17 @@ const PREFIX: &str = ".spare-";
 #[derive(Debug, Default)]
 pub(crate) struct SpareDirs {
     waiting: Vec<SpareDir>,
+    ended: VecDeque<EndedDir>,
     made: u64,
+}
+
+/// The directory of an exec that ended and left nothing but its record. It is kept open for the moment when the exec is
+/// forgotten, which is mostly the next one.
+#[derive(Debug)]
+struct EndedDir {
+    exec: CString,
+    dir: Rc<OwnedFd>,
+    record: File,
 }
 
 /// A directory with nothing in it but the room for a record, as every exec gets it.
@@ -69,15 +80,40 @@ impl SpareDirs {
         }
     }
 
+    /// Keeps the directory of an exec open that ended and left nothing but its record.
+    pub(crate) fn keep_open(&mut self, exec: CString, dir: Rc<OwnedFd>, record: File) {
+        if self.waiting.len() + self.ended.len() >= SPARES_MAX {
+            self.ended.pop_front();
+        }
+        if self.waiting.len() + self.ended.len() < SPARES_MAX {
+            self.ended.push_back(EndedDir { exec, dir, record });
+        }
+    }
+
+    /// As [`SpareDirs::take`], for an exec whose directory was kept open. False: it was not.
+    pub(crate) fn take_open(
+        &mut self,
+        shelf: &OwnedFd,
+        exec: &CStr,
+        record: &CStr,
+        room: &CStr,
+    ) -> io::Result<bool> {
+        let found = self.ended.iter().position(|ended| ended.exec.as_c_str() == exec);
+        let Some(EndedDir { dir, record: file, .. }) = found.and_then(|at| self.ended.remove(at)) else {
+            return Ok(false);
+        };
+        self.put(shelf, (exec, dir, file), record, room)
+    }
+
     /// Takes over the directory of an exec, which is forgotten with that, or gives it back.
     pub(crate) fn take(
         &mut self,
         shelf: &OwnedFd,
         exec: &CStr,
-        dir: OwnedFd,
+        dir: Rc<OwnedFd>,
         record: &CStr,
         room: &CStr,
-    ) -> io::Result<Option<OwnedFd>> {
+    ) -> io::Result<Option<Rc<OwnedFd>>> {
         if self.waiting.len() >= SPARES_MAX {
             return Ok(Some(dir));
         }
@@ -86,16 +122,30 @@ impl SpareDirs {
         if file.metadata()?.len() != limits::RECORD_MAX as u64 {
             return Ok(Some(dir));
         }
+        match self.put(shelf, (exec, dir.clone(), file), record, room)? {
+            true => Ok(None),
+            false => Ok(Some(dir)),
+        }
+    }
+
+    /// False: the directory has its old name.
+    fn put(
+        &mut self,
+        shelf: &OwnedFd,
+        (exec, dir, file): (&CStr, Rc<OwnedFd>, File),
+        record: &CStr,
+        room: &CStr,
+    ) -> io::Result<bool> {
         self.made += 1;
         let name = CString::new(format!("{PREFIX}{}", self.made))?;
         if sys::rename_new(shelf.as_fd(), exec, &name).is_err() {
-            return Ok(Some(dir));
+            return Ok(false);
         }
         match sys::rename_at(dir.as_fd(), record, room) {
-            Ok(()) => self.waiting.push(SpareDir { name, dir: Rc::new(dir), record: file }),
+            Ok(()) => self.waiting.push(SpareDir { name, dir, record: file }),
             Err(_) => remove(shelf, &name)?,
         }
-        Ok(None)
+        Ok(true)
     }
 }
 

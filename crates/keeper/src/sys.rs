@@ -2,10 +2,12 @@
 //!
 //! Owns: the unsafe part of calling the kernel. Never: what to do about an error.
 
-use std::ffi::{CStr, CString, OsStr};
+use std::convert::Infallible;
+use std::ffi::{CStr, CString, OsStr, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::AtomicI32;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -160,6 +162,12 @@ pub(crate) fn become_user(uid: u32) -> io::Result<()> {
     }
 }
 
+/// Keeps this process's memory from others of its user.
+pub(crate) fn hide_memory() -> io::Result<()> {
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) }).map(drop)
+}
+
 pub(crate) fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
     let pid = Pid::from_raw(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
     Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
@@ -228,6 +236,18 @@ pub(crate) fn fork() -> io::Result<i32> {
     check(unsafe { libc::fork() })
 }
 
+/// Forks, and lets the child do what never returns.
+pub(crate) fn with_child(
+    fork: impl FnOnce() -> io::Result<i32>,
+    child: impl FnOnce() -> Infallible,
+) -> io::Result<i32> {
+    let forked = || match fork()? {
+        0 => match child() {},
+        pid => Ok(pid),
+    };
+    forked()
+}
+
 /// As [`fork`], with the child in another cgroup from its first moment. Moving it there later would wait for
 /// every processor.
 pub(crate) fn fork_into(cgroup: RawFd) -> io::Result<i32> {
@@ -241,6 +261,68 @@ pub(crate) fn fork_into(cgroup: RawFd) -> io::Result<i32> {
         libc::syscall(libc::SYS_clone3, &args, size_of::<libc::clone_args>())
     };
     check_long(forked).map(|pid| pid as i32)
+}
+
+/// Whether [`start_sharing`] exists for this kind of processor.
+pub(crate) const CAN_SHARE: bool = cfg!(target_arch = "x86_64");
+
+/// Starts a child, perhaps in another cgroup, that shares this process's memory until its `execve` or its end, and returns then. The
+/// kernel writes its pid to `pid` before its first instruction. The child runs `child` on the stack of this thread, which
+/// waits meanwhile.
+///
+/// # Safety
+/// `given` must be what `child` expects, and stay so. `child` must not leave memory that others use in a state that they
+/// cannot go on with, at whatever instruction it is killed.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn start_sharing(
+    cgroup: Option<RawFd>,
+    pid: &AtomicI32,
+    child: unsafe extern "C" fn(*const c_void) -> !,
+    given: *const c_void,
+) -> io::Result<i32> {
+    let mut result = libc::SYS_clone3;
+    // SAFETY: the structure is plain data of the announced length. Without a stack of its own the child begins beneath the
+    // frame of this function, where nothing is that this thread needs when it goes on, and never returns into it.
+    unsafe {
+        let mut args: libc::clone_args = std::mem::zeroed();
+        let sharing = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PARENT_SETTID;
+        args.flags = sharing as u64;
+        args.exit_signal = libc::SIGCHLD as u64;
+        if let Some(cgroup) = cgroup {
+            args.flags |= CLONE_INTO_CGROUP;
+            args.cgroup = cgroup as u64;
+        }
+        args.parent_tid = pid.as_ptr() as u64;
+        std::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            // The child.
+            "mov rdi, r12",
+            "call r13",
+            "ud2",
+            "2:",
+            inlateout("rax") result,
+            in("rdi") &raw const args,
+            in("rsi") size_of::<libc::clone_args>(),
+            in("r12") given,
+            in("r13") child,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    // The kernel's own way to return an error: the child shares the place where the C library puts it.
+    if result < 0 { Err(io::Error::from_raw_os_error(-result as i32)) } else { Ok(result as i32) }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) unsafe fn start_sharing(
+    _cgroup: Option<RawFd>,
+    _pid: &AtomicI32,
+    _child: unsafe extern "C" fn(*const c_void) -> !,
+    _given: *const c_void,
+) -> io::Result<i32> {
+    Err(io::Error::from_raw_os_error(libc::ENOSYS))
 }
 
 /// Whether this process is a child of ours that was not collected yet.

@@ -5,10 +5,15 @@
 //! keeper or the gate. Owns: that thread. Never: what a child does (see `spawn`).
 
 use std::cell::{OnceCell, RefCell};
+use std::convert::Infallible;
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use crate::child::{self, ChildPlan};
 use crate::landlock::Ruleset;
+use crate::starter::ProgramStarter;
+use crate::sys;
 
 /// Children go on with a copy of this stack, and guardians live on it.
 const STACK_BYTES: usize = 256 * 1024;
@@ -19,6 +24,8 @@ pub(crate) struct ToolThread {
     /// The rules of the domain, until the thread has entered it. None from the start: this kernel has no such domain.
     rules: RefCell<Option<Ruleset>>,
     desk: OnceCell<Arc<ThreadExchange>>,
+    /// A second thread in the same domain.
+    starter: OnceCell<Option<ProgramStarter>>,
 }
 
 /// Where the keeper and the thread meet. Nothing here allocates: a child that was forked while the other thread did could
@@ -55,19 +62,53 @@ unsafe impl Send for ThreadCall {}
 impl ToolThread {
     /// The thread is made with the first tool: an agent that runs none does not pay for it.
     pub(crate) fn new(rules: Option<Ruleset>) -> ToolThread {
-        ToolThread { rules: RefCell::new(rules), desk: OnceCell::new() }
+        ToolThread { rules: RefCell::new(rules), desk: OnceCell::new(), starter: OnceCell::new() }
     }
 
-    /// Calls `fork` on the thread, or on the caller's where there is no such domain. In the child `fork` never returns.
-    pub(crate) fn fork(&self, fork: impl FnOnce() -> io::Result<i32>) -> io::Result<i32> {
-        let Some(desk) = self.desk()? else { return fork() };
-        let (mut fork, mut forked) = (Some(fork), None);
-        let mut call = || forked = fork.take().map(|fork| fork());
+    /// Starts a child in this cgroup. The program of one that shares memory is in its domain as any other.
+    pub(crate) fn start(&self, cgroup: RawFd, plan: Box<ChildPlan>) -> io::Result<i32> {
+        let plan = match self.starter()? {
+            Some(starter) => match starter.start(cgroup, plan) {
+                Ok(started) => return started,
+                Err(plan) => plan,
+            },
+            None => plan,
+        };
+        self.fork(|| sys::fork_into(cgroup), || child::run(&plan))
+    }
+
+    /// None where there is no such domain, or no such way to start a child.
+    fn starter(&self) -> io::Result<Option<&ProgramStarter>> {
+        if let Some(starter) = self.starter.get() {
+            return Ok(starter.as_ref());
+        }
+        if self.desk()?.is_none() || !sys::CAN_SHARE || leaves_memory_open() {
+            return Ok(self.starter.get_or_init(|| None).as_ref());
+        }
+        // Should there be no room for a thread now, there may be when the next tool starts.
+        let starter = self.call(ProgramStarter::new)??;
+        Ok(self.starter.get_or_init(|| Some(starter)).as_ref())
+    }
+
+    /// Forks on the thread, or on the caller's where there is no such domain.
+    pub(crate) fn fork(
+        &self,
+        fork: impl FnOnce() -> io::Result<i32>,
+        child: impl FnOnce() -> Infallible,
+    ) -> io::Result<i32> {
+        self.call(|| sys::with_child(fork, child))?
+    }
+
+    /// Calls this on the thread, or on the caller's where there is no such domain.
+    fn call<T>(&self, call: impl FnOnce() -> T) -> io::Result<T> {
+        let Some(desk) = self.desk()? else { return Ok(call()) };
+        let (mut wanted, mut returned) = (Some(call), None);
+        let mut call = || returned = wanted.take().map(|call| call());
         let call: &mut dyn FnMut() = &mut call;
         // SAFETY: only the lifetime is changed, and what is borrowed outlives the call, whose end is waited for.
         let call = unsafe { std::mem::transmute::<&mut dyn FnMut(), *mut (dyn FnMut() + 'static)>(call) };
         desk.ask(ThreadCall(call))?;
-        forked.unwrap_or_else(|| Err(gone()))
+        returned.ok_or_else(gone)
     }
 
     fn desk(&self) -> io::Result<Option<&ThreadExchange>> {
@@ -155,6 +196,13 @@ impl Drop for ThreadExitGuard {
     }
 }
 
+/// Whether the host makes the memory of processes that changed their user open to others, which a child that shares the
+/// keeper's memory must not.
+fn leaves_memory_open() -> bool {
+    let setting = std::fs::read_to_string("/proc/sys/fs/suid_dumpable");
+    setting.map_or(true, |setting| setting.trim() == "1")
+}
+
 fn gone() -> io::Error {
     io::Error::other("the thread that starts tools is gone")
 }
@@ -190,7 +238,6 @@ fn start(rules: Ruleset) -> io::Result<Arc<ThreadExchange>> {
 mod tests {
     use super::*;
     use crate::landlock;
-    use crate::sys;
 
     /// A child that ends with what `child` returns.
     fn fork(child: impl FnOnce() -> i32) -> io::Result<i32> {
@@ -198,6 +245,13 @@ mod tests {
             // SAFETY: ends the child at once.
             0 => unsafe { libc::_exit(child()) },
             pid => Ok(pid),
+        }
+    }
+
+    impl ToolThread {
+        fn fork_test(&self, child: impl FnOnce() -> i32) -> io::Result<i32> {
+            // SAFETY: ends the child at once.
+            self.fork(sys::fork, || unsafe { libc::_exit(child()) })
         }
     }
 
@@ -217,7 +271,7 @@ mod tests {
     fn what_it_forks_can_signal_each_other_and_nobody_else() {
         let Ok(Some(rules)) = landlock::tools_scope() else {
             // This kernel cannot keep them apart: they are forked as everything else.
-            assert_eq!(end_of(ToolThread::default().fork(|| fork(|| 7)).unwrap()), 7);
+            assert_eq!(end_of(ToolThread::default().fork_test(|| 7).unwrap()), 7);
             return;
         };
         // In a child, because the rules require that no privileges can be gained.
@@ -225,15 +279,11 @@ mod tests {
             // SAFETY: no memory is passed.
             unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
             let tools = ToolThread::new(Some(rules));
-            let (Ok(runtime), Ok(tool)) = (fork(waits), tools.fork(|| fork(waits))) else { return 1 };
+            let (Ok(runtime), Ok(tool)) = (fork(waits), tools.fork_test(waits)) else { return 1 };
             let keeper = std::process::id().cast_signed();
             let reaches = |pid: i32| sys::kill(pid, 0).is_ok();
-            let tried = tools.fork(|| {
-                fork(|| {
-                    i32::from(reaches(tool))
-                        | i32::from(reaches(runtime)) << 1
-                        | i32::from(reaches(keeper)) << 2
-                })
+            let tried = tools.fork_test(|| {
+                i32::from(reaches(tool)) | i32::from(reaches(runtime)) << 1 | i32::from(reaches(keeper)) << 2
             });
             let reached = tried.map_or(99, end_of);
             let own = reaches(tool) && reaches(runtime);

@@ -82,7 +82,7 @@ impl Keeper {
     /// The runtime sent or received something, so it may be working.
     pub(crate) fn runtime_works(&mut self, now: Instant) {
         let limits = &self.confined.bounds.limits;
-        if limits.memory_bytes.is_some() && self.confined.bounds.oom_kills().is_none() {
+        if limits.memory_bytes.is_some() && !self.confined.bounds.counts_oom_kills() {
             self.watch.runtime_at = Some(now);
             self.watch.at.get_or_insert(now + LOOK_SELDOM);
         }
@@ -117,7 +117,7 @@ impl Keeper {
     /// Whether processes have to be added up, for want of a cgroup that does.
     fn needs_loads(&self) -> bool {
         let (bounds, limits) = (&self.confined.bounds, &self.confined.bounds.limits);
-        let memory = limits.memory_bytes.is_some() && bounds.oom_kills().is_none();
+        let memory = limits.memory_bytes.is_some() && !bounds.counts_oom_kills();
         let pids = limits.pids.is_some() && bounds.refused_forks().is_none();
         let cpu = limits.cpu_ms.is_some() && self.confined.groups.is_none();
         self.confined.proc_is_ours && (memory || pids || cpu)

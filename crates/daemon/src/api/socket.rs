@@ -30,6 +30,8 @@ use crate::view;
 
 /// Messages that may wait for a slow client: then its followers wait, as cursors, and its calls do.
 const OUTBOX_MAX: usize = 64;
+/// What is collected of waiting messages until it is written. Nothing stays in it: each round ends with a flush.
+const WRITE_BUFFER_BYTES: usize = 8 << 10;
 /// Calls of one connection at the same time.
 const CALLS_MAX: u32 = 64;
 /// How long a peer may take to read the final messages.
@@ -45,7 +47,7 @@ pub(super) async fn upgrade(
     upgrade
         .max_message_size(REQUEST_BYTES_MAX)
         .max_frame_size(REQUEST_BYTES_MAX)
-        .write_buffer_size(0)
+        .write_buffer_size(WRITE_BUFFER_BYTES)
         .on_upgrade(move |socket| serve(api, who, socket))
 }
 
@@ -108,14 +110,14 @@ impl SocketWriter {
                 next = self.waiting.recv() => next,
             };
             let Some(message) = next else { break };
-            // The current message is sent, unless the peer does not take it.
+            // The messages that wait are sent, unless the peer does not take them.
             let late = async {
                 self.closing.cancelled().await;
                 tokio::time::sleep(GOODBYE_WITHIN).await;
             };
             let sent = tokio::select! {
                 () = late => break,
-                sent = self.sink.send(message) => sent,
+                sent = Self::send_all(&mut self.sink, &mut self.waiting, message) => sent,
             };
             if sent.is_err() {
                 break;
@@ -124,6 +126,20 @@ impl SocketWriter {
         self.closing.cancel();
         // A peer that is gone, or takes nothing, gets no goodbye.
         drop(tokio::time::timeout(GOODBYE_WITHIN, self.last_word()).await);
+    }
+
+    /// Sends a message with those that wait behind it: one call to the kernel for all of them.
+    async fn send_all(
+        sink: &mut SplitSink<WebSocket, Message>,
+        waiting: &mut mpsc::Receiver<Message>,
+        first: Message,
+    ) -> Result<(), axum::Error> {
+        sink.feed(first).await?;
+        for _ in 1..OUTBOX_MAX {
+            let Ok(next) = waiting.try_recv() else { break };
+            sink.feed(next).await?;
+        }
+        sink.flush().await
     }
 
     async fn last_word(&mut self) -> Result<(), axum::Error> {
