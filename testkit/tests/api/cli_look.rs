@@ -313,6 +313,6 @@ async fn secrets_of_an_image_and_kinds_that_are_none_are_not_shown() {
     assert!(!out.contains("\\\"4"), "{out}");
     let (code, out, err) = world.cli(&["events", "--kind", "nosuchkind"]);
     let expected = "error: there are no events of the kind `nosuchkind`\n\n\
-        hint: the families are agent, daemon, job, lineage, session, turn, work\n";
+        hint: the families are agent, daemon, exec, job, lineage, sandbox, session, turn, work\n";
     assert_eq!((code, out.as_str(), err.as_str()), (2, "", expected));
 }
