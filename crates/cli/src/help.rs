@@ -236,7 +236,7 @@ mod tests {
             hint("lodge session exprot x").as_deref(),
             Some("did you mean `lodge session export`? `lodge session --help` lists the commands")
         );
-        assert_eq!(hint("lodge dance").as_deref(), Some("`lodge --help` lists the commands"));
+        assert_eq!(hint("lodge xyzzy").as_deref(), Some("`lodge --help` lists the commands"));
         assert!(hint("lodge help dance").is_some_and(|hint| hint.starts_with("topics are `agentfile`, ")));
     }
 }

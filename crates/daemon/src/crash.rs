@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lodge_core::quarantine::WorkKind;
 
-/// Every point, in the order of the one path.
+/// Every point that `lodge selftest` visits, in the order of the one path.
 pub const POINTS: &[&str] = &[
     "after_lock",
     "after_load",
@@ -38,6 +38,15 @@ pub const POINTS: &[&str] = &[
     "after_archive",
     "after_release",
     "before_job_forget",
+    "after_image_kept",
+    "during_pull",
+    "after_pulled",
+    "during_start",
+    "during_stop",
+];
+
+/// The points in the work of standalone sandboxes, which tests of sandboxes visit.
+pub const SANDBOX_POINTS: &[&str] = &[
     "after_sandbox",
     "after_exec",
     "before_exec_start",
@@ -45,11 +54,6 @@ pub const POINTS: &[&str] = &[
     "during_exec",
     "before_exec_end",
     "after_exec_end",
-    "after_image_kept",
-    "during_pull",
-    "after_pulled",
-    "during_start",
-    "during_stop",
 ];
 
 struct CrashPlan {
