@@ -422,11 +422,11 @@ async fn names_are_completed_from_the_daemon_and_none_is_started_for_that() {
     let lodge = lodge_testkit::lodge::bin("lodge");
     let ask = format!(
         "{script}\nlodge() {{ {} \"$@\"; }}\ncomplete() {{ :; }}\n\
-         COMP_WORDS=(lodge prompt co) COMP_CWORD=2\n_lodge_names lodge co prompt\necho \"${{COMPREPLY[@]}}\"\n\
-         COMP_WORDS=(lodge session show \"\") COMP_CWORD=3\n_lodge_names lodge \"\" show\necho \"${{COMPREPLY[@]}}\"\n\
-         COMP_WORDS=(lodge turn attach \"\") COMP_CWORD=3\n_lodge_names lodge \"\" attach\necho \"${{COMPREPLY[@]}}\"\n\
-         COMP_WORDS=(lodge turn attach --agent \"\") COMP_CWORD=4\n_lodge_names lodge \"\" --agent\necho \"${{COMPREPLY[@]}}\"\n\
-         COMP_WORDS=(lodge help \"\") COMP_CWORD=2\n_lodge_names lodge \"\" help\necho \"${{COMPREPLY[@]}}\"\n",
+         COMP_WORDS=(lodge prompt co) COMP_CWORD=2\n_lodge_names lodge co prompt\nprintf '%s\\n' \"${{COMPREPLY[*]}}\"\n\
+         COMP_WORDS=(lodge session show \"\") COMP_CWORD=3\n_lodge_names lodge \"\" show\nprintf '%s\\n' \"${{COMPREPLY[*]}}\"\n\
+         COMP_WORDS=(lodge turn attach \"\") COMP_CWORD=3\n_lodge_names lodge \"\" attach\nprintf '%s\\n' \"${{COMPREPLY[*]}}\"\n\
+         COMP_WORDS=(lodge turn attach --agent \"\") COMP_CWORD=4\n_lodge_names lodge \"\" --agent\nprintf '%s\\n' \"${{COMPREPLY[*]}}\"\n\
+         COMP_WORDS=(lodge help \"\") COMP_CWORD=2\n_lodge_names lodge \"\" help\nprintf '%s\\n' \"${{COMPREPLY[*]}}\"\n",
         lodge.display()
     );
     let mut bash = std::process::Command::new("bash");
