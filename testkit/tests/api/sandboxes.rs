@@ -401,7 +401,7 @@ async fn the_command_line_runs_programs_and_exits_as_they_do() {
     let listed = world.cli_json(&["--json", "sandbox", "ls"]);
     assert_eq!((id(&listed[0]), &listed[0]["status"]), ("box-1", &json!("ready")));
     let text = world.lodge.cli_ok(["sandbox", "get", "box-1"]);
-    for said in ["say (host:echo)", "WHO=box", ":/workspace/shared:ro", "team=web", "network    none"] {
+    for said in ["say (host:echo)", "WHO=box", ":/workspace/shared:ro", "team=web", "network     none"] {
         assert!(text.contains(said), "{said}: {text}");
     }
     assert_eq!(world.cli(&["sandbox", "stop", "box-1"]), (0, "box-1\n".into(), String::new()));
