@@ -230,7 +230,7 @@ async fn get(context: &CommandContext, sandboxes: Vec<String>) -> Result<(), Com
 
 /// Everything about it.
 fn detail(view: &SandboxView) -> String {
-    let joined = |lines: Vec<String>| lines.join("\n            ");
+    let joined = |lines: Vec<String>| lines.join(", ");
     let missing: Vec<String> = view
         .isolation
         .iter()
