@@ -10,7 +10,7 @@ use crate::images::NetworkView;
 
 params! {
     pub struct SandboxCreateParams {
-        /// An id of your own: 4 to 64 of `A-Z a-z 0-9 _ -`. It is reserved for ever, also after the sandbox was deleted.
+        /// An id of your own: 4 to 64 of `A-Z a-z 0-9 _ -`. It is never used again, even after the sandbox is deleted.
         id: Option<String>,
         /// Needs the docker executor.
         image: Option<String>,
@@ -53,7 +53,7 @@ params! {
     pub struct ExecRunParams {
         /// By id or unique id prefix.
         sandbox: String,
-        /// An id of your own, reserved for ever.
+        /// An id of your own. It is never used again.
         id: Option<String>,
         /// The program, by its name in the sandbox or its path there, and its arguments.
         command: Vec<String>,

@@ -564,7 +564,7 @@ fn turns_whose_time_ended_while_the_daemon_was_away_wait_for_the_attempt_of_one(
     assert_eq!(
         world.engine.turns.keys().collect::<Vec<_>>(),
         [tries],
-        "they wait for one attempt, not for ever"
+        "they wait for one attempt, and no longer"
     );
 }
 

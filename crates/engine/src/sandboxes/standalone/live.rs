@@ -161,7 +161,7 @@ impl Engine {
             SandboxLookup::Unreadable => return self.step.refuse(caller.ticket, Refusal::Unread),
         };
         if let Some(fact) = fact
-            // Another command may have brought it meanwhile, and changed it.
+            // Another command may have loaded it meanwhile, and changed it.
             && !self.standalones.sandboxes.contains_key(&fact.row.id)
         {
             self.streams.insert(fact.row.id.to_string(), StreamHead { head: fact.head, seq: 0 });
